@@ -1,0 +1,84 @@
+//===- MoEAttrs.td - Typed attributes of the moe dialect -*- tablegen -*-===//
+
+#ifndef MOE_DIALECT_MOE_IR_MOEATTRS_TD
+#define MOE_DIALECT_MOE_IR_MOEATTRS_TD
+
+include "mlir/IR/EnumAttr.td"
+include "MoE/Dialect/MoE/IR/MoEBase.td"
+
+class MoE_I32Enum<string name, string summary, list<I32EnumAttrCase> cases>
+    : I32EnumAttr<name, summary, cases> {
+  let cppNamespace = "::mlir::moe";
+  let genSpecializedAttr = 0;
+}
+class MoE_EnumAttr<I32EnumAttr enum, string mnemonic>
+    : EnumAttr<MoE_Dialect, enum, mnemonic> {
+  let assemblyFormat = "`<` $value `>`";
+}
+
+def MoE_ScoreKind : MoE_I32Enum<"ScoreKind", "what the scores of a selection are", [
+  I32EnumAttrCase<"Logits", 0, "logits">,
+  I32EnumAttrCase<"Probs", 1, "probs">,
+]>;
+def MoE_ScoreKindAttr : MoE_EnumAttr<MoE_ScoreKind, "score_kind">;
+
+def MoE_ScoreFunction : MoE_I32Enum<"ScoreFunction", "logits to scores", [
+  I32EnumAttrCase<"Softmax", 0, "softmax">,
+  I32EnumAttrCase<"Sigmoid", 1, "sigmoid">,
+  I32EnumAttrCase<"SqrtSoftplus", 2, "sqrtsoftplus">,
+  I32EnumAttrCase<"None", 3, "none">,
+]>;
+def MoE_ScoreFunctionAttr : MoE_EnumAttr<MoE_ScoreFunction, "score_function">;
+
+def MoE_GroupScore : MoE_I32Enum<"GroupScore", "the value of a group of experts", [
+  I32EnumAttrCase<"Top2Sum", 0, "top2_sum">,
+  I32EnumAttrCase<"Max", 1, "max">,
+]>;
+def MoE_GroupScoreAttr : MoE_EnumAttr<MoE_GroupScore, "group_score">;
+
+def MoE_Restrict : MoE_I32Enum<"Restrict", "which keys a query may mix", [
+  I32EnumAttrCase<"All", 0, "all">,
+  I32EnumAttrCase<"Entropy", 1, "entropy">,
+]>;
+def MoE_RestrictAttr : MoE_EnumAttr<MoE_Restrict, "restrict">;
+
+def MoE_Precision : MoE_I32Enum<"Precision", "how products of activations are formed", [
+  I32EnumAttrCase<"IEEE", 0, "ieee">,
+  I32EnumAttrCase<"TF32", 1, "tf32">,
+]>;
+def MoE_PrecisionAttr : MoE_EnumAttr<MoE_Precision, "precision">;
+
+def MoE_HeadMode : MoE_I32Enum<"HeadMode", "which attention heads take part", [
+  I32EnumAttrCase<"MinEntropy", 0, "min_entropy">,
+  I32EnumAttrCase<"All", 1, "all">,
+  I32EnumAttrCase<"Fixed", 2, "fixed">,
+]>;
+def MoE_HeadModeAttr : MoE_EnumAttr<MoE_HeadMode, "head_mode">;
+
+def MoE_HeadScope : MoE_I32Enum<"HeadScope", "the rows whose mean entropy chooses the head", [
+  I32EnumAttrCase<"Sequence", 0, "sequence">,
+  I32EnumAttrCase<"Batch", 1, "batch">,
+]>;
+def MoE_HeadScopeAttr : MoE_EnumAttr<MoE_HeadScope, "head_scope">;
+
+def MoE_DispersionMeasure : MoE_I32Enum<"DispersionMeasure", "how far a cluster's rows lie apart", [
+  I32EnumAttrCase<"Mad", 0, "mad">,
+  I32EnumAttrCase<"Variance", 1, "variance">,
+  I32EnumAttrCase<"Pairwise", 2, "pairwise">,
+]>;
+def MoE_DispersionMeasureAttr : MoE_EnumAttr<MoE_DispersionMeasure, "dispersion_measure">;
+
+def MoE_AdjacencyNorm : MoE_I32Enum<"AdjacencyNorm", "how co-selection counts become weights", [
+  I32EnumAttrCase<"Row", 0, "row">,
+  I32EnumAttrCase<"Col", 1, "col">,
+  I32EnumAttrCase<"Eq7", 2, "eq7">,
+]>;
+def MoE_AdjacencyNormAttr : MoE_EnumAttr<MoE_AdjacencyNorm, "adjacency_norm">;
+
+def MoE_ColdStart : MoE_I32Enum<"ColdStart", "what an adjacency of zeros means", [
+  I32EnumAttrCase<"Literal", 0, "literal">,
+  I32EnumAttrCase<"Base", 1, "base">,
+]>;
+def MoE_ColdStartAttr : MoE_EnumAttr<MoE_ColdStart, "cold_start">;
+
+#endif // MOE_DIALECT_MOE_IR_MOEATTRS_TD
