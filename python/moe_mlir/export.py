@@ -1,5 +1,6 @@
 """moe_mlir.export: a torch model as an MLIR module."""
 
+import inspect
 import os
 from dataclasses import dataclass, field
 
@@ -99,7 +100,19 @@ def trace(model, args, kwargs=None, dynamic_tokens=True):
     with torch.fx.experimental._config.patch(backed_size_oblivious=True), torch.no_grad():
         program = torch.export.export(_Inputs(model, leaves, spec), tuple(tensors),
                                       dynamic_shapes=shapes)
-        return program.run_decompositions(), spec, leaves
+        return decompose(program), spec, leaves
+
+
+def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Core ATen, but with linear layers and matmuls whole.
+
+    Decomposed, both hide behind flattened views and expanded copies; whole,
+    they are one contraction at the rank that the model wrote.
+    """
+    table = torch.export.default_decompositions()
+    for operator in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default):
+        table.pop(operator, None)
+    return program.run_decompositions(table)
 
 
 def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
@@ -115,34 +128,40 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
         ImportFailed: every unsupported operation, with its lines.
     """
     if isinstance(model, torch.export.ExportedProgram):
-        program = model.run_decompositions()
+        program = decompose(model)
         spec, leaves = program.call_spec.in_spec, None
     else:
         program, spec, leaves = trace(model, args, kwargs, dynamic_tokens)
     raise_routing(program.graph_module)
-    imported = import_program(program)
+    names = _input_names(model, spec, leaves)
+    imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
     constants = {} if leaves is None else {
         i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
-    state = {a.name: _state_tensor(program, a.name) for a in imported.arguments
-             if a.kind == "state"}
-    return Module(_without_prefix(imported), {_plain(n): t for n, t in state.items()}, spec,
-                  program.call_spec.out_spec, constants)
+    return Module(imported, _state(program), spec, program.call_spec.out_spec, constants)
 
 
-def _state_tensor(program, name):
-    if name in program.state_dict:
-        return program.state_dict[name]
-    return program.constants[name]
+def _state(program) -> dict:
+    """The program's parameters, buffers and constants by the names that users know."""
+    tensors = {**program.constants, **program.state_dict}
+    return {_plain(n): t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
 
 
 def _plain(name: str) -> str:
     return name.removeprefix(_PREFIX)
 
 
-def _without_prefix(imported: ImportedProgram) -> ImportedProgram:
-    from dataclasses import replace
-    return replace(
-        imported,
-        text=imported.text.replace(f'moe.name = "{_PREFIX}', 'moe.name = "'),
-        arguments=tuple(replace(a, name=_plain(a.name)) for a in imported.arguments),
-        results=tuple(replace(r, name=_plain(r.name)) for r in imported.results))
+def _input_names(model, spec, leaves) -> dict:
+    """torch's names of the flat tensor inputs -> the forward's parameter names."""
+    if leaves is None:
+        return {}
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    try:
+        bound = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except TypeError:
+        return {}
+    names = {}
+    for path, leaf in pytree.tree_flatten_with_path(bound)[0]:
+        if isinstance(leaf, torch.Tensor):
+            text = pytree.keystr(path).replace("']['", ".").strip("[]'")
+            names[f"tensors_{len(names)}"] = text.removeprefix("kwargs.")
+    return names

@@ -13,9 +13,9 @@ def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
         args: example inputs, as a tuple.
         kwargs: example keyword inputs.
     """
-    from ..export import trace
+    from ..export import decompose, trace
     if isinstance(model, torch.export.ExportedProgram):
-        program = model.run_decompositions()
+        program = decompose(model)
     else:
         program, _, _ = trace(model, args, kwargs)
     return [site.describe() for site in find_routers(program.graph)]

@@ -98,6 +98,7 @@ class FunctionBuilder:
         self.location = "loc(unknown)"
         self._entry: list[str] = []
         self._lines: list[str] = []
+        self._indent = "  "
         self._next = 0
         self._constants: dict[tuple[str, str], str] = {}
         self._dims: dict[sympy.Expr, str] = {}
@@ -109,7 +110,7 @@ class FunctionBuilder:
         return f"%{self._next - 1}"
 
     def line(self, text: str) -> None:
-        self._lines.append(f"{text} {self.location}")
+        self._lines.append(f"{self._indent}{text} {self.location}")
 
     def op(self, text: str) -> str:
         """One operation with one result."""
@@ -129,13 +130,15 @@ class FunctionBuilder:
     @contextmanager
     def region(self, head: str, result: str | None = None, tail: str = ""):
         """`result = head { ... } tail`; the body is written inside the with."""
-        self._lines.append((f"{result} = " if result else "") + head + " {")
+        self._lines.append(self._indent + (f"{result} = " if result else "") + head + " {")
+        self._indent += "  "
         yield
+        self._indent = self._indent[2:]
         self.line("}" + (f" {tail}" if tail else ""))
 
     def _entry_op(self, text: str) -> str:
         name = self.fresh()
-        self._entry.append(f"{name} = {text} loc(unknown)")
+        self._entry.append(f"  {name} = {text} loc(unknown)")
         return name
 
     # ---- arguments, dimensions, constants ---------------------------------
@@ -222,7 +225,7 @@ class FunctionBuilder:
                 f"{ins} outs({init.name} : {init.type})")
         with self.region(head, result, f"-> {init.type}"):
             block = ", ".join(f"{s}: {e} {self.location}" for s, e in zip(scalars, elements))
-            self._lines.append(f"^bb0({block}):")
+            self._lines.append(f"{self._indent[2:]}^bb0({block}):")
             self.line(f"linalg.yield {body(*scalars)} : {init.element}")
         return Value(result, init.shape, init.element)
 
@@ -250,7 +253,7 @@ class FunctionBuilder:
                                   for v, label in self.arguments)
         types = ", ".join(r.type for r in results)
         names = ", ".join(r.name for r in results)
-        body = "\n".join("  " + line for line in self._entry + self._lines)
+        body = "\n".join(self._entry + self._lines)
         return (f"func.func @{self.name}(\n    {arguments})\n    -> ({types}) {{\n{body}\n"
                 f"  return {names}{' : ' + types if results else ''}\n}}\n")
 

@@ -69,8 +69,7 @@ def _if_valid(builder, expert: str, element: str, carried: list[Value], body) ->
     name = builder.fresh()
     count = len(carried)
     with builder.region(f"scf.if {valid} -> ({types})", name if count == 1 else f"{name}:{count}",
-                        "else {\n    scf.yield "
-                        f"{', '.join(v.name for v in carried)} : {types}\n  }}"):
+                        f"else {{ scf.yield {', '.join(v.name for v in carried)} : {types} }}"):
         changed = body(_as_index(builder, expert, element))
         builder.line(f"scf.yield {', '.join(v.name for v in changed)} : {types}")
     names = [name] if count == 1 else [f"{name}#{i}" for i in range(count)]

@@ -1,4 +1,4 @@
-"""Contractions: mm, bmm, addmm, and their fusions with permuted operands."""
+"""Contractions: linear, matmul, mm, bmm, addmm; permuted operands are read in place."""
 
 import torch
 
@@ -70,21 +70,58 @@ def _addmm(context, node, arguments):
     batched = node.target is aten.baddbmm.default
     left, right = ((arguments.batch1, arguments.batch2) if batched
                    else (arguments.mat1, arguments.mat2))
-    builder, shape = context.builder, context.shape(node)
-    wide = accumulator(context.element(node))
-    raw = context.raw(arguments.self)
-    if isinstance(raw, Splat):
-        init = builder.fill(builder.convert(raw.scalar, raw.element, wide), shape, wide)
-    else:
-        bias = context.operand(arguments.self)
-        init = builder.map([bias], shape, wide, lambda x: builder.convert(x, bias.element, wide))
+    shape, wide = context.shape(node), accumulator(context.element(node))
+    init = _widened_bias(context, arguments.self, shape, wide)
     return matmul(context, context.operand(left), context.operand(right), shape,
                   context.element(node), init)
 
 
+def _widened_bias(context, node, shape, wide):
+    """A bias broadcast to the result: the products are added onto it."""
+    builder, raw = context.builder, context.raw(node)
+    if isinstance(raw, Splat):
+        return builder.fill(builder.convert(raw.scalar, raw.element, wide), shape, wide)
+    bias = context.operand(node)
+    return builder.map([bias], shape, wide, lambda x: builder.convert(x, bias.element, wide))
+
+
 @imports(aten.linear.default)
 def _linear(context, node, arguments):
-    raise Unsupported("a linear layer that was not decomposed; call run_decompositions()")
+    """x @ weight.T + bias at x's own rank: no reshapes, no transposed weight."""
+    builder, shape, element = context.builder, context.shape(node), context.element(node)
+    wide = accumulator(element)
+    if arguments.bias is None:
+        init = builder.fill(builder.constant(0, wide), shape, wide)
+    else:
+        init = _widened_bias(context, arguments.bias, shape, wide)
+    rank = len(shape)
+    loops = [f"d{i}" for i in range(rank + 1)]
+    tokens, feature, width = loops[:rank - 1], loops[rank - 1], loops[rank]
+    total = contract(builder, context.operand(arguments.input), context.operand(arguments.weight),
+                     init, [*tokens, width], [feature, width], [*tokens, feature], rank + 1)
+    return round_to(builder, total, element)
+
+
+@imports(aten.matmul.default)
+def _matmul(context, node, arguments):
+    """Batched products of any rank; batch dimensions of size 1 are read again."""
+    builder, shape, element = context.builder, context.shape(node), context.element(node)
+    left, right = context.operand(arguments.self), context.operand(arguments.other)
+    if len(left.shape) < 2 or len(right.shape) < 2:
+        raise Unsupported("an operand with 1 dim; use torch.mv or unsqueeze it")
+    batch = len(shape) - 2
+    m, n, k = f"d{batch}", f"d{batch + 1}", f"d{batch + 2}"
+
+    def batches(operand):
+        own = operand.shape[:-2]
+        loops = [f"d{batch - len(own) + i}" for i in range(len(own))]
+        return ["0" if size == 1 and shape[batch - len(own) + i] != 1 else loop
+                for i, (size, loop) in enumerate(zip(own, loops))]
+    wide = accumulator(element)
+    init = builder.fill(builder.constant(0, wide), shape, wide)
+    total = contract(builder, left, right, init, [*batches(left), m, k], [*batches(right), k, n],
+                     [f"d{i}" for i in range(batch + 2)], batch + 3)
+    return round_to(builder, total, element)
 
 
 @imports(aten.mv.default)

@@ -52,19 +52,20 @@ class ImportedProgram:
     outputs: tuple
 
 
-def import_program(program: torch.export.ExportedProgram, function: str = "main"):
+def import_program(program: torch.export.ExportedProgram, function: str = "main", label=str):
     """Writes a decomposed program as one public function over tensors.
 
-    Parameters and buffers become arguments, in front of the inputs. Raises
+    Parameters and buffers become arguments, in front of the inputs; `label`
+    maps torch's names of arguments to the names that users know. Raises
     ImportFailed with every unsupported operation and its lines.
     """
     context = Context(function)
-    arguments = _add_arguments(context, program)
+    arguments = _add_arguments(context, program, label)
     for node in program.graph.nodes:
         if node.op == "call_function":
             context.run(node)
     context.check()
-    results, outputs, values = _collect_results(context, program)
+    results, outputs, values = _collect_results(context, program, label)
     context.builder.location = "loc(unknown)"
     text = context.builder.finish(values)
     symbols = _symbols(arguments)
@@ -74,7 +75,7 @@ def import_program(program: torch.export.ExportedProgram, function: str = "main"
                            tuple(results), symbols, tuple(outputs))
 
 
-def _add_arguments(context, program):
+def _add_arguments(context, program, label):
     arguments = []
     for node, spec in zip(_placeholders(program), program.graph_signature.input_specs):
         if not isinstance(node.meta.get("val"), torch.Tensor):
@@ -83,7 +84,7 @@ def _add_arguments(context, program):
         if not state and spec.kind is not InputKind.USER_INPUT:
             raise TypeError(f"expected parameters, buffers, constants and tensors as inputs of the "
                             f"program, found {spec.kind.name} '{node.name}'")
-        name = spec.target if state else node.name
+        name = label(spec.target if state else node.name)
         try:
             context.argument(node, name)
         except Unsupported as problem:
@@ -112,7 +113,7 @@ _MUTATIONS = {OutputKind.BUFFER_MUTATION: "state", OutputKind.USER_INPUT_MUTATIO
               OutputKind.PARAMETER_MUTATION: "state"}
 
 
-def _collect_results(context, program):
+def _collect_results(context, program, label):
     """Results of the function, the model's flat outputs in terms of them, their values."""
     results, outputs, values = [], [], []
     node = next(n for n in program.graph.nodes if n.op == "output")
@@ -128,7 +129,7 @@ def _collect_results(context, program):
             kind, name = "output", output.name
             outputs.append(("result", len(results)))
         elif spec.kind in _MUTATIONS:
-            kind, name = _MUTATIONS[spec.kind], spec.target
+            kind, name = _MUTATIONS[spec.kind], label(spec.target)
         else:
             raise TypeError(f"expected outputs and mutations, found {spec.kind.name}")
         value: Value = context.value(output)

@@ -302,10 +302,13 @@ def _cumsum(context, node, arguments):
     with builder.region(head, f"{names}:2"):
         piece = extract_slice(builder, source, offsets, row, [1] * len(shape), row)
         current = Value(so_far, tuple(row), element)
-        summed = builder.map(
-            [Operand.of(current), Operand.of(piece)], row, element,
-            lambda t, x: builder.op(f"arith.{op} {t}, "
-                                    f"{builder.convert(x, source.element, element)} : {element}"))
+        # Written over the carried sum, which keeps the loop in place.
+        loops = [f"d{i}" for i in range(len(row))]
+        summed = builder.generic(
+            len(row), [(piece, loops)], current, loops,
+            lambda x, t: builder.op(f"arith.{op} {t}, "
+                                    f"{builder.convert(x, source.element, element)} : {element}"),
+            set(range(len(row))))
         at = ", ".join(str(o) for o in offsets)
         sizes = ", ".join(builder.size(d) for d in row)
         ones = ", ".join("1" for _ in shape)
@@ -313,3 +316,22 @@ def _cumsum(context, node, arguments):
                           f"[{ones}] : {summed.type} into {result.type}")
         builder.line(f"scf.yield {summed.name}, {into} : {types}")
     return Value(f"{names}#1", shape, element)
+
+
+@imports(aten.linalg_vector_norm.default)
+def _vector_norm(context, node, arguments):
+    """The square root of the sum of squares."""
+    if arguments.ord != 2:
+        raise Unsupported(f"order {arguments.ord}; 2 is supported")
+    builder, operand, element = context.builder, context.operand(arguments.self), \
+        context.element(node)
+    wide = compute_element(element)
+    dims = _dims(arguments.dim, len(operand.shape))
+
+    def square(x, total):
+        product = builder.op(f"arith.mulf {x}, {x} : {wide}")
+        return builder.op(f"arith.addf {total}, {product} : {wide}")
+    total = reduce(builder, operand, dims, wide, 0, square)
+    norm = builder.map([Operand.of(total)], total.shape, wide,
+                       lambda x: builder.op(f"math.sqrt {x} : {wide}"))
+    return _kept(context, node, round_to(builder, norm, element))

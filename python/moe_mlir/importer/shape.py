@@ -41,6 +41,8 @@ def reshape(builder, value: Value, target) -> Value:
     middle = [_product(value.shape[i] for i in source) for source, _ in groups]
     if any(len(source) > 1 for source, _ in groups):
         value = _reassociate(builder, "collapse_shape", value, [s for s, _ in groups], middle)
+    if any(sum(not isinstance(target[j], int) for j in result) > 1 for _, result in groups):
+        return _reshape_by_sizes(builder, value, target)
     if any(len(result) > 1 for _, result in groups):
         value = _reassociate(builder, "expand_shape", value, [r for _, r in groups], target)
     return Value(value.name, target, value.element)
@@ -112,6 +114,20 @@ def _reassociate(builder, op, value, groups, shape) -> Value:
     return builder.tensor(
         f"tensor.{op} {value.name} [{lists}]{sizes} : {value.type} into {result}",
         shape, value.element)
+
+
+def _reshape_by_sizes(builder, value: Value, target) -> Value:
+    """Splits a dimension into several unknown ones.
+
+    memref.expand_shape, which tensor.expand_shape becomes, is lowered upstream
+    for one unknown size a group only; the sizes as a tensor know no such limit.
+    """
+    sizes = ", ".join(builder.index(d) for d in target)
+    sizes_type = f"tensor<{len(target)}xindex>"
+    vector = builder.op(f"tensor.from_elements {sizes} : {sizes_type}")
+    return builder.tensor(
+        f"tensor.reshape {value.name}({vector}) : ({value.type}, {sizes_type}) -> "
+        f"{tensor_type(target, value.element)}", target, value.element)
 
 
 def _reshape_scalar(builder, value, target) -> Value:
