@@ -18,8 +18,11 @@ __all__ = [
     "adjacency_update",
     "attention_entropy",
     "attention_posterior",
+    "blend_counts",
+    "co_selections",
     "dispersion_weights",
     "entropy",
+    "lowest_entropy_head",
     "mad_dispersion",
     "rank_experts",
     "router_logits",
@@ -378,25 +381,28 @@ def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
 def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", include_empty=False):
     """M [E,D], the scaled inverse of the dispersion; docs/Spec.md 3.6."""
     (s,) = _wide(s.detach())
-    live = torch.ones_like(count, dtype=torch.bool) if include_empty else count > 0
-    if not live.any():
-        return torch.ones_like(s)
+    live = (torch.ones_like(count) if include_empty else count > 0).to(s.dtype)[:, None]
+    clusters = live.sum().clamp(min=1)
     if scale == "dispersion":
         weight = (s + eps).mean(dim=-1, keepdim=True) / (s + eps)
     else:
         weight = 1 / (s + eps)
-        before_cap = weight[live].mean()
+        before_cap = (weight * live).sum() / (clusters * s.shape[-1])
         if clamp is not None:
-            weight = weight.clamp(max=clamp * before_cap)
-        divisor = {
-            "cluster": lambda: weight.mean(dim=-1, keepdim=True),
-            "feature": lambda: weight[live].mean(dim=0),
-            "global": lambda: weight[live].mean(),
-            "global_preclamp": lambda: before_cap,
-            "none": lambda: 1.0,
-        }[scale]()
-        weight = weight / divisor
-    return torch.where(live[:, None], weight, torch.ones_like(weight))
+            weight = torch.minimum(weight, clamp * before_cap)
+        if scale == "cluster":
+            divisor = weight.mean(dim=-1, keepdim=True)
+        elif scale == "feature":
+            divisor = (weight * live).sum(dim=0) / clusters
+        elif scale == "global":
+            divisor = (weight * live).sum() / (clusters * s.shape[-1])
+        elif scale == "global_preclamp":
+            divisor = before_cap
+        else:
+            divisor = torch.ones_like(before_cap)
+        # Without a live cluster a divisor may be 0; every row is then 1 below.
+        weight = weight / divisor.masked_fill(divisor == 0, 1.0)
+    return torch.where(live > 0, weight, torch.ones_like(weight))
 
 
 def ac_logits(h, m, prev_idx, emb, *, prev_gates=None, bias=None):
@@ -432,23 +438,36 @@ def adjacency_gate(p, a, *, threshold=0.0, cold_start="literal"):
 
 def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
     """A' = beta A + (1 - beta) norm(C) with the co-selection counts C; docs/Spec.md 3.7."""
-    (a,) = _wide(a.detach())
-    experts = a.shape[0]
-    idx = idx.reshape(-1, idx.shape[-1])
-    chosen = (idx >= 0) & (idx < experts)
+    counts = co_selections(idx, a.shape[0], mask=mask)
+    return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal)
+
+
+def co_selections(idx, num_experts, *, mask=None):
+    """C [E,E] int64: how many tokens chose both experts; the diagonal is the load."""
+    idx = idx.reshape(-1, idx.shape[-1]).to(torch.int64)
+    chosen = (idx >= 0) & (idx < num_experts)
     if mask is not None:
         chosen = chosen & mask.reshape(-1, 1)
-    if not chosen.any():
-        return a.clone()
-    selected = a.new_zeros(idx.shape[0], experts + 1)
-    selected.scatter_(1, idx.to(torch.int64).masked_fill(~chosen, experts), 1.0)
-    counts = selected[:, :experts].T @ selected[:, :experts]
+    both = chosen[:, :, None] & chosen[:, None, :]
+    # Pairs that do not count go to a bin behind the table.
+    pair = (idx[:, :, None] * num_experts + idx[:, None, :]).masked_fill(~both, num_experts**2)
+    table = torch.zeros(num_experts**2 + 1, dtype=torch.int64, device=idx.device)
+    table = table.scatter_add(0, pair.reshape(-1), torch.ones_like(pair.reshape(-1)))
+    return table[:-1].reshape(num_experts, num_experts)
+
+
+def blend_counts(a, counts, *, beta=0.9, norm="row", diagonal=True):
+    """The moving average of `adjacency_update` on counts that are already there."""
+    (a,) = _wide(a.detach())
+    share = counts.to(a.dtype)
     if not diagonal:
-        counts = counts - torch.diag(counts.diagonal())
-    divisor = {
-        "row": lambda: counts.sum(dim=1, keepdim=True),
-        "col": lambda: counts.sum(dim=0, keepdim=True),
-        "eq7": lambda: counts.diagonal()[None, :],
-    }[norm]()
-    share = torch.where(divisor == 0, 0.0, counts / divisor.masked_fill(divisor == 0, 1.0))
-    return beta * a + (1 - beta) * share
+        share = share - torch.diag(share.diagonal())
+    if norm == "row":
+        divisor = share.sum(dim=1, keepdim=True)
+    elif norm == "col":
+        divisor = share.sum(dim=0, keepdim=True)
+    else:
+        divisor = share.diagonal()[None, :]
+    share = torch.where(divisor == 0, 0.0, share / divisor.masked_fill(divisor == 0, 1.0))
+    # E18: nothing was selected, so nothing is learnt or forgotten.
+    return torch.where(counts.sum() == 0, a, beta * a + (1 - beta) * share)
