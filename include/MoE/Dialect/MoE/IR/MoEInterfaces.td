@@ -32,6 +32,18 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
     >,
     InterfaceMethod<
       /*desc=*/[{
+        Pairs of dims (smaller, larger): the size of the first must not exceed
+        that of the second. Checked by the verifier where both are static and
+        by the runtime verification where they are not.
+      }],
+      /*retTy=*/"::llvm::SmallVector<std::pair<unsigned, unsigned>>",
+      /*methodName=*/"getDimOrder",
+      /*args=*/(ins),
+      /*methodBody=*/"",
+      /*defaultImplementation=*/[{ return {}; }]
+    >,
+    InterfaceMethod<
+      /*desc=*/[{
         Index operands that hold the position, in the untiled problem, of the
         first row of a dim: pairs (operand number, dim). Tiling adds the tile's
         offset to them.
