@@ -8,7 +8,8 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
-#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 
 #define GET_OP_CLASSES
@@ -227,9 +228,9 @@ LogicalResult TopKRenormOp::verify() {
       getScoreFunction() == ScoreFunction::None)
     return emitOpError("expected a score function with kind = logits, found "
                        "none; scores that need none are kind = probs");
-  if (!(getEps() >= 0.0))
-    return emitOpError() << "expected eps to be at least 0, found "
-                         << getEpsAttr().getValueAsDouble();
+  double eps = getEps().convertToDouble();
+  if (!(eps >= 0.0))
+    return emitOpError() << "expected eps to be at least 0, found " << eps;
   return success();
 }
 
@@ -544,10 +545,8 @@ LogicalResult MadDispersionOp::verify() {
 //===----------------------------------------------------------------------===//
 
 SmallVector<Dim> AdjacencyGateOp::getDims() {
-  // Whether all of `a` is zero cannot be told from some of its rows.
-  bool whole = getColdStart() == ColdStart::Base;
   return withLeadingDims(getNumLeading(getP()),
-                         {{"e", kParallel, whole}, {"l", kReduction}});
+                         {{"e", kParallel, /*whole=*/true}, {"l", kReduction}});
 }
 
 ArrayAttr AdjacencyGateOp::getIndexingMaps() {
@@ -577,11 +576,9 @@ LogicalResult AdjacencyGateOp::verify() {
   return verifyStructured(*this, {OutElement::F32});
 }
 
-/// `a` is square: e <= l and l <= e. Tiles along e are exempt, because a tile
-/// holds only some rows; only the upper bound holds for them.
 SmallVector<std::pair<unsigned, unsigned>> AdjacencyGateOp::getDimOrder() {
   unsigned e = getNumLeading(getP()), l = e + 1;
-  return {{e, l}};
+  return {{e, l}, {l, e}};
 }
 
 //===----------------------------------------------------------------------===//

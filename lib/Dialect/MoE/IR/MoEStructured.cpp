@@ -3,6 +3,7 @@
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/TypeUtilities.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
