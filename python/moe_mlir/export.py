@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -57,6 +58,20 @@ class Module:
         return self.text
 
 
+@contextmanager
+def _routing_as_ops(model):
+    """Routers of `moe_mlir.nn` that run their plain-torch meaning are traced as ops."""
+    from .nn import Router
+    switched = [m for m in model.modules() if isinstance(m, Router) and m.impl == "torch"]
+    for router in switched:
+        router.impl = "moe"
+    try:
+        yield
+    finally:
+        for router in switched:
+            router.impl = "torch"
+
+
 class _Inputs(torch.nn.Module):
     """The model as a function of its tensor inputs alone.
 
@@ -97,7 +112,8 @@ def trace(model, args, kwargs=None, dynamic_tokens=True):
     shapes = (tuple(_dynamic_dims(t) for t in tensors),) if dynamic_tokens else None
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
-    with torch.fx.experimental._config.patch(backed_size_oblivious=True), torch.no_grad():
+    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
+    with oblivious, torch.no_grad(), _routing_as_ops(model):
         program = torch.export.export(_Inputs(model, leaves, spec), tuple(tensors),
                                       dynamic_shapes=shapes)
         return decompose(program), spec, leaves
