@@ -9,6 +9,61 @@
 
 include "mlir/Pass/PassBase.td"
 
+def MoEOutlineParallelPass : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
+  let summary = "Outline parallel loops into bodies that the runtime calls";
+  let description = [{
+    Turns each outermost `scf.forall` on buffers into a function over a range
+    of its flattened iterations and a call of the runtime:
+
+    ```
+    void moe_parallel_for(int64_t count,
+                          void (*body)(int64_t begin, int64_t end, void *context),
+                          void *context);
+    ```
+
+    Values from outside travel in a struct on the caller's stack; constants are
+    rebuilt inside. Loops nested in an outlined one run in sequence. Every
+    iteration writes only its own part of the results, so they do not depend on
+    how the runtime divides the range. Bits do not change.
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::func::FuncDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::scf::SCFDialect",
+  ];
+  let statistics = [
+    Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
+  ];
+}
+
+def MoEResultsToDestinationsPass
+    : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
+  let summary = "Give public functions a destination argument a result";
+  let description = [{
+    Prepares the boundary of the module for bufferization. Every tensor result
+    of a public function gets a trailing argument that the result is written
+    to, so that the caller owns all memory; the other tensor arguments are
+    marked as not writable; the function gets a C interface.
+
+    ```mlir
+    func.func @f(%x: tensor<4xf32>) -> tensor<4xf32>
+    // becomes
+    func.func @f(%x: tensor<4xf32> {bufferization.writable = false},
+                 %out: tensor<4xf32>) -> tensor<4xf32>
+    ```
+
+    The results stay in the type until bufferization finds them equal to their
+    destinations (`drop-equivalent-buffer-results`). A public function must not
+    be called inside the module. Bits do not change.
+  }];
+  let dependentDialects = [
+    "::mlir::bufferization::BufferizationDialect",
+    "::mlir::LLVM::LLVMDialect",
+  ];
+}
+
 def MoETileAndFusePass
     : Pass<"moe-tile-and-fuse", "mlir::func::FuncOp"> {
   let summary = "Tile ops over their rows and fuse producers into the tiles";
