@@ -51,10 +51,10 @@ createJIT(StringRef object) {
   (*jit)->getExecutionSession().setErrorReporter(
       [](llvm::Error error) { llvm::consumeError(std::move(error)); });
   if (llvm::Error error = defineEnvironment(**jit))
-    return std::move(error);
+    return error;
   if (llvm::Error error = (*jit)->addObjectFile(
           llvm::MemoryBuffer::getMemBufferCopy(object, "moe-kernel")))
-    return std::move(error);
+    return error;
   return std::move(*jit);
 }
 
@@ -83,7 +83,7 @@ llvm::Expected<std::unique_ptr<Executable>> Executable::load(StringRef object) {
         {std::move(signature), entry->toPtr<PackedFunction>()});
   }
   result->jit = std::move(*jit);
-  return std::move(result);
+  return result;
 }
 
 const Executable::Function *Executable::lookup(StringRef name) const {

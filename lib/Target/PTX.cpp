@@ -201,7 +201,7 @@ FailureOr<std::string> mlir::moe::assembleCubin(StringRef ptx, StringRef chip,
   if (std::error_code code = fs::createUniqueDirectory("moe-ptxas", folder))
     return emitError(location) << "cannot make a temporary folder: "
                                << code.message();
-  auto cleanup = llvm::make_scope_exit([&] { fs::remove_directories(folder); });
+  llvm::scope_exit cleanup([&] { fs::remove_directories(folder); });
   auto file = [&](StringRef name) {
     SmallString<128> path(folder);
     llvm::sys::path::append(path, name);

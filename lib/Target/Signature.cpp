@@ -34,7 +34,8 @@ static FailureOr<ValueSignature> describe(Type type) {
     for (int64_t size : shaped.getShape())
       value.shape.push_back(ShapedType::isDynamic(size) ? -1 : size);
   }
-  if (!isPassable(element))
+  bool narrowFloat = element.isF16() || element.isBF16();
+  if (!isPassable(element) || (narrowFloat && !value.isTensor))
     return failure();
   llvm::raw_string_ostream(value.elementType) << element;
   return value;
@@ -49,8 +50,9 @@ static LogicalResult describeAll(func::FuncOp function, TypeRange types,
       return function.emitError()
              << "expected " << what << " " << index << " of public function '"
              << function.getName()
-             << "' to be a ranked tensor or a scalar of bf16, f16, f32, f64, "
-                "i1, i8, i16, i32, i64 or index, found "
+             << "' to be a ranked tensor of bf16, f16, f32, f64, i1, i8, i16, "
+                "i32, i64 or index, or a scalar of one of these but bf16 and "
+                "f16, found "
              << type;
     into.push_back(std::move(*value));
   }
