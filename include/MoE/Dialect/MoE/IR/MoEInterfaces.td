@@ -28,7 +28,19 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
       }],
       /*retTy=*/"::std::string",
       /*methodName=*/"getOperandName",
-      /*args=*/(ins "unsigned":$operandNumber)
+      /*args=*/(ins "unsigned":$operandNumber),
+      /*methodBody=*/"",
+      /*defaultImplementation=*/[{
+        for (unsigned group = 0;; ++group) {
+          auto [start, length] = $_op.getODSOperandIndexAndLength(group);
+          if (operandNumber >= start + length)
+            continue;
+          ::llvm::StringRef name = ConcreteOp::getArgumentNames()[group];
+          return name == "outs"
+                     ? ConcreteOp::getOutNames()[operandNumber - start].str()
+                     : name.str();
+        }
+      }]
     >,
     InterfaceMethod<
       /*desc=*/[{

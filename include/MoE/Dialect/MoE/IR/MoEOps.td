@@ -532,8 +532,8 @@ def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
     | `a` | `[e, l]`, square | f32 |
     | `g` (out) | `[n.., e]` | f32 |
 
-    Iterators: `n` parallel, `e` parallel with `cold_start = literal` and whole
-    with `base`; `l` reduction kept whole.
+    Iterators: `n` parallel; `e` kept whole, since the graph is; `l` reduction
+    kept whole.
 
     Differs from a matrix product in the threshold and the cold start. The
     Symphony routers insert it; `moe-decompose` turns it into a
