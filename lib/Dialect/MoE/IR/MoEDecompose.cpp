@@ -304,7 +304,7 @@ Softmax mlir::moe::buildSoftmax(Domain &domain, Access logits,
 
 /// What `op` is replaced by when its results are computed into `outs`: nothing
 /// on buffers.
-static SmallVector<Value> getResults(Operation *op, ArrayRef<Access> outs) {
+static SmallVector<Value> getReplacements(Operation *op, ArrayRef<Access> outs) {
   if (op->getNumResults() == 0)
     return {};
   return llvm::map_to_vector(outs,
@@ -328,7 +328,7 @@ RouterLogitsOp::decomposeOperation(OpBuilder &builder) {
   // z_ne += sum_d h_nd weight_ed
   z = domain.contract(domain.at(getH(), join(n, {d})),
                       domain.at(getWeight(), {e, d}), z);
-  return getResults(*this, {z});
+  return getReplacements(*this, {z});
 }
 
 //===----------------------------------------------------------------------===//
@@ -378,5 +378,5 @@ AdjacencyGateOp::decomposeOperation(OpBuilder &builder) {
   Access g = domain.at(getOuts()[0], join(n, {e}));
   g = domain.fill(g, domain.getBody().f32(0.0));
   g = domain.contract(domain.at(getP(), join(n, {l})), used, g);
-  return getResults(*this, {g});
+  return getReplacements(*this, {g});
 }

@@ -228,7 +228,7 @@ static Value buildKeyBias(Domain &domain, const HeadOperands &operands,
   } else {
     int64_t c2 = domain.addTwin(c);
     Access wo = *operands.wo, wo2 = wo;
-    llvm::replace(wo2.dims, c, c2);
+    llvm::replace(wo2.dims, int64_t(c), c2);
     SmallVector<int64_t> gramDims(ArrayRef<int64_t>(wo.dims).drop_back(2));
     Access gram = domain.contract(wo, wo2, join(gramDims, {c, c2}));
     Access projected = domain.contract(
