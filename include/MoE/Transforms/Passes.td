@@ -9,6 +9,23 @@
 
 include "mlir/Pass/PassBase.td"
 
+def MoEApproximateMathPass
+    : Pass<"moe-approximate-math", "mlir::func::FuncOp"> {
+  let summary = "Replace transcendental functions by polynomials";
+  let description = [{
+    Replaces exp, log, tanh, erf and their relatives by polynomials in `arith`
+    that compile to vector code without calls of a mathematical library. In f32
+    exp has a relative error of 7.7e-8; 16-bit functions are computed in f32.
+
+    NON-NUMERIC-PRESERVING: results differ from a library's in the last bits.
+  }];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::vector::VectorDialect",
+  ];
+}
+
 def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
   let summary = "Write every softmax over tokens with moe.softmax_mix";
   let description = [{
@@ -67,29 +84,28 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
   ];
 }
 
-def MoEOutlineParallelPass : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
-  let summary = "Outline parallel loops into bodies that the runtime calls";
+def MoEOutlineParallelPass
+    : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
+  let summary = "Turn parallel loops on buffers into calls of the runtime";
   let description = [{
-    Turns each outermost `scf.forall` on buffers into a function over a range
-    of its flattened iterations and a call of the runtime:
+    Outlines the body of each outermost `scf.forall` into a private function
+    over a range of iterations and calls
+    `void moe_parallel_for(int64_t count, void (*body)(int64_t begin, int64_t
+    end, void *context), void *context)`. Foralls inside become loops; with
+    `threads=false` all of them do. Static `memref.alloca` move to the entry of
+    their function, so that loops do not grow the stack.
 
-    ```
-    void moe_parallel_for(int64_t count,
-                          void (*body)(int64_t begin, int64_t end, void *context),
-                          void *context);
-    ```
-
-    Values from outside travel in a struct on the caller's stack; constants are
-    rebuilt inside. Loops nested in an outlined one run in sequence. Every
-    iteration writes only its own part of the results, so they do not depend on
-    how the runtime divides the range. Bits do not change.
+    Iterations write disjoint memory: bits do not depend on the threads.
   }];
   let dependentDialects = [
-    "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::func::FuncDialect",
     "::mlir::LLVM::LLVMDialect",
     "::mlir::scf::SCFDialect",
+  ];
+  let options = [
+    Option<"threads", "threads", "bool", /*default=*/"true",
+           "call the runtime; otherwise make loops">,
   ];
   let statistics = [
     Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
@@ -98,27 +114,17 @@ def MoEOutlineParallelPass : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
 
 def MoEResultsToDestinationsPass
     : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
-  let summary = "Give public functions a destination argument a result";
+  let summary = "Let callers own the results of public functions";
   let description = [{
-    Prepares the boundary of the module for bufferization. Every tensor result
-    of a public function gets a trailing argument that the result is written
-    to, so that the caller owns all memory; the other tensor arguments are
-    marked as not writable; the function gets a C interface.
-
-    ```mlir
-    func.func @f(%x: tensor<4xf32>) -> tensor<4xf32>
-    // becomes
-    func.func @f(%x: tensor<4xf32> {bufferization.writable = false},
-                 %out: tensor<4xf32>) -> tensor<4xf32>
-    ```
-
-    The results stay in the type until bufferization finds them equal to their
-    destinations (`drop-equivalent-buffer-results`). A public function must not
-    be called inside the module. Bits do not change.
+    Adds a trailing tensor argument for each result of a public function and
+    materialises the result in it; a scalar result takes a tensor of rank 0.
+    Inputs are marked as not writable. After bufferization the results are the
+    arguments themselves, and `drop-equivalent-buffer-results` removes them:
+    a compiled function allocates nothing for what it returns.
   }];
   let dependentDialects = [
     "::mlir::bufferization::BufferizationDialect",
-    "::mlir::LLVM::LLVMDialect",
+    "::mlir::tensor::TensorDialect",
   ];
 }
 
