@@ -209,7 +209,7 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
     std::string text;
     llvm::raw_string_ostream stream(text);
     module->print(stream);
-    return writeOutput(options.output, text + "\n");
+    return writeOutput(options.output, text);
   }
   return options.forCPU() ? compileCPU(*module, options)
                           : compileGPU(*module, options);
