@@ -10,7 +10,7 @@ import torch
 
 import moe_mlir
 
-from .. import _moe
+from .._native import native
 from .gpu import KernelReport, compile_kernels
 from .train import Trained
 
@@ -60,11 +60,11 @@ def compare(trained: Trained, corpus, chip: str, folder: pathlib.Path) -> Compar
     example, _ = corpus.validation_batch(*SHAPES[0])
     module = moe_mlir.export(model, (example,))
     module.save(folder / "model.mlir")
-    _moe.compile_object(module.text, "moe-to-cpu", str(folder / "phases"))
+    native().compile_object(module.text, "moe-to-cpu", str(folder / "phases"))
     hidden = torch.randn(2, 16, config.width)
     routing = moe_mlir.export(RoutingFunction(model.blocks[0].moe.router), (hidden,))
     routing.save(folder / "routing.mlir")
-    routing_ir = _moe.Module.parse(routing.text).text()
+    routing_ir = native().Module.parse(routing.text).text()
     kernels = compile_kernels(routing.text, chip, folder / "routing.ptx")
 
     compiled = moe_mlir.compile(module)

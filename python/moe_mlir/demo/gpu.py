@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from .. import _moe
+from .._native import native
 
 _ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)")
 _USAGE = re.compile(
@@ -26,7 +26,7 @@ class KernelReport:
 
 def compile_kernels(text: str, chip: str, path: pathlib.Path) -> list[KernelReport]:
     """Writes the PTX to `path`; one report a kernel, in the file's order."""
-    ptx = _moe.compile_ptx(text, chip)
+    ptx = native().compile_ptx(text, chip)
     path.write_text(ptx)
     usage = _assemble(path, chip)
     return [KernelReport(name, *usage.get(name, (None, None))) for name in _ENTRY.findall(ptx)]

@@ -2,7 +2,7 @@
 
 import torch
 
-from .match import RouterMatch, find_routers
+from .match import RouterMatch, find_selections
 
 
 def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
@@ -18,4 +18,4 @@ def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
         program = decompose(model)
     else:
         program, _, _ = trace(model, args, kwargs)
-    return [site.describe() for site in find_routers(program.graph)]
+    return find_selections(program.graph)

@@ -54,9 +54,9 @@ class Site:
     score: str = "none"
     kind: str = "logits"
     form: str = "topk"
+    scores: Node | None = None   # what the selection op will read
     base: Node | None = None     # the scores before the selection, without bias and groups
     softmax_dtype: torch.dtype | None = None
-    scores: Node | None = None   # what the selection op will read
     gates: Node | None = None    # the node that holds the final weights
     renorm: bool = False
     eps: float = 0.0
@@ -84,6 +84,18 @@ class Site:
 
 def _int(size) -> int:
     return size if isinstance(size, int) else -1
+
+
+def find_selections(graph) -> list[RouterMatch]:
+    """Every selection of the graph, in order: top-k sites, and moe ops as they are."""
+    sites = {site.topk: site for site in find_routers(graph)}
+    for node in graph.nodes:
+        if is_call(node, torch.ops.moe.topk_renorm.default):
+            scores, k, kind, renorm, scale = node.args[:5]
+            score = "probs" if kind == "probs" else "softmax"
+            sites[node] = Site(node, None, None, score, kind, "moe op", scores, scores, renorm=renorm,
+                               scale=scale)
+    return [sites[node].describe() for node in graph.nodes if node in sites]
 
 
 def find_routers(graph) -> list[Site]:

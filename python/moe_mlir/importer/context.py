@@ -4,13 +4,11 @@ import operator
 from collections import Counter
 from dataclasses import dataclass
 
-import sympy
 import torch
 from torch.fx import Node
 
 from . import locations
-from .builder import (FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, broadcast_loops,
-                      is_float)
+from .builder import FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float
 from .registry import TABLE, Unsupported, bind_arguments
 
 ELEMENTS = {
@@ -46,10 +44,35 @@ class Splat:
     element: str
 
 
+@dataclass(frozen=True)
+class Deferred:
+    """An elementwise result that consumers compute themselves, from `inputs`.
+
+    Comparisons and logic stay in this form, so that a mask is part of the loop
+    that applies it instead of a tensor of bits in memory. The inputs are seen
+    at `shape`.
+    """
+
+    inputs: tuple
+    shape: tuple
+    element: str
+    body: object
+
+
 def element_of(dtype: torch.dtype) -> str:
     if dtype not in ELEMENTS:
         raise Unsupported(f"dtype {str(dtype).removeprefix('torch.')}")
     return ELEMENTS[dtype]
+
+
+def broadcast(operand: Operand, shape) -> Operand:
+    """The operand as seen at `shape`, aligned from the right."""
+    offset = len(shape) - len(operand.shape)
+    dims = []
+    for d in operand.dims:
+        stretched = d is not None and operand.shape[d] == 1 and shape[offset + d] != 1
+        dims.append(None if d is None or stretched else offset + d)
+    return Operand(operand.value, tuple(dims), tuple(shape))
 
 
 def compute_element(element: str) -> str:
@@ -97,6 +120,8 @@ class Context:
         value = self._values[node]
         if isinstance(value, Splat):
             value = self.builder.fill(value.scalar, value.shape, value.element)
+        elif isinstance(value, Deferred):
+            value = self.builder.map(value.inputs, value.shape, value.element, value.body)
         elif isinstance(value, Operand):
             value = self.builder.map([value], value.shape, value.element, lambda x: x)
         self._values[node] = value
@@ -119,29 +144,40 @@ class Context:
     def is_tensor(self, value) -> bool:
         return isinstance(value, Node) and isinstance(value.meta["val"], torch.Tensor)
 
-    def elementwise(self, shape, element: str, operands, compute: str, body) -> Value:
-        """`body` over scalars of type `compute`; operands are nodes or numbers."""
-        tensors, slots = [], []
-        for x in operands:
-            raw = self._values[x] if self.is_tensor(x) else None
-            if raw is None:
-                slots.append(self.scalar(x, compute))
-            elif isinstance(raw, Splat):
-                slots.append(self.builder.convert(raw.scalar, raw.element, compute))
-            else:
-                slots.append(None)
-                tensors.append(self.operand(x))
+    def elementwise(self, shape, element: str, operands, types, result: str, body):
+        """`body` over scalars: operand i as types[i], what it returns is of type `result`.
 
-        def scalars(*inputs):
-            rest = iter(zip(inputs, tensors))
-            full = []
-            for slot in slots:
-                if slot is None:
-                    x, source = next(rest)
-                    slot = self.builder.convert(x, source.element, compute)
-                full.append(slot)
-            return self.builder.convert(body(*full), compute, element)
-        return self.builder.map(tensors, shape, element, scalars)
+        Operands are nodes or numbers. A boolean result is deferred.
+        """
+        inputs, evaluators = [], []
+        for x, wanted in zip(operands, types):
+            leaves, evaluate = self._scalar_source(x, wanted)
+            evaluators.append((len(inputs), len(leaves), evaluate))
+            inputs.extend(leaves)
+
+        def compute(*scalars):
+            values = [evaluate(*scalars[first:first + count])
+                      for first, count, evaluate in evaluators]
+            return self.builder.convert(body(*values), result, element)
+        if element == "i1":
+            return Deferred(tuple(broadcast(i, shape) for i in inputs), tuple(shape), element,
+                            compute)
+        return self.builder.map(inputs, shape, element, compute)
+
+    def _scalar_source(self, x, wanted: str):
+        """The operands to read for `x`, and the function from their scalars to x's."""
+        convert = self.builder.convert
+        if not self.is_tensor(x):
+            constant = self.scalar(x, wanted)
+            return (), lambda: constant
+        raw = self._values[x]
+        if isinstance(raw, Splat):
+            constant = convert(raw.scalar, raw.element, wanted)
+            return (), lambda: constant
+        if isinstance(raw, Deferred):
+            return raw.inputs, lambda *s: convert(raw.body(*s), raw.element, wanted)
+        operand = self.operand(x)
+        return (operand,), lambda s: convert(s, operand.element, wanted)
 
     # ---- the walk --------------------------------------------------------------
 
@@ -193,7 +229,3 @@ def _has_tensors(val) -> bool:
     if isinstance(val, (tuple, list)):
         return any(_has_tensors(v) for v in val)
     return isinstance(val, torch.Tensor)
-
-
-__all__ = ["Context", "ImportFailed", "Splat", "Operand", "Value", "compute_element",
-           "element_of", "broadcast_loops", "sympy"]

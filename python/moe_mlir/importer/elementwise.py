@@ -3,18 +3,19 @@
 import torch
 from torch.fx import Node
 
-from .builder import Operand, is_float
+from .builder import is_float
 from .context import Splat, compute_element, element_of
 from .registry import Unsupported, imports
 
 aten = torch.ops.aten
 
 
-def _apply(context, node, operands, body, compute=None):
+def _apply(context, node, operands, body):
     """An elementwise op in the result's type (16-bit floats: in f32)."""
     element = context.element(node)
-    return context.elementwise(context.shape(node), element, operands,
-                               compute or compute_element(element), body)
+    compute = compute_element(element)
+    return context.elementwise(context.shape(node), element, operands, [compute] * len(operands),
+                               compute, body)
 
 
 # ---- unary -------------------------------------------------------------------
@@ -250,22 +251,9 @@ _COMPARISONS = {"eq": ("oeq", "eq"), "ne": ("une", "ne"), "lt": ("olt", "slt"),
 
 
 def _compare(context, node, operands, compute, body):
-    """As `elementwise`, with a result that is i1 whatever the operands are."""
-    tensors = [x for x in operands if context.is_tensor(x)]
-    values = [Operand.of(context.value(x)) if isinstance(context.raw(x), Splat)
-              else context.operand(x) for x in tensors]
-
-    def scalars(*inputs):
-        rest = iter(zip(inputs, values))
-        full = []
-        for x in operands:
-            if context.is_tensor(x):
-                scalar, source = next(rest)
-                full.append(context.builder.convert(scalar, source.element, compute))
-            else:
-                full.append(context.scalar(x, compute))
-        return body(*full)
-    return context.builder.map(values, context.shape(node), "i1", scalars)
+    """As `_apply`, with a result that is i1 whatever the operands are."""
+    return context.elementwise(context.shape(node), "i1", operands, [compute] * len(operands),
+                               "i1", body)
 
 
 @imports(*(getattr(getattr(aten, name), overload)
@@ -309,23 +297,10 @@ def _not(context, node, arguments):
 @imports(aten.where.self)
 def _where(context, node, arguments):
     element = context.element(node)
-    builder = context.builder
-    branches = [arguments.self, arguments.other]
-    constants = [builder.convert(context.raw(x).scalar, context.raw(x).element, element)
-                 if isinstance(context.raw(x), Splat) else None for x in branches]
-    condition = context.operand(arguments.condition)
-    tensors = [context.operand(x) for x, c in zip(branches, constants) if c is None]
-
-    def body(flag, *inputs):
-        rest = iter(zip(inputs, tensors))
-        chosen = []
-        for constant in constants:
-            if constant is None:
-                scalar, source = next(rest)
-                constant = builder.convert(scalar, source.element, element)
-            chosen.append(constant)
-        return builder.op(f"arith.select {flag}, {chosen[0]}, {chosen[1]} : {element}")
-    return builder.map([condition, *tensors], context.shape(node), element, body)
+    return context.elementwise(
+        context.shape(node), element, [arguments.condition, arguments.self, arguments.other],
+        ["i1", element, element], element,
+        lambda flag, x, y: context.builder.op(f"arith.select {flag}, {x}, {y} : {element}"))
 
 
 # ---- conversions ---------------------------------------------------------------
@@ -336,9 +311,7 @@ def _convert(context, node, arguments):
     if context.element(source) == context.element(node):
         return context.raw(source)
     # Converting from the source's own type: a detour through f32 could round twice.
-    raw, target = context.raw(source), context.element(node)
+    raw, origin, target = context.raw(source), context.element(source), context.element(node)
     if isinstance(raw, Splat):
         return Splat(context.builder.convert(raw.scalar, raw.element, target), raw.shape, target)
-    operand = context.operand(source)
-    return context.builder.map([operand], context.shape(node), target,
-                               lambda x: context.builder.convert(x, operand.element, target))
+    return context.elementwise(context.shape(node), target, [source], [origin], origin, lambda x: x)

@@ -3,7 +3,7 @@
 import torch
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
-from .builder import Operand, Value, tensor_type
+from .builder import Operand, Value
 from .registry import Unsupported, imports
 from .shape import reshape
 
@@ -213,6 +213,3 @@ def _adjacency_update(context, node, arguments):
     clauses.attribute("norm", f"#moe.adjacency_norm<{arguments.norm}>")
     clauses.attribute("diagonal", _bool(arguments.diagonal))
     return clauses.write("adjacency_update", (context.shape(node), "f32"))[0]
-
-
-__all__ = ["Clauses", "tensor_type"]

@@ -4,7 +4,7 @@ import sympy
 import torch
 
 from .builder import Operand, Value, same_dim, tensor_type
-from .context import Splat, broadcast_loops
+from .context import Deferred, Splat, broadcast
 from .registry import Unsupported, imports
 
 aten = torch.ops.aten
@@ -186,10 +186,15 @@ def permuted(context, node, source, order):
     raw = context.raw(source)
     if isinstance(raw, Splat):
         return Splat(raw.scalar, context.shape(node), raw.element)
-    operand = context.operand(source)
     new_position = {old: new for new, old in enumerate(order)}
-    dims = tuple(None if d is None else new_position[d] for d in operand.dims)
-    return Operand(operand.value, dims, context.shape(node))
+    shape = context.shape(node)
+
+    def turn(operand):
+        dims = tuple(None if d is None else new_position[d] for d in operand.dims)
+        return Operand(operand.value, dims, shape)
+    if isinstance(raw, Deferred):
+        return Deferred(tuple(turn(i) for i in raw.inputs), shape, raw.element, raw.body)
+    return turn(context.operand(source))
 
 
 @imports(aten.expand.default)
@@ -198,15 +203,12 @@ def _expand(context, node, arguments):
     shape = context.shape(node)
     if isinstance(raw, Splat):
         return Splat(raw.scalar, shape, raw.element)
-    operand = context.operand(arguments.self)
-    offset = len(shape) - len(operand.shape)
-    if offset == 0 and all(map(same_dim, shape, operand.shape)):
+    if len(shape) == len(raw.shape) and all(map(same_dim, shape, raw.shape)):
         return raw
-    dims = []
-    for d in operand.dims:
-        broadcast = d is not None and operand.shape[d] == 1 and shape[offset + d] != 1
-        dims.append(None if d is None or broadcast else offset + d)
-    return Operand(operand.value, tuple(dims), shape)
+    if isinstance(raw, Deferred):
+        inputs = tuple(broadcast(i, shape) for i in raw.inputs)
+        return Deferred(inputs, shape, raw.element, raw.body)
+    return broadcast(context.operand(arguments.self), shape)
 
 
 @imports(aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default,
@@ -390,6 +392,3 @@ def _lift(context, node, arguments):
 def _nothing(context, node, arguments):
     """Checks that tracing made already."""
     return None
-
-
-__all__ = ["broadcast_loops", "extract_slice", "insert_slice", "match_groups", "reshape"]
