@@ -11,6 +11,7 @@
 
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/SymbolTable.h"
 
@@ -41,6 +42,8 @@ static RankedTensorType getDestinationType(Type result) {
 /// whose result bufferizes to %d itself and is dropped after bufferization.
 static LogicalResult addDestinations(func::FuncOp function) {
   OpBuilder builder(function.getContext());
+  function->setAttr(LLVM::LLVMDialect::getEmitCWrapperAttrName(),
+                    builder.getUnitAttr());
   for (auto [position, type] : llvm::enumerate(function.getArgumentTypes()))
     if (isa<TensorType>(type))
       function.setArgAttr(position,

@@ -60,12 +60,15 @@ def MoEResultsToDestinationsPass
   let description = [{
     Adds a trailing tensor argument for each result of a public function and
     materialises the result in it; a scalar result takes a tensor of rank 0.
-    Inputs are marked as not writable. After bufferization the results are the
+    Inputs are marked as not writable, and the function gets
+    `llvm.emit_c_interface`, so that callers find it as `_mlir_ciface_<name>`
+    with a pointer to a memref descriptor for every tensor. After bufferization the results are the
     arguments themselves, and `drop-equivalent-buffer-results` removes them:
     a compiled function allocates nothing for what it returns.
   }];
   let dependentDialects = [
     "::mlir::bufferization::BufferizationDialect",
+    "::mlir::LLVM::LLVMDialect",
     "::mlir::tensor::TensorDialect",
   ];
 }

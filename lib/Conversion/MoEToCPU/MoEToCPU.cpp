@@ -29,6 +29,7 @@ using namespace mlir::moe;
 
 void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
                                          const CPUVectorOptions &options) {
+  populateSoftmaxMixToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);
 }
 

@@ -7,6 +7,9 @@
 
 namespace mlir::moe {
 
+void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
+                                     const CPUVectorOptions &options);
+
 void populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
 
