@@ -56,7 +56,6 @@ static void buildBufferizationStage(OpPassManager &manager) {
   bufferization.functionBoundaryTypeConversion =
       bufferization::LayoutMapOption::IdentityLayoutMap;
   manager.addPass(bufferization::createOneShotBufferizePass(bufferization));
-  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
   manager.addPass(memref::createFoldMemRefAliasOpsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
