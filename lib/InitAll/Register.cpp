@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
 #include "MoE/InitAll.h"
@@ -16,4 +17,7 @@ void mlir::moe::registerDialect(DialectRegistry &registry) {
   registerAllDialectInterfaceImplementations(registry);
 }
 
-void mlir::moe::registerPassesAndPipelines() { registerMoETransformsPasses(); }
+void mlir::moe::registerPassesAndPipelines() {
+  registerMoEConversionPasses();
+  registerMoETransformsPasses();
+}

@@ -9,4 +9,36 @@
 
 include "mlir/Pass/PassBase.td"
 
+def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
+  let summary = "Convert block-level moe ops on buffers to GPU kernels";
+  let description = [{
+    Outlines each `scf.forall` that is mapped to `#gpu.block` into a kernel and
+    lowers the ops in it to the code of one thread. The ops of a loop share one
+    kernel and meet in workgroup memory. `MoE/Conversion/MoEToGPU.h` documents
+    the kernels' parameters and the attribute `moe.kernels`, which says how to
+    launch them.
+
+    Lowered are `moe.router_logits`, `moe.topk_renorm` without `num_valid` and
+    with up to 2048 experts, and `memref.copy`; any other op on buffers is an
+    error that names it. Sums of `moe.router_logits` are taken in a fixed order
+    that differs from the CPU's, and exponentials by `ex2.approx.ftz`.
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::gpu::GPUDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::memref::MemRefDialect",
+    "::mlir::NVVM::NVVMDialect",
+    "::mlir::scf::SCFDialect",
+  ];
+  let options = [
+    Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
+           "threads of a block, a multiple of 32">,
+  ];
+  let statistics = [
+    Statistic<"numKernels", "num-kernels", "Number of kernels made">,
+  ];
+}
+
 #endif // MOE_CONVERSION_PASSES_TD
