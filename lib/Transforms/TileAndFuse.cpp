@@ -63,9 +63,8 @@ static SmallVector<unsigned> getRowDims(TilingInterface op) {
 }
 
 /// One row of the outer dims, `tileSize` rows of the last.
-static SmallVector<OpFoldResult> getTileSizes(TilingInterface op,
-                                              ArrayRef<unsigned> rows,
-                                              int64_t tileSize) {
+static SmallVector<OpFoldResult>
+getTileSizes(TilingInterface op, ArrayRef<unsigned> rows, int64_t tileSize) {
   Builder builder(op.getContext());
   SmallVector<OpFoldResult> sizes(op.getLoopIteratorTypes().size(),
                                   builder.getIndexAttr(0));
@@ -96,8 +95,8 @@ static SmallVector<Attribute> getBlockMapping(MLIRContext *context,
 /// Why the producer of `slice` stays outside of the tile; empty to fuse it.
 /// `numLoops` tile offsets must all appear in the slice: otherwise several
 /// tiles need the same rows and each would compute them again.
-static std::string whyNotFused(tensor::ExtractSliceOp slice,
-                               OpResult producer, unsigned numLoops) {
+static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
+                               unsigned numLoops) {
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
     return "it cannot be tiled";
@@ -199,9 +198,9 @@ private:
   void reportNotFused(Operation *consumer, Operation *producer,
                       StringRef reason) {
     ++numNotFused;
-    remark::missed(producer->getLoc(), remark::RemarkOpts::name("TileAndFuse")
-                                           .category(DEBUG_TYPE))
-        << "not fused into " << consumer->getName().getStringRef()
+    remark::missed(producer->getLoc(),
+                   remark::RemarkOpts::name("TileAndFuse").category(DEBUG_TYPE))
+        << ("not fused into " + consumer->getName().getStringRef()).str()
         << remark::reason("{0}", reason);
   }
 };

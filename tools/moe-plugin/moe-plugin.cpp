@@ -9,16 +9,16 @@
 
 using namespace mlir;
 
-extern "C" LLVM_ATTRIBUTE_WEAK LLVM_ATTRIBUTE_VISIBILITY_DEFAULT
-DialectPluginLibraryInfo
-mlirGetDialectPluginInfo() {
+extern "C" LLVM_ATTRIBUTE_WEAK
+    LLVM_ATTRIBUTE_VISIBILITY_DEFAULT DialectPluginLibraryInfo
+    mlirGetDialectPluginInfo() {
   return {MLIR_PLUGIN_API_VERSION, "MoE", LLVM_VERSION_STRING,
           [](DialectRegistry *registry) { moe::registerDialect(*registry); }};
 }
 
-extern "C" LLVM_ATTRIBUTE_WEAK LLVM_ATTRIBUTE_VISIBILITY_DEFAULT
-PassPluginLibraryInfo
-mlirGetPassPluginInfo() {
+extern "C" LLVM_ATTRIBUTE_WEAK
+    LLVM_ATTRIBUTE_VISIBILITY_DEFAULT PassPluginLibraryInfo
+    mlirGetPassPluginInfo() {
   return {MLIR_PLUGIN_API_VERSION, "MoE", LLVM_VERSION_STRING,
           [] { moe::registerPassesAndPipelines(); }};
 }

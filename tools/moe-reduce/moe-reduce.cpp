@@ -13,5 +13,5 @@ int main(int argc, char **argv) {
   mlir::moe::registerEverything(registry);
   mlir::MLIRContext context(registry);
   return mlir::failed(mlir::mlirReduceMain(argc, argv, context)) ? EXIT_FAILURE
-                                                          : EXIT_SUCCESS;
+                                                                 : EXIT_SUCCESS;
 }

@@ -60,9 +60,8 @@ static LogicalResult verifyHasLastDim(Operation *op, Value value,
                            << "' to have at least one dim, found a scalar";
 }
 
-static LogicalResult verifyAtLeastOne(Operation *op,
-                                      std::optional<int64_t> value,
-                                      StringRef name) {
+static LogicalResult
+verifyAtLeastOne(Operation *op, std::optional<int64_t> value, StringRef name) {
   if (!value || *value >= 1)
     return success();
   return op->emitOpError() << "expected " << name << " to be at least 1, found "
@@ -188,15 +187,16 @@ static LogicalResult verifyGroups(TopKRenormOp op) {
   if (failed(verifyAtLeastOne(op, nGroup, "n_group")))
     return failure();
   if (topkGroup < 1 || topkGroup > nGroup)
-    return op.emitOpError() << "expected topk_group to be in [1, n_group = "
-                            << nGroup << "], found " << topkGroup;
+    return op.emitOpError()
+           << "expected topk_group to be in [1, n_group = " << nGroup
+           << "], found " << topkGroup;
   int64_t e = op.getNumExperts(), k = op.getNumSelected();
   if (ShapedType::isDynamic(e))
     return success();
   if (e % nGroup != 0)
-    return op.emitOpError() << "expected n_group (" << nGroup
-                            << ") to divide the number of experts (" << e
-                            << ")";
+    return op.emitOpError()
+           << "expected n_group (" << nGroup
+           << ") to divide the number of experts (" << e << ")";
   int64_t kept = topkGroup * (e / nGroup);
   if (!ShapedType::isDynamic(k) && k > kept)
     return op.emitOpError()
@@ -220,7 +220,8 @@ LogicalResult TopKRenormOp::verify() {
     return emitOpError() << "expected k to be at least 1, found " << k;
   if (failed(verifyGroups(*this)))
     return failure();
-  if (getKind() == ScoreKind::Probs && getScoreFunction() != ScoreFunction::None)
+  if (getKind() == ScoreKind::Probs &&
+      getScoreFunction() != ScoreFunction::None)
     return emitOpError() // topk_renorm_c5
            << "expected score to be none with kind = probs, found "
            << stringifyScoreFunction(getScoreFunction());
@@ -260,9 +261,12 @@ enum : int64_t { b, i, e, j, d, f, numDims };
 SmallVector<Dim> SimilarityInformOp::getDims() {
   // The entropies that `restrict = entropy` compares are sums over all experts.
   bool wholeExperts = getRestrict() == Restrict::Entropy;
-  return {{"b", kParallel},  {"i", kParallel, wholeExperts},
+  return {{"b", kParallel},
+          {"i", kParallel, wholeExperts},
           {"e", kParallel, wholeExperts},
-          {"j", kReduction}, {"d", kReduction}, {"f", kReduction}};
+          {"j", kReduction},
+          {"d", kReduction},
+          {"f", kReduction}};
 }
 
 ArrayAttr SimilarityInformOp::getIndexingMaps() {
@@ -305,8 +309,8 @@ LogicalResult SimilarityInformOp::verify() {
   if (!getUk() && getWs()) {
     auto type = cast<ShapedType>(getWs().getType());
     if (type.getDimSize(0) != type.getDimSize(1))
-      return emitOpError()
-             << "expected 'ws' to be square without 'uk', found " << type;
+      return emitOpError() << "expected 'ws' to be square without 'uk', found "
+                           << type;
   }
   return verifyAtLeastOne(*this, getWindow(), "window"); // similarity_inform_c4
 }
@@ -409,8 +413,8 @@ static LogicalResult verifyHead(AttentionPosteriorOp op) {
   if (fixed != head.has_value())
     return op.emitOpError()
            << "expected 'head' with head_mode = fixed and only then, found "
-           << (head ? "it" : "none") << " with head_mode = "
-           << stringifyHeadMode(op.getHeadMode());
+           << (head ? "it" : "none")
+           << " with head_mode = " << stringifyHeadMode(op.getHeadMode());
   int64_t heads = getStaticDimSize(op, posterior::h);
   if (fixed && !ShapedType::isDynamic(heads) &&
       static_cast<int64_t>(*head) >= heads)
@@ -446,7 +450,8 @@ LogicalResult AttentionPosteriorOp::verify() {
                          << " with head_mode = "
                          << stringifyHeadMode(getHeadMode()) << ", found "
                          << lseHeads;
-  return verifyAtLeastOne(*this, getWindow(), "window"); // attention_posterior_c4
+  return verifyAtLeastOne(*this, getWindow(),
+                          "window"); // attention_posterior_c4
 }
 
 //===----------------------------------------------------------------------===//
@@ -520,7 +525,8 @@ enum : int64_t { e, d, n, numDims };
 } // namespace dispersion
 
 SmallVector<Dim> MadDispersionOp::getDims() {
-  return {{"e", kParallel, /*whole=*/true}, {"d", kParallel}, {"n", kReduction}};
+  return {
+      {"e", kParallel, /*whole=*/true}, {"d", kParallel}, {"n", kReduction}};
 }
 
 ArrayAttr MadDispersionOp::getIndexingMaps() {
@@ -536,8 +542,8 @@ ArrayAttr MadDispersionOp::getIndexingMaps() {
 }
 
 LogicalResult MadDispersionOp::verify() {
-  return verifyStructured(
-      *this, {OutElement::F32, OutElement::F32, OutElement::I32});
+  return verifyStructured(*this,
+                          {OutElement::F32, OutElement::F32, OutElement::I32});
 }
 
 //===----------------------------------------------------------------------===//
@@ -563,9 +569,9 @@ static LogicalResult verifySquare(Operation *op, Value a) {
   auto type = cast<ShapedType>(a.getType());
   if (type.getRank() == 2 && !type.isDynamicDim(0) && !type.isDynamicDim(1) &&
       type.getDimSize(0) != type.getDimSize(1))
-    return op->emitOpError() << "expected 'a' to be square, found "
-                             << type.getDimSize(0) << " x "
-                             << type.getDimSize(1);
+    return op->emitOpError()
+           << "expected 'a' to be square, found " << type.getDimSize(0) << " x "
+           << type.getDimSize(1);
   return success();
 }
 

@@ -53,11 +53,11 @@ int64_t mlir::moe::getStaticDimSize(MoEStructuredOpInterface op, unsigned dim) {
     auto type = dyn_cast<ShapedType>(operand.get().getType());
     if (!type)
       continue;
-    for (auto [size, expr] :
-         llvm::zip_equal(type.getShape(),
-                         maps[operand.getOperandNumber()].getResults())) {
+    for (auto [size, expr] : llvm::zip_equal(
+             type.getShape(), maps[operand.getOperandNumber()].getResults())) {
       auto dimExpr = dyn_cast<AffineDimExpr>(expr);
-      if (dimExpr && dimExpr.getPosition() == dim && !ShapedType::isDynamic(size))
+      if (dimExpr && dimExpr.getPosition() == dim &&
+          !ShapedType::isDynamic(size))
         return size;
     }
   }
@@ -82,9 +82,9 @@ void mlir::moe::getStructuredEffects(
   }
 }
 
-LogicalResult
-mlir::moe::reifyFromInits(DestinationStyleOpInterface op, OpBuilder &builder,
-                          ReifiedRankedShapedTypeDims &shapes) {
+LogicalResult mlir::moe::reifyFromInits(DestinationStyleOpInterface op,
+                                        OpBuilder &builder,
+                                        ReifiedRankedShapedTypeDims &shapes) {
   for (OpOperand &init : op.getDpsInitsMutable())
     if (isa<RankedTensorType>(init.get().getType()))
       shapes.push_back(
@@ -125,9 +125,9 @@ static LogicalResult verifyOuts(MoEStructuredOpInterface op,
                                 ArrayRef<OutElement> outs) {
   auto dps = cast<DestinationStyleOpInterface>(op.getOperation());
   if (dps.getNumDpsInits() != static_cast<int64_t>(outs.size()))
-    return op->emitOpError() << "expected " << outs.size()
-                             << " destinations in 'outs', found "
-                             << dps.getNumDpsInits();
+    return op->emitOpError()
+           << "expected " << outs.size() << " destinations in 'outs', found "
+           << dps.getNumDpsInits();
   for (auto [init, element] : llvm::zip_equal(dps.getDpsInitsMutable(), outs)) {
     Type found = getElementTypeOrSelf(init.get().getType());
     if (!hasElement(found, element))
@@ -203,12 +203,11 @@ static LogicalResult verifyShapes(MoEStructuredOpInterface op) {
       if (ShapedType::isDynamic(first.size))
         first = {size, number, static_cast<unsigned>(position)};
       else if (first.size != size)
-        return op->emitOpError()
-               << "expected dim " << position << " of '"
-               << op.getOperandName(number) << "' (" << size
-               << ") to match dim " << first.position << " of '"
-               << op.getOperandName(first.operand) << "' (" << first.size
-               << ")";
+        return op->emitOpError() << "expected dim " << position << " of '"
+                                 << op.getOperandName(number) << "' (" << size
+                                 << ") to match dim " << first.position
+                                 << " of '" << op.getOperandName(first.operand)
+                                 << "' (" << first.size << ")";
     }
   }
   for (auto [smaller, larger] : op.getDimOrder())

@@ -36,8 +36,8 @@ public:
     SmallVector<AffineMap> maps =
         cast<IndexingMapOpInterface>(op.getOperation()).getIndexingMapsArray();
     for (OpOperand &operand : op->getOpOperands())
-      for (auto [position, expr] : llvm::enumerate(
-               maps[operand.getOperandNumber()].getResults()))
+      for (auto [position, expr] :
+           llvm::enumerate(maps[operand.getOperandNumber()].getResults()))
         if (auto dim = dyn_cast<AffineDimExpr>(expr))
           checkDimAgrees(operand, position, dim.getPosition());
   }

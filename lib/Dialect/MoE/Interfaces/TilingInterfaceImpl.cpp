@@ -55,14 +55,13 @@ Value sliceOperand(OpBuilder &builder, Location loc, Value operand,
   }
   SmallVector<OpFoldResult> strides(map.getNumResults(),
                                     builder.getIndexAttr(1));
-  Operation *slice =
-      isa<RankedTensorType>(operand.getType())
-          ? tensor::ExtractSliceOp::create(builder, loc, operand, offsets,
-                                           sizes, strides)
-                .getOperation()
-          : memref::SubViewOp::create(builder, loc, operand, offsets, sizes,
-                                      strides)
-                .getOperation();
+  Operation *slice = isa<RankedTensorType>(operand.getType())
+                         ? tensor::ExtractSliceOp::create(
+                               builder, loc, operand, offsets, sizes, strides)
+                               .getOperation()
+                         : memref::SubViewOp::create(builder, loc, operand,
+                                                     offsets, sizes, strides)
+                               .getOperation();
   slices.push_back(slice);
   return slice->getResult(0);
 }
@@ -83,10 +82,9 @@ template <typename OpTy>
 struct StructuredOpTiling
     : TilingInterface::ExternalModel<StructuredOpTiling<OpTy>, OpTy> {
   SmallVector<utils::IteratorType> getLoopIteratorTypes(Operation *op) const {
-    return llvm::map_to_vector(
-        cast<OpTy>(op).getDims(),
-        [](const Dim &dim) { return dim.isTileable() ? dim.iterator
-                                    : utils::IteratorType::reduction; });
+    return llvm::map_to_vector(cast<OpTy>(op).getDims(), [](const Dim &dim) {
+      return dim.isTileable() ? dim.iterator : utils::IteratorType::reduction;
+    });
   }
 
   SmallVector<Range> getIterationDomain(Operation *op,
@@ -99,9 +97,10 @@ struct StructuredOpTiling
       // A dim that no operand spans belongs to an implicit operand.
       OpFoldResult size = builder.getIndexAttr(1);
       if (auto place = findDim(structured, dim); succeeded(place))
-        size = getSize(builder, op->getLoc(), place->first->get(),
-                       place->second);
-      domain.push_back({builder.getIndexAttr(0), size, builder.getIndexAttr(1)});
+        size =
+            getSize(builder, op->getLoc(), place->first->get(), place->second);
+      domain.push_back(
+          {builder.getIndexAttr(0), size, builder.getIndexAttr(1)});
     }
     return domain;
   }
@@ -124,9 +123,9 @@ struct StructuredOpTiling
     for (OpOperand &operand : whole->getOpOperands()) {
       Value value = operand.get();
       if (isa<ShapedType>(value.getType()))
-        value = sliceOperand(builder, op->getLoc(), value,
-                             maps[operand.getOperandNumber()], dims, tile,
-                             slices);
+        value =
+            sliceOperand(builder, op->getLoc(), value,
+                         maps[operand.getOperandNumber()], dims, tile, slices);
       operands.push_back(value);
       if (dps.isDpsInit(&operand) && isa<RankedTensorType>(value.getType()))
         resultTypes.push_back(value.getType());
@@ -142,21 +141,22 @@ struct StructuredOpTiling
         {tiled}, SmallVector<Value>(tiled->getResults()), slices};
   }
 
-  LogicalResult getResultTilePosition(
-      Operation *op, OpBuilder &builder, unsigned resultNumber,
-      ArrayRef<OpFoldResult> offsets, ArrayRef<OpFoldResult> sizes,
-      SmallVector<OpFoldResult> &resultOffsets,
-      SmallVector<OpFoldResult> &resultSizes) const {
+  LogicalResult
+  getResultTilePosition(Operation *op, OpBuilder &builder,
+                        unsigned resultNumber, ArrayRef<OpFoldResult> offsets,
+                        ArrayRef<OpFoldResult> sizes,
+                        SmallVector<OpFoldResult> &resultOffsets,
+                        SmallVector<OpFoldResult> &resultSizes) const {
     OpOperand *init = getInit(op, resultNumber);
     SmallVector<Dim> dims = cast<OpTy>(op).getDims();
-    for (auto [position, expr] : llvm::enumerate(
-             getMaps(op)[init->getOperandNumber()].getResults())) {
+    for (auto [position, expr] :
+         llvm::enumerate(getMaps(op)[init->getOperandNumber()].getResults())) {
       unsigned dim = cast<AffineDimExpr>(expr).getPosition();
       bool cut = dims[dim].isTileable();
       resultOffsets.push_back(cut ? offsets[dim] : builder.getIndexAttr(0));
-      resultSizes.push_back(cut ? sizes[dim]
-                                : getSize(builder, op->getLoc(), init->get(),
-                                          position));
+      resultSizes.push_back(
+          cut ? sizes[dim]
+              : getSize(builder, op->getLoc(), init->get(), position));
     }
     return success();
   }
@@ -209,8 +209,8 @@ private:
                            ArrayRef<OpFoldResult> sizes) {
     OpOperand *init = getInit(op, resultNumber);
     SmallVector<Dim> dims = cast<OpTy>(op).getDims();
-    for (auto [position, expr] : llvm::enumerate(
-             getMaps(op)[init->getOperandNumber()].getResults())) {
+    for (auto [position, expr] :
+         llvm::enumerate(getMaps(op)[init->getOperandNumber()].getResults())) {
       if (dims[cast<AffineDimExpr>(expr).getPosition()].isTileable())
         continue;
       FailureOr<bool> whole = ValueBoundsConstraintSet::areEqual(

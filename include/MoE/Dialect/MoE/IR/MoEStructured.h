@@ -56,8 +56,8 @@ LogicalResult reifyFromInits(DestinationStyleOpInterface op, OpBuilder &builder,
 
 /// The operand and position where the size of `dim` can be read, or failure
 /// for a dim that no operand spans.
-FailureOr<std::pair<OpOperand *, unsigned>>
-findDim(MoEStructuredOpInterface op, unsigned dim);
+FailureOr<std::pair<OpOperand *, unsigned>> findDim(MoEStructuredOpInterface op,
+                                                    unsigned dim);
 
 /// The static size of `dim`, or ShapedType::kDynamic.
 int64_t getStaticDimSize(MoEStructuredOpInterface op, unsigned dim);
