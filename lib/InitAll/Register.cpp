@@ -8,6 +8,7 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
 #include "MoE/InitAll.h"
+#include "MoE/Pipelines/MoEToNVVM.h"
 #include "MoE/Transforms/Passes.h"
 
 using namespace mlir;
@@ -19,5 +20,6 @@ void mlir::moe::registerDialect(DialectRegistry &registry) {
 
 void mlir::moe::registerPassesAndPipelines() {
   registerMoEConversionPasses();
+  registerMoEToNVVMPipeline();
   registerMoETransformsPasses();
 }

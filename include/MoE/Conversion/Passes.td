@@ -41,4 +41,33 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
   ];
 }
 
+def MoEAttachNVVMTargetPass
+    : Pass<"moe-attach-nvvm-target", "::mlir::ModuleOp"> {
+  let summary = "Say for which NVIDIA chip the kernels are compiled";
+  let description = [{
+    Attaches an `#nvvm.target` to every `gpu.module`, with the lowest PTX
+    version that knows the chip. Differs from `nvvm-attach-target` in that an
+    unknown chip is an error, reported before any pass has run.
+  }];
+  let dependentDialects = ["::mlir::NVVM::NVVMDialect"];
+  let options = [
+    Option<"chip", "chip", "std::string", /*default=*/"\"sm_90\"",
+           "chip to compile for, such as sm_90">,
+  ];
+}
+
+def MoETileToBlocksPass
+    : InterfacePass<"moe-tile-to-blocks", "::mlir::FunctionOpInterface"> {
+  let summary = "Tile rows to the blocks of a GPU grid";
+  let description = [{
+    Runs `moe-tile-and-fuse` with `gpu-blocks` and as many rows a tile as fit:
+    every value that one tiled op hands to another may have to lie in workgroup
+    memory.
+  }];
+  let options = [
+    Option<"maxRows", "max-rows", "int64_t", /*default=*/"16",
+           "rows of a tile at most">,
+  ];
+}
+
 #endif // MOE_CONVERSION_PASSES_TD
