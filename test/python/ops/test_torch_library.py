@@ -66,7 +66,13 @@ class Model(torch.nn.Module):
         return plain.gates, *(routing.gates for routing in others)
 
 
-ONE_GRAPH = torch._dynamo.config.patch(error_on_recompile=True)
+@pytest.fixture
+def one_graph():
+    """A second graph for the same function is an error."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    torch._dynamo.reset()
 
 
 def models():
@@ -76,8 +82,7 @@ def models():
     return compiled, plain
 
 
-@ONE_GRAPH
-def test_one_graph_for_all_token_counts_in_inference():
+def test_one_graph_for_all_token_counts_in_inference(one_graph):
     model, _ = models()
     model.eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -88,8 +93,7 @@ def test_one_graph_for_all_token_counts_in_inference():
                 torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
-@ONE_GRAPH
-def test_one_graph_for_all_token_counts_in_training():
+def test_one_graph_for_all_token_counts_in_training(one_graph):
     model, plain = models()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
     for n in (7, 3, 150):
