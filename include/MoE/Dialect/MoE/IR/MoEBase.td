@@ -87,22 +87,19 @@ class MoE_StructuredOp<string mnemonic, list<string> names,
       auto type = ::llvm::dyn_cast<::mlir::ShapedType>(operand->get().getType());
       return type ? type.getShape() : ::llvm::ArrayRef<int64_t>();
     }
-    /// The name that diagnostics give to an operand.
-    ::std::string getOperandName(unsigned operandNumber) {
-      static constexpr ::llvm::StringLiteral argumentNames[] = {}]
+    /// The names that diagnostics give to operands: operands come first among
+    /// the arguments, in the order of their ODS positions.
+    static ::llvm::ArrayRef<::llvm::StringLiteral> getArgumentNames() {
+      static constexpr ::llvm::StringLiteral names[] = {}]
       # !interleave(!foreach(i, !range(!size(arguments)),
                              "\"" # !getdagname(arguments, i) # "\""), ", ")
       # [{};
-      static constexpr ::llvm::StringLiteral outNames[] = {}]
+      return names;
+    }
+    static ::llvm::ArrayRef<::llvm::StringLiteral> getOutNames() {
+      static constexpr ::llvm::StringLiteral names[] = {}]
       # !interleave(!foreach(name, outNames, "\"" # name # "\""), ", ") # [{};
-      for (unsigned group = 0;; ++group) {
-        auto [start, length] = getODSOperandIndexAndLength(group);
-        if (operandNumber >= start + length)
-          continue;
-        if (argumentNames[group] == "outs")
-          return outNames[operandNumber - start].str();
-        return argumentNames[group].str();
-      }
+      return names;
     }
   }];
   let extraClassDeclaration = structuredClassDeclaration;

@@ -28,7 +28,31 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
       }],
       /*retTy=*/"::std::string",
       /*methodName=*/"getOperandName",
-      /*args=*/(ins "unsigned":$operandNumber)
+      /*args=*/(ins "unsigned":$operandNumber),
+      /*methodBody=*/"",
+      /*defaultImplementation=*/[{
+        for (unsigned group = 0;; ++group) {
+          auto [start, length] = $_op.getODSOperandIndexAndLength(group);
+          if (operandNumber >= start + length)
+            continue;
+          ::llvm::StringRef name = ConcreteOp::getArgumentNames()[group];
+          return name == "outs"
+                     ? ConcreteOp::getOutNames()[operandNumber - start].str()
+                     : name.str();
+        }
+      }]
+    >,
+    InterfaceMethod<
+      /*desc=*/[{
+        Pairs of dims (smaller, larger): the size of the first must not exceed
+        that of the second. Checked by the verifier where both are static and
+        by the runtime verification where they are not.
+      }],
+      /*retTy=*/"::llvm::SmallVector<std::pair<unsigned, unsigned>>",
+      /*methodName=*/"getDimOrder",
+      /*args=*/(ins),
+      /*methodBody=*/"",
+      /*defaultImplementation=*/[{ return {}; }]
     >,
     InterfaceMethod<
       /*desc=*/[{

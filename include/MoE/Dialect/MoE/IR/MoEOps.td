@@ -69,6 +69,8 @@ def MoE_RouterLogitsOp : MoE_StructuredOp<"router_logits", ["z"], [
 def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     AttrSizedOperandSegments,
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
+                              ["getDims", "getDimOrder"]>,
   ]> {
   let summary = "select k experts a token and weigh them";
   let description = [{
@@ -514,6 +516,8 @@ def MoE_MadDispersionOp : MoE_StructuredOp<"mad_dispersion", ["s", "mean", "coun
 
 def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
+                              ["getDims", "getDimOrder"]>,
   ]> {
   let summary = "smooth expert probabilities over the expert graph";
   let description = [{
@@ -528,8 +532,8 @@ def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
     | `a` | `[e, l]`, square | f32 |
     | `g` (out) | `[n.., e]` | f32 |
 
-    Iterators: `n` parallel, `e` parallel with `cold_start = literal` and whole
-    with `base`; `l` reduction kept whole.
+    Iterators: `n` parallel; `e` kept whole, since the graph is; `l` reduction
+    kept whole.
 
     Differs from a matrix product in the threshold and the cold start. The
     Symphony routers insert it; `moe-decompose` turns it into a
@@ -565,6 +569,8 @@ def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
 def MoE_AdjacencyUpdateOp : MoE_StructuredOp<"adjacency_update", ["a_new"], [
     AttrSizedOperandSegments,
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
+                              ["getDims", "getDimOrder"]>,
   ]> {
   let summary = "move the expert graph towards the batch's co-selections";
   let description = [{

@@ -1,0 +1,19 @@
+//===- Passes.h - Passes that stay in the moe dialect -----------*- C++ -*-===//
+
+#ifndef MOE_TRANSFORMS_PASSES_H
+#define MOE_TRANSFORMS_PASSES_H
+
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Pass/Pass.h"
+
+namespace mlir::moe {
+
+#define GEN_PASS_DECL
+#include "MoE/Transforms/Passes.h.inc"
+
+#define GEN_PASS_REGISTRATION
+#include "MoE/Transforms/Passes.h.inc"
+
+} // namespace mlir::moe
+
+#endif // MOE_TRANSFORMS_PASSES_H

@@ -1,0 +1,10 @@
+//===- AllInterfaces.cpp - Interface models of the moe dialect ------------===//
+
+#include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
+
+void mlir::moe::registerAllDialectInterfaceImplementations(
+    DialectRegistry &registry) {
+  registerBufferizableOpInterfaceExternalModels(registry);
+  registerRuntimeVerifiableOpInterfaceExternalModels(registry);
+  registerTilingInterfaceExternalModels(registry);
+}

@@ -1,0 +1,19 @@
+//===- Register.cpp - Registration of what is our own ---------------------===//
+//
+// Apart from InitAll.cpp, so that a plugin does not drag in all of upstream.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
+#include "MoE/InitAll.h"
+#include "MoE/Transforms/Passes.h"
+
+using namespace mlir;
+
+void mlir::moe::registerDialect(DialectRegistry &registry) {
+  registry.insert<MoEDialect>();
+  registerAllDialectInterfaceImplementations(registry);
+}
+
+void mlir::moe::registerPassesAndPipelines() { registerMoETransformsPasses(); }

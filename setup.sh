@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Sets up everything that ./run, ./test and ./bench need: a virtual environment
+# with pinned wheels, and the build. Does only what is missing, so it resumes
+# after an interruption and costs a second when nothing changed.
+#
+#   MOE_MLIR_VENV   the environment to use   (default .venv)
+#   MOE_MLIR_BUILD  the build directory      (default build)
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+venv="${MOE_MLIR_VENV:-$root/.venv}"
+build="${MOE_MLIR_BUILD:-$root/build}"
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
+
+command -v g++ >/dev/null || command -v clang++ >/dev/null ||
+  fail "expected a C++20 compiler, found neither g++ nor clang++: install one (g++ 12 or newer)"
+
+if [ ! -x "$venv/bin/python" ]; then
+  say "creating the environment $venv"
+  "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    fail "expected Python 3.10 or newer as ${PYTHON:-python3}: set PYTHON to one"
+  "${PYTHON:-python3}" -m venv "$venv"
+fi
+
+# The stamp holds what was installed; an interrupted installation leaves none.
+stamp="$venv/.moe-requirements"
+if ! cmp -s "$root/requirements.txt" "$stamp"; then
+  say "installing the pinned wheels (about 1 GB, a minute or two)"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    -r "$root/requirements.txt"
+  cp "$root/requirements.txt" "$stamp"
+fi
+
+export PATH="$venv/bin:$PATH"
+if [ ! -f "$build/build.ninja" ]; then
+  say "configuring $build"
+  launcher=()
+  if command -v ccache >/dev/null; then
+    launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  cmake -G Ninja -S "$root" -B "$build" -DPython_EXECUTABLE="$venv/bin/python" \
+    "${launcher[@]}" ${MOE_MLIR_CMAKE_ARGS:-} >"$root/.cmake.log" 2>&1 ||
+    { cat "$root/.cmake.log" >&2; rm -f "$build/build.ninja"; fail "the configuration failed"; }
+  rm -f "$root/.cmake.log"
+fi
+# Ninja reports progress itself where someone watches, and errors always.
+if [ -t 2 ]; then
+  ninja -C "$build" >&2
+else
+  ninja -C "$build" --quiet >&2
+fi

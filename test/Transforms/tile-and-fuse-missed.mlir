@@ -1,0 +1,47 @@
+// RUN: %moe-opt %s --moe-tile-and-fuse --remarks-filter-missed='moe-.*' --split-input-file -o %t 2>&1 | FileCheck %s
+// RUN: FileCheck %s --check-prefix=IR < %t
+
+// Logits that someone else reads too are computed once, for all.
+
+// CHECK: remark: [Missed] TileAndFuse | Category:moe-tile-and-fuse
+// CHECK-SAME: Reason="its result has several users", Remark="not fused into moe.topk_renorm"
+
+// IR-LABEL: func @keeps_logits_that_have_two_users
+// IR:         scf.forall
+// IR:           moe.router_logits
+// IR:         scf.forall
+// IR-NOT:       moe.router_logits
+// IR:           moe.topk_renorm
+func.func @keeps_logits_that_have_two_users(
+    %h: tensor<256x32xf32>, %w: tensor<64x32xf32>, %z0: tensor<256x64xf32>,
+    %g0: tensor<256x8xf32>, %i0: tensor<256x8xi32>)
+    -> (tensor<256x64xf32>, tensor<256x8xf32>, tensor<256x8xi32>) {
+  %z = moe.router_logits ins(%h, %w : tensor<256x32xf32>, tensor<64x32xf32>)
+      outs(%z0 : tensor<256x64xf32>) -> tensor<256x64xf32>
+  %g, %i = moe.topk_renorm ins(%z : tensor<256x64xf32>)
+      outs(%g0, %i0 : tensor<256x8xf32>, tensor<256x8xi32>)
+      -> tensor<256x8xf32>, tensor<256x8xi32>
+  return %z, %g, %i : tensor<256x64xf32>, tensor<256x8xf32>, tensor<256x8xi32>
+}
+
+// -----
+
+// Every tile of queries needs every key: the keys are computed once.
+
+// CHECK: Reason="several tiles need the same rows of it", Remark="not fused into linalg.matmul"
+
+// IR-LABEL: func @keeps_producers_that_every_tile_needs
+// IR:         scf.forall
+// IR:           linalg.exp
+// IR:         scf.forall
+// IR-NOT:       linalg.exp
+// IR:           linalg.matmul
+func.func @keeps_producers_that_every_tile_needs(
+    %a: tensor<256x32xf32>, %b: tensor<32x16xf32>, %e0: tensor<32x16xf32>,
+    %c: tensor<256x16xf32>) -> tensor<256x16xf32> {
+  %e = linalg.exp ins(%b : tensor<32x16xf32>) outs(%e0 : tensor<32x16xf32>)
+      -> tensor<32x16xf32>
+  %r = linalg.matmul ins(%a, %e : tensor<256x32xf32>, tensor<32x16xf32>)
+      outs(%c : tensor<256x16xf32>) -> tensor<256x16xf32>
+  return %r : tensor<256x16xf32>
+}

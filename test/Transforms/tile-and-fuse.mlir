@@ -1,0 +1,83 @@
+// RUN: %moe-opt %s --moe-tile-and-fuse --canonicalize --cse --canonicalize --split-input-file | FileCheck %s
+// RUN: %moe-opt %s --moe-tile-and-fuse --canonicalize --cse --canonicalize --moe-tile-and-fuse --canonicalize --cse --canonicalize --split-input-file | FileCheck %s
+
+// Rows are tiled, and the logits are computed inside the tile that selects from
+// them. The experts and the k places stay whole.
+
+// CHECK-LABEL: func @fuses_the_logits_into_the_selection
+// CHECK-SAME:    %[[H:[^:]*]]: tensor<?x352xf32>, %[[W:[^:]*]]: tensor<64x352xf32>
+// CHECK-NOT:     moe.
+// CHECK:         scf.forall (%[[ROW:.*]]) = (0) to (%{{.*}}) step (64)
+// CHECK:           %[[TOKENS:.*]] = tensor.extract_slice %[[H]][%[[ROW]], 0]
+// CHECK:           %[[Z:.*]] = moe.router_logits ins(%[[TOKENS]], %[[W]]
+// CHECK:           moe.topk_renorm ins(%[[Z]]
+// CHECK:           scf.forall.in_parallel
+// CHECK-NOT:     moe.
+func.func @fuses_the_logits_into_the_selection(
+    %h: tensor<?x352xf32>, %w: tensor<64x352xf32>, %n: index)
+    -> (tensor<?x8xf32>, tensor<?x8xi32>) {
+  %z0 = tensor.empty(%n) : tensor<?x64xf32>
+  %g0 = tensor.empty(%n) : tensor<?x8xf32>
+  %i0 = tensor.empty(%n) : tensor<?x8xi32>
+  %z = moe.router_logits ins(%h, %w : tensor<?x352xf32>, tensor<64x352xf32>)
+      outs(%z0 : tensor<?x64xf32>) -> tensor<?x64xf32>
+  %g, %i = moe.topk_renorm ins(%z : tensor<?x64xf32>)
+      outs(%g0, %i0 : tensor<?x8xf32>, tensor<?x8xi32>)
+      -> tensor<?x8xf32>, tensor<?x8xi32>
+  return %g, %i : tensor<?x8xf32>, tensor<?x8xi32>
+}
+
+// -----
+
+// One row of the outer dims a tile, 64 of the innermost row dim. A self-similar
+// op spells its keys and the position of its queries out before it is cut.
+
+// CHECK-LABEL: func @tiles_queries_and_moves_their_origin
+// CHECK-SAME:    %[[U:[^:]*]]: tensor<2x?x352xf32>
+// CHECK:         scf.forall (%[[B:.*]], %[[ROW:.*]]) = (0, 0) to (2, %{{.*}}) step (1, 64)
+// CHECK-DAG:       %[[QUERIES:.*]] = tensor.extract_slice %[[U]][%[[B]], %[[ROW]], 0]
+// CHECK-DAG:       %[[KEYS:.*]] = tensor.extract_slice %[[U]][%[[B]], 0, 0]
+// CHECK:           moe.similarity_inform ins(%[[QUERIES]],
+// CHECK-SAME:        keys(%[[KEYS]] :
+// CHECK-SAME:        origin(%[[ROW]] :
+func.func @tiles_queries_and_moves_their_origin(
+    %u: tensor<2x?x352xf32>, %e: tensor<2x?x16xf32>, %p: tensor<2x?x16xf32>,
+    %lse: tensor<2x?xf32>) -> (tensor<2x?x16xf32>, tensor<2x?xf32>) {
+  %r:2 = moe.similarity_inform
+      ins(%u, %e : tensor<2x?x352xf32>, tensor<2x?x16xf32>)
+      outs(%p, %lse : tensor<2x?x16xf32>, tensor<2x?xf32>) {causal = true}
+      -> tensor<2x?x16xf32>, tensor<2x?xf32>
+  return %r#0, %r#1 : tensor<2x?x16xf32>, tensor<2x?xf32>
+}
+
+// -----
+
+// Assignments are absolute and counts do not span d: nothing is cut.
+
+// CHECK-LABEL: func @leaves_ops_without_row_dims
+// CHECK-NOT:     scf.forall
+// CHECK:         moe.mad_dispersion
+// CHECK-NOT:     scf.forall
+func.func @leaves_ops_without_row_dims(
+    %h: tensor<?x32xf32>, %assign: tensor<?xi32>, %s: tensor<4x32xf32>,
+    %mean: tensor<4x32xf32>, %count: tensor<4xi32>) -> tensor<4x32xf32> {
+  %r:3 = moe.mad_dispersion ins(%h, %assign : tensor<?x32xf32>, tensor<?xi32>)
+      outs(%s, %mean, %count : tensor<4x32xf32>, tensor<4x32xf32>, tensor<4xi32>)
+      -> tensor<4x32xf32>, tensor<4x32xf32>, tensor<4xi32>
+  return %r#0 : tensor<4x32xf32>
+}
+
+// -----
+
+// The pass knows no op by name: ops of linalg are tiled by the same rule.
+
+// CHECK-LABEL: func @tiles_upstream_ops_too
+// CHECK:         scf.forall (%{{.*}}) = (0) to (128) step (64)
+// CHECK:           linalg.matmul
+func.func @tiles_upstream_ops_too(
+    %a: tensor<128x32xf32>, %b: tensor<32x16xf32>, %c: tensor<128x16xf32>)
+    -> tensor<128x16xf32> {
+  %r = linalg.matmul ins(%a, %b : tensor<128x32xf32>, tensor<32x16xf32>)
+      outs(%c : tensor<128x16xf32>) -> tensor<128x16xf32>
+  return %r : tensor<128x16xf32>
+}

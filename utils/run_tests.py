@@ -1,0 +1,100 @@
+"""Runs the lit suite and pytest, and prints one closing line with the counts.
+
+    python utils/run_tests.py BUILD_DIR [--filter TEXT]
+
+The last line of the output is `N passed, N failed`, with `, N skipped` where
+tests were skipped or unsupported. The exit code is 0 only if nothing failed
+and something ran.
+"""
+
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def find_lit() -> list[str]:
+    # `python -m lit.main` runs nothing and exits 0, hence the explicit call.
+    return [sys.executable, "-c", "from lit.main import main; main()"]
+
+
+def count(report: pathlib.Path) -> tuple[int, int, int]:
+    """(passed, failed, skipped) of a JUnit report."""
+    passed = failed = skipped = 0
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif case.find("skipped") is not None:
+            skipped += 1
+        else:
+            passed += 1
+    return passed, failed, skipped
+
+
+def run_suite(name, command, report, environment) -> tuple[int, int, int]:
+    report.unlink(missing_ok=True)
+    print(f"== {name}", flush=True)
+    code = subprocess.run(command, env=environment, cwd=ROOT).returncode
+    if not report.exists():
+        print(f"error: {name} ended with exit code {code} and left no report")
+        return 0, 1, 0
+    passed, failed, skipped = count(report)
+    # A suite that fails without a failed test (a broken configuration, a test
+    # file that does not import) must not look green.
+    if code != 0 and failed == 0:
+        print(f"error: {name} ended with exit code {code}")
+        failed = 1
+    return passed, failed, skipped
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path, help="the build directory")
+    parser.add_argument(
+        "--filter", default="", help="run only tests whose name contains this"
+    )
+    options = parser.parse_args()
+    build = options.build.resolve()
+
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = str(build / "python")
+    environment["MOE_MLIR_CACHE_DIR"] = str(build / "test" / "cache")
+    environment["PATH"] = os.pathsep.join(
+        [str(build / "bin"), os.path.dirname(sys.executable), environment["PATH"]]
+    )
+
+    lit_report = build / "test" / "lit.xml"
+    lit_command = find_lit() + [
+        str(build / "test"), "-v", "--xunit-xml-output", str(lit_report),
+    ]
+    pytest_report = build / "test" / "pytest.xml"
+    pytest_command = [
+        sys.executable, "-m", "pytest", str(ROOT / "test" / "python"), "-q",
+        "-n", "2", f"--junitxml={pytest_report}", "-p", "no:cacheprovider",
+    ]
+    if options.filter:
+        lit_command += ["--filter", options.filter, "--allow-empty-runs"]
+        pytest_command += ["-k", options.filter]
+
+    totals = [0, 0, 0]
+    for suite in (
+        ("lit", lit_command, lit_report),
+        ("pytest", pytest_command, pytest_report),
+    ):
+        for i, number in enumerate(run_suite(*suite, environment)):
+            totals[i] += number
+    passed, failed, skipped = totals
+    if passed == 0 and failed == 0:
+        print("error: no test ran")
+        failed = 1
+    tail = f", {skipped} skipped" if skipped else ""
+    print(f"{passed} passed, {failed} failed{tail}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
