@@ -106,8 +106,10 @@ def _validate(
         _check.dtype("bias", bias, ACTIVATIONS)
         full = (batch, heads, n, nk)
         padded = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-        if len(padded) != 4 or padded[2:] != (n, nk) or any(
-            size not in (1, whole) for size, whole in zip(padded[:2], full[:2])
+        if (
+            len(padded) != 4
+            or padded[2:] != (n, nk)
+            or any(size not in (1, whole) for size, whole in zip(padded[:2], full[:2]))
         ):
             _check.fail(
                 "expected 'bias' to have shape [batch or 1, heads or 1, n, nk] for "

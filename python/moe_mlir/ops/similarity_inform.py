@@ -72,7 +72,9 @@ def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, prec
     if uk is not None:
         _check.same_dtype("uk", uk, "u", u)
         if restrict == "entropy":
-            _check.fail("expected no 'uk' with restrict='entropy', which compares a token with its keys")
+            _check.fail(
+                "expected no 'uk' with restrict='entropy', which compares a token with its keys"
+            )
         _check.shape("uk", uk, (*key_dims, uk.shape[-1]), "[.., keys, f]")
     if ws is not None:
         _check.same_dtype("ws", ws, "u", u)
@@ -179,9 +181,7 @@ def _fake(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precisio
 # -------------------------------------------------------------------- backward
 
 
-def _backward_fake(
-    dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict
-):
+def _backward_fake(dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict):
     def like(x):
         if x is None:
             return u.new_empty(0, dtype=torch.float32)
@@ -210,7 +210,20 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, dp, dlse):
     u, e, uk, ws, mask, tau_value, p, lse = ctx.saved_tensors
     du, de, duk, dws, dtau = _backward_op(
-        dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, ctx.tau, ctx.causal, ctx.window, ctx.restrict
+        dp,
+        dlse,
+        p,
+        lse,
+        u,
+        e,
+        uk,
+        ws,
+        mask,
+        tau_value,
+        ctx.tau,
+        ctx.causal,
+        ctx.window,
+        ctx.restrict,
     )
     return (
         du,

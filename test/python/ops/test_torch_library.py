@@ -57,9 +57,7 @@ class Model(torch.nn.Module):
 
     def forward(self, h):
         plain = self.plain(h)
-        clustered = self.clustered(
-            h, prev_indices=plain.indices, prev_gates=plain.gates, prev_h=h
-        )
+        clustered = self.clustered(h, prev_indices=plain.indices, prev_gates=plain.gates, prev_h=h)
         heads = h.unflatten(-1, (2, 6)).transpose(1, 2)
         attentive = self.attentive(h, q=heads, k=heads, u=h, v=heads, wo=self.wo)
         others = (clustered, attentive, self.similar(h), self.symphony(h))
@@ -117,9 +115,7 @@ def test_export_keeps_the_ops_and_the_token_count_open():
         model, (normal(1, 9, 12),), dynamic_shapes=({1: tokens},), strict=False
     )
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    expected = {
-        f"moe.{name}.default" for name in CALLS if name not in ("adjacency_update",)
-    }
+    expected = {f"moe.{name}.default" for name in CALLS if name not in ("adjacency_update",)}
     assert expected <= called
     h = normal(1, 33, 12)
     with torch.no_grad():
