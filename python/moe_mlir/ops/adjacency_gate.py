@@ -41,7 +41,7 @@ def _validate(p, a, threshold, cold_start):
     _check.choice("cold_start", cold_start, ("literal", "base"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(experts, threshold, cold_start):
     return Kernel(
         "adjacency_gate",

@@ -50,7 +50,7 @@ def _validate(a, idx, beta, norm, diagonal, mask):
         _check.shape("mask", mask, idx.shape[:-1], "of 'idx' without k")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(experts, k, index_dtype, beta, norm, diagonal, masked):
     inputs = [
         Tensor("a", (experts, experts), torch.float32),

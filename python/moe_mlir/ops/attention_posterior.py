@@ -154,7 +154,7 @@ def _validate_values(vp, v, wo, batch, heads, nk, d):
         _check.shape("wo", wo, (heads, d, v.shape[-1]), "[heads, d of 'u', w of 'v']")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(
     dtypes,
     heads,

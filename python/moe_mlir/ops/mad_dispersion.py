@@ -45,7 +45,7 @@ def _validate(h, assign, num_experts, measure, mask):
         _check.shape("mask", mask, h.shape[:-1], "of 'h' without d")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(dtype, assign_dtype, experts, width, measure, masked):
     inputs = [Tensor("h", ("n", width), dtype), Tensor("assign", ("n",), assign_dtype)]
     if masked:

@@ -39,7 +39,7 @@ def _validate(h, weight, bias):
         _check.shape("bias", bias, weight.shape[:1], "[experts of 'weight']")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(dtype, weight_dtype, bias_dtype, experts, width):
     inputs = [Tensor("h", ("n", width), dtype), Tensor("weight", (experts, width), weight_dtype)]
     if bias_dtype is not None:

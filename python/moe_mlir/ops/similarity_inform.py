@@ -92,7 +92,7 @@ def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, prec
     _check.choice("precision", precision, ("ieee", "tf32"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(
     dtype,
     e_dtype,

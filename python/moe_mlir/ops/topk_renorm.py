@@ -61,7 +61,7 @@ def _validate(scores, k, kind, route_scale, mask, index_dtype):
         _check.shape("mask", mask, scores.shape[:-1], "of 'scores' without experts")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(dtype, experts, k, kind, renorm, route_scale, masked, index_dtype):
     inputs = [Tensor("scores", ("n", experts), dtype)]
     if masked:
