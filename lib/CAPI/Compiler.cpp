@@ -89,7 +89,8 @@ static MoEError parse(StringRef source, StringRef filename,
                       const InputOptions &options, MoEModule *result) {
   auto module = std::make_unique<MoEOpaqueModule>();
   module->context = createContext();
-  DiagnosticCollector diagnostics(*module->context, source, filename);
+  DiagnosticCollector diagnostics(*module->context);
+  diagnostics.setSource(source, filename);
   module->module = parseInput(*module->context, source, filename, options);
   if (!module->module)
     return makeError(std::move(diagnostics.errors), "cannot parse the module");
@@ -164,7 +165,8 @@ template <typename Compile>
 static MoEError compileSource(MoEStringRef source, MoEStringRef filename,
                               MoEBytes *result, Compile compile) {
   std::unique_ptr<MLIRContext> context = createContext();
-  DiagnosticCollector diagnostics(*context, unwrap(source), unwrap(filename));
+  DiagnosticCollector diagnostics(*context);
+  diagnostics.setSource(unwrap(source), unwrap(filename));
   OwningOpRef<ModuleOp> module =
       parseInput(*context, unwrap(source), unwrap(filename));
   if (!module)

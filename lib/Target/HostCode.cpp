@@ -41,7 +41,8 @@ std::string mlir::moe::hostCPUName() { return llvm::sys::getHostCPUName().str();
 std::string mlir::moe::hostCPUFeatures() {
   std::vector<std::string> features;
   for (const auto &feature : llvm::sys::getHostCPUFeatures())
-    features.push_back((feature.second ? "+" : "-") + feature.first().str());
+    features.push_back(
+        ((feature.second ? "+" : "-") + feature.first()).str());
   // A StringMap has no order, and the text is part of cache keys.
   llvm::sort(features);
   return llvm::join(features, ",");

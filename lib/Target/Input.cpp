@@ -23,8 +23,11 @@ std::unique_ptr<MLIRContext> mlir::moe::createContext() {
     registerEverything(registry);
     return registry;
   }();
-  return std::make_unique<MLIRContext>(registry,
-                                       MLIRContext::Threading::DISABLED);
+  auto context = std::make_unique<MLIRContext>(
+      registry, MLIRContext::Threading::DISABLED);
+  // The operation of a diagnostic can be a whole module of constants.
+  context->printOpOnDiagnostic(false);
+  return context;
 }
 
 //===----------------------------------------------------------------------===//
@@ -204,10 +207,12 @@ static FileLineColLoc findFileLocation(Location location) {
 }
 
 static void printLocation(llvm::raw_ostream &stream, Location location) {
-  if (FileLineColLoc file = findFileLocation(location))
-    stream << file.getFilename().getValue() << ":" << file.getLine() << ":"
-           << file.getColumn();
-  else if (isa<UnknownLoc>(location))
+  if (FileLineColLoc file = findFileLocation(location)) {
+    stream << file.getFilename().getValue();
+    // The module that the parser adds around a file stands at line 0.
+    if (file.getLine())
+      stream << ":" << file.getLine() << ":" << file.getColumn();
+  } else if (isa<UnknownLoc>(location))
     stream << "<unknown>";
   else
     stream << LocationAttr(location);
@@ -225,15 +230,18 @@ static void printMessage(llvm::raw_ostream &stream, Diagnostic &diagnostic) {
          << ": " << diagnostic;
 }
 
-DiagnosticCollector::DiagnosticCollector(MLIRContext &context, StringRef source,
-                                         StringRef sourceName)
-    : source(source), sourceName(sourceName),
-      handler(&context,
+DiagnosticCollector::DiagnosticCollector(MLIRContext &context)
+    : handler(&context,
               [this](Diagnostic &diagnostic) { return handle(diagnostic); }) {}
+
+void DiagnosticCollector::setSource(StringRef text, StringRef name) {
+  source = text;
+  sourceName = name;
+}
 
 std::string DiagnosticCollector::sourceLine(Location location) const {
   FileLineColLoc file = findFileLocation(location);
-  if (!file || file.getFilename() != sourceName)
+  if (!file || file.getFilename() != sourceName || !file.getLine())
     return "";
   StringRef rest = source;
   for (unsigned line = 1; line < file.getLine(); ++line)

@@ -41,8 +41,10 @@ LogicalResult runPipeline(ModuleOp module, StringRef pipeline,
 /// and the offending line of `source` where it is known.
 class DiagnosticCollector {
 public:
-  DiagnosticCollector(MLIRContext &context, StringRef source = "",
-                      StringRef sourceName = "");
+  explicit DiagnosticCollector(MLIRContext &context);
+
+  /// The text that the locations of file `name` point into.
+  void setSource(StringRef text, StringRef name);
 
   /// Errors, and everything else, in order of emission.
   std::vector<std::string> errors, others;

@@ -26,6 +26,64 @@ def MoEApproximateMathPass
   ];
 }
 
+def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
+  let summary = "Write every softmax over tokens with moe.softmax_mix";
+  let description = [{
+    Replaces each op with `MixingOpInterface` by `moe.softmax_mix`, which
+    kernels implement without ever holding the token-by-token matrix, and by
+    small ops around it. The posterior of Mutual-Inform SMoE (21) becomes an
+    attention over concatenated features, `[scale q, wo^T u / sigma^2]` against
+    `[k, v]`, with the key bias `-|wo v|^2/(2 sigma^2)` from the Gram matrix
+    `wo^T wo`: the means `wo v` are never formed.
+
+    Sums are rounded in another order; nothing else changes. An op on buffers
+    stays and gets a missed remark.
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+  let statistics = [
+    Statistic<"numConverted", "num-converted", "Number of ops converted">,
+    Statistic<"numRefused", "num-refused",
+              "Number of ops that could not be converted">,
+  ];
+}
+
+def MoEDecomposePass : Pass<"moe-decompose"> {
+  let summary = "Replace moe ops by their meaning in linalg";
+  let description = [{
+    Replaces each op of the dialect that has `AggregatedOpInterface` by the
+    smaller ops that define it: `linalg`, `tensor`, `arith` and `math` on
+    tensors. This is the executable meaning of the ops, and the way to
+    `linalg` for those without a kernel of their own; for the mixing ops it
+    holds the whole token-by-token matrix.
+
+    An op that refuses (only some have a meaning on buffers) stays and gets a
+    missed remark with the reason (`--remarks-filter-missed='moe-.*'`).
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+  let options = [
+    ListOption<"ops", "ops", "std::string",
+               "names of the ops to decompose, with or without `moe.`; all if "
+               "empty">,
+  ];
+  let statistics = [
+    Statistic<"numDecomposed", "num-decomposed", "Number of ops decomposed">,
+    Statistic<"numRefused", "num-refused",
+              "Number of ops that refused to decompose">,
+  ];
+}
+
 def MoEOutlineParallelPass
     : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
   let summary = "Turn parallel loops on buffers into calls of the runtime";
