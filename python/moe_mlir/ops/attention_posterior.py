@@ -6,7 +6,7 @@ import math
 import torch
 
 from ._check import ACTIVATIONS, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, enum, f64, i64
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
 from ._library import define
 from ._posterior_backward import posterior_backward
 
@@ -261,9 +261,9 @@ def _cpu(
         exclude_self,
         precision,
     )
-    operands = [tensor.detach().contiguous() for tensor in named.values()]
+    operands = [contiguous(tensor) for tensor in named.values()]
     if mask is not None:
-        operands.append(mask.contiguous())
+        operands.append(contiguous(mask))
     if sigma_value is not None:
         operands.append(sigma_value.detach().to(torch.float32))
     p, chosen, prior_lse, posterior_lse = run(*operands)

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import ACTIVATIONS, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, enum, f64, i64
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
 from ._library import define
 from ._similarity_backward import similarity_backward
 
@@ -139,14 +139,6 @@ def kernel(
     )
 
 
-def _flat(x, kept):
-    """x with its leading dims joined into one batch dim in front of the last `kept`."""
-    if x is None:
-        return None
-    leading = x.shape[: x.dim() - kept].numel()
-    return x.detach().reshape(leading, *x.shape[x.dim() - kept :]).contiguous()
-
-
 def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
     _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision)
     run = kernel(
@@ -164,11 +156,16 @@ def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
         restrict,
         precision,
     )
-    ws = None if ws is None else ws.detach().contiguous()
-    operands = [_flat(u, 2), _flat(e, 2), _flat(uk, 2), ws, _flat(mask, 1)]
+    operands = [rows(u, 2), rows(e, 2)]
+    if uk is not None:
+        operands.append(rows(uk, 2))
+    if ws is not None:
+        operands.append(contiguous(ws))
+    if mask is not None:
+        operands.append(rows(mask, 1))
     if tau_value is not None:
         operands.append(tau_value.detach().to(torch.float32))
-    p, lse = run(*(t for t in operands if t is not None))
+    p, lse = run(*operands)
     return p.view(*u.shape[:-1], e.shape[-1]), lse.view(u.shape[:-1])
 
 
