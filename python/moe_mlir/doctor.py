@@ -46,8 +46,9 @@ def _add_versions(report):
     report.facts["moe-mlir"] = __version__
     report.facts["python"] = f"{platform.python_version()} ({sys.executable})"
     report.facts["platform"] = platform.platform()
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    if importlib.util.find_spec("torch"):
+        import torch
+
         cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
         report.facts["torch"] = f"{torch.__version__}, GPU: {cuda}"
     else:

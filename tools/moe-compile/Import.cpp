@@ -54,7 +54,7 @@ Expected<std::string> mlir::moe::importTorchProgram(StringRef path,
   scope_exit cleanup([&] { sys::fs::remove(output); });
   std::string message;
   int status = sys::ExecuteAndWait(
-      python, {python, "-m", "moe_mlir.export", path, "-o", output},
+      python, {python, "-m", "moe_mlir._import_program", path, output},
       std::nullopt, {}, /*SecondsToWait=*/0, /*MemoryLimit=*/0, &message);
   if (status != 0)
     return createStringError(

@@ -9,7 +9,7 @@
 namespace mlir::moe {
 
 /// The MLIR text of a torch.export program, made by the Python package:
-/// `python3 -m moe_mlir.export FILE.pt2 -o OUT.mlir`. `tool` is argv[0], beside
+/// `python3 -m moe_mlir._import_program FILE.pt2 OUT.mlir`. `tool` is argv[0], beside
 /// which the interpreter and the package are looked for first.
 llvm::Expected<std::string> importTorchProgram(llvm::StringRef path,
                                                const char *tool);

@@ -98,9 +98,7 @@ static LogicalResult verifyOptions(const Options &options,
                         FileLineColLoc::get(&context, "moe-compile", 0, 0))))
     return failure();
   if (emit == Emit::Cubin && findPtxas().empty())
-    return report("expected ptxas for a cubin, found none in PATH, beside LLVM "
-                  "or in CUDA_ROOT; install the nvidia-cuda-nvcc wheel, or use "
-                  "--emit=ptx");
+    return report(kNoPtxas);
   return success();
 }
 
@@ -159,9 +157,8 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options) {
 
   Artifact artifact;
   artifact.target = "cpu";
-  bool native = options.cpu == "native";
-  artifact.cpu = native ? hostCPUName() : options.cpu.getValue();
-  artifact.features = native ? hostCPUFeatures() : "";
+  artifact.cpu = options.cpu == "native" ? hostCPUName() : options.cpu.getValue();
+  artifact.features = codeFeatures(options.cpu);
   artifact.functions = std::move(code->signatures);
   artifact.files["kernel.h"] = writeCHeader(artifact.functions);
   artifact.files["kernel.o"] = std::move(code->code);
