@@ -279,9 +279,7 @@ class ACMoE(Router):
         metric = reference.dispersion_weights(s, count, **self.weights)
         mixed = prev_indices[..., : self.mix]
         shares = prev_gates[..., : self.mix] if self.mix > 1 else None
-        return reference.ac_logits(
-            h, metric, mixed, self.weight, prev_gates=shares, bias=self.bias
-        )
+        return reference.ac_logits(h, metric, mixed, self.weight, prev_gates=shares, bias=self.bias)
 
 
 class SymphonySMoE(Router):
@@ -322,9 +320,7 @@ class SymphonySMoE(Router):
         z = self.logits(h)
         p = z.softmax(dim=-1)
         graph = self.adjacency if adjacency is None else adjacency
-        g = self.ops.adjacency_gate(
-            p, graph, threshold=self.threshold, cold_start=self.cold_start
-        )
+        g = self.ops.adjacency_gate(p, graph, threshold=self.threshold, cold_start=self.cold_start)
         gates, indices = self.select(g, mask, kind="probs", renorm=self.renorm)
         state = {}
         if self.training or adjacency is not None:

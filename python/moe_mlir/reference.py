@@ -158,7 +158,9 @@ def _log_sum_exp(x):
     peak = x.detach().amax(dim=-1, keepdim=True)
     peak = peak.masked_fill(peak == -math.inf, 0.0)
     total = (x - peak).exp().sum(dim=-1)
-    return torch.where(total == 0, -math.inf, total.masked_fill(total == 0, 1.0).log() + peak[..., 0])
+    return torch.where(
+        total == 0, -math.inf, total.masked_fill(total == 0, 1.0).log() + peak[..., 0]
+    )
 
 
 def similarity_inform(
@@ -330,7 +332,9 @@ def attention_posterior(
         prior_lse = _log_sum_exp(prior)
         joint_lse = _log_sum_exp(joint)
         evidence = torch.where(
-            prior_lse == -math.inf, -math.inf, pi + joint_lse - prior_lse.masked_fill(prior_lse == -math.inf, 0.0)
+            prior_lse == -math.inf,
+            -math.inf,
+            pi + joint_lse - prior_lse.masked_fill(prior_lse == -math.inf, 0.0),
         )
         head_weight = _softmax(evidence.transpose(-1, -2)).transpose(-1, -2)
         p = (head_weight[..., None] * (_softmax(joint) @ e[:, None])).sum(dim=1)

@@ -102,30 +102,63 @@ class Kernel:
         yield f"return {values} : {types}"
 
     @functools.cached_property
-    def _native(self):
+    def _plan(self):
+        """What a call does: the native function, size checks, and how to make the results.
+
+        `same` are pairs of places (operand, dim) that must have one size; the
+        native function checks static sizes and dtypes itself. A result's dims
+        are numbers or the places that they come from.
+        """
         from ..runtime import compile_cached
 
-        # The executable owns the code, so it lives as long as the function.
-        executable = compile_cached(self.text())
-        return executable, executable.function(self.op)
+        first, same = {}, []
+        for position, tensor in enumerate(self.inputs):
+            for axis, dim in enumerate(tensor.dims):
+                if isinstance(dim, str) and first.setdefault(dim, (position, axis)) != (
+                    position,
+                    axis,
+                ):
+                    same.append((first[dim], (position, axis)))
+        results = [
+            (tensor.dtype, [first.get(dim, dim) for dim in tensor.dims]) for tensor in self.results
+        ]
+        return compile_cached(self.text()).function(self.op), same, results
 
     def __call__(self, *tensors):
         """Runs on contiguous CPU tensors in the order of `inputs`; returns the results."""
-        sizes = {}
-        for tensor, declared in zip(tensors, self.inputs, strict=True):
-            for size, dim in zip(tensor.shape, declared.dims, strict=True):
-                # Memory safety: the kernel trusts the sizes that it is given.
-                if size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size)):
-                    raise ValueError(
-                        f"{self.op}: expected '{declared.name}' to have dims "
-                        f"{declared.dims} with {sizes}, found {tuple(tensor.shape)}"
-                    )
+        function, same, plan = self._plan
+        shapes = [tensor.shape for tensor in tensors]
+        # Memory safety: the kernel trusts that sizes of one name agree.
+        for (i, axis), (j, other) in same:
+            if shapes[i][axis] != shapes[j][other]:
+                self._fail(i, axis, j, other, shapes)
         results = [
-            torch.empty([d if isinstance(d, int) else sizes[d] for d in t.dims], dtype=t.dtype)
-            for t in self.results
+            torch.empty([d if type(d) is int else shapes[d[0]][d[1]] for d in dims], dtype=dtype)
+            for dtype, dims in plan
         ]
-        self._native[1](*tensors, *results)
+        function(*tensors, *results)
         return results
+
+    def _fail(self, i, axis, j, other, shapes):
+        raise ValueError(
+            f"{self.op}: expected dim {other} of '{self.inputs[j].name}' ({shapes[j][other]}) to "
+            f"match dim {axis} of '{self.inputs[i].name}' ({shapes[i][axis]})"
+        )
+
+
+def rows(x, kept):
+    """A kernel's view of x: contiguous, its leading dims joined in front of the last `kept`."""
+    if x.requires_grad:
+        x = x.detach()
+    if x.dim() != kept + 1:
+        leading = x.shape[: x.dim() - kept].numel()
+        x = x.reshape(leading, *x.shape[x.dim() - kept :])
+    return x.contiguous()
+
+
+def contiguous(x):
+    """A kernel's view of x in its own shape."""
+    return (x.detach() if x.requires_grad else x).contiguous()
 
 
 # ------------------------------------------------------------------ attributes

@@ -23,7 +23,44 @@ def define(schema, *, kernel, fake, setup_context=None, backward=None, key="CPU"
         setup_context=setup_context,
         lib=_LIBRARY,
     )
-    return getattr(torch.ops.moe, name).default
+    return _callable(getattr(torch.ops.moe, name).default, kernel)
+
+
+def _callable(op, kernel):
+    """The op for the public functions: through torch's dispatcher, or straight to the kernel.
+
+    Why it is needed: the dispatcher's layers for ops from Python cost more
+    than selecting experts for a thousand tokens. Why it is safe: on plain CPU
+    tensors without gradients, tracing, modes or transforms, all that these
+    layers do is to call this kernel.
+    """
+
+    def call(*args):
+        if not torch.compiler.is_compiling() and _are_plain(args):
+            return kernel(*args)
+        return op(*args)
+
+    return call
+
+
+def _are_plain(args):
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    grad = torch.is_grad_enabled()
+    for arg in args:
+        if type(arg) in _PLAIN_TENSORS:
+            if not arg.is_cpu or (grad and arg.requires_grad):
+                return False
+        elif isinstance(arg, torch.Tensor):
+            return False
+    return True
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _no_gradient(ctx, inputs, output):

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import ACTIVATIONS, SCORES, Checker
-from ._kernel import Kernel, Tensor, enum, f64
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows
 from ._library import define
 
 _check = Checker("adjacency_gate")
@@ -41,7 +41,7 @@ def _validate(p, a, threshold, cold_start):
     _check.choice("cold_start", cold_start, ("literal", "base"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(experts, threshold, cold_start):
     return Kernel(
         "adjacency_gate",
@@ -56,9 +56,7 @@ def kernel(experts, threshold, cold_start):
 
 def _cpu(p, a, threshold, cold_start):
     _validate(p, a, threshold, cold_start)
-    experts = p.shape[-1]
-    rows = p.detach().reshape(p.shape[:-1].numel(), experts).contiguous()
-    (g,) = kernel(experts, threshold, cold_start)(rows, a.detach().contiguous())
+    (g,) = kernel(p.shape[-1], threshold, cold_start)(rows(p, 1), contiguous(a))
     return g.view(p.shape)
 
 

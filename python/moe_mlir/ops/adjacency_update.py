@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import INDICES, MASK, SCORES, Checker
-from ._kernel import Kernel, Tensor, boolean, enum, f64
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, rows
 from ._library import define
 
 _check = Checker("adjacency_update")
@@ -50,7 +50,7 @@ def _validate(a, idx, beta, norm, diagonal, mask):
         _check.shape("mask", mask, idx.shape[:-1], "of 'idx' without k")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(experts, k, index_dtype, beta, norm, diagonal, masked):
     inputs = [
         Tensor("a", (experts, experts), torch.float32),
@@ -72,11 +72,10 @@ def kernel(experts, k, index_dtype, beta, norm, diagonal, masked):
 
 def _cpu(a, idx, beta, norm, diagonal, mask):
     _validate(a, idx, beta, norm, diagonal, mask)
-    k = idx.shape[-1]
-    run = kernel(a.shape[0], k, idx.dtype, beta, norm, diagonal, mask is not None)
-    operands = [a.detach().contiguous(), idx.reshape(idx.shape[:-1].numel(), k).contiguous()]
+    run = kernel(a.shape[0], idx.shape[-1], idx.dtype, beta, norm, diagonal, mask is not None)
+    operands = [contiguous(a), rows(idx, 1)]
     if mask is not None:
-        operands.append(mask.reshape(-1).contiguous())
+        operands.append(rows(mask, 0))
     (a_new,) = run(*operands)
     return a_new
 

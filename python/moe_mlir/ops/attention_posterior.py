@@ -6,7 +6,7 @@ import math
 import torch
 
 from ._check import ACTIVATIONS, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, enum, f64, i64
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
 from ._library import define
 from ._posterior_backward import posterior_backward
 
@@ -106,8 +106,10 @@ def _validate(
         _check.dtype("bias", bias, ACTIVATIONS)
         full = (batch, heads, n, nk)
         padded = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-        if len(padded) != 4 or padded[2:] != (n, nk) or any(
-            size not in (1, whole) for size, whole in zip(padded[:2], full[:2])
+        if (
+            len(padded) != 4
+            or padded[2:] != (n, nk)
+            or any(size not in (1, whole) for size, whole in zip(padded[:2], full[:2]))
         ):
             _check.fail(
                 "expected 'bias' to have shape [batch or 1, heads or 1, n, nk] for "
@@ -152,7 +154,7 @@ def _validate_values(vp, v, wo, batch, heads, nk, d):
         _check.shape("wo", wo, (heads, d, v.shape[-1]), "[heads, d of 'u', w of 'v']")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(
     dtypes,
     heads,
@@ -259,9 +261,9 @@ def _cpu(
         exclude_self,
         precision,
     )
-    operands = [tensor.detach().contiguous() for tensor in named.values()]
+    operands = [contiguous(tensor) for tensor in named.values()]
     if mask is not None:
-        operands.append(mask.contiguous())
+        operands.append(contiguous(mask))
     if sigma_value is not None:
         operands.append(sigma_value.detach().to(torch.float32))
     p, chosen, prior_lse, posterior_lse = run(*operands)

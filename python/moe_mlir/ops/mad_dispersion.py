@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
-from ._kernel import Kernel, Tensor, enum
+from ._kernel import Kernel, Tensor, enum, rows
 from ._library import define
 
 _check = Checker("mad_dispersion")
@@ -45,7 +45,7 @@ def _validate(h, assign, num_experts, measure, mask):
         _check.shape("mask", mask, h.shape[:-1], "of 'h' without d")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(dtype, assign_dtype, experts, width, measure, masked):
     inputs = [Tensor("h", ("n", width), dtype), Tensor("assign", ("n",), assign_dtype)]
     if masked:
@@ -64,12 +64,10 @@ def kernel(dtype, assign_dtype, experts, width, measure, masked):
 
 def _cpu(h, assign, num_experts, measure, mask):
     _validate(h, assign, num_experts, measure, mask)
-    width = h.shape[-1]
-    run = kernel(h.dtype, assign.dtype, num_experts, width, measure, mask is not None)
-    operands = [h.detach().reshape(assign.numel(), width).contiguous()]
-    operands.append(assign.reshape(-1).contiguous())
+    run = kernel(h.dtype, assign.dtype, num_experts, h.shape[-1], measure, mask is not None)
+    operands = [rows(h, 1), rows(assign, 0)]
     if mask is not None:
-        operands.append(mask.reshape(-1).contiguous())
+        operands.append(rows(mask, 0))
     s, mean, count = run(*operands)
     return s, mean, count.to(torch.int64)
 

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor
+from ._kernel import Kernel, Tensor, contiguous, rows
 from ._library import define
 
 _check = Checker("router_logits")
@@ -39,7 +39,7 @@ def _validate(h, weight, bias):
         _check.shape("bias", bias, weight.shape[:1], "[experts of 'weight']")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(dtype, weight_dtype, bias_dtype, experts, width):
     inputs = [Tensor("h", ("n", width), dtype), Tensor("weight", (experts, width), weight_dtype)]
     if bias_dtype is not None:
@@ -49,14 +49,13 @@ def kernel(dtype, weight_dtype, bias_dtype, experts, width):
 
 def _cpu(h, weight, bias):
     _validate(h, weight, bias)
-    leading, width, experts = h.shape[:-1], h.shape[-1], weight.shape[0]
-    run = kernel(h.dtype, weight.dtype, None if bias is None else bias.dtype, experts, width)
-    operands = [h.detach().reshape(leading.numel(), width).contiguous()]
-    operands.append(weight.detach().contiguous())
+    bias_dtype = None if bias is None else bias.dtype
+    run = kernel(h.dtype, weight.dtype, bias_dtype, *weight.shape)
+    operands = [rows(h, 1), contiguous(weight)]
     if bias is not None:
-        operands.append(bias.detach().contiguous())
+        operands.append(contiguous(bias))
     (z,) = run(*operands)
-    return z.view(*leading, experts)
+    return z if h.dim() == 2 else z.view(*h.shape[:-1], weight.shape[0])
 
 
 def _fake(h, weight, bias):

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import ACTIVATIONS, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, enum, f64, i64
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
 from ._library import define
 from ._similarity_backward import similarity_backward
 
@@ -72,7 +72,9 @@ def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, prec
     if uk is not None:
         _check.same_dtype("uk", uk, "u", u)
         if restrict == "entropy":
-            _check.fail("expected no 'uk' with restrict='entropy', which compares a token with its keys")
+            _check.fail(
+                "expected no 'uk' with restrict='entropy', which compares a token with its keys"
+            )
         _check.shape("uk", uk, (*key_dims, uk.shape[-1]), "[.., keys, f]")
     if ws is not None:
         _check.same_dtype("ws", ws, "u", u)
@@ -90,7 +92,7 @@ def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, prec
     _check.choice("precision", precision, ("ieee", "tf32"))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(
     dtype,
     e_dtype,
@@ -137,14 +139,6 @@ def kernel(
     )
 
 
-def _flat(x, kept):
-    """x with its leading dims joined into one batch dim in front of the last `kept`."""
-    if x is None:
-        return None
-    leading = x.shape[: x.dim() - kept].numel()
-    return x.detach().reshape(leading, *x.shape[x.dim() - kept :]).contiguous()
-
-
 def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
     _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision)
     run = kernel(
@@ -162,11 +156,16 @@ def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
         restrict,
         precision,
     )
-    ws = None if ws is None else ws.detach().contiguous()
-    operands = [_flat(u, 2), _flat(e, 2), _flat(uk, 2), ws, _flat(mask, 1)]
+    operands = [rows(u, 2), rows(e, 2)]
+    if uk is not None:
+        operands.append(rows(uk, 2))
+    if ws is not None:
+        operands.append(contiguous(ws))
+    if mask is not None:
+        operands.append(rows(mask, 1))
     if tau_value is not None:
         operands.append(tau_value.detach().to(torch.float32))
-    p, lse = run(*(t for t in operands if t is not None))
+    p, lse = run(*operands)
     return p.view(*u.shape[:-1], e.shape[-1]), lse.view(u.shape[:-1])
 
 
@@ -179,9 +178,7 @@ def _fake(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precisio
 # -------------------------------------------------------------------- backward
 
 
-def _backward_fake(
-    dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict
-):
+def _backward_fake(dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict):
     def like(x):
         if x is None:
             return u.new_empty(0, dtype=torch.float32)
@@ -210,7 +207,20 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, dp, dlse):
     u, e, uk, ws, mask, tau_value, p, lse = ctx.saved_tensors
     du, de, duk, dws, dtau = _backward_op(
-        dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, ctx.tau, ctx.causal, ctx.window, ctx.restrict
+        dp,
+        dlse,
+        p,
+        lse,
+        u,
+        e,
+        uk,
+        ws,
+        mask,
+        tau_value,
+        ctx.tau,
+        ctx.causal,
+        ctx.window,
+        ctx.restrict,
     )
     return (
         du,

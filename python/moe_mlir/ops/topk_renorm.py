@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, enum, f64
+from ._kernel import Kernel, Tensor, boolean, enum, f64, rows
 from ._library import define
 
 _check = Checker("topk_renorm")
@@ -61,7 +61,7 @@ def _validate(scores, k, kind, route_scale, mask, index_dtype):
         _check.shape("mask", mask, scores.shape[:-1], "of 'scores' without experts")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def kernel(dtype, experts, k, kind, renorm, route_scale, masked, index_dtype):
     inputs = [Tensor("scores", ("n", experts), dtype)]
     if masked:
@@ -80,13 +80,14 @@ def kernel(dtype, experts, k, kind, renorm, route_scale, masked, index_dtype):
 
 def _cpu(scores, k, kind, renorm, route_scale, mask, index_dtype):
     _validate(scores, k, kind, route_scale, mask, index_dtype)
-    leading, experts = scores.shape[:-1], scores.shape[-1]
-    run = kernel(scores.dtype, experts, k, kind, renorm, route_scale, mask is not None, index_dtype)
-    operands = [scores.detach().reshape(leading.numel(), experts).contiguous()]
-    if mask is not None:
-        operands.append(mask.reshape(-1).contiguous())
+    experts, masked = scores.shape[-1], mask is not None
+    run = kernel(scores.dtype, experts, k, kind, renorm, route_scale, masked, index_dtype)
+    operands = (rows(scores, 1), rows(mask, 0)) if masked else (rows(scores, 1),)
     gates, indices = run(*operands)
-    return gates.view(*leading, k), indices.view(*leading, k)
+    if scores.dim() != 2:
+        shape = (*scores.shape[:-1], k)
+        gates, indices = gates.view(shape), indices.view(shape)
+    return gates, indices
 
 
 def _fake(scores, k, kind, renorm, route_scale, mask, index_dtype):

@@ -24,7 +24,9 @@ def check(a, idx, **options):
     return new
 
 
-@pytest.mark.parametrize("experts,k", [(1, 1), (2, 2), (7, 3), (16, 2), (64, 8), (100, 1), (257, 8)])
+@pytest.mark.parametrize(
+    "experts,k", [(1, 1), (2, 2), (7, 3), (16, 2), (64, 8), (100, 1), (257, 8)]
+)
 def test_equals_reference_for_any_experts_and_k(experts, k):
     for n in (0, 1, 2, 7, 100):
         check(*operands(n, experts, k, seed=n))

@@ -43,17 +43,25 @@ def largest_logit(q, k, u, *, vp=None, v=None, wo=None, sigma=1.0, scale=None, *
     square = float(sigma) ** 2
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     prior = largest(q @ k.mT) * abs(scale)
-    return prior + largest(u[:, None] @ means.mT) / square + largest((means**2).sum(-1)) / (2 * square)
+    return (
+        prior + largest(u[:, None] @ means.mT) / square + largest((means**2).sum(-1)) / (2 * square)
+    )
 
 
 def check(causal=True, **options):
     """Every result against the reference, the heads exactly (the inputs have no near ties)."""
     results = moe_mlir.attention_posterior(causal=causal, return_lse=True, **options)
-    wide = {name: t.double() if name in TENSORS and t is not None else t for name, t in options.items()}
+    wide = {
+        name: t.double() if name in TENSORS and t is not None else t for name, t in options.items()
+    }
     expected = reference.attention_posterior(causal=causal, return_lse=True, **wide)
-    tol = score_tolerance(largest_logit(**options) + largest(options.get("bias", torch.zeros(1)).double()))
+    tol = score_tolerance(
+        largest_logit(**options) + largest(options.get("bias", torch.zeros(1)).double())
+    )
     assert torch.equal(results[1], expected[1])
-    for name, actual, wanted in zip(("p", "head", "prior", "posterior"), results, expected, strict=True):
+    for name, actual, wanted in zip(
+        ("p", "head", "prior", "posterior"), results, expected, strict=True
+    ):
         if name != "head":
             assert_close(actual, wanted, tol, name)
     return results
@@ -130,7 +138,7 @@ def test_window_and_exclude_self(mode):
 def test_head_scope():
     x = operands(batch=4, heads=4)
     mask = torch.rand(4, 21, generator=random(3)) > 0.3
-    *_, = check(**x, head_scope="sequence", mask=mask)
+    (*_,) = check(**x, head_scope="sequence", mask=mask)
     _, head, *_ = check(**x, head_scope="batch", mask=mask)
     assert len(set(head.tolist())) == 1
 

@@ -114,7 +114,9 @@ def test_mad_dispersion_e11_garbage_of_masked_tokens_does_not_leak():
 
 
 def test_mad_dispersion_e12_no_tokens():
-    s, mean, count = moe_mlir.mad_dispersion(torch.empty(0, 13), torch.empty(0, dtype=torch.int32), 3)
+    s, mean, count = moe_mlir.mad_dispersion(
+        torch.empty(0, 13), torch.empty(0, dtype=torch.int32), 3
+    )
     assert not s.any() and not mean.any() and not count.any()
 
 

@@ -40,7 +40,10 @@ MASK = torch.rand(2, 9, generator=random(5)) > 0.3
         (nn.SMoE, {}),
         (nn.SMoE, dict(renorm=False, bias=False, route_scale=2.0)),
         (nn.SimilaritySMoE, dict(causal=True)),
-        (nn.SimilaritySMoE, dict(causal=False, similarity=True, learn_tau=True, restrict="entropy")),
+        (
+            nn.SimilaritySMoE,
+            dict(causal=False, similarity=True, learn_tau=True, restrict="entropy"),
+        ),
         (nn.SymphonySMoE, dict(cold_start="base")),
     ],
 )

@@ -72,7 +72,9 @@ def test_topk_renorm_zero_sum_has_no_gradient():
 def test_topk_renorm_keeps_no_dense_scores_for_renormalised_logits():
     """softmax(TopK(z)) needs only its own result in the backward."""
     z = normal(50, 64).requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: kept.append(x.numel()) or x, lambda x: x
+    ):
         kept = []
         moe_mlir.topk_renorm(z, 2)
     assert sum(kept) == 2 * 50 * 2

@@ -69,7 +69,9 @@ def test_causal_similarity_does_not_see_the_future():
     after, _ = reference.similarity_inform(changed, e, causal=True)
     assert torch.equal(before[:, :-1], after[:, :-1])
     literal, _ = reference.similarity_inform(changed, e, causal=False)
-    assert not torch.allclose(literal[:, 0], reference.similarity_inform(u, e, causal=False)[0][:, 0])
+    assert not torch.allclose(
+        literal[:, 0], reference.similarity_inform(u, e, causal=False)[0][:, 0]
+    )
 
 
 def posterior_operands(n=7, heads=3, d=5, experts=4):

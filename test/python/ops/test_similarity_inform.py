@@ -56,7 +56,9 @@ def check(u, e, **options):
     return p, lse
 
 
-@pytest.mark.parametrize("width,experts", [(1, 1), (13, 3), (32, 16), (352, 16), (24, 64), (9, 257)])
+@pytest.mark.parametrize(
+    "width,experts", [(1, 1), (13, 3), (32, 16), (352, 16), (24, 64), (9, 257)]
+)
 @pytest.mark.parametrize("causal", (True, False))
 def test_equals_reference_for_any_width_and_experts(width, experts, causal):
     for n in (1, 2, 7, 64, 100):
@@ -192,7 +194,9 @@ def test_similarity_inform_e11_garbage_of_masked_tokens_does_not_leak():
 
 @pytest.mark.parametrize("shape", ((0, 5), (2, 0)))
 def test_similarity_inform_e12_no_tokens(shape):
-    p, lse = moe_mlir.similarity_inform(torch.empty(*shape, 12), torch.empty(*shape, 4), causal=True)
+    p, lse = moe_mlir.similarity_inform(
+        torch.empty(*shape, 12), torch.empty(*shape, 4), causal=True
+    )
     assert p.shape == (*shape, 4) and lse.shape == shape
 
 

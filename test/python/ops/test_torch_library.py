@@ -57,16 +57,20 @@ class Model(torch.nn.Module):
 
     def forward(self, h):
         plain = self.plain(h)
-        clustered = self.clustered(
-            h, prev_indices=plain.indices, prev_gates=plain.gates, prev_h=h
-        )
+        clustered = self.clustered(h, prev_indices=plain.indices, prev_gates=plain.gates, prev_h=h)
         heads = h.unflatten(-1, (2, 6)).transpose(1, 2)
         attentive = self.attentive(h, q=heads, k=heads, u=h, v=heads, wo=self.wo)
         others = (clustered, attentive, self.similar(h), self.symphony(h))
         return plain.gates, *(routing.gates for routing in others)
 
 
-ONE_GRAPH = torch._dynamo.config.patch(error_on_recompile=True)
+@pytest.fixture
+def one_graph():
+    """A second graph for the same function is an error."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+    torch._dynamo.reset()
 
 
 def models():
@@ -76,8 +80,7 @@ def models():
     return compiled, plain
 
 
-@ONE_GRAPH
-def test_one_graph_for_all_token_counts_in_inference():
+def test_one_graph_for_all_token_counts_in_inference(one_graph):
     model, _ = models()
     model.eval()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -88,8 +91,7 @@ def test_one_graph_for_all_token_counts_in_inference():
                 torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
-@ONE_GRAPH
-def test_one_graph_for_all_token_counts_in_training():
+def test_one_graph_for_all_token_counts_in_training(one_graph):
     model, plain = models()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
     for n in (7, 3, 150):
@@ -113,9 +115,7 @@ def test_export_keeps_the_ops_and_the_token_count_open():
         model, (normal(1, 9, 12),), dynamic_shapes=({1: tokens},), strict=False
     )
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    expected = {
-        f"moe.{name}.default" for name in CALLS if name not in ("adjacency_update",)
-    }
+    expected = {f"moe.{name}.default" for name in CALLS if name not in ("adjacency_update",)}
     assert expected <= called
     h = normal(1, 33, 12)
     with torch.no_grad():
