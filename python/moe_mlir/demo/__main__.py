@@ -54,6 +54,9 @@ def run(options) -> str:
         if c.near_ties:
             print(f"{c.method}: {c.near_ties} of {c.sequences + c.near_ties} sequences hold a "
                   "near tie between experts and are not compared")
+    for c in comparisons:
+        if c.chip_reason:
+            print(f"{c.method}: no kernels for {options.chip} yet: {c.chip_reason}")
     report.plot(options.out / "plots", trained, comparisons)
     compare.write_metrics(options.out / "metrics.json", trained, comparisons)
     return _verdict(comparisons, options.out)
@@ -67,6 +70,9 @@ def _verdict(comparisons, out) -> str:
                                  f"against eager, found {c.max_error:.2e}")
         if not c.sequences:
             raise AssertionError(f"{c.method}: every sequence holds a near tie; nothing compared")
+    if not any(c.kernels for c in comparisons):
+        raise AssertionError("expected GPU kernels for at least one router, found none: "
+                             + "; ".join(c.chip_reason for c in comparisons))
     worst = max(c.max_error for c in comparisons)
     return (f"ok: {len(comparisons)} models compiled and equal to eager (max relative error "
             f"{worst:.1e}); see {out}/")

@@ -35,6 +35,8 @@ class Comparison:
     kernels: list[KernelReport]
     load: list = field(default_factory=list)
     entropy: list = field(default_factory=list)
+    # Why there are no kernels for the chip, where there are none.
+    chip_reason: str = ""
 
     @property
     def speed_up(self) -> float:
@@ -65,7 +67,12 @@ def compare(trained: Trained, corpus, chip: str, folder: pathlib.Path) -> Compar
     routing = moe_mlir.export(RoutingFunction(model.blocks[0].moe.router), (hidden,))
     routing.save(folder / "routing.mlir")
     routing_ir = native().Module.parse(routing.text).text()
-    kernels = compile_kernels(routing.text, chip, folder / "routing.ptx")
+    kernels, chip_reason = [], ""
+    try:
+        kernels = compile_kernels(routing.text, chip, folder / "routing.ptx")
+    except native().MoeError as error:
+        # Not every router has a GPU lowering yet; the report says which and why.
+        chip_reason = str(error).splitlines()[0]
 
     compiled = moe_mlir.compile(module)
     error, sequences, ties = 0.0, 0, 0
@@ -76,7 +83,7 @@ def compare(trained: Trained, corpus, chip: str, folder: pathlib.Path) -> Compar
     eager_ms, compiled_ms = time_both(model, compiled, example)
     load, entropy = routing_statistics(model, example)
     return Comparison(config.method, error, sequences, ties, eager_ms, compiled_ms, routing_ir,
-                      kernels, load, entropy)
+                      kernels, load, entropy, chip_reason)
 
 
 @torch.no_grad()
