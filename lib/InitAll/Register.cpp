@@ -4,9 +4,11 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
 #include "MoE/InitAll.h"
+#include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
 
 using namespace mlir;
@@ -16,4 +18,8 @@ void mlir::moe::registerDialect(DialectRegistry &registry) {
   registerAllDialectInterfaceImplementations(registry);
 }
 
-void mlir::moe::registerPassesAndPipelines() { registerMoETransformsPasses(); }
+void mlir::moe::registerPassesAndPipelines() {
+  registerMoEConversionPasses();
+  registerMoETransformsPasses();
+  registerMoEToCPUPipeline();
+}

@@ -9,6 +9,23 @@
 
 include "mlir/Pass/PassBase.td"
 
+def MoEApproximateMathPass
+    : Pass<"moe-approximate-math", "mlir::func::FuncOp"> {
+  let summary = "Replace transcendental functions by polynomials";
+  let description = [{
+    Replaces exp, log, tanh, erf and their relatives by polynomials in `arith`
+    that compile to vector code without calls of a mathematical library. In f32
+    exp has a relative error of 7.7e-8; 16-bit functions are computed in f32.
+
+    NON-NUMERIC-PRESERVING: results differ from a library's in the last bits.
+  }];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::vector::VectorDialect",
+  ];
+}
+
 def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
   let summary = "Write every softmax over tokens with moe.softmax_mix";
   let description = [{
@@ -66,6 +83,50 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     Statistic<"numDecomposed", "num-decomposed", "Number of ops decomposed">,
     Statistic<"numRefused", "num-refused",
               "Number of ops that refused to decompose">,
+  ];
+}
+
+def MoEOutlineParallelPass
+    : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
+  let summary = "Turn parallel loops on buffers into calls of the runtime";
+  let description = [{
+    Outlines the body of each outermost `scf.forall` into a private function
+    over a range of iterations and calls
+    `void moe_parallel_for(int64_t count, void (*body)(int64_t begin, int64_t
+    end, void *context), void *context)`. Foralls inside become loops; with
+    `threads=false` all of them do. Static `memref.alloca` move to the entry of
+    their function, so that loops do not grow the stack.
+
+    Iterations write disjoint memory: bits do not depend on the threads.
+  }];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::func::FuncDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::scf::SCFDialect",
+  ];
+  let options = [
+    Option<"threads", "threads", "bool", /*default=*/"true",
+           "call the runtime; otherwise make loops">,
+  ];
+  let statistics = [
+    Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
+  ];
+}
+
+def MoEResultsToDestinationsPass
+    : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
+  let summary = "Let callers own the results of public functions";
+  let description = [{
+    Adds a trailing tensor argument for each result of a public function and
+    materialises the result in it; a scalar result takes a tensor of rank 0.
+    Inputs are marked as not writable. After bufferization the results are the
+    arguments themselves, and `drop-equivalent-buffer-results` removes them:
+    a compiled function allocates nothing for what it returns.
+  }];
+  let dependentDialects = [
+    "::mlir::bufferization::BufferizationDialect",
+    "::mlir::tensor::TensorDialect",
   ];
 }
 
