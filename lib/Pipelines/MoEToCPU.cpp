@@ -99,6 +99,7 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addNestedPass<func::FuncOp>(createConvertVectorToSCFPass());
   manager.addPass(createSCFToControlFlowPass());
   manager.addPass(arith::createArithExpandOpsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEExpandBooleanAccessesPass());
   manager.addPass(createConvertVectorToLLVMPass());
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());

@@ -86,6 +86,17 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
   ];
 }
 
+def MoEExpandBooleanAccessesPass : Pass<"moe-expand-boolean-accesses"> {
+  let summary = "Read and write booleans in memory as vectors of one";
+  let description = [{
+    Rewrites `memref.load` and `memref.store` of `i1` to `vector.load` and
+    `vector.store` of `vector<1xi1>`, which have a lowering to LLVM where the
+    former assert. A boolean keeps its byte in memory: 0 or 1. Runs before
+    `convert-vector-to-llvm`. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::vector::VectorDialect"];
+}
+
 def MoEOutlineParallelPass
     : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
   let summary = "Turn parallel loops on buffers into calls of the runtime";
