@@ -8,6 +8,7 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
 #include "MoE/InitAll.h"
+#include "MoE/Pipelines/MoEToNVVM.h"
 #include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
 
@@ -22,4 +23,5 @@ void mlir::moe::registerPassesAndPipelines() {
   registerMoEConversionPasses();
   registerMoETransformsPasses();
   registerMoEToCPUPipeline();
+  registerMoEToNVVMPipeline();
 }
