@@ -8,7 +8,7 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
 #include "MoE/InitAll.h"
-#include "MoE/Pipelines/MoEToNVVM.h"
+#include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
 
 using namespace mlir;
@@ -20,6 +20,7 @@ void mlir::moe::registerDialect(DialectRegistry &registry) {
 
 void mlir::moe::registerPassesAndPipelines() {
   registerMoEConversionPasses();
-  registerMoEToNVVMPipeline();
   registerMoETransformsPasses();
+  registerMoEToCPUPipeline();
+  registerMoEToNVVMPipeline();
 }

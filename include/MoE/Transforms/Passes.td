@@ -9,6 +9,125 @@
 
 include "mlir/Pass/PassBase.td"
 
+def MoEApproximateMathPass
+    : Pass<"moe-approximate-math", "mlir::func::FuncOp"> {
+  let summary = "Replace transcendental functions by polynomials";
+  let description = [{
+    Replaces exp, log, tanh, erf and their relatives by polynomials in `arith`
+    that compile to vector code without calls of a mathematical library. In f32
+    exp has a relative error of 7.7e-8; 16-bit functions are computed in f32.
+
+    NON-NUMERIC-PRESERVING: results differ from a library's in the last bits.
+  }];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::vector::VectorDialect",
+  ];
+}
+
+def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
+  let summary = "Write every softmax over tokens with moe.softmax_mix";
+  let description = [{
+    Replaces each op with `MixingOpInterface` by `moe.softmax_mix`, which
+    kernels implement without ever holding the token-by-token matrix, and by
+    small ops around it. The posterior of Mutual-Inform SMoE (21) becomes an
+    attention over concatenated features, `[scale q, wo^T u / sigma^2]` against
+    `[k, v]`, with the key bias `-|wo v|^2/(2 sigma^2)` from the Gram matrix
+    `wo^T wo`: the means `wo v` are never formed.
+
+    Sums are rounded in another order; nothing else changes. An op on buffers
+    stays and gets a missed remark.
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+  let statistics = [
+    Statistic<"numConverted", "num-converted", "Number of ops converted">,
+    Statistic<"numRefused", "num-refused",
+              "Number of ops that could not be converted">,
+  ];
+}
+
+def MoEDecomposePass : Pass<"moe-decompose"> {
+  let summary = "Replace moe ops by their meaning in linalg";
+  let description = [{
+    Replaces each op of the dialect that has `AggregatedOpInterface` by the
+    smaller ops that define it: `linalg`, `tensor`, `arith` and `math` on
+    tensors. This is the executable meaning of the ops, and the way to
+    `linalg` for those without a kernel of their own; for the mixing ops it
+    holds the whole token-by-token matrix.
+
+    An op that refuses (only some have a meaning on buffers) stays and gets a
+    missed remark with the reason (`--remarks-filter-missed='moe-.*'`).
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+  let options = [
+    ListOption<"ops", "ops", "std::string",
+               "names of the ops to decompose, with or without `moe.`; all if "
+               "empty">,
+  ];
+  let statistics = [
+    Statistic<"numDecomposed", "num-decomposed", "Number of ops decomposed">,
+    Statistic<"numRefused", "num-refused",
+              "Number of ops that refused to decompose">,
+  ];
+}
+
+def MoEOutlineParallelPass
+    : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
+  let summary = "Turn parallel loops on buffers into calls of the runtime";
+  let description = [{
+    Outlines the body of each outermost `scf.forall` into a private function
+    over a range of iterations and calls
+    `void moe_parallel_for(int64_t count, void (*body)(int64_t begin, int64_t
+    end, void *context), void *context)`. Foralls inside become loops; with
+    `threads=false` all of them do. Static `memref.alloca` move to the entry of
+    their function, so that loops do not grow the stack.
+
+    Iterations write disjoint memory: bits do not depend on the threads.
+  }];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::func::FuncDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::scf::SCFDialect",
+  ];
+  let options = [
+    Option<"threads", "threads", "bool", /*default=*/"true",
+           "call the runtime; otherwise make loops">,
+  ];
+  let statistics = [
+    Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
+  ];
+}
+
+def MoEResultsToDestinationsPass
+    : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
+  let summary = "Let callers own the results of public functions";
+  let description = [{
+    Adds a trailing tensor argument for each result of a public function and
+    materialises the result in it; a scalar result takes a tensor of rank 0.
+    Inputs are marked as not writable. After bufferization the results are the
+    arguments themselves, and `drop-equivalent-buffer-results` removes them:
+    a compiled function allocates nothing for what it returns.
+  }];
+  let dependentDialects = [
+    "::mlir::bufferization::BufferizationDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
 def MoETileAndFusePass
     : Pass<"moe-tile-and-fuse", "mlir::func::FuncOp"> {
   let summary = "Tile ops over their rows and fuse producers into the tiles";

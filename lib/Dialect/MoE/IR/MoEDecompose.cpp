@@ -1,28 +1,382 @@
-//===- MoEDecompose.cpp - The meaning of the ops in smaller ops -----------===//
+//===- MoEDecompose.cpp - Loop nests, and the contractions ----------------===//
+//
+// The builders of MoEDecompose.h and the decompositions of the ops that are
+// matrix products: router_logits and adjacency_gate.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoEDecompose.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
+
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "llvm/ADT/STLExtras.h"
+
+#include <limits>
 
 using namespace mlir;
 using namespace mlir::moe;
 
-#define MOE_NO_DECOMPOSITION(OP)                                               \
-  FailureOr<SmallVector<Value>> OP::decomposeOperation(OpBuilder &) {          \
-    return failure();                                                          \
-  }
-MOE_NO_DECOMPOSITION(RouterLogitsOp)
-MOE_NO_DECOMPOSITION(TopKRenormOp)
-MOE_NO_DECOMPOSITION(SimilarityInformOp)
-MOE_NO_DECOMPOSITION(AttentionPosteriorOp)
-MOE_NO_DECOMPOSITION(SoftmaxMixOp)
-MOE_NO_DECOMPOSITION(MadDispersionOp)
-MOE_NO_DECOMPOSITION(AdjacencyGateOp)
-MOE_NO_DECOMPOSITION(AdjacencyUpdateOp)
+//===----------------------------------------------------------------------===//
+// Body
+//===----------------------------------------------------------------------===//
+
+static bool isFloat(Value value) { return isa<FloatType>(value.getType()); }
+
+Value Body::index(int64_t dim) {
+  const int64_t *loop = llvm::find(loops, dim);
+  assert(loop != loops.end() && "the nest does not iterate over this dim");
+  return linalg::IndexOp::create(*this, loop - loops.begin());
+}
+
+Value Body::f32(double value) {
+  return arith::ConstantOp::create(*this, getF32FloatAttr(value));
+}
+Value Body::negInf() {
+  return f32(-std::numeric_limits<double>::infinity());
+}
+Value Body::boolean(bool value) { return integer(getI1Type(), value); }
+Value Body::integer(Type type, int64_t value) {
+  return arith::ConstantOp::create(*this, getIntegerAttr(type, value));
+}
+
+Value Body::add(Value lhs, Value rhs) {
+  if (isFloat(lhs))
+    return arith::AddFOp::create(*this, lhs, rhs);
+  return arith::AddIOp::create(*this, lhs, rhs);
+}
+Value Body::sub(Value lhs, Value rhs) {
+  if (isFloat(lhs))
+    return arith::SubFOp::create(*this, lhs, rhs);
+  return arith::SubIOp::create(*this, lhs, rhs);
+}
+Value Body::mul(Value lhs, Value rhs) {
+  if (isFloat(lhs))
+    return arith::MulFOp::create(*this, lhs, rhs);
+  return arith::MulIOp::create(*this, lhs, rhs);
+}
+Value Body::div(Value lhs, Value rhs) {
+  if (isFloat(lhs))
+    return arith::DivFOp::create(*this, lhs, rhs);
+  return arith::DivUIOp::create(*this, lhs, rhs);
+}
+Value Body::max(Value lhs, Value rhs) {
+  return arith::MaximumFOp::create(*this, lhs, rhs);
+}
+Value Body::exp(Value value) { return math::ExpOp::create(*this, value); }
+Value Body::log(Value value) { return math::LogOp::create(*this, value); }
+
+Value Body::isNan(Value value) {
+  return arith::CmpFOp::create(*this, arith::CmpFPredicate::UNO, value, value);
+}
+Value Body::isNegInf(Value value) { return equal(value, negInf()); }
+Value Body::equal(Value lhs, Value rhs) {
+  if (isFloat(lhs))
+    return arith::CmpFOp::create(*this, arith::CmpFPredicate::OEQ, lhs, rhs);
+  return arith::CmpIOp::create(*this, arith::CmpIPredicate::eq, lhs, rhs);
+}
+Value Body::less(Value lhs, Value rhs) {
+  if (isFloat(lhs))
+    return arith::CmpFOp::create(*this, arith::CmpFPredicate::OLT, lhs, rhs);
+  return arith::CmpIOp::create(*this, arith::CmpIPredicate::slt, lhs, rhs);
+}
+Value Body::both(Value lhs, Value rhs) {
+  return arith::AndIOp::create(*this, lhs, rhs);
+}
+Value Body::either(Value lhs, Value rhs) {
+  return arith::OrIOp::create(*this, lhs, rhs);
+}
+Value Body::negate(Value condition) {
+  return arith::XOrIOp::create(*this, condition, boolean(true));
+}
+Value Body::select(Value condition, Value yes, Value no) {
+  return arith::SelectOp::create(*this, condition, yes, no);
+}
+Value Body::castIndex(Value value, Type type) {
+  if (value.getType() == type)
+    return value;
+  if (isa<IndexType>(type) || isa<IndexType>(value.getType()))
+    return arith::IndexCastOp::create(*this, type, value);
+  if (value.getType().getIntOrFloatBitWidth() < type.getIntOrFloatBitWidth())
+    return arith::ExtSIOp::create(*this, type, value);
+  return arith::TruncIOp::create(*this, type, value);
+}
+
+//===----------------------------------------------------------------------===//
+// Domain
+//===----------------------------------------------------------------------===//
+
+Domain::Domain(OpBuilder &builder, MoEStructuredOpInterface op)
+    : builder(builder), op(op), loc(op->getLoc()), body(builder, loc),
+      sizes(op.getDims().size()) {}
+
+int64_t Domain::addDim(OpFoldResult size) {
+  sizes.push_back(size);
+  return sizes.size() - 1;
+}
+
+OpFoldResult Domain::getSize(int64_t dim) {
+  if (sizes[dim])
+    return sizes[dim];
+  int64_t size = getStaticDimSize(op, dim);
+  if (!ShapedType::isDynamic(size))
+    return sizes[dim] = builder.getIndexAttr(size);
+  auto place = findDim(op, dim);
+  assert(succeeded(place) && "no operand spans this dim");
+  return sizes[dim] = linalg::createFoldedDimOp(
+             builder, loc, place->first->get(), place->second);
+}
+
+Value Domain::getSizeValue(int64_t dim) {
+  return getValueOrCreateConstantIndexOp(builder, loc, getSize(dim));
+}
+
+Access Domain::at(Value value, ArrayRef<int64_t> dims) {
+  assert(cast<ShapedType>(value.getType()).getRank() ==
+             static_cast<int64_t>(dims.size()) &&
+         "one dim of the domain for each dim of the value");
+  return {value, llvm::to_vector(dims)};
+}
+
+Access Domain::empty(ArrayRef<int64_t> dims, Type elementType) {
+  SmallVector<OpFoldResult> shape;
+  for (int64_t dim : dims)
+    shape.push_back(dim == Access::kBroadcast
+                        ? OpFoldResult(builder.getIndexAttr(1))
+                        : getSize(dim));
+  return at(tensor::EmptyOp::create(builder, loc, shape, elementType), dims);
+}
+
+Access Domain::fill(Access out, Value scalar) {
+  auto op = linalg::FillOp::create(builder, loc, scalar, out.value);
+  if (op->getNumResults() == 1)
+    out.value = op.getResult(0);
+  return out;
+}
+Access Domain::filled(ArrayRef<int64_t> dims, float value) {
+  return fill(empty(dims, builder.getF32Type()), body.f32(value));
+}
+Access Domain::filled(ArrayRef<int64_t> dims, bool value) {
+  return filled(dims, builder.getI1Type(), value);
+}
+Access Domain::filled(ArrayRef<int64_t> dims, Type type, int64_t value) {
+  return fill(empty(dims, type), body.integer(type, value));
+}
+
+/// The dims that any of `accesses` is indexed by, in ascending order: the loops
+/// of a nest over them.
+static SmallVector<int64_t> collectLoops(ArrayRef<Access> accesses) {
+  SmallVector<int64_t> loops;
+  for (const Access &access : accesses)
+    for (int64_t dim : access.dims)
+      if (dim != Access::kBroadcast && !llvm::is_contained(loops, dim))
+        loops.push_back(dim);
+  llvm::sort(loops);
+  return loops;
+}
+
+static AffineMap getMap(const Access &access, ArrayRef<int64_t> loops,
+                        MLIRContext *context) {
+  SmallVector<AffineExpr> exprs;
+  for (int64_t dim : access.dims)
+    exprs.push_back(dim == Access::kBroadcast
+                        ? getAffineConstantExpr(0, context)
+                        : getAffineDimExpr(llvm::find(loops, dim) -
+                                               loops.begin(),
+                                           context));
+  return AffineMap::get(loops.size(), 0, exprs, context);
+}
+
+Access Domain::build(ArrayRef<Access> ins, Access out, ReduceFn fn) {
+  SmallVector<Access> accesses(ins);
+  accesses.push_back(out);
+  SmallVector<int64_t> loops = collectLoops(accesses);
+
+  SmallVector<AffineMap> maps;
+  for (const Access &access : accesses)
+    maps.push_back(getMap(access, loops, builder.getContext()));
+  SmallVector<utils::IteratorType> iterators;
+  for (int64_t loop : loops)
+    iterators.push_back(llvm::is_contained(out.dims, loop)
+                            ? utils::IteratorType::parallel
+                            : utils::IteratorType::reduction);
+  SmallVector<Value> inputs = llvm::map_to_vector(
+      ins, [](const Access &access) { return access.value; });
+  SmallVector<Type> resultTypes;
+  if (isa<TensorType>(out.value.getType()))
+    resultTypes.push_back(out.value.getType());
+
+  auto generic = linalg::GenericOp::create(
+      builder, loc, resultTypes, inputs, ValueRange{out.value}, maps, iterators,
+      [&](OpBuilder &nested, Location nestedLoc, ValueRange args) {
+        Body b(nested, nestedLoc, loops);
+        SmallVector<Value> in;
+        for (Value arg : args.drop_back()) {
+          bool narrow = isFloat(arg) && arg.getType() != b.getF32Type();
+          in.push_back(narrow ? arith::ExtFOp::create(b, b.getF32Type(), arg)
+                              : arg);
+        }
+        linalg::YieldOp::create(b, fn(b, in, args.back()));
+      });
+  if (!resultTypes.empty())
+    out.value = generic.getResult(0);
+  return out;
+}
+
+Access Domain::map(ArrayRef<Access> ins, Access out, MapFn fn) {
+  return build(ins, out,
+               [&](Body &b, ValueRange in, Value) { return fn(b, in); });
+}
+
+Access Domain::reduce(ArrayRef<Access> ins, Access out, ReduceFn fn) {
+  return build(ins, out, fn);
+}
+
+Access Domain::contract(Access lhs, Access rhs, Access out) {
+  return reduce({lhs, rhs}, out, [](Body &b, ValueRange in, Value acc) {
+    return b.add(acc, b.mul(in[0], in[1]));
+  });
+}
+
+Access Domain::contract(Access lhs, Access rhs, ArrayRef<int64_t> dims) {
+  return contract(lhs, rhs, filled(dims, 0.0f));
+}
+
+//===----------------------------------------------------------------------===//
+// What several ops need
+//===----------------------------------------------------------------------===//
+
+SmallVector<int64_t> mlir::moe::join(ArrayRef<int64_t> lhs,
+                                     ArrayRef<int64_t> rhs) {
+  SmallVector<int64_t> joined(lhs);
+  llvm::append_range(joined, rhs);
+  return joined;
+}
+
+Value mlir::moe::divideOrZero(Body &b, Value numerator, Value denominator) {
+  Value zero = b.f32(0.0);
+  return b.select(b.equal(denominator, zero), zero,
+                  b.div(numerator, denominator));
+}
+
+Value mlir::moe::comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
+                             Value rhsIndex) {
+  Value lhsNan = b.isNan(lhs), rhsNan = b.isNan(rhs);
+  Value better =
+      b.either(b.less(rhs, lhs), b.both(b.negate(lhsNan), rhsNan));
+  Value tie = b.either(b.equal(lhs, rhs), b.both(lhsNan, rhsNan));
+  return b.either(better, b.both(tie, b.less(lhsIndex, rhsIndex)));
+}
+
+Softmax mlir::moe::buildSoftmax(Domain &domain, Access logits,
+                                ArrayRef<int64_t> row) {
+  Type f32 = domain.getBody().getF32Type();
+  Access lowest = domain.fill(domain.empty(row, f32), domain.getBody().negInf());
+  Access max = domain.reduce({logits}, lowest,
+                             [](Body &b, ValueRange in, Value acc) {
+                               return b.max(acc, in[0]);
+                             });
+  // -inf - -inf would be NaN where the row has no support.
+  Access shift = domain.map({max}, domain.empty(row, f32),
+                            [](Body &b, ValueRange in) {
+                              return b.select(b.isNegInf(in[0]), b.f32(0.0),
+                                              in[0]);
+                            });
+  Access exps = domain.map({logits, shift}, domain.empty(logits.dims, f32),
+                           [](Body &b, ValueRange in) {
+                             return b.exp(b.sub(in[0], in[1]));
+                           });
+  Access sum = domain.reduce({exps}, domain.filled(row, 0.0f),
+                             [](Body &b, ValueRange in, Value acc) {
+                               return b.add(acc, in[0]);
+                             });
+  return {shift, exps, sum};
+}
+
+//===----------------------------------------------------------------------===//
+// RouterLogitsOp
+//===----------------------------------------------------------------------===//
+
+/// What `op` is replaced by when its results are computed into `outs`: nothing
+/// on buffers.
+static SmallVector<Value> getReplacements(Operation *op, ArrayRef<Access> outs) {
+  if (op->getNumResults() == 0)
+    return {};
+  return llvm::map_to_vector(outs,
+                             [](const Access &access) { return access.value; });
+}
 
 FailureOr<SmallVector<Value>>
-SimilarityInformOp::convertToSoftmaxMix(OpBuilder &) {
-  return failure();
+RouterLogitsOp::decomposeOperation(OpBuilder &builder) {
+  Domain domain(builder, *this);
+  int64_t e = domain.getNumDims() - 2, d = e + 1;
+  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
+
+  // z_ne = bias_e
+  Access z = domain.at(getOuts()[0], join(n, {e}));
+  if (getBias())
+    z = domain.map({domain.at(getBias(), {e})}, z,
+                   [](Body &b, ValueRange in) { return in[0]; });
+  else
+    z = domain.fill(z, domain.getBody().f32(0.0));
+
+  // z_ne += sum_d h_nd weight_ed
+  z = domain.contract(domain.at(getH(), join(n, {d})),
+                      domain.at(getWeight(), {e, d}), z);
+  return getReplacements(*this, {z});
 }
+
+//===----------------------------------------------------------------------===//
+// AdjacencyGateOp
+//===----------------------------------------------------------------------===//
+
+/// The weights that the gate uses: `a` with the entries below the threshold
+/// dropped, or the identity where `a` is all zero and the start is to be that
+/// of the base router.
+static Access buildUsedAdjacency(Domain &domain, AdjacencyGateOp op, int64_t e,
+                                 int64_t l) {
+  double threshold = op.getThreshold().convertToDouble();
+  auto keep = [&](Body &b, Value a) {
+    Value isKept = arith::CmpFOp::create(b, arith::CmpFPredicate::OGE, a,
+                                         b.f32(threshold));
+    return b.select(isKept, a, b.f32(0.0));
+  };
+  Access a = domain.at(op.getA(), {e, l});
+  Access used = domain.empty({e, l}, domain.getBody().getF32Type());
+  if (op.getColdStart() == ColdStart::Literal)
+    return domain.map({a}, used,
+                      [&](Body &b, ValueRange in) { return keep(b, in[0]); });
+
+  Access cold = domain.reduce({a}, domain.filled({}, true),
+                              [](Body &b, ValueRange in, Value acc) {
+                                return b.both(acc, b.equal(in[0], b.f32(0.0)));
+                              });
+  return domain.map({a, cold}, used, [&](Body &b, ValueRange in) {
+    Value identity = b.select(b.equal(b.index(e), b.index(l)), b.f32(1.0),
+                              b.f32(0.0));
+    return b.select(in[1], identity, keep(b, in[0]));
+  });
+}
+
 FailureOr<SmallVector<Value>>
-AttentionPosteriorOp::convertToSoftmaxMix(OpBuilder &) {
-  return failure();
+AdjacencyGateOp::decomposeOperation(OpBuilder &builder) {
+  // The used adjacency is a tensor of its own; buffers would need an
+  // allocation, which is bufferization's business.
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  int64_t e = domain.getNumDims() - 2, l = e + 1;
+  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
+
+  Access used = buildUsedAdjacency(domain, *this, e, l);
+  // g_ne = sum_l p_nl a_el
+  Access g = domain.at(getOuts()[0], join(n, {e}));
+  g = domain.fill(g, domain.getBody().f32(0.0));
+  g = domain.contract(domain.at(getP(), join(n, {l})), used, g);
+  return getReplacements(*this, {g});
 }

@@ -1,0 +1,130 @@
+/*===- Compiler.h - The compiler as a C library -------------------*- C -*-===*\
+|*                                                                            *|
+|* Parse, run passes, compile and call: everything that a binding in another  *|
+|* language needs, with opaque handles and no MLIR types. The Python module   *|
+|* is built on this header alone.                                             *|
+|*                                                                            *|
+|* Functions that can fail return a MoEError, null on success; the caller     *|
+|* owns it. Outputs are written only on success. Modules are independent of   *|
+|* each other: different threads may use different modules freely, one module *|
+|* serves one thread at a time.                                               *|
+|*                                                                            *|
+\*===----------------------------------------------------------------------===*/
+
+#ifndef MOE_C_COMPILER_H
+#define MOE_C_COMPILER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct MoEOpaqueError *MoEError;
+typedef struct MoEOpaqueModule *MoEModule;
+typedef struct MoEOpaqueExecutable *MoEExecutable;
+typedef const struct MoEOpaqueFunction *MoEFunction;
+typedef struct MoEOpaqueBytes *MoEBytes;
+
+/// Bytes that something else owns; need not end in a NUL.
+typedef struct MoEStringRef {
+  const char *data;
+  size_t length;
+} MoEStringRef;
+
+/* Errors: at least one diagnostic, each "file:line:col: error: ..." possibly
+   with notes on further lines. The strings live as long as the error. */
+size_t moeErrorGetNumDiagnostics(MoEError error);
+MoEStringRef moeErrorGetDiagnostic(MoEError error, size_t index);
+void moeErrorDestroy(MoEError error);
+
+/* Text or binary results. */
+MoEStringRef moeBytesGet(MoEBytes bytes);
+void moeBytesDestroy(MoEBytes bytes);
+
+/* Modules. */
+MoEError moeModuleParse(MoEStringRef source, MoEStringRef filename,
+                        bool allowBytecode, MoEModule *module);
+MoEError moeModuleClone(MoEModule module, MoEModule *clone);
+void moeModuleDestroy(MoEModule module);
+MoEBytes moeModulePrint(MoEModule module, bool debugInfo);
+MoEBytes moeModuleBytecode(MoEModule module);
+/// Runs a textual pipeline in place: "moe-to-cpu", "builtin.module(...)". After
+/// a failure the module may be half lowered.
+MoEError moeModuleRun(MoEModule module, MoEStringRef pipeline);
+/// Warnings and remarks of the last parse or run.
+size_t moeModuleGetNumRemarks(MoEModule module);
+MoEStringRef moeModuleGetRemark(MoEModule module, size_t index);
+
+/* Compilation from source. An empty dumpDir dumps nothing. */
+MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
+                          MoEStringRef pipeline, MoEStringRef dumpDir,
+                          MoEBytes *object);
+MoEError moeCompilePTX(MoEStringRef source, MoEStringRef filename,
+                       MoEStringRef chip, MoEStringRef dumpDir, MoEBytes *ptx);
+MoEError moeAssembleCubin(MoEStringRef ptx, MoEStringRef chip,
+                          MoEBytes *cubin);
+
+/* Executables: objects of moeCompileObject, linked into the process. */
+MoEError moeExecutableLoad(MoEStringRef object, MoEExecutable *executable);
+/// No call of any of its functions may be running.
+void moeExecutableDestroy(MoEExecutable executable);
+size_t moeExecutableGetNumFunctions(MoEExecutable executable);
+/// Functions live as long as their executable.
+MoEFunction moeExecutableGetFunction(MoEExecutable executable, size_t index);
+
+typedef enum MoEElementType {
+  MoEElementType_I1, /* one byte, 0 or 1 */
+  MoEElementType_I8,
+  MoEElementType_I16,
+  MoEElementType_I32,
+  MoEElementType_I64,
+  MoEElementType_Index, /* 64 bits */
+  MoEElementType_F16,
+  MoEElementType_BF16,
+  MoEElementType_F32,
+  MoEElementType_F64,
+} MoEElementType;
+
+typedef struct MoEValueType {
+  MoEElementType elementType;
+  bool isTensor;
+  bool isResult;
+  int64_t rank;         /* of a tensor */
+  const int64_t *shape; /* rank sizes, -1 is known only at run time */
+} MoEValueType;
+
+MoEStringRef moeFunctionGetName(MoEFunction function);
+/// Arguments, then the buffers of the results.
+size_t moeFunctionGetNumValues(MoEFunction function);
+MoEValueType moeFunctionGetValue(MoEFunction function, size_t index);
+
+/// The descriptor of a tensor has room for its rank: the allocation, the first
+/// element, the offset in elements (0), then sizes and strides in elements.
+typedef struct MoETensorHeader {
+  void *allocated;
+  void *aligned;
+  int64_t offset;
+} MoETensorHeader;
+
+/// values[i] points to a scalar, or to a MoETensorHeader that is followed by
+/// int64_t sizes[rank], strides[rank]. Arguments are not checked.
+typedef void (*MoEPackedFunction)(void **values);
+MoEPackedFunction moeFunctionGetEntry(MoEFunction function);
+
+/* The machine and the toolchain. */
+const char *moeLLVMVersion(void);
+MoEBytes moeHostCPUName(void);
+MoEBytes moeHostCPUFeatures(void);
+/// The path of ptxas, empty when there is none.
+MoEBytes moeFindPtxas(void);
+/// Comma-separated.
+MoEBytes moeKnownChips(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MOE_C_COMPILER_H */

@@ -1,0 +1,65 @@
+//===- Pipelines.h - Orders of passes ---------------------------*- C++ -*-===//
+
+#ifndef MOE_PIPELINES_PIPELINES_H
+#define MOE_PIPELINES_PIPELINES_H
+
+#include "mlir/Pass/PassOptions.h"
+
+namespace mlir {
+class OpPassManager;
+
+namespace moe {
+
+/// Options of `--moe-to-cpu`.
+struct MoEToCPUPipelineOptions
+    : PassPipelineOptions<MoEToCPUPipelineOptions> {
+  PassOptions::Option<bool> threads{
+      *this, "threads",
+      llvm::cl::desc("run tiles in parallel through the runtime's "
+                     "moe_parallel_for; otherwise in loops"),
+      llvm::cl::init(true)};
+  PassOptions::Option<int64_t> tileSize{
+      *this, "tile-size", llvm::cl::desc("rows of a parallel tile"),
+      llvm::cl::init(64)};
+  PassOptions::Option<int64_t> vectorWidth{
+      *this, "vector-width",
+      llvm::cl::desc("lanes of an f32 vector, a power of two of at least 4"),
+      llvm::cl::init(16)};
+};
+
+/// From public functions on tensors to the LLVM dialect. A function's results
+/// become trailing buffers that the caller owns; see docs for the convention.
+void buildMoEToCPUPipeline(OpPassManager &manager,
+                           const MoEToCPUPipelineOptions &options);
+
+void registerMoEToCPUPipeline();
+
+/// Options of `--moe-to-nvvm`.
+struct MoEToNVVMPipelineOptions
+    : PassPipelineOptions<MoEToNVVMPipelineOptions> {
+  PassOptions::Option<std::string> chip{
+      *this, "chip",
+      llvm::cl::desc("chip to compile for: sm_80, sm_86, sm_89, sm_90, "
+                     "sm_90a, sm_100 or sm_120"),
+      llvm::cl::init("sm_90")};
+  PassOptions::Option<int64_t> blockSize{
+      *this, "block-size",
+      llvm::cl::desc("threads of a block, a multiple of 32"),
+      llvm::cl::init(128)};
+  PassOptions::Option<int64_t> maxRows{
+      *this, "max-rows", llvm::cl::desc("tokens that a block takes at most"),
+      llvm::cl::init(16)};
+};
+
+/// From public functions on tensors to kernels in PTX: one `gpu.binary` a
+/// function, whose attribute `moe.kernels` says how to launch them (see
+/// MoE/Conversion/MoEToGPU.h).
+void buildMoEToNVVMPipeline(OpPassManager &manager,
+                            const MoEToNVVMPipelineOptions &options);
+
+void registerMoEToNVVMPipeline();
+
+} // namespace moe
+} // namespace mlir
+
+#endif // MOE_PIPELINES_PIPELINES_H

@@ -1,0 +1,36 @@
+//===- Compile.h - A module to code in one call -----------------*- C++ -*-===//
+
+#ifndef MOE_TARGET_COMPILE_H
+#define MOE_TARGET_COMPILE_H
+
+#include "MoE/Target/HostCode.h"
+#include "mlir/IR/BuiltinOps.h"
+
+namespace mlir::moe {
+
+struct CompileOptions {
+  /// The pipeline from the input to the LLVM dialect.
+  std::string pipeline = "moe-to-cpu";
+  std::string cpu = "native";
+  /// A folder for the IR after every pass and the code at the end; empty: none.
+  std::string dumpDir;
+};
+
+struct HostCode {
+  std::string code;
+  std::vector<FunctionSignature> signatures;
+};
+
+/// Runs the pipeline on `module`, in place, and emits code whose public
+/// functions can be called by name and checked by signature.
+FailureOr<HostCode> compileForHost(ModuleOp module, HostCodeForm form,
+                                   const CompileOptions &options);
+
+/// Runs `moe-to-nvvm` for `chip` on `module`, in place, and returns the PTX of
+/// all its kernels as one text.
+FailureOr<std::string> compileToPTX(ModuleOp module, StringRef chip,
+                                    StringRef dumpDir = "");
+
+} // namespace mlir::moe
+
+#endif // MOE_TARGET_COMPILE_H

@@ -1,0 +1,35 @@
+//===- HostCode.h - LLVM dialect to code for a CPU --------------*- C++ -*-===//
+
+#ifndef MOE_TARGET_HOSTCODE_H
+#define MOE_TARGET_HOSTCODE_H
+
+#include "MoE/Target/Signature.h"
+
+namespace mlir::moe {
+
+enum class HostCodeForm { Object, Assembly, LLVMIR };
+
+struct HostCodeOptions {
+  /// "native" is the CPU of this machine with every extension that it has; any
+  /// other name is one that LLVM knows for this machine's architecture.
+  std::string cpu = "native";
+  /// 0 to 3, as clang's -O.
+  unsigned optLevel = 3;
+  /// The functions to make callable without knowing their types at compile
+  /// time. When empty, only the module's own symbols are in the code.
+  ArrayRef<FunctionSignature> signatures;
+};
+
+/// Translates a module in the LLVM dialect to position-independent code, all in
+/// memory. Every failure, LLVM's own included, is a diagnostic on the module.
+FailureOr<std::string> translateToHostCode(ModuleOp module, HostCodeForm form,
+                                           const HostCodeOptions &options);
+
+/// The name and the features of this machine's CPU, as LLVM spells them. Code
+/// for "native" runs where both are the same.
+std::string hostCPUName();
+std::string hostCPUFeatures();
+
+} // namespace mlir::moe
+
+#endif // MOE_TARGET_HOSTCODE_H

@@ -1,0 +1,62 @@
+//===- Input.h - Reading and running IR without crashing --------*- C++ -*-===//
+
+#ifndef MOE_TARGET_INPUT_H
+#define MOE_TARGET_INPUT_H
+
+#include "mlir/IR/BuiltinOps.h"
+#include "mlir/IR/Diagnostics.h"
+#include "mlir/IR/OwningOpRef.h"
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mlir::moe {
+
+struct InputOptions {
+  /// Deeper bracket nesting is refused: MLIR's parser, verifier and destructors
+  /// recurse, and some thousands of levels overflow the stack.
+  unsigned nestingLimit = 256;
+  /// MLIR's bytecode reader is not safe against manipulated files.
+  bool allowBytecode = false;
+};
+
+/// A context with every dialect that the compiler knows, without threads: one
+/// context serves one compilation, and diagnostics come in a fixed order.
+std::unique_ptr<MLIRContext> createContext();
+
+/// Parses and verifies a module from text, or from bytecode when allowed. `name`
+/// is the file name in diagnostics. Null after a diagnostic.
+OwningOpRef<ModuleOp> parseInput(MLIRContext &context, StringRef source,
+                                 StringRef name,
+                                 const InputOptions &options = {});
+
+/// Runs a textual pass pipeline: "moe-to-cpu", "cse,canonicalize" or, with its
+/// anchor, "builtin.module(...)". With `dumpDir`, the module is written there
+/// after every pass that changed it, as NN-<pass>.mlir.
+LogicalResult runPipeline(ModuleOp module, StringRef pipeline,
+                          StringRef dumpDir = "");
+
+/// Collects the diagnostics of a context as text while it lives:
+/// "file:line:col: error: message", notes and call sites on lines of their own,
+/// and the offending line of `source` where it is known.
+class DiagnosticCollector {
+public:
+  explicit DiagnosticCollector(MLIRContext &context);
+
+  /// The text that the locations of file `name` point into.
+  void setSource(StringRef text, StringRef name);
+
+  /// Errors, and everything else, in order of emission.
+  std::vector<std::string> errors, others;
+
+private:
+  LogicalResult handle(Diagnostic &diagnostic);
+  std::string sourceLine(Location location) const;
+
+  std::string source, sourceName;
+  ScopedDiagnosticHandler handler;
+};
+
+} // namespace mlir::moe
+
+#endif // MOE_TARGET_INPUT_H

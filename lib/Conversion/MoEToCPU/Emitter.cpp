@@ -1,0 +1,476 @@
+//===- Emitter.cpp - Writing 1-D vector code ------------------------------===//
+
+#include "Emitter.h"
+
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/IR/TypeUtilities.h"
+#include "llvm/ADT/STLExtras.h"
+
+#include <limits>
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static bool isFloat(Value value) {
+  return isa<FloatType>(getElementTypeOrSelf(value.getType()));
+}
+
+//===----------------------------------------------------------------------===//
+// Constants
+//===----------------------------------------------------------------------===//
+
+Value Emitter::index(int64_t value) {
+  return arith::ConstantIndexOp::create(*this, value);
+}
+
+Value Emitter::constant(Type type, double value) {
+  auto attr = getFloatAttr(getElementTypeOrSelf(type), value);
+  if (auto vector = dyn_cast<VectorType>(type))
+    return arith::ConstantOp::create(*this,
+                                     DenseElementsAttr::get(vector, attr));
+  return arith::ConstantOp::create(*this, attr);
+}
+
+Value Emitter::constantInt(Type type, int64_t value) {
+  auto attr = getIntegerAttr(getElementTypeOrSelf(type), value);
+  if (auto vector = dyn_cast<VectorType>(type))
+    return arith::ConstantOp::create(*this,
+                                     DenseElementsAttr::get(vector, attr));
+  return arith::ConstantOp::create(*this, attr);
+}
+
+Value Emitter::iota() {
+  auto lanes = llvm::to_vector(llvm::seq<int32_t>(0, width));
+  return arith::ConstantOp::create(
+      *this, DenseElementsAttr::get(ints(), ArrayRef<int32_t>(lanes)));
+}
+
+//===----------------------------------------------------------------------===//
+// Arithmetic
+//===----------------------------------------------------------------------===//
+
+Value Emitter::add(Value a, Value b) {
+  if (isFloat(a))
+    return arith::AddFOp::create(*this, a, b);
+  return arith::AddIOp::create(*this, a, b);
+}
+Value Emitter::sub(Value a, Value b) {
+  if (isFloat(a))
+    return arith::SubFOp::create(*this, a, b);
+  return arith::SubIOp::create(*this, a, b);
+}
+Value Emitter::mul(Value a, Value b) {
+  if (isFloat(a))
+    return arith::MulFOp::create(*this, a, b);
+  return arith::MulIOp::create(*this, a, b);
+}
+Value Emitter::fma(Value a, Value b, Value c) {
+  return math::FmaOp::create(*this, a, b, c);
+}
+Value Emitter::max(Value a, Value b) {
+  if (!isFloat(a))
+    return arith::MaxSIOp::create(*this, a, b);
+  return select(compare(arith::CmpFPredicate::OGT, a, b), a, b);
+}
+Value Emitter::min(Value a, Value b) {
+  if (!isFloat(a))
+    return arith::MinSIOp::create(*this, a, b);
+  return select(compare(arith::CmpFPredicate::OLT, a, b), a, b);
+}
+Value Emitter::abs(Value a) { return math::AbsFOp::create(*this, a); }
+Value Emitter::exp(Value a) { return math::ExpOp::create(*this, a); }
+Value Emitter::both(Value a, Value b) {
+  if (!a || !b)
+    return a ? a : b;
+  return arith::AndIOp::create(*this, a, b);
+}
+
+Value Emitter::logSigmoid(Value x) {
+  // ln sigmoid(x) = min(x, 0) - log1p(exp(-|x|))
+  Value decay = exp(arith::NegFOp::create(*this, abs(x)));
+  return sub(min(x, constant(x.getType(), 0.0)),
+             math::Log1pOp::create(*this, decay));
+}
+
+Value Emitter::sigmoid(Value x) {
+  // With t = exp(-|x|): sigmoid(x) = (x >= 0 ? 1 : t) / (1 + t)
+  Value one = constant(x.getType(), 1.0);
+  Value decay = exp(arith::NegFOp::create(*this, abs(x)));
+  Value isNegative =
+      compare(arith::CmpFPredicate::OLT, x, constant(x.getType(), 0.0));
+  return div(select(isNegative, decay, one), add(one, decay));
+}
+
+Value Emitter::sqrtSoftplus(Value x) {
+  // ln(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)). Below -17 it is exp(x) to
+  // f32's last bit, whose root is taken in the exponent: exp(x / 2) does not
+  // underflow where exp(x) does.
+  Value decay = exp(arith::NegFOp::create(*this, abs(x)));
+  Value softplus = add(max(x, constant(x.getType(), 0.0)),
+                       math::Log1pOp::create(*this, decay));
+  Value isSmall =
+      compare(arith::CmpFPredicate::OLT, x, constant(x.getType(), -17.0));
+  Value half = exp(mul(x, constant(x.getType(), 0.5)));
+  return select(isSmall, half, math::SqrtOp::create(*this, softplus));
+}
+
+//===----------------------------------------------------------------------===//
+// Casts
+//===----------------------------------------------------------------------===//
+
+Value Emitter::bitcast(Value a, Type element) {
+  if (auto vector = dyn_cast<VectorType>(a.getType()))
+    return arith::BitcastOp::create(*this, vector.clone(element), a);
+  return arith::BitcastOp::create(*this, element, a);
+}
+
+Value Emitter::toF32(Value a) {
+  if (getElementTypeOrSelf(a.getType()).isF32())
+    return a;
+  Type type = getF32Type();
+  if (auto vector = dyn_cast<VectorType>(a.getType()))
+    type = vector.clone(type);
+  return arith::ExtFOp::create(*this, type, a);
+}
+
+Value Emitter::toIndex(Value a) {
+  return arith::IndexCastOp::create(*this, getIndexType(), a);
+}
+
+Value Emitter::toInt(Value a, Type element) {
+  unsigned from = getElementTypeOrSelf(a.getType()).getIntOrFloatBitWidth();
+  unsigned to = element.getIntOrFloatBitWidth();
+  Type type = element;
+  if (auto vector = dyn_cast<VectorType>(a.getType()))
+    type = vector.clone(element);
+  if (from < to)
+    return arith::ExtSIOp::create(*this, type, a);
+  if (from > to)
+    return arith::TruncIOp::create(*this, type, a);
+  return a;
+}
+
+Value Emitter::splat(Value scalar) {
+  return vector::BroadcastOp::create(*this, vectorOf(scalar.getType()),
+                                     scalar);
+}
+
+//===----------------------------------------------------------------------===//
+// Reductions
+//===----------------------------------------------------------------------===//
+
+/// Folds the upper half of the lanes onto the lower half until one is left.
+static Value foldLanes(Emitter &e, Value vector,
+                       function_ref<Value(Value, Value)> combine) {
+  for (int64_t half = e.width / 2; half > 0; half /= 2) {
+    auto low = llvm::to_vector(llvm::seq<int64_t>(0, half));
+    auto high = llvm::to_vector(llvm::seq<int64_t>(half, 2 * half));
+    vector = combine(vector::ShuffleOp::create(e, vector, vector, low),
+                     vector::ShuffleOp::create(e, vector, vector, high));
+  }
+  return vector::ExtractOp::create(e, vector, ArrayRef<int64_t>{0});
+}
+
+Value Emitter::reduceMax(Value vector) {
+  return foldLanes(*this, vector,
+                   [&](Value a, Value b) { return max(a, b); });
+}
+Value Emitter::reduceAdd(Value vector) {
+  return foldLanes(*this, vector,
+                   [&](Value a, Value b) { return add(a, b); });
+}
+Value Emitter::anyLane(Value mask) {
+  return vector::ReductionOp::create(*this, vector::CombiningKind::OR, mask);
+}
+
+//===----------------------------------------------------------------------===//
+// Memory
+//===----------------------------------------------------------------------===//
+
+Value Emitter::dim(Value memref, int64_t position) {
+  auto type = cast<MemRefType>(memref.getType());
+  if (!type.isDynamicDim(position))
+    return index(type.getDimSize(position));
+  return memref::DimOp::create(*this, memref, position);
+}
+
+Value Emitter::loadFloats(Value memref, ValueRange indices, Value mask,
+                          double pad) {
+  VectorType type =
+      vectorOf(cast<MemRefType>(memref.getType()).getElementType());
+  if (!mask)
+    return toF32(vector::LoadOp::create(*this, type, memref, indices));
+  return toF32(vector::MaskedLoadOp::create(*this, type, memref, indices, mask,
+                                            constant(type, pad)));
+}
+
+Value Emitter::loadVector(Value memref, ValueRange indices) {
+  VectorType type =
+      vectorOf(cast<MemRefType>(memref.getType()).getElementType());
+  return vector::LoadOp::create(*this, type, memref, indices);
+}
+
+void Emitter::storeVector(Value vector, Value memref, ValueRange indices,
+                          Value mask) {
+  if (mask)
+    vector::MaskedStoreOp::create(*this, memref, indices, mask, vector);
+  else
+    vector::StoreOp::create(*this, vector, memref, indices);
+}
+
+Value Emitter::firstLanes(Value count) {
+  return vector::CreateMaskOp::create(*this, vectorOf(getI1Type()), count);
+}
+
+Value Emitter::scratch(ArrayRef<OpFoldResult> shape, Type element) {
+  SmallVector<int64_t> sizes;
+  Values dynamicSizes;
+  dispatchIndexOpFoldResults(shape, dynamicSizes, sizes);
+  auto type = MemRefType::get(sizes, element);
+  InsertionGuard guard(*this);
+  if (dynamicSizes.empty()) {
+    Block *block = getInsertionBlock();
+    while (!block->getParentOp()->hasTrait<OpTrait::AutomaticAllocationScope>())
+      block = block->getParentOp()->getBlock();
+    setInsertionPointToStart(block);
+  }
+  return memref::AllocaOp::create(*this, type, dynamicSizes,
+                                  getI64IntegerAttr(64));
+}
+
+void Emitter::withScratch(bool dynamic, function_ref<void()> body) {
+  if (!dynamic)
+    return body();
+  InsertionGuard guard(*this);
+  auto scope = memref::AllocaScopeOp::create(*this, TypeRange());
+  createBlock(&scope.getBodyRegion());
+  body();
+  memref::AllocaScopeReturnOp::create(*this, ValueRange());
+}
+
+//===----------------------------------------------------------------------===//
+// Control flow
+//===----------------------------------------------------------------------===//
+
+Values Emitter::loop(Value lower, Value upper, int64_t step, ValueRange carried,
+                     function_ref<Values(Value, ValueRange)> body) {
+  auto loop = scf::ForOp::create(*this, lower, upper, index(step), carried);
+  InsertionGuard guard(*this);
+  // A loop that carries nothing is built with its terminator.
+  if (carried.empty())
+    setInsertionPoint(loop.getBody()->getTerminator());
+  else
+    setInsertionPointToEnd(loop.getBody());
+  Values next = body(loop.getInductionVar(), loop.getRegionIterArgs());
+  if (!carried.empty())
+    scf::YieldOp::create(*this, next);
+  return Values(loop.getResults());
+}
+
+void Emitter::loop(Value lower, Value upper, int64_t step,
+                   function_ref<void(Value)> body) {
+  loop(lower, upper, step, ValueRange(), [&](Value iv, ValueRange) {
+    body(iv);
+    return Values();
+  });
+}
+
+Values Emitter::ifElse(Value condition, function_ref<Values()> thenBody,
+                       function_ref<Values()> elseBody) {
+  auto branch = scf::IfOp::create(
+      *this, condition,
+      [&](OpBuilder &builder, Location loc) {
+        InsertionGuard guard(*this);
+        restoreInsertionPoint(builder.saveInsertionPoint());
+        scf::YieldOp::create(*this, thenBody());
+      },
+      [&](OpBuilder &builder, Location loc) {
+        InsertionGuard guard(*this);
+        restoreInsertionPoint(builder.saveInsertionPoint());
+        scf::YieldOp::create(*this, elseBody());
+      });
+  return Values(branch.getResults());
+}
+
+void Emitter::ifThen(Value condition, function_ref<void()> body) {
+  scf::IfOp::create(*this, condition, [&](OpBuilder &builder, Location loc) {
+    InsertionGuard guard(*this);
+    restoreInsertionPoint(builder.saveInsertionPoint());
+    body();
+    scf::YieldOp::create(*this);
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Views
+//===----------------------------------------------------------------------===//
+
+OpFoldResult mlir::moe::getSize(Emitter &e, Value memref, int64_t position) {
+  auto type = cast<MemRefType>(memref.getType());
+  if (!type.isDynamicDim(position))
+    return e.getIndexAttr(type.getDimSize(position));
+  return e.dim(memref, position);
+}
+
+Value mlir::moe::sliceLeading(Emitter &e, Value memref, ValueRange indices) {
+  if (indices.empty())
+    return memref;
+  auto type = cast<MemRefType>(memref.getType());
+  SmallVector<OpFoldResult> offsets, sizes;
+  SmallVector<OpFoldResult> strides(type.getRank(), e.getIndexAttr(1));
+  SmallVector<int64_t> shape;
+  for (int64_t position = 0; position < type.getRank(); ++position) {
+    bool dropped = position < static_cast<int64_t>(indices.size());
+    offsets.push_back(dropped ? OpFoldResult(indices[position])
+                              : OpFoldResult(e.getIndexAttr(0)));
+    sizes.push_back(dropped ? OpFoldResult(e.getIndexAttr(1))
+                            : getSize(e, memref, position));
+    if (!dropped)
+      shape.push_back(type.getDimSize(position));
+  }
+  auto sliceType = memref::SubViewOp::inferRankReducedResultType(
+      shape, type, offsets, sizes, strides);
+  return memref::SubViewOp::create(e, sliceType, memref, offsets, sizes,
+                                   strides);
+}
+
+Value mlir::moe::addLeadingUnitDim(Emitter &e, Value memref) {
+  auto type = cast<MemRefType>(memref.getType());
+  SmallVector<int64_t> shape(type.getShape());
+  shape.insert(shape.begin(), 1);
+  SmallVector<OpFoldResult> sizes{e.getIndexAttr(1)};
+  for (int64_t position = 0; position < type.getRank(); ++position)
+    sizes.push_back(getSize(e, memref, position));
+  SmallVector<ReassociationIndices> groups;
+  for (int64_t position = 0; position < type.getRank(); ++position)
+    groups.push_back(position == 0 ? ReassociationIndices{0, 1}
+                                   : ReassociationIndices{position + 1});
+  return memref::ExpandShapeOp::create(e, shape, memref, groups, sizes);
+}
+
+bool mlir::moe::isInnermostContiguous(Type memref) {
+  auto type = cast<MemRefType>(memref);
+  if (type.getRank() == 0)
+    return true;
+  SmallVector<int64_t> strides;
+  int64_t offset;
+  return succeeded(type.getStridesAndOffset(strides, offset)) &&
+         strides.back() == 1;
+}
+
+bool mlir::moe::isContiguousFrom(MemRefType type, int64_t first) {
+  SmallVector<int64_t> strides;
+  int64_t offset;
+  if (failed(type.getStridesAndOffset(strides, offset)))
+    return false;
+  int64_t expected = 1;
+  for (int64_t position = type.getRank() - 1; position >= first; --position) {
+    if (strides[position] != expected)
+      return false;
+    if (type.isDynamicDim(position) && position > first)
+      return false;
+    expected *= type.getDimSize(position);
+  }
+  return true;
+}
+
+//===----------------------------------------------------------------------===//
+// Moving lanes
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// One shuffle of two vectors that x86 has as a single instruction: within
+/// each group of lanes, `low` or high halves (even or odd groups) of both.
+struct LanePattern {
+  int64_t width;
+
+  /// Interleaves units of `unit` lanes from the low or high half of each
+  /// 128-bit group of four lanes.
+  SmallVector<int64_t> unpack(int64_t unit, bool high) const {
+    SmallVector<int64_t> mask;
+    for (int64_t group = 0; group < width; group += 4)
+      for (int64_t half = 0; half < 2; half += unit)
+        for (int64_t source : {int64_t(0), width})
+          for (int64_t lane = 0; lane < unit; ++lane)
+            mask.push_back(source + group + (high ? 2 : 0) + half + lane);
+    return mask;
+  }
+  /// The even or odd groups of four lanes of one vector, then of the other.
+  SmallVector<int64_t> groups(bool odd) const {
+    SmallVector<int64_t> mask;
+    for (int64_t source : {int64_t(0), width})
+      for (int64_t group = odd ? 4 : 0; group < width; group += 8)
+        for (int64_t lane = 0; lane < 4; ++lane)
+          mask.push_back(source + group + lane);
+    return mask;
+  }
+};
+} // namespace
+
+/// `count` vectors of `count` groups of four lanes: result i holds group i of
+/// each vector.
+static Values transposeGroups(Emitter &e, ArrayRef<Value> vectors) {
+  if (vectors.size() == 1)
+    return Values(vectors);
+  LanePattern pattern{e.width};
+  Values even, odd;
+  for (size_t i = 0; i < vectors.size(); i += 2) {
+    even.push_back(vector::ShuffleOp::create(e, vectors[i], vectors[i + 1],
+                                             pattern.groups(false)));
+    odd.push_back(vector::ShuffleOp::create(e, vectors[i], vectors[i + 1],
+                                            pattern.groups(true)));
+  }
+  even = transposeGroups(e, even);
+  odd = transposeGroups(e, odd);
+  Values result;
+  for (auto [a, b] : llvm::zip_equal(even, odd)) {
+    result.push_back(a);
+    result.push_back(b);
+  }
+  return result;
+}
+
+Values mlir::moe::transposeLanes(Emitter &e, ArrayRef<Value> rows) {
+  LanePattern pattern{e.width};
+  // Each four rows are transposed in each 128-bit group of four lanes...
+  SmallVector<Values> byColumn(4);
+  for (int64_t row = 0; row < e.width; row += 4) {
+    Values pairs;
+    for (int64_t pair : {row, row + 2})
+      for (bool high : {false, true})
+        pairs.push_back(vector::ShuffleOp::create(
+            e, rows[pair], rows[pair + 1], pattern.unpack(1, high)));
+    for (int64_t column = 0; column < 4; ++column)
+      byColumn[column].push_back(vector::ShuffleOp::create(
+          e, pairs[column / 2], pairs[2 + column / 2],
+          pattern.unpack(2, column % 2)));
+  }
+  // ... and then the groups among the rows.
+  Values result(e.width);
+  for (int64_t column = 0; column < 4; ++column)
+    for (auto [group, vector] :
+         llvm::enumerate(transposeGroups(e, byColumn[column])))
+      result[4 * group + column] = vector;
+  return result;
+}
+
+Values mlir::moe::interleave(Emitter &e, ArrayRef<Value> vectors) {
+  if (vectors.size() == 1)
+    return Values(vectors);
+  Values even, odd;
+  for (auto [i, vector] : llvm::enumerate(vectors))
+    (i % 2 ? odd : even).push_back(vector);
+  even = interleave(e, even);
+  odd = interleave(e, odd);
+  Values result;
+  for (auto [a, b] : llvm::zip_equal(even, odd))
+    for (int64_t half : {int64_t(0), e.width / 2}) {
+      SmallVector<int64_t> mask;
+      for (int64_t lane = 0; lane < e.width / 2; ++lane) {
+        mask.push_back(half + lane);
+        mask.push_back(e.width + half + lane);
+      }
+      result.push_back(vector::ShuffleOp::create(e, a, b, mask));
+    }
+  return result;
+}

@@ -1,0 +1,15 @@
+//===- Patterns.h - The families of leaf lowerings --------------*- C++ -*-===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H
+#define MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H
+
+#include "MoE/Conversion/MoEToCPU.h"
+
+namespace mlir::moe {
+
+void populateTopKToCPUPatterns(RewritePatternSet &patterns,
+                               const CPUVectorOptions &options);
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H

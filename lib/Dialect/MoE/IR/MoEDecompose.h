@@ -1,0 +1,200 @@
+//===- MoEDecompose.h - Loop nests over the dims of an op -------*- C++ -*-===//
+//
+// The decompositions and conversions of the moe ops are written as loop nests
+// over the op's named dims: a `Domain` holds the dims and their sizes, an
+// `Access` says by which of them a tensor is indexed, and `map` and `reduce`
+// build one `linalg.generic` each. With the dims n, e, d of router logits
+//
+//   Access z = domain.reduce({domain.at(h, {n, d}), domain.at(weight, {e, d})},
+//                            domain.filled({n, e}, 0.0f),
+//                            [](Body &b, ValueRange in, Value acc) {
+//                              return b.add(acc, b.mul(in[0], in[1]));
+//                            });
+//
+// is `z_ne = sum_d h_nd weight_ed`. A dim that the output lacks is a reduction.
+// Bodies compute in f32: elements of narrower float types are extended on
+// entry.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H
+#define LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/IR/ImplicitLocOpBuilder.h"
+#include "mlir/IR/TypeUtilities.h"
+
+namespace mlir::moe {
+
+/// A tensor or buffer and, for each of its dims, the dim of the domain that
+/// indexes it.
+struct Access {
+  /// Stands in `dims` for a dim of size 1 that is broadcast.
+  static constexpr int64_t kBroadcast = -1;
+
+  Value value;
+  SmallVector<int64_t> dims;
+
+  Type getElementType() const { return getElementTypeOrSelf(value.getType()); }
+};
+
+/// The body of a nest: a builder with the arithmetic that the ops need.
+class Body : public ImplicitLocOpBuilder {
+public:
+  Body(OpBuilder &builder, Location loc, ArrayRef<int64_t> loops = {})
+      : ImplicitLocOpBuilder(loc, builder), loops(loops) {}
+
+  /// The iteration number along `dim` of the domain.
+  Value index(int64_t dim);
+
+  Value f32(double value);
+  Value negInf();
+  Value boolean(bool value);
+  Value integer(Type type, int64_t value);
+
+  // Floats, or integers of one type.
+  Value add(Value lhs, Value rhs);
+  Value sub(Value lhs, Value rhs);
+  Value mul(Value lhs, Value rhs);
+  Value div(Value lhs, Value rhs);
+  /// NaN if either is NaN.
+  Value max(Value lhs, Value rhs);
+  Value exp(Value value);
+  Value log(Value value);
+
+  Value isNan(Value value);
+  Value isNegInf(Value value);
+  Value equal(Value lhs, Value rhs);
+  /// lhs < rhs, signed for integers, false for NaN.
+  Value less(Value lhs, Value rhs);
+  Value atMost(Value lhs, Value rhs) { return negate(less(rhs, lhs)); }
+  Value both(Value lhs, Value rhs);
+  Value either(Value lhs, Value rhs);
+  Value negate(Value condition);
+  Value select(Value condition, Value yes, Value no);
+
+  /// An index or integer as an integer or index of type `type`.
+  Value castIndex(Value value, Type type);
+
+private:
+  ArrayRef<int64_t> loops;
+};
+
+/// The dims of an op, to which a decomposition may add its own.
+class Domain {
+public:
+  using MapFn = function_ref<Value(Body &, ValueRange in)>;
+  using ReduceFn = function_ref<Value(Body &, ValueRange in, Value acc)>;
+
+  /// Starts from the dims that `op` declares, by their numbers in its maps.
+  Domain(OpBuilder &builder, MoEStructuredOpInterface op);
+
+  /// Adds a dim of `size` iterations and returns its number.
+  int64_t addDim(OpFoldResult size);
+  /// Adds a dim that runs over the same iterations as `dim`.
+  int64_t addTwin(int64_t dim) { return addDim(getSize(dim)); }
+
+  int64_t getNumDims() const { return sizes.size(); }
+  OpFoldResult getSize(int64_t dim);
+  Value getSizeValue(int64_t dim);
+  /// Code outside of any nest.
+  Body &getBody() { return body; }
+
+  Access at(Value value, ArrayRef<int64_t> dims);
+  Access empty(ArrayRef<int64_t> dims, Type elementType);
+  /// A new tensor of f32, of i1, or of another integer type.
+  Access filled(ArrayRef<int64_t> dims, float value);
+  Access filled(ArrayRef<int64_t> dims, bool value);
+  Access filled(ArrayRef<int64_t> dims, Type type, int64_t value);
+  /// `out` with every element `scalar`.
+  Access fill(Access out, Value scalar);
+
+  /// out = fn(ins), overwriting what `out` held.
+  Access map(ArrayRef<Access> ins, Access out, MapFn fn);
+  /// out = fn(ins, out), once for each iteration of the dims that `out` lacks.
+  Access reduce(ArrayRef<Access> ins, Access out, ReduceFn fn);
+
+  /// out += sum of products of the two inputs.
+  Access contract(Access lhs, Access rhs, Access out);
+  /// A new f32 tensor over `dims`: the sum of products of the two inputs.
+  Access contract(Access lhs, Access rhs, ArrayRef<int64_t> dims);
+
+private:
+  Access build(ArrayRef<Access> ins, Access out, ReduceFn fn);
+
+  OpBuilder &builder;
+  MoEStructuredOpInterface op;
+  Location loc;
+  Body body;
+  /// Null until asked for.
+  SmallVector<OpFoldResult> sizes;
+};
+
+/// The parts of a softmax over the dims that `row` lacks.
+struct Softmax {
+  Access shift; ///< The maximum of the row, 0 where the row is all -inf.
+  Access exps;  ///< exp(x - shift), 0 outside of the support.
+  Access sum;   ///< The sum of `exps`; 0 iff the row has no support.
+};
+
+/// Builds the stable softmax of `logits`, rows being indexed by `row`. A row of
+/// -inf has sum 0 instead of NaN.
+Softmax buildSoftmax(Domain &domain, Access logits, ArrayRef<int64_t> row);
+
+/// `lhs` followed by `rhs`.
+SmallVector<int64_t> join(ArrayRef<int64_t> lhs, ArrayRef<int64_t> rhs);
+
+/// numerator / denominator, and 0 where the denominator is 0.
+Value divideOrZero(Body &b, Value numerator, Value denominator);
+
+/// Whether candidate `lhs` comes before `rhs` in a selection: by value
+/// descending with NaN after -inf, then by position ascending. The order is
+/// total, so the number of candidates before one is its rank.
+Value comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
+                  Value rhsIndex);
+
+//===----------------------------------------------------------------------===//
+// Mixing over tokens
+//===----------------------------------------------------------------------===//
+
+// The dims of the mixing ops, as their maps number them.
+namespace similarity {
+enum : int64_t { b, i, e, j, d, f };
+} // namespace similarity
+namespace posterior {
+enum : int64_t { b, h, i, j, f, d, c, e, l };
+} // namespace posterior
+namespace mix {
+enum : int64_t { b, h, i, e, j, f };
+} // namespace mix
+
+/// The dims of a `[b or 1, h or 1, i, j]` bias.
+SmallVector<int64_t> getBiasDims(Value bias, int64_t b, int64_t h, int64_t i,
+                                 int64_t j);
+
+/// H_row = -sum_e p ln p of distributions over `dim`, with 0 ln 0 = 0.
+Access buildEntropies(Domain &domain, Access p, ArrayRef<int64_t> row);
+
+/// The mask of the queries of attention_posterior: that of the keys where there
+/// are as many queries as keys, which may show at run time only. Nullopt where
+/// no query is masked.
+std::optional<Access> buildQueryMask(Domain &domain, AttentionPosteriorOp op);
+
+/// The head whose rows have the smallest mean entropy, the lower of equal ones:
+/// i32 `[b]`. `entropies` are `[b, h, i]`, 0 for masked rows.
+Access buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
+                           Access entropies);
+
+/// The weights of the heads (22), `[b, h, i]`: softmax_h(ln pi + posterior_lse
+/// - prior_lse), 0 for a row that sees no key.
+Access buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
+                        Access priorLse, Access posteriorLse);
+
+/// 1/sigma^2.
+Value buildPrecision(Domain &domain, AttentionPosteriorOp op);
+
+} // namespace mlir::moe
+
+#endif // LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H

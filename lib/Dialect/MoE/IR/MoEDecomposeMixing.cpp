@@ -1,0 +1,474 @@
+//===- MoEDecomposeMixing.cpp - The meaning of the mixing ops -------------===//
+//
+// softmax_mix, similarity_inform and attention_posterior with the whole
+// token-by-token matrix, as the papers print them. None of the algebra of
+// `moe-convert-to-softmax-mix` is used, so that each checks the other.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoEDecompose.h"
+
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "llvm/ADT/STLExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Visibility
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// Which keys a query sees; absent parts restrict nothing.
+struct Visibility {
+  /// The key position of query 0.
+  Value origin;
+  bool causal = false;
+  std::optional<int64_t> window;
+  bool excludeSelf = false;
+  std::optional<Access> queryMask, keyMask;
+  /// Key visible iff its level is at most that of the query.
+  std::optional<Access> queryLevel, keyLevel;
+};
+} // namespace
+
+static std::optional<Access> atIfPresent(Domain &domain, Value value,
+                                         ArrayRef<int64_t> dims) {
+  if (!value)
+    return std::nullopt;
+  return domain.at(value, dims);
+}
+
+/// The key position of query 0: `origin`, or the one that puts the last query
+/// at the last key.
+static Value buildOrigin(Domain &domain, Value origin, int64_t i, int64_t j) {
+  if (origin)
+    return origin;
+  return domain.getBody().sub(domain.getSizeValue(j), domain.getSizeValue(i));
+}
+
+/// Whether the positions of query i and key j admit the pair.
+static Value buildPositionTest(Body &b, const Visibility &rule, int64_t i,
+                               int64_t j) {
+  Value position = b.add(b.index(i), rule.origin), key = b.index(j);
+  Value visible = b.boolean(true);
+  if (rule.causal)
+    visible = b.both(visible, b.atMost(key, position));
+  if (rule.excludeSelf)
+    visible = b.both(visible, b.negate(b.equal(key, position)));
+  if (rule.window) {
+    // Without itself a query still sees `window` keys.
+    Value reach = b.integer(b.getIndexType(),
+                            *rule.window + (rule.excludeSelf ? 1 : 0));
+    visible = b.both(visible, b.less(b.sub(position, reach), key));
+  }
+  return visible;
+}
+
+/// fn(ins) where query i sees key j, else -inf: whatever a hidden pair holds is
+/// dropped, not computed with (E11).
+static Access buildVisibleLogits(Domain &domain, ArrayRef<Access> ins,
+                                 ArrayRef<int64_t> dims, int64_t i, int64_t j,
+                                 const Visibility &rule, Domain::MapFn fn) {
+  SmallVector<Access> all(ins);
+  for (const std::optional<Access> &part :
+       {rule.queryMask, rule.keyMask, rule.queryLevel, rule.keyLevel})
+    if (part)
+      all.push_back(*part);
+  Type f32 = domain.getBody().getF32Type();
+  return domain.map(all, domain.empty(dims, f32), [&](Body &b, ValueRange in) {
+    ValueRange parts = in.drop_front(ins.size());
+    Value visible = buildPositionTest(b, rule, i, j);
+    for (const std::optional<Access> &mask : {rule.queryMask, rule.keyMask}) {
+      if (!mask)
+        continue;
+      visible = b.both(visible, parts.front());
+      parts = parts.drop_front();
+    }
+    if (rule.keyLevel)
+      visible = b.both(visible, b.atMost(parts[1], parts[0]));
+    return b.select(visible, fn(b, in.take_front(ins.size())), b.negInf());
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Sums over the keys
+//===----------------------------------------------------------------------===//
+
+/// out = sum_j softmax_j(logits) v_j; a key outside of the support adds nothing
+/// even where its value is NaN.
+static Access buildMixed(Domain &domain, Access logits, const Softmax &softmax,
+                         Access v, Access out) {
+  Access sums = domain.reduce(
+      {logits, softmax.exps, v}, domain.filled(out.dims, 0.0f),
+      [](Body &b, ValueRange in, Value acc) {
+        return b.select(b.isNegInf(in[0]), acc,
+                        b.add(acc, b.mul(in[1], in[2])));
+      });
+  return domain.map({sums, softmax.sum}, out, [](Body &b, ValueRange in) {
+    return divideOrZero(b, in[0], in[1]);
+  });
+}
+
+/// out = shift + ln sum, -inf without a visible key.
+static Access buildLse(Domain &domain, const Softmax &softmax, Access out) {
+  return domain.map({softmax.shift, softmax.sum}, out,
+                    [](Body &b, ValueRange in) {
+                      return b.add(in[0], b.log(in[1]));
+                    });
+}
+
+/// out = lse - sum_j A_ij x_ij = ln sum - sum_j A_ij (x_ij - shift); 0 without a
+/// visible key. The second form does not cancel for large logits.
+static Access buildRowEntropies(Domain &domain, Access logits,
+                                const Softmax &softmax, Access out) {
+  Access moments = domain.reduce(
+      {logits, softmax.exps, softmax.shift}, domain.filled(out.dims, 0.0f),
+      [](Body &b, ValueRange in, Value acc) {
+        return b.select(b.isNegInf(in[0]), acc,
+                        b.add(acc, b.mul(in[1], b.sub(in[0], in[2]))));
+      });
+  return domain.map({moments, softmax.sum}, out, [](Body &b, ValueRange in) {
+    Value zero = b.f32(0.0);
+    Value entropy = b.sub(b.log(in[1]), b.div(in[0], in[1]));
+    return b.select(b.equal(in[1], zero), zero, entropy);
+  });
+}
+
+Access mlir::moe::buildEntropies(Domain &domain, Access p,
+                                 ArrayRef<int64_t> row) {
+  return domain.reduce({p}, domain.filled(row, 0.0f),
+                       [](Body &b, ValueRange in, Value acc) {
+                         Value zero = b.f32(0.0);
+                         Value term = b.mul(in[0], b.log(in[0]));
+                         return b.sub(acc, b.select(b.equal(in[0], zero), zero,
+                                                    term));
+                       });
+}
+
+SmallVector<int64_t> mlir::moe::getBiasDims(Value bias, int64_t b, int64_t h,
+                                            int64_t i, int64_t j) {
+  auto type = cast<ShapedType>(bias.getType());
+  return {type.getDimSize(0) == 1 ? Access::kBroadcast : b,
+          type.getDimSize(1) == 1 ? Access::kBroadcast : h, i, j};
+}
+
+//===----------------------------------------------------------------------===//
+// SoftmaxMixOp
+//===----------------------------------------------------------------------===//
+
+/// x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij, -inf where not visible.
+static Access buildMixLogits(Domain &domain, SoftmaxMixOp op) {
+  using namespace mix;
+  Visibility rule;
+  rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
+  rule.causal = op.getCausal();
+  rule.window = op.getWindow();
+  rule.excludeSelf = op.getExcludeSelf();
+  rule.queryMask = atIfPresent(domain, op.getQueryMask(), {b, i});
+  rule.keyMask = atIfPresent(domain, op.getKeyMask(), {b, j});
+  rule.queryLevel = atIfPresent(domain, op.getQueryLevel(), {b, i});
+  rule.keyLevel = atIfPresent(domain, op.getKeyLevel(), {b, j});
+
+  SmallVector<Access> ins{domain.contract(domain.at(op.getQ(), {b, h, i, f}),
+                                          domain.at(op.getK(), {b, h, j, f}),
+                                          {b, h, i, j})};
+  if (op.getKeyBias())
+    ins.push_back(domain.at(op.getKeyBias(), {b, h, j}));
+  if (op.getBias())
+    ins.push_back(
+        domain.at(op.getBias(), getBiasDims(op.getBias(), b, h, i, j)));
+  double scale = op.getScale().convertToDouble();
+  return buildVisibleLogits(domain, ins, {b, h, i, j}, i, j, rule,
+                            [&](Body &b, ValueRange in) {
+                              Value x = b.mul(in[0], b.f32(scale));
+                              for (Value term : in.drop_front())
+                                x = b.add(x, term);
+                              return x;
+                            });
+}
+
+FailureOr<SmallVector<Value>>
+SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
+  using namespace mix;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Access logits = buildMixLogits(domain, *this);
+  Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
+
+  SmallVector<Value> results;
+  if (getV())
+    results.push_back(buildMixed(domain, logits, softmax,
+                                 domain.at(getV(), {b, j, e}),
+                                 domain.at(getMixedInit(), {b, h, i, e}))
+                          .value);
+  results.push_back(
+      buildLse(domain, softmax, domain.at(getLseInit(), {b, h, i})).value);
+  if (getWithEntropy())
+    results.push_back(buildRowEntropies(domain, logits, softmax,
+                                        domain.at(getEntropyInit(), {b, h, i}))
+                          .value);
+  return results;
+}
+
+//===----------------------------------------------------------------------===//
+// SimilarityInformOp
+//===----------------------------------------------------------------------===//
+
+/// u_i^T ws uk_j / tau, -inf where not visible. `j` is the dim of the keys.
+static Access buildSimilarities(Domain &domain, SimilarityInformOp op,
+                                int64_t j) {
+  using namespace similarity;
+  Visibility rule;
+  rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
+  rule.causal = op.getCausal();
+  rule.window = op.getWindow();
+  rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
+  Value queryMask = op.getQueryMask();
+  if (!queryMask && !op.getUk())
+    queryMask = op.getMask();
+  rule.queryMask = atIfPresent(domain, queryMask, {b, i});
+  if (op.getRestrict() == Restrict::Entropy) {
+    rule.keyLevel =
+        buildEntropies(domain, domain.at(op.getE(), {b, j, e}), {b, j});
+    rule.queryLevel = domain.at(rule.keyLevel->value, {b, i});
+  }
+
+  int64_t feature = op.getWs() ? f : d;
+  Access q = domain.at(op.getU(), {b, i, d});
+  if (op.getWs())
+    q = domain.contract(q, domain.at(op.getWs(), {d, f}), {b, i, f});
+  Access k = domain.at(op.getUk() ? op.getUk() : op.getU(), {b, j, feature});
+  Access products = domain.contract(q, k, {b, i, j});
+  double tau = op.getTau().convertToDouble();
+  return buildVisibleLogits(
+      domain, {products}, {b, i, j}, i, j, rule, [&](Body &b, ValueRange in) {
+        return b.div(in[0], op.getTauValue() ? op.getTauValue() : b.f32(tau));
+      });
+}
+
+FailureOr<SmallVector<Value>>
+SimilarityInformOp::decomposeOperation(OpBuilder &builder) {
+  using namespace similarity;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  // Without keys of their own no operand spans j: it runs over the queries.
+  int64_t j = getUk() ? similarity::j : domain.addTwin(i);
+  Access logits = buildSimilarities(domain, *this, j);
+  Softmax softmax = buildSoftmax(domain, logits, {b, i});
+  Access p = buildMixed(domain, logits, softmax, domain.at(getE(), {b, j, e}),
+                        domain.at(getOuts()[0], {b, i, e}));
+  Access lse = buildLse(domain, softmax, domain.at(getOuts()[1], {b, i}));
+  return SmallVector<Value>{p.value, lse.value};
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionPosteriorOp
+//===----------------------------------------------------------------------===//
+
+std::optional<Access> mlir::moe::buildQueryMask(Domain &domain,
+                                                AttentionPosteriorOp op) {
+  using namespace posterior;
+  if (!op.getMask())
+    return std::nullopt;
+  std::optional<int64_t> numQueries = getConstantIntValue(domain.getSize(i));
+  std::optional<int64_t> numKeys = getConstantIntValue(domain.getSize(j));
+  if (numQueries && numKeys)
+    return *numQueries == *numKeys
+               ? std::optional<Access>(domain.at(op.getMask(), {b, i}))
+               : std::nullopt;
+  // A reduction over the keys reads the mask in range whatever the sizes are.
+  Value sameTokens = domain.getBody().equal(domain.getSizeValue(i),
+                                            domain.getSizeValue(j));
+  return domain.reduce(
+      {domain.at(op.getMask(), {b, j})}, domain.filled({b, i}, true),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value isOwn = b.both(sameTokens, b.equal(b.index(i), b.index(j)));
+        return b.both(acc, b.either(in[0], b.negate(isOwn)));
+      });
+}
+
+Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
+                                      Access entropies) {
+  using namespace posterior;
+  // All heads of a scope have the same number of rows, so that their sums
+  // compare as their means do; masked rows add 0.
+  bool perSequence = op.getHeadScope() == HeadScope::Sequence;
+  SmallVector<int64_t> scope;
+  if (perSequence)
+    scope.push_back(b);
+  Access sums = domain.reduce(
+      {entropies}, domain.filled(join(scope, {h}), 0.0f),
+      [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
+
+  // The head that no other head comes before, lowest entropy first.
+  int64_t other = domain.addTwin(h);
+  Access preceded = domain.reduce(
+      {sums, domain.at(sums.value, join(scope, {other}))},
+      domain.filled(join(scope, {h}), false),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value zero = b.f32(0.0);
+        return b.either(acc, comesBefore(b, b.sub(zero, in[1]), b.index(other),
+                                         b.sub(zero, in[0]), b.index(h)));
+      });
+  Type i32 = domain.getBody().getI32Type();
+  Access head = domain.fill(domain.at(op.getOuts()[1], {b}),
+                            domain.getBody().integer(i32, 0));
+  return domain.reduce({preceded}, head,
+                       [&](Body &b, ValueRange in, Value acc) {
+                         return b.select(in[0], acc,
+                                         b.castIndex(b.index(h), i32));
+                       });
+}
+
+Access mlir::moe::buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
+                                   Access priorLse, Access posteriorLse) {
+  using namespace posterior;
+  Type f32 = domain.getBody().getF32Type();
+  SmallVector<Access> ins{priorLse, posteriorLse};
+  if (op.getHeadPrior())
+    ins.push_back(domain.at(op.getHeadPrior(), {b, i, h}));
+  Access evidence = domain.map(
+      ins, domain.empty({b, h, i}, f32), [](Body &b, ValueRange in) {
+        Value evidence = b.sub(in[1], in[0]);
+        if (in.size() == 3)
+          evidence = b.add(evidence, b.log(in[2]));
+        return b.select(b.isNegInf(in[1]), b.negInf(), evidence);
+      });
+  Softmax softmax = buildSoftmax(domain, evidence, {b, i});
+  return domain.map({softmax.exps, softmax.sum}, domain.empty({b, h, i}, f32),
+                    [](Body &b, ValueRange in) {
+                      return divideOrZero(b, in[0], in[1]);
+                    });
+}
+
+Value mlir::moe::buildPrecision(Domain &domain, AttentionPosteriorOp op) {
+  Body &b = domain.getBody();
+  if (Value sigma = op.getSigmaValue())
+    return b.div(b.f32(1.0), b.mul(sigma, sigma));
+  double sigma = op.getSigma().convertToDouble();
+  return b.f32(1.0 / (sigma * sigma));
+}
+
+/// l_hij = scale q.k + bias, -inf where not visible.
+static Access buildPriorLogits(Domain &domain, AttentionPosteriorOp op) {
+  using namespace posterior;
+  Visibility rule;
+  rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
+  rule.causal = op.getCausal();
+  rule.window = op.getWindow();
+  rule.excludeSelf = op.getExcludeSelf();
+  rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
+  rule.queryMask = buildQueryMask(domain, op);
+
+  SmallVector<Access> ins{domain.contract(domain.at(op.getQ(), {b, h, i, f}),
+                                          domain.at(op.getK(), {b, h, j, f}),
+                                          {b, h, i, j})};
+  if (op.getBias())
+    ins.push_back(
+        domain.at(op.getBias(), getBiasDims(op.getBias(), b, h, i, j)));
+  double scale = *op.getScaleValue();
+  return buildVisibleLogits(domain, ins, {b, h, i, j}, i, j, rule,
+                            [&](Body &b, ValueRange in) {
+                              Value x = b.mul(in[0], b.f32(scale));
+                              return in.size() == 1 ? x : b.add(x, in[1]);
+                            });
+}
+
+/// l + u_i.v'_j/sigma^2 - |v'_j|^2/(2 sigma^2), where l admits the pair.
+static Access buildPosteriorLogits(Domain &domain, AttentionPosteriorOp op,
+                                   Access prior) {
+  using namespace posterior;
+  // v'_hj = wo_h v_hj
+  Access means =
+      op.getVp() ? domain.at(op.getVp(), {b, h, j, d})
+                 : domain.contract(domain.at(op.getV(), {b, h, j, c}),
+                                   domain.at(op.getWo(), {h, d, c}),
+                                   {b, h, j, d});
+  Access products = domain.contract(domain.at(op.getU(), {b, i, d}), means,
+                                    {b, h, i, j});
+  Access norms = domain.contract(means, means, {b, h, j});
+  Value precision = buildPrecision(domain, op);
+  return domain.map(
+      {prior, products, norms},
+      domain.empty({b, h, i, j}, domain.getBody().getF32Type()),
+      [&](Body &b, ValueRange in) {
+        Value likelihood = b.mul(
+            precision, b.sub(in[1], b.mul(b.f32(0.5), in[2])));
+        return b.select(b.isNegInf(in[0]), in[0], b.add(in[0], likelihood));
+      });
+}
+
+/// out[b, .., ] = values[b, head_b, ..]: `h` is among the dims of `values` only.
+static Access selectHead(Domain &domain, Access values, Access head,
+                         Access out) {
+  int64_t h = posterior::h;
+  Body &outer = domain.getBody();
+  return domain.reduce({values, head}, domain.fill(out, outer.f32(0.0)),
+                       [&](Body &b, ValueRange in, Value acc) {
+                         Value isHead = b.equal(
+                             b.castIndex(b.index(h), in[1].getType()), in[1]);
+                         return b.select(isHead, in[0], acc);
+                       });
+}
+
+/// p_i = sum_h H'_ih mixed_hi (13), with the log-sum-exps of all heads.
+static SmallVector<Value> mixAllHeads(Domain &domain, AttentionPosteriorOp op,
+                                      const Softmax &prior,
+                                      const Softmax &joint, Access mixed) {
+  using namespace posterior;
+  Body &outer = domain.getBody();
+  Access priorLse =
+      buildLse(domain, prior, domain.at(op.getOuts()[2], {b, h, i}));
+  Access posteriorLse =
+      buildLse(domain, joint, domain.at(op.getOuts()[3], {b, h, i}));
+  Access weights = buildHeadWeights(domain, op, priorLse, posteriorLse);
+  Access p = domain.fill(domain.at(op.getOuts()[0], {b, i, e}), outer.f32(0.0));
+  p = domain.contract(weights, mixed, p);
+  Access none = domain.fill(domain.at(op.getOuts()[1], {b}),
+                            outer.integer(outer.getI32Type(), -1));
+  return {p.value, none.value, priorLse.value, posteriorLse.value};
+}
+
+FailureOr<SmallVector<Value>>
+AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
+  using namespace posterior;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Body &outer = domain.getBody();
+  Type f32 = builder.getF32Type();
+
+  // A_h and A'_h, the second applied to e.
+  Access priorLogits = buildPriorLogits(domain, *this);
+  Access jointLogits = buildPosteriorLogits(domain, *this, priorLogits);
+  Softmax prior = buildSoftmax(domain, priorLogits, {b, h, i});
+  Softmax joint = buildSoftmax(domain, jointLogits, {b, h, i});
+  Access mixed =
+      buildMixed(domain, jointLogits, joint, domain.at(getE(), {b, j, e}),
+                 domain.empty({b, h, i, e}, f32));
+  if (getHeadMode() == HeadMode::All)
+    return mixAllHeads(domain, *this, prior, joint, mixed);
+
+  Access head;
+  if (getHeadMode() == HeadMode::Fixed)
+    head = domain.fill(domain.at(getOuts()[1], {b}),
+                       outer.integer(outer.getI32Type(), *getHead()));
+  else
+    head = buildMinEntropyHead(
+        domain, *this,
+        buildRowEntropies(domain, priorLogits, prior,
+                          domain.empty({b, h, i}, f32)));
+
+  auto lseOf = [&](const Softmax &softmax, Value out) {
+    Access all = buildLse(domain, softmax, domain.empty({b, h, i}, f32));
+    return selectHead(domain, all, head, domain.at(out, {b, l, i})).value;
+  };
+  Access p = selectHead(domain, mixed, head,
+                        domain.at(getOuts()[0], {b, i, e}));
+  return SmallVector<Value>{p.value, head.value, lseOf(prior, getOuts()[2]),
+                            lseOf(joint, getOuts()[3])};
+}

@@ -1,0 +1,299 @@
+//===- MoEDecomposeSelection.cpp - The meaning of topk_renorm -------------===//
+//
+// The order of the experts is total, so a selection needs no sort: the rank of
+// an expert is the number of experts that come before it, the k-th choice is
+// the expert of rank k, and each of the two is one reduction. Groups are
+// chosen in the same way. The price is E^2 comparisons a token, which kernels
+// do not pay; what it buys is that NaN, -inf and ties have no special case.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoEDecompose.h"
+
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "llvm/ADT/STLExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+namespace {
+/// The dims of a selection, and the accesses that several steps read.
+struct Selection {
+  Selection(OpBuilder &builder, TopKRenormOp op)
+      : op(op), domain(builder, op), e(domain.getNumDims() - 2), k(e + 1),
+        n(llvm::to_vector(llvm::seq<int64_t>(0, e))), ne(join(n, {e})),
+        nk(join(n, {k})), x(domain.at(op.getScores(), ne)),
+        f32(builder.getF32Type()), i32(builder.getI32Type()),
+        i1(builder.getI1Type()) {}
+
+  TopKRenormOp op;
+  Domain domain;
+  int64_t e, k;
+  SmallVector<int64_t> n, ne, nk;
+  Access x;
+  Type f32, i32, i1;
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
+// Scores
+//===----------------------------------------------------------------------===//
+
+/// ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|), which overflows nowhere.
+static Value buildSoftplus(Body &b, Value x) {
+  Value tail = math::Log1pOp::create(
+      b, b.exp(b.sub(b.f32(0.0), math::AbsFOp::create(b, x))));
+  return b.add(b.max(x, b.f32(0.0)), tail);
+}
+
+/// s = score(x), elementwise ones.
+static Value buildScore(Body &b, ScoreFunction function, Value x) {
+  switch (function) {
+  case ScoreFunction::Sigmoid: {
+    Value one = b.f32(1.0);
+    return b.div(one, b.add(one, b.exp(b.sub(b.f32(0.0), x))));
+  }
+  case ScoreFunction::SqrtSoftplus:
+    return math::SqrtOp::create(b, buildSoftplus(b, x));
+  case ScoreFunction::None:
+    return x;
+  case ScoreFunction::Softmax:
+    break;
+  }
+  llvm_unreachable("softmax is not elementwise");
+}
+
+static Access buildScores(Selection &t) {
+  ScoreFunction function = t.op.getScoreFunction();
+  Access s = t.domain.empty(t.ne, t.f32);
+  if (function != ScoreFunction::Softmax)
+    return t.domain.map({t.x}, s, [&](Body &b, ValueRange in) {
+      return buildScore(b, function, in[0]);
+    });
+  Softmax softmax = buildSoftmax(t.domain, t.x, t.n);
+  return t.domain.map({softmax.exps, softmax.sum}, s,
+                      [](Body &b, ValueRange in) {
+                        return divideOrZero(b, in[0], in[1]);
+                      });
+}
+
+/// ln s up to a constant of the row, for the scores where it exists without
+/// going through s, whose underflow would lose the ratio of small scores.
+static Access buildLogScores(Selection &t) {
+  if (t.op.getScoreFunction() == ScoreFunction::Softmax)
+    return t.x;
+  // ln sigmoid(x) = -ln(1 + e^-x)
+  return t.domain.map({t.x}, t.domain.empty(t.ne, t.f32),
+                      [](Body &b, ValueRange in) {
+                        Value zero = b.f32(0.0);
+                        return b.sub(zero,
+                                     buildSoftplus(b, b.sub(zero, in[0])));
+                      });
+}
+
+//===----------------------------------------------------------------------===//
+// Choice
+//===----------------------------------------------------------------------===//
+
+/// The group of the expert that the nest is at.
+static Value groupOf(Body &b, int64_t expert, Value groupSize) {
+  return b.div(b.index(expert), groupSize);
+}
+
+/// rank[row, candidate] = the number of `candidate`s of the row that come
+/// before it, among those that `inSameClass` admits.
+static Access
+buildRanks(Selection &t, Access values, int64_t candidate,
+           function_ref<Value(Body &, int64_t other)> inSameClass = {}) {
+  int64_t other = t.domain.addTwin(candidate);
+  Access others = values;
+  llvm::replace(others.dims, candidate, other);
+  return t.domain.reduce(
+      {values, others}, t.domain.filled(values.dims, t.i32, 0),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value counts = comesBefore(b, in[1], b.index(other), in[0],
+                                   b.index(candidate));
+        if (inSameClass)
+          counts = b.both(counts, inSameClass(b, other));
+        return b.add(acc, arith::ExtUIOp::create(b, t.i32, counts));
+      });
+}
+
+/// The value of each group: its largest choice score, or the sum of its two
+/// largest ones.
+static Access buildGroupValues(Selection &t, Access c, int64_t group,
+                               Value groupSize) {
+  Access rankInGroup =
+      buildRanks(t, c, t.e, [&](Body &b, int64_t other) {
+        return b.equal(groupOf(b, t.e, groupSize),
+                       groupOf(b, other, groupSize));
+      });
+  int64_t numSummed = t.op.getGroupScore() == GroupScore::Top2Sum ? 2 : 1;
+  return t.domain.reduce(
+      {c, rankInGroup}, t.domain.filled(join(t.n, {group}), 0.0f),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value isSummed =
+            b.both(b.equal(groupOf(b, t.e, groupSize), b.index(group)),
+                   b.less(in[1], b.integer(t.i32, numSummed)));
+        return b.select(isSummed, b.add(acc, in[0]), acc);
+      });
+}
+
+/// c = -inf outside of the topk_group best groups.
+static Access restrictToGroups(Selection &t, Access c) {
+  Body &b = t.domain.getBody();
+  int64_t group = t.domain.addDim(b.getIndexAttr(t.op.getNGroup()));
+  Value groupSize =
+      b.div(t.domain.getSizeValue(t.e), t.domain.getSizeValue(group));
+  Access rank =
+      buildRanks(t, buildGroupValues(t, c, group, groupSize), group);
+  Access dropped = t.domain.reduce(
+      {rank}, t.domain.fill(t.domain.empty(t.ne, t.i1), b.boolean(false)),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value isOfGroup =
+            b.equal(groupOf(b, t.e, groupSize), b.index(group));
+        Value isKept = b.less(in[0], b.integer(t.i32, t.op.getTopkGroup()));
+        return b.either(acc, b.both(isOfGroup, b.negate(isKept)));
+      });
+  return t.domain.map({c, dropped}, t.domain.empty(t.ne, t.f32),
+                      [](Body &b, ValueRange in) {
+                        return b.select(in[1], b.negInf(), in[0]);
+                      });
+}
+
+/// The scores that order the experts: x itself, which does not saturate, or
+/// the biased and group-limited scores.
+static Access buildChoiceScores(Selection &t, Access s) {
+  bool hasGroups = t.op.getNGroup() > 1;
+  Access c = t.op.getSelectBias() || hasGroups ? s : t.x;
+  if (t.op.getSelectBias())
+    c = t.domain.map({c, t.domain.at(t.op.getSelectBias(), {t.e})},
+                     t.domain.empty(t.ne, t.f32), [](Body &b, ValueRange in) {
+                       return b.add(in[0], in[1]);
+                     });
+  return hasGroups ? restrictToGroups(t, c) : c;
+}
+
+/// The expert of each choice, before padding is taken out.
+static Access buildChoices(Selection &t, Access c) {
+  if (t.op.getForced())
+    return t.domain.at(t.op.getForced(), t.nk);
+  // choice_nk = sum_e [rank_ne = k] e
+  Type type = getElementTypeOrSelf(t.op.getIndicesInit().getType());
+  return t.domain.reduce(
+      {buildRanks(t, c, t.e)}, t.domain.filled(t.nk, type, 0),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value isChoice = b.equal(in[0], b.castIndex(b.index(t.k), t.i32));
+        return b.select(isChoice, b.castIndex(b.index(t.e), type), acc);
+      });
+}
+
+//===----------------------------------------------------------------------===//
+// Gates
+//===----------------------------------------------------------------------===//
+
+/// values[n, choices[n, k]], and `none` for a choice that is no expert or has
+/// choice score -inf.
+static Access gatherChosen(Selection &t, Access values, Access c,
+                           Access choices, Value none) {
+  return t.domain.reduce(
+      {values, c, choices},
+      t.domain.fill(t.domain.empty(t.nk, t.f32), none),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value isChoice = b.both(
+            b.equal(in[2], b.castIndex(b.index(t.e), in[2].getType())),
+            b.negate(b.isNegInf(in[1])));
+        return b.select(isChoice, in[0], acc);
+      });
+}
+
+/// The gates of the choices before route_scale.
+static Access buildGates(Selection &t, Access s, Access c, Access choices) {
+  Body &outer = t.domain.getBody();
+  Access gates = t.domain.empty(t.nk, t.f32);
+  double eps = t.op.getEps().convertToDouble();
+  ScoreFunction function = t.op.getScoreFunction();
+  bool hasLog = function == ScoreFunction::Softmax ||
+                function == ScoreFunction::Sigmoid;
+
+  // v / sum v = softmax over the chosen of ln s
+  if (t.op.getRenorm() && eps == 0.0 && hasLog) {
+    Access logs =
+        gatherChosen(t, buildLogScores(t), c, choices, outer.negInf());
+    Softmax softmax = buildSoftmax(t.domain, logs, t.n);
+    return t.domain.map({softmax.exps, softmax.sum}, gates,
+                        [](Body &b, ValueRange in) {
+                          return divideOrZero(b, in[0], in[1]);
+                        });
+  }
+
+  Access v = gatherChosen(t, s, c, choices, outer.f32(0.0));
+  if (!t.op.getRenorm())
+    return v;
+  Access sum = t.domain.reduce(
+      {v}, t.domain.filled(t.n, 0.0f),
+      [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
+  return t.domain.map({v, sum}, gates, [&](Body &b, ValueRange in) {
+    return divideOrZero(b, in[0], b.add(in[1], b.f32(eps)));
+  });
+}
+
+/// Tokens whose gates are NaN: a NaN among the scores shows in all gates of
+/// the row, whether it is chosen or not (E3).
+static Access buildPoisoned(Selection &t) {
+  Access none = t.domain.fill(t.domain.empty(t.n, t.i1),
+                              t.domain.getBody().boolean(false));
+  return t.domain.reduce({t.x}, none, [](Body &b, ValueRange in, Value acc) {
+    return b.either(acc, b.isNan(in[0]));
+  });
+}
+
+/// Tokens that are real: not masked, and before num_valid in the order of
+/// their flat positions.
+static Access buildReal(Selection &t) {
+  SmallVector<Access> ins;
+  if (t.op.getMask())
+    ins.push_back(t.domain.at(t.op.getMask(), t.n));
+  SmallVector<Value> sizes = llvm::map_to_vector(
+      t.n, [&](int64_t dim) { return t.domain.getSizeValue(dim); });
+  return t.domain.map(
+      ins, t.domain.empty(t.n, t.i1), [&](Body &b, ValueRange in) -> Value {
+        Value real = in.empty() ? b.boolean(true) : in[0];
+        if (!t.op.getNumValid())
+          return real;
+        Value flat = b.integer(b.getIndexType(), 0);
+        for (auto [dim, size] : llvm::zip_equal(t.n, sizes))
+          flat = b.add(b.mul(flat, size), b.index(dim));
+        Value numValid = b.castIndex(t.op.getNumValid(), b.getIndexType());
+        return b.both(real, b.less(flat, numValid));
+      });
+}
+
+FailureOr<SmallVector<Value>>
+TopKRenormOp::decomposeOperation(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Selection t(builder, *this);
+  Access s = buildScores(t);
+  Access c = buildChoiceScores(t, s);
+  Access choices = buildChoices(t, c);
+  Access shares = buildGates(t, s, c, choices);
+  Access poisoned = buildPoisoned(t);
+  Access real = buildReal(t);
+
+  double scale = getRouteScale().convertToDouble();
+  Access gates = t.domain.map(
+      {shares, poisoned, real}, t.domain.at(getGatesInit(), t.nk),
+      [&](Body &b, ValueRange in) {
+        Value gate = b.mul(in[0], b.f32(scale));
+        Value nan = b.f32(std::numeric_limits<double>::quiet_NaN());
+        return b.select(in[2], b.select(in[1], nan, gate), b.f32(0.0));
+      });
+  Type type = getElementTypeOrSelf(getIndicesInit().getType());
+  Access indices = t.domain.map(
+      {choices, real}, t.domain.at(getIndicesInit(), t.nk),
+      [&](Body &b, ValueRange in) {
+        return b.select(in[1], b.castIndex(in[0], type), b.integer(type, -1));
+      });
+  return SmallVector<Value>{gates.value, indices.value};
+}

@@ -1,0 +1,203 @@
+//===- MoEDecomposeStatistics.cpp - The meaning of the statistics ---------===//
+//
+// mad_dispersion and adjacency_update: reductions over the tokens. Membership
+// is a comparison, not an index, so an assignment outside of [0, e) counts
+// nowhere.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoEDecompose.h"
+
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "llvm/ADT/STLExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// acc + value where `condition` holds. The addend is selected, not multiplied:
+/// what is masked may be NaN (E11).
+static Value addIf(Body &b, Value condition, Value acc, Value value) {
+  return b.select(condition, b.add(acc, value), acc);
+}
+
+/// The number of times that `in` is true, as an integer of `type`.
+static Value count(Body &b, Type type, Value acc, Value condition) {
+  return b.add(acc, arith::ExtUIOp::create(b, type, condition));
+}
+
+//===----------------------------------------------------------------------===//
+// MadDispersionOp
+//===----------------------------------------------------------------------===//
+
+namespace dispersion {
+enum : int64_t { e, d, n };
+} // namespace dispersion
+
+/// member_ne = [assign_n = e], and the token is real.
+static Access buildMembers(Domain &domain, MadDispersionOp op) {
+  using namespace dispersion;
+  SmallVector<Access> ins{domain.at(op.getAssign(), {n})};
+  if (op.getMask())
+    ins.push_back(domain.at(op.getMask(), {n}));
+  return domain.map(
+      ins, domain.empty({n, e}, domain.getBody().getI1Type()),
+      [](Body &b, ValueRange in) {
+        Value member =
+            b.equal(in[0], b.castIndex(b.index(e), in[0].getType()));
+        return in.size() == 1 ? member : b.both(member, in[1]);
+      });
+}
+
+/// The sum of the deviations of each cluster, from the mean or between pairs.
+static Access buildDeviations(Domain &domain, MadDispersionOp op,
+                              Access members, Access mean) {
+  using namespace dispersion;
+  Access h = domain.at(op.getH(), {n, d});
+  Access sums = domain.filled({e, d}, 0.0f);
+  if (op.getMeasure() == DispersionMeasure::Pairwise) {
+    // sum_{n, m in C_e} |h_nd - h_md|
+    int64_t m = domain.addTwin(n);
+    return domain.reduce(
+        {h, domain.at(op.getH(), {m, d}), members,
+         domain.at(members.value, {m, e})},
+        sums, [](Body &b, ValueRange in, Value acc) {
+          return addIf(b, b.both(in[2], in[3]), acc,
+                       math::AbsFOp::create(b, b.sub(in[0], in[1])));
+        });
+  }
+  bool isVariance = op.getMeasure() == DispersionMeasure::Variance;
+  return domain.reduce(
+      {h, mean, members}, sums, [&](Body &b, ValueRange in, Value acc) {
+        Value deviation = b.sub(in[0], in[1]);
+        Value term = isVariance ? b.mul(deviation, deviation)
+                                : math::AbsFOp::create(b, deviation);
+        return addIf(b, in[2], acc, term);
+      });
+}
+
+FailureOr<SmallVector<Value>>
+MadDispersionOp::decomposeOperation(OpBuilder &builder) {
+  using namespace dispersion;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Body &outer = domain.getBody();
+  Type i32 = outer.getI32Type();
+
+  Access members = buildMembers(domain, *this);
+  Access counts = domain.fill(domain.at(getOuts()[2], {e}),
+                              outer.integer(i32, 0));
+  counts = domain.reduce({members}, counts,
+                         [&](Body &b, ValueRange in, Value acc) {
+                           return count(b, i32, acc, in[0]);
+                         });
+
+  // mean_ed = (1/N_e) sum_{n in C_e} h_nd
+  Access sums = domain.reduce(
+      {domain.at(getH(), {n, d}), members}, domain.filled({e, d}, 0.0f),
+      [](Body &b, ValueRange in, Value acc) {
+        return addIf(b, in[1], acc, in[0]);
+      });
+  auto divideByCount = [](Body &b, Value sum, Value count) {
+    return divideOrZero(
+        b, sum, arith::SIToFPOp::create(b, b.getF32Type(), count));
+  };
+  Access mean = domain.map({sums, counts}, domain.at(getOuts()[1], {e, d}),
+                           [&](Body &b, ValueRange in) {
+                             return divideByCount(b, in[0], in[1]);
+                           });
+
+  // s_ed = (1/N_e) sum_{n in C_e} |h_nd - mean_ed|, or N_e^-2 over pairs
+  bool isPairwise = getMeasure() == DispersionMeasure::Pairwise;
+  Access s = domain.map({buildDeviations(domain, *this, members, mean), counts},
+                        domain.at(getOuts()[0], {e, d}),
+                        [&](Body &b, ValueRange in) {
+                          Value s = divideByCount(b, in[0], in[1]);
+                          return isPairwise ? divideByCount(b, s, in[1]) : s;
+                        });
+  return SmallVector<Value>{s.value, mean.value, counts.value};
+}
+
+//===----------------------------------------------------------------------===//
+// AdjacencyUpdateOp
+//===----------------------------------------------------------------------===//
+
+namespace adjacency {
+enum : int64_t { e, l, n, k };
+} // namespace adjacency
+
+/// selected_ne = whether the real token n selected expert e, however often.
+static Access buildSelected(Domain &domain, AdjacencyUpdateOp op) {
+  using namespace adjacency;
+  SmallVector<Access> ins{domain.at(op.getIndices(), {n, k})};
+  if (op.getMask())
+    ins.push_back(domain.at(op.getMask(), {n}));
+  return domain.reduce(
+      ins, domain.filled({n, e}, false),
+      [](Body &b, ValueRange in, Value acc) {
+        Value hit = b.equal(in[0], b.castIndex(b.index(e), in[0].getType()));
+        return b.either(acc, in.size() == 1 ? hit : b.both(hit, in[1]));
+      });
+}
+
+/// C_el = the number of tokens that selected both e and l.
+static Access buildCoSelections(Domain &domain, AdjacencyUpdateOp op,
+                                Access selected, Type type) {
+  using namespace adjacency;
+  return domain.reduce(
+      {selected, domain.at(selected.value, {n, l})},
+      domain.filled({e, l}, type, 0), [&](Body &b, ValueRange in, Value acc) {
+        Value both = b.both(in[0], in[1]);
+        if (!op.getDiagonal())
+          both = b.both(both, b.negate(b.equal(b.index(e), b.index(l))));
+        return count(b, type, acc, both);
+      });
+}
+
+/// What the counts are divided by: row sums, column sums, or the diagonal entry
+/// of the column. Sums are of 64-bit integers: k counts of 32 bits each.
+static Access buildDivisors(Domain &domain, AdjacencyNorm norm, Access counts,
+                            Type type) {
+  using namespace adjacency;
+  int64_t kept = norm == AdjacencyNorm::Row ? e : l;
+  return domain.reduce(
+      {counts}, domain.filled({kept}, type, 0),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value sum = b.add(acc, in[0]);
+        if (norm != AdjacencyNorm::Eq7)
+          return sum;
+        return b.select(b.equal(b.index(e), b.index(l)), sum, acc);
+      });
+}
+
+FailureOr<SmallVector<Value>>
+AdjacencyUpdateOp::decomposeOperation(OpBuilder &builder) {
+  using namespace adjacency;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Type i64 = builder.getI64Type();
+  Access selected = buildSelected(domain, *this);
+  Access counts = buildCoSelections(domain, *this, selected, i64);
+  Access divisors = buildDivisors(domain, getNorm(), counts, i64);
+  // A batch without a selection leaves `a` as it is (E18).
+  Access any = domain.reduce({selected}, domain.filled({}, false),
+                             [](Body &b, ValueRange in, Value acc) {
+                               return b.either(acc, in[0]);
+                             });
+
+  // a_new = beta a + (1 - beta) C / divisor
+  double beta = getBeta().convertToDouble();
+  Access updated = domain.map(
+      {domain.at(getA(), {e, l}), counts, divisors, any},
+      domain.at(getOuts()[0], {e, l}), [&](Body &b, ValueRange in) {
+        auto toFloat = [&](Value value) {
+          return arith::SIToFPOp::create(b, b.getF32Type(), value);
+        };
+        Value share = divideOrZero(b, toFloat(in[1]), toFloat(in[2]));
+        Value moved = b.add(b.mul(b.f32(beta), in[0]),
+                            b.mul(b.f32(1.0 - beta), share));
+        return b.select(in[3], moved, in[0]);
+      });
+  return SmallVector<Value>{updated.value};
+}

@@ -1,0 +1,407 @@
+//===- MoESoftmaxMix.cpp - The mixing ops as softmax_mix ------------------===//
+//
+// What MixingOpInterface asks for: similarity_inform and attention_posterior in
+// terms of the one op that kernels implement without the token-by-token matrix.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoEDecompose.h"
+
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "llvm/ADT/STLExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+namespace {
+/// The arguments of a softmax_mix, by name.
+struct Mix {
+  Value q, k, v, keyBias, bias, queryMask, keyMask, queryLevel, keyLevel,
+      origin;
+  SmallVector<Value> outs;
+  double scale = 1.0;
+  bool causal = false, excludeSelf = false, withEntropy = false;
+  std::optional<int64_t> window;
+  Precision precision = Precision::IEEE;
+
+  SoftmaxMixOp build(OpBuilder &builder, Location loc) const {
+    return SoftmaxMixOp::create(
+        builder, loc, TypeRange(ValueRange(outs)), q, k, v, keyBias, bias,
+        queryMask, keyMask, queryLevel, keyLevel, origin, outs,
+        APFloat(scale), causal,
+        window ? builder.getI64IntegerAttr(*window) : IntegerAttr(),
+        excludeSelf, withEntropy, precision);
+  }
+};
+} // namespace
+
+/// `[b, rest..]` to `[b, 1, rest..]`.
+static Value addHeadDim(OpBuilder &builder, Location loc, Value value) {
+  auto type = cast<RankedTensorType>(value.getType());
+  SmallVector<int64_t> shape(type.getShape());
+  shape.insert(shape.begin() + 1, 1);
+  SmallVector<ReassociationIndices> groups{{0}, {1, 2}};
+  for (int64_t dim = 3; dim <= type.getRank(); ++dim)
+    groups.push_back({dim});
+  return tensor::ExpandShapeOp::create(
+      builder, loc, RankedTensorType::get(shape, type.getElementType()), value,
+      groups);
+}
+
+/// `[b, 1, rest..]` to `[b, rest..]`.
+static Value dropHeadDim(OpBuilder &builder, Location loc, Value value) {
+  int64_t rank = cast<RankedTensorType>(value.getType()).getRank();
+  SmallVector<ReassociationIndices> groups{{0}, {1, 2}};
+  for (int64_t dim = 3; dim < rank; ++dim)
+    groups.push_back({dim});
+  return tensor::CollapseShapeOp::create(builder, loc, value, groups);
+}
+
+//===----------------------------------------------------------------------===//
+// SimilarityInformOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
+  using namespace similarity;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Location loc = getLoc();
+  Domain domain(builder, *this);
+
+  // q = u ws
+  Access q = domain.at(getU(), {b, i, d});
+  if (getWs())
+    q = domain.contract(q, domain.at(getWs(), {d, f}), {b, i, f});
+  // A learned tau is a value, which the scale attribute cannot hold.
+  if (getTauValue())
+    q = domain.map({q}, domain.empty(q.dims, builder.getF32Type()),
+                   [&](Body &b, ValueRange in) {
+                     return b.div(in[0], getTauValue());
+                   });
+
+  Mix mix;
+  mix.q = addHeadDim(builder, loc, q.value);
+  mix.k = addHeadDim(builder, loc, getUk() ? getUk() : getU());
+  mix.v = getE();
+  mix.scale = getTauValue() ? 1.0 : 1.0 / getTau().convertToDouble();
+  mix.keyMask = getMask();
+  mix.queryMask = getQueryMask();
+  if (!getQueryMask() && !getUk())
+    mix.queryMask = getMask();
+  if (getRestrict() == Restrict::Entropy) {
+    // Keys and queries are the same tokens: one tensor of levels for both.
+    Access levels = buildEntropies(domain, domain.at(getE(), {b, i, e}), {b, i});
+    mix.queryLevel = mix.keyLevel = levels.value;
+  }
+  mix.origin = getOrigin();
+  mix.causal = getCausal();
+  mix.window = getWindow();
+  mix.precision = getPrecision();
+  for (Value out : getOuts())
+    mix.outs.push_back(addHeadDim(builder, loc, out));
+  SoftmaxMixOp mixed = mix.build(builder, loc);
+  return llvm::map_to_vector(mixed.getResults(), [&](Value result) {
+    return dropHeadDim(builder, loc, result);
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionPosteriorOp
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// The operands of the posterior that have a head, with the dims that index
+/// them: as the op has them, or reduced to one head.
+struct HeadOperands {
+  Access q, k;
+  /// Either `vp`, or `v` and `wo`.
+  std::optional<Access> vp, v, wo, bias;
+  /// The dim of the heads.
+  int64_t head;
+};
+} // namespace
+
+static HeadOperands getHeadOperands(Domain &domain, AttentionPosteriorOp op) {
+  using namespace posterior;
+  HeadOperands all{domain.at(op.getQ(), {b, h, i, f}),
+                   domain.at(op.getK(), {b, h, j, f}),
+                   std::nullopt, std::nullopt, std::nullopt, std::nullopt, h};
+  if (op.getVp()) {
+    all.vp = domain.at(op.getVp(), {b, h, j, d});
+  } else {
+    all.v = domain.at(op.getV(), {b, h, j, c});
+    all.wo = domain.at(op.getWo(), {h, d, c});
+  }
+  if (op.getBias())
+    all.bias = domain.at(op.getBias(), getBiasDims(op.getBias(), b, h, i, j));
+  return all;
+}
+
+/// Applies `pick` to each operand that has the head dim.
+static HeadOperands pickHead(const HeadOperands &all, int64_t one,
+                             function_ref<Access(const Access &)> pick) {
+  auto pickIf = [&](const std::optional<Access> &access) {
+    if (!access || !llvm::is_contained(access->dims, all.head))
+      return access;
+    return std::optional<Access>(pick(*access));
+  };
+  return {pick(all.q),     pick(all.k),    pickIf(all.vp), pickIf(all.v),
+          pickIf(all.wo),  pickIf(all.bias), one};
+}
+
+/// access[.., head, ..] with the head dim of size 1.
+static Access sliceHead(OpBuilder &builder, Domain &domain,
+                        const Access &access, int64_t one, int64_t head) {
+  Location loc = access.value.getLoc();
+  SmallVector<OpFoldResult> offsets, sizes =
+      tensor::getMixedSizes(builder, loc, access.value);
+  SmallVector<int64_t> dims;
+  for (auto [position, dim] : llvm::enumerate(access.dims)) {
+    bool isHead = dim == posterior::h;
+    offsets.push_back(builder.getIndexAttr(isHead ? head : 0));
+    if (isHead)
+      sizes[position] = builder.getIndexAttr(1);
+    dims.push_back(isHead ? one : dim);
+  }
+  SmallVector<OpFoldResult> strides(dims.size(), builder.getIndexAttr(1));
+  return domain.at(tensor::ExtractSliceOp::create(builder, loc, access.value,
+                                                  offsets, sizes, strides),
+                   dims);
+}
+
+/// out[b, one, ..] = access[b, head_b, ..]: the operand of the head that each
+/// sequence chose. What all sequences share becomes theirs.
+static Access gatherHead(Domain &domain, const Access &access, int64_t one,
+                         Access head) {
+  SmallVector<int64_t> dims{posterior::b, one};
+  for (int64_t dim : access.dims)
+    if (dim != posterior::h && dim != posterior::b &&
+        dim != Access::kBroadcast)
+      dims.push_back(dim);
+  Access out = domain.empty(dims, access.getElementType());
+  return domain.map({head}, out, [&](Body &b, ValueRange in) -> Value {
+    SmallVector<Value> indices;
+    for (int64_t dim : access.dims) {
+      if (dim == posterior::h)
+        indices.push_back(b.castIndex(in[0], b.getIndexType()));
+      else if (dim == Access::kBroadcast)
+        indices.push_back(b.integer(b.getIndexType(), 0));
+      else
+        indices.push_back(b.index(dim));
+    }
+    return tensor::ExtractOp::create(b, access.value, indices);
+  });
+}
+
+/// The concatenation of two operands along their last dim, in their common
+/// element type or else in f32.
+static Value concatFeatures(OpBuilder &builder, Domain &domain, Access lhs,
+                            Access rhs) {
+  if (lhs.getElementType() != rhs.getElementType())
+    for (Access *access : {&lhs, &rhs})
+      if (!access->getElementType().isF32())
+        *access = domain.map({*access},
+                             domain.empty(access->dims, builder.getF32Type()),
+                             [](Body &b, ValueRange in) { return in[0]; });
+  auto concat = tensor::ConcatOp::create(builder, lhs.value.getLoc(),
+                                         lhs.dims.size() - 1,
+                                         ValueRange{lhs.value, rhs.value});
+  // Bufferization knows slices, not concatenations.
+  FailureOr<SmallVector<Value>> slices = concat.decomposeOperation(builder);
+  if (failed(slices))
+    return concat;
+  concat.erase();
+  return slices->front();
+}
+
+/// The bias of each key, -|v'_j|^2/(2 sigma^2), `[b, head, j]`. With v and wo,
+/// |v'|^2 = v^T (wo^T wo) v.
+static Value buildKeyBias(Domain &domain, const HeadOperands &operands,
+                          Value precision) {
+  using namespace posterior;
+  int64_t h = operands.head;
+  Access norms;
+  if (operands.vp) {
+    norms = domain.contract(*operands.vp, *operands.vp, {b, h, j});
+  } else {
+    int64_t c2 = domain.addTwin(c);
+    Access wo = *operands.wo, wo2 = wo;
+    llvm::replace(wo2.dims, int64_t(c), c2);
+    SmallVector<int64_t> gramDims(ArrayRef<int64_t>(wo.dims).drop_back(2));
+    Access gram = domain.contract(wo, wo2, join(gramDims, {c, c2}));
+    Access projected = domain.contract(
+        domain.at(operands.v->value, {b, h, j, c2}), gram, {b, h, j, c});
+    norms = domain.contract(*operands.v, projected, {b, h, j});
+  }
+  Access out = domain.empty({b, h, j}, domain.getBody().getF32Type());
+  return domain
+      .map({norms}, out,
+           [&](Body &b, ValueRange in) {
+             return b.mul(in[0], b.mul(b.f32(-0.5), precision));
+           })
+      .value;
+}
+
+/// The features of the queries, [q * scale, u~ / sigma^2] with u~ = wo^T u, or
+/// u itself for given means.
+static Value buildQueryFeatures(OpBuilder &builder, Domain &domain,
+                                AttentionPosteriorOp op,
+                                const HeadOperands &operands,
+                                Value precision) {
+  using namespace posterior;
+  int64_t h = operands.head;
+  Type f32 = builder.getF32Type();
+  double scale = *op.getScaleValue();
+  Access scaled = domain.map({operands.q}, domain.empty({b, h, i, f}, f32),
+                             [&](Body &b, ValueRange in) {
+                               return b.mul(in[0], b.f32(scale));
+                             });
+  Access u = domain.at(op.getU(), {b, i, d});
+  SmallVector<int64_t> dims{b, h, i, d};
+  if (operands.wo) {
+    dims.back() = c;
+    u = domain.contract(u, *operands.wo, dims);
+  }
+  Access likelihood =
+      domain.map({u}, domain.empty(dims, f32), [&](Body &b, ValueRange in) {
+        return b.mul(in[0], precision);
+      });
+  return concatFeatures(builder, domain, scaled, likelihood);
+}
+
+/// What the mixes of the prior and of the posterior have in common.
+static Mix startMix(AttentionPosteriorOp op, const HeadOperands &operands,
+                    std::optional<Access> queryMask) {
+  Mix mix;
+  if (operands.bias)
+    mix.bias = operands.bias->value;
+  if (queryMask)
+    mix.queryMask = queryMask->value;
+  mix.keyMask = op.getMask();
+  mix.causal = op.getCausal();
+  mix.window = op.getWindow();
+  mix.excludeSelf = op.getExcludeSelf();
+  mix.precision = op.getPrecision();
+  return mix;
+}
+
+/// The prior attention without values: its log-sum-exps, and its entropies if
+/// `entropies` is given.
+static SoftmaxMixOp buildPriorMix(OpBuilder &builder, AttentionPosteriorOp op,
+                                  const HeadOperands &operands,
+                                  std::optional<Access> queryMask, Value lse,
+                                  Value entropies = {}) {
+  Mix mix = startMix(op, operands, queryMask);
+  mix.q = operands.q.value;
+  mix.k = operands.k.value;
+  mix.scale = *op.getScaleValue();
+  mix.outs = {lse};
+  if (entropies) {
+    mix.outs.push_back(entropies);
+    mix.withEntropy = true;
+  }
+  return mix.build(builder, op.getLoc());
+}
+
+/// The posterior attention mixing e.
+static SoftmaxMixOp buildPosteriorMix(OpBuilder &builder, Domain &domain,
+                                      AttentionPosteriorOp op,
+                                      const HeadOperands &operands,
+                                      std::optional<Access> queryMask,
+                                      Value mixed, Value lse) {
+  Mix mix = startMix(op, operands, queryMask);
+  Value precision = buildPrecision(domain, op);
+  mix.q = buildQueryFeatures(builder, domain, op, operands, precision);
+  mix.k = concatFeatures(builder, domain, operands.k,
+                         operands.vp ? *operands.vp : *operands.v);
+  mix.keyBias = buildKeyBias(domain, operands, precision);
+  mix.v = op.getE();
+  mix.outs = {mixed, lse};
+  return mix.build(builder, op.getLoc());
+}
+
+/// head_mode = all: both mixes over all heads, then the sum over heads (13).
+static SmallVector<Value> convertAllHeads(OpBuilder &builder, Domain &domain,
+                                          AttentionPosteriorOp op) {
+  using namespace posterior;
+  Body &outer = domain.getBody();
+  HeadOperands operands = getHeadOperands(domain, op);
+  std::optional<Access> queryMask = buildQueryMask(domain, op);
+  Access mixed = domain.empty({b, h, i, e}, builder.getF32Type());
+  Value priorLse =
+      buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
+          .getResult(0);
+  SoftmaxMixOp joint = buildPosteriorMix(builder, domain, op, operands,
+                                         queryMask, mixed.value,
+                                         op.getOuts()[3]);
+  mixed.value = joint.getResult(0);
+  Value posteriorLse = joint.getResult(1);
+
+  // p_i = sum_h H'_ih mixed_hi
+  Access weights =
+      buildHeadWeights(domain, op, domain.at(priorLse, {b, h, i}),
+                       domain.at(posteriorLse, {b, h, i}));
+  Access p = domain.fill(domain.at(op.getOuts()[0], {b, i, e}), outer.f32(0.0));
+  p = domain.contract(weights, mixed, p);
+  Access none = domain.fill(domain.at(op.getOuts()[1], {b}),
+                            outer.integer(outer.getI32Type(), -1));
+  return {p.value, none.value, priorLse, posteriorLse};
+}
+
+/// head_mode = min_entropy, fixed: the prior over all heads (for the entropies)
+/// or over the fixed one, then the posterior of the chosen head only.
+static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
+                                         AttentionPosteriorOp op) {
+  using namespace posterior;
+  Body &outer = domain.getBody();
+  Type f32 = builder.getF32Type();
+  HeadOperands all = getHeadOperands(domain, op);
+  std::optional<Access> queryMask = buildQueryMask(domain, op);
+  int64_t one = domain.addDim(builder.getIndexAttr(1));
+
+  HeadOperands operands;
+  Access head;
+  Value priorLse;
+  if (op.getHeadMode() == HeadMode::Fixed) {
+    head = domain.fill(domain.at(op.getOuts()[1], {b}),
+                       outer.integer(outer.getI32Type(), *op.getHead()));
+    operands = pickHead(all, one, [&](const Access &access) {
+      return sliceHead(builder, domain, access, one, *op.getHead());
+    });
+    priorLse =
+        buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
+            .getResult(0);
+  } else {
+    SoftmaxMixOp prior = buildPriorMix(
+        builder, op, all, queryMask, domain.empty({b, h, i}, f32).value,
+        domain.empty({b, h, i}, f32).value);
+    head = buildMinEntropyHead(domain, op,
+                               domain.at(prior.getResult(1), {b, h, i}));
+    operands = pickHead(all, one, [&](const Access &access) {
+      return gatherHead(domain, access, one, head);
+    });
+    Access lse = gatherHead(domain, domain.at(prior.getResult(0), {b, h, i}),
+                            one, head);
+    priorLse = domain.map({lse}, domain.at(op.getOuts()[2], {b, one, i}),
+                          [](Body &b, ValueRange in) { return in[0]; })
+                   .value;
+  }
+
+  SoftmaxMixOp joint = buildPosteriorMix(
+      builder, domain, op, operands, queryMask,
+      addHeadDim(builder, op.getLoc(), op.getOuts()[0]), op.getOuts()[3]);
+  return {dropHeadDim(builder, op.getLoc(), joint.getResult(0)), head.value,
+          priorLse, joint.getResult(1)};
+}
+
+FailureOr<SmallVector<Value>>
+AttentionPosteriorOp::convertToSoftmaxMix(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  if (getHeadMode() == HeadMode::All)
+    return convertAllHeads(builder, domain, *this);
+  return convertOneHead(builder, domain, *this);
+}

@@ -1,0 +1,130 @@
+//===- MoEToCPU.cpp - Tensors to the LLVM dialect for a CPU ---------------===//
+//
+// The order of passes behind --moe-to-cpu. Every stage leaves valid IR that
+// moe-opt can print: --moe-to-cpu --mlir-print-ir-after-all shows the way.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Conversion/Passes.h"
+#include "MoE/Pipelines/Pipelines.h"
+#include "MoE/Transforms/Passes.h"
+
+#include "mlir/Conversion/Passes.h"
+#include "mlir/Dialect/Arith/Transforms/Passes.h"
+#include "mlir/Dialect/Bufferization/Pipelines/Passes.h"
+#include "mlir/Dialect/Bufferization/Transforms/Passes.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/LLVMIR/Transforms/RequestCWrappers.h"
+#include "mlir/Dialect/Linalg/Passes.h"
+#include "mlir/Dialect/Math/Transforms/Passes.h"
+#include "mlir/Dialect/MemRef/Transforms/Passes.h"
+#include "mlir/Dialect/SCF/Transforms/Passes.h"
+#include "mlir/Dialect/Tensor/Transforms/Passes.h"
+#include "mlir/Pass/PassManager.h"
+#include "mlir/Pass/PassRegistry.h"
+#include "mlir/Transforms/Passes.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// moe -> moe
+//===----------------------------------------------------------------------===//
+
+/// One parallel loop a kernel, with everything that its rows need inside.
+static void buildTilingStage(OpPassManager &manager,
+                             const MoEToCPUPipelineOptions &options) {
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+  MoETileAndFusePassOptions tiling;
+  tiling.tileSize = options.tileSize;
+  manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+}
+
+//===----------------------------------------------------------------------===//
+// Tensors -> buffers
+//===----------------------------------------------------------------------===//
+
+/// The caller's memory for results, the stack or one allocation for the rest.
+static void buildBufferizationStage(OpPassManager &manager) {
+  manager.addPass(createMoEResultsToDestinationsPass());
+  manager.addPass(bufferization::createEmptyTensorEliminationPass());
+  manager.addPass(bufferization::createEmptyTensorToAllocTensorPass());
+  bufferization::OneShotBufferizePassOptions bufferization;
+  bufferization.bufferizeFunctionBoundaries = true;
+  bufferization.functionBoundaryTypeConversion =
+      bufferization::LayoutMapOption::IdentityLayoutMap;
+  manager.addPass(bufferization::createOneShotBufferizePass(bufferization));
+  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
+  manager.addPass(memref::createFoldMemRefAliasOpsPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(
+      bufferization::createPromoteBuffersToStackPass());
+  bufferization::buildBufferDeallocationPipeline(manager);
+  manager.addPass(createBufferizationToMemRefPass());
+}
+
+//===----------------------------------------------------------------------===//
+// Leaf ops -> loops over vectors
+//===----------------------------------------------------------------------===//
+
+static void buildVectorStage(OpPassManager &manager,
+                             const MoEToCPUPipelineOptions &options) {
+  ConvertMoEToCPUPassOptions conversion;
+  conversion.vectorWidth = options.vectorWidth;
+  manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
+  manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEApproximateMathPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+  MoEOutlineParallelPassOptions outlining;
+  outlining.threads = options.threads;
+  manager.addPass(createMoEOutlineParallelPass(outlining));
+}
+
+//===----------------------------------------------------------------------===//
+// Loops -> the LLVM dialect
+//===----------------------------------------------------------------------===//
+
+static void buildLLVMStage(OpPassManager &manager) {
+  manager.addNestedPass<func::FuncOp>(LLVM::createLLVMRequestCWrappersPass());
+  manager.addPass(memref::createExpandStridedMetadataPass());
+  manager.addPass(createLowerAffinePass());
+  manager.addPass(createLoopInvariantCodeMotionPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(createConvertVectorToSCFPass());
+  manager.addPass(createSCFToControlFlowPass());
+  manager.addPass(arith::createArithExpandOpsPass());
+  manager.addPass(createConvertVectorToLLVMPass());
+  manager.addPass(createConvertMathToLLVMPass());
+  manager.addPass(createConvertMathToLibmPass());
+  manager.addPass(createFinalizeMemRefToLLVMConversionPass());
+  manager.addPass(createArithToLLVMConversionPass());
+  manager.addPass(createConvertIndexToLLVMPass());
+  manager.addPass(createConvertFuncToLLVMPass());
+  manager.addPass(createConvertControlFlowToLLVMPass());
+  manager.addPass(createUBToLLVMConversionPass());
+  manager.addPass(createReconcileUnrealizedCastsPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+}
+
+void mlir::moe::buildMoEToCPUPipeline(OpPassManager &manager,
+                                      const MoEToCPUPipelineOptions &options) {
+  buildTilingStage(manager, options);
+  buildBufferizationStage(manager);
+  buildVectorStage(manager, options);
+  buildLLVMStage(manager);
+}
+
+void mlir::moe::registerMoEToCPUPipeline() {
+  PassPipelineRegistration<MoEToCPUPipelineOptions>(
+      "moe-to-cpu",
+      "From functions on tensors to the LLVM dialect for a CPU; results become "
+      "trailing buffers that the caller owns",
+      buildMoEToCPUPipeline);
+}

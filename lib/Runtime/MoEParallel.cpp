@@ -1,0 +1,44 @@
+//===- MoEParallel.cpp - Threads of compiled CPU kernels ------------------===//
+//
+// OpenMP, because torch's CPU wheel runs its own operators on libgomp: with the
+// same SONAME the dynamic linker maps one copy, and our loops reuse torch's
+// warm threads instead of competing with them.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Runtime/Parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <omp.h>
+
+static std::atomic<int32_t> threadLimit{0};
+
+void moe_set_num_threads(int32_t threads) {
+  threadLimit.store(std::max(threads, 0), std::memory_order_relaxed);
+}
+
+int32_t moe_get_num_threads() {
+  int32_t limit = threadLimit.load(std::memory_order_relaxed);
+  return limit ? limit : std::max(omp_get_max_threads(), 1);
+}
+
+void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
+  if (count <= 0)
+    return;
+  int64_t threads = std::min<int64_t>(moe_get_num_threads(), count);
+  if (threads == 1 || omp_in_parallel())
+    return body(0, count, context);
+
+#pragma omp parallel num_threads(static_cast<int>(threads))
+  {
+    // OpenMP may grant fewer threads than asked for. The first `extra` chunks
+    // are one longer; written so that no product can overflow.
+    int64_t team = omp_get_num_threads(), id = omp_get_thread_num();
+    int64_t size = count / team, extra = count % team;
+    int64_t begin = id * size + std::min(id, extra);
+    int64_t end = begin + size + (id < extra ? 1 : 0);
+    if (begin < end)
+      body(begin, end, context);
+  }
+}

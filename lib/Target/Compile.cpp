@@ -1,0 +1,55 @@
+//===- Compile.cpp - A module to code in one call -------------------------===//
+
+#include "MoE/Target/Compile.h"
+
+#include "MoE/Target/Input.h"
+#include "MoE/Target/PTX.h"
+#include "MoE/Target/PhaseDump.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// The later phases, as text beside the IR dumps.
+static void dumpHostCode(ModuleOp module, const HostCodeOptions &options,
+                         StringRef folder) {
+  const std::pair<HostCodeForm, StringRef> phases[] = {
+      {HostCodeForm::LLVMIR, "90-optimised.ll"},
+      {HostCodeForm::Assembly, "91-code.s"}};
+  for (auto [form, file] : phases)
+    if (FailureOr<std::string> text = translateToHostCode(module, form, options);
+        succeeded(text))
+      writePhase(module, folder, file, *text);
+}
+
+FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
+                                              HostCodeForm form,
+                                              const CompileOptions &options) {
+  FailureOr<std::vector<FunctionSignature>> signatures =
+      collectSignatures(module);
+  if (failed(signatures) ||
+      failed(runPipeline(module, options.pipeline, options.dumpDir)))
+    return failure();
+
+  HostCodeOptions codeOptions;
+  codeOptions.cpu = options.cpu;
+  codeOptions.signatures = *signatures;
+  if (!options.dumpDir.empty())
+    dumpHostCode(module, codeOptions, options.dumpDir);
+  FailureOr<std::string> code = translateToHostCode(module, form, codeOptions);
+  if (failed(code))
+    return failure();
+  return HostCode{std::move(*code), std::move(*signatures)};
+}
+
+FailureOr<std::string> mlir::moe::compileToPTX(ModuleOp module, StringRef chip,
+                                               StringRef dumpDir) {
+  FailureOr<Chip> known = lookupChip(chip, module.getLoc());
+  if (failed(known) ||
+      failed(runPipeline(module, ("moe-to-nvvm{chip=" + chip + "}").str(),
+                         dumpDir)))
+    return failure();
+  FailureOr<std::string> ptx = translateToPTX(module);
+  if (succeeded(ptx) && !dumpDir.empty())
+    writePhase(module, dumpDir, "90-kernels.ptx", *ptx);
+  return ptx;
+}

@@ -1,0 +1,126 @@
+//===- Signature.cpp - What a compiled function takes ---------------------===//
+
+#include "MoE/Target/Signature.h"
+
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/IR/BuiltinOps.h"
+#include "mlir/IR/BuiltinTypes.h"
+#include "llvm/Support/raw_ostream.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+namespace json = llvm::json;
+
+/// The element types that have one fixed layout in memory.
+static bool isPassable(Type type) {
+  return type.isIndex() || type.isF16() || type.isBF16() || type.isF32() ||
+         type.isF64() || type.isSignlessInteger(1) ||
+         type.isSignlessInteger(8) || type.isSignlessInteger(16) ||
+         type.isSignlessInteger(32) || type.isSignlessInteger(64);
+}
+
+static FailureOr<ValueSignature> describe(Type type) {
+  ValueSignature value;
+  Type element = type;
+  if (auto shaped = dyn_cast<ShapedType>(type)) {
+    auto memref = dyn_cast<MemRefType>(type);
+    bool identity = memref ? memref.getLayout().isIdentity()
+                           : isa<RankedTensorType>(type);
+    if (!shaped.hasRank() || !identity)
+      return failure();
+    value.isTensor = true;
+    element = shaped.getElementType();
+    for (int64_t size : shaped.getShape())
+      value.shape.push_back(ShapedType::isDynamic(size) ? -1 : size);
+  }
+  bool narrowFloat = element.isF16() || element.isBF16();
+  if (!isPassable(element) || (narrowFloat && !value.isTensor))
+    return failure();
+  llvm::raw_string_ostream(value.elementType) << element;
+  return value;
+}
+
+static LogicalResult describeAll(func::FuncOp function, TypeRange types,
+                                 StringRef what,
+                                 std::vector<ValueSignature> &into) {
+  for (auto [index, type] : llvm::enumerate(types)) {
+    FailureOr<ValueSignature> value = describe(type);
+    if (failed(value))
+      return function.emitError()
+             << "expected " << what << " " << index << " of public function '"
+             << function.getName()
+             << "' to be a ranked tensor of bf16, f16, f32, f64, i1, i8, i16, "
+                "i32, i64 or index, or a scalar of one of these but bf16 and "
+                "f16, found "
+             << type;
+    into.push_back(std::move(*value));
+  }
+  return success();
+}
+
+FailureOr<std::vector<FunctionSignature>>
+mlir::moe::collectSignatures(ModuleOp module) {
+  std::vector<FunctionSignature> signatures;
+  for (auto function : module.getOps<func::FuncOp>()) {
+    if (!function.isPublic() || function.isExternal())
+      continue;
+    FunctionSignature signature;
+    signature.name = function.getName().str();
+    FunctionType type = function.getFunctionType();
+    if (failed(describeAll(function, type.getInputs(), "argument",
+                           signature.arguments)) ||
+        failed(describeAll(function, type.getResults(), "result",
+                           signature.results)))
+      return failure();
+    signatures.push_back(std::move(signature));
+  }
+  return signatures;
+}
+
+std::string mlir::moe::toString(const ValueSignature &value) {
+  if (!value.isTensor)
+    return value.elementType;
+  std::string text = "tensor<";
+  for (int64_t size : value.shape)
+    text += (size < 0 ? "?" : std::to_string(size)) + "x";
+  return text + value.elementType + ">";
+}
+
+json::Value mlir::moe::toJSON(const ValueSignature &value) {
+  json::Object object{{"dtype", value.elementType}};
+  if (value.isTensor)
+    object["shape"] = json::Array(value.shape);
+  return object;
+}
+
+json::Value mlir::moe::toJSON(const FunctionSignature &function) {
+  return json::Object{{"name", function.name},
+                      {"arguments", json::Array(function.arguments)},
+                      {"results", json::Array(function.results)}};
+}
+
+bool mlir::moe::fromJSON(const json::Value &json, ValueSignature &value,
+                         json::Path path) {
+  json::ObjectMapper mapper(json, path);
+  if (!mapper || !mapper.map("dtype", value.elementType))
+    return false;
+  value.isTensor = json.getAsObject()->get("shape") != nullptr;
+  return !value.isTensor || mapper.map("shape", value.shape);
+}
+
+bool mlir::moe::fromJSON(const json::Value &json, FunctionSignature &function,
+                         json::Path path) {
+  json::ObjectMapper mapper(json, path);
+  return mapper && mapper.map("name", function.name) &&
+         mapper.map("arguments", function.arguments) &&
+         mapper.map("results", function.results);
+}
+
+std::string mlir::moe::packedSymbol(StringRef function) {
+  return ("__moe_call_" + function).str();
+}
+
+std::string mlir::moe::interfaceSymbol(StringRef function) {
+  return ("_mlir_ciface_" + function).str();
+}

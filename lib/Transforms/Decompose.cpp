@@ -1,0 +1,102 @@
+//===- Decompose.cpp - Decompose moe ops into linalg ----------------------===//
+//
+// Replaces each op of the dialect by its meaning in smaller ops, which the op
+// states itself through AggregatedOpInterface: nothing here knows an op. The
+// results are the same up to the rounding of sums that a kernel orders
+// differently. Costs what the meaning costs, which for the mixing ops is the
+// whole token-by-token matrix.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/Passes.h"
+
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Linalg/IR/LinalgInterfaces.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/Remarks.h"
+#include "llvm/ADT/StringSet.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_MOEDECOMPOSEPASS
+#include "MoE/Transforms/Passes.h.inc"
+} // namespace mlir::moe
+
+#define DEBUG_TYPE "moe-decompose"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// The ops of the dialect that state their meaning in smaller ones.
+static SmallVector<StringRef> getDecomposableOps(MLIRContext *context) {
+  SmallVector<StringRef> names;
+  for (RegisteredOperationName name : context->getRegisteredOperations())
+    if (name.getDialectNamespace() == MoEDialect::getDialectNamespace() &&
+        name.hasInterface<linalg::AggregatedOpInterface>())
+      names.push_back(name.stripDialect());
+  return names;
+}
+
+/// Why `op` refused, as far as it shows.
+static StringRef explainRefusal(Operation *op) {
+  bool hasBuffers = llvm::any_of(op->getOperandTypes(),
+                                 [](Type type) { return isa<MemRefType>(type); });
+  return hasBuffers ? "its meaning needs intermediate tensors and it works on "
+                      "buffers; decompose before bufferization"
+                    : "its decomposition refused";
+}
+
+namespace {
+struct MoEDecomposePass
+    : public mlir::moe::impl::MoEDecomposePassBase<MoEDecomposePass> {
+  using Base::Base;
+
+  LogicalResult initialize(MLIRContext *context) override {
+    selected.clear();
+    SmallVector<StringRef> known = getDecomposableOps(context);
+    for (const std::string &name : ops) {
+      StringRef mnemonic = StringRef(name);
+      mnemonic.consume_front("moe.");
+      if (!llvm::is_contained(known, mnemonic))
+        return emitError(UnknownLoc::get(context))
+               << "expected the names in option 'ops' of moe-decompose to be "
+                  "among "
+               << llvm::join(known, ", ") << "; found " << name;
+      selected.insert(mnemonic);
+    }
+    return success();
+  }
+
+  void runOnOperation() override {
+    SmallVector<linalg::AggregatedOpInterface> worklist;
+    getOperation()->walk([&](linalg::AggregatedOpInterface op) {
+      if (isa_and_nonnull<MoEDialect>(op->getDialect()) &&
+          (selected.empty() ||
+           selected.contains(op->getName().stripDialect())))
+        worklist.push_back(op);
+    });
+    IRRewriter rewriter(&getContext());
+    for (linalg::AggregatedOpInterface op : worklist) {
+      rewriter.setInsertionPoint(op);
+      FailureOr<SmallVector<Value>> results = op.decomposeOperation(rewriter);
+      if (failed(results)) {
+        ++numRefused;
+        remark::missed(op->getLoc(),
+                       remark::RemarkOpts::name("Decompose").category(DEBUG_TYPE))
+            << op->getName().getStringRef() << ": "
+            << remark::reason("{0}", explainRefusal(op));
+        continue;
+      }
+      ++numDecomposed;
+      rewriter.replaceOp(op, *results);
+    }
+  }
+
+private:
+  /// The mnemonics that `ops` names; empty for all.
+  llvm::StringSet<> selected;
+};
+} // namespace

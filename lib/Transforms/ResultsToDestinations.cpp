@@ -1,0 +1,108 @@
+//===- ResultsToDestinations.cpp - Results into caller-owned tensors ------===//
+//
+// Gives every result of a public function a trailing tensor argument that the
+// result is materialised in, so that bufferization finds the caller's memory
+// as the destination and needs no allocation and no copy for it. Bits do not
+// change.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Transforms/Passes.h"
+
+#include "mlir/Dialect/Bufferization/IR/Bufferization.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/SymbolTable.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_MOERESULTSTODESTINATIONSPASS
+#include "MoE/Transforms/Passes.h.inc"
+} // namespace mlir::moe
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// The tensor that a result is stored in; a scalar is a tensor of rank 0. Null
+/// for what cannot be stored.
+static RankedTensorType getDestinationType(Type result) {
+  if (auto tensor = dyn_cast<RankedTensorType>(result))
+    return tensor;
+  if (result.isIntOrIndexOrFloat())
+    return RankedTensorType::get({}, result);
+  return nullptr;
+}
+
+/// func @f(%a) -> tensor<?xf32> { return %r }
+/// becomes
+/// func @f(%a {bufferization.writable = false}, %d: tensor<?xf32>)
+///     -> tensor<?xf32> {
+///   %m = bufferization.materialize_in_destination %r in %d
+///   return %m }
+/// whose result bufferizes to %d itself and is dropped after bufferization.
+static LogicalResult addDestinations(func::FuncOp function) {
+  OpBuilder builder(function.getContext());
+  for (auto [position, type] : llvm::enumerate(function.getArgumentTypes()))
+    if (isa<TensorType>(type))
+      function.setArgAttr(position,
+                          bufferization::BufferizationDialect::kWritableAttrName,
+                          builder.getBoolAttr(false));
+
+  if (!function.getBody().hasOneBlock())
+    return function.emitOpError(
+        "expected one block, found several: structure control flow first");
+  auto terminator =
+      cast<func::ReturnOp>(function.getBody().front().getTerminator());
+  builder.setInsertionPoint(terminator);
+  SmallVector<Value> results;
+  for (auto [position, result] : llvm::enumerate(terminator.getOperands())) {
+    RankedTensorType type = getDestinationType(result.getType());
+    if (!type)
+      return function.emitOpError()
+             << "expected result " << position
+             << " to be a ranked tensor or a scalar, found "
+             << result.getType();
+    Location loc = result.getLoc();
+    if (failed(function.insertArgument(function.getNumArguments(), type,
+                                       DictionaryAttr(), loc)))
+      return failure();
+    Value value = result;
+    if (!isa<TensorType>(value.getType()))
+      value = tensor::FromElementsOp::create(builder, loc, type, value);
+    Value destination = function.getArguments().back();
+    results.push_back(bufferization::MaterializeInDestinationOp::create(
+                          builder, loc, type, value, destination)
+                          .getResult());
+  }
+  terminator.getOperandsMutable().assign(results);
+  function.setType(builder.getFunctionType(function.getArgumentTypes(),
+                                           TypeRange(ValueRange(results))));
+  return success();
+}
+
+namespace {
+struct ResultsToDestinationsPass
+    : mlir::moe::impl::MoEResultsToDestinationsPassBase<
+          ResultsToDestinationsPass> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    SymbolTableCollection symbols;
+    SymbolUserMap users(symbols, getOperation());
+    for (auto function : getOperation().getOps<func::FuncOp>()) {
+      if (!function.isPublic() || function.isExternal())
+        continue;
+      if (function.getNumResults() > 0)
+        for (Operation *user : users.getUsers(function)) {
+          function.emitOpError("expected a public function to have no callers "
+                               "in the module: inline the call, or call a "
+                               "private function")
+                  .attachNote(user->getLoc())
+              << "called here";
+          return signalPassFailure();
+        }
+      if (failed(addDestinations(function)))
+        return signalPassFailure();
+    }
+  }
+};
+} // namespace

@@ -1,0 +1,41 @@
+//===- Function.h - Compiled functions as Python callables ------*- C++ -*-===//
+
+#ifndef MOE_PYTHON_FUNCTION_H
+#define MOE_PYTHON_FUNCTION_H
+
+#include "MoE-c/Compiler.h"
+#include <memory>
+#include <nanobind/nanobind.h>
+#include <string>
+#include <vector>
+
+namespace moe {
+
+/// A compiled function. Calling it checks every argument against the signature,
+/// builds descriptors on the stack and runs without the GIL.
+class Function {
+public:
+  Function(std::shared_ptr<MoEOpaqueExecutable> executable,
+           MoEFunction function);
+
+  void call(nanobind::args arguments) const;
+
+  std::string name() const;
+  std::string signature() const;
+  /// Pairs of dtype and shape, the shape None for a scalar.
+  nanobind::list values(bool results) const;
+
+private:
+  /// The machine words that the descriptors of a call take.
+  size_t words = 0;
+  size_t numArguments = 0;
+  std::vector<MoEValueType> types;
+  MoEPackedFunction entry;
+  MoEFunction function;
+  /// Keeps the code mapped.
+  std::shared_ptr<MoEOpaqueExecutable> executable;
+};
+
+} // namespace moe
+
+#endif // MOE_PYTHON_FUNCTION_H

@@ -1,0 +1,63 @@
+// RUN: %moe-opt %s --moe-outline-parallel --canonicalize --split-input-file --verify-diagnostics | FileCheck %s
+// RUN: %moe-opt %s --moe-outline-parallel --moe-outline-parallel --canonicalize --split-input-file --verify-diagnostics | FileCheck %s
+
+// CHECK: llvm.func @moe_parallel_for(i64, !llvm.ptr, !llvm.ptr)
+
+// The count is the product of the trip counts; values from outside travel in
+// a struct, constants are rebuilt.
+
+// CHECK-LABEL: func @passes_captures_in_a_struct
+// CHECK-SAME:    %[[X:[^:]*]]: memref<2x?xf32>
+// CHECK:         %[[STORAGE:.*]] = llvm.alloca
+// CHECK:         llvm.store %{{.*}}, %[[STORAGE]]
+// CHECK:         llvm.call @moe_parallel_for(%{{.*}}, %{{.*}}, %[[STORAGE]])
+// CHECK-NOT:     scf.forall
+
+// CHECK-LABEL: func private @passes_captures_in_a_struct_parallel
+// CHECK-SAME:    (%[[BEGIN:.*]]: i64, %[[END:.*]]: i64, %[[CONTEXT:.*]]: !llvm.ptr)
+// CHECK-DAG:     %[[CST:.*]] = arith.constant 1.000000e+00 : f32
+// CHECK-DAG:     llvm.load %[[CONTEXT]]
+// CHECK-DAG:     %[[FROM:.*]] = arith.index_cast %[[BEGIN]]
+// CHECK-DAG:     %[[TO:.*]] = arith.index_cast %[[END]]
+// CHECK:         scf.for %[[FLAT:.*]] = %[[FROM]] to %[[TO]]
+// CHECK:           %[[SPLIT:.*]]:2 = affine.delinearize_index %[[FLAT]]
+// CHECK:           memref.store %[[CST]], %{{.*}}[%[[SPLIT]]#0,
+func.func @passes_captures_in_a_struct(%x: memref<2x?xf32>, %n: index) {
+  %one = arith.constant 1.0 : f32
+  scf.forall (%i, %j) = (0, 0) to (2, %n) step (1, 64) {
+    memref.store %one, %x[%i, %j] : memref<2x?xf32>
+  }
+  return
+}
+
+// -----
+
+// Only the outermost loop becomes a call: the runtime runs nested ones in place.
+
+// CHECK-LABEL: func @outlines_outermost_loops_only
+// CHECK:         llvm.call @moe_parallel_for
+// CHECK-LABEL: func private @outlines_outermost_loops_only_parallel
+// CHECK:         scf.for
+// CHECK:           scf.for
+// CHECK-NOT:       scf.forall
+func.func @outlines_outermost_loops_only(%x: memref<8x8xf32>, %v: f32) {
+  scf.forall (%i) in (8) {
+    scf.forall (%j) in (8) {
+      memref.store %v, %x[%i, %j] : memref<8x8xf32>
+    }
+  }
+  return
+}
+
+// -----
+
+func.func @expects_buffers(%x: tensor<8xf32>) -> tensor<8xf32> {
+  // expected-error @below {{expected a parallel loop on buffers, found one with results; bufferize first}}
+  %r = scf.forall (%i) in (8) shared_outs(%o = %x) -> tensor<8xf32> {
+    %s = tensor.extract_slice %o[%i] [1] [1] : tensor<8xf32> to tensor<1xf32>
+    scf.forall.in_parallel {
+      tensor.parallel_insert_slice %s into %o[%i] [1] [1] : tensor<1xf32> into tensor<8xf32>
+    }
+  }
+  return %r : tensor<8xf32>
+}

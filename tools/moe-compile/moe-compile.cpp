@@ -1,0 +1,251 @@
+//===- moe-compile.cpp - The ahead-of-time compiler -----------------------===//
+
+#include "Import.h"
+
+#include "MoE/Target/Artifact.h"
+#include "MoE/Target/Compile.h"
+#include "MoE/Target/Input.h"
+#include "MoE/Target/PTX.h"
+#include "llvm/Config/llvm-config.h"
+#include "llvm/Support/CommandLine.h"
+#include "llvm/Support/FileSystem.h"
+#include "llvm/Support/InitLLVM.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/raw_ostream.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+namespace cl = llvm::cl;
+
+//===----------------------------------------------------------------------===//
+// Options
+//===----------------------------------------------------------------------===//
+
+namespace {
+enum class Emit { Artifact, MLIR, LLVMIR, Assembly, PTX, Cubin };
+
+struct Options {
+  cl::OptionCategory category{"moe-compile options"};
+  cl::opt<std::string> input{
+      cl::Positional, cl::Required, cl::value_desc("IN"),
+      cl::desc("<IN: .mlir, .mlirbc or .pt2>"), cl::cat(category)};
+  cl::opt<std::string> output{
+      "o", cl::Required, cl::value_desc("OUT"), cl::cat(category),
+      cl::desc("the artifact folder, or the file of another form; '-' is "
+               "standard output")};
+  cl::opt<std::string> target{
+      "target", cl::init("cpu"), cl::value_desc("TARGET"), cl::cat(category),
+      cl::desc("cpu (default), sm_80, sm_86, sm_89, sm_90, sm_90a, sm_100 or "
+               "sm_120")};
+  cl::opt<Emit> emit{
+      "emit", cl::init(Emit::Artifact), cl::cat(category),
+      cl::desc("what to write:"),
+      cl::values(
+          clEnumValN(Emit::Artifact, "artifact",
+                     "a folder with manifest.json, the code and, for the "
+                     "CPU, a C header (default)"),
+          clEnumValN(Emit::MLIR, "mlir", "the imported module, verified"),
+          clEnumValN(Emit::LLVMIR, "llvm", "optimised LLVM IR (cpu)"),
+          clEnumValN(Emit::Assembly, "asm", "assembly (cpu)"),
+          clEnumValN(Emit::PTX, "ptx", "all kernels as PTX (sm_*)"),
+          clEnumValN(Emit::Cubin, "cubin",
+                     "all kernels assembled by ptxas (sm_*)"))};
+  cl::opt<std::string> cpu{
+      "cpu", cl::init("native"), cl::value_desc("NAME"), cl::cat(category),
+      cl::desc("the CPU for --target=cpu, as LLVM names it (default: the one "
+               "of this machine)")};
+  cl::opt<std::string> dumpDir{
+      "dump-phases-to", cl::value_desc("DIR"), cl::cat(category),
+      cl::desc("also write the IR after every pass that changed it, and the "
+               "generated code, to DIR")};
+  cl::opt<bool> allowBytecode{
+      "allow-bytecode", cl::cat(category),
+      cl::desc("accept MLIR bytecode; only for files that you trust")};
+  cl::opt<unsigned> nestingLimit{
+      "nesting-limit", cl::init(256), cl::value_desc("N"), cl::cat(category),
+      cl::desc("the most levels of brackets in text input (default 256)")};
+
+  bool forCPU() const { return target == "cpu"; }
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
+// Steps
+//===----------------------------------------------------------------------===//
+
+static LogicalResult report(const Twine &message) {
+  llvm::errs() << "moe-compile: error: " << message << "\n";
+  return failure();
+}
+
+static LogicalResult report(llvm::Error error) {
+  return report(llvm::toString(std::move(error)));
+}
+
+/// Refuses combinations before any work is done on them.
+static LogicalResult verifyOptions(const Options &options,
+                                   MLIRContext &context) {
+  Emit emit = options.emit;
+  if (options.forCPU() && (emit == Emit::PTX || emit == Emit::Cubin))
+    return report("expected a chip as --target for ptx and cubin, found cpu");
+  if (!options.forCPU() && (emit == Emit::LLVMIR || emit == Emit::Assembly))
+    return report("expected --target=cpu for llvm and asm, found " +
+                  options.target + "; use --emit=ptx");
+  if (emit == Emit::Artifact && options.output == "-")
+    return report("expected a folder name with -o for an artifact, found '-'");
+  if (!options.forCPU() &&
+      failed(lookupChip(options.target,
+                        FileLineColLoc::get(&context, "moe-compile", 0, 0))))
+    return failure();
+  if (emit == Emit::Cubin && findPtxas().empty())
+    return report("expected ptxas for a cubin, found none in PATH, beside LLVM "
+                  "or in CUDA_ROOT; install the nvidia-cuda-nvcc wheel, or use "
+                  "--emit=ptx");
+  return success();
+}
+
+static FailureOr<std::string> readInput(const Options &options,
+                                        const char *tool) {
+  if (StringRef(options.input).ends_with(".pt2")) {
+    auto text = importTorchProgram(options.input, tool);
+    if (!text)
+      return report(text.takeError());
+    return *text;
+  }
+  auto buffer = llvm::MemoryBuffer::getFileOrSTDIN(options.input);
+  if (!buffer)
+    return report("cannot read '" + options.input +
+                  "': " + buffer.getError().message());
+  return (*buffer)->getBuffer().str();
+}
+
+/// Writes a file as a whole or not at all.
+static LogicalResult writeOutput(StringRef path, StringRef content) {
+  if (llvm::Error error =
+          llvm::writeToOutput(path, [&](llvm::raw_ostream &stream) {
+            stream << content;
+            return llvm::Error::success();
+          }))
+    return report("cannot write '" + path +
+                  "': " + llvm::toString(std::move(error)));
+  return success();
+}
+
+static std::vector<std::string> kernelNames(StringRef ptx) {
+  std::vector<std::string> names;
+  constexpr StringLiteral marker = ".entry ";
+  for (size_t at = ptx.find(marker); at != StringRef::npos;
+       at = ptx.find(marker)) {
+    ptx = ptx.drop_front(at + marker.size()).ltrim();
+    names.push_back(
+        ptx.take_until([](char c) { return c == '(' || isspace(c); }).str());
+  }
+  return names;
+}
+
+static LogicalResult compileCPU(ModuleOp module, const Options &options) {
+  CompileOptions compile;
+  compile.cpu = options.cpu;
+  compile.dumpDir = options.dumpDir;
+  HostCodeForm form = options.emit == Emit::LLVMIR ? HostCodeForm::LLVMIR
+                      : options.emit == Emit::Assembly
+                          ? HostCodeForm::Assembly
+                          : HostCodeForm::Object;
+  FailureOr<HostCode> code = compileForHost(module, form, compile);
+  if (failed(code))
+    return failure();
+  if (options.emit != Emit::Artifact)
+    return writeOutput(options.output, code->code);
+
+  Artifact artifact;
+  artifact.target = "cpu";
+  bool native = options.cpu == "native";
+  artifact.cpu = native ? hostCPUName() : options.cpu.getValue();
+  artifact.features = native ? hostCPUFeatures() : "";
+  artifact.functions = std::move(code->signatures);
+  artifact.files["kernel.h"] = writeCHeader(artifact.functions);
+  artifact.files["kernel.o"] = std::move(code->code);
+  if (llvm::Error error = writeArtifact(artifact, options.output))
+    return report(std::move(error));
+  return success();
+}
+
+static LogicalResult compileGPU(ModuleOp module, const Options &options) {
+  FailureOr<std::vector<FunctionSignature>> signatures =
+      collectSignatures(module);
+  if (failed(signatures))
+    return failure();
+  FailureOr<std::string> ptx =
+      compileToPTX(module, options.target, options.dumpDir);
+  if (failed(ptx))
+    return failure();
+  if (options.emit == Emit::PTX)
+    return writeOutput(options.output, *ptx);
+  if (options.emit == Emit::Cubin) {
+    FailureOr<std::string> cubin =
+        assembleCubin(*ptx, options.target, module.getLoc());
+    return failed(cubin) ? failure() : writeOutput(options.output, *cubin);
+  }
+  Artifact artifact;
+  artifact.target = options.target;
+  artifact.functions = std::move(*signatures);
+  artifact.kernels = kernelNames(*ptx);
+  artifact.files["kernel.ptx"] = std::move(*ptx);
+  if (llvm::Error error = writeArtifact(artifact, options.output))
+    return report(std::move(error));
+  return success();
+}
+
+static LogicalResult compile(const Options &options, MLIRContext &context,
+                             StringRef source) {
+  InputOptions input;
+  input.allowBytecode = options.allowBytecode;
+  input.nestingLimit = options.nestingLimit;
+  OwningOpRef<ModuleOp> module =
+      parseInput(context, source, options.input, input);
+  if (!module)
+    return failure();
+  if (options.emit == Emit::MLIR) {
+    std::string text;
+    llvm::raw_string_ostream stream(text);
+    module->print(stream);
+    return writeOutput(options.output, text + "\n");
+  }
+  return options.forCPU() ? compileCPU(*module, options)
+                          : compileGPU(*module, options);
+}
+
+/// Everything after the command line; diagnostics go to `diagnostics`.
+static LogicalResult run(const Options &options, MLIRContext &context,
+                         const char *tool, DiagnosticCollector &diagnostics) {
+  if (failed(verifyOptions(options, context)))
+    return failure();
+  FailureOr<std::string> source = readInput(options, tool);
+  if (failed(source))
+    return failure();
+  diagnostics.setSource(*source, options.input);
+  return compile(options, context, *source);
+}
+
+int main(int argc, char **argv) {
+  llvm::InitLLVM init(argc, argv);
+  Options options;
+  cl::HideUnrelatedOptions(options.category);
+  cl::SetVersionPrinter([](llvm::raw_ostream &stream) {
+    stream << "moe-compile " MOE_VERSION ", LLVM " LLVM_VERSION_STRING "\n";
+  });
+  cl::ParseCommandLineOptions(
+      argc, argv,
+      "moe-compile: mixture-of-experts routing to machine code\n\n"
+      "  moe-compile router.mlir -o router.moe\n"
+      "  moe-compile router.mlir -o router.ptx --target=sm_90 --emit=ptx\n"
+      "  moe-compile model.pt2 -o model.moe --dump-phases-to=phases\n");
+
+  std::unique_ptr<MLIRContext> context = createContext();
+  DiagnosticCollector diagnostics(*context);
+  LogicalResult result = run(options, *context, argv[0], diagnostics);
+  for (const auto *list : {&diagnostics.others, &diagnostics.errors})
+    for (const std::string &text : *list)
+      llvm::errs() << text << "\n";
+  return failed(result) ? EXIT_FAILURE : EXIT_SUCCESS;
+}
