@@ -64,7 +64,7 @@ static void buildBufferizationStage(OpPassManager &manager) {
   manager.addNestedPass<func::FuncOp>(
       bufferization::createPromoteBuffersToStackPass());
   bufferization::buildBufferDeallocationPipeline(manager);
-  manager.addPass(createBufferizationToMemRefPass());
+  manager.addPass(createConvertBufferizationToMemRefPass());
 }
 
 //===----------------------------------------------------------------------===//
