@@ -37,6 +37,7 @@ static SmallVector<StringRef> getDecomposableOps(MLIRContext *context) {
     if (name.getDialectNamespace() == MoEDialect::getDialectNamespace() &&
         name.hasInterface<linalg::AggregatedOpInterface>())
       names.push_back(name.stripDialect());
+  llvm::sort(names);
   return names;
 }
 

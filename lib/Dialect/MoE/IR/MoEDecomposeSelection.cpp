@@ -269,6 +269,19 @@ static Access buildReal(Selection &t) {
       });
 }
 
+Operation *TopKRenormOp::makeExplicit(OpBuilder &builder) {
+  if (!getNumValid() || !hasPureTensorSemantics())
+    return *this;
+  // A tile does not know where in the problem it lies: num_valid becomes part
+  // of the mask, which is cut like any operand.
+  Selection t(builder, *this);
+  Access real = buildReal(t);
+  auto explicitOp = cast<TopKRenormOp>(builder.clone(**this));
+  explicitOp.getMaskMutable().assign(real.value);
+  explicitOp.getNumValidMutable().clear();
+  return explicitOp;
+}
+
 FailureOr<SmallVector<Value>>
 TopKRenormOp::decomposeOperation(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
