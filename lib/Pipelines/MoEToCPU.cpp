@@ -14,7 +14,6 @@
 #include "mlir/Dialect/Bufferization/Pipelines/Passes.h"
 #include "mlir/Dialect/Bufferization/Transforms/Passes.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
-#include "mlir/Dialect/LLVMIR/Transforms/RequestCWrappers.h"
 #include "mlir/Dialect/Linalg/Passes.h"
 #include "mlir/Dialect/Math/Transforms/Passes.h"
 #include "mlir/Dialect/MemRef/Transforms/Passes.h"
@@ -57,14 +56,13 @@ static void buildBufferizationStage(OpPassManager &manager) {
   bufferization.functionBoundaryTypeConversion =
       bufferization::LayoutMapOption::IdentityLayoutMap;
   manager.addPass(bufferization::createOneShotBufferizePass(bufferization));
-  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
   manager.addPass(memref::createFoldMemRefAliasOpsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   manager.addNestedPass<func::FuncOp>(
       bufferization::createPromoteBuffersToStackPass());
   bufferization::buildBufferDeallocationPipeline(manager);
-  manager.addPass(createBufferizationToMemRefPass());
+  manager.addPass(createConvertBufferizationToMemRefPass());
 }
 
 //===----------------------------------------------------------------------===//
@@ -90,7 +88,6 @@ static void buildVectorStage(OpPassManager &manager,
 //===----------------------------------------------------------------------===//
 
 static void buildLLVMStage(OpPassManager &manager) {
-  manager.addNestedPass<func::FuncOp>(LLVM::createLLVMRequestCWrappersPass());
   manager.addPass(memref::createExpandStridedMetadataPass());
   manager.addPass(createLowerAffinePass());
   manager.addPass(createLoopInvariantCodeMotionPass());

@@ -129,14 +129,17 @@ def MoEResultsToDestinationsPass
     : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
   let summary = "Let callers own the results of public functions";
   let description = [{
-    Adds a trailing tensor argument for each result of a public function and
-    materialises the result in it; a scalar result takes a tensor of rank 0.
-    Inputs are marked as not writable. After bufferization the results are the
-    arguments themselves, and `drop-equivalent-buffer-results` removes them:
-    a compiled function allocates nothing for what it returns.
+    Replaces each result of a public function by a trailing buffer argument in
+    which it is materialised; a scalar result takes a buffer of rank 0. Inputs
+    are marked as not writable, and the function gets `llvm.emit_c_interface`,
+    so that callers find it as `_mlir_ciface_<name>` with a pointer to a memref
+    descriptor for every tensor. Bufferization then computes in the caller's
+    memory: a compiled function allocates nothing for what it returns.
   }];
   let dependentDialects = [
     "::mlir::bufferization::BufferizationDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::memref::MemRefDialect",
     "::mlir::tensor::TensorDialect",
   ];
 }
