@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -128,7 +129,10 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     table = torch.export.default_decompositions()
     for operator in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default):
         table.pop(operator, None)
-    return program.run_decompositions(table)
+    with warnings.catch_warnings():
+        # torch copies its own tree specs in a way that it deprecated itself.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        return program.run_decompositions(table)
 
 
 def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:

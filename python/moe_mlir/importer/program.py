@@ -80,6 +80,8 @@ def _add_arguments(context, program, label):
     for node, spec in zip(_placeholders(program), program.graph_signature.input_specs):
         if not isinstance(node.meta.get("val"), torch.Tensor):
             continue  # a number that tracing made a constant
+        if spec.kind is InputKind.TOKEN:
+            continue  # orders effects; what has effects is reported as unsupported
         state = spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         if not state and spec.kind is not InputKind.USER_INPUT:
             raise TypeError(f"expected parameters, buffers, constants and tensors as inputs of the "
@@ -119,6 +121,8 @@ def _collect_results(context, program, label):
     node = next(n for n in program.graph.nodes if n.op == "output")
     for output, spec in zip(node.args[0], program.graph_signature.output_specs):
         tensor = output.meta.get("val") if isinstance(output, torch.fx.Node) else None
+        if spec.kind is OutputKind.TOKEN:
+            continue
         if tensor is None:
             outputs.append(("constant", output))
             continue

@@ -20,8 +20,13 @@ def _view(context, node, arguments):
     raw = context.raw(arguments.self)
     if isinstance(raw, Splat):
         return Splat(raw.scalar, target, raw.element)
+    moved = _moved_dims(raw.shape, target)
+    if isinstance(raw, Deferred) and moved is not None:
+        inputs = tuple(_with_moved_dims(i, moved, target) for i in raw.inputs)
+        return Deferred(inputs, target, raw.element, raw.body)
     if isinstance(raw, Operand):
-        folded = _view_of_permutation(context, raw, target)
+        folded = (_view_of_permutation(context, raw, target) if moved is None
+                  else _with_moved_dims(raw, moved, target))
         if folded is not None:
             return folded
     return reshape(context.builder, context.value(arguments.self), target)
@@ -34,8 +39,8 @@ def reshape(builder, value: Value, target) -> Value:
         return value
     groups = match_groups(value.shape, target)
     if groups is None:
-        raise Unsupported(f"view of sizes {list(value.shape)} as {list(target)}, whose "
-                          "dimensions do not line up")
+        # Dimensions that are equal at run time need not be the same symbol.
+        return _reshape_by_sizes(builder, value, target)
     if not value.shape or not target:
         return _reshape_scalar(builder, value, target)
     middle = [_product(value.shape[i] for i in source) for source, _ in groups]
@@ -117,7 +122,7 @@ def _reassociate(builder, op, value, groups, shape) -> Value:
 
 
 def _reshape_by_sizes(builder, value: Value, target) -> Value:
-    """Splits a dimension into several unknown ones.
+    """For sizes that do not line up, and to split a dimension into several unknown ones.
 
     memref.expand_shape, which tensor.expand_shape becomes, is lowered upstream
     for one unknown size a group only; the sizes as a tensor know no such limit.
@@ -137,6 +142,21 @@ def _reshape_scalar(builder, value, target) -> Value:
     return builder.tensor(
         f"tensor.{op} {value.name} []{sizes} : {value.type} into "
         f"{tensor_type(target, value.element)}", target, value.element)
+
+
+def _moved_dims(source, target):
+    """Where each dimension goes if the view only adds or drops 1s; None otherwise."""
+    old = [i for i, d in enumerate(source) if d != 1]
+    new = [j for j, d in enumerate(target) if d != 1]
+    if len(old) != len(new) or not all(same_dim(source[i], target[j]) for i, j in zip(old, new)):
+        return None
+    return dict(zip(old, new))
+
+
+def _with_moved_dims(operand: Operand, moved, target) -> Operand:
+    # A dimension of size 1 is read at 0 wherever it was.
+    dims = tuple(None if d is None else moved.get(d) for d in operand.dims)
+    return Operand(operand.value, dims, tuple(target))
 
 
 def _view_of_permutation(context, raw: Operand, target):
