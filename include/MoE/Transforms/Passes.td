@@ -160,6 +160,7 @@ def MoETileAndFusePass
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",
+    "::mlir::gpu::GPUDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];
