@@ -125,6 +125,25 @@ def MoEOutlineParallelPass
   ];
 }
 
+def MoEPromoteTileBuffersPass
+    : Pass<"moe-promote-tile-buffers", "mlir::func::FuncOp"> {
+  let summary = "Move the bounded buffers of parallel loops to the stack";
+  let description = [{
+    Replaces a `memref.alloc` inside `scf.forall` whose size has a constant
+    bound of at most `max-bytes` by a stack buffer of that bound and a view of
+    the size in use: the rows of a tile are at most the tile size. Runs before
+    deallocations are inserted. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::memref::MemRefDialect"];
+  let options = [
+    Option<"maxBytes", "max-bytes", "int64_t", /*default=*/"262144",
+           "largest buffer that moves to the stack">,
+  ];
+  let statistics = [
+    Statistic<"numPromoted", "num-promoted", "Number of buffers promoted">,
+  ];
+}
+
 def MoEResultsToDestinationsPass
     : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
   let summary = "Let callers own the results of public functions";
@@ -141,6 +160,21 @@ def MoEResultsToDestinationsPass
     "::mlir::LLVM::LLVMDialect",
     "::mlir::memref::MemRefDialect",
     "::mlir::tensor::TensorDialect",
+  ];
+}
+
+def MoEStoreBoolsAsBytesPass
+    : Pass<"moe-store-bools-as-bytes", "mlir::func::FuncOp"> {
+  let summary = "Store an i1 as the byte that it occupies";
+  let description = [{
+    Replaces `memref.store` of an `i1` by a store of the byte 0 or 1 through an
+    LLVM pointer, the layout of `torch.bool`. Runs before the lowering of
+    buffers to LLVM, which in 22.1.8 refuses such stores. Bits do not change.
+  }];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::memref::MemRefDialect",
   ];
 }
 
