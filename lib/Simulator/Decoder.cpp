@@ -1,6 +1,7 @@
 //===- Decoder.cpp - Scopes, symbols, operands and control flow -----------===//
 
 #include "Decoder.h"
+#include "Wgmma.h"
 
 #include <algorithm>
 #include <bit>
@@ -115,6 +116,11 @@ u32 Decoder::constant(u64 value, u32 bytes) {
   return presetArray(
       {Preset::Kind::Constant, 0, bytes, value},
       "constant" + std::to_string(bytes) + ":" + std::to_string(value));
+}
+
+u32 Decoder::carryFlag() {
+  auto it = presets.find("carry");
+  return it != presets.end() ? it->second : presets["carry"] = scratch(0);
 }
 
 u32 Decoder::constantPredicate(bool value) {
@@ -774,7 +780,9 @@ void Decoder::markWgmmaOperands() {
   for (const Inst &inst : kernel.code)
     if (inst.run == mma) {
       operands.insert(inst.d, inst.d + inst.nd);
-      operands.insert(inst.s + 2, inst.s + inst.ns);
+      // A descriptor is read when the instruction issues; registers are not.
+      if (WgmmaShape::unpack(inst.imm).registersA)
+        operands.insert(inst.s + 2, inst.s + inst.ns);
     }
   for (Inst &inst : kernel.code)
     if (inst.run != mma)
