@@ -94,7 +94,6 @@ static void buildVectorStage(OpPassManager &manager,
 //===----------------------------------------------------------------------===//
 
 static void buildLLVMStage(OpPassManager &manager) {
-  manager.addNestedPass<func::FuncOp>(createMoEStoreBoolsAsBytesPass());
   manager.addPass(memref::createExpandStridedMetadataPass());
   manager.addPass(createLowerAffinePass());
   manager.addPass(createLoopInvariantCodeMotionPass());

@@ -163,21 +163,6 @@ def MoEResultsToDestinationsPass
   ];
 }
 
-def MoEStoreBoolsAsBytesPass
-    : Pass<"moe-store-bools-as-bytes", "mlir::func::FuncOp"> {
-  let summary = "Store an i1 as the byte that it occupies";
-  let description = [{
-    Replaces `memref.store` of an `i1` by a store of the byte 0 or 1 through an
-    LLVM pointer, the layout of `torch.bool`. Runs before the lowering of
-    buffers to LLVM, which in 22.1.8 refuses such stores. Bits do not change.
-  }];
-  let dependentDialects = [
-    "::mlir::arith::ArithDialect",
-    "::mlir::LLVM::LLVMDialect",
-    "::mlir::memref::MemRefDialect",
-  ];
-}
-
 def MoETileAndFusePass
     : Pass<"moe-tile-and-fuse", "mlir::func::FuncOp"> {
   let summary = "Tile ops over their rows and fuse producers into the tiles";
