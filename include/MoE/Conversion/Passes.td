@@ -91,6 +91,13 @@ def MoETileToBlocksPass
     every value that one tiled op hands to another may have to lie in workgroup
     memory.
   }];
+  // Also those of the pass that it runs.
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::gpu::GPUDialect",
+    "::mlir::scf::SCFDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
   let options = [
     Option<"maxRows", "max-rows", "int64_t", /*default=*/"16",
            "rows of a tile at most">,

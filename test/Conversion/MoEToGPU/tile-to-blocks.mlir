@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --moe-tile-to-blocks | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --pass-pipeline='builtin.module(func.func(moe-tile-to-blocks))' | FileCheck %s
 
 // 64 experts take 256 bytes a row: 16 rows fit.
 
