@@ -108,14 +108,14 @@ def _topk_renorm(context, node, arguments):
 
 @imports(torch.ops.aten.topk.default)
 def _topk(context, node, arguments):
-    """A plain top-k: a selection with the identity as its score function."""
+    """A plain top-k: a selection of scores that are taken as they are."""
     values, indices = node.meta["val"]
     rank = len(context.shape(values))
     if arguments.dim % rank != rank - 1 or not arguments.largest:
         raise Unsupported("a dim other than the last, or largest=False")
     source = context.value(arguments.self)
     clauses = Clauses(context.builder).add("ins", source)
-    clauses.attribute("score", "#moe.score_function<none>").attribute("renorm", "false")
+    clauses.attribute("kind", "#moe.score_kind<probs>").attribute("renorm", "false")
     top, order = clauses.write("topk_renorm", (context.shape(values), "f32"),
                                (context.shape(indices), "i64"))
     if source.element not in ("f32", "bf16", "f16"):
