@@ -202,15 +202,7 @@ void DispersionKernel::emit() {
   findClusters();
   Value numSlabs =
       arith::CeilDivSIOp::create(e, numColumns, e.index(kSlabColumns));
-  auto slabs = scf::ForallOp::create(
-      e, ArrayRef<OpFoldResult>{numSlabs}, ValueRange(), std::nullopt,
-      [&](OpBuilder &builder, Location, ValueRange ivs) {
-        OpBuilder::InsertionGuard guard(e);
-        e.restoreInsertionPoint(builder.saveInsertionPoint());
-        emitSlab(ivs.front());
-        scf::InParallelOp::create(e);
-      });
-  (void)slabs;
+  e.parallel(numSlabs, [&](Value slab) { emitSlab(slab); });
   memref::DeallocOp::create(e, clusters);
 }
 
