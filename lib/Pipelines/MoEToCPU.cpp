@@ -80,6 +80,7 @@ static void buildVectorStage(OpPassManager &manager,
   ConvertMoEToCPUPassOptions conversion;
   conversion.vectorWidth = options.vectorWidth;
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
+  manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());
   manager.addNestedPass<func::FuncOp>(createMoEApproximateMathPass());
   manager.addPass(createCanonicalizerPass());

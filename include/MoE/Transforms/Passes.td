@@ -97,6 +97,16 @@ def MoEExpandBooleanAccessesPass : Pass<"moe-expand-boolean-accesses"> {
   let dependentDialects = ["::mlir::vector::VectorDialect"];
 }
 
+def MoEExpandCopiesPass : Pass<"moe-expand-copies", "mlir::func::FuncOp"> {
+  let summary = "Copy strided buffers by loops";
+  let description = [{
+    Turns a `memref.copy` whose sides are not both contiguous into
+    `linalg.copy`. The lowering of buffers to LLVM would call a function of a
+    runtime library that compiled code does not link. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::linalg::LinalgDialect"];
+}
+
 def MoEOutlineParallelPass
     : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
   let summary = "Turn parallel loops on buffers into calls of the runtime";
