@@ -14,7 +14,6 @@
 #include "mlir/Dialect/Bufferization/Pipelines/Passes.h"
 #include "mlir/Dialect/Bufferization/Transforms/Passes.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
-#include "mlir/Dialect/LLVMIR/Transforms/RequestCWrappers.h"
 #include "mlir/Dialect/Linalg/Passes.h"
 #include "mlir/Dialect/Math/Transforms/Passes.h"
 #include "mlir/Dialect/MemRef/Transforms/Passes.h"
@@ -31,14 +30,19 @@ using namespace mlir::moe;
 // moe -> moe
 //===----------------------------------------------------------------------===//
 
-/// One parallel loop a kernel, with everything that its rows need inside.
+/// One parallel loop a kernel, with everything that its rows need inside; then
+/// the ops that have no kernel of their own become contractions.
 static void buildTilingStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addPass(createMoEConvertToSoftmaxMixPass());
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
+  MoEDecomposePassOptions decomposition;
+  decomposition.ops = {"router_logits", "adjacency_gate"};
+  manager.addPass(createMoEDecomposePass(decomposition));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -57,10 +61,10 @@ static void buildBufferizationStage(OpPassManager &manager) {
   bufferization.functionBoundaryTypeConversion =
       bufferization::LayoutMapOption::IdentityLayoutMap;
   manager.addPass(bufferization::createOneShotBufferizePass(bufferization));
-  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
   manager.addPass(memref::createFoldMemRefAliasOpsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(createMoEPromoteTileBuffersPass());
   manager.addNestedPass<func::FuncOp>(
       bufferization::createPromoteBuffersToStackPass());
   bufferization::buildBufferDeallocationPipeline(manager);
@@ -90,7 +94,6 @@ static void buildVectorStage(OpPassManager &manager,
 //===----------------------------------------------------------------------===//
 
 static void buildLLVMStage(OpPassManager &manager) {
-  manager.addNestedPass<func::FuncOp>(LLVM::createLLVMRequestCWrappersPass());
   manager.addPass(memref::createExpandStridedMetadataPass());
   manager.addPass(createLowerAffinePass());
   manager.addPass(createLoopInvariantCodeMotionPass());
@@ -99,6 +102,7 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addNestedPass<func::FuncOp>(createConvertVectorToSCFPass());
   manager.addPass(createSCFToControlFlowPass());
   manager.addPass(arith::createArithExpandOpsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEExpandBooleanAccessesPass());
   manager.addPass(createConvertVectorToLLVMPass());
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());

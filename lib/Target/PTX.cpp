@@ -142,6 +142,8 @@ static std::string findPtxasWheel() {
 }
 
 std::string mlir::moe::findPtxas() {
+  if (auto named = llvm::sys::Process::GetEnv("MOE_MLIR_PTXAS"))
+    return fs::can_execute(*named) ? *named : "";
   if (auto path = llvm::sys::findProgramByName("ptxas")) {
     SmallString<128> absolute(*path);
     if (!fs::make_absolute(absolute))
@@ -168,10 +170,7 @@ FailureOr<std::string> mlir::moe::assembleCubin(StringRef ptx, StringRef chip,
                                                 Location location) {
   std::string ptxas = findPtxas();
   if (ptxas.empty())
-    return emitError(location)
-           << "expected ptxas for a cubin, found none in PATH, beside LLVM or "
-              "in CUDA_ROOT; install the nvidia-cuda-nvcc wheel, or emit ptx, "
-              "which the driver compiles";
+    return emitError(location) << kNoPtxas;
 
   SmallString<128> folder;
   if (std::error_code code = fs::createUniqueDirectory("moe-ptxas", folder))

@@ -1,6 +1,6 @@
-//===- ResultsToDestinations.cpp - Results into caller-owned tensors ------===//
+//===- ResultsToDestinations.cpp - Results into caller-owned buffers ------===//
 //
-// Gives every result of a public function a trailing tensor argument that the
+// Gives every result of a public function a trailing buffer argument that the
 // result is materialised in, so that bufferization finds the caller's memory
 // as the destination and needs no allocation and no copy for it. Bits do not
 // change.
@@ -11,6 +11,8 @@
 
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/SymbolTable.h"
 
@@ -22,9 +24,9 @@ namespace mlir::moe {
 using namespace mlir;
 using namespace mlir::moe;
 
-/// The tensor that a result is stored in; a scalar is a tensor of rank 0. Null
+/// The tensor that a result is stored as; a scalar is a tensor of rank 0. Null
 /// for what cannot be stored.
-static RankedTensorType getDestinationType(Type result) {
+static RankedTensorType getStoredType(Type result) {
   if (auto tensor = dyn_cast<RankedTensorType>(result))
     return tensor;
   if (result.isIntOrIndexOrFloat())
@@ -34,13 +36,13 @@ static RankedTensorType getDestinationType(Type result) {
 
 /// func @f(%a) -> tensor<?xf32> { return %r }
 /// becomes
-/// func @f(%a {bufferization.writable = false}, %d: tensor<?xf32>)
-///     -> tensor<?xf32> {
-///   %m = bufferization.materialize_in_destination %r in %d
-///   return %m }
-/// whose result bufferizes to %d itself and is dropped after bufferization.
+/// func @f(%a {bufferization.writable = false}, %d: memref<?xf32>) {
+///   bufferization.materialize_in_destination %r in restrict writable %d
+///   return }
 static LogicalResult addDestinations(func::FuncOp function) {
   OpBuilder builder(function.getContext());
+  function->setAttr(LLVM::LLVMDialect::getEmitCWrapperAttrName(),
+                    builder.getUnitAttr());
   for (auto [position, type] : llvm::enumerate(function.getArgumentTypes()))
     if (isa<TensorType>(type))
       function.setArgAttr(position,
@@ -53,29 +55,28 @@ static LogicalResult addDestinations(func::FuncOp function) {
   auto terminator =
       cast<func::ReturnOp>(function.getBody().front().getTerminator());
   builder.setInsertionPoint(terminator);
-  SmallVector<Value> results;
   for (auto [position, result] : llvm::enumerate(terminator.getOperands())) {
-    RankedTensorType type = getDestinationType(result.getType());
+    RankedTensorType type = getStoredType(result.getType());
     if (!type)
       return function.emitOpError()
              << "expected result " << position
              << " to be a ranked tensor or a scalar, found "
              << result.getType();
     Location loc = result.getLoc();
-    if (failed(function.insertArgument(function.getNumArguments(), type,
+    auto bufferType = MemRefType::get(type.getShape(), type.getElementType());
+    if (failed(function.insertArgument(function.getNumArguments(), bufferType,
                                        DictionaryAttr(), loc)))
       return failure();
     Value value = result;
     if (!isa<TensorType>(value.getType()))
       value = tensor::FromElementsOp::create(builder, loc, type, value);
-    Value destination = function.getArguments().back();
-    results.push_back(bufferization::MaterializeInDestinationOp::create(
-                          builder, loc, type, value, destination)
-                          .getResult());
+    bufferization::MaterializeInDestinationOp::create(
+        builder, loc, /*result=*/Type(), value, function.getArguments().back(),
+        /*restrict=*/true, /*writable=*/true);
   }
-  terminator.getOperandsMutable().assign(results);
-  function.setType(builder.getFunctionType(function.getArgumentTypes(),
-                                           TypeRange(ValueRange(results))));
+  terminator.getOperandsMutable().clear();
+  function.setType(
+      builder.getFunctionType(function.getArgumentTypes(), TypeRange()));
   return success();
 }
 
@@ -93,9 +94,10 @@ struct ResultsToDestinationsPass
         continue;
       if (function.getNumResults() > 0)
         for (Operation *user : users.getUsers(function)) {
-          function.emitOpError("expected a public function to have no callers "
-                               "in the module: inline the call, or call a "
-                               "private function")
+          (emitError(function.getLoc())
+           << "expected public function '@" << function.getName()
+           << "' not to be called inside its module, found a call; make it "
+              "private")
                   .attachNote(user->getLoc())
               << "called here";
           return signalPassFailure();

@@ -84,7 +84,7 @@ def MoEAttachNVVMTargetPass
 }
 
 def MoETileToBlocksPass
-    : InterfacePass<"moe-tile-to-blocks", "::mlir::FunctionOpInterface"> {
+    : Pass<"moe-tile-to-blocks", "::mlir::func::FuncOp"> {
   let summary = "Tile rows to the blocks of a GPU grid";
   let description = [{
     Runs `moe-tile-and-fuse` with `gpu-blocks` and as many rows a tile as fit:

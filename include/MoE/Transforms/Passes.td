@@ -66,6 +66,8 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     missed remark with the reason (`--remarks-filter-missed='moe-.*'`).
   }];
   let dependentDialects = [
+    // For the names of the ops, which the option `ops` is checked against.
+    "::mlir::moe::MoEDialect",
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
@@ -82,6 +84,17 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     Statistic<"numRefused", "num-refused",
               "Number of ops that refused to decompose">,
   ];
+}
+
+def MoEExpandBooleanAccessesPass : Pass<"moe-expand-boolean-accesses"> {
+  let summary = "Read and write booleans in memory as vectors of one";
+  let description = [{
+    Rewrites `memref.load` and `memref.store` of `i1` to `vector.load` and
+    `vector.store` of `vector<1xi1>`, which have a lowering to LLVM where the
+    former assert. A boolean keeps its byte in memory: 0 or 1. Runs before
+    `convert-vector-to-llvm`. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::vector::VectorDialect"];
 }
 
 def MoEOutlineParallelPass
@@ -112,18 +125,40 @@ def MoEOutlineParallelPass
   ];
 }
 
+def MoEPromoteTileBuffersPass
+    : Pass<"moe-promote-tile-buffers", "mlir::func::FuncOp"> {
+  let summary = "Move the bounded buffers of parallel loops to the stack";
+  let description = [{
+    Replaces a `memref.alloc` inside `scf.forall` whose size has a constant
+    bound of at most `max-bytes` by a stack buffer of that bound and a view of
+    the size in use: the rows of a tile are at most the tile size. Runs before
+    deallocations are inserted. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::memref::MemRefDialect"];
+  let options = [
+    Option<"maxBytes", "max-bytes", "int64_t", /*default=*/"262144",
+           "largest buffer that moves to the stack">,
+  ];
+  let statistics = [
+    Statistic<"numPromoted", "num-promoted", "Number of buffers promoted">,
+  ];
+}
+
 def MoEResultsToDestinationsPass
     : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
   let summary = "Let callers own the results of public functions";
   let description = [{
-    Adds a trailing tensor argument for each result of a public function and
-    materialises the result in it; a scalar result takes a tensor of rank 0.
-    Inputs are marked as not writable. After bufferization the results are the
-    arguments themselves, and `drop-equivalent-buffer-results` removes them:
-    a compiled function allocates nothing for what it returns.
+    Replaces each result of a public function by a trailing buffer argument in
+    which it is materialised; a scalar result takes a buffer of rank 0. Inputs
+    are marked as not writable, and the function gets `llvm.emit_c_interface`,
+    so that callers find it as `_mlir_ciface_<name>` with a pointer to a memref
+    descriptor for every tensor. Bufferization then computes in the caller's
+    memory: a compiled function allocates nothing for what it returns.
   }];
   let dependentDialects = [
     "::mlir::bufferization::BufferizationDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::memref::MemRefDialect",
     "::mlir::tensor::TensorDialect",
   ];
 }
@@ -144,6 +179,7 @@ def MoETileAndFusePass
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",
+    "::mlir::gpu::GPUDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];

@@ -29,6 +29,10 @@ using namespace mlir::moe;
 
 void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
                                          const CPUVectorOptions &options) {
+  populateAdjacencyToCPUPatterns(patterns, options);
+  populateContractionToCPUPatterns(patterns, options);
+  populateDispersionToCPUPatterns(patterns, options);
+  populateSoftmaxMixToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);
 }
 

@@ -7,6 +7,18 @@
 
 namespace mlir::moe {
 
+void populateAdjacencyToCPUPatterns(RewritePatternSet &patterns,
+                                    const CPUVectorOptions &options);
+
+void populateContractionToCPUPatterns(RewritePatternSet &patterns,
+                                      const CPUVectorOptions &options);
+
+void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
+                                     const CPUVectorOptions &options);
+
+void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
+                                     const CPUVectorOptions &options);
+
 void populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
 

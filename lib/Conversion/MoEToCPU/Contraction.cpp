@@ -1,0 +1,386 @@
+//===- Contraction.cpp - Matrix products on vectors -----------------------===//
+//
+// Matches linalg ops on buffers that are contractions with one reduction dim:
+// out[m.., n] += a[m.., k] b[.., k, n], f32 accumulators, f32 or 16-bit inputs.
+// Dims of the output that are not the innermost row and column become loops.
+//
+// Two register tiles, by how b lies in memory:
+//   b contiguous along n   6 rows x 4 vectors of columns, one step of k at a
+//                          time: out += splat(a) * b
+//   a, b contiguous along k   4 rows x 4 columns, one vector of k at a time;
+//                          lanes are added at the end
+//
+// Each output element is summed in an order that k alone decides: not its
+// position in a tile, not the number of rows. Rows and columns behind the last
+// are computed again as the last, or masked.
+//
+//===----------------------------------------------------------------------===//
+
+#include "Emitter.h"
+#include "Patterns.h"
+
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Linalg/IR/LinalgInterfaces.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static constexpr int64_t kBroadcastRows = 6;
+static constexpr int64_t kBroadcastVectors = 4;
+static constexpr int64_t kDotRows = 4;
+static constexpr int64_t kDotColumns = 4;
+
+//===----------------------------------------------------------------------===//
+// Recognising a contraction
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// An operand of rank two or less, seen as a matrix of named dims.
+struct Matrix {
+  Value memref;
+  /// The loop dims of `memref`'s dims, outermost first.
+  SmallVector<unsigned> dims;
+
+  bool spans(unsigned dim) const { return llvm::is_contained(dims, dim); }
+  bool isContiguousAlong(unsigned dim) const {
+    return !dims.empty() && dims.back() == dim &&
+           isInnermostContiguous(memref.getType());
+  }
+  /// Indices for the given positions of loop dims; dims without one are taken
+  /// at 0 (their size is 1: they were sliced).
+  Values indices(ArrayRef<std::pair<unsigned, Value>> positions) const {
+    Values result;
+    for (unsigned dim : dims)
+      for (auto [other, position] : positions)
+        if (other == dim)
+          result.push_back(position);
+    return result;
+  }
+};
+
+/// out[.., m, n] += a[.., m, k] b[.., k, n]; a missing m or n has size 1.
+struct Contraction {
+  Matrix a, b, out;
+  unsigned k;
+  std::optional<unsigned> m, n;
+  /// Dims of the output that become loops.
+  SmallVector<unsigned> outer;
+};
+} // namespace
+
+/// Whether `value` is the block argument `position`, possibly extended.
+static bool isArgument(Value value, Block *block, unsigned position) {
+  if (auto extend = value.getDefiningOp<arith::ExtFOp>())
+    value = extend.getIn();
+  return value == block->getArgument(position);
+}
+
+/// Whether the body is `out + a * b` in f32.
+static bool isMultiplyAdd(linalg::LinalgOp op) {
+  Block *body = op.getBlock();
+  auto add = body->getTerminator()->getOperand(0).getDefiningOp<arith::AddFOp>();
+  if (!add || !add.getType().isF32())
+    return false;
+  for (auto [sum, product] : {std::pair(add.getLhs(), add.getRhs()),
+                              std::pair(add.getRhs(), add.getLhs())}) {
+    auto multiply = product.getDefiningOp<arith::MulFOp>();
+    if (!multiply || sum != body->getArgument(2))
+      continue;
+    for (unsigned first : {0u, 1u})
+      if (isArgument(multiply.getLhs(), body, first) &&
+          isArgument(multiply.getRhs(), body, 1 - first))
+        return true;
+  }
+  return false;
+}
+
+static FailureOr<Contraction> matchContraction(linalg::LinalgOp op,
+                                               PatternRewriter &rewriter) {
+  auto fail = [&](const char *reason) {
+    return rewriter.notifyMatchFailure(op, reason);
+  };
+  if (!op.hasPureBufferSemantics() || op.getNumDpsInputs() != 2 ||
+      op.getNumDpsInits() != 1 || !isMultiplyAdd(op))
+    return fail("expected out + a * b on buffers with f32 sums");
+  FailureOr<linalg::ContractionDimensions> dims =
+      linalg::inferContractionDims(op);
+  if (failed(dims) || dims->k.size() != 1)
+    return fail("expected a contraction over one dim");
+
+  Contraction result;
+  auto read = [&](OpOperand &operand, Matrix &matrix) {
+    matrix.memref = operand.get();
+    for (AffineExpr expr : op.getMatchingIndexingMap(&operand).getResults()) {
+      auto dim = dyn_cast<AffineDimExpr>(expr);
+      if (!dim)
+        return false;
+      matrix.dims.push_back(dim.getPosition());
+    }
+    return true;
+  };
+  if (!read(op->getOpOperand(0), result.a) ||
+      !read(op->getOpOperand(1), result.b) ||
+      !read(op->getOpOperand(2), result.out))
+    return fail("expected operands indexed by dims");
+  result.k = dims->k.front();
+  // The operand with the innermost dim of the output is b.
+  if (!result.out.dims.empty() && result.a.spans(result.out.dims.back()) &&
+      !result.b.spans(result.out.dims.back()))
+    std::swap(result.a, result.b);
+  for (unsigned dim : llvm::reverse(result.out.dims)) {
+    bool inA = result.a.spans(dim), inB = result.b.spans(dim);
+    if (!result.n && inB && !inA)
+      result.n = dim;
+    else if (!result.m && inA && !inB)
+      result.m = dim;
+    else
+      result.outer.insert(result.outer.begin(), dim);
+  }
+  return result;
+}
+
+//===----------------------------------------------------------------------===//
+// The kernel
+//===----------------------------------------------------------------------===//
+
+namespace {
+class ContractionKernel {
+public:
+  ContractionKernel(Emitter &e, Contraction contraction)
+      : e(e), c(std::move(contraction)) {}
+
+  LogicalResult emit();
+
+private:
+  Value getDimSize(unsigned dim);
+  void dropOuterDim(Matrix &matrix, unsigned dim, Value position);
+  void emitOuter(ArrayRef<unsigned> dims);
+
+  void emitBroadcast();
+  void emitBroadcastTile(Value row, Value column, int64_t numVectors);
+  void emitDots();
+  void emitDotTile(Value row, Value column);
+
+  Values at(const Matrix &matrix, Value row, Value column, Value step) {
+    SmallVector<std::pair<unsigned, Value>> positions{{c.k, step}};
+    if (c.m)
+      positions.push_back({*c.m, row});
+    if (c.n)
+      positions.push_back({*c.n, column});
+    return matrix.indices(positions);
+  }
+  /// Positions first, first + 1, ..., the last one repeated behind the end.
+  Values clamped(Value first, int64_t count, Value size) {
+    Values result;
+    Value last = e.sub(size, e.index(1));
+    for (int64_t i = 0; i < count; ++i)
+      result.push_back(e.minIndex(e.add(first, e.index(i)), last));
+    return result;
+  }
+
+  Emitter &e;
+  Contraction c;
+  Value numRows, numColumns, numSteps;
+};
+} // namespace
+
+Value ContractionKernel::getDimSize(unsigned dim) {
+  for (const Matrix *matrix : {&c.out, &c.a, &c.b})
+    for (auto [position, other] : llvm::enumerate(matrix->dims))
+      if (other == dim)
+        return e.dim(matrix->memref, position);
+  llvm_unreachable("every loop dim of a contraction is a dim of an operand");
+}
+
+/// The part of `matrix` at one position of an outer dim.
+void ContractionKernel::dropOuterDim(Matrix &matrix, unsigned dim,
+                                     Value position) {
+  if (!matrix.spans(dim))
+    return;
+  auto type = cast<MemRefType>(matrix.memref.getType());
+  SmallVector<OpFoldResult> offsets, sizes;
+  SmallVector<OpFoldResult> strides(type.getRank(), e.getIndexAttr(1));
+  SmallVector<int64_t> shape;
+  SmallVector<unsigned> rest;
+  for (auto [i, other] : llvm::enumerate(matrix.dims)) {
+    bool dropped = other == dim;
+    offsets.push_back(dropped ? OpFoldResult(position)
+                              : OpFoldResult(e.getIndexAttr(0)));
+    sizes.push_back(dropped ? OpFoldResult(e.getIndexAttr(1))
+                            : getSize(e, matrix.memref, i));
+    if (dropped)
+      continue;
+    shape.push_back(type.getDimSize(i));
+    rest.push_back(other);
+  }
+  auto sliceType = memref::SubViewOp::inferRankReducedResultType(
+      shape, type, offsets, sizes, strides);
+  matrix.memref = memref::SubViewOp::create(e, sliceType, matrix.memref,
+                                            offsets, sizes, strides);
+  matrix.dims = rest;
+}
+
+/// Loops over the outer dims, then the product of two matrices.
+void ContractionKernel::emitOuter(ArrayRef<unsigned> dims) {
+  if (!dims.empty()) {
+    e.loop(e.index(0), getDimSize(dims.front()), 1, [&](Value position) {
+      Contraction saved = c;
+      for (Matrix *matrix : {&c.a, &c.b, &c.out})
+        dropOuterDim(*matrix, dims.front(), position);
+      emitOuter(dims.drop_front());
+      c = std::move(saved);
+    });
+    return;
+  }
+  numRows = c.m ? getDimSize(*c.m) : e.index(1);
+  numColumns = c.n ? getDimSize(*c.n) : e.index(1);
+  numSteps = getDimSize(c.k);
+  if (c.n && c.b.isContiguousAlong(*c.n) && c.out.isContiguousAlong(*c.n))
+    emitBroadcast();
+  else
+    emitDots();
+}
+
+/// Rows of a times vectors of b: whole groups of four vectors, then one vector
+/// at a time.
+void ContractionKernel::emitBroadcast() {
+  int64_t wide = kBroadcastVectors * e.width;
+  Value rest = arith::RemSIOp::create(e, numColumns, e.index(wide));
+  Value wideEnd = e.sub(numColumns, rest);
+  e.loop(e.index(0), wideEnd, wide, [&](Value column) {
+    e.loop(e.index(0), numRows, kBroadcastRows, [&](Value row) {
+      emitBroadcastTile(row, column, kBroadcastVectors);
+    });
+  });
+  e.loop(wideEnd, numColumns, e.width, [&](Value column) {
+    e.loop(e.index(0), numRows, kBroadcastRows,
+           [&](Value row) { emitBroadcastTile(row, column, 1); });
+  });
+}
+
+/// One tile of at most six rows. A tile of one vector masks its columns.
+void ContractionKernel::emitBroadcastTile(Value row, Value column,
+                                          int64_t numVectors) {
+  Values rows = clamped(row, kBroadcastRows, numRows);
+  Value mask = numVectors == 1 ? e.firstLanes(e.sub(numColumns, column))
+                               : Value();
+  Value zero = e.index(0);
+  Values columns, initial;
+  for (int64_t vector = 0; vector < numVectors; ++vector)
+    columns.push_back(e.add(column, e.index(vector * e.width)));
+  for (Value position : rows)
+    for (Value first : columns)
+      initial.push_back(
+          e.loadFloats(c.out.memref, at(c.out, position, first, zero), mask));
+  Values sums = e.loop(
+      zero, numSteps, 1, initial,
+      [&](Value step, ValueRange carried) -> Values {
+        Values right, next;
+        for (Value first : columns)
+          right.push_back(
+              e.loadFloats(c.b.memref, at(c.b, row, first, step), mask));
+        for (auto [i, position] : llvm::enumerate(rows)) {
+          Value left = e.splat(
+              e.toF32(e.load(c.a.memref, at(c.a, position, column, step))));
+          for (auto [j, value] : llvm::enumerate(right))
+            next.push_back(e.fma(left, value, carried[i * numVectors + j]));
+        }
+        return next;
+      });
+  // A row behind the last holds the same sums as the last.
+  for (auto [i, position] : llvm::enumerate(rows))
+    for (auto [j, first] : llvm::enumerate(columns))
+      e.storeVector(sums[i * numVectors + j], c.out.memref,
+                    at(c.out, position, first, zero), mask);
+}
+
+void ContractionKernel::emitDots() {
+  e.loop(e.index(0), numRows, kDotRows, [&](Value row) {
+    e.loop(e.index(0), numColumns, kDotColumns,
+           [&](Value column) { emitDotTile(row, column); });
+  });
+}
+
+/// A tile of 4 x 4 dot products.
+void ContractionKernel::emitDotTile(Value row, Value column) {
+  Values rows = clamped(row, kDotRows, numRows);
+  Values columns = clamped(column, kDotColumns, numColumns);
+  Value zero = e.index(0);
+  auto multiply = [&](Value step, Value mask, ValueRange carried) {
+    Values left, right, next;
+    for (Value position : rows)
+      left.push_back(e.loadFloats(c.a.memref, at(c.a, position, column, step),
+                                  mask));
+    for (Value position : columns)
+      right.push_back(
+          e.loadFloats(c.b.memref, at(c.b, row, position, step), mask));
+    for (auto [i, x] : llvm::enumerate(left))
+      for (auto [j, y] : llvm::enumerate(right))
+        next.push_back(e.fma(x, y, carried[i * kDotColumns + j]));
+    return next;
+  };
+  Value rest = arith::RemSIOp::create(e, numSteps, e.index(e.width));
+  Value wholeEnd = e.sub(numSteps, rest);
+  Values sums = e.loop(zero, wholeEnd, e.width,
+                       Values(kDotRows * kDotColumns, e.f32(0.0)),
+                       [&](Value step, ValueRange carried) {
+                         return multiply(step, Value(), carried);
+                       });
+  Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, zero);
+  sums = e.ifElse(
+      hasRest, TypeRange(ValueRange(sums)),
+      [&] { return multiply(wholeEnd, e.firstLanes(rest), sums); },
+      [&] { return sums; });
+
+  // All sums are added to the old values before any is written: a row behind
+  // the last is the last again, and must not be added twice.
+  SmallVector<std::pair<Value, Values>> results;
+  for (auto [i, r] : llvm::enumerate(rows))
+    for (auto [j, col] : llvm::enumerate(columns)) {
+      Values position = at(c.out, r, col, zero);
+      Value total = e.add(e.load(c.out.memref, position),
+                          e.reduceAdd(sums[i * kDotColumns + j]));
+      results.push_back({total, position});
+    }
+  for (auto &[total, position] : results)
+    e.store(total, c.out.memref, position);
+}
+
+LogicalResult ContractionKernel::emit() {
+  bool isBroadcast =
+      c.n && c.b.isContiguousAlong(*c.n) && c.out.isContiguousAlong(*c.n);
+  bool isDot = c.a.isContiguousAlong(c.k) && c.b.isContiguousAlong(c.k);
+  if (!isBroadcast && !isDot)
+    return failure();
+  emitOuter(c.outer);
+  return success();
+}
+
+namespace {
+/// A contraction on buffers -> register tiles of fused multiply-adds.
+struct ContractionToVector
+    : OpInterfaceRewritePattern<linalg::LinalgOp> {
+  ContractionToVector(MLIRContext *context, const CPUVectorOptions &options)
+      : OpInterfaceRewritePattern(context), options(options) {}
+
+  LogicalResult matchAndRewrite(linalg::LinalgOp op,
+                                PatternRewriter &rewriter) const override {
+    FailureOr<Contraction> contraction = matchContraction(op, rewriter);
+    if (failed(contraction))
+      return failure();
+    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    if (failed(ContractionKernel(emitter, *contraction).emit()))
+      return rewriter.notifyMatchFailure(
+          op, "expected b contiguous along n, or a and b along k");
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  CPUVectorOptions options;
+};
+} // namespace
+
+void mlir::moe::populateContractionToCPUPatterns(
+    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+  patterns.add<ContractionToVector>(patterns.getContext(), options);
+}
