@@ -82,7 +82,8 @@ func.func @too_much_workgroup_memory(%a: memref<64x1024xf32>, %b: memref<64x1024
 // -----
 
 // expected-error @below {{expected argument 0 to be a contiguous buffer or a scalar}}
-func.func @strided_argument(%a: memref<4xf32, strided<[2]>>, %b: memref<4xf32>) {
+func.func @strided_argument(
+    %a: memref<4xf32, strided<[2]>>, %b: memref<4xf32>) {
   scf.forall (%i) in (1) {
     memref.copy %a, %b : memref<4xf32, strided<[2]>> to memref<4xf32>
   } {mapping = [#gpu.block<x>]}
