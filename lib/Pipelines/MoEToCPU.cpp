@@ -94,7 +94,7 @@ static void buildVectorStage(OpPassManager &manager,
 //===----------------------------------------------------------------------===//
 
 static void buildLLVMStage(OpPassManager &manager) {
-  manager.addNestedPass<func::FuncOp>(createMoEStoreBoolsAsBytesPass());
+  manager.addNestedPass<func::FuncOp>(createMoEAccessBoolsAsBytesPass());
   manager.addPass(memref::createExpandStridedMetadataPass());
   manager.addPass(createLowerAffinePass());
   manager.addPass(createLoopInvariantCodeMotionPass());

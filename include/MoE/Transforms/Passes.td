@@ -9,6 +9,22 @@
 
 include "mlir/Pass/PassBase.td"
 
+def MoEAccessBoolsAsBytesPass
+    : Pass<"moe-access-bools-as-bytes", "mlir::func::FuncOp"> {
+  let summary = "Load and store an i1 as the byte that it occupies";
+  let description = [{
+    Replaces `memref.load` and `memref.store` of an `i1` by accesses of a byte
+    through an LLVM pointer, the layout of `torch.bool`. Runs before the
+    lowering of buffers to LLVM, which in 22.1.8 refuses such accesses. Bits do
+    not change.
+  }];
+  let dependentDialects = [
+    "::mlir::arith::ArithDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::memref::MemRefDialect",
+  ];
+}
+
 def MoEApproximateMathPass
     : Pass<"moe-approximate-math", "mlir::func::FuncOp"> {
   let summary = "Replace transcendental functions by polynomials";
@@ -70,6 +86,7 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
+    "::mlir::moe::MoEDialect",
     "::mlir::tensor::TensorDialect",
   ];
   let options = [
@@ -147,21 +164,6 @@ def MoEResultsToDestinationsPass
     "::mlir::LLVM::LLVMDialect",
     "::mlir::memref::MemRefDialect",
     "::mlir::tensor::TensorDialect",
-  ];
-}
-
-def MoEStoreBoolsAsBytesPass
-    : Pass<"moe-store-bools-as-bytes", "mlir::func::FuncOp"> {
-  let summary = "Store an i1 as the byte that it occupies";
-  let description = [{
-    Replaces `memref.store` of an `i1` by a store of the byte 0 or 1 through an
-    LLVM pointer, the layout of `torch.bool`. Runs before the lowering of
-    buffers to LLVM, which in 22.1.8 refuses such stores. Bits do not change.
-  }];
-  let dependentDialects = [
-    "::mlir::arith::ArithDialect",
-    "::mlir::LLVM::LLVMDialect",
-    "::mlir::memref::MemRefDialect",
   ];
 }
 

@@ -1,5 +1,5 @@
-// RUN: %moe-opt %s --moe-store-bools-as-bytes | FileCheck %s
-// RUN: %moe-opt %s --moe-store-bools-as-bytes --expand-strided-metadata --finalize-memref-to-llvm | FileCheck %s --check-prefix=LLVM
+// RUN: %moe-opt %s --moe-access-bools-as-bytes | FileCheck %s
+// RUN: %moe-opt %s --moe-access-bools-as-bytes --expand-strided-metadata --finalize-memref-to-llvm | FileCheck %s --check-prefix=LLVM
 
 // CHECK-LABEL: func @stores_a_byte
 // CHECK-SAME:    %[[M:[^:]*]]: memref<4x?xi1>, %[[V:[^:]*]]: i1
@@ -20,4 +20,14 @@ func.func @stores_a_byte(%m: memref<4x?xi1>, %v: i1, %i: index, %j: index) {
 func.func @keeps_stores_of_bytes(%m: memref<4xi8>, %v: i8, %i: index) {
   memref.store %v, %m[%i] : memref<4xi8>
   return
+}
+
+// CHECK-LABEL: func @loads_a_byte
+// CHECK:         %[[BYTE:.*]] = llvm.load %{{.*}} : !llvm.ptr -> i8
+// CHECK:         arith.cmpi ne, %[[BYTE]]
+// LLVM-LABEL: func @loads_a_byte
+// LLVM-NOT:     memref.
+func.func @loads_a_byte(%m: memref<4xi1>, %i: index) -> i1 {
+  %v = memref.load %m[%i] : memref<4xi1>
+  return %v : i1
 }
