@@ -8,7 +8,7 @@
 // CHECK-LABEL: func private @passes_captures_in_a_struct_parallel
 // CHECK-SAME:    (%[[BEGIN:.*]]: i64, %[[END:.*]]: i64, %[[CONTEXT:.*]]: !llvm.ptr)
 // CHECK-DAG:     %[[CST:.*]] = arith.constant 1.000000e+00 : f32
-// CHECK-DAG:     llvm.getelementptr %[[CONTEXT]][0, 0]
+// CHECK-DAG:     llvm.getelementptr %[[CONTEXT]]
 // CHECK-DAG:     %[[FROM:.*]] = arith.index_cast %[[BEGIN]]
 // CHECK-DAG:     %[[TO:.*]] = arith.index_cast %[[END]]
 // CHECK:         scf.for %{{.*}} = %[[FROM]] to %[[TO]]
@@ -16,7 +16,8 @@
 
 // CHECK-LABEL: func @passes_captures_in_a_struct
 // CHECK:         %[[STORAGE:.*]] = llvm.alloca
-// CHECK:         llvm.getelementptr %[[STORAGE]][0, 0]
+// CHECK:         %[[FIELD:.*]] = llvm.getelementptr %[[STORAGE]]
+// CHECK:         llvm.store %{{.*}}, %[[FIELD]]
 // CHECK:         call @moe_parallel_for(%{{.*}}, %{{.*}}, %[[STORAGE]])
 // CHECK-NOT:     scf.forall
 // CHECK:       func private @moe_parallel_for(i64, !llvm.ptr, !llvm.ptr)

@@ -18,9 +18,11 @@ struct MoEToCPUPipelineOptions
       llvm::cl::desc("run tiles in parallel through the runtime's "
                      "moe_parallel_for; otherwise in loops"),
       llvm::cl::init(true)};
+  /// The default is a multiple of both the 16 tokens of a selection's vector
+  /// and the 6 queries of a mixing tile, so that neither has a partial block.
   PassOptions::Option<int64_t> tileSize{
       *this, "tile-size", llvm::cl::desc("rows of a parallel tile"),
-      llvm::cl::init(64)};
+      llvm::cl::init(96)};
   PassOptions::Option<int64_t> vectorWidth{
       *this, "vector-width",
       llvm::cl::desc("lanes of an f32 vector, a power of two of at least 4"),

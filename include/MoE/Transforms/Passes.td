@@ -72,6 +72,7 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
+    "::mlir::moe::MoEDialect",
     "::mlir::tensor::TensorDialect",
   ];
   let options = [

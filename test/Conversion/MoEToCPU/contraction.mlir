@@ -3,7 +3,7 @@
 // Columns side by side: 6 rows x 4 vectors, one step of k at a time.
 
 // CHECK-LABEL: func @multiplies_by_rows_of_b
-// CHECK:         scf.for {{.*}} -> (vector<16xf32>, {{(vector<16xf32>(, )?)+}})
+// CHECK:         scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
 // CHECK-COUNT-4: vector.load %{{.*}} : memref<32x70xf32>, vector<16xf32>
 // CHECK-COUNT-24: math.fma
 // CHECK:         vector.maskedload

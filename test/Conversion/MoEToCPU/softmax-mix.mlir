@@ -8,7 +8,7 @@
 // CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<6x64xf32>
 // CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<192x16xf32>
 // CHECK-NOT:     memref.alloc(
-// CHECK:         scf.for {{.*}} -> (vector<16xf32>, {{(vector<16xf32>(, )?)+}})
+// CHECK:         scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
 // CHECK-COUNT-24: math.fma
 // CHECK:         math.exp
 // CHECK-NOT:     moe.
