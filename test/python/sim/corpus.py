@@ -1,0 +1,534 @@
+"""The corpus of correct kernels: inputs from a seed, launch, reference.
+
+Every case names a kernel of ``test/Simulator/corpus/ptx``, how it is launched,
+and a function that makes its arguments and the expectation on each output.
+Sizes are odd on purpose: a bound that is off by one must show.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+
+PTX = Path(__file__).parents[2] / "Simulator" / "corpus" / "ptx"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch of one kernel; ``build(rng)`` gives (args, {index: check}).
+
+    A check takes the output array and says whether it is right.
+    """
+
+    file: str
+    kernel: str
+    grid: tuple
+    block: tuple
+    build: Callable
+    dynamic_smem: int = 0
+    cluster: tuple | None = None
+
+    @property
+    def name(self):
+        return f"{self.file}:{self.kernel}"
+
+    def text(self):
+        return (PTX / f"{self.file}.ptx").read_text()
+
+    def launch(self, sim, seed, policy, *, data=0, text=None, **options):
+        """Returns (report, the arguments, indices of the wrong outputs)."""
+        args, checks = self.build(np.random.default_rng(data))
+        report = sim.launch(
+            self.text() if text is None else text,
+            self.kernel,
+            self.grid,
+            self.block,
+            args,
+            dynamic_smem=self.dynamic_smem,
+            cluster=self.cluster,
+            seed=seed,
+            policy=policy,
+            **options,
+        )
+        wrong = [i for i, check in checks.items() if not check(args[i])]
+        return report, args, wrong
+
+
+CASES: list[Case] = []
+
+
+def case(file, kernel, grid, block, *, smem=0, cluster=None):
+    def triple(size):
+        size = (size,) if isinstance(size, int) else tuple(size)
+        return size + (1,) * (3 - len(size))
+
+    def register(build):
+        CASES.append(
+            Case(file, kernel, triple(grid), triple(block), build, smem,
+                 triple(cluster) if cluster else None)
+        )
+        return build
+
+    return register
+
+
+def exact(reference):
+    return lambda out: np.array_equal(out, reference)
+
+
+def close(reference, rtol=1e-5, atol=1e-6):
+    return lambda out: np.allclose(out, reference, rtol, atol)
+
+
+def integers(rng, low, high, *shape, dtype=np.int32):
+    return rng.integers(low, high, shape, dtype=dtype)
+
+
+def normals(rng, *shape):
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+# --- reductions --------------------------------------------------------------
+
+
+@case("reduce", "block_sum", 3, 96)
+def block_sum(rng):
+    n, threads = 1001, 3 * 96
+    x = integers(rng, -8, 9, n).astype(np.float32)  # sums are exact
+    padded = np.pad(x, (0, -n % threads)).reshape(-1, 3, 96)
+    return [x, np.zeros(3, np.float32), np.int32(n)], {
+        1: exact(padded.sum((0, 2)))
+    }
+
+
+@case("reduce", "tree_max", 3, 256)
+def tree_max(rng):
+    x = integers(rng, -1000, 1000, 700)
+    ref = [x[:256].max(), x[256:512].max(), x[512:].max()]
+    return [x, np.zeros(3, np.int32), np.int32(700)], {1: exact(ref)}
+
+
+@case("reduce", "syncwarp_sum", 2, 64)
+def syncwarp_sum(rng):
+    x = integers(rng, -1000, 1000, 128)
+    return [x, np.zeros(4, np.int32)], {1: exact(x.reshape(4, 32).sum(1))}
+
+
+@case("reduce", "redux_rows", 3, 64)
+def redux_rows(rng):
+    x = integers(rng, -(2**20), 2**20, 5, 32)
+    ref = np.stack(
+        [x.sum(1), x.min(1), x.max(1), np.bitwise_or.reduce(x, 1)], 1
+    )
+    return [x, np.zeros((5, 4), np.int32), np.int32(5)], {1: exact(ref)}
+
+
+@case("reduce", "last_block_sum", 5, 128)
+def last_block_sum(rng):
+    x = integers(rng, -1000, 1000, 601)
+    zeros = np.zeros
+    return [x, zeros(5, np.int32), zeros(1, np.uint32), zeros(1, np.int32),
+            np.int32(601)], {3: exact([x.sum()])}
+
+
+@case("reduce", "last_block_acq_rel", 4, 64)
+def last_block_acq_rel(rng):
+    x = integers(rng, -1000, 1000, 230)
+    ref = np.pad(x, (0, 26)).reshape(4, 64).sum(0) * 2
+    zeros = np.zeros
+    return [x, zeros(256, np.int32), zeros(1, np.uint32),
+            zeros(64, np.int32), np.int32(230)], {3: exact(ref)}
+
+
+@case("reduce", "atomic_sum", 4, 64)
+def atomic_sum(rng):
+    x = integers(rng, -8, 9, 230).astype(np.float32)
+    ref = np.pad(x, (0, 1)).reshape(-1, 11).sum(0)
+    return [x, np.zeros(11, np.float32), np.int32(230), np.int32(11)], {
+        1: exact(ref)
+    }
+
+
+# --- scans -------------------------------------------------------------------
+
+
+@case("scan", "warp_scan", 2, 64)
+def warp_scan(rng):
+    x = integers(rng, -100, 100, 4, 32)
+    return [x, np.zeros_like(x)], {1: exact(x.cumsum(1))}
+
+
+@case("scan", "block_scan", 1, 128)
+def block_scan(rng):
+    x = integers(rng, -100, 100, 333)
+    return [x, np.zeros_like(x), np.int32(333)], {1: exact(x.cumsum())}
+
+
+@case("scan", "hillis_steele_scan", 2, 128)
+def hillis_steele_scan(rng):
+    x = integers(rng, -8, 9, 2, 128).astype(np.float32)
+    return [x, np.zeros_like(x)], {1: exact(x.cumsum(1))}
+
+
+@case("scan", "lookback_scan", 6, 128)
+def lookback_scan(rng):
+    x = integers(rng, -100, 100, 701)
+    return [x, np.zeros_like(x), np.zeros(6, np.uint64),
+            np.zeros(1, np.uint32), np.int32(701)], {1: exact(x.cumsum())}
+
+
+@case("scan", "lookback_fence_scan", 6, 128)
+def lookback_fence_scan(rng):
+    x = integers(rng, -100, 100, 701)
+    return [x, np.zeros_like(x), np.zeros(6, np.int32), np.zeros(6, np.int32),
+            np.zeros(1, np.uint32), np.int32(701)], {1: exact(x.cumsum())}
+
+
+# --- sorts -------------------------------------------------------------------
+
+
+@case("sort", "bitonic_sort", 2, 128)
+def bitonic_sort(rng):
+    x = integers(rng, 0, 2**32, 2, 256, dtype=np.uint32)
+    return [x], {0: exact(np.sort(x, 1))}
+
+
+@case("sort", "radix_sort", 2, 128)
+def radix_sort(rng):
+    x = integers(rng, 0, 2**6, 2, 128, dtype=np.uint32)
+    order = np.argsort(x, 1, kind="stable")
+    return [x, np.zeros((2, 128), np.int32), np.int32(6)], {
+        0: exact(np.sort(x, 1)),
+        1: exact(order),
+    }
+
+
+@case("cub", "cub_radix_sort", 2, 64)
+def cub_radix_sort(rng):
+    x = np.round(normals(rng, 2, 128) * 8) / 8 + np.float32(0)  # no -0, ties
+    order = np.argsort(x, 1, kind="stable")
+    return [x, np.zeros_like(x), np.zeros((2, 128), np.int32)], {
+        1: exact(np.sort(x, 1)),
+        2: exact(order),
+    }
+
+
+@case("cub", "cub_scan", 2, 128)
+def cub_scan(rng):
+    x = integers(rng, -100, 100, 2, 128)
+    return [x, np.zeros_like(x), np.zeros(2, np.int32)], {
+        1: exact(x.cumsum(1) - x),
+        2: exact(x.sum(1)),
+    }
+
+
+@case("cub", "cub_reduce", 2, 128)
+def cub_reduce(rng):
+    x = integers(rng, -8, 9, 2, 128).astype(np.float32)
+    return [x, np.zeros(2, np.float32)], {1: exact(x.sum(1))}
+
+
+# --- counting ----------------------------------------------------------------
+
+
+@case("histogram", "histogram", 3, 64, smem=4 * 77)
+def histogram(rng):
+    bins = integers(rng, 0, 77, 1000)
+    return [bins, np.zeros(77, np.int32), np.int32(1000), np.int32(77)], {
+        1: exact(np.bincount(bins, minlength=77))
+    }
+
+
+@case("histogram", "slots", 4, 64)
+def slots(rng):
+    bins = integers(rng, 0, 7, 231)
+
+    def check(slot):  # which token gets which slot is free
+        return all(
+            np.array_equal(np.sort(slot[bins == b]), np.arange(sum(bins == b)))
+            for b in range(7)
+        )
+
+    return [bins, np.zeros(7, np.int32), np.zeros(231, np.int32),
+            np.int32(231)], {1: exact(np.bincount(bins, minlength=7)),
+                             2: check}
+
+
+@case("histogram", "narrow_stores", 2, 64)
+def narrow_stores(rng):
+    x = integers(rng, 0, 256, 2, 64)
+    swapped = x.reshape(2, 32, 2)[:, :, ::-1].reshape(2, 64)
+    return [x, np.zeros((2, 64), np.uint8), np.zeros((2, 64), np.uint16)], {
+        1: exact(x[:, ::-1]),
+        2: exact(swapped * 3),
+    }
+
+
+@case("histogram", "locked_minimum", 2, 64)
+def locked_minimum(rng):
+    x = integers(rng, -20, 20, 2, 64)
+    return [x, np.zeros((2, 2), np.int32)], {
+        1: exact(np.stack([x.min(1), x.argmin(1)], 1))
+    }
+
+
+# --- softmax and routing -----------------------------------------------------
+
+
+def softmax_reference(x):
+    x = x.astype(np.float64)
+    p = np.exp(x - x.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+@case("softmax", "warp_softmax", 3, 64)
+def warp_softmax(rng):
+    x = normals(rng, 5, 51) * 4
+    return [x, np.zeros_like(x), np.int32(5), np.int32(51)], {
+        1: close(softmax_reference(x))
+    }
+
+
+@case("softmax", "block_softmax", 3, 128)
+def block_softmax(rng):
+    x = normals(rng, 3, 333) * 4
+    return [x, np.zeros_like(x), np.int32(333)], {
+        1: close(softmax_reference(x))
+    }
+
+
+@case("router", "topk_router", 5, 64, smem=4 * 47)
+def topk_router(rng):
+    n, e, k = 9, 47, 3
+    x = np.round(normals(rng, n, e) * 4) / 4 + np.float32(0)  # many ties
+    experts = np.argsort(-x, 1, kind="stable")[:, :k]
+    weights = softmax_reference(np.take_along_axis(x, experts, 1))
+    return [x, np.zeros((n, k), np.int32), np.zeros((n, k), np.float32),
+            np.zeros(e, np.int32), np.int32(n), np.int32(e), np.int32(k)], {
+        1: exact(experts),
+        2: close(weights),
+        3: exact(np.bincount(experts.ravel(), minlength=e)),
+    }
+
+
+# --- the language ------------------------------------------------------------
+
+
+@case("language", "calls", 2, 64)
+def calls(rng):
+    weights, table = [3, -1, 4, 1, -5, 9, 2, -6], [10, 20, 30, 40]
+    x = integers(rng, -9, 10, 128)
+    ref = []
+    for i, v in enumerate(x.tolist()):
+        a, b, c = sorted([v, weights[i % 8], table[i % 4]])
+        ref += [a * 10000 + b * 100 + c, v ** (i % 7)]
+    return [x, np.zeros(256, np.int32)], {1: exact(ref)}
+
+
+@case("language", "divergent", 2, 64)
+def divergent(rng):
+    x = integers(rng, 0, 2**32, 128, dtype=np.uint32)
+    steps = [
+        lambda v: v * 3 + 1,
+        lambda v: v ^ v >> 3,
+        lambda v: int(f"{v:032b}"[::-1], 2),
+        lambda v: v - 77,
+        lambda v: v.bit_count() * 1001,
+        lambda v: v // 7,
+        lambda v: 32 - v.bit_length() + (v << 2),
+        lambda v: ~v,
+    ]
+
+    def run(v):
+        turn = 0
+        while turn <= v % 5:
+            v = steps[(v + turn) % 2**32 % 8](v) % 2**32
+            turn += 1
+        return v
+
+    return [x, np.zeros_like(x)], {1: exact([run(v) for v in x.tolist()])}
+
+
+@case("language", "wide", 2, 32)
+def wide(rng):
+    a = integers(rng, -(2**62), 2**62, 64, dtype=np.int64)
+    b = integers(rng, 1, 2**40, 64, dtype=np.int64)
+    b *= np.where(np.arange(64) % 2, 1, -1)
+    ref = []
+    for u, v in zip(a.tolist(), b.tolist()):
+        q = abs(u) // abs(v) * (1 if (u < 0) == (v < 0) else -1)
+        ref.append([q, u - q * v, u * v >> 64, u % 2**64 % 1000003])
+    return [a, b, np.zeros((64, 4), np.int64)], {2: exact(ref)}
+
+
+@case("language", "doubles", 2, 32)
+def doubles(rng):
+    x = rng.standard_normal(61) * 10
+    ref = np.sqrt(np.abs(x)) / (1 + x * x) + np.floor(x)
+    return [x, np.zeros_like(x), np.int32(61)], {1: close(ref, 1e-15, 0)}
+
+
+# --- matrix products ---------------------------------------------------------
+
+
+def bf16(x):
+    """The bits of float32 values that bf16 holds exactly."""
+    return (np.asarray(x, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def e4m3(x):
+    """The bits of integers in [-16, 16] as e4m3."""
+    x = np.asarray(x)
+    mantissa, exponent = np.frexp(np.abs(x))  # |x| = mantissa * 2^exponent
+    bits = (exponent + 6 << 3) + np.round(mantissa * 16 - 8).astype(int)
+    return (np.where(x == 0, 0, bits) + 128 * (x < 0)).astype(np.uint8)
+
+
+def gemm(kernel, encode, dtype, step, file="gemm"):
+    # Small integers: every format holds them, every sum is exact.
+    @case(file, kernel, (2, 2), 128)
+    def build(rng):
+        m, n, k = 64, 64, 3 * step
+        a = integers(rng, -4, 5, m, k)
+        b = integers(rng, -4, 5, n, k)
+        return [encode(a), encode(b), np.zeros((m, n), dtype), np.int32(n),
+                np.int32(k)], {2: exact(a @ b.T)}
+
+
+def cast(dtype):
+    return lambda x: x.astype(dtype)
+
+
+gemm("gemm_f16", cast(np.float16), np.float32, 16)
+gemm("gemm_bf16", bf16, np.float32, 16)
+gemm("gemm_tf32", cast(np.float32), np.float32, 8)
+gemm("gemm_s8", cast(np.int8), np.int32, 32)
+gemm("gemm_e4m3", e4m3, np.float32, 32, file="gemm_fp8")
+
+
+@case("gemm", "gemm_transposed", (2, 2), 64)
+def gemm_transposed(rng):
+    a, b = integers(rng, -4, 5, 32, 48), integers(rng, -4, 5, 48, 32)
+    return [a.astype(np.float16), b.astype(np.float16),
+            np.zeros((32, 32), np.float32), np.int32(32), np.int32(48)], {
+        2: exact(a @ b)
+    }
+
+
+@case("wgmma", "wgmma_shared", 2, 128)
+def wgmma_shared(rng):
+    a, b = integers(rng, -4, 5, 128, 48), integers(rng, -4, 5, 16, 48)
+    return [a.astype(np.float16), b.astype(np.float16),
+            np.zeros((128, 16), np.float32), np.int32(48)], {
+        2: exact(a @ b.T)
+    }
+
+
+@case("wgmma", "wgmma_registers", 2, 128)
+def wgmma_registers(rng):
+    return wgmma_shared(rng)
+
+
+@case("row_sum", "mlir_row_sum", 5, 64)
+def mlir_row_sum(rng):
+    x = integers(rng, -8, 9, 5, 256).astype(np.float32)
+    return [x, np.zeros(5, np.float32)], {1: exact((x * x).sum(1))}
+
+
+@case("tile_gemm", "mlir_tile_gemm", 1, 128)
+def mlir_tile_gemm(rng):
+    a, b = integers(rng, -4, 5, 32, 64), integers(rng, -4, 5, 64, 32)
+    return [a.astype(np.float16), b.astype(np.float16),
+            np.zeros((32, 32), np.float32)], {2: exact(a @ b)}
+
+
+# --- asynchronous copies -----------------------------------------------------
+
+
+@case("pipeline", "three_stages", 2, 64)
+def three_stages(rng):
+    n = 5 * 256
+    x = integers(rng, -8, 9, 2, n).astype(np.float32)
+    per_thread = x.reshape(2, 5, 64, 4).sum((1, 3))
+    ref = np.roll(per_thread, -33, 1)
+    return [x, np.zeros((2, 64), np.float32), np.int32(n)], {1: exact(ref)}
+
+
+@case("pipeline", "zero_fill", 3, 32)
+def zero_fill(rng):
+    cols = 92  # 23 chunks of 16 bytes; the rest is filled
+    x = normals(rng, 3, cols)
+    ref = np.pad(x, ((0, 0), (0, 128 - cols)))[:, ::-1]
+    return [x, np.full((3, 128), -1, np.float32), np.int32(cols)], {
+        1: exact(ref)
+    }
+
+
+@case("pipeline", "copy_mbarrier", 2, 128)
+def copy_mbarrier(rng):
+    x = integers(rng, -100, 100, 2, 5, 128)
+    ref = (x[:, :, ::-1] * np.arange(1, 6)[:, None]).sum(1)
+    return [x, np.zeros((2, 128), np.int32), np.int32(5 * 128)], {
+        1: exact(ref)
+    }
+
+
+@case("bulk", "bulk_reverse", 3, 128)
+def bulk_reverse(rng):
+    x = integers(rng, -100, 100, 3, 256)
+    return [x, np.zeros_like(x)], {1: exact(x[:, ::-1] + 1)}
+
+
+@case("bulk", "bulk_ring", 2, 96)
+def bulk_ring(rng):
+    x = integers(rng, -8, 9, 2, 5, 128).astype(np.float32)
+    ref = (x * x[:, :, ::-1]).sum(1)[:, :64]
+    return [x, np.zeros((2, 64), np.float32), np.int32(5)], {1: exact(ref)}
+
+
+@case("bulk", "bulk_add", 3, 64)
+def bulk_add(rng):
+    x = integers(rng, -8, 9, 7, 64).astype(np.float32)
+    return [x, np.zeros(64, np.float32), np.int32(7)], {
+        1: exact(2 * x.sum(0))
+    }
+
+
+# --- roles, named barriers, clusters -----------------------------------------
+
+
+@case("specialized", "named_barriers", 2, 64)
+def named_barriers(rng):
+    x = integers(rng, -100, 100, 2, 5, 32)
+    return [x, np.zeros((2, 32), np.int32), np.int32(5)], {
+        1: exact(3 * x.sum(1)[:, ::-1])
+    }
+
+
+@case("specialized", "partial_barriers", 2, 128)
+def partial_barriers(rng):
+    x = integers(rng, -100, 100, 2, 2, 64)
+    return [x, np.zeros_like(x)], {1: exact(2 * x[:, ::-1, ::-1])}
+
+
+@case("specialized", "barrier_votes", 3, 96)
+def barrier_votes(rng):
+    x = integers(rng, -99, 90, 3, 96)
+    x[1, 5], x[2, 77] = -100, 91
+    ref = np.stack([(x > 0).sum(1), (x > -100).all(1), (x > 90).any(1)], 1)
+    return [x, np.zeros((3, 3), np.int32)], {1: exact(ref)}
+
+
+@case("cluster", "cluster_histogram", 4, 64, cluster=2)
+def cluster_histogram(rng):
+    bins = integers(rng, 0, 32, 601)
+    return [bins, np.zeros(32, np.int32), np.int32(601)], {
+        1: exact(np.bincount(bins, minlength=32))
+    }
+
+
+@case("cluster", "cluster_shift", 8, 32, cluster=4)
+def cluster_shift(rng):
+    x = integers(rng, -100, 100, 2, 4, 32)
+    return [x, np.zeros_like(x)], {1: exact(np.roll(x, -1, 1)[:, :, ::-1])}
