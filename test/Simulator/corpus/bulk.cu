@@ -42,6 +42,7 @@ extern "C" __global__ void bulk_ring(const float *x, float *out, int tiles) {
   __syncthreads();
   const float *mine = x + blockIdx.x * tiles * 128;
   if (t == 0) {
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       int s = tile % 2;
       if (tile >= 2)
@@ -52,6 +53,7 @@ extern "C" __global__ void bulk_ring(const float *x, float *out, int tiles) {
   } else if (t >= 32) {
     int c = t - 32;
     float sum = 0;
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       int s = tile % 2;
       ptx::barrierWait(&full[s], tile / 2 % 2);

@@ -98,6 +98,7 @@ __device__ void gemm(const typename T::In *a, const typename T::In *b,
   int rowW = warp / 2 * 16, colW = warp % 2 * 16;
   typename T::Acc acc[2][4] = {};
   load(0, 0);
+#pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     ptx::waitCopies<0>();
     __syncthreads();

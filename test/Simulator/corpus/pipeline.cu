@@ -15,6 +15,7 @@ extern "C" __global__ void three_stages(const float *x, float *out, int n) {
   load(0);
   load(1);
   float sum = 0;
+#pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     ptx::waitCopies<1>();
     __syncthreads();
@@ -58,6 +59,7 @@ extern "C" __global__ void copy_mbarrier(const int *x, int *out, int n) {
   };
   load(0);
   int sum = 0;
+#pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     int s = tile % 2;
     if (tile + 1 < tiles) {

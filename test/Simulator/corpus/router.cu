@@ -24,6 +24,7 @@ extern "C" __global__ void topk_router(const float *scores, int *experts,
       key[i] = lane + 32 * i < e ? ordered(scores[token * e + lane + 32 * i])
                                  : 0;
     float first = 0, sum = 0;
+#pragma unroll 1
     for (int round = 0; round < k; ++round) {
       unsigned best = __reduce_max_sync(~0u, max(key[0], key[1]));
       unsigned low = __ballot_sync(~0u, key[0] == best);
@@ -44,6 +45,7 @@ extern "C" __global__ void topk_router(const float *scores, int *experts,
       }
     }
     if (lane == 0)
+#pragma unroll 1
       for (int round = 0; round < k; ++round)
         weights[token * k + round] /= sum;
   }

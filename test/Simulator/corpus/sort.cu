@@ -8,7 +8,9 @@ extern "C" __global__ void bitonic_sort(unsigned *keys) {
   unsigned *mine = keys + blockIdx.x * 256;
   tile[t] = mine[t];
   tile[t + 128] = mine[t + 128];
+#pragma unroll 1
   for (int size = 2; size <= 256; size *= 2)
+#pragma unroll 1
     for (int stride = size / 2; stride > 0; stride /= 2) {
       __syncthreads();
       int low = 2 * t - (t & (stride - 1));

@@ -8,6 +8,7 @@ extern "C" __global__ void named_barriers(const int *x, int *out, int tiles) {
   int lane = threadIdx.x % 32;
   const int *mine = x + blockIdx.x * tiles * 32;
   if (threadIdx.x < 32) {
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       int s = tile % 2;
       if (tile >= 2)
@@ -17,6 +18,7 @@ extern "C" __global__ void named_barriers(const int *x, int *out, int tiles) {
     }
   } else {
     int sum = 0;
+#pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       int s = tile % 2;
       ptx::namedSync(1 + s, 64);

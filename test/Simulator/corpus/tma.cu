@@ -73,6 +73,7 @@ extern "C" __global__ void tma_swizzle(const __grid_constant__ TensorMap x,
   if (t == 0)
     load(0);
   int sum = 0;
+#pragma unroll 1
   for (int box = 0; box < boxes; ++box) {
     if (t == 0 && box + 1 < boxes)
       load(box + 1);

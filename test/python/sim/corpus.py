@@ -5,11 +5,13 @@ and a function that makes its arguments and the expectation on each output.
 Sizes are odd on purpose: a bound that is off by one must show.
 """
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
 import numpy as np
+from moe_mlir import sim
 
 PTX = Path(__file__).parents[2] / "Simulator" / "corpus" / "ptx"
 
@@ -33,14 +35,15 @@ class Case:
     def name(self):
         return f"{self.file}:{self.kernel}"
 
-    def text(self):
-        return (PTX / f"{self.file}.ptx").read_text()
+    @property
+    def path(self):
+        return PTX / f"{self.file}.ptx"
 
-    def launch(self, sim, seed, policy, *, data=0, text=None, **options):
-        """Returns (report, the arguments, indices of the wrong outputs)."""
+    def launch(self, seed, policy, *, data=0, module=None, **options):
+        """Returns (report, argument arrays, indices of the wrong outputs)."""
         args, checks = self.build(np.random.default_rng(data))
         report = sim.launch(
-            self.text() if text is None else text,
+            module or load(self.file),
             self.kernel,
             self.grid,
             self.block,
@@ -51,8 +54,14 @@ class Case:
             policy=policy,
             **options,
         )
-        wrong = [i for i, check in checks.items() if not check(args[i])]
-        return report, args, wrong
+        arrays = [getattr(arg, "array", arg) for arg in args]
+        wrong = [i for i, check in checks.items() if not check(arrays[i])]
+        return report, arrays, wrong
+
+
+@functools.cache
+def load(file):
+    return sim.Module(PTX / f"{file}.ptx")
 
 
 CASES: list[Case] = []
@@ -493,6 +502,27 @@ def bulk_add(rng):
     return [x, np.zeros(64, np.float32), np.int32(7)], {
         1: exact(2 * x.sum(0))
     }
+
+
+def box(array, rows, cols, swizzle="none"):
+    return sim.TensorMap(array, [cols, rows], swizzle=swizzle)
+
+
+@case("tma", "tma_transpose", (2, 2), 64)
+def tma_transpose(rng):
+    x = integers(rng, -100, 100, 28, 60)  # boxes of 16 x 32 hang over
+    out = np.zeros((60, 28), np.int32)
+    return [box(x, 16, 32), box(out, 32, 16)], {1: exact(x.T + 1)}
+
+
+@case("tma", "tma_swizzle", 2, 64)
+def tma_swizzle(rng):
+    x = integers(rng, -100, 100, 5, 8, 2, 32)  # box, row, block, column
+    weighted = x * np.arange(1, 41).reshape(5, 8, 1, 1)
+    by_parity = [weighted[:, r::2].sum((0, 1)) for r in (0, 1)]
+    ref = np.stack(by_parity, 1)  # block, parity of the row, column
+    return [box(x.reshape(40, 64), 8, 32, "128B"),
+            np.zeros((2, 2, 32), np.int32), np.int32(5)], {1: exact(ref)}
 
 
 # --- roles, named barriers, clusters -----------------------------------------
