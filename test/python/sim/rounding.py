@@ -51,8 +51,8 @@ def to_format(x, name, mode="rn", zero=0.0):
     largest = (2 - Fraction(2) ** -mantissa) * Fraction(2) ** bias
     if abs(value) > largest:
         away = mode in ("rn", "rna") or mode == ("rp" if x > 0 else "rm")
-        return copysign(inf if away else float(largest), x)
-    return copysign(float(value), x)
+        value = inf if away else largest
+    return copysign(float(abs(value)), -1 if x < 0 else 1)
 
 
 def encode(value, name):
