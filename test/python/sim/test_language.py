@@ -345,6 +345,7 @@ def test_directives_and_comments_that_mean_nothing_here():
 {{
 .pragma "nounroll";
 .reg .b64 out; .reg .b32 v; .reg .pred p;
+.loc 1 2 3
 .loc 1 3 5, function_name info, inlined_at 1 2 3
 mov.u32 v, %tid.x; // trailing
 setp.ne.u32 p, v, 0;
