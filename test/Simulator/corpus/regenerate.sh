@@ -33,7 +33,7 @@ for name in reduce scan sort cub histogram softmax router language gemm \
   from_cuda "$name.cu" sm_80 "$name"
 done
 from_cuda gemm.cu sm_89 gemm_fp8
-for name in bulk specialized cluster; do
+for name in bulk specialized cluster library; do
   from_cuda "$name.cu" sm_90 "$name"
 done
 from_cuda wgmma.cu sm_90a wgmma

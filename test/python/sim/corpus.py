@@ -562,3 +562,32 @@ def cluster_histogram(rng):
 def cluster_shift(rng):
     x = integers(rng, -100, 100, 2, 4, 32)
     return [x, np.zeros_like(x)], {1: exact(np.roll(x, -1, 1)[:, :, ::-1])}
+
+
+# --- NVIDIA's libraries ------------------------------------------------------
+
+
+@case("library", "barrier_bulk_copy", 2, 96)
+def barrier_bulk_copy(rng):
+    x = integers(rng, -100, 100, 2, 128)
+    return [x, np.zeros_like(x)], {1: exact(2 * x[:, ::-1])}
+
+
+@case("library", "ticket_lock", 5, 1)
+def ticket_lock(rng):
+    tickets = np.zeros(1, np.uint32)
+    # 1, 4, 13, 40, 121: what five turns make of zero
+    return [tickets, tickets.copy(), np.zeros(2, np.int32)], {
+        0: exact([5]),
+        1: exact([5]),
+        2: exact([5, 121]),
+    }
+
+
+@case("library", "group_copy_reduce", 2, 256)
+def group_copy_reduce(rng):
+    x = integers(rng, -100, 100, 2, 256)
+    sums = x[:, ::-1].reshape(-1, 8).sum(1)
+    return [x, np.zeros((64, 2), np.int32)], {
+        1: exact(np.stack([sums, x.reshape(-1, 8).max(1)], 1))
+    }

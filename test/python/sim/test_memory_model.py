@@ -244,7 +244,7 @@ def test_named_barriers(write, read, ordered):
 @pytest.mark.parametrize("one, other, ordered", [
     ("ld.global.u32 w, [data];", "ld.global.u32 w, [data];", True),
     ("st.global.u32 [data], v;", "ld.global.u32 w, [data];", False),
-    ("st.global.u32 [data], v;", "st.global.u32 [data], v;", False),
+    ("st.global.u32 [data], me;", "st.global.u32 [data], me;", False),
     ("red.global.add.u32 [data], 1;", "red.global.max.u32 [data], 1;", True),
     ("red.global.add.u32 [data], 1;", "ld.global.u32 w, [data];", False),
     ("red.global.add.u32 [data], 1;", "ld.relaxed.gpu.global.u32 w, [data];",
