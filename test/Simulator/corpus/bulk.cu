@@ -16,6 +16,7 @@ extern "C" __global__ void bulk_reverse(const int *x, int *out) {
     ptx::bulkLoad(in, x + blockIdx.x * 256, sizeof(in), &bar);
   }
   ptx::barrierWait(&bar, 0);
+#pragma unroll 1
   for (int i = t; i < 256; i += 128)
     reversed[255 - i] = in[i] + 1;
   ptx::fenceProxyAsync();
@@ -69,6 +70,7 @@ extern "C" __global__ void bulk_ring(const float *x, float *out, int tiles) {
 extern "C" __global__ void bulk_add(const float *x, float *out, int rows) {
   __shared__ __align__(128) float tile[64];
   int t = threadIdx.x;
+#pragma unroll 1
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
     tile[t] = x[row * 64 + t] * 2.0f;
     ptx::fenceProxyAsync();

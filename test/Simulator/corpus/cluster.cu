@@ -13,6 +13,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1)
     local[t] = 0;
   cluster.sync();
   int first = blockIdx.x / 2 * 2;
+#pragma unroll 1
   for (int i = first * 64 + rank * 64 + t; i < n; i += gridDim.x * 64) {
     int *remote = cluster.map_shared_rank(local, bins[i] / 16);
     atomicAdd(&remote[bins[i] % 16], 1);

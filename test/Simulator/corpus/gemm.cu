@@ -1,5 +1,5 @@
 // Tiles of D = A x B on mma.sync, one 32x32 tile a block of four warps, A
-// row-major m x k, B column-major (n x k in memory), K a multiple of the step.
+// row-major m x k, B column-major (n x k in memory), `steps` instructions deep.
 #include "ptx.cuh"
 
 struct F16 {
@@ -76,13 +76,13 @@ struct E4M3 {
 // padded to 48 bytes against bank conflicts.
 template <class T>
 __device__ void gemm(const typename T::In *a, const typename T::In *b,
-                     typename T::Acc *d, int n, int k) {
+                     typename T::Acc *d, int n, int steps) {
   constexpr int pitch = 48;
   __shared__ __align__(16) unsigned char tileA[2][32 * pitch];
   __shared__ __align__(16) unsigned char tileB[2][32 * pitch];
   int t = threadIdx.x, warp = t / 32, lane = t % 32;
   int row0 = blockIdx.y * 32, col0 = blockIdx.x * 32;
-  int steps = k / T::step;
+  int k = steps * T::step;
 
   // 128 threads: 2 tiles x 32 rows x 2 chunks.
   auto load = [&](int step, int buffer) {
@@ -97,7 +97,8 @@ __device__ void gemm(const typename T::In *a, const typename T::In *b,
 
   int rowW = warp / 2 * 16, colW = warp % 2 * 16;
   typename T::Acc acc[2][4] = {};
-  load(0, 0);
+  if (steps > 0)
+    load(0, 0);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     ptx::waitCopies<0>();
@@ -123,8 +124,8 @@ __device__ void gemm(const typename T::In *a, const typename T::In *b,
 
 #define GEMM(name, type)                                                      \
   extern "C" __global__ void name(const type::In *a, const type::In *b,       \
-                                  type::Acc *d, int n, int k) {               \
-    gemm<type>(a, b, d, n, k);                                                \
+                                  type::Acc *d, int n, int steps) {               \
+    gemm<type>(a, b, d, n, steps);                                              \
   }
 
 #if __CUDA_ARCH__ >= 890
@@ -139,13 +140,17 @@ GEMM(gemm_s8, S8)
 // loaded by plain loads and stores between two barriers a step.
 extern "C" __global__ void gemm_transposed(const unsigned short *a,
                                            const unsigned short *b, float *d,
-                                           int n, int k) {
+                                           int n, int steps) {
   __shared__ __align__(16) unsigned short tileA[16][24], tileB[16][24];
   int t = threadIdx.x, warp = t / 32, lane = t % 32;
   int row0 = blockIdx.y * 16, col0 = blockIdx.x * 16;
+  int k = steps * 16;
   float acc[4] = {};
-  for (int k0 = 0; k0 < k; k0 += 16) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    int k0 = step * 16;
     __syncthreads();
+#pragma unroll 1
     for (int i = t; i < 256; i += 64) {
       tileA[i / 16][i % 16] = a[(row0 + i / 16) * k + k0 + i % 16];
       tileB[i / 16][i % 16] = b[(k0 + i / 16) * n + col0 + i % 16];

@@ -5,13 +5,16 @@
 extern "C" __global__ void histogram(const int *bins, int *counts, int n,
                                      int e) {
   extern __shared__ int local[];
+#pragma unroll 1
   for (int b = threadIdx.x; b < e; b += blockDim.x)
     local[b] = 0;
   __syncthreads();
+#pragma unroll 1
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n;
        i += gridDim.x * blockDim.x)
     atomicAdd(&local[bins[i]], 1);
   __syncthreads();
+#pragma unroll 1
   for (int b = threadIdx.x; b < e; b += blockDim.x)
     if (local[b] != 0)
       atomicAdd(&counts[b], local[b]);

@@ -28,6 +28,7 @@ extern "C" __global__ void barrier_bulk_copy(const int *x, int *out) {
     token = barrier.arrive();
   }
   barrier.wait(cuda::std::move(token));
+#pragma unroll 1
   for (int i = threadIdx.x; i < 128; i += blockDim.x)
     out[blockIdx.x * 128 + i] = tile[127 - i] * 2;
 }

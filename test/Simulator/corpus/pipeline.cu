@@ -3,10 +3,11 @@
 
 // Three stages of cp.async; each thread reads what its neighbour copied, so
 // that a step needs both the wait and the barrier.
-extern "C" __global__ void three_stages(const float *x, float *out, int n) {
+extern "C" __global__ void three_stages(const float *x, float *out,
+                                        int tiles) {
   __shared__ __align__(16) float stage[3][256];
-  int t = threadIdx.x, tiles = n / 256;
-  const float *mine = x + blockIdx.x * n;
+  int t = threadIdx.x;
+  const float *mine = x + blockIdx.x * tiles * 256;
   auto load = [&](int tile) {
     if (tile < tiles)
       ptx::copyAsync16(&stage[tile % 3][t * 4], mine + tile * 256 + t * 4);
@@ -36,17 +37,17 @@ extern "C" __global__ void zero_fill(const float *x, float *out, int cols) {
   ptx::commitCopies();
   ptx::waitCopies<0>();
   __syncthreads();
-  for (int i = t; i < 128; i += 32)
-    out[row * 128 + i] = tile[127 - i];
+  for (int i = 0; i < 128; i += 32)
+    out[row * 128 + i + t] = tile[127 - i - t];
 }
 
 // Copies arrive on an mbarrier instead of a wait and a block barrier. Two
 // stages: `full` counts the copying threads, `empty` the reading ones.
-extern "C" __global__ void copy_mbarrier(const int *x, int *out, int n) {
+extern "C" __global__ void copy_mbarrier(const int *x, int *out, int tiles) {
   __shared__ int stage[2][128];
   __shared__ uint64_t full[2], empty[2];
-  int t = threadIdx.x, tiles = n / 128;
-  const int *mine = x + blockIdx.x * n;
+  int t = threadIdx.x;
+  const int *mine = x + blockIdx.x * tiles * 128;
   if (t == 0)
     for (int s = 0; s < 2; ++s) {
       ptx::barrierInit(&full[s], 128);
@@ -57,7 +58,8 @@ extern "C" __global__ void copy_mbarrier(const int *x, int *out, int n) {
     ptx::copyAsync4(&stage[tile % 2][t], mine + tile * 128 + t);
     ptx::copyAsyncArrive(&full[tile % 2]);
   };
-  load(0);
+  if (tiles > 0)
+    load(0);
   int sum = 0;
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {

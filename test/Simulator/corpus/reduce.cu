@@ -11,6 +11,7 @@ __device__ float warpSum(float v) {
 extern "C" __global__ void block_sum(const float *x, float *out, int n) {
   __shared__ float partial[32];
   float v = 0;
+#pragma unroll 1
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n;
        i += gridDim.x * blockDim.x)
     v += x[i];
@@ -40,18 +41,19 @@ extern "C" __global__ void tree_max(const int *x, int *out, int n) {
     out[blockIdx.x] = tile[0];
 }
 
-// Warp-synchronous tail: the last 32 elements need __syncwarp, not a barrier.
+// Warp-synchronous code needs __syncwarp where a block would need a barrier:
+// every lane adds its neighbour's sum, in place.
 extern "C" __global__ void syncwarp_sum(const int *x, int *out) {
   __shared__ int tile[64];
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int *mine = tile + warp * 32;
   mine[lane] = x[blockIdx.x * 64 + threadIdx.x];
-  for (int half = 16; half > 0; half /= 2) {
+#pragma unroll 1
+  for (int delta = 16; delta > 0; delta /= 2) {
     __syncwarp();
-    int v = lane < half ? mine[lane + half] : 0;
+    int v = mine[(lane + delta) % 32];
     __syncwarp();
-    if (lane < half)
-      mine[lane] += v;
+    mine[lane] += v;
   }
   if (lane == 0)
     out[blockIdx.x * 2 + warp] = mine[0];
@@ -80,15 +82,15 @@ extern "C" __global__ void redux_rows(const int *x, int *out, int rows) {
 // __threadfence before the ticket releases, the one after it acquires.
 extern "C" __global__ void last_block_sum(const int *x, int *partial,
                                           unsigned *ticket, int *out, int n) {
-  __shared__ int warps[4];
+  __shared__ int warps[2];
   __shared__ bool last;
-  int i = blockIdx.x * 128 + threadIdx.x;
+  int i = blockIdx.x * 64 + threadIdx.x;
   int v = __reduce_add_sync(~0u, i < n ? x[i] : 0);
   if (threadIdx.x % 32 == 0)
     warps[threadIdx.x / 32] = v;
   __syncthreads();
   if (threadIdx.x == 0) {
-    partial[blockIdx.x] = warps[0] + warps[1] + warps[2] + warps[3];
+    partial[blockIdx.x] = warps[0] + warps[1];
     __threadfence();
     last = atomicAdd(ticket, 1) == gridDim.x - 1;
     __threadfence();
@@ -97,14 +99,15 @@ extern "C" __global__ void last_block_sum(const int *x, int *partial,
   if (!last)
     return;
   int sum = 0;
-  for (int b = threadIdx.x; b < gridDim.x; b += 128)
+#pragma unroll 1
+  for (int b = threadIdx.x; b < gridDim.x; b += 64)
     sum += partial[b];
   sum = __reduce_add_sync(~0u, sum);
   if (threadIdx.x % 32 == 0)
     warps[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x == 0)
-    *out = warps[0] + warps[1] + warps[2] + warps[3];
+    *out = warps[0] + warps[1];
 }
 
 // The same with an acquire-release ticket instead of fences. Every thread
@@ -122,6 +125,7 @@ extern "C" __global__ void last_block_acq_rel(const int *x, int *partial,
   if (!last)
     return;
   int sum = 0;
+#pragma unroll 1
   for (int b = 0; b < gridDim.x; ++b)
     sum += partial[b * 64 + threadIdx.x];
   out[threadIdx.x] = sum;

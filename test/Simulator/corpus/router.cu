@@ -13,6 +13,7 @@ extern "C" __global__ void topk_router(const float *scores, int *experts,
                                        float *weights, int *counts, int n,
                                        int e, int k) {
   extern __shared__ int local[];
+#pragma unroll 1
   for (int b = threadIdx.x; b < e; b += blockDim.x)
     local[b] = 0;
   __syncthreads();
@@ -50,6 +51,7 @@ extern "C" __global__ void topk_router(const float *scores, int *experts,
         weights[token * k + round] /= sum;
   }
   __syncthreads();
+#pragma unroll 1
   for (int b = threadIdx.x; b < e; b += blockDim.x)
     atomicAdd(&counts[b], local[b]);
 }

@@ -37,6 +37,7 @@ extern "C" __global__ void warp_scan(const int *x, int *out) {
 extern "C" __global__ void block_scan(const int *x, int *out, int n) {
   __shared__ int warps[4];
   int carry = 0;
+#pragma unroll 1
   for (int base = 0; base < n; base += 128) {
     int i = base + threadIdx.x;
     int total;

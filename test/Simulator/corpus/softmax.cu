@@ -30,6 +30,7 @@ extern "C" __global__ void block_softmax(const float *x, float *y, int cols) {
   __shared__ float tops[128], sums[128];
   const float *row = x + blockIdx.x * cols;
   float top = -INFINITY, sum = 0;
+#pragma unroll 1
   for (int col = threadIdx.x; col < cols; col += 128) {
     float next = fmaxf(top, row[col]);
     sum = sum * __expf(top - next) + __expf(row[col] - next);
@@ -50,6 +51,7 @@ extern "C" __global__ void block_softmax(const float *x, float *y, int cols) {
   __syncthreads();
   top = tops[0];
   sum = sums[0];
+#pragma unroll 1
   for (int col = threadIdx.x; col < cols; col += 128)
     y[blockIdx.x * cols + col] = __expf(row[col] - top) / sum;
 }

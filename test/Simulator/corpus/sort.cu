@@ -35,6 +35,7 @@ extern "C" __global__ void radix_sort(unsigned *keys, int *order, int bits) {
   int t = threadIdx.x, warp = t / 32, lane = t % 32;
   unsigned key = keys[blockIdx.x * 128 + t];
   int from = t;
+#pragma unroll 1
   for (int bit = 0; bit < bits; ++bit) {
     bool one = key >> bit & 1;
     unsigned ones = __ballot_sync(~0u, one);

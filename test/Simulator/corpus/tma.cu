@@ -42,6 +42,7 @@ tma_transpose(const __grid_constant__ TensorMap x,
     boxLoad(tile, &x, col, row, &bar);
   }
   ptx::barrierWait(&bar, 0);
+#pragma unroll 1
   for (int i = t; i < 512; i += 64)
     turned[i % 32][i / 32] = tile[i / 32][i % 32] + 1;
   ptx::fenceProxyAsync();
@@ -78,6 +79,7 @@ extern "C" __global__ void tma_swizzle(const __grid_constant__ TensorMap x,
     if (t == 0 && box + 1 < boxes)
       load(box + 1);
     ptx::barrierWait(&full[box % 2], box / 2 % 2);
+#pragma unroll 1
     for (int r = t / 32; r < 8; r += 2) {
       int c = t % 32;
       sum += stage[box % 2][r][(c / 4 ^ r) * 4 + c % 4] * (box * 8 + r + 1);

@@ -64,13 +64,18 @@ __device__ void storeTile(float *out, const float (&d)[8]) {
 // Both operands from shared memory, one buffer, one k16 step a turn.
 extern "C" __global__ void wgmma_shared(const unsigned short *a,
                                         const unsigned short *b, float *out,
-                                        int k) {
+                                        int steps) {
   __shared__ __align__(128) unsigned short tileA[64 * 16], tileB[16 * 16];
   float d[8] = {};
+  int k = steps * 16;
   const unsigned short *mine = a + blockIdx.x * 64 * k;
-  for (int k0 = 0; k0 < k; k0 += 16) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    int k0 = step * 16;
+#pragma unroll 1
     for (int i = threadIdx.x; i < 64 * 16; i += 128)
       tileA[coreIndex(i / 16, i % 16)] = mine[i / 16 * k + k0 + i % 16];
+#pragma unroll 1
     for (int i = threadIdx.x; i < 16 * 16; i += 128)
       tileB[coreIndex(i / 16, i % 16)] = b[i / 16 * k + k0 + i % 16];
     ptx::fenceProxyAsync();
@@ -87,20 +92,23 @@ extern "C" __global__ void wgmma_shared(const unsigned short *a,
 // A from registers; the next B is written while the group is in flight.
 extern "C" __global__ void wgmma_registers(const unsigned short *a,
                                            const unsigned short *b,
-                                           float *out, int k) {
+                                           float *out, int steps) {
   __shared__ __align__(128) unsigned short tileB[2][16 * 16];
   float d[8] = {};
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, k = steps * 16;
   const unsigned short *mine = a + blockIdx.x * 64 * k;
   auto load = [&](int step) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < 16 * 16; i += 128)
       tileB[step % 2][coreIndex(i / 16, i % 16)] =
           b[i / 16 * k + step * 16 + i % 16];
     ptx::fenceProxyAsync();
   };
-  load(0);
+  if (steps > 0)
+    load(0);
   __syncthreads();
-  for (int step = 0; step < k / 16; ++step) {
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
     uint32_t fragA[4];
     for (int r = 0; r < 4; ++r) {
       int row = warp * 16 + lane / 4 + r % 2 * 8;
@@ -110,7 +118,7 @@ extern "C" __global__ void wgmma_registers(const unsigned short *a,
     wgmmaFence();
     wgmmaRegisters(d, fragA, descriptor(tileB[step % 2], 128, 256));
     wgmmaCommit();
-    if (step + 1 < k / 16)
+    if (step + 1 < steps)
       load(step + 1);
     wgmmaWait<0>(d);
     __syncthreads();

@@ -18,9 +18,10 @@ PTX = Path(__file__).parents[2] / "Simulator" / "corpus" / "ptx"
 
 @dataclass(frozen=True)
 class Case:
-    """One launch of one kernel; ``build(rng)`` gives (args, {index: check}).
+    """One kernel and its launches, one for each of `sizes`.
 
-    A check takes the output array and says whether it is right.
+    ``build(rng, *size)`` gives (args, {index: check}); a check takes the output
+    array and says whether it is right.
     """
 
     file: str
@@ -28,7 +29,8 @@ class Case:
     grid: tuple
     block: tuple
     build: Callable
-    dynamic_smem: int = 0
+    sizes: tuple = ((),)
+    dynamic_smem: Callable | int = 0
     cluster: tuple | None = None
 
     @property
@@ -40,15 +42,20 @@ class Case:
         return PTX / f"{self.file}.ptx"
 
     def launch(self, seed, policy, *, data=0, module=None, **options):
-        """Returns (report, argument arrays, indices of the wrong outputs)."""
-        args, checks = self.build(np.random.default_rng(data))
+        """Returns (report, argument arrays, indices of the wrong outputs).
+
+        `data` chooses the size and seeds the inputs.
+        """
+        size = self.sizes[data % len(self.sizes)]
+        args, checks = self.build(np.random.default_rng(data), *size)
+        smem = self.dynamic_smem
         report = sim.launch(
             module or load(self.file),
             self.kernel,
             self.grid,
             self.block,
             args,
-            dynamic_smem=self.dynamic_smem,
+            dynamic_smem=smem(*size) if callable(smem) else smem,
             cluster=self.cluster,
             seed=seed,
             policy=policy,
@@ -67,15 +74,16 @@ def load(file):
 CASES: list[Case] = []
 
 
-def case(file, kernel, grid, block, *, smem=0, cluster=None):
+def case(file, kernel, grid, block, *, sizes=((),), smem=0, cluster=None):
     def triple(size):
         size = (size,) if isinstance(size, int) else tuple(size)
         return size + (1,) * (3 - len(size))
 
     def register(build):
         CASES.append(
-            Case(file, kernel, triple(grid), triple(block), build, smem,
-                 triple(cluster) if cluster else None)
+            Case(file, kernel, triple(grid), triple(block), build,
+                 tuple(s if isinstance(s, tuple) else (s,) for s in sizes),
+                 smem, triple(cluster) if cluster else None)
         )
         return build
 
@@ -101,9 +109,9 @@ def normals(rng, *shape):
 # --- reductions --------------------------------------------------------------
 
 
-@case("reduce", "block_sum", 3, 96)
-def block_sum(rng):
-    n, threads = 1001, 3 * 96
+@case("reduce", "block_sum", 3, 96, sizes=(1001, 5, 0, 288))
+def block_sum(rng, n):
+    threads = 3 * 96
     x = integers(rng, -8, 9, n).astype(np.float32)  # sums are exact
     padded = np.pad(x, (0, -n % threads)).reshape(-1, 3, 96)
     return [x, np.zeros(3, np.float32), np.int32(n)], {
@@ -111,11 +119,11 @@ def block_sum(rng):
     }
 
 
-@case("reduce", "tree_max", 3, 256)
-def tree_max(rng):
-    x = integers(rng, -1000, 1000, 700)
+@case("reduce", "tree_max", 3, 256, sizes=(700, 513))
+def tree_max(rng, n):
+    x = integers(rng, -1000, 1000, n)
     ref = [x[:256].max(), x[256:512].max(), x[512:].max()]
-    return [x, np.zeros(3, np.int32), np.int32(700)], {1: exact(ref)}
+    return [x, np.zeros(3, np.int32), np.int32(n)], {1: exact(ref)}
 
 
 @case("reduce", "syncwarp_sum", 2, 64)
@@ -124,30 +132,30 @@ def syncwarp_sum(rng):
     return [x, np.zeros(4, np.int32)], {1: exact(x.reshape(4, 32).sum(1))}
 
 
-@case("reduce", "redux_rows", 3, 64)
-def redux_rows(rng):
-    x = integers(rng, -(2**20), 2**20, 5, 32)
+@case("reduce", "redux_rows", 3, 64, sizes=(5, 4))
+def redux_rows(rng, rows):
+    x = integers(rng, -(2**20), 2**20, rows, 32)
     ref = np.stack(
         [x.sum(1), x.min(1), x.max(1), np.bitwise_or.reduce(x, 1)], 1
     )
-    return [x, np.zeros((5, 4), np.int32), np.int32(5)], {1: exact(ref)}
+    return [x, np.zeros((rows, 4), np.int32), np.int32(rows)], {1: exact(ref)}
 
 
-@case("reduce", "last_block_sum", 5, 128)
-def last_block_sum(rng):
-    x = integers(rng, -1000, 1000, 601)
+@case("reduce", "last_block_sum", 66, 64, sizes=(4200, 4224, 65))
+def last_block_sum(rng, n):
+    x = integers(rng, -1000, 1000, n)
     zeros = np.zeros
-    return [x, zeros(5, np.int32), zeros(1, np.uint32), zeros(1, np.int32),
-            np.int32(601)], {3: exact([x.sum()])}
+    return [x, zeros(66, np.int32), zeros(1, np.uint32), zeros(1, np.int32),
+            np.int32(n)], {3: exact([x.sum()])}
 
 
-@case("reduce", "last_block_acq_rel", 4, 64)
-def last_block_acq_rel(rng):
-    x = integers(rng, -1000, 1000, 230)
-    ref = np.pad(x, (0, 26)).reshape(4, 64).sum(0) * 2
+@case("reduce", "last_block_acq_rel", 4, 64, sizes=(230, 193))
+def last_block_acq_rel(rng, n):
+    x = integers(rng, -1000, 1000, n)
+    ref = np.pad(x, (0, 256 - n)).reshape(4, 64).sum(0) * 2
     zeros = np.zeros
     return [x, zeros(256, np.int32), zeros(1, np.uint32),
-            zeros(64, np.int32), np.int32(230)], {3: exact(ref)}
+            zeros(64, np.int32), np.int32(n)], {3: exact(ref)}
 
 
 @case("reduce", "atomic_sum", 4, 64)
@@ -168,10 +176,10 @@ def warp_scan(rng):
     return [x, np.zeros_like(x)], {1: exact(x.cumsum(1))}
 
 
-@case("scan", "block_scan", 1, 128)
-def block_scan(rng):
-    x = integers(rng, -100, 100, 333)
-    return [x, np.zeros_like(x), np.int32(333)], {1: exact(x.cumsum())}
+@case("scan", "block_scan", 1, 128, sizes=(333, 1, 0, 256))
+def block_scan(rng, n):
+    x = integers(rng, -100, 100, n)
+    return [x, np.zeros_like(x), np.int32(n)], {1: exact(x.cumsum())}
 
 
 @case("scan", "hillis_steele_scan", 2, 128)
@@ -180,18 +188,18 @@ def hillis_steele_scan(rng):
     return [x, np.zeros_like(x)], {1: exact(x.cumsum(1))}
 
 
-@case("scan", "lookback_scan", 6, 128)
-def lookback_scan(rng):
-    x = integers(rng, -100, 100, 701)
+@case("scan", "lookback_scan", 6, 128, sizes=(701, 641))
+def lookback_scan(rng, n):
+    x = integers(rng, -100, 100, n)
     return [x, np.zeros_like(x), np.zeros(6, np.uint64),
-            np.zeros(1, np.uint32), np.int32(701)], {1: exact(x.cumsum())}
+            np.zeros(1, np.uint32), np.int32(n)], {1: exact(x.cumsum())}
 
 
-@case("scan", "lookback_fence_scan", 6, 128)
-def lookback_fence_scan(rng):
-    x = integers(rng, -100, 100, 701)
+@case("scan", "lookback_fence_scan", 6, 128, sizes=(701, 641))
+def lookback_fence_scan(rng, n):
+    x = integers(rng, -100, 100, n)
     return [x, np.zeros_like(x), np.zeros(6, np.int32), np.zeros(6, np.int32),
-            np.zeros(1, np.uint32), np.int32(701)], {1: exact(x.cumsum())}
+            np.zeros(1, np.uint32), np.int32(n)], {1: exact(x.cumsum())}
 
 
 # --- sorts -------------------------------------------------------------------
@@ -203,12 +211,12 @@ def bitonic_sort(rng):
     return [x], {0: exact(np.sort(x, 1))}
 
 
-@case("sort", "radix_sort", 2, 128)
-def radix_sort(rng):
+@case("sort", "radix_sort", 2, 128, sizes=(6, 1, 0))
+def radix_sort(rng, bits):
     x = integers(rng, 0, 2**6, 2, 128, dtype=np.uint32)
-    order = np.argsort(x, 1, kind="stable")
-    return [x, np.zeros((2, 128), np.int32), np.int32(6)], {
-        0: exact(np.sort(x, 1)),
+    order = np.argsort(x % 2**bits, 1, kind="stable")
+    return [x, np.zeros((2, 128), np.int32), np.int32(bits)], {
+        0: exact(np.take_along_axis(x, order, 1)),
         1: exact(order),
     }
 
@@ -216,9 +224,12 @@ def radix_sort(rng):
 @case("cub", "cub_radix_sort", 2, 64)
 def cub_radix_sort(rng):
     x = np.round(normals(rng, 2, 128) * 8) / 8 + np.float32(0)  # no -0, ties
-    order = np.argsort(x, 1, kind="stable")
-    return [x, np.zeros_like(x), np.zeros((2, 128), np.int32)], {
-        1: exact(np.sort(x, 1)),
+    bits = x.view(np.uint32)
+    bits[:, 77] = 0xFFFFFFFF  # a NaN that is less than everything
+    keys = np.where(bits >> 31, ~bits, bits | 0x80000000)
+    order = np.argsort(keys, 1, kind="stable")
+    return [bits, np.zeros_like(bits), np.zeros((2, 128), np.int32)], {
+        1: exact(np.take_along_axis(bits, order, 1)),
         2: exact(order),
     }
 
@@ -241,11 +252,12 @@ def cub_reduce(rng):
 # --- counting ----------------------------------------------------------------
 
 
-@case("histogram", "histogram", 3, 64, smem=4 * 77)
-def histogram(rng):
-    bins = integers(rng, 0, 77, 1000)
-    return [bins, np.zeros(77, np.int32), np.int32(1000), np.int32(77)], {
-        1: exact(np.bincount(bins, minlength=77))
+@case("histogram", "histogram", 3, 64, smem=lambda n, e: 4 * e,
+      sizes=((1000, 77), (5, 20), (0, 128)))
+def histogram(rng, n, e):
+    bins = integers(rng, 0, e, n)
+    return [bins, np.zeros(e, np.int32), np.int32(n), np.int32(e)], {
+        1: exact(np.bincount(bins, minlength=e))
     }
 
 
@@ -291,25 +303,25 @@ def softmax_reference(x):
     return p / p.sum(1, keepdims=True)
 
 
-@case("softmax", "warp_softmax", 3, 64)
-def warp_softmax(rng):
-    x = normals(rng, 5, 51) * 4
-    return [x, np.zeros_like(x), np.int32(5), np.int32(51)], {
+@case("softmax", "warp_softmax", 3, 64, sizes=((5, 51), (4, 20)))
+def warp_softmax(rng, rows, cols):
+    x = normals(rng, rows, cols) * 4
+    return [x, np.zeros_like(x), np.int32(rows), np.int32(cols)], {
         1: close(softmax_reference(x))
     }
 
 
-@case("softmax", "block_softmax", 3, 128)
-def block_softmax(rng):
-    x = normals(rng, 3, 333) * 4
-    return [x, np.zeros_like(x), np.int32(333)], {
+@case("softmax", "block_softmax", 3, 128, sizes=(333, 128))
+def block_softmax(rng, cols):
+    x = normals(rng, 3, cols) * 4
+    return [x, np.zeros_like(x), np.int32(cols)], {
         1: close(softmax_reference(x))
     }
 
 
-@case("router", "topk_router", 5, 64, smem=4 * 47)
-def topk_router(rng):
-    n, e, k = 9, 47, 3
+@case("router", "topk_router", 5, 64, smem=lambda n, e, k: 4 * e,
+      sizes=((9, 47, 3), (8, 20, 1), (1, 64, 2)))
+def topk_router(rng, n, e, k):
     x = np.round(normals(rng, n, e) * 4) / 4 + np.float32(0)  # many ties
     experts = np.argsort(-x, 1, kind="stable")[:, :k]
     weights = softmax_reference(np.take_along_axis(x, experts, 1))
@@ -396,13 +408,13 @@ def e4m3(x):
 
 def gemm(kernel, encode, dtype, step, file="gemm"):
     # Small integers: every format holds them, every sum is exact.
-    @case(file, kernel, (2, 2), 128)
-    def build(rng):
-        m, n, k = 64, 64, 3 * step
+    @case(file, kernel, (2, 2), 128, sizes=(3, 1, 0))
+    def build(rng, steps):
+        m, n, k = 64, 64, steps * step
         a = integers(rng, -4, 5, m, k)
         b = integers(rng, -4, 5, n, k)
         return [encode(a), encode(b), np.zeros((m, n), dtype), np.int32(n),
-                np.int32(k)], {2: exact(a @ b.T)}
+                np.int32(steps)], {2: exact(a @ b.T)}
 
 
 def cast(dtype):
@@ -416,27 +428,29 @@ gemm("gemm_s8", cast(np.int8), np.int32, 32)
 gemm("gemm_e4m3", e4m3, np.float32, 32, file="gemm_fp8")
 
 
-@case("gemm", "gemm_transposed", (2, 2), 64)
-def gemm_transposed(rng):
-    a, b = integers(rng, -4, 5, 32, 48), integers(rng, -4, 5, 48, 32)
+@case("gemm", "gemm_transposed", (2, 2), 64, sizes=(3, 1, 0))
+def gemm_transposed(rng, steps):
+    k = steps * 16
+    a, b = integers(rng, -4, 5, 32, k), integers(rng, -4, 5, k, 32)
     return [a.astype(np.float16), b.astype(np.float16),
-            np.zeros((32, 32), np.float32), np.int32(32), np.int32(48)], {
+            np.zeros((32, 32), np.float32), np.int32(32), np.int32(steps)], {
         2: exact(a @ b)
     }
 
 
-@case("wgmma", "wgmma_shared", 2, 128)
-def wgmma_shared(rng):
-    a, b = integers(rng, -4, 5, 128, 48), integers(rng, -4, 5, 16, 48)
+@case("wgmma", "wgmma_shared", 2, 128, sizes=(3, 1, 0))
+def wgmma_shared(rng, steps):
+    k = steps * 16
+    a, b = integers(rng, -4, 5, 128, k), integers(rng, -4, 5, 16, k)
     return [a.astype(np.float16), b.astype(np.float16),
-            np.zeros((128, 16), np.float32), np.int32(48)], {
+            np.zeros((128, 16), np.float32), np.int32(steps)], {
         2: exact(a @ b.T)
     }
 
 
-@case("wgmma", "wgmma_registers", 2, 128)
-def wgmma_registers(rng):
-    return wgmma_shared(rng)
+@case("wgmma", "wgmma_registers", 2, 128, sizes=(3, 1, 0))
+def wgmma_registers(rng, steps):
+    return wgmma_shared(rng, steps)
 
 
 @case("row_sum", "mlir_row_sum", 5, 64)
@@ -455,13 +469,14 @@ def mlir_tile_gemm(rng):
 # --- asynchronous copies -----------------------------------------------------
 
 
-@case("pipeline", "three_stages", 2, 64)
-def three_stages(rng):
-    n = 5 * 256
-    x = integers(rng, -8, 9, 2, n).astype(np.float32)
-    per_thread = x.reshape(2, 5, 64, 4).sum((1, 3))
+@case("pipeline", "three_stages", 2, 64, sizes=(5, 2, 1, 0))
+def three_stages(rng, tiles):
+    x = integers(rng, -8, 9, 2, tiles * 256).astype(np.float32)
+    per_thread = x.reshape(2, tiles, 64, 4).sum((1, 3))
     ref = np.roll(per_thread, -33, 1)
-    return [x, np.zeros((2, 64), np.float32), np.int32(n)], {1: exact(ref)}
+    return [x, np.zeros((2, 64), np.float32), np.int32(tiles)], {
+        1: exact(ref)
+    }
 
 
 @case("pipeline", "zero_fill", 3, 32)
@@ -474,11 +489,11 @@ def zero_fill(rng):
     }
 
 
-@case("pipeline", "copy_mbarrier", 2, 128)
-def copy_mbarrier(rng):
-    x = integers(rng, -100, 100, 2, 5, 128)
-    ref = (x[:, :, ::-1] * np.arange(1, 6)[:, None]).sum(1)
-    return [x, np.zeros((2, 128), np.int32), np.int32(5 * 128)], {
+@case("pipeline", "copy_mbarrier", 2, 128, sizes=(5, 1, 2, 0))
+def copy_mbarrier(rng, tiles):
+    x = integers(rng, -100, 100, 2, tiles, 128)
+    ref = (x[:, :, ::-1] * np.arange(1, tiles + 1)[:, None]).sum(1)
+    return [x, np.zeros((2, 128), np.int32), np.int32(tiles)], {
         1: exact(ref)
     }
 
@@ -489,17 +504,19 @@ def bulk_reverse(rng):
     return [x, np.zeros_like(x)], {1: exact(x[:, ::-1] + 1)}
 
 
-@case("bulk", "bulk_ring", 2, 96)
-def bulk_ring(rng):
-    x = integers(rng, -8, 9, 2, 5, 128).astype(np.float32)
+@case("bulk", "bulk_ring", 2, 96, sizes=(5, 2, 1, 0))
+def bulk_ring(rng, tiles):
+    x = integers(rng, -8, 9, 2, tiles, 128).astype(np.float32)
     ref = (x * x[:, :, ::-1]).sum(1)[:, :64]
-    return [x, np.zeros((2, 64), np.float32), np.int32(5)], {1: exact(ref)}
+    return [x, np.zeros((2, 64), np.float32), np.int32(tiles)], {
+        1: exact(ref)
+    }
 
 
-@case("bulk", "bulk_add", 3, 64)
-def bulk_add(rng):
-    x = integers(rng, -8, 9, 7, 64).astype(np.float32)
-    return [x, np.zeros(64, np.float32), np.int32(7)], {
+@case("bulk", "bulk_add", 3, 64, sizes=(7, 2))
+def bulk_add(rng, rows):
+    x = integers(rng, -8, 9, rows, 64).astype(np.float32)
+    return [x, np.zeros(64, np.float32), np.int32(rows)], {
         1: exact(2 * x.sum(0))
     }
 
@@ -515,23 +532,23 @@ def tma_transpose(rng):
     return [box(x, 16, 32), box(out, 32, 16)], {1: exact(x.T + 1)}
 
 
-@case("tma", "tma_swizzle", 2, 64)
-def tma_swizzle(rng):
-    x = integers(rng, -100, 100, 5, 8, 2, 32)  # box, row, block, column
-    weighted = x * np.arange(1, 41).reshape(5, 8, 1, 1)
+@case("tma", "tma_swizzle", 2, 64, sizes=(5, 1, 2))
+def tma_swizzle(rng, boxes):
+    x = integers(rng, -100, 100, boxes, 8, 2, 32)  # box, row, block, column
+    weighted = x * np.arange(1, boxes * 8 + 1).reshape(boxes, 8, 1, 1)
     by_parity = [weighted[:, r::2].sum((0, 1)) for r in (0, 1)]
     ref = np.stack(by_parity, 1)  # block, parity of the row, column
-    return [box(x.reshape(40, 64), 8, 32, "128B"),
-            np.zeros((2, 2, 32), np.int32), np.int32(5)], {1: exact(ref)}
+    return [box(x.reshape(-1, 64), 8, 32, "128B"),
+            np.zeros((2, 2, 32), np.int32), np.int32(boxes)], {1: exact(ref)}
 
 
 # --- roles, named barriers, clusters -----------------------------------------
 
 
-@case("specialized", "named_barriers", 2, 64)
-def named_barriers(rng):
-    x = integers(rng, -100, 100, 2, 5, 32)
-    return [x, np.zeros((2, 32), np.int32), np.int32(5)], {
+@case("specialized", "named_barriers", 2, 64, sizes=(5, 2, 1, 0))
+def named_barriers(rng, tiles):
+    x = integers(rng, -100, 100, 2, tiles, 32)
+    return [x, np.zeros((2, 32), np.int32), np.int32(tiles)], {
         1: exact(3 * x.sum(1)[:, ::-1])
     }
 
@@ -550,10 +567,10 @@ def barrier_votes(rng):
     return [x, np.zeros((3, 3), np.int32)], {1: exact(ref)}
 
 
-@case("cluster", "cluster_histogram", 4, 64, cluster=2)
-def cluster_histogram(rng):
-    bins = integers(rng, 0, 32, 601)
-    return [bins, np.zeros(32, np.int32), np.int32(601)], {
+@case("cluster", "cluster_histogram", 4, 64, cluster=2, sizes=(601, 100, 0))
+def cluster_histogram(rng, n):
+    bins = integers(rng, 0, 32, n)
+    return [bins, np.zeros(32, np.int32), np.int32(n)], {
         1: exact(np.bincount(bins, minlength=32))
     }
 

@@ -10,9 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 
 PREDICATE = r"(?P<guard>@!?%\w+\s+)?"
-STRICTNESS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt",
-              "lo": "ls", "ls": "lo", "hi": "hs", "hs": "hi"}
-
 OPERATORS = {}
 
 
@@ -32,19 +29,22 @@ class Mutant:
         return f"{self.operator}#{self.ordinal}"
 
 
-def operator(pattern):
-    """Registers a function from a match of a whole statement to its texts."""
+def operator(pattern, context=False):
+    """Registers a function from a match of a whole statement to its texts;
+    with `context` it is also given the lines and the number of its line."""
 
     def register(function):
         name = function.__name__.replace("_", "-")
-        OPERATORS[name] = (re.compile(PREDICATE + pattern + ";"), function)
+        with_context = function if context else lambda m, *_: function(m)
+        OPERATORS[name] = (re.compile(PREDICATE + pattern + ";"), with_context)
         return function
 
     return register
 
 
 def deletion(name, pattern):
-    OPERATORS[name] = (re.compile(PREDICATE + pattern + ";"), lambda m: [""])
+    OPERATORS[name] = (re.compile(PREDICATE + pattern + ";"),
+                       lambda m, *_: [""])
 
 
 # --- barriers ----------------------------------------------------------------
@@ -185,13 +185,38 @@ def drop_lane_from_warp_barrier(m):
 # --- bounds ------------------------------------------------------------------
 
 
-@operator(r"setp\.(?P<cmp>lt|le|gt|ge|lo|ls|hi|hs)\.[su]\d+\s[^;]*")
-def move_bound_by_one(m):
-    return [splice(m, "cmp", STRICTNESS[m["cmp"]])]
+@operator(r"setp\.(?P<cmp>lt|le|gt|ge)\.(?P<type>[su]\d+)\s+"
+          r"(?P<p>%\w+), (?P<a>[^,]+), (?P<b>[^;]+)", context=True)
+def widen_bound_by_one(m, lines, here):
+    """One lane, turn or element more passes the guard or the loop's test."""
+    branch = next((use for use in (
+        re.match(rf"\s*@(!?){m['p']}\s+bra(\.uni)?\s+([\w$]+);", s)
+        for s in lines[here + 1: here + 40]) if use), None)
+    if not branch:
+        return []
+    backward = is_backward(lines, here, branch[3])
+    more_often = backward != (branch[1] == "!")
+    strict, loose = {"lt": "lt", "le": "lt", "gt": "gt", "ge": "gt"}, {
+        "lt": "le", "le": "le", "gt": "ge", "ge": "ge"}
+    compare = (loose if more_often else strict)[m["cmp"]]
+    if compare != m["cmp"]:
+        return [splice(m, "cmp", compare)]
+    # No comparison says it: move the bound itself.
+    step = 1 if (m["cmp"] in ("lt", "le")) == more_often else -1
+    if not m["b"].startswith("%"):
+        bound = int(m["b"]) + step
+        return [splice(m, "b", str(bound))] if bound >= 0 else []
+    return [f"{{ .reg .{m['type']} edge; "
+            f"add.{m['type']} edge, {m['b']}, {step}; "
+            f"{splice(m, 'b', 'edge')} }}"]
 
 
-@operator(r"bra(\.uni)?\s+(?P<label>[\w$]+)")
-def remove_guarding_branch(m):
+@operator(r"bra(\.uni)?\s+(?P<label>[\w$]+)", context=True)
+def remove_guarding_branch(m, lines, here):
+    # Without its back edge a loop is another program, not a weaker guard; the
+    # spin of a wait is mutated through its predicate.
+    if is_backward(lines, here, m["label"]):
+        return []
     return [""] if m["guard"] else []
 
 
@@ -251,12 +276,7 @@ def mutants(text, kernel):
     found, ordinals = [], Counter()
     for name, (pattern, function) in OPERATORS.items():
         for i, m in matches(pattern, lines, body):
-            # Without its back edge a loop is another program, not a weaker
-            # guard; the spin of a wait is mutated through its predicate.
-            if name == "remove-guarding-branch" and (
-                    is_backward(lines, i, m["label"])):
-                continue
-            for after in function(m):
+            for after in function(m, lines, i):
                 line = lines[i][: m.start()] + after + lines[i][m.end():]
                 changed = lines[:i] + [line] + lines[i + 1:]
                 found.append(Mutant(name, ordinals[name], i + 1,
