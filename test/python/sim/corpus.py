@@ -26,7 +26,7 @@ class Case:
 
     file: str
     kernel: str
-    grid: tuple
+    grid: Callable | tuple
     block: tuple
     build: Callable
     sizes: tuple = ((),)
@@ -52,7 +52,7 @@ class Case:
         report = sim.launch(
             module or load(self.file),
             self.kernel,
-            self.grid,
+            self.grid(*size) if callable(self.grid) else self.grid,
             self.block,
             args,
             dynamic_smem=smem(*size) if callable(smem) else smem,
@@ -81,7 +81,8 @@ def case(file, kernel, grid, block, *, sizes=((),), smem=0, cluster=None):
 
     def register(build):
         CASES.append(
-            Case(file, kernel, triple(grid), triple(block), build,
+            Case(file, kernel, grid if callable(grid) else triple(grid),
+                 triple(block), build,
                  tuple(s if isinstance(s, tuple) else (s,) for s in sizes),
                  smem, triple(cluster) if cluster else None)
         )
@@ -141,12 +142,13 @@ def redux_rows(rng, rows):
     return [x, np.zeros((rows, 4), np.int32), np.int32(rows)], {1: exact(ref)}
 
 
-@case("reduce", "last_block_sum", 66, 64, sizes=(4200, 4224, 65))
-def last_block_sum(rng, n):
+@case("reduce", "last_block_sum", lambda n, blocks: (blocks, 1, 1), 64,
+      sizes=((4200, 66), (200, 4), (65, 2)))
+def last_block_sum(rng, n, blocks):
     x = integers(rng, -1000, 1000, n)
     zeros = np.zeros
-    return [x, zeros(66, np.int32), zeros(1, np.uint32), zeros(1, np.int32),
-            np.int32(n)], {3: exact([x.sum()])}
+    return [x, zeros(blocks, np.int32), zeros(1, np.uint32),
+            zeros(1, np.int32), np.int32(n)], {3: exact([x.sum()])}
 
 
 @case("reduce", "last_block_acq_rel", 4, 64, sizes=(230, 193))
