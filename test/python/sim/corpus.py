@@ -300,6 +300,8 @@ def locked_minimum(rng):
 
 
 def softmax_reference(x):
+    if not x.size:
+        return x
     x = x.astype(np.float64)
     p = np.exp(x - x.max(1, keepdims=True))
     return p / p.sum(1, keepdims=True)
@@ -313,7 +315,7 @@ def warp_softmax(rng, rows, cols):
     }
 
 
-@case("softmax", "block_softmax", 3, 128, sizes=(333, 128))
+@case("softmax", "block_softmax", 3, 128, sizes=(333, 100))
 def block_softmax(rng, cols):
     x = normals(rng, 3, cols) * 4
     return [x, np.zeros_like(x), np.int32(cols)], {
@@ -322,7 +324,7 @@ def block_softmax(rng, cols):
 
 
 @case("router", "topk_router", 5, 64, smem=lambda n, e, k: 4 * e,
-      sizes=((9, 47, 3), (8, 20, 1), (1, 64, 2)))
+      sizes=((9, 47, 3), (8, 20, 1), (1, 64, 2), (3, 9, 0)))
 def topk_router(rng, n, e, k):
     x = np.round(normals(rng, n, e) * 4) / 4 + np.float32(0)  # many ties
     experts = np.argsort(-x, 1, kind="stable")[:, :k]
@@ -378,6 +380,9 @@ def wide(rng):
     a = integers(rng, -(2**62), 2**62, 64, dtype=np.int64)
     b = integers(rng, 1, 2**40, 64, dtype=np.int64)
     b *= np.where(np.arange(64) % 2, 1, -1)
+    a[::3] >>= 40  # nvcc divides 32-bit values apart
+    b[::6] >>= 20
+    b[b == 0] = 1
     ref = []
     for u, v in zip(a.tolist(), b.tolist()):
         q = abs(u) // abs(v) * (1 if (u < 0) == (v < 0) else -1)
@@ -564,7 +569,7 @@ def partial_barriers(rng):
 @case("specialized", "barrier_votes", 3, 96)
 def barrier_votes(rng):
     x = integers(rng, -99, 90, 3, 96)
-    x[1, 5], x[2, 77] = -100, 91
+    x[1, 5], x[2, 7] = -100, 91
     ref = np.stack([(x > 0).sum(1), (x > -100).all(1), (x > 90).any(1)], 1)
     return [x, np.zeros((3, 3), np.int32)], {1: exact(ref)}
 
