@@ -68,7 +68,7 @@ def test_integer_reductions(op, kind, space):
     dtype = np.dtype(kind.replace("s", "i").replace("b", "u").replace(
         "32", "4").replace("64", "8"))
     values = integers(dtype)
-    want = REDUCE[op].reduce(values)
+    want = REDUCE[op].reduce(values, dtype=dtype)
     start = values[:1] * 0 if op in ("add", "or", "xor") else values[:1].copy()
     cell, _ = run(f"red.SPACE.{op}.{kind} [cell], v; mov.b{dtype.itemsize * 8}"
                   " r, 0;", start, values, dtype, space=space)

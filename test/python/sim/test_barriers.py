@@ -77,15 +77,23 @@ def test_mbarrier_phases(branch, policy):
     assert (out == 64 * (1 + 2 + 3 + 4)).all()
 
 
-def test_mbarrier_pending_count():
-    (count,) = set(evaluate(
+def test_mbarrier_counts_and_drops():
+    """One arrival of two, one that leaves for good: the next phase needs one
+    arrival less."""
+    out = evaluate(
         "{ .shared .align 8 .b8 bar[8]; .reg .b64 state; mov.u32 t0, bar;"
-        "mov.u32 t1, %laneid; setp.ne.u32 p, t1, 0; @p bra DONE;"
-        "mbarrier.init.shared.b64 [t0], 5;"
-        "mbarrier.arrive.shared.b64 state, [t0];"
+        "mov.u32 t1, %laneid; mov.u32 $0, 0; setp.ne.u32 p, t1, 0;"
+        "@p bra DONE; mbarrier.init.shared.b64 [t0], 4;"
         "mbarrier.arrive.shared.b64 state, [t0], 2;"
-        "mbarrier.pending_count.b64 t2, state;"
+        "mbarrier.arrive_drop.shared.b64 state, [t0];"
+        "mbarrier.test_wait.shared.b64 q, [t0], state;"
+        "selp.u32 t2, 1, 0, q; add.u32 $0, $0, t2;"
+        "mbarrier.arrive.shared.b64 state, [t0];"
+        "mbarrier.test_wait.shared.b64 q, [t0], state;"
+        "selp.u32 t2, 10, 0, q; add.u32 $0, $0, t2;"
+        "mbarrier.arrive.shared.b64 state, [t0], 3;"
+        "mbarrier.test_wait.shared.b64 q, [t0], state;"
+        "selp.u32 t2, 100, 0, q; add.u32 $0, $0, t2;"
         "mbarrier.inval.shared.b64 [t0];"
-        "DONE: shfl.sync.idx.b32 $0, t2, 0, 31, -1; }", np.uint32,
-        np.zeros(32, np.uint32), checks=("race", "bounds", "align")).tolist())
-    assert count == 4  # what was pending before the arrival of two
+        "DONE: }", np.uint32, np.zeros(32, np.uint32))
+    assert out[0] == 110

@@ -31,7 +31,7 @@ def test_no_schedule_makes_a_finding_or_a_wrong_result(case, figures):
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equal_seeds_give_equal_runs(case, policy):
-    runs = [case.launch(7, policy, threads=threads) for threads in (1, 1, 2)]
+    runs = [case.launch(7, policy, threads=threads) for threads in (1, 1, 0)]
     for report, arrays, _ in runs[1:]:
         assert str(report) == str(runs[0][0])
         assert report.counters == runs[0][0].counters

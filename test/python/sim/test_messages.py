@@ -227,17 +227,26 @@ cp.async.commit_group;""")
     assert {f.line for f in report.findings} & lines, str(report)
 
 
-def test_shuffle_from_a_lane_that_is_not_there():
-    report, text = plant("""
+def test_shuffle_from_an_absent_lane_gives_no_usable_value():
+    """Reading it is legal, relying on it is not: it must not look right."""
+    out = np.zeros(32, np.uint32)
+    sim.launch(HEAD + """
 setp.lt.u32 p, i, 16;
 @!p bra DONE;
-.loc 1 105 3
 shfl.sync.bfly.b32 w, v, 16, 31, 0x0000ffff;
 st.global.u32 [out], w;
-DONE:""", block=32, words=32)
-    statement = "shfl.sync.bfly.b32 w, v, 16, 31, 0x0000ffff;"
-    line = line_of(text, statement)
-    assert any(f.line == line for f in report.findings), str(report)
+DONE:""" + TAIL, "planted", 1, 32, [np.zeros(32, np.uint32), out])
+    assert (out[:16] != 1).all()
+
+
+def test_collective_without_the_lane_that_runs_it():
+    report, text = plant("""
+.loc 1 105 3
+shfl.sync.bfly.b32 w, v, 1, 31, 0x7fffffff;
+st.global.u32 [out], w;""", block=32, words=32)
+    line = line_of(text, "shfl.sync.bfly.b32 w, v, 1, 31, 0x7fffffff;")
+    found = [f for f in report.findings if f.line == line]
+    assert found and "mask" in found[0].message, str(report)
 
 
 def test_write_to_read_only_memory():
