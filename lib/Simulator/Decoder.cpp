@@ -1,6 +1,7 @@
 //===- Decoder.cpp - Scopes, symbols, operands and control flow -----------===//
 
 #include "Decoder.h"
+#include "Wgmma.h"
 
 #include <algorithm>
 #include <bit>
@@ -765,8 +766,8 @@ void Decoder::finish() {
   analyzeDefinedness(kernel, registerBytes);
 }
 
-/// Writes to registers that wgmma takes need a wgmma.fence before the next
-/// wgmma.
+/// Writes to registers that wgmma takes, accumulators and A but no descriptor,
+/// need a wgmma.fence before the next wgmma.
 void Decoder::markWgmmaOperands() {
   const HandlerTable &table = handlers();
   Handler mma = table.at("wgmma.mma_async");
@@ -774,7 +775,8 @@ void Decoder::markWgmmaOperands() {
   for (const Inst &inst : kernel.code)
     if (inst.run == mma) {
       operands.insert(inst.d, inst.d + inst.nd);
-      operands.insert(inst.s + 2, inst.s + inst.ns);
+      if (WgmmaShape::unpack(inst.imm).registersA)
+        operands.insert(inst.s + 2, inst.s + inst.ns);
     }
   for (Inst &inst : kernel.code)
     if (inst.run != mma)
