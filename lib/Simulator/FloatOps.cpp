@@ -8,6 +8,7 @@
 #include "Handlers.h"
 #include "Lanewise.h"
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -50,11 +51,19 @@ template <bool Ftz, bool Sat> void addArithmetic(HandlerTable &table) {
       });
 }
 
+/// What min and max give for NaN, in PTX's bits.
+template <typename T> inline T canonicalNaN() {
+  if constexpr (std::is_same_v<T, float>)
+    return std::bit_cast<float>(0x7fffffffu);
+  else
+    return std::numeric_limits<T>::quiet_NaN();
+}
+
 /// -0 is less than +0; a NaN loses against a number, unless `.NaN`.
 template <typename T, bool Propagate, bool Max> inline T pick(T a, T b) {
   if (a != a || b != b) {
     if (Propagate || (a != a && b != b))
-      return std::numeric_limits<T>::quiet_NaN();
+      return canonicalNaN<T>();
     return a != a ? b : a;
   }
   if (a == b)
