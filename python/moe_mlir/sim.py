@@ -357,10 +357,13 @@ def _regions(arrays: list[_HostArray], names: list[str]) -> list[_Region]:
 
 
 def _device_address(array: _HostArray, regions: list[_Region]) -> int:
-    for region in regions:
-        if region.start <= array.start <= region.end:
-            return region.address + (array.start - region.start)
-    raise AssertionError("every array lies in a region")
+    # An array may begin where another one ends: the last region that starts
+    # at or before it is its own.
+    region = max(
+        (r for r in regions if r.start <= array.start),
+        key=lambda r: (r.start, r.end),
+    )
+    return region.address + (array.start - region.start)
 
 
 _INTEGER_TYPES = {"s": "i", "u": "u", "b": "u"}
