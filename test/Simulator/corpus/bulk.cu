@@ -1,8 +1,9 @@
 // Bulk copies of sm_90 (1-D) with transaction barriers.
 #include "ptx.cuh"
 
-// Global to shared and back, one tile a block.
-extern "C" __global__ void bulk_reverse(const int *x, int *out) {
+// Global to shared and back, one tile a block; first[block] is read from what
+// the copy has written.
+extern "C" __global__ void bulk_reverse(const int *x, int *out, int *first) {
   __shared__ __align__(128) int in[256], reversed[256];
   __shared__ uint64_t bar;
   int t = threadIdx.x;
@@ -17,14 +18,15 @@ extern "C" __global__ void bulk_reverse(const int *x, int *out) {
   }
   ptx::barrierWait(&bar, 0);
 #pragma unroll 1
-  for (int i = t; i < 256; i += 128)
-    reversed[255 - i] = in[i] + 1;
+  for (int i = 0; i < 256; i += 128)
+    reversed[255 - i - t] = in[i + t] + 1;
   ptx::fenceProxyAsync();
   __syncthreads();
   if (t == 0) {
     ptx::bulkStore(out + blockIdx.x * 256, reversed, sizeof(reversed));
     ptx::commitBulk();
     ptx::waitBulk<0>();
+    first[blockIdx.x] = out[blockIdx.x * 256];
   }
 }
 
@@ -46,8 +48,8 @@ extern "C" __global__ void bulk_ring(const float *x, float *out, int tiles) {
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
       int s = tile % 2;
-      if (tile >= 2)
-        ptx::barrierWait(&empty[s], (tile / 2 - 1) % 2);
+      // The phase before the first one counts as complete.
+      ptx::barrierWait(&empty[s], (tile / 2 + 1) % 2);
       ptx::barrierArriveExpect(&full[s], sizeof(stage[s]));
       ptx::bulkLoad(stage[s], mine + tile * 128, sizeof(stage[s]), &full[s]);
     }
@@ -82,6 +84,4 @@ extern "C" __global__ void bulk_add(const float *x, float *out, int rows) {
     }
     __syncthreads();
   }
-  if (t == 0)
-    ptx::waitBulk<0>();
 }

@@ -151,9 +151,10 @@ extern "C" __global__ void gemm_transposed(const unsigned short *a,
     int k0 = step * 16;
     __syncthreads();
 #pragma unroll 1
-    for (int i = t; i < 256; i += 64) {
-      tileA[i / 16][i % 16] = a[(row0 + i / 16) * k + k0 + i % 16];
-      tileB[i / 16][i % 16] = b[(k0 + i / 16) * n + col0 + i % 16];
+    for (int i = 0; i < 256; i += 64) {
+      int row = (i + t) / 16, col = t % 16;
+      tileA[row][col] = a[(row0 + row) * k + k0 + col];
+      tileB[row][col] = b[(k0 + row) * n + col0 + col];
     }
     __syncthreads();
     uint32_t fragA[4], fragB[2];

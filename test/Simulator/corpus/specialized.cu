@@ -16,6 +16,9 @@ extern "C" __global__ void named_barriers(const int *x, int *out, int tiles) {
       buffer[s][lane] = mine[tile * 32 + lane] * 3;
       ptx::namedArrive(1 + s, 64);
     }
+#pragma unroll 1
+    for (int tile = max(tiles - 2, 0); tile < tiles; ++tile)
+      ptx::namedSync(3 + tile % 2, 64); // the last arrivals
   } else {
     int sum = 0;
 #pragma unroll 1
@@ -23,8 +26,7 @@ extern "C" __global__ void named_barriers(const int *x, int *out, int tiles) {
       int s = tile % 2;
       ptx::namedSync(1 + s, 64);
       sum += buffer[s][31 - lane];
-      if (tile + 2 < tiles)
-        ptx::namedArrive(3 + s, 64);
+      ptx::namedArrive(3 + s, 64);
     }
     out[blockIdx.x * 32 + lane] = sum;
   }

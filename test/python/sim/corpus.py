@@ -508,7 +508,11 @@ def copy_mbarrier(rng, tiles):
 @case("bulk", "bulk_reverse", 3, 128)
 def bulk_reverse(rng):
     x = integers(rng, -100, 100, 3, 256)
-    return [x, np.zeros_like(x)], {1: exact(x[:, ::-1] + 1)}
+    ref = x[:, ::-1] + 1
+    return [x, np.zeros_like(x), np.zeros(3, np.int32)], {
+        1: exact(ref),
+        2: exact(ref[:, 0]),
+    }
 
 
 @case("bulk", "bulk_ring", 2, 96, sizes=(5, 2, 1, 0))

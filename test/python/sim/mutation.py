@@ -11,7 +11,7 @@ from mutate import mutants
 
 SEEDS = 3
 POLICIES = (0, 1)
-SECONDS = 20  # a mutant normally takes milliseconds
+SECONDS = 120  # a deadlock takes half a second to be sure of
 
 
 @dataclass(frozen=True)
