@@ -35,8 +35,20 @@ void deliver(Warp &warp, const Inst &inst, u32 lanes,
   }
 }
 
+/// What strong loads before the barrier saw: a fence after it acquires that,
+/// whichever thread executes it.
+Clock observedBefore(Block &block, const BarrierState &barrier) {
+  Clock seen(block.linear);
+  for (const BarrierState::Arrival &arrival : barrier.arrivals)
+    for (const FenceRecord &record : block.warps[arrival.warp].observed)
+      if (record.lanes & arrival.lanes)
+        seen.join(record.clock);
+  return seen;
+}
+
 void complete(Block &block, BarrierState &barrier) {
   const Kernel &kernel = *block.launch->kernel;
+  Clock seen = observedBefore(block, barrier);
   for (const BarrierState::Arrival &arrival : barrier.arrivals) {
     if (!arrival.waits)
       continue;
@@ -45,6 +57,8 @@ void complete(Block &block, BarrierState &barrier) {
     // The barrier's clock holds what every lane knew.
     if (arrival.lanes == warp.live)
       warp.privateLanes = 0;
+    if (!seen.empty())
+      warp.observed.assign(1, {arrival.lanes, 0, Scope::System, seen});
     deliver(warp, kernel.code[arrival.pc], arrival.lanes, barrier);
     for (Group &group : warp.groups)
       if (group.wait == Wait::Barrier && group.pc == arrival.pc &&

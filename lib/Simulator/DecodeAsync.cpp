@@ -131,6 +131,13 @@ bool decodeMbarrier(Decoder &decoder, const Instruction &instruction) {
     return decodeMbarrierArrive(decoder, instruction);
   if (what == "test_wait" || what == "try_wait")
     return decodeMbarrierTest(decoder, instruction);
+  if (what == "pending_count") {
+    Draft draft = withHandler(decoder, "mbarrier.pending_count");
+    draft.d = {decoder.destination(operands.at(0), 4)};
+    draft.s = {decoder.source(operands.at(1), 8)};
+    decoder.emit(std::move(draft));
+    return true;
+  }
   bool isTx = what == "expect_tx" || what == "complete_tx";
   if (what != "init" && what != "inval" && !isTx)
     return false;

@@ -139,6 +139,37 @@ bool decodeArithmetic(Decoder &decoder, const Instruction &instruction) {
   return true;
 }
 
+/// add.cc, addc, sub.cc, subc, mad.lo.cc, madc.hi ...: the carry flag is a
+/// predicate of the kernel's.
+bool decodeCarry(Decoder &decoder, const Instruction &instruction) {
+  static const std::unordered_map<std::string, u8> operations = {
+      {"add", 0}, {"addc", 0}, {"sub", 1}, {"subc", 1}, {"mad", 2}, {"madc", 2}};
+  const std::string &op = instruction.words[0];
+  auto it = operations.find(op);
+  bool reads = op.back() == 'c', writes = instruction.has("cc");
+  if (it == operations.end() || (!reads && !writes))
+    return false;
+  const std::string &type = instruction.words.back();
+  u32 bytes = typeBytes(type);
+  if (bytes != 4 && bytes != 8)
+    return false;
+  bool high = instruction.has("hi");
+  Draft draft;
+  draft.inst.run = decoder.handler(
+      high ? "carry." + integerType(type) : "carry.u" + std::to_string(bytes * 8));
+  draft.inst.aux = static_cast<u8>(it->second + (high ? 1 : 0));
+  draft.inst.aux2 = reads;
+  draft.d = {decoder.destination(instruction.operands.at(0), bytes)};
+  u32 flag = decoder.carryFlag();
+  if (writes)
+    draft.d.push_back(flag);
+  draft.s = {flag};
+  for (size_t i = 1; i < instruction.operands.size(); ++i)
+    draft.s.push_back(decoder.source(instruction.operands[i], bytes));
+  decoder.emit(std::move(draft));
+  return true;
+}
+
 //===----------------------------------------------------------------------===//
 // Bits
 //===----------------------------------------------------------------------===//
@@ -417,7 +448,7 @@ bool decodeScalar(Decoder &decoder, const Instruction &instruction) {
     return decodeSelection(decoder, instruction);
   if (op == "testp")
     return decodeTestp(decoder, instruction);
-  return decodeBits(decoder, instruction) ||
+  return decodeCarry(decoder, instruction) || decodeBits(decoder, instruction) ||
          decodeArithmetic(decoder, instruction) ||
          decodeHint(decoder, instruction);
 }

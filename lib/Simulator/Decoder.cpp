@@ -118,6 +118,11 @@ u32 Decoder::constant(u64 value, u32 bytes) {
       "constant" + std::to_string(bytes) + ":" + std::to_string(value));
 }
 
+u32 Decoder::carryFlag() {
+  auto it = presets.find("carry");
+  return it != presets.end() ? it->second : presets["carry"] = scratch(0);
+}
+
 u32 Decoder::constantPredicate(bool value) {
   return presetArray({Preset::Kind::Predicate, 0, 4, value ? ~0u : 0u},
                      value ? "true" : "false");
@@ -766,8 +771,8 @@ void Decoder::finish() {
   analyzeDefinedness(kernel, registerBytes);
 }
 
-/// Writes to registers that wgmma takes, accumulators and A but no descriptor,
-/// need a wgmma.fence before the next wgmma.
+/// Writes to registers that wgmma takes need a wgmma.fence before the next
+/// wgmma.
 void Decoder::markWgmmaOperands() {
   const HandlerTable &table = handlers();
   Handler mma = table.at("wgmma.mma_async");
@@ -775,6 +780,7 @@ void Decoder::markWgmmaOperands() {
   for (const Inst &inst : kernel.code)
     if (inst.run == mma) {
       operands.insert(inst.d, inst.d + inst.nd);
+      // A descriptor is read when the instruction issues; registers are not.
       if (WgmmaShape::unpack(inst.imm).registersA)
         operands.insert(inst.s + 2, inst.s + inst.ns);
     }

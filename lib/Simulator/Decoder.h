@@ -84,6 +84,8 @@ public:
   u32 widened(u32 place);
   u32 constant(u64 value, u32 bytes);
   u32 constantPredicate(bool value);
+  /// The condition code register's carry.
+  u32 carryFlag();
 
   void emit(Draft draft);
   /// As emit, for helpers that are no instruction of the kernel.

@@ -8,7 +8,6 @@
 #include "Handlers.h"
 #include "Lanewise.h"
 
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -21,13 +20,16 @@ template <bool Ftz> inline float in(float x) {
   return Ftz ? flushToZero(x) : x;
 }
 
+/// The NaN that every f32 instruction returns.
+const float kNaN = std::bit_cast<float>(0x7fffffffu);
+
 /// .sat clamps to [0, 1] and turns NaN into 0.
 template <bool Ftz, bool Sat> inline float out(float x) {
   if (Ftz)
     x = flushToZero(x);
   if (Sat)
-    x = x > 0 ? (x < 1 ? x : 1.0f) : 0.0f;
-  return x;
+    return x > 0 ? (x < 1 ? x : 1.0f) : 0.0f;
+  return x == x ? x : kNaN;
 }
 
 //===----------------------------------------------------------------------===//
@@ -51,19 +53,11 @@ template <bool Ftz, bool Sat> void addArithmetic(HandlerTable &table) {
       });
 }
 
-/// What min and max give for NaN, in PTX's bits.
-template <typename T> inline T canonicalNaN() {
-  if constexpr (std::is_same_v<T, float>)
-    return std::bit_cast<float>(0x7fffffffu);
-  else
-    return std::numeric_limits<T>::quiet_NaN();
-}
-
 /// -0 is less than +0; a NaN loses against a number, unless `.NaN`.
 template <typename T, bool Propagate, bool Max> inline T pick(T a, T b) {
   if (a != a || b != b) {
     if (Propagate || (a != a && b != b))
-      return canonicalNaN<T>();
+      return sizeof(T) == 4 ? T(kNaN) : std::numeric_limits<T>::quiet_NaN();
     return a != a ? b : a;
   }
   if (a == b)
@@ -167,7 +161,7 @@ template <bool Ftz> void addApproximations(HandlerTable &table) {
     b = in<Ftz>(b);
     // Divisors beyond 2^126 give 0 (PTX ISA, div.approx).
     if (std::fabs(b) > 0x1p126f && std::isfinite(b))
-      return std::isinf(a) ? std::numeric_limits<float>::quiet_NaN()
+      return std::isinf(a) ? kNaN
                            : std::copysign(0.0f, a) * std::copysign(1.0f, b);
     return out<Ftz, false>(a / b);
   });

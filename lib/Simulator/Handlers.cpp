@@ -1,6 +1,7 @@
 //===- Handlers.cpp - Collects the handlers for this CPU ------------------===//
 
 #include "Handlers.h"
+#include "CarryOps.h"
 
 namespace moe::sim {
 namespace {
@@ -25,6 +26,7 @@ HandlerTable collect() {
   addBulkCopyOps(table);
   addWgmmaOps(table);
   addMatrixMemoryOps(table);
+  addCarryOps(table);
   addDirectedOps(table);
   addGenericConversions(table);
 #if defined(MOE_SIM_HAS_AVX2_OBJECTS)

@@ -98,6 +98,21 @@ void runInvalidate(Warp &warp, const Inst &inst, u32 mask) {
   }
 }
 
+/// The opaque state that arrive returns: the phase and the pending count.
+constexpr u32 kPendingBits = 20;
+
+u64 stateOf(const Mbarrier &barrier) {
+  return barrier.phase << kPendingBits |
+         (static_cast<u64>(barrier.pending) & ((1u << kPendingBits) - 1));
+}
+
+void runPendingCount(Warp &warp, const Inst &inst, u32 mask) {
+  for (u32 l : Lanes(mask))
+    lanesOf<u32>(warp, inst.d[0])[l] =
+        static_cast<u32>(lanesOf<u64>(warp, inst.s[0])[l]) &
+        ((1u << kPendingBits) - 1);
+}
+
 void drop(Mbarrier &barrier, u32 count) {
   barrier.count -= std::min(barrier.count, count);
 }
@@ -115,7 +130,7 @@ void runArrive(Warp &warp, const Inst &inst, u32 mask) {
     u32 operand = inst.ns > 1 ? lanesOf<u32>(warp, inst.s[1])[l] : 1;
     u32 count = inst.aux & 1 ? 1 : operand;
     if (inst.nd && inst.d[0] != kNone)
-      lanesOf<u64>(warp, inst.d[0])[l] = ref.barrier->phase;
+      lanesOf<u64>(warp, inst.d[0])[l] = stateOf(*ref.barrier);
     if (inst.aux & 1)
       ref.barrier->transactions += operand;
     if (inst.aux & 2)
@@ -160,7 +175,7 @@ void runTest(Warp &warp, const Inst &inst, u32 mask) {
     u64 phase = ref.barrier->phase;
     bool done = inst.aux & 1
                     ? (phase & 1) != (lanesOf<u32>(warp, inst.s[1])[l] & 1)
-                    : phase > lanesOf<u64>(warp, inst.s[1])[l];
+                    : phase > lanesOf<u64>(warp, inst.s[1])[l] >> kPendingBits;
     result |= static_cast<u32>(done) << l;
   }
   setPredicate(warp, inst.d[0], mask, result);
@@ -247,6 +262,7 @@ void addMbarrierOps(HandlerTable &table) {
   table["mbarrier.arrive"] = runArrive;
   table["mbarrier.expect_tx"] = runExpectTx;
   table["mbarrier.test_wait"] = runTest;
+  table["mbarrier.pending_count"] = runPendingCount;
   table["barrier.cluster.arrive"] = [](Warp &warp, const Inst &, u32 mask) {
     arriveAtCluster(warp, mask);
   };

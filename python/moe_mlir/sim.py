@@ -357,12 +357,8 @@ def _regions(arrays: list[_HostArray], names: list[str]) -> list[_Region]:
 
 
 def _device_address(array: _HostArray, regions: list[_Region]) -> int:
-    # An array may begin where another one ends: the last region that starts
-    # at or before it is its own.
-    region = max(
-        (r for r in regions if r.start <= array.start),
-        key=lambda r: (r.start, r.end),
-    )
+    # Arrays may touch: an address belongs to the last region that starts there.
+    region = [r for r in regions if r.start <= array.start][-1]
     return region.address + (array.start - region.start)
 
 
