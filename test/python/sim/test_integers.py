@@ -398,6 +398,17 @@ def test_moves_pack_and_unpack():
     assert np.array_equal(got, a << 16 | a >> 16)
 
 
+@pytest.mark.parametrize("direction", ["add", "sub"])
+def test_carry_chains(direction):
+    a, b = pairs(U64, np.uint64)
+    got = evaluate(
+        "{ .reg .b32 al, ah, bl, bh, l, h;"
+        "mov.b64 {al, ah}, $1; mov.b64 {bl, bh}, $2;"
+        f"{direction}.cc.u32 l, al, bl; {direction}c.u32 h, ah, bh;"
+        "mov.b64 $0, {l, h}; }", np.uint64, a, b)
+    assert np.array_equal(got, a + b if direction == "add" else a - b)
+
+
 def test_dot_product_of_bytes():
     rng = np.random.default_rng(0)
     a, b, c = rng.integers(0, 2**32, (3, 64), dtype=np.uint32)
