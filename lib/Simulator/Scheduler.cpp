@@ -308,9 +308,10 @@ private:
         if (first == kNobody)
           first = i;
       }
-    // Now and then another group runs: a lane may spin until another lane of
-    // its warp does something.
-    if (ready < 2 || (!adversarial && !block.random.oneIn(64)))
+    // Now and then another group runs, and for long enough to get somewhere: a
+    // lane may spin until another lane of its warp does something.
+    detour = ready > 1 && !adversarial && block.random.oneIn(64);
+    if (ready < 2 || (!adversarial && !detour))
       return first;
     u32 pick = block.random.below(ready);
     for (size_t i = first;; ++i)
@@ -321,7 +322,9 @@ private:
   u32 slice() {
     if (warp.groups.size() == 1)
       return left;
-    return launch.policy == 1 ? 1 + block.random.below(16) : 1;
+    if (launch.policy == 1)
+      return 1 + block.random.below(16);
+    return detour ? 64 : 1;
   }
 
   void runGroup(size_t index, u32 budget) {
@@ -432,6 +435,7 @@ private:
   u64 *executed;
   u64 lanes = 0;
   u32 left = 0;
+  bool detour = false;
 };
 
 //===----------------------------------------------------------------------===//
