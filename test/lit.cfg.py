@@ -46,6 +46,16 @@ if os.environ.get("MOE_MLIR_VERIFY_ROUNDTRIP") == "1":
 
 config.substitutions += [
     ("%moe-opt", moe_opt),
+    # Runs @main of a module in the LLVM dialect.
+    (
+        "%run-cpu",
+        "mlir-runner -e main -entry-point-result=void --shared-libs="
+        + os.path.join(
+            os.path.dirname(config.mlir_tools_dir),
+            "lib",
+            "libmlir_c_runner_utils.so",
+        ),
+    ),
     ("%mlir-opt", os.path.join(config.mlir_tools_dir, "mlir-opt")),
     ("%python", config.python_executable),
     ("%moe_lib_dir", config.moe_lib_dir),

@@ -8,7 +8,6 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
 #include "MoE/InitAll.h"
-#include "MoE/Pipelines/MoEToNVVM.h"
 #include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
 

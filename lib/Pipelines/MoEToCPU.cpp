@@ -30,14 +30,19 @@ using namespace mlir::moe;
 // moe -> moe
 //===----------------------------------------------------------------------===//
 
-/// One parallel loop a kernel, with everything that its rows need inside.
+/// One parallel loop a kernel, with everything that its rows need inside; then
+/// the ops that have no kernel of their own become contractions.
 static void buildTilingStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addPass(createMoEConvertToSoftmaxMixPass());
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
+  MoEDecomposePassOptions decomposition;
+  decomposition.ops = {"router_logits", "adjacency_gate"};
+  manager.addPass(createMoEDecomposePass(decomposition));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -59,6 +64,7 @@ static void buildBufferizationStage(OpPassManager &manager) {
   manager.addPass(memref::createFoldMemRefAliasOpsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(createMoEPromoteTileBuffersPass());
   manager.addNestedPass<func::FuncOp>(
       bufferization::createPromoteBuffersToStackPass());
   bufferization::buildBufferDeallocationPipeline(manager);
@@ -74,6 +80,7 @@ static void buildVectorStage(OpPassManager &manager,
   ConvertMoEToCPUPassOptions conversion;
   conversion.vectorWidth = options.vectorWidth;
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
+  manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());
   manager.addNestedPass<func::FuncOp>(createMoEApproximateMathPass());
   manager.addPass(createCanonicalizerPass());
@@ -96,6 +103,7 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addNestedPass<func::FuncOp>(createConvertVectorToSCFPass());
   manager.addPass(createSCFToControlFlowPass());
   manager.addPass(arith::createArithExpandOpsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEExpandBooleanAccessesPass());
   manager.addPass(createConvertVectorToLLVMPass());
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());

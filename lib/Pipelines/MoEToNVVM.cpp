@@ -6,9 +6,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoE/Pipelines/MoEToNVVM.h"
-
 #include "MoE/Conversion/Passes.h"
+#include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
 #include "mlir/Conversion/AffineToStandard/AffineToStandard.h"
 #include "mlir/Conversion/GPUToNVVM/GPUToNVVMPass.h"
@@ -19,6 +18,7 @@
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/GPU/Transforms/Passes.h"
 #include "mlir/Dialect/MemRef/Transforms/Passes.h"
+#include "mlir/Pass/PassManager.h"
 #include "mlir/Pass/PassRegistry.h"
 #include "mlir/Transforms/Passes.h"
 
@@ -29,45 +29,48 @@ using namespace mlir::moe;
 // Tensors: one loop over blocks a kernel
 //===----------------------------------------------------------------------===//
 
-static void buildTiling(OpPassManager &pm,
+static void buildTiling(OpPassManager &manager,
                         const MoEToNVVMPipelineOptions &options) {
-  pm.addPass(createCanonicalizerPass());
-  pm.addPass(createCSEPass());
-  pm.addNestedPass<func::FuncOp>(
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(
       createMoETileToBlocksPass({options.maxRows}));
-  pm.addPass(createCanonicalizerPass());
-  pm.addPass(createCSEPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
 }
 
 //===----------------------------------------------------------------------===//
 // Buffers
 //===----------------------------------------------------------------------===//
 
-static void buildBufferization(OpPassManager &pm) {
-  pm.addPass(bufferization::createEmptyTensorEliminationPass());
+/// The caller's memory for results; buffers inside a loop become workgroup
+/// memory and have no deallocation.
+static void buildBufferization(OpPassManager &manager) {
+  manager.addPass(createMoEResultsToDestinationsPass());
+  manager.addPass(bufferization::createEmptyTensorEliminationPass());
   bufferization::OneShotBufferizePassOptions options;
   options.bufferizeFunctionBoundaries = true;
   options.functionBoundaryTypeConversion =
       bufferization::LayoutMapOption::IdentityLayoutMap;
-  pm.addPass(bufferization::createOneShotBufferizePass(options));
-  pm.addPass(bufferization::createDropEquivalentBufferResultsPass());
-  pm.addPass(createCanonicalizerPass());
-  pm.addPass(createCSEPass());
+  manager.addPass(bufferization::createOneShotBufferizePass(options));
+  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
   // Copies whose two sides have become one value are folded.
-  pm.addPass(createCanonicalizerPass());
+  manager.addPass(createCanonicalizerPass());
 }
 
 //===----------------------------------------------------------------------===//
 // Kernels
 //===----------------------------------------------------------------------===//
 
-static void buildKernels(OpPassManager &pm,
+static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
-  pm.addPass(createConvertMoEToGPUPass({options.blockSize}));
-  pm.addPass(createCanonicalizerPass());
-  pm.addPass(createCSEPass());
+  manager.addPass(createConvertMoEToGPUPass({options.blockSize}));
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
 
-  OpPassManager &kernels = pm.nest<gpu::GPUModuleOp>();
+  OpPassManager &kernels = manager.nest<gpu::GPUModuleOp>();
   kernels.addPass(memref::createExpandStridedMetadataPass());
   kernels.addPass(createLowerAffinePass());
   kernels.addPass(createCanonicalizerPass());
@@ -81,13 +84,13 @@ static void buildKernels(OpPassManager &pm,
   kernels.addPass(createCSEPass());
 }
 
-static void buildPTX(OpPassManager &pm,
+static void buildPTX(OpPassManager &manager,
                      const MoEToNVVMPipelineOptions &options) {
-  pm.addPass(createMoEAttachNVVMTargetPass({options.chip}));
+  manager.addPass(createMoEAttachNVVMTargetPass({options.chip}));
   GpuModuleToBinaryPassOptions binary;
   // PTX needs no CUDA toolkit, and any driver can compile it.
   binary.compilationTarget = "isa";
-  pm.addPass(createGpuModuleToBinaryPass(binary));
+  manager.addPass(createGpuModuleToBinaryPass(binary));
 }
 
 //===----------------------------------------------------------------------===//
@@ -95,11 +98,11 @@ static void buildPTX(OpPassManager &pm,
 //===----------------------------------------------------------------------===//
 
 void mlir::moe::buildMoEToNVVMPipeline(
-    OpPassManager &pm, const MoEToNVVMPipelineOptions &options) {
-  buildTiling(pm, options);
-  buildBufferization(pm);
-  buildKernels(pm, options);
-  buildPTX(pm, options);
+    OpPassManager &manager, const MoEToNVVMPipelineOptions &options) {
+  buildTiling(manager, options);
+  buildBufferization(manager);
+  buildKernels(manager, options);
+  buildPTX(manager, options);
 }
 
 void mlir::moe::registerMoEToNVVMPipeline() {

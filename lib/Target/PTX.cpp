@@ -22,30 +22,6 @@ using namespace mlir::moe;
 namespace fs = llvm::sys::fs;
 
 //===----------------------------------------------------------------------===//
-// Chips
-//===----------------------------------------------------------------------===//
-
-ArrayRef<Chip> mlir::moe::knownChips() {
-  static constexpr Chip chips[] = {
-      {"sm_80", 70},  {"sm_86", 71},  {"sm_89", 78},  {"sm_90", 78},
-      {"sm_90a", 80}, {"sm_100", 86}, {"sm_120", 87},
-  };
-  return chips;
-}
-
-FailureOr<Chip> mlir::moe::lookupChip(StringRef name, Location location) {
-  for (const Chip &chip : knownChips())
-    if (chip.name == name)
-      return chip;
-  return emitError(location)
-         << "expected a chip out of "
-         << llvm::join(llvm::map_range(knownChips(),
-                                       [](Chip chip) { return chip.name; }),
-                       ", ")
-         << ", found '" << name << "'";
-}
-
-//===----------------------------------------------------------------------===//
 // PTX text
 //===----------------------------------------------------------------------===//
 

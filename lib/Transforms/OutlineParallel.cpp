@@ -212,8 +212,9 @@ func::FuncOp Outliner::makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
 
 LogicalResult Outliner::outline(scf::ForallOp forall) {
   if (forall.getNumResults() != 0)
-    return forall.emitOpError(
-        "expected a parallel loop on buffers, found results: bufferize first");
+    return emitError(forall.getLoc(),
+        "expected a parallel loop on buffers, found one with results; bufferize "
+        "first");
   auto parent = forall->getParentOfType<func::FuncOp>();
   ImplicitLocOpBuilder builder(forall.getLoc(), forall);
   SmallVector<Value> captured = captureValues(builder, forall.getRegion());

@@ -94,9 +94,10 @@ struct ResultsToDestinationsPass
         continue;
       if (function.getNumResults() > 0)
         for (Operation *user : users.getUsers(function)) {
-          function.emitOpError("expected a public function to have no callers "
-                               "in the module: inline the call, or call a "
-                               "private function")
+          (emitError(function.getLoc())
+           << "expected public function '@" << function.getName()
+           << "' not to be called inside its module, found a call; make it "
+              "private")
                   .attachNote(user->getLoc())
               << "called here";
           return signalPassFailure();

@@ -1,6 +1,7 @@
 """Artifacts of moe-compile: folders with a manifest and code."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import sys
@@ -71,7 +72,8 @@ class ArtifactFunction:
             The result, or a tuple of results; torch tensors if an argument is one.
         """
         if out is None:
-            out = [self._allocate(i, r, arguments) for i, r in enumerate(self._results)]
+            out = [self.allocate(i, self._sizes(i, arguments), arguments)
+                   for i in range(len(self._results))]
         elif not isinstance(out, (tuple, list)):
             out = [out]
         self._function(*arguments, *out)
@@ -80,13 +82,9 @@ class ArtifactFunction:
     def __repr__(self):
         return f"<compiled {self.signature}>"
 
-    def _allocate(self, index, result, arguments):
-        sizes = [evaluate_size(size, arguments) for size in result["sizes"]]
-        if None in sizes:
-            raise ValueError(
-                f"expected out= for '{self.name}': the size of result {index} depends on data"
-            )
-        name = _DTYPES[result["dtype"]]
+    def allocate(self, index, sizes, arguments):
+        """A buffer for result `index`, of the kind that the arguments are."""
+        name = _DTYPES[self._results[index]["dtype"]]
         torch = sys.modules.get("torch")
         if torch is not None and any(isinstance(a, torch.Tensor) for a in arguments):
             return torch.empty(sizes, dtype=getattr(torch, name))
@@ -96,6 +94,63 @@ class ArtifactFunction:
             raise ValueError(f"expected torch tensors for '{self.name}', found numpy arrays, "
                              "which have no bfloat16")
         return numpy.empty(sizes, dtype=name)
+
+    def _sizes(self, index, arguments):
+        sizes = [evaluate_size(size, arguments) for size in self._results[index]["sizes"]]
+        if None in sizes:
+            raise ValueError(
+                f"expected out= for '{self.name}': the size of result {index} depends on data"
+            )
+        return sizes
+
+
+class ArtifactProgram:
+    """The function of a torch program, with its weights bound."""
+
+    def __init__(self, artifact):
+        description = json.loads(artifact.files["program.json"])
+        self.name = description["function"]
+        self.function = artifact.functions[self.name]
+        self._arguments = description["arguments"]
+        self._results = description["results"]
+        self._outputs = description["outputs"]
+        self._symbols = description["symbols"]
+        self._weights = _read_weights(artifact.files["weights.safetensors"])
+        self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
+
+    def __call__(self, *inputs, out=None):
+        """Runs the model on its tensor inputs, in the order of `inputs`."""
+        if len(inputs) != len(self.inputs):
+            raise TypeError(f"expected the inputs {self.inputs}, found {len(inputs)} inputs")
+        rest = iter(inputs)
+        arguments = [next(rest) if a["kind"] == "input" else self._weights[a["name"]]
+                     for a in self._arguments]
+        if out is None:
+            out = self._allocate(arguments)
+        results = self.function(*arguments, out=out)
+        results = results if isinstance(results, tuple) else (results,)
+        chosen = tuple(results[i] for i in self._outputs)
+        return chosen[0] if len(chosen) == 1 else chosen
+
+    def __repr__(self):
+        return f"<compiled torch program {self.name}({', '.join(self.inputs)})>"
+
+    def _allocate(self, arguments):
+        from .sizes import evaluate_size as evaluate_text
+
+        symbols = {name: int(arguments[position].shape[dim])
+                   for name, (position, dim) in self._symbols.items()}
+        return [self.function.allocate(i, [evaluate_text(size, symbols) for size in shape],
+                                       arguments)
+                for i, shape in enumerate(self._results)]
+
+
+def _read_weights(data: bytes) -> dict:
+    if importlib.util.find_spec("torch"):
+        from safetensors.torch import load as read
+    else:
+        from safetensors.numpy import load as read
+    return read(data)
 
 
 def evaluate_size(size, arguments):
@@ -130,6 +185,9 @@ def load(path) -> Artifact:
         executable = native().Executable(files["kernel.o"])
         artifact.functions = {d["name"]: ArtifactFunction(executable.function(d["name"]), d)
                               for d in manifest["functions"]}
+        if "program.json" in files:
+            program = ArtifactProgram(artifact)
+            artifact.functions[program.name] = program
     return artifact
 
 

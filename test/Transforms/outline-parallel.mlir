@@ -1,27 +1,31 @@
 // RUN: %moe-opt %s --moe-outline-parallel --canonicalize --split-input-file --verify-diagnostics | FileCheck %s
 // RUN: %moe-opt %s --moe-outline-parallel --moe-outline-parallel --canonicalize --split-input-file --verify-diagnostics | FileCheck %s
-
-// CHECK: llvm.func @moe_parallel_for(i64, !llvm.ptr, !llvm.ptr)
+// RUN: %moe-opt %s --moe-outline-parallel=threads=false --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=LOOPS
 
 // The count is the product of the trip counts; values from outside travel in
 // a struct, constants are rebuilt.
 
-// CHECK-LABEL: func @passes_captures_in_a_struct
-// CHECK-SAME:    %[[X:[^:]*]]: memref<2x?xf32>
-// CHECK:         %[[STORAGE:.*]] = llvm.alloca
-// CHECK:         llvm.store %{{.*}}, %[[STORAGE]]
-// CHECK:         llvm.call @moe_parallel_for(%{{.*}}, %{{.*}}, %[[STORAGE]])
-// CHECK-NOT:     scf.forall
-
 // CHECK-LABEL: func private @passes_captures_in_a_struct_parallel
 // CHECK-SAME:    (%[[BEGIN:.*]]: i64, %[[END:.*]]: i64, %[[CONTEXT:.*]]: !llvm.ptr)
 // CHECK-DAG:     %[[CST:.*]] = arith.constant 1.000000e+00 : f32
-// CHECK-DAG:     llvm.load %[[CONTEXT]]
+// CHECK-DAG:     llvm.getelementptr %[[CONTEXT]]
 // CHECK-DAG:     %[[FROM:.*]] = arith.index_cast %[[BEGIN]]
 // CHECK-DAG:     %[[TO:.*]] = arith.index_cast %[[END]]
-// CHECK:         scf.for %[[FLAT:.*]] = %[[FROM]] to %[[TO]]
-// CHECK:           %[[SPLIT:.*]]:2 = affine.delinearize_index %[[FLAT]]
-// CHECK:           memref.store %[[CST]], %{{.*}}[%[[SPLIT]]#0,
+// CHECK:         scf.for %{{.*}} = %[[FROM]] to %[[TO]]
+// CHECK:           memref.store %[[CST]]
+
+// CHECK-LABEL: func @passes_captures_in_a_struct
+// CHECK:         %[[STORAGE:.*]] = llvm.alloca
+// CHECK:         %[[FIELD:.*]] = llvm.getelementptr %[[STORAGE]]
+// CHECK:         llvm.store %{{.*}}, %[[FIELD]]
+// CHECK:         call @moe_parallel_for(%{{.*}}, %{{.*}}, %[[STORAGE]])
+// CHECK-NOT:     scf.forall
+// CHECK:       func private @moe_parallel_for(i64, !llvm.ptr, !llvm.ptr)
+
+// LOOPS-LABEL: func @passes_captures_in_a_struct
+// LOOPS-NOT:     moe_parallel_for
+// LOOPS:         scf.for
+// LOOPS:           scf.for
 func.func @passes_captures_in_a_struct(%x: memref<2x?xf32>, %n: index) {
   %one = arith.constant 1.0 : f32
   scf.forall (%i, %j) = (0, 0) to (2, %n) step (1, 64) {
@@ -34,17 +38,40 @@ func.func @passes_captures_in_a_struct(%x: memref<2x?xf32>, %n: index) {
 
 // Only the outermost loop becomes a call: the runtime runs nested ones in place.
 
-// CHECK-LABEL: func @outlines_outermost_loops_only
-// CHECK:         llvm.call @moe_parallel_for
 // CHECK-LABEL: func private @outlines_outermost_loops_only_parallel
 // CHECK:         scf.for
 // CHECK:           scf.for
 // CHECK-NOT:       scf.forall
+// CHECK-LABEL: func @outlines_outermost_loops_only
+// CHECK:         call @moe_parallel_for
 func.func @outlines_outermost_loops_only(%x: memref<8x8xf32>, %v: f32) {
   scf.forall (%i) in (8) {
     scf.forall (%j) in (8) {
       memref.store %v, %x[%i, %j] : memref<8x8xf32>
     }
+  }
+  return
+}
+
+// -----
+
+// A buffer in a loop would grow the stack with every iteration.
+
+// CHECK-LABEL: func private @hoists_buffers_out_of_the_loop_parallel
+// CHECK:         memref.alloca
+// CHECK:         scf.for
+// CHECK-NOT:       memref.alloca
+// LOOPS-LABEL: func @hoists_buffers_out_of_the_loop
+// LOOPS:         memref.alloca
+// LOOPS:         scf.for
+// LOOPS-NOT:       memref.alloca
+func.func @hoists_buffers_out_of_the_loop(%x: memref<8xf32>, %v: f32) {
+  %c0 = arith.constant 0 : index
+  scf.forall (%i) in (8) {
+    %buffer = memref.alloca() : memref<4xf32>
+    memref.store %v, %buffer[%c0] : memref<4xf32>
+    %w = memref.load %buffer[%c0] : memref<4xf32>
+    memref.store %w, %x[%i] : memref<8xf32>
   }
   return
 }

@@ -2,16 +2,24 @@
 
 // CHECK-LABEL: func @appends_a_destination_a_result
 // CHECK-SAME:    (%[[X:.*]]: tensor<?xf32> {bufferization.writable = false}, %[[K:.*]]: index,
-// CHECK-SAME:     %[[OUT0:.*]]: tensor<?xf32>, %[[OUT1:.*]]: tensor<4xi32>) -> (tensor<?xf32>, tensor<4xi32>)
+// CHECK-SAME:     %[[OUT0:.*]]: memref<?xf32>, %[[OUT1:.*]]: memref<4xi32>)
 // CHECK-SAME:    llvm.emit_c_interface
 func.func @appends_a_destination_a_result(%x: tensor<?xf32>, %k: index)
     -> (tensor<?xf32>, tensor<4xi32>) {
   // CHECK: %[[I:.*]] = tensor.empty
   %i = tensor.empty() : tensor<4xi32>
-  // CHECK-DAG: %[[R0:.*]] = bufferization.materialize_in_destination %[[X]] in %[[OUT0]]
-  // CHECK-DAG: %[[R1:.*]] = bufferization.materialize_in_destination %[[I]] in %[[OUT1]]
-  // CHECK: return %[[R0]], %[[R1]]
+  // CHECK-DAG: bufferization.materialize_in_destination %[[X]] in restrict writable %[[OUT0]]
+  // CHECK-DAG: bufferization.materialize_in_destination %[[I]] in restrict writable %[[OUT1]]
+  // CHECK: return{{$}}
   return %x, %i : tensor<?xf32>, tensor<4xi32>
+}
+
+// CHECK-LABEL: func @stores_a_scalar_in_a_buffer_of_rank_0
+// CHECK-SAME:    (%[[X:.*]]: f32, %[[OUT:.*]]: memref<f32>)
+func.func @stores_a_scalar_in_a_buffer_of_rank_0(%x: f32) -> f32 {
+  // CHECK: %[[T:.*]] = tensor.from_elements %[[X]] : tensor<f32>
+  // CHECK: materialize_in_destination %[[T]] in restrict writable %[[OUT]]
+  return %x : f32
 }
 
 // CHECK-LABEL: func private @leaves_private_functions

@@ -102,19 +102,19 @@ static LogicalResult verifyOptions(const Options &options,
   return success();
 }
 
-static FailureOr<std::string> readInput(const Options &options,
-                                        const char *tool) {
+static FailureOr<InputProgram> readInput(const Options &options,
+                                         const char *tool) {
   if (StringRef(options.input).ends_with(".pt2")) {
-    auto text = importTorchProgram(options.input, tool);
-    if (!text)
-      return report(text.takeError());
-    return *text;
+    auto program = importTorchProgram(options.input, tool);
+    if (!program)
+      return report(program.takeError());
+    return std::move(*program);
   }
   auto buffer = llvm::MemoryBuffer::getFileOrSTDIN(options.input);
   if (!buffer)
     return report("cannot read '" + options.input +
                   "': " + buffer.getError().message());
-  return (*buffer)->getBuffer().str();
+  return InputProgram{(*buffer)->getBuffer().str(), {}};
 }
 
 /// Writes a file as a whole or not at all.
@@ -141,7 +141,8 @@ static std::vector<std::string> kernelNames(StringRef ptx) {
   return names;
 }
 
-static LogicalResult compileCPU(ModuleOp module, const Options &options) {
+static LogicalResult compileCPU(ModuleOp module, const Options &options,
+                                std::map<std::string, std::string> files) {
   CompileOptions compile;
   compile.cpu = options.cpu;
   compile.dumpDir = options.dumpDir;
@@ -160,6 +161,7 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options) {
   artifact.cpu = options.cpu == "native" ? hostCPUName() : options.cpu.getValue();
   artifact.features = codeFeatures(options.cpu);
   artifact.functions = std::move(code->signatures);
+  artifact.files = std::move(files);
   artifact.files["kernel.h"] = writeCHeader(artifact.functions);
   artifact.files["kernel.o"] = std::move(code->code);
   if (llvm::Error error = writeArtifact(artifact, options.output))
@@ -167,7 +169,8 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options) {
   return success();
 }
 
-static LogicalResult compileGPU(ModuleOp module, const Options &options) {
+static LogicalResult compileGPU(ModuleOp module, const Options &options,
+                                std::map<std::string, std::string> files) {
   FailureOr<std::vector<FunctionSignature>> signatures =
       collectSignatures(module);
   if (failed(signatures))
@@ -187,6 +190,7 @@ static LogicalResult compileGPU(ModuleOp module, const Options &options) {
   artifact.target = options.target;
   artifact.functions = std::move(*signatures);
   artifact.kernels = kernelNames(*ptx);
+  artifact.files = std::move(files);
   artifact.files["kernel.ptx"] = std::move(*ptx);
   if (llvm::Error error = writeArtifact(artifact, options.output))
     return report(std::move(error));
@@ -194,12 +198,12 @@ static LogicalResult compileGPU(ModuleOp module, const Options &options) {
 }
 
 static LogicalResult compile(const Options &options, MLIRContext &context,
-                             StringRef source) {
+                             const InputProgram &program) {
   InputOptions input;
   input.allowBytecode = options.allowBytecode;
   input.nestingLimit = options.nestingLimit;
   OwningOpRef<ModuleOp> module =
-      parseInput(context, source, options.input, input);
+      parseInput(context, program.mlir, options.input, input);
   if (!module)
     return failure();
   if (options.emit == Emit::MLIR) {
@@ -208,8 +212,8 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
     module->print(stream);
     return writeOutput(options.output, text);
   }
-  return options.forCPU() ? compileCPU(*module, options)
-                          : compileGPU(*module, options);
+  return options.forCPU() ? compileCPU(*module, options, program.files)
+                          : compileGPU(*module, options, program.files);
 }
 
 /// Everything after the command line; diagnostics go to `diagnostics`.
@@ -217,11 +221,11 @@ static LogicalResult run(const Options &options, MLIRContext &context,
                          const char *tool, DiagnosticCollector &diagnostics) {
   if (failed(verifyOptions(options, context)))
     return failure();
-  FailureOr<std::string> source = readInput(options, tool);
-  if (failed(source))
+  FailureOr<InputProgram> program = readInput(options, tool);
+  if (failed(program))
     return failure();
-  diagnostics.setSource(*source, options.input);
-  return compile(options, context, *source);
+  diagnostics.setSource(program->mlir, options.input);
+  return compile(options, context, *program);
 }
 
 int main(int argc, char **argv) {

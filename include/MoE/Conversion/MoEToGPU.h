@@ -29,26 +29,9 @@
 #ifndef MOE_CONVERSION_MOETOGPU_H
 #define MOE_CONVERSION_MOETOGPU_H
 
-#include "llvm/ADT/ArrayRef.h"
 #include "llvm/ADT/StringRef.h"
-#include <string>
 
 namespace mlir::moe {
-
-/// A chip that kernels are compiled for.
-struct NVVMChip {
-  llvm::StringRef name;
-  /// The lowest PTX version that knows the chip, as an LLVM feature: drivers
-  /// older than the compiler can then still read the PTX.
-  llvm::StringRef features;
-};
-
-/// The chips, in rising order.
-llvm::ArrayRef<NVVMChip> getNVVMChips();
-/// The chip of that name, or null.
-const NVVMChip *findNVVMChip(llvm::StringRef name);
-/// "sm_80, sm_86, ...", for messages.
-std::string getNVVMChipNames();
 
 /// The attribute of a function that says how to launch its kernels.
 inline constexpr llvm::StringLiteral kKernelsAttrName = "moe.kernels";

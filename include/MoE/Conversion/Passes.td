@@ -84,13 +84,20 @@ def MoEAttachNVVMTargetPass
 }
 
 def MoETileToBlocksPass
-    : InterfacePass<"moe-tile-to-blocks", "::mlir::FunctionOpInterface"> {
+    : Pass<"moe-tile-to-blocks", "::mlir::func::FuncOp"> {
   let summary = "Tile rows to the blocks of a GPU grid";
   let description = [{
     Runs `moe-tile-and-fuse` with `gpu-blocks` and as many rows a tile as fit:
     every value that one tiled op hands to another may have to lie in workgroup
     memory.
   }];
+  // Also those of the pass that it runs.
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::gpu::GPUDialect",
+    "::mlir::scf::SCFDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
   let options = [
     Option<"maxRows", "max-rows", "int64_t", /*default=*/"16",
            "rows of a tile at most">,

@@ -18,9 +18,11 @@ struct MoEToCPUPipelineOptions
       llvm::cl::desc("run tiles in parallel through the runtime's "
                      "moe_parallel_for; otherwise in loops"),
       llvm::cl::init(true)};
+  /// The default is a multiple of both the 16 tokens of a selection's vector
+  /// and the 6 queries of a mixing tile, so that neither has a partial block.
   PassOptions::Option<int64_t> tileSize{
       *this, "tile-size", llvm::cl::desc("rows of a parallel tile"),
-      llvm::cl::init(64)};
+      llvm::cl::init(96)};
   PassOptions::Option<int64_t> vectorWidth{
       *this, "vector-width",
       llvm::cl::desc("lanes of an f32 vector, a power of two of at least 4"),
@@ -33,6 +35,31 @@ void buildMoEToCPUPipeline(OpPassManager &manager,
                            const MoEToCPUPipelineOptions &options);
 
 void registerMoEToCPUPipeline();
+
+/// Options of `--moe-to-nvvm`.
+struct MoEToNVVMPipelineOptions
+    : PassPipelineOptions<MoEToNVVMPipelineOptions> {
+  PassOptions::Option<std::string> chip{
+      *this, "chip",
+      llvm::cl::desc("chip to compile for: sm_80, sm_86, sm_89, sm_90, "
+                     "sm_90a, sm_100 or sm_120"),
+      llvm::cl::init("sm_90")};
+  PassOptions::Option<int64_t> blockSize{
+      *this, "block-size",
+      llvm::cl::desc("threads of a block, a multiple of 32"),
+      llvm::cl::init(128)};
+  PassOptions::Option<int64_t> maxRows{
+      *this, "max-rows", llvm::cl::desc("tokens that a block takes at most"),
+      llvm::cl::init(16)};
+};
+
+/// From public functions on tensors to kernels in PTX: one `gpu.binary` a
+/// function, whose attribute `moe.kernels` says how to launch them (see
+/// MoE/Conversion/MoEToGPU.h).
+void buildMoEToNVVMPipeline(OpPassManager &manager,
+                            const MoEToNVVMPipelineOptions &options);
+
+void registerMoEToNVVMPipeline();
 
 } // namespace moe
 } // namespace mlir

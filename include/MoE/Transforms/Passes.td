@@ -66,10 +66,13 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     missed remark with the reason (`--remarks-filter-missed='moe-.*'`).
   }];
   let dependentDialects = [
+    // For the names of the ops, which the option `ops` is checked against.
+    "::mlir::moe::MoEDialect",
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
+    "::mlir::moe::MoEDialect",
     "::mlir::tensor::TensorDialect",
   ];
   let options = [
@@ -82,6 +85,27 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     Statistic<"numRefused", "num-refused",
               "Number of ops that refused to decompose">,
   ];
+}
+
+def MoEExpandBooleanAccessesPass : Pass<"moe-expand-boolean-accesses"> {
+  let summary = "Read and write booleans in memory as vectors of one";
+  let description = [{
+    Rewrites `memref.load` and `memref.store` of `i1` to `vector.load` and
+    `vector.store` of `vector<1xi1>`, which have a lowering to LLVM where the
+    former assert. A boolean keeps its byte in memory: 0 or 1. Runs before
+    `convert-vector-to-llvm`. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::vector::VectorDialect"];
+}
+
+def MoEExpandCopiesPass : Pass<"moe-expand-copies", "mlir::func::FuncOp"> {
+  let summary = "Copy strided buffers by loops";
+  let description = [{
+    Turns a `memref.copy` whose sides are not both contiguous into
+    `linalg.copy`. The lowering of buffers to LLVM would call a function of a
+    runtime library that compiled code does not link. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::linalg::LinalgDialect"];
 }
 
 def MoEOutlineParallelPass
@@ -109,6 +133,25 @@ def MoEOutlineParallelPass
   ];
   let statistics = [
     Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
+  ];
+}
+
+def MoEPromoteTileBuffersPass
+    : Pass<"moe-promote-tile-buffers", "mlir::func::FuncOp"> {
+  let summary = "Move the bounded buffers of parallel loops to the stack";
+  let description = [{
+    Replaces a `memref.alloc` inside `scf.forall` whose size has a constant
+    bound of at most `max-bytes` by a stack buffer of that bound and a view of
+    the size in use: the rows of a tile are at most the tile size. Runs before
+    deallocations are inserted. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::memref::MemRefDialect"];
+  let options = [
+    Option<"maxBytes", "max-bytes", "int64_t", /*default=*/"262144",
+           "largest buffer that moves to the stack">,
+  ];
+  let statistics = [
+    Statistic<"numPromoted", "num-promoted", "Number of buffers promoted">,
   ];
 }
 
@@ -147,6 +190,7 @@ def MoETileAndFusePass
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",
+    "::mlir::gpu::GPUDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];

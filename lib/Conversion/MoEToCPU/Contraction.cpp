@@ -328,7 +328,7 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
                        });
   Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, zero);
   sums = e.ifElse(
-      hasRest,
+      hasRest, TypeRange(ValueRange(sums)),
       [&] { return multiply(wholeEnd, e.firstLanes(rest), sums); },
       [&] { return sums; });
 

@@ -30,7 +30,8 @@ public:
   void emit();
 
 private:
-  void findClusters();
+  Value readCluster(Value token);
+  void countClusters();
   void emitSlab(Value firstColumn);
   void clearTable();
   void forEachToken(function_ref<void(Value token, Value cluster)> body);
@@ -50,38 +51,37 @@ private:
   MadDispersionOp op;
   Value numTokens, numColumns, numClusters;
   Value spread, mean, count;
-  /// The cluster of each token, -1 for none.
-  Value clusters;
   /// f64 sums of the slab at hand.
   Value table, firstColumn, endColumn;
 };
 } // namespace
 
-/// The cluster of every token as an index, and the clusters' sizes.
-void DispersionKernel::findClusters() {
-  Value zero = e.constantInt(e.getI32Type(), 0);
-  e.loop(e.index(0), numClusters, 1,
-         [&](Value cluster) { e.store(zero, count, {cluster}); });
-  e.loop(e.index(0), numTokens, 1, [&](Value token) {
-    Value cluster = e.toIndex(e.load(op.getAssign(), {token}));
-    // As an unsigned number a negative one is large.
-    Value isCluster =
-        e.compare(arith::CmpIPredicate::ult, cluster, numClusters);
-    if (Value mask = op.getMask())
-      isCluster = e.both(isCluster, e.load(mask, {token}));
-    e.store(e.select(isCluster, cluster, e.index(-1)), clusters, {token});
-    e.ifThen(isCluster, [&] {
-      Value size = e.load(count, {cluster});
-      Value one = e.constantInt(e.getI32Type(), 1);
-      e.store(e.add(size, one), count, {cluster});
-    });
+/// The cluster of a token, -1 for none.
+Value DispersionKernel::readCluster(Value token) {
+  Value cluster = e.toIndex(e.load(op.getAssign(), {token}));
+  // As an unsigned number a negative one is large.
+  Value isCluster =
+      e.compare(arith::CmpIPredicate::ult, cluster, numClusters);
+  if (Value mask = op.getMask())
+    isCluster = e.both(isCluster, e.load(mask, {token}));
+  return e.select(isCluster, cluster, e.index(-1));
+}
+
+/// The clusters' sizes.
+void DispersionKernel::countClusters() {
+  e.loop(e.index(0), numClusters, 1, [&](Value cluster) {
+    e.store(e.constantInt(e.getI32Type(), 0), count, {cluster});
+  });
+  forEachToken([&](Value, Value cluster) {
+    Value one = e.constantInt(e.getI32Type(), 1);
+    e.store(e.add(e.load(count, {cluster}), one), count, {cluster});
   });
 }
 
 void DispersionKernel::forEachToken(
     function_ref<void(Value, Value)> body) {
   e.loop(e.index(0), numTokens, 1, [&](Value token) {
-    Value cluster = e.load(clusters, {token});
+    Value cluster = readCluster(token);
     e.ifThen(e.compare(arith::CmpIPredicate::sge, cluster, e.index(0)),
              [&] { body(token, cluster); });
   });
@@ -152,7 +152,7 @@ void DispersionKernel::addDeviations(Value token, Value cluster) {
 void DispersionKernel::addPairs(Value token, Value cluster) {
   e.loop(e.index(0), token, 1, [&](Value other) {
     Value isSame = e.compare(arith::CmpIPredicate::eq,
-                             e.load(clusters, {other}), cluster);
+                             readCluster(other), cluster);
     e.ifThen(isSame, [&] {
       forEachVector([&](Value local, Value column, Value mask) {
         Value distance = e.abs(e.sub(loadRow(token, column, mask),
@@ -196,22 +196,10 @@ void DispersionKernel::emit() {
   numTokens = e.dim(op.getH(), 0);
   numColumns = e.dim(op.getH(), 1);
   numClusters = e.dim(spread, 0);
-  // One index a token: linear in the input, too large for the stack.
-  auto type = MemRefType::get({ShapedType::kDynamic}, e.getIndexType());
-  clusters = memref::AllocOp::create(e, type, ValueRange{numTokens});
-  findClusters();
+  countClusters();
   Value numSlabs =
       arith::CeilDivSIOp::create(e, numColumns, e.index(kSlabColumns));
-  auto slabs = scf::ForallOp::create(
-      e, ArrayRef<OpFoldResult>{numSlabs}, ValueRange(), std::nullopt,
-      [&](OpBuilder &builder, Location, ValueRange ivs) {
-        OpBuilder::InsertionGuard guard(e);
-        e.restoreInsertionPoint(builder.saveInsertionPoint());
-        emitSlab(ivs.front());
-        scf::InParallelOp::create(e);
-      });
-  (void)slabs;
-  memref::DeallocOp::create(e, clusters);
+  e.parallel(numSlabs, [&](Value slab) { emitSlab(slab); });
 }
 
 namespace {

@@ -275,30 +275,36 @@ void Emitter::loop(Value lower, Value upper, int64_t step,
   });
 }
 
-Values Emitter::ifElse(Value condition, function_ref<Values()> thenBody,
+// Bodies are written into ops that are in place already: scratch buffers look
+// for the function around them.
+
+Values Emitter::ifElse(Value condition, TypeRange types,
+                       function_ref<Values()> thenBody,
                        function_ref<Values()> elseBody) {
-  auto branch = scf::IfOp::create(
-      *this, condition,
-      [&](OpBuilder &builder, Location loc) {
-        InsertionGuard guard(*this);
-        restoreInsertionPoint(builder.saveInsertionPoint());
-        scf::YieldOp::create(*this, thenBody());
-      },
-      [&](OpBuilder &builder, Location loc) {
-        InsertionGuard guard(*this);
-        restoreInsertionPoint(builder.saveInsertionPoint());
-        scf::YieldOp::create(*this, elseBody());
-      });
+  auto branch =
+      scf::IfOp::create(*this, types, condition, /*withElseRegion=*/true);
+  InsertionGuard guard(*this);
+  setInsertionPointToStart(branch.thenBlock());
+  scf::YieldOp::create(*this, thenBody());
+  setInsertionPointToStart(branch.elseBlock());
+  scf::YieldOp::create(*this, elseBody());
   return Values(branch.getResults());
 }
 
 void Emitter::ifThen(Value condition, function_ref<void()> body) {
-  scf::IfOp::create(*this, condition, [&](OpBuilder &builder, Location loc) {
-    InsertionGuard guard(*this);
-    restoreInsertionPoint(builder.saveInsertionPoint());
-    body();
-    scf::YieldOp::create(*this);
-  });
+  auto branch =
+      scf::IfOp::create(*this, condition, /*withElseRegion=*/false);
+  InsertionGuard guard(*this);
+  setInsertionPoint(branch.thenYield());
+  body();
+}
+
+void Emitter::parallel(Value count, function_ref<void(Value)> body) {
+  auto loop = scf::ForallOp::create(*this, ArrayRef<OpFoldResult>{count},
+                                    ValueRange(), /*mapping=*/std::nullopt);
+  InsertionGuard guard(*this);
+  setInsertionPoint(loop.getTerminator());
+  body(loop.getInductionVar(0));
 }
 
 //===----------------------------------------------------------------------===//

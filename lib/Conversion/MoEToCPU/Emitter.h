@@ -149,10 +149,13 @@ public:
               function_ref<Values(Value iv, ValueRange carried)> body);
   void loop(Value lower, Value upper, int64_t step,
             function_ref<void(Value iv)> body);
-  /// Both branches yield the same number of values.
-  Values ifElse(Value condition, function_ref<Values()> thenBody,
+  /// Both branches yield values of `types`.
+  Values ifElse(Value condition, TypeRange types,
+                function_ref<Values()> thenBody,
                 function_ref<Values()> elseBody);
   void ifThen(Value condition, function_ref<void()> body);
+  /// Independent iterations, which may run in parallel.
+  void parallel(Value count, function_ref<void(Value iv)> body);
 };
 
 //===----------------------------------------------------------------------===//

@@ -19,6 +19,7 @@
 #include "mlir/IR/ImplicitLocOpBuilder.h"
 #include "mlir/Interfaces/SideEffectInterfaces.h"
 #include "mlir/Interfaces/ValueBoundsOpInterface.h"
+#include "mlir/Interfaces/ViewLikeInterface.h"
 #include "mlir/Transforms/RegionUtils.h"
 
 using namespace mlir;
@@ -46,6 +47,15 @@ static LogicalResult verifyArguments(func::FuncOp function) {
   return success();
 }
 
+/// The type of a buffer in a kernel. An i1 takes a byte in memory, which the
+/// memref type does not say and the conversion to LLVM refuses to assume.
+static MemRefType getStorageType(MemRefType type) {
+  if (type.getElementType().isInteger(1))
+    return cast<MemRefType>(
+        type.clone(IntegerType::get(type.getContext(), 8)));
+  return type;
+}
+
 static SmallVector<Type> getParameterTypes(func::FuncOp function) {
   Builder b(function.getContext());
   SmallVector<Type> types;
@@ -53,7 +63,8 @@ static SmallVector<Type> getParameterTypes(func::FuncOp function) {
   for (Type type : function.getArgumentTypes()) {
     if (auto memref = dyn_cast<MemRefType>(type)) {
       // A buffer without dims stands for the pointer to its first element.
-      types.push_back(MemRefType::get({}, memref.getElementType()));
+      types.push_back(
+          MemRefType::get({}, getStorageType(memref).getElementType()));
       numSizes += memref.getNumDynamicDims();
     } else {
       types.push_back(type.isIndex() ? b.getI64Type() : type);
@@ -96,10 +107,11 @@ static void mapArguments(ImplicitLocOpBuilder &b, func::FuncOp function,
       stride = affine::makeComposedFoldedAffineApply(
           b, b.getLoc(), lhs * rhs, {stride, sizes[dim]});
     }
-    mapping.map(argument, memref::ReinterpretCastOp::create(
-                              b, type, parameter, b.getIndexAttr(0), sizes,
-                              strides)
-                              .getResult());
+    Value buffer = memref::ReinterpretCastOp::create(
+        b, getStorageType(type), parameter, b.getIndexAttr(0), sizes, strides);
+    if (buffer.getType() != type)
+      buffer = UnrealizedConversionCastOp::create(b, type, buffer).getResult(0);
+    mapping.map(argument, buffer);
   }
 }
 
@@ -115,9 +127,14 @@ static SmallVector<Value> getLaunchOperands(ImplicitLocOpBuilder &b,
       operands.push_back(argument);
       continue;
     }
-    auto pointer = MemRefType::get({}, type.getElementType());
+    Value buffer = argument;
+    if (getStorageType(type) != type)
+      buffer = UnrealizedConversionCastOp::create(b, getStorageType(type), buffer)
+                   .getResult(0);
+    auto pointer =
+        MemRefType::get({}, getStorageType(type).getElementType());
     operands.push_back(memref::ReinterpretCastOp::create(
-        b, pointer, argument, b.getIndexAttr(0), ArrayRef<OpFoldResult>(),
+        b, pointer, buffer, b.getIndexAttr(0), ArrayRef<OpFoldResult>(),
         ArrayRef<OpFoldResult>()));
     for (int64_t dim = 0; dim < type.getRank(); ++dim)
       if (type.isDynamicDim(dim)) {
@@ -291,6 +308,9 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
   SmallVector<int64_t> offsets;
   int64_t bytes = 0;
   for (memref::AllocOp alloc : allocs) {
+    if (alloc.getType().getElementType().isInteger(1))
+      return alloc.emitError("expected no buffer of i1 between the ops of a "
+                             "block; store i8");
     FailureOr<int64_t> elements = getMaxElements(alloc);
     if (failed(elements))
       return failure();
@@ -332,6 +352,72 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
         memref::MemorySpaceCastOp::create(b, alloc.getLoc(), type, view)
             .getResult());
     alloc.erase();
+  }
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// Buffers of i1
+//===----------------------------------------------------------------------===//
+
+/// The bytes behind a buffer of i1, or null.
+static Value getBytes(Value buffer) {
+  auto type = dyn_cast<MemRefType>(buffer.getType());
+  auto cast = buffer.getDefiningOp<UnrealizedConversionCastOp>();
+  if (!type || !type.getElementType().isInteger(1) || !cast)
+    return {};
+  return cast.getOperand(0);
+}
+
+/// A load of i1 becomes the load of a byte and a comparison with 0.
+static void rewriteBoolLoad(memref::LoadOp load, Value bytes) {
+  ImplicitLocOpBuilder b(load.getLoc(), load);
+  Value byte = memref::LoadOp::create(b, bytes, load.getIndices());
+  Value zero = arith::ConstantIntOp::create(b, 0, 8);
+  load.replaceAllUsesWith(
+      arith::CmpIOp::create(b, arith::CmpIPredicate::ne, byte, zero)
+          .getResult());
+  load.erase();
+}
+
+/// A view of a buffer of i1 becomes the same view of its bytes.
+static void rewriteBoolView(Operation *view, Value buffer, Value bytes) {
+  ImplicitLocOpBuilder b(view->getLoc(), view);
+  IRMapping mapping;
+  mapping.map(buffer, bytes);
+  Operation *byteView = b.clone(*view, mapping);
+  for (auto [result, byteResult] :
+       llvm::zip_equal(view->getResults(), byteView->getResults())) {
+    Value replacement = byteResult;
+    if (auto type = dyn_cast<MemRefType>(result.getType())) {
+      byteResult.setType(getStorageType(type));
+      replacement =
+          UnrealizedConversionCastOp::create(b, type, byteResult).getResult(0);
+    }
+    result.replaceAllUsesWith(replacement);
+  }
+  view->erase();
+}
+
+LogicalResult mlir::moe::rewriteBoolBuffers(gpu::GPUFuncOp kernel) {
+  SmallVector<Operation *> ops;
+  // A view comes before its users.
+  kernel.walk<WalkOrder::PreOrder>([&](Operation *op) { ops.push_back(op); });
+  for (Operation *op : ops) {
+    Value buffer, bytes;
+    for (Value operand : op->getOperands())
+      if (Value found = getBytes(operand)) {
+        buffer = operand;
+        bytes = found;
+      }
+    if (!bytes)
+      continue;
+    if (auto load = dyn_cast<memref::LoadOp>(op))
+      rewriteBoolLoad(load, bytes);
+    else if (isa<ViewLikeOpInterface, memref::DimOp>(op))
+      rewriteBoolView(op, buffer, bytes);
+    else
+      return op->emitError("expected buffers of i1 to be read only");
   }
   return success();
 }

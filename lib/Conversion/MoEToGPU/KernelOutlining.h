@@ -19,6 +19,10 @@ FailureOr<gpu::GPUFuncOp> outlineKernel(scf::ForallOp forall,
                                         int64_t blockSize,
                                         DictionaryAttr &launch);
 
+/// Lets the threads of `kernel` read buffers of i1 as the bytes that they are.
+/// To be called when all ops on whole buffers are lowered.
+LogicalResult rewriteBoolBuffers(gpu::GPUFuncOp kernel);
+
 } // namespace mlir::moe
 
 #endif // MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H

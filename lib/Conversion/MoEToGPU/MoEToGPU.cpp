@@ -249,16 +249,25 @@ private:
                               << "' on the threads of a block: "
                               << listener.reason;
     }
-    return success();
+    return rewriteBoolBuffers(kernel);
   }
 
-  /// A moe op outside of the loops would be lost.
+  /// Work outside of the loops would be lost: whoever launches the kernels of
+  /// `moe.kernels` does not run the function.
   static LogicalResult verifyNothingLeft(func::FuncOp function) {
+    if (function.getNumResults() != 0)
+      return function.emitError()
+             << "expected a function whose results are destinations among its "
+                "arguments, found "
+             << function.getNumResults() << " results";
     WalkResult result = function.walk([](Operation *op) {
-      if (!isa_and_nonnull<MoEDialect>(op->getDialect()))
+      bool isMoE = isa_and_nonnull<MoEDialect>(op->getDialect());
+      if (isa<gpu::LaunchFuncOp>(op) ||
+          !(isMoE || isBlockLevel(*op) || isa<memref::AllocOp>(op)))
         return WalkResult::advance();
-      op->emitOpError("expected the op to be tiled to the blocks of a grid; "
-                      "its form has no GPU lowering yet");
+      op->emitError() << "expected '" << op->getName()
+                      << "' to be part of a loop over blocks; its form has no "
+                         "GPU lowering yet";
       return WalkResult::interrupt();
     });
     return failure(result.wasInterrupted());

@@ -28,6 +28,7 @@
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
@@ -138,12 +139,15 @@ struct Form {
 
 /// How many lanes share a row and what each of them holds.
 struct LaneShape {
-  LaneShape(int64_t numExperts, int64_t numSelected) {
+  /// `availableLanes` is how many lanes the block has for each of its rows.
+  LaneShape(int64_t numExperts, int64_t numSelected, int64_t availableLanes) {
     // Few lanes mean few shuffles, many mean few registers: at most 16 keys a
-    // lane, and at least 4 lanes so that a load touches whole sectors.
+    // lane, at least 4 lanes so that a load touches whole sectors, and no
+    // fewer lanes than the block has for each of its rows.
     constexpr int64_t minLanes = 4, maxKeys = 16;
     int64_t wanted = std::max<int64_t>(
-        minLanes, llvm::divideCeil(numExperts, maxKeys));
+        {minLanes, availableLanes,
+         static_cast<int64_t>(llvm::divideCeil(numExperts, maxKeys))});
     wanted = std::min(wanted, numExperts);
     lanes = std::min<int64_t>(llvm::PowerOf2Ceil(wanted), kWarpSize);
     keysPerLane = llvm::divideCeil(numExperts, lanes);
@@ -604,12 +608,12 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
               "its tile in the batch; pass a 'mask' instead");
 
     ThreadBuilder b(op.getLoc(), rewriter);
-    LaneShape shape(numExperts, numSelected);
+    Value numRows = getNumRows(b, op.getScores(), /*numInner=*/1);
+    LaneShape shape(numExperts, numSelected, getLanesPerRow(numRows));
     Value thread = b.toI32(gpu::ThreadIdOp::create(b, gpu::Dimension::x));
     Value lane = b.op<arith::RemUIOp>(thread, b.i32(shape.lanes));
     Value group =
         b.toIndex(b.op<arith::DivUIOp>(thread, b.i32(shape.lanes)));
-    Value numRows = getNumRows(b, op.getScores(), /*numInner=*/1);
     int64_t groups = block.numThreads / shape.lanes;
     auto loop = scf::ForOp::create(b, b.index(0), numRows, b.index(groups));
     b.setInsertionPointToStart(loop.getBody());
@@ -622,6 +626,17 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
   }
 
 private:
+  /// How many lanes the block has for each of its rows, if their number has a
+  /// known bound.
+  int64_t getLanesPerRow(Value numRows) const {
+    FailureOr<int64_t> maxRows = ValueBoundsConstraintSet::computeConstantBound(
+        presburger::BoundType::UB, numRows, /*stopCondition=*/nullptr,
+        /*closedUB=*/true);
+    if (failed(maxRows) || *maxRows < 1)
+      return 1;
+    return std::min(block.numThreads / *maxRows, kWarpSize);
+  }
+
   /// 64 keys of 64 bits are 128 registers of a lane.
   static constexpr int64_t maxExperts = 64 * kWarpSize;
 

@@ -80,7 +80,7 @@ def test_a_diagnostic_has_file_line_and_source(moe):
     ("func.func @f(%a: memref<9223372036854775807x3xi32>) { return }", "at most 2^62 bytes"),
     ("func.func @f() { %0 = tensor.empty() : tensor<4611686018427387904x2xf32> return }",
      "at most 2^62 bytes"),
-    ("ML\u00efR", "x.mlir:1:1"),
+    ("ML\u00efR", "x.mlir:1:3: error: unexpected character"),
     ("func.func @f() \0 {}", "found a NUL byte"),
     ('"unknown.op"() : () -> ()', "unregistered"),
 ])

@@ -1,0 +1,49 @@
+// RUN: %moe-opt %s --convert-moe-to-cpu --split-input-file | FileCheck %s
+
+// A block of 64 keys is packed transposed; 6 queries x 4 vectors are
+// accumulated in registers. No buffer has queries times keys elements.
+
+// CHECK-LABEL: func @mixes_with_a_register_tile
+// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<40x64xf32>
+// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<6x64xf32>
+// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<192x16xf32>
+// CHECK-NOT:     memref.alloc(
+// CHECK:         scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
+// CHECK-COUNT-24: math.fma
+// CHECK:         math.exp
+// CHECK-NOT:     moe.
+func.func @mixes_with_a_register_tile(%q: memref<1x1x?x40xf32>, %k: memref<1x1x?x40xf32>,
+    %v: memref<1x?x5xf32>, %o: memref<1x1x?x5xf32>, %l: memref<1x1x?xf32>) {
+  moe.softmax_mix ins(%q, %k : memref<1x1x?x40xf32>, memref<1x1x?x40xf32>)
+      values(%v : memref<1x?x5xf32>) outs(%o, %l : memref<1x1x?x5xf32>, memref<1x1x?xf32>)
+  return
+}
+
+// -----
+
+// Groups of queries that see no key of a block skip it.
+
+// CHECK-LABEL: func @skips_invisible_blocks
+// CHECK:         arith.cmpi sle
+// CHECK-NEXT:    scf.if
+// CHECK:         math.fma
+func.func @skips_invisible_blocks(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16xf32>,
+    %l: memref<1x1x?xf32>) {
+  moe.softmax_mix ins(%q, %k : memref<1x1x?x16xf32>, memref<1x1x?x16xf32>)
+      outs(%l : memref<1x1x?xf32>) {causal = true}
+  return
+}
+
+// -----
+
+// Sizes that are known only at run time come from the stack of one call.
+
+// CHECK-LABEL: func @scopes_dynamic_buffers
+// CHECK:         memref.alloca_scope
+// CHECK:           memref.alloca(%{{.*}}) {alignment = 64 : i64} : memref<?x64xf32>
+func.func @scopes_dynamic_buffers(%q: memref<1x1x?x?xf32>, %k: memref<1x1x?x?xf32>,
+    %l: memref<1x1x?xf32>) {
+  moe.softmax_mix ins(%q, %k : memref<1x1x?x?xf32>, memref<1x1x?x?xf32>)
+      outs(%l : memref<1x1x?xf32>)
+  return
+}

@@ -1,0 +1,66 @@
+// RUN: %moe-opt %s --convert-moe-to-cpu --split-input-file --verify-diagnostics | FileCheck %s
+// RUN: %moe-opt %s --convert-moe-to-cpu=vector-width=8 --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=EIGHT
+
+// Sixteen tokens a vector: rows come in by a transpose, the list of the k best
+// is carried in registers and starts below every key.
+
+// CHECK-LABEL: func @selects_one_token_a_lane
+// CHECK-NOT:     moe.
+// CHECK:         arith.constant dense<-2147483648> : vector<16xi32>
+// CHECK-COUNT-16: vector.load %{{.*}} : memref<?x64xf32>, vector<16xf32>
+// CHECK:         vector.shuffle
+// CHECK:         arith.maxsi
+// CHECK:         arith.minsi
+// EIGHT-LABEL: func @selects_one_token_a_lane
+// EIGHT-COUNT-8: vector.load %{{.*}} : memref<?x64xf32>, vector<8xf32>
+func.func @selects_one_token_a_lane(%z: memref<?x64xf32>, %g: memref<?x2xf32>, %i: memref<?x2xi32>) {
+  moe.topk_renorm ins(%z : memref<?x64xf32>) outs(%g, %i : memref<?x2xf32>, memref<?x2xi32>)
+  return
+}
+
+// -----
+
+// A softmax over the selected needs one exp a place, not one an expert.
+
+// CHECK-LABEL: func @renormalises_with_k_exponentials
+// CHECK-COUNT-3: math.exp
+// CHECK-NOT:     math.exp
+func.func @renormalises_with_k_exponentials(%z: memref<16x32xf32>, %g: memref<16x3xf32>, %i: memref<16x3xi32>) {
+  moe.topk_renorm ins(%z : memref<16x32xf32>) outs(%g, %i : memref<16x3xf32>, memref<16x3xi32>)
+  return
+}
+
+// -----
+
+// More than 16 places live in a buffer.
+
+// CHECK-LABEL: func @keeps_many_places_in_a_buffer
+// CHECK:         memref.alloca() {alignment = 64 : i64} : memref<22xvector<16xi32>>
+// CHECK:         vector.reduction <or>
+func.func @keeps_many_places_in_a_buffer(%z: memref<16x64xf32>, %g: memref<16x22xf32>, %i: memref<16x22xi64>) {
+  moe.topk_renorm ins(%z : memref<16x64xf32>) outs(%g, %i : memref<16x22xf32>, memref<16x22xi64>)
+  return
+}
+
+// -----
+
+// A bias on scores stages the choice; the gates come from the unbiased scores.
+
+// CHECK-LABEL: func @stages_the_choice_of_biased_scores
+// CHECK:         %[[STAGE:.*]] = memref.alloca() {alignment = 64 : i64} : memref<32xvector<16xf32>>
+// CHECK:         memref.store %{{.*}}, %[[STAGE]]
+// CHECK:         memref.load %[[STAGE]]
+func.func @stages_the_choice_of_biased_scores(%z: memref<16x32xbf16>, %b: memref<32xf32>, %g: memref<16x4xf32>, %i: memref<16x4xi32>) {
+  moe.topk_renorm ins(%z : memref<16x32xbf16>) bias(%b : memref<32xf32>)
+      outs(%g, %i : memref<16x4xf32>, memref<16x4xi32>)
+      {score = #moe.score_function<sigmoid>, n_group = 4 : i64, topk_group = 2 : i64}
+  return
+}
+
+// -----
+
+func.func @expects_a_static_k(%z: memref<16x32xf32>, %g: memref<16x?xf32>, %i: memref<16x?xi32>) {
+  // expected-error @below {{expected buffers with contiguous rows and a static k}}
+  moe.topk_renorm ins(%z : memref<16x32xf32>) outs(%g, %i : memref<16x?xf32>, memref<16x?xi32>)
+  return
+}
