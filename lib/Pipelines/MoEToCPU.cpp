@@ -54,6 +54,7 @@ static void buildTilingStage(OpPassManager &manager,
 /// The caller's memory for results, the stack or one allocation for the rest.
 static void buildBufferizationStage(OpPassManager &manager) {
   manager.addPass(createMoEResultsToDestinationsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   manager.addPass(bufferization::createEmptyTensorEliminationPass());
   manager.addPass(bufferization::createEmptyTensorToAllocTensorPass());
   bufferization::OneShotBufferizePassOptions bufferization;

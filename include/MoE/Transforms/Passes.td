@@ -136,6 +136,18 @@ def MoEOutlineParallelPass
   ];
 }
 
+def MoEPrivatizeDestinationsPass
+    : Pass<"moe-privatize-destinations", "mlir::func::FuncOp"> {
+  let summary = "Give every computation a destination of its own";
+  let description = [{
+    Duplicates empty tensors, and ops that only initialise one, so that each
+    has one use. Equal initial values are merged by CSE though they stand for
+    different memory. Runs between the last CSE and empty-tensor elimination.
+    Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::tensor::TensorDialect"];
+}
+
 def MoEPromoteTileBuffersPass
     : Pass<"moe-promote-tile-buffers", "mlir::func::FuncOp"> {
   let summary = "Move the bounded buffers of parallel loops to the stack";

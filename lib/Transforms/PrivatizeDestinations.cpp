@@ -1,0 +1,75 @@
+//===- PrivatizeDestinations.cpp - One destination a computation ----------===//
+//
+// Matches tensor.empty, and ops that only initialise one, with several uses:
+//
+//   %0 = linalg.fill ins(%zero) outs(%empty)
+//   %1 = linalg.matmul ins(%a, %b) outs(%0)
+//   %2 = linalg.matmul ins(%c, %d) outs(%0)
+//
+// becomes two fills of two empties. CSE makes them one because their values
+// are equal, but they name memory that each computation writes. Sharing costs a
+// copy at best. At worst it is wrong: empty-tensor elimination puts the shared
+// value into the caller's memory for the first result, the second result is
+// then computed there too, and storing the first overwrites it (seen on
+// 22.1.8: @keeps_two_results_apart).
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Transforms/Passes.h"
+
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/Interfaces/DestinationStyleOpInterface.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_MOEPRIVATIZEDESTINATIONSPASS
+#include "MoE/Transforms/Passes.h.inc"
+} // namespace mlir::moe
+
+using namespace mlir;
+
+/// Whether `op` only initialises a new tensor: its one destination is empty and
+/// it reads no other tensor.
+static bool isInitialisation(Operation *op) {
+  auto dps = dyn_cast<DestinationStyleOpInterface>(op);
+  if (!dps || dps.getNumDpsInits() != 1 || op->getNumResults() != 1 ||
+      !isPure(op))
+    return false;
+  bool readsTensor = llvm::any_of(dps.getDpsInputs(), [](Value input) {
+    return isa<TensorType>(input.getType());
+  });
+  return !readsTensor &&
+         dps.getDpsInits()[0].getDefiningOp<tensor::EmptyOp>() != nullptr;
+}
+
+/// Gives every use of the op's result but the last a copy of the op.
+static void duplicatePerUse(Operation *op) {
+  SmallVector<OpOperand *> uses;
+  for (OpOperand &use : op->getResult(0).getUses())
+    uses.push_back(&use);
+  for (OpOperand *use : ArrayRef<OpOperand *>(uses).drop_back()) {
+    OpBuilder builder(op);
+    use->set(builder.clone(*op)->getResult(0));
+  }
+}
+
+namespace {
+struct PrivatizeDestinationsPass
+    : public mlir::moe::impl::MoEPrivatizeDestinationsPassBase<
+          PrivatizeDestinationsPass> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    // Initialisations first: each copy uses the empty tensor once more.
+    SmallVector<Operation *> initialisations, empties;
+    getOperation().walk([&](Operation *op) {
+      if (isInitialisation(op))
+        initialisations.push_back(op);
+      else if (isa<tensor::EmptyOp>(op))
+        empties.push_back(op);
+    });
+    llvm::for_each(initialisations, duplicatePerUse);
+    llvm::for_each(empties, duplicatePerUse);
+  }
+};
+} // namespace
