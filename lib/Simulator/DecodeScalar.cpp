@@ -163,7 +163,7 @@ bool decodeCarry(Decoder &decoder, const Instruction &instruction) {
   u32 flag = decoder.carryFlag();
   if (writes)
     draft.d.push_back(flag);
-  draft.s = {flag};
+  draft.s = {reads ? flag : decoder.constantPredicate(false)};
   for (size_t i = 1; i < instruction.operands.size(); ++i)
     draft.s.push_back(decoder.source(instruction.operands[i], bytes));
   decoder.emit(std::move(draft));

@@ -64,6 +64,13 @@ inline bool bothStrong(const Access &access, u32 actor, u32 info) {
   return actor - block.firstActor < block.actors();
 }
 
+/// By another block. What orders blocks is rare and slow to look up: reads are
+/// kept without asking, and only writes ask.
+inline bool isForeign(const Access &access, u32 actor) {
+  const Block &block = *access.warp->block;
+  return actor - block.firstActor >= block.actors();
+}
+
 /// A generic write needs a proxy fence before the asynchronous proxy sees it.
 inline bool proxyFenced(const Access &access, const Cell &cell) {
   if (!(access.flags & kAsync) || (cell.writeInfo & kAsync))
@@ -190,7 +197,8 @@ void ShadowPage::addReader(const Access &access, Cell &cell,
         slot = &set[i];
     for (u32 i = dense; i < count && !slot; ++i)
       if (!set[i].actor ||
-          ordered(access, set[i].actor, set[i].lanes, set[i].time))
+          (!isForeign(access, set[i].actor) &&
+           ordered(access, set[i].actor, set[i].lanes, set[i].time)))
         slot = &set[i];
     if (!slot) {
       reservoir = reservoir * 1664525 + 1013904223;
@@ -225,7 +233,7 @@ void ShadowPage::recordRead(const Access &access, Cell &cell) {
     return;
   }
   if (!last.actor ||
-      (!(last.info & kPending) &&
+      (!(last.info & kPending) && !isForeign(access, last.actor) &&
        ordered(access, last.actor, last.lanes, last.time))) {
     last = reader;
     return;
@@ -243,12 +251,13 @@ void ShadowPage::recordRead(const Access &access, Cell &cell) {
 
 void ShadowPage::touchCell(const Access &access, Cell &cell, u32 initBits,
                            u64 address, u32 valueOffset, u32 valueBytes) {
+  const LaunchState &launch = *access.warp->block->launch;
   if (access.read) {
     if (init && (cell.state & initBits) != initBits) {
       cell.state |= initBits;
       const Warp &warp = *access.warp;
-      Reporter &reporter = *warp.block->launch->reporter;
-      if (warp.block->launch->checks.uninit &&
+      Reporter &reporter = *launch.reporter;
+      if (launch.checks.uninit &&
           !reporter.repeats(FindingKind::Uninit, access.pc))
         reporter.add(FindingKind::Uninit, warp, __builtin_ctz(access.lanes),
                      access.pc,
@@ -256,7 +265,7 @@ void ShadowPage::touchCell(const Access &access, Cell &cell, u32 initBits,
                          ", which nothing has initialised");
     }
   }
-  if (access.warp->block->launch->checks.race) {
+  if (launch.checks.race) {
     if (cell.writer) {
       u32 lane = laneOf(cell.writeInfo);
       bool pending = cell.writeInfo & kPending;
