@@ -140,6 +140,11 @@ u8 *touchShared(Warp &warp, u64 address, u32 bytes,
                      " bytes of shared memory");
     return nullptr;
   }
+  if (owner != warp.block && owner->liveThreads == 0)
+    reportBounds(warp, __builtin_ctz(access.lanes), access.pc,
+                 std::string(access.write ? "stores to" : "loads from") +
+                     " the shared memory of a block of the cluster that has "
+                     "exited: expected a cluster barrier before its exit");
   u8 *pointer = owner->shared + offset;
   const Checks &checks = warp.block->launch->checks;
   if (checks.race || checks.uninit) {

@@ -50,6 +50,7 @@ def test_share_of_caught_mutants(outcomes, proofs, figures):
         f"{how} {n}" for how, n in Counter(o.how for o in caught).most_common()
     )
     missed = [o for o in judged if not o.how]
+    figures["missed"] = ", ".join(o.name for o in missed) or "none"
     assert share >= TARGET, describe(missed)
 
 
