@@ -69,7 +69,8 @@ def main() -> int:
 
     lit_report = build / "test" / "lit.xml"
     lit_command = find_lit() + [
-        str(build / "test"), "-v", "--xunit-xml-output", str(lit_report),
+        str(build / "test"), str(build / "test-docs"), "-v",
+        "--xunit-xml-output", str(lit_report),
     ]
     pytest_report = build / "test" / "pytest.xml"
     pytest_command = [

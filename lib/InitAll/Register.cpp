@@ -22,4 +22,5 @@ void mlir::moe::registerPassesAndPipelines() {
   registerMoEConversionPasses();
   registerMoETransformsPasses();
   registerMoEToCPUPipeline();
+  registerMoEToNVVMPipeline();
 }

@@ -80,6 +80,7 @@ static void buildVectorStage(OpPassManager &manager,
   ConvertMoEToCPUPassOptions conversion;
   conversion.vectorWidth = options.vectorWidth;
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
+  manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());
   manager.addNestedPass<func::FuncOp>(createMoEApproximateMathPass());
   manager.addPass(createCanonicalizerPass());
@@ -94,7 +95,6 @@ static void buildVectorStage(OpPassManager &manager,
 //===----------------------------------------------------------------------===//
 
 static void buildLLVMStage(OpPassManager &manager) {
-  manager.addNestedPass<func::FuncOp>(createMoEAccessBoolsAsBytesPass());
   manager.addPass(memref::createExpandStridedMetadataPass());
   manager.addPass(createLowerAffinePass());
   manager.addPass(createLoopInvariantCodeMotionPass());
@@ -103,6 +103,7 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addNestedPass<func::FuncOp>(createConvertVectorToSCFPass());
   manager.addPass(createSCFToControlFlowPass());
   manager.addPass(arith::createArithExpandOpsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEExpandBooleanAccessesPass());
   manager.addPass(createConvertVectorToLLVMPass());
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());

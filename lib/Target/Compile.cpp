@@ -5,9 +5,22 @@
 #include "MoE/Target/Input.h"
 #include "MoE/Target/PTX.h"
 #include "MoE/Target/PhaseDump.h"
+#include "mlir/Interfaces/FunctionInterfaces.h"
 
 using namespace mlir;
 using namespace mlir::moe;
+
+/// Removes our own attributes of arguments, such as the importer's names: LLVM
+/// IR has no place for them, and its translation warns about each.
+static void dropArgumentNotes(ModuleOp module) {
+  module.walk([](FunctionOpInterface function) {
+    for (unsigned i = 0, n = function.getNumArguments(); i < n; ++i)
+      for (NamedAttribute attribute :
+           llvm::to_vector(function.getArgAttrs(i)))
+        if (attribute.getName().strref().starts_with("moe."))
+          function.removeArgAttr(i, attribute.getName());
+  });
+}
 
 /// The later phases, as text beside the IR dumps.
 static void dumpHostCode(ModuleOp module, const HostCodeOptions &options,
@@ -29,6 +42,7 @@ FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
   if (failed(signatures) ||
       failed(runPipeline(module, options.pipeline, options.dumpDir)))
     return failure();
+  dropArgumentNotes(module);
 
   HostCodeOptions codeOptions;
   codeOptions.cpu = options.cpu;

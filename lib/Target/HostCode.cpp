@@ -48,17 +48,40 @@ std::string mlir::moe::hostCPUFeatures() {
   return llvm::join(features, ",");
 }
 
-static std::unique_ptr<llvm::TargetMachine>
-createTargetMachine(ModuleOp module, const HostCodeOptions &options) {
+/// LLVM's code generator for this machine's architecture.
+static const llvm::Target *hostTarget(std::string &message) {
   [[maybe_unused]] static bool initialised = [] {
     return !llvm::InitializeNativeTarget() &&
            !llvm::InitializeNativeTargetAsmPrinter() &&
            !llvm::InitializeNativeTargetAsmParser();
   }();
+  return llvm::TargetRegistry::lookupTarget(
+      llvm::Triple(llvm::sys::getProcessTriple()), message);
+}
 
+std::string mlir::moe::codeFeatures(StringRef cpu) {
+  if (cpu == "native")
+    return hostCPUFeatures();
+  std::string message;
+  const llvm::Target *target = hostTarget(message);
+  if (!target)
+    return "";
+  std::unique_ptr<llvm::MCSubtargetInfo> subtarget(target->createMCSubtargetInfo(
+      llvm::Triple(llvm::sys::getProcessTriple()), cpu, ""));
+  if (!subtarget->isCPUStringValid(cpu))
+    return "";
+  return llvm::join(llvm::map_range(subtarget->getEnabledProcessorFeatures(),
+                                    [](const llvm::SubtargetFeatureKV &feature) {
+                                      return "+" + std::string(feature.Key);
+                                    }),
+                    ",");
+}
+
+static std::unique_ptr<llvm::TargetMachine>
+createTargetMachine(ModuleOp module, const HostCodeOptions &options) {
   llvm::Triple triple(llvm::sys::getProcessTriple());
   std::string message;
-  const llvm::Target *target = llvm::TargetRegistry::lookupTarget(triple, message);
+  const llvm::Target *target = hostTarget(message);
   if (!target) {
     module.emitError() << "this LLVM has no code generator for "
                        << triple.str() << ": " << message;
@@ -67,15 +90,13 @@ createTargetMachine(ModuleOp module, const HostCodeOptions &options) {
 
   bool native = options.cpu == "native";
   std::string cpu = native ? hostCPUName() : options.cpu;
-  std::string features = native ? hostCPUFeatures() : "";
-  std::unique_ptr<llvm::MCSubtargetInfo> subtarget(
-      target->createMCSubtargetInfo(triple, cpu, features));
-  if (!native && !subtarget->isCPUStringValid(cpu)) {
+  if (!native && codeFeatures(cpu).empty()) {
     module.emitError() << "expected a CPU of " << triple.getArchName()
                        << " that LLVM knows, or 'native', found '" << cpu
                        << "' (llc -mcpu=help lists the names)";
     return nullptr;
   }
+  std::string features = native ? hostCPUFeatures() : "";
   // LLVM prefers 256-bit vectors on older AVX-512 machines for fear of clock
   // throttling; our kernels are dense enough for the wide ones to win.
   if (triple.isX86())

@@ -22,30 +22,6 @@ using namespace mlir::moe;
 namespace fs = llvm::sys::fs;
 
 //===----------------------------------------------------------------------===//
-// Chips
-//===----------------------------------------------------------------------===//
-
-ArrayRef<Chip> mlir::moe::knownChips() {
-  static constexpr Chip chips[] = {
-      {"sm_80", 70},  {"sm_86", 71},  {"sm_89", 78},  {"sm_90", 78},
-      {"sm_90a", 80}, {"sm_100", 86}, {"sm_120", 87},
-  };
-  return chips;
-}
-
-FailureOr<Chip> mlir::moe::lookupChip(StringRef name, Location location) {
-  for (const Chip &chip : knownChips())
-    if (chip.name == name)
-      return chip;
-  return emitError(location)
-         << "expected a chip out of "
-         << llvm::join(llvm::map_range(knownChips(),
-                                       [](Chip chip) { return chip.name; }),
-                       ", ")
-         << ", found '" << name << "'";
-}
-
-//===----------------------------------------------------------------------===//
 // PTX text
 //===----------------------------------------------------------------------===//
 
@@ -166,6 +142,8 @@ static std::string findPtxasWheel() {
 }
 
 std::string mlir::moe::findPtxas() {
+  if (auto named = llvm::sys::Process::GetEnv("MOE_MLIR_PTXAS"))
+    return fs::can_execute(*named) ? *named : "";
   if (auto path = llvm::sys::findProgramByName("ptxas")) {
     SmallString<128> absolute(*path);
     if (!fs::make_absolute(absolute))
@@ -192,10 +170,7 @@ FailureOr<std::string> mlir::moe::assembleCubin(StringRef ptx, StringRef chip,
                                                 Location location) {
   std::string ptxas = findPtxas();
   if (ptxas.empty())
-    return emitError(location)
-           << "expected ptxas for a cubin, found none in PATH, beside LLVM or "
-              "in CUDA_ROOT; install the nvidia-cuda-nvcc wheel, or emit ptx, "
-              "which the driver compiles";
+    return emitError(location) << kNoPtxas;
 
   SmallString<128> folder;
   if (std::error_code code = fs::createUniqueDirectory("moe-ptxas", folder))

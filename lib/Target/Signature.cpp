@@ -3,8 +3,10 @@
 #include "MoE/Target/Signature.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/IR/AffineExpr.h"
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/IR/BuiltinTypes.h"
+#include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "llvm/Support/raw_ostream.h"
 
 using namespace mlir;
@@ -59,6 +61,83 @@ static LogicalResult describeAll(func::FuncOp function, TypeRange types,
   return success();
 }
 
+//===----------------------------------------------------------------------===//
+// Sizes of results
+//===----------------------------------------------------------------------===//
+
+/// An argument, or a dimension of one; null for anything else.
+static json::Value describeOperand(Value value, std::optional<int64_t> dim) {
+  auto argument = dyn_cast_or_null<BlockArgument>(value);
+  if (!argument)
+    return nullptr;
+  json::Array operand{"arg", static_cast<int64_t>(argument.getArgNumber())};
+  if (dim)
+    operand.push_back(*dim);
+  return operand;
+}
+
+static json::Value describeExpr(AffineExpr expr, unsigned numDims,
+                                const ValueDimList &operands) {
+  auto operand = [&](unsigned position) {
+    return describeOperand(operands[position].first, operands[position].second);
+  };
+  if (auto constant = dyn_cast<AffineConstantExpr>(expr))
+    return constant.getValue();
+  if (auto dim = dyn_cast<AffineDimExpr>(expr))
+    return operand(dim.getPosition());
+  if (auto symbol = dyn_cast<AffineSymbolExpr>(expr))
+    return operand(numDims + symbol.getPosition());
+
+  auto binary = cast<AffineBinaryOpExpr>(expr);
+  json::Value lhs = describeExpr(binary.getLHS(), numDims, operands);
+  json::Value rhs = describeExpr(binary.getRHS(), numDims, operands);
+  if (lhs.kind() == json::Value::Null || rhs.kind() == json::Value::Null)
+    return nullptr;
+  StringRef op = expr.getKind() == AffineExprKind::Add        ? "+"
+                 : expr.getKind() == AffineExprKind::Mul      ? "*"
+                 : expr.getKind() == AffineExprKind::FloorDiv ? "//"
+                 : expr.getKind() == AffineExprKind::Mod      ? "%"
+                                                              : "ceildiv";
+  return json::Array{op, std::move(lhs), std::move(rhs)};
+}
+
+/// One size of a returned tensor, traced to the arguments of `entry` through
+/// the ops' own size facts.
+static json::Value describeSize(Value tensor, int64_t dim, Block &entry) {
+  auto isArgument = [&](Value value) {
+    auto argument = dyn_cast<BlockArgument>(value);
+    return argument && argument.getOwner() == &entry;
+  };
+  if (isArgument(tensor))
+    return describeOperand(tensor, dim);
+  AffineMap map;
+  ValueDimList operands;
+  LogicalResult found = ValueBoundsConstraintSet::computeBound(
+      map, operands, presburger::BoundType::EQ, {tensor, dim},
+      [&](Value value, std::optional<int64_t>, ValueBoundsConstraintSet &) {
+        return isArgument(value);
+      });
+  if (failed(found))
+    return nullptr;
+  return describeExpr(map.getResult(0), map.getNumDims(), operands);
+}
+
+static void describeSizes(func::FuncOp function,
+                          std::vector<ValueSignature> &results) {
+  if (!function.getBody().hasOneBlock())
+    return;
+  Block &entry = function.getBody().front();
+  auto terminator = cast<func::ReturnOp>(entry.getTerminator());
+  for (auto [value, result] : llvm::zip_equal(terminator.getOperands(), results))
+    for (auto [dim, size] : llvm::enumerate(result.shape))
+      result.sizes.push_back(size < 0 ? describeSize(value, dim, entry)
+                                      : json::Value(size));
+}
+
+//===----------------------------------------------------------------------===//
+// Signatures
+//===----------------------------------------------------------------------===//
+
 FailureOr<std::vector<FunctionSignature>>
 mlir::moe::collectSignatures(ModuleOp module) {
   std::vector<FunctionSignature> signatures;
@@ -73,6 +152,7 @@ mlir::moe::collectSignatures(ModuleOp module) {
         failed(describeAll(function, type.getResults(), "result",
                            signature.results)))
       return failure();
+    describeSizes(function, signature.results);
     signatures.push_back(std::move(signature));
   }
   return signatures;
@@ -91,6 +171,8 @@ json::Value mlir::moe::toJSON(const ValueSignature &value) {
   json::Object object{{"dtype", value.elementType}};
   if (value.isTensor)
     object["shape"] = json::Array(value.shape);
+  if (!value.sizes.empty())
+    object["sizes"] = json::Array(value.sizes);
   return object;
 }
 

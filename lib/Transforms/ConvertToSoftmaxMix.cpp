@@ -42,8 +42,9 @@ struct MoEConvertToSoftmaxMixPass
       FailureOr<SmallVector<Value>> results = op.convertToSoftmaxMix(rewriter);
       if (failed(results)) {
         ++numRefused;
-        remark::missed(op->getLoc(), remark::RemarkOpts::name("ConvertToSoftmaxMix")
-                                         .category(DEBUG_TYPE))
+        remark::missed(op->getLoc(),
+                       remark::RemarkOpts::name("ConvertToSoftmaxMix")
+                           .category(DEBUG_TYPE))
             << op->getName().getStringRef() << ": "
             << remark::reason("its conversion needs intermediate tensors and "
                               "it works on buffers; convert before "

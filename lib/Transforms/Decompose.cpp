@@ -37,13 +37,14 @@ static SmallVector<StringRef> getDecomposableOps(MLIRContext *context) {
     if (name.getDialectNamespace() == MoEDialect::getDialectNamespace() &&
         name.hasInterface<linalg::AggregatedOpInterface>())
       names.push_back(name.stripDialect());
+  llvm::sort(names);
   return names;
 }
 
 /// Why `op` refused, as far as it shows.
 static StringRef explainRefusal(Operation *op) {
-  bool hasBuffers = llvm::any_of(op->getOperandTypes(),
-                                 [](Type type) { return isa<MemRefType>(type); });
+  bool hasBuffers = llvm::any_of(
+      op->getOperandTypes(), [](Type type) { return isa<MemRefType>(type); });
   return hasBuffers ? "its meaning needs intermediate tensors and it works on "
                       "buffers; decompose before bufferization"
                     : "its decomposition refused";
@@ -74,8 +75,7 @@ struct MoEDecomposePass
     SmallVector<linalg::AggregatedOpInterface> worklist;
     getOperation()->walk([&](linalg::AggregatedOpInterface op) {
       if (isa_and_nonnull<MoEDialect>(op->getDialect()) &&
-          (selected.empty() ||
-           selected.contains(op->getName().stripDialect())))
+          (selected.empty() || selected.contains(op->getName().stripDialect())))
         worklist.push_back(op);
     });
     IRRewriter rewriter(&getContext());
@@ -84,8 +84,9 @@ struct MoEDecomposePass
       FailureOr<SmallVector<Value>> results = op.decomposeOperation(rewriter);
       if (failed(results)) {
         ++numRefused;
-        remark::missed(op->getLoc(),
-                       remark::RemarkOpts::name("Decompose").category(DEBUG_TYPE))
+        remark::missed(
+            op->getLoc(),
+            remark::RemarkOpts::name("Decompose").category(DEBUG_TYPE))
             << op->getName().getStringRef() << ": "
             << remark::reason("{0}", explainRefusal(op));
         continue;

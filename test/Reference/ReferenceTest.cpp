@@ -276,7 +276,7 @@ func.func @update(%a: tensor<9x9xf32>, %indices: tensor<?x3xi32>)
 )mlir";
   Tensor a = torch::rand({9, 9});
   // Expert 8 is never selected: its row decays (E16).
-  Tensor indices = torch::rand({203, 8}).argsort(-1).index(
+  Tensor indices = torch::rand({203, 8}).argsort(/*dim=*/int64_t{-1}, /*descending=*/false).index(
       {Slice(), Slice(0, 3)}).to(kI32).contiguous();
   Tensor updated = torch::empty({9, 9});
   CompiledFunction update(source);

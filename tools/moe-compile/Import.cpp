@@ -1,4 +1,4 @@
-//===- Import.cpp - torch programs as MLIR text ---------------------------===//
+//===- Import.cpp - torch programs as MLIR --------------------------------===//
 
 #include "Import.h"
 
@@ -35,34 +35,63 @@ static void addBuildTreePackage(StringRef toolFolder) {
   setenv("PYTHONPATH", path.c_str(), /*overwrite=*/1);
 }
 
-Expected<std::string> mlir::moe::importTorchProgram(StringRef path,
-                                                    const char *tool) {
+/// Runs the importer, which writes into `folder`.
+static Error runImporter(StringRef python, StringRef path, StringRef folder) {
+  std::string message;
+  int status = sys::ExecuteAndWait(
+      python, {python, "-m", "moe_mlir._import_program", path, folder},
+      std::nullopt, {}, /*SecondsToWait=*/0, /*MemoryLimit=*/0, &message);
+  if (status == 0)
+    return Error::success();
+  return createStringError(
+      "cannot import '" + path + "' with " + python + ": " +
+      (message.empty() ? "see above; is moe-mlir installed there?" : message));
+}
+
+static Expected<std::string> readFile(StringRef folder, StringRef name) {
+  SmallString<128> path(folder);
+  sys::path::append(path, name);
+  auto buffer = MemoryBuffer::getFile(path);
+  if (!buffer)
+    return createStringError(buffer.getError(),
+                             "expected the importer to write " + name +
+                                 ", found none");
+  return (*buffer)->getBuffer().str();
+}
+
+Expected<mlir::moe::InputProgram>
+mlir::moe::importTorchProgram(StringRef path, const char *tool) {
+  // Python reports an unreadable file with a stack of its own words.
+  if (std::error_code code = sys::fs::access(path, sys::fs::AccessMode::Exist))
+    return createStringError(code,
+                             "cannot read '" + path + "': " + code.message());
   std::string executable = sys::fs::getMainExecutable(
       tool, reinterpret_cast<void *>(&importTorchProgram));
-  StringRef folder = sys::path::parent_path(executable);
-  std::string python = findPython(folder);
+  StringRef toolFolder = sys::path::parent_path(executable);
+  std::string python = findPython(toolFolder);
   if (python.empty())
     return createStringError("expected python3 in PATH to read '" + path +
                              "', found none");
-  addBuildTreePackage(folder);
+  addBuildTreePackage(toolFolder);
 
-  SmallString<128> output;
-  if (std::error_code code =
-          sys::fs::createTemporaryFile("moe-import", "mlir", output))
-    return createStringError(code, "cannot make a temporary file: " +
+  SmallString<128> folder;
+  if (std::error_code code = sys::fs::createUniqueDirectory("moe-import", folder))
+    return createStringError(code, "cannot make a temporary folder: " +
                                        code.message());
-  scope_exit cleanup([&] { sys::fs::remove(output); });
-  std::string message;
-  int status = sys::ExecuteAndWait(
-      python, {python, "-m", "moe_mlir.export", path, "-o", output},
-      std::nullopt, {}, /*SecondsToWait=*/0, /*MemoryLimit=*/0, &message);
-  if (status != 0)
-    return createStringError(
-        "cannot import '" + path + "' with " + python +
-        (message.empty() ? ": see above; is moe-mlir installed there?"
-                         : ": " + message));
-  auto text = MemoryBuffer::getFile(output);
+  scope_exit cleanup([&] { sys::fs::remove_directories(folder); });
+  if (Error error = runImporter(python, path, folder))
+    return error;
+
+  InputProgram program;
+  auto text = readFile(folder, "program.mlir");
   if (!text)
-    return createStringError(text.getError(), "the import wrote no file");
-  return (*text)->getBuffer().str();
+    return text.takeError();
+  program.mlir = std::move(*text);
+  for (StringRef name : {"program.json", "weights.safetensors"}) {
+    auto content = readFile(folder, name);
+    if (!content)
+      return content.takeError();
+    program.files[name.str()] = std::move(*content);
+  }
+  return program;
 }

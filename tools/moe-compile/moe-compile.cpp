@@ -98,25 +98,23 @@ static LogicalResult verifyOptions(const Options &options,
                         FileLineColLoc::get(&context, "moe-compile", 0, 0))))
     return failure();
   if (emit == Emit::Cubin && findPtxas().empty())
-    return report("expected ptxas for a cubin, found none in PATH, beside LLVM "
-                  "or in CUDA_ROOT; install the nvidia-cuda-nvcc wheel, or use "
-                  "--emit=ptx");
+    return report(kNoPtxas);
   return success();
 }
 
-static FailureOr<std::string> readInput(const Options &options,
-                                        const char *tool) {
+static FailureOr<InputProgram> readInput(const Options &options,
+                                         const char *tool) {
   if (StringRef(options.input).ends_with(".pt2")) {
-    auto text = importTorchProgram(options.input, tool);
-    if (!text)
-      return report(text.takeError());
-    return *text;
+    auto program = importTorchProgram(options.input, tool);
+    if (!program)
+      return report(program.takeError());
+    return std::move(*program);
   }
   auto buffer = llvm::MemoryBuffer::getFileOrSTDIN(options.input);
   if (!buffer)
     return report("cannot read '" + options.input +
                   "': " + buffer.getError().message());
-  return (*buffer)->getBuffer().str();
+  return InputProgram{(*buffer)->getBuffer().str(), {}};
 }
 
 /// Writes a file as a whole or not at all.
@@ -143,7 +141,8 @@ static std::vector<std::string> kernelNames(StringRef ptx) {
   return names;
 }
 
-static LogicalResult compileCPU(ModuleOp module, const Options &options) {
+static LogicalResult compileCPU(ModuleOp module, const Options &options,
+                                std::map<std::string, std::string> files) {
   CompileOptions compile;
   compile.cpu = options.cpu;
   compile.dumpDir = options.dumpDir;
@@ -159,10 +158,10 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options) {
 
   Artifact artifact;
   artifact.target = "cpu";
-  bool native = options.cpu == "native";
-  artifact.cpu = native ? hostCPUName() : options.cpu.getValue();
-  artifact.features = native ? hostCPUFeatures() : "";
+  artifact.cpu = options.cpu == "native" ? hostCPUName() : options.cpu.getValue();
+  artifact.features = codeFeatures(options.cpu);
   artifact.functions = std::move(code->signatures);
+  artifact.files = std::move(files);
   artifact.files["kernel.h"] = writeCHeader(artifact.functions);
   artifact.files["kernel.o"] = std::move(code->code);
   if (llvm::Error error = writeArtifact(artifact, options.output))
@@ -170,7 +169,8 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options) {
   return success();
 }
 
-static LogicalResult compileGPU(ModuleOp module, const Options &options) {
+static LogicalResult compileGPU(ModuleOp module, const Options &options,
+                                std::map<std::string, std::string> files) {
   FailureOr<std::vector<FunctionSignature>> signatures =
       collectSignatures(module);
   if (failed(signatures))
@@ -190,6 +190,7 @@ static LogicalResult compileGPU(ModuleOp module, const Options &options) {
   artifact.target = options.target;
   artifact.functions = std::move(*signatures);
   artifact.kernels = kernelNames(*ptx);
+  artifact.files = std::move(files);
   artifact.files["kernel.ptx"] = std::move(*ptx);
   if (llvm::Error error = writeArtifact(artifact, options.output))
     return report(std::move(error));
@@ -197,22 +198,22 @@ static LogicalResult compileGPU(ModuleOp module, const Options &options) {
 }
 
 static LogicalResult compile(const Options &options, MLIRContext &context,
-                             StringRef source) {
+                             const InputProgram &program) {
   InputOptions input;
   input.allowBytecode = options.allowBytecode;
   input.nestingLimit = options.nestingLimit;
   OwningOpRef<ModuleOp> module =
-      parseInput(context, source, options.input, input);
+      parseInput(context, program.mlir, options.input, input);
   if (!module)
     return failure();
   if (options.emit == Emit::MLIR) {
     std::string text;
     llvm::raw_string_ostream stream(text);
     module->print(stream);
-    return writeOutput(options.output, text + "\n");
+    return writeOutput(options.output, text);
   }
-  return options.forCPU() ? compileCPU(*module, options)
-                          : compileGPU(*module, options);
+  return options.forCPU() ? compileCPU(*module, options, program.files)
+                          : compileGPU(*module, options, program.files);
 }
 
 /// Everything after the command line; diagnostics go to `diagnostics`.
@@ -220,11 +221,11 @@ static LogicalResult run(const Options &options, MLIRContext &context,
                          const char *tool, DiagnosticCollector &diagnostics) {
   if (failed(verifyOptions(options, context)))
     return failure();
-  FailureOr<std::string> source = readInput(options, tool);
-  if (failed(source))
+  FailureOr<InputProgram> program = readInput(options, tool);
+  if (failed(program))
     return failure();
-  diagnostics.setSource(*source, options.input);
-  return compile(options, context, *source);
+  diagnostics.setSource(program->mlir, options.input);
+  return compile(options, context, *program);
 }
 
 int main(int argc, char **argv) {

@@ -36,4 +36,72 @@ def ConvertMoEToCPUPass
   ];
 }
 
+def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
+  let summary = "Convert block-level moe ops on buffers to GPU kernels";
+  let description = [{
+    Outlines each `scf.forall` that is mapped to `#gpu.block` into a kernel and
+    lowers the ops in it to the code of one thread. The ops of a loop share one
+    kernel and meet in workgroup memory. `MoE/Conversion/MoEToGPU.h` documents
+    the kernels' parameters and the attribute `moe.kernels`, which says how to
+    launch them.
+
+    Lowered are `moe.router_logits`, `moe.topk_renorm` without `num_valid` and
+    with up to 2048 experts, and `memref.copy`; any other op on buffers is an
+    error that names it. Sums of `moe.router_logits` are taken in a fixed order
+    that differs from the CPU's, and exponentials by `ex2.approx.ftz`.
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::gpu::GPUDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::memref::MemRefDialect",
+    "::mlir::NVVM::NVVMDialect",
+    "::mlir::scf::SCFDialect",
+  ];
+  let options = [
+    Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
+           "threads of a block, a multiple of 32">,
+  ];
+  let statistics = [
+    Statistic<"numKernels", "num-kernels", "Number of kernels made">,
+  ];
+}
+
+def MoEAttachNVVMTargetPass
+    : Pass<"moe-attach-nvvm-target", "::mlir::ModuleOp"> {
+  let summary = "Say for which NVIDIA chip the kernels are compiled";
+  let description = [{
+    Attaches an `#nvvm.target` to every `gpu.module`, with the lowest PTX
+    version that knows the chip. Differs from `nvvm-attach-target` in that an
+    unknown chip is an error, reported before any pass has run.
+  }];
+  let dependentDialects = ["::mlir::NVVM::NVVMDialect"];
+  let options = [
+    Option<"chip", "chip", "std::string", /*default=*/"\"sm_90\"",
+           "chip to compile for, such as sm_90">,
+  ];
+}
+
+def MoETileToBlocksPass
+    : Pass<"moe-tile-to-blocks", "::mlir::func::FuncOp"> {
+  let summary = "Tile rows to the blocks of a GPU grid";
+  let description = [{
+    Runs `moe-tile-and-fuse` with `gpu-blocks` and as many rows a tile as fit:
+    every value that one tiled op hands to another may have to lie in workgroup
+    memory.
+  }];
+  // Also those of the pass that it runs.
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::gpu::GPUDialect",
+    "::mlir::scf::SCFDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+  let options = [
+    Option<"maxRows", "max-rows", "int64_t", /*default=*/"16",
+           "rows of a tile at most">,
+  ];
+}
+
 #endif // MOE_CONVERSION_PASSES_TD

@@ -36,6 +36,31 @@ void buildMoEToCPUPipeline(OpPassManager &manager,
 
 void registerMoEToCPUPipeline();
 
+/// Options of `--moe-to-nvvm`.
+struct MoEToNVVMPipelineOptions
+    : PassPipelineOptions<MoEToNVVMPipelineOptions> {
+  PassOptions::Option<std::string> chip{
+      *this, "chip",
+      llvm::cl::desc("chip to compile for: sm_80, sm_86, sm_89, sm_90, "
+                     "sm_90a, sm_100 or sm_120"),
+      llvm::cl::init("sm_90")};
+  PassOptions::Option<int64_t> blockSize{
+      *this, "block-size",
+      llvm::cl::desc("threads of a block, a multiple of 32"),
+      llvm::cl::init(128)};
+  PassOptions::Option<int64_t> maxRows{
+      *this, "max-rows", llvm::cl::desc("tokens that a block takes at most"),
+      llvm::cl::init(16)};
+};
+
+/// From public functions on tensors to kernels in PTX: one `gpu.binary` a
+/// function, whose attribute `moe.kernels` says how to launch them (see
+/// MoE/Conversion/MoEToGPU.h).
+void buildMoEToNVVMPipeline(OpPassManager &manager,
+                            const MoEToNVVMPipelineOptions &options);
+
+void registerMoEToNVVMPipeline();
+
 } // namespace moe
 } // namespace mlir
 

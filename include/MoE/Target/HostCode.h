@@ -30,6 +30,10 @@ FailureOr<std::string> translateToHostCode(ModuleOp module, HostCodeForm form,
 std::string hostCPUName();
 std::string hostCPUFeatures();
 
+/// The features that code for `cpu`, as in HostCodeOptions, relies on; empty
+/// for an unknown name.
+std::string codeFeatures(StringRef cpu);
+
 } // namespace mlir::moe
 
 #endif // MOE_TARGET_HOSTCODE_H

@@ -30,6 +30,11 @@ struct ValueSignature {
   std::string elementType;
   /// Sizes of a tensor; -1 is known only at run time.
   std::vector<int64_t> shape;
+  /// Of a result: the sizes as functions of the arguments, so that a caller can
+  /// allocate it. An integer, ["arg", i, d] for dim d of argument i, ["arg", i]
+  /// for an index argument, [op, a, b] with op in + * // % ceildiv, or null
+  /// where the size depends on data.
+  std::vector<llvm::json::Value> sizes;
 };
 
 /// The arguments of the compiled function are `arguments`, then `results`: the

@@ -9,22 +9,6 @@
 
 include "mlir/Pass/PassBase.td"
 
-def MoEAccessBoolsAsBytesPass
-    : Pass<"moe-access-bools-as-bytes", "mlir::func::FuncOp"> {
-  let summary = "Load and store an i1 as the byte that it occupies";
-  let description = [{
-    Replaces `memref.load` and `memref.store` of an `i1` by accesses of a byte
-    through an LLVM pointer, the layout of `torch.bool`. Runs before the
-    lowering of buffers to LLVM, which in 22.1.8 refuses such accesses. Bits do
-    not change.
-  }];
-  let dependentDialects = [
-    "::mlir::arith::ArithDialect",
-    "::mlir::LLVM::LLVMDialect",
-    "::mlir::memref::MemRefDialect",
-  ];
-}
-
 def MoEApproximateMathPass
     : Pass<"moe-approximate-math", "mlir::func::FuncOp"> {
   let summary = "Replace transcendental functions by polynomials";
@@ -82,6 +66,8 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     missed remark with the reason (`--remarks-filter-missed='moe-.*'`).
   }];
   let dependentDialects = [
+    // For the names of the ops, which the option `ops` is checked against.
+    "::mlir::moe::MoEDialect",
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
@@ -99,6 +85,27 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     Statistic<"numRefused", "num-refused",
               "Number of ops that refused to decompose">,
   ];
+}
+
+def MoEExpandBooleanAccessesPass : Pass<"moe-expand-boolean-accesses"> {
+  let summary = "Read and write booleans in memory as vectors of one";
+  let description = [{
+    Rewrites `memref.load` and `memref.store` of `i1` to `vector.load` and
+    `vector.store` of `vector<1xi1>`, which have a lowering to LLVM where the
+    former assert. A boolean keeps its byte in memory: 0 or 1. Runs before
+    `convert-vector-to-llvm`. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::vector::VectorDialect"];
+}
+
+def MoEExpandCopiesPass : Pass<"moe-expand-copies", "mlir::func::FuncOp"> {
+  let summary = "Copy strided buffers by loops";
+  let description = [{
+    Turns a `memref.copy` whose sides are not both contiguous into
+    `linalg.copy`. The lowering of buffers to LLVM would call a function of a
+    runtime library that compiled code does not link. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::linalg::LinalgDialect"];
 }
 
 def MoEOutlineParallelPass
@@ -183,6 +190,7 @@ def MoETileAndFusePass
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",
+    "::mlir::gpu::GPUDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];

@@ -494,8 +494,10 @@ void MixKernel::writeRow(Value firstQuery, Value slot) {
   Value row = e.add(firstQuery, slot);
   Value max = e.load(runningMax, {slot});
   Value sum = e.reduceAdd(e.loadVector(runningSum, {slot, e.index(0)}));
+  // A visible key weighs 1 at the maximum, so only a query without one sums to
+  // 0. The maximum does not tell: it stays -inf when every logit is NaN (E3).
+  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, sum, zero);
   // E10: a masked query has the results of one that sees no key.
-  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, max, hidden);
   if (queryMask) {
     Value isReal = e.load(queryMask, {row});
     isEmpty = e.select(isReal, isEmpty, e.constantInt(e.getI1Type(), 1));

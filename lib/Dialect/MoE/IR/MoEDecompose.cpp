@@ -37,9 +37,7 @@ Value Body::index(int64_t dim) {
 Value Body::f32(double value) {
   return arith::ConstantOp::create(*this, getF32FloatAttr(value));
 }
-Value Body::negInf() {
-  return f32(-std::numeric_limits<double>::infinity());
-}
+Value Body::negInf() { return f32(-std::numeric_limits<double>::infinity()); }
 Value Body::boolean(bool value) { return integer(getI1Type(), value); }
 Value Body::integer(Type type, int64_t value) {
   return arith::ConstantOp::create(*this, getIntegerAttr(type, value));
@@ -186,9 +184,8 @@ static AffineMap getMap(const Access &access, ArrayRef<int64_t> loops,
   for (int64_t dim : access.dims)
     exprs.push_back(dim == Access::kBroadcast
                         ? getAffineConstantExpr(0, context)
-                        : getAffineDimExpr(llvm::find(loops, dim) -
-                                               loops.begin(),
-                                           context));
+                        : getAffineDimExpr(
+                              llvm::find(loops, dim) - loops.begin(), context));
   return AffineMap::get(loops.size(), 0, exprs, context);
 }
 
@@ -267,8 +264,7 @@ Value mlir::moe::divideOrZero(Body &b, Value numerator, Value denominator) {
 Value mlir::moe::comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
                              Value rhsIndex) {
   Value lhsNan = b.isNan(lhs), rhsNan = b.isNan(rhs);
-  Value better =
-      b.either(b.less(rhs, lhs), b.both(b.negate(lhsNan), rhsNan));
+  Value better = b.either(b.less(rhs, lhs), b.both(b.negate(lhsNan), rhsNan));
   Value tie = b.either(b.equal(lhs, rhs), b.both(lhsNan, rhsNan));
   return b.either(better, b.both(tie, b.less(lhsIndex, rhsIndex)));
 }
@@ -276,25 +272,23 @@ Value mlir::moe::comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
 Softmax mlir::moe::buildSoftmax(Domain &domain, Access logits,
                                 ArrayRef<int64_t> row) {
   Type f32 = domain.getBody().getF32Type();
-  Access lowest = domain.fill(domain.empty(row, f32), domain.getBody().negInf());
-  Access max = domain.reduce({logits}, lowest,
-                             [](Body &b, ValueRange in, Value acc) {
-                               return b.max(acc, in[0]);
-                             });
+  Access lowest =
+      domain.fill(domain.empty(row, f32), domain.getBody().negInf());
+  Access max =
+      domain.reduce({logits}, lowest, [](Body &b, ValueRange in, Value acc) {
+        return b.max(acc, in[0]);
+      });
   // -inf - -inf would be NaN where the row has no support.
-  Access shift = domain.map({max}, domain.empty(row, f32),
-                            [](Body &b, ValueRange in) {
-                              return b.select(b.isNegInf(in[0]), b.f32(0.0),
-                                              in[0]);
-                            });
-  Access exps = domain.map({logits, shift}, domain.empty(logits.dims, f32),
-                           [](Body &b, ValueRange in) {
-                             return b.exp(b.sub(in[0], in[1]));
-                           });
-  Access sum = domain.reduce({exps}, domain.filled(row, 0.0f),
-                             [](Body &b, ValueRange in, Value acc) {
-                               return b.add(acc, in[0]);
-                             });
+  Access shift =
+      domain.map({max}, domain.empty(row, f32), [](Body &b, ValueRange in) {
+        return b.select(b.isNegInf(in[0]), b.f32(0.0), in[0]);
+      });
+  Access exps = domain.map(
+      {logits, shift}, domain.empty(logits.dims, f32),
+      [](Body &b, ValueRange in) { return b.exp(b.sub(in[0], in[1])); });
+  Access sum = domain.reduce(
+      {exps}, domain.filled(row, 0.0f),
+      [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
   return {shift, exps, sum};
 }
 
@@ -304,7 +298,8 @@ Softmax mlir::moe::buildSoftmax(Domain &domain, Access logits,
 
 /// What `op` is replaced by when its results are computed into `outs`: nothing
 /// on buffers.
-static SmallVector<Value> getReplacements(Operation *op, ArrayRef<Access> outs) {
+static SmallVector<Value> getReplacements(Operation *op,
+                                          ArrayRef<Access> outs) {
   if (op->getNumResults() == 0)
     return {};
   return llvm::map_to_vector(outs,
@@ -357,8 +352,8 @@ static Access buildUsedAdjacency(Domain &domain, AdjacencyGateOp op, int64_t e,
                                 return b.both(acc, b.equal(in[0], b.f32(0.0)));
                               });
   return domain.map({a, cold}, used, [&](Body &b, ValueRange in) {
-    Value identity = b.select(b.equal(b.index(e), b.index(l)), b.f32(1.0),
-                              b.f32(0.0));
+    Value identity =
+        b.select(b.equal(b.index(e), b.index(l)), b.f32(1.0), b.f32(0.0));
     return b.select(in[1], identity, keep(b, in[0]));
   });
 }

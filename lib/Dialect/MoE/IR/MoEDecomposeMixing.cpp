@@ -59,8 +59,8 @@ static Value buildPositionTest(Body &b, const Visibility &rule, int64_t i,
     visible = b.both(visible, b.negate(b.equal(key, position)));
   if (rule.window) {
     // Without itself a query still sees `window` keys.
-    Value reach = b.integer(b.getIndexType(),
-                            *rule.window + (rule.excludeSelf ? 1 : 0));
+    Value reach =
+        b.integer(b.getIndexType(), *rule.window + (rule.excludeSelf ? 1 : 0));
     visible = b.both(visible, b.less(b.sub(position, reach), key));
   }
   return visible;
@@ -100,12 +100,12 @@ static Access buildVisibleLogits(Domain &domain, ArrayRef<Access> ins,
 /// even where its value is NaN.
 static Access buildMixed(Domain &domain, Access logits, const Softmax &softmax,
                          Access v, Access out) {
-  Access sums = domain.reduce(
-      {logits, softmax.exps, v}, domain.filled(out.dims, 0.0f),
-      [](Body &b, ValueRange in, Value acc) {
-        return b.select(b.isNegInf(in[0]), acc,
-                        b.add(acc, b.mul(in[1], in[2])));
-      });
+  Access sums =
+      domain.reduce({logits, softmax.exps, v}, domain.filled(out.dims, 0.0f),
+                    [](Body &b, ValueRange in, Value acc) {
+                      return b.select(b.isNegInf(in[0]), acc,
+                                      b.add(acc, b.mul(in[1], in[2])));
+                    });
   return domain.map({sums, softmax.sum}, out, [](Body &b, ValueRange in) {
     return divideOrZero(b, in[0], in[1]);
   });
@@ -113,14 +113,13 @@ static Access buildMixed(Domain &domain, Access logits, const Softmax &softmax,
 
 /// out = shift + ln sum, -inf without a visible key.
 static Access buildLse(Domain &domain, const Softmax &softmax, Access out) {
-  return domain.map({softmax.shift, softmax.sum}, out,
-                    [](Body &b, ValueRange in) {
-                      return b.add(in[0], b.log(in[1]));
-                    });
+  return domain.map(
+      {softmax.shift, softmax.sum}, out,
+      [](Body &b, ValueRange in) { return b.add(in[0], b.log(in[1])); });
 }
 
-/// out = lse - sum_j A_ij x_ij = ln sum - sum_j A_ij (x_ij - shift); 0 without a
-/// visible key. The second form does not cancel for large logits.
+/// out = lse - sum_j A_ij x_ij = ln sum - sum_j A_ij (x_ij - shift); 0 without
+/// a visible key. The second form does not cancel for large logits.
 static Access buildRowEntropies(Domain &domain, Access logits,
                                 const Softmax &softmax, Access out) {
   Access moments = domain.reduce(
@@ -138,13 +137,12 @@ static Access buildRowEntropies(Domain &domain, Access logits,
 
 Access mlir::moe::buildEntropies(Domain &domain, Access p,
                                  ArrayRef<int64_t> row) {
-  return domain.reduce({p}, domain.filled(row, 0.0f),
-                       [](Body &b, ValueRange in, Value acc) {
-                         Value zero = b.f32(0.0);
-                         Value term = b.mul(in[0], b.log(in[0]));
-                         return b.sub(acc, b.select(b.equal(in[0], zero), zero,
-                                                    term));
-                       });
+  return domain.reduce(
+      {p}, domain.filled(row, 0.0f), [](Body &b, ValueRange in, Value acc) {
+        Value zero = b.f32(0.0);
+        Value term = b.mul(in[0], b.log(in[0]));
+        return b.sub(acc, b.select(b.equal(in[0], zero), zero, term));
+      });
 }
 
 SmallVector<int64_t> mlir::moe::getBiasDims(Value bias, int64_t b, int64_t h,
@@ -281,8 +279,8 @@ std::optional<Access> mlir::moe::buildQueryMask(Domain &domain,
                ? std::optional<Access>(domain.at(op.getMask(), {b, i}))
                : std::nullopt;
   // A reduction over the keys reads the mask in range whatever the sizes are.
-  Value sameTokens = domain.getBody().equal(domain.getSizeValue(i),
-                                            domain.getSizeValue(j));
+  Value sameTokens =
+      domain.getBody().equal(domain.getSizeValue(i), domain.getSizeValue(j));
   return domain.reduce(
       {domain.at(op.getMask(), {b, j})}, domain.filled({b, i}, true),
       [&](Body &b, ValueRange in, Value acc) {
@@ -317,11 +315,10 @@ Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
   Type i32 = domain.getBody().getI32Type();
   Access head = domain.fill(domain.at(op.getOuts()[1], {b}),
                             domain.getBody().integer(i32, 0));
-  return domain.reduce({preceded}, head,
-                       [&](Body &b, ValueRange in, Value acc) {
-                         return b.select(in[0], acc,
-                                         b.castIndex(b.index(h), i32));
-                       });
+  return domain.reduce(
+      {preceded}, head, [&](Body &b, ValueRange in, Value acc) {
+        return b.select(in[0], acc, b.castIndex(b.index(h), i32));
+      });
 }
 
 Access mlir::moe::buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
@@ -331,18 +328,17 @@ Access mlir::moe::buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
   SmallVector<Access> ins{priorLse, posteriorLse};
   if (op.getHeadPrior())
     ins.push_back(domain.at(op.getHeadPrior(), {b, i, h}));
-  Access evidence = domain.map(
-      ins, domain.empty({b, h, i}, f32), [](Body &b, ValueRange in) {
+  Access evidence =
+      domain.map(ins, domain.empty({b, h, i}, f32), [](Body &b, ValueRange in) {
         Value evidence = b.sub(in[1], in[0]);
         if (in.size() == 3)
           evidence = b.add(evidence, b.log(in[2]));
         return b.select(b.isNegInf(in[1]), b.negInf(), evidence);
       });
   Softmax softmax = buildSoftmax(domain, evidence, {b, i});
-  return domain.map({softmax.exps, softmax.sum}, domain.empty({b, h, i}, f32),
-                    [](Body &b, ValueRange in) {
-                      return divideOrZero(b, in[0], in[1]);
-                    });
+  return domain.map(
+      {softmax.exps, softmax.sum}, domain.empty({b, h, i}, f32),
+      [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
 }
 
 Value mlir::moe::buildPrecision(Domain &domain, AttentionPosteriorOp op) {
@@ -384,25 +380,26 @@ static Access buildPosteriorLogits(Domain &domain, AttentionPosteriorOp op,
   using namespace posterior;
   // v'_hj = wo_h v_hj
   Access means =
-      op.getVp() ? domain.at(op.getVp(), {b, h, j, d})
-                 : domain.contract(domain.at(op.getV(), {b, h, j, c}),
-                                   domain.at(op.getWo(), {h, d, c}),
-                                   {b, h, j, d});
-  Access products = domain.contract(domain.at(op.getU(), {b, i, d}), means,
-                                    {b, h, i, j});
+      op.getVp()
+          ? domain.at(op.getVp(), {b, h, j, d})
+          : domain.contract(domain.at(op.getV(), {b, h, j, c}),
+                            domain.at(op.getWo(), {h, d, c}), {b, h, j, d});
+  Access products =
+      domain.contract(domain.at(op.getU(), {b, i, d}), means, {b, h, i, j});
   Access norms = domain.contract(means, means, {b, h, j});
   Value precision = buildPrecision(domain, op);
   return domain.map(
       {prior, products, norms},
       domain.empty({b, h, i, j}, domain.getBody().getF32Type()),
       [&](Body &b, ValueRange in) {
-        Value likelihood = b.mul(
-            precision, b.sub(in[1], b.mul(b.f32(0.5), in[2])));
+        Value likelihood =
+            b.mul(precision, b.sub(in[1], b.mul(b.f32(0.5), in[2])));
         return b.select(b.isNegInf(in[0]), in[0], b.add(in[0], likelihood));
       });
 }
 
-/// out[b, .., ] = values[b, head_b, ..]: `h` is among the dims of `values` only.
+/// out[b, .., ] = values[b, head_b, ..]: `h` is among the dims of `values`
+/// only.
 static Access selectHead(Domain &domain, Access values, Access head,
                          Access out) {
   int64_t h = posterior::h;
@@ -458,17 +455,16 @@ AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
     head = domain.fill(domain.at(getOuts()[1], {b}),
                        outer.integer(outer.getI32Type(), *getHead()));
   else
-    head = buildMinEntropyHead(
-        domain, *this,
-        buildRowEntropies(domain, priorLogits, prior,
-                          domain.empty({b, h, i}, f32)));
+    head = buildMinEntropyHead(domain, *this,
+                               buildRowEntropies(domain, priorLogits, prior,
+                                                 domain.empty({b, h, i}, f32)));
 
   auto lseOf = [&](const Softmax &softmax, Value out) {
     Access all = buildLse(domain, softmax, domain.empty({b, h, i}, f32));
     return selectHead(domain, all, head, domain.at(out, {b, l, i})).value;
   };
-  Access p = selectHead(domain, mixed, head,
-                        domain.at(getOuts()[0], {b, i, e}));
+  Access p =
+      selectHead(domain, mixed, head, domain.at(getOuts()[0], {b, i, e}));
   return SmallVector<Value>{p.value, head.value, lseOf(prior, getOuts()[2]),
                             lseOf(joint, getOuts()[3])};
 }

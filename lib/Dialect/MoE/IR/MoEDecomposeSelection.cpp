@@ -71,10 +71,9 @@ static Access buildScores(Selection &t) {
       return buildScore(b, function, in[0]);
     });
   Softmax softmax = buildSoftmax(t.domain, t.x, t.n);
-  return t.domain.map({softmax.exps, softmax.sum}, s,
-                      [](Body &b, ValueRange in) {
-                        return divideOrZero(b, in[0], in[1]);
-                      });
+  return t.domain.map(
+      {softmax.exps, softmax.sum}, s,
+      [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
 }
 
 /// ln s up to a constant of the row, for the scores where it exists without
@@ -83,12 +82,11 @@ static Access buildLogScores(Selection &t) {
   if (t.op.getScoreFunction() == ScoreFunction::Softmax)
     return t.x;
   // ln sigmoid(x) = -ln(1 + e^-x)
-  return t.domain.map({t.x}, t.domain.empty(t.ne, t.f32),
-                      [](Body &b, ValueRange in) {
-                        Value zero = b.f32(0.0);
-                        return b.sub(zero,
-                                     buildSoftplus(b, b.sub(zero, in[0])));
-                      });
+  return t.domain.map(
+      {t.x}, t.domain.empty(t.ne, t.f32), [](Body &b, ValueRange in) {
+        Value zero = b.f32(0.0);
+        return b.sub(zero, buildSoftplus(b, b.sub(zero, in[0])));
+      });
 }
 
 //===----------------------------------------------------------------------===//
@@ -111,8 +109,8 @@ buildRanks(Selection &t, Access values, int64_t candidate,
   return t.domain.reduce(
       {values, others}, t.domain.filled(values.dims, t.i32, 0),
       [&](Body &b, ValueRange in, Value acc) {
-        Value counts = comesBefore(b, in[1], b.index(other), in[0],
-                                   b.index(candidate));
+        Value counts =
+            comesBefore(b, in[1], b.index(other), in[0], b.index(candidate));
         if (inSameClass)
           counts = b.both(counts, inSameClass(b, other));
         return b.add(acc, arith::ExtUIOp::create(b, t.i32, counts));
@@ -123,11 +121,9 @@ buildRanks(Selection &t, Access values, int64_t candidate,
 /// largest ones.
 static Access buildGroupValues(Selection &t, Access c, int64_t group,
                                Value groupSize) {
-  Access rankInGroup =
-      buildRanks(t, c, t.e, [&](Body &b, int64_t other) {
-        return b.equal(groupOf(b, t.e, groupSize),
-                       groupOf(b, other, groupSize));
-      });
+  Access rankInGroup = buildRanks(t, c, t.e, [&](Body &b, int64_t other) {
+    return b.equal(groupOf(b, t.e, groupSize), groupOf(b, other, groupSize));
+  });
   int64_t numSummed = t.op.getGroupScore() == GroupScore::Top2Sum ? 2 : 1;
   return t.domain.reduce(
       {c, rankInGroup}, t.domain.filled(join(t.n, {group}), 0.0f),
@@ -145,13 +141,11 @@ static Access restrictToGroups(Selection &t, Access c) {
   int64_t group = t.domain.addDim(b.getIndexAttr(t.op.getNGroup()));
   Value groupSize =
       b.div(t.domain.getSizeValue(t.e), t.domain.getSizeValue(group));
-  Access rank =
-      buildRanks(t, buildGroupValues(t, c, group, groupSize), group);
+  Access rank = buildRanks(t, buildGroupValues(t, c, group, groupSize), group);
   Access dropped = t.domain.reduce(
       {rank}, t.domain.fill(t.domain.empty(t.ne, t.i1), b.boolean(false)),
       [&](Body &b, ValueRange in, Value acc) {
-        Value isOfGroup =
-            b.equal(groupOf(b, t.e, groupSize), b.index(group));
+        Value isOfGroup = b.equal(groupOf(b, t.e, groupSize), b.index(group));
         Value isKept = b.less(in[0], b.integer(t.i32, t.op.getTopkGroup()));
         return b.either(acc, b.both(isOfGroup, b.negate(isKept)));
       });
@@ -197,12 +191,11 @@ static Access buildChoices(Selection &t, Access c) {
 static Access gatherChosen(Selection &t, Access values, Access c,
                            Access choices, Value none) {
   return t.domain.reduce(
-      {values, c, choices},
-      t.domain.fill(t.domain.empty(t.nk, t.f32), none),
+      {values, c, choices}, t.domain.fill(t.domain.empty(t.nk, t.f32), none),
       [&](Body &b, ValueRange in, Value acc) {
-        Value isChoice = b.both(
-            b.equal(in[2], b.castIndex(b.index(t.e), in[2].getType())),
-            b.negate(b.isNegInf(in[1])));
+        Value isChoice =
+            b.both(b.equal(in[2], b.castIndex(b.index(t.e), in[2].getType())),
+                   b.negate(b.isNegInf(in[1])));
         return b.select(isChoice, in[0], acc);
       });
 }
@@ -213,18 +206,17 @@ static Access buildGates(Selection &t, Access s, Access c, Access choices) {
   Access gates = t.domain.empty(t.nk, t.f32);
   double eps = t.op.getEps().convertToDouble();
   ScoreFunction function = t.op.getScoreFunction();
-  bool hasLog = function == ScoreFunction::Softmax ||
-                function == ScoreFunction::Sigmoid;
+  bool hasLog =
+      function == ScoreFunction::Softmax || function == ScoreFunction::Sigmoid;
 
   // v / sum v = softmax over the chosen of ln s
   if (t.op.getRenorm() && eps == 0.0 && hasLog) {
     Access logs =
         gatherChosen(t, buildLogScores(t), c, choices, outer.negInf());
     Softmax softmax = buildSoftmax(t.domain, logs, t.n);
-    return t.domain.map({softmax.exps, softmax.sum}, gates,
-                        [](Body &b, ValueRange in) {
-                          return divideOrZero(b, in[0], in[1]);
-                        });
+    return t.domain.map(
+        {softmax.exps, softmax.sum}, gates,
+        [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
   }
 
   Access v = gatherChosen(t, s, c, choices, outer.f32(0.0));
@@ -267,6 +259,19 @@ static Access buildReal(Selection &t) {
         Value numValid = b.castIndex(t.op.getNumValid(), b.getIndexType());
         return b.both(real, b.less(flat, numValid));
       });
+}
+
+Operation *TopKRenormOp::makeExplicit(OpBuilder &builder) {
+  if (!getNumValid() || !hasPureTensorSemantics())
+    return *this;
+  // A tile does not know where in the problem it lies: num_valid becomes part
+  // of the mask, which is cut like any operand.
+  Selection t(builder, *this);
+  Access real = buildReal(t);
+  auto explicitOp = cast<TopKRenormOp>(builder.clone(**this));
+  explicitOp.getMaskMutable().assign(real.value);
+  explicitOp.getNumValidMutable().clear();
+  return explicitOp;
 }
 
 FailureOr<SmallVector<Value>>

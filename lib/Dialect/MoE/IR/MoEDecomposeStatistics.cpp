@@ -39,13 +39,12 @@ static Access buildMembers(Domain &domain, MadDispersionOp op) {
   SmallVector<Access> ins{domain.at(op.getAssign(), {n})};
   if (op.getMask())
     ins.push_back(domain.at(op.getMask(), {n}));
-  return domain.map(
-      ins, domain.empty({n, e}, domain.getBody().getI1Type()),
-      [](Body &b, ValueRange in) {
-        Value member =
-            b.equal(in[0], b.castIndex(b.index(e), in[0].getType()));
-        return in.size() == 1 ? member : b.both(member, in[1]);
-      });
+  return domain.map(ins, domain.empty({n, e}, domain.getBody().getI1Type()),
+                    [](Body &b, ValueRange in) {
+                      Value member = b.equal(
+                          in[0], b.castIndex(b.index(e), in[0].getType()));
+                      return in.size() == 1 ? member : b.both(member, in[1]);
+                    });
 }
 
 /// The sum of the deviations of each cluster, from the mean or between pairs.
@@ -57,13 +56,13 @@ static Access buildDeviations(Domain &domain, MadDispersionOp op,
   if (op.getMeasure() == DispersionMeasure::Pairwise) {
     // sum_{n, m in C_e} |h_nd - h_md|
     int64_t m = domain.addTwin(n);
-    return domain.reduce(
-        {h, domain.at(op.getH(), {m, d}), members,
-         domain.at(members.value, {m, e})},
-        sums, [](Body &b, ValueRange in, Value acc) {
-          return addIf(b, b.both(in[2], in[3]), acc,
-                       math::AbsFOp::create(b, b.sub(in[0], in[1])));
-        });
+    return domain.reduce({h, domain.at(op.getH(), {m, d}), members,
+                          domain.at(members.value, {m, e})},
+                         sums, [](Body &b, ValueRange in, Value acc) {
+                           return addIf(
+                               b, b.both(in[2], in[3]), acc,
+                               math::AbsFOp::create(b, b.sub(in[0], in[1])));
+                         });
   }
   bool isVariance = op.getMeasure() == DispersionMeasure::Variance;
   return domain.reduce(
@@ -85,36 +84,35 @@ MadDispersionOp::decomposeOperation(OpBuilder &builder) {
   Type i32 = outer.getI32Type();
 
   Access members = buildMembers(domain, *this);
-  Access counts = domain.fill(domain.at(getOuts()[2], {e}),
-                              outer.integer(i32, 0));
-  counts = domain.reduce({members}, counts,
-                         [&](Body &b, ValueRange in, Value acc) {
-                           return count(b, i32, acc, in[0]);
-                         });
+  Access counts =
+      domain.fill(domain.at(getOuts()[2], {e}), outer.integer(i32, 0));
+  counts =
+      domain.reduce({members}, counts, [&](Body &b, ValueRange in, Value acc) {
+        return count(b, i32, acc, in[0]);
+      });
 
   // mean_ed = (1/N_e) sum_{n in C_e} h_nd
-  Access sums = domain.reduce(
-      {domain.at(getH(), {n, d}), members}, domain.filled({e, d}, 0.0f),
-      [](Body &b, ValueRange in, Value acc) {
-        return addIf(b, in[1], acc, in[0]);
-      });
+  Access sums = domain.reduce({domain.at(getH(), {n, d}), members},
+                              domain.filled({e, d}, 0.0f),
+                              [](Body &b, ValueRange in, Value acc) {
+                                return addIf(b, in[1], acc, in[0]);
+                              });
   auto divideByCount = [](Body &b, Value sum, Value count) {
-    return divideOrZero(
-        b, sum, arith::SIToFPOp::create(b, b.getF32Type(), count));
+    return divideOrZero(b, sum,
+                        arith::SIToFPOp::create(b, b.getF32Type(), count));
   };
-  Access mean = domain.map({sums, counts}, domain.at(getOuts()[1], {e, d}),
-                           [&](Body &b, ValueRange in) {
-                             return divideByCount(b, in[0], in[1]);
-                           });
+  Access mean = domain.map(
+      {sums, counts}, domain.at(getOuts()[1], {e, d}),
+      [&](Body &b, ValueRange in) { return divideByCount(b, in[0], in[1]); });
 
   // s_ed = (1/N_e) sum_{n in C_e} |h_nd - mean_ed|, or N_e^-2 over pairs
   bool isPairwise = getMeasure() == DispersionMeasure::Pairwise;
-  Access s = domain.map({buildDeviations(domain, *this, members, mean), counts},
-                        domain.at(getOuts()[0], {e, d}),
-                        [&](Body &b, ValueRange in) {
-                          Value s = divideByCount(b, in[0], in[1]);
-                          return isPairwise ? divideByCount(b, s, in[1]) : s;
-                        });
+  Access s =
+      domain.map({buildDeviations(domain, *this, members, mean), counts},
+                 domain.at(getOuts()[0], {e, d}), [&](Body &b, ValueRange in) {
+                   Value s = divideByCount(b, in[0], in[1]);
+                   return isPairwise ? divideByCount(b, s, in[1]) : s;
+                 });
   return SmallVector<Value>{s.value, mean.value, counts.value};
 }
 
@@ -133,8 +131,7 @@ static Access buildSelected(Domain &domain, AdjacencyUpdateOp op) {
   if (op.getMask())
     ins.push_back(domain.at(op.getMask(), {n}));
   return domain.reduce(
-      ins, domain.filled({n, e}, false),
-      [](Body &b, ValueRange in, Value acc) {
+      ins, domain.filled({n, e}, false), [](Body &b, ValueRange in, Value acc) {
         Value hit = b.equal(in[0], b.castIndex(b.index(e), in[0].getType()));
         return b.either(acc, in.size() == 1 ? hit : b.both(hit, in[1]));
       });
@@ -160,14 +157,14 @@ static Access buildDivisors(Domain &domain, AdjacencyNorm norm, Access counts,
                             Type type) {
   using namespace adjacency;
   int64_t kept = norm == AdjacencyNorm::Row ? e : l;
-  return domain.reduce(
-      {counts}, domain.filled({kept}, type, 0),
-      [&](Body &b, ValueRange in, Value acc) {
-        Value sum = b.add(acc, in[0]);
-        if (norm != AdjacencyNorm::Eq7)
-          return sum;
-        return b.select(b.equal(b.index(e), b.index(l)), sum, acc);
-      });
+  return domain.reduce({counts}, domain.filled({kept}, type, 0),
+                       [&](Body &b, ValueRange in, Value acc) {
+                         Value sum = b.add(acc, in[0]);
+                         if (norm != AdjacencyNorm::Eq7)
+                           return sum;
+                         return b.select(b.equal(b.index(e), b.index(l)), sum,
+                                         acc);
+                       });
 }
 
 FailureOr<SmallVector<Value>>
@@ -181,10 +178,9 @@ AdjacencyUpdateOp::decomposeOperation(OpBuilder &builder) {
   Access counts = buildCoSelections(domain, *this, selected, i64);
   Access divisors = buildDivisors(domain, getNorm(), counts, i64);
   // A batch without a selection leaves `a` as it is (E18).
-  Access any = domain.reduce({selected}, domain.filled({}, false),
-                             [](Body &b, ValueRange in, Value acc) {
-                               return b.either(acc, in[0]);
-                             });
+  Access any = domain.reduce(
+      {selected}, domain.filled({}, false),
+      [](Body &b, ValueRange in, Value acc) { return b.either(acc, in[0]); });
 
   // a_new = beta a + (1 - beta) C / divisor
   double beta = getBeta().convertToDouble();
@@ -195,8 +191,8 @@ AdjacencyUpdateOp::decomposeOperation(OpBuilder &builder) {
           return arith::SIToFPOp::create(b, b.getF32Type(), value);
         };
         Value share = divideOrZero(b, toFloat(in[1]), toFloat(in[2]));
-        Value moved = b.add(b.mul(b.f32(beta), in[0]),
-                            b.mul(b.f32(1.0 - beta), share));
+        Value moved =
+            b.add(b.mul(b.f32(beta), in[0]), b.mul(b.f32(1.0 - beta), share));
         return b.select(in[3], moved, in[0]);
       });
   return SmallVector<Value>{updated.value};

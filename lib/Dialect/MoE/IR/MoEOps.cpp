@@ -33,15 +33,15 @@ static int64_t getRank(Value value) {
 
 /// The dims of an op over tokens with free leading dims: `n0, n1, ..` followed
 /// by the op's own.
-static SmallVector<Dim> withLeadingDims(int64_t numLeading,
-                                        ArrayRef<Dim> dims) {
+static SmallVector<Dim> withLeadingDims(int64_t numLeading, ArrayRef<Dim> dims,
+                                        bool whole = false) {
   static constexpr StringLiteral names[] = {"n0", "n1", "n2", "n3",
                                             "n4", "n5", "n6", "n7"};
   SmallVector<Dim> all;
   for (int64_t i = 0; i < numLeading; ++i)
     all.push_back({numLeading == 1 ? StringRef("n")
                                    : StringRef(names[std::min<int64_t>(i, 7)]),
-                   kParallel});
+                   kParallel, whole});
   llvm::append_range(all, dims);
   return all;
 }
@@ -60,12 +60,16 @@ static LogicalResult verifyHasLastDim(Operation *op, Value value,
                            << "' to have at least one dim, found a scalar";
 }
 
+static LogicalResult verifyAtLeast(Operation *op, std::optional<int64_t> value,
+                                   int64_t least, StringRef name) {
+  if (!value || *value >= least)
+    return success();
+  return op->emitOpError() << "expected " << name << " to be at least " << least
+                           << ", found " << *value;
+}
 static LogicalResult
 verifyAtLeastOne(Operation *op, std::optional<int64_t> value, StringRef name) {
-  if (!value || *value >= 1)
-    return success();
-  return op->emitOpError() << "expected " << name << " to be at least 1, found "
-                           << *value;
+  return verifyAtLeast(op, value, 1, name);
 }
 
 static LogicalResult verifyPositive(Operation *op, double value,
@@ -143,8 +147,12 @@ LogicalResult RouterLogitsOp::verify() {
 //===----------------------------------------------------------------------===//
 
 SmallVector<Dim> TopKRenormOp::getDims() {
+  // num_valid compares with positions in the whole problem. On tensors tiling
+  // turns it into a mask first (makeExplicit).
+  bool wholeTokens = getNumValid() && !hasPureTensorSemantics();
   return withLeadingDims(getNumLeading(getScores()),
-                         {{"e", kReduction}, {"k", kParallel, /*whole=*/true}});
+                         {{"e", kReduction}, {"k", kParallel, /*whole=*/true}},
+                         wholeTokens);
 }
 
 ArrayAttr TopKRenormOp::getIndexingMaps() {
@@ -416,8 +424,9 @@ static LogicalResult verifyHead(AttentionPosteriorOp op) {
            << (head ? "it" : "none")
            << " with head_mode = " << stringifyHeadMode(op.getHeadMode());
   int64_t heads = getStaticDimSize(op, posterior::h);
-  if (fixed && !ShapedType::isDynamic(heads) &&
-      static_cast<int64_t>(*head) >= heads)
+  if (!fixed || ShapedType::isDynamic(heads))
+    return verifyAtLeast(op, head, 0, "head");
+  if (static_cast<int64_t>(*head) < 0 || static_cast<int64_t>(*head) >= heads)
     return op.emitOpError() << "expected head to be in [0, " << heads
                             << "), found " << static_cast<int64_t>(*head);
   return success();

@@ -28,9 +28,8 @@ struct Mix {
   SoftmaxMixOp build(OpBuilder &builder, Location loc) const {
     return SoftmaxMixOp::create(
         builder, loc, TypeRange(ValueRange(outs)), q, k, v, keyBias, bias,
-        queryMask, keyMask, queryLevel, keyLevel, origin, outs,
-        APFloat(scale), causal,
-        window ? builder.getI64IntegerAttr(*window) : IntegerAttr(),
+        queryMask, keyMask, queryLevel, keyLevel, origin, outs, APFloat(scale),
+        causal, window ? builder.getI64IntegerAttr(*window) : IntegerAttr(),
         excludeSelf, withEntropy, precision);
   }
 };
@@ -76,10 +75,9 @@ SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
     q = domain.contract(q, domain.at(getWs(), {d, f}), {b, i, f});
   // A learned tau is a value, which the scale attribute cannot hold.
   if (getTauValue())
-    q = domain.map({q}, domain.empty(q.dims, builder.getF32Type()),
-                   [&](Body &b, ValueRange in) {
-                     return b.div(in[0], getTauValue());
-                   });
+    q = domain.map(
+        {q}, domain.empty(q.dims, builder.getF32Type()),
+        [&](Body &b, ValueRange in) { return b.div(in[0], getTauValue()); });
 
   Mix mix;
   mix.q = addHeadDim(builder, loc, q.value);
@@ -92,7 +90,8 @@ SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
     mix.queryMask = getMask();
   if (getRestrict() == Restrict::Entropy) {
     // Keys and queries are the same tokens: one tensor of levels for both.
-    Access levels = buildEntropies(domain, domain.at(getE(), {b, i, e}), {b, i});
+    Access levels =
+        buildEntropies(domain, domain.at(getE(), {b, i, e}), {b, i});
     mix.queryLevel = mix.keyLevel = levels.value;
   }
   mix.origin = getOrigin();
@@ -127,7 +126,11 @@ static HeadOperands getHeadOperands(Domain &domain, AttentionPosteriorOp op) {
   using namespace posterior;
   HeadOperands all{domain.at(op.getQ(), {b, h, i, f}),
                    domain.at(op.getK(), {b, h, j, f}),
-                   std::nullopt, std::nullopt, std::nullopt, std::nullopt, h};
+                   std::nullopt,
+                   std::nullopt,
+                   std::nullopt,
+                   std::nullopt,
+                   h};
   if (op.getVp()) {
     all.vp = domain.at(op.getVp(), {b, h, j, d});
   } else {
@@ -147,16 +150,21 @@ static HeadOperands pickHead(const HeadOperands &all, int64_t one,
       return access;
     return std::optional<Access>(pick(*access));
   };
-  return {pick(all.q),     pick(all.k),    pickIf(all.vp), pickIf(all.v),
-          pickIf(all.wo),  pickIf(all.bias), one};
+  return {pick(all.q),
+          pick(all.k),
+          pickIf(all.vp),
+          pickIf(all.v),
+          pickIf(all.wo),
+          pickIf(all.bias),
+          one};
 }
 
 /// access[.., head, ..] with the head dim of size 1.
 static Access sliceHead(OpBuilder &builder, Domain &domain,
                         const Access &access, int64_t one, int64_t head) {
   Location loc = access.value.getLoc();
-  SmallVector<OpFoldResult> offsets, sizes =
-      tensor::getMixedSizes(builder, loc, access.value);
+  SmallVector<OpFoldResult> offsets,
+      sizes = tensor::getMixedSizes(builder, loc, access.value);
   SmallVector<int64_t> dims;
   for (auto [position, dim] : llvm::enumerate(access.dims)) {
     bool isHead = dim == posterior::h;
@@ -177,8 +185,7 @@ static Access gatherHead(Domain &domain, const Access &access, int64_t one,
                          Access head) {
   SmallVector<int64_t> dims{posterior::b, one};
   for (int64_t dim : access.dims)
-    if (dim != posterior::h && dim != posterior::b &&
-        dim != Access::kBroadcast)
+    if (dim != posterior::h && dim != posterior::b && dim != Access::kBroadcast)
       dims.push_back(dim);
   Access out = domain.empty(dims, access.getElementType());
   return domain.map({head}, out, [&](Body &b, ValueRange in) -> Value {
@@ -205,9 +212,9 @@ static Value concatFeatures(OpBuilder &builder, Domain &domain, Access lhs,
         *access = domain.map({*access},
                              domain.empty(access->dims, builder.getF32Type()),
                              [](Body &b, ValueRange in) { return in[0]; });
-  auto concat = tensor::ConcatOp::create(builder, lhs.value.getLoc(),
-                                         lhs.dims.size() - 1,
-                                         ValueRange{lhs.value, rhs.value});
+  auto concat =
+      tensor::ConcatOp::create(builder, lhs.value.getLoc(), lhs.dims.size() - 1,
+                               ValueRange{lhs.value, rhs.value});
   // Bufferization knows slices, not concatenations.
   FailureOr<SmallVector<Value>> slices = concat.decomposeOperation(builder);
   if (failed(slices))
@@ -248,16 +255,14 @@ static Value buildKeyBias(Domain &domain, const HeadOperands &operands,
 /// u itself for given means.
 static Value buildQueryFeatures(OpBuilder &builder, Domain &domain,
                                 AttentionPosteriorOp op,
-                                const HeadOperands &operands,
-                                Value precision) {
+                                const HeadOperands &operands, Value precision) {
   using namespace posterior;
   int64_t h = operands.head;
   Type f32 = builder.getF32Type();
   double scale = *op.getScaleValue();
-  Access scaled = domain.map({operands.q}, domain.empty({b, h, i, f}, f32),
-                             [&](Body &b, ValueRange in) {
-                               return b.mul(in[0], b.f32(scale));
-                             });
+  Access scaled = domain.map(
+      {operands.q}, domain.empty({b, h, i, f}, f32),
+      [&](Body &b, ValueRange in) { return b.mul(in[0], b.f32(scale)); });
   Access u = domain.at(op.getU(), {b, i, d});
   SmallVector<int64_t> dims{b, h, i, d};
   if (operands.wo) {
@@ -333,16 +338,14 @@ static SmallVector<Value> convertAllHeads(OpBuilder &builder, Domain &domain,
   Value priorLse =
       buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
           .getResult(0);
-  SoftmaxMixOp joint = buildPosteriorMix(builder, domain, op, operands,
-                                         queryMask, mixed.value,
-                                         op.getOuts()[3]);
+  SoftmaxMixOp joint = buildPosteriorMix(
+      builder, domain, op, operands, queryMask, mixed.value, op.getOuts()[3]);
   mixed.value = joint.getResult(0);
   Value posteriorLse = joint.getResult(1);
 
   // p_i = sum_h H'_ih mixed_hi
-  Access weights =
-      buildHeadWeights(domain, op, domain.at(priorLse, {b, h, i}),
-                       domain.at(posteriorLse, {b, h, i}));
+  Access weights = buildHeadWeights(domain, op, domain.at(priorLse, {b, h, i}),
+                                    domain.at(posteriorLse, {b, h, i}));
   Access p = domain.fill(domain.at(op.getOuts()[0], {b, i, e}), outer.f32(0.0));
   p = domain.contract(weights, mixed, p);
   Access none = domain.fill(domain.at(op.getOuts()[1], {b}),
@@ -370,22 +373,22 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
     operands = pickHead(all, one, [&](const Access &access) {
       return sliceHead(builder, domain, access, one, *op.getHead());
     });
-    priorLse =
-        buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
-            .getResult(0);
+    priorLse = buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
+                   .getResult(0);
   } else {
-    SoftmaxMixOp prior = buildPriorMix(
-        builder, op, all, queryMask, domain.empty({b, h, i}, f32).value,
-        domain.empty({b, h, i}, f32).value);
+    SoftmaxMixOp prior = buildPriorMix(builder, op, all, queryMask,
+                                       domain.empty({b, h, i}, f32).value,
+                                       domain.empty({b, h, i}, f32).value);
     head = buildMinEntropyHead(domain, op,
                                domain.at(prior.getResult(1), {b, h, i}));
     operands = pickHead(all, one, [&](const Access &access) {
       return gatherHead(domain, access, one, head);
     });
-    Access lse = gatherHead(domain, domain.at(prior.getResult(0), {b, h, i}),
-                            one, head);
-    priorLse = domain.map({lse}, domain.at(op.getOuts()[2], {b, one, i}),
-                          [](Body &b, ValueRange in) { return in[0]; })
+    Access lse =
+        gatherHead(domain, domain.at(prior.getResult(0), {b, h, i}), one, head);
+    priorLse = domain
+                   .map({lse}, domain.at(op.getOuts()[2], {b, one, i}),
+                        [](Body &b, ValueRange in) { return in[0]; })
                    .value;
   }
 

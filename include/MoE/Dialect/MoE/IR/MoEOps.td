@@ -70,7 +70,7 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     AttrSizedOperandSegments,
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
-                              ["getDims", "getDimOrder"]>,
+                              ["getDims", "getDimOrder", "makeExplicit"]>,
   ]> {
   let summary = "select k experts a token and weigh them";
   let description = [{
@@ -105,6 +105,8 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     | `indices` (out) | `[n.., k]` | i32 or i64 |
 
     Iterators: `n` parallel; `e` reduction and `k`, both kept whole by tiling.
+    Flat indices are absolute, so tiling turns `num_valid` into a mask; on
+    buffers it keeps `n` whole instead.
 
     The order is total (E1): value descending, then index ascending; +0 equals
     -0 (E2); NaN ranks below -inf and makes the row's gates NaN (E3). The

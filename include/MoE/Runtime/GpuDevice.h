@@ -1,0 +1,97 @@
+//===- GpuDevice.h - What host code needs of a GPU --------------*- C++ -*-===//
+//
+// One interface, two libraries: moe_sim_runtime runs kernels in the PTX
+// simulator, moe_cuda_runtime on the CUDA driver, which it finds at run time.
+// Both export the mgpu* functions that MLIR's lowered host code calls
+// (lib/Runtime/Gpu/Mgpu.cpp), and the functions below.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_RUNTIME_GPUDEVICE_H
+#define MOE_RUNTIME_GPUDEVICE_H
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace moe::runtime {
+
+struct GpuLaunch {
+  uint32_t grid[3];
+  uint32_t block[3];
+  /// All zero: no cluster.
+  uint32_t cluster[3];
+  uint32_t dynamicSmem;
+  void *stream;
+  /// One pointer to the value of each parameter.
+  void **params;
+};
+
+struct GpuTensorMap {
+  uint32_t dataType; // CUtensorMapDataType
+  uint32_t rank;
+  void *address;
+  const uint64_t *dims;    // innermost first
+  const uint64_t *strides; // bytes, of all but the innermost dimension
+  const uint32_t *box;
+  const uint32_t *elementStrides;
+  uint32_t interleave;
+  uint32_t swizzle;
+  uint32_t l2Promotion;
+  uint32_t oobFill;
+};
+
+/// Functions that fail print why on stderr and abort: lowered host code has no
+/// way to hear of errors.
+class GpuDevice {
+public:
+  virtual ~GpuDevice() = default;
+
+  /// Zero-terminated PTX, or with `isText` false a cubin or fatbin.
+  virtual void *loadModule(const void *data, bool isText, int optLevel) = 0;
+  virtual void unloadModule(void *module) = 0;
+  virtual void *getFunction(void *module, const char *name) = 0;
+  virtual void launch(void *function, const GpuLaunch &launch) = 0;
+
+  virtual void *allocate(uint64_t bytes, void *stream, bool hostShared) = 0;
+  virtual void free(void *pointer, void *stream) = 0;
+  virtual void copy(void *to, const void *from, uint64_t bytes,
+                    void *stream) = 0;
+  /// `width` is 2 or 4 bytes.
+  virtual void fill(void *to, uint32_t value, uint32_t width, uint64_t count,
+                    void *stream) = 0;
+  virtual void registerHost(void *pointer, uint64_t bytes) = 0;
+  virtual void unregisterHost(void *pointer) = 0;
+
+  virtual void *createStream() = 0;
+  virtual void destroyStream(void *stream) = 0;
+  virtual void synchronizeStream(void *stream) = 0;
+  virtual void waitEvent(void *stream, void *event) = 0;
+  virtual void *createEvent() = 0;
+  virtual void destroyEvent(void *event) = 0;
+  virtual void synchronizeEvent(void *event) = 0;
+  virtual void recordEvent(void *event, void *stream) = 0;
+
+  virtual void setDefault(int32_t device) = 0;
+  /// Fills the 128 bytes at `map`.
+  virtual void encodeTensorMap(void *map, const GpuTensorMap &description) = 0;
+
+  /// What the simulator has found so far; zero and empty on hardware.
+  virtual uint64_t numFindings() = 0;
+  virtual std::string report() = 0;
+};
+
+/// The device of this library.
+GpuDevice &gpuDevice();
+
+} // namespace moe::runtime
+
+extern "C" {
+/// Null if kernels can run, else why not. The caller must not free it.
+const char *moe_gpu_unavailable();
+/// Findings of all launches so far, and their text; valid until the next call.
+uint64_t moe_gpu_num_findings();
+const char *moe_gpu_report();
+}
+
+#endif // MOE_RUNTIME_GPUDEVICE_H

@@ -1,0 +1,161 @@
+//===- Simulator.h - Execute and check PTX on the CPU -----------*- C++ -*-===//
+//
+// A GPU in software for the PTX that LLVM and nvcc emit:
+//
+//   auto module = moe::sim::Module::load(ptxText);
+//   moe::sim::Launch launch;
+//   launch.grid = {16, 1, 1};
+//   launch.block = {128, 1, 1};
+//   launch.params = ...;               // the kernel's parameter block
+//   launch.buffers = {{data, bytes}};  // memory that the kernel may touch
+//   moe::sim::Report report = module->launch("kernel", launch);
+//
+// Pointers in the parameter block are host pointers into the buffers.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_SIMULATOR_SIMULATOR_H
+#define MOE_SIMULATOR_SIMULATOR_H
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moe::sim {
+
+struct Program;
+
+enum class FindingKind : uint8_t { Race, Bounds, Uninit, Align, Deadlock, Trap };
+
+/// "race", "bounds", "uninit", "align", "deadlock" or "trap".
+const char *name(FindingKind kind);
+
+struct Finding {
+  FindingKind kind;
+  std::string message;
+  std::string kernel;
+  /// Line in the PTX text; 0 if the finding has no instruction.
+  uint32_t line = 0;
+  /// "file:line" of the source, where the PTX has `.loc`.
+  std::string source;
+  std::array<uint32_t, 3> block = {0, 0, 0};
+  uint32_t warp = 0;
+  uint32_t lane = 0;
+  /// The other access of a race.
+  std::string other;
+  /// How often it was met.
+  uint64_t count = 1;
+};
+
+/// All numbers are equal for equal seeds.
+struct Counters {
+  std::map<std::string, uint64_t> instructions;
+  uint64_t warpInstructions = 0;
+  uint64_t laneInstructions = 0;
+  uint64_t barriers = 0;
+  uint64_t atomics = 0;
+  uint64_t sharedRequests = 0;
+  uint64_t sharedWavefronts = 0;
+  uint64_t sharedBytesRead = 0;
+  uint64_t sharedBytesWritten = 0;
+  uint64_t globalRequests = 0;
+  uint64_t globalSectors = 0;
+  uint64_t globalBytesRead = 0;
+  uint64_t globalBytesWritten = 0;
+};
+
+struct Report {
+  std::string kernel;
+  std::vector<Finding> findings;
+  Counters counters;
+
+  bool ok() const { return findings.empty(); }
+  /// For people and for FileCheck.
+  std::string text() const;
+  std::string json() const;
+};
+
+struct Checks {
+  bool race = true;
+  bool bounds = true;
+  bool uninit = true;
+  bool align = true;
+};
+
+enum class Numerics : uint8_t {
+  /// Products exact, sums in f32, one after the other.
+  Exact,
+  /// Block sums with aligned, truncated addends, as tensor cores have them.
+  TensorCore,
+  /// Approximate instructions off by up to two ulp; sums in random order.
+  Perturbed,
+};
+
+struct Buffer {
+  void *data = nullptr;
+  uint64_t bytes = 0;
+  std::string name;
+  bool readOnly = false;
+};
+
+struct Launch {
+  std::array<uint32_t, 3> grid = {1, 1, 1};
+  std::array<uint32_t, 3> block = {1, 1, 1};
+  /// {0, 0, 0}: what the kernel requires, else no cluster.
+  std::array<uint32_t, 3> cluster = {0, 0, 0};
+  uint64_t dynamicSmem = 0;
+  Checks checks;
+  uint64_t seed = 0;
+  /// 0 reconverges as early as possible, 1 as late as the ISA allows.
+  uint32_t policy = 0;
+  Numerics numerics = Numerics::Exact;
+  /// 0: every core where blocks do not communicate, else one.
+  uint32_t threads = 0;
+  std::vector<uint8_t> params;
+  std::vector<Buffer> buffers;
+};
+
+struct ParamInfo {
+  std::string name;
+  std::string type;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint64_t count = 1;
+};
+
+struct KernelInfo {
+  std::string name;
+  std::vector<ParamInfo> params;
+  uint64_t paramBytes = 0;
+  uint64_t sharedBytes = 0;
+  uint64_t localBytes = 0;
+  uint64_t instructions = 0;
+  /// Bytes of one warp's register file in the simulator.
+  uint64_t registerBytes = 0;
+  uint32_t maxThreads = 0;
+};
+
+class Module {
+public:
+  /// Throws std::invalid_argument that lists every unknown instruction.
+  static std::unique_ptr<Module> load(std::string_view ptx);
+  ~Module();
+
+  std::vector<KernelInfo> kernels() const;
+
+  /// Throws std::invalid_argument if the launch itself is wrong (no such
+  /// kernel, block too large, ...); what the kernel does wrong is reported.
+  Report launch(const std::string &kernel, const Launch &launch);
+
+private:
+  explicit Module(std::unique_ptr<Program> program);
+  std::unique_ptr<Program> program;
+};
+
+} // namespace moe::sim
+
+#endif // MOE_SIMULATOR_SIMULATOR_H

@@ -1,0 +1,39 @@
+//===- AttachTarget.cpp - Say for which chip kernels are compiled -----------===//
+
+#include "MoE/Conversion/Chips.h"
+#include "MoE/Conversion/Passes.h"
+
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
+#include "mlir/IR/BuiltinOps.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_MOEATTACHNVVMTARGETPASS
+#include "MoE/Conversion/Passes.h.inc"
+} // namespace mlir::moe
+
+using namespace mlir;
+using namespace mlir::moe;
+
+namespace {
+struct AttachNVVMTargetPass
+    : public mlir::moe::impl::MoEAttachNVVMTargetPassBase<
+          AttachNVVMTargetPass> {
+  using Base::Base;
+
+  LogicalResult initialize(MLIRContext *context) override {
+    return lookupChip(chip, UnknownLoc::get(context));
+  }
+
+  void runOnOperation() override {
+    FailureOr<Chip> target = lookupChip(chip, getOperation().getLoc());
+    if (failed(target))
+      return signalPassFailure();
+    auto attribute = NVVM::NVVMTargetAttr::get(
+        &getContext(), /*optLevel=*/3, "nvptx64-nvidia-cuda", target->name,
+        target->features());
+    for (auto module : getOperation().getOps<gpu::GPUModuleOp>())
+      module.setTargetsAttr(ArrayAttr::get(&getContext(), {attribute}));
+  }
+};
+} // namespace

@@ -1,0 +1,492 @@
+//===- KernelOutlining.cpp - Blocks of a grid become a kernel -------------===//
+//
+// Upstream's gpu-kernel-outlining passes whatever the body captures, in the
+// order in which it is captured. A kernel that is launched from a manifest
+// needs parameters that follow from the function's signature alone, so this
+// outlining passes all arguments and computes every other captured value again
+// inside of the kernel: sizes and constants, which cost nothing.
+//
+//===----------------------------------------------------------------------===//
+
+#include "KernelOutlining.h"
+
+#include "MoE/Conversion/MoEToGPU.h"
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/IR/ImplicitLocOpBuilder.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
+#include "mlir/Interfaces/ValueBoundsOpInterface.h"
+#include "mlir/Interfaces/ViewLikeInterface.h"
+#include "mlir/Transforms/RegionUtils.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Workgroup buffers start at multiples of this, the widest access of a thread.
+/// Without it a buffer would have the alignment of its elements.
+static constexpr int64_t kWorkgroupAlignment = 16;
+
+//===----------------------------------------------------------------------===//
+// Signature
+//===----------------------------------------------------------------------===//
+
+/// Every argument can be passed to a kernel.
+static LogicalResult verifyArguments(func::FuncOp function) {
+  for (BlockArgument argument : function.getArguments()) {
+    Type type = argument.getType();
+    if (auto memref = dyn_cast<MemRefType>(type);
+        memref ? memref.getLayout().isIdentity() : type.isIntOrIndexOrFloat())
+      continue;
+    return function.emitError()
+           << "expected argument " << argument.getArgNumber()
+           << " to be a contiguous buffer or a scalar, found " << type;
+  }
+  return success();
+}
+
+/// The type of a buffer in a kernel. An i1 takes a byte in memory, which the
+/// memref type does not say and the conversion to LLVM refuses to assume.
+static MemRefType getStorageType(MemRefType type) {
+  if (type.getElementType().isInteger(1))
+    return cast<MemRefType>(
+        type.clone(IntegerType::get(type.getContext(), 8)));
+  return type;
+}
+
+static SmallVector<Type> getParameterTypes(func::FuncOp function) {
+  Builder b(function.getContext());
+  SmallVector<Type> types;
+  int64_t numSizes = 0;
+  for (Type type : function.getArgumentTypes()) {
+    if (auto memref = dyn_cast<MemRefType>(type)) {
+      // A buffer without dims stands for the pointer to its first element.
+      types.push_back(
+          MemRefType::get({}, getStorageType(memref).getElementType()));
+      numSizes += memref.getNumDynamicDims();
+    } else {
+      types.push_back(type.isIndex() ? b.getI64Type() : type);
+    }
+  }
+  types.append(numSizes, b.getI64Type());
+  return types;
+}
+
+/// Rebuilds the function's arguments from the kernel's parameters.
+static void mapArguments(ImplicitLocOpBuilder &b, func::FuncOp function,
+                         gpu::GPUFuncOp kernel, IRMapping &mapping) {
+  unsigned nextSize = function.getNumArguments();
+  for (auto [argument, parameter] :
+       llvm::zip(function.getArguments(), kernel.getArguments())) {
+    auto type = dyn_cast<MemRefType>(argument.getType());
+    if (!type) {
+      Value value = parameter;
+      if (argument.getType().isIndex())
+        value = arith::IndexCastOp::create(b, b.getIndexType(), value);
+      mapping.map(argument, value);
+      continue;
+    }
+    SmallVector<OpFoldResult> sizes, strides(type.getRank());
+    for (int64_t size : type.getShape()) {
+      if (!ShapedType::isDynamic(size)) {
+        sizes.push_back(b.getIndexAttr(size));
+        continue;
+      }
+      Value parameter = kernel.getArgument(nextSize++);
+      sizes.push_back(
+          arith::IndexCastOp::create(b, b.getIndexType(), parameter)
+              .getResult());
+    }
+    OpFoldResult stride = b.getIndexAttr(1);
+    AffineExpr lhs, rhs;
+    bindSymbols(b.getContext(), lhs, rhs);
+    for (int64_t dim = type.getRank() - 1; dim >= 0; --dim) {
+      strides[dim] = stride;
+      stride = affine::makeComposedFoldedAffineApply(
+          b, b.getLoc(), lhs * rhs, {stride, sizes[dim]});
+    }
+    Value buffer = memref::ReinterpretCastOp::create(
+        b, getStorageType(type), parameter, b.getIndexAttr(0), sizes, strides);
+    if (buffer.getType() != type)
+      buffer = UnrealizedConversionCastOp::create(b, type, buffer).getResult(0);
+    mapping.map(argument, buffer);
+  }
+}
+
+/// What the launch passes: the pointers, the scalars, the dynamic sizes.
+static SmallVector<Value> getLaunchOperands(ImplicitLocOpBuilder &b,
+                                            func::FuncOp function) {
+  SmallVector<Value> operands, sizes;
+  for (Value argument : function.getArguments()) {
+    auto type = dyn_cast<MemRefType>(argument.getType());
+    if (!type) {
+      if (argument.getType().isIndex())
+        argument = arith::IndexCastOp::create(b, b.getI64Type(), argument);
+      operands.push_back(argument);
+      continue;
+    }
+    Value buffer = argument;
+    if (getStorageType(type) != type)
+      buffer = UnrealizedConversionCastOp::create(b, getStorageType(type), buffer)
+                   .getResult(0);
+    auto pointer =
+        MemRefType::get({}, getStorageType(type).getElementType());
+    operands.push_back(memref::ReinterpretCastOp::create(
+        b, pointer, buffer, b.getIndexAttr(0), ArrayRef<OpFoldResult>(),
+        ArrayRef<OpFoldResult>()));
+    for (int64_t dim = 0; dim < type.getRank(); ++dim)
+      if (type.isDynamicDim(dim)) {
+        Value size = memref::DimOp::create(b, argument, dim);
+        sizes.push_back(arith::IndexCastOp::create(b, b.getI64Type(), size));
+      }
+  }
+  operands.append(sizes);
+  return operands;
+}
+
+//===----------------------------------------------------------------------===//
+// Grid
+//===----------------------------------------------------------------------===//
+
+/// `value` as an expression of the dynamic sizes of the function's buffers, the
+/// symbols in the order of the parameters; null if it is none.
+static AffineExpr getSizeExpr(OpFoldResult value, func::FuncOp function) {
+  MLIRContext *context = function.getContext();
+  if (std::optional<int64_t> constant = getConstantIntValue(value))
+    return getAffineConstantExpr(*constant, context);
+  auto producer = cast<Value>(value).getDefiningOp();
+  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer)) {
+    std::optional<int64_t> position = dim.getConstantIndex();
+    unsigned symbol = 0;
+    for (BlockArgument argument : function.getArguments()) {
+      auto type = dyn_cast<MemRefType>(argument.getType());
+      if (argument == dim.getSource() && position)
+        return getAffineSymbolExpr(symbol + type.getDynamicDimIndex(*position),
+                                   context);
+      symbol += type ? type.getNumDynamicDims() : 0;
+    }
+    return {};
+  }
+  auto apply = dyn_cast_or_null<affine::AffineApplyOp>(producer);
+  if (!apply)
+    return {};
+  SmallVector<AffineExpr> dims, symbols;
+  AffineMap map = apply.getAffineMap();
+  for (auto [number, operand] : llvm::enumerate(apply.getMapOperands())) {
+    AffineExpr expr = getSizeExpr(operand, function);
+    if (!expr)
+      return {};
+    (number < map.getNumDims() ? dims : symbols).push_back(expr);
+  }
+  return map.getResult(0).replaceDimsAndSymbols(dims, symbols);
+}
+
+namespace {
+/// The dims of a loop over blocks, by the grid dim that each is mapped to.
+struct Grid {
+  /// The number of blocks along x, y and z as expressions of the sizes.
+  SmallVector<AffineExpr> counts;
+  /// For each dim of the loop, the grid dim it is mapped to.
+  SmallVector<gpu::Dimension> dims;
+};
+} // namespace
+
+static FailureOr<Grid> getGrid(scf::ForallOp forall, func::FuncOp function) {
+  MLIRContext *context = forall.getContext();
+  Grid grid;
+  grid.counts.assign(3, getAffineConstantExpr(1, context));
+  auto mapping = forall.getMapping().value_or(ArrayAttr::get(context, {}));
+  if (mapping.empty())
+    return forall.emitError("expected a loop that is mapped to the blocks of a "
+                            "grid; run moe-tile-and-fuse with gpu-blocks");
+  for (auto [attribute, lower, upper, step] :
+       llvm::zip_equal(mapping, forall.getMixedLowerBound(),
+                       forall.getMixedUpperBound(), forall.getMixedStep())) {
+    auto block = dyn_cast<gpu::GPUBlockMappingAttr>(attribute);
+    if (!block || block.isLinearMapping())
+      return forall.emitError()
+             << "expected a mapping to #gpu.block<x>, <y> or <z>, found "
+             << attribute;
+    int64_t dim = static_cast<int64_t>(block.getBlock());
+    AffineExpr first = getSizeExpr(lower, function);
+    AffineExpr end = getSizeExpr(upper, function);
+    AffineExpr stride = getSizeExpr(step, function);
+    if (!first || !end || !stride)
+      return forall.emitError("expected bounds that follow from the sizes of "
+                              "the function's buffers");
+    grid.counts[dim] = (end - first).ceilDiv(stride);
+    grid.dims.push_back(static_cast<gpu::Dimension>(dim));
+  }
+  return grid;
+}
+
+static AffineMap getGridMap(const Grid &grid, func::FuncOp function) {
+  unsigned numSizes = 0;
+  for (Type type : function.getArgumentTypes())
+    if (auto memref = dyn_cast<MemRefType>(type))
+      numSizes += memref.getNumDynamicDims();
+  return simplifyAffineMap(
+      AffineMap::get(0, numSizes, grid.counts, function.getContext()));
+}
+
+//===----------------------------------------------------------------------===//
+// Body
+//===----------------------------------------------------------------------===//
+
+/// Maps `value`, which the loop captures, to the same value in the kernel.
+static LogicalResult rematerialise(OpBuilder &b, Value value,
+                                   IRMapping &mapping) {
+  if (mapping.contains(value))
+    return success();
+  Operation *op = value.getDefiningOp();
+  if (op && hasEffect<MemoryEffects::Allocate>(op, value))
+    return op->emitError("expected the buffers that a kernel uses to be "
+                         "arguments of the function or local to a block, "
+                         "found one that kernels would share");
+  if (!op || op->getNumRegions() != 0 || !isMemoryEffectFree(op))
+    return emitError(value.getLoc(),
+                     "expected what a kernel uses to follow from the "
+                     "function's arguments without reading memory");
+  for (Value operand : op->getOperands())
+    if (failed(rematerialise(b, operand, mapping)))
+      return failure();
+  b.clone(*op, mapping);
+  return success();
+}
+
+static LogicalResult cloneBody(ImplicitLocOpBuilder &b, scf::ForallOp forall,
+                               const Grid &grid, IRMapping &mapping) {
+  llvm::SetVector<Value> captured;
+  getUsedValuesDefinedAbove(forall.getRegion(), captured);
+  captured.insert_range(forall.getOperands());
+  for (Value value : captured)
+    if (failed(rematerialise(b, value, mapping)))
+      return failure();
+  // iv = lower + block * step
+  auto remap = [&](OpFoldResult value) -> OpFoldResult {
+    if (auto dynamic = dyn_cast<Value>(value))
+      return mapping.lookup(dynamic);
+    return value;
+  };
+  AffineExpr lower, block, step;
+  bindSymbols(b.getContext(), lower, block, step);
+  for (auto [variable, dim, first, stride] :
+       llvm::zip_equal(forall.getInductionVars(), grid.dims,
+                       forall.getMixedLowerBound(), forall.getMixedStep())) {
+    Value id = gpu::BlockIdOp::create(b, dim);
+    OpFoldResult value = affine::makeComposedFoldedAffineApply(
+        b, b.getLoc(), lower + block * step, {remap(first), id, remap(stride)});
+    mapping.map(variable, cast<Value>(value));
+  }
+  for (Operation &op : forall.getBody()->without_terminator())
+    b.clone(op, mapping);
+  return success();
+}
+
+/// The number of elements that `alloc` has at most.
+static FailureOr<int64_t> getMaxElements(memref::AllocOp alloc) {
+  int64_t elements = 1;
+  for (OpFoldResult size : alloc.getMixedSizes()) {
+    FailureOr<int64_t> bound = ValueBoundsConstraintSet::computeConstantBound(
+        presburger::BoundType::UB, size, /*stopCondition=*/nullptr,
+        /*closedUB=*/true);
+    if (failed(bound))
+      return alloc.emitError("expected a buffer of a block to have a size with "
+                             "a constant bound");
+    elements *= *bound;
+  }
+  return elements;
+}
+
+/// Buffers that a block allocates become parts of one workgroup buffer. They
+/// keep the default memory space for their users; LLVM sees through the cast.
+static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
+  SmallVector<memref::AllocOp> allocs;
+  kernel.walk([&](memref::AllocOp alloc) { allocs.push_back(alloc); });
+  SmallVector<int64_t> offsets;
+  int64_t bytes = 0;
+  for (memref::AllocOp alloc : allocs) {
+    if (alloc.getType().getElementType().isInteger(1))
+      return alloc.emitError("expected no buffer of i1 between the ops of a "
+                             "block; store i8");
+    FailureOr<int64_t> elements = getMaxElements(alloc);
+    if (failed(elements))
+      return failure();
+    offsets.push_back(bytes);
+    int64_t width =
+        llvm::divideCeil(alloc.getType().getElementTypeBitWidth(), 8);
+    bytes += llvm::alignTo(*elements * width, kWorkgroupAlignment);
+  }
+  if (bytes > kMaxStaticWorkgroupBytes)
+    return kernel.emitError()
+           << "expected a block to need at most " << kMaxStaticWorkgroupBytes
+           << " bytes of workgroup memory, found " << bytes
+           << "; use smaller tiles";
+  if (bytes == 0)
+    return success();
+
+  MLIRContext *context = kernel.getContext();
+  auto space = gpu::AddressSpaceAttr::get(context, gpu::AddressSpace::Workgroup);
+  OpBuilder b(context);
+  Value arena = kernel.addWorkgroupAttribution(
+      MemRefType::get({bytes}, b.getI8Type(), MemRefLayoutAttrInterface(),
+                      space),
+      kernel.getLoc());
+  kernel.setWorkgroupAttributionAttr(
+      0, LLVM::LLVMDialect::getAlignAttrName(),
+      b.getI64IntegerAttr(kWorkgroupAlignment));
+  for (auto [alloc, offset] : llvm::zip_equal(allocs, offsets)) {
+    for (Operation *user : llvm::make_early_inc_range(alloc->getUsers()))
+      if (isa<memref::DeallocOp>(user))
+        user->erase();
+    b.setInsertionPoint(alloc);
+    MemRefType type = alloc.getType();
+    auto placed = MemRefType::get(type.getShape(), type.getElementType(),
+                                  type.getLayout(), space);
+    Value start = arith::ConstantIndexOp::create(b, alloc.getLoc(), offset);
+    Value view = memref::ViewOp::create(b, alloc.getLoc(), placed, arena, start,
+                                        alloc.getDynamicSizes());
+    alloc.replaceAllUsesWith(
+        memref::MemorySpaceCastOp::create(b, alloc.getLoc(), type, view)
+            .getResult());
+    alloc.erase();
+  }
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// Buffers of i1
+//===----------------------------------------------------------------------===//
+
+/// The bytes behind a buffer of i1, or null.
+static Value getBytes(Value buffer) {
+  auto type = dyn_cast<MemRefType>(buffer.getType());
+  auto cast = buffer.getDefiningOp<UnrealizedConversionCastOp>();
+  if (!type || !type.getElementType().isInteger(1) || !cast)
+    return {};
+  return cast.getOperand(0);
+}
+
+/// A load of i1 becomes the load of a byte and a comparison with 0.
+static void rewriteBoolLoad(memref::LoadOp load, Value bytes) {
+  ImplicitLocOpBuilder b(load.getLoc(), load);
+  Value byte = memref::LoadOp::create(b, bytes, load.getIndices());
+  Value zero = arith::ConstantIntOp::create(b, 0, 8);
+  load.replaceAllUsesWith(
+      arith::CmpIOp::create(b, arith::CmpIPredicate::ne, byte, zero)
+          .getResult());
+  load.erase();
+}
+
+/// A view of a buffer of i1 becomes the same view of its bytes.
+static void rewriteBoolView(Operation *view, Value buffer, Value bytes) {
+  ImplicitLocOpBuilder b(view->getLoc(), view);
+  IRMapping mapping;
+  mapping.map(buffer, bytes);
+  Operation *byteView = b.clone(*view, mapping);
+  for (auto [result, byteResult] :
+       llvm::zip_equal(view->getResults(), byteView->getResults())) {
+    Value replacement = byteResult;
+    if (auto type = dyn_cast<MemRefType>(result.getType())) {
+      byteResult.setType(getStorageType(type));
+      replacement =
+          UnrealizedConversionCastOp::create(b, type, byteResult).getResult(0);
+    }
+    result.replaceAllUsesWith(replacement);
+  }
+  view->erase();
+}
+
+LogicalResult mlir::moe::rewriteBoolBuffers(gpu::GPUFuncOp kernel) {
+  SmallVector<Operation *> ops;
+  // A view comes before its users.
+  kernel.walk<WalkOrder::PreOrder>([&](Operation *op) { ops.push_back(op); });
+  for (Operation *op : ops) {
+    Value buffer, bytes;
+    for (Value operand : op->getOperands())
+      if (Value found = getBytes(operand)) {
+        buffer = operand;
+        bytes = found;
+      }
+    if (!bytes)
+      continue;
+    if (auto load = dyn_cast<memref::LoadOp>(op))
+      rewriteBoolLoad(load, bytes);
+    else if (isa<ViewLikeOpInterface, memref::DimOp>(op))
+      rewriteBoolView(op, buffer, bytes);
+    else
+      return op->emitError("expected buffers of i1 to be read only");
+  }
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// Kernel and launch
+//===----------------------------------------------------------------------===//
+
+static void createLaunch(scf::ForallOp forall, gpu::GPUFuncOp kernel,
+                         AffineMap gridMap, int64_t blockSize) {
+  auto function = forall->getParentOfType<func::FuncOp>();
+  ImplicitLocOpBuilder b(forall.getLoc(), forall);
+  SmallVector<Value> operands = getLaunchOperands(b, function);
+  SmallVector<OpFoldResult> sizes;
+  for (Value size :
+       ArrayRef(operands).take_back(gridMap.getNumSymbols()))
+    sizes.push_back(
+        arith::IndexCastOp::create(b, b.getIndexType(), size).getResult());
+  SmallVector<Value> blocks;
+  for (AffineExpr count : gridMap.getResults())
+    blocks.push_back(getValueOrCreateConstantIndexOp(
+        b, b.getLoc(),
+        affine::makeComposedFoldedAffineApply(
+            b, b.getLoc(), AffineMap::get(0, gridMap.getNumSymbols(), count),
+            sizes)));
+  Value one = arith::ConstantIndexOp::create(b, 1);
+  Value threads = arith::ConstantIndexOp::create(b, blockSize);
+  gpu::LaunchFuncOp::create(
+      b, kernel, gpu::KernelDim3{blocks[0], blocks[1], blocks[2]},
+      gpu::KernelDim3{threads, one, one}, /*dynamicSharedMemorySize=*/Value(),
+      operands);
+}
+
+FailureOr<gpu::GPUFuncOp>
+mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
+                         StringRef name, int64_t blockSize,
+                         DictionaryAttr &launch) {
+  auto function = forall->getParentOfType<func::FuncOp>();
+  FailureOr<Grid> grid = getGrid(forall, function);
+  if (failed(grid) || failed(verifyArguments(function)))
+    return failure();
+
+  ImplicitLocOpBuilder b(forall.getLoc(), module.getContext());
+  b.setInsertionPointToEnd(module.getBody());
+  auto kernel = gpu::GPUFuncOp::create(
+      b, name, b.getFunctionType(getParameterTypes(function), {}));
+  kernel->setAttr(gpu::GPUDialect::getKernelFuncAttrName(), b.getUnitAttr());
+  kernel.setKnownBlockSizeAttr(
+      b.getDenseI32ArrayAttr({static_cast<int32_t>(blockSize), 1, 1}));
+  // Without it ptxas aims at several blocks an SM and caps the registers.
+  kernel->setAttr(NVVM::NVVMDialect::getMinctasmAttrName(),
+                  b.getI32IntegerAttr(1));
+  b.setInsertionPointToStart(&kernel.front());
+  IRMapping mapping;
+  mapArguments(b, function, kernel, mapping);
+  if (failed(cloneBody(b, forall, *grid, mapping)))
+    return failure();
+  gpu::ReturnOp::create(b);
+  if (failed(placeWorkgroupBuffers(kernel)))
+    return failure();
+
+  AffineMap gridMap = getGridMap(*grid, function);
+  createLaunch(forall, kernel, gridMap, blockSize);
+  forall.erase();
+  launch = b.getDictionaryAttr({
+      b.getNamedAttr("block_size", b.getI64IntegerAttr(blockSize)),
+      b.getNamedAttr("grid", AffineMapAttr::get(gridMap)),
+      b.getNamedAttr("module", b.getStringAttr(module.getName())),
+      b.getNamedAttr("name", b.getStringAttr(name)),
+  });
+  return kernel;
+}

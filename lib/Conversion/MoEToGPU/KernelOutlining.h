@@ -1,0 +1,28 @@
+//===- KernelOutlining.h - Blocks of a grid become a kernel -----*- C++ -*-===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
+#define MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
+
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+
+namespace mlir::moe {
+
+/// Moves the body of `forall`, whose iterations are blocks, into a kernel
+/// `name` of `module`, and puts its launch in the loop's place. Buffers that
+/// the body allocates become workgroup memory. `launch` gets the entry of the
+/// `moe.kernels` attribute. Emits an error and fails on a loop that no kernel
+/// can stand for.
+FailureOr<gpu::GPUFuncOp> outlineKernel(scf::ForallOp forall,
+                                        gpu::GPUModuleOp module, StringRef name,
+                                        int64_t blockSize,
+                                        DictionaryAttr &launch);
+
+/// Lets the threads of `kernel` read buffers of i1 as the bytes that they are.
+/// To be called when all ops on whole buffers are lowered.
+LogicalResult rewriteBoolBuffers(gpu::GPUFuncOp kernel);
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H

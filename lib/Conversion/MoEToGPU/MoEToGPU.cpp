@@ -1,0 +1,276 @@
+//===- MoEToGPU.cpp - Block-level ops to GPU kernels ----------------------===//
+//
+// Each loop over blocks becomes a kernel (KernelOutlining.cpp), and each
+// block-level op in it the code of its threads (one pattern an op, one file a
+// pattern). A kernel of several ops is their composition: they meet in
+// workgroup memory, with a barrier wherever one op touches what another wrote.
+//
+//===----------------------------------------------------------------------===//
+
+#include "KernelOutlining.h"
+#include "ThreadBuilder.h"
+#include "ThreadLowerings.h"
+
+#include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Conversion/Passes.h"
+#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Interfaces/ViewLikeInterface.h"
+#include "mlir/Rewrite/FrozenRewritePatternSet.h"
+#include "mlir/Rewrite/PatternApplicator.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_CONVERTMOETOGPUPASS
+#include "MoE/Conversion/Passes.h.inc"
+} // namespace mlir::moe
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Rows
+//===----------------------------------------------------------------------===//
+
+Value mlir::moe::getNumRows(ThreadBuilder &b, Value memref, int64_t numInner) {
+  int64_t numLeading = cast<MemRefType>(memref.getType()).getRank() - numInner;
+  Value rows;
+  for (int64_t dim = 0; dim < numLeading; ++dim) {
+    Value size = memref::DimOp::create(b, memref, b.index(dim));
+    rows = rows ? b.mul(rows, size) : size;
+  }
+  return rows ? rows : b.index(1);
+}
+
+SmallVector<Value> mlir::moe::getRowIndices(ThreadBuilder &b, Value memref,
+                                            int64_t numInner, Value row) {
+  int64_t numLeading = cast<MemRefType>(memref.getType()).getRank() - numInner;
+  SmallVector<Value> indices(numLeading);
+  for (int64_t dim = numLeading - 1; dim > 0; --dim) {
+    Value size = memref::DimOp::create(b, memref, b.index(dim));
+    indices[dim] = b.op<arith::RemUIOp>(row, size);
+    row = b.op<arith::DivUIOp>(row, size);
+  }
+  if (numLeading > 0)
+    indices[0] = row;
+  return indices;
+}
+
+//===----------------------------------------------------------------------===//
+// Barriers
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// Finds where the threads of a block must wait for each other.
+class BarrierPlacement {
+public:
+  /// Puts a barrier before `op` if it touches what an op since the last barrier
+  /// wrote, or writes what one read.
+  void visit(Operation *op) {
+    SmallVector<Value> reads = getBuffers<MemoryEffects::Read>(op);
+    SmallVector<Value> writes = getBuffers<MemoryEffects::Write>(op);
+    auto isWritten = [&](Value v) { return written.contains(v); };
+    auto isRead = [&](Value v) { return read.contains(v); };
+    if (llvm::any_of(reads, isWritten) || llvm::any_of(writes, isWritten) ||
+        llvm::any_of(writes, isRead)) {
+      OpBuilder b(op);
+      gpu::BarrierOp::create(b, op->getLoc());
+      written.clear();
+      read.clear();
+    }
+    written.insert_range(writes);
+    read.insert_range(reads);
+  }
+
+private:
+  /// The buffers, looked at through views, on which `op` has the effect.
+  template <typename EffectTy> SmallVector<Value> getBuffers(Operation *op) {
+    SmallVector<MemoryEffects::EffectInstance> effects;
+    cast<MemoryEffectOpInterface>(op).getEffects(effects);
+    SmallVector<Value> buffers;
+    for (const MemoryEffects::EffectInstance &effect : effects) {
+      Value buffer = effect.getValue();
+      if (!buffer || !isa<EffectTy>(effect.getEffect()))
+        continue;
+      while (auto view = buffer.getDefiningOp<ViewLikeOpInterface>())
+        buffer = view.getViewSource();
+      buffers.push_back(buffer);
+    }
+    return buffers;
+  }
+
+  llvm::DenseSet<Value> written, read;
+};
+
+/// Keeps why a pattern did not match, to tell the user.
+class ReasonListener : public RewriterBase::Listener {
+public:
+  void notifyMatchFailure(
+      Location loc, function_ref<void(Diagnostic &)> callback) override {
+    Diagnostic diagnostic(loc, DiagnosticSeverity::Remark);
+    callback(diagnostic);
+    reason = diagnostic.str();
+  }
+
+  std::string reason;
+};
+
+//===----------------------------------------------------------------------===//
+// Copies
+//===----------------------------------------------------------------------===//
+
+/// The threads of the block take the elements in turns.
+struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
+  CopyToThreads(MLIRContext *context, BlockShape block)
+      : OpRewritePattern(context), block(block) {}
+
+  LogicalResult matchAndRewrite(memref::CopyOp op,
+                                PatternRewriter &rewriter) const override {
+    ThreadBuilder b(op.getLoc(), rewriter);
+    Value count = getNumRows(b, op.getSource(), /*numInner=*/0);
+    Value thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
+    auto loop =
+        scf::ForOp::create(b, thread, count, b.index(block.numThreads));
+    b.setInsertionPointToStart(loop.getBody());
+    SmallVector<Value> place = getRowIndices(b, op.getSource(), /*numInner=*/0,
+                                             loop.getInductionVar());
+    Value element = memref::LoadOp::create(b, op.getSource(), place);
+    memref::StoreOp::create(b, element, op.getTarget(), place);
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  BlockShape block;
+};
+} // namespace
+
+void mlir::moe::populateCopyToThreadsPatterns(RewritePatternSet &patterns,
+                                              BlockShape block) {
+  patterns.add<CopyToThreads>(patterns.getContext(), block);
+}
+
+//===----------------------------------------------------------------------===//
+// Pass
+//===----------------------------------------------------------------------===//
+
+/// Whether `op` works on buffers as a whole: it reads or writes them.
+static bool isBlockLevel(Operation &op) {
+  auto effects = dyn_cast<MemoryEffectOpInterface>(op);
+  return effects && (effects.hasEffect<MemoryEffects::Read>() ||
+                     effects.hasEffect<MemoryEffects::Write>());
+}
+
+namespace {
+struct ConvertMoEToGPUPass
+    : public mlir::moe::impl::ConvertMoEToGPUPassBase<ConvertMoEToGPUPass> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    if (blockSize < kWarpSize || blockSize > 1024 ||
+        blockSize % kWarpSize != 0) {
+      getOperation().emitError()
+          << "expected block-size to be a multiple of " << kWarpSize
+          << " up to 1024, found " << blockSize;
+      return signalPassFailure();
+    }
+    RewritePatternSet patterns(&getContext());
+    BlockShape block{blockSize};
+    populateCopyToThreadsPatterns(patterns, block);
+    populateRouterLogitsToThreadsPatterns(patterns, block);
+    populateTopKRenormToThreadsPatterns(patterns, block);
+    FrozenRewritePatternSet frozen(std::move(patterns));
+
+    for (auto function :
+         llvm::to_vector(getOperation().getOps<func::FuncOp>()))
+      if (failed(convert(function, frozen)))
+        return signalPassFailure();
+  }
+
+private:
+  LogicalResult convert(func::FuncOp function,
+                        const FrozenRewritePatternSet &patterns) {
+    SmallVector<scf::ForallOp> loops;
+    function.walk<WalkOrder::PreOrder>([&](scf::ForallOp forall) {
+      loops.push_back(forall);
+      return WalkResult::skip();
+    });
+    if (!loops.empty()) {
+      OpBuilder b = OpBuilder::atBlockEnd(getOperation().getBody());
+      auto module = gpu::GPUModuleOp::create(
+          b, function.getLoc(), (function.getName() + "_gpu").str());
+      getOperation()->setAttr(gpu::GPUDialect::getContainerModuleAttrName(),
+                              b.getUnitAttr());
+      SmallVector<Attribute> launches;
+      for (scf::ForallOp forall : loops) {
+        std::string name = (function.getName() + "_kernel").str();
+        if (!launches.empty())
+          name = (name + Twine("_") + Twine(launches.size())).str();
+        DictionaryAttr launch;
+        FailureOr<gpu::GPUFuncOp> kernel =
+            outlineKernel(forall, module, name, blockSize, launch);
+        if (failed(kernel) || failed(lowerToThreads(*kernel, patterns)))
+          return failure();
+        launches.push_back(launch);
+        ++numKernels;
+      }
+      function->setAttr(kKernelsAttrName, b.getArrayAttr(launches));
+    }
+    return verifyNothingLeft(function);
+  }
+
+  /// Lowers the block-level ops of a kernel one after the other.
+  LogicalResult lowerToThreads(gpu::GPUFuncOp kernel,
+                               const FrozenRewritePatternSet &patterns) {
+    SmallVector<Operation *> ops;
+    for (Operation &op : kernel.front())
+      if (isBlockLevel(op))
+        ops.push_back(&op);
+    BarrierPlacement barriers;
+    for (Operation *op : ops)
+      barriers.visit(op);
+
+    PatternApplicator applicator(patterns);
+    applicator.applyDefaultCostModel();
+    ReasonListener listener;
+    PatternRewriter rewriter(&getContext());
+    rewriter.setListener(&listener);
+    for (Operation *op : ops) {
+      listener.reason = "no lowering of this op to GPU threads exists yet";
+      rewriter.setInsertionPoint(op);
+      Location loc = op->getLoc();
+      StringRef name = op->getName().getStringRef();
+      if (failed(applicator.matchAndRewrite(op, rewriter)))
+        return emitError(loc) << "cannot run '" << name
+                              << "' on the threads of a block: "
+                              << listener.reason;
+    }
+    return rewriteBoolBuffers(kernel);
+  }
+
+  /// Work outside of the loops would be lost: whoever launches the kernels of
+  /// `moe.kernels` does not run the function.
+  static LogicalResult verifyNothingLeft(func::FuncOp function) {
+    if (function.getNumResults() != 0)
+      return function.emitError()
+             << "expected a function whose results are destinations among its "
+                "arguments, found "
+             << function.getNumResults() << " results";
+    WalkResult result = function.walk([](Operation *op) {
+      bool isMoE = isa_and_nonnull<MoEDialect>(op->getDialect());
+      if (isa<gpu::LaunchFuncOp>(op) ||
+          !(isMoE || isBlockLevel(*op) || isa<memref::AllocOp>(op)))
+        return WalkResult::advance();
+      op->emitError() << "expected '" << op->getName()
+                      << "' to be part of a loop over blocks; its form has no "
+                         "GPU lowering yet";
+      return WalkResult::interrupt();
+    });
+    return failure(result.wasInterrupted());
+  }
+};
+} // namespace

@@ -1,0 +1,145 @@
+//===- ThreadBuilder.cpp - Code of one GPU thread -------------------------===//
+
+#include "ThreadBuilder.h"
+
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "llvm/Support/MathExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Constants and casts
+//===----------------------------------------------------------------------===//
+
+Value ThreadBuilder::integer(unsigned width, int64_t value) {
+  return arith::ConstantOp::create(
+      *this, IntegerAttr::get(getIntegerType(width),
+                              APInt(width, value, /*isSigned=*/true,
+                                    /*implicitTrunc=*/true)));
+}
+
+Value ThreadBuilder::index(int64_t value) {
+  return arith::ConstantIndexOp::create(*this, value);
+}
+
+Value ThreadBuilder::f32(double value) {
+  return arith::ConstantOp::create(*this, getF32FloatAttr(value));
+}
+
+Value ThreadBuilder::infinity(bool negative) {
+  return arith::ConstantOp::create(
+      *this, getFloatAttr(getF32Type(), APFloat::getInf(APFloat::IEEEsingle(),
+                                                        negative)));
+}
+
+Value ThreadBuilder::nan() {
+  return arith::ConstantOp::create(
+      *this,
+      getFloatAttr(getF32Type(), APFloat::getQNaN(APFloat::IEEEsingle())));
+}
+
+Value ThreadBuilder::toIndex(Value value) {
+  return arith::IndexCastOp::create(*this, getIndexType(), value);
+}
+
+Value ThreadBuilder::toI32(Value value) {
+  return arith::IndexCastOp::create(*this, getI32Type(), value);
+}
+
+//===----------------------------------------------------------------------===//
+// Arithmetic
+//===----------------------------------------------------------------------===//
+
+Value ThreadBuilder::add(Value lhs, Value rhs) {
+  if (isa<FloatType>(lhs.getType()))
+    return op<arith::AddFOp>(lhs, rhs);
+  return op<arith::AddIOp>(lhs, rhs);
+}
+
+Value ThreadBuilder::mul(Value lhs, Value rhs) {
+  if (isa<FloatType>(lhs.getType()))
+    return op<arith::MulFOp>(lhs, rhs);
+  return op<arith::MulIOp>(lhs, rhs);
+}
+
+Value ThreadBuilder::compare(arith::CmpIPredicate predicate, Value lhs,
+                             Value rhs) {
+  return arith::CmpIOp::create(*this, predicate, lhs, rhs);
+}
+
+Value ThreadBuilder::compare(arith::CmpFPredicate predicate, Value lhs,
+                             Value rhs) {
+  return arith::CmpFOp::create(*this, predicate, lhs, rhs);
+}
+
+/// Calls an LLVM intrinsic by name: the math dialect's ops would become calls
+/// of libdevice functions on this target.
+static Value callIntrinsic(ThreadBuilder &b, StringRef name, ValueRange args) {
+  return LLVM::CallIntrinsicOp::create(b, b.getF32Type(),
+                                       b.getStringAttr(name), args)
+      .getResult(0);
+}
+
+Value ThreadBuilder::fma(Value a, Value b, Value c) {
+  return callIntrinsic(*this, "llvm.fma.f32", {a, b, c});
+}
+
+Value ThreadBuilder::exp(Value x) {
+  constexpr double log2e = 1.4426950408889634;
+  return callIntrinsic(*this, "llvm.nvvm.ex2.approx.ftz.f",
+                       mul(x, f32(log2e)));
+}
+
+Value ThreadBuilder::log1p(Value t) {
+  // ln(1 + t) = 2 artanh(s), s = t / (2 + t) in [0, 1/3]. The first term left
+  // out is s^14 / 15 of the sum: 1.4e-8.
+  Value s = op<arith::DivFOp>(t, add(t, f32(2.0)));
+  Value square = mul(s, s);
+  Value sum = f32(1.0 / 13.0);
+  for (int power : {11, 9, 7, 5, 3, 1})
+    sum = fma(sum, square, f32(1.0 / power));
+  return mul(mul(s, f32(2.0)), sum);
+}
+
+Value ThreadBuilder::sqrt(Value x) {
+  return callIntrinsic(*this, "llvm.nvvm.sqrt.rn.f", x);
+}
+
+//===----------------------------------------------------------------------===//
+// Memory
+//===----------------------------------------------------------------------===//
+
+Value ThreadBuilder::loadF32(Value memref, ValueRange indices) {
+  Value element = memref::LoadOp::create(*this, memref, indices);
+  if (element.getType().isF32())
+    return element;
+  if (!element.getType().isBF16())
+    return arith::ExtFOp::create(*this, getF32Type(), element);
+  // A bf16 is the upper half of an f32. Chips before sm_90 have no
+  // instruction for it.
+  Value bits = arith::BitcastOp::create(*this, getI16Type(), element);
+  bits = arith::ExtUIOp::create(*this, getI32Type(), bits);
+  bits = op<arith::ShLIOp>(bits, i32(16));
+  return arith::BitcastOp::create(*this, getF32Type(), bits);
+}
+
+//===----------------------------------------------------------------------===//
+// Warps
+//===----------------------------------------------------------------------===//
+
+Value ThreadBuilder::shuffleXor(Value value, int64_t distance) {
+  auto shuffle = gpu::ShuffleOp::create(*this, value, i32(distance),
+                                        i32(kWarpSize), gpu::ShuffleMode::XOR);
+  return shuffle.getShuffleResult();
+}
+
+Value ThreadBuilder::reduceLanes(Value value, int64_t lanes,
+                                 function_ref<Value(Value, Value)> combine) {
+  assert(llvm::isPowerOf2_64(lanes) && lanes <= kWarpSize);
+  for (int64_t distance = 1; distance < lanes; distance *= 2)
+    value = combine(value, shuffleXor(value, distance));
+  return value;
+}

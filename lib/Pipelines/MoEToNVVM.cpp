@@ -1,0 +1,112 @@
+//===- MoEToNVVM.cpp - From routers to PTX --------------------------------===//
+//
+// Upstream's gpu-lower-to-nvvm-pipeline is not used: it lowers the host too,
+// passes buffers as descriptors, and defaults to a PTX version that aborts the
+// process for newer chips.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Conversion/Passes.h"
+#include "MoE/Pipelines/Pipelines.h"
+#include "MoE/Transforms/Passes.h"
+#include "mlir/Conversion/AffineToStandard/AffineToStandard.h"
+#include "mlir/Conversion/GPUToNVVM/GPUToNVVMPass.h"
+#include "mlir/Conversion/ReconcileUnrealizedCasts/ReconcileUnrealizedCasts.h"
+#include "mlir/Conversion/SCFToControlFlow/SCFToControlFlow.h"
+#include "mlir/Dialect/Bufferization/Transforms/Passes.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/GPU/Transforms/Passes.h"
+#include "mlir/Dialect/MemRef/Transforms/Passes.h"
+#include "mlir/Pass/PassManager.h"
+#include "mlir/Pass/PassRegistry.h"
+#include "mlir/Transforms/Passes.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Tensors: one loop over blocks a kernel
+//===----------------------------------------------------------------------===//
+
+static void buildTiling(OpPassManager &manager,
+                        const MoEToNVVMPipelineOptions &options) {
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+  manager.addNestedPass<func::FuncOp>(
+      createMoETileToBlocksPass({options.maxRows}));
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+}
+
+//===----------------------------------------------------------------------===//
+// Buffers
+//===----------------------------------------------------------------------===//
+
+/// The caller's memory for results; buffers inside a loop become workgroup
+/// memory and have no deallocation.
+static void buildBufferization(OpPassManager &manager) {
+  manager.addPass(createMoEResultsToDestinationsPass());
+  manager.addPass(bufferization::createEmptyTensorEliminationPass());
+  bufferization::OneShotBufferizePassOptions options;
+  options.bufferizeFunctionBoundaries = true;
+  options.functionBoundaryTypeConversion =
+      bufferization::LayoutMapOption::IdentityLayoutMap;
+  manager.addPass(bufferization::createOneShotBufferizePass(options));
+  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+  // Copies whose two sides have become one value are folded.
+  manager.addPass(createCanonicalizerPass());
+}
+
+//===----------------------------------------------------------------------===//
+// Kernels
+//===----------------------------------------------------------------------===//
+
+static void buildKernels(OpPassManager &manager,
+                         const MoEToNVVMPipelineOptions &options) {
+  manager.addPass(createConvertMoEToGPUPass({options.blockSize}));
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+
+  OpPassManager &kernels = manager.nest<gpu::GPUModuleOp>();
+  kernels.addPass(memref::createExpandStridedMetadataPass());
+  kernels.addPass(createLowerAffinePass());
+  kernels.addPass(createCanonicalizerPass());
+  kernels.addPass(createCSEPass());
+  kernels.addPass(createSCFToControlFlowPass());
+  ConvertGpuOpsToNVVMOpsOptions nvvm;
+  nvvm.useBarePtrCallConv = true;
+  kernels.addPass(createConvertGpuOpsToNVVMOps(nvvm));
+  kernels.addPass(createReconcileUnrealizedCastsPass());
+  kernels.addPass(createCanonicalizerPass());
+  kernels.addPass(createCSEPass());
+}
+
+static void buildPTX(OpPassManager &manager,
+                     const MoEToNVVMPipelineOptions &options) {
+  manager.addPass(createMoEAttachNVVMTargetPass({options.chip}));
+  GpuModuleToBinaryPassOptions binary;
+  // PTX needs no CUDA toolkit, and any driver can compile it.
+  binary.compilationTarget = "isa";
+  manager.addPass(createGpuModuleToBinaryPass(binary));
+}
+
+//===----------------------------------------------------------------------===//
+// Registration
+//===----------------------------------------------------------------------===//
+
+void mlir::moe::buildMoEToNVVMPipeline(
+    OpPassManager &manager, const MoEToNVVMPipelineOptions &options) {
+  buildTiling(manager, options);
+  buildBufferization(manager);
+  buildKernels(manager, options);
+  buildPTX(manager, options);
+}
+
+void mlir::moe::registerMoEToNVVMPipeline() {
+  PassPipelineRegistration<MoEToNVVMPipelineOptions>(
+      "moe-to-nvvm", "Compile routers on tensors to PTX for an NVIDIA chip",
+      buildMoEToNVVMPipeline);
+}

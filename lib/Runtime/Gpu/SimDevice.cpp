@@ -1,0 +1,224 @@
+//===- SimDevice.cpp - The PTX simulator as a GPU -------------------------===//
+//
+// Streams run in order of submission, so they and events are names only. The
+// environment configures the checks:
+//
+//   MOE_SIM_SEED, MOE_SIM_POLICY   as Launch has them
+//   MOE_SIM_CHECKS=0               runs without checks
+//   MOE_SIM_QUIET=1                keeps findings for moe_gpu_report
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoE/Runtime/GpuDevice.h"
+#include "MoE/Simulator/Simulator.h"
+#include "MoE/Simulator/TensorMap.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace moe::runtime {
+namespace {
+
+constexpr uint64_t kAlignment = 256; // as cudaMalloc
+
+[[noreturn]] void fail(const std::string &what) {
+  std::fprintf(stderr, "moe sim runtime: %s\n", what.c_str());
+  std::abort();
+}
+
+uint64_t setting(const char *name, uint64_t otherwise) {
+  const char *text = std::getenv(name);
+  return text && *text ? std::strtoull(text, nullptr, 0) : otherwise;
+}
+
+struct Kernel;
+
+struct LoadedModule {
+  std::unique_ptr<sim::Module> module;
+  std::map<std::string, std::unique_ptr<Kernel>> kernels;
+};
+
+struct Kernel {
+  LoadedModule *module;
+  sim::KernelInfo info;
+};
+
+class SimDevice final : public GpuDevice {
+public:
+  void *loadModule(const void *data, bool isText, int) override {
+    auto *text = static_cast<const char *>(data);
+    if (!isText && std::memcmp(text, "//", 2) && text[0] != '.')
+      fail("expected PTX text, found a binary: compile with format=isa");
+    try {
+      auto loaded = std::make_unique<LoadedModule>();
+      loaded->module = sim::Module::load(text);
+      for (sim::KernelInfo &info : loaded->module->kernels())
+        loaded->kernels[info.name] =
+            std::make_unique<Kernel>(Kernel{loaded.get(), info});
+      return loaded.release();
+    } catch (const std::exception &e) {
+      fail(e.what());
+    }
+  }
+
+  void unloadModule(void *module) override {
+    delete static_cast<LoadedModule *>(module);
+  }
+
+  void *getFunction(void *module, const char *name) override {
+    auto &kernels = static_cast<LoadedModule *>(module)->kernels;
+    auto it = kernels.find(name);
+    if (it == kernels.end())
+      fail(std::string("expected a kernel of the module, found '") + name +
+           "'");
+    return it->second.get();
+  }
+
+  void launch(void *function, const GpuLaunch &from) override {
+    auto &kernel = *static_cast<Kernel *>(function);
+    sim::Launch launch;
+    for (int i = 0; i < 3; ++i) {
+      launch.grid[i] = from.grid[i];
+      launch.block[i] = from.block[i];
+      launch.cluster[i] = from.cluster[i];
+    }
+    launch.dynamicSmem = from.dynamicSmem;
+    launch.seed = setting("MOE_SIM_SEED", 0);
+    launch.policy = static_cast<uint32_t>(setting("MOE_SIM_POLICY", 0));
+    if (!setting("MOE_SIM_CHECKS", 1))
+      launch.checks = {false, false, false, false};
+    launch.params.resize(kernel.info.paramBytes);
+    for (size_t i = 0; i < kernel.info.params.size(); ++i) {
+      const sim::ParamInfo &param = kernel.info.params[i];
+      std::memcpy(launch.params.data() + param.offset, from.params[i],
+                  param.bytes);
+    }
+    std::lock_guard<std::mutex> guard(mutex);
+    for (const auto &[address, buffer] : buffers)
+      launch.buffers.push_back(buffer);
+    try {
+      record(kernel.module->module->launch(kernel.info.name, launch));
+    } catch (const std::exception &e) {
+      fail(e.what());
+    }
+  }
+
+  void *allocate(uint64_t bytes, void *, bool) override {
+    uint64_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
+    void *pointer = std::aligned_alloc(kAlignment, rounded);
+    if (!pointer)
+      fail("out of memory for a buffer of " + std::to_string(bytes) +
+           " bytes");
+    // NaN in every format: fresh memory holds nothing useful.
+    std::memset(pointer, 0xff, rounded);
+    add(pointer, bytes, "allocation ");
+    return pointer;
+  }
+
+  void free(void *pointer, void *) override {
+    unregisterHost(pointer);
+    std::free(pointer);
+  }
+
+  void copy(void *to, const void *from, uint64_t bytes, void *) override {
+    std::memmove(to, from, bytes);
+  }
+
+  void fill(void *to, uint32_t value, uint32_t width, uint64_t count,
+            void *) override {
+    for (uint64_t i = 0; i < count; ++i)
+      std::memcpy(static_cast<char *>(to) + i * width, &value, width);
+  }
+
+  void registerHost(void *pointer, uint64_t bytes) override {
+    add(pointer, bytes, "host buffer ");
+  }
+
+  void unregisterHost(void *pointer) override {
+    std::lock_guard<std::mutex> guard(mutex);
+    buffers.erase(pointer);
+  }
+
+  void *createStream() override { return &token; }
+  void destroyStream(void *) override {}
+  void synchronizeStream(void *) override {}
+  void waitEvent(void *, void *) override {}
+  void *createEvent() override { return &token; }
+  void destroyEvent(void *) override {}
+  void synchronizeEvent(void *) override {}
+  void recordEvent(void *, void *) override {}
+  void setDefault(int32_t) override {}
+
+  void encodeTensorMap(void *out, const GpuTensorMap &from) override {
+    static constexpr uint32_t elementBytes[] = {1, 2, 4, 4, 8, 8, 2,
+                                                4, 8, 2, 4, 4, 4};
+    if (from.dataType >= sizeof elementBytes / sizeof elementBytes[0])
+      fail("unknown tensor map element type " + std::to_string(from.dataType));
+    if (from.interleave)
+      fail("interleaved tensor maps are not supported");
+    uint64_t strides[5] = {elementBytes[from.dataType]};
+    for (uint32_t i = 1; i < from.rank && i < 5; ++i)
+      strides[i] = from.strides[i - 1];
+    sim::TensorMap map;
+    if (const char *why = sim::encodeTensorMap(
+            map, reinterpret_cast<uint64_t>(from.address),
+            elementBytes[from.dataType], from.rank, from.dims, strides,
+            from.box, from.swizzle, from.oobFill != 0))
+      fail(why);
+    std::memcpy(out, &map, sizeof map);
+  }
+
+  uint64_t numFindings() override {
+    std::lock_guard<std::mutex> guard(mutex);
+    return findings;
+  }
+
+  std::string report() override {
+    std::lock_guard<std::mutex> guard(mutex);
+    return text;
+  }
+
+private:
+  void add(void *pointer, uint64_t bytes, const char *what) {
+    std::lock_guard<std::mutex> guard(mutex);
+    buffers[pointer] = {pointer, bytes, what + std::to_string(++serial),
+                        false};
+  }
+
+  void record(const sim::Report &report) {
+    findings += report.findings.size();
+    for (const sim::Finding &finding : report.findings) {
+      std::string line =
+          std::string(sim::name(finding.kind)) + ": " + finding.message + "\n";
+      text += line;
+      if (!setting("MOE_SIM_QUIET", 0))
+        std::fputs(line.c_str(), stderr);
+    }
+  }
+
+  std::mutex mutex;
+  std::map<void *, sim::Buffer> buffers;
+  uint64_t serial = 0;
+  uint64_t findings = 0;
+  std::string text;
+  char token = 0;
+};
+
+} // namespace
+
+GpuDevice &gpuDevice() {
+  static SimDevice device;
+  return device;
+}
+
+} // namespace moe::runtime
+
+extern "C" __attribute__((visibility("default"))) const char *
+moe_gpu_unavailable() {
+  return nullptr;
+}

@@ -1,0 +1,325 @@
+//===- DecodeAsync.cpp - cp.async, bulk copies and mbarriers --------------===//
+
+#include "BulkCopy.h"
+#include "Decoder.h"
+
+#include <algorithm>
+
+namespace moe::sim {
+namespace {
+
+/// An address as one register, its offset added.
+u32 foldedAddress(Decoder &decoder, const Operand &operand, bool &wide) {
+  i64 offset;
+  u32 place = decoder.addressOperand(operand, wide, offset);
+  if (offset == 0)
+    return place;
+  u32 bytes = wide ? 8 : 4;
+  Draft add;
+  add.inst.run = decoder.handler(wide ? "add.u64" : "add.u32");
+  u32 sum = decoder.scratch(bytes);
+  add.d = {sum};
+  add.s = {place, decoder.constant(static_cast<u64>(offset), bytes)};
+  decoder.emitHidden(std::move(add));
+  return sum;
+}
+
+i64 immediate(const Instruction &instruction, size_t index) {
+  return index < instruction.operands.size()
+             ? static_cast<i64>(instruction.operands[index].bits)
+             : 0;
+}
+
+Draft withHandler(Decoder &decoder, const std::string &key) {
+  Draft draft;
+  draft.inst.run = decoder.handler(key);
+  draft.inst.effect = true;
+  return draft;
+}
+
+//===----------------------------------------------------------------------===//
+// cp.async
+//===----------------------------------------------------------------------===//
+
+bool decodeCopy(Decoder &decoder, const Instruction &instruction) {
+  const auto &operands = instruction.operands;
+  if (!instruction.has("ca") && !instruction.has("cg"))
+    return false;
+  Draft draft = withHandler(decoder, "cp.async");
+  bool wide;
+  draft.s = {decoder.addressOperand(operands.at(1), wide, draft.inst.imm2)};
+  if (!wide)
+    return false;
+  draft.inst.bytes = static_cast<u8>(operands.at(2).bits);
+  // A cache policy is a 64-bit register and comes last.
+  if (operands.size() > 3 && !(instruction.has("L2::cache_hint") &&
+                               operands.size() == 4)) {
+    const Operand &rest = operands[3];
+    bool ignores = rest.is(Operand::Kind::Name) &&
+                   decoder.registerWidth(rest) == 0 &&
+                   !decoder.memorySymbol(rest);
+    draft.inst.aux = ignores;
+    draft.s.push_back(ignores ? decoder.predicate(rest)
+                              : decoder.source(rest, 4));
+  }
+  decoder.address(draft, operands.at(0));
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+bool decodeCopyGroups(Decoder &decoder, const Instruction &instruction) {
+  bool commits = instruction.has("commit_group");
+  Draft draft =
+      withHandler(decoder, commits ? "cp.async.commit_group"
+                                   : "cp.async.wait_group");
+  draft.inst.imm =
+      instruction.has("wait_all") ? -1 : immediate(instruction, 0);
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+//===----------------------------------------------------------------------===//
+// mbarrier
+//===----------------------------------------------------------------------===//
+
+bool isGeneric(const Instruction &instruction) {
+  return decodeSpace(instruction) == Space::Generic;
+}
+
+void noteWaiting(Decoder &decoder) {
+  decoder.kernel.spins = true;
+  decoder.kernel.usesAsyncProxy = true;
+}
+
+bool decodeMbarrierArrive(Decoder &decoder, const Instruction &instruction) {
+  const auto &operands = instruction.operands;
+  bool drops = instruction.words[1] == "arrive_drop";
+  Draft draft = withHandler(decoder, "mbarrier.arrive");
+  draft.inst.aux = (instruction.has("expect_tx") ? 1 : 0) | (drops ? 2 : 0) |
+                   (instruction.has("relaxed") ? 4 : 0);
+  draft.inst.aux2 = isGeneric(instruction);
+  // Remote arrivals may have no state operand.
+  size_t next = operands.at(0).is(Operand::Kind::Address) ? 0 : 1;
+  if (next)
+    decoder.destinations(draft, operands[0], 8);
+  size_t address = next++;
+  if (next < operands.size())
+    draft.s.push_back(decoder.source(operands[next], 4));
+  decoder.address(draft, operands.at(address));
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+bool decodeMbarrierTest(Decoder &decoder, const Instruction &instruction) {
+  const auto &operands = instruction.operands;
+  Draft draft = withHandler(decoder, "mbarrier.test_wait");
+  bool parity = instruction.has("parity");
+  draft.inst.aux = (parity ? 1 : 0) | (instruction.has("relaxed") ? 4 : 0);
+  draft.inst.aux2 = isGeneric(instruction);
+  draft.d = {decoder.predicateDestination(operands.at(0))};
+  draft.s = {decoder.source(operands.at(2), parity ? 4 : 8)};
+  decoder.address(draft, operands.at(1));
+  noteWaiting(decoder);
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+bool decodeMbarrier(Decoder &decoder, const Instruction &instruction) {
+  const auto &operands = instruction.operands;
+  const std::string &what = instruction.words.at(1);
+  if (what == "arrive" || what == "arrive_drop")
+    return decodeMbarrierArrive(decoder, instruction);
+  if (what == "test_wait" || what == "try_wait")
+    return decodeMbarrierTest(decoder, instruction);
+  if (what == "pending_count") {
+    Draft draft = withHandler(decoder, "mbarrier.pending_count");
+    draft.d = {decoder.destination(operands.at(0), 4)};
+    draft.s = {decoder.source(operands.at(1), 8)};
+    decoder.emit(std::move(draft));
+    return true;
+  }
+  bool isTx = what == "expect_tx" || what == "complete_tx";
+  if (what != "init" && what != "inval" && !isTx)
+    return false;
+  Draft draft = withHandler(decoder,
+                            isTx ? "mbarrier.expect_tx" : "mbarrier." + what);
+  draft.inst.aux = what == "complete_tx";
+  draft.inst.aux2 = isGeneric(instruction);
+  if (operands.size() > 1)
+    draft.s = {decoder.source(operands[1], 4)};
+  decoder.address(draft, operands.at(0));
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+bool decodeCopyArrive(Decoder &decoder, const Instruction &instruction) {
+  Draft draft = withHandler(decoder, "cp.async.mbarrier.arrive");
+  draft.inst.aux = instruction.has("noinc");
+  draft.inst.aux2 = isGeneric(instruction);
+  decoder.address(draft, instruction.operands.at(0));
+  noteWaiting(decoder);
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+//===----------------------------------------------------------------------===//
+// Bulk copies
+//===----------------------------------------------------------------------===//
+
+bool readReduction(const Instruction &instruction, BulkShape &shape) {
+  static constexpr std::pair<std::string_view, BulkReduction> names[] = {
+      {"add", BulkReduction::Add}, {"min", BulkReduction::Min},
+      {"max", BulkReduction::Max}, {"and", BulkReduction::And},
+      {"or", BulkReduction::Or},   {"xor", BulkReduction::Xor}};
+  static constexpr std::pair<std::string_view, NumberType> types[] = {
+      {"f16", NumberType::F16}, {"bf16", NumberType::BF16},
+      {"f32", NumberType::F32}, {"f64", NumberType::F64},
+      {"s32", NumberType::S32}, {"u32", NumberType::U32},
+      {"s64", NumberType::S64}, {"u64", NumberType::U64},
+      {"b32", NumberType::U32}, {"b64", NumberType::U64}};
+  shape.reduces = true;
+  bool found = false;
+  for (auto [name, reduction] : names)
+    if (instruction.has(name)) {
+      shape.reduction = reduction;
+      found = true;
+    }
+  const std::string &type = instruction.words.back();
+  for (auto [name, number] : types)
+    if (type == name) {
+      shape.type = number;
+      shape.elementBytes = static_cast<u8>(typeBytes(type));
+      return found;
+    }
+  return false;
+}
+
+u8 tensorRank(const Instruction &instruction) {
+  for (const std::string &word : instruction.words)
+    if (word.size() == 2 && word[1] == 'd' && word[0] >= '1' && word[0] <= '5')
+      return static_cast<u8>(word[0] - '0');
+  return 0;
+}
+
+/// Fills the places of BulkCopy.h.
+void emitBulk(Decoder &decoder, const char *key, BulkShape shape, const Operand &global,
+              const Operand &shared, const Operand *mbarrier,
+              const Operand *mask, const Operand *size) {
+  Draft draft = withHandler(decoder, key);
+  bool wide;
+  draft.s.push_back(foldedAddress(decoder, shared, wide));
+  shape.wideShared = wide;
+  if (mbarrier) {
+    draft.s.push_back(foldedAddress(decoder, *mbarrier, wide));
+    shape.wideMbarrier = wide;
+  } else {
+    draft.s.push_back(decoder.constant(0, 4));
+  }
+  shape.multicast = mask != nullptr;
+  draft.s.push_back(
+      mask ? decoder.widened(decoder.source(*mask, 2)) : decoder.constant(0, 4));
+  if (shape.rank) {
+    const Operand &coordinates = global.parts.at(1);
+    if (coordinates.parts.size() != shape.rank)
+      decoder.fail("expected " + std::to_string(shape.rank) +
+                   " coordinates, found " +
+                   std::to_string(coordinates.parts.size()));
+    for (const Operand &part : coordinates.parts)
+      draft.s.push_back(decoder.source(part, 4));
+  } else {
+    draft.s.push_back(decoder.source(*size, 4));
+  }
+  decoder.address(draft, global);
+  draft.inst.imm2 = shape.pack();
+  noteWaiting(decoder);
+  decoder.emit(std::move(draft));
+}
+
+bool decodeBulkTensor(Decoder &decoder, const Instruction &instruction) {
+  const auto &operands = instruction.operands;
+  BulkShape shape;
+  shape.rank = tensorRank(instruction);
+  if (!shape.rank || instruction.has("im2col"))
+    return false;
+  bool stores = instruction.has("bulk_group");
+  // The reduction's element type is in the map, which the simulator's own
+  // format does not tell apart by sign: not supported.
+  if (instruction.words[1] == "reduce")
+    return false;
+  if (stores) {
+    emitBulk(decoder, "bulk.store", shape, operands.at(0),
+             operands.at(1), nullptr, nullptr, nullptr);
+    return true;
+  }
+  const Operand *mask =
+      instruction.has("multicast::cluster") ? &operands.at(3) : nullptr;
+  emitBulk(decoder, "bulk.load", shape, operands.at(1),
+           operands.at(0), &operands.at(2), mask, nullptr);
+  return true;
+}
+
+bool decodeBulkPlain(Decoder &decoder, const Instruction &instruction) {
+  const auto &operands = instruction.operands;
+  BulkShape shape;
+  bool stores = instruction.has("bulk_group");
+  bool reduces = instruction.words[1] == "reduce";
+  if (reduces && (!readReduction(instruction, shape) || !stores))
+    return false;
+  if (instruction.has("cp_mask"))
+    return false;
+  if (stores) {
+    emitBulk(decoder, "bulk.store", shape, operands.at(0),
+             operands.at(1), nullptr, nullptr, &operands.at(2));
+    return true;
+  }
+  // The destination's space comes first, the source's second.
+  bool fromGlobal = instruction.has("global");
+  const Operand *mask =
+      instruction.has("multicast::cluster") ? &operands.at(4) : nullptr;
+  emitBulk(decoder, fromGlobal ? "bulk.load" : "bulk.cluster",
+           shape, operands.at(1), operands.at(0), &operands.at(3), mask,
+           &operands.at(2));
+  return true;
+}
+
+bool decodeBulk(Decoder &decoder, const Instruction &instruction) {
+  if (instruction.has("prefetch")) {
+    decoder.emit(withHandler(decoder, "nop"));
+    return true;
+  }
+  if (instruction.has("commit_group") || instruction.has("wait_group")) {
+    bool waits = instruction.has("wait_group");
+    Draft draft = withHandler(
+        decoder, waits ? "bulk.wait_group" : "bulk.commit_group");
+    draft.inst.imm = immediate(instruction, 0);
+    draft.inst.aux = instruction.has("read");
+    decoder.emit(std::move(draft));
+    return true;
+  }
+  return instruction.has("tensor") ? decodeBulkTensor(decoder, instruction)
+                                   : decodeBulkPlain(decoder, instruction);
+}
+
+} // namespace
+
+bool decodeAsync(Decoder &decoder, const Instruction &instruction) {
+  const std::string &op = instruction.words[0];
+  if (op == "mbarrier")
+    return decodeMbarrier(decoder, instruction);
+  if (op == "setmaxnreg") {
+    decoder.emit(withHandler(decoder, "setmaxnreg"));
+    return true;
+  }
+  if (op != "cp" || !instruction.has("async"))
+    return false;
+  if (instruction.has("bulk"))
+    return decodeBulk(decoder, instruction);
+  if (instruction.has("mbarrier"))
+    return decodeCopyArrive(decoder, instruction);
+  if (instruction.has("commit_group") || instruction.has("wait_group") ||
+      instruction.has("wait_all"))
+    return decodeCopyGroups(decoder, instruction);
+  return decodeCopy(decoder, instruction);
+}
+
+} // namespace moe::sim

@@ -1,0 +1,85 @@
+//===- Reporter.cpp - Collects findings -----------------------------------===//
+
+#include "Reporter.h"
+#include "Machine.h"
+
+namespace moe::sim {
+
+const char *name(FindingKind kind) {
+  static constexpr const char *names[] = {"race",  "bounds",   "uninit",
+                                          "align", "deadlock", "trap"};
+  return names[static_cast<u8>(kind)];
+}
+
+std::string Reporter::sourceOf(u32 pc) const {
+  if (pc >= kernel.sources.size())
+    return {};
+  SourceLine source = kernel.sources[pc];
+  auto file = program.tree.files.find(source.file);
+  if (source.line == 0 || file == program.tree.files.end())
+    return {};
+  return file->second + ":" + std::to_string(source.line);
+}
+
+std::string Reporter::describe(u32 pc) const {
+  if (pc >= kernel.code.size() || kernel.code[pc].line == 0)
+    return "the end of the kernel";
+  u32 line = kernel.code[pc].line;
+  std::string text = "line " + std::to_string(line);
+  std::string source = sourceOf(pc);
+  if (!source.empty())
+    text += " (" + source + ")";
+  if (line <= program.lines.size()) {
+    const std::string &ptx = program.lines[line - 1];
+    size_t begin = ptx.find_first_not_of(" \t");
+    size_t end = ptx.find_last_not_of(" \t\r");
+    if (begin != std::string::npos)
+      text += " `" + ptx.substr(begin, std::min<size_t>(end - begin + 1, 120)) +
+              "`";
+  }
+  return text;
+}
+
+bool Reporter::repeats(FindingKind kind, u32 pc, u32 otherPc) {
+  std::lock_guard<std::mutex> guard(mutex);
+  auto it = known.find({kind, pc, otherPc});
+  if (it == known.end())
+    return false;
+  ++total;
+  if (it->second < findings.size())
+    ++findings[it->second].count;
+  return true;
+}
+
+void Reporter::add(FindingKind kind, const Warp &warp, u32 lane, u32 pc,
+                   const std::string &what, u32 otherPc,
+                   const std::string &other) {
+  if (repeats(kind, pc, otherPc))
+    return;
+  std::lock_guard<std::mutex> guard(mutex);
+  ++total;
+  known[{kind, pc, otherPc}] = findings.size();
+  if (findings.size() >= kKept)
+    return;
+  const Block &block = *warp.block;
+  Finding finding;
+  finding.kind = kind;
+  finding.kernel = kernel.name;
+  finding.line = pc < kernel.code.size() ? kernel.code[pc].line : 0;
+  finding.source = sourceOf(pc);
+  finding.block = {block.index[0], block.index[1], block.index[2]};
+  finding.warp = warp.index;
+  finding.lane = lane;
+  finding.other = other;
+  finding.message = "kernel " + kernel.name + ", block (" +
+                    std::to_string(block.index[0]) + "," +
+                    std::to_string(block.index[1]) + "," +
+                    std::to_string(block.index[2]) + ") warp " +
+                    std::to_string(warp.index) + " lane " +
+                    std::to_string(lane) + ", " + describe(pc) + ": " + what;
+  findings.push_back(std::move(finding));
+}
+
+std::vector<Finding> Reporter::take() { return std::move(findings); }
+
+} // namespace moe::sim

@@ -1,0 +1,73 @@
+"""A compiler for the routing of mixture-of-experts models.
+
+The seven routing ops, their meaning in plain torch (`reference`), router
+modules (`nn`), metrics, and the road from a torch model to compiled code
+(`export`, `compile`, `load`, `torch.compile(backend="moe")`).
+
+The ops register with torch as `torch.ops.moe.*` on import. Everything else is
+loaded at its first use, and without torch the artifact runtime still imports.
+"""
+
+import importlib
+import importlib.util
+import sys
+import types
+
+__version__ = "0.1.0"
+
+_OPS = (
+    "adjacency_gate",
+    "adjacency_update",
+    "attention_posterior",
+    "mad_dispersion",
+    "router_logits",
+    "similarity_inform",
+    "topk_renorm",
+)
+# Public name -> the submodule that defines it.
+_FUNCTIONS = {
+    **dict.fromkeys(_OPS, "ops"),
+    "MoeError": "_native",
+    "RouterMatch": "fx",
+    "compile": "compile",
+    "doctor": "doctor",
+    "explain": "fx",
+    "export": "export",
+    "load": "artifact",
+    "update_routers": "nn",
+}
+_SUBMODULES = ("metrics", "nn", "reference", "runtime", "sim")
+
+__all__ = [*_FUNCTIONS, *_SUBMODULES]
+
+
+class _Package(types.ModuleType):
+    def __setattr__(self, name, value):
+        # The import system binds a loaded submodule to its package. Where a
+        # public function has the submodule's name (`export`, `compile`), the
+        # function is what users mean.
+        if name in _FUNCTIONS and isinstance(value, types.ModuleType):
+            return
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name):
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _FUNCTIONS:
+        module = importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}")
+        value = getattr(module, name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'moe_mlir' has no attribute '{name}'")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})
+
+
+if importlib.util.find_spec("torch") is not None:
+    from . import ops  # noqa: F401  registers torch.ops.moe.*

@@ -1,0 +1,50 @@
+"""torch.compile(model, backend="moe"): routers become moe ops, Inductor does the rest.
+
+The graph is rewritten before autograd sees it, so that training runs the moe
+ops' own gradients. A rewrite after AOT autograd would come too late: by then
+the chain's intermediate probabilities are saved for backward and both the
+chain and the op would run.
+"""
+
+import logging
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .fx.match import find_routers
+from .fx.raise_routing import raise_routing
+
+_log = logging.getLogger("moe_mlir.backend")
+
+
+def moe(module: torch.fx.GraphModule, example_inputs, **options):
+    """The backend; `options` go to Inductor."""
+    from torch._inductor.compile_fx import compile_fx
+
+    raised = _raise_before_autograd(module)
+    return compile_fx(module if raised is None else raised, example_inputs, **options)
+
+
+def _raise_before_autograd(module):
+    """The graph in ATen before dispatch, with its routers raised; None without any."""
+    fakes = [n.meta["example_value"] for n in module.graph.nodes if n.op == "placeholder"]
+    mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
+    if mode is None:
+        return None
+    # Run node by node, so that the new graph keeps the lines of the user's code.
+    with mode, torch.fx.traceback.preserve_node_meta():
+        interpreter = torch.fx.Interpreter(module)
+        graph = make_fx(interpreter.run, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+    sites = [site.describe() for site in find_routers(graph.graph)]
+    for site in sites:
+        _log.info("%s: %s", site.location, site.reason or f"raised ({site.form})")
+    if not any(site.recognised for site in sites):
+        return None
+    raise_routing(graph)
+    return graph
+
+
+def register() -> None:
+    """Makes the name "moe" known to torch.compile; done on import of moe_mlir, too."""
+    if "moe" not in torch._dynamo.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(moe, name="moe")

@@ -1,0 +1,151 @@
+"""Imports, compiles and runs a trained model, and measures it against eager torch."""
+
+import json
+import pathlib
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+import moe_mlir
+
+from .._native import native
+from .gpu import KernelReport, compile_kernels
+from .train import Trained
+
+# (sequences, tokens): the compiled model takes any; all are checked.
+SHAPES = ((16, 128), (1, 1), (3, 37), (2, 64))
+TOLERANCE = 1e-5
+# Two experts whose scores differ by less may swap places between two correct
+# evaluations; a sequence with such a token is left out of the comparison.
+_NEAR_TIE = 2e-6
+_ROUNDS = 15
+
+
+@dataclass
+class Comparison:
+    method: str
+    max_error: float
+    sequences: int
+    near_ties: int
+    eager_ms: float
+    compiled_ms: float
+    routing_ir: str
+    kernels: list[KernelReport]
+    load: list = field(default_factory=list)
+    entropy: list = field(default_factory=list)
+    # Why there are no kernels for the chip, where there are none.
+    chip_reason: str = ""
+
+    @property
+    def speed_up(self) -> float:
+        return self.eager_ms / self.compiled_ms
+
+
+class RoutingFunction(torch.nn.Module):
+    """A router alone, as a function from tokens to gates and experts."""
+
+    def __init__(self, router):
+        super().__init__()
+        self.router = router
+
+    def forward(self, tokens):
+        routing = self.router(tokens)
+        return routing.gates, routing.indices
+
+
+def compare(trained: Trained, corpus, chip: str, folder: pathlib.Path) -> Comparison:
+    """Leaves the IR of every phase, the PTX and the routing IR in `folder`."""
+    model, config = trained.model, trained.model.config
+    folder.mkdir(parents=True, exist_ok=True)
+    example, _ = corpus.validation_batch(*SHAPES[0])
+    module = moe_mlir.export(model, (example,))
+    module.save(folder / "model.mlir")
+    native().compile_object(module.text, "moe-to-cpu", str(folder / "phases"))
+    hidden = torch.randn(2, 16, config.width)
+    routing = moe_mlir.export(RoutingFunction(model.blocks[0].moe.router), (hidden,))
+    routing.save(folder / "routing.mlir")
+    routing_ir = native().Module.parse(routing.text).text()
+    kernels, chip_reason = [], ""
+    try:
+        kernels = compile_kernels(routing.text, chip, folder / "routing.ptx")
+    except native().MoeError as error:
+        # Not every router has a GPU lowering yet; the report says which and why.
+        chip_reason = str(error).splitlines()[0]
+
+    compiled = moe_mlir.compile(module)
+    error, sequences, ties = 0.0, 0, 0
+    for batch, tokens in SHAPES:
+        inputs, _ = corpus.validation_batch(batch, tokens)
+        worst, clear = max_relative_error(model, compiled, inputs)
+        error, sequences, ties = max(error, worst), sequences + clear, ties + batch - clear
+    eager_ms, compiled_ms = time_both(model, compiled, example)
+    load, entropy = routing_statistics(model, example)
+    return Comparison(config.method, error, sequences, ties, eager_ms, compiled_ms, routing_ir,
+                      kernels, load, entropy, chip_reason)
+
+
+@torch.no_grad()
+def max_relative_error(model, compiled, inputs) -> tuple[float, int]:
+    """max |ours - eager| / max |eager| over sequences without near ties; how many those are."""
+    expected, routings = model.route(inputs)
+    clear = torch.stack([_margins(r) for r in routings]).amin(dim=0) > _NEAR_TIE
+    found = compiled(inputs)
+    if found.shape != expected.shape:
+        raise AssertionError(f"expected logits of shape {tuple(expected.shape)}, found "
+                             f"{tuple(found.shape)}")
+    if not clear.any():
+        return 0.0, 0
+    gap = (found[clear] - expected[clear]).abs().max() / expected[clear].abs().max()
+    return gap.item(), int(clear.sum())
+
+
+def _margins(routing) -> torch.Tensor:
+    """For each sequence the least gap between a selected and the best other expert."""
+    scores = routing.probs if routing.probs is not None else routing.logits
+    k = routing.indices.shape[-1]
+    top = scores.topk(k + 1, dim=-1).values
+    return (top[..., k - 1] - top[..., k]).amin(dim=-1)
+
+
+def time_both(model, compiled, inputs) -> tuple[float, float]:
+    """Median milliseconds of eager and compiled, measured in turns."""
+    eager, ours = [], []
+    with torch.inference_mode():
+        for _ in range(_ROUNDS + 2):
+            start = time.perf_counter()
+            model(inputs)
+            middle = time.perf_counter()
+            compiled(inputs)
+            eager.append(middle - start)
+            ours.append(time.perf_counter() - middle)
+    # The first two rounds touch memory for the first time.
+    return tuple(1e3 * statistics.median(times[2:]) for times in (eager, ours))
+
+
+@torch.no_grad()
+def routing_statistics(model, inputs):
+    """Each layer's share of assignments per expert, and mean routing entropy."""
+    load, entropy = [], []
+    for routing in model.route(inputs)[1]:
+        counts = moe_mlir.metrics.selection_counts(routing.indices, model.config.experts)
+        load.append((counts.float() / counts.sum()).tolist())
+        p = routing.probs if routing.probs is not None else routing.logits.softmax(dim=-1)
+        entropy.append(float(moe_mlir.metrics.routing_entropy(p)))
+    return load, entropy
+
+
+def write_metrics(path: pathlib.Path, trained: dict, comparisons: list[Comparison]) -> None:
+    record = {}
+    for c in comparisons:
+        t = trained[c.method]
+        record[c.method] = {
+            "validation_loss": t.validation_loss, "training_seconds": t.seconds,
+            "max_relative_error": c.max_error, "sequences_compared": c.sequences,
+            "sequences_with_near_ties": c.near_ties, "eager_ms": c.eager_ms,
+            "compiled_ms": c.compiled_ms, "speed_up": c.speed_up, "expert_load": c.load,
+            "routing_entropy": c.entropy,
+            "kernels": [vars(k) for k in c.kernels],
+        }
+    path.write_text(json.dumps(record, indent=2) + "\n")

@@ -1,0 +1,56 @@
+"""Compiles routing for an NVIDIA chip and asks ptxas what the kernels take."""
+
+import importlib.util
+import pathlib
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from .._native import native
+
+_ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)")
+_USAGE = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers", re.DOTALL)
+
+
+@dataclass
+class KernelReport:
+    """`registers` and `spill_bytes` are None without ptxas."""
+
+    name: str
+    registers: int | None = None
+    spill_bytes: int | None = None
+
+
+def compile_kernels(text: str, chip: str, path: pathlib.Path) -> list[KernelReport]:
+    """Writes the PTX to `path`; one report a kernel, in the file's order."""
+    ptx = native().compile_ptx(text, chip)
+    path.write_text(ptx)
+    usage = _assemble(path, chip)
+    return [KernelReport(name, *usage.get(name, (None, None))) for name in _ENTRY.findall(ptx)]
+
+
+def _assemble(path: pathlib.Path, chip: str) -> dict:
+    ptxas = find_ptxas()
+    if ptxas is None:
+        return {}
+    done = subprocess.run([ptxas, "-v", f"-arch={chip}", str(path), "-o",
+                           str(path.with_suffix(".cubin"))], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ptxas rejects {path} for {chip}: {done.stderr.strip()}")
+    return {name: (int(registers), int(stores) + int(loads))
+            for name, stores, loads, registers in _USAGE.findall(done.stderr)}
+
+
+def find_ptxas() -> str | None:
+    """ptxas from PATH, or from the nvidia-cuda-nvcc wheel."""
+    found = shutil.which("ptxas")
+    spec = importlib.util.find_spec("nvidia")
+    if found or spec is None:
+        return found
+    for root in spec.submodule_search_locations or ():
+        for candidate in sorted(pathlib.Path(root).glob("*/bin/ptxas")):
+            return str(candidate)
+    return None

@@ -1,0 +1,123 @@
+"""What this environment has, for bug reports and for finding out what is missing.
+
+`python -m moe_mlir.doctor` prints it; works without torch, without a GPU and
+without the native module.
+"""
+
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+
+# Packages that bring an LLVM of their own into the process.
+_OTHER_LLVMS = ("iree", "llvmlite", "mlir", "torch_mlir", "triton")
+
+
+@dataclass
+class Report:
+    """Facts by name, and the problems among them."""
+
+    facts: dict = field(default_factory=dict)
+    problems: list = field(default_factory=list)
+
+    def __str__(self):
+        width = max(map(len, self.facts), default=0)
+        lines = [f"{name:<{width}}  {value}" for name, value in self.facts.items()]
+        lines += [f"problem: {problem}" for problem in self.problems]
+        return "\n".join(lines or ["nothing found"])
+
+    __repr__ = __str__
+
+
+def doctor() -> Report:
+    """Looks at versions, CPU, ptxas, the cache and copies of LLVM."""
+    report = Report()
+    _add_versions(report)
+    _add_compiler(report)
+    _add_cache(report)
+    _add_llvm_copies(report)
+    return report
+
+
+def _add_versions(report):
+    from . import __version__
+
+    report.facts["moe-mlir"] = __version__
+    report.facts["python"] = f"{platform.python_version()} ({sys.executable})"
+    report.facts["platform"] = platform.platform()
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        report.facts["torch"] = f"{torch.__version__}, GPU: {cuda}"
+    else:
+        report.facts["torch"] = "not installed; artifacts and the compiler work without it"
+
+
+def _add_compiler(report):
+    from ._native import native
+
+    try:
+        moe = native()
+    except ImportError as error:
+        report.facts["compiler"] = "none"
+        report.problems.append(str(error))
+        return
+    name, features = moe.host_cpu()
+    enabled = [f[1:] for f in features.split(",") if f.startswith("+")]
+    vectors = [f for f in ("avx2", "avx512f", "avx512bf16", "amx-tile", "sve") if f in enabled]
+    report.facts["compiler"] = f"LLVM {moe.llvm_version()} ({moe.__file__})"
+    report.facts["cpu"] = f"{name}, {', '.join(vectors) or 'no wide vectors'}"
+    report.facts["threads"] = moe.get_num_threads()
+    report.facts["chips"] = ", ".join(moe.known_chips())
+    report.facts["ptxas"] = moe.find_ptxas() or (
+        "none; PTX works, cubins need the nvidia-cuda-nvcc wheel"
+    )
+
+
+def _add_cache(report):
+    from . import cache
+
+    folder = cache.default_folder()
+    if os.environ.get("MOE_MLIR_CACHE") == "0":
+        report.facts["cache"] = "off (MOE_MLIR_CACHE=0)"
+        return
+    try:
+        entries = cache.Cache(folder).entries()
+    except OSError as error:
+        report.facts["cache"] = f"{folder}, unusable"
+        report.problems.append(f"the disk cache cannot be used: {error}")
+        return
+    report.facts["cache"] = f"{folder}, {len(entries)} entries, {sum(e[1] for e in entries)} bytes"
+
+
+def _add_llvm_copies(report):
+    mapped = _mapped_llvms()
+    report.facts["LLVM mapped"] = ", ".join(mapped) or "none"
+    if sum("libLLVM" in path for path in mapped) > 1:
+        report.problems.append(
+            "more than one libLLVM is mapped into this process; import moe_mlir in a process "
+            "without the other packages"
+        )
+    others = [name for name in _OTHER_LLVMS if importlib.util.find_spec(name)]
+    report.facts["own LLVM in"] = ", ".join(others) or "no other package"
+
+
+def _mapped_llvms() -> list:
+    try:
+        with open("/proc/self/maps") as maps:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/" in line}
+    except OSError:
+        return []
+    return sorted(p for p in paths if os.path.basename(p).startswith(("libLLVM", "libMLIR")))
+
+
+def main() -> int:
+    report = doctor()
+    print(report)
+    return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

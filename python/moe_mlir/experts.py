@@ -1,0 +1,181 @@
+"""Dropless execution of the experts that a router selected.
+
+`run_experts` sorts the (token, choice) pairs by expert, runs each expert on
+its run of rows, and adds the results back with their gates:
+
+    dispatch      which row of the sorted order each pair goes to, where each
+                  expert's rows start, how many it has
+    token_rows    the token of each row: the inverse of dispatch
+    grouped_linear  row r of expert e's run is multiplied by w[e]
+
+The three are torch ops (`torch.ops.moe.*`), so that a traced model keeps them
+as one node each whatever the routing; sizes depend on shapes alone, [T * k]
+rows, never on data.
+"""
+
+import torch
+
+from .ops._library import define
+
+
+def run_experts(x, gates, indices, w_in, w_out, *, b_in=None, b_out=None, activation=None):
+    """y_t = sum_a gates_ta expert_{indices_ta}(x_t), for tokens of any leading dims.
+
+    Args:
+        x: tokens `[.., d]`.
+        gates: `[.., k]`.
+        indices: experts `[.., k]`; -1 selects nothing.
+        w_in: `[experts, hidden, d]`.
+        w_out: `[experts, d, hidden]`.
+        b_in: `[experts, hidden]`, or None.
+        b_out: `[experts, d]`, or None.
+        activation: between the two layers; default: gelu.
+
+    Returns:
+        `[.., d]` in the dtype of x.
+    """
+    activation = activation or torch.nn.functional.gelu
+    tokens = x.reshape(-1, x.shape[-1])
+    chosen = indices.reshape(-1, indices.shape[-1])
+    weights = gates.reshape(-1, gates.shape[-1])
+    slots, offsets, _ = torch.ops.moe.dispatch(chosen, w_in.shape[0])
+    rows = torch.ops.moe.token_rows(slots)
+    hidden = activation(torch.ops.moe.grouped_linear(tokens[rows], w_in, b_in, offsets))
+    outputs = torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets)
+    # A pair without a slot reads some row with gate 0.
+    weights = torch.where(slots >= 0, weights.to(x.dtype), 0.0)
+    picked = outputs[slots.clamp(min=0)]
+    return (picked * weights.unsqueeze(-1)).sum(dim=1).reshape(x.shape)
+
+
+# ---- dispatch ------------------------------------------------------------------
+
+
+def _check_indices(name, indices):
+    if indices.dim() != 2:
+        raise ValueError(f"{name}: expected 2 dims [tokens, k], found {indices.dim()}")
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, found {indices.dtype}")
+
+
+def _dispatch(indices, num_experts):
+    """Stable counting sort, choice first: all first choices before second ones."""
+    _check_indices("dispatch: indices", indices)
+    choices = indices.t().reshape(-1).to(torch.int64)
+    if choices.numel() and int(choices.max()) >= num_experts:
+        raise ValueError(f"dispatch: expected indices below num_experts ({num_experts}), "
+                         f"found {int(choices.max())}")
+    valid = choices >= 0
+    # The pairs without an expert sort behind all others.
+    keys = torch.where(valid, choices, num_experts)
+    order = torch.argsort(keys, stable=True)
+    position = torch.empty_like(order)
+    position[order] = torch.arange(order.numel(), device=order.device)
+    slots = torch.where(valid, position, -1).reshape(indices.shape[1], indices.shape[0])
+    counts = torch.bincount(keys, minlength=num_experts + 1)[:num_experts]
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return slots.t().contiguous(), offsets, counts
+
+
+def _dispatch_fake(indices, num_experts):
+    _check_indices("dispatch: indices", indices)
+    slots = indices.new_empty(indices.shape, dtype=torch.int64)
+    return (slots, indices.new_empty((num_experts + 1,), dtype=torch.int64),
+            indices.new_empty((num_experts,), dtype=torch.int64))
+
+
+define("dispatch(Tensor indices, int num_experts) -> (Tensor slots, Tensor offsets, Tensor counts)",
+       kernel=_dispatch, fake=_dispatch_fake, key="CompositeExplicitAutograd")
+
+
+def _token_rows(slots):
+    """The token of each row; rows behind the last pair stay at token 0."""
+    _check_indices("token_rows: slots", slots)
+    tokens = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1).expand(slots.shape)
+    rows = torch.zeros(slots.numel(), dtype=torch.int64, device=slots.device)
+    valid = slots >= 0
+    rows[slots[valid]] = tokens[valid]
+    return rows
+
+
+def _token_rows_fake(slots):
+    return slots.new_empty((slots.shape[0] * slots.shape[1],), dtype=torch.int64)
+
+
+define("token_rows(Tensor slots) -> Tensor", kernel=_token_rows, fake=_token_rows_fake,
+       key="CompositeExplicitAutograd")
+
+
+# ---- grouped linear ---------------------------------------------------------------
+
+
+def _check_grouped(x, w, bias, offsets):
+    if x.dim() != 2 or w.dim() != 3 or x.shape[1] != w.shape[2]:
+        raise ValueError("grouped_linear: expected x [rows, in] and w [experts, out, in], found "
+                         f"{tuple(x.shape)} and {tuple(w.shape)}")
+    if x.dtype != w.dtype:
+        raise TypeError(f"grouped_linear: expected x and w of one dtype, found {x.dtype} and "
+                        f"{w.dtype}")
+    if bias is not None and tuple(bias.shape) != (w.shape[0], w.shape[1]):
+        raise ValueError(f"grouped_linear: expected bias [experts, out] {tuple(w.shape[:2])}, "
+                         f"found {tuple(bias.shape)}")
+    if tuple(offsets.shape) != (w.shape[0] + 1,):
+        raise ValueError(f"grouped_linear: expected {w.shape[0] + 1} offsets, found "
+                         f"{tuple(offsets.shape)}")
+
+
+def _segments(offsets):
+    bounds = offsets.tolist()
+    return [(e, b, t) for e, (b, t) in enumerate(zip(bounds, bounds[1:])) if t > b]
+
+
+def _grouped_linear(x, w, bias, offsets):
+    """Rows [offsets[e], offsets[e+1]) times w[e]; rows behind the last run are 0."""
+    _check_grouped(x, w, bias, offsets)
+    y = x.new_zeros((x.shape[0], w.shape[1]))
+    for e, begin, end in _segments(offsets):
+        b = None if bias is None else bias[e]
+        y[begin:end] = torch.nn.functional.linear(x[begin:end], w[e], b)
+    return y
+
+
+def _grouped_linear_fake(x, w, bias, offsets):
+    _check_grouped(x, w, bias, offsets)
+    return x.new_empty((x.shape[0], w.shape[1]))
+
+
+def _grouped_setup(ctx, inputs, output):
+    x, w, bias, offsets = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(x, w, offsets)
+
+
+def _grouped_backward(ctx, dy):
+    x, w, offsets = ctx.saved_tensors
+    dx, dw, dbias = torch.ops.moe.grouped_linear_backward(dy, x, w, offsets)
+    return dx, dw, dbias if ctx.has_bias else None, None
+
+
+def _grouped_backward_kernel(dy, x, w, offsets):
+    """dx = dy w[e], dw[e] = dy^T x, dbias[e] = sum of dy, over each expert's rows."""
+    dx, dw = torch.zeros_like(x), torch.zeros_like(w)
+    dbias = w.new_zeros(w.shape[:2])
+    for e, begin, end in _segments(offsets):
+        rows = dy[begin:end]
+        dx[begin:end] = rows @ w[e]
+        dw[e] = rows.t() @ x[begin:end]
+        dbias[e] = rows.sum(0)
+    return dx, dw, dbias
+
+
+def _grouped_backward_fake(dy, x, w, offsets):
+    return torch.empty_like(x), torch.empty_like(w), w.new_empty(w.shape[:2])
+
+
+define("grouped_linear_backward(Tensor dy, Tensor x, Tensor w, Tensor offsets) -> "
+       "(Tensor dx, Tensor dw, Tensor dbias)",
+       kernel=_grouped_backward_kernel, fake=_grouped_backward_fake,
+       key="CompositeExplicitAutograd")
+define("grouped_linear(Tensor x, Tensor w, Tensor? bias, Tensor offsets) -> Tensor",
+       kernel=_grouped_linear, fake=_grouped_linear_fake, setup_context=_grouped_setup,
+       backward=_grouped_backward, key="CompositeExplicitAutograd")

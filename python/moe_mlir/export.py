@@ -1,0 +1,187 @@
+"""moe_mlir.export: a torch model as an MLIR module."""
+
+import inspect
+import os
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .fx.raise_routing import raise_routing
+from .importer import ImportedProgram, import_program
+
+_PREFIX = "wrapped_model."
+
+
+@dataclass
+class Module:
+    """A model as MLIR text, with the weights beside it.
+
+    Attributes:
+        text: the module's text; weights are arguments of its function.
+        function: the name of the public function.
+        state: parameters, buffers and constants by their dotted names. They
+            are the model's own tensors: a later training step is seen.
+        program: argument and result order, dtypes and sizes.
+    """
+
+    program: ImportedProgram
+    state: dict
+    in_spec: pytree.TreeSpec
+    out_spec: pytree.TreeSpec
+    # Leaves of the inputs that were numbers, flags or None: fixed at export.
+    constants: dict = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        return self.program.text
+
+    @property
+    def function(self) -> str:
+        return self.program.function
+
+    def save(self, path) -> None:
+        """Writes the module: `.mlir` as text, `.mlirbc` as bytecode; no weights."""
+        suffix = os.path.splitext(os.fspath(path))[1]
+        if suffix == ".mlir":
+            data = self.text.encode()
+        elif suffix == ".mlirbc":
+            from ._native import native
+            data = native().Module.parse(self.text).bytecode()
+        else:
+            raise ValueError(f"expected a path that ends in .mlir or .mlirbc, found '{path}'")
+        with open(path, "wb") as file:
+            file.write(data)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@contextmanager
+def _routing_as_ops(model):
+    """Routers of `moe_mlir.nn` that run their plain-torch meaning are traced as ops."""
+    from .nn import Router
+    switched = [m for m in model.modules() if isinstance(m, Router) and m.impl == "torch"]
+    for router in switched:
+        router.impl = "moe"
+    try:
+        yield
+    finally:
+        for router in switched:
+            router.impl = "torch"
+
+
+class _Inputs(torch.nn.Module):
+    """The model as a function of its tensor inputs alone.
+
+    torch.export names dynamic dimensions after the forward's parameters, which
+    decorated signatures hide; a flat list of tensors has one name for all.
+    """
+
+    def __init__(self, model, leaves, spec):
+        super().__init__()
+        self.wrapped_model = model
+        self._leaves, self._spec = leaves, spec
+
+    def forward(self, *tensors):
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(x, torch.Tensor) else x for x in self._leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        return self.wrapped_model(*args, **kwargs)
+
+
+def _dynamic_dims(tensor: torch.Tensor):
+    """All dims, except the last one of activations: that is a width."""
+    dims = tensor.dim() if not tensor.is_floating_point() else max(tensor.dim() - 1, 0)
+    return {i: torch.export.Dim.AUTO for i in range(dims)}
+
+
+def trace(model, args, kwargs=None, dynamic_tokens=True):
+    """The model's program in core ATen, its input spec and the inputs' leaves."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"expected 'model' to be a torch.nn.Module or an ExportedProgram, found "
+                        f"{type(model).__name__}")
+    if not isinstance(args, tuple):
+        raise TypeError(f"expected 'args' to be a tuple of the model's inputs, found "
+                        f"{type(args).__name__}; write (x,) for one input")
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs or {})))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    if not tensors:
+        raise ValueError("expected at least one tensor among the inputs of the model, found none")
+    shapes = (tuple(_dynamic_dims(t) for t in tensors),) if dynamic_tokens else None
+    # Sizes 0 and 1 are no special cases of the code that we write, so an
+    # example with one token or one sequence still gives a dynamic dimension.
+    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
+    with oblivious, torch.no_grad(), _routing_as_ops(model):
+        program = torch.export.export(_Inputs(model, leaves, spec), tuple(tensors),
+                                      dynamic_shapes=shapes)
+        return decompose(program), spec, leaves
+
+
+def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Core ATen, but with linear layers and matmuls whole.
+
+    Decomposed, both hide behind flattened views and expanded copies; whole,
+    they are one contraction at the rank that the model wrote.
+    """
+    table = torch.export.default_decompositions()
+    for operator in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default):
+        table.pop(operator, None)
+    with warnings.catch_warnings():
+        # torch copies its own tree specs in a way that it deprecated itself.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        return program.run_decompositions(table)
+
+
+def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
+    """Imports a model as MLIR: moe ops for its routers, linalg for the rest.
+
+    Args:
+        model: a torch.nn.Module, or an ExportedProgram (then without args).
+        args: example inputs, as a tuple; their sizes are examples, too.
+        dynamic_tokens: leave batch and token dimensions open.
+        kwargs: example keyword inputs; those that are no tensors are fixed.
+
+    Raises:
+        ImportFailed: every unsupported operation, with its lines.
+    """
+    if isinstance(model, torch.export.ExportedProgram):
+        program = decompose(model)
+        spec, leaves = program.call_spec.in_spec, None
+    else:
+        program, spec, leaves = trace(model, args, kwargs, dynamic_tokens)
+    raise_routing(program.graph_module)
+    names = _input_names(model, spec, leaves)
+    imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
+    constants = {} if leaves is None else {
+        i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
+    return Module(imported, _state(program), spec, program.call_spec.out_spec, constants)
+
+
+def _state(program) -> dict:
+    """The program's parameters, buffers and constants by the names that users know."""
+    tensors = {**program.constants, **program.state_dict}
+    return {_plain(n): t for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(_PREFIX)
+
+
+def _input_names(model, spec, leaves) -> dict:
+    """torch's names of the flat tensor inputs -> the forward's parameter names."""
+    if leaves is None:
+        return {}
+    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    try:
+        bound = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
+    except TypeError:
+        return {}
+    names = {}
+    for path, leaf in pytree.tree_flatten_with_path(bound)[0]:
+        if isinstance(leaf, torch.Tensor):
+            text = pytree.keystr(path).replace("']['", ".").strip("[]'")
+            names[f"tensors_{len(names)}"] = text.removeprefix("kwargs.")
+    return names

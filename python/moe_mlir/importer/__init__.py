@@ -1,0 +1,12 @@
+"""Translates a torch.export program to the text of an MLIR module.
+
+The op table is split by family; each file registers its operators on import:
+elementwise, shape (views, slices, constants), matmul, index (gathers), reduce
+(softmax, norms, scans), moe (routing), experts (dispatch and grouped layers).
+"""
+
+from . import elementwise, experts, index, matmul, moe, reduce, shape  # noqa: F401
+from .context import ImportFailed
+from .program import ImportedProgram, import_program
+
+__all__ = ["ImportFailed", "ImportedProgram", "import_program"]

@@ -1,0 +1,231 @@
+"""Walks an exported program and writes its function through the op table."""
+
+import operator
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from . import locations
+from .builder import FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float
+from .registry import TABLE, Unsupported, bind_arguments
+
+ELEMENTS = {
+    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.bool: "i1",
+}
+
+
+class ImportFailed(ValueError):
+    """The model uses something that the importer cannot translate.
+
+    `problems` has one (what, count, first place) for each distinct cause.
+    """
+
+    def __init__(self, problems):
+        self.problems = problems
+        lines = [f"cannot import the model: {len(problems)} unsupported "
+                 f"operation{'s' if len(problems) > 1 else ''}"]
+        for what, count, place in problems:
+            lines.append(f"  {what}: {count} use{'s' if count > 1 else ''}, first at {place}")
+        lines.append("rewrite these lines with supported operations, or compile the parts "
+                     "around them separately")
+        super().__init__("\n".join(lines))
+
+
+@dataclass(frozen=True)
+class Splat:
+    """A tensor whose elements are all one scalar, not written yet."""
+
+    scalar: str
+    shape: tuple
+    element: str
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """An elementwise result that consumers compute themselves, from `inputs`.
+
+    Comparisons and logic stay in this form, so that a mask is part of the loop
+    that applies it instead of a tensor of bits in memory. The inputs are seen
+    at `shape`.
+    """
+
+    inputs: tuple
+    shape: tuple
+    element: str
+    body: object
+
+
+def element_of(dtype: torch.dtype) -> str:
+    if dtype not in ELEMENTS:
+        raise Unsupported(f"dtype {str(dtype).removeprefix('torch.')}")
+    return ELEMENTS[dtype]
+
+
+def broadcast(operand: Operand, shape) -> Operand:
+    """The operand as seen at `shape`, aligned from the right."""
+    offset = len(shape) - len(operand.shape)
+    dims = []
+    for d in operand.dims:
+        stretched = d is not None and operand.shape[d] == 1 and shape[offset + d] != 1
+        dims.append(None if d is None or stretched else offset + d)
+    return Operand(operand.value, tuple(dims), tuple(shape))
+
+
+def compute_element(element: str) -> str:
+    """The type that 16-bit floats are computed in; others compute in themselves."""
+    return "f32" if element in ("bf16", "f16") else element
+
+
+class Context:
+    """What the functions of the op table see: the graph's values and a builder."""
+
+    def __init__(self, name: str):
+        self.builder = FunctionBuilder(name)
+        self.locations = locations.LocationTable()
+        self._values = {}
+        self._problems: Counter = Counter()
+        self._places: dict[str, str] = {}
+
+    # ---- types ---------------------------------------------------------------
+
+    def shape(self, node_or_tensor) -> tuple:
+        tensor = node_or_tensor.meta["val"] if isinstance(node_or_tensor, Node) else node_or_tensor
+        return tuple(as_dim(d if isinstance(d, int) else d.node.expr) for d in tensor.shape)
+
+    def element(self, node) -> str:
+        return element_of(node.meta["val"].dtype)
+
+    def dim(self, value):
+        """A size argument: an int, or a node that holds a symbolic int."""
+        if isinstance(value, Node):
+            value = value.meta["val"]
+        return value if isinstance(value, int) else as_dim(value.node.expr)
+
+    # ---- values --------------------------------------------------------------
+
+    def raw(self, node):
+        return self._values[node]
+
+    def operand(self, node) -> Operand:
+        """The node's value, possibly through a permutation or broadcast."""
+        value = self._values[node]
+        return value if isinstance(value, Operand) else Operand.of(self.value(node))
+
+    def value(self, node) -> Value:
+        """The node's value as a tensor of its own, written out where needed."""
+        value = self._values[node]
+        if isinstance(value, Splat):
+            value = self.builder.fill(value.scalar, value.shape, value.element)
+        elif isinstance(value, Deferred):
+            value = self.builder.map(value.inputs, value.shape, value.element, value.body)
+        elif isinstance(value, Operand):
+            value = self.builder.map([value], value.shape, value.element, lambda x: x)
+        self._values[node] = value
+        return value
+
+    def scalar(self, value, element: str) -> str:
+        """A Python number, or a node that holds a number, as an SSA scalar."""
+        if isinstance(value, Node):
+            expr = as_dim(value.meta["val"].node.expr)
+            if not isinstance(expr, int):
+                name = self.builder.index(expr)
+                if element == "index":
+                    return name
+                whole = element if not is_float(element) else "i64"
+                cast = self.builder.op(f"arith.index_cast {name} : index to {whole}")
+                return self.builder.convert(cast, whole, element)
+            value = expr
+        return self.builder.constant(value, element)
+
+    def is_tensor(self, value) -> bool:
+        return isinstance(value, Node) and isinstance(value.meta["val"], torch.Tensor)
+
+    def elementwise(self, shape, element: str, operands, types, result: str, body):
+        """`body` over scalars: operand i as types[i], what it returns is of type `result`.
+
+        Operands are nodes or numbers. A boolean result is deferred.
+        """
+        inputs, evaluators = [], []
+        for x, wanted in zip(operands, types):
+            leaves, evaluate = self._scalar_source(x, wanted)
+            evaluators.append((len(inputs), len(leaves), evaluate))
+            inputs.extend(leaves)
+
+        def compute(*scalars):
+            values = [evaluate(*scalars[first:first + count])
+                      for first, count, evaluate in evaluators]
+            return self.builder.convert(body(*values), result, element)
+        if element == "i1":
+            return Deferred(tuple(broadcast(i, shape) for i in inputs), tuple(shape), element,
+                            compute)
+        return self.builder.map(inputs, shape, element, compute)
+
+    def _scalar_source(self, x, wanted: str):
+        """The operands to read for `x`, and the function from their scalars to x's."""
+        convert = self.builder.convert
+        if not self.is_tensor(x):
+            constant = self.scalar(x, wanted)
+            return (), lambda: constant
+        raw = self._values[x]
+        if isinstance(raw, Splat):
+            constant = convert(raw.scalar, raw.element, wanted)
+            return (), lambda: constant
+        if isinstance(raw, Deferred):
+            return raw.inputs, lambda *s: convert(raw.body(*s), raw.element, wanted)
+        operand = self.operand(x)
+        return (operand,), lambda s: convert(s, operand.element, wanted)
+
+    # ---- the walk --------------------------------------------------------------
+
+    def argument(self, node, label: str) -> None:
+        self._values[node] = self.builder.argument(self.shape(node), self.element(node), label)
+
+    def run(self, node) -> None:
+        """Imports one call; problems are collected, so that all are told at once."""
+        self.builder.location = self.locations.reference(node)
+        try:
+            if node.target is operator.getitem:
+                self._values[node] = self._values[node.args[0]][node.args[1]]
+                return
+            if not _has_tensors(node.meta.get("val")) and node.target not in TABLE:
+                return  # arithmetic on sizes: dimensions are expressions already
+            if node.target not in TABLE:
+                raise Unsupported(str(node.target))
+            self._values[node] = TABLE[node.target](self, node, bind_arguments(node))
+        except Unsupported as problem:
+            self._report(node, _name_problem(node, str(problem)))
+        except UnknownSymbol as symbol:
+            self._report(node, f"{node.target}: the size {symbol} depends on data")
+
+    def _report(self, node, what: str) -> None:
+        self._problems[what] += 1
+        self._places.setdefault(what, locations.describe(node))
+        self._values[node] = self._placeholder(node.meta.get("val"))
+
+    def _placeholder(self, val):
+        """Stands for the result of a failed call, so that the walk can go on."""
+        if isinstance(val, (tuple, list)):
+            return [self._placeholder(v) for v in val]
+        if not isinstance(val, torch.Tensor):
+            return None
+        return Value("%failed", self.shape(val), ELEMENTS.get(val.dtype, "f32"))
+
+    def check(self) -> None:
+        if self._problems:
+            raise ImportFailed([(what, count, self._places[what])
+                                for what, count in sorted(self._problems.items())])
+
+
+def _name_problem(node, reason: str) -> str:
+    name = str(node.target)
+    return reason if reason.startswith(name) else f"{name}: {reason}"
+
+
+def _has_tensors(val) -> bool:
+    if isinstance(val, (tuple, list)):
+        return any(_has_tensors(v) for v in val)
+    return isinstance(val, torch.Tensor)

@@ -1,0 +1,317 @@
+"""Elementwise operators: arithmetic, comparisons, logic, conversions."""
+
+import torch
+from torch.fx import Node
+
+from .builder import is_float
+from .context import Splat, compute_element, element_of
+from .registry import Unsupported, imports
+
+aten = torch.ops.aten
+
+
+def _apply(context, node, operands, body):
+    """An elementwise op in the result's type (16-bit floats: in f32)."""
+    element = context.element(node)
+    compute = compute_element(element)
+    return context.elementwise(context.shape(node), element, operands, [compute] * len(operands),
+                               compute, body)
+
+
+# ---- unary -------------------------------------------------------------------
+
+_UNARY = {
+    aten.abs.default: "math.absf", aten.ceil.default: "math.ceil", aten.cos.default: "math.cos",
+    aten.erf.default: "math.erf", aten.exp.default: "math.exp", aten.expm1.default: "math.expm1",
+    aten.floor.default: "math.floor", aten.log.default: "math.log",
+    aten.log1p.default: "math.log1p", aten.log2.default: "math.log2",
+    aten.neg.default: "arith.negf", aten.round.default: "math.roundeven",
+    aten.rsqrt.default: "math.rsqrt", aten.sin.default: "math.sin",
+    aten.sqrt.default: "math.sqrt", aten.tanh.default: "math.tanh",
+}
+
+
+@imports(*_UNARY)
+def _unary(context, node, arguments):
+    element = compute_element(context.element(node))
+    builder = context.builder
+    if not is_float(element):
+        return _apply(context, node, [arguments.self], lambda x: _integer_unary(node, x, element,
+                                                                               builder))
+    return _apply(context, node, [arguments.self],
+                  lambda x: builder.op(f"{_UNARY[node.target]} {x} : {element}"))
+
+
+def _integer_unary(node, x, element, builder):
+    if node.target is aten.neg.default:
+        return builder.op(f"arith.subi {builder.constant(0, element)}, {x} : {element}")
+    if node.target is aten.abs.default:
+        return builder.op(f"math.absi {x} : {element}")
+    raise Unsupported(f"element type {element}")
+
+
+def sigmoid(builder, x, element):
+    """1 / (1 + exp(-x))"""
+    one = builder.constant(1, element)
+    minus = builder.op(f"arith.negf {x} : {element}")
+    power = builder.op(f"math.exp {minus} : {element}")
+    total = builder.op(f"arith.addf {one}, {power} : {element}")
+    return builder.op(f"arith.divf {one}, {total} : {element}")
+
+
+@imports(aten.sigmoid.default)
+def _sigmoid(context, node, arguments):
+    element = compute_element(context.element(node))
+    return _apply(context, node, [arguments.self],
+                  lambda x: sigmoid(context.builder, x, element))
+
+
+@imports(aten.silu.default)
+def _silu(context, node, arguments):
+    element = compute_element(context.element(node))
+
+    def body(x):
+        return context.builder.op(
+            f"arith.mulf {x}, {sigmoid(context.builder, x, element)} : {element}")
+    return _apply(context, node, [arguments.self], body)
+
+
+@imports(aten.relu.default)
+def _relu(context, node, arguments):
+    element = compute_element(context.element(node))
+    zero = context.builder.constant(0, element)
+    op = "maximumf" if is_float(element) else "maxsi"
+    return _apply(context, node, [arguments.self],
+                  lambda x: context.builder.op(f"arith.{op} {x}, {zero} : {element}"))
+
+
+@imports(aten.gelu.default)
+def _gelu(context, node, arguments):
+    """x/2 (1 + erf(x/sqrt 2)), or the tanh form of it."""
+    builder, element = context.builder, compute_element(context.element(node))
+
+    def constant(value):
+        return builder.constant(value, element)
+
+    def op(name, *operands):
+        return builder.op(f"{name} {', '.join(operands)} : {element}")
+
+    def body(x):
+        if arguments.approximate == "tanh":
+            cube = op("arith.mulf", op("arith.mulf", x, x), x)
+            inner = op("arith.addf", x, op("arith.mulf", cube, constant(0.044715)))
+            curve = op("math.tanh", op("arith.mulf", inner, constant((2 / torch.pi) ** 0.5)))
+        else:
+            curve = op("math.erf", op("arith.mulf", x, constant(0.5 ** 0.5)))
+        half = op("arith.mulf", x, constant(0.5))
+        return op("arith.mulf", half, op("arith.addf", curve, constant(1)))
+    return _apply(context, node, [arguments.self], body)
+
+
+@imports(aten.reciprocal.default)
+def _reciprocal(context, node, arguments):
+    element = compute_element(context.element(node))
+    one = context.builder.constant(1, element)
+    return _apply(context, node, [arguments.self],
+                  lambda x: context.builder.op(f"arith.divf {one}, {x} : {element}"))
+
+
+@imports(aten.isnan.default)
+def _isnan(context, node, arguments):
+    element = context.element(arguments.self)
+    return _compare(context, node, [arguments.self], element,
+                    lambda x: context.builder.op(f"arith.cmpf uno, {x}, {x} : {element}"))
+
+
+# ---- binary ------------------------------------------------------------------
+
+_BINARY = {  # operator: (float op, integer op)
+    aten.add.Tensor: ("addf", "addi"), aten.add.Scalar: ("addf", "addi"),
+    aten.sub.Tensor: ("subf", "subi"), aten.sub.Scalar: ("subf", "subi"),
+    aten.mul.Tensor: ("mulf", "muli"), aten.mul.Scalar: ("mulf", "muli"),
+    aten.div.Tensor: ("divf", None), aten.div.Scalar: ("divf", None),
+    aten.maximum.default: ("maximumf", "maxsi"), aten.minimum.default: ("minimumf", "minsi"),
+}
+
+
+@imports(*_BINARY)
+def _binary(context, node, arguments):
+    element = compute_element(context.element(node))
+    float_op, integer_op = _BINARY[node.target]
+    op = float_op if is_float(element) else integer_op
+    if element == "i1":
+        op = {"addi": "ori", "muli": "andi"}.get(op, op)
+    builder = context.builder
+    alpha = getattr(arguments, "alpha", 1)
+
+    def body(x, y):
+        if alpha != 1:
+            times = "mulf" if is_float(element) else "muli"
+            y = builder.op(f"arith.{times} {y}, {context.scalar(alpha, element)} : {element}")
+        return builder.op(f"arith.{op} {x}, {y} : {element}")
+    return _apply(context, node, [arguments.self, arguments.other], body)
+
+
+@imports(aten.rsub.Scalar, aten.rsub.Tensor)
+def _rsub(context, node, arguments):
+    element = compute_element(context.element(node))
+    if arguments.alpha != 1:
+        raise Unsupported(f"alpha {arguments.alpha}; 1 is supported")
+    op = "subf" if is_float(element) else "subi"
+    return _apply(context, node, [arguments.self, arguments.other],
+                  lambda x, y: context.builder.op(f"arith.{op} {y}, {x} : {element}"))
+
+
+@imports(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default)
+def _div_mode(context, node, arguments):
+    mode = getattr(arguments, "rounding_mode", "floor")
+    element = compute_element(context.element(node))
+    builder = context.builder
+
+    def body(x, y):
+        if not is_float(element):
+            op = "floordivsi" if mode == "floor" else "divsi"
+            return builder.op(f"arith.{op} {x}, {y} : {element}")
+        quotient = builder.op(f"arith.divf {x}, {y} : {element}")
+        if mode is None:
+            return quotient
+        return builder.op(f"math.{mode} {quotient} : {element}")
+    return _apply(context, node, [arguments.self, arguments.other], body)
+
+
+@imports(aten.remainder.Scalar, aten.remainder.Tensor)
+def _remainder(context, node, arguments):
+    """x - floor(x / y) y, which has the sign of y as Python's %."""
+    element = compute_element(context.element(node))
+    builder = context.builder
+    kind = "f" if is_float(element) else "i"
+
+    def body(x, y):
+        if kind == "f":
+            quotient = builder.op(f"arith.divf {x}, {y} : {element}")
+            whole = builder.op(f"math.floor {quotient} : {element}")
+        else:
+            whole = builder.op(f"arith.floordivsi {x}, {y} : {element}")
+        product = builder.op(f"arith.mul{kind} {whole}, {y} : {element}")
+        return builder.op(f"arith.sub{kind} {x}, {product} : {element}")
+    return _apply(context, node, [arguments.self, arguments.other], body)
+
+
+@imports(aten.pow.Tensor_Scalar)
+def _pow_scalar(context, node, arguments):
+    builder, element = context.builder, compute_element(context.element(node))
+    exponent = arguments.exponent
+    times = "mulf" if is_float(element) else "muli"
+    simple = {0.5: "math.sqrt", -0.5: "math.rsqrt"}
+
+    def body(x):
+        if exponent in (2, 3):
+            square = builder.op(f"arith.{times} {x}, {x} : {element}")
+            if exponent == 2:
+                return square
+            return builder.op(f"arith.{times} {square}, {x} : {element}")
+        if not is_float(element):
+            raise Unsupported(f"integer power {exponent}; 2 and 3 are supported")
+        if exponent in simple:
+            return builder.op(f"{simple[exponent]} {x} : {element}")
+        return builder.op(f"math.powf {x}, {builder.constant(exponent, element)} : {element}")
+    return _apply(context, node, [arguments.self], body)
+
+
+@imports(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def _pow(context, node, arguments):
+    element = compute_element(context.element(node))
+    if not is_float(element):
+        raise Unsupported("integer powers of tensors")
+    return _apply(context, node, [arguments.self, arguments.exponent],
+                  lambda x, y: context.builder.op(f"math.powf {x}, {y} : {element}"))
+
+
+@imports(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor)
+def _clamp(context, node, arguments):
+    element = compute_element(context.element(node))
+    low, high = getattr(arguments, "min", None), getattr(arguments, "max", None)
+    suffix = "imumf" if is_float(element) else "si"
+    bounds = [b for b in (low, high) if b is not None]
+
+    def body(x, *limits):
+        limits = iter(limits)
+        if low is not None:
+            x = context.builder.op(f"arith.max{suffix} {x}, {next(limits)} : {element}")
+        if high is not None:
+            x = context.builder.op(f"arith.min{suffix} {x}, {next(limits)} : {element}")
+        return x
+    return _apply(context, node, [arguments.self, *bounds], body)
+
+
+# ---- comparisons, logic, selection -------------------------------------------
+
+_COMPARISONS = {"eq": ("oeq", "eq"), "ne": ("une", "ne"), "lt": ("olt", "slt"),
+                "le": ("ole", "sle"), "gt": ("ogt", "sgt"), "ge": ("oge", "sge")}
+
+
+def _compare(context, node, operands, compute, body):
+    """As `_apply`, with a result that is i1 whatever the operands are."""
+    return context.elementwise(context.shape(node), "i1", operands, [compute] * len(operands),
+                               "i1", body)
+
+
+@imports(*(getattr(getattr(aten, name), overload)
+           for name in _COMPARISONS for overload in ("Tensor", "Scalar")))
+def _comparison(context, node, arguments):
+    float_code, integer_code = _COMPARISONS[node.target._opname]
+    metas = [x.meta["val"] if isinstance(x, Node) else x for x in (arguments.self,
+                                                                 arguments.other)]
+    element = element_of(torch.result_type(*metas))
+    if element == "i1" and node.target._opname not in ("eq", "ne"):
+        float_code, integer_code = float_code, "u" + integer_code[1:]
+    code = f"cmpf {float_code}" if is_float(element) else f"cmpi {integer_code}"
+    return _compare(context, node, [arguments.self, arguments.other], element,
+                    lambda x, y: context.builder.op(f"arith.{code}, {x}, {y} : {element}"))
+
+
+_LOGIC = {
+    aten.bitwise_and.Tensor: "andi", aten.bitwise_or.Tensor: "ori",
+    aten.bitwise_xor.Tensor: "xori", aten.logical_and.default: "andi",
+    aten.logical_or.default: "ori", aten.logical_xor.default: "xori",
+    aten.bitwise_and.Scalar: "andi", aten.bitwise_or.Scalar: "ori",
+}
+
+
+@imports(*_LOGIC)
+def _logic(context, node, arguments):
+    element = context.element(node)
+    return _apply(context, node, [arguments.self, arguments.other],
+                  lambda x, y: context.builder.op(
+                      f"arith.{_LOGIC[node.target]} {x}, {y} : {element}"))
+
+
+@imports(aten.bitwise_not.default, aten.logical_not.default)
+def _not(context, node, arguments):
+    element = context.element(node)
+    ones = context.builder.constant(1 if element == "i1" else -1, element)
+    return _apply(context, node, [arguments.self],
+                  lambda x: context.builder.op(f"arith.xori {x}, {ones} : {element}"))
+
+
+@imports(aten.where.self)
+def _where(context, node, arguments):
+    element = context.element(node)
+    return context.elementwise(
+        context.shape(node), element, [arguments.condition, arguments.self, arguments.other],
+        ["i1", element, element], element,
+        lambda flag, x, y: context.builder.op(f"arith.select {flag}, {x}, {y} : {element}"))
+
+
+# ---- conversions ---------------------------------------------------------------
+
+@imports(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default)
+def _convert(context, node, arguments):
+    source = getattr(arguments, "self", None) or arguments.a
+    if context.element(source) == context.element(node):
+        return context.raw(source)
+    # Converting from the source's own type: a detour through f32 could round twice.
+    raw, origin, target = context.raw(source), context.element(source), context.element(node)
+    if isinstance(raw, Splat):
+        return Splat(context.builder.convert(raw.scalar, raw.element, target), raw.shape, target)
+    return context.elementwise(context.shape(node), target, [source], [origin], origin, lambda x: x)

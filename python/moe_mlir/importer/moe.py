@@ -1,0 +1,215 @@
+"""The routing ops: each torch.ops.moe.<name> becomes one moe.<name>."""
+
+import torch
+
+from .. import ops  # noqa: F401  registers torch.ops.moe.*
+from .builder import Operand, Value
+from .registry import Unsupported, imports
+from .shape import reshape
+
+moe = torch.ops.moe
+
+
+class Clauses:
+    """The assembly form that all moe ops share: `name(values : types)` groups."""
+
+    def __init__(self, builder):
+        self.builder = builder
+        self._groups: dict[str, list] = {}
+        self._attributes: list[str] = []
+
+    def add(self, clause: str, *values) -> "Clauses":
+        """Values are tensors, (scalar name, type) pairs, or None where absent."""
+        for value in values:
+            if value is not None:
+                pair = (value.name, value.type) if isinstance(value, Value) else value
+                self._groups.setdefault(clause, []).append(pair)
+        return self
+
+    def attribute(self, name: str, text: str | None) -> "Clauses":
+        if text is not None:
+            self._attributes.append(f"{name} = {text}")
+        return self
+
+    def write(self, op: str, *results) -> list[Value]:
+        """`results` are (shape, element) of the destinations."""
+        inits = [self.builder.empty(shape, element) for shape, element in results]
+        self.add("outs", *inits)
+        groups = " ".join(
+            f"{name}({', '.join(n for n, _ in group)} : {', '.join(t for _, t in group)})"
+            for name, group in self._groups.items())
+        attributes = f" {{{', '.join(self._attributes)}}}" if self._attributes else ""
+        types = ", ".join(init.type for init in inits)
+        text = f"moe.{op} {groups}{attributes} -> {types}"
+        names = [self.builder.op(text)] if len(inits) == 1 else self.builder.ops(text, len(inits))
+        return [Value(name, init.shape, init.element) for name, init in zip(names, inits)]
+
+
+def float_attribute(value: float) -> str:
+    return f"{float(value):.17e} : f64"
+
+
+def _bool(value) -> str:
+    return "true" if value else "false"
+
+
+def _optional(context, node):
+    return None if node is None else context.value(node)
+
+
+def _scalar_operand(context, node):
+    """A 0-d tensor as the f32 scalar that the op takes."""
+    if node is None:
+        return None
+    value = context.value(node)
+    name = context.builder.op(f"tensor.extract {value.name}[] : {value.type}")
+    return context.builder.convert(name, value.element, "f32"), "f32"
+
+
+def _widened(context, value: Value, element: str) -> Value:
+    if value.element == element:
+        return value
+    builder = context.builder
+    return builder.map([Operand.of(value)], value.shape, element,
+                       lambda x: builder.convert(x, value.element, element))
+
+
+def _rows(context, value: Value | None, kept: int) -> Value | None:
+    """The value with all but its last `kept` dimensions joined into one."""
+    if value is None:
+        return None
+    leading = 1
+    for d in value.shape[:value.rank - kept]:
+        leading = leading * d
+    return reshape(context.builder, value, (leading, *value.shape[value.rank - kept:]))
+
+
+@imports(moe.router_logits.default)
+def _router_logits(context, node, arguments):
+    clauses = Clauses(context.builder)
+    clauses.add("ins", context.value(arguments.h), context.value(arguments.weight))
+    clauses.add("bias", _optional(context, arguments.bias))
+    return clauses.write("router_logits", (context.shape(node), "f32"))[0]
+
+
+@imports(moe.topk_renorm.default)
+def _topk_renorm(context, node, arguments):
+    gates, indices = node.meta["val"]
+    clauses = Clauses(context.builder).add("ins", context.value(arguments.scores))
+    clauses.add("mask", _optional(context, arguments.mask))
+    clauses.attribute("kind", f"#moe.score_kind<{arguments.kind}>")
+    clauses.attribute("renorm", _bool(arguments.renorm))
+    if arguments.route_scale != 1.0:
+        clauses.attribute("route_scale", float_attribute(arguments.route_scale))
+    index = "i32" if indices.dtype == torch.int32 else "i64"
+    return clauses.write("topk_renorm", (context.shape(gates), "f32"),
+                         (context.shape(indices), index))
+
+
+@imports(torch.ops.aten.topk.default)
+def _topk(context, node, arguments):
+    """A plain top-k: a selection of scores that are taken as they are."""
+    values, indices = node.meta["val"]
+    rank = len(context.shape(values))
+    if arguments.dim % rank != rank - 1 or not arguments.largest:
+        raise Unsupported("a dim other than the last, or largest=False")
+    source = context.value(arguments.self)
+    clauses = Clauses(context.builder).add("ins", source)
+    clauses.attribute("kind", "#moe.score_kind<probs>").attribute("renorm", "false")
+    top, order = clauses.write("topk_renorm", (context.shape(values), "f32"),
+                               (context.shape(indices), "i64"))
+    if source.element not in ("f32", "bf16", "f16"):
+        raise Unsupported(f"element type {source.element}")
+    return [_widened(context, top, source.element), order]
+
+
+@imports(moe.similarity_inform.default)
+def _similarity_inform(context, node, arguments):
+    p, lse = node.meta["val"]
+    builder = context.builder
+    u, e, uk = (_rows(context, _optional(context, x), 2)
+                for x in (arguments.u, arguments.e, arguments.uk))
+    clauses = Clauses(builder).add("ins", u, e).add("keys", uk)
+    clauses.add("ws", _optional(context, arguments.ws))
+    clauses.add("mask", _rows(context, _optional(context, arguments.mask), 1))
+    clauses.add("tau", _scalar_operand(context, arguments.tau_value))
+    clauses.attribute("causal", _bool(arguments.causal))
+    if arguments.tau_value is None:
+        clauses.attribute("tau", float_attribute(arguments.tau))
+    if arguments.window is not None:
+        clauses.attribute("window", f"{arguments.window} : i64")
+    clauses.attribute("restrict", f"#moe.restrict<{arguments.restrict}>")
+    clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
+    mixed, sums = clauses.write("similarity_inform",
+                                ((*u.shape[:2], e.shape[-1]), "f32"), (u.shape[:2], "f32"))
+    return [reshape(builder, mixed, context.shape(p)), reshape(builder, sums, context.shape(lse))]
+
+
+@imports(moe.attention_posterior.default)
+def _attention_posterior(context, node, arguments):
+    p, head, prior, posterior = node.meta["val"]
+    clauses = Clauses(context.builder)
+    clauses.add("ins", *(context.value(x) for x in (arguments.q, arguments.k, arguments.u,
+                                                  arguments.e)))
+    clauses.add("means", _optional(context, arguments.vp))
+    clauses.add("values", _optional(context, arguments.v), _optional(context, arguments.wo))
+    bias = _optional(context, arguments.bias)
+    if bias is not None and bias.rank < 4:
+        bias = reshape(context.builder, bias, (1,) * (4 - bias.rank) + bias.shape)
+    clauses.add("bias", bias).add("head_prior", _optional(context, arguments.head_prior))
+    clauses.add("mask", _optional(context, arguments.mask))
+    clauses.add("sigma", _scalar_operand(context, arguments.sigma_value))
+    if arguments.sigma_value is None:
+        clauses.attribute("sigma", float_attribute(arguments.sigma))
+    if arguments.scale is not None:
+        clauses.attribute("scale", float_attribute(arguments.scale))
+    clauses.attribute("head_mode", f"#moe.head_mode<{arguments.head_mode}>")
+    clauses.attribute("head_scope", f"#moe.head_scope<{arguments.head_scope}>")
+    for name in ("head", "window"):
+        if getattr(arguments, name) is not None:
+            clauses.attribute(name, f"{getattr(arguments, name)} : i64")
+    clauses.attribute("causal", _bool(arguments.causal))
+    clauses.attribute("exclude_self", _bool(arguments.exclude_self))
+    clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
+    results = clauses.write("attention_posterior", (context.shape(p), "f32"),
+                            (context.shape(head), "i32"), (context.shape(prior), "f32"),
+                            (context.shape(posterior), "f32"))
+    return [results[0], _widened(context, results[1], "i64"), *results[2:]]
+
+
+@imports(moe.mad_dispersion.default)
+def _mad_dispersion(context, node, arguments):
+    s, mean, count = (context.shape(v) for v in node.meta["val"])
+    assign, mask = (_optional(context, x) for x in (arguments.assign, arguments.mask))
+    clauses = Clauses(context.builder)
+    clauses.add("ins", _rows(context, context.value(arguments.h), 1), _flat(context, assign))
+    clauses.add("mask", _flat(context, mask))
+    clauses.attribute("measure", f"#moe.dispersion_measure<{arguments.measure}>")
+    spread, center, number = clauses.write("mad_dispersion", (s, "f32"), (mean, "f32"),
+                                           (count, "i32"))
+    return [spread, center, _widened(context, number, "i64")]
+
+
+def _flat(context, value: Value | None) -> Value | None:
+    return _rows(context, value, 0)
+
+
+@imports(moe.adjacency_gate.default)
+def _adjacency_gate(context, node, arguments):
+    clauses = Clauses(context.builder)
+    clauses.add("ins", context.value(arguments.p), context.value(arguments.a))
+    clauses.attribute("threshold", float_attribute(arguments.threshold))
+    clauses.attribute("cold_start", f"#moe.cold_start<{arguments.cold_start}>")
+    return clauses.write("adjacency_gate", (context.shape(node), "f32"))[0]
+
+
+@imports(moe.adjacency_update.default)
+def _adjacency_update(context, node, arguments):
+    clauses = Clauses(context.builder)
+    clauses.add("ins", context.value(arguments.a),
+                _rows(context, context.value(arguments.idx), 1))
+    clauses.add("mask", _flat(context, _optional(context, arguments.mask)))
+    clauses.attribute("beta", float_attribute(arguments.beta))
+    clauses.attribute("norm", f"#moe.adjacency_norm<{arguments.norm}>")
+    clauses.attribute("diagonal", _bool(arguments.diagonal))
+    return clauses.write("adjacency_update", (context.shape(node), "f32"))[0]

@@ -1,0 +1,143 @@
+"""From an ExportedProgram to the text of a module and what its caller must know."""
+
+from dataclasses import dataclass
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+
+from ..sizes import format_size
+from .builder import Value
+from .context import Context
+from .locations import describe
+from .registry import Unsupported
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor argument of the function, in order.
+
+    `kind` is "state" (a parameter, buffer or constant, by its dotted name) or
+    "input" (a tensor that the caller passes).
+    """
+
+    kind: str
+    name: str
+    dtype: torch.dtype
+    shape: tuple
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result: sizes are arithmetic over the symbols, as text.
+
+    `kind` is "output", or "state" and "input" for tensors that the model
+    updates in place: the caller copies the result back into `name`.
+    """
+
+    kind: str
+    name: str
+    dtype: torch.dtype
+    shape: tuple
+
+
+@dataclass(frozen=True)
+class ImportedProgram:
+    text: str
+    function: str
+    arguments: tuple
+    results: tuple
+    # symbol -> (position among the arguments, dimension)
+    symbols: dict
+    # The flat outputs of the model: positions among the results, or constants.
+    outputs: tuple
+
+
+def import_program(program: torch.export.ExportedProgram, function: str = "main", label=str):
+    """Writes a decomposed program as one public function over tensors.
+
+    Parameters and buffers become arguments, in front of the inputs; `label`
+    maps torch's names of arguments to the names that users know. Raises
+    ImportFailed with every unsupported operation and its lines.
+    """
+    context = Context(function)
+    arguments = _add_arguments(context, program, label)
+    for node in program.graph.nodes:
+        if node.op == "call_function":
+            context.run(node)
+    context.check()
+    results, outputs, values = _collect_results(context, program, label)
+    context.builder.location = "loc(unknown)"
+    text = context.builder.finish(values)
+    symbols = _symbols(arguments)
+    arguments = tuple(Argument(a.kind, a.name, a.dtype, tuple(map(format_size, a.shape)))
+                      for a in arguments)
+    return ImportedProgram(context.locations.definitions() + text, function, arguments,
+                           tuple(results), symbols, tuple(outputs))
+
+
+def _add_arguments(context, program, label):
+    arguments = []
+    for node, spec in zip(_placeholders(program), program.graph_signature.input_specs):
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            continue  # a number that tracing made a constant
+        if spec.kind is InputKind.TOKEN:
+            continue  # orders effects; what has effects is reported as unsupported
+        state = spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+        if not state and spec.kind is not InputKind.USER_INPUT:
+            raise TypeError(f"expected parameters, buffers, constants and tensors as inputs of the "
+                            f"program, found {spec.kind.name} '{node.name}'")
+        name = label(spec.target if state else node.name)
+        try:
+            context.argument(node, name)
+        except Unsupported as problem:
+            raise TypeError(f"input '{name}': {problem} is not supported") from None
+        value = node.meta["val"]
+        arguments.append(Argument("state" if state else "input", name, value.dtype,
+                                  context.shape(value)))
+    return arguments
+
+
+def _placeholders(program):
+    return [n for n in program.graph.nodes if n.op == "placeholder"]
+
+
+def _symbols(arguments):
+    """The symbols that the shapes of arguments bind, and where."""
+    symbols = {}
+    for position, argument in enumerate(arguments):
+        for dim, size in enumerate(argument.shape):
+            if not isinstance(size, int) and size.is_Symbol:
+                symbols.setdefault(str(size), (position, dim))
+    return symbols
+
+
+_MUTATIONS = {OutputKind.BUFFER_MUTATION: "state", OutputKind.USER_INPUT_MUTATION: "input",
+              OutputKind.PARAMETER_MUTATION: "state"}
+
+
+def _collect_results(context, program, label):
+    """Results of the function, the model's flat outputs in terms of them, their values."""
+    results, outputs, values = [], [], []
+    node = next(n for n in program.graph.nodes if n.op == "output")
+    for output, spec in zip(node.args[0], program.graph_signature.output_specs):
+        tensor = output.meta.get("val") if isinstance(output, torch.fx.Node) else None
+        if spec.kind is OutputKind.TOKEN:
+            continue
+        if tensor is None:
+            outputs.append(("constant", output))
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"expected tensors and constants as outputs, found a size computed at "
+                            f"{describe(output)}; return the tensor instead")
+        if spec.kind is OutputKind.USER_OUTPUT:
+            kind, name = "output", output.name
+            outputs.append(("result", len(results)))
+        elif spec.kind in _MUTATIONS:
+            kind, name = _MUTATIONS[spec.kind], label(spec.target)
+        else:
+            raise TypeError(f"expected outputs and mutations, found {spec.kind.name}")
+        value: Value = context.value(output)
+        values.append(value)
+        results.append(Result(kind, name, tensor.dtype,
+                              tuple(format_size(d) for d in context.shape(tensor))))
+    return results, outputs, values

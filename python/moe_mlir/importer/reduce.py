@@ -1,0 +1,337 @@
+"""Reductions, softmax, layer norm, scans."""
+
+import torch
+
+from .builder import Operand, Value, is_float
+from .context import compute_element
+from .matmul import round_to
+from .registry import Unsupported, imports
+from .shape import extract_slice, reshape
+
+aten = torch.ops.aten
+_INF = float("inf")
+
+
+def _dims(dims, rank: int) -> list[int]:
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return list(range(rank))
+    return sorted(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
+
+
+def reduce(builder, operand: Operand, dims, element: str, start, body) -> Value:
+    """Folds `body(x, total)` over `dims`; the result drops them."""
+    rank = len(operand.shape)
+    kept = [i for i in range(rank) if i not in dims]
+    init = builder.fill(builder.constant(start, element), [operand.shape[i] for i in kept],
+                        element)
+    loops = [f"d{i}" for i in range(rank)]
+
+    def convert(x, total):
+        return body(builder.convert(x, operand.element, element), total)
+    return builder.generic(rank, [(operand.value, operand.map_results(loops))], init,
+                           [f"d{i}" for i in kept], convert, set(kept))
+
+
+def _combine(builder, op: str, element: str):
+    return lambda x, total: builder.op(f"arith.{op} {x}, {total} : {element}")
+
+
+def _kept(context, node, value: Value) -> Value:
+    """With `keepdim` the node's shape has the reduced dimensions as 1s."""
+    return reshape(context.builder, value, context.shape(node))
+
+
+def _unreduced(shape, dims) -> list:
+    return [1 if i in dims else d for i, d in enumerate(shape)]
+
+
+def _sum(builder, operand, dims, element) -> Value:
+    return reduce(builder, operand, dims, element, 0,
+                  _combine(builder, "addf" if is_float(element) else "addi", element))
+
+
+@imports(aten.sum.dim_IntList, aten.sum.default)
+def _sum_op(context, node, arguments):
+    operand, element = context.operand(arguments.self), context.element(node)
+    dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
+    total = _sum(context.builder, operand, dims, compute_element(element))
+    return _kept(context, node, round_to(context.builder, total, element))
+
+
+def _count(context, shape, dims, element: str) -> str:
+    """The number of reduced elements as a float scalar."""
+    builder, count = context.builder, 1
+    for d in dims:
+        count = count * shape[d]
+    if isinstance(count, int):
+        return builder.constant(count, element)
+    whole = builder.op(f"arith.index_cast {builder.index(count)} : index to i64")
+    return builder.op(f"arith.sitofp {whole} : i64 to {element}")
+
+
+def _mean(context, operand, dims, element) -> Value:
+    builder = context.builder
+    count = _count(context, operand.shape, dims, element)
+    total = _sum(builder, operand, dims, element)
+    return builder.map([Operand.of(total)], total.shape, element,
+                       lambda x: builder.op(f"arith.divf {x}, {count} : {element}"))
+
+
+@imports(aten.mean.dim, aten.mean.default)
+def _mean_op(context, node, arguments):
+    operand, element = context.operand(arguments.self), context.element(node)
+    dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
+    mean = _mean(context, operand, dims, compute_element(element))
+    return _kept(context, node, round_to(context.builder, mean, element))
+
+
+@imports(aten.var.correction)
+def _var(context, node, arguments):
+    operand, element = context.operand(arguments.self), context.element(node)
+    builder, wide = context.builder, compute_element(element)
+    dims = _dims(arguments.dim, len(operand.shape))
+    correction = 1 if arguments.correction is None else arguments.correction
+    mean = _mean(context, operand, dims, wide)
+    squares = _squared_distances(builder, operand, mean, dims, wide)
+    total = _sum(builder, Operand.of(squares), dims, wide)
+    count = _count(context, operand.shape, dims, wide)
+    freedom = builder.op(f"arith.subf {count}, {builder.constant(correction, wide)} : {wide}")
+    var = builder.map([Operand.of(total)], total.shape, wide,
+                      lambda x: builder.op(f"arith.divf {x}, {freedom} : {wide}"))
+    return _kept(context, node, round_to(builder, var, element))
+
+
+def _over(builder, value: Value, shape, dims) -> Operand:
+    """A reduced value, seen again at every element that was reduced into it."""
+    kept = tuple(i for i in range(len(shape)) if i not in dims)
+    return Operand(value, kept, tuple(shape))
+
+
+def _squared_distances(builder, operand, mean, dims, element) -> Value:
+    def body(x, m):
+        x = builder.convert(x, operand.element, element)
+        gap = builder.op(f"arith.subf {x}, {m} : {element}")
+        return builder.op(f"arith.mulf {gap}, {gap} : {element}")
+    return builder.map([operand, _over(builder, mean, operand.shape, dims)], operand.shape,
+                       element, body)
+
+
+@imports(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+def _extreme(context, node, arguments):
+    operand, element = context.operand(arguments.self), context.element(node)
+    largest = node.target in (aten.amax.default, aten.max.default)
+    dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
+    value = _fold_extreme(context.builder, operand, dims, element, largest)
+    return _kept(context, node, value)
+
+
+def _fold_extreme(builder, operand, dims, element, largest) -> Value:
+    if is_float(element):
+        op, start = ("maximumf", -_INF) if largest else ("minimumf", _INF)
+    else:
+        bits = int(element[1:])
+        op, start = (("maxsi", -(1 << bits - 1)) if largest else ("minsi", (1 << bits - 1) - 1))
+    return reduce(builder, operand, dims, element, start, _combine(builder, op, element))
+
+
+@imports(aten.any.dim, aten.any.dims, aten.any.default, aten.all.dim, aten.all.default)
+def _any_all(context, node, arguments):
+    operand = context.operand(arguments.self)
+    is_any = node.target._opname == "any"
+    dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
+    value = reduce(context.builder, operand, dims, "i1", not is_any,
+                   _combine(context.builder, "ori" if is_any else "andi", "i1"))
+    return _kept(context, node, value)
+
+
+# ---- softmax and layer norm ------------------------------------------------------
+
+def _softmax_parts(context, operand, dim, element):
+    """exp(x - max x) and the logarithm's pieces; rows of -inf give NaN as torch."""
+    builder = context.builder
+    top = reduce(builder, operand, [dim], element, -_INF, _combine(builder, "maximumf", element))
+
+    def shift(x, m):
+        x = builder.convert(x, operand.element, element)
+        return builder.op(f"arith.subf {x}, {m} : {element}")
+    over = _over(builder, top, operand.shape, [dim])
+    return shift, over
+
+
+@imports(aten._softmax.default, aten._safe_softmax.default, aten.softmax.int)
+def _softmax(context, node, arguments):
+    builder, element = context.builder, context.element(node)
+    operand = context.operand(arguments.self)
+    wide, rank = compute_element(element), len(operand.shape)
+    dim = arguments.dim % rank
+    safe = node.target is aten._safe_softmax.default
+    shift, top = _softmax_parts(context, operand, dim, wide)
+
+    def power(x, m):
+        value = builder.op(f"math.exp {shift(x, m)} : {wide}")
+        if not safe:
+            return value
+        # A row without any finite score has probabilities 0, not NaN.
+        low = builder.constant(-_INF, wide)
+        empty = builder.op(f"arith.cmpf oeq, {m}, {low} : {wide}")
+        return builder.op(f"arith.select {empty}, {builder.constant(0, wide)}, {value} : {wide}")
+    powers = builder.map([operand, top], operand.shape, wide, power)
+    total = _sum(builder, Operand.of(powers), [dim], wide)
+
+    def divide(x, t):
+        if safe:
+            zero, one = builder.constant(0, wide), builder.constant(1, wide)
+            empty = builder.op(f"arith.cmpf oeq, {t}, {zero} : {wide}")
+            t = builder.op(f"arith.select {empty}, {one}, {t} : {wide}")
+        return builder.convert(builder.op(f"arith.divf {x}, {t} : {wide}"), wide, element)
+    return builder.map([Operand.of(powers), _over(builder, total, operand.shape, [dim])],
+                       operand.shape, element, divide)
+
+
+@imports(aten._log_softmax.default)
+def _log_softmax(context, node, arguments):
+    builder, element = context.builder, context.element(node)
+    operand = context.operand(arguments.self)
+    wide = compute_element(element)
+    dim = arguments.dim % len(operand.shape)
+    shift, top = _softmax_parts(context, operand, dim, wide)
+    powers = builder.map([operand, top], operand.shape, wide,
+                         lambda x, m: builder.op(f"math.exp {shift(x, m)} : {wide}"))
+    total = _sum(builder, Operand.of(powers), [dim], wide)
+
+    def body(x, m, t):
+        log = builder.op(f"math.log {t} : {wide}")
+        return builder.convert(
+            builder.op(f"arith.subf {shift(x, m)}, {log} : {wide}"), wide, element)
+    return builder.map([operand, top, _over(builder, total, operand.shape, [dim])],
+                       operand.shape, element, body)
+
+
+@imports(aten.native_layer_norm.default)
+def _layer_norm(context, node, arguments):
+    """(x - mean) rsqrt(var + eps) weight + bias over the last dimensions."""
+    builder, operand = context.builder, context.operand(arguments.input)
+    element = operand.element
+    wide, shape = compute_element(element), operand.shape
+    width = len(arguments.normalized_shape)
+    dims = list(range(len(shape) - width, len(shape)))
+    mean = _mean(context, operand, dims, wide)
+    squares = _squared_distances(builder, operand, mean, dims, wide)
+    var = _mean(context, Operand.of(squares), dims, wide)
+    eps = builder.constant(arguments.eps, wide)
+
+    def inverse(v):
+        return builder.op(f"math.rsqrt {builder.op(f'arith.addf {v}, {eps} : {wide}')} : {wide}")
+    rstd = builder.map([Operand.of(var)], var.shape, wide, inverse)
+    affine = [context.operand(x) for x in (arguments.weight, arguments.bias) if x is not None]
+
+    def body(x, m, r, *rest):
+        x = builder.convert(x, element, wide)
+        gap = builder.op(f"arith.subf {x}, {m} : {wide}")
+        value = builder.op(f"arith.mulf {gap}, {r} : {wide}")
+        factors = iter(zip(rest, affine))
+        for given, op in ((arguments.weight, "mulf"), (arguments.bias, "addf")):
+            if given is not None:
+                scalar, source = next(factors)
+                scalar = builder.convert(scalar, source.element, wide)
+                value = builder.op(f"arith.{op} {value}, {scalar} : {wide}")
+        return builder.convert(value, wide, element)
+    normal = builder.map([operand, _over(builder, mean, shape, dims),
+                          _over(builder, rstd, shape, dims), *affine], shape, element, body)
+    statistics = _unreduced(shape, dims)
+    return [normal, reshape(builder, mean, statistics), reshape(builder, rstd, statistics)]
+
+
+# ---- positions of extremes, scans --------------------------------------------------
+
+def _arg_extreme(context, operand, dim, largest) -> Value:
+    """The lowest position of the extreme along `dim`; NaN counts as the extreme."""
+    builder, element = context.builder, operand.element
+    best = _fold_extreme(builder, operand, [dim], element, largest)
+    size = builder.op(f"arith.index_cast {builder.index(operand.shape[dim])} : index to i64")
+
+    def candidate(x, b):
+        code = "cmpf ueq" if is_float(element) else "cmpi eq"
+        loop = builder.op(f"linalg.index {dim} : index")
+        at = builder.op(f"arith.index_cast {loop} : index to i64")
+        hit = builder.op(f"arith.{code}, {x}, {b} : {element}")
+        return builder.op(f"arith.select {hit}, {at}, {size} : i64")
+    positions = builder.map([operand, _over(builder, best, operand.shape, [dim])],
+                            operand.shape, "i64", candidate)
+    first = _fold_extreme(builder, Operand.of(positions), [dim], "i64", False)
+    return best, first
+
+
+@imports(aten.argmax.default, aten.argmin.default)
+def _argmax(context, node, arguments):
+    operand = context.operand(arguments.self)
+    if arguments.dim is None:
+        raise Unsupported("no dim; give one")
+    _, first = _arg_extreme(context, operand, arguments.dim % len(operand.shape),
+                            node.target is aten.argmax.default)
+    return _kept(context, node, first)
+
+
+@imports(aten.max.dim, aten.min.dim)
+def _max_dim(context, node, arguments):
+    operand = context.operand(arguments.self)
+    best, first = _arg_extreme(context, operand, arguments.dim % len(operand.shape),
+                               node.target is aten.max.dim)
+    shape = context.shape(node.meta["val"][0])
+    return [reshape(context.builder, best, shape), reshape(context.builder, first, shape)]
+
+
+@imports(aten.cumsum.default)
+def _cumsum(context, node, arguments):
+    """A loop along `dim` that carries the sum so far and the result."""
+    builder, shape, element = context.builder, context.shape(node), context.element(node)
+    source = context.value(arguments.self)
+    dim = arguments.dim % len(shape)
+    row = _unreduced(shape, [dim])
+    total = builder.fill(builder.constant(0, element), row, element)
+    result = builder.empty(shape, element)
+    zero, one = builder.constant(0, "index"), builder.constant(1, "index")
+    bound, _ = builder.index(shape[dim]), [builder.size(d) for d in shape]
+    names, loop = builder.fresh(), builder.fresh()
+    so_far, written = builder.fresh(), builder.fresh()
+    types = f"{total.type}, {result.type}"
+    head = (f"scf.for {loop} = {zero} to {bound} step {one} iter_args({so_far} = {total.name}, "
+            f"{written} = {result.name}) -> ({types})")
+    offsets = [loop if i == dim else 0 for i in range(len(shape))]
+    op = "addf" if is_float(element) else "addi"
+    with builder.region(head, f"{names}:2"):
+        piece = extract_slice(builder, source, offsets, row, [1] * len(shape), row)
+        current = Value(so_far, tuple(row), element)
+        # Written over the carried sum, which keeps the loop in place.
+        loops = [f"d{i}" for i in range(len(row))]
+        summed = builder.generic(
+            len(row), [(piece, loops)], current, loops,
+            lambda x, t: builder.op(f"arith.{op} {t}, "
+                                    f"{builder.convert(x, source.element, element)} : {element}"),
+            set(range(len(row))))
+        at = ", ".join(str(o) for o in offsets)
+        sizes = ", ".join(builder.size(d) for d in row)
+        ones = ", ".join("1" for _ in shape)
+        into = builder.op(f"tensor.insert_slice {summed.name} into {written}[{at}] [{sizes}] "
+                          f"[{ones}] : {summed.type} into {result.type}")
+        builder.line(f"scf.yield {summed.name}, {into} : {types}")
+    return Value(f"{names}#1", shape, element)
+
+
+@imports(aten.linalg_vector_norm.default)
+def _vector_norm(context, node, arguments):
+    """The square root of the sum of squares."""
+    if arguments.ord != 2:
+        raise Unsupported(f"order {arguments.ord}; 2 is supported")
+    builder, operand, element = context.builder, context.operand(arguments.self), \
+        context.element(node)
+    wide = compute_element(element)
+    dims = _dims(arguments.dim, len(operand.shape))
+
+    def square(x, total):
+        product = builder.op(f"arith.mulf {x}, {x} : {wide}")
+        return builder.op(f"arith.addf {total}, {product} : {wide}")
+    total = reduce(builder, operand, dims, wide, 0, square)
+    norm = builder.map([Operand.of(total)], total.shape, wide,
+                       lambda x: builder.op(f"math.sqrt {x} : {wide}"))
+    return _kept(context, node, round_to(builder, norm, element))

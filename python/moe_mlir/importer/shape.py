@@ -1,0 +1,414 @@
+"""Operators that move or make elements: views, permutations, slices, constants."""
+
+import sympy
+import torch
+
+from .builder import Operand, Value, same_dim, tensor_type
+from .context import Deferred, Splat, broadcast
+from .registry import Unsupported, imports
+
+aten = torch.ops.aten
+
+
+# ---- views ---------------------------------------------------------------------
+
+@imports(aten.view.default, aten.reshape.default, aten._unsafe_view.default,
+         aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
+         aten._reshape_copy.default, aten.flatten.using_ints)
+def _view(context, node, arguments):
+    target = context.shape(node)
+    raw = context.raw(arguments.self)
+    if isinstance(raw, Splat):
+        return Splat(raw.scalar, target, raw.element)
+    moved = _moved_dims(raw.shape, target)
+    if isinstance(raw, Deferred) and moved is not None:
+        inputs = tuple(_with_moved_dims(i, moved, target) for i in raw.inputs)
+        return Deferred(inputs, target, raw.element, raw.body)
+    if isinstance(raw, Operand):
+        folded = (_view_of_permutation(context, raw, target) if moved is None
+                  else _with_moved_dims(raw, moved, target))
+        if folded is not None:
+            return folded
+    return reshape(context.builder, context.value(arguments.self), target)
+
+
+def reshape(builder, value: Value, target) -> Value:
+    """Collapses then expands; both are free on contiguous memory."""
+    target = tuple(target)
+    if len(value.shape) == len(target) and all(map(same_dim, value.shape, target)):
+        return value
+    groups = match_groups(value.shape, target)
+    if groups is None:
+        # Dimensions that are equal at run time need not be the same symbol.
+        return _reshape_by_sizes(builder, value, target)
+    if not value.shape or not target:
+        return _reshape_scalar(builder, value, target)
+    middle = [_product(value.shape[i] for i in source) for source, _ in groups]
+    if any(len(source) > 1 for source, _ in groups):
+        value = _reassociate(builder, "collapse_shape", value, [s for s, _ in groups], middle)
+    if any(sum(not isinstance(target[j], int) for j in result) > 1 for _, result in groups):
+        return _reshape_by_sizes(builder, value, target)
+    if any(len(result) > 1 for _, result in groups):
+        value = _reassociate(builder, "expand_shape", value, [r for _, r in groups], target)
+    return Value(value.name, target, value.element)
+
+
+def match_groups(source, target):
+    """Pairs runs of dimensions with equal products; None if they do not line up."""
+    groups, i, j = [], 0, 0
+    while i < len(source) or j < len(target):
+        left, right = [], []
+        a, b = sympy.Integer(1), sympy.Integer(1)
+        if i < len(source):
+            left.append(i)
+            a *= source[i]
+            i += 1
+        if j < len(target):
+            right.append(j)
+            b *= target[j]
+            j += 1
+        while not same_dim(a, b):
+            # The side whose product divides the other's is the one to extend.
+            if i < len(source) and (j >= len(target) or _divides(a, b)):
+                a *= source[i]
+                left.append(i)
+                i += 1
+            elif j < len(target):
+                b *= target[j]
+                right.append(j)
+                j += 1
+            else:
+                return None
+        groups.append((left, right))
+    return _absorb_unit_groups(groups)
+
+
+def _divides(a, b) -> bool:
+    """Whether b is a multiple of a other than a itself."""
+    ratio = sympy.cancel(sympy.sympify(b) / sympy.sympify(a))
+    if ratio.is_number:
+        return ratio > 1 and ratio.is_Integer
+    return ratio.is_polynomial() and sympy.denom(ratio) == 1
+
+
+def _absorb_unit_groups(groups):
+    """Joins groups that lack one side (dimensions of size 1) to a neighbour."""
+    joined = []
+    for left, right in groups:
+        if joined and (not left or not right or not joined[-1][0] or not joined[-1][1]):
+            joined[-1] = (joined[-1][0] + left, joined[-1][1] + right)
+        else:
+            joined.append((left, right))
+    return joined
+
+
+def _product(dims):
+    result = sympy.Integer(1)
+    for d in dims:
+        result *= d
+    return int(result) if result.is_Integer else sympy.expand(result)
+
+
+def _reassociate(builder, op, value, groups, shape) -> Value:
+    shape = tuple(shape)
+    lists = ", ".join("[" + ", ".join(map(str, g)) + "]" for g in groups)
+    sizes = ""
+    if op == "expand_shape":
+        sizes = f" output_shape [{', '.join(builder.size(d) for d in shape)}]"
+    result = tensor_type(shape, value.element)
+    return builder.tensor(
+        f"tensor.{op} {value.name} [{lists}]{sizes} : {value.type} into {result}",
+        shape, value.element)
+
+
+def _reshape_by_sizes(builder, value: Value, target) -> Value:
+    """For sizes that do not line up, and to split a dimension into several unknown ones.
+
+    memref.expand_shape, which tensor.expand_shape becomes, is lowered upstream
+    for one unknown size a group only; the sizes as a tensor know no such limit.
+    """
+    sizes = ", ".join(builder.index(d) for d in target)
+    sizes_type = f"tensor<{len(target)}xindex>"
+    vector = builder.op(f"tensor.from_elements {sizes} : {sizes_type}")
+    return builder.tensor(
+        f"tensor.reshape {value.name}({vector}) : ({value.type}, {sizes_type}) -> "
+        f"{tensor_type(target, value.element)}", target, value.element)
+
+
+def _reshape_scalar(builder, value, target) -> Value:
+    """To or from a tensor without dimensions; the other side has only 1s."""
+    op = "collapse_shape" if value.shape else "expand_shape"
+    sizes = "" if value.shape else f" output_shape [{', '.join(map(str, target))}]"
+    return builder.tensor(
+        f"tensor.{op} {value.name} []{sizes} : {value.type} into "
+        f"{tensor_type(target, value.element)}", target, value.element)
+
+
+def _moved_dims(source, target):
+    """Where each dimension goes if the view only adds or drops 1s; None otherwise."""
+    old = [i for i, d in enumerate(source) if d != 1]
+    new = [j for j, d in enumerate(target) if d != 1]
+    if len(old) != len(new) or not all(same_dim(source[i], target[j]) for i, j in zip(old, new)):
+        return None
+    return dict(zip(old, new))
+
+
+def _with_moved_dims(operand: Operand, moved, target) -> Operand:
+    # A dimension of size 1 is read at 0 wherever it was.
+    dims = tuple(None if d is None else moved.get(d) for d in operand.dims)
+    return Operand(operand.value, dims, tuple(target))
+
+
+def _view_of_permutation(context, raw: Operand, target):
+    """A view of a permuted value as a permutation of a view, where dims allow.
+
+    Merging is legal if the merged dimensions are neighbours, in order, in the
+    value itself; splitting always is. So `view(permute(x))` copies nothing.
+    """
+    if None in raw.dims or len(raw.dims) != len(raw.shape):
+        return None
+    groups = match_groups(raw.shape, target)
+    if groups is None or not target:
+        return None
+    at = {d: b for b, d in enumerate(raw.dims)}  # result dim -> the value's dim
+    for left, _ in groups:
+        if not left or any(at[left[0]] + i != at[d] for i, d in enumerate(left)):
+            return None
+    # The groups in the order in which they lie in the value.
+    order = sorted(groups, key=lambda group: at[group[0][0]])
+    shape = [target[j] for _, right in order for j in right]
+    dims = tuple(j for _, right in order for j in right)
+    value = reshape(context.builder, raw.value, shape)
+    return Operand(value, dims, tuple(target))
+
+
+@imports(aten.permute.default)
+def _permute(context, node, arguments):
+    rank = len(arguments.dims)
+    return permuted(context, node, arguments.self, [d % rank for d in arguments.dims])
+
+
+@imports(aten.t.default)
+def _t(context, node, arguments):
+    rank = len(context.shape(node))
+    return permuted(context, node, arguments.self, list(range(rank))[::-1])
+
+
+@imports(aten.transpose.int)
+def _transpose(context, node, arguments):
+    order = list(range(len(context.shape(node))))
+    a, b = arguments.dim0, arguments.dim1
+    order[a], order[b] = order[b], order[a]
+    return permuted(context, node, arguments.self, order)
+
+
+def permuted(context, node, source, order):
+    raw = context.raw(source)
+    if isinstance(raw, Splat):
+        return Splat(raw.scalar, context.shape(node), raw.element)
+    new_position = {old: new for new, old in enumerate(order)}
+    shape = context.shape(node)
+
+    def turn(operand):
+        dims = tuple(None if d is None else new_position[d] for d in operand.dims)
+        return Operand(operand.value, dims, shape)
+    if isinstance(raw, Deferred):
+        return Deferred(tuple(turn(i) for i in raw.inputs), shape, raw.element, raw.body)
+    return turn(context.operand(source))
+
+
+@imports(aten.expand.default)
+def _expand(context, node, arguments):
+    raw = context.raw(arguments.self)
+    shape = context.shape(node)
+    if isinstance(raw, Splat):
+        return Splat(raw.scalar, shape, raw.element)
+    if len(shape) == len(raw.shape) and all(map(same_dim, shape, raw.shape)):
+        return raw
+    if isinstance(raw, Deferred):
+        inputs = tuple(broadcast(i, shape) for i in raw.inputs)
+        return Deferred(inputs, shape, raw.element, raw.body)
+    return broadcast(context.operand(arguments.self), shape)
+
+
+@imports(aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default,
+         aten.lift_fresh_copy.default, aten.dropout.default)
+def _same(context, node, arguments):
+    if getattr(arguments, "train", False):
+        raise Unsupported("dropout in training mode; call model.eval() first")
+    return context.raw(arguments.self if hasattr(arguments, "self") else arguments.input)
+
+
+# ---- slices and concatenation ---------------------------------------------------
+
+def extract_slice(builder, value: Value, offsets, sizes, strides, shape) -> Value:
+    """`shape` may drop dimensions of size 1."""
+    def mixed(dims):
+        return "[" + ", ".join(d if isinstance(d, str) else builder.size(d) for d in dims) + "]"
+    result = tensor_type(shape, value.element)
+    return builder.tensor(
+        f"tensor.extract_slice {value.name}{mixed(offsets)} {mixed(sizes)} {mixed(strides)} : "
+        f"{value.type} to {result}", shape, value.element)
+
+
+def insert_slice(builder, source: Value, into: Value, offsets) -> Value:
+    def mixed(dims):
+        return "[" + ", ".join(builder.size(d) for d in dims) + "]"
+    ones = [1] * into.rank
+    return builder.tensor(
+        f"tensor.insert_slice {source.name} into {into.name}{mixed(offsets)} "
+        f"{mixed(source.shape)} {mixed(ones)} : {source.type} into {into.type}",
+        into.shape, into.element)
+
+
+def _slice_dim(context, source, dim, start, step, shape):
+    value = context.value(source)
+    offsets = [0] * value.rank
+    offsets[dim] = start
+    strides = [1] * value.rank
+    strides[dim] = step
+    return extract_slice(context.builder, value, offsets, shape, strides, shape)
+
+
+def _position(context, source, dim, index):
+    """An index that may be negative or symbolic, counted from the front."""
+    index = context.dim(index if index is not None else 0)
+    size = context.shape(source)[dim]
+    if isinstance(index, int) and index < 0:
+        return size + index
+    return index
+
+
+@imports(aten.slice.Tensor)
+def _slice(context, node, arguments):
+    shape, source_shape = context.shape(node), context.shape(arguments.self)
+    if arguments.step == 1 and all(map(same_dim, shape, source_shape)):
+        return context.raw(arguments.self)
+    dim = arguments.dim % len(shape)
+    start = _position(context, arguments.self, dim, arguments.start)
+    return _slice_dim(context, arguments.self, dim, start, arguments.step, shape)
+
+
+@imports(aten.select.int)
+def _select(context, node, arguments):
+    source = context.value(arguments.self)
+    dim = arguments.dim % source.rank
+    offsets, sizes = [0] * source.rank, list(source.shape)
+    offsets[dim] = _position(context, arguments.self, dim, arguments.index)
+    sizes[dim] = 1
+    return extract_slice(context.builder, source, offsets, sizes, [1] * source.rank,
+                         context.shape(node))
+
+
+@imports(aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int, aten.chunk.default)
+def _split(context, node, arguments):
+    if node.target is aten.unbind.int:
+        raise Unsupported("unbind; index the tensor instead")
+    dim = arguments.dim % len(context.shape(arguments.self))
+    pieces, start = [], 0
+    for piece in node.meta["val"]:
+        shape = context.shape(piece)
+        pieces.append(_slice_dim(context, arguments.self, dim, start, 1, shape))
+        start = start + shape[dim]
+    return pieces
+
+
+@imports(aten.cat.default)
+def _cat(context, node, arguments):
+    shape, element = context.shape(node), context.element(node)
+    dim = arguments.dim % len(shape)
+    result, start = context.builder.empty(shape, element), 0
+    for source in arguments.tensors:
+        piece = context.value(source)
+        if piece.element != element:
+            raise Unsupported(f"mixed element types {piece.element} and {element}")
+        offsets = [0] * len(shape)
+        offsets[dim] = start
+        result = insert_slice(context.builder, piece, result, offsets)
+        start = start + piece.shape[dim]
+    return result
+
+
+@imports(aten.repeat.default)
+def _repeat(context, node, arguments):
+    """Reads element (i mod size) of each dimension."""
+    builder, shape = context.builder, context.shape(node)
+    source = context.value(arguments.self)
+    offset = len(shape) - source.rank
+
+    def body():
+        at = []
+        for i, size in enumerate(source.shape):
+            loop = builder.op(f"linalg.index {offset + i} : index")
+            at.append(builder.op(f"arith.remui {loop}, {builder.index(size)} : index"))
+        return builder.op(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
+    _ = [builder.index(d) for d in source.shape]
+    return builder.map([], shape, source.element, body)
+
+
+@imports(aten.constant_pad_nd.default)
+def _pad(context, node, arguments):
+    builder, shape = context.builder, context.shape(node)
+    source = context.value(arguments.self)
+    low = [0] * source.rank
+    pads = [context.dim(p) for p in arguments.pad]
+    if any(isinstance(p, int) and p < 0 for p in pads):
+        raise Unsupported("negative padding; slice the tensor instead")
+    for i in range(len(pads) // 2):
+        low[source.rank - 1 - i] = pads[2 * i]
+    filled = builder.fill(context.scalar(arguments.value, source.element), shape, source.element)
+    return insert_slice(builder, source, filled, low)
+
+
+# ---- new tensors -----------------------------------------------------------------
+
+@imports(aten.full.default, aten.full_like.default, aten.scalar_tensor.default,
+         aten.zeros.default, aten.ones.default, aten.zeros_like.default, aten.ones_like.default,
+         aten.fill.Scalar, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
+def _full(context, node, arguments):
+    named = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0,
+             "new_ones": 1}
+    name = node.target._opname
+    if name in named:
+        number = named[name]
+    elif name == "scalar_tensor":
+        number = arguments.s
+    elif name == "fill":
+        number = arguments.value
+    else:
+        number = arguments.fill_value
+    element = context.element(node)
+    return Splat(context.scalar(number, element), context.shape(node), element)
+
+
+@imports(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_like.default,
+         aten.new_empty.default)
+def _empty(context, node, arguments):
+    return context.builder.empty(context.shape(node), context.element(node))
+
+
+@imports(aten.arange.start_step, aten.arange.default, aten.arange.start)
+def _arange(context, node, arguments):
+    builder, element = context.builder, context.element(node)
+    start = context.scalar(getattr(arguments, "start", 0), "i64")
+    step = context.scalar(getattr(arguments, "step", 1), "i64")
+
+    def body():
+        loop = builder.op("linalg.index 0 : index")
+        count = builder.op(f"arith.index_cast {loop} : index to i64")
+        scaled = builder.op(f"arith.muli {count}, {step} : i64")
+        return builder.convert(builder.op(f"arith.addi {scaled}, {start} : i64"), "i64", element)
+    return builder.map([], context.shape(node), element, body)
+
+
+@imports(aten.lift_fresh.default)
+def _lift(context, node, arguments):
+    return context.raw(arguments.self)
+
+
+@imports(aten._assert_tensor_metadata.default, aten._assert_scalar.default,
+         aten._assert_async.msg, aten.sym_constrain_range_for_size.default,
+         aten.sym_constrain_range.default)
+def _nothing(context, node, arguments):
+    """Checks that tracing made already."""
+    return None

@@ -1,0 +1,111 @@
+"""Argument checks: each message names the op, the argument, what was expected, what was found."""
+
+import math
+import numbers
+
+import torch
+
+ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
+SCORES = (torch.float32,)
+INDICES = (torch.int32, torch.int64)
+MASK = (torch.bool,)
+
+
+def _names(dtypes):
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+class Checker:
+    """Checks of one op's arguments; `op` opens every message."""
+
+    def __init__(self, op):
+        self.op = op
+
+    def fail(self, message, error=ValueError):
+        raise error(f"{self.op}: {message}")
+
+    def dtype(self, name, tensor, allowed):
+        if tensor.dtype not in allowed:
+            self.fail(
+                f"expected '{name}' to have dtype {_names(allowed)}, "
+                f"found {_names((tensor.dtype,))}",
+                TypeError,
+            )
+
+    def same_dtype(self, name, tensor, other_name, other):
+        if tensor.dtype != other.dtype:
+            self.fail(
+                f"expected '{name}' to have the dtype of '{other_name}' "
+                f"({_names((other.dtype,))}), found {_names((tensor.dtype,))}",
+                TypeError,
+            )
+
+    def rank(self, name, tensor, dims):
+        """`dims` is the written form of the shape, such as "[batch, n, d]"."""
+        rank = dims.count(",") + 1
+        if tensor.dim() != rank:
+            self.fail(
+                f"expected '{name}' to have {rank} dims {dims}, found shape {tuple(tensor.shape)}"
+            )
+
+    def at_least_1d(self, name, tensor, dims):
+        if tensor.dim() < 1:
+            self.fail(f"expected '{name}' to have dims {dims}, found a 0-d tensor")
+
+    def shape(self, name, tensor, expected, dims):
+        """Every entry of `expected` must equal the tensor's size there."""
+        if len(tensor.shape) != len(expected) or any(
+            found != size for found, size in zip(tensor.shape, expected)
+        ):
+            self.fail(
+                f"expected '{name}' to have shape {dims} = {tuple(expected)}, "
+                f"found {tuple(tensor.shape)}"
+            )
+
+    def choice(self, name, value, choices):
+        if value not in choices:
+            self.fail(
+                f"expected '{name}' to be one of {', '.join(map(repr, choices))}, found {value!r}"
+            )
+
+    def at_least(self, name, value, least):
+        if value < least:
+            self.fail(f"expected '{name}' to be at least {least}, found {value}")
+
+    def finite(self, name, value):
+        if not math.isfinite(value):
+            self.fail(f"expected '{name}' to be finite, found {value}")
+
+    def positive(self, name, value):
+        if not (value > 0 and math.isfinite(value)):
+            self.fail(f"expected '{name}' to be positive and finite, found {value}")
+
+    # Types of Python values, checked in the public functions: torch's own
+    # schema error names the schema instead of the argument.
+
+    def tensor(self, name, value, *, optional=False):
+        if not isinstance(value, torch.Tensor) and not (optional and value is None):
+            what = "a tensor or None" if optional else "a tensor"
+            self.fail(f"expected '{name}' to be {what}, found {type(value).__name__}", TypeError)
+
+    def integer(self, name, value, *, optional=False):
+        if optional and value is None:
+            return
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+            self.fail(f"expected '{name}' to be an int, found {type(value).__name__}", TypeError)
+
+    def number(self, name, value):
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            self.fail(f"expected '{name}' to be a number, found {type(value).__name__}", TypeError)
+
+    def scalar_or_tensor(self, name, value):
+        """Splits a learned scalar into (tensor, 1.0) and a plain one into (None, float)."""
+        if isinstance(value, torch.Tensor):
+            if value.dim() != 0 or not value.is_floating_point():
+                self.fail(
+                    f"expected '{name}' to be a number or a 0-d floating tensor, "
+                    f"found shape {tuple(value.shape)} of {_names((value.dtype,))}"
+                )
+            return value, 1.0
+        self.number(name, value)
+        return None, float(value)

@@ -1,0 +1,72 @@
+"""Registration of the routing ops with torch as `torch.ops.moe.<name>`."""
+
+import torch
+
+_LIBRARY = torch.library.Library("moe", "FRAGMENT")
+
+
+def define(schema, *, kernel, fake, setup_context=None, backward=None, key="CPU"):
+    """Registers one op: its schema, its kernel for a dispatch key, its shapes, its gradient.
+
+    Without `backward` the op has no gradient: its results are marked so,
+    instead of torch's default of failing when a backward reaches them.
+    """
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
+    if backward is None:
+        setup_context, backward = _no_gradient, None
+    torch.library.register_autograd(
+        f"moe::{name}",
+        backward or _unreachable,
+        setup_context=setup_context,
+        lib=_LIBRARY,
+    )
+    return _callable(getattr(torch.ops.moe, name).default, kernel)
+
+
+def _callable(op, kernel):
+    """The op for the public functions: through torch's dispatcher, or straight to the kernel.
+
+    Why it is needed: the dispatcher's layers for ops from Python cost more
+    than selecting experts for a thousand tokens. Why it is safe: on plain CPU
+    tensors without gradients, tracing, modes or transforms, all that these
+    layers do is to call this kernel.
+    """
+
+    def call(*args):
+        if not torch.compiler.is_compiling() and _are_plain(args):
+            return kernel(*args)
+        return op(*args)
+
+    return call
+
+
+def _are_plain(args):
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    grad = torch.is_grad_enabled()
+    for arg in args:
+        if type(arg) in _PLAIN_TENSORS:
+            if not arg.is_cpu or (grad and arg.requires_grad):
+                return False
+        elif isinstance(arg, torch.Tensor):
+            return False
+    return True
+
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _no_gradient(ctx, inputs, output):
+    outputs = output if isinstance(output, tuple) else (output,)
+    ctx.mark_non_differentiable(*outputs)
+
+
+def _unreachable(ctx, *grads):
+    return (None,) * len(ctx.needs_input_grad)

@@ -1,0 +1,89 @@
+"""moe.adjacency_gate: smooth probabilities over the expert graph (docs/Spec.md 3.7)."""
+
+import functools
+
+import torch
+
+from ._check import ACTIVATIONS, SCORES, Checker
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows
+from ._library import define
+
+_check = Checker("adjacency_gate")
+
+
+def adjacency_gate(p, a, *, threshold=0.0, cold_start="literal"):
+    """g_j = sum_k a_jk p_k, with entries of `a` below `threshold` dropped.
+
+    Args:
+        p: probabilities `[.., experts]`; 16-bit ones are widened to float32.
+        a: adjacency `[experts, experts]` float32. It gets no gradient.
+        threshold: an entry stays iff it is >= threshold.
+        cold_start: what an adjacency of zeros means: "literal" zeros, or
+            "base", the identity.
+
+    Returns:
+        g `[.., experts]` float32; not a distribution.
+    """
+    _check.tensor("p", p)
+    _check.tensor("a", a)
+    _check.number("threshold", threshold)
+    _check.dtype("p", p, ACTIVATIONS)
+    return _op(p.to(torch.float32), a, float(threshold), cold_start)
+
+
+def _validate(p, a, threshold, cold_start):
+    _check.at_least_1d("p", p, "[.., experts]")
+    _check.dtype("p", p, SCORES)
+    _check.dtype("a", a, SCORES)
+    experts = p.shape[-1]
+    _check.shape("a", a, (experts, experts), "[experts of 'p', experts of 'p']")
+    _check.finite("threshold", threshold)
+    _check.choice("cold_start", cold_start, ("literal", "base"))
+
+
+@functools.cache
+def kernel(experts, threshold, cold_start):
+    return Kernel(
+        "adjacency_gate",
+        (
+            Tensor("p", ("n", experts), torch.float32),
+            Tensor("a", (experts, experts), torch.float32),
+        ),
+        (Tensor("g", ("n", experts), torch.float32),),
+        (("threshold", f64(threshold)), ("cold_start", enum("cold_start", cold_start))),
+    )
+
+
+def _cpu(p, a, threshold, cold_start):
+    _validate(p, a, threshold, cold_start)
+    (g,) = kernel(p.shape[-1], threshold, cold_start)(rows(p, 1), contiguous(a))
+    return g.view(p.shape)
+
+
+def _fake(p, a, threshold, cold_start):
+    _validate(p, a, threshold, cold_start)
+    return torch.empty_like(p, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx, inputs, output):
+    _, a, ctx.threshold, ctx.cold_start = inputs
+    ctx.save_for_backward(a)
+
+
+def _backward(ctx, dg):
+    # dp = A^T dg with the A that the forward used: after threshold and cold start.
+    (a,) = ctx.saved_tensors
+    kept = torch.where(a >= ctx.threshold, a, 0.0)
+    if ctx.cold_start == "base":
+        identity = torch.eye(a.shape[0], dtype=a.dtype, device=a.device)
+        kept = torch.where((a == 0).all(), identity, kept)
+    return dg @ kept, None, None, None
+
+
+_op = define(
+    "adjacency_gate(Tensor p, Tensor a, float threshold, str cold_start) -> Tensor",
+    kernel=_cpu,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)

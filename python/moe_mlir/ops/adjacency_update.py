@@ -1,0 +1,93 @@
+"""moe.adjacency_update: learn the expert graph from co-selections (docs/Spec.md 3.7)."""
+
+import functools
+
+import torch
+
+from ._check import INDICES, MASK, SCORES, Checker
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, rows
+from ._library import define
+
+_check = Checker("adjacency_update")
+
+
+def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
+    """a_new = beta a + (1 - beta) norm(C), C counting how often two experts were chosen together.
+
+    Args:
+        a: adjacency `[experts, experts]` float32.
+        idx: `[.., k]` int32 or int64, the experts of each token by the *base*
+            scores; -1 selects nothing.
+        beta: weight of the old adjacency, in [0, 1].
+        norm: "row" (Algorithm 1), "col", or "eq7" (by the diagonal).
+        diagonal: count an expert with itself.
+        mask: bool `[..]`, True = real token.
+
+    Returns:
+        a_new `[experts, experts]` float32; `a` itself is not changed. A call
+        without a valid token returns a copy of `a`. No gradient.
+    """
+    _check.tensor("a", a)
+    _check.tensor("idx", idx)
+    _check.number("beta", beta)
+    _check.tensor("mask", mask, optional=True)
+    return _op(a, idx, float(beta), norm, bool(diagonal), mask)
+
+
+def _validate(a, idx, beta, norm, diagonal, mask):
+    _check.dtype("a", a, SCORES)
+    _check.rank("a", a, "[experts, experts]")
+    _check.shape("a", a, (a.shape[0], a.shape[0]), "[experts, experts]")
+    _check.at_least_1d("idx", idx, "[.., k]")
+    _check.dtype("idx", idx, INDICES)
+    if not 0.0 <= beta <= 1.0:
+        _check.fail(f"expected 'beta' in [0, 1], found {beta}")
+    _check.choice("norm", norm, ("row", "col", "eq7"))
+    if norm == "eq7" and not diagonal:
+        _check.fail("expected 'diagonal' to be True with norm='eq7', which divides by it")
+    if mask is not None:
+        _check.dtype("mask", mask, MASK)
+        _check.shape("mask", mask, idx.shape[:-1], "of 'idx' without k")
+
+
+@functools.cache
+def kernel(experts, k, index_dtype, beta, norm, diagonal, masked):
+    inputs = [
+        Tensor("a", (experts, experts), torch.float32),
+        Tensor("indices", ("n", k), index_dtype),
+    ]
+    if masked:
+        inputs.append(Tensor("mask", ("n",), torch.bool, clause="mask"))
+    return Kernel(
+        "adjacency_update",
+        tuple(inputs),
+        (Tensor("a_new", (experts, experts), torch.float32),),
+        (
+            ("beta", f64(beta)),
+            ("norm", enum("adjacency_norm", norm)),
+            ("diagonal", boolean(diagonal)),
+        ),
+    )
+
+
+def _cpu(a, idx, beta, norm, diagonal, mask):
+    _validate(a, idx, beta, norm, diagonal, mask)
+    run = kernel(a.shape[0], idx.shape[-1], idx.dtype, beta, norm, diagonal, mask is not None)
+    operands = [contiguous(a), rows(idx, 1)]
+    if mask is not None:
+        operands.append(rows(mask, 0))
+    (a_new,) = run(*operands)
+    return a_new
+
+
+def _fake(a, idx, beta, norm, diagonal, mask):
+    _validate(a, idx, beta, norm, diagonal, mask)
+    return torch.empty_like(a, memory_format=torch.contiguous_format)
+
+
+_op = define(
+    "adjacency_update(Tensor a, Tensor idx, float beta, str norm, bool diagonal, Tensor? mask) "
+    "-> Tensor",
+    kernel=_cpu,
+    fake=_fake,
+)

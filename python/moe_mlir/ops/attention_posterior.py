@@ -1,0 +1,355 @@
+"""moe.attention_posterior: mix expert probabilities by attention's posterior (docs/Spec.md 3.4)."""
+
+import functools
+import math
+
+import torch
+
+from ._check import ACTIVATIONS, MASK, Checker
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
+from ._library import define
+from ._posterior_backward import posterior_backward
+
+_check = Checker("attention_posterior")
+
+
+def attention_posterior(
+    q,
+    k,
+    u,
+    e,
+    *,
+    causal,
+    vp=None,
+    v=None,
+    wo=None,
+    bias=None,
+    head_prior=None,
+    mask=None,
+    sigma=1.0,
+    scale=None,
+    head_mode="min_entropy",
+    head_scope="sequence",
+    window=None,
+    exclude_self=False,
+    precision="ieee",
+    return_lse=False,
+):
+    """Mixes the keys' expert probabilities by the posterior of attention given its output u.
+
+    Args:
+        q, k: `[batch, heads, n | nk, head_width]`, float32, bfloat16 or float16.
+        u: the attention's output `[batch, n, d]`, before residual and norm.
+        e: expert probabilities of the keys `[batch, nk, experts]`.
+        causal: may a query see only its own position and earlier ones? No default.
+        vp: the heads' projected values `[batch, heads, nk, d]`; or, instead,
+        v, wo: values `[batch, heads, nk, w]` and output projections
+            `[heads, d, w]` (heads times torch's out_proj slices); vp is then
+            never formed.
+        bias: added to the logits, broadcastable to `[batch, heads, n, nk]`.
+        head_prior: `[batch, n, heads]` float32, with head_mode="all"; default uniform.
+        mask: bool `[batch, nk]`; covers the queries too when n = nk.
+        sigma: deviation of the Gaussians, a float or a learned 0-d tensor.
+        scale: factor of q.k, default 1/sqrt(head_width).
+        head_mode: "min_entropy" (the head whose prior is surest), "all", or a head.
+        head_scope: "sequence" or "batch", where the mean entropy is taken.
+        window, exclude_self: see only the last `window` positions; not oneself.
+        precision: "ieee" or "tf32" products.
+        return_lse: also return the log-sum-exps.
+
+    Returns:
+        p `[batch, n, experts]` float32, head `[batch]` int64 (-1 with "all"),
+        and with `return_lse` the log-sum-exps of prior and posterior logits,
+        `[batch, heads | 1, n]`, without gradient.
+    """
+    for name, value in (("q", q), ("k", k), ("u", u), ("e", e)):
+        _check.tensor(name, value)
+    optional = (("vp", vp), ("v", v), ("wo", wo), ("bias", bias), ("head_prior", head_prior))
+    for name, value in (*optional, ("mask", mask)):
+        _check.tensor(name, value, optional=True)
+    _check.integer("window", window, optional=True)
+    if scale is not None:
+        _check.number("scale", scale)
+        scale = float(scale)
+    head = None
+    if not isinstance(head_mode, str):
+        _check.integer("head_mode", head_mode)
+        head_mode, head = "fixed", head_mode
+    sigma_value, sigma = _check.scalar_or_tensor("sigma", sigma)
+    results = _op(
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
+        head_mode, head, head_scope, bool(causal), window, bool(exclude_self), precision,
+    )  # fmt: skip
+    return results if return_lse else results[:2]
+
+
+def _validate(
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
+    head_mode, head, head_scope, causal, window, exclude_self, precision,
+):  # fmt: skip
+    del causal, exclude_self
+    for name, tensor in (("q", q), ("k", k), ("u", u), ("e", e)):
+        _check.dtype(name, tensor, ACTIVATIONS)
+    _check.rank("q", q, "[batch, heads, n, head_width]")
+    batch, heads, n, width = q.shape
+    _check.rank("k", k, "[batch, heads, nk, head_width]")
+    nk = k.shape[2]
+    _check.shape("k", k, (batch, heads, nk, width), "[batch, heads, nk, head_width]")
+    _check.same_dtype("k", k, "q", q)
+    _check.rank("u", u, "[batch, n, d]")
+    d = u.shape[-1]
+    _check.shape("u", u, (batch, n, d), "[batch, n, d]")
+    _check.rank("e", e, "[batch, nk, experts]")
+    _check.shape("e", e, (batch, nk, e.shape[-1]), "[batch, nk, experts]")
+    _validate_values(vp, v, wo, batch, heads, nk, d)
+    if bias is not None:
+        _check.dtype("bias", bias, ACTIVATIONS)
+        full = (batch, heads, n, nk)
+        padded = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+        if (
+            len(padded) != 4
+            or padded[2:] != (n, nk)
+            or any(size not in (1, whole) for size, whole in zip(padded[:2], full[:2]))
+        ):
+            _check.fail(
+                "expected 'bias' to have shape [batch or 1, heads or 1, n, nk] for "
+                f"{full}, found {tuple(bias.shape)}"
+            )
+    if head_prior is not None:
+        _check.dtype("head_prior", head_prior, (torch.float32,))
+        _check.shape("head_prior", head_prior, (batch, n, heads), "[batch, n, heads]")
+    if mask is not None:
+        _check.dtype("mask", mask, MASK)
+        _check.shape("mask", mask, (batch, nk), "[batch, nk]")
+    if sigma_value is None:
+        _check.positive("sigma", sigma)
+    if scale is not None:
+        _check.finite("scale", scale)
+    if head_mode == "fixed":
+        if head is None or not 0 <= head < heads:
+            _check.fail(f"expected 'head_mode' in [0, {heads}) (the number of heads), found {head}")
+    else:
+        _check.choice("head_mode", head_mode, ("min_entropy", "all"))
+    _check.choice("head_scope", head_scope, ("sequence", "batch"))
+    if window is not None:
+        _check.at_least("window", window, 1)
+    _check.choice("precision", precision, ("ieee", "tf32"))
+
+
+def _validate_values(vp, v, wo, batch, heads, nk, d):
+    """The means: either `vp`, or `v` with `wo`."""
+    given = [name for name, t in (("vp", vp), ("v", v), ("wo", wo)) if t is not None]
+    if given not in (["vp"], ["v", "wo"]):
+        _check.fail(
+            f"expected either 'vp' or both 'v' and 'wo', found {' and '.join(given) or 'none'}"
+        )
+    for name, tensor in (("vp", vp), ("v", v), ("wo", wo)):
+        if tensor is not None:
+            _check.dtype(name, tensor, ACTIVATIONS)
+    if vp is not None:
+        _check.shape("vp", vp, (batch, heads, nk, d), "[batch, heads, nk, d of 'u']")
+    else:
+        _check.rank("v", v, "[batch, heads, nk, w]")
+        _check.shape("v", v, (batch, heads, nk, v.shape[-1]), "[batch, heads, nk, w]")
+        _check.shape("wo", wo, (heads, d, v.shape[-1]), "[heads, d of 'u', w of 'v']")
+
+
+@functools.cache
+def kernel(
+    dtypes,
+    heads,
+    width,
+    d,
+    experts,
+    value_width,
+    bias_form,
+    masked,
+    sigma,
+    scale,
+    head_mode,
+    head,
+    head_scope,
+    causal,
+    window,
+    exclude_self,
+    precision,
+):
+    """`dtypes` maps operand names to dtypes, absent ones left out, as a tuple of pairs.
+
+    `bias_form` tells which of batch and heads the bias has; `sigma` None: it
+    is a tensor operand.
+    """
+    dtype = dict(dtypes)
+    inputs = [
+        Tensor("q", ("b", heads, "n", width), dtype["q"]),
+        Tensor("k", ("b", heads, "m", width), dtype["k"]),
+        Tensor("u", ("b", "n", d), dtype["u"]),
+        Tensor("e", ("b", "m", experts), dtype["e"]),
+    ]
+    if "vp" in dtype:
+        inputs.append(Tensor("vp", ("b", heads, "m", d), dtype["vp"], clause="means"))
+    else:
+        inputs.append(Tensor("v", ("b", heads, "m", value_width), dtype["v"], clause="values"))
+        inputs.append(Tensor("wo", (heads, d, value_width), dtype["wo"], clause="values"))
+    if "bias" in dtype:
+        has_batch, has_heads = bias_form
+        dims = ("b" if has_batch else 1, heads if has_heads else 1, "n", "m")
+        inputs.append(Tensor("bias", dims, dtype["bias"], clause="bias"))
+    if "head_prior" in dtype:
+        dims = ("b", "n", heads)
+        inputs.append(Tensor("head_prior", dims, dtype["head_prior"], clause="head_prior"))
+    if masked:
+        inputs.append(Tensor("mask", ("b", "m"), torch.bool, clause="mask"))
+    attributes = [
+        ("head_mode", enum("head_mode", head_mode)),
+        ("head_scope", enum("head_scope", head_scope)),
+        ("causal", boolean(causal)),
+        ("exclude_self", boolean(exclude_self)),
+        ("precision", enum("precision", precision)),
+        ("scale", f64(1 / math.sqrt(width) if scale is None else scale)),
+    ]
+    if sigma is None:
+        inputs.append(Tensor("sigma", (), torch.float32, clause="sigma"))
+    else:
+        attributes.append(("sigma", f64(sigma)))
+    if head is not None:
+        attributes.append(("head", i64(head)))
+    if window is not None:
+        attributes.append(("window", i64(window)))
+    lse_dims = ("b", heads if head_mode == "all" else 1, "n")
+    return Kernel(
+        "attention_posterior",
+        tuple(inputs),
+        (
+            Tensor("p", ("b", "n", experts), torch.float32),
+            Tensor("head_index", ("b",), torch.int32),
+            Tensor("prior_lse", lse_dims, torch.float32),
+            Tensor("posterior_lse", lse_dims, torch.float32),
+        ),
+        tuple(attributes),
+    )
+
+
+def _cpu(
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
+    head_mode, head, head_scope, causal, window, exclude_self, precision,
+):  # fmt: skip
+    _validate(
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
+        head_mode, head, head_scope, causal, window, exclude_self, precision,
+    )  # fmt: skip
+    if bias is not None:
+        bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+    named = dict(q=q, k=k, u=u, e=e, vp=vp, v=v, wo=wo, bias=bias, head_prior=head_prior)
+    named = {name: tensor for name, tensor in named.items() if tensor is not None}
+    run = kernel(
+        tuple((name, tensor.dtype) for name, tensor in named.items()),
+        q.shape[1],
+        q.shape[-1],
+        u.shape[-1],
+        e.shape[-1],
+        None if v is None else v.shape[-1],
+        None if bias is None else (bias.shape[0] != 1, bias.shape[1] != 1),
+        mask is not None,
+        sigma if sigma_value is None else None,
+        scale,
+        head_mode,
+        head,
+        head_scope,
+        causal,
+        window,
+        exclude_self,
+        precision,
+    )
+    operands = [contiguous(tensor) for tensor in named.values()]
+    if mask is not None:
+        operands.append(contiguous(mask))
+    if sigma_value is not None:
+        operands.append(sigma_value.detach().to(torch.float32))
+    p, chosen, prior_lse, posterior_lse = run(*operands)
+    return p, chosen.to(torch.int64), prior_lse, posterior_lse
+
+
+def _fake(
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
+    head_mode, head, head_scope, causal, window, exclude_self, precision,
+):  # fmt: skip
+    _validate(
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
+        head_mode, head, head_scope, causal, window, exclude_self, precision,
+    )  # fmt: skip
+    batch, heads, n = q.shape[:3]
+    lse = (batch, heads if head_mode == "all" else 1, n)
+    return (
+        q.new_empty((batch, n, e.shape[-1]), dtype=torch.float32),
+        q.new_empty((batch,), dtype=torch.int64),
+        q.new_empty(lse, dtype=torch.float32),
+        q.new_empty(lse, dtype=torch.float32),
+    )
+
+
+# -------------------------------------------------------------------- backward
+
+
+def _backward_fake(
+    dp, p, head, prior_lse, posterior_lse, q, k, u, e, vp, v, wo, bias, head_prior, mask,
+    sigma_value, sigma, scale, head_mode, causal, window, exclude_self,
+):  # fmt: skip
+    def like(x):
+        if x is None:
+            return q.new_empty(0, dtype=torch.float32)
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+    return tuple(map(like, (q, k, u, e, vp, v, wo, bias, head_prior, sigma_value)))
+
+
+# One opaque op, because its loop over query blocks would otherwise be traced
+# and tie a compiled training graph to one number of tokens.
+_backward_op = define(
+    "attention_posterior_backward(Tensor dp, Tensor p, Tensor head, Tensor prior_lse, "
+    "Tensor posterior_lse, Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
+    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? sigma_value, "
+    "float sigma, float? scale, str head_mode, bool causal, int? window, bool exclude_self) -> "
+    "(Tensor dq, Tensor dk, Tensor du, Tensor de, Tensor dvp, Tensor dv, Tensor dwo, "
+    "Tensor dbias, Tensor dhead_prior, Tensor dsigma)",
+    kernel=posterior_backward,
+    key="CompositeExplicitAutograd",
+    fake=_backward_fake,
+)
+
+
+def _setup_context(ctx, inputs, output):
+    (*tensors, ctx.sigma, ctx.scale, ctx.head_mode, _, _, ctx.causal, ctx.window,
+     ctx.exclude_self, _) = inputs  # fmt: skip
+    p, head, prior_lse, posterior_lse = output
+    ctx.mark_non_differentiable(head, prior_lse, posterior_lse)
+    ctx.save_for_backward(p, head, prior_lse, posterior_lse, *tensors)
+
+
+def _backward(ctx, dp, *_):
+    saved = ctx.saved_tensors
+    grads = _backward_op(
+        dp, *saved, ctx.sigma, ctx.scale, ctx.head_mode, ctx.causal, ctx.window, ctx.exclude_self
+    )
+    *of_operands, of_sigma = grads
+    *operands, mask, sigma_value = saved[4:]
+    del mask
+    return (
+        *(None if x is None else grad for x, grad in zip(operands, of_operands, strict=True)),
+        None,
+        None if sigma_value is None else of_sigma,
+        *(None,) * 9,
+    )
+
+
+_op = define(
+    "attention_posterior(Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
+    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? sigma_value, "
+    "float sigma, float? scale, str head_mode, int? head, str head_scope, bool causal, "
+    "int? window, bool exclude_self, str precision) -> "
+    "(Tensor p, Tensor head_index, Tensor prior_lse, Tensor posterior_lse)",
+    kernel=_cpu,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)

@@ -1,0 +1,155 @@
+"""moe.topk_renorm: select k experts a token and weigh them (docs/Spec.md 3.1)."""
+
+import functools
+
+import torch
+
+from ._check import ACTIVATIONS, INDICES, MASK, Checker
+from ._kernel import Kernel, Tensor, boolean, enum, f64, rows
+from ._library import define
+
+_check = Checker("topk_renorm")
+
+
+def topk_renorm(
+    scores,
+    k,
+    *,
+    kind="logits",
+    renorm=True,
+    route_scale=1.0,
+    mask=None,
+    index_dtype=torch.int64,
+):
+    """Selects the k best experts of each token and computes their gates.
+
+    Order: value descending, then index ascending; NaN ranks last and makes the
+    token's gates NaN. Experts of -inf and tokens without support get gate 0.
+
+    Args:
+        scores: `[.., experts]`, float32, bfloat16 or float16.
+        k: experts to select, 1 <= k <= experts.
+        kind: "logits" (a softmax is part of the op) or "probs".
+        renorm: divide the gates of the selected experts by their sum.
+        route_scale: factor of all gates.
+        mask: bool `[..]`, True = real token; others get index -1 and gate 0.
+        index_dtype: torch.int64 or torch.int32.
+
+    Returns:
+        gates `[.., k]` float32 and indices `[.., k]`.
+    """
+    _check.tensor("scores", scores)
+    _check.tensor("mask", mask, optional=True)
+    _check.integer("k", k)
+    _check.number("route_scale", route_scale)
+    if index_dtype not in INDICES:
+        _check.fail(f"expected 'index_dtype' to be torch.int32 or torch.int64, found {index_dtype}")
+    return _op(scores, k, kind, bool(renorm), float(route_scale), mask, index_dtype)
+
+
+def _validate(scores, k, kind, route_scale, mask, index_dtype):
+    _check.at_least_1d("scores", scores, "[.., experts]")
+    _check.dtype("scores", scores, ACTIVATIONS)
+    if not 1 <= k <= scores.shape[-1]:
+        _check.fail(f"expected 'k' in [1, {scores.shape[-1]}] (the number of experts), found {k}")
+    _check.choice("kind", kind, ("logits", "probs"))
+    _check.finite("route_scale", route_scale)
+    if index_dtype not in INDICES:
+        _check.fail(f"expected 'index_dtype' to be torch.int32 or torch.int64, found {index_dtype}")
+    if mask is not None:
+        _check.dtype("mask", mask, MASK)
+        _check.shape("mask", mask, scores.shape[:-1], "of 'scores' without experts")
+
+
+@functools.cache
+def kernel(dtype, experts, k, kind, renorm, route_scale, masked, index_dtype):
+    inputs = [Tensor("scores", ("n", experts), dtype)]
+    if masked:
+        inputs.append(Tensor("mask", ("n",), torch.bool, clause="mask"))
+    return Kernel(
+        "topk_renorm",
+        tuple(inputs),
+        (Tensor("gates", ("n", k), torch.float32), Tensor("indices", ("n", k), index_dtype)),
+        (
+            ("kind", enum("score_kind", kind)),
+            ("renorm", boolean(renorm)),
+            ("route_scale", f64(route_scale)),
+        ),
+    )
+
+
+def _cpu(scores, k, kind, renorm, route_scale, mask, index_dtype):
+    _validate(scores, k, kind, route_scale, mask, index_dtype)
+    experts, masked = scores.shape[-1], mask is not None
+    run = kernel(scores.dtype, experts, k, kind, renorm, route_scale, masked, index_dtype)
+    operands = (rows(scores, 1), rows(mask, 0)) if masked else (rows(scores, 1),)
+    gates, indices = run(*operands)
+    if scores.dim() != 2:
+        shape = (*scores.shape[:-1], k)
+        gates, indices = gates.view(shape), indices.view(shape)
+    return gates, indices
+
+
+def _fake(scores, k, kind, renorm, route_scale, mask, index_dtype):
+    _validate(scores, k, kind, route_scale, mask, index_dtype)
+    shape = (*scores.shape[:-1], k)
+    return scores.new_empty(shape, dtype=torch.float32), scores.new_empty(shape, dtype=index_dtype)
+
+
+def _setup_context(ctx, inputs, output):
+    scores, _, ctx.kind, ctx.renorm, ctx.route_scale, mask, _ = inputs
+    gates, indices = output
+    ctx.mark_non_differentiable(indices)
+    # softmax(TopK(z)) needs nothing but its result: no probabilities are kept.
+    needs_scores = ctx.kind == "probs" or not ctx.renorm
+    ctx.experts, ctx.dtype = scores.shape[-1], scores.dtype
+    ctx.save_for_backward(gates, indices, scores if needs_scores else None)
+
+
+def _backward(ctx, dgates, _):
+    gates, indices, scores = ctx.saved_tensors
+    # A masked token has index -1: its gates are 0, so any place will do.
+    selected = (indices >= 0).to(torch.float32)
+    where = indices.clamp(min=0).to(torch.int64)
+    dg = dgates * ctx.route_scale * selected
+    shape = (*indices.shape[:-1], ctx.experts)
+
+    if ctx.kind == "logits" and not ctx.renorm:
+        # dz_c = p_c (dg_c [c in Sel] - sum_{a in Sel} p_a dg_a)
+        p = _softmax(scores.to(torch.float32))
+        chosen = p.gather(-1, where) * dg
+        dz = torch.zeros(shape, dtype=torch.float32, device=p.device).scatter(-1, where, chosen)
+        return (dz - p * chosen.sum(-1, keepdim=True)).to(ctx.dtype), *(None,) * 6
+
+    if not ctx.renorm:
+        chosen = dg  # dp_b = dg_b
+    else:
+        # With g without route_scale: dz_b = g_b (dg_b - sum_a g_a dg_a) for
+        # logits; dp_b = (dg_b - sum_a g_a dg_a) / sum of the selected for probs.
+        g = gates / ctx.route_scale if ctx.route_scale != 0 else torch.zeros_like(gates)
+        chosen = dg - (g * dg).sum(-1, keepdim=True)
+        if ctx.kind == "logits":
+            chosen = g * chosen
+        else:
+            total = scores.to(torch.float32).gather(-1, where).sum(-1, keepdim=True)
+            chosen = torch.where(total == 0, 0.0, chosen / total) * selected
+    dscores = torch.zeros(shape, dtype=torch.float32, device=gates.device)
+    return dscores.scatter(-1, where, chosen).to(ctx.dtype), *(None,) * 6
+
+
+def _softmax(z):
+    """Softmax whose rows without support are 0 (E6)."""
+    peak = z.amax(dim=-1, keepdim=True)
+    weight = (z - torch.where(peak == -torch.inf, 0.0, peak)).exp()
+    total = weight.sum(dim=-1, keepdim=True)
+    return weight / torch.where(total == 0, 1.0, total)
+
+
+_op = define(
+    "topk_renorm(Tensor scores, int k, str kind, bool renorm, float route_scale, Tensor? mask, "
+    "ScalarType index_dtype) -> (Tensor gates, Tensor indices)",
+    kernel=_cpu,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)

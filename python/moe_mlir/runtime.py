@@ -1,0 +1,93 @@
+"""Compiled code for IR text: from memory, from the disk cache, or from the compiler.
+
+Environment: see `moe_mlir.cache`; MOE_MLIR_DUMP_DIR names a folder that gets the
+IR after every pass of every compilation, one subfolder each.
+"""
+
+import functools
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+
+from . import cache
+from ._native import native
+
+# Executables of this process by key; the least recently used one goes first.
+_LOADED_LIMIT = 1024
+_loaded = OrderedDict()
+_lock = threading.Lock()
+
+
+def compile_cached(text: str, *, pipeline: str = "moe-to-cpu"):
+    """The executable of a module's public functions on this machine's CPU.
+
+    Args:
+        text: the module as MLIR text.
+        pipeline: the passes that take it to the LLVM dialect.
+
+    Returns:
+        moe_mlir._moe.Executable; `.function(name)` is callable.
+
+    Raises:
+        MoeError: the compiler's diagnostics.
+    """
+    memory_key = (text, pipeline)
+    with _lock:
+        if memory_key in _loaded:
+            _loaded.move_to_end(memory_key)
+            return _loaded[memory_key]
+    executable = _load_or_compile(text, pipeline)
+    with _lock:
+        # Another thread may have been quicker; all callers share one copy.
+        executable = _loaded.setdefault(memory_key, executable)
+        while len(_loaded) > _LOADED_LIMIT:
+            _loaded.popitem(last=False)
+    return executable
+
+
+def compile_ptx_cached(text: str, chip: str) -> str:
+    """The PTX of a module's kernels for an NVIDIA chip such as "sm_90"."""
+    code = _cached("ptx", text, chip,
+                   lambda dump: native().compile_ptx(text, chip, dump_dir=dump).encode())
+    return code.decode()
+
+
+def set_num_threads(threads: int) -> None:
+    """The most threads a kernel uses; 0 follows torch.set_num_threads."""
+    native().set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    """The number of threads that a large kernel uses now."""
+    return native().get_num_threads()
+
+
+def _load_or_compile(text, pipeline):
+    moe = native()
+    target = "\0".join((pipeline, *moe.host_cpu()))
+    object_bytes = _cached("object", text, target,
+                           lambda dump: moe.compile_object(text, pipeline, dump_dir=dump))
+    return moe.Executable(object_bytes)
+
+
+def _cached(kind, text, target, compile_to_bytes):
+    key = cache.make_key(kind, text, target, native().llvm_version(), _library_id())
+    dump_root = os.environ.get("MOE_MLIR_DUMP_DIR")
+    store = cache.open_default()
+    if store is not None and not dump_root:
+        payload = store.load(key)
+        if payload is not None:
+            return payload
+    dump = os.path.join(dump_root, f"{kind}-{key[:16]}") if dump_root else ""
+    payload = compile_to_bytes(dump)
+    if store is not None:
+        store.store(key, payload)
+    return payload
+
+
+@functools.cache
+def _library_id() -> bytes:
+    """Changes with every build of the compiler, which is inside the native module."""
+    with open(native().__file__, "rb") as file:
+        return hashlib.sha256(file.read()).digest()

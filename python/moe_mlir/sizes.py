@@ -1,0 +1,74 @@
+"""Sizes of results as small arithmetic texts, such as `s27*s77//2`.
+
+They travel with a module or an artifact and are evaluated at each call. The
+evaluator takes integers, names, `+ - * // % **`, `max` and `min`; anything
+else in the text is an error, so a size from an untrusted file runs no code.
+"""
+
+import ast
+import operator
+from functools import lru_cache
+
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+              ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
+_FUNCTIONS = {"max": max, "min": min}
+_LARGEST_POWER = 8
+
+
+def format_size(size) -> int | str:
+    """An int, or the text of a sympy expression."""
+    if isinstance(size, int):
+        return size
+    if size.is_Integer:
+        return int(size)
+    if size.is_Symbol:
+        return str(size)
+    kind, operands = type(size).__name__, [str(format_size(a)) for a in size.args]
+    if kind in ("Add", "Mul", "Pow"):
+        return "(" + {"Add": " + ", "Mul": "*", "Pow": "**"}[kind].join(operands) + ")"
+    if kind in ("FloorDiv", "CleanDiv"):
+        return f"({operands[0]}//{operands[1]})"
+    if kind in ("Mod", "PythonMod"):
+        return f"({operands[0]} % {operands[1]})"
+    if kind in ("Max", "Min"):
+        return f"{kind.lower()}({', '.join(operands)})"
+    raise ValueError(f"expected a size made of + - * // % max min, found {size}")
+
+
+def evaluate_size(text: int | str, symbols: dict[str, int]) -> int:
+    """The value of a size text for the given symbols."""
+    if isinstance(text, int):
+        return text
+    return _evaluate(_parse(text), symbols, text)
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str):
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError:
+        raise ValueError(f"expected a size such as 's0*8', found '{text}'") from None
+
+
+def _evaluate(node, symbols, text) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.Name):
+        if node.id not in symbols:
+            raise ValueError(f"size '{text}' uses '{node.id}', which no argument determines")
+        return symbols[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand, symbols, text)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        left, right = (_evaluate(n, symbols, text) for n in (node.left, node.right))
+        if isinstance(node.op, ast.Pow) and not 0 <= right <= _LARGEST_POWER:
+            raise ValueError(f"size '{text}': expected a power in [0, {_LARGEST_POWER}], "
+                             f"found {right}")
+        if isinstance(node.op, (ast.FloorDiv, ast.Mod)) and right == 0:
+            raise ValueError(f"size '{text}' divides by zero")
+        return _OPERATORS[type(node.op)](left, right)
+    if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            and node.func.id in _FUNCTIONS and node.args and not node.keywords):
+        return _FUNCTIONS[node.func.id](*(_evaluate(a, symbols, text) for a in node.args))
+    raise ValueError(f"expected a size made of names, integers and + - * // % ** max min, "
+                     f"found '{text}'")

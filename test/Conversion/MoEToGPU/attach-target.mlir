@@ -1,0 +1,13 @@
+// RUN: %moe-opt %s --moe-attach-nvvm-target=chip=sm_80 | FileCheck %s --check-prefix=SM80
+// RUN: %moe-opt %s --moe-attach-nvvm-target=chip=sm_90a | FileCheck %s --check-prefix=SM90A
+// RUN: %moe-opt %s --moe-attach-nvvm-target=chip=sm_120 | FileCheck %s --check-prefix=SM120
+// RUN: not %moe-opt %s --moe-attach-nvvm-target=chip=sm_70 2>&1 | FileCheck %s --check-prefix=UNKNOWN
+
+// The PTX version follows from the chip.
+
+// SM80: gpu.module @kernels [#nvvm.target<O = 3, chip = "sm_80", features = "+ptx70">]
+// SM90A: gpu.module @kernels [#nvvm.target<O = 3, chip = "sm_90a", features = "+ptx80">]
+// SM120: gpu.module @kernels [#nvvm.target<O = 3, chip = "sm_120", features = "+ptx87">]
+// UNKNOWN: error: expected a chip out of sm_80, sm_86, sm_89, sm_90, sm_90a, sm_100, sm_120, found 'sm_70'
+gpu.module @kernels {
+}

@@ -1,0 +1,35 @@
+// RUN: moe-compile %s -o - --target=sm_90 --emit=ptx | FileCheck %s
+
+// One kernel for projection and selection. What must be in the PTX: the chip's
+// PTX version, aligned workgroup memory, fused multiply-adds, lane exchanges,
+// the hardware exponential; what must not: calls, local memory.
+
+// CHECK:     .version 7.8
+// CHECK:     .target sm_90
+// CHECK:     .visible .entry route_kernel(
+// CHECK-NOT: .visible .entry
+// CHECK-NOT: .local
+// CHECK-NOT: call
+// CHECK:     .shared .align 16
+// CHECK:     fma.rn.f32
+// CHECK:     shfl.sync.bfly.b32
+// CHECK:     st.shared.b32
+// CHECK:     bar.sync
+// CHECK:     max.u64
+// CHECK:     ex2.approx.ftz.f32
+// CHECK:     div.rn.f32
+// CHECK:     st.global.b32
+func.func @route(%h: tensor<?x352xbf16>, %w: tensor<16x352xbf16>)
+    -> (tensor<?x2xf32>, tensor<?x2xi32>) {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %h, %c0 : tensor<?x352xbf16>
+  %z0 = tensor.empty(%n) : tensor<?x16xf32>
+  %z = moe.router_logits ins(%h, %w : tensor<?x352xbf16>, tensor<16x352xbf16>)
+      outs(%z0 : tensor<?x16xf32>) -> tensor<?x16xf32>
+  %g0 = tensor.empty(%n) : tensor<?x2xf32>
+  %i0 = tensor.empty(%n) : tensor<?x2xi32>
+  %r:2 = moe.topk_renorm ins(%z : tensor<?x16xf32>)
+      outs(%g0, %i0 : tensor<?x2xf32>, tensor<?x2xi32>)
+      -> tensor<?x2xf32>, tensor<?x2xi32>
+  return %r#0, %r#1 : tensor<?x2xf32>, tensor<?x2xi32>
+}

@@ -1,0 +1,171 @@
+"""Each family of operators against eager torch: import, compile, run."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import moe_mlir
+
+
+class Function(torch.nn.Module):
+    """A Python function with some weights, as a module."""
+
+    def __init__(self, function, *weights):
+        super().__init__()
+        self.function = function
+        self.weights = torch.nn.ParameterList(
+            torch.nn.Parameter(w, requires_grad=w.is_floating_point()) for w in weights)
+
+    def forward(self, *inputs):
+        return self.function(*inputs, *self.weights)
+
+
+def check(function, inputs, *weights, later=None, rtol=1e-5, atol=1e-6):
+    """Compiles at `inputs`; runs there and at `later`, inputs of other sizes."""
+    model = Function(function, *weights).eval()
+    compiled = moe_mlir.compile(model, inputs)
+    for tensors in (inputs, later or inputs):
+        with torch.no_grad():
+            expected = model(*tensors)
+        found = compiled(*tensors)
+        flat = torch.utils._pytree.tree_leaves
+        assert len(flat(found)) == len(flat(expected))
+        for ours, eager in zip(flat(found), flat(expected)):
+            torch.testing.assert_close(ours, eager, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def tokens(batch=2, count=3, width=8):
+    return torch.randn(batch, count, width)
+
+
+def test_unary_arithmetic():
+    def function(x):
+        return (F.gelu(x), F.gelu(x, approximate="tanh"), F.silu(x), torch.relu(x), x.sigmoid(),
+                x.tanh(), x.exp(), F.softplus(x), x.abs().sqrt(), -x, x.cos() * x.sin(),
+                x.reciprocal(), torch.log1p(x.abs()), x.erf())
+    check(function, (tokens(),), later=(tokens(1, 7),))
+
+
+def test_binary_arithmetic_with_numbers_and_broadcasting():
+    def function(x, w):
+        return (x + w, x - w, x * w, x / w, 1 - x, x / 3, x // 0.3, x % 0.7, x ** 2, x ** 3,
+                x ** 0.5, torch.maximum(x, w), x.clamp(-0.5, 0.5), x[:, :1] + w[0])
+    check(function, (tokens().abs() + 0.1,), torch.randn(8), later=(tokens(1, 1).abs() + 0.1,))
+
+
+def test_comparisons_and_selection():
+    def function(x):
+        positive = x > 0
+        return (torch.where(positive & (x < 1), x, -x), x.masked_fill(~positive, -torch.inf),
+                torch.where(x[:, :, :1] >= 0, 1.0, x), (x == x.amax(-1, keepdim=True)).float())
+    check(function, (tokens(),), later=(tokens(5, 1),))
+
+
+def test_conversions():
+    def function(x):
+        return (x.to(torch.float16), x.long(), x.double(), (x > 0).float(),
+                x.double().to(torch.float32))
+    check(function, (tokens() * 10,), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_floats_compute_in_float32(dtype):
+    def function(x, weight):
+        return F.linear(x, weight), x.exp() * x, x.sum(-1)
+    check(function, (tokens().to(dtype),), torch.randn(5, 8).to(dtype), rtol=1e-2, atol=1e-2)
+
+
+def test_reductions():
+    def function(x):
+        return (x.sum(), x.mean(1), x.amax(-1), x.argmax(-1), x.max(-1), x.var(-1),
+                (x > 0).sum(1), x.cumsum(1), x.norm(dim=-1), x.amin((0, 2), keepdim=True))
+    check(function, (tokens(),), later=(tokens(4, 2),))
+
+
+def test_softmax_is_stable_for_large_and_masked_scores():
+    def function(x):
+        return (F.softmax(x * 1e4, -1), F.log_softmax(x * 100, 1),
+                F.softmax(x.masked_fill(x < 0, -torch.inf), -1))
+    check(function, (tokens(),), later=(tokens(1, 6),))
+
+
+def test_norms():
+    def function(x, weight, bias):
+        rms = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * weight
+        return F.layer_norm(x, (8,), weight, bias), rms
+    check(function, (tokens() + 100,), torch.randn(8), torch.randn(8), rtol=1e-4, atol=1e-4)
+
+
+def test_gathers():
+    def function(i, table):
+        return (F.embedding(i, table), table[i], table[:, i[0]], torch.gather(table, 1, i),
+                table.index_select(1, i[0]), table[i, i])
+    check(function, (torch.randint(0, 5, (6, 3)),), torch.randn(6, 5))
+
+
+def test_negative_indices_count_from_the_end():
+    check(lambda i, table: table[i], (torch.tensor([[-1, 0], [2, -6]]),), torch.randn(6, 5))
+
+
+def test_slices_and_concatenation():
+    def function(x):
+        return (x[1:, ::2], x[:, -1], torch.cat([x, x * 2], 1), torch.stack([x, x]),
+                x.repeat(2, 1, 1), F.pad(x, (1, 2)), x.split(3, -1), x.chunk(2, -1))
+    check(function, (tokens(),), later=(tokens(3, 4),))
+
+
+def test_views_and_permutations():
+    def function(x):
+        b, n, d = x.shape
+        heads = x.view(b, n, 2, d // 2).transpose(1, 2)
+        return (x.reshape(-1, d), heads.reshape(b * 2, n, -1), x.flatten(1),
+                x.permute(2, 0, 1).contiguous(), x.transpose(0, 1).reshape(-1, d),
+                x.unsqueeze(1).expand(-1, 3, -1, -1))
+    check(function, (tokens(),), later=(tokens(1, 5),))
+
+
+def test_new_tensors():
+    def function(x):
+        n = x.shape[1]
+        return (torch.arange(n), torch.zeros_like(x), torch.full((n,), 2.5), x.new_ones(3),
+                F.one_hot(x.argmax(-1), 8))
+    check(function, (tokens(),), later=(tokens(1, 9),))
+
+
+def test_contractions():
+    def function(x, weight, bias):
+        return (F.linear(x, weight, bias), x @ weight.t(), x @ x.transpose(-1, -2),
+                torch.einsum("bnd,ed->bne", x, weight), x[0] @ x[0].t(),
+                torch.bmm(x, x.transpose(1, 2)))
+    check(function, (tokens(),), torch.randn(4, 8), torch.randn(4), later=(tokens(1, 5),))
+
+
+def test_causal_attention():
+    def function(q):
+        n = q.shape[-2]
+        hidden = torch.arange(n)[None, :] > torch.arange(n)[:, None]
+        scores = (q @ q.transpose(-1, -2)).masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ q, F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    check(function, (torch.randn(2, 3, 6, 4),), later=(torch.randn(1, 3, 1, 4),))
+
+
+def test_buffers_that_a_model_updates_are_written_back():
+    class Counter(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(8))
+
+        def forward(self, x):
+            self.total.add_(x.sum((0, 1)))
+            return x * 2
+
+    model, x = Counter(), tokens()
+    compiled = moe_mlir.compile(model, (x,))
+    compiled(x)
+    compiled(x)
+    torch.testing.assert_close(model.total, 2 * x.sum((0, 1)))

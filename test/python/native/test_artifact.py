@@ -1,0 +1,166 @@
+"""Artifacts of moe-compile, loaded from Python."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from conftest import AFFINE
+from moe_mlir import artifact
+
+
+@pytest.fixture(scope="session")
+def moe_compile():
+    path = shutil.which("moe-compile")
+    if path is None:
+        # Beside the build tree's package.
+        native = Path(artifact.native().__file__)
+        path = native.parents[2] / "bin" / "moe-compile"
+    if not os.access(path, os.X_OK):
+        pytest.skip("moe-compile is not in PATH and not in the build tree")
+
+    def run(source, output, *options, check=True):
+        result = subprocess.run([path, "-", "-o", output, *options], input=source, text=True,
+                                capture_output=True, timeout=120)
+        assert not check or result.returncode == 0, result.stderr
+        return result
+
+    return run
+
+
+@pytest.fixture
+def folder(moe_compile, tmp_path):
+    moe_compile(AFFINE, tmp_path / "affine.moe")
+    return tmp_path / "affine.moe"
+
+
+def test_runs_on_torch_and_numpy(folder):
+    loaded = artifact.load(folder)
+    x = torch.randn(3, 4)
+    result = loaded(x, 2.0, 1)
+    assert isinstance(result, torch.Tensor) and torch.equal(result, x * 2 + 1)
+    array = loaded(x.numpy(), 2.0, 1)
+    assert isinstance(array, numpy.ndarray)
+    numpy.testing.assert_array_equal(array, result)
+    out = torch.empty(3, 4)
+    assert loaded(x, 2.0, 1, out=out) is out and torch.equal(out, result)
+
+
+def test_the_manifest_describes_the_function(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["target"]["name"] == "cpu"
+    (function,) = manifest["functions"]
+    assert function["name"] == "affine" and function["symbol"] == "_mlir_ciface_affine"
+    assert function["arguments"] == [{"dtype": "f32", "shape": [-1, 4]}, {"dtype": "f32"},
+                                     {"dtype": "i64"}]
+    assert function["results"] == [
+        {"dtype": "f32", "shape": [-1, 4], "sizes": [["arg", 0, 0], 4]}]
+    assert sorted(manifest["files"]) == ["kernel.h", "kernel.o"]
+
+
+def test_sizes_are_computed_from_the_arguments(moe_compile, tmp_path):
+    moe_compile("""func.func @f(%x: tensor<?x?xf32>) -> (tensor<?xf32>, tensor<?x?xf32>) {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c3 = arith.constant 3 : index
+      %n = tensor.dim %x, %c0 : tensor<?x?xf32>
+      %d = tensor.dim %x, %c1 : tensor<?x?xf32>
+      %n3 = arith.muli %n, %c3 : index
+      %s = arith.addi %n3, %d : index
+      %one = arith.constant 1.0 : f32
+      %e = tensor.empty(%s) : tensor<?xf32>
+      %a = linalg.fill ins(%one : f32) outs(%e : tensor<?xf32>) -> tensor<?xf32>
+      %e2 = tensor.empty(%d, %n) : tensor<?x?xf32>
+      %t = linalg.transpose ins(%x : tensor<?x?xf32>) outs(%e2 : tensor<?x?xf32>)
+        permutation = [1, 0]
+      return %a, %t : tensor<?xf32>, tensor<?x?xf32>
+    }""", tmp_path / "f.moe")
+    x = torch.randn(5, 2)
+    ones, transposed = artifact.load(tmp_path / "f.moe")(x)
+    assert torch.equal(ones, torch.ones(17))
+    assert torch.equal(transposed, x.T)
+
+
+@pytest.mark.parametrize("size, expected", [
+    (7, 7), (None, None), (["arg", 0, 1], 4), (["arg", 1], 9), (["arg", 5, 0], None),
+    (["+", ["*", ["arg", 0, 0], 2], 1], 7), (["//", ["arg", 1], 2], 4),
+    (["ceildiv", ["arg", 1], 2], 5), (["%", ["arg", 1], 4], 1)])
+def test_evaluates_sizes(size, expected):
+    assert artifact.evaluate_size(size, (torch.empty(3, 4), 9)) == expected
+
+
+def test_the_header_compiles_and_links(folder, tmp_path):
+    compiler = shutil.which("cc") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    runtime = next((p for p in Path(artifact.native().__file__).parents[2].rglob(
+        "libmoe_runtime.so")), None)
+    assert runtime is not None, "expected libmoe_runtime.so in the build tree"
+    (tmp_path / "main.c").write_text("""#include "kernel.h"
+      #include <stdio.h>
+      int main(void) {
+        float in[8] = {0, 1, 2, 3, 4, 5, 6, 7}, out[8] = {0};
+        MoETensor2 x = {in, in, 0, {2, 4}, {4, 1}}, y = {out, out, 0, {2, 4}, {4, 1}};
+        _mlir_ciface_affine(&x, 2.0f, 1, &y);
+        printf("%g %g\\n", out[0], out[7]);
+        return 0;
+      }""")
+    subprocess.run([compiler, "-Wall", "-Werror", f"-I{folder}", "-o", tmp_path / "main",
+                    tmp_path / "main.c", folder / "kernel.o", runtime, "-lm",
+                    f"-Wl,-rpath,{runtime.parent}"], check=True)
+    result = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True)
+    assert result.stdout == "1 15\n"
+
+
+def test_an_older_artifact_is_replaced_and_nothing_else(moe_compile, folder, tmp_path):
+    before = (folder / "manifest.json").stat().st_ino
+    moe_compile(AFFINE, folder)
+    assert (folder / "manifest.json").stat().st_ino != before
+    assert artifact.load(folder)
+    other = tmp_path / "precious"
+    other.mkdir()
+    (other / "thesis.tex").write_text("years")
+    result = moe_compile(AFFINE, other, check=False)
+    assert result.returncode == 1 and "found something else" in result.stderr
+    assert (other / "thesis.tex").read_text() == "years"
+    assert not list(tmp_path.glob("*staging*"))
+
+
+@pytest.mark.parametrize("name, change, message", [
+    ("kernel.o", lambda d: d[:-1] + bytes([d[-1] ^ 1]), "is damaged"),
+    ("kernel.h", lambda d: d + b"\n", "is damaged"),
+    ("manifest.json", lambda d: b"{", "expected JSON"),
+    ("manifest.json", lambda d: b"[]", "found another file"),
+    ("manifest.json", lambda d: d.replace(b'"format_version": 1', b'"format_version": 9'),
+     "found 9"),
+    ("manifest.json", lambda d: d.replace(b'"kernel.h"', b'"../kernel.h"'), "plain file names"),
+    ("manifest.json", lambda d: d.replace(b'"features": "', b'"features": "+no-such-thing,'), None),
+])
+def test_a_damaged_artifact_is_refused(folder, name, change, message):
+    path = folder / name
+    path.write_bytes(change(path.read_bytes()))
+    if message is None:
+        # A feature that this machine does not list as absent is no reason.
+        assert artifact.load(folder)
+        return
+    with pytest.raises(ValueError, match=message):
+        artifact.load(folder)
+
+
+def test_code_for_another_cpu_is_refused(folder):
+    host = artifact.native().host_cpu()[1].split(",")
+    absent = next(f[1:] for f in host if f.startswith("-"))
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace('"features": "', f'"features": "+{absent},'))
+    with pytest.raises(ValueError, match=f"which has {absent}"):
+        artifact.load(folder)
+
+
+def test_no_artifact_at_all(tmp_path):
+    with pytest.raises(ValueError, match="expected an artifact folder"):
+        artifact.load(tmp_path / "none")

@@ -1,0 +1,74 @@
+"""The share of broken kernels that the simulator catches.
+
+A mutant is caught by a finding or by a result outside the tolerance. Mutants
+that are still correct programs stand, each with its proof, in
+redundant-mutants.json; they must not be caught, or the proof is wrong or the
+simulator gives a false alarm.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from mutation import all_jobs, run_mutants
+
+REDUNDANT = (
+    Path(__file__).parents[2] / "Simulator" / "redundant-mutants.json"
+)
+TARGET = 0.95
+SAMPLE = 1  # every n-th mutant
+
+
+@pytest.fixture(scope="module")
+def proofs():
+    return {p["mutant"]: p for p in json.loads(REDUNDANT.read_text())}
+
+
+@pytest.fixture(scope="module")
+def outcomes(pytestconfig):
+    step = 1 if pytestconfig.getoption("--sim-all-mutants") else SAMPLE
+    return run_mutants(all_jobs()[::step])
+
+
+def describe(outcomes):
+    return "\n".join(
+        f"{o.name} line {o.line}: {o.before!r} -> {o.after!r} {o.detail}"
+        for o in outcomes
+    )
+
+
+def test_share_of_caught_mutants(outcomes, proofs, figures):
+    judged = [o for o in outcomes if o.name not in proofs]
+    caught = [o for o in judged if o.how]
+    share = len(caught) / len(judged)
+    figures["mutation score"] = (
+        f"{len(caught)}/{len(judged)} ({100 * share:.1f} %)"
+    )
+    figures["redundant"] = str(len(outcomes) - len(judged))
+    figures["caught by"] = ", ".join(
+        f"{how} {n}" for how, n in Counter(o.how for o in caught).most_common()
+    )
+    missed = [o for o in judged if not o.how]
+    assert share >= TARGET, describe(missed)
+
+
+def test_every_mutant_loads_and_ends(outcomes):
+    broken = [o for o in outcomes if o.how in ("invalid", "crash", "hang")]
+    assert not broken, describe(broken)
+
+
+def test_redundant_mutants_are_clean(outcomes, proofs):
+    caught = [o for o in outcomes if o.name in proofs and o.how]
+    assert not caught, describe(caught)
+
+
+def test_each_proof_is_of_a_mutant_that_exists(proofs):
+    from corpus import CASES
+
+    statements = {
+        f"{CASES[index].name}:{m.key}": m.before for index, m in all_jobs()
+    }
+    for name, proof in proofs.items():
+        assert statements.get(name) == proof["statement"], name
+        assert len(proof["proof"]) > 40, f"{name} has no proof"
