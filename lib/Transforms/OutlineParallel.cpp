@@ -211,10 +211,6 @@ func::FuncOp Outliner::makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
 }
 
 LogicalResult Outliner::outline(scf::ForallOp forall) {
-  if (forall.getNumResults() != 0)
-    return emitError(forall.getLoc(),
-        "expected a parallel loop on buffers, found one with results; bufferize "
-        "first");
   auto parent = forall->getParentOfType<func::FuncOp>();
   ImplicitLocOpBuilder builder(forall.getLoc(), forall);
   SmallVector<Value> captured = captureValues(builder, forall.getRegion());
@@ -283,6 +279,8 @@ struct OutlineParallelPass
   using Base::Base;
 
   void runOnOperation() override {
+    if (failed(verifyBuffers()))
+      return signalPassFailure();
     if (threads && failed(outlineOutermost()))
       return signalPassFailure();
     SmallVector<scf::ForallOp> rest;
@@ -299,6 +297,17 @@ struct OutlineParallelPass
   }
 
 private:
+  LogicalResult verifyBuffers() {
+    WalkResult result = getOperation()->walk([](scf::ForallOp forall) {
+      if (forall.getNumResults() == 0)
+        return WalkResult::advance();
+      emitError(forall.getLoc(), "expected a parallel loop on buffers, found "
+                                 "one with results; bufferize first");
+      return WalkResult::interrupt();
+    });
+    return failure(result.wasInterrupted());
+  }
+
   LogicalResult outlineOutermost() {
     Outliner outliner(getOperation());
     SmallVector<scf::ForallOp> outermost;
