@@ -37,6 +37,8 @@ static void buildTilingStage(OpPassManager &manager,
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   manager.addPass(createMoEConvertToSoftmaxMixPass());
+  // Initial values with one user are made inside its tile.
+  manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
