@@ -18,8 +18,8 @@
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
-#include "mlir/Interfaces/DestinationStyleOpInterface.h"
 #include "mlir/Interfaces/SideEffectInterfaces.h"
+#include "mlir/Transforms/RegionUtils.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOEPRIVATIZEDESTINATIONSPASS
@@ -28,18 +28,24 @@ namespace mlir::moe {
 
 using namespace mlir;
 
-/// Whether `op` only initialises a new tensor: its one destination is empty and
-/// it reads no other tensor.
+/// Whether `op` only initialises a new tensor: it has one result and reads no
+/// tensor but empty ones, in its regions neither.
 static bool isInitialisation(Operation *op) {
-  auto dps = dyn_cast<DestinationStyleOpInterface>(op);
-  if (!dps || dps.getNumDpsInits() != 1 || op->getNumResults() != 1 ||
-      !isPure(op))
+  if (op->getNumResults() != 1 || op->getNumOperands() == 0 ||
+      !isa<TensorType>(op->getResult(0).getType()) ||
+      !isMemoryEffectFree(op))
     return false;
-  bool readsTensor = llvm::any_of(dps.getDpsInputs(), [](Value input) {
-    return isa<TensorType>(input.getType());
-  });
-  return !readsTensor &&
-         dps.getDpsInits()[0].getDefiningOp<tensor::EmptyOp>() != nullptr;
+  SetVector<Value> read(op->operand_begin(), op->operand_end());
+  getUsedValuesDefinedAbove(op->getRegions(), read);
+  bool readsEmpty = false;
+  for (Value value : read) {
+    if (!isa<TensorType>(value.getType()))
+      continue;
+    if (!value.getDefiningOp<tensor::EmptyOp>())
+      return false;
+    readsEmpty = true;
+  }
+  return readsEmpty;
 }
 
 /// Gives every use of the op's result but the last a copy of the op.

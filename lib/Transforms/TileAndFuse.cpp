@@ -108,8 +108,10 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   Operation *user = nullptr;
   for (OpResult result : op->getResults())
     for (Operation *other : result.getUsers()) {
-      // Slices inside the loop stand for the consumer that is being tiled.
-      if (isa<tensor::ExtractSliceOp, tensor::DimOp>(other))
+      // Slices inside the loop, and the loop that carries a destination, stand
+      // for the consumer that is being tiled.
+      if (isa<tensor::ExtractSliceOp, tensor::DimOp>(other) ||
+          other->isAncestor(slice))
         continue;
       if (user && user != other)
         return "its result has several users";
