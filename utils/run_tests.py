@@ -62,19 +62,19 @@ def main() -> int:
 
     environment = dict(os.environ)
     environment["PYTHONPATH"] = str(build / "python")
-    environment["MOE_MLIR_CACHE_DIR"] = str(build / "test" / "cache")
+    environment["MOE_MLIR_CACHE_DIR"] = str(build / "tests" / "cache")
     environment["PATH"] = os.pathsep.join(
         [str(build / "bin"), os.path.dirname(sys.executable), environment["PATH"]]
     )
 
-    lit_report = build / "test" / "lit.xml"
+    lit_report = build / "tests" / "lit.xml"
     lit_command = find_lit() + [
-        str(build / "test"), str(build / "test-docs"), "-v",
+        str(build / "tests"), str(build / "tests-docs"), "-v",
         "--xunit-xml-output", str(lit_report),
     ]
-    pytest_report = build / "test" / "pytest.xml"
+    pytest_report = build / "tests" / "pytest.xml"
     pytest_command = [
-        sys.executable, "-m", "pytest", str(ROOT / "test" / "python"), "-q",
+        sys.executable, "-m", "pytest", str(ROOT / "tests" / "python"), "-q",
         "-n", "2", f"--junitxml={pytest_report}", "-p", "no:cacheprovider",
     ]
     if options.filter:

@@ -1,6 +1,6 @@
 """The corpus of correct kernels: inputs from a seed, launch, reference.
 
-Every case names a kernel of ``test/Simulator/corpus/ptx``, how it is launched,
+Every case names a kernel of ``tests/Simulator/corpus/ptx``, how it is launched,
 and a function that makes its arguments and the expectation on each output.
 Sizes are odd on purpose: a bound that is off by one must show.
 """

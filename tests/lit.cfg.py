@@ -10,7 +10,7 @@ config.test_format = lit.formats.ShTest(execute_external=False)
 config.suffixes = [".mlir", ".test"]
 config.excludes = ["python", "Inputs", "CMakeLists.txt"]
 config.test_source_root = os.path.dirname(__file__)
-config.test_exec_root = os.path.join(config.moe_build_dir, "test")
+config.test_exec_root = os.path.join(config.moe_build_dir, "tests")
 
 config.environment["PATH"] = os.pathsep.join(
     [
