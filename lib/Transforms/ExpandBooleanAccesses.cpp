@@ -31,8 +31,12 @@ namespace mlir::moe {
 
 using namespace mlir;
 
-static VectorType getVectorOfOne(Type elementType) {
-  return VectorType::get({1}, elementType);
+/// A vector of one element with a dim for each that `memref` allows: vector
+/// accesses have no more dims than their buffer.
+static VectorType getVectorOfOne(Value memref) {
+  auto type = cast<MemRefType>(memref.getType());
+  SmallVector<int64_t> sizes(std::min<int64_t>(type.getRank(), 1), 1);
+  return VectorType::get(sizes, type.getElementType());
 }
 
 namespace {
@@ -43,10 +47,11 @@ struct ExpandLoad : OpRewritePattern<memref::LoadOp> {
     if (!op.getType().isInteger(1))
       return rewriter.notifyMatchFailure(op, "not a boolean");
     Value vector = vector::LoadOp::create(rewriter, op.getLoc(),
-                                          getVectorOfOne(op.getType()),
+                                          getVectorOfOne(op.getMemRef()),
                                           op.getMemRef(), op.getIndices());
-    rewriter.replaceOpWithNewOp<vector::ExtractOp>(op, vector,
-                                                   ArrayRef<int64_t>{0});
+    SmallVector<int64_t> first(
+        cast<VectorType>(vector.getType()).getRank(), 0);
+    rewriter.replaceOpWithNewOp<vector::ExtractOp>(op, vector, first);
     return success();
   }
 };
@@ -55,11 +60,10 @@ struct ExpandStore : OpRewritePattern<memref::StoreOp> {
   using OpRewritePattern::OpRewritePattern;
   LogicalResult matchAndRewrite(memref::StoreOp op,
                                 PatternRewriter &rewriter) const override {
-    Type type = op.getValue().getType();
-    if (!type.isInteger(1))
+    if (!op.getValue().getType().isInteger(1))
       return rewriter.notifyMatchFailure(op, "not a boolean");
     Value vector = vector::BroadcastOp::create(
-        rewriter, op.getLoc(), getVectorOfOne(type), op.getValue());
+        rewriter, op.getLoc(), getVectorOfOne(op.getMemRef()), op.getValue());
     rewriter.replaceOpWithNewOp<vector::StoreOp>(op, vector, op.getMemRef(),
                                                  op.getIndices());
     return success();

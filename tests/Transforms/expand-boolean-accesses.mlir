@@ -24,3 +24,16 @@ func.func @bytes_stay(%m: memref<?xi8>, %i: index) {
   memref.store %b, %m[%i] : memref<?xi8>
   return
 }
+
+// CHECK-LABEL: func @a_single_boolean_is_a_vector_without_dims
+// CHECK-SAME:    %[[M:[^:]*]]: memref<i1>
+// CHECK:         vector.load %[[M]][] : memref<i1>, vector<i1>
+// CHECK:         vector.store %{{.*}}, %[[M]][] : memref<i1>, vector<i1>
+// LLVM-LABEL:  llvm.func @a_single_boolean_is_a_vector_without_dims
+// LLVM:          llvm.load %{{.*}} : !llvm.ptr -> vector<1xi1>
+// LLVM:          llvm.store %{{.*}} : vector<1xi1>, !llvm.ptr
+func.func @a_single_boolean_is_a_vector_without_dims(%m: memref<i1>) {
+  %b = memref.load %m[] : memref<i1>
+  memref.store %b, %m[] : memref<i1>
+  return
+}
