@@ -243,21 +243,35 @@ void MixKernel::packValues(Value firstKey) {
 // Logits of a register tile
 //===----------------------------------------------------------------------===//
 
+/// Products that one accumulator takes before it is added to the total: one
+/// long chain would round the sum of d products d times, and log-sum-exps would
+/// leave their tolerance from d = 352 on.
+static constexpr int64_t kChainLength = 64;
+
 /// q.k of the group's rows with the packed keys.
 Tile MixKernel::multiply(ArrayRef<Value> rows) {
   Values zeros(kGroupRows * kKeyVectors, e.f32(0.0));
+  auto accumulate = [&](Value feature, ValueRange carried) -> Values {
+    Values keys, next;
+    for (int64_t vector = 0; vector < kKeyVectors; ++vector)
+      keys.push_back(
+          e.loadVector(packedKeys, {feature, e.index(vector * e.width)}));
+    for (auto [i, row] : llvm::enumerate(rows)) {
+      Value query = e.splat(e.toF32(e.load(q, {row, feature})));
+      for (auto [j, key] : llvm::enumerate(keys))
+        next.push_back(e.fma(query, key, carried[i * kKeyVectors + j]));
+    }
+    return next;
+  };
   Values sums = e.loop(
-      e.index(0), numFeatures, 1, zeros,
-      [&](Value feature, ValueRange carried) -> Values {
-        Values keys, next;
-        for (int64_t vector = 0; vector < kKeyVectors; ++vector)
-          keys.push_back(
-              e.loadVector(packedKeys, {feature, e.index(vector * e.width)}));
-        for (auto [i, row] : llvm::enumerate(rows)) {
-          Value query = e.splat(e.toF32(e.load(q, {row, feature})));
-          for (auto [j, key] : llvm::enumerate(keys))
-            next.push_back(e.fma(query, key, carried[i * kKeyVectors + j]));
-        }
+      e.index(0), numFeatures, kChainLength, zeros,
+      [&](Value first, ValueRange totals) -> Values {
+        Value end =
+            e.minIndex(e.add(first, e.index(kChainLength)), numFeatures);
+        Values chain = e.loop(first, end, 1, zeros, accumulate);
+        Values next;
+        for (auto [total, part] : llvm::zip_equal(totals, chain))
+          next.push_back(e.add(total, part));
         return next;
       });
   Tile tile;
