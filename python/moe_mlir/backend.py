@@ -20,9 +20,29 @@ _log = logging.getLogger("moe_mlir.backend")
 def moe(module: torch.fx.GraphModule, example_inputs, **options):
     """The backend; `options` go to Inductor."""
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.exc import InductorError
 
     raised = _raise_before_autograd(module)
-    return compile_fx(module if raised is None else raised, example_inputs, **options)
+    graph = module if raised is None else raised
+    try:
+        return compile_fx(graph, example_inputs, **options)
+    except InductorError as error:
+        # Inductor cannot keep every size open: torch 2.13 asks whether an open
+        # token count is 1 where it lowers bmm. The graph itself can.
+        if "GuardOnDataDependentSymNode" not in str(error):
+            raise
+        _log.warning(
+            "Inductor needs a size of this graph to be known, the routers stay compiled and the "
+            "rest runs eagerly; mark the size dynamic instead of unbacked to have Inductor "
+            "(torch says: %s)", str(error).splitlines()[0])
+        return _run_eagerly(graph, example_inputs)
+
+
+def _run_eagerly(graph, example_inputs):
+    """One graph with autograd, its ops called one by one."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    return aot_eager(graph, example_inputs)
 
 
 def _raise_before_autograd(module):

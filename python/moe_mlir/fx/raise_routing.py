@@ -23,7 +23,10 @@ def raise_routing(module: GraphModule) -> int:
     sites = [site for site in find_routers(module.graph) if not site.reason]
     for site in sites:
         _raise_site(module.graph, site)
-    module.graph.eliminate_dead_code()
+    # A gate that was normalised in place is dead now, though it writes.
+    replaced = {site.gates for site in sites}
+    module.graph.eliminate_dead_code(
+        lambda node: node.is_impure() and node not in replaced)
     module.recompile()
     return len(sites)
 
