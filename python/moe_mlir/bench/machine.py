@@ -26,7 +26,8 @@ def measure():
 def _cpu_model():
     try:
         with open("/proc/cpuinfo") as lines:
-            fields = dict(line.strip().split("\t: ", 1) for line in lines if "\t: " in line)
+            pairs = (line.split(":", 1) for line in lines if ":" in line)
+            fields = {key.strip(): value.strip() for key, value in pairs}
         name = fields.get("model name", "unknown CPU")
         where = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
         return f"{name} ({', '.join(where)})" if where else name

@@ -125,7 +125,7 @@ def test_symphony_with_a_graph_of_the_caller():
     assert_close(a.state["adjacency"], b.state["adjacency"].double(), 1e-6)
     assert not router.co_selections.any()
     again = router(H, MASK, **a.state)
-    assert float((again.probs - a.probs).abs().max()) > 0
+    assert not torch.equal(again.probs, a.probs)
 
 
 def test_the_graph_is_saved_with_the_model():
