@@ -64,8 +64,7 @@ MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
                           MoEBytes *object);
 MoEError moeCompilePTX(MoEStringRef source, MoEStringRef filename,
                        MoEStringRef chip, MoEStringRef dumpDir, MoEBytes *ptx);
-MoEError moeAssembleCubin(MoEStringRef ptx, MoEStringRef chip,
-                          MoEBytes *cubin);
+MoEError moeAssembleCubin(MoEStringRef ptx, MoEStringRef chip, MoEBytes *cubin);
 
 /* Executables: objects of moeCompileObject, linked into the process. */
 MoEError moeExecutableLoad(MoEStringRef object, MoEExecutable *executable);

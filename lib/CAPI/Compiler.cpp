@@ -185,8 +185,7 @@ MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
   options.pipeline = unwrap(pipeline).str();
   options.dumpDir = unwrap(dumpDir).str();
   return compileSource(
-      source, filename, object,
-      [&](ModuleOp module) -> FailureOr<std::string> {
+      source, filename, object, [&](ModuleOp module) -> FailureOr<std::string> {
         FailureOr<HostCode> code =
             compileForHost(module, HostCodeForm::Object, options);
         if (failed(code))
@@ -199,8 +198,7 @@ MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
 }
 
 MoEError moeCompilePTX(MoEStringRef source, MoEStringRef filename,
-                       MoEStringRef chip, MoEStringRef dumpDir,
-                       MoEBytes *ptx) {
+                       MoEStringRef chip, MoEStringRef dumpDir, MoEBytes *ptx) {
   return compileSource(source, filename, ptx, [&](ModuleOp module) {
     return compileToPTX(module, unwrap(chip), unwrap(dumpDir));
   });
@@ -227,11 +225,11 @@ MoEError moeAssembleCubin(MoEStringRef ptx, MoEStringRef chip,
 
 static MoEElementType elementTypeOf(StringRef name) {
   static constexpr ElementTypeName names[] = {
-      {"i1", MoEElementType_I1},       {"i8", MoEElementType_I8},
-      {"i16", MoEElementType_I16},     {"i32", MoEElementType_I32},
-      {"i64", MoEElementType_I64},     {"index", MoEElementType_Index},
-      {"f16", MoEElementType_F16},     {"bf16", MoEElementType_BF16},
-      {"f32", MoEElementType_F32},     {"f64", MoEElementType_F64}};
+      {"i1", MoEElementType_I1},   {"i8", MoEElementType_I8},
+      {"i16", MoEElementType_I16}, {"i32", MoEElementType_I32},
+      {"i64", MoEElementType_I64}, {"index", MoEElementType_Index},
+      {"f16", MoEElementType_F16}, {"bf16", MoEElementType_BF16},
+      {"f32", MoEElementType_F32}, {"f64", MoEElementType_F64}};
   for (const ElementTypeName &entry : names)
     if (entry.name == name)
       return entry.type;
@@ -242,10 +240,9 @@ static MoEOpaqueFunction describe(const Executable::Function &function) {
   MoEOpaqueFunction described{&function, {}};
   auto add = [&](ArrayRef<ValueSignature> values, bool isResult) {
     for (const ValueSignature &value : values)
-      described.values.push_back({elementTypeOf(value.elementType),
-                                  value.isTensor, isResult,
-                                  static_cast<int64_t>(value.shape.size()),
-                                  value.shape.data()});
+      described.values.push_back(
+          {elementTypeOf(value.elementType), value.isTensor, isResult,
+           static_cast<int64_t>(value.shape.size()), value.shape.data()});
   };
   add(function.signature.arguments, /*isResult=*/false);
   add(function.signature.results, /*isResult=*/true);
@@ -258,7 +255,8 @@ MoEError moeExecutableLoad(MoEStringRef object, MoEExecutable *executable) {
     return makeError(loaded.takeError());
   auto result = std::make_unique<MoEOpaqueExecutable>();
   result->executable = std::move(*loaded);
-  for (const Executable::Function &function : result->executable->getFunctions())
+  for (const Executable::Function &function :
+       result->executable->getFunctions())
     result->functions.push_back(describe(function));
   *executable = result.release();
   return nullptr;

@@ -168,9 +168,8 @@ void checkUnwaited(Warp &warp, u32 lanes) {
       reportUnwaited(warp, copy.lane, copy.pc,
                      "the thread ends before it has waited for this copy: "
                      "expected cp.async.wait_group or wait_all");
-  std::erase_if(warp.copies, [&](const AsyncCopy &copy) {
-    return lanes >> copy.lane & 1;
-  });
+  std::erase_if(warp.copies,
+                [&](const AsyncCopy &copy) { return lanes >> copy.lane & 1; });
   for (const BulkStore &store : warp.bulkStores)
     if (!store.sourceRead && (lanes >> store.lane & 1))
       reportUnwaited(warp, store.lane, store.pc,

@@ -30,7 +30,8 @@ struct BF16 {
 
 /// inst.aux2: the number of source values is in inst.vec. The operation maps
 /// (old, operand, third) to the new value.
-template <typename T, typename F> Handler atomic(F) {
+template <typename T, typename F>
+Handler atomic(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     u64 addresses[kWarpSize];
     u8 *pointers[kWarpSize];
@@ -39,14 +40,13 @@ template <typename T, typename F> Handler atomic(F) {
     request.bytes = sizeof(T) * inst.vec;
     request.read = request.write = true;
     request.flags = stampFlags(inst);
-    u32 good = resolve(warp, inst, mask, inst.space, addresses, request,
-                       pointers);
+    u32 good =
+        resolve(warp, inst, mask, inst.space, addresses, request, pointers);
     u32 order[kWarpSize];
     for (u32 l = 0; l < kWarpSize; ++l)
       order[l] = l;
     warp.block->random.shuffle(order, kWarpSize);
-    warp.block->executor->counters.totals.atomics +=
-        __builtin_popcount(good);
+    warp.block->executor->counters.totals.atomics += __builtin_popcount(good);
     u32 first = 1, third = 1 + inst.vec;
     for (u32 l : order) {
       if (!(good >> l & 1))
@@ -69,11 +69,11 @@ template <typename T, typename F> Handler atomic(F) {
   };
 }
 
-template <typename T> void addIntegers(HandlerTable &table, const char *type) {
+template <typename T>
+void addIntegers(HandlerTable &table, const char *type) {
   std::string t = std::string(".") + type;
   using U = std::make_unsigned_t<T>;
-  table["atom.add" + t] =
-      atomic<T>([](T o, T v, T) { return T(U(o) + U(v)); });
+  table["atom.add" + t] = atomic<T>([](T o, T v, T) { return T(U(o) + U(v)); });
   table["atom.min" + t] = atomic<T>([](T o, T v, T) { return v < o ? v : o; });
   table["atom.max" + t] = atomic<T>([](T o, T v, T) { return v > o ? v : o; });
   table["atom.and" + t] = atomic<T>([](T o, T v, T) { return T(o & v); });
@@ -84,11 +84,12 @@ template <typename T> void addIntegers(HandlerTable &table, const char *type) {
       atomic<T>([](T o, T v, T n) { return o == v ? n : o; });
   table["atom.inc" + t] =
       atomic<T>([](T o, T v, T) { return o >= v ? T(0) : T(o + 1); });
-  table["atom.dec" + t] = atomic<T>(
-      [](T o, T v, T) { return o == 0 || o > v ? v : T(o - 1); });
+  table["atom.dec" + t] =
+      atomic<T>([](T o, T v, T) { return o == 0 || o > v ? v : T(o - 1); });
 }
 
-template <typename T> void addFloats(HandlerTable &table, const char *type) {
+template <typename T>
+void addFloats(HandlerTable &table, const char *type) {
   std::string t = std::string(".") + type;
   table["atom.add" + t] = atomic<T>([](T o, T v, T) { return o + v; });
   // Vector reductions on sm_90 have these too.
@@ -96,7 +97,8 @@ template <typename T> void addFloats(HandlerTable &table, const char *type) {
   table["atom.max" + t] = atomic<T>([](T o, T v, T) { return v > o ? v : o; });
 }
 
-template <typename H> void addHalves(HandlerTable &table, std::string t) {
+template <typename H>
+void addHalves(HandlerTable &table, std::string t) {
   t = "." + t;
   table["atom.add" + t] = atomic<u16>(
       [](u16 o, u16 v, u16) { return H::store(H::load(o) + H::load(v)); });

@@ -103,8 +103,8 @@ void arriveAtBarrier(Warp &warp, size_t groupIndex) {
   u32 count = lanesOf<u32>(warp, inst.s[1])[lane];
   bool arrives = static_cast<BarrierKind>(inst.aux) == BarrierKind::Arrive;
   if (number >= block.barriers.size()) {
-    report(warp, lane, pc, "expected a barrier below 16, found " +
-                               std::to_string(number));
+    report(warp, lane, pc,
+           "expected a barrier below 16, found " + std::to_string(number));
     block.launch->stop = true;
     return;
   }

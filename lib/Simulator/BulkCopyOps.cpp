@@ -100,13 +100,14 @@ Transfer tileOf(const TensorMap &map, const i32 *coordinates,
             row += static_cast<u64>(at) * map.strides[d];
           }
           for (u32 byte = 0; byte < rowBytes; byte += step) {
-            i64 first = static_cast<i64>(coordinates[0]) * map.elementBytes +
-                        byte;
+            i64 first =
+                static_cast<i64>(coordinates[0]) * map.elementBytes + byte;
             i64 end = static_cast<i64>(map.dims[0]) * map.elementBytes;
             // A chunk at the right edge may be partly inside.
-            u32 valid = !inside || first < 0 || first >= end
-                            ? 0
-                            : static_cast<u32>(std::min<i64>(step, end - first));
+            u32 valid =
+                !inside || first < 0 || first >= end
+                    ? 0
+                    : static_cast<u32>(std::min<i64>(step, end - first));
             u64 at = swizzle(sharedAddress + place + byte, map.swizzle) -
                      sharedAddress;
             u8 *global = reinterpret_cast<u8 *>(row + first);
@@ -121,10 +122,10 @@ Transfer tileOf(const TensorMap &map, const i32 *coordinates,
   std::vector<Piece> merged;
   for (const Piece &piece : transfer.pieces) {
     Piece *last = merged.empty() ? nullptr : &merged.back();
-    bool continues = last && last->shared + last->bytes == piece.shared &&
-                     (!last->global) == (!piece.global) &&
-                     (!piece.global ||
-                      last->global + last->bytes == piece.global);
+    bool continues =
+        last && last->shared + last->bytes == piece.shared &&
+        (!last->global) == (!piece.global) &&
+        (!piece.global || last->global + last->bytes == piece.global);
     if (continues)
       last->bytes += piece.bytes;
     else
@@ -219,9 +220,8 @@ bool touchSources(Warp &warp, const Inst &inst, u32 lane,
   access.write = write;
   access.flags = write ? kAsync | kPending : kAsync;
   for (const Piece &piece : transfer.pieces)
-    if (piece.global &&
-        !touchGlobal(warp, reinterpret_cast<u64>(piece.global),
-                     piece.bytes, access))
+    if (piece.global && !touchGlobal(warp, reinterpret_cast<u64>(piece.global),
+                                     piece.bytes, access))
       return false;
   return true;
 }
@@ -232,16 +232,18 @@ void checkTileAlignment(Warp &warp, const Inst &inst, u32 lane, u64 address,
     reportAlignment(warp, inst, lane, address, alignment);
 }
 
-u64 rankBits(u32 rank) { return static_cast<u64>(rank + 1) << kClusterRankShift; }
+u64 rankBits(u32 rank) {
+  return static_cast<u64>(rank + 1) << kClusterRankShift;
+}
 
 /// s: see BulkCopy.h.
 void runLoad(Warp &warp, const Inst &inst, u32 mask) {
   BulkShape shape = BulkShape::unpack(inst.imm2);
   for (u32 l : Lanes(mask)) {
-    u64 to = sharedAddress(warp, inst.s[1], shape.wideShared, 0, shape.generic,
-                           l);
-    u64 mbarrier = sharedAddress(warp, inst.s[2], shape.wideMbarrier, 0,
-                                 shape.generic, l);
+    u64 to =
+        sharedAddress(warp, inst.s[1], shape.wideShared, 0, shape.generic, l);
+    u64 mbarrier =
+        sharedAddress(warp, inst.s[2], shape.wideMbarrier, 0, shape.generic, l);
     Transfer transfer;
     if (shape.rank) {
       auto map = loadMap(warp, inst, l);
@@ -313,7 +315,8 @@ void runClusterCopy(Warp &warp, const Inst &inst, u32 mask) {
 // Stores and reductions
 //===----------------------------------------------------------------------===//
 
-template <typename T, typename F> void reduce(u8 *to, const u8 *from, F f) {
+template <typename T, typename F>
+void reduce(u8 *to, const u8 *from, F f) {
   T a, b;
   std::memcpy(&a, to, sizeof a);
   std::memcpy(&b, from, sizeof b);
@@ -347,8 +350,9 @@ template <float (*Load)(u16), u16 (*Store)(float)>
 void reduceHalf(u8 *to, const u8 *from, BulkReduction op) {
   reduce<u16>(to, from, [op](u16 a, u16 b) {
     float x = Load(a), y = Load(b);
-    return op == BulkReduction::Add ? Store(x + y)
-           : (x < y) == (op == BulkReduction::Min) ? a : b;
+    return op == BulkReduction::Add                ? Store(x + y)
+           : (x < y) == (op == BulkReduction::Min) ? a
+                                                   : b;
   });
 }
 
@@ -392,8 +396,8 @@ void reduceBytes(u8 *to, const u8 *from, u32 bytes, const BulkShape &shape) {
 void runStore(Warp &warp, const Inst &inst, u32 mask) {
   BulkShape shape = BulkShape::unpack(inst.imm2);
   for (u32 l : Lanes(mask)) {
-    u64 from = sharedAddress(warp, inst.s[1], shape.wideShared, 0,
-                             shape.generic, l);
+    u64 from =
+        sharedAddress(warp, inst.s[1], shape.wideShared, 0, shape.generic, l);
     Transfer transfer;
     if (shape.rank) {
       auto map = loadMap(warp, inst, l);
@@ -428,8 +432,8 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
         atomic.write = true;
         atomic.flags = kStrong;
         if (piece.global)
-          touchGlobal(warp, reinterpret_cast<u64>(piece.global),
-                      piece.bytes, atomic);
+          touchGlobal(warp, reinterpret_cast<u64>(piece.global), piece.bytes,
+                      atomic);
       }
     } else if (!touchSources(warp, inst, l, transfer, true)) {
       continue;

@@ -114,8 +114,8 @@ void Clock::learn(u32 ofBlock, u32 actor, u32 lanes, u32 time) {
     return;
   }
   std::shared_ptr<const BlockClock> &mine = slot(ofBlock);
-  auto joined =
-      mine ? std::make_shared<BlockClock>(*mine) : std::make_shared<BlockClock>();
+  auto joined = mine ? std::make_shared<BlockClock>(*mine)
+                     : std::make_shared<BlockClock>();
   joined->learn(actor, lanes, time);
   mine = std::move(joined);
 }

@@ -10,8 +10,21 @@
 namespace moe::sim {
 
 enum class NumberType : u8 {
-  U8, S8, U16, S16, U32, S32, U64, S64, // integers first
-  F16, BF16, TF32, F32, F64, E4M3, E5M2,
+  U8,
+  S8,
+  U16,
+  S16,
+  U32,
+  S32,
+  U64,
+  S64, // integers first
+  F16,
+  BF16,
+  TF32,
+  F32,
+  F64,
+  E4M3,
+  E5M2,
 };
 
 enum class Rounding : u8 { Nearest, Zero, Down, Up, NearestAway };

@@ -15,7 +15,8 @@ namespace moe::sim::MOE_SIM_ISA {
 namespace {
 
 /// Truncates and saturates; NaN gives 0 (f32 source, 32-bit destination).
-template <typename D> D truncate(float a) {
+template <typename D>
+D truncate(float a) {
   constexpr double low = std::numeric_limits<D>::min();
   constexpr double high = std::numeric_limits<D>::max();
   double x = a;
@@ -24,7 +25,8 @@ template <typename D> D truncate(float a) {
   return x >= high ? std::numeric_limits<D>::max() : D(x);
 }
 
-template <bool Relu> inline float rectified(float x) {
+template <bool Relu>
+inline float rectified(float x) {
   return Relu && x < 0 ? 0.0f : x;
 }
 

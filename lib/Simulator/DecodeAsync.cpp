@@ -52,8 +52,8 @@ bool decodeCopy(Decoder &decoder, const Instruction &instruction) {
     return false;
   draft.inst.bytes = static_cast<u8>(operands.at(2).bits);
   // A cache policy is a 64-bit register and comes last.
-  if (operands.size() > 3 && !(instruction.has("L2::cache_hint") &&
-                               operands.size() == 4)) {
+  if (operands.size() > 3 &&
+      !(instruction.has("L2::cache_hint") && operands.size() == 4)) {
     const Operand &rest = operands[3];
     bool ignores = rest.is(Operand::Kind::Name) &&
                    decoder.registerWidth(rest) == 0 &&
@@ -69,11 +69,9 @@ bool decodeCopy(Decoder &decoder, const Instruction &instruction) {
 
 bool decodeCopyGroups(Decoder &decoder, const Instruction &instruction) {
   bool commits = instruction.has("commit_group");
-  Draft draft =
-      withHandler(decoder, commits ? "cp.async.commit_group"
-                                   : "cp.async.wait_group");
-  draft.inst.imm =
-      instruction.has("wait_all") ? -1 : immediate(instruction, 0);
+  Draft draft = withHandler(decoder, commits ? "cp.async.commit_group"
+                                             : "cp.async.wait_group");
+  draft.inst.imm = instruction.has("wait_all") ? -1 : immediate(instruction, 0);
   decoder.emit(std::move(draft));
   return true;
 }
@@ -141,8 +139,8 @@ bool decodeMbarrier(Decoder &decoder, const Instruction &instruction) {
   bool isTx = what == "expect_tx" || what == "complete_tx";
   if (what != "init" && what != "inval" && !isTx)
     return false;
-  Draft draft = withHandler(decoder,
-                            isTx ? "mbarrier.expect_tx" : "mbarrier." + what);
+  Draft draft =
+      withHandler(decoder, isTx ? "mbarrier.expect_tx" : "mbarrier." + what);
   draft.inst.aux = what == "complete_tx";
   draft.inst.aux2 = isGeneric(instruction);
   if (operands.size() > 1)
@@ -202,9 +200,10 @@ u8 tensorRank(const Instruction &instruction) {
 }
 
 /// Fills the places of BulkCopy.h.
-void emitBulk(Decoder &decoder, const char *key, BulkShape shape, const Operand &global,
-              const Operand &shared, const Operand *mbarrier,
-              const Operand *mask, const Operand *size) {
+void emitBulk(Decoder &decoder, const char *key, BulkShape shape,
+              const Operand &global, const Operand &shared,
+              const Operand *mbarrier, const Operand *mask,
+              const Operand *size) {
   Draft draft = withHandler(decoder, key);
   bool wide;
   draft.s.push_back(foldedAddress(decoder, shared, wide));
@@ -216,8 +215,8 @@ void emitBulk(Decoder &decoder, const char *key, BulkShape shape, const Operand 
     draft.s.push_back(decoder.constant(0, 4));
   }
   shape.multicast = mask != nullptr;
-  draft.s.push_back(
-      mask ? decoder.widened(decoder.source(*mask, 2)) : decoder.constant(0, 4));
+  draft.s.push_back(mask ? decoder.widened(decoder.source(*mask, 2))
+                         : decoder.constant(0, 4));
   if (shape.rank) {
     const Operand &coordinates = global.parts.at(1);
     if (coordinates.parts.size() != shape.rank)
@@ -247,14 +246,14 @@ bool decodeBulkTensor(Decoder &decoder, const Instruction &instruction) {
   if (instruction.words[1] == "reduce")
     return false;
   if (stores) {
-    emitBulk(decoder, "bulk.store", shape, operands.at(0),
-             operands.at(1), nullptr, nullptr, nullptr);
+    emitBulk(decoder, "bulk.store", shape, operands.at(0), operands.at(1),
+             nullptr, nullptr, nullptr);
     return true;
   }
   const Operand *mask =
       instruction.has("multicast::cluster") ? &operands.at(3) : nullptr;
-  emitBulk(decoder, "bulk.load", shape, operands.at(1),
-           operands.at(0), &operands.at(2), mask, nullptr);
+  emitBulk(decoder, "bulk.load", shape, operands.at(1), operands.at(0),
+           &operands.at(2), mask, nullptr);
   return true;
 }
 
@@ -268,16 +267,16 @@ bool decodeBulkPlain(Decoder &decoder, const Instruction &instruction) {
   if (instruction.has("cp_mask"))
     return false;
   if (stores) {
-    emitBulk(decoder, "bulk.store", shape, operands.at(0),
-             operands.at(1), nullptr, nullptr, &operands.at(2));
+    emitBulk(decoder, "bulk.store", shape, operands.at(0), operands.at(1),
+             nullptr, nullptr, &operands.at(2));
     return true;
   }
   // The destination's space comes first, the source's second.
   bool fromGlobal = instruction.has("global");
   const Operand *mask =
       instruction.has("multicast::cluster") ? &operands.at(4) : nullptr;
-  emitBulk(decoder, fromGlobal ? "bulk.load" : "bulk.cluster",
-           shape, operands.at(1), operands.at(0), &operands.at(3), mask,
+  emitBulk(decoder, fromGlobal ? "bulk.load" : "bulk.cluster", shape,
+           operands.at(1), operands.at(0), &operands.at(3), mask,
            &operands.at(2));
   return true;
 }
@@ -289,8 +288,8 @@ bool decodeBulk(Decoder &decoder, const Instruction &instruction) {
   }
   if (instruction.has("commit_group") || instruction.has("wait_group")) {
     bool waits = instruction.has("wait_group");
-    Draft draft = withHandler(
-        decoder, waits ? "bulk.wait_group" : "bulk.commit_group");
+    Draft draft =
+        withHandler(decoder, waits ? "bulk.wait_group" : "bulk.commit_group");
     draft.inst.imm = immediate(instruction, 0);
     draft.inst.aux = instruction.has("read");
     decoder.emit(std::move(draft));

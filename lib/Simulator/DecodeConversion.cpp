@@ -41,8 +41,10 @@ bool isSigned(NumberType type) {
 
 bool readModifiers(const Instruction &instruction, Conversion &c) {
   static const std::unordered_map<std::string, Rounding> roundings = {
-      {"rn", Rounding::Nearest}, {"rz", Rounding::Zero},
-      {"rm", Rounding::Down},    {"rp", Rounding::Up},
+      {"rn", Rounding::Nearest},
+      {"rz", Rounding::Zero},
+      {"rm", Rounding::Down},
+      {"rp", Rounding::Up},
       {"rna", Rounding::NearestAway}};
   for (size_t i = 1; i + 2 < instruction.words.size(); ++i) {
     const std::string &word = instruction.words[i];
@@ -102,8 +104,9 @@ std::string resizeKey(u32 toBytes, bool toSigned, u32 fromBytes,
 
 /// Integer to integer: low bytes, or an extension by the source's sign; .sat
 /// clamps to the destination's range.
-void emitIntegerConversion(Decoder &decoder, const TypeInfo &to, const TypeInfo &from, u32 place,
-                           u32 source, bool saturate) {
+void emitIntegerConversion(Decoder &decoder, const TypeInfo &to,
+                           const TypeInfo &from, u32 place, u32 source,
+                           bool saturate) {
   Draft draft;
   draft.d = {place};
   draft.s = {source};
@@ -146,8 +149,7 @@ bool decodeConversion(Decoder &decoder, const Instruction &instruction) {
   u32 place = widened ? decoder.temporary(resultBytes)
                       : decoder.destination(result, resultBytes);
   if (isInteger(to->number) && isInteger(from->number)) {
-    emitIntegerConversion(decoder, *to, *from, place, sources[0],
-                          c.saturate);
+    emitIntegerConversion(decoder, *to, *from, place, sources[0], c.saturate);
   } else {
     Draft draft;
     draft.inst.run = conversionHandler(decoder, instruction, c);

@@ -36,10 +36,8 @@ void Decoder::emit(Draft draft) {
   inst.ns = static_cast<u16>(draft.s.size());
   u32 start = static_cast<u32>(kernel.operands.size());
   operandStarts.emplace_back(start, start + inst.nd);
-  kernel.operands.insert(kernel.operands.end(), draft.d.begin(),
-                         draft.d.end());
-  kernel.operands.insert(kernel.operands.end(), draft.s.begin(),
-                         draft.s.end());
+  kernel.operands.insert(kernel.operands.end(), draft.d.begin(), draft.d.end());
+  kernel.operands.insert(kernel.operands.end(), draft.s.begin(), draft.s.end());
   kernel.sources.push_back(current ? current->source : SourceLine());
   kernel.code.push_back(inst);
 }
@@ -66,8 +64,7 @@ void Decoder::openScope(const std::vector<Statement> &statements,
       label.offset = static_cast<u32>(labelPcs.size());
       labelPcs.push_back(kNone);
       scope.symbols[statement.label] = label;
-    } else if (depth == 0 &&
-               statement.kind == Statement::Kind::BranchTargets) {
+    } else if (depth == 0 && statement.kind == Statement::Kind::BranchTargets) {
       scope.branchTargets[statement.label] = statement.targets;
     }
   }
@@ -144,8 +141,7 @@ void Decoder::instruction(const Instruction &instruction) {
 u32 Decoder::labelOf(const std::string &name) {
   for (size_t i = scopes.size(); i-- > 0;) {
     auto it = scopes[i].symbols.find(name);
-    if (it != scopes[i].symbols.end() &&
-        it->second.kind == Symbol::Kind::Label)
+    if (it != scopes[i].symbols.end() && it->second.kind == Symbol::Kind::Label)
       return it->second.offset;
     if (scopes[i].isFunction)
       break;
@@ -332,9 +328,9 @@ void Decoder::markWgmmaOperands() {
     }
   for (Inst &inst : kernel.code)
     if (inst.run != mma)
-      inst.feedsWgmma =
-          std::any_of(inst.d, inst.d + inst.nd,
-                      [&](u32 place) { return operands.count(place) != 0; });
+      inst.feedsWgmma = std::any_of(inst.d, inst.d + inst.nd, [&](u32 place) {
+        return operands.count(place) != 0;
+      });
 }
 
 } // namespace moe::sim

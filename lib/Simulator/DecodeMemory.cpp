@@ -8,14 +8,10 @@ namespace moe::sim {
 
 Space decodeSpace(const Instruction &instruction) {
   static constexpr std::pair<std::string_view, Space> spaces[] = {
-      {"global", Space::Global},
-      {"shared::cluster", Space::SharedCluster},
-      {"shared::cta", Space::Shared},
-      {"shared", Space::Shared},
-      {"local", Space::Local},
-      {"param", Space::Param},
-      {"param::entry", Space::Param},
-      {"param::func", Space::Param},
+      {"global", Space::Global},      {"shared::cluster", Space::SharedCluster},
+      {"shared::cta", Space::Shared}, {"shared", Space::Shared},
+      {"local", Space::Local},        {"param", Space::Param},
+      {"param::entry", Space::Param}, {"param::func", Space::Param},
       {"const", Space::Const}};
   for (auto [word, space] : spaces)
     if (instruction.has(word))
@@ -128,8 +124,8 @@ bool decodeStore(Decoder &decoder, const Instruction &instruction) {
 //===----------------------------------------------------------------------===//
 
 std::string atomicOperation(const Instruction &instruction) {
-  for (const char *op : {"add", "min", "max", "and", "or", "xor", "exch", "cas",
-                         "inc", "dec"})
+  for (const char *op :
+       {"add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"})
     if (instruction.has(op))
       return op;
   return {};
@@ -150,8 +146,8 @@ bool decodeAtomic(Decoder &decoder, const Instruction &instruction) {
   draft.inst.scope = Scope::Gpu;
   decodeOrder(draft.inst, instruction);
   bool isFloat = isFloatType(type);
-  draft.inst.run = decoder.handler(
-      "atom." + op + "." + (isFloat ? type : storageType(type)));
+  draft.inst.run = decoder.handler("atom." + op + "." +
+                                   (isFloat ? type : storageType(type)));
   size_t next = 0;
   const auto &operands = instruction.operands;
   if (instruction.words[0] == "atom")
@@ -176,7 +172,8 @@ bool decodeFence(Decoder &decoder, const Instruction &instruction) {
   inst.effect = true;
   if (instruction.has("proxy") || instruction.has("mbarrier_init")) {
     // mbarrier_init orders the initialisation for the asynchronous proxy too.
-    bool async = instruction.has("async") || instruction.has("async::generic") ||
+    bool async = instruction.has("async") ||
+                 instruction.has("async::generic") ||
                  instruction.has("async.shared::cta") ||
                  instruction.has("mbarrier_init");
     bool tensorMap = instruction.has("tensormap") ||
@@ -192,7 +189,7 @@ bool decodeFence(Decoder &decoder, const Instruction &instruction) {
   inst.order = Order::AcqRel;
   inst.scope = Scope::Gpu;
   if (instruction.words[0] == "membar") {
-    inst.scope = instruction.has("cta") ? Scope::Cta
+    inst.scope = instruction.has("cta")   ? Scope::Cta
                  : instruction.has("sys") ? Scope::System
                                           : Scope::Gpu;
   } else {
@@ -236,9 +233,10 @@ bool decodeCvta(Decoder &decoder, const Instruction &instruction) {
   draft.d = {decoder.destination(instruction.operands.at(0), bytes)};
   i64 offset;
   const Operand &from = instruction.operands.at(1);
-  draft.s = {decoder.memorySymbol(from)
-                 ? decoder.source(from, 8)
-                 : decoder.addressOperand(from, draft.inst.wideAddress, offset)};
+  draft.s = {
+      decoder.memorySymbol(from)
+          ? decoder.source(from, 8)
+          : decoder.addressOperand(from, draft.inst.wideAddress, offset)};
   decoder.emit(std::move(draft));
   return true;
 }

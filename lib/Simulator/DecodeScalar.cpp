@@ -14,8 +14,7 @@ bool isFloatType(std::string_view type) {
 namespace {
 
 bool isHalfType(const std::string &type) {
-  return type == "f16" || type == "bf16" || type == "f16x2" ||
-         type == "bf16x2";
+  return type == "f16" || type == "bf16" || type == "f16x2" || type == "bf16x2";
 }
 
 /// "b32" for "u32": for operations that do not care.
@@ -40,9 +39,9 @@ u8 directedRounding(const Instruction &instruction) {
 /// order in which the tables spell them.
 std::string modifiers(const Instruction &instruction) {
   std::string text;
-  for (const char *word : {"lo", "hi", "wide", "approx", "shiftamt", "ftz",
-                           "NaN", "sat", "relu", "finite", "infinite", "number",
-                           "notanumber", "normal", "subnormal"})
+  for (const char *word :
+       {"lo", "hi", "wide", "approx", "shiftamt", "ftz", "NaN", "sat", "relu",
+        "finite", "infinite", "number", "notanumber", "normal", "subnormal"})
     if (instruction.has(word))
       text += std::string(".") + word;
   return text;
@@ -50,15 +49,13 @@ std::string modifiers(const Instruction &instruction) {
 
 bool hasUnknownModifier(const Instruction &instruction) {
   static constexpr std::string_view known[] = {
-      "lo",  "hi",     "wide",     "approx", "shiftamt",   "ftz",
-      "NaN", "sat",    "relu",     "finite", "infinite",   "number",
-      "rn",  "normal", "rz",       "rm",     "notanumber", "rp",
-      "full", "subnormal"};
+      "lo",  "hi",   "wide",       "approx",   "shiftamt", "ftz",      "NaN",
+      "sat", "relu", "finite",     "infinite", "number",   "rn",       "normal",
+      "rz",  "rm",   "notanumber", "rp",       "full",     "subnormal"};
   for (size_t i = 1; i < instruction.words.size(); ++i) {
     const std::string &word = instruction.words[i];
     if (typeBytes(word) == 0 && word != "pred" &&
-        std::find(std::begin(known), std::end(known), word) ==
-            std::end(known))
+        std::find(std::begin(known), std::end(known), word) == std::end(known))
       return true;
   }
   return false;
@@ -87,8 +84,8 @@ void emitElementwise(Decoder &decoder, const Instruction &instruction,
 bool emitDirected(Decoder &decoder, const Instruction &instruction,
                   const std::string &type) {
   static const std::unordered_map<std::string, u8> operations = {
-      {"add", 0}, {"sub", 1}, {"mul", 2}, {"fma", 3}, {"mad", 3},
-      {"div", 4}, {"rcp", 5}, {"sqrt", 6}};
+      {"add", 0}, {"sub", 1}, {"mul", 2}, {"fma", 3},
+      {"mad", 3}, {"div", 4}, {"rcp", 5}, {"sqrt", 6}};
   u8 rounding = directedRounding(instruction);
   auto it = operations.find(instruction.words[0]);
   if (!rounding || it == operations.end() || isHalfType(type) ||
@@ -109,10 +106,11 @@ bool emitDirected(Decoder &decoder, const Instruction &instruction,
 
 bool decodeArithmetic(Decoder &decoder, const Instruction &instruction) {
   static const std::unordered_map<std::string, u32> arity = {
-      {"add", 2}, {"sub", 2}, {"mul", 2}, {"mad", 3}, {"fma", 3}, {"sad", 3},
-      {"div", 2}, {"rem", 2}, {"min", 2}, {"max", 2}, {"neg", 1}, {"abs", 1},
-      {"ex2", 1}, {"lg2", 1}, {"rcp", 1}, {"sqrt", 1}, {"rsqrt", 1},
-      {"sin", 1}, {"cos", 1}, {"tanh", 1}, {"copysign", 2}};
+      {"add", 2},     {"sub", 2},   {"mul", 2}, {"mad", 3}, {"fma", 3},
+      {"sad", 3},     {"div", 2},   {"rem", 2}, {"min", 2}, {"max", 2},
+      {"neg", 1},     {"abs", 1},   {"ex2", 1}, {"lg2", 1}, {"rcp", 1},
+      {"sqrt", 1},    {"rsqrt", 1}, {"sin", 1}, {"cos", 1}, {"tanh", 1},
+      {"copysign", 2}};
   auto it = arity.find(instruction.words[0]);
   if (it == arity.end() || hasUnknownModifier(instruction))
     return false;
@@ -143,7 +141,8 @@ bool decodeArithmetic(Decoder &decoder, const Instruction &instruction) {
 /// predicate of the kernel's.
 bool decodeCarry(Decoder &decoder, const Instruction &instruction) {
   static const std::unordered_map<std::string, u8> operations = {
-      {"add", 0}, {"addc", 0}, {"sub", 1}, {"subc", 1}, {"mad", 2}, {"madc", 2}};
+      {"add", 0},  {"addc", 0}, {"sub", 1},
+      {"subc", 1}, {"mad", 2},  {"madc", 2}};
   const std::string &op = instruction.words[0];
   auto it = operations.find(op);
   bool reads = op.back() == 'c', writes = instruction.has("cc");
@@ -155,8 +154,9 @@ bool decodeCarry(Decoder &decoder, const Instruction &instruction) {
     return false;
   bool high = instruction.has("hi");
   Draft draft;
-  draft.inst.run = decoder.handler(
-      high ? "carry." + integerType(type) : "carry.u" + std::to_string(bytes * 8));
+  draft.inst.run =
+      decoder.handler(high ? "carry." + integerType(type)
+                           : "carry.u" + std::to_string(bytes * 8));
   draft.inst.aux = static_cast<u8>(it->second + (high ? 1 : 0));
   draft.inst.aux2 = reads;
   draft.d = {decoder.destination(instruction.operands.at(0), bytes)};
@@ -351,7 +351,8 @@ bool decodeSelection(Decoder &decoder, const Instruction &instruction) {
     }
     draft.s.push_back(decoder.predicate(operands.at(3)));
   } else {
-    const std::string &type = instruction.words.at(instruction.words.size() - 2);
+    const std::string &type =
+        instruction.words.at(instruction.words.size() - 2);
     const std::string &test = instruction.words.back();
     u32 bytes = typeBytes(type);
     bool isFloat = isFloatType(type);
@@ -411,9 +412,9 @@ bool decodeMov(Decoder &decoder, const Instruction &instruction) {
 
 /// Hints and annotations without effect on what a kernel computes.
 bool decodeHint(Decoder &decoder, const Instruction &instruction) {
-  static constexpr std::string_view hints[] = {
-      "prefetch",      "prefetchu", "discard", "applypriority", "pmevent",
-      "griddepcontrol"};
+  static constexpr std::string_view hints[] = {"prefetch", "prefetchu",
+                                               "discard",  "applypriority",
+                                               "pmevent",  "griddepcontrol"};
   const std::string &op = instruction.words[0];
   Draft draft;
   if (std::find(std::begin(hints), std::end(hints), op) != std::end(hints)) {
@@ -448,7 +449,8 @@ bool decodeScalar(Decoder &decoder, const Instruction &instruction) {
     return decodeSelection(decoder, instruction);
   if (op == "testp")
     return decodeTestp(decoder, instruction);
-  return decodeCarry(decoder, instruction) || decodeBits(decoder, instruction) ||
+  return decodeCarry(decoder, instruction) ||
+         decodeBits(decoder, instruction) ||
          decodeArithmetic(decoder, instruction) ||
          decodeHint(decoder, instruction);
 }

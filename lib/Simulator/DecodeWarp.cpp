@@ -118,9 +118,9 @@ bool decodeMatch(Decoder &decoder, const Instruction &instruction) {
   const auto &operands = instruction.operands;
   const std::string &type = instruction.words.back();
   Draft draft;
-  draft.inst.run = decoder.handler(
-      std::string("match.") + (instruction.has("any") ? "any." : "all.") +
-      type);
+  draft.inst.run =
+      decoder.handler(std::string("match.") +
+                      (instruction.has("any") ? "any." : "all.") + type);
   decoder.destinations(draft, operands.at(0), 4);
   draft.s = {decoder.source(operands.at(1), typeBytes(type))};
   setMemberMask(decoder, draft, operands.at(2));

@@ -112,9 +112,9 @@ u32 Decoder::presetArray(Preset preset, const std::string &key) {
 
 u32 Decoder::constant(u64 value, u32 bytes) {
   value = lowBytes(value, bytes);
-  return presetArray(
-      {Preset::Kind::Constant, 0, bytes, value},
-      "constant" + std::to_string(bytes) + ":" + std::to_string(value));
+  return presetArray({Preset::Kind::Constant, 0, bytes, value},
+                     "constant" + std::to_string(bytes) + ":" +
+                         std::to_string(value));
 }
 
 u32 Decoder::carryFlag() {
@@ -131,23 +131,41 @@ std::optional<SpecialRegister>
 Decoder::specialRegister(const std::string &name) {
   using S = SpecialRegister;
   static const std::unordered_map<std::string, S> names = {
-      {"%tid.x", S::TidX}, {"%tid.y", S::TidY}, {"%tid.z", S::TidZ},
-      {"%ntid.x", S::NtidX}, {"%ntid.y", S::NtidY}, {"%ntid.z", S::NtidZ},
-      {"%ctaid.x", S::CtaidX}, {"%ctaid.y", S::CtaidY},
-      {"%ctaid.z", S::CtaidZ}, {"%nctaid.x", S::NctaidX},
-      {"%nctaid.y", S::NctaidY}, {"%nctaid.z", S::NctaidZ},
-      {"%laneid", S::LaneId}, {"%warpid", S::WarpId}, {"%nwarpid", S::NWarpId},
-      {"%lanemask_eq", S::LaneMaskEq}, {"%lanemask_le", S::LaneMaskLe},
-      {"%lanemask_lt", S::LaneMaskLt}, {"%lanemask_ge", S::LaneMaskGe},
+      {"%tid.x", S::TidX},
+      {"%tid.y", S::TidY},
+      {"%tid.z", S::TidZ},
+      {"%ntid.x", S::NtidX},
+      {"%ntid.y", S::NtidY},
+      {"%ntid.z", S::NtidZ},
+      {"%ctaid.x", S::CtaidX},
+      {"%ctaid.y", S::CtaidY},
+      {"%ctaid.z", S::CtaidZ},
+      {"%nctaid.x", S::NctaidX},
+      {"%nctaid.y", S::NctaidY},
+      {"%nctaid.z", S::NctaidZ},
+      {"%laneid", S::LaneId},
+      {"%warpid", S::WarpId},
+      {"%nwarpid", S::NWarpId},
+      {"%lanemask_eq", S::LaneMaskEq},
+      {"%lanemask_le", S::LaneMaskLe},
+      {"%lanemask_lt", S::LaneMaskLt},
+      {"%lanemask_ge", S::LaneMaskGe},
       {"%lanemask_gt", S::LaneMaskGt},
       {"%dynamic_smem_size", S::DynamicSmemSize},
-      {"%total_smem_size", S::TotalSmemSize}, {"%clock", S::Clock},
-      {"%clock64", S::Clock64}, {"%globaltimer", S::GlobalTimer},
-      {"%globaltimer_lo", S::GlobalTimerLo}, {"%smid", S::SmId},
-      {"%nsmid", S::NSmId}, {"%gridid", S::GridId},
-      {"%clusterid.x", S::ClusterIdX}, {"%clusterid.y", S::ClusterIdY},
-      {"%clusterid.z", S::ClusterIdZ}, {"%nclusterid.x", S::NClusterIdX},
-      {"%nclusterid.y", S::NClusterIdY}, {"%nclusterid.z", S::NClusterIdZ},
+      {"%total_smem_size", S::TotalSmemSize},
+      {"%clock", S::Clock},
+      {"%clock64", S::Clock64},
+      {"%globaltimer", S::GlobalTimer},
+      {"%globaltimer_lo", S::GlobalTimerLo},
+      {"%smid", S::SmId},
+      {"%nsmid", S::NSmId},
+      {"%gridid", S::GridId},
+      {"%clusterid.x", S::ClusterIdX},
+      {"%clusterid.y", S::ClusterIdY},
+      {"%clusterid.z", S::ClusterIdZ},
+      {"%nclusterid.x", S::NClusterIdX},
+      {"%nclusterid.y", S::NClusterIdY},
+      {"%nclusterid.z", S::NClusterIdZ},
       {"%cluster_ctaid.x", S::ClusterCtaidX},
       {"%cluster_ctaid.y", S::ClusterCtaidY},
       {"%cluster_ctaid.z", S::ClusterCtaidZ},
@@ -209,8 +227,7 @@ Decoder::Symbol *Decoder::lookup(const std::string &name) {
 u64 Decoder::allocateShared(const Variable &variable) {
   u64 offset = alignTo(kernel.sharedBytes, variable.alignment);
   kernel.sharedBytes = offset + variable.bytes();
-  kernel.sharedAlignment =
-      std::max(kernel.sharedAlignment, variable.alignment);
+  kernel.sharedAlignment = std::max(kernel.sharedAlignment, variable.alignment);
   kernel.sharedVariables.push_back({variable.name, offset, variable.bytes()});
   return offset;
 }
@@ -260,16 +277,14 @@ void Decoder::declareVariable(const Variable &variable) {
       symbol = moduleSymbol(variable);
     } else {
       // A device function's shared variable is one, however often it is called.
-      std::string key =
-          (callStack.empty() ? function.name : callStack.back()) + ":" +
-          variable.name;
+      std::string key = (callStack.empty() ? function.name : callStack.back()) +
+                        ":" + variable.name;
       auto it = sharedVariables.find(key);
       if (it == sharedVariables.end())
         it = sharedVariables.emplace(key, allocateShared(variable)).first;
       symbol.address = it->second;
     }
-  } else if (variable.space == Space::Local ||
-             variable.space == Space::Param) {
+  } else if (variable.space == Space::Local || variable.space == Space::Param) {
     symbol.functionParam = variable.space == Space::Param;
     symbol.space = Space::Local;
     symbol.address = alignTo(kernel.localBytes, variable.alignment);
@@ -438,8 +453,7 @@ u32 Decoder::addressOperand(const Operand &operand, bool &wide, i64 &offset) {
   wide = true;
   if (base.is(Operand::Kind::Integer))
     return constant(base.bits, 8);
-  Symbol *symbol =
-      base.is(Operand::Kind::Name) ? lookup(base.name) : nullptr;
+  Symbol *symbol = base.is(Operand::Kind::Name) ? lookup(base.name) : nullptr;
   if (!symbol)
     fail("unknown address '" + base.name + "' in " + current->opcode());
   if (symbol->kind == Symbol::Kind::Memory)

@@ -129,7 +129,8 @@ private:
     }
   }
 
-  template <typename Fn> void forReads(const Inst &inst, Fn fn) const {
+  template <typename Fn>
+  void forReads(const Inst &inst, Fn fn) const {
     for (u32 i = 0; i < inst.ns; ++i)
       fn(inst.s[i]);
     for (u32 offset : {inst.guard, inst.memberRegister})

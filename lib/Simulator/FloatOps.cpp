@@ -16,7 +16,8 @@
 namespace moe::sim::MOE_SIM_ISA {
 namespace {
 
-template <bool Ftz> inline float in(float x) {
+template <bool Ftz>
+inline float in(float x) {
   return Ftz ? flushToZero(x) : x;
 }
 
@@ -24,7 +25,8 @@ template <bool Ftz> inline float in(float x) {
 const float kNaN = std::bit_cast<float>(0x7fffffffu);
 
 /// .sat clamps to [0, 1] and turns NaN into 0.
-template <bool Ftz, bool Sat> inline float out(float x) {
+template <bool Ftz, bool Sat>
+inline float out(float x) {
   if (Ftz)
     x = flushToZero(x);
   if (Sat)
@@ -36,17 +38,15 @@ template <bool Ftz, bool Sat> inline float out(float x) {
 // Arithmetic
 //===----------------------------------------------------------------------===//
 
-template <bool Ftz, bool Sat> void addArithmetic(HandlerTable &table) {
+template <bool Ftz, bool Sat>
+void addArithmetic(HandlerTable &table) {
   std::string t = std::string(Ftz ? ".ftz" : "") + (Sat ? ".sat" : "") + ".f32";
-  table["add" + t] = binary<float, float, float>([](float a, float b) {
-    return out<Ftz, Sat>(in<Ftz>(a) + in<Ftz>(b));
-  });
-  table["sub" + t] = binary<float, float, float>([](float a, float b) {
-    return out<Ftz, Sat>(in<Ftz>(a) - in<Ftz>(b));
-  });
-  table["mul" + t] = binary<float, float, float>([](float a, float b) {
-    return out<Ftz, Sat>(in<Ftz>(a) * in<Ftz>(b));
-  });
+  table["add" + t] = binary<float, float, float>(
+      [](float a, float b) { return out<Ftz, Sat>(in<Ftz>(a) + in<Ftz>(b)); });
+  table["sub" + t] = binary<float, float, float>(
+      [](float a, float b) { return out<Ftz, Sat>(in<Ftz>(a) - in<Ftz>(b)); });
+  table["mul" + t] = binary<float, float, float>(
+      [](float a, float b) { return out<Ftz, Sat>(in<Ftz>(a) * in<Ftz>(b)); });
   table["fma" + t] =
       ternary<float, float, float, float>([](float a, float b, float c) {
         return out<Ftz, Sat>(std::fma(in<Ftz>(a), in<Ftz>(b), in<Ftz>(c)));
@@ -54,7 +54,8 @@ template <bool Ftz, bool Sat> void addArithmetic(HandlerTable &table) {
 }
 
 /// -0 is less than +0; a NaN loses against a number, unless `.NaN`.
-template <typename T, bool Propagate, bool Max> inline T pick(T a, T b) {
+template <typename T, bool Propagate, bool Max>
+inline T pick(T a, T b) {
   if (a != a || b != b) {
     if (Propagate || (a != a && b != b))
       return sizeof(T) == 4 ? T(kNaN) : std::numeric_limits<T>::quiet_NaN();
@@ -65,27 +66,23 @@ template <typename T, bool Propagate, bool Max> inline T pick(T a, T b) {
   return (a < b) != Max ? a : b;
 }
 
-template <bool Ftz> void addUnaryAndMinMax(HandlerTable &table) {
+template <bool Ftz>
+void addUnaryAndMinMax(HandlerTable &table) {
   std::string t = std::string(Ftz ? ".ftz" : "") + ".f32";
   using F = float;
   table["neg" + t] = unary<F, F>([](F a) { return -in<Ftz>(a); });
   table["abs" + t] = unary<F, F>([](F a) { return std::fabs(in<Ftz>(a)); });
-  table["min" + t] = binary<F, F, F>([](F a, F b) {
-    return pick<F, false, false>(in<Ftz>(a), in<Ftz>(b));
-  });
-  table["max" + t] = binary<F, F, F>([](F a, F b) {
-    return pick<F, false, true>(in<Ftz>(a), in<Ftz>(b));
-  });
+  table["min" + t] = binary<F, F, F>(
+      [](F a, F b) { return pick<F, false, false>(in<Ftz>(a), in<Ftz>(b)); });
+  table["max" + t] = binary<F, F, F>(
+      [](F a, F b) { return pick<F, false, true>(in<Ftz>(a), in<Ftz>(b)); });
   std::string nan = std::string(Ftz ? ".ftz" : "") + ".NaN.f32";
-  table["min" + nan] = binary<F, F, F>([](F a, F b) {
-    return pick<F, true, false>(in<Ftz>(a), in<Ftz>(b));
-  });
-  table["max" + nan] = binary<F, F, F>([](F a, F b) {
-    return pick<F, true, true>(in<Ftz>(a), in<Ftz>(b));
-  });
-  table["div" + t] = binary<F, F, F>([](F a, F b) {
-    return out<Ftz, false>(in<Ftz>(a) / in<Ftz>(b));
-  });
+  table["min" + nan] = binary<F, F, F>(
+      [](F a, F b) { return pick<F, true, false>(in<Ftz>(a), in<Ftz>(b)); });
+  table["max" + nan] = binary<F, F, F>(
+      [](F a, F b) { return pick<F, true, true>(in<Ftz>(a), in<Ftz>(b)); });
+  table["div" + t] = binary<F, F, F>(
+      [](F a, F b) { return out<Ftz, false>(in<Ftz>(a) / in<Ftz>(b)); });
   table["rcp" + t] =
       unary<F, F>([](F a) { return out<Ftz, false>(1.0f / in<Ftz>(a)); });
   table["sqrt" + t] =
@@ -128,7 +125,8 @@ float perturb(float x, Random &random) {
   return std::isfinite(moved) && (moved > 0) == (x > 0) ? moved : x;
 }
 
-template <bool Ftz, typename F> Handler approximation(F) {
+template <bool Ftz, typename F>
+Handler approximation(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     float *d = lanesOf<float>(warp, inst.d[0]);
     const float *a = lanesOf<float>(warp, inst.s[0]);
@@ -140,7 +138,8 @@ template <bool Ftz, typename F> Handler approximation(F) {
   };
 }
 
-template <bool Ftz> void addApproximations(HandlerTable &table) {
+template <bool Ftz>
+void addApproximations(HandlerTable &table) {
   std::string t = std::string(".approx") + (Ftz ? ".ftz" : "") + ".f32";
   auto add = [&](const char *op, auto f) {
     table[op + t] = approximation<Ftz>(f);
@@ -171,7 +170,8 @@ template <bool Ftz> void addApproximations(HandlerTable &table) {
 // Comparisons
 //===----------------------------------------------------------------------===//
 
-template <typename T, bool Ftz> inline T operand(T x) {
+template <typename T, bool Ftz>
+inline T operand(T x) {
   if constexpr (Ftz)
     return flushToZero(x);
   else
@@ -182,15 +182,14 @@ template <typename T, bool Ftz, typename F>
 void addComparison(HandlerTable &table, const char *op, F) {
   std::string type = std::is_same_v<T, float> ? "f32" : "f64";
   std::string prefix = std::string(op) + (Ftz ? ".ftz" : "");
-  auto f = [](T a, T b) {
-    return F{}(operand<T, Ftz>(a), operand<T, Ftz>(b));
-  };
+  auto f = [](T a, T b) { return F{}(operand<T, Ftz>(a), operand<T, Ftz>(b)); };
   table["setp." + prefix + "." + type] = comparison<T>(f);
   table["set." + prefix + ".u32." + type] = comparisonValue<u32, T>(f);
   table["set." + prefix + ".f32." + type] = comparisonValue<float, T>(f);
 }
 
-template <typename T, bool Ftz> void addComparisons(HandlerTable &table) {
+template <typename T, bool Ftz>
+void addComparisons(HandlerTable &table) {
   auto add = [&](const char *op, auto f) {
     addComparison<T, Ftz>(table, op, f);
   };
@@ -210,27 +209,26 @@ template <typename T, bool Ftz> void addComparisons(HandlerTable &table) {
   add("nan", [](T a, T b) { return a != a || b != b; });
 }
 
-template <typename T> void addProperties(HandlerTable &table) {
+template <typename T>
+void addProperties(HandlerTable &table) {
   std::string type = std::is_same_v<T, float> ? ".f32" : ".f64";
   auto add = [&](const char *property, auto f) {
     using F = decltype(f);
-    table[std::string("testp.") + property + type] = [](Warp &warp,
-                                                        const Inst &inst,
-                                                        u32 mask) {
-      const T *a = lanesOf<T>(warp, inst.s[0]);
-      u32 result = 0;
-      for (u32 l = 0; l < kWarpSize; ++l)
-        result |= static_cast<u32>(F{}(a[l])) << l;
-      setPredicate(warp, inst.d[0], mask, result);
-    };
+    table[std::string("testp.") + property + type] =
+        [](Warp &warp, const Inst &inst, u32 mask) {
+          const T *a = lanesOf<T>(warp, inst.s[0]);
+          u32 result = 0;
+          for (u32 l = 0; l < kWarpSize; ++l)
+            result |= static_cast<u32>(F{}(a[l])) << l;
+          setPredicate(warp, inst.d[0], mask, result);
+        };
   };
   add("finite", [](T a) { return std::isfinite(a); });
   add("infinite", [](T a) { return std::isinf(a); });
   add("number", [](T a) { return a == a; });
   add("notanumber", [](T a) { return a != a; });
   add("normal", [](T a) { return std::isnormal(a); });
-  add("subnormal",
-      [](T a) { return std::fpclassify(a) == FP_SUBNORMAL; });
+  add("subnormal", [](T a) { return std::fpclassify(a) == FP_SUBNORMAL; });
 }
 
 } // namespace

@@ -42,9 +42,8 @@ namespace {
 [[maybe_unused]] inline float doubleToFloatOdd(double x) {
   float f = static_cast<float>(x);
   if (static_cast<double>(f) == x || x != x || std::isinf(f))
-    return std::isinf(f) && !std::isinf(x)
-               ? std::copysign(0x1.fffffep127f, f)
-               : f;
+    return std::isinf(f) && !std::isinf(x) ? std::copysign(0x1.fffffep127f, f)
+                                           : f;
   u32 bits = std::bit_cast<u32>(f);
   if (std::fabs(static_cast<double>(f)) > std::fabs(x))
     --bits;
@@ -69,8 +68,7 @@ namespace {
 
 [[maybe_unused]] inline float flushToZero(float x) {
   u32 bits = std::bit_cast<u32>(x);
-  return (bits & 0x7f800000) == 0 ? std::bit_cast<float>(bits & 0x80000000)
-                                  : x;
+  return (bits & 0x7f800000) == 0 ? std::bit_cast<float>(bits & 0x80000000) : x;
 }
 
 } // namespace

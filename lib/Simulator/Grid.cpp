@@ -86,8 +86,7 @@ u32 specialValue(const Block &block, const Warp &warp, SpecialRegister which,
   case S::ClusterNctaidX:
   case S::ClusterNctaidY:
   case S::ClusterNctaidZ:
-    return cluster[static_cast<u8>(which) -
-                   static_cast<u8>(S::ClusterNctaidX)];
+    return cluster[static_cast<u8>(which) - static_cast<u8>(S::ClusterNctaidX)];
   case S::ClusterCtarank:
     return block.rank;
   case S::ClusterNctarank:
@@ -184,8 +183,8 @@ void startShared(Block &block) {
   u64 base = reinterpret_cast<u64>(block.memory.data()) + kSharedMargin;
   base += (kSharedHostAlignment - base % kSharedHostAlignment) %
           kSharedHostAlignment;
-  block.shared = reinterpret_cast<u8 *>(base) +
-                 launch.sharedBase % kSharedHostAlignment;
+  block.shared =
+      reinterpret_cast<u8 *>(base) + launch.sharedBase % kSharedHostAlignment;
   std::memset(block.shared, kSharedFill, launch.sharedSize);
   block.shadow.reset(static_cast<u32>((launch.sharedSize + 3) / 4),
                      block.firstActor, block.actors(), /*tracksInit=*/true,
@@ -247,9 +246,9 @@ void startCluster(Cluster &cluster, LaunchState &launch, Executor &executor,
     block.index[0] = origin[0] + rank % extent[0];
     block.index[1] = origin[1] + rank / extent[0] % extent[1];
     block.index[2] = origin[2] + rank / extent[0] / extent[1];
-    u32 linear = block.index[0] +
-                 launch.grid[0] * (block.index[1] +
-                                   launch.grid[1] * block.index[2]);
+    u32 linear =
+        block.index[0] +
+        launch.grid[0] * (block.index[1] + launch.grid[1] * block.index[2]);
     startBlock(block, launch, executor, linear);
   }
   cluster.arriving = Clock();

@@ -33,7 +33,8 @@ struct BF16 {
 
 enum class Clamp { None, Sat, Relu };
 
-template <typename T, bool Ftz, Clamp C> u16 finish(float x) {
+template <typename T, bool Ftz, Clamp C>
+u16 finish(float x) {
   if (C == Clamp::Sat)
     x = x > 0 ? (x < 1 ? x : 1.0f) : 0.0f;
   if (C == Clamp::Relu)
@@ -42,12 +43,14 @@ template <typename T, bool Ftz, Clamp C> u16 finish(float x) {
   return Ftz ? T::flush(bits) : bits;
 }
 
-template <typename T, bool Ftz> float load(u16 x) {
+template <typename T, bool Ftz>
+float load(u16 x) {
   return T::load(Ftz ? T::flush(x) : x);
 }
 
-template <typename F> void addPair(HandlerTable &table, const std::string &op,
-                                   const std::string &type, F) {
+template <typename F>
+void addPair(HandlerTable &table, const std::string &op,
+             const std::string &type, F) {
   table[op + "." + type] =
       binary<u16, u16, u16>([](u16 a, u16 b) { return F{}(a, b); });
   table[op + "." + type + "x2"] = binary<u32, u32, u32>([](u32 a, u32 b) {
@@ -56,20 +59,20 @@ template <typename F> void addPair(HandlerTable &table, const std::string &op,
   });
 }
 
-template <typename F> void addSingle(HandlerTable &table, const std::string &op,
-                                     const std::string &type, F) {
+template <typename F>
+void addSingle(HandlerTable &table, const std::string &op,
+               const std::string &type, F) {
   table[op + "." + type] = unary<u16, u16>([](u16 a) { return F{}(a); });
-  table[op + "." + type + "x2"] = unary<u32, u32>([](u32 a) {
-    return u32(F{}(u16(a))) | u32(F{}(u16(a >> 16))) << 16;
-  });
+  table[op + "." + type + "x2"] = unary<u32, u32>(
+      [](u32 a) { return u32(F{}(u16(a))) | u32(F{}(u16(a >> 16))) << 16; });
 }
 
 template <typename T, bool Ftz, Clamp C>
 void addArithmetic(HandlerTable &table) {
-  std::string mods = std::string(Ftz ? ".ftz" : "") +
-                     (C == Clamp::Sat    ? ".sat"
-                      : C == Clamp::Relu ? ".relu"
-                                         : "");
+  std::string mods =
+      std::string(Ftz ? ".ftz" : "") + (C == Clamp::Sat    ? ".sat"
+                                        : C == Clamp::Relu ? ".relu"
+                                                           : "");
   auto op = [&](const char *name) { return name + mods; };
   addPair(table, op("add"), T::name, [](u16 a, u16 b) {
     return finish<T, Ftz, C>(load<T, Ftz>(a) + load<T, Ftz>(b));
@@ -85,10 +88,8 @@ void addArithmetic(HandlerTable &table) {
         fmaOdd(load<T, Ftz>(a), load<T, Ftz>(b), load<T, Ftz>(c)));
   };
   using Fma = decltype(fma);
-  table[op("fma") + "." + T::name] =
-      ternary<u16, u16, u16, u16>([](u16 a, u16 b, u16 c) {
-        return Fma{}(a, b, c);
-      });
+  table[op("fma") + "." + T::name] = ternary<u16, u16, u16, u16>(
+      [](u16 a, u16 b, u16 c) { return Fma{}(a, b, c); });
   table[op("fma") + "." + T::name + "x2"] =
       ternary<u32, u32, u32, u32>([](u32 a, u32 b, u32 c) {
         return u32(Fma{}(u16(a), u16(b), u16(c))) |
@@ -96,7 +97,8 @@ void addArithmetic(HandlerTable &table) {
       });
 }
 
-template <typename T, bool Propagate, bool Max> u16 pick(u16 a, u16 b) {
+template <typename T, bool Propagate, bool Max>
+u16 pick(u16 a, u16 b) {
   float x = T::load(a), y = T::load(b);
   if (x != x || y != y) {
     if (Propagate || (x != x && y != y))
@@ -108,7 +110,8 @@ template <typename T, bool Propagate, bool Max> u16 pick(u16 a, u16 b) {
   return (x < y) != Max ? a : b;
 }
 
-template <typename T, bool Ftz> void addMinMax(HandlerTable &table) {
+template <typename T, bool Ftz>
+void addMinMax(HandlerTable &table) {
   std::string f = Ftz ? ".ftz" : "";
   auto flush = [](u16 x) { return Ftz ? T::flush(x) : x; };
   using Flush = decltype(flush);
@@ -169,7 +172,8 @@ void addComparison(HandlerTable &table, const std::string &op, F) {
       });
 }
 
-template <typename T> void addComparisons(HandlerTable &table) {
+template <typename T>
+void addComparisons(HandlerTable &table) {
   auto add = [&](const char *op, auto f) { addComparison<T>(table, op, f); };
   add("eq", [](float a, float b) { return a == b; });
   add("ne", [](float a, float b) { return a < b || a > b; });
@@ -187,7 +191,8 @@ template <typename T> void addComparisons(HandlerTable &table) {
   add("nan", [](float a, float b) { return a != a || b != b; });
 }
 
-template <typename T> void addType(HandlerTable &table) {
+template <typename T>
+void addType(HandlerTable &table) {
   addArithmetic<T, false, Clamp::None>(table);
   addArithmetic<T, true, Clamp::None>(table);
   addArithmetic<T, false, Clamp::Sat>(table);

@@ -11,22 +11,45 @@
 namespace moe::sim::MOE_SIM_ISA {
 namespace {
 
-template <typename T> using Unsigned = std::make_unsigned_t<T>;
+template <typename T>
+using Unsigned = std::make_unsigned_t<T>;
 
-template <typename T> struct Twice;
-template <> struct Twice<u16> { using type = u32; };
-template <> struct Twice<i16> { using type = i32; };
-template <> struct Twice<u32> { using type = u64; };
-template <> struct Twice<i32> { using type = i64; };
-template <> struct Twice<u64> { using type = unsigned __int128; };
-template <> struct Twice<i64> { using type = __int128; };
-template <typename T> using Wide = typename Twice<T>::type;
+template <typename T>
+struct Twice;
+template <>
+struct Twice<u16> {
+  using type = u32;
+};
+template <>
+struct Twice<i16> {
+  using type = i32;
+};
+template <>
+struct Twice<u32> {
+  using type = u64;
+};
+template <>
+struct Twice<i32> {
+  using type = i64;
+};
+template <>
+struct Twice<u64> {
+  using type = unsigned __int128;
+};
+template <>
+struct Twice<i64> {
+  using type = __int128;
+};
+template <typename T>
+using Wide = typename Twice<T>::type;
 
-template <typename T> std::string typeName() {
+template <typename T>
+std::string typeName() {
   return (std::is_signed_v<T> ? "s" : "u") + std::to_string(sizeof(T) * 8);
 }
 
-template <typename T> T saturate(i64 value) {
+template <typename T>
+T saturate(i64 value) {
   return static_cast<T>(
       std::min<i64>(std::max<i64>(value, std::numeric_limits<T>::min()),
                     std::numeric_limits<T>::max()));
@@ -36,7 +59,8 @@ template <typename T> T saturate(i64 value) {
 // Arithmetic of one type
 //===----------------------------------------------------------------------===//
 
-template <typename T> void addArithmetic(HandlerTable &table) {
+template <typename T>
+void addArithmetic(HandlerTable &table) {
   using U = Unsigned<T>;
   using W = Wide<T>;
   std::string t = "." + typeName<T>();
@@ -47,9 +71,8 @@ template <typename T> void addArithmetic(HandlerTable &table) {
       binary<T, T, T>([](T a, T b) { return T(u64(U(a)) * u64(U(b))); });
   table["mul.hi" + t] = binary<T, T, T>(
       [](T a, T b) { return T(W(a) * W(b) >> (sizeof(T) * 8)); });
-  table["mad.lo" + t] = ternary<T, T, T, T>([](T a, T b, T c) {
-    return T(u64(U(a)) * u64(U(b)) + u64(U(c)));
-  });
+  table["mad.lo" + t] = ternary<T, T, T, T>(
+      [](T a, T b, T c) { return T(u64(U(a)) * u64(U(b)) + u64(U(c))); });
   table["mad.hi" + t] = ternary<T, T, T, T>([](T a, T b, T c) {
     return T(u64(U(T(W(a) * W(b) >> (sizeof(T) * 8)))) + u64(U(c)));
   });
@@ -84,17 +107,18 @@ template <typename T> void addArithmetic(HandlerTable &table) {
   });
 }
 
-template <typename T> void addWideMultiplication(HandlerTable &table) {
+template <typename T>
+void addWideMultiplication(HandlerTable &table) {
   using W = Wide<T>;
   std::string t = "." + typeName<T>();
   table["mul.wide" + t] =
       binary<W, T, T>([](T a, T b) { return W(W(a) * W(b)); });
-  table["mad.wide" + t] = ternary<W, T, T, W>([](T a, T b, W c) {
-    return W(u64(W(a) * W(b)) + u64(c));
-  });
+  table["mad.wide" + t] = ternary<W, T, T, W>(
+      [](T a, T b, W c) { return W(u64(W(a) * W(b)) + u64(c)); });
 }
 
-template <typename T> void addBitOps(HandlerTable &table) {
+template <typename T>
+void addBitOps(HandlerTable &table) {
   std::string t = ".b" + std::to_string(sizeof(T) * 8);
   table["and" + t] = binary<T, T, T>([](T a, T b) { return T(a & b); });
   table["or" + t] = binary<T, T, T>([](T a, T b) { return T(a | b); });
@@ -118,19 +142,21 @@ template <typename T> void addBitOps(HandlerTable &table) {
     for (u32 l : Lanes(mask))
       d[l] = p >> l & 1 ? a[l] : b[l];
   };
-  table["slct" + t + ".s32"] = ternary<T, T, T, i32>(
-      [](T a, T b, i32 c) { return c >= 0 ? a : b; });
-  table["slct" + t + ".f32"] = ternary<T, T, T, float>(
-      [](T a, T b, float c) { return c >= 0 ? a : b; });
+  table["slct" + t + ".s32"] =
+      ternary<T, T, T, i32>([](T a, T b, i32 c) { return c >= 0 ? a : b; });
+  table["slct" + t + ".f32"] =
+      ternary<T, T, T, float>([](T a, T b, float c) { return c >= 0 ? a : b; });
 }
 
 /// Narrows, or widens with the sign of the first type.
-template <typename D, typename A> void addResize(HandlerTable &table) {
+template <typename D, typename A>
+void addResize(HandlerTable &table) {
   table["resize." + typeName<D>() + "." + typeName<A>()] =
       unary<D, A>([](A a) { return D(a); });
 }
 
-template <typename D> void addResizesTo(HandlerTable &table) {
+template <typename D>
+void addResizesTo(HandlerTable &table) {
   addResize<D, u8>(table);
   addResize<D, i8>(table);
   addResize<D, u16>(table);
@@ -152,7 +178,8 @@ void addComparison(HandlerTable &table, const std::string &op, F f) {
   table["set." + op + ".f32." + typeName<T>()] = comparisonValue<float, T>(f);
 }
 
-template <typename T> void addComparisons(HandlerTable &table) {
+template <typename T>
+void addComparisons(HandlerTable &table) {
   addComparison<T>(table, "eq", [](T a, T b) { return a == b; });
   addComparison<T>(table, "ne", [](T a, T b) { return a != b; });
   addComparison<T>(table, "lt", [](T a, T b) { return a < b; });
@@ -165,7 +192,8 @@ template <typename T> void addComparisons(HandlerTable &table) {
 // Bit fields and counts
 //===----------------------------------------------------------------------===//
 
-template <typename T> T extractField(T a, u32 position, u32 length) {
+template <typename T>
+T extractField(T a, u32 position, u32 length) {
   constexpr u32 bits = sizeof(T) * 8;
   using U = Unsigned<T>;
   position &= 255;
@@ -183,7 +211,8 @@ template <typename T> T extractField(T a, u32 position, u32 length) {
   return T(negative ? value | ~low : value & low);
 }
 
-template <typename U> U insertField(U a, U b, u32 position, u32 length) {
+template <typename U>
+U insertField(U a, U b, u32 position, u32 length) {
   constexpr u32 bits = sizeof(U) * 8;
   position &= 255;
   length &= 255;
@@ -193,7 +222,8 @@ template <typename U> U insertField(U a, U b, u32 position, u32 length) {
   return (b & ~field) | ((a << position) & field);
 }
 
-template <typename T> u32 findLeading(T a, bool shiftAmount) {
+template <typename T>
+u32 findLeading(T a, bool shiftAmount) {
   using U = Unsigned<T>;
   U value = std::is_signed_v<T> && a < 0 ? U(~a) : U(a);
   if (value == 0)
@@ -202,17 +232,18 @@ template <typename T> u32 findLeading(T a, bool shiftAmount) {
   return shiftAmount ? leading : sizeof(T) * 8 - 1 - leading;
 }
 
-template <typename T> void addFields(HandlerTable &table) {
+template <typename T>
+void addFields(HandlerTable &table) {
   std::string t = "." + typeName<T>();
   table["bfe" + t] = ternary<T, T, u32, u32>(
       [](T a, u32 b, u32 c) { return extractField(a, b, c); });
-  table["bfind" + t] =
-      unary<u32, T>([](T a) { return findLeading(a, false); });
+  table["bfind" + t] = unary<u32, T>([](T a) { return findLeading(a, false); });
   table["bfind.shiftamt" + t] =
       unary<u32, T>([](T a) { return findLeading(a, true); });
 }
 
-template <typename U> void addInsertAndCounts(HandlerTable &table) {
+template <typename U>
+void addInsertAndCounts(HandlerTable &table) {
   std::string t = ".b" + std::to_string(sizeof(U) * 8);
   table["bfi" + t] = [](Warp &warp, const Inst &inst, u32 mask) {
     U *d = lanesOf<U>(warp, inst.d[0]);
@@ -329,9 +360,8 @@ void addByteOps(HandlerTable &table) {
   });
   table["bmsk.wrap.b32"] = binary<u32, u32, u32>(
       [](u32 a, u32 b) { return ((1u << (b & 31)) - 1) << (a & 31); });
-  table["szext.clamp.u32"] = binary<u32, u32, u32>([](u32 a, u32 b) {
-    return b >= 32 ? a : a & ((1u << b) - 1);
-  });
+  table["szext.clamp.u32"] = binary<u32, u32, u32>(
+      [](u32 a, u32 b) { return b >= 32 ? a : a & ((1u << b) - 1); });
   table["szext.clamp.s32"] = binary<i32, i32, u32>([](i32 a, u32 b) {
     return b == 0 ? 0 : b >= 32 ? a : i32(u32(a) << (32 - b)) >> (32 - b);
   });
@@ -339,8 +369,8 @@ void addByteOps(HandlerTable &table) {
 
 template <typename A, typename B>
 void addDotProduct(HandlerTable &table, const std::string &types) {
-  using R = std::conditional_t<std::is_signed_v<A> || std::is_signed_v<B>, i32,
-                               u32>;
+  using R =
+      std::conditional_t<std::is_signed_v<A> || std::is_signed_v<B>, i32, u32>;
   table["dp4a" + types] = ternary<R, u32, u32, R>([](u32 a, u32 b, R c) {
     u32 sum = u32(c);
     for (u32 i = 0; i < 4; ++i)
@@ -368,8 +398,8 @@ void addPredicateOps(HandlerTable &table) {
   // selp.pred is not PTX, but LLVM has been seen to emit it.
   table["selp.pred"] = [](Warp &w, const Inst &i, u32 m) {
     u32 p = predicateOf(w, i.s[2]);
-    setPredicate(w, i.d[0], m, (predicateOf(w, i.s[0]) & p) |
-                                   (predicateOf(w, i.s[1]) & ~p));
+    setPredicate(w, i.d[0], m,
+                 (predicateOf(w, i.s[0]) & p) | (predicateOf(w, i.s[1]) & ~p));
   };
 }
 
@@ -417,8 +447,10 @@ void addIntegerOps(HandlerTable &table) {
       [](i32 a, i32 b) { return saturate<i32>(i64(a) + b); });
   table["sub.sat.s32"] = binary<i32, i32, i32>(
       [](i32 a, i32 b) { return saturate<i32>(i64(a) - b); });
-  table["mad.hi.sat.s32"] = ternary<i32, i32, i32, i32>(
-      [](i32 a, i32 b, i32 c) { return saturate<i32>((i64(a) * b >> 32) + c); });
+  table["mad.hi.sat.s32"] =
+      ternary<i32, i32, i32, i32>([](i32 a, i32 b, i32 c) {
+        return saturate<i32>((i64(a) * b >> 32) + c);
+      });
   addBitOps<u8>(table);
   addBitOps<u16>(table);
   addBitOps<u32>(table);

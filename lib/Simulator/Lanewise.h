@@ -17,7 +17,8 @@ namespace {
 // A destination is either a source itself (same width, same lane) or apart
 // from it, so lanes never depend on each other: that is what ivdep says.
 
-template <typename D, typename A, typename F> Handler unary(F) {
+template <typename D, typename A, typename F>
+Handler unary(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     D *d = lanesOf<D>(warp, inst.d[0]);
     const A *a = lanesOf<A>(warp, inst.s[0]);
@@ -32,7 +33,8 @@ template <typename D, typename A, typename F> Handler unary(F) {
   };
 }
 
-template <typename D, typename A, typename B, typename F> Handler binary(F) {
+template <typename D, typename A, typename B, typename F>
+Handler binary(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     D *d = lanesOf<D>(warp, inst.d[0]);
     const A *a = lanesOf<A>(warp, inst.s[0]);
@@ -84,7 +86,8 @@ inline void storeComparison(Warp &warp, const Inst &inst, u32 mask,
     setPredicate(warp, inst.d[1], mask, inverse);
 }
 
-template <typename A, typename F> Handler comparison(F) {
+template <typename A, typename F>
+Handler comparison(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     const A *a = lanesOf<A>(warp, inst.s[0]);
     const A *b = lanesOf<A>(warp, inst.s[1]);
@@ -96,7 +99,8 @@ template <typename A, typename F> Handler comparison(F) {
 }
 
 /// set.cmp.dtype.stype: all ones or 1.0 where the comparison holds.
-template <typename D, typename A, typename F> Handler comparisonValue(F) {
+template <typename D, typename A, typename F>
+Handler comparisonValue(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     D *d = lanesOf<D>(warp, inst.d[0]);
     const A *a = lanesOf<A>(warp, inst.s[0]);

@@ -37,7 +37,8 @@ public:
   }
   u32 below(u32 bound) { return static_cast<u32>(next() % bound); }
   bool oneIn(u32 n) { return below(n) == 0; }
-  template <typename T> void shuffle(T *items, u32 count) {
+  template <typename T>
+  void shuffle(T *items, u32 count) {
     for (u32 i = count; i > 1; --i)
       std::swap(items[i - 1], items[below(i)]);
   }
@@ -154,7 +155,8 @@ struct Warp {
   }
 };
 
-template <typename T> inline T *lanesOf(Warp &warp, u32 offset) {
+template <typename T>
+inline T *lanesOf(Warp &warp, u32 offset) {
   return reinterpret_cast<T *>(warp.registers + offset);
 }
 inline u32 &predicateOf(Warp &warp, u32 offset) {

@@ -138,7 +138,8 @@ void multiplyInexact(Warp &warp, float *d, const float *a, const float *b,
         u32 count = std::min(kBlock, k - begin);
         for (u32 i = 0; i < count; ++i) {
           u32 at = order[begin + i];
-          terms[i + 1] = static_cast<double>(a[row * k + at]) * b[at * n + column];
+          terms[i + 1] =
+              static_cast<double>(a[row * k + at]) * b[at * n + column];
         }
         if (!perturbed) {
           sum = blockSum(terms, count + 1);

@@ -31,8 +31,8 @@ void checkInit(Warp &warp, const Inst &inst, u32 lane, const Mbarrier &barrier,
     return;
   const Clock &clock = warp.clockOf(lane);
   bool own = barrier.initBlock == blockOf(warp);
-  bool same = own && barrier.initActor == warp.index &&
-              barrier.initLane == lane;
+  bool same =
+      own && barrier.initActor == warp.index && barrier.initLane == lane;
   u32 lanes = 1u << barrier.initLane;
   bool ordered = same || clock.knows(barrier.initBlock, barrier.initActor,
                                      lanes, barrier.initTime);
@@ -41,8 +41,7 @@ void checkInit(Warp &warp, const Inst &inst, u32 lane, const Mbarrier &barrier,
   if (!ordered)
     report(warp, lane, pc, FindingKind::Race,
            "uses an mbarrier that was initialised at " +
-               reporter.describe(barrier.initPc) +
-               "; nothing orders the two");
+               reporter.describe(barrier.initPc) + "; nothing orders the two");
   else if (byAsyncProxy && own &&
            !clock.proxy.knows(barrier.initActor, lanes, barrier.initTime))
     report(warp, lane, pc, FindingKind::Race,
@@ -93,8 +92,8 @@ void runInvalidate(Warp &warp, const Inst &inst, u32 mask) {
                                 inst.aux2, l);
     MbarrierRef ref = findMbarrier(warp, inst, l, address, false);
     if (ref.barrier)
-      ref.owner->mbarriers.erase(static_cast<u64>(
-          address - warp.block->launch->sharedBase));
+      ref.owner->mbarriers.erase(
+          static_cast<u64>(address - warp.block->launch->sharedBase));
   }
 }
 
@@ -188,8 +187,8 @@ void runTest(Warp &warp, const Inst &inst, u32 mask) {
                                 inst.aux2, l);
     u64 offset;
     Block *owner = sharedOwner(*warp.block, address, kMbarrierBytes, offset);
-    auto it = owner ? owner->mbarriers.find(offset) : decltype(
-                          owner->mbarriers.end())();
+    auto it = owner ? owner->mbarriers.find(offset)
+                    : decltype(owner->mbarriers.end())();
     if (!owner || it == owner->mbarriers.end())
       continue;
     // Lanes that wait for one mbarrier together learn together.
@@ -245,8 +244,7 @@ void checkPhase(Block &owner, Mbarrier &barrier) {
   owner.executor->progressed = true;
 }
 
-void arriveOn(Warp &warp, u32 lane, u32 pc, const MbarrierRef &ref,
-              u32 count) {
+void arriveOn(Warp &warp, u32 lane, u32 pc, const MbarrierRef &ref, u32 count) {
   publish(warp, 1u << lane, ref.barrier->arriving);
   ref.barrier->pending -= count;
   if (ref.barrier->pending < 0)

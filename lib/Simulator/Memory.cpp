@@ -28,8 +28,9 @@ std::string describeGlobal(const LaunchState &launch, u64 address, u64 bytes) {
     u64 begin = reinterpret_cast<u64>(region.data);
     u64 end = begin + region.bytes;
     bool isBefore = address < begin;
-    u64 d = isBefore ? begin - address
-                     : address + bytes > end ? address + bytes - end : 0;
+    u64 d = isBefore                ? begin - address
+            : address + bytes > end ? address + bytes - end
+                                    : 0;
     if (d < distance) {
       nearest = &region;
       distance = d;
@@ -54,8 +55,7 @@ void reportAlignment(Warp &warp, const Inst &inst, u32 lane, u64 address,
                      u32 alignment) {
   LaunchState &launch = *warp.block->launch;
   u32 pc = pcOf(warp, inst);
-  if (!launch.checks.align ||
-      launch.reporter->repeats(FindingKind::Align, pc))
+  if (!launch.checks.align || launch.reporter->repeats(FindingKind::Align, pc))
     return;
   launch.reporter->add(FindingKind::Align, warp, lane, pc,
                        "expected an address that is a multiple of " +
@@ -111,8 +111,8 @@ Block *sharedOwnerOfGeneric(Block &block, u64 address, u64 &sharedAddress) {
     if (address + kMargin < begin ||
         address >= begin + launch.sharedSize + kMargin)
       return false;
-    sharedAddress = (address - begin + launch.sharedBase) |
-                    rank << kClusterRankShift;
+    sharedAddress =
+        (address - begin + launch.sharedBase) | rank << kClusterRankShift;
     return true;
   };
   if (owns(block, 0))
@@ -124,8 +124,7 @@ Block *sharedOwnerOfGeneric(Block &block, u64 address, u64 &sharedAddress) {
   return nullptr;
 }
 
-u8 *touchShared(Warp &warp, u64 address, u32 bytes,
-                Access &access) {
+u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access) {
   u64 offset;
   Block *owner = sharedOwner(*warp.block, address, bytes, offset);
   if (!owner) {
@@ -134,9 +133,9 @@ u8 *touchShared(Warp &warp, u64 address, u32 bytes,
                               launch.sharedBase);
     reportBounds(warp, __builtin_ctz(access.lanes), access.pc,
                  std::string(access.write ? "stores " : "loads ") +
-                     std::to_string(bytes) +
-                     " bytes at offset " + std::to_string(at) +
-                     " of the block's " + std::to_string(launch.sharedSize) +
+                     std::to_string(bytes) + " bytes at offset " +
+                     std::to_string(at) + " of the block's " +
+                     std::to_string(launch.sharedSize) +
                      " bytes of shared memory");
     return nullptr;
   }
@@ -159,11 +158,11 @@ u8 *touchShared(Warp &warp, u64 address, u32 bytes,
 //===----------------------------------------------------------------------===//
 
 Region *findRegion(LaunchState &launch, u64 address, u64 bytes) {
-  auto it = std::upper_bound(launch.regions.begin(), launch.regions.end(),
-                             address, [](u64 value, const Region &region) {
-                               return value <
-                                      reinterpret_cast<u64>(region.data);
-                             });
+  auto it =
+      std::upper_bound(launch.regions.begin(), launch.regions.end(), address,
+                       [](u64 value, const Region &region) {
+                         return value < reinterpret_cast<u64>(region.data);
+                       });
   if (it == launch.regions.begin())
     return nullptr;
   --it;
@@ -192,8 +191,7 @@ u8 *touchRegion(Warp &warp, Region &region, u64 address, u64 bytes,
 
 } // namespace
 
-u8 *touchGlobal(Warp &warp, u64 address, u64 bytes,
-                Access &access) {
+u8 *touchGlobal(Warp &warp, u64 address, u64 bytes, Access &access) {
   LaunchState &launch = *warp.block->launch;
   Region *region = findRegion(launch, address, bytes);
   if (!region) {
@@ -278,8 +276,8 @@ private:
     }
     if (request.read && !request.write && sameAddress(mask, at)) {
       access.lanes = mask;
-      u8 *pointer = touchShared(warp, at[__builtin_ctz(mask)],
-                                request.bytes, access);
+      u8 *pointer =
+          touchShared(warp, at[__builtin_ctz(mask)], request.bytes, access);
       for (u32 l : Lanes(mask))
         good |= place(l, pointer);
       return good;
@@ -319,8 +317,9 @@ private:
       prepare(l);
       u64 address = addresses[l];
       // Neighbouring lanes nearly always use one buffer.
-      if (!region || address - reinterpret_cast<u64>(region->data) +
-                             request.bytes > region->bytes)
+      if (!region ||
+          address - reinterpret_cast<u64>(region->data) + request.bytes >
+              region->bytes)
         region = findRegion(launch, address, request.bytes);
       good |= place(
           l, region ? touchRegion(warp, *region, address, request.bytes, access)
@@ -363,11 +362,10 @@ private:
       } else if (address + request.bytes <= launch.params.size()) {
         good |= place(l, launch.params.data() + address);
       } else {
-        reportBounds(warp, l, access.pc,
-                     "loads at offset " + std::to_string(address) +
-                         " of the kernel's " +
-                         std::to_string(launch.params.size()) +
-                         " bytes of parameters");
+        reportBounds(
+            warp, l, access.pc,
+            "loads at offset " + std::to_string(address) + " of the kernel's " +
+                std::to_string(launch.params.size()) + " bytes of parameters");
       }
     }
     return inFrame ? good | local(inFrame, frame) : good;
@@ -418,8 +416,7 @@ private:
 } // namespace
 
 u32 resolve(Warp &warp, const Inst &inst, u32 mask, Space space,
-            const u64 *addresses, const MemoryRequest &request,
-            u8 **pointers) {
+            const u64 *addresses, const MemoryRequest &request, u8 **pointers) {
   return Resolver(warp, inst, addresses, request, pointers).run(mask, space);
 }
 
@@ -436,8 +433,8 @@ void countShared(Warp &warp, u32 mask, const u64 *addresses, u32 bytes,
   u32 lanesAtOnce = bytes <= 4 ? 32 : bytes <= 8 ? 16 : 8;
   u32 words = std::max(1u, std::min(bytes, 16u) / 4);
   for (u32 begin = 0; begin < kWarpSize; begin += lanesAtOnce) {
-    u32 lanes = mask & (lanesAtOnce == 32 ? ~0u
-                                          : ((1u << lanesAtOnce) - 1) << begin);
+    u32 lanes =
+        mask & (lanesAtOnce == 32 ? ~0u : ((1u << lanesAtOnce) - 1) << begin);
     if (!lanes)
       continue;
     ++c.sharedRequests;

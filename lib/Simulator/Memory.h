@@ -44,11 +44,9 @@ inline u8 *sharedPointer(Block &owner, u64 offset) {
 }
 
 /// Checks one access of `lanes` to shared memory; null if it is out of bounds.
-u8 *touchShared(Warp &warp, u64 address, u32 bytes,
-                Access &access);
+u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access);
 /// As touchShared, for memory behind global addresses.
-u8 *touchGlobal(Warp &warp, u64 address, u64 bytes,
-                Access &access);
+u8 *touchGlobal(Warp &warp, u64 address, u64 bytes, Access &access);
 Region *findRegion(LaunchState &launch, u64 address, u64 bytes);
 
 inline u32 pcOf(const Warp &warp, const Inst &inst) {

@@ -25,8 +25,8 @@ void runLoad(Warp &warp, const Inst &inst, u32 mask) {
   request.bytes = sizeof(T) * inst.vec;
   request.read = true;
   request.flags = stampFlags(inst);
-  u32 good = resolve(warp, inst, mask, inst.space, addresses, request,
-                     pointers);
+  u32 good =
+      resolve(warp, inst, mask, inst.space, addresses, request, pointers);
   for (u32 i = 0; i < inst.vec; ++i) {
     if (inst.d[i] == kNone)
       continue;
@@ -87,8 +87,8 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
   if (request.undefinedLanes && inst.space != Space::Shared &&
       inst.space != Space::Local && inst.space != Space::Param)
     reportUndefined(warp, inst, request.undefinedLanes);
-  u32 good = resolve(warp, inst, mask, inst.space, addresses, request,
-                     pointers);
+  u32 good =
+      resolve(warp, inst, mask, inst.space, addresses, request, pointers);
   bool changed = false;
   for (u32 l : Lanes(good)) {
     changed |= std::memcmp(pointers[l], &packed[l * vec], request.bytes) != 0;
@@ -121,7 +121,8 @@ void addAccesses(HandlerTable &table, const std::string &type) {
 // Addresses
 //===----------------------------------------------------------------------===//
 
-template <typename F> Handler mapAddress(F) {
+template <typename F>
+Handler mapAddress(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     for (u32 l : Lanes(mask)) {
       u64 from = laneAddress(warp, inst.s[0], inst.wideAddress, l);
@@ -156,12 +157,10 @@ u64 frameOf(Warp &warp, u32 lane) {
 }
 
 void addAddressOps(HandlerTable &table) {
-  table["cvta.shared"] = mapAddress([](Warp &w, u32, u64 address) {
-    return sharedToGeneric(w, address);
-  });
-  table["cvta.to.shared"] = mapAddress([](Warp &w, u32, u64 address) {
-    return genericToShared(w, address);
-  });
+  table["cvta.shared"] = mapAddress(
+      [](Warp &w, u32, u64 address) { return sharedToGeneric(w, address); });
+  table["cvta.to.shared"] = mapAddress(
+      [](Warp &w, u32, u64 address) { return genericToShared(w, address); });
   table["cvta.local"] = mapAddress(
       [](Warp &w, u32 l, u64 address) { return address + frameOf(w, l); });
   table["cvta.to.local"] = mapAddress(
@@ -207,8 +206,9 @@ void addAddressOps(HandlerTable &table) {
       u64 address = lanesOf<u64>(warp, inst.s[0])[l], unused;
       bool shared = sharedOwnerOfGeneric(*warp.block, address, unused);
       bool local = address - reinterpret_cast<u64>(warp.local) < frame;
-      Space space = shared ? Space::Shared
-                           : local ? Space::Local : Space::Global;
+      Space space = shared  ? Space::Shared
+                    : local ? Space::Local
+                            : Space::Global;
       result |= static_cast<u32>(space == inst.space) << l;
     }
     setPredicate(warp, inst.d[0], mask, result);

@@ -103,7 +103,8 @@ void widen(float *to, const u32 *from, NumberType type) {
   }
 }
 
-template <typename T> struct Fragments {
+template <typename T>
+struct Fragments {
   T a[16 * 256];
   T b[256 * 8];
 };
@@ -116,7 +117,8 @@ void placeA(T *a, const T *block, u32 r, u32 width, u32 k) {
                 a + (row + 8 * (r & 1)) * k + width * (r >> 1));
 }
 
-template <typename T> void placeB(T *b, const T *block, u32 r, u32 width) {
+template <typename T>
+void placeB(T *b, const T *block, u32 r, u32 width) {
   for (u32 i = 0; i < width; ++i)
     for (u32 column = 0; column < 8; ++column)
       b[(width * r + i) * 8 + column] = block[column * width + i];
@@ -147,8 +149,8 @@ void storeD(Warp &warp, const u32 *places, const float *d, bool half) {
       u32 *to = lanesOf<u32>(warp, places[r]);
       for (u32 l = 0; l < kWarpSize; ++l) {
         const float *from = d + (l / 4 + 8 * r) * 8 + l % 4 * 2;
-        to[l] = static_cast<u32>(floatToF16(from[1])) << 16 |
-                floatToF16(from[0]);
+        to[l] =
+            static_cast<u32>(floatToF16(from[1])) << 16 | floatToF16(from[0]);
       }
     }
     return;

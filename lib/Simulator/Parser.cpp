@@ -28,11 +28,11 @@ std::string Instruction::opcode() const {
 
 u32 typeBytes(std::string_view type) {
   static constexpr std::pair<std::string_view, u32> sizes[] = {
-      {"b8", 1},     {"u8", 1},      {"s8", 1},      {"b16", 2},   {"u16", 2},
-      {"s16", 2},    {"f16", 2},     {"bf16", 2},    {"b32", 4},   {"u32", 4},
-      {"s32", 4},    {"f32", 4},     {"f16x2", 4},   {"b64", 8},   {"u64", 8},
-      {"s64", 8},    {"f64", 8},     {"bf16x2", 4},  {"b128", 16}, {"tf32", 4},
-      {"e4m3x2", 2}, {"e5m2x2", 2},  {"u16x2", 4},   {"s16x2", 4}, {"e4m3", 1},
+      {"b8", 1},     {"u8", 1},     {"s8", 1},     {"b16", 2},   {"u16", 2},
+      {"s16", 2},    {"f16", 2},    {"bf16", 2},   {"b32", 4},   {"u32", 4},
+      {"s32", 4},    {"f32", 4},    {"f16x2", 4},  {"b64", 8},   {"u64", 8},
+      {"s64", 8},    {"f64", 8},    {"bf16x2", 4}, {"b128", 16}, {"tf32", 4},
+      {"e4m3x2", 2}, {"e5m2x2", 2}, {"u16x2", 4},  {"s16x2", 4}, {"e4m3", 1},
       {"e5m2", 1},   {"f32x2", 8},
   };
   for (auto [name, bytes] : sizes)
@@ -78,12 +78,11 @@ private:
 
   [[noreturn]] void fail(const std::string &expected) const {
     const Token &found = peek();
-    throw std::invalid_argument(
-        "line " + std::to_string(found.line) + ": expected " + expected +
-        ", found " +
-        (found.kind == TokenKind::End
-             ? std::string("the end of the file")
-             : "'" + std::string(found.text) + "'"));
+    throw std::invalid_argument("line " + std::to_string(found.line) +
+                                ": expected " + expected + ", found " +
+                                (found.kind == TokenKind::End
+                                     ? std::string("the end of the file")
+                                     : "'" + std::string(found.text) + "'"));
   }
 
   void expect(char c) {
@@ -543,13 +542,12 @@ private:
       fail("an operand");
     std::string text(take().text);
     Operand operand;
-    bool hexFloat = text.size() > 2 && text[0] == '0' &&
-                    std::string_view("fFdD").find(text[1]) !=
-                        std::string_view::npos;
+    bool hexFloat =
+        text.size() > 2 && text[0] == '0' &&
+        std::string_view("fFdD").find(text[1]) != std::string_view::npos;
     if (hexFloat) {
       bool isDouble = text[1] == 'd' || text[1] == 'D';
-      operand.kind =
-          isDouble ? Operand::Kind::Float64 : Operand::Kind::Float32;
+      operand.kind = isDouble ? Operand::Kind::Float64 : Operand::Kind::Float32;
       operand.bits = std::strtoull(text.c_str() + 2, nullptr, 16);
       if (negative)
         operand.bits ^= isDouble ? 1ull << 63 : 1ull << 31;

@@ -32,8 +32,8 @@ void allocateGlobals(Program &program) {
     global.storage =
         std::make_unique<u8[]>(global.bytes + 2 * kGlobalAlignment);
     u64 base = reinterpret_cast<u64>(global.storage.get());
-    global.data = global.storage.get() +
-                  (kGlobalAlignment - base % kGlobalAlignment);
+    global.data =
+        global.storage.get() + (kGlobalAlignment - base % kGlobalAlignment);
     program.globals.push_back(std::move(global));
   }
 }

@@ -71,12 +71,11 @@ void Reporter::add(FindingKind kind, const Warp &warp, u32 lane, u32 pc,
   finding.warp = warp.index;
   finding.lane = lane;
   finding.other = other;
-  finding.message = "kernel " + kernel.name + ", block (" +
-                    std::to_string(block.index[0]) + "," +
-                    std::to_string(block.index[1]) + "," +
-                    std::to_string(block.index[2]) + ") warp " +
-                    std::to_string(warp.index) + " lane " +
-                    std::to_string(lane) + ", " + describe(pc) + ": " + what;
+  finding.message =
+      "kernel " + kernel.name + ", block (" + std::to_string(block.index[0]) +
+      "," + std::to_string(block.index[1]) + "," +
+      std::to_string(block.index[2]) + ") warp " + std::to_string(warp.index) +
+      " lane " + std::to_string(lane) + ", " + describe(pc) + ": " + what;
   findings.push_back(std::move(finding));
 }
 

@@ -75,8 +75,8 @@ Real roundTo(Real x, const Layout &layout, Rounding rounding, bool finite) {
     return finite && std::isinf(x) ? std::copysign(layout.largest, x) : x;
   int exponent = std::max(std::ilogb(x), layout.minExponent);
   int unit = exponent - layout.precision + 1;
-  Real rounded = std::ldexp(roundIntegral(std::ldexp(x, -unit), rounding),
-                            unit);
+  Real rounded =
+      std::ldexp(roundIntegral(std::ldexp(x, -unit), rounding), unit);
   if (std::fabs(rounded) <= layout.largest)
     return rounded == 0 ? std::copysign(0.0L, x) : rounded;
   bool towardZero = rounding == Rounding::Zero ||
@@ -122,7 +122,8 @@ Real decodeE4M3(u8 x) {
   return sign * std::ldexp(static_cast<Real>(8 + mantissa), exponent - 10);
 }
 
-template <typename T> T loadBytes(const u8 *from) {
+template <typename T>
+T loadBytes(const u8 *from) {
   T value;
   __builtin_memcpy(&value, from, sizeof value);
   return value;
@@ -161,7 +162,8 @@ Real load(const u8 *from, NumberType type) {
   }
 }
 
-template <typename T> u64 saturated(Real x, bool fromDouble) {
+template <typename T>
+u64 saturated(Real x, bool fromDouble) {
   // NaN: 0, except into or from 64 bits (PTX ISA, cvt).
   if (x != x)
     return fromDouble || sizeof(T) == 8 ? 1ull << (sizeof(T) * 8 - 1) : 0;
@@ -277,9 +279,9 @@ void runConversion(Warp &warp, const Inst &inst, u32 mask) {
       // cvt.f16x2.f32 d, a, b: a is the upper half.
       bool twoSources = c.packed && inst.ns == 2;
       u32 source = twoSources ? inst.s[1 - part] : inst.s[0];
-      const u8 *from = warp.registers + source +
-                       (twoSources ? l * fromBytes
-                                   : (l * parts + part) * fromBytes);
+      const u8 *from =
+          warp.registers + source +
+          (twoSources ? l * fromBytes : (l * parts + part) * fromBytes);
       bits |= convert(from, c) << (8 * toBytes * part);
     }
     __builtin_memcpy(warp.registers + inst.d[0] + l * toBytes * parts, &bits,
@@ -327,7 +329,8 @@ __attribute__((noinline)) T directed(u8 op, T a, T b, T c) {
 }
 
 /// inst.aux: operation; aux2: rounding in bits 0-1, .ftz in 2, .sat in 3.
-template <typename T> void runDirected(Warp &warp, const Inst &inst, u32 mask) {
+template <typename T>
+void runDirected(Warp &warp, const Inst &inst, u32 mask) {
   bool ftz = inst.aux2 & 4, sat = inst.aux2 & 8;
   auto read = [&](u32 i, u32 l) {
     T x = i < inst.ns ? lanesOf<T>(warp, inst.s[i])[l] : T(0);

@@ -32,18 +32,16 @@ void mergeGroups(Warp &warp, bool onlyWaiting) {
   if (groups.size() < 2)
     return;
   std::sort(groups.begin(), groups.end(), [](const Group &a, const Group &b) {
-    return a.pc != b.pc ? a.pc < b.pc
-           : a.wait != b.wait
-               ? a.wait < b.wait
-               : __builtin_ctz(a.mask) < __builtin_ctz(b.mask);
+    return a.pc != b.pc       ? a.pc < b.pc
+           : a.wait != b.wait ? a.wait < b.wait
+                              : __builtin_ctz(a.mask) < __builtin_ctz(b.mask);
   });
   size_t kept = 0;
   for (size_t i = 1; i < groups.size(); ++i) {
     bool may = !onlyWaiting || groups[i].wait == Wait::Lanes ||
                groups[i].wait == Wait::Converge;
     if (may && groups[i].pc == groups[kept].pc &&
-        groups[i].wait == groups[kept].wait &&
-        groups[i].wait != Wait::Barrier)
+        groups[i].wait == groups[kept].wait && groups[i].wait != Wait::Barrier)
       groups[kept].mask |= groups[i].mask;
     else
       groups[++kept] = groups[i];
@@ -142,8 +140,7 @@ u32 waitingWith(Warp &warp, const Inst &inst, u32 pc, u32 members) {
   for (const Group &group : warp.groups) {
     if (group.wait != Wait::Lanes)
       continue;
-    bool same = group.pc == pc ||
-                (inst.aux2 && code[group.pc].run == inst.run);
+    bool same = group.pc == pc || (inst.aux2 && code[group.pc].run == inst.run);
     if (!same)
       continue;
     for (u32 lane : Lanes(group.mask))
@@ -181,8 +178,7 @@ bool releaseCollectives(Warp &warp) {
   mergeGroups(warp, /*onlyWaiting=*/true);
   for (size_t i = 0; i < warp.groups.size(); ++i) {
     const Group group = warp.groups[i];
-    if (group.wait == Wait::Converge &&
-        (group.mask & warp.live) == warp.live) {
+    if (group.wait == Wait::Converge && (group.mask & warp.live) == warp.live) {
       warp.groups[i].wait = Wait::None;
       const Inst &inst = code[group.pc];
       if (inst.flow == Flow::Barrier) {

@@ -121,17 +121,16 @@ void reportRace(const Access &access, RaceKind kind, const char *name,
   u32 otherPc = info & kPcMask;
   if (reporter.repeats(FindingKind::Race, access.pc, otherPc))
     return;
-  static constexpr const char *kinds[] = {"read-after-write",
-                                          "write-after-write",
-                                          "write-after-read"};
+  static constexpr const char *kinds[] = {
+      "read-after-write", "write-after-write", "write-after-read"};
   bool read = kind == RaceKind::ReadAfterWrite;
-  std::string what = std::string(kinds[static_cast<u8>(kind)]) + " race: " +
-                     (read ? "reads " : "writes ") +
+  std::string what = std::string(kinds[static_cast<u8>(kind)]) +
+                     " race: " + (read ? "reads " : "writes ") +
                      placeName(warp, name, address);
   std::string who = actorName(warp, actor, lane);
-  std::string other =
-      who + (kind == RaceKind::WriteAfterRead ? " read" : " wrote") + " at " +
-      reporter.describe(otherPc);
+  std::string other = who +
+                      (kind == RaceKind::WriteAfterRead ? " read" : " wrote") +
+                      " at " + reporter.describe(otherPc);
   what += ", which " + other;
   if (info & kPending)
     what += "; that access is asynchronous and not waited for";
@@ -218,8 +217,8 @@ void ShadowPage::addReader(const Access &access, Cell &cell,
 void ShadowPage::recordRead(const Access &access, Cell &cell) {
   const Warp &warp = *access.warp;
   u32 actor = warp.block->firstActor + warp.index;
-  u32 info = access.pc | __builtin_ctz(access.lanes) << kLaneShift |
-             access.flags;
+  u32 info =
+      access.pc | __builtin_ctz(access.lanes) << kLaneShift | access.flags;
   Reader reader{actor, warp.time, access.lanes, info};
   if (cell.state & kMany) {
     addReader(access, cell, reader);
@@ -269,8 +268,8 @@ void ShadowPage::touchCell(const Access &access, Cell &cell, u32 initBits,
     if (cell.writer) {
       u32 lane = laneOf(cell.writeInfo);
       bool pending = cell.writeInfo & kPending;
-      bool races = pending || !ordered(access, cell.writer, 1u << lane,
-                                       cell.writeTime);
+      bool races =
+          pending || !ordered(access, cell.writer, 1u << lane, cell.writeTime);
       bool proxy = !races && access.read && !proxyFenced(access, cell);
       if (races && !pending && bothStrong(access, cell.writer, cell.writeInfo))
         races = false;
@@ -307,11 +306,11 @@ void ShadowPage::touchCell(const Access &access, Cell &cell, u32 initBits,
     const Warp &warp = *access.warp;
     cell.writer = warp.block->firstActor + warp.index;
     cell.writeTime = warp.time;
-    cell.writeInfo = access.pc | __builtin_ctz(access.lanes) << kLaneShift |
-                     access.flags;
+    cell.writeInfo =
+        access.pc | __builtin_ctz(access.lanes) << kLaneShift | access.flags;
     clearReaders(cell);
-    cell.state = access.undefined ? cell.state & ~initBits
-                                  : cell.state | initBits;
+    cell.state =
+        access.undefined ? cell.state & ~initBits : cell.state | initBits;
   } else {
     recordRead(access, cell);
   }
@@ -392,8 +391,8 @@ void ShadowPage::completeWrite(const Access &access, u64 offset, u32 bytes) {
       return;
     cell.writer = access.actor;
     cell.writeTime = access.time;
-    cell.writeInfo = (cell.writeInfo & ~(31u << kLaneShift)) |
-                     access.flags | access.actorLane << kLaneShift;
+    cell.writeInfo = (cell.writeInfo & ~(31u << kLaneShift)) | access.flags |
+                     access.actorLane << kLaneShift;
   });
 }
 

@@ -111,7 +111,8 @@ private:
   Reader *readers(Cell &cell, u32 &count);
   void clearReaders(Cell &cell);
   Sub &split(Cell &cell);
-  template <typename Fn> void forCells(u64 offset, u32 bytes, Fn fn);
+  template <typename Fn>
+  void forCells(u64 offset, u32 bytes, Fn fn);
 
   u32 readerSlots() const { return dense ? dense + 2 : kSparseReaders; }
 

@@ -130,8 +130,7 @@ Counters sumCounters(const Program &program, const Kernel &kernel,
     sum.globalBytesRead += c.globalBytesRead;
     sum.globalBytesWritten += c.globalBytesWritten;
     for (size_t pc = 0; pc < thread.executed.size(); ++pc) {
-      const std::string &opcode =
-          program.opcodes[kernel.code[pc].opcode];
+      const std::string &opcode = program.opcodes[kernel.code[pc].opcode];
       // Helpers of the decoder have no opcode and are not the kernel's.
       if (opcode.empty() || !thread.executed[pc])
         continue;
@@ -190,8 +189,8 @@ Report Module::launch(const std::string &name, const Launch &launch) {
   copyExtents(launch.grid, state.grid, "grid");
   copyExtents(launch.block, state.block, "block");
   for (u32 i = 0; i < 3; ++i) {
-    u32 extent = launch.cluster[i] ? launch.cluster[i]
-                                   : kernel.requiredCluster[i];
+    u32 extent =
+        launch.cluster[i] ? launch.cluster[i] : kernel.requiredCluster[i];
     state.cluster[i] = std::max(1u, extent);
   }
   checkExtents(kernel, state);

@@ -18,7 +18,8 @@
 namespace moe::sim {
 namespace {
 
-template <typename Fn> void forClocks(Warp &warp, u32 lanes, Fn fn) {
+template <typename Fn>
+void forClocks(Warp &warp, u32 lanes, Fn fn) {
   if (lanes & ~warp.privateLanes)
     fn(warp.clock);
   for (u32 lane : Lanes(lanes & warp.privateLanes))

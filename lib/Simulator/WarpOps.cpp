@@ -94,7 +94,8 @@ void runVote(Warp &warp, const Inst &inst, u32 mask) {
   setPredicate(warp, inst.d[0], mask, result ? ~0u : 0);
 }
 
-template <typename T> void runMatchAny(Warp &warp, const Inst &inst, u32 mask) {
+template <typename T>
+void runMatchAny(Warp &warp, const Inst &inst, u32 mask) {
   const T *a = lanesOf<T>(warp, inst.s[0]);
   u32 result[kWarpSize];
   for (u32 l : Lanes(mask)) {
@@ -107,7 +108,8 @@ template <typename T> void runMatchAny(Warp &warp, const Inst &inst, u32 mask) {
     d[l] = result[l];
 }
 
-template <typename T> void runMatchAll(Warp &warp, const Inst &inst, u32 mask) {
+template <typename T>
+void runMatchAll(Warp &warp, const Inst &inst, u32 mask) {
   const T *a = lanesOf<T>(warp, inst.s[0]);
   T first = a[__builtin_ctz(mask)];
   bool all = true;
@@ -122,7 +124,8 @@ template <typename T> void runMatchAll(Warp &warp, const Inst &inst, u32 mask) {
     setPredicate(warp, inst.d[1], mask, all ? ~0u : 0);
 }
 
-template <typename T, typename F> Handler reduction(F) {
+template <typename T, typename F>
+Handler reduction(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     const T *a = lanesOf<T>(warp, inst.s[0]);
     T result = a[__builtin_ctz(mask)];
@@ -135,7 +138,8 @@ template <typename T, typename F> Handler reduction(F) {
 }
 
 /// redux.f32 min and max: NaN is left out, or with .NaN wins.
-template <bool Max, bool Abs, bool Propagate> float pickFloat(float a, float b) {
+template <bool Max, bool Abs, bool Propagate>
+float pickFloat(float a, float b) {
   if (a != a || b != b) {
     if (Propagate || (a != a && b != b))
       return std::numeric_limits<float>::quiet_NaN();
@@ -149,14 +153,11 @@ template <bool Max, bool Abs, bool Propagate> float pickFloat(float a, float b) 
 }
 
 void addReductions(HandlerTable &table) {
-  table["redux.add.u32"] =
-      reduction<u32>([](u32 a, u32 b) { return a + b; });
+  table["redux.add.u32"] = reduction<u32>([](u32 a, u32 b) { return a + b; });
   table["redux.add.s32"] = table["redux.add.u32"];
-  table["redux.and.b32"] =
-      reduction<u32>([](u32 a, u32 b) { return a & b; });
+  table["redux.and.b32"] = reduction<u32>([](u32 a, u32 b) { return a & b; });
   table["redux.or.b32"] = reduction<u32>([](u32 a, u32 b) { return a | b; });
-  table["redux.xor.b32"] =
-      reduction<u32>([](u32 a, u32 b) { return a ^ b; });
+  table["redux.xor.b32"] = reduction<u32>([](u32 a, u32 b) { return a ^ b; });
   table["redux.min.u32"] =
       reduction<u32>([](u32 a, u32 b) { return std::min(a, b); });
   table["redux.max.u32"] =

@@ -11,11 +11,11 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Wgmma.h"
 #include "Formats.h"
 #include "Handlers.h"
 #include "Memory.h"
 #include "Mma.h"
+#include "Wgmma.h"
 
 #include <algorithm>
 #include <cstring>
@@ -91,8 +91,7 @@ public:
     if (!transposed) {
       for (u32 row = 0; row < rows; ++row)
         for (u32 byte = 0; byte < kRowBytes; byte += 16)
-          fetch(to + row * kRowBytes + byte,
-                d.kMajor(firstRow + row, byte));
+          fetch(to + row * kRowBytes + byte, d.kMajor(firstRow + row, byte));
       return;
     }
     // Chunks of 16 bytes run along the rows.
@@ -156,11 +155,11 @@ void widen(float *to, const u8 *from, u32 rows, NumberType type, bool negate) {
   }
   }
   if (negate)
-    for (u32 i = 0; i < rows * kRowBytes / (type == NumberType::TF32   ? 4
-                                            : type == NumberType::F16 ||
-                                                    type == NumberType::BF16
-                                                ? 2
-                                                : 1);
+    for (u32 i = 0;
+         i < rows * kRowBytes /
+                 (type == NumberType::TF32                              ? 4
+                  : type == NumberType::F16 || type == NumberType::BF16 ? 2
+                                                                        : 1);
          ++i)
       to[i] = -to[i];
 }
@@ -192,12 +191,12 @@ void storeAccumulators(Warp &warp, const Inst &inst, const WgmmaShape &shape,
   for (u32 i = 0; i < inst.nd; ++i) {
     u32 *to = lanesOf<u32>(warp, inst.d[i]);
     for (u32 l = 0; l < kWarpSize; ++l)
-      to[l] = shape.halfD
-                  ? static_cast<u32>(
-                        floatToF16(d[placeOf(2 * i + 1, l, shape.n)]))
-                            << 16 |
-                        floatToF16(d[placeOf(2 * i, l, shape.n)])
-                  : std::bit_cast<u32>(d[placeOf(i, l, shape.n)]);
+      to[l] =
+          shape.halfD
+              ? static_cast<u32>(floatToF16(d[placeOf(2 * i + 1, l, shape.n)]))
+                        << 16 |
+                    floatToF16(d[placeOf(2 * i, l, shape.n)])
+              : std::bit_cast<u32>(d[placeOf(i, l, shape.n)]);
   }
 }
 
@@ -351,10 +350,10 @@ void checkWgmmaHazard(Warp &warp, const Inst &inst, u32 pc) {
   for (const WgmmaInFlight &flight : warp.wgmmas)
     for (u32 i = 0; i < flight.numAccumulators; ++i) {
       u32 place = flight.accumulators[i];
-      bool reads = std::find(inst.s, inst.s + inst.ns, place) !=
-                   inst.s + inst.ns;
-      bool writes = std::find(inst.d, inst.d + inst.nd, place) !=
-                    inst.d + inst.nd;
+      bool reads =
+          std::find(inst.s, inst.s + inst.ns, place) != inst.s + inst.ns;
+      bool writes =
+          std::find(inst.d, inst.d + inst.nd, place) != inst.d + inst.nd;
       if (!reads && !writes)
         continue;
       report(warp, pc, FindingKind::Race,

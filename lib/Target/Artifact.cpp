@@ -73,7 +73,8 @@ std::string mlir::moe::writeManifest(const Artifact &artifact) {
 //===----------------------------------------------------------------------===//
 
 static llvm::Error failedTo(const Twine &what, std::error_code code) {
-  return llvm::createStringError(code, "cannot " + what + ": " + code.message());
+  return llvm::createStringError(code,
+                                 "cannot " + what + ": " + code.message());
 }
 
 /// Only what this function's callers wrote before may be replaced.
@@ -115,7 +116,8 @@ llvm::Error mlir::moe::writeArtifact(const Artifact &artifact, StringRef path) {
   // A sibling, so that the rename stays within one file system.
   SmallString<128> staged;
   fs::createUniquePath(path + ".staging-%%%%%%%%", staged, false);
-  if (std::error_code code = fs::create_directory(staged, /*IgnoreExisting=*/false))
+  if (std::error_code code =
+          fs::create_directory(staged, /*IgnoreExisting=*/false))
     return failedTo("create a folder beside '" + path + "'", code);
   llvm::scope_exit cleanup([&] { fs::remove_directories(staged); });
 

@@ -24,7 +24,8 @@ static StringRef scalarInC(StringRef element) {
 /// C identifiers are a subset of MLIR's symbol names.
 static bool isCIdentifier(StringRef name) {
   return !name.empty() && !llvm::isDigit(name.front()) &&
-         llvm::all_of(name, [](char c) { return llvm::isAlnum(c) || c == '_'; });
+         llvm::all_of(name,
+                      [](char c) { return llvm::isAlnum(c) || c == '_'; });
 }
 
 /// The descriptor of rank 2 is MoETensor2, whatever its elements are.

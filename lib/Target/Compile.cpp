@@ -15,8 +15,7 @@ using namespace mlir::moe;
 static void dropArgumentNotes(ModuleOp module) {
   module.walk([](FunctionOpInterface function) {
     for (unsigned i = 0, n = function.getNumArguments(); i < n; ++i)
-      for (NamedAttribute attribute :
-           llvm::to_vector(function.getArgAttrs(i)))
+      for (NamedAttribute attribute : llvm::to_vector(function.getArgAttrs(i)))
         if (attribute.getName().strref().starts_with("moe."))
           function.removeArgAttr(i, attribute.getName());
   });
@@ -29,7 +28,8 @@ static void dumpHostCode(ModuleOp module, const HostCodeOptions &options,
       {HostCodeForm::LLVMIR, "90-optimised.ll"},
       {HostCodeForm::Assembly, "91-code.s"}};
   for (auto [form, file] : phases)
-    if (FailureOr<std::string> text = translateToHostCode(module, form, options);
+    if (FailureOr<std::string> text =
+            translateToHostCode(module, form, options);
         succeeded(text))
       writePhase(module, folder, file, *text);
 }

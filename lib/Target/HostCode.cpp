@@ -36,13 +36,14 @@ static constexpr llvm::StringLiteral kOwnPrefix = "__moe_";
 // The machine
 //===----------------------------------------------------------------------===//
 
-std::string mlir::moe::hostCPUName() { return llvm::sys::getHostCPUName().str(); }
+std::string mlir::moe::hostCPUName() {
+  return llvm::sys::getHostCPUName().str();
+}
 
 std::string mlir::moe::hostCPUFeatures() {
   std::vector<std::string> features;
   for (const auto &feature : llvm::sys::getHostCPUFeatures())
-    features.push_back(
-        ((feature.second ? "+" : "-") + feature.first()).str());
+    features.push_back(((feature.second ? "+" : "-") + feature.first()).str());
   // A StringMap has no order, and the text is part of cache keys.
   llvm::sort(features);
   return llvm::join(features, ",");
@@ -66,15 +67,17 @@ std::string mlir::moe::codeFeatures(StringRef cpu) {
   const llvm::Target *target = hostTarget(message);
   if (!target)
     return "";
-  std::unique_ptr<llvm::MCSubtargetInfo> subtarget(target->createMCSubtargetInfo(
-      llvm::Triple(llvm::sys::getProcessTriple()), cpu, ""));
+  std::unique_ptr<llvm::MCSubtargetInfo> subtarget(
+      target->createMCSubtargetInfo(llvm::Triple(llvm::sys::getProcessTriple()),
+                                    cpu, ""));
   if (!subtarget->isCPUStringValid(cpu))
     return "";
-  return llvm::join(llvm::map_range(subtarget->getEnabledProcessorFeatures(),
-                                    [](const llvm::SubtargetFeatureKV &feature) {
-                                      return "+" + std::string(feature.Key);
-                                    }),
-                    ",");
+  return llvm::join(
+      llvm::map_range(subtarget->getEnabledProcessorFeatures(),
+                      [](const llvm::SubtargetFeatureKV &feature) {
+                        return "+" + std::string(feature.Key);
+                      }),
+      ",");
 }
 
 static std::unique_ptr<llvm::TargetMachine>
@@ -83,8 +86,8 @@ createTargetMachine(ModuleOp module, const HostCodeOptions &options) {
   std::string message;
   const llvm::Target *target = hostTarget(message);
   if (!target) {
-    module.emitError() << "this LLVM has no code generator for "
-                       << triple.str() << ": " << message;
+    module.emitError() << "this LLVM has no code generator for " << triple.str()
+                       << ": " << message;
     return nullptr;
   }
 
@@ -103,9 +106,9 @@ createTargetMachine(ModuleOp module, const HostCodeOptions &options) {
     features += features.empty() ? "-prefer-256-bit" : ",-prefer-256-bit";
 
   auto level = *llvm::CodeGenOpt::getLevel(std::min(options.optLevel, 3u));
-  return std::unique_ptr<llvm::TargetMachine>(target->createTargetMachine(
-      triple, cpu, features, llvm::TargetOptions(), llvm::Reloc::PIC_,
-      std::nullopt, level));
+  return std::unique_ptr<llvm::TargetMachine>(
+      target->createTargetMachine(triple, cpu, features, llvm::TargetOptions(),
+                                  llvm::Reloc::PIC_, std::nullopt, level));
 }
 
 //===----------------------------------------------------------------------===//
@@ -140,10 +143,13 @@ static LogicalResult addPackedEntry(ModuleOp module, llvm::Module &code,
   auto *entry = llvm::Function::Create(
       llvm::FunctionType::get(builder.getVoidTy(), {pointer}, false),
       llvm::Function::ExternalLinkage, packedSymbol(signature.name), code);
-  builder.SetInsertPoint(llvm::BasicBlock::Create(code.getContext(), "", entry));
+  builder.SetInsertPoint(
+      llvm::BasicBlock::Create(code.getContext(), "", entry));
   SmallVector<llvm::Value *> arguments;
-  for (auto [index, type] : llvm::enumerate(callee->getFunctionType()->params())) {
-    llvm::Value *slot = builder.CreateConstGEP1_64(pointer, entry->getArg(0), index);
+  for (auto [index, type] :
+       llvm::enumerate(callee->getFunctionType()->params())) {
+    llvm::Value *slot =
+        builder.CreateConstGEP1_64(pointer, entry->getArg(0), index);
     llvm::Value *value = builder.CreateLoad(pointer, slot);
     if (!type->isPointerTy())
       value = builder.CreateLoad(type, value);
@@ -224,10 +230,10 @@ static FailureOr<std::string> emit(ModuleOp module, llvm::Module &code,
                   ? llvm::CodeGenFileType::ObjectFile
                   : llvm::CodeGenFileType::AssemblyFile;
   if (machine.addPassesToEmitFile(passes, stream, nullptr, type))
-    return module.emitError() << "this LLVM cannot write "
-                              << (form == HostCodeForm::Object ? "objects"
-                                                               : "assembly")
-                              << " for " << machine.getTargetTriple().str();
+    return module.emitError()
+           << "this LLVM cannot write "
+           << (form == HostCodeForm::Object ? "objects" : "assembly") << " for "
+           << machine.getTargetTriple().str();
   passes.run(code);
   return std::string(bytes.begin(), bytes.end());
 }
@@ -265,7 +271,8 @@ mlir::moe::translateToHostCode(ModuleOp module, HostCodeForm form,
 
   llvm::raw_string_ostream problemStream(problem);
   if (llvm::verifyModule(*code, &problemStream))
-    return module.emitError() << "the lowering made invalid LLVM IR: " << problem;
+    return module.emitError()
+           << "the lowering made invalid LLVM IR: " << problem;
   optimise(*code, *machine, options.optLevel);
   FailureOr<std::string> result = emit(module, *code, *machine, form);
   if (!problem.empty())

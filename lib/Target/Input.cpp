@@ -23,8 +23,8 @@ std::unique_ptr<MLIRContext> mlir::moe::createContext() {
     registerEverything(registry);
     return registry;
   }();
-  auto context = std::make_unique<MLIRContext>(
-      registry, MLIRContext::Threading::DISABLED);
+  auto context =
+      std::make_unique<MLIRContext>(registry, MLIRContext::Threading::DISABLED);
   // The operation of a diagnostic can be a whole module of constants.
   context->printOpOnDiagnostic(false);
   return context;
@@ -110,8 +110,8 @@ static LogicalResult verifySizes(ModuleOp module) {
     auto check = [op](Type type) -> LogicalResult {
       if (!sizeOverflows(type))
         return success();
-      return op->emitError() << "expected a type of at most 2^62 bytes, found "
-                             << type;
+      return op->emitError()
+             << "expected a type of at most 2^62 bytes, found " << type;
     };
     for (Type type : op->getResultTypes())
       if (failed(check(type)))
@@ -155,8 +155,8 @@ OwningOpRef<ModuleOp> mlir::moe::parseInput(MLIRContext &context,
       return nullptr;
     }
   }
-  OwningOpRef<ModuleOp> module = parseSourceString<ModuleOp>(
-      source, ParserConfig(&context), name);
+  OwningOpRef<ModuleOp> module =
+      parseSourceString<ModuleOp>(source, ParserConfig(&context), name);
   if (!module || failed(verifySizes(*module)))
     return nullptr;
   return module;

@@ -77,10 +77,10 @@ static LogicalResult addBinary(gpu::BinaryOp binary, PTXParts &all) {
     all.body += parts.body;
     return success();
   }
-  return binary.emitError() << "expected a gpu.binary that holds assembly, found "
-                               "none in '"
-                            << binary.getName()
-                            << "'; serialise with format=isa";
+  return binary.emitError()
+         << "expected a gpu.binary that holds assembly, found "
+            "none in '"
+         << binary.getName() << "'; serialise with format=isa";
 }
 
 /// Two modules may use one kernel name; in one text they may not.
@@ -91,7 +91,8 @@ static LogicalResult verifyEntryNames(ModuleOp module, StringRef body) {
     if (at == StringRef::npos)
       break;
     body = body.drop_front(at + marker.size()).ltrim();
-    StringRef name = body.take_until([](char c) { return c == '(' || isspace(c); });
+    StringRef name =
+        body.take_until([](char c) { return c == '(' || isspace(c); });
     if (!seen.insert(name).second)
       return module.emitError() << "expected one kernel named '" << name
                                 << "', found two; rename one of them";
@@ -174,8 +175,8 @@ FailureOr<std::string> mlir::moe::assembleCubin(StringRef ptx, StringRef chip,
 
   SmallString<128> folder;
   if (std::error_code code = fs::createUniqueDirectory("moe-ptxas", folder))
-    return emitError(location) << "cannot make a temporary folder: "
-                               << code.message();
+    return emitError(location)
+           << "cannot make a temporary folder: " << code.message();
   llvm::scope_exit cleanup([&] { fs::remove_directories(folder); });
   auto file = [&](StringRef name) {
     SmallString<128> path(folder);
@@ -200,6 +201,7 @@ FailureOr<std::string> mlir::moe::assembleCubin(StringRef ptx, StringRef chip,
   if (status != 0)
     return emitError(location)
            << "ptxas refused the kernels for " << chip << ": "
-           << (message.empty() ? StringRef(readFile(log)).trim().str() : message);
+           << (message.empty() ? StringRef(readFile(log)).trim().str()
+                               : message);
   return readFile(output);
 }

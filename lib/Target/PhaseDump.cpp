@@ -44,8 +44,8 @@ void PhaseDump::write(StringRef stem) {
   if (stem.ends_with(".failed"))
     flags.printGenericOpForm();
   module->print(stream, flags);
-  writePhase(module, folder, llvm::formatv("{0,0+2}-{1}.mlir", count++, stem).str(),
-             text);
+  writePhase(module, folder,
+             llvm::formatv("{0,0+2}-{1}.mlir", count++, stem).str(), text);
 }
 
 /// The flag of a pass; anonymous passes are drivers of nested pipelines, whose

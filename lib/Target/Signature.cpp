@@ -27,8 +27,8 @@ static FailureOr<ValueSignature> describe(Type type) {
   Type element = type;
   if (auto shaped = dyn_cast<ShapedType>(type)) {
     auto memref = dyn_cast<MemRefType>(type);
-    bool identity = memref ? memref.getLayout().isIdentity()
-                           : isa<RankedTensorType>(type);
+    bool identity =
+        memref ? memref.getLayout().isIdentity() : isa<RankedTensorType>(type);
     if (!shaped.hasRank() || !identity)
       return failure();
     value.isTensor = true;
@@ -128,7 +128,8 @@ static void describeSizes(func::FuncOp function,
     return;
   Block &entry = function.getBody().front();
   auto terminator = cast<func::ReturnOp>(entry.getTerminator());
-  for (auto [value, result] : llvm::zip_equal(terminator.getOperands(), results))
+  for (auto [value, result] :
+       llvm::zip_equal(terminator.getOperands(), results))
     for (auto [dim, size] : llvm::enumerate(result.shape))
       result.sizes.push_back(size < 0 ? describeSize(value, dim, entry)
                                       : json::Value(size));

@@ -49,8 +49,7 @@ struct ExpandLoad : OpRewritePattern<memref::LoadOp> {
     Value vector = vector::LoadOp::create(rewriter, op.getLoc(),
                                           getVectorOfOne(op.getMemRef()),
                                           op.getMemRef(), op.getIndices());
-    SmallVector<int64_t> first(
-        cast<VectorType>(vector.getType()).getRank(), 0);
+    SmallVector<int64_t> first(cast<VectorType>(vector.getType()).getRank(), 0);
     rewriter.replaceOpWithNewOp<vector::ExtractOp>(op, vector, first);
     return success();
   }

@@ -109,8 +109,8 @@ static SmallVector<Value> captureValues(OpBuilder &builder, Region &region) {
       continue;
     }
     builder.setInsertionPointToStart(&region.front());
-    replaceAllUsesInRegionWith(
-        value, builder.clone(*definition)->getResult(0), region);
+    replaceAllUsesInRegionWith(value, builder.clone(*definition)->getResult(0),
+                               region);
   }
   return captured;
 }
@@ -175,15 +175,14 @@ func::FuncOp Outliner::makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
   symbols.insert(function);
 
   Block *entry = function.addEntryBlock();
-  auto builder =
-      ImplicitLocOpBuilder::atBlockEnd(forall.getLoc(), entry);
+  auto builder = ImplicitLocOpBuilder::atBlockEnd(forall.getLoc(), entry);
   IRMapping mapping;
   for (auto [position, value] : llvm::enumerate(captured)) {
     Value field = LLVM::GEPOp::create(
         builder, pointer, contextType, entry->getArgument(2),
         ArrayRef<LLVM::GEPArg>{0, static_cast<int32_t>(position)});
-    Value loaded = LLVM::LoadOp::create(
-        builder, contextType.getBody()[position], field);
+    Value loaded =
+        LLVM::LoadOp::create(builder, contextType.getBody()[position], field);
     mapping.map(value, castTo(builder, value.getType(), loaded));
   }
   // The bounds are computed again from the captured values.
@@ -193,8 +192,7 @@ func::FuncOp Outliner::makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
   Type index = builder.getIndexType();
   Value begin =
       arith::IndexCastOp::create(builder, index, entry->getArgument(0));
-  Value end =
-      arith::IndexCastOp::create(builder, index, entry->getArgument(1));
+  Value end = arith::IndexCastOp::create(builder, index, entry->getArgument(1));
   Value one = arith::ConstantIndexOp::create(builder, 1);
   auto loop = scf::ForOp::create(builder, begin, end, one);
   builder.setInsertionPointToStart(loop.getBody());
@@ -247,14 +245,14 @@ LogicalResult Outliner::outline(scf::ForallOp forall) {
                           field);
   }
   IterationSpace space = getIterationSpace(builder, forall);
-  Value count = arith::IndexCastOp::create(builder, builder.getI64Type(),
-                                           space.total);
+  Value count =
+      arith::IndexCastOp::create(builder, builder.getI64Type(), space.total);
   Value address = func::ConstantOp::create(
       builder, body.getFunctionType(),
       FlatSymbolRefAttr::get(module.getContext(), body.getName()));
-  func::CallOp::create(builder, getRuntimeFunction(),
-                       ValueRange{count, castTo(builder, pointer, address),
-                                  context});
+  func::CallOp::create(
+      builder, getRuntimeFunction(),
+      ValueRange{count, castTo(builder, pointer, address), context});
   forall.erase();
   return success();
 }

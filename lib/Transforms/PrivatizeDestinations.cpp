@@ -32,8 +32,7 @@ using namespace mlir;
 /// tensor but empty ones, in its regions neither.
 static bool isInitialisation(Operation *op) {
   if (op->getNumResults() != 1 || op->getNumOperands() == 0 ||
-      !isa<TensorType>(op->getResult(0).getType()) ||
-      !isMemoryEffectFree(op))
+      !isa<TensorType>(op->getResult(0).getType()) || !isMemoryEffectFree(op))
     return false;
   SetVector<Value> read(op->operand_begin(), op->operand_end());
   getUsedValuesDefinedAbove(op->getRegions(), read);

@@ -45,9 +45,9 @@ static LogicalResult addDestinations(func::FuncOp function) {
                     builder.getUnitAttr());
   for (auto [position, type] : llvm::enumerate(function.getArgumentTypes()))
     if (isa<TensorType>(type))
-      function.setArgAttr(position,
-                          bufferization::BufferizationDialect::kWritableAttrName,
-                          builder.getBoolAttr(false));
+      function.setArgAttr(
+          position, bufferization::BufferizationDialect::kWritableAttrName,
+          builder.getBoolAttr(false));
 
   if (!function.getBody().hasOneBlock())
     return function.emitOpError(

@@ -1,8 +1,9 @@
 //===- Function.cpp - Compiled functions as Python callables --------------===//
 //
-// Tensors come in two ways. Frameworks with DLPack's C exchange API (torch since
-// 2.10) hand out a view by a C call; everything else (numpy, older frameworks)
-// goes through nanobind's ndarray, which costs some microseconds for torch.
+// Tensors come in two ways. Frameworks with DLPack's C exchange API (torch
+// since 2.10) hand out a view by a C call; everything else (numpy, older
+// frameworks) goes through nanobind's ndarray, which costs some microseconds
+// for torch.
 //
 //===----------------------------------------------------------------------===//
 
@@ -31,11 +32,11 @@ struct ElementInfo {
 static const ElementInfo &infoOf(MoEElementType type) {
   // In the order of MoEElementType.
   static constexpr ElementInfo infos[] = {
-      {"i1", dlpack::Bool, 8},     {"i8", dlpack::Int, 8},
-      {"i16", dlpack::Int, 16},    {"i32", dlpack::Int, 32},
-      {"i64", dlpack::Int, 64},    {"index", dlpack::Int, 64},
-      {"f16", dlpack::Float, 16},  {"bf16", dlpack::BFloat, 16},
-      {"f32", dlpack::Float, 32},  {"f64", dlpack::Float, 64}};
+      {"i1", dlpack::Bool, 8},    {"i8", dlpack::Int, 8},
+      {"i16", dlpack::Int, 16},   {"i32", dlpack::Int, 32},
+      {"i64", dlpack::Int, 64},   {"index", dlpack::Int, 64},
+      {"f16", dlpack::Float, 16}, {"bf16", dlpack::BFloat, 16},
+      {"f32", dlpack::Float, 32}, {"f64", dlpack::Float, 64}};
   return infos[type];
 }
 
@@ -96,8 +97,9 @@ static const dlpack::ExchangeAPI *exchangeAPI(PyTypeObject *type) {
       return api;
 
   const dlpack::ExchangeAPI *api = nullptr;
-  nb::object capsule = nb::getattr(nb::handle(reinterpret_cast<PyObject *>(type)),
-                                   "__dlpack_c_exchange_api__", nb::none());
+  nb::object capsule =
+      nb::getattr(nb::handle(reinterpret_cast<PyObject *>(type)),
+                  "__dlpack_c_exchange_api__", nb::none());
   if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api"))
     api = static_cast<const dlpack::ExchangeAPI *>(
         PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
@@ -169,7 +171,8 @@ static void check(const dlpack::Tensor &tensor, const Place &place) {
   const MoEValueType &type = place.type;
   const ElementInfo &element = infoOf(type.elementType);
   auto found = [&] {
-    return ", found " + toString(tensor.shape, tensor.rank, toString(tensor.type));
+    return ", found " +
+           toString(tensor.shape, tensor.rank, toString(tensor.type));
   };
   if (!matches(tensor.type, element))
     throw nb::type_error((place.expected() + toString(type) + found()).c_str());
@@ -177,16 +180,16 @@ static void check(const dlpack::Tensor &tensor, const Place &place) {
   for (int64_t i = 0; shapeFits && i < type.rank; ++i)
     shapeFits = type.shape[i] < 0 || type.shape[i] == tensor.shape[i];
   if (!shapeFits)
-    throw nb::value_error((place.expected() + toString(type) + found()).c_str());
+    throw nb::value_error(
+        (place.expected() + toString(type) + found()).c_str());
   if (tensor.deviceType != dlpack::CPU)
     throw nb::value_error((place.expected() +
                            "on the CPU, found it on another device; use .cpu()")
                               .c_str());
   if (!isRowMajor(tensor))
-    throw nb::value_error(
-        (place.expected() +
-         "contiguous, found other strides; use .contiguous()")
-            .c_str());
+    throw nb::value_error((place.expected() +
+                           "contiguous, found other strides; use .contiguous()")
+                              .c_str());
 }
 
 /// Writes the descriptor and returns the words that it took.
@@ -223,10 +226,10 @@ static void writeScalar(nb::handle object, const Place &place, int64_t *word) {
   long long value = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
   bool isBool = place.type.elementType == MoEElementType_I1;
   int spare = 64 - element.bits;
-  bool fits = isBool ? value == 0 || value == 1
-                     : (static_cast<int64_t>(static_cast<uint64_t>(value)
-                                             << spare) >>
-                        spare) == value;
+  bool fits =
+      isBool ? value == 0 || value == 1
+             : (static_cast<int64_t>(static_cast<uint64_t>(value) << spare) >>
+                spare) == value;
   if (overflow || !fits)
     throw nb::value_error((place.expected() + "a value of " + element.name +
                            ", found " + nb::str(number).c_str())
@@ -255,9 +258,8 @@ void Function::call(nb::args arguments) const {
   if (arguments.size() != types.size())
     throw nb::type_error(
         ("expected " + std::to_string(numArguments) + " arguments and " +
-         std::to_string(types.size() - numArguments) +
-         " result buffers for '" + name() + "', found " +
-         std::to_string(arguments.size()) + " in all")
+         std::to_string(types.size() - numArguments) + " result buffers for '" +
+         name() + "', found " + std::to_string(arguments.size()) + " in all")
             .c_str());
 
   constexpr size_t kStackWords = 256;

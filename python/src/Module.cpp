@@ -58,7 +58,8 @@ static PyObject *errorType = nullptr;
 }
 
 /// Runs `call` without the GIL and raises what it returns.
-template <typename Call> static void run(Call call) {
+template <typename Call>
+static void run(Call call) {
   MoEError error;
   {
     nb::gil_scoped_release release;
@@ -129,10 +130,10 @@ public:
 
   std::vector<std::string> names() const {
     std::vector<std::string> list;
-    for (size_t i = 0, n = moeExecutableGetNumFunctions(executable.get()); i < n;
-         ++i)
-      list.push_back(toString(moeFunctionGetName(
-          moeExecutableGetFunction(executable.get(), i))));
+    for (size_t i = 0, n = moeExecutableGetNumFunctions(executable.get());
+         i < n; ++i)
+      list.push_back(toString(
+          moeFunctionGetName(moeExecutableGetFunction(executable.get(), i))));
     return list;
   }
 
@@ -173,7 +174,8 @@ static std::string compilePTX(std::string_view text, std::string_view chip,
                               std::string_view filename) {
   MoEBytes ptx = nullptr;
   run([&] {
-    return moeCompilePTX(ref(text), ref(filename), ref(chip), ref(dumpDir), &ptx);
+    return moeCompilePTX(ref(text), ref(filename), ref(chip), ref(dumpDir),
+                         &ptx);
   });
   return take(ptx);
 }
@@ -250,14 +252,14 @@ NB_MODULE(_moe, m) {
         return "<compiled " + self.signature() + ">";
       });
 
-  nb::class_<Executable>(m, "Executable",
-                         "An object of compile_object, linked into the process.")
+  nb::class_<Executable>(
+      m, "Executable", "An object of compile_object, linked into the process.")
       .def(nb::init<nb::bytes>(), "object"_a)
       .def("function", &Executable::function, "name"_a)
       .def_prop_ro("functions", &Executable::names);
 
-  m.def("compile_object", &compileObject, "text"_a,
-        "pipeline"_a = "moe-to-cpu", "dump_dir"_a = "", "filename"_a = "-",
+  m.def("compile_object", &compileObject, "text"_a, "pipeline"_a = "moe-to-cpu",
+        "dump_dir"_a = "", "filename"_a = "-",
         "Compiles MLIR text to an ELF object for this machine's CPU. With "
         "`dump_dir`, writes the IR after every pass there.");
   m.def("compile_ptx", &compilePTX, "text"_a, "chip"_a, "dump_dir"_a = "",
@@ -265,14 +267,16 @@ NB_MODULE(_moe, m) {
   m.def("assemble_cubin", &assembleCubin, "ptx"_a, "chip"_a,
         "Assembles PTX with ptxas.");
   m.def("known_chips", &knownChips);
-  m.def("find_ptxas", [] { return take(moeFindPtxas()); },
-        "The path of ptxas, empty when there is none.");
+  m.def(
+      "find_ptxas", [] { return take(moeFindPtxas()); },
+      "The path of ptxas, empty when there is none.");
   m.def("llvm_version", &moeLLVMVersion);
-  m.def("host_cpu",
-        [] {
-          return std::pair(take(moeHostCPUName()), take(moeHostCPUFeatures()));
-        },
-        "The name and the features of this machine's CPU.");
+  m.def(
+      "host_cpu",
+      [] {
+        return std::pair(take(moeHostCPUName()), take(moeHostCPUFeatures()));
+      },
+      "The name and the features of this machine's CPU.");
   m.def("set_num_threads", &moe_set_num_threads, "threads"_a,
         "The most threads a kernel may use; 0 follows OpenMP, and so torch.");
   m.def("get_num_threads", &moe_get_num_threads);

@@ -1,4 +1,5 @@
-//===- CompiledFunction.h - Compiled moe IR over libtorch tensors -*- C++ -*-===//
+//===- CompiledFunction.h - Compiled moe IR over libtorch tensors -*- C++
+//-*-===//
 //
 // Compiles a module through the C API and calls its only function with
 // torch tensors. Nothing of MLIR is visible here: this is how a C++ program

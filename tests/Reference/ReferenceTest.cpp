@@ -100,9 +100,8 @@ void testTopK(int64_t n, int64_t e, int64_t k, bool renorm) {
   std::string name = "topk_renorm n=" + std::to_string(n) +
                      " e=" + std::to_string(e) + " k=" + std::to_string(k) +
                      (renorm ? " renorm" : " raw");
-  reportExact(name + " indices",
-              torch::equal(indices.to(torch::kInt64),
-                           torch::where(real, chosen, -1)));
+  reportExact(name + " indices", torch::equal(indices.to(torch::kInt64),
+                                              torch::where(real, chosen, -1)));
   report(name + " gates", maxError(gates, torch::where(real, probs, 0.0)),
          probTolerance(z.abs().max().item<double>()));
 }
@@ -144,8 +143,7 @@ func.func @inform(%u: tensor<2x?x33xf32>, %e: tensor<2x?x7xf32>,
 
   // S_ij = softmax_j(u_i.u_j / tau) over visible keys, P = S e.
   Tensor logits = u.to(kF64).matmul(u.to(kF64).transpose(1, 2)) / 3.0;
-  Tensor visible =
-      causalMask(n) & mask.unsqueeze(1) & mask.unsqueeze(2);
+  Tensor visible = causalMask(n) & mask.unsqueeze(1) & mask.unsqueeze(2);
   Tensor shown = logits.masked_fill(~visible, -INFINITY);
   Tensor expected = softmaxRows(shown).matmul(e.to(kF64));
   double tolerance = probTolerance(logits.abs().max().item<double>());
@@ -194,8 +192,7 @@ func.func @posterior(%q: tensor<2x4x?x8xf32>, %k: tensor<2x4x?x8xf32>,
   posterior({q, k, u, e, v, wo, p, head});
 
   // Prior A_h, its entropies, h* = argmin_h mean_i H(A_h[i]) (15).
-  Tensor prior =
-      q.to(kF64).matmul(k.to(kF64).transpose(2, 3)) / std::sqrt(8.0);
+  Tensor prior = q.to(kF64).matmul(k.to(kF64).transpose(2, 3)) / std::sqrt(8.0);
   prior = prior.masked_fill(~causalMask(n), -INFINITY);
   Tensor a = softmaxRows(prior);
   Tensor entropy = -torch::special::xlogy(a, a).sum(-1).mean(-1);
@@ -209,11 +206,10 @@ func.func @posterior(%q: tensor<2x4x?x8xf32>, %k: tensor<2x4x?x8xf32>,
   Tensor all = softmaxRows(prior + product - half);
   Tensor expected = torch::empty({2, n, 6}, kF64);
   for (int64_t b = 0; b < 2; ++b)
-    expected[b] =
-        all[b][expectedHead[b].item<int64_t>()].matmul(e[b].to(kF64));
-  double maxLogit = prior.masked_fill(~causalMask(n), 0.0).abs().max().item<double>() +
-                    product.abs().max().item<double>() +
-                    half.max().item<double>();
+    expected[b] = all[b][expectedHead[b].item<int64_t>()].matmul(e[b].to(kF64));
+  double maxLogit =
+      prior.masked_fill(~causalMask(n), 0.0).abs().max().item<double>() +
+      product.abs().max().item<double>() + half.max().item<double>();
   report("attention_posterior p", maxError(p, expected),
          probTolerance(maxLogit));
 }
@@ -250,8 +246,8 @@ func.func @disperse(%h: tensor<?x37xf32>, %assign: tensor<?xi32>)
     Tensor rows = h.to(kF64).index({assign == e});
     counts &= count[e].item<int64_t>() == rows.size(0);
     Tensor centre = rows.size(0) ? rows.mean(0) : torch::zeros({37}, kF64);
-    Tensor spread = rows.size(0) ? (rows - centre).abs().mean(0)
-                                 : torch::zeros({37}, kF64);
+    Tensor spread =
+        rows.size(0) ? (rows - centre).abs().mean(0) : torch::zeros({37}, kF64);
     Tensor slack = 1e-5 * spread + rounding;
     error = std::max(
         error, ((s[e].to(kF64) - spread).abs() / slack).max().item<double>());
@@ -276,8 +272,11 @@ func.func @update(%a: tensor<9x9xf32>, %indices: tensor<?x3xi32>)
 )mlir";
   Tensor a = torch::rand({9, 9});
   // Expert 8 is never selected: its row decays (E16).
-  Tensor indices = torch::rand({203, 8}).argsort(/*dim=*/int64_t{-1}, /*descending=*/false).index(
-      {Slice(), Slice(0, 3)}).to(kI32).contiguous();
+  Tensor indices = torch::rand({203, 8})
+                       .argsort(/*dim=*/int64_t{-1}, /*descending=*/false)
+                       .index({Slice(), Slice(0, 3)})
+                       .to(kI32)
+                       .contiguous();
   Tensor updated = torch::empty({9, 9});
   CompiledFunction update(source);
   update({a, indices, updated});

@@ -30,7 +30,8 @@ static void addBuildTreePackage(StringRef toolFolder) {
   if (!sys::fs::exists(package + "/moe_mlir"))
     return;
   std::string path = package.str().str();
-  if (auto previous = sys::Process::GetEnv("PYTHONPATH"); previous && !previous->empty())
+  if (auto previous = sys::Process::GetEnv("PYTHONPATH");
+      previous && !previous->empty())
     path += ":" + *previous;
   setenv("PYTHONPATH", path.c_str(), /*overwrite=*/1);
 }
@@ -75,7 +76,8 @@ mlir::moe::importTorchProgram(StringRef path, const char *tool) {
   addBuildTreePackage(toolFolder);
 
   SmallString<128> folder;
-  if (std::error_code code = sys::fs::createUniqueDirectory("moe-import", folder))
+  if (std::error_code code =
+          sys::fs::createUniqueDirectory("moe-import", folder))
     return createStringError(code, "cannot make a temporary folder: " +
                                        code.message());
   scope_exit cleanup([&] { sys::fs::remove_directories(folder); });

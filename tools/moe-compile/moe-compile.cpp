@@ -26,9 +26,9 @@ enum class Emit { Artifact, MLIR, LLVMIR, Assembly, PTX, Cubin };
 
 struct Options {
   cl::OptionCategory category{"moe-compile options"};
-  cl::opt<std::string> input{
-      cl::Positional, cl::Required, cl::value_desc("IN"),
-      cl::desc("<IN: .mlir, .mlirbc or .pt2>"), cl::cat(category)};
+  cl::opt<std::string> input{cl::Positional, cl::Required, cl::value_desc("IN"),
+                             cl::desc("<IN: .mlir, .mlirbc or .pt2>"),
+                             cl::cat(category)};
   cl::opt<std::string> output{
       "o", cl::Required, cl::value_desc("OUT"), cl::cat(category),
       cl::desc("the artifact folder, or the file of another form; '-' is "
@@ -146,10 +146,9 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options,
   CompileOptions compile;
   compile.cpu = options.cpu;
   compile.dumpDir = options.dumpDir;
-  HostCodeForm form = options.emit == Emit::LLVMIR ? HostCodeForm::LLVMIR
-                      : options.emit == Emit::Assembly
-                          ? HostCodeForm::Assembly
-                          : HostCodeForm::Object;
+  HostCodeForm form = options.emit == Emit::LLVMIR     ? HostCodeForm::LLVMIR
+                      : options.emit == Emit::Assembly ? HostCodeForm::Assembly
+                                                       : HostCodeForm::Object;
   FailureOr<HostCode> code = compileForHost(module, form, compile);
   if (failed(code))
     return failure();
@@ -158,7 +157,8 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options,
 
   Artifact artifact;
   artifact.target = "cpu";
-  artifact.cpu = options.cpu == "native" ? hostCPUName() : options.cpu.getValue();
+  artifact.cpu =
+      options.cpu == "native" ? hostCPUName() : options.cpu.getValue();
   artifact.features = codeFeatures(options.cpu);
   artifact.functions = std::move(code->signatures);
   artifact.files = std::move(files);

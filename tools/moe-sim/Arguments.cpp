@@ -22,10 +22,10 @@ struct ElementType {
 };
 
 constexpr ElementType kTypes[] = {
-    {"f64", "<f8", 8, 'f'}, {"f32", "<f4", 4, 'f'}, {"f16", "<f2", 2, 'h'},
+    {"f64", "<f8", 8, 'f'},  {"f32", "<f4", 4, 'f'}, {"f16", "<f2", 2, 'h'},
     {"bf16", "<u2", 2, 'b'}, {"i64", "<i8", 8, 'i'}, {"i32", "<i4", 4, 'i'},
-    {"i16", "<i2", 2, 'i'}, {"i8", "|i1", 1, 'i'},  {"u64", "<u8", 8, 'u'},
-    {"u32", "<u4", 4, 'u'}, {"u16", "<u2", 2, 'u'}, {"u8", "|u1", 1, 'u'}};
+    {"i16", "<i2", 2, 'i'},  {"i8", "|i1", 1, 'i'},  {"u64", "<u8", 8, 'u'},
+    {"u32", "<u4", 4, 'u'},  {"u16", "<u2", 2, 'u'}, {"u8", "|u1", 1, 'u'}};
 
 const ElementType &typeNamed(const std::string &name) {
   for (const ElementType &type : kTypes)
@@ -43,7 +43,8 @@ const ElementType &typeOfNpy(const std::string &npy) {
   throw std::invalid_argument("unknown .npy element type '" + npy + "'");
 }
 
-template <typename T> void put(uint8_t *to, T value) {
+template <typename T>
+void put(uint8_t *to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
@@ -63,7 +64,8 @@ void store(uint8_t *to, const ElementType &type, double value) {
   }
 }
 
-template <typename T> T get(const uint8_t *from) {
+template <typename T>
+T get(const uint8_t *from) {
   T value;
   std::memcpy(&value, from, sizeof value);
   return value;
@@ -120,8 +122,8 @@ void fill(Argument &argument, const ElementType &type, uint64_t count,
     else if (how == "zeros" || how == "ones")
       store(to, type, how == "ones");
     else if (how == "random")
-      store(to, type, isFloat ? normal(random)
-                              : static_cast<double>(random() % 100));
+      store(to, type,
+            isFloat ? normal(random) : static_cast<double>(random() % 100));
     else
       throw std::invalid_argument(
           "expected zeros, ones, iota, random or @file.npy, found '" + how +
@@ -200,8 +202,7 @@ std::string Argument::print() const {
 }
 
 NpyArray Argument::toNpy() const {
-  return {typeNamed(type).npy, shape,
-          std::vector<uint8_t>(data, data + bytes)};
+  return {typeNamed(type).npy, shape, std::vector<uint8_t>(data, data + bytes)};
 }
 
 } // namespace moe::sim

@@ -69,8 +69,8 @@ NpyArray readNpy(const std::string &path) {
 }
 
 void writeNpy(const std::string &path, const NpyArray &array) {
-  std::string header = "{'descr': '" + array.type +
-                       "', 'fortran_order': False, 'shape': (";
+  std::string header =
+      "{'descr': '" + array.type + "', 'fortran_order': False, 'shape': (";
   for (uint64_t extent : array.shape)
     header += std::to_string(extent) + ",";
   header += "), }";

@@ -222,9 +222,9 @@ const KernelInfo &chooseKernel(const std::vector<KernelInfo> &kernels,
       return kernel;
     names += (names.empty() ? "" : ", ") + kernel.name;
   }
-  refuse(name.empty() ? "expected --kernel, one of " + names
-                      : "expected a kernel out of " + names + ", found '" +
-                            name + "'");
+  refuse(name.empty()
+             ? "expected --kernel, one of " + names
+             : "expected a kernel out of " + names + ", found '" + name + "'");
 }
 
 void bindArguments(Launch &launch, const KernelInfo &kernel,

@@ -11,8 +11,7 @@ class OpPassManager;
 namespace moe {
 
 /// Options of `--moe-to-cpu`.
-struct MoEToCPUPipelineOptions
-    : PassPipelineOptions<MoEToCPUPipelineOptions> {
+struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
   PassOptions::Option<bool> threads{
       *this, "threads",
       llvm::cl::desc("run tiles in parallel through the runtime's "

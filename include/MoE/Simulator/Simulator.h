@@ -29,7 +29,14 @@ namespace moe::sim {
 
 struct Program;
 
-enum class FindingKind : uint8_t { Race, Bounds, Uninit, Align, Deadlock, Trap };
+enum class FindingKind : uint8_t {
+  Race,
+  Bounds,
+  Uninit,
+  Align,
+  Deadlock,
+  Trap
+};
 
 /// "race", "bounds", "uninit", "align", "deadlock" or "trap".
 const char *name(FindingKind kind);

@@ -24,8 +24,8 @@ struct InputOptions {
 /// context serves one compilation, and diagnostics come in a fixed order.
 std::unique_ptr<MLIRContext> createContext();
 
-/// Parses and verifies a module from text, or from bytecode when allowed. `name`
-/// is the file name in diagnostics. Null after a diagnostic.
+/// Parses and verifies a module from text, or from bytecode when allowed.
+/// `name` is the file name in diagnostics. Null after a diagnostic.
 OwningOpRef<ModuleOp> parseInput(MLIRContext &context, StringRef source,
                                  StringRef name,
                                  const InputOptions &options = {});

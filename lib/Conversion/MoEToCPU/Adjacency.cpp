@@ -48,9 +48,8 @@ private:
 
 void AdjacencyKernel::clearCounts() {
   e.loop(e.index(0), numExperts, 1, [&](Value row) {
-    e.loop(e.index(0), numExperts, 1, [&](Value column) {
-      e.store(i32(0), counts, {row, column});
-    });
+    e.loop(e.index(0), numExperts, 1,
+           [&](Value column) { e.store(i32(0), counts, {row, column}); });
   });
 }
 
@@ -59,14 +58,13 @@ void AdjacencyKernel::clearCounts() {
 void AdjacencyKernel::readSelection(Value token) {
   e.loop(e.index(0), numSelected, 1, [&](Value place) {
     Value expert = e.toIndex(e.load(op.getIndices(), {token, place}));
-    Value isExpert =
-        e.compare(arith::CmpIPredicate::ult, expert, numExperts);
+    Value isExpert = e.compare(arith::CmpIPredicate::ult, expert, numExperts);
     Value isNew = e.loop(
         e.index(0), place, 1, {isExpert},
         [&](Value earlier, ValueRange valid) -> Values {
-          return {e.both(valid[0], e.compare(arith::CmpIPredicate::ne,
-                                             e.load(selection, {earlier}),
-                                             expert))};
+          return {e.both(valid[0],
+                         e.compare(arith::CmpIPredicate::ne,
+                                   e.load(selection, {earlier}), expert))};
         })[0];
     e.store(e.select(isNew, expert, e.index(-1)), selection, {place});
   });
@@ -83,8 +81,8 @@ void AdjacencyKernel::countToken(Value token) {
         Value column = e.load(selection, {second});
         Value counted = e.compare(arith::CmpIPredicate::sge, column, none);
         if (!op.getDiagonal())
-          counted = e.both(
-              counted, e.compare(arith::CmpIPredicate::ne, row, column));
+          counted =
+              e.both(counted, e.compare(arith::CmpIPredicate::ne, row, column));
         e.ifThen(counted, [&] { increment(counts, {row, column}); });
       });
     });
@@ -100,8 +98,7 @@ void AdjacencyKernel::computeDivisors() {
     else
       total = e.loop(e.index(0), numExperts, 1, {i32(0)},
                      [&](Value other, ValueRange sum) -> Values {
-                       return {e.add(sum[0],
-                                     e.load(counts, {expert, other}))};
+                       return {e.add(sum[0], e.load(counts, {expert, other}))};
                      })[0];
     e.store(arith::SIToFPOp::create(e, e.getF32Type(), total), divisors,
             {expert});
@@ -119,12 +116,11 @@ void AdjacencyKernel::blend() {
   e.loop(e.index(0), numExperts, 1, [&](Value row) {
     e.loop(e.index(0), numExperts, 1, [&](Value column) {
       Value old = e.load(op.getA(), {row, column});
-      Value count = arith::SIToFPOp::create(e, f32,
-                                            e.load(counts, {row, column}));
-      Value divisor = e.load(
-          divisors, {op.getNorm() == AdjacencyNorm::Row ? row : column});
-      Value isUnused =
-          e.compare(arith::CmpFPredicate::OEQ, divisor, zero);
+      Value count =
+          arith::SIToFPOp::create(e, f32, e.load(counts, {row, column}));
+      Value divisor =
+          e.load(divisors, {op.getNorm() == AdjacencyNorm::Row ? row : column});
+      Value isUnused = e.compare(arith::CmpFPredicate::OEQ, divisor, zero);
       Value weight = e.select(isUnused, zero, e.div(count, divisor));
       Value blended = e.fma(keep, old, e.mul(take, weight));
       e.store(e.select(isFrozen, old, blended), newA, {row, column});
@@ -161,8 +157,7 @@ void AdjacencyKernel::emit() {
 namespace {
 /// moe.adjacency_update on buffers -> integer counts and one blending pass.
 struct AdjacencyUpdateToLoops : OpRewritePattern<AdjacencyUpdateOp> {
-  AdjacencyUpdateToLoops(MLIRContext *context,
-                         const CPUVectorOptions &options)
+  AdjacencyUpdateToLoops(MLIRContext *context, const CPUVectorOptions &options)
       : OpRewritePattern(context), options(options) {}
 
   LogicalResult matchAndRewrite(AdjacencyUpdateOp op,

@@ -78,7 +78,8 @@ static bool isArgument(Value value, Block *block, unsigned position) {
 /// Whether the body is `out + a * b` in f32.
 static bool isMultiplyAdd(linalg::LinalgOp op) {
   Block *body = op.getBlock();
-  auto add = body->getTerminator()->getOperand(0).getDefiningOp<arith::AddFOp>();
+  auto add =
+      body->getTerminator()->getOperand(0).getDefiningOp<arith::AddFOp>();
   if (!add || !add.getType().isF32())
     return false;
   for (auto [sum, product] : {std::pair(add.getLhs(), add.getRhs()),
@@ -262,8 +263,8 @@ void ContractionKernel::emitBroadcast() {
 void ContractionKernel::emitBroadcastTile(Value row, Value column,
                                           int64_t numVectors) {
   Values rows = clamped(row, kBroadcastRows, numRows);
-  Value mask = numVectors == 1 ? e.firstLanes(e.sub(numColumns, column))
-                               : Value();
+  Value mask =
+      numVectors == 1 ? e.firstLanes(e.sub(numColumns, column)) : Value();
   Value zero = e.index(0);
   Values columns, initial;
   for (int64_t vector = 0; vector < numVectors; ++vector)
@@ -309,8 +310,8 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
   auto multiply = [&](Value step, Value mask, ValueRange carried) {
     Values left, right, next;
     for (Value position : rows)
-      left.push_back(e.loadFloats(c.a.memref, at(c.a, position, column, step),
-                                  mask));
+      left.push_back(
+          e.loadFloats(c.a.memref, at(c.a, position, column, step), mask));
     for (Value position : columns)
       right.push_back(
           e.loadFloats(c.b.memref, at(c.b, row, position, step), mask));
@@ -358,8 +359,7 @@ LogicalResult ContractionKernel::emit() {
 
 namespace {
 /// A contraction on buffers -> register tiles of fused multiply-adds.
-struct ContractionToVector
-    : OpInterfaceRewritePattern<linalg::LinalgOp> {
+struct ContractionToVector : OpInterfaceRewritePattern<linalg::LinalgOp> {
   ContractionToVector(MLIRContext *context, const CPUVectorOptions &options)
       : OpInterfaceRewritePattern(context), options(options) {}
 

@@ -35,8 +35,8 @@ private:
   void emitSlab(Value firstColumn);
   void clearTable();
   void forEachToken(function_ref<void(Value token, Value cluster)> body);
-  void forEachVector(function_ref<void(Value local, Value column, Value mask)>
-                         body);
+  void
+  forEachVector(function_ref<void(Value local, Value column, Value mask)> body);
   void addToTable(Value cluster, Value local, Value vector);
   void writeTable(Value memref, function_ref<Value(Value count)> divisor);
   void addDeviations(Value token, Value cluster);
@@ -60,8 +60,7 @@ private:
 Value DispersionKernel::readCluster(Value token) {
   Value cluster = e.toIndex(e.load(op.getAssign(), {token}));
   // As an unsigned number a negative one is large.
-  Value isCluster =
-      e.compare(arith::CmpIPredicate::ult, cluster, numClusters);
+  Value isCluster = e.compare(arith::CmpIPredicate::ult, cluster, numClusters);
   if (Value mask = op.getMask())
     isCluster = e.both(isCluster, e.load(mask, {token}));
   return e.select(isCluster, cluster, e.index(-1));
@@ -78,8 +77,7 @@ void DispersionKernel::countClusters() {
   });
 }
 
-void DispersionKernel::forEachToken(
-    function_ref<void(Value, Value)> body) {
+void DispersionKernel::forEachToken(function_ref<void(Value, Value)> body) {
   e.loop(e.index(0), numTokens, 1, [&](Value token) {
     Value cluster = readCluster(token);
     e.ifThen(e.compare(arith::CmpIPredicate::sge, cluster, e.index(0)),
@@ -94,9 +92,8 @@ void DispersionKernel::forEachVector(
   Value width = e.sub(endColumn, firstColumn);
   Value rest = arith::RemSIOp::create(e, width, e.index(e.width));
   Value wholeEnd = e.sub(width, rest);
-  e.loop(e.index(0), wholeEnd, e.width, [&](Value local) {
-    body(local, e.add(firstColumn, local), Value());
-  });
+  e.loop(e.index(0), wholeEnd, e.width,
+         [&](Value local) { body(local, e.add(firstColumn, local), Value()); });
   Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, e.index(0));
   e.ifThen(hasRest, [&] {
     body(wholeEnd, e.add(firstColumn, wholeEnd), e.firstLanes(rest));
@@ -151,12 +148,12 @@ void DispersionKernel::addDeviations(Value token, Value cluster) {
 /// pair (m, n) counts as much, hence twice.
 void DispersionKernel::addPairs(Value token, Value cluster) {
   e.loop(e.index(0), token, 1, [&](Value other) {
-    Value isSame = e.compare(arith::CmpIPredicate::eq,
-                             readCluster(other), cluster);
+    Value isSame =
+        e.compare(arith::CmpIPredicate::eq, readCluster(other), cluster);
     e.ifThen(isSame, [&] {
       forEachVector([&](Value local, Value column, Value mask) {
-        Value distance = e.abs(e.sub(loadRow(token, column, mask),
-                                     loadRow(other, column, mask)));
+        Value distance = e.abs(
+            e.sub(loadRow(token, column, mask), loadRow(other, column, mask)));
         addToTable(cluster, local, e.add(distance, distance));
       });
     });
@@ -165,8 +162,7 @@ void DispersionKernel::addPairs(Value token, Value cluster) {
 
 void DispersionKernel::emitSlab(Value slab) {
   firstColumn = e.mul(slab, e.index(kSlabColumns));
-  endColumn =
-      e.minIndex(e.add(firstColumn, e.index(kSlabColumns)), numColumns);
+  endColumn = e.minIndex(e.add(firstColumn, e.index(kSlabColumns)), numColumns);
   auto type = cast<MemRefType>(spread.getType());
   e.withScratch(type.isDynamicDim(0), [&] {
     table = e.scratch({getSize(e, spread, 0), e.getIndexAttr(kSlabColumns)},

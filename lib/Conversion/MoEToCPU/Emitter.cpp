@@ -151,8 +151,7 @@ Value Emitter::toInt(Value a, Type element) {
 }
 
 Value Emitter::splat(Value scalar) {
-  return vector::BroadcastOp::create(*this, vectorOf(scalar.getType()),
-                                     scalar);
+  return vector::BroadcastOp::create(*this, vectorOf(scalar.getType()), scalar);
 }
 
 //===----------------------------------------------------------------------===//
@@ -172,12 +171,10 @@ static Value foldLanes(Emitter &e, Value vector,
 }
 
 Value Emitter::reduceMax(Value vector) {
-  return foldLanes(*this, vector,
-                   [&](Value a, Value b) { return max(a, b); });
+  return foldLanes(*this, vector, [&](Value a, Value b) { return max(a, b); });
 }
 Value Emitter::reduceAdd(Value vector) {
-  return foldLanes(*this, vector,
-                   [&](Value a, Value b) { return add(a, b); });
+  return foldLanes(*this, vector, [&](Value a, Value b) { return add(a, b); });
 }
 Value Emitter::anyLane(Value mask) {
   return vector::ReductionOp::create(*this, vector::CombiningKind::OR, mask);
@@ -292,8 +289,7 @@ Values Emitter::ifElse(Value condition, TypeRange types,
 }
 
 void Emitter::ifThen(Value condition, function_ref<void()> body) {
-  auto branch =
-      scf::IfOp::create(*this, condition, /*withElseRegion=*/false);
+  auto branch = scf::IfOp::create(*this, condition, /*withElseRegion=*/false);
   InsertionGuard guard(*this);
   setInsertionPoint(branch.thenYield());
   body();
@@ -444,12 +440,12 @@ Values mlir::moe::transposeLanes(Emitter &e, ArrayRef<Value> rows) {
     Values pairs;
     for (int64_t pair : {row, row + 2})
       for (bool high : {false, true})
-        pairs.push_back(vector::ShuffleOp::create(
-            e, rows[pair], rows[pair + 1], pattern.unpack(1, high)));
+        pairs.push_back(vector::ShuffleOp::create(e, rows[pair], rows[pair + 1],
+                                                  pattern.unpack(1, high)));
     for (int64_t column = 0; column < 4; ++column)
-      byColumn[column].push_back(vector::ShuffleOp::create(
-          e, pairs[column / 2], pairs[2 + column / 2],
-          pattern.unpack(2, column % 2)));
+      byColumn[column].push_back(
+          vector::ShuffleOp::create(e, pairs[column / 2], pairs[2 + column / 2],
+                                    pattern.unpack(2, column % 2)));
   }
   // ... and then the groups among the rows.
   Values result(e.width);

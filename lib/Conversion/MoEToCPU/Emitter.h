@@ -68,9 +68,7 @@ public:
   Value compare(arith::CmpIPredicate predicate, Value a, Value b) {
     return arith::CmpIOp::create(*this, predicate, a, b);
   }
-  Value isNaN(Value a) {
-    return compare(arith::CmpFPredicate::UNO, a, a);
-  }
+  Value isNaN(Value a) { return compare(arith::CmpFPredicate::UNO, a, a); }
   Value select(Value condition, Value a, Value b) {
     return arith::SelectOp::create(*this, condition, a, b);
   }

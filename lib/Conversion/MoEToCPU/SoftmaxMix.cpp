@@ -119,8 +119,8 @@ void MixKernel::allocate() {
   OpFoldResult padded;
   int64_t size = cast<MemRefType>(op.getV().getType()).getDimSize(2);
   if (ShapedType::isDynamic(size)) {
-    Value vectors = arith::CeilDivSIOp::create(e, e.dim(op.getV(), 2),
-                                               e.index(e.width));
+    Value vectors =
+        arith::CeilDivSIOp::create(e, e.dim(op.getV(), 2), e.index(e.width));
     padded = e.mul(vectors, e.index(e.width));
   } else {
     padded = fixed(llvm::alignTo(size, e.width));
@@ -179,11 +179,11 @@ void MixKernel::packKeyVector(Value firstKey, int64_t vector) {
   if (keyMask) {
     Values lanes;
     for (Value row : rows)
-      lanes.push_back(arith::ExtUIOp::create(e, e.getI32Type(),
-                                             e.load(keyMask, {row})));
-    isReal = e.compare(
-        arith::CmpIPredicate::ne,
-        vector::FromElementsOp::create(e, e.ints(), lanes), e.i32(0));
+      lanes.push_back(
+          arith::ExtUIOp::create(e, e.getI32Type(), e.load(keyMask, {row})));
+    isReal =
+        e.compare(arith::CmpIPredicate::ne,
+                  vector::FromElementsOp::create(e, e.ints(), lanes), e.i32(0));
   }
   Value value = e.f32(0.0);
   if (keyBias)
@@ -201,7 +201,9 @@ void MixKernel::packKeyVector(Value firstKey, int64_t vector) {
     for (auto [lane, column] : llvm::enumerate(transposeLanes(e, vectors))) {
       Value keys = isReal ? e.select(isReal, column, e.f32(0.0)) : column;
       Value position = e.add(feature, e.index(lane));
-      auto storeKeys = [&] { e.storeVector(keys, packedKeys, {position, slot}); };
+      auto storeKeys = [&] {
+        e.storeVector(keys, packedKeys, {position, slot});
+      };
       if (count)
         e.ifThen(e.compare(arith::CmpIPredicate::slt, e.index(lane), count),
                  storeKeys);
@@ -210,14 +212,13 @@ void MixKernel::packKeyVector(Value firstKey, int64_t vector) {
     }
   };
   int64_t size = cast<MemRefType>(k.getType()).getDimSize(1);
-  Value rest = ShapedType::isDynamic(size)
-                   ? arith::RemSIOp::create(e, numFeatures, e.index(e.width))
-                         .getResult()
-                   : e.index(size % e.width);
+  Value rest =
+      ShapedType::isDynamic(size)
+          ? arith::RemSIOp::create(e, numFeatures, e.index(e.width)).getResult()
+          : e.index(size % e.width);
   Value wholeEnd = e.sub(numFeatures, rest);
-  e.loop(e.index(0), wholeEnd, e.width, [&](Value feature) {
-    packFeatures(feature, Value(), Value());
-  });
+  e.loop(e.index(0), wholeEnd, e.width,
+         [&](Value feature) { packFeatures(feature, Value(), Value()); });
   if (ShapedType::isDynamic(size) || size % e.width != 0)
     packFeatures(wholeEnd, e.firstLanes(rest), rest);
 }
@@ -263,17 +264,17 @@ Tile MixKernel::multiply(ArrayRef<Value> rows) {
     }
     return next;
   };
-  Values sums = e.loop(
-      e.index(0), numFeatures, kChainLength, zeros,
-      [&](Value first, ValueRange totals) -> Values {
-        Value end =
-            e.minIndex(e.add(first, e.index(kChainLength)), numFeatures);
-        Values chain = e.loop(first, end, 1, zeros, accumulate);
-        Values next;
-        for (auto [total, part] : llvm::zip_equal(totals, chain))
-          next.push_back(e.add(total, part));
-        return next;
-      });
+  Values sums =
+      e.loop(e.index(0), numFeatures, kChainLength, zeros,
+             [&](Value first, ValueRange totals) -> Values {
+               Value end =
+                   e.minIndex(e.add(first, e.index(kChainLength)), numFeatures);
+               Values chain = e.loop(first, end, 1, zeros, accumulate);
+               Values next;
+               for (auto [total, part] : llvm::zip_equal(totals, chain))
+                 next.push_back(e.add(total, part));
+               return next;
+             });
   Tile tile;
   for (int64_t row = 0; row < kGroupRows; ++row)
     tile.push_back(
@@ -293,8 +294,7 @@ Value MixKernel::getVisible(Value row, Value firstKey, int64_t vector) {
     if (op.getCausal())
       visible = e.compare(arith::CmpIPredicate::sle, keys, own);
     if (op.getExcludeSelf())
-      visible =
-          e.both(visible, e.compare(arith::CmpIPredicate::ne, keys, own));
+      visible = e.both(visible, e.compare(arith::CmpIPredicate::ne, keys, own));
     if (std::optional<uint64_t> window = op.getWindow()) {
       // Without itself a query still sees `window` keys.
       int64_t reach = *window + (op.getExcludeSelf() ? 1 : 0);
@@ -320,16 +320,15 @@ Values MixKernel::finishLogits(Value row, Value firstKey,
   for (auto [vector, product] : llvm::enumerate(products)) {
     Value offset = e.index(vector * e.width);
     Value base = e.loadVector(packedBias, {offset});
-    Value x =
-        e.fma(product, e.f32(op.getScale().convertToDouble()), base);
+    Value x = e.fma(product, e.f32(op.getScale().convertToDouble()), base);
     Value visible = getVisible(row, firstKey, vector);
     if (bias) {
       Value key = e.add(firstKey, offset);
       Value exists = e.firstLanes(e.sub(numKeys, key));
       x = e.add(x, e.loadFloats(bias, {row, key}, exists));
       // A bias at a hidden key may be anything.
-      visible = e.both(
-          visible, e.compare(arith::CmpFPredicate::UNE, base, hidden));
+      visible =
+          e.both(visible, e.compare(arith::CmpFPredicate::UNE, base, hidden));
     }
     logits.push_back(visible ? e.select(visible, x, hidden) : x);
   }
@@ -371,8 +370,7 @@ Value MixKernel::updateState(Value slot, int64_t row, ArrayRef<Value> logits) {
     Value weight = e.exp(relative);
     weightVectors.push_back(weight);
     if (weights)
-      e.storeVector(weight, weights,
-                    {e.index(row), e.index(vector * e.width)});
+      e.storeVector(weight, weights, {e.index(row), e.index(vector * e.width)});
     if (runningMoment) {
       // 0 ln 0 = 0: a hidden key's relative logit is kept finite.
       double lowest = std::numeric_limits<float>::lowest();
@@ -385,8 +383,7 @@ Value MixKernel::updateState(Value slot, int64_t row, ArrayRef<Value> logits) {
                 {slot, zero});
   if (runningMoment) {
     Value wasEmpty = e.compare(arith::CmpFPredicate::OEQ, oldMax, hidden);
-    Value drop = e.select(wasEmpty, e.constant(f32, 0.0),
-                          e.sub(oldMax, shift));
+    Value drop = e.select(wasEmpty, e.constant(f32, 0.0), e.sub(oldMax, shift));
     Value old = e.loadVector(runningMoment, {slot, zero});
     Value moved = e.mul(e.fma(oldSum, e.splat(drop), old), decay);
     e.storeVector(e.add(moved, sumVectors(e, moments)), runningMoment,
@@ -404,10 +401,10 @@ void MixKernel::mixValues(Value group, ArrayRef<Value> decays) {
     Values carried;
     for (auto [row, decay] : llvm::enumerate(decays))
       for (int64_t vector = 0; vector < numVectors; ++vector)
-        carried.push_back(e.mul(
-            e.loadVector(accumulators, {e.add(group, e.index(row)),
-                                        at(vector)}),
-            decay));
+        carried.push_back(
+            e.mul(e.loadVector(accumulators,
+                               {e.add(group, e.index(row)), at(vector)}),
+                  decay));
     Values sums = e.loop(
         e.index(0), e.index(blockKeys), 1, carried,
         [&](Value key, ValueRange old) -> Values {
@@ -448,11 +445,9 @@ Value MixKernel::isGroupVisible(Value position, Value firstKey) {
                         e.add(position, e.index(kGroupRows - 1)));
   if (std::optional<uint64_t> window = op.getWindow()) {
     int64_t reach = *window + (op.getExcludeSelf() ? 1 : 0);
-    visible = e.both(
-        visible,
-        e.compare(arith::CmpIPredicate::sgt,
-                  e.add(firstKey, e.index(blockKeys - 1)),
-                  e.sub(position, e.index(reach))));
+    visible = e.both(visible, e.compare(arith::CmpIPredicate::sgt,
+                                        e.add(firstKey, e.index(blockKeys - 1)),
+                                        e.sub(position, e.index(reach))));
   }
   return visible;
 }
@@ -519,8 +514,7 @@ void MixKernel::writeRow(Value firstQuery, Value slot) {
   Value logSum = math::LogOp::create(e, sum);
   e.store(e.select(isEmpty, hidden, e.add(max, logSum)), lse, {row});
   if (entropy) {
-    Value moment =
-        e.reduceAdd(e.loadVector(runningMoment, {slot, e.index(0)}));
+    Value moment = e.reduceAdd(e.loadVector(runningMoment, {slot, e.index(0)}));
     Value value = e.sub(logSum, e.div(moment, sum));
     e.store(e.select(isEmpty, zero, value), entropy, {row});
   }
@@ -553,17 +547,15 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
   auto [begin, end] = getKeyRange(firstQuery, numRows);
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
     packKeys(firstKey);
-    e.loop(zero, numRows, kGroupRows, [&](Value group) {
-      emitGroup(firstQuery, group, firstKey);
-    });
+    e.loop(zero, numRows, kGroupRows,
+           [&](Value group) { emitGroup(firstQuery, group, firstKey); });
   });
   e.loop(zero, numRows, 1, [&](Value slot) { writeRow(firstQuery, slot); });
 }
 
 void MixKernel::emit() {
   auto isDynamic = [](Value memref, int64_t position) {
-    return memref &&
-           cast<MemRefType>(memref.getType()).isDynamicDim(position);
+    return memref && cast<MemRefType>(memref.getType()).isDynamicDim(position);
   };
   e.withScratch(isDynamic(op.getQ(), 3) || isDynamic(op.getV(), 2), [&] {
     numQueries = e.dim(op.getQ(), 2);

@@ -129,9 +129,8 @@ struct TokenBlock {
 class TopKKernel {
 public:
   TopKKernel(Emitter &e, TopKRenormOp op)
-      : e(e), op(op), function(op.getScoreFunction()),
-        k(op.getNumSelected()), renorm(op.getRenorm()),
-        eps(op.getEps().convertToDouble()),
+      : e(e), op(op), function(op.getScoreFunction()), k(op.getNumSelected()),
+        renorm(op.getRenorm()), eps(op.getEps().convertToDouble()),
         isForced(static_cast<bool>(op.getForced())),
         isStaged(!isForced && (op.getSelectBias() || op.getNGroup() > 1)) {}
 
@@ -285,9 +284,8 @@ Values TopKKernel::insert(ValueRange list, Value key, Value expert) {
   for (Value old : keys)
     isAbove.push_back(e.compare(arith::CmpIPredicate::sgt, key, old));
   for (int64_t place = k - 1; place > 0; --place) {
-    experts[place] =
-        e.select(isAbove[place - 1], experts[place - 1],
-                 e.select(isAbove[place], expert, experts[place]));
+    experts[place] = e.select(isAbove[place - 1], experts[place - 1],
+                              e.select(isAbove[place], expert, experts[place]));
     keys[place] = e.min(keys[place - 1], e.max(key, keys[place]));
   }
   experts[0] = e.select(isAbove[0], expert, experts[0]);
@@ -301,8 +299,8 @@ Values TopKKernel::insert(ValueRange list, Value key, Value expert) {
 static void insertInBuffer(Emitter &e, BestList &best, int64_t k, Value key,
                            Value expert) {
   Place last{0, e.index(k - 1)};
-  Value enters = e.anyLane(e.compare(arith::CmpIPredicate::sgt, key,
-                                     best.keys.get(e, last)));
+  Value enters = e.anyLane(
+      e.compare(arith::CmpIPredicate::sgt, key, best.keys.get(e, last)));
   e.ifThen(enters, [&] {
     e.loop(e.index(0), e.index(k - 1), 1, [&](Value step) {
       Place place{0, e.sub(e.index(k - 1), step)};
@@ -321,8 +319,8 @@ static void insertInBuffer(Emitter &e, BestList &best, int64_t k, Value key,
     Place first{0, e.index(0)};
     Value oldKey = best.keys.get(e, first);
     Value isAbove = e.compare(arith::CmpIPredicate::sgt, key, oldKey);
-    best.experts.set(
-        e, first, e.select(isAbove, expert, best.experts.get(e, first)));
+    best.experts.set(e, first,
+                     e.select(isAbove, expert, best.experts.get(e, first)));
     best.keys.set(e, first, e.max(key, oldKey));
   });
 }
@@ -364,8 +362,7 @@ BestList TopKKernel::select(const TokenBlock &block, RowStats &stats) {
     best.keys = Places(list.take_front(k));
     best.experts = Places(list.drop_front(k));
   }
-  stats.hasNaN =
-      e.compare(arith::CmpIPredicate::eq, state[0], e.i32(kNaNKey));
+  stats.hasNaN = e.compare(arith::CmpIPredicate::eq, state[0], e.i32(kNaNKey));
   stats.max = fromKey(e, best.keys.get(e, Place{0, {}}));
   if (needsRowSum())
     stats.sumExp = sumExp(block, stats.max);
@@ -378,16 +375,16 @@ BestList TopKKernel::selectStaged(RowStats &stats) {
   bool inRegisters = best.keys.areRegisters();
   Values carried(best.keys.getRegisters());
   llvm::append_range(carried, best.experts.getRegisters());
-  Values state = e.loop(
-      e.index(0), numExperts, 1, carried,
-      [&](Value expert, ValueRange values) -> Values {
-        Value key = toKey(e, e.load(stage, {expert}));
-        Value id = e.splat(e.fromIndex(expert, e.getI32Type()));
-        if (inRegisters)
-          return insert(values, key, id);
-        insertInBuffer(e, best, k, key, id);
-        return {};
-      });
+  Values state = e.loop(e.index(0), numExperts, 1, carried,
+                        [&](Value expert, ValueRange values) -> Values {
+                          Value key = toKey(e, e.load(stage, {expert}));
+                          Value id =
+                              e.splat(e.fromIndex(expert, e.getI32Type()));
+                          if (inRegisters)
+                            return insert(values, key, id);
+                          insertInBuffer(e, best, k, key, id);
+                          return {};
+                        });
   if (inRegisters) {
     best.keys = Places(ValueRange(state).take_front(k));
     best.experts = Places(ValueRange(state).drop_front(k));
@@ -437,12 +434,12 @@ Value TopKKernel::sumExp(const TokenBlock &block, Value max) {
 /// The row's maximum and NaN, where the selection does not give them.
 RowStats TopKKernel::computeStats(const TokenBlock &block) {
   Value noNaN = e.constantInt(e.vectorOf(e.getI1Type()), 0);
-  Values state = forEachExpert(
-      block, {e.f32(-kInfinity), noNaN},
-      [&](Value, Value, Value x, ValueRange values) -> Values {
-        return {e.max(x, values[0]),
-                arith::OrIOp::create(e, values[1], e.isNaN(x))};
-      });
+  Values state =
+      forEachExpert(block, {e.f32(-kInfinity), noNaN},
+                    [&](Value, Value, Value x, ValueRange values) -> Values {
+                      return {e.max(x, values[0]),
+                              arith::OrIOp::create(e, values[1], e.isNaN(x))};
+                    });
   RowStats stats{state[1], state[0], {}};
   if (needsRowSum())
     stats.sumExp = sumExp(block, stats.max);
@@ -460,7 +457,8 @@ void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
       block, {}, [&](Value expert, Value exists, Value x, ValueRange) {
         Value choice = applyScore(x, stats);
         // All lanes of `expert` are equal.
-        Value scalar = vector::ExtractOp::create(e, expert, ArrayRef<int64_t>{0});
+        Value scalar =
+            vector::ExtractOp::create(e, expert, ArrayRef<int64_t>{0});
         auto storeChoice = [&] {
           Value position = e.toIndex(scalar);
           Value value = choice;
@@ -503,8 +501,7 @@ Value TopKKernel::getGroupValue(Value group, Value groupSize) {
 /// value, and lower groups with an equal one.
 void TopKKernel::dropGroups() {
   int64_t numGroups = op.getNGroup();
-  Value groupSize =
-      arith::DivSIOp::create(e, numExperts, e.index(numGroups));
+  Value groupSize = arith::DivSIOp::create(e, numExperts, e.index(numGroups));
   Value values = e.scratch({e.getIndexAttr(numGroups)}, e.ints());
   Value end = e.index(numGroups);
   e.loop(e.index(0), end, 1, [&](Value group) {
@@ -516,17 +513,16 @@ void TopKKernel::dropGroups() {
         e.index(0), end, 1, {e.i32(0)},
         [&](Value other, ValueRange count) -> Values {
           Value key = e.load(values, {other});
-          Value isLower = e.splat(
-              e.compare(arith::CmpIPredicate::slt, other, group));
+          Value isLower =
+              e.splat(e.compare(arith::CmpIPredicate::slt, other, group));
           Value ties = arith::AndIOp::create(
               e, isLower, e.compare(arith::CmpIPredicate::eq, key, own));
           Value isBefore = arith::OrIOp::create(
               e, ties, e.compare(arith::CmpIPredicate::sgt, key, own));
-          return {e.add(count[0],
-                        e.select(isBefore, e.i32(1), e.i32(0)))};
+          return {e.add(count[0], e.select(isBefore, e.i32(1), e.i32(0)))};
         })[0];
-    Value stays = e.compare(arith::CmpIPredicate::slt, rank,
-                            e.i32(op.getTopkGroup()));
+    Value stays =
+        e.compare(arith::CmpIPredicate::slt, rank, e.i32(op.getTopkGroup()));
     Value begin = e.mul(group, groupSize);
     e.loop(begin, e.add(begin, groupSize), 1, [&](Value expert) {
       Value choice = e.load(stage, {expert});
@@ -584,8 +580,8 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
       {e.f32(-kInfinity)}, [&](Place place, ValueRange carried) -> Values {
         Value key = best.keys.get(e, place);
         bool isOwnScore = !isForced && !isStaged;
-        Value lowest = isForced ? e.i32(kEmptyKey)
-                                : toKey(e, e.f32(-kInfinity));
+        Value lowest =
+            isForced ? e.i32(kEmptyKey) : toKey(e, e.f32(-kInfinity));
         Value valid = e.compare(arith::CmpIPredicate::ne, key, lowest);
         Value x = isOwnScore
                       ? fromKey(e, key)
@@ -604,15 +600,15 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
     return values;
 
   Value shift = getShift(e, max);
-  Value sum = forEachPlace(
-      {e.f32(0.0)}, [&](Place place, ValueRange carried) -> Values {
-        Value value = values.get(e, place);
-        if (inLogSpace) {
-          value = e.exp(e.sub(value, shift));
-          values.set(e, place, value);
-        }
-        return {e.add(carried[0], value)};
-      })[0];
+  Value sum = forEachPlace({e.f32(0.0)},
+                           [&](Place place, ValueRange carried) -> Values {
+                             Value value = values.get(e, place);
+                             if (inLogSpace) {
+                               value = e.exp(e.sub(value, shift));
+                               values.set(e, place, value);
+                             }
+                             return {e.add(carried[0], value)};
+                           })[0];
   if (eps != 0.0)
     sum = e.add(sum, e.f32(eps));
   forEachPlace({}, [&](Place place, ValueRange) {
@@ -628,8 +624,8 @@ Value TopKKernel::getTokenMask(const TokenBlock &block) {
   if (mask) {
     Values lanes;
     for (Value row : block.rows)
-      lanes.push_back(arith::ExtUIOp::create(e, e.getI32Type(),
-                                             e.load(mask, {row})));
+      lanes.push_back(
+          arith::ExtUIOp::create(e, e.getI32Type(), e.load(mask, {row})));
     Value vector = vector::FromElementsOp::create(e, e.ints(), lanes);
     valid = e.compare(arith::CmpIPredicate::ne, vector, e.i32(0));
   }
@@ -637,9 +633,9 @@ Value TopKKernel::getTokenMask(const TokenBlock &block) {
     Value count = e.sub(validEnd, block.first);
     // Lanes behind the last token repeat it, and its validity.
     if (block.exists)
-      count = e.select(
-          e.compare(arith::CmpIPredicate::sge, validEnd, numTokens),
-          e.index(e.width), count);
+      count =
+          e.select(e.compare(arith::CmpIPredicate::sge, validEnd, numTokens),
+                   e.index(e.width), count);
     valid = e.both(valid, e.firstLanes(count));
   }
   return valid;
@@ -768,10 +764,10 @@ void TopKKernel::emitRows(ValueRange leading) {
   }
 
   int64_t size = cast<MemRefType>(scores.getType()).getDimSize(0);
-  Value rest = ShapedType::isDynamic(size)
-                   ? arith::RemSIOp::create(e, numTokens, e.index(e.width))
-                         .getResult()
-                   : e.index(size % e.width);
+  Value rest =
+      ShapedType::isDynamic(size)
+          ? arith::RemSIOp::create(e, numTokens, e.index(e.width)).getResult()
+          : e.index(size % e.width);
   Value wholeEnd = e.sub(numTokens, rest);
   if (ShapedType::isDynamic(size) || size >= e.width)
     e.loop(e.index(0), wholeEnd, e.width, [&](Value first) {
@@ -782,14 +778,12 @@ void TopKKernel::emitRows(ValueRange leading) {
     });
   if (!ShapedType::isDynamic(size) && size % e.width == 0)
     return;
-  Value hasRest =
-      e.compare(arith::CmpIPredicate::slt, wholeEnd, numTokens);
+  Value hasRest = e.compare(arith::CmpIPredicate::slt, wholeEnd, numTokens);
   e.ifThen(hasRest, [&] {
     TokenBlock block{wholeEnd, {}, e.firstLanes(rest)};
     Value last = e.sub(numTokens, e.index(1));
     for (int64_t lane = 0; lane < e.width; ++lane)
-      block.rows.push_back(
-          e.minIndex(e.add(wholeEnd, e.index(lane)), last));
+      block.rows.push_back(e.minIndex(e.add(wholeEnd, e.index(lane)), last));
     emitBlock(block);
   });
 }

@@ -1,4 +1,5 @@
-//===- AttachTarget.cpp - Say for which chip kernels are compiled -----------===//
+//===- AttachTarget.cpp - Say for which chip kernels are compiled
+//-----------===//
 
 #include "MoE/Conversion/Chips.h"
 #include "MoE/Conversion/Passes.h"

@@ -51,8 +51,7 @@ static LogicalResult verifyArguments(func::FuncOp function) {
 /// memref type does not say and the conversion to LLVM refuses to assume.
 static MemRefType getStorageType(MemRefType type) {
   if (type.getElementType().isInteger(1))
-    return cast<MemRefType>(
-        type.clone(IntegerType::get(type.getContext(), 8)));
+    return cast<MemRefType>(type.clone(IntegerType::get(type.getContext(), 8)));
   return type;
 }
 
@@ -95,17 +94,16 @@ static void mapArguments(ImplicitLocOpBuilder &b, func::FuncOp function,
         continue;
       }
       Value parameter = kernel.getArgument(nextSize++);
-      sizes.push_back(
-          arith::IndexCastOp::create(b, b.getIndexType(), parameter)
-              .getResult());
+      sizes.push_back(arith::IndexCastOp::create(b, b.getIndexType(), parameter)
+                          .getResult());
     }
     OpFoldResult stride = b.getIndexAttr(1);
     AffineExpr lhs, rhs;
     bindSymbols(b.getContext(), lhs, rhs);
     for (int64_t dim = type.getRank() - 1; dim >= 0; --dim) {
       strides[dim] = stride;
-      stride = affine::makeComposedFoldedAffineApply(
-          b, b.getLoc(), lhs * rhs, {stride, sizes[dim]});
+      stride = affine::makeComposedFoldedAffineApply(b, b.getLoc(), lhs * rhs,
+                                                     {stride, sizes[dim]});
     }
     Value buffer = memref::ReinterpretCastOp::create(
         b, getStorageType(type), parameter, b.getIndexAttr(0), sizes, strides);
@@ -129,10 +127,10 @@ static SmallVector<Value> getLaunchOperands(ImplicitLocOpBuilder &b,
     }
     Value buffer = argument;
     if (getStorageType(type) != type)
-      buffer = UnrealizedConversionCastOp::create(b, getStorageType(type), buffer)
-                   .getResult(0);
-    auto pointer =
-        MemRefType::get({}, getStorageType(type).getElementType());
+      buffer =
+          UnrealizedConversionCastOp::create(b, getStorageType(type), buffer)
+              .getResult(0);
+    auto pointer = MemRefType::get({}, getStorageType(type).getElementType());
     operands.push_back(memref::ReinterpretCastOp::create(
         b, pointer, buffer, b.getIndexAttr(0), ArrayRef<OpFoldResult>(),
         ArrayRef<OpFoldResult>()));
@@ -328,15 +326,15 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
     return success();
 
   MLIRContext *context = kernel.getContext();
-  auto space = gpu::AddressSpaceAttr::get(context, gpu::AddressSpace::Workgroup);
+  auto space =
+      gpu::AddressSpaceAttr::get(context, gpu::AddressSpace::Workgroup);
   OpBuilder b(context);
   Value arena = kernel.addWorkgroupAttribution(
       MemRefType::get({bytes}, b.getI8Type(), MemRefLayoutAttrInterface(),
                       space),
       kernel.getLoc());
-  kernel.setWorkgroupAttributionAttr(
-      0, LLVM::LLVMDialect::getAlignAttrName(),
-      b.getI64IntegerAttr(kWorkgroupAlignment));
+  kernel.setWorkgroupAttributionAttr(0, LLVM::LLVMDialect::getAlignAttrName(),
+                                     b.getI64IntegerAttr(kWorkgroupAlignment));
   for (auto [alloc, offset] : llvm::zip_equal(allocs, offsets)) {
     for (Operation *user : llvm::make_early_inc_range(alloc->getUsers()))
       if (isa<memref::DeallocOp>(user))
@@ -432,8 +430,7 @@ static void createLaunch(scf::ForallOp forall, gpu::GPUFuncOp kernel,
   ImplicitLocOpBuilder b(forall.getLoc(), forall);
   SmallVector<Value> operands = getLaunchOperands(b, function);
   SmallVector<OpFoldResult> sizes;
-  for (Value size :
-       ArrayRef(operands).take_back(gridMap.getNumSymbols()))
+  for (Value size : ArrayRef(operands).take_back(gridMap.getNumSymbols()))
     sizes.push_back(
         arith::IndexCastOp::create(b, b.getIndexType(), size).getResult());
   SmallVector<Value> blocks;
@@ -445,16 +442,17 @@ static void createLaunch(scf::ForallOp forall, gpu::GPUFuncOp kernel,
             sizes)));
   Value one = arith::ConstantIndexOp::create(b, 1);
   Value threads = arith::ConstantIndexOp::create(b, blockSize);
-  gpu::LaunchFuncOp::create(
-      b, kernel, gpu::KernelDim3{blocks[0], blocks[1], blocks[2]},
-      gpu::KernelDim3{threads, one, one}, /*dynamicSharedMemorySize=*/Value(),
-      operands);
+  gpu::LaunchFuncOp::create(b, kernel,
+                            gpu::KernelDim3{blocks[0], blocks[1], blocks[2]},
+                            gpu::KernelDim3{threads, one, one},
+                            /*dynamicSharedMemorySize=*/Value(), operands);
 }
 
-FailureOr<gpu::GPUFuncOp>
-mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
-                         StringRef name, int64_t blockSize,
-                         DictionaryAttr &launch) {
+FailureOr<gpu::GPUFuncOp> mlir::moe::outlineKernel(scf::ForallOp forall,
+                                                   gpu::GPUModuleOp module,
+                                                   StringRef name,
+                                                   int64_t blockSize,
+                                                   DictionaryAttr &launch) {
   auto function = forall->getParentOfType<func::FuncOp>();
   FailureOr<Grid> grid = getGrid(forall, function);
   if (failed(grid) || failed(verifyArguments(function)))

@@ -89,7 +89,8 @@ public:
 
 private:
   /// The buffers, looked at through views, on which `op` has the effect.
-  template <typename EffectTy> SmallVector<Value> getBuffers(Operation *op) {
+  template <typename EffectTy>
+  SmallVector<Value> getBuffers(Operation *op) {
     SmallVector<MemoryEffects::EffectInstance> effects;
     cast<MemoryEffectOpInterface>(op).getEffects(effects);
     SmallVector<Value> buffers;
@@ -110,8 +111,8 @@ private:
 /// Keeps why a pattern did not match, to tell the user.
 class ReasonListener : public RewriterBase::Listener {
 public:
-  void notifyMatchFailure(
-      Location loc, function_ref<void(Diagnostic &)> callback) override {
+  void notifyMatchFailure(Location loc,
+                          function_ref<void(Diagnostic &)> callback) override {
     Diagnostic diagnostic(loc, DiagnosticSeverity::Remark);
     callback(diagnostic);
     reason = diagnostic.str();
@@ -134,8 +135,7 @@ struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
     ThreadBuilder b(op.getLoc(), rewriter);
     Value count = getNumRows(b, op.getSource(), /*numInner=*/0);
     Value thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
-    auto loop =
-        scf::ForOp::create(b, thread, count, b.index(block.numThreads));
+    auto loop = scf::ForOp::create(b, thread, count, b.index(block.numThreads));
     b.setInsertionPointToStart(loop.getBody());
     SmallVector<Value> place = getRowIndices(b, op.getSource(), /*numInner=*/0,
                                              loop.getInductionVar());
@@ -185,8 +185,7 @@ struct ConvertMoEToGPUPass
     populateTopKRenormToThreadsPatterns(patterns, block);
     FrozenRewritePatternSet frozen(std::move(patterns));
 
-    for (auto function :
-         llvm::to_vector(getOperation().getOps<func::FuncOp>()))
+    for (auto function : llvm::to_vector(getOperation().getOps<func::FuncOp>()))
       if (failed(convert(function, frozen)))
         return signalPassFailure();
   }
@@ -245,9 +244,9 @@ private:
       Location loc = op->getLoc();
       StringRef name = op->getName().getStringRef();
       if (failed(applicator.matchAndRewrite(op, rewriter)))
-        return emitError(loc) << "cannot run '" << name
-                              << "' on the threads of a block: "
-                              << listener.reason;
+        return emitError(loc)
+               << "cannot run '" << name
+               << "' on the threads of a block: " << listener.reason;
     }
     return rewriteBoolBuffers(kernel);
   }

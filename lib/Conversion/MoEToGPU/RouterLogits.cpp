@@ -64,8 +64,7 @@ struct RouterLogitsToThreads : OpRewritePattern<RouterLogitsOp> {
     Value z = op.getOuts()[0];
     int64_t expertDim = cast<MemRefType>(z.getType()).getRank() - 1;
     Value numRows = getNumRows(b, z, /*numInner=*/1);
-    Value numExperts =
-        memref::DimOp::create(b, z, b.index(expertDim));
+    Value numExperts = memref::DimOp::create(b, z, b.index(expertDim));
     Value expertPatches = getNumPatches(b, numExperts);
     Value patches = b.mul(getNumPatches(b, numRows), expertPatches);
 
@@ -76,10 +75,10 @@ struct RouterLogitsToThreads : OpRewritePattern<RouterLogitsOp> {
                                    b.index(block.numThreads / kWarpSize));
     b.setInsertionPointToStart(loop.getBody());
     Value patch = loop.getInductionVar();
-    Value firstRow = b.mul(b.op<arith::DivUIOp>(patch, expertPatches),
-                           b.index(kPatch));
-    Value firstExpert = b.mul(b.op<arith::RemUIOp>(patch, expertPatches),
-                              b.index(kPatch));
+    Value firstRow =
+        b.mul(b.op<arith::DivUIOp>(patch, expertPatches), b.index(kPatch));
+    Value firstExpert =
+        b.mul(b.op<arith::RemUIOp>(patch, expertPatches), b.index(kPatch));
     Value sum = reduceScattered(
         b, accumulate(b, op, lane, firstRow, numRows, firstExpert, numExperts),
         lane);
@@ -122,8 +121,8 @@ private:
             weights.push_back(body.loadF32(op.getWeight(), {experts[i], d}));
           }
           for (auto [i, sum] : llvm::enumerate(sums))
-            next.push_back(body.fma(features[i / kPatch], weights[i % kPatch],
-                                    sum));
+            next.push_back(
+                body.fma(features[i / kPatch], weights[i % kPatch], sum));
           scf::YieldOp::create(body, next);
         });
     return SmallVector<Value>(loop.getResults());
@@ -135,16 +134,14 @@ private:
                     Value numExperts) {
     constexpr int64_t lanesPerSum = kWarpSize / (kPatch * kPatch);
     Value number = b.toIndex(b.op<arith::DivUIOp>(lane, b.i32(lanesPerSum)));
-    Value row =
-        b.add(firstRow, b.op<arith::DivUIOp>(number, b.index(kPatch)));
+    Value row = b.add(firstRow, b.op<arith::DivUIOp>(number, b.index(kPatch)));
     Value expert =
         b.add(firstExpert, b.op<arith::RemUIOp>(number, b.index(kPatch)));
-    Value isFirst = b.compare(
-        CmpIPredicate::eq,
-        b.op<arith::RemUIOp>(lane, b.i32(lanesPerSum)), b.i32(0));
-    Value inside =
-        b.both(b.compare(CmpIPredicate::ult, row, numRows),
-               b.compare(CmpIPredicate::ult, expert, numExperts));
+    Value isFirst =
+        b.compare(CmpIPredicate::eq,
+                  b.op<arith::RemUIOp>(lane, b.i32(lanesPerSum)), b.i32(0));
+    Value inside = b.both(b.compare(CmpIPredicate::ult, row, numRows),
+                          b.compare(CmpIPredicate::ult, expert, numExperts));
     auto ifStores = scf::IfOp::create(b, b.both(isFirst, inside),
                                       /*withElseRegion=*/false);
     b.setInsertionPointToStart(ifStores.thenBlock());

@@ -31,8 +31,8 @@ Value ThreadBuilder::f32(double value) {
 
 Value ThreadBuilder::infinity(bool negative) {
   return arith::ConstantOp::create(
-      *this, getFloatAttr(getF32Type(), APFloat::getInf(APFloat::IEEEsingle(),
-                                                        negative)));
+      *this, getFloatAttr(getF32Type(),
+                          APFloat::getInf(APFloat::IEEEsingle(), negative)));
 }
 
 Value ThreadBuilder::nan() {
@@ -78,8 +78,8 @@ Value ThreadBuilder::compare(arith::CmpFPredicate predicate, Value lhs,
 /// Calls an LLVM intrinsic by name: the math dialect's ops would become calls
 /// of libdevice functions on this target.
 static Value callIntrinsic(ThreadBuilder &b, StringRef name, ValueRange args) {
-  return LLVM::CallIntrinsicOp::create(b, b.getF32Type(),
-                                       b.getStringAttr(name), args)
+  return LLVM::CallIntrinsicOp::create(b, b.getF32Type(), b.getStringAttr(name),
+                                       args)
       .getResult(0);
 }
 
@@ -89,8 +89,7 @@ Value ThreadBuilder::fma(Value a, Value b, Value c) {
 
 Value ThreadBuilder::exp(Value x) {
   constexpr double log2e = 1.4426950408889634;
-  return callIntrinsic(*this, "llvm.nvvm.ex2.approx.ftz.f",
-                       mul(x, f32(log2e)));
+  return callIntrinsic(*this, "llvm.nvvm.ex2.approx.ftz.f", mul(x, f32(log2e)));
 }
 
 Value ThreadBuilder::log1p(Value t) {

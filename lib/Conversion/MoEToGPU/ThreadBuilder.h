@@ -39,7 +39,8 @@ public:
   // Arithmetic
   //===--------------------------------------------------------------------===//
 
-  template <typename OpTy> Value op(Value lhs, Value rhs) {
+  template <typename OpTy>
+  Value op(Value lhs, Value rhs) {
     return OpTy::create(*this, lhs, rhs);
   }
   Value add(Value lhs, Value rhs);
@@ -48,9 +49,7 @@ public:
   Value compare(arith::CmpFPredicate predicate, Value lhs, Value rhs);
   Value both(Value lhs, Value rhs) { return op<arith::AndIOp>(lhs, rhs); }
   Value either(Value lhs, Value rhs) { return op<arith::OrIOp>(lhs, rhs); }
-  Value no(Value condition) {
-    return op<arith::XOrIOp>(condition, i1(true));
-  }
+  Value no(Value condition) { return op<arith::XOrIOp>(condition, i1(true)); }
   Value select(Value condition, Value ifTrue, Value ifFalse) {
     return arith::SelectOp::create(*this, condition, ifTrue, ifFalse);
   }

@@ -95,8 +95,8 @@ public:
   /// positive number is set, all bits of a negative one are inverted.
   Value ordered(ThreadBuilder &b, Value x) const {
     // -0 + 0 is +0, so both zeros get one key.
-    Value bits = arith::BitcastOp::create(b, b.getI32Type(),
-                                          b.add(x, b.f32(0.0)));
+    Value bits =
+        arith::BitcastOp::create(b, b.getI32Type(), b.add(x, b.f32(0.0)));
     Value sign = b.op<arith::ShRSIOp>(bits, b.i32(31));
     Value flip = b.either(sign, b.i32(int64_t(1) << 31));
     Value value = b.op<arith::XOrIOp>(bits, flip);
@@ -122,9 +122,9 @@ struct Form {
                         op.getEps().convertToDouble() == 0.0 &&
                         (function == ScoreFunction::Softmax ||
                          function == ScoreFunction::Sigmoid)),
-        needsRowSoftmax(function == ScoreFunction::Softmax &&
-                        !(gatesFromLogits &&
-                          (choosesByScores || op.getForced()))) {}
+        needsRowSoftmax(
+            function == ScoreFunction::Softmax &&
+            !(gatesFromLogits && (choosesByScores || op.getForced()))) {}
 
   ScoreFunction function;
   /// The choice scores are the scores as given: the score functions are
@@ -309,8 +309,7 @@ Value RowSelection::score(Value x) {
   case ScoreFunction::Softmax: {
     Value weight = b.exp(b.op<arith::SubFOp>(x, rowMax));
     Value isEmpty = b.compare(CmpFPredicate::OEQ, rowSum, b.f32(0.0));
-    return b.op<arith::DivFOp>(weight,
-                               b.select(isEmpty, b.f32(1.0), rowSum));
+    return b.op<arith::DivFOp>(weight, b.select(isEmpty, b.f32(1.0), rowSum));
   }
   case ScoreFunction::SqrtSoftplus: {
     // ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|).
@@ -352,8 +351,8 @@ Value RowSelection::isInGroup(int64_t j, int64_t group) {
 /// the gates of its row are NaN whatever is selected.
 SmallVector<Value> RowSelection::getGroupValues(ArrayRef<Value> choice) {
   int64_t numGroups = op.getNGroup();
-  bool sumsTwo = op.getGroupScore() == GroupScore::Top2Sum &&
-                 numExperts / numGroups > 1;
+  bool sumsTwo =
+      op.getGroupScore() == GroupScore::Top2Sum && numExperts / numGroups > 1;
   Value lowest = b.infinity(true);
   SmallVector<Value> values;
   for (int64_t group = 0; group < numGroups; ++group) {
@@ -397,12 +396,11 @@ void RowSelection::dropGroups(MutableArrayRef<Value> choice) {
       ranks[g] = b.add(ranks[g], b.select(later, b.i32(0), b.i32(1)));
     }
   for (int64_t g = 0; g < numGroups; ++g) {
-    Value dropped = b.compare(CmpIPredicate::sge, ranks[g],
-                              b.i32(numKept));
+    Value dropped = b.compare(CmpIPredicate::sge, ranks[g], b.i32(numKept));
     for (int64_t j = 0; j < shape.keysPerLane; ++j)
       if (Value inGroup = isInGroup(j, g))
-        choice[j] = b.select(b.both(inGroup, dropped), b.infinity(true),
-                             choice[j]);
+        choice[j] =
+            b.select(b.both(inGroup, dropped), b.infinity(true), choice[j]);
   }
 }
 
@@ -450,9 +448,8 @@ void RowSelection::selectByKeys(ArrayRef<Value> choice) {
     // A slot past k has the key of no expert, whose index is out of range.
     if (isSlot[slot])
       chosen.back() = b.select(isSlot[slot], chosen.back(), b.i32(0));
-    hasGate.push_back(form.choosesByScores
-                          ? Value()
-                          : b.no(layout.isExcluded(b, key)));
+    hasGate.push_back(form.choosesByScores ? Value()
+                                           : b.no(layout.isExcluded(b, key)));
   }
 }
 
@@ -461,8 +458,8 @@ void RowSelection::readForced() {
     Value rank = b.add(lane, b.i32(slot * shape.lanes));
     if (isSlot[slot])
       rank = b.op<arith::MinSIOp>(rank, b.i32(numSelected - 1));
-    Value expert = memref::LoadOp::create(b, op.getForced(),
-                                          at(op.getForced(), 1, rank));
+    Value expert =
+        memref::LoadOp::create(b, op.getForced(), at(op.getForced(), 1, rank));
     Value limit = arith::ConstantOp::create(
         b, b.getIntegerAttr(expert.getType(), numExperts));
     hasGate.push_back(b.compare(CmpIPredicate::ult, expert, limit));
@@ -484,11 +481,12 @@ SmallVector<Value> RowSelection::renormalise(ArrayRef<Value> values,
     sum = b.add(sum, value);
   sum = reduceSum(sum);
   Value isEmpty = b.compare(CmpFPredicate::OEQ, sum, b.f32(0.0));
-  Value divisor = b.select(isEmpty, b.f32(1.0), floor ? b.add(sum, floor) : sum);
+  Value divisor =
+      b.select(isEmpty, b.f32(1.0), floor ? b.add(sum, floor) : sum);
   SmallVector<Value> gates;
   for (Value value : values)
-    gates.push_back(b.select(isEmpty, b.f32(0.0),
-                             b.op<arith::DivFOp>(value, divisor)));
+    gates.push_back(
+        b.select(isEmpty, b.f32(0.0), b.op<arith::DivFOp>(value, divisor)));
   return gates;
 }
 
@@ -507,7 +505,7 @@ SmallVector<Value> RowSelection::computeGates() {
       counts = b.both(counts, hasGate[slot]);
     if (isSlot[slot])
       counts = b.both(counts, isSlot[slot]);
-    Value value = !form.gatesFromLogits ? score(x)
+    Value value = !form.gatesFromLogits                     ? score(x)
                   : form.function == ScoreFunction::Sigmoid ? logSigmoid(x)
                                                             : x;
     values.push_back(
@@ -562,9 +560,9 @@ void RowSelection::emit(Value rowToSelect, Value isRow) {
   for (int64_t slot = 0; slot < shape.slotsPerLane; ++slot) {
     bool always = (slot + 1) * shape.lanes <= numSelected;
     Value rank = b.add(lane, b.i32(slot * shape.lanes));
-    isSlot.push_back(always ? Value()
-                            : b.compare(CmpIPredicate::slt, rank,
-                                        b.i32(numSelected)));
+    isSlot.push_back(
+        always ? Value()
+               : b.compare(CmpIPredicate::slt, rank, b.i32(numSelected)));
   }
   loadScores();
   computeRowSoftmax();
@@ -599,7 +597,8 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
     if (numExperts > maxExperts)
       return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
         diagnostic << "expected at most " << maxExperts << " experts, found "
-                   << numExperts << "; a row is held in the registers of a warp";
+                   << numExperts
+                   << "; a row is held in the registers of a warp";
       });
 
     if (op.getNumValid())
@@ -612,15 +611,15 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
     LaneShape shape(numExperts, numSelected, getLanesPerRow(numRows));
     Value thread = b.toI32(gpu::ThreadIdOp::create(b, gpu::Dimension::x));
     Value lane = b.op<arith::RemUIOp>(thread, b.i32(shape.lanes));
-    Value group =
-        b.toIndex(b.op<arith::DivUIOp>(thread, b.i32(shape.lanes)));
+    Value group = b.toIndex(b.op<arith::DivUIOp>(thread, b.i32(shape.lanes)));
     int64_t groups = block.numThreads / shape.lanes;
     auto loop = scf::ForOp::create(b, b.index(0), numRows, b.index(groups));
     b.setInsertionPointToStart(loop.getBody());
     Value row = b.add(loop.getInductionVar(), group);
     Value isRow = b.compare(CmpIPredicate::ult, row, numRows);
     Value last = b.op<arith::SubIOp>(numRows, b.index(1));
-    RowSelection(b, op, shape, lane).emit(b.op<arith::MinUIOp>(row, last), isRow);
+    RowSelection(b, op, shape, lane)
+        .emit(b.op<arith::MinUIOp>(row, last), isRow);
     rewriter.eraseOp(op);
     return success();
   }

@@ -41,7 +41,7 @@ struct LaunchConfig {
   unsigned numAttributes;
 };
 
-constexpr int kMaxDynamicSharedSize = 8;  // CU_FUNC_ATTRIBUTE_...
+constexpr int kMaxDynamicSharedSize = 8; // CU_FUNC_ATTRIBUTE_...
 constexpr unsigned kDefaultSharedBytes = 48 * 1024;
 constexpr unsigned kJitOptimizationLevel = 7;
 constexpr unsigned kAttachGlobal = 1;
@@ -123,7 +123,8 @@ struct Driver {
   }
 
 private:
-  template <typename Fn> void load(void *library, const char *name, Fn &fn) {
+  template <typename Fn>
+  void load(void *library, const char *name, Fn &fn) {
     fn = reinterpret_cast<Fn>(dlsym(library, name));
     if (!fn && !missing)
       missing = "expected a CUDA driver of version 12 or later, found an "
@@ -141,7 +142,8 @@ public:
   void *loadModule(const void *data, bool isText, int optLevel) override {
     enter();
     unsigned options[] = {kJitOptimizationLevel};
-    void *values[] = {reinterpret_cast<void *>(static_cast<intptr_t>(optLevel))};
+    void *values[] = {
+        reinterpret_cast<void *>(static_cast<intptr_t>(optLevel))};
     void *module = nullptr;
     check(driver().moduleLoad(&module, data, isText ? 1 : 0, options, values),
           "cuModuleLoadDataEx");
@@ -171,10 +173,11 @@ public:
     cluster.id = kClusterDimension;
     cluster.clusterDimension = {from.cluster[0], from.cluster[1],
                                 from.cluster[2]};
-    LaunchConfig config = {from.grid[0],     from.grid[1],  from.grid[2],
-                           from.block[0],    from.block[1], from.block[2],
-                           from.dynamicSmem, from.stream,   &cluster,
-                           from.cluster[0] ? 1u : 0u};
+    LaunchConfig config = {from.grid[0],     from.grid[1],
+                           from.grid[2],     from.block[0],
+                           from.block[1],    from.block[2],
+                           from.dynamicSmem, from.stream,
+                           &cluster,         from.cluster[0] ? 1u : 0u};
     check(driver().launch(&config, function, from.params, nullptr),
           "cuLaunchKernelEx");
   }
@@ -184,9 +187,8 @@ public:
     if (bytes == 0)
       return nullptr;
     DevicePointer pointer = 0;
-    check(hostShared
-              ? driver().allocateManaged(&pointer, bytes, kAttachGlobal)
-              : driver().allocate(&pointer, bytes),
+    check(hostShared ? driver().allocateManaged(&pointer, bytes, kAttachGlobal)
+                     : driver().allocate(&pointer, bytes),
           "cuMemAlloc");
     return reinterpret_cast<void *>(pointer);
   }
@@ -198,8 +200,7 @@ public:
             "cuMemFree");
   }
 
-  void copy(void *to, const void *from, uint64_t bytes,
-            void *stream) override {
+  void copy(void *to, const void *from, uint64_t bytes, void *stream) override {
     enter();
     check(driver().copy(reinterpret_cast<DevicePointer>(to),
                         reinterpret_cast<DevicePointer>(from), bytes, stream),
@@ -213,10 +214,10 @@ public:
             void *stream) override {
     enter();
     auto target = reinterpret_cast<DevicePointer>(to);
-    check(width == 4 ? driver().fill32(target, value, count, stream)
-                     : driver().fill16(target,
-                                       static_cast<unsigned short>(value),
-                                       count, stream),
+    check(width == 4
+              ? driver().fill32(target, value, count, stream)
+              : driver().fill16(target, static_cast<unsigned short>(value),
+                                count, stream),
           "cuMemset");
   }
 

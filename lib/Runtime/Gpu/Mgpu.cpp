@@ -74,9 +74,9 @@ MOE_EXPORT void *mgpuModuleGetFunction(void *module, const char *name) {
 
 MOE_EXPORT void mgpuLaunchKernel(void *function, intptr_t gridX, intptr_t gridY,
                                  intptr_t gridZ, intptr_t blockX,
-                                 intptr_t blockY, intptr_t blockZ,
-                                 int32_t smem, void *stream, void **params,
-                                 void ** /*extra*/, size_t /*paramsCount*/) {
+                                 intptr_t blockY, intptr_t blockZ, int32_t smem,
+                                 void *stream, void **params, void ** /*extra*/,
+                                 size_t /*paramsCount*/) {
   gpuDevice().launch(function, makeLaunch(gridX, gridY, gridZ, blockX, blockY,
                                           blockZ, smem, stream, params));
 }
@@ -122,8 +122,7 @@ MOE_EXPORT void mgpuEventRecord(void *event, void *stream) {
   gpuDevice().recordEvent(event, stream);
 }
 
-MOE_EXPORT void *mgpuMemAlloc(uint64_t bytes, void *stream,
-                              bool isHostShared) {
+MOE_EXPORT void *mgpuMemAlloc(uint64_t bytes, void *stream, bool isHostShared) {
   return gpuDevice().allocate(bytes, stream, isHostShared);
 }
 
@@ -206,18 +205,16 @@ MOE_EXPORT void *mgpuTensorMapEncodeTiledMemref(
       strides[i - 1] = static_cast<uint64_t>(memrefStrides[from]) * bytes;
   }
   alignas(64) unsigned char map[128];
-  gpuDevice().encodeTensorMap(
-      map, {dataType, static_cast<uint32_t>(rank),
-            memref->data + memref->offset * bytes, dims, strides, box, ones,
-            interleave, swizzle, l2Promotion, oobFill});
+  gpuDevice().encodeTensorMap(map, {dataType, static_cast<uint32_t>(rank),
+                                    memref->data + memref->offset * bytes, dims,
+                                    strides, box, ones, interleave, swizzle,
+                                    l2Promotion, oobFill});
   void *device = gpuDevice().allocate(sizeof map, nullptr, false);
   gpuDevice().copy(device, map, sizeof map, nullptr);
   return device;
 }
 
-MOE_EXPORT uint64_t moe_gpu_num_findings() {
-  return gpuDevice().numFindings();
-}
+MOE_EXPORT uint64_t moe_gpu_num_findings() { return gpuDevice().numFindings(); }
 
 MOE_EXPORT const char *moe_gpu_report() {
   static thread_local std::string text;

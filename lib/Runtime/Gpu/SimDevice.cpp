@@ -112,8 +112,7 @@ public:
     uint64_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
     void *pointer = std::aligned_alloc(kAlignment, rounded);
     if (!pointer)
-      fail("out of memory for a buffer of " + std::to_string(bytes) +
-           " bytes");
+      fail("out of memory for a buffer of " + std::to_string(bytes) + " bytes");
     // NaN in every format: fresh memory holds nothing useful.
     std::memset(pointer, 0xff, rounded);
     add(pointer, bytes, "allocation ");
@@ -186,8 +185,7 @@ public:
 private:
   void add(void *pointer, uint64_t bytes, const char *what) {
     std::lock_guard<std::mutex> guard(mutex);
-    buffers[pointer] = {pointer, bytes, what + std::to_string(++serial),
-                        false};
+    buffers[pointer] = {pointer, bytes, what + std::to_string(++serial), false};
   }
 
   void record(const sim::Report &report) {

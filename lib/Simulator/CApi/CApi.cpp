@@ -99,11 +99,11 @@ MOE_SIM_EXPORT char *moe_sim_launch(MoeSimModule *module, const char *kernel,
                                     const MoeSimLaunch *launch, char **error) {
   try {
     if (launch->struct_size != sizeof(MoeSimLaunch))
-      throw std::invalid_argument(
-          "expected a launch descriptor of " +
-          std::to_string(sizeof(MoeSimLaunch)) + " bytes, found " +
-          std::to_string(launch->struct_size) +
-          ": the caller was built for another version");
+      throw std::invalid_argument("expected a launch descriptor of " +
+                                  std::to_string(sizeof(MoeSimLaunch)) +
+                                  " bytes, found " +
+                                  std::to_string(launch->struct_size) +
+                                  ": the caller was built for another version");
     return copyString(
         module->module->launch(kernel, convertLaunch(*launch)).json());
   } catch (const std::exception &e) {
@@ -112,10 +112,11 @@ MOE_SIM_EXPORT char *moe_sim_launch(MoeSimModule *module, const char *kernel,
   }
 }
 
-MOE_SIM_EXPORT char *moe_sim_encode_tensor_map(
-    void *out, void *address, uint32_t element_bytes, uint32_t rank,
-    const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
-    uint32_t swizzle, uint32_t nan_fill) {
+MOE_SIM_EXPORT char *
+moe_sim_encode_tensor_map(void *out, void *address, uint32_t element_bytes,
+                          uint32_t rank, const uint64_t *dims,
+                          const uint64_t *strides, const uint32_t *box,
+                          uint32_t swizzle, uint32_t nan_fill) {
   TensorMap map;
   if (const char *why = encodeTensorMap(
           map, reinterpret_cast<uint64_t>(address), element_bytes, rank, dims,
