@@ -65,6 +65,6 @@ def _raise_before_autograd(module):
 
 
 def register() -> None:
-    """Makes the name "moe" known to torch.compile; done on import of moe_mlir, too."""
+    """Makes the name "moe" known to torch.compile where no entry point does."""
     if "moe" not in torch._dynamo.list_backends(exclude_tags=()):
         torch._dynamo.register_backend(moe, name="moe")
