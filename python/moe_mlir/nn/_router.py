@@ -28,6 +28,10 @@ class Routing:
     combine: torch.Tensor | None = None
 
 
+# A model may return a Routing and still be exported.
+torch.utils._pytree.register_dataclass(Routing)
+
+
 class Router(torch.nn.Module):
     """Sizes, the implementation of the ops, and selection.
 
