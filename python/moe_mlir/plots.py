@@ -5,6 +5,7 @@ figure; `save_all` writes all of them.
 """
 
 import pathlib
+import re
 
 __all__ = ["adjacency", "entropy_ratio", "fluctuation", "instability", "load", "save_all"]
 
@@ -112,19 +113,18 @@ def save_all(folder, histories, *, baseline):
     """Writes every picture that the histories hold as PNG; returns the paths."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {
-        "fluctuation": fluctuation(histories),
-        "instability": instability(histories),
-        "entropy-ratio": entropy_ratio(histories, baseline),
-    }
-    for name, history in histories.items():
-        stem = name.lower().replace(" ", "-")
-        figures[f"load-{stem}"] = load(history, name)
-        if any(graph is not None for window in history["adjacency"] for graph in window):
-            figures[f"adjacency-{stem}"] = adjacency(history, name)
     paths = []
-    for stem, figure in figures.items():
-        paths.append(folder / f"{stem}.png")
+
+    def save(stem, figure):
+        paths.append(folder / f"{re.sub('[^a-z0-9]+', '-', stem.lower())}.png")
         figure.savefig(paths[-1], dpi=110)
         _pyplot().close(figure)
+
+    save("fluctuation", fluctuation(histories))
+    save("instability", instability(histories))
+    save("entropy-ratio", entropy_ratio(histories, baseline))
+    for name, history in histories.items():
+        save(f"load-{name}", load(history, name))
+        if any(graph is not None for window in history["adjacency"] for graph in window):
+            save(f"adjacency-{name}", adjacency(history, name))
     return paths
