@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Column -> what the test's path or name holds; the first that fits takes the test.
 COLUMNS = {
     "IR": r"\.mlir\b",
-    "reference": r"test_reference|/reference/|reference_e?\w*test",
+    "reference": r"test_reference|Reference/",
     "gradient": r"gradient|backward|gradcheck",
     "torch": r"opcheck|test_torch_library|fake_results",
     "determinism": r"determinism|thread_count|run_to_run|batch",

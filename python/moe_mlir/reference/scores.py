@@ -17,7 +17,14 @@ def cosine_logits(h, omega, emb, *, tau=1.0, eps=1e-4, norm_token=True, norm_emb
     h, omega, emb = wide(h, omega, emb)
     if not eps > 0:
         raise ValueError(f"cosine_logits: expected 'eps' to be positive, found {eps}")
+    if not isinstance(tau, torch.Tensor) and not tau > 0:
+        raise ValueError(f"cosine_logits: expected 'tau' to be positive, found {tau}")
     token = h if omega is None else h @ omega.T
+    if emb.shape[-1] != token.shape[-1]:
+        raise ValueError(
+            f"cosine_logits: expected 'emb' to be as wide as the tokens it meets "
+            f"({token.shape[-1]}), found {emb.shape[-1]}"
+        )
     token = normalise(token, eps) if norm_token else token
     emb = normalise(emb, eps) if norm_emb else emb
     return token @ emb.T / tau
