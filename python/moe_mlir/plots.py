@@ -69,7 +69,7 @@ def entropy_ratio(histories, baseline):
 
 
 def load(history, title=""):
-    """Share of the assignments that each expert of each layer had in the last window (P4 Fig. 5)."""
+    """Share of the assignments of each layer's experts in the last window (P4 Fig. 5)."""
     layers = history["load"][-1]
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(

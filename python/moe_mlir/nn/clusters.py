@@ -9,7 +9,7 @@ from ._router import LinearRouter, Routing, real_tokens
 
 
 class ACMoE(LinearRouter):
-    """Logits h^T M e_k in a metric M that stretches what the tokens of an expert agree on: P3 Def. 1, 2.
+    """Logits h^T M e_k, M stretching what the tokens of an expert agree on: P3 Def. 1, 2.
 
     The metric comes from the clusters of the previous layer's experts, so
     `state` goes to the next layer's router: `prev_indices`, `prev_gates` and

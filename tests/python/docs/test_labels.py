@@ -42,7 +42,8 @@ def test_the_labels_were_found():
 
 @pytest.mark.parametrize("number", EDGES)
 def test_edge_rule_has_a_test(number):
-    assert any(re.search(rf"_e{number}(_|$)", name) for name in NAMES), f"no test is named _e{number}"
+    label = rf"_e{number}(_|$)"
+    assert any(re.search(label, name) for name in NAMES), f"no test is named _e{number}"
 
 
 @pytest.mark.parametrize("number", CONTRADICTIONS)

@@ -7,7 +7,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.python.ops.test_topk_renorm" name="test_topk_renorm_e6_empty"/>
-<testcase classname="tests.python.ops.test_topk_renorm" name="test_route_scale"><failure/></testcase>
+<testcase classname="tests.python.ops.test_topk_renorm" name="test_route_scale">
+<failure/></testcase>
 <testcase classname="tests.python.ops.test_op_gradients" name="test_z_loss_gradient"/>
 <testcase classname="tests.python.ops.test_torch_library" name="test_opcheck[topk_renorm]"/>
 <testcase classname="tests.python.gpu.x" name="test_router_logits"><skipped/></testcase>

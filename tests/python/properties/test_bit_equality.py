@@ -6,14 +6,16 @@ along; an op without it looks at all tokens by its meaning.
 
 import pytest
 import torch
-from inputs import features, generator, normal, op, probability_rows, score_rows, selections, uniform
+from inputs import (
+    features, generator, normal, op, probability_rows, score_rows, selections, uniform,
+)  # fmt: skip
 from op_judge import assert_same_bits
 
 N, D, E, K = 67, 33, 24, 4
 
 
 def make():
-    """{name: (op, arguments, keywords, positions and names of the arguments that are by token)}."""
+    """{name: (op, arguments, keywords, which arguments are by token)}."""
     g = generator(0)
     z, h = score_rows(N, E, g), features(N, D, g)
     p, idx = probability_rows(N, E, g), selections(N, E, K, g)
@@ -22,9 +24,10 @@ def make():
     q, k, v = (normal(3, 2, 40, 8, g=g) for _ in range(3))
     wo, mask = 0.4 * normal(2, D, 8, g=g), uniform(3, 40, g=g) > 0.2
     s, count = normal(E, D, g=g).abs(), torch.randint(0, 3, (E,), generator=g)
-    network = [normal(*shape, g=g) for shape in ((5,), (7, 5), (7,), (E * (D + 1), 7), (E * (D + 1),))]
+    rows = E * (D + 1)
+    network = [normal(*shape, g=g) for shape in ((5,), (7, 5), (7,), (rows, 7), (rows,))]
     a = uniform(E, E, g=g)
-    gates = uniform(N, K, g=g)
+    gates, slots = uniform(N, K, g=g), torch.arange(N * K).view(N, K)
     return {
         "topk_renorm": ("topk_renorm", (z, K), {}, (0,)),
         "topk_renorm_raw": ("topk_renorm", (z, K), dict(renorm=False), (0,)),
@@ -37,8 +40,12 @@ def make():
         "cosine_logits": ("cosine_logits", (h, normal(8, D, g=g), normal(E, 8, g=g)), {}, (0,)),
         "hyper_router": ("hyper_router", (*network, E), {}, ()),
         "ac_logits": ("ac_logits", (h, metric, idx[:, :1], emb), {}, (0, 2)),
-        "ac_logits_mixed": ("ac_logits", (h, metric, idx, emb), dict(prev_gates=gates), (0, 2, "prev_gates")),
-        "similarity_inform": ("similarity_inform", (u, e), dict(causal=True, mask=mask), (0, 1, "mask")),
+        "ac_logits_mixed": (
+            "ac_logits", (h, metric, idx, emb), dict(prev_gates=gates), (0, 2, "prev_gates"),
+        ),
+        "similarity_inform": (
+            "similarity_inform", (u, e), dict(causal=True, mask=mask), (0, 1, "mask"),
+        ),
         "attention_posterior": (
             "attention_posterior", (q, k, u, e), dict(v=v, wo=wo, causal=True), (0, 1, 2, 3, "v"),
         ),
@@ -49,12 +56,12 @@ def make():
         "attention_entropy": ("attention_entropy", (q, k), dict(causal=True), (0, 1)),
         "soft_dispatch": ("soft_dispatch", (u, normal(D, 4, 2, g=g)), {}, (0,)),
         "mad_dispersion": ("mad_dispersion", (h, idx[:, 0], E), {}, ()),
-        "mad_dispersion_variance": ("mad_dispersion", (h, idx[:, 0], E), dict(measure="variance"), ()),
+        "variance": ("mad_dispersion", (h, idx[:, 0], E), dict(measure="variance"), ()),
         "dispersion_weights": ("dispersion_weights", (s, count), dict(clamp=2.0), ()),
         "adjacency_gate": ("adjacency_gate", (p, a), {}, (0,)),
         "adjacency_update": ("adjacency_update", (a, idx), {}, ()),
         "dispatch": ("dispatch", (idx, E), dict(capacity=9), ()),
-        "combine": ("combine", (normal(N * K, D, g=g), gates, torch.arange(N * K).view(N, K)), {}, (1, 2)),
+        "combine": ("combine", (normal(N * K, D, g=g), gates, slots), {}, (1, 2)),
         "balance_loss": ("balance_loss", (p.nan_to_num(0.0), idx), {}, ()),
         "z_loss": ("z_loss", (h,), {}, ()),
         "bias_update": ("bias_update", (s[:, 0], count), {}, ()),

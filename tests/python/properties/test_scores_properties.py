@@ -11,7 +11,10 @@ from op_judge import assert_close, assert_same_bits, largest, logit_tolerance, s
 from moe_mlir import reference
 
 # (features, experts, bias)
-SIZES = ((1, 1, False), (7, 3, True), (33, 17, True), (64, 257, False), (353, 16, True), (16, 1024, False))
+SIZES = (
+    (1, 1, False), (7, 3, True), (33, 17, True), (64, 257, False), (353, 16, True),
+    (16, 1024, False),
+)  # fmt: skip
 
 
 @given(st.sampled_from(SIZES), TOKENS, SEEDS)
@@ -36,7 +39,10 @@ def test_router_logits(sizes, n, seed):
 
 
 # (features, embedding width or none, experts, norms)
-COSINE = ((7, None, 3, True, True), (16, 8, 16, True, True), (33, 5, 1, False, True), (8, 8, 257, True, False))
+COSINE = (
+    (7, None, 3, True, True), (16, 8, 16, True, True), (33, 5, 1, False, True),
+    (8, 8, 257, True, False),
+)  # fmt: skip
 
 
 @given(st.sampled_from(COSINE), TOKENS, SEEDS)
@@ -68,7 +74,8 @@ def test_cosine_logits(sizes, n, seed):
 def test_hyper_router(sizes, seed):
     width, hidden, experts, d = sizes
     g = generator(seed)
-    shapes = ((width,), (hidden, width), (hidden,), (experts * (d + 1), hidden), (experts * (d + 1),))
+    rows = experts * (d + 1)
+    shapes = ((width,), (hidden, width), (hidden,), (rows, hidden), (rows,))
     network = [normal(*shape, g=g, scale=choice((1.0, 0.1), g)) for shape in shapes]
     weight, bias = op("hyper_router")(*network, experts)
     expected = reference.hyper_router(*(x.double() for x in network), experts)
@@ -100,7 +107,8 @@ def test_ac_logits(sizes, n, seed):
         bias=None if bias is None else bias.double(),
     )
     expected = reference.ac_logits(wide[0], wide[1], prev, wide[2], **options)
-    terms = reference.ac_logits(wide[0].abs(), wide[1], prev, wide[2].abs(), **{**options, "bias": None})
+    options["bias"] = None
+    terms = reference.ac_logits(wide[0].abs(), wide[1], prev, wide[2].abs(), **options)
     assert_close(z, expected, 2 * logit_tolerance(terms, d))
     if n:
         t = slice(seed % n, seed % n + 1)
@@ -111,7 +119,10 @@ def test_ac_logits(sizes, n, seed):
 
 
 # (features, experts, slots, metric, masked)
-SOFT = ((7, 3, 1, False, True), (16, 8, 2, True, True), (33, 17, 1, False, False), (8, 64, 4, True, False))
+SOFT = (
+    (7, 3, 1, False, True), (16, 8, 2, True, True), (33, 17, 1, False, False),
+    (8, 64, 4, True, False),
+)  # fmt: skip
 
 
 @given(st.sampled_from(SOFT), TOKENS, SEEDS)

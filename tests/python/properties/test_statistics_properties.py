@@ -12,7 +12,9 @@ from op_judge import ULP, assert_close, assert_same_bits, largest
 from moe_mlir import reference
 
 # (features, experts, measure)
-CLUSTERS = ((1, 1, "mad"), (7, 3, "variance"), (33, 17, "mad"), (5, 4, "pairwise"), (16, 257, "mad"))
+CLUSTERS = (
+    (1, 1, "mad"), (7, 3, "variance"), (33, 17, "mad"), (5, 4, "pairwise"), (16, 257, "mad"),
+)  # fmt: skip
 
 
 def clusters(n, experts, g):
@@ -48,8 +50,14 @@ def test_mad_dispersion(form, n, seed):
     assert_close(found[1], mean, 1e-6 * max(1.0, largest(h)) + r, "mean")
 
 
-@given(st.sampled_from((("cluster", 4, 7), ("feature", 16, 33), ("global", 3, 1),
-                        ("global_preclamp", 17, 5), ("dispersion", 4, 8), ("none", 257, 4))), SEEDS)  # fmt: skip
+# (scale, experts, features)
+WEIGHTS = (
+    ("cluster", 4, 7), ("feature", 16, 33), ("global", 3, 1), ("global_preclamp", 17, 5),
+    ("dispersion", 4, 8), ("none", 257, 4),
+)  # fmt: skip
+
+
+@given(st.sampled_from(WEIGHTS), SEEDS)
 @examples
 def test_dispersion_weights(form, seed):
     scale, experts, d = form
@@ -67,7 +75,10 @@ def test_dispersion_weights(form, seed):
 
 
 # (experts, threshold, cold start)
-GATES = ((1, 0.0, "literal"), (2, 0.25, "base"), (7, 0.0, "base"), (16, 0.25, "literal"), (65, 0.0, "literal"))
+GATES = (
+    (1, 0.0, "literal"), (2, 0.25, "base"), (7, 0.0, "base"), (16, 0.25, "literal"),
+    (65, 0.0, "literal"),
+)  # fmt: skip
 
 
 @given(st.sampled_from(GATES), TOKENS, SEEDS)
