@@ -18,9 +18,8 @@ class DynamicTopP(ComposedRouter):
         k: experts a token at most; default all.
         theta: the threshold; `learn_theta` makes it a parameter, which learns
             only with `straight_through`.
-        straight_through: dtheta = - sum over the selected of the gradient of
-            their selection. Renormalised gates do not change with a common
-            factor, so that it needs renorm=False.
+        straight_through: dtheta = - sum over the selected of gate dgate; the
+            paper's learnable threshold has no gradient (3.9).
 
     >>> routing = DynamicTopP(16, 8, theta=0.1)(torch.randn(4, 16))
     >>> bool((routing.count >= 1).all()), routing.indices.shape
@@ -42,10 +41,9 @@ class DynamicTopP(ComposedRouter):
     ):
         k = k if k is not None else num_experts if base is None else base.k
         super().__init__(d_model, num_experts, k, base=base, **options)
-        if straight_through and (renorm or not learn_theta):
+        if straight_through and not learn_theta:
             raise ValueError(
-                "DynamicTopP: expected 'straight_through' with learn_theta=True and renorm=False, "
-                f"found learn_theta={learn_theta} and renorm={renorm}"
+                "DynamicTopP: expected learn_theta=True with 'straight_through', found False"
             )
         theta = float(theta)
         self.theta = torch.nn.Parameter(torch.tensor(theta)) if learn_theta else theta
@@ -57,10 +55,8 @@ class DynamicTopP(ComposedRouter):
         p = z.softmax(dim=-1)
         best, indices = self.ops.topk_renorm(p, self.k, kind="probs", renorm=False, mask=mask)
         theta = self.theta
-        if isinstance(theta, torch.Tensor):
+        if isinstance(theta, torch.Tensor) and not self.straight_through:
             theta = theta.detach()
-            if self.straight_through:
-                best = best * (1 + theta - self.theta)
         gates, count = self.ops.threshold_renorm(best, theta, renorm=self.renorm, mask=mask)
         place = torch.arange(self.k, device=h.device)
         indices = torch.where(place < count[..., None], indices, -1)

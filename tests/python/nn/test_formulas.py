@@ -293,19 +293,20 @@ def test_dynamic_top_p_takes_what_passes_the_threshold():
 
 
 def test_dynamic_top_p_straight_through_moves_theta():
-    options = dict(theta=0.15, learn_theta=True, renorm=False)
-    router = make(nn.DynamicTopP, straight_through=True, **options)
-    routing = router(H)
+    options = dict(theta=0.15, learn_theta=True)
     weight = normal(2, 9, E).double()
-    (routing.gates * weight).sum().backward()
-    # d(mask) of a selected expert is p dg.
-    expected = -(routing.gates * weight).sum()
-    assert_close(router.theta.grad, expected.detach(), 1e-12)
+    for renorm in (True, False):
+        router = make(nn.DynamicTopP, straight_through=True, renorm=renorm, **options)
+        routing = router(H)
+        (routing.gates * weight).sum().backward()
+        # d(mask) of a selected expert is gate dgate.
+        expected = -(routing.gates * weight).sum()
+        assert_close(router.theta.grad, expected.detach(), 1e-12)
     fixed = make(nn.DynamicTopP, **options)
     fixed(H).gates.sum().backward()
     assert fixed.theta.grad is None
-    with pytest.raises(ValueError, match="expected 'straight_through'"):
-        make(nn.DynamicTopP, straight_through=True, learn_theta=True)
+    with pytest.raises(ValueError, match="expected learn_theta=True"):
+        make(nn.DynamicTopP, straight_through=True)
 
 
 def soft_layer(router):

@@ -76,7 +76,8 @@ def test_threshold_renorm(form, n, seed):
     experts, renorm = form
     g = generator(seed)
     p = score_rows(n, experts, g, ("normal", "equal", "ties")).softmax(-1)
-    check("threshold_renorm", dict(p=p), theta=0.0625, renorm=renorm, mask=padding(n, g))
+    leaves = dict(p=p, theta=torch.tensor(0.0625))
+    check("threshold_renorm", leaves, renorm=renorm, mask=padding(n, g))
 
 
 @given(st.sampled_from(((1, 1), (7, 3), (33, 17), (64, 257))), N, SEEDS)
