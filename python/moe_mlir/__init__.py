@@ -36,7 +36,7 @@ _FUNCTIONS = {
     "load": "artifact",
     "update_routers": "nn",
 }
-_SUBMODULES = ("metrics", "nn", "reference", "runtime", "sim")
+_SUBMODULES = ("metrics", "nn", "plots", "reference", "runtime", "sim")
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 
