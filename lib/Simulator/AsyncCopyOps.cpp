@@ -30,11 +30,40 @@ void complete(Warp &warp, AsyncCopy &copy) {
   const Checks &checks = warp.block->launch->checks;
   if (!checks.race && !checks.uninit)
     return;
-  Access access;
-  access.warp = &warp;
-  access.lanes = 1u << copy.lane;
-  access.pc = copy.pc;
+  Access access(warp, 1u << copy.lane, copy.pc);
   warp.block->shadow.completeWrite(access, copy.offset, copy.bytes);
+}
+
+/// Checks what the lanes read, and sets how much that is.
+Places touchSources(Warp &warp, const Inst &inst, u32 mask, const u64 *from,
+                    u32 *sizes) {
+  u32 bytes = inst.bytes, full = 0;
+  for (u32 l : Lanes(mask)) {
+    sizes[l] = bytes;
+    if (inst.ns > 2)
+      sizes[l] = inst.aux ? (predicateOf(warp, inst.s[2]) >> l & 1 ? 0 : bytes)
+                          : std::min(lanesOf<u32>(warp, inst.s[2])[l], bytes);
+    full |= static_cast<u32>(sizes[l] == bytes) << l;
+  }
+  MemoryRequest request;
+  request.bytes = bytes;
+  request.read = true;
+  request.counts = false;
+  Places places;
+  if (full)
+    resolve(warp, inst, full, Space::Global, from, request, places);
+  Access access(warp, 0, pcOf(warp, inst));
+  access.read = true;
+  for (u32 l : Lanes(mask & ~full)) {
+    if (from[l] & (bytes - 1))
+      reportAlignment(warp, inst, l, from[l], bytes);
+    access.lanes = 1u << l;
+    places.pointers[l] =
+        sizes[l] ? touchGlobal(warp, from[l], sizes[l], access) : nullptr;
+    if (!sizes[l] || places.pointers[l])
+      places.good |= 1u << l;
+  }
+  return places;
 }
 
 /// s: shared address, global address, and the source's size or a predicate
@@ -48,35 +77,21 @@ void runCopy(Warp &warp, const Inst &inst, u32 mask) {
     from[l] = laneAddress(warp, inst.s[1], true, l) + inst.imm2;
   countShared(warp, mask, to, bytes, true);
   countGlobal(warp, mask, from, bytes, false);
-  Access access;
-  access.warp = &warp;
-  access.pc = pcOf(warp, inst);
-  for (u32 l : Lanes(mask)) {
-    u32 size = bytes;
-    if (inst.ns > 2)
-      size = inst.aux ? (predicateOf(warp, inst.s[2]) >> l & 1 ? 0 : bytes)
-                      : std::min(lanesOf<u32>(warp, inst.s[2])[l], bytes);
-    if ((to[l] | from[l]) & (bytes - 1))
-      reportAlignment(warp, inst, l, to[l] & (bytes - 1) ? to[l] : from[l],
-                      bytes);
+  u32 sizes[kWarpSize];
+  Places sources = touchSources(warp, inst, mask, from, sizes);
+  Access access(warp, 0, pcOf(warp, inst), kPending);
+  access.write = true;
+  for (u32 l : Lanes(sources.good)) {
+    if (to[l] & (bytes - 1))
+      reportAlignment(warp, inst, l, to[l], bytes);
     access.lanes = 1u << l;
-    access.read = true;
-    access.write = false;
-    access.flags = 0;
-    const u8 *source =
-        size ? touchGlobal(warp, from[l], size, access) : nullptr;
-    if (size && !source)
-      continue;
-    access.read = false;
-    access.write = true;
-    access.flags = kPending;
     u8 *target = touchShared(warp, to[l], bytes, access);
     if (!target)
       continue;
     AsyncCopy copy{static_cast<u64>(target - warp.block->shared),
-                   source,
+                   sources.pointers[l],
                    bytes,
-                   size,
+                   sizes[l],
                    warp.copyGroup[l],
                    access.pc,
                    static_cast<u8>(l),

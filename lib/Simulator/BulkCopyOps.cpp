@@ -160,16 +160,10 @@ void landLoad(Warp &warp, u32 lane, u32 pc, Block &owner, u64 offset,
   }
   const Checks &checks = warp.block->launch->checks;
   if (checks.race || checks.uninit) {
-    Access access;
-    access.warp = &warp;
-    access.lanes = 1u << lane;
-    access.pc = pc;
-    access.flags = kAsync;
-    access.actor = owner.firstActor + owner.asyncActor();
-    access.actorLane = barrier.asyncLane;
-    access.time = owner.asyncTime;
-    owner.shadow.completeWrite(access, offset,
-                               static_cast<u32>(transfer.sharedBytes));
+    Completion by{owner.firstActor + owner.asyncActor(), barrier.asyncLane,
+                  owner.asyncTime};
+    owner.shadow.completeWrite(Access(warp, 1u << lane, pc, kAsync), offset,
+                               static_cast<u32>(transfer.sharedBytes), by);
   }
   barrier.arriving.learn(owner.linear, owner.asyncActor(),
                          1u << barrier.asyncLane, owner.asyncTime + 1);
@@ -190,12 +184,8 @@ void countBulk(Warp &warp, u64 bytes, bool store) {
 void startLoad(Warp &warp, const Inst &inst, u32 lane, u64 to, u64 mbarrier,
                const Transfer &transfer) {
   u32 pc = pcOf(warp, inst);
-  Access access;
-  access.warp = &warp;
-  access.lanes = 1u << lane;
-  access.pc = pc;
+  Access access(warp, 1u << lane, pc, kPending | kAsync);
   access.write = true;
-  access.flags = kPending | kAsync;
   u32 bytes = static_cast<u32>(transfer.sharedBytes);
   if (!touchShared(warp, to, bytes, access))
     return;
@@ -212,13 +202,10 @@ void startLoad(Warp &warp, const Inst &inst, u32 lane, u64 to, u64 mbarrier,
 
 bool touchSources(Warp &warp, const Inst &inst, u32 lane,
                   const Transfer &transfer, bool write) {
-  Access access;
-  access.warp = &warp;
-  access.lanes = 1u << lane;
-  access.pc = pcOf(warp, inst);
+  Access access(warp, 1u << lane, pcOf(warp, inst),
+                write ? kAsync | kPending : kAsync);
   access.read = !write;
   access.write = write;
-  access.flags = write ? kAsync | kPending : kAsync;
   for (const Piece &piece : transfer.pieces)
     if (piece.global && !touchGlobal(warp, reinterpret_cast<u64>(piece.global),
                                      piece.bytes, access))
@@ -295,12 +282,8 @@ void runClusterCopy(Warp &warp, const Inst &inst, u32 mask) {
     u64 mbarrier = laneAddress(warp, inst.s[2], shape.wideMbarrier, l);
     u32 bytes = lanesOf<u32>(warp, inst.s[4])[l];
     checkTileAlignment(warp, inst, l, from | to | bytes, 16);
-    Access access;
-    access.warp = &warp;
-    access.lanes = 1u << l;
-    access.pc = pcOf(warp, inst);
+    Access access(warp, 1u << l, pcOf(warp, inst), kAsync);
     access.read = true;
-    access.flags = kAsync;
     u8 *source = touchShared(warp, from, bytes, access);
     if (!source)
       continue;
@@ -416,12 +399,8 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
       transfer.pieces.push_back({0, reinterpret_cast<u8 *>(to), bytes});
     }
     u32 bytes = static_cast<u32>(transfer.sharedBytes);
-    Access access;
-    access.warp = &warp;
-    access.lanes = 1u << l;
-    access.pc = pcOf(warp, inst);
+    Access access(warp, 1u << l, pcOf(warp, inst), kAsync | kPending);
     access.read = true;
-    access.flags = kAsync | kPending;
     u8 *source = touchShared(warp, from, bytes, access);
     if (!source)
       continue;
@@ -480,10 +459,7 @@ void completeStore(Warp &warp, BulkStore &store, bool readOnly) {
     store.landed = true;
     warp.block->executor->progressed = true;
   }
-  Access access;
-  access.warp = &warp;
-  access.lanes = 1u << store.lane;
-  access.pc = store.pc;
+  Access access(warp, 1u << store.lane, store.pc);
   if (!launch.checks.race)
     return;
   if (!store.sourceRead)

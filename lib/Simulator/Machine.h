@@ -263,6 +263,11 @@ struct Region {
   std::string name;
   bool readOnly = false;
   std::unique_ptr<RegionShadow> shadow;
+
+  bool holds(u64 address, u64 size) const {
+    u64 offset = address - reinterpret_cast<u64>(data);
+    return offset < bytes && size <= bytes - offset;
+  }
 };
 
 /// Releases to one address, by the widest scope and by the block's.

@@ -58,10 +58,7 @@ void runInit(Warp &warp, const Inst &inst, u32 mask) {
                                 inst.aux2, l);
     if (address % kMbarrierBytes)
       reportAlignment(warp, inst, l, address, kMbarrierBytes);
-    Access access;
-    access.warp = &warp;
-    access.lanes = 1u << l;
-    access.pc = pc;
+    Access access(warp, 1u << l, pc);
     access.write = true;
     u8 *pointer = touchShared(warp, address, kMbarrierBytes, access);
     if (!pointer)

@@ -16,33 +16,52 @@ namespace {
 /// What a load that went wrong returns: easy to recognise, and NaN as f16.
 constexpr u8 kPoison = 0xCD;
 
+template <typename T>
+T valueAt(const u8 *from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+/// d[l] = the T at from + l * step.
+template <typename T, typename R>
+void gather(R *d, const u8 *from, u32 step) {
+  if (step == sizeof(T)) {
+    for (u32 l = 0; l < kWarpSize; ++l)
+      d[l] = static_cast<R>(valueAt<T>(from + l * sizeof(T)));
+    return;
+  }
+  for (u32 l = 0; l < kWarpSize; ++l)
+    d[l] = static_cast<R>(valueAt<T>(from + l * step));
+}
+
 template <typename T, typename R>
 void runLoad(Warp &warp, const Inst &inst, u32 mask) {
   u64 addresses[kWarpSize];
-  u8 *pointers[kWarpSize];
   addressesOf(warp, inst, addresses);
   MemoryRequest request;
   request.bytes = sizeof(T) * inst.vec;
   request.read = true;
   request.flags = stampFlags(inst);
-  u32 good =
-      resolve(warp, inst, mask, inst.space, addresses, request, pointers);
+  Places places;
+  resolve(warp, inst, mask, inst.space, addresses, request, places);
   for (u32 i = 0; i < inst.vec; ++i) {
     if (inst.d[i] == kNone)
       continue;
     R *d = lanesOf<R>(warp, inst.d[i]);
-    for (u32 l : Lanes(good)) {
-      T value;
-      std::memcpy(&value, pointers[l] + i * sizeof(T), sizeof(T));
-      d[l] = static_cast<R>(value);
+    if (places.run) {
+      gather<T>(d, places.run + i * sizeof(T), places.step);
+      continue;
     }
-    for (u32 l : Lanes(mask & ~good))
+    for (u32 l : Lanes(places.good))
+      d[l] = static_cast<R>(valueAt<T>(places.pointers[l] + i * sizeof(T)));
+    for (u32 l : Lanes(mask & ~places.good))
       std::memset(&d[l], kPoison, sizeof(R));
   }
   if (inst.order == Order::Weak)
     return;
-  for (u32 l : Lanes(good))
-    observe(warp, l, reinterpret_cast<u64>(pointers[l]), inst.order,
+  for (u32 l : Lanes(places.good))
+    observe(warp, l, reinterpret_cast<u64>(places.pointers[l]), inst.order,
             inst.scope);
 }
 
@@ -68,7 +87,6 @@ void reportUndefined(Warp &warp, const Inst &inst, u32 lanes) {
 template <typename T, typename R>
 void runStore(Warp &warp, const Inst &inst, u32 mask) {
   u64 addresses[kWarpSize];
-  u8 *pointers[kWarpSize];
   T values[kWarpSize][8];
   addressesOf(warp, inst, addresses);
   u32 vec = inst.vec;
@@ -87,18 +105,23 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
   if (request.undefinedLanes && inst.space != Space::Shared &&
       inst.space != Space::Local && inst.space != Space::Param)
     reportUndefined(warp, inst, request.undefinedLanes);
-  u32 good =
-      resolve(warp, inst, mask, inst.space, addresses, request, pointers);
+  Places places;
+  resolve(warp, inst, mask, inst.space, addresses, request, places);
   bool changed = false;
-  for (u32 l : Lanes(good)) {
-    changed |= std::memcmp(pointers[l], &packed[l * vec], request.bytes) != 0;
-    std::memcpy(pointers[l], &packed[l * vec], request.bytes);
-  }
+  auto put = [&](u8 *to, const T *from, u32 bytes) {
+    changed = changed || std::memcmp(to, from, bytes) != 0;
+    std::memcpy(to, from, bytes);
+  };
+  if (places.run)
+    put(places.run, packed, kWarpSize * request.bytes);
+  else
+    for (u32 l : Lanes(places.good))
+      put(places.pointers[l], &packed[l * vec], request.bytes);
   warp.block->executor->progressed |= changed;
   if (inst.order == Order::Weak)
     return;
-  for (u32 l : Lanes(good))
-    announce(warp, l, reinterpret_cast<u64>(pointers[l]), inst.order,
+  for (u32 l : Lanes(places.good))
+    announce(warp, l, reinterpret_cast<u64>(places.pointers[l]), inst.order,
              inst.scope, /*isAtomic=*/false);
 }
 

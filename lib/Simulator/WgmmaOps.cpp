@@ -76,12 +76,9 @@ struct Descriptor {
 class Operand {
 public:
   Operand(Warp &warp, const Inst &inst, WgmmaInFlight &flight)
-      : warp(warp), inst(inst), flight(flight) {
-    access.warp = &warp;
-    access.lanes = kAllLanes & warp.live;
-    access.pc = pcOf(warp, inst);
+      : warp(warp), inst(inst), flight(flight),
+        access(warp, warp.live, pcOf(warp, inst), kAsync | kPending) {
     access.read = true;
-    access.flags = kAsync | kPending;
   }
 
   /// rows x 32 bytes into `to`, K within a row.
@@ -304,12 +301,8 @@ void runWgmma(Warp &warp, const Inst &inst, u32) {
 }
 
 void setReads(Warp &warp, const WgmmaInFlight &flight, bool complete) {
-  Access access;
-  access.warp = &warp;
-  access.lanes = warp.live;
-  access.pc = flight.pc;
+  Access access(warp, warp.live, flight.pc, kAsync | kPending);
   access.read = true;
-  access.flags = kAsync | kPending;
   u64 base = warp.block->launch->sharedBase;
   for (const SharedRange &range : flight.reads) {
     if (complete)
