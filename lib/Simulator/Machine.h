@@ -69,16 +69,17 @@ struct Group {
   Wait wait = Wait::None;
 };
 
-/// One lane's cp.async.
+/// A cp.async of lanes that are in one group of copies.
 struct AsyncCopy {
-  u64 offset;
-  const u8 *source;
-  u32 bytes;
-  u32 sourceBytes;
+  /// Those that have not waited for it.
+  u32 lanes;
   u32 group;
   u32 pc;
-  u8 lane;
+  u32 bytes;
   bool landed;
+  u64 offsets[kWarpSize];
+  const u8 *sources[kWarpSize];
+  u8 sourceBytes[kWarpSize];
 };
 
 struct SharedRange {
@@ -208,7 +209,7 @@ struct Event {
   u64 due;
   std::function<void()> run;
   /// The instruction that started it.
-  u32 warp;
+  Warp *warp;
   u32 lane;
   u32 pc;
 };

@@ -22,11 +22,9 @@ constexpr u32 kRowBytes = 16;
 
 void resolveRows(Warp &warp, const Inst &inst, MemoryRequest request,
                  Places &rows) {
-  u64 addresses[kWarpSize];
-  addressesOf(warp, inst, addresses);
   u32 lanes = inst.vec == 4 ? kAllLanes : (1u << (8 * inst.vec)) - 1;
   request.bytes = kRowBytes;
-  resolve(warp, inst, lanes, inst.space, addresses, request, rows);
+  resolveOperand(warp, inst, lanes, request, rows);
 }
 
 u16 element(const u8 *row, u32 column) {

@@ -19,7 +19,7 @@ constexpr u32 kMbarrierBytes = 8;
 void report(Warp &warp, u32 lane, u32 pc, FindingKind kind,
             const std::string &what) {
   Reporter &reporter = *warp.block->launch->reporter;
-  if (!reporter.repeats(kind, pc))
+  if (!reporter.repeats(kind, warp, pc))
     reporter.add(kind, warp, lane, pc, what);
 }
 

@@ -16,7 +16,7 @@ const char *verb(const MemoryRequest &request) {
 void reportBounds(Warp &warp, u32 lane, u32 pc, const std::string &what) {
   LaunchState &launch = *warp.block->launch;
   if (launch.checks.bounds &&
-      !launch.reporter->repeats(FindingKind::Bounds, pc))
+      !launch.reporter->repeats(FindingKind::Bounds, warp, pc))
     launch.reporter->add(FindingKind::Bounds, warp, lane, pc, what);
 }
 
@@ -55,7 +55,7 @@ void reportAlignment(Warp &warp, const Inst &inst, u32 lane, u64 address,
                      u32 alignment) {
   LaunchState &launch = *warp.block->launch;
   u32 pc = pcOf(warp, inst);
-  if (!launch.checks.align || launch.reporter->repeats(FindingKind::Align, pc))
+  if (!launch.checks.align || launch.reporter->repeats(FindingKind::Align, warp, pc))
     return;
   launch.reporter->add(FindingKind::Align, warp, lane, pc,
                        "expected an address that is a multiple of " +
@@ -352,8 +352,18 @@ private:
       countShared(warp, mask, at, request.bytes, request.write);
     if (!pattern.aligned)
       reportMisaligned(mask, at);
+    Block &block = *warp.block;
+    LaunchState &launch = *block.launch;
+    bool shadowed = launch.checks.race || launch.checks.uninit;
     auto touch = [&](u64 address, u32 bytes) {
-      return touchShared(warp, address, bytes, access);
+      // The block's own window, nearly always.
+      if (address < launch.sharedBase || address + bytes > launch.sharedEnd)
+        return touchShared(warp, address, bytes, access);
+      u64 offset = address - launch.sharedBase;
+      access.memory = block.shared + offset;
+      if (shadowed)
+        block.shadow.touch(access, offset, bytes, launch.sharedBase);
+      return block.shared + offset;
     };
     if (request.read && !request.write && pattern.uniform)
       return broadcast(mask, at, touch);
@@ -486,6 +496,13 @@ void resolve(Warp &warp, const Inst &inst, u32 mask, Space space,
   places.run = nullptr;
   places.good =
       Resolver(warp, inst, addresses, request, places).run(mask, space);
+}
+
+void resolveOperand(Warp &warp, const Inst &inst, u32 mask,
+                    const MemoryRequest &request, Places &places) {
+  u64 addresses[kWarpSize];
+  addressesOf(warp, inst, addresses);
+  resolve(warp, inst, mask, inst.space, addresses, request, places);
 }
 
 } // namespace moe::sim

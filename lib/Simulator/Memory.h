@@ -45,6 +45,9 @@ void resolve(Warp &warp, const Inst &inst, u32 mask, Space space,
 
 /// The addresses s[0] + imm of all lanes.
 void addressesOf(Warp &warp, const Inst &inst, u64 *addresses);
+/// An access to s[0] + imm in the instruction's space.
+void resolveOperand(Warp &warp, const Inst &inst, u32 mask,
+                    const MemoryRequest &request, Places &places);
 inline u64 laneAddress(Warp &warp, u32 place, bool wide, u32 lane) {
   return wide ? lanesOf<u64>(warp, place)[lane]
               : lanesOf<u32>(warp, place)[lane];

@@ -37,14 +37,12 @@ void gather(R *d, const u8 *from, u32 step) {
 
 template <typename T, typename R>
 void runLoad(Warp &warp, const Inst &inst, u32 mask) {
-  u64 addresses[kWarpSize];
-  addressesOf(warp, inst, addresses);
   MemoryRequest request;
   request.bytes = sizeof(T) * inst.vec;
   request.read = true;
   request.flags = stampFlags(inst);
   Places places;
-  resolve(warp, inst, mask, inst.space, addresses, request, places);
+  resolveOperand(warp, inst, mask, request, places);
   for (u32 i = 0; i < inst.vec; ++i) {
     if (inst.d[i] == kNone)
       continue;
@@ -79,16 +77,14 @@ void reportUndefined(Warp &warp, const Inst &inst, u32 lanes) {
   LaunchState &launch = *warp.block->launch;
   u32 pc = pcOf(warp, inst);
   if (launch.checks.uninit && lanes &&
-      !launch.reporter->repeats(FindingKind::Uninit, pc))
+      !launch.reporter->repeats(FindingKind::Uninit, warp, pc))
     launch.reporter->add(FindingKind::Uninit, warp, __builtin_ctz(lanes), pc,
                          "stores a register that nothing has written");
 }
 
 template <typename T, typename R>
 void runStore(Warp &warp, const Inst &inst, u32 mask) {
-  u64 addresses[kWarpSize];
   T values[kWarpSize][8];
-  addressesOf(warp, inst, addresses);
   u32 vec = inst.vec;
   T *packed = &values[0][0];
   for (u32 i = 0; i < vec; ++i) {
@@ -106,17 +102,19 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
       inst.space != Space::Local && inst.space != Space::Param)
     reportUndefined(warp, inst, request.undefinedLanes);
   Places places;
-  resolve(warp, inst, mask, inst.space, addresses, request, places);
+  resolveOperand(warp, inst, mask, request, places);
   bool changed = false;
-  auto put = [&](u8 *to, const T *from, u32 bytes) {
-    changed = changed || std::memcmp(to, from, bytes) != 0;
-    std::memcpy(to, from, bytes);
+  auto put = [&](u8 *to, const T *from, u32 count) {
+    for (u32 i = 0; i < count; ++i) {
+      changed |= valueAt<T>(to + i * sizeof(T)) != from[i];
+      std::memcpy(to + i * sizeof(T), &from[i], sizeof(T));
+    }
   };
   if (places.run)
-    put(places.run, packed, kWarpSize * request.bytes);
+    put(places.run, packed, kWarpSize * vec);
   else
     for (u32 l : Lanes(places.good))
-      put(places.pointers[l], &packed[l * vec], request.bytes);
+      put(places.pointers[l], &packed[l * vec], vec);
   warp.block->executor->progressed |= changed;
   if (inst.order == Order::Weak)
     return;

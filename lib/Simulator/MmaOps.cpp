@@ -21,6 +21,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -36,16 +37,16 @@ namespace {
 using Vec = float __attribute__((vector_size(32), aligned(4)));
 using Vec4 = float __attribute__((vector_size(16), aligned(4)));
 
+// Their alignment is a float's, and nothing here is compiled with type-based
+// alias analysis.
 template <typename V>
 inline V loadVector(const float *from) {
-  V v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
+  return *reinterpret_cast<const V *>(from);
 }
 
 template <typename V>
 inline void storeVector(float *to, V v) {
-  std::memcpy(to, &v, sizeof v);
+  *reinterpret_cast<V *>(to) = v;
 }
 
 // Products of the tensor-core formats are exact in f32, so a fused and a
@@ -148,30 +149,45 @@ void placeA(T *a, const T *block, u32 r, u32 width, u32 k) {
                   a + (row + 8 * (r & 1)) * k + width * (r >> 1) + i);
 }
 
-/// Four rows of a block of B become four columns.
-inline void transpose4(float *to, const float *block, u32 width) {
-  Vec4 a = loadVector<Vec4>(block), b = loadVector<Vec4>(block + width),
-       c = loadVector<Vec4>(block + 2 * width),
-       d = loadVector<Vec4>(block + 3 * width);
-  Vec4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-  Vec4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-  storeVector(to, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
-  storeVector(to + 8, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
-  ab = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  cd = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  storeVector(to + 16, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
-  storeVector(to + 24, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
-}
-
-void placeB(float *b, const float *block, u32 r, u32 width) {
-  for (u32 i = 0; i < width; i += 4)
-    for (u32 column = 0; column < 8; column += 4)
-      transpose4(b + (width * r + i) * 8 + column, block + column * width + i,
-                 width);
+/// Eight columns, `width` floats apart, become eight rows.
+inline void transpose8(float *to, const float *from, u32 width) {
+  Vec r[8], s[8];
+#pragma GCC unroll 8
+  for (u32 i = 0; i < 8; ++i)
+    r[i] = loadVector<Vec>(from + i * width);
+#pragma GCC unroll 4
+  for (u32 i = 0; i < 8; i += 2) {
+    s[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    s[i + 1] =
+        __builtin_shufflevector(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+#pragma GCC unroll 2
+  for (u32 i = 0; i < 8; i += 4)
+#pragma GCC unroll 2
+    for (u32 j = 0; j < 2; ++j) {
+      r[i + 2 * j] = __builtin_shufflevector(s[i + j], s[i + j + 2], 0, 1, 8, 9,
+                                             4, 5, 12, 13);
+      r[i + 2 * j + 1] = __builtin_shufflevector(s[i + j], s[i + j + 2], 2, 3,
+                                                 10, 11, 6, 7, 14, 15);
+    }
+#pragma GCC unroll 4
+  for (u32 i = 0; i < 4; ++i) {
+    storeVector(to + 8 * i, __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3,
+                                                    8, 9, 10, 11));
+    storeVector(to + 8 * (i + 4),
+                __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14,
+                                        15));
+  }
 }
 
 template <typename T>
 void placeB(T *b, const T *block, u32 r, u32 width) {
+  if constexpr (std::is_same_v<T, float>)
+    if (width % 8 == 0) {
+      for (u32 i = 0; i < width; i += 8)
+        transpose8(b + (width * r + i) * 8, block + i, width);
+      return;
+    }
   for (u32 i = 0; i < width; ++i)
     for (u32 column = 0; column < 8; ++column)
       b[(width * r + i) * 8 + column] = block[column * width + i];

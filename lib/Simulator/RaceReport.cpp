@@ -45,7 +45,7 @@ void reportRace(const Access &access, RaceKind kind, const char *memory,
   Warp &warp = *access.warp;
   Reporter &reporter = *warp.block->launch->reporter;
   u32 otherPc = other.info & kPcMask;
-  if (reporter.repeats(FindingKind::Race, access.pc, otherPc))
+  if (reporter.repeats(FindingKind::Race, warp, access.pc, otherPc))
     return;
   static constexpr const char *kinds[] = {
       "read-after-write", "write-after-write", "write-after-read"};
@@ -73,7 +73,7 @@ void reportUninitRead(const Access &access, const char *memory, u64 address,
   const Warp &warp = *access.warp;
   const LaunchState &launch = *warp.block->launch;
   if (!launch.checks.uninit ||
-      launch.reporter->repeats(FindingKind::Uninit, access.pc))
+      launch.reporter->repeats(FindingKind::Uninit, warp, access.pc))
     return;
   launch.reporter->add(FindingKind::Uninit, warp, lane, access.pc,
                        "reads " + placeName(warp, memory, address) +

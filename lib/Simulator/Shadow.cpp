@@ -25,7 +25,8 @@ Access::Access(Warp &warp, u32 lanes, u32 pc, u32 flags)
       checksRaces(warp.block->launch->checks.race),
       actor(warp.block->firstActor + warp.index), time(warp.time),
       firstActor(warp.block->firstActor), numKnown(warp.clock.own.size()),
-      known(warp.clock.own.data()) {}
+      known(warp.clock.own.data()),
+      exact(!warp.privateLanes && warp.clock.own.exact()) {}
 
 namespace {
 
@@ -48,6 +49,24 @@ void narrow(Stamp &stamp, u32 offset, u32 bytes) {
                (single ? kWhole : stride) << kStrideShift;
 }
 
+/// The access to `bytes` bytes of a cell, `offset` from where it begins.
+inline Stamp stampOf(const Access &access, u64 offset, u32 bytes) {
+  u32 lane = __builtin_ctz(access.lanes), lanes = access.lanes;
+  u32 stride = access.stride;
+  if (stride != kWhole) {
+    lane += static_cast<u32>(offset >> stride);
+    if (1u << stride >= bytes) {
+      lanes = 1u << lane;
+      stride = kWhole;
+    } else {
+      lanes = lanesFrom(lane, bytes, stride);
+    }
+  }
+  return {access.actor, access.time, lanes,
+          access.pc | access.flags | lane << kLaneShift |
+              stride << kStrideShift};
+}
+
 /// Every byte has one lane, and the same in both.
 inline bool sameThreads(const Stamp &a, const Stamp &b) {
   if (a.actor != b.actor || (a.info ^ b.info) & kStrideBits)
@@ -61,6 +80,12 @@ inline bool sameThreads(const Stamp &a, const Stamp &b) {
 inline bool sameShape(const Stamp &a, const Stamp &b) {
   return !((a.info ^ b.info) & kStrideBits) &&
          (!a.strided() || !((a.info ^ b.info) & kLaneBits));
+}
+
+/// By another block. What orders blocks is rare and slow to look up: reads are
+/// kept without asking, and only writes ask.
+inline bool isForeign(const Access &access, u32 actor) {
+  return actor - access.firstActor >= access.numKnown;
 }
 
 /// All lanes of `mine` come after all lanes of `other`.
@@ -88,14 +113,12 @@ bool orderedSlow(const Access &access, const Stamp &mine, const Stamp &other) {
 
 inline bool ordered(const Access &access, const Stamp &mine,
                     const Stamp &other) {
-  return access.knows(other.actor, other.time) || sameThreads(mine, other) ||
-         orderedSlow(access, mine, other);
-}
-
-/// By another block. What orders blocks is rare and slow to look up: reads are
-/// kept without asking, and only writes ask.
-inline bool isForeign(const Access &access, u32 actor) {
-  return actor - access.firstActor >= access.numKnown;
+  if (access.knows(other.actor, other.time) || sameThreads(mine, other))
+    return true;
+  if (access.exact && other.actor != mine.actor &&
+      !isForeign(access, other.actor))
+    return false;
+  return orderedSlow(access, mine, other);
 }
 
 /// Both are strong, and each one's scope reaches the other.
@@ -259,9 +282,13 @@ bool ShadowPage::checkWriter(const Access &access, const Cell &cell,
     return true;
   if (mine.strided() || writer.strided())
     return false;
-  if (races && !writer.pending()) {
-    if (bothStrong(access, writer))
+  if (races) {
+    // Asynchronous atomics may both be on their way.
+    bool bothPending = access.flags & writer.info & kPending;
+    if ((!writer.pending() || bothPending) && bothStrong(access, writer))
       return true;
+  }
+  if (races && !writer.pending()) {
     // Lanes that store one value through one instruction: benign, common.
     u64 at = start - span.from;
     if (!access.read && access.value &&
@@ -300,22 +327,9 @@ bool ShadowPage::checkReaders(const Access &access, Cell &cell,
 /// An access to all of an unsplit cell; false if the cell must be split first.
 inline bool ShadowPage::touchWhole(const Access &access, Cell &cell, u64 start,
                                    u32 bytes, const Span &span) {
-  u32 lane = __builtin_ctz(access.lanes), lanes = access.lanes;
-  u32 stride = access.stride;
-  if (stride != kWhole) {
-    lane += static_cast<u32>((start - span.from) >> stride);
-    if (1u << stride >= bytes) {
-      lanes = 1u << lane;
-      stride = kWhole;
-    } else {
-      lanes = lanesFrom(lane, bytes, stride);
-    }
-  }
-  Stamp mine{access.actor, access.time, lanes,
-             access.pc | access.flags | lane << kLaneShift |
-                 stride << kStrideShift};
+  Stamp mine = stampOf(access, start - span.from, bytes);
   if (init && access.read && !(cell.state & kInit)) {
-    reportUninitRead(access, name, span.origin + start, lane);
+    reportUninitRead(access, name, span.origin + start, mine.lane());
     cell.state |= kInit;
   }
   if (access.checksRaces) {
@@ -398,12 +412,17 @@ void ShadowPage::release(Cell &cell) {
   cell.state &= kInit;
 }
 
-void ShadowPage::visit(const Access &access, Cell &cell, u64 start, u32 bytes,
-                       const Span &span) {
-  bool whole = span.covers(start, bytes);
-  if (whole && !(cell.state & kSplit) &&
+inline void ShadowPage::visit(const Access &access, Cell &cell, u64 start,
+                              u32 bytes, const Span &span) {
+  if (!(cell.state & kSplit) && span.covers(start, bytes) &&
       touchWhole(access, cell, start, bytes, span))
     return;
+  visitParts(access, cell, start, bytes, span);
+}
+
+void ShadowPage::visitParts(const Access &access, Cell &cell, u64 start,
+                            u32 bytes, const Span &span) {
+  bool whole = span.covers(start, bytes);
   Cell *children = split(cell, bytes);
   u32 quarter = bytes / kParts;
   for (u32 i = 0; i < kParts; ++i)
@@ -422,9 +441,23 @@ void ShadowPage::visit(const Access &access, Cell &cell, u64 start, u32 bytes,
 void ShadowPage::touch(const Access &access, u64 offset, u32 bytes,
                        u64 origin) {
   Span span{offset, offset + bytes, origin};
-  for (u64 at = offset / kRootBytes * kRootBytes; at < span.to;
-       at += kRootBytes)
-    visit(access, cells[at / kRootBytes], at, kRootBytes, span);
+  u64 start = offset / kRootBytes * kRootBytes;
+  Cell *cell = &cells[offset / kRootBytes];
+  if (span.to <= start + kRootBytes) {
+    // Straight down to the smallest cell that holds all of it.
+    u32 size = kRootBytes;
+    while ((cell->state & kSplit) &&
+           (offset ^ (span.to - 1)) < size / kParts) {
+      size /= kParts;
+      u64 part = offset / size % kParts;
+      cell = parts[cell->state >> kIndexShift] + part;
+      start += part * size;
+    }
+    visit(access, *cell, start, size, span);
+    return;
+  }
+  for (; start < span.to; start += kRootBytes, ++cell)
+    visit(access, *cell, start, kRootBytes, span);
 }
 
 void ShadowPage::reset(u64 bytes, u32 firstActor, u32 denseActors,
@@ -447,7 +480,7 @@ template <typename Fn>
 void ShadowPage::forCells(Cell &cell, u64 start, u32 bytes, const Span &span,
                           Fn fn) {
   if (span.covers(start, bytes) && !(cell.state & kSplit)) {
-    fn(cell);
+    fn(cell, start, bytes);
     return;
   }
   Cell *children = split(cell, bytes);
@@ -467,10 +500,11 @@ void ShadowPage::forCells(u64 offset, u32 bytes, Fn fn) {
 
 void ShadowPage::completeWrite(const Access &access, u64 offset, u32 bytes,
                                const Completion &by) {
-  u32 lane = __builtin_ctz(access.lanes);
-  forCells(offset, bytes, [&](Cell &cell) {
-    if (cell.writer != access.actor || !(cell.writeInfo & kPending) ||
-        (cell.writeInfo & kLaneBits) >> kLaneShift != lane)
+  forCells(offset, bytes, [&](Cell &cell, u64 start, u32 cellBytes) {
+    if (cell.writer != access.actor || !(cell.writeInfo & kPending))
+      return;
+    Stamp mine = stampOf(access, start - offset, cellBytes);
+    if ((cell.writeInfo ^ mine.info) & (kLaneBits | kStrideBits))
       return;
     cell.writeInfo &= ~kPending;
     cell.writeTime = access.time;
@@ -484,7 +518,7 @@ void ShadowPage::completeWrite(const Access &access, u64 offset, u32 bytes,
 }
 
 void ShadowPage::completeRead(const Access &access, u64 offset, u32 bytes) {
-  forCells(offset, bytes, [&](Cell &cell) {
+  forCells(offset, bytes, [&](Cell &cell, u64, u32) {
     u32 count;
     Stamp *set = readers(cell, count);
     for (u32 i = 0; i < count; ++i)

@@ -83,6 +83,8 @@ struct Access {
   u32 firstActor;
   u32 numKnown;
   const u32 *known;
+  /// Of the block's other actors, no lane knows more than that.
+  bool exact;
 };
 
 /// An access as cells remember it. Actors are numbered from 1; 0 is nobody.
@@ -189,6 +191,8 @@ private:
 
   void visit(const Access &access, Cell &cell, u64 start, u32 bytes,
              const Span &span);
+  void visitParts(const Access &access, Cell &cell, u64 start, u32 bytes,
+                  const Span &span);
   bool touchWhole(const Access &access, Cell &cell, u64 start, u32 bytes,
                   const Span &span);
   bool checkWriter(const Access &access, const Cell &cell, const Stamp &mine,

@@ -261,7 +261,7 @@ void loadRegistersA(Warp &warp, const Inst &inst, u8 *to) {
 void report(Warp &warp, u32 pc, FindingKind kind, const std::string &what,
             u32 otherPc = kNone) {
   LaunchState &launch = *warp.block->launch;
-  if (launch.checks.race && !launch.reporter->repeats(kind, pc, otherPc))
+  if (launch.checks.race && !launch.reporter->repeats(kind, warp, pc, otherPc))
     launch.reporter->add(
         kind, warp, __builtin_ctz(warp.live), pc, what, otherPc,
         otherPc == kNone ? "" : launch.reporter->describe(otherPc));
