@@ -8,6 +8,7 @@
 
 #include "Async.h"
 #include "Handlers.h"
+#include "Shadow.h"
 
 #include <algorithm>
 #include <cstring>
@@ -60,7 +61,7 @@ void complete(Warp &warp, AsyncCopy &copy, u32 lanes) {
     rest &= ~run;
     Access access(warp, run, copy.pc);
     access.stride = __builtin_ctz(copy.bytes);
-    warp.block->shadow.completeWrite(access, copy.offsets[first],
+    warp.block->shadow->completeWrite(access, copy.offsets[first],
                                      count * copy.bytes);
   }
 }

@@ -9,6 +9,7 @@
 
 #include "BulkTransfer.h"
 #include "Handlers.h"
+#include "Shadow.h"
 
 #include <algorithm>
 #include <array>
@@ -281,7 +282,7 @@ void completeStore(Warp &warp, BulkStore &store, bool readOnly) {
     return;
   if (!store.sourceRead)
     for (const SharedRange &range : store.reads)
-      warp.block->shadow.completeRead(access, range.offset, range.bytes);
+      warp.block->shadow->completeRead(access, range.offset, range.bytes);
   if (readOnly)
     return;
   for (auto [address, bytes] : store.writes)

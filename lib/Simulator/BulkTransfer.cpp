@@ -2,6 +2,7 @@
 
 #include "BulkTransfer.h"
 #include "Formats.h"
+#include "Shadow.h"
 
 #include <algorithm>
 #include <cstring>
@@ -125,7 +126,7 @@ static void landIncoming(Warp &warp, u32 lane, u32 pc, Block &owner,
   if (checks.race || checks.uninit) {
     Completion by{owner.firstActor + owner.asyncActor(), barrier.asyncLane,
                   owner.asyncTime};
-    owner.shadow.completeWrite(
+    owner.shadow->completeWrite(
         Access(warp, 1u << lane, pc, incoming.flags & ~kPending), offset,
         incoming.bytes, by);
   }

@@ -6,7 +6,6 @@
 #include "Clock.h"
 #include "Program.h"
 #include "Reporter.h"
-#include "Shadow.h"
 #include "Types.h"
 
 #include "MoE/Simulator/Simulator.h"
@@ -20,6 +19,8 @@
 
 namespace moe::sim {
 
+class RegionShadow;
+class ShadowPage;
 struct Block;
 struct Executor;
 struct Cluster;
@@ -215,6 +216,9 @@ struct Event {
 };
 
 struct Block {
+  Block();
+  ~Block();
+
   LaunchState *launch = nullptr;
   Executor *executor = nullptr;
   Cluster *cluster = nullptr;
@@ -225,7 +229,7 @@ struct Block {
   u32 rank = 0;
   std::vector<u8> memory;
   u8 *shared = nullptr;
-  ShadowPage shadow;
+  std::unique_ptr<ShadowPage> shadow;
   std::vector<Warp> warps;
   std::vector<u8> registerFile;
   std::vector<u8> localMemory;
@@ -259,6 +263,11 @@ struct Cluster {
 
 /// Memory that kernels may touch by global addresses.
 struct Region {
+  Region();
+  Region(Region &&) noexcept;
+  Region &operator=(Region &&) noexcept;
+  ~Region();
+
   u8 *data = nullptr;
   u64 bytes = 0;
   std::string name;

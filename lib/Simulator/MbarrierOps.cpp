@@ -8,6 +8,7 @@
 
 #include "Async.h"
 #include "Handlers.h"
+#include "Shadow.h"
 
 #include <algorithm>
 

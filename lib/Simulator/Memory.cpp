@@ -1,6 +1,7 @@
 //===- Memory.cpp - From addresses to host memory, with checks ------------===//
 
 #include "Memory.h"
+#include "Shadow.h"
 
 #include <algorithm>
 
@@ -148,7 +149,7 @@ u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access) {
   const Checks &checks = warp.block->launch->checks;
   if (checks.race || checks.uninit) {
     access.memory = pointer;
-    owner->shadow.touch(access, offset, bytes, warp.block->launch->sharedBase);
+    owner->shadow->touch(access, offset, bytes, warp.block->launch->sharedBase);
   }
   return pointer;
 }
@@ -362,7 +363,7 @@ private:
       u64 offset = address - launch.sharedBase;
       access.memory = block.shared + offset;
       if (shadowed)
-        block.shadow.touch(access, offset, bytes, launch.sharedBase);
+        block.shadow->touch(access, offset, bytes, launch.sharedBase);
       return block.shared + offset;
     };
     if (request.read && !request.write && pattern.uniform)

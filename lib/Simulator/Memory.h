@@ -7,6 +7,8 @@
 
 namespace moe::sim {
 
+struct Access;
+
 struct MemoryRequest {
   u32 bytes = 0;
   bool read = false;

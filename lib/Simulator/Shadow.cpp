@@ -160,11 +160,11 @@ Stamp *ShadowPage::readers(Cell &cell, u32 &count) {
     count = readerSlots();
     return &readerSets[(cell.state >> kIndexShift) * count];
   }
-  count = 1;
-  return &cell.reader;
+  count = 2;
+  return cell.readers;
 }
 
-/// Gives the cell a reader set, which starts with the cell's one reader.
+/// Gives the cell a reader set, which starts with the cell's own readers.
 Stamp *ShadowPage::promote(Cell &cell) {
   u32 slots = readerSlots(), index = cell.state >> kIndexShift;
   if (!index) {
@@ -180,13 +180,17 @@ Stamp *ShadowPage::promote(Cell &cell) {
   cell.state |= kMany | index << kIndexShift;
   Stamp *set = &readerSets[index * static_cast<size_t>(slots)];
   std::fill(set, set + slots, Stamp());
-  u32 local = cell.reader.actor - first;
-  set[local < dense ? local : dense] = cell.reader;
+  u32 others = dense;
+  for (const Stamp &reader : cell.readers) {
+    u32 local = reader.actor - first;
+    bool own = local < dense && !set[local].actor;
+    set[own ? local : others++] = reader;
+  }
   return set;
 }
 
 void ShadowPage::clearReaders(Cell &cell) {
-  cell.reader.actor = 0;
+  cell.readers[0].actor = cell.readers[1].actor = 0;
   // The set stays with the cell, which will have several readers again.
   cell.state &= ~kMany;
 }
@@ -234,23 +238,25 @@ inline bool ShadowPage::recordRead(const Access &access, Cell &cell,
                                    const Stamp &mine) {
   if (cell.state & kMany)
     return addReader(access, cell, mine);
-  Stamp &last = cell.reader;
-  if (!last.actor ||
-      (!last.pending() && access.knows(last.actor, last.time))) {
-    last = mine;
-    return true;
+  Stamp *free = nullptr;
+  for (Stamp &reader : cell.readers) {
+    if (!reader.actor ||
+        (!reader.pending() && access.knows(reader.actor, reader.time))) {
+      free = free ? free : &reader;
+    } else if (reader.actor == mine.actor && reader.time == mine.time &&
+               !((reader.info ^ mine.info) & kPending)) {
+      if (!sameShape(reader, mine))
+        return false;
+      reader.lanes |= mine.lanes;
+      reader.info = mine.info;
+      return true;
+    } else if (!reader.pending() && !isForeign(access, reader.actor) &&
+               ordered(access, mine, reader)) {
+      free = &reader;
+    }
   }
-  if (last.actor == mine.actor && last.time == mine.time &&
-      !((last.info ^ mine.info) & kPending)) {
-    if (!sameShape(last, mine))
-      return false;
-    last.lanes |= mine.lanes;
-    last.info = mine.info;
-    return true;
-  }
-  if (!last.pending() && !isForeign(access, last.actor) &&
-      ordered(access, mine, last)) {
-    last = mine;
+  if (free) {
+    *free = mine;
     return true;
   }
   promote(cell);
@@ -341,7 +347,8 @@ inline bool ShadowPage::touchWhole(const Access &access, Cell &cell, u64 start,
     if (!known && !checkWriter(access, cell, mine, bytes, start, span))
       return false;
     bool unread = !access.write ||
-                  (!cell.reader.actor && !(cell.state & kMany));
+                  (!cell.readers[0].actor && !cell.readers[1].actor &&
+                   !(cell.state & kMany));
     if (!unread && !checkReaders(access, cell, mine, span.origin + start))
       return false;
   }
@@ -377,10 +384,11 @@ Cell *ShadowPage::split(Cell &cell, u32 bytes) {
     part.writer = wrote.actor;
     part.writeTime = wrote.time;
     part.writeInfo = wrote.info;
-    part.reader = cell.reader;
+    std::copy_n(cell.readers, 2, part.readers);
     part.state = cell.state & kInit;
     if (!(cell.state & kMany)) {
-      narrow(part.reader, i * quarter, quarter);
+      for (Stamp &reader : part.readers)
+        narrow(reader, i * quarter, quarter);
       continue;
     }
     Stamp *to = promote(part);

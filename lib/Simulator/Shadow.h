@@ -105,14 +105,15 @@ struct Cell {
   u32 writer = 0;
   u32 writeTime = 0;
   u32 writeInfo = kWhole << kStrideShift;
-  /// Bit 0: initialised. Bit 1: split. Bit 2: several readers. From bit 3:
-  /// index of the parts or of the reader set, 0 if none.
+  /// Bit 0: initialised. Bit 1: split. Bit 2: more than two readers. From bit
+  /// 3: index of the parts or of the reader set, 0 if none.
   u32 state = 0;
-  Stamp reader;
+  /// Unless there are more; tiles are often read by two warps.
+  Stamp readers[2];
 
   Stamp written(u32 bytes) const;
 };
-static_assert(sizeof(Cell) == 32);
+static_assert(sizeof(Cell) == 48);
 
 /// What takes over a write that has completed: the asynchronous actor of a
 /// bulk copy, or (actor 0) whoever issued it.

@@ -15,6 +15,7 @@
 #include "Handlers.h"
 #include "Memory.h"
 #include "Mma.h"
+#include "Shadow.h"
 #include "Wgmma.h"
 
 #include <algorithm>
@@ -306,9 +307,9 @@ void setReads(Warp &warp, const WgmmaInFlight &flight, bool complete) {
   u64 base = warp.block->launch->sharedBase;
   for (const SharedRange &range : flight.reads) {
     if (complete)
-      warp.block->shadow.completeRead(access, range.offset, range.bytes);
+      warp.block->shadow->completeRead(access, range.offset, range.bytes);
     else
-      warp.block->shadow.touch(access, range.offset, range.bytes, base);
+      warp.block->shadow->touch(access, range.offset, range.bytes, base);
   }
 }
 
