@@ -31,7 +31,7 @@ using namespace mlir::moe;
 //===----------------------------------------------------------------------===//
 
 /// One parallel loop a kernel, with everything that its rows need inside; then
-/// the ops that have no kernel of their own become contractions.
+/// the ops that have no kernel of their own become loop nests of linalg.
 static void buildTilingStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
@@ -42,9 +42,7 @@ static void buildTilingStage(OpPassManager &manager,
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
-  MoEDecomposePassOptions decomposition;
-  decomposition.ops = {"router_logits", "adjacency_gate"};
-  manager.addPass(createMoEDecomposePass(decomposition));
+  manager.addPass(createMoEDecomposeForCPUPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }

@@ -83,6 +83,24 @@ def MoEAttachNVVMTargetPass
   ];
 }
 
+def MoEDecomposeForCPUPass : Pass<"moe-decompose-for-cpu"> {
+  let summary = "Decompose the moe ops that have no CPU kernel";
+  let description = [{
+    Runs `moe-decompose` on every op that `convert-moe-to-cpu` has no pattern
+    for. An op that is added to the dialect with its meaning only runs on the
+    CPU through this pass.
+  }];
+  // Also those of the pass that it runs.
+  let dependentDialects = [
+    "::mlir::moe::MoEDialect",
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
 def MoETileToBlocksPass
     : Pass<"moe-tile-to-blocks", "::mlir::func::FuncOp"> {
   let summary = "Tile rows to the blocks of a GPU grid";

@@ -20,7 +20,9 @@
 #ifndef LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H
 #define LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoEDims.h"
+
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"
@@ -32,7 +34,7 @@ namespace mlir::moe {
 /// indexes it.
 struct Access {
   /// Stands in `dims` for a dim of size 1 that is broadcast.
-  static constexpr int64_t kBroadcast = -1;
+  static constexpr int64_t kBroadcast = MapsBuilder::kBroadcast;
 
   Value value;
   SmallVector<int64_t> dims;
@@ -158,21 +160,6 @@ Value comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
 //===----------------------------------------------------------------------===//
 // Mixing over tokens
 //===----------------------------------------------------------------------===//
-
-// The dims of the mixing ops, as their maps number them.
-namespace similarity {
-enum : int64_t { b, i, e, j, d, f };
-} // namespace similarity
-namespace posterior {
-enum : int64_t { b, h, i, j, f, d, c, e, l };
-} // namespace posterior
-namespace mix {
-enum : int64_t { b, h, i, e, j, f };
-} // namespace mix
-
-/// The dims of a `[b or 1, h or 1, i, j]` bias.
-SmallVector<int64_t> getBiasDims(Value bias, int64_t b, int64_t h, int64_t i,
-                                 int64_t j);
 
 /// H_row = -sum_e p ln p of distributions over `dim`, with 0 ln 0 = 0.
 Access buildEntropies(Domain &domain, Access p, ArrayRef<int64_t> row);

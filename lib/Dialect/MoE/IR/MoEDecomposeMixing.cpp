@@ -145,13 +145,6 @@ Access mlir::moe::buildEntropies(Domain &domain, Access p,
       });
 }
 
-SmallVector<int64_t> mlir::moe::getBiasDims(Value bias, int64_t b, int64_t h,
-                                            int64_t i, int64_t j) {
-  auto type = cast<ShapedType>(bias.getType());
-  return {type.getDimSize(0) == 1 ? Access::kBroadcast : b,
-          type.getDimSize(1) == 1 ? Access::kBroadcast : h, i, j};
-}
-
 //===----------------------------------------------------------------------===//
 // SoftmaxMixOp
 //===----------------------------------------------------------------------===//

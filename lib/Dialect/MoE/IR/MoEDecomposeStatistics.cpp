@@ -29,10 +29,6 @@ static Value count(Body &b, Type type, Value acc, Value condition) {
 // MadDispersionOp
 //===----------------------------------------------------------------------===//
 
-namespace dispersion {
-enum : int64_t { e, d, n };
-} // namespace dispersion
-
 /// member_ne = [assign_n = e], and the token is real.
 static Access buildMembers(Domain &domain, MadDispersionOp op) {
   using namespace dispersion;
@@ -119,10 +115,6 @@ MadDispersionOp::decomposeOperation(OpBuilder &builder) {
 //===----------------------------------------------------------------------===//
 // AdjacencyUpdateOp
 //===----------------------------------------------------------------------===//
-
-namespace adjacency {
-enum : int64_t { e, l, n, k };
-} // namespace adjacency
 
 /// selected_ne = whether the real token n selected expert e, however often.
 static Access buildSelected(Domain &domain, AdjacencyUpdateOp op) {

@@ -1,6 +1,7 @@
 //===- MoEDialect.cpp - The moe dialect -----------------------------------===//
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
@@ -23,6 +24,9 @@ using namespace mlir::moe;
 #include "MoE/Dialect/MoE/IR/MoEAttrs.cpp.inc"
 
 #include "MoE/Dialect/MoE/IR/MoEInterfaces.cpp.inc"
+
+#define GET_OP_CLASSES
+#include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
 
 void MoEDialect::initialize() {
   addAttributes<

@@ -31,6 +31,16 @@ MapsBuilder &MapsBuilder::addWithLeading(Value operand, int64_t numLeading,
   return *this;
 }
 
+SmallVector<int64_t> mlir::moe::getBiasDims(Value bias, int64_t b, int64_t h,
+                                            int64_t i, int64_t j) {
+  auto type = bias ? cast<ShapedType>(bias.getType()) : ShapedType();
+  // Another rank is the verifier's to refuse.
+  if (!type || type.getRank() != 4)
+    return {b, h, i, j};
+  return {type.getDimSize(0) == 1 ? MapsBuilder::kBroadcast : b,
+          type.getDimSize(1) == 1 ? MapsBuilder::kBroadcast : h, i, j};
+}
+
 static SmallVector<AffineMap> getMaps(MoEStructuredOpInterface op) {
   return cast<IndexingMapOpInterface>(op.getOperation()).getIndexingMapsArray();
 }

@@ -39,10 +39,6 @@ def MoE_Dialect : Dialect {
     "::mlir::tensor::TensorDialect",
   ];
   let useDefaultAttributePrinterParser = 1;
-  let extraClassDeclaration = [{
-    /// The names of the dialect's discardable attributes.
-    static constexpr ::llvm::StringLiteral kTileSizesAttrName = "moe.tile_sizes";
-  }];
 }
 
 //===----------------------------------------------------------------------===//
@@ -103,6 +99,18 @@ class MoE_StructuredOp<string mnemonic, list<string> names,
     }
   }];
   let extraClassDeclaration = structuredClassDeclaration;
+  let extraClassDefinition = [{
+    void $cppClass::getEffects(
+        ::llvm::SmallVectorImpl<::mlir::SideEffects::EffectInstance<
+            ::mlir::MemoryEffects::Effect>> &effects) {
+      ::mlir::moe::getStructuredEffects(*this, effects);
+    }
+    ::llvm::LogicalResult $cppClass::reifyResultShapes(
+        ::mlir::OpBuilder &builder,
+        ::mlir::ReifiedRankedShapedTypeDims &shapes) {
+      return ::mlir::moe::reifyFromInits(*this, builder, shapes);
+    }
+  }];
 }
 
 #endif // MOE_DIALECT_MOE_IR_MOEBASE_TD

@@ -34,6 +34,10 @@ private:
   SmallVector<AffineMap> maps;
 };
 
+/// The dims of a `[b or 1, h or 1, i, j]` bias, where a size of 1 is broadcast.
+SmallVector<int64_t> getBiasDims(Value bias, int64_t b, int64_t h, int64_t i,
+                                 int64_t j);
+
 /// The kinds of element that a destination may have.
 enum class OutElement { F32, I32, ExpertIndex };
 

@@ -1,0 +1,179 @@
+//===- MoEStatisticsOps.td - What the next step needs ------*- tablegen -*-===//
+
+#ifndef MOE_DIALECT_MOE_IR_MOESTATISTICSOPS_TD
+#define MOE_DIALECT_MOE_IR_MOESTATISTICSOPS_TD
+
+include "MoE/Dialect/MoE/IR/MoEAttrs.td"
+include "MoE/Dialect/MoE/IR/MoEBase.td"
+
+//===----------------------------------------------------------------------===//
+// mad_dispersion
+//===----------------------------------------------------------------------===//
+
+def MoE_MadDispersionOp : MoE_StructuredOp<"mad_dispersion", ["s", "mean", "count"], [
+    AttrSizedOperandSegments,
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+  ]> {
+  let summary = "measure how far the tokens of each cluster lie apart";
+  let description = [{
+    `mean_ed = (1/N_e) sum_{n in C_e} h_nd` and, by `measure`,
+    `mad`: `s_ed = (1/N_e) sum_{n in C_e} |h_nd - mean_ed|` (ACMoE Definition
+    1); `variance`: the mean squared deviation; `pairwise`:
+    `N_e^-2 sum_{n,m in C_e} |h_nd - h_md|` (Theorem 1). `C_e` are the tokens
+    with `assign = e`.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `h` | `[n, d]` | f32, bf16 or f16 |
+    | `assign` | `[n]` | i32 or i64; outside `[0, e)`: in no cluster |
+    | `mask` (optional) | `[n]` | i1, true = real token |
+    | `s`, `mean` (out) | `[e, d]` | f32 |
+    | `count` (out) | `[e]` | i32 |
+
+    Iterators: `d` parallel; `e` whole because assignments are absolute; `n`
+    reduction kept whole. An empty cluster has `s = mean = 0` (E14), a cluster
+    of one has `s = 0` (E13). The mean is taken before the deviations (two
+    passes over `h`), and sums have a fixed order.
+
+    Differs from a scatter-reduction in that the order of the sums is fixed.
+    Routers of ACMoE insert it; `convert-moe-to-cpu` lowers it;
+    `moe-decompose` gives its meaning in `linalg`.
+
+    ```mlir
+    func.func @disperse(%h: tensor<?x512xf32>, %assign: tensor<?xi32>,
+                        %s: tensor<16x512xf32>, %mean: tensor<16x512xf32>,
+                        %count: tensor<16xi32>) -> tensor<16x512xf32> {
+      %r:3 = moe.mad_dispersion ins(%h, %assign : tensor<?x512xf32>, tensor<?xi32>)
+          outs(%s, %mean, %count : tensor<16x512xf32>, tensor<16x512xf32>,
+               tensor<16xi32>)
+          -> tensor<16x512xf32>, tensor<16x512xf32>, tensor<16xi32>
+      return %r#0 : tensor<16x512xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Activation:$h,
+    MoE_ExpertIndex:$assign,
+    Optional<MoE_Mask>:$mask,
+    Variadic<MoE_Any>:$outs,
+    DefaultValuedAttr<MoE_DispersionMeasureAttr, "DispersionMeasure::Mad">:$measure);
+  let assemblyFormat = [{
+    `ins` `(` $h `,` $assign `:` type($h) `,` type($assign) `)`
+    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration;
+}
+
+//===----------------------------------------------------------------------===//
+// adjacency_gate
+//===----------------------------------------------------------------------===//
+
+def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
+                              ["getDims", "getDimOrder"]>,
+  ]> {
+  let summary = "smooth expert probabilities over the expert graph";
+  let description = [{
+    `g_ne = sum_l a_el p_nl` (SymphonySMoE (6), (8), Algorithm 1 line 11),
+    where entries of `a` below `threshold` count as 0 (E21). The result is not
+    a distribution. `cold_start = base`: an `a` of zeros acts as the identity
+    (E17); `literal`: it gives zeros.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `p` | `[n.., l]` | f32 |
+    | `a` | `[e, l]`, square | f32 |
+    | `g` (out) | `[n.., e]` | f32 |
+
+    Iterators: `n` parallel; `e` kept whole, since the graph is; `l` reduction
+    kept whole.
+
+    Differs from a matrix product in the threshold and the cold start. The
+    Symphony routers insert it; `moe-decompose` turns it into a
+    `linalg.generic` contraction.
+
+    ```mlir
+    func.func @smooth(%p: tensor<?x16xf32>, %a: tensor<16x16xf32>,
+                      %init: tensor<?x16xf32>) -> tensor<?x16xf32> {
+      %g = moe.adjacency_gate ins(%p, %a : tensor<?x16xf32>, tensor<16x16xf32>)
+          outs(%init : tensor<?x16xf32>) {threshold = 0.05 : f64}
+          -> tensor<?x16xf32>
+      return %g : tensor<?x16xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Score:$p,
+    MoE_Score:$a,
+    Variadic<MoE_Score>:$outs,
+    DefaultValuedAttr<F64Attr, "0.0">:$threshold,
+    DefaultValuedAttr<MoE_ColdStartAttr, "ColdStart::Literal">:$cold_start);
+  let assemblyFormat = [{
+    `ins` `(` $p `,` $a `:` type($p) `,` type($a) `)`
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration;
+}
+
+//===----------------------------------------------------------------------===//
+// adjacency_update
+//===----------------------------------------------------------------------===//
+
+def MoE_AdjacencyUpdateOp : MoE_StructuredOp<"adjacency_update", ["a_new"], [
+    AttrSizedOperandSegments,
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
+                              ["getDims", "getDimOrder"]>,
+  ]> {
+  let summary = "move the expert graph towards the batch's co-selections";
+  let description = [{
+    `C = sum_n s_n s_n^T` with `s_n` the 0/1 vector of the experts that token
+    `n` selected, `a_new = beta a + (1 - beta) norm(C)` (SymphonySMoE Algorithm
+    1 lines 3-9, 15, 16). `norm = row` divides each row by its sum, `col` each
+    column, `eq7` each column by its diagonal entry (7); a row (column) of
+    zeros stays 0 (E16). `diagonal = false` counts only pairs of different
+    experts.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `a` | `[e, l]`, square | f32 |
+    | `indices` | `[n, k]` | i32 or i64; outside `[0, e)`: nothing selected |
+    | `mask` (optional) | `[n]` | i1, true = real token |
+    | `a_new` (out) | `[e, l]` | f32 |
+
+    Iterators: all dims whole, because indices are absolute and the norms need
+    whole rows and columns. Counts are integers, so their order does not matter
+    for the result. A batch without a valid token leaves `a` as it is (E18).
+    The indices are those of the base scores, not of the smoothed ones.
+
+    The Symphony routers insert it after the gate; `convert-moe-to-cpu` lowers
+    it; `moe-decompose` gives its meaning in `linalg`.
+
+    ```mlir
+    func.func @update(%a: tensor<16x16xf32>, %indices: tensor<?x2xi32>,
+                      %init: tensor<16x16xf32>) -> tensor<16x16xf32> {
+      %new = moe.adjacency_update ins(%a, %indices : tensor<16x16xf32>, tensor<?x2xi32>)
+          outs(%init : tensor<16x16xf32>) {beta = 0.95 : f64} -> tensor<16x16xf32>
+      return %new : tensor<16x16xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Score:$a,
+    MoE_ExpertIndex:$indices,
+    Optional<MoE_Mask>:$mask,
+    Variadic<MoE_Score>:$outs,
+    DefaultValuedAttr<F64Attr, "0.9">:$beta,
+    DefaultValuedAttr<MoE_AdjacencyNormAttr, "AdjacencyNorm::Row">:$norm,
+    DefaultValuedAttr<BoolAttr, "true">:$diagonal);
+  let assemblyFormat = [{
+    `ins` `(` $a `,` $indices `:` type($a) `,` type($indices) `)`
+    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration;
+}
+
+#endif // MOE_DIALECT_MOE_IR_MOESTATISTICSOPS_TD

@@ -1,0 +1,33 @@
+//===- MoEDims.h - The dims of the ops, by name -----------------*- C++ -*-===//
+//
+// How the maps of an op with a fixed rank number its dims. Ops with free
+// leading dims count their own from the leading ones on.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef LIB_DIALECT_MOE_IR_MOEDIMS_H
+#define LIB_DIALECT_MOE_IR_MOEDIMS_H
+
+#include <cstdint>
+
+namespace mlir::moe {
+
+namespace similarity {
+enum : int64_t { b, i, e, j, d, f, numDims };
+} // namespace similarity
+namespace posterior {
+enum : int64_t { b, h, i, j, f, d, c, e, l, numDims };
+} // namespace posterior
+namespace mix {
+enum : int64_t { b, h, i, e, j, f, numDims };
+} // namespace mix
+namespace dispersion {
+enum : int64_t { e, d, n, numDims };
+} // namespace dispersion
+namespace adjacency {
+enum : int64_t { e, l, n, k, numDims };
+} // namespace adjacency
+
+} // namespace mlir::moe
+
+#endif // LIB_DIALECT_MOE_IR_MOEDIMS_H

@@ -1,0 +1,269 @@
+//===- MoEMixingOps.cpp - Dims, maps and verifiers ----------------------===//
+//
+// One section an op, in the order of MoEMixingOps.td: its dims, its maps, what
+// its verifier checks beyond the shapes, its folders.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoEOpsDetail.h"
+
+#include "mlir/Dialect/Arith/Utils/Utils.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// SimilarityInformOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> SimilarityInformOp::getDims() {
+  // The entropies that `restrict = entropy` compares are sums over all experts.
+  bool wholeExperts = getRestrict() == Restrict::Entropy;
+  return {{"b", kParallel},
+          {"i", kParallel, wholeExperts},
+          {"e", kParallel, wholeExperts},
+          {"j", kReduction},
+          {"d", kReduction},
+          {"f", kReduction}};
+}
+
+ArrayAttr SimilarityInformOp::getIndexingMaps() {
+  using namespace similarity;
+  // Without ws the query and key features are the same dim.
+  int64_t keyFeature = getWs() ? f : d;
+  // Without keys of their own the queries are the keys, and i stands for both.
+  int64_t key = getUk() ? j : i;
+  return MapsBuilder(getContext(), numDims)
+      .add(getU(), {b, i, d})
+      .add(getE(), {b, key, e})
+      .add(getUk(), {b, j, keyFeature})
+      .add(getWs(), {d, f})
+      .add(getMask(), {b, key})
+      .add(getQueryMask(), {b, i})
+      .add(getTauValue())
+      .add(getOrigin())
+      .add(getOuts()[0], {b, i, e})
+      .add(getOuts()[1], {b, i})
+      .get();
+}
+
+SmallVector<std::pair<unsigned, unsigned>> SimilarityInformOp::getOrigins() {
+  if (!getOrigin())
+    return {};
+  return {{getODSOperandIndexAndLength(7).first, similarity::i}};
+}
+
+LogicalResult SimilarityInformOp::verify() {
+  // similarity_inform_c1 follows from the maps: without uk, e spans i.
+  if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})))
+    return failure();
+  if (!getTauValue() &&
+      failed(verifyPositive(*this, getTau().convertToDouble(), "tau")))
+    return failure(); // similarity_inform_c2
+  if (getRestrict() == Restrict::Entropy && getUk())
+    return emitOpError( // similarity_inform_c3
+        "expected no keys of their own with restrict = entropy, because the "
+        "entropies of queries and keys are compared; found uk");
+  if (!getUk() && getWs()) {
+    auto type = cast<ShapedType>(getWs().getType());
+    if (type.getDimSize(0) != type.getDimSize(1))
+      return emitOpError() << "expected 'ws' to be square without 'uk', found "
+                           << type;
+  }
+  return verifyAtLeastOne(*this, getWindow(), "window"); // similarity_inform_c4
+}
+
+/// The size of dim `position` of `value`.
+static Value getDimValue(OpBuilder &builder, Location loc, Value value,
+                         int64_t position) {
+  return getValueOrCreateConstantIndexOp(
+      builder, loc, linalg::createFoldedDimOp(builder, loc, value, position));
+}
+
+/// The position of query 0 among the keys when the last query sits at the last
+/// key: Nk - N.
+static Value buildDefaultOrigin(OpBuilder &builder, Location loc, Value keys,
+                                int64_t keyDim, Value queries,
+                                int64_t queryDim) {
+  return arith::SubIOp::create(builder, loc,
+                               getDimValue(builder, loc, keys, keyDim),
+                               getDimValue(builder, loc, queries, queryDim));
+}
+
+Operation *SimilarityInformOp::makeExplicit(OpBuilder &builder) {
+  if (getUk() && getOrigin())
+    return *this;
+  // restrict = entropy compares queries with keys of the same tensor; its
+  // tokens stay whole, so it has nothing to spell out.
+  if (getRestrict() == Restrict::Entropy)
+    return *this;
+  Value keys = getUk() ? getUk() : getU();
+  Value origin = getOrigin();
+  if (!origin)
+    origin = buildDefaultOrigin(builder, getLoc(), keys, 1, getU(), 1);
+  auto explicitOp = cast<SimilarityInformOp>(builder.clone(**this));
+  explicitOp.getUkMutable().assign(keys);
+  explicitOp.getOriginMutable().assign(origin);
+  if (!getUk() && getMask() && !getQueryMask())
+    explicitOp.getQueryMaskMutable().assign(getMask());
+  return explicitOp;
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionPosteriorOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> AttentionPosteriorOp::getDims() {
+  // The head is chosen from all rows of a sequence, or of the whole batch.
+  bool wholeBatch = getHeadMode() == HeadMode::MinEntropy &&
+                    getHeadScope() == HeadScope::Batch;
+  return {{"b", kParallel, wholeBatch},
+          {"h", kReduction},
+          {"i", kParallel, /*whole=*/true},
+          {"j", kReduction},
+          {"f", kReduction},
+          {"d", kReduction},
+          {"c", kReduction},
+          {"e", kParallel},
+          // The heads of the log-sum-exps: h with head_mode = all, else 1.
+          {"l", kParallel, /*whole=*/true}};
+}
+
+ArrayAttr AttentionPosteriorOp::getIndexingMaps() {
+  using namespace posterior;
+  return MapsBuilder(getContext(), numDims)
+      .add(getQ(), {b, h, i, f})
+      .add(getK(), {b, h, j, f})
+      .add(getU(), {b, i, d})
+      .add(getE(), {b, j, e})
+      .add(getVp(), {b, h, j, d})
+      .add(getV(), {b, h, j, c})
+      .add(getWo(), {h, d, c})
+      .add(getBias(), getBiasDims(getBias(), b, h, i, j))
+      .add(getHeadPrior(), {b, i, h})
+      .add(getMask(), {b, j})
+      .add(getSigmaValue())
+      .add(getOuts()[0], {b, i, e})
+      .add(getOuts()[1], {b})
+      .add(getOuts()[2], {b, l, i})
+      .add(getOuts()[3], {b, l, i})
+      .get();
+}
+
+FailureOr<double> AttentionPosteriorOp::getScaleValue() {
+  if (std::optional<APFloat> scale = getScale())
+    return scale->convertToDouble();
+  int64_t width = getStaticDimSize(*this, posterior::f);
+  if (ShapedType::isDynamic(width) || width == 0)
+    return failure();
+  return 1.0 / std::sqrt(static_cast<double>(width));
+}
+
+/// attention_posterior_c3: a fixed head exists, and is given exactly when the
+/// mode asks for it.
+static LogicalResult verifyHead(AttentionPosteriorOp op) {
+  std::optional<uint64_t> head = op.getHead();
+  bool fixed = op.getHeadMode() == HeadMode::Fixed;
+  if (fixed != head.has_value())
+    return op.emitOpError()
+           << "expected 'head' with head_mode = fixed and only then, found "
+           << (head ? "it" : "none")
+           << " with head_mode = " << stringifyHeadMode(op.getHeadMode());
+  int64_t heads = getStaticDimSize(op, posterior::h);
+  if (!fixed || ShapedType::isDynamic(heads))
+    return verifyAtLeast(op, head, 0, "head");
+  if (static_cast<int64_t>(*head) < 0 || static_cast<int64_t>(*head) >= heads)
+    return op.emitOpError() << "expected head to be in [0, " << heads
+                            << "), found " << static_cast<int64_t>(*head);
+  return success();
+}
+
+LogicalResult AttentionPosteriorOp::verify() {
+  bool means = static_cast<bool>(getVp());
+  bool values = getV() && getWo();
+  if (means == values) // attention_posterior_c1
+    return emitOpError() << "expected exactly one of 'vp' and ('v', 'wo'), "
+                            "found "
+                         << (means ? "both" : "neither");
+  if (failed(verifyStructured(*this, {OutElement::F32, OutElement::I32,
+                                      OutElement::F32, OutElement::F32})))
+    return failure();
+  if (!getSigmaValue() &&
+      failed(verifyPositive(*this, getSigma().convertToDouble(), "sigma")))
+    return failure(); // attention_posterior_c2
+  if (failed(verifyHead(*this)))
+    return failure();
+  if (failed(getScaleValue()))
+    return emitOpError("expected 'scale' where the width of 'q' is not static "
+                       "and positive, found none");
+  int64_t lseHeads = getStaticDimSize(*this, posterior::l);
+  int64_t heads = getStaticDimSize(*this, posterior::h);
+  int64_t expected = getHeadMode() == HeadMode::All ? heads : 1;
+  if (!ShapedType::isDynamic(lseHeads) && !ShapedType::isDynamic(expected) &&
+      lseHeads != expected)
+    return emitOpError() << "expected dim 1 of 'prior_lse' to be " << expected
+                         << " with head_mode = "
+                         << stringifyHeadMode(getHeadMode()) << ", found "
+                         << lseHeads;
+  return verifyAtLeastOne(*this, getWindow(),
+                          "window"); // attention_posterior_c4
+}
+
+//===----------------------------------------------------------------------===//
+// SoftmaxMixOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> SoftmaxMixOp::getDims() {
+  return {{"b", kParallel}, {"h", kParallel},  {"i", kParallel},
+          {"e", kParallel}, {"j", kReduction}, {"f", kReduction}};
+}
+
+ArrayAttr SoftmaxMixOp::getIndexingMaps() {
+  using namespace mix;
+  return MapsBuilder(getContext(), numDims)
+      .add(getQ(), {b, h, i, f})
+      .add(getK(), {b, h, j, f})
+      .add(getV(), {b, j, e})
+      .add(getKeyBias(), {b, h, j})
+      .add(getBias(), getBiasDims(getBias(), b, h, i, j))
+      .add(getQueryMask(), {b, i})
+      .add(getKeyMask(), {b, j})
+      .add(getQueryLevel(), {b, i})
+      .add(getKeyLevel(), {b, j})
+      .add(getOrigin())
+      .add(getMixedInit(), {b, h, i, e})
+      .add(getLseInit(), {b, h, i})
+      .add(getEntropyInit(), {b, h, i})
+      .get();
+}
+
+SmallVector<std::pair<unsigned, unsigned>> SoftmaxMixOp::getOrigins() {
+  if (!getOrigin())
+    return {};
+  return {{getODSOperandIndexAndLength(9).first, mix::i}};
+}
+
+Operation *SoftmaxMixOp::makeExplicit(OpBuilder &builder) {
+  if (getOrigin())
+    return *this;
+  Value origin = buildDefaultOrigin(builder, getLoc(), getK(), 2, getQ(), 2);
+  auto explicitOp = cast<SoftmaxMixOp>(builder.clone(**this));
+  explicitOp.getOriginMutable().assign(origin);
+  return explicitOp;
+}
+
+LogicalResult SoftmaxMixOp::verify() {
+  SmallVector<OutElement> outs(
+      1 + (getV() ? 1 : 0) + (getWithEntropy() ? 1 : 0), OutElement::F32);
+  if (outs.size() != getOuts().size())
+    return emitOpError() << "expected " << outs.size()
+                         << " destinations in 'outs' (mixed with values, lse, "
+                            "entropy with with_entropy), found "
+                         << getOuts().size();
+  if (static_cast<bool>(getQueryLevel()) != static_cast<bool>(getKeyLevel()))
+    return emitOpError("expected 'query_level' and 'key_level' together");
+  if (failed(verifyStructured(*this, outs)))
+    return failure();
+  return verifyAtLeastOne(*this, getWindow(), "window");
+}

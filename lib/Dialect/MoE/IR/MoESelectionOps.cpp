@@ -1,0 +1,127 @@
+//===- MoESelectionOps.cpp - Dims, maps and verifiers -------------------===//
+//
+// One section an op, in the order of MoESelectionOps.td: its dims, its maps,
+// what its verifier checks beyond the shapes, its folders.
+//
+//===----------------------------------------------------------------------===//
+
+#include "MoEOpsDetail.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// TopKRenormOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> TopKRenormOp::getDims() {
+  // num_valid compares with positions in the whole problem. On tensors tiling
+  // turns it into a mask first (makeExplicit).
+  bool wholeTokens = getNumValid() && !hasPureTensorSemantics();
+  return withLeadingDims(getNumLeading(getScores()),
+                         {{"e", kReduction}, {"k", kParallel, /*whole=*/true}},
+                         wholeTokens);
+}
+
+ArrayAttr TopKRenormOp::getIndexingMaps() {
+  int64_t n = getNumLeading(getScores()), e = n, k = n + 1;
+  return MapsBuilder(getContext(), n + 2)
+      .addWithLeading(getScores(), n, {e})
+      .add(getSelectBias(), {e})
+      .addWithLeading(getForced(), n, {k})
+      .addWithLeading(getMask(), n, {})
+      .add(getNumValid())
+      .addWithLeading(getGatesInit(), n, {k})
+      .addWithLeading(getIndicesInit(), n, {k})
+      .get();
+}
+
+SmallVector<std::pair<unsigned, unsigned>> TopKRenormOp::getDimOrder() {
+  unsigned e = getNumLeading(getScores()), k = e + 1;
+  return {{k, e}};
+}
+
+ScoreFunction TopKRenormOp::getScoreFunction() {
+  if (std::optional<ScoreFunction> score = getScore())
+    return *score;
+  return getKind() == ScoreKind::Probs ? ScoreFunction::None
+                                       : ScoreFunction::Softmax;
+}
+
+int64_t TopKRenormOp::getNumExperts() {
+  return getStaticDimSize(*this, getNumLeading(getScores()));
+}
+
+int64_t TopKRenormOp::getNumSelected() {
+  return getStaticDimSize(*this, getNumLeading(getScores()) + 1);
+}
+
+/// topk_renorm_c3 and topk_renorm_c4: groups have equal sizes and the kept ones
+/// hold at least k experts.
+static LogicalResult verifyGroups(TopKRenormOp op) {
+  int64_t nGroup = op.getNGroup(), topkGroup = op.getTopkGroup();
+  if (failed(verifyAtLeastOne(op, nGroup, "n_group")))
+    return failure();
+  if (topkGroup < 1 || topkGroup > nGroup)
+    return op.emitOpError()
+           << "expected topk_group to be in [1, n_group = " << nGroup
+           << "], found " << topkGroup;
+  int64_t e = op.getNumExperts(), k = op.getNumSelected();
+  if (ShapedType::isDynamic(e))
+    return success();
+  if (e % nGroup != 0)
+    return op.emitOpError()
+           << "expected n_group (" << nGroup
+           << ") to divide the number of experts (" << e << ")";
+  int64_t kept = topkGroup * (e / nGroup);
+  if (!ShapedType::isDynamic(k) && k > kept)
+    return op.emitOpError()
+           << "expected k (" << k
+           << ") to be at most the number of experts in the topk_group kept "
+              "groups ("
+           << kept << ")";
+  return success();
+}
+
+LogicalResult TopKRenormOp::verify() {
+  if (failed(verifyHasLastDim(*this, getScores(), "scores")))
+    return failure();
+  // topk_renorm_c1 (upper end) and topk_renorm_c2 follow from the maps and the
+  // dim order.
+  if (failed(
+          verifyStructured(*this, {OutElement::F32, OutElement::ExpertIndex})))
+    return failure();
+  int64_t k = getNumSelected();
+  if (!ShapedType::isDynamic(k) && k < 1) // topk_renorm_c1
+    return emitOpError() << "expected k to be at least 1, found " << k;
+  if (failed(verifyGroups(*this)))
+    return failure();
+  if (getKind() == ScoreKind::Probs &&
+      getScoreFunction() != ScoreFunction::None)
+    return emitOpError() // topk_renorm_c5
+           << "expected score to be none with kind = probs, found "
+           << stringifyScoreFunction(getScoreFunction());
+  if (getKind() == ScoreKind::Logits &&
+      getScoreFunction() == ScoreFunction::None)
+    return emitOpError("expected a score function with kind = logits, found "
+                       "none; scores that need none are kind = probs");
+  double eps = getEps().convertToDouble();
+  if (!(eps >= 0.0))
+    return emitOpError() << "expected eps to be at least 0, found " << eps;
+  return success();
+}
+
+/// A single group restricts nothing: its attributes return to their defaults.
+LogicalResult TopKRenormOp::canonicalize(TopKRenormOp op,
+                                         PatternRewriter &rewriter) {
+  // All groups kept, or one group: the choice is over all experts. A dropped
+  // group would turn its scores to -inf, a kept one leaves them as they are.
+  if (op.getNGroup() == 1 || op.getTopkGroup() != op.getNGroup())
+    return rewriter.notifyMatchFailure(op, "groups restrict the selection");
+  rewriter.modifyOpInPlace(op, [&] {
+    op.setNGroup(1);
+    op.setTopkGroup(1);
+    op.setGroupScore(GroupScore::Top2Sum);
+  });
+  return success();
+}
