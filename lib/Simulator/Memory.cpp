@@ -240,6 +240,13 @@ public:
   }
 
 private:
+  /// What all lanes of the mask have in common.
+  struct Pattern {
+    bool uniform;
+    bool consecutive;
+    bool aligned;
+  };
+
   /// Lanes [first, first + count) access consecutive memory, lowest first.
   struct Run {
     u32 first;
@@ -248,19 +255,20 @@ private:
 
   /// The longest run from `first` in `mask`.
   Run runFrom(u32 first, u32 mask, const u64 *at) const {
-    u32 count = 1;
-    bool joins = splittable() && !(request.undefinedLanes & mask) &&
-                 aligned(at[first], request.bytes);
-    while (joins && first + count < kWarpSize && (mask >> (first + count) & 1) &&
-           at[first + count] == at[first] + count * request.bytes)
-      ++count;
-    return {first, count};
+    u32 end = first + 1;
+    for (u64 next = at[first] + request.bytes;
+         end < kWarpSize && (mask >> end & 1) && at[end] == next;
+         next += request.bytes)
+      ++end;
+    return {first, end - first};
   }
 
   /// The shadow can tell the lanes of a run apart.
-  bool splittable() const {
+  bool splittable(u32 mask, const Pattern &pattern) const {
     return (request.bytes & (request.bytes - 1)) == 0 &&
-           request.bytes <= kWarpSize;
+           request.bytes <= kWarpSize && pattern.aligned &&
+           !(request.undefinedLanes & mask) &&
+           (!request.alignment || request.alignment >= request.bytes);
   }
 
   static u32 lanesOfRun(Run run) {
@@ -270,18 +278,11 @@ private:
   void prepare(Run run) {
     access.lanes = lanesOfRun(run);
     access.stride = run.count > 1 ? __builtin_ctz(request.bytes) : kWhole;
+    if (!request.values)
+      return;
     access.undefined = request.undefinedLanes >> run.first & 1;
-    access.value = request.values
-                       ? request.values + run.first * request.bytes
-                       : nullptr;
+    access.value = request.values + run.first * request.bytes;
   }
-
-  /// What all lanes of the mask have in common.
-  struct Pattern {
-    bool uniform;
-    bool consecutive;
-    bool aligned;
-  };
 
   Pattern classify(u32 mask, const u64 *at) const {
     u32 alignment = request.alignment ? request.alignment : request.bytes;
@@ -312,10 +313,13 @@ private:
   /// Resolves the runs of `mask`: `inside(address, bytes)` says whether one
   /// is in bounds as a whole, `touch(address, bytes)` checks it.
   template <typename Inside, typename Touch>
-  u32 runs(u32 mask, const u64 *at, Inside inside, Touch touch) {
+  u32 runs(u32 mask, const u64 *at, const Pattern &pattern, Inside inside,
+           Touch touch) {
     u32 good = 0;
+    bool joins = splittable(mask, pattern);
     for (u32 rest = mask; rest;) {
-      Run run = runFrom(__builtin_ctz(rest), rest, at);
+      u32 first = __builtin_ctz(rest);
+      Run run = joins ? runFrom(first, rest, at) : Run{first, 1};
       if (run.count > 1 && !inside(at[run.first], run.count * request.bytes))
         run.count = 1; // finding by finding
       rest &= ~lanesOfRun(run);
@@ -372,7 +376,7 @@ private:
       u64 offset;
       return sharedOwner(*warp.block, address, bytes, offset) != nullptr;
     };
-    return runs(mask, at, inside, touch);
+    return runs(mask, at, pattern, inside, touch);
   }
 
   u32 global(u32 mask) {
@@ -399,7 +403,7 @@ private:
     };
     if (request.read && !request.write && pattern.uniform)
       return broadcast(mask, addresses, touch);
-    return runs(mask, addresses, inside, touch);
+    return runs(mask, addresses, pattern, inside, touch);
   }
 
   u32 local(u32 mask, const u64 *at) {

@@ -9,35 +9,36 @@ namespace {
 
 constexpr u32 kBanks = 32;
 
-/// Rounds in which 32 banks of 4 bytes serve `lanes`: the most distinct words
-/// that one bank is asked for.
+/// Rounds in which 32 banks of 4 bytes serve the lanes, each of which asks for
+/// `words` words: the most that one group of banks is asked for.
 u32 wavefronts(u32 lanes, const u64 *addresses, u32 words) {
-  u64 want = (1ull << words) - 1, taken = 0, twice = 0;
+  u32 groups = kBanks / words, shift = 2 + __builtin_ctz(words);
+  u32 seen = 0;
+  u64 first = addresses[__builtin_ctz(lanes)], moved = 0;
   for (u32 l : Lanes(lanes)) {
-    u64 banks = want << (addresses[l] / 4 % kBanks);
-    twice |= taken & banks;
-    taken |= banks;
+    seen |= 1u << (addresses[l] >> shift & (groups - 1));
+    moved |= addresses[l] ^ first;
   }
-  // No bank is asked twice, and none beyond the last, where they wrap.
-  if (!twice && !(taken >> kBanks))
+  // Every lane has a group of its own, or all read one row of the banks.
+  if (__builtin_popcount(seen) == __builtin_popcount(lanes) ||
+      moved < 4 * kBanks)
     return 1;
-  u32 seen[kBanks][8];
+  u32 asked[kBanks][8];
   u8 counts[kBanks] = {};
   u32 most = 1;
-  for (u32 l : Lanes(lanes))
-    for (u32 w = 0; w < words; ++w) {
-      u32 word = static_cast<u32>(addresses[l] / 4) + w, bank = word % kBanks;
-      u32 n = counts[bank];
-      bool known = false;
-      for (u32 i = 0; i < std::min(n, 8u) && !known; ++i)
-        known = seen[bank][i] == word;
-      if (known)
-        continue;
-      if (n < 8)
-        seen[bank][n] = word;
-      counts[bank] = static_cast<u8>(n + 1);
-      most = std::max(most, n + 1);
-    }
+  for (u32 l : Lanes(lanes)) {
+    u32 unit = static_cast<u32>(addresses[l] >> shift);
+    u32 group = unit & (groups - 1), n = counts[group];
+    bool known = false;
+    for (u32 i = 0; i < std::min(n, 8u) && !known; ++i)
+      known = asked[group][i] == unit;
+    if (known)
+      continue;
+    if (n < 8)
+      asked[group][n] = unit;
+    counts[group] = static_cast<u8>(n + 1);
+    most = std::max(most, n + 1);
+  }
   return most;
 }
 
@@ -52,8 +53,8 @@ void countShared(Warp &warp, u32 mask, const u64 *addresses, u32 bytes,
   u32 lanesAtOnce = bytes <= 4 ? 32 : bytes <= 8 ? 16 : 8;
   u32 words = std::max(1u, std::min(bytes, 16u) / 4);
   for (u32 begin = 0; begin < kWarpSize; begin += lanesAtOnce) {
-    u32 lanes =
-        mask & (lanesAtOnce == 32 ? ~0u : ((1u << lanesAtOnce) - 1) << begin);
+    u32 phase = lanesAtOnce == 32 ? ~0u : ((1u << lanesAtOnce) - 1) << begin;
+    u32 lanes = mask & phase;
     if (!lanes)
       continue;
     ++c.sharedRequests;

@@ -149,6 +149,18 @@ void placeA(T *a, const T *block, u32 r, u32 width, u32 k) {
                   a + (row + 8 * (r & 1)) * k + width * (r >> 1) + i);
 }
 
+/// widen and placeA in one, for rows of eight 16-bit elements.
+void placeHalfA(float *a, const u32 *from, u32 r, u32 k, bool isBF16) {
+  const u16 *halves = reinterpret_cast<const u16 *>(from);
+  for (u32 row = 0; row < 8; ++row) {
+    float *to = a + (row + 8 * (r & 1)) * k + 8 * (r >> 1);
+    if (isBF16)
+      widenBF16(to, halves + 8 * row, 8);
+    else
+      widenF16(to, halves + 8 * row, 8);
+  }
+}
+
 /// Eight columns, `width` floats apart, become eight rows.
 inline void transpose8(float *to, const float *from, u32 width) {
   Vec r[8], s[8];
@@ -253,8 +265,14 @@ void runMma(Warp &warp, const Inst &inst, u32) {
   u32 registersA = 2 * k / width, registersB = k / width;
   alignas(32) Fragments<float> f;
   alignas(32) float block[128], c[16 * 8];
+  bool half = shape.elementBytes == 2;
   for (u32 r = 0; r < registersA; ++r) {
-    widen(block, lanesOf<u32>(warp, inst.s[r]), shape.typeA);
+    const u32 *from = lanesOf<u32>(warp, inst.s[r]);
+    if (half) {
+      placeHalfA(f.a, from, r, k, shape.typeA == NumberType::BF16);
+      continue;
+    }
+    widen(block, from, shape.typeA);
     placeA(f.a, block, r, width, k);
   }
   for (u32 r = 0; r < registersB; ++r) {

@@ -449,11 +449,11 @@ void ShadowPage::visitParts(const Access &access, Cell &cell, u64 start,
 void ShadowPage::touch(const Access &access, u64 offset, u32 bytes,
                        u64 origin) {
   Span span{offset, offset + bytes, origin};
-  u64 start = offset / kRootBytes * kRootBytes;
-  Cell *cell = &cells[offset / kRootBytes];
-  if (span.to <= start + kRootBytes) {
+  u32 size = 1u << rootShift;
+  u64 start = offset >> rootShift << rootShift;
+  Cell *cell = &cells[offset >> rootShift];
+  if (span.to <= start + size) {
     // Straight down to the smallest cell that holds all of it.
-    u32 size = kRootBytes;
     while ((cell->state & kSplit) &&
            (offset ^ (span.to - 1)) < size / kParts) {
       size /= kParts;
@@ -464,13 +464,14 @@ void ShadowPage::touch(const Access &access, u64 offset, u32 bytes,
     visit(access, *cell, start, size, span);
     return;
   }
-  for (; start < span.to; start += kRootBytes, ++cell)
-    visit(access, *cell, start, kRootBytes, span);
+  for (; start < span.to; start += size, ++cell)
+    visit(access, *cell, start, size, span);
 }
 
 void ShadowPage::reset(u64 bytes, u32 firstActor, u32 denseActors,
                        bool tracksInit, const char *what) {
-  cells.assign((bytes + kRootBytes - 1) / kRootBytes, Cell());
+  rootShift = denseActors ? 4 : 6;
+  cells.assign((bytes + (1u << rootShift) - 1) >> rootShift, Cell());
   parts.clear();
   readerSets.clear();
   unusedSets.clear();
@@ -501,9 +502,9 @@ void ShadowPage::forCells(Cell &cell, u64 start, u32 bytes, const Span &span,
 template <typename Fn>
 void ShadowPage::forCells(u64 offset, u32 bytes, Fn fn) {
   Span span{offset, offset + bytes, 0};
-  for (u64 at = offset / kRootBytes * kRootBytes; at < span.to;
-       at += kRootBytes)
-    forCells(cells[at / kRootBytes], at, kRootBytes, span, fn);
+  u32 size = 1u << rootShift;
+  for (u64 at = offset >> rootShift << rootShift; at < span.to; at += size)
+    forCells(cells[at >> rootShift], at, size, span, fn);
 }
 
 void ShadowPage::completeWrite(const Access &access, u64 offset, u32 bytes,

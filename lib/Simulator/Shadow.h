@@ -5,7 +5,8 @@
 // Neighbouring bytes nearly always share their history, so a Cell stands for
 // 64 bytes until an access covers a part of it only; then it splits into four
 // cells of 16 bytes, those into four of 4, and those into single bytes. A
-// store to all of a cell joins its parts again.
+// store to all of a cell joins its parts again. Shared memory starts with cells
+// of 16 bytes: that is what ldmatrix and most copies access.
 //
 // One coalesced access of a warp covers a cell with several lanes, one after
 // the other. A stamp says so exactly, with the first lane and the bytes of
@@ -151,7 +152,6 @@ private:
   static constexpr u32 kSplit = 1u << 1;
   static constexpr u32 kMany = 1u << 2;
   static constexpr u32 kIndexShift = 3;
-  static constexpr u32 kRootBytes = 64;
   static constexpr u32 kParts = 4;
   static constexpr u32 kSparseReaders = 4;
 
@@ -216,6 +216,8 @@ private:
 
   u32 readerSlots() const { return dense ? dense + 2 : kSparseReaders; }
 
+  /// log2 of the bytes of the largest cells.
+  u32 rootShift = 6;
   std::vector<Cell> cells;
   Arena parts;
   std::vector<Stamp> readerSets;
