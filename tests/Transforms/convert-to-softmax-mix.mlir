@@ -201,7 +201,7 @@ func.func @dynamic_sizes_decide_whether_queries_are_masked(
 // CHECK:         %[[MIX:.*]]:2 = moe.softmax_mix ins(%[[Q]], %[[K]] :
 // CHECK-NOT:       values
 // CHECK-SAME:      query_mask(%[[QUERIES]] : {{.*}}) key_mask(%[[MASK]] : {{.*}}) outs(%{{.*}}, %[[ROWS0]] :
-// CHECK-SAME:      {causal = true, scale = 5.000000e-01 : f64, with_entropy = true, window = 9 : i64}
+// CHECK-SAME:      {causal = true, scale = 5.000000e-01 : f64, window = 9 : i64, with_entropy = true}
 // CHECK:         %[[SUMS:.*]] = linalg.generic {{.*}} ins(%[[MIX]]#1 :
 // CHECK:         %[[VALID:.*]] = linalg.generic {{.*}} ins(%[[QUERIES]] : {{.*}}) outs(%{{.*}} : tensor<2xi64>)
 // CHECK:         %[[MEAN:.*]] = linalg.generic {{.*}} outs(%[[MEAN0]] :

@@ -78,9 +78,8 @@ static bool isRowOfTable(memref::LoadOp op, const RowNest &nest) {
     return false;
   auto last = op.getIndices().back().getDefiningOp<linalg::IndexOp>();
   return last && last.getDim() == nest.v &&
-         llvm::none_of(op.getIndices().drop_back(), [&](Value index) {
-           return nest.lanes.contains(index);
-         });
+         llvm::none_of(op.getIndices().drop_back(),
+                       [&](Value index) { return nest.lanes.contains(index); });
 }
 
 /// Finds the values that differ between lanes; fails where the body has an
@@ -207,8 +206,8 @@ private:
 Value RowKernel::getLoopSize(unsigned dim) {
   AffineExpr wanted = getAffineDimExpr(dim, nest.op.getContext());
   for (OpOperand &operand : nest.op->getOpOperands())
-    for (auto [position, expr] : llvm::enumerate(
-             nest.op.getMatchingIndexingMap(&operand).getResults()))
+    for (auto [position, expr] :
+         llvm::enumerate(nest.op.getMatchingIndexingMap(&operand).getResults()))
       if (expr == wanted)
         return e.dim(operand.get(), position);
   llvm_unreachable("every loop is a dim of an operand");
@@ -220,7 +219,7 @@ Values RowKernel::indicesOf(OpOperand &operand, Value v) {
   for (AffineExpr expr :
        nest.op.getMatchingIndexingMap(&operand).getResults()) {
     auto dim = dyn_cast<AffineDimExpr>(expr);
-    indices.push_back(!dim                           ? e.index(0)
+    indices.push_back(!dim                          ? e.index(0)
                       : dim.getPosition() == nest.v ? v
                                                     : ivs[dim.getPosition()]);
   }

@@ -207,10 +207,10 @@ func.func @keeps_a_softmax_over_tokens(
 #id = affine_map<(n, k) -> (n, k)>
 
 // CHECK-LABEL: func @folds_a_factor_into_the_route_scale
-// CHECK:         %[[G:.*]], %{{.*}} = moe.topk_renorm
+// CHECK:         %[[ROUTED:.*]]:2 = moe.topk_renorm
 // CHECK-SAME:      {route_scale = 5.000000e+00 : f64}
 // CHECK-NOT:     linalg.generic
-// CHECK:         return %[[G]]
+// CHECK:         return %[[ROUTED]]#0, %[[ROUTED]]#1
 func.func @folds_a_factor_into_the_route_scale(
     %z: tensor<?x8xf32>, %g0: tensor<?x2xf32>, %i0: tensor<?x2xi32>)
     -> (tensor<?x2xf32>, tensor<?x2xi32>) {
