@@ -379,7 +379,7 @@ Value RowKernel::cloneOnVectors(Operation &op, IRMapping &values) {
   if (isa<arith::ExtFOp>(op) && operands[0].getType() == type)
     return operands[0];
   OperationState state(op.getLoc(), op.getName().getIdentifier(), operands,
-                       type, op.getDiscardableAttrs());
+                       type, op.getDiscardableAttrDictionary().getValue());
   state.propertiesAttr = op.getPropertiesAsAttribute();
   return e.create(state)->getResult(0);
 }
