@@ -17,8 +17,8 @@
 // CHECK:             arith.addf %[[ACC]], %[[SQUARE]] : vector<16xf64>
 // CHECK:           vector.maskedload
 // CHECK:           arith.select %{{.*}} : vector<16xi1>, vector<16xf64>
-// CHECK:           %[[OLD:.*]] = memref.load %[[OUT]][%[[ROW]]]
 // CHECK:           vector.shuffle
+// CHECK:           %[[OLD:.*]] = memref.load %[[OUT]][%[[ROW]]]
 // CHECK:           arith.addf %[[OLD]], %{{.*}} : f64
 // CHECK-NOT:     linalg.
 func.func @sums_squares_along_rows(%x: memref<?x18xbf16>, %out: memref<?xf64>) {
