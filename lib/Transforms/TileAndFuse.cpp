@@ -3,7 +3,8 @@
 // Matches any op with TilingInterface and DestinationStyleOpInterface. Which
 // dims are cut follows from the maps alone; that the op may be cut there is
 // what its interface says. A producer is computed inside the tile when each of
-// its rows is needed by exactly one tile, so fusion never repeats work.
+// its rows is needed by exactly one tile, so fusion never repeats work, and
+// when the tiles cut all dims of its rows, so fusion never serialises it.
 // Bits do not change.
 //
 //===----------------------------------------------------------------------===//
@@ -105,6 +106,10 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   });
   if (cut < numLoops)
     return "several tiles need the same rows of it";
+  // A mean over rows would otherwise compute all rows that it spans in one
+  // tile.
+  if (getRowDims(cast<TilingInterface>(op)).size() > numLoops)
+    return "it has more rows to run in parallel";
   Operation *user = nullptr;
   for (OpResult result : op->getResults())
     for (Operation *other : result.getUsers()) {

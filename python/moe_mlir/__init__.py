@@ -1,6 +1,6 @@
 """A compiler for the routing of mixture-of-experts models.
 
-The seven routing ops, their meaning in plain torch (`reference`), router
+The routing ops, their meaning in plain torch (`reference`), router
 modules (`nn`), metrics, and the road from a torch model to compiled code
 (`export`, `compile`, `load`, `torch.compile(backend="moe")`).
 
@@ -16,9 +16,14 @@ import types
 __version__ = "0.1.0"
 
 _OPS = (
+    "ac_logits",
     "adjacency_gate",
     "adjacency_update",
+    "attention_entropy",
     "attention_posterior",
+    "cosine_logits",
+    "dispersion_weights",
+    "hyper_router",
     "mad_dispersion",
     "router_logits",
     "similarity_inform",

@@ -32,6 +32,7 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateAdjacencyToCPUPatterns(patterns, options);
   populateContractionToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
+  populateRowsToCPUPatterns(patterns, options);
   populateSoftmaxMixToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);
 }

@@ -16,6 +16,9 @@ void populateContractionToCPUPatterns(RewritePatternSet &patterns,
 void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 
+void populateRowsToCPUPatterns(RewritePatternSet &patterns,
+                               const CPUVectorOptions &options);
+
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 
