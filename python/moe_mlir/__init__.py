@@ -1,6 +1,6 @@
 """A compiler for the routing of mixture-of-experts models.
 
-The seven routing ops, their meaning in plain torch (`reference`), router
+The routing ops, their meaning in plain torch (`reference`), router
 modules (`nn`), metrics, and the road from a torch model to compiled code
 (`export`, `compile`, `load`, `torch.compile(backend="moe")`).
 
@@ -19,10 +19,20 @@ _OPS = (
     "adjacency_gate",
     "adjacency_update",
     "attention_posterior",
+    "balance_loss",
+    "bias_update",
+    "combine",
+    "densify",
+    "dispatch",
+    "grouped_topk",
     "mad_dispersion",
+    "make_finite",
     "router_logits",
     "similarity_inform",
+    "soft_dispatch",
+    "threshold_renorm",
     "topk_renorm",
+    "z_loss",
 )
 # Public name -> the submodule that defines it.
 _FUNCTIONS = {

@@ -214,7 +214,8 @@ Access Domain::build(ArrayRef<Access> ins, Access out, ReduceFn fn) {
         Body b(nested, nestedLoc, loops);
         SmallVector<Value> in;
         for (Value arg : args.drop_back()) {
-          bool narrow = isFloat(arg) && arg.getType() != b.getF32Type();
+          bool narrow =
+              isFloat(arg) && arg.getType().getIntOrFloatBitWidth() < 32;
           in.push_back(narrow ? arith::ExtFOp::create(b, b.getF32Type(), arg)
                               : arg);
         }
