@@ -140,7 +140,8 @@ struct CombineToVector : OpRewritePattern<CombineOp> {
                                 PatternRewriter &rewriter) const override {
     if (!op.hasPureBufferSemantics())
       return rewriter.notifyMatchFailure(op, "expected buffers");
-    for (Value operand : {op.getExpertOut(), op.getShared(), op.getOuts()[0]})
+    const Value rows[] = {op.getExpertOut(), op.getShared(), op.getOuts()[0]};
+    for (Value operand : rows)
       if (operand && !isInnermostContiguous(operand.getType()))
         return rewriter.notifyMatchFailure(
             op, "expected operands with contiguous rows");

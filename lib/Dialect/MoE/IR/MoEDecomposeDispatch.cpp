@@ -272,13 +272,14 @@ FailureOr<SmallVector<Value>> CombineOp::decomposeOperation(OpBuilder &builder) 
         Value slot = b.castIndex(in[0], b.getIndexType());
         Value zero = b.integer(b.getIndexType(), 0);
         Value isRow = b.both(b.atMost(zero, slot), b.less(slot, numRows));
+        Value column = b.index(d);
         // No row is read where there is none, not even one that is not used.
         auto read = scf::IfOp::create(
             b, isRow,
             [&](OpBuilder &nested, Location loc) {
               Body inner(nested, loc);
               Value row = tensor::ExtractOp::create(
-                  inner, getExpertOut(), ValueRange{slot, b.index(d)});
+                  inner, getExpertOut(), ValueRange{slot, column});
               if (row.getType() != inner.getF32Type())
                 row = arith::ExtFOp::create(inner, inner.getF32Type(), row);
               scf::YieldOp::create(inner, inner.add(acc, inner.mul(in[1], row)));
