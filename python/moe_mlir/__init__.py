@@ -21,13 +21,23 @@ _OPS = (
     "adjacency_update",
     "attention_entropy",
     "attention_posterior",
+    "balance_loss",
+    "bias_update",
+    "combine",
     "cosine_logits",
+    "densify",
+    "dispatch",
     "dispersion_weights",
+    "grouped_topk",
     "hyper_router",
     "mad_dispersion",
+    "make_finite",
     "router_logits",
     "similarity_inform",
+    "soft_dispatch",
+    "threshold_renorm",
     "topk_renorm",
+    "z_loss",
 )
 # Public name -> the submodule that defines it.
 _FUNCTIONS = {

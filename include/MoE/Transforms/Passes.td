@@ -196,6 +196,12 @@ def MoETileAndFusePass
     tiled follows from the op's maps: the parallel dims that all its results
     span, except the innermost dim of the results, which stays contiguous.
 
+    Ops of the moe dialect that read the same rows share the loop: a selection,
+    its base selection, and the logits of both that are returned as well are
+    one `scf.forall` (SymphonySMoE's softmax, mix and selections, for one). An
+    op of the dialect that needs all rows at once, such as a count over tokens,
+    stays behind the loop with a missed remark.
+
     A producer that is not fused gets a missed remark with the reason
     (`--remarks-filter-missed='moe-.*'`). Bits do not change: each result
     element is computed by the same op from the same operands.

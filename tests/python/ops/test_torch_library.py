@@ -50,11 +50,39 @@ CALLS = {
     "adjacency_update": (torch.rand(4, 4), torch.arange(6)[:, None] % 4, 0.9, "row", True, MASK[0]),
 }  # fmt: skip
 
+# Ops around the routers of `Model` below.
+SUPPORT_CALLS = {
+    "grouped_topk": (
+        normal(2, 6, 8, grad=True), 2, normal(8), None, MASK, None, "sigmoid", 4, 2, "top2", True,
+        0.0, 2.5, torch.int64,
+    ),
+    "threshold_renorm": (
+        probabilities(2, 6, 8), torch.tensor(0.1, requires_grad=True), 1.0, True, MASK,
+    ),
+    "densify": (normal(6, 2, grad=True), torch.arange(12).view(6, 2) % 5, 5),
+    "make_finite": (normal(6, 4, grad=True), "tensor"),
+    "dispatch": (
+        torch.arange(12).view(6, 2) % 5, 5, 2, None, MASK[0], None, None, None, 1,
+    ),
+    "combine": (
+        normal(7, 4, grad=True), normal(6, 2, seed=1, grad=True), torch.arange(12).view(6, 2) % 7,
+        normal(6, 4, seed=2, grad=True),
+    ),
+    "soft_dispatch": (
+        normal(2, 6, 4, grad=True), normal(4, 3, 2, seed=1, grad=True),
+        torch.tensor(1.5, requires_grad=True), 1.0, 1e-6, MASK, normal(2, 6, 4, seed=2),
+    ),
+    "balance_loss": (probabilities(6, 4), torch.arange(12).view(6, 2) % 4, MASK[0], "tokens"),
+    "z_loss": (normal(6, 4, grad=True), MASK[0]),
+    "bias_update": (normal(4), torch.arange(4), 0.1),
+}  # fmt: skip
+ALL_CALLS = CALLS | SUPPORT_CALLS
 
-@pytest.mark.parametrize("name", CALLS)
+
+@pytest.mark.parametrize("name", ALL_CALLS)
 def test_opcheck(name):
     """Schema, autograd registration, fake against real results, AOT with dynamic shapes."""
-    torch.library.opcheck(getattr(torch.ops.moe, name).default, CALLS[name])
+    torch.library.opcheck(getattr(torch.ops.moe, name).default, ALL_CALLS[name])
 
 
 class Model(torch.nn.Module):
@@ -141,7 +169,7 @@ def test_export_keeps_the_ops_and_the_token_count_open():
 
 
 def test_fake_results_have_the_shapes_and_dtypes_of_real_ones():
-    for name, call in CALLS.items():
+    for name, call in ALL_CALLS.items():
         op = getattr(torch.ops.moe, name)
         meta = [x.detach().to("meta") if isinstance(x, torch.Tensor) else x for x in call]
         real, fake = op(*call), op(*meta)

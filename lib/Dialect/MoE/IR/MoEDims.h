@@ -34,6 +34,12 @@ enum : int64_t { e, d, n, numDims };
 namespace adjacency {
 enum : int64_t { e, l, n, k, numDims };
 } // namespace adjacency
+namespace dispatch {
+enum : int64_t { n, k, e, b, l, numDims };
+} // namespace dispatch
+namespace balance {
+enum : int64_t { n, e, k, numDims };
+} // namespace balance
 
 } // namespace mlir::moe
 

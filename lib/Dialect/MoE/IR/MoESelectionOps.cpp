@@ -110,3 +110,88 @@ LogicalResult TopKRenormOp::verify() {
     return emitOpError() << "expected eps to be at least 0, found " << eps;
   return success();
 }
+
+//===----------------------------------------------------------------------===//
+// ThresholdRenormOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> ThresholdRenormOp::getDims() {
+  return withLeadingDims(getNumLeading(getP()),
+                         {{"e", kParallel, /*whole=*/true}});
+}
+
+ArrayAttr ThresholdRenormOp::getIndexingMaps() {
+  int64_t n = getNumLeading(getP()), e = n;
+  return MapsBuilder(getContext(), n + 1)
+      .addWithLeading(getP(), n, {e})
+      .add(getThetaValue())
+      .addWithLeading(getMask(), n, {})
+      .addWithLeading(getOuts()[0], n, {e})
+      .addWithLeading(getOuts()[1], n, {})
+      .get();
+}
+
+LogicalResult ThresholdRenormOp::verify() {
+  if (failed(verifyHasLastDim(*this, getP(), "p")) ||
+      failed(verifyStructured(*this, {OutElement::F32, OutElement::I32})))
+    return failure();
+  if (getStaticDimSize(*this, getNumLeading(getP())) == 0) // threshold_renorm_c1
+    return emitOpError("expected at least one expert, found none");
+  double theta = getTheta().convertToDouble();
+  if (!getThetaValue() && !std::isfinite(theta)) // threshold_renorm_c2
+    return emitOpError() << "expected theta to be finite, found " << theta;
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// DensifyOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> DensifyOp::getDims() {
+  return withLeadingDims(getNumLeading(getGates()),
+                         {{"e", kParallel, /*whole=*/true}, {"k", kReduction}});
+}
+
+ArrayAttr DensifyOp::getIndexingMaps() {
+  int64_t n = getNumLeading(getGates()), e = n, k = n + 1;
+  return MapsBuilder(getContext(), n + 2)
+      .addWithLeading(getGates(), n, {k})
+      .addWithLeading(getIndices(), n, {k})
+      .addWithLeading(getOuts()[0], n, {e})
+      .get();
+}
+
+SmallVector<std::pair<unsigned, unsigned>> DensifyOp::getDimOrder() {
+  unsigned e = getNumLeading(getGates()), k = e + 1;
+  return {{k, e}};
+}
+
+LogicalResult DensifyOp::verify() {
+  if (failed(verifyHasLastDim(*this, getGates(), "gates")))
+    return failure();
+  return verifyStructured(*this, {OutElement::F32});
+}
+
+//===----------------------------------------------------------------------===//
+// MakeFiniteOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> MakeFiniteOp::getDims() {
+  return withLeadingDims(getNumLeading(getScores()),
+                         {{"e", kParallel, /*whole=*/true}},
+                         /*whole=*/getScope() == FiniteScope::Tensor);
+}
+
+ArrayAttr MakeFiniteOp::getIndexingMaps() {
+  int64_t n = getNumLeading(getScores()), e = n;
+  return MapsBuilder(getContext(), n + 1)
+      .addWithLeading(getScores(), n, {e})
+      .addWithLeading(getOuts()[0], n, {e})
+      .get();
+}
+
+LogicalResult MakeFiniteOp::verify() {
+  if (failed(verifyHasLastDim(*this, getScores(), "scores")))
+    return failure();
+  return verifyStructured(*this, {OutElement::F32});
+}

@@ -91,4 +91,23 @@ def MoE_ColdStart : MoE_I32Enum<"ColdStart", "what an adjacency of zeros means",
 ]>;
 def MoE_ColdStartAttr : MoE_EnumAttr<MoE_ColdStart, "cold_start">;
 
+def MoE_FiniteScope : MoE_I32Enum<"FiniteScope", "where the least finite score is looked for", [
+  I32EnumAttrCase<"Row", 0, "row">,
+  I32EnumAttrCase<"Tensor", 1, "tensor">,
+]>;
+def MoE_FiniteScopeAttr : MoE_EnumAttr<MoE_FiniteScope, "finite_scope">;
+
+def MoE_DropRule : MoE_I32Enum<"DropRule", "which assignments an expert at capacity keeps", [
+  I32EnumAttrCase<"Position", 0, "position">,
+  I32EnumAttrCase<"Priority", 1, "priority">,
+  I32EnumAttrCase<"Probs", 2, "probs">,
+]>;
+def MoE_DropRuleAttr : MoE_EnumAttr<MoE_DropRule, "drop">;
+
+def MoE_LossDivisor : MoE_I32Enum<"LossDivisor", "what summed probabilities are divided by", [
+  I32EnumAttrCase<"Tokens", 0, "tokens">,
+  I32EnumAttrCase<"Assignments", 1, "assignments">,
+]>;
+def MoE_LossDivisorAttr : MoE_EnumAttr<MoE_LossDivisor, "loss_divisor">;
+
 #endif // MOE_DIALECT_MOE_IR_MOEATTRS_TD

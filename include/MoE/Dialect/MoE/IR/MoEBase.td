@@ -36,6 +36,7 @@ def MoE_Dialect : Dialect {
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
+    "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];
   let hasConstantMaterializer = 1;

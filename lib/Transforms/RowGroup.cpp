@@ -1,0 +1,268 @@
+//===- RowGroup.cpp - Ops that one loop over rows computes ----------------===//
+
+#include "RowGroup.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/Interfaces/DestinationStyleOpInterface.h"
+#include "mlir/Interfaces/IndexingMapOpInterface.h"
+#include "llvm/ADT/SmallBitVector.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Rows of one op
+//===----------------------------------------------------------------------===//
+
+Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
+  auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
+  auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
+  if (!maps || !dps || dps.getNumDpsInits() == 0)
+    return {};
+  SmallVector<utils::IteratorType> iterators = op.getLoopIteratorTypes();
+  SmallVector<unsigned> spans(iterators.size(), 0), innermost(spans);
+  llvm::SmallBitVector isUnit(iterators.size());
+  for (OpOperand &init : dps.getDpsInitsMutable()) {
+    AffineMap map = maps.getMatchingIndexingMap(&init);
+    auto type = cast<ShapedType>(init.get().getType());
+    for (auto [position, expr] : llvm::enumerate(map.getResults()))
+      if (auto dim = dyn_cast<AffineDimExpr>(expr)) {
+        ++spans[dim.getPosition()];
+        if (type.getDimSize(position) == 1)
+          isUnit.set(dim.getPosition());
+      }
+    if (map.getNumResults() > 1)
+      if (auto dim = dyn_cast<AffineDimExpr>(map.getResults().back()))
+        ++innermost[dim.getPosition()];
+  }
+  Rows rows, longRows;
+  unsigned numInits = dps.getNumDpsInits();
+  for (auto [dim, iterator] : llvm::enumerate(iterators)) {
+    if (iterator != utils::IteratorType::parallel || spans[dim] != numInits ||
+        innermost[dim] >= numInits)
+      continue;
+    rows.push_back(dim);
+    if (!isUnit[dim])
+      longRows.push_back(dim);
+  }
+  return keepUnitDims || longRows.empty() ? rows : longRows;
+}
+
+/// The dims of the producer of `use` whose rows the user needs along its dims
+/// `userRows`; failure where it needs others, or all of them.
+static FailureOr<Rows> getProducerRows(OpOperand &use,
+                                       ArrayRef<unsigned> userRows) {
+  auto result = cast<OpResult>(use.get());
+  Operation *producer = result.getOwner();
+  AffineMap read =
+      cast<IndexingMapOpInterface>(use.getOwner()).getMatchingIndexingMap(&use);
+  OpOperand *init =
+      cast<DestinationStyleOpInterface>(producer).getTiedOpOperand(result);
+  AffineMap write =
+      cast<IndexingMapOpInterface>(producer).getMatchingIndexingMap(init);
+  SmallVector<utils::IteratorType> iterators =
+      cast<TilingInterface>(producer).getLoopIteratorTypes();
+  Rows rows;
+  for (unsigned dim : userRows) {
+    std::optional<unsigned> position =
+        read.getResultPosition(getAffineDimExpr(dim, read.getContext()));
+    if (!position)
+      return failure();
+    auto expr = dyn_cast<AffineDimExpr>(write.getResult(*position));
+    if (!expr || iterators[expr.getPosition()] != utils::IteratorType::parallel)
+      return failure();
+    rows.push_back(expr.getPosition());
+  }
+  return rows;
+}
+
+//===----------------------------------------------------------------------===//
+// Growing
+//===----------------------------------------------------------------------===//
+
+RowGroup::RowGroup(TilingInterface seed, bool keepUnitDims,
+                   function_ref<bool(Operation *)> isTaken)
+    : keepUnitDims(keepUnitDims), isTaken(isTaken) {
+  rows[seed] = getRowDims(seed, keepUnitDims);
+  for (bool grew = !rows[seed].empty(); grew;) {
+    grew = false;
+    for (Operation *member : getMembers())
+      grew |= addProducers(member) || (isOfRouting() && addConsumers(member));
+  }
+}
+
+/// Whether `op` says enough of itself to be computed row by row.
+bool RowGroup::isCandidate(Operation *op) const {
+  return isa<TilingInterface>(op) && isa<IndexingMapOpInterface>(op) &&
+         isa<DestinationStyleOpInterface>(op) &&
+         op->getBlock() == rows.front().first->getBlock() && !isTaken(op);
+}
+
+bool RowGroup::isOfRouting() const {
+  return llvm::any_of(rows, [](const auto &member) {
+    return isa<MoEStructuredOpInterface>(member.first);
+  });
+}
+
+bool RowGroup::addProducers(Operation *member) {
+  bool added = false;
+  for (Value operand : member->getOperands()) {
+    Operation *producer = operand.getDefiningOp();
+    if (producer && !contains(producer) && isCandidate(producer))
+      added |= addProducer(producer);
+  }
+  return added;
+}
+
+bool RowGroup::miss(Operation *producer, StringRef reason) {
+  missed[producer] = reason.str();
+  return false;
+}
+
+bool RowGroup::addProducer(Operation *producer) {
+  std::optional<Rows> producerRows;
+  SetVector<Operation *> others;
+  for (OpOperand &use : producer->getUses()) {
+    Operation *user = use.getOwner();
+    // The size of a result is known without computing it.
+    if (isa<tensor::DimOp>(user))
+      continue;
+    if (!contains(user)) {
+      others.insert(user);
+      continue;
+    }
+    FailureOr<Rows> needed = getProducerRows(use, getRows(user));
+    if (failed(needed) || (producerRows && *producerRows != *needed))
+      return miss(producer, "several tiles need the same rows of it");
+    producerRows = *needed;
+  }
+  // A mean over rows would otherwise compute all rows that it spans in one
+  // tile.
+  if (getRowDims(cast<TilingInterface>(producer), keepUnitDims).size() >
+      getNumLoops())
+    return miss(producer, "it has more rows to run in parallel");
+  if (others.empty()) {
+    rows[producer] = *producerRows;
+    missed.erase(producer);
+    return true;
+  }
+  if (!isOfRouting())
+    return miss(producer, "its result has several users");
+
+  llvm::MapVector<Operation *, Rows> joining;
+  joining[producer] = *producerRows;
+  for (Operation *user : others) {
+    FailureOr<Rows> siblingRows = getSiblingRows(user, producer, *producerRows);
+    if (succeeded(siblingRows)) {
+      joining[user] = *siblingRows;
+      continue;
+    }
+    // This user reads what the loop stores, which only results may be whose
+    // rows are rows of the loop.
+    if (!isa<MoEStructuredOpInterface>(producer) ||
+        getRowDims(cast<TilingInterface>(producer), keepUnitDims) !=
+            *producerRows)
+      return miss(producer, "its result has several users");
+  }
+  if (!staysConvexWith(llvm::to_vector(llvm::make_first_range(joining))))
+    return miss(producer, "what is computed from it outside of the loop is "
+                          "needed inside");
+  for (auto &[op, opRows] : joining) {
+    rows[op] = opRows;
+    missed.erase(op);
+  }
+  return true;
+}
+
+/// The rows of `user` if it is an op of the dialect that works on the rows of
+/// `producer` one by one, as the group's loops run over them.
+FailureOr<Rows>
+RowGroup::getSiblingRows(Operation *user, Operation *producer,
+                         ArrayRef<unsigned> producerRows) const {
+  if (!isa<MoEStructuredOpInterface>(user) || !isCandidate(user))
+    return failure();
+  Rows userRows = getRowDims(cast<TilingInterface>(user), keepUnitDims);
+  if (userRows.size() != getNumLoops())
+    return failure();
+  for (OpOperand &use : user->getOpOperands()) {
+    Operation *source = use.get().getDefiningOp();
+    bool isMember = source && (source == producer || contains(source));
+    if (!isMember)
+      continue;
+    FailureOr<Rows> needed = getProducerRows(use, userRows);
+    ArrayRef<unsigned> computed =
+        source == producer ? producerRows : getRows(source);
+    if (failed(needed) || ArrayRef<unsigned>(*needed) != computed)
+      return failure();
+  }
+  return userRows;
+}
+
+bool RowGroup::addConsumers(Operation *member) {
+  bool added = false;
+  for (Operation *user : llvm::to_vector(member->getUsers())) {
+    if (contains(user))
+      continue;
+    FailureOr<Rows> userRows = getSiblingRows(user, member, getRows(member));
+    if (failed(userRows) || !staysConvexWith(user))
+      continue;
+    rows[user] = *userRows;
+    added = true;
+  }
+  return added;
+}
+
+/// Whether no value that leaves the group and `added` comes back into them.
+bool RowGroup::staysConvexWith(ArrayRef<Operation *> added) const {
+  Block *block = rows.front().first->getBlock();
+  auto isInside = [&](Operation *op) {
+    return contains(op) || llvm::is_contained(added, op);
+  };
+  SmallVector<Operation *> worklist(added);
+  llvm::append_range(worklist, llvm::make_first_range(rows));
+  DenseSet<Operation *> outside;
+  while (!worklist.empty()) {
+    Operation *op = worklist.pop_back_val();
+    bool isLeaving = isInside(op);
+    for (Operation *user : op->getUsers()) {
+      user = block->findAncestorOpInBlock(*user);
+      if (!user || isa<tensor::DimOp>(user))
+        continue;
+      if (isInside(user)) {
+        if (!isLeaving)
+          return false;
+        continue;
+      }
+      if (outside.insert(user).second)
+        worklist.push_back(user);
+    }
+  }
+  return true;
+}
+
+//===----------------------------------------------------------------------===//
+// Reading
+//===----------------------------------------------------------------------===//
+
+SmallVector<Operation *> RowGroup::getMembers() const {
+  SmallVector<Operation *> members =
+      llvm::to_vector(llvm::make_first_range(rows));
+  llvm::sort(members,
+             [](Operation *a, Operation *b) { return a->isBeforeInBlock(b); });
+  return members;
+}
+
+SmallVector<TilingInterface> RowGroup::getRoots() const {
+  SmallVector<TilingInterface> roots;
+  for (Operation *member : getMembers()) {
+    bool isUsedInside = false, isUsedOutside = false;
+    for (Operation *user : member->getUsers())
+      if (!isa<tensor::DimOp>(user))
+        (contains(user) ? isUsedInside : isUsedOutside) = true;
+    if (isUsedOutside || !isUsedInside)
+      roots.push_back(cast<TilingInterface>(member));
+  }
+  return roots;
+}
