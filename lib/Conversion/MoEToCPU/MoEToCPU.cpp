@@ -32,7 +32,9 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateAdjacencyToCPUPatterns(patterns, options);
   populateContractionToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
+  populateSoftmaxMixBackwardToCPUPatterns(patterns, options);
   populateSoftmaxMixToCPUPatterns(patterns, options);
+  populateTopKBackwardToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);
 }
 

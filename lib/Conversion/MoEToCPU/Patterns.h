@@ -16,8 +16,14 @@ void populateContractionToCPUPatterns(RewritePatternSet &patterns,
 void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 
+void populateSoftmaxMixBackwardToCPUPatterns(RewritePatternSet &patterns,
+                                             const CPUVectorOptions &options);
+
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
+
+void populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
+                                       const CPUVectorOptions &options);
 
 void populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
