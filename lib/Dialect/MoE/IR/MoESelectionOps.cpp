@@ -135,7 +135,8 @@ LogicalResult ThresholdRenormOp::verify() {
   if (failed(verifyHasLastDim(*this, getP(), "p")) ||
       failed(verifyStructured(*this, {OutElement::F32, OutElement::I32})))
     return failure();
-  if (getStaticDimSize(*this, getNumLeading(getP())) == 0) // threshold_renorm_c1
+  if (getStaticDimSize(*this, getNumLeading(getP())) ==
+      0) // threshold_renorm_c1
     return emitOpError("expected at least one expert, found none");
   double theta = getTheta().convertToDouble();
   if (!getThetaValue() && !std::isfinite(theta)) // threshold_renorm_c2
