@@ -3,10 +3,10 @@
 // Matches any op with TilingInterface and DestinationStyleOpInterface. Which
 // dims are cut follows from the maps alone; that the op may be cut there is
 // what its interface says. A producer is computed inside the tile when each of
-// its rows is needed by exactly one tile, so fusion never repeats work: RowGroup
-// says which ops share a loop. Each op of a group whose result leaves it is
-// tiled with its producers, and the loops become one, in which equal tiles of
-// a producer are computed once. Bits do not change.
+// its rows is needed by exactly one tile, so fusion never repeats work:
+// RowGroup says which ops share a loop. Each op of a group whose result leaves
+// it is tiled with its producers, and the loops become one, in which equal
+// tiles of a producer are computed once. Bits do not change.
 //
 //===----------------------------------------------------------------------===//
 
@@ -116,10 +116,9 @@ static LogicalResult shareBounds(RewriterBase &rewriter, scf::ForallOp leader,
       return failure();
   for (auto [bound, ownBound] : llvm::zip_equal(bounds, own))
     if (auto value = dyn_cast<Value>(ownBound))
-      rewriter.replaceUsesWithIf(value, cast<Value>(bound),
-                                 [&](OpOperand &use) {
-                                   return loop->isAncestor(use.getOwner());
-                                 });
+      rewriter.replaceUsesWithIf(
+          value, cast<Value>(bound),
+          [&](OpOperand &use) { return loop->isAncestor(use.getOwner()); });
   return success();
 }
 
@@ -129,7 +128,8 @@ static LogicalResult moveUsersBehind(RewriterBase &rewriter, scf::ForallOp loop,
                                      scf::ForallOp last) {
   DenseSet<Operation *> moving{loop};
   SmallVector<Operation *> users;
-  for (Operation *op = loop->getNextNode(); op != last; op = op->getNextNode()) {
+  for (Operation *op = loop->getNextNode(); op != last;
+       op = op->getNextNode()) {
     bool depends = false;
     op->walk([&](Operation *nested) {
       for (Value operand : nested->getOperands())
@@ -283,7 +283,7 @@ private:
           if (reason.empty())
             return scf::SCFTileAndFuseOptions::ControlFnResult{};
           // A destination is storage, not work that could be shared.
-          if (!isInit)
+          if (!isInit && !isa<tensor::EmptyOp>(op))
             reportNotFused(root, op, reason);
           return std::nullopt;
         });
