@@ -3,14 +3,14 @@
 // Rows of tokens are cut; what indices point into stays whole.
 
 // CHECK-LABEL: func @combine
-// CHECK-SAME:    %[[X:[^:]*]]: tensor<?x32xf32>, %[[G:[^:]*]]: tensor<128x2xf32>, %[[S:[^:]*]]: tensor<128x2xi32>
+// CHECK-SAME:    %[[X:[^:]*]]: tensor<256x32xf32>, %[[G:[^:]*]]: tensor<128x2xf32>, %[[S:[^:]*]]: tensor<128x2xi32>
 // CHECK:         scf.forall (%[[ROW:.*]]) = (0) to (128) step (64)
 // CHECK-DAG:       %[[GATES:.*]] = tensor.extract_slice %[[G]][%[[ROW]], 0] [64, 2]
 // CHECK-DAG:       %[[SLOTS:.*]] = tensor.extract_slice %[[S]][%[[ROW]], 0] [64, 2]
 // CHECK:           moe.combine ins(%[[X]], %[[GATES]], %[[SLOTS]] :
-func.func @combine(%x: tensor<?x32xf32>, %g: tensor<128x2xf32>, %s: tensor<128x2xi32>,
+func.func @combine(%x: tensor<256x32xf32>, %g: tensor<128x2xf32>, %s: tensor<128x2xi32>,
                    %y: tensor<128x32xf32>) -> tensor<128x32xf32> {
-  %r = moe.combine ins(%x, %g, %s : tensor<?x32xf32>, tensor<128x2xf32>, tensor<128x2xi32>)
+  %r = moe.combine ins(%x, %g, %s : tensor<256x32xf32>, tensor<128x2xf32>, tensor<128x2xi32>)
       outs(%y : tensor<128x32xf32>) -> tensor<128x32xf32>
   return %r : tensor<128x32xf32>
 }
@@ -55,13 +55,13 @@ func.func @make_finite(%z: tensor<128x16xf32>, %a: tensor<128x16xf32>, %b: tenso
 // Sequences are independent, tokens of one are not.
 
 // CHECK-LABEL: func @soft_dispatch
-// CHECK:         scf.forall (%[[B:.*]]) = (0) to (3) step (64)
-func.func @soft_dispatch(%x: tensor<3x9x8xf32>, %phi: tensor<8x4x2xf32>, %a: tensor<3x9x4x2xf32>,
-                         %b: tensor<3x9x4x2xf32>) -> (tensor<3x9x4x2xf32>, tensor<3x9x4x2xf32>) {
-  %r:2 = moe.soft_dispatch ins(%x, %phi : tensor<3x9x8xf32>, tensor<8x4x2xf32>)
-      outs(%a, %b : tensor<3x9x4x2xf32>, tensor<3x9x4x2xf32>)
-      -> tensor<3x9x4x2xf32>, tensor<3x9x4x2xf32>
-  return %r#0, %r#1 : tensor<3x9x4x2xf32>, tensor<3x9x4x2xf32>
+// CHECK:         scf.forall (%[[B:.*]]) = (0) to (%{{.*}}) step (64)
+func.func @soft_dispatch(%x: tensor<?x9x8xf32>, %phi: tensor<8x4x2xf32>, %a: tensor<?x9x4x2xf32>,
+                         %b: tensor<?x9x4x2xf32>) -> (tensor<?x9x4x2xf32>, tensor<?x9x4x2xf32>) {
+  %r:2 = moe.soft_dispatch ins(%x, %phi : tensor<?x9x8xf32>, tensor<8x4x2xf32>)
+      outs(%a, %b : tensor<?x9x4x2xf32>, tensor<?x9x4x2xf32>)
+      -> tensor<?x9x4x2xf32>, tensor<?x9x4x2xf32>
+  return %r#0, %r#1 : tensor<?x9x4x2xf32>, tensor<?x9x4x2xf32>
 }
 
 // -----
