@@ -79,7 +79,7 @@ void exitLanes(Warp &warp, size_t index, u32 lanes) {
 void reportUndefined(Warp &warp, u32 pc, u32 lanes, const char *what) {
   LaunchState &launch = *warp.block->launch;
   if (launch.checks.uninit &&
-      !launch.reporter->repeats(FindingKind::Uninit, pc))
+      !launch.reporter->repeats(FindingKind::Uninit, warp, pc))
     launch.reporter->add(FindingKind::Uninit, warp, __builtin_ctz(lanes), pc,
                          what);
 }

@@ -138,6 +138,11 @@ bool RowGroup::addProducer(Operation *producer) {
       return miss(producer, "several tiles need the same rows of it");
     producerRows = *needed;
   }
+  // A mean over rows would otherwise compute all rows that it spans in one
+  // tile.
+  if (getRowDims(cast<TilingInterface>(producer), keepUnitDims).size() >
+      getNumLoops())
+    return miss(producer, "it has more rows to run in parallel");
   if (others.empty()) {
     rows[producer] = *producerRows;
     missed.erase(producer);

@@ -3,7 +3,8 @@
 // Matches any op with TilingInterface and DestinationStyleOpInterface. Which
 // dims are cut follows from the maps alone; that the op may be cut there is
 // what its interface says. A producer is computed inside the tile when each of
-// its rows is needed by exactly one tile, so fusion never repeats work:
+// its rows is needed by exactly one tile, so fusion never repeats work, and
+// when the tiles cut all dims of its rows, so fusion never serialises it:
 // RowGroup says which ops share a loop. Each op of a group whose result leaves
 // it is tiled with its producers, and the loops become one, in which equal
 // tiles of a producer are computed once. Bits do not change.
@@ -77,7 +78,7 @@ static SmallVector<Attribute> getBlockMapping(MLIRContext *context,
 /// must all appear in the slice: otherwise several tiles need the same rows
 /// and each would compute them again.
 static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
-                               unsigned numLoops) {
+                               unsigned numLoops, bool keepUnitDims) {
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
     return "it cannot be tiled";
@@ -86,6 +87,10 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   });
   if (cut < numLoops)
     return "several tiles need the same rows of it";
+  // A mean over rows would otherwise compute all rows that it spans in one
+  // tile.
+  if (getRowDims(cast<TilingInterface>(op), keepUnitDims).size() > numLoops)
+    return "it has more rows to run in parallel";
   Operation *user = nullptr;
   for (OpResult result : op->getResults())
     for (Operation *other : result.getUsers()) {
@@ -278,7 +283,7 @@ private:
             auto missed = group.getMissed().find(op);
             reason = missed != group.getMissed().end()
                          ? missed->second
-                         : whyNotFused(slice, producer, rows.size());
+                         : whyNotFused(slice, producer, rows.size(), gpuBlocks);
           }
           if (reason.empty())
             return scf::SCFTileAndFuseOptions::ControlFnResult{};

@@ -16,15 +16,20 @@ import types
 __version__ = "0.1.0"
 
 _OPS = (
+    "ac_logits",
     "adjacency_gate",
     "adjacency_update",
+    "attention_entropy",
     "attention_posterior",
     "balance_loss",
     "bias_update",
     "combine",
+    "cosine_logits",
     "densify",
     "dispatch",
+    "dispersion_weights",
     "grouped_topk",
+    "hyper_router",
     "mad_dispersion",
     "make_finite",
     "router_logits",
@@ -46,7 +51,7 @@ _FUNCTIONS = {
     "load": "artifact",
     "update_routers": "nn",
 }
-_SUBMODULES = ("metrics", "nn", "reference", "runtime", "sim")
+_SUBMODULES = ("metrics", "nn", "plots", "reference", "runtime", "sim")
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 

@@ -2,6 +2,7 @@
 // RUN: %moe-opt %s --moe-convert-to-softmax-mix --moe-convert-to-softmax-mix --canonicalize --cse | FileCheck %s
 
 // CHECK-NOT: moe.similarity_inform
+// CHECK-NOT: moe.attention_entropy
 // CHECK-NOT: moe.attention_posterior
 
 // Queries are keys, one mask covers both, 1/tau is the scale, and the mix
@@ -189,4 +190,31 @@ func.func @dynamic_sizes_decide_whether_queries_are_masked(
            tensor<?x1x?xf32>, tensor<?x1x?xf32>)
       -> tensor<?x?x8xf32>, tensor<?xi32>, tensor<?x1x?xf32>, tensor<?x1x?xf32>
   return %r#0 : tensor<?x?x8xf32>
+}
+
+// Entropies come from the pass over the keys that forms the log-sum-exp, with
+// no values to mix; their mean divides by the unmasked queries.
+
+// CHECK-LABEL: func @entropies_are_emitted_by_the_mix
+// CHECK-SAME:    %[[Q:[^:]*]]: tensor<2x4x?x3xf32>, %[[K:[^:]*]]: tensor<2x4x?x3xf32>, %[[MASK:[^:]*]]: tensor<2x?xi1>, %[[MEAN0:[^:]*]]: tensor<2x4xf32>, %[[ROWS0:[^:]*]]: tensor<2x4x?xf32>
+// CHECK:         %[[QUERIES:.*]] = linalg.generic {{.*}} ins(%[[MASK]] :
+// CHECK:         %[[MIX:.*]]:2 = moe.softmax_mix ins(%[[Q]], %[[K]] :
+// CHECK-NOT:       values
+// CHECK-SAME:      query_mask(%[[QUERIES]] : {{.*}}) key_mask(%[[MASK]] : {{.*}}) outs(%{{.*}}, %[[ROWS0]] :
+// CHECK-SAME:      {causal = true, scale = 5.000000e-01 : f64, window = 9 : i64, with_entropy = true}
+// CHECK:         %[[SUMS:.*]] = linalg.generic {{.*}} ins(%[[MIX]]#1 :
+// CHECK:         %[[VALID:.*]] = linalg.generic {{.*}} ins(%[[QUERIES]] : {{.*}}) outs(%{{.*}} : tensor<2xi64>)
+// CHECK:         %[[MEAN:.*]] = linalg.generic {{.*}} outs(%[[MEAN0]] :
+// CHECK:         return %[[MEAN]], %[[MIX]]#1
+func.func @entropies_are_emitted_by_the_mix(
+    %q: tensor<2x4x?x3xf32>, %k: tensor<2x4x?x3xf32>, %mask: tensor<2x?xi1>,
+    %mean: tensor<2x4xf32>, %rows: tensor<2x4x?xf32>)
+    -> (tensor<2x4xf32>, tensor<2x4x?xf32>) {
+  %m, %r = moe.attention_entropy
+      ins(%q, %k : tensor<2x4x?x3xf32>, tensor<2x4x?x3xf32>)
+      mask(%mask : tensor<2x?xi1>)
+      outs(%mean, %rows : tensor<2x4xf32>, tensor<2x4x?xf32>)
+      {scale = 0.5 : f64, causal = true, window = 9 : i64}
+      -> tensor<2x4xf32>, tensor<2x4x?xf32>
+  return %m, %r : tensor<2x4xf32>, tensor<2x4x?xf32>
 }

@@ -99,3 +99,32 @@ func.func @keeps_what_is_computed_from_the_results_of_a_loop(
       outs(%y0 : tensor<256x32xf32>) -> tensor<256x32xf32>
   return %y : tensor<256x32xf32>
 }
+
+// -----
+
+// The sum over the rows of a sequence has one row a sequence; the producer's
+// rows still run in parallel.
+
+// CHECK: Reason="it has more rows to run in parallel", Remark="not fused into linalg.generic"
+
+// IR-LABEL: func @keeps_producers_with_more_parallel_rows
+// IR:         scf.forall (%{{.*}}, %{{.*}}) =
+// IR:           moe.softmax_mix
+// IR:         scf.forall (%{{.*}}) =
+// IR-NOT:       moe.softmax_mix
+// IR:           linalg.generic
+func.func @keeps_producers_with_more_parallel_rows(
+    %q: tensor<2x4x256x16xf32>, %l0: tensor<2x4x256xf32>, %s0: tensor<2x4xf32>)
+    -> tensor<2x4xf32> {
+  %l = moe.softmax_mix ins(%q, %q : tensor<2x4x256x16xf32>, tensor<2x4x256x16xf32>)
+      outs(%l0 : tensor<2x4x256xf32>) -> tensor<2x4x256xf32>
+  %s = linalg.generic {
+      indexing_maps = [affine_map<(b, h, i) -> (b, h, i)>, affine_map<(b, h, i) -> (b, h)>],
+      iterator_types = ["parallel", "parallel", "reduction"]}
+      ins(%l : tensor<2x4x256xf32>) outs(%s0 : tensor<2x4xf32>) {
+  ^bb0(%x: f32, %acc: f32):
+    %y = arith.addf %x, %acc : f32
+    linalg.yield %y : f32
+  } -> tensor<2x4xf32>
+  return %s : tensor<2x4xf32>
+}

@@ -34,6 +34,7 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateContractionToCPUPatterns(patterns, options);
   populateDispatchToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
+  populateRowsToCPUPatterns(patterns, options);
   populateSoftmaxMixToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);
 }

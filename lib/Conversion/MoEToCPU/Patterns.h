@@ -22,6 +22,9 @@ void populateDispatchToCPUPatterns(RewritePatternSet &patterns,
 void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 
+void populateRowsToCPUPatterns(RewritePatternSet &patterns,
+                               const CPUVectorOptions &options);
+
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 

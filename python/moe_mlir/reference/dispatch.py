@@ -43,7 +43,7 @@ def dispatch(idx, num_experts, *, capacity=None, priority=None, mask=None):
 
 
 def capacity_of(tokens, num_experts, k, factor):
-    """Rows that an expert takes at a capacity factor: k floor(cf ceil(T / E)); docs/Spec.md 3.10."""
+    """Rows that an expert takes at a capacity factor: k floor(cf ceil(T / E)) (3.10)."""
     return k * int(factor * -(-tokens // num_experts))
 
 

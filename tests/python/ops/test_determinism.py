@@ -22,6 +22,8 @@ IDX = torch.rand(N, 24, generator=random(8)).argsort(-1)[:, :3]
 
 CALLS = {
     "router_logits": lambda: (moe_mlir.router_logits(H, W, B),),
+    "cosine_logits": lambda: (moe_mlir.cosine_logits(H, W[:6], W[:, :6], tau=0.3),),
+    "ac_logits": lambda: (moe_mlir.ac_logits(H, W.abs(), ASSIGN[:, None], W, bias=B),),
     "topk_renorm": lambda: moe_mlir.topk_renorm(H[:, :24], 5, renorm=False),
     "similarity_inform": lambda: moe_mlir.similarity_inform(U, E, causal=True),
     "attention_posterior": lambda: moe_mlir.attention_posterior(
@@ -30,6 +32,8 @@ CALLS = {
     "posterior_of_all_heads": lambda: moe_mlir.attention_posterior(
         Q, K, U, E, v=V, wo=WO, causal=False, head_mode="all", return_lse=True
     ),
+    "attention_entropy": lambda: moe_mlir.attention_entropy(Q, K, causal=True),
+    "dispersion_weights": lambda: (moe_mlir.dispersion_weights(W.abs(), IDX[:24, 0]),),
     "mad_dispersion": lambda: moe_mlir.mad_dispersion(H, ASSIGN, 24),
     "pairwise": lambda: moe_mlir.mad_dispersion(H, ASSIGN, 24, measure="pairwise"),
     "adjacency_gate": lambda: (moe_mlir.adjacency_gate(H[:, :24].softmax(-1), A),),
@@ -82,6 +86,20 @@ def test_router_logits_of_a_token_do_not_depend_on_its_batch():
     for n in COUNTS:
         assert_same_bits(moe_mlir.router_logits(H[:n], W, B), whole[:n], f"first {n}")
         assert_same_bits(moe_mlir.router_logits(H[-n:], W, B), whole[-n:], f"last {n}")
+
+
+def test_logits_of_a_token_do_not_depend_on_its_batch():
+    def cosine(part):
+        return moe_mlir.cosine_logits(H[part], W[:6], W[:, :6])
+
+    def clustered(part):
+        return moe_mlir.ac_logits(H[part], W.abs(), IDX[part], W, prev_gates=H[part, :3].abs())
+
+    for function in (cosine, clustered):
+        whole = function(slice(0, N))
+        for n in COUNTS:
+            for part in (slice(0, n), slice(N - n, N)):
+                assert_same_bits(function(part), whole[part], f"{function.__name__} {part}")
 
 
 @pytest.mark.parametrize("renorm", (True, False))

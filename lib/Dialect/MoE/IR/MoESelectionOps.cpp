@@ -115,21 +115,6 @@ LogicalResult TopKRenormOp::verify() {
   return success();
 }
 
-/// A single group restricts nothing: its attributes return to their defaults.
-LogicalResult TopKRenormOp::canonicalize(TopKRenormOp op,
-                                         PatternRewriter &rewriter) {
-  // All groups kept, or one group: the choice is over all experts. A dropped
-  // group would turn its scores to -inf, a kept one leaves them as they are.
-  if (op.getNGroup() == 1 || op.getTopkGroup() != op.getNGroup())
-    return rewriter.notifyMatchFailure(op, "groups restrict the selection");
-  rewriter.modifyOpInPlace(op, [&] {
-    op.setNGroup(1);
-    op.setTopkGroup(1);
-    op.setGroupScore(GroupScore::Top2Sum);
-  });
-  return success();
-}
-
 //===----------------------------------------------------------------------===//
 // ThresholdRenormOp
 //===----------------------------------------------------------------------===//

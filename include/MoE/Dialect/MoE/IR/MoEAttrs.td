@@ -68,6 +68,16 @@ def MoE_DispersionMeasure : MoE_I32Enum<"DispersionMeasure", "how far a cluster'
 ]>;
 def MoE_DispersionMeasureAttr : MoE_EnumAttr<MoE_DispersionMeasure, "dispersion_measure">;
 
+def MoE_DispersionScale : MoE_I32Enum<"DispersionScale", "the mean that weights of features are divided by", [
+  I32EnumAttrCase<"Cluster", 0, "cluster">,
+  I32EnumAttrCase<"Feature", 1, "feature">,
+  I32EnumAttrCase<"Global", 2, "global">,
+  I32EnumAttrCase<"GlobalPreclamp", 3, "global_preclamp">,
+  I32EnumAttrCase<"Dispersion", 4, "dispersion">,
+  I32EnumAttrCase<"None", 5, "none">,
+]>;
+def MoE_DispersionScaleAttr : MoE_EnumAttr<MoE_DispersionScale, "dispersion_scale">;
+
 def MoE_AdjacencyNorm : MoE_I32Enum<"AdjacencyNorm", "how co-selection counts become weights", [
   I32EnumAttrCase<"Row", 0, "row">,
   I32EnumAttrCase<"Col", 1, "col">,

@@ -97,7 +97,7 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     (`num_valid` `(` $num_valid^ `:` type($num_valid) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let hasCanonicalizeMethod = 1;
+  let hasCanonicalizer = 1;
   let extraClassDeclaration = structuredClassDeclaration # [{
     unsigned getNumLeadingDims();
     ::mlir::Value getGatesInit() { return getOuts()[0]; }
