@@ -29,9 +29,9 @@ def MoEApproximateMathPass
 def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
   let summary = "Write every softmax over tokens with moe.softmax_mix";
   let description = [{
-    Replaces each op with `MixingOpInterface` by `moe.softmax_mix`, which
-    kernels implement without ever holding the token-by-token matrix, and by
-    small ops around it. The posterior of Mutual-Inform SMoE (21) becomes an
+    Replaces each op with `MixingOpInterface` by `moe.softmax_mix`, or by the
+    two sweeps of its gradient, which kernels implement without ever holding
+    the token-by-token matrix, and by small ops around it. The posterior of Mutual-Inform SMoE (21) becomes an
     attention over concatenated features, `[scale q, wo^T u / sigma^2]` against
     `[k, v]`, with the key bias `-|wo v|^2/(2 sigma^2)` from the Gram matrix
     `wo^T wo`: the means `wo v` are never formed.
