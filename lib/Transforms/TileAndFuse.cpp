@@ -288,7 +288,7 @@ private:
           if (reason.empty())
             return scf::SCFTileAndFuseOptions::ControlFnResult{};
           // A destination is storage, not work that could be shared.
-          if (!isInit)
+          if (!isInit && !isa<tensor::EmptyOp>(op))
             reportNotFused(root, op, reason);
           return std::nullopt;
         });

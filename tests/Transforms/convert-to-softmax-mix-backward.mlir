@@ -10,7 +10,7 @@
 // CHECK-SAME:    %[[U:[^:]*]]: tensor<2x?x8xf32>, %[[E:[^:]*]]: tensor<2x?x4xf32>
 // CHECK-DAG:     %[[TOKENS:.*]] = tensor.expand_shape %[[U]]
 // CHECK-DAG:     %[[LSE:.*]] = tensor.expand_shape {{.*}} : tensor<2x?xf32> into tensor<2x1x?xf32>
-// CHECK:         %[[DQ:.*]] = moe.softmax_mix_backward_dq ins(%[[TOKENS]], %[[TOKENS]], %{{.*}}, %[[DELTA:.*]] : {{.*}}) values(%[[E]], %[[DP:.*]] :
+// CHECK:         %[[DQ:.*]] = moe.softmax_mix_backward_dq ins(%[[TOKENS]], %[[TOKENS]], %{{.*}}, %[[DELTA:[a-z0-9_]*]] : {{[^)]*}}) values(%[[E]], %[[DP:[a-z0-9_]*]] :
 // CHECK-SAME:      {causal = true, scale = 2.500000e-01 : f64}
 // CHECK:         %[[DKV:.*]]:2 = moe.softmax_mix_backward_dkv ins(%[[TOKENS]], %[[TOKENS]], %{{.*}}, %[[DELTA]] : {{.*}}) values(%[[E]], %[[DP]] :
 // CHECK:         linalg.generic
@@ -38,14 +38,14 @@ func.func @similarity_is_differentiated_by_two_sweeps(
 func.func @the_sweep_over_keys_turns_the_origin_round(
     %u: tensor<1x3x8xf32>, %uk: tensor<1x9x8xf32>, %e: tensor<1x9x4xf32>,
     %p: tensor<1x3x4xf32>, %lse: tensor<1x3xf32>, %duk: tensor<1x9x8xf32>,
-    %origin: index) -> tensor<1x3x8xf32> {
+    %origin: index) -> (tensor<1x3x8xf32>, tensor<1x9x8xf32>) {
   %r:3 = moe.similarity_inform_backward
       ins(%u, %e, %p, %lse, %p : tensor<1x3x8xf32>, tensor<1x9x4xf32>,
           tensor<1x3x4xf32>, tensor<1x3xf32>, tensor<1x3x4xf32>)
       keys(%uk : tensor<1x9x8xf32>) origin(%origin : index)
       outs(%u, %e, %duk : tensor<1x3x8xf32>, tensor<1x9x4xf32>, tensor<1x9x8xf32>)
       -> tensor<1x3x8xf32>, tensor<1x9x4xf32>, tensor<1x9x8xf32>
-  return %r#0 : tensor<1x3x8xf32>
+  return %r#0, %r#2 : tensor<1x3x8xf32>, tensor<1x9x8xf32>
 }
 
 // With all heads the prior's log-sum-exp has a gradient too: sweeps without
@@ -64,7 +64,8 @@ func.func @the_sweep_over_keys_turns_the_origin_round(
 // CHECK-NOT:     moe.softmax_mix_backward
 func.func @all_heads_differentiate_the_prior(%q: tensor<1x4x?x16xf32>,
     %u: tensor<1x?x64xf32>, %e: tensor<1x?x8xf32>, %l: tensor<1x4x?xf32>,
-    %vp: tensor<1x4x?x64xf32>) -> tensor<1x4x?x16xf32> {
+    %vp: tensor<1x4x?x64xf32>)
+    -> (tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>) {
   %r:5 = moe.attention_posterior_backward
       ins(%q, %q, %u, %e, %e, %l, %l, %e : tensor<1x4x?x16xf32>,
           tensor<1x4x?x16xf32>, tensor<1x?x64xf32>, tensor<1x?x8xf32>,
@@ -75,11 +76,12 @@ func.func @all_heads_differentiate_the_prior(%q: tensor<1x4x?x16xf32>,
            tensor<1x?x64xf32>, tensor<1x?x8xf32>, tensor<1x4x?x64xf32>)
       -> tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>, tensor<1x?x64xf32>,
          tensor<1x?x8xf32>, tensor<1x4x?x64xf32>
-  return %r#0 : tensor<1x4x?x16xf32>
+  return %r#0, %r#1 : tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>
 }
 func.func @one_head_has_one_pair_of_sweeps(%q: tensor<1x4x?x16xf32>,
     %u: tensor<1x?x64xf32>, %e: tensor<1x?x8xf32>, %l: tensor<1x1x?xf32>,
-    %vp: tensor<1x4x?x64xf32>, %head: tensor<1xi32>) -> tensor<1x4x?x16xf32> {
+    %vp: tensor<1x4x?x64xf32>, %head: tensor<1xi32>)
+    -> (tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>) {
   %r:5 = moe.attention_posterior_backward
       ins(%q, %q, %u, %e, %e, %l, %l, %e : tensor<1x4x?x16xf32>,
           tensor<1x4x?x16xf32>, tensor<1x?x64xf32>, tensor<1x?x8xf32>,
@@ -90,5 +92,5 @@ func.func @one_head_has_one_pair_of_sweeps(%q: tensor<1x4x?x16xf32>,
            tensor<1x?x64xf32>, tensor<1x?x8xf32>, tensor<1x4x?x64xf32>)
       -> tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>, tensor<1x?x64xf32>,
          tensor<1x?x8xf32>, tensor<1x4x?x64xf32>
-  return %r#0 : tensor<1x4x?x16xf32>
+  return %r#0, %r#1 : tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>
 }

@@ -30,8 +30,11 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Rows that share one packing of a block of columns, a multiple of kGroupRows.
-static constexpr int64_t kRowBlock = 96;
+/// Rows that share one packing of a block of columns, a multiple of kGroupRows:
+/// a little more than the rows of a tile.
+static constexpr int64_t kRowBlock = 66;
+/// Larger buffers do not go on the stack, whose size is the caller's.
+static constexpr int64_t kMaxStackBytes = 256 * 1024;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -62,6 +65,7 @@ public:
   void emit();
 
 private:
+  Value allocateBuffer(ArrayRef<OpFoldResult> shape);
   void allocate();
   void clearBiasGradient();
   void takeViews(Value batch, Value head);
@@ -100,6 +104,7 @@ private:
   Value weights, gradients;
   // The sums of each row of a block.
   Value featureSums, valueSums, logitSums;
+  Values heapBuffers;
 };
 } // namespace
 
@@ -107,32 +112,51 @@ private:
 // Set-up
 //===----------------------------------------------------------------------===//
 
+/// An f32 buffer that lives as long as the kernel runs.
+Value SweepKernel::allocateBuffer(ArrayRef<OpFoldResult> shape) {
+  int64_t bytes = sizeof(float);
+  bool isStatic = true;
+  for (OpFoldResult size : shape) {
+    std::optional<int64_t> constant = getConstantIntValue(size);
+    isStatic &= constant.has_value();
+    bytes *= constant.value_or(1);
+  }
+  if (isStatic && bytes <= kMaxStackBytes)
+    return e.scratch(shape, e.getF32Type());
+  SmallVector<int64_t> sizes;
+  Values dynamicSizes;
+  dispatchIndexOpFoldResults(shape, dynamicSizes, sizes);
+  heapBuffers.push_back(
+      memref::AllocOp::create(e, MemRefType::get(sizes, e.getF32Type()),
+                              dynamicSizes, e.getI64IntegerAttr(64)));
+  return heapBuffers.back();
+}
+
 void SweepKernel::allocate() {
-  Type f32 = e.getF32Type();
   OpFoldResult width = getSize(e, all.q, 3),
                block = e.getIndexAttr(blockColumns);
   OpFoldResult rowBlock = e.getIndexAttr(kRowBlock);
   OpFoldResult group = e.getIndexAttr(kGroupRows);
   OpFoldResult padded = padToVectors(e, width);
-  packedFeatures = e.scratch({width, block}, f32);
-  featureRows = e.scratch({block, padded}, f32);
-  featureSums = e.scratch({rowBlock, padded}, f32);
-  packedTerms = e.scratch({block}, f32);
+  packedFeatures = allocateBuffer({width, block});
+  featureRows = allocateBuffer({block, padded});
+  featureSums = allocateBuffer({rowBlock, padded});
+  packedTerms = allocateBuffer({block});
   if (rowsAreKeys)
-    packedDeltas = e.scratch({block}, f32);
+    packedDeltas = allocateBuffer({block});
   if (all.keyLevel)
-    packedLevels = e.scratch({block}, f32);
-  weights = e.scratch({group, block}, f32);
-  gradients = e.scratch({group, block}, f32);
+    packedLevels = allocateBuffer({block});
+  weights = allocateBuffer({group, block});
+  gradients = allocateBuffer({group, block});
   if (all.sums)
-    logitSums = e.scratch({rowBlock, e.getIndexAttr(e.width)}, f32);
+    logitSums = allocateBuffer({rowBlock, e.getIndexAttr(e.width)});
   if (!all.v)
     return;
   OpFoldResult numValues = getSize(e, all.v, 2);
-  packedValues = e.scratch({numValues, block}, f32);
+  packedValues = allocateBuffer({numValues, block});
   if (all.dvalues) {
-    valueRows = e.scratch({block, padToVectors(e, numValues)}, f32);
-    valueSums = e.scratch({rowBlock, padToVectors(e, numValues)}, f32);
+    valueRows = allocateBuffer({block, padToVectors(e, numValues)});
+    valueSums = allocateBuffer({rowBlock, padToVectors(e, numValues)});
   }
 }
 
@@ -425,27 +449,24 @@ void SweepKernel::emitRowBlock(Value firstRow) {
 }
 
 void SweepKernel::emit() {
-  auto isDynamic = [](Value memref, int64_t position) {
-    return memref && cast<MemRefType>(memref.getType()).isDynamicDim(position);
-  };
-  e.withScratch(isDynamic(all.q, 3) || isDynamic(all.v, 2), [&] {
-    Value numQueries = e.dim(all.q, 2), numKeys = e.dim(all.k, 2);
-    numRows = rowsAreKeys ? numKeys : numQueries;
-    numColumns = rowsAreKeys ? numQueries : numKeys;
-    if (!origin)
-      origin = e.sub(numColumns, numRows);
-    allocate();
-    if (all.dbias)
-      clearBiasGradient();
-    Value zero = e.index(0);
-    e.loop(zero, e.dim(all.q, 0), 1, [&](Value batch) {
-      e.loop(zero, e.dim(all.q, 1), 1, [&](Value head) {
-        takeViews(batch, head);
-        e.loop(zero, numRows, kRowBlock,
-               [&](Value firstRow) { emitRowBlock(firstRow); });
-      });
+  Value numQueries = e.dim(all.q, 2), numKeys = e.dim(all.k, 2);
+  numRows = rowsAreKeys ? numKeys : numQueries;
+  numColumns = rowsAreKeys ? numQueries : numKeys;
+  if (!origin)
+    origin = e.sub(numColumns, numRows);
+  allocate();
+  if (all.dbias)
+    clearBiasGradient();
+  Value zero = e.index(0);
+  e.loop(zero, e.dim(all.q, 0), 1, [&](Value batch) {
+    e.loop(zero, e.dim(all.q, 1), 1, [&](Value head) {
+      takeViews(batch, head);
+      e.loop(zero, numRows, kRowBlock,
+             [&](Value firstRow) { emitRowBlock(firstRow); });
     });
   });
+  for (Value buffer : heapBuffers)
+    memref::DeallocOp::create(e, buffer);
 }
 
 //===----------------------------------------------------------------------===//

@@ -11,8 +11,8 @@
 
 // TILED-LABEL: func @dq
 // TILED-SAME:    %[[ORIGIN:[a-z0-9]*]]: index
-// TILED:         scf.forall (%{{.*}}, %{{.*}}, %[[ROW:.*]]) in (2, 3, 4)
-// TILED:           %[[MOVED:.*]] = affine.apply #{{[a-z0-9]*}}(%[[ROW]])[%[[ORIGIN]]]
+// TILED:         scf.forall (%{{.*}}, %{{.*}}, %[[ROW:[a-z0-9]*]]) = (0, 0, 0) to (2, 3, 128) step (1, 1, 32)
+// TILED:           %[[MOVED:.*]] = affine.apply #{{[a-z0-9]*}}()[%[[ORIGIN]], %[[ROW]]]
 // TILED:           moe.softmax_mix_backward_dq ins(%{{.*}}, %{{.*}} : tensor<1x1x32x8xf32>, tensor<1x1x96x8xf32>, tensor<1x1x32xf32>, tensor<1x1x32xf32>)
 // TILED-SAME:        bias(%{{.*}} : tensor<1x1x32x96xf32>)
 // TILED-SAME:        origin(%[[MOVED]] : index)
@@ -41,7 +41,7 @@ func.func @dq(%q: tensor<2x3x128x8xf32>, %k: tensor<2x3x96x8xf32>,
 // A bias that all heads share sums its gradient over them: heads stay whole.
 
 // TILED-LABEL: func @a_shared_bias_keeps_its_heads_whole
-// TILED:         scf.forall (%{{[^,]*}}, %{{[^,]*}}) in (2, 2)
+// TILED:         scf.forall (%{{[^,]*}}, %{{[^,]*}}) = (0, 0) to (2, 64) step (1, 32)
 // TILED:           moe.softmax_mix_backward_dq ins(%{{.*}} : tensor<1x3x32x8xf32>
 func.func @a_shared_bias_keeps_its_heads_whole(%q: tensor<2x3x64x8xf32>,
     %l: tensor<2x3x64xf32>, %bias: tensor<2x1x64x64xf32>)
@@ -58,9 +58,10 @@ func.func @a_shared_bias_keeps_its_heads_whole(%q: tensor<2x3x64x8xf32>,
 // The other sweep is cut over keys, whose origin is among the queries.
 
 // TILED-LABEL: func @dkv
-// TILED:         scf.forall (%{{.*}}, %{{.*}}, %[[KEY:.*]]) in (2, 3, 3)
+// TILED:         scf.forall (%{{.*}}, %{{.*}}, %[[KEY:[a-z0-9]*]]) = (0, 0, 0) to (2, 3, 96) step (1, 1, 32)
+// TILED:           %[[MOVED:.*]] = affine.apply #{{[a-z0-9]*}}()[%[[KEY]]]
 // TILED:           moe.softmax_mix_backward_dkv ins(%{{.*}} : tensor<1x1x128x8xf32>, tensor<1x1x32x8xf32>,
-// TILED-SAME:        origin(%{{.*}} : index)
+// TILED-SAME:        origin(%[[MOVED]] : index)
 func.func @dkv(%q: tensor<2x3x128x8xf32>, %k: tensor<2x3x96x8xf32>,
     %l: tensor<2x3x128xf32>) -> tensor<2x3x96x8xf32> {
   %r = moe.softmax_mix_backward_dkv

@@ -1,9 +1,13 @@
 """Models that call the logits ops and their statistics: import, compile, run, other sizes."""
 
+import re
+
 import torch
 from test_operators import check, tokens
 
 import moe_mlir
+from moe_mlir import nn
+from moe_mlir._native import native
 
 
 def test_cosine_logits():
@@ -55,16 +59,41 @@ def test_the_mean_entropy_alone():
     check(function, (tokens(),), later=(tokens(count=70),))
 
 
+def canonical(model, inputs):
+    """The canonical IR of an exported model."""
+    form = native().Module.parse(moe_mlir.export(model, inputs).text)
+    form.run("canonicalize")
+    return form.text()
+
+
 def test_a_softmax_in_front_of_the_selection_is_left_out():
     class Router(torch.nn.Module):
         def forward(self, h):
             return moe_mlir.topk_renorm(h.softmax(-1), 2, kind="probs", route_scale=2.0)
 
     check(lambda h: Router()(h), (tokens(),), later=(tokens(count=70),))
-    module = moe_mlir.export(Router(), (tokens(),))
-    from moe_mlir._native import native
+    assert "math.exp" in moe_mlir.export(Router(), (tokens(),)).text
+    assert "math.exp" not in canonical(Router(), (tokens(),))
 
-    form = native().Module.parse(module.text)
-    assert "math.exp" in form.text()
-    form.run("canonicalize")
-    assert "math.exp" not in form.text()
+
+class Gates(torch.nn.Module):
+    """A router's gates and indices, as tensors."""
+
+    def __init__(self, router):
+        super().__init__()
+        self.router = router
+
+    def forward(self, h):
+        routing = self.router(h)
+        return routing.gates, routing.indices
+
+
+def test_a_hyper_router_at_inference_is_a_plain_router_op_for_op():
+    """HyperRouter C.4: nothing of the network is left."""
+
+    def operations(router):
+        text = canonical(Gates(router).eval(), (tokens(),))
+        return re.findall(r" = ([\w.]+)", text)
+
+    ours = operations(nn.HyperRouter(8, 6, 2))
+    assert "moe.router_logits" in ours and ours == operations(nn.SMoE(8, 6, 2))

@@ -41,6 +41,10 @@ SmallVector<std::pair<unsigned, unsigned>> TopKRenormOp::getDimOrder() {
   return {{k, e}};
 }
 
+unsigned TopKRenormOp::getNumLeadingDims() {
+  return getNumLeading(getScores());
+}
+
 ScoreFunction TopKRenormOp::getScoreFunction() {
   if (std::optional<ScoreFunction> score = getScore())
     return *score;
@@ -129,6 +133,10 @@ ArrayAttr ThresholdRenormOp::getIndexingMaps() {
       .addWithLeading(getOuts()[0], n, {e})
       .addWithLeading(getOuts()[1], n, {})
       .get();
+}
+
+unsigned ThresholdRenormOp::getNumLeadingDims() {
+  return getNumLeading(getP());
 }
 
 LogicalResult ThresholdRenormOp::verify() {
