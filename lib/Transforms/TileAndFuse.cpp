@@ -150,9 +150,13 @@ private:
     if (rows.empty())
       return success();
 
+    int64_t tileRows = tileSize;
+    if (auto rows = op->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
+      tileRows = rows.getInt();
+    op->removeAttr(kTileRowsAttrName);
     scf::SCFTilingOptions tiling;
     tiling.setLoopType(scf::SCFTilingOptions::LoopType::ForallOp)
-        .setTileSizes(getTileSizes(op, rows, tileSize));
+        .setTileSizes(getTileSizes(op, rows, tileRows));
     if (gpuBlocks)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 
