@@ -242,11 +242,16 @@ private:
     SmallVector<Operation *> members = group.getMembers();
     SmallVector<TilingInterface> roots = group.getRoots();
     reportWholeConsumers(group);
+    int64_t tileRows = tileSize;
+    if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
+      tileRows = own.getInt();
+    seed->removeAttr(kTileRowsAttrName);
     // Consumers first: a root that feeds another one is still an op then, and
     // not the result of a loop.
     SmallVector<scf::ForallOp> loops;
     for (TilingInterface root : llvm::reverse(roots)) {
-      FailureOr<scf::ForallOp> loop = tileRoot(rewriter, root, group, taken);
+      FailureOr<scf::ForallOp> loop =
+          tileRoot(rewriter, root, group, tileRows, taken);
       if (failed(loop))
         return failure();
       loops.insert(loops.begin(), *loop);
@@ -263,12 +268,12 @@ private:
   }
 
   FailureOr<scf::ForallOp> tileRoot(IRRewriter &rewriter, TilingInterface root,
-                                    const RowGroup &group,
+                                    const RowGroup &group, int64_t tileRows,
                                     DenseSet<Operation *> &taken) {
     ArrayRef<unsigned> rows = group.getRows(root);
     scf::SCFTilingOptions tiling;
     tiling.setLoopType(scf::SCFTilingOptions::LoopType::ForallOp)
-        .setTileSizes(getTileSizes(root, rows, tileSize));
+        .setTileSizes(getTileSizes(root, rows, tileRows));
     if (gpuBlocks)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 

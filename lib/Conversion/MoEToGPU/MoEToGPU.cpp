@@ -10,6 +10,7 @@
 #include "KernelOutlining.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
+#include "Workspace.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
@@ -158,6 +159,39 @@ void mlir::moe::populateCopyToThreadsPatterns(RewritePatternSet &patterns,
 // Pass
 //===----------------------------------------------------------------------===//
 
+/// Whether `buffer` or a view of it is written by an op.
+static bool isWritten(Value buffer) {
+  return llvm::any_of(buffer.getUsers(), [&](Operation *user) {
+    if (isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(user))
+      return llvm::any_of(user->getResults(), isWritten);
+    auto effects = dyn_cast<MemoryEffectOpInterface>(user);
+    if (!effects)
+      return !isMemoryEffectFree(user);
+    SmallVector<MemoryEffects::EffectInstance> writes;
+    effects.getEffectsOnValue(buffer, writes);
+    return llvm::any_of(writes, [](MemoryEffects::EffectInstance &effect) {
+      return isa<MemoryEffects::Write>(effect.getEffect());
+    });
+  });
+}
+
+/// The arguments that the function only reads.
+static DenseSet<Value> getConstantArguments(func::FuncOp function) {
+  DenseSet<Value> constants;
+  for (BlockArgument argument : function.getArguments())
+    if (isa<MemRefType>(argument.getType()) && !isWritten(argument))
+      constants.insert(argument);
+  return constants;
+}
+
+/// What the kernels compute again for themselves has lost its users.
+static void eraseDeadOps(func::FuncOp function) {
+  for (Operation &op :
+       llvm::make_early_inc_range(llvm::reverse(function.getBody().front())))
+    if (isOpTriviallyDead(&op))
+      op.erase();
+}
+
 /// Whether `op` works on buffers as a whole: it reads or writes them.
 static bool isBlockLevel(Operation &op) {
   auto effects = dyn_cast<MemoryEffectOpInterface>(op);
@@ -179,9 +213,10 @@ struct ConvertMoEToGPUPass
       return signalPassFailure();
     }
     RewritePatternSet patterns(&getContext());
-    BlockShape block{blockSize};
+    BlockShape block{blockSize, sharedBytes};
     populateCopyToThreadsPatterns(patterns, block);
     populateRouterLogitsToThreadsPatterns(patterns, block);
+    populateSoftmaxMixToThreadsPatterns(patterns, block);
     populateTopKRenormToThreadsPatterns(patterns, block);
     FrozenRewritePatternSet frozen(std::move(patterns));
 
@@ -193,6 +228,10 @@ struct ConvertMoEToGPUPass
 private:
   LogicalResult convert(func::FuncOp function,
                         const FrozenRewritePatternSet &patterns) {
+    if (failed(moveBuffersToWorkspace(function)))
+      return failure();
+    mapCopiesToBlocks(function);
+    DenseSet<Value> constants = getConstantArguments(function);
     SmallVector<scf::ForallOp> loops;
     function.walk<WalkOrder::PreOrder>([&](scf::ForallOp forall) {
       loops.push_back(forall);
@@ -211,15 +250,35 @@ private:
           name = (name + Twine("_") + Twine(launches.size())).str();
         DictionaryAttr launch;
         FailureOr<gpu::GPUFuncOp> kernel =
-            outlineKernel(forall, module, name, blockSize, launch);
+            outlineKernel(forall, module, name, blockSize, constants, launch);
         if (failed(kernel) || failed(lowerToThreads(*kernel, patterns)))
           return failure();
-        launches.push_back(launch);
+        launches.push_back(addDynamicMemory(launch, function, *kernel));
         ++numKernels;
       }
       function->setAttr(kKernelsAttrName, b.getArrayAttr(launches));
     }
+    eraseDeadOps(function);
     return verifyNothingLeft(function);
+  }
+
+  /// A kernel whose ops took dynamic memory says so wherever it is launched.
+  static DictionaryAttr addDynamicMemory(DictionaryAttr launch,
+                                         func::FuncOp function,
+                                         gpu::GPUFuncOp kernel) {
+    auto bytes = kernel->getAttrOfType<IntegerAttr>(kDynamicSmemAttrName);
+    if (!bytes)
+      return launch;
+    function.walk([&](gpu::LaunchFuncOp op) {
+      if (op.getKernelName() != kernel.getNameAttr())
+        return;
+      OpBuilder b(op);
+      op.getDynamicSharedMemorySizeMutable().assign(
+          arith::ConstantIntOp::create(b, op.getLoc(), bytes.getInt(), 32));
+    });
+    NamedAttrList entries(launch);
+    entries.set("dynamic_smem", bytes);
+    return entries.getDictionary(launch.getContext());
   }
 
   /// Lowers the block-level ops of a kernel one after the other.

@@ -12,6 +12,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_THREADLOWERINGS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_THREADLOWERINGS_H
 
+#include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/IR/PatternMatch.h"
 
 namespace mlir::moe {
@@ -21,7 +23,12 @@ class ThreadBuilder;
 /// one-dimensional and consist of whole warps.
 struct BlockShape {
   int64_t numThreads;
+  /// Shared memory that a block may have on the chip.
+  int64_t sharedBytes = kMaxStaticWorkgroupBytes;
 };
+
+/// Queries that a block takes at a time.
+int64_t getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes);
 
 /// The flat number of rows that `memref` holds: the product of all dims but
 /// the last `numInner` ones.
@@ -34,6 +41,8 @@ void populateCopyToThreadsPatterns(RewritePatternSet &patterns,
                                    BlockShape block);
 void populateRouterLogitsToThreadsPatterns(RewritePatternSet &patterns,
                                            BlockShape block);
+void populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
+                                         BlockShape block);
 void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
                                          BlockShape block);
 

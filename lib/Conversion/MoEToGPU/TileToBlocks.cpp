@@ -1,5 +1,7 @@
 //===- TileToBlocks.cpp - Tile rows to the blocks of a grid ---------------===//
 
+#include "ThreadLowerings.h"
+
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Transforms/Passes.h"
@@ -45,6 +47,14 @@ struct TileToBlocksPass
     int64_t rows = maxRows;
     while (rows > 1 && rows * rowBytes > kMaxStaticWorkgroupBytes)
       rows /= 2;
+
+    // A kernel that reads all keys for each tile wants tiles as large as its
+    // registers.
+    Builder b(&getContext());
+    getOperation().walk([&](SoftmaxMixOp op) {
+      op->setAttr(kTileRowsAttrName,
+                  b.getI64IntegerAttr(getMixTileRows(op, sharedBytes)));
+    });
 
     MoETileAndFusePassOptions options;
     options.tileSize = rows;
