@@ -13,6 +13,7 @@
 #include "mlir/Conversion/GPUToNVVM/GPUToNVVMPass.h"
 #include "mlir/Conversion/ReconcileUnrealizedCasts/ReconcileUnrealizedCasts.h"
 #include "mlir/Conversion/SCFToControlFlow/SCFToControlFlow.h"
+#include "mlir/Dialect/Arith/Transforms/Passes.h"
 #include "mlir/Dialect/Bufferization/Transforms/Passes.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -56,6 +57,8 @@ static void buildBufferization(OpPassManager &manager) {
   manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  // Sizes of what lies between kernels follow from those of the arguments.
+  manager.addPass(memref::createResolveShapedTypeResultDimsPass());
   // Copies whose two sides have become one value are folded.
   manager.addPass(createCanonicalizerPass());
 }
@@ -66,6 +69,8 @@ static void buildBufferization(OpPassManager &manager) {
 
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
+  manager.addNestedPass<func::FuncOp>(
+      createMoEDistributeToGridPass({options.blockSize}));
   manager.addPass(createConvertMoEToGPUPass({options.blockSize}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
@@ -73,6 +78,7 @@ static void buildKernels(OpPassManager &manager,
   OpPassManager &kernels = manager.nest<gpu::GPUModuleOp>();
   kernels.addPass(memref::createExpandStridedMetadataPass());
   kernels.addPass(createLowerAffinePass());
+  kernels.addPass(arith::createArithExpandOpsPass());
   kernels.addPass(createCanonicalizerPass());
   kernels.addPass(createCSEPass());
   kernels.addPass(createSCFToControlFlowPass());

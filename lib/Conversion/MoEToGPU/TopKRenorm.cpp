@@ -577,6 +577,9 @@ void RowSelection::emit(Value rowToSelect, Value isRow) {
 // Pattern
 //===----------------------------------------------------------------------===//
 
+/// 64 keys of 64 bits are 128 registers of a lane.
+static constexpr int64_t kMaxExperts = 64 * kWarpSize;
+
 namespace {
 /// The groups of lanes of a block take the rows in turns:
 ///
@@ -594,9 +597,9 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
       return rewriter.notifyMatchFailure(
           op, "expected static numbers of experts and of selected experts; "
               "kernels are specialised for both");
-    if (numExperts > maxExperts)
+    if (numExperts > kMaxExperts)
       return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
-        diagnostic << "expected at most " << maxExperts << " experts, found "
+        diagnostic << "expected at most " << kMaxExperts << " experts, found "
                    << numExperts
                    << "; a row is held in the registers of a warp";
       });
@@ -636,12 +639,15 @@ private:
     return std::min(block.numThreads / *maxRows, kWarpSize);
   }
 
-  /// 64 keys of 64 bits are 128 registers of a lane.
-  static constexpr int64_t maxExperts = 64 * kWarpSize;
-
   BlockShape block;
 };
 } // namespace
+
+bool mlir::moe::hasThreadKernel(TopKRenormOp op) {
+  int64_t experts = op.getNumExperts();
+  return !ShapedType::isDynamic(experts) && experts <= kMaxExperts &&
+         !ShapedType::isDynamic(op.getNumSelected());
+}
 
 void mlir::moe::populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
                                                     BlockShape block) {
