@@ -121,6 +121,10 @@ Value ThreadBuilder::sqrt(Value x) {
   return callIntrinsic(*this, "llvm.nvvm.sqrt.rn.f", x);
 }
 
+Value ThreadBuilder::reciprocal(Value x) {
+  return callIntrinsic(*this, "llvm.nvvm.rcp.approx.ftz.f", x);
+}
+
 Value ThreadBuilder::absolute(Value x) {
   return callIntrinsic(*this, "llvm.fabs.f32", x);
 }

@@ -69,6 +69,8 @@ public:
   Value log1p(Value t);
   Value sqrt(Value x);
   Value absolute(Value x);
+  /// 1 / x by `rcp.approx.ftz`, to 1 ulp.
+  Value reciprocal(Value x);
 
   //===--------------------------------------------------------------------===//
   // Memory
