@@ -94,9 +94,11 @@ static SmallVector<Attribute> getBlockMapping(MLIRContext *context,
 
 /// Why the producer of `slice` stays outside of the tile; empty to fuse it.
 /// `numLoops` tile offsets must all appear in the slice: otherwise several
-/// tiles need the same rows and each would compute them again.
+/// tiles need the same rows and each would compute them again. The ops of
+/// `onlyFused` have no user outside of the tile.
 static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
-                               unsigned numLoops) {
+                               unsigned numLoops,
+                               const DenseSet<Operation *> &onlyFused) {
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
     return "it cannot be tiled";
@@ -105,6 +107,8 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   });
   if (cut < numLoops)
     return "several tiles need the same rows of it";
+  if (onlyFused.contains(op))
+    return "";
   Operation *user = nullptr;
   for (OpResult result : op->getResults())
     for (Operation *other : result.getUsers()) {
@@ -118,6 +122,24 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
       user = other;
     }
   return "";
+}
+
+/// The producers of `consumer`, near and far, that nothing else uses. A part
+/// that two ops of a tile read is computed for each of them; the copies are
+/// equal, so that common subexpression elimination keeps one.
+static DenseSet<Operation *> getOnlyFused(Operation *consumer) {
+  DenseSet<Operation *> fused;
+  for (Operation &op : llvm::reverse(*consumer->getBlock())) {
+    if (!op.isBeforeInBlock(consumer) || !isa<TilingInterface>(op) ||
+        op.use_empty())
+      continue;
+    if (llvm::all_of(op.getUsers(), [&](Operation *user) {
+          return user == consumer || fused.contains(user) ||
+                 isa<tensor::DimOp>(user);
+        }))
+      fused.insert(&op);
+  }
+  return fused;
 }
 
 namespace {
@@ -156,12 +178,15 @@ private:
     if (gpuBlocks)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 
+    DenseSet<Operation *> onlyFused;
+    if (gpuBlocks)
+      onlyFused = getOnlyFused(op);
     scf::SCFTileAndFuseOptions options;
     options.setTilingOptions(tiling);
     options.setFusionControlFn(
         [&](tensor::ExtractSliceOp slice, OpResult producer, bool isInit)
             -> std::optional<scf::SCFTileAndFuseOptions::ControlFnResult> {
-          std::string reason = whyNotFused(slice, producer, rows.size());
+          std::string reason = whyNotFused(slice, producer, rows.size(), onlyFused);
           if (reason.empty())
             return scf::SCFTileAndFuseOptions::ControlFnResult{};
           // A destination is storage, not work that could be shared.

@@ -42,11 +42,13 @@ static bool isFormWithoutKernel(Operation *op) {
       .Default(false);
 }
 
-/// Decomposes the ops that a kernel refuses, and linalg's own composite ops.
-static void decomposeRest(Operation *root) {
+/// Decomposes the ops for which `condition` holds.
+static void
+decomposeIf(Operation *root,
+            function_ref<bool(linalg::AggregatedOpInterface)> condition) {
   SmallVector<linalg::AggregatedOpInterface> ops;
   root->walk([&](linalg::AggregatedOpInterface op) {
-    if (isa<linalg::LinalgDialect>(op->getDialect()) || isFormWithoutKernel(op))
+    if (condition(op))
       ops.push_back(op);
   });
   IRRewriter rewriter(root->getContext());
@@ -56,6 +58,12 @@ static void decomposeRest(Operation *root) {
     if (succeeded(results))
       rewriter.replaceOp(op, *results);
   }
+}
+
+void mlir::moe::decomposeCompositeLinalg(Operation *root) {
+  decomposeIf(root, [](linalg::AggregatedOpInterface op) {
+    return isa<linalg::LinalgDialect>(op->getDialect());
+  });
 }
 
 /// Whether the body of `op` takes a few instructions only.
@@ -104,7 +112,9 @@ struct MoEDecomposeForGPUPass
   void runOnOperation() override {
     if (failed(runPipeline(pipeline, getOperation())))
       return signalPassFailure();
-    decomposeRest(getOperation());
+    decomposeIf(getOperation(), [](linalg::AggregatedOpInterface op) {
+      return isFormWithoutKernel(op);
+    });
     if (failed(applyPatternsGreedily(getOperation(), fusion)))
       signalPassFailure();
   }

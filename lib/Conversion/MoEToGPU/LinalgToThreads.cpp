@@ -24,6 +24,7 @@
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
@@ -310,17 +311,24 @@ static Value isFirstLane(ThreadBuilder &b, Value lane) {
   return b.compare(arith::CmpIPredicate::eq, lane, b.index(0));
 }
 
-/// A warp a point. `store` is called in its first lane only.
+/// A warp a point. `initial` is what the sums start from, if not from nothing;
+/// every lane reads it, so that no lane may store before all have. `store` is
+/// called in the first lane only.
 static void emitWarpAPoint(
     ThreadBuilder &b, Nest &nest, ArrayRef<Operation *> combiners,
     Workers workers, Value begin, Value end,
+    function_ref<SmallVector<Value>(ThreadBuilder &, ArrayRef<Value>)> initial,
     function_ref<void(ThreadBuilder &, ArrayRef<Value>, ValueRange)> store) {
   Value lane = b.op<arith::RemUIOp>(workers.thread, b.index(kWarpSize));
   Value warp = b.op<arith::DivUIOp>(workers.thread, b.index(kWarpSize));
   forEachPoint(b, nest, warp, workers.count / kWarpSize,
                [&](ThreadBuilder &b, ArrayRef<Value> point) {
+                 SmallVector<Value> starts = initial(b, point);
                  SmallVector<Value> sums = foldOverLanes(
                      b, nest, combiners, point, lane, begin, end);
+                 for (auto [i, start] : llvm::enumerate(starts))
+                   sums[i] = combine(b, combiners[i], start, sums[i]);
+                 NVVM::SyncWarpOp::create(b, b.i32(-1));
                  auto ifStores = scf::IfOp::create(b, isFirstLane(b, lane),
                                                    /*withElseRegion=*/false);
                  b.setInsertionPointToStart(ifStores.thenBlock());
@@ -357,14 +365,17 @@ void mlir::moe::emitLinalgForThreads(ThreadBuilder &b, linalg::LinalgOp op,
   if (!hasCombinableReduction(op) || !nest.hasManyTerms())
     return emitThreadAPoint(b, nest, workers);
   SmallVector<Operation *> combiners = getCombiners(op);
-  emitWarpAPoint(b, nest, combiners, workers, b.index(0), nest.getNumTerms(b),
-                 [&](ThreadBuilder &b, ArrayRef<Value> point, ValueRange sums) {
-                   SmallVector<Value> outs;
-                   for (auto [i, sum] : llvm::enumerate(sums))
-                     outs.push_back(combine(b, combiners[i],
-                                            nest.loadOut(b, i, point), sum));
-                   nest.storeOuts(b, point, outs);
-                 });
+  emitWarpAPoint(
+      b, nest, combiners, workers, b.index(0), nest.getNumTerms(b),
+      [&](ThreadBuilder &b, ArrayRef<Value> point) {
+        SmallVector<Value> outs;
+        for (unsigned i = 0; i < op.getNumDpsInits(); ++i)
+          outs.push_back(nest.loadOut(b, i, point));
+        return outs;
+      },
+      [&](ThreadBuilder &b, ArrayRef<Value> point, ValueRange sums) {
+        nest.storeOuts(b, point, sums);
+      });
 }
 
 //===----------------------------------------------------------------------===//
@@ -383,6 +394,9 @@ void mlir::moe::emitPartialReduction(ThreadBuilder &b, linalg::LinalgOp op,
   Value end = b.op<arith::MinUIOp>(b.add(begin, length), numTerms);
   emitWarpAPoint(b, nest, getCombiners(op), Workers::ofBlock(b, block), begin,
                  end,
+                 [](ThreadBuilder &, ArrayRef<Value>) {
+                   return SmallVector<Value>();
+                 },
                  [&](ThreadBuilder &b, ArrayRef<Value> point, ValueRange sums) {
                    for (auto [i, sum] : llvm::enumerate(sums)) {
                      SmallVector<Value> place{part};

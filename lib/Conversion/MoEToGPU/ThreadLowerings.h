@@ -94,6 +94,13 @@ bool hasGridKernel(AdjacencyUpdateOp op);
 bool hasGridKernel(MadDispersionOp op);
 /// Whether the pattern of block-level topk_renorm lowers this form of it.
 bool hasThreadKernel(TopKRenormOp op);
+/// The rows that keep every thread of a block busy in a topk_renorm that no
+/// other op of the block feeds.
+int64_t getSelectionRows(TopKRenormOp op, BlockShape block);
+
+/// Decomposes what linalg itself composes of its ops, such as linalg.softmax:
+/// as one op it is not fused into its consumers.
+void decomposeCompositeLinalg(Operation *root);
 
 /// The patterns of all block-level ops.
 void populateToThreadsPatterns(RewritePatternSet &patterns, BlockShape block);

@@ -1,5 +1,7 @@
 //===- TileToBlocks.cpp - Tile rows to the blocks of a grid ---------------===//
 
+#include "ThreadLowerings.h"
+
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
@@ -13,6 +15,7 @@
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Interfaces/DestinationStyleOpInterface.h"
+#include "mlir/Interfaces/TilingInterface.h"
 #include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Transforms/Passes.h"
@@ -99,6 +102,16 @@ struct TileToBlocksPass
 
 private:
   LogicalResult tile(int64_t rows) {
+    decomposeCompositeLinalg(getOperation());
+    // A selection alone fills the block; behind another op it takes the rows
+    // that the block has.
+    Builder b(&getContext());
+    getOperation().walk([&](TopKRenormOp op) {
+      if (hasThreadKernel(op) &&
+          !op.getScores().getDefiningOp<TilingInterface>())
+        op->setAttr(kTileRowsAttrName,
+                    b.getI64IntegerAttr(getSelectionRows(op, BlockShape())));
+    });
     MoETileAndFusePassOptions options;
     options.tileSize = rows;
     options.gpuBlocks = true;

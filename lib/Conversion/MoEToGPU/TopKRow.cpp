@@ -45,10 +45,12 @@ SelectionForm::SelectionForm(TopKRenormOp op)
 /// The experts that one access of a row can read, whichever they are: 1 unless
 /// every row starts at a multiple of the access.
 static int64_t getAccessWidth(TopKRenormOp op) {
-  auto type = dyn_cast<MemRefType>(op.getScores().getType());
-  if (!type)
-    return 1;
-  int64_t width = kAccessBytes * 8 / type.getElementTypeBitWidth();
+  Type scores = op.getScores().getType();
+  int64_t width =
+      kAccessBytes * 8 / getElementTypeOrSelf(scores).getIntOrFloatBitWidth();
+  auto type = dyn_cast<MemRefType>(scores);
+  if (!type) // Before bufferization: what it will be.
+    return op.getNumExperts() % width == 0 ? width : 1;
   SmallVector<int64_t> strides;
   int64_t offset;
   if (failed(type.getStridesAndOffset(strides, offset)) || strides.back() != 1)
@@ -79,6 +81,10 @@ LaneShape::LaneShape(TopKRenormOp op, int64_t availableLanes) {
   lanes = std::min<int64_t>(llvm::PowerOf2Ceil(wanted), kWarpSize);
   keysPerLane = llvm::divideCeil(numExperts, lanes * width) * width;
   slotsPerLane = llvm::divideCeil(op.getNumSelected(), lanes);
+}
+
+int64_t mlir::moe::getSelectionRows(TopKRenormOp op, BlockShape block) {
+  return block.numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
 }
 
 //===----------------------------------------------------------------------===//
