@@ -6,6 +6,8 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Conversion/Chips.h"
+#include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
@@ -26,6 +28,15 @@
 using namespace mlir;
 using namespace mlir::moe;
 
+/// Of an unknown chip, about which moe-attach-nvvm-target complains, what every
+/// chip has.
+static int64_t getSharedBytes(const MoEToNVVMPipelineOptions &options) {
+  for (const Chip &chip : knownChips())
+    if (chip.name == options.chip)
+      return chip.sharedBytes;
+  return kMaxStaticWorkgroupBytes;
+}
+
 //===----------------------------------------------------------------------===//
 // Tensors: one loop over blocks a kernel
 //===----------------------------------------------------------------------===//
@@ -34,8 +45,9 @@ static void buildTiling(OpPassManager &manager,
                         const MoEToNVVMPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addPass(createMoEConvertToSoftmaxMixPass());
   manager.addNestedPass<func::FuncOp>(
-      createMoETileToBlocksPass({options.maxRows}));
+      createMoETileToBlocksPass({options.maxRows, getSharedBytes(options)}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -71,7 +83,9 @@ static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
   manager.addNestedPass<func::FuncOp>(
       createMoEDistributeToGridPass({options.blockSize}));
-  manager.addPass(createConvertMoEToGPUPass({options.blockSize}));
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(
+      createConvertMoEToGPUPass({options.blockSize, getSharedBytes(options)}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 

@@ -36,7 +36,8 @@ using namespace mlir::moe;
 
 /// The dims along which the rows of `op` lie, outermost first: parallel, part
 /// of every result, and not the innermost dim of the results, which is kept
-/// contiguous. Empty if `op` has no such dims.
+/// contiguous unless `op` asks for tiles of its own size. Empty if `op` has no
+/// such dims.
 static SmallVector<unsigned> getRowDims(TilingInterface op) {
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
   auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
@@ -54,10 +55,11 @@ static SmallVector<unsigned> getRowDims(TilingInterface op) {
         ++innermost[dim.getPosition()];
   }
   SmallVector<unsigned> rows;
+  bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
   unsigned numInits = dps.getNumDpsInits();
   for (auto [dim, iterator] : llvm::enumerate(iterators))
     if (iterator == utils::IteratorType::parallel && spans[dim] == numInits &&
-        innermost[dim] < numInits)
+        (innermost[dim] < numInits || mayCutInnermost))
       rows.push_back(dim);
   return rows;
 }
@@ -172,9 +174,13 @@ private:
     if (rows.empty())
       return success();
 
+    int64_t tileRows = tileSize;
+    if (auto rows = op->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
+      tileRows = rows.getInt();
+    op->removeAttr(kTileRowsAttrName);
     scf::SCFTilingOptions tiling;
     tiling.setLoopType(scf::SCFTilingOptions::LoopType::ForallOp)
-        .setTileSizes(getTileSizes(op, rows, tileSize));
+        .setTileSizes(getTileSizes(op, rows, tileRows));
     if (gpuBlocks)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 

@@ -34,6 +34,7 @@ _FUNCTIONS = {
     "explain": "fx",
     "export": "export",
     "load": "artifact",
+    "simulate": "simulate",
     "update_routers": "nn",
 }
 _SUBMODULES = ("metrics", "nn", "reference", "runtime", "sim")

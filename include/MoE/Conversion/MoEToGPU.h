@@ -15,11 +15,11 @@
 // Buffers between kernels, or between ops of a function that a kernel cannot
 // hold in workgroup memory, are parts of one more buffer of bytes, the
 // workspace: it is the last of the arguments, and so of the pointers, and its
-// size is the last of the sizes. The attribute `moe.workspace` of `f`, an affine
-// map of the other sizes, says how many bytes it must have; without it there is
-// no workspace. Nothing need be in it before the first kernel or after the
-// last. A host launches the kernels in order on one stream and allocates the
-// workspace once, for the largest sizes that it will see.
+// size is the last of the sizes. The attribute `moe.workspace` of `f`, an
+// affine map of the other sizes, says how many bytes it must have; without it
+// there is no workspace. Nothing need be in it before the first kernel or after
+// the last. A host launches the kernels in order on one stream and allocates
+// the workspace once, for the largest sizes that it will see.
 //
 // Every buffer starts at a multiple of 16 bytes, the workspace of 256.
 //
@@ -32,10 +32,10 @@
 //    grid = affine_map<()[s0, s1] -> (s0 ceildiv 16, 1, 1)>}
 //
 // where s0, s1, ... are the dynamic sizes in the order of the parameters. An
-// entry with `dynamic_smem = N : i64` needs N bytes of dynamic workgroup memory,
-// which a host must first allow for the kernel (MAX_DYNAMIC_SHARED_SIZE_BYTES);
-// other workgroup memory is static. The body of `f` keeps one gpu.launch_func a
-// kernel, for a host that is compiled too.
+// entry with `dynamic_smem = N : i64` needs N bytes of dynamic workgroup
+// memory, which a host must first allow for the kernel
+// (MAX_DYNAMIC_SHARED_SIZE_BYTES); other workgroup memory is static. The body
+// of `f` keeps one gpu.launch_func a kernel, for a host that is compiled too.
 //
 //===----------------------------------------------------------------------===//
 

@@ -45,10 +45,11 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     the kernels' parameters and the attribute `moe.kernels`, which says how to
     launch them.
 
-    Lowered are `moe.router_logits`, `moe.topk_renorm` without `num_valid` and
-    with up to 2048 experts, ops of `linalg`, and `memref.copy`; any other op on
-    buffers is an error that names it. Work outside of the loops must have been
-    given to one by `moe-distribute-to-grid`. Sums of `moe.router_logits` are taken in a fixed order
+    Lowered are `moe.router_logits`, `moe.softmax_mix` with up to 256 columns of
+    values, `moe.topk_renorm` without `num_valid` and with up to 2048 experts,
+    ops of `linalg`, and `memref.copy`; any other op on buffers is an error that
+    names it. Work outside of the loops must have been given to one by
+    `moe-distribute-to-grid`. Sums of `moe.router_logits` are taken in a fixed order
     that differs from the CPU's, and exponentials by `ex2.approx.ftz`.
   }];
   let dependentDialects = [
@@ -64,6 +65,8 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
   let options = [
     Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
            "threads of a block, a multiple of 32">,
+    Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
+           "shared memory that a block may have on the chip">,
   ];
   let statistics = [
     Statistic<"numKernels", "num-kernels", "Number of kernels made">,
@@ -173,7 +176,9 @@ def MoETileToBlocksPass
   ];
   let options = [
     Option<"maxRows", "max-rows", "int64_t", /*default=*/"16",
-           "rows of a tile at most">,
+           "rows of a tile at most, where an op does not ask for more">,
+    Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
+           "shared memory that a block may have on the chip">,
   ];
 }
 

@@ -35,7 +35,7 @@ using namespace mlir::moe;
 using arith::CmpIPredicate;
 
 /// Parts of the tokens.
-static constexpr int64_t kParts = 64;
+static constexpr int64_t kTokenParts = 64;
 /// Clusters of a range: their table of 128 columns is 32 KiB.
 static constexpr int64_t kMaxRange = 64;
 /// Rows whose loads are under way together.
@@ -44,15 +44,15 @@ static constexpr int64_t kRowsAtATime = 8;
 static constexpr int64_t kCombiningBlocks = 128;
 
 //===----------------------------------------------------------------------===//
-// One pass over the rows
+// One sweep over the rows
 //===----------------------------------------------------------------------===//
 
 namespace {
 /// Emits what a block does for its slab, part and range.
-class Pass {
+class Sweep {
 public:
   /// `mean` is null in the pass that sums the rows.
-  Pass(ThreadBuilder &b, MadDispersionOp op, BlockShape block, int64_t range,
+  Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block, int64_t range,
        Value mean)
       : b(b), op(op), block(block), range(range), mean(mean) {}
 
@@ -112,7 +112,7 @@ private:
 };
 } // namespace
 
-void Pass::allocate() {
+void Sweep::allocate() {
   Type i32 = b.getI32Type();
   table = alloc((range + 1) * block.numThreads, b.getF32Type());
   ownCounts = alloc(range, i32);
@@ -121,7 +121,7 @@ void Pass::allocate() {
   found = alloc(block.numThreads / kWarpSize, i32);
 }
 
-void Pass::clear() {
+void Sweep::clear() {
   loop(b.index(0), b.index(range + 1), 1, [&](Value cluster) {
     store(b.f32(0.0), table, inTable(cluster));
   });
@@ -133,7 +133,7 @@ void Pass::clear() {
 
 /// Lists the tokens of the range among first .. min(first + 128, end), in
 /// order. The list is filled up with `kRowsAtATime` entries that do not count.
-void Pass::listTokens(Value first, Value end) {
+void Sweep::listTokens(Value first, Value end) {
   firstListed = first;
   Value token = b.add(first, thread);
   Value isMember = b.compare(CmpIPredicate::ult, token, end);
@@ -183,7 +183,7 @@ void Pass::listTokens(Value first, Value end) {
 }
 
 /// h, or its deviation from the mean of a cluster of the range.
-Value Pass::getTerm(Value row, Value cluster) {
+Value Sweep::getTerm(Value row, Value cluster) {
   Value term = b.loadF32(op.getH(), {row, readColumn});
   if (!mean)
     return term;
@@ -197,7 +197,7 @@ Value Pass::getTerm(Value row, Value cluster) {
              : b.absolute(deviation);
 }
 
-void Pass::addList() {
+void Sweep::addList() {
   loop(b.index(0), numListed, kRowsAtATime, [&](Value first) {
     SmallVector<Value> places, terms;
     for (int64_t i = 0; i < kRowsAtATime; ++i) {
@@ -213,7 +213,7 @@ void Pass::addList() {
   gpu::BarrierOp::create(b);
 }
 
-void Pass::writeParts(Value part, Value sums, Value counts) {
+void Sweep::writeParts(Value part, Value sums, Value counts) {
   Value rest = b.op<arith::SubIOp>(numClusters, firstCluster);
   Value size = minimum(rest, b.index(range));
   ifThen(b.compare(CmpIPredicate::ult, column, numColumns), [&] {
@@ -229,7 +229,7 @@ void Pass::writeParts(Value part, Value sums, Value counts) {
     });
 }
 
-void Pass::emit(ArrayRef<Value> ids, Value sums, Value counts) {
+void Sweep::emit(ArrayRef<Value> ids, Value sums, Value counts) {
   thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
   numTokens = memref::DimOp::create(b, op.getH(), b.index(0));
   numColumns = memref::DimOp::create(b, op.getH(), b.index(1));
@@ -237,8 +237,8 @@ void Pass::emit(ArrayRef<Value> ids, Value sums, Value counts) {
   firstCluster = b.mul(ids[0], b.index(range));
   column = b.add(b.mul(ids[2], b.index(block.numThreads)), thread);
   readColumn = minimum(column, b.op<arith::SubIOp>(numColumns, b.index(1)));
-  Value length = b.op<arith::DivUIOp>(b.add(numTokens, b.index(kParts - 1)),
-                                      b.index(kParts));
+  Value length = b.op<arith::DivUIOp>(b.add(numTokens, b.index(kTokenParts - 1)),
+                                      b.index(kTokenParts));
   Value begin = minimum(b.mul(ids[1], length), numTokens);
   Value end = minimum(b.add(begin, length), numTokens);
   allocate();
@@ -259,7 +259,7 @@ static Value addParts(ThreadBuilder &b, Value buffer, ValueRange place) {
   Type type = getElementTypeOrSelf(buffer.getType());
   Value zero = arith::ConstantOp::create(b, b.getZeroAttr(type));
   auto loop = scf::ForOp::create(
-      b, b.index(0), b.index(kParts), b.index(1), zero,
+      b, b.index(0), b.index(kTokenParts), b.index(1), zero,
       [&](OpBuilder &builder, Location loc, Value part, ValueRange acc) {
         ThreadBuilder body(loc, builder);
         SmallVector<Value> indices{part};
@@ -324,7 +324,7 @@ struct MadDispersionToGrid : OpRewritePattern<MadDispersionOp> {
         sizes.push_back(memref::DimOp::create(b, op.getOuts()[0], dim));
     auto allocate = [&](ArrayRef<int64_t> shape, Type element,
                         ValueRange sizes) -> Value {
-      SmallVector<int64_t> partShape{kParts};
+      SmallVector<int64_t> partShape{kTokenParts};
       llvm::append_range(partShape, shape);
       return memref::AllocOp::create(b, MemRefType::get(partShape, element),
                                      sizes);
@@ -335,16 +335,16 @@ struct MadDispersionToGrid : OpRewritePattern<MadDispersionOp> {
                  ValueRange(sizes).take_front(type.isDynamicDim(0) ? 1 : 0));
 
     Value spread = op.getOuts()[0], mean = op.getOuts()[1];
-    emitPass(b, op, Value(), sums, counts);
+    emitSweep(b, op, Value(), sums, counts);
     emitCombination(b, op, sums, counts, mean);
-    emitPass(b, op, mean, sums, Value());
+    emitSweep(b, op, mean, sums, Value());
     emitCombination(b, op, sums, Value(), spread);
     rewriter.eraseOp(op);
     return success();
   }
 
 private:
-  void emitPass(ThreadBuilder &b, MadDispersionOp op, Value mean, Value sums,
+  void emitSweep(ThreadBuilder &b, MadDispersionOp op, Value mean, Value sums,
                 Value counts) const {
     OpBuilder::InsertionGuard guard(b);
     auto type = cast<MemRefType>(op.getOuts()[0].getType());
@@ -358,9 +358,9 @@ private:
           {memref::getMixedSize(b, b.getLoc(), op.getOuts()[0], dim)});
     };
     SmallVector<Value> ids = createGrid(
-        b, {divided(0, range), b.getIndexAttr(kParts),
+        b, {divided(0, range), b.getIndexAttr(kTokenParts),
             divided(1, block.numThreads)});
-    Pass(b, op, block, range, mean).emit(ids, sums, counts);
+    Sweep(b, op, block, range, mean).emit(ids, sums, counts);
   }
 
   void emitCombination(ThreadBuilder &b, MadDispersionOp op, Value sums,

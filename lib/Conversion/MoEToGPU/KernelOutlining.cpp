@@ -396,8 +396,8 @@ LogicalResult mlir::moe::rewriteBoolBuffers(gpu::GPUFuncOp kernel) {
     else if (isa<ViewLikeOpInterface, memref::DimOp>(op))
       rewriteBoolView(op, buffer, bytes);
     else
-      return op->emitError("expected buffers of i1 to be read and written by "
-                           "loads and stores of elements");
+      return op->emitError("expected buffers of i1 to be loaded, stored and "
+                           "viewed only");
   }
   return success();
 }
@@ -430,12 +430,11 @@ static void createLaunch(scf::ForallOp forall, gpu::GPUFuncOp kernel,
                             /*dynamicSharedMemorySize=*/Value(), operands);
 }
 
-FailureOr<gpu::GPUFuncOp> mlir::moe::outlineKernel(scf::ForallOp forall,
-                                                   gpu::GPUModuleOp module,
-                                                   StringRef name,
-                                                   int64_t blockSize,
-                                                   const DenseSet<Value> &constants,
-                                                   DictionaryAttr &launch) {
+FailureOr<gpu::GPUFuncOp>
+mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
+                         StringRef name, int64_t blockSize,
+                         const DenseSet<Value> &constants,
+                         DictionaryAttr &launch) {
   auto function = forall->getParentOfType<func::FuncOp>();
   FailureOr<Grid> grid = getGrid(forall, function);
   if (failed(grid) || failed(verifyArguments(function)))

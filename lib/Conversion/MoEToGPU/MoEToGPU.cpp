@@ -170,6 +170,7 @@ void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
   populateCopyToThreadsPatterns(patterns, block);
   populateLinalgToThreadsPatterns(patterns, block);
   populateRouterLogitsToThreadsPatterns(patterns, block);
+  populateSoftmaxMixToThreadsPatterns(patterns, block);
   populateTopKRenormToThreadsPatterns(patterns, block);
 }
 
@@ -231,7 +232,7 @@ struct ConvertMoEToGPUPass
       return signalPassFailure();
     }
     RewritePatternSet patterns(&getContext());
-    BlockShape block{blockSize};
+    BlockShape block{blockSize, sharedBytes};
     populateToThreadsPatterns(patterns, block);
     FrozenRewritePatternSet frozen(std::move(patterns));
 
@@ -245,6 +246,7 @@ private:
                         const FrozenRewritePatternSet &patterns) {
     if (failed(moveBuffersToWorkspace(function)))
       return failure();
+    mapCopiesToBlocks(function);
     DenseSet<Value> constants = getConstantArguments(function);
     SmallVector<scf::ForallOp> loops;
     function.walk<WalkOrder::PreOrder>([&](scf::ForallOp forall) {
@@ -267,13 +269,32 @@ private:
             outlineKernel(forall, module, name, blockSize, constants, launch);
         if (failed(kernel) || failed(lowerToThreads(*kernel, patterns)))
           return failure();
-        launches.push_back(launch);
+        launches.push_back(addDynamicMemory(launch, function, *kernel));
         ++numKernels;
       }
       function->setAttr(kKernelsAttrName, b.getArrayAttr(launches));
     }
     eraseDeadOps(function);
     return verifyNothingLeft(function);
+  }
+
+  /// A kernel whose ops took dynamic memory says so wherever it is launched.
+  static DictionaryAttr addDynamicMemory(DictionaryAttr launch,
+                                         func::FuncOp function,
+                                         gpu::GPUFuncOp kernel) {
+    auto bytes = kernel->getAttrOfType<IntegerAttr>(kDynamicSmemAttrName);
+    if (!bytes)
+      return launch;
+    function.walk([&](gpu::LaunchFuncOp op) {
+      if (op.getKernelName() != kernel.getNameAttr())
+        return;
+      OpBuilder b(op);
+      op.getDynamicSharedMemorySizeMutable().assign(
+          arith::ConstantIntOp::create(b, op.getLoc(), bytes.getInt(), 32));
+    });
+    NamedAttrList entries(launch);
+    entries.set("dynamic_smem", bytes);
+    return entries.getDictionary(launch.getContext());
   }
 
   /// Lowers the block-level ops of a kernel one after the other.

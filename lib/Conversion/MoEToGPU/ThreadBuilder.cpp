@@ -6,6 +6,7 @@
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
@@ -64,6 +65,16 @@ Value ThreadBuilder::add(Value lhs, Value rhs) {
   return op<arith::AddIOp>(lhs, rhs);
 }
 
+Value ThreadBuilder::sub(Value lhs, Value rhs) {
+  if (isa<FloatType>(lhs.getType()))
+    return op<arith::SubFOp>(lhs, rhs);
+  return op<arith::SubIOp>(lhs, rhs);
+}
+
+Value ThreadBuilder::max(Value lhs, Value rhs) {
+  return op<arith::MaxNumFOp>(lhs, rhs);
+}
+
 Value ThreadBuilder::mul(Value lhs, Value rhs) {
   if (isa<FloatType>(lhs.getType()))
     return op<arith::MulFOp>(lhs, rhs);
@@ -117,6 +128,29 @@ Value ThreadBuilder::log1p(Value t) {
   return mul(mul(s, f32(2.0)), sum);
 }
 
+Value ThreadBuilder::log(Value x) {
+  // x = 2^e f with f in [sqrt(1/2), sqrt(2)), ln f = 2 artanh(s) with
+  // s = (f - 1) / (f + 1), |s| < 0.1716. The first term left out is 2 s^11 / 11
+  // of the sum: 1e-9. ln 2 is split so that e times its upper part is exact.
+  constexpr int64_t sqrtHalf = 0x3f3504f3;
+  Value bits = arith::BitcastOp::create(*this, getI32Type(), x);
+  Value exponent = op<arith::ShRSIOp>(sub(bits, i32(sqrtHalf)), i32(23));
+  Value fraction = arith::BitcastOp::create(
+      *this, getF32Type(), sub(bits, op<arith::ShLIOp>(exponent, i32(23))));
+  Value s = op<arith::DivFOp>(sub(fraction, f32(1.0)), add(fraction, f32(1.0)));
+  Value square = mul(s, s);
+  Value sum = f32(1.0 / 9.0);
+  for (int power : {7, 5, 3})
+    sum = fma(sum, square, f32(1.0 / power));
+  // 2 s stays apart from the smaller terms.
+  Value twice = mul(s, f32(2.0));
+  Value e = arith::SIToFPOp::create(*this, getF32Type(), exponent);
+  Value low = fma(e, f32(-2.12194440e-4), mul(mul(sum, square), twice));
+  Value result = fma(e, f32(0.693359375), add(twice, low));
+  // The bits of a NaN are no exponent and fraction.
+  return select(isNaN(x), x, result);
+}
+
 Value ThreadBuilder::sqrt(Value x) {
   return callIntrinsic(*this, "llvm.nvvm.sqrt.rn.f", x);
 }
@@ -127,6 +161,39 @@ Value ThreadBuilder::reciprocal(Value x) {
 
 Value ThreadBuilder::absolute(Value x) {
   return callIntrinsic(*this, "llvm.fabs.f32", x);
+}
+
+//===----------------------------------------------------------------------===//
+// Control flow
+//===----------------------------------------------------------------------===//
+
+SmallVector<Value> ThreadBuilder::loop(Value begin, Value end, int64_t step,
+                                       ValueRange initial, LoopBody body) {
+  auto loop = scf::ForOp::create(*this, begin, end, index(step), initial);
+  InsertionGuard guard(*this);
+  setInsertionPointToStart(loop.getBody());
+  SmallVector<Value> next =
+      body(loop.getInductionVar(), loop.getRegionIterArgs());
+  // Without carried values the loop has its terminator already.
+  if (!initial.empty())
+    scf::YieldOp::create(*this, next);
+  return SmallVector<Value>(loop.getResults());
+}
+
+void ThreadBuilder::loop(Value begin, Value end, int64_t step,
+                         function_ref<void(Value)> body) {
+  loop(begin, end, step, ValueRange(),
+       [&](Value iteration, ValueRange) -> SmallVector<Value> {
+         body(iteration);
+         return {};
+       });
+}
+
+void ThreadBuilder::ifThen(Value condition, function_ref<void()> body) {
+  auto branch = scf::IfOp::create(*this, condition, /*withElseRegion=*/false);
+  InsertionGuard guard(*this);
+  setInsertionPointToStart(branch.thenBlock());
+  body();
 }
 
 //===----------------------------------------------------------------------===//

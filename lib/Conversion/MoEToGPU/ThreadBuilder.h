@@ -46,6 +46,7 @@ public:
     return OpTy::create(*this, lhs, rhs);
   }
   Value add(Value lhs, Value rhs);
+  Value sub(Value lhs, Value rhs);
   Value mul(Value lhs, Value rhs);
   Value compare(arith::CmpIPredicate predicate, Value lhs, Value rhs);
   Value compare(arith::CmpFPredicate predicate, Value lhs, Value rhs);
@@ -60,6 +61,8 @@ public:
   Value widenBF16(Value value);
   /// a * b + c, rounded once.
   Value fma(Value a, Value b, Value c);
+  /// The larger of two floats; a NaN only if both are.
+  Value max(Value lhs, Value rhs);
 
   /// e^x by `ex2.approx.ftz`: a relative error of 2^-22 (2 ulp of ex2) plus
   /// |x| 2^-24 (rounding of x log2 e), so for x <= 0, where the softmaxes use
@@ -67,10 +70,26 @@ public:
   Value exp(Value x);
   /// ln(1 + t) for t in [0, 1], relative error below 1e-7.
   Value log1p(Value t);
+  /// ln(x) for positive normal x, relative error below 3e-7; NaN stays NaN.
+  Value log(Value x);
   Value sqrt(Value x);
   Value absolute(Value x);
   /// 1 / x by `rcp.approx.ftz`, to 1 ulp.
   Value reciprocal(Value x);
+
+  //===--------------------------------------------------------------------===//
+  // Control flow
+  //===--------------------------------------------------------------------===//
+
+  using LoopBody =
+      function_ref<SmallVector<Value>(Value iteration, ValueRange carried)>;
+  /// A loop with this builder inside of it while `body` runs; returns what the
+  /// last iteration yields.
+  SmallVector<Value> loop(Value begin, Value end, int64_t step,
+                          ValueRange initial, LoopBody body);
+  void loop(Value begin, Value end, int64_t step,
+            function_ref<void(Value iteration)> body);
+  void ifThen(Value condition, function_ref<void()> body);
 
   //===--------------------------------------------------------------------===//
   // Memory

@@ -12,6 +12,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_THREADLOWERINGS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_THREADLOWERINGS_H
 
+#include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
@@ -24,7 +25,12 @@ class ThreadBuilder;
 /// one-dimensional and consist of whole warps.
 struct BlockShape {
   int64_t numThreads = 128;
+  /// Shared memory that a block may have on the chip.
+  int64_t sharedBytes = kMaxStaticWorkgroupBytes;
 };
+
+/// Queries that a block takes at a time.
+int64_t getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes);
 
 /// The flat number of rows that `memref` holds: the product of all dims but
 /// the last `numInner` ones.
@@ -111,6 +117,8 @@ void populateLinalgToThreadsPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
 void populateRouterLogitsToThreadsPatterns(RewritePatternSet &patterns,
                                            BlockShape block);
+void populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
+                                         BlockShape block);
 void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
                                          BlockShape block);
 

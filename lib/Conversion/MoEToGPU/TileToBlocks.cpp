@@ -112,6 +112,12 @@ private:
         op->setAttr(kTileRowsAttrName,
                     b.getI64IntegerAttr(getSelectionRows(op, BlockShape())));
     });
+    // A kernel that reads all keys for each tile wants tiles as large as its
+    // registers.
+    getOperation().walk([&](SoftmaxMixOp op) {
+      op->setAttr(kTileRowsAttrName,
+                  b.getI64IntegerAttr(getMixTileRows(op, sharedBytes)));
+    });
     MoETileAndFusePassOptions options;
     options.tileSize = rows;
     options.gpuBlocks = true;

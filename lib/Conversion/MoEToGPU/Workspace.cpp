@@ -147,9 +147,8 @@ LogicalResult mlir::moe::moveBuffersToWorkspace(func::FuncOp function) {
   Value workspace = function.getArgument(position);
   for (auto [alloc, offset] : llvm::zip_equal(allocs, offsets))
     placeInWorkspace(alloc, workspace, offset, sizes);
-  function->setAttr(kWorkspaceAttrName,
-                    AffineMapAttr::get(simplifyAffineMap(
-                        AffineMap::get(0, numSizes, end))));
+  function->setAttr(kWorkspaceAttrName, AffineMapAttr::get(simplifyAffineMap(
+                                            AffineMap::get(0, numSizes, end))));
   return success();
 }
 
@@ -168,16 +167,17 @@ static void mapToBlocks(memref::CopyOp copy) {
   SmallVector<OpFoldResult> counts;
   SmallVector<Attribute> mapping;
   for (int64_t dim = 0; dim < numLoops; ++dim) {
-    counts.push_back(memref::getMixedSize(b, b.getLoc(), copy.getTarget(), dim));
-    mapping.push_back(gpu::GPUBlockMappingAttr::get(b.getContext(),
-                                                    ids[numLoops - 1 - dim]));
+    counts.push_back(
+        memref::getMixedSize(b, b.getLoc(), copy.getTarget(), dim));
+    mapping.push_back(
+        gpu::GPUBlockMappingAttr::get(b.getContext(), ids[numLoops - 1 - dim]));
   }
   if (numLoops == 0) {
     counts.push_back(b.getIndexAttr(1));
     mapping.push_back(gpu::GPUBlockMappingAttr::get(b.getContext(), ids[0]));
   }
-  auto loop = scf::ForallOp::create(b, counts, ValueRange(),
-                                    b.getArrayAttr(mapping));
+  auto loop =
+      scf::ForallOp::create(b, counts, ValueRange(), b.getArrayAttr(mapping));
   b.setInsertionPointToStart(loop.getBody());
   auto takeRow = [&](Value buffer) -> Value {
     SmallVector<OpFoldResult> offsets(rank, b.getIndexAttr(0)), sizes,
