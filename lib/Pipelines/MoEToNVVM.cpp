@@ -15,6 +15,7 @@
 #include "mlir/Conversion/GPUToNVVM/GPUToNVVMPass.h"
 #include "mlir/Conversion/ReconcileUnrealizedCasts/ReconcileUnrealizedCasts.h"
 #include "mlir/Conversion/SCFToControlFlow/SCFToControlFlow.h"
+#include "mlir/Dialect/Arith/Transforms/Passes.h"
 #include "mlir/Dialect/Bufferization/Transforms/Passes.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -80,6 +81,9 @@ static void buildBufferization(OpPassManager &manager) {
 
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
+  manager.addNestedPass<func::FuncOp>(
+      createMoEDistributeToGridPass({options.blockSize}));
+  manager.addPass(createCanonicalizerPass());
   manager.addPass(
       createConvertMoEToGPUPass({options.blockSize, getSharedBytes(options)}));
   manager.addPass(createCanonicalizerPass());
@@ -88,6 +92,7 @@ static void buildKernels(OpPassManager &manager,
   OpPassManager &kernels = manager.nest<gpu::GPUModuleOp>();
   kernels.addPass(memref::createExpandStridedMetadataPass());
   kernels.addPass(createLowerAffinePass());
+  kernels.addPass(arith::createArithExpandOpsPass());
   kernels.addPass(createCanonicalizerPass());
   kernels.addPass(createCSEPass());
   kernels.addPass(createSCFToControlFlowPass());

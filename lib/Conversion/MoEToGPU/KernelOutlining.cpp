@@ -278,9 +278,6 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
   SmallVector<int64_t> offsets;
   int64_t bytes = 0;
   for (memref::AllocOp alloc : allocs) {
-    if (alloc.getType().getElementType().isInteger(1))
-      return alloc.emitError("expected no buffer of i1 between the ops of a "
-                             "block; store i8");
     FailureOr<int64_t> elements = getMaxElements(alloc);
     if (failed(elements))
       return failure();
@@ -312,15 +309,17 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
       if (isa<memref::DeallocOp>(user))
         user->erase();
     b.setInsertionPoint(alloc);
-    MemRefType type = alloc.getType();
-    auto placed = MemRefType::get(type.getShape(), type.getElementType(),
+    Location loc = alloc.getLoc();
+    MemRefType type = alloc.getType(), stored = getStorageType(type);
+    auto placed = MemRefType::get(type.getShape(), stored.getElementType(),
                                   type.getLayout(), space);
-    Value start = arith::ConstantIndexOp::create(b, alloc.getLoc(), offset);
-    Value view = memref::ViewOp::create(b, alloc.getLoc(), placed, arena, start,
+    Value start = arith::ConstantIndexOp::create(b, loc, offset);
+    Value view = memref::ViewOp::create(b, loc, placed, arena, start,
                                         alloc.getDynamicSizes());
-    alloc.replaceAllUsesWith(
-        memref::MemorySpaceCastOp::create(b, alloc.getLoc(), type, view)
-            .getResult());
+    view = memref::MemorySpaceCastOp::create(b, loc, stored, view);
+    if (stored != type)
+      view = UnrealizedConversionCastOp::create(b, loc, type, view).getResult(0);
+    alloc.replaceAllUsesWith(view);
     alloc.erase();
   }
   return success();

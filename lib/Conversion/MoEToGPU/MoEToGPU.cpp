@@ -22,6 +22,7 @@
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include "mlir/Interfaces/ViewLikeInterface.h"
 #include "mlir/Rewrite/FrozenRewritePatternSet.h"
 #include "mlir/Rewrite/PatternApplicator.h"
@@ -122,11 +123,27 @@ public:
   std::string reason;
 };
 
+} // namespace
+
 //===----------------------------------------------------------------------===//
 // Copies
 //===----------------------------------------------------------------------===//
 
-/// The threads of the block take the elements in turns.
+/// The threads take the elements in turns.
+void mlir::moe::emitCopyForThreads(ThreadBuilder &b, memref::CopyOp op,
+                                   Workers workers) {
+  Value count = getNumRows(b, op.getSource(), /*numInner=*/0);
+  auto loop =
+      scf::ForOp::create(b, workers.thread, count, b.index(workers.count));
+  OpBuilder::InsertionGuard guard(b);
+  b.setInsertionPointToStart(loop.getBody());
+  SmallVector<Value> place = getRowIndices(b, op.getSource(), /*numInner=*/0,
+                                           loop.getInductionVar());
+  Value element = memref::LoadOp::create(b, op.getSource(), place);
+  memref::StoreOp::create(b, element, op.getTarget(), place);
+}
+
+namespace {
 struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
   CopyToThreads(MLIRContext *context, BlockShape block)
       : OpRewritePattern(context), block(block) {}
@@ -134,14 +151,7 @@ struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
   LogicalResult matchAndRewrite(memref::CopyOp op,
                                 PatternRewriter &rewriter) const override {
     ThreadBuilder b(op.getLoc(), rewriter);
-    Value count = getNumRows(b, op.getSource(), /*numInner=*/0);
-    Value thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
-    auto loop = scf::ForOp::create(b, thread, count, b.index(block.numThreads));
-    b.setInsertionPointToStart(loop.getBody());
-    SmallVector<Value> place = getRowIndices(b, op.getSource(), /*numInner=*/0,
-                                             loop.getInductionVar());
-    Value element = memref::LoadOp::create(b, op.getSource(), place);
-    memref::StoreOp::create(b, element, op.getTarget(), place);
+    emitCopyForThreads(b, op, Workers::ofBlock(b, block));
     rewriter.eraseOp(op);
     return success();
   }
@@ -153,6 +163,15 @@ struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
 void mlir::moe::populateCopyToThreadsPatterns(RewritePatternSet &patterns,
                                               BlockShape block) {
   patterns.add<CopyToThreads>(patterns.getContext(), block);
+}
+
+void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
+                                          BlockShape block) {
+  populateCopyToThreadsPatterns(patterns, block);
+  populateLinalgToThreadsPatterns(patterns, block);
+  populateRouterLogitsToThreadsPatterns(patterns, block);
+  populateSoftmaxMixToThreadsPatterns(patterns, block);
+  populateTopKRenormToThreadsPatterns(patterns, block);
 }
 
 //===----------------------------------------------------------------------===//
@@ -214,10 +233,7 @@ struct ConvertMoEToGPUPass
     }
     RewritePatternSet patterns(&getContext());
     BlockShape block{blockSize, sharedBytes};
-    populateCopyToThreadsPatterns(patterns, block);
-    populateRouterLogitsToThreadsPatterns(patterns, block);
-    populateSoftmaxMixToThreadsPatterns(patterns, block);
-    populateTopKRenormToThreadsPatterns(patterns, block);
+    populateToThreadsPatterns(patterns, block);
     FrozenRewritePatternSet frozen(std::move(patterns));
 
     for (auto function : llvm::to_vector(getOperation().getOps<func::FuncOp>()))
@@ -307,6 +323,8 @@ private:
                << "cannot run '" << name
                << "' on the threads of a block: " << listener.reason;
     }
+    if (failed(expandMathForThreads(kernel)))
+      return failure();
     return rewriteBoolBuffers(kernel);
   }
 

@@ -4,6 +4,7 @@
 
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "llvm/Support/MathExtras.h"
@@ -50,6 +51,10 @@ Value ThreadBuilder::toI32(Value value) {
   return arith::IndexCastOp::create(*this, getI32Type(), value);
 }
 
+Value ThreadBuilder::toInteger(Value value, Type type) {
+  return arith::IndexCastOp::create(*this, type, value);
+}
+
 //===----------------------------------------------------------------------===//
 // Arithmetic
 //===----------------------------------------------------------------------===//
@@ -92,6 +97,15 @@ static Value callIntrinsic(ThreadBuilder &b, StringRef name, ValueRange args) {
   return LLVM::CallIntrinsicOp::create(b, b.getF32Type(), b.getStringAttr(name),
                                        args)
       .getResult(0);
+}
+
+Value ThreadBuilder::widenBF16(Value value) {
+  // A bf16 is the upper half of an f32. Chips before sm_90 have no
+  // instruction for it.
+  Value bits = arith::BitcastOp::create(*this, getI16Type(), value);
+  bits = arith::ExtUIOp::create(*this, getI32Type(), bits);
+  bits = op<arith::ShLIOp>(bits, i32(16));
+  return arith::BitcastOp::create(*this, getF32Type(), bits);
 }
 
 Value ThreadBuilder::fma(Value a, Value b, Value c) {
@@ -141,6 +155,14 @@ Value ThreadBuilder::sqrt(Value x) {
   return callIntrinsic(*this, "llvm.nvvm.sqrt.rn.f", x);
 }
 
+Value ThreadBuilder::reciprocal(Value x) {
+  return callIntrinsic(*this, "llvm.nvvm.rcp.approx.ftz.f", x);
+}
+
+Value ThreadBuilder::absolute(Value x) {
+  return callIntrinsic(*this, "llvm.fabs.f32", x);
+}
+
 //===----------------------------------------------------------------------===//
 // Control flow
 //===----------------------------------------------------------------------===//
@@ -184,17 +206,41 @@ Value ThreadBuilder::loadF32(Value memref, ValueRange indices) {
     return element;
   if (!element.getType().isBF16())
     return arith::ExtFOp::create(*this, getF32Type(), element);
-  // A bf16 is the upper half of an f32. Chips before sm_90 have no
-  // instruction for it.
-  Value bits = arith::BitcastOp::create(*this, getI16Type(), element);
-  bits = arith::ExtUIOp::create(*this, getI32Type(), bits);
-  bits = op<arith::ShLIOp>(bits, i32(16));
-  return arith::BitcastOp::create(*this, getF32Type(), bits);
+  return widenBF16(element);
+}
+
+void ThreadBuilder::atomicAdd(Value memref, Value position, Value amount) {
+  // memref.atomic_rmw would order everything around it, at the cost of fences.
+  constexpr int64_t bytes = 4;
+  Value address = memref::ExtractAlignedPointerAsIndexOp::create(*this, memref);
+  address = add(address, mul(toIndex(position), index(bytes)));
+  Value pointer = LLVM::IntToPtrOp::create(
+      *this, LLVM::LLVMPointerType::get(getContext()),
+      toInteger(address, getI64Type()));
+  LLVM::AtomicRMWOp::create(*this, LLVM::AtomicBinOp::add, pointer, amount,
+                            LLVM::AtomicOrdering::monotonic, "device", bytes);
 }
 
 //===----------------------------------------------------------------------===//
 // Warps
 //===----------------------------------------------------------------------===//
+
+Value ThreadBuilder::shuffleFrom(Value value, Value source) {
+  auto shuffle = gpu::ShuffleOp::create(*this, value, source, i32(kWarpSize),
+                                        gpu::ShuffleMode::IDX);
+  return shuffle.getShuffleResult();
+}
+
+Value ThreadBuilder::ballot(Value condition) {
+  return NVVM::VoteSyncOp::create(*this, getI32Type(), i32(-1), condition,
+                                  NVVM::VoteSyncKind::ballot);
+}
+
+Value ThreadBuilder::countBits(Value bits) {
+  return LLVM::CallIntrinsicOp::create(*this, getI32Type(),
+                                       getStringAttr("llvm.ctpop.i32"), bits)
+      .getResult(0);
+}
 
 Value ThreadBuilder::shuffleXor(Value value, int64_t distance) {
   auto shuffle = gpu::ShuffleOp::create(*this, value, i32(distance),

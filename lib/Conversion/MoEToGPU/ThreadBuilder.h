@@ -34,6 +34,8 @@ public:
   /// i32, because 64-bit integer arithmetic takes two instructions.
   Value toIndex(Value value);
   Value toI32(Value value);
+  /// An index as an integer of `type`.
+  Value toInteger(Value value, Type type);
 
   //===--------------------------------------------------------------------===//
   // Arithmetic
@@ -55,6 +57,8 @@ public:
     return arith::SelectOp::create(*this, condition, ifTrue, ifFalse);
   }
   Value isNaN(Value x) { return compare(arith::CmpFPredicate::UNO, x, x); }
+  /// A bf16 as f32, exactly, by integer instructions.
+  Value widenBF16(Value value);
   /// a * b + c, rounded once.
   Value fma(Value a, Value b, Value c);
   /// The larger of two floats; a NaN only if both are.
@@ -69,6 +73,9 @@ public:
   /// ln(x) for positive normal x, relative error below 3e-7; NaN stays NaN.
   Value log(Value x);
   Value sqrt(Value x);
+  Value absolute(Value x);
+  /// 1 / x by `rcp.approx.ftz`, to 1 ulp.
+  Value reciprocal(Value x);
 
   //===--------------------------------------------------------------------===//
   // Control flow
@@ -90,6 +97,9 @@ public:
 
   /// An element as f32; bf16 and f16 are widened exactly.
   Value loadF32(Value memref, ValueRange indices);
+  /// Adds an i32 to element `position`, an i32, of a contiguous buffer, counted
+  /// from its first one. Orders no other access.
+  void atomicAdd(Value memref, Value position, Value amount);
 
   //===--------------------------------------------------------------------===//
   // Warps
@@ -98,6 +108,12 @@ public:
   /// The value of the lane whose number differs in the bits of `distance`. All
   /// lanes of the warp take part.
   Value shuffleXor(Value value, int64_t distance);
+  /// The value of lane `source`, an i32. All lanes of the warp take part.
+  Value shuffleFrom(Value value, Value source);
+  /// A bit for each lane: whether its condition holds.
+  Value ballot(Value condition);
+  /// The number of bits that are 1.
+  Value countBits(Value bits);
   /// Combines the values of `lanes` neighbouring lanes (a power of two); each
   /// of them gets the result, and with a commutative `combine` the same bits.
   Value reduceLanes(Value value, int64_t lanes,
