@@ -3,6 +3,7 @@
 #include "RowGroup.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Interfaces/DestinationStyleOpInterface.h"
@@ -39,9 +40,10 @@ Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   }
   Rows rows, longRows;
   unsigned numInits = dps.getNumDpsInits();
+  bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
   for (auto [dim, iterator] : llvm::enumerate(iterators)) {
     if (iterator != utils::IteratorType::parallel || spans[dim] != numInits ||
-        innermost[dim] >= numInits)
+        (innermost[dim] >= numInits && !mayCutInnermost))
       continue;
     rows.push_back(dim);
     if (!isUnit[dim])
@@ -97,7 +99,9 @@ RowGroup::RowGroup(TilingInterface seed, bool keepUnitDims,
 bool RowGroup::isCandidate(Operation *op) const {
   return isa<TilingInterface>(op) && isa<IndexingMapOpInterface>(op) &&
          isa<DestinationStyleOpInterface>(op) &&
-         op->getBlock() == rows.front().first->getBlock() && !isTaken(op);
+         op->getBlock() == rows.front().first->getBlock() && !isTaken(op) &&
+         // Its tiles have another size than the group's.
+         !op->hasAttr(kTileRowsAttrName);
 }
 
 bool RowGroup::isOfRouting() const {
