@@ -73,10 +73,9 @@ class HyperRouter(ScheduledK, Router):
             self.register_buffer(f"w{number}", layer.weight.detach().clone())
             self.register_buffer(f"b{number}", layer.bias.detach().clone())
         # What the network gives for the present embedding; not saved, it follows.
-        self.register_buffer("weight", torch.empty(num_experts, d_model), persistent=False)
-        self.register_buffer("bias", torch.empty(num_experts), persistent=False)
+        self.register_buffer("weight", torch.zeros(num_experts, d_model), persistent=False)
+        self.register_buffer("bias", torch.zeros(num_experts), persistent=False)
         self.register_load_state_dict_post_hook(_fold)
-        _fold(self, None)
 
     def generate(self):
         """The router's (weight, bias), differentiable in the embedding."""
@@ -86,8 +85,7 @@ class HyperRouter(ScheduledK, Router):
 
     def train(self, mode=True):
         super().train(mode)
-        if not mode:
-            _fold(self, None)
+        _fold(self, None)
         return self
 
     def logits(self, h):
@@ -102,6 +100,8 @@ class HyperRouter(ScheduledK, Router):
 
 @torch.no_grad()
 def _fold(router, _):
+    if router.training:
+        return
     weight, bias = router.generate()
     router.weight.copy_(weight)
     router.bias.copy_(bias)

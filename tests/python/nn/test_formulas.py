@@ -129,7 +129,7 @@ def test_hyper_router_makes_its_weights_and_folds_them():
 
 
 def test_hyper_router_recomputes_in_training_and_refolds_at_eval():
-    router = make(nn.HyperRouter, K)
+    router = make(nn.HyperRouter, K).eval().train()
     before = router.weight.clone()
     with torch.no_grad():
         router.embedding += 1
