@@ -43,7 +43,7 @@ static json::Value describeFunction(const FunctionSignature &function,
 
 std::string mlir::moe::writeManifest(const Artifact &artifact) {
   bool isCPU = artifact.target == "cpu";
-  json::Array functions;
+  json::Array functions(artifact.deviceFunctions);
   for (const FunctionSignature &function : artifact.functions)
     functions.push_back(describeFunction(function, isCPU));
   json::Object files;
@@ -117,7 +117,8 @@ llvm::Error mlir::moe::writeArtifact(const Artifact &artifact, StringRef path) {
   SmallString<128> staged;
   fs::createUniquePath(path + ".staging-%%%%%%%%", staged, false);
   if (std::error_code code =
-          fs::create_directory(staged, /*IgnoreExisting=*/false))
+          fs::create_directory(staged, /*IgnoreExisting=*/false,
+                               fs::perms::all_all))
     return failedTo("create a folder beside '" + path + "'", code);
   llvm::scope_exit cleanup([&] { fs::remove_directories(staged); });
 

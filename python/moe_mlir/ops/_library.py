@@ -5,8 +5,10 @@ import torch
 _LIBRARY = torch.library.Library("moe", "FRAGMENT")
 
 
-def define(schema, *, kernel, fake, setup_context=None, backward=None, is_gradient=False):
-    """Registers one op: its schema, its CPU kernel, its shapes, its gradient.
+def define(
+    schema, *, kernel, fake, setup_context=None, backward=None, is_gradient=False, key="CPU"
+):
+    """Registers one op: its schema, its kernel for a dispatch key, its shapes, its gradient.
 
     Without `backward` the op has no gradient: its results are marked so,
     instead of torch's default of failing when a backward reaches them. An op
@@ -16,7 +18,7 @@ def define(schema, *, kernel, fake, setup_context=None, backward=None, is_gradie
     if is_gradient:
         setup_context, backward = _keep_nothing, _refuse(name)
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, kernel, "CPU")
+    _LIBRARY.impl(name, kernel, key)
     torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
     if backward is None:
         setup_context, backward = _no_gradient, None

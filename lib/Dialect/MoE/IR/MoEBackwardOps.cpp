@@ -135,7 +135,7 @@ ArrayAttr AttentionPosteriorBackwardOp::getIndexingMaps() {
 }
 
 FailureOr<double> AttentionPosteriorBackwardOp::getScaleValue() {
-  return getAttentionScale(*this, getScale());
+  return getAttentionScale(*this, getScale(), posterior::f);
 }
 
 LogicalResult AttentionPosteriorBackwardOp::verify() {

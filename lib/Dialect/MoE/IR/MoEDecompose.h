@@ -52,6 +52,7 @@ public:
   Value index(int64_t dim);
 
   Value f32(double value);
+  Value f64(double value);
   Value negInf();
   Value boolean(bool value);
   Value integer(Type type, int64_t value);
@@ -79,6 +80,8 @@ public:
 
   /// An index or integer as an integer or index of type `type`.
   Value castIndex(Value value, Type type);
+  /// An index, an integer or an f32 as an f64.
+  Value toF64(Value value);
 
 private:
   ArrayRef<int64_t> loops;
@@ -117,6 +120,12 @@ public:
   Access map(ArrayRef<Access> ins, Access out, MapFn fn);
   /// out = fn(ins, out), once for each iteration of the dims that `out` lacks.
   Access reduce(ArrayRef<Access> ins, Access out, ReduceFn fn);
+
+  /// finish(sum of term(ins) over the dims that `dims` lacks) in f32. The sum
+  /// and `finish` are in f64, where thousands of terms do not lose digits and
+  /// squares of f32 do not overflow: for norms and means, not for products.
+  Access sumWide(ArrayRef<Access> ins, ArrayRef<int64_t> dims, MapFn term,
+                 MapFn finish);
 
   /// out += sum of products of the two inputs.
   Access contract(Access lhs, Access rhs, Access out);
@@ -181,6 +190,16 @@ Value scaleInto(Domain &domain, Access values, Value factor, Value out);
 /// H_row = -sum_e p ln p of distributions over `dim`, with 0 ln 0 = 0.
 Access buildEntropies(Domain &domain, Access p, ArrayRef<int64_t> row);
 
+/// The mask of the queries of an attention with the dims of `posterior`: that
+/// of the keys where there are as many queries as keys, which may show at run
+/// time only. Nullopt where no query is masked.
+std::optional<Access> buildQueryMask(Domain &domain, Value mask);
+
+/// The mean of each head's row entropies over the unmasked queries, into the
+/// op's own destination.
+Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
+                          std::optional<Access> queryMask, Access rows);
+
 /// The logits of softmax_mix, `[b, h, i, j]`, -inf where the query does not see
 /// the key. `origin` is the key position of query 0; null for the default.
 Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin);
@@ -188,11 +207,6 @@ Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin);
 /// u_i^T ws uk_j / tau, `[b, i, j]`, -inf where not visible. `j` is the dim of
 /// the keys.
 Access buildSimilarities(Domain &domain, SimilarityOpInterface op, int64_t j);
-
-/// The mask of the queries of attention_posterior: that of the keys where there
-/// are as many queries as keys, which may show at run time only. Nullopt where
-/// no query is masked.
-std::optional<Access> buildQueryMask(Domain &domain, PosteriorOpInterface op);
 
 /// The head whose rows have the smallest mean entropy, the lower of equal ones:
 /// i32 `[b]`. `entropies` are `[b, h, i]`, 0 for masked rows.

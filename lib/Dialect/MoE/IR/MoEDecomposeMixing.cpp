@@ -260,26 +260,25 @@ SimilarityInformOp::decomposeOperation(OpBuilder &builder) {
 // AttentionPosteriorOp
 //===----------------------------------------------------------------------===//
 
-std::optional<Access> mlir::moe::buildQueryMask(Domain &domain,
-                                                PosteriorOpInterface op) {
+std::optional<Access> mlir::moe::buildQueryMask(Domain &domain, Value mask) {
   using namespace posterior;
-  if (!op.getMask())
+  if (!mask)
     return std::nullopt;
   std::optional<int64_t> numQueries = getConstantIntValue(domain.getSize(i));
   std::optional<int64_t> numKeys = getConstantIntValue(domain.getSize(j));
   if (numQueries && numKeys)
     return *numQueries == *numKeys
-               ? std::optional<Access>(domain.at(op.getMask(), {b, i}))
+               ? std::optional<Access>(domain.at(mask, {b, i}))
                : std::nullopt;
   // A reduction over the keys reads the mask in range whatever the sizes are.
   Value sameTokens =
       domain.getBody().equal(domain.getSizeValue(i), domain.getSizeValue(j));
-  return domain.reduce(
-      {domain.at(op.getMask(), {b, j})}, domain.filled({b, i}, true),
-      [&](Body &b, ValueRange in, Value acc) {
-        Value isOwn = b.both(sameTokens, b.equal(b.index(i), b.index(j)));
-        return b.both(acc, b.either(in[0], b.negate(isOwn)));
-      });
+  return domain.reduce({domain.at(mask, {b, j})}, domain.filled({b, i}, true),
+                       [&](Body &b, ValueRange in, Value acc) {
+                         Value isOwn = b.both(sameTokens,
+                                              b.equal(b.index(i), b.index(j)));
+                         return b.both(acc, b.either(in[0], b.negate(isOwn)));
+                       });
 }
 
 Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
@@ -342,7 +341,9 @@ Value mlir::moe::buildPrecision(Domain &domain, PosteriorOpInterface op) {
   return b.f32(1.0 / (sigma * sigma));
 }
 
-Access mlir::moe::buildPriorLogits(Domain &domain, PosteriorOpInterface op) {
+/// l_hij = scale q.k + bias, -inf where not visible.
+template <typename AttentionOp>
+static Access buildAttentionLogits(Domain &domain, AttentionOp op) {
   using namespace posterior;
   Visibility rule;
   rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
@@ -350,7 +351,7 @@ Access mlir::moe::buildPriorLogits(Domain &domain, PosteriorOpInterface op) {
   rule.window = op.getWindow();
   rule.excludeSelf = op.getExcludeSelf();
   rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
-  rule.queryMask = buildQueryMask(domain, op);
+  rule.queryMask = buildQueryMask(domain, op.getMask());
 
   SmallVector<Access> ins{domain.contract(domain.at(op.getQ(), {b, h, i, f}),
                                           domain.at(op.getK(), {b, h, j, f}),
@@ -364,6 +365,10 @@ Access mlir::moe::buildPriorLogits(Domain &domain, PosteriorOpInterface op) {
                               Value x = b.mul(in[0], b.f32(scale));
                               return in.size() == 1 ? x : b.add(x, in[1]);
                             });
+}
+
+Access mlir::moe::buildPriorLogits(Domain &domain, PosteriorOpInterface op) {
+  return buildAttentionLogits(domain, op);
 }
 
 Access mlir::moe::buildMeans(Domain &domain, PosteriorOpInterface op) {
@@ -462,4 +467,51 @@ AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
       selectHead(domain, mixed, head, domain.at(getOuts()[0], {b, i, e}));
   return SmallVector<Value>{p.value, head.value, lseOf(prior, getOuts()[2]),
                             lseOf(joint, getOuts()[3])};
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionEntropyOp
+//===----------------------------------------------------------------------===//
+
+Access mlir::moe::buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
+                                     std::optional<Access> queryMask,
+                                     Access rows) {
+  using namespace entropy;
+  auto self = [](Body &, ValueRange in) { return in[0]; };
+  // Masked rows have entropy 0, so that only the number of rows is left to
+  // mask.
+  Access sums = domain.sumWide({rows}, {b, h}, self, self);
+  Type i64 = domain.getBody().getI64Type();
+  Access valid;
+  if (queryMask)
+    valid = domain.reduce({*queryMask}, domain.filled({b}, i64, 0),
+                          [&](Body &b, ValueRange in, Value acc) {
+                            return b.add(acc,
+                                         arith::ExtUIOp::create(b, i64, in[0]));
+                          });
+  else
+    valid =
+        domain.fill(domain.empty({b}, i64),
+                    domain.getBody().castIndex(domain.getSizeValue(i), i64));
+  return domain.map({sums, valid}, domain.at(op.getOuts()[0], {b, h}),
+                    [](Body &b, ValueRange in) {
+                      return divideOrZero(
+                          b, in[0],
+                          arith::SIToFPOp::create(b, b.getF32Type(), in[1]));
+                    });
+}
+
+FailureOr<SmallVector<Value>>
+AttentionEntropyOp::decomposeOperation(OpBuilder &builder) {
+  using namespace entropy;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Access logits = buildAttentionLogits(domain, *this);
+  Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
+  Access rows = buildRowEntropies(domain, logits, softmax,
+                                  domain.at(getOuts()[1], {b, h, i}));
+  Access mean = buildMeanEntropies(domain, *this,
+                                   buildQueryMask(domain, getMask()), rows);
+  return SmallVector<Value>{mean.value, rows.value};
 }

@@ -149,17 +149,25 @@ ArrayAttr AttentionPosteriorOp::getIndexingMaps() {
 }
 
 FailureOr<double> mlir::moe::getAttentionScale(MoEStructuredOpInterface op,
-                                               std::optional<APFloat> scale) {
+                                               std::optional<APFloat> scale,
+                                               int64_t f) {
   if (scale)
     return scale->convertToDouble();
-  int64_t width = getStaticDimSize(op, posterior::f);
+  int64_t width = getStaticDimSize(op, f);
   if (ShapedType::isDynamic(width) || width == 0)
     return failure();
   return 1.0 / std::sqrt(static_cast<double>(width));
 }
 
+static LogicalResult verifyHasScale(Operation *op, FailureOr<double> scale) {
+  if (succeeded(scale))
+    return success();
+  return op->emitOpError("expected 'scale' where the width of 'q' is not "
+                         "static and positive, found none");
+}
+
 FailureOr<double> AttentionPosteriorOp::getScaleValue() {
-  return getAttentionScale(*this, getScale());
+  return getAttentionScale(*this, getScale(), posterior::f);
 }
 
 /// attention_posterior_c3: a fixed head exists, and is given exactly when the
@@ -196,9 +204,8 @@ LogicalResult AttentionPosteriorOp::verify() {
     return failure(); // attention_posterior_c2
   if (failed(verifyHead(*this)))
     return failure();
-  if (failed(getScaleValue()))
-    return emitOpError("expected 'scale' where the width of 'q' is not static "
-                       "and positive, found none");
+  if (failed(verifyHasScale(*this, getScaleValue())))
+    return failure();
   int64_t lseHeads = getStaticDimSize(*this, posterior::l);
   int64_t heads = getStaticDimSize(*this, posterior::h);
   int64_t expected = getHeadMode() == HeadMode::All ? heads : 1;
@@ -210,6 +217,41 @@ LogicalResult AttentionPosteriorOp::verify() {
                          << lseHeads;
   return verifyAtLeastOne(*this, getWindow(),
                           "window"); // attention_posterior_c4
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionEntropyOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> AttentionEntropyOp::getDims() {
+  return {{"b", kParallel},
+          {"h", kParallel},
+          {"i", kParallel, /*whole=*/true},
+          {"j", kReduction},
+          {"f", kReduction}};
+}
+
+ArrayAttr AttentionEntropyOp::getIndexingMaps() {
+  using namespace entropy;
+  return MapsBuilder(getContext(), numDims)
+      .add(getQ(), {b, h, i, f})
+      .add(getK(), {b, h, j, f})
+      .add(getBias(), getBiasDims(getBias(), b, h, i, j))
+      .add(getMask(), {b, j})
+      .add(getOuts()[0], {b, h})
+      .add(getOuts()[1], {b, h, i})
+      .get();
+}
+
+FailureOr<double> AttentionEntropyOp::getScaleValue() {
+  return getAttentionScale(*this, getScale(), entropy::f);
+}
+
+LogicalResult AttentionEntropyOp::verify() {
+  if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})) ||
+      failed(verifyHasScale(*this, getScaleValue())))
+    return failure();
+  return verifyAtLeastOne(*this, getWindow(), "window");
 }
 
 //===----------------------------------------------------------------------===//

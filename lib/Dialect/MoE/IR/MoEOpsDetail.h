@@ -74,10 +74,10 @@ inline LogicalResult verifyPositive(Operation *op, double value,
 Value buildDefaultOrigin(OpBuilder &builder, Location loc, Value columns,
                          Value rows, int64_t dim);
 
-/// The factor of q.k in attention_posterior: `scale`, or 1/sqrt of the head
-/// width where that is static and positive.
+/// The factor of q.k in attention: `scale`, or 1/sqrt of the head width, the
+/// size of dim `f`, where that is static and positive.
 FailureOr<double> getAttentionScale(MoEStructuredOpInterface op,
-                                    std::optional<APFloat> scale);
+                                    std::optional<APFloat> scale, int64_t f);
 
 } // namespace mlir::moe
 

@@ -316,7 +316,7 @@ static SmallVector<Value> convertAllHeads(OpBuilder &builder, Domain &domain,
   using namespace posterior;
   Body &outer = domain.getBody();
   HeadOperands operands = getHeadOperands(domain, op);
-  std::optional<Access> queryMask = buildQueryMask(domain, op);
+  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   Access mixed = domain.empty({b, h, i, e}, builder.getF32Type());
   Value priorLse =
       buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
@@ -344,7 +344,7 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
   Body &outer = domain.getBody();
   Type f32 = builder.getF32Type();
   HeadOperands all = getHeadOperands(domain, op);
-  std::optional<Access> queryMask = buildQueryMask(domain, op);
+  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   int64_t one = domain.addDim(builder.getIndexAttr(1));
 
   HeadOperands operands;
@@ -390,4 +390,37 @@ AttentionPosteriorOp::convertToSoftmaxMix(OpBuilder &builder) {
   if (getHeadMode() == HeadMode::All)
     return convertAllHeads(builder, domain, *this);
   return convertOneHead(builder, domain, *this);
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionEntropyOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+AttentionEntropyOp::convertToSoftmaxMix(OpBuilder &builder) {
+  using namespace entropy;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  std::optional<Access> queryMask = buildQueryMask(domain, getMask());
+
+  Mix mix;
+  mix.q = getQ();
+  mix.k = getK();
+  mix.bias = getBias();
+  mix.keyMask = getMask();
+  if (queryMask)
+    mix.queryMask = queryMask->value;
+  mix.scale = *getScaleValue();
+  mix.causal = getCausal();
+  mix.window = getWindow();
+  mix.excludeSelf = getExcludeSelf();
+  mix.precision = getPrecision();
+  mix.withEntropy = true;
+  mix.outs = {domain.empty({b, h, i}, builder.getF32Type()).value,
+              getOuts()[1]};
+  Value rows = mix.build(builder, getLoc()).getResult(1);
+  Access mean =
+      buildMeanEntropies(domain, *this, queryMask, domain.at(rows, {b, h, i}));
+  return SmallVector<Value>{mean.value, rows};
 }

@@ -68,6 +68,18 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
     >,
     InterfaceMethod<
       /*desc=*/[{
+        The number of leading dims that the op does not tell apart: it takes
+        any number of them, in row-major order, in front of its own. They are
+        the first dims of the maps. 0 for an op with a fixed rank.
+      }],
+      /*retTy=*/"unsigned",
+      /*methodName=*/"getNumLeadingDims",
+      /*args=*/(ins),
+      /*methodBody=*/"",
+      /*defaultImplementation=*/[{ return 0; }]
+    >,
+    InterfaceMethod<
+      /*desc=*/[{
         The operands of this op with every implicit one spelled out, so that
         each operand is read through one map only. An op that has implicit
         operands (keys that are the queries, a default position) builds the

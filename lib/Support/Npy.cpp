@@ -1,13 +1,13 @@
 //===- Npy.cpp - NumPy's file format --------------------------------------===//
 
-#include "Npy.h"
+#include "MoE/Support/Npy.h"
 
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
 
-namespace moe::sim {
+namespace moe {
 namespace {
 
 constexpr char kMagic[] = "\x93NUMPY";
@@ -90,4 +90,4 @@ void writeNpy(const std::string &path, const NpyArray &array) {
     refuse(path, "cannot be written");
 }
 
-} // namespace moe::sim
+} // namespace moe

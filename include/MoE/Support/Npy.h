@@ -1,13 +1,13 @@
 //===- Npy.h - NumPy's file format ------------------------------*- C++ -*-===//
 
-#ifndef MOE_TOOLS_MOE_SIM_NPY_H
-#define MOE_TOOLS_MOE_SIM_NPY_H
+#ifndef MOE_SUPPORT_NPY_H
+#define MOE_SUPPORT_NPY_H
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-namespace moe::sim {
+namespace moe {
 
 struct NpyArray {
   /// "<f4" and so on.
@@ -20,6 +20,6 @@ struct NpyArray {
 NpyArray readNpy(const std::string &path);
 void writeNpy(const std::string &path, const NpyArray &array);
 
-} // namespace moe::sim
+} // namespace moe
 
-#endif // MOE_TOOLS_MOE_SIM_NPY_H
+#endif // MOE_SUPPORT_NPY_H

@@ -1,0 +1,240 @@
+"""Expert probabilities mixed over tokens (docs/Spec.md 3.3 to 3.5).
+
+They favour the reading over the speed: each holds the whole N x N matrix.
+"""
+
+import math
+
+import torch
+
+from ._common import log_sum_exp, softmax, wide, without_padding
+
+
+def entropy(p):
+    """-sum p ln p over the last dim, 0 ln 0 = 0."""
+    return -torch.xlogy(p, p).sum(dim=-1)
+
+
+def visible_keys(
+    n,
+    nk,
+    *,
+    causal,
+    window=None,
+    exclude_self=False,
+    key_mask=None,
+    query_mask=None,
+    rows=slice(None),
+    device=None,
+):
+    """Which key [.., n, nk] each query may see: the rule of docs/Spec.md 2.
+
+    `rows` restricts the answer to a slice of the queries.
+    """
+    position = torch.arange(n, device=device)[rows, None] + (nk - n)
+    key = torch.arange(nk, device=device)[None, :]
+    visible = torch.ones(position.shape[0], nk, dtype=torch.bool, device=device)
+    if causal:
+        visible = visible & (key <= position)
+    if exclude_self:
+        visible = visible & (key != position)
+    if window is not None:
+        reach = window + 1 if exclude_self else window
+        visible = visible & (key > position - reach)
+    if key_mask is not None:
+        visible = visible & key_mask[..., None, :]
+    if query_mask is not None:
+        visible = visible & query_mask[..., rows, None]
+    return visible
+
+
+def similarity_inform(
+    u,
+    e,
+    *,
+    causal,
+    uk=None,
+    ws=None,
+    tau=1.0,
+    mask=None,
+    window=None,
+    restrict="all",
+    precision="ieee",
+):
+    """(p, lse): expert probabilities mixed over similar tokens; docs/Spec.md 3.3."""
+    del precision  # the meaning has no roundings
+    u, e, uk, ws = wide(u, e, uk, ws)
+    query_mask = mask if uk is None else None
+    keys = without_padding(u if uk is None else uk, mask)
+    u = without_padding(u, query_mask)
+    e = without_padding(e, mask)
+    logits = (u if ws is None else u @ ws) @ keys.transpose(-1, -2) / tau
+    visible = visible_keys(
+        u.shape[-2],
+        keys.shape[-2],
+        causal=causal,
+        window=window,
+        key_mask=mask,
+        query_mask=query_mask,
+        device=u.device,
+    )
+    if restrict == "entropy":
+        level = entropy(e.detach())
+        visible = visible & (level[..., None, :] <= level[..., :, None])
+    logits = logits.masked_fill(~visible, -math.inf)
+    return softmax(logits) @ e, log_sum_exp(logits)
+
+
+def _prior_logits(q, k, *, bias, mask, scale, causal, window, exclude_self):
+    """Attention logits [B,H,N,Nk], -inf where not visible, and the query mask."""
+    n, nk = q.shape[-2], k.shape[-2]
+    query_mask = mask if mask is not None and n == nk else None
+    head_mask = None if mask is None else mask[..., None, :]
+    k = without_padding(k, head_mask)
+    q = without_padding(q, None if query_mask is None else query_mask[..., None, :])
+    logits = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    visible = visible_keys(
+        n,
+        nk,
+        causal=causal,
+        window=window,
+        exclude_self=exclude_self,
+        key_mask=mask,
+        query_mask=query_mask,
+        device=q.device,
+    )
+    if visible.dim() > 2:
+        visible = visible[..., None, :, :]
+    if bias is not None:
+        # Garbage in the bias of a hidden pair must not survive the masking.
+        logits = logits + torch.where(visible, bias, 0.0)
+    return logits.masked_fill(~visible, -math.inf), query_mask
+
+
+def _row_entropies(logits):
+    weight = softmax(logits)
+    return entropy(weight)
+
+
+def _mean_entropies(rows, query_mask, scope):
+    """Mean entropy of each head [B,H] over the valid tokens of the sequence or batch."""
+    if query_mask is None:
+        valid = rows.new_ones(rows.shape[0], 1, rows.shape[-1])
+    else:
+        valid = query_mask[:, None, :].to(rows.dtype)
+    total, tokens = (rows * valid).sum(dim=-1), valid.sum(dim=-1)
+    if scope == "batch":
+        total, tokens = total.sum(dim=0, keepdim=True), tokens.sum(dim=0, keepdim=True)
+    mean = torch.where(tokens == 0, 0.0, total / tokens.clamp(min=1))
+    return mean.expand(rows.shape[:2])
+
+
+def attention_entropy(
+    q, k, *, causal, bias=None, mask=None, scale=None, window=None, exclude_self=False
+):
+    """(entropy [B,H], rows [B,H,N]) of the attention's own weights; docs/Spec.md 3.5."""
+    q, k, bias = wide(q.detach(), k.detach(), None if bias is None else bias.detach())
+    logits, query_mask = _prior_logits(
+        q,
+        k,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        causal=causal,
+        window=window,
+        exclude_self=exclude_self,
+    )
+    rows = _row_entropies(logits)
+    return _mean_entropies(rows, query_mask, "sequence"), rows
+
+
+def lowest_entropy_head(mean):
+    """argmin over the heads [B,H], ties to the lower head (E19)."""
+    mean = mean.masked_fill(mean.isnan(), math.inf)
+    heads = torch.arange(mean.shape[-1], device=mean.device)
+    best = mean == mean.amin(dim=-1, keepdim=True)
+    return torch.where(best, heads, mean.shape[-1] - 1).amin(dim=-1)
+
+
+def attention_posterior(
+    q,
+    k,
+    u,
+    e,
+    *,
+    causal,
+    vp=None,
+    v=None,
+    wo=None,
+    bias=None,
+    head_prior=None,
+    mask=None,
+    sigma=1.0,
+    scale=None,
+    head_mode="min_entropy",
+    head_scope="sequence",
+    window=None,
+    exclude_self=False,
+    precision="ieee",
+    return_lse=False,
+):
+    """(p, head): expert probabilities mixed by attention's posterior; docs/Spec.md 3.4.
+
+    Written with the densities of Lemma 1 themselves, `ln N(u_i | v'_j, sigma^2)`
+    up to the constant that all heads and keys share; none of the algebra that
+    the kernels use.
+    """
+    del precision
+    q, k, u, e, vp, v, wo, bias, head_prior = wide(q, k, u, e, vp, v, wo, bias, head_prior)
+    prior, query_mask = _prior_logits(
+        q,
+        k,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        causal=causal,
+        window=window,
+        exclude_self=exclude_self,
+    )
+    head_mask = None if mask is None else mask[..., None, :]
+    means = (
+        without_padding(vp, head_mask)
+        if vp is not None
+        else without_padding(v, head_mask) @ wo.transpose(-1, -2)
+    )
+    u = without_padding(u, query_mask)
+    e = without_padding(e, mask)
+
+    cross = u[:, None] @ means.transpose(-1, -2)
+    mean_norm = (means * means).sum(dim=-1)[..., None, :]
+    u_norm = (u * u).sum(dim=-1)[:, None, :, None]
+    joint = prior - (u_norm - 2 * cross + mean_norm) / (2 * sigma * sigma)
+    posterior = prior + (2 * cross - mean_norm) / (2 * sigma * sigma)
+
+    batch, heads, n, _ = prior.shape
+    if head_mode == "all":
+        pi = math.log(1 / heads) if head_prior is None else head_prior.log().transpose(-1, -2)
+        prior_lse = log_sum_exp(prior)
+        joint_lse = log_sum_exp(joint)
+        evidence = torch.where(
+            prior_lse == -math.inf,
+            -math.inf,
+            pi + joint_lse - prior_lse.masked_fill(prior_lse == -math.inf, 0.0),
+        )
+        head_weight = softmax(evidence.transpose(-1, -2)).transpose(-1, -2)
+        p = (head_weight[..., None] * (softmax(joint) @ e[:, None])).sum(dim=1)
+        head = torch.full((batch,), -1, dtype=torch.int64, device=q.device)
+        lse = prior_lse, log_sum_exp(posterior)
+    else:
+        if head_mode == "min_entropy":
+            rows = _row_entropies(prior.detach())
+            head = lowest_entropy_head(_mean_entropies(rows, query_mask, head_scope))
+        else:
+            head = torch.full((batch,), head_mode, dtype=torch.int64, device=q.device)
+        of_head = head[:, None, None, None].expand(batch, 1, n, prior.shape[-1])
+        p = softmax(joint.gather(1, of_head))[:, 0] @ e
+        lse = (
+            log_sum_exp(prior.gather(1, of_head)),
+            log_sum_exp(posterior.gather(1, of_head)),
+        )
+    return (p, head, *lse) if return_lse else (p, head)

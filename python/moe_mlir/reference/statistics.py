@@ -1,0 +1,115 @@
+"""What a batch says of the experts: dispersions and co-selections (docs/Spec.md 3.6, 3.7)."""
+
+import torch
+
+from ._common import ratio, wide
+
+# What the authors' code runs, by task; docs/Spec.md 3.6 and Trap 2. All of them
+# let empty clusters into the means, which the op by default does not (E14).
+DISPERSION_PRESETS = {
+    "lm": dict(eps=1e-4, clamp=10.0, scale="feature", include_empty=True),
+    "swin": dict(eps=1e-4, clamp=1.5, scale="global_preclamp", include_empty=True),
+    "softmoe": dict(eps=0.35, clamp=5.0, scale="global", include_empty=True),
+}
+
+
+def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
+    """(s [E,D], mean [E,D], count [E]) of each expert's tokens; docs/Spec.md 3.6."""
+    (h,) = wide(h.detach())
+    h, assign = h.reshape(-1, h.shape[-1]), assign.reshape(-1)
+    member = (assign >= 0) & (assign < num_experts)
+    if mask is not None:
+        member = member & mask.reshape(-1)
+    h, assign = h[member], assign[member].to(torch.int64)
+
+    count = torch.bincount(assign, minlength=num_experts)
+    size = count.clamp(min=1).to(h.dtype)[:, None]
+    empty = h.new_zeros(num_experts, h.shape[-1])
+    mean = empty.index_add(0, assign, h) / size
+    if measure == "pairwise":
+        s = empty.clone()
+        for expert in range(num_experts):
+            rows = h[assign == expert]
+            s[expert] = sum(((rows - row).abs().sum(dim=0) for row in rows), s[expert])
+        return s / (size * size), mean, count
+    deviation = h - mean[assign]
+    spread = deviation.abs() if measure == "mad" else deviation * deviation
+    return empty.index_add(0, assign, spread) / size, mean, count
+
+
+def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", include_empty=False):
+    """M [E,D], the scaled inverse of the dispersion; docs/Spec.md 3.6."""
+    (s,) = wide(s.detach())
+    if not eps > 0:
+        raise ValueError(f"dispersion_weights: expected 'eps' to be positive, found {eps}")
+    if clamp is not None and not clamp > 0:
+        raise ValueError(f"dispersion_weights: expected 'clamp' to be positive, found {clamp}")
+    live = (torch.ones_like(count) if include_empty else count > 0).to(s.dtype)[:, None]
+    clusters = live.sum().clamp(min=1)
+    if scale == "dispersion":
+        weight = (s + eps).mean(dim=-1, keepdim=True) / (s + eps)
+    else:
+        weight = 1 / (s + eps)
+        before_cap = (weight * live).sum() / (clusters * s.shape[-1])
+        if clamp is not None:
+            weight = torch.minimum(weight, clamp * before_cap)
+        if scale == "cluster":
+            divisor = weight.mean(dim=-1, keepdim=True)
+        elif scale == "feature":
+            divisor = (weight * live).sum(dim=0) / clusters
+        elif scale == "global":
+            divisor = (weight * live).sum() / (clusters * s.shape[-1])
+        elif scale == "global_preclamp":
+            divisor = before_cap
+        else:
+            divisor = torch.ones_like(before_cap)
+        # Without a live cluster a divisor may be 0; every row is then 1 below.
+        weight = weight / divisor.masked_fill(divisor == 0, 1.0)
+    return torch.where(live > 0, weight, torch.ones_like(weight))
+
+
+def adjacency_gate(p, a, *, threshold=0.0, cold_start="literal"):
+    """g = A p with entries below the threshold dropped; docs/Spec.md 3.7."""
+    p, a = wide(p, a.detach())
+    kept = torch.where(a >= threshold, a, torch.zeros_like(a))
+    if cold_start == "base":
+        untrained = (a == 0).all()
+        kept = torch.where(untrained, torch.eye(a.shape[0], dtype=a.dtype, device=a.device), kept)
+    return p @ kept.T
+
+
+def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
+    """A' = beta A + (1 - beta) norm(C) with the co-selection counts C; docs/Spec.md 3.7."""
+    counts = co_selections(idx, a.shape[0], mask=mask)
+    return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal)
+
+
+def co_selections(idx, num_experts, *, mask=None):
+    """C [E,E] int64: how many tokens chose both experts; the diagonal is the load."""
+    idx = idx.reshape(-1, idx.shape[-1]).to(torch.int64)
+    chosen = (idx >= 0) & (idx < num_experts)
+    if mask is not None:
+        chosen = chosen & mask.reshape(-1, 1)
+    both = chosen[:, :, None] & chosen[:, None, :]
+    # Pairs that do not count go to a bin behind the table.
+    pair = (idx[:, :, None] * num_experts + idx[:, None, :]).masked_fill(~both, num_experts**2)
+    table = torch.zeros(num_experts**2 + 1, dtype=torch.int64, device=idx.device)
+    table = table.scatter_add(0, pair.reshape(-1), torch.ones_like(pair.reshape(-1)))
+    return table[:-1].reshape(num_experts, num_experts)
+
+
+def blend_counts(a, counts, *, beta=0.9, norm="row", diagonal=True):
+    """The moving average of `adjacency_update` on counts that are already there."""
+    (a,) = wide(a.detach())
+    share = counts.to(a.dtype)
+    if not diagonal:
+        share = share - torch.diag(share.diagonal())
+    if norm == "row":
+        divisor = share.sum(dim=1, keepdim=True)
+    elif norm == "col":
+        divisor = share.sum(dim=0, keepdim=True)
+    else:
+        divisor = share.diagonal()[None, :]
+    share = ratio(share, divisor)
+    # E18: nothing was selected, so nothing is learnt or forgotten.
+    return torch.where(counts.sum() == 0, a, beta * a + (1 - beta) * share)
