@@ -33,7 +33,7 @@ using Rows = SmallVector<unsigned>;
 
 /// The dims along which the rows of `op` lie, outermost first: parallel, part
 /// of every result, and not the innermost dim of the results, which is kept
-/// contiguous. Dims of size 1 are left out where others remain and
+/// contiguous unless it is the one that tells rows apart. Dims of size 1 are left out where others remain and
 /// `keepUnitDims` is false. Empty if `op` has no such dims.
 Rows getRowDims(TilingInterface op, bool keepUnitDims);
 
