@@ -5,8 +5,10 @@
 GFLOP/s are of the kernel's matrix product, G lanes/s are 10^9 instructions
 times the lanes that run them. "unchecked" is the same launch with checks off:
 what the checks cost. "2 threads" is the wall time of one host thread over that
-of two; it says something on a machine that is otherwise idle. The router is
-what the compiler makes of 512 tokens and 64 experts; it needs moe-opt.
+of two, which says something on a machine that is otherwise idle, and "cpu" the
+CPU time of two over that of one: near 1, the threads do not disturb each other.
+The router is what the compiler makes of 512 tokens and 64 experts; it needs
+moe-opt.
 """
 
 import argparse
@@ -114,17 +116,18 @@ def main():
     parser.add_argument("--repeat", type=int, default=10)
     repeat = parser.parse_args().repeat
     print(f"{'':28}{'ms':>8}{'GFLOP/s':>9}{'G lanes/s':>11}"
-          f"{'unchecked ms':>14}{'2 threads':>11}")
+          f"{'unchecked ms':>14}{'2 threads':>11}{'cpu':>6}")
     for work in workloads():
         lanes = work.launch().counters["lane_instructions"]
         seconds = work.best(repeat)
         unchecked = work.best(repeat, checks=())
         one, two = (work.best(repeat, time.perf_counter, threads=n)
                     for n in (1, 2))
+        both = work.best(repeat, time.process_time, threads=2)
         flops = f"{work.flops / seconds / 1e9:.2f}" if work.flops else ""
         print(f"{work.name:28}{seconds * 1e3:8.1f}{flops:>9}"
               f"{lanes / seconds / 1e9:11.2f}{unchecked * 1e3:14.1f}"
-              f"{one / two:10.2f}x", flush=True)
+              f"{one / two:10.2f}x{both / seconds:6.2f}", flush=True)
 
 
 if __name__ == "__main__":

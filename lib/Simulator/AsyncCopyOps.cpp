@@ -62,7 +62,7 @@ void complete(Warp &warp, AsyncCopy &copy, u32 lanes) {
     Access access(warp, run, copy.pc);
     access.stride = __builtin_ctz(copy.bytes);
     warp.block->shadow->completeWrite(access, copy.offsets[first],
-                                     count * copy.bytes);
+                                      count * copy.bytes);
   }
 }
 
@@ -210,7 +210,8 @@ namespace {
 
 void reportUnwaited(Warp &warp, u32 lane, u32 pc, const char *what) {
   LaunchState &launch = *warp.block->launch;
-  if (launch.checks.race && !launch.reporter->repeats(FindingKind::Race, warp, pc))
+  if (launch.checks.race &&
+      !launch.reporter->repeats(FindingKind::Race, warp, pc))
     launch.reporter->add(FindingKind::Race, warp, lane, pc, what);
 }
 

@@ -182,11 +182,14 @@ void runStoreAsync(Warp &warp, const Inst &inst, u32 mask) {
       reportAlignment(warp, inst, l, to, bytes);
     std::array<u8, 16> values;
     for (u32 i = 0; i < inst.vec; ++i)
-      std::memcpy(&values[i * size],
-                  warp.registers + inst.s[2 + i] + l * size, size);
+      std::memcpy(&values[i * size], warp.registers + inst.s[2 + i] + l * size,
+                  size);
     // No asynchronous proxy: these are generic accesses that come later.
-    Incoming incoming{to, laneAddress(warp, inst.s[1], shape.wideMbarrier, l),
-                      bytes, kPending, {}};
+    Incoming incoming{to,
+                      laneAddress(warp, inst.s[1], shape.wideMbarrier, l),
+                      bytes,
+                      kPending,
+                      {}};
     if (shape.reduces) {
       incoming.flags |= kStrong;
       incoming.land = [=](u8 *at) {

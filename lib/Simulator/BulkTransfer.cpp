@@ -44,15 +44,15 @@ std::optional<TensorMap> loadMap(Warp &warp, const Inst &inst, u32 lane) {
   if (from && map.magic == TensorMap::kMagic)
     return map;
   reportBulkBounds(warp, inst, lane,
-               "expected the address of a tensor map, found other memory");
+                   "expected the address of a tensor map, found other memory");
   return std::nullopt;
 }
 
 NumberType elementType(const TensorMap &map) {
   using N = NumberType;
-  static constexpr N types[] = {N::U8,  N::U16,  N::U32, N::S32, N::U64,
-                                N::S64, N::F16,  N::F32, N::F64, N::BF16,
-                                N::F32, N::F32,  N::F32};
+  static constexpr N types[] = {N::U8,  N::U16, N::U32, N::S32, N::U64,
+                                N::S64, N::F16, N::F32, N::F64, N::BF16,
+                                N::F32, N::F32, N::F32};
   return types[map.dataType];
 }
 
@@ -118,9 +118,8 @@ Transfer tileOf(const TensorMap &map, const i32 *coordinates,
 // Into shared memory
 //===----------------------------------------------------------------------===//
 
-static void landIncoming(Warp &warp, u32 lane, u32 pc, Block &owner,
-                         u64 offset, const Incoming &incoming,
-                         Mbarrier &barrier) {
+static void landIncoming(Warp &warp, u32 lane, u32 pc, Block &owner, u64 offset,
+                         const Incoming &incoming, Mbarrier &barrier) {
   incoming.land(owner.shared + offset);
   const Checks &checks = warp.block->launch->checks;
   if (checks.race || checks.uninit) {
@@ -159,11 +158,11 @@ void startIncoming(Warp &warp, const Inst &inst, u32 lane, Incoming incoming) {
   Counters &c = warp.block->executor->counters.totals;
   c.sharedBytesWritten += incoming.bytes;
   Block &waits = incoming.outlivesBlock ? *owner : *warp.block;
-  schedule(waits, warp, lane, pc,
-           [&warp, lane, pc, owner, offset, ref, incoming = std::move(incoming)] {
-             landIncoming(warp, lane, pc, *owner, offset, incoming,
-                          *ref.barrier);
-           });
+  schedule(
+      waits, warp, lane, pc,
+      [&warp, lane, pc, owner, offset, ref, incoming = std::move(incoming)] {
+        landIncoming(warp, lane, pc, *owner, offset, incoming, *ref.barrier);
+      });
 }
 
 //===----------------------------------------------------------------------===//

@@ -302,8 +302,7 @@ bool decodeStoreAsync(Decoder &decoder, const Instruction &instruction) {
   bool wide;
   draft.s = {foldedAddress(decoder, operands.at(2), wide)};
   shape.wideMbarrier = wide;
-  decoder.sources(draft, operands.at(1), shape.elementBytes,
-                  isFloatType(type));
+  decoder.sources(draft, operands.at(1), shape.elementBytes, isFloatType(type));
   decoder.address(draft, operands.at(0));
   draft.inst.imm2 = shape.pack();
   noteWaiting(decoder);

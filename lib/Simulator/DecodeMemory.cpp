@@ -133,8 +133,8 @@ std::string atomicOperation(const Instruction &instruction) {
 
 bool decodeAtomic(Decoder &decoder, const Instruction &instruction) {
   // The type is the last word, or comes before the operation of a vector.
-  auto last = std::find_if(instruction.words.rbegin(),
-                           instruction.words.rend(), isDataType);
+  auto last = std::find_if(instruction.words.rbegin(), instruction.words.rend(),
+                           isDataType);
   std::string op = atomicOperation(instruction);
   if (op.empty() || last == instruction.words.rend())
     return false;

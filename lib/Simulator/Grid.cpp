@@ -192,7 +192,7 @@ void startShared(Block &block) {
       reinterpret_cast<u8 *>(base) + launch.sharedBase % kSharedHostAlignment;
   std::memset(block.shared, kSharedFill, launch.sharedSize);
   block.shadow->reset(launch.sharedSize, block.firstActor, block.actors(),
-                     /*tracksInit=*/true, "shared memory");
+                      /*tracksInit=*/true, "shared memory");
 }
 
 void startBlock(Block &block, LaunchState &launch, Executor &executor,

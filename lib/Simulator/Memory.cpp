@@ -56,7 +56,8 @@ void reportAlignment(Warp &warp, const Inst &inst, u32 lane, u64 address,
                      u32 alignment) {
   LaunchState &launch = *warp.block->launch;
   u32 pc = pcOf(warp, inst);
-  if (!launch.checks.align || launch.reporter->repeats(FindingKind::Align, warp, pc))
+  if (!launch.checks.align ||
+      launch.reporter->repeats(FindingKind::Align, warp, pc))
     return;
   launch.reporter->add(FindingKind::Align, warp, lane, pc,
                        "expected an address that is a multiple of " +

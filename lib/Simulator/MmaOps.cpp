@@ -186,9 +186,9 @@ inline void transpose8(float *to, const float *from, u32 width) {
   for (u32 i = 0; i < 4; ++i) {
     storeVector(to + 8 * i, __builtin_shufflevector(r[i], r[i + 4], 0, 1, 2, 3,
                                                     8, 9, 10, 11));
-    storeVector(to + 8 * (i + 4),
-                __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14,
-                                        15));
+    storeVector(
+        to + 8 * (i + 4),
+        __builtin_shufflevector(r[i], r[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
   }
 }
 
@@ -223,7 +223,8 @@ void loadC(Warp &warp, const u32 *places, float *c, bool half) {
     const float *even = lanesOf<float>(warp, places[r]);
     const float *odd = lanesOf<float>(warp, places[r + 1]);
     for (u32 g = 0; g < 8; ++g) {
-      Vec4 e = loadVector<Vec4>(even + 4 * g), o = loadVector<Vec4>(odd + 4 * g);
+      Vec4 e = loadVector<Vec4>(even + 4 * g),
+           o = loadVector<Vec4>(odd + 4 * g);
       float *row = c + (g + 4 * r) * 8;
       storeVector(row, __builtin_shufflevector(e, o, 0, 4, 1, 5));
       storeVector(row + 4, __builtin_shufflevector(e, o, 2, 6, 3, 7));

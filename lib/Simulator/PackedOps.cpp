@@ -35,8 +35,10 @@ Handler integerPair(F) {
 template <typename T>
 void addIntegerPairs(HandlerTable &table, const std::string &type) {
   table["add." + type] = integerPair<T>([](T a, T b) { return a + b; });
-  table["min." + type] = integerPair<T>([](T a, T b) { return std::min(a, b); });
-  table["max." + type] = integerPair<T>([](T a, T b) { return std::max(a, b); });
+  table["min." + type] =
+      integerPair<T>([](T a, T b) { return std::min(a, b); });
+  table["max." + type] =
+      integerPair<T>([](T a, T b) { return std::max(a, b); });
 }
 
 template <bool Flush>
@@ -64,17 +66,15 @@ void addFloatPairs(HandlerTable &table, const std::string &suffix) {
       floatPair<Flush>([](float a, float b) { return a - b; });
   table["mul" + suffix] =
       floatPair<Flush>([](float a, float b) { return a * b; });
-  table["fma" + suffix] =
-      ternary<u64, u64, u64, u64>([](u64 a, u64 b, u64 c) {
-        using P = Pair<float, u64>;
-        P x = P::of(a), y = P::of(b), z = P::of(c);
-        auto half = [](float u, float v, float w) {
-          return flushed<Flush>(std::fma(
-              flushed<Flush>(u), flushed<Flush>(v), flushed<Flush>(w)));
-        };
-        return P{half(x.low, y.low, z.low), half(x.high, y.high, z.high)}
-            .bits();
-      });
+  table["fma" + suffix] = ternary<u64, u64, u64, u64>([](u64 a, u64 b, u64 c) {
+    using P = Pair<float, u64>;
+    P x = P::of(a), y = P::of(b), z = P::of(c);
+    auto half = [](float u, float v, float w) {
+      return flushed<Flush>(
+          std::fma(flushed<Flush>(u), flushed<Flush>(v), flushed<Flush>(w)));
+    };
+    return P{half(x.low, y.low, z.low), half(x.high, y.high, z.high)}.bits();
+  });
 }
 
 } // namespace

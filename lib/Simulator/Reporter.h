@@ -32,8 +32,7 @@ public:
 
   /// Has a finding of this kind at these instructions been kept already?
   /// Counts it if so: lets callers skip building the message.
-  bool repeats(FindingKind kind, const Warp &warp, u32 pc,
-               u32 otherPc = kNone);
+  bool repeats(FindingKind kind, const Warp &warp, u32 pc, u32 otherPc = kNone);
 
   /// So many findings that going on tells nothing new.
   bool overflowed() const { return total > kEnough; }

@@ -209,8 +209,8 @@ bool ShadowPage::addReader(const Access &access, Cell &cell,
       if (set[i].actor == mine.actor)
         slot = &set[i];
     for (u32 i = dense; i < count && !slot; ++i)
-      if (!set[i].actor || (!isForeign(access, set[i].actor) &&
-                            ordered(access, mine, set[i])))
+      if (!set[i].actor ||
+          (!isForeign(access, set[i].actor) && ordered(access, mine, set[i])))
         slot = &set[i];
     if (!slot) {
       reservoir = reservoir * 1664525 + 1013904223;
@@ -297,8 +297,7 @@ bool ShadowPage::checkWriter(const Access &access, const Cell &cell,
   if (races && !writer.pending()) {
     // Lanes that store one value through one instruction: benign, common.
     u64 at = start - span.from;
-    if (!access.read && access.value &&
-        (writer.info & kPcMask) == access.pc &&
+    if (!access.read && access.value && (writer.info & kPcMask) == access.pc &&
         std::memcmp(access.memory + at, access.value + at, bytes) == 0)
       return true;
   }
@@ -340,15 +339,14 @@ inline bool ShadowPage::touchWhole(const Access &access, Cell &cell, u64 start,
   }
   if (access.checksRaces) {
     // Nearly always the write is known, and no proxy comes in.
-    bool known = !cell.writer ||
-                 (access.knows(cell.writer, cell.writeTime) &&
-                  !(cell.writeInfo & kPending) &&
-                  !(access.flags & ~cell.writeInfo & kAsync));
+    bool known = !cell.writer || (access.knows(cell.writer, cell.writeTime) &&
+                                  !(cell.writeInfo & kPending) &&
+                                  !(access.flags & ~cell.writeInfo & kAsync));
     if (!known && !checkWriter(access, cell, mine, bytes, start, span))
       return false;
-    bool unread = !access.write ||
-                  (!cell.readers[0].actor && !cell.readers[1].actor &&
-                   !(cell.state & kMany));
+    bool unread =
+        !access.write || (!cell.readers[0].actor && !cell.readers[1].actor &&
+                          !(cell.state & kMany));
     if (!unread && !checkReaders(access, cell, mine, span.origin + start))
       return false;
   }
@@ -454,8 +452,7 @@ void ShadowPage::touch(const Access &access, u64 offset, u32 bytes,
   Cell *cell = &cells[offset >> rootShift];
   if (span.to <= start + size) {
     // Straight down to the smallest cell that holds all of it.
-    while ((cell->state & kSplit) &&
-           (offset ^ (span.to - 1)) < size / kParts) {
+    while ((cell->state & kSplit) && (offset ^ (span.to - 1)) < size / kParts) {
       size /= kParts;
       u64 part = offset / size % kParts;
       cell = parts[cell->state >> kIndexShift] + part;
@@ -521,8 +518,8 @@ void ShadowPage::completeWrite(const Access &access, u64 offset, u32 bytes,
       return;
     cell.writer = by.actor;
     cell.writeTime = by.time;
-    cell.writeInfo = (cell.writeInfo & ~kLaneBits) | access.flags |
-                     by.lane << kLaneShift;
+    cell.writeInfo =
+        (cell.writeInfo & ~kLaneBits) | access.flags | by.lane << kLaneShift;
   });
 }
 

@@ -6,11 +6,10 @@
 
 namespace moe::sim {
 
-const char *encodeTensorMap(TensorMap &map, uint64_t address,
-                            uint32_t dataType, uint32_t rank,
-                            const uint64_t *dims, const uint64_t *strides,
-                            const uint32_t *box, uint32_t swizzle,
-                            bool nanFill) {
+const char *encodeTensorMap(TensorMap &map, uint64_t address, uint32_t dataType,
+                            uint32_t rank, const uint64_t *dims,
+                            const uint64_t *strides, const uint32_t *box,
+                            uint32_t swizzle, bool nanFill) {
   // The limits are those of cuTensorMapEncodeTiled.
   if (rank < 1 || rank > 5)
     return "expected a tensor of 1 to 5 dimensions";

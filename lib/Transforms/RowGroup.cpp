@@ -3,6 +3,7 @@
 #include "RowGroup.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Interfaces/DestinationStyleOpInterface.h"
@@ -73,10 +74,11 @@ Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   Rows rows;
   std::optional<unsigned> last;
   unsigned numInits = dps.getNumDpsInits();
+  bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
   for (auto [dim, iterator] : llvm::enumerate(iterators)) {
     if (iterator != utils::IteratorType::parallel || spans[dim] != numInits)
       continue;
-    if (innermost[dim] < numInits)
+    if (innermost[dim] < numInits || mayCutInnermost)
       rows.push_back(dim);
     else
       last = dim;
@@ -135,7 +137,9 @@ RowGroup::RowGroup(TilingInterface seed, bool keepUnitDims,
 bool RowGroup::isCandidate(Operation *op) const {
   return isa<TilingInterface>(op) && isa<IndexingMapOpInterface>(op) &&
          isa<DestinationStyleOpInterface>(op) &&
-         op->getBlock() == rows.front().first->getBlock() && !isTaken(op);
+         op->getBlock() == rows.front().first->getBlock() && !isTaken(op) &&
+         // Its tiles have another size than the group's.
+         !op->hasAttr(kTileRowsAttrName);
 }
 
 bool RowGroup::isOfRouting() const {
@@ -189,12 +193,12 @@ bool RowGroup::addProducer(Operation *producer) {
   if (!isOfRouting())
     return miss(producer, "its result has several users");
 
-  llvm::MapVector<Operation *, Rows> joining;
+  Members joining;
   joining[producer] = *producerRows;
   for (Operation *user : others) {
-    FailureOr<Rows> siblingRows = getSiblingRows(user, producer, *producerRows);
-    if (succeeded(siblingRows)) {
-      joining[user] = *siblingRows;
+    Members withUser = joining;
+    if (absorb(user, withUser)) {
+      joining = std::move(withUser);
       continue;
     }
     // This user reads what the loop stores, which only results may be whose
@@ -204,62 +208,98 @@ bool RowGroup::addProducer(Operation *producer) {
             *producerRows)
       return miss(producer, "its result has several users");
   }
-  if (!staysConvexWith(llvm::to_vector(llvm::make_first_range(joining))))
+  if (!staysConvexWith(joining))
     return miss(producer, "what is computed from it outside of the loop is "
                           "needed inside");
+  join(joining);
+  return true;
+}
+
+void RowGroup::join(const Members &joining) {
   for (auto &[op, opRows] : joining) {
     rows[op] = opRows;
     missed.erase(op);
   }
-  return true;
 }
 
-/// The rows of `user` if it is an op of the dialect that works on the rows of
-/// `producer` one by one, as the group's loops run over them.
-FailureOr<Rows>
-RowGroup::getSiblingRows(Operation *user, Operation *producer,
-                         ArrayRef<unsigned> producerRows) const {
-  if (!isa<MoEStructuredOpInterface>(user) || !isCandidate(user))
+/// The rows of `user` if it works on the rows of its producers in the group and
+/// `joining` one by one, as the group's loops run over them.
+FailureOr<Rows> RowGroup::getConsumerRows(Operation *user,
+                                          const Members &joining) const {
+  if (!isCandidate(user))
     return failure();
   Rows userRows = getRowDims(cast<TilingInterface>(user), keepUnitDims);
   if (userRows.size() != getNumLoops())
     return failure();
   for (OpOperand &use : user->getOpOperands()) {
     Operation *source = use.get().getDefiningOp();
-    bool isMember = source && (source == producer || contains(source));
-    if (!isMember)
+    const Rows *computed = nullptr;
+    if (auto member = rows.find(source); member != rows.end())
+      computed = &member->second;
+    else if (auto other = joining.find(source); other != joining.end())
+      computed = &other->second;
+    if (!computed)
       continue;
     FailureOr<Rows> needed = getProducerRows(use, userRows);
-    ArrayRef<unsigned> computed =
-        source == producer ? producerRows : getRows(source);
-    if (failed(needed) || ArrayRef<unsigned>(*needed) != computed)
+    if (failed(needed) || *needed != *computed)
       return failure();
   }
   return userRows;
 }
 
+/// Adds `user` to `joining` if it is an op of the dialect over the same rows,
+/// or all that is computed from it ends in such ops.
+bool RowGroup::absorb(Operation *user, Members &joining) const {
+  if (contains(user) || joining.contains(user))
+    return true;
+  FailureOr<Rows> userRows = getConsumerRows(user, joining);
+  if (failed(userRows))
+    return false;
+  joining[user] = *userRows;
+  if (isa<MoEStructuredOpInterface>(user))
+    return true;
+  bool hasUser = false;
+  for (OpOperand &use : user->getUses()) {
+    Operation *next = use.getOwner();
+    if (isa<tensor::DimOp>(next))
+      continue;
+    hasUser = true;
+    if (!absorb(next, joining))
+      return false;
+    // A user that was in before reads what it now shares a loop with.
+    auto member = rows.find(next);
+    ArrayRef<unsigned> nextRows =
+        member != rows.end() ? member->second : joining.find(next)->second;
+    FailureOr<Rows> needed = getProducerRows(use, nextRows);
+    if (failed(needed) || *needed != *userRows)
+      return false;
+  }
+  return hasUser;
+}
+
 bool RowGroup::addConsumers(Operation *member) {
   bool added = false;
   for (Operation *user : llvm::to_vector(member->getUsers())) {
-    if (contains(user))
+    if (contains(user) || !isa<MoEStructuredOpInterface>(user))
       continue;
-    FailureOr<Rows> userRows = getSiblingRows(user, member, getRows(member));
-    if (failed(userRows) || !staysConvexWith(user))
+    Members joining;
+    if (!absorb(user, joining) || !staysConvexWith(joining))
       continue;
-    rows[user] = *userRows;
+    join(joining);
     added = true;
   }
   return added;
 }
 
-/// Whether no value that leaves the group and `added` comes back into them.
-bool RowGroup::staysConvexWith(ArrayRef<Operation *> added) const {
+/// Whether no value that leaves the group and `joining` comes back into them.
+bool RowGroup::staysConvexWith(const Members &joining) const {
   Block *block = rows.front().first->getBlock();
   auto isInside = [&](Operation *op) {
-    return contains(op) || llvm::is_contained(added, op);
+    return contains(op) || joining.contains(op);
   };
-  SmallVector<Operation *> worklist(added);
-  llvm::append_range(worklist, llvm::make_first_range(rows));
+  SmallVector<Operation *> worklist =
+      llvm::to_vector(llvm::make_first_range(rows));
+  llvm::append_range(worklist, llvm::make_first_range(joining));
   DenseSet<Operation *> outside;
   while (!worklist.empty()) {
     Operation *op = worklist.pop_back_val();

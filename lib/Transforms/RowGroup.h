@@ -12,9 +12,9 @@
 //   1. A producer joins when all its users are in the group and read it row by
 //      row, so that nothing is computed twice.
 //   2. In a group with an op of the moe dialect, where rows are short, a
-//      producer with other users joins as well if those that are ops of the
-//      dialect over the same rows join too, and the rest can read what the
-//      loop stores.
+//      producer with other users joins as well if those whose results end in
+//      ops of the dialect over the same rows join too, and the rest can read
+//      what the loop stores.
 //   3. Users of a member that are ops of the dialect over the same rows join.
 //
 // The group stays convex: no path leaves it and comes back.
@@ -33,8 +33,9 @@ using Rows = SmallVector<unsigned>;
 
 /// The dims along which the rows of `op` lie, outermost first: parallel, part
 /// of every result, and not the innermost dim of the results, which is kept
-/// contiguous unless it is the one that tells rows apart. Dims of size 1 are left out where others remain and
-/// `keepUnitDims` is false. Empty if `op` has no such dims.
+/// contiguous unless it alone tells the rows of a batched product apart, or
+/// `op` asks for tiles of its own size. Dims of size 1 are left out where others
+/// remain and `keepUnitDims` is false. Empty if `op` has no such dims.
 Rows getRowDims(TilingInterface op, bool keepUnitDims);
 
 class RowGroup {
@@ -60,19 +61,23 @@ public:
   }
 
 private:
+  using Members = llvm::MapVector<Operation *, Rows>;
+
   bool isCandidate(Operation *op) const;
   bool isOfRouting() const;
   bool addProducers(Operation *member);
   bool addProducer(Operation *producer);
   bool addConsumers(Operation *member);
-  FailureOr<Rows> getSiblingRows(Operation *user, Operation *producer,
-                                 ArrayRef<unsigned> producerRows) const;
-  bool staysConvexWith(ArrayRef<Operation *> added) const;
+  FailureOr<Rows> getConsumerRows(Operation *user,
+                                  const Members &joining) const;
+  bool absorb(Operation *user, Members &joining) const;
+  void join(const Members &joining);
+  bool staysConvexWith(const Members &joining) const;
   bool miss(Operation *producer, StringRef reason);
 
   bool keepUnitDims;
   function_ref<bool(Operation *)> isTaken;
-  llvm::MapVector<Operation *, Rows> rows;
+  Members rows;
   llvm::MapVector<Operation *, std::string> missed;
 };
 

@@ -76,9 +76,11 @@ static SmallVector<Attribute> getBlockMapping(MLIRContext *context,
 /// Why the producer of `slice`, of which nothing is known but that it can be
 /// tiled, stays outside of the tile; empty to fuse it. `numLoops` tile offsets
 /// must all appear in the slice: otherwise several tiles need the same rows
-/// and each would compute them again.
+/// and each would compute them again. The ops of `onlyFused` have no user
+/// outside of the tile.
 static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
-                               unsigned numLoops, bool keepUnitDims) {
+                               unsigned numLoops, bool keepUnitDims,
+                               const DenseSet<Operation *> &onlyFused) {
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
     return "it cannot be tiled";
@@ -91,6 +93,8 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   // tile.
   if (getRowDims(cast<TilingInterface>(op), keepUnitDims).size() > numLoops)
     return "it has more rows to run in parallel";
+  if (onlyFused.contains(op))
+    return "";
   Operation *user = nullptr;
   for (OpResult result : op->getResults())
     for (Operation *other : result.getUsers()) {
@@ -104,6 +108,24 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
       user = other;
     }
   return "";
+}
+
+/// The producers of `consumer`, near and far, that nothing else uses. A part
+/// that two ops of a tile read is computed for each of them; the copies are
+/// equal, so that common subexpression elimination keeps one.
+static DenseSet<Operation *> getOnlyFused(Operation *consumer) {
+  DenseSet<Operation *> fused;
+  for (Operation &op : llvm::reverse(*consumer->getBlock())) {
+    if (!op.isBeforeInBlock(consumer) || !isa<TilingInterface>(op) ||
+        op.use_empty())
+      continue;
+    if (llvm::all_of(op.getUsers(), [&](Operation *user) {
+          return user == consumer || fused.contains(user) ||
+                 isa<tensor::DimOp>(user);
+        }))
+      fused.insert(&op);
+  }
+  return fused;
 }
 
 //===----------------------------------------------------------------------===//
@@ -242,11 +264,16 @@ private:
     SmallVector<Operation *> members = group.getMembers();
     SmallVector<TilingInterface> roots = group.getRoots();
     reportWholeConsumers(group);
+    int64_t tileRows = tileSize;
+    if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
+      tileRows = own.getInt();
+    seed->removeAttr(kTileRowsAttrName);
     // Consumers first: a root that feeds another one is still an op then, and
     // not the result of a loop.
     SmallVector<scf::ForallOp> loops;
     for (TilingInterface root : llvm::reverse(roots)) {
-      FailureOr<scf::ForallOp> loop = tileRoot(rewriter, root, group, taken);
+      FailureOr<scf::ForallOp> loop =
+          tileRoot(rewriter, root, group, tileRows, taken);
       if (failed(loop))
         return failure();
       loops.insert(loops.begin(), *loop);
@@ -263,15 +290,18 @@ private:
   }
 
   FailureOr<scf::ForallOp> tileRoot(IRRewriter &rewriter, TilingInterface root,
-                                    const RowGroup &group,
+                                    const RowGroup &group, int64_t tileRows,
                                     DenseSet<Operation *> &taken) {
     ArrayRef<unsigned> rows = group.getRows(root);
     scf::SCFTilingOptions tiling;
     tiling.setLoopType(scf::SCFTilingOptions::LoopType::ForallOp)
-        .setTileSizes(getTileSizes(root, rows, tileSize));
+        .setTileSizes(getTileSizes(root, rows, tileRows));
     if (gpuBlocks)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 
+    DenseSet<Operation *> onlyFused;
+    if (gpuBlocks)
+      onlyFused = getOnlyFused(root);
     scf::SCFTileAndFuseOptions options;
     options.setTilingOptions(tiling);
     options.setFusionControlFn(
@@ -281,14 +311,16 @@ private:
           std::string reason;
           if (!group.contains(op)) {
             auto missed = group.getMissed().find(op);
-            reason = missed != group.getMissed().end()
-                         ? missed->second
-                         : whyNotFused(slice, producer, rows.size(), gpuBlocks);
+            reason =
+                missed != group.getMissed().end() && !onlyFused.contains(op)
+                    ? missed->second
+                    : whyNotFused(slice, producer, rows.size(), gpuBlocks,
+                                  onlyFused);
           }
           if (reason.empty())
             return scf::SCFTileAndFuseOptions::ControlFnResult{};
           // A destination is storage, not work that could be shared.
-          if (!isInit)
+          if (!isInit && !isa<tensor::EmptyOp>(op))
             reportNotFused(root, op, reason);
           return std::nullopt;
         });

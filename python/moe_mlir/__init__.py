@@ -49,6 +49,7 @@ _FUNCTIONS = {
     "explain": "fx",
     "export": "export",
     "load": "artifact",
+    "simulate": "simulate",
     "update_routers": "nn",
 }
 _SUBMODULES = ("metrics", "nn", "plots", "reference", "runtime", "sim")

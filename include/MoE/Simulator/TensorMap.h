@@ -35,11 +35,10 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) == 128);
 
 /// Fills `map`; returns null, or why the driver would refuse these values.
-const char *encodeTensorMap(TensorMap &map, uint64_t address,
-                            uint32_t dataType, uint32_t rank,
-                            const uint64_t *dims, const uint64_t *strides,
-                            const uint32_t *box, uint32_t swizzle,
-                            bool nanFill);
+const char *encodeTensorMap(TensorMap &map, uint64_t address, uint32_t dataType,
+                            uint32_t rank, const uint64_t *dims,
+                            const uint64_t *strides, const uint32_t *box,
+                            uint32_t swizzle, bool nanFill);
 
 } // namespace moe::sim
 

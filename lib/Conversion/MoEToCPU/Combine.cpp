@@ -60,8 +60,8 @@ Values CombineKernel::addExpert(ValueRange token, Value place, Value column,
         Value gate = e.splat(e.load(op.getGates(), position));
         Values next;
         for (auto [i, sum] : llvm::enumerate(sums)) {
-          Value row =
-              e.loadFloats(op.getExpertOut(), {slot, columnOf(column, i)}, mask);
+          Value row = e.loadFloats(op.getExpertOut(),
+                                   {slot, columnOf(column, i)}, mask);
           next.push_back(e.fma(gate, row, sum));
         }
         return next;
@@ -99,12 +99,10 @@ void CombineKernel::emitToken(ValueRange token) {
     return e.sub(numColumns, rest);
   };
   Value blocksEnd = roundDown(step), vectorsEnd = roundDown(e.width);
-  e.loop(e.index(0), blocksEnd, step, [&](Value column) {
-    emitColumns(token, column, kVectors, Value());
-  });
-  e.loop(blocksEnd, vectorsEnd, e.width, [&](Value column) {
-    emitColumns(token, column, 1, Value());
-  });
+  e.loop(e.index(0), blocksEnd, step,
+         [&](Value column) { emitColumns(token, column, kVectors, Value()); });
+  e.loop(blocksEnd, vectorsEnd, e.width,
+         [&](Value column) { emitColumns(token, column, 1, Value()); });
   e.ifThen(e.compare(arith::CmpIPredicate::slt, vectorsEnd, numColumns), [&] {
     emitColumns(token, vectorsEnd, 1,
                 e.firstLanes(e.sub(numColumns, vectorsEnd)));

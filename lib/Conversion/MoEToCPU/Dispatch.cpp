@@ -57,8 +57,7 @@ private:
     return e.toIndex(e.load(op.getSlotsInit(), {a.token, a.place}));
   }
   void writeSlot(Value slot, Assignment a) {
-    e.store(e.fromIndex(slot, slotType), op.getSlotsInit(),
-            {a.token, a.place});
+    e.store(e.fromIndex(slot, slotType), op.getSlotsInit(), {a.token, a.place});
   }
   Value readCount(Value expert) {
     return e.toIndex(e.load(op.getCountsInit(), {expert}));
@@ -132,8 +131,7 @@ void DispatchKernel::sortByDigit(Value from, Value to, Value keys, Value count,
   auto readDigit = [&](Value element) {
     Value key = e.load(keys, {element});
     Value shifted = arith::ShRUIOp::create(e, key, i32(bit));
-    return e.toIndex(
-        arith::AndIOp::create(e, shifted, i32(kNumDigits - 1)));
+    return e.toIndex(arith::AndIOp::create(e, shifted, i32(kNumDigits - 1)));
   };
   e.loop(e.index(0), count, 1, [&](Value element) {
     Value digit = readDigit(element);
@@ -275,8 +273,8 @@ void DispatchKernel::takeRows() {
   clearCounts();
   e.loop(e.index(0), numPlaces, 1, [&](Value place) {
     e.loop(e.index(0), numTokens, 1, [&](Value position) {
-      Value token = tokenOrder ? e.toIndex(e.load(tokenOrder, {position}))
-                               : position;
+      Value token =
+          tokenOrder ? e.toIndex(e.load(tokenOrder, {position})) : position;
       takeRow({token, place}, isMarked);
     });
   });
@@ -284,17 +282,18 @@ void DispatchKernel::takeRows() {
 
 /// offsets[b] = sum of the counts below, each rounded up to the alignment.
 void DispatchKernel::computeOffsets() {
-  Value end = e.loop(
-      e.index(0), numExperts, 1, {i32(0)},
-      [&](Value expert, ValueRange start) -> Values {
-        e.store(start[0], op.getOffsetsInit(), {expert});
-        Value rows = e.load(op.getCountsInit(), {expert});
-        if (int64_t alignment = op.getAlignment(); alignment != 1) {
-          Value blocks = arith::CeilDivUIOp::create(e, rows, i32(alignment));
-          rows = e.mul(blocks, i32(alignment));
-        }
-        return {e.add(start[0], rows)};
-      })[0];
+  Value end =
+      e.loop(e.index(0), numExperts, 1, {i32(0)},
+             [&](Value expert, ValueRange start) -> Values {
+               e.store(start[0], op.getOffsetsInit(), {expert});
+               Value rows = e.load(op.getCountsInit(), {expert});
+               if (int64_t alignment = op.getAlignment(); alignment != 1) {
+                 Value blocks =
+                     arith::CeilDivUIOp::create(e, rows, i32(alignment));
+                 rows = e.mul(blocks, i32(alignment));
+               }
+               return {e.add(start[0], rows)};
+             })[0];
   e.store(end, op.getOffsetsInit(), {numExperts});
 }
 
@@ -305,8 +304,7 @@ void DispatchKernel::addOffsets() {
       Assignment a{token, place};
       Value rank = readSlot(a);
       e.ifThen(isAtLeastZero(rank), [&] {
-        Value start =
-            e.toIndex(e.load(op.getOffsetsInit(), {readExpert(a)}));
+        Value start = e.toIndex(e.load(op.getOffsetsInit(), {readExpert(a)}));
         writeSlot(e.add(start, rank), a);
       });
     });

@@ -35,7 +35,9 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateDispatchToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
   populateRowsToCPUPatterns(patterns, options);
+  populateSoftmaxMixBackwardToCPUPatterns(patterns, options);
   populateSoftmaxMixToCPUPatterns(patterns, options);
+  populateTopKBackwardToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);
 }
 

@@ -25,8 +25,14 @@ void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
 void populateRowsToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
 
+void populateSoftmaxMixBackwardToCPUPatterns(RewritePatternSet &patterns,
+                                             const CPUVectorOptions &options);
+
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
+
+void populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
+                                       const CPUVectorOptions &options);
 
 void populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);

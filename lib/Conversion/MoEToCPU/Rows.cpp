@@ -148,7 +148,9 @@ static FailureOr<RowNest> matchRowNest(linalg::GenericOp op,
   if (!op.hasPureBufferSemantics() || op.getNumDpsInits() != 1 ||
       op.getNumLoops() == 0)
     return fail("expected one destination on buffers");
-  RowNest nest{op, op.getNumLoops() - 1};
+  RowNest nest;
+  nest.op = op;
+  nest.v = op.getNumLoops() - 1;
   for (OpOperand &operand : op->getOpOperands())
     if (!op.getMatchingIndexingMap(&operand).isProjectedPermutation(
             /*allowZeroInResults=*/true) ||

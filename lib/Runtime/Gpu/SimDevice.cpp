@@ -160,10 +160,10 @@ public:
     for (uint32_t i = 1; i < from.rank && i < 5; ++i)
       strides[i] = from.strides[i - 1];
     sim::TensorMap map;
-    if (const char *why = sim::encodeTensorMap(
-            map, reinterpret_cast<uint64_t>(from.address),
-            from.dataType, from.rank, from.dims, strides,
-            from.box, from.swizzle, from.oobFill != 0))
+    if (const char *why =
+            sim::encodeTensorMap(map, reinterpret_cast<uint64_t>(from.address),
+                                 from.dataType, from.rank, from.dims, strides,
+                                 from.box, from.swizzle, from.oobFill != 0))
       fail(why);
     std::memcpy(out, &map, sizeof map);
   }

@@ -118,9 +118,9 @@ moe_sim_encode_tensor_map(void *out, void *address, uint32_t data_type,
                           const uint64_t *strides, const uint32_t *box,
                           uint32_t swizzle, uint32_t nan_fill) {
   TensorMap map;
-  if (const char *why = encodeTensorMap(
-          map, reinterpret_cast<uint64_t>(address), data_type, rank, dims,
-          strides, box, swizzle, nan_fill != 0))
+  if (const char *why =
+          encodeTensorMap(map, reinterpret_cast<uint64_t>(address), data_type,
+                          rank, dims, strides, box, swizzle, nan_fill != 0))
     return copyString(why);
   std::memcpy(out, &map, sizeof map);
   return nullptr;

@@ -65,9 +65,9 @@ class Router(torch.nn.Module):
         """The namespace of the routing ops: compiled kernels or plain torch."""
         if self.impl == "torch":
             return reference
-        from . import _kernels
+        from .. import ops
 
-        return _kernels
+        return ops
 
     def logits(self, h):
         raise NotImplementedError(f"{type(self).__name__} has no router logits")

@@ -4,10 +4,10 @@ import functools
 
 import torch
 
+from ..reference._common import softmax
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
 from ._library import define
-from .topk_renorm import _softmax
 
 _check = Checker("grouped_topk")
 
@@ -193,7 +193,7 @@ def _backward(ctx, dgates, _):
         return _spread(dx, where, scores), *(None,) * 13
 
     if ctx.score == "softmax":
-        s = _softmax(x)
+        s = softmax(x)
         chosen = s.gather(-1, where)
     v = _score(chosen, ctx.score)
     v = torch.where(selected & (v != -torch.inf), v, 0.0)

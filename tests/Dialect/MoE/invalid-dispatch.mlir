@@ -158,7 +158,7 @@ func.func @z_loss_element(%z: tensor<5x8xf32>, %l: tensor<f32>, %lse: tensor<4xf
 // -----
 
 func.func @bias_update_c1(%b: tensor<4xf32>, %c: tensor<4xi32>) {
-  // expected-error @below {{expected gamma to be finite, found NaN}}
+  // expected-error @below {{expected gamma to be finite, found nan}}
   %r = moe.bias_update ins(%b, %c : tensor<4xf32>, tensor<4xi32>) outs(%b : tensor<4xf32>)
       {gamma = 0x7FF8000000000000 : f64} -> tensor<4xf32>
   return

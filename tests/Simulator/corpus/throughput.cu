@@ -15,8 +15,8 @@ extern "C" __global__ void __launch_bounds__(128)
 
   // 64 rows x 4 chunks of 16 bytes, twice: two chunks a thread and tile.
   auto load = [&](int k0, int buffer) {
-    for (int i = t; i < 256; i += 128) {
-      int row = i / 4, chunk = i % 4;
+    for (int half = 0; half < 2; ++half) {
+      int row = half * 32 + t / 4, chunk = t % 4;
       ptx::copyAsync16(tileA[buffer] + row * pitch + chunk * 16,
                        a + (row0 + row) * k + k0 + chunk * 8);
       ptx::copyAsync16(tileB[buffer] + row * pitch + chunk * 16,
@@ -83,11 +83,9 @@ extern "C" __global__ void row_sum_squares(const float *x, float *out,
   if (lane == 0)
     partial[t / 32] = sum;
   __syncthreads();
-  if (t < 32) {
-    sum = t < blockDim.x / 32 ? partial[t] : 0;
-    for (int step = 16; step > 0; step /= 2)
-      sum += __shfl_xor_sync(0xffffffff, sum, step);
-    if (t == 0)
-      out[blockIdx.x] = sum;
-  }
+  if (t != 0)
+    return;
+  for (int w = 1; w < blockDim.x / 32; ++w)
+    sum += partial[w];
+  out[blockIdx.x] = sum;
 }

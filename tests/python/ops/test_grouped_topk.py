@@ -60,9 +60,8 @@ def test_equals_reference_for_every_score(score, renorm):
     x = logits(37, 24)
     x = x.softmax(-1) if score == "none" else x
     bias = 0.1 * torch.randn(24, generator=random(1))
-    for b in (None, bias):
-        check(x, 5, score=score, renorm=renorm, bias=b)
-        check(x, 5, score=score, renorm=renorm, bias=b, n_group=4, topk_group=2)
+    check(x, 5, score=score, renorm=renorm)
+    check(x, 5, score=score, renorm=renorm, bias=bias, n_group=4, topk_group=2)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,7 @@ def test_any_number_of_tokens(n):
     check(logits(n, 24), 3, bias=torch.zeros(24), n_group=4, topk_group=2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bias_dtype", DTYPES)
+@pytest.mark.parametrize("dtype,bias_dtype", zip(DTYPES, DTYPES[1:] + DTYPES[:1]))
 def test_dtypes(dtype, bias_dtype):
     x = logits(21, 24).to(dtype)
     check(x, 4, bias=(0.2 * logits(1, 24, 1)[0]).to(bias_dtype), n_group=4, topk_group=2)
@@ -181,8 +179,9 @@ def test_f12_forced_minus_one_has_gate_zero_even_beside_nan():
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("renorm,eps", [(True, 0.0), (True, 0.1), (False, 0.0)])
-@pytest.mark.parametrize("forced", (False, True))
+@pytest.mark.parametrize(
+    "renorm,eps,forced", [(True, 0.0, False), (True, 0.1, True), (False, 0.0, False)]
+)
 def test_gradient(score, renorm, eps, forced):
     x = logits(3, 12)
     x = x.softmax(-1) if score == "none" else x
@@ -196,7 +195,7 @@ def test_gradient(score, renorm, eps, forced):
     grads = []
     for function, dtype in ((moe_mlir.grouped_topk, torch.float32),
                             (reference.grouped_topk, torch.float64)):
-        leaf = x.to(dtype).requires_grad_()
+        leaf = x.detach().clone().to(dtype).requires_grad_()
         gates, _ = function(leaf, 3, **options)
         (gates * cotangent.to(dtype)).sum().backward()
         grads.append(leaf.grad)

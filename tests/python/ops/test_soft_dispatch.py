@@ -93,7 +93,7 @@ def test_gradient():
             (moe_mlir.soft_dispatch, torch.float32),
             (reference.soft_dispatch, torch.float64),
         ):
-            leaves = [v.to(dtype).requires_grad_() for v in (x, phi, scale)]
+            leaves = [v.detach().clone().to(dtype).requires_grad_() for v in (x, phi, scale)]
             wide = {k: v.to(dtype) if k == "m" else v for k, v in options.items()}
             results = function(leaves[0], leaves[1], scale=leaves[2], eps=1e-2, **wide)
             sum((r * c.to(dtype)).sum() for r, c in zip(results, cotangents)).backward()

@@ -23,12 +23,12 @@ def check(p, theta, **options):
     return gates, count
 
 
-@pytest.mark.parametrize("experts", (1, 2, 7, 16, 257))
-@pytest.mark.parametrize("renorm", (True, False))
+@pytest.mark.parametrize("experts,renorm", [(1, True), (2, False), (7, True), (257, True)])
 def test_equals_reference(experts, renorm):
     for n in (0, 1, 5, 33):
         for theta in (0.0625, 0.5, 0.0, 2.0):
-            check(probabilities(n, experts, n), theta, renorm=renorm)
+            check(probabilities(n, experts, n), torch.tensor(theta), renorm=renorm)
+    check(probabilities(9, experts), 0.0625, renorm=renorm)
 
 
 def test_threshold_renorm_e20_strictly_above_or_the_best():
@@ -84,7 +84,7 @@ def test_threshold_renorm_gradient(renorm):
         (moe_mlir.threshold_renorm, torch.float32),
         (reference.threshold_renorm, torch.float64),
     ):
-        leaf = p.to(dtype).requires_grad_()
+        leaf = p.detach().clone().to(dtype).requires_grad_()
         gates, _ = function(leaf, 0.3, renorm=renorm, mask=mask)
         (gates * cotangent.to(dtype)).sum().backward()
         grads.append(leaf.grad)

@@ -63,9 +63,9 @@ def test_dispatch_e10_e12_masked_tokens_and_no_token():
     assert slots.shape == (0, 2) and offsets.tolist() == [0] * 4 and counts.tolist() == [0] * 3
 
 
-def test_dispatch_refuses_an_expert_that_does_not_exist():
-    with pytest.raises(ValueError, match=r"indices below num_experts \(2\), found 2"):
-        reference.dispatch(torch.tensor([[2]]), 2)
+def test_dispatch_leaves_out_an_expert_that_does_not_exist():
+    slots, offsets, _ = reference.dispatch(torch.tensor([[2, 0], [-3, 1]]), 2)
+    assert slots.tolist() == [[-1, 0], [-1, 1]] and offsets.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("tokens,experts,k,factor", [(10, 4, 2, 1.25), (7, 3, 1, 1.0)])

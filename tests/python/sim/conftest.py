@@ -25,7 +25,8 @@ def pytest_terminal_summary(terminalreporter):
     line = summary(
         pair
         for report in (r for group in reports for r in group)
-        for pair in getattr(report, "user_properties", ())
+        if getattr(report, "when", "") == "call"
+        for pair in report.user_properties
     )
     if line:
         terminalreporter.write_line(line)

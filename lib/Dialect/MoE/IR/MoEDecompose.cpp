@@ -315,6 +315,38 @@ Softmax mlir::moe::buildSoftmax(Domain &domain, Access logits,
   return {shift, exps, sum};
 }
 
+Access mlir::moe::sumProducts(Domain &domain, Access gradients, Access values,
+                              ArrayRef<int64_t> dims) {
+  return domain.reduce({gradients, values}, domain.filled(dims, 0.0f),
+                       [](Body &b, ValueRange in, Value acc) {
+                         Value isZero = b.equal(in[0], b.f32(0.0));
+                         Value sum = b.add(acc, b.mul(in[0], in[1]));
+                         return b.select(isZero, acc, sum);
+                       });
+}
+
+Access mlir::moe::sumOver(Domain &domain, Access values,
+                          ArrayRef<int64_t> dims) {
+  return domain.reduce(
+      {values}, domain.filled(dims, 0.0f),
+      [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
+}
+
+Value mlir::moe::copyInto(Domain &domain, Access values, Value out) {
+  return domain
+      .map({values}, domain.at(out, values.dims),
+           [](Body &b, ValueRange in) { return in[0]; })
+      .value;
+}
+
+Value mlir::moe::scaleInto(Domain &domain, Access values, Value factor,
+                           Value out) {
+  return domain
+      .map({values}, domain.at(out, values.dims),
+           [&](Body &b, ValueRange in) { return b.mul(in[0], factor); })
+      .value;
+}
+
 //===----------------------------------------------------------------------===//
 // RouterLogitsOp
 //===----------------------------------------------------------------------===//

@@ -167,6 +167,23 @@ Value comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
                   Value rhsIndex);
 
 //===----------------------------------------------------------------------===//
+// Gradients
+//===----------------------------------------------------------------------===//
+
+/// A new f32 tensor over `dims`: the sum of gradients * values where the
+/// gradient is not 0. What a masked token holds has gradient 0, and 0 times NaN
+/// would be NaN (E11).
+Access sumProducts(Domain &domain, Access gradients, Access values,
+                   ArrayRef<int64_t> dims);
+
+/// The sum of `values` over the dims that `dims` lack.
+Access sumOver(Domain &domain, Access values, ArrayRef<int64_t> dims);
+
+/// `values`, or `factor` times them, in the destination `out`.
+Value copyInto(Domain &domain, Access values, Value out);
+Value scaleInto(Domain &domain, Access values, Value factor, Value out);
+
+//===----------------------------------------------------------------------===//
 // Mixing over tokens
 //===----------------------------------------------------------------------===//
 
@@ -183,6 +200,14 @@ std::optional<Access> buildQueryMask(Domain &domain, Value mask);
 Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
                           std::optional<Access> queryMask, Access rows);
 
+/// The logits of softmax_mix, `[b, h, i, j]`, -inf where the query does not see
+/// the key. `origin` is the key position of query 0; null for the default.
+Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin);
+
+/// u_i^T ws uk_j / tau, `[b, i, j]`, -inf where not visible. `j` is the dim of
+/// the keys.
+Access buildSimilarities(Domain &domain, SimilarityOpInterface op, int64_t j);
+
 /// The head whose rows have the smallest mean entropy, the lower of equal ones:
 /// i32 `[b]`. `entropies` are `[b, h, i]`, 0 for masked rows.
 Access buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
@@ -190,11 +215,21 @@ Access buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
 
 /// The weights of the heads (22), `[b, h, i]`: softmax_h(ln pi + posterior_lse
 /// - prior_lse), 0 for a row that sees no key.
-Access buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
+Access buildHeadWeights(Domain &domain, PosteriorOpInterface op,
                         Access priorLse, Access posteriorLse);
 
 /// 1/sigma^2.
-Value buildPrecision(Domain &domain, AttentionPosteriorOp op);
+Value buildPrecision(Domain &domain, PosteriorOpInterface op);
+
+/// l_hij = scale q.k + bias, -inf where not visible.
+Access buildPriorLogits(Domain &domain, PosteriorOpInterface op);
+
+/// v'_hj, `[b, h, j, d]`.
+Access buildMeans(Domain &domain, PosteriorOpInterface op);
+
+/// l + u_i.v'_j/sigma^2 - |v'_j|^2/(2 sigma^2), where l admits the pair.
+Access buildPosteriorLogits(Domain &domain, PosteriorOpInterface op,
+                            Access prior, Access means);
 
 } // namespace mlir::moe
 

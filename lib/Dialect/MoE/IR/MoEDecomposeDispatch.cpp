@@ -77,8 +77,7 @@ Access DispatchMeaning::buildExperts() {
   if (op.getMask())
     ins.push_back(domain.at(op.getMask(), {n}));
   Type type = experts.getElementType();
-  Value numExperts =
-      domain.getBody().castIndex(domain.getSizeValue(e), type);
+  Value numExperts = domain.getBody().castIndex(domain.getSizeValue(e), type);
   return domain.map(
       ins, domain.empty({n, k}, i32), [&](Body &b, ValueRange in) {
         Value isExpert = b.both(b.atMost(b.integer(type, 0), in[0]),
@@ -102,8 +101,9 @@ Value DispatchMeaning::buildCapacity() {
                                            domain.getSizeValue(dispatch::e));
   Type f64 = b.getF64Type(), i64 = b.getI64Type();
   Value wide = arith::SIToFPOp::create(b, f64, b.castIndex(share, i64));
-  Value scaled = b.mul(wide, arith::ConstantOp::create(
-                                 b, b.getF64FloatAttr(factor->convertToDouble())));
+  Value scaled =
+      b.mul(wide, arith::ConstantOp::create(
+                      b, b.getF64FloatAttr(factor->convertToDouble())));
   Value rows = arith::FPToSIOp::create(b, i64, scaled);
   Value places = b.castIndex(domain.getSizeValue(dispatch::k), i64);
   return b.castIndex(b.mul(rows, places), i32);
@@ -119,9 +119,9 @@ Value DispatchMeaning::tokenComesBefore(Body &b, ValueRange priorities) {
 
 /// For each assignment the number of others to the same expert that
 /// `isCounted` admits. It sees `ins` behind the two experts.
-Access
-DispatchMeaning::countBefore(Access experts, ArrayRef<Access> ins,
-                             function_ref<Value(Body &, ValueRange)> isCounted) {
+Access DispatchMeaning::countBefore(
+    Access experts, ArrayRef<Access> ins,
+    function_ref<Value(Body &, ValueRange)> isCounted) {
   using namespace dispatch;
   SmallVector<Access> all = pairOf(experts.value);
   llvm::append_range(all, ins);
@@ -147,10 +147,9 @@ Access DispatchMeaning::buildKeptByGate(Access experts, Value capacity) {
         return comesBefore(b, gates[1], position(twinK, twinN), gates[0],
                            position(k, n));
       });
-  return domain.map({standing}, domain.empty({n, k}, i1),
-                    [&](Body &b, ValueRange in) {
-                      return b.less(in[0], capacity);
-                    });
+  return domain.map(
+      {standing}, domain.empty({n, k}, i1),
+      [&](Body &b, ValueRange in) { return b.less(in[0], capacity); });
 }
 
 /// The number of assignments to the same expert that come before each one, of
@@ -176,12 +175,12 @@ Access DispatchMeaning::buildRanks(Access experts, Access *kept) {
 Access DispatchMeaning::buildPaddedCounts(Access counts) {
   if (op.getAlignment() == 1)
     return counts;
-  return domain.map({counts}, domain.empty({dispatch::e}, i32),
-                    [&](Body &b, ValueRange in) {
-                      Value block = b.integer(i32, op.getAlignment());
-                      Value blocks = arith::CeilDivUIOp::create(b, in[0], block);
-                      return b.mul(blocks, block);
-                    });
+  return domain.map(
+      {counts}, domain.empty({dispatch::e}, i32), [&](Body &b, ValueRange in) {
+        Value block = b.integer(i32, op.getAlignment());
+        Value blocks = arith::CeilDivUIOp::create(b, in[0], block);
+        return b.mul(blocks, block);
+      });
 }
 
 SmallVector<Value> DispatchMeaning::build() {
@@ -197,8 +196,8 @@ SmallVector<Value> DispatchMeaning::build() {
   SmallVector<Access> ins{experts, rank};
   if (byGate)
     ins.push_back(*byGate);
-  Access kept = domain.map(
-      ins, domain.empty({n, k}, i1), [&](Body &b, ValueRange in) {
+  Access kept =
+      domain.map(ins, domain.empty({n, k}, i1), [&](Body &b, ValueRange in) {
         Value isKept = b.atMost(b.integer(i32, 0), in[0]);
         if (byGate)
           return b.both(isKept, in[2]);
@@ -227,23 +226,25 @@ SmallVector<Value> DispatchMeaning::build() {
 
   // slots_nk = rank_nk + sum_{e < expert_nk} padded_e, -1 where dropped
   Type type = getElementTypeOrSelf(op.getSlotsInit().getType());
-  Access row = domain.reduce(
-      {experts, padded, rank},
-      domain.map({rank}, domain.empty({n, k}, i32),
-                 [](Body &, ValueRange in) { return in[0]; }),
-      [&](Body &b, ValueRange in, Value acc) {
-        Value isBefore = b.less(b.castIndex(b.index(e), i32), in[0]);
-        return b.select(isBefore, b.add(acc, in[1]), acc);
-      });
-  Access slots = domain.map(
-      {row, kept}, domain.at(op.getSlotsInit(), {n, k}),
-      [&](Body &b, ValueRange in) {
-        return b.select(in[1], b.castIndex(in[0], type), b.integer(type, -1));
-      });
+  Access row =
+      domain.reduce({experts, padded, rank},
+                    domain.map({rank}, domain.empty({n, k}, i32),
+                               [](Body &, ValueRange in) { return in[0]; }),
+                    [&](Body &b, ValueRange in, Value acc) {
+                      Value isBefore =
+                          b.less(b.castIndex(b.index(e), i32), in[0]);
+                      return b.select(isBefore, b.add(acc, in[1]), acc);
+                    });
+  Access slots = domain.map({row, kept}, domain.at(op.getSlotsInit(), {n, k}),
+                            [&](Body &b, ValueRange in) {
+                              return b.select(in[1], b.castIndex(in[0], type),
+                                              b.integer(type, -1));
+                            });
   return {slots.value, offsets.value, counts.value};
 }
 
-FailureOr<SmallVector<Value>> DispatchOp::decomposeOperation(OpBuilder &builder) {
+FailureOr<SmallVector<Value>>
+DispatchOp::decomposeOperation(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
     return failure();
   return DispatchMeaning(builder, *this).build();
@@ -253,7 +254,8 @@ FailureOr<SmallVector<Value>> DispatchOp::decomposeOperation(OpBuilder &builder)
 // CombineOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>> CombineOp::decomposeOperation(OpBuilder &builder) {
+FailureOr<SmallVector<Value>>
+CombineOp::decomposeOperation(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
     return failure();
   Domain domain(builder, *this);
@@ -267,7 +269,8 @@ FailureOr<SmallVector<Value>> CombineOp::decomposeOperation(OpBuilder &builder) 
                      [](Body &, ValueRange in) { return in[0]; });
   // sum_nd += gates_nk expert_out[slots_nk, d]
   sum = domain.reduce(
-      {domain.at(getSlots(), join(n, {k})), domain.at(getGates(), join(n, {k}))},
+      {domain.at(getSlots(), join(n, {k})),
+       domain.at(getGates(), join(n, {k}))},
       sum, [&](Body &b, ValueRange in, Value acc) {
         Value slot = b.castIndex(in[0], b.getIndexType());
         Value zero = b.integer(b.getIndexType(), 0);
@@ -278,11 +281,12 @@ FailureOr<SmallVector<Value>> CombineOp::decomposeOperation(OpBuilder &builder) 
             b, isRow,
             [&](OpBuilder &nested, Location loc) {
               Body inner(nested, loc);
-              Value row = tensor::ExtractOp::create(
-                  inner, getExpertOut(), ValueRange{slot, column});
+              Value row = tensor::ExtractOp::create(inner, getExpertOut(),
+                                                    ValueRange{slot, column});
               if (row.getType() != inner.getF32Type())
                 row = arith::ExtFOp::create(inner, inner.getF32Type(), row);
-              scf::YieldOp::create(inner, inner.add(acc, inner.mul(in[1], row)));
+              scf::YieldOp::create(inner,
+                                   inner.add(acc, inner.mul(in[1], row)));
             },
             [&](OpBuilder &nested, Location loc) {
               scf::YieldOp::create(nested, loc, acc);
@@ -291,11 +295,12 @@ FailureOr<SmallVector<Value>> CombineOp::decomposeOperation(OpBuilder &builder) 
       });
 
   Type type = getElementTypeOrSelf(getOuts()[0].getType());
-  Access y = domain.map(
-      {sum}, domain.at(getOuts()[0], join(n, {d})),
-      [&](Body &b, ValueRange in) -> Value {
-        return type.isF32() ? in[0] : arith::TruncFOp::create(b, type, in[0]);
-      });
+  Access y = domain.map({sum}, domain.at(getOuts()[0], join(n, {d})),
+                        [&](Body &b, ValueRange in) -> Value {
+                          return type.isF32()
+                                     ? in[0]
+                                     : arith::TruncFOp::create(b, type, in[0]);
+                        });
   return SmallVector<Value>{y.value};
 }
 
@@ -307,12 +312,12 @@ FailureOr<SmallVector<Value>> CombineOp::decomposeOperation(OpBuilder &builder) 
 static Access buildInverseNorm(Domain &domain, Access x, ArrayRef<int64_t> row,
                                double eps) {
   Access squares = domain.contract(x, x, row);
-  return domain.map(
-      {squares}, domain.empty(row, domain.getBody().getF32Type()),
-      [&](Body &b, ValueRange in) {
-        return b.div(b.f32(1.0),
-                     b.max(math::SqrtOp::create(b, in[0]), b.f32(eps)));
-      });
+  return domain.map({squares}, domain.empty(row, domain.getBody().getF32Type()),
+                    [&](Body &b, ValueRange in) {
+                      return b.div(
+                          b.f32(1.0),
+                          b.max(math::SqrtOp::create(b, in[0]), b.f32(eps)));
+                    });
 }
 
 /// exps / sum of a softmax, into `out`.
@@ -352,21 +357,22 @@ SoftDispatchOp::decomposeOperation(OpBuilder &builder) {
   // phi^ = scale phi / max(|phi|, eps)
   Access phi = domain.at(getPhi(), {d, e, p});
   double scaleValue = getScale().convertToDouble();
-  Access slot = domain.map(
-      {phi, buildInverseNorm(domain, phi, {e, p}, epsValue)},
-      domain.empty({d, e, p}, f32), [&](Body &b, ValueRange in) {
-        Value scale = getScaleValue() ? getScaleValue() : b.f32(scaleValue);
-        return b.mul(b.mul(in[0], in[1]), scale);
-      });
+  Access slot =
+      domain.map({phi, buildInverseNorm(domain, phi, {e, p}, epsValue)},
+                 domain.empty({d, e, p}, f32), [&](Body &b, ValueRange in) {
+                   Value scale =
+                       getScaleValue() ? getScaleValue() : b.f32(scaleValue);
+                   return b.mul(b.mul(in[0], in[1]), scale);
+                 });
 
   // l_nep = sum_d x^_nd phi^_dep, -inf for a masked token
   Access logits = domain.contract(token, slot, join(bn, {e, p}));
   if (getMask())
-    logits = domain.map({logits, domain.at(getMask(), bn)},
-                        domain.empty(logits.dims, f32),
-                        [](Body &b, ValueRange in) {
-                          return b.select(in[1], in[0], b.negInf());
-                        });
+    logits =
+        domain.map({logits, domain.at(getMask(), bn)},
+                   domain.empty(logits.dims, f32), [](Body &b, ValueRange in) {
+                     return b.select(in[1], in[0], b.negInf());
+                   });
 
   Access toSlots =
       buildShares(domain, buildSoftmax(domain, logits, join(batch, {e, p})),

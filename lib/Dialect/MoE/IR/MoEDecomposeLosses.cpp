@@ -39,9 +39,8 @@ static Access zeros64(Domain &domain, ArrayRef<int64_t> dims) {
 static Access countTokens(Domain &domain, Value mask, int64_t n) {
   Type i64 = domain.getBody().getI64Type();
   if (!mask)
-    return domain.fill(
-        domain.empty({}, i64),
-        domain.getBody().castIndex(domain.getSizeValue(n), i64));
+    return domain.fill(domain.empty({}, i64),
+                       domain.getBody().castIndex(domain.getSizeValue(n), i64));
   return domain.reduce({domain.at(mask, {n})}, domain.filled({}, i64, 0),
                        [&](Body &b, ValueRange in, Value acc) {
                          return b.add(acc,
@@ -78,10 +77,10 @@ BalanceLossOp::decomposeOperation(OpBuilder &builder) {
   Domain domain(builder, *this);
   Type i64 = builder.getI64Type();
   Access load = buildLoad(domain, *this);
-  Access total = domain.reduce(
-      {load}, domain.filled({}, i64, 0), [&](Body &b, ValueRange in, Value acc) {
-        return b.add(acc, b.castIndex(in[0], i64));
-      });
+  Access total = domain.reduce({load}, domain.filled({}, i64, 0),
+                               [&](Body &b, ValueRange in, Value acc) {
+                                 return b.add(acc, b.castIndex(in[0], i64));
+                               });
 
   // sums_e = sum_n p_ne over the real tokens
   SmallVector<Access> ins{domain.at(getP(), {n, e})};
@@ -95,21 +94,21 @@ BalanceLossOp::decomposeOperation(OpBuilder &builder) {
 
   // loss = E sum_e (load_e / total) (sums_e / (tokens [k]))
   Value numPlaces = domain.getSizeValue(k), numExperts = domain.getSizeValue(e);
-  Access weighted = domain.reduce(
-      {load, total, sums}, zeros64(domain, {}),
-      [](Body &b, ValueRange in, Value acc) {
-        Value share = divideOrZero64(b, toF64(b, in[0]), toF64(b, in[1]));
-        return b.add(acc, b.mul(share, in[2]));
-      });
+  Access weighted = domain.reduce({load, total, sums}, zeros64(domain, {}),
+                                  [](Body &b, ValueRange in, Value acc) {
+                                    Value share = divideOrZero64(
+                                        b, toF64(b, in[0]), toF64(b, in[1]));
+                                    return b.add(acc, b.mul(share, in[2]));
+                                  });
   Access loss = domain.map(
-      {weighted, countTokens(domain, getMask(), n)}, domain.at(getOuts()[0], {}),
-      [&](Body &b, ValueRange in) {
+      {weighted, countTokens(domain, getMask(), n)},
+      domain.at(getOuts()[0], {}), [&](Body &b, ValueRange in) {
         Value divisor = in[1];
         if (getDivisor() == LossDivisor::Assignments)
           divisor = b.mul(divisor, b.castIndex(numPlaces, i64));
         Value experts = toF64(b, b.castIndex(numExperts, i64));
-        return toF32(b, b.mul(experts, divideOrZero64(b, in[0],
-                                                      toF64(b, divisor))));
+        return toF32(
+            b, b.mul(experts, divideOrZero64(b, in[0], toF64(b, divisor))));
       });
   return SmallVector<Value>{loss.value, load.value};
 }
@@ -128,24 +127,21 @@ FailureOr<SmallVector<Value>> ZLossOp::decomposeOperation(OpBuilder &builder) {
   if (getMask())
     ins.push_back(domain.at(getMask(), {n}));
   // lse = shift + ln sum; ln 0 is the -inf of a token without support
-  Access lse = domain.map(ins, domain.at(getOuts()[1], {n}),
-                          [](Body &b, ValueRange in) {
-                            Value lse = b.add(in[0], b.log(in[1]));
-                            return in.size() == 3
-                                       ? b.select(in[2], lse, b.negInf())
-                                       : lse;
-                          });
+  Access lse =
+      domain.map(ins, domain.at(getOuts()[1], {n}), [](Body &b, ValueRange in) {
+        Value lse = b.add(in[0], b.log(in[1]));
+        return in.size() == 3 ? b.select(in[2], lse, b.negInf()) : lse;
+      });
   Access squares = domain.reduce(
       {lse}, zeros64(domain, {}), [](Body &b, ValueRange in, Value acc) {
         Value wide = toF64(b, in[0]);
-        return b.select(b.isNegInf(in[0]), acc,
-                        b.add(acc, b.mul(wide, wide)));
+        return b.select(b.isNegInf(in[0]), acc, b.add(acc, b.mul(wide, wide)));
       });
-  Access loss = domain.map(
-      {squares, countTokens(domain, getMask(), n)}, domain.at(getOuts()[0], {}),
-      [](Body &b, ValueRange in) {
-        return toF32(b, divideOrZero64(b, in[0], toF64(b, in[1])));
-      });
+  Access loss =
+      domain.map({squares, countTokens(domain, getMask(), n)},
+                 domain.at(getOuts()[0], {}), [](Body &b, ValueRange in) {
+                   return toF32(b, divideOrZero64(b, in[0], toF64(b, in[1])));
+                 });
   return SmallVector<Value>{loss.value, lse.value};
 }
 
@@ -160,21 +156,21 @@ BiasUpdateOp::decomposeOperation(OpBuilder &builder) {
   Domain domain(builder, *this);
   Type i64 = builder.getI64Type();
   Access counts = domain.at(getCounts(), {0});
-  Access total = domain.reduce(
-      {counts}, domain.filled({}, i64, 0),
-      [&](Body &b, ValueRange in, Value acc) {
-        return b.add(acc, b.castIndex(in[0], i64));
-      });
+  Access total = domain.reduce({counts}, domain.filled({}, i64, 0),
+                               [&](Body &b, ValueRange in, Value acc) {
+                                 return b.add(acc, b.castIndex(in[0], i64));
+                               });
   double gamma = getGamma().convertToDouble();
   Value numExperts = domain.getBody().castIndex(domain.getSizeValue(0), i64);
-  Access updated = domain.map(
-      {domain.at(getBias(), {0}), counts, total}, domain.at(getOuts()[0], {0}),
-      [&](Body &b, ValueRange in) {
-        // sign(total - E count)
-        Value own = b.mul(b.castIndex(in[1], i64), numExperts);
-        Value step = b.select(b.less(own, in[2]), b.f32(gamma), b.f32(0.0));
-        step = b.select(b.less(in[2], own), b.f32(-gamma), step);
-        return b.add(in[0], step);
-      });
+  Access updated =
+      domain.map({domain.at(getBias(), {0}), counts, total},
+                 domain.at(getOuts()[0], {0}), [&](Body &b, ValueRange in) {
+                   // sign(total - E count)
+                   Value own = b.mul(b.castIndex(in[1], i64), numExperts);
+                   Value step =
+                       b.select(b.less(own, in[2]), b.f32(gamma), b.f32(0.0));
+                   step = b.select(b.less(in[2], own), b.f32(-gamma), step);
+                   return b.add(in[0], step);
+                 });
   return SmallVector<Value>{updated.value};
 }

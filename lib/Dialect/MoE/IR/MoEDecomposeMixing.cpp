@@ -149,11 +149,12 @@ Access mlir::moe::buildEntropies(Domain &domain, Access p,
 // SoftmaxMixOp
 //===----------------------------------------------------------------------===//
 
-/// x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij, -inf where not visible.
-static Access buildMixLogits(Domain &domain, SoftmaxMixOp op) {
+Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
+                                 Value origin) {
+  // x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij
   using namespace mix;
   Visibility rule;
-  rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
+  rule.origin = buildOrigin(domain, origin, i, j);
   rule.causal = op.getCausal();
   rule.window = op.getWindow();
   rule.excludeSelf = op.getExcludeSelf();
@@ -186,7 +187,7 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
     return failure();
   Domain domain(builder, *this);
-  Access logits = buildMixLogits(domain, *this);
+  Access logits = buildMixLogits(domain, *this, getOrigin());
   Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
 
   SmallVector<Value> results;
@@ -208,9 +209,8 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
 // SimilarityInformOp
 //===----------------------------------------------------------------------===//
 
-/// u_i^T ws uk_j / tau, -inf where not visible. `j` is the dim of the keys.
-static Access buildSimilarities(Domain &domain, SimilarityInformOp op,
-                                int64_t j) {
+Access mlir::moe::buildSimilarities(Domain &domain, SimilarityOpInterface op,
+                                    int64_t j) {
   using namespace similarity;
   Visibility rule;
   rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
@@ -313,7 +313,7 @@ Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
       });
 }
 
-Access mlir::moe::buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
+Access mlir::moe::buildHeadWeights(Domain &domain, PosteriorOpInterface op,
                                    Access priorLse, Access posteriorLse) {
   using namespace posterior;
   Type f32 = domain.getBody().getF32Type();
@@ -333,7 +333,7 @@ Access mlir::moe::buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
       [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
 }
 
-Value mlir::moe::buildPrecision(Domain &domain, AttentionPosteriorOp op) {
+Value mlir::moe::buildPrecision(Domain &domain, PosteriorOpInterface op) {
   Body &b = domain.getBody();
   if (Value sigma = op.getSigmaValue())
     return b.div(b.f32(1.0), b.mul(sigma, sigma));
@@ -343,7 +343,7 @@ Value mlir::moe::buildPrecision(Domain &domain, AttentionPosteriorOp op) {
 
 /// l_hij = scale q.k + bias, -inf where not visible.
 template <typename AttentionOp>
-static Access buildPriorLogits(Domain &domain, AttentionOp op) {
+static Access buildAttentionLogits(Domain &domain, AttentionOp op) {
   using namespace posterior;
   Visibility rule;
   rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
@@ -367,16 +367,22 @@ static Access buildPriorLogits(Domain &domain, AttentionOp op) {
                             });
 }
 
-/// l + u_i.v'_j/sigma^2 - |v'_j|^2/(2 sigma^2), where l admits the pair.
-static Access buildPosteriorLogits(Domain &domain, AttentionPosteriorOp op,
-                                   Access prior) {
+Access mlir::moe::buildPriorLogits(Domain &domain, PosteriorOpInterface op) {
+  return buildAttentionLogits(domain, op);
+}
+
+Access mlir::moe::buildMeans(Domain &domain, PosteriorOpInterface op) {
   using namespace posterior;
+  if (op.getVp())
+    return domain.at(op.getVp(), {b, h, j, d});
   // v'_hj = wo_h v_hj
-  Access means =
-      op.getVp()
-          ? domain.at(op.getVp(), {b, h, j, d})
-          : domain.contract(domain.at(op.getV(), {b, h, j, c}),
-                            domain.at(op.getWo(), {h, d, c}), {b, h, j, d});
+  return domain.contract(domain.at(op.getV(), {b, h, j, c}),
+                         domain.at(op.getWo(), {h, d, c}), {b, h, j, d});
+}
+
+Access mlir::moe::buildPosteriorLogits(Domain &domain, PosteriorOpInterface op,
+                                       Access prior, Access means) {
+  using namespace posterior;
   Access products =
       domain.contract(domain.at(op.getU(), {b, i, d}), means, {b, h, i, j});
   Access norms = domain.contract(means, means, {b, h, j});
@@ -434,7 +440,8 @@ AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
 
   // A_h and A'_h, the second applied to e.
   Access priorLogits = buildPriorLogits(domain, *this);
-  Access jointLogits = buildPosteriorLogits(domain, *this, priorLogits);
+  Access jointLogits = buildPosteriorLogits(domain, *this, priorLogits,
+                                            buildMeans(domain, *this));
   Softmax prior = buildSoftmax(domain, priorLogits, {b, h, i});
   Softmax joint = buildSoftmax(domain, jointLogits, {b, h, i});
   Access mixed =
@@ -500,7 +507,7 @@ AttentionEntropyOp::decomposeOperation(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
     return failure();
   Domain domain(builder, *this);
-  Access logits = buildPriorLogits(domain, *this);
+  Access logits = buildAttentionLogits(domain, *this);
   Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
   Access rows = buildRowEntropies(domain, logits, softmax,
                                   domain.at(getOuts()[1], {b, h, i}));

@@ -297,8 +297,8 @@ TopKRenormOp::decomposeOperation(OpBuilder &builder) {
         // A place that is forced to be none has gate 0 in any row.
         Value isPoisoned = in[1];
         if (getForced())
-          isPoisoned = b.both(
-              isPoisoned, b.atMost(b.integer(in[3].getType(), 0), in[3]));
+          isPoisoned = b.both(isPoisoned,
+                              b.atMost(b.integer(in[3].getType(), 0), in[3]));
         return b.select(in[2], b.select(isPoisoned, nan, gate), b.f32(0.0));
       });
   Type type = getElementTypeOrSelf(getIndicesInit().getType());
@@ -336,18 +336,16 @@ static Access buildBest(Domain &domain, Access p, ArrayRef<int64_t> row,
       });
   Type index = outer.getIndexType();
   Access none = domain.fill(domain.empty(row, index), domain.getSizeValue(e));
-  Access first = domain.reduce(
-      {p, max}, none, [&](Body &b, ValueRange in, Value acc) {
-        Value isBest = b.both(b.equal(in[0], in[1]),
-                              b.less(b.index(e), acc));
+  Access first =
+      domain.reduce({p, max}, none, [&](Body &b, ValueRange in, Value acc) {
+        Value isBest = b.both(b.equal(in[0], in[1]), b.less(b.index(e), acc));
         return b.select(isBest, b.index(e), acc);
       });
   Value size = domain.getSizeValue(e);
-  return domain.map({first}, domain.empty(row, index),
-                    [&](Body &b, ValueRange in) {
-                      return b.select(b.equal(in[0], size),
-                                      b.integer(index, 0), in[0]);
-                    });
+  return domain.map(
+      {first}, domain.empty(row, index), [&](Body &b, ValueRange in) {
+        return b.select(b.equal(in[0], size), b.integer(index, 0), in[0]);
+      });
 }
 
 FailureOr<SmallVector<Value>>
@@ -371,8 +369,7 @@ ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
   Access selected = domain.map(
       {p, buildAny(domain, p, n, isAbove), buildBest(domain, p, n, e)},
       domain.empty(ne, i1), [&](Body &b, ValueRange in) {
-        return b.select(in[1], isAbove(b, in[0]),
-                        b.equal(b.index(e), in[2]));
+        return b.select(in[1], isAbove(b, in[0]), b.equal(b.index(e), in[2]));
       });
 
   // gates = p on the selected, by their sum
@@ -390,8 +387,8 @@ ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
   SmallVector<Access> ins{weights, sum, poisoned};
   if (getMask())
     ins.push_back(domain.at(getMask(), n));
-  Access gates = domain.map(
-      ins, domain.at(getOuts()[0], ne), [&](Body &b, ValueRange in) {
+  Access gates =
+      domain.map(ins, domain.at(getOuts()[0], ne), [&](Body &b, ValueRange in) {
         Value gate = getRenorm() ? divideOrZero(b, in[0], in[1]) : in[0];
         Value nan = b.f32(std::numeric_limits<double>::quiet_NaN());
         gate = b.select(in[2], nan, gate);
@@ -401,8 +398,8 @@ ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
   ins = {selected};
   if (getMask())
     ins.push_back(domain.at(getMask(), n));
-  Access count = domain.fill(domain.at(getOuts()[1], n),
-                             domain.getBody().integer(i32, 0));
+  Access count =
+      domain.fill(domain.at(getOuts()[1], n), domain.getBody().integer(i32, 0));
   count = domain.reduce(ins, count, [&](Body &b, ValueRange in, Value acc) {
     Value counts = getMask() ? b.both(in[0], in[1]) : in[0];
     return b.add(acc, arith::ExtUIOp::create(b, i32, counts));
@@ -423,13 +420,13 @@ DensifyOp::decomposeOperation(OpBuilder &builder) {
   SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
   Access dense = domain.fill(domain.at(getOuts()[0], join(n, {e})),
                              domain.getBody().f32(0.0));
-  dense = domain.reduce(
-      {domain.at(getGates(), join(n, {k})),
-       domain.at(getIndices(), join(n, {k}))},
-      dense, [&](Body &b, ValueRange in, Value acc) {
-        Value isHere = b.equal(in[1], b.castIndex(b.index(e), in[1].getType()));
-        return b.select(isHere, b.add(acc, in[0]), acc);
-      });
+  dense = domain.reduce({domain.at(getGates(), join(n, {k})),
+                         domain.at(getIndices(), join(n, {k}))},
+                        dense, [&](Body &b, ValueRange in, Value acc) {
+                          Value isHere = b.equal(
+                              in[1], b.castIndex(b.index(e), in[1].getType()));
+                          return b.select(isHere, b.add(acc, in[0]), acc);
+                        });
   return SmallVector<Value>{dense.value};
 }
 
@@ -461,12 +458,12 @@ MakeFiniteOp::decomposeOperation(OpBuilder &builder) {
         Value isLess = b.both(isFinite(b, in[0]), b.less(in[0], acc));
         return b.select(isLess, in[0], acc);
       });
-  Access finite = domain.map(
-      {scores, least}, domain.at(getOuts()[0], ne),
-      [&](Body &b, ValueRange in) {
-        Value replacement =
-            b.select(isFinite(b, in[1]), in[1], b.f32(0.0));
-        return b.select(isFinite(b, in[0]), in[0], replacement);
-      });
+  Access finite =
+      domain.map({scores, least}, domain.at(getOuts()[0], ne),
+                 [&](Body &b, ValueRange in) {
+                   Value replacement =
+                       b.select(isFinite(b, in[1]), in[1], b.f32(0.0));
+                   return b.select(isFinite(b, in[0]), in[0], replacement);
+                 });
   return SmallVector<Value>{finite.value};
 }

@@ -131,11 +131,10 @@ SmallVector<Dim> SoftDispatchOp::getDims() {
                                   : StringRef(names[std::min<int64_t>(i, 7)]),
                     kParallel});
   // Two softmaxes: over the tokens, and over the slots.
-  llvm::append_range(dims,
-                     ArrayRef<Dim>{{"n", kParallel, /*whole=*/true},
-                                   {"e", kParallel, /*whole=*/true},
-                                   {"p", kParallel, /*whole=*/true},
-                                   {"d", kReduction}});
+  llvm::append_range(dims, ArrayRef<Dim>{{"n", kParallel, /*whole=*/true},
+                                         {"e", kParallel, /*whole=*/true},
+                                         {"p", kParallel, /*whole=*/true},
+                                         {"d", kReduction}});
   return dims;
 }
 

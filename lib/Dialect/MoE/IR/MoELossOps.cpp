@@ -15,7 +15,8 @@ using namespace mlir::moe;
 //===----------------------------------------------------------------------===//
 
 SmallVector<Dim> BalanceLossOp::getDims() {
-  return {{"n", kReduction}, {"e", kParallel, /*whole=*/true}, {"k", kReduction}};
+  return {
+      {"n", kReduction}, {"e", kParallel, /*whole=*/true}, {"k", kReduction}};
 }
 
 ArrayAttr BalanceLossOp::getIndexingMaps() {

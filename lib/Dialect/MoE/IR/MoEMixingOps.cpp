@@ -81,14 +81,11 @@ static Value getDimValue(OpBuilder &builder, Location loc, Value value,
       builder, loc, linalg::createFoldedDimOp(builder, loc, value, position));
 }
 
-/// The position of query 0 among the keys when the last query sits at the last
-/// key: Nk - N.
-static Value buildDefaultOrigin(OpBuilder &builder, Location loc, Value keys,
-                                int64_t keyDim, Value queries,
-                                int64_t queryDim) {
+Value mlir::moe::buildDefaultOrigin(OpBuilder &builder, Location loc,
+                                    Value columns, Value rows, int64_t dim) {
   return arith::SubIOp::create(builder, loc,
-                               getDimValue(builder, loc, keys, keyDim),
-                               getDimValue(builder, loc, queries, queryDim));
+                               getDimValue(builder, loc, columns, dim),
+                               getDimValue(builder, loc, rows, dim));
 }
 
 Operation *SimilarityInformOp::makeExplicit(OpBuilder &builder) {
@@ -101,7 +98,7 @@ Operation *SimilarityInformOp::makeExplicit(OpBuilder &builder) {
   Value keys = getUk() ? getUk() : getU();
   Value origin = getOrigin();
   if (!origin)
-    origin = buildDefaultOrigin(builder, getLoc(), keys, 1, getU(), 1);
+    origin = buildDefaultOrigin(builder, getLoc(), keys, getU(), 1);
   auto explicitOp = cast<SimilarityInformOp>(builder.clone(**this));
   explicitOp.getUkMutable().assign(keys);
   explicitOp.getOriginMutable().assign(origin);
@@ -151,10 +148,9 @@ ArrayAttr AttentionPosteriorOp::getIndexingMaps() {
       .get();
 }
 
-/// `scale`, or 1/sqrt of the width `f` of the heads where that is known.
-static FailureOr<double> getAttentionScale(MoEStructuredOpInterface op,
-                                           std::optional<APFloat> scale,
-                                           int64_t f) {
+FailureOr<double> mlir::moe::getAttentionScale(MoEStructuredOpInterface op,
+                                               std::optional<APFloat> scale,
+                                               int64_t f) {
   if (scale)
     return scale->convertToDouble();
   int64_t width = getStaticDimSize(op, f);
@@ -295,7 +291,7 @@ SmallVector<std::pair<unsigned, unsigned>> SoftmaxMixOp::getOrigins() {
 Operation *SoftmaxMixOp::makeExplicit(OpBuilder &builder) {
   if (getOrigin())
     return *this;
-  Value origin = buildDefaultOrigin(builder, getLoc(), getK(), 2, getQ(), 2);
+  Value origin = buildDefaultOrigin(builder, getLoc(), getK(), getQ(), 2);
   auto explicitOp = cast<SoftmaxMixOp>(builder.clone(**this));
   explicitOp.getOriginMutable().assign(origin);
   return explicitOp;

@@ -41,6 +41,10 @@ SmallVector<std::pair<unsigned, unsigned>> TopKRenormOp::getDimOrder() {
   return {{k, e}};
 }
 
+unsigned TopKRenormOp::getNumLeadingDims() {
+  return getNumLeading(getScores());
+}
+
 ScoreFunction TopKRenormOp::getScoreFunction() {
   if (std::optional<ScoreFunction> score = getScore())
     return *score;
@@ -131,11 +135,16 @@ ArrayAttr ThresholdRenormOp::getIndexingMaps() {
       .get();
 }
 
+unsigned ThresholdRenormOp::getNumLeadingDims() {
+  return getNumLeading(getP());
+}
+
 LogicalResult ThresholdRenormOp::verify() {
   if (failed(verifyHasLastDim(*this, getP(), "p")) ||
       failed(verifyStructured(*this, {OutElement::F32, OutElement::I32})))
     return failure();
-  if (getStaticDimSize(*this, getNumLeading(getP())) == 0) // threshold_renorm_c1
+  if (getStaticDimSize(*this, getNumLeading(getP())) ==
+      0) // threshold_renorm_c1
     return emitOpError("expected at least one expert, found none");
   double theta = getTheta().convertToDouble();
   if (!getThetaValue() && !std::isfinite(theta)) // threshold_renorm_c2

@@ -81,6 +81,8 @@ ArrayAttr AdjacencyGateOp::getIndexingMaps() {
       .get();
 }
 
+unsigned AdjacencyGateOp::getNumLeadingDims() { return getNumLeading(getP()); }
+
 /// adjacency_gate_c1, adjacency_update_c1.
 static LogicalResult verifySquare(Operation *op, Value a) {
   auto type = cast<ShapedType>(a.getType());

@@ -16,6 +16,7 @@ def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"],
     DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOrigins", "makeExplicit"]>,
+    SimilarityOpInterface,
   ]> {
   let summary = "mix expert probabilities of similar tokens";
   let description = [{
@@ -100,6 +101,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     AttrSizedOperandSegments,
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
+    PosteriorOpInterface,
   ]> {
   let summary = "mix expert probabilities by the posterior of attention";
   let description = [{
@@ -280,6 +282,7 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOrigins", "makeExplicit"]>,
+    MixLogitsOpInterface,
   ]> {
   let summary = "mix values by a softmax over keys";
   let description = [{

@@ -99,6 +99,7 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
   }];
   let hasCanonicalizer = 1;
   let extraClassDeclaration = structuredClassDeclaration # [{
+    unsigned getNumLeadingDims();
     ::mlir::Value getGatesInit() { return getOuts()[0]; }
     ::mlir::Value getIndicesInit() { return getOuts()[1]; }
     /// The score function in force: `score`, or what `kind` implies.
@@ -165,7 +166,9 @@ def MoE_ThresholdRenormOp : MoE_StructuredOp<"threshold_renorm", ["gates", "coun
     (`mask` `(` $mask^ `:` type($mask) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let extraClassDeclaration = structuredClassDeclaration;
+  let extraClassDeclaration = structuredClassDeclaration # [{
+    unsigned getNumLeadingDims();
+  }];
 }
 
 //===----------------------------------------------------------------------===//

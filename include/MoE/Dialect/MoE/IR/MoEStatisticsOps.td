@@ -175,7 +175,9 @@ def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
     `ins` `(` $p `,` $a `:` type($p) `,` type($a) `)`
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let extraClassDeclaration = structuredClassDeclaration;
+  let extraClassDeclaration = structuredClassDeclaration # [{
+    unsigned getNumLeadingDims();
+  }];
 }
 
 //===----------------------------------------------------------------------===//
