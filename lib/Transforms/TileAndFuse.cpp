@@ -128,26 +128,32 @@ static LogicalResult shareBounds(RewriterBase &rewriter, scf::ForallOp leader,
 }
 
 /// Moves what is computed from `loop` behind `last`. Failure, with nothing
-/// moved, where an op with side effects would have to move.
+/// moved, where `last` needs it or an op with side effects would have to move.
 static LogicalResult moveUsersBehind(RewriterBase &rewriter, scf::ForallOp loop,
                                      scf::ForallOp last) {
   DenseSet<Operation *> moving{loop};
   SmallVector<Operation *> users;
+  auto dependsOnMoving = [&](Operation *op) {
+    return op
+        ->walk([&](Operation *nested) {
+          bool depends = llvm::any_of(nested->getOperands(), [&](Value value) {
+            return moving.contains(value.getDefiningOp());
+          });
+          return depends ? WalkResult::interrupt() : WalkResult::advance();
+        })
+        .wasInterrupted();
+  };
   for (Operation *op = loop->getNextNode(); op != last;
        op = op->getNextNode()) {
-    bool depends = false;
-    op->walk([&](Operation *nested) {
-      for (Value operand : nested->getOperands())
-        if (Operation *source = operand.getDefiningOp())
-          depends |= moving.contains(source);
-    });
-    if (!depends)
+    if (!dependsOnMoving(op))
       continue;
     if (!isMemoryEffectFree(op))
       return failure();
     moving.insert(op);
     users.push_back(op);
   }
+  if (dependsOnMoving(last))
+    return failure();
   Operation *behind = last;
   for (Operation *user : users) {
     rewriter.moveOpAfter(user, behind);
