@@ -127,6 +127,15 @@ static LogicalResult shareBounds(RewriterBase &rewriter, scf::ForallOp leader,
   return success();
 }
 
+/// Erases what tiling left unused in `loop`: slices of whole operands of which
+/// the tile is computed inside. They would tie the loop to those operands.
+static void eraseDeadOps(RewriterBase &rewriter, scf::ForallOp loop) {
+  for (Operation &op :
+       llvm::make_early_inc_range(llvm::reverse(*loop.getBody())))
+    if (isOpTriviallyDead(&op))
+      rewriter.eraseOp(&op);
+}
+
 /// Moves what is computed from `loop` behind `last`. Failure, with nothing
 /// moved, where `last` needs it or an op with side effects would have to move.
 static LogicalResult moveUsersBehind(RewriterBase &rewriter, scf::ForallOp loop,
@@ -314,7 +323,9 @@ private:
         if (producer->use_empty())
           rewriter.eraseOp(producer);
       }
-    return cast<scf::ForallOp>(result->loops.front().getOperation());
+    auto loop = cast<scf::ForallOp>(result->loops.front().getOperation());
+    eraseDeadOps(rewriter, loop);
+    return loop;
   }
 
   void reportNotFused(Operation *consumer, Operation *producer,
