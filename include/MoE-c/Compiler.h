@@ -64,6 +64,11 @@ MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
                           MoEBytes *object);
 MoEError moeCompilePTX(MoEStringRef source, MoEStringRef filename,
                        MoEStringRef chip, MoEStringRef dumpDir, MoEBytes *ptx);
+/// JSON: {"ptx": text, "functions": how to launch the kernels}, the latter as
+/// in the manifest of an artifact.
+MoEError moeCompileKernels(MoEStringRef source, MoEStringRef filename,
+                           MoEStringRef chip, MoEStringRef dumpDir,
+                           MoEBytes *kernels);
 MoEError moeAssembleCubin(MoEStringRef ptx, MoEStringRef chip, MoEBytes *cubin);
 
 /* Executables: objects of moeCompileObject, linked into the process. */

@@ -9,6 +9,7 @@
 #include "mlir/Bytecode/BytecodeWriter.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Config/llvm-config.h"
+#include "llvm/Support/FormatVariadic.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -199,9 +200,30 @@ MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
 
 MoEError moeCompilePTX(MoEStringRef source, MoEStringRef filename,
                        MoEStringRef chip, MoEStringRef dumpDir, MoEBytes *ptx) {
-  return compileSource(source, filename, ptx, [&](ModuleOp module) {
-    return compileToPTX(module, unwrap(chip), unwrap(dumpDir));
-  });
+  return compileSource(
+      source, filename, ptx, [&](ModuleOp module) -> FailureOr<std::string> {
+        FailureOr<DeviceCode> code =
+            compileForDevice(module, unwrap(chip), unwrap(dumpDir));
+        if (failed(code))
+          return failure();
+        return std::move(code->ptx);
+      });
+}
+
+MoEError moeCompileKernels(MoEStringRef source, MoEStringRef filename,
+                           MoEStringRef chip, MoEStringRef dumpDir,
+                           MoEBytes *kernels) {
+  return compileSource(
+      source, filename, kernels,
+      [&](ModuleOp module) -> FailureOr<std::string> {
+        FailureOr<DeviceCode> code =
+            compileForDevice(module, unwrap(chip), unwrap(dumpDir));
+        if (failed(code))
+          return failure();
+        llvm::json::Object object{{"ptx", std::move(code->ptx)},
+                                  {"functions", std::move(code->functions)}};
+        return llvm::formatv("{0}", llvm::json::Value(std::move(object))).str();
+      });
 }
 
 MoEError moeAssembleCubin(MoEStringRef ptx, MoEStringRef chip,

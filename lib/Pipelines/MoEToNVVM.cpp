@@ -6,6 +6,8 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Conversion/Chips.h"
+#include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
@@ -13,6 +15,7 @@
 #include "mlir/Conversion/GPUToNVVM/GPUToNVVMPass.h"
 #include "mlir/Conversion/ReconcileUnrealizedCasts/ReconcileUnrealizedCasts.h"
 #include "mlir/Conversion/SCFToControlFlow/SCFToControlFlow.h"
+#include "mlir/Dialect/Arith/Transforms/Passes.h"
 #include "mlir/Dialect/Bufferization/Transforms/Passes.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -25,6 +28,15 @@
 using namespace mlir;
 using namespace mlir::moe;
 
+/// Of an unknown chip, about which moe-attach-nvvm-target complains, what every
+/// chip has.
+static int64_t getSharedBytes(const MoEToNVVMPipelineOptions &options) {
+  for (const Chip &chip : knownChips())
+    if (chip.name == options.chip)
+      return chip.sharedBytes;
+  return kMaxStaticWorkgroupBytes;
+}
+
 //===----------------------------------------------------------------------===//
 // Tensors: one loop over blocks a kernel
 //===----------------------------------------------------------------------===//
@@ -33,8 +45,9 @@ static void buildTiling(OpPassManager &manager,
                         const MoEToNVVMPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  manager.addPass(createMoEConvertToSoftmaxMixPass());
   manager.addNestedPass<func::FuncOp>(
-      createMoETileToBlocksPass({options.maxRows}));
+      createMoETileToBlocksPass({options.maxRows, getSharedBytes(options)}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -56,6 +69,8 @@ static void buildBufferization(OpPassManager &manager) {
   manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  // Sizes of what lies between kernels follow from those of the arguments.
+  manager.addPass(memref::createResolveShapedTypeResultDimsPass());
   // Copies whose two sides have become one value are folded.
   manager.addPass(createCanonicalizerPass());
 }
@@ -66,13 +81,18 @@ static void buildBufferization(OpPassManager &manager) {
 
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
-  manager.addPass(createConvertMoEToGPUPass({options.blockSize}));
+  manager.addNestedPass<func::FuncOp>(
+      createMoEDistributeToGridPass({options.blockSize}));
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(
+      createConvertMoEToGPUPass({options.blockSize, getSharedBytes(options)}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 
   OpPassManager &kernels = manager.nest<gpu::GPUModuleOp>();
   kernels.addPass(memref::createExpandStridedMetadataPass());
   kernels.addPass(createLowerAffinePass());
+  kernels.addPass(arith::createArithExpandOpsPass());
   kernels.addPass(createCanonicalizerPass());
   kernels.addPass(createCSEPass());
   kernels.addPass(createSCFToControlFlowPass());

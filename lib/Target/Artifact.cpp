@@ -43,7 +43,7 @@ static json::Value describeFunction(const FunctionSignature &function,
 
 std::string mlir::moe::writeManifest(const Artifact &artifact) {
   bool isCPU = artifact.target == "cpu";
-  json::Array functions;
+  json::Array functions(artifact.deviceFunctions);
   for (const FunctionSignature &function : artifact.functions)
     functions.push_back(describeFunction(function, isCPU));
   json::Object files;

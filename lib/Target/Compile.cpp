@@ -3,6 +3,7 @@
 #include "MoE/Target/Compile.h"
 
 #include "MoE/Target/Input.h"
+#include "MoE/Target/Kernels.h"
 #include "MoE/Target/PTX.h"
 #include "MoE/Target/PhaseDump.h"
 #include "mlir/Interfaces/FunctionInterfaces.h"
@@ -55,15 +56,25 @@ FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
   return HostCode{std::move(*code), std::move(*signatures)};
 }
 
-FailureOr<std::string> mlir::moe::compileToPTX(ModuleOp module, StringRef chip,
-                                               StringRef dumpDir) {
+FailureOr<DeviceCode> mlir::moe::compileForDevice(ModuleOp module,
+                                                  StringRef chip,
+                                                  StringRef dumpDir) {
   FailureOr<Chip> known = lookupChip(chip, module.getLoc());
-  if (failed(known) ||
+  if (failed(known))
+    return failure();
+  FailureOr<std::vector<FunctionSignature>> signatures =
+      collectSignatures(module);
+  if (failed(signatures) ||
       failed(runPipeline(module, ("moe-to-nvvm{chip=" + chip + "}").str(),
                          dumpDir)))
     return failure();
   FailureOr<std::string> ptx = translateToPTX(module);
-  if (succeeded(ptx) && !dumpDir.empty())
+  if (failed(ptx))
+    return failure();
+  if (!dumpDir.empty())
     writePhase(module, dumpDir, "90-kernels.ptx", *ptx);
-  return ptx;
+  FailureOr<llvm::json::Array> functions = describeKernels(module, *signatures);
+  if (failed(functions))
+    return failure();
+  return DeviceCode{std::move(*ptx), std::move(*functions)};
 }

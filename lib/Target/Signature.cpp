@@ -76,21 +76,17 @@ static json::Value describeOperand(Value value, std::optional<int64_t> dim) {
   return operand;
 }
 
-static json::Value describeExpr(AffineExpr expr, unsigned numDims,
-                                const ValueDimList &operands) {
-  auto operand = [&](unsigned position) {
-    return describeOperand(operands[position].first, operands[position].second);
-  };
+json::Value
+mlir::moe::describeExpr(AffineExpr expr,
+                        function_ref<json::Value(AffineExpr)> describeLeaf) {
   if (auto constant = dyn_cast<AffineConstantExpr>(expr))
     return constant.getValue();
-  if (auto dim = dyn_cast<AffineDimExpr>(expr))
-    return operand(dim.getPosition());
-  if (auto symbol = dyn_cast<AffineSymbolExpr>(expr))
-    return operand(numDims + symbol.getPosition());
+  if (isa<AffineDimExpr, AffineSymbolExpr>(expr))
+    return describeLeaf(expr);
 
   auto binary = cast<AffineBinaryOpExpr>(expr);
-  json::Value lhs = describeExpr(binary.getLHS(), numDims, operands);
-  json::Value rhs = describeExpr(binary.getRHS(), numDims, operands);
+  json::Value lhs = describeExpr(binary.getLHS(), describeLeaf);
+  json::Value rhs = describeExpr(binary.getRHS(), describeLeaf);
   if (lhs.kind() == json::Value::Null || rhs.kind() == json::Value::Null)
     return nullptr;
   StringRef op = expr.getKind() == AffineExprKind::Add        ? "+"
@@ -119,7 +115,13 @@ static json::Value describeSize(Value tensor, int64_t dim, Block &entry) {
       });
   if (failed(found))
     return nullptr;
-  return describeExpr(map.getResult(0), map.getNumDims(), operands);
+  return describeExpr(map.getResult(0), [&](AffineExpr leaf) {
+    auto dim = dyn_cast<AffineDimExpr>(leaf);
+    unsigned position =
+        dim ? dim.getPosition()
+            : map.getNumDims() + cast<AffineSymbolExpr>(leaf).getPosition();
+    return describeOperand(operands[position].first, operands[position].second);
+  });
 }
 
 static void describeSizes(func::FuncOp function,

@@ -10,6 +10,7 @@
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Transforms/Passes.h"
+#include "MoE/Transforms/Transforms.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
@@ -38,6 +39,21 @@ static SmallVector<StringRef> getDecomposableOps(MLIRContext *context) {
         name.hasInterface<linalg::AggregatedOpInterface>())
       names.push_back(name.stripDialect());
   llvm::sort(names);
+  return names;
+}
+
+SmallVector<std::string>
+mlir::moe::getOpsWithoutKernel(MLIRContext *context,
+                               RewritePatternSet &kernels) {
+  DenseSet<StringRef> roots;
+  for (const std::unique_ptr<RewritePattern> &pattern :
+       kernels.getNativePatterns())
+    if (std::optional<OperationName> root = pattern->getRootKind())
+      roots.insert(root->stripDialect());
+  SmallVector<std::string> names;
+  for (StringRef name : getDecomposableOps(context))
+    if (!roots.contains(name))
+      names.push_back(name.str());
   return names;
 }
 

@@ -53,6 +53,13 @@ def compile_ptx_cached(text: str, chip: str) -> str:
     return code.decode()
 
 
+def compile_kernels_cached(text: str, chip: str) -> str:
+    """JSON of the PTX of a module's kernels and of how to launch them."""
+    code = _cached("kernels", text, chip,
+                   lambda dump: native().compile_kernels(text, chip, dump_dir=dump).encode())
+    return code.decode()
+
+
 def set_num_threads(threads: int) -> None:
     """The most threads a kernel uses; 0 follows torch.set_num_threads."""
     native().set_num_threads(threads)

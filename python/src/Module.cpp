@@ -180,6 +180,17 @@ static std::string compilePTX(std::string_view text, std::string_view chip,
   return take(ptx);
 }
 
+static std::string compileKernels(std::string_view text, std::string_view chip,
+                                  std::string_view dumpDir,
+                                  std::string_view filename) {
+  MoEBytes kernels = nullptr;
+  run([&] {
+    return moeCompileKernels(ref(text), ref(filename), ref(chip), ref(dumpDir),
+                             &kernels);
+  });
+  return take(kernels);
+}
+
 static nb::bytes assembleCubin(std::string_view ptx, std::string_view chip) {
   MoEBytes cubin = nullptr;
   run([&] { return moeAssembleCubin(ref(ptx), ref(chip), &cubin); });
@@ -264,6 +275,10 @@ NB_MODULE(_moe, m) {
         "`dump_dir`, writes the IR after every pass there.");
   m.def("compile_ptx", &compilePTX, "text"_a, "chip"_a, "dump_dir"_a = "",
         "filename"_a = "-", "Compiles MLIR text to PTX for an NVIDIA chip.");
+  m.def("compile_kernels", &compileKernels, "text"_a, "chip"_a,
+        "dump_dir"_a = "", "filename"_a = "-",
+        "Compiles MLIR text for an NVIDIA chip: JSON of the PTX and of how to "
+        "launch its kernels.");
   m.def("assemble_cubin", &assembleCubin, "ptx"_a, "chip"_a,
         "Assembles PTX with ptxas.");
   m.def("known_chips", &knownChips);

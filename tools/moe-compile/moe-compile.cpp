@@ -171,27 +171,23 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options,
 
 static LogicalResult compileGPU(ModuleOp module, const Options &options,
                                 std::map<std::string, std::string> files) {
-  FailureOr<std::vector<FunctionSignature>> signatures =
-      collectSignatures(module);
-  if (failed(signatures))
-    return failure();
-  FailureOr<std::string> ptx =
-      compileToPTX(module, options.target, options.dumpDir);
-  if (failed(ptx))
+  FailureOr<DeviceCode> code =
+      compileForDevice(module, options.target, options.dumpDir);
+  if (failed(code))
     return failure();
   if (options.emit == Emit::PTX)
-    return writeOutput(options.output, *ptx);
+    return writeOutput(options.output, code->ptx);
   if (options.emit == Emit::Cubin) {
     FailureOr<std::string> cubin =
-        assembleCubin(*ptx, options.target, module.getLoc());
+        assembleCubin(code->ptx, options.target, module.getLoc());
     return failed(cubin) ? failure() : writeOutput(options.output, *cubin);
   }
   Artifact artifact;
   artifact.target = options.target;
-  artifact.functions = std::move(*signatures);
-  artifact.kernels = kernelNames(*ptx);
+  artifact.deviceFunctions = std::move(code->functions);
+  artifact.kernels = kernelNames(code->ptx);
   artifact.files = std::move(files);
-  artifact.files["kernel.ptx"] = std::move(*ptx);
+  artifact.files["kernel.ptx"] = std::move(code->ptx);
   if (llvm::Error error = writeArtifact(artifact, options.output))
     return report(std::move(error));
   return success();

@@ -16,6 +16,8 @@ struct Chip {
   StringRef name;
   /// In tenths: 80 is PTX 8.0.
   unsigned ptxVersion;
+  /// The most shared memory that a block may have.
+  int64_t sharedBytes;
 
   /// "+ptx80", the form that nvvm.target takes.
   std::string features() const { return "+ptx" + std::to_string(ptxVersion); }

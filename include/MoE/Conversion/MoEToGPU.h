@@ -12,6 +12,17 @@
 //   2. the dynamic sizes of the buffers, as 64-bit integers, in the order of
 //      the arguments and of their dims. Sizes that are equal are repeated.
 //
+// Buffers between kernels, or between ops of a function that a kernel cannot
+// hold in workgroup memory, are parts of one more buffer of bytes, the
+// workspace: it is the last of the arguments, and so of the pointers, and its
+// size is the last of the sizes. The attribute `moe.workspace` of `f`, an
+// affine map of the other sizes, says how many bytes it must have; without it
+// there is no workspace. Nothing need be in it before the first kernel or after
+// the last. A host launches the kernels in order on one stream and allocates
+// the workspace once, for the largest sizes that it will see.
+//
+// Every buffer starts at a multiple of 16 bytes, the workspace of 256.
+//
 // A launch has `block_size` threads a block along x. The number of blocks is a
 // function of the dynamic sizes; where it is 0 (no tokens) nothing is to be
 // launched. Both stand in the attribute `moe.kernels` of `f`, an array with one
@@ -20,9 +31,11 @@
 //   {name = "f_kernel", module = "f_gpu", block_size = 128 : i64,
 //    grid = affine_map<()[s0, s1] -> (s0 ceildiv 16, 1, 1)>}
 //
-// where s0, s1, ... are the dynamic sizes in the order of the parameters. All
-// workgroup memory is static. The body of `f` keeps one gpu.launch_func a
-// kernel, for a host that is compiled too.
+// where s0, s1, ... are the dynamic sizes in the order of the parameters. An
+// entry with `dynamic_smem = N : i64` needs N bytes of dynamic workgroup
+// memory, which a host must first allow for the kernel
+// (MAX_DYNAMIC_SHARED_SIZE_BYTES); other workgroup memory is static. The body
+// of `f` keeps one gpu.launch_func a kernel, for a host that is compiled too.
 //
 //===----------------------------------------------------------------------===//
 
@@ -35,6 +48,16 @@ namespace mlir::moe {
 
 /// The attribute of a function that says how to launch its kernels.
 inline constexpr llvm::StringLiteral kKernelsAttrName = "moe.kernels";
+
+/// The attribute of a function that says how large its workspace must be.
+inline constexpr llvm::StringLiteral kWorkspaceAttrName = "moe.workspace";
+
+/// Buffers in the workspace start at multiples of this many bytes.
+inline constexpr int64_t kWorkspaceAlignment = 256;
+
+/// The attribute of a kernel with the bytes of workgroup memory that its launch
+/// must give it.
+inline constexpr llvm::StringLiteral kDynamicSmemAttrName = "moe.dynamic_smem";
 
 /// The most workgroup memory that a kernel may declare statically.
 inline constexpr int64_t kMaxStaticWorkgroupBytes = 48 * 1024;

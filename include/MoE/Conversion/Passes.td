@@ -13,9 +13,11 @@ def ConvertMoEToCPUPass
     : Pass<"convert-moe-to-cpu", "mlir::func::FuncOp"> {
   let summary = "Turn moe ops and contractions on buffers into vector code";
   let description = [{
-    Turns `moe.topk_renorm`, `moe.softmax_mix`, `moe.mad_dispersion`,
-    `moe.adjacency_update` and contractions of `linalg`, all on buffers with
-    contiguous rows, into `scf` loops over 1-D vectors of `vector-width` lanes.
+    Turns `moe.topk_renorm`, `moe.softmax_mix` and their gradients,
+    `moe.mad_dispersion`, `moe.adjacency_update`, `moe.dispatch` and
+    `moe.combine`, and of `linalg` contractions, sums and maxima along rows and
+    reads of the rows of a table, all on buffers with contiguous rows, into
+    `scf` loops over 1-D vectors of `vector-width` lanes.
     Other moe ops must have been decomposed; one that is left is an error.
 
     The order of every float reduction is fixed and does not depend on the
@@ -45,9 +47,11 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     the kernels' parameters and the attribute `moe.kernels`, which says how to
     launch them.
 
-    Lowered are `moe.router_logits`, `moe.topk_renorm` without `num_valid` and
-    with up to 2048 experts, and `memref.copy`; any other op on buffers is an
-    error that names it. Sums of `moe.router_logits` are taken in a fixed order
+    Lowered are `moe.router_logits`, `moe.softmax_mix` with up to 256 columns of
+    values, `moe.topk_renorm` without `num_valid` and with up to 2048 experts,
+    ops of `linalg`, and `memref.copy`; any other op on buffers is an error that
+    names it. Work outside of the loops must have been given to one by
+    `moe-distribute-to-grid`. Sums of `moe.router_logits` are taken in a fixed order
     that differs from the CPU's, and exponentials by `ex2.approx.ftz`.
   }];
   let dependentDialects = [
@@ -58,10 +62,13 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     "::mlir::memref::MemRefDialect",
     "::mlir::NVVM::NVVMDialect",
     "::mlir::scf::SCFDialect",
+    "::mlir::vector::VectorDialect",
   ];
   let options = [
     Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
            "threads of a block, a multiple of 32">,
+    Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
+           "shared memory that a block may have on the chip">,
   ];
   let statistics = [
     Statistic<"numKernels", "num-kernels", "Number of kernels made">,
@@ -101,24 +108,79 @@ def MoEDecomposeForCPUPass : Pass<"moe-decompose-for-cpu"> {
   ];
 }
 
+def MoEDecomposeForGPUPass : Pass<"moe-decompose-for-gpu"> {
+  let summary = "Decompose the moe ops that have no GPU kernel";
+  let description = [{
+    Runs `moe-decompose` on every op that `convert-moe-to-gpu` and
+    `moe-distribute-to-grid` have no pattern for, and fuses the elementwise
+    parts. An op that is added to the dialect with its meaning only runs on the
+    GPU through this pass.
+  }];
+  // Also those of the pass that it runs.
+  let dependentDialects = [
+    "::mlir::moe::MoEDialect",
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
+def MoEDistributeToGridPass
+    : Pass<"moe-distribute-to-grid", "::mlir::func::FuncOp"> {
+  let summary = "Give work outside of loops over blocks to a grid";
+  let description = [{
+    Every op on buffers that no loop over blocks contains becomes one or more
+    loops over blocks, whose bodies are the code of one thread of
+    `block-size`. Ops with a pattern of their own (`moe.adjacency_update`,
+    `moe.mad_dispersion`) become what that says; ops of `linalg` and copies are
+    shared by the threads of all blocks; what remains of the dialect is the work
+    of a single block.
+
+    Long reductions into few results are cut into a fixed number of parts, one a
+    block, which are combined in order: no float atomics, and the order of a sum
+    does not depend on the grid.
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::gpu::GPUDialect",
+    "::mlir::LLVM::LLVMDialect",
+    "::mlir::memref::MemRefDialect",
+    "::mlir::NVVM::NVVMDialect",
+    "::mlir::scf::SCFDialect",
+  ];
+  let options = [
+    Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
+           "threads of a block, a multiple of 32">,
+  ];
+}
+
 def MoETileToBlocksPass
     : Pass<"moe-tile-to-blocks", "::mlir::func::FuncOp"> {
   let summary = "Tile rows to the blocks of a GPU grid";
   let description = [{
-    Runs `moe-tile-and-fuse` with `gpu-blocks` and as many rows a tile as fit:
-    every value that one tiled op hands to another may have to lie in workgroup
-    memory.
+    Runs `moe-tile-and-fuse` with `gpu-blocks`, then `moe-decompose-for-gpu`,
+    with as many rows a tile as fit: what one op of a block hands to another
+    lies in workgroup memory.
   }];
-  // Also those of the pass that it runs.
+  // Also those of the passes that it runs.
   let dependentDialects = [
+    "::mlir::moe::MoEDialect",
     "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
     "::mlir::gpu::GPUDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];
   let options = [
     Option<"maxRows", "max-rows", "int64_t", /*default=*/"16",
-           "rows of a tile at most">,
+           "rows of a tile at most, where an op does not ask for more">,
+    Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
+           "shared memory that a block may have on the chip">,
   ];
 }
 

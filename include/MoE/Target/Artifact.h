@@ -21,6 +21,8 @@ struct Artifact {
   /// For a CPU: which one, as LLVM names it, and its features.
   std::string cpu, features;
   std::vector<FunctionSignature> functions;
+  /// For a chip: the functions, with how to launch them (Kernels.h).
+  llvm::json::Array deviceFunctions;
   /// For a chip: the kernels of the PTX.
   std::vector<std::string> kernels;
   /// File name to content.

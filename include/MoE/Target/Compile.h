@@ -26,10 +26,17 @@ struct HostCode {
 FailureOr<HostCode> compileForHost(ModuleOp module, HostCodeForm form,
                                    const CompileOptions &options);
 
-/// Runs `moe-to-nvvm` for `chip` on `module`, in place, and returns the PTX of
-/// all its kernels as one text.
-FailureOr<std::string> compileToPTX(ModuleOp module, StringRef chip,
-                                    StringRef dumpDir = "");
+struct DeviceCode {
+  /// All kernels as one text.
+  std::string ptx;
+  /// How to launch them (MoE/Target/Kernels.h).
+  llvm::json::Array functions;
+};
+
+/// Runs `moe-to-nvvm` for `chip` on `module`, in place, and returns the kernels
+/// of its public functions.
+FailureOr<DeviceCode> compileForDevice(ModuleOp module, StringRef chip,
+                                       StringRef dumpDir = "");
 
 } // namespace mlir::moe
 

@@ -18,6 +18,7 @@
 #include <vector>
 
 namespace mlir {
+class AffineExpr;
 class ModuleOp;
 
 namespace moe {
@@ -47,6 +48,12 @@ struct FunctionSignature {
 /// The public func.func definitions of `module`. Fails with a diagnostic on a
 /// type that the calling convention cannot pass.
 FailureOr<std::vector<FunctionSignature>> collectSignatures(ModuleOp module);
+
+/// A size as JSON: an integer, [op, a, b], or what `describeLeaf` makes of a
+/// dim or symbol; null where a part of it is null.
+llvm::json::Value
+describeExpr(AffineExpr expr,
+             llvm::function_ref<llvm::json::Value(AffineExpr)> describeLeaf);
 
 /// "tensor<?x64xf32>" or "f32", for messages.
 std::string toString(const ValueSignature &value);

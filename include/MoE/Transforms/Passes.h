@@ -9,6 +9,10 @@
 
 namespace mlir::moe {
 
+/// The attribute of an op that wants tiles of this many rows, whatever the
+/// pass's own tile size.
+inline constexpr llvm::StringLiteral kTileRowsAttrName = "moe.tile_rows";
+
 #define GEN_PASS_DECL
 #include "MoE/Transforms/Passes.h.inc"
 

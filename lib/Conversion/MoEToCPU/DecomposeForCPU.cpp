@@ -9,15 +9,14 @@
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Transforms/Passes.h"
+#include "MoE/Transforms/Transforms.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
-#include "mlir/Dialect/Linalg/IR/LinalgInterfaces.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Pass/PassManager.h"
-#include "llvm/ADT/DenseSet.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOEDECOMPOSEFORCPUPASS
@@ -27,31 +26,16 @@ namespace mlir::moe {
 using namespace mlir;
 using namespace mlir::moe;
 
-/// The ops that a pattern of convert-moe-to-cpu starts from.
-static DenseSet<OperationName> getOpsWithKernels(MLIRContext *context) {
-  RewritePatternSet patterns(context);
-  populateMoEToCPUPatterns(patterns, CPUVectorOptions());
-  DenseSet<OperationName> names;
-  for (const std::unique_ptr<RewritePattern> &pattern :
-       patterns.getNativePatterns())
-    if (std::optional<OperationName> root = pattern->getRootKind())
-      names.insert(*root);
-  return names;
-}
-
 namespace {
 struct MoEDecomposeForCPUPass
     : mlir::moe::impl::MoEDecomposeForCPUPassBase<MoEDecomposeForCPUPass> {
   using Base::Base;
 
   LogicalResult initialize(MLIRContext *context) override {
-    DenseSet<OperationName> kernels = getOpsWithKernels(context);
+    RewritePatternSet kernels(context);
+    populateMoEToCPUPatterns(kernels, CPUVectorOptions());
     MoEDecomposePassOptions options;
-    for (RegisteredOperationName name : context->getRegisteredOperations())
-      if (name.getDialectNamespace() == MoEDialect::getDialectNamespace() &&
-          name.hasInterface<linalg::AggregatedOpInterface>() &&
-          !kernels.contains(name))
-        options.ops.push_back(name.stripDialect().str());
+    options.ops = getOpsWithoutKernel(context, kernels);
     pipeline = OpPassManager(
         getOpName().value_or(OpPassManager::getAnyOpAnchorName()));
     // An empty list would mean every op.

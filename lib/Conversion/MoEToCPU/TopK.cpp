@@ -50,7 +50,14 @@ void TopKKernel::emitBlock(TokenBlock block) {
     Value gate = gateValues.get(e, place);
     if (scale != 1.0)
       gate = e.mul(gate, e.f32(scale));
-    gate = e.select(stats.hasNaN, e.f32(nan), gate);
+    Value isPoisoned = stats.hasNaN;
+    if (isForced) {
+      // A place that is forced to be none has gate 0 in any row.
+      Value isExpert = e.compare(arith::CmpIPredicate::ne,
+                                 best.keys.get(e, place), e.i32(kEmptyKey));
+      isPoisoned = e.both(isPoisoned, isExpert);
+    }
+    gate = e.select(isPoisoned, e.f32(nan), gate);
     Value expert = best.experts.get(e, place);
     if (tokens) {
       gate = e.select(tokens, gate, e.f32(0.0));

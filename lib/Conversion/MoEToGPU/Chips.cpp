@@ -10,8 +10,10 @@ using namespace mlir::moe;
 
 ArrayRef<Chip> mlir::moe::knownChips() {
   static constexpr Chip chips[] = {
-      {"sm_80", 70},  {"sm_86", 71},  {"sm_89", 78},  {"sm_90", 78},
-      {"sm_90a", 80}, {"sm_100", 86}, {"sm_120", 87},
+      {"sm_80", 70, 163 * 1024},  {"sm_86", 71, 99 * 1024},
+      {"sm_89", 78, 99 * 1024},   {"sm_90", 78, 227 * 1024},
+      {"sm_90a", 80, 227 * 1024}, {"sm_100", 86, 227 * 1024},
+      {"sm_120", 87, 99 * 1024},
   };
   return chips;
 }

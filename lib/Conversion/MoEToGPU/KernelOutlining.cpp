@@ -4,11 +4,13 @@
 // order in which it is captured. A kernel that is launched from a manifest
 // needs parameters that follow from the function's signature alone, so this
 // outlining passes all arguments and computes every other captured value again
-// inside of the kernel: sizes and constants, which cost nothing.
+// inside of the kernel: sizes, constants and scalars that lie in buffers, which
+// cost next to nothing.
 //
 //===----------------------------------------------------------------------===//
 
 #include "KernelOutlining.h"
+#include "Workspace.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
@@ -148,39 +150,6 @@ static SmallVector<Value> getLaunchOperands(ImplicitLocOpBuilder &b,
 // Grid
 //===----------------------------------------------------------------------===//
 
-/// `value` as an expression of the dynamic sizes of the function's buffers, the
-/// symbols in the order of the parameters; null if it is none.
-static AffineExpr getSizeExpr(OpFoldResult value, func::FuncOp function) {
-  MLIRContext *context = function.getContext();
-  if (std::optional<int64_t> constant = getConstantIntValue(value))
-    return getAffineConstantExpr(*constant, context);
-  auto producer = cast<Value>(value).getDefiningOp();
-  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer)) {
-    std::optional<int64_t> position = dim.getConstantIndex();
-    unsigned symbol = 0;
-    for (BlockArgument argument : function.getArguments()) {
-      auto type = dyn_cast<MemRefType>(argument.getType());
-      if (argument == dim.getSource() && position)
-        return getAffineSymbolExpr(symbol + type.getDynamicDimIndex(*position),
-                                   context);
-      symbol += type ? type.getNumDynamicDims() : 0;
-    }
-    return {};
-  }
-  auto apply = dyn_cast_or_null<affine::AffineApplyOp>(producer);
-  if (!apply)
-    return {};
-  SmallVector<AffineExpr> dims, symbols;
-  AffineMap map = apply.getAffineMap();
-  for (auto [number, operand] : llvm::enumerate(apply.getMapOperands())) {
-    AffineExpr expr = getSizeExpr(operand, function);
-    if (!expr)
-      return {};
-    (number < map.getNumDims() ? dims : symbols).push_back(expr);
-  }
-  return map.getResult(0).replaceDimsAndSymbols(dims, symbols);
-}
-
 namespace {
 /// The dims of a loop over blocks, by the grid dim that each is mapped to.
 struct Grid {
@@ -221,21 +190,19 @@ static FailureOr<Grid> getGrid(scf::ForallOp forall, func::FuncOp function) {
 }
 
 static AffineMap getGridMap(const Grid &grid, func::FuncOp function) {
-  unsigned numSizes = 0;
-  for (Type type : function.getArgumentTypes())
-    if (auto memref = dyn_cast<MemRefType>(type))
-      numSizes += memref.getNumDynamicDims();
-  return simplifyAffineMap(
-      AffineMap::get(0, numSizes, grid.counts, function.getContext()));
+  return simplifyAffineMap(AffineMap::get(0, getNumDynamicSizes(function),
+                                          grid.counts, function.getContext()));
 }
 
 //===----------------------------------------------------------------------===//
 // Body
 //===----------------------------------------------------------------------===//
 
-/// Maps `value`, which the loop captures, to the same value in the kernel.
+/// Maps `value`, which the loop captures, to the same value in the kernel. It
+/// may be read from the buffers in `constants`.
 static LogicalResult rematerialise(OpBuilder &b, Value value,
-                                   IRMapping &mapping) {
+                                   IRMapping &mapping,
+                                   const DenseSet<Value> &constants) {
   if (mapping.contains(value))
     return success();
   Operation *op = value.getDefiningOp();
@@ -243,24 +210,29 @@ static LogicalResult rematerialise(OpBuilder &b, Value value,
     return op->emitError("expected the buffers that a kernel uses to be "
                          "arguments of the function or local to a block, "
                          "found one that kernels would share");
-  if (!op || op->getNumRegions() != 0 || !isMemoryEffectFree(op))
+  auto load = dyn_cast_or_null<memref::LoadOp>(op);
+  bool readsConstant = load && constants.contains(load.getMemRef());
+  if (!op || op->getNumRegions() != 0 ||
+      !(readsConstant || isMemoryEffectFree(op)))
     return emitError(value.getLoc(),
                      "expected what a kernel uses to follow from the "
-                     "function's arguments without reading memory");
+                     "function's arguments without reading what a kernel "
+                     "writes");
   for (Value operand : op->getOperands())
-    if (failed(rematerialise(b, operand, mapping)))
+    if (failed(rematerialise(b, operand, mapping, constants)))
       return failure();
   b.clone(*op, mapping);
   return success();
 }
 
 static LogicalResult cloneBody(ImplicitLocOpBuilder &b, scf::ForallOp forall,
-                               const Grid &grid, IRMapping &mapping) {
+                               const Grid &grid, IRMapping &mapping,
+                               const DenseSet<Value> &constants) {
   llvm::SetVector<Value> captured;
   getUsedValuesDefinedAbove(forall.getRegion(), captured);
   captured.insert_range(forall.getOperands());
   for (Value value : captured)
-    if (failed(rematerialise(b, value, mapping)))
+    if (failed(rematerialise(b, value, mapping, constants)))
       return failure();
   // iv = lower + block * step
   auto remap = [&](OpFoldResult value) -> OpFoldResult {
@@ -306,9 +278,6 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
   SmallVector<int64_t> offsets;
   int64_t bytes = 0;
   for (memref::AllocOp alloc : allocs) {
-    if (alloc.getType().getElementType().isInteger(1))
-      return alloc.emitError("expected no buffer of i1 between the ops of a "
-                             "block; store i8");
     FailureOr<int64_t> elements = getMaxElements(alloc);
     if (failed(elements))
       return failure();
@@ -340,15 +309,17 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
       if (isa<memref::DeallocOp>(user))
         user->erase();
     b.setInsertionPoint(alloc);
-    MemRefType type = alloc.getType();
-    auto placed = MemRefType::get(type.getShape(), type.getElementType(),
+    Location loc = alloc.getLoc();
+    MemRefType type = alloc.getType(), stored = getStorageType(type);
+    auto placed = MemRefType::get(type.getShape(), stored.getElementType(),
                                   type.getLayout(), space);
-    Value start = arith::ConstantIndexOp::create(b, alloc.getLoc(), offset);
-    Value view = memref::ViewOp::create(b, alloc.getLoc(), placed, arena, start,
+    Value start = arith::ConstantIndexOp::create(b, loc, offset);
+    Value view = memref::ViewOp::create(b, loc, placed, arena, start,
                                         alloc.getDynamicSizes());
-    alloc.replaceAllUsesWith(
-        memref::MemorySpaceCastOp::create(b, alloc.getLoc(), type, view)
-            .getResult());
+    view = memref::MemorySpaceCastOp::create(b, loc, stored, view);
+    if (stored != type)
+      view = UnrealizedConversionCastOp::create(b, loc, type, view).getResult(0);
+    alloc.replaceAllUsesWith(view);
     alloc.erase();
   }
   return success();
@@ -376,6 +347,14 @@ static void rewriteBoolLoad(memref::LoadOp load, Value bytes) {
       arith::CmpIOp::create(b, arith::CmpIPredicate::ne, byte, zero)
           .getResult());
   load.erase();
+}
+
+/// A store of i1 stores a byte.
+static void rewriteBoolStore(memref::StoreOp store, Value bytes) {
+  ImplicitLocOpBuilder b(store.getLoc(), store);
+  Value byte = arith::ExtUIOp::create(b, b.getI8Type(), store.getValue());
+  memref::StoreOp::create(b, byte, bytes, store.getIndices());
+  store.erase();
 }
 
 /// A view of a buffer of i1 becomes the same view of its bytes.
@@ -412,10 +391,13 @@ LogicalResult mlir::moe::rewriteBoolBuffers(gpu::GPUFuncOp kernel) {
       continue;
     if (auto load = dyn_cast<memref::LoadOp>(op))
       rewriteBoolLoad(load, bytes);
+    else if (auto store = dyn_cast<memref::StoreOp>(op))
+      rewriteBoolStore(store, bytes);
     else if (isa<ViewLikeOpInterface, memref::DimOp>(op))
       rewriteBoolView(op, buffer, bytes);
     else
-      return op->emitError("expected buffers of i1 to be read only");
+      return op->emitError("expected buffers of i1 to be loaded, stored and "
+                           "viewed only");
   }
   return success();
 }
@@ -448,11 +430,11 @@ static void createLaunch(scf::ForallOp forall, gpu::GPUFuncOp kernel,
                             /*dynamicSharedMemorySize=*/Value(), operands);
 }
 
-FailureOr<gpu::GPUFuncOp> mlir::moe::outlineKernel(scf::ForallOp forall,
-                                                   gpu::GPUModuleOp module,
-                                                   StringRef name,
-                                                   int64_t blockSize,
-                                                   DictionaryAttr &launch) {
+FailureOr<gpu::GPUFuncOp>
+mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
+                         StringRef name, int64_t blockSize,
+                         const DenseSet<Value> &constants,
+                         DictionaryAttr &launch) {
   auto function = forall->getParentOfType<func::FuncOp>();
   FailureOr<Grid> grid = getGrid(forall, function);
   if (failed(grid) || failed(verifyArguments(function)))
@@ -471,7 +453,7 @@ FailureOr<gpu::GPUFuncOp> mlir::moe::outlineKernel(scf::ForallOp forall,
   b.setInsertionPointToStart(&kernel.front());
   IRMapping mapping;
   mapArguments(b, function, kernel, mapping);
-  if (failed(cloneBody(b, forall, *grid, mapping)))
+  if (failed(cloneBody(b, forall, *grid, mapping, constants)))
     return failure();
   gpu::ReturnOp::create(b);
   if (failed(placeWorkgroupBuffers(kernel)))

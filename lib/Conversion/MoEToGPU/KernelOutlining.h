@@ -12,11 +12,13 @@ namespace mlir::moe {
 /// Moves the body of `forall`, whose iterations are blocks, into a kernel
 /// `name` of `module`, and puts its launch in the loop's place. Buffers that
 /// the body allocates become workgroup memory. `launch` gets the entry of the
-/// `moe.kernels` attribute. Emits an error and fails on a loop that no kernel
+/// `moe.kernels` attribute. `constants` are buffers that no kernel of the
+/// function writes. Emits an error and fails on a loop that no kernel
 /// can stand for.
 FailureOr<gpu::GPUFuncOp> outlineKernel(scf::ForallOp forall,
                                         gpu::GPUModuleOp module, StringRef name,
                                         int64_t blockSize,
+                                        const DenseSet<Value> &constants,
                                         DictionaryAttr &launch);
 
 /// Lets the threads of `kernel` read buffers of i1 as the bytes that they are.

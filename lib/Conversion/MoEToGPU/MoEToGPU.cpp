@@ -10,6 +10,7 @@
 #include "KernelOutlining.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
+#include "Workspace.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
@@ -21,6 +22,7 @@
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include "mlir/Interfaces/ViewLikeInterface.h"
 #include "mlir/Rewrite/FrozenRewritePatternSet.h"
 #include "mlir/Rewrite/PatternApplicator.h"
@@ -121,11 +123,27 @@ public:
   std::string reason;
 };
 
+} // namespace
+
 //===----------------------------------------------------------------------===//
 // Copies
 //===----------------------------------------------------------------------===//
 
-/// The threads of the block take the elements in turns.
+/// The threads take the elements in turns.
+void mlir::moe::emitCopyForThreads(ThreadBuilder &b, memref::CopyOp op,
+                                   Workers workers) {
+  Value count = getNumRows(b, op.getSource(), /*numInner=*/0);
+  auto loop =
+      scf::ForOp::create(b, workers.thread, count, b.index(workers.count));
+  OpBuilder::InsertionGuard guard(b);
+  b.setInsertionPointToStart(loop.getBody());
+  SmallVector<Value> place = getRowIndices(b, op.getSource(), /*numInner=*/0,
+                                           loop.getInductionVar());
+  Value element = memref::LoadOp::create(b, op.getSource(), place);
+  memref::StoreOp::create(b, element, op.getTarget(), place);
+}
+
+namespace {
 struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
   CopyToThreads(MLIRContext *context, BlockShape block)
       : OpRewritePattern(context), block(block) {}
@@ -133,14 +151,7 @@ struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
   LogicalResult matchAndRewrite(memref::CopyOp op,
                                 PatternRewriter &rewriter) const override {
     ThreadBuilder b(op.getLoc(), rewriter);
-    Value count = getNumRows(b, op.getSource(), /*numInner=*/0);
-    Value thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
-    auto loop = scf::ForOp::create(b, thread, count, b.index(block.numThreads));
-    b.setInsertionPointToStart(loop.getBody());
-    SmallVector<Value> place = getRowIndices(b, op.getSource(), /*numInner=*/0,
-                                             loop.getInductionVar());
-    Value element = memref::LoadOp::create(b, op.getSource(), place);
-    memref::StoreOp::create(b, element, op.getTarget(), place);
+    emitCopyForThreads(b, op, Workers::ofBlock(b, block));
     rewriter.eraseOp(op);
     return success();
   }
@@ -154,9 +165,51 @@ void mlir::moe::populateCopyToThreadsPatterns(RewritePatternSet &patterns,
   patterns.add<CopyToThreads>(patterns.getContext(), block);
 }
 
+void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
+                                          BlockShape block) {
+  populateCopyToThreadsPatterns(patterns, block);
+  populateLinalgToThreadsPatterns(patterns, block);
+  populateRouterLogitsToThreadsPatterns(patterns, block);
+  populateSoftmaxMixToThreadsPatterns(patterns, block);
+  populateTopKRenormToThreadsPatterns(patterns, block);
+}
+
 //===----------------------------------------------------------------------===//
 // Pass
 //===----------------------------------------------------------------------===//
+
+/// Whether `buffer` or a view of it is written by an op.
+static bool isWritten(Value buffer) {
+  return llvm::any_of(buffer.getUsers(), [&](Operation *user) {
+    if (isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(user))
+      return llvm::any_of(user->getResults(), isWritten);
+    auto effects = dyn_cast<MemoryEffectOpInterface>(user);
+    if (!effects)
+      return !isMemoryEffectFree(user);
+    SmallVector<MemoryEffects::EffectInstance> writes;
+    effects.getEffectsOnValue(buffer, writes);
+    return llvm::any_of(writes, [](MemoryEffects::EffectInstance &effect) {
+      return isa<MemoryEffects::Write>(effect.getEffect());
+    });
+  });
+}
+
+/// The arguments that the function only reads.
+static DenseSet<Value> getConstantArguments(func::FuncOp function) {
+  DenseSet<Value> constants;
+  for (BlockArgument argument : function.getArguments())
+    if (isa<MemRefType>(argument.getType()) && !isWritten(argument))
+      constants.insert(argument);
+  return constants;
+}
+
+/// What the kernels compute again for themselves has lost its users.
+static void eraseDeadOps(func::FuncOp function) {
+  for (Operation &op :
+       llvm::make_early_inc_range(llvm::reverse(function.getBody().front())))
+    if (isOpTriviallyDead(&op))
+      op.erase();
+}
 
 /// Whether `op` works on buffers as a whole: it reads or writes them.
 static bool isBlockLevel(Operation &op) {
@@ -179,10 +232,8 @@ struct ConvertMoEToGPUPass
       return signalPassFailure();
     }
     RewritePatternSet patterns(&getContext());
-    BlockShape block{blockSize};
-    populateCopyToThreadsPatterns(patterns, block);
-    populateRouterLogitsToThreadsPatterns(patterns, block);
-    populateTopKRenormToThreadsPatterns(patterns, block);
+    BlockShape block{blockSize, sharedBytes};
+    populateToThreadsPatterns(patterns, block);
     FrozenRewritePatternSet frozen(std::move(patterns));
 
     for (auto function : llvm::to_vector(getOperation().getOps<func::FuncOp>()))
@@ -193,6 +244,10 @@ struct ConvertMoEToGPUPass
 private:
   LogicalResult convert(func::FuncOp function,
                         const FrozenRewritePatternSet &patterns) {
+    if (failed(moveBuffersToWorkspace(function)))
+      return failure();
+    mapCopiesToBlocks(function);
+    DenseSet<Value> constants = getConstantArguments(function);
     SmallVector<scf::ForallOp> loops;
     function.walk<WalkOrder::PreOrder>([&](scf::ForallOp forall) {
       loops.push_back(forall);
@@ -211,15 +266,35 @@ private:
           name = (name + Twine("_") + Twine(launches.size())).str();
         DictionaryAttr launch;
         FailureOr<gpu::GPUFuncOp> kernel =
-            outlineKernel(forall, module, name, blockSize, launch);
+            outlineKernel(forall, module, name, blockSize, constants, launch);
         if (failed(kernel) || failed(lowerToThreads(*kernel, patterns)))
           return failure();
-        launches.push_back(launch);
+        launches.push_back(addDynamicMemory(launch, function, *kernel));
         ++numKernels;
       }
       function->setAttr(kKernelsAttrName, b.getArrayAttr(launches));
     }
+    eraseDeadOps(function);
     return verifyNothingLeft(function);
+  }
+
+  /// A kernel whose ops took dynamic memory says so wherever it is launched.
+  static DictionaryAttr addDynamicMemory(DictionaryAttr launch,
+                                         func::FuncOp function,
+                                         gpu::GPUFuncOp kernel) {
+    auto bytes = kernel->getAttrOfType<IntegerAttr>(kDynamicSmemAttrName);
+    if (!bytes)
+      return launch;
+    function.walk([&](gpu::LaunchFuncOp op) {
+      if (op.getKernelName() != kernel.getNameAttr())
+        return;
+      OpBuilder b(op);
+      op.getDynamicSharedMemorySizeMutable().assign(
+          arith::ConstantIntOp::create(b, op.getLoc(), bytes.getInt(), 32));
+    });
+    NamedAttrList entries(launch);
+    entries.set("dynamic_smem", bytes);
+    return entries.getDictionary(launch.getContext());
   }
 
   /// Lowers the block-level ops of a kernel one after the other.
@@ -248,6 +323,8 @@ private:
                << "cannot run '" << name
                << "' on the threads of a block: " << listener.reason;
     }
+    if (failed(expandMathForThreads(kernel)))
+      return failure();
     return rewriteBoolBuffers(kernel);
   }
 

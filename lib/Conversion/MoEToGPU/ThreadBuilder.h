@@ -34,6 +34,8 @@ public:
   /// i32, because 64-bit integer arithmetic takes two instructions.
   Value toIndex(Value value);
   Value toI32(Value value);
+  /// An index as an integer of `type`.
+  Value toInteger(Value value, Type type);
 
   //===--------------------------------------------------------------------===//
   // Arithmetic
@@ -44,6 +46,7 @@ public:
     return OpTy::create(*this, lhs, rhs);
   }
   Value add(Value lhs, Value rhs);
+  Value sub(Value lhs, Value rhs);
   Value mul(Value lhs, Value rhs);
   Value compare(arith::CmpIPredicate predicate, Value lhs, Value rhs);
   Value compare(arith::CmpFPredicate predicate, Value lhs, Value rhs);
@@ -54,8 +57,12 @@ public:
     return arith::SelectOp::create(*this, condition, ifTrue, ifFalse);
   }
   Value isNaN(Value x) { return compare(arith::CmpFPredicate::UNO, x, x); }
+  /// A bf16 as f32, exactly, by integer instructions.
+  Value widenBF16(Value value);
   /// a * b + c, rounded once.
   Value fma(Value a, Value b, Value c);
+  /// The larger of two floats; a NaN only if both are.
+  Value max(Value lhs, Value rhs);
 
   /// e^x by `ex2.approx.ftz`: a relative error of 2^-22 (2 ulp of ex2) plus
   /// |x| 2^-24 (rounding of x log2 e), so for x <= 0, where the softmaxes use
@@ -63,7 +70,26 @@ public:
   Value exp(Value x);
   /// ln(1 + t) for t in [0, 1], relative error below 1e-7.
   Value log1p(Value t);
+  /// ln(x) for positive normal x, relative error below 3e-7; NaN stays NaN.
+  Value log(Value x);
   Value sqrt(Value x);
+  Value absolute(Value x);
+  /// 1 / x by `rcp.approx.ftz`, to 1 ulp.
+  Value reciprocal(Value x);
+
+  //===--------------------------------------------------------------------===//
+  // Control flow
+  //===--------------------------------------------------------------------===//
+
+  using LoopBody =
+      function_ref<SmallVector<Value>(Value iteration, ValueRange carried)>;
+  /// A loop with this builder inside of it while `body` runs; returns what the
+  /// last iteration yields.
+  SmallVector<Value> loop(Value begin, Value end, int64_t step,
+                          ValueRange initial, LoopBody body);
+  void loop(Value begin, Value end, int64_t step,
+            function_ref<void(Value iteration)> body);
+  void ifThen(Value condition, function_ref<void()> body);
 
   //===--------------------------------------------------------------------===//
   // Memory
@@ -71,6 +97,9 @@ public:
 
   /// An element as f32; bf16 and f16 are widened exactly.
   Value loadF32(Value memref, ValueRange indices);
+  /// Adds an i32 to element `position`, an i32, of a contiguous buffer, counted
+  /// from its first one. Orders no other access.
+  void atomicAdd(Value memref, Value position, Value amount);
 
   //===--------------------------------------------------------------------===//
   // Warps
@@ -79,6 +108,12 @@ public:
   /// The value of the lane whose number differs in the bits of `distance`. All
   /// lanes of the warp take part.
   Value shuffleXor(Value value, int64_t distance);
+  /// The value of lane `source`, an i32. All lanes of the warp take part.
+  Value shuffleFrom(Value value, Value source);
+  /// A bit for each lane: whether its condition holds.
+  Value ballot(Value condition);
+  /// The number of bits that are 1.
+  Value countBits(Value bits);
   /// Combines the values of `lanes` neighbouring lanes (a power of two); each
   /// of them gets the result, and with a commutative `combine` the same bits.
   Value reduceLanes(Value value, int64_t lanes,

@@ -12,6 +12,10 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_THREADLOWERINGS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_THREADLOWERINGS_H
 
+#include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/IR/PatternMatch.h"
 
 namespace mlir::moe {
@@ -20,8 +24,13 @@ class ThreadBuilder;
 /// What a lowering knows about the block that runs it: blocks are
 /// one-dimensional and consist of whole warps.
 struct BlockShape {
-  int64_t numThreads;
+  int64_t numThreads = 128;
+  /// Shared memory that a block may have on the chip.
+  int64_t sharedBytes = kMaxStaticWorkgroupBytes;
 };
+
+/// Queries that a block takes at a time.
+int64_t getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes);
 
 /// The flat number of rows that `memref` holds: the product of all dims but
 /// the last `numInner` ones.
@@ -30,10 +39,86 @@ Value getNumRows(ThreadBuilder &b, Value memref, int64_t numInner);
 SmallVector<Value> getRowIndices(ThreadBuilder &b, Value memref,
                                  int64_t numInner, Value row);
 
+/// The threads that divide the iterations of an op among themselves: those of
+/// one block, or of all blocks of a grid.
+struct Workers {
+  static Workers ofBlock(ThreadBuilder &b, BlockShape block);
+  /// `blockId` of `numBlocks` blocks.
+  static Workers ofGrid(ThreadBuilder &b, BlockShape block, Value blockId,
+                        int64_t numBlocks);
+
+  /// The number of this thread among `count` ones, as an index. The threads of
+  /// a warp are neighbours.
+  Value thread;
+  int64_t count;
+};
+
+/// Emits what a thread of `workers` does for `op` on buffers.
+void emitLinalgForThreads(ThreadBuilder &b, linalg::LinalgOp op,
+                          Workers workers);
+/// Whether a reduction of `op` may be cut into parts that are combined later:
+/// all of its outputs are folded by an associative op with a neutral element.
+bool hasCombinableReduction(linalg::LinalgOp op);
+/// Emits part `part` of `numParts` parts of the reduction of `op` for one
+/// block: the terms of the part folded into partials[0][part, ...], one buffer
+/// an output.
+void emitPartialReduction(ThreadBuilder &b, linalg::LinalgOp op,
+                          BlockShape block, Value part, int64_t numParts,
+                          ValueRange partials);
+/// Emits the combination of the parts, in their order, with what the outputs
+/// held.
+void emitCombineParts(ThreadBuilder &b, linalg::LinalgOp op, Workers workers,
+                      int64_t numParts, ValueRange partials);
+
+/// Replaces math ops and conversions that this target would turn into calls of
+/// a library, or that some chips lack, by instructions. Emits an error and fails
+/// on one that it does not know.
+LogicalResult expandMathForThreads(Operation *kernel);
+
+/// Emits a copy, element by element.
+void emitCopyForThreads(ThreadBuilder &b, memref::CopyOp op, Workers workers);
+
+/// Opens a loop over the blocks of a grid of up to three dims, the last along
+/// x; `b` continues in its body. Returns the numbers of the block.
+SmallVector<Value> createGrid(ThreadBuilder &b,
+                              ArrayRef<OpFoldResult> numBlocks);
+inline Value createGrid(ThreadBuilder &b, OpFoldResult numBlocks) {
+  return createGrid(b, ArrayRef<OpFoldResult>(numBlocks))[0];
+}
+/// Whether `op` reduces many terms into few points.
+bool isLongReduction(linalg::LinalgOp op);
+
+/// The patterns of ops that work on a whole problem: they become loops over
+/// blocks.
+void populateToGridPatterns(RewritePatternSet &patterns, BlockShape block);
+void populateAdjacencyToGridPatterns(RewritePatternSet &patterns,
+                                     BlockShape block);
+void populateDispersionToGridPatterns(RewritePatternSet &patterns,
+                                      BlockShape block);
+/// Whether the patterns above lower this form of the op.
+bool hasGridKernel(AdjacencyUpdateOp op);
+bool hasGridKernel(MadDispersionOp op);
+/// Whether the pattern of block-level topk_renorm lowers this form of it.
+bool hasThreadKernel(TopKRenormOp op);
+/// The rows that keep every thread of a block busy in a topk_renorm that no
+/// other op of the block feeds.
+int64_t getSelectionRows(TopKRenormOp op, BlockShape block);
+
+/// Decomposes what linalg itself composes of its ops, such as linalg.softmax:
+/// as one op it is not fused into its consumers.
+void decomposeCompositeLinalg(Operation *root);
+
+/// The patterns of all block-level ops.
+void populateToThreadsPatterns(RewritePatternSet &patterns, BlockShape block);
+
 void populateCopyToThreadsPatterns(RewritePatternSet &patterns,
                                    BlockShape block);
+void populateLinalgToThreadsPatterns(RewritePatternSet &patterns,
+                                     BlockShape block);
 void populateRouterLogitsToThreadsPatterns(RewritePatternSet &patterns,
                                            BlockShape block);
+void populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
+                                         BlockShape block);
 void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
                                          BlockShape block);
 

@@ -1,15 +1,24 @@
 //===- TileToBlocks.cpp - Tile rows to the blocks of a grid ---------------===//
 
+#include "ThreadLowerings.h"
+
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
+#include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/Interfaces/DestinationStyleOpInterface.h"
 #include "mlir/Interfaces/TilingInterface.h"
+#include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "mlir/Pass/PassManager.h"
+#include "mlir/Transforms/Passes.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOETILETOBLOCKSPASS
@@ -19,15 +28,57 @@ namespace mlir::moe {
 using namespace mlir;
 using namespace mlir::moe;
 
-/// The bytes that a row of `value` takes, as far as they are known: the last
-/// dim is never cut.
-static int64_t getRowBytes(Value value) {
-  auto type = dyn_cast<RankedTensorType>(value.getType());
-  if (!type || type.getRank() < 2 || !type.getElementType().isIntOrFloat() ||
-      type.isDynamicDim(type.getRank() - 1))
+/// The bytes that `value` takes, as far as its size has a bound; without one
+/// another pass reports the buffer.
+static int64_t getMaxBytes(Value value) {
+  auto type = cast<RankedTensorType>(value.getType());
+  if (!type.getElementType().isIntOrIndexOrFloat())
     return 0;
-  int64_t width = llvm::divideCeil(type.getElementTypeBitWidth(), 8);
-  return type.getShape().back() * width;
+  int64_t bytes = type.getElementType().isIndex()
+                      ? 8
+                      : llvm::divideCeil(type.getElementTypeBitWidth(), 8);
+  for (auto [dim, size] : llvm::enumerate(type.getShape())) {
+    FailureOr<int64_t> bound = size;
+    if (ShapedType::isDynamic(size))
+      bound = ValueBoundsConstraintSet::computeConstantBound(
+          presburger::BoundType::UB, {value, static_cast<int64_t>(dim)},
+          /*stopCondition=*/nullptr, /*closedUB=*/true);
+    bytes *= failed(bound) ? 0 : *bound;
+  }
+  return bytes;
+}
+
+/// The memory that the ops of a loop over blocks hand on in: the destinations
+/// that do not end up as a part of the loop's results.
+static int64_t getWorkgroupBytes(scf::ForallOp forall) {
+  llvm::SetVector<Value> roots, stored;
+  for (Operation &nested : forall.getBody()->without_terminator()) {
+    auto op = dyn_cast<DestinationStyleOpInterface>(nested);
+    if (!op)
+      continue;
+    for (OpResult result : op->getResults()) {
+      Value root = result;
+      while (auto producer = root.getDefiningOp<DestinationStyleOpInterface>())
+        root = producer.getTiedOpOperand(cast<OpResult>(root))->get();
+      roots.insert(root);
+      if (llvm::any_of(result.getUsers(),
+                       llvm::IsaPred<tensor::ParallelInsertSliceOp>))
+        stored.insert(root);
+    }
+  }
+  int64_t bytes = 0;
+  for (Value root : roots)
+    if (!stored.contains(root))
+      bytes += getMaxBytes(root);
+  return bytes;
+}
+
+static int64_t getWorkgroupBytes(func::FuncOp function) {
+  int64_t most = 0;
+  function.walk([&](scf::ForallOp forall) {
+    most = std::max(most, getWorkgroupBytes(forall));
+  });
+  return most;
 }
 
 namespace {
@@ -35,24 +86,47 @@ struct TileToBlocksPass
     : public mlir::moe::impl::MoETileToBlocksPassBase<TileToBlocksPass> {
   using Base::Base;
 
+  /// How much memory a row needs shows once its ops are decomposed, so tilings
+  /// are tried, each on the function as it was.
   void runOnOperation() override {
-    int64_t rowBytes = 0;
-    getOperation().walk([&](TilingInterface op) {
-      for (Value result : op->getResults())
-        if (llvm::any_of(result.getUsers(), llvm::IsaPred<TilingInterface>))
-          rowBytes += getRowBytes(result);
-    });
-    int64_t rows = maxRows;
-    while (rows > 1 && rows * rowBytes > kMaxStaticWorkgroupBytes)
-      rows /= 2;
+    func::FuncOp function = getOperation();
+    for (int64_t rows = maxRows;; rows /= 2) {
+      OwningOpRef<func::FuncOp> original = function.clone();
+      if (failed(tile(rows)))
+        return signalPassFailure();
+      if (rows <= 1 || getWorkgroupBytes(function) <= kMaxStaticWorkgroupBytes)
+        return;
+      function.getBody().takeBody(original->getBody());
+    }
+  }
 
+private:
+  LogicalResult tile(int64_t rows) {
+    decomposeCompositeLinalg(getOperation());
+    // A selection alone fills the block; behind another op it takes the rows
+    // that the block has.
+    Builder b(&getContext());
+    getOperation().walk([&](TopKRenormOp op) {
+      if (hasThreadKernel(op) &&
+          !op.getScores().getDefiningOp<TilingInterface>())
+        op->setAttr(kTileRowsAttrName,
+                    b.getI64IntegerAttr(getSelectionRows(op, BlockShape())));
+    });
+    // A kernel that reads all keys for each tile wants tiles as large as its
+    // registers.
+    getOperation().walk([&](SoftmaxMixOp op) {
+      op->setAttr(kTileRowsAttrName,
+                  b.getI64IntegerAttr(getMixTileRows(op, sharedBytes)));
+    });
     MoETileAndFusePassOptions options;
     options.tileSize = rows;
     options.gpuBlocks = true;
-    OpPassManager tile(getOperation()->getName());
-    tile.addPass(createMoETileAndFusePass(options));
-    if (failed(runPipeline(tile, getOperation())))
-      signalPassFailure();
+    OpPassManager manager(getOperation()->getName());
+    manager.addPass(createMoETileAndFusePass(options));
+    manager.addPass(createMoEDecomposeForGPUPass());
+    manager.addPass(createCanonicalizerPass());
+    manager.addPass(createCSEPass());
+    return runPipeline(manager, getOperation());
   }
 };
 } // namespace

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..simulate import active_simulation
+
 ELEMENT_TYPES = {
     torch.float32: "f32",
     torch.bfloat16: "bf16",
@@ -102,15 +104,20 @@ class Kernel:
         yield f"return {values} : {types}"
 
     @functools.cached_property
+    def _function(self):
+        """The native function, compiled at the first call that is not simulated."""
+        from ..runtime import compile_cached
+
+        return compile_cached(self.text()).function(self.op)
+
+    @functools.cached_property
     def _plan(self):
-        """What a call does: the native function, size checks, and how to make the results.
+        """What a call does: size checks, and how to make the results.
 
         `same` are pairs of places (operand, dim) that must have one size; the
         native function checks static sizes and dtypes itself. A result's dims
         are numbers or the places that they come from.
         """
-        from ..runtime import compile_cached
-
         first, same = {}, []
         for position, tensor in enumerate(self.inputs):
             for axis, dim in enumerate(tensor.dims):
@@ -122,11 +129,11 @@ class Kernel:
         results = [
             (tensor.dtype, [first.get(dim, dim) for dim in tensor.dims]) for tensor in self.results
         ]
-        return compile_cached(self.text()).function(self.op), same, results
+        return same, results
 
     def __call__(self, *tensors):
         """Runs on contiguous CPU tensors in the order of `inputs`; returns the results."""
-        function, same, plan = self._plan
+        same, plan = self._plan
         shapes = [tensor.shape for tensor in tensors]
         # Memory safety: the kernel trusts that sizes of one name agree.
         for (i, axis), (j, other) in same:
@@ -136,7 +143,11 @@ class Kernel:
             torch.empty([d if type(d) is int else shapes[d[0]][d[1]] for d in dims], dtype=dtype)
             for dtype, dims in plan
         ]
-        function(*tensors, *results)
+        simulation = active_simulation()
+        if simulation is None:
+            self._function(*tensors, *results)
+        else:
+            simulation.run(self.text(), self.op, [*tensors, *results])
         return results
 
     def _fail(self, i, axis, j, other, shapes):

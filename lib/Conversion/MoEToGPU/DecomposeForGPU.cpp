@@ -1,0 +1,126 @@
+//===- DecomposeForGPU.cpp - Decompose the ops without a GPU kernel -------===//
+//
+// Which ops have a kernel is read off the patterns of convert-moe-to-gpu and of
+// moe-distribute-to-grid. What the other ops decompose into is fused where that
+// saves a buffer without repeating expensive work: a kernel pays for a buffer
+// with workgroup memory, and a grid with a launch.
+//
+//===----------------------------------------------------------------------===//
+
+#include "ThreadLowerings.h"
+
+#include "MoE/Conversion/Passes.h"
+#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/Passes.h"
+#include "MoE/Transforms/Transforms.h"
+
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Linalg/IR/LinalgInterfaces.h"
+#include "mlir/Dialect/Linalg/Transforms/Transforms.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/Pass/PassManager.h"
+#include "mlir/Transforms/GreedyPatternRewriteDriver.h"
+#include "llvm/ADT/TypeSwitch.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_MOEDECOMPOSEFORGPUPASS
+#include "MoE/Conversion/Passes.h.inc"
+} // namespace mlir::moe
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Whether ops of the name have a kernel, but not `op`.
+static bool isFormWithoutKernel(Operation *op) {
+  return TypeSwitch<Operation *, bool>(op)
+      .Case<AdjacencyUpdateOp, MadDispersionOp>(
+          [](auto op) { return !hasGridKernel(op); })
+      .Case([](TopKRenormOp op) { return !hasThreadKernel(op); })
+      .Default(false);
+}
+
+/// Decomposes the ops for which `condition` holds.
+static void
+decomposeIf(Operation *root,
+            function_ref<bool(linalg::AggregatedOpInterface)> condition) {
+  SmallVector<linalg::AggregatedOpInterface> ops;
+  root->walk([&](linalg::AggregatedOpInterface op) {
+    if (condition(op))
+      ops.push_back(op);
+  });
+  IRRewriter rewriter(root->getContext());
+  for (linalg::AggregatedOpInterface op : ops) {
+    rewriter.setInsertionPoint(op);
+    FailureOr<SmallVector<Value>> results = op.decomposeOperation(rewriter);
+    if (succeeded(results))
+      rewriter.replaceOp(op, *results);
+  }
+}
+
+void mlir::moe::decomposeCompositeLinalg(Operation *root) {
+  decomposeIf(root, [](linalg::AggregatedOpInterface op) {
+    return isa<linalg::LinalgDialect>(op->getDialect());
+  });
+}
+
+/// Whether the body of `op` takes a few instructions only.
+static bool isCheap(linalg::LinalgOp op) {
+  return llvm::none_of(*op.getBlock(), [](Operation &nested) {
+    return isa<math::MathDialect>(nested.getDialect()) ||
+           isa<arith::DivFOp, arith::DivSIOp, arith::DivUIOp>(nested);
+  });
+}
+
+/// Whether computing the producer of `operand` inside of its consumer costs
+/// nothing: it has no other user, and it is cheap or used once.
+static bool isWorthFusing(OpOperand *operand) {
+  auto producer = operand->get().getDefiningOp<linalg::LinalgOp>();
+  auto consumer = dyn_cast<linalg::LinalgOp>(operand->getOwner());
+  if (!producer || !consumer || !producer->hasOneUse())
+    return false;
+  return isCheap(producer) ||
+         consumer.getNumLoops() == producer.getNumLoops();
+}
+
+namespace {
+struct MoEDecomposeForGPUPass
+    : public mlir::moe::impl::MoEDecomposeForGPUPassBase<
+          MoEDecomposeForGPUPass> {
+  using Base::Base;
+
+  LogicalResult initialize(MLIRContext *context) override {
+    RewritePatternSet kernels(context);
+    populateToThreadsPatterns(kernels, BlockShape());
+    populateToGridPatterns(kernels, BlockShape());
+    MoEDecomposePassOptions options;
+    options.ops = getOpsWithoutKernel(context, kernels);
+    pipeline = OpPassManager(
+        getOpName().value_or(OpPassManager::getAnyOpAnchorName()));
+    // An empty list would mean every op.
+    if (!options.ops.empty())
+      pipeline.addPass(createMoEDecomposePass(options));
+
+    RewritePatternSet patterns(context);
+    linalg::populateElementwiseOpsFusionPatterns(patterns, isWorthFusing);
+    fusion = std::move(patterns);
+    return success();
+  }
+
+  void runOnOperation() override {
+    if (failed(runPipeline(pipeline, getOperation())))
+      return signalPassFailure();
+    decomposeIf(getOperation(), [](linalg::AggregatedOpInterface op) {
+      return isFormWithoutKernel(op);
+    });
+    if (failed(applyPatternsGreedily(getOperation(), fusion)))
+      signalPassFailure();
+  }
+
+private:
+  OpPassManager pipeline;
+  FrozenRewritePatternSet fusion;
+};
+} // namespace

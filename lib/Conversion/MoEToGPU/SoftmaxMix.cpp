@@ -1,0 +1,347 @@
+//===- SoftmaxMix.cpp - softmax_mix to threads ----------------------------===//
+
+#include "SoftmaxMix.h"
+#include "ThreadLowerings.h"
+
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include <limits>
+
+using namespace mlir;
+using namespace mlir::moe;
+using arith::CmpFPredicate;
+using arith::CmpIPredicate;
+
+//===----------------------------------------------------------------------===//
+// Tiles
+//===----------------------------------------------------------------------===//
+
+static Value getDim(ThreadBuilder &b, Value memref, int64_t dim) {
+  return b.createOrFold<memref::DimOp>(memref, dim);
+}
+
+MixEmitter::MixEmitter(WarpBuilder &b, SoftmaxMixOp op, MixLayout layout)
+    : b(b), op(op), layout(std::move(layout)) {
+  numQueries = getDim(b, op.getQ(), 2);
+  numKeys = getDim(b, op.getK(), 2);
+  origin = op.getOrigin() ? op.getOrigin() : b.sub(numKeys, numQueries);
+}
+
+void MixEmitter::forEachTile(function_ref<void(Value)> emitTile) {
+  Value zero = b.index(0);
+  b.loop(zero, getDim(b, op.getQ(), 0), 1, [&](Value batchIndex) {
+    b.loop(zero, getDim(b, op.getQ(), 1), 1, [&](Value headIndex) {
+      b.loop(zero, numQueries, layout.numRows, [&](Value row) {
+        batch = batchIndex;
+        head = headIndex;
+        firstRow = row;
+        emitTile(row);
+      });
+    });
+  });
+}
+
+/// How many positions a window reaches back, the query's own among them.
+static std::optional<int64_t> getReach(SoftmaxMixOp op) {
+  if (!op.getWindow())
+    return std::nullopt;
+  // Without itself a query still sees `window` keys.
+  return *op.getWindow() + (op.getExcludeSelf() ? 1 : 0);
+}
+
+std::pair<Value, Value> MixEmitter::getKeyRange() {
+  Value begin = b.index(0), end = numKeys;
+  Value position = b.add(origin, firstRow);
+  if (op.getCausal()) {
+    Value rows = b.min(b.sub(numQueries, firstRow), b.index(layout.numRows));
+    end = b.min(end, b.add(position, rows));
+  }
+  if (std::optional<int64_t> reach = getReach(op)) {
+    Value first = b.maxInt(b.sub(position, b.index(*reach - 1)), b.index(0));
+    begin = b.sub(first, b.op<arith::RemUIOp>(first, b.index(layout.numKeys)));
+  }
+  return {begin, end};
+}
+
+Value MixEmitter::clampKey(Value key) {
+  return b.min(key, b.sub(numKeys, b.index(1)));
+}
+
+Value MixEmitter::clampRow(Value row) {
+  return b.min(row, b.sub(numQueries, b.index(1)));
+}
+
+/// The key position of a row of the tile, as i32.
+Value MixEmitter::positionOf(Value row) {
+  return b.add(b.toI32(b.add(origin, firstRow)), row);
+}
+
+//===----------------------------------------------------------------------===//
+// Key biases
+//===----------------------------------------------------------------------===//
+
+int64_t MixEmitter::getBiasBytes(SoftmaxMixOp op, int64_t numKeys) {
+  return numKeys * sizeof(float) * (op.getKeyLevel() ? 2 : 1);
+}
+
+Value MixEmitter::isReal(Value key) {
+  Value exists = b.less(key, numKeys);
+  if (!op.getKeyMask())
+    return exists;
+  Value unmasked = memref::LoadOp::create(b, op.getKeyMask(),
+                                          ValueRange{batch, clampKey(key)});
+  return b.both(exists, unmasked);
+}
+
+void MixEmitter::writeBiases(Value firstKey, Value shared) {
+  Value thread = b.thread();
+  b.ifThen(b.less(thread, b.i32(layout.numKeys)), [&] {
+    Value key = b.add(firstKey, b.toIndex(thread));
+    Value bias = op.getKeyBias()
+                     ? b.loadF32(op.getKeyBias(), {batch, head, clampKey(key)})
+                     : b.f32(0.0);
+    bias = b.select(isReal(key), bias, b.infinity(/*negative=*/true));
+    Value place = b.at(shared, b.mul(thread, b.i32(sizeof(float))));
+    b.store(bias, place, sizeof(float));
+    if (op.getKeyLevel())
+      b.store(b.loadF32(op.getKeyLevel(), {batch, clampKey(key)}),
+              b.at(place, layout.numKeys * sizeof(float)), sizeof(float));
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Logits
+//===----------------------------------------------------------------------===//
+
+/// Whether the query at `position` sees key `key` by position; null for yes.
+Value MixEmitter::getVisible(Value position, Value key) {
+  Value visible;
+  auto require = [&](CmpIPredicate predicate, Value lhs, Value rhs) {
+    Value holds = b.compare(predicate, lhs, rhs);
+    visible = visible ? b.both(visible, holds) : holds;
+  };
+  if (op.getCausal())
+    require(CmpIPredicate::sle, key, position);
+  if (op.getExcludeSelf())
+    require(CmpIPredicate::ne, key, position);
+  if (std::optional<int64_t> reach = getReach(op))
+    require(CmpIPredicate::sgt, key, b.sub(position, b.i32(*reach)));
+  return visible;
+}
+
+SmallVector<Value> MixEmitter::getLogits(unsigned row, ArrayRef<Value> products,
+                                         Value firstKey, ArrayRef<Value> biases,
+                                         ArrayRef<Value> levels) {
+  Value hidden = b.infinity(/*negative=*/true);
+  Value scale = b.f32(op.getScale().convertToDouble());
+  Value place = clampRow(b.add(firstRow, b.toIndex(layout.rows[row])));
+  Value position = positionOf(layout.rows[row]);
+  Value level;
+  if (op.getQueryLevel())
+    level = b.loadF32(op.getQueryLevel(), {batch, place});
+  SmallVector<Value> logits;
+  for (auto [column, product] : llvm::enumerate(products)) {
+    Value key = layout.keys[column];
+    Value x = b.fma(product, scale, biases[column]);
+    Value visible = getVisible(position, b.add(b.toI32(firstKey), key));
+    auto require = [&](Value holds) {
+      visible = visible ? b.both(visible, holds) : holds;
+    };
+    if (level)
+      require(b.compare(CmpFPredicate::OLE, levels[column], level));
+    if (Value bias = op.getBias()) {
+      // A dim of 1 is broadcast.
+      auto type = cast<MemRefType>(bias.getType());
+      Value zero = b.index(0);
+      x = b.add(x,
+                b.loadF32(bias, {type.getDimSize(0) == 1 ? zero : batch,
+                                 type.getDimSize(1) == 1 ? zero : head, place,
+                                 clampKey(b.add(firstKey, b.toIndex(key)))}));
+      // A bias at a hidden key may be anything.
+      require(b.compare(CmpFPredicate::UNE, biases[column], hidden));
+    }
+    logits.push_back(visible ? b.select(visible, x, hidden) : x);
+  }
+  return logits;
+}
+
+//===----------------------------------------------------------------------===//
+// The online softmax
+//===----------------------------------------------------------------------===//
+
+Value MixEmitter::reduceRow(Value value,
+                            function_ref<Value(Value, Value)> combine) {
+  for (int64_t bit : layout.laneBits)
+    value = combine(value, b.shuffleXor(value, bit));
+  return value;
+}
+
+SmallVector<Value> MixEmitter::getInitialState() {
+  SmallVector<Value> state;
+  for (size_t row = 0; row < layout.rows.size(); ++row) {
+    state.push_back(b.infinity(/*negative=*/true));
+    state.append(getRowStateSize() - 1, b.f32(0.0));
+  }
+  return state;
+}
+
+/// Sums in a fixed order, a tree.
+static Value sumTree(ThreadBuilder &b, ArrayRef<Value> values) {
+  if (values.size() == 1)
+    return values.front();
+  size_t half = values.size() / 2;
+  return b.add(sumTree(b, values.take_front(half)),
+               sumTree(b, values.drop_front(half)));
+}
+
+SmallVector<Value> MixEmitter::update(SmallVectorImpl<Value> &state,
+                                      Fragment &products, Value firstKey,
+                                      Value biasPlace) {
+  Value hidden = b.infinity(/*negative=*/true);
+  Value zero = b.f32(0.0);
+  auto loadColumn = [&](Value key, int64_t array) {
+    Value offset = b.mul(key, b.i32(sizeof(float)));
+    offset = b.add(offset, b.i32(array * layout.numKeys * sizeof(float)));
+    return b.load(b.getF32Type(), b.at(biasPlace, offset), sizeof(float));
+  };
+  SmallVector<Value> biases, levels, decays;
+  for (Value key : layout.keys) {
+    biases.push_back(loadColumn(key, 0));
+    if (op.getKeyLevel())
+      levels.push_back(loadColumn(key, 1));
+  }
+  for (unsigned row = 0; row < layout.rows.size(); ++row) {
+    MutableArrayRef<Value> own(state.begin() + row * getRowStateSize(),
+                               getRowStateSize());
+    SmallVector<Value> logits =
+        getLogits(row, products[row], firstKey, biases, levels);
+    Value newMax = logits.front();
+    for (Value x : ArrayRef(logits).drop_front())
+      newMax = b.max(newMax, x);
+    newMax = reduceRow(newMax, [&](Value x, Value y) { return b.max(x, y); });
+    newMax = b.max(newMax, own[0]);
+    // Before the first visible key there is nothing to be relative to.
+    Value isEmpty = b.compare(CmpFPredicate::OEQ, newMax, hidden);
+    Value shift = b.select(isEmpty, zero, newMax);
+    Value decay = b.exp(b.sub(own[0], shift));
+
+    SmallVector<Value> moments;
+    for (auto [column, x] : llvm::enumerate(logits)) {
+      Value relative = b.sub(x, shift);
+      products[row][column] = b.exp(relative);
+      // 0 ln 0 = 0: a hidden key's relative logit is kept finite.
+      if (op.getWithEntropy())
+        moments.push_back(b.mul(
+            products[row][column],
+            b.max(relative, b.f32(std::numeric_limits<float>::lowest()))));
+    }
+    if (op.getWithEntropy()) {
+      Value wasEmpty = b.compare(CmpFPredicate::OEQ, own[0], hidden);
+      Value drop = b.select(wasEmpty, zero, b.sub(own[0], shift));
+      Value moved = b.mul(b.fma(own[1], drop, own[2]), decay);
+      own[2] = b.add(moved, sumTree(b, moments));
+    }
+    own[1] = b.fma(own[1], decay, sumTree(b, products[row]));
+    own[0] = newMax;
+    decays.push_back(decay);
+  }
+  return decays;
+}
+
+SmallVector<Value> MixEmitter::finish(ValueRange state) {
+  Value zero = b.f32(0.0), hidden = b.infinity(/*negative=*/true);
+  auto sum = [&](Value x, Value y) { return b.add(x, y); };
+  SmallVector<Value> factors;
+  for (unsigned row = 0; row < layout.rows.size(); ++row) {
+    ValueRange own = state.slice(row * getRowStateSize(), getRowStateSize());
+    Value total = reduceRow(own[1], sum);
+    // A visible key weighs 1 at the maximum, so only a query without one sums
+    // to 0. The maximum does not tell: it stays -inf when every logit is NaN.
+    Value isEmpty = b.compare(CmpFPredicate::OEQ, total, zero);
+    Value place = b.add(firstRow, b.toIndex(layout.rows[row]));
+    // A masked query has the results of one that sees no key.
+    if (Value mask = op.getQueryMask()) {
+      Value isReal =
+          memref::LoadOp::create(b, mask, ValueRange{batch, clampRow(place)});
+      isEmpty = b.either(isEmpty, b.no(isReal));
+    }
+    Value logTotal = b.log(total);
+    Value lse = b.select(isEmpty, hidden, b.add(own[0], logTotal));
+    Value entropy;
+    if (op.getWithEntropy()) {
+      Value moment = reduceRow(own[2], sum);
+      entropy = b.sub(logTotal, b.op<arith::DivFOp>(moment, total));
+      entropy = b.select(isEmpty, zero, entropy);
+    }
+    b.ifThen(b.both(layout.isFirstLane, b.less(place, numQueries)), [&] {
+      SmallVector<Value> indices{batch, head, place};
+      memref::StoreOp::create(b, lse, op.getLseInit(), indices);
+      if (entropy)
+        memref::StoreOp::create(b, entropy, op.getEntropyInit(), indices);
+    });
+    factors.push_back(
+        b.select(isEmpty, zero, b.op<arith::DivFOp>(b.f32(1.0), total)));
+  }
+  return factors;
+}
+
+void MixEmitter::storeMixed(Value value, Value factor, Value row,
+                            Value column) {
+  Value mixed = op.getMixedInit();
+  Value isEmpty = b.compare(CmpFPredicate::OEQ, factor, b.f32(0.0));
+  value = b.select(isEmpty, b.f32(0.0), b.mul(value, factor));
+  Value place = b.add(firstRow, b.toIndex(row));
+  Value inside = b.less(place, numQueries);
+  Value position = b.toIndex(column);
+  inside = b.both(inside, b.less(position, getDim(b, mixed, 3)));
+  b.ifThen(inside, [&] {
+    memref::StoreOp::create(b, value, mixed,
+                            ValueRange{batch, head, place, position});
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Pattern
+//===----------------------------------------------------------------------===//
+
+/// The most columns of the values that registers can accumulate.
+static constexpr int64_t kMaxColumns = 256;
+
+namespace {
+struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
+  SoftmaxMixToThreads(MLIRContext *context, BlockShape block)
+      : OpRewritePattern(context), block(block) {}
+
+  LogicalResult matchAndRewrite(SoftmaxMixOp op,
+                                PatternRewriter &rewriter) const override {
+    if (block.numThreads != kMixThreads)
+      return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
+        diagnostic << "expected blocks of " << kMixThreads << " threads, found "
+                   << block.numThreads;
+      });
+    if (Value v = op.getV()) {
+      int64_t columns = cast<MemRefType>(v.getType()).getDimSize(2);
+      if (ShapedType::isDynamic(columns) || columns > kMaxColumns)
+        return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
+          diagnostic << "expected a static number of columns of the values, at "
+                        "most "
+                     << kMaxColumns << ", found " << v.getType();
+        });
+    }
+    WarpBuilder b(op.getLoc(), rewriter);
+    if (canMixOnTensorCores(op, block.sharedBytes))
+      emitMixOnTensorCores(b, op, block.sharedBytes);
+    else
+      emitMixOnFloatUnits(b, op);
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  BlockShape block;
+};
+} // namespace
+
+void mlir::moe::populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
+                                                    BlockShape block) {
+  patterns.add<SoftmaxMixToThreads>(patterns.getContext(), block);
+}

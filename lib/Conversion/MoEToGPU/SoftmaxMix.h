@@ -1,0 +1,119 @@
+//===- SoftmaxMix.h - What the kernels of softmax_mix share -----*- C++ -*-===//
+//
+// A block takes a tile of queries and goes through the keys in tiles, whose
+// logits are spread over the registers of its threads. How they are computed
+// and where they lie differs between the kernels; what happens to them does
+// not:
+//
+//   x_ij = scale q_i.k_j + key_bias_j + bias_ij, -inf where j is not visible
+//   m_i' = max(m_i, max_j x_ij)                  over all lanes of a row
+//   a_i  = exp(m_i - m_i'),  p_ij = exp(x_ij - m_i')
+//   l_i' = a_i l_i + sum_j p_ij                  each lane for its own keys
+//   t_i' = a_i (t_i + (m_i - m_i') l_i) + sum_j p_ij (x_ij - m_i')
+//
+// so that at the end lse = m + ln l and entropy = ln l - t / l. Key tiles start
+// at multiples of their size, and one without a visible key changes no bit: a
+// query's result does not depend on its place in a tile, and skipping is free.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H
+#define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H
+
+#include "WarpBuilder.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+namespace mlir::moe {
+
+/// Values by row and column of those that a thread holds.
+using Fragment = SmallVector<SmallVector<Value>>;
+
+/// Which logits of a tile a thread holds.
+struct MixLayout {
+  /// Queries and keys of a tile.
+  int64_t numRows, numKeys;
+  /// The thread's queries and keys, i32 within the tile.
+  SmallVector<Value> rows, keys;
+  /// A row is spread over the lanes whose numbers differ in these bits.
+  SmallVector<int64_t> laneBits;
+  /// Whether the thread is the first of its rows.
+  Value isFirstLane;
+};
+
+class MixEmitter {
+public:
+  MixEmitter(WarpBuilder &b, SoftmaxMixOp op, MixLayout layout);
+
+  /// Calls `emitTile(firstRow)` for every batch, head and tile of queries.
+  void forEachTile(function_ref<void(Value firstRow)> emitTile);
+  /// The keys that some query of the tile may see, as [begin, end).
+  std::pair<Value, Value> getKeyRange();
+
+  //===--------------------------------------------------------------------===//
+  // Key biases in shared memory
+  //===--------------------------------------------------------------------===//
+
+  /// Bytes that the biases, and levels if there are any, of a key tile take.
+  static int64_t getBiasBytes(SoftmaxMixOp op, int64_t numKeys);
+  /// Writes the biases of the tile at `firstKey`, -inf for a key that nobody
+  /// sees. The first threads of the block take a key each.
+  void writeBiases(Value firstKey, Value shared);
+  /// Whether key `key` (index, maybe behind the last) exists and is not masked.
+  Value isReal(Value key);
+  /// `key`, or the last one.
+  Value clampKey(Value key);
+  Value clampRow(Value row);
+
+  //===--------------------------------------------------------------------===//
+  // The online softmax
+  //===--------------------------------------------------------------------===//
+
+  /// The state before the first key.
+  SmallVector<Value> getInitialState();
+  int64_t getStateSize() { return layout.rows.size() * getRowStateSize(); }
+  /// Takes the products q.k of a tile into `state`; they become the weights p.
+  /// Returns the factor a of each row.
+  SmallVector<Value> update(SmallVectorImpl<Value> &state, Fragment &products,
+                            Value firstKey, Value biases);
+  /// Writes lse and entropy; returns 1 / l of each row, 0 where the query sees
+  /// nothing.
+  SmallVector<Value> finish(ValueRange state);
+  /// Writes `value` times `factor` as column `column` of a row of the tile;
+  /// with a factor of 0 it is 0, whatever the value.
+  void storeMixed(Value value, Value factor, Value row, Value column);
+
+  WarpBuilder &b;
+  SoftmaxMixOp op;
+  MixLayout layout;
+  /// Of the tile that is being emitted.
+  Value batch, head, firstRow;
+  Value numQueries, numKeys;
+
+private:
+  int64_t getRowStateSize() { return op.getWithEntropy() ? 3 : 2; }
+  SmallVector<Value> getLogits(unsigned row, ArrayRef<Value> products,
+                               Value firstKey, ArrayRef<Value> biases,
+                               ArrayRef<Value> levels);
+  Value getVisible(Value position, Value key);
+  Value reduceRow(Value value, function_ref<Value(Value, Value)> combine);
+  Value positionOf(Value row);
+  Value origin;
+};
+
+/// Threads of a block that runs the kernels.
+inline constexpr int64_t kMixThreads = 128;
+
+/// Queries of a tile on the float units.
+int64_t getFloatTileRows(SoftmaxMixOp op);
+
+/// Whether the op, on buffers, can run on tensor cores with `sharedBytes` of
+/// shared memory.
+bool canMixOnTensorCores(SoftmaxMixOp op, int64_t sharedBytes);
+
+void emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op, int64_t sharedBytes);
+void emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op);
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H

@@ -1,0 +1,300 @@
+//===- SoftmaxMixFloat.cpp - softmax_mix on the float units ---------------===//
+//
+// Serves any element types and widths. 128 threads stand in a grid of 8 x 16: a
+// thread has the logits of 8 (4 for many columns) neighbouring queries and 4
+// neighbouring keys, and the mixed values of its queries at every 16th column.
+// Features go through shared memory in chunks, transposed, so that a thread
+// reads the queries and keys of a feature with one or two wide loads. Each
+// chunk is summed from 0 and then added: one chain over all features would
+// round as often as there are features.
+//
+// The weights then take the way to the threads that need them through shared
+// memory, transposed too, and the values lie where the features were.
+//
+//===----------------------------------------------------------------------===//
+
+#include "SoftmaxMix.h"
+
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "llvm/Support/MathExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Threads of a block along queries and along keys.
+static constexpr int64_t kThreadRows = 8, kThreadColumns = 16;
+static constexpr int64_t kKeys = 64;
+static constexpr int64_t kChunk = 32;
+/// Floats between rows of shared tiles, beside the tile: keeps wide loads
+/// aligned and neighbouring rows on other banks.
+static constexpr int64_t kPadding = 4;
+
+static int64_t getNumColumns(SoftmaxMixOp op) {
+  return op.getV() ? cast<ShapedType>(op.getV().getType()).getDimSize(2) : 0;
+}
+
+int64_t mlir::moe::getFloatTileRows(SoftmaxMixOp op) {
+  return getNumColumns(op) > 128 ? 32 : 64;
+}
+
+namespace {
+class FloatMix {
+public:
+  FloatMix(WarpBuilder &b, SoftmaxMixOp op)
+      : b(b), op(op), tileRows(getFloatTileRows(op)),
+        rowsEach(tileRows / kThreadRows), keysEach(kKeys / kThreadColumns),
+        columnsEach(llvm::divideCeil(getNumColumns(op), kThreadColumns)),
+        thread(b.thread()), threadRow(b.div(thread, kThreadColumns)),
+        threadColumn(b.rem(thread, kThreadColumns)), mix(b, op, getLayout()) {
+    int64_t features = kChunk * (tileRows + kKeys + 2 * kPadding) * 4;
+    int64_t weightBytes = kKeys * (tileRows + kPadding) * 4;
+    int64_t biasBytes = MixEmitter::getBiasBytes(op, kKeys);
+    Value shared = b.reserveShared(features + weightBytes + biasBytes);
+    queries = shared;
+    keys = b.at(shared, kChunk * (tileRows + kPadding) * 4);
+    values = shared;
+    weights = b.at(shared, features);
+    biases = b.at(shared, features + weightBytes);
+    // As many keys' values as fit where the features were.
+    valueKeys = kKeys;
+    while (columnsEach > 0 &&
+           valueKeys * columnsEach * kThreadColumns * 4 > features)
+      valueKeys /= 2;
+  }
+
+  void emit() {
+    mix.forEachTile([&](Value) { emitTile(); });
+  }
+
+private:
+  MixLayout getLayout();
+  void emitTile();
+  Fragment multiply(Value firstKey);
+  void loadChunk(Value memref, Value shared, int64_t size, Value first,
+                 Value firstFeature, bool areKeys);
+  SmallVector<Value> multiplyChunk();
+  void mixValues(Value firstKey, const Fragment &p, ArrayRef<Value> decays,
+                 MutableArrayRef<Value> sums);
+  void loadValues(Value firstKey);
+  /// `count` neighbouring floats at float `offset` of a shared tile.
+  SmallVector<Value> loadFloats(Value shared, Value offset, int64_t count);
+
+  WarpBuilder &b;
+  SoftmaxMixOp op;
+  const int64_t tileRows, rowsEach, keysEach, columnsEach;
+  int64_t valueKeys;
+  Value thread, threadRow, threadColumn;
+  MixEmitter mix;
+  Value queries, keys, values, weights, biases;
+};
+} // namespace
+
+MixLayout FloatMix::getLayout() {
+  MixLayout layout;
+  layout.numRows = tileRows;
+  layout.numKeys = kKeys;
+  for (int64_t i = 0; i < rowsEach; ++i)
+    layout.rows.push_back(b.add(b.mul(threadRow, b.i32(rowsEach)), b.i32(i)));
+  for (int64_t i = 0; i < keysEach; ++i)
+    layout.keys.push_back(
+        b.add(b.mul(threadColumn, b.i32(keysEach)), b.i32(i)));
+  layout.laneBits = {1, 2, 4, 8};
+  layout.isFirstLane =
+      b.compare(arith::CmpIPredicate::eq, threadColumn, b.i32(0));
+  return layout;
+}
+
+SmallVector<Value> FloatMix::loadFloats(Value shared, Value offset,
+                                        int64_t count) {
+  SmallVector<Value> floats;
+  auto four = VectorType::get({4}, b.getF32Type());
+  for (int64_t i = 0; i < count; i += 4) {
+    Value place = b.at(shared, b.mul(b.add(offset, b.i32(i)), b.i32(4)));
+    Value vector = b.load(four, place, 16);
+    for (int64_t lane = 0; lane < 4; ++lane)
+      floats.push_back(LLVM::ExtractElementOp::create(b, vector, b.i32(lane)));
+  }
+  return floats;
+}
+
+/// Brings kChunk features of `size` rows of q or k to shared memory, feature by
+/// feature; 0 where there is none, and for masked keys.
+void FloatMix::loadChunk(Value memref, Value shared, int64_t size, Value first,
+                         Value firstFeature, bool areKeys) {
+  Value numFeatures = memref::DimOp::create(b, memref, b.index(3));
+  Value feature = b.rem(thread, kChunk);
+  Value column = b.add(firstFeature, b.toIndex(feature));
+  Value exists = b.less(column, numFeatures);
+  Value lastFeature = b.sub(numFeatures, b.index(1));
+  column = b.min(column, lastFeature);
+  int64_t step = kThreadRows * kThreadColumns / kChunk;
+  for (int64_t i = 0; i < size; i += step) {
+    Value row = b.add(b.div(thread, kChunk), b.i32(i));
+    Value place = b.add(first, b.toIndex(row));
+    Value isReal = areKeys ? mix.isReal(place) : b.less(place, mix.numQueries);
+    place = areKeys ? mix.clampKey(place) : mix.clampRow(place);
+    Value value = b.loadF32(memref, {mix.batch, mix.head, place, column});
+    value = b.select(b.both(exists, isReal), value, b.f32(0.0));
+    Value offset = b.add(b.mul(feature, b.i32(size + kPadding)), row);
+    b.store(value, b.at(shared, b.mul(offset, b.i32(4))), 4);
+  }
+}
+
+/// The products of the chunk in shared memory, row-major.
+SmallVector<Value> FloatMix::multiplyChunk() {
+  constexpr int64_t unroll = 4;
+  SmallVector<Value> zeros(rowsEach * keysEach, b.f32(0.0));
+  return b.loop(
+      b.index(0), b.index(kChunk), unroll, zeros,
+      [&](Value first, ValueRange carried) -> SmallVector<Value> {
+        SmallVector<Value> sums(carried);
+        for (int64_t i = 0; i < unroll; ++i) {
+          Value feature = b.add(b.toI32(first), b.i32(i));
+          SmallVector<Value> q =
+              loadFloats(queries,
+                         b.add(b.mul(feature, b.i32(tileRows + kPadding)),
+                               b.mul(threadRow, b.i32(rowsEach))),
+                         rowsEach);
+          SmallVector<Value> k =
+              loadFloats(keys,
+                         b.add(b.mul(feature, b.i32(kKeys + kPadding)),
+                               b.mul(threadColumn, b.i32(keysEach))),
+                         keysEach);
+          for (auto [number, sum] : llvm::enumerate(sums))
+            sum = b.fma(q[number / keysEach], k[number % keysEach], sum);
+        }
+        return sums;
+      });
+}
+
+/// q.k of the thread's queries with its keys of the tile at `firstKey`.
+Fragment FloatMix::multiply(Value firstKey) {
+  SmallVector<Value> zeros(rowsEach * keysEach, b.f32(0.0));
+  Value numFeatures = memref::DimOp::create(b, op.getQ(), b.index(3));
+  SmallVector<Value> sums = b.loop(
+      b.index(0), numFeatures, kChunk, zeros,
+      [&](Value feature, ValueRange totals) -> SmallVector<Value> {
+        b.barrier();
+        loadChunk(op.getQ(), queries, tileRows, mix.firstRow, feature,
+                  /*areKeys=*/false);
+        loadChunk(op.getK(), keys, kKeys, firstKey, feature,
+                  /*areKeys=*/true);
+        b.barrier();
+        SmallVector<Value> next;
+        for (auto [total, part] : llvm::zip_equal(totals, multiplyChunk()))
+          next.push_back(b.add(total, part));
+        return next;
+      });
+  Fragment products;
+  for (int64_t row = 0; row < rowsEach; ++row)
+    products.emplace_back(ArrayRef(sums).slice(row * keysEach, keysEach));
+  return products;
+}
+
+/// Brings the values of `valueKeys` keys to shared memory, 0 for keys that
+/// nobody sees and behind the last column.
+void FloatMix::loadValues(Value firstKey) {
+  int64_t width = columnsEach * kThreadColumns;
+  int64_t count = valueKeys * width;
+  Value numColumns = b.index(getNumColumns(op));
+  b.loop(b.toIndex(thread), b.index(count), kThreadRows * kThreadColumns,
+         [&](Value number) {
+           Value key =
+               b.add(firstKey, b.op<arith::DivUIOp>(number, b.index(width)));
+           Value column = b.op<arith::RemUIOp>(number, b.index(width));
+           Value isReal = b.both(mix.isReal(key), b.less(column, numColumns));
+           column = b.min(column, b.sub(numColumns, b.index(1)));
+           Value value =
+               b.loadF32(op.getV(), {mix.batch, mix.clampKey(key), column});
+           value = b.select(isReal, value, b.f32(0.0));
+           b.store(value, b.at(values, b.mul(b.toI32(number), b.i32(4))), 4);
+         });
+}
+
+/// sums = a sums + p v.
+void FloatMix::mixValues(Value firstKey, const Fragment &p,
+                         ArrayRef<Value> decays, MutableArrayRef<Value> sums) {
+  auto four = VectorType::get({4}, b.getF32Type());
+  for (int64_t key = 0; key < keysEach; ++key)
+    for (int64_t row = 0; row < rowsEach; row += 4) {
+      Value vector = LLVM::UndefOp::create(b, four);
+      for (int64_t i = 0; i < 4; ++i)
+        vector =
+            LLVM::InsertElementOp::create(b, vector, p[row + i][key], b.i32(i));
+      Value offset =
+          b.add(b.mul(mix.layout.keys[key], b.i32(tileRows + kPadding)),
+                mix.layout.rows[row]);
+      b.store(vector, b.at(weights, b.mul(offset, b.i32(4))), 16);
+    }
+  for (auto [number, sum] : llvm::enumerate(sums))
+    sum = b.mul(sum, decays[number / columnsEach]);
+  SmallVector<Value> mixed = b.loop(
+      b.index(0), b.index(kKeys), valueKeys, sums,
+      [&](Value first, ValueRange carried) -> SmallVector<Value> {
+        b.barrier();
+        loadValues(b.add(firstKey, first));
+        b.barrier();
+        return b.loop(
+            b.index(0), b.index(valueKeys), 1, carried,
+            [&](Value key, ValueRange old) -> SmallVector<Value> {
+              Value weightRow =
+                  b.mul(b.toI32(b.add(first, key)), b.i32(tileRows + kPadding));
+              SmallVector<Value> w = loadFloats(
+                  weights, b.add(weightRow, b.mul(threadRow, b.i32(rowsEach))),
+                  rowsEach);
+              SmallVector<Value> v, next;
+              for (int64_t i = 0; i < columnsEach; ++i) {
+                Value column = b.add(threadColumn, b.i32(i * kThreadColumns));
+                Value offset = b.add(
+                    b.mul(b.toI32(key), b.i32(columnsEach * kThreadColumns)),
+                    column);
+                v.push_back(b.load(b.getF32Type(),
+                                   b.at(values, b.mul(offset, b.i32(4))), 4));
+              }
+              for (auto [number, sum] : llvm::enumerate(old))
+                next.push_back(b.fma(w[number / columnsEach],
+                                     v[number % columnsEach], sum));
+              return next;
+            });
+      });
+  llvm::copy(mixed, sums.begin());
+}
+
+void FloatMix::emitTile() {
+  auto [begin, end] = mix.getKeyRange();
+  SmallVector<Value> carried = mix.getInitialState();
+  int64_t stateSize = carried.size();
+  carried.append(rowsEach * columnsEach, b.f32(0.0));
+  SmallVector<Value> last =
+      b.loop(begin, end, kKeys, carried,
+             [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
+               SmallVector<Value> next(old);
+               // The biases of the last tile have been read: each chunk of
+               // features starts with a barrier, and so does what follows here.
+               b.barrier();
+               mix.writeBiases(firstKey, biases);
+               Fragment p = multiply(firstKey);
+               b.barrier();
+               SmallVector<Value> state(next.begin(), next.begin() + stateSize);
+               SmallVector<Value> decays =
+                   mix.update(state, p, firstKey, biases);
+               llvm::copy(state, next.begin());
+               if (op.getV())
+                 mixValues(firstKey, p, decays,
+                           MutableArrayRef(next).drop_front(stateSize));
+               return next;
+             });
+  SmallVector<Value> factors =
+      mix.finish(ValueRange(last).take_front(stateSize));
+  for (int64_t row = 0; row < rowsEach; ++row)
+    for (int64_t i = 0; i < columnsEach; ++i)
+      mix.storeMixed(last[stateSize + row * columnsEach + i], factors[row],
+                     mix.layout.rows[row],
+                     b.add(threadColumn, b.i32(i * kThreadColumns)));
+  // The next tile's loop starts with a barrier.
+}
+
+void mlir::moe::emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op) {
+  FloatMix(b, op).emit();
+}

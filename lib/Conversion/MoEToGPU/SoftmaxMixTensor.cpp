@@ -1,0 +1,496 @@
+//===- SoftmaxMixTensor.cpp - softmax_mix on tensor cores -----------------===//
+//
+// Serves queries and keys of one 16-bit type whose rows are whole units of 16
+// bytes. Four warps take 16 or 32 queries each. Features go through shared
+// memory in chunks of 64: while one chunk of the keys is multiplied, the next
+// is on its way (cp.async, two stages), and with the first chunk of a key tile
+// the values and biases of the next tile. The queries stay in shared memory
+// where they fit and travel with the keys where they do not.
+//
+// A chunk is summed from 0 and then added, because tensor cores truncate. The
+// weights become the left operand of the second product without leaving their
+// lanes. That product is as exact as one in f32: a weight is the sum of three
+// bf16, a value of one to three (planes), and of the products of their parts
+// those below 2^-24 are left out.
+//
+//===----------------------------------------------------------------------===//
+
+#include "SoftmaxMix.h"
+#include "ThreadLowerings.h"
+
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "llvm/Support/MathExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static constexpr int64_t kWarps = 4;
+static constexpr int64_t kThreads = kWarps * kWarpSize;
+/// Features of a chunk, and the bytes of its rows.
+static constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
+static constexpr int64_t kStages = 2;
+
+//===----------------------------------------------------------------------===//
+// Plan
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// Sizes of the tiles, and where they lie in shared memory.
+struct TensorPlan {
+  int64_t numFeatures, numColumns;
+  /// Fragments of 16 queries that a warp has; queries and keys of a tile.
+  int64_t rowFragments, tileRows, tileKeys;
+  int64_t numChunks;
+  /// Terms that a weight and a value are split into.
+  int64_t weightParts, planes;
+  /// Columns of a row of values in shared memory.
+  int64_t valueWidth;
+  bool keepsQueries;
+  int64_t queryBytes, stageBytes, planeBytes, biasBytes;
+
+  int64_t getBytes() const {
+    return queryBytes +
+           kStages * (stageBytes + planes * planeBytes + biasBytes);
+  }
+  /// Fragments of 8 columns that a warp accumulates.
+  int64_t getColumnFragments() const {
+    return 2 * llvm::divideCeil(numColumns, 16);
+  }
+};
+} // namespace
+
+static ShapedType getShaped(Value value) {
+  return cast<ShapedType>(value.getType());
+}
+
+static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
+                           bool keepsQueries) {
+  TensorPlan plan;
+  plan.numFeatures = getShaped(op.getQ()).getDimSize(3);
+  plan.numColumns = op.getV() ? getShaped(op.getV()).getDimSize(2) : 0;
+  plan.rowFragments = rowFragments;
+  plan.tileRows = 16 * kWarps * rowFragments;
+  plan.tileKeys = plan.numColumns > 128 ? 32 : 64;
+  plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
+  bool isExact = op.getPrecision() == Precision::IEEE;
+  plan.weightParts = isExact ? 3 : 2;
+  plan.planes = 0;
+  plan.valueWidth = 0;
+  if (Value v = op.getV()) {
+    Type element = getShaped(v).getElementType();
+    plan.planes = element.isBF16() ? 1 : element.isF16() ? 2 : 3;
+    plan.planes = std::min(plan.planes, plan.weightParts);
+    plan.valueWidth =
+        llvm::PowerOf2Ceil(std::max<int64_t>(plan.numColumns, 16));
+  }
+  plan.keepsQueries = keepsQueries;
+  int64_t queryChunk = plan.tileRows * kChunkBytes;
+  plan.queryBytes = keepsQueries ? plan.numChunks * queryChunk : 0;
+  plan.stageBytes =
+      plan.tileKeys * kChunkBytes + (keepsQueries ? 0 : queryChunk);
+  plan.planeBytes = plan.tileKeys * plan.valueWidth * 2;
+  plan.biasBytes = MixEmitter::getBiasBytes(op, plan.tileKeys);
+  return plan;
+}
+
+/// The best of the plans that fit into `sharedBytes`, if the op has one.
+static std::optional<TensorPlan> choosePlan(SoftmaxMixOp op,
+                                            int64_t sharedBytes) {
+  auto q = getShaped(op.getQ()), k = getShaped(op.getK());
+  Type element = q.getElementType();
+  int64_t features = q.getDimSize(3);
+  constexpr int64_t unit = kUnitBytes / 2;
+  if (element != k.getElementType() || !(element.isBF16() || element.isF16()) ||
+      ShapedType::isDynamic(features) || features % unit != 0)
+    return std::nullopt;
+  if (op.getV() && getShaped(op.getV()).isDynamicDim(2))
+    return std::nullopt;
+  for (auto [rowFragments, keepsQueries] :
+       {std::pair(2, true), std::pair(1, true), std::pair(1, false)}) {
+    TensorPlan plan = makePlan(op, rowFragments, keepsQueries);
+    // Registers: two fragments of queries leave room for few columns.
+    if (rowFragments > 1 && plan.numColumns > 32)
+      continue;
+    if (plan.numColumns <= 256 && plan.getBytes() <= sharedBytes)
+      return plan;
+  }
+  return std::nullopt;
+}
+
+/// Whether rows follow each other without gaps, so that they are aligned.
+static bool hasWholeRows(Value value) {
+  auto type = dyn_cast<MemRefType>(value.getType());
+  SmallVector<int64_t> strides;
+  int64_t offset;
+  if (!type || failed(type.getStridesAndOffset(strides, offset)))
+    return false;
+  int64_t rank = type.getRank();
+  return strides[rank - 1] == 1 &&
+         strides[rank - 2] == type.getDimSize(rank - 1);
+}
+
+//===----------------------------------------------------------------------===//
+// Emitter
+//===----------------------------------------------------------------------===//
+
+namespace {
+class TensorMix {
+public:
+  TensorMix(WarpBuilder &b, SoftmaxMixOp op, const TensorPlan &plan)
+      : b(b), op(op), plan(plan),
+        element(getShaped(op.getQ()).getElementType()), thread(b.thread()),
+        lane(b.rem(thread, kWarpSize)), warp(b.div(thread, kWarpSize)),
+        mix(b, op, getLayout()) {
+    queries = b.reserveShared(plan.getBytes());
+    stages = b.at(queries, plan.queryBytes);
+    values = b.at(stages, kStages * plan.stageBytes);
+    biases = b.at(values, kStages * plan.planes * plan.planeBytes);
+  }
+
+  void emit() {
+    mix.forEachTile([&](Value) { emitTile(); });
+  }
+
+private:
+  MixLayout getLayout();
+  void emitTile();
+
+  // Copies into shared memory.
+  void copyChunk(Value memref, Value shared, int64_t numRows, Value first,
+                 Value chunk, bool areKeys);
+  void copyStage(Value firstKey, Value chunk, Value stage);
+  void copyValues(Value firstKey, Value shared);
+  void convertValues(Value key, Value isReal, Value unit, Value place);
+  void copyTileExtras(Value firstKey, Value slot);
+
+  // Products.
+  Fragment multiply(Value firstKey, Value slot, Value &stage);
+  SmallVector<Value> multiplyChunk(Value chunk, Value stage);
+  void mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
+                 MutableArrayRef<Value> sums);
+
+  /// Place number `number` of an array of things of `bytes` each.
+  Value select(Value base, Value number, int64_t bytes) {
+    return b.at(base, b.mul(number, b.i32(bytes)));
+  }
+
+  WarpBuilder &b;
+  SoftmaxMixOp op;
+  const TensorPlan plan;
+  const Type element;
+  Value thread, lane, warp;
+  MixEmitter mix;
+  Value queries, stages, values, biases;
+};
+} // namespace
+
+MixLayout TensorMix::getLayout() {
+  MixLayout layout;
+  layout.numRows = plan.tileRows;
+  layout.numKeys = plan.tileKeys;
+  Value row = b.add(b.mul(warp, b.i32(16 * plan.rowFragments)), b.div(lane, 4));
+  for (int64_t i = 0; i < 2 * plan.rowFragments; ++i)
+    layout.rows.push_back(b.add(row, b.i32(8 * i)));
+  Value key = b.mul(b.rem(lane, 4), b.i32(2));
+  for (int64_t i = 0; i < plan.tileKeys / 8; ++i)
+    for (int64_t j = 0; j < 2; ++j)
+      layout.keys.push_back(b.add(key, b.i32(8 * i + j)));
+  layout.laneBits = {1, 2};
+  layout.isFirstLane =
+      b.compare(arith::CmpIPredicate::eq, b.rem(lane, 4), b.i32(0));
+  return layout;
+}
+
+//===----------------------------------------------------------------------===//
+// Copies
+//===----------------------------------------------------------------------===//
+
+/// Starts copying a chunk of features of `numRows` rows; zeros for masked keys
+/// and for what lies behind the last row or feature.
+void TensorMix::copyChunk(Value memref, Value shared, int64_t numRows,
+                          Value first, Value chunk, bool areKeys) {
+  constexpr int64_t units = kChunkBytes / kUnitBytes;
+  constexpr int64_t step = kThreads / units;
+  Value unit = b.rem(thread, units), firstRow = b.div(thread, units);
+  Value column =
+      b.add(b.mul(chunk, b.i32(kChunkBytes)), b.mul(unit, b.i32(kUnitBytes)));
+  Value zero = b.index(0);
+  Value base = b.addressOf(memref, {mix.batch, mix.head, zero, zero});
+  base = b.at(base, column);
+  Value place = b.at(shared, b.swizzle(firstRow, unit, kChunkBytes));
+  for (int64_t i = 0; i < numRows; i += step) {
+    Value row = b.add(first, b.toIndex(b.add(firstRow, b.i32(i))));
+    Value isReal = areKeys ? mix.isReal(row) : b.less(row, mix.numQueries);
+    if (plan.numFeatures % kChunk != 0)
+      isReal = b.both(isReal, b.less(column, b.i32(2 * plan.numFeatures)));
+    row = areKeys ? mix.clampKey(row) : mix.clampRow(row);
+    Value offset = arith::IndexCastOp::create(
+        b, b.getI64Type(), b.mul(row, b.index(2 * plan.numFeatures)));
+    b.copyAsync(b.at(place, i * kChunkBytes), b.at(base, offset), isReal);
+  }
+}
+
+/// Starts copying what the product of one chunk needs.
+void TensorMix::copyStage(Value firstKey, Value chunk, Value stage) {
+  Value shared = select(stages, stage, plan.stageBytes);
+  copyChunk(op.getK(), shared, plan.tileKeys, firstKey, chunk,
+            /*areKeys=*/true);
+  if (!plan.keepsQueries)
+    copyChunk(op.getQ(), b.at(shared, plan.tileKeys * kChunkBytes),
+              plan.tileRows, mix.firstRow, chunk, /*areKeys=*/false);
+}
+
+/// Eight values of a key as bf16 planes, 0 behind the last column.
+void TensorMix::convertValues(Value key, Value isReal, Value unit,
+                              Value place) {
+  SmallVector<Value> columns;
+  for (int64_t i = 0; i < 8; ++i) {
+    Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
+    Value exists = b.less(column, b.index(plan.numColumns));
+    column = b.min(column, b.index(plan.numColumns - 1));
+    Value value = b.loadF32(op.getV(), {mix.batch, key, column});
+    columns.push_back(b.select(b.both(isReal, exists), value, b.f32(0.0)));
+  }
+  auto four = VectorType::get({4}, b.getI32Type());
+  SmallVector<Value> rows(plan.planes, LLVM::UndefOp::create(b, four));
+  for (int64_t i = 0; i < 4; ++i) {
+    SmallVector<Value> parts =
+        b.splitBF16(columns[2 * i], columns[2 * i + 1], plan.planes);
+    for (auto [row, part] : llvm::zip_equal(rows, parts))
+      row = LLVM::InsertElementOp::create(b, row, part, b.i32(i));
+  }
+  for (auto [plane, row] : llvm::enumerate(rows))
+    b.store(row, b.at(place, plane * plan.planeBytes), kUnitBytes);
+}
+
+/// Brings the values of a key tile to shared memory; 0 for keys that nobody
+/// sees.
+void TensorMix::copyValues(Value firstKey, Value shared) {
+  int64_t units = plan.valueWidth / 8;
+  bool isCopy = getShaped(op.getV()).getElementType().isBF16() &&
+                plan.numColumns % 8 == 0 && hasWholeRows(op.getV());
+  for (int64_t i = 0; i < plan.tileKeys * units; i += kThreads) {
+    Value number = b.add(thread, b.i32(i));
+    Value row = b.div(number, units), unit = b.rem(number, units);
+    Value key = b.add(firstKey, b.toIndex(row));
+    Value isReal = mix.isReal(key);
+    key = mix.clampKey(key);
+    Value place = b.at(shared, b.swizzle(row, unit, 2 * plan.valueWidth));
+    if (!isCopy) {
+      convertValues(key, isReal, unit, place);
+      continue;
+    }
+    Value column = b.mul(unit, b.i32(8));
+    isReal = b.both(isReal, b.less(column, b.i32(plan.numColumns)));
+    Value global = b.addressOf(op.getV(), {mix.batch, key, b.toIndex(column)});
+    b.copyAsync(place, global, isReal);
+  }
+}
+
+/// Starts copying what belongs to a key tile beside its features.
+void TensorMix::copyTileExtras(Value firstKey, Value slot) {
+  mix.writeBiases(firstKey, select(biases, slot, plan.biasBytes));
+  if (op.getV())
+    copyValues(firstKey, select(values, slot, plan.planes * plan.planeBytes));
+}
+
+//===----------------------------------------------------------------------===//
+// Products
+//===----------------------------------------------------------------------===//
+
+/// The products of one chunk: fragments by queries, then keys.
+SmallVector<Value> TensorMix::multiplyChunk(Value chunk, Value stage) {
+  int64_t keyFragments = plan.tileKeys / 8;
+  Value keys = select(stages, stage, plan.stageBytes);
+  Value rows = plan.keepsQueries
+                   ? select(queries, chunk, plan.tileRows * kChunkBytes)
+                   : b.at(keys, plan.tileKeys * kChunkBytes);
+  // Lane to row and unit: of a left operand, and of two right ones at once.
+  Value queryRow =
+      b.add(b.mul(warp, b.i32(16 * plan.rowFragments)), b.rem(lane, 16));
+  Value queryUnit = b.div(lane, 16);
+  Value keyRow = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));
+  Value keyUnit = b.rem(b.div(lane, 8), 2);
+  SmallVector<SmallVector<Value>> sums(plan.rowFragments * keyFragments,
+                                       SmallVector<Value>(4, b.f32(0.0)));
+  for (int64_t step = 0; step < kChunk / 16; ++step) {
+    Value queryPlace =
+        b.at(rows, b.swizzle(queryRow, b.add(queryUnit, b.i32(2 * step)),
+                             kChunkBytes));
+    Value keyPlace = b.at(
+        keys, b.swizzle(keyRow, b.add(keyUnit, b.i32(2 * step)), kChunkBytes));
+    SmallVector<SmallVector<Value>> left;
+    for (int64_t i = 0; i < plan.rowFragments; ++i)
+      left.push_back(b.loadMatrices(b.at(queryPlace, i * 16 * kChunkBytes),
+                                    /*transpose=*/false));
+    for (int64_t pair = 0; pair < keyFragments / 2; ++pair) {
+      SmallVector<Value> right = b.loadMatrices(
+          b.at(keyPlace, pair * 16 * kChunkBytes), /*transpose=*/false);
+      for (int64_t i = 0; i < plan.rowFragments; ++i)
+        for (int64_t j = 0; j < 2; ++j) {
+          SmallVector<Value> &sum = sums[i * keyFragments + 2 * pair + j];
+          sum = b.multiplyAdd(left[i], ArrayRef(right).slice(2 * j, 2), sum,
+                              element);
+        }
+    }
+  }
+  SmallVector<Value> flat;
+  for (const SmallVector<Value> &sum : sums)
+    flat.append(sum.begin(), sum.end());
+  return flat;
+}
+
+/// q.k of the thread's queries and keys of the tile at `firstKey`, and the
+/// copies of the next tile under way. `stage` holds the first chunk.
+Fragment TensorMix::multiply(Value firstKey, Value slot, Value &stage) {
+  int64_t keyFragments = plan.tileKeys / 8;
+  Value one = b.i32(1);
+  SmallVector<Value> carried{stage};
+  carried.append(4 * plan.rowFragments * keyFragments, b.f32(0.0));
+  SmallVector<Value> last = b.loop(
+      b.index(0), b.index(plan.numChunks), 1, carried,
+      [&](Value iteration, ValueRange old) -> SmallVector<Value> {
+        Value chunk = b.toI32(iteration);
+        b.waitForCopies(0);
+        b.barrier();
+        Value other = b.op<arith::XOrIOp>(old[0], one);
+        Value nextTile = b.add(firstKey, b.index(plan.tileKeys));
+        Value following = b.add(chunk, one);
+        Value isLast = b.compare(arith::CmpIPredicate::eq, following,
+                                 b.i32(plan.numChunks));
+        copyStage(b.select(isLast, nextTile, firstKey),
+                  b.select(isLast, b.i32(0), following), other);
+        Value isFirst = b.compare(arith::CmpIPredicate::eq, chunk, b.i32(0));
+        b.ifThen(isFirst, [&] {
+          copyTileExtras(nextTile, b.op<arith::XOrIOp>(slot, one));
+        });
+        b.commitCopies();
+        SmallVector<Value> next{other};
+        for (auto [total, part] :
+             llvm::zip_equal(old.drop_front(), multiplyChunk(chunk, old[0])))
+          next.push_back(b.add(total, part));
+        return next;
+      });
+  stage = last[0];
+  Fragment products(2 * plan.rowFragments);
+  for (int64_t i = 0; i < plan.rowFragments; ++i)
+    for (int64_t j = 0; j < keyFragments; ++j)
+      for (int64_t part = 0; part < 4; ++part)
+        products[2 * i + part / 2].push_back(
+            last[1 + 4 * (i * keyFragments + j) + part]);
+  return products;
+}
+
+/// sums = a sums + p v; fragments by queries, then columns.
+void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
+                          MutableArrayRef<Value> sums) {
+  int64_t columnFragments = plan.getColumnFragments();
+  for (auto [number, sum] : llvm::enumerate(sums)) {
+    int64_t row = number / (4 * columnFragments);
+    sum = b.mul(sum, decays[2 * row + number % 4 / 2]);
+  }
+  Value base = select(values, slot, plan.planes * plan.planeBytes);
+  for (int64_t step = 0; step < plan.tileKeys / 16; ++step) {
+    // By queries and part: the left operand.
+    SmallVector<SmallVector<SmallVector<Value>>> left(plan.rowFragments);
+    for (int64_t i = 0; i < plan.rowFragments; ++i) {
+      left[i].resize(plan.weightParts);
+      for (int64_t j = 0; j < 4; ++j) {
+        ArrayRef<Value> row = p[2 * i + j % 2];
+        int64_t key = 4 * step + 2 * (j / 2);
+        SmallVector<Value> parts =
+            b.splitBF16(row[key], row[key + 1], plan.weightParts);
+        for (auto [part, packed] : llvm::enumerate(parts))
+          left[i][part].push_back(packed);
+      }
+    }
+    Value row = b.add(b.rem(lane, 16), b.i32(16 * step));
+    for (int64_t pair = 0; pair < columnFragments / 2; ++pair) {
+      Value unit = b.add(b.div(lane, 16), b.i32(2 * pair));
+      Value place = b.at(base, b.swizzle(row, unit, 2 * plan.valueWidth));
+      for (int64_t plane = 0; plane < plan.planes; ++plane) {
+        SmallVector<Value> right = b.loadMatrices(
+            b.at(place, plane * plan.planeBytes), /*transpose=*/true);
+        for (int64_t i = 0; i < plan.rowFragments; ++i)
+          for (int64_t j = 0; j < 2; ++j) {
+            int64_t first = 4 * (i * columnFragments + 2 * pair + j);
+            MutableArrayRef<Value> sum = sums.slice(first, 4);
+            for (int64_t part = plan.weightParts - plane - 1; part >= 0; --part)
+              llvm::copy(b.multiplyAdd(left[i][part],
+                                       ArrayRef(right).slice(2 * j, 2),
+                                       ValueRange(sum), b.getBF16Type()),
+                         sum.begin());
+          }
+      }
+    }
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Tiles of queries
+//===----------------------------------------------------------------------===//
+
+void TensorMix::emitTile() {
+  auto [begin, end] = mix.getKeyRange();
+  Value zero = b.i32(0);
+  // Whoever still reads the last tile's memory does so before this.
+  b.barrier();
+  if (plan.keepsQueries)
+    for (int64_t chunk = 0; chunk < plan.numChunks; ++chunk)
+      copyChunk(op.getQ(), b.at(queries, chunk * plan.tileRows * kChunkBytes),
+                plan.tileRows, mix.firstRow, b.i32(chunk), /*areKeys=*/false);
+  copyStage(begin, zero, zero);
+  copyTileExtras(begin, zero);
+  b.commitCopies();
+
+  SmallVector<Value> carried{zero, zero};
+  carried.append(mix.getInitialState());
+  int64_t sumsBegin = carried.size();
+  carried.append(4 * plan.rowFragments * plan.getColumnFragments(), b.f32(0.0));
+  SmallVector<Value> last = b.loop(
+      begin, end, plan.tileKeys, carried,
+      [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
+        SmallVector<Value> next(old);
+        Value slot = old[1];
+        Fragment p = multiply(firstKey, slot, next[0]);
+        SmallVector<Value> state(next.begin() + 2, next.begin() + sumsBegin);
+        SmallVector<Value> decays = mix.update(
+            state, p, firstKey, select(biases, slot, plan.biasBytes));
+        llvm::copy(state, next.begin() + 2);
+        if (op.getV())
+          mixValues(slot, p, decays,
+                    MutableArrayRef(next).drop_front(sumsBegin));
+        next[1] = b.op<arith::XOrIOp>(slot, b.i32(1));
+        return next;
+      });
+  b.waitForCopies(0);
+
+  SmallVector<Value> factors =
+      mix.finish(ValueRange(last).slice(2, mix.getStateSize()));
+  Value firstColumn = b.mul(b.rem(lane, 4), b.i32(2));
+  int64_t columnFragments = plan.getColumnFragments();
+  for (auto [number, sum] :
+       llvm::enumerate(ArrayRef(last).drop_front(sumsBegin))) {
+    int64_t fragment = number / 4, part = number % 4;
+    int64_t row = 2 * (fragment / columnFragments) + part / 2;
+    int64_t column = 8 * (fragment % columnFragments) + part % 2;
+    mix.storeMixed(sum, factors[row], mix.layout.rows[row],
+                   b.add(firstColumn, b.i32(column)));
+  }
+}
+
+bool mlir::moe::canMixOnTensorCores(SoftmaxMixOp op, int64_t sharedBytes) {
+  return choosePlan(op, sharedBytes) && hasWholeRows(op.getQ()) &&
+         hasWholeRows(op.getK());
+}
+
+void mlir::moe::emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op,
+                                     int64_t sharedBytes) {
+  TensorMix(b, op, *choosePlan(op, sharedBytes)).emit();
+}
+
+int64_t mlir::moe::getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes) {
+  std::optional<TensorPlan> plan = choosePlan(op, sharedBytes);
+  return plan ? plan->tileRows : getFloatTileRows(op);
+}

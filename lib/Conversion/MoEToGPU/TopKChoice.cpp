@@ -1,0 +1,129 @@
+//===- TopKChoice.cpp - Scores by which experts are chosen ----------------===//
+
+#include "TopKSelection.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+using arith::CmpFPredicate;
+using arith::CmpIPredicate;
+
+//===----------------------------------------------------------------------===//
+// Choice scores
+//===----------------------------------------------------------------------===//
+
+Value RowSelection::log1pExpOfMinusAbs(Value x) {
+  Value minusAbs =
+      b.op<arith::MinNumFOp>(x, b.op<arith::SubFOp>(b.f32(0.0), x));
+  return b.log1p(b.exp(minusAbs));
+}
+
+Value RowSelection::logSigmoid(Value x) {
+  return b.op<arith::SubFOp>(b.op<arith::MinNumFOp>(x, b.f32(0.0)),
+                             log1pExpOfMinusAbs(x));
+}
+
+Value RowSelection::score(Value x) {
+  switch (form.function) {
+  case ScoreFunction::None:
+    return x;
+  case ScoreFunction::Sigmoid: {
+    Value decay = b.exp(b.op<arith::SubFOp>(b.f32(0.0), x));
+    return b.op<arith::DivFOp>(b.f32(1.0), b.add(b.f32(1.0), decay));
+  }
+  case ScoreFunction::Softmax: {
+    Value weight = b.exp(b.op<arith::SubFOp>(x, rowMax));
+    Value isEmpty = b.compare(CmpFPredicate::OEQ, rowSum, b.f32(0.0));
+    return b.op<arith::DivFOp>(weight, b.select(isEmpty, b.f32(1.0), rowSum));
+  }
+  case ScoreFunction::SqrtSoftplus: {
+    // ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|).
+    return b.sqrt(b.add(maximum(x, b.f32(0.0)), log1pExpOfMinusAbs(x)));
+  }
+  }
+  llvm_unreachable("unknown score function");
+}
+
+SmallVector<Value> RowSelection::getChoiceScores() {
+  if (form.choosesByScores)
+    return scores;
+  SmallVector<Value> choice;
+  for (auto [x, expert] : llvm::zip_equal(scores, experts)) {
+    Value c = score(x);
+    if (Value bias = op.getSelectBias())
+      c = b.add(c, b.loadF32(bias, b.toIndex(expert)));
+    choice.push_back(c);
+  }
+  if (op.getNGroup() > 1)
+    dropGroups(choice);
+  return choice;
+}
+
+Value RowSelection::isInGroup(int64_t j, int64_t group) {
+  int64_t size = numExperts / op.getNGroup();
+  int64_t first = shape.getFirstExpert(j);
+  int64_t last = first + (shape.lanes - 1) * shape.width;
+  int64_t begin = group * size, end = begin + size;
+  if (last < begin || first >= end)
+    return {};
+  if (first >= begin && last < end)
+    return b.i1(true);
+  return b.both(b.compare(CmpIPredicate::sge, experts[j], b.i32(begin)),
+                b.compare(CmpIPredicate::slt, experts[j], b.i32(end)));
+}
+
+/// The value of each group, the same in all lanes. A NaN counts as -inf here:
+/// the gates of its row are NaN whatever is selected.
+SmallVector<Value> RowSelection::getGroupValues(ArrayRef<Value> choice) {
+  int64_t numGroups = op.getNGroup();
+  bool sumsTwo =
+      op.getGroupScore() == GroupScore::Top2Sum && numExperts / numGroups > 1;
+  Value lowest = b.infinity(true);
+  SmallVector<Value> values;
+  for (int64_t group = 0; group < numGroups; ++group) {
+    // The two largest of a set that is the union of two sets:
+    // first = max(first, first'), second = max(min(first, first'), second,
+    // second').
+    Value first = lowest, second = lowest;
+    auto merge = [&](Value otherFirst, Value otherSecond) {
+      Value lower = b.op<arith::MinNumFOp>(first, otherFirst);
+      first = maximum(first, otherFirst);
+      second = maximum(maximum(second, otherSecond), lower);
+    };
+    for (int64_t j = 0; j < shape.keysPerLane; ++j)
+      if (Value inGroup = isInGroup(j, group))
+        merge(maximum(b.select(inGroup, choice[j], lowest), lowest), lowest);
+    for (int64_t distance = 1; distance < shape.lanes; distance *= 2) {
+      Value otherFirst = b.shuffleXor(first, distance);
+      Value otherSecond =
+          sumsTwo ? b.shuffleXor(second, distance) : Value(lowest);
+      merge(otherFirst, otherSecond);
+    }
+    values.push_back(sumsTwo ? b.add(first, second) : first);
+  }
+  return values;
+}
+
+/// The choice scores outside of the topk_group best groups become -inf.
+void RowSelection::dropGroups(MutableArrayRef<Value> choice) {
+  int64_t numGroups = op.getNGroup(), numKept = op.getTopkGroup();
+  // +inf plus -inf is a NaN; as a key it ranks last.
+  SmallVector<Value> keys;
+  for (Value value : getGroupValues(choice))
+    keys.push_back(WideKeys::ordered(b, value));
+
+  // rank[g] = the number of groups before g; of equal ones the lower is first.
+  SmallVector<Value> ranks(numGroups, b.i32(0));
+  for (int64_t g = 0; g < numGroups; ++g)
+    for (int64_t higher = g + 1; higher < numGroups; ++higher) {
+      Value later = b.compare(CmpIPredicate::uge, keys[g], keys[higher]);
+      ranks[higher] = b.add(ranks[higher], b.select(later, b.i32(1), b.i32(0)));
+      ranks[g] = b.add(ranks[g], b.select(later, b.i32(0), b.i32(1)));
+    }
+  for (int64_t g = 0; g < numGroups; ++g) {
+    Value dropped = b.compare(CmpIPredicate::sge, ranks[g], b.i32(numKept));
+    for (int64_t j = 0; j < shape.keysPerLane; ++j)
+      if (Value inGroup = isInGroup(j, g))
+        choice[j] =
+            b.select(b.both(inGroup, dropped), b.infinity(true), choice[j]);
+  }
+}

@@ -1,0 +1,196 @@
+//===- WarpBuilder.cpp - Code of a warp on tensor cores -------------------===//
+
+#include "WarpBuilder.h"
+
+#include "MoE/Conversion/MoEToGPU.h"
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "llvm/Support/MathExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;
+
+//===----------------------------------------------------------------------===//
+// Integers
+//===----------------------------------------------------------------------===//
+
+Value WarpBuilder::div(Value lhs, int64_t powerOfTwo) {
+  return op<arith::ShRUIOp>(lhs, i32(llvm::Log2_64(powerOfTwo)));
+}
+
+Value WarpBuilder::rem(Value lhs, int64_t powerOfTwo) {
+  return both(lhs, i32(powerOfTwo - 1));
+}
+
+Value WarpBuilder::thread() {
+  return toI32(gpu::ThreadIdOp::create(*this, gpu::Dimension::x));
+}
+
+//===----------------------------------------------------------------------===//
+// Shared memory
+//===----------------------------------------------------------------------===//
+
+Value WarpBuilder::reserveShared(int64_t bytes) {
+  auto kernel =
+      getInsertionBlock()->getParentOp()->getParentOfType<gpu::GPUFuncOp>();
+  if (!kernel)
+    kernel = cast<gpu::GPUFuncOp>(getInsertionBlock()->getParentOp());
+  bool isDynamic = bytes > kMaxStaticWorkgroupBytes;
+  auto module = kernel->getParentOfType<gpu::GPUModuleOp>();
+  std::string stem = (kernel.getName() + "_shared").str(), name = stem;
+  for (int number = 1; module.lookupSymbol(name); ++number)
+    name = stem + std::to_string(number);
+  LLVM::GlobalOp global;
+  {
+    InsertionGuard guard(*this);
+    setInsertionPointToStart(module.getBody());
+    auto type = LLVM::LLVMArrayType::get(getI8Type(), isDynamic ? 0 : bytes);
+    global = LLVM::GlobalOp::create(
+        *this, type, /*isConstant=*/false,
+        isDynamic ? LLVM::Linkage::External : LLVM::Linkage::Internal, name,
+        /*value=*/Attribute(), /*alignment=*/128, kSharedSpace);
+  }
+  if (isDynamic)
+    kernel->setAttr(kDynamicSmemAttrName, getI64IntegerAttr(bytes));
+  return LLVM::AddressOfOp::create(*this, global);
+}
+
+Value WarpBuilder::at(Value base, Value offset) {
+  return LLVM::GEPOp::create(*this, base.getType(), getI8Type(), base,
+                             ArrayRef<LLVM::GEPArg>{offset});
+}
+
+Value WarpBuilder::load(Type type, Value pointer, int64_t alignment) {
+  return LLVM::LoadOp::create(*this, type, pointer, alignment);
+}
+
+void WarpBuilder::store(Value value, Value pointer, int64_t alignment) {
+  LLVM::StoreOp::create(*this, value, pointer, alignment);
+}
+
+Value WarpBuilder::swizzle(Value row, Value unit, int64_t rowBytes) {
+  int64_t units = std::min<int64_t>(rowBytes / kUnitBytes, 8);
+  Value place = op<arith::XOrIOp>(unit, rem(div(row, 8 / units), units));
+  return add(mul(row, i32(rowBytes)), mul(place, i32(kUnitBytes)));
+}
+
+void WarpBuilder::barrier() { gpu::BarrierOp::create(*this); }
+
+//===----------------------------------------------------------------------===//
+// Global memory
+//===----------------------------------------------------------------------===//
+
+Value WarpBuilder::addressOf(Value memref, ValueRange indices) {
+  auto type = cast<MemRefType>(memref.getType());
+  auto metadata = memref::ExtractStridedMetadataOp::create(*this, memref);
+  Value offset = metadata.getOffset();
+  for (auto [position, stride] :
+       llvm::zip_equal(indices, metadata.getStrides()))
+    offset = add(offset, mul(position, stride));
+  int64_t width = type.getElementTypeBitWidth() / 8;
+  Value address = memref::ExtractAlignedPointerAsIndexOp::create(*this, memref);
+  address = add(address, mul(offset, index(width)));
+  address = arith::IndexCastOp::create(*this, getI64Type(), address);
+  MLIRContext *context = getContext();
+  Value generic = LLVM::IntToPtrOp::create(
+      *this, LLVM::LLVMPointerType::get(context), address);
+  return LLVM::AddrSpaceCastOp::create(
+      *this, LLVM::LLVMPointerType::get(context, kGlobalSpace), generic);
+}
+
+void WarpBuilder::copyAsync(Value shared, Value global, Value isReal) {
+  Value bytes = select(isReal, i32(kUnitBytes), i32(0));
+  NVVM::CpAsyncOp::create(*this, shared, global, kUnitBytes,
+                          NVVM::LoadCacheModifierKind::CG, bytes);
+}
+
+void WarpBuilder::commitCopies() { NVVM::CpAsyncCommitGroupOp::create(*this); }
+
+void WarpBuilder::waitForCopies(int64_t pending) {
+  NVVM::CpAsyncWaitGroupOp::create(*this, static_cast<uint32_t>(pending));
+}
+
+//===----------------------------------------------------------------------===//
+// Fragments
+//===----------------------------------------------------------------------===//
+
+/// The fields of a struct of registers.
+static SmallVector<Value> getFields(ThreadBuilder &b, Value registers) {
+  auto type = cast<LLVM::LLVMStructType>(registers.getType());
+  SmallVector<Value> fields;
+  for (int64_t i = 0, n = type.getBody().size(); i < n; ++i)
+    fields.push_back(LLVM::ExtractValueOp::create(b, registers, i));
+  return fields;
+}
+
+SmallVector<Value> WarpBuilder::loadMatrices(Value pointer, bool transpose) {
+  auto type = LLVM::LLVMStructType::getLiteral(
+      getContext(), SmallVector<Type>(4, getI32Type()));
+  Value registers = NVVM::LdMatrixOp::create(
+      *this, type, pointer, /*num=*/4,
+      transpose ? NVVM::MMALayout::col : NVVM::MMALayout::row,
+      NVVM::LdStMatrixShapeAttr::get(getContext(), 8, 8),
+      NVVM::LdStMatrixEltType::B16);
+  return getFields(*this, registers);
+}
+
+SmallVector<Value> WarpBuilder::multiplyAdd(ValueRange a, ValueRange b,
+                                            ValueRange c, Type element) {
+  auto type = LLVM::LLVMStructType::getLiteral(
+      getContext(), SmallVector<Type>(4, getF32Type()));
+  if (element.isBF16()) {
+    std::array<NVVM::MMATypes, 2> types{NVVM::MMATypes::bf16,
+                                        NVVM::MMATypes::bf16};
+    std::array<NVVM::MMALayout, 2> layouts{NVVM::MMALayout::row,
+                                           NVVM::MMALayout::col};
+    return getFields(*this, NVVM::MmaOp::create(*this, type, a, b, c,
+                                                {16, 8, 16}, std::nullopt,
+                                                std::nullopt, types, layouts));
+  }
+  // The op wants vectors of f16 where the instruction has the same registers.
+  auto pair = VectorType::get({2}, element);
+  auto toPairs = [&](ValueRange registers) {
+    return llvm::map_to_vector(registers, [&](Value v) -> Value {
+      return LLVM::BitcastOp::create(*this, pair, v);
+    });
+  };
+  std::array<NVVM::MMATypes, 2> types{NVVM::MMATypes::f16, NVVM::MMATypes::f16};
+  std::array<NVVM::MMALayout, 2> layouts{NVVM::MMALayout::row,
+                                         NVVM::MMALayout::col};
+  return getFields(*this,
+                   NVVM::MmaOp::create(*this, type, toPairs(a), toPairs(b), c,
+                                       {16, 8, 16}, std::nullopt, std::nullopt,
+                                       types, layouts));
+}
+
+Value WarpBuilder::packBF16(Value low, Value high) {
+  Value pair = NVVM::ConvertF32x2ToBF16x2Op::create(
+      *this, VectorType::get({2}, getBF16Type()), high, low,
+      /*random_bits=*/Value(), NVVM::FPRoundingMode::RN);
+  return LLVM::BitcastOp::create(*this, getI32Type(), pair);
+}
+
+std::pair<Value, Value> WarpBuilder::unpackBF16(Value packed) {
+  Value low = op<arith::ShLIOp>(packed, i32(16));
+  Value high = both(packed, i32(0xffff0000));
+  return {LLVM::BitcastOp::create(*this, getF32Type(), low),
+          LLVM::BitcastOp::create(*this, getF32Type(), high)};
+}
+
+SmallVector<Value> WarpBuilder::splitBF16(Value low, Value high,
+                                          int64_t parts) {
+  SmallVector<Value> registers;
+  for (int64_t part = 0; part < parts; ++part) {
+    registers.push_back(packBF16(low, high));
+    if (part + 1 == parts)
+      break;
+    auto [roundedLow, roundedHigh] = unpackBF16(registers.back());
+    low = sub(low, roundedLow);
+    high = sub(high, roundedHigh);
+  }
+  return registers;
+}

@@ -1,0 +1,204 @@
+//===- Workspace.cpp - Global memory between kernels ----------------------===//
+//
+// What one kernel hands to the next lies in global memory. Nothing allocates
+// it at run time: the buffers become parts of a workspace that the caller
+// passes, and its size is a function of the dynamic sizes, like the grids.
+//
+//===----------------------------------------------------------------------===//
+
+#include "Workspace.h"
+
+#include "MoE/Conversion/MoEToGPU.h"
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/IR/ImplicitLocOpBuilder.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Sizes
+//===----------------------------------------------------------------------===//
+
+/// The dim of an argument that `dim` asks for, as a symbol.
+static AffineExpr getArgumentSize(memref::DimOp dim, func::FuncOp function) {
+  std::optional<int64_t> position = dim.getConstantIndex();
+  unsigned symbol = 0;
+  for (BlockArgument argument : function.getArguments()) {
+    auto type = dyn_cast<MemRefType>(argument.getType());
+    if (argument == dim.getSource() && position)
+      return getAffineSymbolExpr(symbol + type.getDynamicDimIndex(*position),
+                                 function.getContext());
+    symbol += type ? type.getNumDynamicDims() : 0;
+  }
+  return {};
+}
+
+AffineExpr mlir::moe::getSizeExpr(OpFoldResult value, func::FuncOp function) {
+  if (std::optional<int64_t> constant = getConstantIntValue(value))
+    return getAffineConstantExpr(*constant, function.getContext());
+  auto producer = cast<Value>(value).getDefiningOp();
+  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer))
+    return getArgumentSize(dim, function);
+  if (isa_and_nonnull<arith::MulIOp, arith::AddIOp>(producer)) {
+    AffineExpr lhs = getSizeExpr(producer->getOperand(0), function);
+    AffineExpr rhs = getSizeExpr(producer->getOperand(1), function);
+    if (!lhs || !rhs)
+      return {};
+    return isa<arith::MulIOp>(producer) ? lhs * rhs : lhs + rhs;
+  }
+  auto apply = dyn_cast_or_null<affine::AffineApplyOp>(producer);
+  if (!apply)
+    return {};
+  SmallVector<AffineExpr> dims, symbols;
+  AffineMap map = apply.getAffineMap();
+  for (auto [number, operand] : llvm::enumerate(apply.getMapOperands())) {
+    AffineExpr expr = getSizeExpr(operand, function);
+    if (!expr)
+      return {};
+    (number < map.getNumDims() ? dims : symbols).push_back(expr);
+  }
+  return map.getResult(0).replaceDimsAndSymbols(dims, symbols);
+}
+
+unsigned mlir::moe::getNumDynamicSizes(func::FuncOp function) {
+  unsigned count = 0;
+  for (Type type : function.getArgumentTypes())
+    if (auto memref = dyn_cast<MemRefType>(type))
+      count += memref.getNumDynamicDims();
+  return count;
+}
+
+//===----------------------------------------------------------------------===//
+// Buffers
+//===----------------------------------------------------------------------===//
+
+/// The bytes of `alloc` as an expression of the sizes, a multiple of the
+/// alignment; null if its sizes do not follow from the function's buffers.
+static AffineExpr getBytes(memref::AllocOp alloc, func::FuncOp function) {
+  MemRefType type = alloc.getType();
+  int64_t width = llvm::divideCeil(type.getElementTypeBitWidth(), 8);
+  AffineExpr bytes = getAffineConstantExpr(width, function.getContext());
+  for (OpFoldResult size : alloc.getMixedSizes()) {
+    AffineExpr expr = getSizeExpr(size, function);
+    if (!expr)
+      return {};
+    bytes = bytes * expr;
+  }
+  return bytes.ceilDiv(kWorkspaceAlignment) * kWorkspaceAlignment;
+}
+
+/// `alloc` becomes a view of the workspace that starts at `offset`.
+static void placeInWorkspace(memref::AllocOp alloc, Value workspace,
+                             AffineExpr offset, ValueRange sizes) {
+  ImplicitLocOpBuilder b(alloc.getLoc(), alloc);
+  Value start = getValueOrCreateConstantIndexOp(
+      b, b.getLoc(),
+      affine::makeComposedFoldedAffineApply(
+          b, b.getLoc(), AffineMap::get(0, sizes.size(), offset),
+          getAsOpFoldResult(sizes)));
+  MemRefType type = alloc.getType(), storage = type;
+  // An i1 takes a byte in memory.
+  if (type.getElementType().isInteger(1))
+    storage = cast<MemRefType>(type.clone(b.getI8Type()));
+  Value view = memref::ViewOp::create(b, storage, workspace, start,
+                                      alloc.getDynamicSizes());
+  if (storage != type)
+    view = UnrealizedConversionCastOp::create(b, type, view).getResult(0);
+  for (Operation *user : llvm::make_early_inc_range(alloc->getUsers()))
+    if (isa<memref::DeallocOp>(user))
+      user->erase();
+  alloc.replaceAllUsesWith(view);
+  alloc.erase();
+}
+
+LogicalResult mlir::moe::moveBuffersToWorkspace(func::FuncOp function) {
+  SmallVector<memref::AllocOp> allocs(function.getOps<memref::AllocOp>());
+  if (allocs.empty())
+    return success();
+  AffineExpr end = getAffineConstantExpr(0, function.getContext());
+  SmallVector<AffineExpr> offsets;
+  for (memref::AllocOp alloc : allocs) {
+    AffineExpr bytes = getBytes(alloc, function);
+    if (!bytes || !alloc.getType().getLayout().isIdentity())
+      return alloc.emitError("expected a buffer between kernels to be "
+                             "contiguous and to have sizes that follow from "
+                             "those of the function's buffers");
+    offsets.push_back(end);
+    end = end + bytes;
+  }
+
+  unsigned numSizes = getNumDynamicSizes(function);
+  auto b = ImplicitLocOpBuilder::atBlockBegin(function.getLoc(),
+                                              &function.getBody().front());
+  SmallVector<Value> sizes;
+  for (BlockArgument argument : function.getArguments())
+    if (auto type = dyn_cast<MemRefType>(argument.getType()))
+      for (int64_t dim = 0; dim < type.getRank(); ++dim)
+        if (type.isDynamicDim(dim))
+          sizes.push_back(memref::DimOp::create(b, argument, dim));
+  unsigned position = function.getNumArguments();
+  auto type = MemRefType::get({ShapedType::kDynamic}, b.getI8Type());
+  if (failed(function.insertArgument(position, type, {}, function.getLoc())))
+    return failure();
+  Value workspace = function.getArgument(position);
+  for (auto [alloc, offset] : llvm::zip_equal(allocs, offsets))
+    placeInWorkspace(alloc, workspace, offset, sizes);
+  function->setAttr(kWorkspaceAttrName, AffineMapAttr::get(simplifyAffineMap(
+                                            AffineMap::get(0, numSizes, end))));
+  return success();
+}
+
+//===----------------------------------------------------------------------===//
+// Copies
+//===----------------------------------------------------------------------===//
+
+/// A block a row, the last dim; a grid has three dims.
+static void mapToBlocks(memref::CopyOp copy) {
+  static constexpr gpu::MappingId ids[] = {
+      gpu::MappingId::DimX, gpu::MappingId::DimY, gpu::MappingId::DimZ};
+  ImplicitLocOpBuilder b(copy.getLoc(), copy);
+  auto type = cast<MemRefType>(copy.getTarget().getType());
+  int64_t rank = type.getRank();
+  int64_t numLoops = std::clamp<int64_t>(rank - 1, 0, std::size(ids));
+  SmallVector<OpFoldResult> counts;
+  SmallVector<Attribute> mapping;
+  for (int64_t dim = 0; dim < numLoops; ++dim) {
+    counts.push_back(
+        memref::getMixedSize(b, b.getLoc(), copy.getTarget(), dim));
+    mapping.push_back(
+        gpu::GPUBlockMappingAttr::get(b.getContext(), ids[numLoops - 1 - dim]));
+  }
+  if (numLoops == 0) {
+    counts.push_back(b.getIndexAttr(1));
+    mapping.push_back(gpu::GPUBlockMappingAttr::get(b.getContext(), ids[0]));
+  }
+  auto loop =
+      scf::ForallOp::create(b, counts, ValueRange(), b.getArrayAttr(mapping));
+  b.setInsertionPointToStart(loop.getBody());
+  auto takeRow = [&](Value buffer) -> Value {
+    SmallVector<OpFoldResult> offsets(rank, b.getIndexAttr(0)), sizes,
+        strides(rank, b.getIndexAttr(1));
+    for (int64_t dim = 0; dim < rank; ++dim)
+      sizes.push_back(memref::getMixedSize(b, b.getLoc(), buffer, dim));
+    for (int64_t dim = 0; dim < numLoops; ++dim) {
+      offsets[dim] = loop.getInductionVars()[dim];
+      sizes[dim] = b.getIndexAttr(1);
+    }
+    return memref::SubViewOp::create(b, buffer, offsets, sizes, strides);
+  };
+  if (rank == 0)
+    memref::CopyOp::create(b, copy.getSource(), copy.getTarget());
+  else
+    memref::CopyOp::create(b, takeRow(copy.getSource()),
+                           takeRow(copy.getTarget()));
+  copy.erase();
+}
+
+void mlir::moe::mapCopiesToBlocks(func::FuncOp function) {
+  for (auto copy : llvm::to_vector(function.getOps<memref::CopyOp>()))
+    mapToBlocks(copy);
+}

@@ -1,0 +1,150 @@
+// RUN: %moe-opt %s --split-input-file --pass-pipeline='builtin.module(func.func(moe-distribute-to-grid))' | FileCheck %s
+
+// An elementwise op is shared by the threads of all blocks.
+
+// CHECK-LABEL: func.func @elementwise
+// CHECK:         scf.forall (%[[BLOCK:.*]]) in (4) {
+// CHECK:           %[[FIRST:.*]] = arith.muli %[[BLOCK]], %c128
+// CHECK:           %[[THREAD:.*]] = arith.addi %[[FIRST]], %{{.*}}
+// CHECK:           scf.for %{{.*}} = %[[THREAD]] to %{{.*}} step %c512
+// CHECK:             memref.load
+// CHECK:             arith.negf
+// CHECK:             memref.store
+// CHECK:         } {mapping = [#gpu.block<x>]}
+func.func @elementwise(%x: memref<16x32xf32>, %y: memref<16x32xf32>) {
+  linalg.generic
+      {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>],
+       iterator_types = ["parallel", "parallel"]}
+      ins(%x : memref<16x32xf32>) outs(%y : memref<16x32xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %n = arith.negf %in : f32
+    linalg.yield %n : f32
+  }
+  return
+}
+
+// -----
+
+// A sum over tokens into few results: 64 parts, then their sum in order. No
+// atomics.
+
+// CHECK-LABEL: func.func @long_reduction
+// CHECK:         %[[PARTS:.*]] = memref.alloc() : memref<64x4xf32>
+// CHECK:         scf.forall (%[[PART:.*]]) in (64) {
+// CHECK:           scf.for
+// CHECK:             scf.for
+// CHECK-COUNT-5:     gpu.shuffle xor
+// CHECK:             memref.store %{{.*}}, %[[PARTS]][%[[PART]],
+// CHECK:         scf.forall (%{{.*}}) in (1) {
+// CHECK:             scf.for %{{.*}} = %c0{{.*}} to %c64
+// CHECK:               memref.load %[[PARTS]]
+// CHECK:               arith.addf
+// CHECK-NOT:     atomic
+func.func @long_reduction(%x: memref<?x4xf32>, %y: memref<4xf32>) {
+  linalg.generic
+      {indexing_maps = [affine_map<(n, d) -> (n, d)>, affine_map<(n, d) -> (d)>],
+       iterator_types = ["reduction", "parallel"]}
+      ins(%x : memref<?x4xf32>) outs(%y : memref<4xf32>) {
+  ^bb0(%in: f32, %acc: f32):
+    %s = arith.addf %acc, %in : f32
+    linalg.yield %s : f32
+  }
+  return
+}
+
+// -----
+
+// What no associative op combines is folded in order by one thread a point.
+
+// CHECK-LABEL: func.func @in_order
+// CHECK:         scf.forall
+// CHECK:           scf.for
+// CHECK:             scf.for %{{.*}} = %c0
+// CHECK:               arith.subf
+// CHECK-NOT:       gpu.shuffle
+func.func @in_order(%x: memref<?x4xf32>, %y: memref<4xf32>) {
+  linalg.generic
+      {indexing_maps = [affine_map<(n, d) -> (n, d)>, affine_map<(n, d) -> (d)>],
+       iterator_types = ["reduction", "parallel"]}
+      ins(%x : memref<?x4xf32>) outs(%y : memref<4xf32>) {
+  ^bb0(%in: f32, %acc: f32):
+    %s = arith.subf %in, %acc : f32
+    linalg.yield %s : f32
+  }
+  return
+}
+
+// -----
+
+// Counts are integers in workgroup memory: atomics, and the blocks' counts in
+// parts. The workgroup buffer is cleared before and read after a barrier.
+
+// CHECK-LABEL: func.func @adjacency
+// CHECK:         memref.alloc() : memref<64x273xi32>
+// CHECK:         scf.forall (%{{.*}}) in (64) {
+// CHECK:           memref.alloc() : memref<273xi32>
+// CHECK:           gpu.barrier
+// CHECK:           gpu.shuffle idx
+// CHECK:           llvm.atomicrmw add {{.*}} monotonic
+// CHECK:           gpu.barrier
+// CHECK:         scf.forall
+// CHECK:           arith.divf
+// CHECK-NOT:     moe.
+func.func @adjacency(%a: memref<16x16xf32>, %indices: memref<?x2xi32>,
+                     %new: memref<16x16xf32>) {
+  moe.adjacency_update ins(%a, %indices : memref<16x16xf32>, memref<?x2xi32>)
+      outs(%new : memref<16x16xf32>)
+  return
+}
+
+// -----
+
+// A large graph is counted in place, after it is cleared: one part.
+
+// CHECK-LABEL: func.func @large_adjacency
+// CHECK:         memref.alloc() : memref<1x65793xi32>
+// CHECK-COUNT-3: scf.forall
+func.func @large_adjacency(%a: memref<256x256xf32>, %indices: memref<?x8xi64>,
+                           %new: memref<256x256xf32>) {
+  moe.adjacency_update ins(%a, %indices : memref<256x256xf32>, memref<?x8xi64>)
+      outs(%new : memref<256x256xf32>)
+  return
+}
+
+// -----
+
+// Two passes over the rows, each with its combination; 130 clusters are three
+// ranges of a table, 300 columns three slabs.
+
+// CHECK-LABEL: func.func @dispersion
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}, %{{.*}}) in (3, 64, 3) {
+// CHECK:           memref.alloc() : memref<8320xf32>
+// CHECK:           nvvm.vote.sync
+// CHECK:         } {mapping = [#gpu.block<z>, #gpu.block<y>, #gpu.block<x>]}
+// CHECK:         scf.forall (%{{.*}}) in (128)
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}, %{{.*}}) in (3, 64, 3) {
+// CHECK:           llvm.call_intrinsic "llvm.fabs.f32"
+// CHECK:         scf.forall (%{{.*}}) in (128)
+// CHECK-NOT:     scf.forall
+func.func @dispersion(%h: memref<?x300xbf16>, %assign: memref<?xi32>,
+                      %s: memref<130x300xf32>, %mean: memref<130x300xf32>,
+                      %count: memref<130xi32>) {
+  moe.mad_dispersion ins(%h, %assign : memref<?x300xbf16>, memref<?xi32>)
+      outs(%s, %mean, %count
+           : memref<130x300xf32>, memref<130x300xf32>, memref<130xi32>)
+  return
+}
+
+// -----
+
+// An op without rows is the work of one block.
+
+// CHECK-LABEL: func.func @one_row
+// CHECK:         scf.forall (%{{.*}}) in (1) {
+// CHECK-NEXT:      moe.topk_renorm
+func.func @one_row(%z: memref<16xf32>, %gates: memref<2xf32>,
+                   %indices: memref<2xi32>) {
+  moe.topk_renorm ins(%z : memref<16xf32>)
+      outs(%gates, %indices : memref<2xf32>, memref<2xi32>)
+  return
+}

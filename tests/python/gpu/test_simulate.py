@@ -1,0 +1,123 @@
+"""The torch ops inside of moe_mlir.simulate: the GPU's kernels on CPU tensors."""
+
+import math
+
+import pytest
+import torch
+
+import moe_mlir
+from moe_mlir import reference
+
+pytest.importorskip("moe_mlir.sim")
+
+
+def tokens(batch, n, width, experts, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    u = (math.sqrt(8 / width) * torch.randn(batch, n, width, generator=g)).to(dtype)
+    return u, torch.randn(batch, n, experts, generator=g).softmax(-1).to(dtype)
+
+
+def check_similarity(u, e, **options):
+    """Against the reference in float64, under two schedules."""
+    wide = {k: v.double() if torch.is_tensor(v) and v.is_floating_point() else v
+            for k, v in options.items()}
+    expected, expected_lse = reference.similarity_inform(u.double(), e.double(), **wide)
+    for launch in ({"seed": 1}, {"seed": 2, "policy": 1}):
+        with moe_mlir.simulate(**launch) as simulation:
+            p, lse = moe_mlir.similarity_inform(u, e, **options)
+        assert simulation.reports or not u.numel()
+        torch.testing.assert_close(p.double(), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(lse.double(), expected_lse, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("causal", [True, False])
+def test_similarity_inform(dtype, causal):
+    u, e = tokens(2, 70, 40, 8, dtype)
+    check_similarity(u, e, causal=causal)
+
+
+def test_similarity_inform_with_masks_windows_and_temperature():
+    u, e = tokens(2, 40, 12, 4)
+    mask = torch.rand(2, 40, generator=torch.Generator().manual_seed(3)) > 0.3
+    u[~mask] = math.nan
+    check_similarity(u, e, causal=True, mask=mask, window=9, tau=2.5)
+
+
+def test_similarity_inform_with_cached_keys_and_leading_dims():
+    u, _ = tokens(6, 9, 12, 4)
+    uk, e = tokens(6, 30, 12, 4, seed=1)
+    check_similarity(u.view(2, 3, 9, 12), e.view(2, 3, 30, 4), uk=uk.view(2, 3, 30, 12),
+                     causal=True)
+
+
+def test_selection_runs_on_the_device_too():
+    z = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
+    gates, indices = moe_mlir.topk_renorm(z, 2)
+    with moe_mlir.simulate(chip="sm_80") as simulation:
+        device_gates, device_indices = moe_mlir.topk_renorm(z, 2)
+    assert torch.equal(indices, device_indices)
+    torch.testing.assert_close(device_gates, gates, rtol=0, atol=1e-6)
+    assert [report.kernel for report in simulation.reports] == ["topk_renorm_kernel"]
+
+
+def test_nothing_is_simulated_outside_of_the_block():
+    z = torch.randn(4, 8)
+    with moe_mlir.simulate() as simulation:
+        pass
+    moe_mlir.topk_renorm(z, 2)
+    assert not simulation.reports
+
+
+def test_nested_simulations_are_apart():
+    z = torch.randn(4, 8)
+    with moe_mlir.simulate(chip="sm_80") as outer:
+        with moe_mlir.simulate(chip="sm_90") as inner:
+            moe_mlir.topk_renorm(z, 2)
+        moe_mlir.topk_renorm(z, 2)
+    assert len(outer.reports) == len(inner.reports) == 1
+
+
+def test_an_unknown_chip_is_an_error():
+    with moe_mlir.simulate(chip="sm_12"), pytest.raises(moe_mlir.MoeError, match="expected a chip"):
+        moe_mlir.topk_renorm(torch.randn(4, 8), 2)
+
+
+TWO_KERNELS = """
+func.func @attend_to_logits(%x: tensor<?x16xf32>, %w: tensor<8x16xf32>)
+    -> tensor<1x1x?x8xf32> {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %x, %c0 : tensor<?x16xf32>
+  %z0 = tensor.empty(%n) : tensor<?x8xf32>
+  %z = moe.router_logits ins(%x, %w : tensor<?x16xf32>, tensor<8x16xf32>)
+      outs(%z0 : tensor<?x8xf32>) -> tensor<?x8xf32>
+  %q = tensor.expand_shape %z [[0, 1, 2], [3]] output_shape [1, 1, %n, 8]
+      : tensor<?x8xf32> into tensor<1x1x?x8xf32>
+  %v = tensor.expand_shape %z [[0, 1], [2]] output_shape [1, %n, 8]
+      : tensor<?x8xf32> into tensor<1x?x8xf32>
+  %o0 = tensor.empty(%n) : tensor<1x1x?x8xf32>
+  %l0 = tensor.empty(%n) : tensor<1x1x?xf32>
+  %r:2 = moe.softmax_mix ins(%q, %q : tensor<1x1x?x8xf32>, tensor<1x1x?x8xf32>)
+      values(%v : tensor<1x?x8xf32>)
+      outs(%o0, %l0 : tensor<1x1x?x8xf32>, tensor<1x1x?xf32>)
+      -> tensor<1x1x?x8xf32>, tensor<1x1x?xf32>
+  return %r#0 : tensor<1x1x?x8xf32>
+}
+"""
+
+
+def test_kernels_meet_in_the_workspace():
+    """Keys come from every block of the first kernel."""
+    from moe_mlir.simulate import device_functions
+
+    (function,) = device_functions(TWO_KERNELS, "sm_90").values()
+    assert len(function.kernels) == 2
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(100, 16, generator=g), torch.randn(8, 16, generator=g) / 4
+    out = torch.empty(1, 1, 100, 8)
+    for launch in ({"seed": 1}, {"seed": 2, "policy": 1}):
+        reports = function(x, w, out.fill_(77), **launch)
+        assert len(reports) == 2 and all(reports)
+        z = x.double() @ w.double().T
+        expected = (z @ z.T).softmax(-1) @ z
+        torch.testing.assert_close(out[0, 0].double(), expected, rtol=0, atol=1e-4)
