@@ -64,6 +64,27 @@ static SmallVector<unsigned> getRowDims(TilingInterface op) {
   return rows;
 }
 
+/// Whether `op` sums over a dim of unknown size into few results: tiles of its
+/// rows would be few, and each a long loop.
+static bool isLongReduction(TilingInterface op) {
+  constexpr int64_t fewRows = 1024;
+  auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
+  if (!maps)
+    return false;
+  int64_t rows = 1;
+  bool isLong = false;
+  for (auto [size, iterator] : llvm::zip_equal(maps.getStaticLoopRanges(),
+                                               op.getLoopIteratorTypes())) {
+    if (iterator == utils::IteratorType::reduction)
+      isLong |= ShapedType::isDynamic(size);
+    else if (ShapedType::isDynamic(size))
+      return false;
+    else
+      rows *= size;
+  }
+  return isLong && rows <= fewRows;
+}
+
 /// One row of the outer dims, `tileSize` rows of the last.
 static SmallVector<OpFoldResult>
 getTileSizes(TilingInterface op, ArrayRef<unsigned> rows, int64_t tileSize) {
@@ -171,7 +192,8 @@ private:
   LogicalResult tile(IRRewriter &rewriter, TilingInterface op,
                      DenseSet<Operation *> &fused) {
     SmallVector<unsigned> rows = getRowDims(op);
-    if (rows.empty())
+    // What is no work for many blocks is left to be cut along its reduction.
+    if (rows.empty() || (gpuBlocks && isLongReduction(op)))
       return success();
 
     int64_t tileRows = tileSize;
