@@ -36,7 +36,9 @@ if [ ! -f "$build/build.ninja" ]; then
   say "configuring $build"
   launcher=()
   if command -v ccache >/dev/null; then
-    launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+    # Without this ccache refuses compilations that use precompiled headers.
+    sloppiness=pch_defines,time_macros,include_file_mtime,include_file_ctime
+    launcher=("-DCMAKE_CXX_COMPILER_LAUNCHER=env;CCACHE_SLOPPINESS=$sloppiness;ccache")
   fi
   cmake -G Ninja -S "$root" -B "$build" -DPython_EXECUTABLE="$venv/bin/python" \
     "${launcher[@]}" ${MOE_MLIR_CMAKE_ARGS:-} >"$root/.cmake.log" 2>&1 ||

@@ -37,6 +37,7 @@ static void buildTilingStage(OpPassManager &manager,
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   manager.addPass(createMoEConvertToSoftmaxMixPass());
+  manager.addPass(createMoEPropagateReshapesPass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   MoETileAndFusePassOptions tiling;

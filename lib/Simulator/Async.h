@@ -10,7 +10,9 @@ namespace moe::sim {
 /// When something asynchronous happens: at most this many ticks from now.
 constexpr u32 kAsyncDelay = 2000;
 
-void schedule(Warp &warp, u32 lane, u32 pc, std::function<void()> run);
+/// `run` belongs to `block`: it must happen before that block ends.
+void schedule(Block &block, Warp &warp, u32 lane, u32 pc,
+              std::function<void()> run);
 
 /// The mbarrier at a shared address (of a block of the cluster). Reports what
 /// is wrong with it and returns null if it cannot be used.

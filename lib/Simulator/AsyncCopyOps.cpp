@@ -8,6 +8,7 @@
 
 #include "Async.h"
 #include "Handlers.h"
+#include "Shadow.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,26 +16,97 @@
 namespace moe::sim {
 namespace {
 
-void land(Warp &warp, AsyncCopy &copy) {
-  if (copy.landed)
-    return;
-  copy.landed = true;
-  u8 *to = warp.block->shared + copy.offset;
-  std::memcpy(to, copy.source, copy.sourceBytes);
-  std::memset(to + copy.sourceBytes, 0, copy.bytes - copy.sourceBytes);
+/// Of a size that is known when this is compiled: no calls.
+template <u32 Bytes>
+void landLanes(const AsyncCopy &copy, u32 lanes, u8 *shared) {
+  for (u32 l : Lanes(lanes)) {
+    u8 *to = shared + copy.offsets[l];
+    u32 valid = copy.sourceBytes[l];
+    if (valid == Bytes) {
+      std::memcpy(to, copy.sources[l], Bytes);
+      continue;
+    }
+    std::memcpy(to, copy.sources[l], valid);
+    std::memset(to + valid, 0, Bytes - valid);
+  }
+}
+
+void land(Warp &warp, const AsyncCopy &copy, u32 lanes) {
+  u8 *shared = warp.block->shared;
+  if (copy.bytes == 16)
+    landLanes<16>(copy, lanes, shared);
+  else if (copy.bytes == 8)
+    landLanes<8>(copy, lanes, shared);
+  else
+    landLanes<4>(copy, lanes, shared);
   warp.block->executor->progressed = true;
 }
 
-void complete(Warp &warp, AsyncCopy &copy) {
-  land(warp, copy);
+/// `lanes` have waited for the copy.
+void complete(Warp &warp, AsyncCopy &copy, u32 lanes) {
+  if (!copy.landed)
+    land(warp, copy, lanes);
+  copy.lanes &= ~lanes;
   const Checks &checks = warp.block->launch->checks;
   if (!checks.race && !checks.uninit)
     return;
-  Access access;
-  access.warp = &warp;
-  access.lanes = 1u << copy.lane;
-  access.pc = copy.pc;
-  warp.block->shadow.completeWrite(access, copy.offset, copy.bytes);
+  for (u32 rest = lanes; rest;) {
+    // Neighbouring lanes that have written neighbouring bytes.
+    u32 first = __builtin_ctz(rest), count = 1;
+    while (first + count < kWarpSize && (rest >> (first + count) & 1) &&
+           copy.offsets[first + count] ==
+               copy.offsets[first] + count * copy.bytes)
+      ++count;
+    u32 run = static_cast<u32>((1ull << count) - 1) << first;
+    rest &= ~run;
+    Access access(warp, run, copy.pc);
+    access.stride = __builtin_ctz(copy.bytes);
+    warp.block->shadow->completeWrite(access, copy.offsets[first],
+                                      count * copy.bytes);
+  }
+}
+
+/// The lanes that `covered(copy, lane)` names have waited.
+template <typename Fn>
+void completeCovered(Warp &warp, Fn covered) {
+  for (AsyncCopy &copy : warp.copies)
+    if (u32 lanes = copy.lanes & covered(copy))
+      complete(warp, copy, lanes);
+  std::erase_if(warp.copies,
+                [](const AsyncCopy &copy) { return copy.lanes == 0; });
+}
+
+/// Checks what the lanes read, and sets how much that is.
+Places touchSources(Warp &warp, const Inst &inst, u32 mask, const u64 *from,
+                    u32 *sizes) {
+  u32 bytes = inst.bytes, full = 0;
+  for (u32 l : Lanes(mask)) {
+    sizes[l] = bytes;
+    if (inst.ns > 2)
+      sizes[l] = inst.aux ? (predicateOf(warp, inst.s[2]) >> l & 1 ? 0 : bytes)
+                          : std::min(lanesOf<u32>(warp, inst.s[2])[l], bytes);
+    full |= static_cast<u32>(sizes[l] == bytes) << l;
+  }
+  MemoryRequest request;
+  request.bytes = bytes;
+  request.read = true;
+  request.counts = false;
+  countGlobal(warp, mask, from, bytes, false);
+  Places places;
+  if (full)
+    resolve(warp, inst, full, Space::Global, from, request, places);
+  Access access(warp, 0, pcOf(warp, inst));
+  access.read = true;
+  for (u32 l : Lanes(mask & ~full)) {
+    if (from[l] & (bytes - 1))
+      reportAlignment(warp, inst, l, from[l], bytes);
+    access.lanes = 1u << l;
+    places.pointers[l] =
+        sizes[l] ? touchGlobal(warp, from[l], sizes[l], access) : nullptr;
+    if (!sizes[l] || places.pointers[l])
+      places.good |= 1u << l;
+  }
+  return places;
 }
 
 /// s: shared address, global address, and the source's size or a predicate
@@ -42,48 +114,39 @@ void complete(Warp &warp, AsyncCopy &copy) {
 void runCopy(Warp &warp, const Inst &inst, u32 mask) {
   u64 to[kWarpSize], from[kWarpSize];
   addressesOf(warp, inst, to);
-  u32 bytes = inst.bytes;
-  bool atOnce = warp.block->random.oneIn(2);
+  const u64 *source = lanesOf<u64>(warp, inst.s[1]);
   for (u32 l = 0; l < kWarpSize; ++l)
-    from[l] = laneAddress(warp, inst.s[1], true, l) + inst.imm2;
-  countShared(warp, mask, to, bytes, true);
-  countGlobal(warp, mask, from, bytes, false);
-  Access access;
-  access.warp = &warp;
-  access.pc = pcOf(warp, inst);
-  for (u32 l : Lanes(mask)) {
-    u32 size = bytes;
-    if (inst.ns > 2)
-      size = inst.aux ? (predicateOf(warp, inst.s[2]) >> l & 1 ? 0 : bytes)
-                      : std::min(lanesOf<u32>(warp, inst.s[2])[l], bytes);
-    if ((to[l] | from[l]) & (bytes - 1))
-      reportAlignment(warp, inst, l, to[l] & (bytes - 1) ? to[l] : from[l],
-                      bytes);
-    access.lanes = 1u << l;
-    access.read = true;
-    access.write = false;
-    access.flags = 0;
-    const u8 *source =
-        size ? touchGlobal(warp, from[l], size, access) : nullptr;
-    if (size && !source)
-      continue;
-    access.read = false;
-    access.write = true;
-    access.flags = kPending;
-    u8 *target = touchShared(warp, to[l], bytes, access);
-    if (!target)
-      continue;
-    AsyncCopy copy{static_cast<u64>(target - warp.block->shared),
-                   source,
-                   bytes,
-                   size,
-                   warp.copyGroup[l],
-                   access.pc,
-                   static_cast<u8>(l),
-                   false};
+    from[l] = source[l] + inst.imm2;
+  u32 sizes[kWarpSize];
+  bool atOnce = warp.block->random.oneIn(2);
+  Places sources = touchSources(warp, inst, mask, from, sizes);
+  MemoryRequest request;
+  request.bytes = inst.bytes;
+  request.write = true;
+  request.flags = kPending;
+  Places targets;
+  if (sources.good)
+    resolve(warp, inst, sources.good, Space::Shared, to, request, targets);
+  for (u32 rest = targets.good; rest;) {
+    u32 group = warp.copyGroup[__builtin_ctz(rest)];
+    AsyncCopy &copy = warp.copies.emplace_back();
+    copy.lanes = 0;
+    copy.group = group;
+    copy.pc = pcOf(warp, inst);
+    copy.bytes = inst.bytes;
+    copy.landed = atOnce;
+    for (u32 l : Lanes(rest)) {
+      if (warp.copyGroup[l] != group)
+        continue;
+      copy.lanes |= 1u << l;
+      copy.offsets[l] =
+          static_cast<u64>(targets.pointers[l] - warp.block->shared);
+      copy.sources[l] = sources.pointers[l];
+      copy.sourceBytes[l] = static_cast<u8>(sizes[l]);
+    }
+    rest &= ~copy.lanes;
     if (atOnce)
-      land(warp, copy);
-    warp.copies.push_back(copy);
+      land(warp, copy, copy.lanes);
   }
 }
 
@@ -97,16 +160,12 @@ void runWait(Warp &warp, const Inst &inst, u32 mask) {
   if (inst.imm < 0)
     runCommit(warp, inst, mask);
   u32 allowed = inst.imm < 0 ? 0 : static_cast<u32>(inst.imm);
-  size_t kept = 0;
-  for (AsyncCopy &copy : warp.copies) {
-    bool covered = (mask >> copy.lane & 1) &&
-                   copy.group + allowed < warp.copyGroup[copy.lane];
-    if (covered)
-      complete(warp, copy);
-    else
-      warp.copies[kept++] = copy;
-  }
-  warp.copies.resize(kept);
+  completeCovered(warp, [&](const AsyncCopy &copy) {
+    u32 lanes = 0;
+    for (u32 l : Lanes(mask & copy.lanes))
+      lanes |= static_cast<u32>(copy.group + allowed < warp.copyGroup[l]) << l;
+    return lanes;
+  });
 }
 
 /// The mbarrier sees an arrival once the lane's copies so far are done.
@@ -122,7 +181,7 @@ void runMbarrierArrive(Warp &warp, const Inst &inst, u32 mask) {
     if (!inst.aux)
       ++ref.barrier->pending;
     u32 before = ++warp.copyGroup[l];
-    schedule(warp, l, pc, [&warp, l, pc, ref, before] {
+    schedule(*warp.block, warp, l, pc, [&warp, l, pc, ref, before] {
       finishCopies(warp, l, before);
       arriveOn(warp, l, pc, ref, 1);
     });
@@ -132,20 +191,15 @@ void runMbarrierArrive(Warp &warp, const Inst &inst, u32 mask) {
 } // namespace
 
 void finishCopies(Warp &warp, u32 lane, u32 beforeGroup) {
-  size_t kept = 0;
-  for (AsyncCopy &copy : warp.copies) {
-    if (copy.lane == lane && copy.group < beforeGroup)
-      complete(warp, copy);
-    else
-      warp.copies[kept++] = copy;
-  }
-  warp.copies.resize(kept);
+  completeCovered(warp, [&](const AsyncCopy &copy) {
+    return copy.group < beforeGroup ? 1u << lane : 0;
+  });
 }
 
-void schedule(Warp &warp, u32 lane, u32 pc, std::function<void()> run) {
-  Block &block = *warp.block;
+void schedule(Block &block, Warp &warp, u32 lane, u32 pc,
+              std::function<void()> run) {
   block.events.push_back({block.now + block.random.below(kAsyncDelay),
-                          std::move(run), warp.index, lane, pc});
+                          std::move(run), &warp, lane, pc});
 }
 
 //===----------------------------------------------------------------------===//
@@ -156,7 +210,8 @@ namespace {
 
 void reportUnwaited(Warp &warp, u32 lane, u32 pc, const char *what) {
   LaunchState &launch = *warp.block->launch;
-  if (launch.checks.race && !launch.reporter->repeats(FindingKind::Race, pc))
+  if (launch.checks.race &&
+      !launch.reporter->repeats(FindingKind::Race, warp, pc))
     launch.reporter->add(FindingKind::Race, warp, lane, pc, what);
 }
 
@@ -164,12 +219,14 @@ void reportUnwaited(Warp &warp, u32 lane, u32 pc, const char *what) {
 
 void checkUnwaited(Warp &warp, u32 lanes) {
   for (const AsyncCopy &copy : warp.copies)
-    if (lanes >> copy.lane & 1)
-      reportUnwaited(warp, copy.lane, copy.pc,
+    if (lanes & copy.lanes)
+      reportUnwaited(warp, __builtin_ctz(lanes & copy.lanes), copy.pc,
                      "the thread ends before it has waited for this copy: "
                      "expected cp.async.wait_group or wait_all");
+  for (AsyncCopy &copy : warp.copies)
+    copy.lanes &= ~lanes;
   std::erase_if(warp.copies,
-                [&](const AsyncCopy &copy) { return lanes >> copy.lane & 1; });
+                [](const AsyncCopy &copy) { return copy.lanes == 0; });
   for (const BulkStore &store : warp.bulkStores)
     if (!store.sourceRead && (lanes >> store.lane & 1))
       reportUnwaited(warp, store.lane, store.pc,
@@ -183,7 +240,7 @@ void checkUnwaited(Warp &warp, u32 lanes) {
 
 void checkUnwaited(Block &block) {
   for (const Event &event : block.events)
-    reportUnwaited(block.warps[event.warp], event.lane, event.pc,
+    reportUnwaited(*event.warp, event.lane, event.pc,
                    "the block ends before this copy has completed: expected "
                    "a wait on its mbarrier");
   for (auto &warp : block.warps)

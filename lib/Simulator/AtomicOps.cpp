@@ -33,15 +33,14 @@ struct BF16 {
 template <typename T, typename F>
 Handler atomic(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
-    u64 addresses[kWarpSize];
-    u8 *pointers[kWarpSize];
-    addressesOf(warp, inst, addresses);
     MemoryRequest request;
     request.bytes = sizeof(T) * inst.vec;
     request.read = request.write = true;
     request.flags = stampFlags(inst);
-    u32 good =
-        resolve(warp, inst, mask, inst.space, addresses, request, pointers);
+    Places places;
+    resolveOperand(warp, inst, mask, request, places);
+    u32 good = places.good;
+    u8 **pointers = places.pointers;
     u32 order[kWarpSize];
     for (u32 l = 0; l < kWarpSize; ++l)
       order[l] = l;

@@ -19,7 +19,7 @@
 
 namespace moe::sim {
 
-enum class BulkReduction : u8 { Add, Min, Max, And, Or, Xor };
+enum class BulkReduction : u8 { Add, Min, Max, And, Or, Xor, Inc, Dec };
 
 /// What inst.imm2 holds.
 struct BulkShape {

@@ -53,6 +53,11 @@ public:
   void learn(u32 actor, u32 lanes, u32 time);
   void join(const BlockClock &other);
   bool empty() const { return all.empty(); }
+  /// The times of `all`, for the race detector's quick check.
+  const u32 *data() const { return all.data(); }
+  u32 size() const { return static_cast<u32>(all.size()); }
+  /// `all` says everything: there are no exceptions.
+  bool exact() const { return some.empty(); }
 
 private:
   struct Exception {

@@ -164,30 +164,34 @@ bool decodeCopyArrive(Decoder &decoder, const Instruction &instruction) {
 // Bulk copies
 //===----------------------------------------------------------------------===//
 
-bool readReduction(const Instruction &instruction, BulkShape &shape) {
+bool readOperation(const Instruction &instruction, BulkShape &shape) {
   static constexpr std::pair<std::string_view, BulkReduction> names[] = {
       {"add", BulkReduction::Add}, {"min", BulkReduction::Min},
       {"max", BulkReduction::Max}, {"and", BulkReduction::And},
-      {"or", BulkReduction::Or},   {"xor", BulkReduction::Xor}};
+      {"or", BulkReduction::Or},   {"xor", BulkReduction::Xor},
+      {"inc", BulkReduction::Inc}, {"dec", BulkReduction::Dec}};
+  shape.reduces = true;
+  for (auto [name, reduction] : names)
+    if (instruction.has(name)) {
+      shape.reduction = reduction;
+      return true;
+    }
+  return false;
+}
+
+bool readReduction(const Instruction &instruction, BulkShape &shape) {
   static constexpr std::pair<std::string_view, NumberType> types[] = {
       {"f16", NumberType::F16}, {"bf16", NumberType::BF16},
       {"f32", NumberType::F32}, {"f64", NumberType::F64},
       {"s32", NumberType::S32}, {"u32", NumberType::U32},
       {"s64", NumberType::S64}, {"u64", NumberType::U64},
       {"b32", NumberType::U32}, {"b64", NumberType::U64}};
-  shape.reduces = true;
-  bool found = false;
-  for (auto [name, reduction] : names)
-    if (instruction.has(name)) {
-      shape.reduction = reduction;
-      found = true;
-    }
   const std::string &type = instruction.words.back();
   for (auto [name, number] : types)
     if (type == name) {
       shape.type = number;
       shape.elementBytes = static_cast<u8>(typeBytes(type));
-      return found;
+      return readOperation(instruction, shape);
     }
   return false;
 }
@@ -241,9 +245,9 @@ bool decodeBulkTensor(Decoder &decoder, const Instruction &instruction) {
   if (!shape.rank || instruction.has("im2col"))
     return false;
   bool stores = instruction.has("bulk_group");
-  // The reduction's element type is in the map, which the simulator's own
-  // format does not tell apart by sign: not supported.
-  if (instruction.words[1] == "reduce")
+  // The element type is in the map.
+  if (instruction.words[1] == "reduce" &&
+      (!stores || !readOperation(instruction, shape)))
     return false;
   if (stores) {
     emitBulk(decoder, "bulk.store", shape, operands.at(0), operands.at(1),
@@ -262,7 +266,7 @@ bool decodeBulkPlain(Decoder &decoder, const Instruction &instruction) {
   BulkShape shape;
   bool stores = instruction.has("bulk_group");
   bool reduces = instruction.words[1] == "reduce";
-  if (reduces && (!readReduction(instruction, shape) || !stores))
+  if (reduces && !readReduction(instruction, shape))
     return false;
   if (instruction.has("cp_mask"))
     return false;
@@ -278,6 +282,31 @@ bool decodeBulkPlain(Decoder &decoder, const Instruction &instruction) {
   emitBulk(decoder, fromGlobal ? "bulk.load" : "bulk.cluster", shape,
            operands.at(1), operands.at(0), &operands.at(3), mask,
            &operands.at(2));
+  return true;
+}
+
+/// st.async, red.async: an address in the cluster, values, an mbarrier.
+bool decodeStoreAsync(Decoder &decoder, const Instruction &instruction) {
+  const auto &operands = instruction.operands;
+  const std::string &type = instruction.words.back();
+  Draft draft = withHandler(decoder, "store.async");
+  BulkShape shape;
+  shape.elementBytes = static_cast<u8>(typeBytes(type));
+  if (instruction.words[0] == "red" && !readReduction(instruction, shape))
+    return false;
+  draft.inst.vec = instruction.has("v4") ? 4 : instruction.has("v2") ? 2 : 1;
+  u32 bytes = shape.elementBytes * draft.inst.vec;
+  if (!instruction.has("mbarrier::complete_tx::bytes") || bytes < 4 ||
+      bytes > 16)
+    return false;
+  bool wide;
+  draft.s = {foldedAddress(decoder, operands.at(2), wide)};
+  shape.wideMbarrier = wide;
+  decoder.sources(draft, operands.at(1), shape.elementBytes, isFloatType(type));
+  decoder.address(draft, operands.at(0));
+  draft.inst.imm2 = shape.pack();
+  noteWaiting(decoder);
+  decoder.emit(std::move(draft));
   return true;
 }
 
@@ -309,7 +338,11 @@ bool decodeAsync(Decoder &decoder, const Instruction &instruction) {
     decoder.emit(withHandler(decoder, "setmaxnreg"));
     return true;
   }
-  if (op != "cp" || !instruction.has("async"))
+  if (!instruction.has("async"))
+    return false;
+  if (op == "st" || op == "red")
+    return decodeStoreAsync(decoder, instruction);
+  if (op != "cp")
     return false;
   if (instruction.has("bulk"))
     return decodeBulk(decoder, instruction);

@@ -1,5 +1,6 @@
 //===- DecodeFunction.cpp - Statements, control flow and calls ------------===//
 
+#include "ControlFlow.h"
 #include "Decoder.h"
 #include "Wgmma.h"
 
@@ -311,6 +312,7 @@ void Decoder::finish() {
     kernel.presets[index].value += dynamicStart;
   markWgmmaOperands();
   analyzeDefinedness(kernel, registerBytes);
+  kernel.order = reconvergenceOrder(kernel);
 }
 
 /// Writes to registers that wgmma takes need a wgmma.fence before the next

@@ -132,10 +132,13 @@ std::string atomicOperation(const Instruction &instruction) {
 }
 
 bool decodeAtomic(Decoder &decoder, const Instruction &instruction) {
-  const std::string &type = instruction.words.back();
+  // The type is the last word, or comes before the operation of a vector.
+  auto last = std::find_if(instruction.words.rbegin(), instruction.words.rend(),
+                           isDataType);
   std::string op = atomicOperation(instruction);
-  if (op.empty() || !isDataType(type))
+  if (op.empty() || last == instruction.words.rend())
     return false;
+  const std::string &type = *last;
   Draft draft;
   draft.inst.space = decodeSpace(instruction);
   draft.inst.vec = vectorLength(instruction);

@@ -104,6 +104,27 @@ bool emitDirected(Decoder &decoder, const Instruction &instruction,
   return true;
 }
 
+/// min and max of three numbers, which is what min of min is.
+bool emitThreeWay(Decoder &decoder, const Instruction &instruction,
+                  const std::string &type) {
+  if (type != "f32")
+    return false;
+  Handler run = decoder.handler(instruction.words[0] + modifiers(instruction) +
+                                "." + type);
+  Draft first, second;
+  first.inst.run = second.inst.run = run;
+  u32 partial = decoder.scratch(4);
+  first.d = {partial};
+  decoder.sources(first, instruction.operands[1], 4, true);
+  decoder.sources(first, instruction.operands[2], 4, true);
+  decoder.emitHidden(std::move(first));
+  decoder.destinations(second, instruction.operands[0], 4);
+  second.s = {partial};
+  decoder.sources(second, instruction.operands[3], 4, true);
+  decoder.emit(std::move(second));
+  return true;
+}
+
 bool decodeArithmetic(Decoder &decoder, const Instruction &instruction) {
   static const std::unordered_map<std::string, u32> arity = {
       {"add", 2},     {"sub", 2},   {"mul", 2}, {"mad", 3}, {"fma", 3},
@@ -120,6 +141,9 @@ bool decodeArithmetic(Decoder &decoder, const Instruction &instruction) {
     return false;
   if (emitDirected(decoder, instruction, type))
     return true;
+  if (instruction.operands.size() == 4 && it->second == 2 &&
+      (it->first == "min" || it->first == "max"))
+    return emitThreeWay(decoder, instruction, type);
   std::string op = instruction.words[0];
   bool isFloat = isFloatType(type);
   std::string mods = modifiers(instruction);

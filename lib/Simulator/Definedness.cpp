@@ -7,7 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Program.h"
+#include "ControlFlow.h"
 
 #include <algorithm>
 #include <set>
@@ -28,7 +28,8 @@ public:
   }
 
   void run() {
-    findBlocks();
+    for (BasicBlock &block : findBasicBlocks(kernel))
+      blocks.push_back({std::move(block), {}, false});
     solve();
     collectReads();
     if (!maybe.empty())
@@ -37,56 +38,11 @@ public:
   }
 
 private:
-  struct BasicBlock {
-    u32 begin;
-    u32 end;
-    std::vector<u32> successors;
+  /// A basic block, and what is defined where it begins.
+  struct Node : BasicBlock {
     Bits in;
     bool reached = false;
   };
-
-  void findBlocks() {
-    std::set<u32> leaders = {0};
-    const auto &code = kernel.code;
-    for (u32 pc = 0; pc < code.size(); ++pc) {
-      if (code[pc].flow == Flow::Branch)
-        leaders.insert(code[pc].target);
-      if (code[pc].flow == Flow::BranchIndex)
-        for (u32 target : kernel.branchTables[code[pc].target])
-          leaders.insert(target);
-      if (code[pc].flow == Flow::Branch || code[pc].flow == Flow::BranchIndex ||
-          code[pc].flow == Flow::Exit)
-        leaders.insert(pc + 1);
-    }
-    std::map<u32, u32> blockAt;
-    for (auto it = leaders.begin(); it != leaders.end(); ++it) {
-      if (*it >= code.size())
-        break;
-      auto next = std::next(it);
-      u32 end = next == leaders.end()
-                    ? static_cast<u32>(code.size())
-                    : std::min(*next, static_cast<u32>(code.size()));
-      blockAt[*it] = static_cast<u32>(blocks.size());
-      blocks.push_back({*it, end, {}, {}, false});
-    }
-    for (BasicBlock &block : blocks) {
-      const Inst &last = code[block.end - 1];
-      auto add = [&](u32 pc) {
-        if (auto it = blockAt.find(pc); it != blockAt.end())
-          block.successors.push_back(it->second);
-      };
-      bool guarded = last.guard != kNone;
-      if (last.flow == Flow::Branch)
-        add(last.target);
-      if (last.flow == Flow::BranchIndex)
-        for (u32 target : kernel.branchTables[last.target])
-          add(target);
-      bool leaves = last.flow == Flow::Branch ||
-                    last.flow == Flow::BranchIndex || last.flow == Flow::Exit;
-      if (!leaves || guarded)
-        add(block.end);
-    }
-  }
 
   void transfer(u32 pc, Bits &defined) const {
     const Inst &inst = kernel.code[pc];
@@ -110,7 +66,7 @@ private:
       for (u32 pc = blocks[current].begin; pc < blocks[current].end; ++pc)
         transfer(pc, out);
       for (u32 next : blocks[current].successors) {
-        BasicBlock &successor = blocks[next];
+        Node &successor = blocks[next];
         if (!successor.reached) {
           successor.reached = true;
           successor.in = out;
@@ -139,7 +95,7 @@ private:
   }
 
   void collectReads() {
-    for (const BasicBlock &block : blocks) {
+    for (const Node &block : blocks) {
       if (!block.reached)
         continue;
       Bits defined = block.in;
@@ -199,7 +155,7 @@ private:
   const std::map<u32, u32> &registerBytes;
   std::map<u32, u32> index;
   u32 words = 0;
-  std::vector<BasicBlock> blocks;
+  std::vector<Node> blocks;
   std::set<u32> maybe;
 };
 

@@ -2,12 +2,17 @@
 
 #include "Machine.h"
 #include "Scheduler.h"
+#include "Shadow.h"
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
 
 namespace moe::sim {
+
+Block::Block() : shadow(std::make_unique<ShadowPage>()) {}
+Block::~Block() = default;
+
 namespace {
 
 //===----------------------------------------------------------------------===//
@@ -186,9 +191,8 @@ void startShared(Block &block) {
   block.shared =
       reinterpret_cast<u8 *>(base) + launch.sharedBase % kSharedHostAlignment;
   std::memset(block.shared, kSharedFill, launch.sharedSize);
-  block.shadow.reset(static_cast<u32>((launch.sharedSize + 3) / 4),
-                     block.firstActor, block.actors(), /*tracksInit=*/true,
-                     "shared memory");
+  block.shadow->reset(launch.sharedSize, block.firstActor, block.actors(),
+                      /*tracksInit=*/true, "shared memory");
 }
 
 void startBlock(Block &block, LaunchState &launch, Executor &executor,

@@ -2,6 +2,7 @@
 
 #include "Handlers.h"
 #include "CarryOps.h"
+#include "PackedOps.h"
 
 namespace moe::sim {
 namespace {
@@ -27,6 +28,7 @@ HandlerTable collect() {
   addWgmmaOps(table);
   addMatrixMemoryOps(table);
   addCarryOps(table);
+  addPackedOps(table);
   addDirectedOps(table);
   addGenericConversions(table);
 #if defined(MOE_SIM_HAS_AVX2_OBJECTS)

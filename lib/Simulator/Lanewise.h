@@ -11,6 +11,8 @@
 
 #include "Machine.h"
 
+#include <cstring>
+
 namespace moe::sim {
 namespace {
 
@@ -68,6 +70,18 @@ Handler ternary(F) {
   };
 }
 
+/// Bit l of the result is holds[l], which is 0 or 1.
+inline u32 packBits(const u8 *holds) {
+  u32 bits = 0;
+  for (u32 i = 0; i < 4; ++i) {
+    u64 eight;
+    std::memcpy(&eight, holds + 8 * i, sizeof eight);
+    // The product's top byte collects bit 0 of all bytes, the lowest first.
+    bits |= static_cast<u32>(eight * 0x0102040810204080 >> 56) << 8 * i;
+  }
+  return bits;
+}
+
 /// setp d|q, a, b {, c}: the comparison combined with c (inst.aux: 0 none,
 /// 1 and, 2 or, 3 xor), and its complement combined in the same way.
 inline void storeComparison(Warp &warp, const Inst &inst, u32 mask,
@@ -91,10 +105,10 @@ Handler comparison(F) {
   return [](Warp &warp, const Inst &inst, u32 mask) {
     const A *a = lanesOf<A>(warp, inst.s[0]);
     const A *b = lanesOf<A>(warp, inst.s[1]);
-    u32 result = 0;
+    alignas(32) u8 holds[kWarpSize];
     for (u32 l = 0; l < kWarpSize; ++l)
-      result |= static_cast<u32>(F{}(a[l], b[l])) << l;
-    storeComparison(warp, inst, mask, result);
+      holds[l] = F{}(a[l], b[l]) ? 1 : 0;
+    storeComparison(warp, inst, mask, packBits(holds));
   };
 }
 

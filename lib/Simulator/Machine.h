@@ -6,7 +6,6 @@
 #include "Clock.h"
 #include "Program.h"
 #include "Reporter.h"
-#include "Shadow.h"
 #include "Types.h"
 
 #include "MoE/Simulator/Simulator.h"
@@ -20,6 +19,8 @@
 
 namespace moe::sim {
 
+class RegionShadow;
+class ShadowPage;
 struct Block;
 struct Executor;
 struct Cluster;
@@ -69,16 +70,17 @@ struct Group {
   Wait wait = Wait::None;
 };
 
-/// One lane's cp.async.
+/// A cp.async of lanes that are in one group of copies.
 struct AsyncCopy {
-  u64 offset;
-  const u8 *source;
-  u32 bytes;
-  u32 sourceBytes;
+  /// Those that have not waited for it.
+  u32 lanes;
   u32 group;
   u32 pc;
-  u8 lane;
+  u32 bytes;
   bool landed;
+  u64 offsets[kWarpSize];
+  const u8 *sources[kWarpSize];
+  u8 sourceBytes[kWarpSize];
 };
 
 struct SharedRange {
@@ -208,12 +210,15 @@ struct Event {
   u64 due;
   std::function<void()> run;
   /// The instruction that started it.
-  u32 warp;
+  Warp *warp;
   u32 lane;
   u32 pc;
 };
 
 struct Block {
+  Block();
+  ~Block();
+
   LaunchState *launch = nullptr;
   Executor *executor = nullptr;
   Cluster *cluster = nullptr;
@@ -224,7 +229,7 @@ struct Block {
   u32 rank = 0;
   std::vector<u8> memory;
   u8 *shared = nullptr;
-  ShadowPage shadow;
+  std::unique_ptr<ShadowPage> shadow;
   std::vector<Warp> warps;
   std::vector<u8> registerFile;
   std::vector<u8> localMemory;
@@ -258,11 +263,21 @@ struct Cluster {
 
 /// Memory that kernels may touch by global addresses.
 struct Region {
+  Region();
+  Region(Region &&) noexcept;
+  Region &operator=(Region &&) noexcept;
+  ~Region();
+
   u8 *data = nullptr;
   u64 bytes = 0;
   std::string name;
   bool readOnly = false;
   std::unique_ptr<RegionShadow> shadow;
+
+  bool holds(u64 address, u64 size) const {
+    u64 offset = address - reinterpret_cast<u64>(data);
+    return offset < bytes && size <= bytes - offset;
+  }
 };
 
 /// Releases to one address, by the widest scope and by the block's.

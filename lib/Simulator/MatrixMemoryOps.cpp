@@ -20,13 +20,11 @@ namespace {
 
 constexpr u32 kRowBytes = 16;
 
-u32 resolveRows(Warp &warp, const Inst &inst, MemoryRequest request,
-                u8 **rows) {
-  u64 addresses[kWarpSize];
-  addressesOf(warp, inst, addresses);
+void resolveRows(Warp &warp, const Inst &inst, MemoryRequest request,
+                 Places &rows) {
   u32 lanes = inst.vec == 4 ? kAllLanes : (1u << (8 * inst.vec)) - 1;
   request.bytes = kRowBytes;
-  return resolve(warp, inst, lanes, inst.space, addresses, request, rows);
+  resolveOperand(warp, inst, lanes, request, rows);
 }
 
 u16 element(const u8 *row, u32 column) {
@@ -36,17 +34,18 @@ u16 element(const u8 *row, u32 column) {
 }
 
 void runLdmatrix(Warp &warp, const Inst &inst, u32) {
-  u8 *rows[kWarpSize];
+  Places rows;
   MemoryRequest request;
   request.read = true;
-  u32 good = resolveRows(warp, inst, request, rows);
+  resolveRows(warp, inst, request, rows);
   static const u8 poison[kRowBytes] = {0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
                                        0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
                                        0xff, 0xff, 0xff, 0xff};
   for (u32 q = 0; q < inst.vec; ++q) {
     const u8 *matrix[8];
     for (u32 r = 0; r < 8; ++r)
-      matrix[r] = good >> (8 * q + r) & 1 ? rows[8 * q + r] : poison;
+      matrix[r] =
+          rows.good >> (8 * q + r) & 1 ? rows.pointers[8 * q + r] : poison;
     u32 *d = lanesOf<u32>(warp, inst.d[q]);
     if (!inst.aux) {
       for (u32 r = 0; r < 8; ++r)
@@ -75,10 +74,10 @@ void runStmatrix(Warp &warp, const Inst &inst, u32) {
   MemoryRequest request;
   request.write = true;
   request.values = &values[0][0];
-  u8 *rows[kWarpSize];
-  u32 good = resolveRows(warp, inst, request, rows);
-  for (u32 l : Lanes(good))
-    std::memcpy(rows[l], values[l], kRowBytes);
+  Places rows;
+  resolveRows(warp, inst, request, rows);
+  for (u32 l : Lanes(rows.good))
+    std::memcpy(rows.pointers[l], values[l], kRowBytes);
   warp.block->executor->progressed = true;
 }
 

@@ -8,6 +8,7 @@
 
 #include "Async.h"
 #include "Handlers.h"
+#include "Shadow.h"
 
 #include <algorithm>
 
@@ -19,7 +20,7 @@ constexpr u32 kMbarrierBytes = 8;
 void report(Warp &warp, u32 lane, u32 pc, FindingKind kind,
             const std::string &what) {
   Reporter &reporter = *warp.block->launch->reporter;
-  if (!reporter.repeats(kind, pc))
+  if (!reporter.repeats(kind, warp, pc))
     reporter.add(kind, warp, lane, pc, what);
 }
 
@@ -58,10 +59,7 @@ void runInit(Warp &warp, const Inst &inst, u32 mask) {
                                 inst.aux2, l);
     if (address % kMbarrierBytes)
       reportAlignment(warp, inst, l, address, kMbarrierBytes);
-    Access access;
-    access.warp = &warp;
-    access.lanes = 1u << l;
-    access.pc = pc;
+    Access access(warp, 1u << l, pc);
     access.write = true;
     u8 *pointer = touchShared(warp, address, kMbarrierBytes, access);
     if (!pointer)

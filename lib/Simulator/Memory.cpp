@@ -1,6 +1,7 @@
 //===- Memory.cpp - From addresses to host memory, with checks ------------===//
 
 #include "Memory.h"
+#include "Shadow.h"
 
 #include <algorithm>
 
@@ -16,7 +17,7 @@ const char *verb(const MemoryRequest &request) {
 void reportBounds(Warp &warp, u32 lane, u32 pc, const std::string &what) {
   LaunchState &launch = *warp.block->launch;
   if (launch.checks.bounds &&
-      !launch.reporter->repeats(FindingKind::Bounds, pc))
+      !launch.reporter->repeats(FindingKind::Bounds, warp, pc))
     launch.reporter->add(FindingKind::Bounds, warp, lane, pc, what);
 }
 
@@ -55,7 +56,8 @@ void reportAlignment(Warp &warp, const Inst &inst, u32 lane, u64 address,
                      u32 alignment) {
   LaunchState &launch = *warp.block->launch;
   u32 pc = pcOf(warp, inst);
-  if (!launch.checks.align || launch.reporter->repeats(FindingKind::Align, pc))
+  if (!launch.checks.align ||
+      launch.reporter->repeats(FindingKind::Align, warp, pc))
     return;
   launch.reporter->add(FindingKind::Align, warp, lane, pc,
                        "expected an address that is a multiple of " +
@@ -148,7 +150,7 @@ u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access) {
   const Checks &checks = warp.block->launch->checks;
   if (checks.race || checks.uninit) {
     access.memory = pointer;
-    owner->shadow.touch(access, offset, bytes, warp.block->launch->sharedBase);
+    owner->shadow->touch(access, offset, bytes, warp.block->launch->sharedBase);
   }
   return pointer;
 }
@@ -166,8 +168,7 @@ Region *findRegion(LaunchState &launch, u64 address, u64 bytes) {
   if (it == launch.regions.begin())
     return nullptr;
   --it;
-  u64 offset = address - reinterpret_cast<u64>(it->data);
-  return offset + bytes <= it->bytes ? &*it : nullptr;
+  return it->holds(address, bytes) ? &*it : nullptr;
 }
 
 namespace {
@@ -213,12 +214,10 @@ namespace {
 class Resolver {
 public:
   Resolver(Warp &warp, const Inst &inst, const u64 *addresses,
-           const MemoryRequest &request, u8 **pointers)
+           const MemoryRequest &request, Places &places)
       : warp(warp), inst(inst), addresses(addresses), request(request),
-        pointers(pointers) {
-    access.warp = &warp;
-    access.pc = pcOf(warp, inst);
-    access.flags = request.flags;
+        places(places), pointers(places.pointers),
+        access(warp, 0, pcOf(warp, inst), request.flags) {
     access.read = request.read;
     access.write = request.write;
   }
@@ -242,94 +241,175 @@ public:
   }
 
 private:
-  void prepare(u32 lane) {
-    access.lanes = 1u << lane;
-    access.undefined = request.undefinedLanes >> lane & 1;
-    access.value =
-        request.values ? request.values + lane * request.bytes : nullptr;
+  /// What all lanes of the mask have in common.
+  struct Pattern {
+    bool uniform;
+    bool consecutive;
+    bool aligned;
+  };
+
+  /// Lanes [first, first + count) access consecutive memory, lowest first.
+  struct Run {
+    u32 first;
+    u32 count;
+  };
+
+  /// The longest run from `first` in `mask`.
+  Run runFrom(u32 first, u32 mask, const u64 *at) const {
+    u32 end = first + 1;
+    for (u64 next = at[first] + request.bytes;
+         end < kWarpSize && (mask >> end & 1) && at[end] == next;
+         next += request.bytes)
+      ++end;
+    return {first, end - first};
   }
 
-  void checkAlignment(u32 mask, const u64 *at) {
-    u32 alignment = request.alignment ? request.alignment : request.bytes;
-    u64 low = 0;
-    for (u32 l : Lanes(mask))
-      low |= at[l];
-    if (aligned(low, alignment))
+  /// The shadow can tell the lanes of a run apart.
+  bool splittable(u32 mask, const Pattern &pattern) const {
+    return (request.bytes & (request.bytes - 1)) == 0 &&
+           request.bytes <= kWarpSize && pattern.aligned &&
+           !(request.undefinedLanes & mask) &&
+           (!request.alignment || request.alignment >= request.bytes);
+  }
+
+  static u32 lanesOfRun(Run run) {
+    return static_cast<u32>((1ull << run.count) - 1) << run.first;
+  }
+
+  void prepare(Run run) {
+    access.lanes = lanesOfRun(run);
+    access.stride = run.count > 1 ? __builtin_ctz(request.bytes) : kWhole;
+    if (!request.values)
       return;
+    access.undefined = request.undefinedLanes >> run.first & 1;
+    access.value = request.values + run.first * request.bytes;
+  }
+
+  Pattern classify(u32 mask, const u64 *at) const {
+    u32 alignment = request.alignment ? request.alignment : request.bytes;
+    u64 first = at[__builtin_ctz(mask)], low = 0, moved = 0, jumps = 0;
+    if (mask == kAllLanes) {
+      for (u32 l = 0; l < kWarpSize; ++l) {
+        low |= at[l];
+        moved |= at[l] ^ first;
+        jumps |= at[l] ^ (first + l * request.bytes);
+      }
+    } else {
+      for (u32 l : Lanes(mask)) {
+        low |= at[l];
+        moved |= at[l] ^ first;
+      }
+      jumps = 1;
+    }
+    return {moved == 0, jumps == 0, aligned(low, alignment)};
+  }
+
+  void reportMisaligned(u32 mask, const u64 *at) {
+    u32 alignment = request.alignment ? request.alignment : request.bytes;
     for (u32 l : Lanes(mask))
       if (!aligned(at[l], alignment))
         reportAlignment(warp, inst, l, at[l], alignment);
   }
 
-  u32 shared(u32 mask, const u64 *at) {
-    countShared(warp, mask, at, request.bytes, request.write);
-    checkAlignment(mask, at);
-    const Checks &checks = warp.block->launch->checks;
+  /// Resolves the runs of `mask`: `inside(address, bytes)` says whether one
+  /// is in bounds as a whole, `touch(address, bytes)` checks it.
+  template <typename Inside, typename Touch>
+  u32 runs(u32 mask, const u64 *at, const Pattern &pattern, Inside inside,
+           Touch touch) {
     u32 good = 0;
-    if (!checks.race && !checks.uninit) {
-      // Bounds only.
-      for (u32 l : Lanes(mask)) {
-        prepare(l);
-        good |= place(l, touchShared(warp, at[l], request.bytes, access));
-      }
-      return good;
-    }
-    if (request.read && !request.write && sameAddress(mask, at)) {
-      access.lanes = mask;
-      u8 *pointer =
-          touchShared(warp, at[__builtin_ctz(mask)], request.bytes, access);
-      for (u32 l : Lanes(mask))
-        good |= place(l, pointer);
-      return good;
-    }
-    for (u32 l : Lanes(mask)) {
-      prepare(l);
-      good |= place(l, touchShared(warp, at[l], request.bytes, access));
+    bool joins = splittable(mask, pattern);
+    for (u32 rest = mask; rest;) {
+      u32 first = __builtin_ctz(rest);
+      Run run = joins ? runFrom(first, rest, at) : Run{first, 1};
+      if (run.count > 1 && !inside(at[run.first], run.count * request.bytes))
+        run.count = 1; // finding by finding
+      rest &= ~lanesOfRun(run);
+      prepare(run);
+      u8 *pointer = touch(at[run.first], run.count * request.bytes);
+      if (!pointer)
+        continue;
+      good |= access.lanes;
+      for (u32 i = 0; i < run.count; ++i)
+        pointers[run.first + i] = pointer + i * request.bytes;
+      if (run.count == kWarpSize)
+        places.fill(pointer, request.bytes);
     }
     return good;
   }
 
-  static bool sameAddress(u32 mask, const u64 *at) {
-    if (!(mask & (mask - 1)))
-      return false;
-    u64 first = at[__builtin_ctz(mask)];
+  /// All lanes read one place.
+  template <typename Touch>
+  u32 broadcast(u32 mask, const u64 *at, Touch touch) {
+    access.lanes = mask;
+    access.stride = kWhole;
+    u8 *pointer = touch(at[__builtin_ctz(mask)], request.bytes);
+    if (!pointer)
+      return 0;
     for (u32 l : Lanes(mask))
-      if (at[l] != first)
-        return false;
-    return true;
+      pointers[l] = pointer;
+    if (mask == kAllLanes)
+      places.fill(pointer, 0);
+    return mask;
+  }
+
+  u32 shared(u32 mask, const u64 *at) {
+    Pattern pattern = classify(mask, at);
+    if (request.counts)
+      countShared(warp, mask, at, request.bytes, request.write);
+    if (!pattern.aligned)
+      reportMisaligned(mask, at);
+    Block &block = *warp.block;
+    LaunchState &launch = *block.launch;
+    bool shadowed = launch.checks.race || launch.checks.uninit;
+    auto touch = [&](u64 address, u32 bytes) {
+      // The block's own window, nearly always.
+      if (address < launch.sharedBase || address + bytes > launch.sharedEnd)
+        return touchShared(warp, address, bytes, access);
+      u64 offset = address - launch.sharedBase;
+      access.memory = block.shared + offset;
+      if (shadowed)
+        block.shadow->touch(access, offset, bytes, launch.sharedBase);
+      return block.shared + offset;
+    };
+    if (request.read && !request.write && pattern.uniform)
+      return broadcast(mask, at, touch);
+    auto inside = [&](u64 address, u32 bytes) {
+      u64 offset;
+      return sharedOwner(*warp.block, address, bytes, offset) != nullptr;
+    };
+    return runs(mask, at, pattern, inside, touch);
   }
 
   u32 global(u32 mask) {
-    countGlobal(warp, mask, addresses, request.bytes, request.write);
-    checkAlignment(mask, addresses);
+    Pattern pattern = classify(mask, addresses);
+    if (request.counts && pattern.consecutive)
+      countConsecutive(warp, addresses[0], kWarpSize * request.bytes,
+                       request.write);
+    else if (request.counts)
+      countGlobal(warp, mask, addresses, request.bytes, request.write);
+    if (!pattern.aligned)
+      reportMisaligned(mask, addresses);
     LaunchState &launch = *warp.block->launch;
-    u32 good = 0;
-    if (request.read && !request.write && sameAddress(mask, addresses)) {
-      access.lanes = mask;
-      u8 *pointer = touchGlobal(warp, addresses[__builtin_ctz(mask)],
-                                request.bytes, access);
-      for (u32 l : Lanes(mask))
-        good |= place(l, pointer);
-      return good;
-    }
     Region *region = nullptr;
-    for (u32 l : Lanes(mask)) {
-      prepare(l);
-      u64 address = addresses[l];
-      // Neighbouring lanes nearly always use one buffer.
-      if (!region ||
-          address - reinterpret_cast<u64>(region->data) + request.bytes >
-              region->bytes)
-        region = findRegion(launch, address, request.bytes);
-      good |= place(
-          l, region ? touchRegion(warp, *region, address, request.bytes, access)
-                    : touchGlobal(warp, address, request.bytes, access));
-    }
-    return good;
+    // Neighbouring lanes nearly always use one buffer.
+    auto inside = [&](u64 address, u32 bytes) {
+      if (!region || !region->holds(address, bytes))
+        region = findRegion(launch, address, bytes);
+      return region != nullptr;
+    };
+    auto touch = [&](u64 address, u32 bytes) {
+      return inside(address, bytes)
+                 ? touchRegion(warp, *region, address, bytes, access)
+                 : touchGlobal(warp, address, bytes, access);
+    };
+    if (request.read && !request.write && pattern.uniform)
+      return broadcast(mask, addresses, touch);
+    return runs(mask, addresses, pattern, inside, touch);
   }
 
   u32 local(u32 mask, const u64 *at) {
-    checkAlignment(mask, at);
+    if (!classify(mask, at).aligned)
+      reportMisaligned(mask, at);
     u64 size = warp.block->launch->kernel->localBytes;
     u32 good = 0;
     for (u32 l : Lanes(mask)) {
@@ -409,80 +489,26 @@ private:
   const Inst &inst;
   const u64 *addresses;
   const MemoryRequest &request;
+  Places &places;
   u8 **pointers;
   Access access;
 };
 
 } // namespace
 
-u32 resolve(Warp &warp, const Inst &inst, u32 mask, Space space,
-            const u64 *addresses, const MemoryRequest &request, u8 **pointers) {
-  return Resolver(warp, inst, addresses, request, pointers).run(mask, space);
+void resolve(Warp &warp, const Inst &inst, u32 mask, Space space,
+             const u64 *addresses, const MemoryRequest &request,
+             Places &places) {
+  places.run = nullptr;
+  places.good =
+      Resolver(warp, inst, addresses, request, places).run(mask, space);
 }
 
-//===----------------------------------------------------------------------===//
-// Counters
-//===----------------------------------------------------------------------===//
-
-void countShared(Warp &warp, u32 mask, const u64 *addresses, u32 bytes,
-                 bool write) {
-  Counters &c = warp.block->executor->counters.totals;
-  u64 moved = static_cast<u64>(__builtin_popcount(mask)) * bytes;
-  (write ? c.sharedBytesWritten : c.sharedBytesRead) += moved;
-  // 32 banks of 4 bytes; wide accesses go by half and quarter warps.
-  u32 lanesAtOnce = bytes <= 4 ? 32 : bytes <= 8 ? 16 : 8;
-  u32 words = std::max(1u, std::min(bytes, 16u) / 4);
-  for (u32 begin = 0; begin < kWarpSize; begin += lanesAtOnce) {
-    u32 lanes =
-        mask & (lanesAtOnce == 32 ? ~0u : ((1u << lanesAtOnce) - 1) << begin);
-    if (!lanes)
-      continue;
-    ++c.sharedRequests;
-    // Per bank: the distinct words asked for.
-    u32 seen[32][8];
-    u8 counts[32] = {};
-    u32 wavefronts = 1;
-    for (u32 l : Lanes(lanes))
-      for (u32 w = 0; w < words; ++w) {
-        u32 word = static_cast<u32>(addresses[l] / 4) + w, bank = word % 32;
-        u32 n = counts[bank];
-        bool known = false;
-        for (u32 i = 0; i < std::min(n, 8u) && !known; ++i)
-          known = seen[bank][i] == word;
-        if (known)
-          continue;
-        if (n < 8)
-          seen[bank][n] = word;
-        counts[bank] = static_cast<u8>(n + 1);
-        wavefronts = std::max(wavefronts, n + 1);
-      }
-    c.sharedWavefronts += wavefronts;
-  }
-}
-
-void countGlobal(Warp &warp, u32 mask, const u64 *addresses, u32 bytes,
-                 bool write) {
-  Counters &c = warp.block->executor->counters.totals;
-  u64 moved = static_cast<u64>(__builtin_popcount(mask)) * bytes;
-  (write ? c.globalBytesWritten : c.globalBytesRead) += moved;
-  ++c.globalRequests;
-  u64 sectors[kWarpSize * 2];
-  u32 n = 0;
-  bool ascending = true;
-  for (u32 l : Lanes(mask)) {
-    u64 first = addresses[l] / 32, last = (addresses[l] + bytes - 1) / 32;
-    for (u64 sector = first; sector <= last && n < kWarpSize * 2; ++sector) {
-      if (n && sectors[n - 1] == sector)
-        continue;
-      ascending &= n == 0 || sector > sectors[n - 1];
-      sectors[n++] = sector;
-    }
-  }
-  if (!ascending) {
-    std::sort(sectors, sectors + n);
-    n = static_cast<u32>(std::unique(sectors, sectors + n) - sectors);
-  }
-  c.globalSectors += n;
+void resolveOperand(Warp &warp, const Inst &inst, u32 mask,
+                    const MemoryRequest &request, Places &places) {
+  u64 addresses[kWarpSize];
+  addressesOf(warp, inst, addresses);
+  resolve(warp, inst, mask, inst.space, addresses, request, places);
 }
 
 } // namespace moe::sim

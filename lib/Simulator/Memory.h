@@ -7,6 +7,8 @@
 
 namespace moe::sim {
 
+struct Access;
+
 struct MemoryRequest {
   u32 bytes = 0;
   bool read = false;
@@ -19,16 +21,35 @@ struct MemoryRequest {
   u32 undefinedLanes = 0;
   /// Alignment that the instruction asks for; 0: its size.
   u32 alignment = 0;
+  /// Goes into the counters.
+  bool counts = true;
 };
 
-/// Checks an access and finds the memory behind it. Sets `pointers` for the
-/// lanes that it returns; the others' accesses are out of bounds and must be
-/// left out.
-u32 resolve(Warp &warp, const Inst &inst, u32 mask, Space space,
-            const u64 *addresses, const MemoryRequest &request, u8 **pointers);
+/// Where the memory of the lanes lies.
+struct Places {
+  /// Lanes whose access is in bounds; the others must be left out.
+  u32 good = 0;
+  u8 *pointers[kWarpSize];
+  /// If not null, all lanes are good and lane l's memory is run + l * step.
+  u8 *run = nullptr;
+  u32 step = 0;
+
+  void fill(u8 *from, u32 by) {
+    run = from;
+    step = by;
+  }
+};
+
+/// Checks an access and finds the memory behind it.
+void resolve(Warp &warp, const Inst &inst, u32 mask, Space space,
+             const u64 *addresses, const MemoryRequest &request,
+             Places &places);
 
 /// The addresses s[0] + imm of all lanes.
 void addressesOf(Warp &warp, const Inst &inst, u64 *addresses);
+/// An access to s[0] + imm in the instruction's space.
+void resolveOperand(Warp &warp, const Inst &inst, u32 mask,
+                    const MemoryRequest &request, Places &places);
 inline u64 laneAddress(Warp &warp, u32 place, bool wide, u32 lane) {
   return wide ? lanesOf<u64>(warp, place)[lane]
               : lanesOf<u32>(warp, place)[lane];
@@ -61,6 +82,8 @@ void countShared(Warp &warp, u32 mask, const u64 *addresses, u32 bytes,
                  bool write);
 void countGlobal(Warp &warp, u32 mask, const u64 *addresses, u32 bytes,
                  bool write);
+/// A warp's access to `bytes` consecutive bytes of global memory.
+void countConsecutive(Warp &warp, u64 address, u32 bytes, bool write);
 
 /// Lanes of `mask` in which the register is defined.
 inline u32 definedLanes(Warp &warp, u32 place, u32 mask) {

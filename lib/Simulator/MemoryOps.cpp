@@ -16,33 +16,50 @@ namespace {
 /// What a load that went wrong returns: easy to recognise, and NaN as f16.
 constexpr u8 kPoison = 0xCD;
 
+template <typename T>
+T valueAt(const u8 *from) {
+  T value;
+  std::memcpy(&value, from, sizeof value);
+  return value;
+}
+
+/// d[l] = the T at from + l * step.
+template <typename T, typename R>
+void gather(R *d, const u8 *from, u32 step) {
+  if (step == sizeof(T)) {
+    for (u32 l = 0; l < kWarpSize; ++l)
+      d[l] = static_cast<R>(valueAt<T>(from + l * sizeof(T)));
+    return;
+  }
+  for (u32 l = 0; l < kWarpSize; ++l)
+    d[l] = static_cast<R>(valueAt<T>(from + l * step));
+}
+
 template <typename T, typename R>
 void runLoad(Warp &warp, const Inst &inst, u32 mask) {
-  u64 addresses[kWarpSize];
-  u8 *pointers[kWarpSize];
-  addressesOf(warp, inst, addresses);
   MemoryRequest request;
   request.bytes = sizeof(T) * inst.vec;
   request.read = true;
   request.flags = stampFlags(inst);
-  u32 good =
-      resolve(warp, inst, mask, inst.space, addresses, request, pointers);
+  Places places;
+  resolveOperand(warp, inst, mask, request, places);
   for (u32 i = 0; i < inst.vec; ++i) {
     if (inst.d[i] == kNone)
       continue;
     R *d = lanesOf<R>(warp, inst.d[i]);
-    for (u32 l : Lanes(good)) {
-      T value;
-      std::memcpy(&value, pointers[l] + i * sizeof(T), sizeof(T));
-      d[l] = static_cast<R>(value);
+    if (places.run) {
+      gather<T>(d, places.run + i * sizeof(T), places.step);
+      continue;
     }
-    for (u32 l : Lanes(mask & ~good))
+    for (u32 l : Lanes(places.good))
+      d[l] = static_cast<R>(valueAt<T>(places.pointers[l] + i * sizeof(T)));
+    for (u32 l : Lanes(mask & ~places.good))
       std::memset(&d[l], kPoison, sizeof(R));
   }
   if (inst.order == Order::Weak)
     return;
-  for (u32 l : Lanes(good))
-    observe(warp, l, reinterpret_cast<u64>(pointers[l]), inst.order,
+  for (u32 l : Lanes(places.good))
+    observe(warp, l, reinterpret_cast<u64>(places.pointers[l]), inst.order,
             inst.scope);
 }
 
@@ -60,17 +77,14 @@ void reportUndefined(Warp &warp, const Inst &inst, u32 lanes) {
   LaunchState &launch = *warp.block->launch;
   u32 pc = pcOf(warp, inst);
   if (launch.checks.uninit && lanes &&
-      !launch.reporter->repeats(FindingKind::Uninit, pc))
+      !launch.reporter->repeats(FindingKind::Uninit, warp, pc))
     launch.reporter->add(FindingKind::Uninit, warp, __builtin_ctz(lanes), pc,
                          "stores a register that nothing has written");
 }
 
 template <typename T, typename R>
 void runStore(Warp &warp, const Inst &inst, u32 mask) {
-  u64 addresses[kWarpSize];
-  u8 *pointers[kWarpSize];
   T values[kWarpSize][8];
-  addressesOf(warp, inst, addresses);
   u32 vec = inst.vec;
   T *packed = &values[0][0];
   for (u32 i = 0; i < vec; ++i) {
@@ -87,18 +101,25 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
   if (request.undefinedLanes && inst.space != Space::Shared &&
       inst.space != Space::Local && inst.space != Space::Param)
     reportUndefined(warp, inst, request.undefinedLanes);
-  u32 good =
-      resolve(warp, inst, mask, inst.space, addresses, request, pointers);
+  Places places;
+  resolveOperand(warp, inst, mask, request, places);
   bool changed = false;
-  for (u32 l : Lanes(good)) {
-    changed |= std::memcmp(pointers[l], &packed[l * vec], request.bytes) != 0;
-    std::memcpy(pointers[l], &packed[l * vec], request.bytes);
-  }
+  auto put = [&](u8 *to, const T *from, u32 count) {
+    for (u32 i = 0; i < count; ++i) {
+      changed |= valueAt<T>(to + i * sizeof(T)) != from[i];
+      std::memcpy(to + i * sizeof(T), &from[i], sizeof(T));
+    }
+  };
+  if (places.run)
+    put(places.run, packed, kWarpSize * vec);
+  else
+    for (u32 l : Lanes(places.good))
+      put(places.pointers[l], &packed[l * vec], vec);
   warp.block->executor->progressed |= changed;
   if (inst.order == Order::Weak)
     return;
-  for (u32 l : Lanes(good))
-    announce(warp, l, reinterpret_cast<u64>(pointers[l]), inst.order,
+  for (u32 l : Lanes(places.good))
+    announce(warp, l, reinterpret_cast<u64>(places.pointers[l]), inst.order,
              inst.scope, /*isAtomic=*/false);
 }
 

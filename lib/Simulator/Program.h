@@ -186,6 +186,8 @@ struct Kernel {
   /// Has loops that wait for someone else's store.
   bool spins = false;
   bool usesAsyncProxy = false;
+  /// reconvergenceOrder() (ControlFlow.h).
+  std::vector<u32> order;
 
   /// Registers that may be read before they are written, in order of offset;
   /// `trackedIndex` gives the slot of a tracked offset.

@@ -40,26 +40,21 @@ std::string Reporter::describe(u32 pc) const {
   return text;
 }
 
-bool Reporter::repeats(FindingKind kind, u32 pc, u32 otherPc) {
+bool Reporter::repeats(FindingKind kind, const Warp &warp, u32 pc,
+                       u32 otherPc) {
   std::lock_guard<std::mutex> guard(mutex);
-  auto it = known.find({kind, pc, otherPc});
-  if (it == known.end())
+  auto it = kept.find({pc, kind, otherPc});
+  if (it == kept.end() || warp.block->linear < it->second.block)
     return false;
   ++total;
-  if (it->second < findings.size())
-    ++findings[it->second].count;
+  ++it->second.finding.count;
   return true;
 }
 
 void Reporter::add(FindingKind kind, const Warp &warp, u32 lane, u32 pc,
                    const std::string &what, u32 otherPc,
                    const std::string &other) {
-  if (repeats(kind, pc, otherPc))
-    return;
-  std::lock_guard<std::mutex> guard(mutex);
-  ++total;
-  known[{kind, pc, otherPc}] = findings.size();
-  if (findings.size() >= kKept)
+  if (repeats(kind, warp, pc, otherPc))
     return;
   const Block &block = *warp.block;
   Finding finding;
@@ -76,9 +71,26 @@ void Reporter::add(FindingKind kind, const Warp &warp, u32 lane, u32 pc,
       "," + std::to_string(block.index[1]) + "," +
       std::to_string(block.index[2]) + ") warp " + std::to_string(warp.index) +
       " lane " + std::to_string(lane) + ", " + describe(pc) + ": " + what;
-  findings.push_back(std::move(finding));
+  std::lock_guard<std::mutex> guard(mutex);
+  ++total;
+  auto [it, isNew] =
+      kept.try_emplace({pc, kind, otherPc}, Kept{block.linear, finding});
+  if (isNew)
+    return;
+  // Another thread may have come first.
+  finding.count = it->second.finding.count + 1;
+  if (block.linear < it->second.block)
+    it->second = {block.linear, std::move(finding)};
+  else
+    it->second.finding.count = finding.count;
 }
 
-std::vector<Finding> Reporter::take() { return std::move(findings); }
+std::vector<Finding> Reporter::take() {
+  std::vector<Finding> findings;
+  for (auto &[key, entry] : kept)
+    if (findings.size() < kShown)
+      findings.push_back(std::move(entry.finding));
+  return findings;
+}
 
 } // namespace moe::sim

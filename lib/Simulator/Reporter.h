@@ -16,8 +16,9 @@ namespace moe::sim {
 
 struct Warp;
 
-/// Keeps one finding for each (kind, instruction, other instruction) and
-/// counts the rest.
+/// Keeps one finding for each (kind, instruction, other instruction), the first
+/// one of the first block that has it, and counts the rest: the same whatever
+/// host thread runs which block.
 class Reporter {
 public:
   Reporter(const Program &program, const Kernel &kernel)
@@ -31,7 +32,7 @@ public:
 
   /// Has a finding of this kind at these instructions been kept already?
   /// Counts it if so: lets callers skip building the message.
-  bool repeats(FindingKind kind, u32 pc, u32 otherPc = kNone);
+  bool repeats(FindingKind kind, const Warp &warp, u32 pc, u32 otherPc = kNone);
 
   /// So many findings that going on tells nothing new.
   bool overflowed() const { return total > kEnough; }
@@ -44,15 +45,19 @@ public:
 
 private:
   static constexpr u64 kEnough = 100000;
-  static constexpr size_t kKept = 64;
+  static constexpr size_t kShown = 64;
 
-  using Key = std::tuple<FindingKind, u32, u32>;
+  using Key = std::tuple<u32, FindingKind, u32>;
+  struct Kept {
+    u32 block;
+    Finding finding;
+  };
 
   const Program &program;
   const Kernel &kernel;
   std::mutex mutex;
-  std::map<Key, size_t> known;
-  std::vector<Finding> findings;
+  /// In the order of the instructions.
+  std::map<Key, Kept> kept;
   std::atomic<u64> total{0};
 };
 

@@ -1,10 +1,10 @@
 //===- Scheduler.cpp - Runs warps, blocks and the grid --------------------===//
 //
 // A warp is a list of groups of lanes that share a pc, normally one. Policy 0
-// runs the group with the lowest pc and merges groups that meet, which
-// reconverges structured code without an analysis of the control flow. Policy
-// 1 runs a random group for a random while and merges only where the ISA says
-// that lanes come together: legal under independent thread scheduling, and
+// runs the group that comes first in the control flow (ControlFlow.h) and
+// merges groups that meet, so lanes reconverge where the branch's paths do.
+// Policy 1 runs a random group for a random while and merges only where the ISA
+// says that lanes come together: legal under independent thread scheduling, and
 // hard on code that trusts in lock step.
 //
 // Warps of a block run in random order for random spans of time, some of them
@@ -79,7 +79,7 @@ void exitLanes(Warp &warp, size_t index, u32 lanes) {
 void reportUndefined(Warp &warp, u32 pc, u32 lanes, const char *what) {
   LaunchState &launch = *warp.block->launch;
   if (launch.checks.uninit &&
-      !launch.reporter->repeats(FindingKind::Uninit, pc))
+      !launch.reporter->repeats(FindingKind::Uninit, warp, pc))
     launch.reporter->add(FindingKind::Uninit, warp, __builtin_ctz(lanes), pc,
                          what);
 }
@@ -296,21 +296,23 @@ private:
     bool adversarial = launch.policy == 1;
     if (!adversarial)
       mergeGroups(warp, false);
+    const std::vector<u32> &order = launch.kernel->order;
     u32 ready = 0;
     size_t first = kNobody;
     for (size_t i = 0; i < groups.size(); ++i)
       if (groups[i].wait == Wait::None) {
         ++ready;
-        if (first == kNobody)
+        if (first == kNobody || order[groups[i].pc] < order[groups[first].pc])
           first = i;
       }
     // Now and then another group runs, and for long enough to get somewhere: a
     // lane may spin until another lane of its warp does something.
-    detour = ready > 1 && !adversarial && block.random.oneIn(64);
+    detour = ready > 1 && !adversarial && launch.kernel->spins &&
+             block.random.oneIn(64);
     if (ready < 2 || (!adversarial && !detour))
       return first;
     u32 pick = block.random.below(ready);
-    for (size_t i = first;; ++i)
+    for (size_t i = 0;; ++i)
       if (groups[i].wait == Wait::None && pick-- == 0)
         return i;
   }

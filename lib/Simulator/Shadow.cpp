@@ -13,191 +13,204 @@
 
 #include "Shadow.h"
 #include "Machine.h"
+#include "RaceReport.h"
 
+#include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <string>
 
 namespace moe::sim {
+
+Access::Access(Warp &warp, u32 lanes, u32 pc, u32 flags)
+    : warp(&warp), lanes(lanes), pc(pc), flags(flags),
+      checksRaces(warp.block->launch->checks.race),
+      actor(warp.block->firstActor + warp.index), time(warp.time),
+      firstActor(warp.block->firstActor), numKnown(warp.clock.own.size()),
+      known(warp.clock.own.data()),
+      exact(!warp.privateLanes && warp.clock.own.exact()) {}
+
 namespace {
 
-u32 laneOf(u32 info) { return info >> kLaneShift & 31; }
+constexpr u32 kLaneBits = 31u << kLaneShift;
+constexpr u32 kStrideBits = kWhole << kStrideShift;
 
-/// All lanes of `access` come after the access with this stamp.
-bool orderedSlow(const Access &access, u32 actor, u32 lanes, u32 time) {
-  const Warp &warp = *access.warp;
-  const Block &block = *warp.block;
-  u32 local = actor - block.firstActor;
-  bool own = local < block.actors();
-  u32 ofBlock = block.linear;
-  if (!own) {
-    ofBlock = (actor - 1) / block.actors();
-    local = (actor - 1) % block.actors();
-  }
-  bool sameWarp = own && local == warp.index;
-  if (!sameWarp && !(warp.privateLanes & access.lanes))
-    return warp.clock.knows(ofBlock, local, lanes, time);
-  for (u32 lane : Lanes(access.lanes)) {
-    // A lane's own accesses are in program order.
-    u32 others = sameWarp ? lanes & ~(1u << lane) : lanes;
-    if (others && !warp.clockOf(lane).knows(ofBlock, local, others, time))
-      return false;
-  }
-  return true;
+/// The `bytes >> stride` lanes from `lane`.
+inline u32 lanesFrom(u32 lane, u32 bytes, u32 stride) {
+  return static_cast<u32>((1ull << (bytes >> stride)) - 1) << lane;
 }
 
-inline bool ordered(const Access &access, u32 actor, u32 lanes, u32 time) {
-  const Warp &warp = *access.warp;
-  u32 local = actor - warp.block->firstActor;
-  if (warp.clock.own.knowsAll(local, time))
-    return true;
-  return orderedSlow(access, actor, lanes, time);
+/// The part of a stamp at `offset` of its cell.
+void narrow(Stamp &stamp, u32 offset, u32 bytes) {
+  if (!stamp.actor || !stamp.strided())
+    return;
+  u32 stride = stamp.stride(), lane = stamp.lane() + (offset >> stride);
+  bool single = 1u << stride >= bytes;
+  stamp.lanes = single ? 1u << lane : lanesFrom(lane, bytes, stride);
+  stamp.info = (stamp.info & ~(kLaneBits | kStrideBits)) | lane << kLaneShift |
+               (single ? kWhole : stride) << kStrideShift;
 }
 
-/// Both are strong, and each one's scope reaches the other.
-inline bool bothStrong(const Access &access, u32 actor, u32 info) {
-  if (!(access.flags & info & kStrong))
+/// The access to `bytes` bytes of a cell, `offset` from where it begins.
+inline Stamp stampOf(const Access &access, u64 offset, u32 bytes) {
+  u32 lane = __builtin_ctz(access.lanes), lanes = access.lanes;
+  u32 stride = access.stride;
+  if (stride != kWhole) {
+    lane += static_cast<u32>(offset >> stride);
+    if (1u << stride >= bytes) {
+      lanes = 1u << lane;
+      stride = kWhole;
+    } else {
+      lanes = lanesFrom(lane, bytes, stride);
+    }
+  }
+  return {access.actor, access.time, lanes,
+          access.pc | access.flags | lane << kLaneShift |
+              stride << kStrideShift};
+}
+
+/// Every byte has one lane, and the same in both.
+inline bool sameThreads(const Stamp &a, const Stamp &b) {
+  if (a.actor != b.actor || (a.info ^ b.info) & kStrideBits)
     return false;
-  if (!((access.flags | info) & kCtaScope))
-    return true;
-  const Block &block = *access.warp->block;
-  return actor - block.firstActor < block.actors();
+  if (a.strided())
+    return !((a.info ^ b.info) & kLaneBits);
+  return a.lanes == b.lanes && !(a.lanes & (a.lanes - 1));
+}
+
+/// One stamp can say what both say.
+inline bool sameShape(const Stamp &a, const Stamp &b) {
+  return !((a.info ^ b.info) & kStrideBits) &&
+         (!a.strided() || !((a.info ^ b.info) & kLaneBits));
 }
 
 /// By another block. What orders blocks is rare and slow to look up: reads are
 /// kept without asking, and only writes ask.
 inline bool isForeign(const Access &access, u32 actor) {
-  const Block &block = *access.warp->block;
-  return actor - block.firstActor >= block.actors();
+  return actor - access.firstActor >= access.numKnown;
+}
+
+/// All lanes of `mine` come after all lanes of `other`.
+bool orderedSlow(const Access &access, const Stamp &mine, const Stamp &other) {
+  const Warp &warp = *access.warp;
+  const Block &block = *warp.block;
+  u32 local = other.actor - block.firstActor;
+  bool own = local < block.actors();
+  u32 ofBlock = block.linear;
+  if (!own) {
+    ofBlock = (other.actor - 1) / block.actors();
+    local = (other.actor - 1) % block.actors();
+  }
+  bool sameWarp = own && local == warp.index;
+  if (!sameWarp && !(warp.privateLanes & mine.lanes))
+    return warp.clock.knows(ofBlock, local, other.lanes, other.time);
+  for (u32 lane : Lanes(mine.lanes)) {
+    // A lane's own accesses are in program order.
+    u32 others = sameWarp ? other.lanes & ~(1u << lane) : other.lanes;
+    if (others && !warp.clockOf(lane).knows(ofBlock, local, others, other.time))
+      return false;
+  }
+  return true;
+}
+
+inline bool ordered(const Access &access, const Stamp &mine,
+                    const Stamp &other) {
+  if (access.knows(other.actor, other.time) || sameThreads(mine, other))
+    return true;
+  if (access.exact && other.actor != mine.actor &&
+      !isForeign(access, other.actor))
+    return false;
+  return orderedSlow(access, mine, other);
+}
+
+/// Both are strong, and each one's scope reaches the other.
+inline bool bothStrong(const Access &access, const Stamp &other) {
+  if (!(access.flags & other.info & kStrong))
+    return false;
+  return !((access.flags | other.info) & kCtaScope) ||
+         !isForeign(access, other.actor);
 }
 
 /// A generic write needs a proxy fence before the asynchronous proxy sees it.
-inline bool proxyFenced(const Access &access, const Cell &cell) {
-  if (!(access.flags & kAsync) || (cell.writeInfo & kAsync))
+inline bool proxyFenced(const Access &access, const Stamp &mine,
+                        const Stamp &writer) {
+  if (!(access.flags & kAsync) || (writer.info & kAsync))
     return true;
   const Warp &warp = *access.warp;
-  u32 local = cell.writer - warp.block->firstActor;
-  if (local >= warp.block->actors())
+  u32 local = writer.actor - access.firstActor;
+  if (isForeign(access, writer.actor))
     return true;
-  u32 lane = __builtin_ctz(access.lanes);
-  return warp.clockOf(lane).proxy.knows(local, 1u << laneOf(cell.writeInfo),
-                                        cell.writeTime);
-}
-
-std::string placeName(const Warp &warp, const char *name, u64 address) {
-  if (std::strcmp(name, "shared memory") != 0)
-    return std::string(name) + "+" + std::to_string(address);
-  u64 offset = address - warp.block->launch->sharedBase;
-  for (const auto &variable : warp.block->launch->kernel->sharedVariables)
-    if (offset >= variable.offset && offset < variable.offset + variable.bytes)
-      return "shared memory " + variable.name + "+" +
-             std::to_string(offset - variable.offset);
-  return "shared memory+" + std::to_string(offset);
-}
-
-std::string actorName(const Warp &warp, u32 actor, u32 lane) {
-  const Block &block = *warp.block;
-  u32 ofBlock = (actor - 1) / block.actors();
-  u32 local = (actor - 1) % block.actors();
-  std::string text;
-  if (ofBlock != block.linear) {
-    const u32 *grid = block.launch->grid;
-    text = "block (" + std::to_string(ofBlock % grid[0]) + "," +
-           std::to_string(ofBlock / grid[0] % grid[1]) + "," +
-           std::to_string(ofBlock / grid[0] / grid[1]) + ") ";
-  }
-  if (local == block.asyncActor())
-    return text + "an asynchronous copy";
-  return text + "warp " + std::to_string(local) + " lane " +
-         std::to_string(lane);
-}
-
-enum class RaceKind : u8 { ReadAfterWrite, WriteAfterWrite, WriteAfterRead };
-
-void reportRace(const Access &access, RaceKind kind, const char *name,
-                u64 address, u32 actor, u32 lane, u32 info, bool proxy) {
-  Warp &warp = *access.warp;
-  Reporter &reporter = *warp.block->launch->reporter;
-  u32 otherPc = info & kPcMask;
-  if (reporter.repeats(FindingKind::Race, access.pc, otherPc))
-    return;
-  static constexpr const char *kinds[] = {
-      "read-after-write", "write-after-write", "write-after-read"};
-  bool read = kind == RaceKind::ReadAfterWrite;
-  std::string what = std::string(kinds[static_cast<u8>(kind)]) +
-                     " race: " + (read ? "reads " : "writes ") +
-                     placeName(warp, name, address);
-  std::string who = actorName(warp, actor, lane);
-  std::string other = who +
-                      (kind == RaceKind::WriteAfterRead ? " read" : " wrote") +
-                      " at " + reporter.describe(otherPc);
-  what += ", which " + other;
-  if (info & kPending)
-    what += "; that access is asynchronous and not waited for";
-  else if (proxy)
-    what += " through the generic proxy: expected fence.proxy.async between "
-            "that write and this asynchronous access";
-  else
-    what += "; nothing orders the two";
-  reporter.add(FindingKind::Race, warp, __builtin_ctz(access.lanes), access.pc,
-               what, otherPc, other);
+  return warp.clockOf(__builtin_ctz(mine.lanes))
+      .proxy.knows(local, writer.lanes, writer.time);
 }
 
 } // namespace
 
-//===----------------------------------------------------------------------===//
-// ShadowPage
-//===----------------------------------------------------------------------===//
-
-void ShadowPage::reset(u32 words, u32 firstActor, u32 denseActors,
-                       bool tracksInit, const char *what) {
-  cells.assign(words, Cell());
-  readerSets.clear();
-  readerSets.resize(denseActors ? denseActors + 2 : kSparseReaders);
-  subs.clear();
-  subs.resize(1);
-  first = firstActor;
-  dense = denseActors;
-  init = tracksInit;
-  name = what;
+Stamp Cell::written(u32 bytes) const {
+  Stamp stamp{writer, writeTime, 0, writeInfo};
+  stamp.lanes = stamp.strided() ? lanesFrom(stamp.lane(), bytes, stamp.stride())
+                                : 1u << stamp.lane();
+  return stamp;
 }
 
-Reader *ShadowPage::readers(Cell &cell, u32 &count) {
+//===----------------------------------------------------------------------===//
+// Readers
+//===----------------------------------------------------------------------===//
+
+Stamp *ShadowPage::readers(Cell &cell, u32 &count) {
   if (cell.state & kMany) {
     count = readerSlots();
-    return &readerSets[(cell.state >> kIndexShift) * readerSlots()];
+    return &readerSets[(cell.state >> kIndexShift) * count];
   }
-  count = cell.reader.actor ? 1 : 0;
-  return &cell.reader;
+  count = 2;
+  return cell.readers;
+}
+
+/// Gives the cell a reader set, which starts with the cell's own readers.
+Stamp *ShadowPage::promote(Cell &cell) {
+  u32 slots = readerSlots(), index = cell.state >> kIndexShift;
+  if (!index) {
+    if (unusedSets.empty()) {
+      // Index 0 means none.
+      index = std::max<u32>(1, static_cast<u32>(readerSets.size()) / slots);
+      readerSets.resize((index + 1) * static_cast<size_t>(slots));
+    } else {
+      index = unusedSets.back();
+      unusedSets.pop_back();
+    }
+  }
+  cell.state |= kMany | index << kIndexShift;
+  Stamp *set = &readerSets[index * static_cast<size_t>(slots)];
+  std::fill(set, set + slots, Stamp());
+  u32 others = dense;
+  for (const Stamp &reader : cell.readers) {
+    u32 local = reader.actor - first;
+    bool own = local < dense && !set[local].actor;
+    set[own ? local : others++] = reader;
+  }
+  return set;
 }
 
 void ShadowPage::clearReaders(Cell &cell) {
-  cell.reader.actor = 0;
-  if (!(cell.state & kMany))
-    return;
-  u32 count;
-  Reader *set = readers(cell, count);
-  std::fill(set, set + count, Reader());
-  // The slot stays with the cell: it will have several readers again.
+  cell.readers[0].actor = cell.readers[1].actor = 0;
+  // The set stays with the cell, which will have several readers again.
   cell.state &= ~kMany;
 }
 
-void ShadowPage::addReader(const Access &access, Cell &cell,
-                           const Reader &reader) {
+/// Into the cell's reader set; false if the cell must be split first.
+bool ShadowPage::addReader(const Access &access, Cell &cell,
+                           const Stamp &mine) {
   u32 count;
-  Reader *set = readers(cell, count);
-  Reader *slot = nullptr;
-  u32 local = reader.actor - first;
+  Stamp *set = readers(cell, count);
+  Stamp *slot = nullptr;
+  u32 local = mine.actor - first;
   if (dense && local < dense) {
     slot = &set[local];
   } else {
     for (u32 i = dense; i < count && !slot; ++i)
-      if (set[i].actor == reader.actor)
+      if (set[i].actor == mine.actor)
         slot = &set[i];
     for (u32 i = dense; i < count && !slot; ++i)
       if (!set[i].actor ||
-          (!isForeign(access, set[i].actor) &&
-           ordered(access, set[i].actor, set[i].lanes, set[i].time)))
+          (!isForeign(access, set[i].actor) && ordered(access, mine, set[i])))
         slot = &set[i];
     if (!slot) {
       reservoir = reservoir * 1664525 + 1013904223;
@@ -205,207 +218,319 @@ void ShadowPage::addReader(const Access &access, Cell &cell,
       slot->actor = 0;
     }
   }
-  if (slot->actor == reader.actor &&
-      !ordered(access, slot->actor, slot->lanes, slot->time)) {
-    slot->lanes |= reader.lanes;
-    slot->info = reader.info | (slot->info & kPending);
-  } else {
-    *slot = reader;
+  bool replaces = slot->actor != mine.actor ||
+                  (!slot->pending() && slot->time != mine.time &&
+                   ordered(access, mine, *slot));
+  if (replaces) {
+    *slot = mine;
+    return true;
   }
+  if (!sameShape(*slot, mine))
+    return false;
+  // Keeps the earlier time: this may miss a race and never invents one.
+  slot->lanes |= mine.lanes;
+  slot->info = mine.info | (slot->info & kPending);
+  return true;
 }
 
-void ShadowPage::recordRead(const Access &access, Cell &cell) {
-  const Warp &warp = *access.warp;
-  u32 actor = warp.block->firstActor + warp.index;
-  u32 info =
-      access.pc | __builtin_ctz(access.lanes) << kLaneShift | access.flags;
-  Reader reader{actor, warp.time, access.lanes, info};
-  if (cell.state & kMany) {
-    addReader(access, cell, reader);
-    return;
+/// False if the cell must be split first.
+inline bool ShadowPage::recordRead(const Access &access, Cell &cell,
+                                   const Stamp &mine) {
+  if (cell.state & kMany)
+    return addReader(access, cell, mine);
+  Stamp *free = nullptr;
+  for (Stamp &reader : cell.readers) {
+    if (!reader.actor ||
+        (!reader.pending() && access.knows(reader.actor, reader.time))) {
+      free = free ? free : &reader;
+    } else if (reader.actor == mine.actor && reader.time == mine.time &&
+               !((reader.info ^ mine.info) & kPending)) {
+      if (!sameShape(reader, mine))
+        return false;
+      reader.lanes |= mine.lanes;
+      reader.info = mine.info;
+      return true;
+    } else if (!reader.pending() && !isForeign(access, reader.actor) &&
+               ordered(access, mine, reader)) {
+      free = &reader;
+    }
   }
-  Reader &last = cell.reader;
-  if (last.actor == actor && last.time == warp.time &&
-      !((last.info ^ info) & kPending)) {
-    last.lanes |= access.lanes;
-    last.info = info;
-    return;
+  if (free) {
+    *free = mine;
+    return true;
   }
-  if (!last.actor ||
-      (!(last.info & kPending) && !isForeign(access, last.actor) &&
-       ordered(access, last.actor, last.lanes, last.time))) {
-    last = reader;
-    return;
-  }
-  Reader before = last;
-  if (!(cell.state >> kIndexShift)) {
-    u32 index = static_cast<u32>(readerSets.size() / readerSlots());
-    readerSets.resize(readerSets.size() + readerSlots());
-    cell.state |= index << kIndexShift;
-  }
-  cell.state |= kMany;
-  addReader(access, cell, before);
-  addReader(access, cell, reader);
+  promote(cell);
+  return addReader(access, cell, mine);
 }
 
-void ShadowPage::touchCell(const Access &access, Cell &cell, u32 initBits,
-                           u64 address, u32 valueOffset, u32 valueBytes) {
-  const LaunchState &launch = *access.warp->block->launch;
-  if (access.read) {
-    if (init && (cell.state & initBits) != initBits) {
-      cell.state |= initBits;
-      const Warp &warp = *access.warp;
-      Reporter &reporter = *launch.reporter;
-      if (launch.checks.uninit &&
-          !reporter.repeats(FindingKind::Uninit, access.pc))
-        reporter.add(FindingKind::Uninit, warp, __builtin_ctz(access.lanes),
-                     access.pc,
-                     "reads " + placeName(warp, name, address) +
-                         ", which nothing has initialised");
-    }
-  }
-  if (launch.checks.race) {
-    if (cell.writer) {
-      u32 lane = laneOf(cell.writeInfo);
-      bool pending = cell.writeInfo & kPending;
-      bool races =
-          pending || !ordered(access, cell.writer, 1u << lane, cell.writeTime);
-      bool proxy = !races && access.read && !proxyFenced(access, cell);
-      if (races && !pending && bothStrong(access, cell.writer, cell.writeInfo))
-        races = false;
-      // Lanes that store one value through one instruction: benign, common.
-      if (races && !pending && !access.read && access.value &&
-          (cell.writeInfo & kPcMask) == access.pc &&
-          std::memcmp(access.memory + valueOffset, access.value + valueOffset,
-                      valueBytes) == 0)
-        races = false;
-      if (races || proxy)
-        reportRace(access,
-                   access.read ? RaceKind::ReadAfterWrite
-                               : RaceKind::WriteAfterWrite,
-                   name, address, cell.writer, lane, cell.writeInfo, proxy);
-    }
-    if (access.write) {
-      u32 count;
-      Reader *set = readers(cell, count);
-      for (u32 i = 0; i < count; ++i) {
-        const Reader &reader = set[i];
-        if (!reader.actor)
-          continue;
-        if (!(reader.info & kPending) &&
-            (ordered(access, reader.actor, reader.lanes, reader.time) ||
-             bothStrong(access, reader.actor, reader.info)))
-          continue;
-        reportRace(access, RaceKind::WriteAfterRead, name, address,
-                   reader.actor, laneOf(reader.info), reader.info, false);
-        break;
-      }
-    }
-  }
-  if (access.write) {
-    const Warp &warp = *access.warp;
-    cell.writer = warp.block->firstActor + warp.index;
-    cell.writeTime = warp.time;
-    cell.writeInfo =
-        access.pc | __builtin_ctz(access.lanes) << kLaneShift | access.flags;
-    clearReaders(cell);
-    cell.state =
-        access.undefined ? cell.state & ~initBits : cell.state | initBits;
-  } else {
-    recordRead(access, cell);
-  }
+//===----------------------------------------------------------------------===//
+// Cells
+//===----------------------------------------------------------------------===//
+
+inline void ShadowPage::recordWrite(const Access &access, Cell &cell,
+                                    const Stamp &mine) {
+  cell.writer = mine.actor;
+  cell.writeTime = mine.time;
+  cell.writeInfo = mine.info;
+  clearReaders(cell);
+  cell.state = access.undefined ? cell.state & ~kInit : cell.state | kInit;
 }
 
-ShadowPage::Sub &ShadowPage::split(Cell &cell) {
-  if (cell.state & kSplit)
-    return subs[cell.state >> kIndexShift];
-  Sub sub;
-  for (u32 byte = 0; byte < 4; ++byte) {
-    Cell &part = sub.bytes[byte] = cell;
-    part.state = cell.state >> byte & 1;
-    if (!(cell.state & kMany))
+/// Judges an access against the last write; false if the cell must be split
+/// to tell.
+bool ShadowPage::checkWriter(const Access &access, const Cell &cell,
+                             const Stamp &mine, u32 bytes, u64 start,
+                             const Span &span) {
+  Stamp writer = cell.written(bytes);
+  bool races = writer.pending() || !ordered(access, mine, writer);
+  bool proxy = !races && access.read && !proxyFenced(access, mine, writer);
+  if (!races && !proxy)
+    return true;
+  if (mine.strided() || writer.strided())
+    return false;
+  if (races) {
+    // Asynchronous atomics may both be on their way.
+    bool bothPending = access.flags & writer.info & kPending;
+    if ((!writer.pending() || bothPending) && bothStrong(access, writer))
+      return true;
+  }
+  if (races && !writer.pending()) {
+    // Lanes that store one value through one instruction: benign, common.
+    u64 at = start - span.from;
+    if (!access.read && access.value && (writer.info & kPcMask) == access.pc &&
+        std::memcmp(access.memory + at, access.value + at, bytes) == 0)
+      return true;
+  }
+  reportRace(access,
+             access.read ? RaceKind::ReadAfterWrite : RaceKind::WriteAfterWrite,
+             name, span.origin + start, mine, writer, proxy);
+  return true;
+}
+
+/// Judges a write against the reads since the last one; false if the cell must
+/// be split to tell.
+bool ShadowPage::checkReaders(const Access &access, Cell &cell,
+                              const Stamp &mine, u64 address) {
+  u32 count;
+  const Stamp *set = readers(cell, count);
+  for (u32 i = 0; i < count; ++i) {
+    const Stamp &reader = set[i];
+    if (!reader.actor)
       continue;
-    u32 slots = readerSlots();
-    u32 from = (cell.state >> kIndexShift) * slots;
-    u32 to = static_cast<u32>(readerSets.size());
-    readerSets.resize(to + slots);
-    std::copy_n(&readerSets[from], slots, &readerSets[to]);
-    part.state |= kMany | (to / slots) << kIndexShift;
+    if (!reader.pending() &&
+        (ordered(access, mine, reader) || bothStrong(access, reader)))
+      continue;
+    if (mine.strided() || reader.strided())
+      return false;
+    reportRace(access, RaceKind::WriteAfterRead, name, address, mine, reader,
+               false);
+    return true;
   }
-  cell.state = kSplit | static_cast<u32>(subs.size()) << kIndexShift;
-  subs.push_back(sub);
-  return subs.back();
+  return true;
+}
+
+/// An access to all of an unsplit cell; false if the cell must be split first.
+inline bool ShadowPage::touchWhole(const Access &access, Cell &cell, u64 start,
+                                   u32 bytes, const Span &span) {
+  Stamp mine = stampOf(access, start - span.from, bytes);
+  if (init && access.read && !(cell.state & kInit)) {
+    reportUninitRead(access, name, span.origin + start, mine.lane());
+    cell.state |= kInit;
+  }
+  if (access.checksRaces) {
+    // Nearly always the write is known, and no proxy comes in.
+    bool known = !cell.writer || (access.knows(cell.writer, cell.writeTime) &&
+                                  !(cell.writeInfo & kPending) &&
+                                  !(access.flags & ~cell.writeInfo & kAsync));
+    if (!known && !checkWriter(access, cell, mine, bytes, start, span))
+      return false;
+    bool unread =
+        !access.write || (!cell.readers[0].actor && !cell.readers[1].actor &&
+                          !(cell.state & kMany));
+    if (!unread && !checkReaders(access, cell, mine, span.origin + start))
+      return false;
+  }
+  if (!access.write)
+    return recordRead(access, cell, mine);
+  recordWrite(access, cell, mine);
+  return true;
+}
+
+u32 ShadowPage::Arena::take() {
+  if (!unused.empty()) {
+    u32 index = unused.back();
+    unused.pop_back();
+    return index;
+  }
+  if (count / kChunk >= chunks.size())
+    chunks.push_back(std::make_unique<Cell[]>(kChunk * kParts));
+  return count++;
+}
+
+/// The four parts of the cell, which begin with its history.
+Cell *ShadowPage::split(Cell &cell, u32 bytes) {
+  if (cell.state & kSplit)
+    return parts[cell.state >> kIndexShift];
+  u32 index = parts.take();
+  Cell *fresh = parts[index];
+  Stamp writer = cell.written(bytes);
+  u32 quarter = bytes / kParts, slots = readerSlots();
+  for (u32 i = 0; i < kParts; ++i) {
+    Cell &part = fresh[i];
+    Stamp wrote = writer;
+    narrow(wrote, i * quarter, quarter);
+    part.writer = wrote.actor;
+    part.writeTime = wrote.time;
+    part.writeInfo = wrote.info;
+    std::copy_n(cell.readers, 2, part.readers);
+    part.state = cell.state & kInit;
+    if (!(cell.state & kMany)) {
+      for (Stamp &reader : part.readers)
+        narrow(reader, i * quarter, quarter);
+      continue;
+    }
+    Stamp *to = promote(part);
+    const Stamp *from =
+        &readerSets[(cell.state >> kIndexShift) * static_cast<size_t>(slots)];
+    for (u32 slot = 0; slot < slots; ++slot) {
+      to[slot] = from[slot];
+      narrow(to[slot], i * quarter, quarter);
+    }
+  }
+  release(cell);
+  cell.state = kSplit | index << kIndexShift;
+  return fresh;
+}
+
+/// Gives back what the cell's index stands for.
+void ShadowPage::release(Cell &cell) {
+  u32 index = cell.state >> kIndexShift;
+  if (!index)
+    return;
+  if (cell.state & kSplit) {
+    Cell *children = parts[index];
+    for (u32 i = 0; i < kParts; ++i)
+      release(children[i]);
+    parts.give(index);
+  } else {
+    unusedSets.push_back(index);
+  }
+  cell.state &= kInit;
+}
+
+inline void ShadowPage::visit(const Access &access, Cell &cell, u64 start,
+                              u32 bytes, const Span &span) {
+  if (!(cell.state & kSplit) && span.covers(start, bytes) &&
+      touchWhole(access, cell, start, bytes, span))
+    return;
+  visitParts(access, cell, start, bytes, span);
+}
+
+void ShadowPage::visitParts(const Access &access, Cell &cell, u64 start,
+                            u32 bytes, const Span &span) {
+  bool whole = span.covers(start, bytes);
+  Cell *children = split(cell, bytes);
+  u32 quarter = bytes / kParts;
+  for (u32 i = 0; i < kParts; ++i)
+    if (span.meets(start + i * quarter, quarter))
+      visit(access, children[i], start + i * quarter, quarter, span);
+  if (!whole || !access.write)
+    return;
+  // All of it has one history again, and no race is left to find.
+  release(cell);
+  cell = Cell();
+  Access quiet = access;
+  quiet.read = quiet.checksRaces = false;
+  touchWhole(quiet, cell, start, bytes, span);
 }
 
 void ShadowPage::touch(const Access &access, u64 offset, u32 bytes,
                        u64 origin) {
-  u64 end = offset + bytes;
-  for (u64 word = offset / 4; word * 4 < end; ++word) {
-    Cell &cell = cells[word];
-    u64 from = std::max(offset, word * 4), to = std::min(end, word * 4 + 4);
-    if (to - from == 4 && !(cell.state & kSplit)) {
-      touchCell(access, cell, 0xf, origin + word * 4,
-                static_cast<u32>(word * 4 - offset), 4);
-      continue;
+  Span span{offset, offset + bytes, origin};
+  u32 size = 1u << rootShift;
+  u64 start = offset >> rootShift << rootShift;
+  Cell *cell = &cells[offset >> rootShift];
+  if (span.to <= start + size) {
+    // Straight down to the smallest cell that holds all of it.
+    while ((cell->state & kSplit) && (offset ^ (span.to - 1)) < size / kParts) {
+      size /= kParts;
+      u64 part = offset / size % kParts;
+      cell = parts[cell->state >> kIndexShift] + part;
+      start += part * size;
     }
-    Sub &sub = split(cell);
-    for (u64 byte = from; byte < to; ++byte)
-      touchCell(access, sub.bytes[byte % 4], 1, origin + byte,
-                static_cast<u32>(byte - offset), 1);
-    if (to - from == 4 && access.write) {
-      // The four bytes share their history again.
-      Cell &part = sub.bytes[0];
-      cell = part;
-      cell.state = access.undefined ? 0 : 0xf;
-    }
+    visit(access, *cell, start, size, span);
+    return;
   }
+  for (; start < span.to; start += size, ++cell)
+    visit(access, *cell, start, size, span);
+}
+
+void ShadowPage::reset(u64 bytes, u32 firstActor, u32 denseActors,
+                       bool tracksInit, const char *what) {
+  rootShift = denseActors ? 4 : 6;
+  cells.assign((bytes + (1u << rootShift) - 1) >> rootShift, Cell());
+  parts.clear();
+  readerSets.clear();
+  unusedSets.clear();
+  first = firstActor;
+  dense = denseActors;
+  init = tracksInit;
+  name = what;
+}
+
+//===----------------------------------------------------------------------===//
+// Completions
+//===----------------------------------------------------------------------===//
+
+template <typename Fn>
+void ShadowPage::forCells(Cell &cell, u64 start, u32 bytes, const Span &span,
+                          Fn fn) {
+  if (span.covers(start, bytes) && !(cell.state & kSplit)) {
+    fn(cell, start, bytes);
+    return;
+  }
+  Cell *children = split(cell, bytes);
+  u32 quarter = bytes / kParts;
+  for (u32 i = 0; i < kParts; ++i)
+    if (span.meets(start + i * quarter, quarter))
+      forCells(children[i], start + i * quarter, quarter, span, fn);
 }
 
 template <typename Fn>
 void ShadowPage::forCells(u64 offset, u32 bytes, Fn fn) {
-  u64 end = offset + bytes;
-  for (u64 word = offset / 4; word * 4 < end; ++word) {
-    Cell &cell = cells[word];
-    if (!(cell.state & kSplit)) {
-      fn(cell);
-      continue;
-    }
-    Sub &sub = subs[cell.state >> kIndexShift];
-    for (u64 byte = std::max(offset, word * 4);
-         byte < std::min(end, word * 4 + 4); ++byte)
-      fn(sub.bytes[byte % 4]);
-  }
+  Span span{offset, offset + bytes, 0};
+  u32 size = 1u << rootShift;
+  for (u64 at = offset >> rootShift << rootShift; at < span.to; at += size)
+    forCells(cells[at >> rootShift], at, size, span, fn);
 }
 
-void ShadowPage::completeWrite(const Access &access, u64 offset, u32 bytes) {
-  const Warp &warp = *access.warp;
-  u32 actor = warp.block->firstActor + warp.index;
-  u32 lane = __builtin_ctz(access.lanes);
-  forCells(offset, bytes, [&](Cell &cell) {
-    if (cell.writer != actor || !(cell.writeInfo & kPending) ||
-        laneOf(cell.writeInfo) != lane)
+void ShadowPage::completeWrite(const Access &access, u64 offset, u32 bytes,
+                               const Completion &by) {
+  forCells(offset, bytes, [&](Cell &cell, u64 start, u32 cellBytes) {
+    if (cell.writer != access.actor || !(cell.writeInfo & kPending))
+      return;
+    Stamp mine = stampOf(access, start - offset, cellBytes);
+    if ((cell.writeInfo ^ mine.info) & (kLaneBits | kStrideBits))
       return;
     cell.writeInfo &= ~kPending;
-    cell.writeTime = warp.time;
-    if (access.actor == ~0u)
-      return;
-    cell.writer = access.actor;
     cell.writeTime = access.time;
-    cell.writeInfo = (cell.writeInfo & ~(31u << kLaneShift)) | access.flags |
-                     access.actorLane << kLaneShift;
+    if (!by.actor)
+      return;
+    cell.writer = by.actor;
+    cell.writeTime = by.time;
+    cell.writeInfo =
+        (cell.writeInfo & ~kLaneBits) | access.flags | by.lane << kLaneShift;
   });
 }
 
 void ShadowPage::completeRead(const Access &access, u64 offset, u32 bytes) {
-  const Warp &warp = *access.warp;
-  u32 actor = warp.block->firstActor + warp.index;
-  forCells(offset, bytes, [&](Cell &cell) {
+  forCells(offset, bytes, [&](Cell &cell, u64, u32) {
     u32 count;
-    Reader *set = readers(cell, count);
+    Stamp *set = readers(cell, count);
     for (u32 i = 0; i < count; ++i)
-      if (set[i].actor == actor && (set[i].info & kPending)) {
+      if (set[i].actor == access.actor && set[i].pending()) {
         set[i].info &= ~kPending;
-        set[i].time = warp.time;
+        set[i].time = access.time;
       }
   });
 }
@@ -424,7 +549,7 @@ ShadowPage &RegionShadow::page(u64 index, const char *what) {
   if (page)
     return *page;
   auto fresh = std::make_unique<ShadowPage>();
-  fresh->reset(kPageBytes / 4, 0, 0, false, what);
+  fresh->reset(kPageBytes, 0, 0, false, what);
   if (pages[index].compare_exchange_strong(page, fresh.get(),
                                            std::memory_order_acq_rel))
     return *fresh.release();
@@ -447,6 +572,8 @@ void RegionShadow::touch(const Access &access, u64 offset, u64 bytes,
       part.value += now;
       part.memory += now;
     }
+    if (part.stride != kWhole && now < bytes)
+      part.lanes &= ~0u << (__builtin_ctz(part.lanes) + (now >> part.stride));
     offset += now;
     bytes -= now;
   }

@@ -2,12 +2,18 @@
 
 #include "MoE/Simulator/Simulator.h"
 #include "Machine.h"
+#include "Shadow.h"
 
 #include <algorithm>
 #include <stdexcept>
 #include <thread>
 
 namespace moe::sim {
+
+Region::Region() = default;
+Region::Region(Region &&) noexcept = default;
+Region &Region::operator=(Region &&) noexcept = default;
+Region::~Region() = default;
 namespace {
 
 constexpr u32 kMaxThreads = 1024;

@@ -6,25 +6,28 @@
 
 namespace moe::sim {
 
-const char *encodeTensorMap(TensorMap &map, uint64_t address,
-                            uint32_t elementBytes, uint32_t rank,
-                            const uint64_t *dims, const uint64_t *strides,
-                            const uint32_t *box, uint32_t swizzle,
-                            bool nanFill) {
+const char *encodeTensorMap(TensorMap &map, uint64_t address, uint32_t dataType,
+                            uint32_t rank, const uint64_t *dims,
+                            const uint64_t *strides, const uint32_t *box,
+                            uint32_t swizzle, bool nanFill) {
   // The limits are those of cuTensorMapEncodeTiled.
   if (rank < 1 || rank > 5)
     return "expected a tensor of 1 to 5 dimensions";
   if (address % 16)
     return "expected the tensor's address to be a multiple of 16";
-  if (elementBytes != 1 && elementBytes != 2 && elementBytes != 4 &&
-      elementBytes != 8)
-    return "expected elements of 1, 2, 4 or 8 bytes";
+  // u8, u16, u32, s32, u64, s64, f16, f32, f64, bf16, f32 with flushed
+  // denormals, tf32, and tf32 with flushed denormals.
+  static constexpr uint8_t sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
+  if (dataType >= sizeof sizes)
+    return "expected an element type of cuTensorMapEncodeTiled, u8 to tf32";
+  uint32_t elementBytes = sizes[dataType];
   if (swizzle > 3)
     return "expected swizzle none, 32B, 64B or 128B";
   std::memset(&map, 0, sizeof map);
   map.magic = TensorMap::kMagic;
   map.address = address;
   map.rank = static_cast<uint8_t>(rank);
+  map.dataType = static_cast<uint8_t>(dataType);
   map.elementBytes = static_cast<uint8_t>(elementBytes);
   map.swizzle = static_cast<uint8_t>(swizzle);
   map.nanFill = nanFill;

@@ -176,6 +176,10 @@ void addReductions(HandlerTable &table) {
       [](float a, float b) { return pickFloat<true, false, true>(a, b); });
   table["redux.min.abs.f32"] = reduction<float>(
       [](float a, float b) { return pickFloat<false, true, false>(a, b); });
+  table["redux.min.abs.NaN.f32"] = reduction<float>(
+      [](float a, float b) { return pickFloat<false, true, true>(a, b); });
+  table["redux.max.abs.NaN.f32"] = reduction<float>(
+      [](float a, float b) { return pickFloat<true, true, true>(a, b); });
   table["redux.max.abs.f32"] = reduction<float>(
       [](float a, float b) { return pickFloat<true, true, false>(a, b); });
 }

@@ -15,6 +15,7 @@
 #include "Handlers.h"
 #include "Memory.h"
 #include "Mma.h"
+#include "Shadow.h"
 #include "Wgmma.h"
 
 #include <algorithm>
@@ -76,12 +77,9 @@ struct Descriptor {
 class Operand {
 public:
   Operand(Warp &warp, const Inst &inst, WgmmaInFlight &flight)
-      : warp(warp), inst(inst), flight(flight) {
-    access.warp = &warp;
-    access.lanes = kAllLanes & warp.live;
-    access.pc = pcOf(warp, inst);
+      : warp(warp), inst(inst), flight(flight),
+        access(warp, warp.live, pcOf(warp, inst), kAsync | kPending) {
     access.read = true;
-    access.flags = kAsync | kPending;
   }
 
   /// rows x 32 bytes into `to`, K within a row.
@@ -264,7 +262,7 @@ void loadRegistersA(Warp &warp, const Inst &inst, u8 *to) {
 void report(Warp &warp, u32 pc, FindingKind kind, const std::string &what,
             u32 otherPc = kNone) {
   LaunchState &launch = *warp.block->launch;
-  if (launch.checks.race && !launch.reporter->repeats(kind, pc, otherPc))
+  if (launch.checks.race && !launch.reporter->repeats(kind, warp, pc, otherPc))
     launch.reporter->add(
         kind, warp, __builtin_ctz(warp.live), pc, what, otherPc,
         otherPc == kNone ? "" : launch.reporter->describe(otherPc));
@@ -304,18 +302,14 @@ void runWgmma(Warp &warp, const Inst &inst, u32) {
 }
 
 void setReads(Warp &warp, const WgmmaInFlight &flight, bool complete) {
-  Access access;
-  access.warp = &warp;
-  access.lanes = warp.live;
-  access.pc = flight.pc;
+  Access access(warp, warp.live, flight.pc, kAsync | kPending);
   access.read = true;
-  access.flags = kAsync | kPending;
   u64 base = warp.block->launch->sharedBase;
   for (const SharedRange &range : flight.reads) {
     if (complete)
-      warp.block->shadow.completeRead(access, range.offset, range.bytes);
+      warp.block->shadow->completeRead(access, range.offset, range.bytes);
     else
-      warp.block->shadow.touch(access, range.offset, range.bytes, base);
+      warp.block->shadow->touch(access, range.offset, range.bytes, base);
   }
 }
 

@@ -117,7 +117,8 @@ llvm::Error mlir::moe::writeArtifact(const Artifact &artifact, StringRef path) {
   SmallString<128> staged;
   fs::createUniquePath(path + ".staging-%%%%%%%%", staged, false);
   if (std::error_code code =
-          fs::create_directory(staged, /*IgnoreExisting=*/false))
+          fs::create_directory(staged, /*IgnoreExisting=*/false,
+                               fs::perms::all_all))
     return failedTo("create a folder beside '" + path + "'", code);
   llvm::scope_exit cleanup([&] { fs::remove_directories(staged); });
 

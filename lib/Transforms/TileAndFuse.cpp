@@ -3,22 +3,31 @@
 // Matches any op with TilingInterface and DestinationStyleOpInterface. Which
 // dims are cut follows from the maps alone; that the op may be cut there is
 // what its interface says. A producer is computed inside the tile when each of
-// its rows is needed by exactly one tile, so fusion never repeats work.
-// Bits do not change.
+// its rows is needed by exactly one tile, so fusion never repeats work, and
+// when the tiles cut all dims of its rows, so fusion never serialises it:
+// RowGroup says which ops share a loop. Each op of a group whose result leaves
+// it is tiled with its producers, and the loops become one, in which equal
+// tiles of a producer are computed once. Bits do not change.
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Transforms/Passes.h"
+#include "RowGroup.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/SCF/Transforms/TileUsingInterface.h"
+#include "mlir/Dialect/SCF/Utils/Utils.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/Dominance.h"
 #include "mlir/IR/Remarks.h"
 #include "mlir/Interfaces/DestinationStyleOpInterface.h"
 #include "mlir/Interfaces/IndexingMapOpInterface.h"
+#include "mlir/Interfaces/SideEffectInterfaces.h"
 #include "mlir/Interfaces/TilingInterface.h"
+#include "mlir/Transforms/CSE.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOETILEANDFUSEPASS
@@ -33,36 +42,6 @@ using namespace mlir::moe;
 //===----------------------------------------------------------------------===//
 // What to tile
 //===----------------------------------------------------------------------===//
-
-/// The dims along which the rows of `op` lie, outermost first: parallel, part
-/// of every result, and not the innermost dim of the results, which is kept
-/// contiguous unless `op` asks for tiles of its own size. Empty if `op` has no
-/// such dims.
-static SmallVector<unsigned> getRowDims(TilingInterface op) {
-  auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
-  auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
-  if (!maps || !dps || dps.getNumDpsInits() == 0)
-    return {};
-  SmallVector<utils::IteratorType> iterators = op.getLoopIteratorTypes();
-  SmallVector<unsigned> spans(iterators.size(), 0), innermost(spans);
-  for (OpOperand &init : dps.getDpsInitsMutable()) {
-    AffineMap map = maps.getMatchingIndexingMap(&init);
-    for (AffineExpr expr : map.getResults())
-      if (auto dim = dyn_cast<AffineDimExpr>(expr))
-        ++spans[dim.getPosition()];
-    if (map.getNumResults() > 1)
-      if (auto dim = dyn_cast<AffineDimExpr>(map.getResults().back()))
-        ++innermost[dim.getPosition()];
-  }
-  SmallVector<unsigned> rows;
-  bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
-  unsigned numInits = dps.getNumDpsInits();
-  for (auto [dim, iterator] : llvm::enumerate(iterators))
-    if (iterator == utils::IteratorType::parallel && spans[dim] == numInits &&
-        (innermost[dim] < numInits || mayCutInnermost))
-      rows.push_back(dim);
-  return rows;
-}
 
 /// Whether `op` sums over a dim of unknown size into few results: tiles of its
 /// rows would be few, and each a long loop.
@@ -115,12 +94,13 @@ static SmallVector<Attribute> getBlockMapping(MLIRContext *context,
 // What to fuse
 //===----------------------------------------------------------------------===//
 
-/// Why the producer of `slice` stays outside of the tile; empty to fuse it.
-/// `numLoops` tile offsets must all appear in the slice: otherwise several
-/// tiles need the same rows and each would compute them again. The ops of
-/// `onlyFused` have no user outside of the tile.
+/// Why the producer of `slice`, of which nothing is known but that it can be
+/// tiled, stays outside of the tile; empty to fuse it. `numLoops` tile offsets
+/// must all appear in the slice: otherwise several tiles need the same rows
+/// and each would compute them again. The ops of `onlyFused` have no user
+/// outside of the tile.
 static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
-                               unsigned numLoops,
+                               unsigned numLoops, bool keepUnitDims,
                                const DenseSet<Operation *> &onlyFused) {
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
@@ -130,6 +110,10 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   });
   if (cut < numLoops)
     return "several tiles need the same rows of it";
+  // A mean over rows would otherwise compute all rows that it spans in one
+  // tile.
+  if (getRowDims(cast<TilingInterface>(op), keepUnitDims).size() > numLoops)
+    return "it has more rows to run in parallel";
   if (onlyFused.contains(op))
     return "";
   Operation *user = nullptr;
@@ -165,6 +149,110 @@ static DenseSet<Operation *> getOnlyFused(Operation *consumer) {
   return fused;
 }
 
+//===----------------------------------------------------------------------===//
+// One loop for a group
+//===----------------------------------------------------------------------===//
+
+/// Makes `loop` run to the bounds of `leader`, which are the sizes of the same
+/// rows. Failure where only one of them is static.
+static LogicalResult shareBounds(RewriterBase &rewriter, scf::ForallOp leader,
+                                 scf::ForallOp loop) {
+  SmallVector<OpFoldResult> bounds = leader.getMixedUpperBound();
+  SmallVector<OpFoldResult> own = loop.getMixedUpperBound();
+  for (auto [bound, ownBound] : llvm::zip_equal(bounds, own))
+    if (isa<Attribute>(bound) ? bound != ownBound : isa<Attribute>(ownBound))
+      return failure();
+  for (auto [bound, ownBound] : llvm::zip_equal(bounds, own))
+    if (auto value = dyn_cast<Value>(ownBound))
+      rewriter.replaceUsesWithIf(
+          value, cast<Value>(bound),
+          [&](OpOperand &use) { return loop->isAncestor(use.getOwner()); });
+  return success();
+}
+
+/// Moves what is computed from `loop` behind `last`. Failure, with nothing
+/// moved, where an op with side effects would have to move.
+static LogicalResult moveUsersBehind(RewriterBase &rewriter, scf::ForallOp loop,
+                                     scf::ForallOp last) {
+  DenseSet<Operation *> moving{loop};
+  SmallVector<Operation *> users;
+  for (Operation *op = loop->getNextNode(); op != last;
+       op = op->getNextNode()) {
+    bool depends = false;
+    op->walk([&](Operation *nested) {
+      for (Value operand : nested->getOperands())
+        if (Operation *source = operand.getDefiningOp())
+          depends |= moving.contains(source);
+    });
+    if (!depends)
+      continue;
+    if (!isMemoryEffectFree(op))
+      return failure();
+    moving.insert(op);
+    users.push_back(op);
+  }
+  Operation *behind = last;
+  for (Operation *user : users) {
+    rewriter.moveOpAfter(user, behind);
+    behind = user;
+  }
+  return success();
+}
+
+/// Replaces tiles of one op that differ in nothing but their destinations,
+/// which no op of the dialect reads, by the first of them.
+static bool mergeEqualTiles(RewriterBase &rewriter, scf::ForallOp loop) {
+  SmallVector<MoEStructuredOpInterface> tiles;
+  bool merged = false;
+  for (Operation &op : llvm::make_early_inc_range(*loop.getBody())) {
+    auto tile = dyn_cast<MoEStructuredOpInterface>(&op);
+    if (!tile)
+      continue;
+    auto dps = cast<DestinationStyleOpInterface>(&op);
+    auto isEqual = [&](MoEStructuredOpInterface other) {
+      if (other->getName() != op.getName() ||
+          other->getResultTypes() != op.getResultTypes() ||
+          other->getAttrDictionary() != op.getAttrDictionary() ||
+          other->getPropertiesAsAttribute() != op.getPropertiesAsAttribute())
+        return false;
+      return llvm::all_of(
+          llvm::zip_equal(op.getOpOperands(), other->getOpOperands()),
+          [&](auto pair) {
+            auto [mine, its] = pair;
+            return dps.isDpsInit(&mine) || mine.get() == its.get();
+          });
+    };
+    auto *earlier = llvm::find_if(tiles, isEqual);
+    if (earlier == tiles.end()) {
+      tiles.push_back(tile);
+      continue;
+    }
+    rewriter.replaceOp(&op, (*earlier)->getResults());
+    merged = true;
+  }
+  return merged;
+}
+
+/// Makes the loops of a group, in program order, one loop at the place of the
+/// last. Loops that cannot join stay as they are.
+static void mergeLoops(RewriterBase &rewriter, ArrayRef<scf::ForallOp> loops) {
+  scf::ForallOp merged = loops.back();
+  for (scf::ForallOp loop : llvm::reverse(loops.drop_back())) {
+    if (failed(shareBounds(rewriter, loop, merged)) ||
+        failed(moveUsersBehind(rewriter, loop, merged)))
+      continue;
+    merged = fuseIndependentSiblingForallLoops(loop, merged, rewriter);
+  }
+  DominanceInfo dominance;
+  do
+    eliminateCommonSubExpressions(rewriter, dominance, merged);
+  while (mergeEqualTiles(rewriter, merged));
+}
+
+//===----------------------------------------------------------------------===//
+// The pass
+//===----------------------------------------------------------------------===//
+
 namespace {
 struct TileAndFusePass
     : public mlir::moe::impl::MoETileAndFusePassBase<TileAndFusePass> {
@@ -179,75 +267,104 @@ struct TileAndFusePass
       if (!op->getParentOfType<scf::ForallOp>())
         ops.push_back(op);
     });
-    DenseSet<Operation *> fused;
+    DenseSet<Operation *> taken;
     for (TilingInterface op : llvm::reverse(ops)) {
-      if (fused.contains(op))
+      if (taken.contains(op) || getRowDims(op, gpuBlocks).empty())
         continue;
-      if (failed(tile(rewriter, op, fused)))
+      // No work for many blocks: it is left to be cut along its reduction.
+      if (gpuBlocks && isLongReduction(op))
+        continue;
+      if (failed(tileGroup(rewriter, op, taken)))
         return signalPassFailure();
     }
   }
 
 private:
-  LogicalResult tile(IRRewriter &rewriter, TilingInterface op,
-                     DenseSet<Operation *> &fused) {
-    SmallVector<unsigned> rows = getRowDims(op);
-    // What is no work for many blocks is left to be cut along its reduction.
-    if (rows.empty() || (gpuBlocks && isLongReduction(op)))
-      return success();
-
+  /// Tiles the group of `seed`; its members, which are erased, become taken.
+  LogicalResult tileGroup(IRRewriter &rewriter, TilingInterface seed,
+                          DenseSet<Operation *> &taken) {
+    RowGroup group(seed, gpuBlocks,
+                   [&](Operation *op) { return taken.contains(op); });
+    SmallVector<Operation *> members = group.getMembers();
+    SmallVector<TilingInterface> roots = group.getRoots();
+    reportWholeConsumers(group);
     int64_t tileRows = tileSize;
-    if (auto rows = op->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
-      tileRows = rows.getInt();
-    op->removeAttr(kTileRowsAttrName);
+    if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
+      tileRows = own.getInt();
+    seed->removeAttr(kTileRowsAttrName);
+    // Consumers first: a root that feeds another one is still an op then, and
+    // not the result of a loop.
+    SmallVector<scf::ForallOp> loops;
+    for (TilingInterface root : llvm::reverse(roots)) {
+      FailureOr<scf::ForallOp> loop =
+          tileRoot(rewriter, root, group, tileRows, taken);
+      if (failed(loop))
+        return failure();
+      loops.insert(loops.begin(), *loop);
+    }
+    taken.insert(members.begin(), members.end());
+    for (Operation *member : llvm::reverse(members))
+      if (member->use_empty())
+        rewriter.eraseOp(member);
+    numTiled += roots.size();
+    numFused += members.size() - roots.size();
+    if (loops.size() > 1)
+      mergeLoops(rewriter, loops);
+    return success();
+  }
+
+  FailureOr<scf::ForallOp> tileRoot(IRRewriter &rewriter, TilingInterface root,
+                                    const RowGroup &group, int64_t tileRows,
+                                    DenseSet<Operation *> &taken) {
+    ArrayRef<unsigned> rows = group.getRows(root);
     scf::SCFTilingOptions tiling;
     tiling.setLoopType(scf::SCFTilingOptions::LoopType::ForallOp)
-        .setTileSizes(getTileSizes(op, rows, tileRows));
+        .setTileSizes(getTileSizes(root, rows, tileRows));
     if (gpuBlocks)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 
     DenseSet<Operation *> onlyFused;
     if (gpuBlocks)
-      onlyFused = getOnlyFused(op);
+      onlyFused = getOnlyFused(root);
     scf::SCFTileAndFuseOptions options;
     options.setTilingOptions(tiling);
     options.setFusionControlFn(
         [&](tensor::ExtractSliceOp slice, OpResult producer, bool isInit)
             -> std::optional<scf::SCFTileAndFuseOptions::ControlFnResult> {
-          std::string reason = whyNotFused(slice, producer, rows.size(), onlyFused);
+          Operation *op = producer.getOwner();
+          std::string reason;
+          if (!group.contains(op)) {
+            auto missed = group.getMissed().find(op);
+            reason =
+                missed != group.getMissed().end() && !onlyFused.contains(op)
+                    ? missed->second
+                    : whyNotFused(slice, producer, rows.size(), gpuBlocks,
+                                  onlyFused);
+          }
           if (reason.empty())
             return scf::SCFTileAndFuseOptions::ControlFnResult{};
           // A destination is storage, not work that could be shared.
-          if (!isInit)
-            reportNotFused(op, producer.getOwner(), reason);
+          if (!isInit && !isa<tensor::EmptyOp>(op))
+            reportNotFused(root, op, reason);
           return std::nullopt;
         });
 
-    rewriter.setInsertionPoint(op);
+    rewriter.setInsertionPoint(root);
     FailureOr<scf::SCFTileAndFuseResult> result =
-        scf::tileConsumerAndFuseProducersUsingSCF(rewriter, op, options);
+        scf::tileConsumerAndFuseProducersUsingSCF(rewriter, root, options);
     if (failed(result))
-      return op->emitOpError("expected the op to tile over its rows");
-    ++numTiled;
-    for (Operation *producer : result->fusedProducers) {
-      ++numFused;
-      fused.insert(producer);
-    }
-    for (OpResult value : op->getResults())
+      return root->emitOpError("expected the op to tile over its rows");
+    for (OpResult value : root->getResults())
       if (Value replacement = result->replacements.lookup(value))
         rewriter.replaceAllUsesWith(value, replacement);
-    eraseDead(rewriter, op, result->fusedProducers.getArrayRef());
-    return success();
-  }
-
-  /// Erases the untiled op and the producers that only it used.
-  static void eraseDead(IRRewriter &rewriter, Operation *op,
-                        ArrayRef<Operation *> producers) {
-    if (op->use_empty())
-      rewriter.eraseOp(op);
-    for (Operation *producer : producers)
-      if (producer->use_empty())
-        rewriter.eraseOp(producer);
+    for (Operation *producer : result->fusedProducers)
+      if (!group.contains(producer)) {
+        ++numFused;
+        taken.insert(producer);
+        if (producer->use_empty())
+          rewriter.eraseOp(producer);
+      }
+    return cast<scf::ForallOp>(result->loops.front().getOperation());
   }
 
   void reportNotFused(Operation *consumer, Operation *producer,
@@ -257,6 +374,36 @@ private:
                    remark::RemarkOpts::name("TileAndFuse").category(DEBUG_TYPE))
         << ("not fused into " + consumer->getName().getStringRef()).str()
         << remark::reason("{0}", reason);
+  }
+
+  /// Says why ops of the dialect that read the group's results row by row, but
+  /// need all rows, do not run in its loop.
+  void reportWholeConsumers(const RowGroup &group) {
+    for (Operation *member : group.getMembers())
+      for (OpOperand &use : member->getUses()) {
+        auto user = dyn_cast<MoEStructuredOpInterface>(use.getOwner());
+        if (!user || group.contains(user) ||
+            !getRowDims(cast<TilingInterface>(user.getOperation()), gpuBlocks)
+                 .empty())
+          continue;
+        AffineMap map = cast<IndexingMapOpInterface>(user.getOperation())
+                            .getMatchingIndexingMap(&use);
+        bool isReduction = llvm::any_of(map.getResults(), [&](AffineExpr expr) {
+          auto dim = dyn_cast<AffineDimExpr>(expr);
+          return dim && user.getDims()[dim.getPosition()].iterator ==
+                            utils::IteratorType::reduction;
+        });
+        ++numNotFused;
+        remark::missed(
+            user->getLoc(),
+            remark::RemarkOpts::name("TileAndFuse").category(DEBUG_TYPE))
+            << ("not fused with " + member->getName().getStringRef()).str()
+            << remark::reason(
+                   "{0}", isReduction
+                              ? "it sums over the rows that the loop cuts, and "
+                                "each tile would need sums of its own"
+                              : "it needs all rows at once");
+      }
   }
 };
 } // namespace

@@ -1,6 +1,6 @@
 """A compiler for the routing of mixture-of-experts models.
 
-The seven routing ops, their meaning in plain torch (`reference`), router
+The routing ops, their meaning in plain torch (`reference`), router
 modules (`nn`), metrics, and the road from a torch model to compiled code
 (`export`, `compile`, `load`, `torch.compile(backend="moe")`).
 
@@ -16,13 +16,28 @@ import types
 __version__ = "0.1.0"
 
 _OPS = (
+    "ac_logits",
     "adjacency_gate",
     "adjacency_update",
+    "attention_entropy",
     "attention_posterior",
+    "balance_loss",
+    "bias_update",
+    "combine",
+    "cosine_logits",
+    "densify",
+    "dispatch",
+    "dispersion_weights",
+    "grouped_topk",
+    "hyper_router",
     "mad_dispersion",
+    "make_finite",
     "router_logits",
     "similarity_inform",
+    "soft_dispatch",
+    "threshold_renorm",
     "topk_renorm",
+    "z_loss",
 )
 # Public name -> the submodule that defines it.
 _FUNCTIONS = {
@@ -37,7 +52,7 @@ _FUNCTIONS = {
     "simulate": "simulate",
     "update_routers": "nn",
 }
-_SUBMODULES = ("metrics", "nn", "reference", "runtime", "sim")
+_SUBMODULES = ("metrics", "nn", "plots", "reference", "runtime", "sim")
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 

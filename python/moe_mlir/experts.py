@@ -15,6 +15,7 @@ rows, never on data.
 
 import torch
 
+from .ops import dispatch
 from .ops._library import define
 
 
@@ -38,7 +39,7 @@ def run_experts(x, gates, indices, w_in, w_out, *, b_in=None, b_out=None, activa
     tokens = x.reshape(-1, x.shape[-1])
     chosen = indices.reshape(-1, indices.shape[-1])
     weights = gates.reshape(-1, gates.shape[-1])
-    slots, offsets, _ = torch.ops.moe.dispatch(chosen, w_in.shape[0])
+    slots, offsets, _ = dispatch(chosen, w_in.shape[0])
     rows = torch.ops.moe.token_rows(slots)
     hidden = activation(torch.ops.moe.grouped_linear(tokens[rows], w_in, b_in, offsets))
     outputs = torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets)
@@ -48,7 +49,7 @@ def run_experts(x, gates, indices, w_in, w_out, *, b_in=None, b_out=None, activa
     return (picked * weights.unsqueeze(-1)).sum(dim=1).reshape(x.shape)
 
 
-# ---- dispatch ------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------
 
 
 def _check_indices(name, indices):
@@ -56,36 +57,6 @@ def _check_indices(name, indices):
         raise ValueError(f"{name}: expected 2 dims [tokens, k], found {indices.dim()}")
     if indices.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name}: expected int32 or int64, found {indices.dtype}")
-
-
-def _dispatch(indices, num_experts):
-    """Stable counting sort, choice first: all first choices before second ones."""
-    _check_indices("dispatch: indices", indices)
-    choices = indices.t().reshape(-1).to(torch.int64)
-    if choices.numel() and int(choices.max()) >= num_experts:
-        raise ValueError(f"dispatch: expected indices below num_experts ({num_experts}), "
-                         f"found {int(choices.max())}")
-    valid = choices >= 0
-    # The pairs without an expert sort behind all others.
-    keys = torch.where(valid, choices, num_experts)
-    order = torch.argsort(keys, stable=True)
-    position = torch.empty_like(order)
-    position[order] = torch.arange(order.numel(), device=order.device)
-    slots = torch.where(valid, position, -1).reshape(indices.shape[1], indices.shape[0])
-    counts = torch.bincount(keys, minlength=num_experts + 1)[:num_experts]
-    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    return slots.t().contiguous(), offsets, counts
-
-
-def _dispatch_fake(indices, num_experts):
-    _check_indices("dispatch: indices", indices)
-    slots = indices.new_empty(indices.shape, dtype=torch.int64)
-    return (slots, indices.new_empty((num_experts + 1,), dtype=torch.int64),
-            indices.new_empty((num_experts,), dtype=torch.int64))
-
-
-define("dispatch(Tensor indices, int num_experts) -> (Tensor slots, Tensor offsets, Tensor counts)",
-       kernel=_dispatch, fake=_dispatch_fake, key="CompositeExplicitAutograd")
 
 
 def _token_rows(slots):

@@ -1,14 +1,20 @@
 """Routing metrics of the papers; docs/Spec.md 5.
 
 All take an optional `mask` (True = real token) over the tokens, leave masked
-tokens out, and give 0 where there is no token.
+tokens out, and give 0 where there is no token. Nothing here reads a result
+back to the host, so that they can stay on in training; `RoutingMonitor`
+collects them from a model as it runs.
 """
+
+import contextlib
 
 import torch
 
 from .reference import entropy
 
 __all__ = [
+    "RoutingMonitor",
+    "contingency_table",
     "entropy_ratio",
     "fluctuation_rate",
     "load_balance_std",
@@ -20,8 +26,10 @@ __all__ = [
 
 def _mean(values, mask):
     """Mean over the tokens that count, 0 without any."""
-    values = values if mask is None else values[mask]
-    return values.double().mean() if values.numel() else values.new_zeros((), dtype=torch.float64)
+    values = values.double()
+    if mask is None:
+        return values.sum() / max(1, values.numel())
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def fluctuation_rate(idx_a, idx_b, *, mask=None):
@@ -52,24 +60,41 @@ def selection_counts(idx, num_experts, *, mask=None):
     chosen = (idx >= 0) & (idx < num_experts)
     if mask is not None:
         chosen = chosen & mask[..., None]
-    return torch.bincount(idx[chosen].to(torch.int64), minlength=num_experts)
+    return _histogram(torch.where(chosen, idx, num_experts), num_experts)
+
+
+def _histogram(values, size):
+    """Counts of 0 .. size-1 in values of 0 .. size; those of `size` are cut off."""
+    values = values.reshape(-1).to(torch.int64)
+    counts = torch.zeros(size + 1, dtype=torch.int64, device=values.device)
+    return counts.scatter_add(0, values, torch.ones_like(values))[:-1]
 
 
 def load_balance_std(idx, num_experts, *, mask=None):
     """Population deviation over the experts of their percentage of assignments."""
-    counts = selection_counts(idx, num_experts, mask=mask).double()
-    total = counts.sum()
-    if total == 0:
-        return total
-    return (100 * counts / total).std(correction=0)
+    return _load_std(selection_counts(idx, num_experts, mask=mask))
 
 
-def router_instability(top1_prev, top1_cur, *, mask=None):
+def _load_std(counts):
+    counts = counts.double()
+    return (100 * counts / counts.sum(dim=-1, keepdim=True).clamp(min=1)).std(dim=-1, correction=0)
+
+
+def router_instability(top1_prev, top1_cur, *, num_experts=None, mask=None):
     """Share of ordered token pairs that share an expert in one layer only.
 
     From the contingency table c of the two assignments and its margins a, b:
     `(sum a^2 + sum b^2 - 2 sum c^2) / n^2`, in O(n + E^2) instead of O(n^2).
+    Without `num_experts` the largest index is read back from the device.
     """
+    if num_experts is None:
+        largest = [int(t.max()) for t in (top1_prev, top1_cur) if t.numel()]
+        num_experts = max([0, *largest]) + 1
+    return _instability(contingency_table(top1_prev, top1_cur, num_experts, mask=mask))
+
+
+def contingency_table(top1_prev, top1_cur, num_experts, *, mask=None):
+    """How many tokens went to expert a in one layer and to b in the next, int64 [E, E]."""
     prev, cur = top1_prev.reshape(-1), top1_cur.reshape(-1)
     if prev.shape != cur.shape:
         raise ValueError(
@@ -79,12 +104,143 @@ def router_instability(top1_prev, top1_cur, *, mask=None):
     valid = (prev >= 0) & (cur >= 0)
     if mask is not None:
         valid = valid & mask.reshape(-1)
-    prev, cur = prev[valid].to(torch.int64), cur[valid].to(torch.int64)
-    tokens = prev.numel()
-    if tokens == 0:
-        return torch.zeros((), dtype=torch.float64)
-    experts = int(torch.maximum(prev.max(), cur.max())) + 1
-    table = torch.bincount(prev * experts + cur, minlength=experts * experts)
-    table = table.reshape(experts, experts).double()
-    margins = (table.sum(dim=1) ** 2).sum() + (table.sum(dim=0) ** 2).sum()
-    return (margins - 2 * (table**2).sum()) / tokens**2
+    pairs = torch.where(valid, prev * num_experts + cur, num_experts**2)
+    return _histogram(pairs, num_experts**2).reshape(num_experts, num_experts)
+
+
+def _instability(table):
+    table = table.double()
+    margins = (table.sum(dim=-1) ** 2).sum(dim=-1) + (table.sum(dim=-2) ** 2).sum(dim=-1)
+    tokens = table.sum(dim=(-1, -2)).clamp(min=1)
+    return (margins - 2 * (table**2).sum(dim=(-1, -2))) / tokens**2
+
+
+class RoutingMonitor:
+    """The papers' metrics of every router of a model, collected while it runs.
+
+    Forward hooks add to small tensors on the device; nothing is read back
+    before `history()`. A window ends with `end_window()`, say once an epoch:
+    loads, entropies, instabilities and adjacencies are kept per window and
+    layer. `probe(run)` routes a fixed batch and compares its experts with the
+    previous probe's: the fluctuation rate.
+
+        monitor = RoutingMonitor(model)
+        for epoch in range(epochs):
+            train(model)
+            monitor.probe(lambda: model(batch))
+            monitor.end_window()
+        monitor.history()["fluctuation"]
+    """
+
+    def __init__(self, model):
+        from .nn import Router
+
+        self.names = [name for name, m in model.named_modules() if isinstance(m, Router)]
+        self._routers = [m for m in model.modules() if isinstance(m, Router)]
+        self._windows, self._probes = [], []
+        self._window, self._probed, self._top1 = {}, None, (None, None)
+        self._handles = [
+            router.register_forward_hook(self._hook(layer))
+            for layer, router in enumerate(self._routers)
+        ]
+
+    def close(self):
+        """Takes the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, layer):
+        def hook(router, args, routing):
+            self._record(layer, router, routing)
+
+        return hook
+
+    @torch.no_grad()
+    def _record(self, layer, router, routing):
+        indices = routing.indices.detach()
+        if self._probed is not None:
+            self._probed[layer] = indices.clone()
+            return
+        experts, real = router.num_experts, indices[..., 0] >= 0
+        added = {"load": selection_counts(indices, experts), "tokens": real.sum()}
+        p = _distribution(routing)
+        if p is not None:
+            added["entropy"] = torch.where(real, entropy(p), 0.0).sum().double()
+        # The layer before in this pass, if it routed the same tokens.
+        before, top1 = self._top1
+        if before is not None and before < layer and top1.shape == real.shape:
+            added["table"] = contingency_table(top1, indices[..., 0], experts)
+        self._top1 = (layer, indices[..., 0])
+        window = self._window.setdefault(layer, {})
+        for name, value in added.items():
+            window[name] = window[name] + value if name in window else value
+
+    def probe(self, run):
+        """Calls `run()`, a forward of the model on a fixed batch, apart from the window."""
+        self._probed = {}
+        try:
+            with torch.no_grad():
+                run()
+        finally:
+            probed, self._probed = self._probed, None
+        self._probes.append(probed)
+
+    @contextlib.contextmanager
+    def paused(self):
+        """Leaves a forward out, such as one that evaluates."""
+        self._probed = {}
+        try:
+            yield
+        finally:
+            self._probed = None
+
+    def end_window(self):
+        """Keeps what was collected since the last window, with the graphs of experts."""
+        for layer, router in enumerate(self._routers):
+            graph = getattr(router, "adjacency", None)
+            if graph is not None and layer in self._window:
+                self._window[layer]["adjacency"] = graph.detach().clone()
+        self._windows.append(self._window)
+        self._window = {}
+
+    def history(self):
+        """Lists over windows (or pairs of probes) of lists over the layers that ran.
+
+        `load` [E] as shares, `load_std` in percentage points, `entropy` in
+        nats, `instability`, `fluctuation`, `adjacency` [E, E]; None where a
+        router has no such thing.
+        """
+        of_windows = {
+            "load": lambda w: (w["load"] / w["load"].sum().clamp(min=1)).tolist(),
+            "load_std": lambda w: float(_load_std(w["load"])),
+            "entropy": lambda w: float(w["entropy"] / w["tokens"].clamp(min=1)),
+            "instability": lambda w: float(_instability(w["table"])),
+            "adjacency": lambda w: w["adjacency"].cpu(),
+        }
+        history = {}
+        for name, read in of_windows.items():
+            history[name] = [
+                [self._read(read, window[layer]) for layer in sorted(window)]
+                for window in self._windows
+            ]
+        history["fluctuation"] = [
+            [float(fluctuation_rate(before[layer], after[layer])) for layer in sorted(after)]
+            for before, after in zip(self._probes, self._probes[1:])
+        ]
+        return history
+
+    @staticmethod
+    def _read(read, window):
+        try:
+            return read(window)
+        except KeyError:
+            return None
+
+
+def _distribution(routing):
+    """Routing scores before the selection as probabilities, None where there are none."""
+    if routing.probs is not None:
+        # Smoothed over a graph they do not sum to 1.
+        p = routing.probs.clamp(min=0)
+        return p / p.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
+    return None if routing.logits is None else routing.logits.softmax(dim=-1)

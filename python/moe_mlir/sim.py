@@ -24,6 +24,14 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
+from ._sim_memory import (
+    HostArray,
+    device_address,
+    is_tensor,
+    regions_of,
+    shape_of,
+)
+
 __all__ = [
     "CHECKS",
     "Finding",
@@ -39,7 +47,6 @@ CHECKS = ("race", "bounds", "uninit", "align")
 
 _NUMERICS = ("exact", "tensor_core", "perturbed")
 _SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
-_ALLOCATION_ALIGNMENT = 256  # what cudaMalloc promises
 
 
 class PtxError(ValueError):
@@ -208,11 +215,22 @@ def _take_string(pointer: int) -> str:
 # --------------------------------------------------------------------------
 
 
+# CUtensorMapDataType; signed types without an entry have the unsigned one's,
+# which only differs in reductions.
+_TENSOR_MAP_TYPES = {
+    "uint8": 0, "int8": 0, "bool": 0, "float8_e4m3fn": 0, "float8_e5m2": 0,
+    "uint16": 1, "int16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5,
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+}
+
+
 class TensorMap:
     """A tensor-map argument (`CUtensorMap`) for cp.async.bulk.tensor.
 
     `box` is the tile's extent and `dims` the tensor's, innermost dimension
     first as in the CUDA driver; without `dims` the array's own shape counts.
+    `dtype` names the elements where the array's type does not, as "bfloat16"
+    in an array of 16-bit integers.
     """
 
     def __init__(
@@ -224,15 +242,22 @@ class TensorMap:
         strides: Sequence[int] | None = None,
         swizzle: str = "none",
         nan_fill: bool = False,
+        dtype: str | None = None,
     ):
         if swizzle not in _SWIZZLES:
             raise ValueError(
                 f"expected swizzle to be one of {sorted(_SWIZZLES)}, "
                 f"found {swizzle!r}"
             )
-        shape, item_size = _shape_of(array)
         self.array = array
-        self.item_size = item_size
+        shape, item_size = shape_of(array)
+        name = dtype or str(array.dtype).removeprefix("torch.")
+        if name not in _TENSOR_MAP_TYPES:
+            raise ValueError(
+                f"expected dtype to be one of {sorted(_TENSOR_MAP_TYPES)}, "
+                f"found {name!r}"
+            )
+        self.data_type = _TENSOR_MAP_TYPES[name]
         self.dims = list(dims if dims is not None else reversed(shape))
         if len(box) != len(self.dims):
             raise ValueError(
@@ -255,7 +280,7 @@ class TensorMap:
         error = _library().moe_sim_encode_tensor_map(
             out,
             address,
-            self.item_size,
+            self.data_type,
             rank,
             (ctypes.c_uint64 * rank)(*self.dims),
             (ctypes.c_uint64 * rank)(*self.strides),
@@ -266,103 +291,6 @@ class TensorMap:
         if error:
             raise ValueError(_take_string(error))
         return out.raw
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "data_ptr") and hasattr(value, "element_size")
-
-
-def _shape_of(array: Any) -> tuple[list[int], int]:
-    if _is_tensor(array):
-        return list(array.shape), array.element_size()
-    return list(array.shape), array.itemsize
-
-
-class _Region:
-    """Host bytes that the kernel may touch: one array, or the union of
-    arrays that overlap. The kernel works on an aligned copy, so that sector
-    counts and alignment findings do not depend on where the host allocator
-    put the array; an array that starts inside a larger one keeps its offset
-    from an aligned start."""
-
-    def __init__(self, start: int, size: int, base: int, name: str):
-        self.start, self.end, self.base = start, start + size, base
-        self.name = name
-        self.read_only = True
-
-    def stage(self) -> None:
-        size = self.end - self.start
-        bias = (self.start - self.base) % _ALLOCATION_ALIGNMENT
-        self._copy = np.empty(size + 2 * _ALLOCATION_ALIGNMENT, np.uint8)
-        address = self._copy.ctypes.data
-        self.address = address + -address % _ALLOCATION_ALIGNMENT + bias
-        ctypes.memmove(self.address, self.start, size)
-
-    def write_back(self) -> None:
-        if not self.read_only:
-            ctypes.memmove(self.start, self.address, self.end - self.start)
-
-
-class _HostArray:
-    def __init__(self, array: Any, what: str):
-        if _is_tensor(array):
-            if getattr(array, "device", None) is not None:
-                if array.device.type != "cpu":
-                    raise ValueError(
-                        f"expected {what} to be on the cpu, found "
-                        f"{array.device}"
-                    )
-            if not array.is_contiguous():
-                raise ValueError(
-                    f"expected {what} to be contiguous, found strides "
-                    f"{tuple(array.stride())}: pass .contiguous()"
-                )
-            self.start = array.data_ptr()
-            self.size = array.numel() * array.element_size()
-            self.base = array.untyped_storage().data_ptr()
-            self.read_only = False
-            return
-        if not array.flags.c_contiguous:
-            raise ValueError(
-                f"expected {what} to be contiguous, found strides "
-                f"{array.strides}: pass numpy.ascontiguousarray(...)"
-            )
-        self.start = array.ctypes.data
-        self.size = array.nbytes
-        root = array
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        self.base = root.ctypes.data
-        self.read_only = not array.flags.writeable
-
-
-def _regions(arrays: list[_HostArray], names: list[str]) -> list[_Region]:
-    """Merges arrays that share bytes: they are one allocation."""
-    merged: list[_Region] = []
-    order = sorted(range(len(arrays)), key=lambda i: arrays[i].start)
-    for i in order:
-        array = arrays[i]
-        last = merged[-1] if merged else None
-        if last is not None and array.size and array.start < last.end:
-            last.end = max(last.end, array.start + array.size)
-        elif last is not None and array.size == 0 and array.start <= last.end:
-            pass
-        else:
-            last = _Region(array.start, array.size, array.base, names[i])
-            merged.append(last)
-        last.read_only &= array.read_only
-    for region in merged:
-        region.stage()
-    return merged
-
-
-def _device_address(array: _HostArray, regions: list[_Region]) -> int:
-    # Arrays may touch: an address belongs to the last region that starts there.
-    region = [r for r in regions if r.start <= array.start][-1]
-    return region.address + (array.start - region.start)
-
-
-_INTEGER_TYPES = {"s": "i", "u": "u", "b": "u"}
 
 
 def _encode_scalar(value: Any, param: dict[str, Any], what: str) -> bytes:
@@ -421,17 +349,17 @@ class _Arguments:
                 f"expected {len(params)} arguments for kernel "
                 f"{kernel['name']}, found {len(args)}"
             )
-        arrays: list[_HostArray] = []
+        arrays: list[HostArray] = []
         names: list[str] = []
-        slots: list[tuple[int, _HostArray]] = []
+        slots: list[tuple[int, HostArray]] = []
         for i, value in enumerate(args):
             array = value.array if isinstance(value, TensorMap) else value
-            if isinstance(array, np.ndarray) or _is_tensor(array):
-                slots.append((i, _HostArray(array, f"argument {i}")))
+            if isinstance(array, np.ndarray) or is_tensor(array):
+                slots.append((i, HostArray(array, f"argument {i}")))
                 arrays.append(slots[-1][1])
                 names.append(f"argument {i}")
-        self.regions = _regions(arrays, names)
-        addresses = {i: _device_address(a, self.regions) for i, a in slots}
+        self.regions = regions_of(arrays, names)
+        addresses = {i: device_address(a, self.regions) for i, a in slots}
         block = bytearray(max(1, kernel["param_bytes"]))
         for i, (value, param) in enumerate(zip(args, params)):
             what = f"argument {i} ({param['name']})"

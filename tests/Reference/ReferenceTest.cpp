@@ -215,6 +215,234 @@ func.func @posterior(%q: tensor<2x4x?x8xf32>, %k: tensor<2x4x?x8xf32>,
 }
 
 //===----------------------------------------------------------------------===//
+// Gradients, against libtorch's autograd in float64
+//===----------------------------------------------------------------------===//
+
+/// A float64 leaf with the values of `tensor`.
+Tensor leaf(const Tensor &tensor) {
+  return tensor.to(kF64).detach().requires_grad_();
+}
+
+/// 20 times the forward's bound, scaled by the largest gradient.
+void reportGradient(const std::string &name, const Tensor &found,
+                    const Tensor &expected, double forwardTolerance) {
+  report(name, maxError(found, expected),
+         20 * forwardTolerance * expected.abs().max().item<double>());
+}
+
+/// All forms of the gradient of a selection; tokens of index -1 are padding.
+void testTopKBackward(const std::string &kind, const std::string &score,
+                      bool renorm) {
+  constexpr int64_t n = 61, e = 19, k = 5;
+  constexpr double scale = 2.5;
+  bool isProbs = kind == "probs";
+  std::string source =
+      R"mlir(
+func.func @gradient(%dg: tensor<?x5xf32>, %g: tensor<?x5xf32>,
+    %i: tensor<?x5xi32>, %x: tensor<?x19xf32>) -> tensor<?x19xf32> {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %x, %c0 : tensor<?x19xf32>
+  %0 = tensor.empty(%n) : tensor<?x19xf32>
+  %dx = moe.topk_renorm_backward
+      ins(%dg, %g, %i : tensor<?x5xf32>, tensor<?x5xf32>, tensor<?x5xi32>)
+      scores(%x : tensor<?x19xf32>) outs(%0 : tensor<?x19xf32>)
+      {route_scale = 2.5 : f64, kind = #moe.score_kind<)mlir" +
+      kind + ">, score = #moe.score_function<" + score +
+      ">, renorm = " + (renorm ? "true" : "false") +
+      "} -> tensor<?x19xf32>\n  return %dx : tensor<?x19xf32>\n}\n";
+  CompiledFunction gradient(source);
+
+  Tensor x = torch::randn({n, e}) * 3;
+  if (isProbs)
+    x = torch::softmax(x, -1);
+  Tensor mask = (torch::rand({n}) > 0.2).unsqueeze(1);
+  Tensor wide = leaf(x), s = wide;
+  if (score == "softmax")
+    s = torch::softmax(wide, -1);
+  else if (score == "sigmoid")
+    s = torch::sigmoid(wide);
+  else if (score == "sqrtsoftplus")
+    s = torch::log1p(wide.exp()).sqrt();
+  Tensor chosen = std::get<1>(torch::topk(wide.detach(), k, -1));
+  Tensor v = s.gather(1, chosen);
+  Tensor gates = renorm ? v / v.sum(-1, /*keepdim=*/true) : v;
+  gates = torch::where(mask, gates * scale, 0.0);
+  Tensor dgates = torch::randn({n, k});
+  gates.backward(dgates.to(kF64));
+
+  Tensor indices = torch::where(mask, chosen, -1).to(kI32).contiguous();
+  Tensor dx = torch::empty({n, e});
+  gradient({dgates, gates.detach().to(kF32), indices, x, dx});
+  reportGradient(
+      "topk_renorm_backward " + score + (renorm ? " renorm" : " raw"), dx,
+      wide.grad(), probTolerance(isProbs ? 0.0 : x.abs().max().item<double>()));
+}
+
+void testTopKRenormBackward() {
+  for (bool renorm : {true, false}) {
+    for (const char *score : {"softmax", "sigmoid", "sqrtsoftplus"})
+      testTopKBackward("logits", score, renorm);
+    testTopKBackward("probs", "none", renorm);
+  }
+}
+
+/// The gradient of the gate is the gate with the adjacency transposed.
+void testAdjacencyGateBackward() {
+  CompiledFunction gradient(R"mlir(
+func.func @gradient(%dg: tensor<?x9xf32>, %a: tensor<9x9xf32>) -> tensor<?x9xf32> {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %dg, %c0 : tensor<?x9xf32>
+  %0 = tensor.empty(%n) : tensor<?x9xf32>
+  %dp = moe.adjacency_gate ins(%dg, %a : tensor<?x9xf32>, tensor<9x9xf32>)
+      outs(%0 : tensor<?x9xf32>) {threshold = 0.3 : f64} -> tensor<?x9xf32>
+  return %dp : tensor<?x9xf32>
+}
+)mlir");
+  Tensor a = torch::rand({9, 9}), dg = torch::randn({53, 9});
+  Tensor p = leaf(torch::softmax(torch::randn({53, 9}), -1));
+  Tensor kept = torch::where(a >= 0.3f, a, 0.0f).to(kF64);
+  p.matmul(kept.t()).backward(dg.to(kF64));
+  Tensor dp = torch::empty({53, 9});
+  gradient({dg, a.t().contiguous(), dp});
+  reportGradient("adjacency_gate_backward dp", dp, p.grad(), 1e-6);
+}
+
+void testSimilarityInformBackward() {
+  CompiledFunction gradient(R"mlir(
+func.func @gradient(%u: tensor<2x?x33xf32>, %e: tensor<2x?x7xf32>,
+    %p: tensor<2x?x7xf32>, %lse: tensor<2x?xf32>, %dp: tensor<2x?x7xf32>,
+    %ws: tensor<33x33xf32>, %mask: tensor<2x?xi1>, %tau: tensor<f32>)
+    -> (tensor<2x?x33xf32>, tensor<2x?x7xf32>, tensor<33x33xf32>, tensor<f32>) {
+  %c1 = arith.constant 1 : index
+  %n = tensor.dim %u, %c1 : tensor<2x?x33xf32>
+  %t = tensor.extract %tau[] : tensor<f32>
+  %du0 = tensor.empty(%n) : tensor<2x?x33xf32>
+  %de0 = tensor.empty(%n) : tensor<2x?x7xf32>
+  %dws0 = tensor.empty() : tensor<33x33xf32>
+  %dt0 = tensor.empty() : tensor<f32>
+  %r:4 = moe.similarity_inform_backward
+      ins(%u, %e, %p, %lse, %dp : tensor<2x?x33xf32>, tensor<2x?x7xf32>,
+          tensor<2x?x7xf32>, tensor<2x?xf32>, tensor<2x?x7xf32>)
+      ws(%ws : tensor<33x33xf32>) mask(%mask : tensor<2x?xi1>) tau(%t : f32)
+      outs(%du0, %de0, %dws0, %dt0 : tensor<2x?x33xf32>, tensor<2x?x7xf32>,
+           tensor<33x33xf32>, tensor<f32>) {causal = true}
+      -> tensor<2x?x33xf32>, tensor<2x?x7xf32>, tensor<33x33xf32>, tensor<f32>
+  return %r#0, %r#1, %r#2, %r#3 : tensor<2x?x33xf32>, tensor<2x?x7xf32>,
+      tensor<33x33xf32>, tensor<f32>
+}
+)mlir");
+  int64_t n = 141;
+  Tensor u = torch::randn({2, n, 33}), ws = torch::randn({33, 33}) * 0.2;
+  Tensor e = torch::softmax(torch::randn({2, n, 7}), -1);
+  Tensor mask = torch::rand({2, n}) > 0.2, tau = torch::tensor(1.7f);
+  Tensor dp = torch::randn({2, n, 7});
+
+  Tensor wideU = leaf(u), wideE = leaf(e), wideWs = leaf(ws),
+         wideTau = leaf(tau);
+  Tensor logits = wideU.matmul(wideWs).matmul(wideU.transpose(1, 2)) / wideTau;
+  Tensor visible = causalMask(n) & mask.unsqueeze(1) & mask.unsqueeze(2);
+  // Rows that see nothing are kept finite, and out of p.
+  Tensor shown = logits.masked_fill(~visible, -1e30);
+  Tensor p = (torch::softmax(shown, -1) * visible).matmul(wideE);
+  Tensor lse = torch::where(mask, torch::logsumexp(shown, -1), -INFINITY);
+  p.backward(dp.to(kF64));
+
+  Tensor du = torch::empty_like(u), de = torch::empty_like(e);
+  Tensor dws = torch::empty_like(ws), dtau = torch::empty_like(tau);
+  gradient({u, e, p.detach().to(kF32), lse.detach().to(kF32), dp, ws, mask, tau,
+            du, de, dws, dtau});
+  double tolerance = probTolerance(logits.abs().max().item<double>());
+  reportGradient("similarity_inform_backward du", du, wideU.grad(), tolerance);
+  reportGradient("similarity_inform_backward de", de, wideE.grad(), tolerance);
+  reportGradient("similarity_inform_backward dws", dws, wideWs.grad(),
+                 tolerance);
+  // One sum over all pairs, whose terms cancel: judged by the sum of the rows'.
+  double scale = (wideU.grad() * u).abs().sum().item<double>();
+  report("similarity_inform_backward dtau", maxError(dtau, wideTau.grad()),
+         20 * tolerance * scale);
+}
+
+void testAttentionPosteriorBackward() {
+  CompiledFunction gradient(R"mlir(
+func.func @gradient(%q: tensor<2x4x?x8xf32>, %k: tensor<2x4x?x8xf32>,
+    %u: tensor<2x?x20xf32>, %e: tensor<2x?x6xf32>, %p: tensor<2x?x6xf32>,
+    %l1: tensor<2x4x?xf32>, %l2: tensor<2x4x?xf32>, %dp: tensor<2x?x6xf32>,
+    %v: tensor<2x4x?x8xf32>, %wo: tensor<4x20x8xf32>)
+    -> (tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>, tensor<2x?x20xf32>,
+        tensor<2x?x6xf32>, tensor<2x4x?x8xf32>, tensor<4x20x8xf32>) {
+  %c1 = arith.constant 1 : index
+  %n = tensor.dim %u, %c1 : tensor<2x?x20xf32>
+  %0 = tensor.empty(%n) : tensor<2x4x?x8xf32>
+  %1 = tensor.empty(%n) : tensor<2x4x?x8xf32>
+  %2 = tensor.empty(%n) : tensor<2x?x20xf32>
+  %3 = tensor.empty(%n) : tensor<2x?x6xf32>
+  %4 = tensor.empty(%n) : tensor<2x4x?x8xf32>
+  %5 = tensor.empty() : tensor<4x20x8xf32>
+  %r:6 = moe.attention_posterior_backward
+      ins(%q, %k, %u, %e, %p, %l1, %l2, %dp : tensor<2x4x?x8xf32>,
+          tensor<2x4x?x8xf32>, tensor<2x?x20xf32>, tensor<2x?x6xf32>,
+          tensor<2x?x6xf32>, tensor<2x4x?xf32>, tensor<2x4x?xf32>,
+          tensor<2x?x6xf32>)
+      values(%v, %wo : tensor<2x4x?x8xf32>, tensor<4x20x8xf32>)
+      outs(%0, %1, %2, %3, %4, %5 : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>,
+           tensor<2x?x20xf32>, tensor<2x?x6xf32>, tensor<2x4x?x8xf32>,
+           tensor<4x20x8xf32>) {causal = true, sigma = 1.5 : f64}
+      -> tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>, tensor<2x?x20xf32>,
+         tensor<2x?x6xf32>, tensor<2x4x?x8xf32>, tensor<4x20x8xf32>
+  return %r#0, %r#1, %r#2, %r#3, %r#4, %r#5 : tensor<2x4x?x8xf32>,
+      tensor<2x4x?x8xf32>, tensor<2x?x20xf32>, tensor<2x?x6xf32>,
+      tensor<2x4x?x8xf32>, tensor<4x20x8xf32>
+}
+)mlir");
+  int64_t n = 53;
+  std::vector<Tensor> operands = {
+      torch::randn({2, 4, n, 8}), torch::randn({2, 4, n, 8}),
+      torch::randn({2, n, 20}),   torch::softmax(torch::randn({2, n, 6}), -1),
+      torch::randn({2, 4, n, 8}), torch::randn({4, 20, 8}) * 0.3,
+  };
+  std::vector<Tensor> wide;
+  for (const Tensor &operand : operands)
+    wide.push_back(leaf(operand));
+  const Tensor &q = wide[0], &k = wide[1], &u = wide[2], &e = wide[3],
+               &v = wide[4], &wo = wide[5];
+  Tensor dp = torch::randn({2, n, 6});
+
+  // p_i = sum_h H'_ih sum_j A'_h,ij e_j (13), with a uniform prior of the
+  // heads.
+  constexpr double precision = 1 / (1.5 * 1.5);
+  Tensor prior = (q.matmul(k.transpose(2, 3)) / std::sqrt(8.0))
+                     .masked_fill(~causalMask(n), -INFINITY);
+  Tensor means = torch::einsum("hdc,bhjc->bhjd", {wo, v});
+  Tensor product = torch::einsum("bid,bhjd->bhij", {u, means});
+  Tensor half = means.square().sum(-1).unsqueeze(2) / 2;
+  Tensor joint = prior + precision * (product - half);
+  Tensor priorLse = torch::logsumexp(prior, -1);
+  Tensor jointLse = torch::logsumexp(joint, -1);
+  Tensor heads = torch::softmax(jointLse - priorLse, 1).unsqueeze(-1);
+  Tensor p = (heads * torch::softmax(joint, -1).matmul(e.unsqueeze(1))).sum(1);
+  p.backward(dp.to(kF64));
+
+  std::vector<Tensor> arguments(operands.begin(), operands.begin() + 4);
+  for (const Tensor &saved : {p, priorLse, jointLse})
+    arguments.push_back(saved.detach().to(kF32).contiguous());
+  arguments.push_back(dp);
+  arguments.insert(arguments.end(), operands.begin() + 4, operands.end());
+  std::vector<Tensor> gradients;
+  for (const Tensor &operand : operands)
+    gradients.push_back(torch::empty_like(operand));
+  arguments.insert(arguments.end(), gradients.begin(), gradients.end());
+  gradient(arguments);
+  double maxLogit =
+      prior.masked_fill(~causalMask(n), 0.0).abs().max().item<double>() +
+      precision *
+          (product.abs().max().item<double>() + half.max().item<double>());
+  const char *names[] = {"dq", "dk", "du", "de", "dv", "dwo"};
+  for (size_t i = 0; i < operands.size(); ++i)
+    reportGradient(std::string("attention_posterior_backward ") + names[i],
+                   gradients[i], wide[i].grad(), probTolerance(maxLogit));
+}
+
+//===----------------------------------------------------------------------===//
 // mad_dispersion
 //===----------------------------------------------------------------------===//
 
@@ -293,11 +521,15 @@ func.func @update(%a: tensor<9x9xf32>, %indices: tensor<?x3xi32>)
 
 int main(int argc, char **argv) {
   const std::map<std::string, std::function<void()>> tests = {
+      {"adjacency_gate_backward", testAdjacencyGateBackward},
       {"adjacency_update", testAdjacencyUpdate},
       {"attention_posterior", testAttentionPosterior},
+      {"attention_posterior_backward", testAttentionPosteriorBackward},
       {"mad_dispersion", testMadDispersion},
       {"similarity_inform", testSimilarityInform},
+      {"similarity_inform_backward", testSimilarityInformBackward},
       {"topk_renorm", testTopKRenorm},
+      {"topk_renorm_backward", testTopKRenormBackward},
   };
   if (argc != 2 || !tests.count(argv[1])) {
     std::fprintf(stderr, "usage: moe-reference-test OP, OP one of");

@@ -2,6 +2,7 @@
 // RUN: %moe-opt %s --moe-convert-to-softmax-mix --moe-convert-to-softmax-mix --canonicalize --cse | FileCheck %s
 
 // CHECK-NOT: moe.similarity_inform
+// CHECK-NOT: moe.attention_entropy
 // CHECK-NOT: moe.attention_posterior
 
 // Queries are keys, one mask covers both, 1/tau is the scale, and the mix
@@ -78,9 +79,9 @@ func.func @a_restriction_by_entropy_becomes_levels(
   return %r#0 : tensor<2x?x4xf32>
 }
 
-// One mix of the prior for the entropies of all heads, without values; one of
-// the posterior for the chosen head, over the features q and wo^T u against k
-// and v. The means wo v, [.., 9, 6] here, are never formed.
+// One mix of the prior for the log-sum-exps and the entropies of all heads,
+// without values; one of the posterior for the chosen head, over the features q
+// and wo^T u against k and v. The means wo v, [.., 9, 6] here, are never formed.
 
 // CHECK-LABEL: func @the_best_head_is_chosen_first
 // CHECK-SAME:    %[[Q:[^:]*]]: tensor<2x4x7x3xf32>, %[[K:[^:]*]]: tensor<2x4x9x3xf32>, %[[U:[^:]*]]: tensor<2x7x6xf32>, %[[E:[^:]*]]: tensor<2x9x8xf32>, %[[V:[^:]*]]: tensor<2x4x9x5xf32>, %[[WO:[^:]*]]: tensor<4x6x5xf32>
@@ -92,6 +93,7 @@ func.func @a_restriction_by_entropy_becomes_levels(
 // CHECK:         tensor.extract %[[K]]
 // CHECK:         tensor.extract %[[V]]
 // CHECK:         tensor.extract %[[WO]]
+// CHECK:         tensor.extract %[[PRIOR]]#0
 // CHECK:         tensor.insert_slice {{.*}} into tensor<2x1x7x8xf32>
 // CHECK:         %[[QUERIES:.*]] = tensor.insert_slice {{.*}} : tensor<2x1x7x5xf32> into tensor<2x1x7x8xf32>
 // CHECK:         %[[KEYS:.*]] = tensor.insert_slice {{.*}} : tensor<2x1x9x5xf32> into tensor<2x1x9x8xf32>
@@ -189,4 +191,31 @@ func.func @dynamic_sizes_decide_whether_queries_are_masked(
            tensor<?x1x?xf32>, tensor<?x1x?xf32>)
       -> tensor<?x?x8xf32>, tensor<?xi32>, tensor<?x1x?xf32>, tensor<?x1x?xf32>
   return %r#0 : tensor<?x?x8xf32>
+}
+
+// Entropies come from the pass over the keys that forms the log-sum-exp, with
+// no values to mix; their mean divides by the unmasked queries.
+
+// CHECK-LABEL: func @entropies_are_emitted_by_the_mix
+// CHECK-SAME:    %[[Q:[^:]*]]: tensor<2x4x?x3xf32>, %[[K:[^:]*]]: tensor<2x4x?x3xf32>, %[[MASK:[^:]*]]: tensor<2x?xi1>, %[[MEAN0:[^:]*]]: tensor<2x4xf32>, %[[ROWS0:[^:]*]]: tensor<2x4x?xf32>
+// CHECK:         %[[QUERIES:.*]] = linalg.generic {{.*}} ins(%[[MASK]] :
+// CHECK:         %[[MIX:.*]]:2 = moe.softmax_mix ins(%[[Q]], %[[K]] :
+// CHECK-NOT:       values
+// CHECK-SAME:      query_mask(%[[QUERIES]] : {{.*}}) key_mask(%[[MASK]] : {{.*}}) outs(%{{.*}}, %[[ROWS0]] :
+// CHECK-SAME:      {causal = true, scale = 5.000000e-01 : f64, window = 9 : i64, with_entropy = true}
+// CHECK:         %[[SUMS:.*]] = linalg.generic {{.*}} ins(%[[MIX]]#1 :
+// CHECK:         %[[VALID:.*]] = linalg.generic {{.*}} ins(%[[QUERIES]] : {{.*}}) outs(%{{.*}} : tensor<2xi64>)
+// CHECK:         %[[MEAN:.*]] = linalg.generic {{.*}} outs(%[[MEAN0]] :
+// CHECK:         return %[[MEAN]], %[[MIX]]#1
+func.func @entropies_are_emitted_by_the_mix(
+    %q: tensor<2x4x?x3xf32>, %k: tensor<2x4x?x3xf32>, %mask: tensor<2x?xi1>,
+    %mean: tensor<2x4xf32>, %rows: tensor<2x4x?xf32>)
+    -> (tensor<2x4xf32>, tensor<2x4x?xf32>) {
+  %m, %r = moe.attention_entropy
+      ins(%q, %k : tensor<2x4x?x3xf32>, tensor<2x4x?x3xf32>)
+      mask(%mask : tensor<2x?xi1>)
+      outs(%mean, %rows : tensor<2x4xf32>, tensor<2x4x?xf32>)
+      {scale = 0.5 : f64, causal = true, window = 9 : i64}
+      -> tensor<2x4xf32>, tensor<2x4x?xf32>
+  return %m, %r : tensor<2x4xf32>, tensor<2x4x?xf32>
 }

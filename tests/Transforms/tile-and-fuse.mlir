@@ -81,3 +81,58 @@ func.func @tiles_upstream_ops_too(
       outs(%c : tensor<128x16xf32>) -> tensor<128x16xf32>
   return %r : tensor<128x16xf32>
 }
+
+// -----
+
+// The metric of ACMoE, the product and the selection share one loop: the scaled
+// tokens are a tile, the prologue of the product.
+
+// CHECK-LABEL: func @fuses_the_metric_into_the_selection
+// CHECK-SAME:    %[[H:[^:]*]]: tensor<?x352xf32>, %[[M:[^:]*]]: tensor<64x352xf32>
+// CHECK-NOT:     moe.
+// CHECK:         scf.forall (%[[ROW:.*]]) = (0) to (%{{.*}}) step (64)
+// CHECK-DAG:       %[[TOKENS:.*]] = tensor.extract_slice %[[H]][%[[ROW]], 0]
+// CHECK-DAG:       %[[BEFORE:.*]] = tensor.extract_slice %{{.*}}[%[[ROW]], 0] [%{{.*}}, 1]
+// CHECK:           %[[Z:.*]] = moe.ac_logits ins(%[[TOKENS]], %[[M]], %[[BEFORE]],
+// CHECK:           moe.topk_renorm ins(%[[Z]]
+// CHECK:           scf.forall.in_parallel
+// CHECK-NOT:     moe.
+func.func @fuses_the_metric_into_the_selection(
+    %h: tensor<?x352xf32>, %m: tensor<64x352xf32>, %before: tensor<?x1xi32>,
+    %emb: tensor<64x352xf32>, %n: index) -> (tensor<?x8xf32>, tensor<?x8xi32>) {
+  %z0 = tensor.empty(%n) : tensor<?x64xf32>
+  %g0 = tensor.empty(%n) : tensor<?x8xf32>
+  %i0 = tensor.empty(%n) : tensor<?x8xi32>
+  %z = moe.ac_logits
+      ins(%h, %m, %before, %emb : tensor<?x352xf32>, tensor<64x352xf32>,
+          tensor<?x1xi32>, tensor<64x352xf32>)
+      outs(%z0 : tensor<?x64xf32>) -> tensor<?x64xf32>
+  %g, %i = moe.topk_renorm ins(%z : tensor<?x64xf32>)
+      outs(%g0, %i0 : tensor<?x8xf32>, tensor<?x8xi32>)
+      -> tensor<?x8xf32>, tensor<?x8xi32>
+  return %g, %i : tensor<?x8xf32>, tensor<?x8xi32>
+}
+
+// -----
+
+// Cosine routers fuse as plain ones do.
+
+// CHECK-LABEL: func @fuses_cosine_logits_into_the_selection
+// CHECK-NOT:     moe.
+// CHECK:         scf.forall
+// CHECK:           %[[Z:.*]] = moe.cosine_logits
+// CHECK:           moe.topk_renorm ins(%[[Z]]
+// CHECK-NOT:     moe.
+func.func @fuses_cosine_logits_into_the_selection(
+    %h: tensor<?x352xf32>, %emb: tensor<64x352xf32>, %n: index)
+    -> (tensor<?x8xf32>, tensor<?x8xi32>) {
+  %z0 = tensor.empty(%n) : tensor<?x64xf32>
+  %g0 = tensor.empty(%n) : tensor<?x8xf32>
+  %i0 = tensor.empty(%n) : tensor<?x8xi32>
+  %z = moe.cosine_logits ins(%h, %emb : tensor<?x352xf32>, tensor<64x352xf32>)
+      outs(%z0 : tensor<?x64xf32>) -> tensor<?x64xf32>
+  %g, %i = moe.topk_renorm ins(%z : tensor<?x64xf32>)
+      outs(%g0, %i0 : tensor<?x8xf32>, tensor<?x8xi32>)
+      -> tensor<?x8xf32>, tensor<?x8xi32>
+  return %g, %i : tensor<?x8xf32>, tensor<?x8xi32>
+}

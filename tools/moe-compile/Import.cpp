@@ -13,23 +13,26 @@
 
 using namespace llvm;
 
-/// The interpreter of the environment that the tool is installed in, else the
-/// one in PATH.
-static std::string findPython(StringRef toolFolder) {
+/// The package beside the tool in a build tree; empty where it is installed.
+static std::string findBuildTreePackage(StringRef toolFolder) {
+  SmallString<128> package(sys::path::parent_path(toolFolder));
+  sys::path::append(package, "python");
+  return sys::fs::exists(package + "/moe_mlir") ? package.str().str() : "";
+}
+
+/// The interpreter of the environment that the tool is installed in or was
+/// built with, else the one in PATH.
+static std::string findPython(StringRef toolFolder, bool isBuildTree) {
   if (auto python = sys::findProgramByName("python3", {toolFolder}))
     return *python;
+  if (isBuildTree && sys::fs::can_execute(MOE_BUILD_PYTHON))
+    return MOE_BUILD_PYTHON;
   if (auto python = sys::findProgramByName("python3"))
     return *python;
   return "";
 }
 
-/// In a build tree the package is not installed but lies at ../python.
-static void addBuildTreePackage(StringRef toolFolder) {
-  SmallString<128> package(sys::path::parent_path(toolFolder));
-  sys::path::append(package, "python");
-  if (!sys::fs::exists(package + "/moe_mlir"))
-    return;
-  std::string path = package.str().str();
+static void addToPythonPath(std::string path) {
   if (auto previous = sys::Process::GetEnv("PYTHONPATH");
       previous && !previous->empty())
     path += ":" + *previous;
@@ -46,7 +49,10 @@ static Error runImporter(StringRef python, StringRef path, StringRef folder) {
     return Error::success();
   return createStringError(
       "cannot import '" + path + "' with " + python + ": " +
-      (message.empty() ? "see above; is moe-mlir installed there?" : message));
+      // The importer's own errors exit with 1 and say what is wrong.
+      (message.empty() ? status == 1 ? "see above"
+                                     : "see above; is moe-mlir installed there?"
+                       : message));
 }
 
 static Expected<std::string> readFile(StringRef folder, StringRef name) {
@@ -69,11 +75,13 @@ mlir::moe::importTorchProgram(StringRef path, const char *tool) {
   std::string executable = sys::fs::getMainExecutable(
       tool, reinterpret_cast<void *>(&importTorchProgram));
   StringRef toolFolder = sys::path::parent_path(executable);
-  std::string python = findPython(toolFolder);
+  std::string package = findBuildTreePackage(toolFolder);
+  std::string python = findPython(toolFolder, !package.empty());
   if (python.empty())
     return createStringError("expected python3 in PATH to read '" + path +
                              "', found none");
-  addBuildTreePackage(toolFolder);
+  if (!package.empty())
+    addToPythonPath(package);
 
   SmallString<128> folder;
   if (std::error_code code =

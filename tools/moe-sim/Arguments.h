@@ -3,7 +3,7 @@
 #ifndef MOE_TOOLS_MOE_SIM_ARGUMENTS_H
 #define MOE_TOOLS_MOE_SIM_ARGUMENTS_H
 
-#include "Npy.h"
+#include "MoE/Support/Npy.h"
 
 #include "MoE/Simulator/Simulator.h"
 

@@ -13,9 +13,11 @@ def ConvertMoEToCPUPass
     : Pass<"convert-moe-to-cpu", "mlir::func::FuncOp"> {
   let summary = "Turn moe ops and contractions on buffers into vector code";
   let description = [{
-    Turns `moe.topk_renorm`, `moe.softmax_mix`, `moe.mad_dispersion`,
-    `moe.adjacency_update` and contractions of `linalg`, all on buffers with
-    contiguous rows, into `scf` loops over 1-D vectors of `vector-width` lanes.
+    Turns `moe.topk_renorm`, `moe.softmax_mix` and their gradients,
+    `moe.mad_dispersion`, `moe.adjacency_update`, `moe.dispatch` and
+    `moe.combine`, and of `linalg` contractions, sums and maxima along rows and
+    reads of the rows of a table, all on buffers with contiguous rows, into
+    `scf` loops over 1-D vectors of `vector-width` lanes.
     Other moe ops must have been decomposed; one that is left is an error.
 
     The order of every float reduction is fixed and does not depend on the

@@ -60,12 +60,12 @@ char *moe_sim_describe(const MoeSimModule *module);
 char *moe_sim_launch(MoeSimModule *module, const char *kernel,
                      const MoeSimLaunch *launch, char **error);
 
-/* Writes 128 bytes; returns null, or why the values are refused. */
-char *moe_sim_encode_tensor_map(void *out, void *address,
-                                uint32_t element_bytes, uint32_t rank,
-                                const uint64_t *dims, const uint64_t *strides,
-                                const uint32_t *box, uint32_t swizzle,
-                                uint32_t nan_fill);
+/* Writes 128 bytes; returns null, or why the values are refused. data_type is
+ * a CUtensorMapDataType. */
+char *moe_sim_encode_tensor_map(void *out, void *address, uint32_t data_type,
+                                uint32_t rank, const uint64_t *dims,
+                                const uint64_t *strides, const uint32_t *box,
+                                uint32_t swizzle, uint32_t nan_fill);
 
 void moe_sim_free(char *text);
 

@@ -23,7 +23,9 @@ struct TensorMap {
   uint8_t swizzle;
   uint8_t nanFill;
   uint16_t box[5];
-  uint16_t reserved;
+  /// The element type, numbered as CUtensorMapDataType.
+  uint8_t dataType;
+  uint8_t reserved;
   /// Innermost first.
   uint32_t dims[5];
   uint32_t reserved2;
@@ -33,11 +35,10 @@ struct TensorMap {
 static_assert(sizeof(TensorMap) == 128);
 
 /// Fills `map`; returns null, or why the driver would refuse these values.
-const char *encodeTensorMap(TensorMap &map, uint64_t address,
-                            uint32_t elementBytes, uint32_t rank,
-                            const uint64_t *dims, const uint64_t *strides,
-                            const uint32_t *box, uint32_t swizzle,
-                            bool nanFill);
+const char *encodeTensorMap(TensorMap &map, uint64_t address, uint32_t dataType,
+                            uint32_t rank, const uint64_t *dims,
+                            const uint64_t *strides, const uint32_t *box,
+                            uint32_t swizzle, bool nanFill);
 
 } // namespace moe::sim
 

@@ -29,9 +29,9 @@ def MoEApproximateMathPass
 def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
   let summary = "Write every softmax over tokens with moe.softmax_mix";
   let description = [{
-    Replaces each op with `MixingOpInterface` by `moe.softmax_mix`, which
-    kernels implement without ever holding the token-by-token matrix, and by
-    small ops around it. The posterior of Mutual-Inform SMoE (21) becomes an
+    Replaces each op with `MixingOpInterface` by `moe.softmax_mix`, or by the
+    two sweeps of its gradient, which kernels implement without ever holding
+    the token-by-token matrix, and by small ops around it. The posterior of Mutual-Inform SMoE (21) becomes an
     attention over concatenated features, `[scale q, wo^T u / sigma^2]` against
     `[k, v]`, with the key bias `-|wo v|^2/(2 sigma^2)` from the Gram matrix
     `wo^T wo`: the means `wo v` are never formed.
@@ -167,6 +167,25 @@ def MoEPromoteTileBuffersPass
   ];
 }
 
+def MoEPropagateReshapesPass : Pass<"moe-propagate-reshapes"> {
+  let summary = "Let ops on rows work on them before their dims are joined";
+  let description = [{
+    Moves a `tensor.collapse_shape` of leading dims behind the op of the moe
+    dialect that reads it, where the op's leading dims are free:
+
+    ```
+    %p = tensor.collapse_shape %mix [[0], [1, 2], [3]]
+    %g, %i = moe.topk_renorm ins(%p)
+    ```
+
+    becomes a selection from `%mix` whose results are collapsed. Afterwards the
+    selection and the mix have the same rows, and `moe-tile-and-fuse` computes
+    both in one loop: the probabilities between them are never stored. Bits do
+    not change.
+  }];
+  let dependentDialects = ["::mlir::tensor::TensorDialect"];
+}
+
 def MoEResultsToDestinationsPass
     : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
   let summary = "Let callers own the results of public functions";
@@ -195,6 +214,12 @@ def MoETileAndFusePass
     inside the tile where each of their rows is needed exactly once. What is
     tiled follows from the op's maps: the parallel dims that all its results
     span, except the innermost dim of the results, which stays contiguous.
+
+    Ops of the moe dialect that read the same rows share the loop: a selection,
+    its base selection, and the logits of both that are returned as well are
+    one `scf.forall` (SymphonySMoE's softmax, mix and selections, for one). An
+    op of the dialect that needs all rows at once, such as a count over tokens,
+    stays behind the loop with a missed remark.
 
     A producer that is not fused gets a missed remark with the reason
     (`--remarks-filter-missed='moe-.*'`). Bits do not change: each result

@@ -30,9 +30,14 @@ using namespace mlir::moe;
 void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
                                          const CPUVectorOptions &options) {
   populateAdjacencyToCPUPatterns(patterns, options);
+  populateCombineToCPUPatterns(patterns, options);
   populateContractionToCPUPatterns(patterns, options);
+  populateDispatchToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
+  populateRowsToCPUPatterns(patterns, options);
+  populateSoftmaxMixBackwardToCPUPatterns(patterns, options);
   populateSoftmaxMixToCPUPatterns(patterns, options);
+  populateTopKBackwardToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);
 }
 

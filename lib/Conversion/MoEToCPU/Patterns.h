@@ -10,14 +10,29 @@ namespace mlir::moe {
 void populateAdjacencyToCPUPatterns(RewritePatternSet &patterns,
                                     const CPUVectorOptions &options);
 
+void populateCombineToCPUPatterns(RewritePatternSet &patterns,
+                                  const CPUVectorOptions &options);
+
 void populateContractionToCPUPatterns(RewritePatternSet &patterns,
                                       const CPUVectorOptions &options);
+
+void populateDispatchToCPUPatterns(RewritePatternSet &patterns,
+                                   const CPUVectorOptions &options);
 
 void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 
+void populateRowsToCPUPatterns(RewritePatternSet &patterns,
+                               const CPUVectorOptions &options);
+
+void populateSoftmaxMixBackwardToCPUPatterns(RewritePatternSet &patterns,
+                                             const CPUVectorOptions &options);
+
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
+
+void populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
+                                       const CPUVectorOptions &options);
 
 void populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);

@@ -154,20 +154,16 @@ public:
   void setDefault(int32_t) override {}
 
   void encodeTensorMap(void *out, const GpuTensorMap &from) override {
-    static constexpr uint32_t elementBytes[] = {1, 2, 4, 4, 8, 8, 2,
-                                                4, 8, 2, 4, 4, 4};
-    if (from.dataType >= sizeof elementBytes / sizeof elementBytes[0])
-      fail("unknown tensor map element type " + std::to_string(from.dataType));
     if (from.interleave)
       fail("interleaved tensor maps are not supported");
-    uint64_t strides[5] = {elementBytes[from.dataType]};
+    uint64_t strides[5] = {};
     for (uint32_t i = 1; i < from.rank && i < 5; ++i)
       strides[i] = from.strides[i - 1];
     sim::TensorMap map;
-    if (const char *why = sim::encodeTensorMap(
-            map, reinterpret_cast<uint64_t>(from.address),
-            elementBytes[from.dataType], from.rank, from.dims, strides,
-            from.box, from.swizzle, from.oobFill != 0))
+    if (const char *why =
+            sim::encodeTensorMap(map, reinterpret_cast<uint64_t>(from.address),
+                                 from.dataType, from.rank, from.dims, strides,
+                                 from.box, from.swizzle, from.oobFill != 0))
       fail(why);
     std::memcpy(out, &map, sizeof map);
   }

@@ -113,14 +113,14 @@ MOE_SIM_EXPORT char *moe_sim_launch(MoeSimModule *module, const char *kernel,
 }
 
 MOE_SIM_EXPORT char *
-moe_sim_encode_tensor_map(void *out, void *address, uint32_t element_bytes,
+moe_sim_encode_tensor_map(void *out, void *address, uint32_t data_type,
                           uint32_t rank, const uint64_t *dims,
                           const uint64_t *strides, const uint32_t *box,
                           uint32_t swizzle, uint32_t nan_fill) {
   TensorMap map;
-  if (const char *why = encodeTensorMap(
-          map, reinterpret_cast<uint64_t>(address), element_bytes, rank, dims,
-          strides, box, swizzle, nan_fill != 0))
+  if (const char *why =
+          encodeTensorMap(map, reinterpret_cast<uint64_t>(address), data_type,
+                          rank, dims, strides, box, swizzle, nan_fill != 0))
     return copyString(why);
   std::memcpy(out, &map, sizeof map);
   return nullptr;

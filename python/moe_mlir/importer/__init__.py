@@ -2,10 +2,11 @@
 
 The op table is split by family; each file registers its operators on import:
 elementwise, shape (views, slices, constants), matmul, index (gathers), reduce
-(softmax, norms, scans), moe (routing), experts (dispatch and grouped layers).
+(softmax, norms, scans), moe (routers), dispatch (the ops around them), experts
+(grouped layers).
 """
 
-from . import elementwise, experts, index, matmul, moe, reduce, shape  # noqa: F401
+from . import dispatch, elementwise, experts, index, matmul, moe, reduce, shape  # noqa: F401
 from .context import ImportFailed
 from .program import ImportedProgram, import_program
 

@@ -1,8 +1,8 @@
-"""The experts' ops: a stable counting sort, and contractions over runs of rows."""
+"""The experts' ops: the token of each row, and contractions over runs of rows."""
 
 import torch
 
-from .. import experts  # noqa: F401  registers torch.ops.moe.dispatch and its companions
+from .. import experts  # noqa: F401  registers torch.ops.moe.token_rows and its companions
 from .builder import Operand, Value
 from .matmul import accumulator, contract, round_to
 from .registry import imports
@@ -55,12 +55,6 @@ def _as_index(builder, scalar: str, element: str) -> str:
     return builder.op(f"arith.index_cast {scalar} : {element} to index")
 
 
-def _bump(builder, tensor: Value, at: str) -> Value:
-    old = _read(builder, tensor, at)
-    one = builder.constant(1, tensor.element)
-    return _write(builder, builder.op(f"arith.addi {old}, {one} : {tensor.element}"), tensor, at)
-
-
 def _if_valid(builder, expert: str, element: str, carried: list[Value], body) -> list[Value]:
     """`carried` changed by `body(position)` where the expert is not -1."""
     zero = builder.constant(0, element)
@@ -74,63 +68,6 @@ def _if_valid(builder, expert: str, element: str, carried: list[Value], body) ->
         builder.line(f"scf.yield {', '.join(v.name for v in changed)} : {types}")
     names = [name] if count == 1 else [f"{name}#{i}" for i in range(count)]
     return [Value(n, v.shape, v.element) for n, v in zip(names, carried)]
-
-
-def _count_pairs(builder, indices: Value, experts: int) -> Value:
-    counts = builder.fill(builder.constant(0, "i64"), [experts], "i64")
-    tokens, choices = (builder.index(d) for d in indices.shape)
-    with _Loop(builder, tokens, [counts]) as outer:
-        with _Loop(builder, choices, outer.values) as inner:
-            expert = _read(builder, indices, outer.index, inner.index)
-            inner.yields(*_if_valid(builder, expert, indices.element, inner.values,
-                                    lambda at: [_bump(builder, inner.values[0], at)]))
-        outer.yields(*inner.results)
-    return outer.results[0]
-
-
-def _running_sums(builder, counts: Value) -> Value:
-    """offsets[e] = the number of pairs of experts below e; one entry more than counts."""
-    size = counts.shape[0]
-    offsets = builder.fill(builder.constant(0, "i64"), [size + 1], "i64")
-    one = builder.constant(1, "index")
-    with _Loop(builder, builder.index(size), [offsets]) as loop:
-        begin = _read(builder, loop.values[0], loop.index)
-        count = _read(builder, counts, loop.index)
-        end = builder.op(f"arith.addi {begin}, {count} : i64")
-        following = builder.op(f"arith.addi {loop.index}, {one} : index")
-        loop.yields(_write(builder, end, loop.values[0], following))
-    return loop.results[0]
-
-
-def _place_pairs(builder, indices: Value, offsets: Value, experts: int) -> Value:
-    """All first choices in token order, then all second ones: each the next free row."""
-    tokens, choices = (builder.index(d) for d in indices.shape)
-    slots = builder.fill(builder.constant(-1, "i64"), indices.shape, "i64")
-    cursors = extract_slice(builder, offsets, [0], [experts], [1], [experts])
-    # The cursors move; a copy keeps `offsets` as it is.
-    cursors = builder.map([Operand.of(cursors)], cursors.shape, "i64", lambda x: x)
-    with _Loop(builder, choices, [slots, cursors]) as outer:
-        with _Loop(builder, tokens, outer.values) as inner:
-            expert = _read(builder, indices, inner.index, outer.index)
-            current_slots, current_cursors = inner.values
-
-            def place(at):
-                row = _read(builder, current_cursors, at)
-                placed = _write(builder, row, current_slots, inner.index, outer.index)
-                return [placed, _bump(builder, current_cursors, at)]
-            inner.yields(*_if_valid(builder, expert, indices.element, inner.values, place))
-        outer.yields(*inner.results)
-    return outer.results[0]
-
-
-@imports(moe.dispatch.default)
-def _dispatch(context, node, arguments):
-    builder = context.builder
-    indices = context.value(arguments.indices)
-    counts = _count_pairs(builder, indices, arguments.num_experts)
-    offsets = _running_sums(builder, counts)
-    slots = _place_pairs(builder, indices, offsets, arguments.num_experts)
-    return [slots, offsets, counts]
 
 
 @imports(moe.token_rows.default)

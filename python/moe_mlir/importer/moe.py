@@ -92,6 +92,40 @@ def _router_logits(context, node, arguments):
     return clauses.write("router_logits", (context.shape(node), "f32"))[0]
 
 
+@imports(moe.cosine_logits.default)
+def _cosine_logits(context, node, arguments):
+    clauses = Clauses(context.builder)
+    clauses.add("ins", context.value(arguments.h), context.value(arguments.emb))
+    clauses.add("omega", _optional(context, arguments.omega))
+    clauses.add("tau", _scalar_operand(context, arguments.tau_value))
+    if arguments.tau_value is None:
+        clauses.attribute("tau", float_attribute(arguments.tau))
+    clauses.attribute("eps", float_attribute(arguments.eps))
+    clauses.attribute("norm_token", _bool(arguments.norm_token))
+    clauses.attribute("norm_emb", _bool(arguments.norm_emb))
+    return clauses.write("cosine_logits", (context.shape(node), "f32"))[0]
+
+
+@imports(moe.hyper_router.default)
+def _hyper_router(context, node, arguments):
+    weight, bias = node.meta["val"]
+    clauses = Clauses(context.builder).add("ins", *(
+        context.value(x) for x in (arguments.e, arguments.w1, arguments.b1, arguments.w2,
+                                   arguments.b2)))
+    return clauses.write("hyper_router", (context.shape(weight), "f32"),
+                         (context.shape(bias), "f32"))
+
+
+@imports(moe.ac_logits.default)
+def _ac_logits(context, node, arguments):
+    clauses = Clauses(context.builder)
+    clauses.add("ins", *(context.value(x) for x in (arguments.h, arguments.m, arguments.prev_idx,
+                                                  arguments.emb)))
+    clauses.add("gates", _optional(context, arguments.prev_gates))
+    clauses.add("bias", _optional(context, arguments.bias))
+    return clauses.write("ac_logits", (context.shape(node), "f32"))[0]
+
+
 @imports(moe.topk_renorm.default)
 def _topk_renorm(context, node, arguments):
     gates, indices = node.meta["val"]
@@ -153,10 +187,8 @@ def _attention_posterior(context, node, arguments):
                                                   arguments.e)))
     clauses.add("means", _optional(context, arguments.vp))
     clauses.add("values", _optional(context, arguments.v), _optional(context, arguments.wo))
-    bias = _optional(context, arguments.bias)
-    if bias is not None and bias.rank < 4:
-        bias = reshape(context.builder, bias, (1,) * (4 - bias.rank) + bias.shape)
-    clauses.add("bias", bias).add("head_prior", _optional(context, arguments.head_prior))
+    clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
+    clauses.add("head_prior", _optional(context, arguments.head_prior))
     clauses.add("mask", _optional(context, arguments.mask))
     clauses.add("sigma", _scalar_operand(context, arguments.sigma_value))
     if arguments.sigma_value is None:
@@ -177,6 +209,31 @@ def _attention_posterior(context, node, arguments):
     return [results[0], _widened(context, results[1], "i64"), *results[2:]]
 
 
+@imports(moe.attention_entropy.default)
+def _attention_entropy(context, node, arguments):
+    entropy, rows = node.meta["val"]
+    clauses = Clauses(context.builder)
+    clauses.add("ins", context.value(arguments.q), context.value(arguments.k))
+    clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
+    clauses.add("mask", _optional(context, arguments.mask))
+    if arguments.scale is not None:
+        clauses.attribute("scale", float_attribute(arguments.scale))
+    if arguments.window is not None:
+        clauses.attribute("window", f"{arguments.window} : i64")
+    clauses.attribute("causal", _bool(arguments.causal))
+    clauses.attribute("exclude_self", _bool(arguments.exclude_self))
+    clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
+    return clauses.write("attention_entropy", (context.shape(entropy), "f32"),
+                         (context.shape(rows), "f32"))
+
+
+def _four_dims(context, bias: Value | None) -> Value | None:
+    """A bias as `[batch or 1, heads or 1, n, nk]`."""
+    if bias is None or bias.rank == 4:
+        return bias
+    return reshape(context.builder, bias, (1,) * (4 - bias.rank) + bias.shape)
+
+
 @imports(moe.mad_dispersion.default)
 def _mad_dispersion(context, node, arguments):
     s, mean, count = (context.shape(v) for v in node.meta["val"])
@@ -192,6 +249,18 @@ def _mad_dispersion(context, node, arguments):
 
 def _flat(context, value: Value | None) -> Value | None:
     return _rows(context, value, 0)
+
+
+@imports(moe.dispersion_weights.default)
+def _dispersion_weights(context, node, arguments):
+    clauses = Clauses(context.builder)
+    clauses.add("ins", context.value(arguments.s), context.value(arguments.count))
+    clauses.attribute("eps", float_attribute(arguments.eps))
+    if arguments.clamp is not None:
+        clauses.attribute("clamp", float_attribute(arguments.clamp))
+    clauses.attribute("scale", f"#moe.dispersion_scale<{arguments.scale}>")
+    clauses.attribute("include_empty", _bool(arguments.include_empty))
+    return clauses.write("dispersion_weights", (context.shape(node), "f32"))[0]
 
 
 @imports(moe.adjacency_gate.default)

@@ -5,13 +5,18 @@ import torch
 _LIBRARY = torch.library.Library("moe", "FRAGMENT")
 
 
-def define(schema, *, kernel, fake, setup_context=None, backward=None, key="CPU"):
+def define(
+    schema, *, kernel, fake, setup_context=None, backward=None, is_gradient=False, key="CPU"
+):
     """Registers one op: its schema, its kernel for a dispatch key, its shapes, its gradient.
 
     Without `backward` the op has no gradient: its results are marked so,
-    instead of torch's default of failing when a backward reaches them.
+    instead of torch's default of failing when a backward reaches them. An op
+    that `is_gradient` itself refuses to be differentiated.
     """
     name = schema.partition("(")[0]
+    if is_gradient:
+        setup_context, backward = _keep_nothing, _refuse(name)
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, kernel, key)
     torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
@@ -61,6 +66,20 @@ def _are_plain(args):
 
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def _keep_nothing(ctx, inputs, output):
+    pass
+
+
+def _refuse(name):
+    def backward(ctx, *grads):
+        raise NotImplementedError(
+            f"{name}: expected gradients of first order, found a backward through a backward; "
+            "use moe_mlir.reference for higher orders"
+        )
+
+    return backward
 
 
 def _no_gradient(ctx, inputs, output):

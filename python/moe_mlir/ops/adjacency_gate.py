@@ -71,13 +71,10 @@ def _setup_context(ctx, inputs, output):
 
 
 def _backward(ctx, dg):
-    # dp = A^T dg with the A that the forward used: after threshold and cold start.
+    # dp = A^T dg with the A that the forward used: threshold and cold start do
+    # the same to A^T.
     (a,) = ctx.saved_tensors
-    kept = torch.where(a >= ctx.threshold, a, 0.0)
-    if ctx.cold_start == "base":
-        identity = torch.eye(a.shape[0], dtype=a.dtype, device=a.device)
-        kept = torch.where((a == 0).all(), identity, kept)
-    return dg @ kept, None, None, None
+    return _op(dg.to(torch.float32), a.mT, ctx.threshold, ctx.cold_start), None, None, None
 
 
 _op = define(

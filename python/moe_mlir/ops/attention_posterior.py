@@ -8,7 +8,6 @@ import torch
 from ._check import ACTIVATIONS, MASK, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
 from ._library import define
-from ._posterior_backward import posterior_backward
 
 _check = Checker("attention_posterior")
 
@@ -180,46 +179,20 @@ def kernel(
     is a tensor operand.
     """
     dtype = dict(dtypes)
-    inputs = [
-        Tensor("q", ("b", heads, "n", width), dtype["q"]),
-        Tensor("k", ("b", heads, "m", width), dtype["k"]),
-        Tensor("u", ("b", "n", d), dtype["u"]),
-        Tensor("e", ("b", "m", experts), dtype["e"]),
-    ]
-    if "vp" in dtype:
-        inputs.append(Tensor("vp", ("b", heads, "m", d), dtype["vp"], clause="means"))
-    else:
-        inputs.append(Tensor("v", ("b", heads, "m", value_width), dtype["v"], clause="values"))
-        inputs.append(Tensor("wo", (heads, d, value_width), dtype["wo"], clause="values"))
-    if "bias" in dtype:
-        has_batch, has_heads = bias_form
-        dims = ("b" if has_batch else 1, heads if has_heads else 1, "n", "m")
-        inputs.append(Tensor("bias", dims, dtype["bias"], clause="bias"))
-    if "head_prior" in dtype:
-        dims = ("b", "n", heads)
-        inputs.append(Tensor("head_prior", dims, dtype["head_prior"], clause="head_prior"))
-    if masked:
-        inputs.append(Tensor("mask", ("b", "m"), torch.bool, clause="mask"))
+    lse_dims = ("b", heads if head_mode == "all" else 1, "n")
     attributes = [
         ("head_mode", enum("head_mode", head_mode)),
         ("head_scope", enum("head_scope", head_scope)),
-        ("causal", boolean(causal)),
-        ("exclude_self", boolean(exclude_self)),
-        ("precision", enum("precision", precision)),
-        ("scale", f64(1 / math.sqrt(width) if scale is None else scale)),
+        *_attributes(width, sigma, scale, causal, window, exclude_self, precision),
     ]
-    if sigma is None:
-        inputs.append(Tensor("sigma", (), torch.float32, clause="sigma"))
-    else:
-        attributes.append(("sigma", f64(sigma)))
     if head is not None:
         attributes.append(("head", i64(head)))
-    if window is not None:
-        attributes.append(("window", i64(window)))
-    lse_dims = ("b", heads if head_mode == "all" else 1, "n")
     return Kernel(
         "attention_posterior",
-        tuple(inputs),
+        (
+            *_tokens(dtype, heads, width, d, experts),
+            *_optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma),
+        ),
         (
             Tensor("p", ("b", "n", experts), torch.float32),
             Tensor("head_index", ("b",), torch.int32),
@@ -227,6 +200,68 @@ def kernel(
             Tensor("posterior_lse", lse_dims, torch.float32),
         ),
         tuple(attributes),
+    )
+
+
+def _tokens(dtype, heads, width, d, experts):
+    return (
+        Tensor("q", ("b", heads, "n", width), dtype["q"]),
+        Tensor("k", ("b", heads, "m", width), dtype["k"]),
+        Tensor("u", ("b", "n", d), dtype["u"]),
+        Tensor("e", ("b", "m", experts), dtype["e"]),
+    )
+
+
+def _optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma):
+    if "vp" in dtype:
+        yield Tensor("vp", ("b", heads, "m", d), dtype["vp"], clause="means")
+    else:
+        yield Tensor("v", ("b", heads, "m", value_width), dtype["v"], clause="values")
+        yield Tensor("wo", (heads, d, value_width), dtype["wo"], clause="values")
+    if "bias" in dtype:
+        has_batch, has_heads = bias_form
+        dims = ("b" if has_batch else 1, heads if has_heads else 1, "n", "m")
+        yield Tensor("bias", dims, dtype["bias"], clause="bias")
+    if "head_prior" in dtype:
+        yield Tensor("head_prior", ("b", "n", heads), dtype["head_prior"], clause="head_prior")
+    if masked:
+        yield Tensor("mask", ("b", "m"), torch.bool, clause="mask")
+    if sigma is None:
+        yield Tensor("sigma", (), torch.float32, clause="sigma")
+
+
+def _attributes(width, sigma, scale, causal, window, exclude_self, precision):
+    yield "causal", boolean(causal)
+    yield "exclude_self", boolean(exclude_self)
+    yield "precision", enum("precision", precision)
+    yield "scale", f64(1 / math.sqrt(width) if scale is None else scale)
+    if sigma is not None:
+        yield "sigma", f64(sigma)
+    if window is not None:
+        yield "window", i64(window)
+
+
+def _named(q, k, u, e, vp, v, wo, bias, head_prior):
+    """The operands that are there, by name, the bias with all four dims."""
+    if bias is not None:
+        bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+    named = dict(q=q, k=k, u=u, e=e, vp=vp, v=v, wo=wo, bias=bias, head_prior=head_prior)
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def _form(named, mask, sigma_value, sigma):
+    """What of its operands a kernel is specialised to."""
+    bias = named.get("bias")
+    return (
+        tuple((name, tensor.dtype) for name, tensor in named.items()),
+        named["q"].shape[1],
+        named["q"].shape[-1],
+        named["u"].shape[-1],
+        named["e"].shape[-1],
+        named["v"].shape[-1] if "v" in named else None,
+        None if bias is None else (bias.shape[0] != 1, bias.shape[1] != 1),
+        mask is not None,
+        sigma if sigma_value is None else None,
     )
 
 
@@ -238,20 +273,9 @@ def _cpu(
         q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
         head_mode, head, head_scope, causal, window, exclude_self, precision,
     )  # fmt: skip
-    if bias is not None:
-        bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
-    named = dict(q=q, k=k, u=u, e=e, vp=vp, v=v, wo=wo, bias=bias, head_prior=head_prior)
-    named = {name: tensor for name, tensor in named.items() if tensor is not None}
+    named = _named(q, k, u, e, vp, v, wo, bias, head_prior)
     run = kernel(
-        tuple((name, tensor.dtype) for name, tensor in named.items()),
-        q.shape[1],
-        q.shape[-1],
-        u.shape[-1],
-        e.shape[-1],
-        None if v is None else v.shape[-1],
-        None if bias is None else (bias.shape[0] != 1, bias.shape[1] != 1),
-        mask is not None,
-        sigma if sigma_value is None else None,
+        *_form(named, mask, sigma_value, sigma),
         scale,
         head_mode,
         head,
@@ -291,9 +315,88 @@ def _fake(
 # -------------------------------------------------------------------- backward
 
 
+@functools.cache
+def backward_kernel(
+    dtypes,
+    heads,
+    width,
+    d,
+    experts,
+    value_width,
+    bias_form,
+    masked,
+    sigma,
+    scale,
+    all_heads,
+    causal,
+    window,
+    exclude_self,
+    precision,
+):
+    """The arguments are those of `kernel`."""
+    dtype = dict(dtypes)
+    lse_dims = ("b", heads if all_heads else 1, "n")
+    inputs = [
+        *_tokens(dtype, heads, width, d, experts),
+        Tensor("p", ("b", "n", experts), torch.float32),
+        Tensor("prior_lse", lse_dims, torch.float32),
+        Tensor("posterior_lse", lse_dims, torch.float32),
+        Tensor("dp", ("b", "n", experts), torch.float32),
+    ]
+    optional = list(_optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma))
+    differentiable = [*_tokens(dtype, heads, width, d, experts)]
+    differentiable += [tensor for tensor in optional if tensor.clause != "mask"]
+    inputs += optional
+    if not all_heads:
+        inputs.append(Tensor("head", ("b",), torch.int64, clause="head"))
+    return Kernel(
+        "attention_posterior_backward",
+        tuple(inputs),
+        tuple(Tensor(f"d{x.name}", x.dims, torch.float32) for x in differentiable),
+        tuple(_attributes(width, sigma, scale, causal, window, exclude_self, precision)),
+    )
+
+
+def _backward_cpu(
+    dp, p, head, prior_lse, posterior_lse, q, k, u, e, vp, v, wo, bias, head_prior, mask,
+    sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
+):  # fmt: skip
+    all_heads = head_mode == "all"
+    # One head needs no weights of heads.
+    prior = head_prior if all_heads else None
+    named = _named(q, k, u, e, vp, v, wo, bias, prior)
+    run = backward_kernel(
+        *_form(named, mask, sigma_value, sigma),
+        scale,
+        all_heads,
+        causal,
+        window,
+        exclude_self,
+        precision,
+    )
+    tokens = [named.pop(name) for name in ("q", "k", "u", "e")]
+    operands = [*tokens, p, prior_lse, posterior_lse, dp, *named.values()]
+    if mask is not None:
+        operands.append(mask)
+    if sigma_value is not None:
+        operands.append(sigma_value.to(torch.float32))
+    if not all_heads:
+        operands.append(head)
+    grads = iter(run(*map(contiguous, operands)))
+
+    def like(x):
+        if x is None:
+            return q.new_empty(0, dtype=torch.float32)
+        if x is head_prior and not all_heads:
+            return torch.zeros_like(x)
+        return next(grads).view(x.shape).to(x.dtype)
+
+    return tuple(map(like, (q, k, u, e, vp, v, wo, bias, head_prior, sigma_value)))
+
+
 def _backward_fake(
     dp, p, head, prior_lse, posterior_lse, q, k, u, e, vp, v, wo, bias, head_prior, mask,
-    sigma_value, sigma, scale, head_mode, causal, window, exclude_self,
+    sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
 ):  # fmt: skip
     def like(x):
         if x is None:
@@ -303,24 +406,23 @@ def _backward_fake(
     return tuple(map(like, (q, k, u, e, vp, v, wo, bias, head_prior, sigma_value)))
 
 
-# One opaque op, because its loop over query blocks would otherwise be traced
-# and tie a compiled training graph to one number of tokens.
 _backward_op = define(
     "attention_posterior_backward(Tensor dp, Tensor p, Tensor head, Tensor prior_lse, "
     "Tensor posterior_lse, Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
     "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? sigma_value, "
-    "float sigma, float? scale, str head_mode, bool causal, int? window, bool exclude_self) -> "
+    "float sigma, float? scale, str head_mode, bool causal, int? window, bool exclude_self, "
+    "str precision) -> "
     "(Tensor dq, Tensor dk, Tensor du, Tensor de, Tensor dvp, Tensor dv, Tensor dwo, "
     "Tensor dbias, Tensor dhead_prior, Tensor dsigma)",
-    kernel=posterior_backward,
-    key="CompositeExplicitAutograd",
+    kernel=_backward_cpu,
     fake=_backward_fake,
+    is_gradient=True,
 )
 
 
 def _setup_context(ctx, inputs, output):
-    (*tensors, ctx.sigma, ctx.scale, ctx.head_mode, _, _, ctx.causal, ctx.window,
-     ctx.exclude_self, _) = inputs  # fmt: skip
+    *tensors, sigma, scale, head_mode, _, _, causal, window, exclude_self, precision = inputs
+    ctx.attributes = (sigma, scale, head_mode, causal, window, exclude_self, precision)
     p, head, prior_lse, posterior_lse = output
     ctx.mark_non_differentiable(head, prior_lse, posterior_lse)
     ctx.save_for_backward(p, head, prior_lse, posterior_lse, *tensors)
@@ -328,12 +430,8 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dp, *_):
     saved = ctx.saved_tensors
-    grads = _backward_op(
-        dp, *saved, ctx.sigma, ctx.scale, ctx.head_mode, ctx.causal, ctx.window, ctx.exclude_self
-    )
-    *of_operands, of_sigma = grads
-    *operands, mask, sigma_value = saved[4:]
-    del mask
+    *of_operands, of_sigma = _backward_op(dp, *saved, *ctx.attributes)
+    *operands, _, sigma_value = saved[4:]
     return (
         *(None if x is None else grad for x, grad in zip(operands, of_operands, strict=True)),
         None,

@@ -7,7 +7,6 @@ import torch
 from ._check import ACTIVATIONS, MASK, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
 from ._library import define
-from ._similarity_backward import similarity_backward
 
 _check = Checker("similarity_inform")
 
@@ -110,38 +109,60 @@ def kernel(
 ):
     """`tau` None: it is a tensor operand."""
     keys = "m" if has_uk else "n"
-    inputs = [Tensor("u", ("b", "n", width), dtype), Tensor("e", ("b", keys, experts), e_dtype)]
+    return Kernel(
+        "similarity_inform",
+        (
+            Tensor("u", ("b", "n", width), dtype),
+            Tensor("e", ("b", keys, experts), e_dtype),
+            *_optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau),
+        ),
+        (
+            Tensor("p", ("b", "n", experts), torch.float32),
+            Tensor("lse", ("b", "n"), torch.float32),
+        ),
+        _attributes(tau, causal, window, restrict, precision),
+    )
+
+
+def _optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau):
     if has_uk:
-        inputs.append(Tensor("uk", ("b", "m", key_width), dtype, clause="keys"))
+        yield Tensor("uk", ("b", "m", key_width), dtype, clause="keys")
     if has_ws:
-        inputs.append(Tensor("ws", (width, key_width), dtype, clause="ws"))
+        yield Tensor("ws", (width, key_width), dtype, clause="ws")
     if masked:
-        inputs.append(Tensor("mask", ("b", keys), torch.bool, clause="mask"))
+        yield Tensor("mask", ("b", "m" if has_uk else "n"), torch.bool, clause="mask")
+    if tau is None:
+        yield Tensor("tau", (), torch.float32, clause="tau")
+
+
+def _attributes(tau, causal, window, restrict, precision):
     attributes = [
         ("causal", boolean(causal)),
         ("restrict", enum("restrict", restrict)),
         ("precision", enum("precision", precision)),
     ]
-    if tau is None:
-        inputs.append(Tensor("tau", (), torch.float32, clause="tau"))
-    else:
+    if tau is not None:
         attributes.append(("tau", f64(tau)))
     if window is not None:
         attributes.append(("window", i64(window)))
-    return Kernel(
-        "similarity_inform",
-        tuple(inputs),
-        (
-            Tensor("p", ("b", "n", experts), torch.float32),
-            Tensor("lse", ("b", "n"), torch.float32),
-        ),
-        tuple(attributes),
-    )
+    return tuple(attributes)
 
 
-def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
-    _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision)
-    run = kernel(
+def _optional_operands(uk, ws, mask, tau_value):
+    """What `_optional_inputs` describe."""
+    if uk is not None:
+        yield rows(uk, 2)
+    if ws is not None:
+        yield contiguous(ws)
+    if mask is not None:
+        yield rows(mask, 1)
+    if tau_value is not None:
+        yield tau_value.detach().to(torch.float32)
+
+
+def _form(u, e, uk, ws, mask, tau_value, tau):
+    """What of its operands a kernel is specialised to."""
+    return (
         u.dtype,
         e.dtype,
         u.shape[-1],
@@ -151,20 +172,14 @@ def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
         ws is not None,
         mask is not None,
         tau if tau_value is None else None,
-        causal,
-        window,
-        restrict,
-        precision,
     )
-    operands = [rows(u, 2), rows(e, 2)]
-    if uk is not None:
-        operands.append(rows(uk, 2))
-    if ws is not None:
-        operands.append(contiguous(ws))
-    if mask is not None:
-        operands.append(rows(mask, 1))
-    if tau_value is not None:
-        operands.append(tau_value.detach().to(torch.float32))
+
+
+def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
+    _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision)
+    form = _form(u, e, uk, ws, mask, tau_value, tau)
+    run = kernel(*form, causal, window, restrict, precision)
+    operands = [rows(u, 2), rows(e, 2), *_optional_operands(uk, ws, mask, tau_value)]
     p, lse = run(*operands)
     return p.view(*u.shape[:-1], e.shape[-1]), lse.view(u.shape[:-1])
 
@@ -178,7 +193,76 @@ def _fake(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precisio
 # -------------------------------------------------------------------- backward
 
 
-def _backward_fake(dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict):
+@functools.cache
+def backward_kernel(
+    dtype,
+    e_dtype,
+    width,
+    experts,
+    key_width,
+    has_uk,
+    has_ws,
+    masked,
+    tau,
+    causal,
+    window,
+    restrict,
+    precision,
+):
+    """`tau` None: it is a tensor operand."""
+    keys = "m" if has_uk else "n"
+    results = [
+        Tensor("du", ("b", "n", width), torch.float32),
+        Tensor("de", ("b", keys, experts), torch.float32),
+    ]
+    if has_uk:
+        results.append(Tensor("duk", ("b", "m", key_width), torch.float32))
+    if has_ws:
+        results.append(Tensor("dws", (width, key_width), torch.float32))
+    if tau is None:
+        results.append(Tensor("dtau", (), torch.float32))
+    return Kernel(
+        "similarity_inform_backward",
+        (
+            Tensor("u", ("b", "n", width), dtype),
+            Tensor("e", ("b", keys, experts), e_dtype),
+            Tensor("p", ("b", "n", experts), torch.float32),
+            Tensor("lse", ("b", "n"), torch.float32),
+            Tensor("dp", ("b", "n", experts), torch.float32),
+            Tensor("dlse", ("b", "n"), torch.float32, clause="dlse"),
+            *_optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau),
+        ),
+        tuple(results),
+        _attributes(tau, causal, window, restrict, precision),
+    )
+
+
+def _backward_cpu(
+    dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
+):
+    form = _form(u, e, uk, ws, mask, tau_value, tau)
+    run = backward_kernel(*form, causal, window, restrict, precision)
+    grads = iter(
+        run(
+            *(rows(x, 2) for x in (u, e, p)),
+            rows(lse, 1),
+            rows(dp, 2),
+            rows(dlse, 1),
+            *_optional_operands(uk, ws, mask, tau_value),
+        )
+    )
+
+    def like(x):
+        if x is None:
+            return u.new_empty(0, dtype=torch.float32)
+        return next(grads).view(x.shape).to(x.dtype)
+
+    return tuple(map(like, (u, e, uk, ws, tau_value)))
+
+
+def _backward_fake(
+    dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
+):
     def like(x):
         if x is None:
             return u.new_empty(0, dtype=torch.float32)
@@ -187,41 +271,25 @@ def _backward_fake(dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal,
     return like(u), like(e), like(uk), like(ws), like(tau_value)
 
 
-# One opaque op, because its loop over query blocks would otherwise be traced
-# and tie a compiled training graph to one number of tokens.
 _backward_op = define(
     "similarity_inform_backward(Tensor dp, Tensor dlse, Tensor p, Tensor lse, Tensor u, Tensor e, "
     "Tensor? uk, Tensor? ws, Tensor? mask, Tensor? tau_value, float tau, bool causal, "
-    "int? window, str restrict) -> (Tensor du, Tensor de, Tensor duk, Tensor dws, Tensor dtau)",
-    kernel=similarity_backward,
-    key="CompositeExplicitAutograd",
+    "int? window, str restrict, str precision) -> "
+    "(Tensor du, Tensor de, Tensor duk, Tensor dws, Tensor dtau)",
+    kernel=_backward_cpu,
     fake=_backward_fake,
+    is_gradient=True,
 )
 
 
 def _setup_context(ctx, inputs, output):
-    u, e, uk, ws, mask, tau_value, ctx.tau, ctx.causal, ctx.window, ctx.restrict, _ = inputs
-    ctx.save_for_backward(u, e, uk, ws, mask, tau_value, *output)
+    u, e, uk, ws, mask, tau_value, *ctx.attributes = inputs
+    ctx.save_for_backward(*output, u, e, uk, ws, mask, tau_value)
 
 
 def _backward(ctx, dp, dlse):
-    u, e, uk, ws, mask, tau_value, p, lse = ctx.saved_tensors
-    du, de, duk, dws, dtau = _backward_op(
-        dp,
-        dlse,
-        p,
-        lse,
-        u,
-        e,
-        uk,
-        ws,
-        mask,
-        tau_value,
-        ctx.tau,
-        ctx.causal,
-        ctx.window,
-        ctx.restrict,
-    )
+    du, de, duk, dws, dtau = _backward_op(dp, dlse, *ctx.saved_tensors, *ctx.attributes)
+    *_, uk, ws, _, tau_value = ctx.saved_tensors
     return (
         du,
         de,

@@ -70,11 +70,15 @@ def kernel(dtype, experts, k, kind, renorm, route_scale, masked, index_dtype):
         "topk_renorm",
         tuple(inputs),
         (Tensor("gates", ("n", k), torch.float32), Tensor("indices", ("n", k), index_dtype)),
-        (
-            ("kind", enum("score_kind", kind)),
-            ("renorm", boolean(renorm)),
-            ("route_scale", f64(route_scale)),
-        ),
+        _attributes(kind, renorm, route_scale),
+    )
+
+
+def _attributes(kind, renorm, route_scale):
+    return (
+        ("kind", enum("score_kind", kind)),
+        ("renorm", boolean(renorm)),
+        ("route_scale", f64(route_scale)),
     )
 
 
@@ -96,53 +100,66 @@ def _fake(scores, k, kind, renorm, route_scale, mask, index_dtype):
     return scores.new_empty(shape, dtype=torch.float32), scores.new_empty(shape, dtype=index_dtype)
 
 
+# -------------------------------------------------------------------- backward
+
+
+@functools.cache
+def backward_kernel(index_dtype, scores_dtype, experts, k, kind, renorm, route_scale):
+    """`scores_dtype` None: this form's gradient does not read the scores."""
+    inputs = [
+        Tensor("dgates", ("n", k), torch.float32),
+        Tensor("gates", ("n", k), torch.float32),
+        Tensor("indices", ("n", k), index_dtype),
+    ]
+    if scores_dtype is not None:
+        inputs.append(Tensor("scores", ("n", experts), scores_dtype, clause="scores"))
+    return Kernel(
+        "topk_renorm_backward",
+        tuple(inputs),
+        (Tensor("dscores", ("n", experts), torch.float32),),
+        _attributes(kind, renorm, route_scale),
+    )
+
+
+def _backward_cpu(dgates, gates, indices, scores, experts, dtype, kind, renorm, route_scale):
+    scores_dtype = None if scores is None else scores.dtype
+    run = backward_kernel(
+        indices.dtype, scores_dtype, experts, gates.shape[-1], kind, renorm, route_scale
+    )
+    operands = (dgates, gates, indices) if scores is None else (dgates, gates, indices, scores)
+    (dscores,) = run(*(rows(x, 1) for x in operands))
+    return dscores.view(*gates.shape[:-1], experts).to(dtype)
+
+
+def _backward_fake(dgates, gates, indices, scores, experts, dtype, kind, renorm, route_scale):
+    return gates.new_empty((*gates.shape[:-1], experts), dtype=dtype)
+
+
+_backward_op = define(
+    "topk_renorm_backward(Tensor dgates, Tensor gates, Tensor indices, Tensor? scores, "
+    "SymInt experts, ScalarType dtype, str kind, bool renorm, float route_scale) -> Tensor",
+    kernel=_backward_cpu,
+    fake=_backward_fake,
+    is_gradient=True,
+)
+
+
 def _setup_context(ctx, inputs, output):
     scores, _, ctx.kind, ctx.renorm, ctx.route_scale, mask, _ = inputs
     gates, indices = output
     ctx.mark_non_differentiable(indices)
-    # softmax(TopK(z)) needs nothing but its result: no probabilities are kept.
-    needs_scores = ctx.kind == "probs" or not ctx.renorm
+    # softmax(TopK(z)) needs nothing but its result, and raw probabilities not
+    # even that: no scores are kept.
+    needs_scores = (ctx.kind == "probs") == ctx.renorm
     ctx.experts, ctx.dtype = scores.shape[-1], scores.dtype
     ctx.save_for_backward(gates, indices, scores if needs_scores else None)
 
 
 def _backward(ctx, dgates, _):
-    gates, indices, scores = ctx.saved_tensors
-    # A masked token has index -1: its gates are 0, so any place will do.
-    selected = (indices >= 0).to(torch.float32)
-    where = indices.clamp(min=0).to(torch.int64)
-    dg = dgates * ctx.route_scale * selected
-    shape = (*indices.shape[:-1], ctx.experts)
-
-    if ctx.kind == "logits" and not ctx.renorm:
-        # dz_c = p_c (dg_c [c in Sel] - sum_{a in Sel} p_a dg_a)
-        p = _softmax(scores.to(torch.float32))
-        chosen = p.gather(-1, where) * dg
-        dz = torch.zeros(shape, dtype=torch.float32, device=p.device).scatter(-1, where, chosen)
-        return (dz - p * chosen.sum(-1, keepdim=True)).to(ctx.dtype), *(None,) * 6
-
-    if not ctx.renorm:
-        chosen = dg  # dp_b = dg_b
-    else:
-        # With g without route_scale: dz_b = g_b (dg_b - sum_a g_a dg_a) for
-        # logits; dp_b = (dg_b - sum_a g_a dg_a) / sum of the selected for probs.
-        g = gates / ctx.route_scale if ctx.route_scale != 0 else torch.zeros_like(gates)
-        chosen = dg - (g * dg).sum(-1, keepdim=True)
-        if ctx.kind == "logits":
-            chosen = g * chosen
-        else:
-            total = scores.to(torch.float32).gather(-1, where).sum(-1, keepdim=True)
-            chosen = torch.where(total == 0, 0.0, chosen / total) * selected
-    dscores = torch.zeros(shape, dtype=torch.float32, device=gates.device)
-    return dscores.scatter(-1, where, chosen).to(ctx.dtype), *(None,) * 6
-
-
-def _softmax(z):
-    """Softmax whose rows without support are 0 (E6)."""
-    peak = z.amax(dim=-1, keepdim=True)
-    weight = (z - torch.where(peak == -torch.inf, 0.0, peak)).exp()
-    total = weight.sum(dim=-1, keepdim=True)
-    return weight / torch.where(total == 0, 1.0, total)
+    dscores = _backward_op(
+        dgates, *ctx.saved_tensors, ctx.experts, ctx.dtype, ctx.kind, ctx.renorm, ctx.route_scale
+    )
+    return dscores, *(None,) * 6
 
 
 _op = define(

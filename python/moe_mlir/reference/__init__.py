@@ -20,7 +20,7 @@ from .mixing import (
     similarity_inform,
     visible_keys,
 )
-from .scores import ac_logits, cosine_logits, hyper_router, router_logits
+from .scores import ac_logits, cosine_logits, hyper_router, mix_metric, router_logits
 from .selection import (
     densify,
     grouped_topk,
@@ -62,6 +62,7 @@ __all__ = [
     "lowest_entropy_head",
     "mad_dispersion",
     "make_finite",
+    "mix_metric",
     "rank_experts",
     "router_logits",
     "similarity_inform",

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._common import normalise, wide
+from ._common import normalise, ratio, wide
 
 
 def router_logits(h, weight, bias=None):
@@ -17,7 +17,14 @@ def cosine_logits(h, omega, emb, *, tau=1.0, eps=1e-4, norm_token=True, norm_emb
     h, omega, emb = wide(h, omega, emb)
     if not eps > 0:
         raise ValueError(f"cosine_logits: expected 'eps' to be positive, found {eps}")
+    if not isinstance(tau, torch.Tensor) and not tau > 0:
+        raise ValueError(f"cosine_logits: expected 'tau' to be positive, found {tau}")
     token = h if omega is None else h @ omega.T
+    if emb.shape[-1] != token.shape[-1]:
+        raise ValueError(
+            f"cosine_logits: expected 'emb' to be as wide as the tokens it meets "
+            f"({token.shape[-1]}), found {emb.shape[-1]}"
+        )
     token = normalise(token, eps) if norm_token else token
     emb = normalise(emb, eps) if norm_emb else emb
     return token @ emb.T / tau
@@ -41,22 +48,28 @@ def hyper_router(e, w1, b1, w2, b2, num_experts):
 
 def ac_logits(h, m, prev_idx, emb, *, prev_gates=None, bias=None):
     """z = h^T M_{k*} e_k with the previous layer's experts k*; docs/Spec.md 3.6."""
-    h, m, emb, prev_gates, bias = wide(h, m.detach(), emb, prev_gates, bias)
+    h, emb, bias = wide(h, emb, bias)
     if prev_gates is None and prev_idx.shape[-1] > 1:
         raise ValueError(
             "ac_logits: expected 'prev_gates' with more than one previous expert a token "
             f"({prev_idx.shape[-1]}), found None"
         )
+    z = (h * mix_metric(m, prev_idx, prev_gates).to(h.dtype)) @ emb.T
+    return z if bias is None else z + bias
+
+
+def mix_metric(m, prev_idx, prev_gates=None):
+    """M of each token [.., D]: that of its previous expert, or blended by its gates (P3 C.6).
+
+    A token without a previous expert has 1s. No gradient.
+    """
+    m, prev_gates = wide(m.detach(), None if prev_gates is None else prev_gates.detach())
     routed = prev_idx >= 0
     metric = m[prev_idx.clamp(min=0)]
     metric = torch.where(routed[..., None], metric, torch.ones_like(metric))
     if prev_gates is None:
-        metric = metric[..., 0, :]
-    else:
-        share = prev_gates.detach() * routed
-        total = share.sum(dim=-1, keepdim=True)
-        share = share / total.masked_fill(total == 0, 1.0)
-        mixed = (share[..., None] * metric).sum(dim=-2)
-        metric = torch.where(total == 0, torch.ones_like(mixed), mixed)
-    z = (h * metric) @ emb.T
-    return z if bias is None else z + bias
+        return metric[..., 0, :]
+    share = torch.where(routed, prev_gates, 0.0)
+    total = share.sum(dim=-1, keepdim=True)
+    mixed = (ratio(share, total)[..., None] * metric).sum(dim=-2)
+    return torch.where(total == 0, torch.ones_like(mixed), mixed)

@@ -175,7 +175,9 @@ def _gates_of(x, mapped, indices, outside, score, renorm, eps):
 def threshold_renorm(p, theta, *, renorm=True, mask=None):
     """(gates [.., experts], count [..]) of the experts with p > theta; docs/Spec.md 3.9.
 
-    Strictly above (E20); a token without any keeps its best expert.
+    Strictly above (E20); a token without any keeps its best expert. A `theta`
+    that is a tensor learns straight through: its mask multiplies the gates, so
+    dtheta = - sum over the selected of gate dgate.
     """
     (p,) = wide(p)
     above = p.detach() > theta
@@ -184,6 +186,8 @@ def threshold_renorm(p, theta, *, renorm=True, mask=None):
     gates = torch.where(chosen & (p != -math.inf), p, 0.0)
     if renorm:
         gates = ratio(gates, gates.sum(dim=-1, keepdim=True))
+    if isinstance(theta, torch.Tensor):
+        gates = gates * (1 + (theta.detach() - theta).to(gates.dtype))
     gates = gates.masked_fill(p.isnan().any(dim=-1, keepdim=True), math.nan)
     count = chosen.sum(dim=-1)
     if mask is not None:

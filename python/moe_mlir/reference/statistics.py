@@ -40,6 +40,10 @@ def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
 def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", include_empty=False):
     """M [E,D], the scaled inverse of the dispersion; docs/Spec.md 3.6."""
     (s,) = wide(s.detach())
+    if not eps > 0:
+        raise ValueError(f"dispersion_weights: expected 'eps' to be positive, found {eps}")
+    if clamp is not None and not clamp > 0:
+        raise ValueError(f"dispersion_weights: expected 'clamp' to be positive, found {clamp}")
     live = (torch.ones_like(count) if include_empty else count > 0).to(s.dtype)[:, None]
     clusters = live.sum().clamp(min=1)
     if scale == "dispersion":

@@ -85,3 +85,43 @@ func.func @bufferizes_every_destination(
       outs(%g0 : tensor<1x?x8xf32>) -> tensor<1x?x8xf32>
   return %g, %l, %s#0 : tensor<1x?x8xf32>, tensor<1x4x?xf32>, tensor<8x8xf32>
 }
+
+// CHECK-LABEL: func @bufferizes_every_kind_of_logits
+// CHECK:         moe.dispersion_weights ins(%{{.*}} : memref<4x8xf32>, memref<4xi32>) outs(%{{.*}} : memref<4x8xf32>)
+// CHECK:         moe.ac_logits ins(%{{.*}} : memref<?x8xf32>, memref<4x8xf32>, memref<?x2xi32>, memref<4x8xf32>)
+// CHECK-SAME:      gates(%{{.*}} : memref<?x2xf32>) outs(%{{.*}} : memref<?x4xf32>)
+// CHECK:         moe.cosine_logits ins(%{{.*}} : memref<?x8xf32>, memref<4x8xf32>)
+// CHECK:         moe.hyper_router ins(%{{.*}} : memref<8xf32>,
+// CHECK-SAME:      outs(%{{.*}} : memref<4x8xf32>, memref<4xf32>)
+// CHECK:         moe.attention_entropy ins(%{{.*}} : memref<1x4x?x16xf32>, memref<1x4x?x16xf32>)
+// CHECK-SAME:      outs(%{{.*}} : memref<1x4xf32>, memref<1x4x?xf32>)
+// CHECK-NOT:     tensor<
+func.func @bufferizes_every_kind_of_logits(
+    %h: tensor<?x8xf32>, %emb: tensor<4x8xf32>, %count: tensor<4xi32>,
+    %idx: tensor<?x2xi32>, %gates: tensor<?x2xf32>, %e: tensor<8xf32>,
+    %w1: tensor<5x8xf32>, %b1: tensor<5xf32>, %w2: tensor<36x5xf32>,
+    %b2: tensor<36xf32>, %q: tensor<1x4x?x16xf32>, %m0: tensor<4x8xf32>,
+    %z0: tensor<?x4xf32>, %z1: tensor<?x4xf32>, %w0: tensor<4x8xf32>,
+    %b0: tensor<4xf32>, %mean: tensor<1x4xf32>, %rows: tensor<1x4x?xf32>)
+    -> (tensor<?x4xf32>, tensor<?x4xf32>, tensor<4x8xf32>, tensor<1x4xf32>) {
+  %m = moe.dispersion_weights ins(%emb, %count : tensor<4x8xf32>, tensor<4xi32>)
+      outs(%m0 : tensor<4x8xf32>) -> tensor<4x8xf32>
+  %z = moe.ac_logits
+      ins(%h, %m, %idx, %emb : tensor<?x8xf32>, tensor<4x8xf32>,
+          tensor<?x2xi32>, tensor<4x8xf32>)
+      gates(%gates : tensor<?x2xf32>) outs(%z0 : tensor<?x4xf32>)
+      -> tensor<?x4xf32>
+  %c = moe.cosine_logits ins(%h, %emb : tensor<?x8xf32>, tensor<4x8xf32>)
+      outs(%z1 : tensor<?x4xf32>) -> tensor<?x4xf32>
+  %w, %b = moe.hyper_router
+      ins(%e, %w1, %b1, %w2, %b2 : tensor<8xf32>, tensor<5x8xf32>,
+          tensor<5xf32>, tensor<36x5xf32>, tensor<36xf32>)
+      outs(%w0, %b0 : tensor<4x8xf32>, tensor<4xf32>)
+      -> tensor<4x8xf32>, tensor<4xf32>
+  %a, %r = moe.attention_entropy
+      ins(%q, %q : tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>)
+      outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x?xf32>)
+      -> tensor<1x4xf32>, tensor<1x4x?xf32>
+  return %z, %c, %w, %a
+      : tensor<?x4xf32>, tensor<?x4xf32>, tensor<4x8xf32>, tensor<1x4xf32>
+}

@@ -656,3 +656,156 @@ func.func @adjacency_update_more_choices_than_experts(%a: tensor<4x4xf32>,
       outs(%a : tensor<4x4xf32>) -> tensor<4x4xf32>
   return
 }
+
+// -----
+
+// The embeddings live in the space of omega's results, or in that of the
+// tokens.
+
+func.func @cosine_logits_c1(%h: tensor<5x8xf32>, %emb: tensor<4x8xf32>,
+                            %omega: tensor<3x8xf32>, %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected dim 0 of 'omega' (3) to match dim 1 of 'emb' (8)}}
+  %r = moe.cosine_logits ins(%h, %emb : tensor<5x8xf32>, tensor<4x8xf32>)
+      omega(%omega : tensor<3x8xf32>) outs(%z : tensor<5x4xf32>)
+      -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @cosine_logits_c1_without_omega(
+    %h: tensor<5x8xf32>, %emb: tensor<4x3xf32>, %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected dim 1 of 'emb' (3) to match dim 1 of 'h' (8)}}
+  %r = moe.cosine_logits ins(%h, %emb : tensor<5x8xf32>, tensor<4x3xf32>)
+      outs(%z : tensor<5x4xf32>) -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @cosine_logits_c2(%h: tensor<5x8xf32>, %emb: tensor<4x8xf32>,
+                            %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected eps to be positive and finite, found 0}}
+  %r = moe.cosine_logits ins(%h, %emb : tensor<5x8xf32>, tensor<4x8xf32>)
+      outs(%z : tensor<5x4xf32>) {eps = 0.0 : f64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @cosine_logits_c3(%h: tensor<5x8xf32>, %emb: tensor<4x8xf32>,
+                            %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected tau to be positive and finite, found -1}}
+  %r = moe.cosine_logits ins(%h, %emb : tensor<5x8xf32>, tensor<4x8xf32>)
+      outs(%z : tensor<5x4xf32>) {tau = -1.0 : f64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @hyper_router_c1(
+    %e: tensor<3xf32>, %w1: tensor<5x3xf32>, %b1: tensor<5xf32>,
+    %w2: tensor<32x5xf32>, %b2: tensor<32xf32>, %weight: tensor<4x8xf32>,
+    %bias: tensor<4xf32>) {
+  // expected-error @below {{expected dim 0 of 'w2' to be e (d + 1) = 4 * (8 + 1), found 32}}
+  %r:2 = moe.hyper_router
+      ins(%e, %w1, %b1, %w2, %b2 : tensor<3xf32>, tensor<5x3xf32>,
+          tensor<5xf32>, tensor<32x5xf32>, tensor<32xf32>)
+      outs(%weight, %bias : tensor<4x8xf32>, tensor<4xf32>)
+      -> tensor<4x8xf32>, tensor<4xf32>
+  return
+}
+
+// -----
+
+func.func @ac_logits_c1(%h: tensor<5x8xf32>, %m: tensor<4x8xf32>,
+                        %idx: tensor<5x2xi32>, %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected 'prev_gates' unless 'prev_idx' holds one expert a token, found none with r = 2}}
+  %r = moe.ac_logits
+      ins(%h, %m, %idx, %m : tensor<5x8xf32>, tensor<4x8xf32>, tensor<5x2xi32>,
+          tensor<4x8xf32>)
+      outs(%z : tensor<5x4xf32>) -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @ac_logits_c1_dynamic(%h: tensor<5x8xf32>, %m: tensor<4x8xf32>,
+                                %idx: tensor<5x?xi32>, %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected 'prev_gates' unless 'prev_idx' holds one expert a token, found none with r dynamic}}
+  %r = moe.ac_logits
+      ins(%h, %m, %idx, %m : tensor<5x8xf32>, tensor<4x8xf32>, tensor<5x?xi32>,
+          tensor<4x8xf32>)
+      outs(%z : tensor<5x4xf32>) -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @ac_logits_without_places(
+    %h: tensor<5x8xf32>, %m: tensor<4x8xf32>, %idx: tensor<5x0xi32>,
+    %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected r, the last dim of 'prev_idx', to be at least 1, found 0}}
+  %r = moe.ac_logits
+      ins(%h, %m, %idx, %m : tensor<5x8xf32>, tensor<4x8xf32>, tensor<5x0xi32>,
+          tensor<4x8xf32>)
+      outs(%z : tensor<5x4xf32>) -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+// The metric has one row an expert.
+
+func.func @ac_logits_with_a_smaller_metric(
+    %h: tensor<5x8xf32>, %m: tensor<3x8xf32>, %idx: tensor<5x1xi32>,
+    %emb: tensor<4x8xf32>, %z: tensor<5x4xf32>) {
+  // expected-error @below {{expected e (4) to be at most l (3)}}
+  %r = moe.ac_logits
+      ins(%h, %m, %idx, %emb : tensor<5x8xf32>, tensor<3x8xf32>,
+          tensor<5x1xi32>, tensor<4x8xf32>)
+      outs(%z : tensor<5x4xf32>) -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @dispersion_weights_c1(%s: tensor<4x8xf32>, %count: tensor<4xi32>) {
+  // expected-error @below {{expected eps to be positive and finite, found 0}}
+  %r = moe.dispersion_weights ins(%s, %count : tensor<4x8xf32>, tensor<4xi32>)
+      outs(%s : tensor<4x8xf32>) {eps = 0.0 : f64} -> tensor<4x8xf32>
+  return
+}
+
+// -----
+
+func.func @dispersion_weights_c2(%s: tensor<4x8xf32>, %count: tensor<4xi32>) {
+  // expected-error @below {{expected clamp to be positive and finite, found -1.5}}
+  %r = moe.dispersion_weights ins(%s, %count : tensor<4x8xf32>, tensor<4xi32>)
+      outs(%s : tensor<4x8xf32>) {clamp = -1.5 : f64} -> tensor<4x8xf32>
+  return
+}
+
+// -----
+
+func.func @attention_entropy_has_a_scale(
+    %q: tensor<1x4x7x?xf32>, %mean: tensor<1x4xf32>, %rows: tensor<1x4x7xf32>) {
+  // expected-error @below {{expected 'scale' where the width of 'q' is not static and positive, found none}}
+  %r:2 = moe.attention_entropy
+      ins(%q, %q : tensor<1x4x7x?xf32>, tensor<1x4x7x?xf32>)
+      outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x7xf32>)
+      -> tensor<1x4xf32>, tensor<1x4x7xf32>
+  return
+}
+
+// -----
+
+func.func @attention_entropy_window(
+    %q: tensor<1x4x7x3xf32>, %mean: tensor<1x4xf32>, %rows: tensor<1x4x7xf32>) {
+  // expected-error @below {{expected window to be at least 1, found 0}}
+  %r:2 = moe.attention_entropy
+      ins(%q, %q : tensor<1x4x7x3xf32>, tensor<1x4x7x3xf32>)
+      outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x7xf32>)
+      {window = 0 : i64} -> tensor<1x4xf32>, tensor<1x4x7xf32>
+  return
+}

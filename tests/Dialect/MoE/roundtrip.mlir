@@ -39,6 +39,78 @@ func.func @router_logits_on_buffers(
   return
 }
 
+// CHECK-LABEL: func @cosine_logits
+// CHECK:         moe.cosine_logits ins(%{{[^ ]*}}, %{{[^ ]*}} : tensor<?x352xf32>, tensor<16x352xf32>)
+// CHECK-SAME:      outs(%{{[^ ]*}} : tensor<?x16xf32>) -> tensor<?x16xf32>
+func.func @cosine_logits(%h: tensor<?x352xf32>, %emb: tensor<16x352xf32>,
+                         %init: tensor<?x16xf32>) -> tensor<?x16xf32> {
+  %z = moe.cosine_logits
+      ins(%h, %emb : tensor<?x352xf32>, tensor<16x352xf32>)
+      outs(%init : tensor<?x16xf32>) -> tensor<?x16xf32>
+  return %z : tensor<?x16xf32>
+}
+
+// CHECK-LABEL: func @cosine_logits_with_everything
+// CHECK:         moe.cosine_logits ins(%{{[^ ]*}}, %{{[^ ]*}} : tensor<2x?x352xbf16>, tensor<16x8xf16>)
+// CHECK-SAME:      omega(%{{[^ ]*}} : tensor<8x352xf32>) tau(%{{[^ ]*}} : f32)
+// CHECK-SAME:      outs(%{{[^ ]*}} : tensor<2x?x16xf32>)
+// CHECK-SAME:      {eps = 1.000000e-03 : f64, norm_emb = false, norm_token = false, tau = 3.000000e-01 : f64}
+func.func @cosine_logits_with_everything(
+    %h: tensor<2x?x352xbf16>, %emb: tensor<16x8xf16>, %omega: tensor<8x352xf32>,
+    %tau: f32, %init: tensor<2x?x16xf32>) -> tensor<2x?x16xf32> {
+  %z = moe.cosine_logits
+      ins(%h, %emb : tensor<2x?x352xbf16>, tensor<16x8xf16>)
+      omega(%omega : tensor<8x352xf32>) tau(%tau : f32)
+      outs(%init : tensor<2x?x16xf32>)
+      {tau = 0.3 : f64, eps = 1.0e-3 : f64, norm_token = false, norm_emb = false}
+      -> tensor<2x?x16xf32>
+  return %z : tensor<2x?x16xf32>
+}
+
+// CHECK-LABEL: func @hyper_router
+// CHECK:         moe.hyper_router ins(%{{.*}} : tensor<3xbf16>, tensor<5x3xf32>, tensor<5xf32>, tensor<36x5xf16>, tensor<36xf32>)
+// CHECK-SAME:      outs(%{{[^ ]*}}, %{{[^ ]*}} : tensor<4x8xf32>, tensor<4xf32>) -> tensor<4x8xf32>, tensor<4xf32>
+func.func @hyper_router(
+    %e: tensor<3xbf16>, %w1: tensor<5x3xf32>, %b1: tensor<5xf32>,
+    %w2: tensor<36x5xf16>, %b2: tensor<36xf32>, %weight: tensor<4x8xf32>,
+    %bias: tensor<4xf32>) -> (tensor<4x8xf32>, tensor<4xf32>) {
+  %w, %b = moe.hyper_router
+      ins(%e, %w1, %b1, %w2, %b2 : tensor<3xbf16>, tensor<5x3xf32>,
+          tensor<5xf32>, tensor<36x5xf16>, tensor<36xf32>)
+      outs(%weight, %bias : tensor<4x8xf32>, tensor<4xf32>)
+      -> tensor<4x8xf32>, tensor<4xf32>
+  return %w, %b : tensor<4x8xf32>, tensor<4xf32>
+}
+
+// CHECK-LABEL: func @ac_logits
+// CHECK:         moe.ac_logits ins(%{{.*}} : tensor<?x8xf32>, tensor<4x8xf32>, tensor<?x1xi32>, tensor<4x8xf32>)
+// CHECK-SAME:      outs(%{{[^ ]*}} : tensor<?x4xf32>) -> tensor<?x4xf32>
+func.func @ac_logits(%h: tensor<?x8xf32>, %m: tensor<4x8xf32>,
+                     %idx: tensor<?x1xi32>, %init: tensor<?x4xf32>)
+    -> tensor<?x4xf32> {
+  %z = moe.ac_logits
+      ins(%h, %m, %idx, %m : tensor<?x8xf32>, tensor<4x8xf32>, tensor<?x1xi32>,
+          tensor<4x8xf32>)
+      outs(%init : tensor<?x4xf32>) -> tensor<?x4xf32>
+  return %z : tensor<?x4xf32>
+}
+
+// CHECK-LABEL: func @ac_logits_with_everything
+// CHECK:         moe.ac_logits ins(%{{.*}} : tensor<2x?x8xbf16>, tensor<4x8xf32>, tensor<2x?x3xi64>, tensor<4x8xf16>)
+// CHECK-SAME:      gates(%{{[^ ]*}} : tensor<2x?x3xf32>) bias(%{{[^ ]*}} : tensor<4xbf16>)
+// CHECK-SAME:      outs(%{{[^ ]*}} : tensor<2x?x4xf32>)
+func.func @ac_logits_with_everything(
+    %h: tensor<2x?x8xbf16>, %m: tensor<4x8xf32>, %idx: tensor<2x?x3xi64>,
+    %emb: tensor<4x8xf16>, %gates: tensor<2x?x3xf32>, %bias: tensor<4xbf16>,
+    %init: tensor<2x?x4xf32>) -> tensor<2x?x4xf32> {
+  %z = moe.ac_logits
+      ins(%h, %m, %idx, %emb : tensor<2x?x8xbf16>, tensor<4x8xf32>,
+          tensor<2x?x3xi64>, tensor<4x8xf16>)
+      gates(%gates : tensor<2x?x3xf32>) bias(%bias : tensor<4xbf16>)
+      outs(%init : tensor<2x?x4xf32>) -> tensor<2x?x4xf32>
+  return %z : tensor<2x?x4xf32>
+}
+
 // CHECK-LABEL: func @topk_renorm
 // CHECK:         moe.topk_renorm ins(%{{[^ ]*}} : tensor<?x64xf32>)
 // CHECK-SAME:      outs(%{{[^ ]*}}, %{{[^ ]*}} : tensor<?x8xf32>, tensor<?x8xi32>) -> tensor<?x8xf32>, tensor<?x8xi32>
@@ -225,6 +297,36 @@ func.func @attention_posterior_on_buffers(
   return
 }
 
+// CHECK-LABEL: func @attention_entropy
+// CHECK:         moe.attention_entropy ins(%{{.*}} : tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>)
+// CHECK-SAME:      outs(%{{[^ ]*}}, %{{[^ ]*}} : tensor<1x4xf32>, tensor<1x4x?xf32>) -> tensor<1x4xf32>, tensor<1x4x?xf32>
+func.func @attention_entropy(
+    %q: tensor<1x4x?x16xf32>, %k: tensor<1x4x?x16xf32>, %mean: tensor<1x4xf32>,
+    %rows: tensor<1x4x?xf32>) -> (tensor<1x4xf32>, tensor<1x4x?xf32>) {
+  %m, %r = moe.attention_entropy
+      ins(%q, %k : tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>)
+      outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x?xf32>)
+      -> tensor<1x4xf32>, tensor<1x4x?xf32>
+  return %m, %r : tensor<1x4xf32>, tensor<1x4x?xf32>
+}
+
+// CHECK-LABEL: func @attention_entropy_with_everything
+// CHECK:         moe.attention_entropy ins(%{{.*}} : tensor<2x4x3x?xbf16>, tensor<2x4x9x?xbf16>)
+// CHECK-SAME:      bias(%{{[^ ]*}} : tensor<1x4x3x9xf16>) mask(%{{[^ ]*}} : tensor<2x9xi1>)
+// CHECK-SAME:      {causal = true, exclude_self = true, precision = #moe.precision<tf32>, scale = 5.000000e-01 : f64, window = 4 : i64}
+func.func @attention_entropy_with_everything(
+    %q: tensor<2x4x3x?xbf16>, %k: tensor<2x4x9x?xbf16>,
+    %bias: tensor<1x4x3x9xf16>, %mask: tensor<2x9xi1>, %mean: tensor<2x4xf32>,
+    %rows: tensor<2x4x3xf32>) -> tensor<2x4xf32> {
+  %m, %r = moe.attention_entropy
+      ins(%q, %k : tensor<2x4x3x?xbf16>, tensor<2x4x9x?xbf16>)
+      bias(%bias : tensor<1x4x3x9xf16>) mask(%mask : tensor<2x9xi1>)
+      outs(%mean, %rows : tensor<2x4xf32>, tensor<2x4x3xf32>)
+      {scale = 0.5 : f64, causal = true, window = 4 : i64, exclude_self = true,
+       precision = #moe.precision<tf32>} -> tensor<2x4xf32>, tensor<2x4x3xf32>
+  return %m : tensor<2x4xf32>
+}
+
 // CHECK-LABEL: func @softmax_mix
 // CHECK:         moe.softmax_mix ins(%{{[^ ]*}}, %{{[^ ]*}} : tensor<1x2x?x64xf32>, tensor<1x2x?x64xf32>)
 // CHECK-SAME:      outs(%{{[^ ]*}} : tensor<1x2x?xf32>) -> tensor<1x2x?xf32>
@@ -306,6 +408,23 @@ func.func @mad_dispersion_on_buffers(
       outs(%s, %mean, %count : memref<?x?xf32>, memref<?x?xf32>, memref<?xi32>)
       {measure = #moe.dispersion_measure<variance>}
   return
+}
+
+// CHECK-LABEL: func @dispersion_weights
+// CHECK:         moe.dispersion_weights ins(%{{.*}} : tensor<4x8xf32>, tensor<4xi32>)
+// CHECK-SAME:      outs(%{{[^ ]*}} : tensor<4x8xf32>) -> tensor<4x8xf32>
+// CHECK:         moe.dispersion_weights ins(%{{.*}} : tensor<4x8xf32>, tensor<4xi64>)
+// CHECK-SAME:      {clamp = 5.000000e+00 : f64, eps = 3.500000e-01 : f64, include_empty = true, scale = #moe.dispersion_scale<global>}
+func.func @dispersion_weights(%s: tensor<4x8xf32>, %count: tensor<4xi32>,
+                              %wide: tensor<4xi64>, %init: tensor<4x8xf32>)
+    -> (tensor<4x8xf32>, tensor<4x8xf32>) {
+  %m = moe.dispersion_weights ins(%s, %count : tensor<4x8xf32>, tensor<4xi32>)
+      outs(%init : tensor<4x8xf32>) -> tensor<4x8xf32>
+  %n = moe.dispersion_weights ins(%s, %wide : tensor<4x8xf32>, tensor<4xi64>)
+      outs(%init : tensor<4x8xf32>)
+      {eps = 0.35 : f64, clamp = 5.0 : f64, include_empty = true,
+       scale = #moe.dispersion_scale<global>} -> tensor<4x8xf32>
+  return %m, %n : tensor<4x8xf32>, tensor<4x8xf32>
 }
 
 // CHECK-LABEL: func @adjacency_gate

@@ -260,3 +260,49 @@ module attributes {transform.with_named_sequence} {
     transform.yield
   }
 }
+
+// -----
+
+// CHECK: 'moe.ac_logits' op expected dim r to stay whole (it is reduced inside the op), found a tile of it; use tile size 0
+func.func @ac_logits_r(%h: tensor<?x8xf32>, %m: tensor<4x8xf32>,
+                       %idx: tensor<?x4xi32>, %gates: tensor<?x4xf32>,
+                       %z0: tensor<?x4xf32>) {
+  %z = moe.ac_logits
+      ins(%h, %m, %idx, %m : tensor<?x8xf32>, tensor<4x8xf32>, tensor<?x4xi32>,
+          tensor<4x8xf32>)
+      gates(%gates : tensor<?x4xf32>) outs(%z0 : tensor<?x4xf32>)
+      -> tensor<?x4xf32>
+  return
+}
+module attributes {transform.with_named_sequence} {
+  transform.named_sequence @__transform_main(
+      %root: !transform.any_op {transform.readonly}) {
+    %op = transform.structured.match ops{["moe.ac_logits"]} in %root
+        : (!transform.any_op) -> !transform.any_op
+    transform.structured.tile_using_for %op tile_sizes [0, 0, 0, 2]
+        : (!transform.any_op) -> (!transform.any_op, !transform.any_op)
+    transform.yield
+  }
+}
+
+// -----
+
+// CHECK: 'moe.attention_entropy' op expected dim i to stay whole (indices along it are absolute), found a tile of it; use tile size 0
+func.func @attention_entropy_i(%q: tensor<1x4x64x3xf32>, %mean: tensor<1x4xf32>,
+                               %rows: tensor<1x4x64xf32>) {
+  %r:2 = moe.attention_entropy
+      ins(%q, %q : tensor<1x4x64x3xf32>, tensor<1x4x64x3xf32>)
+      outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x64xf32>)
+      -> tensor<1x4xf32>, tensor<1x4x64xf32>
+  return
+}
+module attributes {transform.with_named_sequence} {
+  transform.named_sequence @__transform_main(
+      %root: !transform.any_op {transform.readonly}) {
+    %op = transform.structured.match ops{["moe.attention_entropy"]} in %root
+        : (!transform.any_op) -> !transform.any_op
+    transform.structured.tile_using_for %op tile_sizes [0, 0, 16]
+        : (!transform.any_op) -> (!transform.any_op, !transform.any_op)
+    transform.yield
+  }
+}

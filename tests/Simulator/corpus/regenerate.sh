@@ -29,7 +29,7 @@ sys.stdout.write(text.replace("\0", ""))' | portable >"ptx/$1.ptx"
 }
 
 for name in reduce scan sort cub histogram softmax router language gemm \
-  pipeline; do
+  pipeline throughput; do
   from_cuda "$name.cu" sm_80 "$name"
 done
 from_cuda gemm.cu sm_89 gemm_fp8

@@ -22,6 +22,8 @@ IDX = torch.rand(N, 24, generator=random(8)).argsort(-1)[:, :3]
 
 CALLS = {
     "router_logits": lambda: (moe_mlir.router_logits(H, W, B),),
+    "cosine_logits": lambda: (moe_mlir.cosine_logits(H, W[:6], W[:, :6], tau=0.3),),
+    "ac_logits": lambda: (moe_mlir.ac_logits(H, W.abs(), ASSIGN[:, None], W, bias=B),),
     "topk_renorm": lambda: moe_mlir.topk_renorm(H[:, :24], 5, renorm=False),
     "similarity_inform": lambda: moe_mlir.similarity_inform(U, E, causal=True),
     "attention_posterior": lambda: moe_mlir.attention_posterior(
@@ -30,10 +32,23 @@ CALLS = {
     "posterior_of_all_heads": lambda: moe_mlir.attention_posterior(
         Q, K, U, E, v=V, wo=WO, causal=False, head_mode="all", return_lse=True
     ),
+    "attention_entropy": lambda: moe_mlir.attention_entropy(Q, K, causal=True),
+    "dispersion_weights": lambda: (moe_mlir.dispersion_weights(W.abs(), IDX[:24, 0]),),
     "mad_dispersion": lambda: moe_mlir.mad_dispersion(H, ASSIGN, 24),
     "pairwise": lambda: moe_mlir.mad_dispersion(H, ASSIGN, 24, measure="pairwise"),
     "adjacency_gate": lambda: (moe_mlir.adjacency_gate(H[:, :24].softmax(-1), A),),
     "adjacency_update": lambda: (moe_mlir.adjacency_update(A, IDX),),
+    "grouped_topk": lambda: moe_mlir.grouped_topk(H[:, :24], 5, bias=B, n_group=4, topk_group=2),
+    "threshold_renorm": lambda: moe_mlir.threshold_renorm(H[:, :24].softmax(-1), 0.05),
+    "densify": lambda: (moe_mlir.densify(H[:, :3], IDX, 24),),
+    "make_finite": lambda: (moe_mlir.make_finite(H.log(), scope="tensor"),),
+    "dispatch": lambda: moe_mlir.dispatch(IDX, 24, capacity=11),
+    "dispatch_by_priority": lambda: moe_mlir.dispatch(IDX, 24, capacity=11, priority=H[:, 0]),
+    "combine": lambda: (moe_mlir.combine(H, H[:, :3], IDX),),
+    "soft_dispatch": lambda: moe_mlir.soft_dispatch(U, H[:24, :30].unflatten(1, (15, 2))),
+    "balance_loss": lambda: (moe_mlir.balance_loss(H[:, :24].softmax(-1), IDX),),
+    "z_loss": lambda: (moe_mlir.z_loss(H),),
+    "bias_update": lambda: (moe_mlir.bias_update(B, IDX.flatten().bincount(minlength=24)),),
 }
 
 
@@ -73,6 +88,20 @@ def test_router_logits_of_a_token_do_not_depend_on_its_batch():
         assert_same_bits(moe_mlir.router_logits(H[-n:], W, B), whole[-n:], f"last {n}")
 
 
+def test_logits_of_a_token_do_not_depend_on_its_batch():
+    def cosine(part):
+        return moe_mlir.cosine_logits(H[part], W[:6], W[:, :6])
+
+    def clustered(part):
+        return moe_mlir.ac_logits(H[part], W.abs(), IDX[part], W, prev_gates=H[part, :3].abs())
+
+    for function in (cosine, clustered):
+        whole = function(slice(0, N))
+        for n in COUNTS:
+            for part in (slice(0, n), slice(N - n, N)):
+                assert_same_bits(function(part), whole[part], f"{function.__name__} {part}")
+
+
 @pytest.mark.parametrize("renorm", (True, False))
 def test_topk_renorm_of_a_token_does_not_depend_on_its_batch(renorm):
     z = normal(N, 24)
@@ -106,6 +135,23 @@ def test_adjacency_gate_of_a_token_does_not_depend_on_its_batch():
     whole = moe_mlir.adjacency_gate(p, A)
     for n in COUNTS:
         assert_same_bits(moe_mlir.adjacency_gate(p[-n:], A), whole[-n:], f"last {n}")
+
+
+def test_rows_of_the_support_ops_do_not_depend_on_their_batch():
+    p, idx, gates = H[:, :24].softmax(-1), IDX, H[:, :3].contiguous()
+    calls = (
+        lambda part: moe_mlir.grouped_topk(p[part], 4, n_group=4, topk_group=2),
+        lambda part: moe_mlir.threshold_renorm(p[part], 0.05),
+        lambda part: (moe_mlir.densify(gates[part], idx[part], 24),),
+        lambda part: (moe_mlir.make_finite(p[part]),),
+        lambda part: (moe_mlir.combine(H, gates[part], idx[part]),),
+    )
+    for call in calls:
+        whole = call(slice(None))
+        for n in COUNTS:
+            for part in (slice(0, n), slice(N - n, N)):
+                for some, all_rows in zip(call(part), whole, strict=True):
+                    assert torch.equal(some, all_rows[part])
 
 
 def test_integer_inputs_are_exact():

@@ -4,13 +4,17 @@ import math
 
 import pytest
 import torch
-from op_judge import assert_close, gradient_tolerance, random, score_tolerance
+from op_judge import (
+    assert_close,
+    assert_same_bits,
+    gradient_tolerance,
+    random,
+    score_tolerance,
+)
 from test_attention_posterior import FORMS
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe_mlir
 from moe_mlir import reference
-from moe_mlir.ops import _posterior_backward, _similarity_backward
 
 # Operands that are constants of their op even if they require a gradient.
 CONSTANT = {"a"}
@@ -187,42 +191,153 @@ def test_gradients_come_back_in_the_operand_dtype(dtype):
         assert_close(actual.grad, wide.grad, eps * float(wide.grad.abs().max()))
 
 
-# ---------------------------------------------------------------------- memory
+# ----------------------------------------------------------------------- edges
 
 
-class LargestResult(TorchDispatchMode):
-    """Records the most elements that any single torch operation produced."""
+@pytest.mark.parametrize("n", (0, 1))
+def test_no_tokens_and_one_token(n):
+    """E12, E13: no token has no gradient; a token that sees only itself mixes a constant."""
+    x = without(tokens(n), "uk", "mask")
+    leaves = {name: value.requires_grad_() for name, value in x.items()}
+    p, _ = moe_mlir.similarity_inform(**leaves, causal=True)
+    p.sum().backward()
+    assert leaves["u"].grad.shape == x["u"].shape
+    assert not leaves["u"].grad.any() and not leaves["ws"].grad.any()
+    assert torch.equal(leaves["e"].grad, torch.ones_like(x["e"]))
+    leaves = {name: value.requires_grad_() for name, value in heads(n, means=False).items()}
+    p, _ = moe_mlir.attention_posterior(**leaves, causal=True, head_mode="all")
+    p.sum().backward()
+    assert torch.equal(leaves["e"].grad, torch.ones_like(leaves["e"]))
+    assert all(bool(x.grad.isfinite().all()) for x in leaves.values())
 
-    elements = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return result
+def test_all_masked_tokens_have_no_gradient():
+    x = without(tokens(20), "uk")
+    x["mask"] = torch.zeros(2, 20, dtype=torch.bool)
+    for name in ("u", "e", "ws"):
+        x[name].requires_grad_()
+    p, _ = moe_mlir.similarity_inform(**x, causal=True)
+    p.sum().backward()
+    assert not any(x[name].grad.any() for name in ("u", "e", "ws"))
 
 
-def test_backwards_hold_no_token_by_token_matrix():
-    n = 512
-    u, e = 0.3 * normal(1, n, 12), normal(1, n, 4, seed=1).softmax(-1)
-    p, lse = moe_mlir.similarity_inform(u, e, causal=True)
-    with LargestResult() as seen:
-        _similarity_backward.similarity_backward(
-            p, lse * 0, p, lse, u, e, None, None, None, None, 1.0, True, None, "all"
-        )
-    assert seen.elements <= 128 * n
-    x = heads(n, means=False)
-    p, head, prior, posterior = moe_mlir.attention_posterior(
-        **x, causal=True, head_mode="all", return_lse=True
+def with_garbage(x, mask, dim):
+    """x with NaN in the masked tokens, which lie along `dim`."""
+    shape = [1] * x.dim()
+    shape[0], shape[dim] = mask.shape
+    return torch.where(mask.view(shape), x, math.nan)
+
+
+@pytest.mark.parametrize("mode", ("min_entropy", "all"))
+def test_garbage_in_padding_does_not_leak(mode):
+    """E11: NaN in masked tokens, and in the cotangents of their rows, changes no gradient."""
+    mask = torch.rand(2, 70, generator=random(3)) > 0.3
+
+    def grads(op, operands, garbage):
+        leaves = {
+            name: (with_garbage(x, mask, dim) if garbage and dim else x).clone().requires_grad_()
+            for name, (x, dim) in operands.items()
+        }
+        options = dict(head_mode=mode, sigma=leaves.pop("sigma")) if "q" in leaves else {}
+        tau = dict(tau=leaves.pop("tau")) if "tau" in leaves else {}
+        p = op(**leaves, **options, **tau, causal=True, mask=mask)[0]
+        dp = normal(*p.shape, seed=9)
+        p.backward(with_garbage(dp, mask, 1) if garbage else dp)
+        return {name: x.grad for name, x in (leaves | options | tau).items() if name != "head_mode"}
+
+    x = tokens(70)
+    similarity = dict(
+        u=(x["u"], 1), e=(x["e"], 1), ws=(x["ws"], None), tau=(torch.tensor(1.2), None)
     )
-    q, k, u, e, v, wo = x.values()
-    with LargestResult() as seen:
-        _posterior_backward.posterior_backward(
-            p, p, head, prior, posterior, q, k, u, e, None, v, wo, None, None, None, None,
-            1.0, None, "all", True, None, False,
-        )  # fmt: skip
-    assert seen.elements <= 2 * 3 * 128 * n
+    dims = dict(q=2, k=2, u=1, e=1, v=2, wo=None, sigma=None)
+    operands = heads(70, means=False) | dict(sigma=torch.tensor(1.1))
+    posterior = {name: (value, dims[name]) for name, value in operands.items()}
+    for op, operands in (
+        (moe_mlir.similarity_inform, similarity),
+        (moe_mlir.attention_posterior, posterior),
+    ):
+        clean, dirty = (grads(op, operands, garbage) for garbage in (False, True))
+        for name, expected in clean.items():
+            assert torch.equal(dirty[name], expected), name
+
+
+def test_queries_that_see_no_key():
+    """The first query of a causal layer that excludes itself."""
+    check(
+        "attention_posterior", logit=40, causal=True, exclude_self=True, head_mode="all",
+        **heads(9, means=True),
+    )  # fmt: skip
+
+
+def test_cached_keys_and_a_window():
+    x = without(tokens(70, nk=133, width=13), "ws")
+    x["uk"] = normal(2, 133, 13, seed=2)
+    check("similarity_inform", causal=True, window=31, **x)
+    q = heads(133, means=True)
+    q["q"], q["u"] = q["q"][:, :, 63:].contiguous(), q["u"][:, 63:].contiguous()
+    check("attention_posterior", logit=40, causal=True, window=31, head_mode="all", **q)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 20, 20), (1, 3, 20, 20), (1, 1, 20, 20), (2, 3, 20, 20)])
+@pytest.mark.parametrize("mode", ("min_entropy", "all"))
+def test_every_form_of_bias(mode, shape):
+    x = heads(20, means=True)
+    check("attention_posterior", logit=40, causal=True, head_mode=mode, bias=normal(*shape), **x)
+
+
+@pytest.mark.parametrize("kind", ("logits", "probs"))
+@pytest.mark.parametrize("renorm", (True, False))
+@pytest.mark.parametrize("experts,k", [(1, 1), (5, 5), (33, 1), (257, 8)])
+def test_selection_sizes(experts, k, renorm, kind):
+    scores = normal(11, experts)
+    scores = scores.softmax(-1) if kind == "probs" else scores
+    check("topk_renorm", scores=scores, k=k, kind=kind, renorm=renorm, route_scale=0.5)
+
+
+def test_selection_of_tied_and_hidden_experts():
+    z = normal(30, 12).mul(2).round()
+    z[::3, 5:] = -math.inf
+    z[7] = -math.inf
+    for renorm in (True, False):
+        grads = []
+        for function, dtype in (
+            (moe_mlir.topk_renorm, torch.float32),
+            (reference.topk_renorm, torch.float64),
+        ):
+            x = z.clone().to(dtype).requires_grad_()
+            gates, _ = function(x, 6, renorm=renorm)
+            gates.backward(normal(30, 6).to(dtype))
+            grads.append(x.grad)
+        wanted = grads[1].nan_to_num(0.0)
+        assert_close(grads[0], wanted, gradient_tolerance(1e-6, wanted))
+
+
+def test_a_backward_through_a_backward_is_refused():
+    z = normal(4, 6).requires_grad_()
+    gates, _ = moe_mlir.topk_renorm(z, 2)
+    (dz,) = torch.autograd.grad(gates.square().sum(), z, create_graph=True)
+    with pytest.raises(NotImplementedError, match="expected gradients of first order"):
+        dz.sum().backward()
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_gradients_do_not_depend_on_threads_or_batch(threads):
+    """Bit-equal: every sum has a fixed order."""
+
+    def grads(batch, number):
+        before = torch.get_num_threads()
+        torch.set_num_threads(number)
+        x = {name: value[:batch] for name, value in heads(200, means=False).items() if name != "wo"}
+        leaves = {name: value.clone().requires_grad_() for name, value in x.items()}
+        wo = 0.4 * normal(3, 10, 6, seed=5)
+        p, _ = moe_mlir.attention_posterior(**leaves, wo=wo, causal=True, head_mode="all")
+        p.backward(normal(2, 200, 5, seed=8)[:batch])
+        torch.set_num_threads(before)
+        return leaves
+
+    whole, alone = grads(2, 2), grads(1, threads)
+    for name, leaf in alone.items():
+        assert_same_bits(whole[name].grad[:1], leaf.grad, name)
 
 
 def test_large_logits_do_not_overflow():

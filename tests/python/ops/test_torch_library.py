@@ -20,6 +20,17 @@ MASK = torch.rand(2, 6, generator=random(9)) > 0.3
 CALLS = {
     "topk_renorm": (normal(2, 6, 8, grad=True), 2, "logits", False, 2.0, MASK, torch.int32),
     "router_logits": (normal(6, 4, grad=True), normal(3, 4, grad=True), normal(3, grad=True)),
+    "cosine_logits": (
+        normal(6, 4, grad=True), normal(3, 4, grad=True), normal(5, 3, grad=True),
+        torch.tensor(0.7, requires_grad=True), 1.0, 1e-4, True, True,
+    ),
+    "hyper_router": (
+        normal(3, grad=True), normal(4, 3), normal(4), normal(10, 4), normal(10), 2,
+    ),
+    "ac_logits": (
+        normal(6, 4, grad=True), torch.rand(3, 4), torch.arange(12).view(6, 2) % 4 - 1,
+        normal(3, 4, grad=True), torch.rand(6, 2), normal(3, grad=True),
+    ),
     "similarity_inform": (
         normal(2, 6, 5, grad=True), probabilities(2, 6, 4), None, normal(5, 5, grad=True), MASK,
         torch.tensor(1.5, requires_grad=True), 1.0, True, 4, "all", "ieee",
@@ -31,15 +42,47 @@ CALLS = {
         1.3, None, "min_entropy", None, "sequence", True, None, False, "ieee",
     ),
     "mad_dispersion": (normal(6, 4, grad=True), torch.arange(6) % 3, 3, "mad", MASK[0]),
+    "attention_entropy": (
+        normal(2, 3, 6, 4), normal(2, 3, 6, 4), normal(6, 6), MASK, None, True, 4, False, "ieee",
+    ),
+    "dispersion_weights": (torch.rand(3, 4), torch.arange(3), 1e-4, 10.0, "feature", False),
     "adjacency_gate": (probabilities(6, 4), torch.rand(4, 4), 0.1, "literal"),
     "adjacency_update": (torch.rand(4, 4), torch.arange(6)[:, None] % 4, 0.9, "row", True, MASK[0]),
 }  # fmt: skip
 
+# Ops around the routers of `Model` below.
+SUPPORT_CALLS = {
+    "grouped_topk": (
+        normal(2, 6, 8, grad=True), 2, normal(8), None, MASK, None, "sigmoid", 4, 2, "top2", True,
+        0.0, 2.5, torch.int64,
+    ),
+    "threshold_renorm": (
+        probabilities(2, 6, 8), torch.tensor(0.1, requires_grad=True), 1.0, True, MASK,
+    ),
+    "densify": (normal(6, 2, grad=True), torch.arange(12).view(6, 2) % 5, 5),
+    "make_finite": (normal(6, 4, grad=True), "tensor"),
+    "dispatch": (
+        torch.arange(12).view(6, 2) % 5, 5, 2, None, MASK[0], None, None, None, 1,
+    ),
+    "combine": (
+        normal(7, 4, grad=True), normal(6, 2, seed=1, grad=True), torch.arange(12).view(6, 2) % 7,
+        normal(6, 4, seed=2, grad=True),
+    ),
+    "soft_dispatch": (
+        normal(2, 6, 4, grad=True), normal(4, 3, 2, seed=1, grad=True),
+        torch.tensor(1.5, requires_grad=True), 1.0, 1e-6, MASK, normal(2, 6, 4, seed=2),
+    ),
+    "balance_loss": (probabilities(6, 4), torch.arange(12).view(6, 2) % 4, MASK[0], "tokens"),
+    "z_loss": (normal(6, 4, grad=True), MASK[0]),
+    "bias_update": (normal(4), torch.arange(4), 0.1),
+}  # fmt: skip
+ALL_CALLS = CALLS | SUPPORT_CALLS
 
-@pytest.mark.parametrize("name", CALLS)
+
+@pytest.mark.parametrize("name", ALL_CALLS)
 def test_opcheck(name):
     """Schema, autograd registration, fake against real results, AOT with dynamic shapes."""
-    torch.library.opcheck(getattr(torch.ops.moe, name).default, CALLS[name])
+    torch.library.opcheck(getattr(torch.ops.moe, name).default, ALL_CALLS[name])
 
 
 class Model(torch.nn.Module):
@@ -115,7 +158,9 @@ def test_export_keeps_the_ops_and_the_token_count_open():
         model, (normal(1, 9, 12),), dynamic_shapes=({1: tokens},), strict=False
     )
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    expected = {f"moe.{name}.default" for name in CALLS if name not in ("adjacency_update",)}
+    used = ("topk_renorm", "router_logits", "similarity_inform", "attention_posterior",
+            "mad_dispersion", "adjacency_gate")  # fmt: skip
+    expected = {f"moe.{name}.default" for name in used}
     assert expected <= called
     h = normal(1, 33, 12)
     with torch.no_grad():
@@ -124,7 +169,7 @@ def test_export_keeps_the_ops_and_the_token_count_open():
 
 
 def test_fake_results_have_the_shapes_and_dtypes_of_real_ones():
-    for name, call in CALLS.items():
+    for name, call in ALL_CALLS.items():
         op = getattr(torch.ops.moe, name)
         meta = [x.detach().to("meta") if isinstance(x, torch.Tensor) else x for x in call]
         real, fake = op(*call), op(*meta)

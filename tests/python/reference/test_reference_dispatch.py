@@ -63,12 +63,12 @@ def test_dispatch_e10_e12_masked_tokens_and_no_token():
     assert slots.shape == (0, 2) and offsets.tolist() == [0] * 4 and counts.tolist() == [0] * 3
 
 
-def test_dispatch_refuses_an_expert_that_does_not_exist():
-    with pytest.raises(ValueError, match=r"indices below num_experts \(2\), found 2"):
-        reference.dispatch(torch.tensor([[2]]), 2)
+def test_dispatch_leaves_out_an_expert_that_does_not_exist():
+    slots, offsets, _ = reference.dispatch(torch.tensor([[2, 0], [-3, 1]]), 2)
+    assert slots.tolist() == [[-1, 0], [-1, 1]] and offsets.tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("tokens,experts,k,factor", [(10, 4, 2, 1.25), (7, 3, 1, 1.0), (1, 8, 2, 2)])
+@pytest.mark.parametrize("tokens,experts,k,factor", [(10, 4, 2, 1.25), (7, 3, 1, 1.0)])
 def test_capacity_rule(tokens, experts, k, factor):
     expected = k * math.floor(factor * math.ceil(tokens / experts))
     assert reference.capacity_of(tokens, experts, k, factor) == expected
@@ -124,7 +124,8 @@ def test_soft_dispatch_gradients_and_edges():
         t.requires_grad_()
     run = lambda x, phi, scale: reference.soft_dispatch(x, phi, scale=scale, m=m)  # noqa: E731
     assert gradcheck(run, (x, phi, scale))
-    assert torch.autograd.grad(run(x, phi, scale)[0].square().sum(), m, allow_unused=True) == (None,)
+    total = run(x, phi, scale)[0].square().sum()
+    assert torch.autograd.grad(total, m, allow_unused=True) == (None,)
     empty = reference.soft_dispatch(x[:, :0], phi)  # E12
     assert empty[0].shape == empty[1].shape == (2, 0, 3, 2)
     nobody = reference.soft_dispatch(x, phi, mask=torch.zeros(2, 5, dtype=torch.bool))

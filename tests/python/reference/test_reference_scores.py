@@ -69,6 +69,29 @@ def test_cosine_logits_c2_eps_must_be_positive():
         reference.cosine_logits(normal(2, 3), None, normal(4, 3), eps=0.0)
 
 
+def test_cosine_logits_c1_the_embeddings_have_the_tokens_width():
+    with pytest.raises(ValueError, match=r"expected 'emb' to be as wide .* \(3\), found 4"):
+        reference.cosine_logits(normal(2, 3), None, normal(4, 4))
+
+
+def test_cosine_logits_c3_tau_must_be_positive():
+    with pytest.raises(ValueError, match="expected 'tau' to be positive, found -1"):
+        reference.cosine_logits(normal(2, 3), None, normal(4, 3), tau=-1.0)
+
+
+# -------------------------------------------------------------- dispersion_weights
+
+
+def test_dispersion_weights_c1_eps_must_be_positive():
+    with pytest.raises(ValueError, match="expected 'eps' to be positive, found 0"):
+        reference.dispersion_weights(normal(2, 3).abs(), torch.ones(2), eps=0.0)
+
+
+def test_dispersion_weights_c2_clamp_must_be_positive():
+    with pytest.raises(ValueError, match="expected 'clamp' to be positive, found -1"):
+        reference.dispersion_weights(normal(2, 3).abs(), torch.ones(2), clamp=-1.0)
+
+
 # ------------------------------------------------------------------ hyper_router
 
 

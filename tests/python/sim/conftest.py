@@ -3,13 +3,9 @@
 import sys
 from pathlib import Path
 
-import pytest
-
 # The tests' own modules, and the package where it is not installed.
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[3] / "python"))
-
-FIGURES = pytest.StashKey[dict]()
 
 
 def pytest_addoption(parser):
@@ -20,18 +16,17 @@ def pytest_addoption(parser):
     )
 
 
-def pytest_configure(config):
-    config.stash[FIGURES] = {}
+def pytest_terminal_summary(terminalreporter):
+    # utils/run_tests.py prints the same from the JUnit report: where workers
+    # share the tests, this file is loaded by them alone.
+    from figures import summary
 
-
-@pytest.fixture(scope="session")
-def figures(pytestconfig):
-    """Figures for the summary, by name; printed in order of insertion."""
-    return pytestconfig.stash[FIGURES]
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    figures = config.stash[FIGURES]
-    if figures:
-        text = "; ".join(f"{name} {value}" for name, value in figures.items())
-        terminalreporter.write_line(f"simulator: {text}")
+    reports = terminalreporter.stats.values()
+    line = summary(
+        pair
+        for report in (r for group in reports for r in group)
+        if getattr(report, "when", "") == "call"
+        for pair in report.user_properties
+    )
+    if line:
+        terminalreporter.write_line(line)

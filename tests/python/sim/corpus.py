@@ -460,6 +460,24 @@ def wgmma_registers(rng, steps):
     return wgmma_shared(rng, steps)
 
 
+@case("throughput", "tiled_gemm", lambda m, n, k: (n // 64, m // 64), 128,
+      sizes=((128, 64, 96), (64, 128, 32)))
+def tiled_gemm(rng, m, n, k):
+    a, b = integers(rng, -4, 5, m, k), integers(rng, -4, 5, n, k)
+    return [a.astype(np.float16), b.astype(np.float16),
+            np.zeros((m, n), np.float32), np.int32(n), np.int32(k)], {
+        2: exact(a @ b.T)
+    }
+
+
+@case("throughput", "row_sum_squares", 3, 96, sizes=(1001, 5))
+def row_sum_squares(rng, cols):
+    x = integers(rng, -8, 9, 3, cols).astype(np.float32)  # sums are exact
+    return [x, np.zeros(3, np.float32), np.int32(cols)], {
+        1: exact((x * x).sum(1))
+    }
+
+
 @case("row_sum", "mlir_row_sum", 5, 64)
 def mlir_row_sum(rng):
     x = integers(rng, -8, 9, 5, 256).astype(np.float32)

@@ -151,12 +151,13 @@ def test_half_add():
     assert cell[0] == values.astype(np.int64).sum()
 
 
+@pytest.mark.parametrize("opcode", ["add.v{}.f32", "v{}.f32.add"])
 @pytest.mark.parametrize("lanes", [2, 4])
-def test_vector_add(lanes):
+def test_vector_add(lanes, opcode):
     cells = np.zeros(4, np.float32)
     values = np.arange(N).astype(np.float32)
     listed = ", ".join(["v"] * lanes)
-    cell, _ = run(f"red.global.add.v{lanes}.f32 [cell], {{{listed}}};"
+    cell, _ = run(f"red.global.{opcode.format(lanes)} [cell], {{{listed}}};"
                   "mov.b32 r, 0;", cells, values, np.uint32)
     want = np.zeros(4)
     want[:lanes] = values.sum()

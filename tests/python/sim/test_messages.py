@@ -264,6 +264,32 @@ def test_one_bug_is_one_finding():
     assert len(bounds) == 1 and bounds[0].count == 64
 
 
+def test_host_threads_change_neither_findings_nor_counters():
+    # Every block races, reads what nothing wrote, and steps out of bounds.
+    body = HEAD + """
+ld.shared.u32 w, [t];
+st.shared.u32 [t], v;
+xor.b32 i, i, 32;
+shl.b32 t, i, 2;
+add.u32 t, s, t;
+ld.shared.u32 w, [t];
+st.global.u32 [out+252], w;""" + TAIL
+    reports = [
+        sim.launch(body, "planted", 24, 64,
+                   [np.zeros(64, np.uint32), np.zeros(4, np.uint32)],
+                   seed=3, policy=1, threads=threads)
+        for threads in (1, 2, 2, 2)
+    ]
+    first = reports[0]
+    assert {f.kind for f in first.findings} == {"race", "uninit", "bounds"}
+    assert first.findings == sorted(first.findings, key=lambda f: f.line)
+    for report in reports[1:]:
+        assert str(report) == str(first)
+        assert report.counters == first.counters
+        assert [f.count for f in report.findings] == \
+            [f.count for f in first.findings]
+
+
 def test_a_fault_that_the_launch_does_not_reach_is_not_reported():
     body = """
 setp.gt.u32 p, i, 1000;

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from ptxlib import evaluate
+from moe_mlir import sim
+from ptxlib import entry, evaluate
 
 LANES = np.arange(32, dtype=np.uint32)
 X = np.random.default_rng(0).integers(0, 2**32, 32, dtype=np.uint32)
@@ -191,3 +192,54 @@ def test_early_exit_leaves_the_other_lanes():
         "mov.u32 t0, %laneid; setp.lt.u32 p, t0, 4; @p exit;"
         "vote.sync.ballot.b32 $0, 1, 0xfffffff0;", np.uint32, X)
     assert np.array_equal(got, np.where(LANES < 4, 0, 0xFFFFFFF0))
+
+
+# --- divergence ---------------------------------------------------------------
+
+# The odd lanes skip a part of the body, and the latch stands above the body.
+ROTATED = """
+mov.u32 t, %tid.x; and.b32 t, t, 1; setp.ne.u32 odd, t, 0; mov.u32 i, 0;
+mov.u32 sum, 0; bra BODY;
+LATCH: add.u32 i, i, 1; setp.lt.u32 p, i, 8; @p bra BODY; bra.uni END;
+BODY: mul.lo.u32 t, i, i; @odd bra LATCH; add.u32 sum, sum, t; bra.uni LATCH;
+END:"""
+# Each lane leaves the loop in a turn of its own, to a place above the loop.
+EARLY_EXIT = """
+mov.u32 t, %tid.x; mov.u32 i, 0; mov.u32 sum, 0; bra LOOP;
+OUT: add.u32 sum, sum, 100; bra.uni END;
+LOOP: mul.lo.u32 sum, i, i; setp.eq.u32 p, i, t; @p bra OUT;
+add.u32 i, i, 1; bra.uni LOOP;
+END:"""
+# The inner loop's turns depend on the lane; the outer one goes on together.
+NESTED = """
+mov.u32 t, %tid.x; and.b32 t, t, 3; mov.u32 i, 0; mov.u32 sum, 0;
+OUTER: mov.u32 j, 0;
+INNER: add.u32 sum, sum, 1; setp.lt.u32 p, j, t; add.u32 j, j, 1;
+@p bra INNER;
+mul.lo.u32 v, i, i; add.u32 i, i, 1; setp.lt.u32 p, i, 5; @p bra OUTER;"""
+
+
+@pytest.mark.parametrize("code, opcode, times, results", [
+    (ROTATED, "mul.lo.u32", 8,
+     lambda t: 0 if t % 2 else sum(i * i for i in range(8))),
+    (EARLY_EXIT, "mul.lo.u32", 32, lambda t: t * t + 100),
+    (NESTED, "mul.lo.u32", 5, lambda t: 5 * (t % 4 + 1)),
+], ids=["rotated loop", "early exit", "nested loops"])
+def test_lanes_meet_where_their_paths_do(code, opcode, times, results):
+    registers = {"out": "b64", "far": "b64", "odd": "pred", "p": "pred"} | {
+        name: "b32" for name in ("t", "i", "j", "v", "sum")}
+    text = entry({"pout": "u64"}, registers, code + """
+        mov.u32 t, %tid.x; mul.wide.u32 far, t, 4; ld.param.u64 out, [pout];
+        add.u64 out, out, far; st.global.u32 [out], sum;""")
+    for seed in range(4):
+        out = np.zeros(32, np.uint32)
+        report = sim.launch(text, "k", 1, 32, [out], seed=seed)
+        assert report.ok, str(report)
+        assert out.tolist() == [results(t) for t in range(32)]
+        instructions = report.counters["instructions"]
+        assert instructions[opcode] == times
+        assert instructions["st.global.u32"] == 1
+        # Late reconvergence takes the same values by another way.
+        late = np.zeros(32, np.uint32)
+        assert sim.launch(text, "k", 1, 32, [late], seed=seed, policy=1).ok
+        assert np.array_equal(late, out)

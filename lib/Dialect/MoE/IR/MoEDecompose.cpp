@@ -37,6 +37,9 @@ Value Body::index(int64_t dim) {
 Value Body::f32(double value) {
   return arith::ConstantOp::create(*this, getF32FloatAttr(value));
 }
+Value Body::f64(double value) {
+  return arith::ConstantOp::create(*this, getF64FloatAttr(value));
+}
 Value Body::negInf() { return f32(-std::numeric_limits<double>::infinity()); }
 Value Body::boolean(bool value) { return integer(getI1Type(), value); }
 Value Body::integer(Type type, int64_t value) {
@@ -103,6 +106,13 @@ Value Body::castIndex(Value value, Type type) {
   if (value.getType().getIntOrFloatBitWidth() < type.getIntOrFloatBitWidth())
     return arith::ExtSIOp::create(*this, type, value);
   return arith::TruncIOp::create(*this, type, value);
+}
+
+Value Body::toF64(Value value) {
+  if (isFloat(value))
+    return arith::ExtFOp::create(*this, getF64Type(), value);
+  return arith::SIToFPOp::create(*this, getF64Type(),
+                                 castIndex(value, getI64Type()));
 }
 
 //===----------------------------------------------------------------------===//
@@ -214,7 +224,8 @@ Access Domain::build(ArrayRef<Access> ins, Access out, ReduceFn fn) {
         Body b(nested, nestedLoc, loops);
         SmallVector<Value> in;
         for (Value arg : args.drop_back()) {
-          bool narrow = isFloat(arg) && arg.getType() != b.getF32Type();
+          bool narrow =
+              isFloat(arg) && arg.getType().getIntOrFloatBitWidth() < 32;
           in.push_back(narrow ? arith::ExtFOp::create(b, b.getF32Type(), arg)
                               : arg);
         }
@@ -232,6 +243,18 @@ Access Domain::map(ArrayRef<Access> ins, Access out, MapFn fn) {
 
 Access Domain::reduce(ArrayRef<Access> ins, Access out, ReduceFn fn) {
   return build(ins, out, fn);
+}
+
+Access Domain::sumWide(ArrayRef<Access> ins, ArrayRef<int64_t> dims, MapFn term,
+                       MapFn finish) {
+  Access sums = reduce(ins, fill(empty(dims, body.getF64Type()), body.f64(0.0)),
+                       [&](Body &b, ValueRange in, Value acc) {
+                         return b.add(acc, b.toF64(term(b, in)));
+                       });
+  return map({sums}, empty(dims, body.getF32Type()),
+             [&](Body &b, ValueRange in) -> Value {
+               return arith::TruncFOp::create(b, b.getF32Type(), finish(b, in));
+             });
 }
 
 Access Domain::contract(Access lhs, Access rhs, Access out) {
@@ -290,6 +313,38 @@ Softmax mlir::moe::buildSoftmax(Domain &domain, Access logits,
       {exps}, domain.filled(row, 0.0f),
       [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
   return {shift, exps, sum};
+}
+
+Access mlir::moe::sumProducts(Domain &domain, Access gradients, Access values,
+                              ArrayRef<int64_t> dims) {
+  return domain.reduce({gradients, values}, domain.filled(dims, 0.0f),
+                       [](Body &b, ValueRange in, Value acc) {
+                         Value isZero = b.equal(in[0], b.f32(0.0));
+                         Value sum = b.add(acc, b.mul(in[0], in[1]));
+                         return b.select(isZero, acc, sum);
+                       });
+}
+
+Access mlir::moe::sumOver(Domain &domain, Access values,
+                          ArrayRef<int64_t> dims) {
+  return domain.reduce(
+      {values}, domain.filled(dims, 0.0f),
+      [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
+}
+
+Value mlir::moe::copyInto(Domain &domain, Access values, Value out) {
+  return domain
+      .map({values}, domain.at(out, values.dims),
+           [](Body &b, ValueRange in) { return in[0]; })
+      .value;
+}
+
+Value mlir::moe::scaleInto(Domain &domain, Access values, Value factor,
+                           Value out) {
+  return domain
+      .map({values}, domain.at(out, values.dims),
+           [&](Body &b, ValueRange in) { return b.mul(in[0], factor); })
+      .value;
 }
 
 //===----------------------------------------------------------------------===//

@@ -52,6 +52,7 @@ public:
   Value index(int64_t dim);
 
   Value f32(double value);
+  Value f64(double value);
   Value negInf();
   Value boolean(bool value);
   Value integer(Type type, int64_t value);
@@ -79,6 +80,8 @@ public:
 
   /// An index or integer as an integer or index of type `type`.
   Value castIndex(Value value, Type type);
+  /// An index, an integer or an f32 as an f64.
+  Value toF64(Value value);
 
 private:
   ArrayRef<int64_t> loops;
@@ -117,6 +120,12 @@ public:
   Access map(ArrayRef<Access> ins, Access out, MapFn fn);
   /// out = fn(ins, out), once for each iteration of the dims that `out` lacks.
   Access reduce(ArrayRef<Access> ins, Access out, ReduceFn fn);
+
+  /// finish(sum of term(ins) over the dims that `dims` lacks) in f32. The sum
+  /// and `finish` are in f64, where thousands of terms do not lose digits and
+  /// squares of f32 do not overflow: for norms and means, not for products.
+  Access sumWide(ArrayRef<Access> ins, ArrayRef<int64_t> dims, MapFn term,
+                 MapFn finish);
 
   /// out += sum of products of the two inputs.
   Access contract(Access lhs, Access rhs, Access out);
@@ -158,16 +167,46 @@ Value comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
                   Value rhsIndex);
 
 //===----------------------------------------------------------------------===//
+// Gradients
+//===----------------------------------------------------------------------===//
+
+/// A new f32 tensor over `dims`: the sum of gradients * values where the
+/// gradient is not 0. What a masked token holds has gradient 0, and 0 times NaN
+/// would be NaN (E11).
+Access sumProducts(Domain &domain, Access gradients, Access values,
+                   ArrayRef<int64_t> dims);
+
+/// The sum of `values` over the dims that `dims` lack.
+Access sumOver(Domain &domain, Access values, ArrayRef<int64_t> dims);
+
+/// `values`, or `factor` times them, in the destination `out`.
+Value copyInto(Domain &domain, Access values, Value out);
+Value scaleInto(Domain &domain, Access values, Value factor, Value out);
+
+//===----------------------------------------------------------------------===//
 // Mixing over tokens
 //===----------------------------------------------------------------------===//
 
 /// H_row = -sum_e p ln p of distributions over `dim`, with 0 ln 0 = 0.
 Access buildEntropies(Domain &domain, Access p, ArrayRef<int64_t> row);
 
-/// The mask of the queries of attention_posterior: that of the keys where there
-/// are as many queries as keys, which may show at run time only. Nullopt where
-/// no query is masked.
-std::optional<Access> buildQueryMask(Domain &domain, AttentionPosteriorOp op);
+/// The mask of the queries of an attention with the dims of `posterior`: that
+/// of the keys where there are as many queries as keys, which may show at run
+/// time only. Nullopt where no query is masked.
+std::optional<Access> buildQueryMask(Domain &domain, Value mask);
+
+/// The mean of each head's row entropies over the unmasked queries, into the
+/// op's own destination.
+Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
+                          std::optional<Access> queryMask, Access rows);
+
+/// The logits of softmax_mix, `[b, h, i, j]`, -inf where the query does not see
+/// the key. `origin` is the key position of query 0; null for the default.
+Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin);
+
+/// u_i^T ws uk_j / tau, `[b, i, j]`, -inf where not visible. `j` is the dim of
+/// the keys.
+Access buildSimilarities(Domain &domain, SimilarityOpInterface op, int64_t j);
 
 /// The head whose rows have the smallest mean entropy, the lower of equal ones:
 /// i32 `[b]`. `entropies` are `[b, h, i]`, 0 for masked rows.
@@ -176,11 +215,21 @@ Access buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
 
 /// The weights of the heads (22), `[b, h, i]`: softmax_h(ln pi + posterior_lse
 /// - prior_lse), 0 for a row that sees no key.
-Access buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
+Access buildHeadWeights(Domain &domain, PosteriorOpInterface op,
                         Access priorLse, Access posteriorLse);
 
 /// 1/sigma^2.
-Value buildPrecision(Domain &domain, AttentionPosteriorOp op);
+Value buildPrecision(Domain &domain, PosteriorOpInterface op);
+
+/// l_hij = scale q.k + bias, -inf where not visible.
+Access buildPriorLogits(Domain &domain, PosteriorOpInterface op);
+
+/// v'_hj, `[b, h, j, d]`.
+Access buildMeans(Domain &domain, PosteriorOpInterface op);
+
+/// l + u_i.v'_j/sigma^2 - |v'_j|^2/(2 sigma^2), where l admits the pair.
+Access buildPosteriorLogits(Domain &domain, PosteriorOpInterface op,
+                            Access prior, Access means);
 
 } // namespace mlir::moe
 

@@ -149,11 +149,12 @@ Access mlir::moe::buildEntropies(Domain &domain, Access p,
 // SoftmaxMixOp
 //===----------------------------------------------------------------------===//
 
-/// x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij, -inf where not visible.
-static Access buildMixLogits(Domain &domain, SoftmaxMixOp op) {
+Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
+                                 Value origin) {
+  // x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij
   using namespace mix;
   Visibility rule;
-  rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
+  rule.origin = buildOrigin(domain, origin, i, j);
   rule.causal = op.getCausal();
   rule.window = op.getWindow();
   rule.excludeSelf = op.getExcludeSelf();
@@ -186,7 +187,7 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
     return failure();
   Domain domain(builder, *this);
-  Access logits = buildMixLogits(domain, *this);
+  Access logits = buildMixLogits(domain, *this, getOrigin());
   Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
 
   SmallVector<Value> results;
@@ -208,9 +209,8 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
 // SimilarityInformOp
 //===----------------------------------------------------------------------===//
 
-/// u_i^T ws uk_j / tau, -inf where not visible. `j` is the dim of the keys.
-static Access buildSimilarities(Domain &domain, SimilarityInformOp op,
-                                int64_t j) {
+Access mlir::moe::buildSimilarities(Domain &domain, SimilarityOpInterface op,
+                                    int64_t j) {
   using namespace similarity;
   Visibility rule;
   rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
@@ -260,26 +260,25 @@ SimilarityInformOp::decomposeOperation(OpBuilder &builder) {
 // AttentionPosteriorOp
 //===----------------------------------------------------------------------===//
 
-std::optional<Access> mlir::moe::buildQueryMask(Domain &domain,
-                                                AttentionPosteriorOp op) {
+std::optional<Access> mlir::moe::buildQueryMask(Domain &domain, Value mask) {
   using namespace posterior;
-  if (!op.getMask())
+  if (!mask)
     return std::nullopt;
   std::optional<int64_t> numQueries = getConstantIntValue(domain.getSize(i));
   std::optional<int64_t> numKeys = getConstantIntValue(domain.getSize(j));
   if (numQueries && numKeys)
     return *numQueries == *numKeys
-               ? std::optional<Access>(domain.at(op.getMask(), {b, i}))
+               ? std::optional<Access>(domain.at(mask, {b, i}))
                : std::nullopt;
   // A reduction over the keys reads the mask in range whatever the sizes are.
   Value sameTokens =
       domain.getBody().equal(domain.getSizeValue(i), domain.getSizeValue(j));
-  return domain.reduce(
-      {domain.at(op.getMask(), {b, j})}, domain.filled({b, i}, true),
-      [&](Body &b, ValueRange in, Value acc) {
-        Value isOwn = b.both(sameTokens, b.equal(b.index(i), b.index(j)));
-        return b.both(acc, b.either(in[0], b.negate(isOwn)));
-      });
+  return domain.reduce({domain.at(mask, {b, j})}, domain.filled({b, i}, true),
+                       [&](Body &b, ValueRange in, Value acc) {
+                         Value isOwn = b.both(sameTokens,
+                                              b.equal(b.index(i), b.index(j)));
+                         return b.both(acc, b.either(in[0], b.negate(isOwn)));
+                       });
 }
 
 Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
@@ -314,7 +313,7 @@ Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
       });
 }
 
-Access mlir::moe::buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
+Access mlir::moe::buildHeadWeights(Domain &domain, PosteriorOpInterface op,
                                    Access priorLse, Access posteriorLse) {
   using namespace posterior;
   Type f32 = domain.getBody().getF32Type();
@@ -334,7 +333,7 @@ Access mlir::moe::buildHeadWeights(Domain &domain, AttentionPosteriorOp op,
       [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
 }
 
-Value mlir::moe::buildPrecision(Domain &domain, AttentionPosteriorOp op) {
+Value mlir::moe::buildPrecision(Domain &domain, PosteriorOpInterface op) {
   Body &b = domain.getBody();
   if (Value sigma = op.getSigmaValue())
     return b.div(b.f32(1.0), b.mul(sigma, sigma));
@@ -343,7 +342,8 @@ Value mlir::moe::buildPrecision(Domain &domain, AttentionPosteriorOp op) {
 }
 
 /// l_hij = scale q.k + bias, -inf where not visible.
-static Access buildPriorLogits(Domain &domain, AttentionPosteriorOp op) {
+template <typename AttentionOp>
+static Access buildAttentionLogits(Domain &domain, AttentionOp op) {
   using namespace posterior;
   Visibility rule;
   rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
@@ -351,7 +351,7 @@ static Access buildPriorLogits(Domain &domain, AttentionPosteriorOp op) {
   rule.window = op.getWindow();
   rule.excludeSelf = op.getExcludeSelf();
   rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
-  rule.queryMask = buildQueryMask(domain, op);
+  rule.queryMask = buildQueryMask(domain, op.getMask());
 
   SmallVector<Access> ins{domain.contract(domain.at(op.getQ(), {b, h, i, f}),
                                           domain.at(op.getK(), {b, h, j, f}),
@@ -367,16 +367,22 @@ static Access buildPriorLogits(Domain &domain, AttentionPosteriorOp op) {
                             });
 }
 
-/// l + u_i.v'_j/sigma^2 - |v'_j|^2/(2 sigma^2), where l admits the pair.
-static Access buildPosteriorLogits(Domain &domain, AttentionPosteriorOp op,
-                                   Access prior) {
+Access mlir::moe::buildPriorLogits(Domain &domain, PosteriorOpInterface op) {
+  return buildAttentionLogits(domain, op);
+}
+
+Access mlir::moe::buildMeans(Domain &domain, PosteriorOpInterface op) {
   using namespace posterior;
+  if (op.getVp())
+    return domain.at(op.getVp(), {b, h, j, d});
   // v'_hj = wo_h v_hj
-  Access means =
-      op.getVp()
-          ? domain.at(op.getVp(), {b, h, j, d})
-          : domain.contract(domain.at(op.getV(), {b, h, j, c}),
-                            domain.at(op.getWo(), {h, d, c}), {b, h, j, d});
+  return domain.contract(domain.at(op.getV(), {b, h, j, c}),
+                         domain.at(op.getWo(), {h, d, c}), {b, h, j, d});
+}
+
+Access mlir::moe::buildPosteriorLogits(Domain &domain, PosteriorOpInterface op,
+                                       Access prior, Access means) {
+  using namespace posterior;
   Access products =
       domain.contract(domain.at(op.getU(), {b, i, d}), means, {b, h, i, j});
   Access norms = domain.contract(means, means, {b, h, j});
@@ -434,7 +440,8 @@ AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
 
   // A_h and A'_h, the second applied to e.
   Access priorLogits = buildPriorLogits(domain, *this);
-  Access jointLogits = buildPosteriorLogits(domain, *this, priorLogits);
+  Access jointLogits = buildPosteriorLogits(domain, *this, priorLogits,
+                                            buildMeans(domain, *this));
   Softmax prior = buildSoftmax(domain, priorLogits, {b, h, i});
   Softmax joint = buildSoftmax(domain, jointLogits, {b, h, i});
   Access mixed =
@@ -460,4 +467,51 @@ AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
       selectHead(domain, mixed, head, domain.at(getOuts()[0], {b, i, e}));
   return SmallVector<Value>{p.value, head.value, lseOf(prior, getOuts()[2]),
                             lseOf(joint, getOuts()[3])};
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionEntropyOp
+//===----------------------------------------------------------------------===//
+
+Access mlir::moe::buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
+                                     std::optional<Access> queryMask,
+                                     Access rows) {
+  using namespace entropy;
+  auto self = [](Body &, ValueRange in) { return in[0]; };
+  // Masked rows have entropy 0, so that only the number of rows is left to
+  // mask.
+  Access sums = domain.sumWide({rows}, {b, h}, self, self);
+  Type i64 = domain.getBody().getI64Type();
+  Access valid;
+  if (queryMask)
+    valid = domain.reduce({*queryMask}, domain.filled({b}, i64, 0),
+                          [&](Body &b, ValueRange in, Value acc) {
+                            return b.add(acc,
+                                         arith::ExtUIOp::create(b, i64, in[0]));
+                          });
+  else
+    valid =
+        domain.fill(domain.empty({b}, i64),
+                    domain.getBody().castIndex(domain.getSizeValue(i), i64));
+  return domain.map({sums, valid}, domain.at(op.getOuts()[0], {b, h}),
+                    [](Body &b, ValueRange in) {
+                      return divideOrZero(
+                          b, in[0],
+                          arith::SIToFPOp::create(b, b.getF32Type(), in[1]));
+                    });
+}
+
+FailureOr<SmallVector<Value>>
+AttentionEntropyOp::decomposeOperation(OpBuilder &builder) {
+  using namespace entropy;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Access logits = buildAttentionLogits(domain, *this);
+  Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
+  Access rows = buildRowEntropies(domain, logits, softmax,
+                                  domain.at(getOuts()[1], {b, h, i}));
+  Access mean = buildMeanEntropies(domain, *this,
+                                   buildQueryMask(domain, getMask()), rows);
+  return SmallVector<Value>{mean.value, rows.value};
 }

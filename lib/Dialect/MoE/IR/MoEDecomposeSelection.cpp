@@ -1,4 +1,4 @@
-//===- MoEDecomposeSelection.cpp - The meaning of topk_renorm -------------===//
+//===- MoEDecomposeSelection.cpp - The meaning of the selections ----------===//
 //
 // The order of the experts is total, so a selection needs no sort: the rank of
 // an expert is the number of experts that come before it, the k-th choice is
@@ -12,6 +12,8 @@
 
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/ADT/STLExtras.h"
+
+#include <limits>
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -288,11 +290,16 @@ TopKRenormOp::decomposeOperation(OpBuilder &builder) {
 
   double scale = getRouteScale().convertToDouble();
   Access gates = t.domain.map(
-      {shares, poisoned, real}, t.domain.at(getGatesInit(), t.nk),
+      {shares, poisoned, real, choices}, t.domain.at(getGatesInit(), t.nk),
       [&](Body &b, ValueRange in) {
         Value gate = b.mul(in[0], b.f32(scale));
         Value nan = b.f32(std::numeric_limits<double>::quiet_NaN());
-        return b.select(in[2], b.select(in[1], nan, gate), b.f32(0.0));
+        // A place that is forced to be none has gate 0 in any row.
+        Value isPoisoned = in[1];
+        if (getForced())
+          isPoisoned = b.both(isPoisoned,
+                              b.atMost(b.integer(in[3].getType(), 0), in[3]));
+        return b.select(in[2], b.select(isPoisoned, nan, gate), b.f32(0.0));
       });
   Type type = getElementTypeOrSelf(getIndicesInit().getType());
   Access indices = t.domain.map(
@@ -301,4 +308,162 @@ TopKRenormOp::decomposeOperation(OpBuilder &builder) {
         return b.select(in[1], b.castIndex(in[0], type), b.integer(type, -1));
       });
   return SmallVector<Value>{gates.value, indices.value};
+}
+
+//===----------------------------------------------------------------------===//
+// ThresholdRenormOp
+//===----------------------------------------------------------------------===//
+
+/// Whether any expert of the row holds for `test`.
+static Access buildAny(Domain &domain, Access x, ArrayRef<int64_t> row,
+                       function_ref<Value(Body &, Value)> test) {
+  return domain.reduce({x}, domain.filled(row, false),
+                       [&](Body &b, ValueRange in, Value acc) {
+                         return b.either(acc, test(b, in[0]));
+                       });
+}
+
+/// The first expert of the row in E1's order, index `[n]`. A row of NaN alone
+/// gives the first.
+static Access buildBest(Domain &domain, Access p, ArrayRef<int64_t> row,
+                        int64_t e) {
+  Body &outer = domain.getBody();
+  Access max = domain.reduce(
+      {p}, domain.fill(domain.empty(row, outer.getF32Type()), outer.negInf()),
+      [](Body &b, ValueRange in, Value acc) {
+        // False for NaN, which so never becomes the maximum.
+        return b.select(b.less(acc, in[0]), in[0], acc);
+      });
+  Type index = outer.getIndexType();
+  Access none = domain.fill(domain.empty(row, index), domain.getSizeValue(e));
+  Access first =
+      domain.reduce({p, max}, none, [&](Body &b, ValueRange in, Value acc) {
+        Value isBest = b.both(b.equal(in[0], in[1]), b.less(b.index(e), acc));
+        return b.select(isBest, b.index(e), acc);
+      });
+  Value size = domain.getSizeValue(e);
+  return domain.map(
+      {first}, domain.empty(row, index), [&](Body &b, ValueRange in) {
+        return b.select(b.equal(in[0], size), b.integer(index, 0), in[0]);
+      });
+}
+
+FailureOr<SmallVector<Value>>
+ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Type f32 = builder.getF32Type(), i1 = builder.getI1Type(),
+       i32 = builder.getI32Type();
+  int64_t e = domain.getNumDims() - 1;
+  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
+  SmallVector<int64_t> ne = join(n, {e});
+  Access p = domain.at(getP(), ne);
+
+  // selected = p > theta, or the best expert where there is none (E20)
+  double thetaValue = getTheta().convertToDouble();
+  auto isAbove = [&](Body &b, Value value) {
+    Value theta = getThetaValue() ? getThetaValue() : b.f32(thetaValue);
+    return b.less(theta, value);
+  };
+  Access selected = domain.map(
+      {p, buildAny(domain, p, n, isAbove), buildBest(domain, p, n, e)},
+      domain.empty(ne, i1), [&](Body &b, ValueRange in) {
+        return b.select(in[1], isAbove(b, in[0]), b.equal(b.index(e), in[2]));
+      });
+
+  // gates = p on the selected, by their sum
+  Access weights = domain.map(
+      {p, selected}, domain.empty(ne, f32), [](Body &b, ValueRange in) {
+        // -inf is outside of the support (E5).
+        Value counts = b.both(in[1], b.negate(b.isNegInf(in[0])));
+        return b.select(counts, in[0], b.f32(0.0));
+      });
+  Access sum = domain.reduce(
+      {weights}, domain.filled(n, 0.0f),
+      [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
+  Access poisoned = buildAny(
+      domain, p, n, [](Body &b, Value value) { return b.isNan(value); });
+  SmallVector<Access> ins{weights, sum, poisoned};
+  if (getMask())
+    ins.push_back(domain.at(getMask(), n));
+  Access gates =
+      domain.map(ins, domain.at(getOuts()[0], ne), [&](Body &b, ValueRange in) {
+        Value gate = getRenorm() ? divideOrZero(b, in[0], in[1]) : in[0];
+        Value nan = b.f32(std::numeric_limits<double>::quiet_NaN());
+        gate = b.select(in[2], nan, gate);
+        return getMask() ? b.select(in[3], gate, b.f32(0.0)) : gate;
+      });
+
+  ins = {selected};
+  if (getMask())
+    ins.push_back(domain.at(getMask(), n));
+  Access count =
+      domain.fill(domain.at(getOuts()[1], n), domain.getBody().integer(i32, 0));
+  count = domain.reduce(ins, count, [&](Body &b, ValueRange in, Value acc) {
+    Value counts = getMask() ? b.both(in[0], in[1]) : in[0];
+    return b.add(acc, arith::ExtUIOp::create(b, i32, counts));
+  });
+  return SmallVector<Value>{gates.value, count.value};
+}
+
+//===----------------------------------------------------------------------===//
+// DensifyOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+DensifyOp::decomposeOperation(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  int64_t e = domain.getNumDims() - 2, k = e + 1;
+  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
+  Access dense = domain.fill(domain.at(getOuts()[0], join(n, {e})),
+                             domain.getBody().f32(0.0));
+  dense = domain.reduce({domain.at(getGates(), join(n, {k})),
+                         domain.at(getIndices(), join(n, {k}))},
+                        dense, [&](Body &b, ValueRange in, Value acc) {
+                          Value isHere = b.equal(
+                              in[1], b.castIndex(b.index(e), in[1].getType()));
+                          return b.select(isHere, b.add(acc, in[0]), acc);
+                        });
+  return SmallVector<Value>{dense.value};
+}
+
+//===----------------------------------------------------------------------===//
+// MakeFiniteOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+MakeFiniteOp::decomposeOperation(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  int64_t e = domain.getNumDims() - 1;
+  SmallVector<int64_t> ne = llvm::to_vector(llvm::seq<int64_t>(0, e + 1));
+  SmallVector<int64_t> row;
+  if (getScope() == FiniteScope::Row)
+    row.append(ne.begin(), ne.end() - 1);
+  auto isFinite = [](Body &b, Value x) {
+    // x - x is 0 for a finite x and NaN otherwise.
+    return b.equal(b.sub(x, x), b.f32(0.0));
+  };
+
+  Access scores = domain.at(getScores(), ne);
+  Body &outer = domain.getBody();
+  Value inf = outer.f32(std::numeric_limits<double>::infinity());
+  Access least = domain.reduce(
+      {scores}, domain.fill(domain.empty(row, outer.getF32Type()), inf),
+      [&](Body &b, ValueRange in, Value acc) {
+        Value isLess = b.both(isFinite(b, in[0]), b.less(in[0], acc));
+        return b.select(isLess, in[0], acc);
+      });
+  Access finite =
+      domain.map({scores, least}, domain.at(getOuts()[0], ne),
+                 [&](Body &b, ValueRange in) {
+                   Value replacement =
+                       b.select(isFinite(b, in[1]), in[1], b.f32(0.0));
+                   return b.select(isFinite(b, in[0]), in[0], replacement);
+                 });
+  return SmallVector<Value>{finite.value};
 }

@@ -1,8 +1,9 @@
 //===- MoEDecomposeStatistics.cpp - The meaning of the statistics ---------===//
 //
-// mad_dispersion and adjacency_update: reductions over the tokens. Membership
-// is a comparison, not an index, so an assignment outside of [0, e) counts
-// nowhere.
+// mad_dispersion and adjacency_update are reductions over the tokens.
+// Membership is a comparison, not an index, so an assignment outside of [0, e)
+// counts nowhere. dispersion_weights makes a metric of what the first one
+// measured.
 //
 //===----------------------------------------------------------------------===//
 
@@ -110,6 +111,141 @@ MadDispersionOp::decomposeOperation(OpBuilder &builder) {
                    return isPairwise ? divideByCount(b, s, in[1]) : s;
                  });
   return SmallVector<Value>{s.value, mean.value, counts.value};
+}
+
+//===----------------------------------------------------------------------===//
+// DispersionWeightsOp
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// The dims of dispersion_weights and the means that its scalings need.
+struct Weighing {
+  static constexpr int64_t e = 0, d = 1;
+
+  Weighing(OpBuilder &builder, DispersionWeightsOp op)
+      : op(op), domain(builder, op), s(domain.at(op.getS(), {e, d})),
+        count(domain.at(op.getCount(), {e})),
+        f32(domain.getBody().getF32Type()), width(domain.getSizeValue(d)) {}
+
+  /// s + eps
+  Value lifted(Body &b, Value s) {
+    return b.add(s, b.f32(op.getEps().convertToDouble()));
+  }
+  /// Whether a cluster takes part in means and gets weights (E14).
+  Value isLive(Body &b, Value count) {
+    if (op.getIncludeEmpty())
+      return b.boolean(true);
+    return b.less(b.integer(count.getType(), 0), count);
+  }
+  Access buildNumLive();
+  Access buildMean(Access w, ArrayRef<int64_t> kept, bool overFeatures);
+  Access buildCapped(Access w, Access mean);
+  Access buildWeights();
+
+  DispersionWeightsOp op;
+  Domain domain;
+  Access s, count;
+  Type f32;
+  Value width;
+};
+} // namespace
+
+/// The number of live clusters, f64.
+Access Weighing::buildNumLive() {
+  Body &outer = domain.getBody();
+  return domain.reduce(
+      {count},
+      domain.fill(domain.empty({}, outer.getF64Type()), outer.f64(0.0)),
+      [&](Body &b, ValueRange in, Value acc) {
+        return b.select(isLive(b, in[0]), b.add(acc, b.f64(1.0)), acc);
+      });
+}
+
+/// The mean of `w` over the live clusters, and over the features unless they
+/// are among the dims `kept`.
+Access Weighing::buildMean(Access w, ArrayRef<int64_t> kept,
+                           bool overFeatures) {
+  Access sum = domain.sumWide(
+      {w, count}, kept,
+      [&](Body &b, ValueRange in) {
+        return b.select(isLive(b, in[1]), in[0], b.f32(0.0));
+      },
+      [&](Body &b, ValueRange in) {
+        return overFeatures ? b.div(in[0], b.toF64(width)) : in[0];
+      });
+  return domain.map({sum, buildNumLive()}, domain.empty(kept, f32),
+                    [](Body &b, ValueRange in) -> Value {
+                      Value mean = b.div(b.toF64(in[0]), in[1]);
+                      return arith::TruncFOp::create(b, b.getF32Type(), mean);
+                    });
+}
+
+/// min(w, clamp * mean)
+Access Weighing::buildCapped(Access w, Access mean) {
+  if (!op.getClamp())
+    return w;
+  double clamp = op.getClamp()->convertToDouble();
+  return domain.map({w, mean}, domain.empty({e, d}, f32),
+                    [&](Body &b, ValueRange in) -> Value {
+                      Value cap = b.mul(b.f32(clamp), in[1]);
+                      return arith::MinimumFOp::create(b, in[0], cap);
+                    });
+}
+
+/// The weights of live clusters, before the rows of the others become 1.
+Access Weighing::buildWeights() {
+  auto meanOfRow = [&](Access w) {
+    return domain.sumWide(
+        {w}, {e}, [](Body &, ValueRange in) { return in[0]; },
+        [&](Body &b, ValueRange in) { return b.div(in[0], b.toF64(width)); });
+  };
+  auto divide = [&](Access numerator, Access denominator) {
+    return domain.map(
+        {numerator, denominator}, domain.empty({e, d}, f32),
+        [](Body &b, ValueRange in) { return b.div(in[0], in[1]); });
+  };
+  DispersionScale scale = op.getScale();
+  if (scale == DispersionScale::Dispersion) {
+    Access spread =
+        domain.map({s}, domain.empty({e, d}, f32),
+                   [&](Body &b, ValueRange in) { return lifted(b, in[0]); });
+    return divide(meanOfRow(spread), spread);
+  }
+  Access w =
+      domain.map({s}, domain.empty({e, d}, f32), [&](Body &b, ValueRange in) {
+        return b.div(b.f32(1.0), lifted(b, in[0]));
+      });
+  Access mean = buildMean(w, {}, /*overFeatures=*/true);
+  Access capped = buildCapped(w, mean);
+  switch (scale) {
+  case DispersionScale::Cluster:
+    return divide(capped, meanOfRow(capped));
+  case DispersionScale::Feature:
+    return divide(capped, buildMean(capped, {d}, /*overFeatures=*/false));
+  case DispersionScale::Global:
+    return divide(capped, buildMean(capped, {}, /*overFeatures=*/true));
+  case DispersionScale::GlobalPreclamp:
+    return divide(capped, mean);
+  case DispersionScale::None:
+    return capped;
+  case DispersionScale::Dispersion:
+    break;
+  }
+  llvm_unreachable("the scaling of the dispersions themselves came first");
+}
+
+FailureOr<SmallVector<Value>>
+DispersionWeightsOp::decomposeOperation(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Weighing t(builder, *this);
+  Access weights = t.buildWeights();
+  Access m =
+      t.domain.map({weights, t.count}, t.domain.at(getOuts()[0], {t.e, t.d}),
+                   [&](Body &b, ValueRange in) {
+                     return b.select(t.isLive(b, in[1]), in[0], b.f32(1.0));
+                   });
+  return SmallVector<Value>{m.value};
 }
 
 //===----------------------------------------------------------------------===//

@@ -12,12 +12,19 @@
 
 namespace mlir::moe {
 
+namespace hyper {
+enum : int64_t { e, d, g, h, c, numDims };
+} // namespace hyper
 namespace similarity {
 enum : int64_t { b, i, e, j, d, f, numDims };
 } // namespace similarity
 namespace posterior {
 enum : int64_t { b, h, i, j, f, d, c, e, l, numDims };
 } // namespace posterior
+namespace entropy {
+// The dims that attention_posterior has too have the same numbers.
+enum : int64_t { b, h, i, j, f, numDims };
+} // namespace entropy
 namespace mix {
 enum : int64_t { b, h, i, e, j, f, numDims };
 } // namespace mix
@@ -27,6 +34,12 @@ enum : int64_t { e, d, n, numDims };
 namespace adjacency {
 enum : int64_t { e, l, n, k, numDims };
 } // namespace adjacency
+namespace dispatch {
+enum : int64_t { n, k, e, b, l, numDims };
+} // namespace dispatch
+namespace balance {
+enum : int64_t { n, e, k, numDims };
+} // namespace balance
 
 } // namespace mlir::moe
 

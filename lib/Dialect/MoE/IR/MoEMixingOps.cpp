@@ -81,14 +81,11 @@ static Value getDimValue(OpBuilder &builder, Location loc, Value value,
       builder, loc, linalg::createFoldedDimOp(builder, loc, value, position));
 }
 
-/// The position of query 0 among the keys when the last query sits at the last
-/// key: Nk - N.
-static Value buildDefaultOrigin(OpBuilder &builder, Location loc, Value keys,
-                                int64_t keyDim, Value queries,
-                                int64_t queryDim) {
+Value mlir::moe::buildDefaultOrigin(OpBuilder &builder, Location loc,
+                                    Value columns, Value rows, int64_t dim) {
   return arith::SubIOp::create(builder, loc,
-                               getDimValue(builder, loc, keys, keyDim),
-                               getDimValue(builder, loc, queries, queryDim));
+                               getDimValue(builder, loc, columns, dim),
+                               getDimValue(builder, loc, rows, dim));
 }
 
 Operation *SimilarityInformOp::makeExplicit(OpBuilder &builder) {
@@ -101,7 +98,7 @@ Operation *SimilarityInformOp::makeExplicit(OpBuilder &builder) {
   Value keys = getUk() ? getUk() : getU();
   Value origin = getOrigin();
   if (!origin)
-    origin = buildDefaultOrigin(builder, getLoc(), keys, 1, getU(), 1);
+    origin = buildDefaultOrigin(builder, getLoc(), keys, getU(), 1);
   auto explicitOp = cast<SimilarityInformOp>(builder.clone(**this));
   explicitOp.getUkMutable().assign(keys);
   explicitOp.getOriginMutable().assign(origin);
@@ -151,13 +148,26 @@ ArrayAttr AttentionPosteriorOp::getIndexingMaps() {
       .get();
 }
 
-FailureOr<double> AttentionPosteriorOp::getScaleValue() {
-  if (std::optional<APFloat> scale = getScale())
+FailureOr<double> mlir::moe::getAttentionScale(MoEStructuredOpInterface op,
+                                               std::optional<APFloat> scale,
+                                               int64_t f) {
+  if (scale)
     return scale->convertToDouble();
-  int64_t width = getStaticDimSize(*this, posterior::f);
+  int64_t width = getStaticDimSize(op, f);
   if (ShapedType::isDynamic(width) || width == 0)
     return failure();
   return 1.0 / std::sqrt(static_cast<double>(width));
+}
+
+static LogicalResult verifyHasScale(Operation *op, FailureOr<double> scale) {
+  if (succeeded(scale))
+    return success();
+  return op->emitOpError("expected 'scale' where the width of 'q' is not "
+                         "static and positive, found none");
+}
+
+FailureOr<double> AttentionPosteriorOp::getScaleValue() {
+  return getAttentionScale(*this, getScale(), posterior::f);
 }
 
 /// attention_posterior_c3: a fixed head exists, and is given exactly when the
@@ -194,9 +204,8 @@ LogicalResult AttentionPosteriorOp::verify() {
     return failure(); // attention_posterior_c2
   if (failed(verifyHead(*this)))
     return failure();
-  if (failed(getScaleValue()))
-    return emitOpError("expected 'scale' where the width of 'q' is not static "
-                       "and positive, found none");
+  if (failed(verifyHasScale(*this, getScaleValue())))
+    return failure();
   int64_t lseHeads = getStaticDimSize(*this, posterior::l);
   int64_t heads = getStaticDimSize(*this, posterior::h);
   int64_t expected = getHeadMode() == HeadMode::All ? heads : 1;
@@ -208,6 +217,41 @@ LogicalResult AttentionPosteriorOp::verify() {
                          << lseHeads;
   return verifyAtLeastOne(*this, getWindow(),
                           "window"); // attention_posterior_c4
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionEntropyOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> AttentionEntropyOp::getDims() {
+  return {{"b", kParallel},
+          {"h", kParallel},
+          {"i", kParallel, /*whole=*/true},
+          {"j", kReduction},
+          {"f", kReduction}};
+}
+
+ArrayAttr AttentionEntropyOp::getIndexingMaps() {
+  using namespace entropy;
+  return MapsBuilder(getContext(), numDims)
+      .add(getQ(), {b, h, i, f})
+      .add(getK(), {b, h, j, f})
+      .add(getBias(), getBiasDims(getBias(), b, h, i, j))
+      .add(getMask(), {b, j})
+      .add(getOuts()[0], {b, h})
+      .add(getOuts()[1], {b, h, i})
+      .get();
+}
+
+FailureOr<double> AttentionEntropyOp::getScaleValue() {
+  return getAttentionScale(*this, getScale(), entropy::f);
+}
+
+LogicalResult AttentionEntropyOp::verify() {
+  if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})) ||
+      failed(verifyHasScale(*this, getScaleValue())))
+    return failure();
+  return verifyAtLeastOne(*this, getWindow(), "window");
 }
 
 //===----------------------------------------------------------------------===//
@@ -247,7 +291,7 @@ SmallVector<std::pair<unsigned, unsigned>> SoftmaxMixOp::getOrigins() {
 Operation *SoftmaxMixOp::makeExplicit(OpBuilder &builder) {
   if (getOrigin())
     return *this;
-  Value origin = buildDefaultOrigin(builder, getLoc(), getK(), 2, getQ(), 2);
+  Value origin = buildDefaultOrigin(builder, getLoc(), getK(), getQ(), 2);
   auto explicitOp = cast<SoftmaxMixOp>(builder.clone(**this));
   explicitOp.getOriginMutable().assign(origin);
   return explicitOp;

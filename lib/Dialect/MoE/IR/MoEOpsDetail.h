@@ -68,6 +68,17 @@ inline LogicalResult verifyPositive(Operation *op, double value,
                            << " to be positive and finite, found " << value;
 }
 
+/// The position of row 0 among the columns when the last row sits at the last
+/// column, `dim` being that of the tokens in both: with keys as columns and
+/// queries as rows, Nk - N.
+Value buildDefaultOrigin(OpBuilder &builder, Location loc, Value columns,
+                         Value rows, int64_t dim);
+
+/// The factor of q.k in attention: `scale`, or 1/sqrt of the head width, the
+/// size of dim `f`, where that is static and positive.
+FailureOr<double> getAttentionScale(MoEStructuredOpInterface op,
+                                    std::optional<APFloat> scale, int64_t f);
+
 } // namespace mlir::moe
 
 #endif // LIB_DIALECT_MOE_IR_MOEOPSDETAIL_H

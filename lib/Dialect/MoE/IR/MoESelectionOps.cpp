@@ -41,6 +41,10 @@ SmallVector<std::pair<unsigned, unsigned>> TopKRenormOp::getDimOrder() {
   return {{k, e}};
 }
 
+unsigned TopKRenormOp::getNumLeadingDims() {
+  return getNumLeading(getScores());
+}
+
 ScoreFunction TopKRenormOp::getScoreFunction() {
   if (std::optional<ScoreFunction> score = getScore())
     return *score;
@@ -111,17 +115,92 @@ LogicalResult TopKRenormOp::verify() {
   return success();
 }
 
-/// A single group restricts nothing: its attributes return to their defaults.
-LogicalResult TopKRenormOp::canonicalize(TopKRenormOp op,
-                                         PatternRewriter &rewriter) {
-  // All groups kept, or one group: the choice is over all experts. A dropped
-  // group would turn its scores to -inf, a kept one leaves them as they are.
-  if (op.getNGroup() == 1 || op.getTopkGroup() != op.getNGroup())
-    return rewriter.notifyMatchFailure(op, "groups restrict the selection");
-  rewriter.modifyOpInPlace(op, [&] {
-    op.setNGroup(1);
-    op.setTopkGroup(1);
-    op.setGroupScore(GroupScore::Top2Sum);
-  });
+//===----------------------------------------------------------------------===//
+// ThresholdRenormOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> ThresholdRenormOp::getDims() {
+  return withLeadingDims(getNumLeading(getP()),
+                         {{"e", kParallel, /*whole=*/true}});
+}
+
+ArrayAttr ThresholdRenormOp::getIndexingMaps() {
+  int64_t n = getNumLeading(getP()), e = n;
+  return MapsBuilder(getContext(), n + 1)
+      .addWithLeading(getP(), n, {e})
+      .add(getThetaValue())
+      .addWithLeading(getMask(), n, {})
+      .addWithLeading(getOuts()[0], n, {e})
+      .addWithLeading(getOuts()[1], n, {})
+      .get();
+}
+
+unsigned ThresholdRenormOp::getNumLeadingDims() {
+  return getNumLeading(getP());
+}
+
+LogicalResult ThresholdRenormOp::verify() {
+  if (failed(verifyHasLastDim(*this, getP(), "p")) ||
+      failed(verifyStructured(*this, {OutElement::F32, OutElement::I32})))
+    return failure();
+  if (getStaticDimSize(*this, getNumLeading(getP())) ==
+      0) // threshold_renorm_c1
+    return emitOpError("expected at least one expert, found none");
+  double theta = getTheta().convertToDouble();
+  if (!getThetaValue() && !std::isfinite(theta)) // threshold_renorm_c2
+    return emitOpError() << "expected theta to be finite, found " << theta;
   return success();
+}
+
+//===----------------------------------------------------------------------===//
+// DensifyOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> DensifyOp::getDims() {
+  return withLeadingDims(getNumLeading(getGates()),
+                         {{"e", kParallel, /*whole=*/true}, {"k", kReduction}});
+}
+
+ArrayAttr DensifyOp::getIndexingMaps() {
+  int64_t n = getNumLeading(getGates()), e = n, k = n + 1;
+  return MapsBuilder(getContext(), n + 2)
+      .addWithLeading(getGates(), n, {k})
+      .addWithLeading(getIndices(), n, {k})
+      .addWithLeading(getOuts()[0], n, {e})
+      .get();
+}
+
+SmallVector<std::pair<unsigned, unsigned>> DensifyOp::getDimOrder() {
+  unsigned e = getNumLeading(getGates()), k = e + 1;
+  return {{k, e}};
+}
+
+LogicalResult DensifyOp::verify() {
+  if (failed(verifyHasLastDim(*this, getGates(), "gates")))
+    return failure();
+  return verifyStructured(*this, {OutElement::F32});
+}
+
+//===----------------------------------------------------------------------===//
+// MakeFiniteOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> MakeFiniteOp::getDims() {
+  return withLeadingDims(getNumLeading(getScores()),
+                         {{"e", kParallel, /*whole=*/true}},
+                         /*whole=*/getScope() == FiniteScope::Tensor);
+}
+
+ArrayAttr MakeFiniteOp::getIndexingMaps() {
+  int64_t n = getNumLeading(getScores()), e = n;
+  return MapsBuilder(getContext(), n + 1)
+      .addWithLeading(getScores(), n, {e})
+      .addWithLeading(getOuts()[0], n, {e})
+      .get();
+}
+
+LogicalResult MakeFiniteOp::verify() {
+  if (failed(verifyHasLastDim(*this, getScores(), "scores")))
+    return failure();
+  return verifyStructured(*this, {OutElement::F32});
 }

@@ -5,7 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "MoESoftmaxMix.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
@@ -14,29 +14,15 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-namespace {
-/// The arguments of a softmax_mix, by name.
-struct Mix {
-  Value q, k, v, keyBias, bias, queryMask, keyMask, queryLevel, keyLevel,
-      origin;
-  SmallVector<Value> outs;
-  double scale = 1.0;
-  bool causal = false, excludeSelf = false, withEntropy = false;
-  std::optional<int64_t> window;
-  Precision precision = Precision::IEEE;
+SoftmaxMixOp Mix::build(OpBuilder &builder, Location loc) const {
+  return SoftmaxMixOp::create(
+      builder, loc, TypeRange(ValueRange(outs)), q, k, v, keyBias, bias,
+      queryMask, keyMask, queryLevel, keyLevel, origin, outs, APFloat(scale),
+      causal, window ? builder.getI64IntegerAttr(*window) : IntegerAttr(),
+      excludeSelf, withEntropy, precision);
+}
 
-  SoftmaxMixOp build(OpBuilder &builder, Location loc) const {
-    return SoftmaxMixOp::create(
-        builder, loc, TypeRange(ValueRange(outs)), q, k, v, keyBias, bias,
-        queryMask, keyMask, queryLevel, keyLevel, origin, outs, APFloat(scale),
-        causal, window ? builder.getI64IntegerAttr(*window) : IntegerAttr(),
-        excludeSelf, withEntropy, precision);
-  }
-};
-} // namespace
-
-/// `[b, rest..]` to `[b, 1, rest..]`.
-static Value addHeadDim(OpBuilder &builder, Location loc, Value value) {
+Value mlir::moe::addHeadDim(OpBuilder &builder, Location loc, Value value) {
   auto type = cast<RankedTensorType>(value.getType());
   SmallVector<int64_t> shape(type.getShape());
   shape.insert(shape.begin() + 1, 1);
@@ -48,8 +34,7 @@ static Value addHeadDim(OpBuilder &builder, Location loc, Value value) {
       groups);
 }
 
-/// `[b, 1, rest..]` to `[b, rest..]`.
-static Value dropHeadDim(OpBuilder &builder, Location loc, Value value) {
+Value mlir::moe::dropHeadDim(OpBuilder &builder, Location loc, Value value) {
   int64_t rank = cast<RankedTensorType>(value.getType()).getRank();
   SmallVector<ReassociationIndices> groups{{0}, {1, 2}};
   for (int64_t dim = 3; dim < rank; ++dim)
@@ -61,43 +46,54 @@ static Value dropHeadDim(OpBuilder &builder, Location loc, Value value) {
 // SimilarityInformOp
 //===----------------------------------------------------------------------===//
 
+Access mlir::moe::buildSimilarityQueries(Domain &domain,
+                                         SimilarityOpInterface op) {
+  using namespace similarity;
+  Access u = domain.at(op.getU(), {b, i, d});
+  if (!op.getWs())
+    return u;
+  return domain.contract(u, domain.at(op.getWs(), {d, f}), {b, i, f});
+}
+
+Mix mlir::moe::startSimilarityMix(OpBuilder &builder, Domain &domain,
+                                  SimilarityOpInterface op, Access queries) {
+  using namespace similarity;
+  Location loc = op.getLoc();
+  Mix mix;
+  mix.q = addHeadDim(builder, loc, queries.value);
+  mix.k = addHeadDim(builder, loc, op.getUk() ? op.getUk() : op.getU());
+  mix.v = op.getE();
+  mix.scale = op.getTauValue() ? 1.0 : 1.0 / op.getTau().convertToDouble();
+  mix.keyMask = op.getMask();
+  mix.queryMask = op.getQueryMask();
+  if (!op.getQueryMask() && !op.getUk())
+    mix.queryMask = op.getMask();
+  if (op.getRestrict() == Restrict::Entropy) {
+    // Keys and queries are the same tokens: one tensor of levels for both.
+    Access levels =
+        buildEntropies(domain, domain.at(op.getE(), {b, i, e}), {b, i});
+    mix.queryLevel = mix.keyLevel = levels.value;
+  }
+  mix.origin = op.getOrigin();
+  mix.causal = op.getCausal();
+  mix.window = op.getWindow();
+  mix.precision = op.getPrecision();
+  return mix;
+}
+
 FailureOr<SmallVector<Value>>
 SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
-  using namespace similarity;
   if (!hasPureTensorSemantics())
     return failure();
   Location loc = getLoc();
   Domain domain(builder, *this);
-
-  // q = u ws
-  Access q = domain.at(getU(), {b, i, d});
-  if (getWs())
-    q = domain.contract(q, domain.at(getWs(), {d, f}), {b, i, f});
+  Access q = buildSimilarityQueries(domain, *this);
   // A learned tau is a value, which the scale attribute cannot hold.
   if (getTauValue())
     q = domain.map(
         {q}, domain.empty(q.dims, builder.getF32Type()),
         [&](Body &b, ValueRange in) { return b.div(in[0], getTauValue()); });
-
-  Mix mix;
-  mix.q = addHeadDim(builder, loc, q.value);
-  mix.k = addHeadDim(builder, loc, getUk() ? getUk() : getU());
-  mix.v = getE();
-  mix.scale = getTauValue() ? 1.0 : 1.0 / getTau().convertToDouble();
-  mix.keyMask = getMask();
-  mix.queryMask = getQueryMask();
-  if (!getQueryMask() && !getUk())
-    mix.queryMask = getMask();
-  if (getRestrict() == Restrict::Entropy) {
-    // Keys and queries are the same tokens: one tensor of levels for both.
-    Access levels =
-        buildEntropies(domain, domain.at(getE(), {b, i, e}), {b, i});
-    mix.queryLevel = mix.keyLevel = levels.value;
-  }
-  mix.origin = getOrigin();
-  mix.causal = getCausal();
-  mix.window = getWindow();
-  mix.precision = getPrecision();
+  Mix mix = startSimilarityMix(builder, domain, *this, q);
   for (Value out : getOuts())
     mix.outs.push_back(addHeadDim(builder, loc, out));
   SoftmaxMixOp mixed = mix.build(builder, loc);
@@ -110,19 +106,8 @@ SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
 // AttentionPosteriorOp
 //===----------------------------------------------------------------------===//
 
-namespace {
-/// The operands of the posterior that have a head, with the dims that index
-/// them: as the op has them, or reduced to one head.
-struct HeadOperands {
-  Access q, k;
-  /// Either `vp`, or `v` and `wo`.
-  std::optional<Access> vp, v, wo, bias;
-  /// The dim of the heads.
-  int64_t head;
-};
-} // namespace
-
-static HeadOperands getHeadOperands(Domain &domain, AttentionPosteriorOp op) {
+HeadOperands mlir::moe::getHeadOperands(Domain &domain,
+                                        PosteriorOpInterface op) {
   using namespace posterior;
   HeadOperands all{domain.at(op.getQ(), {b, h, i, f}),
                    domain.at(op.getK(), {b, h, j, f}),
@@ -142,9 +127,8 @@ static HeadOperands getHeadOperands(Domain &domain, AttentionPosteriorOp op) {
   return all;
 }
 
-/// Applies `pick` to each operand that has the head dim.
-static HeadOperands pickHead(const HeadOperands &all, int64_t one,
-                             function_ref<Access(const Access &)> pick) {
+HeadOperands mlir::moe::pickHead(const HeadOperands &all, int64_t one,
+                                 function_ref<Access(const Access &)> pick) {
   auto pickIf = [&](const std::optional<Access> &access) {
     if (!access || !llvm::is_contained(access->dims, all.head))
       return access;
@@ -179,10 +163,8 @@ static Access sliceHead(OpBuilder &builder, Domain &domain,
                    dims);
 }
 
-/// out[b, one, ..] = access[b, head_b, ..]: the operand of the head that each
-/// sequence chose. What all sequences share becomes theirs.
-static Access gatherHead(Domain &domain, const Access &access, int64_t one,
-                         Access head) {
+Access mlir::moe::gatherHead(Domain &domain, const Access &access, int64_t one,
+                             Access head) {
   SmallVector<int64_t> dims{posterior::b, one};
   for (int64_t dim : access.dims)
     if (dim != posterior::h && dim != posterior::b && dim != Access::kBroadcast)
@@ -202,10 +184,8 @@ static Access gatherHead(Domain &domain, const Access &access, int64_t one,
   });
 }
 
-/// The concatenation of two operands along their last dim, in their common
-/// element type or else in f32.
-static Value concatFeatures(OpBuilder &builder, Domain &domain, Access lhs,
-                            Access rhs) {
+Value mlir::moe::concatFeatures(OpBuilder &builder, Domain &domain, Access lhs,
+                                Access rhs) {
   if (lhs.getElementType() != rhs.getElementType())
     for (Access *access : {&lhs, &rhs})
       if (!access->getElementType().isF32())
@@ -223,25 +203,28 @@ static Value concatFeatures(OpBuilder &builder, Domain &domain, Access lhs,
   return slices->front();
 }
 
-/// The bias of each key, -|v'_j|^2/(2 sigma^2), `[b, head, j]`. With v and wo,
-/// |v'|^2 = v^T (wo^T wo) v.
-static Value buildKeyBias(Domain &domain, const HeadOperands &operands,
-                          Value precision) {
+Access mlir::moe::buildGramProducts(Domain &domain,
+                                    const HeadOperands &operands) {
+  using namespace posterior;
+  int64_t h = operands.head, c2 = domain.addTwin(c);
+  Access wo = *operands.wo, wo2 = wo;
+  llvm::replace(wo2.dims, int64_t(c), c2);
+  SmallVector<int64_t> gramDims(ArrayRef<int64_t>(wo.dims).drop_back(2));
+  Access gram = domain.contract(wo, wo2, join(gramDims, {c, c2}));
+  return domain.contract(domain.at(operands.v->value, {b, h, j, c2}), gram,
+                         {b, h, j, c});
+}
+
+Value mlir::moe::buildKeyBias(Domain &domain, const HeadOperands &operands,
+                              Value precision) {
   using namespace posterior;
   int64_t h = operands.head;
-  Access norms;
-  if (operands.vp) {
-    norms = domain.contract(*operands.vp, *operands.vp, {b, h, j});
-  } else {
-    int64_t c2 = domain.addTwin(c);
-    Access wo = *operands.wo, wo2 = wo;
-    llvm::replace(wo2.dims, int64_t(c), c2);
-    SmallVector<int64_t> gramDims(ArrayRef<int64_t>(wo.dims).drop_back(2));
-    Access gram = domain.contract(wo, wo2, join(gramDims, {c, c2}));
-    Access projected = domain.contract(
-        domain.at(operands.v->value, {b, h, j, c2}), gram, {b, h, j, c});
-    norms = domain.contract(*operands.v, projected, {b, h, j});
-  }
+  // With v and wo, |v'|^2 = v^T (wo^T wo) v.
+  Access norms =
+      operands.vp
+          ? domain.contract(*operands.vp, *operands.vp, {b, h, j})
+          : domain.contract(*operands.v, buildGramProducts(domain, operands),
+                            {b, h, j});
   Access out = domain.empty({b, h, j}, domain.getBody().getF32Type());
   return domain
       .map({norms}, out,
@@ -251,11 +234,10 @@ static Value buildKeyBias(Domain &domain, const HeadOperands &operands,
       .value;
 }
 
-/// The features of the queries, [q * scale, u~ / sigma^2] with u~ = wo^T u, or
-/// u itself for given means.
-static Value buildQueryFeatures(OpBuilder &builder, Domain &domain,
-                                AttentionPosteriorOp op,
-                                const HeadOperands &operands, Value precision) {
+Value mlir::moe::buildQueryFeatures(OpBuilder &builder, Domain &domain,
+                                    PosteriorOpInterface op, Access u,
+                                    const HeadOperands &operands,
+                                    Value precision) {
   using namespace posterior;
   int64_t h = operands.head;
   Type f32 = builder.getF32Type();
@@ -263,7 +245,6 @@ static Value buildQueryFeatures(OpBuilder &builder, Domain &domain,
   Access scaled = domain.map(
       {operands.q}, domain.empty({b, h, i, f}, f32),
       [&](Body &b, ValueRange in) { return b.mul(in[0], b.f32(scale)); });
-  Access u = domain.at(op.getU(), {b, i, d});
   SmallVector<int64_t> dims{b, h, i, d};
   if (operands.wo) {
     dims.back() = c;
@@ -276,9 +257,8 @@ static Value buildQueryFeatures(OpBuilder &builder, Domain &domain,
   return concatFeatures(builder, domain, scaled, likelihood);
 }
 
-/// What the mixes of the prior and of the posterior have in common.
-static Mix startMix(AttentionPosteriorOp op, const HeadOperands &operands,
-                    std::optional<Access> queryMask) {
+Mix mlir::moe::startMix(PosteriorOpInterface op, const HeadOperands &operands,
+                        std::optional<Access> queryMask) {
   Mix mix;
   if (operands.bias)
     mix.bias = operands.bias->value;
@@ -318,7 +298,10 @@ static SoftmaxMixOp buildPosteriorMix(OpBuilder &builder, Domain &domain,
                                       Value mixed, Value lse) {
   Mix mix = startMix(op, operands, queryMask);
   Value precision = buildPrecision(domain, op);
-  mix.q = buildQueryFeatures(builder, domain, op, operands, precision);
+  mix.q = buildQueryFeatures(
+      builder, domain, op,
+      domain.at(op.getU(), {posterior::b, posterior::i, posterior::d}),
+      operands, precision);
   mix.k = concatFeatures(builder, domain, operands.k,
                          operands.vp ? *operands.vp : *operands.v);
   mix.keyBias = buildKeyBias(domain, operands, precision);
@@ -333,7 +316,7 @@ static SmallVector<Value> convertAllHeads(OpBuilder &builder, Domain &domain,
   using namespace posterior;
   Body &outer = domain.getBody();
   HeadOperands operands = getHeadOperands(domain, op);
-  std::optional<Access> queryMask = buildQueryMask(domain, op);
+  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   Access mixed = domain.empty({b, h, i, e}, builder.getF32Type());
   Value priorLse =
       buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
@@ -361,7 +344,7 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
   Body &outer = domain.getBody();
   Type f32 = builder.getF32Type();
   HeadOperands all = getHeadOperands(domain, op);
-  std::optional<Access> queryMask = buildQueryMask(domain, op);
+  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   int64_t one = domain.addDim(builder.getIndexAttr(1));
 
   HeadOperands operands;
@@ -407,4 +390,37 @@ AttentionPosteriorOp::convertToSoftmaxMix(OpBuilder &builder) {
   if (getHeadMode() == HeadMode::All)
     return convertAllHeads(builder, domain, *this);
   return convertOneHead(builder, domain, *this);
+}
+
+//===----------------------------------------------------------------------===//
+// AttentionEntropyOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+AttentionEntropyOp::convertToSoftmaxMix(OpBuilder &builder) {
+  using namespace entropy;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  std::optional<Access> queryMask = buildQueryMask(domain, getMask());
+
+  Mix mix;
+  mix.q = getQ();
+  mix.k = getK();
+  mix.bias = getBias();
+  mix.keyMask = getMask();
+  if (queryMask)
+    mix.queryMask = queryMask->value;
+  mix.scale = *getScaleValue();
+  mix.causal = getCausal();
+  mix.window = getWindow();
+  mix.excludeSelf = getExcludeSelf();
+  mix.precision = getPrecision();
+  mix.withEntropy = true;
+  mix.outs = {domain.empty({b, h, i}, builder.getF32Type()).value,
+              getOuts()[1]};
+  Value rows = mix.build(builder, getLoc()).getResult(1);
+  Access mean =
+      buildMeanEntropies(domain, *this, queryMask, domain.at(rows, {b, h, i}));
+  return SmallVector<Value>{mean.value, rows};
 }

@@ -37,6 +37,33 @@ LogicalResult MadDispersionOp::verify() {
 }
 
 //===----------------------------------------------------------------------===//
+// DispersionWeightsOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> DispersionWeightsOp::getDims() {
+  return {{"e", kParallel, /*whole=*/true}, {"d", kParallel, /*whole=*/true}};
+}
+
+ArrayAttr DispersionWeightsOp::getIndexingMaps() {
+  return MapsBuilder(getContext(), 2)
+      .add(getS(), {0, 1})
+      .add(getCount(), {0})
+      .add(getOuts()[0], {0, 1})
+      .get();
+}
+
+LogicalResult DispersionWeightsOp::verify() {
+  if (failed(verifyStructured(*this, {OutElement::F32})) ||
+      failed(verifyPositive(*this, getEps().convertToDouble(), "eps")))
+    return failure(); // dispersion_weights_c1
+  std::optional<APFloat> clamp = getClamp();
+  if (!clamp)
+    return success();
+  return verifyPositive(*this, clamp->convertToDouble(),
+                        "clamp"); // dispersion_weights_c2
+}
+
+//===----------------------------------------------------------------------===//
 // AdjacencyGateOp
 //===----------------------------------------------------------------------===//
 
@@ -53,6 +80,8 @@ ArrayAttr AdjacencyGateOp::getIndexingMaps() {
       .addWithLeading(getOuts()[0], n, {e})
       .get();
 }
+
+unsigned AdjacencyGateOp::getNumLeadingDims() { return getNumLeading(getP()); }
 
 /// adjacency_gate_c1, adjacency_update_c1.
 static LogicalResult verifySquare(Operation *op, Value a) {

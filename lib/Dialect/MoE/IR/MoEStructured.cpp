@@ -114,6 +114,8 @@ static bool hasElement(Type elementType, OutElement element) {
     return elementType.isInteger(32);
   case OutElement::ExpertIndex:
     return elementType.isInteger(32) || elementType.isInteger(64);
+  case OutElement::Activation:
+    return elementType.isF32() || elementType.isBF16() || elementType.isF16();
   }
   llvm_unreachable("unknown element kind");
 }
@@ -126,6 +128,8 @@ static StringRef spell(OutElement element) {
     return "i32";
   case OutElement::ExpertIndex:
     return "i32 or i64";
+  case OutElement::Activation:
+    return "f32, bf16 or f16";
   }
   llvm_unreachable("unknown element kind");
 }

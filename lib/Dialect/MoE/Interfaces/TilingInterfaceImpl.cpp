@@ -151,11 +151,13 @@ struct StructuredOpTiling
     SmallVector<Dim> dims = cast<OpTy>(op).getDims();
     for (auto [position, expr] :
          llvm::enumerate(getMaps(op)[init->getOperandNumber()].getResults())) {
-      unsigned dim = cast<AffineDimExpr>(expr).getPosition();
-      bool cut = dims[dim].isTileable();
-      resultOffsets.push_back(cut ? offsets[dim] : builder.getIndexAttr(0));
+      // A dim that is broadcast is there whole, as in sliceOperand.
+      auto dim = dyn_cast<AffineDimExpr>(expr);
+      bool cut = dim && dims[dim.getPosition()].isTileable();
+      resultOffsets.push_back(cut ? offsets[dim.getPosition()]
+                                  : builder.getIndexAttr(0));
       resultSizes.push_back(
-          cut ? sizes[dim]
+          cut ? sizes[dim.getPosition()]
               : getSize(builder, op->getLoc(), init->get(), position));
     }
     return success();
@@ -172,9 +174,11 @@ struct StructuredOpTiling
     }
     AffineMap map = getMaps(op)[getInit(op, resultNumber)->getOperandNumber()];
     for (auto [position, expr] : llvm::enumerate(map.getResults())) {
-      unsigned dim = cast<AffineDimExpr>(expr).getPosition();
-      domainOffsets[dim] = offsets[position];
-      domainSizes[dim] = sizes[position];
+      auto dim = dyn_cast<AffineDimExpr>(expr);
+      if (!dim)
+        continue;
+      domainOffsets[dim.getPosition()] = offsets[position];
+      domainSizes[dim.getPosition()] = sizes[position];
     }
     return success();
   }
@@ -211,7 +215,8 @@ private:
     SmallVector<Dim> dims = cast<OpTy>(op).getDims();
     for (auto [position, expr] :
          llvm::enumerate(getMaps(op)[init->getOperandNumber()].getResults())) {
-      if (dims[cast<AffineDimExpr>(expr).getPosition()].isTileable())
+      auto dim = dyn_cast<AffineDimExpr>(expr);
+      if (dim && dims[dim.getPosition()].isTileable())
         continue;
       FailureOr<bool> whole = ValueBoundsConstraintSet::areEqual(
           {sizes[position]}, {init->get(), static_cast<int64_t>(position)});

@@ -68,6 +68,16 @@ def MoE_DispersionMeasure : MoE_I32Enum<"DispersionMeasure", "how far a cluster'
 ]>;
 def MoE_DispersionMeasureAttr : MoE_EnumAttr<MoE_DispersionMeasure, "dispersion_measure">;
 
+def MoE_DispersionScale : MoE_I32Enum<"DispersionScale", "the mean that weights of features are divided by", [
+  I32EnumAttrCase<"Cluster", 0, "cluster">,
+  I32EnumAttrCase<"Feature", 1, "feature">,
+  I32EnumAttrCase<"Global", 2, "global">,
+  I32EnumAttrCase<"GlobalPreclamp", 3, "global_preclamp">,
+  I32EnumAttrCase<"Dispersion", 4, "dispersion">,
+  I32EnumAttrCase<"None", 5, "none">,
+]>;
+def MoE_DispersionScaleAttr : MoE_EnumAttr<MoE_DispersionScale, "dispersion_scale">;
+
 def MoE_AdjacencyNorm : MoE_I32Enum<"AdjacencyNorm", "how co-selection counts become weights", [
   I32EnumAttrCase<"Row", 0, "row">,
   I32EnumAttrCase<"Col", 1, "col">,
@@ -80,5 +90,24 @@ def MoE_ColdStart : MoE_I32Enum<"ColdStart", "what an adjacency of zeros means",
   I32EnumAttrCase<"Base", 1, "base">,
 ]>;
 def MoE_ColdStartAttr : MoE_EnumAttr<MoE_ColdStart, "cold_start">;
+
+def MoE_FiniteScope : MoE_I32Enum<"FiniteScope", "where the least finite score is looked for", [
+  I32EnumAttrCase<"Row", 0, "row">,
+  I32EnumAttrCase<"Tensor", 1, "tensor">,
+]>;
+def MoE_FiniteScopeAttr : MoE_EnumAttr<MoE_FiniteScope, "finite_scope">;
+
+def MoE_DropRule : MoE_I32Enum<"DropRule", "which assignments an expert at capacity keeps", [
+  I32EnumAttrCase<"Position", 0, "position">,
+  I32EnumAttrCase<"Priority", 1, "priority">,
+  I32EnumAttrCase<"Probs", 2, "probs">,
+]>;
+def MoE_DropRuleAttr : MoE_EnumAttr<MoE_DropRule, "drop">;
+
+def MoE_LossDivisor : MoE_I32Enum<"LossDivisor", "what summed probabilities are divided by", [
+  I32EnumAttrCase<"Tokens", 0, "tokens">,
+  I32EnumAttrCase<"Assignments", 1, "assignments">,
+]>;
+def MoE_LossDivisorAttr : MoE_EnumAttr<MoE_LossDivisor, "loss_divisor">;
 
 #endif // MOE_DIALECT_MOE_IR_MOEATTRS_TD

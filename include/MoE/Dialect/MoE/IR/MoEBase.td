@@ -36,8 +36,10 @@ def MoE_Dialect : Dialect {
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
+    "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];
+  let hasConstantMaterializer = 1;
   let useDefaultAttributePrinterParser = 1;
 }
 
@@ -48,6 +50,7 @@ def MoE_Dialect : Dialect {
 def MoE_Activation : TensorOrMemRef<[F32, BF16, F16]>;
 def MoE_Score : TensorOrMemRef<[F32]>;
 def MoE_ExpertIndex : TensorOrMemRef<[I32, I64]>;
+def MoE_Count : TensorOrMemRef<[I32, I64]>;
 def MoE_Mask : TensorOrMemRef<[I1]>;
 def MoE_Any : TensorOrMemRef<[AnyType]>;
 

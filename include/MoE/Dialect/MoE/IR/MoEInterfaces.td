@@ -68,6 +68,18 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
     >,
     InterfaceMethod<
       /*desc=*/[{
+        The number of leading dims that the op does not tell apart: it takes
+        any number of them, in row-major order, in front of its own. They are
+        the first dims of the maps. 0 for an op with a fixed rank.
+      }],
+      /*retTy=*/"unsigned",
+      /*methodName=*/"getNumLeadingDims",
+      /*args=*/(ins),
+      /*methodBody=*/"",
+      /*defaultImplementation=*/[{ return 0; }]
+    >,
+    InterfaceMethod<
+      /*desc=*/[{
         The operands of this op with every implicit one spelled out, so that
         each operand is read through one map only. An op that has implicit
         operands (keys that are the queries, a default position) builds the
@@ -86,20 +98,109 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
 def MixingOpInterface : OpInterface<"MixingOpInterface"> {
   let cppNamespace = "::mlir::moe";
   let description = [{
-    An op that is a softmax over tokens and a mix of per-token values: it can
-    be written with `moe.softmax_mix`, the op that kernels implement without
-    ever holding the token-by-token matrix.
+    An op that is a softmax over tokens and a mix of per-token values, or the
+    gradient of one: it can be written with `moe.softmax_mix` or its backward
+    ops, which kernels implement without ever holding the token-by-token
+    matrix.
   }];
   let methods = [
     InterfaceMethod<
       /*desc=*/[{
-        Builds the op from `moe.softmax_mix` and smaller ops; one value a
-        result of the op, or failure with nothing built.
+        Builds the op from `moe.softmax_mix` or its backward ops and smaller
+        ops; one value a result of the op, or failure with nothing built.
       }],
       /*retTy=*/"::mlir::FailureOr<::llvm::SmallVector<::mlir::Value>>",
       /*methodName=*/"convertToSoftmaxMix",
       /*args=*/(ins "::mlir::OpBuilder &":$builder)
     >,
+  ];
+}
+
+/// An operand or attribute getter, which the ops' own accessors implement.
+class MoE_Getter<string type, string name, string description>
+    : InterfaceMethod<description, type, name>;
+
+def MixLogitsOpInterface : OpInterface<"MixLogitsOpInterface"> {
+  let cppNamespace = "::mlir::moe";
+  let description = [{
+    An op over the logits of `moe.softmax_mix`, `x_hij = scale q_hi.k_hj +
+    key_bias_hj + bias_hij` where query `i` sees key `j`: what builds the
+    logits reads nothing else. The dims are numbered as in `moe.softmax_mix`.
+  }];
+  let methods = [
+    MoE_Getter<"::mlir::Value", "getQ", "`[b, h, i, f]`.">,
+    MoE_Getter<"::mlir::Value", "getK", "`[b, h, j, f]`.">,
+    MoE_Getter<"::mlir::Value", "getKeyBias", "`[b, h, j]` or null.">,
+    MoE_Getter<"::mlir::Value", "getBias",
+               "`[b or 1, h or 1, i, j]` or null.">,
+    MoE_Getter<"::mlir::Value", "getQueryMask", "`[b, i]` or null.">,
+    MoE_Getter<"::mlir::Value", "getKeyMask", "`[b, j]` or null.">,
+    MoE_Getter<"::mlir::Value", "getQueryLevel", "`[b, i]` or null.">,
+    MoE_Getter<"::mlir::Value", "getKeyLevel", "`[b, j]` or null.">,
+    MoE_Getter<"::llvm::APFloat", "getScale", "The factor of q.k.">,
+    MoE_Getter<"bool", "getCausal", "Whether later keys are hidden.">,
+    MoE_Getter<"::std::optional<uint64_t>", "getWindow",
+               "The number of last keys that are visible.">,
+    MoE_Getter<"bool", "getExcludeSelf",
+               "Whether the query's own position is hidden.">,
+  ];
+}
+
+def PosteriorOpInterface : OpInterface<"PosteriorOpInterface"> {
+  let cppNamespace = "::mlir::moe";
+  let description = [{
+    `moe.attention_posterior` and its backward: the operands that the prior and
+    posterior logits are made of, and the dims of `moe.attention_posterior`.
+  }];
+  let methods = [
+    MoE_Getter<"::mlir::Value", "getQ", "`[b, h, i, f]`.">,
+    MoE_Getter<"::mlir::Value", "getK", "`[b, h, j, f]`.">,
+    MoE_Getter<"::mlir::Value", "getU", "`[b, i, d]`.">,
+    MoE_Getter<"::mlir::Value", "getE", "`[b, j, e]`.">,
+    MoE_Getter<"::mlir::Value", "getVp", "`[b, h, j, d]` or null.">,
+    MoE_Getter<"::mlir::Value", "getV", "`[b, h, j, c]` or null.">,
+    MoE_Getter<"::mlir::Value", "getWo", "`[h, d, c]` or null.">,
+    MoE_Getter<"::mlir::Value", "getBias",
+               "`[b or 1, h or 1, i, j]` or null.">,
+    MoE_Getter<"::mlir::Value", "getHeadPrior", "`[b, i, h]` or null.">,
+    MoE_Getter<"::mlir::Value", "getMask", "`[b, j]` or null.">,
+    MoE_Getter<"::mlir::Value", "getSigmaValue", "A scalar or null.">,
+    MoE_Getter<"::llvm::APFloat", "getSigma", "Without a sigma value.">,
+    MoE_Getter<"::mlir::FailureOr<double>", "getScaleValue",
+               "The factor of q.k; given by every verified op.">,
+    MoE_Getter<"bool", "getCausal", "Whether later keys are hidden.">,
+    MoE_Getter<"::std::optional<uint64_t>", "getWindow",
+               "The number of last keys that are visible.">,
+    MoE_Getter<"bool", "getExcludeSelf",
+               "Whether the query's own position is hidden.">,
+    MoE_Getter<"::mlir::moe::Precision", "getPrecision",
+               "How products of activations are formed.">,
+  ];
+}
+
+def SimilarityOpInterface : OpInterface<"SimilarityOpInterface"> {
+  let cppNamespace = "::mlir::moe";
+  let description = [{
+    `moe.similarity_inform` and its backward: the operands that the logits are
+    made of, and the dims of `moe.similarity_inform`.
+  }];
+  let methods = [
+    MoE_Getter<"::mlir::Value", "getU", "`[b, i, d]`.">,
+    MoE_Getter<"::mlir::Value", "getE", "`[b, j, e]`.">,
+    MoE_Getter<"::mlir::Value", "getUk", "`[b, j, f]` or null.">,
+    MoE_Getter<"::mlir::Value", "getWs", "`[d, f]` or null.">,
+    MoE_Getter<"::mlir::Value", "getMask", "`[b, j]` or null.">,
+    MoE_Getter<"::mlir::Value", "getQueryMask", "`[b, i]` or null.">,
+    MoE_Getter<"::mlir::Value", "getTauValue", "A scalar or null.">,
+    MoE_Getter<"::mlir::Value", "getOrigin", "An index or null.">,
+    MoE_Getter<"::llvm::APFloat", "getTau", "Without a tau value.">,
+    MoE_Getter<"bool", "getCausal", "Whether later keys are hidden.">,
+    MoE_Getter<"::std::optional<uint64_t>", "getWindow",
+               "The number of last keys that are visible.">,
+    MoE_Getter<"::mlir::moe::Restrict", "getRestrict",
+               "Which keys a query may mix.">,
+    MoE_Getter<"::mlir::moe::Precision", "getPrecision",
+               "How products of activations are formed.">,
   ];
 }
 

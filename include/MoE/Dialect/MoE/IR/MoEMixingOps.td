@@ -16,6 +16,7 @@ def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"],
     DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOrigins", "makeExplicit"]>,
+    SimilarityOpInterface,
   ]> {
   let summary = "mix expert probabilities of similar tokens";
   let description = [{
@@ -87,6 +88,7 @@ def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"],
     (`origin` `(` $origin^ `:` type($origin) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
+  let hasCanonicalizer = 1;
   let extraClassDeclaration = structuredClassDeclaration;
 }
 
@@ -99,6 +101,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     AttrSizedOperandSegments,
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
+    PosteriorOpInterface,
   ]> {
   let summary = "mix expert probabilities by the posterior of attention";
   let description = [{
@@ -192,6 +195,78 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     (`sigma` `(` $sigma_value^ `:` type($sigma_value) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
+  let hasCanonicalizer = 1;
+  let extraClassDeclaration = structuredClassDeclaration # [{
+    /// The factor of q.k: `scale`, or 1/sqrt of the head width.
+    ::mlir::FailureOr<double> getScaleValue();
+  }];
+}
+
+//===----------------------------------------------------------------------===//
+// attention_entropy
+//===----------------------------------------------------------------------===//
+
+def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
+    ["entropy", "rows"], [
+    AttrSizedOperandSegments,
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
+  ]> {
+  let summary = "measure how sure each attention head is";
+  let description = [{
+    `rows_hi = H(A_h[i])` with `A_h = softmax_j(scale q.k + bias)`, and
+    `entropy_h` their mean over the unmasked queries (the quantity that
+    Mutual-Inform SMoE (15) minimises over the heads), natural logarithm,
+    `0 ln 0 = 0`.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `q` | `[b, h, i, f]` | f32, bf16 or f16 |
+    | `k` | `[b, h, j, f]` | as `q` |
+    | `bias` (optional) | `[b or 1, h or 1, i, j]` | f32, bf16 or f16 |
+    | `mask` (optional) | `[b, j]` | i1; covers the queries too when `i = j` |
+    | `entropy` (out) | `[b, h]` | f32 |
+    | `rows` (out) | `[b, h, i]` | f32 |
+
+    Iterators: `b`, `h` parallel; `i` parallel and whole, since the mean spans
+    it; `j`, `f` reductions. Visibility as in `moe.attention_posterior`. A
+    masked query has entropy 0 and does not count; an unmasked one that sees no
+    key counts with 0; without an unmasked query the mean is 0.
+
+    The importer writes it; `moe-convert-to-softmax-mix` turns it into
+    `moe.softmax_mix` without values, whose one pass over the keys emits the
+    entropy; `moe-decompose` gives its meaning in `linalg`.
+
+    ```mlir
+    func.func @sureness(%q: tensor<1x4x?x16xf32>, %k: tensor<1x4x?x16xf32>,
+                        %mean: tensor<1x4xf32>, %rows: tensor<1x4x?xf32>)
+        -> tensor<1x4xf32> {
+      %entropy, %each = moe.attention_entropy
+          ins(%q, %k : tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>)
+          outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x?xf32>)
+          {causal = true} -> tensor<1x4xf32>, tensor<1x4x?xf32>
+      return %entropy : tensor<1x4xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Activation:$q,
+    MoE_Activation:$k,
+    Optional<MoE_Activation>:$bias,
+    Optional<MoE_Mask>:$mask,
+    Variadic<MoE_Score>:$outs,
+    OptionalAttr<F64Attr>:$scale,
+    DefaultValuedAttr<BoolAttr, "false">:$causal,
+    OptionalAttr<I64Attr>:$window,
+    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
+  let assemblyFormat = [{
+    `ins` `(` $q `,` $k `:` type($q) `,` type($k) `)`
+    (`bias` `(` $bias^ `:` type($bias) `)`)?
+    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let hasCanonicalizer = 1;
   let extraClassDeclaration = structuredClassDeclaration # [{
     /// The factor of q.k: `scale`, or 1/sqrt of the head width.
     ::mlir::FailureOr<double> getScaleValue();
@@ -207,6 +282,7 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOrigins", "makeExplicit"]>,
+    MixLogitsOpInterface,
   ]> {
   let summary = "mix values by a softmax over keys";
   let description = [{
@@ -285,6 +361,7 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
     (`origin` `(` $origin^ `:` type($origin) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
+  let hasCanonicalizer = 1;
   let extraClassDeclaration = structuredClassDeclaration # [{
     ::mlir::Value getMixedInit() { return getV() ? getOuts()[0] : ::mlir::Value(); }
     ::mlir::Value getLseInit() { return getOuts()[getV() ? 1 : 0]; }

@@ -9,7 +9,10 @@
 #ifndef MOE_DIALECT_MOE_IR_MOEOPS_TD
 #define MOE_DIALECT_MOE_IR_MOEOPS_TD
 
+include "MoE/Dialect/MoE/IR/MoEBackwardOps.td"
+include "MoE/Dialect/MoE/IR/MoEDispatchOps.td"
 include "MoE/Dialect/MoE/IR/MoELogitsOps.td"
+include "MoE/Dialect/MoE/IR/MoELossOps.td"
 include "MoE/Dialect/MoE/IR/MoEMixingOps.td"
 include "MoE/Dialect/MoE/IR/MoESelectionOps.td"
 include "MoE/Dialect/MoE/IR/MoEStatisticsOps.td"

@@ -97,8 +97,9 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     (`num_valid` `(` $num_valid^ `:` type($num_valid) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let hasCanonicalizeMethod = 1;
+  let hasCanonicalizer = 1;
   let extraClassDeclaration = structuredClassDeclaration # [{
+    unsigned getNumLeadingDims();
     ::mlir::Value getGatesInit() { return getOuts()[0]; }
     ::mlir::Value getIndicesInit() { return getOuts()[1]; }
     /// The score function in force: `score`, or what `kind` implies.
@@ -107,6 +108,160 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     int64_t getNumExperts();
     int64_t getNumSelected();
   }];
+}
+
+//===----------------------------------------------------------------------===//
+// threshold_renorm
+//===----------------------------------------------------------------------===//
+
+def MoE_ThresholdRenormOp : MoE_StructuredOp<"threshold_renorm", ["gates", "count"], [
+    AttrSizedOperandSegments,
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+  ]> {
+  let summary = "select the experts above a threshold and weigh them";
+  let description = [{
+    Selects every expert with `p_ne > theta`, or the best one where there is
+    none (E20), and weighs them: `gates = renorm ? p / sum of the selected p :
+    p` on the selected experts, 0 elsewhere; `count` is their number. This is
+    the dynamic top-p router of ACMoE C.10, which despite its name compares
+    with a threshold.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `p` | `[n.., e]` | f32 |
+    | `theta_value` (optional) | scalar | f32; replaces the attribute `theta` |
+    | `mask` (optional) | `[n..]` | i1, true = real token |
+    | `gates` (out) | `[n.., e]` | f32 |
+    | `count` (out) | `[n..]` | i32 |
+
+    Iterators: `n` parallel; `e` kept whole, since the best expert and the sum
+    need the row. The comparison is strict. The best expert is the first of
+    `topk_renorm`'s order (E1); NaN makes the row's gates NaN (E3); a zero sum
+    gives gates 0 (E7); a masked token has gates and count 0 (E10).
+
+    Differs from `topk_renorm` in that the number of experts varies by token,
+    so the gates stay dense. The dynamic top-p router inserts it; it runs as
+    the `linalg` that `moe-decompose` makes of it.
+
+    ```mlir
+    func.func @above(%p: tensor<?x16xf32>, %gates: tensor<?x16xf32>,
+                     %count: tensor<?xi32>) -> (tensor<?x16xf32>, tensor<?xi32>) {
+      %g, %c = moe.threshold_renorm ins(%p : tensor<?x16xf32>)
+          outs(%gates, %count : tensor<?x16xf32>, tensor<?xi32>)
+          {theta = 0.05 : f64} -> tensor<?x16xf32>, tensor<?xi32>
+      return %g, %c : tensor<?x16xf32>, tensor<?xi32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Score:$p,
+    Optional<F32>:$theta_value,
+    Optional<MoE_Mask>:$mask,
+    Variadic<MoE_Any>:$outs,
+    DefaultValuedAttr<F64Attr, "0.05">:$theta,
+    DefaultValuedAttr<BoolAttr, "true">:$renorm);
+  let assemblyFormat = [{
+    `ins` `(` $p `:` type($p) `)`
+    (`theta` `(` $theta_value^ `:` type($theta_value) `)`)?
+    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration # [{
+    unsigned getNumLeadingDims();
+  }];
+}
+
+//===----------------------------------------------------------------------===//
+// densify
+//===----------------------------------------------------------------------===//
+
+def MoE_DensifyOp : MoE_StructuredOp<"densify", ["dense"], [
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
+                              ["getDims", "getDimOrder"]>,
+  ]> {
+  let summary = "spread the gates of the selected experts over all experts";
+  let description = [{
+    `dense_ne = sum_k [indices_nk = e] gates_nk`: the gate of each selected
+    expert at its place, 0 elsewhere.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `gates` | `[n.., k]` | f32 |
+    | `indices` | `[n.., k]` | i32 or i64; outside `[0, e)`: nowhere |
+    | `dense` (out) | `[n.., e]` | f32 |
+
+    Iterators: `n` parallel; `e` kept whole, since indices are absolute; `k`
+    reduction.
+
+    Differs from a scatter in that an index out of range is dropped and equal
+    indices add up in the order of `k`. Routers whose next op wants a
+    distribution over experts insert it; it runs as the `linalg` that
+    `moe-decompose` makes of it.
+
+    ```mlir
+    func.func @spread(%gates: tensor<?x2xf32>, %indices: tensor<?x2xi32>,
+                      %init: tensor<?x16xf32>) -> tensor<?x16xf32> {
+      %dense = moe.densify ins(%gates, %indices : tensor<?x2xf32>, tensor<?x2xi32>)
+          outs(%init : tensor<?x16xf32>) -> tensor<?x16xf32>
+      return %dense : tensor<?x16xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Score:$gates,
+    MoE_ExpertIndex:$indices,
+    Variadic<MoE_Score>:$outs);
+  let assemblyFormat = [{
+    `ins` `(` $gates `,` $indices `:` type($gates) `,` type($indices) `)`
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration;
+}
+
+//===----------------------------------------------------------------------===//
+// make_finite
+//===----------------------------------------------------------------------===//
+
+def MoE_MakeFiniteOp : MoE_StructuredOp<"make_finite", ["finite"], [
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+  ]> {
+  let summary = "replace scores that are not finite by the least finite one";
+  let description = [{
+    `finite_ne = isfinite(scores_ne) ? scores_ne : min of the finite scores` of
+    the row (`scope = row`) or of all of `scores` (`scope = tensor`, what the
+    public X-MoE and StableMoE code does). Where no score is finite it is 0.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `scores` | `[n.., e]` | f32, bf16 or f16 |
+    | `finite` (out) | `[n.., e]` | f32 |
+
+    Iterators: with `scope = row`, `n` parallel and `e` whole; with `scope =
+    tensor` all dims are whole, since every element needs every other.
+
+    Differs from a clamp in that the bound depends on the data. The public
+    cosine routers insert it before the selection; it runs as the `linalg` that
+    `moe-decompose` makes of it.
+
+    ```mlir
+    func.func @clean(%z: tensor<?x16xf32>, %init: tensor<?x16xf32>) -> tensor<?x16xf32> {
+      %finite = moe.make_finite ins(%z : tensor<?x16xf32>)
+          outs(%init : tensor<?x16xf32>) {scope = #moe.finite_scope<tensor>}
+          -> tensor<?x16xf32>
+      return %finite : tensor<?x16xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Activation:$scores,
+    Variadic<MoE_Score>:$outs,
+    DefaultValuedAttr<MoE_FiniteScopeAttr, "FiniteScope::Row">:$scope);
+  let assemblyFormat = [{
+    `ins` `(` $scores `:` type($scores) `)`
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration;
 }
 
 #endif // MOE_DIALECT_MOE_IR_MOESELECTIONOPS_TD

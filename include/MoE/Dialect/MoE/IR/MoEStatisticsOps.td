@@ -66,6 +66,67 @@ def MoE_MadDispersionOp : MoE_StructuredOp<"mad_dispersion", ["s", "mean", "coun
 }
 
 //===----------------------------------------------------------------------===//
+// dispersion_weights
+//===----------------------------------------------------------------------===//
+
+def MoE_DispersionWeightsOp : MoE_StructuredOp<"dispersion_weights", ["m"], [
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+  ]> {
+  let summary = "turn dispersions into the metric of each cluster";
+  let description = [{
+    `w = 1 / (s + eps)`, capped at `clamp` times its mean, then divided by a
+    mean (ACMoE section 3.1, (21)). Means run over the live clusters, those
+    with tokens (E14); with `include_empty`, over all of them.
+
+    | `scale` | the divisor |
+    |---|---|
+    | `cluster` | the mean over `d` of the row; makes `m / d` the optimum of Theorem 1 |
+    | `feature` | the mean over the live clusters, one a feature |
+    | `global` | the mean over live clusters and features, after the cap |
+    | `global_preclamp` | that mean before the cap |
+    | `none` | 1 |
+    | `dispersion` | none of these: `m = mean_d(s + eps) / (s + eps)`, without the cap |
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `s` | `[e, d]` | f32, the dispersions |
+    | `count` | `[e]` | i32 or i64, tokens of each cluster |
+    | `m` (out) | `[e, d]` | f32; 1 in the rows of clusters that are not live |
+
+    Iterators: `e`, `d` whole, since the means span both. `eps > 0` because a
+    cluster of equal tokens has `s = 0` (E15). Sums are taken in f64.
+
+    Routers of ACMoE insert it between `moe.mad_dispersion` and
+    `moe.ac_logits`; `moe-decompose` gives its meaning in `linalg`.
+
+    ```mlir
+    func.func @weigh(%s: tensor<16x512xf32>, %count: tensor<16xi32>,
+                     %init: tensor<16x512xf32>) -> tensor<16x512xf32> {
+      %m = moe.dispersion_weights
+          ins(%s, %count : tensor<16x512xf32>, tensor<16xi32>)
+          outs(%init : tensor<16x512xf32>)
+          {clamp = 10.0 : f64, scale = #moe.dispersion_scale<feature>}
+          -> tensor<16x512xf32>
+      return %m : tensor<16x512xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Score:$s,
+    MoE_Count:$count,
+    Variadic<MoE_Score>:$outs,
+    DefaultValuedAttr<F64Attr, "1.0e-4">:$eps,
+    OptionalAttr<F64Attr>:$clamp,
+    DefaultValuedAttr<MoE_DispersionScaleAttr, "DispersionScale::Cluster">:$scale,
+    DefaultValuedAttr<BoolAttr, "false">:$include_empty);
+  let assemblyFormat = [{
+    `ins` `(` $s `,` $count `:` type($s) `,` type($count) `)`
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration;
+}
+
+//===----------------------------------------------------------------------===//
 // adjacency_gate
 //===----------------------------------------------------------------------===//
 
@@ -114,7 +175,9 @@ def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
     `ins` `(` $p `,` $a `:` type($p) `,` type($a) `)`
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let extraClassDeclaration = structuredClassDeclaration;
+  let extraClassDeclaration = structuredClassDeclaration # [{
+    unsigned getNumLeadingDims();
+  }];
 }
 
 //===----------------------------------------------------------------------===//

@@ -39,7 +39,7 @@ SmallVector<int64_t> getBiasDims(Value bias, int64_t b, int64_t h, int64_t i,
                                  int64_t j);
 
 /// The kinds of element that a destination may have.
-enum class OutElement { F32, I32, ExpertIndex };
+enum class OutElement { F32, I32, ExpertIndex, Activation };
 
 /// Verifies what holds for every structured op: tensors and buffers are not
 /// mixed, one destination a result, destinations have the element types

@@ -1,0 +1,102 @@
+"""A small decoder-only language model whose routers get what their method needs."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn as tnn
+
+from moe_mlir import nn
+
+
+@dataclass(frozen=True)
+class Sizes:
+    vocabulary: int = 256
+    context: int = 64
+    layers: int = 4
+    width: int = 48
+    heads: int = 4
+    experts: int = 8
+    selected: int = 2
+    hidden: int = 64
+
+
+class Attention(tnn.Module):
+    """Causal self-attention that also returns what AttentionSMoE reads."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        self.heads = sizes.heads
+        self.qkv = tnn.Linear(sizes.width, 3 * sizes.width, bias=False)
+        self.out = tnn.Linear(sizes.width, sizes.width, bias=False)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = tnn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        u = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        # u = (1/H) sum_h A_h V_h W_O,h, hence the factor of the heads (docs/Spec.md 3.4).
+        wo = self.heads * self.out.weight.view(width, self.heads, -1).transpose(0, 1)
+        return u, dict(q=q, k=k, u=u, v=v, wo=wo)
+
+
+class Dense(tnn.Module):
+    """The MLP of a layer without experts, as large as the experts that a token visits."""
+
+    def __init__(self, sizes):
+        super().__init__()
+        hidden = sizes.hidden * sizes.selected
+        self.layers = tnn.Sequential(
+            tnn.Linear(sizes.width, hidden, bias=False),
+            tnn.GELU(),
+            tnn.Linear(hidden, sizes.width, bias=False),
+        )
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class Block(tnn.Module):
+    def __init__(self, sizes, method, layer):
+        super().__init__()
+        self.norm_attention = tnn.LayerNorm(sizes.width)
+        self.attention = Attention(sizes)
+        self.norm_experts = tnn.LayerNorm(sizes.width)
+        self.method = method
+        if method.has_experts(layer):
+            router = method.router(sizes)
+            self.moe = nn.MoELayer(router, sizes.hidden, shared=method.shared)
+        else:
+            self.moe = Dense(sizes)
+
+    def forward(self, x, state):
+        """(x, routing): `state` is that of the layer before, for the methods that carry one."""
+        u, attention = self.attention(self.norm_attention(x))
+        x = x + u
+        h = self.norm_experts(x)
+        if isinstance(self.moe, Dense):
+            return x + self.moe(h), None
+        inputs = attention if self.method.reads_attention else {}
+        y, routing = self.moe(h, **inputs, **(state if self.method.carries_state else {}))
+        return x + y, routing
+
+
+class LanguageModel(tnn.Module):
+    """Bytes [batch, tokens] to logits [batch, tokens, vocabulary], and each layer's routing."""
+
+    def __init__(self, sizes, method):
+        super().__init__()
+        self.embedding = tnn.Embedding(sizes.vocabulary, sizes.width)
+        self.position = tnn.Embedding(sizes.context, sizes.width)
+        self.blocks = tnn.ModuleList(Block(sizes, method, i) for i in range(sizes.layers))
+        self.norm = tnn.LayerNorm(sizes.width)
+        self.head = tnn.Linear(sizes.width, sizes.vocabulary, bias=False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.position(torch.arange(tokens.shape[1]))
+        routings, state = [], {}
+        for block in self.blocks:
+            x, routing = block(x, state)
+            if routing is not None:
+                routings.append(routing)
+                state = routing.state
+        return self.head(self.norm(x)), routings

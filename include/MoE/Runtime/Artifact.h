@@ -1,0 +1,111 @@
+//===- Artifact.h - Running compiled artifacts ------------------*- C++ -*-===//
+//
+// Loads a folder that moe-compile wrote and runs its functions. Needs libc and
+// libmoe_runtime: no LLVM, no torch, no linker.
+//
+//   moe::runtime::Artifact artifact("router.artifact");
+//   const Function &route = artifact.getFunction("route");
+//   std::vector<moe::runtime::Array> results = route.run({h, weight});
+//
+// The code of an artifact runs in this process: trust its source.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_RUNTIME_ARTIFACT_H
+#define MOE_RUNTIME_ARTIFACT_H
+
+#include "MoE/Runtime/Parallel.h"
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace moe::runtime {
+
+/// Memory that somebody else owns: contiguous and row-major. A scalar is a
+/// tensor without dims.
+struct Tensor {
+  /// i1 (a byte), i8, i16, i32, i64, index, f16, bf16, f32 or f64.
+  std::string dtype;
+  std::vector<int64_t> shape;
+  void *data = nullptr;
+};
+
+/// What a function takes or gives.
+struct MOE_RUNTIME_EXPORT ValueType {
+  std::string dtype;
+  bool isTensor = false;
+  /// -1 where any size is taken.
+  std::vector<int64_t> shape;
+
+  std::string toString() const;
+};
+
+/// A tensor with its memory.
+struct MOE_RUNTIME_EXPORT Array {
+  explicit Array(std::string dtype, std::vector<int64_t> shape);
+  Tensor tensor;
+  std::unique_ptr<uint8_t[]> memory;
+};
+
+/// Bytes of one element.
+MOE_RUNTIME_EXPORT size_t getElementSize(const std::string &dtype);
+/// The number of elements.
+MOE_RUNTIME_EXPORT int64_t getNumElements(std::span<const int64_t> shape);
+
+class MOE_RUNTIME_EXPORT Function {
+public:
+  virtual ~Function() = default;
+
+  const std::string &getName() const { return name; }
+  /// What the caller gives: the weights of a torch program are the artifact's.
+  const std::vector<ValueType> &getArguments() const { return arguments; }
+  const std::vector<ValueType> &getResults() const { return results; }
+  /// Names of the arguments; empty where the artifact knows none.
+  const std::vector<std::string> &getArgumentNames() const { return names; }
+
+  /// Throws std::runtime_error where an argument has another type or shape, or
+  /// where the size of a result depends on data.
+  std::vector<Array> run(std::span<const Tensor> arguments) const;
+  /// The shapes of the results for these arguments; the same errors.
+  std::vector<std::vector<int64_t>>
+  getResultShapes(std::span<const Tensor> arguments) const;
+  /// Writes the results into the caller's memory: no allocation.
+  void run(std::span<const Tensor> arguments,
+           std::span<const Tensor> results) const;
+
+protected:
+  virtual std::vector<std::vector<int64_t>>
+  computeResultShapes(std::span<const Tensor> arguments) const = 0;
+  virtual void execute(std::span<const Tensor> arguments,
+                       std::span<const Tensor> results) const = 0;
+
+  std::string name;
+  std::vector<ValueType> arguments, results;
+  std::vector<std::string> names;
+};
+
+class MOE_RUNTIME_EXPORT Artifact {
+public:
+  /// Reads and checks the folder. Throws std::runtime_error where it is
+  /// damaged, of another format version, or for a CPU that this is not.
+  explicit Artifact(const std::string &folder);
+  ~Artifact();
+
+  /// "cpu", or a chip.
+  const std::string &getTarget() const;
+  std::span<const std::unique_ptr<Function>> getFunctions() const;
+  /// The function of that name; with an empty name the only one. Throws
+  /// std::runtime_error that lists the functions.
+  const Function &getFunction(const std::string &name = "") const;
+
+private:
+  struct Contents;
+  std::unique_ptr<Contents> contents;
+};
+
+} // namespace moe::runtime
+
+#endif // MOE_RUNTIME_ARTIFACT_H

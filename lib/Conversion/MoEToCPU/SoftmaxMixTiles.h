@@ -1,0 +1,88 @@
+//===- SoftmaxMixTiles.h - Register tiles of rows and columns ---*- C++ -*-===//
+//
+// softmax_mix and its two backward sweeps work on the same tile: six tokens on
+// the side of the rows meet four vectors of tokens on the side of the columns.
+// A block of columns is packed once for many rows, transposed (a vector holds
+// one feature of neighbouring tokens) for products of features, and row by row
+// for sums over the tokens of the block.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXTILES_H
+#define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXTILES_H
+
+#include "Emitter.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+namespace mlir::moe {
+
+/// Rows of a register tile: 6 rows of 4 vectors leave 8 of 32 registers.
+inline constexpr int64_t kGroupRows = 6;
+/// Vectors of a block of columns.
+inline constexpr int64_t kColumnVectors = 4;
+
+/// The vectors of a register tile, a row a token of the group.
+using Tile = SmallVector<Values>;
+
+/// Which columns a row sees by position. Row r sits at column r + origin. Where
+/// rows are queries, `causal` admits columns up to there; where rows are keys,
+/// columns from there on.
+class PositionRule {
+public:
+  PositionRule(MixLogitsOpInterface op, bool rowsAreKeys);
+
+  /// Which columns of the vector from `firstColumn` on the row at column
+  /// `position` sees; null for all.
+  Value getVisible(Emitter &e, Value position, Value firstColumn) const;
+  /// Whether any of the group of rows from `position` on can see one of the
+  /// `numColumns` columns from `firstColumn` on; null for always.
+  Value isGroupVisible(Emitter &e, Value position, Value firstColumn,
+                       int64_t numColumns) const;
+  /// The columns that `numRows` rows from `position` on may see: from a
+  /// multiple of `blockColumns` on, so that a row's sums do not depend on the
+  /// rows around it.
+  std::pair<Value, Value> getRange(Emitter &e, Value position, Value numRows,
+                                   Value numColumns,
+                                   int64_t blockColumns) const;
+
+private:
+  bool causal, excludeSelf, rowsAreKeys;
+  /// The distance from which on nothing is visible, if there is one.
+  std::optional<int64_t> reach;
+};
+
+/// Rows [first, first + count), the last of `size` repeated behind it.
+Values clampRows(Emitter &e, Value first, int64_t count, Value size);
+
+/// A vector of booleans, one element of `mask` a row.
+Value loadLanes(Emitter &e, Value mask, ArrayRef<Value> rows);
+
+/// packed[feature, slot..] = source[rows, feature], 0 for lanes outside of
+/// `isReal` (null: none); `source` is `[tokens, features]`.
+void packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
+                    Value isReal, Value packed, Value slot);
+
+/// packed[slot, ..] = source[first + slot, ..] for each of `count` slots, 0
+/// behind the last token and where `terms[slot]` is -inf.
+void packRows(Emitter &e, Value source, Value first, int64_t count, Value terms,
+              Value packed);
+
+/// The products of rows of `source` with the packed columns.
+Tile multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows, Value packed);
+
+/// accumulators[group + row, ..] = decays[row] * accumulators[group + row, ..]
+/// + sum_column weights[row, column] * packed[column, ..], for `size` elements
+/// a row (the size of a memref's dim); without decays the factor is 1.
+void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
+                    Value group, ArrayRef<Value> decays, OpFoldResult size);
+
+/// The sum of vectors in a fixed order.
+Value sumVectors(Emitter &e, ArrayRef<Value> vectors);
+
+/// `size` rounded up to whole vectors.
+OpFoldResult padToVectors(Emitter &e, OpFoldResult size);
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXTILES_H

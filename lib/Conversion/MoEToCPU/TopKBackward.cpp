@@ -1,0 +1,236 @@
+//===- TopKBackward.cpp - moe.topk_renorm_backward on vectors -------------===//
+//
+// Matches moe.topk_renorm_backward on buffers with contiguous rows. A token is
+// two passes over its k choices, in scalars (g the gate without route_scale, dg
+// its cotangent with it):
+//
+//   c = sum_a g_a dg_a under renorm, else 0
+//   w_b = g_b (dg_b - c), and from it the gradient of the chosen score
+//
+// and one over its experts, in vectors: zeros, or softmax's -s_e sum w. Sums
+// run in the order of the choices and of the experts, whatever the token.
+//
+//===----------------------------------------------------------------------===//
+
+#include "Emitter.h"
+#include "Patterns.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+#include "mlir/Dialect/Math/IR/Math.h"
+
+#include <functional>
+#include <limits>
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+namespace {
+class TopKBackwardKernel {
+public:
+  TopKBackwardKernel(Emitter &e, TopKRenormBackwardOp op) : e(e), op(op) {}
+
+  void emit();
+
+private:
+  /// A choice: whether it is an expert, which (0 if not), g and dg (0 if not).
+  struct Choice {
+    Value exists, expert, share, gradient;
+  };
+
+  void emitToken(ValueRange token);
+  Choice readChoice(Value place);
+  Value number(double value) { return e.constant(e.getF32Type(), value); }
+  Value divideOrZero(Value a, Value b);
+
+  void storeDense(Value total);
+  Value getLogSlope(Value x);
+  void addGradient(Choice choice, Value mean, Value inverseSum);
+
+  Emitter &e;
+  TopKRenormBackwardOp op;
+  // Views of one token.
+  Value dgates, gates, indices, scores, dscores;
+};
+} // namespace
+
+Value TopKBackwardKernel::divideOrZero(Value a, Value b) {
+  Value isZero = e.compare(arith::CmpFPredicate::OEQ, b, number(0.0));
+  return e.select(isZero, number(0.0), e.div(a, b));
+}
+
+TopKBackwardKernel::Choice TopKBackwardKernel::readChoice(Value place) {
+  double scale = op.getRouteScale().convertToDouble();
+  Value index = e.load(indices, {place});
+  Value exists = e.compare(arith::CmpIPredicate::sge, index,
+                           e.constantInt(index.getType(), 0));
+  Value expert = e.select(exists, e.toIndex(index), e.index(0));
+  Value share =
+      e.mul(e.load(gates, {place}), number(scale == 0.0 ? 0.0 : 1.0 / scale));
+  Value gradient = e.mul(e.load(dgates, {place}), number(scale));
+  return {exists, expert, e.select(exists, share, number(0.0)),
+          e.select(exists, gradient, number(0.0))};
+}
+
+/// dscores = -s sum w with the softmax s of the scores; 0 without support.
+void TopKBackwardKernel::storeDense(Value total) {
+  Value size = e.dim(scores, 0), zero = e.index(0);
+  auto forEach = [&](ValueRange carried,
+                     function_ref<Values(Value, Value, ValueRange)> body) {
+    return e.loop(zero, size, e.width, carried,
+                  [&](Value first, ValueRange carried) -> Values {
+                    Value mask = e.firstLanes(e.sub(size, first));
+                    return body(first, mask, carried);
+                  });
+  };
+  auto load = [&](Value first, Value mask) {
+    return e.loadFloats(scores, {first}, mask, -kInfinity);
+  };
+  Values max =
+      forEach(e.f32(-kInfinity),
+              [&](Value first, Value mask, ValueRange carried) -> Values {
+                return {e.max(load(first, mask), carried[0])};
+              });
+  Value peak = e.reduceMax(max[0]);
+  Value isEmpty =
+      e.compare(arith::CmpFPredicate::OEQ, peak, number(-kInfinity));
+  Value shift = e.splat(e.select(isEmpty, number(0.0), peak));
+  Values sum = forEach(
+      e.f32(0.0), [&](Value first, Value mask, ValueRange carried) -> Values {
+        return {e.add(carried[0], e.exp(e.sub(load(first, mask), shift)))};
+      });
+  Value factor =
+      e.splat(divideOrZero(e.sub(number(0.0), total), e.reduceAdd(sum[0])));
+  forEach(ValueRange(), [&](Value first, Value mask, ValueRange) -> Values {
+    Value weight = e.exp(e.sub(load(first, mask), shift));
+    e.storeVector(e.mul(weight, factor), dscores, {first}, mask);
+    return {};
+  });
+}
+
+/// d ln s / dx of sigmoid or sqrtsoftplus.
+Value TopKBackwardKernel::getLogSlope(Value x) {
+  Value negated = arith::NegFOp::create(e, x);
+  if (op.getScoreFunction() == ScoreFunction::Sigmoid)
+    return e.sigmoid(negated);
+  // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
+  Value root = e.sqrtSoftplus(x);
+  Value slope = e.div(e.sigmoid(x), e.mul(number(2.0), e.mul(root, root)));
+  Value isSmall = e.compare(arith::CmpFPredicate::OLT, x, number(-17.0));
+  return e.select(isSmall, number(0.5), slope);
+}
+
+/// Adds the gradient of one choice to dscores.
+void TopKBackwardKernel::addGradient(Choice choice, Value mean,
+                                     Value inverseSum) {
+  e.ifThen(choice.exists, [&] {
+    Value gradient = e.sub(choice.gradient, mean);
+    ScoreFunction function = op.getScoreFunction();
+    if (function != ScoreFunction::None)
+      gradient = e.mul(choice.share, gradient);
+    else if (inverseSum)
+      gradient = e.mul(gradient, inverseSum);
+    if (function == ScoreFunction::Sigmoid ||
+        function == ScoreFunction::SqrtSoftplus)
+      gradient = e.mul(gradient,
+                       getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
+    Value old = e.load(dscores, {choice.expert});
+    e.store(e.add(old, gradient), dscores, {choice.expert});
+  });
+}
+
+void TopKBackwardKernel::emitToken(ValueRange token) {
+  auto view = [&](Value memref) {
+    return memref ? sliceLeading(e, memref, token) : Value();
+  };
+  dgates = view(op.getDgates());
+  gates = view(op.getGates());
+  indices = view(op.getIndices());
+  scores = view(op.getScores());
+  dscores = view(op.getOuts()[0]);
+  Value zero = e.index(0), numChoices = e.dim(gates, 0);
+  bool needsSum =
+      op.getScoreFunction() == ScoreFunction::None && op.getRenorm();
+
+  // Sums of g dg, of g, and of the chosen probabilities.
+  Values sums =
+      e.loop(zero, numChoices, 1, Values(3, number(0.0)),
+             [&](Value place, ValueRange carried) -> Values {
+               Choice choice = readChoice(place);
+               Value probability = number(0.0);
+               if (needsSum)
+                 probability = e.select(
+                     choice.exists, e.toF32(e.load(scores, {choice.expert})),
+                     number(0.0));
+               return {e.add(carried[0], e.mul(choice.share, choice.gradient)),
+                       e.add(carried[1], choice.share),
+                       e.add(carried[2], probability)};
+             });
+  Value mean = op.getRenorm() ? sums[0] : number(0.0);
+  Value inverseSum;
+  if (needsSum)
+    inverseSum = divideOrZero(
+        number(1.0), e.add(sums[2], number(op.getEps().convertToDouble())));
+
+  if (op.isDense()) {
+    // sum w = sum g dg - c sum g
+    storeDense(e.sub(sums[0], e.mul(mean, sums[1])));
+  } else {
+    Value size = e.dim(dscores, 0);
+    e.loop(zero, size, e.width, [&](Value first) {
+      e.storeVector(e.f32(0.0), dscores, {first},
+                    e.firstLanes(e.sub(size, first)));
+    });
+  }
+  e.loop(zero, numChoices, 1, [&](Value place) {
+    addGradient(readChoice(place), mean, inverseSum);
+  });
+}
+
+void TopKBackwardKernel::emit() {
+  auto type = cast<MemRefType>(op.getGates().getType());
+  Values token;
+  std::function<void()> nest = [&] {
+    int64_t position = token.size();
+    if (position + 1 == type.getRank())
+      return emitToken(token);
+    e.loop(e.index(0), e.dim(op.getGates(), position), 1, [&](Value iv) {
+      token.push_back(iv);
+      nest();
+      token.pop_back();
+    });
+  };
+  nest();
+}
+
+namespace {
+/// moe.topk_renorm_backward on buffers -> loops over tokens.
+struct TopKRenormBackwardToVector : OpRewritePattern<TopKRenormBackwardOp> {
+  TopKRenormBackwardToVector(MLIRContext *context,
+                             const CPUVectorOptions &options)
+      : OpRewritePattern(context), options(options) {}
+
+  LogicalResult matchAndRewrite(TopKRenormBackwardOp op,
+                                PatternRewriter &rewriter) const override {
+    if (!op.hasPureBufferSemantics())
+      return rewriter.notifyMatchFailure(op, "expected buffers");
+    for (Value operand : op->getOperands())
+      if (!isInnermostContiguous(operand.getType()))
+        return rewriter.notifyMatchFailure(
+            op, "expected operands with contiguous rows");
+    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    TopKBackwardKernel(emitter, op).emit();
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  CPUVectorOptions options;
+};
+} // namespace
+
+void mlir::moe::populateTopKBackwardToCPUPatterns(
+    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+  patterns.add<TopKRenormBackwardToVector>(patterns.getContext(), options);
+}

@@ -1,0 +1,194 @@
+//===- TopKKernel.h - Parts of moe.topk_renorm on vectors -------*- C++ -*-===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_TOPKKERNEL_H
+#define MOE_LIB_CONVERSION_MOETOCPU_TOPKKERNEL_H
+
+#include "Emitter.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+#include <limits>
+
+namespace mlir::moe {
+
+/// Above this many places the list moves from registers to a stack buffer.
+inline constexpr int64_t kMaxRegisterPlaces = 16;
+
+/// The key of an empty place: below every score.
+inline constexpr int32_t kEmptyKey = std::numeric_limits<int32_t>::min();
+/// The key of NaN: below -inf (E3).
+inline constexpr int32_t kNaNKey = kEmptyKey + 1;
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+//===----------------------------------------------------------------------===//
+// Keys
+//===----------------------------------------------------------------------===//
+
+/// Maps a negative float's bits to their order among the integers, and back.
+inline Value flipNegative(Emitter &e, Value bits) {
+  Value sign = arith::ShRSIOp::create(e, bits, e.i32(31));
+  return arith::XOrIOp::create(
+      e, bits, arith::AndIOp::create(e, sign, e.i32(0x7fffffff)));
+}
+
+/// An integer with the order of E1: -0 equals +0 (adding 0 makes it so), NaN
+/// ranks below -inf.
+inline Value toKey(Emitter &e, Value score) {
+  Value bits = e.bitcast(e.add(score, e.f32(0.0)), e.getI32Type());
+  return e.select(e.isNaN(score), e.i32(kNaNKey), flipNegative(e, bits));
+}
+
+/// The score of a key; NaN for NaN.
+inline Value fromKey(Emitter &e, Value key) {
+  return e.bitcast(flipNegative(e, key), e.getF32Type());
+}
+
+/// `max`, or 0 for a row without support, so that -inf - max stays -inf.
+inline Value getShift(Emitter &e, Value max) {
+  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, max, e.f32(-kInfinity));
+  return e.select(isEmpty, e.f32(0.0), max);
+}
+
+//===----------------------------------------------------------------------===//
+// Places
+//===----------------------------------------------------------------------===//
+
+/// One of the k places: a constant where they are unrolled.
+struct Place {
+  int64_t constant = 0;
+  Value dynamic;
+  Value get(Emitter &e) const { return dynamic ? dynamic : e.index(constant); }
+};
+
+/// A vector a place, in registers or in a buffer.
+class Places {
+public:
+  Places() = default;
+  Places(Emitter &e, int64_t count, VectorType type) {
+    if (count <= kMaxRegisterPlaces)
+      registers.resize(count);
+    else
+      buffer = e.scratch({e.getIndexAttr(count)}, type);
+  }
+  explicit Places(ValueRange values) : registers(values) {}
+
+  Value get(Emitter &e, Place place) const {
+    return buffer ? e.load(buffer, {place.get(e)}) : registers[place.constant];
+  }
+  void set(Emitter &e, Place place, Value value) {
+    if (buffer)
+      e.store(value, buffer, {place.get(e)});
+    else
+      registers[place.constant] = value;
+  }
+  bool areRegisters() const { return !buffer; }
+  ArrayRef<Value> getRegisters() const { return registers; }
+
+private:
+  Values registers;
+  Value buffer;
+};
+
+/// The sorted list of the best keys of each lane, and whose they are.
+struct BestList {
+  Places keys, experts;
+};
+
+/// What is known about the whole row of each lane.
+struct RowStats {
+  Value hasNaN;
+  Value max;
+  /// sum_e exp(x_e - max), where a softmax over all experts is needed.
+  Value sumExp;
+};
+
+/// Where a block of tokens lies.
+struct TokenBlock {
+  /// Index of the first token.
+  Value first;
+  /// The token of each lane; in a partial block the last token again.
+  Values rows;
+  /// Lanes that hold a token; null where all do.
+  Value exists;
+};
+
+class TopKKernel {
+public:
+  TopKKernel(Emitter &e, TopKRenormOp op)
+      : e(e), op(op), function(op.getScoreFunction()), k(op.getNumSelected()),
+        renorm(op.getRenorm()), eps(op.getEps().convertToDouble()),
+        isForced(static_cast<bool>(op.getForced())),
+        isStaged(!isForced && (op.getSelectBias() || op.getNGroup() > 1)) {}
+
+  void emit();
+
+private:
+  void emitRows(ValueRange leading);
+  void emitBlock(TokenBlock block);
+
+  // Reading.
+  Value loadChunk(const TokenBlock &block, Value column, Value mask,
+                  Values &columns);
+  Values forEachExpert(
+      const TokenBlock &block, ValueRange carried,
+      function_ref<Values(Value expert, Value exists, Value x, ValueRange)>
+          body);
+  Values forEachPlace(ValueRange carried,
+                      function_ref<Values(Place, ValueRange)> body);
+  Value gatherScores(const TokenBlock &block, Value experts, Value valid);
+  Value getTokenMask(const TokenBlock &block);
+
+  // Selecting.
+  Values insert(ValueRange list, Value key, Value expert);
+  BestList makeBestList();
+  BestList select(const TokenBlock &block, RowStats &stats);
+  BestList selectStaged(RowStats &stats);
+  BestList readForced(const TokenBlock &block);
+  void stageChoice(const TokenBlock &block, RowStats &stats);
+  void dropGroups();
+  Value getGroupValue(Value group, Value groupSize);
+  RowStats computeStats(const TokenBlock &block);
+  Value sumExp(const TokenBlock &block, Value max);
+
+  // Weighing.
+  bool needsRowSum() const {
+    return function == ScoreFunction::Softmax &&
+           (!renorm || eps != 0.0 || isStaged);
+  }
+  /// softmax over the selected of ln s, which needs no eps and divides no 0/0.
+  bool weighsInLogSpace() const {
+    return renorm && eps == 0.0 &&
+           (function == ScoreFunction::Softmax ||
+            function == ScoreFunction::Sigmoid);
+  }
+  Value applyScore(Value x, const RowStats &stats);
+  Places computeGates(const TokenBlock &block, BestList &best,
+                      const RowStats &stats);
+  Value normalise(Value weight, Value sum);
+
+  // Writing.
+  void writeResults(const TokenBlock &block, Places &gates, Places &experts);
+  void writeInterleaved(const TokenBlock &block, Value rows, Places &places);
+
+  Emitter &e;
+  TopKRenormOp op;
+  const ScoreFunction function;
+  const int64_t k;
+  const bool renorm;
+  const double eps;
+  const bool isForced;
+  /// Whether choice scores are staged in `stage` before the selection.
+  const bool isStaged;
+
+  // 2-D views of the rows at hand.
+  Value scores, forced, mask, gates, indices;
+  /// Rows from this one on are padding; null where there is no num_valid.
+  Value validEnd;
+  Value numTokens, numExperts;
+  Value stage;
+};
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOCPU_TOPKKERNEL_H

@@ -1,0 +1,176 @@
+//===- Artifact.cpp - Running compiled artifacts --------------------------===//
+
+#include "MoE/Runtime/Artifact.h"
+
+#include "Functions.h"
+#include "HostCpu.h"
+
+#include <stdexcept>
+
+namespace moe::runtime {
+
+//===----------------------------------------------------------------------===//
+// Values
+//===----------------------------------------------------------------------===//
+
+size_t getElementSize(const std::string &dtype) {
+  if (dtype == "i1" || dtype == "i8")
+    return 1;
+  if (dtype == "i16" || dtype == "f16" || dtype == "bf16")
+    return 2;
+  if (dtype == "i32" || dtype == "f32")
+    return 4;
+  if (dtype == "i64" || dtype == "index" || dtype == "f64")
+    return 8;
+  throw std::runtime_error("expected i1, i8, i16, i32, i64, index, f16, bf16, "
+                           "f32 or f64 as element type, found '" +
+                           dtype + "'");
+}
+
+int64_t getNumElements(std::span<const int64_t> shape) {
+  int64_t count = 1;
+  for (int64_t size : shape)
+    if (size < 0 || __builtin_mul_overflow(count, size, &count))
+      throw std::runtime_error("expected sizes whose product is a size, found "
+                               "a negative or too large one");
+  return count;
+}
+
+static std::string toText(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (int64_t size : shape)
+    text += (text.size() > 1 ? ", " : "") +
+            (size < 0 ? std::string("?") : std::to_string(size));
+  return text + "]";
+}
+
+std::string ValueType::toString() const {
+  return isTensor ? dtype + toText(shape) : dtype;
+}
+
+Array::Array(std::string dtype, std::vector<int64_t> shape) {
+  size_t bytes =
+      static_cast<size_t>(getNumElements(shape)) * getElementSize(dtype);
+  memory = std::make_unique<uint8_t[]>(bytes);
+  tensor = {std::move(dtype), std::move(shape), memory.get()};
+}
+
+//===----------------------------------------------------------------------===//
+// Function
+//===----------------------------------------------------------------------===//
+
+static bool fits(const Tensor &tensor, const ValueType &type) {
+  if (tensor.dtype != type.dtype || tensor.shape.size() != type.shape.size())
+    return false;
+  for (size_t dim = 0; dim < type.shape.size(); ++dim)
+    if (type.shape[dim] >= 0 && tensor.shape[dim] != type.shape[dim])
+      return false;
+  return true;
+}
+
+static void verify(const std::string &function, const char *what,
+                   std::span<const Tensor> tensors,
+                   std::span<const ValueType> types,
+                   std::span<const std::string> names) {
+  if (tensors.size() != types.size())
+    throw std::runtime_error("expected " + std::to_string(types.size()) + " " +
+                             what + "s for '" + function + "', found " +
+                             std::to_string(tensors.size()));
+  for (size_t i = 0; i < types.size(); ++i)
+    if (!fits(tensors[i], types[i]))
+      throw std::runtime_error(
+          std::string("expected ") + what + " " + std::to_string(i) +
+          (i < names.size() ? " ('" + names[i] + "')" : "") + " of '" +
+          function + "' to be " + types[i].toString() + ", found " +
+          tensors[i].dtype +
+          (types[i].isTensor || !tensors[i].shape.empty()
+               ? toText(tensors[i].shape)
+               : ""));
+}
+
+std::vector<std::vector<int64_t>>
+Function::getResultShapes(std::span<const Tensor> given) const {
+  verify(name, "argument", given, arguments, names);
+  return computeResultShapes(given);
+}
+
+void Function::run(std::span<const Tensor> given,
+                   std::span<const Tensor> returned) const {
+  verify(name, "argument", given, arguments, names);
+  verify(name, "result", returned, results, {});
+  execute(given, returned);
+}
+
+std::vector<Array> Function::run(std::span<const Tensor> given) const {
+  std::vector<std::vector<int64_t>> shapes = getResultShapes(given);
+  std::vector<Array> arrays;
+  std::vector<Tensor> tensors;
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    arrays.emplace_back(results[i].dtype, shapes[i]);
+    tensors.push_back(arrays.back().tensor);
+  }
+  execute(given, tensors);
+  return arrays;
+}
+
+//===----------------------------------------------------------------------===//
+// Artifact
+//===----------------------------------------------------------------------===//
+
+struct Artifact::Contents {
+  std::string target;
+  std::vector<std::unique_ptr<Function>> functions;
+};
+
+static void verifyCpu(const ArtifactFiles &files) {
+  const Json &target = files.manifest.at("target");
+  std::string missing = findMissingFeatures(target.at("features").string());
+  if (!missing.empty())
+    throw std::runtime_error("expected " + files.folder +
+                             " to be compiled for this CPU, found code for " +
+                             target.at("cpu").string() + ", which has " +
+                             missing +
+                             "; compile it here, or with --cpu=x86-64-v3");
+}
+
+Artifact::Artifact(const std::string &folder)
+    : contents(std::make_unique<Contents>()) {
+  ArtifactFiles files = readArtifact(folder);
+  contents->target = files.manifest.at("target").at("name").string();
+  if (contents->target != "cpu")
+    throw std::runtime_error("expected an artifact for a CPU in " + folder +
+                             ", found one for " + contents->target);
+  verifyCpu(files);
+  auto code = std::make_shared<ObjectCode>(files.get("kernel.o"));
+  contents->functions = makeHostFunctions(files.manifest, code);
+  if (!files.contents.contains("program.json"))
+    return;
+  Json description = Json::parse(files.get("program.json"), "program.json");
+  auto program =
+      makeProgram(description, std::move(contents->functions),
+                  std::move(files.contents.at("weights.safetensors")));
+  contents->functions.clear();
+  contents->functions.push_back(std::move(program));
+}
+
+Artifact::~Artifact() = default;
+
+const std::string &Artifact::getTarget() const { return contents->target; }
+
+std::span<const std::unique_ptr<Function>> Artifact::getFunctions() const {
+  return contents->functions;
+}
+
+const Function &Artifact::getFunction(const std::string &name) const {
+  std::string known;
+  for (const auto &function : contents->functions) {
+    bool isOnly = name.empty() && contents->functions.size() == 1;
+    if (isOnly || function->getName() == name)
+      return *function;
+    known += (known.empty() ? "" : ", ") + function->getName();
+  }
+  throw std::runtime_error("expected the name of a function among " + known +
+                           ", found '" + name + "'");
+}
+
+} // namespace moe::runtime

@@ -1,0 +1,140 @@
+//===- Program.cpp - Torch programs with their weights --------------------===//
+
+#include "Functions.h"
+#include "Sizes.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace moe::runtime {
+namespace {
+
+class Program : public Function {
+public:
+  Program(const Json &description,
+          std::vector<std::unique_ptr<Function>> functions,
+          std::string weightBytes)
+      : bytes(std::move(weightBytes)) {
+    name = description.at("function").string();
+    for (auto &candidate : functions)
+      if (candidate->getName() == name)
+        function = std::move(candidate);
+    if (!function)
+      throw std::runtime_error("program.json: expected the manifest to have '" +
+                               name + "', found no such function");
+    readArguments(description.at("arguments").array());
+    for (const Json &output : description.at("outputs").array()) {
+      outputs.push_back(static_cast<size_t>(output.integer()));
+      results.push_back(function->getResults().at(outputs.back()));
+    }
+    for (const auto &[symbol, place] : description.at("symbols").object())
+      symbols[symbol] = {place.array().at(0).integer(),
+                         place.array().at(1).integer()};
+    for (const Json &shape : description.at("results").array())
+      shapes.push_back(shape.array());
+  }
+
+private:
+  void readArguments(const Json::Array &list) {
+    std::map<std::string, Tensor> weights = readWeights(bytes);
+    if (list.size() != function->getArguments().size())
+      throw std::runtime_error("program.json: expected an entry for each "
+                               "argument of '" +
+                               name + "'");
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::string &argument = list[i].at("name").string();
+      if (list[i].at("kind").string() == "input") {
+        inputs.push_back(i);
+        names.push_back(argument);
+        arguments.push_back(function->getArguments()[i]);
+        bound.emplace_back();
+        continue;
+      }
+      auto weight = weights.find(argument);
+      if (weight == weights.end())
+        throw std::runtime_error("weights.safetensors: expected '" + argument +
+                                 "', found no such tensor");
+      bound.push_back(weight->second);
+    }
+  }
+
+  std::vector<Tensor> bind(std::span<const Tensor> given) const {
+    std::vector<Tensor> all = bound;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      all[inputs[i]] = given[i];
+    return all;
+  }
+
+  /// The shapes of all results of the function, whether the program returns
+  /// them or not.
+  std::vector<std::vector<int64_t>>
+  computeAllShapes(std::span<const Tensor> all) const {
+    std::map<std::string, int64_t> values;
+    for (const auto &[symbol, place] : symbols)
+      values[symbol] = all[place.first].shape.at(place.second);
+    std::vector<std::vector<int64_t>> computed;
+    for (const Json::Array &shape : shapes) {
+      std::vector<int64_t> &sizes = computed.emplace_back();
+      for (const Json &size : shape)
+        sizes.push_back(size.isInteger()
+                            ? size.integer()
+                            : evaluateSizeText(size.string(), values));
+    }
+    return computed;
+  }
+
+  std::vector<std::vector<int64_t>>
+  computeResultShapes(std::span<const Tensor> given) const override {
+    std::vector<std::vector<int64_t>> all = computeAllShapes(bind(given));
+    std::vector<std::vector<int64_t>> returned;
+    for (size_t output : outputs)
+      returned.push_back(all.at(output));
+    return returned;
+  }
+
+  void execute(std::span<const Tensor> given,
+               std::span<const Tensor> returned) const override {
+    std::vector<Tensor> all = bind(given);
+    std::vector<std::vector<int64_t>> allShapes = computeAllShapes(all);
+    std::vector<Array> unused;
+    std::vector<Tensor> written;
+    for (size_t i = 0; i < allShapes.size(); ++i) {
+      auto first = std::find(outputs.begin(), outputs.end(), i);
+      if (first != outputs.end()) {
+        written.push_back(returned[first - outputs.begin()]);
+        continue;
+      }
+      unused.emplace_back(function->getResults()[i].dtype, allShapes[i]);
+      written.push_back(unused.back().tensor);
+    }
+    function->run(all, written);
+    // A result that is returned twice was written once.
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (returned[i].data != written[outputs[i]].data)
+        std::memcpy(returned[i].data, written[outputs[i]].data,
+                    getNumElements(returned[i].shape) *
+                        getElementSize(returned[i].dtype));
+  }
+
+  std::string bytes;
+  std::unique_ptr<Function> function;
+  /// One a parameter of the function; those of `inputs` are filled in a call.
+  std::vector<Tensor> bound;
+  std::vector<size_t> inputs, outputs;
+  /// Which size of which argument a name stands for.
+  std::map<std::string, std::pair<size_t, size_t>> symbols;
+  std::vector<Json::Array> shapes;
+};
+
+} // namespace
+
+std::unique_ptr<Function>
+makeProgram(const Json &description,
+            std::vector<std::unique_ptr<Function>> functions,
+            std::string weights) {
+  return std::make_unique<Program>(description, std::move(functions),
+                                   std::move(weights));
+}
+
+} // namespace moe::runtime

@@ -1,0 +1,28 @@
+//===- Sizes.h - The sizes of results ---------------------------*- C++ -*-===//
+
+#ifndef MOE_LIB_RUNTIME_LOADER_SIZES_H
+#define MOE_LIB_RUNTIME_LOADER_SIZES_H
+
+#include "Json.h"
+
+#include "MoE/Runtime/Artifact.h"
+
+#include <map>
+#include <optional>
+#include <span>
+
+namespace moe::runtime {
+
+/// A size of the manifest for these arguments: an integer, `["arg", i, dim]`,
+/// or `[operation, a, b]`. Nullopt for a size that depends on data.
+std::optional<int64_t> evaluateSize(const Json &size,
+                                    std::span<const Tensor> arguments);
+
+/// A size of program.json, such as `s0*8//2`, for the values of its names:
+/// integers, names, + - * // % **, max and min, with Python's rounding.
+int64_t evaluateSizeText(std::string_view text,
+                         const std::map<std::string, int64_t> &symbols);
+
+} // namespace moe::runtime
+
+#endif // MOE_LIB_RUNTIME_LOADER_SIZES_H

@@ -1,0 +1,83 @@
+//===- RaceReport.cpp - What the race detector says -----------------------===//
+
+#include "RaceReport.h"
+#include "Machine.h"
+
+#include <cstring>
+#include <string>
+
+namespace moe::sim {
+namespace {
+
+std::string placeName(const Warp &warp, const char *memory, u64 address) {
+  if (std::strcmp(memory, "shared memory") != 0)
+    return std::string(memory) + "+" + std::to_string(address);
+  u64 offset = address - warp.block->launch->sharedBase;
+  for (const auto &variable : warp.block->launch->kernel->sharedVariables)
+    if (offset >= variable.offset && offset < variable.offset + variable.bytes)
+      return "shared memory " + variable.name + "+" +
+             std::to_string(offset - variable.offset);
+  return "shared memory+" + std::to_string(offset);
+}
+
+std::string actorName(const Warp &warp, const Stamp &stamp) {
+  const Block &block = *warp.block;
+  u32 ofBlock = (stamp.actor - 1) / block.actors();
+  u32 local = (stamp.actor - 1) % block.actors();
+  std::string text;
+  if (ofBlock != block.linear) {
+    const u32 *grid = block.launch->grid;
+    text = "block (" + std::to_string(ofBlock % grid[0]) + "," +
+           std::to_string(ofBlock / grid[0] % grid[1]) + "," +
+           std::to_string(ofBlock / grid[0] / grid[1]) + ") ";
+  }
+  if (local == block.asyncActor())
+    return text + "an asynchronous copy";
+  return text + "warp " + std::to_string(local) + " lane " +
+         std::to_string(stamp.lane());
+}
+
+} // namespace
+
+void reportRace(const Access &access, RaceKind kind, const char *memory,
+                u64 address, const Stamp &mine, const Stamp &other,
+                bool proxy) {
+  Warp &warp = *access.warp;
+  Reporter &reporter = *warp.block->launch->reporter;
+  u32 otherPc = other.info & kPcMask;
+  if (reporter.repeats(FindingKind::Race, warp, access.pc, otherPc))
+    return;
+  static constexpr const char *kinds[] = {
+      "read-after-write", "write-after-write", "write-after-read"};
+  bool read = kind == RaceKind::ReadAfterWrite;
+  std::string what = std::string(kinds[static_cast<u8>(kind)]) +
+                     " race: " + (read ? "reads " : "writes ") +
+                     placeName(warp, memory, address);
+  std::string whom = actorName(warp, other) +
+                     (kind == RaceKind::WriteAfterRead ? " read" : " wrote") +
+                     " at " + reporter.describe(otherPc);
+  what += ", which " + whom;
+  if (other.pending())
+    what += "; that access is asynchronous and not waited for";
+  else if (proxy)
+    what += " through the generic proxy: expected fence.proxy.async between "
+            "that write and this asynchronous access";
+  else
+    what += "; nothing orders the two";
+  reporter.add(FindingKind::Race, warp, __builtin_ctz(mine.lanes), access.pc,
+               what, otherPc, whom);
+}
+
+void reportUninitRead(const Access &access, const char *memory, u64 address,
+                      u32 lane) {
+  const Warp &warp = *access.warp;
+  const LaunchState &launch = *warp.block->launch;
+  if (!launch.checks.uninit ||
+      launch.reporter->repeats(FindingKind::Uninit, warp, access.pc))
+    return;
+  launch.reporter->add(FindingKind::Uninit, warp, lane, access.pc,
+                       "reads " + placeName(warp, memory, address) +
+                           ", which nothing has initialised");
+}
+
+} // namespace moe::sim

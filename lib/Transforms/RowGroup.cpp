@@ -1,0 +1,308 @@
+//===- RowGroup.cpp - Ops that one loop over rows computes ----------------===//
+
+#include "RowGroup.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/Passes.h"
+
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/Interfaces/DestinationStyleOpInterface.h"
+#include "mlir/Interfaces/IndexingMapOpInterface.h"
+#include "llvm/ADT/SmallBitVector.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Rows of one op
+//===----------------------------------------------------------------------===//
+
+Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
+  auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
+  auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
+  if (!maps || !dps || dps.getNumDpsInits() == 0)
+    return {};
+  SmallVector<utils::IteratorType> iterators = op.getLoopIteratorTypes();
+  SmallVector<unsigned> spans(iterators.size(), 0), innermost(spans);
+  llvm::SmallBitVector isUnit(iterators.size());
+  for (OpOperand &init : dps.getDpsInitsMutable()) {
+    AffineMap map = maps.getMatchingIndexingMap(&init);
+    auto type = cast<ShapedType>(init.get().getType());
+    for (auto [position, expr] : llvm::enumerate(map.getResults()))
+      if (auto dim = dyn_cast<AffineDimExpr>(expr)) {
+        ++spans[dim.getPosition()];
+        if (type.getDimSize(position) == 1)
+          isUnit.set(dim.getPosition());
+      }
+    if (map.getNumResults() > 1)
+      if (auto dim = dyn_cast<AffineDimExpr>(map.getResults().back()))
+        ++innermost[dim.getPosition()];
+  }
+  Rows rows, longRows;
+  unsigned numInits = dps.getNumDpsInits();
+  bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
+  for (auto [dim, iterator] : llvm::enumerate(iterators)) {
+    if (iterator != utils::IteratorType::parallel || spans[dim] != numInits ||
+        (innermost[dim] >= numInits && !mayCutInnermost))
+      continue;
+    rows.push_back(dim);
+    if (!isUnit[dim])
+      longRows.push_back(dim);
+  }
+  return keepUnitDims || longRows.empty() ? rows : longRows;
+}
+
+/// The dims of the producer of `use` whose rows the user needs along its dims
+/// `userRows`; failure where it needs others, or all of them.
+static FailureOr<Rows> getProducerRows(OpOperand &use,
+                                       ArrayRef<unsigned> userRows) {
+  auto result = cast<OpResult>(use.get());
+  Operation *producer = result.getOwner();
+  AffineMap read =
+      cast<IndexingMapOpInterface>(use.getOwner()).getMatchingIndexingMap(&use);
+  OpOperand *init =
+      cast<DestinationStyleOpInterface>(producer).getTiedOpOperand(result);
+  AffineMap write =
+      cast<IndexingMapOpInterface>(producer).getMatchingIndexingMap(init);
+  SmallVector<utils::IteratorType> iterators =
+      cast<TilingInterface>(producer).getLoopIteratorTypes();
+  Rows rows;
+  for (unsigned dim : userRows) {
+    std::optional<unsigned> position =
+        read.getResultPosition(getAffineDimExpr(dim, read.getContext()));
+    if (!position)
+      return failure();
+    auto expr = dyn_cast<AffineDimExpr>(write.getResult(*position));
+    if (!expr || iterators[expr.getPosition()] != utils::IteratorType::parallel)
+      return failure();
+    rows.push_back(expr.getPosition());
+  }
+  return rows;
+}
+
+//===----------------------------------------------------------------------===//
+// Growing
+//===----------------------------------------------------------------------===//
+
+RowGroup::RowGroup(TilingInterface seed, bool keepUnitDims,
+                   function_ref<bool(Operation *)> isTaken)
+    : keepUnitDims(keepUnitDims), isTaken(isTaken) {
+  rows[seed] = getRowDims(seed, keepUnitDims);
+  for (bool grew = !rows[seed].empty(); grew;) {
+    grew = false;
+    for (Operation *member : getMembers())
+      grew |= addProducers(member) || (isOfRouting() && addConsumers(member));
+  }
+}
+
+/// Whether `op` says enough of itself to be computed row by row.
+bool RowGroup::isCandidate(Operation *op) const {
+  return isa<TilingInterface>(op) && isa<IndexingMapOpInterface>(op) &&
+         isa<DestinationStyleOpInterface>(op) &&
+         op->getBlock() == rows.front().first->getBlock() && !isTaken(op) &&
+         // Its tiles have another size than the group's.
+         !op->hasAttr(kTileRowsAttrName);
+}
+
+bool RowGroup::isOfRouting() const {
+  return llvm::any_of(rows, [](const auto &member) {
+    return isa<MoEStructuredOpInterface>(member.first);
+  });
+}
+
+bool RowGroup::addProducers(Operation *member) {
+  bool added = false;
+  for (Value operand : member->getOperands()) {
+    Operation *producer = operand.getDefiningOp();
+    if (producer && !contains(producer) && isCandidate(producer))
+      added |= addProducer(producer);
+  }
+  return added;
+}
+
+bool RowGroup::miss(Operation *producer, StringRef reason) {
+  missed[producer] = reason.str();
+  return false;
+}
+
+bool RowGroup::addProducer(Operation *producer) {
+  std::optional<Rows> producerRows;
+  SetVector<Operation *> others;
+  for (OpOperand &use : producer->getUses()) {
+    Operation *user = use.getOwner();
+    // The size of a result is known without computing it.
+    if (isa<tensor::DimOp>(user))
+      continue;
+    if (!contains(user)) {
+      others.insert(user);
+      continue;
+    }
+    FailureOr<Rows> needed = getProducerRows(use, getRows(user));
+    if (failed(needed) || (producerRows && *producerRows != *needed))
+      return miss(producer, "several tiles need the same rows of it");
+    producerRows = *needed;
+  }
+  // A mean over rows would otherwise compute all rows that it spans in one
+  // tile.
+  if (getRowDims(cast<TilingInterface>(producer), keepUnitDims).size() >
+      getNumLoops())
+    return miss(producer, "it has more rows to run in parallel");
+  if (others.empty()) {
+    rows[producer] = *producerRows;
+    missed.erase(producer);
+    return true;
+  }
+  if (!isOfRouting())
+    return miss(producer, "its result has several users");
+
+  Members joining;
+  joining[producer] = *producerRows;
+  for (Operation *user : others) {
+    Members withUser = joining;
+    if (absorb(user, withUser)) {
+      joining = std::move(withUser);
+      continue;
+    }
+    // This user reads what the loop stores, which only results may be whose
+    // rows are rows of the loop.
+    if (!isa<MoEStructuredOpInterface>(producer) ||
+        getRowDims(cast<TilingInterface>(producer), keepUnitDims) !=
+            *producerRows)
+      return miss(producer, "its result has several users");
+  }
+  if (!staysConvexWith(joining))
+    return miss(producer, "what is computed from it outside of the loop is "
+                          "needed inside");
+  join(joining);
+  return true;
+}
+
+void RowGroup::join(const Members &joining) {
+  for (auto &[op, opRows] : joining) {
+    rows[op] = opRows;
+    missed.erase(op);
+  }
+}
+
+/// The rows of `user` if it works on the rows of its producers in the group and
+/// `joining` one by one, as the group's loops run over them.
+FailureOr<Rows> RowGroup::getConsumerRows(Operation *user,
+                                          const Members &joining) const {
+  if (!isCandidate(user))
+    return failure();
+  Rows userRows = getRowDims(cast<TilingInterface>(user), keepUnitDims);
+  if (userRows.size() != getNumLoops())
+    return failure();
+  for (OpOperand &use : user->getOpOperands()) {
+    Operation *source = use.get().getDefiningOp();
+    const Rows *computed = nullptr;
+    if (auto member = rows.find(source); member != rows.end())
+      computed = &member->second;
+    else if (auto other = joining.find(source); other != joining.end())
+      computed = &other->second;
+    if (!computed)
+      continue;
+    FailureOr<Rows> needed = getProducerRows(use, userRows);
+    if (failed(needed) || *needed != *computed)
+      return failure();
+  }
+  return userRows;
+}
+
+/// Adds `user` to `joining` if it is an op of the dialect over the same rows,
+/// or all that is computed from it ends in such ops.
+bool RowGroup::absorb(Operation *user, Members &joining) const {
+  if (contains(user) || joining.contains(user))
+    return true;
+  FailureOr<Rows> userRows = getConsumerRows(user, joining);
+  if (failed(userRows))
+    return false;
+  joining[user] = *userRows;
+  if (isa<MoEStructuredOpInterface>(user))
+    return true;
+  bool hasUser = false;
+  for (OpOperand &use : user->getUses()) {
+    Operation *next = use.getOwner();
+    if (isa<tensor::DimOp>(next))
+      continue;
+    hasUser = true;
+    if (!absorb(next, joining))
+      return false;
+    // A user that was in before reads what it now shares a loop with.
+    auto member = rows.find(next);
+    ArrayRef<unsigned> nextRows =
+        member != rows.end() ? member->second : joining.find(next)->second;
+    FailureOr<Rows> needed = getProducerRows(use, nextRows);
+    if (failed(needed) || *needed != *userRows)
+      return false;
+  }
+  return hasUser;
+}
+
+bool RowGroup::addConsumers(Operation *member) {
+  bool added = false;
+  for (Operation *user : llvm::to_vector(member->getUsers())) {
+    if (contains(user) || !isa<MoEStructuredOpInterface>(user))
+      continue;
+    Members joining;
+    if (!absorb(user, joining) || !staysConvexWith(joining))
+      continue;
+    join(joining);
+    added = true;
+  }
+  return added;
+}
+
+/// Whether no value that leaves the group and `joining` comes back into them.
+bool RowGroup::staysConvexWith(const Members &joining) const {
+  Block *block = rows.front().first->getBlock();
+  auto isInside = [&](Operation *op) {
+    return contains(op) || joining.contains(op);
+  };
+  SmallVector<Operation *> worklist =
+      llvm::to_vector(llvm::make_first_range(rows));
+  llvm::append_range(worklist, llvm::make_first_range(joining));
+  DenseSet<Operation *> outside;
+  while (!worklist.empty()) {
+    Operation *op = worklist.pop_back_val();
+    bool isLeaving = isInside(op);
+    for (Operation *user : op->getUsers()) {
+      user = block->findAncestorOpInBlock(*user);
+      if (!user || isa<tensor::DimOp>(user))
+        continue;
+      if (isInside(user)) {
+        if (!isLeaving)
+          return false;
+        continue;
+      }
+      if (outside.insert(user).second)
+        worklist.push_back(user);
+    }
+  }
+  return true;
+}
+
+//===----------------------------------------------------------------------===//
+// Reading
+//===----------------------------------------------------------------------===//
+
+SmallVector<Operation *> RowGroup::getMembers() const {
+  SmallVector<Operation *> members =
+      llvm::to_vector(llvm::make_first_range(rows));
+  llvm::sort(members,
+             [](Operation *a, Operation *b) { return a->isBeforeInBlock(b); });
+  return members;
+}
+
+SmallVector<TilingInterface> RowGroup::getRoots() const {
+  SmallVector<TilingInterface> roots;
+  for (Operation *member : getMembers()) {
+    bool isUsedInside = false, isUsedOutside = false;
+    for (Operation *user : member->getUsers())
+      if (!isa<tensor::DimOp>(user))
+        (contains(user) ? isUsedInside : isUsedOutside) = true;
+    if (isUsedOutside || !isUsedInside)
+      roots.push_back(cast<TilingInterface>(member));
+  }
+  return roots;
+}

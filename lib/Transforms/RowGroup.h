@@ -1,0 +1,86 @@
+//===- RowGroup.h - Ops that one loop over rows computes --------*- C++ -*-===//
+//
+// A loop over tiles of rows computes an op together with others when a row of
+// one needs just the same row of the others. Which ops that are follows from
+// their indexing maps:
+//
+//   z -> p -> g -> selection        p and z join through "all users are in"
+//        p -> base selection        joins because p would be computed twice
+//
+// The group is grown from one op, a consumer of all others or of none:
+//
+//   1. A producer joins when all its users are in the group and read it row by
+//      row, so that nothing is computed twice.
+//   2. In a group with an op of the moe dialect, where rows are short, a
+//      producer with other users joins as well if those whose results end in
+//      ops of the dialect over the same rows join too, and the rest can read
+//      what the loop stores.
+//   3. Users of a member that are ops of the dialect over the same rows join.
+//
+// The group stays convex: no path leaves it and comes back.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_TRANSFORMS_ROWGROUP_H
+#define MOE_LIB_TRANSFORMS_ROWGROUP_H
+
+#include "mlir/Interfaces/TilingInterface.h"
+#include "llvm/ADT/MapVector.h"
+
+namespace mlir::moe {
+
+using Rows = SmallVector<unsigned>;
+
+/// The dims along which the rows of `op` lie, outermost first: parallel, part
+/// of every result, and not the innermost dim of the results, which is kept
+/// contiguous unless `op` asks for tiles of its own size. Dims of size 1 are
+/// left out where others remain and `keepUnitDims` is false. Empty if `op` has
+/// no such dims.
+Rows getRowDims(TilingInterface op, bool keepUnitDims);
+
+class RowGroup {
+public:
+  /// Grows the group of `seed`. Ops for which `isTaken` holds stay outside.
+  RowGroup(TilingInterface seed, bool keepUnitDims,
+           function_ref<bool(Operation *)> isTaken);
+
+  bool contains(Operation *op) const { return rows.contains(op); }
+  /// The dims of a member that the loops run over, outermost first.
+  ArrayRef<unsigned> getRows(Operation *op) const {
+    return rows.find(op)->second;
+  }
+  unsigned getNumLoops() const { return rows.front().second.size(); }
+  /// The members whose results are used outside of the group or nowhere, in
+  /// program order.
+  SmallVector<TilingInterface> getRoots() const;
+  /// All members in program order.
+  SmallVector<Operation *> getMembers() const;
+  /// Producers that could have joined by their kind, and why they did not.
+  const llvm::MapVector<Operation *, std::string> &getMissed() const {
+    return missed;
+  }
+
+private:
+  using Members = llvm::MapVector<Operation *, Rows>;
+
+  bool isCandidate(Operation *op) const;
+  bool isOfRouting() const;
+  bool addProducers(Operation *member);
+  bool addProducer(Operation *producer);
+  bool addConsumers(Operation *member);
+  FailureOr<Rows> getConsumerRows(Operation *user,
+                                  const Members &joining) const;
+  bool absorb(Operation *user, Members &joining) const;
+  void join(const Members &joining);
+  bool staysConvexWith(const Members &joining) const;
+  bool miss(Operation *producer, StringRef reason);
+
+  bool keepUnitDims;
+  function_ref<bool(Operation *)> isTaken;
+  Members rows;
+  llvm::MapVector<Operation *, std::string> missed;
+};
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_TRANSFORMS_ROWGROUP_H

@@ -1,0 +1,130 @@
+"""ACMoE (P3): routing in a metric that the clusters of the previous layer define."""
+
+import math
+
+import torch
+
+from .. import reference
+from ._router import LinearRouter, Routing, real_tokens
+
+
+class ACMoE(LinearRouter):
+    """Logits h^T M e_k, M stretching what the tokens of an expert agree on: P3 Def. 1, 2.
+
+    The metric comes from the clusters of the previous layer's experts, so
+    `state` goes to the next layer's router: `prev_indices`, `prev_gates` and
+    `prev_h`. Without them M is the identity: plain SMoE (Remark 1).
+
+    Args:
+        measure: "mad", "variance" (C.5) or "pairwise" (Theorem 1).
+        mix: how many of the previous experts a token's M blends (Mix-r, C.6).
+        stat_source: tokens that build M, "previous" (those that the previous
+            layer routed, the paper) or "current" (the authors' code).
+        preset: "lm", "swin" or "softmoe" for the weights of the authors' code,
+            else `eps`, `clamp`, `scale`, `include_empty` of `dispersion_weights`.
+        d_embedding: X-MoE's expert embeddings `emb` in that many dims behind
+            `omega` instead of a `weight`.
+
+    >>> first, second = ACMoE(16, 8, 2), ACMoE(16, 8, 2, preset="lm", mix=2)
+    >>> h = torch.randn(20, 16)
+    >>> routing = second(h + 1, **first(h).state)
+    >>> sorted(routing.state)
+    ['prev_gates', 'prev_h', 'prev_indices']
+    """
+
+    def __init__(
+        self,
+        d_model,
+        num_experts,
+        k,
+        *,
+        measure="mad",
+        preset=None,
+        eps=1e-4,
+        clamp=None,
+        scale="cluster",
+        include_empty=False,
+        stat_source="previous",
+        mix=1,
+        d_embedding=None,
+        bias=False,
+        **options,
+    ):
+        self.d_embedding = d_embedding
+        super().__init__(d_model, num_experts, k, bias=bias, **options)
+        if stat_source not in ("previous", "current"):
+            raise ValueError(
+                "ACMoE: expected 'stat_source' to be 'previous' or 'current', "
+                f"found {stat_source!r}"
+            )
+        if not 1 <= mix <= num_experts:
+            raise ValueError(f"ACMoE: expected 'mix' in [1, {num_experts}], found {mix}")
+        self.measure, self.stat_source, self.mix = measure, stat_source, mix
+        self.weights = dispersion_options(
+            preset, eps=eps, clamp=clamp, scale=scale, include_empty=include_empty
+        )
+
+    def _own(self, name, value):
+        if name == "weight" and self.d_embedding is not None:
+            self.weight = None
+            self.omega = torch.nn.Parameter(torch.empty(self.d_embedding, self.d_model))
+            self.emb = torch.nn.Parameter(torch.empty(self.num_experts, self.d_embedding))
+        else:
+            super()._own(name, value)
+
+    def reset_parameters(self):
+        if self.weight is not None:
+            return super().reset_parameters()
+        bound = 1 / math.sqrt(self.d_model)
+        torch.nn.init.uniform_(self.omega, -bound, bound)
+        torch.nn.init.normal_(self.emb)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def embeddings(self):
+        """e_k [E, D]; X-MoE's are normalised in their own space and carried to the tokens'."""
+        if self.weight is not None:
+            return self.weight
+        return torch.nn.functional.normalize(self.emb, dim=-1) @ self.omega
+
+    def logits(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
+        if prev_indices is None:
+            return self.ops.router_logits(h, self.embeddings(), self.bias)
+        s, _, count = self.ops.mad_dispersion(
+            h if self.stat_source == "current" else prev_h,
+            prev_indices[..., 0],
+            self.num_experts,
+            measure=self.measure,
+            mask=mask,
+        )
+        metric = self.ops.dispersion_weights(s, count, **self.weights)
+        return self.ops.ac_logits(
+            h,
+            metric,
+            prev_indices[..., : self.mix],
+            self.embeddings(),
+            prev_gates=prev_gates[..., : self.mix] if self.mix > 1 else None,
+            bias=self.bias,
+        )
+
+    def carried(self, h, gates, indices):
+        """What the next layer's router needs."""
+        return {"prev_indices": indices, "prev_gates": gates.detach(), "prev_h": h.detach()}
+
+    def forward(self, h, mask=None, **previous):
+        h = real_tokens(h, mask)
+        z = self.logits(h, mask, **previous)
+        gates, indices = self.select(z, mask, kind="logits", renorm=True)
+        return Routing(gates, indices, logits=z, state=self.carried(h, gates, indices))
+
+
+def dispersion_options(preset, **options):
+    """Keywords of `dispersion_weights`: a preset of the authors' code, or the given ones."""
+    if preset is None:
+        return options
+    if preset not in reference.DISPERSION_PRESETS:
+        raise ValueError(
+            f"expected 'preset' to be one of {', '.join(map(repr, reference.DISPERSION_PRESETS))}, "
+            f"found {preset!r}"
+        )
+    return dict(reference.DISPERSION_PRESETS[preset])

@@ -1,0 +1,154 @@
+"""Routers that compare tokens with expert embeddings: X-MoE and StableMoE."""
+
+import math
+
+import torch
+
+from ._router import Router, Routing, real_tokens
+
+
+class XMoE(Router):
+    """cos(Omega h, e_j) / tau in a small space, then softmax over the top k: P4 App. C.
+
+    The authors' public code of P0 and P4 is `d_embedding=8, norm_token=False,
+    finite="tensor"`: only the experts' side is normalised, no temperature.
+
+    Args:
+        d_embedding: width of the space; None compares in the tokens' own.
+        tau: temperature; `learn_tau` makes it a parameter.
+        finite: "row" or "tensor" replaces non-finite scores by the least
+            finite one there; None leaves them.
+
+    >>> routing = XMoE(16, 8, 2, tau=0.3)(torch.randn(4, 16))
+    >>> bool((routing.logits.abs() <= 1 / 0.3 + 1e-4).all())
+    True
+    """
+
+    def __init__(
+        self,
+        d_model,
+        num_experts,
+        k,
+        *,
+        d_embedding=8,
+        tau=1.0,
+        learn_tau=False,
+        eps=1e-4,
+        norm_token=True,
+        norm_emb=True,
+        finite=None,
+        renorm=True,
+        **options,
+    ):
+        super().__init__(d_model, num_experts, k, **options)
+        self.attributes = dict(eps=eps, norm_token=norm_token, norm_emb=norm_emb)
+        self.finite, self.renorm = finite, renorm
+        width = d_model if d_embedding is None else d_embedding
+        self.omega = None
+        if d_embedding is not None:
+            self.omega = torch.nn.Parameter(torch.empty(width, d_model))
+        self.emb = torch.nn.Parameter(torch.empty(num_experts, width))
+        self.tau = torch.nn.Parameter(torch.tensor(float(tau))) if learn_tau else float(tau)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        if self.omega is not None:
+            bound = 1 / math.sqrt(self.d_model)
+            torch.nn.init.uniform_(self.omega, -bound, bound)
+        torch.nn.init.normal_(self.emb)
+
+    def logits(self, h):
+        z = self.ops.cosine_logits(h, self.omega, self.emb, tau=self.tau, **self.attributes)
+        return z if self.finite is None else self.ops.make_finite(z, scope=self.finite)
+
+    def forward(self, h, mask=None):
+        z = self.logits(real_tokens(h, mask))
+        gates, indices = self.select(z, mask, kind="logits", renorm=self.renorm)
+        return Routing(gates, indices, logits=z)
+
+
+class StableMoE(XMoE):
+    """StableMoE as P3 and P4 benchmark it: one stage, h . c_e / |c_e|, softmax over the top 2.
+
+    For the method of its own paper see `TwoStageStableMoE`.
+
+    >>> StableMoE(16, 8)(torch.randn(4, 16)).indices.shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(self, d_model, num_experts, k=2, *, norm_token=False, d_embedding=None, **options):
+        super().__init__(
+            d_model, num_experts, k, norm_token=norm_token, d_embedding=d_embedding, **options
+        )
+
+
+class TwoStageStableMoE(Router):
+    """StableMoE: a learnt top-1 assignment that is distilled into tokens and then frozen.
+
+    Stage 1: a = argmax_e h . c_e, gate sigmoid(h . c_a), while `distill_loss`
+    teaches a small embedding of the token alone to give the same assignment.
+    Stage 2 (`freeze()`): the assignment is the frozen embedding's, so that it
+    never changes again; the gate still learns.
+
+    Args:
+        vocabulary: tokens that the embedding knows.
+        d_distill: its width.
+
+    >>> router = TwoStageStableMoE(16, 8, vocabulary=100)
+    >>> tokens, h = torch.arange(5), torch.randn(5, 16)
+    >>> first = router(h, tokens=tokens)
+    >>> loss = router.distill_loss(tokens, first.indices)
+    >>> router.freeze()
+    >>> a, b = router(h, tokens=tokens), router(torch.randn(5, 16), tokens=tokens)
+    >>> bool((a.indices == b.indices).all())
+    True
+    """
+
+    def __init__(self, d_model, num_experts, k=1, *, vocabulary, d_distill=50, **options):
+        super().__init__(d_model, num_experts, k, **options)
+        if k != 1:
+            raise ValueError(f"TwoStageStableMoE: expected 'k' to be 1, found {k}")
+        self.centroids = torch.nn.Parameter(torch.empty(num_experts, d_model))
+        self.token_embedding = torch.nn.Parameter(torch.empty(vocabulary, d_distill))
+        self.distilled = torch.nn.Parameter(torch.empty(num_experts, d_distill))
+        self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
+        self.stage = 1
+        self.register_load_state_dict_post_hook(_follow_stage)
+        for parameter, width in ((self.centroids, d_model), (self.distilled, d_distill)):
+            torch.nn.init.normal_(parameter, std=1 / math.sqrt(width))
+        torch.nn.init.normal_(self.token_embedding)
+
+    def freeze(self):
+        """Starts stage 2."""
+        self.frozen.fill_(True)
+        _follow_stage(self, None)
+
+    def distilled_logits(self, tokens):
+        return self.ops.router_logits(self.token_embedding[tokens], self.distilled)
+
+    def distill_loss(self, tokens, indices, mask=None):
+        """Cross entropy of the token's own assignment against the one that was made."""
+        z = self.distilled_logits(tokens).reshape(-1, self.num_experts)
+        # A masked token has index -1.
+        target = indices[..., 0] if mask is None else indices[..., 0].masked_fill(~mask, -1)
+        return torch.nn.functional.cross_entropy(z, target.reshape(-1), ignore_index=-1)
+
+    def logits(self, h):
+        return self.ops.router_logits(h, self.centroids)
+
+    def forward(self, h, mask=None, *, tokens=None):
+        z = self.logits(real_tokens(h, mask))
+        chooser = z
+        if self.stage == 2:
+            if tokens is None:
+                raise ValueError("TwoStageStableMoE: expected 'tokens' in stage 2, found None")
+            chooser = self.distilled_logits(tokens)
+        _, indices = self.select(chooser.detach(), mask, kind="logits", renorm=True)
+        gates = z.gather(-1, indices.clamp(min=0)).sigmoid() * self.route_scale
+        return Routing(torch.where(indices >= 0, gates, 0.0), indices, logits=z)
+
+
+def _follow_stage(router, _):
+    router.stage = 2 if bool(router.frozen) else 1
+    for parameter in (router.token_embedding, router.distilled):
+        parameter.requires_grad_(router.stage == 1)

@@ -1,0 +1,97 @@
+"""DeepSeek-V3's router: sigmoid scores, a bias for the choice alone, limited groups."""
+
+import torch
+
+from ._router import LinearRouter, Routing, real_tokens, sum_over_ranks
+from .symphony import ExpertGraph
+
+
+class DeepSeekV3Router(ExpertGraph, LinearRouter):
+    """Sigmoid scores, chosen with a balancing bias from the best groups: docs/Spec.md 9.1, P4 F.1.
+
+    gates = route_scale s / sum s of the chosen, s without the bias. Training
+    counts each expert's load; `update_routers` moves the bias towards balance
+    by gamma. With symphony=True s is smoothed over a graph of experts first.
+
+    Args:
+        n_group, topk_group, group_score: groups of experts, how many stay, and
+            whether a group counts its "top2" or its "max".
+        gamma: step of the bias.
+        beta, norm, diagonal: of the graph.
+
+    >>> router = DeepSeekV3Router(16, 32, 4, n_group=4, topk_group=2, route_scale=2.5)
+    >>> routing = router(torch.randn(64, 16))
+    >>> torch.allclose(routing.gates.sum(-1), torch.full((64,), 2.5))
+    True
+    >>> update_routers(router)
+    >>> router.bias.abs().max()
+    tensor(0.0010)
+    """
+
+    def __init__(
+        self,
+        d_model,
+        num_experts,
+        k,
+        *,
+        n_group=1,
+        topk_group=1,
+        group_score="top2",
+        score="sigmoid",
+        renorm=True,
+        gamma=0.001,
+        symphony=False,
+        beta=0.9,
+        norm="row",
+        diagonal=True,
+        cold_start="literal",
+        **options,
+    ):
+        super().__init__(d_model, num_experts, k, bias=False, **options)
+        self.groups = dict(n_group=n_group, topk_group=topk_group, group_score=group_score)
+        self.score, self.renorm, self.gamma = score, renorm, gamma
+        self.symphony, self.cold_start = symphony, cold_start
+        # Here the bias is of the choice, not of the logits, and does not train.
+        del self.bias
+        self.register_buffer("bias", torch.zeros(num_experts))
+        self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64))
+        if symphony:
+            self.make_graph(beta=beta, norm=norm, diagonal=diagonal)
+
+    def logits(self, h):
+        return self.ops.router_logits(h, self.weight)
+
+    def grouped(self, scores, mask, score):
+        return self.ops.grouped_topk(
+            scores,
+            self.k,
+            bias=self.bias,
+            score=score,
+            renorm=self.renorm,
+            route_scale=self.route_scale,
+            mask=mask,
+            **self.groups,
+        )
+
+    def forward(self, h, mask=None):
+        z = self.logits(real_tokens(h, mask))
+        gates, indices = self.grouped(z, mask, self.score)
+        probs = None
+        if self.symphony:
+            self.count(indices, mask)
+            probs = self.ops.adjacency_gate(
+                z.sigmoid(), self.adjacency, cold_start=self.cold_start
+            )
+            gates, indices = self.grouped(probs, mask, "none")
+        if self.counts_now():
+            chosen = torch.where(indices >= 0, indices, self.num_experts).reshape(-1)
+            load = self.load.new_zeros(self.num_experts + 1)
+            self.load.add_(load.scatter_add(0, chosen, torch.ones_like(chosen))[:-1])
+        return Routing(gates, indices, probs=probs, logits=z)
+
+    def update(self, process_group=None):
+        load = sum_over_ranks(self.load, process_group)
+        self.bias.copy_(self.ops.bias_update(self.bias, load, gamma=self.gamma))
+        self.load.zero_()
+        if self.symphony:
+            self.update_adjacency(process_group)

@@ -1,0 +1,142 @@
+"""Routers that do not train, or train only what makes them: SMoE-dropout, HyperRouter, THOR."""
+
+import torch
+
+from ._router import LinearRouter, Router, Routing, ScheduledK, real_tokens
+
+
+class SMoEDropout(ScheduledK, LinearRouter):
+    """SMoE with a fixed random router and a k that grows: P2 3.1, P0 D.3.
+
+    Args:
+        k: experts a token at the start.
+        k_max: at `total_steps` optimizer steps (`moe_mlir.update_routers`).
+
+    >>> router = SMoEDropout(16, 8, 2, k_max=8, total_steps=10)
+    >>> router.set_step(5)
+    >>> router(torch.randn(4, 16)).indices.shape
+    torch.Size([4, 5])
+    >>> [name for name, _ in router.named_parameters()]
+    []
+    """
+
+    frozen = True
+
+    def __init__(self, d_model, num_experts, k, *, k_max=None, total_steps=None, **options):
+        super().__init__(d_model, num_experts, k, **options)
+        self.schedule_k(k_max, total_steps)
+
+    def forward(self, h, mask=None):
+        z = self.logits(real_tokens(h, mask))
+        gates, indices = self.select(z, mask, kind="logits", renorm=True)
+        return Routing(gates, indices, logits=z)
+
+
+class HyperRouter(ScheduledK, Router):
+    """SMoE whose W and b a frozen random network makes of a trained embedding: P2 (2), C.1, C.4.
+
+    (W, b) = W2 relu(W1 e + b1) + b2; only e trains. In evaluation they are
+    computed once, at `eval()`: the model is then an SMoE, op for op.
+
+    Args:
+        k, k_max, total_steps: as in `SMoEDropout`.
+        d_embedding: width of e; `d_hidden`: of the network. Default: d_model.
+
+    >>> router = HyperRouter(16, 8, 2)
+    >>> [name for name, _ in router.named_parameters()]
+    ['embedding']
+    >>> h = torch.randn(4, 16)
+    >>> train, evaluation = router(h), router.eval()(h)
+    >>> torch.equal(train.gates, evaluation.gates)
+    True
+    """
+
+    def __init__(
+        self,
+        d_model,
+        num_experts,
+        k,
+        *,
+        k_max=None,
+        total_steps=None,
+        d_embedding=None,
+        d_hidden=None,
+        **options,
+    ):
+        super().__init__(d_model, num_experts, k, **options)
+        self.schedule_k(k_max, total_steps)
+        d_embedding, d_hidden = d_embedding or d_model, d_hidden or d_model
+        first = torch.nn.Linear(d_embedding, d_hidden)
+        second = torch.nn.Linear(d_hidden, num_experts * (d_model + 1))
+        self.embedding = torch.nn.Parameter(torch.randn(d_embedding))
+        for number, layer in ((1, first), (2, second)):
+            self.register_buffer(f"w{number}", layer.weight.detach().clone())
+            self.register_buffer(f"b{number}", layer.bias.detach().clone())
+        # What the network gives for the present embedding; not saved, it follows.
+        self.register_buffer("weight", torch.empty(num_experts, d_model), persistent=False)
+        self.register_buffer("bias", torch.empty(num_experts), persistent=False)
+        self.register_load_state_dict_post_hook(_fold)
+        _fold(self, None)
+
+    def generate(self):
+        """The router's (weight, bias), differentiable in the embedding."""
+        return self.ops.hyper_router(
+            self.embedding, self.w1, self.b1, self.w2, self.b2, self.num_experts
+        )
+
+    def train(self, mode=True):
+        super().train(mode)
+        if not mode:
+            _fold(self, None)
+        return self
+
+    def logits(self, h):
+        weight, bias = self.generate() if self.training else (self.weight, self.bias)
+        return self.ops.router_logits(h, weight, bias)
+
+    def forward(self, h, mask=None):
+        z = self.logits(real_tokens(h, mask))
+        gates, indices = self.select(z, mask, kind="logits", renorm=True)
+        return Routing(gates, indices, logits=z)
+
+
+@torch.no_grad()
+def _fold(router, _):
+    weight, bias = router.generate()
+    router.weight.copy_(weight)
+    router.bias.copy_(bias)
+
+
+class THOR(Router):
+    """Random experts with equal gates of 1/k: P2 4.1, Table A3.
+
+    The random scores [.., experts] are an operand; `random` is drawn if absent.
+    Training passes twice and adds the two passes' difference: `thor_loss`.
+
+    >>> routing = THOR(16, 8, 2)(torch.randn(4, 16))
+    >>> routing.gates.unique().tolist()
+    [0.5]
+    """
+
+    def forward(self, h, mask=None, *, random=None):
+        if random is None:
+            random = torch.rand(*h.shape[:-1], self.num_experts, device=h.device)
+        _, indices = self.select(random, mask, kind="logits", renorm=True)
+        return Routing(torch.where(indices >= 0, self.route_scale / self.k, 0.0), indices)
+
+
+def thor_loss(logits_a, logits_b, targets, *, alpha=5.0):
+    """Mean cross entropy of two passes plus alpha times their symmetric KL divergence.
+
+    >>> z, targets = torch.randn(6, 10), torch.arange(6)
+    >>> same = torch.nn.functional.cross_entropy(z, targets)
+    >>> bool((thor_loss(z, z, targets) - same).abs() < 1e-6)
+    True
+    """
+    a, b = logits_a.flatten(0, -2).log_softmax(-1), logits_b.flatten(0, -2).log_softmax(-1)
+    targets = targets.flatten()
+    nll, kl = torch.nn.functional.nll_loss, torch.nn.functional.kl_div
+    symmetric = kl(a, b, log_target=True, reduction="batchmean") + kl(
+        b, a, log_target=True, reduction="batchmean"
+    )
+    return (nll(a, targets) + nll(b, targets)) / 2 + alpha * symmetric / 2

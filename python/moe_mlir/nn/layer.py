@@ -1,0 +1,87 @@
+"""Experts behind a router."""
+
+import torch
+
+from .. import reference
+
+
+class MoELayer(torch.nn.Module):
+    """Experts behind a router: every token reaches all its experts, unless a capacity is given.
+
+    `w_in` [experts, d_hidden, d_model], `w_out` [experts, d_model, d_hidden].
+    `forward` returns the mixed outputs and the `Routing`; the router's own
+    inputs and state go through as keywords.
+
+    Args:
+        shared: experts that every token visits with weight 1, outside of the routing.
+        capacity_factor: an expert takes k floor(cf ceil(T / E)) choices at most;
+            dropped ones contribute 0, without renormalising.
+        priority: who is dropped: "position" keeps earlier tokens, "gate" those
+            with the largest top gate (V-MoE's batch priority).
+
+    >>> layer = MoELayer(SMoE(16, 8, 2), d_hidden=32, shared=1)
+    >>> y, routing = layer(torch.randn(2, 5, 16))
+    >>> y.shape
+    torch.Size([2, 5, 16])
+    """
+
+    def __init__(self, router, d_hidden, *, shared=0, capacity_factor=None, priority="position"):
+        super().__init__()
+        if priority not in ("position", "gate"):
+            raise ValueError(
+                f"MoELayer: expected 'priority' to be 'position' or 'gate', found {priority!r}"
+            )
+        self.router = router
+        self.capacity_factor, self.priority = capacity_factor, priority
+        experts, d_model = router.num_experts, router.d_model
+        self.w_in = torch.nn.Parameter(torch.empty(experts, d_hidden, d_model))
+        self.w_out = torch.nn.Parameter(torch.empty(experts, d_model, d_hidden))
+        self.shared_in = self.shared_out = None
+        if shared:
+            self.shared_in = torch.nn.Parameter(torch.empty(shared * d_hidden, d_model))
+            self.shared_out = torch.nn.Parameter(torch.empty(d_model, shared * d_hidden))
+        for weight, fan in ((self.w_in, d_model), (self.w_out, d_hidden),
+                            (self.shared_in, d_model), (self.shared_out, d_hidden)):  # fmt: skip
+            if weight is not None:
+                torch.nn.init.uniform_(weight, -(fan**-0.5), fan**-0.5)
+
+    def forward(self, h, mask=None, **state):
+        routing = self.router(h, mask, **state)
+        y = self._routed(h, mask, routing)
+        if self.shared_in is not None:
+            hidden = torch.nn.functional.gelu(h @ self.shared_in.T)
+            y = y + hidden @ self.shared_out.T
+        return y, routing
+
+    def _routed(self, h, mask, routing):
+        if routing.dispatch is not None:
+            return self._soft(h, mask, routing)
+        from ..experts import run_experts
+
+        indices = routing.indices
+        if self.capacity_factor is not None:
+            indices = self._kept(routing)
+        return run_experts(h, routing.gates, indices, self.w_in, self.w_out)
+
+    def _kept(self, routing):
+        """The choices that find room, -1 for the others."""
+        indices = routing.indices
+        tokens, experts = indices[..., 0].numel(), self.router.num_experts
+        slots, _, _ = self.router.ops.dispatch(
+            indices.reshape(tokens, -1),
+            experts,
+            capacity=reference.capacity_of(
+                tokens, experts, indices.shape[-1], self.capacity_factor
+            ),
+            priority=routing.gates[..., 0].reshape(-1) if self.priority == "gate" else None,
+        )
+        return torch.where(slots.reshape(indices.shape) >= 0, indices, -1)
+
+    def _soft(self, h, mask, routing):
+        """Each expert on its slots, averages of the tokens; outputs averaged back."""
+        if mask is not None:
+            h = torch.where(mask[..., None], h, torch.zeros_like(h))
+        slots = torch.einsum("...nep,...nd->...epd", routing.dispatch.to(h.dtype), h)
+        hidden = torch.nn.functional.gelu(torch.einsum("...epd,ehd->...eph", slots, self.w_in))
+        outputs = torch.einsum("...eph,edh->...epd", hidden, self.w_out)
+        return torch.einsum("...nep,...epd->...nd", routing.combine.to(h.dtype), outputs)

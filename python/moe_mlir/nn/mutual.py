@@ -1,0 +1,156 @@
+"""Mutual-Inform SMoE (P0): tokens inform each other's choice of experts."""
+
+import math
+
+import torch
+
+from ._router import ComposedRouter, Routing, real_tokens
+
+
+class SimilaritySMoE(ComposedRouter):
+    """Expert probabilities mixed over similar tokens, then TopM_Renormalize: P0 (5), (11).
+
+    `base` puts it on another router: P0's Similarity-XMoE is
+    `SimilaritySMoE(d, e, k, causal=True, base=XMoE(d, e, k))`, likewise
+    SMoEDropout, GLaM and VMoE.
+
+    Args:
+        causal: may a token see only itself and earlier ones? No default: a
+            language model needs True, the paper's own formula is False.
+        tau: temperature; `learn_tau` makes it a parameter.
+        similarity: give the similarity its own matrix `ws`, initially the identity.
+        window, restrict, precision: as in `moe_mlir.similarity_inform`.
+
+    >>> routing = SimilaritySMoE(16, 8, 2, causal=True)(torch.randn(1, 4, 16))
+    >>> torch.allclose(routing.probs.sum(-1), torch.ones(1, 4))
+    True
+    """
+
+    mixes = True
+
+    def __init__(
+        self,
+        d_model,
+        num_experts,
+        k,
+        *,
+        causal,
+        tau=1.0,
+        learn_tau=False,
+        similarity=False,
+        window=None,
+        restrict="all",
+        precision="ieee",
+        **options,
+    ):
+        super().__init__(d_model, num_experts, k, **options)
+        self.causal, self.window = causal, window
+        self.restrict, self.precision = restrict, precision
+        self.tau = torch.nn.Parameter(torch.tensor(float(tau))) if learn_tau else float(tau)
+        self.ws = torch.nn.Parameter(torch.eye(d_model)) if similarity else None
+
+    def scores(self, h, mask=None):
+        p, z = self.base_scores(h, mask)
+        p, _ = self.ops.similarity_inform(
+            h,
+            p,
+            causal=self.causal,
+            ws=None if self.ws is None else self.ws.to(h.dtype),
+            tau=self.tau,
+            mask=mask,
+            window=self.window,
+            restrict=self.restrict,
+            precision=self.precision,
+        )
+        return p, z
+
+    def forward(self, h, mask=None):
+        p, z = self.scores(real_tokens(h, mask), mask)
+        gates, indices = self.select(p, mask, kind="probs", renorm=True)
+        return Routing(gates, indices, probs=p, logits=z)
+
+
+class AttentionSMoE(ComposedRouter):
+    """Expert probabilities mixed by the posterior of the layer's own attention: P0 (13), (17).
+
+    `forward` takes the attention's q, k, v (or vp), its output u and `wo`, the
+    heads' output projections times the number of heads. A token that sees no
+    key keeps its own probabilities. head_mode="min_entropy" is the paper's head
+    approximation (17), "all" its full posterior (13).
+
+    >>> router = AttentionSMoE(16, 8, 2, causal=True)
+    >>> h, heads = torch.randn(1, 4, 16), torch.randn(1, 2, 4, 8)
+    >>> wo = torch.randn(2, 16, 8)
+    >>> routing = router(h, q=heads, k=heads, u=h, v=heads, wo=wo)
+    >>> routing.gates.shape
+    torch.Size([1, 4, 2])
+    """
+
+    def __init__(
+        self,
+        d_model,
+        num_experts,
+        k,
+        *,
+        causal,
+        sigma=1.0,
+        learn_sigma=False,
+        scale=None,
+        head_mode="min_entropy",
+        head_scope="sequence",
+        window=None,
+        exclude_self=False,
+        precision="ieee",
+        **options,
+    ):
+        super().__init__(d_model, num_experts, k, **options)
+        self.attributes = dict(
+            causal=causal,
+            scale=scale,
+            head_mode=head_mode,
+            head_scope=head_scope,
+            window=window,
+            exclude_self=exclude_self,
+            precision=precision,
+        )
+        sigma = float(sigma)
+        self.sigma = torch.nn.Parameter(torch.tensor(sigma)) if learn_sigma else sigma
+
+    def forward(
+        self,
+        h,
+        mask=None,
+        *,
+        q,
+        k,
+        u,
+        vp=None,
+        v=None,
+        wo=None,
+        bias=None,
+        head_prior=None,
+        cached_probs=None,
+    ):
+        """`cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`."""
+        query_mask = None if mask is None else mask[:, -h.shape[-2] :]
+        own, z = self.base_scores(real_tokens(h, query_mask), query_mask)
+        keys = own if cached_probs is None else torch.cat([cached_probs, own], dim=-2)
+        p, _, prior_lse, _ = self.ops.attention_posterior(
+            q,
+            k,
+            u,
+            keys,
+            vp=vp,
+            v=v,
+            wo=wo,
+            bias=bias,
+            head_prior=head_prior,
+            mask=mask,
+            sigma=self.sigma,
+            return_lse=True,
+            **self.attributes,
+        )
+        blind = (prior_lse == -math.inf).all(dim=1)
+        p = torch.where(blind[..., None], own.to(p.dtype), p)
+        gates, indices = self.select(p, query_mask, kind="probs", renorm=True)
+        return Routing(gates, indices, probs=p, logits=z, state={"cached_probs": keys})

@@ -1,0 +1,146 @@
+"""Soft mixtures: SoftMoE, Soft-ACMoE (P3 C.7), SymphonySoftMoE (P4 E.4)."""
+
+import math
+
+import torch
+
+from .. import reference
+from ._router import Router, Routing, real_tokens
+from .clusters import dispersion_options
+from .symphony import ExpertGraph
+
+
+class SoftMoE(Router):
+    """Every expert works on averages of all tokens: docs/Spec.md 3.8.
+
+    The result's `dispatch` and `combine` [.., N, E, slots] are what `MoELayer`
+    runs; `gates` and `indices` list the k experts with the largest share of a
+    token's combine weights, for metrics. Tokens mix over the whole sequence,
+    also with later ones.
+
+    Args:
+        k: experts to list.
+        slots: averages an expert works on.
+        scale: of the logits, a parameter.
+
+    >>> routing = SoftMoE(16, 4, slots=2)(torch.randn(1, 6, 16))
+    >>> routing.dispatch.shape
+    torch.Size([1, 6, 4, 2])
+    >>> torch.allclose(routing.combine.sum((-1, -2)), torch.ones(1, 6))
+    True
+    """
+
+    def __init__(self, d_model, num_experts, k=2, *, slots=1, scale=1.0, eps=1e-6, **options):
+        super().__init__(d_model, num_experts, min(k, num_experts), **options)
+        self.slots, self.eps = slots, eps
+        self.phi = torch.nn.Parameter(torch.empty(d_model, num_experts, slots))
+        self.scale = torch.nn.Parameter(torch.tensor(float(scale)))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        torch.nn.init.normal_(self.phi, std=1 / math.sqrt(self.d_model))
+
+    def weights(self, h, mask, m=None):
+        return self.ops.soft_dispatch(
+            h, self.phi, scale=self.scale, eps=self.eps, mask=mask, m=m
+        )
+
+    def listed(self, combine, mask):
+        """(share of each expert in a token's output, gates, indices)."""
+        share = combine.sum(dim=-1)
+        return share, *self.select(share, mask, kind="probs", renorm=False)
+
+    def forward(self, h, mask=None):
+        dispatch, combine = self.weights(real_tokens(h, mask), mask)
+        share, gates, indices = self.listed(combine, mask)
+        return Routing(gates, indices, probs=share, dispatch=dispatch, combine=combine)
+
+
+class SoftACMoE(SoftMoE):
+    """SoftMoE whose logits use ACMoE's metric, mixed over a token's 8 best slots: P3 C.7.
+
+    `state` goes to the next layer, as in `ACMoE`. The slots stay averages of
+    the tokens themselves.
+
+    >>> first, second = SoftACMoE(16, 4, slots=4), SoftACMoE(16, 4, slots=4)
+    >>> h = torch.randn(1, 6, 16)
+    >>> routing = second(h, **first(h).state)
+    >>> routing.state["prev_indices"].shape
+    torch.Size([1, 6, 8])
+    """
+
+    def __init__(
+        self, d_model, num_experts, k=2, *, mix=8, measure="mad", preset="softmoe", eps=1e-6,
+        stat_source="previous", weights=None, **options,
+    ):  # fmt: skip
+        super().__init__(d_model, num_experts, k, eps=eps, **options)
+        self.mix, self.measure, self.stat_source = mix, measure, stat_source
+        self.weights_of = dispersion_options(None if weights else preset, **(weights or {}))
+
+    def forward(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
+        h = real_tokens(h, mask)
+        m = None
+        if prev_indices is not None:
+            s, _, count = self.ops.mad_dispersion(
+                h if self.stat_source == "current" else prev_h,
+                prev_indices[..., 0],
+                self.num_experts,
+                measure=self.measure,
+                mask=mask,
+            )
+            metric = self.ops.dispersion_weights(s, count, **self.weights_of)
+            m = reference.mix_metric(metric, prev_indices, prev_gates)
+        dispatch, combine = self.weights(h, mask, m)
+        share, gates, indices = self.listed(combine, mask)
+
+        # The softmax over the best slots' logits is their combine weights, renormalised.
+        flat = combine.detach().flatten(-2)
+        best, slot = self.ops.topk_renorm(
+            flat, min(self.mix, flat.shape[-1]), kind="probs", renorm=True, mask=mask
+        )
+        expert = torch.where(slot < 0, -1, slot // self.slots)
+        state = {"prev_indices": expert, "prev_gates": best, "prev_h": h.detach()}
+        return Routing(
+            gates, indices, probs=share, state=state, dispatch=dispatch, combine=combine
+        )
+
+
+class SymphonySoftMoE(ExpertGraph, SoftMoE):
+    """SoftMoE whose combine weights are mixed over a graph of experts: P4 E.4.
+
+    The graph counts the two experts with the largest share of each token's
+    combine weights (decided: E.4 defines nothing).
+
+    >>> router = SymphonySoftMoE(16, 4)
+    >>> h = torch.randn(1, 6, 16)
+    >>> bool(router(h).combine.any())
+    False
+    >>> update_routers(router)
+    >>> bool(router(h).combine.any())
+    True
+    """
+
+    def __init__(
+        self, d_model, num_experts, k=2, *, beta=0.9, norm="row", diagonal=True, threshold=0.0,
+        cold_start="literal", init="zero", **options,
+    ):  # fmt: skip
+        super().__init__(d_model, num_experts, k, **options)
+        self.threshold, self.cold_start = threshold, cold_start
+        self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
+
+    def forward(self, h, mask=None):
+        dispatch, combine = self.weights(real_tokens(h, mask), mask)
+        if self.training:
+            _, _, base = self.listed(combine.detach(), mask)
+            self.count(base, mask)
+        mixed = self.ops.adjacency_gate(
+            combine.transpose(-1, -2),
+            self.adjacency,
+            threshold=self.threshold,
+            cold_start=self.cold_start,
+        ).transpose(-1, -2)
+        share, gates, indices = self.listed(mixed, mask)
+        return Routing(gates, indices, probs=share, dispatch=dispatch, combine=mixed)
+
+    def update(self, process_group=None):
+        self.update_adjacency(process_group)

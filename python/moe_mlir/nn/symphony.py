@@ -1,0 +1,122 @@
+"""SymphonySMoE (P4): probabilities smoothed over a learnt graph of experts."""
+
+import torch
+
+from .. import reference
+from ._router import ComposedRouter, Routing, real_tokens, sum_over_ranks
+
+_INITS = ("zero", "uniform", "kaiming", "xavier")
+
+
+class ExpertGraph:
+    """The adjacency A [E, E] of a router and the co-selections that will move it.
+
+    In training a forward only adds to the integer buffer `co_selections`;
+    `update_routers(model)`, once per optimizer step, blends them into
+    `adjacency`.
+    """
+
+    def make_graph(self, *, beta, norm, diagonal, init="zero"):
+        if not 0 <= beta <= 1:
+            raise ValueError(f"{type(self).__name__}: expected 'beta' in [0, 1], found {beta}")
+        if norm not in ("row", "col", "eq7"):
+            raise ValueError(
+                f"{type(self).__name__}: expected 'norm' to be 'row', 'col' or 'eq7', "
+                f"found {norm!r}"
+            )
+        if norm == "eq7" and not diagonal:
+            raise ValueError(
+                f"{type(self).__name__}: expected diagonal=True with norm='eq7', found False"
+            )
+        if init not in _INITS:
+            raise ValueError(
+                f"{type(self).__name__}: expected 'init' to be one of "
+                f"{', '.join(map(repr, _INITS))}, found {init!r}"
+            )
+        self.blend = dict(beta=beta, norm=norm, diagonal=diagonal)
+        square = (self.num_experts, self.num_experts)
+        self.register_buffer("adjacency", torch.zeros(square))
+        self.register_buffer("co_selections", torch.zeros(square, dtype=torch.int64))
+        if init == "uniform":
+            torch.nn.init.uniform_(self.adjacency)
+        elif init == "kaiming":
+            torch.nn.init.kaiming_uniform_(self.adjacency)
+        elif init == "xavier":
+            torch.nn.init.xavier_uniform_(self.adjacency)
+
+    def count(self, indices, mask):
+        if self.counts_now():
+            counts = reference.co_selections(indices, self.num_experts, mask=mask)
+            self.co_selections.add_(counts)
+
+    @torch.no_grad()
+    def update_adjacency(self, process_group=None):
+        """Applies the co-selections counted since the last call."""
+        counts = sum_over_ranks(self.co_selections, process_group)
+        self.adjacency.copy_(reference.blend_counts(self.adjacency, counts, **self.blend))
+        self.co_selections.zero_()
+
+
+class SymphonySMoE(ExpertGraph, ComposedRouter):
+    """Probabilities smoothed over a graph of experts, TopK without renormalising: P4 Algorithm 1.
+
+    g = A softmax(z), A a moving average of how often experts are chosen
+    together, by the base scores (C21). A starts at zero, so the first step
+    routes nothing (E17), unless `cold_start="base"`.
+
+    `base` puts it on another router: XMoE, or a SimilaritySMoE, whose mixed
+    probabilities it then smooths and counts (App. H).
+
+    A caller that passes `adjacency` carries the graph itself, Algorithm 1 to
+    the letter: the updated one is in `state`, and the buffers are left alone.
+
+    Args:
+        beta, norm, diagonal: of `adjacency_update`.
+        threshold: entries of A below it are dropped at use (G.3: 0.05).
+        init: of A, "zero" (best in Table 13), "uniform", "kaiming", "xavier".
+
+    >>> router = SymphonySMoE(16, 8, 2)
+    >>> h = torch.randn(4, 16)
+    >>> bool(router(h).gates.any())
+    False
+    >>> update_routers(router)
+    >>> bool(router(h).gates.any())
+    True
+    """
+
+    def __init__(
+        self,
+        d_model,
+        num_experts,
+        k,
+        *,
+        beta=0.9,
+        norm="row",
+        diagonal=True,
+        threshold=0.0,
+        cold_start="literal",
+        renorm=False,
+        init="zero",
+        **options,
+    ):
+        super().__init__(d_model, num_experts, k, **options)
+        self.threshold, self.cold_start, self.renorm = threshold, cold_start, renorm
+        self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
+
+    def forward(self, h, mask=None, *, adjacency=None):
+        p, z = self.base_scores(real_tokens(h, mask), mask)
+        graph = self.adjacency if adjacency is None else adjacency
+        g = self.ops.adjacency_gate(p, graph, threshold=self.threshold, cold_start=self.cold_start)
+        gates, indices = self.select(g, mask, kind="probs", renorm=self.renorm)
+        state = {}
+        # The graph learns from the base scores, not from the smoothed ones (C21).
+        if adjacency is not None:
+            chosen = self.select_base(p, z, mask)
+            updated = self.ops.adjacency_update(adjacency, chosen, mask=mask, **self.blend)
+            state["adjacency"] = updated
+        elif self.training:
+            self.count(self.select_base(p, z, mask), mask)
+        return Routing(gates, indices, probs=g, logits=z, state=state)
+
+    def update(self, process_group=None):
+        self.update_adjacency(process_group)

@@ -1,0 +1,157 @@
+"""moe.attention_entropy: how sure each attention head is (docs/Spec.md 3.5)."""
+
+import functools
+import math
+
+import torch
+
+from ._check import ACTIVATIONS, MASK, Checker
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
+from ._library import define
+
+_check = Checker("attention_entropy")
+
+
+def attention_entropy(
+    q,
+    k,
+    *,
+    causal,
+    bias=None,
+    mask=None,
+    scale=None,
+    window=None,
+    exclude_self=False,
+    precision="ieee",
+):
+    """Entropy of the attention weights softmax(scale q.k + bias), natural logarithm.
+
+    Args:
+        q, k: `[batch, heads, n | nk, head_width]`, float32, bfloat16 or float16.
+        causal: may a query see only its own position and earlier ones? No default.
+        bias: added to the logits, broadcastable to `[batch, heads, n, nk]`.
+        mask: bool `[batch, nk]`; covers the queries too when n = nk.
+        scale: factor of q.k, default 1/sqrt(head_width).
+        window, exclude_self: see only the last `window` positions; not oneself.
+        precision: "ieee" or "tf32" products.
+
+    Returns:
+        entropy `[batch, heads]`, the mean over the unmasked queries, and rows
+        `[batch, heads, n]`, both float32. No gradient.
+    """
+    _check.tensor("q", q)
+    _check.tensor("k", k)
+    _check.tensor("bias", bias, optional=True)
+    _check.tensor("mask", mask, optional=True)
+    _check.integer("window", window, optional=True)
+    if scale is not None:
+        _check.number("scale", scale)
+        scale = float(scale)
+    return _op(q, k, bias, mask, scale, bool(causal), window, bool(exclude_self), precision)
+
+
+def _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision):
+    del causal, exclude_self
+    _check.dtype("q", q, ACTIVATIONS)
+    _check.dtype("k", k, ACTIVATIONS)
+    _check.rank("q", q, "[batch, heads, n, head_width]")
+    _check.rank("k", k, "[batch, heads, nk, head_width]")
+    batch, heads, n, width = q.shape
+    nk = k.shape[2]
+    _check.shape("k", k, (batch, heads, nk, width), "[batch, heads, nk, head_width]")
+    _check.same_dtype("k", k, "q", q)
+    _check.at_least("head_width", width, 1)
+    if bias is not None:
+        _check.dtype("bias", bias, ACTIVATIONS)
+        padded = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+        if (
+            len(padded) != 4
+            or padded[2:] != (n, nk)
+            or any(size not in (1, whole) for size, whole in zip(padded, (batch, heads)))
+        ):
+            _check.fail(
+                "expected 'bias' to have shape [batch or 1, heads or 1, n, nk] for "
+                f"{(batch, heads, n, nk)}, found {tuple(bias.shape)}"
+            )
+    if mask is not None:
+        _check.dtype("mask", mask, MASK)
+        _check.shape("mask", mask, (batch, nk), "[batch, nk]")
+    if scale is not None:
+        _check.finite("scale", scale)
+    if window is not None:
+        _check.at_least("window", window, 1)
+    _check.choice("precision", precision, ("ieee", "tf32"))
+
+
+@functools.cache
+def kernel(
+    dtype, bias_dtype, heads, width, bias_form, masked, scale, causal, window, exclude_self,
+    precision,
+):  # fmt: skip
+    """`bias_form` tells which of batch and heads the bias has."""
+    inputs = [
+        Tensor("q", ("b", heads, "n", width), dtype),
+        Tensor("k", ("b", heads, "m", width), dtype),
+    ]
+    if bias_dtype is not None:
+        has_batch, has_heads = bias_form
+        dims = ("b" if has_batch else 1, heads if has_heads else 1, "n", "m")
+        inputs.append(Tensor("bias", dims, bias_dtype, clause="bias"))
+    if masked:
+        inputs.append(Tensor("mask", ("b", "m"), torch.bool, clause="mask"))
+    attributes = [
+        ("causal", boolean(causal)),
+        ("exclude_self", boolean(exclude_self)),
+        ("precision", enum("precision", precision)),
+        ("scale", f64(1 / math.sqrt(width) if scale is None else scale)),
+    ]
+    if window is not None:
+        attributes.append(("window", i64(window)))
+    return Kernel(
+        "attention_entropy",
+        tuple(inputs),
+        (
+            Tensor("entropy", ("b", heads), torch.float32),
+            Tensor("rows", ("b", heads, "n"), torch.float32),
+        ),
+        tuple(attributes),
+    )
+
+
+def _cpu(q, k, bias, mask, scale, causal, window, exclude_self, precision):
+    _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision)
+    if bias is not None:
+        bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+    run = kernel(
+        q.dtype,
+        None if bias is None else bias.dtype,
+        q.shape[1],
+        q.shape[-1],
+        None if bias is None else (bias.shape[0] != 1, bias.shape[1] != 1),
+        mask is not None,
+        scale,
+        causal,
+        window,
+        exclude_self,
+        precision,
+    )
+    operands = [contiguous(x) for x in (q, k, bias, mask) if x is not None]
+    entropy, of_rows = run(*operands)
+    return entropy, of_rows
+
+
+def _fake(q, k, bias, mask, scale, causal, window, exclude_self, precision):
+    _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision)
+    return (
+        q.new_empty(q.shape[:2], dtype=torch.float32),
+        q.new_empty(q.shape[:3], dtype=torch.float32),
+    )
+
+
+_op = define(
+    "attention_entropy(Tensor q, Tensor k, Tensor? bias, Tensor? mask, float? scale, "
+    "bool causal, int? window, bool exclude_self, str precision) "
+    "-> (Tensor entropy, Tensor rows)",
+    kernel=_cpu,
+    fake=_fake,
+)

@@ -1,0 +1,93 @@
+"""moe.dispersion_weights: the metric of each cluster (docs/Spec.md 3.6)."""
+
+import functools
+
+import torch
+
+from ._check import INDICES, SCORES, Checker
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64
+from ._library import define
+
+_check = Checker("dispersion_weights")
+
+SCALES = ("cluster", "feature", "global", "global_preclamp", "dispersion", "none")
+
+
+def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", include_empty=False):
+    """m = 1 / (s + eps), capped at `clamp` times its mean and divided by a mean.
+
+    `moe_mlir.reference.DISPERSION_PRESETS` has the settings that the authors'
+    code runs for language models, Swin and SoftMoE.
+
+    Args:
+        s: dispersions `[experts, d]` float32, from `mad_dispersion`.
+        count: `[experts]` int32 or int64, the tokens of each cluster.
+        eps: what a feature without dispersion is divided by.
+        clamp: the cap, in means over live clusters and features; None for none.
+        scale: the divisor: "cluster" (mean of the row), "feature" (mean over the
+            clusters), "global", "global_preclamp" (the mean before the cap),
+            "none"; or "dispersion", mean(s + eps) / (s + eps) without a cap.
+        include_empty: let clusters without tokens take part.
+
+    Returns:
+        m `[experts, d]` float32; rows of clusters without tokens are 1. No gradient.
+    """
+    _check.tensor("s", s)
+    _check.tensor("count", count)
+    _check.number("eps", eps)
+    if clamp is not None:
+        _check.number("clamp", clamp)
+        clamp = float(clamp)
+    return _op(s, count, float(eps), clamp, scale, bool(include_empty))
+
+
+def _validate(s, count, eps, clamp, scale, include_empty):
+    del include_empty
+    _check.dtype("s", s, SCORES)
+    _check.rank("s", s, "[experts, d]")
+    _check.dtype("count", count, INDICES)
+    _check.shape("count", count, s.shape[:1], "[experts of 's']")
+    _check.positive("eps", eps)
+    if clamp is not None:
+        _check.positive("clamp", clamp)
+    _check.choice("scale", scale, SCALES)
+
+
+@functools.cache
+def kernel(count_dtype, experts, width, eps, clamp, scale, include_empty):
+    attributes = [
+        ("eps", f64(eps)),
+        ("scale", enum("dispersion_scale", scale)),
+        ("include_empty", boolean(include_empty)),
+    ]
+    if clamp is not None:
+        attributes.append(("clamp", f64(clamp)))
+    return Kernel(
+        "dispersion_weights",
+        (
+            Tensor("s", (experts, width), torch.float32),
+            Tensor("count", (experts,), count_dtype),
+        ),
+        (Tensor("m", (experts, width), torch.float32),),
+        tuple(attributes),
+    )
+
+
+def _cpu(s, count, eps, clamp, scale, include_empty):
+    _validate(s, count, eps, clamp, scale, include_empty)
+    run = kernel(count.dtype, *s.shape, eps, clamp, scale, include_empty)
+    (m,) = run(contiguous(s), contiguous(count))
+    return m
+
+
+def _fake(s, count, eps, clamp, scale, include_empty):
+    _validate(s, count, eps, clamp, scale, include_empty)
+    return torch.empty_like(s, memory_format=torch.contiguous_format)
+
+
+_op = define(
+    "dispersion_weights(Tensor s, Tensor count, float eps, float? clamp, str scale, "
+    "bool include_empty) -> Tensor",
+    kernel=_cpu,
+    fake=_fake,
+)

@@ -1,0 +1,240 @@
+"""moe.topk_renorm in its full form: other scores, bias, groups, forced ids (docs/Spec.md 9.1)."""
+
+import functools
+
+import torch
+
+from ..reference._common import softmax
+from ._check import ACTIVATIONS, INDICES, MASK, Checker
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
+from ._library import define
+
+_check = Checker("grouped_topk")
+
+_SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "none")
+# The contract's names and the dialect's.
+_GROUP_SCORES = {"top2": "top2_sum", "top2_sum": "top2_sum", "max": "max"}
+
+
+def grouped_topk(
+    scores,
+    k,
+    *,
+    bias=None,
+    score="sigmoid",
+    n_group=1,
+    topk_group=1,
+    group_score="top2",
+    renorm=True,
+    eps=0.0,
+    route_scale=1.0,
+    mask=None,
+    num_valid=None,
+    forced=None,
+    index_dtype=torch.int64,
+):
+    """Selects k experts a token by biased, group-limited scores and weighs them without the bias.
+
+    Args:
+        scores: logits `[.., experts]`, float32, bfloat16 or float16.
+        k: experts to select, 1 <= k <= experts of the groups that stay.
+        bias: `[experts]`, added for the choice only; no gradient.
+        score: "softmax", "sigmoid", "sqrtsoftplus", or "none" for scores that are used as they are.
+        n_group, topk_group: only the `topk_group` best of `n_group` groups of
+            consecutive experts take part.
+        group_score: a group's value, "top2" (sum of its two best) or "max".
+        renorm: divide the gates by their sum + `eps`.
+        route_scale: factor of all gates.
+        mask: bool `[..]`, True = real token; others get index -1 and gate 0.
+        num_valid: 0-d int32 tensor or int; tokens from this flat position on are padding.
+        forced: `[.., k]` recorded ids: their gates are computed anew, the order is kept, and an
+            id of -1 has gate 0.
+        index_dtype: torch.int64 or torch.int32.
+
+    Returns:
+        gates `[.., k]` float32 and indices `[.., k]`.
+    """
+    for name, value in (("bias", bias), ("mask", mask), ("forced", forced)):
+        _check.tensor(name, value, optional=True)
+    _check.tensor("scores", scores)
+    for name, value in (("k", k), ("n_group", n_group), ("topk_group", topk_group)):
+        _check.integer(name, value)
+    for name, value in (("route_scale", route_scale), ("eps", eps)):
+        _check.number(name, value)
+    if num_valid is not None and not isinstance(num_valid, torch.Tensor):
+        _check.integer("num_valid", num_valid)
+        num_valid = torch.tensor(num_valid, dtype=torch.int32)
+    return _op(
+        scores, k, bias, forced, mask, num_valid, score, n_group, topk_group, group_score,
+        bool(renorm), float(eps), float(route_scale), index_dtype,
+    )  # fmt: skip
+
+
+def _validate(
+    scores, k, bias, forced, mask, num_valid, score, n_group, topk_group, group_score, renorm, eps,
+    route_scale, index_dtype,
+):  # fmt: skip
+    _check.at_least_1d("scores", scores, "[.., experts]")
+    _check.dtype("scores", scores, ACTIVATIONS)
+    experts, tokens = scores.shape[-1], scores.shape[:-1]
+    if not 1 <= k <= experts:
+        _check.fail(f"expected 'k' in [1, {experts}] (the number of experts), found {k}")
+    _check.choice("score", score, _SCORES)
+    _check.choice("group_score", group_score, tuple(_GROUP_SCORES))
+    if n_group < 1 or experts % n_group:
+        _check.fail(
+            f"expected 'n_group' to divide the number of experts ({experts}), found {n_group}"
+        )
+    if not 1 <= topk_group <= n_group:
+        _check.fail(f"expected 'topk_group' in [1, {n_group}] ('n_group'), found {topk_group}")
+    kept = topk_group * (experts // n_group)
+    if k > kept:
+        _check.fail(f"expected 'k' to be at most {kept} (the experts of the groups kept), found {k}")
+    _check.finite("route_scale", route_scale)
+    if not (eps >= 0.0 and eps < float("inf")):
+        _check.fail(f"expected 'eps' to be at least 0 and finite, found {eps}")
+    if index_dtype not in INDICES:
+        _check.fail(f"expected 'index_dtype' to be torch.int32 or torch.int64, found {index_dtype}")
+    if bias is not None:
+        _check.dtype("bias", bias, ACTIVATIONS)
+        _check.shape("bias", bias, (experts,), "[experts]")
+    if forced is not None:
+        _check.dtype("forced", forced, INDICES)
+        _check.shape("forced", forced, (*tokens, k), "[tokens of 'scores', k]")
+    if mask is not None:
+        _check.dtype("mask", mask, MASK)
+        _check.shape("mask", mask, tokens, "of 'scores' without experts")
+    if num_valid is not None:
+        _check.dtype("num_valid", num_valid, (torch.int32,))
+        _check.shape("num_valid", num_valid, (), "[]")
+
+
+@functools.cache
+def kernel(dtype, experts, k, bias, forced, masked, counted, index_dtype, attributes):
+    inputs = [Tensor("scores", ("n", experts), dtype)]
+    if bias is not None:
+        inputs.append(Tensor("select_bias", (experts,), bias, clause="bias"))
+    if forced is not None:
+        inputs.append(Tensor("forced", ("n", k), forced, clause="forced"))
+    if masked:
+        inputs.append(Tensor("mask", ("n",), torch.bool, clause="mask"))
+    if counted:
+        inputs.append(Tensor("num_valid", (), torch.int32, clause="num_valid"))
+    results = (Tensor("gates", ("n", k), torch.float32), Tensor("indices", ("n", k), index_dtype))
+    return Kernel("topk_renorm", tuple(inputs), results, attributes)
+
+
+@functools.cache
+def _attributes(score, n_group, topk_group, group_score, renorm, eps, route_scale):
+    kind = "probs" if score == "none" else "logits"
+    return (
+        ("kind", enum("score_kind", kind)),
+        ("score", enum("score_function", score)),
+        ("n_group", i64(n_group)),
+        ("topk_group", i64(topk_group)),
+        ("group_score", enum("group_score", _GROUP_SCORES[group_score])),
+        ("renorm", boolean(renorm)),
+        ("eps", f64(eps)),
+        ("route_scale", f64(route_scale)),
+    )
+
+
+def _cpu(scores, k, bias, forced, mask, num_valid, *options):
+    _validate(scores, k, bias, forced, mask, num_valid, *options)
+    *attributes, index_dtype = options
+    run = kernel(
+        scores.dtype, scores.shape[-1], k, None if bias is None else bias.dtype,
+        None if forced is None else forced.dtype, mask is not None, num_valid is not None,
+        index_dtype, _attributes(*attributes),
+    )  # fmt: skip
+    operands = [rows(scores, 1)]
+    if bias is not None:
+        operands.append(contiguous(bias))
+    if forced is not None:
+        operands.append(rows(forced, 1))
+    if mask is not None:
+        operands.append(rows(mask, 0))
+    if num_valid is not None:
+        operands.append(num_valid)
+    shape = (*scores.shape[:-1], k)
+    return tuple(result.view(shape) for result in run(*operands))
+
+
+def _fake(scores, k, *options):
+    _validate(scores, k, *options)
+    shape = (*scores.shape[:-1], k)
+    gates = scores.new_empty(shape, dtype=torch.float32)
+    return gates, scores.new_empty(shape, dtype=options[-1])
+
+
+def _setup_context(ctx, inputs, output):
+    scores, ctx.score = inputs[0], inputs[6]
+    ctx.renorm, ctx.eps, ctx.route_scale = inputs[10:13]
+    gates, indices = output
+    ctx.mark_non_differentiable(indices)
+    ctx.save_for_backward(scores, gates, indices)
+
+
+def _backward(ctx, dgates, _):
+    """9.1 step 7; the selection and the bias have no gradient."""
+    scores, gates, indices = ctx.saved_tensors
+    x = scores.to(torch.float32)
+    selected = indices >= 0
+    where = indices.clamp(min=0).to(torch.int64)
+    dg = torch.where(selected, dgates * ctx.route_scale, 0.0)
+    g = gates / ctx.route_scale if ctx.route_scale != 0 else torch.zeros_like(gates)
+    chosen = x.gather(-1, where)
+
+    if ctx.renorm and ctx.eps == 0 and ctx.score in ("softmax", "sigmoid"):
+        # Through ln s, where nothing underflows: d ln s_b = g_b (dg_b - sum_a g_a dg_a).
+        dx = g * (dg - (g * dg).sum(-1, keepdim=True))
+        if ctx.score == "sigmoid":
+            dx = dx * torch.sigmoid(-chosen)  # d ln s = (1 - s) dx
+        return _spread(dx, where, scores), *(None,) * 13
+
+    if ctx.score == "softmax":
+        s = softmax(x)
+        chosen = s.gather(-1, where)
+    v = _score(chosen, ctx.score)
+    v = torch.where(selected & (v != -torch.inf), v, 0.0)
+    dv = dg
+    if ctx.renorm:
+        total = v.sum(-1, keepdim=True) + ctx.eps
+        dv = torch.where(total == 0, 0.0, (dg - (g * dg).sum(-1, keepdim=True)) / total)
+    dv = torch.where(selected, dv, 0.0)
+    if ctx.score == "softmax":
+        # dx_c = s_c (ds_c - sum_a s_a ds_a), ds being 0 outside of the selection
+        ds = _spread(v * dv, where, x)
+        return (ds - s * (v * dv).sum(-1, keepdim=True)).to(scores.dtype), *(None,) * 13
+    if ctx.score == "sigmoid":
+        dv = dv * v * (1 - v)
+    elif ctx.score == "sqrtsoftplus":
+        dv = torch.where(v == 0, 0.0, dv * torch.sigmoid(chosen) / (2 * v))
+    else:
+        dv = torch.where(chosen == -torch.inf, 0.0, dv)
+    return _spread(dv, where, scores), *(None,) * 13
+
+
+def _score(x, score):
+    if score == "sigmoid":
+        return x.sigmoid()
+    if score == "sqrtsoftplus":
+        return torch.nn.functional.softplus(x, threshold=100).sqrt()
+    return x
+
+
+def _spread(values, where, like):
+    """The values at their experts; forced ids may repeat, and then add up."""
+    out = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    return out.scatter_add(-1, where, values).to(like.dtype)
+
+
+_op = define(
+    "grouped_topk(Tensor scores, int k, Tensor? bias, Tensor? forced, Tensor? mask, "
+    "Tensor? num_valid, str score, int n_group, int topk_group, str group_score, bool renorm, "
+    "float eps, float route_scale, ScalarType index_dtype) -> (Tensor gates, Tensor indices)",
+    kernel=_cpu,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+)

@@ -1,0 +1,80 @@
+"""examples.reproduce: the quick run, and the words that it finds for differences."""
+
+import os
+import pathlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from examples.reproduce import report  # noqa: E402
+from examples.reproduce.methods import METHODS, Method  # noqa: E402
+
+
+def reproduce(*args):
+    command = [sys.executable, "-m", "examples.reproduce", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ)
+
+
+def test_the_quick_run_trains_every_method_and_draws(tmp_path):
+    arguments = ("--quick", "--impl", "torch", "--out", tmp_path)
+    first = reproduce(*arguments)
+    assert first.returncode == 0, first.stderr
+    lines = first.stdout.splitlines()
+    for method in METHODS:
+        assert any(line.startswith(f"{method.name}  ") for line in lines), method.name
+    assert lines[-1].startswith(f"ok: {len(METHODS)} methods")
+    assert f"of {sum(len(m.claims) for m in METHODS)} claims" in first.stdout
+    pictures = {path.stem for path in (tmp_path / "plots").glob("*.png")}
+    assert {"fluctuation", "instability", "entropy-ratio", "adjacency-symphony"} <= pictures
+    # A finished run is read, not repeated: the same table to the last digit.
+    runs = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    again = reproduce(*arguments)
+    assert again.returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == runs
+    table = [line for line in lines if line.startswith("SMoE  ")]
+    assert [line for line in again.stdout.splitlines() if line.startswith("SMoE  ")] == table
+
+
+def test_an_unknown_method_is_an_error(tmp_path):
+    result = reproduce("--quick", "--methods", "GPT", "--out", tmp_path)
+    assert result.returncode == 2 and "expected --methods to name some of: SMoE" in result.stderr
+
+
+def runs(*losses):
+    return [SimpleNamespace(seed=i, loss=x, entropy=None) for i, x in enumerate(losses)]
+
+
+@pytest.mark.parametrize(
+    "method,word",
+    [
+        ((1.0, 1.1, 1.2), "shows"),
+        ((3.0, 3.1, 3.2), "opposite"),
+        ((1.9, 2.2, 1.9), "undecided"),
+        ((1.0, 1.9999, 1.9999), "undecided"),  # one seed carries it all
+    ],
+)
+def test_a_direction_shows_only_where_all_seeds_agree(method, word):
+    claim = ("loss", "lower", "SMoE", "paper")
+    assert report.verdict(claim, runs(*method), runs(2.0, 2.0, 2.0))[0] == word
+
+
+def test_one_seed_or_a_missing_metric_gives_no_verdict():
+    claim = ("loss", "lower", "SMoE", "paper")
+    assert report.verdict(claim, runs(1.0), runs(2.0))[0] == "one seed: no verdict"
+    claim = ("entropy", "lower", "SMoE", "paper")
+    assert report.verdict(claim, runs(1.0), runs(2.0))[0] == "not measured"
+
+
+def test_directions_tell_shown_and_opposite_claims_apart():
+    claims = (("loss", "lower", "SMoE", "paper A"),)
+    methods = [Method("good", None, claims), Method("bad", None, claims)]
+    results = {"SMoE": runs(2.0, 2.1), "good": runs(1.0, 1.2), "bad": runs(3.0, 3.2)}
+    lines = report.directions(methods, results).splitlines()
+    assert lines[0].startswith("shows") and "good: lower loss than SMoE (paper A)" in lines[0]
+    assert lines[1].startswith("opposite") and "+1.000" in lines[1]
+    assert lines[2] == "of 2 claims: shows 1, opposite 1"

@@ -1,0 +1,99 @@
+"""Models that call the logits ops and their statistics: import, compile, run, other sizes."""
+
+import re
+
+import torch
+from test_operators import check, tokens
+
+import moe_mlir
+from moe_mlir import nn
+from moe_mlir._native import native
+
+
+def test_cosine_logits():
+    def function(h, omega, emb, tau):
+        return (
+            moe_mlir.cosine_logits(h, omega, emb, tau=tau.exp()),
+            moe_mlir.cosine_logits(h, None, emb @ omega, tau=0.3, norm_token=False),
+        )
+
+    weights = torch.randn(5, 8), torch.randn(6, 5), torch.tensor(-1.0)
+    check(function, (tokens(),), *weights, later=(tokens(count=70),), atol=1e-5)
+
+
+def test_hyper_router():
+    def function(h, *weights):
+        weight, bias = moe_mlir.hyper_router(*weights, 6)
+        return moe_mlir.router_logits(h, weight, bias)
+
+    shapes = (3,), (4, 3), (4,), (54, 4), (54,)
+    check(function, (tokens(),), *map(torch.randn, shapes), later=(tokens(count=9),), atol=1e-5)
+
+
+def test_the_chain_of_a_clustered_router():
+    def function(h, emb):
+        z = moe_mlir.router_logits(h, emb)
+        gates, before = moe_mlir.topk_renorm(z, 2)
+        s, _, count = moe_mlir.mad_dispersion(h, before[..., 0], 6)
+        m = moe_mlir.dispersion_weights(s, count, clamp=10.0, scale="feature")
+        mixed = moe_mlir.ac_logits(h, m, before, emb, prev_gates=gates, bias=emb[:, 0])
+        one = moe_mlir.ac_logits(h, m, before[..., :1], emb)
+        return (*moe_mlir.topk_renorm(mixed, 2), one)
+
+    check(function, (tokens(),), torch.randn(6, 8), later=(tokens(count=70),), atol=1e-5)
+
+
+def test_attention_entropy():
+    def function(x, bias):
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return moe_mlir.attention_entropy(heads, heads, causal=True, window=5, bias=bias)
+
+    check(function, (tokens(count=7),), torch.randn(7, 7), atol=1e-5)
+
+
+def test_the_mean_entropy_alone():
+    def function(x):
+        heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+        return moe_mlir.attention_entropy(heads, heads, causal=False)[0].argmin(-1)
+
+    check(function, (tokens(),), later=(tokens(count=70),))
+
+
+def canonical(model, inputs):
+    """The canonical IR of an exported model."""
+    form = native().Module.parse(moe_mlir.export(model, inputs).text)
+    form.run("canonicalize")
+    return form.text()
+
+
+def test_a_softmax_in_front_of_the_selection_is_left_out():
+    class Router(torch.nn.Module):
+        def forward(self, h):
+            return moe_mlir.topk_renorm(h.softmax(-1), 2, kind="probs", route_scale=2.0)
+
+    check(lambda h: Router()(h), (tokens(),), later=(tokens(count=70),))
+    assert "math.exp" in moe_mlir.export(Router(), (tokens(),)).text
+    assert "math.exp" not in canonical(Router(), (tokens(),))
+
+
+class Gates(torch.nn.Module):
+    """A router's gates and indices, as tensors."""
+
+    def __init__(self, router):
+        super().__init__()
+        self.router = router
+
+    def forward(self, h):
+        routing = self.router(h)
+        return routing.gates, routing.indices
+
+
+def test_a_hyper_router_at_inference_is_a_plain_router_op_for_op():
+    """HyperRouter C.4: nothing of the network is left."""
+
+    def operations(router):
+        text = canonical(Gates(router).eval(), (tokens(),))
+        return re.findall(r" = ([\w.]+)", text)
+
+    ours = operations(nn.HyperRouter(8, 6, 2))
+    assert "moe.router_logits" in ours and ours == operations(nn.SMoE(8, 6, 2))

@@ -1,0 +1,195 @@
+"""State that a forward touches while a backward still needs it: the measured ways to go wrong.
+
+A router that moves its graph in the forward gets silently wrong gradients
+under Inductor and under activation checkpointing. Ours counts in the forward
+and moves once per optimizer step; each test below fails for a router that
+does not.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.multiprocessing
+from methods import D, E, K, normal
+from op_judge import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import moe_mlir
+from moe_mlir import nn, reference
+
+STATEFUL = {
+    "symphony": lambda impl: nn.SymphonySMoE(D, E, K, init="uniform", impl=impl),
+    "symphony_soft": lambda impl: nn.SymphonySoftMoE(D, E, K, init="uniform", impl=impl),
+    "deepseek_symphony": lambda impl: nn.DeepSeekV3Router(
+        D, E, K, symphony=True, cold_start="base", impl=impl
+    ),
+    "similarity_symphony": lambda impl: nn.SymphonySMoE(
+        D, E, K, init="uniform", base=nn.SimilaritySMoE(D, E, K, causal=True, impl=impl), impl=impl
+    ),
+}
+
+
+def make(name, impl="torch"):
+    torch.manual_seed(0)
+    return STATEFUL[name](impl)
+
+
+def weights_of(routing):
+    return routing.gates if routing.combine is None else routing.combine
+
+
+def loss_of(router, h, run=None):
+    out = weights_of(router(h)) if run is None else run(h)
+    weight = normal(*out.shape, seed=11).to(out.dtype)
+    return (out * weight).sum()
+
+
+def gradients(loss, router):
+    parameters = [p for p in router.parameters() if p.requires_grad]
+    return torch.autograd.grad(loss, parameters)
+
+
+def stateless_gradients(name, h):
+    """Of the same router in evaluation, where nothing counts."""
+    router = make(name).eval()
+    return gradients(loss_of(router, h), router)
+
+
+H = normal(2, 9, D)
+
+
+def counted(router):
+    return {n: b.clone() for n, b in router.named_buffers() if not b.is_floating_point()}
+
+
+@pytest.mark.parametrize("impl", ["torch", "moe"])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_forward_moves_no_graph(name, impl):
+    router = make(name, impl)
+    before = router.adjacency.clone()
+    grads = gradients(loss_of(router, H), router)
+    assert torch.equal(router.adjacency, before)
+    assert bool(router.co_selections.any())
+    for actual, expected in zip(grads, stateless_gradients(name, H), strict=True):
+        assert_close(actual, expected.double(), 1e-5)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_forwards_before_the_backwards_count_once_each(name):
+    """Accumulated micro-batches: the second forward must not disturb the first backward."""
+    router = make(name)
+    losses = [loss_of(router, normal(2, 9, D, seed=s)) for s in range(3)]
+    for seed, loss in enumerate(losses):
+        expected = stateless_gradients(name, normal(2, 9, D, seed=seed))
+        for actual, wanted in zip(gradients(loss, router), expected, strict=True):
+            assert_close(actual, wanted.double(), 1e-5)
+    singly = make(name)
+    total = sum(counted_after(singly, normal(2, 9, D, seed=s)) for s in range(3))
+    assert torch.equal(router.co_selections, total)
+
+
+def counted_after(router, h):
+    router.co_selections.zero_()
+    router(h)
+    return router.co_selections.clone()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_checkpointing_recomputes_the_forward_and_counts_it_once(name, use_reentrant):
+    router, plain = make(name), make(name)
+    h = H.clone().requires_grad_()
+    run = lambda x: weights_of(router(x))  # noqa: E731
+    out = checkpoint(run, h, use_reentrant=use_reentrant)
+    (out * normal(*out.shape, seed=11)).sum().backward()
+    plain(H)
+    for (buffer, value), expected in zip(counted(router).items(), counted(plain).values()):
+        assert torch.equal(value, expected), buffer
+    actual = [p.grad for p in router.parameters() if p.requires_grad]
+    for grad, expected in zip(actual, stateless_gradients(name, H), strict=True):
+        assert_close(grad, expected.double(), 1e-6)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_training_has_the_gradients_and_counts_of_eager(backend):
+    torch._dynamo.reset()
+    router, plain = make("symphony"), make("symphony")
+    compiled = torch.compile(lambda h: weights_of(router(h)), backend=backend, fullgraph=True)
+    for seed in range(2):
+        h = normal(2, 9, D, seed=seed)
+        for module in (router, plain):
+            module.zero_grad()
+        loss_of(router, h, compiled).backward()
+        loss_of(plain, h).backward()
+        for a, b in zip(router.parameters(), plain.parameters(), strict=True):
+            assert_close(a.grad, b.grad.double(), 1e-5)
+        assert torch.equal(router.co_selections, plain.co_selections)
+        for module in (router, plain):
+            moe_mlir.update_routers(module)
+        assert torch.equal(router.adjacency, plain.adjacency)
+
+
+@pytest.mark.parametrize("impl", ["torch", "moe"])
+def test_an_update_between_forward_and_backward_is_right_or_refused(impl):
+    """Never silently wrong: the graph of the forward, or autograd's error."""
+    router = make("symphony", impl)
+    loss = loss_of(router, H)
+    moe_mlir.update_routers(router)
+    try:
+        grads = gradients(loss, router)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return
+    for actual, expected in zip(grads, stateless_gradients("symphony", H), strict=True):
+        assert_close(actual, expected.double(), 1e-5)
+
+
+def test_evaluation_counts_nothing():
+    for name in STATEFUL:
+        router = make(name).eval()
+        before = copy.deepcopy(router.state_dict())
+        router(H)
+        moe_mlir.update_routers(router)
+        for key, value in router.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+def test_the_average_moves_once_a_step_however_many_micro_batches():
+    router = make("symphony")
+    a, idx = router.adjacency.double(), []
+    for seed in range(3):
+        h = normal(2, 9, D, seed=seed)
+        idx.append(reference.topk_renorm(router.logits(h), K)[1].reshape(-1, K))
+        router(h)
+    moe_mlir.update_routers(torch.nn.Sequential(router))
+    expected = reference.adjacency_update(a, torch.cat(idx))
+    assert_close(router.adjacency, expected, 1e-6)
+    # Nothing was counted since: the graph stays.
+    before = router.adjacency.clone()
+    moe_mlir.update_routers(router)
+    assert torch.equal(router.adjacency, before)
+
+
+def _rank(rank, folder, results):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    torch.set_num_threads(1)
+    router = make("symphony")
+    router(normal(2, 9, D, seed=rank))
+    moe_mlir.update_routers(router)
+    results[rank] = router.adjacency.tolist()
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_sum_their_counts_before_the_average_moves(tmp_path):
+    with torch.multiprocessing.Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(_rank, (str(tmp_path), results), nprocs=2)
+        ranks = [torch.tensor(results[r]) for r in range(2)]
+    together = make("symphony")
+    for seed in range(2):
+        together(normal(2, 9, D, seed=seed))
+    moe_mlir.update_routers(together)
+    assert torch.equal(ranks[0], together.adjacency) and torch.equal(ranks[1], together.adjacency)

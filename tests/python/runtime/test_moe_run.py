@@ -1,0 +1,237 @@
+"""moe-run and libmoe_runtime's loader: artifacts without LLVM, torch or a linker."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import moe_mlir
+from moe_mlir import nn
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILD = Path(moe_mlir.__file__).absolute().parents[2]
+EXAMPLES = ROOT / "examples/deploy"
+
+
+def tool(name, *arguments, cwd=None):
+    return subprocess.run([BUILD / "bin" / name, *map(str, arguments)], capture_output=True,
+                          text=True, cwd=cwd, timeout=120)
+
+
+def compile_to(folder, source, *options):
+    done = tool("moe-compile", source, "-o", folder, "--target=cpu", *options)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    return compile_to(tmp_path_factory.mktemp("artifacts") / "router", EXAMPLES / "router.mlir")
+
+
+def run_router(router, folder, h, weight):
+    np.save(folder / "h.npy", h)
+    np.save(folder / "w.npy", weight)
+    return tool("moe-run", router, "--input", "h.npy", "--input=w.npy", "--output", "gates.npy",
+                "--output", "indices.npy", cwd=folder)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 1000])
+def test_router_equals_reference(router, tmp_path, tokens):
+    generator = np.random.default_rng(tokens)
+    h = generator.standard_normal((tokens, 64)).astype(np.float32)
+    weight = generator.standard_normal((16, 64)).astype(np.float32)
+    done = run_router(router, tmp_path, h, weight)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    z = h.astype(np.float64) @ weight.astype(np.float64).T
+    best = np.argsort(-z, axis=1, kind="stable")[:, :2]
+    gates = torch.softmax(torch.from_numpy(np.take_along_axis(z, best, 1)), 1).numpy()
+    assert np.array_equal(np.load(tmp_path / "indices.npy"), best)
+    np.testing.assert_allclose(np.load(tmp_path / "gates.npy"), gates, atol=2e-6)
+
+
+def test_bf16_and_masks_pass_through_npy(tmp_path):
+    (tmp_path / "m.mlir").write_text("""
+      func.func @select(%z: tensor<?x8xbf16>, %mask: tensor<?xi1>)
+          -> (tensor<?x3xf32>, tensor<?x3xi64>) {
+        %c0 = arith.constant 0 : index
+        %n = tensor.dim %z, %c0 : tensor<?x8xbf16>
+        %g = tensor.empty(%n) : tensor<?x3xf32>
+        %i = tensor.empty(%n) : tensor<?x3xi64>
+        %r:2 = moe.topk_renorm ins(%z : tensor<?x8xbf16>) mask(%mask : tensor<?xi1>)
+            outs(%g, %i : tensor<?x3xf32>, tensor<?x3xi64>)
+            {kind = #moe.score_kind<logits>} -> tensor<?x3xf32>, tensor<?x3xi64>
+        return %r#0, %r#1 : tensor<?x3xf32>, tensor<?x3xi64>
+      }""")
+    artifact = compile_to(tmp_path / "a", tmp_path / "m.mlir")
+    torch.manual_seed(0)
+    z, mask = torch.randn(5, 8).bfloat16(), torch.tensor([True, False, True, True, False])
+    np.save(tmp_path / "z.npy", z.view(torch.int16).numpy().view("V2"))
+    np.save(tmp_path / "mask.npy", mask.numpy())
+    done = tool("moe-run", artifact, "--input", "z.npy", "--input", "mask.npy", "--output",
+                "g.npy", "--output", "i.npy", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    gates, indices = moe_mlir.reference.topk_renorm(z, 3, mask=mask)
+    assert np.array_equal(np.load(tmp_path / "i.npy"), indices.numpy())
+    np.testing.assert_allclose(np.load(tmp_path / "g.npy"), gates.float().numpy(), atol=2e-6)
+
+
+def test_torch_program_brings_its_weights(tmp_path):
+    torch.manual_seed(0)
+    router = nn.SMoE(24, 6, 2).eval()
+
+    class Gates(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = router
+
+        def forward(self, h):
+            routing = self.router(h)
+            return routing.gates, routing.indices
+
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    program = torch.export.export(Gates(), (torch.randn(8, 24),),
+                                  dynamic_shapes=({0: tokens},))
+    torch.export.save(program, tmp_path / "router.pt2")
+    artifact = compile_to(tmp_path / "a", tmp_path / "router.pt2")
+    h = torch.randn(33, 24)
+    np.save(tmp_path / "h.npy", h.numpy())
+    listed = tool("moe-run", artifact, "--list")
+    assert "argument 0 h: f32[?, 24]" in listed.stdout, listed
+    done = tool("moe-run", artifact, "--input", "h.npy", "--output", "g.npy", "--output", "i.npy",
+                cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected = router(h)
+    assert np.array_equal(np.load(tmp_path / "i.npy"), expected.indices.numpy())
+    np.testing.assert_allclose(np.load(tmp_path / "g.npy"), expected.gates.detach().numpy(),
+                               atol=2e-6)
+
+
+def test_repeat_prints_times_and_threads_do_not_change_results(router, tmp_path):
+    generator = np.random.default_rng(0)
+    np.save(tmp_path / "h.npy", generator.standard_normal((5000, 64)).astype(np.float32))
+    np.save(tmp_path / "w.npy", generator.standard_normal((16, 64)).astype(np.float32))
+    for threads in (1, 2):
+        done = tool("moe-run", router, "--input", "h.npy", "--input", "w.npy", "--output",
+                    f"g{threads}.npy", "--threads", threads, "--repeat", 3, cwd=tmp_path)
+        assert "3 runs, shortest" in done.stdout, done
+    assert np.array_equal(np.load(tmp_path / "g1.npy"), np.load(tmp_path / "g2.npy"))
+
+
+def test_cpp_example(router, tmp_path):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    built = subprocess.run(
+        [compiler, "-std=c++20", EXAMPLES / "route.cpp", "-I", ROOT / "include", "-L",
+         BUILD / "lib", f"-Wl,-rpath,{BUILD / 'lib'}", "-lmoe_runtime", "-o", tmp_path / "route"],
+        capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    done = subprocess.run([tmp_path / "route", router], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "token 3: expert 3 with gate 0.953, expert 0 with 0.047" in done.stdout
+    assert len((EXAMPLES / "route.cpp").read_text().splitlines()) <= 55
+
+
+def damage(folder, name, change):
+    data = bytearray((folder / name).read_bytes())
+    change(data)
+    (folder / name).write_bytes(bytes(data))
+
+
+def rewrite_manifest(folder, change):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+BAD_ARTIFACTS = {
+    "flipped bit": (lambda f: damage(f, "kernel.o", lambda d: d.__setitem__(99, d[99] ^ 1)),
+                    "to have SHA-256"),
+    "truncated": (lambda f: damage(f, "kernel.o", lambda d: d.__delitem__(slice(500, None))),
+                  "the artifact is damaged, compile it again"),
+    "missing file": (lambda f: (f / "kernel.o").unlink(), "found no such file"),
+    "not json": (lambda f: (f / "manifest.json").write_text("{\n  no"),
+                 "manifest.json:2: error: expected a string"),
+    "other json": (lambda f: (f / "manifest.json").write_text("{}"), "found another file"),
+    "deep json": (lambda f: (f / "manifest.json").write_text("[" * 100000),
+                  "64 levels of nesting"),
+    "version": (lambda f: rewrite_manifest(f, lambda m: m.update(format_version=99)),
+                "expected artifact format 1"),
+    "escape": (lambda f: rewrite_manifest(f, lambda m: m["files"].update({"../x": {}})),
+               "expected plain file names"),
+    "other cpu": (lambda f: rewrite_manifest(
+        f, lambda m: m["target"].update(features="+avx512bf16,+avx512vp2intersect,+avxvnni")),
+        None),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ARTIFACTS)
+def test_bad_artifact(router, tmp_path, case):
+    change, message = BAD_ARTIFACTS[case]
+    folder = shutil.copytree(router, tmp_path / "copy")
+    change(folder)
+    done = tool("moe-run", folder, "--list")
+    if message is None:  # which CPU is missing what depends on the CPU
+        assert done.returncode == 0 or "to be compiled for this CPU" in done.stderr
+        return
+    assert done.returncode == 1 and message in done.stderr, done
+
+
+def test_damaged_object_is_refused_not_run(router, tmp_path):
+    """Every truncation and many byte flips of the object's headers, with a matching digest."""
+    import hashlib
+
+    original = (router / "kernel.o").read_bytes()
+    folder = shutil.copytree(router, tmp_path / "copy")
+    generator = np.random.default_rng(0)
+    for trial in range(60):
+        data = bytearray(original)
+        if trial % 2:
+            del data[generator.integers(len(data)):]
+        else:  # the section headers lie at the end of the file
+            data[-int(generator.integers(1, 640))] ^= 1 << int(generator.integers(8))
+        (folder / "kernel.o").write_bytes(bytes(data))
+        digest = hashlib.sha256(bytes(data)).hexdigest()
+        rewrite_manifest(folder, lambda m, d=digest: m["files"]["kernel.o"].update(sha256=d))
+        done = tool("moe-run", folder, "--list")
+        assert done.returncode in (0, 1), (trial, done)
+
+
+BAD_CALLS = {
+    "too few": (["--input", "h.npy"], "expected 2 arguments for 'route', found 1"),
+    "swapped": (["--input", "w.npy", "--input", "h.npy"], "expected argument 1 of 'route'"),
+    "f64": (["--input", "f64.npy", "--input", "w.npy"], "to be f32[?, 64], found f64[3, 64]"),
+    "no file": (["--input", "nope.npy"], "nope.npy: cannot be opened"),
+    "not npy": (["--input", "text.npy"], "text.npy: expected a .npy file"),
+    "cut npy": (["--input", "cut.npy", "--input", "w.npy"], "bytes after the header, found"),
+    "outputs": (["--output=a", "--output=b", "--output=c"], "expected at most 2 --output"),
+    "function": (["--function", "f"], "expected the name of a function among route, found 'f'"),
+    "unknown": (["--inputs", "x"], "unknown option --inputs; see moe-run --help"),
+    "no value": (["--input"], "expected a value after --input"),
+    "count": (["--repeat", "0"], "expected a number in [1, 1000000] after --repeat"),
+    "device": (["--device", "tpu"], "found 'tpu'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_call(router, tmp_path, case):
+    options, message = BAD_CALLS[case]
+    np.save(tmp_path / "h.npy", np.zeros((3, 64), np.float32))
+    np.save(tmp_path / "w.npy", np.zeros((16, 64), np.float32))
+    np.save(tmp_path / "f64.npy", np.zeros((3, 64)))
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "h.npy").read_bytes()[:300])
+    (tmp_path / "text.npy").write_text("hello")
+    done = tool("moe-run", router, *options, cwd=tmp_path)
+    assert done.returncode == 1 and message in done.stderr, done
+    assert done.stderr.startswith("moe-run: error: ") and not done.stdout
+
+
+def test_help_names_every_option():
+    done = tool("moe-run", "--help")
+    assert done.returncode == 0
+    for option in ("--list", "--function", "--input", "--output", "--device", "--threads",
+                   "--repeat"):
+        assert option in done.stdout

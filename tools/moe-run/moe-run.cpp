@@ -1,0 +1,243 @@
+//===- moe-run.cpp - Run an artifact on .npy files ------------------------===//
+
+#include "MoE/Runtime/Artifact.h"
+#include "MoE/Runtime/Parallel.h"
+#include "MoE/Support/Npy.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <stdexcept>
+
+using namespace moe;
+using moe::runtime::Artifact;
+using moe::runtime::Function;
+using moe::runtime::Tensor;
+using moe::runtime::ValueType;
+
+namespace {
+
+constexpr const char kHelp[] = R"(moe-run ARTIFACT [options]
+Runs a function of an artifact that moe-compile wrote. Needs no compiler.
+
+  --list                what the artifact holds: functions, arguments, results
+  --function NAME       which function; not needed if there is only one
+  --input FILE.npy      one for each argument, in order
+  --output FILE.npy     where to write a result, in order; the others are dropped
+  --device cpu          what runs it (default: what the artifact is for)
+  --threads N           threads to use at most (default: all cores)
+  --repeat N            run N times and print the shortest and the median time
+
+bf16 arrays are written as numpy's 2-byte void type (ml_dtypes writes the same).
+
+Exit status: 0 done, 1 bad input.
+)";
+
+struct Options {
+  std::string artifact, function, device;
+  std::vector<std::string> inputs, outputs;
+  int threads = 0;
+  int repeat = 0;
+  bool list = false;
+};
+
+[[noreturn]] void refuse(const std::string &what) {
+  throw std::runtime_error(what);
+}
+
+int parseCount(const std::string &option, const std::string &text) {
+  char *end;
+  long value = std::strtol(text.c_str(), &end, 10);
+  if (text.empty() || *end || value < 1 || value > 1'000'000)
+    refuse("expected a number in [1, 1000000] after " + option + ", found '" +
+           text + "'");
+  return static_cast<int>(value);
+}
+
+/// Nullopt where only help was asked for.
+std::optional<Options> parseOptions(int argc, char **argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = argv[i], value;
+    if (argument == "--help" || argument == "-h")
+      return std::nullopt;
+    if (argument == "--list") {
+      options.list = true;
+      continue;
+    }
+    if (argument.rfind("--", 0) != 0) {
+      if (!options.artifact.empty())
+        refuse("expected one artifact, found '" + options.artifact + "' and '" +
+               argument + "'");
+      options.artifact = argument;
+      continue;
+    }
+    if (size_t equals = argument.find('='); equals != argument.npos) {
+      value = argument.substr(equals + 1);
+      argument.resize(equals);
+    } else if (i + 1 < argc) {
+      value = argv[++i];
+    } else {
+      refuse("expected a value after " + argument + "; see moe-run --help");
+    }
+    if (argument == "--function")
+      options.function = value;
+    else if (argument == "--input")
+      options.inputs.push_back(value);
+    else if (argument == "--output")
+      options.outputs.push_back(value);
+    else if (argument == "--device")
+      options.device = value;
+    else if (argument == "--threads")
+      options.threads = parseCount(argument, value);
+    else if (argument == "--repeat")
+      options.repeat = parseCount(argument, value);
+    else
+      refuse("unknown option " + argument + "; see moe-run --help");
+  }
+  if (options.artifact.empty())
+    refuse("expected the folder of an artifact, found none; see moe-run "
+           "--help");
+  return options;
+}
+
+//===----------------------------------------------------------------------===//
+// Files
+//===----------------------------------------------------------------------===//
+
+struct ElementName {
+  const char *dtype, *npy;
+};
+/// The first entry of a dtype is how it is written.
+constexpr ElementName kElementNames[] = {
+    {"f32", "<f4"},  {"f64", "<f8"}, {"f16", "<f2"},   {"bf16", "|V2"},
+    {"bf16", "<V2"}, {"i1", "|b1"},  {"i8", "|i1"},    {"i16", "<i2"},
+    {"i32", "<i4"},  {"i64", "<i8"}, {"index", "<i8"},
+};
+
+/// The array as an argument of type `type`; i64 and index look the same.
+Tensor toTensor(const std::string &path, NpyArray &array,
+                const ValueType *type) {
+  Tensor tensor;
+  for (const ElementName &name : kElementNames)
+    if (array.type == name.npy &&
+        (tensor.dtype.empty() || (type && type->dtype == name.dtype)))
+      tensor.dtype = name.dtype;
+  if (tensor.dtype.empty())
+    refuse(path +
+           ": expected booleans, integers or floats in this machine's "
+           "byte order, found elements of type '" +
+           array.type + "'");
+  tensor.shape.assign(array.shape.begin(), array.shape.end());
+  uint64_t bytes = runtime::getNumElements(tensor.shape) *
+                   runtime::getElementSize(tensor.dtype);
+  if (array.data.size() != bytes)
+    refuse(path + ": expected " + std::to_string(bytes) +
+           " bytes after the header, found " +
+           std::to_string(array.data.size()));
+  tensor.data = array.data.data();
+  return tensor;
+}
+
+void write(const std::string &path, const Tensor &tensor) {
+  NpyArray array;
+  for (const ElementName &name : kElementNames)
+    if (array.type.empty() && tensor.dtype == name.dtype)
+      array.type = name.npy;
+  array.shape.assign(tensor.shape.begin(), tensor.shape.end());
+  auto data = static_cast<const uint8_t *>(tensor.data);
+  array.data.assign(data, data + runtime::getNumElements(tensor.shape) *
+                                     runtime::getElementSize(tensor.dtype));
+  writeNpy(path, array);
+}
+
+//===----------------------------------------------------------------------===//
+// Actions
+//===----------------------------------------------------------------------===//
+
+void list(const Artifact &artifact) {
+  std::printf("target: %s\n", artifact.getTarget().c_str());
+  for (const auto &function : artifact.getFunctions()) {
+    std::printf("function: %s\n", function->getName().c_str());
+    const std::vector<std::string> &names = function->getArgumentNames();
+    for (size_t i = 0; i < function->getArguments().size(); ++i)
+      std::printf("  argument %zu%s%s: %s\n", i, i < names.size() ? " " : "",
+                  i < names.size() ? names[i].c_str() : "",
+                  function->getArguments()[i].toString().c_str());
+    for (size_t i = 0; i < function->getResults().size(); ++i)
+      std::printf("  result %zu: %s\n", i,
+                  function->getResults()[i].toString().c_str());
+  }
+}
+
+void printTimes(const Function &function, std::span<const Tensor> arguments,
+                std::span<const Tensor> results, int repeat) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<double> times;
+  for (int i = 0; i < repeat; ++i) {
+    Clock::time_point start = Clock::now();
+    function.run(arguments, results);
+    times.push_back(
+        std::chrono::duration<double, std::micro>(Clock::now() - start)
+            .count());
+  }
+  std::sort(times.begin(), times.end());
+  std::printf("%s: %d runs, shortest %.1f us, median %.1f us\n",
+              function.getName().c_str(), repeat, times.front(),
+              times[times.size() / 2]);
+}
+
+void run(const Options &options, const Artifact &artifact) {
+  const Function &function = artifact.getFunction(options.function);
+  if (options.outputs.size() > function.getResults().size())
+    refuse("expected at most " + std::to_string(function.getResults().size()) +
+           " --output for '" + function.getName() + "', found " +
+           std::to_string(options.outputs.size()));
+  std::vector<NpyArray> arrays;
+  arrays.reserve(options.inputs.size());
+  std::vector<Tensor> arguments;
+  for (size_t i = 0; i < options.inputs.size(); ++i) {
+    arrays.push_back(readNpy(options.inputs[i]));
+    arguments.push_back(toTensor(options.inputs[i], arrays.back(),
+                                 i < function.getArguments().size()
+                                     ? &function.getArguments()[i]
+                                     : nullptr));
+  }
+  std::vector<runtime::Array> results = function.run(arguments);
+  std::vector<Tensor> tensors;
+  for (const runtime::Array &result : results)
+    tensors.push_back(result.tensor);
+  for (size_t i = 0; i < options.outputs.size(); ++i)
+    write(options.outputs[i], tensors[i]);
+  if (options.repeat)
+    printTimes(function, arguments, tensors, options.repeat);
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+  try {
+    std::optional<Options> options = parseOptions(argc, argv);
+    if (!options) {
+      std::fputs(kHelp, stdout);
+      return 0;
+    }
+    if (options->threads)
+      moe_set_num_threads(options->threads);
+    Artifact artifact(options->artifact);
+    if (!options->device.empty() && options->device != "cpu")
+      refuse("expected --device=cpu for this artifact, found '" +
+             options->device + "'");
+    if (options->list)
+      list(artifact);
+    else
+      run(*options, artifact);
+    return 0;
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, "moe-run: error: %s\n", error.what());
+    return 1;
+  }
+}
