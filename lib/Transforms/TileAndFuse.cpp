@@ -52,8 +52,8 @@ static bool isLongReduction(TilingInterface op) {
     return false;
   int64_t rows = 1;
   bool isLong = false;
-  for (auto [size, iterator] : llvm::zip_equal(maps.getStaticLoopRanges(),
-                                               op.getLoopIteratorTypes())) {
+  for (auto [size, iterator] :
+       llvm::zip_equal(maps.getStaticLoopRanges(), op.getLoopIteratorTypes())) {
     if (iterator == utils::IteratorType::reduction)
       isLong |= ShapedType::isDynamic(size);
     else if (ShapedType::isDynamic(size))
