@@ -43,6 +43,27 @@ using namespace mlir::moe;
 // What to tile
 //===----------------------------------------------------------------------===//
 
+/// Whether `op` sums over a dim of unknown size into few results: tiles of its
+/// rows would be few, and each a long loop.
+static bool isLongReduction(TilingInterface op) {
+  constexpr int64_t fewRows = 1024;
+  auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
+  if (!maps)
+    return false;
+  int64_t rows = 1;
+  bool isLong = false;
+  for (auto [size, iterator] :
+       llvm::zip_equal(maps.getStaticLoopRanges(), op.getLoopIteratorTypes())) {
+    if (iterator == utils::IteratorType::reduction)
+      isLong |= ShapedType::isDynamic(size);
+    else if (ShapedType::isDynamic(size))
+      return false;
+    else
+      rows *= size;
+  }
+  return isLong && rows <= fewRows;
+}
+
 /// One row of the outer dims, `tileSize` rows of the last.
 static SmallVector<OpFoldResult>
 getTileSizes(TilingInterface op, ArrayRef<unsigned> rows, int64_t tileSize) {
@@ -264,6 +285,9 @@ struct TileAndFusePass
     DenseSet<Operation *> taken;
     for (TilingInterface op : llvm::reverse(ops)) {
       if (taken.contains(op) || getRowDims(op, gpuBlocks).empty())
+        continue;
+      // No work for many blocks: it is left to be cut along its reduction.
+      if (gpuBlocks && isLongReduction(op))
         continue;
       if (failed(tileGroup(rewriter, op, taken)))
         return signalPassFailure();
