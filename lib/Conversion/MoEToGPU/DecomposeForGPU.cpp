@@ -81,8 +81,7 @@ static bool isWorthFusing(OpOperand *operand) {
   auto consumer = dyn_cast<linalg::LinalgOp>(operand->getOwner());
   if (!producer || !consumer || !producer->hasOneUse())
     return false;
-  return isCheap(producer) ||
-         consumer.getNumLoops() == producer.getNumLoops();
+  return isCheap(producer) || consumer.getNumLoops() == producer.getNumLoops();
 }
 
 namespace {
