@@ -170,27 +170,42 @@ static LogicalResult shareBounds(RewriterBase &rewriter, scf::ForallOp leader,
   return success();
 }
 
+/// Erases what tiling left unused in `loop`: slices of whole operands of which
+/// the tile is computed inside. They would tie the loop to those operands.
+static void eraseDeadOps(RewriterBase &rewriter, scf::ForallOp loop) {
+  for (Operation &op :
+       llvm::make_early_inc_range(llvm::reverse(*loop.getBody())))
+    if (isOpTriviallyDead(&op))
+      rewriter.eraseOp(&op);
+}
+
 /// Moves what is computed from `loop` behind `last`. Failure, with nothing
-/// moved, where an op with side effects would have to move.
+/// moved, where `last` needs it or an op with side effects would have to move.
 static LogicalResult moveUsersBehind(RewriterBase &rewriter, scf::ForallOp loop,
                                      scf::ForallOp last) {
   DenseSet<Operation *> moving{loop};
   SmallVector<Operation *> users;
+  auto dependsOnMoving = [&](Operation *op) {
+    return op
+        ->walk([&](Operation *nested) {
+          bool depends = llvm::any_of(nested->getOperands(), [&](Value value) {
+            return moving.contains(value.getDefiningOp());
+          });
+          return depends ? WalkResult::interrupt() : WalkResult::advance();
+        })
+        .wasInterrupted();
+  };
   for (Operation *op = loop->getNextNode(); op != last;
        op = op->getNextNode()) {
-    bool depends = false;
-    op->walk([&](Operation *nested) {
-      for (Value operand : nested->getOperands())
-        if (Operation *source = operand.getDefiningOp())
-          depends |= moving.contains(source);
-    });
-    if (!depends)
+    if (!dependsOnMoving(op))
       continue;
     if (!isMemoryEffectFree(op))
       return failure();
     moving.insert(op);
     users.push_back(op);
   }
+  if (dependsOnMoving(last))
+    return failure();
   Operation *behind = last;
   for (Operation *user : users) {
     rewriter.moveOpAfter(user, behind);
@@ -364,7 +379,9 @@ private:
         if (producer->use_empty())
           rewriter.eraseOp(producer);
       }
-    return cast<scf::ForallOp>(result->loops.front().getOperation());
+    auto loop = cast<scf::ForallOp>(result->loops.front().getOperation());
+    eraseDeadOps(rewriter, loop);
+    return loop;
   }
 
   void reportNotFused(Operation *consumer, Operation *producer,
