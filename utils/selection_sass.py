@@ -2,7 +2,7 @@
 
   python utils/selection_sass.py [--chip sm_90] [--dtype bf16]
 
-Needs moe-opt (MOE_OPT or PATH), ptxas and nvdisasm (PATH, or the wheels
+A kernel with a loop has no static cost a token: `-`. Needs moe-opt (MOE_OPT or PATH), ptxas and nvdisasm (PATH, or the wheels
 nvidia-cuda-nvcc and nvidia-cuda-nvdisasm). Nothing is executed: a kernel without
 loops issues each of its instructions once a warp, so their number divided by the
 tokens of a warp is what a token costs. Instructions past the last exit pad the
@@ -61,6 +61,17 @@ def compile_to_ptx(text: str, chip: str) -> tuple[str, int, int]:
     return ptx, int(rows.group(1)) if rows else 1, threads
 
 
+def has_loop(ptx: str) -> bool:
+    """Whether a branch goes back."""
+    seen = set()
+    for line in ptx.splitlines():
+        if label := re.match(r"(\$L\w+):", line):
+            seen.add(label.group(1))
+        elif (branch := re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)) and branch.group(1) in seen:
+            return True
+    return False
+
+
 def assemble(ptx: str, chip: str) -> tuple[list[str], int, int]:
     """The mnemonics up to the last exit, the registers, the spilled bytes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -97,8 +108,9 @@ def main() -> None:
         )
         mnemonics, registers, spilled = assemble(ptx, options.chip)
         tokens = rows * 32 / threads
+        cost = "-" if has_loop(ptx) else f"{len(mnemonics) / tokens:.1f}"
         print(
-            f"| {experts} | {selected} | {len(mnemonics) / tokens:.1f} | "
+            f"| {experts} | {selected} | {cost} | "
             f"{threads // rows} | {len(mnemonics)} | {registers} | {spilled} |",
             flush=True,
         )
