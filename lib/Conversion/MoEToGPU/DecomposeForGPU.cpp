@@ -38,7 +38,8 @@ static bool isFormWithoutKernel(Operation *op) {
   return TypeSwitch<Operation *, bool>(op)
       .Case<AdjacencyUpdateOp, MadDispersionOp>(
           [](auto op) { return !hasGridKernel(op); })
-      .Case([](TopKRenormOp op) { return !hasThreadKernel(op); })
+      .Case<SoftmaxMixOp, TopKRenormOp>(
+          [](auto op) { return !hasThreadKernel(op); })
       .Default(false);
 }
 
@@ -81,8 +82,7 @@ static bool isWorthFusing(OpOperand *operand) {
   auto consumer = dyn_cast<linalg::LinalgOp>(operand->getOwner());
   if (!producer || !consumer || !producer->hasOneUse())
     return false;
-  return isCheap(producer) ||
-         consumer.getNumLoops() == producer.getNumLoops();
+  return isCheap(producer) || consumer.getNumLoops() == producer.getNumLoops();
 }
 
 namespace {

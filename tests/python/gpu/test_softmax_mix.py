@@ -328,3 +328,8 @@ def test_causal_tiles_are_skipped():
     (whole,) = check(problem(512, 512, 64, 16, dtype=BF16), LAUNCHES[:1])
     (half,) = check(problem(512, 512, 64, 16, dtype=BF16, causal=True), LAUNCHES[:1])
     assert half.counters["shared_requests"] < 0.7 * whole.counters["shared_requests"]
+
+
+@pytest.mark.parametrize("e", [257])
+def test_more_columns_than_registers_hold(e):
+    check(problem(20, 30, 16, e, causal=True), launches=LAUNCHES[:1])
