@@ -84,6 +84,7 @@ def main() -> int:
     pytest_command = [
         sys.executable, "-m", "pytest", str(ROOT / "tests" / "python"), "-q",
         "-n", "2", f"--junitxml={pytest_report}", "-p", "no:cacheprovider",
+        "-o", "junit_family=xunit1",  # the one that has properties
     ]
     if options.filter:
         lit_command += ["--filter", options.filter, "--allow-empty-runs"]

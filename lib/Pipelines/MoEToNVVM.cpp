@@ -46,6 +46,8 @@ static void buildTiling(OpPassManager &manager,
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   manager.addPass(createMoEConvertToSoftmaxMixPass());
+  // Initial values with one user are made inside its tile.
+  manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   manager.addNestedPass<func::FuncOp>(
       createMoETileToBlocksPass({options.maxRows, getSharedBytes(options)}));
   manager.addPass(createCanonicalizerPass());
@@ -60,6 +62,7 @@ static void buildTiling(OpPassManager &manager,
 /// memory and have no deallocation.
 static void buildBufferization(OpPassManager &manager) {
   manager.addPass(createMoEResultsToDestinationsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   manager.addPass(bufferization::createEmptyTensorEliminationPass());
   bufferization::OneShotBufferizePassOptions options;
   options.bufferizeFunctionBoundaries = true;

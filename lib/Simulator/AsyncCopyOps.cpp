@@ -26,7 +26,8 @@ void landLanes(const AsyncCopy &copy, u32 lanes, u8 *shared) {
       std::memcpy(to, copy.sources[l], Bytes);
       continue;
     }
-    std::memcpy(to, copy.sources[l], valid);
+    if (valid) // else there is no source
+      std::memcpy(to, copy.sources[l], valid);
     std::memset(to + valid, 0, Bytes - valid);
   }
 }

@@ -9,6 +9,7 @@
 #include "mlir/Interfaces/DestinationStyleOpInterface.h"
 #include "mlir/Interfaces/IndexingMapOpInterface.h"
 #include "llvm/ADT/SmallBitVector.h"
+#include "llvm/ADT/SmallVectorExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -16,6 +17,38 @@ using namespace mlir::moe;
 //===----------------------------------------------------------------------===//
 // Rows of one op
 //===----------------------------------------------------------------------===//
+
+/// Whether `dim`, the innermost of the results, is what tells the rows of a
+/// batched product apart: of the inputs with the most dims some lack it, while
+/// all of them have the dims `rows`. The log-sum-exps `[b, h, i]` of attention,
+/// `q[b, h, i, f]` against `k[b, h, j, f]`, are such rows along `i`; the logits
+/// `[n, e]` of a router are not rows along `e`, because its weights lack `n`.
+static bool isRowOfBatchedProduct(TilingInterface op, unsigned dim,
+                                  ArrayRef<unsigned> rows) {
+  auto maps = cast<IndexingMapOpInterface>(op.getOperation());
+  auto dps = cast<DestinationStyleOpInterface>(op.getOperation());
+  unsigned mostDims = 0;
+  SmallVector<AffineMap> inputs;
+  for (OpOperand *input : dps.getDpsInputOperands()) {
+    AffineMap map = maps.getMatchingIndexingMap(input);
+    if (map.getNumResults() > mostDims)
+      inputs.clear();
+    mostDims = std::max(mostDims, map.getNumResults());
+    if (map.getNumResults() == mostDims)
+      inputs.push_back(map);
+  }
+  auto lacks = [](AffineMap map, unsigned dim) {
+    return !map.isFunctionOfDim(dim);
+  };
+  return !rows.empty() &&
+         llvm::is_contained(op.getLoopIteratorTypes(),
+                            utils::IteratorType::reduction) &&
+         llvm::any_of(inputs, [&](AffineMap map) { return lacks(map, dim); }) &&
+         llvm::none_of(inputs, [&](AffineMap map) {
+           return llvm::any_of(rows,
+                               [&](unsigned row) { return lacks(map, row); });
+         });
+}
 
 Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
@@ -38,17 +71,22 @@ Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
       if (auto dim = dyn_cast<AffineDimExpr>(map.getResults().back()))
         ++innermost[dim.getPosition()];
   }
-  Rows rows, longRows;
+  Rows rows;
+  std::optional<unsigned> last;
   unsigned numInits = dps.getNumDpsInits();
   bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
   for (auto [dim, iterator] : llvm::enumerate(iterators)) {
-    if (iterator != utils::IteratorType::parallel || spans[dim] != numInits ||
-        (innermost[dim] >= numInits && !mayCutInnermost))
+    if (iterator != utils::IteratorType::parallel || spans[dim] != numInits)
       continue;
-    rows.push_back(dim);
-    if (!isUnit[dim])
-      longRows.push_back(dim);
+    if (innermost[dim] < numInits || mayCutInnermost)
+      rows.push_back(dim);
+    else
+      last = dim;
   }
+  if (last && isRowOfBatchedProduct(op, *last, rows))
+    rows.push_back(*last);
+  Rows longRows =
+      llvm::filter_to_vector(rows, [&](unsigned dim) { return !isUnit[dim]; });
   return keepUnitDims || longRows.empty() ? rows : longRows;
 }
 

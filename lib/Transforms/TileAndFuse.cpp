@@ -43,6 +43,27 @@ using namespace mlir::moe;
 // What to tile
 //===----------------------------------------------------------------------===//
 
+/// Whether `op` sums over a dim of unknown size into few results: tiles of its
+/// rows would be few, and each a long loop.
+static bool isLongReduction(TilingInterface op) {
+  constexpr int64_t fewRows = 1024;
+  auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
+  if (!maps)
+    return false;
+  int64_t rows = 1;
+  bool isLong = false;
+  for (auto [size, iterator] :
+       llvm::zip_equal(maps.getStaticLoopRanges(), op.getLoopIteratorTypes())) {
+    if (iterator == utils::IteratorType::reduction)
+      isLong |= ShapedType::isDynamic(size);
+    else if (ShapedType::isDynamic(size))
+      return false;
+    else
+      rows *= size;
+  }
+  return isLong && rows <= fewRows;
+}
+
 /// One row of the outer dims, `tileSize` rows of the last.
 static SmallVector<OpFoldResult>
 getTileSizes(TilingInterface op, ArrayRef<unsigned> rows, int64_t tileSize) {
@@ -149,27 +170,42 @@ static LogicalResult shareBounds(RewriterBase &rewriter, scf::ForallOp leader,
   return success();
 }
 
+/// Erases what tiling left unused in `loop`: slices of whole operands of which
+/// the tile is computed inside. They would tie the loop to those operands.
+static void eraseDeadOps(RewriterBase &rewriter, scf::ForallOp loop) {
+  for (Operation &op :
+       llvm::make_early_inc_range(llvm::reverse(*loop.getBody())))
+    if (isOpTriviallyDead(&op))
+      rewriter.eraseOp(&op);
+}
+
 /// Moves what is computed from `loop` behind `last`. Failure, with nothing
-/// moved, where an op with side effects would have to move.
+/// moved, where `last` needs it or an op with side effects would have to move.
 static LogicalResult moveUsersBehind(RewriterBase &rewriter, scf::ForallOp loop,
                                      scf::ForallOp last) {
   DenseSet<Operation *> moving{loop};
   SmallVector<Operation *> users;
+  auto dependsOnMoving = [&](Operation *op) {
+    return op
+        ->walk([&](Operation *nested) {
+          bool depends = llvm::any_of(nested->getOperands(), [&](Value value) {
+            return moving.contains(value.getDefiningOp());
+          });
+          return depends ? WalkResult::interrupt() : WalkResult::advance();
+        })
+        .wasInterrupted();
+  };
   for (Operation *op = loop->getNextNode(); op != last;
        op = op->getNextNode()) {
-    bool depends = false;
-    op->walk([&](Operation *nested) {
-      for (Value operand : nested->getOperands())
-        if (Operation *source = operand.getDefiningOp())
-          depends |= moving.contains(source);
-    });
-    if (!depends)
+    if (!dependsOnMoving(op))
       continue;
     if (!isMemoryEffectFree(op))
       return failure();
     moving.insert(op);
     users.push_back(op);
   }
+  if (dependsOnMoving(last))
+    return failure();
   Operation *behind = last;
   for (Operation *user : users) {
     rewriter.moveOpAfter(user, behind);
@@ -249,6 +285,9 @@ struct TileAndFusePass
     DenseSet<Operation *> taken;
     for (TilingInterface op : llvm::reverse(ops)) {
       if (taken.contains(op) || getRowDims(op, gpuBlocks).empty())
+        continue;
+      // No work for many blocks: it is left to be cut along its reduction.
+      if (gpuBlocks && isLongReduction(op))
         continue;
       if (failed(tileGroup(rewriter, op, taken)))
         return signalPassFailure();
@@ -340,7 +379,9 @@ private:
         if (producer->use_empty())
           rewriter.eraseOp(producer);
       }
-    return cast<scf::ForallOp>(result->loops.front().getOperation());
+    auto loop = cast<scf::ForallOp>(result->loops.front().getOperation());
+    eraseDeadOps(rewriter, loop);
+    return loop;
   }
 
   void reportNotFused(Operation *consumer, Operation *producer,

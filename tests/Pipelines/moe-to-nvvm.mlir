@@ -17,7 +17,7 @@
 // CHECK:     bar.sync
 // CHECK:     max.u64
 // CHECK:     ex2.approx.ftz.f32
-// CHECK:     div.rn.f32
+// CHECK:     rcp.approx.ftz.f32
 // CHECK:     st.global.b32
 func.func @route(%h: tensor<?x352xbf16>, %w: tensor<16x352xbf16>)
     -> (tensor<?x2xf32>, tensor<?x2xi32>) {

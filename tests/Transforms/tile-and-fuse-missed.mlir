@@ -108,7 +108,7 @@ func.func @keeps_what_is_computed_from_the_results_of_a_loop(
 // CHECK: Reason="it has more rows to run in parallel", Remark="not fused into linalg.generic"
 
 // IR-LABEL: func @keeps_producers_with_more_parallel_rows
-// IR:         scf.forall (%{{.*}}, %{{.*}}) =
+// IR:         scf.forall (%{{[^,]*}}, %{{[^,]*}}, %{{[^,]*}}) =
 // IR:           moe.softmax_mix
 // IR:         scf.forall (%{{.*}}) =
 // IR-NOT:       moe.softmax_mix

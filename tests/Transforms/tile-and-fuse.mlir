@@ -136,3 +136,38 @@ func.func @fuses_cosine_logits_into_the_selection(
       -> tensor<?x8xf32>, tensor<?x8xi32>
   return %g, %i : tensor<?x8xf32>, tensor<?x8xi32>
 }
+
+// -----
+
+// Log-sum-exps without values are cut along their queries, as mixes of values
+// are: there may be one sequence and one head.
+
+// CHECK-LABEL: func @tiles_the_queries_of_log_sum_exps
+// CHECK:         scf.forall (%[[ROW:.*]]) = (0) to (%{{.*}}) step (64)
+// CHECK:           moe.softmax_mix
+// CHECK-SAME:        origin(%[[ROW]] :
+func.func @tiles_the_queries_of_log_sum_exps(
+    %q: tensor<1x1x?x16xf32>, %mask: tensor<1x?xi1>, %l: tensor<1x1x?xf32>,
+    %s: tensor<1x1x?xf32>) -> (tensor<1x1x?xf32>, tensor<1x1x?xf32>) {
+  %r:2 = moe.softmax_mix ins(%q, %q : tensor<1x1x?x16xf32>, tensor<1x1x?x16xf32>)
+      query_mask(%mask : tensor<1x?xi1>) key_mask(%mask : tensor<1x?xi1>)
+      outs(%l, %s : tensor<1x1x?xf32>, tensor<1x1x?xf32>)
+      {causal = true, with_entropy = true}
+      -> tensor<1x1x?xf32>, tensor<1x1x?xf32>
+  return %r#0, %r#1 : tensor<1x1x?xf32>, tensor<1x1x?xf32>
+}
+
+// -----
+
+// A batch of products keeps its columns.
+
+// CHECK-LABEL: func @keeps_the_columns_of_batched_products
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}) = (0, 0) to (4, 128) step (1, 64)
+// CHECK:           linalg.batch_matmul
+func.func @keeps_the_columns_of_batched_products(
+    %a: tensor<4x128x32xf32>, %b: tensor<4x32x16xf32>, %c: tensor<4x128x16xf32>)
+    -> tensor<4x128x16xf32> {
+  %r = linalg.batch_matmul ins(%a, %b : tensor<4x128x32xf32>, tensor<4x32x16xf32>)
+      outs(%c : tensor<4x128x16xf32>) -> tensor<4x128x16xf32>
+  return %r : tensor<4x128x16xf32>
+}

@@ -102,17 +102,16 @@ void CoSelections::readExperts(Value token, Value isToken) {
     Value place = b.add(lane, b.i32(first));
     Value exists = isToken;
     if (first + lanes > numSelected) {
-      exists = b.both(exists, b.compare(CmpIPredicate::slt, place,
-                                        b.i32(numSelected)));
+      exists = b.both(exists,
+                      b.compare(CmpIPredicate::slt, place, b.i32(numSelected)));
       place = b.op<arith::MinSIOp>(place, b.i32(numSelected - 1));
     }
-    Value expert = memref::LoadOp::create(
-        b, indices, ValueRange{token, b.toIndex(place)});
+    Value expert =
+        memref::LoadOp::create(b, indices, ValueRange{token, b.toIndex(place)});
     Value isExpert = b.compare(CmpIPredicate::ult, expert, limit);
     if (!type.isInteger(32))
       expert = arith::TruncIOp::create(b, b.getI32Type(), expert);
-    experts.push_back(
-        b.select(b.both(exists, isExpert), expert, b.i32(-1)));
+    experts.push_back(b.select(b.both(exists, isExpert), expert, b.i32(-1)));
   }
 }
 
@@ -139,20 +138,18 @@ void CoSelections::addPairs() {
   for (int64_t place = 0; place < numSelected; ++place) {
     Value other = fromPlace(experts, place);
     Value isOther = b.no(isNone(other));
-    numDistinct = b.add(numDistinct,
-                        arith::ExtUIOp::create(b, b.getI32Type(), isOther));
+    numDistinct =
+        b.add(numDistinct, arith::ExtUIOp::create(b, b.getI32Type(), isOther));
     for (Value expert : experts) {
       Value counted = b.both(isOther, b.no(isNone(expert)));
       if (!op.getDiagonal())
-        counted =
-            b.both(counted, b.compare(CmpIPredicate::ne, expert, other));
+        counted = b.both(counted, b.compare(CmpIPredicate::ne, expert, other));
       addOne(counted, b.add(b.mul(expert, columns), other), one);
     }
   }
   Value sums = b.mul(columns, columns);
-  Value perRow = op.getDiagonal()
-                     ? numDistinct
-                     : b.op<arith::SubIOp>(numDistinct, one);
+  Value perRow =
+      op.getDiagonal() ? numDistinct : b.op<arith::SubIOp>(numDistinct, one);
   for (Value expert : experts)
     addOne(b.no(isNone(expert)), b.add(sums, expert), perRow);
   Value isFirst = b.compare(CmpIPredicate::eq, lane, b.i32(0));
@@ -201,8 +198,8 @@ private:
         b, b.index(0), b.index(numParts), b.index(1), ValueRange{b.i32(0)},
         [&](OpBuilder &builder, Location loc, Value part, ValueRange acc) {
           ThreadBuilder body(loc, builder);
-          Value count = memref::LoadOp::create(body, counts,
-                                               ValueRange{part, position});
+          Value count =
+              memref::LoadOp::create(body, counts, ValueRange{part, position});
           scf::YieldOp::create(body, body.add(acc[0], count));
         });
     return loop.getResult(0);
@@ -225,26 +222,23 @@ void Blend::emit(Workers workers) {
   Value entry = loop.getInductionVar();
   Value row = b.op<arith::DivUIOp>(entry, size);
   Value column = b.op<arith::RemUIOp>(entry, size);
-  Value divisorAt = op.getNorm() == AdjacencyNorm::Eq7
-                        ? b.add(b.mul(column, size), column)
-                        : b.add(entries, op.getNorm() == AdjacencyNorm::Row
-                                             ? row
-                                             : column);
+  Value divisorAt =
+      op.getNorm() == AdjacencyNorm::Eq7
+          ? b.add(b.mul(column, size), column)
+          : b.add(entries, op.getNorm() == AdjacencyNorm::Row ? row : column);
   auto toFloat = [&](Value count) {
     return arith::SIToFPOp::create(b, b.getF32Type(), count);
   };
   Value count = toFloat(total(entry)), divisor = toFloat(total(divisorAt));
-  Value isUnused =
-      b.compare(arith::CmpFPredicate::OEQ, divisor, b.f32(0.0));
+  Value isUnused = b.compare(arith::CmpFPredicate::OEQ, divisor, b.f32(0.0));
   Value weight =
       b.select(isUnused, b.f32(0.0), b.op<arith::DivFOp>(count, divisor));
   double beta = op.getBeta().convertToDouble();
   Value old = memref::LoadOp::create(b, op.getA(), ValueRange{row, column});
-  Value blended =
-      b.fma(b.f32(beta), old, b.mul(b.f32(1.0 - beta), weight));
+  Value blended = b.fma(b.f32(beta), old, b.mul(b.f32(1.0 - beta), weight));
   // E18: without a valid token the graph stays as it is.
-  Value isFrozen = b.compare(CmpIPredicate::eq,
-                             total(b.add(entries, size)), b.i32(0));
+  Value isFrozen =
+      b.compare(CmpIPredicate::eq, total(b.add(entries, size)), b.i32(0));
   memref::StoreOp::create(b, b.select(isFrozen, old, blended), op.getOuts()[0],
                           ValueRange{row, column});
 }
@@ -330,8 +324,7 @@ private:
     };
     grid([&](ThreadBuilder &b, Workers workers) {
       forEach(b, workers, size, [&](ThreadBuilder &b, Value i) {
-        memref::StoreOp::create(b, b.i32(0), counts,
-                                ValueRange{b.index(0), i});
+        memref::StoreOp::create(b, b.i32(0), counts, ValueRange{b.index(0), i});
       });
     });
     grid([&](ThreadBuilder &b, Workers workers) {

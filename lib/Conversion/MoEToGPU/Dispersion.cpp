@@ -53,7 +53,7 @@ class Sweep {
 public:
   /// `mean` is null in the pass that sums the rows.
   Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block, int64_t range,
-       Value mean)
+        Value mean)
       : b(b), op(op), block(block), range(range), mean(mean) {}
 
   /// `ids` are the numbers of the range, the part and the slab.
@@ -122,12 +122,10 @@ void Sweep::allocate() {
 }
 
 void Sweep::clear() {
-  loop(b.index(0), b.index(range + 1), 1, [&](Value cluster) {
-    store(b.f32(0.0), table, inTable(cluster));
-  });
-  loop(thread, b.index(range), block.numThreads, [&](Value cluster) {
-    store(b.i32(0), ownCounts, cluster);
-  });
+  loop(b.index(0), b.index(range + 1), 1,
+       [&](Value cluster) { store(b.f32(0.0), table, inTable(cluster)); });
+  loop(thread, b.index(range), block.numThreads,
+       [&](Value cluster) { store(b.i32(0), ownCounts, cluster); });
   gpu::BarrierOp::create(b);
 }
 
@@ -141,9 +139,10 @@ void Sweep::listTokens(Value first, Value end) {
   Value assigned = load(op.getAssign(), token);
   // Compared as given, for an i64 may be far out of range.
   Type type = assigned.getType();
-  Value inRange = b.op<arith::SubIOp>(assigned, b.toInteger(firstCluster, type));
-  Value isCluster = b.compare(CmpIPredicate::ult, assigned,
-                              b.toInteger(numClusters, type));
+  Value inRange =
+      b.op<arith::SubIOp>(assigned, b.toInteger(firstCluster, type));
+  Value isCluster =
+      b.compare(CmpIPredicate::ult, assigned, b.toInteger(numClusters, type));
   Value limit = arith::ConstantOp::create(b, b.getIntegerAttr(type, range));
   isCluster = b.both(isCluster, b.compare(CmpIPredicate::ult, inRange, limit));
   isMember = b.both(isMember, isCluster);
@@ -158,9 +157,9 @@ void Sweep::listTokens(Value first, Value end) {
   ifThen(b.compare(CmpIPredicate::eq, lane, b.i32(0)),
          [&] { store(b.countBits(members), found, warp); });
   gpu::BarrierOp::create(b);
-  Value position = b.countBits(b.both(
-      members, b.op<arith::SubIOp>(b.op<arith::ShLIOp>(b.i32(1), lane),
-                                   b.i32(1))));
+  Value position = b.countBits(
+      b.both(members, b.op<arith::SubIOp>(b.op<arith::ShLIOp>(b.i32(1), lane),
+                                          b.i32(1))));
   numListed = b.i32(0);
   for (int64_t other = 0; other < block.numThreads / kWarpSize; ++other) {
     Value count = load(found, b.index(other));
@@ -237,8 +236,8 @@ void Sweep::emit(ArrayRef<Value> ids, Value sums, Value counts) {
   firstCluster = b.mul(ids[0], b.index(range));
   column = b.add(b.mul(ids[2], b.index(block.numThreads)), thread);
   readColumn = minimum(column, b.op<arith::SubIOp>(numColumns, b.index(1)));
-  Value length = b.op<arith::DivUIOp>(b.add(numTokens, b.index(kTokenParts - 1)),
-                                      b.index(kTokenParts));
+  Value length = b.op<arith::DivUIOp>(
+      b.add(numTokens, b.index(kTokenParts - 1)), b.index(kTokenParts));
   Value begin = minimum(b.mul(ids[1], length), numTokens);
   Value end = minimum(b.add(begin, length), numTokens);
   allocate();
@@ -285,9 +284,9 @@ static void emitQuotients(ThreadBuilder &b, MadDispersionOp op, Workers workers,
   Value countBuffer = op.getOuts()[2], count;
   if (partCounts) {
     count = addParts(b, partCounts, cluster);
-    auto ifFirst = scf::IfOp::create(
-        b, b.compare(CmpIPredicate::eq, column, b.index(0)),
-        /*withElseRegion=*/false);
+    auto ifFirst =
+        scf::IfOp::create(b, b.compare(CmpIPredicate::eq, column, b.index(0)),
+                          /*withElseRegion=*/false);
     OpBuilder::InsertionGuard guard(b);
     b.setInsertionPointToStart(ifFirst.thenBlock());
     memref::StoreOp::create(b, count, countBuffer, cluster);
@@ -345,7 +344,7 @@ struct MadDispersionToGrid : OpRewritePattern<MadDispersionOp> {
 
 private:
   void emitSweep(ThreadBuilder &b, MadDispersionOp op, Value mean, Value sums,
-                Value counts) const {
+                 Value counts) const {
     OpBuilder::InsertionGuard guard(b);
     auto type = cast<MemRefType>(op.getOuts()[0].getType());
     int64_t range = type.isDynamicDim(0)
@@ -357,9 +356,9 @@ private:
           b, b.getLoc(), size.ceilDiv(by),
           {memref::getMixedSize(b, b.getLoc(), op.getOuts()[0], dim)});
     };
-    SmallVector<Value> ids = createGrid(
-        b, {divided(0, range), b.getIndexAttr(kTokenParts),
-            divided(1, block.numThreads)});
+    SmallVector<Value> ids =
+        createGrid(b, {divided(0, range), b.getIndexAttr(kTokenParts),
+                       divided(1, block.numThreads)});
     Sweep(b, op, block, range, mean).emit(ids, sums, counts);
   }
 

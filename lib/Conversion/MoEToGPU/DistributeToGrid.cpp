@@ -48,8 +48,8 @@ static constexpr int64_t kFewPoints = 1024;
 // Grids
 //===----------------------------------------------------------------------===//
 
-SmallVector<Value>
-mlir::moe::createGrid(ThreadBuilder &b, ArrayRef<OpFoldResult> numBlocks) {
+SmallVector<Value> mlir::moe::createGrid(ThreadBuilder &b,
+                                         ArrayRef<OpFoldResult> numBlocks) {
   static constexpr gpu::MappingId ids[] = {
       gpu::MappingId::DimZ, gpu::MappingId::DimY, gpu::MappingId::DimX};
   SmallVector<Attribute> mapping;

@@ -68,8 +68,8 @@ struct WidenFunction : RewritePattern {
 
   LogicalResult matchAndRewrite(Operation *op,
                                 PatternRewriter &rewriter) const override {
-    if (!isa<math::MathDialect>(op->getDialect()) ||
-        op->getNumResults() != 1 || !isNarrowFloat(op->getResultTypes()[0]))
+    if (!isa<math::MathDialect>(op->getDialect()) || op->getNumResults() != 1 ||
+        !isNarrowFloat(op->getResultTypes()[0]))
       return rewriter.notifyMatchFailure(op, "expected a narrow function");
     Type f32 = rewriter.getF32Type();
     OperationState state(op->getLoc(), op->getName(), {}, f32, op->getAttrs());
@@ -119,8 +119,8 @@ struct ExpandRsqrt : OpRewritePattern<math::RsqrtOp> {
     if (!op.getType().isF32())
       return rewriter.notifyMatchFailure(op, "expected f32");
     ThreadBuilder b(op.getLoc(), rewriter);
-    rewriter.replaceOp(op,
-                       b.op<arith::DivFOp>(b.f32(1.0), b.sqrt(op.getOperand())));
+    rewriter.replaceOp(
+        op, b.op<arith::DivFOp>(b.f32(1.0), b.sqrt(op.getOperand())));
     return success();
   }
 };

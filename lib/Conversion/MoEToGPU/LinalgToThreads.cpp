@@ -109,8 +109,8 @@ static Value exchange(ThreadBuilder &b, Value value, int64_t distance) {
   if (width >= 32)
     return b.shuffleXor(value, distance);
   Type bits = b.getIntegerType(width);
-  Value wide = isa<FloatType>(type) ? arith::BitcastOp::create(b, bits, value)
-                                    : value;
+  Value wide =
+      isa<FloatType>(type) ? arith::BitcastOp::create(b, bits, value) : value;
   wide = arith::ExtUIOp::create(b, b.getI32Type(), wide);
   wide = arith::TruncIOp::create(b, bits, b.shuffleXor(wide, distance));
   return isa<FloatType>(type) ? arith::BitcastOp::create(b, type, wide) : wide;
@@ -299,8 +299,8 @@ static SmallVector<Value> foldOverLanes(ThreadBuilder &b, Nest &nest,
   for (Operation *combiner : combiners)
     neutral.push_back(
         arith::ConstantOp::create(b, *arith::getNeutralElement(combiner)));
-  SmallVector<Value> sums = nest.fold(b, point, b.add(begin, lane), end,
-                                      b.index(kWarpSize), neutral);
+  SmallVector<Value> sums =
+      nest.fold(b, point, b.add(begin, lane), end, b.index(kWarpSize), neutral);
   for (auto [sum, combiner] : llvm::zip_equal(sums, combiners))
     for (int64_t distance = 1; distance < kWarpSize; distance *= 2)
       sum = combine(b, combiner, sum, exchange(b, sum, distance));
@@ -324,8 +324,8 @@ static void emitWarpAPoint(
   forEachPoint(b, nest, warp, workers.count / kWarpSize,
                [&](ThreadBuilder &b, ArrayRef<Value> point) {
                  SmallVector<Value> starts = initial(b, point);
-                 SmallVector<Value> sums = foldOverLanes(
-                     b, nest, combiners, point, lane, begin, end);
+                 SmallVector<Value> sums =
+                     foldOverLanes(b, nest, combiners, point, lane, begin, end);
                  for (auto [i, start] : llvm::enumerate(starts))
                    sums[i] = combine(b, combiners[i], start, sums[i]);
                  NVVM::SyncWarpOp::create(b, b.i32(-1));
@@ -338,25 +338,25 @@ static void emitWarpAPoint(
 
 /// A thread a point, the terms in their order.
 static void emitThreadAPoint(ThreadBuilder &b, Nest &nest, Workers workers) {
-  forEachPoint(b, nest, workers.thread, workers.count,
-               [&](ThreadBuilder &b, ArrayRef<Value> point) {
-                 SmallVector<Value> outs;
-                 for (unsigned i = 0; i < nest.op.getNumDpsInits(); ++i)
-                   outs.push_back(nest.loadOut(b, i, point));
-                 if (!nest.hasReduction()) {
-                   outs = nest.runBody(b, point, outs);
-                 } else {
-                   // An output that the body ignores still needs a start.
-                   for (auto [i, out] : llvm::enumerate(outs))
-                     if (!out)
-                       out = arith::ConstantOp::create(
-                           b, b.getZeroAttr(nest.op.getRegionOutputArgs()[i]
-                                                .getType()));
-                   outs = nest.fold(b, point, b.index(0), nest.getNumTerms(b),
-                                    b.index(1), outs);
-                 }
-                 nest.storeOuts(b, point, outs);
-               });
+  forEachPoint(
+      b, nest, workers.thread, workers.count,
+      [&](ThreadBuilder &b, ArrayRef<Value> point) {
+        SmallVector<Value> outs;
+        for (unsigned i = 0; i < nest.op.getNumDpsInits(); ++i)
+          outs.push_back(nest.loadOut(b, i, point));
+        if (!nest.hasReduction()) {
+          outs = nest.runBody(b, point, outs);
+        } else {
+          // An output that the body ignores still needs a start.
+          for (auto [i, out] : llvm::enumerate(outs))
+            if (!out)
+              out = arith::ConstantOp::create(
+                  b, b.getZeroAttr(nest.op.getRegionOutputArgs()[i].getType()));
+          outs = nest.fold(b, point, b.index(0), nest.getNumTerms(b),
+                           b.index(1), outs);
+        }
+        nest.storeOuts(b, point, outs);
+      });
 }
 
 void mlir::moe::emitLinalgForThreads(ThreadBuilder &b, linalg::LinalgOp op,
@@ -392,20 +392,17 @@ void mlir::moe::emitPartialReduction(ThreadBuilder &b, linalg::LinalgOp op,
                                       b.index(numParts));
   Value begin = b.op<arith::MinUIOp>(b.mul(part, length), numTerms);
   Value end = b.op<arith::MinUIOp>(b.add(begin, length), numTerms);
-  emitWarpAPoint(b, nest, getCombiners(op), Workers::ofBlock(b, block), begin,
-                 end,
-                 [](ThreadBuilder &, ArrayRef<Value>) {
-                   return SmallVector<Value>();
-                 },
-                 [&](ThreadBuilder &b, ArrayRef<Value> point, ValueRange sums) {
-                   for (auto [i, sum] : llvm::enumerate(sums)) {
-                     SmallVector<Value> place{part};
-                     llvm::append_range(
-                         place,
-                         nest.getIndices(b, *op.getDpsInitOperand(i), point));
-                     memref::StoreOp::create(b, sum, partials[i], place);
-                   }
-                 });
+  emitWarpAPoint(
+      b, nest, getCombiners(op), Workers::ofBlock(b, block), begin, end,
+      [](ThreadBuilder &, ArrayRef<Value>) { return SmallVector<Value>(); },
+      [&](ThreadBuilder &b, ArrayRef<Value> point, ValueRange sums) {
+        for (auto [i, sum] : llvm::enumerate(sums)) {
+          SmallVector<Value> place{part};
+          llvm::append_range(
+              place, nest.getIndices(b, *op.getDpsInitOperand(i), point));
+          memref::StoreOp::create(b, sum, partials[i], place);
+        }
+      });
 }
 
 void mlir::moe::emitCombineParts(ThreadBuilder &b, linalg::LinalgOp op,
@@ -429,8 +426,7 @@ void mlir::moe::emitCombineParts(ThreadBuilder &b, linalg::LinalgOp op,
                 llvm::append_range(
                     place,
                     nest.getIndices(body, *op.getDpsInitOperand(i), point));
-                Value value =
-                    memref::LoadOp::create(body, partials[i], place);
+                Value value = memref::LoadOp::create(body, partials[i], place);
                 next.push_back(combine(body, combiners[i], sum, value));
               }
               scf::YieldOp::create(body, next);

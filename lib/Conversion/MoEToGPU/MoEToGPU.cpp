@@ -137,8 +137,8 @@ void mlir::moe::emitCopyForThreads(ThreadBuilder &b, memref::CopyOp op,
       scf::ForOp::create(b, workers.thread, count, b.index(workers.count));
   OpBuilder::InsertionGuard guard(b);
   b.setInsertionPointToStart(loop.getBody());
-  SmallVector<Value> place = getRowIndices(b, op.getSource(), /*numInner=*/0,
-                                           loop.getInductionVar());
+  SmallVector<Value> place =
+      getRowIndices(b, op.getSource(), /*numInner=*/0, loop.getInductionVar());
   Value element = memref::LoadOp::create(b, op.getSource(), place);
   memref::StoreOp::create(b, element, op.getTarget(), place);
 }

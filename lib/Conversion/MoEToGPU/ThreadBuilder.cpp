@@ -214,9 +214,9 @@ void ThreadBuilder::atomicAdd(Value memref, Value position, Value amount) {
   constexpr int64_t bytes = 4;
   Value address = memref::ExtractAlignedPointerAsIndexOp::create(*this, memref);
   address = add(address, mul(toIndex(position), index(bytes)));
-  Value pointer = LLVM::IntToPtrOp::create(
-      *this, LLVM::LLVMPointerType::get(getContext()),
-      toInteger(address, getI64Type()));
+  Value pointer =
+      LLVM::IntToPtrOp::create(*this, LLVM::LLVMPointerType::get(getContext()),
+                               toInteger(address, getI64Type()));
   LLVM::AtomicRMWOp::create(*this, LLVM::AtomicBinOp::add, pointer, amount,
                             LLVM::AtomicOrdering::monotonic, "device", bytes);
 }

@@ -71,8 +71,8 @@ void emitCombineParts(ThreadBuilder &b, linalg::LinalgOp op, Workers workers,
                       int64_t numParts, ValueRange partials);
 
 /// Replaces math ops and conversions that this target would turn into calls of
-/// a library, or that some chips lack, by instructions. Emits an error and fails
-/// on one that it does not know.
+/// a library, or that some chips lack, by instructions. Emits an error and
+/// fails on one that it does not know.
 LogicalResult expandMathForThreads(Operation *kernel);
 
 /// Emits a copy, element by element.

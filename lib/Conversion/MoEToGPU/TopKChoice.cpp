@@ -47,10 +47,14 @@ SmallVector<Value> RowSelection::getChoiceScores() {
   if (form.choosesByScores)
     return scores;
   SmallVector<Value> choice;
-  for (auto [x, expert] : llvm::zip_equal(scores, experts)) {
+  for (auto [j, x] : llvm::enumerate(scores)) {
     Value c = score(x);
-    if (Value bias = op.getSelectBias())
+    if (Value bias = op.getSelectBias()) {
+      Value expert = experts[j];
+      if (exists(j))
+        expert = b.op<arith::MinSIOp>(expert, b.i32(numExperts - 1));
       c = b.add(c, b.loadF32(bias, b.toIndex(expert)));
+    }
     choice.push_back(c);
   }
   if (op.getNGroup() > 1)

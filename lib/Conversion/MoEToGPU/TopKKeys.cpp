@@ -102,8 +102,7 @@ Value PackedKeys::negate(Value word) {
 Value PackedKeys::order(Value negated) {
   // ffff in each half with a sign.
   Value signs = assembly("prmt.b32 $0, $1, $1, 0xbb99;", {negated});
-  Value flip = b.both(b.op<arith::XOrIOp>(signs, b.i32(-1)),
-                      b.i32(0x7fff7fff));
+  Value flip = b.both(b.op<arith::XOrIOp>(signs, b.i32(-1)), b.i32(0x7fff7fff));
   return b.op<arith::XOrIOp>(negated, flip);
 }
 
@@ -119,15 +118,15 @@ Value PackedKeys::expertOf(Value key) {
 
 Value PackedKeys::scoreOf(Value key) {
   Value isNegative = b.op<arith::ShRSIOp>(key, b.i32(31));
-  Value flip = b.both(b.op<arith::XOrIOp>(isNegative, b.i32(-1)),
-                      b.i32(0x7fff0000));
+  Value flip =
+      b.both(b.op<arith::XOrIOp>(isNegative, b.i32(-1)), b.i32(0x7fff0000));
   Value bits = b.both(b.op<arith::XOrIOp>(key, flip), b.i32(0xffff0000));
   Value negated;
   if (type.isBF16()) {
     negated = arith::BitcastOp::create(b, b.getF32Type(), bits);
   } else {
-    Value half = arith::TruncIOp::create(
-        b, b.getI16Type(), b.op<arith::ShRUIOp>(bits, b.i32(16)));
+    Value half = arith::TruncIOp::create(b, b.getI16Type(),
+                                         b.op<arith::ShRUIOp>(bits, b.i32(16)));
     half = arith::BitcastOp::create(b, b.getF16Type(), half);
     negated = arith::ExtFOp::create(b, b.getF32Type(), half);
   }

@@ -61,8 +61,7 @@ SmallVector<Value> RowSelection::computeGates() {
     Value expert = chosen[slot];
     if (op.getForced())
       expert = b.select(hasGate[slot], expert, b.i32(0));
-    Value x =
-        chosenScores.empty() ? loadScore(expert) : chosenScores[slot];
+    Value x = chosenScores.empty() ? loadScore(expert) : chosenScores[slot];
     Value counts = b.compare(CmpFPredicate::UNE, x, lowest);
     if (hasGate[slot])
       counts = b.both(counts, hasGate[slot]);
@@ -122,12 +121,11 @@ static void storeTogether(ThreadBuilder &b, ArrayRef<Value> values,
                           Value memref, ValueRange place) {
   int64_t size = values.size();
   Type type = values.front().getType();
-  Value vector = vector::FromElementsOp::create(
-      b, VectorType::get({size}, type), values);
+  Value vector =
+      vector::FromElementsOp::create(b, VectorType::get({size}, type), values);
   int64_t bytes = size * type.getIntOrFloatBitWidth() / 8;
-  vector::StoreOp::create(
-      b, vector, memref, place, /*nontemporal=*/false,
-      llvm::MaybeAlign(std::min(bytes, kAccessBytes)));
+  vector::StoreOp::create(b, vector, memref, place, /*nontemporal=*/false,
+                          llvm::MaybeAlign(std::min(bytes, kAccessBytes)));
 }
 
 void RowSelection::storeSlots(ArrayRef<Value> gates, Value isRow) {
@@ -202,7 +200,8 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
               "its tile in the batch; pass a 'mask' instead");
 
     ThreadBuilder b(op.getLoc(), rewriter);
-    Value numRows = getNumRows(b, op.getScores(), /*numInner=*/1);
+    // Of the gates, whose tile shows its bound: scores may come from a cast.
+    Value numRows = getNumRows(b, op.getGatesInit(), /*numInner=*/1);
     LaneShape shape(op, getLanesPerRow(numRows));
     Value thread = b.toI32(gpu::ThreadIdOp::create(b, gpu::Dimension::x));
     Value lane = b.op<arith::RemUIOp>(thread, b.i32(shape.lanes));

@@ -4,8 +4,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "TopKSelection.h"
 #include "ThreadLowerings.h"
+#include "TopKSelection.h"
 
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
@@ -119,8 +119,8 @@ void RowSelection::loadScores() {
   Type element = getElementTypeOrSelf(scoresIn.getType());
   int64_t width = shape.width;
   for (int64_t j = 0; j < shape.keysPerLane; ++j)
-    experts.push_back(b.add(b.mul(lane, b.i32(width)),
-                            b.i32(shape.getFirstExpert(j))));
+    experts.push_back(
+        b.add(b.mul(lane, b.i32(width)), b.i32(shape.getFirstExpert(j))));
   for (int64_t j = 0; j < shape.keysPerLane; j += width) {
     Value first = experts[j];
     if (exists(j))
@@ -283,9 +283,8 @@ void RowSelection::addLane(MutableArrayRef<Value> kept) {
 
 void RowSelection::select() {
   findNaN();
-  SmallVector<Value> keys = form.hasPackedKeys
-                                ? makePackedKeys()
-                                : makeWideKeys(getChoiceScores());
+  SmallVector<Value> keys =
+      form.hasPackedKeys ? makePackedKeys() : makeWideKeys(getChoiceScores());
   if (!form.hasPackedKeys &&
       static_cast<int64_t>(llvm::PowerOf2Ceil(numSelected)) > kMaxWideSort)
     return selectByRounds(std::move(keys));
@@ -354,15 +353,14 @@ void RowSelection::selectByRounds(SmallVector<Value> keys) {
 void RowSelection::takeSlots(ArrayRef<Value> keys) {
   PackedKeys packed(b, getElementTypeOrSelf(op.getScores().getType()));
   for (auto [slot, key] : llvm::enumerate(keys)) {
-    Value expert = form.hasPackedKeys ? packed.expertOf(key)
-                                      : WideKeys::expertOf(b, key);
+    Value expert =
+        form.hasPackedKeys ? packed.expertOf(key) : WideKeys::expertOf(b, key);
     // A slot past k may have the key of no expert, whose index is out of range.
     if (isSlot[slot])
       expert = b.select(isSlot[slot], expert, b.i32(0));
     chosen.push_back(expert);
-    hasGate.push_back(form.choosesByScores
-                          ? Value()
-                          : b.no(WideKeys::isExcluded(b, key)));
+    hasGate.push_back(
+        form.choosesByScores ? Value() : b.no(WideKeys::isExcluded(b, key)));
     if (form.choosesByScores)
       chosenScores.push_back(form.hasPackedKeys ? packed.scoreOf(key)
                                                 : WideKeys::scoreOf(b, key));

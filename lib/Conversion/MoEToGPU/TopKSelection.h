@@ -187,8 +187,7 @@ private:
   Value anyLane(Value condition);
   /// -inf becomes 0, so that subtracting it from -inf does not make a NaN.
   Value finiteOrZero(Value x) {
-    Value empty =
-        b.compare(arith::CmpFPredicate::OEQ, x, b.infinity(true));
+    Value empty = b.compare(arith::CmpFPredicate::OEQ, x, b.infinity(true));
     return b.select(empty, b.f32(0.0), x);
   }
   SmallVector<Value> at(Value memref, int64_t numInner, Value inner);

@@ -89,7 +89,7 @@ def _backward(ctx, dy):
     row = torch.where(placed, slots, count).to(torch.int64).flatten()
     wide = dy.to(torch.float32)
     padded = torch.nn.functional.pad(expert_out.to(torch.float32), (0, 0, 0, 1))
-    taken = padded[row].view(*slots.shape, -1)
+    taken = padded[row].view(*slots.shape, expert_out.shape[-1])
     # dg_ia = expert_out[slots_ia] . dy_i, dout[slots_ia] += g_ia dy_i
     dgates = torch.where(placed, (taken * wide[..., None, :]).sum(-1), 0.0)
     shares = (torch.where(placed, gates, 0.0)[..., None] * wide[..., None, :]).flatten(0, -2)

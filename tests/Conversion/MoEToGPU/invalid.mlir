@@ -92,13 +92,14 @@ func.func @strided_argument(
 
 // -----
 
-// Nobody would run the copy.
+// Nobody would run the fill.
 func.func @work_beside_a_kernel(%a: memref<4xf32>, %b: memref<4xf32>, %c: memref<4xf32>) {
+  %zero = arith.constant 0.0 : f32
   scf.forall (%i) in (1) {
     memref.copy %a, %b : memref<4xf32> to memref<4xf32>
   } {mapping = [#gpu.block<x>]}
-  // expected-error @below {{expected 'memref.copy' to be part of a loop over blocks}}
-  memref.copy %b, %c : memref<4xf32> to memref<4xf32>
+  // expected-error @below {{expected 'linalg.fill' to be part of a loop over blocks}}
+  linalg.fill ins(%zero : f32) outs(%c : memref<4xf32>)
   return
 }
 

@@ -13,8 +13,7 @@
 // CHECK:           gpu.shuffle xor
 // CHECK:           memref.store %{{.*}}, %[[Z]]
 // CHECK:         gpu.barrier
-// CHECK:         scf.for
-// CHECK:           memref.load %[[Z]]
+// CHECK:         vector.load %[[Z]]
 // CHECK-NOT:     gpu.barrier
 // CHECK:         gpu.return
 func.func @fuses_with_the_selection(

@@ -68,8 +68,8 @@ func.func @dispatch_ranks_by_counting(%i: tensor<?x2xi32>, %s: tensor<?x2xi32>,
 // CHECK-SAME:    %[[X:[^:]*]]: tensor<?x8xbf16>
 // CHECK:         linalg.generic
 // CHECK:           %[[ROW:.*]] = arith.index_cast %{{.*}} : i32 to index
+// CHECK:           %[[D:.*]] = linalg.index 1
 // CHECK:           scf.if
-// CHECK-NEXT:        %[[D:.*]] = linalg.index 1
 // CHECK-NEXT:        tensor.extract %[[X]][%[[ROW]], %[[D]]]
 func.func @combine_reads_no_row_without_a_slot(
     %x: tensor<?x8xbf16>, %g: tensor<?x2xf32>, %s: tensor<?x2xi32>, %y: tensor<?x8xbf16>)

@@ -27,7 +27,8 @@ extern "C" __global__ void __launch_bounds__(128)
 
   int rowW = warp / 2 * 32, colW = warp % 2 * 32;
   float acc[2][4][4] = {};
-  load(0, 0);
+  if (k > 0)
+    load(0, 0);
 #pragma unroll 1
   for (int k0 = 0; k0 < k; k0 += 32) {
     int now = k0 / 32 % 2;
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(128)
       }
 }
 
-// One row a block: the sum of its squares.
+// One row a block of two warps or more: the sum of its squares.
 extern "C" __global__ void row_sum_squares(const float *x, float *out,
                                            int cols) {
   __shared__ float partial[32];
@@ -85,7 +86,10 @@ extern "C" __global__ void row_sum_squares(const float *x, float *out,
   __syncthreads();
   if (t != 0)
     return;
-  for (int w = 1; w < blockDim.x / 32; ++w)
+  int w = 1;
+#pragma unroll 1
+  do
     sum += partial[w];
+  while (++w < blockDim.x / 32);
   out[blockIdx.x] = sum;
 }

@@ -461,7 +461,7 @@ def wgmma_registers(rng, steps):
 
 
 @case("throughput", "tiled_gemm", lambda m, n, k: (n // 64, m // 64), 128,
-      sizes=((128, 64, 96), (64, 128, 32)))
+      sizes=((128, 64, 96), (64, 128, 32), (64, 64, 0)))
 def tiled_gemm(rng, m, n, k):
     a, b = integers(rng, -4, 5, m, k), integers(rng, -4, 5, n, k)
     return [a.astype(np.float16), b.astype(np.float16),
@@ -470,7 +470,7 @@ def tiled_gemm(rng, m, n, k):
     }
 
 
-@case("throughput", "row_sum_squares", 3, 96, sizes=(1001, 5))
+@case("throughput", "row_sum_squares", 3, 96, sizes=(1001, 5, 0, 96))
 def row_sum_squares(rng, cols):
     x = integers(rng, -8, 9, 3, cols).astype(np.float32)  # sums are exact
     return [x, np.zeros(3, np.float32), np.int32(cols)], {

@@ -173,7 +173,8 @@ SimilarityInformBackwardOp::convertToSoftmaxMix(OpBuilder &builder) {
   Access q = buildSimilarityQueries(domain, *this);
   if (tau)
     q = divideByTau(q);
-  MixBackward backward{startSimilarityMix(builder, domain, *this, q)};
+  MixBackward backward;
+  backward.mix = startSimilarityMix(builder, domain, *this, q);
   backward.lse = addHeadDim(builder, loc, getLse());
   backward.delta = addHeadDim(builder, loc, buildDelta(domain, *this).value);
   backward.dmixed = addHeadDim(builder, loc, getDp());
@@ -291,7 +292,8 @@ PosteriorBackward::PosteriorBackward(OpBuilder &builder,
 /// Both sweeps over the joint logits.
 void PosteriorBackward::sweepJoint() {
   using posterior::b, posterior::i, posterior::j, posterior::e;
-  MixBackward backward{startMix(op, operands, queryMask)};
+  MixBackward backward;
+  backward.mix = startMix(op, operands, queryMask);
   Mix &mix = backward.mix;
   mix.q = buildQueryFeatures(builder, domain, op, u, operands, precision);
   mix.k = concatFeatures(builder, domain, operands.k,
@@ -384,7 +386,8 @@ void PosteriorBackward::buildFeatureGradients() {
 /// -R A, the gradient of a mix without values whose delta is R.
 void PosteriorBackward::sweepPrior() {
   using posterior::b, posterior::i, posterior::j, posterior::f;
-  MixBackward backward{startMix(op, operands, queryMask)};
+  MixBackward backward;
+  backward.mix = startMix(op, operands, queryMask);
   backward.mix.q = op.getQ();
   backward.mix.k = op.getK();
   backward.mix.scale = *op.getScaleValue();
