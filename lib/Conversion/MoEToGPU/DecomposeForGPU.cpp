@@ -38,7 +38,8 @@ static bool isFormWithoutKernel(Operation *op) {
   return TypeSwitch<Operation *, bool>(op)
       .Case<AdjacencyUpdateOp, MadDispersionOp>(
           [](auto op) { return !hasGridKernel(op); })
-      .Case([](TopKRenormOp op) { return !hasThreadKernel(op); })
+      .Case<SoftmaxMixOp, TopKRenormOp>(
+          [](auto op) { return !hasThreadKernel(op); })
       .Default(false);
 }
 

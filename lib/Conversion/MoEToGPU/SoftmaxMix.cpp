@@ -307,6 +307,13 @@ void MixEmitter::storeMixed(Value value, Value factor, Value row,
 /// The most columns of the values that registers can accumulate.
 static constexpr int64_t kMaxColumns = 256;
 
+bool mlir::moe::hasThreadKernel(SoftmaxMixOp op) {
+  if (!op.getV())
+    return true;
+  int64_t columns = cast<ShapedType>(op.getV().getType()).getDimSize(2);
+  return !ShapedType::isDynamic(columns) && columns <= kMaxColumns;
+}
+
 namespace {
 struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
   SoftmaxMixToThreads(MLIRContext *context, BlockShape block)
@@ -319,15 +326,12 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
         diagnostic << "expected blocks of " << kMixThreads << " threads, found "
                    << block.numThreads;
       });
-    if (Value v = op.getV()) {
-      int64_t columns = cast<MemRefType>(v.getType()).getDimSize(2);
-      if (ShapedType::isDynamic(columns) || columns > kMaxColumns)
-        return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
-          diagnostic << "expected a static number of columns of the values, at "
-                        "most "
-                     << kMaxColumns << ", found " << v.getType();
-        });
-    }
+    if (!hasThreadKernel(op))
+      return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
+        diagnostic << "expected a static number of columns of the values, at "
+                      "most "
+                   << kMaxColumns << ", found " << op.getV().getType();
+      });
     WarpBuilder b(op.getLoc(), rewriter);
     if (canMixOnTensorCores(op, block.sharedBytes))
       emitMixOnTensorCores(b, op, block.sharedBytes);

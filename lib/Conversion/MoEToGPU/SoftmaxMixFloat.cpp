@@ -35,7 +35,7 @@ static int64_t getNumColumns(SoftmaxMixOp op) {
 }
 
 int64_t mlir::moe::getFloatTileRows(SoftmaxMixOp op) {
-  return getNumColumns(op) > 128 ? 32 : 64;
+  return getNumColumns(op) > 32 ? 32 : 64;
 }
 
 namespace {

@@ -71,7 +71,9 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   plan.numColumns = op.getV() ? getShaped(op.getV()).getDimSize(2) : 0;
   plan.rowFragments = rowFragments;
   plan.tileRows = 16 * kWarps * rowFragments;
-  plan.tileKeys = plan.numColumns > 128 ? 32 : 64;
+  // Registers: a lane holds the logits of all its queries and keys twice, as a
+  // sum and as the part that is being added.
+  plan.tileKeys = rowFragments > 1 || plan.numColumns > 128 ? 32 : 64;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   bool isExact = op.getPrecision() == Precision::IEEE;
   plan.weightParts = isExact ? 3 : 2;
@@ -166,7 +168,7 @@ private:
 
   // Products.
   Fragment multiply(Value firstKey, Value slot, Value &stage);
-  SmallVector<Value> multiplyChunk(Value chunk, Value stage);
+  SmallVector<Value> multiplyChunk(Value chunk, Value stage, ValueRange totals);
   void mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
                  MutableArrayRef<Value> sums);
 
@@ -270,21 +272,26 @@ void TensorMix::copyValues(Value firstKey, Value shared) {
   int64_t units = plan.valueWidth / 8;
   bool isCopy = getShaped(op.getV()).getElementType().isBF16() &&
                 plan.numColumns % 8 == 0 && hasWholeRows(op.getV());
-  for (int64_t i = 0; i < plan.tileKeys * units; i += kThreads) {
-    Value number = b.add(thread, b.i32(i));
+  int64_t count = plan.tileKeys * units;
+  auto copyUnit = [&](Value number) {
     Value row = b.div(number, units), unit = b.rem(number, units);
     Value key = b.add(firstKey, b.toIndex(row));
     Value isReal = mix.isReal(key);
     key = mix.clampKey(key);
     Value place = b.at(shared, b.swizzle(row, unit, 2 * plan.valueWidth));
-    if (!isCopy) {
-      convertValues(key, isReal, unit, place);
-      continue;
-    }
+    if (!isCopy)
+      return convertValues(key, isReal, unit, place);
     Value column = b.mul(unit, b.i32(8));
     isReal = b.both(isReal, b.less(column, b.i32(plan.numColumns)));
     Value global = b.addressOf(op.getV(), {mix.batch, key, b.toIndex(column)});
     b.copyAsync(place, global, isReal);
+  };
+  for (int64_t i = 0; i < count; i += kThreads) {
+    Value number = b.add(thread, b.i32(i));
+    if (count - i >= kThreads)
+      copyUnit(number);
+    else
+      b.ifThen(b.less(number, b.i32(count)), [&] { copyUnit(number); });
   }
 }
 
@@ -299,8 +306,9 @@ void TensorMix::copyTileExtras(Value firstKey, Value slot) {
 // Products
 //===----------------------------------------------------------------------===//
 
-/// The products of one chunk: fragments by queries, then keys.
-SmallVector<Value> TensorMix::multiplyChunk(Value chunk, Value stage) {
+/// Adds the products of one chunk to `totals`; fragments by queries, then keys.
+SmallVector<Value> TensorMix::multiplyChunk(Value chunk, Value stage,
+                                            ValueRange totals) {
   int64_t keyFragments = plan.tileKeys / 8;
   Value keys = select(stages, stage, plan.stageBytes);
   Value rows = plan.keepsQueries
@@ -312,33 +320,39 @@ SmallVector<Value> TensorMix::multiplyChunk(Value chunk, Value stage) {
   Value queryUnit = b.div(lane, 16);
   Value keyRow = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));
   Value keyUnit = b.rem(b.div(lane, 8), 2);
-  SmallVector<SmallVector<Value>> sums(plan.rowFragments * keyFragments,
-                                       SmallVector<Value>(4, b.f32(0.0)));
-  for (int64_t step = 0; step < kChunk / 16; ++step) {
-    Value queryPlace =
-        b.at(rows, b.swizzle(queryRow, b.add(queryUnit, b.i32(2 * step)),
-                             kChunkBytes));
-    Value keyPlace = b.at(
-        keys, b.swizzle(keyRow, b.add(keyUnit, b.i32(2 * step)), kChunkBytes));
-    SmallVector<SmallVector<Value>> left;
-    for (int64_t i = 0; i < plan.rowFragments; ++i)
-      left.push_back(b.loadMatrices(b.at(queryPlace, i * 16 * kChunkBytes),
-                                    /*transpose=*/false));
-    for (int64_t pair = 0; pair < keyFragments / 2; ++pair) {
+  auto place = [&](Value base, Value row, Value unit, int64_t step) {
+    unit = b.add(unit, b.i32(2 * step));
+    return b.at(base, b.swizzle(row, unit, kChunkBytes));
+  };
+  constexpr int64_t steps = kChunk / 16;
+  SmallVector<SmallVector<Value>> left;
+  for (int64_t i = 0; i < plan.rowFragments; ++i)
+    for (int64_t step = 0; step < steps; ++step)
+      left.push_back(b.loadMatrices(
+          b.at(place(rows, queryRow, queryUnit, step), i * 16 * kChunkBytes),
+          /*transpose=*/false));
+  // Two fragments of keys at a time: fewer sums of the chunk are alive than
+  // with the features outermost.
+  SmallVector<Value> next(totals);
+  for (int64_t pair = 0; pair < keyFragments / 2; ++pair) {
+    SmallVector<SmallVector<Value>> sums(2 * plan.rowFragments,
+                                         SmallVector<Value>(4, b.f32(0.0)));
+    for (int64_t step = 0; step < steps; ++step) {
       SmallVector<Value> right = b.loadMatrices(
-          b.at(keyPlace, pair * 16 * kChunkBytes), /*transpose=*/false);
-      for (int64_t i = 0; i < plan.rowFragments; ++i)
-        for (int64_t j = 0; j < 2; ++j) {
-          SmallVector<Value> &sum = sums[i * keyFragments + 2 * pair + j];
-          sum = b.multiplyAdd(left[i], ArrayRef(right).slice(2 * j, 2), sum,
-                              element);
-        }
+          b.at(place(keys, keyRow, keyUnit, step), pair * 16 * kChunkBytes),
+          /*transpose=*/false);
+      for (auto [number, sum] : llvm::enumerate(sums))
+        sum = b.multiplyAdd(left[number / 2 * steps + step],
+                            ArrayRef(right).slice(number % 2 * 2, 2), sum,
+                            element);
+    }
+    for (auto [number, sum] : llvm::enumerate(sums)) {
+      int64_t fragment = number / 2 * keyFragments + 2 * pair + number % 2;
+      for (int64_t part = 0; part < 4; ++part)
+        next[4 * fragment + part] = b.add(next[4 * fragment + part], sum[part]);
     }
   }
-  SmallVector<Value> flat;
-  for (const SmallVector<Value> &sum : sums)
-    flat.append(sum.begin(), sum.end());
-  return flat;
+  return next;
 }
 
 /// q.k of the thread's queries and keys of the tile at `firstKey`, and the
@@ -348,30 +362,29 @@ Fragment TensorMix::multiply(Value firstKey, Value slot, Value &stage) {
   Value one = b.i32(1);
   SmallVector<Value> carried{stage};
   carried.append(4 * plan.rowFragments * keyFragments, b.f32(0.0));
-  SmallVector<Value> last = b.loop(
-      b.index(0), b.index(plan.numChunks), 1, carried,
-      [&](Value iteration, ValueRange old) -> SmallVector<Value> {
-        Value chunk = b.toI32(iteration);
-        b.waitForCopies(0);
-        b.barrier();
-        Value other = b.op<arith::XOrIOp>(old[0], one);
-        Value nextTile = b.add(firstKey, b.index(plan.tileKeys));
-        Value following = b.add(chunk, one);
-        Value isLast = b.compare(arith::CmpIPredicate::eq, following,
-                                 b.i32(plan.numChunks));
-        copyStage(b.select(isLast, nextTile, firstKey),
-                  b.select(isLast, b.i32(0), following), other);
-        Value isFirst = b.compare(arith::CmpIPredicate::eq, chunk, b.i32(0));
-        b.ifThen(isFirst, [&] {
-          copyTileExtras(nextTile, b.op<arith::XOrIOp>(slot, one));
-        });
-        b.commitCopies();
-        SmallVector<Value> next{other};
-        for (auto [total, part] :
-             llvm::zip_equal(old.drop_front(), multiplyChunk(chunk, old[0])))
-          next.push_back(b.add(total, part));
-        return next;
-      });
+  SmallVector<Value> last =
+      b.loop(b.index(0), b.index(plan.numChunks), 1, carried,
+             [&](Value iteration, ValueRange old) -> SmallVector<Value> {
+               Value chunk = b.toI32(iteration);
+               b.waitForCopies(0);
+               b.barrier();
+               Value other = b.op<arith::XOrIOp>(old[0], one);
+               Value nextTile = b.add(firstKey, b.index(plan.tileKeys));
+               Value following = b.add(chunk, one);
+               Value isLast = b.compare(arith::CmpIPredicate::eq, following,
+                                        b.i32(plan.numChunks));
+               copyStage(b.select(isLast, nextTile, firstKey),
+                         b.select(isLast, b.i32(0), following), other);
+               Value isFirst =
+                   b.compare(arith::CmpIPredicate::eq, chunk, b.i32(0));
+               b.ifThen(isFirst, [&] {
+                 copyTileExtras(nextTile, b.op<arith::XOrIOp>(slot, one));
+               });
+               b.commitCopies();
+               SmallVector<Value> next{other};
+               next.append(multiplyChunk(chunk, old[0], old.drop_front()));
+               return next;
+             });
   stage = last[0];
   Fragment products(2 * plan.rowFragments);
   for (int64_t i = 0; i < plan.rowFragments; ++i)

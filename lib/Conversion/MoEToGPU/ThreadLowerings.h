@@ -98,7 +98,8 @@ void populateDispersionToGridPatterns(RewritePatternSet &patterns,
 /// Whether the patterns above lower this form of the op.
 bool hasGridKernel(AdjacencyUpdateOp op);
 bool hasGridKernel(MadDispersionOp op);
-/// Whether the pattern of block-level topk_renorm lowers this form of it.
+/// Whether the pattern of the block-level op lowers this form of it.
+bool hasThreadKernel(SoftmaxMixOp op);
 bool hasThreadKernel(TopKRenormOp op);
 /// The rows that keep every thread of a block busy in a topk_renorm that no
 /// other op of the block feeds.

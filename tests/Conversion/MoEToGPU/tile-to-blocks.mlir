@@ -37,6 +37,24 @@ func.func @takes_fewer_rows_of_many_experts(
 
 // -----
 
+// Every tile of queries reads all keys, so its kernel gets as many queries as
+// its registers hold.
+
+// CHECK-LABEL: func.func @takes_many_queries
+// CHECK:         scf.forall {{.*}} step (1, 1, 64)
+// CHECK:           moe.softmax_mix
+// CHECK-NOT:         moe.tile_rows
+// CHECK:         mapping = [#gpu.block<z>, #gpu.block<y>, #gpu.block<x>]
+func.func @takes_many_queries(
+    %q: tensor<2x3x?x32xf32>, %k: tensor<2x3x?x32xf32>, %l0: tensor<2x3x?xf32>)
+    -> tensor<2x3x?xf32> {
+  %l = moe.softmax_mix ins(%q, %k : tensor<2x3x?x32xf32>, tensor<2x3x?x32xf32>)
+      outs(%l0 : tensor<2x3x?xf32>) -> tensor<2x3x?xf32>
+  return %l : tensor<2x3x?xf32>
+}
+
+// -----
+
 // A selection that no other op feeds fills the block: 4 lanes a row for 64
 // experts, one for 16.
 

@@ -51,6 +51,64 @@ def test_similarity_inform_with_cached_keys_and_leading_dims():
                      causal=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_similarity_inform_with_a_matrix_and_a_learned_temperature(dtype):
+    u, e = tokens(2, 40, 16, 4, dtype)
+    ws = 0.3 * torch.randn(16, 16, generator=torch.Generator().manual_seed(5))
+    check_similarity(u, e, causal=True, ws=ws.to(dtype), tau=torch.tensor(1.7))
+
+
+def test_similarity_inform_restricted_by_entropy():
+    u, e = tokens(1, 40, 16, 4)
+    check_similarity(u, e, causal=False, restrict="entropy")
+
+
+def posterior_operands(dtype=torch.float32, n=40, nk=40):
+    g = torch.Generator().manual_seed(0)
+    batch, heads, width, d, experts = 2, 3, 8, 24, 4
+
+    def normal(*shape, scale=1.0):
+        return (scale * torch.randn(*shape, generator=g)).to(dtype)
+
+    return dict(
+        q=normal(batch, heads, n, width),
+        k=normal(batch, heads, nk, width),
+        u=normal(batch, n, d, scale=0.3),
+        e=normal(batch, nk, experts).softmax(-1),
+        v=normal(batch, heads, nk, width, scale=0.3),
+        wo=normal(heads, d, width, scale=0.3),
+    )
+
+
+@pytest.mark.parametrize("head_mode", ["min_entropy", "all", 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_posterior(head_mode, dtype):
+    options = dict(causal=True, head_mode=head_mode, sigma=1.5)
+    operands = posterior_operands(dtype)
+    wide = {name: tensor.double() for name, tensor in operands.items()}
+    expected, expected_head = reference.attention_posterior(**wide, **options)[:2]
+    for launch in ({"seed": 1}, {"seed": 2, "policy": 1}):
+        with moe_mlir.simulate(**launch):
+            p, head = moe_mlir.attention_posterior(**operands, **options)
+        assert torch.equal(head, expected_head)
+        torch.testing.assert_close(p.double(), expected, rtol=0, atol=2e-5)
+
+
+def test_attention_posterior_with_masks_biases_and_given_means():
+    operands = posterior_operands(n=20, nk=50)
+    g = torch.Generator().manual_seed(1)
+    v, wo = operands.pop("v"), operands.pop("wo")
+    operands["vp"] = torch.einsum("bhjc,hdc->bhjd", v, wo)
+    operands["bias"] = torch.randn(1, 3, 20, 50, generator=g)
+    mask = torch.rand(2, 50, generator=g) > 0.2
+    options = dict(causal=True, head_mode="all", window=30, exclude_self=True)
+    wide = {name: tensor.double() for name, tensor in operands.items()}
+    expected, _ = reference.attention_posterior(**wide, mask=mask, **options)[:2]
+    with moe_mlir.simulate():
+        p, _ = moe_mlir.attention_posterior(**operands, mask=mask, **options)
+    torch.testing.assert_close(p.double(), expected, rtol=0, atol=2e-5)
+
+
 def test_selection_runs_on_the_device_too():
     z = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
     gates, indices = moe_mlir.topk_renorm(z, 2)
