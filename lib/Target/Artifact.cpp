@@ -116,9 +116,8 @@ llvm::Error mlir::moe::writeArtifact(const Artifact &artifact, StringRef path) {
   // A sibling, so that the rename stays within one file system.
   SmallString<128> staged;
   fs::createUniquePath(path + ".staging-%%%%%%%%", staged, false);
-  if (std::error_code code =
-          fs::create_directory(staged, /*IgnoreExisting=*/false,
-                               fs::perms::all_all))
+  if (std::error_code code = fs::create_directory(
+          staged, /*IgnoreExisting=*/false, fs::perms::all_all))
     return failedTo("create a folder beside '" + path + "'", code);
   llvm::scope_exit cleanup([&] { fs::remove_directories(staged); });
 

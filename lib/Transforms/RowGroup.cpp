@@ -50,6 +50,9 @@ static bool isRowOfBatchedProduct(TilingInterface op, unsigned dim,
          });
 }
 
+/// The dims of a grid of GPU blocks.
+static constexpr size_t kMaxGridDims = 3;
+
 Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
   auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
@@ -87,7 +90,28 @@ Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
     rows.push_back(*last);
   Rows longRows =
       llvm::filter_to_vector(rows, [&](unsigned dim) { return !isUnit[dim]; });
-  return keepUnitDims || longRows.empty() ? rows : longRows;
+  if (!keepUnitDims || rows.size() > kMaxGridDims)
+    rows = longRows.empty() ? rows : longRows;
+  // What a grid has no dim for stays whole.
+  if (keepUnitDims && rows.size() > kMaxGridDims)
+    rows.erase(rows.begin(), rows.end() - kMaxGridDims);
+  return rows;
+}
+
+bool mlir::moe::hasBoundedTile(Operation *op, ArrayRef<unsigned> rows) {
+  auto maps = cast<IndexingMapOpInterface>(op);
+  for (OpOperand &init :
+       cast<DestinationStyleOpInterface>(op).getDpsInitsMutable()) {
+    auto type = cast<ShapedType>(init.get().getType());
+    AffineMap map = maps.getMatchingIndexingMap(&init);
+    for (auto [position, expr] : llvm::enumerate(map.getResults())) {
+      auto dim = dyn_cast<AffineDimExpr>(expr);
+      bool isCut = dim && llvm::is_contained(rows, dim.getPosition());
+      if (!isCut && type.isDynamicDim(position))
+        return false;
+    }
+  }
+  return true;
 }
 
 /// The dims of the producer of `use` whose rows the user needs along its dims
@@ -185,6 +209,8 @@ bool RowGroup::addProducer(Operation *producer) {
   if (getRowDims(cast<TilingInterface>(producer), keepUnitDims).size() >
       getNumLoops())
     return miss(producer, "it has more rows to run in parallel");
+  if (keepUnitDims && !hasBoundedTile(producer, *producerRows))
+    return miss(producer, "a tile of it has no bounded size");
   if (others.empty()) {
     rows[producer] = *producerRows;
     missed.erase(producer);

@@ -34,9 +34,13 @@ using Rows = SmallVector<unsigned>;
 /// The dims along which the rows of `op` lie, outermost first: parallel, part
 /// of every result, and not the innermost dim of the results, which is kept
 /// contiguous unless it alone tells the rows of a batched product apart, or
-/// `op` asks for tiles of its own size. Dims of size 1 are left out where others
-/// remain and `keepUnitDims` is false. Empty if `op` has no such dims.
+/// `op` asks for tiles of its own size. Dims of size 1 are left out where
+/// others remain and `keepUnitDims` is false. Empty if `op` has no such dims.
 Rows getRowDims(TilingInterface op, bool keepUnitDims);
+
+/// Whether tiles of single `rows` have results of static size, which the memory
+/// of a GPU block needs.
+bool hasBoundedTile(Operation *op, ArrayRef<unsigned> rows);
 
 class RowGroup {
 public:

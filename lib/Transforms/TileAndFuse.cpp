@@ -48,7 +48,8 @@ using namespace mlir::moe;
 static bool isLongReduction(TilingInterface op) {
   constexpr int64_t fewRows = 1024;
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
-  if (!maps)
+  // A dim that no operand spans has no size to ask for.
+  if (!maps || !maps.getShapesToLoopsMap())
     return false;
   int64_t rows = 1;
   bool isLong = false;
@@ -114,6 +115,9 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   // tile.
   if (getRowDims(cast<TilingInterface>(op), keepUnitDims).size() > numLoops)
     return "it has more rows to run in parallel";
+  if (keepUnitDims &&
+      !hasBoundedTile(op, getRowDims(cast<TilingInterface>(op), keepUnitDims)))
+    return "a tile of it has no bounded size";
   if (onlyFused.contains(op))
     return "";
   Operation *user = nullptr;

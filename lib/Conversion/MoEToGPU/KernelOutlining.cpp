@@ -318,7 +318,8 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
                                         alloc.getDynamicSizes());
     view = memref::MemorySpaceCastOp::create(b, loc, stored, view);
     if (stored != type)
-      view = UnrealizedConversionCastOp::create(b, loc, type, view).getResult(0);
+      view =
+          UnrealizedConversionCastOp::create(b, loc, type, view).getResult(0);
     alloc.replaceAllUsesWith(view);
     alloc.erase();
   }
