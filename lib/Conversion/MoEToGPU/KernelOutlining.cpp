@@ -282,8 +282,7 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
     if (failed(elements))
       return failure();
     offsets.push_back(bytes);
-    int64_t width =
-        llvm::divideCeil(alloc.getType().getElementTypeBitWidth(), 8);
+    int64_t width = getElementBytes(alloc.getType().getElementType());
     bytes += llvm::alignTo(*elements * width, kWorkgroupAlignment);
   }
   if (bytes > kMaxStaticWorkgroupBytes)

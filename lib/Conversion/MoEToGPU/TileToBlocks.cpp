@@ -34,9 +34,7 @@ static int64_t getMaxBytes(Value value) {
   auto type = cast<RankedTensorType>(value.getType());
   if (!type.getElementType().isIntOrIndexOrFloat())
     return 0;
-  int64_t bytes = type.getElementType().isIndex()
-                      ? 8
-                      : llvm::divideCeil(type.getElementTypeBitWidth(), 8);
+  int64_t bytes = getElementBytes(type.getElementType());
   for (auto [dim, size] : llvm::enumerate(type.getShape())) {
     FailureOr<int64_t> bound = size;
     if (ShapedType::isDynamic(size))

@@ -80,7 +80,7 @@ unsigned mlir::moe::getNumDynamicSizes(func::FuncOp function) {
 /// alignment; null if its sizes do not follow from the function's buffers.
 static AffineExpr getBytes(memref::AllocOp alloc, func::FuncOp function) {
   MemRefType type = alloc.getType();
-  int64_t width = llvm::divideCeil(type.getElementTypeBitWidth(), 8);
+  int64_t width = getElementBytes(type.getElementType());
   AffineExpr bytes = getAffineConstantExpr(width, function.getContext());
   for (OpFoldResult size : alloc.getMixedSizes()) {
     AffineExpr expr = getSizeExpr(size, function);
