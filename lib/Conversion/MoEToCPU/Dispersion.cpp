@@ -206,12 +206,8 @@ struct MadDispersionToVector : OpRewritePattern<MadDispersionOp> {
 
   LogicalResult matchAndRewrite(MadDispersionOp op,
                                 PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    for (Value operand : op->getOperands())
-      if (!isInnermostContiguous(operand.getType()))
-        return rewriter.notifyMatchFailure(
-            op, "expected operands with contiguous rows");
+    if (failed(matchContiguousBuffers(op, rewriter)))
+      return failure();
     Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
     DispersionKernel(emitter, op).emit();
     rewriter.eraseOp(op);

@@ -360,6 +360,18 @@ bool mlir::moe::isInnermostContiguous(Type memref) {
          strides.back() == 1;
 }
 
+LogicalResult mlir::moe::matchContiguousBuffers(DestinationStyleOpInterface op,
+                                                PatternRewriter &rewriter) {
+  if (!op.hasPureBufferSemantics())
+    return rewriter.notifyMatchFailure(op, "expected buffers");
+  for (Value operand : op->getOperands())
+    if (isa<MemRefType>(operand.getType()) &&
+        !isInnermostContiguous(operand.getType()))
+      return rewriter.notifyMatchFailure(
+          op, "expected operands with contiguous rows");
+  return success();
+}
+
 bool mlir::moe::isContiguousFrom(MemRefType type, int64_t first) {
   SmallVector<int64_t> strides;
   int64_t offset;

@@ -169,6 +169,11 @@ Value addLeadingUnitDim(Emitter &e, Value memref);
 /// Whether consecutive elements along the last dim lie side by side.
 bool isInnermostContiguous(Type memref);
 
+/// What most kernels ask of an op: that it works on buffers whose rows are
+/// contiguous.
+LogicalResult matchContiguousBuffers(DestinationStyleOpInterface op,
+                                     PatternRewriter &rewriter);
+
 /// Whether dims `first..` of a memref lie densely in row-major order.
 bool isContiguousFrom(MemRefType type, int64_t first);
 

@@ -366,13 +366,8 @@ struct SoftmaxMixToVector : OpRewritePattern<SoftmaxMixOp> {
 
   LogicalResult matchAndRewrite(SoftmaxMixOp op,
                                 PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    for (Value operand : op->getOperands())
-      if (isa<MemRefType>(operand.getType()) &&
-          !isInnermostContiguous(operand.getType()))
-        return rewriter.notifyMatchFailure(
-            op, "expected operands with contiguous rows");
+    if (failed(matchContiguousBuffers(op, rewriter)))
+      return failure();
     Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
     MixKernel(emitter, op).emit();
     rewriter.eraseOp(op);

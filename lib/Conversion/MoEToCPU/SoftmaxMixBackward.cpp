@@ -493,18 +493,6 @@ static Operands getOperands(OpTy op) {
   return all;
 }
 
-static LogicalResult matchBuffers(DestinationStyleOpInterface op,
-                                  PatternRewriter &rewriter) {
-  if (!op.hasPureBufferSemantics())
-    return rewriter.notifyMatchFailure(op, "expected buffers");
-  for (Value operand : op->getOperands())
-    if (isa<MemRefType>(operand.getType()) &&
-        !isInnermostContiguous(operand.getType()))
-      return rewriter.notifyMatchFailure(
-          op, "expected operands with contiguous rows");
-  return success();
-}
-
 namespace {
 /// moe.softmax_mix_backward_dq on buffers -> register tiles, rows are queries.
 struct DqToVector : OpRewritePattern<SoftmaxMixBackwardDqOp> {
@@ -513,7 +501,7 @@ struct DqToVector : OpRewritePattern<SoftmaxMixBackwardDqOp> {
 
   LogicalResult matchAndRewrite(SoftmaxMixBackwardDqOp op,
                                 PatternRewriter &rewriter) const override {
-    if (failed(matchBuffers(op, rewriter)))
+    if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
     Operands all = getOperands(op);
     all.dfeatures = op.getOut("dq");
@@ -534,7 +522,7 @@ struct DkvToVector : OpRewritePattern<SoftmaxMixBackwardDkvOp> {
 
   LogicalResult matchAndRewrite(SoftmaxMixBackwardDkvOp op,
                                 PatternRewriter &rewriter) const override {
-    if (failed(matchBuffers(op, rewriter)))
+    if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
     Operands all = getOperands(op);
     all.dfeatures = op.getOut("dk");

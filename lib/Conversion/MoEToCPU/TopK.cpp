@@ -161,11 +161,8 @@ struct TopKRenormToVector : OpRewritePattern<TopKRenormOp> {
       return rewriter.notifyMatchFailure(op, "expected a static k");
     if (op.getNumSelected() == 0)
       return rewriter.eraseOp(op), success();
-    for (Value operand : op->getOperands())
-      if (isa<MemRefType>(operand.getType()) &&
-          !isInnermostContiguous(operand.getType()))
-        return rewriter.notifyMatchFailure(
-            op, "expected operands with contiguous rows");
+    if (failed(matchContiguousBuffers(op, rewriter)))
+      return failure();
 
     Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
     TopKKernel(emitter, op).emit();

@@ -214,12 +214,8 @@ struct TopKRenormBackwardToVector : OpRewritePattern<TopKRenormBackwardOp> {
 
   LogicalResult matchAndRewrite(TopKRenormBackwardOp op,
                                 PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    for (Value operand : op->getOperands())
-      if (!isInnermostContiguous(operand.getType()))
-        return rewriter.notifyMatchFailure(
-            op, "expected operands with contiguous rows");
+    if (failed(matchContiguousBuffers(op, rewriter)))
+      return failure();
     Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
     TopKBackwardKernel(emitter, op).emit();
     rewriter.eraseOp(op);

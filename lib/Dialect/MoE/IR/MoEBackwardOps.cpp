@@ -139,22 +139,16 @@ FailureOr<double> AttentionPosteriorBackwardOp::getScaleValue() {
 }
 
 LogicalResult AttentionPosteriorBackwardOp::verify() {
-  bool means = static_cast<bool>(getVp());
-  bool values = getV() && getWo();
-  if (means == values) // attention_posterior_c1
-    return emitOpError() << "expected exactly one of 'vp' and ('v', 'wo'), "
-                            "found "
-                         << (means ? "both" : "neither");
+  if (failed(verifyMeans(*this)))
+    return failure();
   if (failed(verifyPresentOuts(*this)) ||
       failed(verifyStructured(
           *this, SmallVector<OutElement>(getOuts().size(), OutElement::F32))))
     return failure();
-  if (!getSigmaValue() &&
-      failed(verifyPositive(*this, getSigma().convertToDouble(), "sigma")))
-    return failure(); // attention_posterior_c2
-  if (failed(getScaleValue()))
-    return emitOpError("expected 'scale' where the width of 'q' is not static "
-                       "and positive, found none");
+  if (failed(verifySigma(*this)))
+    return failure();
+  if (failed(verifyHasScale(*this, getScaleValue())))
+    return failure();
   if (getHead() && getHeadPrior())
     return emitOpError("expected no 'head_prior' with 'head', because one "
                        "chosen head needs no weights; found both");
@@ -230,20 +224,7 @@ LogicalResult SimilarityInformBackwardOp::verify() {
       failed(verifyStructured(
           *this, SmallVector<OutElement>(getOuts().size(), OutElement::F32))))
     return failure();
-  if (!getTauValue() &&
-      failed(verifyPositive(*this, getTau().convertToDouble(), "tau")))
-    return failure(); // similarity_inform_c2
-  if (getRestrict() == Restrict::Entropy && getUk())
-    return emitOpError( // similarity_inform_c3
-        "expected no keys of their own with restrict = entropy, because the "
-        "entropies of queries and keys are compared; found uk");
-  if (!getUk() && getWs()) {
-    auto type = cast<ShapedType>(getWs().getType());
-    if (type.getDimSize(0) != type.getDimSize(1))
-      return emitOpError() << "expected 'ws' to be square without 'uk', found "
-                           << type;
-  }
-  return verifyAtLeastOne(*this, getWindow(), "window"); // similarity_inform_c4
+  return verifySimilarity(*this);
 }
 
 //===----------------------------------------------------------------------===//

@@ -54,24 +54,28 @@ SmallVector<std::pair<unsigned, unsigned>> SimilarityInformOp::getOrigins() {
   return {{getODSOperandIndexAndLength(7).first, similarity::i}};
 }
 
+LogicalResult mlir::moe::verifySimilarity(SimilarityOpInterface op) {
+  if (!op.getTauValue() &&
+      failed(verifyPositive(op, op.getTau().convertToDouble(), "tau")))
+    return failure(); // similarity_inform_c2
+  if (op.getRestrict() == Restrict::Entropy && op.getUk())
+    return op->emitOpError( // similarity_inform_c3
+        "expected no keys of their own with restrict = entropy, because the "
+        "entropies of queries and keys are compared; found uk");
+  if (!op.getUk() && op.getWs()) {
+    auto type = cast<ShapedType>(op.getWs().getType());
+    if (type.getDimSize(0) != type.getDimSize(1))
+      return op->emitOpError()
+             << "expected 'ws' to be square without 'uk', found " << type;
+  }
+  return verifyAtLeastOne(op, op.getWindow(), "window"); // similarity_inform_c4
+}
+
 LogicalResult SimilarityInformOp::verify() {
   // similarity_inform_c1 follows from the maps: without uk, e spans i.
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})))
     return failure();
-  if (!getTauValue() &&
-      failed(verifyPositive(*this, getTau().convertToDouble(), "tau")))
-    return failure(); // similarity_inform_c2
-  if (getRestrict() == Restrict::Entropy && getUk())
-    return emitOpError( // similarity_inform_c3
-        "expected no keys of their own with restrict = entropy, because the "
-        "entropies of queries and keys are compared; found uk");
-  if (!getUk() && getWs()) {
-    auto type = cast<ShapedType>(getWs().getType());
-    if (type.getDimSize(0) != type.getDimSize(1))
-      return emitOpError() << "expected 'ws' to be square without 'uk', found "
-                           << type;
-  }
-  return verifyAtLeastOne(*this, getWindow(), "window"); // similarity_inform_c4
+  return verifySimilarity(*this);
 }
 
 /// The size of dim `position` of `value`.
@@ -159,7 +163,8 @@ FailureOr<double> mlir::moe::getAttentionScale(MoEStructuredOpInterface op,
   return 1.0 / std::sqrt(static_cast<double>(width));
 }
 
-static LogicalResult verifyHasScale(Operation *op, FailureOr<double> scale) {
+LogicalResult mlir::moe::verifyHasScale(Operation *op,
+                                        FailureOr<double> scale) {
   if (succeeded(scale))
     return success();
   return op->emitOpError("expected 'scale' where the width of 'q' is not "
@@ -189,19 +194,31 @@ static LogicalResult verifyHead(AttentionPosteriorOp op) {
   return success();
 }
 
-LogicalResult AttentionPosteriorOp::verify() {
-  bool means = static_cast<bool>(getVp());
-  bool values = getV() && getWo();
+LogicalResult mlir::moe::verifyMeans(PosteriorOpInterface op) {
+  bool means = static_cast<bool>(op.getVp());
+  bool values = op.getV() && op.getWo();
   if (means == values) // attention_posterior_c1
-    return emitOpError() << "expected exactly one of 'vp' and ('v', 'wo'), "
-                            "found "
-                         << (means ? "both" : "neither");
+    return op->emitOpError() << "expected exactly one of 'vp' and ('v', 'wo'), "
+                                "found "
+                             << (means ? "both" : "neither");
+  return success();
+}
+
+LogicalResult mlir::moe::verifySigma(PosteriorOpInterface op) {
+  if (op.getSigmaValue())
+    return success();
+  return verifyPositive(op, op.getSigma().convertToDouble(),
+                        "sigma"); // attention_posterior_c2
+}
+
+LogicalResult AttentionPosteriorOp::verify() {
+  if (failed(verifyMeans(*this)))
+    return failure();
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::I32,
                                       OutElement::F32, OutElement::F32})))
     return failure();
-  if (!getSigmaValue() &&
-      failed(verifyPositive(*this, getSigma().convertToDouble(), "sigma")))
-    return failure(); // attention_posterior_c2
+  if (failed(verifySigma(*this)))
+    return failure();
   if (failed(verifyHead(*this)))
     return failure();
   if (failed(verifyHasScale(*this, getScaleValue())))

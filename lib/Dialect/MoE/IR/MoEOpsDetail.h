@@ -78,6 +78,12 @@ Value buildDefaultOrigin(OpBuilder &builder, Location loc, Value columns,
 /// size of dim `f`, where that is static and positive.
 FailureOr<double> getAttentionScale(MoEStructuredOpInterface op,
                                     std::optional<APFloat> scale, int64_t f);
+LogicalResult verifyHasScale(Operation *op, FailureOr<double> scale);
+
+// What the verifiers of an op and of its gradient share beyond the shapes.
+LogicalResult verifySimilarity(SimilarityOpInterface op);
+LogicalResult verifyMeans(PosteriorOpInterface op);
+LogicalResult verifySigma(PosteriorOpInterface op);
 
 } // namespace mlir::moe
 
