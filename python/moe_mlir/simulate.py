@@ -33,9 +33,10 @@ class Simulation:
     strict: bool
     reports: list = field(default_factory=list)
 
-    def run(self, text, name, tensors):
-        """Runs function `name` of a module on inputs and result buffers."""
-        reports = device_functions(text, self.chip)[name](*tensors, **self.options)
+    def run(self, kernel, tensors):
+        """Runs a kernel (ops/_kernel.py) on inputs and result buffers."""
+        function = device_functions(kernel.text(), self.chip)[kernel.op]
+        reports = function(*tensors, **self.options)
         self.reports += reports
         for report in reports:
             if self.strict and report.findings:

@@ -147,7 +147,7 @@ class Kernel:
         if simulation is None:
             self._function(*tensors, *results)
         else:
-            simulation.run(self.text(), self.op, [*tensors, *results])
+            simulation.run(self, [*tensors, *results])
         return results
 
     def _fail(self, i, axis, j, other, shapes):
