@@ -40,8 +40,12 @@ FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
                                               const CompileOptions &options) {
   FailureOr<std::vector<FunctionSignature>> signatures =
       collectSignatures(module);
-  if (failed(signatures) ||
-      failed(runPipeline(module, options.pipeline, options.dumpDir)))
+  if (failed(signatures))
+    return failure();
+  if (signatures->empty())
+    return module.emitError() << "expected a public function to compile, found "
+                                 "none in the module";
+  if (failed(runPipeline(module, options.pipeline, options.dumpDir)))
     return failure();
   dropArgumentNotes(module);
 

@@ -61,6 +61,9 @@ struct Options {
   cl::opt<bool> allowBytecode{
       "allow-bytecode", cl::cat(category),
       cl::desc("accept MLIR bytecode; only for files that you trust")};
+  cl::opt<bool> remarks{
+      "remarks", cl::cat(category),
+      cl::desc("print what the passes did not do, and why, on standard error")};
   cl::opt<unsigned> nestingLimit{
       "nesting-limit", cl::init(256), cl::value_desc("N"), cl::cat(category),
       cl::desc("the most levels of brackets in text input (default 256)")};
@@ -239,6 +242,8 @@ int main(int argc, char **argv) {
       "  moe-compile model.pt2 -o model.moe --dump-phases-to=phases\n");
 
   std::unique_ptr<MLIRContext> context = createContext();
+  if (options.remarks)
+    enableRemarks(*context);
   DiagnosticCollector diagnostics(*context);
   LogicalResult result = run(options, *context, argv[0], diagnostics);
   for (const auto *list : {&diagnostics.others, &diagnostics.errors})
