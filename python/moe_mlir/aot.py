@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from . import simulate
 from ._tools import find_tool
 from .fx.raise_routing import raise_routing
+from .simulate import intercept
 
 # What libmoe_torch registers (lib/TorchOps/Ops.cpp).
 _OPS = ("grouped_topk", "router_logits", "topk_renorm")
@@ -52,14 +52,10 @@ def package(program, path) -> Path:
 
 def find_kernels(program) -> dict:
     """The kernels that the routing ops of a program call, by the names they have in C++."""
-    recorder = _Recorder()
-    token = simulate._active.set(recorder)
-    try:
+    with intercept(_Recorder()) as recorder:
         for node in program.graph.nodes:
             if node.op == "call_function" and str(node.target).startswith("moe."):
                 _record(node)
-    finally:
-        simulate._active.reset(token)
     return recorder.kernels
 
 

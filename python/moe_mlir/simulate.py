@@ -55,16 +55,22 @@ def simulate(chip="sm_90", *, strict=True, **options):
     Yields:
         a Simulation.
     """
-    simulation = Simulation(chip, options, strict)
-    token = _active.set(simulation)
-    try:
+    with intercept(Simulation(chip, options, strict)) as simulation:
         yield simulation
+
+
+@contextlib.contextmanager
+def intercept(runner):
+    """Gives the kernels of the routing ops to `runner.run` while the block lasts."""
+    token = _active.set(runner)
+    try:
+        yield runner
     finally:
         _active.reset(token)
 
 
 def active_simulation():
-    """The innermost simulation, or None."""
+    """The innermost simulation, or what else intercepts kernels, or None."""
     return _active.get()
 
 
@@ -130,4 +136,5 @@ def device_functions(text: str, chip: str) -> dict:
     return {f["name"]: DeviceFunction(module, f) for f in code["functions"]}
 
 
-__all__ = ["DeviceFunction", "Simulation", "SimulationError", "device_functions", "simulate"]
+__all__ = ["DeviceFunction", "Simulation", "SimulationError", "device_functions", "intercept",
+           "simulate"]

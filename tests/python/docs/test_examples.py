@@ -1,6 +1,6 @@
 """Every code block of the manual and of the README runs as it stands.
 
-A page with shell commands is a way that a reader walks: its blocks run in
+A page with commands, files or output is a way that a reader walks: its blocks run in
 order, in one folder that holds the files of examples/deploy. A block that
 begins with a comment naming a file (`# model.py`, `// router.mlir`) is that
 file. A ```text block is what the block before it prints, `...` being anything.
@@ -45,8 +45,8 @@ def fences(page):
         yield text.count("\n", 0, match.start()) + 2, match[1], match[2]
 
 
-def has_commands(page):
-    return any(language == "sh" for _, language, _ in fences(page))
+def is_walk(page):
+    return any(language in ("sh", "text") or FILE.match(body) for _, language, body in fences(page))
 
 
 def execute(page, line, code):
@@ -57,7 +57,7 @@ def execute(page, line, code):
 
 def single_examples():
     for page in PAGES:
-        if not has_commands(page):
+        if not is_walk(page):
             for line, language, code in fences(page):
                 if language == "python":
                     yield pytest.param(page, line, code, id=f"{page.stem}:{line}")
@@ -118,7 +118,7 @@ class Walk:
         self.printed = ""
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if has_commands(p)], ids=lambda p: p.stem)
+@pytest.mark.parametrize("page", [p for p in PAGES if is_walk(p)], ids=lambda p: p.stem)
 def test_page(page, tmp_path, monkeypatch):
     for example in (ROOT / "examples" / "deploy").iterdir():
         shutil.copy(example, tmp_path)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir import aot, nn, simulate
+from moe_mlir import aot, nn
+from moe_mlir.simulate import active_simulation
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(moe_mlir.__file__).absolute().parents[2]
@@ -49,7 +50,7 @@ def test_kernels_of_a_program_have_the_names_that_cpp_forms():
 
 def test_recording_runs_no_kernel_and_ends():
     aot.find_kernels(exported(nn.SMoE(16, 8, 2), 4, 16))
-    assert simulate.active_simulation() is None
+    assert active_simulation() is None
 
 
 def test_ops_that_cpp_lacks_are_named():
