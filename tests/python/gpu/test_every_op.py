@@ -30,9 +30,9 @@ CASES = {
     "hyper_router": lambda o: m.hyper_router(
         torch.ones(4), torch.ones(6, 4), torch.ones(6), torch.ones(e * (d + 1), 6),
         torch.ones(e * (d + 1)), e),
-    "similarity_inform": lambda o: m.similarity_inform(o["u"], o["p"][None], causal=True),
+    "similarity_inform": lambda o: m.similarity_inform(o["u"], o["p"].unsqueeze(0), causal=True),
     "attention_posterior": lambda o: m.attention_posterior(
-        o["q"], o["q"], o["u"], o["p"][None], causal=True, v=o["q"], wo=o["wo"]),
+        o["q"], o["q"], o["u"], o["p"].unsqueeze(0), causal=True, v=o["q"], wo=o["wo"]),
     "attention_entropy": lambda o: m.attention_entropy(o["q"], o["q"], causal=True),
     "mad_dispersion": lambda o: m.mad_dispersion(o["h"], o["top1"], e),
     "dispersion_weights": lambda o: m.dispersion_weights(o["m"], torch.ones(e).long()),
