@@ -28,6 +28,10 @@ class LaunchPlan:
         self._kernels = description["kernels"]
         self._workspace = description.get("workspace")
 
+    @property
+    def kernel_names(self) -> list[str]:
+        return [kernel["name"] for kernel in self._kernels]
+
     def sizes(self, buffers) -> list[int]:
         """The dynamic sizes of the buffers, in the order of the kernels' parameters."""
         return [

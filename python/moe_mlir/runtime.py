@@ -1,7 +1,8 @@
 """Compiled code for IR text: from memory, from the disk cache, or from the compiler.
 
 Environment: see `moe_mlir.cache`; MOE_MLIR_DUMP_DIR names a folder that gets the
-IR after every pass of every compilation, one subfolder each.
+IR after every pass of every compilation, one subfolder each. MOE_MLIR_KERNELS
+names a folder of packed kernels, which are then the only ones for GPUs.
 """
 
 import functools
@@ -9,9 +10,13 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
+from pathlib import Path
 
 from . import cache
 from ._native import native
+
+# In the order in which PTX moves up.
+_CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024
@@ -55,9 +60,35 @@ def compile_ptx_cached(text: str, chip: str) -> str:
 
 def compile_kernels_cached(text: str, chip: str) -> str:
     """JSON of the PTX of a module's kernels and of how to launch them."""
+    if folder := os.environ.get("MOE_MLIR_KERNELS"):
+        return _read_packed(folder, text, chip)
     code = _cached("kernels", text, chip,
                    lambda dump: native().compile_kernels(text, chip, dump_dir=dump).encode())
     return code.decode()
+
+
+def pack_kernels(text: str, chip: str, folder) -> None:
+    """Compiles a module for machines without a compiler, where MOE_MLIR_KERNELS names `folder`."""
+    path = _packed_path(folder, text, chip)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(compile_kernels_cached(text, chip))
+
+
+def _packed_path(folder, text, chip):
+    return Path(folder) / (cache.make_key("kernels", text, chip) + ".json")
+
+
+def _read_packed(folder, text, chip):
+    # PTX runs on later chips too.
+    chips = _CHIPS[: _CHIPS.index(chip) + 1] if chip in _CHIPS else (chip,)
+    for candidate in reversed(chips):
+        path = _packed_path(folder, text, candidate)
+        if path.exists():
+            return path.read_text()
+    name = text.partition("@")[2].partition("(")[0]
+    raise ImportError(
+        f"expected kernels for this '{name}' and {chip} in {folder}, found none: pack them with "
+        "moe_mlir.runtime.pack_kernels, or unset MOE_MLIR_KERNELS where the compiler is installed")
 
 
 def set_num_threads(threads: int) -> None:
