@@ -127,10 +127,9 @@ def _add_driver(report):
 
 def _add_installation(report):
     package = Path(__file__).parent.absolute()
-    libraries = [package, package.parents[1] / "lib"]
     missing = {
         "tools": [name for name in _tools.TOOLS if _tools.find_tool(name) is None],
-        "libraries": [name for name in _LIBRARIES if not any((f / name).exists() for f in libraries)],
+        "libraries": [name for name in _LIBRARIES if not (package / name).exists()],
     }
     for fact, count in (("tools", len(_tools.TOOLS)), ("libraries", len(_LIBRARIES))):
         report.facts[fact] = f"{count - len(missing[fact])} of {count}"

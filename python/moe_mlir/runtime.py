@@ -2,7 +2,8 @@
 
 Environment: see `moe_mlir.cache` and `moe_mlir._log`; MOE_MLIR_DUMP_DIR names a
 folder that gets the IR after every pass of every compilation, one subfolder
-each (`python -m moe_mlir.phases` makes a page of it).
+each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_KERNELS names a
+folder of packed kernels, which are then the only ones for GPUs.
 """
 
 import functools
@@ -13,11 +14,15 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from pathlib import Path
 
 from . import cache, reproduce
 from ._log import logger
 from ._native import native
 from ._progress import Clock
+
+# In the order in which PTX moves up.
+_CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024
@@ -59,6 +64,8 @@ def compile_ptx_cached(text: str, chip: str) -> str:
 
 def compile_kernels_cached(text: str, chip: str) -> str:
     """JSON of the PTX of a module's kernels and of how to launch them."""
+    if folder := os.environ.get("MOE_MLIR_KERNELS"):
+        return _read_packed(folder, text, chip)
     return _cached("kernels", text, chip).decode()
 
 
@@ -75,6 +82,30 @@ def compile_bytes(kind: str, text: str, target: str, dump_dir: str = "", remarks
     compiler = getattr(native(), f"compile_{kind}")
     code = compiler(text, target, dump_dir=dump_dir, remarks=remarks)
     return code if isinstance(code, bytes) else code.encode()
+
+
+def pack_kernels(text: str, chip: str, folder) -> None:
+    """Compiles a module for machines without a compiler, where MOE_MLIR_KERNELS names `folder`."""
+    path = _packed_path(folder, text, chip)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(compile_kernels_cached(text, chip))
+
+
+def _packed_path(folder, text, chip):
+    return Path(folder) / (cache.make_key("kernels", text, chip) + ".json")
+
+
+def _read_packed(folder, text, chip):
+    # PTX runs on later chips too.
+    chips = _CHIPS[: _CHIPS.index(chip) + 1] if chip in _CHIPS else (chip,)
+    for candidate in reversed(chips):
+        path = _packed_path(folder, text, candidate)
+        if path.exists():
+            return path.read_text()
+    name = text.partition("@")[2].partition("(")[0]
+    raise ImportError(
+        f"expected kernels for this '{name}' and {chip} in {folder}, found none: pack them with "
+        "moe_mlir.runtime.pack_kernels, or unset MOE_MLIR_KERNELS where the compiler is installed")
 
 
 def set_num_threads(threads: int) -> None:

@@ -79,7 +79,7 @@ class Walk:
         path = [BUILD / "bin", pathlib.Path(sys.executable).parent, os.environ["PATH"]]
         self.environment = dict(os.environ, PATH=os.pathsep.join(map(str, path)),
                                 PYTHONPATH=str(BUILD / "python"), SOURCE=str(ROOT),
-                                BUILD=str(BUILD), TORCH=torch.__path__[0], OMP_NUM_THREADS="1")
+                                LIB=str(BUILD / "python" / "moe_mlir"), TORCH=torch.__path__[0], OMP_NUM_THREADS="1")
 
     def step(self, line, language, body):
         name = FILE.match(body)

@@ -16,7 +16,7 @@ from moe_mlir.simulate import active_simulation
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(moe_mlir.__file__).absolute().parents[2]
-LIBRARY = BUILD / "lib" / "libmoe_torch.so"
+LIBRARY = BUILD / "python" / "moe_mlir" / "libmoe_torch.so"
 
 
 class Gates(torch.nn.Module):
