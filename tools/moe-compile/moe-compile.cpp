@@ -215,6 +215,17 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
                           : compileGPU(*module, options, program.files);
 }
 
+/// Keeps the module of a torch program that did not compile: the importer's
+/// output is gone otherwise, and it is what reproduces the failure.
+static void keepImported(const Options &options, const InputProgram &program) {
+  std::string path = (options.output == "-" ? "moe-compile" : options.output) +
+                     ".failed.mlir";
+  if (succeeded(writeOutput(path, program.mlir)))
+    llvm::errs() << "moe-compile: note: the imported module is in " << path
+                 << "; compile it again with `moe-compile " << path << " -o "
+                 << options.output << " --target=" << options.target << "`\n";
+}
+
 /// Everything after the command line; diagnostics go to `diagnostics`.
 static LogicalResult run(const Options &options, MLIRContext &context,
                          const char *tool, DiagnosticCollector &diagnostics) {
@@ -224,7 +235,10 @@ static LogicalResult run(const Options &options, MLIRContext &context,
   if (failed(program))
     return failure();
   diagnostics.setSource(program->mlir, options.input);
-  return compile(options, context, *program);
+  LogicalResult result = compile(options, context, *program);
+  if (failed(result) && StringRef(options.input).ends_with(".pt2"))
+    keepImported(options, *program);
+  return result;
 }
 
 int main(int argc, char **argv) {

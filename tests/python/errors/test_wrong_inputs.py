@@ -349,6 +349,14 @@ def a_torch_program_that_is_none(folder):
     return tool("moe-compile", folder / "model.pt2", "-o", folder / "out")
 
 
+@case("found 'pentium9'", "compile it again with `moe-compile")
+def a_torch_program_that_does_not_compile(folder):
+    torch.export.save(torch.export.export(Identity(), (X,)), folder / "model.pt2")
+    text = tool("moe-compile", folder / "model.pt2", "-o", folder / "out", "--cpu=pentium9")
+    assert "func.func" in (folder / "out.failed.mlir").read_text()
+    return text
+
+
 @case("expected a pass pipeline", "does not refer to a registered pass")
 def an_unknown_pass(folder):
     return error_of(native().Module.parse("module {}").run, "moe-no-such-pass")
