@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -494,6 +495,22 @@ def an_array_that_is_not_contiguous(folder):
 def a_simulated_chip_that_is_none(folder):
     with moe_mlir.simulate(chip="sm_1"):
         return error_of(moe_mlir.topk_renorm, torch.ones(3, 8), 2)
+
+
+@case("found an older one", "expected a CUDA driver of version 12 or later")
+def a_gpu_with_an_old_driver(folder):
+    """A libcuda that has the functions of the first versions alone."""
+    compiler = shutil.which("cc") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    (folder / "driver.c").write_text("int cuInit(unsigned flags) { return 0; }")
+    subprocess.run([compiler, "-shared", "-fPIC", folder / "driver.c", "-o",
+                    folder / "libcuda.so.1"], check=True)
+    code = "from moe_mlir import gpu\ntry: gpu.Runtime('cuda')\nexcept gpu.GpuError as e: print(e)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={**os.environ, "LD_LIBRARY_PATH": str(folder),
+                               "PYTHONPATH": str(BUILD / "python")})
+    return done.stdout + done.stderr
 
 
 # ------------------------------------------------------------------ the environment
