@@ -1,12 +1,14 @@
 //===- DecomposeForGPU.cpp - Decompose the ops without a GPU kernel -------===//
 //
 // Which ops have a kernel is read off the patterns of convert-moe-to-gpu and of
-// moe-distribute-to-grid. What the other ops decompose into is fused where that
-// saves a buffer without repeating expensive work: a kernel pays for a buffer
-// with workgroup memory, and a grid with a launch.
+// moe-distribute-to-grid, and which forms of them off the kernels' facts. What
+// the other ops decompose into is fused where that saves a buffer without
+// repeating expensive work: a kernel pays for a buffer with workgroup memory,
+// and a grid with a launch.
 //
 //===----------------------------------------------------------------------===//
 
+#include "KernelFacts.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Conversion/Passes.h"
@@ -23,7 +25,6 @@
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Transforms/GreedyPatternRewriteDriver.h"
-#include "llvm/ADT/TypeSwitch.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOEDECOMPOSEFORGPUPASS
@@ -32,16 +33,6 @@ namespace mlir::moe {
 
 using namespace mlir;
 using namespace mlir::moe;
-
-/// Whether ops of the name have a kernel, but not `op`.
-static bool isFormWithoutKernel(Operation *op) {
-  return TypeSwitch<Operation *, bool>(op)
-      .Case<AdjacencyUpdateOp, MadDispersionOp>(
-          [](auto op) { return !hasGridKernel(op); })
-      .Case<SoftmaxMixOp, TopKRenormOp>(
-          [](auto op) { return !hasThreadKernel(op); })
-      .Default(false);
-}
 
 /// Decomposes the ops for which `condition` holds.
 static void
@@ -66,6 +57,8 @@ void mlir::moe::decomposeCompositeLinalg(Operation *root) {
     return isa<linalg::LinalgDialect>(op->getDialect());
   });
 }
+
+
 
 /// Whether the body of `op` takes a few instructions only.
 static bool isCheap(linalg::LinalgOp op) {
@@ -110,11 +103,13 @@ struct MoEDecomposeForGPUPass
   }
 
   void runOnOperation() override {
+    // Forms first: what they consist of may have no kernel either.
+    KernelFacts facts(&getContext());
+    decomposeIf(getOperation(), [&](linalg::AggregatedOpInterface op) {
+      return facts.isFormWithoutKernel(op);
+    });
     if (failed(runPipeline(pipeline, getOperation())))
       return signalPassFailure();
-    decomposeIf(getOperation(), [](linalg::AggregatedOpInterface op) {
-      return isFormWithoutKernel(op);
-    });
     if (failed(applyPatternsGreedily(getOperation(), fusion)))
       signalPassFailure();
   }

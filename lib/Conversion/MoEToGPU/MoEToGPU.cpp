@@ -246,7 +246,6 @@ private:
                         const FrozenRewritePatternSet &patterns) {
     if (failed(moveBuffersToWorkspace(function)))
       return failure();
-    mapCopiesToBlocks(function);
     DenseSet<Value> constants = getConstantArguments(function);
     SmallVector<scf::ForallOp> loops;
     function.walk<WalkOrder::PreOrder>([&](scf::ForallOp forall) {
