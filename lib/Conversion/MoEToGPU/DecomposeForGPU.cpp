@@ -13,6 +13,7 @@
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
 #include "MoE/Transforms/Passes.h"
 #include "MoE/Transforms/Transforms.h"
 
@@ -58,7 +59,27 @@ void mlir::moe::decomposeCompositeLinalg(Operation *root) {
   });
 }
 
+/// Whether a tile of rows of `op` spans another dim of unknown size.
+static bool hasUnboundedTile(MoEStructuredOpInterface op) {
+  SmallVector<unsigned> rows =
+      getRowDims(cast<TilingInterface>(op.getOperation()),
+                 /*keepUnitDims=*/true);
+  if (rows.empty())
+    return false;
+  for (unsigned dim = 0, e = op.getDims().size(); dim < e; ++dim)
+    if (!llvm::is_contained(rows, dim) && succeeded(findDim(op, dim)) &&
+        ShapedType::isDynamic(getStaticDimSize(op, dim)))
+      return true;
+  return false;
+}
 
+void mlir::moe::decomposeUnboundedOps(Operation *root) {
+  KernelFacts facts(root->getContext());
+  decomposeIf(root, [&](linalg::AggregatedOpInterface op) {
+    auto structured = dyn_cast<MoEStructuredOpInterface>(op.getOperation());
+    return structured && !facts.hasKernel(op) && hasUnboundedTile(structured);
+  });
+}
 
 /// Whether the body of `op` takes a few instructions only.
 static bool isCheap(linalg::LinalgOp op) {

@@ -96,6 +96,10 @@ void populateDispersionToGridPatterns(RewritePatternSet &patterns,
 /// Decomposes what linalg itself composes of its ops, such as linalg.softmax:
 /// as one op it is not fused into its consumers.
 void decomposeCompositeLinalg(Operation *root);
+/// Decomposes the ops without a kernel whose tiles span a dim of unknown size:
+/// what their meaning consists of would not fit into a block, so each part of
+/// it gets a grid.
+void decomposeUnboundedOps(Operation *root);
 
 /// The patterns of all block-level ops.
 void populateToThreadsPatterns(RewritePatternSet &patterns, BlockShape block);

@@ -103,6 +103,7 @@ struct TileToBlocksPass
 private:
   LogicalResult tile(int64_t rows) {
     decomposeCompositeLinalg(getOperation());
+    decomposeUnboundedOps(getOperation());
     Builder b(&getContext());
     KernelFacts facts(&getContext());
     BlockShape block;

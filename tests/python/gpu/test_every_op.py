@@ -18,7 +18,7 @@ def operands():
         "idx": indices, "top1": indices[:, 0].contiguous(), "g": torch.rand(n, k),
         "a": torch.rand(e, e), "u": torch.randn(1, n, d), "q": torch.randn(1, heads, n, 8),
         "wo": torch.randn(heads, d, 8), "rows": torch.randn(n * k, d), "m": torch.rand(e, d),
-        "bias": torch.randn(e),
+        "bias": torch.randn(e), "phi": torch.randn(d, e, 2),
     }
 
 
@@ -27,6 +27,8 @@ CASES = {
     "grouped_topk": lambda o: m.grouped_topk(o["z"], k, bias=o["bias"], n_group=4, topk_group=2),
     "threshold_renorm": lambda o: m.threshold_renorm(o["p"], 0.1),
     "router_logits": lambda o: m.router_logits(o["h"], o["weight"]),
+    "cosine_logits": lambda o: m.cosine_logits(o["h"], None, o["weight"]),
+    "soft_dispatch": lambda o: m.soft_dispatch(o["h"], o["phi"]),
     "hyper_router": lambda o: m.hyper_router(
         torch.ones(4), torch.ones(6, 4), torch.ones(6), torch.ones(e * (d + 1), 6),
         torch.ones(e * (d + 1)), e),
@@ -63,15 +65,3 @@ def test_op_equals_its_cpu_kernel(op):
         else:
             assert torch.equal(a, b)
 
-
-REFUSED = {
-    "cosine_logits": (lambda o: m.cosine_logits(o["h"], None, o["weight"]), "found 'f64'"),
-    "soft_dispatch": (lambda o: m.soft_dispatch(o["h"], torch.ones(d, e, 2)), "constant bound"),
-}
-
-
-@pytest.mark.parametrize("op", REFUSED)
-def test_op_without_a_gpu_form_is_refused(op):
-    call, reason = REFUSED[op]
-    with m.simulate(chip="sm_90"), pytest.raises(ValueError, match=reason):
-        call(operands())
