@@ -15,6 +15,7 @@ KernelFacts::KernelFacts(MLIRContext *context) {
       kinds.insert(*root);
   addAdjacencyFacts(*this);
   addDispersionFacts(*this);
+  addSoftmaxMixBackwardFacts(*this);
   addSoftmaxMixFacts(*this);
   addTopKRenormFacts(*this);
 }

@@ -59,6 +59,7 @@ private:
 // One function a family, beside its patterns.
 void addAdjacencyFacts(KernelFacts &facts);
 void addDispersionFacts(KernelFacts &facts);
+void addSoftmaxMixBackwardFacts(KernelFacts &facts);
 void addSoftmaxMixFacts(KernelFacts &facts);
 void addTopKRenormFacts(KernelFacts &facts);
 

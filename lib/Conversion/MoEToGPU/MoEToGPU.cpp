@@ -170,6 +170,7 @@ void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
   populateCopyToThreadsPatterns(patterns, block);
   populateLinalgToThreadsPatterns(patterns, block);
   populateRouterLogitsToThreadsPatterns(patterns, block);
+  populateSoftmaxMixBackwardToThreadsPatterns(patterns, block);
   populateSoftmaxMixToThreadsPatterns(patterns, block);
   populateTopKRenormToThreadsPatterns(patterns, block);
 }

@@ -110,6 +110,8 @@ void populateLinalgToThreadsPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
 void populateRouterLogitsToThreadsPatterns(RewritePatternSet &patterns,
                                            BlockShape block);
+void populateSoftmaxMixBackwardToThreadsPatterns(RewritePatternSet &patterns,
+                                                 BlockShape block);
 void populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
                                          BlockShape block);
 void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
