@@ -37,7 +37,7 @@ def compile_cached(text: str, *, pipeline: str = "moe-to-cpu"):
         if memory_key in _loaded:
             _loaded.move_to_end(memory_key)
             return _loaded[memory_key]
-    executable = _load_or_compile(text, pipeline)
+    executable = load_or_compile(text, pipeline)
     with _lock:
         # Another thread may have been quicker; all callers share one copy.
         executable = _loaded.setdefault(memory_key, executable)
@@ -70,7 +70,8 @@ def get_num_threads() -> int:
     return native().get_num_threads()
 
 
-def _load_or_compile(text, pipeline):
+def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
+    """As compile_cached, but always from the disk cache or from the compiler."""
     moe = native()
     target = "\0".join((pipeline, *moe.host_cpu()))
     object_bytes = _cached("object", text, target,
