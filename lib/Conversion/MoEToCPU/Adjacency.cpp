@@ -164,7 +164,7 @@ struct AdjacencyUpdateToLoops : OpRewritePattern<AdjacencyUpdateOp> {
                                 PatternRewriter &rewriter) const override {
     if (!op.hasPureBufferSemantics())
       return rewriter.notifyMatchFailure(op, "expected buffers");
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     AdjacencyKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

@@ -208,7 +208,7 @@ struct MadDispersionToVector : OpRewritePattern<MadDispersionOp> {
                                 PatternRewriter &rewriter) const override {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     DispersionKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();
