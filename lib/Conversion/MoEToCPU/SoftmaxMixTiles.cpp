@@ -364,16 +364,12 @@ static void accumulateVectors(Emitter &e, Value weights, Value packed,
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
-  Values carried;
-  for (int64_t row = 0; row < kGroupRows; ++row)
-    for (int64_t vector = 0; vector < numVectors; ++vector) {
-      Value old =
-          e.loadVector(accumulators, {e.add(group, e.index(row)), at(vector)});
-      carried.push_back(decays.empty() ? old : e.mul(old, decays[row]));
-    }
+  // The block is summed on its own: one large weight would swallow thousands of
+  // small ones that are added to it one by one.
+  Values zeros(kGroupRows * numVectors, e.f32(0.0));
   Value numColumns = e.index(getColumnVectors(e) * e.width);
   Values sums =
-      e.loop(e.index(0), numColumns, 1, carried,
+      e.loop(e.index(0), numColumns, 1, zeros,
              [&](Value column, ValueRange old) -> Values {
                Values values, next;
                for (int64_t vector = 0; vector < numVectors; ++vector)
@@ -388,9 +384,13 @@ static void accumulateVectors(Emitter &e, Value weights, Value packed,
                return next;
              });
   for (int64_t row = 0; row < kGroupRows; ++row)
-    for (int64_t vector = 0; vector < numVectors; ++vector)
-      e.storeVector(sums[row * numVectors + vector], accumulators,
-                    {e.add(group, e.index(row)), at(vector)});
+    for (int64_t vector = 0; vector < numVectors; ++vector) {
+      Values place{e.add(group, e.index(row)), at(vector)};
+      Value old = e.loadVector(accumulators, place);
+      Value sum = sums[row * numVectors + vector];
+      sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
+      e.storeVector(sum, accumulators, place);
+    }
 }
 
 void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,

@@ -150,6 +150,9 @@ def _missed(records):
     yield "### Goals that are missed"
     for record, goal in missed:
         why = f" {record['why']}" if record["why"] else ""
+        possible = record["ratio_at_limit"]
+        if goal["goal"].startswith("ratio") and possible:
+            why += f" At the limit the ratio would be {possible:.2f}."
         found = "not measured" if goal["found"] is None else f"found {goal['found']:.4g}"
         yield f"- `{record['title']}`: {goal['goal']}, {found}.{why}"
 

@@ -7,7 +7,7 @@ A row is anything with `op`, `title`, `quick` and `measure(context) -> record`;
 import functools
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,11 +28,21 @@ class Context:
 
 @dataclass(frozen=True)
 class Goal:
-    """A stated goal: `measure` of a record is at least, or at most, `bound`."""
+    """A stated goal: `measure` of a record is at least, or at most, `bound`.
+
+    `beside_fast` is the bound where torch's own GEMM uses the whole core.
+    """
 
     measure: str
     bound: float
     at_most: bool = False
+    beside_fast: float | None = None
+
+    def on(self, machine):
+        """The goal for one machine."""
+        if self.beside_fast is None or machine.has_slow_library():
+            return self
+        return replace(self, bound=self.beside_fast, beside_fast=None)
 
     def is_met(self, record):
         found = record[self.measure]
@@ -67,6 +77,7 @@ FIELDS = (
     "peer_us",
     "peer_ratio",
     "ratio",
+    "ratio_at_limit",
     "eager_ratio",
     "limit_us",
     "limit_terms",
@@ -84,9 +95,10 @@ def make_record(row, context, **values):
     record = dict.fromkeys(FIELDS)
     record.update(op=row.op, shape=row.shape, dtype=name_of(row.dtype), threads=context.threads)
     record.update(values, title=row.title, why=row.why)
+    goals = [goal.on(context.machine) for goal in row.goals]
     record["goals"] = [
         {"goal": g.describe(), "found": record[g.measure], "met": g.is_met(record)}
-        for g in row.goals
+        for g in goals
     ]
     return record
 
@@ -181,6 +193,7 @@ class Case:
             peer_us=best.get(peer),
             peer_ratio=best[peer] / ours if peer else None,
             ratio=min(rivals) / ours,
+            ratio_at_limit=min(rivals) / limit.us if limit.us else None,
             eager_ratio=best["eager"] / ours,
             limit_us=limit.us,
             limit_terms=vars(limit),
@@ -206,7 +219,7 @@ def assert_within(actual, expected, tol, what):
 
 
 def check_gradients(eager, places, tol=2e-4):
-    """Gradients of ours against float64 autograd of `eager`, relative to the largest."""
+    """Gradients of ours against float64 autograd of `eager`, relative to the largest of all."""
 
     def check(inputs, results):
         *arguments, cotangent = [x.double() if x.is_floating_point() else x for x in inputs]
@@ -215,8 +228,8 @@ def check_gradients(eager, places, tol=2e-4):
         with torch.enable_grad():
             out = eager(*arguments)
         expected = torch.autograd.grad(out, [arguments[p] for p in places], cotangent)
+        bound = tol * max(float(reference.abs().max()) for reference in expected)
         for place, mine, reference in zip(places, results, expected):
-            bound = tol * float(reference.abs().max())
             assert_within(mine, reference, bound, f"gradient {place}")
 
     return check

@@ -145,7 +145,7 @@ ROWS = [
     grouped_topk(4096, 256, 8, 8, 4, quick=False),
     topk_backward(4096, 64, 8, renorm=True, quick=False),
     topk_backward(4096, 64, 8, renorm=False, quick=False),
-    router(4096, 1024, 64, 8, goals=(Goal("ratio", 3),)),
+    router(4096, 1024, 64, 8, goals=(Goal("ratio", 3, beside_fast=1.3),)),
     router(4096, 352, 16, 2, quick=False),
     router(4096, 1024, 64, 8, dtype=torch.bfloat16, quick=False),
 ]
