@@ -82,6 +82,8 @@ static void buildVectorStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   ConvertMoEToCPUPassOptions conversion;
   conversion.vectorWidth = options.vectorWidth;
+  conversion.vectorRegisters = options.vectorRegisters;
+  conversion.bf16Dot = options.bf16Dot;
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
   manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());

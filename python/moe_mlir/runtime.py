@@ -1,8 +1,10 @@
 """Compiled code for IR text: from memory, from the disk cache, or from the compiler.
 
 Environment: see `moe_mlir.cache`; MOE_MLIR_DUMP_DIR names a folder that gets the
-IR after every pass of every compilation, one subfolder each. MOE_MLIR_KERNELS
-names a folder of packed kernels, which are then the only ones for GPUs.
+IR after every pass of every compilation, one subfolder each. MOE_MLIR_CPU names
+the CPU to compile for, such as "x86-64-v3" (AVX2); default: this machine's.
+MOE_MLIR_KERNELS names a folder of packed kernels, which are then the only ones
+for GPUs.
 """
 
 import functools
@@ -37,12 +39,12 @@ def compile_cached(text: str, *, pipeline: str = "moe-to-cpu"):
     Raises:
         MoeError: the compiler's diagnostics.
     """
-    memory_key = (text, pipeline)
+    memory_key = (text, pipeline, _target_cpu())
     with _lock:
         if memory_key in _loaded:
             _loaded.move_to_end(memory_key)
             return _loaded[memory_key]
-    executable = _load_or_compile(text, pipeline)
+    executable = load_or_compile(text, pipeline)
     with _lock:
         # Another thread may have been quicker; all callers share one copy.
         executable = _loaded.setdefault(memory_key, executable)
@@ -101,12 +103,33 @@ def get_num_threads() -> int:
     return native().get_num_threads()
 
 
-def _load_or_compile(text, pipeline):
-    moe = native()
-    target = "\0".join((pipeline, *moe.host_cpu()))
-    object_bytes = _cached("object", text, target,
-                           lambda dump: moe.compile_object(text, pipeline, dump_dir=dump))
+def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
+    """As compile_cached, but always from the disk cache or from the compiler."""
+    moe, cpu = native(), _target_cpu()
+    target = "\0".join((pipeline, cpu, *moe.host_cpu()))
+    object_bytes = _cached(
+        "object", text, target,
+        lambda dump: moe.compile_object(text, pipeline, cpu=cpu, dump_dir=dump))
     return moe.Executable(object_bytes)
+
+
+def _target_cpu() -> str:
+    """"native", or a smaller CPU whose kernels this machine is to run."""
+    cpu = os.environ.get("MOE_MLIR_CPU", "native")
+    missing = _missing_features(cpu)
+    if missing:
+        raise ValueError(f"expected MOE_MLIR_CPU to name a CPU whose code this machine runs, "
+                         f"found '{cpu}', which needs {', '.join(missing)}")
+    return cpu
+
+
+@functools.cache
+def _missing_features(cpu):
+    if cpu == "native":
+        return []
+    needed = native().code_features(cpu).split(",")
+    absent = {f[1:] for f in native().host_cpu()[1].split(",") if f.startswith("-")}
+    return sorted(f[1:] for f in needed if f[1:] in absent)
 
 
 def _cached(kind, text, target, compile_to_bytes):

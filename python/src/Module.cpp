@@ -160,10 +160,11 @@ private:
 
 static nb::bytes compileObject(std::string_view text, std::string_view pipeline,
                                std::string_view dumpDir,
-                               std::string_view filename) {
+                               std::string_view filename,
+                               std::string_view cpu) {
   MoEBytes object = nullptr;
   run([&] {
-    return moeCompileObject(ref(text), ref(filename), ref(pipeline),
+    return moeCompileObject(ref(text), ref(filename), ref(pipeline), ref(cpu),
                             ref(dumpDir), &object);
   });
   return takeBytes(object);
@@ -270,9 +271,10 @@ NB_MODULE(_moe, m) {
       .def_prop_ro("functions", &Executable::names);
 
   m.def("compile_object", &compileObject, "text"_a, "pipeline"_a = "moe-to-cpu",
-        "dump_dir"_a = "", "filename"_a = "-",
-        "Compiles MLIR text to an ELF object for this machine's CPU. With "
-        "`dump_dir`, writes the IR after every pass there.");
+        "dump_dir"_a = "", "filename"_a = "-", "cpu"_a = "native",
+        "Compiles MLIR text to an ELF object for this machine's CPU, or for "
+        "another one of its architecture. With `dump_dir`, writes the IR after "
+        "every pass there.");
   m.def("compile_ptx", &compilePTX, "text"_a, "chip"_a, "dump_dir"_a = "",
         "filename"_a = "-", "Compiles MLIR text to PTX for an NVIDIA chip.");
   m.def("compile_kernels", &compileKernels, "text"_a, "chip"_a,
@@ -292,6 +294,12 @@ NB_MODULE(_moe, m) {
         return std::pair(take(moeHostCPUName()), take(moeHostCPUFeatures()));
       },
       "The name and the features of this machine's CPU.");
+  m.def(
+      "code_features",
+      [](std::string_view cpu) { return take(moeCodeFeatures(ref(cpu))); },
+      "cpu"_a,
+      "The features that code for a named CPU relies on, empty for an unknown "
+      "name.");
   m.def("set_num_threads", &moe_set_num_threads, "threads"_a,
         "The most threads a kernel may use; 0 follows OpenMP, and so torch.");
   m.def("get_num_threads", &moe_get_num_threads);

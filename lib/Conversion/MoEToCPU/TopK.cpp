@@ -9,7 +9,8 @@
 // Selection compares 32-bit integer keys in the order of E1..E5. The `k` best
 // so far form a sorted list that a new expert enters by strict comparison, so
 // that of equal scores the lower index stays ahead. Up to 16 places live in
-// registers, more in a stack buffer.
+// registers. More are selected a token at a time (TopKRowSelect.cpp); in a
+// stack buffer where choice scores are staged or experts are very many.
 //
 // Where selection needs a value that one expert alone does not give (a bias on
 // softmax probabilities, groups), the choice scores of a block of tokens are
@@ -38,6 +39,8 @@ void TopKKernel::emitBlock(TokenBlock block) {
   } else if (isStaged) {
     stageChoice(block, stats);
     best = selectStaged(stats);
+  } else if (isByRow) {
+    best = selectByRow(block, stats);
   } else {
     best = select(block, stats);
   }
@@ -164,7 +167,7 @@ struct TopKRenormToVector : OpRewritePattern<TopKRenormOp> {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
 
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     TopKKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

@@ -18,6 +18,7 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
+#include "llvm/Support/MathExtras.h"
 
 #include <functional>
 #include <limits>
@@ -26,6 +27,9 @@ using namespace mlir;
 using namespace mlir::moe;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Rows of up to that many vectors stay in registers.
+static constexpr int64_t kMaxRowVectors = 16;
 
 namespace {
 class TopKBackwardKernel {
@@ -47,6 +51,11 @@ private:
   Value divideOrZero(Value a, Value b);
 
   void storeDense(Value total);
+  void storeDenseFromRegisters(Value total, int64_t numVectors);
+  void storeDenseInLoops(Value total);
+  Value loadScores(Value first, Value mask);
+  Value getShift(Value maxima);
+  Value getFactor(Value total, Value sums);
   Value getLogSlope(Value x);
   void addGradient(Choice choice, Value mean, Value inverseSum);
 
@@ -81,8 +90,61 @@ TopKBackwardKernel::Choice TopKBackwardKernel::readChoice(Value place) {
           e.select(exists, gradient, number(0.0))};
 }
 
-/// dscores = -s sum w with the softmax s of the scores; 0 without support.
+/// dscores = -s sum w with the softmax s of the scores; 0 without support. One
+/// exponential an expert: they wait in registers, or in dscores, for their sum.
 void TopKBackwardKernel::storeDense(Value total) {
+  int64_t size = cast<MemRefType>(scores.getType()).getDimSize(0);
+  if (!ShapedType::isDynamic(size) && size <= kMaxRowVectors * e.width)
+    storeDenseFromRegisters(total, llvm::divideCeil(size, e.width));
+  else
+    storeDenseInLoops(total);
+}
+
+Value TopKBackwardKernel::loadScores(Value first, Value mask) {
+  return e.loadFloats(scores, {first}, mask, -kInfinity);
+}
+
+/// The row's maximum, or 0 without support.
+Value TopKBackwardKernel::getShift(Value maxima) {
+  Value peak = e.reduceMax(maxima);
+  Value isEmpty =
+      e.compare(arith::CmpFPredicate::OEQ, peak, number(-kInfinity));
+  return e.splat(e.select(isEmpty, number(0.0), peak));
+}
+
+/// -total / sum of the exponentials, in every lane.
+Value TopKBackwardKernel::getFactor(Value total, Value sums) {
+  return e.splat(
+      divideOrZero(e.sub(number(0.0), total), e.reduceAdd(sums)));
+}
+
+void TopKBackwardKernel::storeDenseFromRegisters(Value total,
+                                                 int64_t numVectors) {
+  Value size = e.dim(scores, 0);
+  Values firsts, masks, weights;
+  for (int64_t i = 0; i < numVectors; ++i) {
+    firsts.push_back(e.index(i * e.width));
+    // Of the last vector alone lanes may be missing.
+    bool isWhole = (i + 1) * e.width <= cast<MemRefType>(scores.getType())
+                                            .getDimSize(0);
+    masks.push_back(isWhole ? Value()
+                            : e.firstLanes(e.sub(size, firsts.back())));
+    weights.push_back(loadScores(firsts[i], masks[i]));
+  }
+  Value maxima = weights.front(), sums = e.f32(0.0);
+  for (Value x : ArrayRef(weights).drop_front())
+    maxima = e.max(x, maxima);
+  Value shift = getShift(maxima);
+  for (Value &x : weights) {
+    x = e.exp(e.sub(x, shift));
+    sums = e.add(sums, x);
+  }
+  Value factor = getFactor(total, sums);
+  for (int64_t i = 0; i < numVectors; ++i)
+    e.storeVector(e.mul(weights[i], factor), dscores, {firsts[i]}, masks[i]);
+}
+
+void TopKBackwardKernel::storeDenseInLoops(Value total) {
   Value size = e.dim(scores, 0), zero = e.index(0);
   auto forEach = [&](ValueRange carried,
                      function_ref<Values(Value, Value, ValueRange)> body) {
@@ -92,26 +154,21 @@ void TopKBackwardKernel::storeDense(Value total) {
                     return body(first, mask, carried);
                   });
   };
-  auto load = [&](Value first, Value mask) {
-    return e.loadFloats(scores, {first}, mask, -kInfinity);
-  };
   Values max =
       forEach(e.f32(-kInfinity),
               [&](Value first, Value mask, ValueRange carried) -> Values {
-                return {e.max(load(first, mask), carried[0])};
+                return {e.max(loadScores(first, mask), carried[0])};
               });
-  Value peak = e.reduceMax(max[0]);
-  Value isEmpty =
-      e.compare(arith::CmpFPredicate::OEQ, peak, number(-kInfinity));
-  Value shift = e.splat(e.select(isEmpty, number(0.0), peak));
+  Value shift = getShift(max[0]);
   Values sum = forEach(
       e.f32(0.0), [&](Value first, Value mask, ValueRange carried) -> Values {
-        return {e.add(carried[0], e.exp(e.sub(load(first, mask), shift)))};
+        Value weight = e.exp(e.sub(loadScores(first, mask), shift));
+        e.storeVector(weight, dscores, {first}, mask);
+        return {e.add(carried[0], weight)};
       });
-  Value factor =
-      e.splat(divideOrZero(e.sub(number(0.0), total), e.reduceAdd(sum[0])));
+  Value factor = getFactor(total, sum[0]);
   forEach(ValueRange(), [&](Value first, Value mask, ValueRange) -> Values {
-    Value weight = e.exp(e.sub(load(first, mask), shift));
+    Value weight = e.loadFloats(dscores, {first}, mask);
     e.storeVector(e.mul(weight, factor), dscores, {first}, mask);
     return {};
   });
@@ -223,7 +280,7 @@ struct TopKRenormBackwardToVector : OpRewritePattern<TopKRenormBackwardOp> {
                                 PatternRewriter &rewriter) const override {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     TopKBackwardKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

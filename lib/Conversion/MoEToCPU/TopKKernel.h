@@ -14,6 +14,9 @@ namespace mlir::moe {
 /// Above this many places the list moves from registers to a stack buffer.
 inline constexpr int64_t kMaxRegisterPlaces = 16;
 
+/// Up to that many experts the keys of a whole row are staged on the stack.
+inline constexpr int64_t kMaxRowExperts = 8192;
+
 /// The key of an empty place: below every score.
 inline constexpr int32_t kEmptyKey = std::numeric_limits<int32_t>::min();
 /// The key of NaN: below -inf (E3).
@@ -119,7 +122,10 @@ public:
       : e(e), op(op), function(op.getScoreFunction()), k(op.getNumSelected()),
         renorm(op.getRenorm()), eps(op.getEps().convertToDouble()),
         isForced(static_cast<bool>(op.getForced())),
-        isStaged(!isForced && (op.getSelectBias() || op.getNGroup() > 1)) {}
+        isStaged(!isForced && (op.getSelectBias() || op.getNGroup() > 1)),
+        isByRow(!isForced && !isStaged && k > kMaxRegisterPlaces &&
+                op.getNumExperts() <= kMaxRowExperts &&
+                !ShapedType::isDynamic(op.getNumExperts())) {}
 
   void emit();
 
@@ -143,6 +149,7 @@ private:
   Values insert(ValueRange list, Value key, Value expert);
   BestList makeBestList();
   BestList select(const TokenBlock &block, RowStats &stats);
+  BestList selectByRow(const TokenBlock &block, RowStats &stats);
   BestList selectStaged(RowStats &stats);
   BestList readForced(const TokenBlock &block);
   void stageChoice(const TokenBlock &block, RowStats &stats);
@@ -180,6 +187,8 @@ private:
   const bool isForced;
   /// Whether choice scores are staged in `stage` before the selection.
   const bool isStaged;
+  /// Whether experts are selected a token at a time (TopKRowSelect.cpp).
+  const bool isByRow;
 
   // 2-D views of the rows at hand.
   Value scores, forced, mask, gates, indices;

@@ -86,15 +86,19 @@ Values TopKKernel::forEachPlace(ValueRange carried,
 /// experts where they are registers: the places behind it move down by one.
 Values TopKKernel::insert(ValueRange list, Value key, Value expert) {
   Values keys(list.take_front(k)), experts(list.drop_front(k));
-  Values isAbove;
-  for (Value old : keys)
-    isAbove.push_back(e.compare(arith::CmpIPredicate::sgt, key, old));
+  auto isAbove = [&](int64_t place) {
+    return e.compare(arith::CmpIPredicate::sgt, key, keys[place]);
+  };
+  // A comparison is made where it is used: AVX-512 has seven registers for them.
+  Value above = isAbove(k - 1);
   for (int64_t place = k - 1; place > 0; --place) {
-    experts[place] = e.select(isAbove[place - 1], experts[place - 1],
-                              e.select(isAbove[place], expert, experts[place]));
+    Value aboveBefore = isAbove(place - 1);
+    experts[place] = e.select(aboveBefore, experts[place - 1],
+                              e.select(above, expert, experts[place]));
     keys[place] = e.min(keys[place - 1], e.max(key, keys[place]));
+    above = aboveBefore;
   }
-  experts[0] = e.select(isAbove[0], expert, experts[0]);
+  experts[0] = e.select(above, expert, experts[0]);
   keys[0] = e.max(key, keys[0]);
   llvm::append_range(keys, experts);
   return keys;
