@@ -52,7 +52,18 @@ _FUNCTIONS = {
     "simulate": "simulate",
     "update_routers": "nn",
 }
-_SUBMODULES = ("metrics", "nn", "plots", "reference", "runtime", "sim")
+_SUBMODULES = (
+    "aot",
+    "distributed",
+    "metrics",
+    "nn",
+    "phases",
+    "plots",
+    "reference",
+    "reproduce",
+    "runtime",
+    "sim",
+)
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 

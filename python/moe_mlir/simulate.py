@@ -33,9 +33,9 @@ class Simulation:
     strict: bool
     reports: list = field(default_factory=list)
 
-    def run(self, text, name, tensors):
-        """Runs function `name` of a module on inputs and result buffers."""
-        self.run_function(device_functions(text, self.chip)[name], tensors)
+    def run(self, kernel, tensors):
+        """Runs a kernel (ops/_kernel.py) on inputs and result buffers."""
+        self.run_function(device_functions(kernel.text(), self.chip)[kernel.op], tensors)
 
     def run_function(self, function, buffers):
         """Runs a DeviceFunction on inputs and result buffers."""
@@ -58,16 +58,22 @@ def simulate(chip="sm_90", *, strict=True, **options):
     Yields:
         a Simulation.
     """
-    simulation = Simulation(chip, options, strict)
-    token = _active.set(simulation)
-    try:
+    with intercept(Simulation(chip, options, strict)) as simulation:
         yield simulation
+
+
+@contextlib.contextmanager
+def intercept(runner):
+    """Gives the kernels of the routing ops to `runner.run` while the block lasts."""
+    token = _active.set(runner)
+    try:
+        yield runner
     finally:
         _active.reset(token)
 
 
 def active_simulation():
-    """The innermost simulation, or None."""
+    """The innermost simulation, or what else intercepts kernels, or None."""
     return _active.get()
 
 
@@ -121,4 +127,5 @@ def device_function(ptx: str, plan: LaunchPlan) -> DeviceFunction:
 _load = functools.lru_cache(maxsize=256)(sim.Module)
 
 
-__all__ = ["DeviceFunction", "Simulation", "SimulationError", "device_functions", "simulate"]
+__all__ = ["DeviceFunction", "Simulation", "SimulationError", "device_functions", "intercept",
+           "simulate"]

@@ -157,7 +157,7 @@ class Kernel:
         elif simulation is None:
             self._function(*tensors, *results)
         else:
-            simulation.run(self._text, self.op, [*tensors, *results])
+            simulation.run(self, [*tensors, *results])
         return results
 
     def _check_devices(self, tensors):
