@@ -15,17 +15,34 @@ from .fx.match import find_routers
 from .fx.raise_routing import raise_routing
 
 _log = logging.getLogger("moe_mlir.backend")
+_RESTS = ("inductor", "eager")
 
 
-def moe(module: torch.fx.GraphModule, example_inputs, **options):
-    """The backend; `options` go to Inductor."""
+def moe(module: torch.fx.GraphModule, example_inputs, *, mode=None, options=None):
+    """The backend. torch.compile hands on `mode` and `options`, which go to Inductor.
+
+    options["rest"] says who runs what is no router: "inductor", or "eager" to
+    call torch's kernels one by one, which compiles in no time.
+    """
+    options = dict(options or {})
+    rest = options.pop("rest", "inductor")
+    if rest not in _RESTS:
+        raise ValueError(f"expected options['rest'] to be one of {_RESTS}, found {rest!r}")
+    raised = _raise_before_autograd(module)
+    graph = module if raised is None else raised
+    if rest == "eager":
+        return _run_eagerly(graph, example_inputs)
+    return _run_on_inductor(graph, example_inputs, mode, options)
+
+
+def _run_on_inductor(graph, example_inputs, mode, options):
+    from torch._inductor import list_mode_options
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.exc import InductorError
 
-    raised = _raise_before_autograd(module)
-    graph = module if raised is None else raised
+    patches = {**(list_mode_options(mode) if mode else {}), **options}
     try:
-        return compile_fx(graph, example_inputs, **options)
+        return compile_fx(graph, example_inputs, config_patches=patches or None)
     except InductorError as error:
         # Inductor cannot keep every size open: torch 2.13 asks whether an open
         # token count is 1 where it lowers bmm. The graph itself can.
@@ -45,8 +62,8 @@ def _run_eagerly(graph, example_inputs):
     return aot_eager(graph, example_inputs)
 
 
-def _raise_before_autograd(module):
-    """The graph in ATen before dispatch, with its routers raised; None without any."""
+def trace_before_autograd(module):
+    """Dynamo's graph in ATen, before dispatch; None for one without fake tensors."""
     fakes = [n.meta["example_value"] for n in module.graph.nodes if n.op == "placeholder"]
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
     if mode is None:
@@ -54,8 +71,13 @@ def _raise_before_autograd(module):
     # Run node by node, so that the new graph keeps the lines of the user's code.
     with mode, torch.fx.traceback.preserve_node_meta():
         interpreter = torch.fx.Interpreter(module)
-        graph = make_fx(interpreter.run, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
-    sites = [site.describe() for site in find_routers(graph.graph)]
+        return make_fx(interpreter.run, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
+
+
+def _raise_before_autograd(module):
+    """The graph in ATen before dispatch, with its routers raised; None without any."""
+    graph = trace_before_autograd(module)
+    sites = [] if graph is None else [site.describe() for site in find_routers(graph.graph)]
     for site in sites:
         _log.info("%s: %s", site.location, site.reason or f"raised ({site.form})")
     if not any(site.recognised for site in sites):

@@ -3,6 +3,7 @@
 import torch
 from torch.fx import Node
 
+from . import complex
 from .builder import is_float
 from .context import Splat, compute_element, element_of
 from .registry import Unsupported, imports
@@ -125,6 +126,17 @@ def _isnan(context, node, arguments):
 
 # ---- binary ------------------------------------------------------------------
 
+@imports(aten.mul.Tensor, complex=True)
+def _mul(context, node, arguments):
+    if not node.meta["val"].is_complex():
+        return _binary(context, node, arguments)
+    real = [x for x in (arguments.self, arguments.other)
+            if not (isinstance(x, Node) and x.meta["val"].is_complex())]
+    if real:
+        raise Unsupported("a product of complex and real numbers; use torch.complex for both")
+    return complex.product(context, node, arguments)
+
+
 _BINARY = {  # operator: (float op, integer op)
     aten.add.Tensor: ("addf", "addi"), aten.add.Scalar: ("addf", "addi"),
     aten.sub.Tensor: ("subf", "subi"), aten.sub.Scalar: ("subf", "subi"),
@@ -134,7 +146,7 @@ _BINARY = {  # operator: (float op, integer op)
 }
 
 
-@imports(*_BINARY)
+@imports(*(set(_BINARY) - {aten.mul.Tensor}))
 def _binary(context, node, arguments):
     element = compute_element(context.element(node))
     float_op, integer_op = _BINARY[node.target]

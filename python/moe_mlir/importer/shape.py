@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @imports(aten.view.default, aten.reshape.default, aten._unsafe_view.default,
          aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
-         aten._reshape_copy.default, aten.flatten.using_ints)
+         aten._reshape_copy.default, aten.flatten.using_ints, complex=True)
 def _view(context, node, arguments):
     target = context.shape(node)
     raw = context.raw(arguments.self)
@@ -214,10 +214,11 @@ def permuted(context, node, source, order):
         return Operand(operand.value, dims, shape)
     if isinstance(raw, Deferred):
         return Deferred(tuple(turn(i) for i in raw.inputs), shape, raw.element, raw.body)
-    return turn(context.operand(source))
+    turned = turn(context.operand(source))
+    return turned.value if turned.is_identity else turned
 
 
-@imports(aten.expand.default)
+@imports(aten.expand.default, complex=True)
 def _expand(context, node, arguments):
     raw = context.raw(arguments.self)
     shape = context.shape(node)
@@ -232,7 +233,7 @@ def _expand(context, node, arguments):
 
 
 @imports(aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default,
-         aten.lift_fresh_copy.default, aten.dropout.default)
+         aten.lift_fresh_copy.default, aten.dropout.default, complex=True)
 def _same(context, node, arguments):
     if getattr(arguments, "train", False):
         raise Unsupported("dropout in training mode; call model.eval() first")

@@ -1,0 +1,119 @@
+"""Mixture-of-experts models of transformers, each as a tiny configuration with random weights."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+VOCABULARY = 64
+
+# Sizes that most configurations name alike.
+_SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+              attn_implementation="eager", num_experts_per_tok=2, pad_token_id=0, bos_token_id=1,
+              eos_token_id=2)
+# Multi-head latent attention.
+_LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+               v_head_dim=8, num_key_value_heads=4)
+_SHARED = dict(moe_intermediate_size=24, n_routed_experts=8, n_shared_experts=1,
+               first_k_dense_replace=1, routed_scaling_factor=2.5)
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to build one model, and what its routers are.
+
+    `form` is the matcher's name of the routers, `routers` how many a model of
+    two layers has. `dynamic` is false where the model's own code is unrolled
+    over the tokens, so that a graph serves one token count.
+    """
+
+    config: str
+    model: str
+    form: str
+    routers: int
+    sizes: dict = field(default_factory=dict)
+    inputs: tuple = ("input_ids",)
+    # Sizes under names of their own: nothing of `_SIZES` applies.
+    own_sizes: bool = False
+    dynamic: bool = True
+
+    def build(self, dtype=torch.float32, seed=0, **changes):
+        """A model in eval mode whose weights have the scale of trained ones."""
+        import transformers
+
+        torch.manual_seed(seed)
+        sizes = {**({} if self.own_sizes else _SIZES), **self.sizes, **changes}
+        config = getattr(transformers, self.config)(**sizes)
+        model = getattr(transformers, self.model)._from_config(config)
+        _spread_weights(model, seed)
+        return model.to(dtype).eval()
+
+    def example(self, batch=2, tokens=12, seed=0):
+        """Keyword inputs of the model."""
+        generator = torch.Generator().manual_seed(seed)
+        ids = {name: torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)
+               for name in self.inputs}
+        return {**ids, "use_cache": False}
+
+
+def _spread_weights(model, seed):
+    """Random weights that tell experts apart.
+
+    Initial weights are so small that all experts are nearly equal, and
+    selection biases are zero: a router would hardly be tested.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.2)
+            elif isinstance(tensor, torch.nn.Parameter) and tensor.dim() > 1:
+                scale = tensor.shape[-1] ** -0.5
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * scale)
+
+
+FAMILIES = {
+    "Mixtral": Family("MixtralConfig", "MixtralForCausalLM", "F1", 2, dict(num_local_experts=8)),
+    "Qwen2-MoE": Family(
+        "Qwen2MoeConfig", "Qwen2MoeForCausalLM", "F3", 2,
+        dict(num_experts=8, moe_intermediate_size=24, shared_expert_intermediate_size=24)),
+    "Qwen3-MoE": Family(
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM", "F1", 2,
+        dict(num_experts=8, moe_intermediate_size=24, head_dim=8, norm_topk_prob=True)),
+    "OLMoE": Family("OlmoeConfig", "OlmoeForCausalLM", "F3", 2, dict(num_experts=8)),
+    "gpt-oss": Family("GptOssConfig", "GptOssForCausalLM", "F2", 2,
+                      dict(num_local_experts=8, head_dim=8, sliding_window=8)),
+    "Granite-MoE": Family("GraniteMoeConfig", "GraniteMoeForCausalLM", "F2", 2,
+                          dict(num_local_experts=8)),
+    "DeepSeek-V2": Family(
+        "DeepseekV2Config", "DeepseekV2ForCausalLM", "F6", 1,
+        {**_SHARED, **_LATENT, "n_group": 4, "topk_group": 2,
+         "topk_method": "group_limited_greedy"}),
+    "DeepSeek-V3": Family("DeepseekV3Config", "DeepseekV3ForCausalLM", "F4", 1,
+                          {**_SHARED, **_LATENT, "n_group": 4, "topk_group": 2}),
+    "GLM4-MoE": Family("Glm4MoeConfig", "Glm4MoeForCausalLM", "F4", 1,
+                       {**_SHARED, "n_group": 2, "topk_group": 1, "head_dim": 8}),
+    "MiniMax-M2": Family("MiniMaxM2Config", "MiniMaxM2ForCausalLM", "F4", 2,
+                         dict(num_local_experts=8, head_dim=8)),
+    "Ernie4.5-MoE": Family(
+        "Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM", "F5", 1,
+        dict(moe_num_experts=8, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=1,
+             moe_layer_start_index=1)),
+    "Phi-MoE": Family("PhimoeConfig", "PhimoeForCausalLM", "F9", 2, dict(num_local_experts=8)),
+    "Llama4": Family(
+        "Llama4TextConfig", "Llama4ForCausalLM", "F7", 2,
+        dict(num_local_experts=8, intermediate_size_mlp=48, head_dim=8, num_experts_per_tok=2,
+             attention_chunk_size=32)),
+    "Jamba": Family(
+        "JambaConfig", "JambaForCausalLM", "F3", 1,
+        dict(num_experts=8, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=2,
+             attn_layer_offset=1, use_mamba_kernels=False, mamba_d_state=4, mamba_dt_rank=4),
+        dynamic=False),
+    "Switch": Family(
+        "SwitchTransformersConfig", "SwitchTransformersForConditionalGeneration", "F8", 2,
+        dict(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2,
+             num_sparse_encoder_layers=1, num_decoder_layers=2, num_sparse_decoder_layers=1,
+             num_heads=4, num_experts=8, expert_capacity=4, decoder_start_token_id=0,
+             dropout_rate=0.0),
+        inputs=("input_ids", "decoder_input_ids"), own_sizes=True),
+}
