@@ -24,7 +24,7 @@ import torch
 from torch.fx import Node
 
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
-from .patterns import (CASTS, VIEWS, argument, aten, dtype, is_call, item, only_user,
+from .patterns import (CASTS, VIEWS, argument, aten, dtype, is_call, item, only_user, users,
                        value)
 from .raise_routing import _call
 
@@ -49,7 +49,8 @@ class _Experts:
     num_experts: int
     rows: list = field(default_factory=list)     # perm // k
     layers: list = field(default_factory=list)
-    outputs: Node | None = None                  # the rows before their gates
+    weighed: Node | None = None                  # rows * column
+    column: Node | None = None                   # their gates
     gates: Node | None = None                    # [T, k]
     result: Node | None = None                   # [T, d]
 
@@ -84,7 +85,7 @@ def _match(sort: Node):
 def _match_ends(match: _Experts, sorted_ids: Node):
     """The rows' ends by expert, and the rows of biases by expert."""
     ends, biases = None, []
-    for user in sorted_ids.users:
+    for user in users(sorted_ids):
         if is_call(user, aten.index.Tensor) and list(user.args[1]) == [sorted_ids] \
                 and value(user.args[0]).dim() == 2:
             biases.append(user)
@@ -101,7 +102,7 @@ def _match_ends(match: _Experts, sorted_ids: Node):
 
 
 def _match_layers(match: _Experts, ends: Node, biases: list) -> bool:
-    for user in ends.users:
+    for user in users(ends):
         if not _is_grouped_product(user, ends):
             return False
         bias = next((b for b in biases if only_user(user) is not None
@@ -123,7 +124,7 @@ def _match_permutation(match: _Experts, perm: Node) -> bool:
     """Where the rows' order is used: tokens, gates, and the way back."""
     k = value(match.idx).shape[1]
     gates, inverse = None, None
-    for user in perm.users:
+    for user in users(perm):
         if is_call(user, *_FLOOR_DIVISIONS) and user.args[1] == k and _rounds_down(user):
             match.rows.append(user)
         elif is_call(user, aten.index.Tensor) and list(user.args[1]) == [perm] and gates is None:
@@ -162,10 +163,9 @@ def _match_sum(match: _Experts, gates: Node, inverse: Node, k) -> bool:
     if not is_call(total, aten.sum.dim_IntList) or list(total.args[1]) != [1] \
             or argument(total, 2, "keepdim", False):
         return False
-    if value(view).dim() != 3 or value(view).shape[1] != k or len(inverse.users) != 1:
+    if value(view).dim() != 3 or value(view).shape[1] != k or len(users(inverse)) != 1:
         return False
-    match.outputs = product.args[0] if product.args[1] is column else product.args[1]
-    match.result = total
+    match.weighed, match.column, match.result = product, column, total
     return True
 
 
@@ -182,12 +182,13 @@ def _rewrite(graph, match: _Experts) -> None:
         rows.replace_all_uses_with(tokens)
     for layer in match.layers:
         _rewrite_layer(graph, layer, offsets)
+    outputs = next(x for x in match.weighed.args[:2] if x is not match.column)
     with graph.inserting_before(match.result):
         gates = match.gates
         if dtype(gates) != torch.float32:
             gates = _call(graph, torch.ops.prims.convert_element_type.default,
                           (gates, torch.float32), match.result)
-        y = _call(graph, moe.combine.default, (match.outputs, gates, slots, None), match.result)
+        y = _call(graph, moe.combine.default, (outputs, gates, slots, None), match.result)
         if dtype(y) != dtype(match.result):
             y = _call(graph, torch.ops.prims.convert_element_type.default,
                       (y, dtype(match.result)), match.result)

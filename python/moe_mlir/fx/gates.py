@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from .patterns import (CASTS, argument, aten, dtype, exactly, filled_with, is_call, is_exact_cast,
-                       is_last_dim, only_user, renormalisation, softmax_of, value)
+                       is_last_dim, only_user, renormalisation, softmax_of, users, value)
 from .site import name_of
 
 _IN_PLACE = (aten.div_.Tensor, aten.mul_.Tensor, aten.scatter_.src, aten.scatter_.value)
@@ -48,7 +48,7 @@ def _match_late_score(site, node: Node) -> Node:
         if (softmax := softmax_of(candidate)) is not None:
             site.score, site.form, site.renorm = "softmax", "F2", True
             return softmax
-        for user in candidate.users:
+        for user in users(candidate):
             if is_call(user, aten.sigmoid.default):
                 site.score, site.form = "sigmoid", "topk->sigmoid"
                 return user
@@ -73,7 +73,7 @@ def _dense_score(site, scatter: Node):
         if late is not None:
             site.score, site.renorm = "softmax", True
         else:
-            late = next((u for u in candidate.users if is_call(u, aten.sigmoid.default)), None)
+            late = next((u for u in users(candidate) if is_call(u, aten.sigmoid.default)), None)
             if late is None:
                 continue
             site.score = "sigmoid"
@@ -101,7 +101,7 @@ def _fold_renormalisation(site) -> None:
         if found is None:
             continue
         division, total, eps, clamped = found
-        if any(u is not division and u is not total for u in candidate.users):
+        if any(u is not division and u is not total for u in users(candidate)):
             site.left = "the renormalisation, since other code reads the selected scores"
         elif dtype(division) != torch.float32:
             site.left = f"the renormalisation, which is computed in {name_of(dtype(division))}"

@@ -78,8 +78,18 @@ def _is_idle_dropout(node) -> bool:
     return is_call(node, aten.dropout.default) and not node.args[2]
 
 
+def is_assertion(node) -> bool:
+    """Whether the node only checks what tracing knows anyway."""
+    return is_call(node, aten._assert_tensor_metadata.default)
+
+
+def users(node) -> list:
+    return [u for u in node.users if not is_assertion(u)]
+
+
 def only_user(node):
-    return next(iter(node.users)) if len(node.users) == 1 else None
+    found = users(node)
+    return found[0] if len(found) == 1 else None
 
 
 def item(node, position: int):
@@ -146,7 +156,7 @@ def softmax_input(node):
 
 def softmax_of(node):
     """The softmax of the node over its last dimension, where the graph computes it."""
-    for user in node.users:
+    for user in users(node):
         if softmax_input(user) is node:
             return user
         if is_call(user, aten.sub.Tensor):
@@ -160,7 +170,7 @@ def softmax_of(node):
 def renormalisation(node):
     """(division, sum, eps, clamped) where the node is divided by its sum over the last
     dimension: by sum + eps, or by max(sum, eps) if clamped."""
-    for user in node.users:
+    for user in users(node):
         if not is_call(user, *DIVISIONS) or user.args[0] is not node:
             continue
         total, eps, clamped = user.args[1], 0.0, False

@@ -12,7 +12,8 @@ from torch.fx import GraphModule, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from .match import Site, find_routers
-from .patterns import VIEWS, aten, dtype, exactly, is_call, prims, softmax_input, value
+from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, prims, softmax_input,
+                       value)
 
 moe = torch.ops.moe
 
@@ -27,9 +28,11 @@ def raise_graph(graph, recompile=lambda: None) -> int:
     sites = [site for site in find_routers(graph) if not site.reason]
     for site in sites:
         (_raise_greedy if site.rounds else _raise_site)(graph, site)
-    # What a folded call wrote in place is dead now, though it writes.
+    # What a folded call wrote in place is dead now, though it writes; and what
+    # is only asserted about is dead, too.
     writes = {write for site in sites for write in site.writes}
-    graph.eliminate_dead_code(lambda node: node.is_impure() and node not in writes)
+    graph.eliminate_dead_code(
+        lambda node: node.is_impure() and node not in writes and not is_assertion(node))
     recompile()
     return len(sites)
 

@@ -5,7 +5,7 @@ import torch
 from .builder import Operand, Value
 from .context import broadcast, compute_element
 from .registry import imports
-from .shape import extract_slice
+from .shape import extract_slice, insert_slice
 
 aten = torch.ops.aten
 
@@ -20,16 +20,8 @@ def _part(builder, value: Value, which: int) -> Value:
 def _join(builder, real: Value, imaginary: Value) -> Value:
     pairs = builder.empty((*real.shape, 2), real.element)
     for which, part in enumerate((real, imaginary)):
-        pairs = _insert_part(builder, part, pairs, which)
+        pairs = insert_slice(builder, part, pairs, [*[0] * part.rank, which], [*part.shape, 1])
     return pairs
-
-
-def _insert_part(builder, part: Value, pairs: Value, which: int) -> Value:
-    offsets = ", ".join([*["0"] * part.rank, str(which)])
-    sizes = ", ".join([*map(builder.size, part.shape), "1"])
-    ones = ", ".join("1" for _ in pairs.shape)
-    return builder.tensor(f"tensor.insert_slice {part.name} into {pairs.name}[{offsets}] [{sizes}] "
-                          f"[{ones}] : {part.type} into {pairs.type}", pairs.shape, pairs.element)
 
 
 @imports(aten.view_as_complex.default, aten.view_as_real.default, complex=True)

@@ -128,13 +128,14 @@ def _isnan(context, node, arguments):
 
 @imports(aten.mul.Tensor, complex=True)
 def _mul(context, node, arguments):
-    if not node.meta["val"].is_complex():
-        return _binary(context, node, arguments)
-    real = [x for x in (arguments.self, arguments.other)
-            if not (isinstance(x, Node) and x.meta["val"].is_complex())]
-    if real:
-        raise Unsupported("a product of complex and real numbers; use torch.complex for both")
-    return complex.product(context, node, arguments)
+    factors = [x for x in (arguments.self, arguments.other) if context.is_tensor(x)]
+    complex_factors = [x for x in factors if x.meta["val"].is_complex()]
+    if len(complex_factors) == 2:
+        return complex.product(context, node, arguments)
+    if complex_factors and len(factors) == 2:
+        raise Unsupported("a complex tensor times a real one; make both complex")
+    # A number scales real and imaginary parts alike.
+    return _binary(context, node, arguments)
 
 
 _BINARY = {  # operator: (float op, integer op)

@@ -252,14 +252,14 @@ def extract_slice(builder, value: Value, offsets, sizes, strides, shape) -> Valu
         f"{value.type} to {result}", shape, value.element)
 
 
-def insert_slice(builder, source: Value, into: Value, offsets) -> Value:
+def insert_slice(builder, source: Value, into: Value, offsets, sizes=None, strides=None) -> Value:
+    """`sizes` where `source` lacks dimensions of size 1."""
     def mixed(dims):
         return "[" + ", ".join(builder.size(d) for d in dims) + "]"
-    ones = [1] * into.rank
     return builder.tensor(
         f"tensor.insert_slice {source.name} into {into.name}{mixed(offsets)} "
-        f"{mixed(source.shape)} {mixed(ones)} : {source.type} into {into.type}",
-        into.shape, into.element)
+        f"{mixed(sizes or source.shape)} {mixed(strides or [1] * into.rank)} : {source.type} into "
+        f"{into.type}", into.shape, into.element)
 
 
 def _slice_dim(context, source, dim, start, step, shape):
@@ -280,14 +280,33 @@ def _position(context, source, dim, index):
     return index
 
 
-@imports(aten.slice.Tensor)
+@imports(aten.slice.Tensor, complex=True)
 def _slice(context, node, arguments):
     shape, source_shape = context.shape(node), context.shape(arguments.self)
     if arguments.step == 1 and all(map(same_dim, shape, source_shape)):
         return context.raw(arguments.self)
-    dim = arguments.dim % len(shape)
+    dim = arguments.dim % node.meta["val"].dim()
     start = _position(context, arguments.self, dim, arguments.start)
     return _slice_dim(context, arguments.self, dim, start, arguments.step, shape)
+
+
+@imports(aten.slice_scatter.default)
+def _slice_scatter(context, node, arguments):
+    """A copy of the tensor with every `step`-th place along `dim` written anew."""
+    into, source = context.value(arguments.self), context.value(arguments.src)
+    dim = arguments.dim % into.rank
+    offsets, strides = [0] * into.rank, [1] * into.rank
+    offsets[dim] = _position(context, arguments.self, dim, arguments.start)
+    strides[dim] = arguments.step
+    return insert_slice(context.builder, source, into, offsets, strides=strides)
+
+
+@imports(aten.copy.default)
+def _copy(context, node, arguments):
+    """The source in the target's shape and type."""
+    element = context.element(node)
+    return context.elementwise(context.shape(node), element, [arguments.src], [element], element,
+                               lambda x: x)
 
 
 @imports(aten.select.int)

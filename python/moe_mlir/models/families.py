@@ -35,6 +35,8 @@ class Family:
     inputs: tuple = ("input_ids",)
     # Sizes under names of their own: nothing of `_SIZES` applies.
     own_sizes: bool = False
+    # The name of a mask that the model's own code cannot do without.
+    mask: str | None = None
     dynamic: bool = True
 
     def build(self, dtype=torch.float32, seed=0, **changes):
@@ -53,7 +55,8 @@ class Family:
         generator = torch.Generator().manual_seed(seed)
         ids = {name: torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)
                for name in self.inputs}
-        return {**ids, "use_cache": False}
+        mask = {} if self.mask is None else {self.mask: torch.ones(batch, tokens, dtype=torch.int64)}
+        return {**ids, **mask, "use_cache": False}
 
 
 def _spread_weights(model, seed):
@@ -115,5 +118,5 @@ FAMILIES = {
              num_sparse_encoder_layers=1, num_decoder_layers=2, num_sparse_decoder_layers=1,
              num_heads=4, num_experts=8, expert_capacity=4, decoder_start_token_id=0,
              dropout_rate=0.0),
-        inputs=("input_ids", "decoder_input_ids"), own_sizes=True),
+        inputs=("input_ids", "decoder_input_ids"), own_sizes=True, mask="attention_mask"),
 }
