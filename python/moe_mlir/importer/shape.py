@@ -264,6 +264,9 @@ def insert_slice(builder, source: Value, into: Value, offsets, sizes=None, strid
 
 def _slice_dim(context, source, dim, start, step, shape):
     value = context.value(source)
+    if 0 in shape:
+        # An empty slice may start behind the end, where no offset is legal.
+        return context.builder.empty(shape, value.element)
     offsets = [0] * value.rank
     offsets[dim] = start
     strides = [1] * value.rank
@@ -340,6 +343,8 @@ def _cat(context, node, arguments):
     result, start = context.builder.empty(shape, element), 0
     for source in arguments.tensors:
         piece = context.value(source)
+        if 0 in piece.shape:
+            continue
         if piece.element != element:
             raise Unsupported(f"mixed element types {piece.element} and {element}")
         offsets = [0] * len(shape)
