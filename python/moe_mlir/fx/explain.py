@@ -42,8 +42,8 @@ def _explain_pieces(model, args, kwargs) -> list[RouterMatch]:
     found: list[RouterMatch] = []
 
     def note(module, inputs):
-        graph = trace_before_autograd(module)
-        matches = [] if graph is None else find_selections(graph.graph)
+        _, graphs = trace_before_autograd(module)
+        matches = [match for graph in graphs for match in find_selections(graph.graph)]
 
         def run(*tensors):
             found.extend(matches)
