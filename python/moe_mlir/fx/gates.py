@@ -102,19 +102,19 @@ def _fold_renormalisation(site) -> None:
             continue
         division, total, eps, clamped = found
         if any(u is not division and u is not total for u in users(candidate)):
-            site.left = "the renormalisation, since other code reads the selected scores"
+            site.leave("the renormalisation, since other code reads the selected scores")
         elif dtype(division) != torch.float32:
-            site.left = f"the renormalisation, which is computed in {name_of(dtype(division))}"
+            site.leave(f"the renormalisation, which is computed in {name_of(dtype(division))}")
         elif clamped and eps > _least_sum(site):
-            site.left = (f"the renormalisation, whose sum is clamped at {eps:g}: moe ops add an "
-                         "eps instead")
+            site.leave(f"the renormalisation, whose sum is clamped at {eps:g}: moe ops add an eps "
+                       "instead")
         else:
             site.gates, site.renorm = division, True
             site.eps = 0.0 if clamped or eps <= 2.0 ** -26 * _least_sum(site) else eps
             _note_write(site, division)
         return
     if any(renormalisation(u) for u in site.gates.users if is_call(u, *CASTS)):
-        site.left = "the renormalisation, which is computed from rounded scores"
+        site.leave("the renormalisation, which is computed from rounded scores")
 
 
 def _least_sum(site) -> float:

@@ -56,7 +56,7 @@ def _match_argmax(softmax: Node):
             site.scores = exactly(softmax_input(softmax))
         else:
             site.kind, site.scores = "probs", scores
-            site.left = f"the softmax, which is rounded to {name_of(dtype(scores))}"
+            site.leave(f"the softmax, which is rounded to {name_of(dtype(scores))}")
         site.rounds = [(scores, indices, values)]
         return site
     return None

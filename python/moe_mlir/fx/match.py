@@ -123,7 +123,7 @@ def _select_rounded(site: Site, score: Node) -> None:
         site.reject(f"the {site.score} is computed in {name_of(dtype(score))}; the moe op computes "
                     "in float32, which would change results")
     site.kind, site.scores = "probs", site.base
-    site.left = f"the {site.score}, which is computed in {name_of(dtype(score))}"
+    site.leave(f"the {site.score}, which is computed in {name_of(dtype(score))}")
 
 
 def _peel_bias(site: Site, node: Node) -> Node:

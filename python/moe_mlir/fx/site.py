@@ -83,6 +83,9 @@ class Site:
     def reject(self, reason: str) -> None:
         self.reason = self.reason or f"not raised: {reason}"
 
+    def leave(self, part: str) -> None:
+        self.left = f"{self.left}; {part}" if self.left else part
+
     def describe(self) -> RouterMatch:
         return RouterMatch(
             module_path(self.anchor), describe(self.anchor).split(" (")[0], self.form, self.score,
