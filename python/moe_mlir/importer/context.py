@@ -9,13 +9,16 @@ from torch.fx import Node
 
 from . import locations
 from .builder import FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float
-from .registry import TABLE, Unsupported, bind_arguments
+from .registry import COMPLEX, TABLE, Unsupported, bind_arguments
 
 ELEMENTS = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.bool: "i1",
 }
+
+# A complex tensor is a real one whose last dimension holds real and imaginary part.
+_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 class ImportFailed(ValueError):
@@ -94,10 +97,12 @@ class Context:
 
     def shape(self, node_or_tensor) -> tuple:
         tensor = node_or_tensor.meta["val"] if isinstance(node_or_tensor, Node) else node_or_tensor
-        return tuple(as_dim(d if isinstance(d, int) else d.node.expr) for d in tensor.shape)
+        sizes = tuple(as_dim(d if isinstance(d, int) else d.node.expr) for d in tensor.shape)
+        return (*sizes, 2) if tensor.dtype.is_complex else sizes
 
     def element(self, node) -> str:
-        return element_of(node.meta["val"].dtype)
+        dtype = node.meta["val"].dtype
+        return element_of(_PARTS.get(dtype, dtype))
 
     def dim(self, value):
         """A size argument: an int, or a node that holds a symbolic int."""
@@ -182,6 +187,8 @@ class Context:
     # ---- the walk --------------------------------------------------------------
 
     def argument(self, node, label: str) -> None:
+        if node.meta["val"].dtype.is_complex:
+            raise Unsupported("dtype " + str(node.meta["val"].dtype).removeprefix("torch."))
         self._values[node] = self.builder.argument(self.shape(node), self.element(node), label)
 
     def run(self, node) -> None:
@@ -195,6 +202,8 @@ class Context:
                 return  # arithmetic on sizes: dimensions are expressions already
             if node.target not in TABLE:
                 raise Unsupported(str(node.target))
+            if node.target not in COMPLEX and _has_complex(node):
+                raise Unsupported("complex numbers")
             self._values[node] = TABLE[node.target](self, node, bind_arguments(node))
         except Unsupported as problem:
             self._report(node, _name_problem(node, str(problem)))
@@ -223,6 +232,11 @@ class Context:
 def _name_problem(node, reason: str) -> str:
     name = str(node.target)
     return reason if reason.startswith(name) else f"{name}: {reason}"
+
+
+def _has_complex(node) -> bool:
+    values = [x.meta.get("val") for x in (node, *node.all_input_nodes)]
+    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
 
 
 def _has_tensors(val) -> bool:
