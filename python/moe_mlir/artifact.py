@@ -57,6 +57,7 @@ class ArtifactFunction:
     def __init__(self, function, description):
         self.name = description["name"]
         self._function = function
+        self._num_arguments = len(description["arguments"])
         self._results = description["results"]
 
     def __call__(self, *arguments, out=None):
@@ -72,6 +73,9 @@ class ArtifactFunction:
         Returns:
             The result, or a tuple of results; torch tensors if an argument is one.
         """
+        if len(arguments) != self._num_arguments:
+            raise TypeError(f"expected {self._num_arguments} arguments for '{self.name}', found "
+                            f"{len(arguments)}")
         if out is None:
             out = [self.allocate(i, self._sizes(i, arguments), arguments)
                    for i in range(len(self._results))]

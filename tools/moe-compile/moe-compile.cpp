@@ -218,8 +218,9 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
 /// Keeps the module of a torch program that did not compile: the importer's
 /// output is gone otherwise, and it is what reproduces the failure.
 static void keepImported(const Options &options, const InputProgram &program) {
-  std::string path = (options.output == "-" ? "moe-compile" : options.output) +
-                     ".failed.mlir";
+  std::string path =
+      (options.output == "-" ? "moe-compile" : options.output.getValue()) +
+      ".failed.mlir";
   if (succeeded(writeOutput(path, program.mlir)))
     llvm::errs() << "moe-compile: note: the imported module is in " << path
                  << "; compile it again with `moe-compile " << path << " -o "

@@ -421,9 +421,24 @@ def an_artifact_for_another_cpu(folder):
     return error_of(artifact.load, path.parent)
 
 
-@case("GPU kernels for sm_90", "of a CPU artifact")
+@case("compiled for sm_90, found none", "expected CUDA tensors")
 def a_gpu_artifact_called_on_the_cpu(folder):
-    return error_of(artifact.load(compiled_artifact(folder, "--target=sm_90")))
+    call = artifact.load(compiled_artifact(folder, "--target=sm_90"))
+    return error_of(call, torch.zeros(3, 64), torch.zeros(16, 64))
+
+
+@case("found 1", "expected 2 arguments for 'route'")
+def an_artifact_called_with_too_few_arguments(folder):
+    return error_of(artifact.load(compiled_artifact(folder)), torch.zeros(3, 64))
+
+
+@case("cannot run kernels on a GPU", "libcuda.so.1")
+def a_gpu_without_a_driver(folder):
+    from moe_mlir import gpu
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a driver")
+    return error_of(gpu.Runtime, "cuda", errors=gpu.GpuError)
 
 
 @case("found f64[3, 64]", "f32[?, 64]")
