@@ -8,7 +8,8 @@ import torch
 from torch.fx import Node
 
 from . import locations
-from .builder import FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float
+from .builder import (FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float,
+                      tensor_type)
 from .registry import COMPLEX, TABLE, Unsupported, bind_arguments
 
 ELEMENTS = {
@@ -86,9 +87,9 @@ def compute_element(element: str) -> str:
 class Context:
     """What the functions of the op table see: the graph's values and a builder."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, table=None):
         self.builder = FunctionBuilder(name)
-        self.locations = locations.LocationTable()
+        self.locations = table or locations.LocationTable()
         self._values = {}
         self._problems: Counter = Counter()
         self._places: dict[str, str] = {}
@@ -209,6 +210,27 @@ class Context:
             self._report(node, _name_problem(node, str(problem)))
         except UnknownSymbol as symbol:
             self._report(node, f"{node.target}: the size {symbol} depends on data")
+
+    def call(self, function: str, segment, symbols, shapes) -> None:
+        """Calls a function for the outputs of a segment of the graph."""
+        self.builder.location = self.locations.reference(segment.nodes[0])
+        inputs = [self.value(x) for x in segment.inputs]
+        sizes = [self.builder.index(symbol) for symbol in symbols]
+        operands = ", ".join([*(v.name for v in inputs), *sizes])
+        types = ", ".join([*(v.type for v in inputs), *["index"] * len(sizes)])
+        results = ", ".join(tensor_type(shape, element) for shape, element in shapes)
+        names = self.builder.ops(f"func.call @{function}({operands}) : ({types}) -> ({results})",
+                                 len(shapes))
+        if len(shapes) == 1:
+            names = [names[0].partition("#")[0]]
+        for node, name, (shape, element) in zip(segment.outputs, names, shapes):
+            self._values[node] = Value(name, shape, element)
+
+    def take_problems(self, other: "Context", times: int) -> None:
+        """Counts what the import of a function met once for each of its calls."""
+        for what, count in other._problems.items():
+            self._problems[what] += count * times
+            self._places.setdefault(what, other._places[what])
 
     def _report(self, node, what: str) -> None:
         self._problems[what] += 1

@@ -37,6 +37,9 @@ class Family:
     dense: int = 0
     # Every how many layers there is a router.
     period: int = 1
+    # The names of the width of a token and of the number of experts.
+    width: str = "hidden_size"
+    experts: str = "num_local_experts"
     # Names of further numbers that are the number of layers.
     follow: tuple = ()
     inputs: tuple = ("input_ids",)
@@ -58,6 +61,10 @@ class Family:
         depth = dict.fromkeys((self.depth, *self.follow), layers or self.layers)
         sizes = {**({} if self.own_sizes else _SIZES), **depth, **self.sizes, **changes}
         return getattr(transformers, self.config)(**sizes)
+
+    def wide(self) -> dict:
+        """Sizes at which times say something: 64 experts, tokens of 256 features."""
+        return {self.width: 256, self.experts: 64}
 
     def build(self, dtype=torch.float32, seed=0, layers=None, **changes):
         """A model in eval mode whose weights have the scale of trained ones."""
@@ -97,11 +104,11 @@ FAMILIES = {
     "Mixtral": Family("MixtralConfig", "MixtralForCausalLM", "F1", dict(num_local_experts=8)),
     "Qwen2-MoE": Family(
         "Qwen2MoeConfig", "Qwen2MoeForCausalLM", "F3",
-        dict(num_experts=8, moe_intermediate_size=24, shared_expert_intermediate_size=24)),
+        dict(num_experts=8, moe_intermediate_size=24, shared_expert_intermediate_size=24), experts="num_experts"),
     "Qwen3-MoE": Family(
         "Qwen3MoeConfig", "Qwen3MoeForCausalLM", "F1",
-        dict(num_experts=8, moe_intermediate_size=24, head_dim=8, norm_topk_prob=True)),
-    "OLMoE": Family("OlmoeConfig", "OlmoeForCausalLM", "F3", dict(num_experts=8)),
+        dict(num_experts=8, moe_intermediate_size=24, head_dim=8, norm_topk_prob=True), experts="num_experts"),
+    "OLMoE": Family("OlmoeConfig", "OlmoeForCausalLM", "F3", dict(num_experts=8), experts="num_experts"),
     "gpt-oss": Family("GptOssConfig", "GptOssForCausalLM", "F2",
                       dict(num_local_experts=8, head_dim=8, sliding_window=8)),
     "Granite-MoE": Family("GraniteMoeConfig", "GraniteMoeForCausalLM", "F2",
@@ -109,19 +116,19 @@ FAMILIES = {
     "DeepSeek-V2": Family(
         "DeepseekV2Config", "DeepseekV2ForCausalLM", "F6",
         {**_SHARED, **_LATENT, "n_group": 4, "topk_group": 2,
-         "topk_method": "group_limited_greedy"}),
+         "topk_method": "group_limited_greedy"}, experts="n_routed_experts"),
     "DeepSeek-V3": Family(
         "DeepseekV3Config", "DeepseekV3ForCausalLM", "F4",
         {**_SHARED, **_LATENT, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
-        layers=2, dense=1),
+        layers=2, dense=1, experts="n_routed_experts"),
     "GLM4-MoE": Family("Glm4MoeConfig", "Glm4MoeForCausalLM", "F4",
-                       {**_SHARED, "n_group": 2, "topk_group": 1, "head_dim": 8}),
+                       {**_SHARED, "n_group": 2, "topk_group": 1, "head_dim": 8}, experts="n_routed_experts"),
     "MiniMax-M2": Family("MiniMaxM2Config", "MiniMaxM2ForCausalLM", "F4",
                          dict(num_local_experts=8, head_dim=8)),
     "Ernie4.5-MoE": Family(
         "Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM", "F5",
         dict(moe_num_experts=8, moe_k=2, moe_intermediate_size=24, moe_num_shared_experts=1,
-             moe_layer_start_index=0)),
+             moe_layer_start_index=0), experts="moe_num_experts"),
     "Phi-MoE": Family("PhimoeConfig", "PhimoeForCausalLM", "F9", dict(num_local_experts=8)),
     "Llama4": Family(
         "Llama4TextConfig", "Llama4ForCausalLM", "F7",
@@ -131,12 +138,12 @@ FAMILIES = {
         "JambaConfig", "JambaForCausalLM", "F3",
         dict(num_experts=8, expert_layer_period=2, expert_layer_offset=1, attn_layer_period=2,
              attn_layer_offset=1, mamba_d_state=4, mamba_dt_rank=4),
-        layers=2, period=2, dynamic=False),
+        layers=2, period=2, dynamic=False, experts="num_experts"),
     "Switch": Family(
         "SwitchTransformersConfig", "SwitchTransformersForConditionalGeneration", "F8",
         dict(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_experts=8,
              expert_capacity=4, decoder_start_token_id=0, dropout_rate=0.0),
         depth="num_layers", inputs=("input_ids", "decoder_input_ids"), own_sizes=True,
         follow=("num_sparse_encoder_layers", "num_decoder_layers", "num_sparse_decoder_layers"),
-        mask="attention_mask"),
+        mask="attention_mask", experts="num_experts", width="d_model"),
 }
