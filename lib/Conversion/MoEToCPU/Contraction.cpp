@@ -297,6 +297,25 @@ void ContractionKernel::emitBroadcastTile(Value row, Value column,
                     at(c.out, position, first, zero), mask);
 }
 
+/// The sum of the lanes of each vector: as many vectors as there are lanes are
+/// turned and added, in half the steps of one reduction each.
+static Values addLanes(Emitter &e, ArrayRef<Value> vectors) {
+  Values totals;
+  for (size_t first = 0; first < vectors.size(); first += e.width) {
+    ArrayRef<Value> group = vectors.drop_front(first).take_front(e.width);
+    Values rows(group);
+    rows.resize(e.width, e.f32(0.0));
+    Values columns = transposeLanes(e, rows);
+    for (size_t half = columns.size() / 2; half > 0; half /= 2)
+      for (size_t i = 0; i < half; ++i)
+        columns[i] = e.add(columns[i], columns[half + i]);
+    for (size_t i = 0; i < group.size(); ++i)
+      totals.push_back(vector::ExtractOp::create(
+          e, columns.front(), ArrayRef<int64_t>{static_cast<int64_t>(i)}));
+  }
+  return totals;
+}
+
 void ContractionKernel::emitDots() {
   e.loop(e.index(0), numRows, kDotRows, [&](Value row) {
     e.loop(e.index(0), numColumns, dotColumns,
@@ -338,11 +357,12 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
   // All sums are added to the old values before any is written: a row behind
   // the last is the last again, and must not be added twice.
   SmallVector<std::pair<Value, Values>> results;
+  Values totals = addLanes(e, sums);
   for (auto [i, r] : llvm::enumerate(rows))
     for (auto [j, col] : llvm::enumerate(columns)) {
       Values position = at(c.out, r, col, zero);
       Value total = e.add(e.load(c.out.memref, position),
-                          e.reduceAdd(sums[i * dotColumns + j]));
+                          totals[i * dotColumns + j]);
       results.push_back({total, position});
     }
   for (auto &[total, position] : results)

@@ -28,6 +28,8 @@ using namespace mlir::moe;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+/// Up to that many choices of a token are read once.
+static constexpr int64_t kMaxKeptChoices = 16;
 /// Rows of up to that many vectors stay in registers.
 static constexpr int64_t kMaxRowVectors = 16;
 
@@ -47,6 +49,8 @@ private:
 
   void emitToken(ValueRange token);
   Choice readChoice(Value place);
+  Values forEachChoice(ValueRange carried,
+                       function_ref<Values(Choice, ValueRange)> body);
   Value number(double value) { return e.constant(e.getF32Type(), value); }
   Value divideOrZero(Value a, Value b);
 
@@ -61,6 +65,8 @@ private:
 
   Emitter &e;
   TopKRenormBackwardOp op;
+  /// Those of the token at hand that are kept.
+  SmallVector<Choice> choices;
   // Views of one token.
   Value dgates, gates, indices, scores, dscores;
 };
@@ -88,6 +94,24 @@ TopKBackwardKernel::Choice TopKBackwardKernel::readChoice(Value place) {
   Value gradient = e.mul(e.load(dgates, {place}), number(scale));
   return {exists, expert, e.select(exists, share, number(0.0)),
           e.select(exists, gradient, number(0.0))};
+}
+
+/// Calls `body` for every choice in order. A few are read once and kept.
+Values TopKBackwardKernel::forEachChoice(
+    ValueRange carried, function_ref<Values(Choice, ValueRange)> body) {
+  int64_t count = cast<MemRefType>(gates.getType()).getDimSize(0);
+  if (ShapedType::isDynamic(count) || count > kMaxKeptChoices)
+    return e.loop(e.index(0), e.dim(gates, 0), 1, carried,
+                  [&](Value place, ValueRange carried) {
+                    return body(readChoice(place), carried);
+                  });
+  if (choices.empty())
+    for (int64_t place = 0; place < count; ++place)
+      choices.push_back(readChoice(e.index(place)));
+  Values state(carried);
+  for (Choice choice : choices)
+    state = body(choice, state);
+  return state;
 }
 
 /// dscores = -s sum w with the softmax s of the scores; 0 without support. One
@@ -189,20 +213,20 @@ Value TopKBackwardKernel::getLogSlope(Value x) {
 /// Adds the gradient of one choice to dscores.
 void TopKBackwardKernel::addGradient(Choice choice, Value mean,
                                      Value inverseSum) {
-  e.ifThen(choice.exists, [&] {
-    Value gradient = e.sub(choice.gradient, mean);
-    ScoreFunction function = op.getScoreFunction();
-    if (function != ScoreFunction::None)
-      gradient = e.mul(choice.share, gradient);
-    else if (inverseSum)
-      gradient = e.mul(gradient, inverseSum);
-    if (function == ScoreFunction::Sigmoid ||
-        function == ScoreFunction::SqrtSoftplus)
-      gradient = e.mul(gradient,
-                       getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
-    Value old = e.load(dscores, {choice.expert});
-    e.store(e.add(old, gradient), dscores, {choice.expert});
-  });
+  Value gradient = e.sub(choice.gradient, mean);
+  ScoreFunction function = op.getScoreFunction();
+  if (function != ScoreFunction::None)
+    gradient = e.mul(choice.share, gradient);
+  else if (inverseSum)
+    gradient = e.mul(gradient, inverseSum);
+  if (function == ScoreFunction::Sigmoid ||
+      function == ScoreFunction::SqrtSoftplus)
+    gradient = e.mul(gradient,
+                     getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
+  // What is no expert adds nothing to the first one.
+  Value old = e.load(dscores, {choice.expert});
+  Value sum = e.select(choice.exists, e.add(old, gradient), old);
+  e.store(sum, dscores, {choice.expert});
 }
 
 void TopKBackwardKernel::emitToken(ValueRange token) {
@@ -214,24 +238,23 @@ void TopKBackwardKernel::emitToken(ValueRange token) {
   indices = view(op.getIndices());
   scores = view(op.getScores());
   dscores = view(op.getOuts()[0]);
-  Value zero = e.index(0), numChoices = e.dim(gates, 0);
+  choices.clear();
   bool needsSum =
       op.getScoreFunction() == ScoreFunction::None && op.getRenorm();
 
   // Sums of g dg, of g, and of the chosen probabilities.
-  Values sums =
-      e.loop(zero, numChoices, 1, Values(3, number(0.0)),
-             [&](Value place, ValueRange carried) -> Values {
-               Choice choice = readChoice(place);
-               Value probability = number(0.0);
-               if (needsSum)
-                 probability = e.select(
-                     choice.exists, e.toF32(e.load(scores, {choice.expert})),
-                     number(0.0));
-               return {e.add(carried[0], e.mul(choice.share, choice.gradient)),
-                       e.add(carried[1], choice.share),
-                       e.add(carried[2], probability)};
-             });
+  Values sums = forEachChoice(
+      Values(3, number(0.0)),
+      [&](Choice choice, ValueRange carried) -> Values {
+        Value probability = number(0.0);
+        if (needsSum)
+          probability = e.select(choice.exists,
+                                 e.toF32(e.load(scores, {choice.expert})),
+                                 number(0.0));
+        return {e.add(carried[0], e.mul(choice.share, choice.gradient)),
+                e.add(carried[1], choice.share),
+                e.add(carried[2], probability)};
+      });
   Value mean = op.getRenorm() ? sums[0] : number(0.0);
   Value inverseSum;
   if (needsSum)
@@ -243,13 +266,14 @@ void TopKBackwardKernel::emitToken(ValueRange token) {
     storeDense(e.sub(sums[0], e.mul(mean, sums[1])));
   } else {
     Value size = e.dim(dscores, 0);
-    e.loop(zero, size, e.width, [&](Value first) {
+    e.loop(e.index(0), size, e.width, [&](Value first) {
       e.storeVector(e.f32(0.0), dscores, {first},
                     e.firstLanes(e.sub(size, first)));
     });
   }
-  e.loop(zero, numChoices, 1, [&](Value place) {
-    addGradient(readChoice(place), mean, inverseSum);
+  forEachChoice({}, [&](Choice choice, ValueRange) {
+    addGradient(choice, mean, inverseSum);
+    return Values();
   });
 }
 

@@ -17,6 +17,9 @@ inline constexpr int64_t kMaxRegisterPlaces = 16;
 /// Up to that many experts the keys of a whole row are staged on the stack.
 inline constexpr int64_t kMaxRowExperts = 8192;
 
+/// How far ahead of their use scores are fetched.
+inline constexpr int64_t kFetchBytes = 4096;
+
 /// The key of an empty place: below every score.
 inline constexpr int32_t kEmptyKey = std::numeric_limits<int32_t>::min();
 /// The key of NaN: below -inf (E3).
@@ -114,6 +117,9 @@ struct TokenBlock {
   Values rows;
   /// Lanes that hold a token; null where all do.
   Value exists;
+  /// Tokens further on, whose scores are fetched already; none for the last
+  /// block.
+  Values ahead;
 };
 
 class TopKKernel {
@@ -131,6 +137,7 @@ public:
 
 private:
   void emitRows(ValueRange leading);
+  int64_t getFetchDistance();
   void emitBlock(TokenBlock block);
 
   // Reading.
@@ -139,7 +146,8 @@ private:
   Values forEachExpert(
       const TokenBlock &block, ValueRange carried,
       function_ref<Values(Value expert, Value exists, Value x, ValueRange)>
-          body);
+          body,
+      bool isFirstPass = false);
   Values forEachPlace(ValueRange carried,
                       function_ref<Values(Place, ValueRange)> body);
   Value gatherScores(const TokenBlock &block, Value experts, Value valid);

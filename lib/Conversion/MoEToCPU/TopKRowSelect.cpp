@@ -119,11 +119,13 @@ Value RowSelector::countLanes(Value mask) {
 // Steps
 //===----------------------------------------------------------------------===//
 
-/// Stages the row's keys; lanes behind the last expert hold the empty key.
+/// Stages the row's keys, and fetches the scores of the next row. Lanes behind
+/// the last expert hold the empty key.
 RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
   int64_t wide = numGroupVectors * e.width;
   Value rest = arith::RemSIOp::create(e, numExperts, e.index(wide));
   Value wholeEnd = e.sub(numExperts, rest);
+  Value nextRow = e.add(row, e.index(1));
   Value none = e.i32(std::numeric_limits<int32_t>::max());
   Values state(1 + numGroupVectors, e.i32(kEmptyKey));
   state[0] = none;
@@ -132,6 +134,10 @@ RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
                    Values next(carried);
                    for (int64_t i = 0; i < numGroupVectors; ++i) {
                      Value column = e.add(first, e.index(i * e.width));
+                     memref::PrefetchOp::create(
+                         e, scores, ValueRange{nextRow, column},
+                         /*isWrite=*/false, /*localityHint=*/3,
+                         /*isDataCache=*/true);
                      Value key = toKey(e, e.loadFloats(scores, {row, column}));
                      e.storeVector(key, keys, {column});
                      next[0] = e.min(next[0], key);

@@ -25,14 +25,22 @@ Value TopKKernel::loadChunk(const TokenBlock &block, Value column, Value mask,
 }
 
 /// Calls `body` for every expert in order. `exists` is null, or says in which
-/// lanes `expert` is one where their number is dynamic.
+/// lanes `expert` is one where their number is dynamic. The first pass over a
+/// block fetches scores further on: rows are short streams, which the processor
+/// does not foresee.
 Values TopKKernel::forEachExpert(
     const TokenBlock &block, ValueRange carried,
-    function_ref<Values(Value, Value, Value, ValueRange)> body) {
+    function_ref<Values(Value, Value, Value, ValueRange)> body,
+    bool isFirstPass) {
   int64_t size = op.getNumExperts();
   auto emitChunk = [&](Value column, Value mask, int64_t count, bool isDynamic,
                        ValueRange values) {
     Values columns, state(values);
+    if (isFirstPass)
+      for (Value row : block.ahead)
+        memref::PrefetchOp::create(e, scores, ValueRange{row, column},
+                                   /*isWrite=*/false, /*localityHint=*/3,
+                                   /*isDataCache=*/true);
     Value base = loadChunk(block, column, mask, columns);
     for (int64_t lane = 0; lane < count; ++lane) {
       Value expert = e.add(base, e.i32(lane));
@@ -166,7 +174,8 @@ BestList TopKKernel::select(const TokenBlock &block, RowStats &stats) {
         else
           insertInBuffer(e, best, k, key, expert);
         return next;
-      });
+      },
+      /*isFirstPass=*/true);
   if (inRegisters) {
     ValueRange list = ValueRange(state).drop_front();
     best.keys = Places(list.take_front(k));
