@@ -45,15 +45,24 @@ def main(arguments) -> int:
     if unknown:
         parser.error(f"expected names of {', '.join(FAMILIES)}, found {', '.join(unknown)}")
     _be_quiet()
-    rows = [measure(name, FAMILIES[name], lambda text: print(text, file=sys.stderr, flush=True))
-            for name in options.names or FAMILIES]
-    text = _head() + "".join(map(_row, rows)) + _reasons(rows) + _TAIL
+    rows = []
+    for name in options.names or FAMILIES:
+        rows.append(measure(name, FAMILIES[name], _progress))
+        if options.output is not None:
+            # After each model, so that an interruption loses one row.
+            with open(options.output, "w") as file:
+                file.write(_text(rows))
     if options.output is None:
-        print(text, end="")
-    else:
-        with open(options.output, "w") as file:
-            file.write(text)
+        print(_text(rows), end="")
     return 0 if all(row.recognised == row.expected for row in rows) else 1
+
+
+def _progress(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def _text(rows) -> str:
+    return _head() + "".join(map(_row, rows)) + _reasons(rows) + _TAIL
 
 
 def _be_quiet():
