@@ -190,10 +190,11 @@ static MoEError compileSource(MoEStringRef source, MoEStringRef filename,
 }
 
 MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
-                          MoEStringRef pipeline, MoEStringRef dumpDir,
-                          MoEBytes *object) {
+                          MoEStringRef pipeline, MoEStringRef cpu,
+                          MoEStringRef dumpDir, MoEBytes *object) {
   CompileOptions options;
   options.pipeline = unwrap(pipeline).str();
+  options.cpu = unwrap(cpu).str();
   options.dumpDir = unwrap(dumpDir).str();
   return compileSource(
       source, filename, object, [&](ModuleOp module) -> FailureOr<std::string> {
@@ -326,6 +327,10 @@ const char *moeLLVMVersion() { return LLVM_VERSION_STRING; }
 MoEBytes moeHostCPUName() { return makeBytes(hostCPUName()); }
 
 MoEBytes moeHostCPUFeatures() { return makeBytes(hostCPUFeatures()); }
+
+MoEBytes moeCodeFeatures(MoEStringRef cpu) {
+  return makeBytes(codeFeatures(unwrap(cpu)));
+}
 
 MoEBytes moeFindPtxas() { return makeBytes(findPtxas()); }
 

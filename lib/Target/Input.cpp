@@ -3,6 +3,7 @@
 #include "MoE/Target/Input.h"
 
 #include "MoE/InitAll.h"
+#include "MoE/Support/ElementBytes.h"
 #include "MoE/Target/PhaseDump.h"
 #include "mlir/Bytecode/BytecodeReader.h"
 #include "mlir/IR/BuiltinTypes.h"
@@ -110,9 +111,7 @@ static bool sizeOverflows(Type type) {
   auto shaped = dyn_cast<ShapedType>(type);
   if (!shaped || !shaped.hasRank())
     return false;
-  Type element = shaped.getElementType();
-  std::optional<int64_t> bytes =
-      element.isIntOrFloat() ? (element.getIntOrFloatBitWidth() + 7) / 8 : 8;
+  std::optional<int64_t> bytes = getElementBytes(shaped.getElementType());
   for (int64_t size : shaped.getShape())
     if (!ShapedType::isDynamic(size) && bytes)
       bytes = llvm::checkedMul(*bytes, size);

@@ -48,6 +48,7 @@ _FUNCTIONS = {
     "doctor": "doctor",
     "explain": "fx",
     "export": "export",
+    "inductor_pass": "inductor",
     "load": "artifact",
     "simulate": "simulate",
     "update_routers": "nn",
@@ -64,6 +65,9 @@ _SUBMODULES = (
     "runtime",
     "sim",
 )
+
+# Needs transformers, so `from moe_mlir import *` leaves it alone.
+_OPTIONAL = ("hf",)
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 
@@ -82,7 +86,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name):
-    if name in _SUBMODULES:
+    if name in _SUBMODULES + _OPTIONAL:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
         module = importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}")

@@ -2,8 +2,10 @@
 
 Environment: see `moe_mlir.cache` and `moe_mlir._log`; MOE_MLIR_DUMP_DIR names a
 folder that gets the IR after every pass of every compilation, one subfolder
-each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_KERNELS names a
-folder of packed kernels, which are then the only ones for GPUs.
+each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_CPU names the CPU
+to compile for, such as "x86-64-v3" (AVX2); default: this machine's.
+MOE_MLIR_KERNELS names a folder of packed kernels, which are then the only ones
+for GPUs.
 """
 
 import functools
@@ -43,12 +45,12 @@ def compile_cached(text: str, *, pipeline: str = "moe-to-cpu"):
     Raises:
         MoeError: the compiler's diagnostics.
     """
-    memory_key = (text, pipeline)
+    memory_key = (text, pipeline, _target_cpu())
     with _lock:
         if memory_key in _loaded:
             _loaded.move_to_end(memory_key)
             return _loaded[memory_key]
-    executable = _load_or_compile(text, pipeline)
+    executable = load_or_compile(text, pipeline)
     with _lock:
         # Another thread may have been quicker; all callers share one copy.
         executable = _loaded.setdefault(memory_key, executable)
@@ -80,7 +82,8 @@ def compile_bytes(kind: str, text: str, target: str, dump_dir: str = "", remarks
         remarks: a list that gets the compiler's warnings and remarks.
     """
     compiler = getattr(native(), f"compile_{kind}")
-    code = compiler(text, target, dump_dir=dump_dir, remarks=remarks)
+    options = {"cpu": _target_cpu()} if kind == "object" else {}
+    code = compiler(text, target, dump_dir=dump_dir, remarks=remarks, **options)
     return code if isinstance(code, bytes) else code.encode()
 
 
@@ -118,9 +121,29 @@ def get_num_threads() -> int:
     return native().get_num_threads()
 
 
-def _load_or_compile(text, pipeline):
+def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
+    """As compile_cached, but always from the disk cache or from the compiler."""
     moe = native()
-    return moe.Executable(_cached("object", text, pipeline, *moe.host_cpu()))
+    return moe.Executable(_cached("object", text, pipeline, _target_cpu(), *moe.host_cpu()))
+
+
+def _target_cpu() -> str:
+    """"native", or a smaller CPU whose kernels this machine is to run."""
+    cpu = os.environ.get("MOE_MLIR_CPU", "native")
+    missing = _missing_features(cpu)
+    if missing:
+        raise ValueError(f"expected MOE_MLIR_CPU to name a CPU whose code this machine runs, "
+                         f"found '{cpu}', which needs {', '.join(missing)}")
+    return cpu
+
+
+@functools.cache
+def _missing_features(cpu):
+    if cpu == "native":
+        return []
+    needed = native().code_features(cpu).split(",")
+    absent = {f[1:] for f in native().host_cpu()[1].split(",") if f.startswith("-")}
+    return sorted(f[1:] for f in needed if f[1:] in absent)
 
 
 def _cached(kind, text, target, *machine):

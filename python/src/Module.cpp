@@ -169,10 +169,11 @@ private:
 
 static nb::bytes compileObject(std::string_view text, std::string_view pipeline,
                                std::string_view dumpDir,
-                               std::string_view filename, nb::object remarks) {
+                               std::string_view filename, std::string_view cpu,
+                               nb::object remarks) {
   MoEBytes object = nullptr;
   run([&] {
-    return moeCompileObject(ref(text), ref(filename), ref(pipeline),
+    return moeCompileObject(ref(text), ref(filename), ref(pipeline), ref(cpu),
                             ref(dumpDir), &object);
   });
   appendRemarks(object, remarks);
@@ -284,10 +285,11 @@ NB_MODULE(_moe, m) {
 
   m.def(
       "compile_object", &compileObject, "text"_a, "pipeline"_a = "moe-to-cpu",
-      "dump_dir"_a = "", "filename"_a = "-", "remarks"_a = nb::none(),
-      "Compiles MLIR text to an ELF object for this machine's CPU. With "
-      "`dump_dir`, writes the IR after every pass there. Appends warnings and "
-      "remarks to the list `remarks`.");
+      "dump_dir"_a = "", "filename"_a = "-", "cpu"_a = "native",
+      "remarks"_a = nb::none(),
+      "Compiles MLIR text to an ELF object for this machine's CPU, or for "
+      "another one of its architecture. With `dump_dir`, writes the IR after "
+      "every pass there. Appends warnings and remarks to the list `remarks`.");
   m.def("compile_ptx", &compilePTX, "text"_a, "chip"_a, "dump_dir"_a = "",
         "filename"_a = "-", "remarks"_a = nb::none(),
         "Compiles MLIR text to PTX for an NVIDIA chip.");
@@ -308,6 +310,12 @@ NB_MODULE(_moe, m) {
         return std::pair(take(moeHostCPUName()), take(moeHostCPUFeatures()));
       },
       "The name and the features of this machine's CPU.");
+  m.def(
+      "code_features",
+      [](std::string_view cpu) { return take(moeCodeFeatures(ref(cpu))); },
+      "cpu"_a,
+      "The features that code for a named CPU relies on, empty for an unknown "
+      "name.");
   m.def("set_num_threads", &moe_set_num_threads, "threads"_a,
         "The most threads a kernel may use; 0 follows OpenMP, and so torch.");
   m.def("get_num_threads", &moe_get_num_threads);

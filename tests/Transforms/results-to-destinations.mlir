@@ -23,7 +23,7 @@ func.func @stores_a_scalar_in_a_buffer_of_rank_0(%x: f32) -> f32 {
 }
 
 // CHECK-LABEL: func @computes_a_reshaped_result_in_a_view_of_the_destination
-// CHECK-SAME:    %[[OUT:.*]]: memref<?x16xf32>)
+// CHECK-SAME:    (%{{.*}}: index, %[[OUT:.*]]: memref<?x16xf32>)
 func.func @computes_a_reshaped_result_in_a_view_of_the_destination(%n: index)
     -> tensor<?x16xf32> {
   %f = arith.constant 1.0 : f32

@@ -18,6 +18,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "KernelFacts.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 
@@ -304,6 +305,10 @@ static void emitQuotients(ThreadBuilder &b, MadDispersionOp op, Workers workers,
 // Pattern
 //===----------------------------------------------------------------------===//
 
+static bool hasGridKernel(MadDispersionOp op) {
+  return op.getMeasure() != DispersionMeasure::Pairwise;
+}
+
 namespace {
 struct MadDispersionToGrid : OpRewritePattern<MadDispersionOp> {
   MadDispersionToGrid(MLIRContext *context, BlockShape block)
@@ -373,8 +378,8 @@ private:
 };
 } // namespace
 
-bool mlir::moe::hasGridKernel(MadDispersionOp op) {
-  return op.getMeasure() != DispersionMeasure::Pairwise;
+void mlir::moe::addDispersionFacts(KernelFacts &facts) {
+  facts.addForms(hasGridKernel);
 }
 
 void mlir::moe::populateDispersionToGridPatterns(RewritePatternSet &patterns,

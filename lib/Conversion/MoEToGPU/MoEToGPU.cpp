@@ -168,6 +168,7 @@ void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
   populateCopyToThreadsPatterns(patterns, block);
   populateLinalgToThreadsPatterns(patterns, block);
   populateRouterLogitsToThreadsPatterns(patterns, block);
+  populateSoftmaxMixBackwardToThreadsPatterns(patterns, block);
   populateSoftmaxMixToThreadsPatterns(patterns, block);
   populateTopKRenormToThreadsPatterns(patterns, block);
 }
@@ -249,7 +250,6 @@ private:
                         const FrozenRewritePatternSet &patterns) {
     if (failed(moveBuffersToWorkspace(function)))
       return failure();
-    mapCopiesToBlocks(function);
     DenseSet<Value> constants = getConstantArguments(function);
     SmallVector<scf::ForallOp> loops;
     function.walk<WalkOrder::PreOrder>([&](scf::ForallOp forall) {

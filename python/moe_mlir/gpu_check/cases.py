@@ -24,7 +24,7 @@ def operands():
         "bias": torch.randn(e), "generator": torch.ones(4), "w1": torch.ones(6, 4),
         "b1": torch.ones(6), "w2": torch.ones(e * (d + 1), 6), "b2": torch.ones(e * (d + 1)),
         "counts": torch.arange(e), "zeros": torch.zeros(e),
-        "places": torch.arange(n * k).view(n, k),
+        "phi": torch.randn(d, e, 2), "places": torch.arange(n * k).view(n, k),
     }
 
 
@@ -34,6 +34,8 @@ OPS = {
     "grouped_topk": lambda m, o: m.grouped_topk(o["z"], k, bias=o["bias"], n_group=4, topk_group=2),
     "threshold_renorm": lambda m, o: m.threshold_renorm(o["p"], 0.1),
     "router_logits": lambda m, o: m.router_logits(o["h"], o["weight"]),
+    "cosine_logits": lambda m, o: m.cosine_logits(o["h"], None, o["weight"]),
+    "soft_dispatch": lambda m, o: m.soft_dispatch(o["h"], o["phi"]),
     "hyper_router": lambda m, o: m.hyper_router(
         o["generator"], o["w1"], o["b1"], o["w2"], o["b2"], e),
     "similarity_inform": lambda m, o: m.similarity_inform(o["u"], o["p"].unsqueeze(0), causal=True),
