@@ -222,7 +222,8 @@ def register_experts() -> None:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError as error:
         raise ImportError("expected transformers 5 or later for moe_mlir.hf, found none that has "
-                          f"an experts interface: {error}; pip install 'transformers>=5'") from error
+                          f"an experts interface: {error}; pip install 'transformers>=5'"
+                          ) from error
     ALL_EXPERTS_FUNCTIONS.register("moe", experts_forward)
 
 

@@ -80,7 +80,7 @@ class Family:
         generator = torch.Generator().manual_seed(seed)
         ids = {name: torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)
                for name in self.inputs}
-        mask = {} if self.mask is None else {self.mask: torch.ones(batch, tokens, dtype=torch.int64)}
+        mask = {} if self.mask is None else {self.mask: torch.ones(batch, tokens).long()}
         return {**ids, **mask, "use_cache": False}
 
 
