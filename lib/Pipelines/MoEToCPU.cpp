@@ -43,6 +43,7 @@ static void buildTilingStage(OpPassManager &manager,
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
+  manager.addNestedPass<func::FuncOp>(createMoEFuseReductionsPass());
   manager.addPass(createMoEDecomposeForCPUPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
@@ -81,6 +82,8 @@ static void buildVectorStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   ConvertMoEToCPUPassOptions conversion;
   conversion.vectorWidth = options.vectorWidth;
+  conversion.vectorRegisters = options.vectorRegisters;
+  conversion.bf16Dot = options.bf16Dot;
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
   manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());

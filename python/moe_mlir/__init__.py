@@ -53,7 +53,18 @@ _FUNCTIONS = {
     "simulate": "simulate",
     "update_routers": "nn",
 }
-_SUBMODULES = ("metrics", "nn", "plots", "reference", "runtime", "sim")
+_SUBMODULES = (
+    "aot",
+    "distributed",
+    "metrics",
+    "nn",
+    "phases",
+    "plots",
+    "reference",
+    "reproduce",
+    "runtime",
+    "sim",
+)
 
 # Needs transformers, so `from moe_mlir import *` leaves it alone.
 _OPTIONAL = ("hf",)

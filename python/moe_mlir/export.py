@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils import _pytree as pytree
 
+from ._trace_errors import explained
 from .fx.experts import raise_experts
 from .fx.patterns import is_assertion
 from .fx.raise_routing import raise_routing
@@ -122,7 +123,7 @@ def trace(model, args, kwargs=None, dynamic_tokens=True):
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
-    with oblivious, torch.no_grad(), _routing_as_ops(model):
+    with oblivious, torch.no_grad(), _routing_as_ops(model), explained():
         program = torch.export.export(_Inputs(model, leaves, spec), tuple(tensors),
                                       dynamic_shapes=shapes)
         return decompose(program), spec, leaves
@@ -159,6 +160,7 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
 
     Raises:
         ImportFailed: every unsupported operation, with its lines.
+        TraceFailed: torch.export cannot trace the model.
     """
     if isinstance(model, torch.export.ExportedProgram):
         program = decompose(model)

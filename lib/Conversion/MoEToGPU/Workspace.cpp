@@ -9,6 +9,7 @@
 #include "Workspace.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -150,55 +151,4 @@ LogicalResult mlir::moe::moveBuffersToWorkspace(func::FuncOp function) {
   function->setAttr(kWorkspaceAttrName, AffineMapAttr::get(simplifyAffineMap(
                                             AffineMap::get(0, numSizes, end))));
   return success();
-}
-
-//===----------------------------------------------------------------------===//
-// Copies
-//===----------------------------------------------------------------------===//
-
-/// A block a row, the last dim; a grid has three dims.
-static void mapToBlocks(memref::CopyOp copy) {
-  static constexpr gpu::MappingId ids[] = {
-      gpu::MappingId::DimX, gpu::MappingId::DimY, gpu::MappingId::DimZ};
-  ImplicitLocOpBuilder b(copy.getLoc(), copy);
-  auto type = cast<MemRefType>(copy.getTarget().getType());
-  int64_t rank = type.getRank();
-  int64_t numLoops = std::clamp<int64_t>(rank - 1, 0, std::size(ids));
-  SmallVector<OpFoldResult> counts;
-  SmallVector<Attribute> mapping;
-  for (int64_t dim = 0; dim < numLoops; ++dim) {
-    counts.push_back(
-        memref::getMixedSize(b, b.getLoc(), copy.getTarget(), dim));
-    mapping.push_back(
-        gpu::GPUBlockMappingAttr::get(b.getContext(), ids[numLoops - 1 - dim]));
-  }
-  if (numLoops == 0) {
-    counts.push_back(b.getIndexAttr(1));
-    mapping.push_back(gpu::GPUBlockMappingAttr::get(b.getContext(), ids[0]));
-  }
-  auto loop =
-      scf::ForallOp::create(b, counts, ValueRange(), b.getArrayAttr(mapping));
-  b.setInsertionPointToStart(loop.getBody());
-  auto takeRow = [&](Value buffer) -> Value {
-    SmallVector<OpFoldResult> offsets(rank, b.getIndexAttr(0)), sizes,
-        strides(rank, b.getIndexAttr(1));
-    for (int64_t dim = 0; dim < rank; ++dim)
-      sizes.push_back(memref::getMixedSize(b, b.getLoc(), buffer, dim));
-    for (int64_t dim = 0; dim < numLoops; ++dim) {
-      offsets[dim] = loop.getInductionVars()[dim];
-      sizes[dim] = b.getIndexAttr(1);
-    }
-    return memref::SubViewOp::create(b, buffer, offsets, sizes, strides);
-  };
-  if (rank == 0)
-    memref::CopyOp::create(b, copy.getSource(), copy.getTarget());
-  else
-    memref::CopyOp::create(b, takeRow(copy.getSource()),
-                           takeRow(copy.getTarget()));
-  copy.erase();
-}
-
-void mlir::moe::mapCopiesToBlocks(func::FuncOp function) {
-  for (auto copy : llvm::to_vector(function.getOps<memref::CopyOp>()))
-    mapToBlocks(copy);
 }

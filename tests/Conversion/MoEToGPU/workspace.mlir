@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --verify-diagnostics --convert-moe-to-gpu --canonicalize --cse --mlir-print-local-scope | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --verify-diagnostics --moe-distribute-to-grid --convert-moe-to-gpu --canonicalize --cse --mlir-print-local-scope | FileCheck %s
 
 // What one kernel hands to the next lies in the workspace, the last argument.
 // Parts start at multiples of 256 bytes.

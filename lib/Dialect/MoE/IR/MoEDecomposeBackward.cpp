@@ -333,6 +333,38 @@ SoftmaxMixBackwardDkvOp::decomposeOperation(OpBuilder &builder) {
 }
 
 //===----------------------------------------------------------------------===//
+// SoftmaxMixBackwardSelfOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+SoftmaxMixBackwardSelfOp::decomposeOperation(OpBuilder &builder) {
+  using namespace mix;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  SmallVector<int64_t> pair{b, h, i, j};
+  Value scale = domain.getBody().f32(getScale().convertToDouble());
+  Access dx = buildMixGradients(domain, *this, getOrigin()).dx;
+  // The same as keys of the other tokens.
+  Access weights =
+      buildWeights(domain, buildMixLogits(domain, *this, getOrigin(), true),
+                   domain.at(getKeyLse(), {b, h, j}));
+  Access cotangents = domain.at(getKeyDmixed(), {b, h, j, e});
+  Access products =
+      domain.contract(cotangents, domain.at(getQueryV(), {b, i, e}), pair);
+  Access asKey = buildLogitGradients(domain, weights, products,
+                                     domain.at(getKeyDelta(), {b, h, j}));
+  dx = domain.map(
+      {dx, asKey}, domain.empty(pair, builder.getF32Type()),
+      [](Body &b, ValueRange in) { return b.add(in[0], in[1]); });
+  Access dq =
+      sumProducts(domain, dx, domain.at(getK(), {b, h, j, f}), {b, h, i, f});
+  Access dv = sumProducts(domain, weights, cotangents, {b, h, i, e});
+  return SmallVector<Value>{scaleInto(domain, dq, scale, getOuts()[0]),
+                            copyInto(domain, dv, getOuts()[1])};
+}
+
+//===----------------------------------------------------------------------===//
 // TopKRenormBackwardOp
 //===----------------------------------------------------------------------===//
 
@@ -404,7 +436,9 @@ static Access buildInverseSums(SelectionGradient &t) {
   Access sums = t.domain.reduce(
       {t.domain.at(t.op.getScores(), t.ne), t.choices},
       t.domain.filled(t.n, 0.0f), [&](Body &b, ValueRange in, Value acc) {
-        return b.select(t.isChosen(b, in[1]), b.add(acc, in[0]), acc);
+        Value counts =
+            b.both(t.isChosen(b, in[1]), b.negate(b.isNegInf(in[0])));
+        return b.select(counts, b.add(acc, in[0]), acc);
       });
   return t.domain.map(
       {sums}, t.domain.empty(t.n, t.f32), [&](Body &b, ValueRange in) {
@@ -443,7 +477,15 @@ TopKRenormBackwardOp::decomposeOperation(OpBuilder &builder) {
     if (getRenorm())
       gradients = t.domain.map({gradients, buildInverseSums(t)},
                                t.domain.empty(t.nk, t.f32), multiply);
-    return SmallVector<Value>{scatterChosen(t, gradients, out).value};
+    Access scattered = scatterChosen(t, gradients, out);
+    if (!getScores())
+      return SmallVector<Value>{scattered.value};
+    // A choice of -inf has gate 0 whatever else there is.
+    Access x = t.domain.at(getScores(), t.ne);
+    Access dp = t.domain.map({scattered, x}, out, [](Body &b, ValueRange in) {
+      return b.select(b.isNegInf(in[1]), b.f32(0.0), in[0]);
+    });
+    return SmallVector<Value>{dp.value};
   }
 
   Access w =
