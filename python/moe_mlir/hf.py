@@ -143,7 +143,8 @@ def _switch_experts(self, hidden_states, selected_experts, routing_weights):
         activation=lambda h: first.dropout(first.act(h)))
 
 
-_ROUTERS = {
+# The classes whose routers are known.
+ROUTERS = {
     "DeepseekV2TopkRouter": _deepseek_v2,
     "DeepseekV3TopkRouter": _deepseek_v3,
     "Ernie4_5_MoeTopKRouter": _ernie,
@@ -180,11 +181,11 @@ def patch(model: torch.nn.Module) -> int:
     replaced = 0
     for module in model.modules():
         name = type(module).__name__
-        function = _ROUTERS.get(name) or _OTHERS.get(name)
+        function = ROUTERS.get(name) or _OTHERS.get(name)
         if function is None or "forward" in vars(module):
             continue
         module.forward = types.MethodType(function, module)
-        replaced += name in _ROUTERS
+        replaced += name in ROUTERS
     return replaced
 
 
@@ -221,7 +222,8 @@ def register_experts() -> None:
         from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     except ImportError as error:
         raise ImportError("expected transformers 5 or later for moe_mlir.hf, found none that has "
-                          f"an experts interface: {error}; pip install 'transformers>=5'") from error
+                          f"an experts interface: {error}; pip install 'transformers>=5'"
+                          ) from error
     ALL_EXPERTS_FUNCTIONS.register("moe", experts_forward)
 
 

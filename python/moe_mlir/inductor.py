@@ -36,7 +36,7 @@ class RoutingPass(CustomGraphPass):
 
 @contextlib.contextmanager
 def inductor_pass():
-    """Inside, torch.compile's default backend raises routers; models compile at their first call."""
+    """Inside, torch.compile's default backend raises routers, at a model's first call."""
     if torch._inductor.config.post_grad_custom_post_pass is not None:
         raise RuntimeError("expected no custom post-grad pass of Inductor, found "
                            f"{torch._inductor.config.post_grad_custom_post_pass!r}; call "

@@ -264,7 +264,8 @@ class FunctionBuilder:
         # A function of its own is compiled once, however often it is called.
         head, kept = (("private ", ' attributes {passthrough = ["noinline"]}') if private
                       else ("", ""))
-        return (f"func.func {head}@{self.name}(\n    {arguments})\n    -> ({types}){kept} {{\n{body}\n"
+        return (f"func.func {head}@{self.name}(\n    {arguments})\n    -> ({types}){kept} {{\n"
+                f"{body}\n"
                 f"  return {names}{' : ' + types if results else ''}\n}}\n")
 
 

@@ -33,13 +33,13 @@ def _same_pairs(context, node, arguments):
 def _polar(context, node, arguments):
     """abs * (cos angle, sin angle)"""
     builder, element = context.builder, context.element(node)
-    shape = context.shape(node)[:-1]
+    operands = [context.operand(arguments.abs), context.operand(arguments.angle)]
 
     def part(function):
-        return context.builder.map(
-            [context.operand(arguments.abs), context.operand(arguments.angle)], shape, element,
-            lambda r, a: builder.op(f"arith.mulf {r}, {builder.op(f'math.{function} {a} : {element}')}"
-                                    f" : {element}"))
+        def body(length, angle):
+            turned = builder.op(f"math.{function} {angle} : {element}")
+            return builder.op(f"arith.mulf {length}, {turned} : {element}")
+        return builder.map(operands, context.shape(node)[:-1], element, body)
     return _join(builder, part("cos"), part("sin"))
 
 

@@ -1,4 +1,4 @@
-"""`python -m moe_mlir.models [NAME ..] [--output docs/Models.md]`: measures and writes the table."""
+"""`python -m moe_mlir.models [NAME ..] [--output docs/Models.md]` measures, writes the table."""
 
 import argparse
 import logging
@@ -14,25 +14,28 @@ from .measure import measure
 _HEAD = """\
 # Models
 
-Written by `python -m moe_mlir.models --output docs/Models.md`; do not edit. Every model is a tiny random configuration of
-transformers {transformers} with two layers that have routers where its structure allows (`moe_mlir.models.FAMILIES`), in f32 with
-torch {torch} on {machine}.
+Written by `python -m moe_mlir.models --output docs/Models.md`; do not edit. Every model is a tiny
+random configuration of transformers {transformers} (`moe_mlir.models.FAMILIES`), with two layers
+that have routers where its structure allows, in f32 with torch {torch} on {machine}.
 
-| model | form | routers recognised | import | compile, s | max error | gradients' error | router, x eager | whole, x eager |
+| model | form | routers | import | compile, s | error | gradients | router | whole |
 |---|---|---|---|---|---|---|---|---|
 """
 
 _TAIL = """
-- **form**: how the router is written, as `moe_mlir.explain` names it (`python/moe_mlir/fx/match.py`).
-- **import**: lines of IR of the whole model, weights outside. One module serves every batch and token count, except for Jamba,
-  whose own code is unrolled over the tokens. Switch is imported after `moe_mlir.hf.patch`, which replaces its loop over experts.
-- **compile**: from IR to machine code with an empty cache.
-- **max error**: of the compiled model's logits against eager, relative to the largest logit, at two shapes.
-- **gradients' error**: of `torch.compile(backend="moe")` against eager, the largest over all parameters, relative to each one's
-  largest gradient.
-- **router**: eager time of the model's router module over that of the same module on moe ops, for 512 tokens of 256 features and
-  64 experts. **whole**: eager time of the model at these sizes over that of `moe_mlir.compile`'s; its matrix products are plain
-  loops where torch calls a tuned library, so this column says what importing a whole model is not for.
+- **form**: how the router is written, as `moe_mlir.explain` names it
+  (`python/moe_mlir/fx/match.py`); **routers**: how many were recognised, of those that there are.
+- **import**: lines of IR of the whole model, weights outside. One module serves every batch and
+  token count, except for Jamba, whose own code is unrolled over the tokens. Switch is imported
+  after `moe_mlir.hf.patch`, which replaces its loop over experts.
+- **compile**: from IR to machine code.
+- **error**: of the compiled model's logits against eager, relative to the largest logit, at two
+  shapes; **gradients**: of `torch.compile(backend="moe")` against eager, the largest over all
+  parameters, relative to each one's largest gradient.
+- **router**: eager time of the model's router module over that of the same module on moe ops, for
+  512 tokens of 256 features and 64 experts; **whole**: eager time of the model at these sizes over
+  that of `moe_mlir.compile`'s.
+- **no**: could not be had; a line above says why.
 """
 
 

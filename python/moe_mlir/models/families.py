@@ -80,7 +80,7 @@ class Family:
         generator = torch.Generator().manual_seed(seed)
         ids = {name: torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)
                for name in self.inputs}
-        mask = {} if self.mask is None else {self.mask: torch.ones(batch, tokens, dtype=torch.int64)}
+        mask = {} if self.mask is None else {self.mask: torch.ones(batch, tokens).long()}
         return {**ids, **mask, "use_cache": False}
 
 
@@ -104,11 +104,14 @@ FAMILIES = {
     "Mixtral": Family("MixtralConfig", "MixtralForCausalLM", "F1", dict(num_local_experts=8)),
     "Qwen2-MoE": Family(
         "Qwen2MoeConfig", "Qwen2MoeForCausalLM", "F3",
-        dict(num_experts=8, moe_intermediate_size=24, shared_expert_intermediate_size=24), experts="num_experts"),
+        dict(num_experts=8, moe_intermediate_size=24, shared_expert_intermediate_size=24),
+        experts="num_experts"),
     "Qwen3-MoE": Family(
         "Qwen3MoeConfig", "Qwen3MoeForCausalLM", "F1",
-        dict(num_experts=8, moe_intermediate_size=24, head_dim=8, norm_topk_prob=True), experts="num_experts"),
-    "OLMoE": Family("OlmoeConfig", "OlmoeForCausalLM", "F3", dict(num_experts=8), experts="num_experts"),
+        dict(num_experts=8, moe_intermediate_size=24, head_dim=8, norm_topk_prob=True),
+        experts="num_experts"),
+    "OLMoE": Family("OlmoeConfig", "OlmoeForCausalLM", "F3", dict(num_experts=8),
+                    experts="num_experts"),
     "gpt-oss": Family("GptOssConfig", "GptOssForCausalLM", "F2",
                       dict(num_local_experts=8, head_dim=8, sliding_window=8)),
     "Granite-MoE": Family("GraniteMoeConfig", "GraniteMoeForCausalLM", "F2",
@@ -122,7 +125,8 @@ FAMILIES = {
         {**_SHARED, **_LATENT, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
         layers=2, dense=1, experts="n_routed_experts"),
     "GLM4-MoE": Family("Glm4MoeConfig", "Glm4MoeForCausalLM", "F4",
-                       {**_SHARED, "n_group": 2, "topk_group": 1, "head_dim": 8}, experts="n_routed_experts"),
+                       {**_SHARED, "n_group": 2, "topk_group": 1, "head_dim": 8},
+                       experts="n_routed_experts"),
     "MiniMax-M2": Family("MiniMaxM2Config", "MiniMaxM2ForCausalLM", "F4",
                          dict(num_local_experts=8, head_dim=8)),
     "Ernie4.5-MoE": Family(

@@ -9,7 +9,8 @@ import torch
 
 import moe_mlir
 
-from ..hf import _ROUTERS, patch
+from ..backend import register
+from ..hf import ROUTERS, patch
 
 _SHAPE = (4, 128)
 _ROUNDS = 9
@@ -85,6 +86,7 @@ def _import(row, family):
 
 def _train(row, family):
     """The largest relative error of any gradient under torch.compile(backend="moe")."""
+    register()
     torch._dynamo.reset()
     model = family.build()
     trained = _capturable(family, model)
@@ -116,7 +118,7 @@ def _times(*runs) -> list[float]:
 def _time_router(row, family):
     """The model's router module against the same module on moe ops."""
     model = family.build(**family.wide())
-    router = next(m for m in model.modules() if type(m).__name__ in _ROUTERS)
+    router = next(m for m in model.modules() if type(m).__name__ in ROUTERS)
     arguments = []
     hook = router.register_forward_pre_hook(lambda _, args: arguments.append(args))
     with torch.no_grad():
