@@ -36,7 +36,9 @@ static void buildTilingStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
-  manager.addPass(createMoEConvertToSoftmaxMixPass());
+  MoEConvertToSoftmaxMixPassOptions mixing;
+  mixing.sweepOnce = true;
+  manager.addPass(createMoEConvertToSoftmaxMixPass(mixing));
   manager.addPass(createMoEPropagateReshapesPass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());

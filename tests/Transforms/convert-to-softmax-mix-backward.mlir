@@ -3,16 +3,19 @@
 // CHECK-NOT: moe.similarity_inform_backward
 // CHECK-NOT: moe.attention_posterior_backward
 
-// Tokens that mix with themselves are swept once, into the op's own destinations.
+// Both sweeps read the forward's log-sum-exps and the same delta; the gradients
+// of the tokens as queries and as keys are added.
 
-// CHECK-LABEL: func @similarity_of_tokens_to_themselves_is_one_sweep
+// CHECK-LABEL: func @similarity_is_differentiated_by_two_sweeps
 // CHECK-SAME:    %[[U:[^:]*]]: tensor<2x?x8xf32>, %[[E:[^:]*]]: tensor<2x?x4xf32>
 // CHECK-DAG:     %[[TOKENS:.*]] = tensor.expand_shape %[[U]]
-// CHECK:         moe.softmax_mix_backward_self ins(%[[TOKENS]], %[[LSE:[a-z0-9_]*]], %[[DELTA:[a-z0-9_]*]], %[[E]], %[[DP:[a-z0-9_]*]] :
-// CHECK-SAME:      keys(%[[TOKENS]], %[[LSE]], %[[DELTA]], %[[E]], %[[DP]] :
+// CHECK-DAG:     %[[LSE:.*]] = tensor.expand_shape {{.*}} : tensor<2x?xf32> into tensor<2x1x?xf32>
+// CHECK:         %[[DQ:.*]] = moe.softmax_mix_backward_dq ins(%[[TOKENS]], %[[TOKENS]], %{{.*}}, %[[DELTA:[a-z0-9_]*]] : {{[^)]*}}) values(%[[E]], %[[DP:[a-z0-9_]*]] :
 // CHECK-SAME:      {causal = true, scale = 2.500000e-01 : f64}
-// CHECK-NOT:     arith.addf
-func.func @similarity_of_tokens_to_themselves_is_one_sweep(
+// CHECK:         %[[DKV:.*]]:2 = moe.softmax_mix_backward_dkv ins(%[[TOKENS]], %[[TOKENS]], %{{.*}}, %[[DELTA]] : {{.*}}) values(%[[E]], %[[DP]] :
+// CHECK:         linalg.generic
+// CHECK:           arith.addf
+func.func @similarity_is_differentiated_by_two_sweeps(
     %u: tensor<2x?x8xf32>, %e: tensor<2x?x4xf32>, %p: tensor<2x?x4xf32>,
     %lse: tensor<2x?xf32>, %dp: tensor<2x?x4xf32>, %du: tensor<2x?x8xf32>,
     %de: tensor<2x?x4xf32>) -> (tensor<2x?x8xf32>, tensor<2x?x4xf32>) {
@@ -22,32 +25,6 @@ func.func @similarity_of_tokens_to_themselves_is_one_sweep(
       outs(%du, %de : tensor<2x?x8xf32>, tensor<2x?x4xf32>)
       {tau = 4.0 : f64, causal = true} -> tensor<2x?x8xf32>, tensor<2x?x4xf32>
   return %r#0, %r#1 : tensor<2x?x8xf32>, tensor<2x?x4xf32>
-}
-
-// Both sweeps read the forward's log-sum-exps and the same delta; the gradients
-// of the tokens as queries, through ws, and as keys are added.
-
-// CHECK-LABEL: func @similarity_is_differentiated_by_two_sweeps
-// CHECK-SAME:    %[[U:[^:]*]]: tensor<2x?x8xf32>, %[[E:[^:]*]]: tensor<2x?x4xf32>
-// CHECK-DAG:     %[[TOKENS:.*]] = tensor.expand_shape %[[U]]
-// CHECK:         %[[DQ:.*]] = moe.softmax_mix_backward_dq ins(%[[QUERIES:[a-z0-9_]*]], %[[TOKENS]], %{{.*}}, %[[DELTA:[a-z0-9_]*]] : {{[^)]*}}) values(%[[E]], %[[DP:[a-z0-9_]*]] :
-// CHECK-SAME:      {causal = true, scale = 2.500000e-01 : f64}
-// CHECK:         %[[DKV:.*]]:2 = moe.softmax_mix_backward_dkv ins(%[[QUERIES]], %[[TOKENS]], %{{.*}}, %[[DELTA]] : {{.*}}) values(%[[E]], %[[DP]] :
-// CHECK:         linalg.generic
-// CHECK:           arith.addf
-func.func @similarity_is_differentiated_by_two_sweeps(
-    %u: tensor<2x?x8xf32>, %e: tensor<2x?x4xf32>, %p: tensor<2x?x4xf32>,
-    %lse: tensor<2x?xf32>, %dp: tensor<2x?x4xf32>, %ws: tensor<8x8xf32>,
-    %du: tensor<2x?x8xf32>, %de: tensor<2x?x4xf32>)
-    -> (tensor<2x?x8xf32>, tensor<2x?x4xf32>, tensor<8x8xf32>) {
-  %r:3 = moe.similarity_inform_backward
-      ins(%u, %e, %p, %lse, %dp : tensor<2x?x8xf32>, tensor<2x?x4xf32>,
-          tensor<2x?x4xf32>, tensor<2x?xf32>, tensor<2x?x4xf32>)
-      ws(%ws : tensor<8x8xf32>)
-      outs(%du, %de, %ws : tensor<2x?x8xf32>, tensor<2x?x4xf32>, tensor<8x8xf32>)
-      {tau = 4.0 : f64, causal = true}
-      -> tensor<2x?x8xf32>, tensor<2x?x4xf32>, tensor<8x8xf32>
-  return %r#0, %r#1, %r#2 : tensor<2x?x8xf32>, tensor<2x?x4xf32>, tensor<8x8xf32>
 }
 
 // The origin of the queries among the keys is, to the sweep over keys, the

@@ -343,11 +343,11 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
   };
   Value rest = arith::RemSIOp::create(e, numSteps, e.index(e.width));
   Value wholeEnd = e.sub(numSteps, rest);
-  Values sums = e.loop(zero, wholeEnd, e.width,
-                       Values(kDotRows * dotColumns, e.f32(0.0)),
-                       [&](Value step, ValueRange carried) {
-                         return multiply(step, Value(), carried);
-                       });
+  Values sums =
+      e.loop(zero, wholeEnd, e.width, Values(kDotRows * dotColumns, e.f32(0.0)),
+             [&](Value step, ValueRange carried) {
+               return multiply(step, Value(), carried);
+             });
   Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, zero);
   sums = e.ifElse(
       hasRest, TypeRange(ValueRange(sums)),
@@ -361,8 +361,8 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
   for (auto [i, r] : llvm::enumerate(rows))
     for (auto [j, col] : llvm::enumerate(columns)) {
       Values position = at(c.out, r, col, zero);
-      Value total = e.add(e.load(c.out.memref, position),
-                          totals[i * dotColumns + j]);
+      Value total =
+          e.add(e.load(c.out.memref, position), totals[i * dotColumns + j]);
       results.push_back({total, position});
     }
   for (auto &[total, position] : results)

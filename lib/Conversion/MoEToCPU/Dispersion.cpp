@@ -6,9 +6,9 @@
 // the cluster's rows twice, once for the mean and once for the deviations from
 // it, with all sums in registers; the second time it lies in the cache.
 //
-// Four rows are added in f32, as (a + b) + (c + d), and then to a sum in f64, so
-// that a large common offset costs no accuracy. The order of a cluster's tokens
-// alone decides the bits.
+// Four rows are added in f32, as (a + b) + (c + d), and then to a sum in f64,
+// so that a large common offset costs no accuracy. The order of a cluster's
+// tokens alone decides the bits.
 //
 // The pairwise measure adds |h_n - h_m| over the pairs of a cluster, which is
 // quadratic in the cluster's size.
@@ -130,9 +130,9 @@ Values DispersionKernel::loadRow(Value position, Value firstColumn,
   Value token = e.toIndex(e.load(order, {position}));
   Values row;
   for (int64_t i = 0; i < numVectors; ++i)
-    row.push_back(
-        e.loadFloats(op.getH(), {token, e.add(firstColumn, e.index(i * e.width))},
-                     i + 1 == numVectors ? lastMask : Value()));
+    row.push_back(e.loadFloats(
+        op.getH(), {token, e.add(firstColumn, e.index(i * e.width))},
+        i + 1 == numVectors ? lastMask : Value()));
   return row;
 }
 
@@ -142,25 +142,24 @@ Values DispersionKernel::addRows(Value begin, Value end, ValueRange sums,
   auto addWide = [&](ValueRange carried, ArrayRef<Value> terms) {
     Values next;
     for (auto [sum, term] : llvm::zip_equal(carried, terms))
-      next.push_back(
-          e.add(sum, arith::ExtFOp::create(e, doubles(), term)));
+      next.push_back(e.add(sum, arith::ExtFOp::create(e, doubles(), term)));
     return next;
   };
-  Value rest = arith::RemSIOp::create(e, e.sub(end, begin),
-                                      e.index(kRowsInF32));
+  Value rest =
+      arith::RemSIOp::create(e, e.sub(end, begin), e.index(kRowsInF32));
   Value wholeEnd = e.sub(end, rest);
-  Values state = e.loop(
-      begin, wholeEnd, kRowsInF32, sums,
-      [&](Value position, ValueRange carried) {
-        SmallVector<Values> rows;
-        for (int64_t i = 0; i < kRowsInF32; ++i)
-          rows.push_back(getRow(e.add(position, e.index(i))));
-        Values terms;
-        for (size_t v = 0; v < carried.size(); ++v)
-          terms.push_back(e.add(e.add(rows[0][v], rows[1][v]),
-                                e.add(rows[2][v], rows[3][v])));
-        return addWide(carried, terms);
-      });
+  Values state =
+      e.loop(begin, wholeEnd, kRowsInF32, sums,
+             [&](Value position, ValueRange carried) {
+               SmallVector<Values> rows;
+               for (int64_t i = 0; i < kRowsInF32; ++i)
+                 rows.push_back(getRow(e.add(position, e.index(i))));
+               Values terms;
+               for (size_t v = 0; v < carried.size(); ++v)
+                 terms.push_back(e.add(e.add(rows[0][v], rows[1][v]),
+                                       e.add(rows[2][v], rows[3][v])));
+               return addWide(carried, terms);
+             });
   return e.loop(wholeEnd, end, 1, state,
                 [&](Value position, ValueRange carried) {
                   return addWide(carried, getRow(position));
@@ -168,8 +167,7 @@ Values DispersionKernel::addRows(Value begin, Value end, ValueRange sums,
 }
 
 /// The sums of |h - mean| or its square.
-Values DispersionKernel::sumDeviations(Value begin, Value end,
-                                       ValueRange means,
+Values DispersionKernel::sumDeviations(Value begin, Value end, ValueRange means,
                                        function_ref<Values(Value)> getRow) {
   bool isSquared = op.getMeasure() == DispersionMeasure::Variance;
   Values zeros(means.size(), e.constant(doubles(), 0.0));
@@ -189,8 +187,8 @@ Values DispersionKernel::sumDeviations(Value begin, Value end,
 Values DispersionKernel::sumPairs(Value begin, Value end, int64_t numVectors,
                                   function_ref<Values(Value)> getRow) {
   Values zeros(numVectors, e.constant(doubles(), 0.0));
-  Values sums = e.loop(
-      begin, end, 1, zeros, [&](Value position, ValueRange carried) {
+  Values sums =
+      e.loop(begin, end, 1, zeros, [&](Value position, ValueRange carried) {
         Values own = getRow(position);
         return addRows(begin, position, carried, [&](Value earlier) {
           Values distances;
@@ -244,8 +242,8 @@ void DispersionKernel::emitColumns(Value cluster, Value firstColumn,
     means.push_back(
         e.loadFloats(mean, {cluster, e.add(firstColumn, e.index(i * e.width))},
                      i + 1 == numVectors ? lastMask : Value()));
-  divideAndStore(sumDeviations(begin, end, means, getRow), divisor,
-                 isEmpty, spread, cluster, firstColumn, lastMask);
+  divideAndStore(sumDeviations(begin, end, means, getRow), divisor, isEmpty,
+                 spread, cluster, firstColumn, lastMask);
 }
 
 /// Piece `piece` of the columns: a slab, or behind the last slab the rest.

@@ -92,8 +92,8 @@ void MixKernel::allocate() {
   auto fixed = [&](int64_t size) -> OpFoldResult {
     return e.getIndexAttr(size);
   };
-  PackedShape keys = getPackedShape(e, op.getQ(), op.getK(),
-                                    getSize(e, op.getQ(), 3));
+  PackedShape keys =
+      getPackedShape(e, op.getQ(), op.getK(), getSize(e, op.getQ(), 3));
   packedKeys = e.scratch(keys.sizes, keys.element);
   packedBias = e.scratch({fixed(blockKeys)}, f32);
   if (op.getKeyLevel())

@@ -2,9 +2,9 @@
 //
 // Matches moe.softmax_mix_backward_{dq,dkv,self} on buffers with contiguous
 // rows. One kernel serves all: its rows are queries and its columns keys, the
-// other way round, or both at once where queries and keys are the same tokens. A
-// block of columns is packed once for a block of rows, then groups of six rows
-// meet it (r a row, c a column, a term of -inf hides its token):
+// other way round, or both at once where queries and keys are the same tokens.
+// A block of columns is packed once for a block of rows, then groups of six
+// rows meet it (r a row, c a column, a term of -inf hides its token):
 //
 //   p_rc  = exp(scale f_r.f_c + term_r + term_c + bias)     24 accumulators
 //   dx_rc = p_rc (g_r.g_c - delta)                          24 accumulators
@@ -15,8 +15,8 @@
 // and key_bias of a key: p is the softmax itself. In both roles at once the
 // product f_r.f_c serves both, and their dx are added before the sum over
 // features. Each sweep computes p again, so that no sum is shared between rows:
-// the order of every sum is fixed, and memory is linear in the number of rows of
-// a block.
+// the order of every sum is fixed, and memory is linear in the number of rows
+// of a block.
 //
 // Blocks of columns start at multiples of their size, whatever the row, and a
 // block without a visible column adds zeros: a row's gradient does not depend
@@ -49,9 +49,9 @@ struct Destinations {
 class SweepKernel {
 public:
   /// `origin` is the column position of row 0; null for the default.
-  SweepKernel(Emitter &e, MixLogitsOpInterface op,
-              std::vector<SweepRole> roles, Value rowFeatures,
-              Value columnFeatures, Destinations all, Value origin)
+  SweepKernel(Emitter &e, MixLogitsOpInterface op, std::vector<SweepRole> roles,
+              Value rowFeatures, Value columnFeatures, Destinations all,
+              Value origin)
       : e(e), op(op), roles(std::move(roles)), rowFeatures(rowFeatures),
         columnFeatures(columnFeatures), all(all), origin(origin),
         blockColumns(getColumnVectors(e) * e.width) {}
@@ -139,8 +139,7 @@ void SweepKernel::allocate() {
   OpFoldResult rowBlock = e.getIndexAttr(kRowBlock);
   OpFoldResult group = e.getIndexAttr(kGroupRows);
   OpFoldResult padded = padToVectors(e, width);
-  PackedShape features =
-      getPackedShape(e, rowFeatures, columnFeatures, width);
+  PackedShape features = getPackedShape(e, rowFeatures, columnFeatures, width);
   packedFeatures = allocateBuffer(features.sizes, features.element);
   featureRows = allocateBuffer({block, padded});
   featureSums = allocateBuffer({rowBlock, padded});
@@ -233,8 +232,8 @@ void SweepKernel::buildGradients(SweepRole &role, int64_t slot, Value row,
   for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
     Values place{e.index(slot), e.index(vector * e.width)};
     Value product = products.empty() ? e.f32(0.0) : products[vector];
-    Value dx = role.buildGradient(row, vector, e.loadVector(weights, place),
-                                  product);
+    Value dx =
+        role.buildGradient(row, vector, e.loadVector(weights, place), product);
     if (hasSeveralRoles())
       dx = e.add(e.loadVector(gradients, place), dx);
     e.storeVector(dx, gradients, place);
@@ -416,10 +415,10 @@ void SweepKernel::emit() {
 /// The operands that the sweeps of one role have.
 template <typename OpTy>
 static MixOperands getOperands(OpTy op) {
-  return {op.getQ(),         op.getK(),       op.getLse(),
-          op.getDelta(),     op.getV(),       op.getDmixed(),
-          op.getKeyBias(),   op.getBias(),    op.getQueryMask(),
-          op.getKeyMask(),   op.getQueryLevel(), op.getKeyLevel()};
+  return {op.getQ(),       op.getK(),          op.getLse(),
+          op.getDelta(),   op.getV(),          op.getDmixed(),
+          op.getKeyBias(), op.getBias(),       op.getQueryMask(),
+          op.getKeyMask(), op.getQueryLevel(), op.getKeyLevel()};
 }
 
 namespace {
@@ -488,10 +487,10 @@ struct SelfToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
     asKeys.v = op.getQueryV();
     asKeys.dmixed = op.getKeyDmixed();
     Destinations all{op.getOuts()[0], op.getOuts()[1], Value(), Value()};
-    SweepKernel(e, op,
-                {SweepRole(e, op, asQueries, false),
-                 SweepRole(e, op, asKeys, true)},
-                op.getQ(), op.getK(), all, op.getOrigin())
+    SweepKernel(
+        e, op,
+        {SweepRole(e, op, asQueries, false), SweepRole(e, op, asKeys, true)},
+        op.getQ(), op.getK(), all, op.getOrigin())
         .emit();
     rewriter.eraseOp(op);
     return success();

@@ -102,8 +102,7 @@ Value SweepRole::getRowTerm(Value row) {
   if (rowsAreKeys)
     return views.keyBias ? e.load(views.keyBias, {row}) : Value();
   Type f32 = e.getF32Type();
-  Value negated =
-      e.sub(e.constant(f32, 0.0), e.load(views.lse, {row}));
+  Value negated = e.sub(e.constant(f32, 0.0), e.load(views.lse, {row}));
   return e.select(isEmptyQuery(row), e.constant(f32, -kInfinity), negated);
 }
 
@@ -161,8 +160,8 @@ Value SweepRole::buildGradient(Value row, int64_t vector, Value weight,
   } else {
     // That of a query without a key may be anything.
     Value none = e.constant(e.getF32Type(), 0.0);
-    delta = e.splat(
-        e.select(isEmptyQuery(row), none, e.load(views.delta, {row})));
+    delta =
+        e.splat(e.select(isEmptyQuery(row), none, e.load(views.delta, {row})));
   }
   return e.mul(weight, e.sub(product, delta));
 }

@@ -130,9 +130,9 @@ PackedShape mlir::moe::getPackedShape(Emitter &e, Value rowSource,
   if (std::optional<int64_t> constant = getConstantIntValue(numFeatures))
     numPairs = e.getIndexAttr(llvm::divideCeil(*constant, 2));
   else
-    numPairs = arith::CeilDivSIOp::create(e, cast<Value>(numFeatures),
-                                          e.index(2))
-                   .getResult();
+    numPairs =
+        arith::CeilDivSIOp::create(e, cast<Value>(numFeatures), e.index(2))
+            .getResult();
   return {{numPairs, columns}, e.getI32Type()};
 }
 
@@ -267,10 +267,10 @@ Value TileProduct::loadPair(Value row, Value pair, bool isLastOdd) {
                                           e.load(source, {row, feature}));
     return e.splat(arith::ExtUIOp::create(e, e.getI32Type(), bits));
   }
-  Value both = vector::LoadOp::create(
-      e, VectorType::get({2}, e.getBF16Type()), source, {row, feature});
-  both = vector::BitCastOp::create(e, VectorType::get({1}, e.getI32Type()),
-                                   both);
+  Value both = vector::LoadOp::create(e, VectorType::get({2}, e.getBF16Type()),
+                                      source, {row, feature});
+  both =
+      vector::BitCastOp::create(e, VectorType::get({1}, e.getI32Type()), both);
   return e.splat(vector::ExtractOp::create(e, both, ArrayRef<int64_t>{0}));
 }
 
@@ -306,19 +306,20 @@ Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
 Values TileProduct::sumChains(Value numSteps) {
   int64_t length = isInPairs(packed) ? kChainLength / 2 : kChainLength;
   Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  return e.loop(
-      e.index(0), numSteps, length, zeros,
-      [&](Value first, ValueRange totals) -> Values {
-        Value end = e.minIndex(e.add(first, e.index(length)), numSteps);
-        Values chain = e.loop(first, end, 1, zeros,
-                              [&](Value position, ValueRange carried) {
-                                return step(position, carried);
-                              });
-        Values next;
-        for (auto [total, part] : llvm::zip_equal(totals, chain))
-          next.push_back(e.add(total, part));
-        return next;
-      });
+  return e.loop(e.index(0), numSteps, length, zeros,
+                [&](Value first, ValueRange totals) -> Values {
+                  Value end =
+                      e.minIndex(e.add(first, e.index(length)), numSteps);
+                  Values chain =
+                      e.loop(first, end, 1, zeros,
+                             [&](Value position, ValueRange carried) {
+                               return step(position, carried);
+                             });
+                  Values next;
+                  for (auto [total, part] : llvm::zip_equal(totals, chain))
+                    next.push_back(e.add(total, part));
+                  return next;
+                });
 }
 
 /// Adds the last feature of an odd number of them.

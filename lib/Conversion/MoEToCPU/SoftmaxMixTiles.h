@@ -62,9 +62,9 @@ Values clampRows(Emitter &e, Value first, int64_t count, Value size);
 Value loadLanes(Emitter &e, Value mask, ArrayRef<Value> rows);
 
 /// A buffer for a block of columns' features in the form that packTransposed
-/// writes and multiplyTile reads: one feature a row in f32; or, where the target
-/// multiplies bf16 in pairs and both sides have it, two features a row, side by
-/// side in the 32 bits of a column.
+/// writes and multiplyTile reads: one feature a row in f32; or, where the
+/// target multiplies bf16 in pairs and both sides have it, two features a row,
+/// side by side in the 32 bits of a column.
 struct PackedShape {
   SmallVector<OpFoldResult> sizes;
   Type element;

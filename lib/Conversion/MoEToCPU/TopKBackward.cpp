@@ -28,6 +28,8 @@ using namespace mlir::moe;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+/// From that share on a choice's exponential is far from both ends of f32.
+static constexpr double kLikely = 0x1p-20;
 /// Up to that many choices of a token are read once.
 static constexpr int64_t kMaxKeptChoices = 16;
 /// Rows of up to that many vectors stay in registers.
@@ -55,6 +57,8 @@ private:
   Value divideOrZero(Value a, Value b);
 
   void storeDense(Value total);
+  void storeSoftmax(Value total);
+  void storeSoftmaxFrom(Choice choice, Value total);
   void storeDenseFromRegisters(Value total, int64_t numVectors);
   void storeDenseInLoops(Value total);
   Value loadScores(Value first, Value mask);
@@ -114,9 +118,41 @@ Values TopKBackwardKernel::forEachChoice(
   return state;
 }
 
-/// dscores = -s sum w with the softmax s of the scores; 0 without support. One
-/// exponential an expert: they wait in registers, or in dscores, for their sum.
+/// dscores = -s sum w with the softmax s of the scores; 0 without support.
 void TopKBackwardKernel::storeDense(Value total) {
+  if (op.getRenorm())
+    return storeSoftmax(total);
+  // The first choice's gate is its s, and s_e = s exp(x_e - x): no maximum and
+  // no sum, unless that choice is unlikely (a bias may put it first) or none.
+  Choice first = readChoice(e.index(0));
+  Value isLikely =
+      e.both(first.exists, e.compare(arith::CmpFPredicate::OGE, first.share,
+                                     number(kLikely)));
+  e.ifElse(
+      isLikely, TypeRange(),
+      [&] { return storeSoftmaxFrom(first, total), Values(); },
+      [&] { return storeSoftmax(total), Values(); });
+}
+
+void TopKBackwardKernel::storeSoftmaxFrom(Choice choice, Value total) {
+  Value shift = e.splat(e.toF32(e.load(scores, {choice.expert})));
+  Value factor = e.splat(e.mul(e.sub(number(0.0), total), choice.share));
+  Value size = e.dim(scores, 0);
+  Value rest = arith::RemSIOp::create(e, size, e.index(e.width));
+  Value wholeEnd = e.sub(size, rest);
+  auto store = [&](Value first, Value mask) {
+    Value weight = e.exp(e.sub(loadScores(first, mask), shift));
+    e.storeVector(e.mul(weight, factor), dscores, {first}, mask);
+  };
+  e.loop(e.index(0), wholeEnd, e.width,
+         [&](Value first) { store(first, Value()); });
+  Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, e.index(0));
+  e.ifThen(hasRest, [&] { store(wholeEnd, e.firstLanes(rest)); });
+}
+
+/// The same from the scores alone. One exponential an expert: they wait in
+/// registers, or in dscores, for their sum.
+void TopKBackwardKernel::storeSoftmax(Value total) {
   int64_t size = cast<MemRefType>(scores.getType()).getDimSize(0);
   if (!ShapedType::isDynamic(size) && size <= kMaxRowVectors * e.width)
     storeDenseFromRegisters(total, llvm::divideCeil(size, e.width));
@@ -138,8 +174,7 @@ Value TopKBackwardKernel::getShift(Value maxima) {
 
 /// -total / sum of the exponentials, in every lane.
 Value TopKBackwardKernel::getFactor(Value total, Value sums) {
-  return e.splat(
-      divideOrZero(e.sub(number(0.0), total), e.reduceAdd(sums)));
+  return e.splat(divideOrZero(e.sub(number(0.0), total), e.reduceAdd(sums)));
 }
 
 void TopKBackwardKernel::storeDenseFromRegisters(Value total,
@@ -149,8 +184,8 @@ void TopKBackwardKernel::storeDenseFromRegisters(Value total,
   for (int64_t i = 0; i < numVectors; ++i) {
     firsts.push_back(e.index(i * e.width));
     // Of the last vector alone lanes may be missing.
-    bool isWhole = (i + 1) * e.width <= cast<MemRefType>(scores.getType())
-                                            .getDimSize(0);
+    bool isWhole =
+        (i + 1) * e.width <= cast<MemRefType>(scores.getType()).getDimSize(0);
     masks.push_back(isWhole ? Value()
                             : e.firstLanes(e.sub(size, firsts.back())));
     weights.push_back(loadScores(firsts[i], masks[i]));
@@ -221,8 +256,8 @@ void TopKBackwardKernel::addGradient(Choice choice, Value mean,
     gradient = e.mul(gradient, inverseSum);
   if (function == ScoreFunction::Sigmoid ||
       function == ScoreFunction::SqrtSoftplus)
-    gradient = e.mul(gradient,
-                     getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
+    gradient =
+        e.mul(gradient, getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
   // What is no expert adds nothing to the first one.
   Value old = e.load(dscores, {choice.expert});
   Value sum = e.select(choice.exists, e.add(old, gradient), old);
@@ -244,13 +279,12 @@ void TopKBackwardKernel::emitToken(ValueRange token) {
 
   // Sums of g dg, of g, and of the chosen probabilities.
   Values sums = forEachChoice(
-      Values(3, number(0.0)),
-      [&](Choice choice, ValueRange carried) -> Values {
+      Values(3, number(0.0)), [&](Choice choice, ValueRange carried) -> Values {
         Value probability = number(0.0);
         if (needsSum)
-          probability = e.select(choice.exists,
-                                 e.toF32(e.load(scores, {choice.expert})),
-                                 number(0.0));
+          probability =
+              e.select(choice.exists, e.toF32(e.load(scores, {choice.expert})),
+                       number(0.0));
         return {e.add(carried[0], e.mul(choice.share, choice.gradient)),
                 e.add(carried[1], choice.share),
                 e.add(carried[2], probability)};

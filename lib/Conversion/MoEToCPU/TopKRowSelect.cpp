@@ -108,8 +108,7 @@ Value RowSelector::compress(Value vector, Value mask) {
 /// How many lanes of `mask` are set, as an i32.
 Value RowSelector::countLanes(Value mask) {
   Type bits = e.getIntegerType(e.width);
-  Value packed =
-      vector::BitCastOp::create(e, VectorType::get({1}, bits), mask);
+  Value packed = vector::BitCastOp::create(e, VectorType::get({1}, bits), mask);
   packed = vector::ExtractOp::create(e, packed, ArrayRef<int64_t>{0});
   return math::CtPopOp::create(
       e, arith::ExtUIOp::create(e, e.getI32Type(), packed));
@@ -129,22 +128,21 @@ RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
   Value none = e.i32(std::numeric_limits<int32_t>::max());
   Values state(1 + numGroupVectors, e.i32(kEmptyKey));
   state[0] = none;
-  state = e.loop(e.index(0), wholeEnd, wide, state,
-                 [&](Value first, ValueRange carried) {
-                   Values next(carried);
-                   for (int64_t i = 0; i < numGroupVectors; ++i) {
-                     Value column = e.add(first, e.index(i * e.width));
-                     memref::PrefetchOp::create(
-                         e, scores, ValueRange{nextRow, column},
-                         /*isWrite=*/false, /*localityHint=*/3,
-                         /*isDataCache=*/true);
-                     Value key = toKey(e, e.loadFloats(scores, {row, column}));
-                     e.storeVector(key, keys, {column});
-                     next[0] = e.min(next[0], key);
-                     next[1 + i] = e.max(next[1 + i], key);
-                   }
-                   return next;
-                 });
+  state = e.loop(
+      e.index(0), wholeEnd, wide, state, [&](Value first, ValueRange carried) {
+        Values next(carried);
+        for (int64_t i = 0; i < numGroupVectors; ++i) {
+          Value column = e.add(first, e.index(i * e.width));
+          memref::PrefetchOp::create(e, scores, ValueRange{nextRow, column},
+                                     /*isWrite=*/false, /*localityHint=*/3,
+                                     /*isDataCache=*/true);
+          Value key = toKey(e, e.loadFloats(scores, {row, column}));
+          e.storeVector(key, keys, {column});
+          next[0] = e.min(next[0], key);
+          next[1 + i] = e.max(next[1 + i], key);
+        }
+        return next;
+      });
   state = e.loop(wholeEnd, numExperts, e.width, state,
                  [&](Value column, ValueRange carried) {
                    Values next(carried);
@@ -166,28 +164,27 @@ RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
 Value RowSelector::findKthKey(CountAtLeast countAtLeast, int64_t bits) {
   // Prefixes grow as unsigned numbers, keys are signed.
   Value sign = number(std::numeric_limits<int32_t>::min());
-  Value prefix =
-      e.loop(e.index(0), e.index(bits / 2), 1, {number(0)},
-             [&](Value step, ValueRange carried) -> Values {
-               Value shift =
-                   e.sub(number(30), e.mul(e.fromIndex(step, e.getI32Type()),
-                                           number(2)));
-               Values thresholds;
-               for (int64_t digit = 1; digit < 4; ++digit) {
-                 Value next = arith::ShLIOp::create(e, number(digit), shift);
-                 next = arith::OrIOp::create(e, carried[0], next);
-                 thresholds.push_back(arith::XOrIOp::create(e, next, sign));
-               }
-               Value digit = number(0);
-               for (Value count : countAtLeast(thresholds)) {
-                 Value isReached = e.compare(arith::CmpIPredicate::sge, count,
-                                             number(k));
-                 digit = e.add(digit, arith::ExtUIOp::create(e, e.getI32Type(),
-                                                             isReached));
-               }
-               return {arith::OrIOp::create(
-                   e, carried[0], arith::ShLIOp::create(e, digit, shift))};
-             })[0];
+  Value prefix = e.loop(
+      e.index(0), e.index(bits / 2), 1, {number(0)},
+      [&](Value step, ValueRange carried) -> Values {
+        Value shift = e.sub(
+            number(30), e.mul(e.fromIndex(step, e.getI32Type()), number(2)));
+        Values thresholds;
+        for (int64_t digit = 1; digit < 4; ++digit) {
+          Value next = arith::ShLIOp::create(e, number(digit), shift);
+          next = arith::OrIOp::create(e, carried[0], next);
+          thresholds.push_back(arith::XOrIOp::create(e, next, sign));
+        }
+        Value digit = number(0);
+        for (Value count : countAtLeast(thresholds)) {
+          Value isReached =
+              e.compare(arith::CmpIPredicate::sge, count, number(k));
+          digit = e.add(digit,
+                        arith::ExtUIOp::create(e, e.getI32Type(), isReached));
+        }
+        return {arith::OrIOp::create(e, carried[0],
+                                     arith::ShLIOp::create(e, digit, shift))};
+      })[0];
   return arith::XOrIOp::create(e, prefix, sign);
 }
 
@@ -223,17 +220,16 @@ Value RowSelector::append(Value vectorKeys, Value vectorExperts, Value where,
 /// Lists the experts whose keys reach `bound`; returns their number.
 Value RowSelector::listExperts(Value bound) {
   Value threshold = e.splat(bound);
-  return e.loop(e.index(0), numExperts, e.width, {e.index(0)},
-                [&](Value first, ValueRange count) -> Values {
-                  Value key = e.loadVector(keys, {first});
-                  Value experts =
-                      e.add(e.splat(e.fromIndex(first, e.getI32Type())),
-                            e.iota());
-                  Value reaches =
-                      e.compare(arith::CmpIPredicate::sge, key, threshold);
-                  return {append(key, experts, reaches, listedKeys,
-                                 listedExperts, count[0])};
-                })[0];
+  return e.loop(
+      e.index(0), numExperts, e.width, {e.index(0)},
+      [&](Value first, ValueRange count) -> Values {
+        Value key = e.loadVector(keys, {first});
+        Value experts =
+            e.add(e.splat(e.fromIndex(first, e.getI32Type())), e.iota());
+        Value reaches = e.compare(arith::CmpIPredicate::sge, key, threshold);
+        return {
+            append(key, experts, reaches, listedKeys, listedExperts, count[0])};
+      })[0];
 }
 
 /// Keeps the k best of the list: all above the k-th best key, then as many of
@@ -246,16 +242,17 @@ Value RowSelector::cutList(Value count) {
       [&](ArrayRef<Value> thresholds) {
         Values splats = llvm::map_to_vector(
             thresholds, [&](Value value) { return e.splat(value); });
-        return e.loop(zero, count, e.width, Values(3, number(0)),
-                      [&](Value first, ValueRange counts) {
-                        Value key = e.loadVector(listedKeys, {first});
-                        Values next;
-                        for (auto [old, splat] : llvm::zip_equal(counts, splats))
-                          next.push_back(e.add(
-                              old, countLanes(e.compare(
-                                       arith::CmpIPredicate::sge, key, splat))));
-                        return next;
-                      });
+        return e.loop(
+            zero, count, e.width, Values(3, number(0)),
+            [&](Value first, ValueRange counts) {
+              Value key = e.loadVector(listedKeys, {first});
+              Values next;
+              for (auto [old, splat] : llvm::zip_equal(counts, splats))
+                next.push_back(
+                    e.add(old, countLanes(e.compare(arith::CmpIPredicate::sge,
+                                                    key, splat))));
+              return next;
+            });
       },
       /*bits=*/32));
   Value kept = zero;
@@ -280,19 +277,19 @@ void RowSelector::placeListed(Value count, Value lane) {
   e.loop(e.index(0), count, 1, [&](Value entry) {
     Value key = e.load(listedKeys, {entry}), own = e.splat(key);
     Value position = e.splat(e.fromIndex(entry, e.getI32Type()));
-    Value before = e.loop(
-        e.index(0), count, e.width, {number(0)},
-        [&](Value first, ValueRange carried) -> Values {
-          Value other = e.loadVector(listedKeys, {first});
-          Value others =
-              e.add(e.splat(e.fromIndex(first, e.getI32Type())), e.iota());
-          Value ties = arith::AndIOp::create(
-              e, e.compare(arith::CmpIPredicate::eq, other, own),
-              e.compare(arith::CmpIPredicate::slt, others, position));
-          Value isBefore = arith::OrIOp::create(
-              e, ties, e.compare(arith::CmpIPredicate::sgt, other, own));
-          return {e.add(carried[0], countLanes(isBefore))};
-        })[0];
+    Value before =
+        e.loop(e.index(0), count, e.width, {number(0)},
+               [&](Value first, ValueRange carried) -> Values {
+                 Value other = e.loadVector(listedKeys, {first});
+                 Value others = e.add(
+                     e.splat(e.fromIndex(first, e.getI32Type())), e.iota());
+                 Value ties = arith::AndIOp::create(
+                     e, e.compare(arith::CmpIPredicate::eq, other, own),
+                     e.compare(arith::CmpIPredicate::slt, others, position));
+                 Value isBefore = arith::OrIOp::create(
+                     e, ties, e.compare(arith::CmpIPredicate::sgt, other, own));
+                 return {e.add(carried[0], countLanes(isBefore))};
+               })[0];
     Value place = e.minIndex(e.toIndex(before), e.index(k));
     e.store(key, placedKeys, {lane, place});
     e.store(e.load(listedExperts, {entry}), placedExperts, {lane, place});
@@ -303,8 +300,8 @@ void RowSelector::select(Value scores, Value row, Value lane) {
   Row staged = stageKeys(scores, row);
   e.storeVector(staged.lowest, lowest, {lane, e.index(0)});
   Value count = listExperts(boundKthKey(staged.groupMaxima));
-  Value isLong = e.compare(arith::CmpIPredicate::sgt, count,
-                           e.index(k + kMaxExtra));
+  Value isLong =
+      e.compare(arith::CmpIPredicate::sgt, count, e.index(k + kMaxExtra));
   count = e.ifElse(
       isLong, e.getIndexType(), [&]() -> Values { return {cutList(count)}; },
       [&]() -> Values { return {count}; })[0];
@@ -337,8 +334,7 @@ BestList TopKKernel::selectByRow(const TokenBlock &block, RowStats &stats) {
     for (auto [source, places] :
          {std::pair(selector.placedKeys, &best.keys),
           std::pair(selector.placedExperts, &best.experts)})
-      for (auto [i, vector] :
-           llvm::enumerate(loadTransposed(e, source, first)))
+      for (auto [i, vector] : llvm::enumerate(loadTransposed(e, source, first)))
         places->set(e, Place{0, e.add(first, e.index(i))}, vector);
   });
 

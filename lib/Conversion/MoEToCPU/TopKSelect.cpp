@@ -97,7 +97,8 @@ Values TopKKernel::insert(ValueRange list, Value key, Value expert) {
   auto isAbove = [&](int64_t place) {
     return e.compare(arith::CmpIPredicate::sgt, key, keys[place]);
   };
-  // A comparison is made where it is used: AVX-512 has seven registers for them.
+  // A comparison is made where it is used: AVX-512 has seven registers for
+  // them.
   Value above = isAbove(k - 1);
   for (int64_t place = k - 1; place > 0; --place) {
     Value aboveBefore = isAbove(place - 1);

@@ -354,9 +354,8 @@ SoftmaxMixBackwardSelfOp::decomposeOperation(OpBuilder &builder) {
       domain.contract(cotangents, domain.at(getQueryV(), {b, i, e}), pair);
   Access asKey = buildLogitGradients(domain, weights, products,
                                      domain.at(getKeyDelta(), {b, h, j}));
-  dx = domain.map(
-      {dx, asKey}, domain.empty(pair, builder.getF32Type()),
-      [](Body &b, ValueRange in) { return b.add(in[0], in[1]); });
+  dx = domain.map({dx, asKey}, domain.empty(pair, builder.getF32Type()),
+                  [](Body &b, ValueRange in) { return b.add(in[0], in[1]); });
   Access dq =
       sumProducts(domain, dx, domain.at(getK(), {b, h, j, f}), {b, h, i, f});
   Access dv = sumProducts(domain, weights, cotangents, {b, h, i, e});

@@ -168,9 +168,10 @@ static SmallVector<Value> finishSimilarity(OpBuilder &builder, Domain &domain,
   return results;
 }
 
-/// Whether the queries of the mix are its keys, token for token.
-static bool mixesWithItself(SimilarityInformBackwardOp op) {
-  return !op.getUk() && !op.getWs() && !op.getTauValue() &&
+/// Whether the queries of the mix are its keys, token for token, and the target
+/// takes both roles in one sweep.
+static bool isSweptOnce(SimilarityInformBackwardOp op) {
+  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() && !op.getTauValue() &&
          !op.getQueryMask() && !op.getOrigin();
 }
 
@@ -198,7 +199,7 @@ SimilarityInformBackwardOp::convertToSoftmaxMix(OpBuilder &builder) {
   backward.delta = addHeadDim(builder, loc, buildDelta(domain, *this).value);
   backward.dmixed = addHeadDim(builder, loc, getDp());
 
-  if (mixesWithItself(*this)) {
+  if (isSweptOnce(*this)) {
     auto self = backward.buildSelf(builder, loc,
                                    {addHeadDim(builder, loc, getOut("du")),
                                     addHeadDim(builder, loc, getOut("de"))});

@@ -85,8 +85,9 @@ def similarity_backward(b, n, d, e, causal, **options):
         ours=lambda u, probs: moe_mlir.similarity_inform(u, probs, causal=causal)[0],
         eager=eager,
         gradients=(0, 1),
-        # The logits again, both products with their gradient, and those of e.
-        flops=2 * pairs * (3 * d + 2 * e),
+        # The logits again, their gradient times the tokens (once for a symmetric
+        # pair), and three products with e.
+        flops=2 * pairs * ((3 if causal else 2) * d + 3 * e),
         moved=b * n * (8 * d + 16 * e + 4),
         exps=pairs,
         check=check_gradients(eager, (0, 1)),
