@@ -46,6 +46,11 @@ def dtype(node):
     return value(node).dtype
 
 
+def same_shape(a, b) -> bool:
+    """Whether two nodes have one shape; sizes are compared as written, which guards nothing."""
+    return list(map(str, value(a).shape)) == list(map(str, value(b).shape))
+
+
 def is_last_dim(node, dim) -> bool:
     """Whether `dim` of the tensor `node` names its last dimension alone."""
     if isinstance(dim, (list, tuple)):
