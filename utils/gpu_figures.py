@@ -166,7 +166,8 @@ def simulate(call, chip: str):
     texts = []
     with moe_mlir.simulate(chip=chip, checks=()) as simulation:
         run = simulation.run
-        simulation.run = lambda text, *rest: (texts.append(text), run(text, *rest))
+        simulation.run = lambda kernel, tensors: (
+            texts.append(kernel.text()), run(kernel, tensors))
         results = call()
     return texts, [report.counters for report in simulation.reports], results
 

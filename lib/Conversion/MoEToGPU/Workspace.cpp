@@ -24,26 +24,57 @@ using namespace mlir::moe;
 // Sizes
 //===----------------------------------------------------------------------===//
 
-/// The dim of an argument that `dim` asks for, as a symbol.
-static AffineExpr getArgumentSize(memref::DimOp dim, func::FuncOp function) {
-  std::optional<int64_t> position = dim.getConstantIndex();
+/// Dim `position` of an argument as a symbol.
+static AffineExpr getArgumentSize(BlockArgument buffer, int64_t position,
+                                  func::FuncOp function) {
   unsigned symbol = 0;
   for (BlockArgument argument : function.getArguments()) {
     auto type = dyn_cast<MemRefType>(argument.getType());
-    if (argument == dim.getSource() && position)
-      return getAffineSymbolExpr(symbol + type.getDynamicDimIndex(*position),
+    if (argument == buffer)
+      return getAffineSymbolExpr(symbol + type.getDynamicDimIndex(position),
                                  function.getContext());
     symbol += type ? type.getNumDynamicDims() : 0;
   }
   return {};
 }
 
+/// Dim `position` of a buffer: of an argument, of one that the function
+/// allocates, or of one of them with dims joined.
+static AffineExpr getDimExpr(Value buffer, int64_t position,
+                             func::FuncOp function) {
+  auto type = cast<MemRefType>(buffer.getType());
+  if (!type.isDynamicDim(position))
+    return getAffineConstantExpr(type.getDimSize(position),
+                                 function.getContext());
+  if (auto argument = dyn_cast<BlockArgument>(buffer))
+    return getArgumentSize(argument, position, function);
+  unsigned number = type.getDynamicDimIndex(position);
+  if (auto alloc = buffer.getDefiningOp<memref::AllocOp>())
+    return getSizeExpr(alloc.getDynamicSizes()[number], function);
+  if (auto view = buffer.getDefiningOp<memref::ViewOp>())
+    return getSizeExpr(view.getSizes()[number], function);
+  auto collapse = buffer.getDefiningOp<memref::CollapseShapeOp>();
+  if (!collapse)
+    return {};
+  AffineExpr size = getAffineConstantExpr(1, function.getContext());
+  for (int64_t dim : collapse.getReassociationIndices()[position]) {
+    AffineExpr expr = getDimExpr(collapse.getSrc(), dim, function);
+    if (!expr)
+      return {};
+    size = size * expr;
+  }
+  return size;
+}
+
 AffineExpr mlir::moe::getSizeExpr(OpFoldResult value, func::FuncOp function) {
   if (std::optional<int64_t> constant = getConstantIntValue(value))
     return getAffineConstantExpr(*constant, function.getContext());
   auto producer = cast<Value>(value).getDefiningOp();
-  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer))
-    return getArgumentSize(dim, function);
+  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer)) {
+    std::optional<int64_t> position = dim.getConstantIndex();
+    return position ? getDimExpr(dim.getSource(), *position, function)
+                    : AffineExpr();
+  }
   if (isa_and_nonnull<arith::MulIOp, arith::AddIOp>(producer)) {
     AffineExpr lhs = getSizeExpr(producer->getOperand(0), function);
     AffineExpr rhs = getSizeExpr(producer->getOperand(1), function);

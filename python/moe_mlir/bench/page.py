@@ -3,6 +3,7 @@
 import html
 import math
 import platform
+import textwrap
 from pathlib import Path
 
 import torch
@@ -36,13 +37,13 @@ def write_page(path, records, machine):
 def _render(records, machine, chart):
     lines = [
         "## CPU",
-        f"Measured on {machine.sentence()}; torch {torch.__version__}, Linux "
+        textwrap.fill(f"Measured on {machine.sentence()}; torch {torch.__version__}, Linux "
         f"{platform.release()}. Times are microseconds, the least of all rounds; one thread is "
         "timed by its own CPU time, several by the wall clock. Inputs are random, fresh for every "
         "call and rotated past the last-level cache; each result was checked against float64 "
         f"first. `ratio` is {_rivals_in(records)} over ours. The limit is "
         "`max(bytes / read bandwidth, flops / peak, exponentials / peak)` with the peaks above, "
-        "its binding term beside it.",
+        "its binding term beside it.", 120),
         "",
         f"![ours beside torch]({chart})",
         "",

@@ -181,7 +181,9 @@ class Case:
         peer = self.peer[0] if self.peer else None
         limit = context.machine.limit(self.flops, self.moved, self.exps, self.dtype)
         ours = best["ours"]
-        rivals = [best[name] for name in ("eager", "inductor") if name in best]
+        best_rival = min(best[name] for name in ("eager", "inductor") if name in best)
+        # What only Inductor is quick on is not judged without it.
+        is_judged = not self.compiled or "inductor" in best
         return make_record(
             self,
             context,
@@ -192,8 +194,8 @@ class Case:
             peer=peer,
             peer_us=best.get(peer),
             peer_ratio=best[peer] / ours if peer else None,
-            ratio=min(rivals) / ours,
-            ratio_at_limit=min(rivals) / limit.us if limit.us else None,
+            ratio=best_rival / ours if is_judged else None,
+            ratio_at_limit=best_rival / limit.us if limit.us and is_judged else None,
             eager_ratio=best["eager"] / ours,
             limit_us=limit.us,
             limit_terms=vars(limit),

@@ -24,8 +24,8 @@ import torch
 from torch.fx import Node
 
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
-from .patterns import (CASTS, VIEWS, argument, aten, dtype, is_call, item, only_user, users,
-                       value)
+from .patterns import (CASTS, VIEWS, argument, aten, dtype, is_call, item, only_user, same_shape,
+                       users, value)
 from .raise_routing import _call
 
 moe = torch.ops.moe
@@ -147,8 +147,7 @@ def _rounds_down(division: Node) -> bool:
 def _match_gates(match: _Experts, gates: Node) -> bool:
     flat = gates.args[0]
     match.gates = flat.args[0] if is_call(flat, *VIEWS) else None
-    return match.gates is not None and \
-        tuple(value(match.gates).shape) == tuple(value(match.idx).shape)
+    return match.gates is not None and same_shape(match.gates, match.idx)
 
 
 def _match_sum(match: _Experts, gates: Node, inverse: Node, k) -> bool:

@@ -24,7 +24,7 @@ from .gates import match_gates
 from .greedy import find_greedy
 from .groups import check_fill, peel_groups
 from .patterns import (VIEWS, argument, aten, dtype, exactly, is_call, is_last_dim, is_probability,
-                       softmax_input, through, value)
+                       same_shape, softmax_input, through, value)
 from .site import RouterMatch, Site, name_of
 
 _ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
@@ -167,9 +167,5 @@ def _check_raisable(site: Site) -> None:
         site.reject(f"scores are {name_of(dtype(site.scores))}, not f32, bf16 or f16")
     elif site.groups > 1 and site.k > site.topk_group * (site.num_experts // site.groups):
         site.reject(f"{site.k} experts are selected from {site.topk_group} groups that have fewer")
-    elif _needs_reshape(site) and value(site.source).dim() != 2:
+    elif not same_shape(site.scores, site.source) and value(site.source).dim() != 2:
         site.reject("a view between the scores and the selection changes more than the tokens")
-
-
-def _needs_reshape(site: Site) -> bool:
-    return tuple(value(site.scores).shape) != tuple(value(site.source).shape)

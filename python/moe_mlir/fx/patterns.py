@@ -21,6 +21,9 @@ _COPIES = {aten.alias.default, aten.clone.default, aten.contiguous.default}
 SAME = CASTS | _COPIES | {aten.detach.default, aten.dropout.default}
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 TRANSPOSES = {aten.permute.default, aten.transpose.int, aten.t.default}
+# What picks parts of a tensor, or repeats it.
+_PICKS = {aten.expand.default, aten.select.int, aten.index.Tensor, aten.index_select.default,
+          aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default}
 DIVISIONS = {aten.div.Tensor, aten.div_.Tensor}
 PRODUCTS = {aten.mm.default, aten.bmm.default, aten.matmul.default}
 
@@ -41,6 +44,11 @@ def value(node):
 
 def dtype(node):
     return value(node).dtype
+
+
+def same_shape(a, b) -> bool:
+    """Whether two nodes have one shape; sizes are compared as written, which guards nothing."""
+    return list(map(str, value(a).shape)) == list(map(str, value(b).shape))
 
 
 def is_last_dim(node, dim) -> bool:
@@ -195,9 +203,14 @@ def is_probability(node) -> bool:
     node = through(node, SAME | VIEWS)
     if softmax_input(node) is not None or is_call(node, aten.sigmoid.default):
         return True
-    if is_call(node, *PRODUCTS):
+    # torch spells einsum with permutations around a product.
+    behind = through(node, _PICKS | TRANSPOSES | SAME | VIEWS)
+    if is_call(behind, *PRODUCTS):
+        node = behind
         left, right = node.args[:2]
         return _factor(left) and (_factor(right) or _is_square(right))
+    if is_call(node, aten.einsum.default):
+        return all(map(_factor, node.args[1]))
     if is_call(node, torch.ops.moe.adjacency_gate.default):
         return is_probability(node.args[0])
     if item(node, 0) is not None:
@@ -207,8 +220,7 @@ def is_probability(node) -> bool:
 
 
 def _factor(node) -> bool:
-    return is_probability(through(node, TRANSPOSES | {aten.expand.default, aten.select.int,
-                                                      aten.index.Tensor} | SAME | VIEWS))
+    return is_probability(through(node, _PICKS | TRANSPOSES | SAME | VIEWS))
 
 
 def _is_square(node) -> bool:

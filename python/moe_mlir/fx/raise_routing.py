@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from .match import Site, find_routers
-from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, prims, softmax_input,
-                       value)
+from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, prims, same_shape,
+                       softmax_input, value)
 
 moe = torch.ops.moe
 
@@ -99,7 +99,7 @@ def _flat_bias(graph, site: Site):
 
 def _like_selection(graph, site: Site, scores: Node) -> Node:
     """The scores in the shape that the model selects from; tokens may have been joined."""
-    if tuple(value(scores).shape) == tuple(value(site.source).shape):
+    if same_shape(scores, site.source):
         return scores
     return _call(graph, aten.reshape.default, (scores, [-1, site.num_experts]), site.anchor)
 

@@ -41,36 +41,33 @@ def pack(folder: Path, chips) -> None:
 def pack_kernels(folder: Path, chip: str) -> None:
     """Compiles what the cases and the benchmark will ask for."""
     from moe_mlir.runtime import pack_kernels as pack_text
+    from moe_mlir.simulate import intercept
 
     from . import benchmark, cases
 
-    texts = {}
-    with recorded(texts):
+    recorder = _Recorder()
+    with intercept(recorder):
         for case in cases.all_cases():
             case.call(*case.inputs())
         for row in benchmark.all_rows():
             row.ours(*row.make("cpu"))
     show = sys.stderr.isatty()
-    for i, text in enumerate(texts):
+    for i, text in enumerate(recorder.texts):
         if show:
-            print(f"\r{chip}: kernel {i + 1} of {len(texts)}", end="", file=sys.stderr)
+            print(f"\r{chip}: kernel {i + 1} of {len(recorder.texts)}", end="", file=sys.stderr)
         pack_text(text, chip, folder)
     if show:
         print(file=sys.stderr)
 
 
-@contextlib.contextmanager
-def recorded(texts: dict):
+class _Recorder:
     """Ops add the module that they would run, and run nothing."""
-    from moe_mlir.simulate import Simulation
 
-    run = Simulation.run
-    Simulation.run = lambda self, text, name, tensors: texts.setdefault(text)
-    try:
-        with moe_mlir.simulate():
-            yield
-    finally:
-        Simulation.run = run
+    def __init__(self):
+        self.texts = {}
+
+    def run(self, kernel, tensors):
+        self.texts[kernel.text()] = None
 
 
 def check(device: str) -> list[dict]:

@@ -60,6 +60,10 @@ class Kernel:
 
     def text(self):
         """The module: one public function named after the op, holding only the op."""
+        return self._text
+
+    @functools.cached_property
+    def _text(self):
         arguments = ", ".join(f"%{t.name}: {t.type}" for t in self.inputs)
         result_types = ", ".join(t.type for t in self.results)
         body = [*self._scalars(), *self._empty_results(), *self._operation()]
@@ -103,10 +107,6 @@ class Kernel:
             f"{{{attributes}}} -> {types}"
         )
         yield f"return {values} : {types}"
-
-    @functools.cached_property
-    def _text(self):
-        return self.text()
 
     @functools.cached_property
     def _function(self):

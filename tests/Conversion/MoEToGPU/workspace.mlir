@@ -31,6 +31,32 @@ func.func @two_buffers_between_kernels(%a: memref<?x64xf32>, %b: memref<?x64xf32
 
 // -----
 
+// The size of joined dims is the product of theirs, also where no kernel but
+// the workspace holds them.
+
+// CHECK-LABEL: func.func @joined_dims
+// CHECK-SAME:    grid = affine_map<()[s0, s1, {{.*}}] -> ((s0 * s1) ceildiv 16, 1, 1)>
+// CHECK-SAME:    moe.workspace =
+func.func @joined_dims(%a: memref<?x?x4xf32>, %b: memref<?x4xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = memref.dim %a, %c0 : memref<?x?x4xf32>
+  %m = memref.dim %a, %c1 : memref<?x?x4xf32>
+  %t = memref.alloc(%n, %m) : memref<?x?x4xf32>
+  memref.copy %a, %t : memref<?x?x4xf32> to memref<?x?x4xf32>
+  %joined = memref.collapse_shape %t [[0, 1], [2]] : memref<?x?x4xf32> into memref<?x4xf32>
+  %rows = memref.dim %joined, %c0 : memref<?x4xf32>
+  scf.forall (%i) = (0) to (%rows) step (16) {
+    %from = memref.subview %joined[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    %to = memref.subview %b[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    memref.copy %from, %to : memref<1x4xf32, strided<[4, 1], offset: ?>> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+  } {mapping = [#gpu.block<x>]}
+  memref.dealloc %t : memref<?x?x4xf32>
+  return
+}
+
+// -----
+
 // The sizes of the workspace must be known before anything runs.
 
 func.func @size_from_memory(%a: memref<1xindex>, %b: memref<4xf32>) {

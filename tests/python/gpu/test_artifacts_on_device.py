@@ -47,10 +47,10 @@ def record_calls(call):
     with moe_mlir.simulate(chip="sm_80") as simulation:
         run = simulation.run
 
-        def record(text, name, buffers):
+        def record(kernel, buffers):
             before = [b.clone() if isinstance(b, torch.Tensor) else b for b in buffers]
-            run(text, name, buffers)
-            calls.append((text, name, before, buffers))
+            run(kernel, buffers)
+            calls.append((kernel.text(), kernel.op, before, buffers))
 
         simulation.run = record
         call()
@@ -188,5 +188,5 @@ def test_python_loads_an_artifact_for_a_chip(router):
     expected = moe_mlir.topk_renorm(z, 2)
     assert torch.equal(indices, expected[1])
     torch.testing.assert_close(gates, expected[0])
-    with pytest.raises(ValueError, match="expected CUDA tensors for 'route'.* simulate"):
+    with pytest.raises(ValueError, match="expected CUDA tensors for 'route'.* `with moe_mlir.simulate"):
         route(z)

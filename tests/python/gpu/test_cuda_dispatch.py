@@ -34,9 +34,9 @@ def on_simulated_driver(runtime, monkeypatch):
     empty = torch.empty
     ran = []
 
-    def run(self, text, name, tensors):
+    def run(self, kernel, tensors):
         registered(runtime.library, tensors)
-        function = gpu.gpu_functions(runtime, text, self.chip)[name]
+        function = gpu.gpu_functions(runtime, kernel.text(), self.chip)[kernel.op]
         ran.append(function(*tensors))
 
     def registered_empty(*size, **options):

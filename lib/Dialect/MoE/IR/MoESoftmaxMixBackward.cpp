@@ -171,8 +171,8 @@ static SmallVector<Value> finishSimilarity(OpBuilder &builder, Domain &domain,
 /// Whether the queries of the mix are its keys, token for token, and the target
 /// takes both roles in one sweep.
 static bool isSweptOnce(SimilarityInformBackwardOp op) {
-  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() && !op.getTauValue() &&
-         !op.getQueryMask() && !op.getOrigin();
+  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
+         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
 }
 
 FailureOr<SmallVector<Value>>
