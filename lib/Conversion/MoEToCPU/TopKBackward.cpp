@@ -128,10 +128,10 @@ void TopKBackwardKernel::storeDense(Value total) {
   Value isLikely =
       e.both(first.exists, e.compare(arith::CmpFPredicate::OGE, first.share,
                                      number(kLikely)));
-  e.ifElse(
-      isLikely, TypeRange(),
-      [&] { return storeSoftmaxFrom(first, total), Values(); },
-      [&] { return storeSoftmax(total), Values(); });
+  Value isUnlikely =
+      arith::XOrIOp::create(e, isLikely, e.constantInt(e.getI1Type(), 1));
+  e.ifThen(isLikely, [&] { storeSoftmaxFrom(first, total); });
+  e.ifThen(isUnlikely, [&] { storeSoftmax(total); });
 }
 
 void TopKBackwardKernel::storeSoftmaxFrom(Choice choice, Value total) {

@@ -34,7 +34,7 @@ def run(tmp_path, *options):
 
 
 def test_a_row_is_measured_and_recorded(tmp_path):
-    code, (record,) = run(tmp_path, "--rows", "topk_renorm n=4096 e=16")
+    code, (record,) = run(tmp_path, "--rows", "topk_renorm n=4096 e=16 k")
     assert code == 0
     assert CONTRACT <= set(record) and set(FIELDS) <= set(record)
     assert record["shape"] == {"n": 4096, "e": 16, "k": 2}
@@ -129,11 +129,11 @@ def test_ratios_are_compared_and_not_times(tmp_path):
 
 
 def test_a_regression_fails_the_run(tmp_path):
-    _, records = run(tmp_path, "--rows", "topk_renorm n=4096 e=16")
+    _, records = run(tmp_path, "--rows", "topk_renorm n=4096 e=16 k")
     records[0]["ratio"] *= 100
     before = tmp_path / "before.json"
     before.write_text(json.dumps(records))
-    code, _ = run(tmp_path, "--rows", "topk_renorm n=4096 e=16", "--compare", str(before))
+    code, _ = run(tmp_path, "--rows", "topk_renorm n=4096 e=16 k", "--compare", str(before))
     assert code == 1
 
 
