@@ -42,6 +42,9 @@ void moeErrorDestroy(MoEError error);
 
 /* Text or binary results. */
 MoEStringRef moeBytesGet(MoEBytes bytes);
+/// Warnings and remarks of the compilation that made the bytes.
+size_t moeBytesGetNumRemarks(MoEBytes bytes);
+MoEStringRef moeBytesGetRemark(MoEBytes bytes, size_t index);
 void moeBytesDestroy(MoEBytes bytes);
 
 /* Modules. */
@@ -59,9 +62,10 @@ size_t moeModuleGetNumRemarks(MoEModule module);
 MoEStringRef moeModuleGetRemark(MoEModule module, size_t index);
 
 /* Compilation from source. An empty dumpDir dumps nothing. */
+/// `cpu` is "native" or a name that LLVM knows for this machine's architecture.
 MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
-                          MoEStringRef pipeline, MoEStringRef dumpDir,
-                          MoEBytes *object);
+                          MoEStringRef pipeline, MoEStringRef cpu,
+                          MoEStringRef dumpDir, MoEBytes *object);
 MoEError moeCompilePTX(MoEStringRef source, MoEStringRef filename,
                        MoEStringRef chip, MoEStringRef dumpDir, MoEBytes *ptx);
 /// JSON: {"ptx": text, "functions": how to launch the kernels}, the latter as
@@ -122,6 +126,8 @@ MoEPackedFunction moeFunctionGetEntry(MoEFunction function);
 const char *moeLLVMVersion(void);
 MoEBytes moeHostCPUName(void);
 MoEBytes moeHostCPUFeatures(void);
+/// The features that code for a named CPU relies on; empty for an unknown name.
+MoEBytes moeCodeFeatures(MoEStringRef cpu);
 /// The path of ptxas, empty when there is none.
 MoEBytes moeFindPtxas(void);
 /// Comma-separated.

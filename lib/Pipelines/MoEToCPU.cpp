@@ -36,7 +36,9 @@ static void buildTilingStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
-  manager.addPass(createMoEConvertToSoftmaxMixPass());
+  MoEConvertToSoftmaxMixPassOptions mixing;
+  mixing.sweepOnce = true;
+  manager.addPass(createMoEConvertToSoftmaxMixPass(mixing));
   manager.addPass(createMoEPropagateReshapesPass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
@@ -82,6 +84,8 @@ static void buildVectorStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   ConvertMoEToCPUPassOptions conversion;
   conversion.vectorWidth = options.vectorWidth;
+  conversion.vectorRegisters = options.vectorRegisters;
+  conversion.bf16Dot = options.bf16Dot;
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
   manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());

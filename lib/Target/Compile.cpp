@@ -7,6 +7,7 @@
 #include "MoE/Target/PTX.h"
 #include "MoE/Target/PhaseDump.h"
 #include "mlir/Interfaces/FunctionInterfaces.h"
+#include "llvm/Support/FormatVariadic.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -35,13 +36,37 @@ static void dumpHostCode(ModuleOp module, const HostCodeOptions &options,
       writePhase(module, folder, file, *text);
 }
 
+/// The pipeline "moe-to-cpu" with the options that suit the vectors of `cpu`;
+/// any other pipeline as it is. Of an unknown CPU the code generator complains.
+static std::string getPipelineFor(StringRef pipeline, StringRef cpu) {
+  std::string features = codeFeatures(cpu);
+  if (pipeline != "moe-to-cpu" || features.empty())
+    return pipeline.str();
+  SmallVector<StringRef> list;
+  StringRef(features).split(list, ',');
+  auto has = [&](StringRef feature) {
+    return llvm::is_contained(list, feature);
+  };
+  // Every machine has some vectors of 128 bits.
+  int width = has("+avx512f") ? 16 : has("+avx2") ? 8 : 4;
+  int registers = has("+avx512f") || has("+neon") ? 32 : 16;
+  return llvm::formatv("moe-to-cpu{{vector-width={0} vector-registers={1} "
+                       "bf16-dot={2}}",
+                       width, registers, has("+avx512bf16"));
+}
+
 FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
                                               HostCodeForm form,
                                               const CompileOptions &options) {
   FailureOr<std::vector<FunctionSignature>> signatures =
       collectSignatures(module);
-  if (failed(signatures) ||
-      failed(runPipeline(module, options.pipeline, options.dumpDir)))
+  if (failed(signatures))
+    return failure();
+  if (signatures->empty())
+    return module.emitError() << "expected a public function to compile, found "
+                                 "none in the module";
+  if (failed(runPipeline(module, getPipelineFor(options.pipeline, options.cpu),
+                         options.dumpDir)))
     return failure();
   dropArgumentNotes(module);
 

@@ -39,9 +39,12 @@ struct MoEConvertToSoftmaxMixPass
     IRRewriter rewriter(&getContext());
     for (MixingOpInterface op : worklist) {
       rewriter.setInsertionPoint(op);
+      if (sweepOnce)
+        op->setAttr(kSweepOnceAttrName, rewriter.getUnitAttr());
       FailureOr<SmallVector<Value>> results = op.convertToSoftmaxMix(rewriter);
       if (failed(results)) {
         ++numRefused;
+        op->removeAttr(kSweepOnceAttrName);
         remark::missed(op->getLoc(),
                        remark::RemarkOpts::name("ConvertToSoftmaxMix")
                            .category(DEBUG_TYPE))

@@ -6,7 +6,7 @@
 
 // CHECK-LABEL: func.func @similarity
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?
-// CHECK:         memref.alloca() {alignment = 64 : i64} : memref<66x32xf32>
+// CHECK:         memref.alloca() {alignment = 64 : i64} : memref<96x32xf32>
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?
 // CHECK:         math.fma
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?
@@ -28,7 +28,7 @@ func.func @similarity(%u: tensor<2x?x32xf32>, %e: tensor<2x?x16xf32>,
 
 // CHECK-LABEL: func.func @posterior
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?
-// CHECK:         memref.alloca() {alignment = 64 : i64} : memref<66x48xf32>
+// CHECK:         memref.alloca() {alignment = 64 : i64} : memref<96x48xf32>
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?
 // CHECK:         math.fma
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?

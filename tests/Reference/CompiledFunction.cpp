@@ -23,7 +23,8 @@ static void check(MoEError error) {
 CompiledFunction::CompiledFunction(const std::string &source) {
   MoEBytes object = nullptr;
   check(moeCompileObject(toRef(source), toRef("reference-test.mlir"),
-                         toRef("moe-to-cpu"), toRef(""), &object));
+                         toRef("moe-to-cpu"), toRef("native"), toRef(""),
+                         &object));
   MoEError error = moeExecutableLoad(moeBytesGet(object), &executable);
   moeBytesDestroy(object);
   check(error);

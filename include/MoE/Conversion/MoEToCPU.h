@@ -7,9 +7,15 @@
 
 namespace mlir::moe {
 
+/// The vectors that code may use.
 struct CPUVectorOptions {
   /// Lanes of every f32 vector: 16 is one register of AVX-512.
   int64_t vectorWidth = 16;
+  /// Register tiles fill them: AVX-512 has 32, AVX2 16.
+  int64_t vectorRegisters = 32;
+  /// Whether pairs of bf16 products are summed in f32 by one instruction, that
+  /// of AVX512_BF16 on 16 lanes.
+  bool bf16Dot = false;
 };
 
 /// Patterns that turn moe ops and contractions on buffers into loops over 1-D

@@ -25,6 +25,7 @@ def ConvertMoEToCPUPass
     do not change with tiling, threads or batch.
   }];
   let dependentDialects = [
+    "::mlir::LLVM::LLVMDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
@@ -35,6 +36,10 @@ def ConvertMoEToCPUPass
   let options = [
     Option<"vectorWidth", "vector-width", "int64_t", /*default=*/"16",
            "lanes of a vector, a power of two; 16 is one AVX-512 register">,
+    Option<"vectorRegisters", "vector-registers", "int64_t", /*default=*/"32",
+           "vector registers that tiles may fill: 32 of AVX-512, 16 of AVX2">,
+    Option<"bf16Dot", "bf16-dot", "bool", /*default=*/"false",
+           "multiply bf16 tokens in pairs by vdpbf16ps of AVX512_BF16">,
   ];
 }
 
@@ -58,9 +63,7 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::gpu::GPUDialect",
-    "::mlir::LLVM::LLVMDialect",
     "::mlir::memref::MemRefDialect",
-    "::mlir::NVVM::NVVMDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::vector::VectorDialect",
   ];
@@ -146,9 +149,7 @@ def MoEDistributeToGridPass
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::gpu::GPUDialect",
-    "::mlir::LLVM::LLVMDialect",
     "::mlir::memref::MemRefDialect",
-    "::mlir::NVVM::NVVMDialect",
     "::mlir::scf::SCFDialect",
   ];
   let options = [

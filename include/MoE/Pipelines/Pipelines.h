@@ -26,6 +26,14 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       *this, "vector-width",
       llvm::cl::desc("lanes of an f32 vector, a power of two of at least 4"),
       llvm::cl::init(16)};
+  PassOptions::Option<int64_t> vectorRegisters{
+      *this, "vector-registers",
+      llvm::cl::desc("vector registers that tiles may fill: 32 or 16"),
+      llvm::cl::init(32)};
+  PassOptions::Option<bool> bf16Dot{
+      *this, "bf16-dot",
+      llvm::cl::desc("multiply bf16 tokens in pairs (AVX512_BF16)"),
+      llvm::cl::init(false)};
 };
 
 /// From public functions on tensors to the LLVM dialect. A function's results

@@ -36,6 +36,9 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
     `[k, v]`, with the key bias `-|wo v|^2/(2 sigma^2)` from the Gram matrix
     `wo^T wo`: the means `wo v` are never formed.
 
+    With `sweep-once`, the two sweeps of tokens that mix with themselves are one,
+    `moe.softmax_mix_backward_self`: for targets that have a kernel for it.
+
     Sums are rounded in another order; nothing else changes. An op on buffers
     stays and gets a missed remark.
   }];
@@ -45,6 +48,10 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
     "::mlir::tensor::TensorDialect",
+  ];
+  let options = [
+    Option<"sweepOnce", "sweep-once", "bool", /*default=*/"false",
+           "differentiate a mix of tokens with themselves in one sweep">,
   ];
   let statistics = [
     Statistic<"numConverted", "num-converted", "Number of ops converted">,

@@ -97,7 +97,7 @@ struct CoSelectionsToLoops : OpRewritePattern<CoSelectionsOp> {
                                 PatternRewriter &rewriter) const override {
     if (!op.hasPureBufferSemantics())
       return rewriter.notifyMatchFailure(op, "expected buffers");
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     CoSelectionsKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

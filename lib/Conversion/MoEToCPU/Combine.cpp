@@ -143,7 +143,7 @@ struct CombineToVector : OpRewritePattern<CombineOp> {
       if (operand && !isInnermostContiguous(operand.getType()))
         return rewriter.notifyMatchFailure(
             op, "expected operands with contiguous rows");
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     CombineKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

@@ -9,6 +9,7 @@
 //                          time: out += splat(a) * b
 //   a, b contiguous along k   4 rows x 4 columns, one vector of k at a time;
 //                          lanes are added at the end
+// (4 is 2 with 16 vector registers).
 //
 // Each output element is summed in an order that k alone decides: not its
 // position in a tile, not the number of rows. Rows and columns behind the last
@@ -26,9 +27,7 @@ using namespace mlir;
 using namespace mlir::moe;
 
 static constexpr int64_t kBroadcastRows = 6;
-static constexpr int64_t kBroadcastVectors = 4;
 static constexpr int64_t kDotRows = 4;
-static constexpr int64_t kDotColumns = 4;
 
 //===----------------------------------------------------------------------===//
 // Recognising a contraction
@@ -148,7 +147,9 @@ namespace {
 class ContractionKernel {
 public:
   ContractionKernel(Emitter &e, Contraction contraction)
-      : e(e), c(std::move(contraction)) {}
+      : e(e), c(std::move(contraction)),
+        broadcastVectors(e.target.vectorRegisters >= 32 ? 4 : 2),
+        dotColumns(broadcastVectors) {}
 
   LogicalResult emit();
 
@@ -181,6 +182,7 @@ private:
 
   Emitter &e;
   Contraction c;
+  const int64_t broadcastVectors, dotColumns;
   Value numRows, numColumns, numSteps;
 };
 } // namespace
@@ -245,12 +247,12 @@ void ContractionKernel::emitOuter(ArrayRef<unsigned> dims) {
 /// Rows of a times vectors of b: whole groups of four vectors, then one vector
 /// at a time.
 void ContractionKernel::emitBroadcast() {
-  int64_t wide = kBroadcastVectors * e.width;
+  int64_t wide = broadcastVectors * e.width;
   Value rest = arith::RemSIOp::create(e, numColumns, e.index(wide));
   Value wideEnd = e.sub(numColumns, rest);
   e.loop(e.index(0), wideEnd, wide, [&](Value column) {
     e.loop(e.index(0), numRows, kBroadcastRows, [&](Value row) {
-      emitBroadcastTile(row, column, kBroadcastVectors);
+      emitBroadcastTile(row, column, broadcastVectors);
     });
   });
   e.loop(wideEnd, numColumns, e.width, [&](Value column) {
@@ -295,9 +297,28 @@ void ContractionKernel::emitBroadcastTile(Value row, Value column,
                     at(c.out, position, first, zero), mask);
 }
 
+/// The sum of the lanes of each vector: as many vectors as there are lanes are
+/// turned and added, in half the steps of one reduction each.
+static Values addLanes(Emitter &e, ArrayRef<Value> vectors) {
+  Values totals;
+  for (size_t first = 0; first < vectors.size(); first += e.width) {
+    ArrayRef<Value> group = vectors.drop_front(first).take_front(e.width);
+    Values rows(group);
+    rows.resize(e.width, e.f32(0.0));
+    Values columns = transposeLanes(e, rows);
+    for (size_t half = columns.size() / 2; half > 0; half /= 2)
+      for (size_t i = 0; i < half; ++i)
+        columns[i] = e.add(columns[i], columns[half + i]);
+    for (size_t i = 0; i < group.size(); ++i)
+      totals.push_back(vector::ExtractOp::create(
+          e, columns.front(), ArrayRef<int64_t>{static_cast<int64_t>(i)}));
+  }
+  return totals;
+}
+
 void ContractionKernel::emitDots() {
   e.loop(e.index(0), numRows, kDotRows, [&](Value row) {
-    e.loop(e.index(0), numColumns, kDotColumns,
+    e.loop(e.index(0), numColumns, dotColumns,
            [&](Value column) { emitDotTile(row, column); });
   });
 }
@@ -305,7 +326,7 @@ void ContractionKernel::emitDots() {
 /// A tile of 4 x 4 dot products.
 void ContractionKernel::emitDotTile(Value row, Value column) {
   Values rows = clamped(row, kDotRows, numRows);
-  Values columns = clamped(column, kDotColumns, numColumns);
+  Values columns = clamped(column, dotColumns, numColumns);
   Value zero = e.index(0);
   auto multiply = [&](Value step, Value mask, ValueRange carried) {
     Values left, right, next;
@@ -317,16 +338,16 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
           e.loadFloats(c.b.memref, at(c.b, row, position, step), mask));
     for (auto [i, x] : llvm::enumerate(left))
       for (auto [j, y] : llvm::enumerate(right))
-        next.push_back(e.fma(x, y, carried[i * kDotColumns + j]));
+        next.push_back(e.fma(x, y, carried[i * dotColumns + j]));
     return next;
   };
   Value rest = arith::RemSIOp::create(e, numSteps, e.index(e.width));
   Value wholeEnd = e.sub(numSteps, rest);
-  Values sums = e.loop(zero, wholeEnd, e.width,
-                       Values(kDotRows * kDotColumns, e.f32(0.0)),
-                       [&](Value step, ValueRange carried) {
-                         return multiply(step, Value(), carried);
-                       });
+  Values sums =
+      e.loop(zero, wholeEnd, e.width, Values(kDotRows * dotColumns, e.f32(0.0)),
+             [&](Value step, ValueRange carried) {
+               return multiply(step, Value(), carried);
+             });
   Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, zero);
   sums = e.ifElse(
       hasRest, TypeRange(ValueRange(sums)),
@@ -336,11 +357,12 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
   // All sums are added to the old values before any is written: a row behind
   // the last is the last again, and must not be added twice.
   SmallVector<std::pair<Value, Values>> results;
+  Values totals = addLanes(e, sums);
   for (auto [i, r] : llvm::enumerate(rows))
     for (auto [j, col] : llvm::enumerate(columns)) {
       Values position = at(c.out, r, col, zero);
-      Value total = e.add(e.load(c.out.memref, position),
-                          e.reduceAdd(sums[i * kDotColumns + j]));
+      Value total =
+          e.add(e.load(c.out.memref, position), totals[i * dotColumns + j]);
       results.push_back({total, position});
     }
   for (auto &[total, position] : results)
@@ -368,7 +390,7 @@ struct ContractionToVector : OpInterfaceRewritePattern<linalg::LinalgOp> {
     FailureOr<Contraction> contraction = matchContraction(op, rewriter);
     if (failed(contraction))
       return failure();
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     if (failed(ContractionKernel(emitter, *contraction).emit()))
       return rewriter.notifyMatchFailure(
           op, "expected b contiguous along n, or a and b along k");

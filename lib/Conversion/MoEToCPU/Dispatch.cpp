@@ -335,7 +335,7 @@ struct DispatchToLoops : OpRewritePattern<DispatchOp> {
                                 PatternRewriter &rewriter) const override {
     if (!op.hasPureBufferSemantics())
       return rewriter.notifyMatchFailure(op, "expected buffers");
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     DispatchKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

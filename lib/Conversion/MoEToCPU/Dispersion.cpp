@@ -1,11 +1,14 @@
 //===- Dispersion.cpp - moe.mad_dispersion on vectors ---------------------===//
 //
-// Matches moe.mad_dispersion on buffers with contiguous rows. Columns are cut
-// into slabs, which are independent and run in parallel; inside a slab rows
-// are read in order, twice: once for the means, once for the deviations from
-// them. Sums live in a table of one row a cluster and are kept in f64, so that
-// a large common offset costs no accuracy and the fixed order of the tokens is
-// the only thing that decides the bits.
+// Matches moe.mad_dispersion on buffers with contiguous rows. Tokens are sorted
+// by cluster first, by counting; then each pair of a cluster and a slab of
+// columns is independent, and pairs run in parallel. A pair reads its part of
+// the cluster's rows twice, once for the mean and once for the deviations from
+// it, with all sums in registers; the second time it lies in the cache.
+//
+// Four rows are added in f32, as (a + b) + (c + d), and then to a sum in f64,
+// so that a large common offset costs no accuracy. The order of a cluster's
+// tokens alone decides the bits.
 //
 // The pairwise measure adds |h_n - h_m| over the pairs of a cluster, which is
 // quadratic in the cluster's size.
@@ -17,44 +20,59 @@
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 
+#include "llvm/Support/MathExtras.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Columns of a slab: the table of 64 clusters is 128 KiB.
-static constexpr int64_t kSlabColumns = 256;
+/// Rows that are added before they go into a sum.
+static constexpr int64_t kRowsInF32 = 4;
 
 namespace {
 class DispersionKernel {
 public:
-  DispersionKernel(Emitter &e, MadDispersionOp op) : e(e), op(op) {}
+  DispersionKernel(Emitter &e, MadDispersionOp op)
+      : e(e), op(op), slabVectors(e.target.vectorRegisters / 4) {}
   void emit();
 
 private:
   Value readCluster(Value token);
-  void countClusters();
-  void emitSlab(Value firstColumn);
-  void clearTable();
   void forEachToken(function_ref<void(Value token, Value cluster)> body);
-  void
-  forEachVector(function_ref<void(Value local, Value column, Value mask)> body);
-  void addToTable(Value cluster, Value local, Value vector);
-  void writeTable(Value memref, function_ref<Value(Value count)> divisor);
-  void addDeviations(Value token, Value cluster);
-  void addPairs(Value token, Value cluster);
+  void countClusters();
+  void sortTokens();
 
-  Value loadRow(Value token, Value column, Value mask) {
-    return e.loadFloats(op.getH(), {token, column}, mask);
-  }
+  void emitPair(Value cluster, Value piece);
+  void emitColumns(Value cluster, Value firstColumn, int64_t numVectors,
+                   Value lastMask);
+  Values loadRow(Value position, Value firstColumn, int64_t numVectors,
+                 Value lastMask);
+  Values addRows(Value begin, Value end, ValueRange sums,
+                 function_ref<Values(Value position)> getRow);
+  void divideAndStore(ValueRange sums, Value divisor, Value isEmpty,
+                      Value memref, Value cluster, Value firstColumn,
+                      Value lastMask);
+  Values sumDeviations(Value begin, Value end, ValueRange means,
+                       function_ref<Values(Value position)> getRow);
+  Values sumPairs(Value begin, Value end, int64_t numVectors,
+                  function_ref<Values(Value position)> getRow);
+
   VectorType doubles() { return e.vectorOf(e.getF64Type()); }
+  Value number(int64_t value) { return e.constantInt(e.getI32Type(), value); }
 
   Emitter &e;
   MadDispersionOp op;
-  Value numTokens, numColumns, numClusters;
+  /// Vectors of a slab: their sums in f64 fill half of the registers.
+  const int64_t slabVectors;
+  Value numTokens, numColumns, numClusters, numWhole;
   Value spread, mean, count;
-  /// f64 sums of the slab at hand.
-  Value table, firstColumn, endColumn;
+  /// The tokens, sorted by cluster, and where each cluster begins.
+  Value order, starts;
 };
 } // namespace
+
+//===----------------------------------------------------------------------===//
+// Sorting
+//===----------------------------------------------------------------------===//
 
 /// The cluster of a token, -1 for none.
 Value DispersionKernel::readCluster(Value token) {
@@ -66,17 +84,6 @@ Value DispersionKernel::readCluster(Value token) {
   return e.select(isCluster, cluster, e.index(-1));
 }
 
-/// The clusters' sizes.
-void DispersionKernel::countClusters() {
-  e.loop(e.index(0), numClusters, 1, [&](Value cluster) {
-    e.store(e.constantInt(e.getI32Type(), 0), count, {cluster});
-  });
-  forEachToken([&](Value, Value cluster) {
-    Value one = e.constantInt(e.getI32Type(), 1);
-    e.store(e.add(e.load(count, {cluster}), one), count, {cluster});
-  });
-}
-
 void DispersionKernel::forEachToken(function_ref<void(Value, Value)> body) {
   e.loop(e.index(0), numTokens, 1, [&](Value token) {
     Value cluster = readCluster(token);
@@ -85,102 +92,180 @@ void DispersionKernel::forEachToken(function_ref<void(Value, Value)> body) {
   });
 }
 
-/// Calls `body` for each vector of the slab's columns: its offset in the slab,
-/// its column, and the lanes that are columns.
-void DispersionKernel::forEachVector(
-    function_ref<void(Value, Value, Value)> body) {
-  Value width = e.sub(endColumn, firstColumn);
-  Value rest = arith::RemSIOp::create(e, width, e.index(e.width));
-  Value wholeEnd = e.sub(width, rest);
-  e.loop(e.index(0), wholeEnd, e.width,
-         [&](Value local) { body(local, e.add(firstColumn, local), Value()); });
-  Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, e.index(0));
-  e.ifThen(hasRest, [&] {
-    body(wholeEnd, e.add(firstColumn, wholeEnd), e.firstLanes(rest));
+/// The clusters' sizes.
+void DispersionKernel::countClusters() {
+  e.loop(e.index(0), numClusters, 1,
+         [&](Value cluster) { e.store(number(0), count, {cluster}); });
+  forEachToken([&](Value, Value cluster) {
+    e.store(e.add(e.load(count, {cluster}), number(1)), count, {cluster});
   });
 }
 
-void DispersionKernel::clearTable() {
-  e.loop(e.index(0), numClusters, 1, [&](Value cluster) {
-    forEachVector([&](Value local, Value, Value) {
-      e.storeVector(e.constant(doubles(), 0.0), table, {cluster, local});
-    });
+/// Stable, so that the tokens of a cluster keep their order. While tokens are
+/// placed, `starts` holds where the next one of a cluster goes.
+void DispersionKernel::sortTokens() {
+  e.loop(e.index(0), numClusters, 1, {number(0)},
+         [&](Value cluster, ValueRange next) -> Values {
+           e.store(next[0], starts, {cluster});
+           return {e.add(next[0], e.load(count, {cluster}))};
+         });
+  forEachToken([&](Value token, Value cluster) {
+    Value place = e.load(starts, {cluster});
+    e.store(e.fromIndex(token, e.getI32Type()), order, {e.toIndex(place)});
+    e.store(e.add(place, number(1)), starts, {cluster});
   });
-}
-
-void DispersionKernel::addToTable(Value cluster, Value local, Value vector) {
-  Value sum = e.loadVector(table, {cluster, local});
-  Value wide = arith::ExtFOp::create(e, doubles(), vector);
-  e.storeVector(e.add(sum, wide), table, {cluster, local});
-}
-
-/// Writes table / divisor(count), 0 for an empty cluster (E14).
-void DispersionKernel::writeTable(Value memref,
-                                  function_ref<Value(Value)> divisor) {
   e.loop(e.index(0), numClusters, 1, [&](Value cluster) {
     Value size = e.load(count, {cluster});
-    Value isEmpty = e.compare(arith::CmpIPredicate::eq, size,
-                              e.constantInt(e.getI32Type(), 0));
-    Value wide = arith::SIToFPOp::create(e, e.getF64Type(), size);
-    Value by = e.splat(divisor(wide));
-    forEachVector([&](Value local, Value column, Value mask) {
-      Value sum = e.loadVector(table, {cluster, local});
-      Value value = arith::TruncFOp::create(e, e.floats(), e.div(sum, by));
-      e.storeVector(e.select(isEmpty, e.f32(0.0), value), memref,
-                    {cluster, column}, mask);
-    });
+    e.store(e.sub(e.load(starts, {cluster}), size), starts, {cluster});
   });
 }
 
-/// |h - mean| or its square, added for one token.
-void DispersionKernel::addDeviations(Value token, Value cluster) {
-  forEachVector([&](Value local, Value column, Value mask) {
-    Value centre = e.loadFloats(mean, {cluster, column}, mask);
-    Value deviation = e.sub(loadRow(token, column, mask), centre);
-    deviation = op.getMeasure() == DispersionMeasure::Variance
-                    ? e.mul(deviation, deviation)
-                    : e.abs(deviation);
-    addToTable(cluster, local, deviation);
+//===----------------------------------------------------------------------===//
+// Sums over the rows of a cluster
+//===----------------------------------------------------------------------===//
+
+/// Vectors of the row at a position of the sorted order.
+Values DispersionKernel::loadRow(Value position, Value firstColumn,
+                                 int64_t numVectors, Value lastMask) {
+  Value token = e.toIndex(e.load(order, {position}));
+  Values row;
+  for (int64_t i = 0; i < numVectors; ++i)
+    row.push_back(e.loadFloats(
+        op.getH(), {token, e.add(firstColumn, e.index(i * e.width))},
+        i + 1 == numVectors ? lastMask : Value()));
+  return row;
+}
+
+/// sums + the rows at positions begin..end.
+Values DispersionKernel::addRows(Value begin, Value end, ValueRange sums,
+                                 function_ref<Values(Value)> getRow) {
+  auto addWide = [&](ValueRange carried, ArrayRef<Value> terms) {
+    Values next;
+    for (auto [sum, term] : llvm::zip_equal(carried, terms))
+      next.push_back(e.add(sum, arith::ExtFOp::create(e, doubles(), term)));
+    return next;
+  };
+  Value rest =
+      arith::RemSIOp::create(e, e.sub(end, begin), e.index(kRowsInF32));
+  Value wholeEnd = e.sub(end, rest);
+  Values state =
+      e.loop(begin, wholeEnd, kRowsInF32, sums,
+             [&](Value position, ValueRange carried) {
+               SmallVector<Values> rows;
+               for (int64_t i = 0; i < kRowsInF32; ++i)
+                 rows.push_back(getRow(e.add(position, e.index(i))));
+               Values terms;
+               for (size_t v = 0; v < carried.size(); ++v)
+                 terms.push_back(e.add(e.add(rows[0][v], rows[1][v]),
+                                       e.add(rows[2][v], rows[3][v])));
+               return addWide(carried, terms);
+             });
+  return e.loop(wholeEnd, end, 1, state,
+                [&](Value position, ValueRange carried) {
+                  return addWide(carried, getRow(position));
+                });
+}
+
+/// The sums of |h - mean| or its square.
+Values DispersionKernel::sumDeviations(Value begin, Value end, ValueRange means,
+                                       function_ref<Values(Value)> getRow) {
+  bool isSquared = op.getMeasure() == DispersionMeasure::Variance;
+  Values zeros(means.size(), e.constant(doubles(), 0.0));
+  return addRows(begin, end, zeros, [&](Value position) {
+    Values deviations;
+    for (auto [x, centre] : llvm::zip_equal(getRow(position), means)) {
+      Value deviation = e.sub(x, centre);
+      deviations.push_back(isSquared ? e.mul(deviation, deviation)
+                                     : e.abs(deviation));
+    }
+    return deviations;
   });
 }
 
-/// |h_n - h_m| of one token n with every earlier token m of its cluster. The
-/// pair (m, n) counts as much, hence twice.
-void DispersionKernel::addPairs(Value token, Value cluster) {
-  e.loop(e.index(0), token, 1, [&](Value other) {
-    Value isSame =
-        e.compare(arith::CmpIPredicate::eq, readCluster(other), cluster);
-    e.ifThen(isSame, [&] {
-      forEachVector([&](Value local, Value column, Value mask) {
-        Value distance = e.abs(
-            e.sub(loadRow(token, column, mask), loadRow(other, column, mask)));
-        addToTable(cluster, local, e.add(distance, distance));
+/// Twice the sums of |h_n - h_m| over the pairs of a token n and an earlier m:
+/// the pair (m, n) counts as much.
+Values DispersionKernel::sumPairs(Value begin, Value end, int64_t numVectors,
+                                  function_ref<Values(Value)> getRow) {
+  Values zeros(numVectors, e.constant(doubles(), 0.0));
+  Values sums =
+      e.loop(begin, end, 1, zeros, [&](Value position, ValueRange carried) {
+        Values own = getRow(position);
+        return addRows(begin, position, carried, [&](Value earlier) {
+          Values distances;
+          for (auto [x, y] : llvm::zip_equal(own, getRow(earlier)))
+            distances.push_back(e.abs(e.sub(x, y)));
+          return distances;
+        });
       });
-    });
-  });
+  for (Value &sum : sums)
+    sum = e.add(sum, sum);
+  return sums;
 }
 
-void DispersionKernel::emitSlab(Value slab) {
-  firstColumn = e.mul(slab, e.index(kSlabColumns));
-  endColumn = e.minIndex(e.add(firstColumn, e.index(kSlabColumns)), numColumns);
-  auto type = cast<MemRefType>(spread.getType());
-  e.withScratch(type.isDynamicDim(0), [&] {
-    table = e.scratch({getSize(e, spread, 0), e.getIndexAttr(kSlabColumns)},
-                      e.getF64Type());
-    clearTable();
-    forEachToken([&](Value token, Value cluster) {
-      forEachVector([&](Value local, Value column, Value mask) {
-        addToTable(cluster, local, loadRow(token, column, mask));
-      });
-    });
-    writeTable(mean, [](Value size) { return size; });
-    clearTable();
-    bool isPairwise = op.getMeasure() == DispersionMeasure::Pairwise;
-    forEachToken([&](Value token, Value cluster) {
-      isPairwise ? addPairs(token, cluster) : addDeviations(token, cluster);
-    });
-    writeTable(spread, [&](Value size) {
-      return isPairwise ? e.mul(size, size) : size;
+//===----------------------------------------------------------------------===//
+// A cluster and some columns
+//===----------------------------------------------------------------------===//
+
+/// Writes sums / divisor, 0 for an empty cluster (E14).
+void DispersionKernel::divideAndStore(ValueRange sums, Value divisor,
+                                      Value isEmpty, Value memref,
+                                      Value cluster, Value firstColumn,
+                                      Value lastMask) {
+  Value by = e.splat(divisor);
+  for (auto [i, sum] : llvm::enumerate(sums)) {
+    Value value = arith::TruncFOp::create(e, e.floats(), e.div(sum, by));
+    e.storeVector(e.select(isEmpty, e.f32(0.0), value), memref,
+                  {cluster, e.add(firstColumn, e.index(i * e.width))},
+                  i + 1 == sums.size() ? lastMask : Value());
+  }
+}
+
+void DispersionKernel::emitColumns(Value cluster, Value firstColumn,
+                                   int64_t numVectors, Value lastMask) {
+  Value size = e.load(count, {cluster});
+  Value begin = e.toIndex(e.load(starts, {cluster}));
+  Value end = e.add(begin, e.toIndex(size));
+  Value isEmpty = e.compare(arith::CmpIPredicate::eq, size, number(0));
+  Value divisor = arith::SIToFPOp::create(e, e.getF64Type(), size);
+  auto getRow = [&](Value position) {
+    return loadRow(position, firstColumn, numVectors, lastMask);
+  };
+  Values zeros(numVectors, e.constant(doubles(), 0.0));
+  divideAndStore(addRows(begin, end, zeros, getRow), divisor, isEmpty, mean,
+                 cluster, firstColumn, lastMask);
+  if (op.getMeasure() == DispersionMeasure::Pairwise)
+    return divideAndStore(sumPairs(begin, end, numVectors, getRow),
+                          e.mul(divisor, divisor), isEmpty, spread, cluster,
+                          firstColumn, lastMask);
+  Values means;
+  for (int64_t i = 0; i < numVectors; ++i)
+    means.push_back(
+        e.loadFloats(mean, {cluster, e.add(firstColumn, e.index(i * e.width))},
+                     i + 1 == numVectors ? lastMask : Value()));
+  divideAndStore(sumDeviations(begin, end, means, getRow), divisor, isEmpty,
+                 spread, cluster, firstColumn, lastMask);
+}
+
+/// Piece `piece` of the columns: a slab, or behind the last slab the rest.
+void DispersionKernel::emitPair(Value cluster, Value piece) {
+  int64_t slab = slabVectors * e.width;
+  int64_t size = cast<MemRefType>(spread.getType()).getDimSize(1);
+  Value isWhole = e.compare(arith::CmpIPredicate::slt, piece, numWhole);
+  Value first = e.mul(piece, e.index(slab));
+  e.ifThen(isWhole, [&] { emitColumns(cluster, first, slabVectors, Value()); });
+  if (!ShapedType::isDynamic(size) && size % slab == 0)
+    return;
+  Value isRest = e.compare(arith::CmpIPredicate::sge, piece, numWhole);
+  e.ifThen(isRest, [&] {
+    if (!ShapedType::isDynamic(size)) {
+      int64_t rest = size % slab, numVectors = llvm::divideCeil(rest, e.width);
+      Value mask;
+      if (int64_t last = rest % e.width)
+        mask = e.firstLanes(e.index(last));
+      return emitColumns(cluster, first, numVectors, mask);
+    }
+    e.loop(first, numColumns, e.width, [&](Value column) {
+      emitColumns(cluster, column, 1, e.firstLanes(e.sub(numColumns, column)));
     });
   });
 }
@@ -192,14 +277,28 @@ void DispersionKernel::emit() {
   numTokens = e.dim(op.getH(), 0);
   numColumns = e.dim(op.getH(), 1);
   numClusters = e.dim(spread, 0);
+  auto allocate = [&](Value size) -> Value {
+    return memref::AllocOp::create(
+        e, MemRefType::get({ShapedType::kDynamic}, e.getI32Type()), size,
+        e.getI64IntegerAttr(64));
+  };
+  order = allocate(numTokens);
+  starts = allocate(numClusters);
   countClusters();
-  Value numSlabs =
-      arith::CeilDivSIOp::create(e, numColumns, e.index(kSlabColumns));
-  e.parallel(numSlabs, [&](Value slab) { emitSlab(slab); });
+  sortTokens();
+  Value slab = e.index(slabVectors * e.width);
+  numWhole = arith::DivSIOp::create(e, numColumns, slab);
+  Value numPieces = arith::CeilDivSIOp::create(e, numColumns, slab);
+  e.parallel(e.mul(numClusters, numPieces), [&](Value pair) {
+    emitPair(arith::DivSIOp::create(e, pair, numPieces),
+             arith::RemSIOp::create(e, pair, numPieces));
+  });
+  memref::DeallocOp::create(e, starts);
+  memref::DeallocOp::create(e, order);
 }
 
 namespace {
-/// moe.mad_dispersion on buffers -> two passes over the rows.
+/// moe.mad_dispersion on buffers -> two passes over the rows of each cluster.
 struct MadDispersionToVector : OpRewritePattern<MadDispersionOp> {
   MadDispersionToVector(MLIRContext *context, const CPUVectorOptions &options)
       : OpRewritePattern(context), options(options) {}
@@ -208,7 +307,7 @@ struct MadDispersionToVector : OpRewritePattern<MadDispersionOp> {
                                 PatternRewriter &rewriter) const override {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     DispersionKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

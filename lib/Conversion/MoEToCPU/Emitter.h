@@ -9,6 +9,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_EMITTER_H
 #define MOE_LIB_CONVERSION_MOETOCPU_EMITTER_H
 
+#include "MoE/Conversion/MoEToCPU.h"
+
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
@@ -21,9 +23,11 @@ using Values = SmallVector<Value>;
 
 class Emitter : public ImplicitLocOpBuilder {
 public:
-  Emitter(Location loc, OpBuilder &builder, int64_t width)
-      : ImplicitLocOpBuilder(loc, builder), width(width) {}
+  Emitter(Location loc, OpBuilder &builder, const CPUVectorOptions &target)
+      : ImplicitLocOpBuilder(loc, builder), target(target),
+        width(target.vectorWidth) {}
 
+  const CPUVectorOptions target;
   /// The number of lanes of every vector.
   const int64_t width;
 

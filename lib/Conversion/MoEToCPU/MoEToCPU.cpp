@@ -11,6 +11,7 @@
 #include "Patterns.h"
 
 #include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
@@ -54,8 +55,15 @@ struct ConvertMoEToCPUPass
           << vectorWidth;
       return signalPassFailure();
     }
+    if (bf16Dot && vectorWidth != 16) {
+      getOperation()->emitError()
+          << "expected 'vector-width' to be 16 with 'bf16-dot', found "
+          << vectorWidth;
+      return signalPassFailure();
+    }
     RewritePatternSet patterns(&getContext());
-    populateMoEToCPUPatterns(patterns, CPUVectorOptions{vectorWidth});
+    populateMoEToCPUPatterns(
+        patterns, CPUVectorOptions{vectorWidth, vectorRegisters, bf16Dot});
     // One walk: no pattern makes work for another, and the greedy driver's
     // folding would visit all the code that the patterns wrote.
     walkAndApplyPatterns(getOperation(), std::move(patterns));

@@ -398,7 +398,7 @@ struct RowsToVector : OpRewritePattern<linalg::GenericOp> {
     FailureOr<RowNest> nest = matchRowNest(op, rewriter);
     if (failed(nest))
       return failure();
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     RowKernel(emitter, *nest).emit();
     rewriter.eraseOp(op);
     return success();

@@ -44,7 +44,7 @@ class MixKernel {
 public:
   MixKernel(Emitter &e, SoftmaxMixOp op)
       : e(e), op(op), rule(op, /*rowsAreKeys=*/false),
-        blockKeys(kColumnVectors * e.width) {}
+        blockKeys(getColumnVectors(e) * e.width) {}
 
   void emit();
 
@@ -92,7 +92,9 @@ void MixKernel::allocate() {
   auto fixed = [&](int64_t size) -> OpFoldResult {
     return e.getIndexAttr(size);
   };
-  packedKeys = e.scratch({getSize(e, op.getQ(), 3), fixed(blockKeys)}, f32);
+  PackedShape keys =
+      getPackedShape(e, op.getQ(), op.getK(), getSize(e, op.getQ(), 3));
+  packedKeys = e.scratch(keys.sizes, keys.element);
   packedBias = e.scratch({fixed(blockKeys)}, f32);
   if (op.getKeyLevel())
     packedLevel = e.scratch({fixed(blockKeys)}, f32);
@@ -138,7 +140,7 @@ void MixKernel::takeViews(Value batch, Value head) {
 
 /// Packs keys [firstKey, firstKey + blockKeys): features, biases, values.
 void MixKernel::packKeys(Value firstKey) {
-  for (int64_t vector = 0; vector < kColumnVectors; ++vector)
+  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
     packKeyVector(e.add(firstKey, e.index(vector * e.width)), vector);
   if (v)
     packRows(e, v, firstKey, blockKeys, packedBias, packedValues);
@@ -368,7 +370,7 @@ struct SoftmaxMixToVector : OpRewritePattern<SoftmaxMixOp> {
                                 PatternRewriter &rewriter) const override {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     MixKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

@@ -1,10 +1,10 @@
 //===- SoftmaxMixBackward.cpp - The sweeps of softmax_mix's gradient ------===//
 //
-// Matches moe.softmax_mix_backward_dq and moe.softmax_mix_backward_dkv on
-// buffers with contiguous rows. One kernel serves both: its rows are queries
-// and its columns keys, or the other way round. A block of columns is packed
-// once for a block of rows, then groups of six rows meet it (r a row, c a
-// column, a term of -inf hides its token):
+// Matches moe.softmax_mix_backward_{dq,dkv,self} on buffers with contiguous
+// rows. One kernel serves all: its rows are queries and its columns keys, the
+// other way round, or both at once where queries and keys are the same tokens.
+// A block of columns is packed once for a block of rows, then groups of six
+// rows meet it (r a row, c a column, a term of -inf hides its token):
 //
 //   p_rc  = exp(scale f_r.f_c + term_r + term_c + bias)     24 accumulators
 //   dx_rc = p_rc (g_r.g_c - delta)                          24 accumulators
@@ -12,9 +12,11 @@
 //   dg_r += sum_c p_rc g_c              where rows are keys
 //
 // with features f (q or k), values g (dmixed or v), and terms -lse of a query
-// and key_bias of a key: p is the softmax itself. Each sweep computes p again,
-// so that no sum is shared between rows: the order of every sum is fixed, and
-// memory is linear in the number of rows of a block.
+// and key_bias of a key: p is the softmax itself. In both roles at once the
+// product f_r.f_c serves both, and their dx are added before the sum over
+// features. Each sweep computes p again, so that no sum is shared between rows:
+// the order of every sum is fixed, and memory is linear in the number of rows
+// of a block.
 //
 // Blocks of columns start at multiples of their size, whatever the row, and a
 // block without a visible column adds zeros: a row's gradient does not depend
@@ -23,83 +25,80 @@
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
-#include "SoftmaxMixTiles.h"
+#include "SoftmaxMixSweep.h"
 
-#include <limits>
+#include <vector>
 
 using namespace mlir;
 using namespace mlir::moe;
 
 /// Rows that share one packing of a block of columns, a multiple of kGroupRows:
-/// a little more than the rows of a tile.
-static constexpr int64_t kRowBlock = 66;
+/// those of a tile.
+static constexpr int64_t kRowBlock = 96;
 /// Larger buffers do not go on the stack, whose size is the caller's.
 static constexpr int64_t kMaxStackBytes = 256 * 1024;
 
-static constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 namespace {
-/// The operands of a sweep, on buffers of all batches and heads or on views of
-/// one; null where absent.
-struct Operands {
-  Value q, k, lse, delta, v, dmixed, keyBias, bias, queryMask, keyMask,
-      queryLevel, keyLevel;
-  /// The gradients of the rows' features and values, the sums of dx over the
-  /// columns, and the gradient of the bias.
-  Value dfeatures, dvalues, sums, dbias;
-};
-
-/// What the tokens of one side have.
-struct Side {
-  Value features, values, mask, level;
+/// The destinations of a sweep, null where absent: the gradients of the rows'
+/// features and values, the sums of dx over the columns, and the gradient of
+/// the bias.
+struct Destinations {
+  Value features, values, sums, bias;
 };
 
 class SweepKernel {
 public:
   /// `origin` is the column position of row 0; null for the default.
-  SweepKernel(Emitter &e, MixLogitsOpInterface op, Operands all, Value origin,
-              bool rowsAreKeys)
-      : e(e), op(op), all(all), origin(origin), rowsAreKeys(rowsAreKeys),
-        rule(op, rowsAreKeys), blockColumns(kColumnVectors * e.width) {}
+  SweepKernel(Emitter &e, MixLogitsOpInterface op, std::vector<SweepRole> roles,
+              Value rowFeatures, Value columnFeatures, Destinations all,
+              Value origin)
+      : e(e), op(op), roles(std::move(roles)), rowFeatures(rowFeatures),
+        columnFeatures(columnFeatures), all(all), origin(origin),
+        blockColumns(getColumnVectors(e) * e.width) {}
 
   void emit();
 
 private:
-  Value allocateBuffer(ArrayRef<OpFoldResult> shape);
+  Value allocateBuffer(ArrayRef<OpFoldResult> shape, Type element = {});
   void allocate();
   void clearBiasGradient();
   void takeViews(Value batch, Value head);
   void emitRowBlock(Value firstRow);
+  std::pair<Value, Value> getRange(Value firstRow, Value count);
 
   void packColumns(Value firstColumn);
   void packColumnVector(Value firstColumn, int64_t vector);
 
+  Value isGroupVisible(SweepRole &role, Value first, Value firstColumn);
   void emitGroup(Value firstRow, Value group, Value firstColumn);
-  Value isRowReal(Value row);
-  Value getRowTerm(Value row);
-  Value getBias(Value row, Value firstColumn);
-  void buildWeights(int64_t slot, Value row, Value firstColumn,
-                    ArrayRef<Value> products);
-  void buildGradients(int64_t slot, Value row, Value group,
+  void emitTile(Value first, Value group, Value firstColumn);
+  void addRole(SweepRole &role, Value group, Value firstColumn,
+               ArrayRef<Value> tokens, const Tile &products);
+  void buildGradients(SweepRole &role, int64_t slot, Value row, Value group,
                       ArrayRef<Value> products);
   void addBiasGradient(int64_t slot, Value row, Value firstColumn);
 
   void writeRow(Value firstRow, Value slot);
 
+  /// The role whose columns are queries, if there is one: it has the gradient
+  /// of values.
+  SweepRole *getKeyRole() {
+    return roles.back().rowsAreKeys ? &roles.back() : nullptr;
+  }
+  bool hasSeveralRoles() const { return roles.size() > 1; }
+
   Emitter &e;
   MixLogitsOpInterface op;
-  Operands all, views;
+  std::vector<SweepRole> roles;
+  Value rowFeatures, columnFeatures;
+  Destinations all, views;
   Value origin;
-  const bool rowsAreKeys;
-  PositionRule rule;
   const int64_t blockColumns;
 
   Value numRows, numColumns;
-  Side rows, columns;
-  // The packed block of columns: transposed, row by row, and one number a
-  // column. Its terms are -inf for columns that no row may see.
-  Value packedFeatures, packedValues, featureRows, valueRows;
-  Value packedTerms, packedDeltas, packedLevels;
+  // The packed block of columns that all roles read: features transposed and
+  // row by row, values row by row, and levels.
+  Value packedFeatures, featureRows, valueRows, packedLevels;
   // p and dx of a group.
   Value weights, gradients;
   // The sums of each row of a block.
@@ -112,8 +111,10 @@ private:
 // Set-up
 //===----------------------------------------------------------------------===//
 
-/// An f32 buffer that lives as long as the kernel runs.
-Value SweepKernel::allocateBuffer(ArrayRef<OpFoldResult> shape) {
+/// A buffer, by default of f32, that lives as long as the kernel runs.
+Value SweepKernel::allocateBuffer(ArrayRef<OpFoldResult> shape, Type element) {
+  if (!element)
+    element = e.getF32Type();
   int64_t bytes = sizeof(float);
   bool isStatic = true;
   for (OpFoldResult size : shape) {
@@ -122,87 +123,60 @@ Value SweepKernel::allocateBuffer(ArrayRef<OpFoldResult> shape) {
     bytes *= constant.value_or(1);
   }
   if (isStatic && bytes <= kMaxStackBytes)
-    return e.scratch(shape, e.getF32Type());
+    return e.scratch(shape, element);
   SmallVector<int64_t> sizes;
   Values dynamicSizes;
   dispatchIndexOpFoldResults(shape, dynamicSizes, sizes);
   heapBuffers.push_back(
-      memref::AllocOp::create(e, MemRefType::get(sizes, e.getF32Type()),
-                              dynamicSizes, e.getI64IntegerAttr(64)));
+      memref::AllocOp::create(e, MemRefType::get(sizes, element), dynamicSizes,
+                              e.getI64IntegerAttr(64)));
   return heapBuffers.back();
 }
 
 void SweepKernel::allocate() {
-  OpFoldResult width = getSize(e, all.q, 3),
+  OpFoldResult width = getSize(e, rowFeatures, 3),
                block = e.getIndexAttr(blockColumns);
   OpFoldResult rowBlock = e.getIndexAttr(kRowBlock);
   OpFoldResult group = e.getIndexAttr(kGroupRows);
   OpFoldResult padded = padToVectors(e, width);
-  packedFeatures = allocateBuffer({width, block});
+  PackedShape features = getPackedShape(e, rowFeatures, columnFeatures, width);
+  packedFeatures = allocateBuffer(features.sizes, features.element);
   featureRows = allocateBuffer({block, padded});
   featureSums = allocateBuffer({rowBlock, padded});
-  packedTerms = allocateBuffer({block});
-  if (rowsAreKeys)
-    packedDeltas = allocateBuffer({block});
-  if (all.keyLevel)
+  for (SweepRole &role : roles)
+    role.allocate([&](ArrayRef<OpFoldResult> shape, Type element) {
+      return allocateBuffer(shape, element);
+    });
+  if (op.getKeyLevel())
     packedLevels = allocateBuffer({block});
   weights = allocateBuffer({group, block});
   gradients = allocateBuffer({group, block});
   if (all.sums)
     logitSums = allocateBuffer({rowBlock, e.getIndexAttr(e.width)});
-  if (!all.v)
-    return;
-  OpFoldResult numValues = getSize(e, all.v, 2);
-  packedValues = allocateBuffer({numValues, block});
-  if (all.dvalues) {
-    valueRows = allocateBuffer({block, padToVectors(e, numValues)});
-    valueSums = allocateBuffer({rowBlock, padToVectors(e, numValues)});
+  if (all.values) {
+    OpFoldResult numValues = padToVectors(e, getSize(e, all.values, 3));
+    valueRows = allocateBuffer({block, numValues});
+    valueSums = allocateBuffer({rowBlock, numValues});
   }
 }
 
 void SweepKernel::takeViews(Value batch, Value head) {
-  auto view = [&](Value memref, ValueRange indices) {
-    return memref ? sliceLeading(e, memref, indices) : Value();
-  };
-  auto viewBias = [&](Value memref) -> Value {
-    if (!memref)
-      return {};
-    // A dim of 1 is broadcast.
-    auto type = cast<MemRefType>(memref.getType());
-    Value zero = e.index(0);
-    return view(memref, {type.getDimSize(0) == 1 ? zero : batch,
-                         type.getDimSize(1) == 1 ? zero : head});
-  };
-  views.q = view(all.q, {batch, head});
-  views.k = view(all.k, {batch, head});
-  views.lse = view(all.lse, {batch, head});
-  views.delta = view(all.delta, {batch, head});
-  views.v = view(all.v, {batch});
-  views.dmixed = view(all.dmixed, {batch, head});
-  views.keyBias = view(all.keyBias, {batch, head});
-  views.bias = viewBias(all.bias);
-  views.queryMask = view(all.queryMask, {batch});
-  views.keyMask = view(all.keyMask, {batch});
-  views.queryLevel = view(all.queryLevel, {batch});
-  views.keyLevel = view(all.keyLevel, {batch});
-  views.dfeatures = view(all.dfeatures, {batch, head});
-  views.dvalues = view(all.dvalues, {batch, head});
-  views.sums = view(all.sums, {batch, head});
-  views.dbias = viewBias(all.dbias);
-  rows = {views.q, views.dmixed, views.queryMask, views.queryLevel};
-  columns = {views.k, views.v, views.keyMask, views.keyLevel};
-  if (rowsAreKeys)
-    std::swap(rows, columns);
+  for (SweepRole &role : roles)
+    role.takeViews(batch, head);
+  views.features = viewTokens(e, all.features, batch, head);
+  views.values = viewTokens(e, all.values, batch, head);
+  views.sums = viewTokens(e, all.sums, batch, head);
+  views.bias = viewBias(e, all.bias, batch, head);
 }
 
 /// Several heads and batches may add to one bias, and hidden pairs to none.
 void SweepKernel::clearBiasGradient() {
   Value zero = e.index(0);
-  e.loop(zero, e.dim(all.dbias, 0), 1, [&](Value batch) {
-    e.loop(zero, e.dim(all.dbias, 1), 1, [&](Value head) {
+  e.loop(zero, e.dim(all.bias, 0), 1, [&](Value batch) {
+    e.loop(zero, e.dim(all.bias, 1), 1, [&](Value head) {
       e.loop(zero, numRows, 1, [&](Value row) {
         e.loop(zero, numColumns, e.width, [&](Value column) {
-          e.storeVector(e.f32(0.0), all.dbias, {batch, head, row, column},
+          e.storeVector(e.f32(0.0), all.bias, {batch, head, row, column},
                         e.firstLanes(e.sub(numColumns, column)));
         });
       });
@@ -215,131 +189,55 @@ void SweepKernel::clearBiasGradient() {
 //===----------------------------------------------------------------------===//
 
 void SweepKernel::packColumns(Value firstColumn) {
-  for (int64_t vector = 0; vector < kColumnVectors; ++vector)
+  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
     packColumnVector(e.add(firstColumn, e.index(vector * e.width)), vector);
-  packRows(e, columns.features, firstColumn, blockColumns, packedTerms,
-           featureRows);
+  packRows(e, roles.front().columns.features, firstColumn, blockColumns,
+           roles.front().packedTerms, featureRows);
   if (valueRows)
-    packRows(e, columns.values, firstColumn, blockColumns, packedTerms,
-             valueRows);
+    packRows(e, getKeyRole()->columns.values, firstColumn, blockColumns,
+             getKeyRole()->packedTerms, valueRows);
 }
 
-/// Packs one vector of columns; those that no row sees have the term -inf and
-/// zeros for the rest.
+/// Packs one vector of columns, zeros for those that are masked or behind the
+/// last.
 void SweepKernel::packColumnVector(Value firstColumn, int64_t vector) {
   Value slot = e.index(vector * e.width);
-  Value zero = e.f32(0.0), hidden = e.f32(-kInfinity);
   Values tokens = clampRows(e, firstColumn, e.width, numColumns);
-  Value isReal = e.firstLanes(e.sub(numColumns, firstColumn));
-  Value exists = isReal;
+  Value exists = e.firstLanes(e.sub(numColumns, firstColumn));
+  Value isReal = exists;
+  const MixSide &columns = roles.front().columns;
   if (columns.mask)
     isReal = e.both(isReal, loadLanes(e, columns.mask, tokens));
-
-  Value term = zero;
-  if (rowsAreKeys) {
-    // A query that sees no key has lse = -inf.
-    Value lse = e.loadFloats(views.lse, {firstColumn}, exists);
-    isReal = e.both(isReal, e.compare(arith::CmpFPredicate::UNE, lse, hidden));
-    term = e.sub(zero, lse);
-    Value delta = e.loadFloats(views.delta, {firstColumn}, exists);
-    e.storeVector(e.select(isReal, delta, zero), packedDeltas, {slot});
-  } else if (views.keyBias) {
-    term = e.loadFloats(views.keyBias, {firstColumn}, exists);
+  Value inFirstRole;
+  for (SweepRole &role : roles) {
+    Value inRole = role.packColumns(firstColumn, slot, tokens, exists, isReal);
+    inFirstRole = inFirstRole ? inFirstRole : inRole;
   }
-  e.storeVector(e.select(isReal, term, hidden), packedTerms, {slot});
   if (columns.level)
     e.storeVector(e.loadFloats(columns.level, {firstColumn}, exists),
                   packedLevels, {slot});
-  packTransposed(e, columns.features, tokens, isReal, packedFeatures, slot);
-  if (columns.values)
-    packTransposed(e, columns.values, tokens, isReal, packedValues, slot);
+  packTransposed(e, columns.features, tokens, inFirstRole, packedFeatures,
+                 slot);
 }
 
 //===----------------------------------------------------------------------===//
 // A group of rows and a block of columns
 //===----------------------------------------------------------------------===//
 
-/// Whether a row has a gradient: not a masked token, nor a query that sees no
-/// key.
-Value SweepKernel::isRowReal(Value row) {
-  Value isReal = e.constantInt(e.getI1Type(), 1);
-  if (rows.mask)
-    isReal = e.load(rows.mask, {row});
-  if (rowsAreKeys)
-    return isReal;
-  Value hidden = e.constant(e.getF32Type(), -kInfinity);
-  return e.both(isReal, e.compare(arith::CmpFPredicate::UNE,
-                                  e.load(views.lse, {row}), hidden));
-}
-
-/// The part of the exponent that a row has; null for 0.
-Value SweepKernel::getRowTerm(Value row) {
-  if (rowsAreKeys)
-    return views.keyBias ? e.load(views.keyBias, {row}) : Value();
-  Type f32 = e.getF32Type();
-  Value lse = e.load(views.lse, {row}), hidden = e.constant(f32, -kInfinity);
-  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, lse, hidden);
-  return e.select(isEmpty, hidden, e.sub(e.constant(f32, 0.0), lse));
-}
-
-/// The bias between a row and a vector of columns.
-Value SweepKernel::getBias(Value row, Value firstColumn) {
-  if (!rowsAreKeys)
-    return e.loadFloats(views.bias, {row, firstColumn},
-                        e.firstLanes(e.sub(numColumns, firstColumn)));
-  Values lanes;
-  for (Value column : clampRows(e, firstColumn, e.width, numColumns))
-    lanes.push_back(e.toF32(e.load(views.bias, {column, row})));
-  return vector::FromElementsOp::create(e, e.floats(), lanes);
-}
-
-/// p of one row, from the products of features.
-void SweepKernel::buildWeights(int64_t slot, Value row, Value firstColumn,
-                               ArrayRef<Value> products) {
-  Value hidden = e.f32(-kInfinity);
-  Value rowTerm = getRowTerm(row);
-  Value scale = e.f32(op.getScale().convertToDouble());
-  Value position = e.add(origin, row);
-  for (auto [vector, product] : llvm::enumerate(products)) {
-    Value offset = e.index(vector * e.width);
-    Value column = e.add(firstColumn, offset);
-    Value term = e.loadVector(packedTerms, {offset});
-    Value x = e.fma(product, scale, term);
-    if (rowTerm)
-      x = e.add(x, e.splat(rowTerm));
-    Value visible = rule.getVisible(e, position, column);
-    if (rows.level) {
-      Value own = e.splat(e.load(rows.level, {row}));
-      Value levels = e.loadVector(packedLevels, {offset});
-      if (rowsAreKeys)
-        std::swap(own, levels);
-      visible =
-          e.both(visible, e.compare(arith::CmpFPredicate::OLE, levels, own));
-    }
-    if (views.bias) {
-      x = e.add(x, getBias(row, column));
-      // A bias at a hidden pair may be anything.
-      visible =
-          e.both(visible, e.compare(arith::CmpFPredicate::UNE, term, hidden));
-    }
-    if (visible)
-      x = e.select(visible, x, hidden);
-    e.storeVector(e.exp(x), weights, {e.index(slot), offset});
-  }
-}
-
-/// dx of one row, from p and the products of values, and their sum.
-void SweepKernel::buildGradients(int64_t slot, Value row, Value group,
-                                 ArrayRef<Value> products) {
-  Value ownDelta = rowsAreKeys ? Value() : e.splat(e.load(views.delta, {row}));
+/// dx of one row, from p and the products of values, and their sum. With
+/// several roles it is added to that of the one before.
+void SweepKernel::buildGradients(SweepRole &role, int64_t slot, Value row,
+                                 Value group, ArrayRef<Value> products) {
   Values sums;
-  for (int64_t vector = 0; vector < kColumnVectors; ++vector) {
-    Value offset = e.index(vector * e.width);
-    Value delta = ownDelta ? ownDelta : e.loadVector(packedDeltas, {offset});
+  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
+    Values place{e.index(slot), e.index(vector * e.width)};
     Value product = products.empty() ? e.f32(0.0) : products[vector];
-    Value weight = e.loadVector(weights, {e.index(slot), offset});
-    sums.push_back(e.mul(weight, e.sub(product, delta)));
-    e.storeVector(sums.back(), gradients, {e.index(slot), offset});
+    Value dx =
+        role.buildGradient(row, vector, e.loadVector(weights, place), product);
+    if (hasSeveralRoles())
+      dx = e.add(e.loadVector(gradients, place), dx);
+    e.storeVector(dx, gradients, place);
+    sums.push_back(dx);
   }
   if (!logitSums)
     return;
@@ -349,60 +247,90 @@ void SweepKernel::buildGradients(int64_t slot, Value row, Value group,
 }
 
 void SweepKernel::addBiasGradient(int64_t slot, Value row, Value firstColumn) {
-  for (int64_t vector = 0; vector < kColumnVectors; ++vector) {
+  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
     Value offset = e.index(vector * e.width);
     Value column = e.add(firstColumn, offset);
     Value exists = e.firstLanes(e.sub(numColumns, column));
-    Value old = e.loadFloats(views.dbias, {row, column}, exists);
+    Value old = e.loadFloats(views.bias, {row, column}, exists);
     Value dx = e.loadVector(gradients, {e.index(slot), offset});
-    e.storeVector(e.add(old, dx), views.dbias, {row, column}, exists);
+    e.storeVector(e.add(old, dx), views.bias, {row, column}, exists);
   }
 }
 
-/// `group` is the first of six slots of the row block's sums.
+/// Adds dx of one role to the gradients, and p times values to their sums.
+void SweepKernel::addRole(SweepRole &role, Value group, Value firstColumn,
+                          ArrayRef<Value> tokens, const Tile &products) {
+  for (int64_t slot = 0; slot < kGroupRows; ++slot)
+    role.buildWeights(slot, tokens[slot], e.add(origin, tokens[slot]),
+                      firstColumn, products[slot], packedLevels, weights);
+  Tile valueProducts(kGroupRows);
+  if (role.rows.values)
+    valueProducts =
+        multiplyTile(e, role.rows.values, tokens, role.packedValues);
+  for (int64_t slot = 0; slot < kGroupRows; ++slot)
+    buildGradients(role, slot, tokens[slot], group, valueProducts[slot]);
+  if (valueSums && role.rowsAreKeys)
+    accumulateTile(e, weights, valueRows, valueSums, group, {},
+                   getSize(e, role.rows.values, 1));
+}
+
+/// Six rows from `first`, the slots `group..` of the row block's sums.
+void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
+  // Slots behind the last row repeat it; nobody reads their sums.
+  Values tokens = clampRows(e, first, kGroupRows, numRows);
+  Tile products =
+      multiplyTile(e, roles.front().rows.features, tokens, packedFeatures);
+  if (hasSeveralRoles())
+    for (int64_t slot = 0; slot < kGroupRows; ++slot)
+      for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+        e.storeVector(e.f32(0.0), gradients,
+                      {e.index(slot), e.index(vector * e.width)});
+  for (SweepRole &role : roles) {
+    auto add = [&] { addRole(role, group, firstColumn, tokens, products); };
+    // One role alone is visible, or the tile would not be computed.
+    Value visible =
+        hasSeveralRoles() ? isGroupVisible(role, first, firstColumn) : Value();
+    visible ? e.ifThen(visible, add) : add();
+  }
+  if (views.bias)
+    for (int64_t slot = 0; slot < kGroupRows; ++slot) {
+      Value row = e.add(first, e.index(slot));
+      // A row behind the last must not be added twice.
+      Value exists = e.compare(arith::CmpIPredicate::slt, row, numRows);
+      e.ifThen(e.both(exists, roles.front().isRowReal(tokens[slot])),
+               [&] { addBiasGradient(slot, row, firstColumn); });
+    }
+  accumulateTile(e, gradients, featureRows, featureSums, group, {},
+                 getSize(e, roles.front().rows.features, 1));
+}
+
+/// Whether a group of rows sees a block of columns in `role`; null for always.
+Value SweepKernel::isGroupVisible(SweepRole &role, Value first,
+                                  Value firstColumn) {
+  return role.rule.isGroupVisible(e, e.add(origin, first), firstColumn,
+                                  blockColumns);
+}
+
 void SweepKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
-  Value first = e.add(firstRow, group);
-  auto body = [&] {
-    // Slots behind the last row repeat it; nobody reads their sums.
-    Values tokens = clampRows(e, first, kGroupRows, numRows);
-    Tile products = multiplyTile(e, rows.features, tokens, packedFeatures);
-    for (int64_t slot = 0; slot < kGroupRows; ++slot)
-      buildWeights(slot, tokens[slot], firstColumn, products[slot]);
-    Tile valueProducts(kGroupRows);
-    if (rows.values)
-      valueProducts = multiplyTile(e, rows.values, tokens, packedValues);
-    for (int64_t slot = 0; slot < kGroupRows; ++slot)
-      buildGradients(slot, tokens[slot], group, valueProducts[slot]);
-    if (views.dbias)
-      for (int64_t slot = 0; slot < kGroupRows; ++slot) {
-        Value row = e.add(first, e.index(slot));
-        // A row behind the last must not be added twice.
-        Value exists = e.compare(arith::CmpIPredicate::slt, row, numRows);
-        e.ifThen(e.both(exists, isRowReal(tokens[slot])),
-                 [&] { addBiasGradient(slot, row, firstColumn); });
-      }
-    accumulateTile(e, gradients, featureRows, featureSums, group, {},
-                   getSize(e, rows.features, 1));
-    if (valueSums)
-      accumulateTile(e, weights, valueRows, valueSums, group, {},
-                     getSize(e, rows.values, 1));
-  };
-  Value position = e.add(origin, first);
-  if (Value visible =
-          rule.isGroupVisible(e, position, firstColumn, blockColumns))
-    e.ifThen(visible, body);
-  else
-    body();
+  Value first = e.add(firstRow, group), visible;
+  for (SweepRole &role : roles) {
+    Value inRole = isGroupVisible(role, first, firstColumn);
+    if (!inRole)
+      return emitTile(first, group, firstColumn);
+    visible = visible ? arith::OrIOp::create(e, visible, inRole) : inRole;
+  }
+  e.ifThen(visible, [&] { emitTile(first, group, firstColumn); });
 }
 
 //===----------------------------------------------------------------------===//
 // Blocks of rows
 //===----------------------------------------------------------------------===//
 
-/// The gradients of one row from its sums.
+/// The gradients of one row from its sums. A row that is masked has none.
 void SweepKernel::writeRow(Value firstRow, Value slot) {
   Value row = e.add(firstRow, slot);
-  Value isReal = isRowReal(row);
+  // The last role asks least of a row: as a key it need not see any.
+  Value isReal = roles.back().isRowReal(row);
   auto write = [&](Value sums, Value out, double scale) {
     Value size = e.dim(out, 1);
     e.loop(e.index(0), size, e.width, [&](Value element) {
@@ -413,14 +341,27 @@ void SweepKernel::writeRow(Value firstRow, Value slot) {
                     e.firstLanes(e.sub(size, element)));
     });
   };
-  write(featureSums, views.dfeatures, op.getScale().convertToDouble());
+  write(featureSums, views.features, op.getScale().convertToDouble());
   if (valueSums)
-    write(valueSums, views.dvalues, 1.0);
+    write(valueSums, views.values, 1.0);
   if (logitSums) {
     Value sum = e.reduceAdd(e.loadVector(logitSums, {slot, e.index(0)}));
     e.store(e.select(isReal, sum, e.constant(e.getF32Type(), 0.0)), views.sums,
             {row});
   }
+}
+
+/// The columns that `count` rows from `firstRow` on may see in any role.
+std::pair<Value, Value> SweepKernel::getRange(Value firstRow, Value count) {
+  std::pair<Value, Value> range;
+  for (SweepRole &role : roles) {
+    auto [begin, end] = role.rule.getRange(e, e.add(origin, firstRow), count,
+                                           numColumns, blockColumns);
+    bool isFirst = !range.first;
+    range = {isFirst ? begin : e.minIndex(range.first, begin),
+             isFirst ? end : e.maxIndex(range.second, end)};
+  }
+  return range;
 }
 
 void SweepKernel::emitRowBlock(Value firstRow) {
@@ -438,8 +379,7 @@ void SweepKernel::emitRowBlock(Value firstRow) {
   clear(featureSums);
   clear(valueSums);
   clear(logitSums);
-  auto [begin, end] = rule.getRange(e, e.add(origin, firstRow), count,
-                                    numColumns, blockColumns);
+  auto [begin, end] = getRange(firstRow, count);
   e.loop(begin, end, blockColumns, [&](Value firstColumn) {
     packColumns(firstColumn);
     e.loop(zero, count, kGroupRows,
@@ -449,17 +389,16 @@ void SweepKernel::emitRowBlock(Value firstRow) {
 }
 
 void SweepKernel::emit() {
-  Value numQueries = e.dim(all.q, 2), numKeys = e.dim(all.k, 2);
-  numRows = rowsAreKeys ? numKeys : numQueries;
-  numColumns = rowsAreKeys ? numQueries : numKeys;
+  numRows = e.dim(rowFeatures, 2);
+  numColumns = e.dim(columnFeatures, 2);
   if (!origin)
     origin = e.sub(numColumns, numRows);
   allocate();
-  if (all.dbias)
+  if (all.bias)
     clearBiasGradient();
   Value zero = e.index(0);
-  e.loop(zero, e.dim(all.q, 0), 1, [&](Value batch) {
-    e.loop(zero, e.dim(all.q, 1), 1, [&](Value head) {
+  e.loop(zero, e.dim(rowFeatures, 0), 1, [&](Value batch) {
+    e.loop(zero, e.dim(rowFeatures, 1), 1, [&](Value head) {
       takeViews(batch, head);
       e.loop(zero, numRows, kRowBlock,
              [&](Value firstRow) { emitRowBlock(firstRow); });
@@ -473,24 +412,13 @@ void SweepKernel::emit() {
 // Patterns
 //===----------------------------------------------------------------------===//
 
-/// The operands that both sweeps have; `sums` where it is asked for.
+/// The operands that the sweeps of one role have.
 template <typename OpTy>
-static Operands getOperands(OpTy op) {
-  Operands all;
-  all.q = op.getQ();
-  all.k = op.getK();
-  all.lse = op.getLse();
-  all.delta = op.getDelta();
-  all.v = op.getV();
-  all.dmixed = op.getDmixed();
-  all.keyBias = op.getKeyBias();
-  all.bias = op.getBias();
-  all.queryMask = op.getQueryMask();
-  all.keyMask = op.getKeyMask();
-  all.queryLevel = op.getQueryLevel();
-  all.keyLevel = op.getKeyLevel();
-  all.sums = op.getOut("sums");
-  return all;
+static MixOperands getOperands(OpTy op) {
+  return {op.getQ(),       op.getK(),          op.getLse(),
+          op.getDelta(),   op.getV(),          op.getDmixed(),
+          op.getKeyBias(), op.getBias(),       op.getQueryMask(),
+          op.getKeyMask(), op.getQueryLevel(), op.getKeyLevel()};
 }
 
 namespace {
@@ -503,11 +431,12 @@ struct DqToVector : OpRewritePattern<SoftmaxMixBackwardDqOp> {
                                 PatternRewriter &rewriter) const override {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
-    Operands all = getOperands(op);
-    all.dfeatures = op.getOut("dq");
-    all.dbias = op.getOut("dbias");
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
-    SweepKernel(emitter, op, all, op.getOrigin(), /*rowsAreKeys=*/false).emit();
+    Emitter e(op.getLoc(), rewriter, options);
+    Destinations all{op.getOut("dq"), Value(), op.getOut("sums"),
+                     op.getOut("dbias")};
+    SweepKernel(e, op, {SweepRole(e, op, getOperands(op), false)}, op.getQ(),
+                op.getK(), all, op.getOrigin())
+        .emit();
     rewriter.eraseOp(op);
     return success();
   }
@@ -524,11 +453,45 @@ struct DkvToVector : OpRewritePattern<SoftmaxMixBackwardDkvOp> {
                                 PatternRewriter &rewriter) const override {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
-    Operands all = getOperands(op);
-    all.dfeatures = op.getOut("dk");
-    all.dvalues = op.getOut("dv");
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
-    SweepKernel(emitter, op, all, op.getOrigin(), /*rowsAreKeys=*/true).emit();
+    Emitter e(op.getLoc(), rewriter, options);
+    Destinations all{op.getOut("dk"), op.getOut("dv"), op.getOut("sums"),
+                     Value()};
+    SweepKernel(e, op, {SweepRole(e, op, getOperands(op), true)}, op.getK(),
+                op.getQ(), all, op.getOrigin())
+        .emit();
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  CPUVectorOptions options;
+};
+
+/// moe.softmax_mix_backward_self on buffers -> register tiles in both roles.
+struct SelfToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
+  SelfToVector(MLIRContext *context, const CPUVectorOptions &options)
+      : OpRewritePattern(context), options(options) {}
+
+  LogicalResult matchAndRewrite(SoftmaxMixBackwardSelfOp op,
+                                PatternRewriter &rewriter) const override {
+    if (failed(matchContiguousBuffers(op, rewriter)))
+      return failure();
+    Emitter e(op.getLoc(), rewriter, options);
+    MixOperands asQueries = getOperands(op);
+    // The rows as keys of the columns.
+    MixOperands asKeys = asQueries;
+    std::swap(asKeys.q, asKeys.k);
+    std::swap(asKeys.queryMask, asKeys.keyMask);
+    std::swap(asKeys.queryLevel, asKeys.keyLevel);
+    asKeys.lse = op.getKeyLse();
+    asKeys.delta = op.getKeyDelta();
+    asKeys.v = op.getQueryV();
+    asKeys.dmixed = op.getKeyDmixed();
+    Destinations all{op.getOuts()[0], op.getOuts()[1], Value(), Value()};
+    SweepKernel(
+        e, op,
+        {SweepRole(e, op, asQueries, false), SweepRole(e, op, asKeys, true)},
+        op.getQ(), op.getK(), all, op.getOrigin())
+        .emit();
     rewriter.eraseOp(op);
     return success();
   }
@@ -539,5 +502,6 @@ struct DkvToVector : OpRewritePattern<SoftmaxMixBackwardDkvOp> {
 
 void mlir::moe::populateSoftmaxMixBackwardToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<DqToVector, DkvToVector>(patterns.getContext(), options);
+  patterns.add<DqToVector, DkvToVector, SelfToVector>(patterns.getContext(),
+                                                      options);
 }

@@ -2,6 +2,7 @@
 
 #include "SoftmaxMixTiles.h"
 
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "llvm/Support/MathExtras.h"
 
 #include <limits>
@@ -116,18 +117,69 @@ Value mlir::moe::loadLanes(Emitter &e, Value mask, ArrayRef<Value> rows) {
                    e.i32(0));
 }
 
+PackedShape mlir::moe::getPackedShape(Emitter &e, Value rowSource,
+                                      Value columnSource,
+                                      OpFoldResult numFeatures) {
+  OpFoldResult columns = e.getIndexAttr(getColumnVectors(e) * e.width);
+  bool inPairs = e.target.bf16Dot;
+  for (Value source : {rowSource, columnSource})
+    inPairs &= cast<MemRefType>(source.getType()).getElementType().isBF16();
+  if (!inPairs)
+    return {{numFeatures, columns}, e.getF32Type()};
+  OpFoldResult numPairs;
+  if (std::optional<int64_t> constant = getConstantIntValue(numFeatures))
+    numPairs = e.getIndexAttr(llvm::divideCeil(*constant, 2));
+  else
+    numPairs =
+        arith::CeilDivSIOp::create(e, cast<Value>(numFeatures), e.index(2))
+            .getResult();
+  return {{numPairs, columns}, e.getI32Type()};
+}
+
+/// Whether `packed` holds pairs of bf16 features.
+static bool isInPairs(Value packed) {
+  return cast<MemRefType>(packed.getType()).getElementType().isInteger();
+}
+
+/// Features first, first + 1, .. of a row as the lanes of a vector: one a lane
+/// in f32, or two a lane. `count` of them exist, all where it is null.
+static Value loadFeatures(Emitter &e, Value source, Value row, Value first,
+                          Value count, bool inPairs) {
+  if (!inPairs)
+    return e.loadFloats(source, {row, first},
+                        count ? e.firstLanes(count) : Value());
+  auto type = VectorType::get({2 * e.width}, e.getBF16Type());
+  Value features;
+  if (count) {
+    Value mask = vector::CreateMaskOp::create(
+        e, VectorType::get(type.getShape(), e.getI1Type()), count);
+    features = vector::MaskedLoadOp::create(e, type, source, {row, first}, mask,
+                                            e.constant(type, 0.0));
+  } else {
+    features = vector::LoadOp::create(e, type, source, {row, first});
+  }
+  return vector::BitCastOp::create(e, e.ints(), features);
+}
+
 void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
                                Value isReal, Value packed, Value slot) {
-  auto pack = [&](Value feature, Value mask, Value count) {
+  bool inPairs = isInPairs(packed);
+  int64_t perLane = inPairs ? 2 : 1, step = perLane * e.width;
+  Value zero = inPairs ? e.i32(0) : e.f32(0.0);
+  auto pack = [&](Value feature, Value count) {
     Values vectors;
     for (Value row : rows)
-      vectors.push_back(e.loadFloats(source, {row, feature}, mask));
+      vectors.push_back(loadFeatures(e, source, row, feature, count, inPairs));
+    Value first = feature;
+    if (inPairs)
+      first = arith::DivSIOp::create(e, feature, e.index(2));
     for (auto [lane, column] : llvm::enumerate(transposeLanes(e, vectors))) {
-      Value tokens = isReal ? e.select(isReal, column, e.f32(0.0)) : column;
-      Value position = e.add(feature, e.index(lane));
+      Value tokens = isReal ? e.select(isReal, column, zero) : column;
+      Value position = e.add(first, e.index(lane));
       auto store = [&] { e.storeVector(tokens, packed, {position, slot}); };
       if (count)
-        e.ifThen(e.compare(arith::CmpIPredicate::slt, e.index(lane), count),
+        e.ifThen(e.compare(arith::CmpIPredicate::slt, e.index(perLane * lane),
+                           count),
                  store);
       else
         store();
@@ -137,13 +189,13 @@ void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
   Value numFeatures = e.dim(source, 1);
   Value rest =
       ShapedType::isDynamic(size)
-          ? arith::RemSIOp::create(e, numFeatures, e.index(e.width)).getResult()
-          : e.index(size % e.width);
+          ? arith::RemSIOp::create(e, numFeatures, e.index(step)).getResult()
+          : e.index(size % step);
   Value wholeEnd = e.sub(numFeatures, rest);
-  e.loop(e.index(0), wholeEnd, e.width,
-         [&](Value feature) { pack(feature, Value(), Value()); });
-  if (ShapedType::isDynamic(size) || size % e.width != 0)
-    pack(wholeEnd, e.firstLanes(rest), rest);
+  e.loop(e.index(0), wholeEnd, step,
+         [&](Value feature) { pack(feature, Value()); });
+  if (ShapedType::isDynamic(size) || size % step != 0)
+    pack(wholeEnd, rest);
 }
 
 void mlir::moe::packRows(Emitter &e, Value source, Value first, int64_t count,
@@ -180,38 +232,129 @@ OpFoldResult mlir::moe::padToVectors(Emitter &e, OpFoldResult size) {
 /// leave their tolerance from d = 352 on.
 static constexpr int64_t kChainLength = 64;
 
-Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
-                             Value packed) {
-  Value numFeatures = e.dim(source, 1);
-  Values zeros(kGroupRows * kColumnVectors, e.f32(0.0));
-  auto accumulate = [&](Value feature, ValueRange carried) -> Values {
-    Values columns, next;
-    for (int64_t vector = 0; vector < kColumnVectors; ++vector)
-      columns.push_back(
-          e.loadVector(packed, {feature, e.index(vector * e.width)}));
-    for (auto [i, row] : llvm::enumerate(rows)) {
-      Value element = e.splat(e.toF32(e.load(source, {row, feature})));
-      for (auto [j, column] : llvm::enumerate(columns))
-        next.push_back(e.fma(element, column, carried[i * kColumnVectors + j]));
-    }
-    return next;
+namespace {
+/// The products of a group of rows with the packed columns, one step a feature
+/// or a pair of them.
+class TileProduct {
+public:
+  TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed)
+      : e(e), source(source), rows(rows), packed(packed),
+        numVectors(getColumnVectors(e)) {}
+
+  Tile emit();
+
+private:
+  Values sumChains(Value numSteps);
+  Values step(Value position, ValueRange carried, bool isLastOdd = false);
+  Value loadPair(Value row, Value pair, bool isLastOdd);
+  Value multiplyAdd(Value element, Value column, Value sum);
+  Values addLastOdd(Values sums);
+
+  Emitter &e;
+  Value source;
+  ArrayRef<Value> rows;
+  Value packed;
+  const int64_t numVectors;
+};
+} // namespace
+
+/// Two features of a row in every lane. Behind the last of an odd number lies
+/// another row, which may hold anything.
+Value TileProduct::loadPair(Value row, Value pair, bool isLastOdd) {
+  Value feature = e.mul(pair, e.index(2));
+  if (isLastOdd) {
+    Value bits = arith::BitcastOp::create(e, e.getI16Type(),
+                                          e.load(source, {row, feature}));
+    return e.splat(arith::ExtUIOp::create(e, e.getI32Type(), bits));
+  }
+  Value both = vector::LoadOp::create(e, VectorType::get({2}, e.getBF16Type()),
+                                      source, {row, feature});
+  both =
+      vector::BitCastOp::create(e, VectorType::get({1}, e.getI32Type()), both);
+  return e.splat(vector::ExtractOp::create(e, both, ArrayRef<int64_t>{0}));
+}
+
+Value TileProduct::multiplyAdd(Value element, Value column, Value sum) {
+  if (!isInPairs(packed))
+    return e.fma(element, column, sum);
+  auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
+  element = vector::BitCastOp::create(e, pairs, element);
+  column = vector::BitCastOp::create(e, pairs, column);
+  return LLVM::CallIntrinsicOp::create(
+             e, sum.getType(),
+             e.getStringAttr("llvm.x86.avx512bf16.dpbf16ps.512"),
+             ValueRange{sum, element, column})
+      .getResult(0);
+}
+
+Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
+  Values columns, next;
+  for (int64_t vector = 0; vector < numVectors; ++vector)
+    columns.push_back(
+        e.loadVector(packed, {position, e.index(vector * e.width)}));
+  for (auto [i, row] : llvm::enumerate(rows)) {
+    Value element = isInPairs(packed)
+                        ? loadPair(row, position, isLastOdd)
+                        : e.splat(e.toF32(e.load(source, {row, position})));
+    for (auto [j, column] : llvm::enumerate(columns))
+      next.push_back(multiplyAdd(element, column, carried[i * numVectors + j]));
+  }
+  return next;
+}
+
+/// The sums over `numSteps` steps, in chains of kChainLength products.
+Values TileProduct::sumChains(Value numSteps) {
+  int64_t length = isInPairs(packed) ? kChainLength / 2 : kChainLength;
+  Values zeros(kGroupRows * numVectors, e.f32(0.0));
+  return e.loop(e.index(0), numSteps, length, zeros,
+                [&](Value first, ValueRange totals) -> Values {
+                  Value end =
+                      e.minIndex(e.add(first, e.index(length)), numSteps);
+                  Values chain =
+                      e.loop(first, end, 1, zeros,
+                             [&](Value position, ValueRange carried) {
+                               return step(position, carried);
+                             });
+                  Values next;
+                  for (auto [total, part] : llvm::zip_equal(totals, chain))
+                    next.push_back(e.add(total, part));
+                  return next;
+                });
+}
+
+/// Adds the last feature of an odd number of them.
+Values TileProduct::addLastOdd(Values sums) {
+  int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
+  Value numFeatures = e.dim(source, 1), two = e.index(2);
+  auto add = [&] {
+    return step(arith::DivSIOp::create(e, numFeatures, two), sums,
+                /*isLastOdd=*/true);
   };
-  Values sums =
-      e.loop(e.index(0), numFeatures, kChainLength, zeros,
-             [&](Value first, ValueRange totals) -> Values {
-               Value end =
-                   e.minIndex(e.add(first, e.index(kChainLength)), numFeatures);
-               Values chain = e.loop(first, end, 1, zeros, accumulate);
-               Values next;
-               for (auto [total, part] : llvm::zip_equal(totals, chain))
-                 next.push_back(e.add(total, part));
-               return next;
-             });
+  if (!ShapedType::isDynamic(size))
+    return size % 2 == 0 ? sums : add();
+  Value isOdd =
+      e.compare(arith::CmpIPredicate::ne,
+                arith::RemSIOp::create(e, numFeatures, two), e.index(0));
+  return e.ifElse(isOdd, TypeRange(ValueRange(sums)), add,
+                  [&] { return sums; });
+}
+
+Tile TileProduct::emit() {
+  Value numSteps = e.dim(source, 1);
+  if (isInPairs(packed))
+    numSteps = arith::DivSIOp::create(e, numSteps, e.index(2));
+  Values sums = sumChains(numSteps);
+  if (isInPairs(packed))
+    sums = addLastOdd(sums);
   Tile tile;
   for (int64_t row = 0; row < kGroupRows; ++row)
-    tile.push_back(
-        Values(ArrayRef(sums).slice(row * kColumnVectors, kColumnVectors)));
+    tile.push_back(Values(ArrayRef(sums).slice(row * numVectors, numVectors)));
   return tile;
+}
+
+Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
+                             Value packed) {
+  return TileProduct(e, source, rows, packed).emit();
 }
 
 /// One step of accumulateTile: `numVectors` vectors of elements from `first`.
@@ -222,16 +365,12 @@ static void accumulateVectors(Emitter &e, Value weights, Value packed,
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
-  Values carried;
-  for (int64_t row = 0; row < kGroupRows; ++row)
-    for (int64_t vector = 0; vector < numVectors; ++vector) {
-      Value old =
-          e.loadVector(accumulators, {e.add(group, e.index(row)), at(vector)});
-      carried.push_back(decays.empty() ? old : e.mul(old, decays[row]));
-    }
-  Value numColumns = e.index(kColumnVectors * e.width);
+  // The block is summed on its own: one large weight would swallow thousands of
+  // small ones that are added to it one by one.
+  Values zeros(kGroupRows * numVectors, e.f32(0.0));
+  Value numColumns = e.index(getColumnVectors(e) * e.width);
   Values sums =
-      e.loop(e.index(0), numColumns, 1, carried,
+      e.loop(e.index(0), numColumns, 1, zeros,
              [&](Value column, ValueRange old) -> Values {
                Values values, next;
                for (int64_t vector = 0; vector < numVectors; ++vector)
@@ -246,9 +385,13 @@ static void accumulateVectors(Emitter &e, Value weights, Value packed,
                return next;
              });
   for (int64_t row = 0; row < kGroupRows; ++row)
-    for (int64_t vector = 0; vector < numVectors; ++vector)
-      e.storeVector(sums[row * numVectors + vector], accumulators,
-                    {e.add(group, e.index(row)), at(vector)});
+    for (int64_t vector = 0; vector < numVectors; ++vector) {
+      Values place{e.add(group, e.index(row)), at(vector)};
+      Value old = e.loadVector(accumulators, place);
+      Value sum = sums[row * numVectors + vector];
+      sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
+      e.storeVector(sum, accumulators, place);
+    }
 }
 
 void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
@@ -264,14 +407,15 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
            [&](Value first) { step(first, 1); });
     return;
   }
-  // Whole tiles of four vectors in a loop, then what is left.
+  // Whole tiles of as many vectors as a block has, then what is left.
+  int64_t tile = getColumnVectors(e);
   int64_t numVectors = llvm::divideCeil(*constant, e.width);
-  int64_t rest = numVectors % 4, wide = 4 * e.width;
+  int64_t rest = numVectors % tile, wide = tile * e.width;
   Value wideEnd = e.index((numVectors - rest) * e.width);
-  if (numVectors > 4)
-    e.loop(e.index(0), wideEnd, wide, [&](Value first) { step(first, 4); });
-  else if (numVectors == 4)
-    step(e.index(0), 4);
+  if (numVectors > tile)
+    e.loop(e.index(0), wideEnd, wide, [&](Value first) { step(first, tile); });
+  else if (numVectors == tile)
+    step(e.index(0), tile);
   if (rest)
     step(wideEnd, rest);
 }

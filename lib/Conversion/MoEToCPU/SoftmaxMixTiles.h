@@ -17,10 +17,13 @@
 
 namespace mlir::moe {
 
-/// Rows of a register tile: 6 rows of 4 vectors leave 8 of 32 registers.
+/// Rows of a register tile.
 inline constexpr int64_t kGroupRows = 6;
-/// Vectors of a block of columns.
-inline constexpr int64_t kColumnVectors = 4;
+/// Vectors of a block of columns: tiles of 6 x 4 leave 8 of 32 registers, of
+/// 6 x 2 4 of 16.
+inline int64_t getColumnVectors(const Emitter &e) {
+  return e.target.vectorRegisters >= 32 ? 4 : 2;
+}
 
 /// The vectors of a register tile, a row a token of the group.
 using Tile = SmallVector<Values>;
@@ -57,6 +60,17 @@ Values clampRows(Emitter &e, Value first, int64_t count, Value size);
 
 /// A vector of booleans, one element of `mask` a row.
 Value loadLanes(Emitter &e, Value mask, ArrayRef<Value> rows);
+
+/// A buffer for a block of columns' features in the form that packTransposed
+/// writes and multiplyTile reads: one feature a row in f32; or, where the
+/// target multiplies bf16 in pairs and both sides have it, two features a row,
+/// side by side in the 32 bits of a column.
+struct PackedShape {
+  SmallVector<OpFoldResult> sizes;
+  Type element;
+};
+PackedShape getPackedShape(Emitter &e, Value rowSource, Value columnSource,
+                           OpFoldResult numFeatures);
 
 /// packed[feature, slot..] = source[rows, feature], 0 for lanes outside of
 /// `isReal` (null: none); `source` is `[tokens, features]`.

@@ -9,7 +9,8 @@
 // Selection compares 32-bit integer keys in the order of E1..E5. The `k` best
 // so far form a sorted list that a new expert enters by strict comparison, so
 // that of equal scores the lower index stays ahead. Up to 16 places live in
-// registers, more in a stack buffer.
+// registers. More are selected a token at a time (TopKRowSelect.cpp); in a
+// stack buffer where choice scores are staged or experts are very many.
 //
 // Where selection needs a value that one expert alone does not give (a bias on
 // softmax probabilities, groups), the choice scores of a block of tokens are
@@ -38,6 +39,8 @@ void TopKKernel::emitBlock(TokenBlock block) {
   } else if (isStaged) {
     stageChoice(block, stats);
     best = selectStaged(stats);
+  } else if (isByRow) {
+    best = selectByRow(block, stats);
   } else {
     best = select(block, stats);
   }
@@ -68,6 +71,16 @@ void TopKKernel::emitBlock(TokenBlock block) {
     return Values();
   });
   writeResults(block, gateValues, best.experts);
+}
+
+/// How many tokens ahead scores are fetched: whole blocks of tokens.
+int64_t TopKKernel::getFetchDistance() {
+  auto type = cast<MemRefType>(op.getScores().getType());
+  int64_t experts = op.getNumExperts();
+  if (ShapedType::isDynamic(experts))
+    return e.width;
+  int64_t bytes = experts * type.getElementTypeBitWidth() / 8;
+  return llvm::alignTo(llvm::divideCeil(kFetchBytes, bytes), e.width);
 }
 
 /// All tokens at one position of the leading dims: whole blocks in a loop, and
@@ -105,18 +118,22 @@ void TopKKernel::emitRows(ValueRange leading) {
           ? arith::RemSIOp::create(e, numTokens, e.index(e.width)).getResult()
           : e.index(size % e.width);
   Value wholeEnd = e.sub(numTokens, rest);
+  int64_t distance = getFetchDistance();
   if (ShapedType::isDynamic(size) || size >= e.width)
     e.loop(e.index(0), wholeEnd, e.width, [&](Value first) {
-      TokenBlock block{first, {}, {}};
-      for (int64_t lane = 0; lane < e.width; ++lane)
+      TokenBlock block{first, {}, {}, {}};
+      for (int64_t lane = 0; lane < e.width; ++lane) {
         block.rows.push_back(e.add(first, e.index(lane)));
+        // Behind the last token there is nothing to fetch, and no harm in it.
+        block.ahead.push_back(e.add(first, e.index(distance + lane)));
+      }
       emitBlock(block);
     });
   if (!ShapedType::isDynamic(size) && size % e.width == 0)
     return;
   Value hasRest = e.compare(arith::CmpIPredicate::slt, wholeEnd, numTokens);
   e.ifThen(hasRest, [&] {
-    TokenBlock block{wholeEnd, {}, e.firstLanes(rest)};
+    TokenBlock block{wholeEnd, {}, e.firstLanes(rest), {}};
     Value last = e.sub(numTokens, e.index(1));
     for (int64_t lane = 0; lane < e.width; ++lane)
       block.rows.push_back(e.minIndex(e.add(wholeEnd, e.index(lane)), last));
@@ -164,7 +181,7 @@ struct TopKRenormToVector : OpRewritePattern<TopKRenormOp> {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
 
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     TopKKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

@@ -18,6 +18,7 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
+#include "llvm/Support/MathExtras.h"
 
 #include <functional>
 #include <limits>
@@ -26,6 +27,13 @@ using namespace mlir;
 using namespace mlir::moe;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// From that share on a choice's exponential is far from both ends of f32.
+static constexpr double kLikely = 0x1p-20;
+/// Up to that many choices of a token are read once.
+static constexpr int64_t kMaxKeptChoices = 16;
+/// Rows of up to that many vectors stay in registers.
+static constexpr int64_t kMaxRowVectors = 16;
 
 namespace {
 class TopKBackwardKernel {
@@ -43,15 +51,26 @@ private:
 
   void emitToken(ValueRange token);
   Choice readChoice(Value place);
+  Values forEachChoice(ValueRange carried,
+                       function_ref<Values(Choice, ValueRange)> body);
   Value number(double value) { return e.constant(e.getF32Type(), value); }
   Value divideOrZero(Value a, Value b);
 
   void storeDense(Value total);
+  void storeSoftmax(Value total);
+  void storeSoftmaxFrom(Choice choice, Value total);
+  void storeDenseFromRegisters(Value total, int64_t numVectors);
+  void storeDenseInLoops(Value total);
+  Value loadScores(Value first, Value mask);
+  Value getShift(Value maxima);
+  Value getFactor(Value total, Value sums);
   Value getLogSlope(Value x);
   void addGradient(Choice choice, Value mean, Value inverseSum);
 
   Emitter &e;
   TopKRenormBackwardOp op;
+  /// Those of the token at hand that are kept.
+  SmallVector<Choice> choices;
   // Views of one token.
   Value dgates, gates, indices, scores, dscores;
 };
@@ -81,8 +100,110 @@ TopKBackwardKernel::Choice TopKBackwardKernel::readChoice(Value place) {
           e.select(exists, gradient, number(0.0))};
 }
 
+/// Calls `body` for every choice in order. A few are read once and kept.
+Values TopKBackwardKernel::forEachChoice(
+    ValueRange carried, function_ref<Values(Choice, ValueRange)> body) {
+  int64_t count = cast<MemRefType>(gates.getType()).getDimSize(0);
+  if (ShapedType::isDynamic(count) || count > kMaxKeptChoices)
+    return e.loop(e.index(0), e.dim(gates, 0), 1, carried,
+                  [&](Value place, ValueRange carried) {
+                    return body(readChoice(place), carried);
+                  });
+  if (choices.empty())
+    for (int64_t place = 0; place < count; ++place)
+      choices.push_back(readChoice(e.index(place)));
+  Values state(carried);
+  for (Choice choice : choices)
+    state = body(choice, state);
+  return state;
+}
+
 /// dscores = -s sum w with the softmax s of the scores; 0 without support.
 void TopKBackwardKernel::storeDense(Value total) {
+  if (op.getRenorm())
+    return storeSoftmax(total);
+  // The first choice's gate is its s, and s_e = s exp(x_e - x): no maximum and
+  // no sum, unless that choice is unlikely (a bias may put it first) or none.
+  Choice first = readChoice(e.index(0));
+  Value isLikely =
+      e.both(first.exists, e.compare(arith::CmpFPredicate::OGE, first.share,
+                                     number(kLikely)));
+  e.ifElse(
+      isLikely, TypeRange(),
+      [&] { return storeSoftmaxFrom(first, total), Values(); },
+      [&] { return storeSoftmax(total), Values(); });
+}
+
+void TopKBackwardKernel::storeSoftmaxFrom(Choice choice, Value total) {
+  Value shift = e.splat(e.toF32(e.load(scores, {choice.expert})));
+  Value factor = e.splat(e.mul(e.sub(number(0.0), total), choice.share));
+  Value size = e.dim(scores, 0);
+  Value rest = arith::RemSIOp::create(e, size, e.index(e.width));
+  Value wholeEnd = e.sub(size, rest);
+  auto store = [&](Value first, Value mask) {
+    Value weight = e.exp(e.sub(loadScores(first, mask), shift));
+    e.storeVector(e.mul(weight, factor), dscores, {first}, mask);
+  };
+  e.loop(e.index(0), wholeEnd, e.width,
+         [&](Value first) { store(first, Value()); });
+  Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, e.index(0));
+  e.ifThen(hasRest, [&] { store(wholeEnd, e.firstLanes(rest)); });
+}
+
+/// The same from the scores alone. One exponential an expert: they wait in
+/// registers, or in dscores, for their sum.
+void TopKBackwardKernel::storeSoftmax(Value total) {
+  int64_t size = cast<MemRefType>(scores.getType()).getDimSize(0);
+  if (!ShapedType::isDynamic(size) && size <= kMaxRowVectors * e.width)
+    storeDenseFromRegisters(total, llvm::divideCeil(size, e.width));
+  else
+    storeDenseInLoops(total);
+}
+
+Value TopKBackwardKernel::loadScores(Value first, Value mask) {
+  return e.loadFloats(scores, {first}, mask, -kInfinity);
+}
+
+/// The row's maximum, or 0 without support.
+Value TopKBackwardKernel::getShift(Value maxima) {
+  Value peak = e.reduceMax(maxima);
+  Value isEmpty =
+      e.compare(arith::CmpFPredicate::OEQ, peak, number(-kInfinity));
+  return e.splat(e.select(isEmpty, number(0.0), peak));
+}
+
+/// -total / sum of the exponentials, in every lane.
+Value TopKBackwardKernel::getFactor(Value total, Value sums) {
+  return e.splat(divideOrZero(e.sub(number(0.0), total), e.reduceAdd(sums)));
+}
+
+void TopKBackwardKernel::storeDenseFromRegisters(Value total,
+                                                 int64_t numVectors) {
+  Value size = e.dim(scores, 0);
+  Values firsts, masks, weights;
+  for (int64_t i = 0; i < numVectors; ++i) {
+    firsts.push_back(e.index(i * e.width));
+    // Of the last vector alone lanes may be missing.
+    bool isWhole =
+        (i + 1) * e.width <= cast<MemRefType>(scores.getType()).getDimSize(0);
+    masks.push_back(isWhole ? Value()
+                            : e.firstLanes(e.sub(size, firsts.back())));
+    weights.push_back(loadScores(firsts[i], masks[i]));
+  }
+  Value maxima = weights.front(), sums = e.f32(0.0);
+  for (Value x : ArrayRef(weights).drop_front())
+    maxima = e.max(x, maxima);
+  Value shift = getShift(maxima);
+  for (Value &x : weights) {
+    x = e.exp(e.sub(x, shift));
+    sums = e.add(sums, x);
+  }
+  Value factor = getFactor(total, sums);
+  for (int64_t i = 0; i < numVectors; ++i)
+    e.storeVector(e.mul(weights[i], factor), dscores, {firsts[i]}, masks[i]);
+}
+
+void TopKBackwardKernel::storeDenseInLoops(Value total) {
   Value size = e.dim(scores, 0), zero = e.index(0);
   auto forEach = [&](ValueRange carried,
                      function_ref<Values(Value, Value, ValueRange)> body) {
@@ -92,26 +213,21 @@ void TopKBackwardKernel::storeDense(Value total) {
                     return body(first, mask, carried);
                   });
   };
-  auto load = [&](Value first, Value mask) {
-    return e.loadFloats(scores, {first}, mask, -kInfinity);
-  };
   Values max =
       forEach(e.f32(-kInfinity),
               [&](Value first, Value mask, ValueRange carried) -> Values {
-                return {e.max(load(first, mask), carried[0])};
+                return {e.max(loadScores(first, mask), carried[0])};
               });
-  Value peak = e.reduceMax(max[0]);
-  Value isEmpty =
-      e.compare(arith::CmpFPredicate::OEQ, peak, number(-kInfinity));
-  Value shift = e.splat(e.select(isEmpty, number(0.0), peak));
+  Value shift = getShift(max[0]);
   Values sum = forEach(
       e.f32(0.0), [&](Value first, Value mask, ValueRange carried) -> Values {
-        return {e.add(carried[0], e.exp(e.sub(load(first, mask), shift)))};
+        Value weight = e.exp(e.sub(loadScores(first, mask), shift));
+        e.storeVector(weight, dscores, {first}, mask);
+        return {e.add(carried[0], weight)};
       });
-  Value factor =
-      e.splat(divideOrZero(e.sub(number(0.0), total), e.reduceAdd(sum[0])));
+  Value factor = getFactor(total, sum[0]);
   forEach(ValueRange(), [&](Value first, Value mask, ValueRange) -> Values {
-    Value weight = e.exp(e.sub(load(first, mask), shift));
+    Value weight = e.loadFloats(dscores, {first}, mask);
     e.storeVector(e.mul(weight, factor), dscores, {first}, mask);
     return {};
   });
@@ -132,20 +248,20 @@ Value TopKBackwardKernel::getLogSlope(Value x) {
 /// Adds the gradient of one choice to dscores.
 void TopKBackwardKernel::addGradient(Choice choice, Value mean,
                                      Value inverseSum) {
-  e.ifThen(choice.exists, [&] {
-    Value gradient = e.sub(choice.gradient, mean);
-    ScoreFunction function = op.getScoreFunction();
-    if (function != ScoreFunction::None)
-      gradient = e.mul(choice.share, gradient);
-    else if (inverseSum)
-      gradient = e.mul(gradient, inverseSum);
-    if (function == ScoreFunction::Sigmoid ||
-        function == ScoreFunction::SqrtSoftplus)
-      gradient = e.mul(gradient,
-                       getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
-    Value old = e.load(dscores, {choice.expert});
-    e.store(e.add(old, gradient), dscores, {choice.expert});
-  });
+  Value gradient = e.sub(choice.gradient, mean);
+  ScoreFunction function = op.getScoreFunction();
+  if (function != ScoreFunction::None)
+    gradient = e.mul(choice.share, gradient);
+  else if (inverseSum)
+    gradient = e.mul(gradient, inverseSum);
+  if (function == ScoreFunction::Sigmoid ||
+      function == ScoreFunction::SqrtSoftplus)
+    gradient =
+        e.mul(gradient, getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
+  // What is no expert adds nothing to the first one.
+  Value old = e.load(dscores, {choice.expert});
+  Value sum = e.select(choice.exists, e.add(old, gradient), old);
+  e.store(sum, dscores, {choice.expert});
 }
 
 void TopKBackwardKernel::emitToken(ValueRange token) {
@@ -157,24 +273,22 @@ void TopKBackwardKernel::emitToken(ValueRange token) {
   indices = view(op.getIndices());
   scores = view(op.getScores());
   dscores = view(op.getOuts()[0]);
-  Value zero = e.index(0), numChoices = e.dim(gates, 0);
+  choices.clear();
   bool needsSum =
       op.getScoreFunction() == ScoreFunction::None && op.getRenorm();
 
   // Sums of g dg, of g, and of the chosen probabilities.
-  Values sums =
-      e.loop(zero, numChoices, 1, Values(3, number(0.0)),
-             [&](Value place, ValueRange carried) -> Values {
-               Choice choice = readChoice(place);
-               Value probability = number(0.0);
-               if (needsSum)
-                 probability = e.select(
-                     choice.exists, e.toF32(e.load(scores, {choice.expert})),
-                     number(0.0));
-               return {e.add(carried[0], e.mul(choice.share, choice.gradient)),
-                       e.add(carried[1], choice.share),
-                       e.add(carried[2], probability)};
-             });
+  Values sums = forEachChoice(
+      Values(3, number(0.0)), [&](Choice choice, ValueRange carried) -> Values {
+        Value probability = number(0.0);
+        if (needsSum)
+          probability =
+              e.select(choice.exists, e.toF32(e.load(scores, {choice.expert})),
+                       number(0.0));
+        return {e.add(carried[0], e.mul(choice.share, choice.gradient)),
+                e.add(carried[1], choice.share),
+                e.add(carried[2], probability)};
+      });
   Value mean = op.getRenorm() ? sums[0] : number(0.0);
   Value inverseSum;
   if (needsSum)
@@ -186,13 +300,14 @@ void TopKBackwardKernel::emitToken(ValueRange token) {
     storeDense(e.sub(sums[0], e.mul(mean, sums[1])));
   } else {
     Value size = e.dim(dscores, 0);
-    e.loop(zero, size, e.width, [&](Value first) {
+    e.loop(e.index(0), size, e.width, [&](Value first) {
       e.storeVector(e.f32(0.0), dscores, {first},
                     e.firstLanes(e.sub(size, first)));
     });
   }
-  e.loop(zero, numChoices, 1, [&](Value place) {
-    addGradient(readChoice(place), mean, inverseSum);
+  forEachChoice({}, [&](Choice choice, ValueRange) {
+    addGradient(choice, mean, inverseSum);
+    return Values();
   });
 }
 
@@ -223,7 +338,7 @@ struct TopKRenormBackwardToVector : OpRewritePattern<TopKRenormBackwardOp> {
                                 PatternRewriter &rewriter) const override {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
-    Emitter emitter(op.getLoc(), rewriter, options.vectorWidth);
+    Emitter emitter(op.getLoc(), rewriter, options);
     TopKBackwardKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();

@@ -14,6 +14,12 @@ namespace mlir::moe {
 /// Above this many places the list moves from registers to a stack buffer.
 inline constexpr int64_t kMaxRegisterPlaces = 16;
 
+/// Up to that many experts the keys of a whole row are staged on the stack.
+inline constexpr int64_t kMaxRowExperts = 8192;
+
+/// How far ahead of their use scores are fetched.
+inline constexpr int64_t kFetchBytes = 4096;
+
 /// The key of an empty place: below every score.
 inline constexpr int32_t kEmptyKey = std::numeric_limits<int32_t>::min();
 /// The key of NaN: below -inf (E3).
@@ -111,6 +117,9 @@ struct TokenBlock {
   Values rows;
   /// Lanes that hold a token; null where all do.
   Value exists;
+  /// Tokens further on, whose scores are fetched already; none for the last
+  /// block.
+  Values ahead;
 };
 
 class TopKKernel {
@@ -119,12 +128,16 @@ public:
       : e(e), op(op), function(op.getScoreFunction()), k(op.getNumSelected()),
         renorm(op.getRenorm()), eps(op.getEps().convertToDouble()),
         isForced(static_cast<bool>(op.getForced())),
-        isStaged(!isForced && (op.getSelectBias() || op.getNGroup() > 1)) {}
+        isStaged(!isForced && (op.getSelectBias() || op.getNGroup() > 1)),
+        isByRow(!isForced && !isStaged && k > kMaxRegisterPlaces &&
+                op.getNumExperts() <= kMaxRowExperts &&
+                !ShapedType::isDynamic(op.getNumExperts())) {}
 
   void emit();
 
 private:
   void emitRows(ValueRange leading);
+  int64_t getFetchDistance();
   void emitBlock(TokenBlock block);
 
   // Reading.
@@ -133,7 +146,8 @@ private:
   Values forEachExpert(
       const TokenBlock &block, ValueRange carried,
       function_ref<Values(Value expert, Value exists, Value x, ValueRange)>
-          body);
+          body,
+      bool isFirstPass = false);
   Values forEachPlace(ValueRange carried,
                       function_ref<Values(Place, ValueRange)> body);
   Value gatherScores(const TokenBlock &block, Value experts, Value valid);
@@ -143,6 +157,7 @@ private:
   Values insert(ValueRange list, Value key, Value expert);
   BestList makeBestList();
   BestList select(const TokenBlock &block, RowStats &stats);
+  BestList selectByRow(const TokenBlock &block, RowStats &stats);
   BestList selectStaged(RowStats &stats);
   BestList readForced(const TokenBlock &block);
   void stageChoice(const TokenBlock &block, RowStats &stats);
@@ -180,6 +195,8 @@ private:
   const bool isForced;
   /// Whether choice scores are staged in `stage` before the selection.
   const bool isStaged;
+  /// Whether experts are selected a token at a time (TopKRowSelect.cpp).
+  const bool isByRow;
 
   // 2-D views of the rows at hand.
   Value scores, forced, mask, gates, indices;

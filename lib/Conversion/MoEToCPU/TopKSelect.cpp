@@ -25,14 +25,22 @@ Value TopKKernel::loadChunk(const TokenBlock &block, Value column, Value mask,
 }
 
 /// Calls `body` for every expert in order. `exists` is null, or says in which
-/// lanes `expert` is one where their number is dynamic.
+/// lanes `expert` is one where their number is dynamic. The first pass over a
+/// block fetches scores further on: rows are short streams, which the processor
+/// does not foresee.
 Values TopKKernel::forEachExpert(
     const TokenBlock &block, ValueRange carried,
-    function_ref<Values(Value, Value, Value, ValueRange)> body) {
+    function_ref<Values(Value, Value, Value, ValueRange)> body,
+    bool isFirstPass) {
   int64_t size = op.getNumExperts();
   auto emitChunk = [&](Value column, Value mask, int64_t count, bool isDynamic,
                        ValueRange values) {
     Values columns, state(values);
+    if (isFirstPass)
+      for (Value row : block.ahead)
+        memref::PrefetchOp::create(e, scores, ValueRange{row, column},
+                                   /*isWrite=*/false, /*localityHint=*/3,
+                                   /*isDataCache=*/true);
     Value base = loadChunk(block, column, mask, columns);
     for (int64_t lane = 0; lane < count; ++lane) {
       Value expert = e.add(base, e.i32(lane));
@@ -86,15 +94,20 @@ Values TopKKernel::forEachPlace(ValueRange carried,
 /// experts where they are registers: the places behind it move down by one.
 Values TopKKernel::insert(ValueRange list, Value key, Value expert) {
   Values keys(list.take_front(k)), experts(list.drop_front(k));
-  Values isAbove;
-  for (Value old : keys)
-    isAbove.push_back(e.compare(arith::CmpIPredicate::sgt, key, old));
+  auto isAbove = [&](int64_t place) {
+    return e.compare(arith::CmpIPredicate::sgt, key, keys[place]);
+  };
+  // A comparison is made where it is used: AVX-512 has seven registers for
+  // them.
+  Value above = isAbove(k - 1);
   for (int64_t place = k - 1; place > 0; --place) {
-    experts[place] = e.select(isAbove[place - 1], experts[place - 1],
-                              e.select(isAbove[place], expert, experts[place]));
+    Value aboveBefore = isAbove(place - 1);
+    experts[place] = e.select(aboveBefore, experts[place - 1],
+                              e.select(above, expert, experts[place]));
     keys[place] = e.min(keys[place - 1], e.max(key, keys[place]));
+    above = aboveBefore;
   }
-  experts[0] = e.select(isAbove[0], expert, experts[0]);
+  experts[0] = e.select(above, expert, experts[0]);
   keys[0] = e.max(key, keys[0]);
   llvm::append_range(keys, experts);
   return keys;
@@ -162,7 +175,8 @@ BestList TopKKernel::select(const TokenBlock &block, RowStats &stats) {
         else
           insertInBuffer(e, best, k, key, expert);
         return next;
-      });
+      },
+      /*isFirstPass=*/true);
   if (inRegisters) {
     ValueRange list = ValueRange(state).drop_front();
     best.keys = Places(list.take_front(k));

@@ -1,182 +1,154 @@
 """Side-by-side benchmark on this CPU: ours, torch eager, torch.compile, a peer.
 
-Times are CPU seconds of the measuring thread, which a busy machine disturbs
-least; the rivals take turns, each result is checked against float64 first, and
-the least of all rounds is reported beside the median of ours. `ratio` is the
-fastest rival over ours; `limit` the slower of the measured memory bandwidth
-and FMA peak on the bytes and operations that cannot be avoided.
+Each result is checked against float64 before anything is timed; the rivals then
+take turns on fresh inputs in one process. Times of one thread are its own CPU
+time, which a busy machine disturbs least, and the least of all rounds is
+reported; `ratio` is the better of eager and Inductor over ours, `%` the share of
+the limit formula's time, from peaks that were measured just before.
 """
 
 import argparse
-import ctypes
 import json
-import statistics
 import sys
-import time
 import warnings
 
 import torch
 
 from . import machine as machines
-from .cases import CASES
-
-_INPUT_SETS = 4  # different values in turn, so that no branch is learnt by heart
-_SAMPLE_SECONDS = 2e-3
+from . import page, regression
+from .cases import ROWS
+from .rows import Context
 
 
 def main(argv=None):
     options = _parse(argv)
-    cases = [c for c in CASES if c.quick or not options.quick]
-    if options.op:
-        known = sorted({c.op for c in CASES})
-        if options.op not in known:
-            sys.exit(f"bench: expected --op to be one of {', '.join(known)}, found '{options.op}'")
-        cases = [c for c in cases if c.op == options.op]
-    torch.set_num_threads(1)
+    rows = _choose(options)
+    if options.list:
+        print("\n".join(row.title for row in rows))
+        return 0
+    if options.records:
+        records = _read(options.records)
+        _write(records, machines.Machine(**records[0]["machine"]), options)
+        return 0
+    torch.set_num_threads(options.threads)
+    torch.set_grad_enabled(False)
     warnings.filterwarnings("ignore", message="index_reduce.* is in beta")
     machine = machines.measure()
-    print(
-        f"{machine.model}, one thread: {machine.fma_gflops:.0f} GFLOP/s f32 FMA, "
-        f"{machine.read_gbytes:.0f} GB/s memory read; torch {torch.__version__}"
+    print(f"{machine.sentence()}; torch {torch.__version__}, {options.threads} thread(s)")
+    context = Context(
+        machine, options.threads, 5 if options.quick else 15, not options.no_inductor
     )
-    _print_header()
-    records, failures = [], 0
-    for case in cases:
-        try:
-            records.append(_measure(case, machine, options))
-        except AssertionError as error:
-            failures += 1
-            print(f"{case.title}: wrong result, not timed: {error}")
+    records, wrong = _measure(rows, context)
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(records, file, indent=1)
+            json.dump([{**r, "machine": machine.facts()} for r in records], file, indent=1)
             file.write("\n")
-    sys.exit(1 if failures else 0)
+    _write(records, machine, options)
+    slower = regression.compare(records, options.compare) if options.compare else []
+    for line in slower:
+        print(f"regression: {line}")
+    return 1 if wrong or slower else 0
+
+
+def _read(path):
+    """Records of an earlier run, with today's reasons for goals that are missed."""
+    reasons = {row.title: row.why for row in ROWS}
+    with open(path) as file:
+        records = json.load(file)
+    if not records:
+        sys.exit(f"bench: expected records in {path}, found none")
+    return [{**r, "why": reasons.get(r["title"], r["why"])} for r in records]
+
+
+def _write(records, machine, options):
+    if options.page:
+        page.write_page(options.page, records, machine)
+    if options.chart:
+        with open(options.chart, "w") as file:
+            file.write(page.draw_chart(records))
 
 
 def _parse(argv):
     parser = argparse.ArgumentParser(prog="bench", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="only the shapes with a stated goal")
-    parser.add_argument("--json", metavar="FILE", help="also write the records as JSON")
-    parser.add_argument("--op", metavar="NAME", help="only this op")
-    parser.add_argument(
-        "--no-inductor", action="store_true", help="leave out torch.compile, which takes longest"
-    )
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="only the shapes with a stated goal, fewer rounds")
+    add("--json", metavar="FILE", help="also write the records as JSON")
+    add("--op", metavar="NAME", help="only this op")
+    add("--rows", metavar="PATTERN", help="only rows whose title contains this text")
+    add("--threads", type=int, default=1, help="threads of every rival; several: wall clock")
+    add("--page", metavar="FILE", help="write the CPU part of this page, and its chart")
+    add("--chart", metavar="FILE", help="write the chart as SVG")
+    add("--compare", metavar="FILE", help="fail where a ratio fell behind this earlier JSON")
+    add("--records", metavar="FILE", help="write page and chart from this JSON; measure nothing")
+    add("--list", action="store_true", help="print the titles of the rows and stop")
+    add("--no-inductor", action="store_true", help="leave out torch.compile, which takes longest")
+    options = parser.parse_args(argv)
+    if options.threads < 1:
+        parser.error(f"expected --threads to be at least 1, found {options.threads}")
+    return options
 
 
-# ---------------------------------------------------------------------- timing
+def _choose(options):
+    # A row that is asked for by name is measured even if it is not quick.
+    rows = [r for r in ROWS if r.quick or not options.quick or options.rows]
+    if options.op:
+        known = sorted({r.op for r in ROWS})
+        if options.op not in known:
+            sys.exit(f"bench: expected --op to be one of {', '.join(known)}, found '{options.op}'")
+        rows = [r for r in rows if r.op == options.op]
+    if options.rows:
+        rows = [r for r in rows if options.rows in r.title]
+        if not rows:
+            sys.exit(f"bench: expected --rows to be part of a title, found '{options.rows}'; "
+                     "--list prints the titles")
+    return rows
 
 
-def _measure(case, machine, options):
-    sets = [case.inputs(100 * i) for i in range(_INPUT_SETS)]
-    with torch.no_grad():
-        results = case.ours(*sets[0])
-        case.check(sets[0], results)
-        rivals = {"ours": case.ours, "eager": case.eager}
-        if case.peer:
-            rivals[case.peer[0]] = case.peer[1]
-        if not options.no_inductor:
-            torch._dynamo.reset()
-            rivals["inductor"] = torch.compile(case.eager, dynamic=False)
-            rivals["inductor"](*sets[0])
-        samples = _take_turns(rivals, sets, rounds=5 if options.quick else 15)
-        peak = _peak_mb(case.ours, sets[0])
-    best = {name: min(times) for name, times in samples.items()}
-    peer = case.peer[0] if case.peer else None
-    limit = machine.limit_us(case.flops, case.moved)
-    record = dict(
-        op=case.op,
-        shape=case.shape,
-        dtype=str(case.dtype).removeprefix("torch."),
-        threads=1,
-        ours_us=best["ours"],
-        ours_median_us=statistics.median(samples["ours"]),
-        eager_us=best["eager"],
-        inductor_us=best.get("inductor"),
-        peer=peer,
-        peer_us=best.get(peer),
-        ratio=min(t for name, t in best.items() if name != "ours") / best["ours"],
-        limit_us=limit,
-        percent_of_limit=100 * limit / best["ours"],
-        peak_mb=peak,
-    )
-    _print_row(case, record)
-    return record
-
-
-def _take_turns(rivals, sets, rounds):
-    """CPU microseconds a call: name -> one sample a round."""
-    calls = {name: _calls_per_sample(run, sets) for name, run in rivals.items()}
-    samples = {name: [] for name in rivals}
-    for _ in range(rounds):
-        for name, run in rivals.items():
-            start = time.thread_time()
-            for i in range(calls[name]):
-                run(*sets[i % _INPUT_SETS])
-            samples[name].append((time.thread_time() - start) / calls[name] * 1e6)
-    return samples
-
-
-def _calls_per_sample(run, sets):
-    for inputs in sets:
-        run(*inputs)
-    start = time.thread_time()
-    run(*sets[0])
-    return max(1, min(1000, round(_SAMPLE_SECONDS / max(time.thread_time() - start, 1e-7))))
-
-
-def _peak_mb(run, inputs):
-    """Memory that one call adds at its peak, results included; None where unknown."""
-    try:
-        before = _reset_peak()
-        results = run(*inputs)
-        peak = _status_kb("VmHWM")
-        del results
-        return round((peak - before) / 1024, 2)
-    except OSError:
-        return None
-
-
-def _reset_peak():
-    # Freed memory that the allocator kept would hide what the call takes.
-    getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: None)(0)
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    return _status_kb("VmRSS")
-
-
-def _status_kb(field):
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith(field))
+def _measure(rows, context):
+    _print_header()
+    records, wrong = [], 0
+    for row in rows:
+        try:
+            records.append(row.measure(context))
+        except AssertionError as error:
+            wrong += 1
+            print(f"{row.title}: wrong result, not timed: {error}")
+            continue
+        _print_row(records[-1])
+    return records, wrong
 
 
 # ----------------------------------------------------------------------- table
 
-_COLUMNS = ("ours us", "median", "eager us", "inductor", "peer us", "ratio", "limit", "%", "MB")
+_COLUMNS = (
+    ("ours us", "ours_us", 1),
+    ("median", "ours_median_us", 1),
+    ("eager us", "eager_us", 1),
+    ("inductor", "inductor_us", 1),
+    ("peer us", "peer_us", 1),
+    ("ratio", "ratio", 2),
+    ("limit", "limit_us", 1),
+    ("%", "percent_of_limit", 1),
+    ("MB", "peak_mb", 1),
+)
 
 
 def _print_header():
-    print(f"{'op':<62}" + "".join(f"{name:>10}" for name in _COLUMNS))
+    print(f"{'row':<76}" + "".join(f"{name:>10}" for name, _, _ in _COLUMNS) + "  goals")
 
 
-def _print_row(case, record):
-    def number(value, digits=1):
-        return f"{'-':>10}" if value is None else f"{value:>10.{digits}f}"
-
-    columns = (
-        number(record["ours_us"]),
-        number(record["ours_median_us"]),
-        number(record["eager_us"]),
-        number(record["inductor_us"]),
-        number(record["peer_us"]),
-        number(record["ratio"], 2),
-        number(record["limit_us"]),
-        number(record["percent_of_limit"]),
-        number(record["peak_mb"]),
+def _print_row(record):
+    values = (
+        f"{'-':>10}" if record[field] is None else f"{record[field]:>10.{digits}f}"
+        for _, field, digits in _COLUMNS
     )
-    print(f"{case.title:<62}" + "".join(columns), flush=True)
+    goals = (
+        f"{'' if g['met'] else 'MISSED '}{g['goal']}"
+        + ("" if g["found"] is None else f" ({g['found']:.4g})")
+        for g in record["goals"]
+    )
+    print(f"{record['title']:<76}{''.join(values)}  {'; '.join(goals)}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

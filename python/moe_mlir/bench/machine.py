@@ -1,26 +1,96 @@
-"""What this CPU can do: its name, its FMA peak and its memory bandwidth, measured."""
+"""What this CPU can do: its name and its measured peaks, each from a compiled loop."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
 _ACCUMULATORS = 12  # covers the latency of two FMA pipes and fits 16 vector registers
+_COPY_BYTES = 128 << 20
+
+
+@dataclass
+class Limit:
+    """The formula T = max(bytes / BW, flops / F, exps / X), term by term, in microseconds."""
+
+    memory_us: float
+    flops_us: float
+    exps_us: float
+
+    @property
+    def us(self):
+        return max(self.memory_us, self.flops_us, self.exps_us)
+
+    @property
+    def bound(self):
+        """The binding term; None where the row has no term."""
+        if self.us == 0:
+            return None
+        terms = {"memory": self.memory_us, "flops": self.flops_us, "exp": self.exps_us}
+        return max(terms, key=terms.get)
 
 
 @dataclass
 class Machine:
+    """Peaks of one core. `dot_gflops` is None without a bf16 dot product."""
+
     model: str
     fma_gflops: float
+    gemm_gflops: float  # what torch's library reaches on 512 x 512 x 512
+    dot_gflops: float | None
+    exp_giga: float
     read_gbytes: float
+    copy_gbytes: float
 
-    def limit_us(self, flops, moved):
-        """The least time: the slower of the arithmetic and the memory traffic."""
-        return max(flops / self.fma_gflops, moved / self.read_gbytes) * 1e-3
+    def limit(self, flops, moved, exps=0, dtype=torch.float32):
+        peak = self.fma_gflops
+        if dtype == torch.bfloat16 and self.dot_gflops:
+            peak = self.dot_gflops
+        return Limit(
+            moved / self.read_gbytes * 1e-3, flops / peak * 1e-3, exps / self.exp_giga * 1e-3
+        )
+
+    def has_slow_library(self):
+        """Whether torch's GEMM leaves half of the peak unused, as on vectors of half the width."""
+        return self.gemm_gflops < 0.6 * self.fma_gflops
+
+    def facts(self):
+        return asdict(self)
+
+    def sentence(self):
+        dot = "no bf16 dot product" if self.dot_gflops is None else f"{self.dot_gflops:.0f} bf16"
+        return (
+            f"{self.model}, one core: {self.fma_gflops:.0f} GFLOP/s f32 FMA "
+            f"(torch's GEMM {self.gemm_gflops:.0f}), {dot}, "
+            f"{self.exp_giga:.1f} Gexp/s, {self.read_gbytes:.0f} GB/s read, "
+            f"{self.copy_gbytes:.0f} GB/s copy (read + write)"
+        )
 
 
 def measure():
-    return Machine(_cpu_model(), _fma_gflops(), _read_gbytes())
+    from .._native import native
+
+    features = native().host_cpu()[1].split(",")
+    lanes = 16 if "+avx512f" in features else 8
+    dot = _gigaops(_dot_step, lanes, 4 * lanes) if "+avx512bf16" in features else None
+    return Machine(
+        _cpu_model(),
+        _gigaops(_fma_step, lanes, 2 * lanes),
+        _gemm_gflops(),
+        dot,
+        _gigaops(_exp_step, lanes, lanes),
+        *_memory_gbytes(),
+    )
+
+
+def cache_bytes():
+    """The size of the last-level cache that this core sees."""
+    try:
+        with open("/sys/devices/system/cpu/cpu0/cache/index3/size") as file:
+            text = file.read().strip()
+        return int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
+    except (OSError, KeyError, ValueError):
+        return 32 << 20
 
 
 def _cpu_model():
@@ -35,30 +105,49 @@ def _cpu_model():
         return "unknown CPU"
 
 
-def _fma_loop(lanes):
-    """A loop that does nothing but independent fused multiply-adds in registers."""
+# ------------------------------------------------------------------ arithmetic
+
+
+def _fma_step(i, vector, lanes):
+    yield f"%b{i} = vector.fma %a{i}, %v, %v : {vector}"
+
+
+def _dot_step(i, vector, lanes):
+    # Assembly without side effects: an intrinsic call might have some, which
+    # bufferization refuses.
+    yield (
+        f'%b{i} = llvm.inline_asm asm_dialect = att "vdpbf16ps $3, $2, $0", "=v,0,v,v" '
+        f"%a{i}, %v, %v : ({vector}, {vector}, {vector}) -> {vector}"
+    )
+
+
+def _exp_step(i, vector, lanes):
+    # Each exponential waits for the one before in its chain; the chains overlap.
+    yield f"%m{i} = arith.mulf %a{i}, %v : {vector}"
+    yield f"%b{i} = math.exp %m{i} : {vector}"
+
+
+def _loop(step, lanes):
+    """A loop that does nothing but `step` on independent accumulators in registers."""
     vector = f"vector<{lanes}xf32>"
     ids = range(_ACCUMULATORS)
     starts = ", ".join(f"%a{i} = %start{i}" for i in ids)
     types = ", ".join([vector] * _ACCUMULATORS)
     lines = [
-        "func.func @fma_loop(%count: tensor<i64>, %x: tensor<f32>) -> tensor<f32> {",
+        "func.func @loop(%count: tensor<i64>, %x: tensor<f32>) -> tensor<f32> {",
         "  %zero = arith.constant 0 : index",
         "  %one = arith.constant 1 : index",
         "  %n64 = tensor.extract %count[] : tensor<i64>",
         "  %n = arith.index_cast %n64 : i64 to index",
         "  %x0 = tensor.extract %x[] : tensor<f32>",
         f"  %v = vector.broadcast %x0 : f32 to {vector}",
+        *(f"  %start{i} = arith.constant dense<{i / 16}> : {vector}" for i in ids),
+        f"  %r:{_ACCUMULATORS} = scf.for %i = %zero to %n step %one "
+        f"iter_args({starts}) -> ({types}) {{",
+        *(f"    {line}" for i in ids for line in step(i, vector, lanes)),
+        f"    scf.yield {', '.join(f'%b{i}' for i in ids)} : {types}",
+        "  }",
     ]
-    for i in ids:
-        lines.append(f"  %start{i} = arith.constant dense<{i}.0> : {vector}")
-    lines.append(
-        f"  %r:{_ACCUMULATORS} = scf.for %i = %zero to %n step %one iter_args({starts}) -> ({types}) {{"
-    )
-    for i in ids:
-        lines.append(f"    %b{i} = vector.fma %a{i}, %v, %v : {vector}")
-    lines.append(f"    scf.yield {', '.join(f'%b{i}' for i in ids)} : {types}")
-    lines.append("  }")
     total = "%r#0"
     for i in ids[1:]:
         lines.append(f"  %s{i} = arith.addf {total}, %r#{i} : {vector}")
@@ -72,21 +161,31 @@ def _fma_loop(lanes):
     return "\n".join(lines) + "\n"
 
 
-def _fma_gflops():
+def _gigaops(step, lanes, operations):
+    """1e9 operations a second of a loop whose step on one vector does `operations`."""
     from ..runtime import compile_cached
 
-    lanes = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
-    executable = compile_cached(_fma_loop(lanes))
-    loop = executable.function("fma_loop")
-    count, x, out = torch.tensor(2_000_000), torch.tensor(0.5), torch.empty(())
-    best = min(_thread_seconds(lambda: loop(count, x, out)) for _ in range(5))
-    return 2 * lanes * _ACCUMULATORS * int(count) / best * 1e-9
+    loop = compile_cached(_loop(step, lanes)).function("loop")
+    count, x, out = torch.tensor(400_000), torch.tensor(0.5), torch.empty(())
+    best = min(_thread_seconds(lambda: loop(count, x, out)) for _ in range(7))
+    return operations * _ACCUMULATORS * int(count) / best * 1e-9
 
 
-def _read_gbytes():
-    x = torch.ones(32 << 20)
-    best = min(_thread_seconds(x.sum) for _ in range(5))
-    return x.numel() * x.element_size() / best * 1e-9
+def _gemm_gflops(n=512):
+    a, b = torch.randn(n, n), torch.randn(n, n)
+    return 2 * n**3 / min(_thread_seconds(lambda: a @ b) for _ in range(7)) * 1e-9
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def _memory_gbytes():
+    """Reading, and copying with both directions counted."""
+    x = torch.ones(_COPY_BYTES // 4)
+    y = torch.empty_like(x)
+    read = min(_thread_seconds(x.sum) for _ in range(7))
+    copy = min(_thread_seconds(lambda: y.copy_(x)) for _ in range(7))
+    return _COPY_BYTES / read * 1e-9, 2 * _COPY_BYTES / copy * 1e-9
 
 
 def _thread_seconds(run):

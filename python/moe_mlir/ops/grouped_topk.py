@@ -63,7 +63,7 @@ def grouped_topk(
         _check.number(name, value)
     if num_valid is not None and not isinstance(num_valid, torch.Tensor):
         _check.integer("num_valid", num_valid)
-        num_valid = torch.tensor(num_valid, dtype=torch.int32)
+        num_valid = torch.full((), num_valid, dtype=torch.int32, device=scores.device)
     return _op(
         scores, k, bias, forced, mask, num_valid, score, n_group, topk_group, group_score,
         bool(renorm), float(eps), float(route_scale), index_dtype,

@@ -6,7 +6,7 @@
 // CHECK-LABEL: func @queries_meet_blocks_of_keys
 // CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<40x64xf32>
 // CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<64x48xf32>
-// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<66x48xf32>
+// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<96x48xf32>
 // CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<6x64xf32>
 // CHECK-NOT:     memref.alloc(
 // CHECK-COUNT-24: math.fma
@@ -51,6 +51,30 @@ func.func @queries_skip_later_keys(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16
       ins(%q, %k, %l, %l : memref<1x1x?x16xf32>, memref<1x1x?x16xf32>,
           memref<1x1x?xf32>, memref<1x1x?xf32>)
       outs(%dq : memref<1x1x?x16xf32>) {causal = true}
+  return
+}
+
+// -----
+
+// Tokens that mix with themselves: one product of features serves both roles,
+// each with its own weights, and their gradients meet before the sum over features.
+
+// CHECK-LABEL: func @tokens_meet_in_both_roles
+// CHECK-COUNT-24: math.fma
+// CHECK:         scf.if
+// CHECK-COUNT-24: math.exp
+// CHECK:         scf.if
+// CHECK-COUNT-24: math.exp
+// CHECK-NOT:     math.exp
+func.func @tokens_meet_in_both_roles(%u: memref<1x1x?x40xf32>, %l: memref<1x1x?xf32>,
+    %v: memref<1x?x5xf32>, %dm: memref<1x1x?x5xf32>, %du: memref<1x1x?x40xf32>,
+    %dv: memref<1x1x?x5xf32>) {
+  moe.softmax_mix_backward_self
+      ins(%u, %l, %l, %v, %dm : memref<1x1x?x40xf32>, memref<1x1x?xf32>,
+          memref<1x1x?xf32>, memref<1x?x5xf32>, memref<1x1x?x5xf32>)
+      keys(%u, %l, %l, %v, %dm : memref<1x1x?x40xf32>, memref<1x1x?xf32>,
+           memref<1x1x?xf32>, memref<1x?x5xf32>, memref<1x1x?x5xf32>)
+      outs(%du, %dv : memref<1x1x?x40xf32>, memref<1x1x?x5xf32>) {causal = true}
   return
 }
 

@@ -1,12 +1,18 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu --split-input-file | FileCheck %s
 
-// Slabs of columns run in parallel, each with its own table of f64 sums.
+// Tokens are sorted by cluster; then clusters and slabs of columns run in
+// parallel, sums in registers: four rows in f32, then f64. 300 columns are two
+// slabs of 128 and a rest of three vectors, the last of 12 columns.
 
 // CHECK-LABEL: func @measures_dispersion_in_two_passes
+// CHECK:         %[[ORDER:.*]] = memref.alloc(%{{.*}}) {alignment = 64 : i64} : memref<?xi32>
 // CHECK:         scf.forall
-// CHECK:           memref.alloca() {alignment = 64 : i64} : memref<4x256xf64>
-// CHECK:           arith.extf %{{.*}} : vector<16xf32> to vector<16xf64>
-// CHECK:           math.absf
+// CHECK:           iter_args({{.*}}) -> (vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>)
+// CHECK:             arith.extf %{{.*}} : vector<16xf32> to vector<16xf64>
+// CHECK:             math.absf
+// CHECK:           vector.create_mask %c12
+// CHECK:           iter_args({{.*}}) -> (vector<16xf64>, vector<16xf64>, vector<16xf64>)
+// CHECK:         memref.dealloc %[[ORDER]]
 // CHECK-NOT:     moe.
 func.func @measures_dispersion_in_two_passes(%h: memref<?x300xf32>, %a: memref<?xi32>,
     %s: memref<4x300xf32>, %m: memref<4x300xf32>, %c: memref<4xi32>) {

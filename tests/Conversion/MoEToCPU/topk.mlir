@@ -32,13 +32,32 @@ func.func @renormalises_with_k_exponentials(%z: memref<16x32xf32>, %g: memref<16
 
 // -----
 
-// More than 16 places live in a buffer.
+// More than 16 places are selected a token at a time: bounded below by maxima of
+// groups, listed, cut where the list is long, and placed by counting.
+
+// CHECK-LABEL: func @selects_many_places_by_row
+// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<32xvector<16xi32>>
+// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<80xi32>
+// CHECK-DAG:     memref.alloca() {alignment = 64 : i64} : memref<16x48xi32>
+// CHECK:         math.ctpop
+// CHECK:         llvm.call_intrinsic "llvm.experimental.vector.compress"
+// CHECK:         arith.cmpi sgt, %{{.*}}, %c86
+// CHECK-NEXT:    scf.if
+func.func @selects_many_places_by_row(%z: memref<16x64xf32>, %g: memref<16x22xf32>, %i: memref<16x22xi64>) {
+  moe.topk_renorm ins(%z : memref<16x64xf32>) outs(%g, %i : memref<16x22xf32>, memref<16x22xi64>)
+  return
+}
+
+// -----
+
+// Of an unknown number of experts they live in a buffer, which a key enters that
+// is above the last of them in some lane.
 
 // CHECK-LABEL: func @keeps_many_places_in_a_buffer
 // CHECK:         memref.alloca() {alignment = 64 : i64} : memref<22xvector<16xi32>>
 // CHECK:         vector.reduction <or>
-func.func @keeps_many_places_in_a_buffer(%z: memref<16x64xf32>, %g: memref<16x22xf32>, %i: memref<16x22xi64>) {
-  moe.topk_renorm ins(%z : memref<16x64xf32>) outs(%g, %i : memref<16x22xf32>, memref<16x22xi64>)
+func.func @keeps_many_places_in_a_buffer(%z: memref<16x?xf32>, %g: memref<16x22xf32>, %i: memref<16x22xi64>) {
+  moe.topk_renorm ins(%z : memref<16x?xf32>) outs(%g, %i : memref<16x22xf32>, memref<16x22xi64>)
   return
 }
 

@@ -201,8 +201,10 @@ Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
                           std::optional<Access> queryMask, Access rows);
 
 /// The logits of softmax_mix, `[b, h, i, j]`, -inf where the query does not see
-/// the key. `origin` is the key position of query 0; null for the default.
-Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin);
+/// the key; with `exchanged`, where j sees i. `origin` is the key position of
+/// query 0; null for the default.
+Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin,
+                      bool exchanged = false);
 
 /// u_i^T ws uk_j / tau, `[b, i, j]`, -inf where not visible. `j` is the dim of
 /// the keys.

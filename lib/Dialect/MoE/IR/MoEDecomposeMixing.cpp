@@ -30,6 +30,8 @@ struct Visibility {
   std::optional<Access> queryMask, keyMask;
   /// Key visible iff its level is at most that of the query.
   std::optional<Access> queryLevel, keyLevel;
+  /// The tokens of the queries' dim are keys, those of the keys' dim queries.
+  bool exchanged = false;
 };
 } // namespace
 
@@ -52,6 +54,8 @@ static Value buildOrigin(Domain &domain, Value origin, int64_t i, int64_t j) {
 static Value buildPositionTest(Body &b, const Visibility &rule, int64_t i,
                                int64_t j) {
   Value position = b.add(b.index(i), rule.origin), key = b.index(j);
+  if (rule.exchanged)
+    std::swap(position, key);
   Value visible = b.boolean(true);
   if (rule.causal)
     visible = b.both(visible, b.atMost(key, position));
@@ -150,7 +154,7 @@ Access mlir::moe::buildEntropies(Domain &domain, Access p,
 //===----------------------------------------------------------------------===//
 
 Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
-                                 Value origin) {
+                                 Value origin, bool exchanged) {
   // x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij
   using namespace mix;
   Visibility rule;
@@ -162,6 +166,9 @@ Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
   rule.keyMask = atIfPresent(domain, op.getKeyMask(), {b, j});
   rule.queryLevel = atIfPresent(domain, op.getQueryLevel(), {b, i});
   rule.keyLevel = atIfPresent(domain, op.getKeyLevel(), {b, j});
+  rule.exchanged = exchanged;
+  if (exchanged)
+    std::swap(rule.queryLevel, rule.keyLevel);
 
   SmallVector<Access> ins{domain.contract(domain.at(op.getQ(), {b, h, i, f}),
                                           domain.at(op.getK(), {b, h, j, f}),

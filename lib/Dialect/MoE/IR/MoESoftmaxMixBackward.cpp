@@ -28,6 +28,9 @@ struct MixBackward {
   SoftmaxMixBackwardDkvOp buildDkv(OpBuilder &builder, Location loc,
                                    ValueRange outs,
                                    bool withSums = false) const;
+  /// Both at once, where queries and keys are the same tokens.
+  SoftmaxMixBackwardSelfOp buildSelf(OpBuilder &builder, Location loc,
+                                     ValueRange outs) const;
 
 private:
   IntegerAttr getWindow(OpBuilder &builder) const {
@@ -59,6 +62,16 @@ SoftmaxMixBackwardDkvOp MixBackward::buildDkv(OpBuilder &builder, Location loc,
       mix.keyBias, mix.bias, mix.queryMask, mix.keyMask, mix.queryLevel,
       mix.keyLevel, origin, outs, APFloat(mix.scale), mix.causal,
       getWindow(builder), mix.excludeSelf, withSums, mix.precision);
+}
+
+SoftmaxMixBackwardSelfOp MixBackward::buildSelf(OpBuilder &builder,
+                                                Location loc,
+                                                ValueRange outs) const {
+  return SoftmaxMixBackwardSelfOp::create(
+      builder, loc, TypeRange(outs), mix.q, lse, delta, mix.v, dmixed, mix.k,
+      lse, delta, mix.v, dmixed, mix.queryMask, mix.keyMask, mix.queryLevel,
+      mix.keyLevel, mix.origin, outs, APFloat(mix.scale), mix.causal,
+      getWindow(builder), mix.excludeSelf, mix.precision);
 }
 
 /// `access` in f32 with 0 for masked tokens, where there is a mask.
@@ -155,6 +168,13 @@ static SmallVector<Value> finishSimilarity(OpBuilder &builder, Domain &domain,
   return results;
 }
 
+/// Whether the queries of the mix are its keys, token for token, and the target
+/// takes both roles in one sweep.
+static bool isSweptOnce(SimilarityInformBackwardOp op) {
+  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
+         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
+}
+
 FailureOr<SmallVector<Value>>
 SimilarityInformBackwardOp::convertToSoftmaxMix(OpBuilder &builder) {
   using namespace similarity;
@@ -179,6 +199,14 @@ SimilarityInformBackwardOp::convertToSoftmaxMix(OpBuilder &builder) {
   backward.delta = addHeadDim(builder, loc, buildDelta(domain, *this).value);
   backward.dmixed = addHeadDim(builder, loc, getDp());
 
+  if (isSweptOnce(*this)) {
+    auto self = backward.buildSelf(builder, loc,
+                                   {addHeadDim(builder, loc, getOut("du")),
+                                    addHeadDim(builder, loc, getOut("de"))});
+    return llvm::map_to_vector(self.getResults(), [&](Value result) {
+      return dropHeadDim(builder, loc, result);
+    });
+  }
   int64_t keyFeature = getWs() ? f : d, key = getUk() ? j : i;
   auto dqOp = backward.buildDq(
       builder, loc, addHeadDim(builder, loc, domain.empty(q.dims, f32).value));

@@ -18,6 +18,10 @@
 
 namespace mlir::moe {
 
+/// Tells an op with MixingOpInterface to write the gradient of tokens that mix
+/// with themselves as one sweep, for a target that has a kernel for it.
+inline constexpr llvm::StringLiteral kSweepOnceAttrName = "moe.sweep_once";
+
 /// A dim of an op's iteration domain.
 struct Dim {
   /// The letter that the specification gives the dim.

@@ -1,0 +1,167 @@
+//===- SoftmaxMixSweep.cpp - Directions of a gradient sweep ---------------===//
+
+#include "SoftmaxMixSweep.h"
+
+#include <limits>
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+//===----------------------------------------------------------------------===//
+// Set-up
+//===----------------------------------------------------------------------===//
+
+Value mlir::moe::viewTokens(Emitter &e, Value memref, Value batch, Value head) {
+  if (!memref)
+    return {};
+  return head ? sliceLeading(e, memref, {batch, head})
+              : sliceLeading(e, memref, {batch});
+}
+
+Value mlir::moe::viewBias(Emitter &e, Value memref, Value batch, Value head) {
+  if (!memref)
+    return {};
+  auto type = cast<MemRefType>(memref.getType());
+  Value zero = e.index(0);
+  return sliceLeading(e, memref,
+                      {type.getDimSize(0) == 1 ? zero : batch,
+                       type.getDimSize(1) == 1 ? zero : head});
+}
+
+void SweepRole::allocate(Allocate allocateBuffer) {
+  OpFoldResult block = e.getIndexAttr(getColumnVectors(e) * e.width);
+  Type f32 = e.getF32Type();
+  packedTerms = allocateBuffer({block}, f32);
+  if (rowsAreKeys)
+    packedDeltas = allocateBuffer({block}, f32);
+  if (all.v)
+    packedValues = allocateBuffer({getSize(e, all.v, 2), block}, f32);
+}
+
+void SweepRole::takeViews(Value batch, Value head) {
+  views = all;
+  for (Value *perHead : {&views.q, &views.k, &views.lse, &views.delta,
+                         &views.dmixed, &views.keyBias})
+    *perHead = viewTokens(e, *perHead, batch, head);
+  for (Value *shared : {&views.v, &views.queryMask, &views.keyMask,
+                        &views.queryLevel, &views.keyLevel})
+    *shared = viewTokens(e, *shared, batch);
+  views.bias = viewBias(e, all.bias, batch, head);
+  rows = {views.q, views.dmixed, views.queryMask, views.queryLevel};
+  columns = {views.k, views.v, views.keyMask, views.keyLevel};
+  if (rowsAreKeys)
+    std::swap(rows, columns);
+}
+
+//===----------------------------------------------------------------------===//
+// Columns
+//===----------------------------------------------------------------------===//
+
+Value SweepRole::packColumns(Value firstColumn, Value slot,
+                             ArrayRef<Value> tokens, Value exists,
+                             Value isReal) {
+  Value zero = e.f32(0.0), hidden = e.f32(-kInfinity);
+  Value term = zero;
+  if (rowsAreKeys) {
+    // A query that sees no key has lse = -inf.
+    Value lse = e.loadFloats(views.lse, {firstColumn}, exists);
+    isReal = e.both(isReal, e.compare(arith::CmpFPredicate::UNE, lse, hidden));
+    term = e.sub(zero, lse);
+    Value delta = e.loadFloats(views.delta, {firstColumn}, exists);
+    e.storeVector(e.select(isReal, delta, zero), packedDeltas, {slot});
+  } else if (views.keyBias) {
+    term = e.loadFloats(views.keyBias, {firstColumn}, exists);
+  }
+  e.storeVector(e.select(isReal, term, hidden), packedTerms, {slot});
+  if (packedValues)
+    packTransposed(e, columns.values, tokens, isReal, packedValues, slot);
+  return isReal;
+}
+
+//===----------------------------------------------------------------------===//
+// Rows
+//===----------------------------------------------------------------------===//
+
+Value SweepRole::isEmptyQuery(Value row) {
+  return e.compare(arith::CmpFPredicate::OEQ, e.load(views.lse, {row}),
+                   e.constant(e.getF32Type(), -kInfinity));
+}
+
+Value SweepRole::isRowReal(Value row) {
+  Value yes = e.constantInt(e.getI1Type(), 1);
+  Value isReal = rows.mask ? e.load(rows.mask, {row}) : yes;
+  if (rowsAreKeys)
+    return isReal;
+  return e.both(isReal, arith::XOrIOp::create(e, isEmptyQuery(row), yes));
+}
+
+/// The part of the exponent that a row has; null for 0.
+Value SweepRole::getRowTerm(Value row) {
+  if (rowsAreKeys)
+    return views.keyBias ? e.load(views.keyBias, {row}) : Value();
+  Type f32 = e.getF32Type();
+  Value negated = e.sub(e.constant(f32, 0.0), e.load(views.lse, {row}));
+  return e.select(isEmptyQuery(row), e.constant(f32, -kInfinity), negated);
+}
+
+/// The bias between a row and a vector of columns.
+Value SweepRole::getBias(Value row, Value firstColumn) {
+  Value numColumns = e.dim(columns.features, 0);
+  if (!rowsAreKeys)
+    return e.loadFloats(views.bias, {row, firstColumn},
+                        e.firstLanes(e.sub(numColumns, firstColumn)));
+  Values lanes;
+  for (Value column : clampRows(e, firstColumn, e.width, numColumns))
+    lanes.push_back(e.toF32(e.load(views.bias, {column, row})));
+  return vector::FromElementsOp::create(e, e.floats(), lanes);
+}
+
+void SweepRole::buildWeights(int64_t slot, Value row, Value position,
+                             Value firstColumn, ArrayRef<Value> products,
+                             Value packedLevels, Value weights) {
+  Value hidden = e.f32(-kInfinity);
+  Value rowTerm = getRowTerm(row);
+  Value scale = e.f32(op.getScale().convertToDouble());
+  for (auto [vector, product] : llvm::enumerate(products)) {
+    Value offset = e.index(vector * e.width);
+    Value column = e.add(firstColumn, offset);
+    Value term = e.loadVector(packedTerms, {offset});
+    Value x = e.fma(product, scale, term);
+    if (rowTerm)
+      x = e.add(x, e.splat(rowTerm));
+    Value visible = rule.getVisible(e, position, column);
+    if (rows.level) {
+      Value own = e.splat(e.load(rows.level, {row}));
+      Value levels = e.loadVector(packedLevels, {offset});
+      if (rowsAreKeys)
+        std::swap(own, levels);
+      visible =
+          e.both(visible, e.compare(arith::CmpFPredicate::OLE, levels, own));
+    }
+    if (views.bias) {
+      x = e.add(x, getBias(row, column));
+      // A bias at a hidden pair may be anything.
+      visible =
+          e.both(visible, e.compare(arith::CmpFPredicate::UNE, term, hidden));
+    }
+    if (visible)
+      x = e.select(visible, x, hidden);
+    e.storeVector(e.exp(x), weights, {e.index(slot), offset});
+  }
+}
+
+Value SweepRole::buildGradient(Value row, int64_t vector, Value weight,
+                               Value product) {
+  Value delta;
+  if (rowsAreKeys) {
+    delta = e.loadVector(packedDeltas, {e.index(vector * e.width)});
+  } else {
+    // That of a query without a key may be anything.
+    Value none = e.constant(e.getF32Type(), 0.0);
+    delta =
+        e.splat(e.select(isEmptyQuery(row), none, e.load(views.delta, {row})));
+  }
+  return e.mul(weight, e.sub(product, delta));
+}

@@ -1,0 +1,80 @@
+//===- SoftmaxMixSweep.h - Directions of a gradient sweep -------*- C++ -*-===//
+//
+// A sweep of softmax_mix's gradient takes rows of tokens past columns of
+// tokens. A role says which of them are queries: all that differs between the
+// gradient by queries and by keys is here, so that one kernel serves both, and
+// both at once where the tokens are the same.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H
+#define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H
+
+#include "SoftmaxMixTiles.h"
+
+namespace mlir::moe {
+
+/// The operands that a role reads, on buffers of all batches and heads or on
+/// views of one; null where absent.
+struct MixOperands {
+  Value q, k, lse, delta, v, dmixed, keyBias, bias, queryMask, keyMask,
+      queryLevel, keyLevel;
+};
+
+/// What the tokens of one side have.
+struct MixSide {
+  Value features, values, mask, level;
+};
+
+/// `memref` at one batch and, where `head` is given, head; null for null.
+Value viewTokens(Emitter &e, Value memref, Value batch, Value head = {});
+/// A bias at one batch and head, whose dims of 1 are broadcast.
+Value viewBias(Emitter &e, Value memref, Value batch, Value head);
+
+class SweepRole {
+public:
+  using Allocate = function_ref<Value(ArrayRef<OpFoldResult>, Type)>;
+
+  SweepRole(Emitter &e, MixLogitsOpInterface op, const MixOperands &all,
+            bool rowsAreKeys)
+      : rowsAreKeys(rowsAreKeys), rule(op, rowsAreKeys), e(e), op(op),
+        all(all) {}
+
+  void allocate(Allocate allocateBuffer);
+  void takeViews(Value batch, Value head);
+
+  /// Packs what this role needs of one vector of columns. Columns that no row
+  /// may see in it, and those outside of `isReal`, get the term -inf; returns
+  /// the others.
+  Value packColumns(Value firstColumn, Value slot, ArrayRef<Value> tokens,
+                    Value exists, Value isReal);
+
+  /// Whether a row has a gradient: not a masked token, nor a query that sees
+  /// no key.
+  Value isRowReal(Value row);
+  /// p of one row, from the products of features, in row `slot` of `weights`.
+  void buildWeights(int64_t slot, Value row, Value position, Value firstColumn,
+                    ArrayRef<Value> products, Value packedLevels,
+                    Value weights);
+  /// dx of one vector of columns from p and the product of values.
+  Value buildGradient(Value row, int64_t vector, Value weight, Value product);
+
+  const bool rowsAreKeys;
+  const PositionRule rule;
+  MixSide rows, columns;
+  /// The packed block of columns: values, transposed, and one number a column.
+  Value packedValues, packedTerms, packedDeltas;
+
+private:
+  Value getRowTerm(Value row);
+  Value getBias(Value row, Value firstColumn);
+  Value isEmptyQuery(Value row);
+
+  Emitter &e;
+  MixLogitsOpInterface op;
+  MixOperands all, views;
+};
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H

@@ -1,0 +1,239 @@
+"""Mixing expert probabilities over tokens: similarity and the attention posterior."""
+
+import torch
+
+import moe_mlir
+from moe_mlir import reference
+
+from ..rows import Case, Goal, assert_within, check_gradients, normal
+
+_ULP = 2.0**-24
+
+
+def _pairs(b, n, causal):
+    return b * (n * (n + 1) / 2 if causal else n * n)
+
+
+# ----------------------------------------------------------------- similarity
+
+
+def _similarity_inputs(b, n, d, e, dtype=torch.float32):
+    def inputs(seed):
+        # |u|^2 about 4: a broad mixture, not the one-hot of LayerNorm scale.
+        u = normal(b, n, d, seed=seed) * (4 / d) ** 0.5
+        return u.to(dtype), normal(b, n, e, seed=seed + 1).softmax(-1)
+
+    return inputs
+
+
+def _eager_similarity(n, causal):
+    hidden = ~torch.ones(n, n, dtype=torch.bool).tril()
+
+    def eager(u, probs):
+        logits = u @ u.mT
+        if causal:
+            logits = logits.masked_fill(hidden, -torch.inf)
+        return logits.softmax(-1) @ probs.to(u.dtype)
+
+    return eager
+
+
+def _sdpa_similarity(causal):
+    def sdpa(u, probs):
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention(u, u, probs.to(u.dtype), is_causal=causal, scale=1.0)
+
+    return sdpa
+
+
+def similarity_inform(b, n, d, e, causal, dtype=torch.float32, **options):
+    def check(values, results):
+        u, probs = (x.double() for x in values)
+        expected, _ = reference.similarity_inform(u, probs, causal=causal)
+        tol = 1e-6 + 8 * _ULP * float((u @ u.mT).abs().max())
+        assert_within(results[0], expected, tol, "p")
+
+    pairs = _pairs(b, n, causal)
+    return Case(
+        op="similarity_inform",
+        shape=dict(b=b, n=n, d=d, e=e, causal=causal),
+        dtype=dtype,
+        inputs=_similarity_inputs(b, n, d, e, dtype),
+        ours=lambda u, probs: moe_mlir.similarity_inform(u, probs, causal=causal),
+        eager=_eager_similarity(n, causal),
+        flops=2 * pairs * (d + e),
+        moved=b * n * (d * dtype.itemsize + 8 * e + 4),
+        exps=pairs,
+        check=check,
+        peer=("sdpa", _sdpa_similarity(causal)),
+        **options,
+    )
+
+
+def similarity_backward(b, n, d, e, causal, **options):
+    def inputs(seed):
+        u, probs = _similarity_inputs(b, n, d, e)(seed)
+        return u, probs, normal(b, n, e, seed=seed + 2)
+
+    eager = _eager_similarity(n, causal)
+    pairs = _pairs(b, n, causal)
+    return Case(
+        op="similarity_inform_backward",
+        shape=dict(b=b, n=n, d=d, e=e, causal=causal),
+        dtype=torch.float32,
+        inputs=inputs,
+        ours=lambda u, probs: moe_mlir.similarity_inform(u, probs, causal=causal)[0],
+        eager=eager,
+        gradients=(0, 1),
+        # The logits again, their gradient times the tokens (once for a symmetric
+        # pair), and three products with e.
+        flops=2 * pairs * ((3 if causal else 2) * d + 3 * e),
+        moved=b * n * (8 * d + 16 * e + 4),
+        exps=pairs,
+        check=check_gradients(eager, (0, 1)),
+        **options,
+    )
+
+
+# ------------------------------------------------------------------ posterior
+
+
+def _posterior_inputs(b, heads, n, width, d, e):
+    def inputs(seed):
+        def part(offset, *shape, scale=1.0):
+            return scale * normal(*shape, seed=seed + offset)
+
+        return (
+            part(0, b, heads, n, width),
+            part(1, b, heads, n, width),
+            part(2, b, n, d, scale=d**-0.5),
+            part(3, b, n, e).softmax(-1),
+            part(4, b, heads, n, width, scale=width**-0.5),
+            part(5, heads, d, width, scale=d**-0.5),
+        )
+
+    return inputs
+
+
+def _eager_posterior(n, width, causal, mode):
+    """P0 (13), (17) as written: v' = W_O v, squared distances, an N x N posterior."""
+    hidden = ~torch.ones(n, n, dtype=torch.bool).tril()
+
+    def of_head(logits, u, means, e):
+        distance = (u[:, :, None, :] - means[:, None]).square().sum(-1)
+        return (logits - distance / 2).softmax(-1) @ e
+
+    def eager(q, k, u, e, v, wo):
+        logits = q @ k.mT * width**-0.5
+        if causal:
+            logits = logits.masked_fill(hidden, -torch.inf)
+        prior = logits.softmax(-1)
+        means = torch.einsum("bhjc,hdc->bhjd", v, wo)
+        entropy = -(prior * prior.clamp_min(1e-30).log()).sum(-1).mean(-1)
+        if mode == "min_entropy":
+            rows = torch.arange(q.shape[0])
+            head = entropy.argmin(1)
+            return of_head(logits[rows, head], u, means[rows, head], e)
+        squares = means.square().sum(-1)[:, :, None] / 2 - torch.einsum(
+            "bid,bhjd->bhij", u, means
+        )
+        joint = prior * torch.exp(-squares)
+        joint = joint / joint.sum((1, 3), keepdim=True)
+        return torch.einsum("bhij,bje->bie", joint, e)
+
+    return eager
+
+
+def _posterior_check(causal, mode):
+    def check(values, results):
+        q, k, u, e, v, wo = (x.double() for x in values)
+        expected = reference.attention_posterior(
+            q, k, u, e, v=v, wo=wo, causal=causal, head_mode=mode
+        )[0]
+        found = results[0] if isinstance(results, tuple) else results
+        assert_within(found, expected, 1e-4, "p")
+
+    return check
+
+
+def attention_posterior(b, heads, n, width, d, e, causal, mode, **options):
+    chosen = heads if mode == "all" else 1
+    pairs = _pairs(b, n, causal)
+    return Case(
+        op="attention_posterior",
+        shape=dict(b=b, h=heads, n=n, dh=width, d=d, e=e, causal=causal, mode=mode),
+        dtype=torch.float32,
+        inputs=_posterior_inputs(b, heads, n, width, d, e),
+        ours=lambda q, k, u, e, v, wo: moe_mlir.attention_posterior(
+            q, k, u, e, v=v, wo=wo, causal=causal, head_mode=mode
+        )[0],
+        eager=_eager_posterior(n, width, causal, mode),
+        # The prior of every head; of those that take part the joint and the mix.
+        flops=2 * pairs * (heads * width + chosen * (2 * width + e)),
+        moved=4 * b * n * (3 * heads * width + d + 2 * e),
+        exps=pairs * (heads + chosen),
+        check=_posterior_check(causal, mode),
+        **options,
+    )
+
+
+def posterior_backward(b, heads, n, width, d, e, causal, **options):
+    def inputs(seed):
+        return *_posterior_inputs(b, heads, n, width, d, e)(seed), normal(b, n, e, seed=seed + 9)
+
+    def ours(q, k, u, e, v, wo):
+        return moe_mlir.attention_posterior(q, k, u, e, v=v, wo=wo, causal=causal)[0]
+
+    eager = _eager_posterior(n, width, causal, "min_entropy")
+    places = (0, 1, 2, 3, 4, 5)
+    pairs = _pairs(b, n, causal)
+    return Case(
+        op="attention_posterior_backward",
+        shape=dict(b=b, h=heads, n=n, dh=width, d=d, e=e, causal=causal),
+        dtype=torch.float32,
+        inputs=inputs,
+        ours=ours,
+        eager=eager,
+        gradients=places,
+        flops=2 * pairs * (6 * width + 2 * e),
+        moved=8 * b * n * (3 * heads * width + d + 2 * e),
+        exps=pairs,
+        check=check_gradients(eager, places, tol=1e-3),
+        **options,
+    )
+
+
+_KEYS_PACKED = (
+    "Every tile of 96 queries packs the keys again, which costs about a tenth; the form that "
+    "computes each pair of tokens once is not built."
+)
+_TWO_PRODUCTS = (
+    "Torch keeps the matrix of tokens by tokens and needs two products; ours recomputes it in "
+    "memory linear in the tokens."
+)
+_RATIO = Goal("ratio", 2, beside_fast=1.3)
+_AT_LIMIT = (_RATIO, Goal("percent_of_limit", 85))
+
+ROWS = [
+    similarity_inform(1, 768, 352, 16, causal=False, goals=_AT_LIMIT, why=_KEYS_PACKED),
+    similarity_inform(1, 4096, 352, 16, causal=False, goals=_AT_LIMIT, why=_KEYS_PACKED),
+    similarity_inform(4, 512, 352, 16, causal=True, goals=(_RATIO,)),
+    similarity_inform(1, 4096, 352, 16, causal=True, quick=False),
+    similarity_inform(
+        1, 768, 352, 16, causal=False, dtype=torch.bfloat16, goals=(Goal("ratio", 1.2),),
+        why="Products in bf16 are twice as fast; the exponentials and the mix stay in f32.",
+    ),
+    similarity_backward(
+        1, 768, 352, 16, causal=False, goals=(Goal("ratio", 1.5),), why=_TWO_PRODUCTS
+    ),
+    similarity_backward(
+        1, 768, 352, 16, causal=True, goals=(Goal("ratio", 1.5),), why=_TWO_PRODUCTS
+    ),
+    attention_posterior(
+        1, 8, 512, 44, 352, 16, causal=True, mode="min_entropy", goals=(Goal("ratio", 5),)
+    ),
+    attention_posterior(
+        1, 8, 512, 44, 352, 16, causal=True, mode="all", goals=(Goal("ratio", 5),)
+    ),
+    posterior_backward(1, 8, 512, 44, 352, 16, causal=True, goals=(Goal("ratio", 1.5),)),
+]

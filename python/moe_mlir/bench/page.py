@@ -1,0 +1,213 @@
+"""The results as a page: the CPU part of docs/Performance.md, and its chart."""
+
+import html
+import math
+import platform
+import textwrap
+from pathlib import Path
+
+import torch
+
+_BEGIN = "<!-- cpu: written by ./bench --page -->"
+_END = "<!-- cpu: end -->"
+
+_HEAD = """# Performance
+
+What the kernels reach, beside everything else that a torch user could pick on the same machine in the same process.
+A row is measured again by its command: `./bench --rows 'TITLE'` takes any part of a title.
+
+"""
+
+
+def write_page(path, records, machine):
+    """Writes the CPU part between its marks; the rest of an existing page stays."""
+    path = Path(path)
+    chart = path.with_name(f"{path.stem.lower()}-cpu.svg")
+    chart.write_text(draw_chart(records))
+    part = f"{_BEGIN}\n{_render(records, machine, chart.name)}{_END}\n"
+    text = path.read_text() if path.exists() else _HEAD
+    if _BEGIN in text:
+        before, _, rest = text.partition(_BEGIN)
+        text = before + part + rest.partition(_END)[2].removeprefix("\n")
+    else:
+        text = text.rstrip("\n") + "\n\n" + part
+    path.write_text(text)
+
+
+def _render(records, machine, chart):
+    lines = [
+        "## CPU",
+        textwrap.fill(f"Measured on {machine.sentence()}; torch {torch.__version__}, Linux "
+        f"{platform.release()}. Times are microseconds, the least of all rounds; one thread is "
+        "timed by its own CPU time, several by the wall clock. Inputs are random, fresh for every "
+        "call and rotated past the last-level cache; each result was checked against float64 "
+        f"first. `ratio` is {_rivals_in(records)} over ours. The limit is "
+        "`max(bytes / read bandwidth, flops / peak, exponentials / peak)` with the peaks above, "
+        "its binding term beside it.", 120),
+        "",
+        f"![ours beside torch]({chart})",
+        "",
+        *_side_by_side([r for r in records if r["eager_us"] and r["op"] != "call"]),
+        *_layers([r for r in records if r["op"] == "layer"]),
+        *_calls([r for r in records if r["op"] in ("call", "compile")]),
+        *_missed(records),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rivals_in(records):
+    if any(r["inductor_us"] for r in records):
+        return "the better of eager and Inductor"
+    return "eager (Inductor was left out of this run)"
+
+
+def _table(header, rows):
+    yield "| " + " | ".join(header) + " |"
+    yield "|---|" + "---:|" * (len(header) - 1)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+    yield ""
+
+
+def _number(value, digits=0):
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _goals(record):
+    return "; ".join(
+        f"{g['goal']}" + ("" if g["met"] else " **missed**") for g in record["goals"]
+    )
+
+
+def _side_by_side(records):
+    def row(r):
+        peer = f"{_number(r['peer_us'])} ({r['peer']})" if r["peer"] else ""
+        limit = f"{_number(r['limit_us'])} {r['bound']}" if r["bound"] else ""
+        threads = "" if r["threads"] == 1 else f", {r['threads']} threads"
+        return (
+            f"`{r['title']}`{threads}",
+            _number(r["ours_us"]),
+            _number(r["eager_us"]),
+            _number(r["inductor_us"]),
+            peer,
+            _number(r["ratio"], 2),
+            limit,
+            _number(r["percent_of_limit"]),
+            f"{_number(r['peak_mb'], 1)} / {_number(r['eager_peak_mb'], 1)}",
+            _goals(r),
+        )
+
+    header = ("row", "ours", "eager", "Inductor", "peer", "ratio", "limit", "% of limit",
+              "MB ours / eager", "goals")  # fmt: skip
+    return _table(header, map(row, records)) if records else ()
+
+
+def _layers(records):
+    if not records:
+        return
+    yield (
+        "What a method adds to the whole layer (causal attention and experts of the model's "
+        "width) over plain SMoE, beside the papers' own ratios for their models. The layer with "
+        f"SMoE takes {_number(records[0]['layer_us'] / 1000)} ms."
+    )
+    yield ""
+    header = ("row", "routing us", "SMoE's us", "ratio", "paper", "memory ratio", "goals")
+    yield from _table(
+        header,
+        (
+            (
+                f"`{r['title']}`",
+                _number(r["ours_us"]),
+                _number(r["smoe_us"]),
+                _number(r["overhead"], 4),
+                _number(r["paper_overhead"], 3),
+                _number(r["memory_overhead"], 4),
+                _goals(r),
+            )
+            for r in records
+        ),
+    )
+
+
+def _calls(records):
+    if not records:
+        return
+    yield "What surrounds a kernel: the call of an op on one token, and compilations."
+    yield ""
+    header = ("row", "us", "median", "goals")
+    yield from _table(
+        header,
+        (
+            (
+                f"`{r['title']}`",
+                _number(r["ours_us"], 1),
+                _number(r["ours_median_us"], 1),
+                _goals(r),
+            )
+            for r in records
+        ),
+    )
+
+
+def _missed(records):
+    missed = [(r, g) for r in records for g in r["goals"] if not g["met"]]
+    if not missed:
+        yield "Every stated goal is met."
+        return
+    yield "### Goals that are missed"
+    for record, goal in missed:
+        why = f" {record['why']}" if record["why"] else ""
+        possible = record["ratio_at_limit"]
+        if goal["goal"].startswith("ratio") and possible:
+            why += f" At the limit the ratio would be {possible:.2f}."
+        found = "not measured" if goal["found"] is None else f"found {goal['found']:.4g}"
+        yield f"- `{record['title']}`: {goal['goal']}, {found}.{why}"
+
+
+# ----------------------------------------------------------------------- chart
+
+_COLOURS = {"eager": "#9aa5b1", "inductor": "#f0a04b", "peer": "#5b8def"}
+_ROW, _LEFT, _WIDTH = 44, 330, 520
+
+
+def draw_chart(records):
+    """Rivals' times over ours on a logarithmic axis, as SVG; the line at 1 is ours."""
+    shown = [r for r in records if r["eager_us"] and r["op"] != "call"]
+    most = max([2.0, *(t / r["ours_us"] for r in shown for _, t in _rivals(r))])
+    least = min([0.5, *(t / r["ours_us"] for r in shown for _, t in _rivals(r))])
+    low, high = math.log2(least), math.log2(most)
+
+    def x(ratio):
+        return _LEFT + _WIDTH * (math.log2(ratio) - low) / (high - low)
+
+    height = 40 + _ROW * len(shown)
+    body = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 70}" '
+        f'height="{height}" font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for i, (name, colour) in enumerate(_COLOURS.items()):
+        body.append(f'<rect x="{_LEFT + 90 * i}" y="8" width="12" height="10" fill="{colour}"/>')
+        body.append(f'<text x="{_LEFT + 90 * i + 16}" y="17">{name}</text>')
+    body.append('<text x="8" y="17">times slower than ours</text>')
+    for i, record in enumerate(shown):
+        top = 32 + _ROW * i
+        body.append(f'<text x="8" y="{top + 18}">{html.escape(record["title"])}</text>')
+        for place, (name, time) in enumerate(_rivals(record)):
+            ratio = time / record["ours_us"]
+            begin, end = sorted((x(1), x(ratio)))
+            y = top + 11 * place
+            body.append(
+                f'<rect x="{begin:.1f}" y="{y}" width="{end - begin:.1f}" height="9" '
+                f'fill="{_COLOURS[name]}"/>'
+            )
+            body.append(f'<text x="{end + 4:.1f}" y="{y + 8}">{ratio:.2g}</text>')
+    body.append(
+        f'<line x1="{x(1):.1f}" y1="26" x2="{x(1):.1f}" y2="{height}" stroke="#c0392b"/>'
+    )
+    return "\n".join([*body, "</svg>"]) + "\n"
+
+
+def _rivals(record):
+    times = ((name, record[f"{name}_us"]) for name in _COLOURS)
+    return [(name, time) for name, time in times if time]
