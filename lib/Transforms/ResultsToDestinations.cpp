@@ -36,6 +36,16 @@ static RankedTensorType getStoredType(Type result) {
   return nullptr;
 }
 
+/// The lowering of memref.expand_shape derives one size a group from the
+/// others.
+static bool canExpand(RankedTensorType type,
+                      ArrayRef<ReassociationIndices> groups) {
+  return llvm::all_of(groups, [&](const ReassociationIndices &group) {
+    return llvm::count_if(
+               group, [&](int64_t dim) { return type.isDynamicDim(dim); }) <= 1;
+  });
+}
+
 /// Goes from a reshaped result to what was reshaped, and gives the destination
 /// that shape instead: views of contiguous memory cost nothing, and
 /// empty-tensor elimination does not look through reshapes.
@@ -49,7 +59,10 @@ static void moveReshapesToDestination(OpBuilder &b, Value &result,
     Location loc = reshape->getLoc();
     Value source = reshape->getOperand(0);
     auto type = cast<RankedTensorType>(source.getType());
-    if (auto collapse = dyn_cast<tensor::CollapseShapeOp>(reshape))
+    auto collapse = dyn_cast<tensor::CollapseShapeOp>(reshape);
+    if (collapse && !canExpand(type, collapse.getReassociationIndices()))
+      return;
+    if (collapse)
       destination = memref::ExpandShapeOp::create(
           b, loc, MemRefType::get(type.getShape(), type.getElementType()),
           destination, collapse.getReassociationIndices(),
