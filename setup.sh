@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Sets up everything that ./run, ./test and ./bench need: a virtual environment
-# with pinned wheels, and the build. Does only what is missing, so it resumes
-# after an interruption and costs a second when nothing changed.
+# Sets up what ./run, ./test and ./bench need: a virtual environment with pinned
+# wheels, and the build. Does only what is missing, so it resumes after an
+# interruption and costs a second when nothing changed.
 #
+#   ./setup.sh            builds everything
+#   ./setup.sh TARGET..   builds these targets of CMake; `moe-compiler` is what
+#                         ./run and ./bench need, without simulator and tests
 #   MOE_MLIR_VENV   the environment to use   (default .venv)
 #   MOE_MLIR_BUILD  the build directory      (default build)
 set -euo pipefail
@@ -47,7 +50,7 @@ if [ ! -f "$build/build.ninja" ]; then
 fi
 # Ninja reports progress itself where someone watches, and errors always.
 if [ -t 2 ]; then
-  ninja -C "$build" >&2
+  ninja -C "$build" "$@" >&2
 else
-  ninja -C "$build" --quiet >&2
+  ninja -C "$build" --quiet "$@" >&2
 fi

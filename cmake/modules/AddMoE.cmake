@@ -62,7 +62,9 @@ function(add_moe_tool name)
   target_compile_options(${name} PRIVATE -fPIC)
   target_precompile_headers(${name} REUSE_FROM MoEPrecompiledHeaders)
   add_dependencies(${name} MoETableGen)
+  # Installed, the libraries are found beside us in site-packages.
   set_target_properties(${name} PROPERTIES
-    BUILD_RPATH "${MLIR_INSTALL_PREFIX}/lib;${LLVM_LIBRARY_DIR}")
-  install(TARGETS ${name} RUNTIME DESTINATION bin)
+    BUILD_RPATH "${MLIR_INSTALL_PREFIX}/lib;${LLVM_LIBRARY_DIR}"
+    INSTALL_RPATH "$ORIGIN/..;$ORIGIN/../../mlir/lib;$ORIGIN/../../llvm/lib")
+  install(TARGETS ${name} RUNTIME DESTINATION ${MOE_INSTALL_DIR}/bin)
 endfunction()

@@ -42,6 +42,9 @@ void moeErrorDestroy(MoEError error);
 
 /* Text or binary results. */
 MoEStringRef moeBytesGet(MoEBytes bytes);
+/// Warnings and remarks of the compilation that made the bytes.
+size_t moeBytesGetNumRemarks(MoEBytes bytes);
+MoEStringRef moeBytesGetRemark(MoEBytes bytes, size_t index);
 void moeBytesDestroy(MoEBytes bytes);
 
 /* Modules. */

@@ -20,6 +20,7 @@ struct MoEOpaqueError {
 
 struct MoEOpaqueBytes {
   std::string bytes;
+  std::vector<std::string> remarks = {};
 };
 
 struct MoEOpaqueModule {
@@ -80,6 +81,12 @@ void moeErrorDestroy(MoEError error) { delete error; }
 
 MoEStringRef moeBytesGet(MoEBytes bytes) { return wrap(bytes->bytes); }
 
+size_t moeBytesGetNumRemarks(MoEBytes bytes) { return bytes->remarks.size(); }
+
+MoEStringRef moeBytesGetRemark(MoEBytes bytes, size_t index) {
+  return wrap(bytes->remarks[index]);
+}
+
 void moeBytesDestroy(MoEBytes bytes) { delete bytes; }
 
 //===----------------------------------------------------------------------===//
@@ -90,6 +97,7 @@ static MoEError parse(StringRef source, StringRef filename,
                       const InputOptions &options, MoEModule *result) {
   auto module = std::make_unique<MoEOpaqueModule>();
   module->context = createContext();
+  enableRemarks(*module->context);
   DiagnosticCollector diagnostics(*module->context);
   diagnostics.setSource(source, filename);
   module->module = parseInput(*module->context, source, filename, options);
@@ -166,6 +174,7 @@ template <typename Compile>
 static MoEError compileSource(MoEStringRef source, MoEStringRef filename,
                               MoEBytes *result, Compile compile) {
   std::unique_ptr<MLIRContext> context = createContext();
+  enableRemarks(*context);
   DiagnosticCollector diagnostics(*context);
   diagnostics.setSource(unwrap(source), unwrap(filename));
   OwningOpRef<ModuleOp> module =
@@ -176,6 +185,7 @@ static MoEError compileSource(MoEStringRef source, MoEStringRef filename,
   if (failed(code))
     return makeError(std::move(diagnostics.errors), "the compilation failed");
   *result = makeBytes(std::move(*code));
+  (*result)->remarks = std::move(diagnostics.others);
   return nullptr;
 }
 
@@ -192,9 +202,6 @@ MoEError moeCompileObject(MoEStringRef source, MoEStringRef filename,
             compileForHost(module, HostCodeForm::Object, options);
         if (failed(code))
           return failure();
-        if (code->signatures.empty())
-          return module.emitError() << "expected a public function to compile, "
-                                       "found none in the module";
         return std::move(code->code);
       });
 }

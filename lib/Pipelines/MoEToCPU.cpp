@@ -45,6 +45,7 @@ static void buildTilingStage(OpPassManager &manager,
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
+  manager.addNestedPass<func::FuncOp>(createMoEFuseReductionsPass());
   manager.addPass(createMoEDecomposeForCPUPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());

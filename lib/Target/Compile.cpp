@@ -60,8 +60,12 @@ FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
                                               const CompileOptions &options) {
   FailureOr<std::vector<FunctionSignature>> signatures =
       collectSignatures(module);
-  if (failed(signatures) ||
-      failed(runPipeline(module, getPipelineFor(options.pipeline, options.cpu),
+  if (failed(signatures))
+    return failure();
+  if (signatures->empty())
+    return module.emitError() << "expected a public function to compile, found "
+                                 "none in the module";
+  if (failed(runPipeline(module, getPipelineFor(options.pipeline, options.cpu),
                          options.dumpDir)))
     return failure();
   dropArgumentNotes(module);

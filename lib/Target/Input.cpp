@@ -3,14 +3,17 @@
 #include "MoE/Target/Input.h"
 
 #include "MoE/InitAll.h"
+#include "MoE/Support/ElementBytes.h"
 #include "MoE/Target/PhaseDump.h"
 #include "mlir/Bytecode/BytecodeReader.h"
 #include "mlir/IR/BuiltinTypes.h"
 #include "mlir/IR/DialectRegistry.h"
+#include "mlir/IR/Remarks.h"
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Pass/PassRegistry.h"
 #include "llvm/Support/CheckedArithmetic.h"
+#include "llvm/Support/JSON.h"
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/raw_ostream.h"
 
@@ -28,6 +31,18 @@ std::unique_ptr<MLIRContext> mlir::moe::createContext() {
   // The operation of a diagnostic can be a whole module of constants.
   context->printOpOnDiagnostic(false);
   return context;
+}
+
+void mlir::moe::enableRemarks(MLIRContext &context) {
+  const std::string ours = "moe-.*";
+  remark::RemarkCategories categories{/*all=*/std::nullopt, /*passed=*/ours,
+                                      /*missed=*/ours, /*analysis=*/ours,
+                                      /*failed=*/ours};
+  // Fails only for a streamer that cannot open its file, and there is none.
+  (void)remark::enableOptimizationRemarks(
+      context, /*streamer=*/nullptr,
+      std::make_unique<remark::RemarkEmittingPolicyAll>(), categories,
+      /*printAsEmitRemarks=*/true);
 }
 
 //===----------------------------------------------------------------------===//
@@ -96,9 +111,7 @@ static bool sizeOverflows(Type type) {
   auto shaped = dyn_cast<ShapedType>(type);
   if (!shaped || !shaped.hasRank())
     return false;
-  Type element = shaped.getElementType();
-  std::optional<int64_t> bytes =
-      element.isIntOrFloat() ? (element.getIntOrFloatBitWidth() + 7) / 8 : 8;
+  std::optional<int64_t> bytes = getElementBytes(shaped.getElementType());
   for (int64_t size : shaped.getShape())
     if (!ShapedType::isDynamic(size) && bytes)
       bytes = llvm::checkedMul(*bytes, size);
@@ -247,8 +260,8 @@ std::string DiagnosticCollector::sourceLine(Location location) const {
   for (unsigned line = 1; line < file.getLine(); ++line)
     rest = rest.split('\n').second;
   StringRef text = rest.split('\n').first;
-  // A line of megabytes helps nobody.
-  if (text.size() > 200 || text.trim().empty())
+  // A line of megabytes helps nobody, and bytecode has no lines.
+  if (text.size() > 200 || text.trim().empty() || !llvm::json::isUTF8(text))
     return "";
   std::string caret(std::max(file.getColumn(), 1u) - 1, ' ');
   return ("\n  " + text + "\n  " + caret + "^").str();

@@ -88,31 +88,47 @@ struct MoEDecomposePass
   }
 
   void runOnOperation() override {
-    SmallVector<linalg::AggregatedOpInterface> worklist;
-    getOperation()->walk([&](linalg::AggregatedOpInterface op) {
-      if (isa_and_nonnull<MoEDialect>(op->getDialect()) &&
-          (selected.empty() || selected.contains(op->getName().stripDialect())))
-        worklist.push_back(op);
-    });
-    IRRewriter rewriter(&getContext());
-    for (linalg::AggregatedOpInterface op : worklist) {
-      rewriter.setInsertionPoint(op);
-      FailureOr<SmallVector<Value>> results = op.decomposeOperation(rewriter);
-      if (failed(results)) {
-        ++numRefused;
-        remark::missed(
-            op->getLoc(),
-            remark::RemarkOpts::name("Decompose").category(DEBUG_TYPE))
-            << op->getName().getStringRef() << ": "
-            << remark::reason("{0}", explainRefusal(op));
-        continue;
-      }
-      ++numDecomposed;
-      rewriter.replaceOp(op, *results);
+    refused.clear();
+    // A meaning may consist of ops of the dialect, of which some are selected.
+    while (true) {
+      SmallVector<linalg::AggregatedOpInterface> worklist = findSelected();
+      if (worklist.empty())
+        return;
+      for (linalg::AggregatedOpInterface op : worklist)
+        decompose(op);
     }
   }
 
 private:
+  SmallVector<linalg::AggregatedOpInterface> findSelected() {
+    SmallVector<linalg::AggregatedOpInterface> found;
+    getOperation()->walk([&](linalg::AggregatedOpInterface op) {
+      if (isa_and_nonnull<MoEDialect>(op->getDialect()) &&
+          !refused.contains(op) &&
+          (selected.empty() || selected.contains(op->getName().stripDialect())))
+        found.push_back(op);
+    });
+    return found;
+  }
+
+  void decompose(linalg::AggregatedOpInterface op) {
+    IRRewriter rewriter(op);
+    FailureOr<SmallVector<Value>> results = op.decomposeOperation(rewriter);
+    if (succeeded(results)) {
+      ++numDecomposed;
+      rewriter.replaceOp(op, *results);
+      return;
+    }
+    ++numRefused;
+    refused.insert(op);
+    remark::missed(op->getLoc(),
+                   remark::RemarkOpts::name("Decompose").category(DEBUG_TYPE))
+        << op->getName().getStringRef() << ": "
+        << remark::reason("{0}", explainRefusal(op));
+  }
+
+  /// Ops of this run that have no decomposition in their form.
+  DenseSet<Operation *> refused;
   /// The mnemonics that `ops` names; empty for all.
   llvm::StringSet<> selected;
 };

@@ -8,6 +8,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Support/ElementBytes.h"
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
@@ -94,9 +95,7 @@ struct PromoteTileBuffersPass
 
 private:
   static int64_t getBytes(MemRefType type, ArrayRef<int64_t> shape) {
-    int64_t bytes = type.getElementType().isIndex()
-                        ? 8
-                        : llvm::divideCeil(type.getElementTypeBitWidth(), 8);
+    int64_t bytes = getElementBytes(type.getElementType());
     for (int64_t size : shape)
       bytes *= size;
     return bytes;

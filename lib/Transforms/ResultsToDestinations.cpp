@@ -14,7 +14,9 @@
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/Dialect/Tensor/Transforms/Transforms.h"
 #include "mlir/IR/SymbolTable.h"
+#include "mlir/Transforms/GreedyPatternRewriteDriver.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOERESULTSTODESTINATIONSPASS
@@ -32,6 +34,32 @@ static RankedTensorType getStoredType(Type result) {
   if (result.isIntOrIndexOrFloat())
     return RankedTensorType::get({}, result);
   return nullptr;
+}
+
+/// Goes from a reshaped result to what was reshaped, and gives the destination
+/// that shape instead: views of contiguous memory cost nothing, and
+/// empty-tensor elimination does not look through reshapes.
+static void moveReshapesToDestination(OpBuilder &b, Value &result,
+                                      Value &destination) {
+  for (;;) {
+    Operation *reshape = result.getDefiningOp();
+    if (!isa_and_nonnull<tensor::CollapseShapeOp, tensor::ExpandShapeOp>(
+            reshape))
+      return;
+    Location loc = reshape->getLoc();
+    Value source = reshape->getOperand(0);
+    auto type = cast<RankedTensorType>(source.getType());
+    if (auto collapse = dyn_cast<tensor::CollapseShapeOp>(reshape))
+      destination = memref::ExpandShapeOp::create(
+          b, loc, MemRefType::get(type.getShape(), type.getElementType()),
+          destination, collapse.getReassociationIndices(),
+          tensor::getMixedSizes(b, loc, source));
+    else
+      destination = memref::CollapseShapeOp::create(
+          b, loc, destination,
+          cast<tensor::ExpandShapeOp>(reshape).getReassociationIndices());
+    result = source;
+  }
 }
 
 /// func @f(%a) -> tensor<?xf32> { return %r }
@@ -70,9 +98,11 @@ static LogicalResult addDestinations(func::FuncOp function) {
     Value value = result;
     if (!isa<TensorType>(value.getType()))
       value = tensor::FromElementsOp::create(builder, loc, type, value);
+    Value destination = function.getArguments().back();
+    moveReshapesToDestination(builder, value, destination);
     bufferization::MaterializeInDestinationOp::create(
-        builder, loc, /*result=*/Type(), value, function.getArguments().back(),
-        /*restrict=*/true, /*writable=*/true);
+        builder, loc, /*result=*/Type(), value, destination, /*restrict=*/true,
+        /*writable=*/true);
   }
   terminator.getOperandsMutable().clear();
   function.setType(
@@ -105,6 +135,11 @@ struct ResultsToDestinationsPass
       if (failed(addDestinations(function)))
         return signalPassFailure();
     }
+    // An empty tensor that is reshaped is an empty tensor of that shape.
+    RewritePatternSet patterns(&getContext());
+    tensor::populateFoldTensorEmptyPatterns(patterns);
+    if (failed(applyPatternsGreedily(getOperation(), std::move(patterns))))
+      signalPassFailure();
   }
 };
 } // namespace

@@ -24,19 +24,14 @@
 #ifndef MOE_LIB_TRANSFORMS_ROWGROUP_H
 #define MOE_LIB_TRANSFORMS_ROWGROUP_H
 
+#include "MoE/Transforms/Transforms.h"
+
 #include "mlir/Interfaces/TilingInterface.h"
 #include "llvm/ADT/MapVector.h"
 
 namespace mlir::moe {
 
 using Rows = SmallVector<unsigned>;
-
-/// The dims along which the rows of `op` lie, outermost first: parallel, part
-/// of every result, and not the innermost dim of the results, which is kept
-/// contiguous unless it alone tells the rows of a batched product apart, or
-/// `op` asks for tiles of its own size. Dims of size 1 are left out where
-/// others remain and `keepUnitDims` is false. Empty if `op` has no such dims.
-Rows getRowDims(TilingInterface op, bool keepUnitDims);
 
 /// Whether tiles of single `rows` have results of static size, which the memory
 /// of a GPU block needs.

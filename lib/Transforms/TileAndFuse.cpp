@@ -403,7 +403,9 @@ private:
     for (Operation *member : group.getMembers())
       for (OpOperand &use : member->getUses()) {
         auto user = dyn_cast<MoEStructuredOpInterface>(use.getOwner());
+        // On a CPU moe-fuse-reductions tries, and reports, next.
         if (!user || group.contains(user) ||
+            (!gpuBlocks && isa<SplitReductionOpInterface>(use.getOwner())) ||
             !getRowDims(cast<TilingInterface>(user.getOperation()), gpuBlocks)
                  .empty())
           continue;

@@ -48,11 +48,26 @@ _FUNCTIONS = {
     "doctor": "doctor",
     "explain": "fx",
     "export": "export",
+    "inductor_pass": "inductor",
     "load": "artifact",
     "simulate": "simulate",
     "update_routers": "nn",
 }
-_SUBMODULES = ("metrics", "nn", "plots", "reference", "runtime", "sim")
+_SUBMODULES = (
+    "aot",
+    "distributed",
+    "metrics",
+    "nn",
+    "phases",
+    "plots",
+    "reference",
+    "reproduce",
+    "runtime",
+    "sim",
+)
+
+# Needs transformers, so `from moe_mlir import *` leaves it alone.
+_OPTIONAL = ("hf",)
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 
@@ -71,7 +86,7 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name):
-    if name in _SUBMODULES:
+    if name in _SUBMODULES + _OPTIONAL:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
         module = importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}")

@@ -8,6 +8,7 @@ Writes into FOLDER:
 """
 
 import json
+import logging
 import os
 import sys
 
@@ -21,6 +22,8 @@ def main(arguments) -> int:
 
     from . import export
 
+    # It would log a stack of its own beside the exception.
+    logging.getLogger("torch.export").setLevel(logging.CRITICAL)
     try:
         program = torch.export.load(source)
     except Exception as error:

@@ -24,7 +24,7 @@ class Artifact:
     Attributes:
         manifest: the content of manifest.json.
         files: file name to content, verified against the manifest.
-        functions: name to `ArtifactFunction`; empty unless the target is the CPU.
+        functions: name to `ArtifactFunction` or `ArtifactProgram`.
     """
 
     manifest: dict
@@ -45,24 +45,26 @@ class Artifact:
     def __call__(self, *arguments, out=None):
         if len(self.functions) != 1:
             raise ValueError(
-                "expected an artifact with one function to call, found "
-                f"{sorted(self.functions) or f'GPU kernels for {self.target}'}; "
-                "use .functions[name]" + ("" if self.functions else " of a CPU artifact")
+                f"expected an artifact with one function to call, found {sorted(self.functions)}; "
+                "use .functions[name]"
             )
         return next(iter(self.functions.values()))(*arguments, out=out)
 
 
 class ArtifactFunction:
-    """A function of a CPU artifact: tensors in, new tensors out."""
+    """A function of an artifact: tensors in, new tensors out."""
 
     def __init__(self, function, description):
         self.name = description["name"]
-        self.signature = function.signature
         self._function = function
+        self._num_arguments = len(description["arguments"])
         self._results = description["results"]
 
     def __call__(self, *arguments, out=None):
-        """Runs on CPU tensors of torch or on numpy arrays.
+        """Runs on tensors of torch or on numpy arrays.
+
+        An artifact for a chip takes CUDA tensors, and CPU tensors inside of
+        `moe_mlir.simulate`.
 
         Args:
             out: the result buffers, for results whose size depends on data, or
@@ -71,6 +73,9 @@ class ArtifactFunction:
         Returns:
             The result, or a tuple of results; torch tensors if an argument is one.
         """
+        if len(arguments) != self._num_arguments:
+            raise TypeError(f"expected {self._num_arguments} arguments for '{self.name}', found "
+                            f"{len(arguments)}")
         if out is None:
             out = [self.allocate(i, self._sizes(i, arguments), arguments)
                    for i in range(len(self._results))]
@@ -80,14 +85,15 @@ class ArtifactFunction:
         return out[0] if len(out) == 1 else tuple(out)
 
     def __repr__(self):
-        return f"<compiled {self.signature}>"
+        return f"<compiled {self._function.signature}>"
 
     def allocate(self, index, sizes, arguments):
         """A buffer for result `index`, of the kind that the arguments are."""
         name = _DTYPES[self._results[index]["dtype"]]
         torch = sys.modules.get("torch")
-        if torch is not None and any(isinstance(a, torch.Tensor) for a in arguments):
-            return torch.empty(sizes, dtype=getattr(torch, name))
+        device = next((a.device for a in arguments if torch and isinstance(a, torch.Tensor)), None)
+        if device is not None:
+            return torch.empty(sizes, dtype=getattr(torch, name), device=device)
         import numpy
 
         if name == "bfloat16":
@@ -104,6 +110,32 @@ class ArtifactFunction:
         return sizes
 
 
+class _KernelFunction:
+    """The kernels of a function, on the device that the buffers are on."""
+
+    def __init__(self, ptx, plan, chip):
+        self.signature = f"{plan.name} for {chip}"
+        self._ptx = ptx
+        self._plan = plan
+        self._chip = chip
+
+    def __call__(self, *buffers):
+        from . import gpu
+        from .simulate import active_simulation, device_function
+
+        torch = sys.modules.get("torch")
+        device = next((b.device for b in buffers if torch and isinstance(b, torch.Tensor)), None)
+        if device is not None and device.type == "cuda":
+            gpu.run_kernels(self._ptx, self._plan, buffers)
+        elif (simulation := active_simulation()) is not None:
+            simulation.run_function(device_function(self._ptx, self._plan), buffers)
+        else:
+            raise ValueError(
+                f"expected CUDA tensors for '{self._plan.name}', which was compiled for "
+                f"{self._chip}, found none; `with moe_mlir.simulate():` runs it on CPU tensors"
+            )
+
+
 class ArtifactProgram:
     """The function of a torch program, with its weights bound."""
 
@@ -115,15 +147,15 @@ class ArtifactProgram:
         self._results = description["results"]
         self._outputs = description["outputs"]
         self._symbols = description["symbols"]
-        self._weights = _read_weights(artifact.files["weights.safetensors"])
+        self._weights = {"cpu": _read_weights(artifact.files["weights.safetensors"])}
         self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
 
     def __call__(self, *inputs, out=None):
         """Runs the model on its tensor inputs, in the order of `inputs`."""
         if len(inputs) != len(self.inputs):
             raise TypeError(f"expected the inputs {self.inputs}, found {len(inputs)} inputs")
-        rest = iter(inputs)
-        arguments = [next(rest) if a["kind"] == "input" else self._weights[a["name"]]
+        rest, weights = iter(inputs), self._weights_beside(inputs)
+        arguments = [next(rest) if a["kind"] == "input" else weights[a["name"]]
                      for a in self._arguments]
         if out is None:
             out = self._allocate(arguments)
@@ -131,6 +163,14 @@ class ArtifactProgram:
         results = results if isinstance(results, tuple) else (results,)
         chosen = tuple(results[i] for i in self._outputs)
         return chosen[0] if len(chosen) == 1 else chosen
+
+    def _weights_beside(self, inputs):
+        """The weights on the device of the inputs, copied there at the first call."""
+        device = str(getattr(inputs[0], "device", "cpu")) if inputs else "cpu"
+        if device not in self._weights:
+            self._weights[device] = {
+                name: weight.to(device) for name, weight in self._weights["cpu"].items()}
+        return self._weights[device]
 
     def __repr__(self):
         return f"<compiled torch program {self.name}({', '.join(self.inputs)})>"
@@ -180,15 +220,25 @@ def load(path) -> Artifact:
     files = {name: _read_verified(folder, name, expected)
              for name, expected in manifest["files"].items()}
     artifact = Artifact(manifest, files)
-    if artifact.target == "cpu":
-        _require_this_cpu(folder, manifest["target"])
-        executable = native().Executable(files["kernel.o"])
-        artifact.functions = {d["name"]: ArtifactFunction(executable.function(d["name"]), d)
-                              for d in manifest["functions"]}
-        if "program.json" in files:
-            program = ArtifactProgram(artifact)
-            artifact.functions[program.name] = program
+    find = _host_functions(artifact, folder) if artifact.target == "cpu" else _kernels(artifact)
+    artifact.functions = {d["name"]: ArtifactFunction(find(d), d) for d in manifest["functions"]}
+    if "program.json" in files:
+        program = ArtifactProgram(artifact)
+        artifact.functions[program.name] = program
     return artifact
+
+
+def _host_functions(artifact, folder):
+    _require_this_cpu(folder, artifact.manifest["target"])
+    executable = native().Executable(artifact.files["kernel.o"])
+    return lambda description: executable.function(description["name"])
+
+
+def _kernels(artifact):
+    from .launch import LaunchPlan
+
+    return lambda description: _KernelFunction(
+        artifact.ptx, LaunchPlan(description), artifact.target)
 
 
 def _read_manifest(folder: Path) -> dict:

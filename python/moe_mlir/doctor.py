@@ -4,14 +4,23 @@
 without the native module.
 """
 
+import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import _tools
 
 # Packages that bring an LLVM of their own into the process.
 _OTHER_LLVMS = ("iree", "llvmlite", "mlir", "torch_mlir", "triton")
+_LEAST_TORCH = (2, 11)
+_LIBRARIES = ("libmoe_runtime.so", "libmoe_sim.so", "libmoe_sim_runtime.so",
+              "libmoe_cuda_runtime.so")
 
 
 @dataclass
@@ -31,11 +40,15 @@ class Report:
 
 
 def doctor() -> Report:
-    """Looks at versions, CPU, ptxas, the cache and copies of LLVM."""
+    """Looks at versions, CPU, GPU, tools, the cache, variables and copies of LLVM."""
     report = Report()
     _add_versions(report)
+    _add_integrations(report)
     _add_compiler(report)
+    _add_driver(report)
+    _add_installation(report)
     _add_cache(report)
+    _add_environment(report)
     _add_llvm_copies(report)
     return report
 
@@ -51,8 +64,27 @@ def _add_versions(report):
 
         cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
         report.facts["torch"] = f"{torch.__version__}, GPU: {cuda}"
+        version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
+        if version < _LEAST_TORCH:
+            report.problems.append(f"expected torch {'.'.join(map(str, _LEAST_TORCH))} or newer, "
+                                   f"found {torch.__version__}; install a newer one")
     else:
         report.facts["torch"] = "not installed; artifacts and the compiler work without it"
+
+
+def _add_integrations(report):
+    for package in ("transformers", "safetensors", "matplotlib"):
+        try:
+            report.facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            report.facts[package] = "not installed"
+    points = importlib.metadata.entry_points(group="torch_dynamo_backends", name="moe")
+    report.facts["backend"] = ", ".join(point.value for point in points) or "not registered"
+    if not points:
+        report.problems.append(
+            'torch.compile(backend="moe") finds nothing: the package has no metadata; install '
+            "the wheel, or use the package in build/python"
+        )
 
 
 def _add_compiler(report):
@@ -74,6 +106,46 @@ def _add_compiler(report):
     report.facts["ptxas"] = moe.find_ptxas() or (
         "none; PTX works, cubins need the nvidia-cuda-nvcc wheel"
     )
+
+
+def _add_driver(report):
+    """The CUDA driver, which torch need not know of: our GPU runtime loads it itself."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        version, count = ctypes.c_int(), ctypes.c_int()
+        driver.cuDriverGetVersion(ctypes.byref(version))
+        status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        report.facts["CUDA driver"] = "none; GPU kernels run in the simulator"
+        return
+    release = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    report.facts["CUDA driver"] = f"{release}, {count.value} devices"
+    if status:
+        report.problems.append(f"the CUDA driver ({release}) answers with error {status}; GPU "
+                               "kernels cannot run")
+
+
+def _add_installation(report):
+    package = Path(__file__).parent.absolute()
+    missing = {
+        "tools": [name for name in _tools.TOOLS if _tools.find_tool(name) is None],
+        "libraries": [name for name in _LIBRARIES if not (package / name).exists()],
+    }
+    for fact, count in (("tools", len(_tools.TOOLS)), ("libraries", len(_LIBRARIES))):
+        report.facts[fact] = f"{count - len(missing[fact])} of {count}"
+        if missing[fact]:
+            report.problems.append(f"expected {', '.join(missing[fact])} with the package in "
+                                   f"{package}, found none; install the wheel again, or build "
+                                   "the source tree")
+
+
+def _add_environment(report):
+    from . import _environment
+
+    settings = [f"{name}={os.environ[name]}" for name in _environment.VARIABLES
+                if name in os.environ]
+    report.facts["variables"] = " ".join(settings) or "none set"
+    report.problems += _environment.unknown()
 
 
 def _add_cache(report):

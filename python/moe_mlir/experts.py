@@ -7,15 +7,16 @@ its run of rows, and adds the results back with their gates:
                   expert's rows start, how many it has
     token_rows    the token of each row: the inverse of dispatch
     grouped_linear  row r of expert e's run is multiplied by w[e]
+    combine       the sum of each token's rows, weighed by their gates
 
-The three are torch ops (`torch.ops.moe.*`), so that a traced model keeps them
+They are torch ops (`torch.ops.moe.*`), so that a traced model keeps them
 as one node each whatever the routing; sizes depend on shapes alone, [T * k]
 rows, never on data.
 """
 
 import torch
 
-from .ops import dispatch
+from .ops import combine, dispatch
 from .ops._library import define
 
 
@@ -36,17 +37,33 @@ def run_experts(x, gates, indices, w_in, w_out, *, b_in=None, b_out=None, activa
         `[.., d]` in the dtype of x.
     """
     activation = activation or torch.nn.functional.gelu
+
+    def expert(rows, offsets):
+        hidden = activation(torch.ops.moe.grouped_linear(rows, w_in, b_in, offsets))
+        return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets)
+    return run_rows(x, gates, indices, w_in.shape[0], expert)
+
+
+def run_rows(x, gates, indices, num_experts, expert):
+    """As `run_experts`, with the experts given as a function.
+
+    `expert(rows, offsets)` maps the rows of all (token, choice) pairs, sorted by
+    expert, to as many rows: expert e has rows `offsets[e]` to `offsets[e + 1]`.
+    """
     tokens = x.reshape(-1, x.shape[-1])
     chosen = indices.reshape(-1, indices.shape[-1])
     weights = gates.reshape(-1, gates.shape[-1])
-    slots, offsets, _ = dispatch(chosen, w_in.shape[0])
-    rows = torch.ops.moe.token_rows(slots)
-    hidden = activation(torch.ops.moe.grouped_linear(tokens[rows], w_in, b_in, offsets))
-    outputs = torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets)
-    # A pair without a slot reads some row with gate 0.
-    weights = torch.where(slots >= 0, weights.to(x.dtype), 0.0)
-    picked = outputs[slots.clamp(min=0)]
-    return (picked * weights.unsqueeze(-1)).sum(dim=1).reshape(x.shape)
+    slots, offsets, _ = dispatch(chosen, num_experts)
+    outputs = expert(tokens[torch.ops.moe.token_rows(slots)], offsets)
+    return _combine(outputs, weights, slots).reshape(*x.shape[:-1], outputs.shape[-1])
+
+
+def _combine(outputs, gates, slots):
+    """The op, or its meaning for float64, which the op does not take."""
+    if outputs.dtype != torch.float64:
+        return combine(outputs, gates, slots)
+    gates = torch.where(slots >= 0, gates.to(outputs.dtype), 0.0)
+    return (outputs[slots.clamp(min=0)] * gates.unsqueeze(-1)).sum(dim=1)
 
 
 # ---- rows ----------------------------------------------------------------------

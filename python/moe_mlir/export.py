@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils import _pytree as pytree
 
+from ._trace_errors import explained
+from .fx.experts import raise_experts
+from .fx.patterns import is_assertion
 from .fx.raise_routing import raise_routing
 from .importer import ImportedProgram, import_program
 
@@ -98,8 +101,8 @@ def _dynamic_dims(tensor: torch.Tensor):
     return {i: torch.export.Dim.AUTO for i in range(dims)}
 
 
-def trace(model, args, kwargs=None, dynamic_tokens=True):
-    """The model's program in core ATen, its input spec and the inputs' leaves."""
+def check_inputs(model, args, kwargs=None):
+    """The leaves and the structure of a model's inputs."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected 'model' to be a torch.nn.Module or an ExportedProgram, found "
                         f"{type(model).__name__}")
@@ -107,14 +110,20 @@ def trace(model, args, kwargs=None, dynamic_tokens=True):
         raise TypeError(f"expected 'args' to be a tuple of the model's inputs, found "
                         f"{type(args).__name__}; write (x,) for one input")
     leaves, spec = pytree.tree_flatten((args, dict(kwargs or {})))
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    if not tensors:
+    if not any(isinstance(x, torch.Tensor) for x in leaves):
         raise ValueError("expected at least one tensor among the inputs of the model, found none")
+    return leaves, spec
+
+
+def trace(model, args, kwargs=None, dynamic_tokens=True):
+    """The model's program in core ATen, its input spec and the inputs' leaves."""
+    leaves, spec = check_inputs(model, args, kwargs)
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     shapes = (tuple(_dynamic_dims(t) for t in tensors),) if dynamic_tokens else None
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
-    with oblivious, torch.no_grad(), _routing_as_ops(model):
+    with oblivious, torch.no_grad(), _routing_as_ops(model), explained():
         program = torch.export.export(_Inputs(model, leaves, spec), tuple(tensors),
                                       dynamic_shapes=shapes)
         return decompose(program), spec, leaves
@@ -132,7 +141,12 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     with warnings.catch_warnings():
         # torch copies its own tree specs in a way that it deprecated itself.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        return program.run_decompositions(table)
+        program = program.run_decompositions(table)
+    for node in list(program.graph.nodes):
+        # What they check is known: the program has one type a tensor.
+        if is_assertion(node):
+            program.graph.erase_node(node)
+    return program
 
 
 def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
@@ -146,6 +160,7 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
 
     Raises:
         ImportFailed: every unsupported operation, with its lines.
+        TraceFailed: torch.export cannot trace the model.
     """
     if isinstance(model, torch.export.ExportedProgram):
         program = decompose(model)
@@ -153,6 +168,7 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
     else:
         program, spec, leaves = trace(model, args, kwargs, dynamic_tokens)
     raise_routing(program.graph_module)
+    raise_experts(program.graph)
     names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
     constants = {} if leaves is None else {

@@ -1,18 +1,30 @@
 """Compiled code for IR text: from memory, from the disk cache, or from the compiler.
 
-Environment: see `moe_mlir.cache`; MOE_MLIR_DUMP_DIR names a folder that gets the
-IR after every pass of every compilation, one subfolder each. MOE_MLIR_CPU names
-the CPU to compile for, such as "x86-64-v3" (AVX2); default: this machine's.
+Environment: see `moe_mlir.cache` and `moe_mlir._log`; MOE_MLIR_DUMP_DIR names a
+folder that gets the IR after every pass of every compilation, one subfolder
+each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_CPU names the CPU
+to compile for, such as "x86-64-v3" (AVX2); default: this machine's.
+MOE_MLIR_KERNELS names a folder of packed kernels, which are then the only ones
+for GPUs.
 """
 
 import functools
 import hashlib
+import logging
 import os
+import re
 import threading
+import time
 from collections import OrderedDict
+from pathlib import Path
 
-from . import cache
+from . import cache, reproduce
+from ._log import logger
 from ._native import native
+from ._progress import Clock
+
+# In the order in which PTX moves up.
+_CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024
@@ -49,16 +61,54 @@ def compile_cached(text: str, *, pipeline: str = "moe-to-cpu"):
 
 def compile_ptx_cached(text: str, chip: str) -> str:
     """The PTX of a module's kernels for an NVIDIA chip such as "sm_90"."""
-    code = _cached("ptx", text, chip,
-                   lambda dump: native().compile_ptx(text, chip, dump_dir=dump).encode())
-    return code.decode()
+    return _cached("ptx", text, chip).decode()
 
 
 def compile_kernels_cached(text: str, chip: str) -> str:
     """JSON of the PTX of a module's kernels and of how to launch them."""
-    code = _cached("kernels", text, chip,
-                   lambda dump: native().compile_kernels(text, chip, dump_dir=dump).encode())
-    return code.decode()
+    if folder := os.environ.get("MOE_MLIR_KERNELS"):
+        return _read_packed(folder, text, chip)
+    return _cached("kernels", text, chip).decode()
+
+
+def compile_bytes(kind: str, text: str, target: str, dump_dir: str = "", remarks=None) -> bytes:
+    """What the compiler makes of a module, past all caches.
+
+    Args:
+        kind: "object", "ptx" or "kernels".
+        text: the module as MLIR text.
+        target: the pipeline of an object, else the chip.
+        dump_dir: a folder for the IR after every pass.
+        remarks: a list that gets the compiler's warnings and remarks.
+    """
+    compiler = getattr(native(), f"compile_{kind}")
+    options = {"cpu": _target_cpu()} if kind == "object" else {}
+    code = compiler(text, target, dump_dir=dump_dir, remarks=remarks, **options)
+    return code if isinstance(code, bytes) else code.encode()
+
+
+def pack_kernels(text: str, chip: str, folder) -> None:
+    """Compiles a module for machines without a compiler, where MOE_MLIR_KERNELS names `folder`."""
+    path = _packed_path(folder, text, chip)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(compile_kernels_cached(text, chip))
+
+
+def _packed_path(folder, text, chip):
+    return Path(folder) / (cache.make_key("kernels", text, chip) + ".json")
+
+
+def _read_packed(folder, text, chip):
+    # PTX runs on later chips too.
+    chips = _CHIPS[: _CHIPS.index(chip) + 1] if chip in _CHIPS else (chip,)
+    for candidate in reversed(chips):
+        path = _packed_path(folder, text, candidate)
+        if path.exists():
+            return path.read_text()
+    name = text.partition("@")[2].partition("(")[0]
+    raise ImportError(
+        f"expected kernels for this '{name}' and {chip} in {folder}, found none: pack them with "
+        "moe_mlir.runtime.pack_kernels, or unset MOE_MLIR_KERNELS where the compiler is installed")
 
 
 def set_num_threads(threads: int) -> None:
@@ -73,12 +123,8 @@ def get_num_threads() -> int:
 
 def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
     """As compile_cached, but always from the disk cache or from the compiler."""
-    moe, cpu = native(), _target_cpu()
-    target = "\0".join((pipeline, cpu, *moe.host_cpu()))
-    object_bytes = _cached(
-        "object", text, target,
-        lambda dump: moe.compile_object(text, pipeline, cpu=cpu, dump_dir=dump))
-    return moe.Executable(object_bytes)
+    moe = native()
+    return moe.Executable(_cached("object", text, pipeline, _target_cpu(), *moe.host_cpu()))
 
 
 def _target_cpu() -> str:
@@ -100,18 +146,41 @@ def _missing_features(cpu):
     return sorted(f[1:] for f in needed if f[1:] in absent)
 
 
-def _cached(kind, text, target, compile_to_bytes):
-    key = cache.make_key(kind, text, target, native().llvm_version(), _library_id())
+def _cached(kind, text, target, *machine):
+    """The bytes of a compilation; `machine` is what they depend on beside the target."""
+    target_key = "\0".join((target, *machine))
+    key = cache.make_key(kind, text, target_key, native().llvm_version(), _library_id())
     dump_root = os.environ.get("MOE_MLIR_DUMP_DIR")
     store = cache.open_default()
-    if store is not None and not dump_root:
+    # Who wants to see the passes work wants them to run.
+    shows_passes = dump_root or logger("remarks").isEnabledFor(logging.INFO)
+    if store is not None and not shows_passes:
         payload = store.load(key)
+        logger("cache").debug("%s %s in %s", "found" if payload else "missed", key[:16],
+                              store.folder)
         if payload is not None:
             return payload
     dump = os.path.join(dump_root, f"{kind}-{key[:16]}") if dump_root else ""
-    payload = compile_to_bytes(dump)
+    payload = _compile_and_tell(kind, text, target, dump)
     if store is not None:
         store.store(key, payload)
+    return payload
+
+
+def _compile_and_tell(kind, text, target, dump):
+    """Compiles, with progress, remarks and, for a failure, a file that reproduces it."""
+    name = re.search(r"func\.func (?:public )?@([\w$.-]+)", text)
+    label = f"{name[1] if name else 'a module'} for {target}"
+    remarks, start = [], time.perf_counter()
+    try:
+        with Clock(f"moe-mlir: compiling {label}"):
+            payload = compile_bytes(kind, text, target, dump, remarks)
+    except native().MoeError as error:
+        raise reproduce.explain(error, kind, text, target) from None
+    logger("compile").info("compiled %s in %.0f ms: %s of %d bytes", label,
+                           1e3 * (time.perf_counter() - start), kind, len(payload))
+    for remark in remarks:
+        logger("remarks").info("%s", remark)
     return payload
 
 

@@ -16,7 +16,7 @@ import json
 from dataclasses import dataclass, field
 
 from . import sim
-from .artifact import evaluate_size
+from .launch import LaunchPlan
 
 _active = contextvars.ContextVar("moe_mlir_simulation", default=None)
 
@@ -33,9 +33,13 @@ class Simulation:
     strict: bool
     reports: list = field(default_factory=list)
 
-    def run(self, text, name, tensors):
-        """Runs function `name` of a module on inputs and result buffers."""
-        reports = device_functions(text, self.chip)[name](*tensors, **self.options)
+    def run(self, kernel, tensors):
+        """Runs a kernel (ops/_kernel.py) on inputs and result buffers."""
+        self.run_function(device_functions(kernel.text(), self.chip)[kernel.op], tensors)
+
+    def run_function(self, function, buffers):
+        """Runs a DeviceFunction on inputs and result buffers."""
+        reports = function(*buffers, **self.options)
         self.reports += reports
         for report in reports:
             if self.strict and report.findings:
@@ -54,62 +58,49 @@ def simulate(chip="sm_90", *, strict=True, **options):
     Yields:
         a Simulation.
     """
-    simulation = Simulation(chip, options, strict)
-    token = _active.set(simulation)
-    try:
+    with intercept(Simulation(chip, options, strict)) as simulation:
         yield simulation
+
+
+@contextlib.contextmanager
+def intercept(runner):
+    """Gives the kernels of the routing ops to `runner.run` while the block lasts."""
+    token = _active.set(runner)
+    try:
+        yield runner
     finally:
         _active.reset(token)
 
 
 def active_simulation():
-    """The innermost simulation, or None."""
+    """The innermost simulation, or what else intercepts kernels, or None."""
     return _active.get()
 
 
 class DeviceFunction:
-    """A function compiled to kernels, and how to launch them (docs/Architecture.md)."""
+    """A function compiled to kernels, in the simulator."""
 
-    def __init__(self, module: sim.Module, description: dict):
+    def __init__(self, module: sim.Module, plan: LaunchPlan):
         self.module = module
-        self.name = description["name"]
-        self.buffers = [*description["arguments"], *description["results"]]
-        self.kernels = description["kernels"]
-        self.workspace = description.get("workspace")
+        self.plan = plan
 
-    def sizes(self, arguments) -> list[int]:
-        """The dynamic sizes of the arguments, in the order of the kernels' parameters."""
-        return [
-            size
-            for argument, buffer in zip(arguments, self.buffers, strict=True)
-            for size, static in zip(
-                getattr(argument, "shape", ()), buffer.get("shape", ()), strict=True
-            )
-            if static < 0
-        ]
-
-    def __call__(self, *arguments, **options) -> list:
+    def __call__(self, *buffers, **options) -> list:
         """Launches the kernels in order on inputs and result buffers; returns their reports."""
-        sizes = self.sizes(arguments)
-        parameters = list(arguments)
-        if self.workspace is not None:
-            parameters.append(_make_workspace(evaluate_size(self.workspace, arguments)))
-            sizes.append(len(parameters[-1]))
-        reports = []
-        for kernel in self.kernels:
-            grid = [evaluate_size(size, arguments) for size in kernel["grid"]]
-            if 0 not in grid:
-                reports.append(
-                    self.module.launch(
-                        kernel["name"],
-                        grid,
-                        kernel["block_size"],
-                        [*parameters, *sizes],
-                        dynamic_smem=kernel["dynamic_smem"],
-                        **options,
-                    )
-                )
-        return reports
+        parameters, sizes = list(buffers), self.plan.sizes(buffers)
+        if (size := self.plan.workspace(buffers)) is not None:
+            parameters.append(_make_workspace(size))
+            sizes.append(size)
+        return [
+            self.module.launch(
+                launch.name,
+                launch.grid,
+                launch.block_size,
+                [*parameters, *sizes],
+                dynamic_smem=launch.dynamic_smem,
+                **options,
+            )
+            for launch in self.plan.launches(buffers)
+        ]
 
 
 def _make_workspace(size):
@@ -125,8 +116,16 @@ def device_functions(text: str, chip: str) -> dict:
     from .runtime import compile_kernels_cached
 
     code = json.loads(compile_kernels_cached(text, chip))
-    module = sim.Module(code["ptx"])
-    return {f["name"]: DeviceFunction(module, f) for f in code["functions"]}
+    return {f["name"]: device_function(code["ptx"], LaunchPlan(f)) for f in code["functions"]}
 
 
-__all__ = ["DeviceFunction", "Simulation", "SimulationError", "device_functions", "simulate"]
+def device_function(ptx: str, plan: LaunchPlan) -> DeviceFunction:
+    """The kernels of one function of PTX in the simulator."""
+    return DeviceFunction(_load(ptx), plan)
+
+
+_load = functools.lru_cache(maxsize=256)(sim.Module)
+
+
+__all__ = ["DeviceFunction", "Simulation", "SimulationError", "device_functions", "intercept",
+           "simulate"]

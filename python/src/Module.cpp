@@ -44,6 +44,15 @@ static nb::bytes takeBytes(MoEBytes bytes) {
   return result;
 }
 
+/// Appends what the compiler remarked while it made `bytes` to a Python list.
+static void appendRemarks(MoEBytes bytes, nb::object remarks) {
+  if (remarks.is_none())
+    return;
+  for (size_t i = 0, n = moeBytesGetNumRemarks(bytes); i < n; ++i)
+    nb::cast<nb::list>(remarks).append(
+        nb::str(toString(moeBytesGetRemark(bytes, i)).c_str()));
+}
+
 /// moe_mlir._moe.MoeError, a ValueError with the list `diagnostics`.
 static PyObject *errorType = nullptr;
 
@@ -160,35 +169,39 @@ private:
 
 static nb::bytes compileObject(std::string_view text, std::string_view pipeline,
                                std::string_view dumpDir,
-                               std::string_view filename,
-                               std::string_view cpu) {
+                               std::string_view filename, std::string_view cpu,
+                               nb::object remarks) {
   MoEBytes object = nullptr;
   run([&] {
     return moeCompileObject(ref(text), ref(filename), ref(pipeline), ref(cpu),
                             ref(dumpDir), &object);
   });
+  appendRemarks(object, remarks);
   return takeBytes(object);
 }
 
 static std::string compilePTX(std::string_view text, std::string_view chip,
                               std::string_view dumpDir,
-                              std::string_view filename) {
+                              std::string_view filename, nb::object remarks) {
   MoEBytes ptx = nullptr;
   run([&] {
     return moeCompilePTX(ref(text), ref(filename), ref(chip), ref(dumpDir),
                          &ptx);
   });
+  appendRemarks(ptx, remarks);
   return take(ptx);
 }
 
 static std::string compileKernels(std::string_view text, std::string_view chip,
                                   std::string_view dumpDir,
-                                  std::string_view filename) {
+                                  std::string_view filename,
+                                  nb::object remarks) {
   MoEBytes kernels = nullptr;
   run([&] {
     return moeCompileKernels(ref(text), ref(filename), ref(chip), ref(dumpDir),
                              &kernels);
   });
+  appendRemarks(kernels, remarks);
   return take(kernels);
 }
 
@@ -270,15 +283,18 @@ NB_MODULE(_moe, m) {
       .def("function", &Executable::function, "name"_a)
       .def_prop_ro("functions", &Executable::names);
 
-  m.def("compile_object", &compileObject, "text"_a, "pipeline"_a = "moe-to-cpu",
-        "dump_dir"_a = "", "filename"_a = "-", "cpu"_a = "native",
-        "Compiles MLIR text to an ELF object for this machine's CPU, or for "
-        "another one of its architecture. With `dump_dir`, writes the IR after "
-        "every pass there.");
+  m.def(
+      "compile_object", &compileObject, "text"_a, "pipeline"_a = "moe-to-cpu",
+      "dump_dir"_a = "", "filename"_a = "-", "cpu"_a = "native",
+      "remarks"_a = nb::none(),
+      "Compiles MLIR text to an ELF object for this machine's CPU, or for "
+      "another one of its architecture. With `dump_dir`, writes the IR after "
+      "every pass there. Appends warnings and remarks to the list `remarks`.");
   m.def("compile_ptx", &compilePTX, "text"_a, "chip"_a, "dump_dir"_a = "",
-        "filename"_a = "-", "Compiles MLIR text to PTX for an NVIDIA chip.");
+        "filename"_a = "-", "remarks"_a = nb::none(),
+        "Compiles MLIR text to PTX for an NVIDIA chip.");
   m.def("compile_kernels", &compileKernels, "text"_a, "chip"_a,
-        "dump_dir"_a = "", "filename"_a = "-",
+        "dump_dir"_a = "", "filename"_a = "-", "remarks"_a = nb::none(),
         "Compiles MLIR text for an NVIDIA chip: JSON of the PTX and of how to "
         "launch its kernels.");
   m.def("assemble_cubin", &assembleCubin, "ptx"_a, "chip"_a,

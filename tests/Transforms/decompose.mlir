@@ -4,7 +4,7 @@
 // RUN: %moe-opt %s --moe-decompose --mlir-pass-statistics --mlir-pass-statistics-display=list -o /dev/null 2>&1 | FileCheck %s --check-prefix=STATS
 
 // STATS: MoEDecompose
-// STATS: 9 num-decomposed
+// STATS: 10 num-decomposed
 // STATS: 0 num-refused
 
 // CHECK-NOT: moe.

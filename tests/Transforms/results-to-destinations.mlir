@@ -22,6 +22,24 @@ func.func @stores_a_scalar_in_a_buffer_of_rank_0(%x: f32) -> f32 {
   return %x : f32
 }
 
+// CHECK-LABEL: func @computes_a_reshaped_result_in_a_view_of_the_destination
+// CHECK-SAME:    (%{{.*}}: index, %[[OUT:.*]]: memref<?x16xf32>)
+func.func @computes_a_reshaped_result_in_a_view_of_the_destination(%n: index)
+    -> tensor<?x16xf32> {
+  %f = arith.constant 1.0 : f32
+  %empty = tensor.empty(%n) : tensor<?x16xf32>
+  // CHECK: %[[EMPTY:.*]] = tensor.empty({{.*}}) : tensor<1x?x16xf32>
+  %split = tensor.expand_shape %empty [[0, 1], [2]] output_shape [1, %n, 16]
+      : tensor<?x16xf32> into tensor<1x?x16xf32>
+  // CHECK: %[[FILL:.*]] = linalg.fill {{.*}} outs(%[[EMPTY]]
+  %fill = linalg.fill ins(%f : f32) outs(%split : tensor<1x?x16xf32>) -> tensor<1x?x16xf32>
+  %joined = tensor.collapse_shape %fill [[0, 1], [2]]
+      : tensor<1x?x16xf32> into tensor<?x16xf32>
+  // CHECK: %[[VIEW:.*]] = memref.expand_shape %[[OUT]] {{\[}}[0, 1], [2]]
+  // CHECK: materialize_in_destination %[[FILL]] in restrict writable %[[VIEW]]
+  return %joined : tensor<?x16xf32>
+}
+
 // CHECK-LABEL: func private @leaves_private_functions
 // CHECK-SAME:    (%{{.*}}: tensor<?xf32>) -> tensor<?xf32> {
 func.func private @leaves_private_functions(%x: tensor<?xf32>) -> tensor<?xf32> {

@@ -46,8 +46,9 @@ func.func @keeps_producers_that_every_tile_needs(
 
 // -----
 
-// Counts over tokens would need a table of their own in each tile, and slots of
-// experts need all tokens: both stay behind the loop of the selection.
+// A loss over tokens would need a sum of its own in each tile, and slots of
+// experts need all tokens: both stay behind the loop of the selection. So do
+// co-selections, of which moe-fuse-reductions has to say why not.
 
 // CHECK: Reason="it sums over the rows that the loop cuts, and each tile would need sums of its own", Remark="not fused with moe.topk_renorm"
 // CHECK: Reason="it needs all rows at once", Remark="not fused with moe.topk_renorm"
@@ -56,21 +57,24 @@ func.func @keeps_producers_that_every_tile_needs(
 // IR:         scf.forall
 // IR:           moe.topk_renorm
 // IR:         scf.forall.in_parallel
+// IR:         moe.balance_loss
 // IR:         moe.adjacency_update
 // IR:         moe.dispatch
 func.func @keeps_ops_that_need_all_rows(
     %z: tensor<256x8xf32>, %a: tensor<8x8xf32>, %g0: tensor<256x2xf32>,
-    %i0: tensor<256x2xi32>, %s0: tensor<256x2xi32>, %o0: tensor<9xi32>, %c0: tensor<8xi32>)
-    -> (tensor<8x8xf32>, tensor<256x2xi32>) {
+    %i0: tensor<256x2xi32>, %s0: tensor<256x2xi32>, %o0: tensor<9xi32>, %c0: tensor<8xi32>,
+    %l0: tensor<f32>) -> (tensor<f32>, tensor<8x8xf32>, tensor<256x2xi32>) {
   %g, %i = moe.topk_renorm ins(%z : tensor<256x8xf32>)
       outs(%g0, %i0 : tensor<256x2xf32>, tensor<256x2xi32>)
       -> tensor<256x2xf32>, tensor<256x2xi32>
+  %loss:2 = moe.balance_loss ins(%z, %i : tensor<256x8xf32>, tensor<256x2xi32>)
+      outs(%l0, %c0 : tensor<f32>, tensor<8xi32>) -> tensor<f32>, tensor<8xi32>
   %new = moe.adjacency_update ins(%a, %i : tensor<8x8xf32>, tensor<256x2xi32>)
       outs(%a : tensor<8x8xf32>) -> tensor<8x8xf32>
   %d:3 = moe.dispatch ins(%i : tensor<256x2xi32>)
       outs(%s0, %o0, %c0 : tensor<256x2xi32>, tensor<9xi32>, tensor<8xi32>)
       -> tensor<256x2xi32>, tensor<9xi32>, tensor<8xi32>
-  return %new, %d#0 : tensor<8x8xf32>, tensor<256x2xi32>
+  return %loss#0, %new, %d#0 : tensor<f32>, tensor<8x8xf32>, tensor<256x2xi32>
 }
 
 // -----

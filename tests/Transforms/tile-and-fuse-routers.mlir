@@ -1,9 +1,12 @@
 // RUN: %moe-opt %s --moe-privatize-destinations --moe-tile-and-fuse --canonicalize --cse --canonicalize --split-input-file | FileCheck %s
+// RUN: %moe-opt %s --moe-privatize-destinations --moe-tile-and-fuse --moe-fuse-reductions --canonicalize --cse --canonicalize --split-input-file | FileCheck %s --check-prefix=COUNTED
+// RUN: %moe-opt %s --moe-to-cpu --split-input-file | FileCheck %s --check-prefix=CPU
 
 // A Symphony step (SymphonySMoE Algorithm 1): logits, softmax, mix over the
 // expert graph, the selection from the mixed scores and the base selection that
-// the graph learns from are one loop over tokens (docs/Spec.md 3.11 (c)). Only
-// the co-selections are counted behind it.
+// the graph learns from are one loop over tokens (docs/Spec.md 3.11 (c)). The
+// co-selections are counted in it as well: what is left behind it is the graph
+// itself, E x E. The base selection is never stored.
 
 #row = affine_map<(d0, d1) -> (d0)>
 #all = affine_map<(d0, d1) -> (d0, d1)>
@@ -22,6 +25,26 @@
 // CHECK:           scf.forall.in_parallel
 // CHECK-NOT:     scf.forall
 // CHECK:         moe.adjacency_update ins(%{{.*}}, %[[LOOP]]#{{[0-2]}} :
+
+// COUNTED-LABEL: func @symphony_is_one_loop
+// COUNTED-NOT:     moe.
+// COUNTED:         %[[LOOP:.*]]:3 = scf.forall (%{{.*}}) = (0) to (%{{.*}}) step (%{{.*}}) shared_outs(%{{.*}}, %{{.*}}, %[[TABLES:.*]] = %{{.*}}) -> (tensor<?x2xf32>, tensor<?x2xi64>, tensor<?x16x16xi32>)
+// COUNTED:           scf.for {{.*}} step %c64
+// COUNTED:             %[[Z:.*]] = moe.router_logits
+// COUNTED-COUNT-4:     linalg.generic
+// COUNTED-DAG:         %[[G:.*]] = moe.adjacency_gate
+// COUNTED-DAG:         moe.topk_renorm ins(%[[G]]
+// COUNTED-DAG:         %[[BASE:.*]]:2 = moe.topk_renorm ins(%[[Z]]
+// COUNTED:             moe.co_selections ins(%[[BASE]]#1
+// COUNTED:           scf.forall.in_parallel
+// COUNTED-NOT:     moe.
+// COUNTED-NOT:     scf.forall
+// COUNTED:         linalg.generic {{.*}} ins(%[[LOOP]]#2 : tensor<?x16x16xi32>)
+
+// CPU-LABEL: llvm.func @symphony_is_one_loop(
+// CPU:         llvm.call @moe_parallel_for
+// CPU-NOT:     llvm.call @moe_parallel_for
+// CPU:         llvm.return
 func.func @symphony_is_one_loop(
     %h: tensor<?x352xf32>, %w: tensor<16x352xf32>, %a: tensor<16x16xf32>, %n: index)
     -> (tensor<?x2xf32>, tensor<?x2xi64>, tensor<16x16xf32>) {

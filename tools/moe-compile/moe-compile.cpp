@@ -61,6 +61,9 @@ struct Options {
   cl::opt<bool> allowBytecode{
       "allow-bytecode", cl::cat(category),
       cl::desc("accept MLIR bytecode; only for files that you trust")};
+  cl::opt<bool> remarks{
+      "remarks", cl::cat(category),
+      cl::desc("print what the passes did not do, and why, on standard error")};
   cl::opt<unsigned> nestingLimit{
       "nesting-limit", cl::init(256), cl::value_desc("N"), cl::cat(category),
       cl::desc("the most levels of brackets in text input (default 256)")};
@@ -212,6 +215,18 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
                           : compileGPU(*module, options, program.files);
 }
 
+/// Keeps the module of a torch program that did not compile: the importer's
+/// output is gone otherwise, and it is what reproduces the failure.
+static void keepImported(const Options &options, const InputProgram &program) {
+  std::string path =
+      (options.output == "-" ? "moe-compile" : options.output.getValue()) +
+      ".failed.mlir";
+  if (succeeded(writeOutput(path, program.mlir)))
+    llvm::errs() << "moe-compile: note: the imported module is in " << path
+                 << "; compile it again with `moe-compile " << path << " -o "
+                 << options.output << " --target=" << options.target << "`\n";
+}
+
 /// Everything after the command line; diagnostics go to `diagnostics`.
 static LogicalResult run(const Options &options, MLIRContext &context,
                          const char *tool, DiagnosticCollector &diagnostics) {
@@ -221,7 +236,10 @@ static LogicalResult run(const Options &options, MLIRContext &context,
   if (failed(program))
     return failure();
   diagnostics.setSource(program->mlir, options.input);
-  return compile(options, context, *program);
+  LogicalResult result = compile(options, context, *program);
+  if (failed(result) && StringRef(options.input).ends_with(".pt2"))
+    keepImported(options, *program);
+  return result;
 }
 
 int main(int argc, char **argv) {
@@ -239,6 +257,8 @@ int main(int argc, char **argv) {
       "  moe-compile model.pt2 -o model.moe --dump-phases-to=phases\n");
 
   std::unique_ptr<MLIRContext> context = createContext();
+  if (options.remarks)
+    enableRemarks(*context);
   DiagnosticCollector diagnostics(*context);
   LogicalResult result = run(options, *context, argv[0], diagnostics);
   for (const auto *list : {&diagnostics.others, &diagnostics.errors})

@@ -1,6 +1,7 @@
 //===- moe-run.cpp - Run an artifact on .npy files ------------------------===//
 
 #include "MoE/Runtime/Artifact.h"
+#include "MoE/Runtime/GpuDevice.h"
 #include "MoE/Runtime/Parallel.h"
 #include "MoE/Support/Npy.h"
 
@@ -13,8 +14,11 @@
 #include <stdexcept>
 
 using namespace moe;
+using moe::runtime::Array;
 using moe::runtime::Artifact;
+using moe::runtime::DeviceFunction;
 using moe::runtime::Function;
+using moe::runtime::GpuDevice;
 using moe::runtime::Tensor;
 using moe::runtime::ValueType;
 
@@ -27,13 +31,15 @@ Runs a function of an artifact that moe-compile wrote. Needs no compiler.
   --function NAME       which function; not needed if there is only one
   --input FILE.npy      one for each argument, in order
   --output FILE.npy     where to write a result, in order; the others are dropped
-  --device cpu          what runs it (default: what the artifact is for)
+  --device DEVICE       cpu, cuda, or sim: the simulator runs and checks kernels
+                        (default: what the artifact is for)
   --threads N           threads to use at most (default: all cores)
-  --repeat N            run N times and print the shortest and the median time
+  --repeat N            run N times and print the shortest and the median time;
+                        for a GPU without the copies to it and back
 
 bf16 arrays are written as numpy's 2-byte void type (ml_dtypes writes the same).
 
-Exit status: 0 done, 1 bad input.
+Exit status: 0 done, 1 bad input, 2 the simulator found faults in the kernels.
 )";
 
 struct Options {
@@ -173,21 +179,76 @@ void list(const Artifact &artifact) {
   }
 }
 
-void printTimes(const Function &function, std::span<const Tensor> arguments,
-                std::span<const Tensor> results, int repeat) {
+template <typename Call>
+void printTimes(const Options &options, Call call) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> times;
-  for (int i = 0; i < repeat; ++i) {
+  for (int i = 0; i < options.repeat; ++i) {
     Clock::time_point start = Clock::now();
-    function.run(arguments, results);
+    call();
     times.push_back(
         std::chrono::duration<double, std::micro>(Clock::now() - start)
             .count());
   }
   std::sort(times.begin(), times.end());
-  std::printf("%s: %d runs, shortest %.1f us, median %.1f us\n",
-              function.getName().c_str(), repeat, times.front(),
-              times[times.size() / 2]);
+  std::printf("%d runs, shortest %.1f us, median %.1f us\n", options.repeat,
+              times.front(), times[times.size() / 2]);
+}
+
+/// Memory on a GPU for tensors of this process.
+class DeviceTensors {
+public:
+  DeviceTensors(GpuDevice &device, std::span<const Tensor> tensors,
+                std::span<const ValueType> types)
+      : device(device), tensors(tensors.begin(), tensors.end()) {
+    for (size_t i = 0; i < types.size(); ++i)
+      if (types[i].isTensor)
+        move(this->tensors[i]);
+  }
+  DeviceTensors(const DeviceTensors &) = delete;
+  DeviceTensors &operator=(const DeviceTensors &) = delete;
+  ~DeviceTensors() {
+    for (void *pointer : pointers)
+      device.free(pointer, nullptr);
+  }
+
+  std::span<const Tensor> get() const { return tensors; }
+
+private:
+  void move(Tensor &tensor) {
+    uint64_t bytes = runtime::getNumElements(tensor.shape) *
+                     runtime::getElementSize(tensor.dtype);
+    pointers.push_back(device.allocate(bytes, nullptr, false));
+    if (bytes)
+      device.copy(pointers.back(), tensor.data, bytes, nullptr);
+    tensor.data = pointers.back();
+    tensor.isOnDevice = true;
+  }
+
+  GpuDevice &device;
+  std::vector<Tensor> tensors;
+  std::vector<void *> pointers;
+};
+
+void printTimes(const Options &options, const Function &function,
+                std::span<const Tensor> arguments,
+                std::span<const Tensor> results, GpuDevice *device) {
+  std::printf("%s: ", function.getName().c_str());
+  if (!device)
+    return printTimes(options, [&] { function.run(arguments, results); });
+  DeviceTensors in(*device, arguments, function.getArguments());
+  DeviceTensors out(*device, results, function.getResults());
+  auto *kernels = dynamic_cast<const DeviceFunction *>(&function);
+  // A torch program with its weights has no form without copies.
+  if (!kernels)
+    return printTimes(options, [&] { function.run(in.get(), out.get()); });
+  Array workspace("i8", {kernels->getWorkspaceSize(in.get(), out.get())});
+  DeviceTensors scratch(*device, {&workspace.tensor, 1},
+                        std::vector<ValueType>{{"i8", true, {-1}}});
+  printTimes(options, [&] {
+    kernels->launch(in.get(), out.get(), scratch.get()[0].data, nullptr);
+    device->synchronizeStream(nullptr);
+  });
 }
 
 void run(const Options &options, const Artifact &artifact) {
@@ -206,14 +267,27 @@ void run(const Options &options, const Artifact &artifact) {
                                      ? &function.getArguments()[i]
                                      : nullptr));
   }
-  std::vector<runtime::Array> results = function.run(arguments);
+  std::vector<Array> results = function.run(arguments);
   std::vector<Tensor> tensors;
-  for (const runtime::Array &result : results)
+  for (const Array &result : results)
     tensors.push_back(result.tensor);
   for (size_t i = 0; i < options.outputs.size(); ++i)
     write(options.outputs[i], tensors[i]);
   if (options.repeat)
-    printTimes(function, arguments, tensors, options.repeat);
+    printTimes(options, function, arguments, tensors, artifact.getDevice());
+}
+
+/// Zero, or 2 with the number of faults that the simulator has printed.
+int judge(const Artifact &artifact) {
+  uint64_t findings =
+      artifact.getDevice() ? artifact.getDevice()->numFindings() : 0;
+  if (!findings)
+    return 0;
+  std::fprintf(stderr,
+               "moe-run: error: expected kernels without faults, found %llu; "
+               "the lines above say where\n",
+               static_cast<unsigned long long>(findings));
+  return 2;
 }
 
 } // namespace
@@ -227,15 +301,13 @@ int main(int argc, char **argv) {
     }
     if (options->threads)
       moe_set_num_threads(options->threads);
-    Artifact artifact(options->artifact);
-    if (!options->device.empty() && options->device != "cpu")
-      refuse("expected --device=cpu for this artifact, found '" +
-             options->device + "'");
+    Artifact artifact(options->artifact,
+                      options->list ? "none" : options->device);
     if (options->list)
       list(artifact);
     else
       run(*options, artifact);
-    return 0;
+    return judge(artifact);
   } catch (const std::exception &error) {
     std::fprintf(stderr, "moe-run: error: %s\n", error.what());
     return 1;

@@ -42,7 +42,6 @@
 #ifndef MOE_CONVERSION_MOETOGPU_H
 #define MOE_CONVERSION_MOETOGPU_H
 
-#include "mlir/IR/Types.h"
 #include "llvm/ADT/StringRef.h"
 
 namespace mlir::moe {
@@ -62,11 +61,6 @@ inline constexpr llvm::StringLiteral kDynamicSmemAttrName = "moe.dynamic_smem";
 
 /// The most workgroup memory that a kernel may declare statically.
 inline constexpr int64_t kMaxStaticWorkgroupBytes = 48 * 1024;
-
-/// The bytes that an element takes in a kernel's buffers; an index takes 8.
-inline int64_t getElementBytes(Type element) {
-  return element.isIndex() ? 8 : (element.getIntOrFloatBitWidth() + 7) / 8;
-}
 
 } // namespace mlir::moe
 

@@ -14,7 +14,7 @@ def ConvertMoEToCPUPass
   let summary = "Turn moe ops and contractions on buffers into vector code";
   let description = [{
     Turns `moe.topk_renorm`, `moe.softmax_mix` and their gradients,
-    `moe.mad_dispersion`, `moe.adjacency_update`, `moe.dispatch` and
+    `moe.mad_dispersion`, `moe.co_selections`, `moe.dispatch` and
     `moe.combine`, and of `linalg` contractions, sums and maxima along rows and
     reads of the rows of a table, all on buffers with contiguous rows, into
     `scf` loops over 1-D vectors of `vector-width` lanes.
@@ -63,9 +63,7 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::gpu::GPUDialect",
-    "::mlir::LLVM::LLVMDialect",
     "::mlir::memref::MemRefDialect",
-    "::mlir::NVVM::NVVMDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::vector::VectorDialect",
   ];
@@ -151,9 +149,7 @@ def MoEDistributeToGridPass
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::gpu::GPUDialect",
-    "::mlir::LLVM::LLVMDialect",
     "::mlir::memref::MemRefDialect",
-    "::mlir::NVVM::NVVMDialect",
     "::mlir::scf::SCFDialect",
   ];
   let options = [

@@ -24,6 +24,8 @@
 
 namespace moe::runtime {
 
+class GpuDevice;
+
 /// Memory that somebody else owns: contiguous and row-major. A scalar is a
 /// tensor without dims.
 struct Tensor {
@@ -31,6 +33,9 @@ struct Tensor {
   std::string dtype;
   std::vector<int64_t> shape;
   void *data = nullptr;
+  /// Where `data` points to: the memory of a function's GPU, or of this
+  /// process.
+  bool isOnDevice = false;
 };
 
 /// What a function takes or gives.
@@ -87,15 +92,35 @@ protected:
   std::vector<std::string> names;
 };
 
+/// A function of kernels. `run` copies tensors to the device and back where
+/// they are not on it, and waits; `launch` does neither.
+class MOE_RUNTIME_EXPORT DeviceFunction : public Function {
+public:
+  virtual GpuDevice &getDevice() const = 0;
+  /// Bytes of the memory on the device that a launch needs for itself.
+  virtual int64_t getWorkspaceSize(std::span<const Tensor> arguments,
+                                   std::span<const Tensor> results) const = 0;
+  /// Puts the kernels on a stream of the device. All tensors are on the device,
+  /// scalars are not. Allocates and waits for nothing: a graph may capture it.
+  virtual void launch(std::span<const Tensor> arguments,
+                      std::span<const Tensor> results, void *workspace,
+                      void *stream) const = 0;
+};
+
 class MOE_RUNTIME_EXPORT Artifact {
 public:
-  /// Reads and checks the folder. Throws std::runtime_error where it is
-  /// damaged, of another format version, or for a CPU that this is not.
-  explicit Artifact(const std::string &folder);
+  /// Reads and checks the folder. `device` is "cpu", "cuda", "sim", which runs
+  /// kernels in the simulator, or "none", which only describes the functions;
+  /// empty for what the artifact was compiled for. Throws std::runtime_error
+  /// where the folder is damaged, of another format version, or for a CPU or a
+  /// GPU that is not there.
+  explicit Artifact(const std::string &folder, const std::string &device = "");
   ~Artifact();
 
   /// "cpu", or a chip.
   const std::string &getTarget() const;
+  /// What runs kernels; null where functions have none.
+  GpuDevice *getDevice() const;
   std::span<const std::unique_ptr<Function>> getFunctions() const;
   /// The function of that name; with an empty name the only one. Throws
   /// std::runtime_error that lists the functions.

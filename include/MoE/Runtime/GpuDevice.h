@@ -41,11 +41,15 @@ struct GpuTensorMap {
   uint32_t oobFill;
 };
 
-/// Functions that fail print why on stderr and abort: lowered host code has no
-/// way to hear of errors.
+/// Functions that fail throw std::runtime_error. The mgpu* functions print it
+/// and abort instead: lowered host code has no way to hear of errors.
 class GpuDevice {
 public:
   virtual ~GpuDevice() = default;
+
+  /// Ten times the compute capability, as in sm_90; zero where every chip's PTX
+  /// runs.
+  virtual int32_t getChip() = 0;
 
   /// Zero-terminated PTX, or with `isText` false a cubin or fatbin.
   virtual void *loadModule(const void *data, bool isText, int optLevel) = 0;
@@ -55,6 +59,8 @@ public:
 
   virtual void *allocate(uint64_t bytes, void *stream, bool hostShared) = 0;
   virtual void free(void *pointer, void *stream) = 0;
+  /// What reports call an allocation.
+  virtual void setName(void *pointer, const std::string &name) = 0;
   virtual void copy(void *to, const void *from, uint64_t bytes,
                     void *stream) = 0;
   /// `width` is 2 or 4 bytes.
@@ -87,8 +93,18 @@ GpuDevice &gpuDevice();
 } // namespace moe::runtime
 
 extern "C" {
+/// The device of the library, for callers that open it at run time.
+moe::runtime::GpuDevice *moe_gpu_device();
 /// Null if kernels can run, else why not. The caller must not free it.
 const char *moe_gpu_unavailable();
+/// For callers of C. Each returns null, or why it failed, valid until the next
+/// call of this thread.
+const char *moe_gpu_load(const char *ptx, void **module);
+const char *moe_gpu_find(void *module, const char *name, void **function);
+/// `params` has one pointer to the value of each parameter.
+const char *moe_gpu_launch(void *function, const uint32_t *grid,
+                           uint32_t blockSize, uint32_t dynamicSmem,
+                           void *stream, void **params);
 /// Findings of all launches so far, and their text; valid until the next call.
 uint64_t moe_gpu_num_findings();
 const char *moe_gpu_report();

@@ -24,6 +24,10 @@ struct InputOptions {
 /// context serves one compilation, and diagnostics come in a fixed order.
 std::unique_ptr<MLIRContext> createContext();
 
+/// Lets our passes say what they did not do and why: their remarks
+/// (mlir/IR/Remarks.h) come as diagnostics of severity remark.
+void enableRemarks(MLIRContext &context);
+
 /// Parses and verifies a module from text, or from bytecode when allowed.
 /// `name` is the file name in diagnostics. Null after a diagnostic.
 OwningOpRef<ModuleOp> parseInput(MLIRContext &context, StringRef source,

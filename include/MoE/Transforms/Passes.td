@@ -115,6 +115,48 @@ def MoEExpandCopiesPass : Pass<"moe-expand-copies", "mlir::func::FuncOp"> {
   let dependentDialects = ["::mlir::linalg::LinalgDialect"];
 }
 
+def MoEFuseReductionsPass
+    : Pass<"moe-fuse-reductions", "mlir::func::FuncOp"> {
+  let summary = "Take reductions over rows in the loop that computes the rows";
+  let description = [{
+    Matches an op with `SplitReductionOpInterface` that reduces over the rows
+    which an `scf.forall` computes tile by tile, such as the co-selections of
+    `moe.adjacency_update`. The loop becomes a loop over parts of the rows, each
+    of them a loop over its tiles that folds into a table of its own:
+
+    ```
+    scf.forall (%part) = (0) to (%n) step (%rows) {
+      scf.for %tile = %part to %end step 64 { .. select, count into the table .. }
+    }
+    ```
+
+    The tables are combined behind it, in order. There are at most `max-parts`
+    of them, and all together they take at most `max-bytes`, however many rows
+    there are. What nothing but the reduction reads is no longer stored.
+
+    An op whose tables would be too large, or of which a tile needs what is
+    computed behind the loop, stays with a missed remark. Bits do not change:
+    the interface splits only reductions that may be taken in any order.
+  }];
+  let dependentDialects = [
+    "::mlir::affine::AffineDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::scf::SCFDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+  let options = [
+    Option<"maxParts", "max-parts", "int64_t", /*default=*/"64",
+           "parts of the rows at most, the threads that can share them">,
+    Option<"maxBytes", "max-bytes", "int64_t", /*default=*/"2097152",
+           "memory that the tables of a reduction may take">,
+  ];
+  let statistics = [
+    Statistic<"numFused", "num-fused", "Number of reductions fused">,
+    Statistic<"numNotFused", "num-not-fused",
+              "Number of reductions that could not be fused">,
+  ];
+}
+
 def MoEOutlineParallelPass
     : Pass<"moe-outline-parallel", "mlir::ModuleOp"> {
   let summary = "Turn parallel loops on buffers into calls of the runtime";
@@ -225,8 +267,9 @@ def MoETileAndFusePass
     Ops of the moe dialect that read the same rows share the loop: a selection,
     its base selection, and the logits of both that are returned as well are
     one `scf.forall` (SymphonySMoE's softmax, mix and selections, for one). An
-    op of the dialect that needs all rows at once, such as a count over tokens,
-    stays behind the loop with a missed remark.
+    op of the dialect that needs all rows at once, such as a loss, stays behind
+    the loop with a missed remark; `moe-fuse-reductions` has the word about one
+    that can be taken in parts.
 
     A producer that is not fused gets a missed remark with the reason
     (`--remarks-filter-missed='moe-.*'`). Bits do not change: each result

@@ -4,6 +4,7 @@
 #define MOE_TRANSFORMS_TRANSFORMS_H
 
 #include "mlir/IR/PatternMatch.h"
+#include "mlir/Interfaces/TilingInterface.h"
 
 namespace mlir::moe {
 
@@ -12,6 +13,13 @@ namespace mlir::moe {
 /// anywhere.
 SmallVector<std::string> getOpsWithoutKernel(MLIRContext *context,
                                              RewritePatternSet &kernels);
+
+/// The dims along which the rows of `op` lie, outermost first: parallel, part
+/// of every result, and not the innermost dim of the results, which is kept
+/// contiguous unless it alone tells the rows of a batched product apart, or
+/// `op` asks for tiles of its own size. Dims of size 1 are left out where
+/// others remain and `keepUnitDims` is false. Empty if `op` has no such dims.
+SmallVector<unsigned> getRowDims(TilingInterface op, bool keepUnitDims);
 
 } // namespace mlir::moe
 

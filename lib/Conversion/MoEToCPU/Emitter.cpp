@@ -281,10 +281,18 @@ Values Emitter::ifElse(Value condition, TypeRange types,
   auto branch =
       scf::IfOp::create(*this, types, condition, /*withElseRegion=*/true);
   InsertionGuard guard(*this);
-  setInsertionPointToStart(branch.thenBlock());
-  scf::YieldOp::create(*this, thenBody());
-  setInsertionPointToStart(branch.elseBlock());
-  scf::YieldOp::create(*this, elseBody());
+  auto fill = [&](Block *block, function_ref<Values()> body) {
+    // Without results the op came with its terminators.
+    if (types.empty()) {
+      setInsertionPoint(block->getTerminator());
+      body();
+      return;
+    }
+    setInsertionPointToStart(block);
+    scf::YieldOp::create(*this, body());
+  };
+  fill(branch.thenBlock(), thenBody);
+  fill(branch.elseBlock(), elseBody);
   return Values(branch.getResults());
 }
 

@@ -43,7 +43,8 @@ public:
   void emit();
 
 private:
-  /// A choice: whether it is an expert, which (0 if not), g and dg (0 if not).
+  /// A choice: whether it is an expert with a gradient, which one (0 if none),
+  /// g and dg (0 if none).
   struct Choice {
     Value exists, expert, share, gradient;
   };
@@ -86,6 +87,12 @@ TopKBackwardKernel::Choice TopKBackwardKernel::readChoice(Value place) {
   Value exists = e.compare(arith::CmpIPredicate::sge, index,
                            e.constantInt(index.getType(), 0));
   Value expert = e.select(exists, e.toIndex(index), e.index(0));
+  if (op.getScoreFunction() == ScoreFunction::None && scores) {
+    // A choice of -inf has gate 0 whatever else there is.
+    Value score = e.toF32(e.load(scores, {expert}));
+    exists = e.both(exists, e.compare(arith::CmpFPredicate::UNE, score,
+                                      number(-kInfinity)));
+  }
   Value share =
       e.mul(e.load(gates, {place}), number(scale == 0.0 ? 0.0 : 1.0 / scale));
   Value gradient = e.mul(e.load(dgates, {place}), number(scale));

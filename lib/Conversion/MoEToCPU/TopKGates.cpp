@@ -64,6 +64,10 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
         Value x = isOwnScore
                       ? fromKey(e, key)
                       : gatherScores(block, best.experts.get(e, place), valid);
+        // A forced choice of -inf has gate 0, as one that was selected has.
+        if (isForced)
+          valid = e.both(valid, e.compare(arith::CmpFPredicate::UNE, x,
+                                          e.f32(-kInfinity)));
         Value value;
         if (!inLogSpace)
           value = e.select(valid, applyScore(x, stats), e.f32(0.0));

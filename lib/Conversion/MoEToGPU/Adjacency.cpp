@@ -20,6 +20,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "KernelFacts.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 
@@ -247,6 +248,13 @@ void Blend::emit(Workers workers) {
 // Pattern
 //===----------------------------------------------------------------------===//
 
+static bool hasGridKernel(AdjacencyUpdateOp op) {
+  auto a = cast<ShapedType>(op.getA().getType());
+  auto indices = cast<ShapedType>(op.getIndices().getType());
+  return a.hasStaticShape() && !indices.isDynamicDim(1) &&
+         indices.getDimSize(1) <= 2 * kWarpSize;
+}
+
 namespace {
 struct AdjacencyUpdateToGrid : OpRewritePattern<AdjacencyUpdateOp> {
   AdjacencyUpdateToGrid(MLIRContext *context, BlockShape block)
@@ -336,11 +344,8 @@ private:
 };
 } // namespace
 
-bool mlir::moe::hasGridKernel(AdjacencyUpdateOp op) {
-  auto a = cast<ShapedType>(op.getA().getType());
-  auto indices = cast<ShapedType>(op.getIndices().getType());
-  return a.hasStaticShape() && !indices.isDynamicDim(1) &&
-         indices.getDimSize(1) <= 2 * kWarpSize;
+void mlir::moe::addAdjacencyFacts(KernelFacts &facts) {
+  facts.addForms(hasGridKernel);
 }
 
 void mlir::moe::populateAdjacencyToGridPatterns(RewritePatternSet &patterns,

@@ -1,16 +1,19 @@
 //===- DecomposeForGPU.cpp - Decompose the ops without a GPU kernel -------===//
 //
 // Which ops have a kernel is read off the patterns of convert-moe-to-gpu and of
-// moe-distribute-to-grid. What the other ops decompose into is fused where that
-// saves a buffer without repeating expensive work: a kernel pays for a buffer
-// with workgroup memory, and a grid with a launch.
+// moe-distribute-to-grid, and which forms of them off the kernels' facts. What
+// the other ops decompose into is fused where that saves a buffer without
+// repeating expensive work: a kernel pays for a buffer with workgroup memory,
+// and a grid with a launch.
 //
 //===----------------------------------------------------------------------===//
 
+#include "KernelFacts.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
 #include "MoE/Transforms/Passes.h"
 #include "MoE/Transforms/Transforms.h"
 
@@ -23,7 +26,6 @@
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Transforms/GreedyPatternRewriteDriver.h"
-#include "llvm/ADT/TypeSwitch.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOEDECOMPOSEFORGPUPASS
@@ -32,16 +34,6 @@ namespace mlir::moe {
 
 using namespace mlir;
 using namespace mlir::moe;
-
-/// Whether ops of the name have a kernel, but not `op`.
-static bool isFormWithoutKernel(Operation *op) {
-  return TypeSwitch<Operation *, bool>(op)
-      .Case<AdjacencyUpdateOp, MadDispersionOp>(
-          [](auto op) { return !hasGridKernel(op); })
-      .Case<SoftmaxMixOp, TopKRenormOp>(
-          [](auto op) { return !hasThreadKernel(op); })
-      .Default(false);
-}
 
 /// Decomposes the ops for which `condition` holds.
 static void
@@ -64,6 +56,28 @@ decomposeIf(Operation *root,
 void mlir::moe::decomposeCompositeLinalg(Operation *root) {
   decomposeIf(root, [](linalg::AggregatedOpInterface op) {
     return isa<linalg::LinalgDialect>(op->getDialect());
+  });
+}
+
+/// Whether a tile of rows of `op` spans another dim of unknown size.
+static bool hasUnboundedTile(MoEStructuredOpInterface op) {
+  SmallVector<unsigned> rows =
+      getRowDims(cast<TilingInterface>(op.getOperation()),
+                 /*keepUnitDims=*/true);
+  if (rows.empty())
+    return false;
+  for (unsigned dim = 0, e = op.getDims().size(); dim < e; ++dim)
+    if (!llvm::is_contained(rows, dim) && succeeded(findDim(op, dim)) &&
+        ShapedType::isDynamic(getStaticDimSize(op, dim)))
+      return true;
+  return false;
+}
+
+void mlir::moe::decomposeUnboundedOps(Operation *root) {
+  KernelFacts facts(root->getContext());
+  decomposeIf(root, [&](linalg::AggregatedOpInterface op) {
+    auto structured = dyn_cast<MoEStructuredOpInterface>(op.getOperation());
+    return structured && !facts.hasKernel(op) && hasUnboundedTile(structured);
   });
 }
 
@@ -110,11 +124,13 @@ struct MoEDecomposeForGPUPass
   }
 
   void runOnOperation() override {
+    // Forms first: what they consist of may have no kernel either.
+    KernelFacts facts(&getContext());
+    decomposeIf(getOperation(), [&](linalg::AggregatedOpInterface op) {
+      return facts.isFormWithoutKernel(op);
+    });
     if (failed(runPipeline(pipeline, getOperation())))
       return signalPassFailure();
-    decomposeIf(getOperation(), [](linalg::AggregatedOpInterface op) {
-      return isFormWithoutKernel(op);
-    });
     if (failed(applyPatternsGreedily(getOperation(), fusion)))
       signalPassFailure();
   }

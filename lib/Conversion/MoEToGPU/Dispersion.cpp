@@ -18,6 +18,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "KernelFacts.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 
@@ -25,7 +26,6 @@
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
-#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "llvm/Support/MathExtras.h"
@@ -305,6 +305,10 @@ static void emitQuotients(ThreadBuilder &b, MadDispersionOp op, Workers workers,
 // Pattern
 //===----------------------------------------------------------------------===//
 
+static bool hasGridKernel(MadDispersionOp op) {
+  return op.getMeasure() != DispersionMeasure::Pairwise;
+}
+
 namespace {
 struct MadDispersionToGrid : OpRewritePattern<MadDispersionOp> {
   MadDispersionToGrid(MLIRContext *context, BlockShape block)
@@ -374,8 +378,8 @@ private:
 };
 } // namespace
 
-bool mlir::moe::hasGridKernel(MadDispersionOp op) {
-  return op.getMeasure() != DispersionMeasure::Pairwise;
+void mlir::moe::addDispersionFacts(KernelFacts &facts) {
+  facts.addForms(hasGridKernel);
 }
 
 void mlir::moe::populateDispersionToGridPatterns(RewritePatternSet &patterns,

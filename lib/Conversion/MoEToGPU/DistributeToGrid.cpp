@@ -22,8 +22,6 @@
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
-#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Rewrite/FrozenRewritePatternSet.h"
 #include "mlir/Rewrite/PatternApplicator.h"
@@ -178,6 +176,11 @@ struct MoEDistributeToGridPass
     : public mlir::moe::impl::MoEDistributeToGridPassBase<
           MoEDistributeToGridPass> {
   using Base::Base;
+
+  void getDependentDialects(DialectRegistry &registry) const override {
+    Base::getDependentDialects(registry);
+    registerThreadDialects(registry);
+  }
 
   LogicalResult initialize(MLIRContext *context) override {
     RewritePatternSet set(context);

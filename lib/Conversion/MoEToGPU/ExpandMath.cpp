@@ -20,10 +20,11 @@ using namespace mlir;
 using namespace mlir::moe;
 
 namespace {
-/// A function of floats that is one instruction on f32.
+/// A function of floats that is one instruction on f32, or on f64 as well.
 struct Instruction {
   StringRef op;
   StringRef intrinsic;
+  StringRef wideIntrinsic = "";
 };
 } // namespace
 
@@ -35,7 +36,7 @@ static constexpr Instruction instructions[] = {
     {"math.floor", "llvm.floor.f32"},
     {"math.fma", "llvm.fma.f32"},
     {"math.roundeven", "llvm.rint.f32"},
-    {"math.sqrt", "llvm.nvvm.sqrt.rn.f"},
+    {"math.sqrt", "llvm.nvvm.sqrt.rn.f", "llvm.nvvm.sqrt.rn.d"},
     {"math.trunc", "llvm.trunc.f32"},
 };
 
@@ -44,21 +45,24 @@ static bool isNarrowFloat(Type type) { return type.isBF16() || type.isF16(); }
 namespace {
 struct ToInstruction : RewritePattern {
   ToInstruction(MLIRContext *context, Instruction instruction)
-      : RewritePattern(instruction.op, 1, context),
-        intrinsic(instruction.intrinsic) {}
+      : RewritePattern(instruction.op, 1, context), instruction(instruction) {}
 
   LogicalResult matchAndRewrite(Operation *op,
                                 PatternRewriter &rewriter) const override {
-    if (!op->getResult(0).getType().isF32())
-      return rewriter.notifyMatchFailure(op, "expected f32");
-    auto call = LLVM::CallIntrinsicOp::create(
-        rewriter, op->getLoc(), rewriter.getF32Type(),
-        rewriter.getStringAttr(intrinsic), op->getOperands());
+    Type type = op->getResult(0).getType();
+    StringRef intrinsic = type.isF32()   ? instruction.intrinsic
+                          : type.isF64() ? instruction.wideIntrinsic
+                                         : "";
+    if (intrinsic.empty())
+      return rewriter.notifyMatchFailure(op, "no instruction of its type");
+    auto call = LLVM::CallIntrinsicOp::create(rewriter, op->getLoc(), type,
+                                              rewriter.getStringAttr(intrinsic),
+                                              op->getOperands());
     rewriter.replaceOp(op, call.getResults());
     return success();
   }
 
-  StringRef intrinsic;
+  Instruction instruction;
 };
 
 /// A function of 16-bit floats is computed in f32.
@@ -164,7 +168,7 @@ LogicalResult mlir::moe::expandMathForThreads(Operation *kernel) {
       return WalkResult::advance();
     op->emitError() << "cannot run '" << op->getName()
                     << "' on the threads of a block: expected a function of "
-                       "f32, bf16 or f16, found "
+                       "f32, bf16 or f16, or a root of f64, found "
                     << op->getOperandTypes();
     return WalkResult::interrupt();
   });

@@ -13,6 +13,7 @@
 #include "Workspace.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"

@@ -24,7 +24,6 @@
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
-#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
@@ -328,7 +327,7 @@ static void emitWarpAPoint(
                      foldOverLanes(b, nest, combiners, point, lane, begin, end);
                  for (auto [i, start] : llvm::enumerate(starts))
                    sums[i] = combine(b, combiners[i], start, sums[i]);
-                 NVVM::SyncWarpOp::create(b, b.i32(-1));
+                 b.syncWarp();
                  auto ifStores = scf::IfOp::create(b, isFirstLane(b, lane),
                                                    /*withElseRegion=*/false);
                  b.setInsertionPointToStart(ifStores.thenBlock());

@@ -18,8 +18,6 @@
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
-#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
@@ -170,6 +168,7 @@ void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
   populateCopyToThreadsPatterns(patterns, block);
   populateLinalgToThreadsPatterns(patterns, block);
   populateRouterLogitsToThreadsPatterns(patterns, block);
+  populateSoftmaxMixBackwardToThreadsPatterns(patterns, block);
   populateSoftmaxMixToThreadsPatterns(patterns, block);
   populateTopKRenormToThreadsPatterns(patterns, block);
 }
@@ -223,6 +222,11 @@ struct ConvertMoEToGPUPass
     : public mlir::moe::impl::ConvertMoEToGPUPassBase<ConvertMoEToGPUPass> {
   using Base::Base;
 
+  void getDependentDialects(DialectRegistry &registry) const override {
+    Base::getDependentDialects(registry);
+    registerThreadDialects(registry);
+  }
+
   void runOnOperation() override {
     if (blockSize < kWarpSize || blockSize > 1024 ||
         blockSize % kWarpSize != 0) {
@@ -246,7 +250,6 @@ private:
                         const FrozenRewritePatternSet &patterns) {
     if (failed(moveBuffersToWorkspace(function)))
       return failure();
-    mapCopiesToBlocks(function);
     DenseSet<Value> constants = getConstantArguments(function);
     SmallVector<scf::ForallOp> loops;
     function.walk<WalkOrder::PreOrder>([&](scf::ForallOp forall) {

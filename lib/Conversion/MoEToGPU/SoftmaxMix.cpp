@@ -1,6 +1,7 @@
 //===- SoftmaxMix.cpp - softmax_mix to threads ----------------------------===//
 
 #include "SoftmaxMix.h"
+#include "KernelFacts.h"
 #include "ThreadLowerings.h"
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
@@ -41,8 +42,7 @@ void MixEmitter::forEachTile(function_ref<void(Value)> emitTile) {
   });
 }
 
-/// How many positions a window reaches back, the query's own among them.
-static std::optional<int64_t> getReach(SoftmaxMixOp op) {
+std::optional<int64_t> mlir::moe::getReach(MixLogitsOpInterface op) {
   if (!op.getWindow())
     return std::nullopt;
   // Without itself a query still sees `window` keys.
@@ -307,7 +307,7 @@ void MixEmitter::storeMixed(Value value, Value factor, Value row,
 /// The most columns of the values that registers can accumulate.
 static constexpr int64_t kMaxColumns = 256;
 
-bool mlir::moe::hasThreadKernel(SoftmaxMixOp op) {
+static bool hasThreadKernel(SoftmaxMixOp op) {
   if (!op.getV())
     return true;
   int64_t columns = cast<ShapedType>(op.getV().getType()).getDimSize(2);
@@ -344,6 +344,15 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
   BlockShape block;
 };
 } // namespace
+
+void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts) {
+  facts.addForms(hasThreadKernel);
+  // A kernel that reads all keys for each tile wants tiles as large as its
+  // registers.
+  facts.addTileRows<SoftmaxMixOp>([](SoftmaxMixOp op, BlockShape block) {
+    return std::optional(getMixTileRows(op, block.sharedBytes));
+  });
+}
 
 void mlir::moe::populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
                                                     BlockShape block) {

@@ -101,10 +101,14 @@ private:
   Value origin;
 };
 
+/// How many positions a window reaches back, the query's own among them.
+std::optional<int64_t> getReach(MixLogitsOpInterface op);
+
 /// Threads of a block that runs the kernels.
 inline constexpr int64_t kMixThreads = 128;
 
-/// Queries of a tile on the float units.
+/// Queries that a block takes at a time; on the float units.
+int64_t getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes);
 int64_t getFloatTileRows(SoftmaxMixOp op);
 
 /// Whether the op, on buffers, can run on tensor cores with `sharedBytes` of

@@ -12,6 +12,10 @@
 using namespace mlir;
 using namespace mlir::moe;
 
+void mlir::moe::registerThreadDialects(DialectRegistry &registry) {
+  registry.insert<LLVM::LLVMDialect, NVVM::NVVMDialect>();
+}
+
 //===----------------------------------------------------------------------===//
 // Constants and casts
 //===----------------------------------------------------------------------===//
@@ -230,6 +234,8 @@ Value ThreadBuilder::shuffleFrom(Value value, Value source) {
                                         gpu::ShuffleMode::IDX);
   return shuffle.getShuffleResult();
 }
+
+void ThreadBuilder::syncWarp() { NVVM::SyncWarpOp::create(*this, i32(-1)); }
 
 Value ThreadBuilder::ballot(Value condition) {
   return NVVM::VoteSyncOp::create(*this, getI32Type(), i32(-1), condition,

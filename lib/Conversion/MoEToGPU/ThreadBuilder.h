@@ -16,6 +16,10 @@ namespace mlir::moe {
 
 inline constexpr int64_t kWarpSize = 32;
 
+/// Registers the dialects of the ops that a ThreadBuilder makes. Passes call it
+/// instead of naming them, so that few files parse the headers of NVVM.
+void registerThreadDialects(DialectRegistry &registry);
+
 class ThreadBuilder : public ImplicitLocOpBuilder {
 public:
   using ImplicitLocOpBuilder::ImplicitLocOpBuilder;
@@ -110,6 +114,8 @@ public:
   Value shuffleXor(Value value, int64_t distance);
   /// The value of lane `source`, an i32. All lanes of the warp take part.
   Value shuffleFrom(Value value, Value source);
+  /// All lanes of the warp meet and see each other's writes.
+  void syncWarp();
   /// A bit for each lane: whether its condition holds.
   Value ballot(Value condition);
   /// The number of bits that are 1.

@@ -29,9 +29,6 @@ struct BlockShape {
   int64_t sharedBytes = kMaxStaticWorkgroupBytes;
 };
 
-/// Queries that a block takes at a time.
-int64_t getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes);
-
 /// The flat number of rows that `memref` holds: the product of all dims but
 /// the last `numInner` ones.
 Value getNumRows(ThreadBuilder &b, Value memref, int64_t numInner);
@@ -95,19 +92,14 @@ void populateAdjacencyToGridPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
 void populateDispersionToGridPatterns(RewritePatternSet &patterns,
                                       BlockShape block);
-/// Whether the patterns above lower this form of the op.
-bool hasGridKernel(AdjacencyUpdateOp op);
-bool hasGridKernel(MadDispersionOp op);
-/// Whether the pattern of the block-level op lowers this form of it.
-bool hasThreadKernel(SoftmaxMixOp op);
-bool hasThreadKernel(TopKRenormOp op);
-/// The rows that keep every thread of a block busy in a topk_renorm that no
-/// other op of the block feeds.
-int64_t getSelectionRows(TopKRenormOp op, BlockShape block);
 
 /// Decomposes what linalg itself composes of its ops, such as linalg.softmax:
 /// as one op it is not fused into its consumers.
 void decomposeCompositeLinalg(Operation *root);
+/// Decomposes the ops without a kernel whose tiles span a dim of unknown size:
+/// what their meaning consists of would not fit into a block, so each part of
+/// it gets a grid.
+void decomposeUnboundedOps(Operation *root);
 
 /// The patterns of all block-level ops.
 void populateToThreadsPatterns(RewritePatternSet &patterns, BlockShape block);
@@ -118,6 +110,8 @@ void populateLinalgToThreadsPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
 void populateRouterLogitsToThreadsPatterns(RewritePatternSet &patterns,
                                            BlockShape block);
+void populateSoftmaxMixBackwardToThreadsPatterns(RewritePatternSet &patterns,
+                                                 BlockShape block);
 void populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
                                          BlockShape block);
 void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,

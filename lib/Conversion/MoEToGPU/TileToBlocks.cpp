@@ -1,10 +1,12 @@
 //===- TileToBlocks.cpp - Tile rows to the blocks of a grid ---------------===//
 
+#include "KernelFacts.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Support/ElementBytes.h"
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
@@ -101,20 +103,14 @@ struct TileToBlocksPass
 private:
   LogicalResult tile(int64_t rows) {
     decomposeCompositeLinalg(getOperation());
-    // A selection alone fills the block; behind another op it takes the rows
-    // that the block has.
+    decomposeUnboundedOps(getOperation());
     Builder b(&getContext());
-    getOperation().walk([&](TopKRenormOp op) {
-      if (hasThreadKernel(op) &&
-          !op.getScores().getDefiningOp<TilingInterface>())
-        op->setAttr(kTileRowsAttrName,
-                    b.getI64IntegerAttr(getSelectionRows(op, BlockShape())));
-    });
-    // A kernel that reads all keys for each tile wants tiles as large as its
-    // registers.
-    getOperation().walk([&](SoftmaxMixOp op) {
-      op->setAttr(kTileRowsAttrName,
-                  b.getI64IntegerAttr(getMixTileRows(op, sharedBytes)));
+    KernelFacts facts(&getContext());
+    BlockShape block;
+    block.sharedBytes = sharedBytes;
+    getOperation().walk([&](MoEStructuredOpInterface op) {
+      if (std::optional<int64_t> own = facts.getTileRows(op, block))
+        op->setAttr(kTileRowsAttrName, b.getI64IntegerAttr(*own));
     });
     MoETileAndFusePassOptions options;
     options.tileSize = rows;

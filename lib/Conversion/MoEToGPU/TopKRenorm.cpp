@@ -6,13 +6,16 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "KernelFacts.h"
 #include "ThreadLowerings.h"
 #include "TopKSelection.h"
 
+#include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include "mlir/Interfaces/TilingInterface.h"
 #include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "llvm/Support/MathExtras.h"
 
@@ -123,7 +126,7 @@ static void storeTogether(ThreadBuilder &b, ArrayRef<Value> values,
   Type type = values.front().getType();
   Value vector =
       vector::FromElementsOp::create(b, VectorType::get({size}, type), values);
-  int64_t bytes = size * type.getIntOrFloatBitWidth() / 8;
+  int64_t bytes = size * getElementBytes(type);
   vector::StoreOp::create(b, vector, memref, place, /*nontemporal=*/false,
                           llvm::MaybeAlign(std::min(bytes, kAccessBytes)));
 }
@@ -245,10 +248,23 @@ private:
 };
 } // namespace
 
-bool mlir::moe::hasThreadKernel(TopKRenormOp op) {
+static bool hasThreadKernel(TopKRenormOp op) {
   int64_t experts = op.getNumExperts();
   return !ShapedType::isDynamic(experts) && experts <= kMaxExperts &&
          !ShapedType::isDynamic(op.getNumSelected());
+}
+
+/// A selection alone takes the rows that keep every thread busy; behind another
+/// op it takes those that the block has.
+static std::optional<int64_t> getTileRows(TopKRenormOp op, BlockShape block) {
+  if (!hasThreadKernel(op) || op.getScores().getDefiningOp<TilingInterface>())
+    return std::nullopt;
+  return block.numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
+}
+
+void mlir::moe::addTopKRenormFacts(KernelFacts &facts) {
+  facts.addForms(hasThreadKernel);
+  facts.addTileRows(getTileRows);
 }
 
 void mlir::moe::populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,

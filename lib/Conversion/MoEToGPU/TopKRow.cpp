@@ -83,10 +83,6 @@ LaneShape::LaneShape(TopKRenormOp op, int64_t availableLanes) {
   slotsPerLane = llvm::divideCeil(op.getNumSelected(), lanes);
 }
 
-int64_t mlir::moe::getSelectionRows(TopKRenormOp op, BlockShape block) {
-  return block.numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
-}
-
 //===----------------------------------------------------------------------===//
 // Scores
 //===----------------------------------------------------------------------===//

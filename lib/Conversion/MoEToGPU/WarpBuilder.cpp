@@ -3,6 +3,7 @@
 #include "WarpBuilder.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
@@ -91,7 +92,7 @@ Value WarpBuilder::addressOf(Value memref, ValueRange indices) {
   for (auto [position, stride] :
        llvm::zip_equal(indices, metadata.getStrides()))
     offset = add(offset, mul(position, stride));
-  int64_t width = type.getElementTypeBitWidth() / 8;
+  int64_t width = getElementBytes(type.getElementType());
   Value address = memref::ExtractAlignedPointerAsIndexOp::create(*this, memref);
   address = add(address, mul(offset, index(width)));
   address = arith::IndexCastOp::create(*this, getI64Type(), address);

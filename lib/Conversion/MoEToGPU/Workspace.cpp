@@ -9,6 +9,7 @@
 #include "Workspace.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -23,26 +24,57 @@ using namespace mlir::moe;
 // Sizes
 //===----------------------------------------------------------------------===//
 
-/// The dim of an argument that `dim` asks for, as a symbol.
-static AffineExpr getArgumentSize(memref::DimOp dim, func::FuncOp function) {
-  std::optional<int64_t> position = dim.getConstantIndex();
+/// Dim `position` of an argument as a symbol.
+static AffineExpr getArgumentSize(BlockArgument buffer, int64_t position,
+                                  func::FuncOp function) {
   unsigned symbol = 0;
   for (BlockArgument argument : function.getArguments()) {
     auto type = dyn_cast<MemRefType>(argument.getType());
-    if (argument == dim.getSource() && position)
-      return getAffineSymbolExpr(symbol + type.getDynamicDimIndex(*position),
+    if (argument == buffer)
+      return getAffineSymbolExpr(symbol + type.getDynamicDimIndex(position),
                                  function.getContext());
     symbol += type ? type.getNumDynamicDims() : 0;
   }
   return {};
 }
 
+/// Dim `position` of a buffer: of an argument, of one that the function
+/// allocates, or of one of them with dims joined.
+static AffineExpr getDimExpr(Value buffer, int64_t position,
+                             func::FuncOp function) {
+  auto type = cast<MemRefType>(buffer.getType());
+  if (!type.isDynamicDim(position))
+    return getAffineConstantExpr(type.getDimSize(position),
+                                 function.getContext());
+  if (auto argument = dyn_cast<BlockArgument>(buffer))
+    return getArgumentSize(argument, position, function);
+  unsigned number = type.getDynamicDimIndex(position);
+  if (auto alloc = buffer.getDefiningOp<memref::AllocOp>())
+    return getSizeExpr(alloc.getDynamicSizes()[number], function);
+  if (auto view = buffer.getDefiningOp<memref::ViewOp>())
+    return getSizeExpr(view.getSizes()[number], function);
+  auto collapse = buffer.getDefiningOp<memref::CollapseShapeOp>();
+  if (!collapse)
+    return {};
+  AffineExpr size = getAffineConstantExpr(1, function.getContext());
+  for (int64_t dim : collapse.getReassociationIndices()[position]) {
+    AffineExpr expr = getDimExpr(collapse.getSrc(), dim, function);
+    if (!expr)
+      return {};
+    size = size * expr;
+  }
+  return size;
+}
+
 AffineExpr mlir::moe::getSizeExpr(OpFoldResult value, func::FuncOp function) {
   if (std::optional<int64_t> constant = getConstantIntValue(value))
     return getAffineConstantExpr(*constant, function.getContext());
   auto producer = cast<Value>(value).getDefiningOp();
-  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer))
-    return getArgumentSize(dim, function);
+  if (auto dim = dyn_cast_or_null<memref::DimOp>(producer)) {
+    std::optional<int64_t> position = dim.getConstantIndex();
+    return position ? getDimExpr(dim.getSource(), *position, function)
+                    : AffineExpr();
+  }
   if (isa_and_nonnull<arith::MulIOp, arith::AddIOp>(producer)) {
     AffineExpr lhs = getSizeExpr(producer->getOperand(0), function);
     AffineExpr rhs = getSizeExpr(producer->getOperand(1), function);
@@ -150,55 +182,4 @@ LogicalResult mlir::moe::moveBuffersToWorkspace(func::FuncOp function) {
   function->setAttr(kWorkspaceAttrName, AffineMapAttr::get(simplifyAffineMap(
                                             AffineMap::get(0, numSizes, end))));
   return success();
-}
-
-//===----------------------------------------------------------------------===//
-// Copies
-//===----------------------------------------------------------------------===//
-
-/// A block a row, the last dim; a grid has three dims.
-static void mapToBlocks(memref::CopyOp copy) {
-  static constexpr gpu::MappingId ids[] = {
-      gpu::MappingId::DimX, gpu::MappingId::DimY, gpu::MappingId::DimZ};
-  ImplicitLocOpBuilder b(copy.getLoc(), copy);
-  auto type = cast<MemRefType>(copy.getTarget().getType());
-  int64_t rank = type.getRank();
-  int64_t numLoops = std::clamp<int64_t>(rank - 1, 0, std::size(ids));
-  SmallVector<OpFoldResult> counts;
-  SmallVector<Attribute> mapping;
-  for (int64_t dim = 0; dim < numLoops; ++dim) {
-    counts.push_back(
-        memref::getMixedSize(b, b.getLoc(), copy.getTarget(), dim));
-    mapping.push_back(
-        gpu::GPUBlockMappingAttr::get(b.getContext(), ids[numLoops - 1 - dim]));
-  }
-  if (numLoops == 0) {
-    counts.push_back(b.getIndexAttr(1));
-    mapping.push_back(gpu::GPUBlockMappingAttr::get(b.getContext(), ids[0]));
-  }
-  auto loop =
-      scf::ForallOp::create(b, counts, ValueRange(), b.getArrayAttr(mapping));
-  b.setInsertionPointToStart(loop.getBody());
-  auto takeRow = [&](Value buffer) -> Value {
-    SmallVector<OpFoldResult> offsets(rank, b.getIndexAttr(0)), sizes,
-        strides(rank, b.getIndexAttr(1));
-    for (int64_t dim = 0; dim < rank; ++dim)
-      sizes.push_back(memref::getMixedSize(b, b.getLoc(), buffer, dim));
-    for (int64_t dim = 0; dim < numLoops; ++dim) {
-      offsets[dim] = loop.getInductionVars()[dim];
-      sizes[dim] = b.getIndexAttr(1);
-    }
-    return memref::SubViewOp::create(b, buffer, offsets, sizes, strides);
-  };
-  if (rank == 0)
-    memref::CopyOp::create(b, copy.getSource(), copy.getTarget());
-  else
-    memref::CopyOp::create(b, takeRow(copy.getSource()),
-                           takeRow(copy.getTarget()));
-  copy.erase();
-}
-
-void mlir::moe::mapCopiesToBlocks(func::FuncOp function) {
-  for (auto copy : llvm::to_vector(function.getOps<memref::CopyOp>()))
-    mapToBlocks(copy);
 }

@@ -19,9 +19,6 @@ unsigned getNumDynamicSizes(func::FuncOp function);
 /// the workspace, and says in an attribute how large it must be.
 LogicalResult moveBuffersToWorkspace(func::FuncOp function);
 
-/// Makes each copy between two buffers of `function` a loop over blocks.
-void mapCopiesToBlocks(func::FuncOp function);
-
 } // namespace mlir::moe
 
 #endif // MOE_LIB_CONVERSION_MOETOGPU_WORKSPACE_H

@@ -8,10 +8,9 @@
 
 #include "MoE/Runtime/GpuDevice.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <dlfcn.h>
 #include <mutex>
+#include <stdexcept>
 
 namespace moe::runtime {
 namespace {
@@ -44,6 +43,8 @@ struct LaunchConfig {
 constexpr int kMaxDynamicSharedSize = 8; // CU_FUNC_ATTRIBUTE_...
 constexpr unsigned kDefaultSharedBytes = 48 * 1024;
 constexpr unsigned kJitOptimizationLevel = 7;
+constexpr int kCapabilityMajor = 75; // CU_DEVICE_ATTRIBUTE_...
+constexpr int kCapabilityMinor = 76;
 constexpr unsigned kAttachGlobal = 1;
 constexpr unsigned kDisableTiming = 2;
 
@@ -53,6 +54,7 @@ struct Driver {
   Result (*init)(unsigned) = nullptr;
   Result (*getErrorString)(Result, const char **) = nullptr;
   Result (*deviceGet)(int *, int) = nullptr;
+  Result (*deviceGetAttribute)(int *, int, int) = nullptr;
   Result (*contextRetain)(void **, int) = nullptr;
   Result (*contextSet)(void *) = nullptr;
   Result (*moduleLoad)(void **, const void *, unsigned, unsigned *,
@@ -91,6 +93,7 @@ struct Driver {
     load(library, "cuInit", init);
     load(library, "cuGetErrorString", getErrorString);
     load(library, "cuDeviceGet", deviceGet);
+    load(library, "cuDeviceGetAttribute", deviceGetAttribute);
     load(library, "cuDevicePrimaryCtxRetain", contextRetain);
     load(library, "cuCtxSetCurrent", contextSet);
     load(library, "cuModuleLoadDataEx", moduleLoad);
@@ -139,6 +142,17 @@ const Driver &driver() {
 
 class CudaDevice final : public GpuDevice {
 public:
+  int32_t getChip() override {
+    enter();
+    int device = 0, major = 0, minor = 0;
+    check(driver().deviceGet(&device, ordinal()), "cuDeviceGet");
+    check(driver().deviceGetAttribute(&major, kCapabilityMajor, device),
+          "cuDeviceGetAttribute");
+    check(driver().deviceGetAttribute(&minor, kCapabilityMinor, device),
+          "cuDeviceGetAttribute");
+    return 10 * major + minor;
+  }
+
   void *loadModule(const void *data, bool isText, int optLevel) override {
     enter();
     unsigned options[] = {kJitOptimizationLevel};
@@ -199,6 +213,8 @@ public:
       check(driver().release(reinterpret_cast<DevicePointer>(pointer)),
             "cuMemFree");
   }
+
+  void setName(void *, const std::string &) override {}
 
   void copy(void *to, const void *from, uint64_t bytes, void *stream) override {
     enter();
@@ -298,16 +314,15 @@ private:
       return;
     const char *text = "unknown error";
     driver().getErrorString(result, &text);
-    std::fprintf(stderr, "moe cuda runtime: %s failed: %s\n", call, text);
-    std::abort();
+    throw std::runtime_error(std::string("moe cuda runtime: ") + call +
+                             " failed: " + text);
   }
 
   /// Makes the device's primary context, which torch uses too, current.
   static void enter() {
-    if (driver().missing) {
-      std::fprintf(stderr, "moe cuda runtime: %s\n", driver().missing);
-      std::abort();
-    }
+    if (driver().missing)
+      throw std::runtime_error(std::string("moe cuda runtime: ") +
+                               driver().missing);
     int device = 0;
     check(driver().deviceGet(&device, ordinal()), "cuDeviceGet");
     static std::mutex mutex;

@@ -8,10 +8,12 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <vector>
+#include <exception>
+#include <string>
 
 #define MOE_EXPORT __attribute__((visibility("default")))
 
+using moe::runtime::GpuDevice;
 using moe::runtime::gpuDevice;
 using moe::runtime::GpuLaunch;
 using moe::runtime::GpuTensorMap;
@@ -52,24 +54,48 @@ uint32_t tensorElementBytes(uint32_t type) {
   return type < sizeof bytes / sizeof bytes[0] ? bytes[type] : 1;
 }
 
+/// Calls a function of the device; its error ends the process.
+template <typename Result, typename... Params, typename... Args>
+Result callDevice(Result (GpuDevice::*function)(Params...), Args... arguments) {
+  try {
+    return (gpuDevice().*function)(arguments...);
+  } catch (const std::exception &error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    std::abort();
+  }
+}
+
+/// Null, or why the call failed; valid until the next call of this thread.
+template <typename Call>
+const char *tryCall(Call call) {
+  static thread_local std::string reason;
+  try {
+    call(gpuDevice());
+    return nullptr;
+  } catch (const std::exception &error) {
+    reason = error.what();
+    return reason.c_str();
+  }
+}
+
 } // namespace
 
 extern "C" {
 
 MOE_EXPORT void *mgpuModuleLoad(void *data, size_t) {
-  return gpuDevice().loadModule(data, /*isText=*/false, 0);
+  return callDevice(&GpuDevice::loadModule, data, /*isText=*/false, 0);
 }
 
 MOE_EXPORT void *mgpuModuleLoadJIT(void *data, int optLevel, size_t) {
-  return gpuDevice().loadModule(data, /*isText=*/true, optLevel);
+  return callDevice(&GpuDevice::loadModule, data, /*isText=*/true, optLevel);
 }
 
 MOE_EXPORT void mgpuModuleUnload(void *module) {
-  gpuDevice().unloadModule(module);
+  callDevice(&GpuDevice::unloadModule, module);
 }
 
 MOE_EXPORT void *mgpuModuleGetFunction(void *module, const char *name) {
-  return gpuDevice().getFunction(module, name);
+  return callDevice(&GpuDevice::getFunction, module, name);
 }
 
 MOE_EXPORT void mgpuLaunchKernel(void *function, intptr_t gridX, intptr_t gridY,
@@ -77,8 +103,9 @@ MOE_EXPORT void mgpuLaunchKernel(void *function, intptr_t gridX, intptr_t gridY,
                                  intptr_t blockY, intptr_t blockZ, int32_t smem,
                                  void *stream, void **params, void ** /*extra*/,
                                  size_t /*paramsCount*/) {
-  gpuDevice().launch(function, makeLaunch(gridX, gridY, gridZ, blockX, blockY,
-                                          blockZ, smem, stream, params));
+  callDevice(&GpuDevice::launch, function,
+             makeLaunch(gridX, gridY, gridZ, blockX, blockY, blockZ, smem,
+                        stream, params));
 }
 
 MOE_EXPORT void mgpuLaunchClusterKernel(
@@ -91,81 +118,86 @@ MOE_EXPORT void mgpuLaunchClusterKernel(
   launch.cluster[0] = static_cast<uint32_t>(clusterX);
   launch.cluster[1] = static_cast<uint32_t>(clusterY);
   launch.cluster[2] = static_cast<uint32_t>(clusterZ);
-  gpuDevice().launch(function, launch);
+  callDevice(&GpuDevice::launch, function, launch);
 }
 
-MOE_EXPORT void *mgpuStreamCreate() { return gpuDevice().createStream(); }
+MOE_EXPORT void *mgpuStreamCreate() {
+  return callDevice(&GpuDevice::createStream);
+}
 
 MOE_EXPORT void mgpuStreamDestroy(void *stream) {
-  gpuDevice().destroyStream(stream);
+  callDevice(&GpuDevice::destroyStream, stream);
 }
 
 MOE_EXPORT void mgpuStreamSynchronize(void *stream) {
-  gpuDevice().synchronizeStream(stream);
+  callDevice(&GpuDevice::synchronizeStream, stream);
 }
 
 MOE_EXPORT void mgpuStreamWaitEvent(void *stream, void *event) {
-  gpuDevice().waitEvent(stream, event);
+  callDevice(&GpuDevice::waitEvent, stream, event);
 }
 
-MOE_EXPORT void *mgpuEventCreate() { return gpuDevice().createEvent(); }
+MOE_EXPORT void *mgpuEventCreate() {
+  return callDevice(&GpuDevice::createEvent);
+}
 
 MOE_EXPORT void mgpuEventDestroy(void *event) {
-  gpuDevice().destroyEvent(event);
+  callDevice(&GpuDevice::destroyEvent, event);
 }
 
 MOE_EXPORT void mgpuEventSynchronize(void *event) {
-  gpuDevice().synchronizeEvent(event);
+  callDevice(&GpuDevice::synchronizeEvent, event);
 }
 
 MOE_EXPORT void mgpuEventRecord(void *event, void *stream) {
-  gpuDevice().recordEvent(event, stream);
+  callDevice(&GpuDevice::recordEvent, event, stream);
 }
 
 MOE_EXPORT void *mgpuMemAlloc(uint64_t bytes, void *stream, bool isHostShared) {
-  return gpuDevice().allocate(bytes, stream, isHostShared);
+  return callDevice(&GpuDevice::allocate, bytes, stream, isHostShared);
 }
 
 MOE_EXPORT void mgpuMemFree(void *pointer, void *stream) {
-  gpuDevice().free(pointer, stream);
+  callDevice(&GpuDevice::free, pointer, stream);
 }
 
 MOE_EXPORT void mgpuMemcpy(void *to, void *from, size_t bytes, void *stream) {
-  gpuDevice().copy(to, from, bytes, stream);
+  callDevice(&GpuDevice::copy, to, from, bytes, stream);
 }
 
 MOE_EXPORT void mgpuMemset32(void *to, unsigned int value, size_t count,
                              void *stream) {
-  gpuDevice().fill(to, value, 4, count, stream);
+  callDevice(&GpuDevice::fill, to, value, 4, count, stream);
 }
 
 MOE_EXPORT void mgpuMemset16(void *to, unsigned short value, size_t count,
                              void *stream) {
-  gpuDevice().fill(to, value, 2, count, stream);
+  callDevice(&GpuDevice::fill, to, value, 2, count, stream);
 }
 
 MOE_EXPORT void mgpuMemHostRegister(void *pointer, uint64_t bytes) {
-  gpuDevice().registerHost(pointer, bytes);
+  callDevice(&GpuDevice::registerHost, pointer, bytes);
 }
 
 MOE_EXPORT void mgpuMemHostRegisterMemRef(int64_t rank, MemRef *memref,
                                           int64_t elementBytes) {
-  gpuDevice().registerHost(memref->data + memref->offset * elementBytes,
-                           elementsOf(rank, memref) *
-                               static_cast<uint64_t>(elementBytes));
+  callDevice(&GpuDevice::registerHost,
+             memref->data + memref->offset * elementBytes,
+             elementsOf(rank, memref) * static_cast<uint64_t>(elementBytes));
 }
 
 MOE_EXPORT void mgpuMemHostUnregister(void *pointer) {
-  gpuDevice().unregisterHost(pointer);
+  callDevice(&GpuDevice::unregisterHost, pointer);
 }
 
 MOE_EXPORT void mgpuMemHostUnregisterMemRef(int64_t /*rank*/, MemRef *memref,
                                             int64_t elementBytes) {
-  gpuDevice().unregisterHost(memref->data + memref->offset * elementBytes);
+  callDevice(&GpuDevice::unregisterHost,
+             memref->data + memref->offset * elementBytes);
 }
 
 MOE_EXPORT void mgpuSetDefaultDevice(int32_t device) {
-  gpuDevice().setDefault(device);
+  callDevice(&GpuDevice::setDefault, device);
 }
 
 MOE_EXPORT void mgpuTensorMapEncodeTiled(
@@ -173,9 +205,10 @@ MOE_EXPORT void mgpuTensorMapEncodeTiled(
     const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
     const uint32_t *elementStrides, uint32_t interleave, uint32_t swizzle,
     uint32_t l2Promotion, uint32_t oobFill) {
-  gpuDevice().encodeTensorMap(map, {dataType, rank, address, dims, strides, box,
-                                    elementStrides, interleave, swizzle,
-                                    l2Promotion, oobFill});
+  callDevice(&GpuDevice::encodeTensorMap, map,
+             GpuTensorMap{dataType, rank, address, dims, strides, box,
+                          elementStrides, interleave, swizzle, l2Promotion,
+                          oobFill});
 }
 
 /// Encodes a map for a memref and returns its address on the device.
@@ -205,20 +238,48 @@ MOE_EXPORT void *mgpuTensorMapEncodeTiledMemref(
       strides[i - 1] = static_cast<uint64_t>(memrefStrides[from]) * bytes;
   }
   alignas(64) unsigned char map[128];
-  gpuDevice().encodeTensorMap(map, {dataType, static_cast<uint32_t>(rank),
-                                    memref->data + memref->offset * bytes, dims,
-                                    strides, box, ones, interleave, swizzle,
-                                    l2Promotion, oobFill});
-  void *device = gpuDevice().allocate(sizeof map, nullptr, false);
-  gpuDevice().copy(device, map, sizeof map, nullptr);
+  callDevice(&GpuDevice::encodeTensorMap, map,
+             GpuTensorMap{dataType, static_cast<uint32_t>(rank),
+                          memref->data + memref->offset * bytes, dims, strides,
+                          box, ones, interleave, swizzle, l2Promotion,
+                          oobFill});
+  void *device = callDevice(&GpuDevice::allocate, sizeof map, nullptr, false);
+  callDevice(&GpuDevice::copy, device, map, sizeof map, nullptr);
   return device;
 }
 
-MOE_EXPORT uint64_t moe_gpu_num_findings() { return gpuDevice().numFindings(); }
+MOE_EXPORT GpuDevice *moe_gpu_device() { return &gpuDevice(); }
+
+MOE_EXPORT const char *moe_gpu_load(const char *ptx, void **module) {
+  constexpr int kOptLevel = 4; // the driver's highest
+  return tryCall([&](GpuDevice &device) {
+    *module = device.loadModule(ptx, /*isText=*/true, kOptLevel);
+  });
+}
+
+MOE_EXPORT const char *moe_gpu_find(void *module, const char *name,
+                                    void **function) {
+  return tryCall(
+      [&](GpuDevice &device) { *function = device.getFunction(module, name); });
+}
+
+MOE_EXPORT const char *moe_gpu_launch(void *function, const uint32_t *grid,
+                                      uint32_t blockSize, uint32_t dynamicSmem,
+                                      void *stream, void **params) {
+  return tryCall([&](GpuDevice &device) {
+    device.launch(function, makeLaunch(grid[0], grid[1], grid[2], blockSize, 1,
+                                       1, static_cast<int32_t>(dynamicSmem),
+                                       stream, params));
+  });
+}
+
+MOE_EXPORT uint64_t moe_gpu_num_findings() {
+  return callDevice(&GpuDevice::numFindings);
+}
 
 MOE_EXPORT const char *moe_gpu_report() {
   static thread_local std::string text;
-  text = gpuDevice().report();
+  text = callDevice(&GpuDevice::report);
   return text.c_str();
 }
 

@@ -20,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 
 namespace moe::runtime {
 namespace {
@@ -27,8 +28,7 @@ namespace {
 constexpr uint64_t kAlignment = 256; // as cudaMalloc
 
 [[noreturn]] void fail(const std::string &what) {
-  std::fprintf(stderr, "moe sim runtime: %s\n", what.c_str());
-  std::abort();
+  throw std::runtime_error("moe sim runtime: " + what);
 }
 
 uint64_t setting(const char *name, uint64_t otherwise) {
@@ -50,20 +50,18 @@ struct Kernel {
 
 class SimDevice final : public GpuDevice {
 public:
+  int32_t getChip() override { return 0; }
+
   void *loadModule(const void *data, bool isText, int) override {
     auto *text = static_cast<const char *>(data);
     if (!isText && std::memcmp(text, "//", 2) && text[0] != '.')
       fail("expected PTX text, found a binary: compile with format=isa");
-    try {
-      auto loaded = std::make_unique<LoadedModule>();
-      loaded->module = sim::Module::load(text);
-      for (sim::KernelInfo &info : loaded->module->kernels())
-        loaded->kernels[info.name] =
-            std::make_unique<Kernel>(Kernel{loaded.get(), info});
-      return loaded.release();
-    } catch (const std::exception &e) {
-      fail(e.what());
-    }
+    auto loaded = std::make_unique<LoadedModule>();
+    loaded->module = sim::Module::load(text);
+    for (sim::KernelInfo &info : loaded->module->kernels())
+      loaded->kernels[info.name] =
+          std::make_unique<Kernel>(Kernel{loaded.get(), info});
+    return loaded.release();
   }
 
   void unloadModule(void *module) override {
@@ -101,11 +99,7 @@ public:
     std::lock_guard<std::mutex> guard(mutex);
     for (const auto &[address, buffer] : buffers)
       launch.buffers.push_back(buffer);
-    try {
-      record(kernel.module->module->launch(kernel.info.name, launch));
-    } catch (const std::exception &e) {
-      fail(e.what());
-    }
+    record(kernel.module->module->launch(kernel.info.name, launch));
   }
 
   void *allocate(uint64_t bytes, void *, bool) override {
@@ -122,6 +116,12 @@ public:
   void free(void *pointer, void *) override {
     unregisterHost(pointer);
     std::free(pointer);
+  }
+
+  void setName(void *pointer, const std::string &name) override {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (auto it = buffers.find(pointer); it != buffers.end())
+      it->second.name = name;
   }
 
   void copy(void *to, const void *from, uint64_t bytes, void *) override {

@@ -5,6 +5,7 @@
 #include "Functions.h"
 #include "HostCpu.h"
 
+#include <cstdlib>
 #include <stdexcept>
 
 namespace moe::runtime {
@@ -119,6 +120,7 @@ std::vector<Array> Function::run(std::span<const Tensor> given) const {
 
 struct Artifact::Contents {
   std::string target;
+  GpuDevice *device = nullptr;
   std::vector<std::unique_ptr<Function>> functions;
 };
 
@@ -133,16 +135,57 @@ static void verifyCpu(const ArtifactFiles &files) {
                              "; compile it here, or with --cpu=x86-64-v3");
 }
 
-Artifact::Artifact(const std::string &folder)
+/// PTX runs on its chip and on later ones; that of `sm_90a` on its chip alone.
+static void verifyChip(const ArtifactFiles &files, const std::string &target,
+                       int32_t chip) {
+  char *suffix = nullptr;
+  bool isChip = target.rfind("sm_", 0) == 0;
+  long needed = isChip ? std::strtol(target.c_str() + 3, &suffix, 10) : 0;
+  if (needed <= 0)
+    throw std::runtime_error("expected the target of " + files.folder +
+                             " to be cpu or a chip such as sm_90, found '" +
+                             target + "'; compile it again");
+  bool isExact = *suffix != '\0';
+  if (chip && (chip < needed || (isExact && chip != needed)))
+    throw std::runtime_error(
+        "expected a GPU of " + target + (isExact ? "" : " or later") + " for " +
+        files.folder + ", found sm_" + std::to_string(chip) +
+        "; compile with --target=sm_" + std::to_string(chip));
+}
+
+static std::string chooseDevice(const std::string &target,
+                                const std::string &wanted) {
+  bool isCpu = target == "cpu";
+  if (wanted.empty())
+    return isCpu ? "cpu" : "cuda";
+  if (wanted == "none")
+    return wanted;
+  if (isCpu ? wanted == "cpu" : wanted == "cuda" || wanted == "sim")
+    return wanted;
+  throw std::runtime_error(
+      std::string("expected device ") + (isCpu ? "cpu" : "cuda or sim") +
+      " for an artifact of target " + target + ", found '" + wanted +
+      (isCpu ? "'; compile with --target=sm_90 for a GPU"
+             : "'; compile with --target=cpu for the CPU"));
+}
+
+Artifact::Artifact(const std::string &folder, const std::string &wanted)
     : contents(std::make_unique<Contents>()) {
   ArtifactFiles files = readArtifact(folder);
   contents->target = files.manifest.at("target").at("name").string();
-  if (contents->target != "cpu")
-    throw std::runtime_error("expected an artifact for a CPU in " + folder +
-                             ", found one for " + contents->target);
-  verifyCpu(files);
-  auto code = std::make_shared<ObjectCode>(files.get("kernel.o"));
-  contents->functions = makeHostFunctions(files.manifest, code);
+  std::string device = chooseDevice(contents->target, wanted);
+  if (device == "none") {
+    contents->functions = makeDescribedFunctions(files.manifest);
+  } else if (device == "cpu") {
+    verifyCpu(files);
+    contents->functions = makeHostFunctions(
+        files.manifest, std::make_shared<ObjectCode>(files.get("kernel.o")));
+  } else {
+    contents->device = &openDevice(device);
+    verifyChip(files, contents->target, contents->device->getChip());
+    contents->functions = makeDeviceFunctions(
+        files.manifest, files.get("kernel.ptx"), *contents->device);
+  }
   if (!files.contents.contains("program.json"))
     return;
   Json description = Json::parse(files.get("program.json"), "program.json");
@@ -156,6 +199,8 @@ Artifact::Artifact(const std::string &folder)
 Artifact::~Artifact() = default;
 
 const std::string &Artifact::getTarget() const { return contents->target; }
+
+GpuDevice *Artifact::getDevice() const { return contents->device; }
 
 std::span<const std::unique_ptr<Function>> Artifact::getFunctions() const {
   return contents->functions;

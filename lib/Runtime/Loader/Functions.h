@@ -3,16 +3,60 @@
 #ifndef MOE_LIB_RUNTIME_LOADER_FUNCTIONS_H
 #define MOE_LIB_RUNTIME_LOADER_FUNCTIONS_H
 
+#include "DeviceMemory.h"
 #include "Files.h"
 #include "ObjectCode.h"
 
+#include <concepts>
 #include <memory>
 
 namespace moe::runtime {
 
+/// What the manifest says of a function, for both kinds.
+struct Signature {
+  explicit Signature(const Json &json);
+
+  /// Throws where a size depends on data.
+  std::vector<std::vector<int64_t>>
+  computeResultShapes(std::span<const Tensor> inputs) const;
+
+  std::string name;
+  std::vector<ValueType> arguments, results;
+  /// The sizes of each result, as the manifest writes them.
+  std::vector<Json::Array> sizes;
+};
+
+/// A function of a manifest, on the CPU or on a device.
+template <std::derived_from<Function> Base>
+class ManifestFunction : public Base {
+public:
+  explicit ManifestFunction(const Json &json) : signature(json) {
+    this->name = signature.name;
+    this->arguments = signature.arguments;
+    this->results = signature.results;
+  }
+
+private:
+  std::vector<std::vector<int64_t>>
+  computeResultShapes(std::span<const Tensor> inputs) const final {
+    return signature.computeResultShapes(inputs);
+  }
+
+  Signature signature;
+};
+
+/// Functions that can be asked for their types and cannot run.
+std::vector<std::unique_ptr<Function>>
+makeDescribedFunctions(const Json &manifest);
+
 /// The functions of an object for this CPU.
 std::vector<std::unique_ptr<Function>>
 makeHostFunctions(const Json &manifest, std::shared_ptr<ObjectCode> code);
+
+/// The functions of an artifact for a chip, which run on `device`.
+std::vector<std::unique_ptr<Function>>
+makeDeviceFunctions(const Json &manifest, const std::string &ptx,
+                    GpuDevice &device);
 
 /// A torch program: `function` with its weights bound, which point into
 /// `weights`.

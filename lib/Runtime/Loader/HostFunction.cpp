@@ -6,7 +6,6 @@
 //===----------------------------------------------------------------------===//
 
 #include "Functions.h"
-#include "Sizes.h"
 
 #include <stdexcept>
 
@@ -28,29 +27,10 @@ std::vector<int64_t> describe(const Tensor &tensor) {
   return descriptor;
 }
 
-ValueType readType(const Json &json) {
-  ValueType type;
-  type.dtype = json.at("dtype").string();
-  if (const Json *shape = json.find("shape")) {
-    type.isTensor = true;
-    for (const Json &size : shape->array())
-      type.shape.push_back(size.integer());
-  }
-  return type;
-}
-
-class HostFunction : public Function {
+class HostFunction final : public ManifestFunction<Function> {
 public:
   HostFunction(const Json &json, std::shared_ptr<ObjectCode> object)
-      : code(std::move(object)) {
-    name = json.at("name").string();
-    for (const Json &argument : json.at("arguments").array())
-      arguments.push_back(readType(argument));
-    for (const Json &result : json.at("results").array()) {
-      results.push_back(readType(result));
-      const Json *ofResult = result.find("sizes");
-      sizes.push_back(ofResult ? ofResult->array() : Json::Array());
-    }
+      : ManifestFunction(json), code(std::move(object)) {
     const std::string &symbol = json.at("packed_symbol").string();
     entry = reinterpret_cast<Entry>(code->find(symbol));
     if (!entry)
@@ -61,24 +41,6 @@ public:
 
 private:
   using Entry = void (*)(void **);
-
-  std::vector<std::vector<int64_t>>
-  computeResultShapes(std::span<const Tensor> inputs) const override {
-    std::vector<std::vector<int64_t>> shapes;
-    for (const Json::Array &ofResult : sizes) {
-      std::vector<int64_t> &shape = shapes.emplace_back();
-      for (const Json &size : ofResult) {
-        std::optional<int64_t> value = evaluateSize(size, inputs);
-        if (!value)
-          throw std::runtime_error(
-              "expected the caller's memory for the results of '" + name +
-              "', because the size of result " +
-              std::to_string(shapes.size() - 1) + " depends on data");
-        shape.push_back(*value);
-      }
-    }
-    return shapes;
-  }
 
   void execute(std::span<const Tensor> inputs,
                std::span<const Tensor> outputs) const override {
@@ -101,8 +63,6 @@ private:
 
   std::shared_ptr<ObjectCode> code;
   Entry entry;
-  /// The sizes of each result, as the manifest writes them.
-  std::vector<Json::Array> sizes;
 };
 
 } // namespace

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 
 namespace moe::runtime {
@@ -24,6 +25,8 @@ public:
       throw std::runtime_error("program.json: expected the manifest to have '" +
                                name + "', found no such function");
     readArguments(description.at("arguments").array());
+    if (auto *onDevice = dynamic_cast<DeviceFunction *>(function.get()))
+      moveWeightsTo(onDevice->getDevice());
     for (const Json &output : description.at("outputs").array()) {
       outputs.push_back(static_cast<size_t>(output.integer()));
       results.push_back(function->getResults().at(outputs.back()));
@@ -37,7 +40,7 @@ public:
 
 private:
   void readArguments(const Json::Array &list) {
-    std::map<std::string, Tensor> weights = readWeights(bytes);
+    std::map<std::string, Tensor> stored = readWeights(bytes);
     if (list.size() != function->getArguments().size())
       throw std::runtime_error("program.json: expected an entry for each "
                                "argument of '" +
@@ -51,12 +54,30 @@ private:
         bound.emplace_back();
         continue;
       }
-      auto weight = weights.find(argument);
-      if (weight == weights.end())
+      auto weight = stored.find(argument);
+      if (weight == stored.end())
         throw std::runtime_error("weights.safetensors: expected '" + argument +
                                  "', found no such tensor");
       bound.push_back(weight->second);
     }
+  }
+
+  /// Once, so that calls copy their inputs alone.
+  void moveWeightsTo(GpuDevice &device) {
+    weights.emplace(device);
+    for (size_t i = 0; i < bound.size(); ++i)
+      if (bound[i].data && function->getArguments()[i].isTensor) {
+        weights->add(bound[i], "a weight of " + name, /*copied=*/true);
+        bound[i] = weights->get().back();
+      }
+  }
+
+  void copy(const Tensor &to, const Tensor &from) const {
+    if (!to.isOnDevice && !from.isOnDevice)
+      std::memcpy(to.data, from.data, getByteSize(from));
+    else
+      dynamic_cast<DeviceFunction &>(*function).getDevice().copy(
+          to.data, from.data, getByteSize(from), nullptr);
   }
 
   std::vector<Tensor> bind(std::span<const Tensor> given) const {
@@ -112,13 +133,12 @@ private:
     // A result that is returned twice was written once.
     for (size_t i = 0; i < outputs.size(); ++i)
       if (returned[i].data != written[outputs[i]].data)
-        std::memcpy(returned[i].data, written[outputs[i]].data,
-                    getNumElements(returned[i].shape) *
-                        getElementSize(returned[i].dtype));
+        copy(returned[i], written[outputs[i]]);
   }
 
   std::string bytes;
   std::unique_ptr<Function> function;
+  std::optional<StagedTensors> weights;
   /// One a parameter of the function; those of `inputs` are filled in a call.
   std::vector<Tensor> bound;
   std::vector<size_t> inputs, outputs;

@@ -1,15 +1,16 @@
 """A progress bar on stderr; silent where stderr is no terminal."""
 
-import os
 import sys
 import time
+
+from .._progress import is_shown
 
 
 class Progress:
     def __init__(self, label: str, total: int, stream=None):
         self.label, self.total = label, total
         self.stream = stream or sys.stderr
-        self.shown = self.stream.isatty() and os.environ.get("MOE_MLIR_PROGRESS") != "0"
+        self.shown = is_shown(self.stream)
         self.start = self.last = time.monotonic()
 
     def update(self, done: int, note: str = "") -> None:

@@ -1,21 +1,54 @@
 """moe_mlir.explain: what the compiler sees of a model's routers."""
 
+import logging
+
 import torch
 
-from .match import RouterMatch, find_selections
+from .match import find_selections
+from .site import RouterMatch
+
+_log = logging.getLogger("moe_mlir.explain")
 
 
 def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
-    """Every top-k site of the model: its form and parameters, or why it is none.
+    """Every selection of the model: its form and parameters, or why it is none.
+
+    A model that torch.export cannot capture, because it loops over experts by
+    what the router chose, is run once, and the graphs between its breaks are read.
 
     Args:
         model: a torch.nn.Module or an ExportedProgram.
         args: example inputs, as a tuple.
         kwargs: example keyword inputs.
     """
-    from ..export import decompose, trace
+    from ..export import check_inputs, decompose, trace
+
     if isinstance(model, torch.export.ExportedProgram):
-        program = decompose(model)
-    else:
+        return find_selections(decompose(model).graph)
+    check_inputs(model, args, kwargs)
+    try:
         program, _, _ = trace(model, args, kwargs)
+    except Exception as error:  # torch.export raises whatever the model's code leads it to
+        _log.info("torch.export cannot capture the model, it is run in pieces instead: %s",
+                  str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return _explain_pieces(model, args, kwargs or {})
     return find_selections(program.graph)
+
+
+def _explain_pieces(model, args, kwargs) -> list[RouterMatch]:
+    """The selections of each piece, as often as the piece runs."""
+    from ..backend import trace_before_autograd
+
+    found: list[RouterMatch] = []
+
+    def note(module, inputs):
+        _, graphs = trace_before_autograd(module)
+        matches = [match for graph in graphs for match in find_selections(graph.graph)]
+
+        def run(*tensors):
+            found.extend(matches)
+            return module.forward(*tensors)
+        return run
+    with torch.no_grad():
+        torch.compile(model, backend=note)(*args, **kwargs)
+    return found

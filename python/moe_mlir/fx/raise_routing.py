@@ -12,22 +12,28 @@ from torch.fx import GraphModule, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from .match import Site, find_routers
-from .patterns import aten, dtype, is_call, value
+from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, prims, same_shape,
+                       softmax_input, value)
 
 moe = torch.ops.moe
-VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def raise_routing(module: GraphModule) -> int:
     """Raises every router whose meaning the moe ops have exactly; returns how many."""
-    sites = [site for site in find_routers(module.graph) if not site.reason]
+    return raise_graph(module.graph, module.recompile)
+
+
+def raise_graph(graph, recompile=lambda: None) -> int:
+    """As `raise_routing`, for a graph whose module is not at hand."""
+    sites = [site for site in find_routers(graph) if not site.reason]
     for site in sites:
-        _raise_site(module.graph, site)
-    # A gate that was normalised in place is dead now, though it writes.
-    replaced = {site.gates for site in sites}
-    module.graph.eliminate_dead_code(
-        lambda node: node.is_impure() and node not in replaced)
-    module.recompile()
+        (_raise_greedy if site.rounds else _raise_site)(graph, site)
+    # What a folded call wrote in place is dead now, though it writes; and what
+    # is only asserted about is dead, too.
+    writes = {write for site in sites for write in site.writes}
+    graph.eliminate_dead_code(
+        lambda node: node.is_impure() and node not in writes and not is_assertion(node))
+    recompile()
     return len(sites)
 
 
@@ -55,21 +61,75 @@ def _fake_mode(node: Node):
 
 
 def _raise_site(graph, site: Site) -> None:
-    with graph.inserting_before(site.topk):
-        scores = _raise_logits(graph, site)
-        # softmax over the selected equals softmax, selection, renormalisation.
-        renorm = site.renorm or site.form == "F2"
-        call = _call(graph, moe.topk_renorm.default,
-                     (scores, site.k, site.kind, renorm, site.scale, None, torch.int64), site.topk)
-        gates = _call(graph, operator.getitem, (call, 0), site.topk)
-        indices = _call(graph, operator.getitem, (call, 1), site.topk)
-        target = dtype(site.gates)
-        if target != torch.float32:
-            gates = _call(graph, torch.ops.prims.convert_element_type.default, (gates, target),
-                          site.gates)
+    with graph.inserting_before(site.anchor):
+        scores = _like_selection(graph, site, _raise_logits(graph, site))
+        gates, indices = _select(graph, site, scores, site.k)
+        if site.dense:
+            gates = _call(graph, moe.densify.default, (gates, indices, site.num_experts),
+                          site.anchor)
+        gates = _rounded(graph, gates, site.gates)
     site.gates.replace_all_uses_with(gates)
     if site.indices is not None:
+        # Where the gates were the selection's own values, they keep its indices.
         site.indices.replace_all_uses_with(indices)
+
+
+def _select(graph, site: Site, scores: Node, k: int):
+    """The gates and indices of a selection op over the scores."""
+    plain = (site.score in ("softmax", "probs") or site.kind == "probs") and site.bias is None \
+        and site.groups == 1 and site.eps == 0.0
+    if plain:
+        call = _call(graph, moe.topk_renorm.default,
+                     (scores, k, site.kind, site.renorm, site.scale, None, torch.int64),
+                     site.anchor)
+    else:
+        score = "none" if site.kind == "probs" else site.score
+        call = _call(graph, moe.grouped_topk.default,
+                     (scores, k, _flat_bias(graph, site), None, None, None, score, site.groups,
+                      site.topk_group, site.group_score or "top2", site.renorm, site.eps,
+                      site.scale, torch.int64), site.anchor)
+    return tuple(_call(graph, operator.getitem, (call, i), site.anchor) for i in range(2))
+
+
+def _flat_bias(graph, site: Site):
+    if site.bias is None or value(site.bias).dim() == 1:
+        return site.bias
+    return _call(graph, aten.reshape.default, (site.bias, [-1]), site.anchor)
+
+
+def _like_selection(graph, site: Site, scores: Node) -> Node:
+    """The scores in the shape that the model selects from; tokens may have been joined."""
+    if same_shape(scores, site.source):
+        return scores
+    return _call(graph, aten.reshape.default, (scores, [-1, site.num_experts]), site.anchor)
+
+
+def _rounded(graph, gates: Node, like: Node) -> Node:
+    if dtype(like) == torch.float32:
+        return gates
+    return _call(graph, prims.convert_element_type.default, (gates, dtype(like)), like)
+
+
+def _raise_greedy(graph, site: Site) -> None:
+    """Each round of top-1 selection becomes one op with k = 1."""
+    for scores, indices, values in site.rounds:
+        inner = Site(site.anchor, score=site.score, kind=site.kind)
+        rounded = site.kind == "probs"
+        source = scores if rounded else exactly(softmax_input(scores))
+        with graph.inserting_before(scores.next if rounded else scores):
+            gates, chosen = _select(graph, inner, source, 1)
+            for node in indices:
+                node.replace_all_uses_with(_like_maximum(graph, chosen, node))
+            for node in values:
+                result = _rounded(graph, gates, node)
+                node.replace_all_uses_with(_like_maximum(graph, result, node))
+
+
+def _like_maximum(graph, result: Node, node: Node) -> Node:
+    """A result `[.., 1]` in the shape of a maximum that may have dropped the dimension."""
+    if value(result).dim() == value(node).dim():
+        return result
+    return _call(graph, aten.squeeze.dim, (result, -1), node)
 
 
 def _raise_logits(graph, site: Site) -> Node:

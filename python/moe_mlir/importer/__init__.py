@@ -1,12 +1,22 @@
 """Translates a torch.export program to the text of an MLIR module.
 
 The op table is split by family; each file registers its operators on import:
-elementwise, shape (views, slices, constants), matmul, index (gathers), reduce
-(softmax, norms, scans), moe (routers), dispatch (the ops around them), experts
-(grouped layers).
+elementwise, complex (rotary pairs), shape (views, slices, constants), matmul,
+index (gathers), reduce (softmax, norms, scans), moe (routers), dispatch (the
+ops around them), experts (grouped layers).
 """
 
-from . import dispatch, elementwise, experts, index, matmul, moe, reduce, shape  # noqa: F401
+from . import (  # noqa: F401
+    complex,
+    dispatch,
+    elementwise,
+    experts,
+    index,
+    matmul,
+    moe,
+    reduce,
+    shape,
+)
 from .context import ImportFailed
 from .program import ImportedProgram, import_program
 

@@ -153,6 +153,12 @@ class FunctionBuilder:
                     f"tensor.dim {value.name}, {at} : {value.type}")
         return value
 
+    def size_argument(self, symbol: sympy.Symbol) -> None:
+        """An argument that is the size `symbol`."""
+        name = f"%arg{len(self.arguments)}"
+        self.arguments.append((name, None))
+        self._dims[symbol] = name
+
     def constant(self, value, element: str) -> str:
         """A scalar constant at the function's entry."""
         text = format_constant(value, element)
@@ -248,13 +254,18 @@ class FunctionBuilder:
 
     # ---- the finished function ----------------------------------------------
 
-    def finish(self, results: list[Value]) -> str:
-        arguments = ",\n    ".join(f'{v.name}: {v.type} {{moe.name = "{label}"}}'
+    def finish(self, results: list[Value], private=False) -> str:
+        arguments = ",\n    ".join(f"{v}: index" if label is None else
+                                  f'{v.name}: {v.type} {{moe.name = "{label}"}}'
                                   for v, label in self.arguments)
         types = ", ".join(r.type for r in results)
         names = ", ".join(r.name for r in results)
         body = "\n".join(self._entry + self._lines)
-        return (f"func.func @{self.name}(\n    {arguments})\n    -> ({types}) {{\n{body}\n"
+        # A function of its own is compiled once, however often it is called.
+        head, kept = (("private ", ' attributes {passthrough = ["noinline"]}') if private
+                      else ("", ""))
+        return (f"func.func {head}@{self.name}(\n    {arguments})\n    -> ({types}){kept} {{\n"
+                f"{body}\n"
                 f"  return {names}{' : ' + types if results else ''}\n}}\n")
 
 

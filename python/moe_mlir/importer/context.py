@@ -8,14 +8,18 @@ import torch
 from torch.fx import Node
 
 from . import locations
-from .builder import FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float
-from .registry import TABLE, Unsupported, bind_arguments
+from .builder import (FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float,
+                      tensor_type)
+from .registry import COMPLEX, TABLE, Unsupported, bind_arguments
 
 ELEMENTS = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.bool: "i1",
 }
+
+# A complex tensor is a real one whose last dimension holds real and imaginary part.
+_PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 class ImportFailed(ValueError):
@@ -83,9 +87,9 @@ def compute_element(element: str) -> str:
 class Context:
     """What the functions of the op table see: the graph's values and a builder."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, table=None):
         self.builder = FunctionBuilder(name)
-        self.locations = locations.LocationTable()
+        self.locations = table or locations.LocationTable()
         self._values = {}
         self._problems: Counter = Counter()
         self._places: dict[str, str] = {}
@@ -94,10 +98,12 @@ class Context:
 
     def shape(self, node_or_tensor) -> tuple:
         tensor = node_or_tensor.meta["val"] if isinstance(node_or_tensor, Node) else node_or_tensor
-        return tuple(as_dim(d if isinstance(d, int) else d.node.expr) for d in tensor.shape)
+        sizes = tuple(as_dim(d if isinstance(d, int) else d.node.expr) for d in tensor.shape)
+        return (*sizes, 2) if tensor.dtype.is_complex else sizes
 
     def element(self, node) -> str:
-        return element_of(node.meta["val"].dtype)
+        dtype = node.meta["val"].dtype
+        return element_of(_PARTS.get(dtype, dtype))
 
     def dim(self, value):
         """A size argument: an int, or a node that holds a symbolic int."""
@@ -182,6 +188,8 @@ class Context:
     # ---- the walk --------------------------------------------------------------
 
     def argument(self, node, label: str) -> None:
+        if node.meta["val"].dtype.is_complex:
+            raise Unsupported("dtype " + str(node.meta["val"].dtype).removeprefix("torch."))
         self._values[node] = self.builder.argument(self.shape(node), self.element(node), label)
 
     def run(self, node) -> None:
@@ -195,11 +203,34 @@ class Context:
                 return  # arithmetic on sizes: dimensions are expressions already
             if node.target not in TABLE:
                 raise Unsupported(str(node.target))
+            if node.target not in COMPLEX and _has_complex(node):
+                raise Unsupported("complex numbers")
             self._values[node] = TABLE[node.target](self, node, bind_arguments(node))
         except Unsupported as problem:
             self._report(node, _name_problem(node, str(problem)))
         except UnknownSymbol as symbol:
             self._report(node, f"{node.target}: the size {symbol} depends on data")
+
+    def call(self, function: str, segment, symbols, shapes) -> None:
+        """Calls a function for the outputs of a segment of the graph."""
+        self.builder.location = self.locations.reference(segment.nodes[0])
+        inputs = [self.value(x) for x in segment.inputs]
+        sizes = [self.builder.index(symbol) for symbol in symbols]
+        operands = ", ".join([*(v.name for v in inputs), *sizes])
+        types = ", ".join([*(v.type for v in inputs), *["index"] * len(sizes)])
+        results = ", ".join(tensor_type(shape, element) for shape, element in shapes)
+        names = self.builder.ops(f"func.call @{function}({operands}) : ({types}) -> ({results})",
+                                 len(shapes))
+        if len(shapes) == 1:
+            names = [names[0].partition("#")[0]]
+        for node, name, (shape, element) in zip(segment.outputs, names, shapes):
+            self._values[node] = Value(name, shape, element)
+
+    def take_problems(self, other: "Context", times: int) -> None:
+        """Counts what the import of a function met once for each of its calls."""
+        for what, count in other._problems.items():
+            self._problems[what] += count * times
+            self._places.setdefault(what, other._places[what])
 
     def _report(self, node, what: str) -> None:
         self._problems[what] += 1
@@ -223,6 +254,11 @@ class Context:
 def _name_problem(node, reason: str) -> str:
     name = str(node.target)
     return reason if reason.startswith(name) else f"{name}: {reason}"
+
+
+def _has_complex(node) -> bool:
+    values = [x.meta.get("val") for x in (node, *node.all_input_nodes)]
+    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
 
 
 def _has_tensors(val) -> bool:

@@ -3,6 +3,7 @@
 import torch
 from torch.fx import Node
 
+from . import complex
 from .builder import is_float
 from .context import Splat, compute_element, element_of
 from .registry import Unsupported, imports
@@ -125,6 +126,18 @@ def _isnan(context, node, arguments):
 
 # ---- binary ------------------------------------------------------------------
 
+@imports(aten.mul.Tensor, complex=True)
+def _mul(context, node, arguments):
+    factors = [x for x in (arguments.self, arguments.other) if context.is_tensor(x)]
+    complex_factors = [x for x in factors if x.meta["val"].is_complex()]
+    if len(complex_factors) == 2:
+        return complex.product(context, node, arguments)
+    if complex_factors and len(factors) == 2:
+        raise Unsupported("a complex tensor times a real one; make both complex")
+    # A number scales real and imaginary parts alike.
+    return _binary(context, node, arguments)
+
+
 _BINARY = {  # operator: (float op, integer op)
     aten.add.Tensor: ("addf", "addi"), aten.add.Scalar: ("addf", "addi"),
     aten.sub.Tensor: ("subf", "subi"), aten.sub.Scalar: ("subf", "subi"),
@@ -134,7 +147,7 @@ _BINARY = {  # operator: (float op, integer op)
 }
 
 
-@imports(*_BINARY)
+@imports(*(set(_BINARY) - {aten.mul.Tensor}))
 def _binary(context, node, arguments):
     element = compute_element(context.element(node))
     float_op, integer_op = _BINARY[node.target]

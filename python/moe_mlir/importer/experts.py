@@ -90,7 +90,8 @@ def _token_rows(context, node, arguments):
 def _grouped_linear(context, node, arguments):
     """One scf.forall over experts: each writes its own run of rows, so they may run at once."""
     builder, shape, element = context.builder, context.shape(node), context.element(node)
-    x, w, offsets = (context.value(a) for a in (arguments.x, arguments.w, arguments.offsets))
+    x, offsets = context.value(arguments.x), context.value(arguments.offsets)
+    w, turned = _matrices(context, arguments.w)
     bias = None if arguments.bias is None else context.value(arguments.bias)
     wide = accumulator(element)
     zeros = builder.fill(builder.constant(0, wide), shape, wide)
@@ -107,14 +108,23 @@ def _grouped_linear(context, node, arguments):
         out = _run_of_rows(builder, Value(shared, zeros.shape, wide), begin, rows)
         weight = extract_slice(builder, w, [expert, 0, 0], [1, *w.shape[1:]], [1, 1, 1],
                                w.shape[1:])
+        read = ["d2", "d1"] if turned else ["d1", "d2"]
         init = out if bias is None else _bias_rows(builder, bias, expert, out, wide)
         product = contract(builder, Operand.of(mine), Operand.of(weight), init,
-                           ["d0", "d2"], ["d1", "d2"], ["d0", "d1"], 3)
+                           ["d0", "d2"], read, ["d0", "d1"], 3)
         with builder.region("scf.forall.in_parallel"):
             builder.line(f"tensor.parallel_insert_slice {product.name} into {shared}[{begin}, 0] "
                          f"[{rows}, {shape[1]}] [1, 1] : {product.type} into {zeros.type}")
     total = Value(result, shape, wide)
     return round_to(builder, total, element)
+
+
+def _matrices(context, node):
+    """The experts' matrices where they lie, and whether they lie transposed there."""
+    w = context.operand(node)
+    if w.dims == (0, 2, 1):
+        return w.value, True
+    return context.value(node), False
 
 
 def _run_of_rows(builder, tensor: Value, begin: str, rows: str) -> Value:

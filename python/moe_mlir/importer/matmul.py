@@ -5,6 +5,7 @@ import torch
 from .builder import Operand, is_float
 from .context import Splat
 from .registry import Unsupported, imports
+from .shape import insert_slice
 
 aten = torch.ops.aten
 
@@ -132,3 +133,28 @@ def _mv(context, node, arguments):
     total = contract(builder, context.operand(arguments.self), context.operand(arguments.vec),
                      init, ["d0", "d1"], ["d1"], ["d0"], 2)
     return round_to(builder, total, context.element(node))
+
+
+@imports(aten.convolution.default)
+def _convolution(context, node, arguments):
+    """A 1-d convolution of each channel by its own filter, as state-space models have."""
+    x, weight = context.value(arguments.input), context.value(arguments.weight)
+    channels = x.shape[1]
+    if len(x.shape) != 3 or arguments.groups != channels or weight.shape[0] != channels:
+        raise Unsupported("a convolution other than 1-d with one filter a channel")
+    if arguments.transposed or list(arguments.stride) != [1] or list(arguments.dilation) != [1]:
+        raise Unsupported("a transposed, strided or dilated convolution")
+    builder, shape, element = context.builder, context.shape(node), context.element(node)
+    wide, (pad,) = accumulator(element), arguments.padding
+    zeros = builder.fill(builder.constant(0, element),
+                         (*x.shape[:2], x.shape[2] + 2 * pad), element)
+    padded = insert_slice(builder, x, zeros, [0, 0, pad])
+    if arguments.bias is None:
+        init = builder.fill(builder.constant(0, wide), shape, wide)
+    else:
+        bias = context.value(arguments.bias)
+        init = builder.map([Operand(bias, (1,), shape)], shape, wide,
+                           lambda b: builder.convert(b, bias.element, wide))
+    total = contract(builder, Operand.of(padded), Operand.of(weight), init,
+                     ["d0", "d1", "d2 + d3"], ["d1", "0", "d3"], ["d0", "d1", "d2"], 4)
+    return round_to(builder, total, element)

@@ -10,6 +10,7 @@ from .builder import Value
 from .context import Context
 from .locations import describe
 from .registry import Unsupported
+from .repeats import find_repeats, sizes_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,7 @@ def import_program(program: torch.export.ExportedProgram, function: str = "main"
     """
     context = Context(function)
     arguments = _add_arguments(context, program, label)
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            context.run(node)
+    functions = _import_nodes(context, program.graph)
     context.check()
     results, outputs, values = _collect_results(context, program, label)
     context.builder.location = "loc(unknown)"
@@ -71,8 +70,45 @@ def import_program(program: torch.export.ExportedProgram, function: str = "main"
     symbols = _symbols(arguments)
     arguments = tuple(Argument(a.kind, a.name, a.dtype, tuple(map(format_size, a.shape)))
                       for a in arguments)
-    return ImportedProgram(context.locations.definitions() + text, function, arguments,
-                           tuple(results), symbols, tuple(outputs))
+    return ImportedProgram(context.locations.definitions() + "".join(functions) + text, function,
+                           arguments, tuple(results), symbols, tuple(outputs))
+
+
+def _import_nodes(context, graph) -> list[str]:
+    """Writes the graph into the context; returns the functions of repeated layers."""
+    repeats = find_repeats(graph)
+    functions: dict[int, tuple] = {}
+    texts, done = [], set()
+    for node in graph.nodes:
+        group = repeats.get(node)
+        if group is not None:
+            if id(group) not in functions:
+                functions[id(group)] = _import_function(context, group, f"layer{len(texts)}")
+                texts.append(functions[id(group)][0])
+            segment = next(s for s in group if s.nodes[0] is node)
+            context.call(functions[id(group)][1], segment, *functions[id(group)][2:])
+            done.update(segment.nodes)
+        elif node.op == "call_function" and node not in done:
+            context.run(node)
+    return texts
+
+
+def _import_function(context, group, name):
+    """The function of equal layers: its text, name, sizes that it takes, results."""
+    first = group[0]
+    inner = Context(name, context.locations)
+    for node in first.inputs:
+        inner.argument(node, node.name)
+    symbols = sizes_of(first)
+    for symbol in symbols:
+        inner.builder.size_argument(symbol)
+    for node in first.nodes:
+        inner.run(node)
+    context.take_problems(inner, len(group))
+    values = [inner.value(node) for node in first.outputs]
+    shapes = [(inner.shape(node), inner.element(node)) for node in first.outputs]
+    inner.builder.location = "loc(unknown)"
+    return inner.builder.finish(values, private=True), name, symbols, shapes
 
 
 def _add_arguments(context, program, label):

@@ -264,10 +264,14 @@ def _arg_extreme(context, operand, dim, largest) -> Value:
 
 @imports(aten.argmax.default, aten.argmin.default)
 def _argmax(context, node, arguments):
-    operand = context.operand(arguments.self)
-    if arguments.dim is None:
-        raise Unsupported("no dim; give one")
-    _, first = _arg_extreme(context, operand, arguments.dim % len(operand.shape),
+    operand, dim = context.operand(arguments.self), arguments.dim
+    if dim is None:  # the position among all elements
+        count = 1
+        for size in operand.shape:
+            count = count * size
+        dim = 0
+        operand = Operand.of(reshape(context.builder, context.value(arguments.self), (count,)))
+    _, first = _arg_extreme(context, operand, dim % len(operand.shape),
                             node.target is aten.argmax.default)
     return _kept(context, node, first)
 

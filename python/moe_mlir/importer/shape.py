@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @imports(aten.view.default, aten.reshape.default, aten._unsafe_view.default,
          aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
-         aten._reshape_copy.default, aten.flatten.using_ints)
+         aten._reshape_copy.default, aten.flatten.using_ints, complex=True)
 def _view(context, node, arguments):
     target = context.shape(node)
     raw = context.raw(arguments.self)
@@ -214,10 +214,11 @@ def permuted(context, node, source, order):
         return Operand(operand.value, dims, shape)
     if isinstance(raw, Deferred):
         return Deferred(tuple(turn(i) for i in raw.inputs), shape, raw.element, raw.body)
-    return turn(context.operand(source))
+    turned = turn(context.operand(source))
+    return turned.value if turned.is_identity else turned
 
 
-@imports(aten.expand.default)
+@imports(aten.expand.default, complex=True)
 def _expand(context, node, arguments):
     raw = context.raw(arguments.self)
     shape = context.shape(node)
@@ -232,7 +233,7 @@ def _expand(context, node, arguments):
 
 
 @imports(aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default,
-         aten.lift_fresh_copy.default, aten.dropout.default)
+         aten.lift_fresh_copy.default, aten.dropout.default, complex=True)
 def _same(context, node, arguments):
     if getattr(arguments, "train", False):
         raise Unsupported("dropout in training mode; call model.eval() first")
@@ -251,18 +252,21 @@ def extract_slice(builder, value: Value, offsets, sizes, strides, shape) -> Valu
         f"{value.type} to {result}", shape, value.element)
 
 
-def insert_slice(builder, source: Value, into: Value, offsets) -> Value:
+def insert_slice(builder, source: Value, into: Value, offsets, sizes=None, strides=None) -> Value:
+    """`sizes` where `source` lacks dimensions of size 1."""
     def mixed(dims):
         return "[" + ", ".join(builder.size(d) for d in dims) + "]"
-    ones = [1] * into.rank
     return builder.tensor(
         f"tensor.insert_slice {source.name} into {into.name}{mixed(offsets)} "
-        f"{mixed(source.shape)} {mixed(ones)} : {source.type} into {into.type}",
-        into.shape, into.element)
+        f"{mixed(sizes or source.shape)} {mixed(strides or [1] * into.rank)} : {source.type} into "
+        f"{into.type}", into.shape, into.element)
 
 
 def _slice_dim(context, source, dim, start, step, shape):
     value = context.value(source)
+    if 0 in shape:
+        # An empty slice may start behind the end, where no offset is legal.
+        return context.builder.empty(shape, value.element)
     offsets = [0] * value.rank
     offsets[dim] = start
     strides = [1] * value.rank
@@ -279,14 +283,33 @@ def _position(context, source, dim, index):
     return index
 
 
-@imports(aten.slice.Tensor)
+@imports(aten.slice.Tensor, complex=True)
 def _slice(context, node, arguments):
     shape, source_shape = context.shape(node), context.shape(arguments.self)
     if arguments.step == 1 and all(map(same_dim, shape, source_shape)):
         return context.raw(arguments.self)
-    dim = arguments.dim % len(shape)
+    dim = arguments.dim % node.meta["val"].dim()
     start = _position(context, arguments.self, dim, arguments.start)
     return _slice_dim(context, arguments.self, dim, start, arguments.step, shape)
+
+
+@imports(aten.slice_scatter.default)
+def _slice_scatter(context, node, arguments):
+    """A copy of the tensor with every `step`-th place along `dim` written anew."""
+    into, source = context.value(arguments.self), context.value(arguments.src)
+    dim = arguments.dim % into.rank
+    offsets, strides = [0] * into.rank, [1] * into.rank
+    offsets[dim] = _position(context, arguments.self, dim, arguments.start)
+    strides[dim] = arguments.step
+    return insert_slice(context.builder, source, into, offsets, strides=strides)
+
+
+@imports(aten.copy.default)
+def _copy(context, node, arguments):
+    """The source in the target's shape and type."""
+    element = context.element(node)
+    return context.elementwise(context.shape(node), element, [arguments.src], [element], element,
+                               lambda x: x)
 
 
 @imports(aten.select.int)
@@ -320,6 +343,8 @@ def _cat(context, node, arguments):
     result, start = context.builder.empty(shape, element), 0
     for source in arguments.tensors:
         piece = context.value(source)
+        if 0 in piece.shape:
+            continue
         if piece.element != element:
             raise Unsupported(f"mixed element types {piece.element} and {element}")
         offsets = [0] * len(shape)

@@ -32,6 +32,9 @@ class ACMoE(LinearRouter):
     ['prev_gates', 'prev_h', 'prev_indices']
     """
 
+    # Instead of the op: `moe_mlir.distributed.share_statistics` sets it.
+    dispersion = None
+
     def __init__(
         self,
         d_model,
@@ -90,7 +93,8 @@ class ACMoE(LinearRouter):
     def logits(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
         if prev_indices is None:
             return self.ops.router_logits(h, self.embeddings(), self.bias)
-        s, _, count = self.ops.mad_dispersion(
+        measure = self.dispersion or self.ops.mad_dispersion
+        s, _, count = measure(
             h if self.stat_source == "current" else prev_h,
             prev_indices[..., 0],
             self.num_experts,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .. import gpu
 from ..simulate import active_simulation
 
 ELEMENT_TYPES = {
@@ -59,6 +60,10 @@ class Kernel:
 
     def text(self):
         """The module: one public function named after the op, holding only the op."""
+        return self._text
+
+    @functools.cached_property
+    def _text(self):
         arguments = ", ".join(f"%{t.name}: {t.type}" for t in self.inputs)
         result_types = ", ".join(t.type for t in self.results)
         body = [*self._scalars(), *self._empty_results(), *self._operation()]
@@ -108,7 +113,7 @@ class Kernel:
         """The native function, compiled at the first call that is not simulated."""
         from ..runtime import compile_cached
 
-        return compile_cached(self.text()).function(self.op)
+        return compile_cached(self._text).function(self.op)
 
     @functools.cached_property
     def _plan(self):
@@ -132,23 +137,37 @@ class Kernel:
         return same, results
 
     def __call__(self, *tensors):
-        """Runs on contiguous CPU tensors in the order of `inputs`; returns the results."""
+        """Runs on contiguous tensors of one device in the order of `inputs`; returns the results."""
         same, plan = self._plan
         shapes = [tensor.shape for tensor in tensors]
         # Memory safety: the kernel trusts that sizes of one name agree.
         for (i, axis), (j, other) in same:
             if shapes[i][axis] != shapes[j][other]:
                 self._fail(i, axis, j, other, shapes)
+        device = tensors[0].device
         results = [
-            torch.empty([d if type(d) is int else shapes[d[0]][d[1]] for d in dims], dtype=dtype)
+            torch.empty([d if type(d) is int else shapes[d[0]][d[1]] for d in dims], dtype=dtype,
+                        device=device)
             for dtype, dims in plan
         ]
         simulation = active_simulation()
-        if simulation is None:
+        if device.type != "cpu":
+            self._check_devices(tensors)
+            gpu.run(self._text, self.op, [*tensors, *results])
+        elif simulation is None:
             self._function(*tensors, *results)
         else:
-            simulation.run(self.text(), self.op, [*tensors, *results])
+            simulation.run(self, [*tensors, *results])
         return results
+
+    def _check_devices(self, tensors):
+        """The native function of the CPU checks its own."""
+        for tensor, described in zip(tensors, self.inputs, strict=True):
+            if tensor.device != tensors[0].device:
+                raise ValueError(
+                    f"{self.op}: expected '{described.name}' on {tensors[0].device} as "
+                    f"'{self.inputs[0].name}', found {tensor.device}"
+                )
 
     def _fail(self, i, axis, j, other, shapes):
         raise ValueError(

@@ -19,6 +19,9 @@ def define(
         setup_context, backward = _keep_nothing, _refuse(name)
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, kernel, key)
+    if key == "CPU":
+        # The same code: what differs is where its kernels run.
+        _LIBRARY.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
     if backward is None:
         setup_context, backward = _no_gradient, None

@@ -137,7 +137,8 @@ def _cpu(idx, num_experts, capacity, priority, mask, capacity_factor, gates, exp
         operands.append(contiguous(expert_map))
     if capacity is not None:
         # More rows than assignments are no bound.
-        operands.append(torch.tensor(min(capacity, idx.numel()), dtype=torch.int32))
+        bound = min(capacity, idx.numel())
+        operands.append(torch.full((), bound, dtype=torch.int32, device=idx.device))
     if mask is not None:
         operands.append(rows(mask, 0))
     slots, offsets, counts = run(*operands)

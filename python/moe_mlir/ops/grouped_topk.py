@@ -4,10 +4,10 @@ import functools
 
 import torch
 
-from ..reference._common import softmax
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
 from ._library import define
+from .topk_renorm import gradient, save_for_gradient
 
 _check = Checker("grouped_topk")
 
@@ -63,7 +63,7 @@ def grouped_topk(
         _check.number(name, value)
     if num_valid is not None and not isinstance(num_valid, torch.Tensor):
         _check.integer("num_valid", num_valid)
-        num_valid = torch.tensor(num_valid, dtype=torch.int32)
+        num_valid = torch.full((), num_valid, dtype=torch.int32, device=scores.device)
     return _op(
         scores, k, bias, forced, mask, num_valid, score, n_group, topk_group, group_score,
         bool(renorm), float(eps), float(route_scale), index_dtype,
@@ -168,65 +168,18 @@ def _fake(scores, k, *options):
 
 
 def _setup_context(ctx, inputs, output):
-    scores, ctx.score = inputs[0], inputs[6]
-    ctx.renorm, ctx.eps, ctx.route_scale = inputs[10:13]
-    gates, indices = output
-    ctx.mark_non_differentiable(indices)
-    ctx.save_for_backward(scores, gates, indices)
+    scores, score = inputs[0], inputs[6]
+    renorm, eps, route_scale = inputs[10:13]
+    # Scores that are used as they are may be -inf, and then have no gradient.
+    needs_scores = not (score == "softmax" and renorm and eps == 0)
+    save_for_gradient(
+        ctx, scores, *output, score=score, renorm=renorm, eps=eps, route_scale=route_scale,
+        needs_scores=needs_scores,
+    )  # fmt: skip
 
 
 def _backward(ctx, dgates, _):
-    """9.1 step 7; the selection and the bias have no gradient."""
-    scores, gates, indices = ctx.saved_tensors
-    x = scores.to(torch.float32)
-    selected = indices >= 0
-    where = indices.clamp(min=0).to(torch.int64)
-    dg = torch.where(selected, dgates * ctx.route_scale, 0.0)
-    g = gates / ctx.route_scale if ctx.route_scale != 0 else torch.zeros_like(gates)
-    chosen = x.gather(-1, where)
-
-    if ctx.renorm and ctx.eps == 0 and ctx.score in ("softmax", "sigmoid"):
-        # Through ln s, where nothing underflows: d ln s_b = g_b (dg_b - sum_a g_a dg_a).
-        dx = g * (dg - (g * dg).sum(-1, keepdim=True))
-        if ctx.score == "sigmoid":
-            dx = dx * torch.sigmoid(-chosen)  # d ln s = (1 - s) dx
-        return _spread(dx, where, scores), *(None,) * 13
-
-    if ctx.score == "softmax":
-        s = softmax(x)
-        chosen = s.gather(-1, where)
-    v = _score(chosen, ctx.score)
-    v = torch.where(selected & (v != -torch.inf), v, 0.0)
-    dv = dg
-    if ctx.renorm:
-        total = v.sum(-1, keepdim=True) + ctx.eps
-        dv = torch.where(total == 0, 0.0, (dg - (g * dg).sum(-1, keepdim=True)) / total)
-    dv = torch.where(selected, dv, 0.0)
-    if ctx.score == "softmax":
-        # dx_c = s_c (ds_c - sum_a s_a ds_a), ds being 0 outside of the selection
-        ds = _spread(v * dv, where, x)
-        return (ds - s * (v * dv).sum(-1, keepdim=True)).to(scores.dtype), *(None,) * 13
-    if ctx.score == "sigmoid":
-        dv = dv * v * (1 - v)
-    elif ctx.score == "sqrtsoftplus":
-        dv = torch.where(v == 0, 0.0, dv * torch.sigmoid(chosen) / (2 * v))
-    else:
-        dv = torch.where(chosen == -torch.inf, 0.0, dv)
-    return _spread(dv, where, scores), *(None,) * 13
-
-
-def _score(x, score):
-    if score == "sigmoid":
-        return x.sigmoid()
-    if score == "sqrtsoftplus":
-        return torch.nn.functional.softplus(x, threshold=100).sqrt()
-    return x
-
-
-def _spread(values, where, like):
-    """The values at their experts; forced ids may repeat, and then add up."""
-    out = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
-    return out.scatter_add(-1, where, values).to(like.dtype)
+    return gradient(ctx, dgates), *(None,) * 13
 
 
 _op = define(

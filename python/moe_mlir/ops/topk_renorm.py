@@ -70,15 +70,11 @@ def kernel(dtype, experts, k, kind, renorm, route_scale, masked, index_dtype):
         "topk_renorm",
         tuple(inputs),
         (Tensor("gates", ("n", k), torch.float32), Tensor("indices", ("n", k), index_dtype)),
-        _attributes(kind, renorm, route_scale),
-    )
-
-
-def _attributes(kind, renorm, route_scale):
-    return (
-        ("kind", enum("score_kind", kind)),
-        ("renorm", boolean(renorm)),
-        ("route_scale", f64(route_scale)),
+        (
+            ("kind", enum("score_kind", kind)),
+            ("renorm", boolean(renorm)),
+            ("route_scale", f64(route_scale)),
+        ),
     )
 
 
@@ -104,7 +100,7 @@ def _fake(scores, k, kind, renorm, route_scale, mask, index_dtype):
 
 
 @functools.cache
-def backward_kernel(index_dtype, scores_dtype, experts, k, kind, renorm, route_scale):
+def backward_kernel(index_dtype, scores_dtype, experts, k, score, renorm, eps, route_scale):
     """`scores_dtype` None: this form's gradient does not read the scores."""
     inputs = [
         Tensor("dgates", ("n", k), torch.float32),
@@ -113,53 +109,66 @@ def backward_kernel(index_dtype, scores_dtype, experts, k, kind, renorm, route_s
     ]
     if scores_dtype is not None:
         inputs.append(Tensor("scores", ("n", experts), scores_dtype, clause="scores"))
-    return Kernel(
-        "topk_renorm_backward",
-        tuple(inputs),
-        (Tensor("dscores", ("n", experts), torch.float32),),
-        _attributes(kind, renorm, route_scale),
+    attributes = (
+        ("kind", enum("score_kind", "probs" if score == "none" else "logits")),
+        ("score", enum("score_function", score)),
+        ("renorm", boolean(renorm)),
+        ("eps", f64(eps)),
+        ("route_scale", f64(route_scale)),
     )
+    dscores = Tensor("dscores", ("n", experts), torch.float32)
+    return Kernel("topk_renorm_backward", tuple(inputs), (dscores,), attributes)
 
 
-def _backward_cpu(dgates, gates, indices, scores, experts, dtype, kind, renorm, route_scale):
-    scores_dtype = None if scores is None else scores.dtype
+def _backward_cpu(dgates, gates, indices, scores, experts, dtype, score, renorm, eps, route_scale):
     run = backward_kernel(
-        indices.dtype, scores_dtype, experts, gates.shape[-1], kind, renorm, route_scale
-    )
+        indices.dtype, None if scores is None else scores.dtype, experts, gates.shape[-1], score,
+        renorm, eps, route_scale,
+    )  # fmt: skip
     operands = (dgates, gates, indices) if scores is None else (dgates, gates, indices, scores)
     (dscores,) = run(*(rows(x, 1) for x in operands))
     return dscores.view(*gates.shape[:-1], experts).to(dtype)
 
 
-def _backward_fake(dgates, gates, indices, scores, experts, dtype, kind, renorm, route_scale):
+def _backward_fake(dgates, gates, indices, scores, experts, dtype, score, renorm, eps, route_scale):
     return gates.new_empty((*gates.shape[:-1], experts), dtype=dtype)
 
 
 _backward_op = define(
     "topk_renorm_backward(Tensor dgates, Tensor gates, Tensor indices, Tensor? scores, "
-    "SymInt experts, ScalarType dtype, str kind, bool renorm, float route_scale) -> Tensor",
+    "SymInt experts, ScalarType dtype, str score, bool renorm, float eps, float route_scale) "
+    "-> Tensor",
     kernel=_backward_cpu,
     fake=_backward_fake,
     is_gradient=True,
 )
 
 
-def _setup_context(ctx, inputs, output):
-    scores, _, ctx.kind, ctx.renorm, ctx.route_scale, mask, _ = inputs
-    gates, indices = output
+def save_for_gradient(ctx, scores, gates, indices, *, score, renorm, eps, route_scale, needs_scores):
+    """What `gradient` reads; of a selection, whatever its form."""
     ctx.mark_non_differentiable(indices)
-    # softmax(TopK(z)) needs nothing but its result, and raw probabilities not
-    # even that: no scores are kept.
-    needs_scores = (ctx.kind == "probs") == ctx.renorm
     ctx.experts, ctx.dtype = scores.shape[-1], scores.dtype
+    ctx.form = score, renorm, eps, route_scale
     ctx.save_for_backward(gates, indices, scores if needs_scores else None)
 
 
+def gradient(ctx, dgates):
+    """dscores of a selection, whose indices and choice bias have no gradient."""
+    return _backward_op(dgates, *ctx.saved_tensors, ctx.experts, ctx.dtype, *ctx.form)
+
+
+def _setup_context(ctx, inputs, output):
+    scores, _, kind, renorm, route_scale, _, _ = inputs
+    # softmax(TopK(z)) needs nothing but its result, and raw probabilities not
+    # even that: no scores are kept.
+    save_for_gradient(
+        ctx, scores, *output, score="softmax" if kind == "logits" else "none", renorm=renorm,
+        eps=0.0, route_scale=route_scale, needs_scores=(kind == "probs") == renorm,
+    )  # fmt: skip
+
+
 def _backward(ctx, dgates, _):
-    dscores = _backward_op(
-        dgates, *ctx.saved_tensors, ctx.experts, ctx.dtype, ctx.kind, ctx.renorm, ctx.route_scale
-    )
-    return dscores, *(None,) * 6
+    return gradient(ctx, dgates), *(None,) * 6
 
 
 _op = define(

@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --verify-diagnostics --convert-moe-to-gpu --canonicalize --cse --mlir-print-local-scope | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --verify-diagnostics --moe-distribute-to-grid --convert-moe-to-gpu --canonicalize --cse --mlir-print-local-scope | FileCheck %s
 
 // What one kernel hands to the next lies in the workspace, the last argument.
 // Parts start at multiples of 256 bytes.
@@ -26,6 +26,32 @@ func.func @two_buffers_between_kernels(%a: memref<?x64xf32>, %b: memref<?x64xf32
   memref.copy %second, %b : memref<?x64xf32> to memref<?x64xf32>
   memref.dealloc %first : memref<?x64xf32>
   memref.dealloc %second : memref<?x64xf32>
+  return
+}
+
+// -----
+
+// The size of joined dims is the product of theirs, also where no kernel but
+// the workspace holds them.
+
+// CHECK-LABEL: func.func @joined_dims
+// CHECK-SAME:    grid = affine_map<()[s0, s1, {{.*}}] -> ((s0 * s1) ceildiv 16, 1, 1)>
+// CHECK-SAME:    moe.workspace =
+func.func @joined_dims(%a: memref<?x?x4xf32>, %b: memref<?x4xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = memref.dim %a, %c0 : memref<?x?x4xf32>
+  %m = memref.dim %a, %c1 : memref<?x?x4xf32>
+  %t = memref.alloc(%n, %m) : memref<?x?x4xf32>
+  memref.copy %a, %t : memref<?x?x4xf32> to memref<?x?x4xf32>
+  %joined = memref.collapse_shape %t [[0, 1], [2]] : memref<?x?x4xf32> into memref<?x4xf32>
+  %rows = memref.dim %joined, %c0 : memref<?x4xf32>
+  scf.forall (%i) = (0) to (%rows) step (16) {
+    %from = memref.subview %joined[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    %to = memref.subview %b[%i, 0] [1, 4] [1, 1] : memref<?x4xf32> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+    memref.copy %from, %to : memref<1x4xf32, strided<[4, 1], offset: ?>> to memref<1x4xf32, strided<[4, 1], offset: ?>>
+  } {mapping = [#gpu.block<x>]}
+  memref.dealloc %t : memref<?x?x4xf32>
   return
 }
 

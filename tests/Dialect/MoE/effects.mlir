@@ -27,3 +27,21 @@ func.func @keeps_equal_ops_on_buffers(
       outs(%z : memref<5x4xf32>)
   return
 }
+
+// Counts are added to: those of before are read, and two counts of the same
+// tokens are more than one.
+
+// CHECK-LABEL: func @keeps_the_store_before_an_op_that_accumulates
+// CHECK:         memref.store
+// CHECK:         moe.co_selections
+// CHECK:         %[[SUM:.*]] = memref.load
+// CHECK:         return %[[SUM]]
+func.func @keeps_the_store_before_an_op_that_accumulates(
+    %i: memref<9x2xi32>, %c: memref<4x4xi32>, %x: i32) -> i32 {
+  %c0 = arith.constant 0 : index
+  memref.store %x, %c[%c0, %c0] : memref<4x4xi32>
+  %before = memref.load %c[%c0, %c0] : memref<4x4xi32>
+  moe.co_selections ins(%i : memref<9x2xi32>) outs(%c : memref<4x4xi32>)
+  %after = memref.load %c[%c0, %c0] : memref<4x4xi32>
+  return %after : i32
+}

@@ -809,3 +809,25 @@ func.func @attention_entropy_window(
       {window = 0 : i64} -> tensor<1x4xf32>, tensor<1x4x7xf32>
   return
 }
+
+// -----
+
+//===----------------------------------------------------------------------===//
+// co_selections
+//===----------------------------------------------------------------------===//
+
+func.func @co_selections_c1(%i: tensor<9x2xi32>, %c: tensor<4x5xi32>) {
+  // expected-error @below {{expected 'counts' to be square, found 4 x 5}}
+  %r = moe.co_selections ins(%i : tensor<9x2xi32>) outs(%c : tensor<4x5xi32>)
+      -> tensor<4x5xi32>
+  return
+}
+
+// -----
+
+func.func @co_selections_of_floats(%i: tensor<9x2xi32>, %c: tensor<4x4xf32>) {
+  // expected-error @below {{expected elements of 'counts' to be i32, found 'f32'}}
+  %r = moe.co_selections ins(%i : tensor<9x2xi32>) outs(%c : tensor<4x4xf32>)
+      -> tensor<4x4xf32>
+  return
+}

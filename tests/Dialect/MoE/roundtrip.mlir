@@ -472,3 +472,22 @@ func.func @adjacency_update_on_buffers(
       outs(%new : memref<16x16xf32>) {norm = #moe.adjacency_norm<eq7>}
   return
 }
+
+// CHECK-LABEL: func @co_selections
+// CHECK:         moe.co_selections ins(%{{[^ ]*}} : tensor<?x2xi64>)
+// CHECK-SAME:      mask(%{{[^ ]*}} : tensor<?xi1>)
+// CHECK-SAME:      outs(%{{[^ ]*}} : tensor<16x16xi32>) -> tensor<16x16xi32>
+func.func @co_selections(%indices: tensor<?x2xi64>, %mask: tensor<?xi1>,
+                         %before: tensor<16x16xi32>) -> tensor<16x16xi32> {
+  %counts = moe.co_selections ins(%indices : tensor<?x2xi64>)
+      mask(%mask : tensor<?xi1>) outs(%before : tensor<16x16xi32>)
+      -> tensor<16x16xi32>
+  return %counts : tensor<16x16xi32>
+}
+
+// CHECK-LABEL: func @co_selections_on_buffers
+// CHECK:         moe.co_selections ins(%{{[^ ]*}} : memref<?x2xi32>) outs(%{{[^ ]*}} : memref<?x?xi32>){{$}}
+func.func @co_selections_on_buffers(%indices: memref<?x2xi32>, %counts: memref<?x?xi32>) {
+  moe.co_selections ins(%indices : memref<?x2xi32>) outs(%counts : memref<?x?xi32>)
+  return
+}

@@ -29,7 +29,7 @@ def compile_function(text: str, chip: str = "sm_90"):
 def compile_kernels(text: str, chip: str = "sm_90") -> list[Kernel]:
     """The only function of `text`, which must be one kernel."""
     function = compile_function(text, chip)
-    assert len(function.kernels) == 1, function.kernels
+    assert len(function.plan.kernel_names) == 1, function.plan.kernel_names
     return [Kernel(function)]
 
 

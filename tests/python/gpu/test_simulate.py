@@ -169,7 +169,7 @@ def test_kernels_meet_in_the_workspace():
     from moe_mlir.simulate import device_functions
 
     (function,) = device_functions(TWO_KERNELS, "sm_90").values()
-    assert len(function.kernels) == 2
+    assert len(function.plan.kernel_names) == 2
     g = torch.Generator().manual_seed(0)
     x, w = torch.randn(100, 16, generator=g), torch.randn(8, 16, generator=g) / 4
     out = torch.empty(1, 1, 100, 8)

@@ -169,3 +169,48 @@ def test_buffers_that_a_model_updates_are_written_back():
     compiled(x)
     compiled(x)
     torch.testing.assert_close(model.total, 2 * x.sum((0, 1)))
+
+
+def test_rotary_pairs_as_complex_numbers():
+    def function(x, angle):
+        turn = torch.polar(torch.ones_like(angle), angle) * 0.5
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs[:, 1:] * turn[None, 1:]).flatten(2)
+    check(function, (tokens(), torch.randn(3, 4)), later=(tokens(5, 4), torch.randn(4, 4)))
+
+
+def test_complex_numbers_that_are_no_rotations_are_told():
+    def function(x):
+        return torch.view_as_complex(x.reshape(-1, 2)).abs()
+    with pytest.raises(ValueError, match=r"aten.abs.default: complex numbers: 1 use, first at "
+                                         r".*test_operators.py:\d+"):
+        moe_mlir.export(Function(function), (tokens(),))
+
+
+def test_writing_into_slices():
+    def function(x):
+        y = x.clone()
+        y[..., 0::2] = x[..., 1::2]
+        y[:, 1:] = x[:, :1].to(torch.bfloat16)
+        return y
+    check(function, (tokens(),), later=(tokens(1, 5),))
+
+
+def test_an_empty_slice_behind_the_end():
+    def function(x):
+        return torch.cat([x[..., :8] * 2, x[..., 8:]], dim=-1)
+    check(function, (tokens(),), later=(tokens(1, 5),))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_of_each_channel(bias):
+    def function(x, weight, *rest):
+        return F.conv1d(x, weight, *rest, padding=2, groups=6)
+    rest = (torch.randn(6),) if bias else ()
+    check(function, (torch.randn(2, 6, 5),), torch.randn(6, 1, 3), *rest)
+
+
+def test_other_convolutions_are_told():
+    layer = torch.nn.Conv1d(4, 4, 3)
+    with pytest.raises(ValueError, match="1-d with one filter a channel: 1 use"):
+        moe_mlir.export(layer, (torch.randn(2, 4, 5),))

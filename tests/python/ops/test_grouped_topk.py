@@ -202,6 +202,19 @@ def test_gradient(score, renorm, eps, forced):
     assert_close(grads[0], grads[1], 20 * score_tolerance(10) * max(1.0, largest(grads[1])))
 
 
+@pytest.mark.parametrize("renorm", [True, False])
+def test_gradient_of_a_repeated_and_of_an_excluded_choice(renorm):
+    x = torch.tensor([[0.5, -math.inf, 0.25, 0.125]], requires_grad=True)
+    forced = torch.tensor([[0, 2, 2, 1]])
+    gates, _ = moe_mlir.grouped_topk(x, 4, score="none", forced=forced, renorm=renorm)
+    assert gates.tolist() == [[0.5, 0.25, 0.25, 0.0]]
+    cotangent = torch.tensor([[1.0, 2.0, 4.0, 8.0]])
+    (gates * cotangent).sum().backward()
+    # Gates p / sum p with p = (1/2, 1/4, 1/4, 0): their mean cotangent is 2.
+    wanted = [-1.0, 0.0, 2.0, 0.0] if renorm else [1.0, 0.0, 6.0, 0.0]
+    assert x.grad.tolist() == [wanted]
+
+
 def test_gradient_of_scores_that_underflow_is_finite():
     for score in ("sigmoid", "sqrtsoftplus", "softmax"):
         for value in (-300.0, -math.inf):

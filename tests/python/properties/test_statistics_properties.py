@@ -143,18 +143,34 @@ def test_dispatch_and_combine(sizes, n, seed):
 
 @given(st.sampled_from(((1, 1), (8, 2), (257, 4))), TOKENS, SEEDS)
 @examples
-def test_losses(sizes, n, seed):
+def test_balance_loss(sizes, n, seed):
     experts, k = sizes
     g = generator(seed)
     z = score_rows(n, experts, g, ("normal", "wide", "ties", "equal", "masked"))
     p, idx, mask = z.softmax(-1).nan_to_num(0.0), selections(n, experts, k, g), padding(n, g)
     for divide_by in ("tokens", "assignments"):
-        found = op("balance_loss")(p, idx, mask=mask, divide_by=divide_by)
-        expected = reference.balance_loss(p.double(), idx, mask=mask, divide_by=divide_by)
+        options = dict(mask=mask, divide_by=divide_by)
+        found = op("balance_loss")(with_garbage(p, mask, g), idx, **options)
+        expected = reference.balance_loss(p.double(), idx, **options)
         assert_close(found, expected, 1e-5 * max(1.0, float(expected)))
-    found, expected = op("z_loss")(z, mask=mask), reference.z_loss(z.double(), mask=mask)
+
+
+@given(st.sampled_from((1, 8, 257)), TOKENS, SEEDS)
+@examples
+def test_z_loss(experts, n, seed):
+    g = generator(seed)
+    z = score_rows(n, experts, g, ("normal", "wide", "ties", "equal", "masked", "empty"))
+    mask = padding(n, g)
+    found = op("z_loss")(with_garbage(z, mask, g), mask=mask)
+    expected = reference.z_loss(z.double(), mask=mask)
     assert_close(found, expected, 1e-5 * max(1.0, float(expected)))
-    counts = torch.randint(0, 9, (experts,), generator=g)
+
+
+@given(st.sampled_from((1, 8, 257)), SEEDS)
+@examples
+def test_bias_update(experts, seed):
+    g = generator(seed)
+    counts = torch.randint(0, choice((1, 9, 1 << 40), g), (experts,), generator=g)
     bias = normal(experts, g=g)
     moved = op("bias_update")(bias, counts, gamma=0.01)
     assert_close(moved, reference.bias_update(bias.double(), counts, gamma=0.01), 1e-6)

@@ -13,7 +13,8 @@ import moe_mlir
 from moe_mlir import nn
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILD = Path(moe_mlir.__file__).absolute().parents[2]
+PACKAGE = Path(moe_mlir.__file__).absolute().parent
+BUILD = PACKAGE.parents[1]
 EXAMPLES = ROOT / "examples/deploy"
 
 
@@ -126,7 +127,7 @@ def test_cpp_example(router, tmp_path):
     compiler = shutil.which("g++") or shutil.which("clang++")
     built = subprocess.run(
         [compiler, "-std=c++20", EXAMPLES / "route.cpp", "-I", ROOT / "include", "-L",
-         BUILD / "lib", f"-Wl,-rpath,{BUILD / 'lib'}", "-lmoe_runtime", "-o", tmp_path / "route"],
+         PACKAGE, f"-Wl,-rpath,{PACKAGE}", "-lmoe_runtime", "-o", tmp_path / "route"],
         capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     done = subprocess.run([tmp_path / "route", router], capture_output=True, text=True)

@@ -8,7 +8,7 @@ one misplaced element shows.
 
 import numpy as np
 import pytest
-from corpus import bf16, e4m3
+from corpus_matrices import bf16, e4m3
 from moe_mlir import sim
 from ptxlib import entry
 

@@ -435,7 +435,9 @@ static Access buildInverseSums(SelectionGradient &t) {
   Access sums = t.domain.reduce(
       {t.domain.at(t.op.getScores(), t.ne), t.choices},
       t.domain.filled(t.n, 0.0f), [&](Body &b, ValueRange in, Value acc) {
-        return b.select(t.isChosen(b, in[1]), b.add(acc, in[0]), acc);
+        Value counts =
+            b.both(t.isChosen(b, in[1]), b.negate(b.isNegInf(in[0])));
+        return b.select(counts, b.add(acc, in[0]), acc);
       });
   return t.domain.map(
       {sums}, t.domain.empty(t.n, t.f32), [&](Body &b, ValueRange in) {
@@ -474,7 +476,15 @@ TopKRenormBackwardOp::decomposeOperation(OpBuilder &builder) {
     if (getRenorm())
       gradients = t.domain.map({gradients, buildInverseSums(t)},
                                t.domain.empty(t.nk, t.f32), multiply);
-    return SmallVector<Value>{scatterChosen(t, gradients, out).value};
+    Access scattered = scatterChosen(t, gradients, out);
+    if (!getScores())
+      return SmallVector<Value>{scattered.value};
+    // A choice of -inf has gate 0 whatever else there is.
+    Access x = t.domain.at(getScores(), t.ne);
+    Access dp = t.domain.map({scattered, x}, out, [](Body &b, ValueRange in) {
+      return b.select(b.isNegInf(in[1]), b.f32(0.0), in[0]);
+    });
+    return SmallVector<Value>{dp.value};
   }
 
   Access w =

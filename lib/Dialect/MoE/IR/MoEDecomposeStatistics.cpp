@@ -1,9 +1,10 @@
 //===- MoEDecomposeStatistics.cpp - The meaning of the statistics ---------===//
 //
-// mad_dispersion and adjacency_update are reductions over the tokens.
-// Membership is a comparison, not an index, so an assignment outside of [0, e)
-// counts nowhere. dispersion_weights makes a metric of what the first one
-// measured.
+// mad_dispersion and adjacency_update are reductions over the tokens; the
+// counts of the second are an op of their own, which kernels and loops over
+// tiles of tokens take. Membership is a comparison, not an index, so an
+// assignment outside of [0, e) counts nowhere. dispersion_weights makes a
+// metric of what the first one measured.
 //
 //===----------------------------------------------------------------------===//
 
@@ -252,8 +253,112 @@ DispersionWeightsOp::decomposeOperation(OpBuilder &builder) {
 // AdjacencyUpdateOp
 //===----------------------------------------------------------------------===//
 
+/// The number of tokens of `counts` that are counted at (e, l), i64.
+static Value getCounted(Body &b, AdjacencyUpdateOp op, Value count) {
+  using namespace adjacency;
+  count = b.castIndex(count, b.getI64Type());
+  if (op.getDiagonal())
+    return count;
+  return b.select(b.equal(b.index(e), b.index(l)),
+                  b.integer(count.getType(), 0), count);
+}
+
+/// What the counts are divided by: row sums, column sums, or the diagonal entry
+/// of the column. Sums are of 64-bit integers: k counts of 32 bits each.
+static Access buildDivisors(Domain &domain, AdjacencyUpdateOp op,
+                            Access counts) {
+  using namespace adjacency;
+  int64_t kept = op.getNorm() == AdjacencyNorm::Row ? e : l;
+  Type i64 = domain.getBody().getI64Type();
+  return domain.reduce({counts}, domain.filled({kept}, i64, 0),
+                       [&](Body &b, ValueRange in, Value acc) {
+                         Value sum = b.add(acc, getCounted(b, op, in[0]));
+                         if (op.getNorm() != AdjacencyNorm::Eq7)
+                           return sum;
+                         return b.select(b.equal(b.index(e), b.index(l)), sum,
+                                         acc);
+                       });
+}
+
+/// a_new = beta a + (1 - beta) C / divisor, `counts` being C with its diagonal.
+static Value buildNewGraph(Domain &domain, AdjacencyUpdateOp op,
+                           Access counts) {
+  using namespace adjacency;
+  Access divisors = buildDivisors(domain, op, counts);
+  // A batch without a selection, and so without a load, leaves `a` as it is
+  // (E18).
+  Access any =
+      domain.reduce({counts}, domain.filled({}, false),
+                    [](Body &b, ValueRange in, Value acc) {
+                      Value isLoad =
+                          b.both(b.equal(b.index(e), b.index(l)),
+                                 b.less(b.integer(in[0].getType(), 0), in[0]));
+                      return b.either(acc, isLoad);
+                    });
+  double beta = op.getBeta().convertToDouble();
+  Access updated = domain.map(
+      {domain.at(op.getA(), {e, l}), counts, divisors, any},
+      domain.at(op.getOuts()[0], {e, l}), [&](Body &b, ValueRange in) {
+        auto toFloat = [&](Value value) {
+          return arith::SIToFPOp::create(b, b.getF32Type(), value);
+        };
+        Value share =
+            divideOrZero(b, toFloat(getCounted(b, op, in[1])), toFloat(in[2]));
+        Value moved =
+            b.add(b.mul(b.f32(beta), in[0]), b.mul(b.f32(1.0 - beta), share));
+        return b.select(in[3], moved, in[0]);
+      });
+  return updated.value;
+}
+
+FailureOr<SmallVector<Value>>
+AdjacencyUpdateOp::decomposeOperation(OpBuilder &builder) {
+  using namespace adjacency;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  Access counts = domain.filled({e, l}, builder.getI32Type(), 0);
+  counts.value =
+      foldIntoTable(builder, getOperands(), counts.value)->getResult(0);
+  return SmallVector<Value>{buildNewGraph(domain, *this, counts)};
+}
+
+Value AdjacencyUpdateOp::buildEmptyTables(OpBuilder &builder,
+                                          OpFoldResult numParts) {
+  using namespace adjacency;
+  Domain domain(builder, *this);
+  int64_t part = domain.addDim(numParts);
+  return domain.filled({part, e, l}, builder.getI32Type(), 0).value;
+}
+
+Operation *AdjacencyUpdateOp::foldIntoTable(OpBuilder &builder,
+                                            ValueRange operands, Value table) {
+  Adaptor adaptor(operands, *this);
+  return CoSelectionsOp::create(builder, getLoc(), TypeRange{table.getType()},
+                                adaptor.getIndices(), adaptor.getMask(),
+                                ValueRange{table});
+}
+
+Value AdjacencyUpdateOp::finishTables(OpBuilder &builder, Value tables) {
+  using namespace adjacency;
+  Domain domain(builder, *this);
+  int64_t part =
+      domain.addDim(linalg::createFoldedDimOp(builder, getLoc(), tables, 0));
+  Type i64 = builder.getI64Type();
+  Access counts = domain.reduce({domain.at(tables, {part, e, l})},
+                                domain.filled({e, l}, i64, 0),
+                                [&](Body &b, ValueRange in, Value acc) {
+                                  return b.add(acc, b.castIndex(in[0], i64));
+                                });
+  return buildNewGraph(domain, *this, counts);
+}
+
+//===----------------------------------------------------------------------===//
+// CoSelectionsOp
+//===----------------------------------------------------------------------===//
+
 /// selected_ne = whether the real token n selected expert e, however often.
-static Access buildSelected(Domain &domain, AdjacencyUpdateOp op) {
+static Access buildSelected(Domain &domain, CoSelectionsOp op) {
   using namespace adjacency;
   SmallVector<Access> ins{domain.at(op.getIndices(), {n, k})};
   if (op.getMask())
@@ -265,63 +370,18 @@ static Access buildSelected(Domain &domain, AdjacencyUpdateOp op) {
       });
 }
 
-/// C_el = the number of tokens that selected both e and l.
-static Access buildCoSelections(Domain &domain, AdjacencyUpdateOp op,
-                                Access selected, Type type) {
-  using namespace adjacency;
-  return domain.reduce(
-      {selected, domain.at(selected.value, {n, l})},
-      domain.filled({e, l}, type, 0), [&](Body &b, ValueRange in, Value acc) {
-        Value both = b.both(in[0], in[1]);
-        if (!op.getDiagonal())
-          both = b.both(both, b.negate(b.equal(b.index(e), b.index(l))));
-        return count(b, type, acc, both);
-      });
-}
-
-/// What the counts are divided by: row sums, column sums, or the diagonal entry
-/// of the column. Sums are of 64-bit integers: k counts of 32 bits each.
-static Access buildDivisors(Domain &domain, AdjacencyNorm norm, Access counts,
-                            Type type) {
-  using namespace adjacency;
-  int64_t kept = norm == AdjacencyNorm::Row ? e : l;
-  return domain.reduce({counts}, domain.filled({kept}, type, 0),
-                       [&](Body &b, ValueRange in, Value acc) {
-                         Value sum = b.add(acc, in[0]);
-                         if (norm != AdjacencyNorm::Eq7)
-                           return sum;
-                         return b.select(b.equal(b.index(e), b.index(l)), sum,
-                                         acc);
-                       });
-}
-
 FailureOr<SmallVector<Value>>
-AdjacencyUpdateOp::decomposeOperation(OpBuilder &builder) {
+CoSelectionsOp::decomposeOperation(OpBuilder &builder) {
   using namespace adjacency;
   if (!hasPureTensorSemantics())
     return failure();
   Domain domain(builder, *this);
-  Type i64 = builder.getI64Type();
   Access selected = buildSelected(domain, *this);
-  Access counts = buildCoSelections(domain, *this, selected, i64);
-  Access divisors = buildDivisors(domain, getNorm(), counts, i64);
-  // A batch without a selection leaves `a` as it is (E18).
-  Access any = domain.reduce(
-      {selected}, domain.filled({}, false),
-      [](Body &b, ValueRange in, Value acc) { return b.either(acc, in[0]); });
-
-  // a_new = beta a + (1 - beta) C / divisor
-  double beta = getBeta().convertToDouble();
-  Access updated = domain.map(
-      {domain.at(getA(), {e, l}), counts, divisors, any},
-      domain.at(getOuts()[0], {e, l}), [&](Body &b, ValueRange in) {
-        auto toFloat = [&](Value value) {
-          return arith::SIToFPOp::create(b, b.getF32Type(), value);
-        };
-        Value share = divideOrZero(b, toFloat(in[1]), toFloat(in[2]));
-        Value moved =
-            b.add(b.mul(b.f32(beta), in[0]), b.mul(b.f32(1.0 - beta), share));
-        return b.select(in[3], moved, in[0]);
+  // C_el += the number of tokens that selected both e and l.
+  Access counts = domain.reduce(
+      {selected, domain.at(selected.value, {n, l})},
+      domain.at(getOuts()[0], {e, l}), [](Body &b, ValueRange in, Value acc) {
+        return count(b, acc.getType(), acc, b.both(in[0], in[1]));
       });
-  return SmallVector<Value>{updated.value};
+  return SmallVector<Value>{counts.value};
 }

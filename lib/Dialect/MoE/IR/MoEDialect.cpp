@@ -44,6 +44,7 @@ void MoEDialect::initialize() {
 #define GET_OP_LIST
 #include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
                             >();
+  declarePromisedInterface<PartialReductionOpInterface, AdjacencyUpdateOp>();
   declarePromisedInterfaces<bufferization::BufferizableOpInterface,
 #define GET_OP_LIST
 #include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"

@@ -83,20 +83,20 @@ ArrayAttr AdjacencyGateOp::getIndexingMaps() {
 
 unsigned AdjacencyGateOp::getNumLeadingDims() { return getNumLeading(getP()); }
 
-/// adjacency_gate_c1, adjacency_update_c1.
-static LogicalResult verifySquare(Operation *op, Value a) {
-  auto type = cast<ShapedType>(a.getType());
+/// adjacency_gate_c1, adjacency_update_c1, co_selections_c1.
+static LogicalResult verifySquare(Operation *op, Value graph, StringRef name) {
+  auto type = cast<ShapedType>(graph.getType());
   if (type.getRank() == 2 && !type.isDynamicDim(0) && !type.isDynamicDim(1) &&
       type.getDimSize(0) != type.getDimSize(1))
     return op->emitOpError()
-           << "expected 'a' to be square, found " << type.getDimSize(0) << " x "
-           << type.getDimSize(1);
+           << "expected '" << name << "' to be square, found "
+           << type.getDimSize(0) << " x " << type.getDimSize(1);
   return success();
 }
 
 LogicalResult AdjacencyGateOp::verify() {
   if (failed(verifyHasLastDim(*this, getP(), "p")) ||
-      failed(verifySquare(*this, getA())))
+      failed(verifySquare(*this, getA(), "a")))
     return failure();
   return verifyStructured(*this, {OutElement::F32});
 }
@@ -133,7 +133,7 @@ SmallVector<std::pair<unsigned, unsigned>> AdjacencyUpdateOp::getDimOrder() {
 }
 
 LogicalResult AdjacencyUpdateOp::verify() {
-  if (failed(verifySquare(*this, getA())) ||
+  if (failed(verifySquare(*this, getA(), "a")) ||
       failed(verifyStructured(*this, {OutElement::F32})))
     return failure();
   double beta = getBeta().convertToDouble();
@@ -144,4 +144,40 @@ LogicalResult AdjacencyUpdateOp::verify() {
         "expected diagonal = true with norm = eq7, which divides by the "
         "diagonal");
   return success();
+}
+
+unsigned AdjacencyUpdateOp::getSplitDim() { return adjacency::n; }
+
+//===----------------------------------------------------------------------===//
+// CoSelectionsOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> CoSelectionsOp::getDims() {
+  return {{"e", kParallel, /*whole=*/true},
+          {"l", kParallel, /*whole=*/true},
+          {"n", kReduction},
+          {"k", kReduction}};
+}
+
+ArrayAttr CoSelectionsOp::getIndexingMaps() {
+  using namespace adjacency;
+  return MapsBuilder(getContext(), numDims)
+      .add(getIndices(), {n, k})
+      .add(getMask(), {n})
+      .add(getOuts()[0], {e, l})
+      .get();
+}
+
+SmallVector<std::pair<unsigned, unsigned>> CoSelectionsOp::getDimOrder() {
+  using namespace adjacency;
+  return {{k, e}, {e, l}, {l, e}};
+}
+
+bool CoSelectionsOp::accumulates() { return true; }
+
+LogicalResult CoSelectionsOp::verify() {
+  if (!getOuts().empty() &&
+      failed(verifySquare(*this, getOuts()[0], "counts"))) // co_selections_c1
+    return failure();
+  return verifyStructured(*this, {OutElement::I32});
 }

@@ -82,13 +82,16 @@ void mlir::moe::getStructuredEffects(
     DestinationStyleOpInterface op,
     SmallVectorImpl<SideEffects::EffectInstance<MemoryEffects::Effect>>
         &effects) {
+  bool accumulates =
+      cast<MoEStructuredOpInterface>(op.getOperation()).accumulates();
   for (OpOperand &operand : op->getOpOperands()) {
     if (!isa<MemRefType>(operand.get().getType()))
       continue;
-    if (op.isDpsInit(&operand))
-      effects.emplace_back(MemoryEffects::Write::get(), &operand);
-    else
+    bool isOut = op.isDpsInit(&operand);
+    if (!isOut || accumulates)
       effects.emplace_back(MemoryEffects::Read::get(), &operand);
+    if (isOut)
+      effects.emplace_back(MemoryEffects::Write::get(), &operand);
   }
 }
 

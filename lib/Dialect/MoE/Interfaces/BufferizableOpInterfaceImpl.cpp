@@ -20,10 +20,10 @@ template <typename OpTy>
 struct StructuredOpBufferization
     : DstBufferizableOpInterfaceExternalModel<StructuredOpBufferization<OpTy>,
                                               OpTy> {
-  /// Results never depend on what their destinations held.
   bool bufferizesToMemoryRead(Operation *op, OpOperand &operand,
                               const AnalysisState &) const {
-    return cast<DestinationStyleOpInterface>(op).isDpsInput(&operand);
+    return cast<DestinationStyleOpInterface>(op).isDpsInput(&operand) ||
+           cast<OpTy>(op).accumulates();
   }
 
   LogicalResult bufferize(Operation *op, RewriterBase &rewriter,

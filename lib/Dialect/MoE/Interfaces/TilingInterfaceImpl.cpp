@@ -4,6 +4,10 @@
 // map applied to the tile, and an origin operand moves by the tile's offset.
 // Dims that the op keeps whole are refused, never computed wrongly.
 //
+// An op that folds its tokens into a table can be cut along them as well: into
+// parts with a table each, from which the result is finished
+// (SplitReductionOpInterface).
+//
 //===----------------------------------------------------------------------===//
 
 #include "AttachToAllOps.h"
@@ -243,6 +247,130 @@ private:
 };
 } // namespace
 
+//===----------------------------------------------------------------------===//
+// Parts of a reduction
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// The iterations `offset`, `size` of dim `split`, and the whole of all others.
+Value sliceAlong(OpBuilder &builder, Location loc, Value operand, AffineMap map,
+                 unsigned split, OpFoldResult offset, OpFoldResult size,
+                 SmallVectorImpl<Operation *> &slices) {
+  std::optional<unsigned> position =
+      map.getResultPosition(getAffineDimExpr(split, map.getContext()));
+  if (!position)
+    return operand;
+  SmallVector<OpFoldResult> offsets, sizes;
+  for (unsigned dim = 0; dim < map.getNumResults(); ++dim) {
+    bool isCut = dim == *position;
+    offsets.push_back(isCut ? offset : builder.getIndexAttr(0));
+    sizes.push_back(isCut ? size : getSize(builder, loc, operand, dim));
+  }
+  SmallVector<OpFoldResult> strides(offsets.size(), builder.getIndexAttr(1));
+  slices.push_back(tensor::ExtractSliceOp::create(builder, loc, operand,
+                                                  offsets, sizes, strides));
+  return slices.back()->getResult(0);
+}
+
+/// Tables `[part, ...]`, one for each of the parts that run in parallel.
+template <typename OpTy>
+struct SplitOpPartialReduction
+    : PartialReductionOpInterface::ExternalModel<SplitOpPartialReduction<OpTy>,
+                                                 OpTy> {
+  FailureOr<SmallVector<Value>> generateInitialTensorForPartialReduction(
+      Operation *op, OpBuilder &builder, Location loc,
+      ArrayRef<OpFoldResult> numParts,
+      const SetVector<unsigned> &reductionDims) const {
+    unsigned split = cast<OpTy>(op).getSplitDim();
+    if (!isCutAlong(split, reductionDims))
+      return failure();
+    return SmallVector<Value>{
+        cast<OpTy>(op).buildEmptyTables(builder, numParts[split])};
+  }
+
+  FailureOr<TilingResult>
+  tileToPartialReduction(Operation *op, OpBuilder &builder, Location loc,
+                         ReductionTilingStrategy strategy, ValueRange init,
+                         ArrayRef<OpFoldResult> offsets,
+                         ArrayRef<OpFoldResult> sizes,
+                         const SetVector<unsigned> &reductionDims,
+                         ArrayRef<OpFoldResult> parts) const {
+    unsigned split = cast<OpTy>(op).getSplitDim();
+    if (!isCutAlong(split, reductionDims) ||
+        strategy != ReductionTilingStrategy::PartialReductionOuterParallel)
+      return failure();
+    SmallVector<Value> operands;
+    SmallVector<Operation *> slices;
+    for (auto [operand, map] : llvm::zip_equal(op->getOperands(), getMaps(op)))
+      operands.push_back(sliceAlong(builder, loc, operand, map, split,
+                                    offsets[split], sizes[split], slices));
+    SmallVector<OpFoldResult> tableOffsets, tableSizes;
+    if (failed(getPartialResultTilePosition(op, builder, 0, strategy, offsets,
+                                            sizes, reductionDims, parts,
+                                            tableOffsets, tableSizes)))
+      return failure();
+    auto tables = cast<RankedTensorType>(init[0].getType());
+    auto table = tensor::ExtractSliceOp::create(
+        builder, loc,
+        RankedTensorType::get(tables.getShape().drop_front(),
+                              tables.getElementType()),
+        init[0], tableOffsets, tableSizes,
+        SmallVector<OpFoldResult>(tables.getRank(), builder.getIndexAttr(1)));
+    Operation *folded = cast<OpTy>(op).foldIntoTable(builder, operands, table);
+    return TilingResult{{folded}, {folded->getResult(0)}, slices};
+  }
+
+  FailureOr<MergeResult>
+  mergeReductions(Operation *op, OpBuilder &builder, Location loc,
+                  ValueRange tables,
+                  const SetVector<unsigned> &reductionDims) const {
+    if (!isCutAlong(cast<OpTy>(op).getSplitDim(), reductionDims))
+      return failure();
+    Value result = cast<OpTy>(op).finishTables(builder, tables[0]);
+    return MergeResult{{result.getDefiningOp()}, {result}};
+  }
+
+  LogicalResult getPartialResultTilePosition(
+      Operation *op, OpBuilder &builder, unsigned,
+      ReductionTilingStrategy strategy, ArrayRef<OpFoldResult>,
+      ArrayRef<OpFoldResult>, const SetVector<unsigned> &reductionDims,
+      ArrayRef<OpFoldResult> parts, SmallVector<OpFoldResult> &resultOffsets,
+      SmallVector<OpFoldResult> &resultSizes) const {
+    if (!isCutAlong(cast<OpTy>(op).getSplitDim(), reductionDims) ||
+        strategy != ReductionTilingStrategy::PartialReductionOuterParallel)
+      return failure();
+    // A table has the sizes of the result.
+    resultOffsets.assign(1, parts[0]);
+    resultSizes.assign(1, builder.getIndexAttr(1));
+    Value out = cast<DestinationStyleOpInterface>(op).getDpsInits()[0];
+    for (OpFoldResult size :
+         tensor::getMixedSizes(builder, op->getLoc(), out)) {
+      resultOffsets.push_back(builder.getIndexAttr(0));
+      resultSizes.push_back(size);
+    }
+    return success();
+  }
+
+private:
+  static bool isCutAlong(unsigned split, const SetVector<unsigned> &dims) {
+    return dims.size() == 1 && dims.front() == split;
+  }
+};
+
+/// Attaches the model to those of the ops that can be split.
+template <typename... Ops>
+struct AttachPartialReduction {
+  static void attach(MLIRContext *context) { (attachOne<Ops>(context), ...); }
+
+private:
+  template <typename OpTy>
+  static void attachOne(MLIRContext *context) {
+    if constexpr (OpTy::template hasTrait<SplitReductionOpInterface::Trait>())
+      OpTy::template attachInterface<SplitOpPartialReduction<OpTy>>(*context);
+  }
+};
+} // namespace
+
 void mlir::moe::registerTilingInterfaceExternalModels(
     DialectRegistry &registry) {
   registry.addExtension(+[](MLIRContext *context, MoEDialect *) {
@@ -250,4 +378,11 @@ void mlir::moe::registerTilingInterfaceExternalModels(
     context->loadDialect<memref::MemRefDialect>();
   });
   attachToAllOps<StructuredOpTiling>(registry);
+  // The model above is part of what this one promises.
+  registry.addExtension(+[](MLIRContext *context, MoEDialect *) {
+    AttachPartialReduction<
+#define GET_OP_LIST
+#include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
+        >::attach(context);
+  });
 }

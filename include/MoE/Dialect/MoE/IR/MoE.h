@@ -26,8 +26,8 @@ inline constexpr llvm::StringLiteral kSweepOnceAttrName = "moe.sweep_once";
 struct Dim {
   /// The letter that the specification gives the dim.
   StringRef name;
-  /// How iterations along the dim relate. Results never accumulate over their
-  /// initial values, so only parallel dims can be cut into tiles.
+  /// How iterations along the dim relate. Only parallel dims can be cut into
+  /// tiles; a sum is cut by tables of its own (SplitReductionOpInterface).
   utils::IteratorType iterator;
   /// A dim that tiling must leave in one piece though its iterations are
   /// parallel, because indices along it are absolute.

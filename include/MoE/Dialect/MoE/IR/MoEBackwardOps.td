@@ -548,7 +548,8 @@ def MoE_TopKRenormBackwardOp : MoE_StructuredOp<"topk_renorm_backward",
 
     Experts that are not selected get 0 but for softmax's second term. The
     factors behind `w` are `d ln s / dx`: nothing divides by a score that
-    underflows. A choice bias has no gradient.
+    underflows. A choice bias has no gradient, and neither has a choice of -inf
+    where the scores are given.
 
     | operand | dims | element type |
     |---|---|---|

@@ -80,6 +80,17 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
     >,
     InterfaceMethod<
       /*desc=*/[{
+        Whether the op adds to what its destinations hold; the others overwrite
+        them.
+      }],
+      /*retTy=*/"bool",
+      /*methodName=*/"accumulates",
+      /*args=*/(ins),
+      /*methodBody=*/"",
+      /*defaultImplementation=*/[{ return false; }]
+    >,
+    InterfaceMethod<
+      /*desc=*/[{
         The operands of this op with every implicit one spelled out, so that
         each operand is read through one map only. An op that has implicit
         operands (keys that are the queries, a default position) builds the
@@ -91,6 +102,49 @@ def MoEStructuredOpInterface : OpInterface<"MoEStructuredOpInterface"> {
       /*args=*/(ins "::mlir::OpBuilder &":$builder),
       /*methodBody=*/"",
       /*defaultImplementation=*/[{ return $_op.getOperation(); }]
+    >,
+  ];
+}
+
+def SplitReductionOpInterface : OpInterface<"SplitReductionOpInterface"> {
+  let cppNamespace = "::mlir::moe";
+  let description = [{
+    An op whose only result is a function of a table that some of its tokens
+    after others are folded into, in any order and with the same bits: of
+    integer counts. The dialect's model of `PartialReductionOpInterface` reads
+    nothing else. It cuts the tokens into parts with a table each.
+  }];
+  let methods = [
+    InterfaceMethod<
+      /*desc=*/[{ The dim of the tokens. }],
+      /*retTy=*/"unsigned",
+      /*methodName=*/"getSplitDim"
+    >,
+    InterfaceMethod<
+      /*desc=*/[{
+        A table for each of `numParts` parts, `[part, ...]`, into which no token
+        was folded.
+      }],
+      /*retTy=*/"::mlir::Value",
+      /*methodName=*/"buildEmptyTables",
+      /*args=*/(ins "::mlir::OpBuilder &":$builder,
+                    "::mlir::OpFoldResult":$numParts)
+    >,
+    InterfaceMethod<
+      /*desc=*/[{
+        The op that folds tokens into `table`. `operands` are the op's own with
+        the tokens along the split dim.
+      }],
+      /*retTy=*/"::mlir::Operation *",
+      /*methodName=*/"foldIntoTable",
+      /*args=*/(ins "::mlir::OpBuilder &":$builder,
+                    "::mlir::ValueRange":$operands, "::mlir::Value":$table)
+    >,
+    InterfaceMethod<
+      /*desc=*/[{ The op's result, from the tables of all parts. }],
+      /*retTy=*/"::mlir::Value",
+      /*methodName=*/"finishTables",
+      /*args=*/(ins "::mlir::OpBuilder &":$builder, "::mlir::Value":$tables)
     >,
   ];
 }

@@ -189,6 +189,7 @@ def MoE_AdjacencyUpdateOp : MoE_StructuredOp<"adjacency_update", ["a_new"], [
     DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder"]>,
+    DeclareOpInterfaceMethods<SplitReductionOpInterface>,
   ]> {
   let summary = "move the expert graph towards the batch's co-selections";
   let description = [{
@@ -208,11 +209,12 @@ def MoE_AdjacencyUpdateOp : MoE_StructuredOp<"adjacency_update", ["a_new"], [
 
     Iterators: all dims whole, because indices are absolute and the norms need
     whole rows and columns. Counts are integers, so their order does not matter
-    for the result. A batch without a valid token leaves `a` as it is (E18).
-    The indices are those of the base scores, not of the smoothed ones.
+    for the result, and `moe-fuse-reductions` takes them in the loop that
+    selects. A batch without a valid token leaves `a` as it is (E18). The
+    indices are those of the base scores, not of the smoothed ones.
 
-    The Symphony routers insert it after the gate; `convert-moe-to-cpu` lowers
-    it; `moe-decompose` gives its meaning in `linalg`.
+    The Symphony routers insert it after the gate; `moe-decompose` turns it into
+    `moe.co_selections` and a blend in `linalg`.
 
     ```mlir
     func.func @update(%a: tensor<16x16xf32>, %indices: tensor<?x2xi32>,
@@ -233,6 +235,57 @@ def MoE_AdjacencyUpdateOp : MoE_StructuredOp<"adjacency_update", ["a_new"], [
     DefaultValuedAttr<BoolAttr, "true">:$diagonal);
   let assemblyFormat = [{
     `ins` `(` $a `,` $indices `:` type($a) `,` type($indices) `)`
+    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = structuredClassDeclaration;
+}
+
+//===----------------------------------------------------------------------===//
+// co_selections
+//===----------------------------------------------------------------------===//
+
+def MoE_CoSelectionsOp : MoE_StructuredOp<"co_selections", ["counts"], [
+    AttrSizedOperandSegments,
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
+                              ["getDims", "getDimOrder", "accumulates"]>,
+  ]> {
+  let summary = "count the pairs of experts that tokens select together";
+  let description = [{
+    `counts_el += sum_n s_ne s_nl` with `s_n` the 0/1 vector of the experts that
+    token `n` selected (SymphonySMoE Algorithm 1 lines 3-9): the diagonal holds
+    the loads.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `indices` | `[n, k]` | i32 or i64; outside `[0, e)`: nothing selected |
+    | `mask` (optional) | `[n]` | i1, true = real token |
+    | `counts` (in and out) | `[e, l]`, square | i32 |
+
+    Iterators: all dims whole, because indices are absolute. Differs from the
+    other ops in that it adds to what its destination holds: tokens may be
+    counted a few at a time, in any order.
+
+    `moe-decompose` makes it of `moe.adjacency_update`, and
+    `moe-fuse-reductions` puts it into the loop that selects;
+    `convert-moe-to-cpu` lowers it.
+
+    ```mlir
+    func.func @count(%indices: tensor<?x2xi32>, %before: tensor<16x16xi32>)
+        -> tensor<16x16xi32> {
+      %counts = moe.co_selections ins(%indices : tensor<?x2xi32>)
+          outs(%before : tensor<16x16xi32>) -> tensor<16x16xi32>
+      return %counts : tensor<16x16xi32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_ExpertIndex:$indices,
+    Optional<MoE_Mask>:$mask,
+    Variadic<MoE_Any>:$outs);
+  let assemblyFormat = [{
+    `ins` `(` $indices `:` type($indices) `)`
     (`mask` `(` $mask^ `:` type($mask) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];

@@ -48,7 +48,8 @@ enum class OutElement { F32, I32, ExpertIndex, Activation };
 LogicalResult verifyStructured(Operation *op, ArrayRef<OutElement> outs);
 
 /// Appends the effects of `op`: inputs that are buffers are read, outputs that
-/// are buffers are written; tensors have none.
+/// are buffers are written, and read where the op accumulates; tensors have
+/// none.
 void getStructuredEffects(
     DestinationStyleOpInterface op,
     SmallVectorImpl<SideEffects::EffectInstance<MemoryEffects::Effect>>

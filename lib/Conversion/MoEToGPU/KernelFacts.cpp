@@ -1,0 +1,32 @@
+//===- KernelFacts.cpp - What kernels say of the ops they lower -----------===//
+
+#include "KernelFacts.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+KernelFacts::KernelFacts(MLIRContext *context) {
+  RewritePatternSet kernels(context);
+  populateToThreadsPatterns(kernels, BlockShape());
+  populateToGridPatterns(kernels, BlockShape());
+  for (const std::unique_ptr<RewritePattern> &pattern :
+       kernels.getNativePatterns())
+    if (std::optional<OperationName> root = pattern->getRootKind())
+      kinds.insert(*root);
+  addAdjacencyFacts(*this);
+  addDispersionFacts(*this);
+  addSoftmaxMixBackwardFacts(*this);
+  addSoftmaxMixFacts(*this);
+  addTopKRenormFacts(*this);
+}
+
+bool KernelFacts::isFormWithoutKernel(Operation *op) const {
+  auto found = forms.find(op->getName().getTypeID());
+  return found != forms.end() && !found->second(op);
+}
+
+std::optional<int64_t> KernelFacts::getTileRows(Operation *op,
+                                                BlockShape block) const {
+  auto found = tileRows.find(op->getName().getTypeID());
+  return found == tileRows.end() ? std::nullopt : found->second(op, block);
+}

@@ -1,0 +1,68 @@
+//===- KernelFacts.h - What kernels say of the ops they lower ---*- C++ -*-===//
+//
+// Which ops have a kernel is read off the patterns. What a pattern does not
+// show, its family of kernels says here: which forms of its op it lowers, and
+// how many rows of it a block should take. The passes that prepare ops for
+// kernels ask these facts and know no op.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_KERNELFACTS_H
+#define MOE_LIB_CONVERSION_MOETOGPU_KERNELFACTS_H
+
+#include "ThreadLowerings.h"
+
+#include "llvm/ADT/DenseMap.h"
+#include "llvm/ADT/DenseSet.h"
+
+#include <functional>
+
+namespace mlir::moe {
+
+class KernelFacts {
+public:
+  explicit KernelFacts(MLIRContext *context);
+
+  /// The kernel of `OpTy` lowers the forms for which `hasKernel` holds.
+  template <typename OpTy>
+  void addForms(bool (*hasKernel)(OpTy)) {
+    forms[TypeID::get<OpTy>()] = [=](Operation *op) {
+      return hasKernel(cast<OpTy>(op));
+    };
+  }
+  /// A block should take `getTileRows` rows of `OpTy`; with nullopt as many as
+  /// its other ops do.
+  template <typename OpTy>
+  void addTileRows(std::optional<int64_t> (*getTileRows)(OpTy, BlockShape)) {
+    tileRows[TypeID::get<OpTy>()] = [=](Operation *op, BlockShape block) {
+      return getTileRows(cast<OpTy>(op), block);
+    };
+  }
+
+  /// Whether a kernel lowers `op`.
+  bool hasKernel(Operation *op) const {
+    return kinds.contains(op->getName()) && !isFormWithoutKernel(op);
+  }
+  /// Whether ops of the kind have a kernel, but not `op`.
+  bool isFormWithoutKernel(Operation *op) const;
+  std::optional<int64_t> getTileRows(Operation *op, BlockShape block) const;
+
+private:
+  /// The ops that patterns lower.
+  llvm::DenseSet<OperationName> kinds;
+  llvm::DenseMap<TypeID, std::function<bool(Operation *)>> forms;
+  llvm::DenseMap<TypeID,
+                 std::function<std::optional<int64_t>(Operation *, BlockShape)>>
+      tileRows;
+};
+
+// One function a family, beside its patterns.
+void addAdjacencyFacts(KernelFacts &facts);
+void addDispersionFacts(KernelFacts &facts);
+void addSoftmaxMixBackwardFacts(KernelFacts &facts);
+void addSoftmaxMixFacts(KernelFacts &facts);
+void addTopKRenormFacts(KernelFacts &facts);
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOGPU_KERNELFACTS_H

@@ -1,0 +1,329 @@
+//===- SoftmaxMixBackward.cpp - The gradient of softmax_mix to threads ----===//
+//
+// The two sweeps are one: a warp takes a row of its own side, queries for dq
+// and keys for dk and dv, and goes over the rows of the other side 32 at a
+// time,
+//
+//   lane t   A = exp(x - lse), dx = A (dmixed . v - delta)   of the t-th pair
+//   lane l   own gradient_l += dx_t other_l                  t = 0, 1, .. 31
+//
+// with features l, l + 32, ... in lane l. No pair is stored: memory is linear
+// in the number of tokens. The order of every sum depends on nothing but the
+// position of the other row. Rows are read through the caches, not staged.
+//
+//===----------------------------------------------------------------------===//
+
+#include "KernelFacts.h"
+#include "SoftmaxMix.h"
+#include "ThreadLowerings.h"
+
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+using arith::CmpFPredicate;
+using arith::CmpIPredicate;
+
+/// The widest rows that the registers of a warp accumulate.
+static constexpr int64_t kMaxFeatures = 1024;
+
+static int64_t getWidth(Value rows) {
+  return cast<ShapedType>(rows.getType()).getShape().back();
+}
+
+//===----------------------------------------------------------------------===//
+// One row
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// A sum of rows of the other side, `[b, h, other, width]`, into a destination.
+struct WeightedSum {
+  Value rows, out;
+  /// Whether rows are weighted by dx, or by A.
+  bool byGradient;
+  double scale;
+};
+
+/// Emits the sweep of a warp.
+class Sweep {
+public:
+  Sweep(ThreadBuilder &b, SoftmaxMixBackwardDqOp op)
+      : Sweep(b, op, op, /*ofQueries=*/true) {
+    sums.push_back({op.getK(), op.getOut("dq"), /*byGradient=*/true,
+                    op.getScale().convertToDouble()});
+    total = op.getWithSums() ? op.getOut("sums") : Value();
+  }
+  Sweep(ThreadBuilder &b, SoftmaxMixBackwardDkvOp op)
+      : Sweep(b, op, op, /*ofQueries=*/false) {
+    sums.push_back({op.getQ(), op.getOut("dk"), /*byGradient=*/true,
+                    op.getScale().convertToDouble()});
+    if (op.getV())
+      sums.push_back({op.getDmixed(), op.getOut("dv"), /*byGradient=*/false,
+                      /*scale=*/1.0});
+    total = op.getWithSums() ? op.getOut("sums") : Value();
+  }
+
+  void emit(Workers workers);
+
+private:
+  template <typename OpTy>
+  Sweep(ThreadBuilder &b, OpTy op, MixLogitsOpInterface logits, bool ofQueries)
+      : b(b), op(logits), ofQueries(ofQueries), lse(op.getLse()),
+        delta(op.getDelta()), v(op.getV()), dmixed(op.getDmixed()),
+        origin(op.getOrigin()) {}
+
+  struct Pair {
+    Value weight, gradient;
+  };
+
+  void emitRow(Value row);
+  SmallVector<Value> takeOthers(Value first, ValueRange carried);
+  Pair getPair(Value other);
+  Value getVisible();
+  Value getLogit();
+  Value dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
+            ArrayRef<Value> rhsRow);
+  void addRow(Value other, Value weight, const WeightedSum &sum,
+              MutableArrayRef<Value> slots);
+  int64_t getNumSlots(const WeightedSum &sum) {
+    return llvm::divideCeil(getWidth(sum.out), kWarpSize);
+  }
+  /// The feature of slot `slot`, and whether there is such a feature.
+  std::pair<Value, Value> getFeature(const WeightedSum &sum, int64_t slot);
+
+  ThreadBuilder &b;
+  MixLogitsOpInterface op;
+  bool ofQueries;
+  Value lse, delta, v, dmixed, origin;
+  SmallVector<WeightedSum> sums;
+  /// The destination of the sums of dx; null if there is none.
+  Value total;
+
+  Value lane, numOthers;
+  /// Of the pair that is being emitted: query and key.
+  Value batch, head, own, i, j;
+};
+} // namespace
+
+/// Whether query i sees key j (docs/Spec.md, Visibility).
+Value Sweep::getVisible() {
+  Value visible = b.i1(true);
+  auto require = [&](Value holds) { visible = b.both(visible, holds); };
+  // Both in the positions of the other side.
+  Value query = ofQueries ? b.add(i, origin) : i;
+  Value key = ofQueries ? j : b.add(j, origin);
+  if (op.getCausal())
+    require(b.compare(CmpIPredicate::sle, key, query));
+  if (op.getExcludeSelf())
+    require(b.compare(CmpIPredicate::ne, key, query));
+  if (std::optional<int64_t> reach = getReach(op))
+    require(b.compare(CmpIPredicate::sgt, key, b.sub(query, b.index(*reach))));
+  if (Value mask = op.getQueryMask())
+    require(memref::LoadOp::create(b, mask, ValueRange{batch, i}));
+  if (Value mask = op.getKeyMask())
+    require(memref::LoadOp::create(b, mask, ValueRange{batch, j}));
+  if (op.getQueryLevel())
+    require(b.compare(CmpFPredicate::OLE,
+                      b.loadF32(op.getKeyLevel(), {batch, j}),
+                      b.loadF32(op.getQueryLevel(), {batch, i})));
+  return visible;
+}
+
+/// lhs[lhsRow, ..] . rhs[rhsRow, ..]
+Value Sweep::dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
+                 ArrayRef<Value> rhsRow) {
+  Value width = memref::DimOp::create(b, lhs, b.index(lhsRow.size()));
+  return b.loop(b.index(0), width, 1, ValueRange{b.f32(0.0)},
+                [&](Value feature, ValueRange carried) -> SmallVector<Value> {
+                  auto load = [&](Value rows, ArrayRef<Value> row) {
+                    SmallVector<Value> place(row);
+                    place.push_back(feature);
+                    return b.loadF32(rows, place);
+                  };
+                  return {
+                      b.fma(load(lhs, lhsRow), load(rhs, rhsRow), carried[0])};
+                })[0];
+}
+
+/// x_ij = scale q.k + key_bias + bias
+Value Sweep::getLogit() {
+  Value x = b.mul(dot(op.getQ(), {batch, head, i}, op.getK(), {batch, head, j}),
+                  b.f32(op.getScale().convertToDouble()));
+  if (Value bias = op.getKeyBias())
+    x = b.add(x, b.loadF32(bias, {batch, head, j}));
+  if (Value bias = op.getBias()) {
+    // A dim of 1 is broadcast.
+    auto type = cast<MemRefType>(bias.getType());
+    Value zero = b.index(0);
+    x = b.add(x,
+              b.loadF32(bias, {type.getDimSize(0) == 1 ? zero : batch,
+                               type.getDimSize(1) == 1 ? zero : head, i, j}));
+  }
+  return x;
+}
+
+/// A and dx of the own row and row `other`, which may lie behind the last one.
+Sweep::Pair Sweep::getPair(Value other) {
+  Value last = b.sub(numOthers, b.index(1));
+  Value exists = b.compare(CmpIPredicate::ult, other, numOthers);
+  other = b.op<arith::MinUIOp>(other, last);
+  i = ofQueries ? own : other;
+  j = ofQueries ? other : own;
+  Value zero = b.f32(0.0), hidden = b.infinity(/*negative=*/true);
+  Value logSum = b.loadF32(lse, {batch, head, i});
+  Value seen = b.both(b.both(exists, getVisible()),
+                      b.compare(CmpFPredicate::UNE, logSum, hidden));
+  Value weight = b.select(seen, b.exp(b.sub(getLogit(), logSum)), zero);
+  Value product = v ? dot(dmixed, {batch, head, i}, v, {batch, j}) : b.f32(0.0);
+  Value gradient =
+      b.mul(weight, b.sub(product, b.loadF32(delta, {batch, head, i})));
+  Value isZero = b.compare(CmpFPredicate::OEQ, weight, zero);
+  return {weight, b.select(isZero, zero, gradient)};
+}
+
+std::pair<Value, Value> Sweep::getFeature(const WeightedSum &sum,
+                                          int64_t slot) {
+  Value feature = b.add(lane, b.index(slot * kWarpSize));
+  Value width = b.index(getWidth(sum.out));
+  Value exists = b.compare(CmpIPredicate::ult, feature, width);
+  Value last = b.index(getWidth(sum.out) - 1);
+  return {b.op<arith::MinUIOp>(feature, last), exists};
+}
+
+/// slots += weight * row `other`. What a row of weight 0 holds is not looked
+/// at: it may be masked (E11).
+void Sweep::addRow(Value other, Value weight, const WeightedSum &sum,
+                   MutableArrayRef<Value> slots) {
+  Value isNone = b.compare(CmpFPredicate::OEQ, weight, b.f32(0.0));
+  for (auto [slot, acc] : llvm::enumerate(slots)) {
+    Value feature = getFeature(sum, slot).first;
+    Value value = b.loadF32(sum.rows, {batch, head, other, feature});
+    acc = b.select(isNone, acc, b.fma(weight, value, acc));
+  }
+}
+
+/// Folds the rows first, first + 1, ... first + 31 of the other side.
+SmallVector<Value> Sweep::takeOthers(Value first, ValueRange carried) {
+  Pair pair = getPair(b.add(first, lane));
+  Value count =
+      b.op<arith::MinUIOp>(b.sub(numOthers, first), b.index(kWarpSize));
+  SmallVector<Value> state =
+      b.loop(b.index(0), count, 1, carried.drop_back(),
+             [&](Value place, ValueRange carried) {
+               Value source = b.toI32(place), other = b.add(first, place);
+               SmallVector<Value> slots(carried);
+               MutableArrayRef<Value> rest(slots);
+               for (const WeightedSum &sum : sums) {
+                 Value weight = b.shuffleFrom(
+                     sum.byGradient ? pair.gradient : pair.weight, source);
+                 addRow(other, weight, sum, rest.take_front(getNumSlots(sum)));
+                 rest = rest.drop_front(getNumSlots(sum));
+               }
+               return slots;
+             });
+  state.push_back(b.add(carried.back(), pair.gradient));
+  return state;
+}
+
+void Sweep::emitRow(Value row) {
+  SmallVector<Value> place =
+      getRowIndices(b, sums.front().out, /*numInner=*/1, row);
+  batch = place[0];
+  head = place[1];
+  own = place[2];
+  int64_t numSlots = 1;
+  for (const WeightedSum &sum : sums)
+    numSlots += getNumSlots(sum);
+  SmallVector<Value> state = b.loop(b.index(0), numOthers, kWarpSize,
+                                    SmallVector<Value>(numSlots, b.f32(0.0)),
+                                    [&](Value first, ValueRange carried) {
+                                      return takeOthers(first, carried);
+                                    });
+  ArrayRef<Value> rest(state);
+  for (const WeightedSum &sum : sums) {
+    for (int64_t slot = 0; slot < getNumSlots(sum); ++slot) {
+      auto [feature, exists] = getFeature(sum, slot);
+      Value value = b.mul(rest[slot], b.f32(sum.scale));
+      b.ifThen(exists, [&] {
+        memref::StoreOp::create(b, value, sum.out,
+                                ValueRange{batch, head, own, feature});
+      });
+    }
+    rest = rest.drop_front(getNumSlots(sum));
+  }
+  if (!total)
+    return;
+  Value sum = b.reduceLanes(rest.front(), kWarpSize,
+                            [&](Value x, Value y) { return b.add(x, y); });
+  b.ifThen(b.compare(CmpIPredicate::eq, lane, b.index(0)), [&] {
+    memref::StoreOp::create(b, sum, total, ValueRange{batch, head, own});
+  });
+}
+
+void Sweep::emit(Workers workers) {
+  auto getNumTokens = [&](Value rows) -> Value {
+    return memref::DimOp::create(b, rows, b.index(2));
+  };
+  numOthers = getNumTokens(ofQueries ? op.getK() : op.getQ());
+  if (!origin)
+    origin = b.sub(numOthers, getNumTokens(ofQueries ? op.getQ() : op.getK()));
+  lane = b.op<arith::RemUIOp>(workers.thread, b.index(kWarpSize));
+  Value warp = b.op<arith::DivUIOp>(workers.thread, b.index(kWarpSize));
+  Value numRows = getNumRows(b, sums.front().out, /*numInner=*/1);
+  b.loop(warp, numRows, workers.count / kWarpSize,
+         [&](Value row) { emitRow(row); });
+}
+
+//===----------------------------------------------------------------------===//
+// Patterns
+//===----------------------------------------------------------------------===//
+
+static bool fitsRegisters(ArrayRef<Value> rows) {
+  return llvm::all_of(rows, [](Value row) {
+    return !row || (!ShapedType::isDynamic(getWidth(row)) &&
+                    getWidth(row) <= kMaxFeatures);
+  });
+}
+
+static bool hasThreadKernel(SoftmaxMixBackwardDqOp op) {
+  // dbias is a pair's own, and summed over what shares a bias.
+  return !op.getWithDbias() && fitsRegisters(op.getOut("dq"));
+}
+
+static bool hasThreadKernel(SoftmaxMixBackwardDkvOp op) {
+  return fitsRegisters({op.getOut("dk"), op.getOut("dv")});
+}
+
+namespace {
+template <typename OpTy>
+struct SweepToThreads : OpRewritePattern<OpTy> {
+  SweepToThreads(MLIRContext *context, BlockShape block)
+      : OpRewritePattern<OpTy>(context), block(block) {}
+
+  LogicalResult matchAndRewrite(OpTy op,
+                                PatternRewriter &rewriter) const override {
+    if (!op.hasPureBufferSemantics() || !hasThreadKernel(op))
+      return rewriter.notifyMatchFailure(
+          op, "expected buffers, rows of a static width, and no dbias");
+    ThreadBuilder b(op.getLoc(), rewriter);
+    Sweep(b, op).emit(Workers::ofBlock(b, block));
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  BlockShape block;
+};
+} // namespace
+
+void mlir::moe::addSoftmaxMixBackwardFacts(KernelFacts &facts) {
+  facts.addForms<SoftmaxMixBackwardDqOp>(hasThreadKernel);
+  facts.addForms<SoftmaxMixBackwardDkvOp>(hasThreadKernel);
+}
+
+void mlir::moe::populateSoftmaxMixBackwardToThreadsPatterns(
+    RewritePatternSet &patterns, BlockShape block) {
+  patterns.add<SweepToThreads<SoftmaxMixBackwardDqOp>,
+               SweepToThreads<SoftmaxMixBackwardDkvOp>>(patterns.getContext(),
+                                                        block);
+}

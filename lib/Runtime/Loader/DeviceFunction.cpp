@@ -1,0 +1,172 @@
+//===- DeviceFunction.cpp - Functions of kernels --------------------------===//
+//
+// A kernel takes, in this order: every argument and result of its function
+// (pointers of tensors, values of scalars), a pointer to the workspace if there
+// is one, every dynamic size of the tensors, and the size of the workspace.
+//
+//===----------------------------------------------------------------------===//
+
+#include "Functions.h"
+#include "Sizes.h"
+
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+
+namespace moe::runtime {
+namespace {
+
+/// Kernels loaded on a device, unloaded with this.
+class KernelModule {
+public:
+  KernelModule(GpuDevice &device, const std::string &ptx)
+      : device(device),
+        module(device.loadModule(ptx.c_str(), /*isText=*/true, kOptLevel)) {}
+  KernelModule(const KernelModule &) = delete;
+  KernelModule &operator=(const KernelModule &) = delete;
+  ~KernelModule() {
+    try {
+      device.unloadModule(module);
+    } catch (const std::exception &) {
+      // The device is lost. What lost it has been thrown where it happened.
+    }
+  }
+
+  void *find(const std::string &name) const {
+    return device.getFunction(module, name.c_str());
+  }
+
+  GpuDevice &device;
+
+private:
+  static constexpr int kOptLevel = 4; // the driver's highest
+  void *module;
+};
+
+struct Kernel {
+  void *function;
+  Json::Array grid;
+  uint32_t blockSize, dynamicSmem;
+};
+
+class KernelFunction final : public ManifestFunction<DeviceFunction> {
+public:
+  KernelFunction(const Json &json, std::shared_ptr<KernelModule> loaded)
+      : ManifestFunction(json), module(std::move(loaded)) {
+    for (const Json &kernel : json.at("kernels").array())
+      kernels.push_back(
+          {module->find(kernel.at("name").string()), kernel.at("grid").array(),
+           static_cast<uint32_t>(kernel.at("block_size").integer()),
+           static_cast<uint32_t>(kernel.at("dynamic_smem").integer())});
+    if (const Json *size = json.find("workspace"))
+      workspaceSize = *size;
+  }
+
+  GpuDevice &getDevice() const override { return module->device; }
+
+  int64_t getWorkspaceSize(std::span<const Tensor> inputs,
+                           std::span<const Tensor> outputs) const override {
+    return workspaceSize ? evaluate(*workspaceSize, join(inputs, outputs)) : 0;
+  }
+
+  void launch(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+              void *workspace, void *stream) const override {
+    std::vector<Tensor> buffers = join(inputs, outputs);
+    Parameters parameters = pack(buffers, workspace);
+    std::vector<void *> pointers;
+    for (uint64_t &value : parameters)
+      pointers.push_back(&value);
+    for (const Kernel &kernel : kernels) {
+      GpuLaunch launch = {{1, 1, 1}, {kernel.blockSize, 1, 1},
+                          {0, 0, 0}, kernel.dynamicSmem,
+                          stream,    pointers.data()};
+      for (size_t dim = 0; dim < kernel.grid.size(); ++dim)
+        launch.grid[dim] =
+            static_cast<uint32_t>(evaluate(kernel.grid[dim], buffers));
+      if (launch.grid[0] && launch.grid[1] && launch.grid[2])
+        module->device.launch(kernel.function, launch);
+    }
+  }
+
+private:
+  /// Each widened to eight bytes; a kernel reads the first ones of each.
+  using Parameters = std::vector<uint64_t>;
+
+  static std::vector<Tensor> join(std::span<const Tensor> inputs,
+                                  std::span<const Tensor> outputs) {
+    std::vector<Tensor> buffers(inputs.begin(), inputs.end());
+    buffers.insert(buffers.end(), outputs.begin(), outputs.end());
+    return buffers;
+  }
+
+  int64_t evaluate(const Json &size, std::span<const Tensor> buffers) const {
+    std::optional<int64_t> value = evaluateSize(size, buffers);
+    if (!value || *value < 0)
+      throw std::runtime_error("manifest.json: expected sizes of grids and of "
+                               "the workspace of '" +
+                               name + "' that the buffers determine");
+    return *value;
+  }
+
+  Parameters pack(std::span<const Tensor> buffers, void *workspace) const {
+    Parameters parameters, sizes;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const ValueType &type =
+          i < arguments.size() ? arguments[i] : results[i - arguments.size()];
+      uint64_t &value = parameters.emplace_back();
+      if (!type.isTensor) {
+        std::memcpy(&value, buffers[i].data, getElementSize(type.dtype));
+        continue;
+      }
+      value = reinterpret_cast<uint64_t>(buffers[i].data);
+      for (size_t dim = 0; dim < type.shape.size(); ++dim)
+        if (type.shape[dim] < 0)
+          sizes.push_back(static_cast<uint64_t>(buffers[i].shape[dim]));
+    }
+    if (workspaceSize) {
+      parameters.push_back(reinterpret_cast<uint64_t>(workspace));
+      sizes.push_back(static_cast<uint64_t>(evaluate(*workspaceSize, buffers)));
+    }
+    parameters.insert(parameters.end(), sizes.begin(), sizes.end());
+    return parameters;
+  }
+
+  void execute(std::span<const Tensor> inputs,
+               std::span<const Tensor> outputs) const override {
+    GpuDevice &device = module->device;
+    StagedTensors in(device), out(device);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (arguments[i].isTensor)
+        in.add(inputs[i], "argument " + std::to_string(i) + " of " + name,
+               /*copied=*/true);
+      else
+        in.addScalar(inputs[i]);
+    for (size_t i = 0; i < outputs.size(); ++i)
+      out.add(outputs[i], "result " + std::to_string(i) + " of " + name,
+              /*copied=*/false);
+    DeviceMemory workspace(
+        device, static_cast<uint64_t>(getWorkspaceSize(inputs, outputs)),
+        "workspace of " + name);
+    launch(in.get(), out.get(), workspace.get(), /*stream=*/nullptr);
+    device.synchronizeStream(nullptr);
+    out.copyTo(outputs);
+  }
+
+  std::shared_ptr<KernelModule> module;
+  std::vector<Kernel> kernels;
+  std::optional<Json> workspaceSize;
+};
+
+} // namespace
+
+std::vector<std::unique_ptr<Function>>
+makeDeviceFunctions(const Json &manifest, const std::string &ptx,
+                    GpuDevice &device) {
+  auto module = std::make_shared<KernelModule>(device, ptx);
+  std::vector<std::unique_ptr<Function>> functions;
+  for (const Json &function : manifest.at("functions").array())
+    functions.push_back(std::make_unique<KernelFunction>(function, module));
+  return functions;
+}
+
+} // namespace moe::runtime

@@ -1,0 +1,13 @@
+"""Where the tools are: beside the package in a wheel, else in the build tree around it."""
+
+from pathlib import Path
+
+TOOLS = ("moe-compile", "moe-lsp-server", "moe-opt", "moe-reduce", "moe-run", "moe-sim")
+
+
+def find_tool(name) -> Path | None:
+    package = Path(__file__).parent.absolute()
+    for folder in (package / "bin", package.parents[1] / "bin"):
+        if (folder / name).exists():
+            return folder / name
+    return None

@@ -1,0 +1,280 @@
+"""Routing over several ranks of torch.distributed; docs/Distributed.md.
+
+Statistics that a method takes over "the batch" are sums over the tokens of all
+ranks: co-selections, loads, the clusters of ACMoE. Here they are reduced first
+and used then, so that every rank gets what one process would get from all the
+tokens. Experts can live on different ranks; tokens travel to them and back.
+
+Any backend serves: everything is an all_reduce, an all_gather or an
+all_to_all_single on the device of the tokens. Without an initialised process
+group there is one rank, and every function is its local meaning.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+
+from . import experts  # noqa: F401  registers the ops of the experts
+from . import reference
+from .ops import dispatch
+from .ops import mad_dispersion as dispersion_of_one
+
+__all__ = [
+    "ExpertParallel",
+    "adjacency_update",
+    "load_balance_std",
+    "mad_dispersion",
+    "run_experts",
+    "selection_counts",
+    "share_statistics",
+]
+
+
+def _size(group) -> int:
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def _sum(tensor, group):
+    """The sum over the ranks, in place and returned."""
+    if _size(group) > 1:
+        dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+# ------------------------------------------------------------------ statistics
+
+
+def selection_counts(idx, num_experts, *, mask=None, group=None):
+    """`metrics.selection_counts` over the tokens of all ranks."""
+    from .metrics import selection_counts as count
+
+    return _sum(count(idx, num_experts, mask=mask), group)
+
+
+def load_balance_std(idx, num_experts, *, mask=None, group=None):
+    """`metrics.load_balance_std` over the tokens of all ranks."""
+    counts = selection_counts(idx, num_experts, mask=mask, group=group).double()
+    return (100 * counts / counts.sum().clamp(min=1)).std(correction=0)
+
+
+@torch.no_grad()
+def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None, group=None):
+    """`moe_mlir.adjacency_update` from the choices of all ranks, whose `a` must be equal."""
+    counts = _sum(reference.co_selections(idx, a.shape[0], mask=mask), group)
+    return reference.blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal).to(a.dtype)
+
+
+@torch.no_grad()
+def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None, group=None):
+    """`moe_mlir.mad_dispersion` of the clusters that the tokens of all ranks form.
+
+    Two reductions: sums for the means, then sums of deviations from the means
+    of all; both are formed in float64 and in the order of the tokens.
+    "pairwise" needs every pair of tokens: they are gathered.
+    """
+    if measure not in ("mad", "variance", "pairwise"):
+        raise ValueError("mad_dispersion: expected 'measure' to be one of 'mad', 'variance', "
+                         f"'pairwise', found {measure!r}")
+    h, assign = h.reshape(-1, h.shape[-1]), assign.reshape(-1)
+    member = (assign >= 0) & (assign < num_experts)
+    if mask is not None:
+        member = member & mask.reshape(-1)
+    # Tokens of no cluster form one behind the others, which is dropped.
+    assign = torch.where(member, assign, num_experts).to(torch.int64)
+    if measure == "pairwise":
+        h, assign = _gather_rows(h, group), _gather_rows(assign[:, None], group)[:, 0]
+        return dispersion_of_one(h, assign, num_experts, measure=measure)
+    assign, order = assign.sort(stable=True)
+    h = h[order].double()
+    lengths = torch.bincount(assign, minlength=num_experts + 1)
+
+    def sum_of_clusters(rows):
+        return torch.segment_reduce(rows, "sum", lengths=lengths, axis=0, initial=0)[:-1]
+
+    count = _sum(lengths[:-1].clone(), group)
+    size = count.clamp(min=1).double()[:, None]
+    mean = _sum(sum_of_clusters(h), group) / size
+    deviation = h - torch.cat([mean, mean.new_zeros(1, mean.shape[1])])[assign]
+    spread = deviation.abs() if measure == "mad" else deviation * deviation
+    s = _sum(sum_of_clusters(spread), group) / size
+    return s.float(), mean.float(), count
+
+
+def _gather_rows(rows, group):
+    """The rows of all ranks in the order of the ranks."""
+    ranks = _size(group)
+    if ranks == 1:
+        return rows
+    count = torch.tensor([rows.shape[0]], device=rows.device)
+    counts = [torch.empty_like(count) for _ in range(ranks)]
+    dist.all_gather(counts, count, group=group)
+    counts = [int(c) for c in counts]
+    # all_gather takes equal shapes: as many rows as the longest rank has.
+    padded = rows.new_zeros(max(counts), *rows.shape[1:])
+    padded[: rows.shape[0]] = rows
+    parts = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(parts, padded, group=group)
+    return torch.cat([part[:n] for part, n in zip(parts, counts)])
+
+
+def share_statistics(model, group=None) -> int:
+    """Lets every ACMoE of a model measure its clusters over all ranks.
+
+    What moves once a step, adjacencies and biases, is reduced by
+    `update_routers` anyway. Returns the number of routers.
+    """
+    from .nn import Router
+
+    routers = [m for m in model.modules() if isinstance(m, Router) and hasattr(m, "dispersion")]
+    for router in routers:
+        router.dispersion = functools.partial(mad_dispersion, group=group)
+    return len(routers)
+
+
+# ------------------------------------------------------------------ experts
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows to other ranks: `sent` of them to each, `received` from each; backward the other way."""
+
+    @staticmethod
+    def forward(ctx, rows, sent, received, group):
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _exchange(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _exchange(gradient, ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _exchange(rows, sent, received, group):
+    if _size(group) == 1:
+        return rows.clone()
+    # As bytes: not every backend moves every dtype.
+    packed = rows.contiguous().view(torch.uint8)
+    arrived = packed.new_empty(sum(received), packed.shape[1])
+    dist.all_to_all_single(arrived, packed, received, sent, group=group)
+    return arrived.view(rows.dtype)
+
+
+def _exchange_counts(counts, ranks, group):
+    """[rank, its experts] rows that this rank sends -> that it receives, as lists."""
+    counts = counts.view(ranks, -1)
+    if ranks == 1:
+        return counts.tolist(), counts.tolist()
+    arrived = torch.empty_like(counts)
+    dist.all_to_all_single(arrived, counts.contiguous(), group=group)
+    # One read by the host for both: uneven splits are host numbers in every backend.
+    sent, received = torch.stack([counts, arrived]).tolist()
+    return sent, received
+
+
+def run_experts(x, gates, indices, w_in, w_out, *, num_experts, b_in=None, b_out=None,
+                activation=None, group=None):  # fmt: skip
+    """`moe_mlir.experts.run_experts` with the experts spread over the ranks.
+
+    Rank r holds experts `[r E / R, (r + 1) E / R)`. Rows leave in the order of
+    the experts, which is the order of the ranks; they arrive by rank and are
+    sorted by expert, stably, so that the result does not depend on timing.
+
+    Args:
+        x, gates, indices: this rank's tokens `[.., d]` and their routing `[.., k]`,
+            with global expert numbers; -1 selects nothing.
+        w_in, w_out, b_in, b_out: this rank's experts, as for one process.
+        num_experts: of all ranks; a multiple of their number.
+
+    Returns:
+        `[.., d]`, this rank's tokens. Gradients flow to the tokens, the gates
+        and the experts of other ranks.
+    """
+    ranks = _size(group)
+    _check_experts(num_experts, ranks, w_in)
+    activation = activation or torch.nn.functional.gelu
+    tokens = x.reshape(-1, x.shape[-1])
+    chosen = indices.reshape(-1, indices.shape[-1])
+    weights = gates.reshape(-1, gates.shape[-1])
+    slots, offsets, counts = dispatch(chosen, num_experts)
+    sent, received = _exchange_counts(counts, ranks, group)
+    per_rank = [sum(part) for part in sent], [sum(part) for part in received]
+    rows = torch.ops.moe.token_rows(slots)[: sum(per_rank[0])]
+    arrived = _Exchange.apply(tokens[rows], *per_rank, group)
+
+    order, local_offsets = _by_expert(received, x.device)
+    hidden = torch.ops.moe.grouped_linear(arrived[order], w_in, b_in, local_offsets)
+    computed = torch.ops.moe.grouped_linear(activation(hidden), w_out, b_out, local_offsets)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    outputs = _Exchange.apply(computed[back], per_rank[1], per_rank[0], group)
+
+    # A pair without a slot reads a row of zeros.
+    padded = torch.nn.functional.pad(outputs, (0, 0, 0, 1))
+    picked = padded[torch.where(slots >= 0, slots, len(outputs))]
+    weights = torch.where(slots >= 0, weights.to(x.dtype), 0.0)
+    return (picked * weights.unsqueeze(-1)).sum(dim=1).reshape(x.shape)
+
+
+def _check_experts(num_experts, ranks, w_in):
+    if num_experts % ranks:
+        raise ValueError(f"run_experts: expected 'num_experts' to be a multiple of the {ranks} "
+                         f"ranks, found {num_experts}")
+    if w_in.shape[0] != num_experts // ranks:
+        raise ValueError(f"run_experts: expected 'w_in' to hold this rank's "
+                         f"{num_experts // ranks} of {num_experts} experts, found {w_in.shape[0]}")
+
+
+def _by_expert(received, device):
+    """The permutation of rows that came by rank to rows by expert, and the experts' offsets."""
+    counts = torch.tensor(received)
+    ranks, experts = counts.shape
+    of_row = torch.arange(experts).repeat(ranks).repeat_interleave(counts.flatten())
+    order = of_row.sort(stable=True).indices
+    offsets = torch.nn.functional.pad(counts.sum(dim=0).cumsum(dim=0), (1, 0))
+    return order.to(device), offsets.to(device)
+
+
+class ExpertParallel(torch.nn.Module):
+    """A MoELayer whose experts are spread over the ranks of a group.
+
+    Takes this rank's slice of the experts' weights; the router and the shared
+    experts stay whole on every rank. Each rank calls it with its own tokens.
+
+    The gradients of the experts are sums over the tokens of all ranks. Those of
+    the router are of this rank's tokens, for DistributedDataParallel to reduce:
+    give it the experts' parameters, `parameters_to_ignore`, to leave alone.
+    """
+
+    def __init__(self, layer, group=None):
+        super().__init__()
+        if layer.capacity_factor is not None:
+            raise ValueError("ExpertParallel: expected a layer without capacity_factor, found "
+                             f"{layer.capacity_factor}: a capacity is of one rank's tokens")
+        ranks = _size(group)
+        experts = layer.router.num_experts
+        if experts % ranks:
+            raise ValueError(f"ExpertParallel: expected the number of experts to be a multiple of "
+                             f"the {ranks} ranks, found {experts}")
+        here = slice(_rank(group) * experts // ranks, (_rank(group) + 1) * experts // ranks)
+        self.group, self.experts = group, here
+        self.router = layer.router
+        self.w_in = torch.nn.Parameter(layer.w_in.detach()[here].clone())
+        self.w_out = torch.nn.Parameter(layer.w_out.detach()[here].clone())
+        self.shared_in, self.shared_out = layer.shared_in, layer.shared_out
+
+    parameters_to_ignore = ("w_in", "w_out")
+
+    def forward(self, h, mask=None, **state):
+        routing = self.router(h, mask, **state)
+        if routing.dispatch is not None:
+            raise ValueError("ExpertParallel: expected a router that selects experts, found a "
+                             f"soft one, {type(self.router).__name__}, whose slots mix all tokens")
+        y = run_experts(h, routing.gates, routing.indices, self.w_in, self.w_out,
+                        num_experts=self.router.num_experts, group=self.group)
+        if self.shared_in is not None:
+            hidden = torch.nn.functional.gelu(h @ self.shared_in.T)
+            y = y + hidden @ self.shared_out.T
+        return y, routing
+
+
+def _rank(group) -> int:
+    return dist.get_rank(group) if _size(group) > 1 else 0

@@ -1,0 +1,149 @@
+"""From a selection down to the gates: what becomes of the selected scores.
+
+A gather of the unbiased scores, a score function that is applied late, a
+renormalisation and a scale belong to the op, as long as they are computed in
+float32. The first step that rounds to 16 bits ends the op, whose result is then
+rounded once, at the same place as the model's.
+"""
+
+import torch
+from torch.fx import Node
+
+from .patterns import (CASTS, argument, aten, dtype, exactly, filled_with, is_call, is_exact_cast,
+                       is_last_dim, only_user, renormalisation, softmax_of, users, value)
+from .site import name_of
+
+_IN_PLACE = (aten.div_.Tensor, aten.mul_.Tensor, aten.scatter_.src, aten.scatter_.value)
+_SCATTERS = (aten.scatter.src, aten.scatter_.src)
+
+
+def match_gates(site) -> None:
+    node = _selected(site)
+    if node is None:
+        return
+    if site.score == "none" and site.kind == "logits":
+        node = _match_late_score(site, node)
+    site.gates = node
+    if not site.dense:
+        _fold_renormalisation(site)
+        _fold_scale(site)
+    _fold_cast(site)
+
+
+def _selected(site):
+    """The selected scores: gathered from the unbiased ones, or the selection's values."""
+    gathers = [u for u in (site.indices.users if site.indices is not None else ())
+               if is_call(u, aten.gather.default) and argument(u, 2, "index") is site.indices]
+    for gather in gathers:
+        if exactly(gather.args[0]) is site.base and is_last_dim(gather.args[0], gather.args[1]):
+            return gather
+    if site.bias is not None and site.values is not None:
+        site.reject("the gates contain the bias of the selection")
+    return site.values
+
+
+def _match_late_score(site, node: Node) -> Node:
+    """topk -> softmax, topk -> sigmoid, topk -> scatter into -inf -> either."""
+    for candidate in _exact_chain(node):
+        if (softmax := softmax_of(candidate)) is not None:
+            site.score, site.form, site.renorm = "softmax", "F2", True
+            return softmax
+        for user in users(candidate):
+            if is_call(user, aten.sigmoid.default):
+                site.score, site.form = "sigmoid", "topk->sigmoid"
+                return user
+            if _spreads(site, candidate, user) and (late := _dense_score(site, user)) is not None:
+                return late
+    return node
+
+
+def _spreads(site, values: Node, scatter: Node) -> bool:
+    """Whether the selected values are put back in their places, among -inf."""
+    if not is_call(scatter, *_SCATTERS) or scatter.args[3] is not values:
+        return False
+    return (scatter.args[2] is site.indices and is_last_dim(scatter, scatter.args[1])
+            and filled_with(scatter.args[0]) == -torch.inf
+            and value(scatter).shape[-1] == site.num_experts)
+
+
+def _dense_score(site, scatter: Node):
+    """The score function over the spread values; experts that were not selected get 0."""
+    for candidate in _exact_chain(scatter):
+        late = softmax_of(candidate)
+        if late is not None:
+            site.score, site.renorm = "softmax", True
+        else:
+            late = next((u for u in users(candidate) if is_call(u, aten.sigmoid.default)), None)
+            if late is None:
+                continue
+            site.score = "sigmoid"
+        site.form, site.dense = "F7", True
+        _note_write(site, scatter)
+        return late
+    return None
+
+
+def _exact_chain(node: Node) -> list[Node]:
+    """The node and the casts behind it that lose nothing."""
+    chain = [node]
+    while True:
+        casts = [u for u in chain[-1].users if is_exact_cast(u)]
+        if not casts:
+            return chain
+        chain.append(casts[0])
+
+
+def _fold_renormalisation(site) -> None:
+    if site.renorm:
+        return  # a softmax over the selected is one
+    for candidate in _exact_chain(site.gates):
+        found = renormalisation(candidate)
+        if found is None:
+            continue
+        division, total, eps, clamped = found
+        if any(u is not division and u is not total for u in users(candidate)):
+            site.leave("the renormalisation, since other code reads the selected scores")
+        elif dtype(division) != torch.float32:
+            site.leave(f"the renormalisation, which is computed in {name_of(dtype(division))}")
+        elif clamped and eps > _least_sum(site):
+            site.leave(f"the renormalisation, whose sum is clamped at {eps:g}: moe ops add an eps "
+                       "instead")
+        else:
+            site.gates, site.renorm = division, True
+            site.eps = 0.0 if clamped or eps <= 2.0 ** -26 * _least_sum(site) else eps
+            _note_write(site, division)
+        return
+    if any(renormalisation(u) for u in site.gates.users if is_call(u, *CASTS)):
+        site.leave("the renormalisation, which is computed from rounded scores")
+
+
+def _least_sum(site) -> float:
+    """A lower bound of the selected scores' sum: k of E softmax values hold k/E or more."""
+    if site.score != "softmax" or site.bias is not None or site.groups != 1:
+        return 0.0
+    return site.k / site.num_experts if site.num_experts > 0 else 0.0
+
+
+def _fold_scale(site) -> None:
+    for candidate in _exact_chain(site.gates):
+        user = only_user(candidate)
+        if user is None or not is_call(user, aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor):
+            continue
+        if not isinstance(user.args[1], Node) and dtype(user) == torch.float32 and not site.left:
+            site.scale, site.gates = float(user.args[1]), user
+            _note_write(site, user)
+        return
+
+
+def _fold_cast(site) -> None:
+    """The op's result is rounded once, to the type that the experts get."""
+    user = only_user(site.gates)
+    while user is not None and is_call(user, *CASTS):
+        if not dtype(site.gates).is_floating_point or dtype(site.gates).itemsize < 4:
+            return
+        site.gates, user = user, only_user(user)
+
+
+def _note_write(site, node) -> None:
+    if is_call(node, *_IN_PLACE):
+        site.writes.append(node)

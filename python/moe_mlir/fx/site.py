@@ -1,0 +1,102 @@
+"""What is known of one place where a model selects experts."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from ..importer.locations import describe, module_path
+from .patterns import dtype, value
+
+
+@dataclass(frozen=True)
+class RouterMatch:
+    """One selection of a model: its form, its parameters, and what becomes of it.
+
+    `form` names the family (`moe_mlir.fx.match`). `recognised` says whether the
+    site becomes a moe op, and `reason` why not; `left` says which part of a
+    recognised router stays as it is, because the op would round it otherwise.
+    """
+
+    module: str
+    location: str
+    form: str
+    score: str
+    k: int
+    num_experts: int
+    renorm: bool
+    scale: float
+    bias: bool
+    groups: int
+    recognised: bool
+    reason: str
+    eps: float = 0.0
+    topk_group: int = 1
+    group_score: str = ""
+    score_dtype: str = ""
+    gate_dtype: str = ""
+    left: str = ""
+
+
+@dataclass
+class Site:
+    """A match in the making, with the nodes that a rewrite needs."""
+
+    anchor: Node
+    values: Node | None = None
+    indices: Node | None = None
+    k: int = 1
+    score: str = "none"
+    kind: str = "logits"
+    form: str = "topk"
+    scores: Node | None = None   # what the selection op will read
+    base: Node | None = None     # the scores before the selection, without bias and groups
+    gates: Node | None = None    # the node that holds the final weights
+    dense: bool = False          # the gates are spread over all experts
+    renorm: bool = False
+    eps: float = 0.0
+    scale: float = 1.0
+    bias: Node | None = None
+    groups: int = 1
+    topk_group: int = 1
+    group_score: str = ""
+    fill: float | None = None    # the score of experts in dropped groups
+    reason: str = ""
+    left: str = ""
+    # Further selections that are part of this router; no sites of their own.
+    inner: list = field(default_factory=list)
+    # Calls that write in place and are dead once the site is rewritten.
+    writes: list = field(default_factory=list)
+    # The top-1 selections that a sparse mixer makes one after the other.
+    rounds: list = field(default_factory=list)
+
+    @property
+    def source(self) -> Node:
+        """What the anchor selects from."""
+        return self.anchor.args[0]
+
+    @property
+    def num_experts(self) -> int:
+        size = value(self.source).shape[-1]
+        return size if isinstance(size, int) else -1
+
+    def reject(self, reason: str) -> None:
+        self.reason = self.reason or f"not raised: {reason}"
+
+    def leave(self, part: str) -> None:
+        self.left = f"{self.left}; {part}" if self.left else part
+
+    def describe(self) -> RouterMatch:
+        return RouterMatch(
+            module_path(self.anchor), describe(self.anchor).split(" (")[0], self.form, self.score,
+            self.k, self.num_experts, self.renorm, self.scale, self.bias is not None,
+            self.groups, not self.reason, self.reason, self.eps, self.topk_group,
+            self.group_score, _dtype_name(self.scores), _dtype_name(self.gates), self.left)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_name(node) -> str:
+    return "" if node is None else name_of(dtype(node))

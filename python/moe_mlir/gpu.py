@@ -1,0 +1,190 @@
+"""The routing ops on CUDA tensors: kernels loaded by the driver, launched on torch's stream.
+
+Results and workspace come from torch's allocator, kernels go to the current
+stream, and nothing waits: a call can be captured in a CUDA graph once its
+shapes have been run. `libmoe_cuda_runtime` finds the driver when it is first
+used; there is no build for a CUDA version.
+"""
+
+import contextlib
+import ctypes
+import functools
+import json
+import struct
+from pathlib import Path
+
+from .launch import LaunchPlan
+
+# What the compiler has a target for, as compute capabilities.
+_CHIPS = (80, 86, 89, 90, 100, 120)
+_FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
+            "i64": "q", "index": "q"}
+
+
+class GpuError(RuntimeError):
+    """A kernel could not be loaded or launched; the text is the driver's reason."""
+
+
+class Runtime:
+    """A library that runs kernels: "cuda" for the driver, "sim" for the simulator."""
+
+    def __init__(self, kind: str):
+        path = Path(__file__).parent / f"libmoe_{kind}_runtime.so"
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise GpuError(f"expected {path.name} beside the package: {error}") from None
+        pointer, text = ctypes.c_void_p, ctypes.c_char_p
+        for name in ("load", "find", "launch", "unavailable", "report"):
+            getattr(library, "moe_gpu_" + name).restype = text
+        library.moe_gpu_load.argtypes = (text, ctypes.POINTER(pointer))
+        library.moe_gpu_find.argtypes = (pointer, text, ctypes.POINTER(pointer))
+        library.moe_gpu_launch.argtypes = (
+            pointer, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_uint32, pointer,
+            pointer)
+        if reason := library.moe_gpu_unavailable():
+            raise GpuError(f"cannot run kernels on a GPU: {reason.decode()}")
+        self.library = library
+
+    def load(self, ptx: str) -> ctypes.c_void_p:
+        module = ctypes.c_void_p()
+        self._check(self.library.moe_gpu_load(ptx.encode(), ctypes.byref(module)))
+        return module
+
+    def find(self, module, name: str) -> ctypes.c_void_p:
+        function = ctypes.c_void_p()
+        self._check(self.library.moe_gpu_find(module, name.encode(), ctypes.byref(function)))
+        return function
+
+    def launch(self, function, launch, stream: int, parameters) -> None:
+        grid = (ctypes.c_uint32 * 3)(*launch.grid, *[1] * (3 - len(launch.grid)))
+        self._check(self.library.moe_gpu_launch(
+            function, grid, launch.block_size, launch.dynamic_smem, stream, parameters))
+
+    @staticmethod
+    def _check(reason):
+        if reason:
+            raise GpuError(reason.decode())
+
+
+class GpuFunction:
+    """A function of kernels on tensors of one GPU.
+
+    Modules stay loaded as long as the process lives, as torch's own do: a
+    captured graph may hold their kernels.
+    """
+
+    def __init__(self, runtime: Runtime, module, plan: LaunchPlan):
+        self._runtime = runtime
+        self._module = module
+        self._plan = plan
+        self._kernels = {}
+
+    def __call__(self, *buffers, stream: int = 0):
+        """Puts the kernels for inputs and result buffers on a stream."""
+        import torch
+
+        values = [self._encode(b, d) for b, d in zip(
+            buffers, [*self._plan.arguments, *self._plan.results], strict=True)]
+        sizes = self._plan.sizes(buffers)
+        # Kept until the launches are on the stream; torch's allocator gives the
+        # memory to later work of the same stream only.
+        workspace = None
+        if (size := self._plan.workspace(buffers)) is not None:
+            device = next(b.device for b in buffers if isinstance(b, torch.Tensor))
+            workspace = torch.empty(size, dtype=torch.uint8, device=device)
+            values.append(workspace.data_ptr())
+            sizes.append(size)
+        parameters = _pack([*values, *sizes])
+        for launch in self._plan.launches(buffers):
+            if launch.name not in self._kernels:
+                self._kernels[launch.name] = self._runtime.find(self._module, launch.name)
+            self._runtime.launch(self._kernels[launch.name], launch, stream, parameters)
+        return workspace
+
+    @staticmethod
+    def _encode(value, described) -> int:
+        if "shape" in described:
+            return value.data_ptr()
+        data = struct.pack("<" + _FORMATS[described["dtype"]], value)
+        return int.from_bytes(data, "little")
+
+
+def _pack(values):
+    """An array of pointers to 8-byte values; a kernel reads the first bytes of each."""
+    count = max(1, len(values))
+    block = (ctypes.c_uint64 * count)(*(v & (2**64 - 1) for v in values))
+    base = ctypes.addressof(block)
+    pointers = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
+    pointers.values = block  # lives as long as what points to it
+    return pointers
+
+
+def chip_for(capability) -> str:
+    """The compiler's target for a GPU: the newest one that its PTX runs on.
+
+    >>> chip_for((9, 0)), chip_for((8, 7))
+    ('sm_90', 'sm_86')
+    """
+    number = 10 * capability[0] + capability[1]
+    fitting = [chip for chip in _CHIPS if chip <= number]
+    if not fitting:
+        raise GpuError(
+            f"expected a GPU of compute capability {_CHIPS[0] / 10} or later, found "
+            f"{capability[0]}.{capability[1]}")
+    return f"sm_{fitting[-1]}"
+
+
+@functools.cache
+def cuda_runtime() -> Runtime:
+    return Runtime("cuda")
+
+
+@functools.lru_cache(maxsize=1024)
+def gpu_functions(runtime: Runtime, text: str, chip: str, device: int = 0) -> dict:
+    """The public functions of a module of MLIR text on one GPU, by name."""
+    from .runtime import compile_kernels_cached
+
+    code = json.loads(compile_kernels_cached(text, chip))
+    module = load_kernels(runtime, code["ptx"], device)
+    return {f["name"]: GpuFunction(runtime, module, LaunchPlan(f)) for f in code["functions"]}
+
+
+@functools.lru_cache(maxsize=1024)
+def load_kernels(runtime: Runtime, ptx: str, device: int):
+    """The kernels of PTX on a GPU, which must be current."""
+    return runtime.load(ptx)
+
+
+def run(text: str, name: str, tensors) -> None:
+    """Runs function `name` of a module on CUDA inputs and result buffers."""
+    import torch
+
+    with _on_device_of(tensors) as (runtime, index, stream):
+        chip = chip_for(torch.cuda.get_device_capability(index))
+        gpu_functions(runtime, text, chip, index)[name](*tensors, stream=stream)
+
+
+def run_kernels(ptx: str, plan: LaunchPlan, buffers) -> None:
+    """Runs the kernels of one function of PTX on CUDA inputs and result buffers."""
+    with _on_device_of(buffers) as (runtime, index, stream):
+        module = load_kernels(runtime, ptx, index)
+        GpuFunction(runtime, module, plan)(*buffers, stream=stream)
+
+
+@contextlib.contextmanager
+def _on_device_of(buffers):
+    """The runtime, with the GPU of the buffers current, its number and torch's stream."""
+    import torch
+
+    device = next(b.device for b in buffers if isinstance(b, torch.Tensor))
+    runtime = cuda_runtime()
+    # Puts back the device that was current: the runtime makes its own so.
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
+        runtime.library.mgpuSetDefaultDevice(index)
+        yield runtime, index, torch.cuda.current_stream(index).cuda_stream
+
+
+__all__ = ["GpuError", "GpuFunction", "Runtime", "chip_for", "cuda_runtime", "gpu_functions",
+           "load_kernels", "run", "run_kernels"]

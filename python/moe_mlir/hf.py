@@ -1,0 +1,232 @@
+"""transformers models on moe ops: routers by `patch`, experts as the implementation "moe".
+
+    moe_mlir.hf.patch(model)                    # routers; weights stay where they are
+    model.set_experts_implementation("moe")     # experts; importing this module registers it
+
+Both keep the model's own numbers: which type scores and gates have, what is
+renormalised, by which eps. Models that `torch.compile(backend="moe")` compiles
+need neither; a patched model runs the ops without a compiler, and a
+Switch model loses the loop over its experts that no compiler can capture.
+"""
+
+import types
+
+import torch
+from torch.nn.functional import linear, one_hot
+
+from .experts import run_experts, run_rows
+from .ops import grouped_topk, topk_renorm
+
+# ---- routers: forwards with the signatures of the classes that they replace --------
+
+
+def _mixtral(self, hidden_states):
+    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
+    logits = linear(hidden_states, self.weight)
+    gates, indices = topk_renorm(logits, self.top_k)
+    return logits, gates, indices
+
+
+def _qwen(self, hidden_states):
+    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
+    logits = linear(hidden_states, self.weight)
+    gates, indices = topk_renorm(logits, self.top_k, renorm=bool(self.norm_topk_prob))
+    return logits, gates.to(logits.dtype), indices
+
+
+def _gpt_oss(self, hidden_states):
+    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
+    logits = linear(hidden_states, self.weight, self.bias)
+    gates, indices = topk_renorm(logits, self.top_k)
+    return logits, gates.to(logits.dtype), indices
+
+
+def _granite(self, hidden_states):
+    logits = linear(hidden_states, self.weight).float()
+    gates, indices = topk_renorm(logits, self.top_k)
+    return logits, gates.type_as(hidden_states), indices
+
+
+def _jamba(self, hidden_states):
+    logits = linear(hidden_states, self.weight)
+    gates, indices = topk_renorm(logits, self.top_k, renorm=False)
+    return logits, gates.to(hidden_states.dtype), indices
+
+
+def _deepseek_v2(self, hidden_states):
+    hidden_states = hidden_states.view(-1, self.hidden_dim)
+    logits = linear(hidden_states.float(), self.weight.float())
+    grouped = self.topk_method == "group_limited_greedy"
+    gates, indices = grouped_topk(
+        logits, self.top_k, score="softmax", n_group=self.num_group if grouped else 1,
+        topk_group=self.topk_group if grouped else 1, group_score="max", renorm=False,
+        route_scale=self.routed_scaling_factor)
+    return logits, gates, indices
+
+
+def _deepseek_v3(self, hidden_states):
+    hidden_states = hidden_states.view(-1, self.hidden_dim)
+    logits = linear(hidden_states.float(), self.weight.float())
+    gates, indices = grouped_topk(
+        logits, self.top_k, bias=self.e_score_correction_bias, score="sigmoid",
+        n_group=self.num_group, topk_group=self.topk_group, renorm=bool(self.norm_topk_prob),
+        eps=1e-20 if self.norm_topk_prob else 0.0, route_scale=self.routed_scaling_factor)
+    return logits, gates, indices
+
+
+def _minimax_m2(self, hidden_states, e_score_correction_bias):
+    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
+    logits = linear(hidden_states.to(self.weight.dtype), self.weight)
+    gates, indices = grouped_topk(logits, self.top_k, bias=e_score_correction_bias, score="sigmoid")
+    return logits, gates, indices
+
+
+def _ernie(self, hidden_states):
+    with torch.autocast(hidden_states.device.type, enabled=False):
+        logits = linear(hidden_states.float(), self.weight.float())
+        bias = self.moe_statics.e_score_correction_bias.reshape(-1)
+        gates, indices = grouped_topk(logits, self.top_k, bias=bias, score="softmax", renorm=False)
+        gates = gates / torch.clamp(gates.sum(dim=-1, keepdim=True), min=self.norm_min)
+    return logits, gates.to(hidden_states.dtype), indices
+
+
+def _llama4(self, hidden_states):
+    from .ops import densify
+    logits = linear(hidden_states, self.weight)
+    gates, indices = grouped_topk(logits, self.top_k, score="sigmoid", renorm=False)
+    return densify(gates, indices, self.num_experts).to(logits.dtype), logits
+
+
+def _phimoe(self, hidden_states):
+    """Two top-1 selections; in training their sampling is the model's own."""
+    if self.training:
+        return type(self).forward(self, hidden_states)
+    logits = linear(hidden_states, self.weight, self.bias)
+    rest, gates, indices = logits, [], []
+    for _ in range(2):
+        largest = rest.max(dim=-1, keepdim=True).values.detach()
+        distance = (largest - logits) / logits.abs().clamp(min=largest)
+        near = rest.masked_fill(distance.detach() > 2 * self.router_jitter_noise, float("-inf"))
+        gate, index = topk_renorm(near, 1, renorm=False)
+        gates.append(gate.to(logits.dtype))
+        indices.append(index)
+        rest = logits.scatter(-1, index, float("-inf"))
+    return logits, torch.cat(gates, dim=-1), torch.cat(indices, dim=-1)
+
+
+def _switch(self, hidden_states):
+    """One expert a token, as long as it has room in the token's sequence."""
+    source = hidden_states.dtype
+    hidden_states = hidden_states.to(self.dtype)
+    if self.training and self.jitter_noise > 0:
+        noise = torch.empty_like(hidden_states).uniform_(1 - self.jitter_noise,
+                                                         1 + self.jitter_noise)
+        hidden_states = hidden_states * noise
+    layer = self.classifier
+    bias = None if layer.bias is None else layer.bias.to(self.dtype)
+    logits = linear(hidden_states, layer.weight.to(self.dtype), bias)
+    gates, indices = topk_renorm(logits, 1, renorm=False)
+    chosen = one_hot(indices.squeeze(-1), self.num_experts)
+    chosen = chosen * (chosen.cumsum(dim=-2) <= self.expert_capacity)
+    return chosen, gates.to(source), logits
+
+
+def _switch_experts(self, hidden_states, selected_experts, routing_weights):
+    """A token without room has no expert and adds nothing."""
+    chosen = selected_experts.squeeze(1)
+    indices = torch.where(chosen.sum(-1) > 0, chosen.argmax(-1), -1).unsqueeze(-1)
+    experts = list(self.values())
+    first = experts[0]
+    return run_experts(
+        hidden_states, routing_weights, indices, torch.stack([e.wi.weight for e in experts]),
+        torch.stack([e.wo.weight for e in experts]),
+        activation=lambda h: first.dropout(first.act(h)))
+
+
+# The classes whose routers are known.
+ROUTERS = {
+    "DeepseekV2TopkRouter": _deepseek_v2,
+    "DeepseekV3TopkRouter": _deepseek_v3,
+    "Ernie4_5_MoeTopKRouter": _ernie,
+    "Glm4MoeTopkRouter": _deepseek_v3,
+    "GptOssTopKRouter": _gpt_oss,
+    "GraniteMoeTopKRouter": _granite,
+    "JambaTopKRouter": _jamba,
+    "Llama4Router": _llama4,
+    "MiniMaxM2TopKRouter": _minimax_m2,
+    "MixtralTopKRouter": _mixtral,
+    "OlmoeTopKRouter": _qwen,
+    "PhimoeTopKRouter": _phimoe,
+    "Qwen2MoeTopKRouter": _qwen,
+    "Qwen3MoeTopKRouter": _qwen,
+    "SwitchTransformersTop1Router": _switch,
+}
+# Not routers: layers without which a patched router would still not compile.
+_OTHERS = {"SwitchTransformersExperts": _switch_experts}
+
+
+def patch(model: torch.nn.Module) -> int:
+    """Makes the routers of a transformers model run on moe ops, in place.
+
+    Parameters and their names stay, so checkpoints and optimizers do not notice.
+
+    Args:
+        model: any module; routers of classes that are not known stay as they are.
+
+    Returns:
+        the number of routers replaced; those that are patched already do not count.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"expected 'model' to be a torch.nn.Module, found {type(model).__name__}")
+    replaced = 0
+    for module in model.modules():
+        name = type(module).__name__
+        function = ROUTERS.get(name) or _OTHERS.get(name)
+        if function is None or "forward" in vars(module):
+            continue
+        module.forward = types.MethodType(function, module)
+        replaced += name in ROUTERS
+    return replaced
+
+
+# ---- experts -----------------------------------------------------------------------
+
+
+def experts_forward(self, hidden_states, top_k_index, top_k_weights):
+    """transformers' interface of experts, on dispatch, grouped layers and combine."""
+    if getattr(self, "_is_expert_parallel", False):
+        raise NotImplementedError("expected experts on one device, found expert parallelism; use "
+                                  "set_experts_implementation('grouped_mm')")
+    first = self.gate_up_proj if self.has_gate else self.up_proj
+    bias = self.gate_up_proj_bias if self.has_gate and self.has_bias else \
+        self.up_proj_bias if self.has_bias else None
+    last_bias = self.down_proj_bias if self.has_bias else None
+
+    def layer(rows, weight, b, offsets):
+        # Stored as [experts, in, out] if transposed, else as [experts, out, in].
+        weight = weight.transpose(1, 2) if self.is_transposed else weight
+        return torch.ops.moe.grouped_linear(rows.to(weight.dtype), weight, b, offsets)
+
+    def expert(rows, offsets):
+        hidden = layer(rows, first, bias, offsets)
+        hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
+        outputs = layer(hidden, self.down_proj, last_bias, offsets)
+        return self.post_expert_norm(outputs) if self.has_post_expert_norm else outputs
+    y = run_rows(hidden_states, top_k_weights, top_k_index, self.num_experts, expert)
+    return y.to(hidden_states.dtype)
+
+
+def register_experts() -> None:
+    """Makes "moe" an experts implementation of transformers; done when this module is imported."""
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError as error:
+        raise ImportError("expected transformers 5 or later for moe_mlir.hf, found none that has "
+                          f"an experts interface: {error}; pip install 'transformers>=5'"
+                          ) from error
+    ALL_EXPERTS_FUNCTIONS.register("moe", experts_forward)
+
+
+register_experts()
+
+__all__ = ["experts_forward", "patch", "register_experts"]

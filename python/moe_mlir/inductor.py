@@ -1,0 +1,45 @@
+"""Routers raised inside Inductor: a pass over its graphs, for inference.
+
+    with moe_mlir.inductor_pass():
+        compiled = torch.compile(model)
+        compiled(x)
+
+The graphs that the pass sees are behind autograd, so a training step would run
+the original chain as well, whose results its backward reads: use
+`torch.compile(model, backend="moe")` to train. The pass has an id, which enters
+Inductor's cache keys: compiled graphs are found again in later processes, and
+graphs of another version of the matcher are not.
+"""
+
+import contextlib
+import os
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+from . import fx
+from .fx.raise_routing import raise_graph
+
+
+class RoutingPass(CustomGraphPass):
+    """Raises the routers of one of Inductor's graphs."""
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        raise_graph(graph)
+
+    def uuid(self):
+        folder = os.path.dirname(fx.__file__)
+        files = sorted(os.path.join(folder, name) for name in os.listdir(folder)
+                       if name.endswith(".py"))
+        return get_hash_for_files((__file__, *files))
+
+
+@contextlib.contextmanager
+def inductor_pass():
+    """Inside, torch.compile's default backend raises routers, at a model's first call."""
+    if torch._inductor.config.post_grad_custom_post_pass is not None:
+        raise RuntimeError("expected no custom post-grad pass of Inductor, found "
+                           f"{torch._inductor.config.post_grad_custom_post_pass!r}; call "
+                           "moe_mlir.inductor.RoutingPass from it")
+    with torch._inductor.config.patch(post_grad_custom_post_pass=RoutingPass()):
+        yield

@@ -1,0 +1,101 @@
+"""`python -m moe_mlir.models [NAME ..] [--output docs/Models.md]` measures, writes the table."""
+
+import argparse
+import logging
+import platform
+import sys
+import warnings
+
+import torch
+
+from .families import FAMILIES
+from .measure import measure
+
+_HEAD = """\
+# Models
+
+Written by `python -m moe_mlir.models --output docs/Models.md`; do not edit. Every model is a tiny
+random configuration of transformers {transformers} (`moe_mlir.models.FAMILIES`), with two layers
+that have routers where its structure allows, in f32 with torch {torch} on {machine}.
+
+| model | form | routers | import | compile, s | error | gradients | router | whole |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+_TAIL = """
+- **form**: how the router is written, as `moe_mlir.explain` names it
+  (`python/moe_mlir/fx/match.py`); **routers**: how many were recognised, of those that there are.
+- **import**: lines of IR of the whole model, weights outside. One module serves every batch and
+  token count, except for Jamba, whose own code is unrolled over the tokens. Switch is imported
+  after `moe_mlir.hf.patch`, which replaces its loop over experts.
+- **compile**: from IR to machine code.
+- **error**: of the compiled model's logits against eager, relative to the largest logit, at two
+  shapes; **gradients**: of `torch.compile(backend="moe")` against eager, the largest over all
+  parameters, relative to each one's largest gradient.
+- **router**: eager time of the model's router module over that of the same module on moe ops, for
+  512 tokens of 256 features and 64 experts; **whole**: eager time of the model at these sizes over
+  that of `moe_mlir.compile`'s.
+- **no**: could not be had; a line above says why.
+"""
+
+
+def main(arguments) -> int:
+    parser = argparse.ArgumentParser(prog="python -m moe_mlir.models", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("--output", help="the file to write; default: standard output")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in FAMILIES]
+    if unknown:
+        parser.error(f"expected names of {', '.join(FAMILIES)}, found {', '.join(unknown)}")
+    _be_quiet()
+    rows = []
+    for name in options.names or FAMILIES:
+        rows.append(measure(name, FAMILIES[name], _progress))
+        if options.output is not None:
+            # After each model, so that an interruption loses one row.
+            with open(options.output, "w") as file:
+                file.write(_text(rows))
+    if options.output is None:
+        print(_text(rows), end="")
+    return 0 if all(row.recognised == row.expected for row in rows) else 1
+
+
+def _progress(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def _text(rows) -> str:
+    return _head() + "".join(map(_row, rows)) + _reasons(rows) + _TAIL
+
+
+def _be_quiet():
+    """transformers warns about sizes of tiny models."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=UserWarning)
+
+
+def _head():
+    import transformers
+
+    machine = f"{torch.get_num_threads()} threads of {platform.machine()}"
+    return _HEAD.format(transformers=transformers.__version__, machine=machine,
+                        torch=torch.__version__)
+
+
+def _row(row) -> str:
+    def number(value, form):
+        return "no" if value is None else format(value, form)
+    cells = (row.name, row.form, f"{row.recognised} of {row.expected}", number(row.lines, "d"),
+             number(row.compile_seconds, ".1f"), number(row.error, ".1e"),
+             number(row.training_error, ".1e"), number(row.router_speedup, ".1f"),
+             number(row.whole_speedup, ".2f"))
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _reasons(rows) -> str:
+    lines = [f"- {row.name}: {row.reason}\n" for row in rows if row.reason]
+    return "".join(["\n", *lines])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

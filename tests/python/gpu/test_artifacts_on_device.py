@@ -1,0 +1,192 @@
+"""moe-run on a device: every forward op from an artifact, without Python, torch or LLVM.
+
+The list is the same on the simulator and on a GPU, where there is one.
+"""
+
+import ctypes
+import hashlib
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_every_op import CASES, operands
+
+import moe_mlir
+
+PACKAGE = Path(moe_mlir.__file__).absolute().parent
+BIN = PACKAGE.parents[1] / "bin"
+NUMPY_TYPES = {"f32": np.float32, "i64": np.int64, "index": np.int64, "i32": np.int32,
+               "i1": np.bool_}
+
+
+def why_not(device):
+    library = ctypes.CDLL(str(PACKAGE / f"libmoe_{device}_runtime.so"))
+    library.moe_gpu_unavailable.restype = ctypes.c_char_p
+    return (library.moe_gpu_unavailable() or b"").decode()
+
+
+@pytest.fixture(scope="module", params=["sim", "cuda"])
+def device(request):
+    if reason := why_not(request.param):
+        pytest.skip(reason)
+    return request.param
+
+
+def tool(name, *arguments, cwd=None):
+    return subprocess.run([BIN / name, *map(str, arguments)], capture_output=True, text=True,
+                          cwd=cwd, timeout=120)
+
+
+def record_calls(call):
+    """Every (module, function, buffers before, buffers after) of a call in `simulate`."""
+    calls = []
+    with moe_mlir.simulate(chip="sm_80") as simulation:
+        run = simulation.run
+
+        def record(kernel, buffers):
+            before = [b.clone() if isinstance(b, torch.Tensor) else b for b in buffers]
+            run(kernel, buffers)
+            calls.append((kernel.text(), kernel.op, before, buffers))
+
+        simulation.run = record
+        call()
+    return calls
+
+
+def save(folder, description, values):
+    for i, (argument, value) in enumerate(zip(description["arguments"], values)):
+        array = value.numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+        np.save(folder / f"in{i}.npy", array.astype(NUMPY_TYPES[argument["dtype"]], copy=False))
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_artifact_equals_simulate(op, device, tmp_path):
+    calls = record_calls(lambda: CASES[op](operands()))
+    assert calls
+    for text, name, before, after in calls:
+        (tmp_path / "op.mlir").write_text(text)
+        done = tool("moe-compile", "op.mlir", "-o", "op.artifact", "--target=sm_80", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        manifest = json.loads((tmp_path / "op.artifact/manifest.json").read_text())
+        (description,) = (f for f in manifest["functions"] if f["name"] == name)
+        arguments, results = len(description["arguments"]), len(description["results"])
+        save(tmp_path, description, before)
+        done = tool("moe-run", "op.artifact", f"--function={name}", f"--device={device}",
+                    *(f"--input=in{i}.npy" for i in range(arguments)),
+                    *(f"--output=out{i}.npy" for i in range(results)), cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        for i, expected in enumerate(after[arguments:]):
+            found = torch.from_numpy(np.load(tmp_path / f"out{i}.npy"))
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6, equal_nan=True)
+
+
+ROUTER = """func.func @route(%z: tensor<?x8xf32>) -> (tensor<?x2xf32>, tensor<?x2xi64>) {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %z, %c0 : tensor<?x8xf32>
+  %g = tensor.empty(%n) : tensor<?x2xf32>
+  %i = tensor.empty(%n) : tensor<?x2xi64>
+  %r:2 = moe.topk_renorm ins(%z : tensor<?x8xf32>) outs(%g, %i : tensor<?x2xf32>, tensor<?x2xi64>)
+      {kind = #moe.score_kind<logits>} -> tensor<?x2xf32>, tensor<?x2xi64>
+  return %r#0, %r#1 : tensor<?x2xf32>, tensor<?x2xi64>
+}"""
+
+
+@pytest.fixture
+def router(tmp_path):
+    (tmp_path / "router.mlir").write_text(ROUTER)
+    done = tool("moe-compile", "router.mlir", "-o", "router.artifact", "--target=sm_90",
+                cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    np.save(tmp_path / "z.npy", np.arange(24, dtype=np.float32).reshape(3, 8))
+    return tmp_path / "router.artifact"
+
+
+def test_lists_an_artifact_for_an_absent_gpu(router):
+    done = tool("moe-run", router, "--list")
+    assert done.returncode == 0, done.stderr
+    assert "target: sm_90" in done.stdout and "argument 0: f32[?, 8]" in done.stdout
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--device=cpu"], "expected device cuda or sim for an artifact of target sm_90, found 'cpu'; "
+                       "compile with --target=cpu"),
+    (["--device=tpu"], "found 'tpu'"),
+])
+def test_refuses_devices_that_cannot_run_it(router, arguments, said):
+    done = tool("moe-run", router, *arguments)
+    assert done.returncode == 1 and said in done.stderr
+
+
+@pytest.mark.skipif(not why_not("cuda"), reason="a GPU is there")
+def test_says_what_to_do_without_a_gpu(router, tmp_path):
+    done = tool("moe-run", router, "--input", tmp_path / "z.npy")
+    assert done.returncode == 1
+    assert "cannot run kernels on device 'cuda': expected" in done.stderr
+    assert "--device=sim" in done.stderr
+
+
+def test_repeat_times_the_kernels(router, tmp_path, device):
+    done = tool("moe-run", router, f"--device={device}", "--input", tmp_path / "z.npy",
+                "--repeat=2")
+    assert done.returncode == 0 and "route: 2 runs, shortest" in done.stdout, done
+
+
+def test_faults_end_with_status_2_and_name_the_buffer(router, tmp_path):
+    """The artifact's own PTX, changed so that it reads past the 96 bytes of its input."""
+    ptx = (router / "kernel.ptx").read_text()
+    changed, count = re.subn(r"(ld\.global[\w.]*\s+[^\[]+\[%rd\d+)(\+\d+)?\]", r"\1+96]", ptx)
+    assert count
+    (router / "kernel.ptx").write_text(changed)
+    manifest = json.loads((router / "manifest.json").read_text())
+    manifest["files"]["kernel.ptx"]["sha256"] = hashlib.sha256(changed.encode()).hexdigest()
+    (router / "manifest.json").write_text(json.dumps(manifest))
+    done = tool("moe-run", router, "--device=sim", "--input", tmp_path / "z.npy")
+    assert done.returncode == 2, done
+    assert "past the end of argument 0 of route (96 bytes)" in done.stderr
+    assert "expected kernels without faults, found" in done.stderr
+
+
+def test_a_torch_program_brings_its_weights(device, tmp_path):
+    torch.manual_seed(0)
+    router = moe_mlir.nn.SMoE(24, 6, 2).eval()
+
+    class Gates(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = router
+
+        def forward(self, h):
+            routing = self.router(h)
+            return routing.gates, routing.indices
+
+    tokens = torch.export.Dim("tokens", min=2, max=4096)
+    program = torch.export.export(Gates(), (torch.randn(8, 24),), dynamic_shapes=({0: tokens},))
+    torch.export.save(program, tmp_path / "router.pt2")
+    done = tool("moe-compile", "router.pt2", "-o", "a", "--target=sm_80", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    h = torch.randn(33, 24)
+    np.save(tmp_path / "h.npy", h.numpy())
+    done = tool("moe-run", "a", f"--device={device}", "--input=h.npy", "--output=g.npy",
+                "--output=i.npy", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = router(h)
+    assert np.array_equal(np.load(tmp_path / "i.npy"), expected.indices.numpy())
+    np.testing.assert_allclose(np.load(tmp_path / "g.npy"), expected.gates.detach().numpy(),
+                               atol=2e-6)
+
+
+def test_python_loads_an_artifact_for_a_chip(router):
+    route = moe_mlir.load(router)
+    z = torch.arange(24.0).reshape(3, 8)
+    with moe_mlir.simulate() as simulation:
+        gates, indices = route(z)
+    assert len(simulation.reports) == 1
+    expected = moe_mlir.topk_renorm(z, 2)
+    assert torch.equal(indices, expected[1])
+    torch.testing.assert_close(gates, expected[0])
+    with pytest.raises(ValueError, match="expected CUDA tensors for 'route'.* `with moe_mlir.simulate"):
+        route(z)

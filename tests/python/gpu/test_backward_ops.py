@@ -1,0 +1,83 @@
+"""Gradients on the simulated GPU, against the CPU's kernels; a finding is an error."""
+
+import pytest
+import torch
+
+import moe_mlir as m
+
+pytest.importorskip("moe_mlir.sim")
+
+B, N, E, D, K, HEADS, WIDTH = 2, 21, 8, 12, 3, 2, 4
+
+
+def normal(*shape, seed=0, scale=1.0):
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+MASK = torch.rand(B, N, generator=torch.Generator().manual_seed(9)) > 0.3
+
+# {name: (a call of leaves, their values)}; a call's first result is differentiated.
+CASES = {
+    "softmax_of_topk": (lambda z: m.topk_renorm(z, K), [normal(N, E)]),
+    "topk_of_softmax": (lambda z: m.topk_renorm(z, K, renorm=False), [normal(N, E)]),
+    "topk_of_probs_renorm": (
+        lambda z: m.topk_renorm(z, K, kind="probs"), [normal(N, E).softmax(-1)]),
+    "topk_of_probs": (
+        lambda z: m.topk_renorm(z, K, kind="probs", renorm=False, route_scale=2.5),
+        [normal(N, E).softmax(-1)]),
+    "topk_with_a_mask": (lambda z: m.topk_renorm(z, K, mask=MASK), [normal(B, N, E)]),
+    "grouped_sigmoid": (
+        lambda z: m.grouped_topk(z, K, n_group=4, topk_group=2, bias=normal(E, seed=1)),
+        [normal(N, E)]),
+    "grouped_sqrtsoftplus": (
+        lambda z: m.grouped_topk(z, K, score="sqrtsoftplus", eps=1e-3), [normal(N, E)]),
+    "similarity": (
+        lambda u, e: m.similarity_inform(u, e, causal=True),
+        [normal(B, N, D, scale=0.5), normal(B, N, E, seed=1).softmax(-1)]),
+    "similarity_full_form": (
+        lambda u, e, ws, tau: m.similarity_inform(
+            u, e, causal=False, ws=ws, tau=tau, mask=MASK, window=7),
+        [normal(B, N, D, scale=0.5), normal(B, N, E, seed=1).softmax(-1),
+         normal(D, D, seed=2, scale=0.4), torch.tensor(1.3)]),
+    "posterior": (
+        lambda q, k, u, e, v, wo: m.attention_posterior(q, k, u, e, v=v, wo=wo, causal=True),
+        [normal(B, HEADS, N, WIDTH), normal(B, HEADS, N, WIDTH, seed=1),
+         normal(B, N, D, seed=2, scale=0.3), normal(B, N, E, seed=3).softmax(-1),
+         normal(B, HEADS, N, WIDTH, seed=4), normal(HEADS, D, WIDTH, seed=5, scale=0.4)]),
+    "posterior_of_all_heads": (
+        lambda q, k, u, e, vp, s: m.attention_posterior(
+            q, k, u, e, vp=vp, sigma=s, causal=True, head_mode="all"),
+        [normal(B, HEADS, N, WIDTH), normal(B, HEADS, N, WIDTH, seed=1),
+         normal(B, N, D, seed=2, scale=0.3), normal(B, N, E, seed=3).softmax(-1),
+         normal(B, HEADS, N, D, seed=4, scale=0.3), torch.tensor(1.2)]),
+}  # fmt: skip
+
+
+def gradients(call, values):
+    leaves = [value.clone().requires_grad_() for value in values]
+    result = call(*leaves)
+    result = result if isinstance(result, torch.Tensor) else result[0]
+    return torch.autograd.grad(result, leaves, normal(*result.shape, seed=7))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_equal_those_of_the_cpu(name):
+    call, values = CASES[name]
+    expected = gradients(call, values)
+    with m.simulate(chip="sm_90") as simulation:
+        found = gradients(call, values)
+    # Forward and backward each ran kernels.
+    assert len(simulation.reports) >= 2
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax_of_topk", "similarity", "posterior"])
+def test_gradients_do_not_depend_on_the_schedule(name):
+    call, values = CASES[name]
+    runs = []
+    for options in ({"seed": 1}, {"seed": 2, "policy": 1}):
+        with m.simulate(chip="sm_90", **options):
+            runs.append(gradients(call, values))
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,103 @@
+"""The way of CUDA tensors, as far as it goes without a GPU: the launcher on the simulator's
+runtime, which has the same interface as the driver's, and shapes and devices on fake tensors."""
+
+import ctypes
+
+import pytest
+import torch
+from test_every_op import CASES, operands
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import moe_mlir
+from moe_mlir import gpu
+from moe_mlir.ops import _library
+from moe_mlir.simulate import Simulation
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    return gpu.Runtime("sim")
+
+
+def registered(library, tensors):
+    """The simulator knows the memory that kernels may touch."""
+    for tensor in tensors:
+        if tensor.numel():
+            library.mgpuMemHostRegister(ctypes.c_void_p(tensor.data_ptr()),
+                                        ctypes.c_uint64(tensor.numel() * tensor.element_size()))
+    return tensors
+
+
+@pytest.fixture
+def on_simulated_driver(runtime, monkeypatch):
+    """Sends what `simulate` would run to the launcher for CUDA tensors."""
+    empty = torch.empty
+    ran = []
+
+    def run(self, kernel, tensors):
+        registered(runtime.library, tensors)
+        function = gpu.gpu_functions(runtime, kernel.text(), self.chip)[kernel.op]
+        ran.append(function(*tensors))
+
+    def registered_empty(*size, **options):
+        return registered(runtime.library, [empty(*size, **options)])[0]
+
+    monkeypatch.setattr(Simulation, "run", run)
+    monkeypatch.setattr(torch, "empty", registered_empty)
+    return ran
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_launcher_equals_the_cpu_kernel(op, runtime, on_simulated_driver):
+    expected = CASES[op](operands())
+    before = runtime.library.moe_gpu_num_findings()
+    with moe_mlir.simulate(chip="sm_80"):
+        found = CASES[op](operands())
+    assert on_simulated_driver and runtime.library.moe_gpu_num_findings() == before
+    if isinstance(expected, torch.Tensor):
+        expected, found = (expected,), (found,)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_everything_stays_on_the_device(op, monkeypatch):
+    """Every buffer that reaches the launcher, and every result, is on the GPU."""
+    seen = []
+    monkeypatch.setattr(gpu, "run", lambda text, name, tensors: seen.extend(tensors))
+    # Below the dispatcher, where the ops' fake kernels would answer.
+    monkeypatch.setattr(_library, "_are_plain", lambda args: True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = {name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="cuda")
+                 for name, v in operands().items()}
+        results = CASES[op](given)
+    results = (results,) if isinstance(results, torch.Tensor) else results
+    assert seen and {t.device.type for t in [*seen, *results]} == {"cuda"}
+
+
+def test_mixed_devices_are_refused():
+    from moe_mlir.ops.topk_renorm import kernel
+
+    run = kernel(torch.float32, 8, 2, "logits", True, 1.0, True, torch.int64)
+    with FakeTensorMode():
+        scores = torch.empty(4, 8, device="cuda")
+        mask = torch.empty(4, dtype=torch.bool)
+        with pytest.raises(ValueError, match="expected 'mask' on cuda:0 as 'scores', found cpu"):
+            run(scores, mask)
+
+
+def test_chips():
+    assert gpu.chip_for((9, 0)) == "sm_90" and gpu.chip_for((12, 1)) == "sm_120"
+    with pytest.raises(gpu.GpuError, match="compute capability 8.0 or later, found 7.5"):
+        gpu.chip_for((7, 5))
+
+
+def test_damaged_ptx_is_an_error_not_an_abort(runtime):
+    with pytest.raises(gpu.GpuError):
+        runtime.load(".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry f() { nop")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_without_a_driver_the_reason_is_given():
+    with pytest.raises(gpu.GpuError, match="cannot run kernels on a GPU: expected"):
+        gpu.Runtime("cuda")
