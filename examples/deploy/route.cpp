@@ -1,7 +1,8 @@
 // Runs a compiled router from C++: no Python, no torch, no compiler.
 //
 //   moe-compile router.mlir -o router.artifact --target=cpu
-//   g++ -std=c++20 route.cpp -I include -L build/python/moe_mlir -lmoe_runtime -o route
+//   g++ -std=c++20 route.cpp -I include -L build/python/moe_mlir -lmoe_runtime
+//   -o route
 //   ./route router.artifact
 //
 // The router takes tokens [n, 64] and weights [16, 64].

@@ -45,6 +45,8 @@ def test_matrix_instructions_and_bank_conflicts_of_mixing(width, experts):
     assert not any(m.startswith(("LDL", "STL")) for m in code.mnemonics)
     assert any(m.startswith("LDGSTS") for m in code.mnemonics)
     assert counters[0]["shared_wavefronts"] == counters[0]["shared_requests"]
+    # Results are written where the caller wants them.
+    assert len(counters) == 1
 
 
 def test_selection_moves_each_byte_once():
