@@ -9,6 +9,7 @@
 
 #include "MoE/Transforms/Passes.h"
 
+#include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Bufferization/IR/Bufferization.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
@@ -46,9 +47,38 @@ static bool canExpand(RankedTensorType type,
   });
 }
 
+/// `destination` as a buffer of the shape of `type`, whose dims were joined as
+/// `groups` say.
+static Value expand(OpBuilder &b, Location loc, Value destination,
+                    RankedTensorType type,
+                    ArrayRef<ReassociationIndices> groups) {
+  SmallVector<OpFoldResult> shape;
+  for (auto [position, group] : llvm::enumerate(groups)) {
+    int64_t known = 1;
+    for (int64_t dim : group)
+      if (!type.isDynamicDim(dim))
+        known *= type.getDimSize(dim);
+    for (int64_t dim : group) {
+      if (!type.isDynamicDim(dim)) {
+        shape.push_back(b.getIndexAttr(type.getDimSize(dim)));
+        continue;
+      }
+      Value size = memref::DimOp::create(b, loc, destination, position);
+      if (known != 1)
+        size = arith::DivUIOp::create(
+            b, loc, size, arith::ConstantIndexOp::create(b, loc, known));
+      shape.push_back(size);
+    }
+  }
+  return memref::ExpandShapeOp::create(
+      b, loc, MemRefType::get(type.getShape(), type.getElementType()),
+      destination, groups, shape);
+}
+
 /// Goes from a reshaped result to what was reshaped, and gives the destination
 /// that shape instead: views of contiguous memory cost nothing, and
-/// empty-tensor elimination does not look through reshapes.
+/// empty-tensor elimination does not look through reshapes. The views, which
+/// `b` makes, must be there before the result is computed.
 static void moveReshapesToDestination(OpBuilder &b, Value &result,
                                       Value &destination) {
   for (;;) {
@@ -59,18 +89,16 @@ static void moveReshapesToDestination(OpBuilder &b, Value &result,
     Location loc = reshape->getLoc();
     Value source = reshape->getOperand(0);
     auto type = cast<RankedTensorType>(source.getType());
-    auto collapse = dyn_cast<tensor::CollapseShapeOp>(reshape);
-    if (collapse && !canExpand(type, collapse.getReassociationIndices()))
-      return;
-    if (collapse)
-      destination = memref::ExpandShapeOp::create(
-          b, loc, MemRefType::get(type.getShape(), type.getElementType()),
-          destination, collapse.getReassociationIndices(),
-          tensor::getMixedSizes(b, loc, source));
-    else
+    if (auto collapse = dyn_cast<tensor::CollapseShapeOp>(reshape)) {
+      if (!canExpand(type, collapse.getReassociationIndices()))
+        return;
+      destination =
+          expand(b, loc, destination, type, collapse.getReassociationIndices());
+    } else {
       destination = memref::CollapseShapeOp::create(
           b, loc, destination,
           cast<tensor::ExpandShapeOp>(reshape).getReassociationIndices());
+    }
     result = source;
   }
 }
@@ -95,6 +123,7 @@ static LogicalResult addDestinations(func::FuncOp function) {
         "expected one block, found several: structure control flow first");
   auto terminator =
       cast<func::ReturnOp>(function.getBody().front().getTerminator());
+  OpBuilder entry = OpBuilder::atBlockBegin(&function.getBody().front());
   builder.setInsertionPoint(terminator);
   for (auto [position, result] : llvm::enumerate(terminator.getOperands())) {
     RankedTensorType type = getStoredType(result.getType());
@@ -112,7 +141,7 @@ static LogicalResult addDestinations(func::FuncOp function) {
     if (!isa<TensorType>(value.getType()))
       value = tensor::FromElementsOp::create(builder, loc, type, value);
     Value destination = function.getArguments().back();
-    moveReshapesToDestination(builder, value, destination);
+    moveReshapesToDestination(entry, value, destination);
     bufferization::MaterializeInDestinationOp::create(
         builder, loc, /*result=*/Type(), value, destination, /*restrict=*/true,
         /*writable=*/true);

@@ -28,6 +28,7 @@ func.func @computes_a_reshaped_result_in_a_view_of_the_destination(%n: index)
     -> tensor<?x16xf32> {
   %f = arith.constant 1.0 : f32
   %empty = tensor.empty(%n) : tensor<?x16xf32>
+  // CHECK: %[[VIEW:.*]] = memref.expand_shape %[[OUT]] {{\[}}[0, 1], [2]]
   // CHECK: %[[EMPTY:.*]] = tensor.empty({{.*}}) : tensor<1x?x16xf32>
   %split = tensor.expand_shape %empty [[0, 1], [2]] output_shape [1, %n, 16]
       : tensor<?x16xf32> into tensor<1x?x16xf32>
@@ -35,7 +36,6 @@ func.func @computes_a_reshaped_result_in_a_view_of_the_destination(%n: index)
   %fill = linalg.fill ins(%f : f32) outs(%split : tensor<1x?x16xf32>) -> tensor<1x?x16xf32>
   %joined = tensor.collapse_shape %fill [[0, 1], [2]]
       : tensor<1x?x16xf32> into tensor<?x16xf32>
-  // CHECK: %[[VIEW:.*]] = memref.expand_shape %[[OUT]] {{\[}}[0, 1], [2]]
   // CHECK: materialize_in_destination %[[FILL]] in restrict writable %[[VIEW]]
   return %joined : tensor<?x16xf32>
 }

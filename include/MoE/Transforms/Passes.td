@@ -247,6 +247,7 @@ def MoEResultsToDestinationsPass
     memory: a compiled function allocates nothing for what it returns.
   }];
   let dependentDialects = [
+    "::mlir::arith::ArithDialect",
     "::mlir::bufferization::BufferizationDialect",
     "::mlir::LLVM::LLVMDialect",
     "::mlir::memref::MemRefDialect",
