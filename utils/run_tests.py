@@ -47,6 +47,8 @@ def run_suite(name, command, report, environment) -> tuple[int, int, int]:
     report.unlink(missing_ok=True)
     print(f"== {name}", flush=True)
     code = subprocess.run(command, env=environment, cwd=ROOT).returncode
+    if not report.exists() and code == 0 and "--allow-empty-runs" in command:
+        return 0, 0, 0  # lit leaves no report where a filter matches nothing
     if not report.exists():
         print(f"error: {name} ended with exit code {code} and left no report")
         return 0, 1, 0
