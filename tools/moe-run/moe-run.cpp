@@ -1,7 +1,7 @@
 //===- moe-run.cpp - Run an artifact on .npy files ------------------------===//
 
 #include "MoE/Runtime/Artifact.h"
-#include "MoE/Runtime/GpuDevice.h"
+#include "MoE/Runtime/DeviceMemory.h"
 #include "MoE/Runtime/Parallel.h"
 #include "MoE/Support/Npy.h"
 
@@ -19,6 +19,7 @@ using moe::runtime::Artifact;
 using moe::runtime::DeviceFunction;
 using moe::runtime::Function;
 using moe::runtime::GpuDevice;
+using moe::runtime::StagedTensors;
 using moe::runtime::Tensor;
 using moe::runtime::ValueType;
 
@@ -138,8 +139,7 @@ Tensor toTensor(const std::string &path, NpyArray &array,
            "byte order, found elements of type '" +
            array.type + "'");
   tensor.shape.assign(array.shape.begin(), array.shape.end());
-  uint64_t bytes = runtime::getNumElements(tensor.shape) *
-                   runtime::getElementSize(tensor.dtype);
+  uint64_t bytes = runtime::getByteSize(tensor);
   if (array.data.size() != bytes)
     refuse(path + ": expected " + std::to_string(bytes) +
            " bytes after the header, found " +
@@ -155,8 +155,7 @@ void write(const std::string &path, const Tensor &tensor) {
       array.type = name.npy;
   array.shape.assign(tensor.shape.begin(), tensor.shape.end());
   auto data = static_cast<const uint8_t *>(tensor.data);
-  array.data.assign(data, data + runtime::getNumElements(tensor.shape) *
-                                     runtime::getElementSize(tensor.dtype));
+  array.data.assign(data, data + runtime::getByteSize(tensor));
   writeNpy(path, array);
 }
 
@@ -195,58 +194,26 @@ void printTimes(const Options &options, Call call) {
               times.front(), times[times.size() / 2]);
 }
 
-/// Memory on a GPU for tensors of this process.
-class DeviceTensors {
-public:
-  DeviceTensors(GpuDevice &device, std::span<const Tensor> tensors,
-                std::span<const ValueType> types)
-      : device(device), tensors(tensors.begin(), tensors.end()) {
-    for (size_t i = 0; i < types.size(); ++i)
-      if (types[i].isTensor)
-        move(this->tensors[i]);
-  }
-  DeviceTensors(const DeviceTensors &) = delete;
-  DeviceTensors &operator=(const DeviceTensors &) = delete;
-  ~DeviceTensors() {
-    for (void *pointer : pointers)
-      device.free(pointer, nullptr);
-  }
-
-  std::span<const Tensor> get() const { return tensors; }
-
-private:
-  void move(Tensor &tensor) {
-    uint64_t bytes = runtime::getNumElements(tensor.shape) *
-                     runtime::getElementSize(tensor.dtype);
-    pointers.push_back(device.allocate(bytes, nullptr, false));
-    if (bytes)
-      device.copy(pointers.back(), tensor.data, bytes, nullptr);
-    tensor.data = pointers.back();
-    tensor.isOnDevice = true;
-  }
-
-  GpuDevice &device;
-  std::vector<Tensor> tensors;
-  std::vector<void *> pointers;
-};
-
 void printTimes(const Options &options, const Function &function,
                 std::span<const Tensor> arguments,
                 std::span<const Tensor> results, GpuDevice *device) {
   std::printf("%s: ", function.getName().c_str());
   if (!device)
     return printTimes(options, [&] { function.run(arguments, results); });
-  DeviceTensors in(*device, arguments, function.getArguments());
-  DeviceTensors out(*device, results, function.getResults());
+  StagedTensors in(*device, arguments, function.getArguments(), "argument",
+                   function.getName(), /*copied=*/true);
+  StagedTensors out(*device, results, function.getResults(), "result",
+                    function.getName(), /*copied=*/false);
   auto *kernels = dynamic_cast<const DeviceFunction *>(&function);
   // A torch program with its weights has no form without copies.
   if (!kernels)
     return printTimes(options, [&] { function.run(in.get(), out.get()); });
-  Array workspace("i8", {kernels->getWorkspaceSize(in.get(), out.get())});
-  DeviceTensors scratch(*device, {&workspace.tensor, 1},
-                        std::vector<ValueType>{{"i8", true, {-1}}});
+  runtime::DeviceMemory workspace(
+      *device,
+      static_cast<uint64_t>(kernels->getWorkspaceSize(in.get(), out.get())),
+      "workspace of " + function.getName());
   printTimes(options, [&] {
-    kernels->launch(in.get(), out.get(), scratch.get()[0].data, nullptr);
+    kernels->launch(in.get(), out.get(), workspace.get(), nullptr);
     device->synchronizeStream(nullptr);
   });
 }

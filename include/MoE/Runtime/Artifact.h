@@ -60,6 +60,9 @@ MOE_RUNTIME_EXPORT size_t getElementSize(const std::string &dtype);
 /// The number of elements.
 MOE_RUNTIME_EXPORT int64_t getNumElements(std::span<const int64_t> shape);
 
+/// Bytes of a tensor's elements.
+MOE_RUNTIME_EXPORT uint64_t getByteSize(const Tensor &tensor);
+
 class MOE_RUNTIME_EXPORT Function {
 public:
   virtual ~Function() = default;

@@ -51,6 +51,9 @@ public:
   /// runs.
   virtual int32_t getChip() = 0;
 
+  /// The driver's highest level of optimisation for PTX.
+  static constexpr int kMaxOptLevel = 4;
+
   /// Zero-terminated PTX, or with `isText` false a cubin or fatbin.
   virtual void *loadModule(const void *data, bool isText, int optLevel) = 0;
   virtual void unloadModule(void *module) = 0;

@@ -251,9 +251,8 @@ MOE_EXPORT void *mgpuTensorMapEncodeTiledMemref(
 MOE_EXPORT GpuDevice *moe_gpu_device() { return &gpuDevice(); }
 
 MOE_EXPORT const char *moe_gpu_load(const char *ptx, void **module) {
-  constexpr int kOptLevel = 4; // the driver's highest
   return tryCall([&](GpuDevice &device) {
-    *module = device.loadModule(ptx, /*isText=*/true, kOptLevel);
+    *module = device.loadModule(ptx, /*isText=*/true, GpuDevice::kMaxOptLevel);
   });
 }
 

@@ -49,11 +49,15 @@ std::string ValueType::toString() const {
   return isTensor ? dtype + toText(shape) : dtype;
 }
 
-Array::Array(std::string dtype, std::vector<int64_t> shape) {
-  size_t bytes =
-      static_cast<size_t>(getNumElements(shape)) * getElementSize(dtype);
-  memory = std::make_unique<uint8_t[]>(bytes);
-  tensor = {std::move(dtype), std::move(shape), memory.get()};
+uint64_t getByteSize(const Tensor &tensor) {
+  return static_cast<uint64_t>(getNumElements(tensor.shape)) *
+         getElementSize(tensor.dtype);
+}
+
+Array::Array(std::string dtype, std::vector<int64_t> shape)
+    : tensor{std::move(dtype), std::move(shape)} {
+  memory = std::make_unique<uint8_t[]>(getByteSize(tensor));
+  tensor.data = memory.get();
 }
 
 //===----------------------------------------------------------------------===//

@@ -20,8 +20,8 @@ namespace {
 class KernelModule {
 public:
   KernelModule(GpuDevice &device, const std::string &ptx)
-      : device(device),
-        module(device.loadModule(ptx.c_str(), /*isText=*/true, kOptLevel)) {}
+      : device(device), module(device.loadModule(ptx.c_str(), /*isText=*/true,
+                                                 GpuDevice::kMaxOptLevel)) {}
   KernelModule(const KernelModule &) = delete;
   KernelModule &operator=(const KernelModule &) = delete;
   ~KernelModule() {
@@ -39,7 +39,6 @@ public:
   GpuDevice &device;
 
 private:
-  static constexpr int kOptLevel = 4; // the driver's highest
   void *module;
 };
 
@@ -134,16 +133,10 @@ private:
   void execute(std::span<const Tensor> inputs,
                std::span<const Tensor> outputs) const override {
     GpuDevice &device = module->device;
-    StagedTensors in(device), out(device);
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if (arguments[i].isTensor)
-        in.add(inputs[i], "argument " + std::to_string(i) + " of " + name,
-               /*copied=*/true);
-      else
-        in.addScalar(inputs[i]);
-    for (size_t i = 0; i < outputs.size(); ++i)
-      out.add(outputs[i], "result " + std::to_string(i) + " of " + name,
-              /*copied=*/false);
+    StagedTensors in(device, inputs, arguments, "argument", name,
+                     /*copied=*/true);
+    StagedTensors out(device, outputs, results, "result", name,
+                      /*copied=*/false);
     DeviceMemory workspace(
         device, static_cast<uint64_t>(getWorkspaceSize(inputs, outputs)),
         "workspace of " + name);
@@ -162,11 +155,8 @@ private:
 std::vector<std::unique_ptr<Function>>
 makeDeviceFunctions(const Json &manifest, const std::string &ptx,
                     GpuDevice &device) {
-  auto module = std::make_shared<KernelModule>(device, ptx);
-  std::vector<std::unique_ptr<Function>> functions;
-  for (const Json &function : manifest.at("functions").array())
-    functions.push_back(std::make_unique<KernelFunction>(function, module));
-  return functions;
+  return makeFunctions<KernelFunction>(
+      manifest, std::make_shared<KernelModule>(device, ptx));
 }
 
 } // namespace moe::runtime

@@ -1,6 +1,8 @@
 //===- DeviceMemory.cpp - Tensors on a GPU --------------------------------===//
 
-#include "DeviceMemory.h"
+#include "MoE/Runtime/DeviceMemory.h"
+
+#include "Functions.h"
 
 #include <dlfcn.h>
 #include <stdexcept>
@@ -69,9 +71,17 @@ DeviceMemory::~DeviceMemory() {
   }
 }
 
-uint64_t getByteSize(const Tensor &tensor) {
-  return static_cast<uint64_t>(getNumElements(tensor.shape)) *
-         getElementSize(tensor.dtype);
+StagedTensors::StagedTensors(GpuDevice &device, std::span<const Tensor> tensors,
+                             std::span<const ValueType> types,
+                             const std::string &what,
+                             const std::string &function, bool copied)
+    : device(device) {
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (types[i].isTensor)
+      add(tensors[i], what + " " + std::to_string(i) + " of " + function,
+          copied);
+    else
+      staged.push_back(tensors[i]);
 }
 
 void StagedTensors::add(const Tensor &tensor, const std::string &name,

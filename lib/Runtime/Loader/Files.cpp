@@ -104,9 +104,7 @@ std::map<std::string, Tensor> readWeights(std::string &bytes) {
     const Json::Array &offsets = description.at("data_offsets").array();
     auto begin = static_cast<uint64_t>(offsets.at(0).integer());
     auto end = static_cast<uint64_t>(offsets.at(1).integer());
-    if (begin > end || end > available ||
-        end - begin !=
-            getNumElements(tensor.shape) * getElementSize(tensor.dtype))
+    if (begin > end || end > available || end - begin != getByteSize(tensor))
       throw std::runtime_error(source + ": expected the data of '" + name +
                                "' within the file");
     tensor.data = bytes.data() + start + begin;

@@ -3,9 +3,10 @@
 #ifndef MOE_LIB_RUNTIME_LOADER_FUNCTIONS_H
 #define MOE_LIB_RUNTIME_LOADER_FUNCTIONS_H
 
-#include "DeviceMemory.h"
 #include "Files.h"
 #include "ObjectCode.h"
+
+#include "MoE/Runtime/DeviceMemory.h"
 
 #include <concepts>
 #include <memory>
@@ -44,6 +45,20 @@ private:
 
   Signature signature;
 };
+
+/// One function of kind `Kind` for each that the manifest describes.
+template <std::derived_from<Function> Kind, typename... Shared>
+std::vector<std::unique_ptr<Function>> makeFunctions(const Json &manifest,
+                                                     const Shared &...shared) {
+  std::vector<std::unique_ptr<Function>> functions;
+  for (const Json &function : manifest.at("functions").array())
+    functions.push_back(std::make_unique<Kind>(function, shared...));
+  return functions;
+}
+
+/// Opens the library of "cuda" or "sim", which lies beside this one. Throws
+/// std::runtime_error that says why kernels cannot run there.
+GpuDevice &openDevice(const std::string &kind);
 
 /// Functions that can be asked for their types and cannot run.
 std::vector<std::unique_ptr<Function>>

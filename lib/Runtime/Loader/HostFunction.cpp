@@ -69,10 +69,7 @@ private:
 
 std::vector<std::unique_ptr<Function>>
 makeHostFunctions(const Json &manifest, std::shared_ptr<ObjectCode> code) {
-  std::vector<std::unique_ptr<Function>> functions;
-  for (const Json &function : manifest.at("functions").array())
-    functions.push_back(std::make_unique<HostFunction>(function, code));
-  return functions;
+  return makeFunctions<HostFunction>(manifest, code);
 }
 
 } // namespace moe::runtime

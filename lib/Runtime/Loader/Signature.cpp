@@ -63,10 +63,7 @@ private:
 
 std::vector<std::unique_ptr<Function>>
 makeDescribedFunctions(const Json &manifest) {
-  std::vector<std::unique_ptr<Function>> functions;
-  for (const Json &function : manifest.at("functions").array())
-    functions.push_back(std::make_unique<DescribedFunction>(function));
-  return functions;
+  return makeFunctions<DescribedFunction>(manifest);
 }
 
 } // namespace moe::runtime

@@ -1,19 +1,15 @@
 //===- DeviceMemory.h - Tensors on a GPU ------------------------*- C++ -*-===//
 
-#ifndef MOE_LIB_RUNTIME_LOADER_DEVICEMEMORY_H
-#define MOE_LIB_RUNTIME_LOADER_DEVICEMEMORY_H
+#ifndef MOE_RUNTIME_DEVICEMEMORY_H
+#define MOE_RUNTIME_DEVICEMEMORY_H
 
 #include "MoE/Runtime/Artifact.h"
 #include "MoE/Runtime/GpuDevice.h"
 
 namespace moe::runtime {
 
-/// Opens the library of "cuda" or "sim", which lies beside this one. Throws
-/// std::runtime_error that says why kernels cannot run there.
-GpuDevice &openDevice(const std::string &kind);
-
 /// Memory of a device, freed with this.
-class DeviceMemory {
+class MOE_RUNTIME_EXPORT DeviceMemory {
 public:
   DeviceMemory(GpuDevice &device, uint64_t bytes, const std::string &name);
   DeviceMemory(DeviceMemory &&other) noexcept;
@@ -26,19 +22,19 @@ private:
   void *pointer;
 };
 
-/// Bytes of a tensor's elements.
-uint64_t getByteSize(const Tensor &tensor);
-
 /// Tensors on the device: their own memory where they are there already, else
 /// memory that this holds.
-class StagedTensors {
+class MOE_RUNTIME_EXPORT StagedTensors {
 public:
   explicit StagedTensors(GpuDevice &device) : device(device) {}
+  /// All of `tensors`; those that `types` call scalars stay with the host, as
+  /// kernels take their values. `what` and a number name each in reports.
+  StagedTensors(GpuDevice &device, std::span<const Tensor> tensors,
+                std::span<const ValueType> types, const std::string &what,
+                const std::string &function, bool copied);
 
   /// Puts the tensor on the device, with its elements if `copied`.
   void add(const Tensor &tensor, const std::string &name, bool copied);
-  /// A scalar stays with the host: kernels take its value.
-  void addScalar(const Tensor &tensor) { staged.push_back(tensor); }
   std::span<const Tensor> get() const { return staged; }
   /// Copies the elements back to the tensors, in the order of `add`.
   void copyTo(std::span<const Tensor> tensors) const;
@@ -51,4 +47,4 @@ private:
 
 } // namespace moe::runtime
 
-#endif // MOE_LIB_RUNTIME_LOADER_DEVICEMEMORY_H
+#endif // MOE_RUNTIME_DEVICEMEMORY_H
