@@ -70,8 +70,11 @@ def test_moe_run(model, artifact, device, n):  # noqa: F811
     np.testing.assert_allclose(np.load(folder / "y.npy"), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_from_torch(model, artifact):
-    layer, h = moe_mlir.load(artifact), torch.randn(1, 21, D)
+@pytest.mark.parametrize("way", ["load", "compile"])
+def test_from_torch(model, artifact, way):
+    layer = moe_mlir.load(artifact) if way == "load" else \
+        moe_mlir.compile(model, (torch.randn(1, 40, D),), target="sm_80")
+    h = torch.randn(1, 21, D)
     with moe_mlir.simulate() as simulation:
         y = layer(h)
     assert simulation.reports and all(not report.findings for report in simulation.reports)
