@@ -125,7 +125,7 @@ def adjacency_step(n, e, k, **options):
 ROWS = [
     mad_dispersion(
         4096, 512, 16, goals=(Goal("eager_ratio", 10), Goal("ratio", 1.1)),
-        why="It waits for the tokens to come from memory, a cluster's rows at a time.",
+        why="Tokens come from memory, a cluster's rows at a time.",
     ),
     mad_dispersion(16384, 512, 64, goals=(Goal("eager_ratio", 20), Goal("ratio", 1.5))),
     adjacency_update(4096, 64, 8, quick=False),
