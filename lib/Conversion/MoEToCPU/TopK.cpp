@@ -9,8 +9,9 @@
 // Selection compares 32-bit integer keys in the order of E1..E5. The `k` best
 // so far form a sorted list that a new expert enters by strict comparison, so
 // that of equal scores the lower index stays ahead. Up to 16 places live in
-// registers. More are selected a token at a time (TopKRowSelect.cpp); in a
-// stack buffer where choice scores are staged or experts are very many.
+// registers, and most experts can be dropped before (TopKFilter.cpp). More are
+// selected a token at a time (TopKRowSelect.cpp); in a stack buffer where
+// choice scores are staged or experts are very many.
 //
 // Where selection needs a value that one expert alone does not give (a bias on
 // softmax probabilities, groups), the choice scores of a block of tokens are
@@ -41,6 +42,8 @@ void TopKKernel::emitBlock(TokenBlock block) {
     best = selectStaged(stats);
   } else if (isByRow) {
     best = selectByRow(block, stats);
+  } else if (isFiltered) {
+    best = selectFiltered(block, stats);
   } else {
     best = select(block, stats);
   }
