@@ -24,6 +24,9 @@
 using namespace mlir;
 using namespace mlir::moe;
 
+/// Fewer vectors of experts than this enter the list sooner than the filter.
+static constexpr int64_t kMinVectors = 4;
+
 //===----------------------------------------------------------------------===//
 // Lanes
 //===----------------------------------------------------------------------===//
@@ -203,7 +206,7 @@ bool TopKKernel::paysToFilter() {
   int64_t experts = op.getNumExperts();
   return e.width == 16 && k <= kMaxRegisterPlaces &&
          !ShapedType::isDynamic(experts) && experts <= kMaxFilterExperts &&
-         experts * k >= 64 * 8;
+         experts >= kMinVectors * e.width;
 }
 
 BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
