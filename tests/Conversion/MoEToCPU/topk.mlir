@@ -54,6 +54,7 @@ func.func @drops_most_experts_before_the_list(%z: memref<?x64xf32>, %g: memref<?
 
 // More than 8 places take two vectors of maxima.
 
+// EIGHT-LABEL: func @bounds_more_places_by_more_maxima
 // CHECK-LABEL: func @bounds_more_places_by_more_maxima
 // CHECK:         vector.shuffle %[[LOW:.*]], %[[LOW]] [15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
 // CHECK:         vector.extract %{{.*}}[11]
