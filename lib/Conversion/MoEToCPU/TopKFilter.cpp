@@ -214,12 +214,20 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
   auto type = cast<MemRefType>(scores.getType());
   int64_t rowBytes = op.getNumExperts() * type.getElementTypeBitWidth() / 8;
   Value distance = e.index(llvm::divideCeil(kFetchBytes, rowBytes));
-  Value last = e.sub(numTokens, e.index(1));
-  e.loop(e.index(0), e.index(e.width), 1, [&](Value lane) {
-    // In a partial block the last token is taken again.
-    Value row = e.minIndex(e.add(block.first, lane), last);
+  // Lanes behind the last token hold it again.
+  Value numLanes = e.index(e.width);
+  if (block.exists)
+    numLanes = e.minIndex(e.sub(numTokens, block.first), numLanes);
+  Value lastLane = e.sub(numLanes, e.index(1));
+  e.loop(e.index(0), numLanes, 1, [&](Value lane) {
+    Value row = e.add(block.first, lane);
     filter.filter(scores, row, e.add(row, distance), lane);
   });
+  if (block.exists)
+    e.loop(numLanes, e.index(e.width), 1, [&](Value lane) {
+      for (Value facts : {filter.counts, filter.hasNaN})
+        e.store(e.load(facts, {lastLane}), facts, {lane});
+    });
 
   Value counts = e.loadVector(filter.counts, {e.index(0)});
   Value most =
@@ -237,7 +245,8 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
               std::pair(filter.expertLists, turnedExperts)}) {
           Values rows;
           for (int64_t lane = 0; lane < e.width; ++lane)
-            rows.push_back(e.loadVector(source, {e.index(lane), first}));
+            rows.push_back(e.loadVector(
+                source, {e.minIndex(e.index(lane), lastLane), first}));
           for (auto [i, column] : llvm::enumerate(transposeLanes(e, rows)))
             e.store(column, target, {e.index(i)});
         }

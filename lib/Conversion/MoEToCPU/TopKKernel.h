@@ -128,7 +128,7 @@ struct TokenBlock {
   Value first;
   /// The token of each lane; in a partial block the last token again.
   Values rows;
-  /// Lanes that hold a token; null where all do.
+  /// Lanes that hold a token; null where all do for sure.
   Value exists;
   /// Tokens further on, whose scores are fetched already; none for the last
   /// block.
@@ -152,6 +152,7 @@ public:
 private:
   void emitRows(ValueRange leading);
   int64_t getFetchDistance();
+  TokenBlock getPartialBlock(Value first);
   void emitBlock(TokenBlock block);
 
   // Reading.
