@@ -26,6 +26,7 @@ using namespace mlir::moe;
 
 /// Fewer vectors of experts than this enter the list sooner than the filter.
 static constexpr int64_t kMinVectors = 4;
+static constexpr int64_t kMinWidenedPlaces = 4;
 
 //===----------------------------------------------------------------------===//
 // Lanes
@@ -201,10 +202,14 @@ void ExpertFilter::filter(Value scores, Value row, Value ahead, Value lane) {
 // A block of tokens
 //===----------------------------------------------------------------------===//
 
-/// Compressing lanes is one instruction with AVX-512 alone.
+/// Compressing lanes is one instruction with AVX-512 alone. The list of few
+/// places is quicker where 16-bit scores are widened, which the filter does
+/// twice.
 bool TopKKernel::paysToFilter() {
   int64_t experts = op.getNumExperts();
+  bool isWidened = !getElementTypeOrSelf(op.getScores()).isF32();
   return e.width == 16 && k <= kMaxRegisterPlaces &&
+         k >= (isWidened ? kMinWidenedPlaces : 1) &&
          !ShapedType::isDynamic(experts) && experts <= kMaxFilterExperts &&
          experts >= kMinVectors * e.width;
 }
