@@ -8,6 +8,7 @@ from op_judge import random
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe_mlir
+from moe_mlir.ops._library import _callable
 from moe_mlir.ops._plain_calls import PlainCalls
 
 
@@ -207,3 +208,24 @@ def test_the_native_half_asks_for_arguments_of_a_plain_call():
         calls.remember((object(),), None, [], ())
     calls.remember((normal(3),), None, [], ())
     assert calls.replay(normal(3)) is None
+
+
+def test_tensors_without_the_exchange_api_go_through_python():
+    """Those of numpy here, of torch before 2.10 elsewhere."""
+    module = importlib.import_module("moe_mlir._native").native()
+    array = normal(3).numpy()
+    calls = module.PlainCalls((type(array),), torch.dtype, (), torch.is_grad_enabled)
+    with torch.no_grad():
+        assert calls.replay(array) is None
+
+
+def test_without_the_native_module_fake_tensors_still_have_shapes(monkeypatch):
+    def missing():
+        raise ImportError("no compiler")
+
+    monkeypatch.setattr("moe_mlir.ops._plain_calls.native", missing)
+    monkeypatch.setattr(
+        importlib.import_module("moe_mlir.ops.make_finite"), "_op",
+        _callable(torch.ops.moe.make_finite.default, None, lambda *args: args),
+    )  # fmt: skip
+    assert moe_mlir.make_finite(torch.empty(3, 5, device="meta")).shape == (3, 5)

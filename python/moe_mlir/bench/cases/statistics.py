@@ -131,7 +131,7 @@ ROWS = [
     adjacency_update(4096, 64, 8, quick=False),
     adjacency_step(
         4096, 64, 8, goals=(Goal("ratio", 8),),
-        why="Two fifths are the gate's product, at two thirds of the FMA peak, and one fifth is "
-        "the softmax in front, which is torch's own.",
+        why="Two fifths are the gate's product, which is bound by the core's multiplications, "
+        "and one fifth is the softmax in front, which is torch's own.",
     ),
 ]
