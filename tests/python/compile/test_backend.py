@@ -12,8 +12,6 @@ backend.register()
 @pytest.fixture
 def model():
     torch._dynamo.reset()
-    # Graphs of other tests do not count.
-    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     return LanguageModel(Config(layers=1, context=1000))
 
