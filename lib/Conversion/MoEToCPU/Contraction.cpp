@@ -7,7 +7,7 @@
 // Two register tiles, by how b lies in memory:
 //   b contiguous along n   6 rows x 4 vectors of columns, one step of k at a
 //                          time: out += splat(a) * b
-//   a, b contiguous along k   4 rows x 4 columns, one vector of k at a time;
+//   a, b contiguous along k   6 rows x 4 columns, one vector of k at a time;
 //                          lanes are added at the end
 // (4 is 2 with 16 vector registers).
 //
@@ -30,8 +30,7 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-static constexpr int64_t kBroadcastRows = 6;
-static constexpr int64_t kDotRows = 4;
+static constexpr int64_t kTileRows = 6;
 /// The largest b that is turned for every tile of rows, and the most steps.
 static constexpr int64_t kTurnedElements = 8192;
 static constexpr int64_t kTurnedSteps = 128;
@@ -304,12 +303,12 @@ void ContractionKernel::emitBroadcast() {
   Value rest = arith::RemSIOp::create(e, numColumns, e.index(wide));
   Value wideEnd = e.sub(numColumns, rest);
   e.loop(e.index(0), wideEnd, wide, [&](Value column) {
-    e.loop(e.index(0), numRows, kBroadcastRows, [&](Value row) {
+    e.loop(e.index(0), numRows, kTileRows, [&](Value row) {
       emitBroadcastTile(row, column, broadcastVectors);
     });
   });
   e.loop(wideEnd, numColumns, e.width, [&](Value column) {
-    e.loop(e.index(0), numRows, kBroadcastRows,
+    e.loop(e.index(0), numRows, kTileRows,
            [&](Value row) { emitBroadcastTile(row, column, 1); });
   });
 }
@@ -317,7 +316,7 @@ void ContractionKernel::emitBroadcast() {
 /// One tile of at most six rows. A tile of one vector masks its columns.
 void ContractionKernel::emitBroadcastTile(Value row, Value column,
                                           int64_t numVectors) {
-  Values rows = clamped(row, kBroadcastRows, numRows);
+  Values rows = clamped(row, kTileRows, numRows);
   Value mask =
       numVectors == 1 ? e.firstLanes(e.sub(numColumns, column)) : Value();
   Value zero = e.index(0);
@@ -370,15 +369,15 @@ static Values addLanes(Emitter &e, ArrayRef<Value> vectors) {
 }
 
 void ContractionKernel::emitDots() {
-  e.loop(e.index(0), numRows, kDotRows, [&](Value row) {
+  e.loop(e.index(0), numRows, kTileRows, [&](Value row) {
     e.loop(e.index(0), numColumns, dotColumns,
            [&](Value column) { emitDotTile(row, column); });
   });
 }
 
-/// A tile of 4 x 4 dot products.
+/// A tile of dot products.
 void ContractionKernel::emitDotTile(Value row, Value column) {
-  Values rows = clamped(row, kDotRows, numRows);
+  Values rows = clamped(row, kTileRows, numRows);
   Values columns = clamped(column, dotColumns, numColumns);
   Value zero = e.index(0);
   auto multiply = [&](Value step, Value mask, ValueRange carried) {
@@ -396,11 +395,11 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
   };
   Value rest = arith::RemSIOp::create(e, numSteps, e.index(e.width));
   Value wholeEnd = e.sub(numSteps, rest);
-  Values sums =
-      e.loop(zero, wholeEnd, e.width, Values(kDotRows * dotColumns, e.f32(0.0)),
-             [&](Value step, ValueRange carried) {
-               return multiply(step, Value(), carried);
-             });
+  Values sums = e.loop(zero, wholeEnd, e.width,
+                       Values(kTileRows * dotColumns, e.f32(0.0)),
+                       [&](Value step, ValueRange carried) {
+                         return multiply(step, Value(), carried);
+                       });
   Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, zero);
   sums = e.ifElse(
       hasRest, TypeRange(ValueRange(sums)),

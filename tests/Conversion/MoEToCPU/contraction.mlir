@@ -15,12 +15,12 @@ func.func @multiplies_by_rows_of_b(%a: memref<?x32xf32>, %b: memref<32x70xf32>, 
 
 // -----
 
-// Both rows along k, as in a linear layer: 4 x 4 dot products, 16-bit inputs
+// Both rows along k, as in a linear layer: 6 x 4 dot products, 16-bit inputs
 // extended, lanes added at the end.
 
 // CHECK-LABEL: func @multiplies_by_columns_of_b
-// CHECK-COUNT-8: arith.extf %{{.*}} : vector<16xbf16> to vector<16xf32>
-// CHECK-COUNT-16: math.fma
+// CHECK-COUNT-10: arith.extf %{{.*}} : vector<16xbf16> to vector<16xf32>
+// CHECK-COUNT-24: math.fma
 // CHECK:         vector.shuffle
 // CHECK-NOT:     linalg.
 func.func @multiplies_by_columns_of_b(%a: memref<?x32xbf16>, %b: memref<8x32xbf16>, %c: memref<?x8xf32>) {
