@@ -1,6 +1,9 @@
 """Repeated calls on plain tensors, which run their kernel without what Python did at first."""
 
+import gc
 import importlib
+import resource
+import threading
 
 import pytest
 import torch
@@ -229,3 +232,33 @@ def test_without_the_native_module_fake_tensors_still_have_shapes(monkeypatch):
         _callable(torch.ops.moe.make_finite.default, None, lambda *args: args),
     )  # fmt: skip
     assert moe_mlir.make_finite(torch.empty(3, 5, device="meta")).shape == (3, 5)
+
+
+def test_threads_share_the_table_while_it_forgets():
+    wrong = []
+
+    def select(seed):
+        generator = random(seed)
+        for n in torch.randint(1, 600, (400,), generator=generator).tolist():
+            z = torch.randn(n, 31, generator=generator)
+            if not torch.equal(moe_mlir.topk_renorm(z, 1)[1], z.argmax(-1, keepdim=True)):
+                wrong.append(n)
+
+    threads = [threading.Thread(target=select, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_calls_leave_no_memory_behind():
+    z = normal(64, 37)
+    counts = []
+    for _ in range(2):
+        for _ in range(2000):
+            moe_mlir.topk_renorm(z, 2, kind="probs")
+        gc.collect()
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    # 2000 results of 1.5 KB would be 3 MB.
+    assert counts[1] - counts[0] < 1500
