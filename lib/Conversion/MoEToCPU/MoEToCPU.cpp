@@ -37,6 +37,7 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateDispersionToCPUPatterns(patterns, options);
   populateRowsToCPUPatterns(patterns, options);
   populateSoftmaxMixBackwardToCPUPatterns(patterns, options);
+  populateSoftmaxMixSelfToCPUPatterns(patterns, options);
   populateSoftmaxMixToCPUPatterns(patterns, options);
   populateTopKBackwardToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);

@@ -31,6 +31,9 @@ void populateSoftmaxMixBackwardToCPUPatterns(RewritePatternSet &patterns,
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 
+void populateSoftmaxMixSelfToCPUPatterns(RewritePatternSet &patterns,
+                                         const CPUVectorOptions &options);
+
 void populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
                                        const CPUVectorOptions &options);
 

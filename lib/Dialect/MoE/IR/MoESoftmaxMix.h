@@ -24,6 +24,8 @@ struct Mix {
   Precision precision = Precision::IEEE;
 
   SoftmaxMixOp build(OpBuilder &builder, Location loc) const;
+  /// Where queries, masks and levels are those of the keys.
+  SoftmaxMixSelfOp buildSelf(OpBuilder &builder, Location loc) const;
 };
 
 /// `[b, rest..]` to `[b, 1, rest..]`.
@@ -37,6 +39,10 @@ Value dropHeadDim(OpBuilder &builder, Location loc, Value value);
 
 /// The queries u ws, `[b, i, d]` without ws or else `[b, i, f]`.
 Access buildSimilarityQueries(Domain &domain, SimilarityOpInterface op);
+
+/// Whether the queries of the mix are its keys, token for token, and the target
+/// takes both roles in one sweep.
+bool isSweptOnce(SimilarityOpInterface op);
 
 /// The mix of similarity_inform but for its destinations. The scale is 1/tau,
 /// or 1 with a tau value, which `queries` must have been divided by.

@@ -168,13 +168,6 @@ static SmallVector<Value> finishSimilarity(OpBuilder &builder, Domain &domain,
   return results;
 }
 
-/// Whether the queries of the mix are its keys, token for token, and the target
-/// takes both roles in one sweep.
-static bool isSweptOnce(SimilarityInformBackwardOp op) {
-  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
-         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
-}
-
 FailureOr<SmallVector<Value>>
 SimilarityInformBackwardOp::convertToSoftmaxMix(OpBuilder &builder) {
   using namespace similarity;
