@@ -25,6 +25,9 @@ void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
 void populateRowsToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
 
+void populateSoftmaxMixBackwardSelfToCPUPatterns(
+    RewritePatternSet &patterns, const CPUVectorOptions &options);
+
 void populateSoftmaxMixBackwardToCPUPatterns(RewritePatternSet &patterns,
                                              const CPUVectorOptions &options);
 

@@ -87,8 +87,8 @@ void MixKernel::allocate() {
     state.moment = e.scratch({rows, lanes}, f32);
   if (!op.getV())
     return;
-  weights = e.scratch({e.getIndexAttr(kGroupRows), e.getIndexAttr(blockKeys)},
-                      f32);
+  weights =
+      e.scratch({e.getIndexAttr(kGroupRows), e.getIndexAttr(blockKeys)}, f32);
   state.mixed =
       e.scratch({rows, padToVectors(e, getSize(e, op.getV(), 2))}, f32);
 }
@@ -161,13 +161,10 @@ void MixKernel::emitGroup(Value firstQuery, Value group, Value firstKey) {
     // Slots behind the last query repeat it; nobody reads their state.
     Values rows =
         clampRows(e, e.add(firstQuery, group), kGroupRows, numQueries);
-    Values decays;
-    Tile products = multiplyTile(e, q, rows, block->features);
-    for (int64_t row = 0; row < kGroupRows; ++row) {
-      Values logits = finishLogits(rows[row], firstKey, products[row]);
-      decays.push_back(state.update(e, e.add(group, e.index(row)), logits,
-                                    weights, row));
-    }
+    Tile logits = multiplyTile(e, q, rows, block->features);
+    for (auto [row, products] : llvm::zip_equal(rows, logits))
+      products = finishLogits(row, firstKey, products);
+    Values decays = state.update(e, group, logits, weights);
     if (keys.values) // o' = a o + p v
       accumulateTile(e, weights, block->values, state.mixed, group, decays,
                      getSize(e, keys.values, 1));

@@ -1,30 +1,24 @@
 //===- SoftmaxMixSelf.cpp - moe.softmax_mix_self on vectors ---------------===//
 //
-// Matches moe.softmax_mix_self on buffers with contiguous rows. Where queries
-// and keys are the same tokens, x_ij = x_ji: one product serves both ways.
-// Tokens are cut into columns, blocks of four vectors, and into rows, blocks of
-// 96. A block of rows meets the block of columns that its first token is in,
-// and those behind it:
+// Matches moe.softmax_mix_self on buffers with contiguous rows. Each pair of
+// tokens meets once (SoftmaxMixStrips.h), and x_ij is taken by
 //
-//   rows     (m, l, o)_i takes x_ij as in moe.softmax_mix, for each group of
-//            six rows (SoftmaxMixState.h);
-//   columns  (m, l, o)_j takes x_ij of all rows before the block of columns at
-//            once. Tokens are lanes here, so nothing is reduced over lanes:
+//   rows     (m, l, o)_i as in moe.softmax_mix, for each group of six rows
+//            (SoftmaxMixState.h);
+//   columns  (m, l, o)_j of all rows before the block of columns at once.
+//            Tokens are lanes here, so nothing is reduced over lanes:
 //            m_j' = max(m_j, max_i x_ij), p_ij = exp(x_ij - m_j'),
 //            l_j' = a_j l_j + sum_i p_ij, o_j' = a_j o_j + sum_i p_ij v_i.
 //
-// Each pair of tokens in different blocks of columns is multiplied once, those
-// within one block twice. Nothing is assumed about the tokens' norms.
-//
-// Blocks of rows are dealt out to strips, which run in parallel and each keep a
-// state of all columns. Their number follows from the number of tokens alone,
-// and their states are merged in order: bits do not depend on the threads.
-// Memory is linear in the tokens.
+// At the end the states of a token, as a row and as a column of each strip, are
+// merged. Nothing is assumed about the tokens' norms, and memory is linear in
+// the tokens.
 //
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
 #include "SoftmaxMixState.h"
+#include "SoftmaxMixStrips.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 
@@ -33,14 +27,8 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Rows whose logits are kept for the columns, a multiple of kGroupRows.
-static constexpr int64_t kRowBlock = 96;
-/// Each strip packs all columns: they are few, and have two blocks of rows
-/// where there are enough.
+/// Each strip packs all columns and has a state of them.
 static constexpr int64_t kMaxStrips = 8;
-/// Strips that run at once, over batches and heads: their states are what the
-/// kernel needs of memory.
-static constexpr int64_t kStripsAtOnce = 32;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -49,21 +37,19 @@ class SelfMixKernel {
 public:
   SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
       : e(e), op(op), asQuery(op, /*rowsAreKeys=*/false),
-        asKey(op, /*rowsAreKeys=*/true),
-        blockColumns(getColumnVectors(e) * e.width) {}
+        asKey(op, /*rowsAreKeys=*/true), strips(e, op.getQ(), kMaxStrips) {}
 
   void emit();
 
 private:
-  Value allocate(ArrayRef<OpFoldResult> shape);
   void allocateStates();
-  void takeViews(Value pair, Value place);
+  void takeViews(const PairStrips::Task &task);
+  void takeColumns(Value place, Value strip);
 
   // One strip.
   void emitStrip(Value strip);
   void clearStates(Value strip);
-  Value getFirstRow(Value strip, Value turn);
-  void emitBlock(Value firstRow, Value firstColumn);
+  void allocateBuffers();
   void emitGroup(Value firstRow, Value group, Value firstColumn);
   Value getVisible(const PositionRule &rule, Value row, Value firstColumn,
                    int64_t vector);
@@ -87,19 +73,25 @@ private:
   Value at(Value first, int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   }
+  /// The number of the block of columns that a token is in.
+  Value getBlock(Value token) {
+    return arith::DivSIOp::create(e, token, e.index(strips.blockColumns));
+  }
+  /// Where a token is among those of all strips.
+  Value inStrip(Value strip, Value token) {
+    return e.add(e.mul(strip, strips.paddedTokens), token);
+  }
 
   Emitter &e;
   SoftmaxMixSelfOp op;
   const PositionRule asQuery, asKey;
-  const int64_t blockColumns;
+  PairStrips strips;
 
-  Value numTokens, numStrips;
-  /// Of all pairs of a batch and a head at once: the states of rows, and those
-  /// of columns for each strip, `[place, strip, ..., token]`.
+  /// The states of rows, and those of columns for each strip, whose o is
+  /// `[block, value, column]`.
   RowState allRows;
   Value allMax, allSums, allMixed;
-  Values workspace;
-  /// Views at one place.
+  /// Views at one batch and head: of one strip, and of all when they merge.
   RowState rows;
   Value columnMax, columnSum, columnMixed;
   /// Views at one batch and head.
@@ -117,86 +109,74 @@ private:
 // Set-up
 //===----------------------------------------------------------------------===//
 
-Value SelfMixKernel::allocate(ArrayRef<OpFoldResult> shape) {
-  SmallVector<int64_t> sizes;
-  Values dynamicSizes;
-  dispatchIndexOpFoldResults(shape, dynamicSizes, sizes);
-  auto type = MemRefType::get(sizes, e.getF32Type());
-  workspace.push_back(memref::AllocOp::create(e, type, dynamicSizes,
-                                              e.getI64IntegerAttr(64)));
-  return workspace.back();
-}
-
 void SelfMixKernel::allocateStates() {
-  // Whole blocks of rows and of columns.
-  Value unit = e.index(2 * kRowBlock);
-  Value units = arith::CeilDivSIOp::create(e, numTokens, unit);
-  numStrips = e.minIndex(units, e.index(kMaxStrips));
-  OpFoldResult padded = e.mul(units, unit);
-  OpFoldResult strips = numStrips;
-  Value numPairs = e.mul(e.dim(op.getQ(), 0), e.dim(op.getQ(), 1));
-  // Of no token there is no strip.
-  Value most = e.maxIndex(numStrips, e.index(1));
-  OpFoldResult places =
-      e.minIndex(numPairs, arith::CeilDivSIOp::create(
-                               e, e.index(kStripsAtOnce), most));
   OpFoldResult lanes = e.getIndexAttr(e.width);
   OpFoldResult values = padToVectors(e, getSize(e, op.getV(), 2));
-  allRows.max = allocate({places, padded});
-  allRows.sum = allocate({places, padded, lanes});
-  allRows.mixed = allocate({places, padded, values});
-  allMax = allocate({places, strips, padded});
-  allSums = allocate({places, strips, padded});
-  allMixed = allocate({places, strips, values, padded});
+  allRows.max = strips.allocate({}, /*perStrip=*/false);
+  allRows.sum = strips.allocate({lanes}, /*perStrip=*/false);
+  allRows.mixed = strips.allocate({values}, /*perStrip=*/false);
+  allMax = strips.allocate({}, /*perStrip=*/true);
+  allSums = strips.allocate({}, /*perStrip=*/true);
+  allMixed = strips.allocate({values}, /*perStrip=*/true, /*inBlocks=*/true);
 }
 
-/// `place` is that of the pair of a batch and a head among those at once.
-void SelfMixKernel::takeViews(Value pair, Value place) {
-  Value numHeads = e.dim(op.getQ(), 1);
-  Value batch = arith::DivSIOp::create(e, pair, numHeads);
-  Value head = arith::RemSIOp::create(e, pair, numHeads);
-  auto view = [&](Value memref, ValueRange indices) {
+void SelfMixKernel::takeViews(const PairStrips::Task &task) {
+  auto [batch, head, place, number] = task;
+  auto view = [this](Value memref, ValueRange indices) {
     return memref ? sliceLeading(e, memref, indices) : Value();
   };
-  tokens = {view(op.getQ(), {batch, head}), view(op.getV(), {batch}), Value(),
-            view(op.getMask(), {batch}), view(op.getLevel(), {batch})};
-  mixed = view(op.getOuts()[0], {batch, head});
-  lse = view(op.getOuts()[1], {batch, head});
-  rows = {view(allRows.max, place), view(allRows.sum, place), Value(),
-          view(allRows.mixed, place)};
-  columnMax = view(allMax, place);
-  columnSum = view(allSums, place);
-  columnMixed = view(allMixed, place);
+  Values pair{batch, head};
+  tokens = {view(op.getQ(), pair), view(op.getV(), batch), Value(),
+            view(op.getMask(), batch), view(op.getLevel(), batch)};
+  mixed = view(op.getOuts()[0], pair);
+  lse = view(op.getOuts()[1], pair);
+  rows = {strips.slice(allRows.max, place, false),
+          strips.slice(allRows.sum, place, false), Value(),
+          strips.slice(allRows.mixed, place, false)};
+  takeColumns(place, Value());
+}
+
+void SelfMixKernel::takeColumns(Value place, Value strip) {
+  columnMax = strips.slice(allMax, place, true, strip);
+  columnSum = strips.slice(allSums, place, true, strip);
+  columnMixed = strips.slice(allMixed, place, true, strip, /*inBlocks=*/true);
 }
 
 //===----------------------------------------------------------------------===//
 // Strips
 //===----------------------------------------------------------------------===//
 
-/// The blocks of rows of a strip: in every other turn they are dealt out in
-/// reverse order, because later ones meet fewer columns.
-Value SelfMixKernel::getFirstRow(Value strip, Value turn) {
-  Value isOdd = e.compare(arith::CmpIPredicate::ne,
-                          arith::RemSIOp::create(e, turn, e.index(2)),
-                          e.index(0));
-  Value reversed = e.sub(e.sub(numStrips, e.index(1)), strip);
-  Value block = e.add(e.mul(turn, numStrips), e.select(isOdd, reversed, strip));
-  return e.mul(block, e.index(kRowBlock));
-}
-
 /// Forgets what was seen by the strip's rows and, in this strip, by columns.
 void SelfMixKernel::clearStates(Value strip) {
   Value zero = e.index(0);
-  Value padded = e.dim(columnMax, 1);
-  e.loop(zero, padded, e.width, [&](Value column) {
-    e.storeVector(e.f32(-kInfinity), columnMax, {strip, column});
-    e.storeVector(e.f32(0.0), columnSum, {strip, column});
+  e.loop(zero, strips.paddedTokens, e.width, [&](Value column) {
+    e.storeVector(e.f32(-kInfinity), columnMax, {column});
+    e.storeVector(e.f32(0.0), columnSum, {column});
   });
-  e.loop(zero, e.dim(columnMixed, 1), 1, [&](Value value) {
-    e.loop(zero, padded, e.width, [&](Value column) {
-      e.storeVector(e.f32(0.0), columnMixed, {strip, value, column});
+  e.loop(zero, e.dim(columnMixed, 0), 1, [&](Value place) {
+    e.loop(zero, e.dim(columnMixed, 1), 1, [&](Value value) {
+      for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+        e.storeVector(e.f32(0.0), columnMixed,
+                      {place, value, e.index(vector * e.width)});
     });
   });
+  strips.forEachBlock(strip, [&](Value first) {
+    rows.clear(e, first, e.add(first, e.index(kStripRows)));
+  });
+}
+
+void SelfMixKernel::allocateBuffers() {
+  Type f32 = e.getF32Type();
+  OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
+               blockRows = e.getIndexAttr(kStripRows);
+  block.emplace(
+      e, op.getQ(),
+      MixKeys{op.getQ(), op.getV(), Value(), op.getMask(), op.getLevel()});
+  weights = e.scratch({e.getIndexAttr(kGroupRows), columns}, f32);
+  logits = e.scratch({blockRows, columns}, f32);
+  rowTerms = e.scratch({blockRows}, f32);
+  rowValues =
+      e.scratch({blockRows, padToVectors(e, getSize(e, op.getV(), 2))}, f32);
 }
 
 void SelfMixKernel::emitStrip(Value strip) {
@@ -204,57 +184,19 @@ void SelfMixKernel::emitStrip(Value strip) {
     return cast<MemRefType>(memref.getType()).isDynamicDim(position);
   };
   e.withScratch(isDynamic(op.getQ(), 3) || isDynamic(op.getV(), 2), [&] {
-    Type f32 = e.getF32Type();
-    OpFoldResult group = e.getIndexAttr(kGroupRows),
-                 columns = e.getIndexAttr(blockColumns),
-                 rowBlock = e.getIndexAttr(kRowBlock);
-    block.emplace(e, op.getQ(),
-                  MixKeys{op.getQ(), op.getV(), Value(), op.getMask(),
-                          op.getLevel()});
-    weights = e.scratch({group, columns}, f32);
-    logits = e.scratch({rowBlock, columns}, f32);
-    rowTerms = e.scratch({rowBlock}, f32);
-    rowValues = e.scratch(
-        {rowBlock, padToVectors(e, getSize(e, op.getV(), 2))}, f32);
+    allocateBuffers();
     clearStates(strip);
-    columnMax = sliceLeading(e, columnMax, strip);
-    columnSum = sliceLeading(e, columnSum, strip);
-    columnMixed = sliceLeading(e, columnMixed, strip);
-    Value zero = e.index(0);
-    Value numBlocks =
-        arith::CeilDivSIOp::create(e, numTokens, e.index(kRowBlock));
-    Value numTurns = arith::CeilDivSIOp::create(e, numBlocks, numStrips);
-    e.loop(zero, numTurns, 1, [&](Value turn) {
-      Value first = getFirstRow(strip, turn);
-      e.ifThen(e.compare(arith::CmpIPredicate::slt, first, numTokens), [&] {
-        rows.clear(e, first, e.add(first, e.index(kRowBlock)));
-      });
-    });
-    e.loop(zero, numTokens, blockColumns, [&](Value firstColumn) {
-      block->pack(e, tokens, firstColumn);
-      Value end =
-          e.minIndex(e.add(firstColumn, e.index(blockColumns)), numTokens);
-      e.loop(zero, numTurns, 1, [&](Value turn) {
-        Value first = getFirstRow(strip, turn);
-        e.ifThen(e.compare(arith::CmpIPredicate::slt, first, end),
-                 [&] { emitBlock(first, firstColumn); });
-      });
-    });
-  });
-}
-
-/// A block of rows and a block of columns, of which the former begins first.
-void SelfMixKernel::emitBlock(Value firstRow, Value firstColumn) {
-  Value end = e.minIndex(e.add(firstColumn, e.index(blockColumns)), numTokens);
-  Value count = e.minIndex(e.sub(end, firstRow), e.index(kRowBlock));
-  e.loop(e.index(0), count, kGroupRows,
-         [&](Value group) { emitGroup(firstRow, group, firstColumn); });
-  // Rows of this block of columns meet it as rows only.
-  Value before =
-      e.minIndex(e.sub(firstColumn, firstRow), e.index(kRowBlock));
-  e.ifThen(e.compare(arith::CmpIPredicate::sgt, before, e.index(0)), [&] {
-    packRowValues(firstRow);
-    updateColumns(firstColumn, before);
+    strips.forEachMeeting(
+        strip, [&](Value firstColumn) { block->pack(e, tokens, firstColumn); },
+        [&](Value firstRow, Value firstColumn) {
+          strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
+            emitGroup(firstRow, group, firstColumn);
+          });
+          strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
+            packRowValues(firstRow);
+            updateColumns(firstColumn, numRows);
+          });
+        });
   });
 }
 
@@ -273,8 +215,7 @@ Value SelfMixKernel::getVisible(const PositionRule &rule, Value row,
   Value levels = e.loadVector(block->level, {e.index(vector * e.width)});
   if (&rule == &asKey)
     std::swap(own, levels);
-  return e.both(visible,
-                e.compare(arith::CmpFPredicate::OLE, levels, own));
+  return e.both(visible, e.compare(arith::CmpFPredicate::OLE, levels, own));
 }
 
 /// x of row `slot` of the block, -inf where the columns do not see it.
@@ -291,17 +232,13 @@ void SelfMixKernel::keepForColumns(Value slot, Value row, Value firstColumn,
 
 void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   Value first = e.add(firstRow, group);
-  Value end = e.add(firstColumn, e.index(blockColumns));
   // Slots behind the last token repeat it; nobody reads their state.
-  Values places = clampRows(e, first, kGroupRows, numTokens);
+  Values places = clampRows(e, first, kGroupRows, strips.numTokens);
+  // Products become the logits of queries.
   Tile products = multiplyTile(e, tokens.features, places, block->features);
-  Values decays;
   for (int64_t row = 0; row < kGroupRows; ++row) {
     Value slot = e.add(first, e.index(row));
-    // Rows of later columns have seen these as columns.
-    Value isEarlier =
-        e.compare(arith::CmpIPredicate::slt, slot, end);
-    Values visible;
+    Value isNotBehind = strips.isNotBehind(slot, firstColumn);
     for (auto [vector, product] : llvm::enumerate(products[row])) {
       Value base = e.loadVector(block->bias, {e.index(vector * e.width)});
       Value x = e.fma(product, e.f32(op.getScale().convertToDouble()), base);
@@ -310,10 +247,10 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
       Value hidden = e.f32(-kInfinity);
       if (Value seen = getVisible(asQuery, places[row], firstColumn, vector))
         x = e.select(seen, x, hidden);
-      visible.push_back(e.select(isEarlier, x, hidden));
+      product = e.select(isNotBehind, x, hidden);
     }
-    decays.push_back(rows.update(e, slot, visible, weights, row));
   }
+  Values decays = rows.update(e, first, products, weights);
   accumulateTile(e, weights, block->values, rows.mixed, first, decays,
                  getSize(e, tokens.values, 1));
 }
@@ -325,8 +262,8 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
 /// The values of a block of rows in f32, 0 for masked ones.
 void SelfMixKernel::packRowValues(Value firstRow) {
   Type f32 = e.getF32Type();
-  Value last = e.sub(numTokens, e.index(1));
-  e.loop(e.index(0), e.index(kRowBlock), 1, [&](Value slot) {
+  Value last = e.sub(strips.numTokens, e.index(1));
+  e.loop(e.index(0), e.index(kStripRows), 1, [&](Value slot) {
     Value term = e.constant(f32, 0.0);
     if (tokens.mask) {
       Value row = e.minIndex(e.add(firstRow, slot), last);
@@ -335,7 +272,7 @@ void SelfMixKernel::packRowValues(Value firstRow) {
     }
     e.store(term, rowTerms, {slot});
   });
-  packRows(e, tokens.values, firstRow, kRowBlock, rowTerms, rowValues);
+  packRows(e, tokens.values, firstRow, kStripRows, rowTerms, rowValues);
 }
 
 /// Turns the kept logits into p = exp(x - shift) and returns its sums over the
@@ -343,8 +280,7 @@ void SelfMixKernel::packRowValues(Value firstRow) {
 Values SelfMixKernel::sumWeights(ArrayRef<Value> shifts, Value numRows) {
   Values zeros(shifts.size(), e.f32(0.0));
   return e.loop(
-      e.index(0), numRows, 1, zeros,
-      [&](Value row, ValueRange sums) -> Values {
+      e.index(0), numRows, 1, zeros, [&](Value row, ValueRange sums) -> Values {
         Values next;
         for (auto [vector, shift] : llvm::enumerate(shifts)) {
           Values place{row, e.index(vector * e.width)};
@@ -363,15 +299,14 @@ void SelfMixKernel::mixColumns(Value firstColumn, ArrayRef<Value> decays,
   int64_t numVectors = decays.size();
   Values zeros(numValues * numVectors, e.f32(0.0));
   Values sums = e.loop(
-      e.index(0), numRows, 1, zeros,
-      [&](Value row, ValueRange old) -> Values {
+      e.index(0), numRows, 1, zeros, [&](Value row, ValueRange old) -> Values {
         Values columns, next;
         for (int64_t vector = 0; vector < numVectors; ++vector)
           columns.push_back(
               e.loadVector(logits, {row, e.index(vector * e.width)}));
         for (int64_t i = 0; i < numValues; ++i) {
-          Value value = e.splat(
-              e.load(rowValues, {row, e.add(firstValue, e.index(i))}));
+          Value value =
+              e.splat(e.load(rowValues, {row, e.add(firstValue, e.index(i))}));
           for (auto [vector, column] : llvm::enumerate(columns))
             next.push_back(e.fma(value, column, old[i * numVectors + vector]));
         }
@@ -379,7 +314,8 @@ void SelfMixKernel::mixColumns(Value firstColumn, ArrayRef<Value> decays,
       });
   for (int64_t i = 0; i < numValues; ++i)
     for (auto [vector, decay] : llvm::enumerate(decays)) {
-      Values place{e.add(firstValue, e.index(i)), at(firstColumn, vector)};
+      Values place{getBlock(firstColumn), e.add(firstValue, e.index(i)),
+                   e.index(vector * e.width)};
       Value old = e.loadVector(columnMixed, place);
       e.storeVector(e.fma(old, decay, sums[i * numVectors + vector]),
                     columnMixed, place);
@@ -439,9 +375,10 @@ void SelfMixKernel::updateColumns(Value firstColumn, Value numRows) {
 Value SelfMixKernel::findMax(Value first) {
   Values own{e.loadVector(rows.max, {first})};
   return e
-      .loop(e.index(0), numStrips, 1, own,
+      .loop(e.index(0), strips.numStrips, 1, own,
             [&](Value strip, ValueRange old) -> Values {
-              return {e.max(e.loadVector(columnMax, {strip, first}), old[0])};
+              return {e.max(e.loadVector(columnMax, {inStrip(strip, first)}),
+                            old[0])};
             })
       .front();
 }
@@ -455,11 +392,11 @@ Value SelfMixKernel::sumStrips(Value own, Value first) {
         e.loadVector(rows.sum, {e.add(first, e.index(lane)), e.index(0)}));
   Values start{e.mul(sumVectors(e, transposeLanes(e, lanes)), own)};
   return e
-      .loop(e.index(0), numStrips, 1, start,
+      .loop(e.index(0), strips.numStrips, 1, start,
             [&](Value strip, ValueRange old) -> Values {
               Value factor = e.loadVector(factors, {strip, e.index(0)});
-              return {e.fma(e.loadVector(columnSum, {strip, first}), factor,
-                            old[0])};
+              return {e.fma(e.loadVector(columnSum, {inStrip(strip, first)}),
+                            factor, old[0])};
             })
       .front();
 }
@@ -469,29 +406,31 @@ Value SelfMixKernel::sumStrips(Value own, Value first) {
 void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
                                 ArrayRef<Value> sums, ArrayRef<Value> empty) {
   Value numValues = e.dim(tokens.values, 1);
+  Value offset = arith::RemSIOp::create(e, first, e.index(strips.blockColumns));
   e.loop(e.index(0), numValues, e.width, [&](Value column) {
     Values zeros(e.width, e.f32(0.0));
-    Values totals = e.loop(
-        e.index(0), numStrips, 1, zeros,
-        [&](Value strip, ValueRange old) -> Values {
-          Value factor = e.loadVector(factors, {strip, e.index(0)});
-          Values next;
-          for (int64_t lane = 0; lane < e.width; ++lane) {
-            Value value = e.add(column, e.index(lane));
-            next.push_back(
-                e.fma(e.loadVector(columnMixed, {strip, value, first}), factor,
-                      old[lane]));
-          }
-          return next;
-        });
+    Values totals =
+        e.loop(e.index(0), strips.numStrips, 1, zeros,
+               [&](Value strip, ValueRange old) -> Values {
+                 Value factor = e.loadVector(factors, {strip, e.index(0)});
+                 Value tokens = getBlock(inStrip(strip, first));
+                 Values next;
+                 for (int64_t lane = 0; lane < e.width; ++lane) {
+                   Value value = e.add(column, e.index(lane));
+                   Value part =
+                       e.loadVector(columnMixed, {tokens, value, offset});
+                   next.push_back(e.fma(part, factor, old[lane]));
+                 }
+                 return next;
+               });
     Value exists = e.firstLanes(e.sub(numValues, column));
     for (auto [lane, others] : llvm::enumerate(transposeLanes(e, totals))) {
       Value token = e.add(first, e.index(lane));
       Value total = e.fma(e.loadVector(rows.mixed, {token, column}),
                           e.splat(own[lane]), others);
-      Value value = e.select(empty[lane], e.f32(0.0),
-                             e.div(total, e.splat(sums[lane])));
-      e.ifThen(e.compare(arith::CmpIPredicate::slt, token, numTokens),
+      Value value =
+          e.select(empty[lane], e.f32(0.0), e.div(total, e.splat(sums[lane])));
+      e.ifThen(e.compare(arith::CmpIPredicate::slt, token, strips.numTokens),
                [&, column = column] {
                  e.storeVector(value, mixed, {token, column}, exists);
                });
@@ -508,8 +447,8 @@ void SelfMixKernel::mergeTokens(Value first) {
   Value shift =
       e.select(e.compare(arith::CmpFPredicate::OEQ, max, hidden), zero, max);
   Value own = e.exp(e.sub(e.loadVector(rows.max, {first}), shift));
-  e.loop(e.index(0), numStrips, 1, [&](Value strip) {
-    Value old = e.loadVector(columnMax, {strip, first});
+  e.loop(e.index(0), strips.numStrips, 1, [&](Value strip) {
+    Value old = e.loadVector(columnMax, {inStrip(strip, first)});
     e.storeVector(e.exp(e.sub(old, shift)), factors, {strip, e.index(0)});
   });
   Value sum = sumStrips(own, first);
@@ -517,13 +456,13 @@ void SelfMixKernel::mergeTokens(Value first) {
   // stays -inf when every logit is NaN (E3).
   Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, sum, zero);
   if (tokens.mask) {
-    Value isReal =
-        loadLanes(e, tokens.mask, clampRows(e, first, e.width, numTokens));
+    Value isReal = loadLanes(e, tokens.mask,
+                             clampRows(e, first, e.width, strips.numTokens));
     isEmpty = e.select(isReal, isEmpty, e.constantInt(isReal.getType(), 1));
   }
   Value logSum = math::LogOp::create(e, sum);
   e.storeVector(e.select(isEmpty, hidden, e.add(max, logSum)), lse, {first},
-                e.firstLanes(e.sub(numTokens, first)));
+                e.firstLanes(e.sub(strips.numTokens, first)));
   auto split = [&](Value vector) {
     Values lanes;
     for (int64_t lane = 0; lane < e.width; ++lane)
@@ -539,34 +478,20 @@ void SelfMixKernel::mergeTokens(Value first) {
 //===----------------------------------------------------------------------===//
 
 void SelfMixKernel::emit() {
-  numTokens = e.dim(op.getQ(), 2);
   allocateStates();
-  Value numPairs = e.mul(e.dim(op.getQ(), 0), e.dim(op.getQ(), 1));
-  Value numPlaces = e.dim(allMax, 0);
-  auto loop = scf::ForOp::create(e, e.index(0), numPairs, numPlaces);
-  {
-    OpBuilder::InsertionGuard guard(e);
-    e.setInsertionPoint(loop.getBody()->getTerminator());
-    Value firstPair = loop.getInductionVar();
-    Value count = e.minIndex(numPlaces, e.sub(numPairs, firstPair));
-    auto inParallel = [&](Value perPair, function_ref<void(Value)> body) {
-      e.parallel(e.mul(count, perPair), [&](Value task) {
-        Value place = arith::DivSIOp::create(e, task, perPair);
-        takeViews(e.add(firstPair, place), place);
-        body(arith::RemSIOp::create(e, task, perPair));
+  strips.run(
+      [&](const PairStrips::Task &task) {
+        takeViews(task);
+        takeColumns(task.place, task.number);
+        emitStrip(task.number);
+      },
+      [&](const PairStrips::Task &task) {
+        takeViews(task);
+        Value first = e.mul(task.number, e.index(kStripRows));
+        Value end =
+            e.minIndex(e.add(first, e.index(kStripRows)), strips.numTokens);
+        e.loop(first, end, e.width, [&](Value token) { mergeTokens(token); });
       });
-    };
-    inParallel(numStrips, [&](Value strip) { emitStrip(strip); });
-    Value numBlocks =
-        arith::CeilDivSIOp::create(e, numTokens, e.index(kRowBlock));
-    inParallel(numBlocks, [&](Value blockOfRows) {
-      Value first = e.mul(blockOfRows, e.index(kRowBlock));
-      Value end = e.minIndex(e.add(first, e.index(kRowBlock)), numTokens);
-      e.loop(first, end, e.width, [&](Value token) { mergeTokens(token); });
-    });
-  }
-  for (Value buffer : workspace)
-    memref::DeallocOp::create(e, buffer);
 }
 
 namespace {

@@ -48,10 +48,17 @@ struct RowState {
 
   /// Forgets all keys of rows `first` to `end`.
   void clear(Emitter &e, Value first, Value end) const;
-  /// Takes the logits of row `slot` and writes its weights p to row `row` of
-  /// `weights`, if there is one; returns the factor a of what came before.
-  Value update(Emitter &e, Value slot, ArrayRef<Value> logits, Value weights,
-               int64_t row) const;
+  /// Takes logits of the rows from `slot` on and writes their weights p to the
+  /// rows of `weights`, if there is one; returns the factors a of what came
+  /// before, splat.
+  Values update(Emitter &e, Value slot, ArrayRef<Values> logits,
+                Value weights) const;
+
+private:
+  Values updateVector(Emitter &e, Value slot, ArrayRef<Values> logits,
+                      Value weights, int64_t firstRow) const;
+  Value addRow(Emitter &e, ArrayRef<Value> logits, Value shift, Value weights,
+               int64_t row, SmallVectorImpl<Value> &moments) const;
 };
 
 } // namespace mlir::moe

@@ -357,36 +357,46 @@ Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
   return TileProduct(e, source, rows, packed).emit();
 }
 
-/// One step of accumulateTile: `numVectors` vectors of elements from `first`.
-static void accumulateVectors(Emitter &e, Value weights, Value packed,
-                              Value accumulators, Value group,
-                              ArrayRef<Value> decays, Value first,
-                              int64_t numVectors) {
+namespace {
+/// Rows of sums over steps: sums[row] += weight(row, step) * packed[step].
+struct TileSum {
+  /// The factor of a row at a step, a vector.
+  function_ref<Value(int64_t row, Value step)> getWeight;
+  Value numSteps, packed, accumulators;
+  Value firstRow;
+  int64_t numRows;
+  /// Factors of what the accumulators held, or none.
+  ArrayRef<Value> decays;
+
+  void emit(Emitter &e, Value first, int64_t numVectors) const;
+};
+} // namespace
+
+/// `numVectors` vectors of elements from `first` on.
+void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
-  Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  Value numColumns = e.index(getColumnVectors(e) * e.width);
+  Values zeros(numRows * numVectors, e.f32(0.0));
   Values sums =
-      e.loop(e.index(0), numColumns, 1, zeros,
-             [&](Value column, ValueRange old) -> Values {
+      e.loop(e.index(0), numSteps, 1, zeros,
+             [&](Value step, ValueRange old) -> Values {
                Values values, next;
                for (int64_t vector = 0; vector < numVectors; ++vector)
-                 values.push_back(e.loadVector(packed, {column, at(vector)}));
-               for (int64_t row = 0; row < kGroupRows; ++row) {
-                 Value weight =
-                     e.splat(e.load(weights, {e.index(row), column}));
+                 values.push_back(e.loadVector(packed, {step, at(vector)}));
+               for (int64_t row = 0; row < numRows; ++row) {
+                 Value weight = getWeight(row, step);
                  for (auto [vector, value] : llvm::enumerate(values))
                    next.push_back(
                        e.fma(weight, value, old[row * numVectors + vector]));
                }
                return next;
              });
-  for (int64_t row = 0; row < kGroupRows; ++row)
+  for (int64_t row = 0; row < numRows; ++row)
     for (int64_t vector = 0; vector < numVectors; ++vector) {
-      Values place{e.add(group, e.index(row)), at(vector)};
+      Values place{e.add(firstRow, e.index(row)), at(vector)};
       Value old = e.loadVector(accumulators, place);
       Value sum = sums[row * numVectors + vector];
       sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
@@ -394,20 +404,18 @@ static void accumulateVectors(Emitter &e, Value weights, Value packed,
     }
 }
 
-void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
-                               Value accumulators, Value group,
-                               ArrayRef<Value> decays, OpFoldResult size) {
-  auto step = [&](Value first, int64_t numVectors) {
-    accumulateVectors(e, weights, packed, accumulators, group, decays, first,
-                      numVectors);
-  };
+/// Calls `step` for tiles of at most as many vectors as a block has, which
+/// cover `size` elements.
+static void
+forEachVectors(Emitter &e, OpFoldResult size,
+               function_ref<void(Value first, int64_t numVectors)> step) {
   std::optional<int64_t> constant = getConstantIntValue(size);
   if (!constant) {
     e.loop(e.index(0), cast<Value>(size), e.width,
            [&](Value first) { step(first, 1); });
     return;
   }
-  // Whole tiles of as many vectors as a block has, then what is left.
+  // Whole tiles, then what is left.
   int64_t tile = getColumnVectors(e);
   int64_t numVectors = llvm::divideCeil(*constant, e.width);
   int64_t rest = numVectors % tile, wide = tile * e.width;
@@ -418,6 +426,43 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
     step(e.index(0), tile);
   if (rest)
     step(wideEnd, rest);
+}
+
+void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
+                               Value accumulators, Value group,
+                               ArrayRef<Value> decays, OpFoldResult size) {
+  auto getWeight = [&](int64_t row, Value step) {
+    return e.splat(e.load(weights, {e.index(row), step}));
+  };
+  Value numColumns = e.index(getColumnVectors(e) * e.width);
+  TileSum sum{getWeight, numColumns, packed, accumulators,
+              group,     kGroupRows, decays};
+  forEachVectors(e, size, [&](Value first, int64_t numVectors) {
+    sum.emit(e, first, numVectors);
+  });
+}
+
+void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
+                                  Value accumulators, Value firstColumn,
+                                  Value numRows, OpFoldResult size) {
+  int64_t numColumns = getColumnVectors(e) * e.width;
+  int64_t rest = numColumns % kGroupRows, whole = numColumns - rest;
+  // Groups inside: what they read of the rows stays in the first cache.
+  forEachVectors(e, size, [&](Value first, int64_t numVectors) {
+    auto add = [&](Value group, int64_t count) {
+      auto getWeight = [&](int64_t column, Value row) {
+        return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
+      };
+      TileSum sum{
+          getWeight, numRows, packed, accumulators, e.add(firstColumn, group),
+          count,     {}};
+      sum.emit(e, first, numVectors);
+    };
+    e.loop(e.index(0), e.index(whole), kGroupRows,
+           [&](Value group) { add(group, kGroupRows); });
+    if (rest)
+      add(e.index(whole), rest);
+  });
 }
 
 Value mlir::moe::sumVectors(Emitter &e, ArrayRef<Value> vectors) {

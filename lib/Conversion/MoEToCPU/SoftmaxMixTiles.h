@@ -91,6 +91,12 @@ Tile multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows, Value packed);
 void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
                     Value group, ArrayRef<Value> decays, OpFoldResult size);
 
+/// accumulators[firstColumn + column, ..] += sum_row weights[row, column] *
+/// packed[row, ..], for the columns of a block and `numRows` rows.
+void accumulateColumns(Emitter &e, Value weights, Value packed,
+                       Value accumulators, Value firstColumn, Value numRows,
+                       OpFoldResult size);
+
 /// The sum of vectors in a fixed order.
 Value sumVectors(Emitter &e, ArrayRef<Value> vectors);
 

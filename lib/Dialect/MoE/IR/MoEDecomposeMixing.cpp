@@ -6,7 +6,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoESoftmaxMix.h"
+#include "MoEDecompose.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Math/IR/Math.h"
@@ -210,27 +210,6 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
                                         domain.at(getEntropyInit(), {b, h, i}))
                           .value);
   return results;
-}
-
-//===----------------------------------------------------------------------===//
-// SoftmaxMixSelfOp
-//===----------------------------------------------------------------------===//
-
-FailureOr<SmallVector<Value>>
-SoftmaxMixSelfOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
-    return failure();
-  Mix mix;
-  mix.q = mix.k = getQ();
-  mix.v = getV();
-  mix.queryMask = mix.keyMask = getMask();
-  mix.queryLevel = mix.keyLevel = getLevel();
-  mix.outs = llvm::to_vector(getOuts());
-  mix.scale = getScale().convertToDouble();
-  mix.excludeSelf = getExcludeSelf();
-  mix.window = getWindow();
-  mix.precision = getPrecision();
-  return SmallVector<Value>(mix.build(builder, getLoc()).getResults());
 }
 
 //===----------------------------------------------------------------------===//

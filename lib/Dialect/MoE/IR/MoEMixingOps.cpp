@@ -342,7 +342,7 @@ SmallVector<Dim> SoftmaxMixSelfOp::getDims() {
 }
 
 ArrayAttr SoftmaxMixSelfOp::getIndexingMaps() {
-  enum : int64_t { b, h, i, e, f, numDims };
+  using namespace selfmix;
   return MapsBuilder(getContext(), numDims)
       .add(getQ(), {b, h, i, f})
       .add(getV(), {b, i, e})

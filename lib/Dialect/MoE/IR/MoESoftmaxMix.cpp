@@ -50,6 +50,19 @@ Value mlir::moe::dropHeadDim(OpBuilder &builder, Location loc, Value value) {
 }
 
 //===----------------------------------------------------------------------===//
+// SoftmaxMixSelfOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+SoftmaxMixSelfOp::decomposeOperation(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Mix mix = startSelfMix(*this);
+  mix.outs = llvm::to_vector(getOuts());
+  return SmallVector<Value>(mix.build(builder, getLoc()).getResults());
+}
+
+//===----------------------------------------------------------------------===//
 // SimilarityInformOp
 //===----------------------------------------------------------------------===//
 

@@ -28,6 +28,22 @@ struct Mix {
   SoftmaxMixSelfOp buildSelf(OpBuilder &builder, Location loc) const;
 };
 
+/// The mix that an op on tokens that mix with themselves stands for, but for
+/// its destinations.
+template <typename OpTy> Mix startSelfMix(OpTy op) {
+  Mix mix;
+  mix.q = mix.k = op.getQ();
+  mix.queryMask = mix.keyMask = op.getMask();
+  mix.queryLevel = mix.keyLevel = op.getLevel();
+  mix.v = op.getV();
+  mix.scale = op.getScale().convertToDouble();
+  mix.causal = op.getCausal();
+  mix.excludeSelf = op.getExcludeSelf();
+  mix.window = op.getWindow();
+  mix.precision = op.getPrecision();
+  return mix;
+}
+
 /// `[b, rest..]` to `[b, 1, rest..]`.
 Value addHeadDim(OpBuilder &builder, Location loc, Value value);
 /// `[b, 1, rest..]` to `[b, rest..]`.

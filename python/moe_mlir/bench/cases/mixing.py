@@ -14,14 +14,22 @@ def _pairs(b, n, causal):
     return b * (n * (n + 1) / 2 if causal else n * n)
 
 
+def _products(b, n):
+    """Of tokens with themselves: u_i.u_j is u_j.u_i."""
+    return _pairs(b, n, causal=True)
+
+
 # ----------------------------------------------------------------- similarity
 
 
-def _similarity_inputs(b, n, d, e, dtype=torch.float32):
-    def inputs(seed):
+def _similarity_inputs(b, n, d, e, dtype=torch.float32, keys=False):
+    def tokens(seed):
         # |u|^2 about 4: a broad mixture, not the one-hot of LayerNorm scale.
-        u = normal(b, n, d, seed=seed) * (4 / d) ** 0.5
-        return u.to(dtype), normal(b, n, e, seed=seed + 1).softmax(-1)
+        return (normal(b, n, d, seed=seed) * (4 / d) ** 0.5).to(dtype)
+
+    def inputs(seed):
+        own = (tokens(seed), normal(b, n, e, seed=seed + 1).softmax(-1))
+        return (*own, tokens(seed + 2)) if keys else own
 
     return inputs
 
@@ -29,8 +37,8 @@ def _similarity_inputs(b, n, d, e, dtype=torch.float32):
 def _eager_similarity(n, causal):
     hidden = ~torch.ones(n, n, dtype=torch.bool).tril()
 
-    def eager(u, probs):
-        logits = u @ u.mT
+    def eager(u, probs, uk=None):
+        logits = u @ (u if uk is None else uk).mT
         if causal:
             logits = logits.masked_fill(hidden, -torch.inf)
         return logits.softmax(-1) @ probs.to(u.dtype)
@@ -39,33 +47,57 @@ def _eager_similarity(n, causal):
 
 
 def _sdpa_similarity(causal):
-    def sdpa(u, probs):
+    def sdpa(u, probs, uk=None):
         attention = torch.nn.functional.scaled_dot_product_attention
-        return attention(u, u, probs.to(u.dtype), is_causal=causal, scale=1.0)
+        keys = u if uk is None else uk
+        return attention(u, keys, probs.to(u.dtype), is_causal=causal, scale=1.0)
 
     return sdpa
 
 
-def similarity_inform(b, n, d, e, causal, dtype=torch.float32, **options):
+def _each_pair_twice(causal):
+    """Ours with keys that are a copy of the queries, which it cannot know."""
+    copies = {}
+
+    def mix(u, probs):
+        if u.data_ptr() not in copies:
+            copies[u.data_ptr()] = u.clone()
+        return moe_mlir.similarity_inform(u, probs, uk=copies[u.data_ptr()], causal=causal)[0]
+
+    return mix
+
+
+def similarity_inform(
+    b, n, d, e, causal, dtype=torch.float32, keys=False, beside_own=False, **options
+):
+    """Tokens with themselves, or with `keys` of their own. `beside_own`: the peer is the form
+    that takes every pair twice, not SDPA."""
+
+    def ours(u, probs, uk=None):
+        return moe_mlir.similarity_inform(u, probs, uk=uk, causal=causal)
+
     def check(values, results):
-        u, probs = (x.double() for x in values)
-        expected, _ = reference.similarity_inform(u, probs, causal=causal)
-        tol = 1e-6 + 8 * _ULP * float((u @ u.mT).abs().max())
+        u, probs, *uk = (x.double() for x in values)
+        uk = uk[0] if uk else None
+        expected, _ = reference.similarity_inform(u, probs, uk=uk, causal=causal)
+        tol = 1e-6 + 8 * _ULP * float((u @ (u if uk is None else uk).mT).abs().max())
         assert_within(results[0], expected, tol, "p")
 
     pairs = _pairs(b, n, causal)
+    products = pairs if keys else _products(b, n)
+    twice = ("each pair twice", _each_pair_twice(causal))
     return Case(
         op="similarity_inform",
-        shape=dict(b=b, n=n, d=d, e=e, causal=causal),
+        shape=dict(b=b, n=n, d=d, e=e, causal=causal) | (dict(keys=True) if keys else {}),
         dtype=dtype,
-        inputs=_similarity_inputs(b, n, d, e, dtype),
-        ours=lambda u, probs: moe_mlir.similarity_inform(u, probs, causal=causal),
+        inputs=_similarity_inputs(b, n, d, e, dtype, keys),
+        ours=ours,
         eager=_eager_similarity(n, causal),
-        flops=2 * pairs * (d + e),
-        moved=b * n * (d * dtype.itemsize + 8 * e + 4),
+        flops=2 * (products * d + pairs * e),
+        moved=b * n * ((2 if keys else 1) * d * dtype.itemsize + 8 * e + 4),
         exps=pairs,
         check=check,
-        peer=("sdpa", _sdpa_similarity(causal)),
+        peer=twice if beside_own else ("sdpa", _sdpa_similarity(causal)),
         **options,
     )
 
@@ -85,9 +117,9 @@ def similarity_backward(b, n, d, e, causal, **options):
         ours=lambda u, probs: moe_mlir.similarity_inform(u, probs, causal=causal)[0],
         eager=eager,
         gradients=(0, 1),
-        # The logits again, their gradient times the tokens (once for a symmetric
-        # pair), and three products with e.
-        flops=2 * pairs * ((3 if causal else 2) * d + 3 * e),
+        # The logits again and their gradient times the tokens of either side, once
+        # for a symmetric pair; and three products with e.
+        flops=2 * (3 * _products(b, n) * d + 3 * pairs * e),
         moved=b * n * (8 * d + 16 * e + 4),
         exps=pairs,
         check=check_gradients(eager, (0, 1)),

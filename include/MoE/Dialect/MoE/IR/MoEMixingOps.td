@@ -375,12 +375,7 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
 // softmax_mix_self
 //===----------------------------------------------------------------------===//
 
-def MoE_SoftmaxMixSelfOp : MoE_StructuredOp<"softmax_mix_self", ["mixed", "lse"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-    DeclareOpInterfaceMethods<MoEStructuredOpInterface, ["getDims"]>,
-    MixLogitsOpInterface,
-  ]> {
+def MoE_SoftmaxMixSelfOp : MoE_SelfMixOp<"softmax_mix_self", ["mixed", "lse"]> {
   let summary = "mix values by a softmax over the queries themselves";
   let description = [{
     `moe.softmax_mix` where queries and keys are the same tokens and nothing
@@ -434,15 +429,7 @@ def MoE_SoftmaxMixSelfOp : MoE_StructuredOp<"softmax_mix_self", ["mixed", "lse"]
     (`level` `(` $level^ `:` type($level) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let extraClassDeclaration = structuredClassDeclaration # [{
-    /// The keys are the queries, and with a bias logits would not be symmetric.
-    ::mlir::Value getK() { return getQ(); }
-    ::mlir::Value getKeyBias() { return {}; }
-    ::mlir::Value getBias() { return {}; }
-    ::mlir::Value getQueryMask() { return getMask(); }
-    ::mlir::Value getKeyMask() { return getMask(); }
-    ::mlir::Value getQueryLevel() { return getLevel(); }
-    ::mlir::Value getKeyLevel() { return getLevel(); }
+  let extraClassDeclaration = selfMixClassDeclaration # [{
     bool getCausal() { return false; }
   }];
 }
