@@ -47,6 +47,7 @@ private:
 
   // One group of queries and one block of keys.
   void emitGroup(Value firstQuery, Value group, Value firstKey);
+  Value isGroupVisible(Value firstQuery, Value group, Value firstKey);
   Value getVisible(Value row, Value firstKey, int64_t vector);
   Values finishLogits(Value row, Value firstKey, ArrayRef<Value> products);
 
@@ -64,6 +65,7 @@ private:
   Value q, bias, queryMask, queryLevel;
   Value mixed, lse, entropy;
   std::optional<KeyBlock> block;
+  std::optional<BlockProducts> products;
   Value weights;
   /// Of each query of a block.
   RowState state;
@@ -81,6 +83,7 @@ void MixKernel::allocate() {
   block.emplace(e, op.getQ(),
                 MixKeys{op.getK(), op.getV(), op.getKeyBias(), op.getKeyMask(),
                         op.getKeyLevel()});
+  products.emplace(e, getSize(e, op.getQ(), 3), kQueryBlock);
   state.max = e.scratch({rows}, f32);
   state.sum = e.scratch({rows, lanes}, f32);
   if (op.getWithEntropy())
@@ -161,19 +164,22 @@ void MixKernel::emitGroup(Value firstQuery, Value group, Value firstKey) {
     // Slots behind the last query repeat it; nobody reads their state.
     Values rows =
         clampRows(e, e.add(firstQuery, group), kGroupRows, numQueries);
-    Tile logits = multiplyTile(e, q, rows, block->features);
-    for (auto [row, products] : llvm::zip_equal(rows, logits))
-      products = finishLogits(row, firstKey, products);
+    Tile logits = products->get(e, q, rows, block->features, group);
+    for (auto [row, x] : llvm::zip_equal(rows, logits))
+      x = finishLogits(row, firstKey, x);
     Values decays = state.update(e, group, logits, weights);
     if (keys.values) // o' = a o + p v
       accumulateTile(e, weights, block->values, state.mixed, group, decays,
                      getSize(e, keys.values, 1));
   };
+  Value visible = isGroupVisible(firstQuery, group, firstKey);
+  visible ? e.ifThen(visible, body) : body();
+}
+
+/// Whether a group sees a block of keys by position; null for always.
+Value MixKernel::isGroupVisible(Value firstQuery, Value group, Value firstKey) {
   Value position = positionOf(e.add(firstQuery, group));
-  if (Value visible = rule.isGroupVisible(e, position, firstKey, blockKeys))
-    e.ifThen(visible, body);
-  else
-    body();
+  return rule.isGroupVisible(e, position, firstKey, blockKeys);
 }
 
 //===----------------------------------------------------------------------===//
@@ -222,6 +228,10 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
       rule.getRange(e, positionOf(firstQuery), numRows, numKeys, blockKeys);
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
     block->pack(e, keys, firstKey);
+    products->multiply(e, q, block->features, firstQuery, numRows,
+                       [&](Value group) {
+                         return isGroupVisible(firstQuery, group, firstKey);
+                       });
     e.loop(zero, numRows, kGroupRows,
            [&](Value group) { emitGroup(firstQuery, group, firstKey); });
   });

@@ -61,6 +61,7 @@ private:
   void packColumns(Value firstColumn);
   void packColumnVector(Value firstColumn, int64_t vector);
 
+  Value isGroupVisible(Value first, Value firstColumn);
   void emitGroup(Value firstRow, Value group, Value firstColumn);
   void emitTile(Value first, Value group, Value firstColumn);
   void buildGradients(int64_t slot, Value row, Value group,
@@ -80,6 +81,7 @@ private:
   Value numRows, numColumns;
   // The packed block of columns: features transposed and row by row, values row
   // by row, and levels.
+  std::optional<BlockProducts> blockProducts;
   Value packedFeatures, featureRows, valueRows, packedLevels;
   // p and dx of a group.
   Value weights, gradients;
@@ -101,6 +103,7 @@ void SweepKernel::allocate() {
   OpFoldResult padded = padToVectors(e, width);
   PackedShape features = getPackedShape(e, rowFeatures, columnFeatures, width);
   packedFeatures = buffers.allocate(features.sizes, features.element);
+  blockProducts.emplace(e, width, kRowBlock);
   featureRows = buffers.allocate({block, padded});
   featureSums = buffers.allocate({rowBlock, padded});
   role.allocate(buffers);
@@ -209,7 +212,8 @@ void SweepKernel::addBiasGradient(int64_t slot, Value row, Value firstColumn) {
 void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
   // Slots behind the last row repeat it; nobody reads their sums.
   Values tokens = clampRows(e, first, kGroupRows, numRows);
-  Tile products = multiplyTile(e, role.rows.features, tokens, packedFeatures);
+  Tile products =
+      blockProducts->get(e, role.rows.features, tokens, packedFeatures, group);
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     role.buildWeights(slot, tokens[slot], e.add(origin, tokens[slot]),
                       firstColumn, products[slot], packedLevels, weights);
@@ -234,11 +238,16 @@ void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
                  getSize(e, role.rows.features, 1));
 }
 
+/// Whether a group of rows sees a block of columns; null for always.
+Value SweepKernel::isGroupVisible(Value first, Value firstColumn) {
+  return role.rule.isGroupVisible(e, e.add(origin, first), firstColumn,
+                                  blockColumns);
+}
+
 void SweepKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   Value first = e.add(firstRow, group);
   auto tile = [&] { emitTile(first, group, firstColumn); };
-  Value visible = role.rule.isGroupVisible(e, e.add(origin, first), firstColumn,
-                                           blockColumns);
+  Value visible = isGroupVisible(first, firstColumn);
   visible ? e.ifThen(visible, tile) : tile();
 }
 
@@ -289,6 +298,11 @@ void SweepKernel::emitRowBlock(Value firstRow) {
                                          numColumns, blockColumns);
   e.loop(begin, end, blockColumns, [&](Value firstColumn) {
     packColumns(firstColumn);
+    blockProducts->multiply(e, role.rows.features, packedFeatures, firstRow,
+                            count, [&](Value group) {
+                              return isGroupVisible(e.add(firstRow, group),
+                                                    firstColumn);
+                            });
     e.loop(zero, count, kGroupRows,
            [&](Value group) { emitGroup(firstRow, group, firstColumn); });
   });

@@ -80,6 +80,7 @@ private:
   Value featureGradient, valueGradient;
   // The packed block of columns: features transposed and row by row, gradients
   // of mixed row by row, levels.
+  std::optional<BlockProducts> blockProducts;
   Value packedFeatures, columnFeatures, columnCotangents, packedLevels;
   // Of a block of rows: a and t, and what they multiply.
   Value keptWeights, keptGradients, rowTerms, rowFeatures, rowCotangents;
@@ -118,6 +119,7 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
                values = padToVectors(e, getSize(e, op.getV(), 2));
   PackedShape features = getPackedShape(e, op.getQ(), op.getQ(), width);
   packedFeatures = buffers.allocate(features.sizes, features.element);
+  blockProducts.emplace(e, width, kStripRows);
   columnFeatures = buffers.allocate({columns, padded});
   columnCotangents = buffers.allocate({columns, values});
   if (op.getLevel())
@@ -213,8 +215,8 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value group,
       for (Value tile : {queryWeights, groupGradients})
         e.storeVector(e.f32(0.0), tile,
                       {e.index(slot), e.index(vector * e.width)});
-  Tile products =
-      multiplyTile(e, asQuery.rows.features, tokens, packedFeatures);
+  Tile products = blockProducts->get(e, asQuery.rows.features, tokens,
+                                     packedFeatures, group);
   auto ifVisible = [&](SweepRole &role, function_ref<void()> body) {
     Value visible =
         role.rule.isGroupVisible(e, first, firstColumn, strips.blockColumns);
@@ -274,6 +276,9 @@ void SelfSweepKernel::emitStrip(Value strip) {
   strips.forEachMeeting(
       strip, [&](Value firstColumn) { packColumns(firstColumn); },
       [&](Value firstRow, Value firstColumn) {
+        blockProducts->multiply(e, asQuery.rows.features, packedFeatures,
+                                firstRow,
+                                strips.getNumRows(firstRow, firstColumn));
         strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
           emitGroup(firstRow, group, firstColumn);
         });

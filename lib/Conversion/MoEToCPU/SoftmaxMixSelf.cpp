@@ -99,6 +99,7 @@ private:
   Value mixed, lse;
   // Of one strip.
   std::optional<KeyBlock> block;
+  std::optional<BlockProducts> blockProducts;
   Value weights, logits, rowTerms, rowValues;
   // Of one vector of tokens.
   Value factors;
@@ -172,6 +173,7 @@ void SelfMixKernel::allocateBuffers() {
   block.emplace(
       e, op.getQ(),
       MixKeys{op.getQ(), op.getV(), Value(), op.getMask(), op.getLevel()});
+  blockProducts.emplace(e, getSize(e, op.getQ(), 3), kStripRows);
   weights = e.scratch({e.getIndexAttr(kGroupRows), columns}, f32);
   logits = e.scratch({blockRows, columns}, f32);
   rowTerms = e.scratch({blockRows}, f32);
@@ -189,6 +191,8 @@ void SelfMixKernel::emitStrip(Value strip) {
     strips.forEachMeeting(
         strip, [&](Value firstColumn) { block->pack(e, tokens, firstColumn); },
         [&](Value firstRow, Value firstColumn) {
+          blockProducts->multiply(e, tokens.features, block->features, firstRow,
+                                  strips.getNumRows(firstRow, firstColumn));
           strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
             emitGroup(firstRow, group, firstColumn);
           });
@@ -235,7 +239,8 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   // Slots behind the last token repeat it; nobody reads their state.
   Values places = clampRows(e, first, kGroupRows, strips.numTokens);
   // Products become the logits of queries.
-  Tile products = multiplyTile(e, tokens.features, places, block->features);
+  Tile products =
+      blockProducts->get(e, tokens.features, places, block->features, group);
   for (int64_t row = 0; row < kGroupRows; ++row) {
     Value slot = e.add(first, e.index(row));
     Value isNotBehind = strips.isNotBehind(slot, firstColumn);

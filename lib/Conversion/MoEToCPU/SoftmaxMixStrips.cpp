@@ -23,15 +23,16 @@ PairStrips::PairStrips(Emitter &e, Value tokens, int64_t maxStrips)
   numHeads = e.dim(tokens, 1);
   numPairs = e.mul(e.dim(tokens, 0), numHeads);
   numBlocks = ceilDiv(e, numTokens, e.index(kStripRows));
-  // A strip has two blocks of rows at least, a long one and a short one.
-  Value unit = e.index(2 * kStripRows);
-  Value units = ceilDiv(e, numTokens, unit);
-  numStrips = e.minIndex(units, e.index(maxStrips));
+  // A strip has four blocks of rows, long ones and short ones: it packs all
+  // columns, which costs as much as half a block.
+  numStrips = e.minIndex(ceilDiv(e, numBlocks, e.index(4)), e.index(maxStrips));
   // Without a token there is no strip.
   Value divisor = e.maxIndex(numStrips, e.index(1));
   numTurns = ceilDiv(e, numBlocks, divisor);
   numPlaces = e.minIndex(numPairs, ceilDiv(e, e.index(kStripsAtOnce), divisor));
-  paddedTokens = e.mul(units, unit);
+  // Whole blocks of rows and of columns.
+  Value unit = e.index(2 * kStripRows);
+  paddedTokens = e.mul(ceilDiv(e, numTokens, unit), unit);
 }
 
 /// The outer size of a buffer for one batch and head.
@@ -138,11 +139,13 @@ void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
   });
 }
 
+Value PairStrips::getNumRows(Value firstRow, Value firstColumn) {
+  return e.minIndex(e.sub(getEnd(firstColumn), firstRow), e.index(kStripRows));
+}
+
 void PairStrips::forEachGroup(Value firstRow, Value firstColumn,
                               function_ref<void(Value)> body) {
-  Value count =
-      e.minIndex(e.sub(getEnd(firstColumn), firstRow), e.index(kStripRows));
-  e.loop(e.index(0), count, kGroupRows, body);
+  e.loop(e.index(0), getNumRows(firstRow, firstColumn), kGroupRows, body);
 }
 
 void PairStrips::ifBefore(Value firstRow, Value firstColumn,

@@ -56,6 +56,8 @@ public:
   void
   forEachMeeting(Value strip, function_ref<void(Value firstColumn)> pack,
                  function_ref<void(Value firstRow, Value firstColumn)> meet);
+  /// The number of a meeting's rows.
+  Value getNumRows(Value firstRow, Value firstColumn);
   /// A meeting's groups of rows, each from slot `group` of the block on.
   void forEachGroup(Value firstRow, Value firstColumn,
                     function_ref<void(Value group)> body);

@@ -242,13 +242,18 @@ public:
         numVectors(getColumnVectors(e)) {}
 
   Tile emit();
+  /// Steps of one feature or a pair of them, and those of a chain.
+  Value getNumSteps();
+  int64_t getChainSteps();
+  Values sumChain(Value first, Value end);
+  bool mayHaveLastOdd();
+  Values addLastOdd(Values sums);
 
 private:
-  Values sumChains(Value numSteps);
+  Values sumChains();
   Values step(Value position, ValueRange carried, bool isLastOdd = false);
   Value loadPair(Value row, Value pair, bool isLastOdd);
   Value multiplyAdd(Value element, Value column, Value sum);
-  Values addLastOdd(Values sums);
 
   Emitter &e;
   Value source;
@@ -302,24 +307,34 @@ Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
   return next;
 }
 
-/// The sums over `numSteps` steps, in chains of kChainLength products.
-Values TileProduct::sumChains(Value numSteps) {
-  int64_t length = isInPairs(packed) ? kChainLength / 2 : kChainLength;
+/// The sums over steps `first` to `end`.
+Values TileProduct::sumChain(Value first, Value end) {
   Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  return e.loop(e.index(0), numSteps, length, zeros,
-                [&](Value first, ValueRange totals) -> Values {
-                  Value end =
-                      e.minIndex(e.add(first, e.index(length)), numSteps);
-                  Values chain =
-                      e.loop(first, end, 1, zeros,
-                             [&](Value position, ValueRange carried) {
-                               return step(position, carried);
-                             });
-                  Values next;
-                  for (auto [total, part] : llvm::zip_equal(totals, chain))
-                    next.push_back(e.add(total, part));
-                  return next;
-                });
+  return e.loop(first, end, 1, zeros, [&](Value position, ValueRange carried) {
+    return step(position, carried);
+  });
+}
+
+/// The sums over all steps, in chains of kChainLength products.
+Values TileProduct::sumChains() {
+  Values zeros(kGroupRows * numVectors, e.f32(0.0));
+  Value numSteps = getNumSteps();
+  return e.loop(
+      e.index(0), numSteps, getChainSteps(), zeros,
+      [&](Value first, ValueRange totals) -> Values {
+        Value end =
+            e.minIndex(e.add(first, e.index(getChainSteps())), numSteps);
+        Values next;
+        for (auto [total, part] : llvm::zip_equal(totals, sumChain(first, end)))
+          next.push_back(e.add(total, part));
+        return next;
+      });
+}
+
+/// Whether the number of features may be odd.
+bool TileProduct::mayHaveLastOdd() {
+  int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
+  return ShapedType::isDynamic(size) || size % 2 != 0;
 }
 
 /// Adds the last feature of an odd number of them.
@@ -340,10 +355,7 @@ Values TileProduct::addLastOdd(Values sums) {
 }
 
 Tile TileProduct::emit() {
-  Value numSteps = e.dim(source, 1);
-  if (isInPairs(packed))
-    numSteps = arith::DivSIOp::create(e, numSteps, e.index(2));
-  Values sums = sumChains(numSteps);
+  Values sums = sumChains();
   if (isInPairs(packed))
     sums = addLastOdd(sums);
   Tile tile;
@@ -352,9 +364,96 @@ Tile TileProduct::emit() {
   return tile;
 }
 
+Value TileProduct::getNumSteps() {
+  Value numFeatures = e.dim(source, 1);
+  if (!isInPairs(packed))
+    return numFeatures;
+  return arith::DivSIOp::create(e, numFeatures, e.index(2));
+}
+
+int64_t TileProduct::getChainSteps() {
+  return isInPairs(packed) ? kChainLength / 2 : kChainLength;
+}
+
 Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
                              Value packed) {
   return TileProduct(e, source, rows, packed).emit();
+}
+
+BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
+                             int64_t blockRows) {
+  // A block of 128 features of a vector-wide tile fills the first cache.
+  constexpr int64_t mostInCache = 128;
+  std::optional<int64_t> constant = getConstantIntValue(numFeatures);
+  if (!constant || *constant > mostInCache)
+    sums = e.scratch({e.getIndexAttr(blockRows),
+                      e.getIndexAttr(getColumnVectors(e) * e.width)},
+                     e.getF32Type());
+}
+
+void BlockProducts::multiply(Emitter &e, Value source, Value packed,
+                             Value first, Value count,
+                             function_ref<Value(Value)> isVisible) const {
+  if (!sums)
+    return;
+  Value numRows = e.dim(source, 0);
+  auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
+    e.loop(e.index(0), count, kGroupRows, [&](Value group) {
+      auto emit = [&] {
+        Values rows = clampRows(e, e.add(first, group), kGroupRows, numRows);
+        TileProduct product(e, source, rows, packed);
+        body(product, group);
+      };
+      Value visible = isVisible ? isVisible(group) : Value();
+      visible ? e.ifThen(visible, emit) : emit();
+    });
+  };
+  auto store = [&](Value group, ArrayRef<Value> values) {
+    int64_t numVectors = getColumnVectors(e);
+    for (auto [i, value] : llvm::enumerate(values))
+      e.storeVector(value, sums,
+                    {e.add(group, e.index(i / numVectors)),
+                     e.index(i % numVectors * e.width)});
+  };
+  forEachGroup([&](TileProduct &, Value group) {
+    store(group, Values(kGroupRows * getColumnVectors(e), e.f32(0.0)));
+  });
+  auto load = [&](Value group) {
+    Values values;
+    for (const Values &row : loadTile(e, group))
+      llvm::append_range(values, row);
+    return values;
+  };
+  TileProduct any(e, source, {}, packed);
+  Value numSteps = any.getNumSteps();
+  e.loop(e.index(0), numSteps, any.getChainSteps(), [&](Value firstStep) {
+    Value end =
+        e.minIndex(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
+    forEachGroup([&](TileProduct &product, Value group) {
+      Values totals = product.sumChain(firstStep, end);
+      for (auto [total, old] : llvm::zip_equal(totals, load(group)))
+        total = e.add(old, total);
+      store(group, totals);
+    });
+  });
+  if (isInPairs(packed) && any.mayHaveLastOdd())
+    forEachGroup([&](TileProduct &product, Value group) {
+      store(group, product.addLastOdd(load(group)));
+    });
+}
+
+Tile BlockProducts::loadTile(Emitter &e, Value group) const {
+  Tile tile(kGroupRows);
+  for (auto [row, values] : llvm::enumerate(tile))
+    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+      values.push_back(e.loadVector(
+          sums, {e.add(group, e.index(row)), e.index(vector * e.width)}));
+  return tile;
+}
+
+Tile BlockProducts::get(Emitter &e, Value source, ArrayRef<Value> rows,
+                        Value packed, Value group) const {
+  return sums ? loadTile(e, group) : multiplyTile(e, source, rows, packed);
 }
 
 namespace {

@@ -52,7 +52,7 @@ def test_more_blocks_of_rows_than_strips():
     check(*operands(1, 1000, width=8, experts=3))
 
 
-@pytest.mark.parametrize("width,experts", [(1, 1), (352, 16), (37, 6), (16, 33)])
+@pytest.mark.parametrize("width,experts", [(1, 2), (352, 16), (37, 6), (16, 33)])
 def test_any_width_and_experts(width, experts):
     check(*operands(1, 200, width, experts))
 
