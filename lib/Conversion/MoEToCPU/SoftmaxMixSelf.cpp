@@ -101,7 +101,7 @@ private:
   std::optional<KeyBlock> block;
   std::optional<BlockProducts> blockProducts;
   Value weights, logits, rowTerms, rowValues;
-  // Of one vector of tokens.
+  /// Of one vector of tokens: what each strip's state is multiplied by.
   Value factors;
 };
 } // namespace
@@ -365,9 +365,10 @@ void SelfMixKernel::updateColumns(Value firstColumn, Value numRows) {
     return;
   }
   int64_t rest = *numValues % kGroupRows, whole = *numValues - rest;
-  e.loop(e.index(0), e.index(whole), kGroupRows, [&](Value value) {
-    mixColumns(firstColumn, decays, numRows, value, kGroupRows);
-  });
+  if (whole)
+    e.loop(e.index(0), e.index(whole), kGroupRows, [&](Value value) {
+      mixColumns(firstColumn, decays, numRows, value, kGroupRows);
+    });
   if (rest)
     mixColumns(firstColumn, decays, numRows, e.index(whole), rest);
 }
@@ -445,8 +446,6 @@ void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
 
 /// The results of a vector of tokens from the states of all strips, in order.
 void SelfMixKernel::mergeTokens(Value first) {
-  factors = e.scratch({e.getIndexAttr(kMaxStrips), e.getIndexAttr(e.width)},
-                      e.getF32Type());
   Value hidden = e.f32(-kInfinity), zero = e.f32(0.0);
   Value max = findMax(first);
   Value shift =
@@ -492,6 +491,10 @@ void SelfMixKernel::emit() {
       },
       [&](const PairStrips::Task &task) {
         takeViews(task);
+        // Not in the loop, which would grow the stack.
+        factors =
+            e.scratch({e.getIndexAttr(kMaxStrips), e.getIndexAttr(e.width)},
+                      e.getF32Type());
         Value first = e.mul(task.number, e.index(kStripRows));
         Value end =
             e.minIndex(e.add(first, e.index(kStripRows)), strips.numTokens);
