@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from ._trace_errors import explained
 from .fx.experts import raise_experts
+from .fx.fold_layers import fold_layers, unfold_layers
 from .fx.patterns import is_assertion
 from .fx.raise_routing import raise_routing
 from .importer import ImportedProgram, import_program
@@ -141,7 +142,8 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     with warnings.catch_warnings():
         # torch copies its own tree specs in a way that it deprecated itself.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        program = program.run_decompositions(table)
+        program = fold_layers(program).run_decompositions(table)
+    unfold_layers(program.graph)
     for node in list(program.graph.nodes):
         # What they check is known: the program has one type a tensor.
         if is_assertion(node):
