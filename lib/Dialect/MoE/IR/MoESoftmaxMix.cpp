@@ -23,10 +23,11 @@ SoftmaxMixOp Mix::build(OpBuilder &builder, Location loc) const {
 }
 
 SoftmaxMixSelfOp Mix::buildSelf(OpBuilder &builder, Location loc) const {
-  return SoftmaxMixSelfOp::create(
-      builder, loc, TypeRange(ValueRange(outs)), q, v, keyMask, keyLevel, outs,
-      APFloat(scale), window ? builder.getI64IntegerAttr(*window) : IntegerAttr(),
-      excludeSelf, precision);
+  return SoftmaxMixSelfOp::create(builder, loc, TypeRange(ValueRange(outs)), q,
+                                  v, keyMask, keyLevel, outs, APFloat(scale),
+                                  window ? builder.getI64IntegerAttr(*window)
+                                         : IntegerAttr(),
+                                  excludeSelf, precision);
 }
 
 Value mlir::moe::addHeadDim(OpBuilder &builder, Location loc, Value value) {

@@ -30,7 +30,8 @@ struct Mix {
 
 /// The mix that an op on tokens that mix with themselves stands for, but for
 /// its destinations.
-template <typename OpTy> Mix startSelfMix(OpTy op) {
+template <typename OpTy>
+Mix startSelfMix(OpTy op) {
   Mix mix;
   mix.q = mix.k = op.getQ();
   mix.queryMask = mix.keyMask = op.getMask();

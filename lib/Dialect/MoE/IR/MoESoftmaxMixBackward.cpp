@@ -85,9 +85,7 @@ SoftmaxMixBackwardSelfOp::decomposeOperation(OpBuilder &builder) {
   Domain domain(builder, *this);
   SmallVector<int64_t> tokens{b, h, i, f};
   MixBackward sweeps{startSelfMix(*this), getLse(), getDelta(), getDmixed()};
-  auto empty = [&] {
-    return domain.empty(tokens, builder.getF32Type()).value;
-  };
+  auto empty = [&] { return domain.empty(tokens, builder.getF32Type()).value; };
   auto dq = sweeps.buildDq(builder, getLoc(), empty());
   auto dkv = sweeps.buildDkv(builder, getLoc(), {empty(), getOuts()[1]});
   Access sum = domain.map(
