@@ -249,14 +249,16 @@ static bool hasGridKernel(AdjacencyUpdateOp op) {
          indices.getDimSize(1) <= 2 * kWarpSize;
 }
 
-/// The tokens of a block so that what its cluster of 8 hands on, written and
-/// read, is 5 % of what it reads.
+/// The tokens of a block so that what its cluster of 8 hands on is 5 % of what
+/// it reads: the counts are written once, and each entry that is blended reads
+/// its own, its divisor and the tokens'.
 static int64_t getTokensPerBlock(AdjacencyUpdateOp op, int64_t numCounts) {
   auto indices = cast<MemRefType>(op.getIndices().getType());
   int64_t tokenBytes =
       indices.getDimSize(1) * getElementBytes(indices.getElementType());
-  int64_t countBytes = 2 * numCounts * sizeof(int32_t);
-  return llvm::divideCeil(20 * countBytes, 8 * tokenBytes);
+  int64_t numEntries = cast<MemRefType>(op.getA().getType()).getNumElements();
+  int64_t partBytes = (numCounts + 3 * numEntries) * sizeof(int32_t);
+  return llvm::divideCeil(20 * partBytes, 8 * tokenBytes);
 }
 
 namespace {

@@ -77,8 +77,8 @@ func.func @in_order(%x: memref<?x4xf32>, %y: memref<4xf32>) {
 // -----
 
 // Counts are integers in workgroup memory: atomics. Where the blocks of a cluster
-// suffice, they add up each other's counts and blend. More clusters, one for
-// each 683 tokens of 4 bytes a block, leave their counts to a second loop.
+// suffice, they add up each other's counts and blend. More clusters leave their
+// counts to a second loop.
 
 // CHECK-LABEL: func.func @adjacency
 // CHECK:         %[[PARTS:.*]] = affine.apply

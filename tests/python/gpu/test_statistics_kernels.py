@@ -220,11 +220,11 @@ def test_a_graph_that_fits_no_block_is_counted_in_place():
 
 @pytest.mark.parametrize("norm", ["row", "col", "eq7"])
 def test_adjacency_of_more_tokens_than_a_part(norm):
-    """Clusters of blocks that each leave their counts: 8 blocks take 100 tokens each."""
-    check_adjacency(1700, 5, 1, norm=norm)
+    """Clusters of blocks that each leave their counts: 8 blocks take 240 tokens each."""
+    check_adjacency(4000, 5, 1, norm=norm)
 
 
-@pytest.mark.parametrize("n", [20, 400])
+@pytest.mark.parametrize("n", [20, 900])
 @pytest.mark.parametrize("chip", ["sm_80", "sm_120"])
 def test_adjacency_on_other_chips(chip, n):
     """Without clusters of blocks each block is a part."""
