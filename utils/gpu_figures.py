@@ -16,6 +16,7 @@ nvidia-cuda-nvdisasm). SASS is read, never executed; counts come from the simula
 """
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -199,17 +200,18 @@ def print_memory(chip: str) -> None:
     print("| call | kernels | bytes moved | inputs and results | ratio |")
     print("|---|---|---|---|---|")
     scores = torch.randn(2048, 64).bfloat16()
-    h, top1 = torch.randn(2048, 256), torch.randint(64, (2048,))
-    indices = torch.rand(2048, 64).topk(8).indices
     calls = {
         "topk_renorm 2048x64 k8 bf16": ((scores,), lambda: moe_mlir.topk_renorm(scores, 8)),
-        # The means are read first, then the deviations from them.
-        "mad_dispersion 2048x256 E64": (
-            (h, h, top1), lambda: moe_mlir.mad_dispersion(h, top1, 64)),
-        "adjacency_update 2048 k8 E64": (
-            (indices, torch.ones(64, 64)),
-            lambda: moe_mlir.adjacency_update(torch.ones(64, 64), indices)),
     }
+    for tokens in (2048, 16384):
+        h, top1 = torch.randn(tokens, 256), torch.randint(64, (tokens,))
+        indices = torch.rand(tokens, 64).topk(8).indices
+        # The means are read first, then the deviations from them.
+        calls[f"mad_dispersion {tokens}x256 E64"] = (
+            (h, h, top1), functools.partial(moe_mlir.mad_dispersion, h, top1, 64))
+        calls[f"adjacency_update {tokens} k8 E64"] = (
+            (indices, torch.ones(64, 64)),
+            functools.partial(moe_mlir.adjacency_update, torch.ones(64, 64), indices))
     for name, (inputs, call) in calls.items():
         _, counters, results = simulate(call, chip)
         results = results if isinstance(results, tuple) else (results,)

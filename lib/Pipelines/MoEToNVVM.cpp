@@ -28,13 +28,14 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Of an unknown chip, about which moe-attach-nvvm-target complains, what every
-/// chip has.
-static int64_t getSharedBytes(const MoEToNVVMPipelineOptions &options) {
+/// For an unknown chip, about which moe-attach-nvvm-target complains, what
+/// every chip has.
+static Chip getChip(const MoEToNVVMPipelineOptions &options) {
   for (const Chip &chip : knownChips())
     if (chip.name == options.chip)
-      return chip.sharedBytes;
-  return kMaxStaticWorkgroupBytes;
+      return chip;
+  return {options.chip, /*ptxVersion=*/0, kMaxStaticWorkgroupBytes,
+          /*clusterBlocks=*/1};
 }
 
 //===----------------------------------------------------------------------===//
@@ -49,7 +50,7 @@ static void buildTiling(OpPassManager &manager,
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   manager.addNestedPass<func::FuncOp>(
-      createMoETileToBlocksPass({options.maxRows, getSharedBytes(options)}));
+      createMoETileToBlocksPass({options.maxRows, getChip(options).sharedBytes}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -85,10 +86,12 @@ static void buildBufferization(OpPassManager &manager) {
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
   manager.addNestedPass<func::FuncOp>(
-      createMoEDistributeToGridPass({options.blockSize}));
+      createMoEDistributeToGridPass(
+          {options.blockSize, getChip(options).clusterBlocks}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(
-      createConvertMoEToGPUPass({options.blockSize, getSharedBytes(options)}));
+      createConvertMoEToGPUPass(
+          {options.blockSize, getChip(options).sharedBytes}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 

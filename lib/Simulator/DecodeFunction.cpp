@@ -311,6 +311,9 @@ void Decoder::finish() {
   for (size_t index : dynamicPresets)
     kernel.presets[index].value += dynamicStart;
   markWgmmaOperands();
+  // The files of a block's warps follow each other, and vectors of registers
+  // are read and written by aligned accesses.
+  kernel.registerBytes = static_cast<u32>(alignTo(kernel.registerBytes, 64));
   analyzeDefinedness(kernel, registerBytes);
   kernel.order = reconvergenceOrder(kernel);
 }

@@ -18,6 +18,8 @@ struct Chip {
   unsigned ptxVersion;
   /// The most shared memory that a block may have.
   int64_t sharedBytes;
+  /// Blocks of a cluster that every launch may have; 1 if there are none.
+  int64_t clusterBlocks;
 
   /// "+ptx80", the form that nvvm.target takes.
   std::string features() const { return "+ptx" + std::to_string(ptxVersion); }

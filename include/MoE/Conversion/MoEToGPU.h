@@ -59,6 +59,12 @@ inline constexpr int64_t kWorkspaceAlignment = 256;
 /// must give it.
 inline constexpr llvm::StringLiteral kDynamicSmemAttrName = "moe.dynamic_smem";
 
+/// The attribute of a loop over blocks whose neighbours along x, as many as it
+/// says, form a cluster. The kernel carries it as `nvvm.cluster_dim`, and a
+/// host launches it like any other.
+inline constexpr llvm::StringLiteral kClusterBlocksAttrName =
+    "moe.cluster_blocks";
+
 /// The most workgroup memory that a kernel may declare statically.
 inline constexpr int64_t kMaxStaticWorkgroupBytes = 48 * 1024;
 

@@ -155,6 +155,8 @@ def MoEDistributeToGridPass
   let options = [
     Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
            "threads of a block, a multiple of 32">,
+    Option<"clusterBlocks", "cluster-blocks", "int64_t", /*default=*/"1",
+           "blocks that see each other's workgroup memory; 1 before sm_90">,
   ];
 }
 

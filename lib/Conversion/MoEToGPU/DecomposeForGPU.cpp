@@ -24,6 +24,7 @@
 #include "mlir/Dialect/Linalg/Transforms/Transforms.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include "mlir/IR/Remarks.h"
 #include "mlir/Pass/PassManager.h"
 #include "mlir/Transforms/GreedyPatternRewriteDriver.h"
 
@@ -34,6 +35,8 @@ namespace mlir::moe {
 
 using namespace mlir;
 using namespace mlir::moe;
+
+#define DEBUG_TYPE "moe-decompose-for-gpu"
 
 /// Decomposes the ops for which `condition` holds.
 static void
@@ -127,7 +130,10 @@ struct MoEDecomposeForGPUPass
     // Forms first: what they consist of may have no kernel either.
     KernelFacts facts(&getContext());
     decomposeIf(getOperation(), [&](linalg::AggregatedOpInterface op) {
-      return facts.isFormWithoutKernel(op);
+      bool isWithout = facts.isFormWithoutKernel(op);
+      if (isWithout)
+        reportWithoutKernel(op, facts.getRequirement(op));
+      return isWithout;
     });
     if (failed(runPipeline(pipeline, getOperation())))
       return signalPassFailure();
@@ -136,6 +142,17 @@ struct MoEDecomposeForGPUPass
   }
 
 private:
+  /// The user may have expected the kernel, and its memory.
+  static void reportWithoutKernel(Operation *op, StringRef requirement) {
+    remark::missed(
+        op->getLoc(),
+        remark::RemarkOpts::name("DecomposeForGPU").category(DEBUG_TYPE))
+        << (op->getName().getStringRef() +
+            " runs as separate steps, with buffers between them")
+               .str()
+        << remark::reason("its kernel expects {0}", requirement);
+  }
+
   OpPassManager pipeline;
   FrozenRewritePatternSet fusion;
 };

@@ -1,71 +1,147 @@
 //===- Dispersion.cpp - mad_dispersion to a grid --------------------------===//
 //
-// Four loops over blocks: sums of the rows of each cluster, means; sums of the
-// deviations from them, dispersions. A block of the first and third takes a
-// slab of columns, a part of the tokens and a range of clusters; a thread owns
-// a column and adds the rows of the part, in their order, to a table of one row
-// a cluster in workgroup memory, which no other thread touches:
+// A cluster of blocks takes a slab of columns, a range of the clusters of
+// tokens and a part of the tokens, of which each block takes its share. A block
+// lists its tokens of the range, in order, and its warps add their rows to
+// tables of one row a cluster in workgroup memory, whose elements no other
+// thread touches:
 //
-//   for each 128 tokens of the part:
-//     the threads list those that are in the range          (ballots)
-//     for each of the list, 8 at a time:
-//       table[cluster, column] += h[token, column]
-//   partials[part, cluster, column] = table
+//   list = (token, cluster) of each token of the range       (ballots)
+//   for each of the list, 16 at a time, a warp of each subpart in turn:
+//     table[subpart, cluster, column] += h[token, column]
+//   table[0] = sum over the subparts,  total = sum over the blocks
 //
-// Only rows of the range are read, so that h is read once a pass however many
-// ranges there are. The second and fourth loops add up the parts in order. The
-// number of parts is fixed, hence the order of every sum.
+// where all sums have a fixed order. With the means that follow from the totals
+// the list is gone through again, and the table adds up deviations. Only rows
+// of the range are read, once a pass, and nothing but operands and results
+// crosses global memory, as long as one part is enough. With more tokens there
+// are more parts. Then each pass is a loop of its own that leaves the totals of
+// the parts in global memory, and is followed by one that combines them.
 //
 //===----------------------------------------------------------------------===//
 
+#include "Cluster.h"
 #include "KernelFacts.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
-#include "mlir/Dialect/SCF/IR/SCF.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 using arith::CmpIPredicate;
 
-/// Parts of the tokens.
-static constexpr int64_t kTokenParts = 64;
-/// Clusters of a range: their table of 128 columns is 32 KiB.
+/// Clusters of a range: the tables of a block take 32 KiB.
 static constexpr int64_t kMaxRange = 64;
 /// Rows whose loads are under way together.
-static constexpr int64_t kRowsAtATime = 8;
+static constexpr int64_t kRowsAtATime = 16;
+/// Tokens that the list of a block can hold.
+static constexpr int64_t kMaxListed = 2048;
 /// Blocks that combine parts.
 static constexpr int64_t kCombiningBlocks = 128;
 
 //===----------------------------------------------------------------------===//
-// One sweep over the rows
+// Plan
 //===----------------------------------------------------------------------===//
 
 namespace {
-/// Emits what a block does for its slab, part and range.
+/// How the work is cut.
+struct Plan {
+  Plan(ThreadBuilder &b, MadDispersionOp op, BlockShape block);
+
+  /// Whether the first loop does everything.
+  Value isOnePart(ThreadBuilder &b) const {
+    return b.compare(CmpIPredicate::eq, parts, b.index(1));
+  }
+  bool mayHaveParts() const { return getConstantIntValue(numParts) != 1; }
+
+  /// Clusters of a range, columns of a slab, parts of a block that have tables
+  /// of their own.
+  int64_t range, slab, subparts;
+  OpFoldResult numRanges, numSlabs, numParts;
+  /// numSlabs and numParts.
+  Value slabs, parts;
+};
+} // namespace
+
+Plan::Plan(ThreadBuilder &b, MadDispersionOp op, BlockShape block) {
+  auto h = cast<MemRefType>(op.getH().getType());
+  auto table = cast<MemRefType>(op.getOuts()[0].getType());
+  int64_t rowBytes = getElementBytes(h.getElementType());
+  int64_t clusters = table.isDynamicDim(0)
+                         ? kMaxRange
+                         : std::max<int64_t>(table.getDimSize(0), 1);
+  range = std::min(clusters, kMaxRange);
+  // Each slab reads the assignments: 2 to 4 % of the rows' bytes.
+  int64_t assignBytes =
+      getElementBytes(getElementTypeOrSelf(op.getAssign().getType()));
+  int64_t warps = block.numThreads / kWarpSize;
+  int64_t columnWarps = llvm::PowerOf2Ceil(
+      llvm::divideCeil(25 * assignBytes, kWarpSize * rowBytes));
+  columnWarps = std::min(columnWarps, warps);
+  slab = columnWarps * kWarpSize;
+  subparts = warps / columnWarps;
+  // A part moves five tables: its totals out and in twice, the means in. With
+  // blocks of so many tokens in a cluster of 8 they are 2 % of the rows, which
+  // are read twice.
+  int64_t perBlock =
+      llvm::divideCeil(50 * 5 * clusters * sizeof(float), 2 * rowBytes * 8);
+  perBlock = std::clamp<int64_t>(perBlock, block.numThreads, kMaxListed);
+
+  auto evaluate = [&](AffineExpr expr, Value buffer, int64_t dim) {
+    return affine::makeComposedFoldedAffineApply(
+        b, b.getLoc(), expr,
+        {memref::getMixedSize(b, b.getLoc(), buffer, dim)});
+  };
+  AffineExpr size = b.getAffineSymbolExpr(0);
+  numRanges = evaluate(size.ceilDiv(range), op.getOuts()[0], 0);
+  numSlabs = evaluate(size.ceilDiv(slab), op.getOuts()[0], 1);
+  numParts =
+      evaluate(size.floorDiv(perBlock * block.clusterBlocks) + 1, op.getH(), 0);
+  slabs = getValueOrCreateConstantIndexOp(b, b.getLoc(), numSlabs);
+  parts = getValueOrCreateConstantIndexOp(b, b.getLoc(), numParts);
+}
+
+//===----------------------------------------------------------------------===//
+// One loop over the rows
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// Emits what a block does for its slab, range and part.
 class Sweep {
 public:
-  /// `mean` is null in the pass that sums the rows.
-  Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block, int64_t range,
-        Value mean)
-      : b(b), op(op), block(block), range(range), mean(mean) {}
+  Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block,
+        const Plan &plan);
 
-  /// `ids` are the numbers of the range, the part and the slab.
-  void emit(ArrayRef<Value> ids, Value sums, Value counts);
+  /// The sums of the rows; with one part everything that follows from them,
+  /// else sums[part, cluster, column] and counts[part, cluster].
+  void emitSums(Value sums, Value counts);
+  /// The sums of the deviations from the means of all parts.
+  void emitDeviations(Value sums);
 
 private:
-  void allocate();
+  void listTokens();
+  void list128(Value first);
   void clear();
-  void listTokens(Value first, Value end);
-  void addList();
-  Value getTerm(Value row, Value cluster);
-  void writeParts(Value part, Value sums, Value counts);
+  void addRows(bool areDeviations);
+  void addGroup(Value first, int64_t count, bool areDeviations);
+  Value getTerm(Value row, Value cluster, bool isDeviation);
+  void addSubparts();
+  void finishAlone();
+  void writePart(Value sums, Value counts);
+
+  /// Calls `body` for the elements of the block's part of the result, shared by
+  /// the threads of the cluster.
+  void
+  forEachOwn(function_ref<void(Value slot, Value cluster, Value column)> body);
+  /// out[cluster, column] = total / count, 0 for an empty cluster (E14).
+  Value getQuotient(Value slot, Value cluster);
 
   Value alloc(int64_t size, Type type) {
     return memref::AllocOp::create(b, MemRefType::get({size}, type));
@@ -76,76 +152,84 @@ private:
   void store(Value value, Value buffer, ValueRange place) {
     memref::StoreOp::create(b, value, buffer, place);
   }
-  void ifThen(Value condition, function_ref<void()> body) {
-    auto branch = scf::IfOp::create(b, condition, /*withElseRegion=*/false);
-    OpBuilder::InsertionGuard guard(b);
-    b.setInsertionPointToStart(branch.thenBlock());
-    body();
-  }
-  void loop(Value begin, Value end, int64_t step,
-            function_ref<void(Value)> body) {
-    auto loop = scf::ForOp::create(b, begin, end, b.index(step));
-    OpBuilder::InsertionGuard guard(b);
-    b.setInsertionPointToStart(loop.getBody());
-    body(loop.getInductionVar());
-  }
   Value minimum(Value lhs, Value rhs) { return b.op<arith::MinUIOp>(lhs, rhs); }
-  /// The place in the table of a cluster of the range, for this thread.
+  Value less(Value lhs, Value rhs) {
+    return b.compare(CmpIPredicate::ult, lhs, rhs);
+  }
+  /// The place in the thread's table of a cluster of the range, as an index.
   Value inTable(Value cluster) {
-    return b.add(b.mul(cluster, b.index(block.numThreads)), thread);
+    Value row = b.add(b.mul(subpart, b.index(plan.range)), cluster);
+    return b.add(b.mul(row, b.index(plan.slab)), columnInSlab);
   }
 
   ThreadBuilder &b;
   MadDispersionOp op;
   BlockShape block;
-  int64_t range;
-  Value mean;
-  Value thread, numTokens, numColumns, numClusters;
-  /// The thread's column, and the one it reads: the last if it has none.
-  Value column, readColumn;
-  Value firstCluster;
-  /// The table has one row more than the range, for rows that do not count.
-  Value table, ownCounts;
-  /// The list: tokens from the first of the 128 on, their clusters in the
-  /// range, and how many each warp found.
-  Value listedTokens, listedClusters, found, numListed, firstListed;
+  const Plan &plan;
+  Cluster cluster;
+  Value thread, subpart, columnInSlab, numColumns, numClusters;
+  Value firstColumn, firstCluster, begin, end;
+  /// The thread's column, or the last one if it has none.
+  Value column;
+  /// Workgroup memory: the tables, the means, the numbers of tokens of the
+  /// clusters in this block and in all, the list as `token << 8 | cluster`, and
+  /// how many tokens each warp found.
+  Value table, means, ownCounts, totalCounts, listed, found;
+  /// The length of the list.
+  Value numListed;
 };
 } // namespace
 
-void Sweep::allocate() {
+Sweep::Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block,
+             const Plan &plan)
+    : b(b), op(op), block(block), plan(plan),
+      cluster(b, block,
+              {affine::makeComposedFoldedAffineApply(
+                   b, b.getLoc(),
+                   b.getAffineSymbolExpr(0) * b.getAffineSymbolExpr(1),
+                   {plan.numRanges, plan.numSlabs}),
+               plan.numParts}) {
+  thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
+  subpart = b.op<arith::DivUIOp>(thread, b.index(plan.slab));
+  columnInSlab = b.op<arith::RemUIOp>(thread, b.index(plan.slab));
+  numColumns = memref::DimOp::create(b, op.getH(), b.index(1));
+  numClusters = memref::DimOp::create(b, op.getOuts()[0], b.index(0));
+  Value number = cluster.getId(0);
+  firstColumn =
+      b.mul(b.op<arith::RemUIOp>(number, plan.slabs), b.index(plan.slab));
+  firstCluster =
+      b.mul(b.op<arith::DivUIOp>(number, plan.slabs), b.index(plan.range));
+  column =
+      minimum(b.add(firstColumn, columnInSlab), b.sub(numColumns, b.index(1)));
+  Value numTokens = memref::DimOp::create(b, op.getH(), b.index(0));
+  std::tie(begin, end) = cluster.getPart(numTokens, /*dim=*/1, plan.parts);
+
   Type i32 = b.getI32Type();
-  table = alloc((range + 1) * block.numThreads, b.getF32Type());
-  ownCounts = alloc(range, i32);
-  listedTokens = alloc(block.numThreads + kRowsAtATime, i32);
-  listedClusters = alloc(block.numThreads + kRowsAtATime, i32);
+  table = alloc(plan.subparts * plan.range * plan.slab, b.getF32Type());
+  means = alloc(plan.range * plan.slab, b.getF32Type());
+  ownCounts = alloc(plan.range, i32);
+  totalCounts = alloc(plan.range, i32);
+  listed = alloc(kMaxListed, i32);
   found = alloc(block.numThreads / kWarpSize, i32);
 }
 
-void Sweep::clear() {
-  loop(b.index(0), b.index(range + 1), 1,
-       [&](Value cluster) { store(b.f32(0.0), table, inTable(cluster)); });
-  loop(thread, b.index(range), block.numThreads,
-       [&](Value cluster) { store(b.i32(0), ownCounts, cluster); });
-  gpu::BarrierOp::create(b);
-}
+//===----------------------------------------------------------------------===//
+// The list
+//===----------------------------------------------------------------------===//
 
-/// Lists the tokens of the range among first .. min(first + 128, end), in
-/// order. The list is filled up with `kRowsAtATime` entries that do not count.
-void Sweep::listTokens(Value first, Value end) {
-  firstListed = first;
+/// Appends the tokens of the range among first .. min(first + 128, end).
+void Sweep::list128(Value first) {
   Value token = b.add(first, thread);
-  Value isMember = b.compare(CmpIPredicate::ult, token, end);
-  token = minimum(token, b.op<arith::SubIOp>(end, b.index(1)));
+  Value isMember = less(token, end);
+  token = minimum(token, b.sub(end, b.index(1)));
   Value assigned = load(op.getAssign(), token);
   // Compared as given, for an i64 may be far out of range.
   Type type = assigned.getType();
-  Value inRange =
-      b.op<arith::SubIOp>(assigned, b.toInteger(firstCluster, type));
-  Value isCluster =
-      b.compare(CmpIPredicate::ult, assigned, b.toInteger(numClusters, type));
-  Value limit = arith::ConstantOp::create(b, b.getIntegerAttr(type, range));
-  isCluster = b.both(isCluster, b.compare(CmpIPredicate::ult, inRange, limit));
-  isMember = b.both(isMember, isCluster);
+  Value inRange = b.sub(assigned, b.toInteger(firstCluster, type));
+  Value limit =
+      arith::ConstantOp::create(b, b.getIntegerAttr(type, plan.range));
+  isMember = b.both(isMember, less(assigned, b.toInteger(numClusters, type)));
+  isMember = b.both(isMember, less(inRange, limit));
   if (Value mask = op.getMask())
     isMember = b.both(isMember, load(mask, token));
   if (!type.isInteger(32))
@@ -154,151 +238,250 @@ void Sweep::listTokens(Value first, Value end) {
   Value lane = b.toI32(b.op<arith::RemUIOp>(thread, b.index(kWarpSize)));
   Value warp = b.op<arith::DivUIOp>(thread, b.index(kWarpSize));
   Value members = b.ballot(isMember);
-  ifThen(b.compare(CmpIPredicate::eq, lane, b.i32(0)),
-         [&] { store(b.countBits(members), found, warp); });
+  b.ifThen(b.compare(CmpIPredicate::eq, lane, b.i32(0)),
+           [&] { store(b.countBits(members), found, warp); });
   gpu::BarrierOp::create(b);
-  Value position = b.countBits(
-      b.both(members, b.op<arith::SubIOp>(b.op<arith::ShLIOp>(b.i32(1), lane),
-                                          b.i32(1))));
-  numListed = b.i32(0);
+  Value below = b.sub(b.op<arith::ShLIOp>(b.i32(1), lane), b.i32(1));
+  Value position = b.add(numListed, b.countBits(b.both(members, below)));
   for (int64_t other = 0; other < block.numThreads / kWarpSize; ++other) {
     Value count = load(found, b.index(other));
-    Value isEarlier = b.compare(CmpIPredicate::ult, b.index(other), warp);
+    Value isEarlier = less(b.index(other), warp);
     position = b.add(position, b.select(isEarlier, count, b.i32(0)));
     numListed = b.add(numListed, count);
   }
-  ifThen(isMember, [&] {
-    store(b.toI32(thread), listedTokens, b.toIndex(position));
-    store(inRange, listedClusters, b.toIndex(position));
+  b.ifThen(isMember, [&] {
+    Value offset = b.toI32(b.sub(token, begin));
+    Value entry = b.either(b.op<arith::ShLIOp>(offset, b.i32(8)), inRange);
+    store(entry, listed, b.toIndex(position));
     b.atomicAdd(ownCounts, inRange, b.i32(1));
   });
-  numListed = b.toIndex(numListed);
-  ifThen(b.compare(CmpIPredicate::ult, thread, b.index(kRowsAtATime)), [&] {
-    Value filler = b.add(numListed, thread);
-    store(b.i32(0), listedTokens, filler);
-    store(b.i32(range), listedClusters, filler);
-  });
+  // Before the next ones write what they found.
   gpu::BarrierOp::create(b);
 }
 
+void Sweep::listTokens() {
+  b.loop(thread, b.index(plan.range), block.numThreads,
+         [&](Value i) { store(b.i32(0), ownCounts, i); });
+  gpu::BarrierOp::create(b);
+  numListed = b.toIndex(
+      b.loop(begin, end, block.numThreads, ValueRange{b.i32(0)},
+             [&](Value first, ValueRange carried) -> SmallVector<Value> {
+               numListed = carried[0];
+               list128(first);
+               return {numListed};
+             })[0]);
+}
+
+//===----------------------------------------------------------------------===//
+// The table
+//===----------------------------------------------------------------------===//
+
+void Sweep::clear() {
+  b.loop(b.index(0), b.index(plan.range), 1,
+         [&](Value i) { store(b.f32(0.0), table, inTable(i)); });
+}
+
 /// h, or its deviation from the mean of a cluster of the range.
-Value Sweep::getTerm(Value row, Value cluster) {
-  Value term = b.loadF32(op.getH(), {row, readColumn});
-  if (!mean)
+Value Sweep::getTerm(Value row, Value inRange, bool isDeviation) {
+  Value term = b.loadF32(op.getH(), {row, column});
+  if (!isDeviation)
     return term;
-  // A row that does not count may name a cluster past the last.
-  Value last = b.op<arith::SubIOp>(numClusters, b.index(1));
-  Value place = minimum(b.add(firstCluster, cluster), last);
-  Value centre = memref::LoadOp::create(b, mean, ValueRange{place, readColumn});
-  Value deviation = b.op<arith::SubFOp>(term, centre);
+  Value slot =
+      b.add(b.mul(inRange, b.index(plan.slab)), b.sub(column, firstColumn));
+  Value mean = load(means, slot);
+  Value deviation = b.sub(term, mean);
   return op.getMeasure() == DispersionMeasure::Variance
              ? b.mul(deviation, deviation)
              : b.absolute(deviation);
 }
 
-void Sweep::addList() {
-  loop(b.index(0), numListed, kRowsAtATime, [&](Value first) {
-    SmallVector<Value> places, terms;
-    for (int64_t i = 0; i < kRowsAtATime; ++i) {
-      Value entry = b.add(first, b.index(i));
-      Value cluster = b.toIndex(load(listedClusters, entry));
-      Value row = b.add(firstListed, b.toIndex(load(listedTokens, entry)));
-      places.push_back(inTable(cluster));
-      terms.push_back(getTerm(row, cluster));
-    }
-    for (auto [place, term] : llvm::zip_equal(places, terms))
-      store(b.add(load(table, place), term), table, place);
+void Sweep::addGroup(Value first, int64_t count, bool areDeviations) {
+  SmallVector<Value> places, terms;
+  for (int64_t i = 0; i < count; ++i) {
+    Value entry = load(listed, b.add(first, b.index(i)));
+    Value inRange = b.toIndex(b.both(entry, b.i32(255)));
+    Value offset = b.toIndex(b.op<arith::ShRUIOp>(entry, b.i32(8)));
+    places.push_back(inTable(inRange));
+    terms.push_back(getTerm(b.add(begin, offset), inRange, areDeviations));
+  }
+  for (auto [place, term] : llvm::zip_equal(places, terms))
+    store(b.add(load(table, place), term), table, place);
+}
+
+void Sweep::addRows(bool areDeviations) {
+  Value step = b.index(kRowsAtATime);
+  Value grouped = b.mul(b.op<arith::DivUIOp>(numListed, step), step);
+  b.loop(b.mul(subpart, step), grouped, plan.subparts * kRowsAtATime,
+         [&](Value first) { addGroup(first, kRowsAtATime, areDeviations); });
+  // What is left is the first subpart's.
+  Value isFirst = b.compare(CmpIPredicate::eq, subpart, b.index(0));
+  b.loop(b.select(isFirst, grouped, numListed), numListed, 1,
+         [&](Value first) { addGroup(first, 1, areDeviations); });
+}
+
+/// The tables of the block become one; all blocks may read it.
+void Sweep::addSubparts() {
+  if (plan.subparts > 1) {
+    gpu::BarrierOp::create(b);
+    int64_t size = plan.range * plan.slab;
+    b.loop(thread, b.index(size), block.numThreads, [&](Value slot) {
+      Value sum = load(table, slot);
+      for (int64_t part = 1; part < plan.subparts; ++part)
+        sum = b.add(sum, load(table, b.add(slot, b.index(part * size))));
+      store(sum, table, slot);
+    });
+  }
+  cluster.barrier();
+}
+
+//===----------------------------------------------------------------------===//
+// Results
+//===----------------------------------------------------------------------===//
+
+void Sweep::forEachOwn(function_ref<void(Value, Value, Value)> body) {
+  Workers workers = cluster.getWorkers();
+  b.loop(workers.thread, b.index(plan.range * plan.slab), workers.count,
+         [&](Value slot) {
+           Value width = b.index(plan.slab);
+           Value row = b.add(firstCluster, b.op<arith::DivUIOp>(slot, width));
+           Value own = b.add(firstColumn, b.op<arith::RemUIOp>(slot, width));
+           Value exists = b.both(less(row, numClusters), less(own, numColumns));
+           b.ifThen(exists, [&] { body(slot, row, own); });
+         });
+}
+
+Value Sweep::getQuotient(Value slot, Value row) {
+  Value count = load(totalCounts, b.sub(row, firstCluster));
+  Value isEmpty = b.compare(CmpIPredicate::eq, count, b.i32(0));
+  Value size = arith::SIToFPOp::create(b, b.getF32Type(), count);
+  Value total = cluster.sum(table, b.toI32(slot));
+  return b.select(isEmpty, b.f32(0.0), b.op<arith::DivFOp>(total, size));
+}
+
+/// Means, deviations from them and dispersions: the totals of the cluster are
+/// those of all tokens.
+void Sweep::finishAlone() {
+  Value isFirstSlab = b.compare(CmpIPredicate::eq, firstColumn, b.index(0));
+  Value isFirstBlock =
+      b.compare(CmpIPredicate::eq, cluster.getRank(), b.index(0));
+  b.loop(thread, b.index(plan.range), block.numThreads, [&](Value i) {
+    Value count = cluster.sum(ownCounts, b.toI32(i));
+    store(count, totalCounts, i);
+    Value row = b.add(firstCluster, i);
+    b.ifThen(b.both(less(row, numClusters), b.both(isFirstSlab, isFirstBlock)),
+             [&] { store(count, op.getOuts()[2], row); });
   });
   gpu::BarrierOp::create(b);
-}
-
-void Sweep::writeParts(Value part, Value sums, Value counts) {
-  Value rest = b.op<arith::SubIOp>(numClusters, firstCluster);
-  Value size = minimum(rest, b.index(range));
-  ifThen(b.compare(CmpIPredicate::ult, column, numColumns), [&] {
-    loop(b.index(0), size, 1, [&](Value cluster) {
-      store(load(table, inTable(cluster)), sums,
-            {part, b.add(firstCluster, cluster), column});
-    });
+  forEachOwn([&](Value slot, Value row, Value own) {
+    Value mean = getQuotient(slot, row);
+    store(mean, op.getOuts()[1], {row, own});
+    cluster.storeToAll(mean, means, b.toI32(slot));
   });
-  if (counts)
-    loop(thread, size, block.numThreads, [&](Value cluster) {
-      store(load(ownCounts, cluster), counts,
-            {part, b.add(firstCluster, cluster)});
-    });
-}
-
-void Sweep::emit(ArrayRef<Value> ids, Value sums, Value counts) {
-  thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
-  numTokens = memref::DimOp::create(b, op.getH(), b.index(0));
-  numColumns = memref::DimOp::create(b, op.getH(), b.index(1));
-  numClusters = memref::DimOp::create(b, op.getOuts()[0], b.index(0));
-  firstCluster = b.mul(ids[0], b.index(range));
-  column = b.add(b.mul(ids[2], b.index(block.numThreads)), thread);
-  readColumn = minimum(column, b.op<arith::SubIOp>(numColumns, b.index(1)));
-  Value length = b.op<arith::DivUIOp>(
-      b.add(numTokens, b.index(kTokenParts - 1)), b.index(kTokenParts));
-  Value begin = minimum(b.mul(ids[1], length), numTokens);
-  Value end = minimum(b.add(begin, length), numTokens);
-  allocate();
+  cluster.barrier();
   clear();
-  loop(begin, end, block.numThreads, [&](Value first) {
-    listTokens(first, end);
-    addList();
+  addRows(/*areDeviations=*/true);
+  addSubparts();
+  forEachOwn([&](Value slot, Value row, Value own) {
+    store(getQuotient(slot, row), op.getOuts()[0], {row, own});
   });
-  writeParts(ids[1], sums, counts);
+}
+
+void Sweep::writePart(Value sums, Value counts) {
+  Value part = cluster.getId(1);
+  forEachOwn([&](Value slot, Value row, Value own) {
+    store(cluster.sum(table, b.toI32(slot)), sums, {part, row, own});
+    if (!counts)
+      return;
+    b.ifThen(b.compare(CmpIPredicate::eq, own, b.index(0)), [&] {
+      Value inRange = b.toI32(b.sub(row, firstCluster));
+      store(cluster.sum(ownCounts, inRange), counts, {part, row});
+    });
+  });
+}
+
+void Sweep::emitSums(Value sums, Value counts) {
+  listTokens();
+  clear();
+  addRows(/*areDeviations=*/false);
+  addSubparts();
+  b.ifThen(plan.isOnePart(b), [&] { finishAlone(); });
+  if (sums)
+    b.ifThen(b.no(plan.isOnePart(b)), [&] { writePart(sums, counts); });
+  cluster.barrier();
+}
+
+void Sweep::emitDeviations(Value sums) {
+  b.ifThen(b.no(plan.isOnePart(b)), [&] {
+    listTokens();
+    clear();
+    // A block reads its share of the means for all, which must have started.
+    cluster.barrier();
+    forEachOwn([&](Value slot, Value row, Value own) {
+      Value mean =
+          memref::LoadOp::create(b, op.getOuts()[1], ValueRange{row, own});
+      cluster.storeToAll(mean, means, b.toI32(slot));
+    });
+    cluster.barrier();
+    addRows(/*areDeviations=*/true);
+    addSubparts();
+    writePart(sums, /*counts=*/Value());
+    cluster.barrier();
+  });
 }
 
 //===----------------------------------------------------------------------===//
 // Combination of the parts
 //===----------------------------------------------------------------------===//
 
-/// The sum of buffer[part, place...] over the parts, in their order.
-static Value addParts(ThreadBuilder &b, Value buffer, ValueRange place) {
-  Type type = getElementTypeOrSelf(buffer.getType());
-  Value zero = arith::ConstantOp::create(b, b.getZeroAttr(type));
-  auto loop = scf::ForOp::create(
-      b, b.index(0), b.index(kTokenParts), b.index(1), zero,
-      [&](OpBuilder &builder, Location loc, Value part, ValueRange acc) {
-        ThreadBuilder body(loc, builder);
-        SmallVector<Value> indices{part};
-        llvm::append_range(indices, place);
-        Value value = memref::LoadOp::create(body, buffer, indices);
-        scf::YieldOp::create(body, body.add(acc[0], value));
-      });
-  return loop.getResult(0);
-}
-
 /// out = sum / count, 0 for an empty cluster (E14). `partCounts` is null if
-/// the counts have been combined before.
+/// the counts have been combined before. A warp takes 32 columns of a cluster,
+/// so that its lanes read the counts together.
 static void emitQuotients(ThreadBuilder &b, MadDispersionOp op, Workers workers,
-                          Value sums, Value partCounts, Value out) {
-  Value clusters = memref::DimOp::create(b, out, b.index(0));
-  Value columns = memref::DimOp::create(b, out, b.index(1));
-  auto loop = scf::ForOp::create(b, workers.thread, b.mul(clusters, columns),
-                                 b.index(workers.count));
-  OpBuilder::InsertionGuard guard(b);
-  b.setInsertionPointToStart(loop.getBody());
-  Value cluster = b.op<arith::DivUIOp>(loop.getInductionVar(), columns);
-  Value column = b.op<arith::RemUIOp>(loop.getInductionVar(), columns);
-  Value countBuffer = op.getOuts()[2], count;
-  if (partCounts) {
-    count = addParts(b, partCounts, cluster);
-    auto ifFirst =
-        scf::IfOp::create(b, b.compare(CmpIPredicate::eq, column, b.index(0)),
-                          /*withElseRegion=*/false);
-    OpBuilder::InsertionGuard guard(b);
-    b.setInsertionPointToStart(ifFirst.thenBlock());
-    memref::StoreOp::create(b, count, countBuffer, cluster);
-  } else {
-    count = memref::LoadOp::create(b, countBuffer, cluster);
-  }
-  Value sum = addParts(b, sums, {cluster, column});
-  Value isEmpty = b.compare(CmpIPredicate::eq, count, b.i32(0));
-  Value size = arith::SIToFPOp::create(b, b.getF32Type(), count);
-  memref::StoreOp::create(
-      b, b.select(isEmpty, b.f32(0.0), b.op<arith::DivFOp>(sum, size)), out,
-      ValueRange{cluster, column});
+                          Value parts, Value sums, Value partCounts,
+                          Value out) {
+  Value width = b.index(kWarpSize), columns, units, groups;
+  columns = memref::DimOp::create(b, out, b.index(1));
+  groups = b.op<arith::DivUIOp>(b.add(columns, b.index(kWarpSize - 1)), width);
+  units = b.mul(memref::DimOp::create(b, out, b.index(0)), groups);
+  Value lane = b.op<arith::RemUIOp>(workers.thread, width);
+  Value warp = b.op<arith::DivUIOp>(workers.thread, width);
+  Value isFirst = b.compare(CmpIPredicate::eq, lane, b.index(0));
+  b.loop(warp, units, workers.count / kWarpSize, [&](Value unit) {
+    Value cluster = b.op<arith::DivUIOp>(unit, groups);
+    Value group = b.op<arith::RemUIOp>(unit, groups);
+    Value column = b.add(b.mul(group, width), lane);
+    Value count = b.loop(
+        lane, partCounts ? parts : b.index(1), kWarpSize, ValueRange{b.i32(0)},
+        [&](Value part, ValueRange sum) -> SmallVector<Value> {
+          SmallVector<Value> place{cluster};
+          if (partCounts)
+            place.insert(place.begin(), part);
+          Value buffer = partCounts ? partCounts : op.getOuts()[2];
+          return {b.add(sum[0], memref::LoadOp::create(b, buffer, place))};
+        })[0];
+    count = b.reduceLanes(count, kWarpSize,
+                          [&](Value x, Value y) { return b.add(x, y); });
+    if (partCounts) {
+      Value isLeader =
+          b.both(isFirst, b.compare(CmpIPredicate::eq, group, b.index(0)));
+      b.ifThen(isLeader, [&] {
+        memref::StoreOp::create(b, count, op.getOuts()[2], cluster);
+      });
+    }
+    b.ifThen(b.compare(CmpIPredicate::ult, column, columns), [&] {
+      Value sum = b.loop(b.index(0), parts, 1, ValueRange{b.f32(0.0)},
+                         [&](Value part, ValueRange sum) -> SmallVector<Value> {
+                           Value term = memref::LoadOp::create(
+                               b, sums, ValueRange{part, cluster, column});
+                           return {b.add(sum[0], term)};
+                         })[0];
+      Value isEmpty = b.compare(CmpIPredicate::eq, count, b.i32(0));
+      Value size = arith::SIToFPOp::create(b, b.getF32Type(), count);
+      Value quotient =
+          b.select(isEmpty, b.f32(0.0), b.op<arith::DivFOp>(sum, size));
+      memref::StoreOp::create(b, quotient, out, ValueRange{cluster, column});
+    });
+  });
 }
 
 //===----------------------------------------------------------------------===//
@@ -320,58 +503,51 @@ struct MadDispersionToGrid : OpRewritePattern<MadDispersionOp> {
       return rewriter.notifyMatchFailure(op, "expected buffers, and a measure "
                                              "that needs no pairs");
     ThreadBuilder b(op.getLoc(), rewriter);
-    auto type = cast<MemRefType>(op.getOuts()[0].getType());
-    SmallVector<Value> sizes;
-    for (int64_t dim = 0; dim < 2; ++dim)
-      if (type.isDynamicDim(dim))
-        sizes.push_back(memref::DimOp::create(b, op.getOuts()[0], dim));
-    auto allocate = [&](ArrayRef<int64_t> shape, Type element,
-                        ValueRange sizes) -> Value {
-      SmallVector<int64_t> partShape{kTokenParts};
-      llvm::append_range(partShape, shape);
-      return memref::AllocOp::create(b, MemRefType::get(partShape, element),
-                                     sizes);
-    };
-    Value sums = allocate(type.getShape(), b.getF32Type(), sizes);
-    Value counts =
-        allocate(type.getShape().take_front(), b.getI32Type(),
-                 ValueRange(sizes).take_front(type.isDynamicDim(0) ? 1 : 0));
-
-    Value spread = op.getOuts()[0], mean = op.getOuts()[1];
-    emitSweep(b, op, Value(), sums, counts);
-    emitCombination(b, op, sums, counts, mean);
-    emitSweep(b, op, mean, sums, Value());
-    emitCombination(b, op, sums, Value(), spread);
+    Plan plan(b, op, block);
+    Value spread = op.getOuts()[0], mean = op.getOuts()[1], sums, counts;
+    if (plan.mayHaveParts()) {
+      sums = allocateParts(b, plan, spread, b.getF32Type());
+      counts = allocateParts(b, plan, op.getOuts()[2], b.getI32Type());
+    }
+    emitGrid(b, [&] { Sweep(b, op, block, plan).emitSums(sums, counts); });
+    if (plan.mayHaveParts()) {
+      emitCombination(b, op, plan, sums, counts, mean);
+      emitGrid(b, [&] { Sweep(b, op, block, plan).emitDeviations(sums); });
+      emitCombination(b, op, plan, sums, Value(), spread);
+    }
     rewriter.eraseOp(op);
     return success();
   }
 
 private:
-  void emitSweep(ThreadBuilder &b, MadDispersionOp op, Value mean, Value sums,
-                 Value counts) const {
+  /// Emits a loop, after which `b` goes on.
+  static void emitGrid(ThreadBuilder &b, function_ref<void()> emit) {
     OpBuilder::InsertionGuard guard(b);
-    auto type = cast<MemRefType>(op.getOuts()[0].getType());
-    int64_t range = type.isDynamicDim(0)
-                        ? kMaxRange
-                        : std::clamp<int64_t>(type.getDimSize(0), 1, kMaxRange);
-    auto divided = [&](int64_t dim, int64_t by) {
-      AffineExpr size = b.getAffineSymbolExpr(0);
-      return affine::makeComposedFoldedAffineApply(
-          b, b.getLoc(), size.ceilDiv(by),
-          {memref::getMixedSize(b, b.getLoc(), op.getOuts()[0], dim)});
-    };
-    SmallVector<Value> ids =
-        createGrid(b, {divided(0, range), b.getIndexAttr(kTokenParts),
-                       divided(1, block.numThreads)});
-    Sweep(b, op, block, range, mean).emit(ids, sums, counts);
+    emit();
   }
 
-  void emitCombination(ThreadBuilder &b, MadDispersionOp op, Value sums,
-                       Value counts, Value out) const {
-    OpBuilder::InsertionGuard guard(b);
-    Value id = createGrid(b, b.getIndexAttr(kCombiningBlocks));
-    emitQuotients(b, op, Workers::ofGrid(b, block, id, kCombiningBlocks), sums,
-                  counts, out);
+  /// A buffer of the shape of `whole` for each part.
+  static Value allocateParts(ThreadBuilder &b, const Plan &plan, Value whole,
+                             Type element) {
+    auto type = cast<MemRefType>(whole.getType());
+    SmallVector<int64_t> shape{ShapedType::kDynamic};
+    llvm::append_range(shape, type.getShape());
+    SmallVector<Value> sizes{plan.parts};
+    for (int64_t dim = 0; dim < type.getRank(); ++dim)
+      if (type.isDynamicDim(dim))
+        sizes.push_back(memref::DimOp::create(b, whole, dim));
+    return memref::AllocOp::create(b, MemRefType::get(shape, element), sizes);
+  }
+
+  void emitCombination(ThreadBuilder &b, MadDispersionOp op, const Plan &plan,
+                       Value sums, Value counts, Value out) const {
+    emitGrid(b, [&] {
+      Value id = createGrid(b, b.getIndexAttr(kCombiningBlocks));
+      Workers workers = Workers::ofGrid(b, block, id, kCombiningBlocks);
+      b.ifThen(b.no(plan.isOnePart(b)), [&] {
+        emitQuotients(b, op, workers, plan.parts, sums, counts, out);
+      });
+    });
   }
 
   BlockShape block;
@@ -379,7 +555,8 @@ private:
 } // namespace
 
 void mlir::moe::addDispersionFacts(KernelFacts &facts) {
-  facts.addForms(hasGridKernel);
+  facts.addForms(hasGridKernel,
+                 "a measure that needs no pairs of tokens: mad or variance");
 }
 
 void mlir::moe::populateDispersionToGridPatterns(RewritePatternSet &patterns,

@@ -184,7 +184,9 @@ struct MoEDistributeToGridPass
 
   LogicalResult initialize(MLIRContext *context) override {
     RewritePatternSet set(context);
-    populateToGridPatterns(set, BlockShape{blockSize});
+    BlockShape block{blockSize};
+    block.clusterBlocks = clusterBlocks;
+    populateToGridPatterns(set, block);
     patterns = std::move(set);
     return success();
   }

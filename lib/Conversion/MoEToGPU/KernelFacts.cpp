@@ -22,7 +22,11 @@ KernelFacts::KernelFacts(MLIRContext *context) {
 
 bool KernelFacts::isFormWithoutKernel(Operation *op) const {
   auto found = forms.find(op->getName().getTypeID());
-  return found != forms.end() && !found->second(op);
+  return found != forms.end() && !found->second.hasKernel(op);
+}
+
+StringRef KernelFacts::getRequirement(Operation *op) const {
+  return forms.find(op->getName().getTypeID())->second.requirement;
 }
 
 std::optional<int64_t> KernelFacts::getTileRows(Operation *op,

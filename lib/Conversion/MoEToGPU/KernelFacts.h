@@ -23,12 +23,12 @@ class KernelFacts {
 public:
   explicit KernelFacts(MLIRContext *context);
 
-  /// The kernel of `OpTy` lowers the forms for which `hasKernel` holds.
+  /// The kernel of `OpTy` lowers the forms for which `hasKernel` holds, those
+  /// with what `requirement` says.
   template <typename OpTy>
-  void addForms(bool (*hasKernel)(OpTy)) {
-    forms[TypeID::get<OpTy>()] = [=](Operation *op) {
-      return hasKernel(cast<OpTy>(op));
-    };
+  void addForms(bool (*hasKernel)(OpTy), StringRef requirement) {
+    forms[TypeID::get<OpTy>()] = {
+        [=](Operation *op) { return hasKernel(cast<OpTy>(op)); }, requirement};
   }
   /// A block should take `getTileRows` rows of `OpTy`; with nullopt as many as
   /// its other ops do.
@@ -45,12 +45,18 @@ public:
   }
   /// Whether ops of the kind have a kernel, but not `op`.
   bool isFormWithoutKernel(Operation *op) const;
+  /// What the kernel of such an op expects.
+  StringRef getRequirement(Operation *op) const;
   std::optional<int64_t> getTileRows(Operation *op, BlockShape block) const;
 
 private:
   /// The ops that patterns lower.
   llvm::DenseSet<OperationName> kinds;
-  llvm::DenseMap<TypeID, std::function<bool(Operation *)>> forms;
+  struct Forms {
+    std::function<bool(Operation *)> hasKernel;
+    StringRef requirement;
+  };
+  llvm::DenseMap<TypeID, Forms> forms;
   llvm::DenseMap<TypeID,
                  std::function<std::optional<int64_t>(Operation *, BlockShape)>>
       tileRows;

@@ -271,9 +271,29 @@ static FailureOr<int64_t> getMaxElements(memref::AllocOp alloc) {
   return elements;
 }
 
+/// The workgroup memory of a kernel: static, or dynamic if it is too much.
+static Value createArena(gpu::GPUFuncOp kernel, int64_t bytes,
+                         gpu::AddressSpaceAttr space) {
+  auto b = OpBuilder::atBlockBegin(&kernel.front());
+  auto getType = [&](int64_t size) {
+    return MemRefType::get({size}, b.getI8Type(), MemRefLayoutAttrInterface(),
+                           space);
+  };
+  if (bytes > kMaxStaticWorkgroupBytes) {
+    kernel->setAttr(kDynamicSmemAttrName, b.getI64IntegerAttr(bytes));
+    return gpu::DynamicSharedMemoryOp::create(b, kernel.getLoc(),
+                                              getType(ShapedType::kDynamic));
+  }
+  Value arena = kernel.addWorkgroupAttribution(getType(bytes), kernel.getLoc());
+  kernel.setWorkgroupAttributionAttr(0, LLVM::LLVMDialect::getAlignAttrName(),
+                                     b.getI64IntegerAttr(kWorkgroupAlignment));
+  return arena;
+}
+
 /// Buffers that a block allocates become parts of one workgroup buffer. They
 /// keep the default memory space for their users; LLVM sees through the cast.
-static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
+static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel,
+                                           int64_t sharedBytes) {
   SmallVector<memref::AllocOp> allocs;
   kernel.walk([&](memref::AllocOp alloc) { allocs.push_back(alloc); });
   SmallVector<int64_t> offsets;
@@ -286,9 +306,9 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
     int64_t width = getElementBytes(alloc.getType().getElementType());
     bytes += llvm::alignTo(*elements * width, kWorkgroupAlignment);
   }
-  if (bytes > kMaxStaticWorkgroupBytes)
+  if (bytes > sharedBytes)
     return kernel.emitError()
-           << "expected a block to need at most " << kMaxStaticWorkgroupBytes
+           << "expected a block to need at most " << sharedBytes
            << " bytes of workgroup memory, found " << bytes
            << "; use smaller tiles";
   if (bytes == 0)
@@ -297,13 +317,8 @@ static LogicalResult placeWorkgroupBuffers(gpu::GPUFuncOp kernel) {
   MLIRContext *context = kernel.getContext();
   auto space =
       gpu::AddressSpaceAttr::get(context, gpu::AddressSpace::Workgroup);
+  Value arena = createArena(kernel, bytes, space);
   OpBuilder b(context);
-  Value arena = kernel.addWorkgroupAttribution(
-      MemRefType::get({bytes}, b.getI8Type(), MemRefLayoutAttrInterface(),
-                      space),
-      kernel.getLoc());
-  kernel.setWorkgroupAttributionAttr(0, LLVM::LLVMDialect::getAlignAttrName(),
-                                     b.getI64IntegerAttr(kWorkgroupAlignment));
   for (auto [alloc, offset] : llvm::zip_equal(allocs, offsets)) {
     for (Operation *user : llvm::make_early_inc_range(alloc->getUsers()))
       if (isa<memref::DeallocOp>(user))
@@ -433,7 +448,7 @@ static void createLaunch(scf::ForallOp forall, gpu::GPUFuncOp kernel,
 
 FailureOr<gpu::GPUFuncOp>
 mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
-                         StringRef name, int64_t blockSize,
+                         StringRef name, BlockShape block,
                          const DenseSet<Value> &constants,
                          DictionaryAttr &launch) {
   auto function = forall->getParentOfType<func::FuncOp>();
@@ -447,24 +462,28 @@ mlir::moe::outlineKernel(scf::ForallOp forall, gpu::GPUModuleOp module,
       b, name, b.getFunctionType(getParameterTypes(function), {}));
   kernel->setAttr(gpu::GPUDialect::getKernelFuncAttrName(), b.getUnitAttr());
   kernel.setKnownBlockSizeAttr(
-      b.getDenseI32ArrayAttr({static_cast<int32_t>(blockSize), 1, 1}));
+      b.getDenseI32ArrayAttr({static_cast<int32_t>(block.numThreads), 1, 1}));
   // Without it ptxas aims at several blocks an SM and caps the registers.
   kernel->setAttr(NVVM::NVVMDialect::getMinctasmAttrName(),
                   b.getI32IntegerAttr(1));
+  if (auto blocks = forall->getAttrOfType<IntegerAttr>(kClusterBlocksAttrName))
+    kernel->setAttr(
+        NVVM::NVVMDialect::getClusterDimAttrName(),
+        b.getDenseI32ArrayAttr({static_cast<int32_t>(blocks.getInt()), 1, 1}));
   b.setInsertionPointToStart(&kernel.front());
   IRMapping mapping;
   mapArguments(b, function, kernel, mapping);
   if (failed(cloneBody(b, forall, *grid, mapping, constants)))
     return failure();
   gpu::ReturnOp::create(b);
-  if (failed(placeWorkgroupBuffers(kernel)))
+  if (failed(placeWorkgroupBuffers(kernel, block.sharedBytes)))
     return failure();
 
   AffineMap gridMap = getGridMap(*grid, function);
-  createLaunch(forall, kernel, gridMap, blockSize);
+  createLaunch(forall, kernel, gridMap, block.numThreads);
   forall.erase();
   launch = b.getDictionaryAttr({
-      b.getNamedAttr("block_size", b.getI64IntegerAttr(blockSize)),
+      b.getNamedAttr("block_size", b.getI64IntegerAttr(block.numThreads)),
       b.getNamedAttr("grid", AffineMapAttr::get(gridMap)),
       b.getNamedAttr("module", b.getStringAttr(module.getName())),
       b.getNamedAttr("name", b.getStringAttr(name)),

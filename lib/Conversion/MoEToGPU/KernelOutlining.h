@@ -3,6 +3,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
 #define MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
 
+#include "ThreadLowerings.h"
+
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
@@ -17,7 +19,7 @@ namespace mlir::moe {
 /// can stand for.
 FailureOr<gpu::GPUFuncOp> outlineKernel(scf::ForallOp forall,
                                         gpu::GPUModuleOp module, StringRef name,
-                                        int64_t blockSize,
+                                        BlockShape block,
                                         const DenseSet<Value> &constants,
                                         DictionaryAttr &launch);
 

@@ -269,8 +269,8 @@ private:
         if (!launches.empty())
           name = (name + Twine("_") + Twine(launches.size())).str();
         DictionaryAttr launch;
-        FailureOr<gpu::GPUFuncOp> kernel =
-            outlineKernel(forall, module, name, blockSize, constants, launch);
+        FailureOr<gpu::GPUFuncOp> kernel = outlineKernel(
+            forall, module, name, {blockSize, sharedBytes}, constants, launch);
         if (failed(kernel) || failed(lowerToThreads(*kernel, patterns)))
           return failure();
         launches.push_back(addDynamicMemory(launch, function, *kernel));

@@ -6,6 +6,7 @@
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/IR/IRMapping.h"
 #include <limits>
 
 using namespace mlir;
@@ -304,14 +305,39 @@ void MixEmitter::storeMixed(Value value, Value factor, Value row,
 // Pattern
 //===----------------------------------------------------------------------===//
 
-/// The most columns of the values that registers can accumulate.
-static constexpr int64_t kMaxColumns = 256;
+/// The most columns of the values that registers can accumulate, and groups of
+/// so many, each of which computes the logits again.
+static constexpr int64_t kMaxColumns = 256, kMaxColumnGroups = 16;
+
+/// The number of equal groups of columns that registers can accumulate one
+/// after the other; 0 if there is none.
+static int64_t getNumColumnGroups(SoftmaxMixOp op) {
+  if (!op.getV())
+    return 1;
+  int64_t columns = cast<ShapedType>(op.getV().getType()).getDimSize(2);
+  if (ShapedType::isDynamic(columns))
+    return 0;
+  for (int64_t groups = 1; groups <= kMaxColumnGroups; ++groups)
+    if (columns % groups == 0 && columns / groups <= kMaxColumns)
+      return groups;
+  return 0;
+}
 
 static bool hasThreadKernel(SoftmaxMixOp op) {
-  if (!op.getV())
-    return true;
-  int64_t columns = cast<ShapedType>(op.getV().getType()).getDimSize(2);
-  return !ShapedType::isDynamic(columns) && columns <= kMaxColumns;
+  return getNumColumnGroups(op) > 0;
+}
+
+/// `size` elements of the last dim of `buffer`, from `offset` on.
+static Value takeColumns(WarpBuilder &b, Value buffer, Value offset,
+                         int64_t size) {
+  auto type = cast<MemRefType>(buffer.getType());
+  int64_t last = type.getRank() - 1;
+  SmallVector<OpFoldResult> offsets(type.getRank(), b.getIndexAttr(0)),
+      steps(type.getRank(), b.getIndexAttr(1)),
+      sizes = memref::getMixedSizes(b, b.getLoc(), buffer);
+  offsets[last] = offset;
+  sizes[last] = b.getIndexAttr(size);
+  return memref::SubViewOp::create(b, buffer, offsets, sizes, steps);
 }
 
 namespace {
@@ -326,19 +352,45 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
         diagnostic << "expected blocks of " << kMixThreads << " threads, found "
                    << block.numThreads;
       });
-    if (!hasThreadKernel(op))
+    int64_t groups = getNumColumnGroups(op);
+    if (groups == 0)
       return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
-        diagnostic << "expected a static number of columns of the values, at "
-                      "most "
+        diagnostic << "expected a static number of columns of the values, in "
+                      "at most "
+                   << kMaxColumnGroups << " equal groups of at most "
                    << kMaxColumns << ", found " << op.getV().getType();
       });
     WarpBuilder b(op.getLoc(), rewriter);
+    if (groups == 1)
+      emit(b, op);
+    else
+      emitGroups(b, op, groups);
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+private:
+  void emit(WarpBuilder &b, SoftmaxMixOp op) const {
     if (canMixOnTensorCores(op, block.sharedBytes))
       emitMixOnTensorCores(b, op, block.sharedBytes);
     else
       emitMixOnFloatUnits(b, op);
-    rewriter.eraseOp(op);
-    return success();
+  }
+
+  /// for each group: the op with the group's columns of values and results. All
+  /// write the same log-sum-exps.
+  void emitGroups(WarpBuilder &b, SoftmaxMixOp op, int64_t groups) const {
+    int64_t columns = cast<MemRefType>(op.getV().getType()).getDimSize(2);
+    int64_t width = columns / groups;
+    b.loop(b.index(0), b.index(columns), width, [&](Value first) {
+      IRMapping mapping;
+      mapping.map(op.getV(), takeColumns(b, op.getV(), first, width));
+      mapping.map(op.getMixedInit(),
+                  takeColumns(b, op.getMixedInit(), first, width));
+      auto group = cast<SoftmaxMixOp>(b.clone(*op, mapping));
+      emit(b, group);
+      group.erase();
+    });
   }
 
   BlockShape block;
@@ -346,7 +398,11 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
 } // namespace
 
 void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts) {
-  facts.addForms(hasThreadKernel);
+  facts.addForms(
+      hasThreadKernel,
+      "a static number of columns of the values, in at most 16 equal "
+      "groups of at most 256; else memory grows with the queries "
+      "times the keys: pad the values with zeros");
   // A kernel that reads all keys for each tile wants tiles as large as its
   // registers.
   facts.addTileRows<SoftmaxMixOp>([](SoftmaxMixOp op, BlockShape block) {

@@ -1,18 +1,22 @@
 //===- SoftmaxMixBackward.cpp - The gradient of softmax_mix to threads ----===//
 //
-// The two sweeps are one: a warp takes a row of its own side, queries for dq
-// and keys for dk and dv, and goes over the rows of the other side 32 at a
-// time,
+// bf16 queries and keys go to the tensor cores (SoftmaxMixBackwardTensor.cpp).
+// Here a warp takes a row of its own side and goes over the rows of the other
+// side 32 at a time,
 //
 //   lane t   A = exp(x - lse), dx = A (dmixed . v - delta)   of the t-th pair
 //   lane l   own gradient_l += dx_t other_l                  t = 0, 1, .. 31
 //
-// with features l, l + 32, ... in lane l. No pair is stored: memory is linear
-// in the number of tokens. The order of every sum depends on nothing but the
-// position of the other row. Rows are read through the caches, not staged.
+// with features l, l + 32, ... in lane l. No pair is stored, unless the
+// gradient of the pairs' own biases is asked for: memory is linear in the
+// number of tokens. The order of every sum depends on nothing but the position
+// of the other row, and of the batch and head where they share a bias: one warp
+// takes the rows that do, one after the other. Rows are read through the
+// caches, not staged.
 //
 //===----------------------------------------------------------------------===//
 
+#include "SoftmaxMixBackward.h"
 #include "KernelFacts.h"
 #include "SoftmaxMix.h"
 #include "ThreadLowerings.h"
@@ -32,6 +36,20 @@ static int64_t getWidth(Value rows) {
   return cast<ShapedType>(rows.getType()).getShape().back();
 }
 
+MixSweep::MixSweep(SoftmaxMixBackwardDqOp op)
+    : op(op), ofQueries(true), lse(op.getLse()), delta(op.getDelta()),
+      v(op.getV()), dmixed(op.getDmixed()), origin(op.getOrigin()),
+      scale(op.getScale().convertToDouble()), gradient(op.getOut("dq")),
+      total(op.getWithSums() ? op.getOut("sums") : Value()),
+      dbias(op.getWithDbias() ? op.getOut("dbias") : Value()) {}
+
+MixSweep::MixSweep(SoftmaxMixBackwardDkvOp op)
+    : op(op), ofQueries(false), lse(op.getLse()), delta(op.getDelta()),
+      v(op.getV()), dmixed(op.getDmixed()), origin(op.getOrigin()),
+      scale(op.getScale().convertToDouble()), gradient(op.getOut("dk")),
+      dv(op.getV() ? op.getOut("dv") : Value()),
+      total(op.getWithSums() ? op.getOut("sums") : Value()) {}
+
 //===----------------------------------------------------------------------===//
 // One row
 //===----------------------------------------------------------------------===//
@@ -48,36 +66,25 @@ struct WeightedSum {
 /// Emits the sweep of a warp.
 class Sweep {
 public:
-  Sweep(ThreadBuilder &b, SoftmaxMixBackwardDqOp op)
-      : Sweep(b, op, op, /*ofQueries=*/true) {
-    sums.push_back({op.getK(), op.getOut("dq"), /*byGradient=*/true,
-                    op.getScale().convertToDouble()});
-    total = op.getWithSums() ? op.getOut("sums") : Value();
-  }
-  Sweep(ThreadBuilder &b, SoftmaxMixBackwardDkvOp op)
-      : Sweep(b, op, op, /*ofQueries=*/false) {
-    sums.push_back({op.getQ(), op.getOut("dk"), /*byGradient=*/true,
-                    op.getScale().convertToDouble()});
-    if (op.getV())
-      sums.push_back({op.getDmixed(), op.getOut("dv"), /*byGradient=*/false,
-                      /*scale=*/1.0});
-    total = op.getWithSums() ? op.getOut("sums") : Value();
+  Sweep(ThreadBuilder &b, MixSweep sweep)
+      : b(b), op(sweep.op), ofQueries(sweep.ofQueries), lse(sweep.lse),
+        delta(sweep.delta), v(sweep.v), dmixed(sweep.dmixed),
+        origin(sweep.origin), total(sweep.total), dbias(sweep.dbias) {
+    sums.push_back(
+        {sweep.getOther(), sweep.gradient, /*byGradient=*/true, sweep.scale});
+    if (sweep.dv)
+      sums.push_back({dmixed, sweep.dv, /*byGradient=*/false, /*scale=*/1.0});
   }
 
   void emit(Workers workers);
 
 private:
-  template <typename OpTy>
-  Sweep(ThreadBuilder &b, OpTy op, MixLogitsOpInterface logits, bool ofQueries)
-      : b(b), op(logits), ofQueries(ofQueries), lse(op.getLse()),
-        delta(op.getDelta()), v(op.getV()), dmixed(op.getDmixed()),
-        origin(op.getOrigin()) {}
-
   struct Pair {
     Value weight, gradient;
   };
 
-  void emitRow(Value row);
+  void emitRow();
+  void storeBiasGradient(Value other, Value gradient);
   SmallVector<Value> takeOthers(Value first, ValueRange carried);
   Pair getPair(Value other);
   Value getVisible();
@@ -97,8 +104,8 @@ private:
   bool ofQueries;
   Value lse, delta, v, dmixed, origin;
   SmallVector<WeightedSum> sums;
-  /// The destination of the sums of dx; null if there is none.
-  Value total;
+  /// The destinations of the sums of dx and of dx; null if there are none.
+  Value total, dbias;
 
   Value lane, numOthers;
   /// Of the pair that is being emitted: query and key.
@@ -203,9 +210,36 @@ void Sweep::addRow(Value other, Value weight, const WeightedSum &sum,
   }
 }
 
+bool mlir::moe::isBiasShared(Value bias, int64_t dim) {
+  return cast<MemRefType>(bias.getType()).getDimSize(dim) == 1;
+}
+
+/// dbias = dx, or, from the second of the rows that share a bias on, dbias +=
+/// dx: a place belongs to one lane.
+void Sweep::storeBiasGradient(Value other, Value gradient) {
+  Value zero = b.index(0), isFirst = b.i1(true);
+  SmallVector<Value> place{batch, head, own, other};
+  for (int64_t dim = 0; dim < 2; ++dim)
+    if (isBiasShared(dbias, dim)) {
+      Value isZero = b.compare(CmpIPredicate::eq, place[dim], zero);
+      isFirst = b.both(isFirst, isZero);
+      place[dim] = zero;
+    }
+  b.ifThen(b.compare(CmpIPredicate::ult, other, numOthers), [&] {
+    b.ifThen(isFirst,
+             [&] { memref::StoreOp::create(b, gradient, dbias, place); });
+    b.ifThen(b.no(isFirst), [&] {
+      Value old = memref::LoadOp::create(b, dbias, place);
+      memref::StoreOp::create(b, b.add(old, gradient), dbias, place);
+    });
+  });
+}
+
 /// Folds the rows first, first + 1, ... first + 31 of the other side.
 SmallVector<Value> Sweep::takeOthers(Value first, ValueRange carried) {
   Pair pair = getPair(b.add(first, lane));
+  if (dbias)
+    storeBiasGradient(b.add(first, lane), pair.gradient);
   Value count =
       b.op<arith::MinUIOp>(b.sub(numOthers, first), b.index(kWarpSize));
   SmallVector<Value> state =
@@ -226,12 +260,7 @@ SmallVector<Value> Sweep::takeOthers(Value first, ValueRange carried) {
   return state;
 }
 
-void Sweep::emitRow(Value row) {
-  SmallVector<Value> place =
-      getRowIndices(b, sums.front().out, /*numInner=*/1, row);
-  batch = place[0];
-  head = place[1];
-  own = place[2];
+void Sweep::emitRow() {
   int64_t numSlots = 1;
   for (const WeightedSum &sum : sums)
     numSlots += getNumSlots(sum);
@@ -270,9 +299,36 @@ void Sweep::emit(Workers workers) {
     origin = b.sub(numOthers, getNumTokens(ofQueries ? op.getQ() : op.getK()));
   lane = b.op<arith::RemUIOp>(workers.thread, b.index(kWarpSize));
   Value warp = b.op<arith::DivUIOp>(workers.thread, b.index(kWarpSize));
-  Value numRows = getNumRows(b, sums.front().out, /*numInner=*/1);
-  b.loop(warp, numRows, workers.count / kWarpSize,
-         [&](Value row) { emitRow(row); });
+  // A row of biases is a warp's, and so are all rows that share it.
+  Value out = sums.front().out;
+  auto getSize = [&](int64_t dim) -> Value {
+    return memref::DimOp::create(b, out, b.index(dim));
+  };
+  Value one = b.index(1);
+  bool sharesBatch = dbias && isBiasShared(dbias, 0);
+  bool sharesHead = dbias && isBiasShared(dbias, 1);
+  Value numBatches = sharesBatch ? one : getSize(0);
+  Value numHeads = sharesHead ? one : getSize(1), numRows = getSize(2);
+  Value numUnits = b.mul(b.mul(numBatches, numHeads), numRows);
+  b.loop(warp, numUnits, workers.count / kWarpSize, [&](Value unit) {
+    own = b.op<arith::RemUIOp>(unit, numRows);
+    Value rest = b.op<arith::DivUIOp>(unit, numRows);
+    auto forEach = [&](Value first, bool isWhole, int64_t dim,
+                       function_ref<void(Value)> body) {
+      if (isWhole)
+        b.loop(b.index(0), getSize(dim), 1, body);
+      else
+        body(first);
+    };
+    forEach(b.op<arith::DivUIOp>(rest, numHeads), sharesBatch, 0, [&](Value i) {
+      batch = i;
+      forEach(b.op<arith::RemUIOp>(rest, numHeads), sharesHead, 1,
+              [&](Value j) {
+                head = j;
+                emitRow();
+              });
+    });
+  });
 }
 
 //===----------------------------------------------------------------------===//
@@ -287,8 +343,7 @@ static bool fitsRegisters(ArrayRef<Value> rows) {
 }
 
 static bool hasThreadKernel(SoftmaxMixBackwardDqOp op) {
-  // dbias is a pair's own, and summed over what shares a bias.
-  return !op.getWithDbias() && fitsRegisters(op.getOut("dq"));
+  return fitsRegisters(op.getOut("dq"));
 }
 
 static bool hasThreadKernel(SoftmaxMixBackwardDkvOp op) {
@@ -305,9 +360,14 @@ struct SweepToThreads : OpRewritePattern<OpTy> {
                                 PatternRewriter &rewriter) const override {
     if (!op.hasPureBufferSemantics() || !hasThreadKernel(op))
       return rewriter.notifyMatchFailure(
-          op, "expected buffers, rows of a static width, and no dbias");
-    ThreadBuilder b(op.getLoc(), rewriter);
-    Sweep(b, op).emit(Workers::ofBlock(b, block));
+          op, "expected buffers, and rows of a static width of at most 1024");
+    WarpBuilder b(op.getLoc(), rewriter);
+    MixSweep sweep(op);
+    if (block.numThreads == kMixThreads &&
+        getTensorSweepRows(sweep, block.sharedBytes))
+      emitSweepOnTensorCores(b, sweep, block.sharedBytes);
+    else
+      Sweep(b, sweep).emit(Workers::ofBlock(b, block));
     rewriter.eraseOp(op);
     return success();
   }
@@ -316,9 +376,20 @@ struct SweepToThreads : OpRewritePattern<OpTy> {
 };
 } // namespace
 
+/// On tensor cores a block goes over all other rows for each tile.
+template <typename OpTy>
+static std::optional<int64_t> getTileRows(OpTy op, BlockShape block) {
+  return getTensorSweepRows(MixSweep(op), block.sharedBytes);
+}
+
 void mlir::moe::addSoftmaxMixBackwardFacts(KernelFacts &facts) {
-  facts.addForms<SoftmaxMixBackwardDqOp>(hasThreadKernel);
-  facts.addForms<SoftmaxMixBackwardDkvOp>(hasThreadKernel);
+  constexpr StringLiteral requirement =
+      "rows of a static width of at most 1024; else memory grows with the "
+      "queries times the keys";
+  facts.addForms<SoftmaxMixBackwardDqOp>(hasThreadKernel, requirement);
+  facts.addForms<SoftmaxMixBackwardDkvOp>(hasThreadKernel, requirement);
+  facts.addTileRows(getTileRows<SoftmaxMixBackwardDqOp>);
+  facts.addTileRows(getTileRows<SoftmaxMixBackwardDkvOp>);
 }
 
 void mlir::moe::populateSoftmaxMixBackwardToThreadsPatterns(

@@ -254,16 +254,7 @@ void TensorMix::convertValues(Value key, Value isReal, Value unit,
     Value value = b.loadF32(op.getV(), {mix.batch, key, column});
     columns.push_back(b.select(b.both(isReal, exists), value, b.f32(0.0)));
   }
-  auto four = VectorType::get({4}, b.getI32Type());
-  SmallVector<Value> rows(plan.planes, LLVM::UndefOp::create(b, four));
-  for (int64_t i = 0; i < 4; ++i) {
-    SmallVector<Value> parts =
-        b.splitBF16(columns[2 * i], columns[2 * i + 1], plan.planes);
-    for (auto [row, part] : llvm::zip_equal(rows, parts))
-      row = LLVM::InsertElementOp::create(b, row, part, b.i32(i));
-  }
-  for (auto [plane, row] : llvm::enumerate(rows))
-    b.store(row, b.at(place, plane * plan.planeBytes), kUnitBytes);
+  b.storeSplit(columns, place, plan.planes, plan.planeBytes);
 }
 
 /// Brings the values of a key tile to shared memory; 0 for keys that nobody

@@ -27,6 +27,8 @@ struct BlockShape {
   int64_t numThreads = 128;
   /// Shared memory that a block may have on the chip.
   int64_t sharedBytes = kMaxStaticWorkgroupBytes;
+  /// Blocks of a cluster; 1 where the chip has no clusters.
+  int64_t clusterBlocks = 1;
 };
 
 /// The flat number of rows that `memref` holds: the product of all dims but

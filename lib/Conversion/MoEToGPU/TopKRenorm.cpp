@@ -263,7 +263,8 @@ static std::optional<int64_t> getTileRows(TopKRenormOp op, BlockShape block) {
 }
 
 void mlir::moe::addTopKRenormFacts(KernelFacts &facts) {
-  facts.addForms(hasThreadKernel);
+  facts.addForms(hasThreadKernel,
+                 "static numbers of experts, at most 2048, and of choices");
   facts.addTileRows(getTileRows);
 }
 

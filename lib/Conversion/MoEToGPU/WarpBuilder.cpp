@@ -14,6 +14,7 @@ using namespace mlir;
 using namespace mlir::moe;
 
 static constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;
+static constexpr int64_t kSharedAlignment = 128;
 
 //===----------------------------------------------------------------------===//
 // Integers
@@ -41,6 +42,11 @@ Value WarpBuilder::reserveShared(int64_t bytes) {
   if (!kernel)
     kernel = cast<gpu::GPUFuncOp>(getInsertionBlock()->getParentOp());
   bool isDynamic = bytes > kMaxStaticWorkgroupBytes;
+  // All dynamic memory of a kernel starts at one place.
+  int64_t offset = 0;
+  if (auto taken = kernel->getAttrOfType<IntegerAttr>(kDynamicSmemAttrName);
+      taken && isDynamic)
+    offset = llvm::alignTo(taken.getInt(), kSharedAlignment);
   auto module = kernel->getParentOfType<gpu::GPUModuleOp>();
   std::string stem = (kernel.getName() + "_shared").str(), name = stem;
   for (int number = 1; module.lookupSymbol(name); ++number)
@@ -53,11 +59,11 @@ Value WarpBuilder::reserveShared(int64_t bytes) {
     global = LLVM::GlobalOp::create(
         *this, type, /*isConstant=*/false,
         isDynamic ? LLVM::Linkage::External : LLVM::Linkage::Internal, name,
-        /*value=*/Attribute(), /*alignment=*/128, kSharedSpace);
+        /*value=*/Attribute(), kSharedAlignment, kSharedSpace);
   }
   if (isDynamic)
-    kernel->setAttr(kDynamicSmemAttrName, getI64IntegerAttr(bytes));
-  return LLVM::AddressOfOp::create(*this, global);
+    kernel->setAttr(kDynamicSmemAttrName, getI64IntegerAttr(offset + bytes));
+  return at(LLVM::AddressOfOp::create(*this, global), offset);
 }
 
 Value WarpBuilder::at(Value base, Value offset) {
@@ -194,4 +200,16 @@ SmallVector<Value> WarpBuilder::splitBF16(Value low, Value high,
     high = sub(high, roundedHigh);
   }
   return registers;
+}
+
+void WarpBuilder::storeSplit(ArrayRef<Value> values, Value pointer,
+                             int64_t parts, int64_t planeBytes) {
+  auto four = VectorType::get({4}, getI32Type());
+  SmallVector<Value> rows(parts, LLVM::UndefOp::create(*this, four));
+  for (int64_t i = 0; i < 4; ++i)
+    for (auto [row, part] : llvm::zip_equal(
+             rows, splitBF16(values[2 * i], values[2 * i + 1], parts)))
+      row = LLVM::InsertElementOp::create(*this, row, part, i32(i));
+  for (auto [plane, row] : llvm::enumerate(rows))
+    store(row, at(pointer, plane * planeBytes), kUnitBytes);
 }

@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --pass-pipeline='builtin.module(func.func(moe-distribute-to-grid))' | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --pass-pipeline='builtin.module(func.func(moe-distribute-to-grid{cluster-blocks=8}))' | FileCheck %s
 
 // An elementwise op is shared by the threads of all blocks.
 
@@ -76,17 +76,27 @@ func.func @in_order(%x: memref<?x4xf32>, %y: memref<4xf32>) {
 
 // -----
 
-// Counts are integers in workgroup memory: atomics, and the blocks' counts in
-// parts. The workgroup buffer is cleared before and read after a barrier.
+// Counts are integers in workgroup memory: atomics. Where the blocks of a cluster
+// suffice, they add up each other's counts and blend. More clusters leave their
+// counts to a second loop.
 
 // CHECK-LABEL: func.func @adjacency
-// CHECK:         memref.alloc() : memref<64x273xi32>
-// CHECK:         scf.forall (%{{.*}}) in (64) {
-// CHECK:           memref.alloc() : memref<273xi32>
+// CHECK:         %[[PARTS:.*]] = affine.apply
+// CHECK:         %[[COUNTS:.*]] = memref.alloc(%[[PARTS]]) : memref<?x153xi32>
+// CHECK:         scf.forall (%[[PART:.*]], %[[RANK:.*]]) in (%[[PARTS]], 8) {
+// CHECK:           memref.alloc() : memref<153xi32>
 // CHECK:           gpu.barrier
 // CHECK:           gpu.shuffle idx
 // CHECK:           llvm.atomicrmw add {{.*}} monotonic
-// CHECK:           gpu.barrier
+// CHECK:           nvvm.cluster.wait {aligned}
+// CHECK:           scf.if
+// CHECK:             nvvm.mapa
+// CHECK:             arith.divf
+// CHECK:           scf.if
+// CHECK:             nvvm.mapa
+// CHECK:             memref.store %{{.*}}, %[[COUNTS]][%[[PART]],
+// CHECK:           nvvm.cluster.wait {aligned}
+// CHECK:         moe.cluster_blocks = 8
 // CHECK:         scf.forall
 // CHECK:           arith.divf
 // CHECK-NOT:     moe.
@@ -99,10 +109,25 @@ func.func @adjacency(%a: memref<16x16xf32>, %indices: memref<?x2xi32>,
 
 // -----
 
+// A number of tokens that one cluster counts needs no second loop.
+
+// CHECK-LABEL: func.func @small_adjacency
+// CHECK-NOT:     memref.alloc
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}) in (1, 8) {
+// CHECK-NOT:     scf.forall
+func.func @small_adjacency(%a: memref<16x16xf32>, %indices: memref<100x2xi32>,
+                           %new: memref<16x16xf32>) {
+  moe.adjacency_update ins(%a, %indices : memref<16x16xf32>, memref<100x2xi32>)
+      outs(%new : memref<16x16xf32>)
+  return
+}
+
+// -----
+
 // A large graph is counted in place, after it is cleared: one part.
 
 // CHECK-LABEL: func.func @large_adjacency
-// CHECK:         memref.alloc() : memref<1x65793xi32>
+// CHECK:         memref.alloc() : memref<1x33153xi32>
 // CHECK-COUNT-3: scf.forall
 func.func @large_adjacency(%a: memref<256x256xf32>, %indices: memref<?x8xi64>,
                            %new: memref<256x256xf32>) {
@@ -113,16 +138,19 @@ func.func @large_adjacency(%a: memref<256x256xf32>, %indices: memref<?x8xi64>,
 
 // -----
 
-// Two passes over the rows, each with its combination; 130 clusters are three
-// ranges of a table, 300 columns three slabs.
+// The first loop does both passes if one part of the tokens is enough; the
+// others are there for more. 130 clusters are three ranges of a table, 300
+// columns five slabs of 64.
 
 // CHECK-LABEL: func.func @dispersion
-// CHECK:         scf.forall (%{{.*}}, %{{.*}}, %{{.*}}) in (3, 64, 3) {
-// CHECK:           memref.alloc() : memref<8320xf32>
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}, %{{.*}}) in (15, %{{.*}}, 8) {
+// CHECK:           memref.alloc() : memref<8192xf32>
 // CHECK:           nvvm.vote.sync
-// CHECK:         } {mapping = [#gpu.block<z>, #gpu.block<y>, #gpu.block<x>]}
+// CHECK:           nvvm.cluster.wait
+// CHECK:           scf.if
+// CHECK:             llvm.call_intrinsic "llvm.fabs.f32"
 // CHECK:         scf.forall (%{{.*}}) in (128)
-// CHECK:         scf.forall (%{{.*}}, %{{.*}}, %{{.*}}) in (3, 64, 3) {
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}, %{{.*}}) in (15, %{{.*}}, 8) {
 // CHECK:           llvm.call_intrinsic "llvm.fabs.f32"
 // CHECK:         scf.forall (%{{.*}}) in (128)
 // CHECK-NOT:     scf.forall

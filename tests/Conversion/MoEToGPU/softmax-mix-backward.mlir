@@ -49,13 +49,15 @@ func.func @by_keys(
 
 // -----
 
-// The gradient of a bias is a pair's own. That form is decomposed before it is
-// tiled, since a block could not hold a row of pairs, and has a workspace.
+// The gradient of a bias is a pair's own: the sweep writes it, and there is no
+// other buffer of pairs.
 
 // TILES-LABEL: func @by_bias
-// TILES-NOT:     moe.softmax_mix_backward
+// TILES:         scf.forall
+// TILES:           moe.softmax_mix_backward_dq
 // CHECK-LABEL: @by_bias(
-// CHECK-SAME:    moe.workspace
+// CHECK-NOT:     moe.workspace
+// CHECK:       gpu.binary @by_bias_gpu
 func.func @by_bias(
     %q: tensor<1x2x?x8xf32>, %lse: tensor<1x2x?xf32>, %bias: tensor<1x2x?x?xf32>,
     %n: index) -> (tensor<1x2x?x8xf32>, tensor<1x2x?x?xf32>) {

@@ -330,6 +330,12 @@ def test_causal_tiles_are_skipped():
     assert half.counters["shared_requests"] < 0.7 * whole.counters["shared_requests"]
 
 
-def test_more_columns_than_registers_hold():
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_more_columns_than_registers_hold(dtype):
+    """In groups of columns, each of which computes the logits again."""
+    (_,) = check(problem(20, 70, 16, 288, dtype=dtype, causal=True), launches=LAUNCHES)
+
+
+def test_columns_that_are_no_equal_groups():
     """Decomposed, with the weights in the workspace."""
     check(problem(20, 30, 16, 257, causal=True), launches=LAUNCHES[:1])

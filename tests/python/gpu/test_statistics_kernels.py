@@ -68,7 +68,8 @@ def dispersion_reference(h, assign, e, measure):
 
 
 def check_dispersion(
-    n, d, e, *, dtype=torch.float32, index_dtype=torch.int32, measure="mad", mask=False
+    n, d, e, *, dtype=torch.float32, index_dtype=torch.int32, measure="mad", mask=False,
+    chip="sm_90",
 ):
     generator = torch.Generator().manual_seed(n + d + e)
     h = torch.randn(n, d, generator=generator).to(dtype)
@@ -80,7 +81,7 @@ def check_dispersion(
         inputs.append(token_mask)
         real = np.where(token_mask.numpy(), real, -1)
     function = compile_function(
-        dispersion_text(d, e, dtype, index_dtype, measure, mask)
+        dispersion_text(d, e, dtype, index_dtype, measure, mask), chip
     )
     outs = [torch.empty(e, d), torch.empty(e, d), torch.empty(e, dtype=torch.int32)]
     s, mean, count = launch(function, inputs, outs)
@@ -103,6 +104,19 @@ def test_dispersion_of_element_types(dtype, index_dtype):
 
 def test_dispersion_of_more_clusters_than_a_range():
     check_dispersion(300, 24, 130)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_dispersion_of_more_tokens_than_a_part(index_dtype):
+    """Clusters of blocks that each leave a table: 8 blocks take 128 tokens each."""
+    check_dispersion(2500, 40, 3, index_dtype=index_dtype, mask=True)
+
+
+@pytest.mark.parametrize("n", [50, 300])
+@pytest.mark.parametrize("chip", ["sm_80", "sm_120"])
+def test_dispersion_on_other_chips(chip, n):
+    """Without clusters of blocks each block is a part."""
+    check_dispersion(n, 40, 5, chip=chip)
 
 
 @pytest.mark.parametrize("measure", ["variance", "pairwise"])
@@ -158,7 +172,7 @@ def adjacency_reference(a, indices, mask, norm, diagonal):
 
 
 def check_adjacency(
-    n, e, k, *, index_dtype=torch.int32, norm="row", diagonal=True, mask=False
+    n, e, k, *, index_dtype=torch.int32, norm="row", diagonal=True, mask=False, chip="sm_90"
 ):
     generator = torch.Generator().manual_seed(n + e + k)
     a = torch.rand(e, e, generator=generator)
@@ -168,7 +182,7 @@ def check_adjacency(
     if mask:
         token_mask = torch.rand(n, generator=generator) > 0.4
         inputs.append(token_mask)
-    function = compile_function(adjacency_text(e, k, index_dtype, norm, diagonal, mask))
+    function = compile_function(adjacency_text(e, k, index_dtype, norm, diagonal, mask), chip)
     (new,) = launch(function, inputs, [torch.empty(e, e)])
     expected = adjacency_reference(
         a.double().numpy(), indices.numpy(), token_mask, norm, diagonal
@@ -201,4 +215,17 @@ def test_adjacency_skips_masked_tokens():
 
 
 def test_a_graph_that_fits_no_block_is_counted_in_place():
-    check_adjacency(150, 128, 4)
+    check_adjacency(150, 160, 4)
+
+
+@pytest.mark.parametrize("norm", ["row", "col", "eq7"])
+def test_adjacency_of_more_tokens_than_a_part(norm):
+    """Clusters of blocks that each leave their counts: 8 blocks take 240 tokens each."""
+    check_adjacency(4000, 5, 1, norm=norm)
+
+
+@pytest.mark.parametrize("n", [20, 900])
+@pytest.mark.parametrize("chip", ["sm_80", "sm_120"])
+def test_adjacency_on_other_chips(chip, n):
+    """Without clusters of blocks each block is a part."""
+    check_adjacency(n, 8, 3, chip=chip)
