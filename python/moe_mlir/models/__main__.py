@@ -94,7 +94,7 @@ def _row(row) -> str:
 
 def _reasons(rows) -> str:
     lines = [f"- {row.name}: {row.reason}\n" for row in rows if row.reason]
-    return "".join(["\n", *lines])
+    return "".join(["\n", *lines]) if lines else ""
 
 
 if __name__ == "__main__":
