@@ -110,7 +110,7 @@ class ArtifactFunction:
         return sizes
 
 
-class _KernelFunction:
+class KernelFunction:
     """The kernels of a function, on the device that the buffers are on."""
 
     def __init__(self, ptx, plan, chip):
@@ -237,7 +237,7 @@ def _host_functions(artifact, folder):
 def _kernels(artifact):
     from .launch import LaunchPlan
 
-    return lambda description: _KernelFunction(
+    return lambda description: KernelFunction(
         artifact.ptx, LaunchPlan(description), artifact.target)
 
 

@@ -1,8 +1,12 @@
 """moe_mlir.compile: a model as a function of compiled code."""
 
+import json
+import operator
+
 import torch
 from torch.utils import _pytree as pytree
 
+from ._native import native
 from .export import Module, export
 from .sizes import evaluate_size
 
@@ -14,29 +18,46 @@ def compile(model_or_module, args=None, *, target="cpu", kwargs=None):
         model_or_module: a torch.nn.Module, an ExportedProgram, or the Module
             that `moe_mlir.export` returned.
         args: example inputs, as a tuple; batch and token counts stay open.
-        target: "cpu", this machine.
+        target: "cpu", this machine, or a chip such as "sm_90": then inputs and
+            weights are CUDA tensors, or CPU tensors inside `moe_mlir.simulate`.
         kwargs: example keyword inputs.
 
     The callable reads the model's own weights at each call, and computes
     forward only: its results carry no gradients.
     """
-    if target != "cpu":
-        raise ValueError(f"expected target 'cpu', found '{target}'; kernels for GPUs come from "
-                         "moe-compile, given the file that Module.save writes")
+    targets = ["cpu", *native().known_chips()]
+    if target not in targets:
+        raise ValueError(f"expected 'target' to be one of {', '.join(targets)}, found {target!r}")
     module = model_or_module
     if not isinstance(module, Module):
         module = export(module, args, kwargs=kwargs)
-    return CompiledModel(module)
+    return CompiledModel(module, target)
+
+
+def _compile_function(module: Module, target: str):
+    """The module's function of inputs and result buffers."""
+    from .runtime import compile_cached, compile_kernels_cached
+
+    if target == "cpu":
+        return compile_cached(module.text).function(module.function)
+    from .artifact import KernelFunction
+    from .launch import LaunchPlan
+
+    code = json.loads(compile_kernels_cached(module.text, target))
+    plans = {f["name"]: LaunchPlan(f) for f in code["functions"]}
+    return KernelFunction(code["ptx"], plans[module.function], target)
+
+
+_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+              ">": operator.gt, ">=": operator.ge}
 
 
 class CompiledModel:
     """Compiled code, the weights that it reads, and the module that it came from."""
 
-    def __init__(self, module: Module):
-        from .runtime import compile_cached
-        self.module = module
-        self._executable = compile_cached(module.text)
-        self._function = self._executable.function(module.function)
+    def __init__(self, module: Module, target: str = "cpu"):
+        self.module, self.target = module, target
+        self._function = _compile_function(module, target)
         program = module.program
         self._inputs = [i for i, a in enumerate(program.arguments) if a.kind == "input"]
         # Views of the weights without gradients; they share the weights' memory.
@@ -54,8 +75,9 @@ class CompiledModel:
         for position, tensor in zip(self._inputs, self._tensors(args, kwargs)):
             operands[position] = _plain(tensor)
         symbols = self._sizes(operands)
-        results = [torch.empty([evaluate_size(s, symbols) for s in r.shape], dtype=r.dtype)
-                   for r in program.results]
+        device = self._device(operands)
+        results = [torch.empty([evaluate_size(s, symbols) for s in r.shape], dtype=r.dtype,
+                               device=device) for r in program.results]
         self._function(*operands, *results)
         self._copy_back(results, operands)
         flat = [results[value] if kind == "result" else value for kind, value in program.outputs]
@@ -84,9 +106,9 @@ class CompiledModel:
         symbols = {}
         for position in self._inputs:
             argument, tensor = program.arguments[position], operands[position]
-            if not isinstance(tensor, torch.Tensor) or tensor.device.type != "cpu":
-                raise TypeError(f"input '{argument.name}': expected a CPU tensor, found "
-                                f"{getattr(tensor, 'device', type(tensor).__name__)}")
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"input '{argument.name}': expected a tensor, found "
+                                f"{type(tensor).__name__}")
             if tensor.dtype != argument.dtype:
                 raise TypeError(f"input '{argument.name}': expected {argument.dtype}, found "
                                 f"{tensor.dtype}")
@@ -95,6 +117,7 @@ class CompiledModel:
                                  f"found shape {tuple(tensor.shape)}")
         for name, (position, dim) in program.symbols.items():
             symbols[name] = operands[position].shape[dim]
+        self._check_conditions(symbols)
         for position in self._inputs:
             argument = program.arguments[position]
             expected = [evaluate_size(size, symbols) for size in argument.shape]
@@ -103,6 +126,29 @@ class CompiledModel:
                                  f"{[str(s) for s in argument.shape]} = {expected}, found "
                                  f"{list(operands[position].shape)}")
         return symbols
+
+    def _check_conditions(self, symbols):
+        """The model's code may have asked `x.shape[1] == 1` and gone one way."""
+        program = self.module.program
+        for name, relation, number in self.module.conditions:
+            if name in symbols and not _RELATIONS[relation](symbols[name], number):
+                position, dim = program.symbols[name]
+                raise ValueError(
+                    f"input '{program.arguments[position].name}': expected dim {dim} {relation} "
+                    f"{number}, as the model's own code asked when it was traced, found "
+                    f"{symbols[name]}; compile the model with an example of that size, too")
+
+    def _device(self, operands):
+        """The device of all operands: the CPU, or a GPU if the code is for one."""
+        allowed = ("cpu",) if self.target == "cpu" else ("cpu", "cuda")
+        device = operands[0].device if operands else torch.device("cpu")
+        for argument, tensor in zip(self.module.program.arguments, operands):
+            if tensor.device.type not in allowed or tensor.device != device:
+                kind = "input" if argument.kind == "input" else "weight"
+                expected = "a CPU tensor" if self.target == "cpu" else f"a tensor on {device}"
+                raise TypeError(f"{kind} '{argument.name}': expected {expected}, found "
+                                f"{tensor.device}")
+        return device
 
     def _copy_back(self, results, operands) -> None:
         """Tensors that the model updates in place."""

@@ -120,11 +120,27 @@ def _segments(offsets):
 def _grouped_linear(x, w, bias, offsets):
     """Rows [offsets[e], offsets[e+1]) times w[e]; rows behind the last run are 0."""
     _check_grouped(x, w, bias, offsets)
-    y = x.new_zeros((x.shape[0], w.shape[1]))
-    for e, begin, end in _segments(offsets):
-        b = None if bias is None else bias[e]
-        y[begin:end] = torch.nn.functional.linear(x[begin:end], w[e], b)
+    segments = _segments(offsets)
+    y = x.new_empty((x.shape[0], w.shape[1]))
+    if not _cover(segments, x.shape[0]):
+        y.zero_()
+    for e, begin, end in segments:
+        # In place: a result that is copied to its rows costs a tenth of the product.
+        if bias is None:
+            torch.mm(x[begin:end], w[e].T, out=y[begin:end])
+        else:
+            torch.addmm(bias[e], x[begin:end], w[e].T, out=y[begin:end])
     return y
+
+
+def _cover(segments, rows):
+    """Whether every row is in a segment, each beginning where the one before ends."""
+    reached = 0
+    for _, begin, end in segments:
+        if begin != reached:
+            return False
+        reached = end
+    return reached == rows
 
 
 def _grouped_linear_fake(x, w, bias, offsets):

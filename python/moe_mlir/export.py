@@ -1,6 +1,7 @@
 """moe_mlir.export: a torch model as an MLIR module."""
 
 import inspect
+import logging
 import os
 import warnings
 from contextlib import contextmanager
@@ -10,12 +11,16 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ._trace_errors import explained
+from .fx.einsum import EinsumAsMatmul
 from .fx.experts import raise_experts
+from .fx.fold_layers import fold_layers, unfold_layers
+from .fx.guards import conditions, fixed_symbols, input_shapes, symbols_refusing
 from .fx.patterns import is_assertion
 from .fx.raise_routing import raise_routing
 from .importer import ImportedProgram, import_program
 
 _PREFIX = "wrapped_model."
+_log = logging.getLogger("moe_mlir.export")
 
 
 @dataclass
@@ -28,6 +33,7 @@ class Module:
         state: parameters, buffers and constants by their dotted names. They
             are the model's own tensors: a later training step is seen.
         program: argument and result order, dtypes and sizes.
+        conditions: what the model's code asked of open sizes, as (size, relation, number).
     """
 
     program: ImportedProgram
@@ -36,6 +42,7 @@ class Module:
     out_spec: pytree.TreeSpec
     # Leaves of the inputs that were numbers, flags or None: fixed at export.
     constants: dict = field(default_factory=dict)
+    conditions: list = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -97,8 +104,7 @@ class _Inputs(torch.nn.Module):
 
 def _dynamic_dims(tensor: torch.Tensor):
     """All dims, except the last one of activations: that is a width."""
-    dims = tensor.dim() if not tensor.is_floating_point() else max(tensor.dim() - 1, 0)
-    return {i: torch.export.Dim.AUTO for i in range(dims)}
+    return list(range(tensor.dim() if not tensor.is_floating_point() else max(tensor.dim() - 1, 0)))
 
 
 def check_inputs(model, args, kwargs=None):
@@ -119,14 +125,68 @@ def trace(model, args, kwargs=None, dynamic_tokens=True):
     """The model's program in core ATen, its input spec and the inputs' leaves."""
     leaves, spec = check_inputs(model, args, kwargs)
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-    shapes = (tuple(_dynamic_dims(t) for t in tensors),) if dynamic_tokens else None
+    inputs = _Inputs(model, leaves, spec)
+    dims = [_dynamic_dims(t) for t in tensors] if dynamic_tokens else None
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
-    with oblivious, torch.no_grad(), _routing_as_ops(model), explained():
-        program = torch.export.export(_Inputs(model, leaves, spec), tuple(tensors),
-                                      dynamic_shapes=shapes)
-        return decompose(program), spec, leaves
+    with oblivious, torch.no_grad(), _routing_as_ops(model):
+        program = _trace_of_several(inputs, tensors, dims) if dynamic_tokens else None
+        if program is None:
+            with explained():
+                program = _trace_as_it_is(inputs, tensors, dims)
+        with explained():
+            return decompose(program), spec, leaves
+
+
+def _trace(inputs, tensors, dims):
+    """The program of example tensors whose dims `dims` stay open; None: all sizes are given."""
+    shapes = None if dims is None else (tuple(
+        {d: torch.export.Dim.AUTO for d in open_dims} for open_dims in dims),)
+    with EinsumAsMatmul():
+        return torch.export.export(inputs, tuple(tensors), dynamic_shapes=shapes)
+
+
+def _trace_as_it_is(inputs, tensors, dims):
+    """The program of the example; dims that the model asks to have its size are closed."""
+    program = _trace(inputs, tensors, dims)
+    fixed = fixed_symbols(program) if dims is not None else set()
+    if not fixed:
+        return program
+    return _trace(inputs, tensors, _without(dims, program, fixed))
+
+
+def _without(dims, program, symbols):
+    """The open dims whose sizes in the program are others than these symbols."""
+    return [[d for d in open_dims
+             if not (isinstance(shape[d], torch.SymInt) and shape[d].node.expr in symbols)]
+            for open_dims, shape in zip(dims, input_shapes(program))]
+
+
+def _trace_of_several(inputs, tensors, dims):
+    """The program of an example with two sequences or tokens where the given one has one.
+
+    Of sizes that are all 1 torch's matmul makes a program for these alone, and
+    no guard says so. Dims that the model itself asks to be 1 are closed. None
+    where nothing of the example has size 1, or two cannot be traced.
+    """
+    while any(t.shape[d] == 1 for t, open_dims in zip(tensors, dims) for d in open_dims):
+        several = [t.repeat([2 if d in open_dims and t.shape[d] == 1 else 1
+                             for d in range(t.dim())])
+                   for t, open_dims in zip(tensors, dims)]
+        try:
+            program = _trace(inputs, several, dims)
+        except Exception as error:  # the model's own code may refuse two, however it likes
+            _log.debug("cannot trace two where the example has one: %s", error)
+            return None
+        refusing = symbols_refusing(program, tensors)
+        if refusing is None or not refusing:
+            return program if refusing is not None else None
+        closed = _without(dims, program, refusing)
+        if closed == dims:
+            return None
+        dims = closed
+    return None
 
 
 def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
@@ -141,7 +201,8 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     with warnings.catch_warnings():
         # torch copies its own tree specs in a way that it deprecated itself.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        program = program.run_decompositions(table)
+        program = fold_layers(program).run_decompositions(table)
+    unfold_layers(program.graph)
     for node in list(program.graph.nodes):
         # What they check is known: the program has one type a tensor.
         if is_assertion(node):
@@ -173,7 +234,8 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
     constants = {} if leaves is None else {
         i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
-    return Module(imported, _state(program), spec, program.call_spec.out_spec, constants)
+    return Module(imported, _state(program), spec, program.call_spec.out_spec, constants,
+                  conditions(program))
 
 
 def _state(program) -> dict:

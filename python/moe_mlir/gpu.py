@@ -13,10 +13,8 @@ import json
 import struct
 from pathlib import Path
 
-from .launch import LaunchPlan
+from .launch import CHIPS, LaunchPlan
 
-# What the compiler has a target for, as compute capabilities.
-_CHIPS = (80, 86, 89, 90, 100, 120)
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
             "i64": "q", "index": "q"}
 
@@ -127,10 +125,11 @@ def chip_for(capability) -> str:
     ('sm_90', 'sm_86')
     """
     number = 10 * capability[0] + capability[1]
-    fitting = [chip for chip in _CHIPS if chip <= number]
+    known = [int(chip.removeprefix("sm_")) for chip in CHIPS]
+    fitting = [chip for chip in known if chip <= number]
     if not fitting:
         raise GpuError(
-            f"expected a GPU of compute capability {_CHIPS[0] / 10} or later, found "
+            f"expected a GPU of compute capability {known[0] / 10} or later, found "
             f"{capability[0]}.{capability[1]}")
     return f"sm_{fitting[-1]}"
 
@@ -168,8 +167,12 @@ def run(text: str, name: str, tensors) -> None:
 def run_kernels(ptx: str, plan: LaunchPlan, buffers) -> None:
     """Runs the kernels of one function of PTX on CUDA inputs and result buffers."""
     with _on_device_of(buffers) as (runtime, index, stream):
-        module = load_kernels(runtime, ptx, index)
-        GpuFunction(runtime, module, plan)(*buffers, stream=stream)
+        _function(runtime, ptx, plan, index)(*buffers, stream=stream)
+
+
+@functools.lru_cache(maxsize=1024)
+def _function(runtime, ptx, plan, device):
+    return GpuFunction(runtime, load_kernels(runtime, ptx, device), plan)
 
 
 @contextlib.contextmanager

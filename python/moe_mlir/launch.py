@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from .artifact import evaluate_size
 
+# What the compiler has a target for, in the order in which PTX moves up.
+CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
 
 @dataclass(frozen=True)
 class KernelLaunch:

@@ -22,9 +22,7 @@ from . import cache, reproduce
 from ._log import logger
 from ._native import native
 from ._progress import Clock
-
-# In the order in which PTX moves up.
-_CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+from .launch import CHIPS
 
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024
@@ -100,7 +98,7 @@ def _packed_path(folder, text, chip):
 
 def _read_packed(folder, text, chip):
     # PTX runs on later chips too.
-    chips = _CHIPS[: _CHIPS.index(chip) + 1] if chip in _CHIPS else (chip,)
+    chips = CHIPS[: CHIPS.index(chip) + 1] if chip in CHIPS else (chip,)
     for candidate in reversed(chips):
         path = _packed_path(folder, text, candidate)
         if path.exists():

@@ -1,8 +1,8 @@
 //===- DLPack.h - The part of DLPack's ABI that is read here ----*- C++ -*-===//
 //
 // Layouts of DLPack 1.x (github.com/dmlc/dlpack, include/dlpack/dlpack.h), only
-// the types that borrowing a tensor needs. Major version 1 keeps them as they
-// are.
+// the types that borrowing and making a tensor need. Major version 1 keeps them
+// as they are.
 //
 //===----------------------------------------------------------------------===//
 
@@ -34,6 +34,16 @@ struct Tensor {
   uint64_t byteOffset;
 };
 
+/// A tensor with an owner. It ends in `deleter`, or in `import`, which takes
+/// it.
+struct ManagedTensor {
+  uint32_t major, minor;
+  void *context;
+  void (*deleter)(ManagedTensor *self);
+  uint64_t flags;
+  Tensor tensor;
+};
+
 /// `type(t).__dlpack_c_exchange_api__`, a capsule named "dlpack_exchange_api":
 /// C functions for tensors of that type, which avoid the Python protocol.
 struct ExchangeAPI {
@@ -41,7 +51,8 @@ struct ExchangeAPI {
   const ExchangeAPI *previous;
   void *allocate;
   void *exportManaged;
-  void *importManaged;
+  /// Makes a Python object of a tensor. 0, or -1 with a Python exception.
+  int (*import)(ManagedTensor *tensor, void **out);
   /// Fills in a view that is valid until the caller returns to Python. 0, or -1
   /// with a Python exception. May be null.
   int (*borrow)(void *object, Tensor *out);

@@ -9,8 +9,7 @@
 
 #include "Function.h"
 
-#include "DLPack.h"
-#include <array>
+#include "Tensors.h"
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
@@ -18,34 +17,8 @@ namespace nb = nanobind;
 using namespace moe;
 
 //===----------------------------------------------------------------------===//
-// Types as text and as DLPack codes
+// Types as text
 //===----------------------------------------------------------------------===//
-
-namespace {
-struct ElementInfo {
-  const char *name;
-  dlpack::TypeCode code;
-  uint8_t bits;
-};
-} // namespace
-
-static const ElementInfo &infoOf(MoEElementType type) {
-  // In the order of MoEElementType.
-  static constexpr ElementInfo infos[] = {
-      {"i1", dlpack::Bool, 8},    {"i8", dlpack::Int, 8},
-      {"i16", dlpack::Int, 16},   {"i32", dlpack::Int, 32},
-      {"i64", dlpack::Int, 64},   {"index", dlpack::Int, 64},
-      {"f16", dlpack::Float, 16}, {"bf16", dlpack::BFloat, 16},
-      {"f32", dlpack::Float, 32}, {"f64", dlpack::Float, 64}};
-  return infos[type];
-}
-
-/// Integers are signless in the IR, so unsigned tensors fit as well.
-static bool matches(dlpack::DataType found, const ElementInfo &expected) {
-  bool code = found.code == expected.code ||
-              (expected.code == dlpack::Int && found.code == dlpack::UInt);
-  return code && found.bits == expected.bits && found.lanes == 1;
-}
 
 static std::string toString(dlpack::DataType type) {
   const char *names[] = {"i", "ui", "f", "opaque", "bf", "complex", "bool"};
@@ -86,35 +59,6 @@ struct Place {
 };
 } // namespace
 
-/// The exchange API of a type, or null. Types live as long as the cache, which
-/// holds the handful of tensor types of a process; the GIL protects it.
-static const dlpack::ExchangeAPI *exchangeAPI(PyTypeObject *type) {
-  static std::array<std::pair<PyTypeObject *, const dlpack::ExchangeAPI *>, 8>
-      cache{};
-  static size_t next = 0;
-  for (auto &[known, api] : cache)
-    if (known == type)
-      return api;
-
-  const dlpack::ExchangeAPI *api = nullptr;
-  nb::object capsule =
-      nb::getattr(nb::handle(reinterpret_cast<PyObject *>(type)),
-                  "__dlpack_c_exchange_api__", nb::none());
-  if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api"))
-    api = static_cast<const dlpack::ExchangeAPI *>(
-        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  while (api && api->major != 1)
-    api = api->previous;
-  if (api && !api->borrow)
-    api = nullptr;
-
-  auto &slot = cache[next++ % cache.size()];
-  Py_XDECREF(slot.first);
-  Py_INCREF(type);
-  slot = {type, api};
-  return api;
-}
-
 /// Views `object`, through nanobind when it has no exchange API; `keep` then
 /// holds what the view points into.
 static dlpack::Tensor borrow(nb::handle object, const Place &place,
@@ -152,21 +96,6 @@ static dlpack::Tensor borrow(nb::handle object, const Place &place,
   return tensor;
 }
 
-static bool isRowMajor(const dlpack::Tensor &tensor) {
-  if (!tensor.strides)
-    return true;
-  for (int32_t i = 0; i < tensor.rank; ++i)
-    if (tensor.shape[i] == 0)
-      return true;
-  int64_t stride = 1;
-  for (int32_t i = tensor.rank; i-- > 0;) {
-    if (tensor.shape[i] != 1 && tensor.strides[i] != stride)
-      return false;
-    stride *= tensor.shape[i];
-  }
-  return true;
-}
-
 static void check(const dlpack::Tensor &tensor, const Place &place) {
   const MoEValueType &type = place.type;
   const ElementInfo &element = infoOf(type.elementType);
@@ -190,21 +119,6 @@ static void check(const dlpack::Tensor &tensor, const Place &place) {
     throw nb::value_error((place.expected() +
                            "contiguous, found other strides; use .contiguous()")
                               .c_str());
-}
-
-/// Writes the descriptor and returns the words that it took.
-static size_t writeDescriptor(const dlpack::Tensor &tensor, int64_t *words) {
-  auto *header = reinterpret_cast<MoETensorHeader *>(words);
-  void *data = static_cast<char *>(tensor.data) + tensor.byteOffset;
-  *header = {data, data, 0};
-  int64_t *sizes = words + 3, *strides = sizes + tensor.rank;
-  int64_t stride = 1;
-  for (int32_t i = tensor.rank; i-- > 0;) {
-    sizes[i] = tensor.shape[i];
-    strides[i] = stride;
-    stride *= tensor.shape[i];
-  }
-  return 3 + 2 * tensor.rank;
 }
 
 static void writeScalar(nb::handle object, const Place &place, int64_t *word) {
@@ -248,7 +162,7 @@ Function::Function(std::shared_ptr<MoEOpaqueExecutable> executable,
       executable(std::move(executable)) {
   for (size_t i = 0, n = moeFunctionGetNumValues(function); i < n; ++i) {
     MoEValueType type = moeFunctionGetValue(function, i);
-    words += type.isTensor ? 3 + 2 * type.rank : 1;
+    words += type.isTensor ? descriptorWords(type.rank) : 1;
     numArguments += !type.isResult;
     types.push_back(type);
   }
@@ -285,7 +199,8 @@ void Function::call(nb::args arguments) const {
     }
     dlpack::Tensor tensor = borrow(arguments[i], place, keep);
     check(tensor, place);
-    next += writeDescriptor(tensor, next);
+    writeDescriptor(firstElement(tensor), tensor.shape, tensor.rank, next);
+    next += descriptorWords(tensor.rank);
   }
   nb::gil_scoped_release release;
   entry(values);

@@ -25,6 +25,12 @@ public:
   /// Pairs of dtype and shape, the shape None for a scalar.
   nanobind::list values(bool results) const;
 
+  /// Arguments, then results.
+  const std::vector<MoEValueType> &getTypes() const { return types; }
+  MoEPackedFunction getEntry() const { return entry; }
+  /// Keeps the code of the entry mapped.
+  std::shared_ptr<MoEOpaqueExecutable> getCode() const { return executable; }
+
 private:
   /// The machine words that the descriptors of a call take.
   size_t words = 0;

@@ -7,6 +7,7 @@
 
 #include "Function.h"
 #include "MoE/Runtime/Parallel.h"
+#include "PlainCalls.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -17,6 +18,7 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 using moe::Function;
+using moe::PlainCalls;
 
 //===----------------------------------------------------------------------===//
 // Text, bytes and errors
@@ -221,6 +223,21 @@ static std::vector<std::string> knownChips() {
   return list;
 }
 
+/// PlainCalls::replay for CPython: nanobind's own calls take longer than it.
+static PyObject *replay(PyObject *self, PyObject *const *arguments,
+                        Py_ssize_t count) {
+  return nb::inst_ptr<PlainCalls>(self)->replay(arguments, count);
+}
+
+static nb::object replayOf(nb::handle calls) {
+  static PyMethodDef method = {
+      "replay", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(replay)),
+      METH_FASTCALL,
+      "The results of a call of a known form; None for a call that is not "
+      "plain, False for one to remember."};
+  return nb::steal(PyCFunction_New(&method, calls.ptr()));
+}
+
 /// Two copies of LLVM in a process corrupt each other's type identities; the
 /// usual second one is upstream's `mlir` package.
 static void requireOneLLVM() {
@@ -276,6 +293,15 @@ NB_MODULE(_moe, m) {
       .def("__repr__", [](const Function &self) {
         return "<compiled " + self.signature() + ">";
       });
+
+  nb::class_<PlainCalls>(m, "PlainCalls",
+                         "Calls of an op on plain tensors, by their form.")
+      .def(nb::init<nb::tuple, nb::object, nb::tuple, nb::object>(),
+           "tensor_types"_a, "dtype_type"_a, "modes"_a, "is_grad_enabled"_a)
+      .def("remember", &PlainCalls::remember, "arguments"_a,
+           "function"_a.none(), "tensors"_a, "results"_a,
+           "Remembers what a call of this form did.")
+      .def_prop_ro("replay", &replayOf);
 
   nb::class_<Executable>(
       m, "Executable", "An object of compile_object, linked into the process.")

@@ -36,8 +36,10 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
     `[k, v]`, with the key bias `-|wo v|^2/(2 sigma^2)` from the Gram matrix
     `wo^T wo`: the means `wo v` are never formed.
 
-    With `sweep-once`, the two sweeps of tokens that mix with themselves are one,
-    `moe.softmax_mix_backward_self`: for targets that have a kernel for it.
+    With `sweep-once`, tokens that mix with themselves meet in one sweep over
+    their pairs, `moe.softmax_mix_self` where the mix is not causal, and so do
+    the two sweeps of its gradient, `moe.softmax_mix_backward_self`: for targets
+    that have kernels for them.
 
     Sums are rounded in another order; nothing else changes. An op on buffers
     stays and gets a missed remark.
@@ -51,7 +53,7 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
   ];
   let options = [
     Option<"sweepOnce", "sweep-once", "bool", /*default=*/"false",
-           "differentiate a mix of tokens with themselves in one sweep">,
+           "mix tokens with themselves, and differentiate it, in one sweep">,
   ];
   let statistics = [
     Statistic<"numConverted", "num-converted", "Number of ops converted">,

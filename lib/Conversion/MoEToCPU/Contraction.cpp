@@ -7,9 +7,12 @@
 // Two register tiles, by how b lies in memory:
 //   b contiguous along n   6 rows x 4 vectors of columns, one step of k at a
 //                          time: out += splat(a) * b
-//   a, b contiguous along k   4 rows x 4 columns, one vector of k at a time;
+//   a, b contiguous along k   6 rows x 4 columns, one vector of k at a time;
 //                          lanes are added at the end
 // (4 is 2 with 16 vector registers).
+//
+// A small b that is contiguous along k, and as wide as a tile, is turned first
+// and takes the former: with few steps of k, adding lanes is half of the work.
 //
 // Each output element is summed in an order that k alone decides: not its
 // position in a tile, not the number of rows. Rows and columns behind the last
@@ -22,12 +25,16 @@
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Linalg/IR/LinalgInterfaces.h"
+#include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 
-static constexpr int64_t kBroadcastRows = 6;
-static constexpr int64_t kDotRows = 4;
+static constexpr int64_t kTileRows = 6;
+/// The largest b that is turned for every tile of rows, and the most steps: a
+/// sum of more products in a row loses accuracy that one a lane keeps.
+static constexpr int64_t kTurnedElements = 8192;
+static constexpr int64_t kTurnedSteps = 64;
 
 //===----------------------------------------------------------------------===//
 // Recognising a contraction
@@ -158,6 +165,9 @@ private:
   void dropOuterDim(Matrix &matrix, unsigned dim, Value position);
   void emitOuter(ArrayRef<unsigned> dims);
 
+  bool paysToTurn();
+  void turn();
+  void turnBlock(Value target, Value column, Value step, int64_t numSteps);
   void emitBroadcast();
   void emitBroadcastTile(Value row, Value column, int64_t numVectors);
   void emitDots();
@@ -238,10 +248,53 @@ void ContractionKernel::emitOuter(ArrayRef<unsigned> dims) {
   numRows = c.m ? getDimSize(*c.m) : e.index(1);
   numColumns = c.n ? getDimSize(*c.n) : e.index(1);
   numSteps = getDimSize(c.k);
+  if (paysToTurn())
+    turn();
   if (c.n && c.b.isContiguousAlong(*c.n) && c.out.isContiguousAlong(*c.n))
     emitBroadcast();
   else
     emitDots();
+}
+
+/// The sizes of b alone decide, so that the order of a sum does not depend on
+/// the number of rows.
+bool ContractionKernel::paysToTurn() {
+  if (!c.m || !c.n || c.b.dims != SmallVector<unsigned>{*c.n, c.k} ||
+      !c.b.isContiguousAlong(c.k) || !c.out.isContiguousAlong(*c.n))
+    return false;
+  auto type = cast<MemRefType>(c.b.memref.getType());
+  return type.hasStaticShape() &&
+         type.getDimSize(0) >= broadcastVectors * e.width &&
+         type.getDimSize(1) <= kTurnedSteps &&
+         type.getNumElements() <= kTurnedElements;
+}
+
+/// Replaces b[n, k] by a copy that is contiguous along n.
+void ContractionKernel::turn() {
+  ArrayRef<int64_t> shape = cast<MemRefType>(c.b.memref.getType()).getShape();
+  int64_t columns = llvm::alignTo(shape[0], e.width), steps = shape[1];
+  int64_t wholeEnd = steps - steps % e.width;
+  Value turned = e.scratch({e.getIndexAttr(steps), e.getIndexAttr(columns)},
+                           e.getF32Type());
+  e.loop(e.index(0), e.index(columns), e.width, [&](Value column) {
+    e.loop(e.index(0), e.index(wholeEnd), e.width,
+           [&](Value step) { turnBlock(turned, column, step, e.width); });
+    if (wholeEnd < steps)
+      turnBlock(turned, column, e.index(wholeEnd), steps - wholeEnd);
+  });
+  c.b = {turned, {c.k, *c.n}};
+}
+
+/// A vector of columns, `numSteps` steps of each.
+void ContractionKernel::turnBlock(Value target, Value column, Value step,
+                                  int64_t numSteps) {
+  Value mask = numSteps < e.width ? e.firstLanes(e.index(numSteps)) : Value();
+  Values rows;
+  for (Value position : clamped(column, e.width, numColumns))
+    rows.push_back(e.loadFloats(c.b.memref, {position, step}, mask));
+  Values turned = transposeLanes(e, rows);
+  for (int64_t i = 0; i < numSteps; ++i)
+    e.storeVector(turned[i], target, {e.add(step, e.index(i)), column});
 }
 
 /// Rows of a times vectors of b: whole groups of four vectors, then one vector
@@ -251,12 +304,12 @@ void ContractionKernel::emitBroadcast() {
   Value rest = arith::RemSIOp::create(e, numColumns, e.index(wide));
   Value wideEnd = e.sub(numColumns, rest);
   e.loop(e.index(0), wideEnd, wide, [&](Value column) {
-    e.loop(e.index(0), numRows, kBroadcastRows, [&](Value row) {
+    e.loop(e.index(0), numRows, kTileRows, [&](Value row) {
       emitBroadcastTile(row, column, broadcastVectors);
     });
   });
   e.loop(wideEnd, numColumns, e.width, [&](Value column) {
-    e.loop(e.index(0), numRows, kBroadcastRows,
+    e.loop(e.index(0), numRows, kTileRows,
            [&](Value row) { emitBroadcastTile(row, column, 1); });
   });
 }
@@ -264,7 +317,7 @@ void ContractionKernel::emitBroadcast() {
 /// One tile of at most six rows. A tile of one vector masks its columns.
 void ContractionKernel::emitBroadcastTile(Value row, Value column,
                                           int64_t numVectors) {
-  Values rows = clamped(row, kBroadcastRows, numRows);
+  Values rows = clamped(row, kTileRows, numRows);
   Value mask =
       numVectors == 1 ? e.firstLanes(e.sub(numColumns, column)) : Value();
   Value zero = e.index(0);
@@ -317,15 +370,15 @@ static Values addLanes(Emitter &e, ArrayRef<Value> vectors) {
 }
 
 void ContractionKernel::emitDots() {
-  e.loop(e.index(0), numRows, kDotRows, [&](Value row) {
+  e.loop(e.index(0), numRows, kTileRows, [&](Value row) {
     e.loop(e.index(0), numColumns, dotColumns,
            [&](Value column) { emitDotTile(row, column); });
   });
 }
 
-/// A tile of 4 x 4 dot products.
+/// A tile of dot products.
 void ContractionKernel::emitDotTile(Value row, Value column) {
-  Values rows = clamped(row, kDotRows, numRows);
+  Values rows = clamped(row, kTileRows, numRows);
   Values columns = clamped(column, dotColumns, numColumns);
   Value zero = e.index(0);
   auto multiply = [&](Value step, Value mask, ValueRange carried) {
@@ -343,11 +396,11 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
   };
   Value rest = arith::RemSIOp::create(e, numSteps, e.index(e.width));
   Value wholeEnd = e.sub(numSteps, rest);
-  Values sums =
-      e.loop(zero, wholeEnd, e.width, Values(kDotRows * dotColumns, e.f32(0.0)),
-             [&](Value step, ValueRange carried) {
-               return multiply(step, Value(), carried);
-             });
+  Values sums = e.loop(zero, wholeEnd, e.width,
+                       Values(kTileRows * dotColumns, e.f32(0.0)),
+                       [&](Value step, ValueRange carried) {
+                         return multiply(step, Value(), carried);
+                       });
   Value hasRest = e.compare(arith::CmpIPredicate::ne, rest, zero);
   sums = e.ifElse(
       hasRest, TypeRange(ValueRange(sums)),

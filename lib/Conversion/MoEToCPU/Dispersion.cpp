@@ -4,7 +4,9 @@
 // by cluster first, by counting; then each pair of a cluster and a slab of
 // columns is independent, and pairs run in parallel. A pair reads its part of
 // the cluster's rows twice, once for the mean and once for the deviations from
-// it, with all sums in registers; the second time it lies in the cache.
+// it, with all sums in registers; the second time it lies in the cache. A row's
+// part of a slab is too short for the hardware to see what comes next, so each
+// pass fetches half of what the next pair reads.
 //
 // Four rows are added in f32, as (a + b) + (c + d), and then to a sum in f64,
 // so that a large common offset costs no accuracy. The order of a cluster's
@@ -29,6 +31,12 @@ using namespace mlir::moe;
 static constexpr int64_t kRowsInF32 = 4;
 
 namespace {
+/// What the next pair reads: `column`s of the tokens that stand `shift` further
+/// in the sorted order.
+struct NextPair {
+  Value shift, column;
+};
+
 class DispersionKernel {
 public:
   DispersionKernel(Emitter &e, MadDispersionOp op)
@@ -42,8 +50,11 @@ private:
   void sortTokens();
 
   void emitPair(Value cluster, Value piece);
+  NextPair findNext(Value cluster, Value piece);
+  void fetchRow(NextPair next, Value position, int64_t firstVector,
+                int64_t numVectors);
   void emitColumns(Value cluster, Value firstColumn, int64_t numVectors,
-                   Value lastMask);
+                   Value lastMask, std::optional<NextPair> next = {});
   Values loadRow(Value position, Value firstColumn, int64_t numVectors,
                  Value lastMask);
   Values addRows(Value begin, Value end, ValueRange sums,
@@ -65,8 +76,8 @@ private:
   const int64_t slabVectors;
   Value numTokens, numColumns, numClusters, numWhole;
   Value spread, mean, count;
-  /// The tokens, sorted by cluster, and where each cluster begins.
-  Value order, starts;
+  /// The tokens of clusters, sorted by cluster, and where each cluster begins.
+  Value order, starts, numPlaced;
 };
 } // namespace
 
@@ -104,11 +115,12 @@ void DispersionKernel::countClusters() {
 /// Stable, so that the tokens of a cluster keep their order. While tokens are
 /// placed, `starts` holds where the next one of a cluster goes.
 void DispersionKernel::sortTokens() {
-  e.loop(e.index(0), numClusters, 1, {number(0)},
-         [&](Value cluster, ValueRange next) -> Values {
-           e.store(next[0], starts, {cluster});
-           return {e.add(next[0], e.load(count, {cluster}))};
-         });
+  Values placed = e.loop(e.index(0), numClusters, 1, {number(0)},
+                         [&](Value cluster, ValueRange next) -> Values {
+                           e.store(next[0], starts, {cluster});
+                           return {e.add(next[0], e.load(count, {cluster}))};
+                         });
+  numPlaced = e.toIndex(placed[0]);
   forEachToken([&](Value token, Value cluster) {
     Value place = e.load(starts, {cluster});
     e.store(e.fromIndex(token, e.getI32Type()), order, {e.toIndex(place)});
@@ -221,18 +233,24 @@ void DispersionKernel::divideAndStore(ValueRange sums, Value divisor,
 }
 
 void DispersionKernel::emitColumns(Value cluster, Value firstColumn,
-                                   int64_t numVectors, Value lastMask) {
+                                   int64_t numVectors, Value lastMask,
+                                   std::optional<NextPair> next) {
   Value size = e.load(count, {cluster});
   Value begin = e.toIndex(e.load(starts, {cluster}));
   Value end = e.add(begin, e.toIndex(size));
   Value isEmpty = e.compare(arith::CmpIPredicate::eq, size, number(0));
   Value divisor = arith::SIToFPOp::create(e, e.getF64Type(), size);
+  // Pass 0 is the one for the mean.
+  int64_t pass = 0, half = numVectors / 2;
   auto getRow = [&](Value position) {
+    if (next)
+      fetchRow(*next, position, pass * half, half);
     return loadRow(position, firstColumn, numVectors, lastMask);
   };
   Values zeros(numVectors, e.constant(doubles(), 0.0));
   divideAndStore(addRows(begin, end, zeros, getRow), divisor, isEmpty, mean,
                  cluster, firstColumn, lastMask);
+  pass = 1;
   if (op.getMeasure() == DispersionMeasure::Pairwise)
     return divideAndStore(sumPairs(begin, end, numVectors, getRow),
                           e.mul(divisor, divisor), isEmpty, spread, cluster,
@@ -246,13 +264,37 @@ void DispersionKernel::emitColumns(Value cluster, Value firstColumn,
                  spread, cluster, firstColumn, lastMask);
 }
 
+NextPair DispersionKernel::findNext(Value cluster, Value piece) {
+  Value after = e.add(piece, e.index(1));
+  Value isLast = e.compare(arith::CmpIPredicate::sge, after, numWhole);
+  Value size = e.toIndex(e.load(count, {cluster}));
+  return {e.select(isLast, size, e.index(0)),
+          e.select(isLast, e.index(0),
+                   e.mul(after, e.index(slabVectors * e.width)))};
+}
+
+void DispersionKernel::fetchRow(NextPair next, Value position,
+                                int64_t firstVector, int64_t numVectors) {
+  Value last = e.sub(numPlaced, e.index(1));
+  Value place = e.minIndex(e.add(position, next.shift), last);
+  Value token = e.toIndex(e.load(order, {place}));
+  for (int64_t i = 0; i < numVectors; ++i)
+    memref::PrefetchOp::create(
+        e, op.getH(),
+        ValueRange{token,
+                   e.add(next.column, e.index((firstVector + i) * e.width))},
+        /*isWrite=*/false, /*localityHint=*/2, /*isDataCache=*/true);
+}
+
 /// Piece `piece` of the columns: a slab, or behind the last slab the rest.
 void DispersionKernel::emitPair(Value cluster, Value piece) {
   int64_t slab = slabVectors * e.width;
   int64_t size = cast<MemRefType>(spread.getType()).getDimSize(1);
   Value isWhole = e.compare(arith::CmpIPredicate::slt, piece, numWhole);
   Value first = e.mul(piece, e.index(slab));
-  e.ifThen(isWhole, [&] { emitColumns(cluster, first, slabVectors, Value()); });
+  e.ifThen(isWhole, [&] {
+    emitColumns(cluster, first, slabVectors, Value(), findNext(cluster, piece));
+  });
   if (!ShapedType::isDynamic(size) && size % slab == 0)
     return;
   Value isRest = e.compare(arith::CmpIPredicate::sge, piece, numWhole);

@@ -36,7 +36,9 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateDispatchToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
   populateRowsToCPUPatterns(patterns, options);
+  populateSoftmaxMixBackwardSelfToCPUPatterns(patterns, options);
   populateSoftmaxMixBackwardToCPUPatterns(patterns, options);
+  populateSoftmaxMixSelfToCPUPatterns(patterns, options);
   populateSoftmaxMixToCPUPatterns(patterns, options);
   populateTopKBackwardToCPUPatterns(patterns, options);
   populateTopKToCPUPatterns(patterns, options);

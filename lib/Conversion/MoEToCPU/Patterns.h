@@ -25,11 +25,17 @@ void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
 void populateRowsToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
 
+void populateSoftmaxMixBackwardSelfToCPUPatterns(
+    RewritePatternSet &patterns, const CPUVectorOptions &options);
+
 void populateSoftmaxMixBackwardToCPUPatterns(RewritePatternSet &patterns,
                                              const CPUVectorOptions &options);
 
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
+
+void populateSoftmaxMixSelfToCPUPatterns(RewritePatternSet &patterns,
+                                         const CPUVectorOptions &options);
 
 void populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
                                        const CPUVectorOptions &options);

@@ -30,14 +30,42 @@ Value mlir::moe::viewBias(Emitter &e, Value memref, Value batch, Value head) {
                        type.getDimSize(1) == 1 ? zero : head});
 }
 
-void SweepRole::allocate(Allocate allocateBuffer) {
+/// Larger buffers do not go on the stack.
+static constexpr int64_t kMaxStackBytes = 256 * 1024;
+
+Value SweepBuffers::allocate(ArrayRef<OpFoldResult> shape, Type element) {
+  if (!element)
+    element = e.getF32Type();
+  int64_t bytes = sizeof(float);
+  bool isStatic = true;
+  for (OpFoldResult size : shape) {
+    std::optional<int64_t> constant = getConstantIntValue(size);
+    isStatic &= constant.has_value();
+    bytes *= constant.value_or(1);
+  }
+  if (isStatic && bytes <= kMaxStackBytes)
+    return e.scratch(shape, element);
+  SmallVector<int64_t> sizes;
+  Values dynamicSizes;
+  dispatchIndexOpFoldResults(shape, dynamicSizes, sizes);
+  onHeap.push_back(memref::AllocOp::create(e, MemRefType::get(sizes, element),
+                                           dynamicSizes,
+                                           e.getI64IntegerAttr(64)));
+  return onHeap.back();
+}
+
+void SweepBuffers::free() {
+  for (Value buffer : onHeap)
+    memref::DeallocOp::create(e, buffer);
+}
+
+void SweepRole::allocate(SweepBuffers &buffers) {
   OpFoldResult block = e.getIndexAttr(getColumnVectors(e) * e.width);
-  Type f32 = e.getF32Type();
-  packedTerms = allocateBuffer({block}, f32);
+  packedTerms = buffers.allocate({block});
   if (rowsAreKeys)
-    packedDeltas = allocateBuffer({block}, f32);
+    packedDeltas = buffers.allocate({block});
   if (all.v)
-    packedValues = allocateBuffer({getSize(e, all.v, 2), block}, f32);
+    packedValues = buffers.allocate({getSize(e, all.v, 2), block});
 }
 
 void SweepRole::takeViews(Value batch, Value head) {
@@ -120,7 +148,7 @@ Value SweepRole::getBias(Value row, Value firstColumn) {
 
 void SweepRole::buildWeights(int64_t slot, Value row, Value position,
                              Value firstColumn, ArrayRef<Value> products,
-                             Value packedLevels, Value weights) {
+                             Value packedLevels, Value weights, Value alive) {
   Value hidden = e.f32(-kInfinity);
   Value rowTerm = getRowTerm(row);
   Value scale = e.f32(op.getScale().convertToDouble());
@@ -148,6 +176,8 @@ void SweepRole::buildWeights(int64_t slot, Value row, Value position,
     }
     if (visible)
       x = e.select(visible, x, hidden);
+    if (alive)
+      x = e.select(alive, x, hidden);
     e.storeVector(e.exp(x), weights, {e.index(slot), offset});
   }
 }

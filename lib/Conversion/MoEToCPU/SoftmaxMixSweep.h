@@ -31,16 +31,28 @@ Value viewTokens(Emitter &e, Value memref, Value batch, Value head = {});
 /// A bias at one batch and head, whose dims of 1 are broadcast.
 Value viewBias(Emitter &e, Value memref, Value batch, Value head);
 
+/// Buffers that live until `free`: on the stack, whose size is the caller's,
+/// unless they are large or their size is known only at run time.
+class SweepBuffers {
+public:
+  explicit SweepBuffers(Emitter &e) : e(e) {}
+  /// By default of f32.
+  Value allocate(ArrayRef<OpFoldResult> shape, Type element = {});
+  void free();
+
+private:
+  Emitter &e;
+  Values onHeap;
+};
+
 class SweepRole {
 public:
-  using Allocate = function_ref<Value(ArrayRef<OpFoldResult>, Type)>;
-
   SweepRole(Emitter &e, MixLogitsOpInterface op, const MixOperands &all,
             bool rowsAreKeys)
       : rowsAreKeys(rowsAreKeys), rule(op, rowsAreKeys), e(e), op(op),
         all(all) {}
 
-  void allocate(Allocate allocateBuffer);
+  void allocate(SweepBuffers &buffers);
   void takeViews(Value batch, Value head);
 
   /// Packs what this role needs of one vector of columns. Columns that no row
@@ -52,10 +64,11 @@ public:
   /// Whether a row has a gradient: not a masked token, nor a query that sees
   /// no key.
   Value isRowReal(Value row);
-  /// p of one row, from the products of features, in row `slot` of `weights`.
+  /// p of one row, from the products of features, in row `slot` of `weights`;
+  /// 0 where the row is not `alive` (null: it is).
   void buildWeights(int64_t slot, Value row, Value position, Value firstColumn,
-                    ArrayRef<Value> products, Value packedLevels,
-                    Value weights);
+                    ArrayRef<Value> products, Value packedLevels, Value weights,
+                    Value alive = {});
   /// dx of one vector of columns from p and the product of values.
   Value buildGradient(Value row, int64_t vector, Value weight, Value product);
 

@@ -242,13 +242,18 @@ public:
         numVectors(getColumnVectors(e)) {}
 
   Tile emit();
+  /// Steps of one feature or a pair of them, and those of a chain.
+  Value getNumSteps();
+  int64_t getChainSteps();
+  Values sumChain(Value first, Value end);
+  bool mayHaveLastOdd();
+  Values addLastOdd(Values sums);
 
 private:
-  Values sumChains(Value numSteps);
+  Values sumChains();
   Values step(Value position, ValueRange carried, bool isLastOdd = false);
   Value loadPair(Value row, Value pair, bool isLastOdd);
   Value multiplyAdd(Value element, Value column, Value sum);
-  Values addLastOdd(Values sums);
 
   Emitter &e;
   Value source;
@@ -302,24 +307,34 @@ Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
   return next;
 }
 
-/// The sums over `numSteps` steps, in chains of kChainLength products.
-Values TileProduct::sumChains(Value numSteps) {
-  int64_t length = isInPairs(packed) ? kChainLength / 2 : kChainLength;
+/// The sums over steps `first` to `end`.
+Values TileProduct::sumChain(Value first, Value end) {
   Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  return e.loop(e.index(0), numSteps, length, zeros,
-                [&](Value first, ValueRange totals) -> Values {
-                  Value end =
-                      e.minIndex(e.add(first, e.index(length)), numSteps);
-                  Values chain =
-                      e.loop(first, end, 1, zeros,
-                             [&](Value position, ValueRange carried) {
-                               return step(position, carried);
-                             });
-                  Values next;
-                  for (auto [total, part] : llvm::zip_equal(totals, chain))
-                    next.push_back(e.add(total, part));
-                  return next;
-                });
+  return e.loop(first, end, 1, zeros, [&](Value position, ValueRange carried) {
+    return step(position, carried);
+  });
+}
+
+/// The sums over all steps, in chains of kChainLength products.
+Values TileProduct::sumChains() {
+  Values zeros(kGroupRows * numVectors, e.f32(0.0));
+  Value numSteps = getNumSteps();
+  return e.loop(
+      e.index(0), numSteps, getChainSteps(), zeros,
+      [&](Value first, ValueRange totals) -> Values {
+        Value end =
+            e.minIndex(e.add(first, e.index(getChainSteps())), numSteps);
+        Values next;
+        for (auto [total, part] : llvm::zip_equal(totals, sumChain(first, end)))
+          next.push_back(e.add(total, part));
+        return next;
+      });
+}
+
+/// Whether the number of features may be odd.
+bool TileProduct::mayHaveLastOdd() {
+  int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
+  return ShapedType::isDynamic(size) || size % 2 != 0;
 }
 
 /// Adds the last feature of an odd number of them.
@@ -340,10 +355,7 @@ Values TileProduct::addLastOdd(Values sums) {
 }
 
 Tile TileProduct::emit() {
-  Value numSteps = e.dim(source, 1);
-  if (isInPairs(packed))
-    numSteps = arith::DivSIOp::create(e, numSteps, e.index(2));
-  Values sums = sumChains(numSteps);
+  Values sums = sumChains();
   if (isInPairs(packed))
     sums = addLastOdd(sums);
   Tile tile;
@@ -352,41 +364,138 @@ Tile TileProduct::emit() {
   return tile;
 }
 
+Value TileProduct::getNumSteps() {
+  Value numFeatures = e.dim(source, 1);
+  if (!isInPairs(packed))
+    return numFeatures;
+  return arith::DivSIOp::create(e, numFeatures, e.index(2));
+}
+
+int64_t TileProduct::getChainSteps() {
+  return isInPairs(packed) ? kChainLength / 2 : kChainLength;
+}
+
 Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
                              Value packed) {
   return TileProduct(e, source, rows, packed).emit();
 }
 
-/// One step of accumulateTile: `numVectors` vectors of elements from `first`.
-static void accumulateVectors(Emitter &e, Value weights, Value packed,
-                              Value accumulators, Value group,
-                              ArrayRef<Value> decays, Value first,
-                              int64_t numVectors) {
+BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
+                             int64_t blockRows) {
+  // A block of 128 features of a vector-wide tile fills the first cache.
+  constexpr int64_t mostInCache = 128;
+  std::optional<int64_t> constant = getConstantIntValue(numFeatures);
+  if (!constant || *constant > mostInCache)
+    sums = e.scratch({e.getIndexAttr(blockRows),
+                      e.getIndexAttr(getColumnVectors(e) * e.width)},
+                     e.getF32Type());
+}
+
+void BlockProducts::multiply(Emitter &e, Value source, Value packed,
+                             Value first, Value count,
+                             function_ref<Value(Value)> isVisible) const {
+  if (!sums)
+    return;
+  Value numRows = e.dim(source, 0);
+  auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
+    e.loop(e.index(0), count, kGroupRows, [&](Value group) {
+      auto emit = [&] {
+        Values rows = clampRows(e, e.add(first, group), kGroupRows, numRows);
+        TileProduct product(e, source, rows, packed);
+        body(product, group);
+      };
+      Value visible = isVisible ? isVisible(group) : Value();
+      visible ? e.ifThen(visible, emit) : emit();
+    });
+  };
+  auto store = [&](Value group, ArrayRef<Value> values) {
+    int64_t numVectors = getColumnVectors(e);
+    for (auto [i, value] : llvm::enumerate(values))
+      e.storeVector(value, sums,
+                    {e.add(group, e.index(i / numVectors)),
+                     e.index(i % numVectors * e.width)});
+  };
+  forEachGroup([&](TileProduct &, Value group) {
+    store(group, Values(kGroupRows * getColumnVectors(e), e.f32(0.0)));
+  });
+  auto load = [&](Value group) {
+    Values values;
+    for (const Values &row : loadTile(e, group))
+      llvm::append_range(values, row);
+    return values;
+  };
+  TileProduct any(e, source, {}, packed);
+  Value numSteps = any.getNumSteps();
+  e.loop(e.index(0), numSteps, any.getChainSteps(), [&](Value firstStep) {
+    Value end =
+        e.minIndex(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
+    forEachGroup([&](TileProduct &product, Value group) {
+      Values totals = product.sumChain(firstStep, end);
+      for (auto [total, old] : llvm::zip_equal(totals, load(group)))
+        total = e.add(old, total);
+      store(group, totals);
+    });
+  });
+  if (isInPairs(packed) && any.mayHaveLastOdd())
+    forEachGroup([&](TileProduct &product, Value group) {
+      store(group, product.addLastOdd(load(group)));
+    });
+}
+
+Tile BlockProducts::loadTile(Emitter &e, Value group) const {
+  Tile tile(kGroupRows);
+  for (auto [row, values] : llvm::enumerate(tile))
+    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+      values.push_back(e.loadVector(
+          sums, {e.add(group, e.index(row)), e.index(vector * e.width)}));
+  return tile;
+}
+
+Tile BlockProducts::get(Emitter &e, Value source, ArrayRef<Value> rows,
+                        Value packed, Value group) const {
+  return sums ? loadTile(e, group) : multiplyTile(e, source, rows, packed);
+}
+
+namespace {
+/// Rows of sums over steps: sums[row] += weight(row, step) * packed[step].
+struct TileSum {
+  /// The factor of a row at a step, a vector.
+  function_ref<Value(int64_t row, Value step)> getWeight;
+  Value numSteps, packed, accumulators;
+  Value firstRow;
+  int64_t numRows;
+  /// Factors of what the accumulators held, or none.
+  ArrayRef<Value> decays;
+
+  void emit(Emitter &e, Value first, int64_t numVectors) const;
+};
+} // namespace
+
+/// `numVectors` vectors of elements from `first` on.
+void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
-  Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  Value numColumns = e.index(getColumnVectors(e) * e.width);
+  Values zeros(numRows * numVectors, e.f32(0.0));
   Values sums =
-      e.loop(e.index(0), numColumns, 1, zeros,
-             [&](Value column, ValueRange old) -> Values {
+      e.loop(e.index(0), numSteps, 1, zeros,
+             [&](Value step, ValueRange old) -> Values {
                Values values, next;
                for (int64_t vector = 0; vector < numVectors; ++vector)
-                 values.push_back(e.loadVector(packed, {column, at(vector)}));
-               for (int64_t row = 0; row < kGroupRows; ++row) {
-                 Value weight =
-                     e.splat(e.load(weights, {e.index(row), column}));
+                 values.push_back(e.loadVector(packed, {step, at(vector)}));
+               for (int64_t row = 0; row < numRows; ++row) {
+                 Value weight = getWeight(row, step);
                  for (auto [vector, value] : llvm::enumerate(values))
                    next.push_back(
                        e.fma(weight, value, old[row * numVectors + vector]));
                }
                return next;
              });
-  for (int64_t row = 0; row < kGroupRows; ++row)
+  for (int64_t row = 0; row < numRows; ++row)
     for (int64_t vector = 0; vector < numVectors; ++vector) {
-      Values place{e.add(group, e.index(row)), at(vector)};
+      Values place{e.add(firstRow, e.index(row)), at(vector)};
       Value old = e.loadVector(accumulators, place);
       Value sum = sums[row * numVectors + vector];
       sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
@@ -394,20 +503,18 @@ static void accumulateVectors(Emitter &e, Value weights, Value packed,
     }
 }
 
-void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
-                               Value accumulators, Value group,
-                               ArrayRef<Value> decays, OpFoldResult size) {
-  auto step = [&](Value first, int64_t numVectors) {
-    accumulateVectors(e, weights, packed, accumulators, group, decays, first,
-                      numVectors);
-  };
+/// Calls `step` for tiles of at most as many vectors as a block has, which
+/// cover `size` elements.
+static void
+forEachVectors(Emitter &e, OpFoldResult size,
+               function_ref<void(Value first, int64_t numVectors)> step) {
   std::optional<int64_t> constant = getConstantIntValue(size);
   if (!constant) {
     e.loop(e.index(0), cast<Value>(size), e.width,
            [&](Value first) { step(first, 1); });
     return;
   }
-  // Whole tiles of as many vectors as a block has, then what is left.
+  // Whole tiles, then what is left.
   int64_t tile = getColumnVectors(e);
   int64_t numVectors = llvm::divideCeil(*constant, e.width);
   int64_t rest = numVectors % tile, wide = tile * e.width;
@@ -418,6 +525,43 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
     step(e.index(0), tile);
   if (rest)
     step(wideEnd, rest);
+}
+
+void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
+                               Value accumulators, Value group,
+                               ArrayRef<Value> decays, OpFoldResult size) {
+  auto getWeight = [&](int64_t row, Value step) {
+    return e.splat(e.load(weights, {e.index(row), step}));
+  };
+  Value numColumns = e.index(getColumnVectors(e) * e.width);
+  TileSum sum{getWeight, numColumns, packed, accumulators,
+              group,     kGroupRows, decays};
+  forEachVectors(e, size, [&](Value first, int64_t numVectors) {
+    sum.emit(e, first, numVectors);
+  });
+}
+
+void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
+                                  Value accumulators, Value firstColumn,
+                                  Value numRows, OpFoldResult size) {
+  int64_t numColumns = getColumnVectors(e) * e.width;
+  int64_t rest = numColumns % kGroupRows, whole = numColumns - rest;
+  // Groups inside: what they read of the rows stays in the first cache.
+  forEachVectors(e, size, [&](Value first, int64_t numVectors) {
+    auto add = [&](Value group, int64_t count) {
+      auto getWeight = [&](int64_t column, Value row) {
+        return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
+      };
+      TileSum sum{
+          getWeight, numRows, packed, accumulators, e.add(firstColumn, group),
+          count,     {}};
+      sum.emit(e, first, numVectors);
+    };
+    e.loop(e.index(0), e.index(whole), kGroupRows,
+           [&](Value group) { add(group, kGroupRows); });
+    if (rest)
+      add(e.index(whole), rest);
+  });
 }
 
 Value mlir::moe::sumVectors(Emitter &e, ArrayRef<Value> vectors) {

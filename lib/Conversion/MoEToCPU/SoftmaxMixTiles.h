@@ -85,11 +85,41 @@ void packRows(Emitter &e, Value source, Value first, int64_t count, Value terms,
 /// The products of rows of `source` with the packed columns.
 Tile multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows, Value packed);
 
+/// The products of a block of rows with the packed columns. Wide features are
+/// taken in pieces, each for all rows of the block, so that a piece of the
+/// columns stays in the first cache; narrow ones a tile at a time. Bits are
+/// those of multiplyTile.
+class BlockProducts {
+public:
+  BlockProducts(Emitter &e, OpFoldResult numFeatures, int64_t blockRows);
+
+  /// Prepares the products of `count` rows of `source` from `first` on, in
+  /// groups; those that are not visible (null: all are) are left out.
+  void multiply(Emitter &e, Value source, Value packed, Value first,
+                Value count,
+                function_ref<Value(Value group)> isVisible = {}) const;
+  /// The tile of the rows `rows`, slots `group..` of the block.
+  Tile get(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
+           Value group) const;
+
+private:
+  Tile loadTile(Emitter &e, Value group) const;
+
+  /// Null where features are narrow.
+  Value sums;
+};
+
 /// accumulators[group + row, ..] = decays[row] * accumulators[group + row, ..]
 /// + sum_column weights[row, column] * packed[column, ..], for `size` elements
 /// a row (the size of a memref's dim); without decays the factor is 1.
 void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
                     Value group, ArrayRef<Value> decays, OpFoldResult size);
+
+/// accumulators[firstColumn + column, ..] += sum_row weights[row, column] *
+/// packed[row, ..], for the columns of a block and `numRows` rows.
+void accumulateColumns(Emitter &e, Value weights, Value packed,
+                       Value accumulators, Value firstColumn, Value numRows,
+                       OpFoldResult size);
 
 /// The sum of vectors in a fixed order.
 Value sumVectors(Emitter &e, ArrayRef<Value> vectors);

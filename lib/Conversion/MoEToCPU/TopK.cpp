@@ -9,8 +9,9 @@
 // Selection compares 32-bit integer keys in the order of E1..E5. The `k` best
 // so far form a sorted list that a new expert enters by strict comparison, so
 // that of equal scores the lower index stays ahead. Up to 16 places live in
-// registers. More are selected a token at a time (TopKRowSelect.cpp); in a
-// stack buffer where choice scores are staged or experts are very many.
+// registers, and most experts can be dropped before (TopKFilter.cpp). More are
+// selected a token at a time (TopKRowSelect.cpp); in a stack buffer where
+// choice scores are staged or experts are very many.
 //
 // Where selection needs a value that one expert alone does not give (a bias on
 // softmax probabilities, groups), the choice scores of a block of tokens are
@@ -41,6 +42,8 @@ void TopKKernel::emitBlock(TokenBlock block) {
     best = selectStaged(stats);
   } else if (isByRow) {
     best = selectByRow(block, stats);
+  } else if (isFiltered) {
+    best = selectFiltered(block, stats);
   } else {
     best = select(block, stats);
   }
@@ -83,6 +86,15 @@ int64_t TopKKernel::getFetchDistance() {
   return llvm::alignTo(llvm::divideCeil(kFetchBytes, bytes), e.width);
 }
 
+/// The tokens from `first` on, fewer than a block or as many.
+TokenBlock TopKKernel::getPartialBlock(Value first) {
+  TokenBlock block{first, {}, e.firstLanes(e.sub(numTokens, first)), {}};
+  Value last = e.sub(numTokens, e.index(1));
+  for (int64_t lane = 0; lane < e.width; ++lane)
+    block.rows.push_back(e.minIndex(e.add(first, e.index(lane)), last));
+  return block;
+}
+
 /// All tokens at one position of the leading dims: whole blocks in a loop, and
 /// a partial block for the rest.
 void TopKKernel::emitRows(ValueRange leading) {
@@ -113,6 +125,12 @@ void TopKKernel::emitRows(ValueRange leading) {
   }
 
   int64_t size = cast<MemRefType>(scores.getType()).getDimSize(0);
+  bool isAlwaysWhole = !ShapedType::isDynamic(size) && size % e.width == 0;
+  // Where experts are selected a token at a time, one loop for all blocks costs
+  // nothing but the masks of results, and half the code.
+  if ((isFiltered || isByRow) && !isAlwaysWhole)
+    return e.loop(e.index(0), numTokens, e.width,
+                  [&](Value first) { emitBlock(getPartialBlock(first)); });
   Value rest =
       ShapedType::isDynamic(size)
           ? arith::RemSIOp::create(e, numTokens, e.index(e.width)).getResult()
@@ -129,16 +147,10 @@ void TopKKernel::emitRows(ValueRange leading) {
       }
       emitBlock(block);
     });
-  if (!ShapedType::isDynamic(size) && size % e.width == 0)
+  if (isAlwaysWhole)
     return;
   Value hasRest = e.compare(arith::CmpIPredicate::slt, wholeEnd, numTokens);
-  e.ifThen(hasRest, [&] {
-    TokenBlock block{wholeEnd, {}, e.firstLanes(rest), {}};
-    Value last = e.sub(numTokens, e.index(1));
-    for (int64_t lane = 0; lane < e.width; ++lane)
-      block.rows.push_back(e.minIndex(e.add(wholeEnd, e.index(lane)), last));
-    emitBlock(block);
-  });
+  e.ifThen(hasRest, [&] { emitBlock(getPartialBlock(wholeEnd)); });
 }
 
 void TopKKernel::emit() {

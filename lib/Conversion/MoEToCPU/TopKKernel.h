@@ -17,6 +17,9 @@ inline constexpr int64_t kMaxRegisterPlaces = 16;
 /// Up to that many experts the keys of a whole row are staged on the stack.
 inline constexpr int64_t kMaxRowExperts = 8192;
 
+/// Up to that many experts a filter comes in front of the list.
+inline constexpr int64_t kMaxFilterExperts = 1024;
+
 /// How far ahead of their use scores are fetched.
 inline constexpr int64_t kFetchBytes = 4096;
 
@@ -55,6 +58,16 @@ inline Value getShift(Emitter &e, Value max) {
   Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, max, e.f32(-kInfinity));
   return e.select(isEmpty, e.f32(0.0), max);
 }
+
+//===----------------------------------------------------------------------===//
+// Lanes
+//===----------------------------------------------------------------------===//
+
+/// The lanes of `mask`, moved to the front.
+Value compressLanes(Emitter &e, Value vector, Value mask);
+
+/// How many lanes of `mask` are set, as an i32.
+Value countLanes(Emitter &e, Value mask);
 
 //===----------------------------------------------------------------------===//
 // Places
@@ -115,7 +128,7 @@ struct TokenBlock {
   Value first;
   /// The token of each lane; in a partial block the last token again.
   Values rows;
-  /// Lanes that hold a token; null where all do.
+  /// Lanes that hold a token; null where all do for sure.
   Value exists;
   /// Tokens further on, whose scores are fetched already; none for the last
   /// block.
@@ -131,13 +144,15 @@ public:
         isStaged(!isForced && (op.getSelectBias() || op.getNGroup() > 1)),
         isByRow(!isForced && !isStaged && k > kMaxRegisterPlaces &&
                 op.getNumExperts() <= kMaxRowExperts &&
-                !ShapedType::isDynamic(op.getNumExperts())) {}
+                !ShapedType::isDynamic(op.getNumExperts())),
+        isFiltered(!isForced && !isStaged && paysToFilter()) {}
 
   void emit();
 
 private:
   void emitRows(ValueRange leading);
   int64_t getFetchDistance();
+  TokenBlock getPartialBlock(Value first);
   void emitBlock(TokenBlock block);
 
   // Reading.
@@ -158,6 +173,8 @@ private:
   BestList makeBestList();
   BestList select(const TokenBlock &block, RowStats &stats);
   BestList selectByRow(const TokenBlock &block, RowStats &stats);
+  BestList selectFiltered(const TokenBlock &block, RowStats &stats);
+  bool paysToFilter();
   BestList selectStaged(RowStats &stats);
   BestList readForced(const TokenBlock &block);
   void stageChoice(const TokenBlock &block, RowStats &stats);
@@ -197,6 +214,8 @@ private:
   const bool isStaged;
   /// Whether experts are selected a token at a time (TopKRowSelect.cpp).
   const bool isByRow;
+  /// Whether most experts are dropped before the list (TopKFilter.cpp).
+  const bool isFiltered;
 
   // 2-D views of the rows at hand.
   Value scores, forced, mask, gates, indices;

@@ -19,8 +19,6 @@
 
 #include "TopKKernel.h"
 
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
-#include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
@@ -60,8 +58,6 @@ private:
   void placeListed(Value count, Value lane);
 
   Value number(int64_t value) { return e.constantInt(e.getI32Type(), value); }
-  Value compress(Value vector, Value mask);
-  Value countLanes(Value mask);
 
   Emitter &e;
   const int64_t k;
@@ -89,29 +85,6 @@ RowSelector::RowSelector(Emitter &e, int64_t k, int64_t size)
   placedKeys = allocate({e.width, places});
   placedExperts = allocate({e.width, places});
   lowest = allocate({e.width, e.width});
-}
-
-//===----------------------------------------------------------------------===//
-// Lanes
-//===----------------------------------------------------------------------===//
-
-/// The lanes of `mask`, moved to the front.
-Value RowSelector::compress(Value vector, Value mask) {
-  Value rest = e.constantInt(vector.getType(), 0);
-  return LLVM::CallIntrinsicOp::create(
-             e, vector.getType(),
-             e.getStringAttr("llvm.experimental.vector.compress"),
-             ValueRange{vector, mask, rest})
-      .getResult(0);
-}
-
-/// How many lanes of `mask` are set, as an i32.
-Value RowSelector::countLanes(Value mask) {
-  Type bits = e.getIntegerType(e.width);
-  Value packed = vector::BitCastOp::create(e, VectorType::get({1}, bits), mask);
-  packed = vector::ExtractOp::create(e, packed, ArrayRef<int64_t>{0});
-  return math::CtPopOp::create(
-      e, arith::ExtUIOp::create(e, e.getI32Type(), packed));
 }
 
 //===----------------------------------------------------------------------===//
@@ -198,8 +171,9 @@ Value RowSelector::boundKthKey(ArrayRef<Value> groupMaxima) {
         for (Value threshold : thresholds) {
           Value splat = e.splat(threshold), count = number(0);
           for (Value maxima : groupMaxima)
-            count = e.add(count, countLanes(e.compare(arith::CmpIPredicate::sge,
-                                                      maxima, splat)));
+            count =
+                e.add(count, countLanes(e, e.compare(arith::CmpIPredicate::sge,
+                                                     maxima, splat)));
           counts.push_back(count);
         }
         return counts;
@@ -212,9 +186,9 @@ Value RowSelector::boundKthKey(ArrayRef<Value> groupMaxima) {
 /// it has then. A whole vector is written.
 Value RowSelector::append(Value vectorKeys, Value vectorExperts, Value where,
                           Value toKeys, Value toExperts, Value count) {
-  e.storeVector(compress(vectorKeys, where), toKeys, {count});
-  e.storeVector(compress(vectorExperts, where), toExperts, {count});
-  return e.add(count, e.toIndex(countLanes(where)));
+  e.storeVector(compressLanes(e, vectorKeys, where), toKeys, {count});
+  e.storeVector(compressLanes(e, vectorExperts, where), toExperts, {count});
+  return e.add(count, e.toIndex(countLanes(e, where)));
 }
 
 /// Lists the experts whose keys reach `bound`; returns their number.
@@ -248,9 +222,9 @@ Value RowSelector::cutList(Value count) {
               Value key = e.loadVector(listedKeys, {first});
               Values next;
               for (auto [old, splat] : llvm::zip_equal(counts, splats))
-                next.push_back(
-                    e.add(old, countLanes(e.compare(arith::CmpIPredicate::sge,
-                                                    key, splat))));
+                next.push_back(e.add(
+                    old, countLanes(e, e.compare(arith::CmpIPredicate::sge, key,
+                                                 splat))));
               return next;
             });
       },
@@ -288,7 +262,7 @@ void RowSelector::placeListed(Value count, Value lane) {
                      e.compare(arith::CmpIPredicate::slt, others, position));
                  Value isBefore = arith::OrIOp::create(
                      e, ties, e.compare(arith::CmpIPredicate::sgt, other, own));
-                 return {e.add(carried[0], countLanes(isBefore))};
+                 return {e.add(carried[0], countLanes(e, isBefore))};
                })[0];
     Value place = e.minIndex(e.toIndex(before), e.index(k));
     e.store(key, placedKeys, {lane, place});

@@ -248,6 +248,7 @@ struct ConvertMoEToGPUPass
 private:
   LogicalResult convert(func::FuncOp function,
                         const FrozenRewritePatternSet &patterns) {
+    castReshapes(function);
     if (failed(moveBuffersToWorkspace(function)))
       return failure();
     DenseSet<Value> constants = getConstantArguments(function);

@@ -95,6 +95,10 @@ void populateAdjacencyToGridPatterns(RewritePatternSet &patterns,
 void populateDispersionToGridPatterns(RewritePatternSet &patterns,
                                       BlockShape block);
 
+/// Maps the parallel loops that a program brings to the blocks of grids.
+void mapLoopsToBlocks(func::FuncOp function);
+/// Makes reshapes by a buffer of sizes views of what they reshape.
+void castReshapes(func::FuncOp function);
 /// Decomposes what linalg itself composes of its ops, such as linalg.softmax:
 /// as one op it is not fused into its consumers.
 void decomposeCompositeLinalg(Operation *root);

@@ -102,6 +102,7 @@ struct TileToBlocksPass
 
 private:
   LogicalResult tile(int64_t rows) {
+    mapLoopsToBlocks(getOperation());
     decomposeCompositeLinalg(getOperation());
     decomposeUnboundedOps(getOperation());
     Builder b(&getContext());

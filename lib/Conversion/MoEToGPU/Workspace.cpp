@@ -53,6 +53,8 @@ static AffineExpr getDimExpr(Value buffer, int64_t position,
     return getSizeExpr(alloc.getDynamicSizes()[number], function);
   if (auto view = buffer.getDefiningOp<memref::ViewOp>())
     return getSizeExpr(view.getSizes()[number], function);
+  if (auto view = buffer.getDefiningOp<memref::ReinterpretCastOp>())
+    return getSizeExpr(view.getMixedSizes()[position], function);
   auto collapse = buffer.getDefiningOp<memref::CollapseShapeOp>();
   if (!collapse)
     return {};

@@ -143,8 +143,8 @@ def _print_row(record):
         for _, field, digits in _COLUMNS
     )
     goals = (
-        f"{'' if g['met'] else 'MISSED '}{g['goal']}"
-        + ("" if g["found"] is None else f" ({g['found']:.4g})")
+        f"{'MISSED ' if page.is_missed(g) else ''}{g['goal']} "
+        + ("(not measured)" if g["found"] is None else f"({g['found']:.4g})")
         for g in record["goals"]
     )
     print(f"{record['title']:<76}{''.join(values)}  {'; '.join(goals)}", flush=True)

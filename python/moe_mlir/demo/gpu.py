@@ -1,9 +1,7 @@
 """Compiles routing for an NVIDIA chip and asks ptxas what the kernels take."""
 
-import importlib.util
 import pathlib
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 
@@ -33,8 +31,8 @@ def compile_kernels(text: str, chip: str, path: pathlib.Path) -> list[KernelRepo
 
 
 def _assemble(path: pathlib.Path, chip: str) -> dict:
-    ptxas = find_ptxas()
-    if ptxas is None:
+    ptxas = native().find_ptxas()
+    if not ptxas:
         return {}
     done = subprocess.run([ptxas, "-v", f"-arch={chip}", str(path), "-o",
                            str(path.with_suffix(".cubin"))], capture_output=True, text=True)
@@ -42,15 +40,3 @@ def _assemble(path: pathlib.Path, chip: str) -> dict:
         raise RuntimeError(f"ptxas rejects {path} for {chip}: {done.stderr.strip()}")
     return {name: (int(registers), int(stores) + int(loads))
             for name, stores, loads, registers in _USAGE.findall(done.stderr)}
-
-
-def find_ptxas() -> str | None:
-    """ptxas from PATH, or from the nvidia-cuda-nvcc wheel."""
-    found = shutil.which("ptxas")
-    spec = importlib.util.find_spec("nvidia")
-    if found or spec is None:
-        return found
-    for root in spec.submodule_search_locations or ():
-        for candidate in sorted(pathlib.Path(root).glob("*/bin/ptxas")):
-            return str(candidate)
-    return None

@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from .match import Site, find_routers
+from .mixing import match_mixing
 from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, prims, same_shape,
                        softmax_input, value)
 
@@ -28,6 +29,8 @@ def raise_graph(graph, recompile=lambda: None) -> int:
     sites = [site for site in find_routers(graph) if not site.reason]
     for site in sites:
         (_raise_greedy if site.rounds else _raise_site)(graph, site)
+    for scores in dict.fromkeys(site.scores for site in sites if site.kind == "probs"):
+        _raise_mixing(graph, scores)
     # What a folded call wrote in place is dead now, though it writes; and what
     # is only asserted about is dead, too.
     writes = {write for site in sites for write in site.writes}
@@ -123,6 +126,21 @@ def _raise_greedy(graph, site: Site) -> None:
             for node in values:
                 result = _rounded(graph, gates, node)
                 node.replace_all_uses_with(_like_maximum(graph, result, node))
+
+
+def _raise_mixing(graph, scores: Node) -> None:
+    """The probabilities that a selection reads, if tokens inform each other in them."""
+    mixing = match_mixing(scores)
+    if mixing is None:
+        return
+    learned = isinstance(mixing.tau, Node)
+    with graph.inserting_before(scores):
+        call = _call(graph, moe.similarity_inform.default,
+                     (mixing.u, mixing.e, mixing.uk, mixing.ws, None,
+                      mixing.tau if learned else None, 1.0 if learned else mixing.tau,
+                      mixing.causal, None, "all", "ieee"), scores)
+        mixed = _call(graph, operator.getitem, (call, 0), scores)
+    scores.replace_all_uses_with(mixed)
 
 
 def _like_maximum(graph, result: Node, node: Node) -> Node:

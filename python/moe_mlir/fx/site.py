@@ -6,6 +6,7 @@ import torch
 from torch.fx import Node
 
 from ..importer.locations import describe, module_path
+from .mixing import mixing_of
 from .patterns import dtype, value
 
 
@@ -16,6 +17,8 @@ class RouterMatch:
     `form` names the family (`moe_mlir.fx.match`). `recognised` says whether the
     site becomes a moe op, and `reason` why not; `left` says which part of a
     recognised router stays as it is, because the op would round it otherwise.
+    `mixing` says how tokens inform each other in front of the selection, where
+    that is a moe op or becomes one: "similarity" or "attention".
     """
 
     module: str
@@ -36,6 +39,7 @@ class RouterMatch:
     score_dtype: str = ""
     gate_dtype: str = ""
     left: str = ""
+    mixing: str = ""
 
 
 @dataclass
@@ -91,7 +95,8 @@ class Site:
             module_path(self.anchor), describe(self.anchor).split(" (")[0], self.form, self.score,
             self.k, self.num_experts, self.renorm, self.scale, self.bias is not None,
             self.groups, not self.reason, self.reason, self.eps, self.topk_group,
-            self.group_score, _dtype_name(self.scores), _dtype_name(self.gates), self.left)
+            self.group_score, _dtype_name(self.scores), _dtype_name(self.gates), self.left,
+            mixing_of(self.scores))
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import moe_mlir as m
+from moe_mlir.ops._kernel import ELEMENT_TYPES
 
 _CALLS = 20
 _REPLAYS = 15
@@ -41,7 +42,7 @@ def _selection_rows():
                 return values.softmax(-1), indices
 
             size = tokens * (experts * dtype.itemsize + 12 * k)
-            yield Row(f"topk_renorm {tokens}x{experts} k{k} {_name(dtype)}",
+            yield Row(f"topk_renorm {tokens}x{experts} k{k} {ELEMENT_TYPES[dtype]}",
                       lambda device, t=tokens, e=experts, d=dtype: [_randn(t, e, dtype=d, device=device)],
                       lambda z, k=k: m.topk_renorm(z, k), eager, size,
                       peers={"triton": lambda z, k=k: _triton(z, k)})
@@ -70,7 +71,7 @@ def _mixing_rows():
                 return s.softmax(-1).to(u.dtype) @ p
 
             pairs = batch * tokens * tokens / (2 if causal else 1)
-            yield Row(f"similarity_inform {batch}x{tokens}x{width} E{experts} {_name(dtype)}"
+            yield Row(f"similarity_inform {batch}x{tokens}x{width} E{experts} {ELEMENT_TYPES[dtype]}"
                       f"{' causal' if causal else ''}",
                       lambda device, b=batch, t=tokens, w=width, e=experts, d=dtype: [
                           _randn(b, t, w, dtype=d, device=device, scale=(8 / w) ** 0.5),
@@ -109,10 +110,6 @@ def all_rows() -> list[Row]:
 
 def _randn(*shape, device, dtype=torch.float32, scale=1.0):
     return (torch.randn(*shape, device=device) * scale).to(dtype)
-
-
-def _name(dtype):
-    return {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
 
 
 def time_call(call, inputs) -> float:

@@ -7,6 +7,7 @@ import torch
 
 import moe_mlir
 from moe_mlir import reference
+from moe_mlir.ops._kernel import ELEMENT_TYPES
 
 n, e, d, k, heads = 12, 8, 16, 2, 2
 
@@ -132,7 +133,7 @@ def _selection_cases():
                 z[-1, 1] = z[-1, 0]
                 return [z.to(dtype)]
 
-            yield Case(f"topk_renorm {tokens}x{experts} k{chosen} {_name(dtype)}", inputs,
+            yield Case(f"topk_renorm {tokens}x{experts} k{chosen} {ELEMENT_TYPES[dtype]}", inputs,
                        lambda z, c=chosen: moe_mlir.topk_renorm(z, c),
                        lambda z, c=chosen: reference.topk_renorm(z, c), 2e-6)
 
@@ -148,7 +149,7 @@ def _mixing_cases():
                     return [u.to(dtype), p.to(dtype)]
 
                 yield Case(
-                    f"similarity_inform {tokens}x{width} E{experts} {_name(dtype)}"
+                    f"similarity_inform {tokens}x{width} E{experts} {ELEMENT_TYPES[dtype]}"
                     f"{' causal' if causal else ''}", inputs,
                     lambda u, p, c=causal: moe_mlir.similarity_inform(u, p, causal=c),
                     lambda u, p, c=causal: reference.similarity_inform(u, p, causal=c), tolerance)
@@ -164,10 +165,6 @@ def _statistics_cases():
         yield Case(f"mad_dispersion {tokens}x{width} E{experts}", inputs,
                    lambda h, a, e=experts: moe_mlir.mad_dispersion(h, a, e),
                    lambda h, a, e=experts: reference.mad_dispersion(h, a, e), 1e-5)
-
-
-def _name(dtype):
-    return {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
 
 
 def all_cases() -> list[Case]:

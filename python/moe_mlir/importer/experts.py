@@ -11,79 +11,39 @@ from .shape import extract_slice
 moe = torch.ops.moe
 
 
-class _Loop:
-    """scf.for over [0, bound) that carries tensors; `with` writes the body."""
-
-    def __init__(self, builder, bound: str, carried: list[Value]):
-        self.builder = builder
-        zero, one = builder.constant(0, "index"), builder.constant(1, "index")
-        self.index = builder.fresh()
-        self.values = [Value(builder.fresh(), v.shape, v.element) for v in carried]
-        self._types = ", ".join(v.type for v in carried)
-        self._name = builder.fresh()
-        arguments = ", ".join(f"{inner.name} = {outer.name}"
-                              for inner, outer in zip(self.values, carried))
-        head = (f"scf.for {self.index} = {zero} to {bound} step {one} "
-                f"iter_args({arguments}) -> ({self._types})")
-        count = len(carried)
-        self._region = builder.region(head, self._name if count == 1 else f"{self._name}:{count}")
-        names = [self._name] if count == 1 else [f"{self._name}#{i}" for i in range(count)]
-        self.results = [Value(n, v.shape, v.element) for n, v in zip(names, carried)]
-
-    def __enter__(self):
-        self._region.__enter__()
-        return self
-
-    def yields(self, *values: Value):
-        self.builder.line(f"scf.yield {', '.join(v.name for v in values)} : {self._types}")
-
-    def __exit__(self, *error):
-        return self._region.__exit__(*error)
-
-
 def _read(builder, tensor: Value, *at: str) -> str:
     return builder.op(f"tensor.extract {tensor.name}[{', '.join(at)}] : {tensor.type}")
-
-
-def _write(builder, scalar: str, tensor: Value, *at: str) -> Value:
-    name = builder.op(f"tensor.insert {scalar} into {tensor.name}[{', '.join(at)}] : "
-                      f"{tensor.type}")
-    return Value(name, tensor.shape, tensor.element)
 
 
 def _as_index(builder, scalar: str, element: str) -> str:
     return builder.op(f"arith.index_cast {scalar} : {element} to index")
 
 
-def _if_valid(builder, expert: str, element: str, carried: list[Value], body) -> list[Value]:
-    """`carried` changed by `body(position)` where the expert is not -1."""
-    zero = builder.constant(0, element)
-    valid = builder.op(f"arith.cmpi sge, {expert}, {zero} : {element}")
-    types = ", ".join(v.type for v in carried)
-    name = builder.fresh()
-    count = len(carried)
-    with builder.region(f"scf.if {valid} -> ({types})", name if count == 1 else f"{name}:{count}",
-                        f"else {{ scf.yield {', '.join(v.name for v in carried)} : {types} }}"):
-        changed = body(_as_index(builder, expert, element))
-        builder.line(f"scf.yield {', '.join(v.name for v in changed)} : {types}")
-    names = [name] if count == 1 else [f"{name}#{i}" for i in range(count)]
-    return [Value(n, v.shape, v.element) for n, v in zip(names, carried)]
-
-
 @imports(moe.token_rows.default)
 def _token_rows(context, node, arguments):
+    """One scf.forall over choices: each writes its token where its row is, if it has one."""
     builder = context.builder
     slots = context.value(arguments.slots)
-    tokens, choices = (builder.index(d) for d in slots.shape)
+    tokens, choices = (builder.size(d) for d in slots.shape)
     rows = builder.fill(builder.constant(0, "i64"), context.shape(node), "i64")
-    with _Loop(builder, tokens, [rows]) as outer:
-        token = builder.op(f"arith.index_cast {outer.index} : index to i64")
-        with _Loop(builder, choices, outer.values) as inner:
-            slot = _read(builder, slots, outer.index, inner.index)
-            inner.yields(*_if_valid(builder, slot, "i64", inner.values,
-                                    lambda at: [_write(builder, token, inner.values[0], at)]))
-        outer.yields(*inner.results)
-    return outer.results[0]
+    zero, one = builder.constant(0, "index"), builder.constant(1, "index")
+    result, token, choice, shared = (builder.fresh() for _ in range(4))
+    with builder.region(f"scf.forall ({token}, {choice}) in ({tokens}, {choices}) "
+                        f"shared_outs({shared} = {rows.name}) -> ({rows.type})", result):
+        slot = _as_index(builder, _read(builder, slots, token, choice), "i64")
+        valid = builder.op(f"arith.cmpi sge, {slot}, {zero} : index")
+        at = builder.op(f"arith.maxsi {slot}, {zero} : index")
+        # No row of its own: the place of no element.
+        count = builder.op(f"arith.select {valid}, {one}, {zero} : index")
+        place = builder.op(f"tensor.extract_slice {shared}[{at}] [{count}] [1] : {rows.type} to "
+                           "tensor<?xi64>")
+        number = builder.op(f"arith.index_cast {token} : index to i64")
+        written = builder.op(f"linalg.fill ins({number} : i64) outs({place} : tensor<?xi64>) -> "
+                             "tensor<?xi64>")
+        with builder.region("scf.forall.in_parallel"):
+            builder.line(f"tensor.parallel_insert_slice {written} into {shared}[{at}] [{count}] "
+                         f"[1] : tensor<?xi64> into {rows.type}")
+    return Value(result, rows.shape, "i64")
 
 
 @imports(moe.grouped_linear.default)

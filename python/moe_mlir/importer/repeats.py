@@ -33,7 +33,7 @@ class Segment:
         number |= {node: ("local", i) for i, node in enumerate(self.nodes)}
 
         def name(node):
-            return number.get(node) or ("size", str(node.meta["val"]))
+            return number.get(node) or ("size", str(node.meta.get("val", node.name)))
         calls = [(str(node.target), repr(torch.fx.node.map_arg(node.args, name)),
                   repr(torch.fx.node.map_arg(node.kwargs, name)), _type(node))
                  for node in self.nodes]
@@ -55,7 +55,7 @@ def _segments(graph):
     nodes = [n for n in graph.nodes if n.op == "call_function" and _is_tensors(n.meta.get("val"))]
     runs, seen = [], set()
     for node in nodes:
-        key = _layer(node)
+        key = layer_path(node)
         if runs and runs[-1][0] == key:
             runs[-1][1].append(node)
         else:
@@ -69,7 +69,8 @@ def _segments(graph):
             yield _close(members)
 
 
-def _layer(node):
+def layer_path(node):
+    """The path of the outermost numbered module that made the node, such as `layers.7`."""
     found = _INDEXED.match(module_path(node))
     return found.group() if found else None
 

@@ -28,12 +28,12 @@ _TAIL = """
 - **import**: lines of IR of the whole model, weights outside. One module serves every batch and
   token count, except for Jamba, whose own code is unrolled over the tokens. Switch is imported
   after `moe_mlir.hf.patch`, which replaces its loop over experts.
-- **compile**: from IR to machine code.
+- **compile**: CPU seconds from IR to machine code.
 - **error**: of the compiled model's logits against eager, relative to the largest logit, at two
   shapes; **gradients**: of `torch.compile(backend="moe")` against eager, the largest over all
   parameters, relative to each one's largest gradient.
 - **router**: eager time of the model's router module over that of the same module on moe ops, for
-  512 tokens of 256 features and 64 experts; **whole**: eager time of the model at these sizes over
+  512 tokens of 256 features and 64 experts, least CPU time of nine calls; **whole**: eager time of the model at these sizes over
   that of `moe_mlir.compile`'s.
 - **no**: could not be had; a line above says why.
 """
@@ -77,7 +77,7 @@ def _be_quiet():
 def _head():
     import transformers
 
-    machine = f"{torch.get_num_threads()} threads of {platform.machine()}"
+    machine = f"one thread of {platform.machine()}"
     return _HEAD.format(transformers=transformers.__version__, machine=machine,
                         torch=torch.__version__)
 
@@ -94,7 +94,7 @@ def _row(row) -> str:
 
 def _reasons(rows) -> str:
     lines = [f"- {row.name}: {row.reason}\n" for row in rows if row.reason]
-    return "".join(["\n", *lines])
+    return "".join(["\n", *lines]) if lines else ""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What the compiler makes of one family: routers, import, errors, times."""
 
 import copy
-import statistics
 import time
 from dataclasses import dataclass
 
@@ -75,9 +74,9 @@ def _import(row, family):
     model = _build(family)
     module = moe_mlir.export(_capturable(family, model), (), kwargs=family.example())
     row.lines = module.text.count("\n")
-    start = time.perf_counter()
+    start = time.process_time()
     compiled = moe_mlir.compile(module)
-    row.compile_seconds = time.perf_counter() - start
+    row.compile_seconds = time.process_time() - start
     shapes = ((2, 12), (3, 20)) if family.dynamic else ((2, 12),)
     with torch.no_grad():
         inputs = [family.example(*shape, seed=1) for shape in shapes]
@@ -104,15 +103,20 @@ def _train(row, family):
 
 
 def _times(*runs) -> list[float]:
-    """The median seconds of each, measured in turns so that all meet the same machine."""
+    """The least CPU seconds of each on one thread, measured in turns on the same machine."""
     seconds = [[] for _ in runs]
-    for turn in range(_ROUNDS + 1):
-        for run, kept in zip(runs, seconds):
-            start = time.perf_counter()
-            run()
-            if turn:  # the first compiles and warms up
-                kept.append(time.perf_counter() - start)
-    return [statistics.median(kept) for kept in seconds]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for turn in range(_ROUNDS + 1):
+            for run, kept in zip(runs, seconds):
+                start = time.thread_time()
+                run()
+                if turn:  # the first compiles and warms up
+                    kept.append(time.thread_time() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return [min(kept) for kept in seconds]
 
 
 def _time_router(row, family):

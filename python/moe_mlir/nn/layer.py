@@ -2,8 +2,6 @@
 
 import torch
 
-from .. import reference
-
 
 class MoELayer(torch.nn.Module):
     """Experts behind a router: every token reaches all its experts, unless a capacity is given.
@@ -70,9 +68,7 @@ class MoELayer(torch.nn.Module):
         slots, _, _ = self.router.ops.dispatch(
             indices.reshape(tokens, -1),
             experts,
-            capacity=reference.capacity_of(
-                tokens, experts, indices.shape[-1], self.capacity_factor
-            ),
+            capacity_factor=self.capacity_factor,
             priority=routing.gates[..., 0].reshape(-1) if self.priority == "gate" else None,
         )
         return torch.where(slots.reshape(indices.shape) >= 0, indices, -1)

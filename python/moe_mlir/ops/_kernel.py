@@ -109,7 +109,7 @@ class Kernel:
         yield f"return {values} : {types}"
 
     @functools.cached_property
-    def _function(self):
+    def function(self):
         """The native function, compiled at the first call that is not simulated."""
         from ..runtime import compile_cached
 
@@ -155,7 +155,7 @@ class Kernel:
             self._check_devices(tensors)
             gpu.run(self._text, self.op, [*tensors, *results])
         elif simulation is None:
-            self._function(*tensors, *results)
+            self.function(*tensors, *results)
         else:
             simulation.run(self, [*tensors, *results])
         return results

@@ -2,14 +2,19 @@
 
 import torch
 
+from ._plain_calls import PlainCalls
+
 _LIBRARY = torch.library.Library("moe", "FRAGMENT")
 
 
 def define(
-    schema, *, kernel, fake, setup_context=None, backward=None, is_gradient=False, key="CPU"
-):
+    schema, *, kernel, fake, arguments=None, setup_context=None, backward=None, is_gradient=False,
+    key="CPU",
+):  # fmt: skip
     """Registers one op: its schema, its kernel for a dispatch key, its shapes, its gradient.
 
+    `arguments` makes the op's arguments of those of the public function, whose
+    types it checks; its result depends on nothing but values and types.
     Without `backward` the op has no gradient: its results are marked so,
     instead of torch's default of failing when a backward reaches them. An op
     that `is_gradient` itself refuses to be differentiated.
@@ -31,10 +36,10 @@ def define(
         setup_context=setup_context,
         lib=_LIBRARY,
     )
-    return _callable(getattr(torch.ops.moe, name).default, kernel)
+    return _callable(getattr(torch.ops.moe, name).default, kernel, arguments or _unchanged)
 
 
-def _callable(op, kernel):
+def _callable(op, kernel, arguments):
     """The op for the public functions: through torch's dispatcher, or straight to the kernel.
 
     Why it is needed: the dispatcher's layers for ops from Python cost more
@@ -42,13 +47,25 @@ def _callable(op, kernel):
     tensors without gradients, tracing, modes or transforms, all that these
     layers do is to call this kernel.
     """
+    plain = PlainCalls(lambda *args: kernel(*arguments(*args)))
 
     def call(*args):
+        if not torch.compiler.is_compiling():
+            results = plain.replay(*args)
+            if results is False:
+                return plain.run(args)
+            if results is not None:
+                return results
+        args = arguments(*args)
         if not torch.compiler.is_compiling() and _are_plain(args):
             return kernel(*args)
         return op(*args)
 
     return call
+
+
+def _unchanged(*args):
+    return args
 
 
 def _are_plain(args):

@@ -29,11 +29,15 @@ def ac_logits(h, m, prev_idx, emb, *, prev_gates=None, bias=None):
     Returns:
         z `[.., experts]` float32.
     """
+    return _op(h, m, prev_idx, emb, prev_gates, bias)
+
+
+def _arguments(h, m, prev_idx, emb, prev_gates, bias):
     for name, value in (("h", h), ("m", m), ("prev_idx", prev_idx), ("emb", emb)):
         _check.tensor(name, value)
     _check.tensor("prev_gates", prev_gates, optional=True)
     _check.tensor("bias", bias, optional=True)
-    return _op(h, m, prev_idx, emb, prev_gates, bias)
+    return h, m, prev_idx, emb, prev_gates, bias
 
 
 def _validate(h, m, prev_idx, emb, prev_gates, bias):
@@ -152,6 +156,7 @@ def _backward(ctx, dz):
 _op = define(
     "ac_logits(Tensor h, Tensor m, Tensor prev_idx, Tensor emb, Tensor? prev_gates, "
     "Tensor? bias) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -24,11 +24,15 @@ def adjacency_gate(p, a, *, threshold=0.0, cold_start="literal"):
     Returns:
         g `[.., experts]` float32; not a distribution.
     """
+    return _op(p, a, threshold, cold_start)
+
+
+def _arguments(p, a, threshold, cold_start):
     _check.tensor("p", p)
     _check.tensor("a", a)
     _check.number("threshold", threshold)
     _check.dtype("p", p, ACTIVATIONS)
-    return _op(p.to(torch.float32), a, float(threshold), cold_start)
+    return p.to(torch.float32), a, float(threshold), cold_start
 
 
 def _validate(p, a, threshold, cold_start):
@@ -79,6 +83,7 @@ def _backward(ctx, dg):
 
 _op = define(
     "adjacency_gate(Tensor p, Tensor a, float threshold, str cold_start) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -27,11 +27,15 @@ def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
         a_new `[experts, experts]` float32; `a` itself is not changed. A call
         without a valid token returns a copy of `a`. No gradient.
     """
+    return _op(a, idx, beta, norm, diagonal, mask)
+
+
+def _arguments(a, idx, beta, norm, diagonal, mask):
     _check.tensor("a", a)
     _check.tensor("idx", idx)
     _check.number("beta", beta)
     _check.tensor("mask", mask, optional=True)
-    return _op(a, idx, float(beta), norm, bool(diagonal), mask)
+    return a, idx, float(beta), norm, bool(diagonal), mask
 
 
 def _validate(a, idx, beta, norm, diagonal, mask):
@@ -88,6 +92,7 @@ def _fake(a, idx, beta, norm, diagonal, mask):
 _op = define(
     "adjacency_update(Tensor a, Tensor idx, float beta, str norm, bool diagonal, Tensor? mask) "
     "-> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
 )

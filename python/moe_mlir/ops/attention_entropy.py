@@ -39,6 +39,10 @@ def attention_entropy(
         entropy `[batch, heads]`, the mean over the unmasked queries, and rows
         `[batch, heads, n]`, both float32. No gradient.
     """
+    return _op(q, k, causal, bias, mask, scale, window, exclude_self, precision)
+
+
+def _arguments(q, k, causal, bias, mask, scale, window, exclude_self, precision):
     _check.tensor("q", q)
     _check.tensor("k", k)
     _check.tensor("bias", bias, optional=True)
@@ -47,7 +51,7 @@ def attention_entropy(
     if scale is not None:
         _check.number("scale", scale)
         scale = float(scale)
-    return _op(q, k, bias, mask, scale, bool(causal), window, bool(exclude_self), precision)
+    return q, k, bias, mask, scale, bool(causal), window, bool(exclude_self), precision
 
 
 def _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision):
@@ -152,6 +156,7 @@ _op = define(
     "attention_entropy(Tensor q, Tensor k, Tensor? bias, Tensor? mask, float? scale, "
     "bool causal, int? window, bool exclude_self, str precision) "
     "-> (Tensor entropy, Tensor rows)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
 )

@@ -61,6 +61,17 @@ def attention_posterior(
         and with `return_lse` the log-sum-exps of prior and posterior logits,
         `[batch, heads | 1, n]`, without gradient.
     """
+    results = _op(
+        q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, sigma, scale, head_mode,
+        head_scope, window, exclude_self, precision,
+    )  # fmt: skip
+    return results if return_lse else results[:2]
+
+
+def _arguments(
+    q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, sigma, scale, head_mode, head_scope,
+    window, exclude_self, precision,
+):  # fmt: skip
     for name, value in (("q", q), ("k", k), ("u", u), ("e", e)):
         _check.tensor(name, value)
     optional = (("vp", vp), ("v", v), ("wo", wo), ("bias", bias), ("head_prior", head_prior))
@@ -75,11 +86,10 @@ def attention_posterior(
         _check.integer("head_mode", head_mode)
         head_mode, head = "fixed", head_mode
     sigma_value, sigma = _check.scalar_or_tensor("sigma", sigma)
-    results = _op(
+    return (
         q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
         head_mode, head, head_scope, bool(causal), window, bool(exclude_self), precision,
     )  # fmt: skip
-    return results if return_lse else results[:2]
 
 
 def _validate(
@@ -446,6 +456,7 @@ _op = define(
     "float sigma, float? scale, str head_mode, int? head, str head_scope, bool causal, "
     "int? window, bool exclude_self, str precision) -> "
     "(Tensor p, Tensor head_index, Tensor prior_lse, Tensor posterior_lse)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -24,12 +24,16 @@ def balance_loss(p, idx, *, mask=None, divide_by="tokens"):
     Returns:
         a 0-d float32 tensor; 0 without a token. The gradient goes to `p`.
     """
+    loss, _ = _op(p, idx, mask, divide_by)
+    return loss
+
+
+def _arguments(p, idx, mask, divide_by):
     _check.tensor("p", p)
     _check.tensor("idx", idx)
     _check.tensor("mask", mask, optional=True)
     _check.dtype("p", p, ACTIVATIONS)
-    loss, _ = _op(p.to(torch.float32), idx, mask, divide_by)
-    return loss
+    return p.to(torch.float32), idx, mask, divide_by
 
 
 def _validate(p, idx, mask, divide_by):
@@ -97,6 +101,7 @@ def _backward(ctx, dloss, _):
 
 _op = define(
     "balance_loss(Tensor p, Tensor idx, Tensor? mask, str divide_by) -> (Tensor loss, Tensor load)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

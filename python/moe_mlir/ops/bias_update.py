@@ -22,10 +22,14 @@ def bias_update(bias, counts, *, gamma=0.001):
     Returns:
         the new bias `[experts]` float32; `bias` itself is not changed. No gradient.
     """
+    return _op(bias, counts, gamma)
+
+
+def _arguments(bias, counts, gamma):
     _check.tensor("bias", bias)
     _check.tensor("counts", counts)
     _check.number("gamma", gamma)
-    return _op(bias, counts, float(gamma))
+    return bias, counts, float(gamma)
 
 
 def _validate(bias, counts, gamma):
@@ -59,6 +63,7 @@ def _fake(bias, counts, gamma):
 
 _op = define(
     "bias_update(Tensor bias, Tensor counts, float gamma) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
 )

@@ -24,12 +24,16 @@ def combine(expert_out, gates, slots, *, shared=None):
         y `[.., d]` in the dtype of `expert_out`; the sum is formed in float32
         in the order of k and rounded once.
     """
+    return _op(expert_out, gates, slots, shared)
+
+
+def _arguments(expert_out, gates, slots, shared):
     _check.tensor("expert_out", expert_out)
     _check.tensor("gates", gates)
     _check.tensor("slots", slots)
     _check.tensor("shared", shared, optional=True)
     _check.dtype("gates", gates, ACTIVATIONS)
-    return _op(expert_out, gates.to(torch.float32), slots, shared)
+    return expert_out, gates.to(torch.float32), slots, shared
 
 
 def _validate(expert_out, gates, slots, shared):
@@ -99,6 +103,7 @@ def _backward(ctx, dy):
 
 _op = define(
     "combine(Tensor expert_out, Tensor gates, Tensor slots, Tensor? shared) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -26,12 +26,16 @@ def cosine_logits(h, omega, emb, *, tau=1.0, eps=1e-4, norm_token=True, norm_emb
     Returns:
         z `[.., experts]` float32; 0 for a token of zeros.
     """
+    return _op(h, omega, emb, tau, eps, norm_token, norm_emb)
+
+
+def _arguments(h, omega, emb, tau, eps, norm_token, norm_emb):
     _check.tensor("h", h)
     _check.tensor("omega", omega, optional=True)
     _check.tensor("emb", emb)
     _check.number("eps", eps)
     tau_value, tau = _check.scalar_or_tensor("tau", tau)
-    return _op(h, omega, emb, tau_value, tau, float(eps), bool(norm_token), bool(norm_emb))
+    return h, omega, emb, tau_value, tau, float(eps), bool(norm_token), bool(norm_emb)
 
 
 def _validate(h, omega, emb, tau_value, tau, eps, norm_token, norm_emb):
@@ -150,6 +154,7 @@ def _backward(ctx, dz):
 _op = define(
     "cosine_logits(Tensor h, Tensor? omega, Tensor emb, Tensor? tau_value, float tau, "
     "float eps, bool norm_token, bool norm_emb) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

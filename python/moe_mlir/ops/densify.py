@@ -22,11 +22,15 @@ def densify(gates, indices, num_experts):
     Returns:
         `[.., num_experts]` float32; equal indices of a token add up.
     """
+    return _op(gates, indices, num_experts)
+
+
+def _arguments(gates, indices, num_experts):
     _check.tensor("gates", gates)
     _check.tensor("indices", indices)
     _check.integer("num_experts", num_experts)
     _check.dtype("gates", gates, ACTIVATIONS)
-    return _op(gates.to(torch.float32), indices, num_experts)
+    return gates.to(torch.float32), indices, num_experts
 
 
 def _validate(gates, indices, num_experts):
@@ -73,6 +77,7 @@ def _backward(ctx, ddense):
 
 _op = define(
     "densify(Tensor gates, Tensor indices, int num_experts) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

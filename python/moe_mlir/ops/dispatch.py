@@ -45,6 +45,15 @@ def dispatch(
         slots `[.., k]` int64, the row of each assignment or -1; offsets
         `[num_experts + 1]` and counts `[num_experts]` int64, after dropping.
     """
+    return _op(
+        idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map,
+        alignment,
+    )  # fmt: skip
+
+
+def _arguments(
+    idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
+):
     _check.tensor("idx", idx)
     for name, value in (
         ("priority", priority), ("mask", mask), ("gates", gates), ("expert_map", expert_map),
@@ -56,9 +65,7 @@ def dispatch(
     if capacity_factor is not None:
         _check.number("capacity_factor", capacity_factor)
         capacity_factor = float(capacity_factor)
-    return _op(
-        idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
-    )
+    return idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
 
 
 def _validate(
@@ -155,6 +162,7 @@ _op = define(
     "dispatch(Tensor idx, int num_experts, SymInt? capacity, Tensor? priority, Tensor? mask, "
     "float? capacity_factor, Tensor? gates, Tensor? expert_map, int alignment) "
     "-> (Tensor slots, Tensor offsets, Tensor counts)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
 )

@@ -32,13 +32,17 @@ def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", inclu
     Returns:
         m `[experts, d]` float32; rows of clusters without tokens are 1. No gradient.
     """
+    return _op(s, count, eps, clamp, scale, include_empty)
+
+
+def _arguments(s, count, eps, clamp, scale, include_empty):
     _check.tensor("s", s)
     _check.tensor("count", count)
     _check.number("eps", eps)
     if clamp is not None:
         _check.number("clamp", clamp)
         clamp = float(clamp)
-    return _op(s, count, float(eps), clamp, scale, bool(include_empty))
+    return s, count, float(eps), clamp, scale, bool(include_empty)
 
 
 def _validate(s, count, eps, clamp, scale, include_empty):
@@ -88,6 +92,7 @@ def _fake(s, count, eps, clamp, scale, include_empty):
 _op = define(
     "dispersion_weights(Tensor s, Tensor count, float eps, float? clamp, str scale, "
     "bool include_empty) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
 )

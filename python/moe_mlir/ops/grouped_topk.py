@@ -54,6 +54,16 @@ def grouped_topk(
     Returns:
         gates `[.., k]` float32 and indices `[.., k]`.
     """
+    return _op(
+        scores, k, bias, score, n_group, topk_group, group_score, renorm, eps, route_scale,
+        mask, num_valid, forced, index_dtype,
+    )  # fmt: skip
+
+
+def _arguments(
+    scores, k, bias, score, n_group, topk_group, group_score, renorm, eps, route_scale, mask,
+    num_valid, forced, index_dtype,
+):  # fmt: skip
     for name, value in (("bias", bias), ("mask", mask), ("forced", forced)):
         _check.tensor(name, value, optional=True)
     _check.tensor("scores", scores)
@@ -64,7 +74,7 @@ def grouped_topk(
     if num_valid is not None and not isinstance(num_valid, torch.Tensor):
         _check.integer("num_valid", num_valid)
         num_valid = torch.full((), num_valid, dtype=torch.int32, device=scores.device)
-    return _op(
+    return (
         scores, k, bias, forced, mask, num_valid, score, n_group, topk_group, group_score,
         bool(renorm), float(eps), float(route_scale), index_dtype,
     )  # fmt: skip
@@ -186,6 +196,7 @@ _op = define(
     "grouped_topk(Tensor scores, int k, Tensor? bias, Tensor? forced, Tensor? mask, "
     "Tensor? num_valid, str score, int n_group, int topk_group, str group_score, bool renorm, "
     "float eps, float route_scale, ScalarType index_dtype) -> (Tensor gates, Tensor indices)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -28,10 +28,14 @@ def hyper_router(e, w1, b1, w2, b2, num_experts):
     Returns:
         weight `[experts, d]` and bias `[experts]`, float32.
     """
+    return _op(e, w1, b1, w2, b2, num_experts)
+
+
+def _arguments(e, w1, b1, w2, b2, num_experts):
     for name, value in (("e", e), ("w1", w1), ("b1", b1), ("w2", w2), ("b2", b2)):
         _check.tensor(name, value)
     _check.integer("num_experts", num_experts)
-    return _op(e, w1, b1, w2, b2, num_experts)
+    return e, w1, b1, w2, b2, num_experts
 
 
 def _validate(e, w1, b1, w2, b2, num_experts):
@@ -102,6 +106,7 @@ def _backward(ctx, dweight, dbias):
 _op = define(
     "hyper_router(Tensor e, Tensor w1, Tensor b1, Tensor w2, Tensor b2, int num_experts) "
     "-> (Tensor weight, Tensor bias)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -26,11 +26,15 @@ def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
         s `[experts, d]` and mean `[experts, d]` in float32, count `[experts]`
         in int64. Empty clusters are 0 everywhere. No gradient.
     """
+    return _op(h, assign, num_experts, measure, mask)
+
+
+def _arguments(h, assign, num_experts, measure, mask):
     _check.tensor("h", h)
     _check.tensor("assign", assign)
     _check.integer("num_experts", num_experts)
     _check.tensor("mask", mask, optional=True)
-    return _op(h, assign, num_experts, measure, mask)
+    return h, assign, num_experts, measure, mask
 
 
 def _validate(h, assign, num_experts, measure, mask):
@@ -85,6 +89,7 @@ def _fake(h, assign, num_experts, measure, mask):
 _op = define(
     "mad_dispersion(Tensor h, Tensor assign, int num_experts, str measure, Tensor? mask) "
     "-> (Tensor s, Tensor mean, Tensor count)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
 )

@@ -21,8 +21,12 @@ def make_finite(scores, *, scope="row"):
     Returns:
         `[.., experts]` float32. The replacement is a constant for the gradient.
     """
-    _check.tensor("scores", scores)
     return _op(scores, scope)
+
+
+def _arguments(scores, scope):
+    _check.tensor("scores", scores)
+    return scores, scope
 
 
 def _validate(scores, scope):
@@ -63,6 +67,7 @@ def _backward(ctx, dfinite):
 
 _op = define(
     "make_finite(Tensor scores, str scope) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

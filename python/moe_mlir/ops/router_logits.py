@@ -22,10 +22,14 @@ def router_logits(h, weight, bias=None):
     Returns:
         z `[.., experts]` float32, whatever the inputs are.
     """
+    return _op(h, weight, bias)
+
+
+def _arguments(h, weight, bias):
     _check.tensor("h", h)
     _check.tensor("weight", weight)
     _check.tensor("bias", bias, optional=True)
-    return _op(h, weight, bias)
+    return h, weight, bias
 
 
 def _validate(h, weight, bias):
@@ -84,6 +88,7 @@ def _backward(ctx, dz):
 
 _op = define(
     "router_logits(Tensor h, Tensor weight, Tensor? bias) -> Tensor",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

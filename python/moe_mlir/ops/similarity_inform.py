@@ -45,13 +45,17 @@ def similarity_inform(
         p `[.., n, experts]` and lse `[.., n]`, float32. A token that sees no
         key has p = 0 and lse = -inf.
     """
+    return _op(u, e, causal, uk, ws, tau, mask, window, restrict, precision)
+
+
+def _arguments(u, e, causal, uk, ws, tau, mask, window, restrict, precision):
     for name, value in (("u", u), ("e", e)):
         _check.tensor(name, value)
     for name, value in (("uk", uk), ("ws", ws), ("mask", mask)):
         _check.tensor(name, value, optional=True)
     _check.integer("window", window, optional=True)
     tau_value, tau = _check.scalar_or_tensor("tau", tau)
-    return _op(u, e, uk, ws, mask, tau_value, tau, bool(causal), window, restrict, precision)
+    return u, e, uk, ws, mask, tau_value, tau, bool(causal), window, restrict, precision
 
 
 def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
@@ -305,6 +309,7 @@ _op = define(
     "similarity_inform(Tensor u, Tensor e, Tensor? uk, Tensor? ws, Tensor? mask, "
     "Tensor? tau_value, float tau, bool causal, int? window, str restrict, str precision) "
     "-> (Tensor p, Tensor lse)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -27,13 +27,17 @@ def soft_dispatch(x, phi, *, scale=1.0, eps=1e-6, mask=None, m=None):
         dispatch `[.., n, experts, slots]`, a softmax over n, and combine, a
         softmax over (experts, slots), both float32; 0 for masked tokens.
     """
+    return _op(x, phi, scale, eps, mask, m)
+
+
+def _arguments(x, phi, scale, eps, mask, m):
     _check.tensor("x", x)
     _check.tensor("phi", phi)
     _check.tensor("mask", mask, optional=True)
     _check.tensor("m", m, optional=True)
     _check.number("eps", eps)
     scale_value, scale = _check.scalar_or_tensor("scale", scale)
-    return _op(x, phi, scale_value, scale, float(eps), mask, m)
+    return x, phi, scale_value, scale, float(eps), mask, m
 
 
 def _validate(x, phi, scale_value, scale, eps, mask, m):
@@ -151,6 +155,7 @@ def _normalise_backward(dunit, unit, norm, eps, dim):
 _op = define(
     "soft_dispatch(Tensor x, Tensor phi, Tensor? scale_value, float scale, float eps, "
     "Tensor? mask, Tensor? m) -> (Tensor dispatch, Tensor combine)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -26,12 +26,15 @@ def threshold_renorm(p, theta, *, renorm=True, mask=None):
         gates `[.., experts]` float32, 0 where not selected, and count `[..]`
         int64, the number of selected experts.
     """
+    return _op(p, theta, renorm, mask)
+
+
+def _arguments(p, theta, renorm, mask):
     _check.tensor("p", p)
     _check.tensor("mask", mask, optional=True)
     _check.dtype("p", p, ACTIVATIONS)
     theta_value, theta = _check.scalar_or_tensor("theta", theta)
-    gates, count = _op(p.to(torch.float32), theta_value, theta, bool(renorm), mask)
-    return gates, count
+    return p.to(torch.float32), theta_value, theta, bool(renorm), mask
 
 
 def _validate(p, theta_value, theta, renorm, mask):
@@ -113,6 +116,7 @@ def _backward(ctx, dgates, _):
 _op = define(
     "threshold_renorm(Tensor p, Tensor? theta_value, float theta, bool renorm, Tensor? mask) "
     "-> (Tensor gates, Tensor count)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

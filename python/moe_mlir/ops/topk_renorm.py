@@ -38,13 +38,17 @@ def topk_renorm(
     Returns:
         gates `[.., k]` float32 and indices `[.., k]`.
     """
+    return _op(scores, k, kind, renorm, route_scale, mask, index_dtype)
+
+
+def _arguments(scores, k, kind, renorm, route_scale, mask, index_dtype):
     _check.tensor("scores", scores)
     _check.tensor("mask", mask, optional=True)
     _check.integer("k", k)
     _check.number("route_scale", route_scale)
     if index_dtype not in INDICES:
         _check.fail(f"expected 'index_dtype' to be torch.int32 or torch.int64, found {index_dtype}")
-    return _op(scores, k, kind, bool(renorm), float(route_scale), mask, index_dtype)
+    return scores, k, kind, bool(renorm), float(route_scale), mask, index_dtype
 
 
 def _validate(scores, k, kind, route_scale, mask, index_dtype):
@@ -174,6 +178,7 @@ def _backward(ctx, dgates, _):
 _op = define(
     "topk_renorm(Tensor scores, int k, str kind, bool renorm, float route_scale, Tensor? mask, "
     "ScalarType index_dtype) -> (Tensor gates, Tensor indices)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

@@ -21,10 +21,14 @@ def z_loss(z, *, mask=None):
     Returns:
         a 0-d float32 tensor; a token whose logits are all -inf counts with 0.
     """
-    _check.tensor("z", z)
-    _check.tensor("mask", mask, optional=True)
     loss, _ = _op(z, mask)
     return loss
+
+
+def _arguments(z, mask):
+    _check.tensor("z", z)
+    _check.tensor("mask", mask, optional=True)
+    return z, mask
 
 
 def _validate(z, mask):
@@ -78,6 +82,7 @@ def _backward(ctx, dloss, _):
 
 _op = define(
     "z_loss(Tensor z, Tensor? mask) -> (Tensor loss, Tensor lse)",
+    arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
     setup_context=_setup_context,

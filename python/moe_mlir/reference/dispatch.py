@@ -6,16 +6,19 @@ from ._common import normalise, softmax, wide, without_padding
 from .selection import rank_experts
 
 
-def dispatch(idx, num_experts, *, capacity=None, priority=None, mask=None):
+def dispatch(idx, num_experts, *, capacity=None, priority=None, mask=None, capacity_factor=None):
     """(slots [.., k], offsets [E+1], counts [E]): rows in the order of the experts.
 
     All first choices take their rows in token order, then all second choices;
     with `priority` [..] tokens come in its descending order instead, ties by
-    token. An expert takes at most `capacity` rows. A slot of -1 is dropped,
+    token. An expert takes at most `capacity` rows, or those of
+    `capacity_of` at a `capacity_factor`. A slot of -1 is dropped,
     masked, or of an index out of range. docs/Spec.md 3.10.
     """
     shape, k = idx.shape, idx.shape[-1]
     idx = idx.reshape(-1, k).to(torch.int64)
+    if capacity_factor is not None:
+        capacity = capacity_of(idx.shape[0], num_experts, k, capacity_factor)
     valid = (idx >= 0) & (idx < num_experts)
     if mask is not None:
         valid = valid & mask.reshape(-1, 1)

@@ -15,12 +15,12 @@ func.func @multiplies_by_rows_of_b(%a: memref<?x32xf32>, %b: memref<32x70xf32>, 
 
 // -----
 
-// Both rows along k, as in a linear layer: 4 x 4 dot products, 16-bit inputs
+// Both rows along k, as in a linear layer: 6 x 4 dot products, 16-bit inputs
 // extended, lanes added at the end.
 
 // CHECK-LABEL: func @multiplies_by_columns_of_b
-// CHECK-COUNT-8: arith.extf %{{.*}} : vector<16xbf16> to vector<16xf32>
-// CHECK-COUNT-16: math.fma
+// CHECK-COUNT-10: arith.extf %{{.*}} : vector<16xbf16> to vector<16xf32>
+// CHECK-COUNT-24: math.fma
 // CHECK:         vector.shuffle
 // CHECK-NOT:     linalg.
 func.func @multiplies_by_columns_of_b(%a: memref<?x32xbf16>, %b: memref<8x32xbf16>, %c: memref<?x8xf32>) {
@@ -33,6 +33,34 @@ func.func @multiplies_by_columns_of_b(%a: memref<?x32xbf16>, %b: memref<8x32xbf1
     %xw = arith.extf %x : bf16 to f32
     %yw = arith.extf %y : bf16 to f32
     %p = arith.mulf %xw, %yw : f32
+    %s = arith.addf %sum, %p : f32
+    linalg.yield %s : f32
+  }
+  return
+}
+
+// -----
+
+// With few steps of k and columns for a whole tile, a copy of b is turned first:
+// 16 steps whole, 4 masked.
+
+// CHECK-LABEL: func @turns_a_small_b
+// CHECK:         %[[TURNED:.*]] = memref.alloca() {alignment = 64 : i64} : memref<20x64xf32>
+// CHECK-COUNT-16: vector.load %{{.*}} : memref<64x20xf32>, vector<16xf32>
+// CHECK-COUNT-16: vector.store %{{.*}}, %[[TURNED]]
+// CHECK-COUNT-16: vector.maskedload
+// CHECK-COUNT-4: vector.store %{{.*}}, %[[TURNED]]
+// CHECK-COUNT-4: vector.load %[[TURNED]]
+// CHECK-COUNT-24: math.fma
+// CHECK-NOT:     linalg.
+func.func @turns_a_small_b(%a: memref<?x20xf32>, %b: memref<64x20xf32>, %c: memref<?x64xf32>) {
+  linalg.generic {
+      indexing_maps = [affine_map<(m, n, k) -> (m, k)>, affine_map<(m, n, k) -> (n, k)>,
+                       affine_map<(m, n, k) -> (m, n)>],
+      iterator_types = ["parallel", "parallel", "reduction"]}
+      ins(%a, %b : memref<?x20xf32>, memref<64x20xf32>) outs(%c : memref<?x64xf32>) {
+  ^bb0(%x: f32, %y: f32, %sum: f32):
+    %p = arith.mulf %x, %y : f32
     %s = arith.addf %sum, %p : f32
     linalg.yield %s : f32
   }

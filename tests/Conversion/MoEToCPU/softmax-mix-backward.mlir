@@ -56,24 +56,27 @@ func.func @queries_skip_later_keys(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16
 
 // -----
 
-// Tokens that mix with themselves: one product of features serves both roles,
-// each with its own weights, and their gradients meet before the sum over features.
+// Tokens that mix with themselves: strips of rows run in parallel, and one
+// product of features serves both roles, each with its own weights. Their
+// gradients go to the rows, and to the columns of rows before them.
 
 // CHECK-LABEL: func @tokens_meet_in_both_roles
+// CHECK:         %[[SUMS:.*]] = memref.alloc(%{{.*}}) {alignment = 64 : i64} : memref<?x48xf32>
+// CHECK:         scf.forall
 // CHECK-COUNT-24: math.fma
 // CHECK:         scf.if
 // CHECK-COUNT-24: math.exp
 // CHECK:         scf.if
 // CHECK-COUNT-24: math.exp
 // CHECK-NOT:     math.exp
+// CHECK:         scf.forall
+// CHECK:         memref.dealloc %[[SUMS]]
 func.func @tokens_meet_in_both_roles(%u: memref<1x1x?x40xf32>, %l: memref<1x1x?xf32>,
     %v: memref<1x?x5xf32>, %dm: memref<1x1x?x5xf32>, %du: memref<1x1x?x40xf32>,
     %dv: memref<1x1x?x5xf32>) {
   moe.softmax_mix_backward_self
       ins(%u, %l, %l, %v, %dm : memref<1x1x?x40xf32>, memref<1x1x?xf32>,
           memref<1x1x?xf32>, memref<1x?x5xf32>, memref<1x1x?x5xf32>)
-      keys(%u, %l, %l, %v, %dm : memref<1x1x?x40xf32>, memref<1x1x?xf32>,
-           memref<1x1x?xf32>, memref<1x?x5xf32>, memref<1x1x?x5xf32>)
       outs(%du, %dv : memref<1x1x?x40xf32>, memref<1x1x?x5xf32>) {causal = true}
   return
 }

@@ -47,3 +47,27 @@ func.func @scopes_dynamic_buffers(%q: memref<1x1x?x?xf32>, %k: memref<1x1x?x?xf3
       outs(%l : memref<1x1x?xf32>)
   return
 }
+
+// -----
+
+// Tokens that mix with themselves: a tile's logits go to its six rows (with one
+// exponential for what all six held before), and, kept for a block of rows, to
+// its columns at once; then strips are merged.
+
+// CHECK-LABEL: func @each_pair_meets_once
+// CHECK:         memref.alloc(%{{.*}}) {alignment = 64 : i64} : memref<?x16x64xf32>
+// CHECK:         scf.forall
+// CHECK:           memref.alloca() {alignment = 64 : i64} : memref<96x64xf32>
+// CHECK-COUNT-24:  math.fma
+// CHECK-COUNT-25:  math.exp
+// CHECK-COUNT-8:   math.exp
+// CHECK-NOT:       math.exp
+// CHECK:         scf.forall
+// CHECK-NEXT:      memref.alloca() {alignment = 64 : i64} : memref<8x16xf32>
+// CHECK:           math.log
+func.func @each_pair_meets_once(%u: memref<1x1x?x16xf32>, %v: memref<1x?x5xf32>,
+    %p: memref<1x1x?x5xf32>, %l: memref<1x1x?xf32>) {
+  moe.softmax_mix_self ins(%u, %v : memref<1x1x?x16xf32>, memref<1x?x5xf32>)
+      outs(%p, %l : memref<1x1x?x5xf32>, memref<1x1x?xf32>)
+  return
+}

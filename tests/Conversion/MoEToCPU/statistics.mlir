@@ -2,13 +2,16 @@
 
 // Tokens are sorted by cluster; then clusters and slabs of columns run in
 // parallel, sums in registers: four rows in f32, then f64. 300 columns are two
-// slabs of 128 and a rest of three vectors, the last of 12 columns.
+// slabs of 128 and a rest of three vectors, the last of 12 columns. Each of the
+// two passes over four rows fetches four of the eight vectors that come next.
 
 // CHECK-LABEL: func @measures_dispersion_in_two_passes
 // CHECK:         %[[ORDER:.*]] = memref.alloc(%{{.*}}) {alignment = 64 : i64} : memref<?xi32>
 // CHECK:         scf.forall
 // CHECK:           iter_args({{.*}}) -> (vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>, vector<16xf64>)
+// CHECK-COUNT-16:    memref.prefetch %{{.*}}, read, locality<2>, data : memref<?x300xf32>
 // CHECK:             arith.extf %{{.*}} : vector<16xf32> to vector<16xf64>
+// CHECK-COUNT-16:    memref.prefetch %{{.*}}, read, locality<2>, data : memref<?x300xf32>
 // CHECK:             math.absf
 // CHECK:           vector.create_mask %c12
 // CHECK:           iter_args({{.*}}) -> (vector<16xf64>, vector<16xf64>, vector<16xf64>)

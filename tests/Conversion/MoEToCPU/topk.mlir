@@ -7,14 +7,14 @@
 // CHECK-LABEL: func @selects_one_token_a_lane
 // CHECK-NOT:     moe.
 // CHECK:         arith.constant dense<-2147483648> : vector<16xi32>
-// CHECK-COUNT-16: vector.load %{{.*}} : memref<?x64xf32>, vector<16xf32>
+// CHECK-COUNT-16: vector.load %{{.*}} : memref<?x32xf32>, vector<16xf32>
 // CHECK:         vector.shuffle
 // CHECK:         arith.maxsi
 // CHECK:         arith.minsi
 // EIGHT-LABEL: func @selects_one_token_a_lane
-// EIGHT-COUNT-8: vector.load %{{.*}} : memref<?x64xf32>, vector<8xf32>
-func.func @selects_one_token_a_lane(%z: memref<?x64xf32>, %g: memref<?x2xf32>, %i: memref<?x2xi32>) {
-  moe.topk_renorm ins(%z : memref<?x64xf32>) outs(%g, %i : memref<?x2xf32>, memref<?x2xi32>)
+// EIGHT-COUNT-8: vector.load %{{.*}} : memref<?x32xf32>, vector<8xf32>
+func.func @selects_one_token_a_lane(%z: memref<?x32xf32>, %g: memref<?x2xf32>, %i: memref<?x2xi32>) {
+  moe.topk_renorm ins(%z : memref<?x32xf32>) outs(%g, %i : memref<?x2xf32>, memref<?x2xi32>)
   return
 }
 
@@ -27,6 +27,40 @@ func.func @selects_one_token_a_lane(%z: memref<?x64xf32>, %g: memref<?x2xf32>, %
 // CHECK-NOT:     math.exp
 func.func @renormalises_with_k_exponentials(%z: memref<16x32xf32>, %g: memref<16x3xf32>, %i: memref<16x3xi32>) {
   moe.topk_renorm ins(%z : memref<16x32xf32>) outs(%g, %i : memref<16x3xf32>, memref<16x3xi32>)
+  return
+}
+
+// -----
+
+// Of many experts those enter the list that reach the third of sixteen maxima,
+// NaN too; what has no instruction for that takes them all.
+
+// CHECK-LABEL: func @drops_most_experts_before_the_list
+// CHECK:         memref.prefetch
+// CHECK:         %[[SORTED:.*]] = vector.shuffle %{{.*}}, %{{.*}} [0, 17, 2, 19, 4, 21, 6, 23, 8, 25, 10, 27, 12, 29, 14, 31]
+// CHECK-NEXT:    %[[THIRD:.*]] = vector.extract %[[SORTED]][2]
+// CHECK-NEXT:    %[[BOUND:.*]] = vector.broadcast %[[THIRD]]
+// CHECK:         %[[STAYS:.*]] = arith.cmpf uge, %{{.*}}, %[[BOUND]]
+// CHECK-COUNT-2: llvm.call_intrinsic "llvm.experimental.vector.compress"(%{{.*}}, %[[STAYS]]
+// CHECK:         vector.reduction <maxsi>
+// EIGHT-LABEL: func @drops_most_experts_before_the_list
+// EIGHT-NOT:     compress
+func.func @drops_most_experts_before_the_list(%z: memref<?x64xf32>, %g: memref<?x3xf32>, %i: memref<?x3xi32>) {
+  moe.topk_renorm ins(%z : memref<?x64xf32>) outs(%g, %i : memref<?x3xf32>, memref<?x3xi32>)
+  return
+}
+
+// -----
+
+// More than 8 places take two vectors of maxima.
+
+// EIGHT-LABEL: func @bounds_more_places_by_more_maxima
+// CHECK-LABEL: func @bounds_more_places_by_more_maxima
+// CHECK:         vector.shuffle %[[LOW:.*]], %[[LOW]] [15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+// CHECK:         vector.extract %{{.*}}[11]
+// CHECK:         arith.cmpf uge
+func.func @bounds_more_places_by_more_maxima(%z: memref<?x100xf32>, %g: memref<?x12xf32>, %i: memref<?x12xi32>) {
+  moe.topk_renorm ins(%z : memref<?x100xf32>) outs(%g, %i : memref<?x12xf32>, memref<?x12xi32>)
   return
 }
 

@@ -12,16 +12,13 @@ func.func @mix_values_without_their_cotangent(%q: tensor<1x1x4x8xf32>, %l: tenso
 
 // -----
 
-func.func @self_mix_with_one_mask(%q: tensor<1x1x4x8xf32>, %l: tensor<1x1x4xf32>,
-    %v: tensor<1x4x2xf32>, %dm: tensor<1x1x4x2xf32>, %mask: tensor<1x4xi1>) {
-  // expected-error @below {{expected 'query_mask' and 'key_mask' together, the mask of some of the tokens and of all}}
+func.func @self_mix_that_sees_nothing(%q: tensor<1x1x4x8xf32>, %l: tensor<1x1x4xf32>,
+    %v: tensor<1x4x2xf32>, %dm: tensor<1x1x4x2xf32>) {
+  // expected-error @below {{expected window to be at least 1, found 0}}
   %r:2 = moe.softmax_mix_backward_self
       ins(%q, %l, %l, %v, %dm : tensor<1x1x4x8xf32>, tensor<1x1x4xf32>, tensor<1x1x4xf32>,
           tensor<1x4x2xf32>, tensor<1x1x4x2xf32>)
-      keys(%q, %l, %l, %v, %dm : tensor<1x1x4x8xf32>, tensor<1x1x4xf32>, tensor<1x1x4xf32>,
-           tensor<1x4x2xf32>, tensor<1x1x4x2xf32>)
-      key_mask(%mask : tensor<1x4xi1>)
-      outs(%q, %dm : tensor<1x1x4x8xf32>, tensor<1x1x4x2xf32>)
+      outs(%q, %dm : tensor<1x1x4x8xf32>, tensor<1x1x4x2xf32>) {window = 0 : i64}
       -> tensor<1x1x4x8xf32>, tensor<1x1x4x2xf32>
   return
 }

@@ -71,26 +71,21 @@ func.func @dkv(%q: tensor<2x3x128x8xf32>, %k: tensor<2x3x96x8xf32>,
   return %r : tensor<2x3x96x8xf32>
 }
 
-// Tiles of tokens that mix with themselves meet all of them.
+// Tokens that mix with themselves stay whole: rows share products.
 
 // CHECK-LABEL: func @self
-// CHECK:         moe.softmax_mix_backward_self ins(%{{[^)]*}}) keys(%{{[^)]*}}) query_mask(%{{[^)]*}}) key_mask(%{{[^)]*}})
-// CHECK-SAME:      levels(%{{[^)]*}}) outs(%{{[^)]*}}) {causal = true, scale = 2.500000e-01 : f64}
+// CHECK:         moe.softmax_mix_backward_self ins(%{{[^)]*}}) mask(%{{[^)]*}}) level(%{{[^)]*}})
+// CHECK-SAME:      outs(%{{[^)]*}}) {causal = true, scale = 2.500000e-01 : f64}
 // TILED-LABEL: func @self
-// TILED:         scf.forall (%{{.*}}, %[[ROW:[a-z0-9]*]]) = (0, 0) to (2, 96) step (1, 32)
-// TILED:           moe.softmax_mix_backward_self ins(%{{.*}} : tensor<1x1x32x8xf32>, tensor<1x1x32xf32>, tensor<1x1x32xf32>, tensor<1x32x4xf32>, tensor<1x1x32x4xf32>)
-// TILED-SAME:        keys(%{{.*}} : tensor<1x1x96x8xf32>,
-// TILED-SAME:        origin(%[[ROW]] : index)
+// TILED-NOT:     scf.forall
+// TILED:         moe.softmax_mix_backward_self ins(%{{.*}} : tensor<2x1x96x8xf32>
 func.func @self(%u: tensor<2x1x96x8xf32>, %l: tensor<2x1x96xf32>, %v: tensor<2x96x4xf32>,
     %dm: tensor<2x1x96x4xf32>, %mask: tensor<2x96xi1>, %level: tensor<2x96xf32>)
     -> (tensor<2x1x96x8xf32>, tensor<2x1x96x4xf32>) {
   %r:2 = moe.softmax_mix_backward_self
       ins(%u, %l, %l, %v, %dm : tensor<2x1x96x8xf32>, tensor<2x1x96xf32>,
           tensor<2x1x96xf32>, tensor<2x96x4xf32>, tensor<2x1x96x4xf32>)
-      keys(%u, %l, %l, %v, %dm : tensor<2x1x96x8xf32>, tensor<2x1x96xf32>,
-           tensor<2x1x96xf32>, tensor<2x96x4xf32>, tensor<2x1x96x4xf32>)
-      query_mask(%mask : tensor<2x96xi1>) key_mask(%mask : tensor<2x96xi1>)
-      levels(%level, %level : tensor<2x96xf32>, tensor<2x96xf32>)
+      mask(%mask : tensor<2x96xi1>) level(%level : tensor<2x96xf32>)
       outs(%u, %dm : tensor<2x1x96x8xf32>, tensor<2x1x96x4xf32>)
       {causal = true, scale = 0.25 : f64}
       -> tensor<2x1x96x8xf32>, tensor<2x1x96x4xf32>

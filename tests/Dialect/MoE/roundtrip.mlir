@@ -370,6 +370,20 @@ func.func @softmax_mix_with_everything(
   return %r#0 : tensor<1x2x7x4xf32>
 }
 
+// CHECK-LABEL: func @softmax_mix_self
+// CHECK:         moe.softmax_mix_self ins(%{{[^)]*}}) mask(%{{[^)]*}}) level(%{{[^)]*}}) outs(%{{[^)]*}})
+// CHECK-SAME:      {exclude_self = true, scale = 2.500000e-01 : f64, window = 2 : i64}
+func.func @softmax_mix_self(%u: tensor<2x1x7x8xbf16>, %v: tensor<2x7x4xf32>,
+    %mask: tensor<2x7xi1>, %level: tensor<2x7xf32>, %mixed: tensor<2x1x7x4xf32>,
+    %lse: tensor<2x1x7xf32>) -> tensor<2x1x7x4xf32> {
+  %r:2 = moe.softmax_mix_self ins(%u, %v : tensor<2x1x7x8xbf16>, tensor<2x7x4xf32>)
+      mask(%mask : tensor<2x7xi1>) level(%level : tensor<2x7xf32>)
+      outs(%mixed, %lse : tensor<2x1x7x4xf32>, tensor<2x1x7xf32>)
+      {exclude_self = true, scale = 0.25 : f64, window = 2 : i64}
+      -> tensor<2x1x7x4xf32>, tensor<2x1x7xf32>
+  return %r#0 : tensor<2x1x7x4xf32>
+}
+
 // CHECK-LABEL: func @softmax_mix_on_buffers
 // CHECK:         moe.softmax_mix ins(%{{[^ ]*}}, %{{[^ ]*}} : memref<?x2x?x?xf32>, memref<?x2x?x?xf32>)
 // CHECK-SAME:      values(%{{[^ ]*}} : memref<?x?x16xf32>)

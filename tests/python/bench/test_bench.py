@@ -151,7 +151,7 @@ def test_the_page_keeps_what_others_wrote(tmp_path):
     page.write_page(path, [make(30.0)], MACHINE)
     text = path.read_text()
     assert "Measured elsewhere." in text and text.count("## CPU") == 1
-    assert "Every stated goal is met." in text and "A reason." not in text
+    assert "Every goal that was measured is met." in text and "A reason." not in text
 
 
 def test_the_page_says_by_how_much_a_goal_is_missed_and_why(tmp_path):
@@ -160,3 +160,11 @@ def test_the_page_says_by_how_much_a_goal_is_missed_and_why(tmp_path):
     page.write_page(path, [make(10.0) | {"goals": [missed], "why": "A reason."}], MACHINE)
     assert "ratio >= 20x, found 10. A reason." in path.read_text()
     assert (tmp_path / "performance-cpu.svg").read_text().startswith("<svg")
+
+
+def test_a_goal_that_was_not_measured_is_not_missed(tmp_path):
+    path = tmp_path / "Performance.md"
+    unknown = {"goal": "ratio >= 1.1x", "found": None, "met": False}
+    page.write_page(path, [make(10.0) | {"goals": [unknown]}], MACHINE)
+    text = path.read_text()
+    assert "ratio >= 1.1x (not measured)" in text and "missed" not in text

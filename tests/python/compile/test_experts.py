@@ -62,6 +62,21 @@ def test_opcheck(op, arguments):
     torch.library.opcheck(getattr(torch.ops.moe, op).default, arguments())
 
 
+@pytest.mark.parametrize("offsets", ([0, 2, 2, 5], [0, 2, 2, 3], [1, 1, 4, 5], [0, 0, 0, 0]))
+@pytest.mark.parametrize("has_bias", (False, True))
+def test_rows_of_no_expert_are_zero(offsets, has_bias):
+    x, w = torch.randn(5, 6), torch.randn(3, 4, 6)
+    bias = torch.randn(3, 4) if has_bias else None
+    expected = torch.zeros(5, 4)
+    for e in range(3):
+        rows = slice(offsets[e], offsets[e + 1])
+        expected[rows] = x[rows] @ w[e].T + (bias[e] if has_bias else 0.0)
+    # Memory that was not zero before.
+    torch.full((5, 4), float("nan"))
+    y = torch.ops.moe.grouped_linear(x, w, bias, torch.tensor(offsets))
+    torch.testing.assert_close(y, expected)
+
+
 def test_errors_name_the_mismatch():
     with pytest.raises(ValueError, match=r"expected x \[rows, in\] and w \[experts, out, in\]"):
         torch.ops.moe.grouped_linear(torch.randn(2, 3), torch.randn(2, 3, 4), None,

@@ -185,9 +185,14 @@ def a_parameter_that_is_not_contiguous(folder):
     return error_of(moe_mlir.compile, Transposed(), (torch.ones(2, 3),))
 
 
-@case("found 'sm_90'", "come from moe-compile")
-def a_model_compiled_for_a_chip_in_python(folder):
-    return error_of(moe_mlir.compile, Identity(), (X,), target="sm_90")
+@case("expected 'target' to be one of cpu, sm_80", "found 'sm_13'")
+def a_model_compiled_for_an_unknown_chip_in_python(folder):
+    return error_of(moe_mlir.compile, Identity(), (X,), target="sm_13")
+
+
+@case("expected CUDA tensors for 'main', which was compiled for sm_90", "`with moe_mlir.simulate")
+def a_model_for_a_chip_on_cpu_tensors(folder):
+    return error_of(moe_mlir.compile(Identity(), (X,), target="sm_90"), X)
 
 
 @case("found 'model.txt'", "ends in .mlir or .mlirbc")

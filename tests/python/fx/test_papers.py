@@ -33,6 +33,54 @@ class Einsum(Similarity):
         return weights, experts
 
 
+class Causal(Similarity):
+    """A language model's: a matrix of its own, a learned temperature, no later tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.ws = torch.nn.Parameter(torch.randn(D, D) / D)
+        self.tau = torch.nn.Parameter(torch.tensor(2.0))
+
+    def logits(self, x):
+        return x @ self.ws @ x.transpose(-2, -1) / self.tau
+
+    def mask(self, n):
+        return torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1)
+
+    def forward(self, x):
+        logits = self.logits(x).masked_fill(self.mask(x.shape[1]), float("-inf"))
+        scores = F.softmax(logits, dim=-1) @ F.softmax(self.gate(x), dim=-1)
+        weights, experts = scores.topk(K, dim=-1)
+        return weights / weights.sum(dim=-1, keepdim=True), experts
+
+
+class Keys(Causal):
+    """Keys of their own, and the triangle written the other way round."""
+
+    def logits(self, x):
+        return 0.5 * (x @ torch.tanh(x @ self.ws).mT)
+
+    def mask(self, n):
+        return torch.tril(torch.ones(n, n)) == 0
+
+
+class LooksAhead(Causal):
+    """A triangle, but a token sees the next one."""
+
+    def mask(self, n):
+        return torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=2)
+
+
+class Narrow(Similarity):
+    """The model rounds the similarities to bf16."""
+
+    def forward(self, x):
+        similarity = F.softmax(x.bfloat16() @ x.bfloat16().mT, dim=-1).float()
+        scores = similarity @ F.softmax(self.gate(x), dim=-1)
+        weights, experts = scores.topk(K, dim=-1)
+        return weights / weights.sum(dim=-1, keepdim=True), experts
+
+
 class Attention(torch.nn.Module):
     """Mutual-Inform, attention: the posterior of the most certain head mixes decisions."""
 
@@ -100,8 +148,9 @@ class Hyper(torch.nn.Module):
         return F.softmax(logits, dim=-1).topk(K, dim=-1)
 
 
-ROUTERS = {Similarity: "P1", Einsum: "P1", Attention: "P1", Clusters: "F2", Symphony: "P3",
-           Hyper: "F3"}
+ROUTERS = {Similarity: "P1", Einsum: "P1", Causal: "P1", Keys: "P1", LooksAhead: "P1", Narrow: "P1",
+           Attention: "P1", Clusters: "F2", Symphony: "P3", Hyper: "F3"}
+MIXED = (Similarity, Einsum, Causal, Keys)
 
 
 @pytest.fixture(params=ROUTERS, ids=lambda router: router.__name__)
@@ -115,6 +164,7 @@ def test_plain_routers_are_recognised_and_compiled(router):
     x = torch.randn(B, N, D)
     matches = [m for m in moe_mlir.explain(router, (x,)) if m.k == K]
     assert [m.form for m in matches] == [ROUTERS[type(router)]] and matches[0].recognised
+    assert matches[0].mixing == ("similarity" if type(router) in MIXED else "")
     compiled = moe_mlir.compile(router, (x,))
     for ours, eager in zip(compiled(x), router(x)):
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
@@ -135,5 +185,6 @@ def test_plain_routers_train_on_moe_ops(router):
         results.append((weights.detach(), experts, *(p.grad.clone() for p in router.parameters()
                                                      if p.grad is not None)))
     assert sum("topk" in name for name in seen) == 1
+    assert sum("similarity" in name for name in seen) == (type(router) in MIXED)
     for ours, eager in zip(*results):
         torch.testing.assert_close(eager, ours, rtol=1e-4, atol=1e-5)

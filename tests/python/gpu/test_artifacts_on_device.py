@@ -7,18 +7,15 @@ import ctypes
 import hashlib
 import json
 import re
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support import PACKAGE, run_tool, save_router
 from test_every_op import CASES, operands
 
 import moe_mlir
 
-PACKAGE = Path(moe_mlir.__file__).absolute().parent
-BIN = PACKAGE.parents[1] / "bin"
 NUMPY_TYPES = {"f32": np.float32, "i64": np.int64, "index": np.int64, "i32": np.int32,
                "i1": np.bool_}
 
@@ -34,11 +31,6 @@ def device(request):
     if reason := why_not(request.param):
         pytest.skip(reason)
     return request.param
-
-
-def tool(name, *arguments, cwd=None):
-    return subprocess.run([BIN / name, *map(str, arguments)], capture_output=True, text=True,
-                          cwd=cwd, timeout=120)
 
 
 def record_calls(call):
@@ -69,13 +61,13 @@ def test_artifact_equals_simulate(op, device, tmp_path):
     assert calls
     for text, name, before, after in calls:
         (tmp_path / "op.mlir").write_text(text)
-        done = tool("moe-compile", "op.mlir", "-o", "op.artifact", "--target=sm_80", cwd=tmp_path)
+        done = run_tool("moe-compile", "op.mlir", "-o", "op.artifact", "--target=sm_80", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         manifest = json.loads((tmp_path / "op.artifact/manifest.json").read_text())
         (description,) = (f for f in manifest["functions"] if f["name"] == name)
         arguments, results = len(description["arguments"]), len(description["results"])
         save(tmp_path, description, before)
-        done = tool("moe-run", "op.artifact", f"--function={name}", f"--device={device}",
+        done = run_tool("moe-run", "op.artifact", f"--function={name}", f"--device={device}",
                     *(f"--input=in{i}.npy" for i in range(arguments)),
                     *(f"--output=out{i}.npy" for i in range(results)), cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
@@ -98,7 +90,7 @@ ROUTER = """func.func @route(%z: tensor<?x8xf32>) -> (tensor<?x2xf32>, tensor<?x
 @pytest.fixture
 def router(tmp_path):
     (tmp_path / "router.mlir").write_text(ROUTER)
-    done = tool("moe-compile", "router.mlir", "-o", "router.artifact", "--target=sm_90",
+    done = run_tool("moe-compile", "router.mlir", "-o", "router.artifact", "--target=sm_90",
                 cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     np.save(tmp_path / "z.npy", np.arange(24, dtype=np.float32).reshape(3, 8))
@@ -106,7 +98,7 @@ def router(tmp_path):
 
 
 def test_lists_an_artifact_for_an_absent_gpu(router):
-    done = tool("moe-run", router, "--list")
+    done = run_tool("moe-run", router, "--list")
     assert done.returncode == 0, done.stderr
     assert "target: sm_90" in done.stdout and "argument 0: f32[?, 8]" in done.stdout
 
@@ -117,20 +109,20 @@ def test_lists_an_artifact_for_an_absent_gpu(router):
     (["--device=tpu"], "found 'tpu'"),
 ])
 def test_refuses_devices_that_cannot_run_it(router, arguments, said):
-    done = tool("moe-run", router, *arguments)
+    done = run_tool("moe-run", router, *arguments)
     assert done.returncode == 1 and said in done.stderr
 
 
 @pytest.mark.skipif(not why_not("cuda"), reason="a GPU is there")
 def test_says_what_to_do_without_a_gpu(router, tmp_path):
-    done = tool("moe-run", router, "--input", tmp_path / "z.npy")
+    done = run_tool("moe-run", router, "--input", tmp_path / "z.npy")
     assert done.returncode == 1
     assert "cannot run kernels on device 'cuda': expected" in done.stderr
     assert "--device=sim" in done.stderr
 
 
 def test_repeat_times_the_kernels(router, tmp_path, device):
-    done = tool("moe-run", router, f"--device={device}", "--input", tmp_path / "z.npy",
+    done = run_tool("moe-run", router, f"--device={device}", "--input", tmp_path / "z.npy",
                 "--repeat=2")
     assert done.returncode == 0 and "route: 2 runs, shortest" in done.stdout, done
 
@@ -144,7 +136,7 @@ def test_faults_end_with_status_2_and_name_the_buffer(router, tmp_path):
     manifest = json.loads((router / "manifest.json").read_text())
     manifest["files"]["kernel.ptx"]["sha256"] = hashlib.sha256(changed.encode()).hexdigest()
     (router / "manifest.json").write_text(json.dumps(manifest))
-    done = tool("moe-run", router, "--device=sim", "--input", tmp_path / "z.npy")
+    done = run_tool("moe-run", router, "--device=sim", "--input", tmp_path / "z.npy")
     assert done.returncode == 2, done
     assert "past the end of argument 0 of route (96 bytes)" in done.stderr
     assert "expected kernels without faults, found" in done.stderr
@@ -153,24 +145,12 @@ def test_faults_end_with_status_2_and_name_the_buffer(router, tmp_path):
 def test_a_torch_program_brings_its_weights(device, tmp_path):
     torch.manual_seed(0)
     router = moe_mlir.nn.SMoE(24, 6, 2).eval()
-
-    class Gates(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.router = router
-
-        def forward(self, h):
-            routing = self.router(h)
-            return routing.gates, routing.indices
-
-    tokens = torch.export.Dim("tokens", min=2, max=4096)
-    program = torch.export.export(Gates(), (torch.randn(8, 24),), dynamic_shapes=({0: tokens},))
-    torch.export.save(program, tmp_path / "router.pt2")
-    done = tool("moe-compile", "router.pt2", "-o", "a", "--target=sm_80", cwd=tmp_path)
+    save_router(router, tmp_path / "router.pt2")
+    done = run_tool("moe-compile", "router.pt2", "-o", "a", "--target=sm_80", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     h = torch.randn(33, 24)
     np.save(tmp_path / "h.npy", h.numpy())
-    done = tool("moe-run", "a", f"--device={device}", "--input=h.npy", "--output=g.npy",
+    done = run_tool("moe-run", "a", f"--device={device}", "--input=h.npy", "--output=g.npy",
                 "--output=i.npy", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     expected = router(h)

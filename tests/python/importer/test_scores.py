@@ -3,6 +3,7 @@
 import re
 
 import torch
+from support import Gates
 from test_operators import check, tokens
 
 import moe_mlir
@@ -74,18 +75,6 @@ def test_a_softmax_in_front_of_the_selection_is_left_out():
     check(lambda h: Router()(h), (tokens(),), later=(tokens(count=70),))
     assert "math.exp" in moe_mlir.export(Router(), (tokens(),)).text
     assert "math.exp" not in canonical(Router(), (tokens(),))
-
-
-class Gates(torch.nn.Module):
-    """A router's gates and indices, as tensors."""
-
-    def __init__(self, router):
-        super().__init__()
-        self.router = router
-
-    def forward(self, h):
-        routing = self.router(h)
-        return routing.gates, routing.indices
 
 
 def test_a_hyper_router_at_inference_is_a_plain_router_op_for_op():

@@ -14,7 +14,7 @@ CPUS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 
 # Each family of kernels on odd sizes, judged by the reference in float64.
 SCRIPT = """
-import torch, moe_mlir
+import itertools, torch, moe_mlir
 from moe_mlir import reference
 from moe_mlir.ops import _kernel
 
@@ -28,20 +28,25 @@ for k in (2, 5, 20):
     assert torch.equal(indices, order)
     near(gates, expected, 1e-6)
 
-for dtype in (torch.float32, torch.bfloat16):
-    u = (torch.randn(2, 71, 37) / 4).to(dtype)
-    e = torch.randn(2, 71, 5).softmax(-1)
+for dtype, causal in itertools.product((torch.float32, torch.bfloat16), (True, False)):
+    u = (torch.randn(2, 171, 37) / 4).to(dtype)
+    e = torch.randn(2, 171, 5).softmax(-1)
     leaves = [x.clone().requires_grad_() for x in (u, e)]
-    p, lse = moe_mlir.similarity_inform(*leaves, causal=True)
+    p, lse = moe_mlir.similarity_inform(*leaves, causal=causal)
     wide = [x.detach().double().requires_grad_() for x in (u, e)]
-    expected, expected_lse = reference.similarity_inform(*wide, causal=True)
+    expected, expected_lse = reference.similarity_inform(*wide, causal=causal)
     near(p, expected, 1e-5)
     near(lse, expected_lse, 1e-5)
-    cotangent = torch.randn(2, 71, 5)
+    cotangent = torch.randn(2, 171, 5)
     mine = torch.autograd.grad(p, leaves, cotangent)
     theirs = torch.autograd.grad(expected, wide, cotangent.double())
     for a, b in zip(mine, theirs):
         near(a, b, 1e-4 if dtype == torch.float32 else 2e-2)
+
+wide = torch.randn(1, 130, 200) / 8
+p, _ = moe_mlir.similarity_inform(wide, wide.softmax(-1)[..., :5].contiguous(), causal=True)
+near(p, reference.similarity_inform(
+    wide.double(), wide.softmax(-1)[..., :5].double(), causal=True)[0], 1e-5)
 
 h, assign = torch.randn(100, 37), torch.randint(-1, 5, (100,))
 s, mean, count = moe_mlir.mad_dispersion(h, assign, 5)

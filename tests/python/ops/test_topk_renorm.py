@@ -229,6 +229,27 @@ def test_any_special_values(values, renorm, rng):
     assert_legal_selection(masked, scores.double(), 0.0, mask)
 
 
+@pytest.mark.parametrize("experts,k", [(64, 2), (64, 8), (100, 3), (130, 16), (300, 12)])
+def test_special_values_among_many_experts(experts, k):
+    """Most experts are dropped before they enter a list, and none of the k best is."""
+    generator = random(experts)
+    for share in (0.0, 0.02, 0.5, 0.99, 1.0):
+        scores = torch.randn(37, experts, generator=generator)
+        special = torch.tensor(SPECIAL)[
+            torch.randint(len(SPECIAL), (37, experts), generator=generator)
+        ]
+        nothing = torch.full_like(special, NAN)
+        # Some rows have fewer than k scores, some are all ties.
+        nothing[::2] = 1.5
+        for other in (special, nothing):
+            replaced = torch.rand(37, experts, generator=generator) < share
+            mixed = torch.where(replaced, other, scores)
+            gates, indices = moe_mlir.topk_renorm(mixed, k)
+            expected, order = reference.topk_renorm(mixed.double(), k)
+            assert torch.equal(indices, order)
+            assert_close(gates, expected, score_tolerance(largest(mixed)))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 40), st.sampled_from((1e-3, 1.0, 30.0, 1e4)))
 def test_any_seed_count_and_scale(seed, n, scale):

@@ -9,24 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import BUILD, Gates
 
 import moe_mlir
 from moe_mlir import aot, nn
 from moe_mlir.simulate import active_simulation
 
 ROOT = Path(__file__).resolve().parents[3]
-BUILD = Path(moe_mlir.__file__).absolute().parents[2]
 LIBRARY = BUILD / "python" / "moe_mlir" / "libmoe_torch.so"
-
-
-class Gates(torch.nn.Module):
-    def __init__(self, router):
-        super().__init__()
-        self.router = router
-
-    def forward(self, h):
-        routing = self.router(h)
-        return routing.gates, routing.indices
 
 
 def exported(router, *shape):

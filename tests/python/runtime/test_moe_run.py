@@ -8,23 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support import BUILD, PACKAGE, run_tool, save_router
 
 import moe_mlir
 from moe_mlir import nn
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = Path(moe_mlir.__file__).absolute().parent
-BUILD = PACKAGE.parents[1]
 EXAMPLES = ROOT / "examples/deploy"
 
 
-def tool(name, *arguments, cwd=None):
-    return subprocess.run([BUILD / "bin" / name, *map(str, arguments)], capture_output=True,
-                          text=True, cwd=cwd, timeout=120)
-
-
 def compile_to(folder, source, *options):
-    done = tool("moe-compile", source, "-o", folder, "--target=cpu", *options)
+    done = run_tool("moe-compile", source, "-o", folder, "--target=cpu", *options)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -37,7 +31,7 @@ def router(tmp_path_factory):
 def run_router(router, folder, h, weight):
     np.save(folder / "h.npy", h)
     np.save(folder / "w.npy", weight)
-    return tool("moe-run", router, "--input", "h.npy", "--input=w.npy", "--output", "gates.npy",
+    return run_tool("moe-run", router, "--input", "h.npy", "--input=w.npy", "--output", "gates.npy",
                 "--output", "indices.npy", cwd=folder)
 
 
@@ -73,7 +67,7 @@ def test_bf16_and_masks_pass_through_npy(tmp_path):
     z, mask = torch.randn(5, 8).bfloat16(), torch.tensor([True, False, True, True, False])
     np.save(tmp_path / "z.npy", z.view(torch.int16).numpy().view("V2"))
     np.save(tmp_path / "mask.npy", mask.numpy())
-    done = tool("moe-run", artifact, "--input", "z.npy", "--input", "mask.npy", "--output",
+    done = run_tool("moe-run", artifact, "--input", "z.npy", "--input", "mask.npy", "--output",
                 "g.npy", "--output", "i.npy", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     gates, indices = moe_mlir.reference.topk_renorm(z, 3, mask=mask)
@@ -84,26 +78,13 @@ def test_bf16_and_masks_pass_through_npy(tmp_path):
 def test_torch_program_brings_its_weights(tmp_path):
     torch.manual_seed(0)
     router = nn.SMoE(24, 6, 2).eval()
-
-    class Gates(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.router = router
-
-        def forward(self, h):
-            routing = self.router(h)
-            return routing.gates, routing.indices
-
-    tokens = torch.export.Dim("tokens", min=2, max=4096)
-    program = torch.export.export(Gates(), (torch.randn(8, 24),),
-                                  dynamic_shapes=({0: tokens},))
-    torch.export.save(program, tmp_path / "router.pt2")
+    save_router(router, tmp_path / "router.pt2")
     artifact = compile_to(tmp_path / "a", tmp_path / "router.pt2")
     h = torch.randn(33, 24)
     np.save(tmp_path / "h.npy", h.numpy())
-    listed = tool("moe-run", artifact, "--list")
+    listed = run_tool("moe-run", artifact, "--list")
     assert "argument 0 h: f32[?, 24]" in listed.stdout, listed
-    done = tool("moe-run", artifact, "--input", "h.npy", "--output", "g.npy", "--output", "i.npy",
+    done = run_tool("moe-run", artifact, "--input", "h.npy", "--output", "g.npy", "--output", "i.npy",
                 cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     expected = router(h)
@@ -117,7 +98,7 @@ def test_repeat_prints_times_and_threads_do_not_change_results(router, tmp_path)
     np.save(tmp_path / "h.npy", generator.standard_normal((5000, 64)).astype(np.float32))
     np.save(tmp_path / "w.npy", generator.standard_normal((16, 64)).astype(np.float32))
     for threads in (1, 2):
-        done = tool("moe-run", router, "--input", "h.npy", "--input", "w.npy", "--output",
+        done = run_tool("moe-run", router, "--input", "h.npy", "--input", "w.npy", "--output",
                     f"g{threads}.npy", "--threads", threads, "--repeat", 3, cwd=tmp_path)
         assert "3 runs, shortest" in done.stdout, done
     assert np.array_equal(np.load(tmp_path / "g1.npy"), np.load(tmp_path / "g2.npy"))
@@ -174,7 +155,7 @@ def test_bad_artifact(router, tmp_path, case):
     change, message = BAD_ARTIFACTS[case]
     folder = shutil.copytree(router, tmp_path / "copy")
     change(folder)
-    done = tool("moe-run", folder, "--list")
+    done = run_tool("moe-run", folder, "--list")
     if message is None:  # which CPU is missing what depends on the CPU
         assert done.returncode == 0 or "to be compiled for this CPU" in done.stderr
         return
@@ -197,7 +178,7 @@ def test_damaged_object_is_refused_not_run(router, tmp_path):
         (folder / "kernel.o").write_bytes(bytes(data))
         digest = hashlib.sha256(bytes(data)).hexdigest()
         rewrite_manifest(folder, lambda m, d=digest: m["files"]["kernel.o"].update(sha256=d))
-        done = tool("moe-run", folder, "--list")
+        done = run_tool("moe-run", folder, "--list")
         assert done.returncode in (0, 1), (trial, done)
 
 
@@ -225,13 +206,13 @@ def test_bad_call(router, tmp_path, case):
     np.save(tmp_path / "f64.npy", np.zeros((3, 64)))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "h.npy").read_bytes()[:300])
     (tmp_path / "text.npy").write_text("hello")
-    done = tool("moe-run", router, *options, cwd=tmp_path)
+    done = run_tool("moe-run", router, *options, cwd=tmp_path)
     assert done.returncode == 1 and message in done.stderr, done
     assert done.stderr.startswith("moe-run: error: ") and not done.stdout
 
 
 def test_help_names_every_option():
-    done = tool("moe-run", "--help")
+    done = run_tool("moe-run", "--help")
     assert done.returncode == 0
     for option in ("--list", "--function", "--input", "--output", "--device", "--threads",
                    "--repeat"):

@@ -391,51 +391,29 @@ LogicalResult SoftmaxMixBackwardDkvOp::verify() { return verifySweep(*this); }
 //===----------------------------------------------------------------------===//
 
 SmallVector<Dim> SoftmaxMixBackwardSelfOp::getDims() {
-  return {{"b", kParallel},  {"h", kParallel},  {"i", kParallel},
-          {"e", kReduction}, {"j", kReduction}, {"f", kReduction}};
+  return {{"b", kParallel, /*whole=*/true},
+          {"h", kParallel, /*whole=*/true},
+          {"i", kParallel, /*whole=*/true},
+          {"e", kReduction},
+          {"f", kReduction}};
 }
 
 ArrayAttr SoftmaxMixBackwardSelfOp::getIndexingMaps() {
-  using namespace mix;
-  MapsBuilder maps(getContext(), numDims);
-  maps.add(getQ(), {b, h, i, f})
+  using namespace selfmix;
+  return MapsBuilder(getContext(), numDims)
+      .add(getQ(), {b, h, i, f})
       .add(getLse(), {b, h, i})
       .add(getDelta(), {b, h, i})
-      .add(getQueryV(), {b, i, e})
+      .add(getV(), {b, i, e})
       .add(getDmixed(), {b, h, i, e})
-      .add(getK(), {b, h, j, f})
-      .add(getKeyLse(), {b, h, j})
-      .add(getKeyDelta(), {b, h, j})
-      .add(getV(), {b, j, e})
-      .add(getKeyDmixed(), {b, h, j, e})
-      .add(getQueryMask(), {b, i})
-      .add(getKeyMask(), {b, j})
-      .add(getQueryLevel(), {b, i})
-      .add(getKeyLevel(), {b, j})
-      .add(getOrigin());
-  SmallVector<SmallVector<int64_t>> outs{{b, h, i, f}, {b, h, i, e}};
-  for (auto [init, dims] : llvm::zip(getOuts(), outs))
-    maps.add(init, dims);
-  return maps.get();
-}
-
-SmallVector<std::pair<unsigned, unsigned>>
-SoftmaxMixBackwardSelfOp::getOrigins() {
-  if (!getOrigin())
-    return {};
-  return {{getODSOperandIndexAndLength(14).first, mix::i}};
-}
-
-Operation *SoftmaxMixBackwardSelfOp::makeExplicit(OpBuilder &builder) {
-  return makeOriginExplicit(*this, builder, getK(), getQ());
+      .add(getMask(), {b, i})
+      .add(getLevel(), {b, i})
+      .add(getOuts()[0], {b, h, i, f})
+      .add(getOuts()[1], {b, h, i, e})
+      .get();
 }
 
 LogicalResult SoftmaxMixBackwardSelfOp::verify() {
-  if (static_cast<bool>(getQueryLevel()) != static_cast<bool>(getKeyLevel()))
-    return emitOpError("expected 'query_level' and 'key_level' together");
-  if (static_cast<bool>(getQueryMask()) != static_cast<bool>(getKeyMask()))
-    return emitOpError("expected 'query_mask' and 'key_mask' together, the "
-                       "mask of some of the tokens and of all");
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})))
     return failure();
   return verifyAtLeastOne(*this, getWindow(), "window");

@@ -333,37 +333,6 @@ SoftmaxMixBackwardDkvOp::decomposeOperation(OpBuilder &builder) {
 }
 
 //===----------------------------------------------------------------------===//
-// SoftmaxMixBackwardSelfOp
-//===----------------------------------------------------------------------===//
-
-FailureOr<SmallVector<Value>>
-SoftmaxMixBackwardSelfOp::decomposeOperation(OpBuilder &builder) {
-  using namespace mix;
-  if (!hasPureTensorSemantics())
-    return failure();
-  Domain domain(builder, *this);
-  SmallVector<int64_t> pair{b, h, i, j};
-  Value scale = domain.getBody().f32(getScale().convertToDouble());
-  Access dx = buildMixGradients(domain, *this, getOrigin()).dx;
-  // The same as keys of the other tokens.
-  Access weights =
-      buildWeights(domain, buildMixLogits(domain, *this, getOrigin(), true),
-                   domain.at(getKeyLse(), {b, h, j}));
-  Access cotangents = domain.at(getKeyDmixed(), {b, h, j, e});
-  Access products =
-      domain.contract(cotangents, domain.at(getQueryV(), {b, i, e}), pair);
-  Access asKey = buildLogitGradients(domain, weights, products,
-                                     domain.at(getKeyDelta(), {b, h, j}));
-  dx = domain.map({dx, asKey}, domain.empty(pair, builder.getF32Type()),
-                  [](Body &b, ValueRange in) { return b.add(in[0], in[1]); });
-  Access dq =
-      sumProducts(domain, dx, domain.at(getK(), {b, h, j, f}), {b, h, i, f});
-  Access dv = sumProducts(domain, weights, cotangents, {b, h, i, e});
-  return SmallVector<Value>{scaleInto(domain, dq, scale, getOuts()[0]),
-                            copyInto(domain, dv, getOuts()[1])};
-}
-
-//===----------------------------------------------------------------------===//
 // TopKRenormBackwardOp
 //===----------------------------------------------------------------------===//
 

@@ -28,6 +28,9 @@ enum : int64_t { b, h, i, j, f, numDims };
 namespace mix {
 enum : int64_t { b, h, i, e, j, f, numDims };
 } // namespace mix
+namespace selfmix {
+enum : int64_t { b, h, i, e, f, numDims };
+} // namespace selfmix
 namespace dispersion {
 enum : int64_t { e, d, n, numDims };
 } // namespace dispersion

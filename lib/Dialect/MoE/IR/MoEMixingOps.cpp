@@ -328,3 +328,33 @@ LogicalResult SoftmaxMixOp::verify() {
     return failure();
   return verifyAtLeastOne(*this, getWindow(), "window");
 }
+
+//===----------------------------------------------------------------------===//
+// SoftmaxMixSelfOp
+//===----------------------------------------------------------------------===//
+
+SmallVector<Dim> SoftmaxMixSelfOp::getDims() {
+  return {{"b", kParallel, /*whole=*/true},
+          {"h", kParallel, /*whole=*/true},
+          {"i", kParallel, /*whole=*/true},
+          {"e", kParallel},
+          {"f", kReduction}};
+}
+
+ArrayAttr SoftmaxMixSelfOp::getIndexingMaps() {
+  using namespace selfmix;
+  return MapsBuilder(getContext(), numDims)
+      .add(getQ(), {b, h, i, f})
+      .add(getV(), {b, i, e})
+      .add(getMask(), {b, i})
+      .add(getLevel(), {b, i})
+      .add(getOuts()[0], {b, h, i, e})
+      .add(getOuts()[1], {b, h, i})
+      .get();
+}
+
+LogicalResult SoftmaxMixSelfOp::verify() {
+  if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})))
+    return failure();
+  return verifyAtLeastOne(*this, getWindow(), "window");
+}

@@ -22,6 +22,14 @@ SoftmaxMixOp Mix::build(OpBuilder &builder, Location loc) const {
       excludeSelf, withEntropy, precision);
 }
 
+SoftmaxMixSelfOp Mix::buildSelf(OpBuilder &builder, Location loc) const {
+  return SoftmaxMixSelfOp::create(builder, loc, TypeRange(ValueRange(outs)), q,
+                                  v, keyMask, keyLevel, outs, APFloat(scale),
+                                  window ? builder.getI64IntegerAttr(*window)
+                                         : IntegerAttr(),
+                                  excludeSelf, precision);
+}
+
 Value mlir::moe::addHeadDim(OpBuilder &builder, Location loc, Value value) {
   auto type = cast<RankedTensorType>(value.getType());
   SmallVector<int64_t> shape(type.getShape());
@@ -40,6 +48,19 @@ Value mlir::moe::dropHeadDim(OpBuilder &builder, Location loc, Value value) {
   for (int64_t dim = 3; dim < rank; ++dim)
     groups.push_back({dim});
   return tensor::CollapseShapeOp::create(builder, loc, value, groups);
+}
+
+//===----------------------------------------------------------------------===//
+// SoftmaxMixSelfOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+SoftmaxMixSelfOp::decomposeOperation(OpBuilder &builder) {
+  if (!hasPureTensorSemantics())
+    return failure();
+  Mix mix = startSelfMix(*this);
+  mix.outs = llvm::to_vector(getOuts());
+  return SmallVector<Value>(mix.build(builder, getLoc()).getResults());
 }
 
 //===----------------------------------------------------------------------===//
@@ -81,6 +102,11 @@ Mix mlir::moe::startSimilarityMix(OpBuilder &builder, Domain &domain,
   return mix;
 }
 
+bool mlir::moe::isSweptOnce(SimilarityOpInterface op) {
+  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
+         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
+}
+
 FailureOr<SmallVector<Value>>
 SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
@@ -96,8 +122,11 @@ SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
   Mix mix = startSimilarityMix(builder, domain, *this, q);
   for (Value out : getOuts())
     mix.outs.push_back(addHeadDim(builder, loc, out));
-  SoftmaxMixOp mixed = mix.build(builder, loc);
-  return llvm::map_to_vector(mixed.getResults(), [&](Value result) {
+  // Under a causal mask a pair has one role only: nothing is shared.
+  Operation *mixed = isSweptOnce(*this) && !getCausal()
+                         ? mix.buildSelf(builder, loc).getOperation()
+                         : mix.build(builder, loc).getOperation();
+  return llvm::map_to_vector(mixed->getResults(), [&](Value result) {
     return dropHeadDim(builder, loc, result);
   });
 }

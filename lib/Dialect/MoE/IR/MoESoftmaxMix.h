@@ -24,7 +24,26 @@ struct Mix {
   Precision precision = Precision::IEEE;
 
   SoftmaxMixOp build(OpBuilder &builder, Location loc) const;
+  /// Where queries, masks and levels are those of the keys.
+  SoftmaxMixSelfOp buildSelf(OpBuilder &builder, Location loc) const;
 };
+
+/// The mix that an op on tokens that mix with themselves stands for, but for
+/// its destinations.
+template <typename OpTy>
+Mix startSelfMix(OpTy op) {
+  Mix mix;
+  mix.q = mix.k = op.getQ();
+  mix.queryMask = mix.keyMask = op.getMask();
+  mix.queryLevel = mix.keyLevel = op.getLevel();
+  mix.v = op.getV();
+  mix.scale = op.getScale().convertToDouble();
+  mix.causal = op.getCausal();
+  mix.excludeSelf = op.getExcludeSelf();
+  mix.window = op.getWindow();
+  mix.precision = op.getPrecision();
+  return mix;
+}
 
 /// `[b, rest..]` to `[b, 1, rest..]`.
 Value addHeadDim(OpBuilder &builder, Location loc, Value value);
@@ -37,6 +56,10 @@ Value dropHeadDim(OpBuilder &builder, Location loc, Value value);
 
 /// The queries u ws, `[b, i, d]` without ws or else `[b, i, f]`.
 Access buildSimilarityQueries(Domain &domain, SimilarityOpInterface op);
+
+/// Whether the queries of the mix are its keys, token for token, and the target
+/// takes both roles in one sweep.
+bool isSweptOnce(SimilarityOpInterface op);
 
 /// The mix of similarity_inform but for its destinations. The scale is 1/tau,
 /// or 1 with a tau value, which `queries` must have been divided by.

@@ -68,11 +68,36 @@ SoftmaxMixBackwardSelfOp MixBackward::buildSelf(OpBuilder &builder,
                                                 Location loc,
                                                 ValueRange outs) const {
   return SoftmaxMixBackwardSelfOp::create(
-      builder, loc, TypeRange(outs), mix.q, lse, delta, mix.v, dmixed, mix.k,
-      lse, delta, mix.v, dmixed, mix.queryMask, mix.keyMask, mix.queryLevel,
-      mix.keyLevel, mix.origin, outs, APFloat(mix.scale), mix.causal,
+      builder, loc, TypeRange(outs), mix.q, lse, delta, mix.v, dmixed,
+      mix.keyMask, mix.keyLevel, outs, APFloat(mix.scale), mix.causal,
       getWindow(builder), mix.excludeSelf, mix.precision);
 }
+
+//===----------------------------------------------------------------------===//
+// SoftmaxMixBackwardSelfOp
+//===----------------------------------------------------------------------===//
+
+FailureOr<SmallVector<Value>>
+SoftmaxMixBackwardSelfOp::decomposeOperation(OpBuilder &builder) {
+  using namespace selfmix;
+  if (!hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, *this);
+  SmallVector<int64_t> tokens{b, h, i, f};
+  MixBackward sweeps{startSelfMix(*this), getLse(), getDelta(), getDmixed()};
+  auto empty = [&] { return domain.empty(tokens, builder.getF32Type()).value; };
+  auto dq = sweeps.buildDq(builder, getLoc(), empty());
+  auto dkv = sweeps.buildDkv(builder, getLoc(), {empty(), getOuts()[1]});
+  Access sum = domain.map(
+      {domain.at(dq.getResult(0), tokens), domain.at(dkv.getResult(0), tokens)},
+      domain.at(getOuts()[0], tokens),
+      [](Body &b, ValueRange in) { return b.add(in[0], in[1]); });
+  return SmallVector<Value>{sum.value, dkv.getResult(1)};
+}
+
+//===----------------------------------------------------------------------===//
+// SimilarityInformBackwardOp, AttentionPosteriorBackwardOp
+//===----------------------------------------------------------------------===//
 
 /// `access` in f32 with 0 for masked tokens, where there is a mask.
 static Access withoutPadding(Domain &domain, Access access,
@@ -166,13 +191,6 @@ static SmallVector<Value> finishSimilarity(OpBuilder &builder, Domain &domain,
     results.push_back(dws.value);
   }
   return results;
-}
-
-/// Whether the queries of the mix are its keys, token for token, and the target
-/// takes both roles in one sweep.
-static bool isSweptOnce(SimilarityInformBackwardOp op) {
-  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
-         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
 }
 
 FailureOr<SmallVector<Value>>

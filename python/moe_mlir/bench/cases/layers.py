@@ -145,7 +145,11 @@ def _memory_overhead(ours, smoe, layer):
 
 ROWS = [
     Overhead("similarity", _similarity, 1.048),
-    Overhead("attention", _attention, 1.070),
+    Overhead(
+        "attention", _attention, 1.070,
+        why="The heads' entropies and then the mixing: two passes over the products of queries and "
+        "keys, at the speed of the row attention_posterior.",
+    ),
     Overhead("acmoe", _acmoe, 1.006),
     Overhead("symphony", _symphony, 1.012),
 ]

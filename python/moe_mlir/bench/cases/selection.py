@@ -130,10 +130,7 @@ def router(n, d, e, k, dtype=torch.float32, **options):
     )
 
 
-_FROM_MEMORY = (
-    "Rotated scores come from memory, and a third of the time is waiting for them; behind a "
-    "router's GEMM they lie in the caches."
-)
+_FROM_MEMORY = "Rotated scores come from memory; behind a router's GEMM they lie in the caches."
 
 ROWS = [
     topk_renorm(4096, 16, 2, goals=(Goal("ratio", 20),), why=_FROM_MEMORY),

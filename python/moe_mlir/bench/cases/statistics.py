@@ -125,13 +125,13 @@ def adjacency_step(n, e, k, **options):
 ROWS = [
     mad_dispersion(
         4096, 512, 16, goals=(Goal("eager_ratio", 10), Goal("ratio", 1.1)),
-        why="It waits for the tokens to come from memory, a cluster's rows at a time.",
+        why="Tokens come from memory, a cluster's rows at a time.",
     ),
     mad_dispersion(16384, 512, 64, goals=(Goal("eager_ratio", 20), Goal("ratio", 1.5))),
     adjacency_update(4096, 64, 8, quick=False),
     adjacency_step(
         4096, 64, 8, goals=(Goal("ratio", 8),),
-        why="Half is the gate's product, whose sums of 64 terms end in additions across lanes; "
-        "the softmax in front is torch's own.",
+        why="Two fifths are the gate's product, which is bound by the core's multiplications, "
+        "and one fifth is the softmax in front, which is torch's own.",
     ),
 ]

@@ -18,8 +18,9 @@
 
 namespace mlir::moe {
 
-/// Tells an op with MixingOpInterface to write the gradient of tokens that mix
-/// with themselves as one sweep, for a target that has a kernel for it.
+/// Tells an op with MixingOpInterface to write a mix of tokens with themselves,
+/// and its gradient, as one sweep over their pairs, for a target that has
+/// kernels for it.
 inline constexpr llvm::StringLiteral kSweepOnceAttrName = "moe.sweep_once";
 
 /// A dim of an op's iteration domain.

@@ -418,49 +418,39 @@ def MoE_SoftmaxMixBackwardDkvOp
 //===----------------------------------------------------------------------===//
 
 def MoE_SoftmaxMixBackwardSelfOp
-    : MoE_StructuredOp<"softmax_mix_backward_self", ["dq", "dv"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-    DeclareOpInterfaceMethods<MoEStructuredOpInterface,
-                              ["getDims", "getOrigins", "makeExplicit"]>,
-    MixLogitsOpInterface,
-  ]> {
+    : MoE_SelfMixOp<"softmax_mix_backward_self", ["dq", "dv"]> {
   let summary = "differentiate softmax_mix by tokens that mix with themselves";
   let description = [{
     Both sweeps of the gradient of `moe.softmax_mix` at once, where queries and
-    keys are the same tokens and so `q_i.k_j = q_j.k_i`. Each token `i` meets
-    each token `j` as a query of its key, and as a key of its query:
+    keys are the same tokens and so `q_i.q_j = q_j.q_i`. Token `i` meets token
+    `j` as a query of its key, and as a key of its query:
 
-    `x_hij = scale q_hi.k_hj`, `A_hij = exp(x_hij - lse_hi)` where `i` sees `j`,
-    `B_hij = exp(x_hij - key_lse_hj)` where `j` sees `i`,
-    `dx_hij = A_hij (dmixed_hi.v_j - delta_hi) + B_hij (key_dmixed_hj.query_v_i
-    - key_delta_hj)`,
-    `dq_hi = scale sum_j dx_hij k_hj`, `dv_hi = sum_j B_hij key_dmixed_hj`.
+    `x_hij = scale q_hi.q_hj`, `A_hij = exp(x_hij - lse_hi)` where `i` sees `j`,
+    `dx_hij = A_hij (dmixed_hi.v_j - delta_hi)`,
+    `dq_hi = scale sum_j (dx_hij + dx_hji) q_hj`,
+    `dv_hi = sum_j A_hji dmixed_hj`.
 
-    `dq` is the whole gradient of the tokens, `dv` that of their values. The
-    operands come twice because a tile holds some of the tokens as rows and all
-    as columns: `k`, `v`, `key_lse`, `key_delta`, `key_dmixed`, `key_mask` and
-    `key_level` are `q`, `query_v`, `lse`, `delta`, `dmixed`, `query_mask` and
-    `query_level` of all tokens.
+    `dq` is the whole gradient of the tokens, `dv` that of their values.
 
     | operand | dims | element type |
     |---|---|---|
-    | `q`, `k` | `[b, h, i, f]`, `[b, h, j, f]` | f32, bf16 or f16 |
+    | `q` | `[b, h, i, f]` | f32, bf16 or f16 |
     | `lse`, `delta` | `[b, h, i]` | f32 |
-    | `query_v`, `dmixed` | `[b, i, e]`, `[b, h, i, e]` | f32, bf16 or f16; f32 |
-    | `key_lse`, `key_delta` | `[b, h, j]` | f32 |
-    | `v`, `key_dmixed` | `[b, j, e]`, `[b, h, j, e]` | as for the rows |
-    | masks, levels | as in `moe.softmax_mix` | |
-    | `origin` (optional) | scalar | index; key position of query 0, default `Nk - N` |
+    | `v`, `dmixed` | `[b, i, e]`, `[b, h, i, e]` | f32, bf16 or f16; f32 |
+    | `mask` (optional) | `[b, i]` | i1, true = real token |
+    | `level` (optional) | `[b, i]` | f32; token `j` visible iff `level_j <= level_i` |
     | `dq`, `dv` (out) | `[b, h, i, f]`, `[b, h, i, e]` | f32 |
 
-    Iterators: `b`, `h`, `i` parallel; `j`, `f`, `e` reductions. A masked token
-    gets 0, and nothing that it holds is read (E11).
+    Iterators: `b`, `h`, `i` parallel and whole, because rows share products, so
+    that a kernel itself deals out the pairs; `f`, `e` reductions. A masked
+    token gets 0, and nothing that it holds is read (E11).
 
     Differs from `moe.softmax_mix_backward_dq` and
-    `moe.softmax_mix_backward_dkv` in taking two products of features a pair
-    instead of four. `moe-convert-to-softmax-mix` inserts it;
-    `convert-moe-to-cpu` lowers it by the code of those two.
+    `moe.softmax_mix_backward_dkv` in taking three products of features for two
+    tokens instead of eight, under a causal mask instead of four.
+    `moe-convert-to-softmax-mix` inserts it for targets with a kernel for it
+    (`sweep-once`); `convert-moe-to-cpu` lowers it; `moe-decompose` writes it as
+    those two.
 
     ```mlir
     func.func @mix_self(%u: tensor<1x1x?x64xf32>, %l: tensor<1x1x?xf32>,
@@ -471,9 +461,6 @@ def MoE_SoftmaxMixBackwardSelfOp
           ins(%u, %l, %delta, %v, %dmixed : tensor<1x1x?x64xf32>,
               tensor<1x1x?xf32>, tensor<1x1x?xf32>, tensor<1x?x16xf32>,
               tensor<1x1x?x16xf32>)
-          keys(%u, %l, %delta, %v, %dmixed : tensor<1x1x?x64xf32>,
-               tensor<1x1x?xf32>, tensor<1x1x?xf32>, tensor<1x?x16xf32>,
-               tensor<1x1x?x16xf32>)
           outs(%u, %dmixed : tensor<1x1x?x64xf32>, tensor<1x1x?x16xf32>)
           {causal = true, scale = 0.125 : f64}
           -> tensor<1x1x?x64xf32>, tensor<1x1x?x16xf32>
@@ -485,18 +472,10 @@ def MoE_SoftmaxMixBackwardSelfOp
     MoE_Activation:$q,
     MoE_Score:$lse,
     MoE_Score:$delta,
-    MoE_Activation:$query_v,
-    MoE_Score:$dmixed,
-    MoE_Activation:$k,
-    MoE_Score:$key_lse,
-    MoE_Score:$key_delta,
     MoE_Activation:$v,
-    MoE_Score:$key_dmixed,
-    Optional<MoE_Mask>:$query_mask,
-    Optional<MoE_Mask>:$key_mask,
-    Optional<MoE_Score>:$query_level,
-    Optional<MoE_Score>:$key_level,
-    Optional<Index>:$origin,
+    MoE_Score:$dmixed,
+    Optional<MoE_Mask>:$mask,
+    Optional<MoE_Score>:$level,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$scale,
     DefaultValuedAttr<BoolAttr, "false">:$causal,
@@ -504,22 +483,13 @@ def MoE_SoftmaxMixBackwardSelfOp
     DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
-    `ins` `(` $q `,` $lse `,` $delta `,` $query_v `,` $dmixed `:` type($q) `,`
-    type($lse) `,` type($delta) `,` type($query_v) `,` type($dmixed) `)`
-    `keys` `(` $k `,` $key_lse `,` $key_delta `,` $v `,` $key_dmixed `:`
-    type($k) `,` type($key_lse) `,` type($key_delta) `,` type($v) `,`
-    type($key_dmixed) `)`
-    (`query_mask` `(` $query_mask^ `:` type($query_mask) `)`)?
-    (`key_mask` `(` $key_mask^ `:` type($key_mask) `)`)?
-    (`levels` `(` $query_level^ `,` $key_level `:` type($query_level) `,` type($key_level) `)`)?
-    (`origin` `(` $origin^ `:` type($origin) `)`)?
+    `ins` `(` $q `,` $lse `,` $delta `,` $v `,` $dmixed `:` type($q) `,`
+    type($lse) `,` type($delta) `,` type($v) `,` type($dmixed) `)`
+    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    (`level` `(` $level^ `:` type($level) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let extraClassDeclaration = structuredClassDeclaration # [{
-    /// Logits without biases: with one they would not be symmetric.
-    ::mlir::Value getKeyBias() { return {}; }
-    ::mlir::Value getBias() { return {}; }
-  }];
+  let extraClassDeclaration = selfMixClassDeclaration;
 }
 
 //===----------------------------------------------------------------------===//

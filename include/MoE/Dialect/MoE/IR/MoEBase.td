@@ -116,4 +116,24 @@ class MoE_StructuredOp<string mnemonic, list<string> names,
   }];
 }
 
+/// softmax_mix of tokens with themselves, or its gradient: the keys are the
+/// queries, and without a bias between them logits are symmetric.
+class MoE_SelfMixOp<string mnemonic, list<string> names>
+    : MoE_StructuredOp<mnemonic, names, [
+    AttrSizedOperandSegments,
+    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
+    DeclareOpInterfaceMethods<MoEStructuredOpInterface, ["getDims"]>,
+    MixLogitsOpInterface,
+  ]> {
+  code selfMixClassDeclaration = structuredClassDeclaration # [{
+    ::mlir::Value getK() { return getQ(); }
+    ::mlir::Value getKeyBias() { return {}; }
+    ::mlir::Value getBias() { return {}; }
+    ::mlir::Value getQueryMask() { return getMask(); }
+    ::mlir::Value getKeyMask() { return getMask(); }
+    ::mlir::Value getQueryLevel() { return getLevel(); }
+    ::mlir::Value getKeyLevel() { return getLevel(); }
+  }];
+}
+
 #endif // MOE_DIALECT_MOE_IR_MOEBASE_TD

@@ -371,4 +371,67 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
   }];
 }
 
+//===----------------------------------------------------------------------===//
+// softmax_mix_self
+//===----------------------------------------------------------------------===//
+
+def MoE_SoftmaxMixSelfOp : MoE_SelfMixOp<"softmax_mix_self", ["mixed", "lse"]> {
+  let summary = "mix values by a softmax over the queries themselves";
+  let description = [{
+    `moe.softmax_mix` where queries and keys are the same tokens and nothing
+    stands between them: `x_hij = scale q_hi.q_hj` is symmetric, so that one
+    product of features serves query `i` of key `j` and query `j` of key `i`.
+
+    | operand | dims | element type |
+    |---|---|---|
+    | `q` | `[b, h, i, f]` | f32, bf16 or f16 |
+    | `v` | `[b, i, e]` | f32, bf16 or f16 |
+    | `mask` (optional) | `[b, i]` | i1, true = real token |
+    | `level` (optional) | `[b, i]` | f32; token `j` visible iff `level_j <= level_i` |
+    | `mixed` (out) | `[b, h, i, e]` | f32 |
+    | `lse` (out) | `[b, h, i]` | f32 |
+
+    Iterators: `b`, `h`, `i`, `e` parallel, all but `e` whole: rows share
+    products, so that a kernel itself deals out the pairs; `f` reduction.
+    Visibility as in `moe.softmax_mix`, but never causal: then each pair has
+    one role only, and there is nothing to share.
+
+    Differs from `moe.softmax_mix` in taking half of the products, for a state
+    of each token a strip of rows. `moe-convert-to-softmax-mix` inserts it for
+    targets with a kernel for it (`sweep-once`); `convert-moe-to-cpu` lowers it;
+    `moe-decompose` writes it as `moe.softmax_mix`.
+
+    ```mlir
+    func.func @mix_self(%u: tensor<1x1x?x64xf32>, %v: tensor<1x?x16xf32>,
+                        %o: tensor<1x1x?x16xf32>, %l: tensor<1x1x?xf32>)
+        -> tensor<1x1x?x16xf32> {
+      %mixed, %lse = moe.softmax_mix_self
+          ins(%u, %v : tensor<1x1x?x64xf32>, tensor<1x?x16xf32>)
+          outs(%o, %l : tensor<1x1x?x16xf32>, tensor<1x1x?xf32>)
+          {scale = 0.125 : f64} -> tensor<1x1x?x16xf32>, tensor<1x1x?xf32>
+      return %mixed : tensor<1x1x?x16xf32>
+    }
+    ```
+  }];
+  let arguments = (ins
+    MoE_Activation:$q,
+    MoE_Activation:$v,
+    Optional<MoE_Mask>:$mask,
+    Optional<MoE_Score>:$level,
+    Variadic<MoE_Score>:$outs,
+    DefaultValuedAttr<F64Attr, "1.0">:$scale,
+    OptionalAttr<I64Attr>:$window,
+    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
+  let assemblyFormat = [{
+    `ins` `(` $q `,` $v `:` type($q) `,` type($v) `)`
+    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    (`level` `(` $level^ `:` type($level) `)`)?
+    `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
+  }];
+  let extraClassDeclaration = selfMixClassDeclaration # [{
+    bool getCausal() { return false; }
+  }];
+}
+
 #endif // MOE_DIALECT_MOE_IR_MOEMIXINGOPS_TD

@@ -1,0 +1,362 @@
+//===- SoftmaxMixBackwardSelf.cpp - The gradient of a self-mix ------------===//
+//
+// Matches moe.softmax_mix_backward_self on buffers with contiguous rows. Each
+// pair of tokens meets once (SoftmaxMixStrips.h), in both of its roles (r a
+// row, c a column, u features, g the gradient of mixed, v values):
+//
+//   a_rc = exp(scale u_r.u_c - lse_r)     r a query that sees c
+//   b_rc = exp(scale u_r.u_c - lse_c)     c a query that sees r
+//   t_rc = a_rc (g_r.v_c - delta_r) + b_rc (g_c.v_r - delta_c)
+//   du_r += scale sum_c t_rc u_c          dv_r += sum_c b_rc g_c
+//   du_c += scale sum_r t_rc u_r          dv_c += sum_r a_rc g_r
+//
+// t is symmetric: it is the gradient of x_rc and of x_cr at once. The last line
+// is for rows before the block of columns alone; within it each token is a row
+// too. So a pair costs three products of features. Each strip has sums of its
+// own, which are added in order: memory is linear in the tokens.
+//
+//===----------------------------------------------------------------------===//
+
+#include "Patterns.h"
+#include "SoftmaxMixStrips.h"
+#include "SoftmaxMixSweep.h"
+
+#include <limits>
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Each has gradients of all tokens, as wide as their features.
+static constexpr int64_t kMaxStrips = 4;
+
+static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Both roles read the same tokens.
+static MixOperands getOperands(SoftmaxMixBackwardSelfOp op) {
+  return {op.getQ(),    op.getQ(),      op.getLse(),   op.getDelta(),
+          op.getV(),    op.getDmixed(), Value(),       Value(),
+          op.getMask(), op.getMask(),   op.getLevel(), op.getLevel()};
+}
+
+namespace {
+class SelfSweepKernel {
+public:
+  SelfSweepKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
+      : e(e), op(op), asQuery(e, op, getOperands(op), /*rowsAreKeys=*/false),
+        asKey(e, op, getOperands(op), /*rowsAreKeys=*/true),
+        strips(e, op.getQ(), kMaxStrips) {}
+
+  void emit();
+
+private:
+  void allocateSums();
+  void takeViews(const PairStrips::Task &task);
+
+  // One strip.
+  void emitStrip(Value strip);
+  void allocateBuffers(SweepBuffers &buffers);
+  void packColumns(Value firstColumn);
+  void packColumnVector(Value firstColumn, int64_t vector);
+  void emitGroup(Value firstRow, Value group, Value firstColumn);
+  void addRole(SweepRole &role, Value first, Value firstColumn,
+               ArrayRef<Value> tokens, const Tile &products, Value weights);
+  void packRowBlock(SweepRole &role, Value source, Value firstRow,
+                    Value packed);
+  void addToColumns(Value firstRow, Value firstColumn, Value numRows);
+
+  void writeRow(Value row);
+
+  /// Rows `group..` of a tile of a whole block of rows.
+  Value sliceGroup(Value tile, Value group);
+
+  Emitter &e;
+  SoftmaxMixBackwardSelfOp op;
+  SweepRole asQuery, asKey;
+  PairStrips strips;
+
+  /// The sums of all strips, and views of them at one batch and head: of one
+  /// strip, and of all when they are added.
+  Value allFeatureSums, allValueSums, featureSums, valueSums;
+  Value featureGradient, valueGradient;
+  // The packed block of columns: features transposed and row by row, gradients
+  // of mixed row by row, levels.
+  std::optional<BlockProducts> blockProducts;
+  Value packedFeatures, columnFeatures, columnCotangents, packedLevels;
+  // Of a block of rows: a and t, and what they multiply.
+  Value keptWeights, keptGradients, rowTerms, rowFeatures, rowCotangents;
+  /// b and t of a group.
+  Value keyWeights, groupGradients;
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
+// Set-up
+//===----------------------------------------------------------------------===//
+
+void SelfSweepKernel::allocateSums() {
+  auto allocate = [&](Value out) {
+    return strips.allocate({padToVectors(e, getSize(e, out, 3))},
+                           /*perStrip=*/true);
+  };
+  allFeatureSums = allocate(op.getOuts()[0]);
+  allValueSums = allocate(op.getOuts()[1]);
+}
+
+void SelfSweepKernel::takeViews(const PairStrips::Task &task) {
+  asQuery.takeViews(task.batch, task.head);
+  asKey.takeViews(task.batch, task.head);
+  featureSums = strips.slice(allFeatureSums, task.place, /*perStrip=*/true);
+  valueSums = strips.slice(allValueSums, task.place, /*perStrip=*/true);
+  featureGradient = viewTokens(e, op.getOuts()[0], task.batch, task.head);
+  valueGradient = viewTokens(e, op.getOuts()[1], task.batch, task.head);
+}
+
+void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
+  OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
+               blockRows = e.getIndexAttr(kStripRows);
+  OpFoldResult width = getSize(e, op.getQ(), 3),
+               padded = padToVectors(e, width),
+               values = padToVectors(e, getSize(e, op.getV(), 2));
+  PackedShape features = getPackedShape(e, op.getQ(), op.getQ(), width);
+  packedFeatures = buffers.allocate(features.sizes, features.element);
+  blockProducts.emplace(e, width, kStripRows);
+  columnFeatures = buffers.allocate({columns, padded});
+  columnCotangents = buffers.allocate({columns, values});
+  if (op.getLevel())
+    packedLevels = buffers.allocate({columns});
+  asQuery.allocate(buffers);
+  asKey.allocate(buffers);
+  keptWeights = buffers.allocate({blockRows, columns});
+  keptGradients = buffers.allocate({blockRows, columns});
+  rowTerms = buffers.allocate({blockRows});
+  rowFeatures = buffers.allocate({blockRows, padded});
+  rowCotangents = buffers.allocate({blockRows, values});
+  keyWeights = buffers.allocate({e.getIndexAttr(kGroupRows), columns});
+}
+
+//===----------------------------------------------------------------------===//
+// Columns
+//===----------------------------------------------------------------------===//
+
+void SelfSweepKernel::packColumns(Value firstColumn) {
+  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+    packColumnVector(e.add(firstColumn, e.index(vector * e.width)), vector);
+  packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
+           asQuery.packedTerms, columnFeatures);
+  packRows(e, asKey.columns.values, firstColumn, strips.blockColumns,
+           asKey.packedTerms, columnCotangents);
+}
+
+/// Packs one vector of columns, zeros for those that are masked or behind the
+/// last.
+void SelfSweepKernel::packColumnVector(Value firstColumn, int64_t vector) {
+  Value slot = e.index(vector * e.width);
+  Values tokens = clampRows(e, firstColumn, e.width, strips.numTokens);
+  Value exists = e.firstLanes(e.sub(strips.numTokens, firstColumn));
+  const MixSide &columns = asQuery.columns;
+  Value isReal = exists;
+  if (columns.mask)
+    isReal = e.both(isReal, loadLanes(e, columns.mask, tokens));
+  asQuery.packColumns(firstColumn, slot, tokens, exists, isReal);
+  asKey.packColumns(firstColumn, slot, tokens, exists, isReal);
+  if (columns.level)
+    e.storeVector(e.loadFloats(columns.level, {firstColumn}, exists),
+                  packedLevels, {slot});
+  packTransposed(e, columns.features, tokens, isReal, packedFeatures, slot);
+}
+
+//===----------------------------------------------------------------------===//
+// A group of rows and a block of columns
+//===----------------------------------------------------------------------===//
+
+Value SelfSweepKernel::sliceGroup(Value tile, Value group) {
+  SmallVector<OpFoldResult> offsets{group, e.getIndexAttr(0)};
+  SmallVector<OpFoldResult> sizes{e.getIndexAttr(kGroupRows),
+                                  e.getIndexAttr(strips.blockColumns)};
+  SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
+  return memref::SubViewOp::create(e, tile, offsets, sizes, strides);
+}
+
+/// Writes p of one role to `weights` and adds its part of t.
+void SelfSweepKernel::addRole(SweepRole &role, Value first, Value firstColumn,
+                              ArrayRef<Value> tokens, const Tile &products,
+                              Value weights) {
+  Values alive;
+  for (int64_t slot = 0; slot < kGroupRows; ++slot) {
+    // Rows behind the block of columns have met it as columns.
+    Value isMet = strips.isNotBehind(e.add(first, e.index(slot)), firstColumn);
+    alive.push_back(e.both(isMet, role.isRowReal(tokens[slot])));
+    role.buildWeights(slot, tokens[slot], tokens[slot], firstColumn,
+                      products[slot], packedLevels, weights, alive.back());
+  }
+  Tile values = multiplyTile(e, role.rows.values, tokens, role.packedValues);
+  for (int64_t slot = 0; slot < kGroupRows; ++slot)
+    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
+      Values place{e.index(slot), e.index(vector * e.width)};
+      Value dx =
+          role.buildGradient(tokens[slot], vector, e.loadVector(weights, place),
+                             values[slot][vector]);
+      // What a masked row holds may be NaN.
+      dx = e.select(alive[slot], dx, e.f32(0.0));
+      Value old = e.loadVector(groupGradients, place);
+      e.storeVector(e.add(old, dx), groupGradients, place);
+    }
+}
+
+void SelfSweepKernel::emitGroup(Value firstRow, Value group,
+                                Value firstColumn) {
+  Value first = e.add(firstRow, group);
+  // Slots behind the last row repeat it; nobody reads their sums.
+  Values tokens = clampRows(e, first, kGroupRows, strips.numTokens);
+  Value queryWeights = sliceGroup(keptWeights, group);
+  groupGradients = sliceGroup(keptGradients, group);
+  for (int64_t slot = 0; slot < kGroupRows; ++slot)
+    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+      for (Value tile : {queryWeights, groupGradients})
+        e.storeVector(e.f32(0.0), tile,
+                      {e.index(slot), e.index(vector * e.width)});
+  Tile products = blockProducts->get(e, asQuery.rows.features, tokens,
+                                     packedFeatures, group);
+  auto ifVisible = [&](SweepRole &role, function_ref<void()> body) {
+    Value visible =
+        role.rule.isGroupVisible(e, first, firstColumn, strips.blockColumns);
+    visible ? e.ifThen(visible, body) : body();
+  };
+  ifVisible(asQuery, [&] {
+    addRole(asQuery, first, firstColumn, tokens, products, queryWeights);
+  });
+  ifVisible(asKey, [&] {
+    addRole(asKey, first, firstColumn, tokens, products, keyWeights);
+    accumulateTile(e, keyWeights, columnCotangents, valueSums, first, {},
+                   getSize(e, valueGradient, 1));
+  });
+  accumulateTile(e, groupGradients, columnFeatures, featureSums, first, {},
+                 getSize(e, featureGradient, 1));
+}
+
+//===----------------------------------------------------------------------===//
+// A block of rows and a block of columns
+//===----------------------------------------------------------------------===//
+
+/// What the tokens of a block of rows have, in f32, 0 for rows that `role` has
+/// no gradient of.
+void SelfSweepKernel::packRowBlock(SweepRole &role, Value source,
+                                   Value firstRow, Value packed) {
+  Type f32 = e.getF32Type();
+  Value last = e.sub(strips.numTokens, e.index(1));
+  e.loop(e.index(0), e.index(kStripRows), 1, [&](Value slot) {
+    Value row = e.minIndex(e.add(firstRow, slot), last);
+    e.store(e.select(role.isRowReal(row), e.constant(f32, 0.0),
+                     e.constant(f32, -kInfinity)),
+            rowTerms, {slot});
+  });
+  packRows(e, source, firstRow, kStripRows, rowTerms, packed);
+}
+
+/// Gives `numRows` kept rows of a and t to their columns.
+void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
+                                   Value numRows) {
+  packRowBlock(asKey, asQuery.rows.features, firstRow, rowFeatures);
+  packRowBlock(asQuery, asQuery.rows.values, firstRow, rowCotangents);
+  accumulateColumns(e, keptGradients, rowFeatures, featureSums, firstColumn,
+                    numRows, getSize(e, featureGradient, 1));
+  accumulateColumns(e, keptWeights, rowCotangents, valueSums, firstColumn,
+                    numRows, getSize(e, valueGradient, 1));
+}
+
+void SelfSweepKernel::emitStrip(Value strip) {
+  SweepBuffers buffers(e);
+  allocateBuffers(buffers);
+  for (Value sums : {featureSums, valueSums})
+    e.loop(e.index(0), e.dim(sums, 0), 1, [&](Value row) {
+      e.loop(e.index(0), e.dim(sums, 1), e.width, [&](Value element) {
+        e.storeVector(e.f32(0.0), sums, {row, element});
+      });
+    });
+  strips.forEachMeeting(
+      strip, [&](Value firstColumn) { packColumns(firstColumn); },
+      [&](Value firstRow, Value firstColumn) {
+        blockProducts->multiply(e, asQuery.rows.features, packedFeatures,
+                                firstRow,
+                                strips.getNumRows(firstRow, firstColumn));
+        strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
+          emitGroup(firstRow, group, firstColumn);
+        });
+        strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
+          addToColumns(firstRow, firstColumn, numRows);
+        });
+      });
+  buffers.free();
+}
+
+//===----------------------------------------------------------------------===//
+// The kernel
+//===----------------------------------------------------------------------===//
+
+/// The gradients of one token from the sums of all strips, in order. A masked
+/// one has none.
+void SelfSweepKernel::writeRow(Value row) {
+  Value isReal = asKey.isRowReal(row);
+  auto write = [&](Value sums, Value out, double scale) {
+    Value size = e.dim(out, 1);
+    e.loop(e.index(0), size, e.width, [&](Value element) {
+      Values zero{e.f32(0.0)};
+      Values total =
+          e.loop(e.index(0), strips.numStrips, 1, zero,
+                 [&](Value strip, ValueRange old) -> Values {
+                   Value place = e.add(e.mul(strip, strips.paddedTokens), row);
+                   return {e.add(old[0], e.loadVector(sums, {place, element}))};
+                 });
+      Value value = e.mul(total.front(), e.f32(scale));
+      e.storeVector(e.select(isReal, value, e.f32(0.0)), out, {row, element},
+                    e.firstLanes(e.sub(size, element)));
+    });
+  };
+  write(featureSums, featureGradient, op.getScale().convertToDouble());
+  write(valueSums, valueGradient, 1.0);
+}
+
+void SelfSweepKernel::emit() {
+  allocateSums();
+  strips.run(
+      [&](const PairStrips::Task &task) {
+        takeViews(task);
+        featureSums = strips.slice(allFeatureSums, task.place,
+                                   /*perStrip=*/true, task.number);
+        valueSums = strips.slice(allValueSums, task.place, /*perStrip=*/true,
+                                 task.number);
+        emitStrip(task.number);
+      },
+      [&](const PairStrips::Task &task) {
+        takeViews(task);
+        Value first = e.mul(task.number, e.index(kStripRows));
+        Value end =
+            e.minIndex(e.add(first, e.index(kStripRows)), strips.numTokens);
+        e.loop(first, end, 1, [&](Value row) { writeRow(row); });
+      });
+}
+
+namespace {
+/// moe.softmax_mix_backward_self on buffers -> register tiles in both roles.
+struct SelfSweepToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
+  SelfSweepToVector(MLIRContext *context, const CPUVectorOptions &options)
+      : OpRewritePattern(context), options(options) {}
+
+  LogicalResult matchAndRewrite(SoftmaxMixBackwardSelfOp op,
+                                PatternRewriter &rewriter) const override {
+    if (failed(matchContiguousBuffers(op, rewriter)))
+      return failure();
+    Emitter emitter(op.getLoc(), rewriter, options);
+    SelfSweepKernel(emitter, op).emit();
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  CPUVectorOptions options;
+};
+} // namespace
+
+void mlir::moe::populateSoftmaxMixBackwardSelfToCPUPatterns(
+    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+  patterns.add<SelfSweepToVector>(patterns.getContext(), options);
+}

@@ -1,0 +1,528 @@
+//===- SoftmaxMixSelf.cpp - moe.softmax_mix_self on vectors ---------------===//
+//
+// Matches moe.softmax_mix_self on buffers with contiguous rows. Each pair of
+// tokens meets once (SoftmaxMixStrips.h), and x_ij is taken by
+//
+//   rows     (m, l, o)_i as in moe.softmax_mix, for each group of six rows
+//            (SoftmaxMixState.h);
+//   columns  (m, l, o)_j of all rows before the block of columns at once.
+//            Tokens are lanes here, so nothing is reduced over lanes:
+//            m_j' = max(m_j, max_i x_ij), p_ij = exp(x_ij - m_j'),
+//            l_j' = a_j l_j + sum_i p_ij, o_j' = a_j o_j + sum_i p_ij v_i.
+//
+// At the end the states of a token, as a row and as a column of each strip, are
+// merged. Nothing is assumed about the tokens' norms, and memory is linear in
+// the tokens.
+//
+//===----------------------------------------------------------------------===//
+
+#include "Patterns.h"
+#include "SoftmaxMixState.h"
+#include "SoftmaxMixStrips.h"
+
+#include "mlir/Dialect/Math/IR/Math.h"
+
+#include <limits>
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Each strip packs all columns and has a state of them.
+static constexpr int64_t kMaxStrips = 8;
+
+static constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+namespace {
+class SelfMixKernel {
+public:
+  SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
+      : e(e), op(op), asQuery(op, /*rowsAreKeys=*/false),
+        asKey(op, /*rowsAreKeys=*/true), strips(e, op.getQ(), kMaxStrips) {}
+
+  void emit();
+
+private:
+  void allocateStates();
+  void takeViews(const PairStrips::Task &task);
+  void takeColumns(Value place, Value strip);
+
+  // One strip.
+  void emitStrip(Value strip);
+  void clearStates(Value strip);
+  void allocateBuffers();
+  void emitGroup(Value firstRow, Value group, Value firstColumn);
+  Value getVisible(const PositionRule &rule, Value row, Value firstColumn,
+                   int64_t vector);
+  void keepForColumns(Value slot, Value row, Value firstColumn, int64_t vector,
+                      Value x);
+
+  // The online softmax of columns.
+  void packRowValues(Value firstRow);
+  void updateColumns(Value firstColumn, Value numRows);
+  Values sumWeights(ArrayRef<Value> shifts, Value numRows);
+  void mixColumns(Value firstColumn, ArrayRef<Value> decays, Value numRows,
+                  Value firstValue, int64_t numValues);
+
+  // The results of one vector of tokens.
+  void mergeTokens(Value first);
+  Value findMax(Value first);
+  Value sumStrips(Value own, Value first);
+  void writeValues(Value first, ArrayRef<Value> factors, ArrayRef<Value> sums,
+                   ArrayRef<Value> empty);
+
+  Value at(Value first, int64_t vector) {
+    return e.add(first, e.index(vector * e.width));
+  }
+  /// The number of the block of columns that a token is in.
+  Value getBlock(Value token) {
+    return arith::DivSIOp::create(e, token, e.index(strips.blockColumns));
+  }
+  /// Where a token is among those of all strips.
+  Value inStrip(Value strip, Value token) {
+    return e.add(e.mul(strip, strips.paddedTokens), token);
+  }
+
+  Emitter &e;
+  SoftmaxMixSelfOp op;
+  const PositionRule asQuery, asKey;
+  PairStrips strips;
+
+  /// The states of rows, and those of columns for each strip, whose o is
+  /// `[block, value, column]`.
+  RowState allRows;
+  Value allMax, allSums, allMixed;
+  /// Views at one batch and head: of one strip, and of all when they merge.
+  RowState rows;
+  Value columnMax, columnSum, columnMixed;
+  /// Views at one batch and head.
+  MixKeys tokens;
+  Value mixed, lse;
+  // Of one strip.
+  std::optional<KeyBlock> block;
+  std::optional<BlockProducts> blockProducts;
+  Value weights, logits, rowTerms, rowValues;
+  /// Of one vector of tokens: what each strip's state is multiplied by.
+  Value factors;
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
+// Set-up
+//===----------------------------------------------------------------------===//
+
+void SelfMixKernel::allocateStates() {
+  OpFoldResult lanes = e.getIndexAttr(e.width);
+  OpFoldResult values = padToVectors(e, getSize(e, op.getV(), 2));
+  allRows.max = strips.allocate({}, /*perStrip=*/false);
+  allRows.sum = strips.allocate({lanes}, /*perStrip=*/false);
+  allRows.mixed = strips.allocate({values}, /*perStrip=*/false);
+  allMax = strips.allocate({}, /*perStrip=*/true);
+  allSums = strips.allocate({}, /*perStrip=*/true);
+  allMixed = strips.allocate({values}, /*perStrip=*/true, /*inBlocks=*/true);
+}
+
+void SelfMixKernel::takeViews(const PairStrips::Task &task) {
+  auto [batch, head, place, number] = task;
+  auto view = [this](Value memref, ValueRange indices) {
+    return memref ? sliceLeading(e, memref, indices) : Value();
+  };
+  Values pair{batch, head};
+  tokens = {view(op.getQ(), pair), view(op.getV(), batch), Value(),
+            view(op.getMask(), batch), view(op.getLevel(), batch)};
+  mixed = view(op.getOuts()[0], pair);
+  lse = view(op.getOuts()[1], pair);
+  rows = {strips.slice(allRows.max, place, false),
+          strips.slice(allRows.sum, place, false), Value(),
+          strips.slice(allRows.mixed, place, false)};
+  takeColumns(place, Value());
+}
+
+void SelfMixKernel::takeColumns(Value place, Value strip) {
+  columnMax = strips.slice(allMax, place, true, strip);
+  columnSum = strips.slice(allSums, place, true, strip);
+  columnMixed = strips.slice(allMixed, place, true, strip, /*inBlocks=*/true);
+}
+
+//===----------------------------------------------------------------------===//
+// Strips
+//===----------------------------------------------------------------------===//
+
+/// Forgets what was seen by the strip's rows and, in this strip, by columns.
+void SelfMixKernel::clearStates(Value strip) {
+  Value zero = e.index(0);
+  e.loop(zero, strips.paddedTokens, e.width, [&](Value column) {
+    e.storeVector(e.f32(-kInfinity), columnMax, {column});
+    e.storeVector(e.f32(0.0), columnSum, {column});
+  });
+  e.loop(zero, e.dim(columnMixed, 0), 1, [&](Value place) {
+    e.loop(zero, e.dim(columnMixed, 1), 1, [&](Value value) {
+      for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+        e.storeVector(e.f32(0.0), columnMixed,
+                      {place, value, e.index(vector * e.width)});
+    });
+  });
+  strips.forEachBlock(strip, [&](Value first) {
+    rows.clear(e, first, e.add(first, e.index(kStripRows)));
+  });
+}
+
+void SelfMixKernel::allocateBuffers() {
+  Type f32 = e.getF32Type();
+  OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
+               blockRows = e.getIndexAttr(kStripRows);
+  block.emplace(
+      e, op.getQ(),
+      MixKeys{op.getQ(), op.getV(), Value(), op.getMask(), op.getLevel()});
+  blockProducts.emplace(e, getSize(e, op.getQ(), 3), kStripRows);
+  weights = e.scratch({e.getIndexAttr(kGroupRows), columns}, f32);
+  logits = e.scratch({blockRows, columns}, f32);
+  rowTerms = e.scratch({blockRows}, f32);
+  rowValues =
+      e.scratch({blockRows, padToVectors(e, getSize(e, op.getV(), 2))}, f32);
+}
+
+void SelfMixKernel::emitStrip(Value strip) {
+  auto isDynamic = [](Value memref, int64_t position) {
+    return cast<MemRefType>(memref.getType()).isDynamicDim(position);
+  };
+  e.withScratch(isDynamic(op.getQ(), 3) || isDynamic(op.getV(), 2), [&] {
+    allocateBuffers();
+    clearStates(strip);
+    strips.forEachMeeting(
+        strip, [&](Value firstColumn) { block->pack(e, tokens, firstColumn); },
+        [&](Value firstRow, Value firstColumn) {
+          blockProducts->multiply(e, tokens.features, block->features, firstRow,
+                                  strips.getNumRows(firstRow, firstColumn));
+          strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
+            emitGroup(firstRow, group, firstColumn);
+          });
+          strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
+            packRowValues(firstRow);
+            updateColumns(firstColumn, numRows);
+          });
+        });
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// A group of rows
+//===----------------------------------------------------------------------===//
+
+/// Which columns of a vector a row sees, or is seen by, by position and level;
+/// null for all.
+Value SelfMixKernel::getVisible(const PositionRule &rule, Value row,
+                                Value firstColumn, int64_t vector) {
+  Value visible = rule.getVisible(e, row, at(firstColumn, vector));
+  if (!tokens.level)
+    return visible;
+  Value own = e.splat(e.load(tokens.level, {row}));
+  Value levels = e.loadVector(block->level, {e.index(vector * e.width)});
+  if (&rule == &asKey)
+    std::swap(own, levels);
+  return e.both(visible, e.compare(arith::CmpFPredicate::OLE, levels, own));
+}
+
+/// x of row `slot` of the block, -inf where the columns do not see it.
+void SelfMixKernel::keepForColumns(Value slot, Value row, Value firstColumn,
+                                   int64_t vector, Value x) {
+  Value hidden = e.f32(-kInfinity);
+  if (Value visible = getVisible(asKey, row, firstColumn, vector))
+    x = e.select(visible, x, hidden);
+  // What a masked token holds may be NaN.
+  if (tokens.mask)
+    x = e.select(e.load(tokens.mask, {row}), x, hidden);
+  e.storeVector(x, logits, {slot, e.index(vector * e.width)});
+}
+
+void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
+  Value first = e.add(firstRow, group);
+  // Slots behind the last token repeat it; nobody reads their state.
+  Values places = clampRows(e, first, kGroupRows, strips.numTokens);
+  // Products become the logits of queries.
+  Tile products =
+      blockProducts->get(e, tokens.features, places, block->features, group);
+  for (int64_t row = 0; row < kGroupRows; ++row) {
+    Value slot = e.add(first, e.index(row));
+    Value isNotBehind = strips.isNotBehind(slot, firstColumn);
+    for (auto [vector, product] : llvm::enumerate(products[row])) {
+      Value base = e.loadVector(block->bias, {e.index(vector * e.width)});
+      Value x = e.fma(product, e.f32(op.getScale().convertToDouble()), base);
+      keepForColumns(e.add(group, e.index(row)), places[row], firstColumn,
+                     vector, x);
+      Value hidden = e.f32(-kInfinity);
+      if (Value seen = getVisible(asQuery, places[row], firstColumn, vector))
+        x = e.select(seen, x, hidden);
+      product = e.select(isNotBehind, x, hidden);
+    }
+  }
+  Values decays = rows.update(e, first, products, weights);
+  accumulateTile(e, weights, block->values, rows.mixed, first, decays,
+                 getSize(e, tokens.values, 1));
+}
+
+//===----------------------------------------------------------------------===//
+// The online softmax of columns
+//===----------------------------------------------------------------------===//
+
+/// The values of a block of rows in f32, 0 for masked ones.
+void SelfMixKernel::packRowValues(Value firstRow) {
+  Type f32 = e.getF32Type();
+  Value last = e.sub(strips.numTokens, e.index(1));
+  e.loop(e.index(0), e.index(kStripRows), 1, [&](Value slot) {
+    Value term = e.constant(f32, 0.0);
+    if (tokens.mask) {
+      Value row = e.minIndex(e.add(firstRow, slot), last);
+      term = e.select(e.load(tokens.mask, {row}), term,
+                      e.constant(f32, -kInfinity));
+    }
+    e.store(term, rowTerms, {slot});
+  });
+  packRows(e, tokens.values, firstRow, kStripRows, rowTerms, rowValues);
+}
+
+/// Turns the kept logits into p = exp(x - shift) and returns its sums over the
+/// rows.
+Values SelfMixKernel::sumWeights(ArrayRef<Value> shifts, Value numRows) {
+  Values zeros(shifts.size(), e.f32(0.0));
+  return e.loop(
+      e.index(0), numRows, 1, zeros, [&](Value row, ValueRange sums) -> Values {
+        Values next;
+        for (auto [vector, shift] : llvm::enumerate(shifts)) {
+          Values place{row, e.index(vector * e.width)};
+          Value weight = e.exp(e.sub(e.loadVector(logits, place), shift));
+          e.storeVector(weight, logits, place);
+          next.push_back(e.add(sums[vector], weight));
+        }
+        return next;
+      });
+}
+
+/// o' = a o + sum_i p_i v_i for `numValues` values from `firstValue` on.
+void SelfMixKernel::mixColumns(Value firstColumn, ArrayRef<Value> decays,
+                               Value numRows, Value firstValue,
+                               int64_t numValues) {
+  int64_t numVectors = decays.size();
+  Values zeros(numValues * numVectors, e.f32(0.0));
+  Values sums = e.loop(
+      e.index(0), numRows, 1, zeros, [&](Value row, ValueRange old) -> Values {
+        Values columns, next;
+        for (int64_t vector = 0; vector < numVectors; ++vector)
+          columns.push_back(
+              e.loadVector(logits, {row, e.index(vector * e.width)}));
+        for (int64_t i = 0; i < numValues; ++i) {
+          Value value =
+              e.splat(e.load(rowValues, {row, e.add(firstValue, e.index(i))}));
+          for (auto [vector, column] : llvm::enumerate(columns))
+            next.push_back(e.fma(value, column, old[i * numVectors + vector]));
+        }
+        return next;
+      });
+  for (int64_t i = 0; i < numValues; ++i)
+    for (auto [vector, decay] : llvm::enumerate(decays)) {
+      Values place{getBlock(firstColumn), e.add(firstValue, e.index(i)),
+                   e.index(vector * e.width)};
+      Value old = e.loadVector(columnMixed, place);
+      e.storeVector(e.fma(old, decay, sums[i * numVectors + vector]),
+                    columnMixed, place);
+    }
+}
+
+/// Takes `numRows` kept logits of each column of a block into its state.
+void SelfMixKernel::updateColumns(Value firstColumn, Value numRows) {
+  int64_t numVectors = getColumnVectors(e);
+  Value hidden = e.f32(-kInfinity);
+  Values none(numVectors, hidden);
+  Values blockMax = e.loop(
+      e.index(0), numRows, 1, none, [&](Value row, ValueRange old) -> Values {
+        Values next;
+        for (int64_t vector = 0; vector < numVectors; ++vector)
+          next.push_back(
+              e.max(e.loadVector(logits, {row, e.index(vector * e.width)}),
+                    old[vector]));
+        return next;
+      });
+  Values shifts, decays;
+  for (int64_t vector = 0; vector < numVectors; ++vector) {
+    Value place = at(firstColumn, vector);
+    Value oldMax = e.loadVector(columnMax, {place});
+    Value newMax = e.max(blockMax[vector], oldMax);
+    e.storeVector(newMax, columnMax, {place});
+    Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, newMax, hidden);
+    shifts.push_back(e.select(isEmpty, e.f32(0.0), newMax));
+    decays.push_back(e.exp(e.sub(oldMax, shifts.back())));
+  }
+  for (auto [vector, sum] : llvm::enumerate(sumWeights(shifts, numRows))) {
+    Value place = at(firstColumn, vector);
+    Value old = e.loadVector(columnSum, {place});
+    e.storeVector(e.fma(old, decays[vector], sum), columnSum, {place});
+  }
+  std::optional<int64_t> numValues =
+      getConstantIntValue(getSize(e, tokens.values, 1));
+  if (!numValues) {
+    e.loop(e.index(0), e.dim(tokens.values, 1), 1, [&](Value value) {
+      mixColumns(firstColumn, decays, numRows, value, 1);
+    });
+    return;
+  }
+  int64_t rest = *numValues % kGroupRows, whole = *numValues - rest;
+  if (whole)
+    e.loop(e.index(0), e.index(whole), kGroupRows, [&](Value value) {
+      mixColumns(firstColumn, decays, numRows, value, kGroupRows);
+    });
+  if (rest)
+    mixColumns(firstColumn, decays, numRows, e.index(whole), rest);
+}
+
+//===----------------------------------------------------------------------===//
+// Merging
+//===----------------------------------------------------------------------===//
+
+/// The maxima of a vector of tokens over their own state and all strips'.
+Value SelfMixKernel::findMax(Value first) {
+  Values own{e.loadVector(rows.max, {first})};
+  return e
+      .loop(e.index(0), strips.numStrips, 1, own,
+            [&](Value strip, ValueRange old) -> Values {
+              return {e.max(e.loadVector(columnMax, {inStrip(strip, first)}),
+                            old[0])};
+            })
+      .front();
+}
+
+/// The sums of a vector of tokens over their own, which has a factor `own`, and
+/// all strips'.
+Value SelfMixKernel::sumStrips(Value own, Value first) {
+  Values lanes;
+  for (int64_t lane = 0; lane < e.width; ++lane)
+    lanes.push_back(
+        e.loadVector(rows.sum, {e.add(first, e.index(lane)), e.index(0)}));
+  Values start{e.mul(sumVectors(e, transposeLanes(e, lanes)), own)};
+  return e
+      .loop(e.index(0), strips.numStrips, 1, start,
+            [&](Value strip, ValueRange old) -> Values {
+              Value factor = e.loadVector(factors, {strip, e.index(0)});
+              return {e.fma(e.loadVector(columnSum, {inStrip(strip, first)}),
+                            factor, old[0])};
+            })
+      .front();
+}
+
+/// mixed of a vector of tokens: a factor of their own state, a sum, and whether
+/// there is nothing to mix, each a number a token.
+void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
+                                ArrayRef<Value> sums, ArrayRef<Value> empty) {
+  Value numValues = e.dim(tokens.values, 1);
+  Value offset = arith::RemSIOp::create(e, first, e.index(strips.blockColumns));
+  e.loop(e.index(0), numValues, e.width, [&](Value column) {
+    Values zeros(e.width, e.f32(0.0));
+    Values totals =
+        e.loop(e.index(0), strips.numStrips, 1, zeros,
+               [&](Value strip, ValueRange old) -> Values {
+                 Value factor = e.loadVector(factors, {strip, e.index(0)});
+                 Value tokens = getBlock(inStrip(strip, first));
+                 Values next;
+                 for (int64_t lane = 0; lane < e.width; ++lane) {
+                   Value value = e.add(column, e.index(lane));
+                   Value part =
+                       e.loadVector(columnMixed, {tokens, value, offset});
+                   next.push_back(e.fma(part, factor, old[lane]));
+                 }
+                 return next;
+               });
+    Value exists = e.firstLanes(e.sub(numValues, column));
+    for (auto [lane, others] : llvm::enumerate(transposeLanes(e, totals))) {
+      Value token = e.add(first, e.index(lane));
+      Value total = e.fma(e.loadVector(rows.mixed, {token, column}),
+                          e.splat(own[lane]), others);
+      Value value =
+          e.select(empty[lane], e.f32(0.0), e.div(total, e.splat(sums[lane])));
+      e.ifThen(e.compare(arith::CmpIPredicate::slt, token, strips.numTokens),
+               [&, column = column] {
+                 e.storeVector(value, mixed, {token, column}, exists);
+               });
+    }
+  });
+}
+
+/// The results of a vector of tokens from the states of all strips, in order.
+void SelfMixKernel::mergeTokens(Value first) {
+  Value hidden = e.f32(-kInfinity), zero = e.f32(0.0);
+  Value max = findMax(first);
+  Value shift =
+      e.select(e.compare(arith::CmpFPredicate::OEQ, max, hidden), zero, max);
+  Value own = e.exp(e.sub(e.loadVector(rows.max, {first}), shift));
+  e.loop(e.index(0), strips.numStrips, 1, [&](Value strip) {
+    Value old = e.loadVector(columnMax, {inStrip(strip, first)});
+    e.storeVector(e.exp(e.sub(old, shift)), factors, {strip, e.index(0)});
+  });
+  Value sum = sumStrips(own, first);
+  // Only a token that sees none sums to 0: its maximum alone does not tell, it
+  // stays -inf when every logit is NaN (E3).
+  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, sum, zero);
+  if (tokens.mask) {
+    Value isReal = loadLanes(e, tokens.mask,
+                             clampRows(e, first, e.width, strips.numTokens));
+    isEmpty = e.select(isReal, isEmpty, e.constantInt(isReal.getType(), 1));
+  }
+  Value logSum = math::LogOp::create(e, sum);
+  e.storeVector(e.select(isEmpty, hidden, e.add(max, logSum)), lse, {first},
+                e.firstLanes(e.sub(strips.numTokens, first)));
+  auto split = [&](Value vector) {
+    Values lanes;
+    for (int64_t lane = 0; lane < e.width; ++lane)
+      lanes.push_back(
+          vector::ExtractOp::create(e, vector, ArrayRef<int64_t>{lane}));
+    return lanes;
+  };
+  writeValues(first, split(own), split(sum), split(isEmpty));
+}
+
+//===----------------------------------------------------------------------===//
+// The kernel
+//===----------------------------------------------------------------------===//
+
+void SelfMixKernel::emit() {
+  allocateStates();
+  strips.run(
+      [&](const PairStrips::Task &task) {
+        takeViews(task);
+        takeColumns(task.place, task.number);
+        emitStrip(task.number);
+      },
+      [&](const PairStrips::Task &task) {
+        takeViews(task);
+        // Not in the loop, which would grow the stack.
+        factors =
+            e.scratch({e.getIndexAttr(kMaxStrips), e.getIndexAttr(e.width)},
+                      e.getF32Type());
+        Value first = e.mul(task.number, e.index(kStripRows));
+        Value end =
+            e.minIndex(e.add(first, e.index(kStripRows)), strips.numTokens);
+        e.loop(first, end, e.width, [&](Value token) { mergeTokens(token); });
+      });
+}
+
+namespace {
+/// moe.softmax_mix_self on buffers -> register tiles that serve both roles.
+struct SoftmaxMixSelfToVector : OpRewritePattern<SoftmaxMixSelfOp> {
+  SoftmaxMixSelfToVector(MLIRContext *context, const CPUVectorOptions &options)
+      : OpRewritePattern(context), options(options) {}
+
+  LogicalResult matchAndRewrite(SoftmaxMixSelfOp op,
+                                PatternRewriter &rewriter) const override {
+    if (failed(matchContiguousBuffers(op, rewriter)))
+      return failure();
+    Emitter emitter(op.getLoc(), rewriter, options);
+    SelfMixKernel(emitter, op).emit();
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  CPUVectorOptions options;
+};
+} // namespace
+
+void mlir::moe::populateSoftmaxMixSelfToCPUPatterns(
+    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+  patterns.add<SoftmaxMixSelfToVector>(patterns.getContext(), options);
+}

@@ -1,0 +1,161 @@
+//===- SoftmaxMixStrips.cpp - Pairs of tokens, each met once --------------===//
+
+#include "SoftmaxMixStrips.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Strips that run at once, over batches and heads: their sums are what a
+/// kernel needs of memory.
+static constexpr int64_t kStripsAtOnce = 32;
+
+static Value ceilDiv(Emitter &e, Value a, Value b) {
+  return arith::CeilDivSIOp::create(e, a, b);
+}
+
+//===----------------------------------------------------------------------===//
+// Set-up
+//===----------------------------------------------------------------------===//
+
+PairStrips::PairStrips(Emitter &e, Value tokens, int64_t maxStrips)
+    : blockColumns(getColumnVectors(e) * e.width), e(e) {
+  numTokens = e.dim(tokens, 2);
+  numHeads = e.dim(tokens, 1);
+  numPairs = e.mul(e.dim(tokens, 0), numHeads);
+  numBlocks = ceilDiv(e, numTokens, e.index(kStripRows));
+  // A strip has four blocks of rows, long ones and short ones: it packs all
+  // columns, which costs as much as half a block.
+  numStrips = e.minIndex(ceilDiv(e, numBlocks, e.index(4)), e.index(maxStrips));
+  // Without a token there is no strip.
+  Value divisor = e.maxIndex(numStrips, e.index(1));
+  numTurns = ceilDiv(e, numBlocks, divisor);
+  numPlaces = e.minIndex(numPairs, ceilDiv(e, e.index(kStripsAtOnce), divisor));
+  // Whole blocks of rows and of columns.
+  Value unit = e.index(2 * kStripRows);
+  paddedTokens = e.mul(ceilDiv(e, numTokens, unit), unit);
+}
+
+/// The outer size of a buffer for one batch and head.
+Value PairStrips::getSize(bool perStrip, bool inBlocks) {
+  Value size = paddedTokens;
+  if (inBlocks)
+    size = arith::DivSIOp::create(e, size, e.index(blockColumns));
+  return perStrip ? e.mul(size, numStrips) : size;
+}
+
+Value PairStrips::allocate(ArrayRef<OpFoldResult> inner, bool perStrip,
+                           bool inBlocks) {
+  SmallVector<OpFoldResult> shape{
+      e.mul(numPlaces, getSize(perStrip, inBlocks))};
+  llvm::append_range(shape, inner);
+  if (inBlocks)
+    shape.push_back(e.getIndexAttr(blockColumns));
+  SmallVector<int64_t> sizes;
+  Values dynamicSizes;
+  dispatchIndexOpFoldResults(shape, dynamicSizes, sizes);
+  auto type = MemRefType::get(sizes, e.getF32Type());
+  buffers.push_back(
+      memref::AllocOp::create(e, type, dynamicSizes, e.getI64IntegerAttr(64)));
+  return buffers.back();
+}
+
+Value PairStrips::slice(Value buffer, Value place, bool perStrip, Value strip,
+                        bool inBlocks) {
+  Value size = getSize(perStrip, inBlocks);
+  Value offset = e.mul(place, size);
+  if (strip) {
+    size = getSize(/*perStrip=*/false, inBlocks);
+    offset = e.add(offset, e.mul(strip, size));
+  }
+  int64_t rank = cast<MemRefType>(buffer.getType()).getRank();
+  SmallVector<OpFoldResult> offsets(rank, e.getIndexAttr(0)), sizes{size};
+  SmallVector<OpFoldResult> strides(rank, e.getIndexAttr(1));
+  offsets.front() = offset;
+  for (int64_t position = 1; position < rank; ++position)
+    sizes.push_back(mlir::moe::getSize(e, buffer, position));
+  return memref::SubViewOp::create(e, buffer, offsets, sizes, strides);
+}
+
+void PairStrips::run(TaskBody strip, TaskBody finish) {
+  auto loop = scf::ForOp::create(e, e.index(0), numPairs, numPlaces);
+  {
+    OpBuilder::InsertionGuard guard(e);
+    e.setInsertionPoint(loop.getBody()->getTerminator());
+    Value firstPair = loop.getInductionVar();
+    Value count = e.minIndex(numPlaces, e.sub(numPairs, firstPair));
+    auto inParallel = [&](Value perPair, TaskBody body) {
+      e.parallel(e.mul(count, perPair), [&](Value task) {
+        Value place = arith::DivSIOp::create(e, task, perPair);
+        Value pair = e.add(firstPair, place);
+        body({arith::DivSIOp::create(e, pair, numHeads),
+              arith::RemSIOp::create(e, pair, numHeads), place,
+              arith::RemSIOp::create(e, task, perPair)});
+      });
+    };
+    inParallel(numStrips, strip);
+    inParallel(numBlocks, finish);
+  }
+  for (Value buffer : buffers)
+    memref::DeallocOp::create(e, buffer);
+}
+
+//===----------------------------------------------------------------------===//
+// Dealing out
+//===----------------------------------------------------------------------===//
+
+/// In every other turn blocks are dealt out in reverse order, because later
+/// ones meet fewer columns.
+Value PairStrips::getFirstRow(Value strip, Value turn) {
+  Value isOdd =
+      e.compare(arith::CmpIPredicate::ne,
+                arith::RemSIOp::create(e, turn, e.index(2)), e.index(0));
+  Value reversed = e.sub(e.sub(numStrips, e.index(1)), strip);
+  Value block = e.add(e.mul(turn, numStrips), e.select(isOdd, reversed, strip));
+  return e.mul(block, e.index(kStripRows));
+}
+
+void PairStrips::forEachBlock(Value strip, function_ref<void(Value)> body) {
+  e.loop(e.index(0), numTurns, 1, [&](Value turn) {
+    Value first = getFirstRow(strip, turn);
+    e.ifThen(e.compare(arith::CmpIPredicate::slt, first, numTokens),
+             [&] { body(first); });
+  });
+}
+
+Value PairStrips::getEnd(Value firstColumn) {
+  return e.minIndex(e.add(firstColumn, e.index(blockColumns)), numTokens);
+}
+
+void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
+                                function_ref<void(Value, Value)> meet) {
+  e.loop(e.index(0), numTokens, blockColumns, [&](Value firstColumn) {
+    pack(firstColumn);
+    Value end = getEnd(firstColumn);
+    e.loop(e.index(0), numTurns, 1, [&](Value turn) {
+      Value first = getFirstRow(strip, turn);
+      e.ifThen(e.compare(arith::CmpIPredicate::slt, first, end),
+               [&] { meet(first, firstColumn); });
+    });
+  });
+}
+
+Value PairStrips::getNumRows(Value firstRow, Value firstColumn) {
+  return e.minIndex(e.sub(getEnd(firstColumn), firstRow), e.index(kStripRows));
+}
+
+void PairStrips::forEachGroup(Value firstRow, Value firstColumn,
+                              function_ref<void(Value)> body) {
+  e.loop(e.index(0), getNumRows(firstRow, firstColumn), kGroupRows, body);
+}
+
+void PairStrips::ifBefore(Value firstRow, Value firstColumn,
+                          function_ref<void(Value)> body) {
+  Value count = e.minIndex(e.sub(firstColumn, firstRow), e.index(kStripRows));
+  e.ifThen(e.compare(arith::CmpIPredicate::sgt, count, e.index(0)),
+           [&] { body(count); });
+}
+
+Value PairStrips::isNotBehind(Value row, Value firstColumn) {
+  return e.compare(arith::CmpIPredicate::slt, row,
+                   e.add(firstColumn, e.index(blockColumns)));
+}

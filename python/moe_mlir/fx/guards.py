@@ -1,0 +1,74 @@
+"""What a traced program takes for granted of its open sizes.
+
+Code that asks `x.shape[1] == 1` is traced one way, and torch notes which in a
+guard, but leaves the size open where the example has size 1.
+"""
+
+import os
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+
+def input_shapes(program) -> list:
+    """The shapes of the user's inputs, in order."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return [getattr(nodes[name].meta["val"], "shape", ())
+            for name in program.graph_signature.user_inputs]
+
+
+def guards_of(program) -> list:
+    """The guards that matter for other sizes, as sympy relations over the symbols of sizes.
+
+    Those of the model's own code, and torch's equalities, by which it tells
+    what is broadcast. Where torch's own code prefers a way for larger sizes,
+    that way is right for small ones, too.
+    """
+    for node in program.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            replace = mode.shape_env.replace
+            return [replace(guard.expr) for guard in mode.shape_env.guards
+                    if not _is_torchs(guard) or _is_one(guard.expr)]
+    return []
+
+
+def _is_torchs(guard) -> bool:
+    place = guard.sloc.framework_loc
+    return getattr(place, "filename", "").startswith(_TORCH)
+
+
+def _is_one(relation) -> bool:
+    return (relation.is_Relational and relation.rel_op == "==" and relation.lhs.is_Symbol
+            and relation.rhs == 1)
+
+
+def symbols_refusing(program, tensors) -> set | None:
+    """The symbols of guards that do not hold for the sizes of these tensors.
+
+    None where a size that the program fixed differs.
+    """
+    values = {}
+    for shape, tensor in zip(input_shapes(program), tensors):
+        for size, actual in zip(shape, tensor.shape):
+            if not isinstance(size, torch.SymInt):
+                if size != actual:
+                    return None
+            elif size.node.expr.is_Symbol:
+                values[size.node.expr] = actual
+    return {symbol for guard in guards_of(program)
+            if guard.xreplace(values) != True for symbol in guard.free_symbols}  # noqa: E712 sympy
+
+
+def fixed_symbols(program) -> set:
+    """The symbols that a guard sets to one number."""
+    return {guard.lhs for guard in guards_of(program)
+            if guard.is_Relational and guard.rel_op == "==" and guard.lhs.is_Symbol
+            and guard.rhs.is_Integer}
+
+
+def conditions(program) -> list:
+    """The guards of the form (name of a size, "==", "!=", "<" .., number)."""
+    return [(str(guard.lhs), guard.rel_op, int(guard.rhs)) for guard in guards_of(program)
+            if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer]

@@ -1,0 +1,30 @@
+"""The scripts in the root say what they do before they install anything."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+PARSERS = {"run": ["-m", "moe_mlir.demo"], "bench": ["-m", "moe_mlir.bench"],
+           "test": [str(ROOT / "utils/run_tests.py")]}
+
+
+def _options(text):
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) - {"--help"}
+
+
+@pytest.mark.parametrize("script", PARSERS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_lists_every_option_and_installs_nothing(script, flag, tmp_path):
+    environment = {**os.environ, "MOE_MLIR_VENV": str(tmp_path / "venv"),
+                   "MOE_MLIR_BUILD": str(tmp_path / "build")}
+    shown = subprocess.run([ROOT / script, flag], env=environment, capture_output=True, text=True,
+                           check=True)
+    assert list(tmp_path.iterdir()) == [] and shown.stderr == ""
+    parsed = subprocess.run([sys.executable, *PARSERS[script], "--help"], capture_output=True,
+                            text=True, check=True)
+    assert _options(shown.stdout) == _options(parsed.stdout)
