@@ -49,8 +49,8 @@ static void buildTiling(OpPassManager &manager,
   manager.addPass(createMoEConvertToSoftmaxMixPass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
-  manager.addNestedPass<func::FuncOp>(
-      createMoETileToBlocksPass({options.maxRows, getChip(options).sharedBytes}));
+  manager.addNestedPass<func::FuncOp>(createMoETileToBlocksPass(
+      {options.maxRows, getChip(options).sharedBytes}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -85,13 +85,11 @@ static void buildBufferization(OpPassManager &manager) {
 
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
-  manager.addNestedPass<func::FuncOp>(
-      createMoEDistributeToGridPass(
-          {options.blockSize, getChip(options).clusterBlocks}));
+  manager.addNestedPass<func::FuncOp>(createMoEDistributeToGridPass(
+      {options.blockSize, getChip(options).clusterBlocks}));
   manager.addPass(createCanonicalizerPass());
-  manager.addPass(
-      createConvertMoEToGPUPass(
-          {options.blockSize, getChip(options).sharedBytes}));
+  manager.addPass(createConvertMoEToGPUPass(
+      {options.blockSize, getChip(options).sharedBytes}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 

@@ -91,7 +91,7 @@ Plan::Plan(ThreadBuilder &b, MadDispersionOp op, BlockShape block) {
   // blocks of so many tokens in a cluster of 8 they are 2 % of the rows, which
   // are read twice.
   int64_t perBlock =
-      llvm::divideCeil(50 * 5 * clusters * sizeof(float), 2 * rowBytes * 8);
+      llvm::divideCeil(60 * 5 * clusters * sizeof(float), 2 * rowBytes * 8);
   perBlock = std::clamp<int64_t>(perBlock, block.numThreads, kMaxListed);
 
   auto evaluate = [&](AffineExpr expr, Value buffer, int64_t dim) {
