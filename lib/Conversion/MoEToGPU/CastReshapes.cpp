@@ -8,8 +8,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "ThreadLowerings.h"
+#include "Workspace.h"
 
-#include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"
 
@@ -47,21 +47,14 @@ static FailureOr<SmallVector<Value>> getStoredSizes(Value buffer) {
 static void castReshape(memref::ReshapeOp reshape, ArrayRef<Value> values) {
   ImplicitLocOpBuilder b(reshape.getLoc(), reshape);
   auto type = cast<MemRefType>(reshape.getType());
-  SmallVector<OpFoldResult> sizes, strides(type.getRank());
+  SmallVector<OpFoldResult> sizes;
   for (auto [size, value] : llvm::zip_equal(type.getShape(), values))
     sizes.push_back(ShapedType::isDynamic(size)
                         ? OpFoldResult(value)
                         : OpFoldResult(b.getIndexAttr(size)));
-  OpFoldResult stride = b.getIndexAttr(1);
-  AffineExpr lhs, rhs;
-  bindSymbols(b.getContext(), lhs, rhs);
-  for (int64_t dim = type.getRank() - 1; dim >= 0; --dim) {
-    strides[dim] = stride;
-    stride = affine::makeComposedFoldedAffineApply(b, b.getLoc(), lhs * rhs,
-                                                   {stride, sizes[dim]});
-  }
   Value cast = memref::ReinterpretCastOp::create(
-      b, type, reshape.getSource(), b.getIndexAttr(0), sizes, strides);
+      b, type, reshape.getSource(), b.getIndexAttr(0), sizes,
+      getContiguousStrides(b, sizes));
   reshape.replaceAllUsesWith(cast);
   reshape.erase();
 }

@@ -90,7 +90,7 @@ static void mapArguments(ImplicitLocOpBuilder &b, func::FuncOp function,
       mapping.map(argument, value);
       continue;
     }
-    SmallVector<OpFoldResult> sizes, strides(type.getRank());
+    SmallVector<OpFoldResult> sizes;
     for (int64_t size : type.getShape()) {
       if (!ShapedType::isDynamic(size)) {
         sizes.push_back(b.getIndexAttr(size));
@@ -100,16 +100,9 @@ static void mapArguments(ImplicitLocOpBuilder &b, func::FuncOp function,
       sizes.push_back(arith::IndexCastOp::create(b, b.getIndexType(), parameter)
                           .getResult());
     }
-    OpFoldResult stride = b.getIndexAttr(1);
-    AffineExpr lhs, rhs;
-    bindSymbols(b.getContext(), lhs, rhs);
-    for (int64_t dim = type.getRank() - 1; dim >= 0; --dim) {
-      strides[dim] = stride;
-      stride = affine::makeComposedFoldedAffineApply(b, b.getLoc(), lhs * rhs,
-                                                     {stride, sizes[dim]});
-    }
     Value buffer = memref::ReinterpretCastOp::create(
-        b, getStorageType(type), parameter, b.getIndexAttr(0), sizes, strides);
+        b, getStorageType(type), parameter, b.getIndexAttr(0), sizes,
+        getContiguousStrides(b, sizes));
     if (buffer.getType() != type)
       buffer = UnrealizedConversionCastOp::create(b, type, buffer).getResult(0);
     mapping.map(argument, buffer);

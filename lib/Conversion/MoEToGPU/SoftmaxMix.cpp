@@ -18,6 +18,17 @@ using arith::CmpIPredicate;
 // Tiles
 //===----------------------------------------------------------------------===//
 
+bool mlir::moe::hasWholeRows(Value value) {
+  auto type = dyn_cast<MemRefType>(value.getType());
+  if (!type)
+    return true;
+  SmallVector<int64_t> strides;
+  int64_t offset, rank = type.getRank();
+  return succeeded(type.getStridesAndOffset(strides, offset)) &&
+         strides[rank - 1] == 1 &&
+         strides[rank - 2] == type.getDimSize(rank - 1);
+}
+
 static Value getDim(ThreadBuilder &b, Value memref, int64_t dim) {
   return b.createOrFold<memref::DimOp>(memref, dim);
 }

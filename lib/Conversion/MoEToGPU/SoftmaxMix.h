@@ -26,6 +26,10 @@
 
 namespace mlir::moe {
 
+/// Whether rows follow each other without gaps, so that they are aligned; of a
+/// tensor that is not known yet.
+bool hasWholeRows(Value value);
+
 /// Values by row and column of those that a thread holds.
 using Fragment = SmallVector<SmallVector<Value>>;
 

@@ -80,19 +80,6 @@ static ShapedType getShaped(Value value) {
   return cast<ShapedType>(value.getType());
 }
 
-/// Whether rows follow each other without gaps, so that they are aligned. Of a
-/// tensor that is not known yet.
-static bool hasWholeRows(Value value) {
-  auto type = dyn_cast<MemRefType>(value.getType());
-  if (!type)
-    return true;
-  SmallVector<int64_t> strides;
-  int64_t offset, rank = type.getRank();
-  return succeeded(type.getStridesAndOffset(strides, offset)) &&
-         strides[rank - 1] == 1 &&
-         strides[rank - 2] == type.getDimSize(rank - 1);
-}
-
 static std::optional<SweepPlan> makePlan(MixSweep sweep, int64_t sharedBytes) {
   SweepPlan plan;
   Value own = sweep.getOwn(), other = sweep.getOther();

@@ -120,18 +120,6 @@ static std::optional<TensorPlan> choosePlan(SoftmaxMixOp op,
   return std::nullopt;
 }
 
-/// Whether rows follow each other without gaps, so that they are aligned.
-static bool hasWholeRows(Value value) {
-  auto type = dyn_cast<MemRefType>(value.getType());
-  SmallVector<int64_t> strides;
-  int64_t offset;
-  if (!type || failed(type.getStridesAndOffset(strides, offset)))
-    return false;
-  int64_t rank = type.getRank();
-  return strides[rank - 1] == 1 &&
-         strides[rank - 2] == type.getDimSize(rank - 1);
-}
-
 //===----------------------------------------------------------------------===//
 // Emitter
 //===----------------------------------------------------------------------===//
@@ -485,8 +473,8 @@ void TensorMix::emitTile() {
 }
 
 bool mlir::moe::canMixOnTensorCores(SoftmaxMixOp op, int64_t sharedBytes) {
-  return choosePlan(op, sharedBytes) && hasWholeRows(op.getQ()) &&
-         hasWholeRows(op.getK());
+  return isa<MemRefType>(op.getQ().getType()) && choosePlan(op, sharedBytes) &&
+         hasWholeRows(op.getQ()) && hasWholeRows(op.getK());
 }
 
 void mlir::moe::emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op,
