@@ -40,21 +40,22 @@ class Outputs(torch.nn.Module):
         return self.layer(h)[0]
 
 
-@pytest.fixture(params=LAYERS)
+@pytest.fixture(scope="module", params=LAYERS)
 def model(request):
     torch.manual_seed(0)
     return Outputs(LAYERS[request.param]()).eval()
 
 
-@pytest.fixture
-def artifact(model, tmp_path):
+@pytest.fixture(scope="module")
+def artifact(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("layer")
     n = torch.export.Dim("n", min=2, max=4096)
     with torch.no_grad():
         program = torch.export.export(model, (torch.randn(1, 40, D),), dynamic_shapes=({1: n},))
-    torch.export.save(program, tmp_path / "layer.pt2")
-    done = run_tool("moe-compile", "layer.pt2", "-o", "layer", "--target=sm_80", cwd=tmp_path)
+    torch.export.save(program, folder / "layer.pt2")
+    done = run_tool("moe-compile", "layer.pt2", "-o", "layer", "--target=sm_80", cwd=folder)
     assert done.returncode == 0, done.stderr
-    return tmp_path / "layer"
+    return folder / "layer"
 
 
 @pytest.mark.parametrize("n", [2, 75])
