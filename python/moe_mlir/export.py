@@ -170,23 +170,30 @@ def _trace_of_several(inputs, tensors, dims):
     no guard says so. Dims that the model itself asks to be 1 are closed. None
     where nothing of the example has size 1, or two cannot be traced.
     """
-    while any(t.shape[d] == 1 for t, open_dims in zip(tensors, dims) for d in open_dims):
-        several = [t.repeat([2 if d in open_dims and t.shape[d] == 1 else 1
-                             for d in range(t.dim())])
-                   for t, open_dims in zip(tensors, dims)]
+    while True:
+        several = [_with_two(t, open_dims) for t, open_dims in zip(tensors, dims)]
+        if all(a is b for a, b in zip(several, tensors)):
+            return None
         try:
             program = _trace(inputs, several, dims)
         except Exception as error:  # the model's own code may refuse two, however it likes
             _log.debug("cannot trace two where the example has one: %s", error)
             return None
         refusing = symbols_refusing(program, tensors)
-        if refusing is None or not refusing:
-            return program if refusing is not None else None
+        if refusing is None:
+            return None
+        if not refusing:
+            return program
         closed = _without(dims, program, refusing)
         if closed == dims:
             return None
         dims = closed
-    return None
+
+
+def _with_two(tensor, dims):
+    """The tensor itself, or twice along those of `dims` that have size 1."""
+    counts = [2 if d in dims and size == 1 else 1 for d, size in enumerate(tensor.shape)]
+    return tensor.repeat(counts) if 2 in counts else tensor
 
 
 def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
