@@ -35,7 +35,7 @@ static Chip getChip(const MoEToNVVMPipelineOptions &options) {
     if (chip.name == options.chip)
       return chip;
   return {options.chip, /*ptxVersion=*/0, kMaxStaticWorkgroupBytes,
-          /*clusterBlocks=*/1};
+          /*clusterBlocks=*/1, /*hasWgmma=*/false};
 }
 
 //===----------------------------------------------------------------------===//
@@ -49,8 +49,9 @@ static void buildTiling(OpPassManager &manager,
   manager.addPass(createMoEConvertToSoftmaxMixPass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
+  Chip chip = getChip(options);
   manager.addNestedPass<func::FuncOp>(createMoETileToBlocksPass(
-      {options.maxRows, getChip(options).sharedBytes}));
+      {options.maxRows, chip.sharedBytes, chip.hasWgmma}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -85,11 +86,12 @@ static void buildBufferization(OpPassManager &manager) {
 
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
+  Chip chip = getChip(options);
   manager.addNestedPass<func::FuncOp>(createMoEDistributeToGridPass(
-      {options.blockSize, getChip(options).clusterBlocks}));
+      {options.blockSize, chip.clusterBlocks}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createConvertMoEToGPUPass(
-      {options.blockSize, getChip(options).sharedBytes}));
+      {options.blockSize, chip.sharedBytes, chip.hasWgmma}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 

@@ -13,7 +13,7 @@ import json
 import struct
 from pathlib import Path
 
-from .launch import CHIPS, LaunchPlan
+from .launch import CHIPS, OWN_CHIPS, LaunchPlan
 
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
             "i64": "q", "index": "q"}
@@ -119,10 +119,10 @@ def _pack(values):
 
 
 def chip_for(capability) -> str:
-    """The compiler's target for a GPU: the newest one that its PTX runs on.
+    """The compiler's target for a GPU: its own, or the newest one whose PTX it runs.
 
     >>> chip_for((9, 0)), chip_for((8, 7))
-    ('sm_90', 'sm_86')
+    ('sm_90a', 'sm_86')
     """
     number = 10 * capability[0] + capability[1]
     known = [int(chip.removeprefix("sm_")) for chip in CHIPS]
@@ -131,7 +131,8 @@ def chip_for(capability) -> str:
         raise GpuError(
             f"expected a GPU of compute capability {known[0] / 10} or later, found "
             f"{capability[0]}.{capability[1]}")
-    return f"sm_{fitting[-1]}"
+    chip = f"sm_{fitting[-1]}"
+    return OWN_CHIPS.get(chip, chip) if fitting[-1] == number else chip
 
 
 @functools.cache

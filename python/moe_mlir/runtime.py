@@ -22,7 +22,7 @@ from . import cache, reproduce
 from ._log import logger
 from ._native import native
 from ._progress import Clock
-from .launch import CHIPS
+from .launch import runnable_chips
 
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024
@@ -97,9 +97,7 @@ def _packed_path(folder, text, chip):
 
 
 def _read_packed(folder, text, chip):
-    # PTX runs on later chips too.
-    chips = CHIPS[: CHIPS.index(chip) + 1] if chip in CHIPS else (chip,)
-    for candidate in reversed(chips):
+    for candidate in runnable_chips(chip):
         path = _packed_path(folder, text, candidate)
         if path.exists():
             return path.read_text()

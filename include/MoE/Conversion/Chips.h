@@ -20,6 +20,8 @@ struct Chip {
   int64_t sharedBytes;
   /// Blocks of a cluster that every launch may have; 1 if there are none.
   int64_t clusterBlocks;
+  /// Whether it has wgmma: no chip before sm_90a, and none after it.
+  bool hasWgmma;
 
   /// "+ptx80", the form that nvvm.target takes.
   std::string features() const { return "+ptx" + std::to_string(ptxVersion); }

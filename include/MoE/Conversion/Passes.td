@@ -56,7 +56,8 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     values, `moe.topk_renorm` without `num_valid` and with up to 2048 experts,
     ops of `linalg`, and `memref.copy`; any other op on buffers is an error that
     names it. Work outside of the loops must have been given to one by
-    `moe-distribute-to-grid`. Sums of `moe.router_logits` are taken in a fixed order
+    `moe-distribute-to-grid`. With `wgmma`, a kernel whose ops all gain from it has
+    blocks of several warpgroups, whatever `block-size` says. Sums of `moe.router_logits` are taken in a fixed order
     that differs from the CPU's, and exponentials by `ex2.approx.ftz`.
   }];
   let dependentDialects = [
@@ -72,6 +73,8 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
            "threads of a block, a multiple of 32">,
     Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
            "shared memory that a block may have on the chip">,
+    Option<"hasWgmma", "wgmma", "bool", /*default=*/"false",
+           "whether the chip has wgmma, the matrix product of a warpgroup">,
   ];
   let statistics = [
     Statistic<"numKernels", "num-kernels", "Number of kernels made">,
@@ -184,6 +187,8 @@ def MoETileToBlocksPass
            "rows of a tile at most, where an op does not ask for more">,
     Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
            "shared memory that a block may have on the chip">,
+    Option<"hasWgmma", "wgmma", "bool", /*default=*/"false",
+           "whether the chip has wgmma, the matrix product of a warpgroup">,
   ];
 }
 

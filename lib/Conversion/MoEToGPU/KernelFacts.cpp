@@ -34,3 +34,11 @@ std::optional<int64_t> KernelFacts::getTileRows(Operation *op,
   auto found = tileRows.find(op->getName().getTypeID());
   return found == tileRows.end() ? std::nullopt : found->second(op, block);
 }
+
+std::optional<int64_t> KernelFacts::getThreads(Operation *op,
+                                               BlockShape block) const {
+  auto found = threads.find(op->getName().getTypeID());
+  if (found == threads.end())
+    return std::nullopt;
+  return found->second(op, block);
+}

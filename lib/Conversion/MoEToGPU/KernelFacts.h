@@ -1,9 +1,9 @@
 //===- KernelFacts.h - What kernels say of the ops they lower ---*- C++ -*-===//
 //
 // Which ops have a kernel is read off the patterns. What a pattern does not
-// show, its family of kernels says here: which forms of its op it lowers, and
-// how many rows of it a block should take. The passes that prepare ops for
-// kernels ask these facts and know no op.
+// show, its family of kernels says here: which forms of its op it lowers, how
+// many rows of it a block should take, and with how many threads. The passes
+// that prepare ops for kernels ask these facts and know no op.
 //
 //===----------------------------------------------------------------------===//
 
@@ -38,6 +38,14 @@ public:
       return getTileRows(cast<OpTy>(op), block);
     };
   }
+  /// The kernel of `OpTy` wants blocks of `getThreads` threads; the kernels of
+  /// other ops take what they get.
+  template <typename OpTy>
+  void addThreads(int64_t (*getThreads)(OpTy, BlockShape)) {
+    threads[TypeID::get<OpTy>()] = [=](Operation *op, BlockShape block) {
+      return getThreads(cast<OpTy>(op), block);
+    };
+  }
 
   /// Whether a kernel lowers `op`.
   bool hasKernel(Operation *op) const {
@@ -48,6 +56,7 @@ public:
   /// What the kernel of such an op expects.
   StringRef getRequirement(Operation *op) const;
   std::optional<int64_t> getTileRows(Operation *op, BlockShape block) const;
+  std::optional<int64_t> getThreads(Operation *op, BlockShape block) const;
 
 private:
   /// The ops that patterns lower.
@@ -60,6 +69,8 @@ private:
   llvm::DenseMap<TypeID,
                  std::function<std::optional<int64_t>(Operation *, BlockShape)>>
       tileRows;
+  llvm::DenseMap<TypeID, std::function<int64_t(Operation *, BlockShape)>>
+      threads;
 };
 
 // One function a family, beside its patterns.

@@ -7,6 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "KernelFacts.h"
 #include "KernelOutlining.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
@@ -235,19 +236,27 @@ struct ConvertMoEToGPUPass
           << " up to 1024, found " << blockSize;
       return signalPassFailure();
     }
-    RewritePatternSet patterns(&getContext());
-    BlockShape block{blockSize, sharedBytes};
-    populateToThreadsPatterns(patterns, block);
-    FrozenRewritePatternSet frozen(std::move(patterns));
-
+    KernelFacts facts(&getContext());
     for (auto function : llvm::to_vector(getOperation().getOps<func::FuncOp>()))
-      if (failed(convert(function, frozen)))
+      if (failed(convert(function, facts)))
         return signalPassFailure();
   }
 
 private:
-  LogicalResult convert(func::FuncOp function,
-                        const FrozenRewritePatternSet &patterns) {
+  /// The blocks of the kernel of `forall`: as its ops want them, where they
+  /// agree.
+  BlockShape getBlock(scf::ForallOp forall, const KernelFacts &facts) {
+    BlockShape block{blockSize, sharedBytes, /*clusterBlocks=*/1, hasWgmma};
+    SetVector<int64_t> wanted;
+    forall.walk([&](MoEStructuredOpInterface op) {
+      wanted.insert(facts.getThreads(op, block).value_or(blockSize));
+    });
+    if (wanted.size() == 1)
+      block.numThreads = wanted.front();
+    return block;
+  }
+
+  LogicalResult convert(func::FuncOp function, const KernelFacts &facts) {
     castReshapes(function);
     if (failed(moveBuffersToWorkspace(function)))
       return failure();
@@ -269,9 +278,10 @@ private:
         if (!launches.empty())
           name = (name + Twine("_") + Twine(launches.size())).str();
         DictionaryAttr launch;
-        FailureOr<gpu::GPUFuncOp> kernel = outlineKernel(
-            forall, module, name, {blockSize, sharedBytes}, constants, launch);
-        if (failed(kernel) || failed(lowerToThreads(*kernel, patterns)))
+        BlockShape block = getBlock(forall, facts);
+        FailureOr<gpu::GPUFuncOp> kernel =
+            outlineKernel(forall, module, name, block, constants, launch);
+        if (failed(kernel) || failed(lowerToThreads(*kernel, block)))
           return failure();
         launches.push_back(addDynamicMemory(launch, function, *kernel));
         ++numKernels;
@@ -302,8 +312,7 @@ private:
   }
 
   /// Lowers the block-level ops of a kernel one after the other.
-  LogicalResult lowerToThreads(gpu::GPUFuncOp kernel,
-                               const FrozenRewritePatternSet &patterns) {
+  LogicalResult lowerToThreads(gpu::GPUFuncOp kernel, BlockShape block) {
     SmallVector<Operation *> ops;
     for (Operation &op : kernel.front())
       if (isBlockLevel(op))
@@ -312,7 +321,10 @@ private:
     for (Operation *op : ops)
       barriers.visit(op);
 
-    PatternApplicator applicator(patterns);
+    RewritePatternSet patterns(&getContext());
+    populateToThreadsPatterns(patterns, block);
+    FrozenRewritePatternSet frozen(std::move(patterns));
+    PatternApplicator applicator(frozen);
     applicator.applyDefaultCostModel();
     ReasonListener listener;
     PatternRewriter rewriter(&getContext());

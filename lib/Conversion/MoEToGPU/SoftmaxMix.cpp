@@ -7,7 +7,10 @@
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/IR/IRMapping.h"
+#include "mlir/IR/Remarks.h"
 #include <limits>
+
+#define DEBUG_TYPE "convert-moe-to-gpu"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -40,17 +43,29 @@ MixEmitter::MixEmitter(WarpBuilder &b, SoftmaxMixOp op, MixLayout layout)
   origin = op.getOrigin() ? op.getOrigin() : b.sub(numKeys, numQueries);
 }
 
-void MixEmitter::forEachTile(function_ref<void(Value)> emitTile) {
+SmallVector<Value> MixEmitter::forEachTile(
+    ValueRange initial,
+    function_ref<SmallVector<Value>(ValueRange)> emitTile) {
   Value zero = b.index(0);
-  b.loop(zero, getDim(b, op.getQ(), 0), 1, [&](Value batchIndex) {
-    b.loop(zero, getDim(b, op.getQ(), 1), 1, [&](Value headIndex) {
-      b.loop(zero, numQueries, layout.numRows, [&](Value row) {
-        batch = batchIndex;
-        head = headIndex;
-        firstRow = row;
-        emitTile(row);
-      });
-    });
+  auto emitRows = [&](Value row, ValueRange carried) {
+    firstRow = row;
+    return emitTile(carried);
+  };
+  auto emitHead = [&](Value index, ValueRange carried) {
+    head = index;
+    return b.loop(zero, numQueries, layout.numRows, carried, emitRows);
+  };
+  auto emitBatch = [&](Value index, ValueRange carried) {
+    batch = index;
+    return b.loop(zero, getDim(b, op.getQ(), 1), 1, carried, emitHead);
+  };
+  return b.loop(zero, getDim(b, op.getQ(), 0), 1, initial, emitBatch);
+}
+
+void MixEmitter::forEachTile(function_ref<void()> emitTile) {
+  forEachTile(ValueRange(), [&](ValueRange) -> SmallVector<Value> {
+    emitTile();
+    return {};
   });
 }
 
@@ -105,8 +120,7 @@ Value MixEmitter::isReal(Value key) {
   return b.both(exists, unmasked);
 }
 
-void MixEmitter::writeBiases(Value firstKey, Value shared) {
-  Value thread = b.thread();
+void MixEmitter::writeBiases(Value thread, Value firstKey, Value shared) {
   b.ifThen(b.less(thread, b.i32(layout.numKeys)), [&] {
     Value key = b.add(firstKey, b.toIndex(thread));
     Value bias = op.getKeyBias()
@@ -351,6 +365,28 @@ static Value takeColumns(WarpBuilder &b, Value buffer, Value offset,
   return memref::SubViewOp::create(b, buffer, offsets, sizes, steps);
 }
 
+/// The shape in which warpgroups run the op on a chip that has wgmma.
+static std::optional<WarpgroupShape> getWarpgroups(SoftmaxMixOp op,
+                                                   BlockShape block) {
+  if (!block.hasWgmma || getNumColumnGroups(op) != 1)
+    return std::nullopt;
+  return getWarpgroupShape(op, block.sharedBytes);
+}
+
+/// The user may have expected the fastest kernel of the chip.
+static void reportWithoutWgmma(SoftmaxMixOp op, bool hasForm) {
+  remark::missed(op.getLoc(),
+                 remark::RemarkOpts::name("Wgmma").category(DEBUG_TYPE))
+      << (op->getName().getStringRef() + " runs without wgmma").str()
+      << remark::reason(
+             "{0}",
+             hasForm ? "its kernel shares a block with one of another shape"
+                     : "its kernel expects queries and keys of one 16-bit "
+                       "type, a multiple of 8 features that fit into shared "
+                       "memory for 64 queries, and up to 256 columns of the "
+                       "values");
+}
+
 namespace {
 struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
   SoftmaxMixToThreads(MLIRContext *context, BlockShape block)
@@ -358,6 +394,14 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
 
   LogicalResult matchAndRewrite(SoftmaxMixOp op,
                                 PatternRewriter &rewriter) const override {
+    std::optional<WarpgroupShape> warpgroups = getWarpgroups(op, block);
+    if (warpgroups && warpgroups->numThreads == block.numThreads) {
+      emitMixOnWarpgroups(rewriter, op, block.sharedBytes);
+      rewriter.eraseOp(op);
+      return success();
+    }
+    if (block.hasWgmma)
+      reportWithoutWgmma(op, warpgroups.has_value());
     if (block.numThreads != kMixThreads)
       return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
         diagnostic << "expected blocks of " << kMixThreads << " threads, found "
@@ -417,7 +461,13 @@ void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts) {
   // A kernel that reads all keys for each tile wants tiles as large as its
   // registers.
   facts.addTileRows<SoftmaxMixOp>([](SoftmaxMixOp op, BlockShape block) {
+    if (std::optional<WarpgroupShape> warpgroups = getWarpgroups(op, block))
+      return std::optional(warpgroups->tileRows);
     return std::optional(getMixTileRows(op, block.sharedBytes));
+  });
+  facts.addThreads<SoftmaxMixOp>([](SoftmaxMixOp op, BlockShape block) {
+    std::optional<WarpgroupShape> warpgroups = getWarpgroups(op, block);
+    return warpgroups ? warpgroups->numThreads : block.numThreads;
   });
 }
 

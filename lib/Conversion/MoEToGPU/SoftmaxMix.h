@@ -49,8 +49,12 @@ class MixEmitter {
 public:
   MixEmitter(WarpBuilder &b, SoftmaxMixOp op, MixLayout layout);
 
-  /// Calls `emitTile(firstRow)` for every batch, head and tile of queries.
-  void forEachTile(function_ref<void(Value firstRow)> emitTile);
+  /// Calls `emitTile` for every batch, head and tile of queries, with what it
+  /// returned for the one before; returns what it does for the last.
+  SmallVector<Value>
+  forEachTile(ValueRange initial,
+              function_ref<SmallVector<Value>(ValueRange carried)> emitTile);
+  void forEachTile(function_ref<void()> emitTile);
   /// The keys that some query of the tile may see, as [begin, end).
   std::pair<Value, Value> getKeyRange();
 
@@ -61,8 +65,9 @@ public:
   /// Bytes that the biases, and levels if there are any, of a key tile take.
   static int64_t getBiasBytes(SoftmaxMixOp op, int64_t numKeys);
   /// Writes the biases of the tile at `firstKey`, -inf for a key that nobody
-  /// sees. The first threads of the block take a key each.
-  void writeBiases(Value firstKey, Value shared);
+  /// sees. Of the threads, which are numbered from 0, the first ones take a key
+  /// each.
+  void writeBiases(Value thread, Value firstKey, Value shared);
   /// Whether key `key` (index, maybe behind the last) exists and is not masked.
   Value isReal(Value key);
   /// `key`, or the last one.
@@ -121,6 +126,20 @@ bool canMixOnTensorCores(SoftmaxMixOp op, int64_t sharedBytes);
 
 void emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op, int64_t sharedBytes);
 void emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op);
+
+/// How the kernel of warpgroups runs an op.
+struct WarpgroupShape {
+  /// Threads of a block, and queries that it takes at a time.
+  int64_t numThreads, tileRows;
+};
+
+/// The shape in which warpgroups run the op, on tensors or buffers, with
+/// `sharedBytes` of shared memory; nullopt if they cannot.
+std::optional<WarpgroupShape> getWarpgroupShape(SoftmaxMixOp op,
+                                                int64_t sharedBytes);
+
+void emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op,
+                         int64_t sharedBytes);
 
 } // namespace mlir::moe
 

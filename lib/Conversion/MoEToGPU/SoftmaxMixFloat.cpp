@@ -64,7 +64,7 @@ public:
   }
 
   void emit() {
-    mix.forEachTile([&](Value) { emitTile(); });
+    mix.forEachTile([&] { emitTile(); });
   }
 
 private:
@@ -273,7 +273,7 @@ void FloatMix::emitTile() {
                // The biases of the last tile have been read: each chunk of
                // features starts with a barrier, and so does what follows here.
                b.barrier();
-               mix.writeBiases(firstKey, biases);
+               mix.writeBiases(thread, firstKey, biases);
                Fragment p = multiply(firstKey);
                b.barrier();
                SmallVector<Value> state(next.begin(), next.begin() + stateSize);

@@ -15,7 +15,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "SoftmaxMix.h"
+#include "SoftmaxMixCopies.h"
 #include "ThreadLowerings.h"
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
@@ -27,9 +27,9 @@ using namespace mlir::moe;
 
 static constexpr int64_t kWarps = 4;
 static constexpr int64_t kThreads = kWarps * kWarpSize;
-/// Features of a chunk, and the bytes of its rows.
-static constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
 static constexpr int64_t kStages = 2;
+/// Columns of the values that registers can accumulate.
+static constexpr int64_t kMaxColumns = 256;
 
 //===----------------------------------------------------------------------===//
 // Plan
@@ -42,16 +42,14 @@ struct TensorPlan {
   /// Fragments of 16 queries that a warp has; queries and keys of a tile.
   int64_t rowFragments, tileRows, tileKeys;
   int64_t numChunks;
-  /// Terms that a weight and a value are split into.
-  int64_t weightParts, planes;
-  /// Columns of a row of values in shared memory.
-  int64_t valueWidth;
+  /// Terms that a weight is split into.
+  int64_t weightParts;
+  ValueTile values;
   bool keepsQueries;
-  int64_t queryBytes, stageBytes, planeBytes, biasBytes;
+  int64_t queryBytes, stageBytes, biasBytes;
 
   int64_t getBytes() const {
-    return queryBytes +
-           kStages * (stageBytes + planes * planeBytes + biasBytes);
+    return queryBytes + kStages * (stageBytes + values.getBytes() + biasBytes);
   }
   /// Fragments of 8 columns that a warp accumulates.
   int64_t getColumnFragments() const {
@@ -75,23 +73,14 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   // sum and as the part that is being added.
   plan.tileKeys = rowFragments > 1 || plan.numColumns > 128 ? 32 : 64;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
-  bool isExact = op.getPrecision() == Precision::IEEE;
-  plan.weightParts = isExact ? 3 : 2;
-  plan.planes = 0;
-  plan.valueWidth = 0;
-  if (Value v = op.getV()) {
-    Type element = getShaped(v).getElementType();
-    plan.planes = element.isBF16() ? 1 : element.isF16() ? 2 : 3;
-    plan.planes = std::min(plan.planes, plan.weightParts);
-    plan.valueWidth =
-        llvm::PowerOf2Ceil(std::max<int64_t>(plan.numColumns, 16));
-  }
+  plan.weightParts = getWeightParts(op);
+  plan.values = ValueTile(op, plan.tileKeys, plan.weightParts,
+                          /*maxBlockColumns=*/kMaxColumns);
   plan.keepsQueries = keepsQueries;
   int64_t queryChunk = plan.tileRows * kChunkBytes;
   plan.queryBytes = keepsQueries ? plan.numChunks * queryChunk : 0;
   plan.stageBytes =
       plan.tileKeys * kChunkBytes + (keepsQueries ? 0 : queryChunk);
-  plan.planeBytes = plan.tileKeys * plan.valueWidth * 2;
   plan.biasBytes = MixEmitter::getBiasBytes(op, plan.tileKeys);
   return plan;
 }
@@ -99,14 +88,7 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
 /// The best of the plans that fit into `sharedBytes`, if the op has one.
 static std::optional<TensorPlan> choosePlan(SoftmaxMixOp op,
                                             int64_t sharedBytes) {
-  auto q = getShaped(op.getQ()), k = getShaped(op.getK());
-  Type element = q.getElementType();
-  int64_t features = q.getDimSize(3);
-  constexpr int64_t unit = kUnitBytes / 2;
-  if (element != k.getElementType() || !(element.isBF16() || element.isF16()) ||
-      ShapedType::isDynamic(features) || features % unit != 0)
-    return std::nullopt;
-  if (op.getV() && getShaped(op.getV()).isDynamicDim(2))
+  if (!hasTensorTypes(op))
     return std::nullopt;
   for (auto [rowFragments, keepsQueries] :
        {std::pair(2, true), std::pair(1, true), std::pair(1, false)}) {
@@ -114,7 +96,7 @@ static std::optional<TensorPlan> choosePlan(SoftmaxMixOp op,
     // Registers: two fragments of queries leave room for few columns.
     if (rowFragments > 1 && plan.numColumns > 32)
       continue;
-    if (plan.numColumns <= 256 && plan.getBytes() <= sharedBytes)
+    if (plan.numColumns <= kMaxColumns && plan.getBytes() <= sharedBytes)
       return plan;
   }
   return std::nullopt;
@@ -131,15 +113,15 @@ public:
       : b(b), op(op), plan(plan),
         element(getShaped(op.getQ()).getElementType()), thread(b.thread()),
         lane(b.rem(thread, kWarpSize)), warp(b.div(thread, kWarpSize)),
-        mix(b, op, getLayout()) {
+        mix(b, op, getLayout()), copies(mix, thread, kThreads) {
     queries = b.reserveShared(plan.getBytes());
     stages = b.at(queries, plan.queryBytes);
     values = b.at(stages, kStages * plan.stageBytes);
-    biases = b.at(values, kStages * plan.planes * plan.planeBytes);
+    biases = b.at(values, kStages * plan.values.getBytes());
   }
 
   void emit() {
-    mix.forEachTile([&](Value) { emitTile(); });
+    mix.forEachTile([&] { emitTile(); });
   }
 
 private:
@@ -147,11 +129,7 @@ private:
   void emitTile();
 
   // Copies into shared memory.
-  void copyChunk(Value memref, Value shared, int64_t numRows, Value first,
-                 Value chunk, bool areKeys);
   void copyStage(Value firstKey, Value chunk, Value stage);
-  void copyValues(Value firstKey, Value shared);
-  void convertValues(Value key, Value isReal, Value unit, Value place);
   void copyTileExtras(Value firstKey, Value slot);
 
   // Products.
@@ -171,6 +149,7 @@ private:
   const Type element;
   Value thread, lane, warp;
   MixEmitter mix;
+  MixCopies copies;
   Value queries, stages, values, biases;
 };
 } // namespace
@@ -196,89 +175,22 @@ MixLayout TensorMix::getLayout() {
 // Copies
 //===----------------------------------------------------------------------===//
 
-/// Starts copying a chunk of features of `numRows` rows; zeros for masked keys
-/// and for what lies behind the last row or feature.
-void TensorMix::copyChunk(Value memref, Value shared, int64_t numRows,
-                          Value first, Value chunk, bool areKeys) {
-  constexpr int64_t units = kChunkBytes / kUnitBytes;
-  constexpr int64_t step = kThreads / units;
-  Value unit = b.rem(thread, units), firstRow = b.div(thread, units);
-  Value column =
-      b.add(b.mul(chunk, b.i32(kChunkBytes)), b.mul(unit, b.i32(kUnitBytes)));
-  Value zero = b.index(0);
-  Value base = b.addressOf(memref, {mix.batch, mix.head, zero, zero});
-  base = b.at(base, column);
-  Value place = b.at(shared, b.swizzle(firstRow, unit, kChunkBytes));
-  for (int64_t i = 0; i < numRows; i += step) {
-    Value row = b.add(first, b.toIndex(b.add(firstRow, b.i32(i))));
-    Value isReal = areKeys ? mix.isReal(row) : b.less(row, mix.numQueries);
-    if (plan.numFeatures % kChunk != 0)
-      isReal = b.both(isReal, b.less(column, b.i32(2 * plan.numFeatures)));
-    row = areKeys ? mix.clampKey(row) : mix.clampRow(row);
-    Value offset = arith::IndexCastOp::create(
-        b, b.getI64Type(), b.mul(row, b.index(2 * plan.numFeatures)));
-    b.copyAsync(b.at(place, i * kChunkBytes), b.at(base, offset), isReal);
-  }
-}
-
 /// Starts copying what the product of one chunk needs.
 void TensorMix::copyStage(Value firstKey, Value chunk, Value stage) {
   Value shared = select(stages, stage, plan.stageBytes);
-  copyChunk(op.getK(), shared, plan.tileKeys, firstKey, chunk,
+  copies.copyChunk(op.getK(), shared, plan.tileKeys, firstKey, chunk,
             /*areKeys=*/true);
   if (!plan.keepsQueries)
-    copyChunk(op.getQ(), b.at(shared, plan.tileKeys * kChunkBytes),
+    copies.copyChunk(op.getQ(), b.at(shared, plan.tileKeys * kChunkBytes),
               plan.tileRows, mix.firstRow, chunk, /*areKeys=*/false);
-}
-
-/// Eight values of a key as bf16 planes, 0 behind the last column.
-void TensorMix::convertValues(Value key, Value isReal, Value unit,
-                              Value place) {
-  SmallVector<Value> columns;
-  for (int64_t i = 0; i < 8; ++i) {
-    Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
-    Value exists = b.less(column, b.index(plan.numColumns));
-    column = b.min(column, b.index(plan.numColumns - 1));
-    Value value = b.loadF32(op.getV(), {mix.batch, key, column});
-    columns.push_back(b.select(b.both(isReal, exists), value, b.f32(0.0)));
-  }
-  b.storeSplit(columns, place, plan.planes, plan.planeBytes);
-}
-
-/// Brings the values of a key tile to shared memory; 0 for keys that nobody
-/// sees.
-void TensorMix::copyValues(Value firstKey, Value shared) {
-  int64_t units = plan.valueWidth / 8;
-  bool isCopy = getShaped(op.getV()).getElementType().isBF16() &&
-                plan.numColumns % 8 == 0 && hasWholeRows(op.getV());
-  int64_t count = plan.tileKeys * units;
-  auto copyUnit = [&](Value number) {
-    Value row = b.div(number, units), unit = b.rem(number, units);
-    Value key = b.add(firstKey, b.toIndex(row));
-    Value isReal = mix.isReal(key);
-    key = mix.clampKey(key);
-    Value place = b.at(shared, b.swizzle(row, unit, 2 * plan.valueWidth));
-    if (!isCopy)
-      return convertValues(key, isReal, unit, place);
-    Value column = b.mul(unit, b.i32(8));
-    isReal = b.both(isReal, b.less(column, b.i32(plan.numColumns)));
-    Value global = b.addressOf(op.getV(), {mix.batch, key, b.toIndex(column)});
-    b.copyAsync(place, global, isReal);
-  };
-  for (int64_t i = 0; i < count; i += kThreads) {
-    Value number = b.add(thread, b.i32(i));
-    if (count - i >= kThreads)
-      copyUnit(number);
-    else
-      b.ifThen(b.less(number, b.i32(count)), [&] { copyUnit(number); });
-  }
 }
 
 /// Starts copying what belongs to a key tile beside its features.
 void TensorMix::copyTileExtras(Value firstKey, Value slot) {
-  mix.writeBiases(firstKey, select(biases, slot, plan.biasBytes));
+  mix.writeBiases(thread, firstKey, select(biases, slot, plan.biasBytes));
   if (op.getV())
-    copyValues(firstKey, select(values, slot, plan.planes * plan.planeBytes));
+    copies.copyValues(plan.values, firstKey,
+                      select(values, slot, plan.values.getBytes()));
 }
 
 //===----------------------------------------------------------------------===//
@@ -382,7 +294,7 @@ void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
     int64_t row = number / (4 * columnFragments);
     sum = b.mul(sum, decays[2 * row + number % 4 / 2]);
   }
-  Value base = select(values, slot, plan.planes * plan.planeBytes);
+  Value base = select(values, slot, plan.values.getBytes());
   for (int64_t step = 0; step < plan.tileKeys / 16; ++step) {
     // By queries and part: the left operand.
     SmallVector<SmallVector<SmallVector<Value>>> left(plan.rowFragments);
@@ -400,10 +312,10 @@ void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
     Value row = b.add(b.rem(lane, 16), b.i32(16 * step));
     for (int64_t pair = 0; pair < columnFragments / 2; ++pair) {
       Value unit = b.add(b.div(lane, 16), b.i32(2 * pair));
-      Value place = b.at(base, b.swizzle(row, unit, 2 * plan.valueWidth));
-      for (int64_t plane = 0; plane < plan.planes; ++plane) {
+      Value place = b.at(base, b.swizzle(row, unit, plan.values.getRowBytes()));
+      for (int64_t plane = 0; plane < plan.values.planes; ++plane) {
         SmallVector<Value> right = b.loadMatrices(
-            b.at(place, plane * plan.planeBytes), /*transpose=*/true);
+            b.at(place, plane * plan.values.getPlaneBytes()), /*transpose=*/true);
         for (int64_t i = 0; i < plan.rowFragments; ++i)
           for (int64_t j = 0; j < 2; ++j) {
             int64_t first = 4 * (i * columnFragments + 2 * pair + j);
@@ -430,7 +342,7 @@ void TensorMix::emitTile() {
   b.barrier();
   if (plan.keepsQueries)
     for (int64_t chunk = 0; chunk < plan.numChunks; ++chunk)
-      copyChunk(op.getQ(), b.at(queries, chunk * plan.tileRows * kChunkBytes),
+      copies.copyChunk(op.getQ(), b.at(queries, chunk * plan.tileRows * kChunkBytes),
                 plan.tileRows, mix.firstRow, b.i32(chunk), /*areKeys=*/false);
   copyStage(begin, zero, zero);
   copyTileExtras(begin, zero);

@@ -200,6 +200,16 @@ void ThreadBuilder::ifThen(Value condition, function_ref<void()> body) {
   body();
 }
 
+void ThreadBuilder::ifThenElse(Value condition, function_ref<void()> thenBody,
+                               function_ref<void()> elseBody) {
+  auto branch = scf::IfOp::create(*this, condition, /*withElseRegion=*/true);
+  InsertionGuard guard(*this);
+  setInsertionPointToStart(branch.thenBlock());
+  thenBody();
+  setInsertionPointToStart(branch.elseBlock());
+  elseBody();
+}
+
 //===----------------------------------------------------------------------===//
 // Memory
 //===----------------------------------------------------------------------===//

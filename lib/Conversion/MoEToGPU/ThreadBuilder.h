@@ -94,6 +94,8 @@ public:
   void loop(Value begin, Value end, int64_t step,
             function_ref<void(Value iteration)> body);
   void ifThen(Value condition, function_ref<void()> body);
+  void ifThenElse(Value condition, function_ref<void()> thenBody,
+                  function_ref<void()> elseBody);
 
   //===--------------------------------------------------------------------===//
   // Memory

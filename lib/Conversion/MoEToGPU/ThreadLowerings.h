@@ -29,6 +29,8 @@ struct BlockShape {
   int64_t sharedBytes = kMaxStaticWorkgroupBytes;
   /// Blocks of a cluster; 1 where the chip has no clusters.
   int64_t clusterBlocks = 1;
+  /// Whether the chip has wgmma.
+  bool hasWgmma = false;
 };
 
 /// The flat number of rows that `memref` holds: the product of all dims but

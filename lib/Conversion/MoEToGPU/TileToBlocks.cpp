@@ -109,6 +109,7 @@ private:
     KernelFacts facts(&getContext());
     BlockShape block;
     block.sharedBytes = sharedBytes;
+    block.hasWgmma = hasWgmma;
     getOperation().walk([&](MoEStructuredOpInterface op) {
       if (std::optional<int64_t> own = facts.getTileRows(op, block))
         op->setAttr(kTileRowsAttrName, b.getI64IntegerAttr(*own));

@@ -14,7 +14,6 @@ using namespace mlir;
 using namespace mlir::moe;
 
 static constexpr unsigned kGlobalSpace = 1, kSharedSpace = 3;
-static constexpr int64_t kSharedAlignment = 128;
 
 //===----------------------------------------------------------------------===//
 // Integers
@@ -36,7 +35,7 @@ Value WarpBuilder::thread() {
 // Shared memory
 //===----------------------------------------------------------------------===//
 
-Value WarpBuilder::reserveShared(int64_t bytes) {
+Value WarpBuilder::reserveShared(int64_t bytes, int64_t alignment) {
   auto kernel =
       getInsertionBlock()->getParentOp()->getParentOfType<gpu::GPUFuncOp>();
   if (!kernel)
@@ -46,7 +45,7 @@ Value WarpBuilder::reserveShared(int64_t bytes) {
   int64_t offset = 0;
   if (auto taken = kernel->getAttrOfType<IntegerAttr>(kDynamicSmemAttrName);
       taken && isDynamic)
-    offset = llvm::alignTo(taken.getInt(), kSharedAlignment);
+    offset = llvm::alignTo(taken.getInt(), alignment);
   auto module = kernel->getParentOfType<gpu::GPUModuleOp>();
   std::string stem = (kernel.getName() + "_shared").str(), name = stem;
   for (int number = 1; module.lookupSymbol(name); ++number)
@@ -59,7 +58,7 @@ Value WarpBuilder::reserveShared(int64_t bytes) {
     global = LLVM::GlobalOp::create(
         *this, type, /*isConstant=*/false,
         isDynamic ? LLVM::Linkage::External : LLVM::Linkage::Internal, name,
-        /*value=*/Attribute(), kSharedAlignment, kSharedSpace);
+        /*value=*/Attribute(), alignment, kSharedSpace);
   }
   if (isDynamic)
     kernel->setAttr(kDynamicSmemAttrName, getI64IntegerAttr(offset + bytes));

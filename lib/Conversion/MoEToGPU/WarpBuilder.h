@@ -26,6 +26,9 @@ namespace mlir::moe {
 /// Bytes that one asynchronous copy moves, and one row of an 8x8 matrix takes.
 inline constexpr int64_t kUnitBytes = 16;
 
+/// To how many bytes shared memory is aligned, where nobody needs more.
+inline constexpr int64_t kSharedAlignment = 128;
+
 class WarpBuilder : public ThreadBuilder {
 public:
   using ThreadBuilder::ThreadBuilder;
@@ -51,7 +54,7 @@ public:
   /// Reserves shared memory of the kernel around the insertion point. Beyond
   /// what may be static it is all of the kernel's dynamic memory, and the
   /// kernel says so in `kDynamicSmemAttrName`.
-  Value reserveShared(int64_t bytes);
+  Value reserveShared(int64_t bytes, int64_t alignment = kSharedAlignment);
   /// `base` plus `offset` bytes (i32); works on all address spaces.
   Value at(Value base, Value offset);
   Value at(Value base, int64_t offset) { return at(base, i32(offset)); }

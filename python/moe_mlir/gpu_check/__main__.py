@@ -131,8 +131,8 @@ def main(argv=None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", help="collect kernels and code in a folder")
     packing.add_argument("folder", type=Path)
-    packing.add_argument("--chips", default="sm_80,sm_90",
-                         help="chips to compile for (default sm_80,sm_90)")
+    packing.add_argument("--chips", default="sm_80,sm_90,sm_90a",
+                         help="chips to compile for (default sm_80,sm_90,sm_90a)")
     running = commands.add_parser("run", help="check the kernels, then time them")
     running.add_argument("--device", choices=("cuda", "sim"), default="cuda")
     running.add_argument("--json", type=Path, help="also write the results to this file")

@@ -87,7 +87,7 @@ def test_mixed_devices_are_refused():
 
 
 def test_chips():
-    assert gpu.chip_for((9, 0)) == "sm_90" and gpu.chip_for((12, 1)) == "sm_120"
+    assert gpu.chip_for((9, 0)) == "sm_90a" and gpu.chip_for((12, 1)) == "sm_120"
     with pytest.raises(gpu.GpuError, match="compute capability 8.0 or later, found 7.5"):
         gpu.chip_for((7, 5))
 

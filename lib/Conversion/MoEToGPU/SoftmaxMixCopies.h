@@ -1,0 +1,73 @@
+//===- SoftmaxMixCopies.h - Operands to shared memory -----------*- C++ -*-===//
+//
+// What the kernels of softmax_mix on tensor cores have in common before their
+// products: features and values of a tile on their way to shared memory, in
+// rows that `WarpBuilder::swizzle` permutes.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
+#define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
+
+#include "SoftmaxMix.h"
+
+namespace mlir::moe {
+
+/// Features of a chunk, and the bytes of its rows.
+inline constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
+
+/// How the values of a key tile lie in shared memory: as bf16, in planes whose
+/// sum they are, each cut into blocks of columns.
+struct ValueTile {
+  int64_t numKeys = 0, numColumns = 0;
+  /// Columns that memory is reserved for, and those of a block.
+  int64_t width = 0, blockColumns = 0;
+  int64_t planes = 0;
+
+  /// For the values of `op`, none if it has none, with weights that are sums of
+  /// `weightParts` bf16.
+  ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightParts,
+            int64_t maxBlockColumns);
+  ValueTile() = default;
+
+  int64_t getRowBytes() const { return 2 * blockColumns; }
+  int64_t getBlockBytes() const { return numKeys * getRowBytes(); }
+  int64_t getPlaneBytes() const { return 2 * numKeys * width; }
+  int64_t getBytes() const { return planes * getPlaneBytes(); }
+};
+
+/// bf16 whose sum stands for a weight.
+int64_t getWeightParts(SoftmaxMixOp op);
+
+/// Whether q and k are of one 16-bit type, with a static number of features
+/// that fill whole units, and the values have a static number of columns.
+bool hasTensorTypes(SoftmaxMixOp op);
+
+class MixCopies {
+public:
+  /// Copies by `numThreads` threads, each with its number `thread` (i32).
+  MixCopies(MixEmitter &mix, Value thread, int64_t numThreads)
+      : b(mix.b), mix(mix), thread(thread), numThreads(numThreads) {}
+
+  /// Starts copying chunk `chunk` of the features of `numRows` rows from row
+  /// `first` on; zeros for masked keys and for what lies behind the last row or
+  /// feature.
+  void copyChunk(Value memref, Value shared, int64_t numRows, Value first,
+                 Value chunk, bool areKeys);
+  /// Brings the values of a key tile to shared memory, or starts to; 0 for keys
+  /// that nobody sees.
+  void copyValues(const ValueTile &tile, Value firstKey, Value shared);
+
+private:
+  void convertUnit(const ValueTile &tile, Value key, Value isReal, Value unit,
+                   Value place);
+
+  WarpBuilder &b;
+  MixEmitter &mix;
+  Value thread;
+  int64_t numThreads;
+};
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H

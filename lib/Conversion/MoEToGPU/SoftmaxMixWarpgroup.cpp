@@ -1,0 +1,504 @@
+//===- SoftmaxMixWarpgroup.cpp - softmax_mix on warpgroups of sm_90a ------===//
+//
+// Serves what the kernel of SoftmaxMixTensor.cpp does, with products of whole
+// warpgroups (wgmma), as long as the queries of a tile fit into shared memory.
+// One or two warpgroups consume, 64 queries each; the last one produces: it
+// copies what they multiply. The two sides meet at rings of slots in shared
+// memory, with two barriers a slot: `full`, where the copies of the producers
+// arrive, and `empty`, where the warps that have used them do.
+//
+//   ring      slots    what                                     one a
+//   queries   1        64 or 128 queries                        query tile
+//   keys      2 to 8   64 features of 64 keys                   chunk
+//   values    2        values and biases of 64 keys             key tile
+//
+// Consumers count what they take and producers what they bring: use n of a ring
+// is in slot n mod slots, in a phase of parity n / slots mod 2.
+//
+// The arithmetic is that of the other kernel: a chunk is summed from 0 and then
+// added, because tensor cores truncate, while the next one is multiplied;
+// weights are sums of bf16 and stay in registers as left operands. While one
+// warpgroup is at its exponentials, the other one multiplies.
+//
+//===----------------------------------------------------------------------===//
+
+#include "SoftmaxMixCopies.h"
+#include "WarpgroupBuilder.h"
+
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "llvm/Support/MathExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+using Matrix = WarpgroupBuilder::Matrix;
+using Product = WarpgroupBuilder::Product;
+
+static constexpr int64_t kTileKeys = 64;
+static constexpr int64_t kValueSlots = 2, kMaxKeySlots = 8;
+static constexpr int64_t kKeySlotBytes = kTileKeys * kChunkBytes;
+/// Columns of the values that registers can accumulate beside the logits: with
+/// two consuming warpgroups a thread has 168 registers, with one 255.
+static constexpr int64_t kMaxColumnsOfTwo = 64, kMaxColumns = 256;
+/// Chunks that are code of their own; of more a loop takes so many at a time.
+static constexpr int64_t kUnrolledChunks = 8;
+
+//===----------------------------------------------------------------------===//
+// Plan
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// Sizes of the tiles, and where they lie in shared memory.
+struct WarpgroupPlan {
+  int64_t consumers, tileRows;
+  int64_t numFeatures, numChunks;
+  int64_t weightParts;
+  ValueTile values;
+  int64_t keySlots;
+  int64_t queryBytes, biasBytes;
+
+  /// Barriers come first.
+  int64_t getBarrierBytes() const {
+    return 2 * kBarrierBytes * (1 + keySlots + kValueSlots);
+  }
+  int64_t getQueryPlace() const {
+    return llvm::alignTo(getBarrierBytes(), kWgmmaAlignment);
+  }
+  int64_t getKeyPlace() const { return getQueryPlace() + queryBytes; }
+  int64_t getValuePlace() const {
+    return getKeyPlace() + keySlots * kKeySlotBytes;
+  }
+  int64_t getBiasPlace() const {
+    return getValuePlace() + kValueSlots * values.getBytes();
+  }
+  int64_t getBytes() const { return getBiasPlace() + kValueSlots * biasBytes; }
+  /// Columns that the products accumulate, and fragments of 8 of them.
+  int64_t getProductColumns() const {
+    return llvm::alignTo(values.numColumns, 8);
+  }
+};
+} // namespace
+
+static WarpgroupPlan makePlan(SoftmaxMixOp op, int64_t consumers,
+                              int64_t keySlots) {
+  WarpgroupPlan plan;
+  plan.consumers = consumers;
+  plan.tileRows = kWgmmaRows * consumers;
+  plan.numFeatures = cast<ShapedType>(op.getQ().getType()).getDimSize(3);
+  plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
+  plan.weightParts = getWeightParts(op);
+  plan.values = ValueTile(op, kTileKeys, plan.weightParts,
+                          /*maxBlockColumns=*/kChunkBytes / 2);
+  plan.keySlots = keySlots;
+  plan.queryBytes = plan.numChunks * plan.tileRows * kChunkBytes;
+  plan.biasBytes = MixEmitter::getBiasBytes(op, kTileKeys);
+  return plan;
+}
+
+/// The best of the plans that fit into `sharedBytes`, if the op has one.
+static std::optional<WarpgroupPlan> choosePlan(SoftmaxMixOp op,
+                                               int64_t sharedBytes) {
+  if (!hasTensorTypes(op) || !hasWholeRows(op.getQ()) ||
+      !hasWholeRows(op.getK()) ||
+      cast<ShapedType>(op.getQ().getType()).getDimSize(3) == 0)
+    return std::nullopt;
+  for (int64_t consumers : {2, 1})
+    for (int64_t keySlots = kMaxKeySlots; keySlots >= 2; keySlots /= 2) {
+      WarpgroupPlan plan = makePlan(op, consumers, keySlots);
+      int64_t maxColumns = consumers > 1 ? kMaxColumnsOfTwo : kMaxColumns;
+      if (plan.values.numColumns <= maxColumns &&
+          plan.getBytes() <= sharedBytes)
+        return plan;
+    }
+  return std::nullopt;
+}
+
+//===----------------------------------------------------------------------===//
+// Rings
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// Slots in shared memory that producers fill and consumers empty, in turn.
+struct Ring {
+  int64_t slots, slotBytes;
+  Value barriers, memory;
+  /// Arrivals by which a slot is full.
+  int64_t numFilling;
+
+  Value getSlot(WarpBuilder &b, Value use) const { return b.rem(use, slots); }
+  Value getPlace(WarpBuilder &b, Value use) const {
+    return b.at(memory, b.mul(getSlot(b, use), b.i32(slotBytes)));
+  }
+  Value getParity(WarpBuilder &b, Value use) const {
+    return b.rem(b.div(use, slots), 2);
+  }
+  Value getFull(WarpBuilder &b, Value use) const {
+    return b.at(barriers, b.mul(getSlot(b, use), b.i32(2 * kBarrierBytes)));
+  }
+  Value getEmpty(WarpBuilder &b, Value use) const {
+    return b.at(getFull(b, use), kBarrierBytes);
+  }
+};
+
+//===----------------------------------------------------------------------===//
+// Emitter
+//===----------------------------------------------------------------------===//
+
+class WarpgroupMix {
+public:
+  WarpgroupMix(WarpgroupBuilder &b, SoftmaxMixOp op, const WarpgroupPlan &plan);
+
+  void emit();
+
+private:
+  MixLayout getLayout();
+  void initBarriers();
+
+  // Producers.
+  void produce();
+  SmallVector<Value> produceTile(MixCopies &copies, ValueRange uses);
+  Value produceKeys(MixCopies &copies, Value firstKey, Value use);
+  void produceExtras(MixCopies &copies, Value firstKey, Value use);
+  void waitForEmpty(const Ring &ring, Value use);
+
+  // Consumers.
+  void consume();
+  SmallVector<Value> consumeTile(ValueRange uses);
+  void waitForFull(const Ring &ring, Value use);
+  void release(const Ring &ring, Value use);
+  Fragment multiply(Matrix queries, Value &use);
+  SmallVector<Value> multiplyChunks(Matrix queries, Value use, int64_t first,
+                                    int64_t count, ValueRange totals);
+  void mixValues(Value values, const Fragment &p, ArrayRef<Value> decays,
+                 MutableArrayRef<Value> sums);
+  void storeResults(ValueRange state, ValueRange sums);
+
+  WarpgroupBuilder &b;
+  SoftmaxMixOp op;
+  const WarpgroupPlan plan;
+  const Type element;
+  Value thread, lane, warp;
+  MixEmitter mix;
+  Ring queries, keys, values;
+  Value biases;
+};
+} // namespace
+
+WarpgroupMix::WarpgroupMix(WarpgroupBuilder &b, SoftmaxMixOp op,
+                           const WarpgroupPlan &plan)
+    : b(b), op(op), plan(plan),
+      element(cast<ShapedType>(op.getQ().getType()).getElementType()),
+      thread(b.thread()), lane(b.rem(thread, kWarpSize)),
+      // From a lane, so that it is known to be the same in all of them.
+      warp(b.shuffleFrom(b.div(thread, kWarpSize), b.i32(0))),
+      mix(b, op, getLayout()) {
+  Value base = b.reserveShared(plan.getBytes(), kWgmmaAlignment);
+  Value barriers = base;
+  auto makeRing = [&](int64_t slots, int64_t slotBytes, int64_t place,
+                      int64_t arrivals) {
+    Ring ring{slots, slotBytes, barriers, b.at(base, place), arrivals};
+    barriers = b.at(barriers, 2 * kBarrierBytes * slots);
+    return ring;
+  };
+  queries = makeRing(1, plan.queryBytes, plan.getQueryPlace(), kWarpgroupSize);
+  keys = makeRing(plan.keySlots, kKeySlotBytes, plan.getKeyPlace(),
+                  kWarpgroupSize);
+  // Values may be copied or stored, and a thread arrives for both.
+  values = makeRing(kValueSlots, plan.values.getBytes(), plan.getValuePlace(),
+                    2 * kWarpgroupSize);
+  biases = b.at(base, plan.getBiasPlace());
+}
+
+MixLayout WarpgroupMix::getLayout() {
+  MixLayout layout;
+  layout.numRows = plan.tileRows;
+  layout.numKeys = kTileKeys;
+  Value row = b.add(b.mul(warp, b.i32(16)), b.div(lane, 4));
+  layout.rows = {row, b.add(row, b.i32(8))};
+  Value key = b.mul(b.rem(lane, 4), b.i32(2));
+  for (int64_t i = 0; i < kTileKeys / 8; ++i)
+    for (int64_t j = 0; j < 2; ++j)
+      layout.keys.push_back(b.add(key, b.i32(8 * i + j)));
+  layout.laneBits = {1, 2};
+  layout.isFirstLane =
+      b.compare(arith::CmpIPredicate::eq, b.rem(lane, 4), b.i32(0));
+  return layout;
+}
+
+void WarpgroupMix::initBarriers() {
+  Value isFirst = b.compare(arith::CmpIPredicate::eq, thread, b.i32(0));
+  b.ifThen(isFirst, [&] {
+    for (const Ring &ring : {queries, keys, values})
+      for (int64_t slot = 0; slot < ring.slots; ++slot) {
+        b.initBarrier(ring.getFull(b, b.i32(slot)), ring.numFilling);
+        b.initBarrier(ring.getEmpty(b, b.i32(slot)),
+                      kWarpgroupWarps * plan.consumers);
+      }
+  });
+  b.barrier();
+}
+
+void WarpgroupMix::emit() {
+  initBarriers();
+  Value isProducer = b.compare(arith::CmpIPredicate::sge, warp,
+                               b.i32(kWarpgroupWarps * plan.consumers));
+  b.ifThenElse(isProducer, [&] { produce(); }, [&] { consume(); });
+  b.barrier();
+}
+
+//===----------------------------------------------------------------------===//
+// Producers
+//===----------------------------------------------------------------------===//
+
+void WarpgroupMix::waitForEmpty(const Ring &ring, Value use) {
+  Value parity = ring.getParity(b, use);
+  b.waitFor(ring.getEmpty(b, use), b.op<arith::XOrIOp>(parity, b.i32(1)));
+}
+
+void WarpgroupMix::produce() {
+  Value number = b.sub(thread, b.i32(kWarpgroupSize * plan.consumers));
+  MixCopies copies(mix, number, kWarpgroupSize);
+  Value zero = b.i32(0);
+  mix.forEachTile({zero, zero, zero}, [&](ValueRange uses) {
+    return produceTile(copies, uses);
+  });
+}
+
+/// `uses` are those of the rings so far: of queries, keys and values.
+SmallVector<Value> WarpgroupMix::produceTile(MixCopies &copies,
+                                             ValueRange uses) {
+  waitForEmpty(queries, uses[0]);
+  for (int64_t chunk = 0; chunk < plan.numChunks; ++chunk)
+    copies.copyChunk(
+        op.getQ(), b.at(queries.memory, chunk * plan.tileRows * kChunkBytes),
+        plan.tileRows, mix.firstRow, b.i32(chunk), /*areKeys=*/false);
+  b.arriveAfterCopies(queries.getFull(b, uses[0]));
+
+  auto [begin, end] = mix.getKeyRange();
+  SmallVector<Value> last = b.loop(
+      begin, end, kTileKeys, uses.drop_front(),
+      [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
+        Value use = produceKeys(copies, firstKey, old[0]);
+        produceExtras(copies, firstKey, old[1]);
+        return {use, b.add(old[1], b.i32(1))};
+      });
+  return {b.add(uses[0], b.i32(1)), last[0], last[1]};
+}
+
+/// The chunks of a key tile; returns the number of the next use.
+Value WarpgroupMix::produceKeys(MixCopies &copies, Value firstKey, Value use) {
+  return b.loop(b.index(0), b.index(plan.numChunks), 1, use,
+                [&](Value chunk, ValueRange old) -> SmallVector<Value> {
+                  waitForEmpty(keys, old[0]);
+                  copies.copyChunk(op.getK(), keys.getPlace(b, old[0]),
+                                   kTileKeys, firstKey, b.toI32(chunk),
+                                   /*areKeys=*/true);
+                  b.arriveAfterCopies(keys.getFull(b, old[0]));
+                  return {b.add(old[0], b.i32(1))};
+                })[0];
+}
+
+void WarpgroupMix::produceExtras(MixCopies &copies, Value firstKey, Value use) {
+  waitForEmpty(values, use);
+  Value slot = values.getSlot(b, use);
+  Value number = b.sub(thread, b.i32(kWarpgroupSize * plan.consumers));
+  mix.writeBiases(number, firstKey,
+                  b.at(biases, b.mul(slot, b.i32(plan.biasBytes))));
+  if (op.getV())
+    copies.copyValues(plan.values, firstKey, values.getPlace(b, use));
+  Value full = values.getFull(b, use);
+  b.arriveAfterCopies(full);
+  b.arrive(full, b.i1(true));
+}
+
+//===----------------------------------------------------------------------===//
+// Consumers
+//===----------------------------------------------------------------------===//
+
+void WarpgroupMix::waitForFull(const Ring &ring, Value use) {
+  b.waitFor(ring.getFull(b, use), ring.getParity(b, use));
+  b.fenceProducts();
+}
+
+/// The warp has read what is in the slot.
+void WarpgroupMix::release(const Ring &ring, Value use) {
+  b.syncWarp();
+  b.arrive(ring.getEmpty(b, use),
+           b.compare(arith::CmpIPredicate::eq, lane, b.i32(0)));
+}
+
+void WarpgroupMix::consume() {
+  Value zero = b.i32(0);
+  mix.forEachTile({zero, zero, zero},
+                  [&](ValueRange uses) { return consumeTile(uses); });
+}
+
+SmallVector<Value> WarpgroupMix::consumeTile(ValueRange uses) {
+  waitForFull(queries, uses[0]);
+  Value warpgroup = b.div(warp, kWarpgroupWarps);
+  Matrix rows = b.describe(
+      b.at(queries.memory, b.mul(warpgroup, b.i32(kWgmmaRows * kChunkBytes))),
+      kChunkBytes, /*isTransposed=*/false);
+  auto [begin, end] = mix.getKeyRange();
+  SmallVector<Value> carried(uses.drop_front());
+  int64_t stateBegin = carried.size();
+  carried.append(mix.getInitialState());
+  int64_t sumsBegin = carried.size();
+  carried.append(plan.getProductColumns() / 2, b.f32(0.0));
+  SmallVector<Value> last = b.loop(
+      begin, end, kTileKeys, carried,
+      [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
+        SmallVector<Value> next(old);
+        Fragment p = multiply(rows, next[0]);
+        waitForFull(values, old[1]);
+        SmallVector<Value> state(next.begin() + stateBegin,
+                                 next.begin() + sumsBegin);
+        Value offset =
+            b.mul(values.getSlot(b, old[1]), b.i32(plan.biasBytes));
+        SmallVector<Value> decays =
+            mix.update(state, p, firstKey, b.at(biases, offset));
+        llvm::copy(state, next.begin() + stateBegin);
+        if (op.getV())
+          mixValues(values.getPlace(b, old[1]), p, decays,
+                    MutableArrayRef(next).drop_front(sumsBegin));
+        release(values, old[1]);
+        next[1] = b.add(old[1], b.i32(1));
+        return next;
+      });
+  release(queries, uses[0]);
+  storeResults(ValueRange(last).slice(stateBegin, mix.getStateSize()),
+               ValueRange(last).drop_front(sumsBegin));
+  return {b.add(uses[0], b.i32(1)), last[0], last[1]};
+}
+
+/// Adds the products of `count` chunks from `first` on, whose keys use `use`
+/// brings, to `totals`. While one chunk is added the next is multiplied.
+SmallVector<Value> WarpgroupMix::multiplyChunks(Matrix queries, Value use,
+                                                int64_t first, int64_t count,
+                                                ValueRange totals) {
+  SmallVector<Value> sums(totals), pending;
+  Value pendingUse;
+  auto finish = [&](int64_t stillPending) {
+    SmallVector<Value> part = b.waitForProducts(pending, stillPending);
+    release(keys, pendingUse);
+    if (sums.empty())
+      return sums.assign(part);
+    for (auto [sum, term] : llvm::zip_equal(sums, part))
+      sum = b.add(sum, term);
+  };
+  for (int64_t i = 0; i < count; ++i) {
+    waitForFull(keys, use);
+    Matrix right = b.describe(keys.getPlace(b, use), kChunkBytes,
+                              /*isTransposed=*/false);
+    Matrix left = b.offset(queries, i * plan.tileRows * kChunkBytes);
+    SmallVector<Product> products;
+    // Chunks behind the first ones of a loop are whole but for the last.
+    int64_t features = plan.numFeatures - (first + i) * kChunk;
+    int64_t steps = llvm::divideCeil(std::min(features, kChunk), kWgmmaTerms);
+    for (int64_t step = 0; step < steps; ++step)
+      products.push_back({b.offset(left, step * 2 * kWgmmaTerms),
+                          {},
+                          b.offset(right, step * 2 * kWgmmaTerms)});
+    SmallVector<Value> started =
+        b.startProducts(products, {}, kTileKeys, element);
+    if (i > 0)
+      finish(/*stillPending=*/1);
+    pending = started;
+    pendingUse = use;
+    use = b.add(use, b.i32(1));
+  }
+  finish(/*stillPending=*/0);
+  return sums;
+}
+
+/// q.k of the thread's queries and keys of a tile; `use` moves on.
+Fragment WarpgroupMix::multiply(Matrix queries, Value &use) {
+  int64_t looped = plan.numChunks <= kUnrolledChunks
+                       ? 0
+                       : (plan.numChunks - 1) / kUnrolledChunks;
+  SmallVector<Value> sums;
+  if (looped > 0) {
+    sums.assign(kTileKeys / 2, b.f32(0.0));
+    sums = b.loop(
+        b.index(0), b.index(looped), 1, sums,
+        [&](Value group, ValueRange old) -> SmallVector<Value> {
+          Value chunk = b.mul(b.toI32(group), b.i32(kUnrolledChunks));
+          Value offset = b.mul(chunk, b.i32(plan.tileRows * kChunkBytes));
+          return multiplyChunks(b.offset(queries, offset), b.add(use, chunk),
+                                /*first=*/0, kUnrolledChunks, old);
+        });
+  }
+  int64_t done = looped * kUnrolledChunks;
+  sums = multiplyChunks(b.offset(queries, done * plan.tileRows * kChunkBytes),
+                        b.add(use, b.i32(done)), done, plan.numChunks - done,
+                        sums);
+  use = b.add(use, b.i32(plan.numChunks));
+  Fragment products(2);
+  for (auto [number, sum] : llvm::enumerate(sums))
+    products[number % 4 / 2].push_back(sum);
+  return products;
+}
+
+/// sums = a sums + p v; by fragments of 8 columns.
+void WarpgroupMix::mixValues(Value place, const Fragment &p,
+                             ArrayRef<Value> decays,
+                             MutableArrayRef<Value> sums) {
+  for (auto [number, sum] : llvm::enumerate(sums))
+    sum = b.mul(sum, decays[number % 4 / 2]);
+  const ValueTile &tile = plan.values;
+  SmallVector<Matrix> planes;
+  for (int64_t plane = 0; plane < tile.planes; ++plane)
+    planes.push_back(b.describe(b.at(place, plane * tile.getPlaneBytes()),
+                                tile.getRowBytes(), /*isTransposed=*/true,
+                                tile.getBlockBytes()));
+  SmallVector<Product> products;
+  for (int64_t step = 0; step < kTileKeys / kWgmmaTerms; ++step) {
+    // By part: the left operand.
+    SmallVector<SmallVector<Value>> left(plan.weightParts);
+    for (int64_t j = 0; j < 4; ++j) {
+      ArrayRef<Value> row = p[j % 2];
+      int64_t key = 4 * step + 2 * (j / 2);
+      for (auto [part, packed] : llvm::enumerate(
+               b.splitBF16(row[key], row[key + 1], plan.weightParts)))
+        left[part].push_back(packed);
+    }
+    for (auto [number, plane] : llvm::enumerate(planes))
+      for (int64_t part = plan.weightParts - number - 1; part >= 0; --part)
+        products.push_back(
+            {{},
+             left[part],
+             b.offset(plane, step * kWgmmaTerms * tile.getRowBytes())});
+  }
+  SmallVector<Value> started =
+      b.startProducts(products, ArrayRef<Value>(sums), plan.getProductColumns(),
+                      b.getBF16Type());
+  llvm::copy(b.waitForProducts(started, /*pending=*/0), sums.begin());
+}
+
+void WarpgroupMix::storeResults(ValueRange state, ValueRange sums) {
+  SmallVector<Value> factors = mix.finish(state);
+  Value firstColumn = b.mul(b.rem(lane, 4), b.i32(2));
+  for (auto [number, sum] : llvm::enumerate(sums)) {
+    int64_t row = number % 4 / 2, column = 8 * (number / 4) + number % 2;
+    mix.storeMixed(sum, factors[row], mix.layout.rows[row],
+                   b.add(firstColumn, b.i32(column)));
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Interface
+//===----------------------------------------------------------------------===//
+
+std::optional<WarpgroupShape>
+mlir::moe::getWarpgroupShape(SoftmaxMixOp op, int64_t sharedBytes) {
+  std::optional<WarpgroupPlan> plan = choosePlan(op, sharedBytes);
+  if (!plan)
+    return std::nullopt;
+  return WarpgroupShape{kWarpgroupSize * (plan->consumers + 1), plan->tileRows};
+}
+
+void mlir::moe::emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op,
+                                    int64_t sharedBytes) {
+  WarpgroupBuilder b(op.getLoc(), builder);
+  WarpgroupMix(b, op, *choosePlan(op, sharedBytes)).emit();
+}
