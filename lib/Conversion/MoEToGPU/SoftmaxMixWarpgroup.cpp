@@ -37,11 +37,16 @@ using Product = WarpgroupBuilder::Product;
 static constexpr int64_t kTileKeys = 64;
 static constexpr int64_t kValueSlots = 2, kMaxKeySlots = 8;
 static constexpr int64_t kKeySlotBytes = kTileKeys * kChunkBytes;
-/// Columns of the values that registers can accumulate beside the logits: with
-/// two consuming warpgroups a thread has 168 registers, with one 255.
+/// Columns of the values that registers can accumulate beside the logits, with
+/// two consuming warpgroups and with one.
 static constexpr int64_t kMaxColumnsOfTwo = 64, kMaxColumns = 256;
-/// Chunks that are code of their own; of more a loop takes so many at a time.
-static constexpr int64_t kUnrolledChunks = 8;
+/// Registers of a thread where three warpgroups share those of an SM, and how
+/// these divide them. With two warpgroups a thread may have all 255.
+static constexpr int64_t kRegistersOfThree = 168, kProducerRegisters = 96,
+                         kConsumerRegisters = 208;
+/// The most chunks that are straight code; of more, a loop takes a few at a
+/// time.
+static constexpr int64_t kMaxUnrolledChunks = 8, kLoopedChunks = 4;
 
 //===----------------------------------------------------------------------===//
 // Plan
@@ -242,7 +247,21 @@ void WarpgroupMix::emit() {
   initBarriers();
   Value isProducer = b.compare(arith::CmpIPredicate::sge, warp,
                                b.i32(kWarpgroupWarps * plan.consumers));
-  b.ifThenElse(isProducer, [&] { produce(); }, [&] { consume(); });
+  // What follows on this op finds the registers as they were.
+  auto produceWithFew = [&] {
+    b.giveRegisters(kProducerRegisters);
+    produce();
+    b.takeRegisters(kRegistersOfThree);
+  };
+  auto consumeWithMany = [&] {
+    b.takeRegisters(kConsumerRegisters);
+    consume();
+    b.giveRegisters(kRegistersOfThree);
+  };
+  if (plan.consumers > 1)
+    b.ifThenElse(isProducer, produceWithFew, consumeWithMany);
+  else
+    b.ifThenElse(isProducer, [&] { produce(); }, [&] { consume(); });
   b.barrier();
 }
 
@@ -413,22 +432,22 @@ SmallVector<Value> WarpgroupMix::multiplyChunks(Matrix queries, Value use,
 
 /// q.k of the thread's queries and keys of a tile; `use` moves on.
 Fragment WarpgroupMix::multiply(Matrix queries, Value &use) {
-  int64_t looped = plan.numChunks <= kUnrolledChunks
+  int64_t looped = plan.numChunks <= kMaxUnrolledChunks
                        ? 0
-                       : (plan.numChunks - 1) / kUnrolledChunks;
+                       : (plan.numChunks - 1) / kLoopedChunks;
   SmallVector<Value> sums;
   if (looped > 0) {
     sums.assign(kTileKeys / 2, b.f32(0.0));
     sums = b.loop(
         b.index(0), b.index(looped), 1, sums,
         [&](Value group, ValueRange old) -> SmallVector<Value> {
-          Value chunk = b.mul(b.toI32(group), b.i32(kUnrolledChunks));
+          Value chunk = b.mul(b.toI32(group), b.i32(kLoopedChunks));
           Value offset = b.mul(chunk, b.i32(plan.tileRows * kChunkBytes));
           return multiplyChunks(b.offset(queries, offset), b.add(use, chunk),
-                                /*first=*/0, kUnrolledChunks, old);
+                                /*first=*/0, kLoopedChunks, old);
         });
   }
-  int64_t done = looped * kUnrolledChunks;
+  int64_t done = looped * kLoopedChunks;
   sums = multiplyChunks(b.offset(queries, done * plan.tileRows * kChunkBytes),
                         b.add(use, b.i32(done)), done, plan.numChunks - done,
                         sums);

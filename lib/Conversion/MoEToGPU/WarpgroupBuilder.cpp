@@ -81,6 +81,20 @@ void WarpgroupBuilder::fenceProducts() {
 }
 
 //===----------------------------------------------------------------------===//
+// Registers
+//===----------------------------------------------------------------------===//
+
+void WarpgroupBuilder::takeRegisters(int64_t registers) {
+  assemble("setmaxnreg.inc.sync.aligned.u32 " + std::to_string(registers) + ";",
+           "", {}, {});
+}
+
+void WarpgroupBuilder::giveRegisters(int64_t registers) {
+  assemble("setmaxnreg.dec.sync.aligned.u32 " + std::to_string(registers) + ";",
+           "", {}, {});
+}
+
+//===----------------------------------------------------------------------===//
 // Matrices
 //===----------------------------------------------------------------------===//
 
@@ -110,12 +124,13 @@ WarpgroupBuilder::Matrix WarpgroupBuilder::describe(Value shared,
 
 WarpgroupBuilder::Matrix WarpgroupBuilder::offset(Matrix matrix,
                                                   int64_t bytes) {
-  return offset(matrix, i32(bytes));
+  matrix.offset += bytes;
+  return matrix;
 }
 
 WarpgroupBuilder::Matrix WarpgroupBuilder::offset(Matrix matrix, Value bytes) {
-  return {add(matrix.descriptor, getAddressField(*this, bytes)),
-          matrix.isTransposed};
+  matrix.descriptor = add(matrix.descriptor, getAddressField(*this, bytes));
+  return matrix;
 }
 
 //===----------------------------------------------------------------------===//
@@ -139,6 +154,65 @@ static std::string getSumConstraints(int64_t count, bool isTied) {
   return llvm::join(constraints, ",");
 }
 
+namespace {
+/// The text of a group of products, and what it reads beside its sums.
+class ProductGroup {
+public:
+  ProductGroup(int64_t numSums, bool isTied)
+      : numSums(numSums), isTied(isTied) {}
+
+  void add(const WarpgroupBuilder::Product &product, StringRef instruction) {
+    bool isLeftShared = product.registers.empty();
+    if (isLeftShared)
+      text += "add.s64 left, " + describe(product.left);
+    text += "add.s64 right, " + describe(product.right);
+    text += instruction.str() + " " + getRegisters(0, numSums) + ", ";
+    if (isLeftShared) {
+      text += "left";
+    } else {
+      text += getRegisters(getNumber(), product.registers.size());
+      for (Value value : product.registers)
+        pass(value, "r");
+    }
+    // Whether to add to the sums, and the signs of the operands.
+    text += isFirst && !isTied ? ", right, 0, 1, 1" : ", right, 1, 1, 1";
+    if (isLeftShared)
+      text += product.left.isTransposed ? ", 1" : ", 0";
+    text += product.right.isTransposed ? ", 1;\n" : ", 0;\n";
+    isFirst = false;
+  }
+
+  std::string text, constraints;
+  SmallVector<Value> operands;
+
+private:
+  /// The number that the next operand will have in the text.
+  int64_t getNumber() const {
+    return numSums * (isTied ? 2 : 1) + operands.size();
+  }
+
+  std::string pass(Value value, const char *constraint) {
+    std::string name = "$" + std::to_string(getNumber());
+    operands.push_back(value);
+    constraints += std::string(",") + constraint;
+    return name;
+  }
+
+  /// A descriptor and its offset, as operands of an addition.
+  std::string describe(const WarpgroupBuilder::Matrix &matrix) {
+    std::string &name = names[matrix.descriptor];
+    if (name.empty())
+      name = pass(matrix.descriptor, "l");
+    return name + ", " + std::to_string(matrix.offset / kUnitBytes) + ";\n";
+  }
+
+  const int64_t numSums;
+  const bool isTied;
+  bool isFirst = true;
+  llvm::SmallDenseMap<Value, std::string> names;
+};
+} // namespace
+
 SmallVector<Value> WarpgroupBuilder::startProducts(ArrayRef<Product> products,
                                                    ValueRange sums,
                                                    int64_t columns,
@@ -146,38 +220,20 @@ SmallVector<Value> WarpgroupBuilder::startProducts(ArrayRef<Product> products,
   int64_t numSums = columns / 2;
   assert((sums.empty() || numSums == int64_t(sums.size())) &&
          "expected a sum for every result");
-  SmallVector<Value> operands(sums);
-  std::string constraints = getSumConstraints(numSums, !sums.empty());
-  auto pass = [&](Value value, const char *constraint) {
-    operands.push_back(value);
-    constraints += std::string(",") + constraint;
-    return numSums + int64_t(operands.size()) - 1;
-  };
   std::string type = element.isBF16() ? "bf16" : "f16";
-  std::string text = "wgmma.fence.sync.aligned;\n";
-  for (auto [number, product] : llvm::enumerate(products)) {
-    text += "wgmma.mma_async.sync.aligned.m64n" + std::to_string(columns) +
-            "k16.f32." + type + "." + type + " " + getRegisters(0, numSums) +
-            ", ";
-    bool isLeftShared = product.registers.empty();
-    if (isLeftShared) {
-      text += "$" + std::to_string(pass(product.left.descriptor, "l"));
-    } else {
-      int64_t first = numSums + operands.size();
-      for (Value value : product.registers)
-        pass(value, "r");
-      text += getRegisters(first, product.registers.size());
-    }
-    text += ", $" + std::to_string(pass(product.right.descriptor, "l"));
-    // Whether to add to the sums, and the signs of the operands.
-    text += sums.empty() && number == 0 ? ", 0, 1, 1" : ", 1, 1, 1";
-    if (isLeftShared)
-      text += product.left.isTransposed ? ", 1" : ", 0";
-    text += product.right.isTransposed ? ", 1;\n" : ", 0;\n";
-  }
-  text += "wgmma.commit_group.sync.aligned;";
-  return assemble(text, constraints, SmallVector<Type>(numSums, getF32Type()),
-                  operands);
+  std::string instruction = "wgmma.mma_async.sync.aligned.m64n" +
+                            std::to_string(columns) + "k16.f32." + type + "." +
+                            type;
+  ProductGroup group(numSums, /*isTied=*/!sums.empty());
+  for (const Product &product : products)
+    group.add(product, instruction);
+  std::string text = "{\n.reg .b64 left, right;\nwgmma.fence.sync.aligned;\n" +
+                     group.text + "wgmma.commit_group.sync.aligned;\n}";
+  SmallVector<Value> operands(sums);
+  operands.append(group.operands);
+  return assemble(text,
+                  getSumConstraints(numSums, !sums.empty()) + group.constraints,
+                  SmallVector<Type>(numSums, getF32Type()), operands);
 }
 
 SmallVector<Value> WarpgroupBuilder::waitForProducts(ValueRange sums,

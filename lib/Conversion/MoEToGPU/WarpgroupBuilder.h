@@ -58,6 +58,15 @@ public:
   void fenceProducts();
 
   //===--------------------------------------------------------------------===//
+  // Registers
+  //===--------------------------------------------------------------------===//
+
+  /// The warpgroup goes on with `registers` a thread (a multiple of 8), more or
+  /// less than it has. For more it waits until others have given them back.
+  void takeRegisters(int64_t registers);
+  void giveRegisters(int64_t registers);
+
+  //===--------------------------------------------------------------------===//
   // Products
   //===--------------------------------------------------------------------===//
 
@@ -67,14 +76,17 @@ public:
   /// terms and the columns what the products keep; a matrix wider than a row
   /// goes on after `blockBytes`.
   struct Matrix {
-    /// Value of type i64; see `at`.
+    /// Value of type i64.
     Value descriptor;
     bool isTransposed = false;
+    /// The matrix begins so many bytes behind the one described.
+    int64_t offset = 0;
   };
   Matrix describe(Value shared, int64_t rowBytes, bool isTransposed,
                   int64_t blockBytes = 0);
   /// The matrix that begins `bytes` (a multiple of 16, i32 or constant)
-  /// further on.
+  /// further on. Constants are added where the matrix is used, for they would
+  /// take registers if they were taken out of a loop.
   Matrix offset(Matrix matrix, int64_t bytes);
   Matrix offset(Matrix matrix, Value bytes);
 
