@@ -6,8 +6,8 @@
 so their number divided by the tokens of a warp is what a token costs (`-` for
 kernels with loops). Instructions past the last exit pad the code and are not
 counted; those of branches that only odd values take are.
-`mixing`: the share of matrix (or, in f32, multiply-add) instructions among those of
-the inner loop, registers, blocks an SM, and shared-memory wavefronts a request.
+`mixing`: the share of matrix (HMMA, or HGMMA on sm_90a; in f32, multiply-add) instructions
+among those of the inner loop, registers, blocks an SM, and shared-memory wavefronts a request.
 `memory`: bytes that the kernels move in the simulator, over the bytes of inputs
 and results.
 
@@ -79,6 +79,11 @@ class Code:
         for i, (_, _, target) in enumerate(self.instructions):
             if target in place and place[target] <= i:
                 yield self.mnemonics[place[target] : i + 1]
+
+    @property
+    def matrix_instruction(self) -> str:
+        """Of whole warpgroups where it has any, else of warps."""
+        return "HGMMA" if any(m.startswith("HGMMA") for m in self.mnemonics) else "HMMA"
 
     def densest_loop(self, prefix: str):
         """The loop with the largest share of instructions of this name, and the share."""
@@ -186,7 +191,7 @@ def print_mixing(chip: str) -> None:
             lambda: moe_mlir.similarity_inform(u, p, causal=False), chip)
         ptx, kernels = describe(texts[0], chip)
         code = assemble(ptx, chip, kernels[0]["name"])
-        share, length = code.densest_loop("FFMA" if name == "f32" else "HMMA")
+        share, length = code.densest_loop("FFMA" if name == "f32" else code.matrix_instruction)
         blocks = code.blocks_an_sm(kernels[0]["block_size"], kernels[0]["dynamic_smem"], chip)
         first = counters[0]
         conflicts = first["shared_wavefronts"] / max(1, first["shared_requests"])

@@ -76,7 +76,8 @@ Value ThreadBuilder::sub(Value lhs, Value rhs) {
 }
 
 Value ThreadBuilder::max(Value lhs, Value rhs) {
-  return op<arith::MaxNumFOp>(lhs, rhs);
+  // arith.maxnumf would be expanded to four instructions on its way.
+  return op<LLVM::MaxNumOp>(lhs, rhs);
 }
 
 Value ThreadBuilder::mul(Value lhs, Value rhs) {

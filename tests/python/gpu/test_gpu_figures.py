@@ -49,6 +49,27 @@ def test_matrix_instructions_and_bank_conflicts_of_mixing(width, experts):
     assert len(counters) == 1
 
 
+@pytest.mark.parametrize("width, experts", [(128, 64), (352, 16)])
+def test_matrix_instructions_of_warpgroups(width, experts):
+    u = torch.randn(1, 96, width).bfloat16() * (8 / width) ** 0.5
+    p = torch.randn(1, 96, experts).softmax(-1).bfloat16()
+    texts, counters, _ = figures.simulate(
+        lambda: moe_mlir.similarity_inform(u, p, causal=False), "sm_90a")
+    ptx, kernels = figures.describe(texts[0], "sm_90a")
+    code = figures.assemble(ptx, "sm_90a", kernels[0]["name"])
+    loop = max((loop for loop in code.loops() if any("HGMMA" in m for m in loop)), key=len)
+    products = sum(m.startswith("HGMMA") for m in loop)
+    # 64 keys: a product for 16 features, and 3 bf16 of each weight for 16 keys.
+    assert products == width // 16 + 3 * 4
+    # One of 64 keys keeps the tensor cores busy for 32 issue slots; two
+    # warpgroups take turns at them.
+    assert width // 16 * 32 >= TENSOR_SHARE[width] * len(loop)
+    assert code.spilled == 0 and not any(m.startswith(("LDL", "STL")) for m in code.mnemonics)
+    assert any(m.startswith("LDGSTS") for m in code.mnemonics)
+    assert counters[0]["shared_wavefronts"] == counters[0]["shared_requests"]
+    assert len(counters) == 1
+
+
 def test_selection_moves_each_byte_once():
     scores = torch.randn(512, 64).bfloat16()
     _, (counters,), results = figures.simulate(lambda: moe_mlir.topk_renorm(scores, 8), "sm_90")
