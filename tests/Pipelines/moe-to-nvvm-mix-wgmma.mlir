@@ -13,7 +13,7 @@
 // CHECK-NOT:  call
 // CHECK-NOT:  mma.sync.aligned
 // CHECK-COUNT-22: mbarrier.init.shared::cta.b64
-// CHECK:      setmaxnreg.dec.sync.aligned.u32 96
+// CHECK:      setmaxnreg.dec.sync.aligned.u32 88
 // CHECK:      mbarrier.try_wait.parity.shared::cta.b64
 // CHECK:      cp.async.cg.shared.global
 // CHECK:      cp.async.mbarrier.arrive.noinc.shared::cta.b64

@@ -40,10 +40,14 @@ static constexpr int64_t kKeySlotBytes = kTileKeys * kChunkBytes;
 /// Columns of the values that registers can accumulate beside the logits, with
 /// two consuming warpgroups and with one.
 static constexpr int64_t kMaxColumnsOfTwo = 64, kMaxColumns = 256;
-/// Registers of a thread where three warpgroups share those of an SM, and how
-/// these divide them. With two warpgroups a thread may have all 255.
-static constexpr int64_t kRegistersOfThree = 168, kProducerRegisters = 96,
+/// Registers of a thread with which a block of three warpgroups starts, the most
+/// that an SM has for it, and how these divide them. Of two warpgroups a thread
+/// may have all 255.
+static constexpr int64_t kRegistersOfThree = 168, kProducerRegisters = 88,
                          kConsumerRegisters = 208;
+static_assert(kProducerRegisters + 2 * kConsumerRegisters <=
+                  3 * kRegistersOfThree,
+              "consumers would wait forever for registers");
 /// The most chunks that are straight code; of more, a loop takes a few at a
 /// time.
 static constexpr int64_t kMaxUnrolledChunks = 8, kLoopedChunks = 4;
