@@ -291,10 +291,12 @@ void WarpgroupMix::produce() {
 SmallVector<Value> WarpgroupMix::produceTile(MixCopies &copies,
                                              ValueRange uses) {
   waitForEmpty(queries, uses[0]);
-  for (int64_t chunk = 0; chunk < plan.numChunks; ++chunk)
-    copies.copyChunk(
-        op.getQ(), b.at(queries.memory, chunk * plan.tileRows * kChunkBytes),
-        plan.tileRows, mix.firstRow, b.i32(chunk), /*areKeys=*/false);
+  b.loop(b.index(0), b.index(plan.numChunks), 1, [&](Value index) {
+    Value chunk = b.toI32(index);
+    Value place = b.mul(chunk, b.i32(plan.tileRows * kChunkBytes));
+    copies.copyChunk(op.getQ(), b.at(queries.memory, place), plan.tileRows,
+                     mix.firstRow, chunk, /*areKeys=*/false);
+  });
   b.arriveAfterCopies(queries.getFull(b, uses[0]));
 
   auto [begin, end] = mix.getKeyRange();

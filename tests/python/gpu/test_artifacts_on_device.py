@@ -16,8 +16,8 @@ from test_every_op import CASES, operands
 
 import moe_mlir
 
-NUMPY_TYPES = {"f32": np.float32, "i64": np.int64, "index": np.int64, "i32": np.int32,
-               "i1": np.bool_}
+NUMPY_TYPES = {"f32": np.float32, "f16": np.float16, "i64": np.int64, "index": np.int64,
+               "i32": np.int32, "i1": np.bool_}
 
 
 def why_not(device):
@@ -33,10 +33,10 @@ def device(request):
     return request.param
 
 
-def record_calls(call):
+def record_calls(call, chip="sm_80"):
     """Every (module, function, buffers before, buffers after) of a call in `simulate`."""
     calls = []
-    with moe_mlir.simulate(chip="sm_80") as simulation:
+    with moe_mlir.simulate(chip=chip) as simulation:
         run = simulation.run
 
         def record(kernel, buffers):
@@ -55,25 +55,31 @@ def save(folder, description, values):
         np.save(folder / f"in{i}.npy", array.astype(NUMPY_TYPES[argument["dtype"]], copy=False))
 
 
+def check_artifact(text, name, before, after, folder, device, chip):
+    """Runs a recorded call from an artifact; returns what its manifest says of the function."""
+    (folder / "op.mlir").write_text(text)
+    done = run_tool("moe-compile", "op.mlir", "-o", "op.artifact", f"--target={chip}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((folder / "op.artifact/manifest.json").read_text())
+    (description,) = (f for f in manifest["functions"] if f["name"] == name)
+    arguments, results = len(description["arguments"]), len(description["results"])
+    save(folder, description, before)
+    done = run_tool("moe-run", "op.artifact", f"--function={name}", f"--device={device}",
+                    *(f"--input=in{i}.npy" for i in range(arguments)),
+                    *(f"--output=out{i}.npy" for i in range(results)), cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    for i, expected in enumerate(after[arguments:]):
+        found = torch.from_numpy(np.load(folder / f"out{i}.npy"))
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6, equal_nan=True)
+    return description
+
+
 @pytest.mark.parametrize("op", CASES)
 def test_artifact_equals_simulate(op, device, tmp_path):
     calls = record_calls(lambda: CASES[op](operands()))
     assert calls
-    for text, name, before, after in calls:
-        (tmp_path / "op.mlir").write_text(text)
-        done = run_tool("moe-compile", "op.mlir", "-o", "op.artifact", "--target=sm_80", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        manifest = json.loads((tmp_path / "op.artifact/manifest.json").read_text())
-        (description,) = (f for f in manifest["functions"] if f["name"] == name)
-        arguments, results = len(description["arguments"]), len(description["results"])
-        save(tmp_path, description, before)
-        done = run_tool("moe-run", "op.artifact", f"--function={name}", f"--device={device}",
-                    *(f"--input=in{i}.npy" for i in range(arguments)),
-                    *(f"--output=out{i}.npy" for i in range(results)), cwd=tmp_path)
-        assert (done.returncode, done.stderr) == (0, "")
-        for i, expected in enumerate(after[arguments:]):
-            found = torch.from_numpy(np.load(tmp_path / f"out{i}.npy"))
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6, equal_nan=True)
+    for call in calls:
+        check_artifact(*call, tmp_path, device, "sm_80")
 
 
 ROUTER = """func.func @route(%z: tensor<?x8xf32>) -> (tensor<?x2xf32>, tensor<?x2xi64>) {
@@ -170,3 +176,13 @@ def test_python_loads_an_artifact_for_a_chip(router):
     torch.testing.assert_close(gates, expected[0])
     with pytest.raises(ValueError, match="expected CUDA tensors for 'route'.* `with moe_mlir.simulate"):
         route(z)
+
+
+def test_artifact_of_warpgroups_equals_simulate(tmp_path):
+    """A block of another size, and barriers in the middle of dynamic memory."""
+    u = torch.randn(1, 150, 64).half() / 8
+    p = torch.randn(1, 150, 16).softmax(-1).half()
+    (call,) = record_calls(lambda: moe_mlir.similarity_inform(u, p, causal=True), "sm_90a")
+    description = check_artifact(*call, tmp_path, "sim", "sm_90a")
+    (kernel,) = description["kernels"]
+    assert kernel["block_size"] == 384 and kernel["dynamic_smem"] > 48 * 1024

@@ -2,6 +2,7 @@
 runtime, which has the same interface as the driver's, and shapes and devices on fake tensors."""
 
 import ctypes
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import moe_mlir
 from moe_mlir import gpu
+from moe_mlir import runtime as moe_runtime
 from moe_mlir.ops import _library
 from moe_mlir.simulate import Simulation
 
@@ -90,6 +92,22 @@ def test_chips():
     assert gpu.chip_for((9, 0)) == "sm_90a" and gpu.chip_for((12, 1)) == "sm_120"
     with pytest.raises(gpu.GpuError, match="compute capability 8.0 or later, found 7.5"):
         gpu.chip_for((7, 5))
+
+
+def test_packed_kernels_of_its_own_chip_come_first(tmp_path, monkeypatch):
+    """And those run nowhere else: a later chip takes what an earlier one does."""
+    from moe_mlir.ops.topk_renorm import kernel
+
+    text = kernel(torch.float32, 8, 2, "logits", True, 1.0, False, torch.int64).text()
+    for chip in ("sm_80", "sm_90", "sm_90a"):
+        moe_runtime.pack_kernels(text, chip, tmp_path)
+    monkeypatch.setenv("MOE_MLIR_KERNELS", str(tmp_path))
+
+    def target(chip):
+        return re.search(r"\.target (\w+)", moe_runtime.compile_kernels_cached(text, chip))[1]
+
+    assert [target(chip) for chip in ("sm_89", "sm_90", "sm_90a", "sm_100")] == [
+        "sm_80", "sm_90", "sm_90a", "sm_90"]
 
 
 def test_damaged_ptx_is_an_error_not_an_abort(runtime):
