@@ -87,8 +87,8 @@ static void buildBufferization(OpPassManager &manager) {
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
   Chip chip = getChip(options);
-  manager.addNestedPass<func::FuncOp>(createMoEDistributeToGridPass(
-      {options.blockSize, chip.clusterBlocks}));
+  manager.addNestedPass<func::FuncOp>(
+      createMoEDistributeToGridPass({options.blockSize, chip.clusterBlocks}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createConvertMoEToGPUPass(
       {options.blockSize, chip.sharedBytes, chip.hasWgmma}));

@@ -43,9 +43,9 @@ MixEmitter::MixEmitter(WarpBuilder &b, SoftmaxMixOp op, MixLayout layout)
   origin = op.getOrigin() ? op.getOrigin() : b.sub(numKeys, numQueries);
 }
 
-SmallVector<Value> MixEmitter::forEachTile(
-    ValueRange initial,
-    function_ref<SmallVector<Value>(ValueRange)> emitTile) {
+SmallVector<Value>
+MixEmitter::forEachTile(ValueRange initial,
+                        function_ref<SmallVector<Value>(ValueRange)> emitTile) {
   Value zero = b.index(0);
   auto emitRows = [&](Value row, ValueRange carried) {
     firstRow = row;
@@ -379,12 +379,12 @@ static void reportWithoutWgmma(SoftmaxMixOp op, bool hasForm) {
                  remark::RemarkOpts::name("Wgmma").category(DEBUG_TYPE))
       << (op->getName().getStringRef() + " runs without wgmma").str()
       << remark::reason(
-             "{0}",
-             hasForm ? "its kernel shares a block with one of another shape"
-                     : "its kernel expects queries and keys of one 16-bit "
-                       "type, a multiple of 8 features that fit into shared "
-                       "memory for 64 queries, and up to 256 columns of the "
-                       "values");
+             "{0}", hasForm
+                        ? "its kernel shares a block with one of another shape"
+                        : "its kernel expects queries and keys of one 16-bit "
+                          "type, a multiple of 8 features that fit into shared "
+                          "memory for 64 queries, and up to 256 columns of the "
+                          "values");
 }
 
 namespace {

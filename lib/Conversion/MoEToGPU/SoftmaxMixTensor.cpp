@@ -179,10 +179,10 @@ MixLayout TensorMix::getLayout() {
 void TensorMix::copyStage(Value firstKey, Value chunk, Value stage) {
   Value shared = select(stages, stage, plan.stageBytes);
   copies.copyChunk(op.getK(), shared, plan.tileKeys, firstKey, chunk,
-            /*areKeys=*/true);
+                   /*areKeys=*/true);
   if (!plan.keepsQueries)
     copies.copyChunk(op.getQ(), b.at(shared, plan.tileKeys * kChunkBytes),
-              plan.tileRows, mix.firstRow, chunk, /*areKeys=*/false);
+                     plan.tileRows, mix.firstRow, chunk, /*areKeys=*/false);
 }
 
 /// Starts copying what belongs to a key tile beside its features.
@@ -314,8 +314,9 @@ void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
       Value unit = b.add(b.div(lane, 16), b.i32(2 * pair));
       Value place = b.at(base, b.swizzle(row, unit, plan.values.getRowBytes()));
       for (int64_t plane = 0; plane < plan.values.planes; ++plane) {
-        SmallVector<Value> right = b.loadMatrices(
-            b.at(place, plane * plan.values.getPlaneBytes()), /*transpose=*/true);
+        SmallVector<Value> right =
+            b.loadMatrices(b.at(place, plane * plan.values.getPlaneBytes()),
+                           /*transpose=*/true);
         for (int64_t i = 0; i < plan.rowFragments; ++i)
           for (int64_t j = 0; j < 2; ++j) {
             int64_t first = 4 * (i * columnFragments + 2 * pair + j);
@@ -342,8 +343,9 @@ void TensorMix::emitTile() {
   b.barrier();
   if (plan.keepsQueries)
     for (int64_t chunk = 0; chunk < plan.numChunks; ++chunk)
-      copies.copyChunk(op.getQ(), b.at(queries, chunk * plan.tileRows * kChunkBytes),
-                plan.tileRows, mix.firstRow, b.i32(chunk), /*areKeys=*/false);
+      copies.copyChunk(
+          op.getQ(), b.at(queries, chunk * plan.tileRows * kChunkBytes),
+          plan.tileRows, mix.firstRow, b.i32(chunk), /*areKeys=*/false);
   copyStage(begin, zero, zero);
   copyTileExtras(begin, zero);
   b.commitCopies();

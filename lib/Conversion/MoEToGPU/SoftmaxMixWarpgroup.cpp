@@ -16,9 +16,10 @@
 // is in slot n mod slots, in a phase of parity n / slots mod 2.
 //
 // The arithmetic is that of the other kernel: a chunk is summed from 0 and then
-// added, because tensor cores truncate, while the next one is multiplied;
-// weights are sums of bf16 and stay in registers as left operands. While one
-// warpgroup is at its exponentials, the other one multiplies.
+// added, because tensor cores truncate, while the next one is multiplied (with
+// precision tf32 they add all chunks themselves); weights are sums of bf16 and
+// stay in registers as left operands. While one warpgroup is at its
+// exponentials, the other one multiplies.
 //
 //===----------------------------------------------------------------------===//
 
@@ -40,9 +41,9 @@ static constexpr int64_t kKeySlotBytes = kTileKeys * kChunkBytes;
 /// Columns of the values that registers can accumulate beside the logits, with
 /// two consuming warpgroups and with one.
 static constexpr int64_t kMaxColumnsOfTwo = 64, kMaxColumns = 256;
-/// Registers of a thread with which a block of three warpgroups starts, the most
-/// that an SM has for it, and how these divide them. Of two warpgroups a thread
-/// may have all 255.
+/// Registers of a thread with which a block of three warpgroups starts, the
+/// most that an SM has for it, and how these divide them. Of two warpgroups a
+/// thread may have all 255.
 static constexpr int64_t kRegistersOfThree = 168, kProducerRegisters = 88,
                          kConsumerRegisters = 208;
 static_assert(kProducerRegisters + 2 * kConsumerRegisters <=
@@ -176,6 +177,7 @@ private:
   void waitForFull(const Ring &ring, Value use);
   void release(const Ring &ring, Value use);
   Fragment multiply(Matrix queries, Value &use);
+  SmallVector<Product> getProducts(Matrix queries, Value use, int64_t chunk);
   SmallVector<Value> multiplyChunks(Matrix queries, Value use, int64_t first,
                                     int64_t count, ValueRange totals);
   void mixValues(Value values, const Fragment &p, ArrayRef<Value> decays,
@@ -282,9 +284,8 @@ void WarpgroupMix::produce() {
   Value number = b.sub(thread, b.i32(kWarpgroupSize * plan.consumers));
   MixCopies copies(mix, number, kWarpgroupSize);
   Value zero = b.i32(0);
-  mix.forEachTile({zero, zero, zero}, [&](ValueRange uses) {
-    return produceTile(copies, uses);
-  });
+  mix.forEachTile({zero, zero, zero},
+                  [&](ValueRange uses) { return produceTile(copies, uses); });
 }
 
 /// `uses` are those of the rings so far: of queries, keys and values.
@@ -300,13 +301,13 @@ SmallVector<Value> WarpgroupMix::produceTile(MixCopies &copies,
   b.arriveAfterCopies(queries.getFull(b, uses[0]));
 
   auto [begin, end] = mix.getKeyRange();
-  SmallVector<Value> last = b.loop(
-      begin, end, kTileKeys, uses.drop_front(),
-      [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
-        Value use = produceKeys(copies, firstKey, old[0]);
-        produceExtras(copies, firstKey, old[1]);
-        return {use, b.add(old[1], b.i32(1))};
-      });
+  SmallVector<Value> last =
+      b.loop(begin, end, kTileKeys, uses.drop_front(),
+             [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
+               Value use = produceKeys(copies, firstKey, old[0]);
+               produceExtras(copies, firstKey, old[1]);
+               return {use, b.add(old[1], b.i32(1))};
+             });
   return {b.add(uses[0], b.i32(1)), last[0], last[1]};
 }
 
@@ -352,6 +353,13 @@ void WarpgroupMix::release(const Ring &ring, Value use) {
            b.compare(arith::CmpIPredicate::eq, lane, b.i32(0)));
 }
 
+static SmallVector<Value> addAll(WarpBuilder &b, ArrayRef<Value> sums,
+                                 ArrayRef<Value> terms) {
+  return llvm::map_to_vector(llvm::zip_equal(sums, terms), [&](auto pair) {
+    return b.add(std::get<0>(pair), std::get<1>(pair));
+  });
+}
+
 void WarpgroupMix::consume() {
   Value zero = b.i32(0);
   mix.forEachTile({zero, zero, zero},
@@ -370,90 +378,107 @@ SmallVector<Value> WarpgroupMix::consumeTile(ValueRange uses) {
   carried.append(mix.getInitialState());
   int64_t sumsBegin = carried.size();
   carried.append(plan.getProductColumns() / 2, b.f32(0.0));
-  SmallVector<Value> last = b.loop(
-      begin, end, kTileKeys, carried,
-      [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
-        SmallVector<Value> next(old);
-        Fragment p = multiply(rows, next[0]);
-        waitForFull(values, old[1]);
-        SmallVector<Value> state(next.begin() + stateBegin,
-                                 next.begin() + sumsBegin);
-        Value offset =
-            b.mul(values.getSlot(b, old[1]), b.i32(plan.biasBytes));
-        SmallVector<Value> decays =
-            mix.update(state, p, firstKey, b.at(biases, offset));
-        llvm::copy(state, next.begin() + stateBegin);
-        if (op.getV())
-          mixValues(values.getPlace(b, old[1]), p, decays,
-                    MutableArrayRef(next).drop_front(sumsBegin));
-        release(values, old[1]);
-        next[1] = b.add(old[1], b.i32(1));
-        return next;
-      });
+  SmallVector<Value> last =
+      b.loop(begin, end, kTileKeys, carried,
+             [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
+               SmallVector<Value> next(old);
+               Fragment p = multiply(rows, next[0]);
+               waitForFull(values, old[1]);
+               SmallVector<Value> state(next.begin() + stateBegin,
+                                        next.begin() + sumsBegin);
+               Value offset =
+                   b.mul(values.getSlot(b, old[1]), b.i32(plan.biasBytes));
+               SmallVector<Value> decays =
+                   mix.update(state, p, firstKey, b.at(biases, offset));
+               llvm::copy(state, next.begin() + stateBegin);
+               if (op.getV())
+                 mixValues(values.getPlace(b, old[1]), p, decays,
+                           MutableArrayRef(next).drop_front(sumsBegin));
+               release(values, old[1]);
+               next[1] = b.add(old[1], b.i32(1));
+               return next;
+             });
   release(queries, uses[0]);
   storeResults(ValueRange(last).slice(stateBegin, mix.getStateSize()),
                ValueRange(last).drop_front(sumsBegin));
   return {b.add(uses[0], b.i32(1)), last[0], last[1]};
 }
 
+/// The products of one chunk, whose keys use `use` brings. Chunks behind the
+/// first ones of a loop are whole, but for the last.
+SmallVector<Product> WarpgroupMix::getProducts(Matrix queries, Value use,
+                                               int64_t chunk) {
+  Matrix right = b.describe(keys.getPlace(b, use), kChunkBytes,
+                            /*isTransposed=*/false);
+  int64_t features = std::min(plan.numFeatures - chunk * kChunk, kChunk);
+  SmallVector<Product> products;
+  for (int64_t place = 0; place < features; place += kWgmmaTerms)
+    products.push_back(
+        {b.offset(queries, 2 * place), {}, b.offset(right, 2 * place)});
+  return products;
+}
+
 /// Adds the products of `count` chunks from `first` on, whose keys use `use`
-/// brings, to `totals`. While one chunk is added the next is multiplied.
+/// and the next ones bring, to `totals`. While one chunk is added, or its slot
+/// is given back, the next is multiplied.
 SmallVector<Value> WarpgroupMix::multiplyChunks(Matrix queries, Value use,
                                                 int64_t first, int64_t count,
                                                 ValueRange totals) {
-  SmallVector<Value> sums(totals), pending;
-  Value pendingUse;
-  auto finish = [&](int64_t stillPending) {
-    SmallVector<Value> part = b.waitForProducts(pending, stillPending);
-    release(keys, pendingUse);
-    if (sums.empty())
-      return sums.assign(part);
-    for (auto [sum, term] : llvm::zip_equal(sums, part))
-      sum = b.add(sum, term);
+  bool isExact = op.getPrecision() == Precision::IEEE;
+  SmallVector<Value> sums(totals), part;
+  auto finish = [&](Value ownUse, int64_t pending) {
+    if (isExact)
+      part = b.waitForProducts(part, pending);
+    else if (pending > 0)
+      b.waitForProducts({}, pending);
+    else
+      sums = b.waitForProducts(sums, pending);
+    release(keys, ownUse);
+    if (isExact)
+      sums = sums.empty() ? part : addAll(b, sums, part);
   };
+  Value lastUse;
   for (int64_t i = 0; i < count; ++i) {
     waitForFull(keys, use);
-    Matrix right = b.describe(keys.getPlace(b, use), kChunkBytes,
-                              /*isTransposed=*/false);
-    Matrix left = b.offset(queries, i * plan.tileRows * kChunkBytes);
-    SmallVector<Product> products;
-    // Chunks behind the first ones of a loop are whole but for the last.
-    int64_t features = plan.numFeatures - (first + i) * kChunk;
-    int64_t steps = llvm::divideCeil(std::min(features, kChunk), kWgmmaTerms);
-    for (int64_t step = 0; step < steps; ++step)
-      products.push_back({b.offset(left, step * 2 * kWgmmaTerms),
-                          {},
-                          b.offset(right, step * 2 * kWgmmaTerms)});
+    Matrix rows = b.offset(queries, i * plan.tileRows * kChunkBytes);
+    SmallVector<Product> products = getProducts(rows, use, first + i);
     SmallVector<Value> started =
-        b.startProducts(products, {}, kTileKeys, element);
+        b.startProducts(products, isExact ? ValueRange() : ValueRange(sums),
+                        kTileKeys, element);
+    if (!isExact)
+      sums = started;
     if (i > 0)
-      finish(/*stillPending=*/1);
-    pending = started;
-    pendingUse = use;
+      finish(lastUse, /*pending=*/1);
+    part = started;
+    lastUse = use;
     use = b.add(use, b.i32(1));
   }
-  finish(/*stillPending=*/0);
+  finish(lastUse, /*pending=*/0);
   return sums;
 }
 
 /// q.k of the thread's queries and keys of a tile; `use` moves on.
 Fragment WarpgroupMix::multiply(Matrix queries, Value &use) {
-  int64_t looped = plan.numChunks <= kMaxUnrolledChunks
+  // ptxas puts additions off. In a loop it cannot, which matters where the sums
+  // of the values leave few registers.
+  bool isWide = plan.values.numColumns > kMaxColumnsOfTwo;
+  int64_t atATime = isWide ? 1 : kLoopedChunks;
+  int64_t looped = plan.numChunks <= (isWide ? 1 : kMaxUnrolledChunks)
                        ? 0
-                       : (plan.numChunks - 1) / kLoopedChunks;
+                       : (plan.numChunks - 1) / atATime;
   SmallVector<Value> sums;
   if (looped > 0) {
     sums.assign(kTileKeys / 2, b.f32(0.0));
     sums = b.loop(
         b.index(0), b.index(looped), 1, sums,
         [&](Value group, ValueRange old) -> SmallVector<Value> {
-          Value chunk = b.mul(b.toI32(group), b.i32(kLoopedChunks));
+          Value chunk = b.mul(b.toI32(group), b.i32(atATime));
           Value offset = b.mul(chunk, b.i32(plan.tileRows * kChunkBytes));
           return multiplyChunks(b.offset(queries, offset), b.add(use, chunk),
-                                /*first=*/0, kLoopedChunks, old);
+                                /*first=*/0, atATime, old);
         });
   }
-  int64_t done = looped * kLoopedChunks;
+  int64_t done = looped * atATime;
   sums = multiplyChunks(b.offset(queries, done * plan.tileRows * kChunkBytes),
                         b.add(use, b.i32(done)), done, plan.numChunks - done,
                         sums);

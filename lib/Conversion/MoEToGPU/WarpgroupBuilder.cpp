@@ -23,8 +23,8 @@ SmallVector<Value> WarpgroupBuilder::assemble(StringRef text,
   std::string clobbered = constraints.str();
   clobbered += clobbered.empty() ? "~{memory}" : ",~{memory}";
   auto assembly = LLVM::InlineAsmOp::create(
-      *this, types, operands, text, clobbered, /*has_side_effects=*/true, /*is_align_stack=*/false,
-      LLVM::TailCallKind::None,
+      *this, types, operands, text, clobbered, /*has_side_effects=*/true,
+      /*is_align_stack=*/false, LLVM::TailCallKind::None,
       LLVM::AsmDialectAttr::get(getContext(), LLVM::AsmDialect::AD_ATT),
       /*operand_attrs=*/ArrayAttr());
   if (results.size() <= 1)
@@ -113,8 +113,7 @@ WarpgroupBuilder::Matrix WarpgroupBuilder::describe(Value shared,
   // Fields in units of 16 bytes: from block to block of columns (16), from 8
   // rows to the next (32); and the swizzle (62).
   uint64_t swizzle = rowBytes == 128 ? 1 : rowBytes == 64 ? 2 : 3;
-  uint64_t fields = swizzle << 62 |
-                    uint64_t(8 * rowBytes / kUnitBytes) << 32 |
+  uint64_t fields = swizzle << 62 | uint64_t(8 * rowBytes / kUnitBytes) << 32 |
                     uint64_t(blockBytes / kUnitBytes) << 16;
   Value constant = arith::ConstantOp::create(
       *this, getI64IntegerAttr(static_cast<int64_t>(fields)));
@@ -139,9 +138,9 @@ WarpgroupBuilder::Matrix WarpgroupBuilder::offset(Matrix matrix, Value bytes) {
 
 /// "$first, $first+1, ..." in braces.
 static std::string getRegisters(int64_t first, int64_t count) {
-  auto names =
-      llvm::map_range(llvm::seq(first, first + count),
-                      [](int64_t i) { return "$" + std::to_string(i); });
+  auto names = llvm::map_range(llvm::seq(first, first + count), [](int64_t i) {
+    return "$" + std::to_string(i);
+  });
   return "{" + llvm::join(names, ", ") + "}";
 }
 

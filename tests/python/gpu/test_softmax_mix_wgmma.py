@@ -27,7 +27,7 @@ def check_wgmma(p, launches=LAUNCHES[:1]):
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("d, e", [(8, 1), (16, 16), (40, 64), (72, 33), (24, 200), (128, 256)])
+@pytest.mark.parametrize("d, e", [(8, 1), (16, 16), (40, 64), (72, 33), (24, 200), (200, 256)])
 def test_widths_and_columns(dtype, d, e):
     check_wgmma(problem(70, 70, d, e, dtype=dtype, causal=True))
 
@@ -42,6 +42,11 @@ def test_any_number_of_tokens(n, nk, causal):
 def test_wide_features(d):
     """Up to 8 chunks are straight code, more of them a loop and the rest."""
     check_wgmma(problem(33, 200, d, 16, dtype=BF16, norm=30.0), LAUNCHES)
+
+
+@pytest.mark.parametrize("d", [352, 1024])
+def test_tf32_sums_all_chunks_on_tensor_cores(d):
+    check_wgmma(problem(33, 200, d, 16, dtype=BF16, norm=30.0, precision="tf32"), LAUNCHES)
 
 
 @pytest.mark.parametrize("value_dtype", [F32, BF16, F16])
