@@ -60,10 +60,11 @@ def test_matrix_instructions_of_warpgroups(width, experts):
     loop = max((loop for loop in code.loops() if any("HGMMA" in m for m in loop)), key=len)
     products = sum(m.startswith("HGMMA") for m in loop)
     # 64 keys: a product for 16 features, and 3 bf16 of each weight for 16 keys.
-    assert products == width // 16 + 3 * 4
-    # One of 64 keys keeps the tensor cores busy for 32 issue slots; two
-    # warpgroups take turns at them.
-    assert width // 16 * 32 >= TENSOR_SHARE[width] * len(loop)
+    of_logits, of_values = width // 16, 3 * 4
+    assert products == of_logits + of_values
+    # A product with n columns keeps the tensor cores busy for n / 2 issue slots.
+    # Two warpgroups take turns: while one is busy there the other may issue.
+    assert of_logits * 64 / 2 + of_values * experts / 2 >= 0.9 * len(loop)
     assert code.spilled == 0 and not any(m.startswith(("LDL", "STL")) for m in code.mnemonics)
     assert any(m.startswith("LDGSTS") for m in code.mnemonics)
     assert counters[0]["shared_wavefronts"] == counters[0]["shared_requests"]
