@@ -44,6 +44,9 @@ static void buildTilingStage(OpPassManager &manager,
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
+  tiling.maxTileSize = 2 * options.tileSize;
+  if (options.threads)
+    manager.addPass(createMoEDeclareThreadCountPass());
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
   manager.addNestedPass<func::FuncOp>(createMoEFuseReductionsPass());
   manager.addPass(createMoEDecomposeForCPUPass());
