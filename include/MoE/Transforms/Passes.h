@@ -13,6 +13,9 @@ namespace mlir::moe {
 /// pass's own tile size.
 inline constexpr llvm::StringLiteral kTileRowsAttrName = "moe.tile_rows";
 
+/// The runtime's function that says how many threads a loop may use.
+inline constexpr llvm::StringLiteral kThreadCountName = "moe_get_num_threads";
+
 #define GEN_PASS_DECL
 #include "MoE/Transforms/Passes.h.inc"
 
