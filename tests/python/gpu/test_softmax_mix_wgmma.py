@@ -14,7 +14,9 @@ import torch
 from moe_mlir.launch import LaunchPlan
 from moe_mlir.runtime import compile_kernels_cached, compile_ptx_cached
 from moe_mlir.simulate import device_function
-from test_softmax_mix import BF16, F16, F32, LAUNCHES, check, module_text, problem
+from test_softmax_mix import (
+    BF16, F16, F32, LAUNCHES, check, module_text, problem, problem_with_garbage_at_masked_tokens,
+)  # fmt: skip
 
 sim = pytest.importorskip("moe_mlir.sim")
 
@@ -76,15 +78,7 @@ def test_visibility(causal, exclude_self, window):
 
 
 def test_garbage_at_masked_tokens_does_not_leak():
-    p = problem(70, 100, 40, 8, batch=2, dtype=BF16)
-    g = torch.Generator().manual_seed(3)
-    key_mask = torch.rand(2, 100, generator=g) > 0.3
-    key_mask[1] = False
-    query_mask = torch.rand(2, 70, generator=g) > 0.2
-    p.k[~key_mask[:, None]] = math.nan
-    p.v[~key_mask] = math.nan
-    p.operands = {"key_mask": key_mask, "query_mask": query_mask}
-    check_wgmma(p, LAUNCHES)
+    check_wgmma(problem_with_garbage_at_masked_tokens(BF16), LAUNCHES)
 
 
 def test_levels_and_biases():
