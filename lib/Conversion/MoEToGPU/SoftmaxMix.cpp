@@ -330,9 +330,8 @@ void MixEmitter::storeMixed(Value value, Value factor, Value row,
 // Pattern
 //===----------------------------------------------------------------------===//
 
-/// The most columns of the values that registers can accumulate, and groups of
-/// so many, each of which computes the logits again.
-static constexpr int64_t kMaxColumns = 256, kMaxColumnGroups = 16;
+/// The most groups of columns, each of which computes the logits again.
+static constexpr int64_t kMaxColumnGroups = 16;
 
 /// The number of equal groups of columns that registers can accumulate one
 /// after the other; 0 if there is none.
@@ -343,7 +342,7 @@ static int64_t getNumColumnGroups(SoftmaxMixOp op) {
   if (ShapedType::isDynamic(columns))
     return 0;
   for (int64_t groups = 1; groups <= kMaxColumnGroups; ++groups)
-    if (columns % groups == 0 && columns / groups <= kMaxColumns)
+    if (columns % groups == 0 && columns / groups <= kMaxMixColumns)
       return groups;
   return 0;
 }
@@ -413,7 +412,7 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
         diagnostic << "expected a static number of columns of the values, in "
                       "at most "
                    << kMaxColumnGroups << " equal groups of at most "
-                   << kMaxColumns << ", found " << op.getV().getType();
+                   << kMaxMixColumns << ", found " << op.getV().getType();
       });
     WarpBuilder b(op.getLoc(), rewriter);
     if (groups == 1)

@@ -113,7 +113,10 @@ private:
 /// How many positions a window reaches back, the query's own among them.
 std::optional<int64_t> getReach(MixLogitsOpInterface op);
 
-/// Threads of a block that runs the kernels.
+/// The most columns of the values that registers can accumulate.
+inline constexpr int64_t kMaxMixColumns = 256;
+
+/// Threads of a block that runs the kernels, but for that of warpgroups.
 inline constexpr int64_t kMixThreads = 128;
 
 /// Queries that a block takes at a time; on the float units.

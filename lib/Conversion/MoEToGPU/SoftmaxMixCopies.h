@@ -47,7 +47,7 @@ class MixCopies {
 public:
   /// Copies by `numThreads` threads, each with its number `thread` (i32).
   MixCopies(MixEmitter &mix, Value thread, int64_t numThreads)
-      : b(mix.b), mix(mix), thread(thread), numThreads(numThreads) {}
+      : thread(thread), numThreads(numThreads), b(mix.b), mix(mix) {}
 
   /// Starts copying chunk `chunk` of the features of `numRows` rows from row
   /// `first` on; zeros for masked keys and for what lies behind the last row or
@@ -58,14 +58,15 @@ public:
   /// that nobody sees.
   void copyValues(const ValueTile &tile, Value firstKey, Value shared);
 
+  const Value thread;
+  const int64_t numThreads;
+
 private:
   void convertUnit(const ValueTile &tile, Value key, Value isReal, Value unit,
                    Value place);
 
   WarpBuilder &b;
   MixEmitter &mix;
-  Value thread;
-  int64_t numThreads;
 };
 
 } // namespace mlir::moe

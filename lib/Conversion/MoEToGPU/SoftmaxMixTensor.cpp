@@ -28,8 +28,6 @@ using namespace mlir::moe;
 static constexpr int64_t kWarps = 4;
 static constexpr int64_t kThreads = kWarps * kWarpSize;
 static constexpr int64_t kStages = 2;
-/// Columns of the values that registers can accumulate.
-static constexpr int64_t kMaxColumns = 256;
 
 //===----------------------------------------------------------------------===//
 // Plan
@@ -75,7 +73,7 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   plan.weightParts = getWeightParts(op);
   plan.values = ValueTile(op, plan.tileKeys, plan.weightParts,
-                          /*maxBlockColumns=*/kMaxColumns);
+                          /*maxBlockColumns=*/kMaxMixColumns);
   plan.keepsQueries = keepsQueries;
   int64_t queryChunk = plan.tileRows * kChunkBytes;
   plan.queryBytes = keepsQueries ? plan.numChunks * queryChunk : 0;
@@ -96,7 +94,7 @@ static std::optional<TensorPlan> choosePlan(SoftmaxMixOp op,
     // Registers: two fragments of queries leave room for few columns.
     if (rowFragments > 1 && plan.numColumns > 32)
       continue;
-    if (plan.numColumns <= kMaxColumns && plan.getBytes() <= sharedBytes)
+    if (plan.numColumns <= kMaxMixColumns && plan.getBytes() <= sharedBytes)
       return plan;
   }
   return std::nullopt;

@@ -38,9 +38,9 @@ using Product = WarpgroupBuilder::Product;
 static constexpr int64_t kTileKeys = 64;
 static constexpr int64_t kValueSlots = 2, kMaxKeySlots = 8;
 static constexpr int64_t kKeySlotBytes = kTileKeys * kChunkBytes;
-/// Columns of the values that registers can accumulate beside the logits, with
-/// two consuming warpgroups and with one.
-static constexpr int64_t kMaxColumnsOfTwo = 64, kMaxColumns = 256;
+/// The most columns of the values that registers can accumulate beside the
+/// logits of two consuming warpgroups.
+static constexpr int64_t kMaxColumnsOfTwo = 64;
 /// Registers of a thread with which a block of three warpgroups starts, the
 /// most that an SM has for it, and how these divide them. Of two warpgroups a
 /// thread may have all 255.
@@ -82,7 +82,7 @@ struct WarpgroupPlan {
     return getValuePlace() + kValueSlots * values.getBytes();
   }
   int64_t getBytes() const { return getBiasPlace() + kValueSlots * biasBytes; }
-  /// Columns that the products accumulate, and fragments of 8 of them.
+  /// Columns that the products accumulate.
   int64_t getProductColumns() const {
     return llvm::alignTo(values.numColumns, 8);
   }
@@ -115,7 +115,7 @@ static std::optional<WarpgroupPlan> choosePlan(SoftmaxMixOp op,
   for (int64_t consumers : {2, 1})
     for (int64_t keySlots = kMaxKeySlots; keySlots >= 2; keySlots /= 2) {
       WarpgroupPlan plan = makePlan(op, consumers, keySlots);
-      int64_t maxColumns = consumers > 1 ? kMaxColumnsOfTwo : kMaxColumns;
+      int64_t maxColumns = consumers > 1 ? kMaxColumnsOfTwo : kMaxMixColumns;
       if (plan.values.numColumns <= maxColumns &&
           plan.getBytes() <= sharedBytes)
         return plan;
@@ -327,8 +327,7 @@ Value WarpgroupMix::produceKeys(MixCopies &copies, Value firstKey, Value use) {
 void WarpgroupMix::produceExtras(MixCopies &copies, Value firstKey, Value use) {
   waitForEmpty(values, use);
   Value slot = values.getSlot(b, use);
-  Value number = b.sub(thread, b.i32(kWarpgroupSize * plan.consumers));
-  mix.writeBiases(number, firstKey,
+  mix.writeBiases(copies.thread, firstKey,
                   b.at(biases, b.mul(slot, b.i32(plan.biasBytes))));
   if (op.getV())
     copies.copyValues(plan.values, firstKey, values.getPlace(b, use));
