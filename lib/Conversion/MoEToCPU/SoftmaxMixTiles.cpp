@@ -162,16 +162,11 @@ static Value loadFeatures(Emitter &e, Value source, Value row, Value first,
 }
 
 void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
-                               Value isReal, Value packed, Value slot,
-                               ArrayRef<Value> rowsAhead) {
+                               Value isReal, Value packed, Value slot) {
   bool inPairs = isInPairs(packed);
   int64_t perLane = inPairs ? 2 : 1, step = perLane * e.width;
   Value zero = inPairs ? e.i32(0) : e.f32(0.0);
   auto pack = [&](Value feature, Value count) {
-    for (Value row : rowsAhead)
-      memref::PrefetchOp::create(e, source, ValueRange{row, feature},
-                                 /*isWrite=*/false, /*localityHint=*/2,
-                                 /*isDataCache=*/true);
     Values vectors;
     for (Value row : rows)
       vectors.push_back(loadFeatures(e, source, row, feature, count, inPairs));
@@ -250,7 +245,8 @@ public:
   /// Steps of one feature or a pair of them, and those of a chain.
   Value getNumSteps();
   int64_t getChainSteps();
-  Values sumChain(Value first, Value end);
+  Values sumChain(Value first, Value end,
+                  function_ref<void(Value step)> fetch = {});
   bool mayHaveLastOdd();
   Values addLastOdd(Values sums);
 
@@ -312,10 +308,13 @@ Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
   return next;
 }
 
-/// The sums over steps `first` to `end`.
-Values TileProduct::sumChain(Value first, Value end) {
+/// The sums over steps `first` to `end`; every step may `fetch` something.
+Values TileProduct::sumChain(Value first, Value end,
+                             function_ref<void(Value)> fetch) {
   Values zeros(kGroupRows * numVectors, e.f32(0.0));
   return e.loop(first, end, 1, zeros, [&](Value position, ValueRange carried) {
+    if (fetch)
+      fetch(position);
     return step(position, carried);
   });
 }
@@ -386,7 +385,8 @@ Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
 }
 
 BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
-                             int64_t blockRows) {
+                             int64_t blockRows)
+    : blockRows(blockRows) {
   // A block of 128 features of a vector-wide tile fills the first cache.
   constexpr int64_t mostInCache = 128;
   std::optional<int64_t> constant = getConstantIntValue(numFeatures);
@@ -397,10 +397,33 @@ BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
 }
 
 void BlockProducts::multiply(Emitter &e, Value source, Value packed,
-                             Value first, Value count,
+                             Value first, Value count, Value columns,
+                             Value nextColumn,
                              function_ref<Value(Value)> isVisible) const {
   if (!sums)
     return;
+  // While a group is multiplied, the rows of the next one and its share of the
+  // next columns come nearer, one of each a step: the hardware does not foresee
+  // walks along pieces of rows, and many requests at once would fill the core's
+  // queue of misses. Both numbers of rows divide the steps of a line.
+  int64_t share =
+      llvm::divideCeil(getColumnVectors(e) * e.width * kGroupRows, blockRows);
+  auto fetchRow = [&](Value from, Value row, int64_t count, Value step) {
+    row = e.add(row, arith::RemUIOp::create(e, step, e.index(count)));
+    Value last = e.sub(e.dim(from, 0), e.index(1));
+    Value feature = isInPairs(packed) ? e.mul(step, e.index(2)) : step;
+    memref::PrefetchOp::create(e, from,
+                               ValueRange{e.minIndex(row, last), feature},
+                               /*isWrite=*/false, /*localityHint=*/3,
+                               /*isDataCache=*/true);
+  };
+  auto fetch = [&](Value group, Value step) {
+    Value nextRow = e.add(e.add(first, group), e.index(kGroupRows));
+    fetchRow(source, nextRow, llvm::PowerOf2Ceil(kGroupRows), step);
+    Value number = arith::DivUIOp::create(e, group, e.index(kGroupRows));
+    fetchRow(columns, e.add(nextColumn, e.mul(number, e.index(share))), share,
+             step);
+  };
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
     e.loop(e.index(0), count, kGroupRows, [&](Value group) {
@@ -420,25 +443,37 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                     {e.add(group, e.index(i / numVectors)),
                      e.index(i % numVectors * e.width)});
   };
-  forEachGroup([&](TileProduct &, Value group) {
-    store(group, Values(kGroupRows * getColumnVectors(e), e.f32(0.0)));
-  });
   auto load = [&](Value group) {
     Values values;
     for (const Values &row : loadTile(e, group))
       llvm::append_range(values, row);
     return values;
   };
+  Value zero = e.index(0);
+  // The first piece stores its products. Of an unknown number of features there
+  // may be no whole step.
+  if (ShapedType::isDynamic(cast<MemRefType>(source.getType()).getDimSize(1)))
+    forEachGroup([&](TileProduct &, Value group) {
+      store(group, Values(kGroupRows * getColumnVectors(e), e.f32(0.0)));
+    });
   TileProduct any(e, source, {}, packed);
   Value numSteps = any.getNumSteps();
-  e.loop(e.index(0), numSteps, any.getChainSteps(), [&](Value firstStep) {
+  e.loop(zero, numSteps, any.getChainSteps(), [&](Value firstStep) {
     Value end =
         e.minIndex(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
+    Value isFirst = e.compare(arith::CmpIPredicate::eq, firstStep, zero);
     forEachGroup([&](TileProduct &product, Value group) {
-      Values totals = product.sumChain(firstStep, end);
-      for (auto [total, old] : llvm::zip_equal(totals, load(group)))
-        total = e.add(old, total);
-      store(group, totals);
+      Values products = product.sumChain(
+          firstStep, end, [&](Value step) { fetch(group, step); });
+      e.ifElse(
+          isFirst, TypeRange(),
+          [&]() -> Values { return store(group, products), Values(); },
+          [&]() -> Values {
+            Values totals = load(group);
+            for (auto [total, added] : llvm::zip_equal(totals, products))
+              total = e.add(total, added);
+            return store(group, totals), Values();
+          });
     });
   });
   if (isInPairs(packed) && any.mayHaveLastOdd())
