@@ -308,6 +308,10 @@ private:
     SmallVector<TilingInterface> roots = group.getRoots();
     reportWholeConsumers(group);
     int64_t tileRows = tileSize;
+    for (Operation *member : members)
+      if (auto wish = dyn_cast_or_null<IntegerAttr>(
+              member->removeAttr(kSharedTileRowsAttrName)))
+        tileRows = std::max(tileRows, wish.getInt());
     if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
       tileRows = own.getInt();
     seed->removeAttr(kTileRowsAttrName);

@@ -1,0 +1,105 @@
+//===- LinalgProducts.cpp - Products of rows in linalg to threads ---------===//
+//
+// The layers of experts come as linalg ops over bf16 or f16 rows,
+//
+//   out[.., n] += sum over d of left[.., d] right[n, d]
+//
+// with sums in f32. Where tensor cores can multiply them they do; the rest is
+// left to LinalgToThreads.cpp.
+//
+//===----------------------------------------------------------------------===//
+
+#include "RowProducts.h"
+
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Whether the dims of `op` are rows.., n, d and its maps those of the product.
+static bool hasProductMaps(linalg::LinalgOp op) {
+  if (op.getNumDpsInputs() != 2 || op.getNumDpsInits() != 1 ||
+      op.getNumReductionLoops() != 1 || op.getNumLoops() < 3)
+    return false;
+  unsigned n = op.getNumLoops() - 2, d = n + 1;
+  if (op.getIteratorTypesArray()[d] != utils::IteratorType::reduction)
+    return false;
+  SmallVector<unsigned> left = llvm::to_vector(llvm::seq(n)), out = left;
+  left.push_back(d);
+  out.push_back(n);
+  auto getMap = [&](ArrayRef<unsigned> dims) {
+    return AffineMap::getMultiDimMapWithTargets(d + 1, dims, op.getContext());
+  };
+  return llvm::equal(op.getIndexingMapsArray(),
+                     ArrayRef{getMap(left), getMap({n, d}), getMap(out)});
+}
+
+/// Whether `value` is `argument` as f32.
+static bool isWidened(Value value, Value argument) {
+  auto cast = value.getDefiningOp<arith::ExtFOp>();
+  return cast && cast.getIn() == argument;
+}
+
+/// Whether the body computes out + f32(left) f32(right).
+static bool hasProductBody(linalg::LinalgOp op) {
+  Block *body = op.getBlock();
+  auto sum =
+      body->getTerminator()->getOperand(0).getDefiningOp<arith::AddFOp>();
+  if (!sum || !sum.getType().isF32())
+    return false;
+  Value out = body->getArgument(2);
+  Value term = sum.getLhs() == out ? sum.getRhs() : sum.getLhs();
+  auto product = term.getDefiningOp<arith::MulFOp>();
+  if (!product || (sum.getLhs() != out && sum.getRhs() != out))
+    return false;
+  Value left = body->getArgument(0), right = body->getArgument(1);
+  return (isWidened(product.getLhs(), left) &&
+          isWidened(product.getRhs(), right)) ||
+         (isWidened(product.getLhs(), right) &&
+          isWidened(product.getRhs(), left));
+}
+
+namespace {
+struct LinalgProductToThreads : OpInterfaceRewritePattern<linalg::LinalgOp> {
+  LinalgProductToThreads(MLIRContext *context, BlockShape block)
+      : OpInterfaceRewritePattern(context, /*benefit=*/2), block(block) {}
+
+  LogicalResult matchAndRewrite(linalg::LinalgOp op,
+                                PatternRewriter &rewriter) const override {
+    if (!op.hasPureBufferSemantics() || !hasProductMaps(op) ||
+        !hasProductBody(op))
+      return rewriter.notifyMatchFailure(op, "expected a product of rows");
+    Value left = op.getDpsInputOperand(0)->get();
+    Value right = op.getDpsInputOperand(1)->get();
+    Value out = op.getDpsInitOperand(0)->get();
+    int64_t columns = cast<MemRefType>(right.getType()).getDimSize(0);
+    int64_t rows = getProductRows(columns);
+    if (!planRowProducts(left, right, rows, block))
+      return rewriter.notifyMatchFailure(
+          op, "expected rows of whole units in global memory");
+    WarpBuilder b(op.getLoc(), rewriter);
+    rows = getMaxRows(getNumRows(b, left, /*numInner=*/1)).value_or(rows);
+    std::optional<RowProductPlan> plan =
+        planRowProducts(left, right, rows, block);
+    if (!plan)
+      return rewriter.notifyMatchFailure(op, "expected more shared memory");
+    emitRowProducts(
+        b, left, right, *plan, [&](Value row, Value column, Value product) {
+          SmallVector<Value> place = getRowIndices(b, out, /*numInner=*/1, row);
+          place.push_back(column);
+          Value old = memref::LoadOp::create(b, out, place);
+          memref::StoreOp::create(b, b.add(old, product), out, place);
+        });
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  BlockShape block;
+};
+} // namespace
+
+void mlir::moe::populateLinalgProductToThreadsPatterns(
+    RewritePatternSet &patterns, BlockShape block) {
+  patterns.add<LinalgProductToThreads>(patterns.getContext(), block);
+}
