@@ -49,6 +49,15 @@ def test_matrix_instructions_and_bank_conflicts_of_mixing(width, experts):
     assert len(counters) == 1
 
 
+@pytest.mark.parametrize("width, experts", [(64, 8), (40, 48)])
+def test_mixing_on_float_units_has_no_bank_conflicts(width, experts):
+    u = torch.randn(1, 96, width) * (8 / width) ** 0.5
+    p = torch.randn(1, 96, experts).softmax(-1)
+    _, (counters,), _ = figures.simulate(
+        lambda: moe_mlir.similarity_inform(u, p, causal=False), "sm_90")
+    assert counters["shared_wavefronts"] == counters["shared_requests"]
+
+
 def test_selection_moves_each_byte_once():
     scores = torch.randn(512, 64).bfloat16()
     _, (counters,), results = figures.simulate(lambda: moe_mlir.topk_renorm(scores, 8), "sm_90")
