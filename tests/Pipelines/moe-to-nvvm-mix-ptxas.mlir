@@ -4,12 +4,8 @@
 // DEFINE:   %ptxas -arch=%{chip} -v -warn-spills -warn-lmem-usage -Werror \
 // DEFINE:     %t.ptx -o %t.cubin 2>&1 | FileCheck %s
 
-// Queries of width 352 take all 255 registers of sm_80, and a few more: the
-// first kernel spills there.
-// RUN: moe-compile %s -o %t.ptx --target=sm_80 --emit=ptx
-// RUN: %ptxas -arch=sm_80 -v %t.ptx -o %t.cubin 2>&1 | FileCheck %s --check-prefix=SM80
-// SM80-COUNT-3: 0 bytes spill stores, 0 bytes spill loads
-
+// REDEFINE: %{chip} = sm_80
+// RUN: %{assemble}
 // REDEFINE: %{chip} = sm_86
 // RUN: %{assemble}
 // REDEFINE: %{chip} = sm_89
@@ -23,8 +19,8 @@
 // REDEFINE: %{chip} = sm_120
 // RUN: %{assemble}
 
-// On the other chips the forms of the mixture assemble without a warning and
-// keep their values in registers.
+// The forms of the mixture assemble without a warning and keep their values in
+// registers.
 
 // CHECK-COUNT-4: 0 bytes spill stores, 0 bytes spill loads
 // CHECK-NOT: warning
