@@ -74,6 +74,9 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   // Registers: a lane holds the logits of all its queries and keys twice, as a
   // sum and as the part that is being added.
   plan.tileKeys = rowFragments > 1 || plan.numColumns > 128 ? 32 : 64;
+  // And addresses, more where the queries travel too.
+  if (plan.numColumns > 128 && !keepsQueries)
+    plan.tileKeys = 16;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   bool isExact = op.getPrecision() == Precision::IEEE;
   plan.weightParts = isExact ? 3 : 2;
