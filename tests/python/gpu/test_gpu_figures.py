@@ -63,3 +63,14 @@ def test_selection_moves_each_byte_once():
     _, (counters,), results = figures.simulate(lambda: moe_mlir.topk_renorm(scores, 8), "sm_90")
     moved = counters["global_bytes_read"] + counters["global_bytes_written"]
     assert moved == scores.nbytes + sum(x.nbytes for x in results)
+
+
+def test_a_block_of_a_router_moves_each_byte_once():
+    """Also where the last chunk of features is half empty."""
+    text = figures.router_text(352, 16, 2, "bf16")
+    ptx, (kernel,) = figures.describe(text, "sm_90")
+    code = figures.assemble(ptx, "sm_90", kernel["name"])
+    assert code.spilled == 0 and any(m.startswith("HMMA") for m in code.mnemonics)
+    counters, least = figures.run_router(text, figures.rows_of(kernel), 352, 16, 2,
+                                         torch.bfloat16, "sm_90")
+    assert counters["global_bytes_read"] + counters["global_bytes_written"] == least
