@@ -44,6 +44,9 @@ static void buildTilingStage(OpPassManager &manager,
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
+  tiling.maxTileSize = 2 * options.tileSize;
+  if (options.threads)
+    manager.addPass(createMoEDeclareThreadCountPass());
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
   manager.addNestedPass<func::FuncOp>(createMoEFuseReductionsPass());
   manager.addPass(createMoEDecomposeForCPUPass());
@@ -114,12 +117,8 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addPass(createConvertVectorToLLVMPass());
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());
-  manager.addPass(createFinalizeMemRefToLLVMConversionPass());
-  manager.addPass(createArithToLLVMConversionPass());
-  manager.addPass(createConvertIndexToLLVMPass());
-  manager.addPass(createConvertFuncToLLVMPass());
-  manager.addPass(createConvertControlFlowToLLVMPass());
-  manager.addPass(createUBToLLVMConversionPass());
+  // All other dialects in one conversion: each costs a walk and its casts.
+  manager.addPass(createConvertToLLVMPass());
   manager.addPass(createReconcileUnrealizedCastsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());

@@ -19,9 +19,13 @@ Executable::~Executable() = default;
 /// as `_moe` is loaded with local visibility, and libc and libm by name.
 static llvm::Error defineEnvironment(llvm::orc::LLJIT &jit) {
   llvm::orc::SymbolMap symbols;
-  symbols[jit.mangleAndIntern("moe_parallel_for")] = {
-      llvm::orc::ExecutorAddr::fromPtr(&moe_parallel_for),
-      llvm::JITSymbolFlags::Exported | llvm::JITSymbolFlags::Callable};
+  auto define = [&](StringRef name, auto *function) {
+    symbols[jit.mangleAndIntern(name)] = {
+        llvm::orc::ExecutorAddr::fromPtr(function),
+        llvm::JITSymbolFlags::Exported | llvm::JITSymbolFlags::Callable};
+  };
+  define("moe_parallel_for", &moe_parallel_for);
+  define("moe_get_num_threads", &moe_get_num_threads);
   llvm::orc::JITDylib &library = jit.getMainJITDylib();
   if (llvm::Error error = library.define(llvm::orc::absoluteSymbols(symbols)))
     return error;

@@ -229,7 +229,8 @@ static FailureOr<std::string> emit(ModuleOp module, llvm::Module &code,
   auto type = form == HostCodeForm::Object
                   ? llvm::CodeGenFileType::ObjectFile
                   : llvm::CodeGenFileType::AssemblyFile;
-  if (machine.addPassesToEmitFile(passes, stream, nullptr, type))
+  if (machine.addPassesToEmitFile(passes, stream, nullptr, type,
+                                  /*DisableVerify=*/true))
     return module.emitError()
            << "this LLVM cannot write "
            << (form == HostCodeForm::Object ? "objects" : "assembly") << " for "

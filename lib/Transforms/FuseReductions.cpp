@@ -22,6 +22,7 @@
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Transforms/Passes.h"
+#include "MoE/Transforms/Transforms.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
@@ -165,13 +166,7 @@ public:
     b.setInsertionPoint(loop);
     end = loop.getMixedUpperBound()[0];
     step = *getConstantIntValue(loop.getMixedStep()[0]);
-    // At least one tile, also where there is no row.
-    AffineExpr rows = b.getAffineDimExpr(0).ceilDiv(step * numParts) * step;
-    partRows = affine::makeComposedFoldedAffineMax(
-        b, b.getLoc(),
-        AffineMap::get(1, 0, {rows, b.getAffineConstantExpr(step)},
-                       b.getContext()),
-        {end});
+    partRows = getPartRows(numParts);
     for (unsigned number = 0; number < loop.getNumResults(); ++number)
       if (isStored(number))
         stored.push_back(number);
@@ -180,6 +175,7 @@ public:
   LogicalResult build();
 
 private:
+  OpFoldResult getPartRows(int64_t maxParts);
   bool isStored(unsigned number);
   LogicalResult makeOuts();
   void openLoops();
@@ -231,6 +227,29 @@ private:
   IRMapping mapping;
 };
 } // namespace
+
+/// The rows of a part: a part a thread where their number is known when the
+/// loop runs, since each has a table to clear and to combine; else as many as
+/// `maxParts` allows.
+OpFoldResult LoopOverParts::getPartRows(int64_t maxParts) {
+  // At least one tile, also where there is no row.
+  auto clamp = [&](AffineExpr tiles, OpFoldResult operand) {
+    return affine::makeComposedFoldedAffineMax(
+        b, b.getLoc(),
+        AffineMap::get(1, 0, {tiles * step, b.getAffineConstantExpr(step)},
+                       b.getContext()),
+        {operand});
+  };
+  AffineExpr first = b.getAffineDimExpr(0);
+  Value threads = buildThreadCount(b);
+  if (!threads)
+    return clamp(first.ceilDiv(step * maxParts), end);
+  Value most = arith::ConstantIndexOp::create(b, maxParts);
+  Value tiles = toValue(apply(first.ceilDiv(step), {end}));
+  Value partTiles = arith::CeilDivSIOp::create(
+      b, tiles, arith::MinSIOp::create(b, threads, most));
+  return clamp(first, OpFoldResult(partTiles));
+}
 
 /// What nothing but the reductions reads need not be stored, if no op asks for
 /// more of the destination than the tile's slice of it.

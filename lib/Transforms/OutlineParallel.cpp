@@ -281,6 +281,7 @@ struct OutlineParallelPass
       return signalPassFailure();
     if (threads && failed(outlineOutermost()))
       return signalPassFailure();
+    eraseUnusedThreadCount();
     SmallVector<scf::ForallOp> rest;
     getOperation().walk([&](scf::ForallOp forall) { rest.push_back(forall); });
     IRRewriter rewriter(&getContext());
@@ -304,6 +305,12 @@ private:
       return WalkResult::interrupt();
     });
     return failure(result.wasInterrupted());
+  }
+
+  void eraseUnusedThreadCount() {
+    auto function = getOperation().lookupSymbol<func::FuncOp>(kThreadCountName);
+    if (function && SymbolTable::symbolKnownUseEmpty(function, getOperation()))
+      function.erase();
   }
 
   LogicalResult outlineOutermost() {

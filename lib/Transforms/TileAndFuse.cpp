@@ -16,12 +16,15 @@
 #include "RowGroup.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Arith/Utils/Utils.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/SCF/Transforms/TileUsingInterface.h"
 #include "mlir/Dialect/SCF/Utils/Utils.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/Dominance.h"
+#include "mlir/IR/ImplicitLocOpBuilder.h"
 #include "mlir/IR/Remarks.h"
 #include "mlir/Interfaces/DestinationStyleOpInterface.h"
 #include "mlir/Interfaces/IndexingMapOpInterface.h"
@@ -65,15 +68,64 @@ static bool isLongReduction(TilingInterface op) {
   return isLong && rows <= fewRows;
 }
 
-/// One row of the outer dims, `tileSize` rows of the last.
-static SmallVector<OpFoldResult>
-getTileSizes(TilingInterface op, ArrayRef<unsigned> rows, int64_t tileSize) {
+/// Whether the tiles of `rows` read a matrix that none of them cuts: what a
+/// kernel does to prepare it is shared by the rows of a tile.
+static bool preparesMatrix(Operation *op, ArrayRef<unsigned> rows) {
+  auto structured = dyn_cast<MoEStructuredOpInterface>(op);
+  if (!structured)
+    return false;
+  SmallVector<Dim> dims = structured.getDims();
+  auto maps = cast<IndexingMapOpInterface>(op);
+  auto dps = cast<DestinationStyleOpInterface>(op);
+  return llvm::any_of(dps.getDpsInputOperands(), [&](OpOperand *input) {
+    AffineMap map = maps.getMatchingIndexingMap(input);
+    auto numSummed = llvm::count_if(map.getResults(), [&](AffineExpr expr) {
+      auto dim = dyn_cast<AffineDimExpr>(expr);
+      return dim &&
+             dims[dim.getPosition()].iterator == utils::IteratorType::reduction;
+    });
+    return numSummed > 1 && !map.isFunctionOfDim(rows.back());
+  });
+}
+
+/// One row of the outer dims, `tileRows` rows of the last.
+static SmallVector<OpFoldResult> getTileSizes(TilingInterface op,
+                                              ArrayRef<unsigned> rows,
+                                              OpFoldResult tileRows) {
   Builder builder(op.getContext());
   SmallVector<OpFoldResult> sizes(op.getLoopIteratorTypes().size(),
                                   builder.getIndexAttr(0));
   for (unsigned dim : rows)
-    sizes[dim] = builder.getIndexAttr(dim == rows.back() ? tileSize : 1);
+    sizes[dim] = dim == rows.back() ? tileRows : builder.getIndexAttr(1);
   return sizes;
+}
+
+/// `large` rows a tile where each of `threads` then has enough tiles, else
+/// `small`.
+static Value chooseTileRows(ImplicitLocOpBuilder &b, TilingInterface op,
+                            ArrayRef<unsigned> rows, Value threads,
+                            int64_t small, int64_t large) {
+  // The last of the tiles that a thread takes keeps others waiting.
+  constexpr int64_t kTilesPerThread = 4;
+  auto index = [&](int64_t value) -> Value {
+    return arith::ConstantIndexOp::create(b, value);
+  };
+  Value numTiles;
+  SmallVector<Range> domain = op.getIterationDomain(b);
+  for (unsigned dim : rows) {
+    Value size =
+        getValueOrCreateConstantIndexOp(b, op.getLoc(), domain[dim].size);
+    if (dim == rows.back())
+      size = arith::CeilDivSIOp::create(b, size, index(large));
+    numTiles = numTiles ? arith::MulIOp::create(b, numTiles, size) : size;
+  }
+  Value isAlone =
+      arith::CmpIOp::create(b, arith::CmpIPredicate::eq, threads, index(1));
+  Value enough = arith::MulIOp::create(b, threads, index(kTilesPerThread));
+  Value areMany =
+      arith::CmpIOp::create(b, arith::CmpIPredicate::sge, numTiles, enough);
+  return arith::SelectOp::create(b, arith::OrIOp::create(b, isAlone, areMany),
+                                 index(large), index(small));
 }
 
 /// Maps the tiles of `numLoops` dims to the blocks of a grid, the innermost to
@@ -307,13 +359,7 @@ private:
     SmallVector<Operation *> members = group.getMembers();
     SmallVector<TilingInterface> roots = group.getRoots();
     reportWholeConsumers(group);
-    int64_t tileRows = tileSize;
-    for (Operation *member : members)
-      if (auto wish = dyn_cast_or_null<IntegerAttr>(
-              member->removeAttr(kSharedTileRowsAttrName)))
-        tileRows = std::max(tileRows, wish.getInt());
-    if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
-      tileRows = own.getInt();
+    OpFoldResult tileRows = getTileRows(rewriter, seed, group);
     seed->removeAttr(kTileRowsAttrName);
     // Consumers first: a root that feeds another one is still an op then, and
     // not the result of a loop.
@@ -336,8 +382,36 @@ private:
     return success();
   }
 
+  OpFoldResult getTileRows(IRRewriter &rewriter, TilingInterface seed,
+                           const RowGroup &group) {
+    SmallVector<Operation *> members = group.getMembers();
+    int64_t shared = 0;
+    for (Operation *member : members)
+      if (auto wish = dyn_cast_or_null<IntegerAttr>(
+              member->removeAttr(kSharedTileRowsAttrName)))
+        shared = std::max(shared, wish.getInt());
+    if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
+      return rewriter.getIndexAttr(own.getInt());
+    if (shared > tileSize)
+      return rewriter.getIndexAttr(shared);
+    if (maxTileSize <= tileSize || llvm::none_of(members, [&](Operation *op) {
+          return preparesMatrix(op, group.getRows(op));
+        }))
+      return rewriter.getIndexAttr(tileSize);
+    // In front of all loops of the group.
+    auto first = cast<TilingInterface>(members.front());
+    ImplicitLocOpBuilder builder(first.getLoc(), rewriter);
+    builder.setInsertionPoint(first);
+    Value threads = buildThreadCount(builder);
+    if (!threads)
+      return rewriter.getIndexAttr(maxTileSize);
+    return chooseTileRows(builder, first, group.getRows(first), threads,
+                          tileSize, maxTileSize);
+  }
+
   FailureOr<scf::ForallOp> tileRoot(IRRewriter &rewriter, TilingInterface root,
-                                    const RowGroup &group, int64_t tileRows,
+                                    const RowGroup &group,
+                                    OpFoldResult tileRows,
                                     DenseSet<Operation *> &taken) {
     ArrayRef<unsigned> rows = group.getRows(root);
     scf::SCFTilingOptions tiling;

@@ -88,3 +88,16 @@ func.func @expects_buffers(%x: tensor<8xf32>) -> tensor<8xf32> {
   }
   return %r : tensor<8xf32>
 }
+
+// -----
+
+// The count of threads that no tiling asked for is gone.
+
+// CHECK-LABEL: func @asks_nobody
+// CHECK-NOT:     moe_get_num_threads
+// LOOPS-LABEL: func.func @asks_nobody
+// LOOPS-NOT:     moe_get_num_threads
+func.func @asks_nobody() {
+  return
+}
+func.func private @moe_get_num_threads() -> i32

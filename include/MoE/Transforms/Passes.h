@@ -18,6 +18,9 @@ inline constexpr llvm::StringLiteral kTileRowsAttrName = "moe.tile_rows";
 inline constexpr llvm::StringLiteral kSharedTileRowsAttrName =
     "moe.shared_tile_rows";
 
+/// The runtime's function that says how many threads a loop may use.
+inline constexpr llvm::StringLiteral kThreadCountName = "moe_get_num_threads";
+
 #define GEN_PASS_DECL
 #include "MoE/Transforms/Passes.h.inc"
 

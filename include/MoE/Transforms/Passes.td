@@ -142,6 +142,8 @@ def MoEFuseReductionsPass
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::func::FuncDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
@@ -156,6 +158,20 @@ def MoEFuseReductionsPass
     Statistic<"numFused", "num-fused", "Number of reductions fused">,
     Statistic<"numNotFused", "num-not-fused",
               "Number of reductions that could not be fused">,
+  ];
+}
+
+def MoEDeclareThreadCountPass
+    : Pass<"moe-declare-thread-count", "mlir::ModuleOp"> {
+  let summary = "Declare the runtime's function that counts threads";
+  let description = [{
+    Adds `func.func private @moe_get_num_threads() -> i32`, for passes on
+    functions, which may add nothing to the module: where it is declared,
+    `moe-tile-and-fuse` asks it how large tiles should be. What stays unused is
+    erased by `moe-outline-parallel`.
+  }];
+  let dependentDialects = [
+    "::mlir::func::FuncDialect",
   ];
 }
 
@@ -277,9 +293,16 @@ def MoETileAndFusePass
     A producer that is not fused gets a missed remark with the reason
     (`--remarks-filter-missed='moe-.*'`). Bits do not change: each result
     element is computed by the same op from the same operands.
+
+    Each tile of an op that sums over a matrix which no tile cuts, as mixing
+    does over keys, prepares that matrix for its rows. Such tiles have
+    `max-tile-size` rows as long as every thread has several of them, which is
+    asked at run time (`moe-declare-thread-count`).
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::func::FuncDialect",
     "::mlir::gpu::GPUDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
@@ -287,6 +310,8 @@ def MoETileAndFusePass
   let options = [
     Option<"tileSize", "tile-size", "int64_t", /*default=*/"64",
            "rows of a tile">,
+    Option<"maxTileSize", "max-tile-size", "int64_t", /*default=*/"0",
+           "rows of a tile that prepares a matrix; 0 for no more than others">,
     Option<"gpuBlocks", "gpu-blocks", "bool", /*default=*/"false",
            "map the tiles to the blocks of a GPU grid">,
   ];

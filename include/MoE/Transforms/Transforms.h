@@ -3,6 +3,7 @@
 #ifndef MOE_TRANSFORMS_TRANSFORMS_H
 #define MOE_TRANSFORMS_TRANSFORMS_H
 
+#include "mlir/IR/ImplicitLocOpBuilder.h"
 #include "mlir/IR/PatternMatch.h"
 #include "mlir/Interfaces/TilingInterface.h"
 
@@ -20,6 +21,10 @@ SmallVector<std::string> getOpsWithoutKernel(MLIRContext *context,
 /// `op` asks for tiles of its own size. Dims of size 1 are left out where
 /// others remain and `keepUnitDims` is false. Empty if `op` has no such dims.
 SmallVector<unsigned> getRowDims(TilingInterface op, bool keepUnitDims);
+
+/// The number of threads that a loop may use, asked at run time; null in a
+/// module where moe-declare-thread-count did not run.
+Value buildThreadCount(ImplicitLocOpBuilder &builder);
 
 } // namespace mlir::moe
 

@@ -59,7 +59,7 @@ private:
   void emitRowBlock(Value firstRow);
 
   void packColumns(Value firstColumn);
-  void packColumnVector(Value firstColumn, int64_t vector);
+  void packColumnVector(Value firstColumn, Value slot);
 
   Value isGroupVisible(Value first, Value firstColumn);
   void emitGroup(Value firstRow, Value group, Value firstColumn);
@@ -148,8 +148,8 @@ void SweepKernel::clearBiasGradient() {
 //===----------------------------------------------------------------------===//
 
 void SweepKernel::packColumns(Value firstColumn) {
-  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-    packColumnVector(e.add(firstColumn, e.index(vector * e.width)), vector);
+  e.loop(e.index(0), e.index(blockColumns), e.width,
+         [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
   packRows(e, role.columns.features, firstColumn, blockColumns,
            role.packedTerms, featureRows);
   if (valueRows)
@@ -159,8 +159,7 @@ void SweepKernel::packColumns(Value firstColumn) {
 
 /// Packs one vector of columns, zeros for those that are masked or behind the
 /// last.
-void SweepKernel::packColumnVector(Value firstColumn, int64_t vector) {
-  Value slot = e.index(vector * e.width);
+void SweepKernel::packColumnVector(Value firstColumn, Value slot) {
   Values tokens = clampRows(e, firstColumn, e.width, numColumns);
   Value exists = e.firstLanes(e.sub(numColumns, firstColumn));
   Value isReal = exists;

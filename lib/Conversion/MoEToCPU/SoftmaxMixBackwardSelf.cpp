@@ -56,7 +56,7 @@ private:
   void emitStrip(Value strip);
   void allocateBuffers(SweepBuffers &buffers);
   void packColumns(Value firstColumn);
-  void packColumnVector(Value firstColumn, int64_t vector);
+  void packColumnVector(Value firstColumn, Value slot);
   void emitGroup(Value firstRow, Value group, Value firstColumn);
   void addRole(SweepRole &role, Value first, Value firstColumn,
                ArrayRef<Value> tokens, const Tile &products, Value weights);
@@ -139,8 +139,8 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
 //===----------------------------------------------------------------------===//
 
 void SelfSweepKernel::packColumns(Value firstColumn) {
-  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-    packColumnVector(e.add(firstColumn, e.index(vector * e.width)), vector);
+  e.loop(e.index(0), e.index(strips.blockColumns), e.width,
+         [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
   packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
            asQuery.packedTerms, columnFeatures);
   packRows(e, asKey.columns.values, firstColumn, strips.blockColumns,
@@ -149,8 +149,7 @@ void SelfSweepKernel::packColumns(Value firstColumn) {
 
 /// Packs one vector of columns, zeros for those that are masked or behind the
 /// last.
-void SelfSweepKernel::packColumnVector(Value firstColumn, int64_t vector) {
-  Value slot = e.index(vector * e.width);
+void SelfSweepKernel::packColumnVector(Value firstColumn, Value slot) {
   Values tokens = clampRows(e, firstColumn, e.width, strips.numTokens);
   Value exists = e.firstLanes(e.sub(strips.numTokens, firstColumn));
   const MixSide &columns = asQuery.columns;

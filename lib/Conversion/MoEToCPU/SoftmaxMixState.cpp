@@ -30,8 +30,9 @@ KeyBlock::KeyBlock(Emitter &e, Value queries, const MixKeys &all) {
 
 void KeyBlock::pack(Emitter &e, const MixKeys &keys, Value firstKey) const {
   Value numKeys = e.dim(keys.features, 0);
-  for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
-    Value slot = e.index(vector * e.width), first = e.add(firstKey, slot);
+  Value size = e.index(getColumnVectors(e) * e.width);
+  e.loop(e.index(0), size, e.width, [&](Value slot) {
+    Value first = e.add(firstKey, slot);
     Values rows = clampRows(e, first, e.width, numKeys);
     Value exists = e.firstLanes(e.sub(numKeys, first));
     Value isReal = keys.mask ? loadLanes(e, keys.mask, rows) : Value();
@@ -42,8 +43,9 @@ void KeyBlock::pack(Emitter &e, const MixKeys &keys, Value firstKey) const {
     e.storeVector(term, bias, {slot});
     if (level)
       e.storeVector(e.loadFloats(keys.level, {first}, exists), level, {slot});
-    packTransposed(e, keys.features, rows, isReal, features, slot);
-  }
+    packTransposed(e, keys.features, rows, isReal, features, slot,
+                   clampRows(e, e.add(first, size), e.width, numKeys));
+  });
   if (values)
     packRows(e, keys.values, firstKey, getColumnVectors(e) * e.width, bias,
              values);

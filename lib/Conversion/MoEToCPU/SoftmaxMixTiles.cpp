@@ -162,11 +162,16 @@ static Value loadFeatures(Emitter &e, Value source, Value row, Value first,
 }
 
 void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
-                               Value isReal, Value packed, Value slot) {
+                               Value isReal, Value packed, Value slot,
+                               ArrayRef<Value> rowsAhead) {
   bool inPairs = isInPairs(packed);
   int64_t perLane = inPairs ? 2 : 1, step = perLane * e.width;
   Value zero = inPairs ? e.i32(0) : e.f32(0.0);
   auto pack = [&](Value feature, Value count) {
+    for (Value row : rowsAhead)
+      memref::PrefetchOp::create(e, source, ValueRange{row, feature},
+                                 /*isWrite=*/false, /*localityHint=*/2,
+                                 /*isDataCache=*/true);
     Values vectors;
     for (Value row : rows)
       vectors.push_back(loadFeatures(e, source, row, feature, count, inPairs));

@@ -73,9 +73,12 @@ PackedShape getPackedShape(Emitter &e, Value rowSource, Value columnSource,
                            OpFoldResult numFeatures);
 
 /// packed[feature, slot..] = source[rows, feature], 0 for lanes outside of
-/// `isReal` (null: none); `source` is `[tokens, features]`.
+/// `isReal` (null: none); `source` is `[tokens, features]`. Asks for the
+/// features of `rowsAhead`, which are packed next: walking down 16 rows at once
+/// is more than the hardware foresees.
 void packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
-                    Value isReal, Value packed, Value slot);
+                    Value isReal, Value packed, Value slot,
+                    ArrayRef<Value> rowsAhead = {});
 
 /// packed[slot, ..] = source[first + slot, ..] for each of `count` slots, 0
 /// behind the last token and where `terms[slot]` is -inf.

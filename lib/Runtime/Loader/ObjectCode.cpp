@@ -177,10 +177,12 @@ private:
   }
 
   static void *findInProcess(const std::string &name) {
-    // The one function that artifacts ask of this library, wherever and however
-    // it was loaded; the others are libc's.
+    // What artifacts ask of this library, wherever and however it was loaded;
+    // the others are libc's.
     if (name == "moe_parallel_for")
       return reinterpret_cast<void *>(&moe_parallel_for);
+    if (name == "moe_get_num_threads")
+      return reinterpret_cast<void *>(&moe_get_num_threads);
     return dlsym(RTLD_DEFAULT, name.c_str());
   }
 

@@ -87,7 +87,9 @@ def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
 def co_selections(idx, num_experts, *, mask=None):
     """C [E,E] int64: how many tokens chose both experts; the diagonal is the load."""
     idx = idx.reshape(-1, idx.shape[-1]).to(torch.int64)
-    chosen = (idx >= 0) & (idx < num_experts)
+    # A token selects a set: an expert that is named twice is one of it once.
+    repeated = (idx[:, :, None] == idx[:, None, :]).tril(-1).any(-1)
+    chosen = (idx >= 0) & (idx < num_experts) & ~repeated
     if mask is not None:
         chosen = chosen & mask.reshape(-1, 1)
     both = chosen[:, :, None] & chosen[:, None, :]

@@ -39,3 +39,29 @@ func.func @counts_co_selections(%i: memref<?x2xi32>, %c: memref<16x16xi32>) {
   moe.co_selections ins(%i : memref<?x2xi32>) outs(%c : memref<16x16xi32>)
   return
 }
+
+// -----
+
+// Many tokens are counted as bits, 64 experts' of 4096 tokens at a time; few,
+// also at the end of many, one by one.
+
+// CHECK-LABEL: func.func @counts_many_as_bits
+// CHECK:         memref.alloca() {{.*}} : memref<65x64xi64>
+// CHECK:         scf.for {{.*}} step %c4096
+// CHECK:           %[[FEWEST:.*]] = arith.constant 720 : index
+// CHECK:           %[[MANY:.*]] = arith.cmpi sge, %{{.*}}, %[[FEWEST]]
+// CHECK:           scf.if %[[MANY]]
+// CHECK:             math.ctpop {{.*}} : vector<8xi64>
+// CHECK:           } else {
+func.func @counts_many_as_bits(%indices: memref<?x8xi32>, %counts: memref<64x64xi32>) {
+  moe.co_selections ins(%indices : memref<?x8xi32>) outs(%counts : memref<64x64xi32>)
+  return
+}
+
+// CHECK-LABEL: func.func @counts_few_one_by_one
+// CHECK-NOT:     math.ctpop
+// CHECK:         return
+func.func @counts_few_one_by_one(%indices: memref<96x8xi32>, %counts: memref<64x64xi32>) {
+  moe.co_selections ins(%indices : memref<96x8xi32>) outs(%counts : memref<64x64xi32>)
+  return
+}

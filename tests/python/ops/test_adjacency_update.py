@@ -32,6 +32,21 @@ def test_equals_reference_for_any_experts_and_k(experts, k):
         check(*operands(n, experts, k, seed=n))
 
 
+# 64 experts of which 8 are chosen are counted as bits, 4096 tokens at a time, from 720
+# tokens on; 100 of which 16 are in blocks of 2560.
+@pytest.mark.parametrize("n", (719, 720, 4096, 4097, 4096 + 720, 9001))
+@pytest.mark.parametrize("experts,k", [(64, 8), (100, 16)])
+def test_many_tokens_of_any_ids(n, experts, k):
+    g = random(n)
+    a = torch.rand(experts, experts, generator=g)
+    # With repetitions, and ids on both sides of the range.
+    idx = torch.randint(-2, experts + 2, (n, k), generator=g)
+    mask = torch.rand(n, generator=g) > 0.2
+    for dtype in (torch.int64, torch.int32):
+        check(a, idx.to(dtype))
+        check(a, idx.to(dtype), mask=mask)
+
+
 @pytest.mark.parametrize("norm,diagonal", NORMS)
 def test_equals_reference_for_every_norm(norm, diagonal):
     a, idx = operands(40, 7, 3)

@@ -128,7 +128,7 @@ ROWS = [
         why="Tokens come from memory, a cluster's rows at a time.",
     ),
     mad_dispersion(16384, 512, 64, goals=(Goal("eager_ratio", 20), Goal("ratio", 1.5))),
-    adjacency_update(4096, 64, 8, quick=False),
+    adjacency_update(4096, 64, 8, goals=(Goal("ratio", 8),)),
     adjacency_step(
         4096, 64, 8, goals=(Goal("ratio", 8),),
         why="Two fifths are the gate's product, which is bound by the core's multiplications, "
