@@ -2,7 +2,7 @@
 //
 // The layers of experts come as linalg ops over bf16 or f16 rows,
 //
-//   out[.., n] += sum over d of left[.., d] right[n, d]
+//   out[.., n] += sum over d of left[.., d] right[n, d], or right[d, n]
 //
 // with sums in f32. Where tensor cores can multiply them they do; the rest is
 // left to LinalgToThreads.cpp.
@@ -18,7 +18,7 @@ using namespace mlir;
 using namespace mlir::moe;
 
 /// Whether the dims of `op` are rows.., n, d and its maps those of the product.
-static bool hasProductMaps(linalg::LinalgOp op) {
+static bool hasProductMaps(linalg::LinalgOp op, bool isTurned) {
   if (op.getNumDpsInputs() != 2 || op.getNumDpsInits() != 1 ||
       op.getNumReductionLoops() != 1 || op.getNumLoops() < 3)
     return false;
@@ -31,8 +31,9 @@ static bool hasProductMaps(linalg::LinalgOp op) {
   auto getMap = [&](ArrayRef<unsigned> dims) {
     return AffineMap::getMultiDimMapWithTargets(d + 1, dims, op.getContext());
   };
+  AffineMap right = isTurned ? getMap({d, n}) : getMap({n, d});
   return llvm::equal(op.getIndexingMapsArray(),
-                     ArrayRef{getMap(left), getMap({n, d}), getMap(out)});
+                     ArrayRef{getMap(left), right, getMap(out)});
 }
 
 /// Whether `value` is `argument` as f32.
@@ -67,21 +68,24 @@ struct LinalgProductToThreads : OpInterfaceRewritePattern<linalg::LinalgOp> {
 
   LogicalResult matchAndRewrite(linalg::LinalgOp op,
                                 PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics() || !hasProductMaps(op) ||
+    bool isTurned = hasProductMaps(op, /*isTurned=*/true);
+    if (!op.hasPureBufferSemantics() ||
+        (!isTurned && !hasProductMaps(op, /*isTurned=*/false)) ||
         !hasProductBody(op))
       return rewriter.notifyMatchFailure(op, "expected a product of rows");
     Value left = op.getDpsInputOperand(0)->get();
     Value right = op.getDpsInputOperand(1)->get();
     Value out = op.getDpsInitOperand(0)->get();
-    int64_t columns = cast<MemRefType>(right.getType()).getDimSize(0);
+    int64_t columns =
+        cast<MemRefType>(right.getType()).getDimSize(isTurned ? 1 : 0);
     int64_t rows = getProductRows(columns);
-    if (!planRowProducts(left, right, rows, block))
+    if (!planRowProducts(left, right, isTurned, rows, block))
       return rewriter.notifyMatchFailure(
           op, "expected rows of whole units in global memory");
     WarpBuilder b(op.getLoc(), rewriter);
     rows = getMaxRows(getNumRows(b, left, /*numInner=*/1)).value_or(rows);
     std::optional<RowProductPlan> plan =
-        planRowProducts(left, right, rows, block);
+        planRowProducts(left, right, isTurned, rows, block);
     if (!plan)
       return rewriter.notifyMatchFailure(op, "expected more shared memory");
     emitRowProducts(

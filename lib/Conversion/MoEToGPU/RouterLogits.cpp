@@ -102,7 +102,7 @@ private:
     int64_t maxRows = getMaxRows(getNumRows(b, h, /*numInner=*/1))
                           .value_or(getProductRows(experts));
     std::optional<RowProductPlan> plan =
-        planRowProducts(h, weight, maxRows, block);
+        planRowProducts(h, weight, /*isTurned=*/false, maxRows, block);
     if (!plan)
       return failure();
     emitRowProducts(b, h, weight, *plan,
@@ -196,7 +196,8 @@ void mlir::moe::populateRouterLogitsToThreadsPatterns(
 static std::optional<int64_t> getTileRows(RouterLogitsOp op, BlockShape block) {
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
   int64_t rows = getProductRows(experts);
-  return planRowProducts(op.getH(), op.getWeight(), rows, block)
+  return planRowProducts(op.getH(), op.getWeight(), /*isTurned=*/false, rows,
+                         block)
              ? std::optional(rows)
              : std::nullopt;
 }

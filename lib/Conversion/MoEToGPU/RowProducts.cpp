@@ -82,8 +82,15 @@ static bool canCopyRows(Value rows) {
 // Plan
 //===----------------------------------------------------------------------===//
 
+int64_t RowProductPlan::getTurnedRowBytes() const {
+  // Widths that a swizzle stays within.
+  return 2 * (getColumns() < 64 ? llvm::PowerOf2Ceil(getColumns())
+                                : llvm::alignTo(getColumns(), 64));
+}
+
 int64_t RowProductPlan::getStageBytes() const {
-  return (getRows() + getColumns()) * kChunkBytes;
+  return getRows() * kChunkBytes +
+         (isTurned ? kChunk * getTurnedRowBytes() : getColumns() * kChunkBytes);
 }
 
 int64_t RowProductPlan::getSharedBytes() const {
@@ -94,10 +101,9 @@ int64_t mlir::moe::getProductRows(int64_t numColumns) {
   return numColumns <= 128 ? 64 : numColumns <= 256 ? 32 : 16;
 }
 
-std::optional<RowProductPlan> mlir::moe::planRowProducts(Value left,
-                                                         Value right,
-                                                         int64_t maxRows,
-                                                         BlockShape block) {
+std::optional<RowProductPlan>
+mlir::moe::planRowProducts(Value left, Value right, bool isTurned,
+                           int64_t maxRows, BlockShape block) {
   auto leftType = cast<ShapedType>(left.getType());
   auto rightType = cast<ShapedType>(right.getType());
   Type element = leftType.getElementType();
@@ -107,10 +113,12 @@ std::optional<RowProductPlan> mlir::moe::planRowProducts(Value left,
       !canCopyRows(left) || !canCopyRows(right))
     return std::nullopt;
   RowProductPlan plan;
-  plan.numColumns = rightType.getDimSize(0);
-  plan.numFeatures = rightType.getDimSize(1);
+  plan.isTurned = isTurned;
+  plan.numColumns = rightType.getDimSize(isTurned ? 1 : 0);
+  plan.numFeatures = rightType.getDimSize(isTurned ? 0 : 1);
+  constexpr int64_t unit = kUnitBytes / 2;
   if (plan.numColumns == 0 || plan.numFeatures == 0 ||
-      plan.numFeatures % (kUnitBytes / 2) != 0)
+      plan.numFeatures % unit != 0 || (isTurned && plan.numColumns % unit != 0))
     return std::nullopt;
   plan.rowWarps = maxRows > 32 ? 4 : maxRows > 16 ? 2 : 1;
   plan.columnWarps = kWarps / plan.rowWarps;
@@ -146,8 +154,10 @@ public:
 private:
   void emitTile();
   void copyStage(Value chunk, Value stage);
+  void copyTurnedRows(Value chunk, Value shared);
   void copyUnit(Value shared, Value place, Value from, Value column,
                 Value exists);
+  SmallVector<Value> loadColumns(Value columns, int64_t pair, int64_t step);
   SmallVector<Value> multiplyChunk(Value stage, ValueRange totals);
   void storeProducts(ValueRange totals);
 
@@ -194,6 +204,31 @@ void RowProducts::copyUnit(Value shared, Value place, Value from, Value column,
               b.at(from, column), exists);
 }
 
+/// Starts copying the columns of the tile of a chunk of features.
+void RowProducts::copyTurnedRows(Value chunk, Value shared) {
+  constexpr int64_t unitColumns = kUnitBytes / 2;
+  int64_t units = plan.getColumns() / unitColumns;
+  Value zero = b.index(0), firstFeature = b.mul(chunk, b.i32(kChunk));
+  Value base = b.addressOf(right, {zero, zero});
+  for (int64_t i = 0; i < kChunk * units; i += kThreads) {
+    Value number = b.add(thread, b.i32(i));
+    Value place = b.op<arith::DivUIOp>(number, b.i32(units));
+    Value unit = b.op<arith::RemUIOp>(number, b.i32(units));
+    Value feature = b.add(firstFeature, place);
+    Value column = b.add(firstColumn, b.mul(unit, b.i32(unitColumns)));
+    Value exists = b.both(b.less(feature, b.i32(plan.numFeatures)),
+                          b.less(column, b.i32(plan.numColumns)));
+    feature = b.min(feature, b.i32(plan.numFeatures - 1));
+    column = b.min(column, b.i32(plan.numColumns - unitColumns));
+    Value element = b.add(b.mul(b.toIndex(feature), b.index(plan.numColumns)),
+                          b.toIndex(column));
+    Value offset = arith::IndexCastOp::create(b, b.getI64Type(),
+                                              b.mul(element, b.index(2)));
+    b.copyAsync(b.at(shared, b.swizzle(place, unit, plan.getTurnedRowBytes())),
+                b.at(base, offset), exists);
+  }
+}
+
 void RowProducts::copyStage(Value chunk, Value stage) {
   Value shared = b.at(stages, b.mul(stage, b.i32(plan.getStageBytes())));
   Value column = b.add(b.mul(chunk, b.i32(kChunkBytes)),
@@ -203,6 +238,8 @@ void RowProducts::copyStage(Value chunk, Value stage) {
     copyUnit(shared, b.add(place, b.i32(i * kRowsACopy)), row.first, column,
              row.second);
   shared = b.at(shared, plan.getRows() * kChunkBytes);
+  if (plan.isTurned)
+    return copyTurnedRows(chunk, shared);
   Value zero = b.index(0);
   Value base = b.addressOf(right, {zero, zero});
   bool hangsOver = plan.numColumns % plan.getColumns() != 0;
@@ -224,29 +261,41 @@ void RowProducts::copyStage(Value chunk, Value stage) {
 // Products
 //===----------------------------------------------------------------------===//
 
+/// The fragments of two times 8 columns at 16 features of the chunk.
+SmallVector<Value> RowProducts::loadColumns(Value columns, int64_t pair,
+                                            int64_t step) {
+  if (plan.isTurned) {
+    Value row = b.add(b.rem(lane, 16), b.i32(16 * step));
+    Value unit = b.add(b.div(warpColumn, kUnitBytes / 2), b.div(lane, 16));
+    unit = b.add(unit, b.i32(2 * pair));
+    return b.loadMatrices(
+        b.at(columns, b.swizzle(row, unit, plan.getTurnedRowBytes())),
+        /*transpose=*/true);
+  }
+  Value row = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));
+  row = b.add(b.add(row, warpColumn), b.i32(16 * pair));
+  Value unit = b.add(b.rem(b.div(lane, 8), 2), b.i32(2 * step));
+  return b.loadMatrices(b.at(columns, b.swizzle(row, unit, kChunkBytes)),
+                        /*transpose=*/false);
+}
+
 /// Adds the products of one chunk to `totals`, by fragment of 8 columns.
 SmallVector<Value> RowProducts::multiplyChunk(Value stage, ValueRange totals) {
   Value rows = b.at(stages, b.mul(stage, b.i32(plan.getStageBytes())));
   Value columns = b.at(rows, plan.getRows() * kChunkBytes);
-  // Lane to row and unit: of a left operand, and of two right ones at once.
   Value row = b.add(warpRow, b.rem(lane, 16));
-  Value column = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));
-  column = b.add(column, warpColumn);
-  auto load = [&](Value base, Value place, Value unit, int64_t step) {
-    unit = b.add(unit, b.i32(2 * step));
-    return b.loadMatrices(b.at(base, b.swizzle(place, unit, kChunkBytes)),
-                          /*transpose=*/false);
-  };
   constexpr int64_t steps = kChunk / 16;
   SmallVector<SmallVector<Value>> a;
   for (int64_t step = 0; step < steps; ++step)
-    a.push_back(load(rows, row, b.div(lane, 16), step));
+    a.push_back(b.loadMatrices(
+        b.at(rows, b.swizzle(row, b.add(b.div(lane, 16), b.i32(2 * step)),
+                             kChunkBytes)),
+        /*transpose=*/false));
   SmallVector<Value> next(totals);
   for (int64_t pair = 0; pair < plan.warpColumns / 16; ++pair) {
     SmallVector<SmallVector<Value>> sums(2, SmallVector<Value>(4, b.f32(0.0)));
     for (int64_t step = 0; step < steps; ++step) {
-      SmallVector<Value> two = load(columns, b.add(column, b.i32(16 * pair)),
-                                    b.rem(b.div(lane, 8), 2), step);
+      SmallVector<Value> two = loadColumns(columns, pair, step);
       for (auto [i, sum] : llvm::enumerate(sums))
         sum =
             b.multiplyAdd(a[step], ArrayRef(two).slice(2 * i, 2), sum, element);

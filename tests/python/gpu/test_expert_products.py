@@ -8,11 +8,12 @@ from kernels import MLIR_TYPES, compile_function
 pytest.importorskip("moe_mlir.sim")
 
 
-def module_text(experts, width, hidden, dtype):
+def module_text(experts, width, hidden, dtype, turned=False):
     element = MLIR_TYPES[dtype]
     x, y = f"tensor<?x{width}x{element}>", f"tensor<?x{hidden}xf32>"
-    w = f"tensor<{experts}x{hidden}x{width}x{element}>"
-    one = f"tensor<{hidden}x{width}x{element}>"
+    matrix = f"{width}, {hidden}" if turned else f"{hidden}, {width}"
+    sizes = matrix.replace(", ", "x")
+    w, one = f"tensor<{experts}x{sizes}x{element}>", f"tensor<{sizes}x{element}>"
     return f"""
 func.func @layer(%x: {x}, %w: {w}, %offsets: tensor<{experts + 1}xi64>, %old: {y}) -> {y} {{
   %c1 = arith.constant 1 : index
@@ -25,9 +26,9 @@ func.func @layer(%x: {x}, %w: {w}, %offsets: tensor<{experts + 1}xi64>, %old: {y
     %rows = arith.subi %end, %begin : index
     %run = tensor.extract_slice %x[%begin, 0] [%rows, {width}] [1, 1] : {x} to {x}
     %place = tensor.extract_slice %out[%begin, 0] [%rows, {hidden}] [1, 1] : {y} to {y}
-    %weight = tensor.extract_slice %w[%e, 0, 0] [1, {hidden}, {width}] [1, 1, 1] : {w} to {one}
+    %weight = tensor.extract_slice %w[%e, 0, 0] [1, {matrix}] [1, 1, 1] : {w} to {one}
     %product = linalg.generic {{
-        indexing_maps = [affine_map<(r, n, d) -> (r, d)>, affine_map<(r, n, d) -> (n, d)>,
+        indexing_maps = [affine_map<(r, n, d) -> (r, d)>, affine_map<(r, n, d) -> ({'d, n' if turned else 'n, d'})>,
                          affine_map<(r, n, d) -> (r, n)>],
         iterator_types = ["parallel", "parallel", "reduction"]}}
         ins(%run, %weight : {x}, {one}) outs(%place : {y}) {{
@@ -48,9 +49,12 @@ func.func @layer(%x: {x}, %w: {w}, %offsets: tensor<{experts + 1}xi64>, %old: {y
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width, hidden", [(64, 48), (72, 33), (200, 300)])
+@pytest.mark.parametrize("width, hidden, turned", [
+    (64, 48, False), (72, 33, False), (200, 300, False), (64, 48, True), (72, 200, True),
+    (136, 16, True),
+])
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 16], [0, 0, 0, 0], [3, 130, 64, 17]])
-def test_runs_of_rows(dtype, width, hidden, lengths):
+def test_runs_of_rows(dtype, width, hidden, turned, lengths):
     generator = torch.Generator().manual_seed(sum(lengths))
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
     x = torch.randn(int(offsets[-1]), width, generator=generator).to(dtype)
@@ -60,7 +64,9 @@ def test_runs_of_rows(dtype, width, hidden, lengths):
     for e in range(len(lengths)):
         rows = slice(offsets[e], offsets[e + 1])
         expected[rows] += x[rows].double() @ w[e].double().T
-    function = compile_function(module_text(len(lengths), width, hidden, dtype))
+    if turned:
+        w = w.mT.contiguous()
+    function = compile_function(module_text(len(lengths), width, hidden, dtype, turned))
     first = None
     for options in ({"seed": 1}, {"seed": 2, "policy": 1}):
         y = torch.full_like(old, 77.0)
