@@ -11,7 +11,7 @@
 
 #include "RowProducts.h"
 
-#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "MoE/Support/MultiplyAdd.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 
 using namespace mlir;
@@ -36,31 +36,6 @@ static bool hasProductMaps(linalg::LinalgOp op, bool isTurned) {
                      ArrayRef{getMap(left), right, getMap(out)});
 }
 
-/// Whether `value` is `argument` as f32.
-static bool isWidened(Value value, Value argument) {
-  auto cast = value.getDefiningOp<arith::ExtFOp>();
-  return cast && cast.getIn() == argument;
-}
-
-/// Whether the body computes out + f32(left) f32(right).
-static bool hasProductBody(linalg::LinalgOp op) {
-  Block *body = op.getBlock();
-  auto sum =
-      body->getTerminator()->getOperand(0).getDefiningOp<arith::AddFOp>();
-  if (!sum || !sum.getType().isF32())
-    return false;
-  Value out = body->getArgument(2);
-  Value term = sum.getLhs() == out ? sum.getRhs() : sum.getLhs();
-  auto product = term.getDefiningOp<arith::MulFOp>();
-  if (!product || (sum.getLhs() != out && sum.getRhs() != out))
-    return false;
-  Value left = body->getArgument(0), right = body->getArgument(1);
-  return (isWidened(product.getLhs(), left) &&
-          isWidened(product.getRhs(), right)) ||
-         (isWidened(product.getLhs(), right) &&
-          isWidened(product.getRhs(), left));
-}
-
 namespace {
 struct LinalgProductToThreads : OpInterfaceRewritePattern<linalg::LinalgOp> {
   LinalgProductToThreads(MLIRContext *context, BlockShape block)
@@ -71,7 +46,7 @@ struct LinalgProductToThreads : OpInterfaceRewritePattern<linalg::LinalgOp> {
     bool isTurned = hasProductMaps(op, /*isTurned=*/true);
     if (!op.hasPureBufferSemantics() ||
         (!isTurned && !hasProductMaps(op, /*isTurned=*/false)) ||
-        !hasProductBody(op))
+        !isMultiplyAdd(op))
       return rewriter.notifyMatchFailure(op, "expected a product of rows");
     Value left = op.getDpsInputOperand(0)->get();
     Value right = op.getDpsInputOperand(1)->get();
