@@ -68,7 +68,7 @@ static bool isLongReduction(TilingInterface op) {
   return isLong && rows <= fewRows;
 }
 
-/// Whether the tiles of `rows` read a matrix that none of them cuts: what a
+/// Whether the tiles of `rows` sum over a matrix that none of them cuts: what a
 /// kernel does to prepare it is shared by the rows of a tile.
 static bool preparesMatrix(Operation *op, ArrayRef<unsigned> rows) {
   auto structured = dyn_cast<MoEStructuredOpInterface>(op);

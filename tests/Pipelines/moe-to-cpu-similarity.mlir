@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --moe-to-cpu --mlir-print-ir-after=convert-moe-to-cpu -o /dev/null 2>&1 | FileCheck %s
+// RUN: %moe-opt %s --moe-to-cpu --mlir-disable-threading --mlir-print-ir-after=convert-moe-to-cpu -o /dev/null 2>&1 | FileCheck %s
 
 // Mixing over tokens holds no matrix of tokens by tokens: no buffer has two
 // sizes that grow with them, and the kernel's own buffers are static.

@@ -229,6 +229,7 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
     block->pack(e, keys, firstKey);
     products->multiply(e, q, block->features, firstQuery, numRows,
+                       keys.features, e.add(firstKey, e.index(blockKeys)),
                        [&](Value group) {
                          return isGroupVisible(firstQuery, group, firstKey);
                        });

@@ -297,11 +297,12 @@ void SweepKernel::emitRowBlock(Value firstRow) {
                                          numColumns, blockColumns);
   e.loop(begin, end, blockColumns, [&](Value firstColumn) {
     packColumns(firstColumn);
-    blockProducts->multiply(e, role.rows.features, packedFeatures, firstRow,
-                            count, [&](Value group) {
-                              return isGroupVisible(e.add(firstRow, group),
-                                                    firstColumn);
-                            });
+    blockProducts->multiply(
+        e, role.rows.features, packedFeatures, firstRow, count,
+        role.columns.features, e.add(firstColumn, e.index(blockColumns)),
+        [&](Value group) {
+          return isGroupVisible(e.add(firstRow, group), firstColumn);
+        });
     e.loop(zero, count, kGroupRows,
            [&](Value group) { emitGroup(firstRow, group, firstColumn); });
   });

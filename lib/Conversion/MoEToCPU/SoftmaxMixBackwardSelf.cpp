@@ -275,9 +275,10 @@ void SelfSweepKernel::emitStrip(Value strip) {
   strips.forEachMeeting(
       strip, [&](Value firstColumn) { packColumns(firstColumn); },
       [&](Value firstRow, Value firstColumn) {
-        blockProducts->multiply(e, asQuery.rows.features, packedFeatures,
-                                firstRow,
-                                strips.getNumRows(firstRow, firstColumn));
+        blockProducts->multiply(
+            e, asQuery.rows.features, packedFeatures, firstRow,
+            strips.getNumRows(firstRow, firstColumn), asQuery.columns.features,
+            e.add(firstColumn, e.index(strips.blockColumns)));
         strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
           emitGroup(firstRow, group, firstColumn);
         });

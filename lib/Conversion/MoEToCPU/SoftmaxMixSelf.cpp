@@ -191,8 +191,10 @@ void SelfMixKernel::emitStrip(Value strip) {
     strips.forEachMeeting(
         strip, [&](Value firstColumn) { block->pack(e, tokens, firstColumn); },
         [&](Value firstRow, Value firstColumn) {
-          blockProducts->multiply(e, tokens.features, block->features, firstRow,
-                                  strips.getNumRows(firstRow, firstColumn));
+          blockProducts->multiply(
+              e, tokens.features, block->features, firstRow,
+              strips.getNumRows(firstRow, firstColumn), tokens.features,
+              e.add(firstColumn, e.index(strips.blockColumns)));
           strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
             emitGroup(firstRow, group, firstColumn);
           });

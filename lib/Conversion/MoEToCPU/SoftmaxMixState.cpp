@@ -43,8 +43,7 @@ void KeyBlock::pack(Emitter &e, const MixKeys &keys, Value firstKey) const {
     e.storeVector(term, bias, {slot});
     if (level)
       e.storeVector(e.loadFloats(keys.level, {first}, exists), level, {slot});
-    packTransposed(e, keys.features, rows, isReal, features, slot,
-                   clampRows(e, e.add(first, size), e.width, numKeys));
+    packTransposed(e, keys.features, rows, isReal, features, slot);
   });
   if (values)
     packRows(e, keys.values, firstKey, getColumnVectors(e) * e.width, bias,

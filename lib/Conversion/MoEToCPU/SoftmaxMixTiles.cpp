@@ -162,16 +162,11 @@ static Value loadFeatures(Emitter &e, Value source, Value row, Value first,
 }
 
 void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
-                               Value isReal, Value packed, Value slot,
-                               ArrayRef<Value> rowsAhead) {
+                               Value isReal, Value packed, Value slot) {
   bool inPairs = isInPairs(packed);
   int64_t perLane = inPairs ? 2 : 1, step = perLane * e.width;
   Value zero = inPairs ? e.i32(0) : e.f32(0.0);
   auto pack = [&](Value feature, Value count) {
-    for (Value row : rowsAhead)
-      memref::PrefetchOp::create(e, source, ValueRange{row, feature},
-                                 /*isWrite=*/false, /*localityHint=*/2,
-                                 /*isDataCache=*/true);
     Values vectors;
     for (Value row : rows)
       vectors.push_back(loadFeatures(e, source, row, feature, count, inPairs));
@@ -385,8 +380,22 @@ Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
   return TileProduct(e, source, rows, packed).emit();
 }
 
+/// Asks for a chain's features of `rows`: the hardware does not foresee walks
+/// along short pieces of rows.
+static void fetchRows(Emitter &e, Value source, ArrayRef<Value> rows,
+                      Value firstFeature, int64_t localityHint) {
+  int64_t lineFeatures =
+      512 / cast<MemRefType>(source.getType()).getElementTypeBitWidth();
+  for (Value row : rows)
+    for (int64_t feature = 0; feature < kChainLength; feature += lineFeatures)
+      memref::PrefetchOp::create(
+          e, source, ValueRange{row, e.add(firstFeature, e.index(feature))},
+          /*isWrite=*/false, localityHint, /*isDataCache=*/true);
+}
+
 BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
-                             int64_t blockRows) {
+                             int64_t blockRows)
+    : blockRows(blockRows) {
   // A block of 128 features of a vector-wide tile fills the first cache.
   constexpr int64_t mostInCache = 128;
   std::optional<int64_t> constant = getConstantIntValue(numFeatures);
@@ -397,10 +406,26 @@ BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
 }
 
 void BlockProducts::multiply(Emitter &e, Value source, Value packed,
-                             Value first, Value count,
+                             Value first, Value count, Value columns,
+                             Value nextColumn,
                              function_ref<Value(Value)> isVisible) const {
   if (!sums)
     return;
+  // While a group is multiplied, the rows of the next one come into the first
+  // cache and its share of the next columns into the second.
+  int64_t share =
+      llvm::divideCeil(getColumnVectors(e) * e.width * kGroupRows, blockRows);
+  auto fetch = [&](Value group, Value firstFeature) {
+    constexpr int64_t firstCache = 3, secondCache = 2;
+    Value nextRow = e.add(e.add(first, group), e.index(kGroupRows));
+    fetchRows(e, source, clampRows(e, nextRow, kGroupRows, e.dim(source, 0)),
+              firstFeature, firstCache);
+    Value column = e.add(
+        nextColumn, e.mul(arith::DivUIOp::create(e, group, e.index(kGroupRows)),
+                          e.index(share)));
+    fetchRows(e, columns, clampRows(e, column, share, e.dim(columns, 0)),
+              firstFeature, secondCache);
+  };
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
     e.loop(e.index(0), count, kGroupRows, [&](Value group) {
@@ -420,25 +445,39 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                     {e.add(group, e.index(i / numVectors)),
                      e.index(i % numVectors * e.width)});
   };
-  forEachGroup([&](TileProduct &, Value group) {
-    store(group, Values(kGroupRows * getColumnVectors(e), e.f32(0.0)));
-  });
   auto load = [&](Value group) {
     Values values;
     for (const Values &row : loadTile(e, group))
       llvm::append_range(values, row);
     return values;
   };
+  Value zero = e.index(0);
+  // The first piece stores its products. Of an unknown number of features there
+  // may be no whole step.
+  if (ShapedType::isDynamic(cast<MemRefType>(source.getType()).getDimSize(1)))
+    forEachGroup([&](TileProduct &, Value group) {
+      store(group, Values(kGroupRows * getColumnVectors(e), e.f32(0.0)));
+    });
   TileProduct any(e, source, {}, packed);
   Value numSteps = any.getNumSteps();
-  e.loop(e.index(0), numSteps, any.getChainSteps(), [&](Value firstStep) {
+  e.loop(zero, numSteps, any.getChainSteps(), [&](Value firstStep) {
     Value end =
         e.minIndex(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
+    Value isFirst = e.compare(arith::CmpIPredicate::eq, firstStep, zero);
+    Value firstFeature =
+        isInPairs(packed) ? e.mul(firstStep, e.index(2)) : firstStep;
     forEachGroup([&](TileProduct &product, Value group) {
-      Values totals = product.sumChain(firstStep, end);
-      for (auto [total, old] : llvm::zip_equal(totals, load(group)))
-        total = e.add(old, total);
-      store(group, totals);
+      fetch(group, firstFeature);
+      Values products = product.sumChain(firstStep, end);
+      e.ifElse(
+          isFirst, TypeRange(),
+          [&]() -> Values { return store(group, products), Values(); },
+          [&]() -> Values {
+            Values totals = load(group);
+            for (auto [total, added] : llvm::zip_equal(totals, products))
+              total = e.add(total, added);
+            return store(group, totals), Values();
+          });
     });
   });
   if (isInPairs(packed) && any.mayHaveLastOdd())

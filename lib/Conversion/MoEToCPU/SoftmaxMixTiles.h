@@ -73,12 +73,9 @@ PackedShape getPackedShape(Emitter &e, Value rowSource, Value columnSource,
                            OpFoldResult numFeatures);
 
 /// packed[feature, slot..] = source[rows, feature], 0 for lanes outside of
-/// `isReal` (null: none); `source` is `[tokens, features]`. Asks for the
-/// features of `rowsAhead`, which are packed next: walking down 16 rows at once
-/// is more than the hardware foresees.
+/// `isReal` (null: none); `source` is `[tokens, features]`.
 void packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
-                    Value isReal, Value packed, Value slot,
-                    ArrayRef<Value> rowsAhead = {});
+                    Value isReal, Value packed, Value slot);
 
 /// packed[slot, ..] = source[first + slot, ..] for each of `count` slots, 0
 /// behind the last token and where `terms[slot]` is -inf.
@@ -97,9 +94,10 @@ public:
   BlockProducts(Emitter &e, OpFoldResult numFeatures, int64_t blockRows);
 
   /// Prepares the products of `count` rows of `source` from `first` on, in
-  /// groups; those that are not visible (null: all are) are left out.
+  /// groups; those that are not visible (null: all are) are left out. Asks for
+  /// the rows `nextColumn..` of `columns`, which are packed next, meanwhile.
   void multiply(Emitter &e, Value source, Value packed, Value first,
-                Value count,
+                Value count, Value columns, Value nextColumn,
                 function_ref<Value(Value group)> isVisible = {}) const;
   /// The tile of the rows `rows`, slots `group..` of the block.
   Tile get(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
@@ -110,6 +108,7 @@ private:
 
   /// Null where features are narrow.
   Value sums;
+  const int64_t blockRows;
 };
 
 /// accumulators[group + row, ..] = decays[row] * accumulators[group + row, ..]

@@ -113,11 +113,13 @@ def _layers(records):
         return
     yield (
         "What a method adds to the whole layer (causal attention and experts of the model's "
-        "width) over plain SMoE, beside the papers' own ratios for their models. The layer with "
+        "width) over plain SMoE, beside the papers' own ratios for their models and beside what "
+        "pairs of tokens alone would cost a core at its peaks. The layer with "
         f"SMoE takes {_number(records[0]['layer_us'] / 1000)} ms."
     )
     yield ""
-    header = ("row", "routing us", "SMoE's us", "ratio", "paper", "memory ratio", "goals")
+    header = ("row", "routing us", "SMoE's us", "ratio", "at the peaks", "paper", "memory ratio",
+              "goals")  # fmt: skip
     yield from _table(
         header,
         (
@@ -126,6 +128,7 @@ def _layers(records):
                 _number(r["ours_us"]),
                 _number(r["smoe_us"]),
                 _number(r["overhead"], 4),
+                _number(r["limit_overhead"], 4),
                 _number(r["paper_overhead"], 3),
                 _number(r["memory_overhead"], 4),
                 _goals(r),

@@ -84,6 +84,9 @@ class Overhead:
     dtype: torch.dtype = torch.float32
     op: str = "layer"
     quick: bool = False
+    # Of all pairs of tokens, for each: multiply-adds and exponentials.
+    products: int = 0
+    exps: int = 0
     why: str = ""
 
     @property
@@ -123,9 +126,19 @@ class Overhead:
             layer_us=base,
             overhead=1 + (ours - smoe) / base,
             paper_overhead=self.paper,
+            limit_overhead=self._limit(context.machine, base),
             memory_overhead=_memory_overhead(*peaks),
             peak_mb=peaks[0],
         )
+
+    def _limit(self, machine, layer_us):
+        """The overhead, were pairs of tokens all the work and the core at its peaks."""
+        if not self.products:
+            return None
+        pairs = self.b * self.n * (self.n + 1) / 2
+        limit = machine.limit(2 * pairs * self.products, 0, pairs * self.exps)
+        # Exponentials are polynomials on the units that multiply.
+        return 1 + (limit.flops_us + limit.exps_us) / layer_us
 
     def _check(self, router, routing):
         assert routing.indices.shape == (self.b, self.n, self.k), "expected k choices a token"
@@ -144,11 +157,12 @@ def _memory_overhead(ours, smoe, layer):
 
 
 ROWS = [
-    Overhead("similarity", _similarity, 1.048),
+    Overhead("similarity", _similarity, 1.048, products=352 + 16, exps=1),
     Overhead(
-        "attention", _attention, 1.070,
-        why="The heads' entropies and then the mixing: two passes over the products of queries and "
-        "keys, at the speed of the row attention_posterior.",
+        "attention", _attention, 1.070, products=352 + 2 * 44 + 16, exps=_HEADS + 1,
+        why="The entropies of all heads, whose products and exponentials are most of the limit, and "
+        "then the mixing by one of them; heads are 44 wide, so that the softmax around a product "
+        "takes half as long as the product.",
     ),
     Overhead("acmoe", _acmoe, 1.006),
     Overhead("symphony", _symphony, 1.012),
