@@ -23,6 +23,17 @@ int32_t moe_get_num_threads() {
   return limit ? limit : std::max(omp_get_max_threads(), 1);
 }
 
+/// Chunk `number` of `chunks`. The first ones are one longer; written so that
+/// no product can overflow.
+static void runChunk(int64_t number, int64_t chunks, int64_t count,
+                     MoEParallelBody body, void *context) {
+  int64_t size = count / chunks, extra = count % chunks;
+  int64_t begin = number * size + std::min(number, extra);
+  int64_t end = begin + size + (number < extra ? 1 : 0);
+  if (begin < end)
+    body(begin, end, context);
+}
+
 void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
   if (count <= 0)
     return;
@@ -32,13 +43,14 @@ void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
 
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
-    // OpenMP may grant fewer threads than asked for. The first `extra` chunks
-    // are one longer; written so that no product can overflow.
+    // OpenMP may grant fewer threads than asked for. Iterations of causal loops
+    // take longer and longer, so that a thread takes a chunk from the front and
+    // its mirror image from the back.
     int64_t team = omp_get_num_threads(), id = omp_get_thread_num();
-    int64_t size = count / team, extra = count % team;
-    int64_t begin = id * size + std::min(id, extra);
-    int64_t end = begin + size + (id < extra ? 1 : 0);
-    if (begin < end)
-      body(begin, end, context);
+    bool inPairs = count / 2 >= team;
+    int64_t chunks = inPairs ? 2 * team : team;
+    runChunk(id, chunks, count, body, context);
+    if (inPairs)
+      runChunk(chunks - 1 - id, chunks, count, body, context);
   }
 }

@@ -245,7 +245,8 @@ public:
   /// Steps of one feature or a pair of them, and those of a chain.
   Value getNumSteps();
   int64_t getChainSteps();
-  Values sumChain(Value first, Value end);
+  Values sumChain(Value first, Value end,
+                  function_ref<void(Value step)> fetch = {});
   bool mayHaveLastOdd();
   Values addLastOdd(Values sums);
 
@@ -307,10 +308,13 @@ Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
   return next;
 }
 
-/// The sums over steps `first` to `end`.
-Values TileProduct::sumChain(Value first, Value end) {
+/// The sums over steps `first` to `end`; every step may `fetch` something.
+Values TileProduct::sumChain(Value first, Value end,
+                             function_ref<void(Value)> fetch) {
   Values zeros(kGroupRows * numVectors, e.f32(0.0));
   return e.loop(first, end, 1, zeros, [&](Value position, ValueRange carried) {
+    if (fetch)
+      fetch(position);
     return step(position, carried);
   });
 }
@@ -380,19 +384,6 @@ Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
   return TileProduct(e, source, rows, packed).emit();
 }
 
-/// Asks for a chain's features of `rows`: the hardware does not foresee walks
-/// along short pieces of rows.
-static void fetchRows(Emitter &e, Value source, ArrayRef<Value> rows,
-                      Value firstFeature, int64_t localityHint) {
-  int64_t lineFeatures =
-      512 / cast<MemRefType>(source.getType()).getElementTypeBitWidth();
-  for (Value row : rows)
-    for (int64_t feature = 0; feature < kChainLength; feature += lineFeatures)
-      memref::PrefetchOp::create(
-          e, source, ValueRange{row, e.add(firstFeature, e.index(feature))},
-          /*isWrite=*/false, localityHint, /*isDataCache=*/true);
-}
-
 BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
                              int64_t blockRows)
     : blockRows(blockRows) {
@@ -411,20 +402,27 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                              function_ref<Value(Value)> isVisible) const {
   if (!sums)
     return;
-  // While a group is multiplied, the rows of the next one come into the first
-  // cache and its share of the next columns into the second.
+  // While a group is multiplied, the rows of the next one and its share of the
+  // next columns come nearer, one of each a step: the hardware does not foresee
+  // walks along pieces of rows, and many requests at once would fill the core's
+  // queue of misses. Both numbers of rows divide the steps of a line.
   int64_t share =
       llvm::divideCeil(getColumnVectors(e) * e.width * kGroupRows, blockRows);
-  auto fetch = [&](Value group, Value firstFeature) {
-    constexpr int64_t firstCache = 3, secondCache = 2;
+  auto fetchRow = [&](Value from, Value row, int64_t count, Value step) {
+    row = e.add(row, arith::RemUIOp::create(e, step, e.index(count)));
+    Value last = e.sub(e.dim(from, 0), e.index(1));
+    Value feature = isInPairs(packed) ? e.mul(step, e.index(2)) : step;
+    memref::PrefetchOp::create(e, from,
+                               ValueRange{e.minIndex(row, last), feature},
+                               /*isWrite=*/false, /*localityHint=*/3,
+                               /*isDataCache=*/true);
+  };
+  auto fetch = [&](Value group, Value step) {
     Value nextRow = e.add(e.add(first, group), e.index(kGroupRows));
-    fetchRows(e, source, clampRows(e, nextRow, kGroupRows, e.dim(source, 0)),
-              firstFeature, firstCache);
-    Value column = e.add(
-        nextColumn, e.mul(arith::DivUIOp::create(e, group, e.index(kGroupRows)),
-                          e.index(share)));
-    fetchRows(e, columns, clampRows(e, column, share, e.dim(columns, 0)),
-              firstFeature, secondCache);
+    fetchRow(source, nextRow, llvm::PowerOf2Ceil(kGroupRows), step);
+    Value number = arith::DivUIOp::create(e, group, e.index(kGroupRows));
+    fetchRow(columns, e.add(nextColumn, e.mul(number, e.index(share))), share,
+             step);
   };
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
@@ -464,11 +462,9 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
     Value end =
         e.minIndex(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
     Value isFirst = e.compare(arith::CmpIPredicate::eq, firstStep, zero);
-    Value firstFeature =
-        isInPairs(packed) ? e.mul(firstStep, e.index(2)) : firstStep;
     forEachGroup([&](TileProduct &product, Value group) {
-      fetch(group, firstFeature);
-      Values products = product.sumChain(firstStep, end);
+      Values products = product.sumChain(
+          firstStep, end, [&](Value step) { fetch(group, step); });
       e.ifElse(
           isFirst, TypeRange(),
           [&]() -> Values { return store(group, products), Values(); },

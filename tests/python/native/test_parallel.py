@@ -1,5 +1,6 @@
 """The parallel loop of compiled kernels, called through its C interface."""
 
+import collections
 import ctypes
 import threading
 from pathlib import Path
@@ -22,20 +23,19 @@ def library(moe):
 
 
 def run(library, count, threads, inside=None):
-    """The ranges that the body was given, and the threads that it ran on."""
+    """The ranges that the body was given, and the thread that each ran on."""
     library.moe_set_num_threads(threads)
-    ranges, owners, lock = [], set(), threading.Lock()
+    owners, lock = {}, threading.Lock()
 
     @BODY
     def body(begin, end, context):
         with lock:
-            ranges.append((begin, end))
-            owners.add(threading.get_native_id())
+            owners[begin, end] = threading.get_native_id()
         if inside:
             inside()
 
     library.moe_parallel_for(count, body, None)
-    return sorted(ranges), owners
+    return sorted(owners), owners
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
@@ -46,22 +46,34 @@ def test_chunks_cover_the_range_once(library, count, threads):
     assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:]))
     assert all(begin < end for begin, end in ranges)
     sizes = [end - begin for begin, end in ranges]
-    assert len(ranges) <= min(count, threads) and max(sizes) - min(sizes) <= 1
+    assert len(ranges) <= min(count, 2 * threads) and max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+@pytest.mark.parametrize("count", [14, 21, 100, 1000])
+def test_growing_work_is_dealt_out_evenly(library, count, threads):
+    _, owners = run(library, count, threads)
+    work = collections.Counter()
+    for (begin, end), owner in owners.items():
+        work[owner] += sum(range(begin, end))
+    # Chunks differ by one iteration, of which the last is the longest.
+    assert len(work) == min(count, threads)
+    assert max(work.values()) - min(work.values()) <= 2 * count
 
 
 @pytest.mark.parametrize("count", [0, -1, -(2**63)])
 def test_an_empty_range_runs_nothing(library, count):
-    assert run(library, count, 2) == ([], set())
+    assert run(library, count, 2) == ([], {})
 
 
 def test_uses_several_threads(library):
     _, owners = run(library, 4, 4)
-    assert len(owners) == 4
+    assert len(set(owners.values())) == 4
 
 
 def test_one_iteration_stays_in_the_calling_thread(library):
     _, owners = run(library, 1, 4)
-    assert owners == {threading.get_native_id()}
+    assert set(owners.values()) == {threading.get_native_id()}
 
 
 def test_a_nested_loop_runs_in_its_own_thread(library):
