@@ -1,13 +1,18 @@
 """Prints what can be known of the GPU kernels without a GPU, as Markdown.
 
-  python utils/gpu_figures.py [--chip sm_90] [selection|mixing|memory ...]
+  python utils/gpu_figures.py [--chip sm_90] [selection|router|mixing|memory ...]
+  python utils/gpu_figures.py --page        writes the tables of docs/Performance.md
 
 `selection`: a kernel without loops issues each of its instructions once a warp,
 so their number divided by the tokens of a warp is what a token costs (`-` for
 kernels with loops). Instructions past the last exit pad the code and are not
 counted; those of branches that only odd values take are.
-`mixing`: the share of matrix (HMMA, or HGMMA on sm_90a; in f32, multiply-add) instructions
-among those of the inner loop, registers, blocks an SM, and shared-memory wavefronts a request.
+`router`: projection and selection in one kernel, with the columns of `mixing` (`-`
+where no loop is left), and the bytes that a block moves over those of its tokens,
+weights and results.
+`mixing`: the share of matrix (HMMA, or HGMMA on sm_90a; in f32, multiply-add)
+instructions among those of the inner loop, registers, blocks an SM, and
+shared-memory wavefronts a request.
 `memory`: bytes that the kernels move in the simulator, over the bytes of inputs
 and results.
 
@@ -16,7 +21,9 @@ nvidia-cuda-nvdisasm). SASS is read, never executed; counts come from the simula
 """
 
 import argparse
+import contextlib
 import functools
+import io
 import json
 import os
 import re
@@ -32,10 +39,16 @@ import torch
 import moe_mlir
 from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.runtime import compile_kernels_cached
+from moe_mlir.simulate import device_functions
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "Performance.md"
 SELECTIONS = [
     (16, 2), (32, 4), (64, 2), (64, 8), (128, 8), (160, 6), (256, 8), (384, 8),
     (512, 10), (1024, 32), (2048, 64),
+]  # fmt: skip
+ROUTERS = [
+    (352, 16, 2, "bf16"), (1024, 64, 8, "bf16"), (4096, 128, 8, "bf16"), (7168, 256, 8, "bf16"),
+    (1024, 64, 8, "f16"), (1024, 64, 8, "f32"),
 ]  # fmt: skip
 MIXINGS = [
     (64, 8, "bf16"), (128, 64, "bf16"), (352, 16, "bf16"), (512, 16, "bf16"), (1024, 64, "bf16"),
@@ -90,6 +103,10 @@ class Code:
         shares = [(sum(m.startswith(prefix) for m in loop) / len(loop), len(loop))
                   for loop in self.loops()]
         return max(shares, default=(0.0, 0))
+
+    def describe_loop(self, prefix: str) -> str:
+        share, length = self.densest_loop(prefix)
+        return f"{100 * share:.0f} % of {length}" if length else "-"
 
     def blocks_an_sm(self, threads: int, dynamic_shared: int, chip: str) -> int:
         # Registers are given to warps in units of 8 a thread.
@@ -178,6 +195,52 @@ def simulate(call, chip: str):
     return texts, [report.counters for report in simulation.reports], results
 
 
+def router_text(width: int, experts: int, chosen: int, element: str) -> str:
+    h, w = f"tensor<?x{width}x{element}>", f"tensor<{experts}x{width}x{element}>"
+    z, g, i = f"tensor<?x{experts}xf32>", f"tensor<?x{chosen}xf32>", f"tensor<?x{chosen}xi32>"
+    return f"""func.func @route(%h: {h}, %w: {w}) -> ({g}, {i}) {{
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %h, %c0 : {h}
+  %z0 = tensor.empty(%n) : {z}
+  %g0 = tensor.empty(%n) : {g}
+  %i0 = tensor.empty(%n) : {i}
+  %z = moe.router_logits ins(%h, %w : {h}, {w}) outs(%z0 : {z}) -> {z}
+  %r:2 = moe.topk_renorm ins(%z : {z}) outs(%g0, %i0 : {g}, {i}) -> {g}, {i}
+  return %r#0, %r#1 : {g}, {i}
+}}"""
+
+
+def run_router(text, rows, width, experts, chosen, dtype, chip):
+    """The counters of one block, and the bytes of its operands and results."""
+    h = torch.randn(rows, width).to(dtype)
+    w = (torch.randn(experts, width) / width**0.5).to(dtype)
+    results = torch.empty(rows, chosen), torch.empty(rows, chosen, dtype=torch.int32)
+    (report,) = device_functions(text, chip)["route"](h, w, *results, checks=())
+    return report.counters, sum(x.nbytes for x in (h, w, *results))
+
+
+def print_router(chip: str) -> None:
+    print(f"\n### Router: projection and selection in one kernel, {chip}\n")
+    print("| D | E | k | dtype | matrix instructions in the inner loop | registers | "
+          "spilled bytes | blocks an SM | tokens a block | wavefronts a shared request | "
+          "bytes over the least |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for width, experts, chosen, name in ROUTERS:
+        text = router_text(width, experts, chosen, name)
+        ptx, (kernel,) = describe(text, chip)
+        code = assemble(ptx, chip, kernel["name"])
+        loop = code.describe_loop("FFMA" if name == "f32" else "HMMA")
+        rows = rows_of(kernel)
+        first, least = run_router(text, rows, width, experts, chosen, DTYPES[name], chip)
+        moved = first["global_bytes_read"] + first["global_bytes_written"]
+        conflicts = first["shared_wavefronts"] / max(1, first["shared_requests"])
+        dynamic = kernel.get("dynamic_smem", 0)
+        print(f"| {width} | {experts} | {chosen} | {name} | {loop} | "
+              f"{code.registers} | {code.spilled} | "
+              f"{code.blocks_an_sm(kernel['block_size'], dynamic, chip)} | {rows} | "
+              f"{conflicts:.3f} | {moved / least:.2f} |", flush=True)
+
+
 def print_mixing(chip: str) -> None:
     print(f"\n### Mixing: `similarity_inform`, {chip}\n")
     print("| D | E | dtype | matrix instructions in the inner loop | registers | spilled bytes | "
@@ -191,11 +254,11 @@ def print_mixing(chip: str) -> None:
             lambda: moe_mlir.similarity_inform(u, p, causal=False), chip)
         ptx, kernels = describe(texts[0], chip)
         code = assemble(ptx, chip, kernels[0]["name"])
-        share, length = code.densest_loop("FFMA" if name == "f32" else code.matrix_instruction)
+        loop = code.describe_loop("FFMA" if name == "f32" else code.matrix_instruction)
         blocks = code.blocks_an_sm(kernels[0]["block_size"], kernels[0]["dynamic_smem"], chip)
         first = counters[0]
         conflicts = first["shared_wavefronts"] / max(1, first["shared_requests"])
-        print(f"| {width} | {experts} | {name} | {100 * share:.0f} % of {length} | "
+        print(f"| {width} | {experts} | {name} | {loop} | "
               f"{code.registers} | {code.spilled} | {blocks} | {kernels[0]['block_size']} | "
               f"{conflicts:.3f} |", flush=True)
 
@@ -226,7 +289,24 @@ def print_memory(chip: str) -> None:
               flush=True)
 
 
-SECTIONS = {"selection": print_selection, "mixing": print_mixing, "memory": print_memory}
+SECTIONS = {
+    "selection": print_selection, "router": print_router, "mixing": print_mixing,
+    "memory": print_memory,
+}  # fmt: skip
+
+
+def write_page(chip: str) -> None:
+    """Puts all tables in place of those of the page, behind what it says of them."""
+    tables = io.StringIO()
+    with contextlib.redirect_stdout(tables):
+        for name, print_section in SECTIONS.items():
+            print_section(chip)
+            if name == "mixing" and chip == "sm_90":
+                print_section("sm_90a")  # on warpgroups
+    page = PAGE.read_text()
+    begin = page.index("### ", page.index("<!-- gpu: written by"))
+    end = page.index("<!-- gpu: end -->")
+    PAGE.write_text(page[:begin] + tables.getvalue().lstrip() + page[end:])
 
 
 def main() -> None:
@@ -235,7 +315,11 @@ def main() -> None:
     parser.add_argument("sections", nargs="*", metavar="SECTION",
                         help=f"which of {', '.join(SECTIONS)} (default: all)")
     parser.add_argument("--chip", default="sm_90")
+    parser.add_argument("--page", action="store_true",
+                        help="write all tables into docs/Performance.md")
     options = parser.parse_args()
+    if options.page:
+        return write_page(options.chip)
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"expected sections out of {', '.join(SECTIONS)}, found {sorted(unknown)}")

@@ -80,19 +80,21 @@ void completeCovered(Warp &warp, Fn covered) {
 /// Checks what the lanes read, and sets how much that is.
 Places touchSources(Warp &warp, const Inst &inst, u32 mask, const u64 *from,
                     u32 *sizes) {
-  u32 bytes = inst.bytes, full = 0;
+  u32 bytes = inst.bytes, full = 0, reading = 0;
   for (u32 l : Lanes(mask)) {
     sizes[l] = bytes;
     if (inst.ns > 2)
       sizes[l] = inst.aux ? (predicateOf(warp, inst.s[2]) >> l & 1 ? 0 : bytes)
                           : std::min(lanesOf<u32>(warp, inst.s[2])[l], bytes);
     full |= static_cast<u32>(sizes[l] == bytes) << l;
+    reading |= static_cast<u32>(sizes[l] > 0) << l;
   }
   MemoryRequest request;
   request.bytes = bytes;
   request.read = true;
   request.counts = false;
-  countGlobal(warp, mask, from, bytes, false);
+  if (reading)
+    countGlobal(warp, reading, from, bytes, false);
   Places places;
   if (full)
     resolve(warp, inst, full, Space::Global, from, request, places);

@@ -250,7 +250,12 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
       if (piece.global && !shape.reduces)
         store.writes.push_back(
             {reinterpret_cast<u64>(piece.global), piece.bytes});
-    store.land = [source, transfer, shape] {
+    LaunchState *launch = warp.block->launch;
+    store.land = [source, transfer, shape, launch] {
+      // Blocks on other host threads may add to the same bytes.
+      std::unique_lock<std::mutex> guard(launch->syncMutex, std::defer_lock);
+      if (shape.reduces && launch->threads > 1)
+        guard.lock();
       for (const Piece &piece : transfer.pieces) {
         if (!piece.global)
           continue;

@@ -19,10 +19,11 @@ using namespace mlir::moe;
 //===----------------------------------------------------------------------===//
 
 /// Whether `dim`, the innermost of the results, is what tells the rows of a
-/// batched product apart: of the inputs with the most dims some lack it, while
-/// all of them have the dims `rows`. The log-sum-exps `[b, h, i]` of attention,
-/// `q[b, h, i, f]` against `k[b, h, j, f]`, are such rows along `i`; the logits
-/// `[n, e]` of a router are not rows along `e`, because its weights lack `n`.
+/// batched product apart: of the inputs with the most dims, two or more, some
+/// lack it, while all of them have the dims `rows`. The log-sum-exps `[b, h,
+/// i]` of attention, `q[b, h, i, f]` against `k[b, h, j, f]`, are such rows
+/// along `i`; the logits `[n, e]` or `[b, n, e]` of a router are not rows along
+/// `e`, because its weights lack `n`.
 static bool isRowOfBatchedProduct(TilingInterface op, unsigned dim,
                                   ArrayRef<unsigned> rows) {
   auto maps = cast<IndexingMapOpInterface>(op.getOperation());
@@ -40,7 +41,7 @@ static bool isRowOfBatchedProduct(TilingInterface op, unsigned dim,
   auto lacks = [](AffineMap map, unsigned dim) {
     return !map.isFunctionOfDim(dim);
   };
-  return !rows.empty() &&
+  return !rows.empty() && inputs.size() > 1 &&
          llvm::is_contained(op.getLoopIteratorTypes(),
                             utils::IteratorType::reduction) &&
          llvm::any_of(inputs, [&](AffineMap map) { return lacks(map, dim); }) &&

@@ -384,9 +384,16 @@ private:
 
   OpFoldResult getTileRows(IRRewriter &rewriter, TilingInterface seed,
                            const RowGroup &group) {
+    SmallVector<Operation *> members = group.getMembers();
+    int64_t shared = 0;
+    for (Operation *member : members)
+      if (auto wish = dyn_cast_or_null<IntegerAttr>(
+              member->removeAttr(kSharedTileRowsAttrName)))
+        shared = std::max(shared, wish.getInt());
     if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
       return rewriter.getIndexAttr(own.getInt());
-    SmallVector<Operation *> members = group.getMembers();
+    if (shared > tileSize)
+      return rewriter.getIndexAttr(shared);
     if (maxTileSize <= tileSize || llvm::none_of(members, [&](Operation *op) {
           return preparesMatrix(op, group.getRows(op));
         }))

@@ -1,8 +1,9 @@
 // RUN: moe-compile %s -o - --target=sm_90 --emit=ptx | FileCheck %s
 
 // One kernel for projection and selection. What must be in the PTX: the chip's
-// PTX version, aligned workgroup memory, fused multiply-adds, lane exchanges,
-// the hardware exponential; what must not: calls, local memory.
+// PTX version, workgroup memory for the logits and memory for chunks of rows and
+// weights, asynchronous copies, matrices, products on tensor cores, the hardware
+// exponential; what must not: calls, local memory.
 
 // CHECK:     .version 7.8
 // CHECK:     .target sm_90
@@ -10,9 +11,12 @@
 // CHECK-NOT: .visible .entry
 // CHECK-NOT: .local
 // CHECK-NOT: call
-// CHECK:     .shared .align 16
-// CHECK:     fma.rn.f32
-// CHECK:     shfl.sync.bfly.b32
+// CHECK:     cp.async.cg.shared.global [%{{.*}}], [%{{.*}}], 16, %{{.*}};
+// CHECK:     cp.async.commit_group
+// CHECK:     cp.async.wait_group 0
+// CHECK:     ldmatrix.sync.aligned.m8n8.x4.shared.b16
+// CHECK:     mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+// CHECK-NOT: fma.rn.f32
 // CHECK:     st.shared.b32
 // CHECK:     bar.sync
 // CHECK:     max.u64

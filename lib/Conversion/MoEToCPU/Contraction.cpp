@@ -23,7 +23,7 @@
 #include "Emitter.h"
 #include "Patterns.h"
 
-#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "MoE/Support/MultiplyAdd.h"
 #include "mlir/Dialect/Linalg/IR/LinalgInterfaces.h"
 #include "llvm/Support/MathExtras.h"
 
@@ -73,33 +73,6 @@ struct Contraction {
   SmallVector<unsigned> outer;
 };
 } // namespace
-
-/// Whether `value` is the block argument `position`, possibly extended.
-static bool isArgument(Value value, Block *block, unsigned position) {
-  if (auto extend = value.getDefiningOp<arith::ExtFOp>())
-    value = extend.getIn();
-  return value == block->getArgument(position);
-}
-
-/// Whether the body is `out + a * b` in f32.
-static bool isMultiplyAdd(linalg::LinalgOp op) {
-  Block *body = op.getBlock();
-  auto add =
-      body->getTerminator()->getOperand(0).getDefiningOp<arith::AddFOp>();
-  if (!add || !add.getType().isF32())
-    return false;
-  for (auto [sum, product] : {std::pair(add.getLhs(), add.getRhs()),
-                              std::pair(add.getRhs(), add.getLhs())}) {
-    auto multiply = product.getDefiningOp<arith::MulFOp>();
-    if (!multiply || sum != body->getArgument(2))
-      continue;
-    for (unsigned first : {0u, 1u})
-      if (isArgument(multiply.getLhs(), body, first) &&
-          isArgument(multiply.getRhs(), body, 1 - first))
-        return true;
-  }
-  return false;
-}
 
 static FailureOr<Contraction> matchContraction(linalg::LinalgOp op,
                                                PatternRewriter &rewriter) {

@@ -15,6 +15,7 @@ KernelFacts::KernelFacts(MLIRContext *context) {
       kinds.insert(*root);
   addAdjacencyFacts(*this);
   addDispersionFacts(*this);
+  addRouterLogitsFacts(*this);
   addSoftmaxMixBackwardFacts(*this);
   addSoftmaxMixFacts(*this);
   addTopKRenormFacts(*this);
@@ -29,10 +30,11 @@ StringRef KernelFacts::getRequirement(Operation *op) const {
   return forms.find(op->getName().getTypeID())->second.requirement;
 }
 
-std::optional<int64_t> KernelFacts::getTileRows(Operation *op,
-                                                BlockShape block) const {
-  auto found = tileRows.find(op->getName().getTypeID());
-  return found == tileRows.end() ? std::nullopt : found->second(op, block);
+std::optional<int64_t> KernelFacts::askForRows(const RowsOfKind &rows,
+                                               Operation *op,
+                                               BlockShape block) {
+  auto found = rows.find(op->getName().getTypeID());
+  return found == rows.end() ? std::nullopt : found->second(op, block);
 }
 
 std::optional<int64_t> KernelFacts::getThreads(Operation *op,

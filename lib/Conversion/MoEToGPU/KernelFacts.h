@@ -47,6 +47,16 @@ public:
     };
   }
 
+  /// The same for an op that shares the rows of its block with other ops: the
+  /// one that wants the most decides.
+  template <typename OpTy>
+  void addSharedTileRows(std::optional<int64_t> (*getTileRows)(OpTy,
+                                                               BlockShape)) {
+    sharedTileRows[TypeID::get<OpTy>()] = [=](Operation *op, BlockShape block) {
+      return getTileRows(cast<OpTy>(op), block);
+    };
+  }
+
   /// Whether a kernel lowers `op`.
   bool hasKernel(Operation *op) const {
     return kinds.contains(op->getName()) && !isFormWithoutKernel(op);
@@ -55,7 +65,13 @@ public:
   bool isFormWithoutKernel(Operation *op) const;
   /// What the kernel of such an op expects.
   StringRef getRequirement(Operation *op) const;
-  std::optional<int64_t> getTileRows(Operation *op, BlockShape block) const;
+  std::optional<int64_t> getTileRows(Operation *op, BlockShape block) const {
+    return askForRows(tileRows, op, block);
+  }
+  std::optional<int64_t> getSharedTileRows(Operation *op,
+                                           BlockShape block) const {
+    return askForRows(sharedTileRows, op, block);
+  }
   std::optional<int64_t> getThreads(Operation *op, BlockShape block) const;
 
 private:
@@ -66,9 +82,11 @@ private:
     StringRef requirement;
   };
   llvm::DenseMap<TypeID, Forms> forms;
-  llvm::DenseMap<TypeID,
-                 std::function<std::optional<int64_t>(Operation *, BlockShape)>>
-      tileRows;
+  using RowsOfKind = llvm::DenseMap<
+      TypeID, std::function<std::optional<int64_t>(Operation *, BlockShape)>>;
+  static std::optional<int64_t> askForRows(const RowsOfKind &rows,
+                                           Operation *op, BlockShape block);
+  RowsOfKind tileRows, sharedTileRows;
   llvm::DenseMap<TypeID, std::function<int64_t(Operation *, BlockShape)>>
       threads;
 };
@@ -76,6 +94,7 @@ private:
 // One function a family, beside its patterns.
 void addAdjacencyFacts(KernelFacts &facts);
 void addDispersionFacts(KernelFacts &facts);
+void addRouterLogitsFacts(KernelFacts &facts);
 void addSoftmaxMixBackwardFacts(KernelFacts &facts);
 void addSoftmaxMixFacts(KernelFacts &facts);
 void addTopKRenormFacts(KernelFacts &facts);

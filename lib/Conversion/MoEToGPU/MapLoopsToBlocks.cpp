@@ -20,8 +20,9 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Rows of a run that one block computes.
-static constexpr int64_t kChunkRows = 32;
+/// Rows of a run that one block computes: those of one tile of a product on
+/// tensor cores.
+static constexpr int64_t kChunkRows = 64;
 
 namespace {
 /// Rows [begin, begin + length) of what a loop writes, known inside of it only.

@@ -22,6 +22,7 @@
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "mlir/Interfaces/ViewLikeInterface.h"
 #include "mlir/Rewrite/FrozenRewritePatternSet.h"
 #include "mlir/Rewrite/PatternApplicator.h"
@@ -46,6 +47,15 @@ Value mlir::moe::getNumRows(ThreadBuilder &b, Value memref, int64_t numInner) {
     rows = rows ? b.mul(rows, size) : size;
   }
   return rows ? rows : b.index(1);
+}
+
+std::optional<int64_t> mlir::moe::getMaxRows(Value numRows) {
+  FailureOr<int64_t> maxRows = ValueBoundsConstraintSet::computeConstantBound(
+      presburger::BoundType::UB, numRows, /*stopCondition=*/nullptr,
+      /*closedUB=*/true);
+  if (failed(maxRows) || *maxRows < 1)
+    return std::nullopt;
+  return *maxRows;
 }
 
 SmallVector<Value> mlir::moe::getRowIndices(ThreadBuilder &b, Value memref,
@@ -168,6 +178,7 @@ void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
                                           BlockShape block) {
   populateCopyToThreadsPatterns(patterns, block);
   populateLinalgToThreadsPatterns(patterns, block);
+  populateLinalgProductToThreadsPatterns(patterns, block);
   populateRouterLogitsToThreadsPatterns(patterns, block);
   populateSoftmaxMixBackwardToThreadsPatterns(patterns, block);
   populateSoftmaxMixToThreadsPatterns(patterns, block);

@@ -1,6 +1,7 @@
 //===- RouterLogits.cpp - router_logits to threads ------------------------===//
 //
-// A warp computes 4 rows x 4 experts at a time. Its lanes share the features:
+// What tensor cores do not multiply (RowProducts.cpp) the float units do: a
+// warp computes 4 rows x 4 experts at a time. Its lanes share the features:
 // lane l accumulates d = l, l + 32, ... of all 16 products in f32, so that
 // loads of h and of the weights are contiguous over the lanes and each loaded
 // value is used four times. Then the 16 sums are reduced over the lanes, and
@@ -8,7 +9,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "ThreadBuilder.h"
+#include "KernelFacts.h"
+#include "RowProducts.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
@@ -60,10 +62,14 @@ struct RouterLogitsToThreads : OpRewritePattern<RouterLogitsOp> {
   /// the end computes its last row or expert again and does not store it.
   LogicalResult matchAndRewrite(RouterLogitsOp op,
                                 PatternRewriter &rewriter) const override {
-    ThreadBuilder b(op.getLoc(), rewriter);
+    WarpBuilder b(op.getLoc(), rewriter);
     Value z = op.getOuts()[0];
     int64_t expertDim = cast<MemRefType>(z.getType()).getRank() - 1;
     Value numRows = getNumRows(b, z, /*numInner=*/1);
+    if (succeeded(multiplyOnTensorCores(b, op))) {
+      rewriter.eraseOp(op);
+      return success();
+    }
     Value numExperts = memref::DimOp::create(b, z, b.index(expertDim));
     Value expertPatches = getNumPatches(b, numExperts);
     Value patches = b.mul(getNumPatches(b, numRows), expertPatches);
@@ -88,6 +94,24 @@ struct RouterLogitsToThreads : OpRewritePattern<RouterLogitsOp> {
   }
 
 private:
+  LogicalResult multiplyOnTensorCores(WarpBuilder &b, RouterLogitsOp op) const {
+    Value h = op.getH(), weight = op.getWeight();
+    int64_t experts = cast<MemRefType>(weight.getType()).getDimSize(0);
+    // Of the tokens, whose tile shows its bound: the logits may come from a
+    // cast.
+    int64_t maxRows = getMaxRows(getNumRows(b, h, /*numInner=*/1))
+                          .value_or(getProductRows(experts));
+    std::optional<RowProductPlan> plan =
+        planRowProducts(h, weight, /*isTurned=*/false, maxRows, block);
+    if (!plan)
+      return failure();
+    emitRowProducts(b, h, weight, *plan,
+                    [&](Value row, Value expert, Value sum) {
+                      storeSum(b, op, sum, row, expert);
+                    });
+    return success();
+  }
+
   /// min(first + i, count - 1) for the i-th of a patch.
   static Value getClamped(ThreadBuilder &b, Value first, int64_t i,
                           Value count) {
@@ -145,6 +169,11 @@ private:
     auto ifStores = scf::IfOp::create(b, b.both(isFirst, inside),
                                       /*withElseRegion=*/false);
     b.setInsertionPointToStart(ifStores.thenBlock());
+    storeSum(b, op, sum, row, expert);
+  }
+
+  static void storeSum(ThreadBuilder &b, RouterLogitsOp op, Value sum,
+                       Value row, Value expert) {
     if (Value bias = op.getBias())
       sum = b.add(sum, b.loadF32(bias, expert));
     Value z = op.getOuts()[0];
@@ -160,4 +189,19 @@ private:
 void mlir::moe::populateRouterLogitsToThreadsPatterns(
     RewritePatternSet &patterns, BlockShape block) {
   patterns.add<RouterLogitsToThreads>(patterns.getContext(), block);
+}
+
+/// A tile reads all weights, so it takes as many rows as tensor cores multiply
+/// at once.
+static std::optional<int64_t> getTileRows(RouterLogitsOp op, BlockShape block) {
+  int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
+  int64_t rows = getProductRows(experts);
+  return planRowProducts(op.getH(), op.getWeight(), /*isTurned=*/false, rows,
+                         block)
+             ? std::optional(rows)
+             : std::nullopt;
+}
+
+void mlir::moe::addRouterLogitsFacts(KernelFacts &facts) {
+  facts.addSharedTileRows(getTileRows);
 }

@@ -1,6 +1,7 @@
 //===- SoftmaxMixBackward.cpp - The gradient of softmax_mix to threads ----===//
 //
-// bf16 queries and keys go to the tensor cores (SoftmaxMixBackwardTensor.cpp).
+// bf16 and f16 queries and keys go to the tensor cores
+// (SoftmaxMixBackwardTensor.h).
 // Here a warp takes a row of its own side and goes over the rows of the other
 // side 32 at a time,
 //

@@ -26,9 +26,11 @@ using namespace mlir::moe;
 static constexpr int64_t kThreadRows = 8, kThreadColumns = 16;
 static constexpr int64_t kKeys = 64;
 static constexpr int64_t kChunk = 32;
-/// Floats between rows of shared tiles, beside the tile: keeps wide loads
-/// aligned and neighbouring rows on other banks.
+/// Floats between the features of shared tiles, beside the tile: keeps wide
+/// loads aligned, and eight features of four rows on different banks.
 static constexpr int64_t kPadding = 4;
+/// Rows and features of a tile that the lanes of a warp store at once.
+static constexpr int64_t kLaneRows = 4, kLaneFeatures = 8;
 
 static int64_t getNumColumns(SoftmaxMixOp op) {
   return op.getV() ? cast<ShapedType>(op.getV().getType()).getDimSize(2) : 0;
@@ -48,7 +50,7 @@ public:
         thread(b.thread()), threadRow(b.div(thread, kThreadColumns)),
         threadColumn(b.rem(thread, kThreadColumns)), mix(b, op, getLayout()) {
     int64_t features = kChunk * (tileRows + kKeys + 2 * kPadding) * 4;
-    int64_t weightBytes = kKeys * (tileRows + kPadding) * 4;
+    int64_t weightBytes = kKeys * tileRows * 4;
     int64_t biasBytes = MixEmitter::getBiasBytes(op, kKeys);
     Value shared = b.reserveShared(features + weightBytes + biasBytes);
     queries = shared;
@@ -77,6 +79,9 @@ private:
   void mixValues(Value firstKey, const Fragment &p, ArrayRef<Value> decays,
                  MutableArrayRef<Value> sums);
   void loadValues(Value firstKey);
+  Value getWeightOffset(Value key, Value row);
+  void mixKey(Value key, Value valueKey, int64_t behind,
+              MutableArrayRef<Value> sums);
   /// `count` neighbouring floats at float `offset` of a shared tile.
   SmallVector<Value> loadFloats(Value shared, Value offset, int64_t count);
 
@@ -123,14 +128,17 @@ SmallVector<Value> FloatMix::loadFloats(Value shared, Value offset,
 void FloatMix::loadChunk(Value memref, Value shared, int64_t size, Value first,
                          Value firstFeature, bool areKeys) {
   Value numFeatures = memref::DimOp::create(b, memref, b.index(3));
-  Value feature = b.rem(thread, kChunk);
+  // A warp stores 8 features of 4 rows, each warp its own features.
+  static_assert(kThreadRows * kThreadColumns == kLaneRows * kChunk);
+  Value feature = b.add(b.rem(thread, kLaneFeatures),
+                        b.mul(b.div(thread, kWarpSize), b.i32(kLaneFeatures)));
+  Value laneRow = b.rem(b.div(thread, kLaneFeatures), kLaneRows);
   Value column = b.add(firstFeature, b.toIndex(feature));
   Value exists = b.less(column, numFeatures);
   Value lastFeature = b.sub(numFeatures, b.index(1));
   column = b.min(column, lastFeature);
-  int64_t step = kThreadRows * kThreadColumns / kChunk;
-  for (int64_t i = 0; i < size; i += step) {
-    Value row = b.add(b.div(thread, kChunk), b.i32(i));
+  for (int64_t i = 0; i < size; i += kLaneRows) {
+    Value row = b.add(laneRow, b.i32(i));
     Value place = b.add(first, b.toIndex(row));
     Value isReal = areKeys ? mix.isReal(place) : b.less(place, mix.numQueries);
     place = areKeys ? mix.clampKey(place) : mix.clampRow(place);
@@ -212,6 +220,36 @@ void FloatMix::loadValues(Value firstKey) {
          });
 }
 
+/// Where the weight of a key and a row, a multiple of 4, lies. Groups of 4 rows
+/// change places with the key's thread, so that the threads that store the
+/// weights of one row meet different banks.
+Value FloatMix::getWeightOffset(Value key, Value row) {
+  Value group =
+      b.op<arith::XOrIOp>(row, b.mul(b.rem(b.div(key, keysEach), 8), b.i32(4)));
+  return b.add(b.mul(key, b.i32(tileRows)), group);
+}
+
+/// sums += p v of the key behind `key`, a multiple of those unrolled;
+/// `valueKey` is its number among those whose values are in shared memory.
+void FloatMix::mixKey(Value key, Value valueKey, int64_t behind,
+                      MutableArrayRef<Value> sums) {
+  SmallVector<Value> w, v;
+  for (int64_t row = 0; row < rowsEach; row += 4) {
+    Value offset = getWeightOffset(key, mix.layout.rows[row]);
+    llvm::append_range(
+        w, loadFloats(weights, b.add(offset, b.i32(behind * tileRows)), 4));
+  }
+  int64_t width = columnsEach * kThreadColumns;
+  Value valueRow = b.mul(b.add(valueKey, b.i32(behind)), b.i32(width));
+  for (int64_t i = 0; i < columnsEach; ++i) {
+    Value column = b.add(threadColumn, b.i32(i * kThreadColumns));
+    Value place = b.at(values, b.mul(b.add(valueRow, column), b.i32(4)));
+    v.push_back(b.load(b.getF32Type(), place, 4));
+  }
+  for (auto [number, sum] : llvm::enumerate(sums))
+    sum = b.fma(w[number / columnsEach], v[number % columnsEach], sum);
+}
+
 /// sums = a sums + p v.
 void FloatMix::mixValues(Value firstKey, const Fragment &p,
                          ArrayRef<Value> decays, MutableArrayRef<Value> sums) {
@@ -223,8 +261,7 @@ void FloatMix::mixValues(Value firstKey, const Fragment &p,
         vector =
             LLVM::InsertElementOp::create(b, vector, p[row + i][key], b.i32(i));
       Value offset =
-          b.add(b.mul(mix.layout.keys[key], b.i32(tileRows + kPadding)),
-                mix.layout.rows[row]);
+          getWeightOffset(mix.layout.keys[key], mix.layout.rows[row]);
       b.store(vector, b.at(weights, b.mul(offset, b.i32(4))), 16);
     }
   for (auto [number, sum] : llvm::enumerate(sums))
@@ -235,28 +272,16 @@ void FloatMix::mixValues(Value firstKey, const Fragment &p,
         b.barrier();
         loadValues(b.add(firstKey, first));
         b.barrier();
-        return b.loop(
-            b.index(0), b.index(valueKeys), 1, carried,
-            [&](Value key, ValueRange old) -> SmallVector<Value> {
-              Value weightRow =
-                  b.mul(b.toI32(b.add(first, key)), b.i32(tileRows + kPadding));
-              SmallVector<Value> w = loadFloats(
-                  weights, b.add(weightRow, b.mul(threadRow, b.i32(rowsEach))),
-                  rowsEach);
-              SmallVector<Value> v, next;
-              for (int64_t i = 0; i < columnsEach; ++i) {
-                Value column = b.add(threadColumn, b.i32(i * kThreadColumns));
-                Value offset = b.add(
-                    b.mul(b.toI32(key), b.i32(columnsEach * kThreadColumns)),
-                    column);
-                v.push_back(b.load(b.getF32Type(),
-                                   b.at(values, b.mul(offset, b.i32(4))), 4));
-              }
-              for (auto [number, sum] : llvm::enumerate(old))
-                next.push_back(b.fma(w[number / columnsEach],
-                                     v[number % columnsEach], sum));
-              return next;
-            });
+        // The keys of a thread share the places of their rows.
+        int64_t unroll = std::min(keysEach, valueKeys);
+        return b.loop(b.index(0), b.index(valueKeys), unroll, carried,
+                      [&](Value key, ValueRange old) -> SmallVector<Value> {
+                        SmallVector<Value> next(old);
+                        for (int64_t i = 0; i < unroll; ++i)
+                          mixKey(b.toI32(b.add(first, key)), b.toI32(key), i,
+                                 next);
+                        return next;
+                      });
       });
   llvm::copy(mixed, sums.begin());
 }

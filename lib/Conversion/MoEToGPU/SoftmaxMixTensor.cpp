@@ -70,6 +70,9 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   // Registers: a lane holds the logits of all its queries and keys twice, as a
   // sum and as the part that is being added.
   plan.tileKeys = rowFragments > 1 || plan.numColumns > 128 ? 32 : 64;
+  // And addresses, more where the queries travel too.
+  if (plan.numColumns > 128 && !keepsQueries)
+    plan.tileKeys = 16;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   plan.weightParts = getWeightParts(op);
   plan.values = ValueTile(op, plan.tileKeys, plan.weightParts,
@@ -244,11 +247,42 @@ SmallVector<Value> TensorMix::multiplyChunk(Value chunk, Value stage,
   return next;
 }
 
+/// Keeps ptxas from unrolling the loop of these results: for sm_80 it would
+/// unroll all chunks of features and spill. The annotation is that of the
+/// branch which the loop becomes.
+static void keepRolled(ArrayRef<Value> loopResults) {
+  Operation *loop = loopResults[0].getDefiningOp();
+  MLIRContext *context = loop->getContext();
+  auto unroll = LLVM::LoopUnrollAttr::get(
+      context, /*disable=*/BoolAttr::get(context, true), /*count=*/{},
+      /*runtimeDisable=*/{}, /*full=*/{}, /*followupUnrolled=*/{},
+      /*followupRemainder=*/{}, /*followupAll=*/{});
+  LLVM::LoopAnnotationAttr annotation = LLVM::LoopAnnotationAttr::get(
+      context, /*disableNonforced=*/{}, /*vectorize=*/{}, /*interleave=*/{},
+      unroll, /*unrollAndJam=*/{}, /*licm=*/{}, /*distribute=*/{},
+      /*pipeline=*/{}, /*peeled=*/{}, /*unswitch=*/{}, /*mustProgress=*/{},
+      /*isVectorized=*/{}, /*startLoc=*/{}, /*endLoc=*/{},
+      /*parallelAccesses=*/{});
+  loop->setAttr("loop_annotation", annotation);
+}
+
 /// q.k of the thread's queries and keys of the tile at `firstKey`, and the
 /// copies of the next tile under way. `stage` holds the first chunk.
 Fragment TensorMix::multiply(Value firstKey, Value slot, Value &stage) {
   int64_t keyFragments = plan.tileKeys / 8;
   Value one = b.i32(1);
+  Value nextTile = b.add(firstKey, b.index(plan.tileKeys));
+  auto copyExtras = [&] {
+    copyTileExtras(nextTile, b.op<arith::XOrIOp>(slot, one));
+  };
+  // A loop over many chunks stays one and has no branch for its first chunk;
+  // few are unrolled and need no barrier of their own for those who still read
+  // the slot of the last tile.
+  bool isRolled = plan.numChunks > 2;
+  if (isRolled) {
+    b.barrier();
+    copyExtras();
+  }
   SmallVector<Value> carried{stage};
   carried.append(4 * plan.rowFragments * keyFragments, b.f32(0.0));
   SmallVector<Value> last =
@@ -258,22 +292,21 @@ Fragment TensorMix::multiply(Value firstKey, Value slot, Value &stage) {
                b.waitForCopies(0);
                b.barrier();
                Value other = b.op<arith::XOrIOp>(old[0], one);
-               Value nextTile = b.add(firstKey, b.index(plan.tileKeys));
                Value following = b.add(chunk, one);
                Value isLast = b.compare(arith::CmpIPredicate::eq, following,
                                         b.i32(plan.numChunks));
                copyStage(b.select(isLast, nextTile, firstKey),
                          b.select(isLast, b.i32(0), following), other);
-               Value isFirst =
-                   b.compare(arith::CmpIPredicate::eq, chunk, b.i32(0));
-               b.ifThen(isFirst, [&] {
-                 copyTileExtras(nextTile, b.op<arith::XOrIOp>(slot, one));
-               });
+               if (!isRolled)
+                 b.ifThen(b.compare(arith::CmpIPredicate::eq, chunk, b.i32(0)),
+                          copyExtras);
                b.commitCopies();
                SmallVector<Value> next{other};
                next.append(multiplyChunk(chunk, old[0], old.drop_front()));
                return next;
              });
+  if (isRolled)
+    keepRolled(last);
   stage = last[0];
   Fragment products(2 * plan.rowFragments);
   for (int64_t i = 0; i < plan.rowFragments; ++i)

@@ -36,6 +36,8 @@ struct BlockShape {
 /// The flat number of rows that `memref` holds: the product of all dims but
 /// the last `numInner` ones.
 Value getNumRows(ThreadBuilder &b, Value memref, int64_t numInner);
+/// The most that `numRows` may be; nullopt if it has no bound.
+std::optional<int64_t> getMaxRows(Value numRows);
 /// The indices of row `row` along the leading dims of `memref`.
 SmallVector<Value> getRowIndices(ThreadBuilder &b, Value memref,
                                  int64_t numInner, Value row);
@@ -116,6 +118,9 @@ void populateCopyToThreadsPatterns(RewritePatternSet &patterns,
                                    BlockShape block);
 void populateLinalgToThreadsPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
+/// The patterns of linalg ops that multiply rows on tensor cores.
+void populateLinalgProductToThreadsPatterns(RewritePatternSet &patterns,
+                                            BlockShape block);
 void populateRouterLogitsToThreadsPatterns(RewritePatternSet &patterns,
                                            BlockShape block);
 void populateSoftmaxMixBackwardToThreadsPatterns(RewritePatternSet &patterns,

@@ -113,6 +113,11 @@ private:
     getOperation().walk([&](MoEStructuredOpInterface op) {
       if (std::optional<int64_t> own = facts.getTileRows(op, block))
         op->setAttr(kTileRowsAttrName, b.getI64IntegerAttr(*own));
+      // What is shared shrinks with the other tiles.
+      if (std::optional<int64_t> wish = facts.getSharedTileRows(op, block))
+        op->setAttr(
+            kSharedTileRowsAttrName,
+            b.getI64IntegerAttr(std::max<int64_t>(*wish * rows / maxRows, 1)));
     });
     MoETileAndFusePassOptions options;
     options.tileSize = rows;

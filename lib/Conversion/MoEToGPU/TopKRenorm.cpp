@@ -16,7 +16,6 @@
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include "mlir/Interfaces/TilingInterface.h"
-#include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
@@ -229,15 +228,6 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
   }
 
 private:
-  /// The bound on the rows of the block, if it is known.
-  static std::optional<int64_t> getMaxRows(Value numRows) {
-    FailureOr<int64_t> maxRows = ValueBoundsConstraintSet::computeConstantBound(
-        presburger::BoundType::UB, numRows, /*stopCondition=*/nullptr,
-        /*closedUB=*/true);
-    if (failed(maxRows) || *maxRows < 1)
-      return std::nullopt;
-    return *maxRows;
-  }
   /// How many lanes the block has for each of its rows.
   int64_t getLanesPerRow(Value numRows) const {
     std::optional<int64_t> maxRows = getMaxRows(numRows);

@@ -35,12 +35,27 @@ Value WarpBuilder::thread() {
 // Shared memory
 //===----------------------------------------------------------------------===//
 
+/// The shared memory that `kernel` has reserved statically.
+static int64_t getStaticBytes(gpu::GPUFuncOp kernel) {
+  int64_t bytes = 0;
+  for (BlockArgument buffer : kernel.getWorkgroupAttributions())
+    bytes += cast<MemRefType>(buffer.getType()).getNumElements();
+  auto module = kernel->getParentOfType<gpu::GPUModuleOp>();
+  DenseSet<Operation *> globals;
+  kernel.walk([&](LLVM::AddressOfOp address) {
+    auto global = module.lookupSymbol<LLVM::GlobalOp>(address.getGlobalName());
+    if (global.getAddrSpace() == kSharedSpace && globals.insert(global).second)
+      bytes += cast<LLVM::LLVMArrayType>(global.getType()).getNumElements();
+  });
+  return bytes;
+}
+
 Value WarpBuilder::reserveShared(int64_t bytes, int64_t alignment) {
   auto kernel =
       getInsertionBlock()->getParentOp()->getParentOfType<gpu::GPUFuncOp>();
   if (!kernel)
     kernel = cast<gpu::GPUFuncOp>(getInsertionBlock()->getParentOp());
-  bool isDynamic = bytes > kMaxStaticWorkgroupBytes;
+  bool isDynamic = getStaticBytes(kernel) + bytes > kMaxStaticWorkgroupBytes;
   // All dynamic memory of a kernel starts at one place.
   int64_t offset = 0;
   if (auto taken = kernel->getAttrOfType<IntegerAttr>(kDynamicSmemAttrName);
@@ -185,6 +200,17 @@ std::pair<Value, Value> WarpBuilder::unpackBF16(Value packed) {
   Value high = both(packed, i32(0xffff0000));
   return {LLVM::BitcastOp::create(*this, getF32Type(), low),
           LLVM::BitcastOp::create(*this, getF32Type(), high)};
+}
+
+std::pair<Value, Value> WarpBuilder::unpackF16(Value packed) {
+  auto type = VectorType::get({2}, getF16Type());
+  Value pair = LLVM::BitcastOp::create(*this, type, packed);
+  auto widen = [&](int64_t i) -> Value {
+    Value half = LLVM::ExtractElementOp::create(*this, pair, i32(i));
+    return LLVM::FPExtOp::create(*this, getF32Type(), half);
+  };
+  Value low = widen(0);
+  return {low, widen(1)};
 }
 
 SmallVector<Value> WarpBuilder::splitBF16(Value low, Value high,

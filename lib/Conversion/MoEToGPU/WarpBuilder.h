@@ -52,8 +52,8 @@ public:
   //===--------------------------------------------------------------------===//
 
   /// Reserves shared memory of the kernel around the insertion point. Beyond
-  /// what may be static it is all of the kernel's dynamic memory, and the
-  /// kernel says so in `kDynamicSmemAttrName`.
+  /// what may be static it is dynamic, which the kernel says in
+  /// `kDynamicSmemAttrName`.
   Value reserveShared(int64_t bytes, int64_t alignment = kSharedAlignment);
   /// `base` plus `offset` bytes (i32); works on all address spaces.
   Value at(Value base, Value offset);
@@ -92,6 +92,8 @@ public:
   Value packBF16(Value low, Value high);
   /// The two halves of packBF16 as f32.
   std::pair<Value, Value> unpackBF16(Value packed);
+  /// Two f16 in one register as f32, the low one first.
+  std::pair<Value, Value> unpackF16(Value packed);
   /// Registers whose bf16 sum to the pair, the larger parts first: with three,
   /// nothing of an f32 is lost.
   SmallVector<Value> splitBF16(Value low, Value high, int64_t parts);

@@ -71,8 +71,28 @@ def test_matrix_instructions_of_warpgroups(width, experts):
     assert len(counters) == 1
 
 
+@pytest.mark.parametrize("width, experts", [(64, 8), (40, 48)])
+def test_mixing_on_float_units_has_no_bank_conflicts(width, experts):
+    u = torch.randn(1, 96, width) * (8 / width) ** 0.5
+    p = torch.randn(1, 96, experts).softmax(-1)
+    _, (counters,), _ = figures.simulate(
+        lambda: moe_mlir.similarity_inform(u, p, causal=False), "sm_90")
+    assert counters["shared_wavefronts"] == counters["shared_requests"]
+
+
 def test_selection_moves_each_byte_once():
     scores = torch.randn(512, 64).bfloat16()
     _, (counters,), results = figures.simulate(lambda: moe_mlir.topk_renorm(scores, 8), "sm_90")
     moved = counters["global_bytes_read"] + counters["global_bytes_written"]
     assert moved == scores.nbytes + sum(x.nbytes for x in results)
+
+
+def test_a_block_of_a_router_moves_each_byte_once():
+    """Also where the last chunk of features is half empty."""
+    text = figures.router_text(352, 16, 2, "bf16")
+    ptx, (kernel,) = figures.describe(text, "sm_90")
+    code = figures.assemble(ptx, "sm_90", kernel["name"])
+    assert code.spilled == 0 and any(m.startswith("HMMA") for m in code.mnemonics)
+    counters, least = figures.run_router(text, figures.rows_of(kernel), 352, 16, 2,
+                                         torch.bfloat16, "sm_90")
+    assert counters["global_bytes_read"] + counters["global_bytes_written"] == least

@@ -12,46 +12,53 @@ from reference import gates_row, order
 sim = pytest.importorskip("moe_mlir.sim")
 
 
-def module_text(e, d, k, *, dtype, bias):
-    h, w = shaped("tensor", (None, d), dtype), shaped("tensor", (e, d), dtype)
+def module_text(e, d, k, *, dtype, bias, batch=()):
+    h, w = shaped("tensor", (*batch, None, d), dtype), shaped("tensor", (e, d), dtype)
+    rows = "x".join([*map(str, batch), "?"])
     b = shaped("tensor", (e,), dtype)
     parameter = f", %b: {b}" if bias else ""
     clause = f" bias(%b : {b})" if bias else ""
     return f"""
-func.func @route(%h: {h}, %w: {w}{parameter}) -> (tensor<?x{k}xf32>, tensor<?x{k}xi32>) {{
-  %c0 = arith.constant 0 : index
+func.func @route(%h: {h}, %w: {w}{parameter}) -> (tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>) {{
+  %c0 = arith.constant {len(batch)} : index
   %n = tensor.dim %h, %c0 : {h}
-  %z0 = tensor.empty(%n) : tensor<?x{e}xf32>
+  %z0 = tensor.empty(%n) : tensor<{rows}x{e}xf32>
   %z = moe.router_logits ins(%h, %w : {h}, {w}){clause}
-      outs(%z0 : tensor<?x{e}xf32>) -> tensor<?x{e}xf32>
-  %g0 = tensor.empty(%n) : tensor<?x{k}xf32>
-  %i0 = tensor.empty(%n) : tensor<?x{k}xi32>
-  %r:2 = moe.topk_renorm ins(%z : tensor<?x{e}xf32>)
-      outs(%g0, %i0 : tensor<?x{k}xf32>, tensor<?x{k}xi32>)
-      -> tensor<?x{k}xf32>, tensor<?x{k}xi32>
-  return %r#0, %r#1 : tensor<?x{k}xf32>, tensor<?x{k}xi32>
+      outs(%z0 : tensor<{rows}x{e}xf32>) -> tensor<{rows}x{e}xf32>
+  %g0 = tensor.empty(%n) : tensor<{rows}x{k}xf32>
+  %i0 = tensor.empty(%n) : tensor<{rows}x{k}xi32>
+  %r:2 = moe.topk_renorm ins(%z : tensor<{rows}x{e}xf32>)
+      outs(%g0, %i0 : tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>)
+      -> tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>
+  return %r#0, %r#1 : tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>
 }}"""
 
 
-def run(n, e, d, k, *, dtype=torch.float32, bias=False, seed=0):
+def run(n, e, d, k, *, dtype=torch.float32, bias=False, seed=0, batch=(), chip="sm_90"):
+    """Returns the counters of the last launch."""
     generator = torch.Generator().manual_seed(seed)
-    h = torch.randn(n, d, generator=generator).to(dtype)
+    h = torch.randn(*batch, n, d, generator=generator).to(dtype)
     w = (torch.randn(e, d, generator=generator) / math.sqrt(d)).to(dtype)
-    inputs, shapes = [h, w], [(None, d), (e, d)]
+    inputs, shapes = [h, w], [(*batch, None, d), (e, d)]
     if bias:
         inputs.append(torch.randn(e, generator=generator).to(dtype))
         shapes.append((e,))
-    (kernel,) = compile_kernels(module_text(e, d, k, dtype=dtype, bias=bias))
+    (kernel,) = compile_kernels(module_text(e, d, k, dtype=dtype, bias=bias, batch=batch), chip)
     z = h.double() @ w.double().T
     if bias:
         z = z + inputs[2].double()
-    shapes += [(None, k)] * 2
+    shapes += [(*batch, None, k)] * 2
+    first = None
     for options in ({"seed": 1}, {"seed": 2, "policy": 1}):
-        gates = torch.full((n, k), 77.0)
-        indices = torch.full((n, k), 77, dtype=torch.int32)
+        gates = torch.full((*batch, n, k), 77.0)
+        indices = torch.full((*batch, n, k), 77, dtype=torch.int32)
         report = kernel.run([*inputs, gates, indices], shapes, **options)
         assert report is None or not report.findings
-        check(z.numpy(), gates.double().numpy(), indices.long().numpy(), d)
+        check(z.reshape(-1, e).numpy(), gates.double().reshape(-1, k).numpy(),
+              indices.long().reshape(-1, k).numpy(), d)
+        assert first is None or torch.equal(first, gates)
+        first = gates
+    return report and report.counters
 
 
 def check(z, gates, indices, d):
@@ -95,3 +102,37 @@ def test_bias():
 
 def test_so_many_experts_that_tiles_shrink():
     run(5, 2048, 32, 4)
+
+
+# ---- on tensor cores -----------------------------------------------------------
+
+
+def uses_tensor_cores(counters):
+    return any(name.startswith("mma.sync") for name in counters["instructions"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("e, d, k", [
+    (8, 64, 2), (9, 72, 3), (60, 200, 4), (64, 352, 8), (130, 64, 8), (256, 136, 8), (513, 64, 10),
+])
+def test_tensor_cores_multiply_rows_of_whole_units(dtype, e, d, k):
+    assert uses_tensor_cores(run(37, e, d, k, dtype=dtype, seed=e, bias=e % 2 == 1))
+
+
+def test_rows_of_other_widths_are_multiplied_by_the_float_units():
+    assert not uses_tensor_cores(run(37, 16, 100, 2, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("n", [0, 1, 16, 17, 63, 64, 129])
+def test_any_number_of_tokens_on_tensor_cores(n):
+    run(n, 16, 64, 2, dtype=torch.bfloat16, seed=n)
+
+
+@pytest.mark.parametrize("batch, n", [((1,), 70), ((3,), 21)])
+def test_batches_run_in_the_same_kernel(batch, n):
+    assert uses_tensor_cores(run(n, 16, 64, 2, dtype=torch.bfloat16, batch=batch))
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_120"])
+def test_many_experts_on_chips_with_little_shared_memory(chip):
+    assert uses_tensor_cores(run(20, 300, 96, 8, dtype=torch.bfloat16, chip=chip))

@@ -194,23 +194,23 @@ def test_any_number_of_tokens(dtype, n, nk):
     check(Problem(n, nk, 32, 8, dtype=dtype, causal=n == 65))
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
 @pytest.mark.parametrize("d, e", [(8, 4), (72, 33), (352, 16), (40, 0)])
 def test_any_width(dtype, d, e):
     check(Problem(40, 50, d, e, dtype=dtype), LAUNCHES[:1])
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_batches_heads_and_windows(dtype):
     check(Problem(40, 40, 16, 8, batch=2, heads=3, dtype=dtype, causal=True, window=9))
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
 def test_garbage_at_masked_tokens_does_not_leak(dtype):
     check(Problem(50, 70, 24, 8, batch=2, dtype=dtype, masked=True), LAUNCHES[:1])
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16, F16])
 @pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1), (1, 1)])
 def test_gradients_of_pair_biases(dtype, shape):
     """Each batch and head has its own, or shares one: no buffer of all pairs beside the result."""

@@ -1,0 +1,382 @@
+//===- RowProducts.cpp - Products of rows on tensor cores -----------------===//
+//
+// Four warps stand in a grid, left rows x columns. Each keeps the products of
+// its 16 rows and its columns in registers, while chunks of 64 features of both
+// sides go through shared memory: one chunk is multiplied, the next is on its
+// way (cp.async, two stages).
+//
+// A chunk is summed from 0 and then added, because tensor cores truncate.
+//
+//===----------------------------------------------------------------------===//
+
+#include "RowProducts.h"
+#include "SoftmaxMix.h"
+
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Interfaces/ViewLikeInterface.h"
+#include "llvm/Support/MathExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static constexpr int64_t kWarps = 4;
+static constexpr int64_t kThreads = kWarps * kWarpSize;
+/// Features of a chunk, and the bytes of its rows.
+static constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
+static constexpr int64_t kStages = 2;
+/// Units of a chunk, and the rows whose units the threads copy at a time.
+static constexpr int64_t kUnits = kChunkBytes / kUnitBytes;
+static constexpr int64_t kRowsACopy = kThreads / kUnits;
+/// Columns of a warp whose sums leave registers for the rest.
+static constexpr int64_t kMaxWarpColumns = 128;
+
+//===----------------------------------------------------------------------===//
+// Operands
+//===----------------------------------------------------------------------===//
+
+/// Whether the first element of `buffer` lies at a multiple of a unit, as those
+/// of the buffers do of which it is a view: views may begin anywhere along all
+/// dims but the last, if the rows are whole units.
+static bool startsAtUnit(Value buffer) {
+  constexpr int64_t unit = kUnitBytes / 2;
+  while (Operation *op = buffer.getDefiningOp()) {
+    if (auto view = dyn_cast<memref::SubViewOp>(op)) {
+      int64_t width = view.getSourceType().getShape().back();
+      std::optional<int64_t> begin =
+          getConstantIntValue(view.getMixedOffsets().back());
+      if (!begin || *begin % unit != 0 || ShapedType::isDynamic(width) ||
+          width % unit != 0)
+        return false;
+      buffer = view.getSource();
+    } else if (isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(op)) {
+      buffer = op->getOperand(0);
+    } else {
+      return true;
+    }
+  }
+  return true;
+}
+
+/// Whether `buffer` may lie in global memory. Of a tensor that is not known
+/// yet, and assumed.
+static bool isGlobal(Value buffer) {
+  while (Operation *op = buffer.getDefiningOp()) {
+    auto type = dyn_cast<MemRefType>(buffer.getType());
+    if (type && gpu::GPUDialect::hasWorkgroupMemoryAddressSpace(type))
+      return false;
+    if (!isa<ViewLikeOpInterface, UnrealizedConversionCastOp>(op))
+      return true;
+    buffer = op->getOperand(0);
+  }
+  auto type = dyn_cast<MemRefType>(buffer.getType());
+  return !type || !gpu::GPUDialect::hasWorkgroupMemoryAddressSpace(type);
+}
+
+static bool canCopyRows(Value rows) {
+  return !isa<MemRefType>(rows.getType()) ||
+         (hasWholeRows(rows) && isGlobal(rows) && startsAtUnit(rows));
+}
+
+//===----------------------------------------------------------------------===//
+// Plan
+//===----------------------------------------------------------------------===//
+
+int64_t RowProductPlan::getTurnedRowBytes() const {
+  // Widths that a swizzle stays within.
+  return 2 * (getColumns() < 64 ? llvm::PowerOf2Ceil(getColumns())
+                                : llvm::alignTo(getColumns(), 64));
+}
+
+int64_t RowProductPlan::getStageBytes() const {
+  return getRows() * kChunkBytes +
+         (isTurned ? kChunk * getTurnedRowBytes() : getColumns() * kChunkBytes);
+}
+
+int64_t RowProductPlan::getSharedBytes() const {
+  return kStages * getStageBytes();
+}
+
+int64_t mlir::moe::getProductRows(int64_t numColumns) {
+  return numColumns <= 128 ? 64 : numColumns <= 256 ? 32 : 16;
+}
+
+std::optional<RowProductPlan>
+mlir::moe::planRowProducts(Value left, Value right, bool isTurned,
+                           int64_t maxRows, BlockShape block) {
+  auto leftType = cast<ShapedType>(left.getType());
+  auto rightType = cast<ShapedType>(right.getType());
+  Type element = leftType.getElementType();
+  if (block.numThreads != kThreads || leftType.getRank() < 2 ||
+      rightType.getRank() != 2 || element != rightType.getElementType() ||
+      !(element.isBF16() || element.isF16()) || !rightType.hasStaticShape() ||
+      !canCopyRows(left) || !canCopyRows(right))
+    return std::nullopt;
+  RowProductPlan plan;
+  plan.isTurned = isTurned;
+  plan.numColumns = rightType.getDimSize(isTurned ? 1 : 0);
+  plan.numFeatures = rightType.getDimSize(isTurned ? 0 : 1);
+  constexpr int64_t unit = kUnitBytes / 2;
+  if (plan.numColumns == 0 || plan.numFeatures == 0 ||
+      plan.numFeatures % unit != 0 || (isTurned && plan.numColumns % unit != 0))
+    return std::nullopt;
+  plan.rowWarps = maxRows > 32 ? 4 : maxRows > 16 ? 2 : 1;
+  plan.columnWarps = kWarps / plan.rowWarps;
+  // Columns that do not fit are taken tile by tile. The rest of the block's ops
+  // may fill the static part of the memory.
+  int64_t granule = 16 * plan.columnWarps;
+  for (int64_t tiles = 1;; ++tiles) {
+    int64_t columns =
+        llvm::alignTo(llvm::divideCeil(plan.numColumns, tiles), granule);
+    plan.warpColumns = columns / plan.columnWarps;
+    if (plan.warpColumns <= kMaxWarpColumns &&
+        plan.getSharedBytes() + kMaxStaticWorkgroupBytes <= block.sharedBytes)
+      return plan;
+    if (columns == granule)
+      return std::nullopt;
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Emitter
+//===----------------------------------------------------------------------===//
+
+namespace {
+class RowProducts {
+public:
+  using Store = function_ref<void(Value, Value, Value)>;
+
+  RowProducts(WarpBuilder &b, Value left, Value right,
+              const RowProductPlan &plan, Store store);
+
+  void emit();
+
+private:
+  void emitTile();
+  void copyStage(Value chunk, Value stage);
+  void copyTurnedRows(Value chunk, Value shared);
+  void copyUnit(Value shared, Value place, Value from, Value column,
+                Value exists);
+  SmallVector<Value> loadColumns(Value columns, int64_t pair, int64_t step);
+  SmallVector<Value> multiplyChunk(Value stage, ValueRange totals);
+  void storeProducts(ValueRange totals);
+
+  WarpBuilder &b;
+  Value left, right;
+  const RowProductPlan plan;
+  const Store store;
+  const Type element;
+  Value thread, lane;
+  /// The warp's first row and column in the tile.
+  Value warpRow, warpColumn;
+  Value stages, numRows;
+  /// Of the tile that is being emitted.
+  Value firstRow, firstColumn;
+  /// The rows of the tile that the thread copies, by their first feature, and
+  /// whether they exist.
+  SmallVector<std::pair<Value, Value>> copied;
+};
+} // namespace
+
+RowProducts::RowProducts(WarpBuilder &b, Value left, Value right,
+                         const RowProductPlan &plan, Store store)
+    : b(b), left(left), right(right), plan(plan), store(store),
+      element(getElementTypeOrSelf(left.getType())), thread(b.thread()),
+      lane(b.rem(thread, kWarpSize)) {
+  Value warp = b.div(thread, kWarpSize);
+  warpRow = b.mul(b.div(warp, plan.columnWarps), b.i32(16));
+  warpColumn = b.mul(b.rem(warp, plan.columnWarps), b.i32(plan.warpColumns));
+  stages = b.reserveShared(plan.getSharedBytes());
+  numRows = getNumRows(b, left, /*numInner=*/1);
+}
+
+//===----------------------------------------------------------------------===//
+// Copies
+//===----------------------------------------------------------------------===//
+
+/// Starts copying one unit; zeros behind the last row or feature.
+void RowProducts::copyUnit(Value shared, Value place, Value from, Value column,
+                           Value exists) {
+  if (plan.numFeatures % kChunk != 0)
+    exists = b.both(exists, b.less(column, b.i32(2 * plan.numFeatures)));
+  Value unit = b.rem(thread, kUnits);
+  b.copyAsync(b.at(shared, b.swizzle(place, unit, kChunkBytes)),
+              b.at(from, column), exists);
+}
+
+/// Starts copying the columns of the tile of a chunk of features.
+void RowProducts::copyTurnedRows(Value chunk, Value shared) {
+  constexpr int64_t unitColumns = kUnitBytes / 2;
+  int64_t units = plan.getColumns() / unitColumns;
+  Value zero = b.index(0), firstFeature = b.mul(chunk, b.i32(kChunk));
+  Value base = b.addressOf(right, {zero, zero});
+  for (int64_t i = 0; i < kChunk * units; i += kThreads) {
+    Value number = b.add(thread, b.i32(i));
+    Value place = b.op<arith::DivUIOp>(number, b.i32(units));
+    Value unit = b.op<arith::RemUIOp>(number, b.i32(units));
+    Value feature = b.add(firstFeature, place);
+    Value column = b.add(firstColumn, b.mul(unit, b.i32(unitColumns)));
+    Value exists = b.both(b.less(feature, b.i32(plan.numFeatures)),
+                          b.less(column, b.i32(plan.numColumns)));
+    feature = b.min(feature, b.i32(plan.numFeatures - 1));
+    column = b.min(column, b.i32(plan.numColumns - unitColumns));
+    Value element = b.add(b.mul(b.toIndex(feature), b.index(plan.numColumns)),
+                          b.toIndex(column));
+    Value offset = arith::IndexCastOp::create(b, b.getI64Type(),
+                                              b.mul(element, b.index(2)));
+    b.copyAsync(b.at(shared, b.swizzle(place, unit, plan.getTurnedRowBytes())),
+                b.at(base, offset), exists);
+  }
+}
+
+void RowProducts::copyStage(Value chunk, Value stage) {
+  Value shared = b.at(stages, b.mul(stage, b.i32(plan.getStageBytes())));
+  Value column = b.add(b.mul(chunk, b.i32(kChunkBytes)),
+                       b.mul(b.rem(thread, kUnits), b.i32(kUnitBytes)));
+  Value place = b.div(thread, kUnits);
+  for (auto [i, row] : llvm::enumerate(copied))
+    copyUnit(shared, b.add(place, b.i32(i * kRowsACopy)), row.first, column,
+             row.second);
+  shared = b.at(shared, plan.getRows() * kChunkBytes);
+  if (plan.isTurned)
+    return copyTurnedRows(chunk, shared);
+  Value zero = b.index(0);
+  Value base = b.addressOf(right, {zero, zero});
+  bool hangsOver = plan.numColumns % plan.getColumns() != 0;
+  for (int64_t i = 0; i < plan.getColumns(); i += kRowsACopy) {
+    Value tilePlace = b.add(place, b.i32(i));
+    Value row = b.add(firstColumn, tilePlace), exists = b.i1(true);
+    if (hangsOver) {
+      exists = b.less(row, b.i32(plan.numColumns));
+      row = b.min(row, b.i32(plan.numColumns - 1));
+    }
+    Value offset = arith::IndexCastOp::create(
+        b, b.getI64Type(),
+        b.mul(b.toIndex(row), b.index(2 * plan.numFeatures)));
+    copyUnit(shared, tilePlace, b.at(base, offset), column, exists);
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Products
+//===----------------------------------------------------------------------===//
+
+/// The fragments of two times 8 columns at 16 features of the chunk.
+SmallVector<Value> RowProducts::loadColumns(Value columns, int64_t pair,
+                                            int64_t step) {
+  if (plan.isTurned) {
+    Value row = b.add(b.rem(lane, 16), b.i32(16 * step));
+    Value unit = b.add(b.div(warpColumn, kUnitBytes / 2), b.div(lane, 16));
+    unit = b.add(unit, b.i32(2 * pair));
+    return b.loadMatrices(
+        b.at(columns, b.swizzle(row, unit, plan.getTurnedRowBytes())),
+        /*transpose=*/true);
+  }
+  Value row = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));
+  row = b.add(b.add(row, warpColumn), b.i32(16 * pair));
+  Value unit = b.add(b.rem(b.div(lane, 8), 2), b.i32(2 * step));
+  return b.loadMatrices(b.at(columns, b.swizzle(row, unit, kChunkBytes)),
+                        /*transpose=*/false);
+}
+
+/// Adds the products of one chunk to `totals`, by fragment of 8 columns.
+SmallVector<Value> RowProducts::multiplyChunk(Value stage, ValueRange totals) {
+  Value rows = b.at(stages, b.mul(stage, b.i32(plan.getStageBytes())));
+  Value columns = b.at(rows, plan.getRows() * kChunkBytes);
+  Value row = b.add(warpRow, b.rem(lane, 16));
+  constexpr int64_t steps = kChunk / 16;
+  SmallVector<SmallVector<Value>> a;
+  for (int64_t step = 0; step < steps; ++step)
+    a.push_back(b.loadMatrices(
+        b.at(rows, b.swizzle(row, b.add(b.div(lane, 16), b.i32(2 * step)),
+                             kChunkBytes)),
+        /*transpose=*/false));
+  SmallVector<Value> next(totals);
+  for (int64_t pair = 0; pair < plan.warpColumns / 16; ++pair) {
+    SmallVector<SmallVector<Value>> sums(2, SmallVector<Value>(4, b.f32(0.0)));
+    for (int64_t step = 0; step < steps; ++step) {
+      SmallVector<Value> two = loadColumns(columns, pair, step);
+      for (auto [i, sum] : llvm::enumerate(sums))
+        sum =
+            b.multiplyAdd(a[step], ArrayRef(two).slice(2 * i, 2), sum, element);
+    }
+    for (int64_t i = 0; i < 8; ++i)
+      next[8 * pair + i] = b.add(next[8 * pair + i], sums[i / 4][i % 4]);
+  }
+  return next;
+}
+
+void RowProducts::storeProducts(ValueRange totals) {
+  Value laneRow = b.add(warpRow, b.div(lane, 4));
+  Value laneColumn =
+      b.add(b.add(firstColumn, warpColumn), b.mul(b.rem(lane, 4), b.i32(2)));
+  for (int64_t half = 0; half < 2; ++half) {
+    Value row = b.add(firstRow, b.toIndex(b.add(laneRow, b.i32(8 * half))));
+    b.ifThen(b.less(row, numRows), [&] {
+      for (int64_t i = 0, e = plan.warpColumns / 4; i < e; ++i) {
+        // Two neighbouring columns of each fragment of 8.
+        Value column = b.add(laneColumn, b.i32(8 * (i / 2) + i % 2));
+        Value product = totals[4 * (i / 2) + 2 * half + i % 2];
+        b.ifThen(b.less(column, b.i32(plan.numColumns)),
+                 [&] { store(row, b.toIndex(column), product); });
+      }
+    });
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Tiles
+//===----------------------------------------------------------------------===//
+
+void RowProducts::emitTile() {
+  Value zero = b.i32(0), one = b.i32(1);
+  // Whoever still reads the last tile's memory does so before this.
+  b.barrier();
+  copyStage(zero, zero);
+  b.commitCopies();
+  SmallVector<Value> carried{zero};
+  carried.append(plan.warpColumns / 2, b.f32(0.0));
+  Value numChunks = b.index(llvm::divideCeil(plan.numFeatures, kChunk));
+  SmallVector<Value> totals =
+      b.loop(b.index(0), numChunks, 1, carried,
+             [&](Value chunk, ValueRange old) -> SmallVector<Value> {
+               b.waitForCopies(0);
+               b.barrier();
+               Value other = b.op<arith::XOrIOp>(old[0], one);
+               Value following = b.add(chunk, b.index(1));
+               b.ifThen(b.less(following, numChunks),
+                        [&] { copyStage(b.toI32(following), other); });
+               b.commitCopies();
+               SmallVector<Value> next{other};
+               next.append(multiplyChunk(old[0], old.drop_front()));
+               return next;
+             });
+  storeProducts(ValueRange(totals).drop_front());
+}
+
+void RowProducts::emit() {
+  b.loop(b.index(0), numRows, plan.getRows(), [&](Value row) {
+    firstRow = row;
+    copied.clear();
+    Value last = b.sub(numRows, b.index(1));
+    for (int64_t i = 0; i < plan.getRows(); i += kRowsACopy) {
+      Value place = b.add(b.div(thread, kUnits), b.i32(i));
+      Value mine = b.add(firstRow, b.toIndex(place));
+      SmallVector<Value> indices =
+          getRowIndices(b, left, /*numInner=*/1, b.min(mine, last));
+      indices.push_back(b.index(0));
+      copied.emplace_back(b.addressOf(left, indices), b.less(mine, numRows));
+    }
+    b.loop(b.index(0), b.index(plan.numColumns), plan.getColumns(),
+           [&](Value column) {
+             firstColumn = b.toI32(column);
+             emitTile();
+           });
+  });
+}
+
+void mlir::moe::emitRowProducts(
+    WarpBuilder &b, Value left, Value right, const RowProductPlan &plan,
+    function_ref<void(Value row, Value column, Value product)> store) {
+  RowProducts(b, left, right, plan, store).emit();
+}

@@ -1,0 +1,89 @@
+"""The layers of experts on tensor cores: a run of rows times its expert's weights."""
+
+import pytest
+import torch
+
+from kernels import MLIR_TYPES, compile_function
+
+pytest.importorskip("moe_mlir.sim")
+
+
+def module_text(experts, width, hidden, dtype, turned=False):
+    element = MLIR_TYPES[dtype]
+    x, y = f"tensor<?x{width}x{element}>", f"tensor<?x{hidden}xf32>"
+    matrix = f"{width}, {hidden}" if turned else f"{hidden}, {width}"
+    sizes = matrix.replace(", ", "x")
+    w, one = f"tensor<{experts}x{sizes}x{element}>", f"tensor<{sizes}x{element}>"
+    return f"""
+func.func @layer(%x: {x}, %w: {w}, %offsets: tensor<{experts + 1}xi64>, %old: {y}) -> {y} {{
+  %c1 = arith.constant 1 : index
+  %y = scf.forall (%e) in ({experts}) shared_outs(%out = %old) -> ({y}) {{
+    %next = arith.addi %e, %c1 : index
+    %b = tensor.extract %offsets[%e] : tensor<{experts + 1}xi64>
+    %t = tensor.extract %offsets[%next] : tensor<{experts + 1}xi64>
+    %begin = arith.index_cast %b : i64 to index
+    %end = arith.index_cast %t : i64 to index
+    %rows = arith.subi %end, %begin : index
+    %run = tensor.extract_slice %x[%begin, 0] [%rows, {width}] [1, 1] : {x} to {x}
+    %place = tensor.extract_slice %out[%begin, 0] [%rows, {hidden}] [1, 1] : {y} to {y}
+    %weight = tensor.extract_slice %w[%e, 0, 0] [1, {matrix}] [1, 1, 1] : {w} to {one}
+    %product = linalg.generic {{
+        indexing_maps = [affine_map<(r, n, d) -> (r, d)>, affine_map<(r, n, d) -> ({'d, n' if turned else 'n, d'})>,
+                         affine_map<(r, n, d) -> (r, n)>],
+        iterator_types = ["parallel", "parallel", "reduction"]}}
+        ins(%run, %weight : {x}, {one}) outs(%place : {y}) {{
+    ^bb0(%left: {element}, %right: {element}, %sum: f32):
+      %0 = arith.extf %left : {element} to f32
+      %1 = arith.extf %right : {element} to f32
+      %2 = arith.mulf %0, %1 : f32
+      %3 = arith.addf %sum, %2 : f32
+      linalg.yield %3 : f32
+    }} -> {y}
+    scf.forall.in_parallel {{
+      tensor.parallel_insert_slice %product into %out[%begin, 0] [%rows, {hidden}] [1, 1]
+          : {y} into {y}
+    }}
+  }}
+  return %y : {y}
+}}"""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width, hidden, turned", [
+    (64, 48, False), (72, 33, False), (200, 300, False), (64, 48, True), (72, 200, True),
+    (136, 16, True),
+])
+@pytest.mark.parametrize("lengths", [[70, 0, 1, 16], [0, 0, 0, 0], [3, 130, 64, 17]])
+def test_runs_of_rows(dtype, width, hidden, turned, lengths):
+    generator = torch.Generator().manual_seed(sum(lengths))
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    x = torch.randn(int(offsets[-1]), width, generator=generator).to(dtype)
+    w = (torch.randn(len(lengths), hidden, width, generator=generator) / width**0.5).to(dtype)
+    old = torch.randn(x.shape[0], hidden, generator=generator)
+    expected = old.double()
+    for e in range(len(lengths)):
+        rows = slice(offsets[e], offsets[e + 1])
+        expected[rows] += x[rows].double() @ w[e].double().T
+    if turned:
+        w = w.mT.contiguous()
+    function = compile_function(module_text(len(lengths), width, hidden, dtype, turned))
+    first = None
+    for options in ({"seed": 1}, {"seed": 2, "policy": 1}):
+        y = torch.full_like(old, 77.0)
+        reports = function(x, w, offsets, old, y, **options)
+        assert not any(report.findings for report in reports)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=4e-6)
+        assert first is None or torch.equal(first, y)
+        first = y
+    instructions = {name for report in reports for name in report.counters["instructions"]}
+    assert any(name.startswith("mma.sync") for name in instructions) == bool(x.numel())
+
+
+def test_rows_of_other_widths_are_summed_by_the_float_units():
+    x, w = torch.randn(5, 12).bfloat16(), torch.randn(2, 3, 12).bfloat16()
+    y = torch.empty(5, 3)
+    reports = compile_function(module_text(2, 12, 3, torch.bfloat16))(
+        x, w, torch.tensor([0, 2, 5]), torch.zeros(5, 3), y)
+    assert not any("mma" in name for r in reports for name in r.counters["instructions"])
+    expected = torch.cat([x[:2].double() @ w[0].double().T, x[2:].double() @ w[1].double().T])
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=4e-6)
