@@ -117,6 +117,8 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addPass(createConvertVectorToLLVMPass());
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());
+  // The next pass leaves memref.reshape as it is.
+  manager.addPass(createFinalizeMemRefToLLVMConversionPass());
   // All other dialects in one conversion: each costs a walk and its casts.
   manager.addPass(createConvertToLLVMPass());
   manager.addPass(createReconcileUnrealizedCastsPass());

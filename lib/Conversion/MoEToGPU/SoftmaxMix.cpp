@@ -2,6 +2,7 @@
 
 #include "SoftmaxMix.h"
 #include "KernelFacts.h"
+#include "SoftmaxMixCopies.h"
 #include "ThreadLowerings.h"
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
@@ -341,9 +342,15 @@ static int64_t getNumColumnGroups(SoftmaxMixOp op) {
   int64_t columns = cast<ShapedType>(op.getV().getType()).getDimSize(2);
   if (ShapedType::isDynamic(columns))
     return 0;
-  for (int64_t groups = 1; groups <= kMaxColumnGroups; ++groups)
-    if (columns % groups == 0 && columns / groups <= kMaxMixColumns)
-      return groups;
+  // Beside the parts of values that are no bf16 fewer sums fit into registers.
+  constexpr int64_t fewColumns = 160;
+  bool hasParts =
+      hasTensorTypes(op) &&
+      !cast<ShapedType>(op.getV().getType()).getElementType().isBF16();
+  for (int64_t most : {hasParts ? fewColumns : kMaxMixColumns, kMaxMixColumns})
+    for (int64_t groups = 1; groups <= kMaxColumnGroups; ++groups)
+      if (columns % groups == 0 && columns / groups <= most)
+        return groups;
   return 0;
 }
 
@@ -436,7 +443,7 @@ private:
   void emitGroups(WarpBuilder &b, SoftmaxMixOp op, int64_t groups) const {
     int64_t columns = cast<MemRefType>(op.getV().getType()).getDimSize(2);
     int64_t width = columns / groups;
-    b.loop(b.index(0), b.index(columns), width, [&](Value first) {
+    auto mixColumns = [&](Value first) {
       IRMapping mapping;
       mapping.map(op.getV(), takeColumns(b, op.getV(), first, width));
       mapping.map(op.getMixedInit(),
@@ -444,7 +451,14 @@ private:
       auto group = cast<SoftmaxMixOp>(b.clone(*op, mapping));
       emit(b, group);
       group.erase();
-    });
+    };
+    // Registers: offsets that vary take some.
+    if (groups == 2) {
+      mixColumns(b.index(0));
+      mixColumns(b.index(width));
+    } else {
+      b.loop(b.index(0), b.index(columns), width, mixColumns);
+    }
   }
 
   BlockShape block;

@@ -69,9 +69,10 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   plan.tileRows = 16 * kWarps * rowFragments;
   // Registers: a lane holds the logits of all its queries and keys twice, as a
   // sum and as the part that is being added.
-  plan.tileKeys = rowFragments > 1 || plan.numColumns > 128 ? 32 : 64;
-  // And addresses, more where the queries travel too.
-  if (plan.numColumns > 128 && !keepsQueries)
+  plan.tileKeys = rowFragments > 1 || plan.numColumns > 64 ? 32 : 64;
+  // And addresses, more where the queries travel too, or values in parts.
+  bool hasParts = op.getV() && !getShaped(op.getV()).getElementType().isBF16();
+  if (plan.numColumns > 128 && (!keepsQueries || hasParts))
     plan.tileKeys = 16;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   plan.weightParts = getWeightParts(op);
@@ -245,25 +246,6 @@ SmallVector<Value> TensorMix::multiplyChunk(Value chunk, Value stage,
     }
   }
   return next;
-}
-
-/// Keeps ptxas from unrolling the loop of these results: for sm_80 it would
-/// unroll all chunks of features and spill. The annotation is that of the
-/// branch which the loop becomes.
-static void keepRolled(ArrayRef<Value> loopResults) {
-  Operation *loop = loopResults[0].getDefiningOp();
-  MLIRContext *context = loop->getContext();
-  auto unroll = LLVM::LoopUnrollAttr::get(
-      context, /*disable=*/BoolAttr::get(context, true), /*count=*/{},
-      /*runtimeDisable=*/{}, /*full=*/{}, /*followupUnrolled=*/{},
-      /*followupRemainder=*/{}, /*followupAll=*/{});
-  LLVM::LoopAnnotationAttr annotation = LLVM::LoopAnnotationAttr::get(
-      context, /*disableNonforced=*/{}, /*vectorize=*/{}, /*interleave=*/{},
-      unroll, /*unrollAndJam=*/{}, /*licm=*/{}, /*distribute=*/{},
-      /*pipeline=*/{}, /*peeled=*/{}, /*unswitch=*/{}, /*mustProgress=*/{},
-      /*isVectorized=*/{}, /*startLoc=*/{}, /*endLoc=*/{},
-      /*parallelAccesses=*/{});
-  loop->setAttr("loop_annotation", annotation);
 }
 
 /// q.k of the thread's queries and keys of the tile at `firstKey`, and the

@@ -476,6 +476,7 @@ Fragment WarpgroupMix::multiply(Matrix queries, Value &use) {
           return multiplyChunks(b.offset(queries, offset), b.add(use, chunk),
                                 /*first=*/0, atATime, old);
         });
+    keepRolled(sums);
   }
   int64_t done = looped * atATime;
   sums = multiplyChunks(b.offset(queries, done * plan.tileRows * kChunkBytes),

@@ -238,3 +238,20 @@ void WarpBuilder::storeSplit(ArrayRef<Value> values, Value pointer,
   for (auto [plane, row] : llvm::enumerate(rows))
     store(row, at(pointer, plane * planeBytes), kUnitBytes);
 }
+
+void mlir::moe::keepRolled(ArrayRef<Value> loopResults) {
+  // The annotation is that of the branch which the loop becomes.
+  Operation *loop = loopResults[0].getDefiningOp();
+  MLIRContext *context = loop->getContext();
+  auto unroll = LLVM::LoopUnrollAttr::get(
+      context, /*disable=*/BoolAttr::get(context, true), /*count=*/{},
+      /*runtimeDisable=*/{}, /*full=*/{}, /*followupUnrolled=*/{},
+      /*followupRemainder=*/{}, /*followupAll=*/{});
+  LLVM::LoopAnnotationAttr annotation = LLVM::LoopAnnotationAttr::get(
+      context, /*disableNonforced=*/{}, /*vectorize=*/{}, /*interleave=*/{},
+      unroll, /*unrollAndJam=*/{}, /*licm=*/{}, /*distribute=*/{},
+      /*pipeline=*/{}, /*peeled=*/{}, /*unswitch=*/{}, /*mustProgress=*/{},
+      /*isVectorized=*/{}, /*startLoc=*/{}, /*endLoc=*/{},
+      /*parallelAccesses=*/{});
+  loop->setAttr("loop_annotation", annotation);
+}

@@ -102,6 +102,10 @@ public:
                   int64_t planeBytes);
 };
 
+/// Keeps ptxas from unrolling the loop of these results: what it would then
+/// hold in registers at once may not fit.
+void keepRolled(ArrayRef<Value> loopResults);
+
 } // namespace mlir::moe
 
 #endif // MOE_LIB_CONVERSION_MOETOGPU_WARPBUILDER_H

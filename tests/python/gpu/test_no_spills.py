@@ -40,6 +40,12 @@ def inform(dtype, width, experts):
                                normal(1, N, experts, dtype=dtype).requires_grad_(), causal=True)
 
 
+def inform_in_parts(width, experts):
+    """Values of f32 beside tokens of bf16: each is a sum of bf16 on the tensor cores."""
+    return m.similarity_inform(normal(1, N, width, dtype=BF16), normal(1, N, experts),
+                               causal=True)
+
+
 def posterior(dtype, width, head_width, experts, mode):
     q, k, v = (normal(1, 2, N, head_width, dtype=dtype).requires_grad_() for _ in range(3))
     return m.attention_posterior(
@@ -64,6 +70,8 @@ WIDE_CALLS = [
     (select, F32, 512, 10), (select_groups, BF16, 256, 8),
     (inform, BF16, 352, 16), (inform, BF16, 1024, 256), (inform, F16, 352, 16),
     (inform, F32, 352, 64), (inform, F32, 128, 256), (disperse, BF16, 352, 16),
+    (inform, BF16, 256, 256), (inform_in_parts, 352, 256), (inform_in_parts, 768, 160),
+    (inform_in_parts, 1024, 128),
 ]  # fmt: skip
 CALLS = [
     (select, BF16, 64, 8), (select, BF16, 256, 8), (select, BF16, 2048, 64),
