@@ -334,24 +334,37 @@ void MixEmitter::storeMixed(Value value, Value factor, Value row,
 /// The most groups of columns, each of which computes the logits again.
 static constexpr int64_t kMaxColumnGroups = 16;
 
-/// The number of equal groups of columns that registers can accumulate one
-/// after the other; 0 if there is none.
-static int64_t getNumColumnGroups(SoftmaxMixOp op) {
+/// The number of equal groups of at most `most` columns, or, where there is no
+/// such number, of at most kMaxMixColumns; 0 if there is none.
+static int64_t getNumColumnGroups(SoftmaxMixOp op,
+                                  int64_t most = kMaxMixColumns) {
   if (!op.getV())
     return 1;
   int64_t columns = cast<ShapedType>(op.getV().getType()).getDimSize(2);
   if (ShapedType::isDynamic(columns))
     return 0;
-  // Beside the parts of values that are no bf16 fewer sums fit into registers.
-  constexpr int64_t fewColumns = 160;
-  bool hasParts =
-      hasTensorTypes(op) &&
-      !cast<ShapedType>(op.getV().getType()).getElementType().isBF16();
-  for (int64_t most : {hasParts ? fewColumns : kMaxMixColumns, kMaxMixColumns})
+  for (int64_t size : {most, kMaxMixColumns})
     for (int64_t groups = 1; groups <= kMaxColumnGroups; ++groups)
-      if (columns % groups == 0 && columns / groups <= most)
+      if (columns % groups == 0 && columns / groups <= size)
         return groups;
   return 0;
+}
+
+/// The columns of values whose sums registers hold.
+static int64_t getMostColumns(SoftmaxMixOp op, BlockShape block) {
+  if (!op.getV() || !hasTensorTypes(op))
+    return kMaxMixColumns;
+  // Beside the parts of values that are no bf16 there is less room; and for
+  // sm_120, which has little shared memory, ptxas takes more registers where
+  // queries stay there.
+  constexpr int64_t fewColumns = 160, fewFeatures = 512,
+                    littleMemory = 128 * 1024;
+  bool hasParts =
+      !cast<ShapedType>(op.getV().getType()).getElementType().isBF16();
+  bool isTight =
+      block.sharedBytes < littleMemory &&
+      cast<ShapedType>(op.getQ().getType()).getDimSize(3) <= fewFeatures;
+  return hasParts || isTight ? fewColumns : kMaxMixColumns;
 }
 
 static bool hasThreadKernel(SoftmaxMixOp op) {
@@ -374,7 +387,7 @@ static Value takeColumns(WarpBuilder &b, Value buffer, Value offset,
 /// The shape in which warpgroups run the op on a chip that has wgmma.
 static std::optional<WarpgroupShape> getWarpgroups(SoftmaxMixOp op,
                                                    BlockShape block) {
-  if (!block.hasWgmma || getNumColumnGroups(op) != 1)
+  if (!block.hasWgmma)
     return std::nullopt;
   return getWarpgroupShape(op, block.sharedBytes);
 }
@@ -413,7 +426,7 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
         diagnostic << "expected blocks of " << kMixThreads << " threads, found "
                    << block.numThreads;
       });
-    int64_t groups = getNumColumnGroups(op);
+    int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
     if (groups == 0)
       return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
         diagnostic << "expected a static number of columns of the values, in "

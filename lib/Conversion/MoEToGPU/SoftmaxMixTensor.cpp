@@ -70,9 +70,8 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   // Registers: a lane holds the logits of all its queries and keys twice, as a
   // sum and as the part that is being added.
   plan.tileKeys = rowFragments > 1 || plan.numColumns > 64 ? 32 : 64;
-  // And addresses, more where the queries travel too, or values in parts.
-  bool hasParts = op.getV() && !getShaped(op.getV()).getElementType().isBF16();
-  if (plan.numColumns > 128 && (!keepsQueries || hasParts))
+  // And sums of values, whose addresses take more.
+  if (plan.numColumns > 128)
     plan.tileKeys = 16;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   plan.weightParts = getWeightParts(op);
