@@ -25,10 +25,10 @@ extern "C" {
 typedef void (*MoEParallelBody)(int64_t begin, int64_t end, void *context);
 
 /// Runs [0, count) as contiguous chunks, at most two a thread and each
-/// non-empty, and returns when all are done. A thread's second chunk mirrors its
-/// first, so that work which grows with the iteration is dealt out evenly.
-/// Inside another parallel region, and for one iteration or one thread, the body
-/// runs in the calling thread. The partition decides only who computes an
+/// non-empty, and returns when all are done. A thread's second chunk mirrors
+/// its first, so that work which grows with the iteration is dealt out evenly.
+/// Inside another parallel region, and for one iteration or one thread, the
+/// body runs in the calling thread. The partition decides only who computes an
 /// iteration, never its result: kernels write disjoint slices.
 MOE_RUNTIME_EXPORT void moe_parallel_for(int64_t count, MoEParallelBody body,
                                          void *context);
