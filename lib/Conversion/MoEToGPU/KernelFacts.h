@@ -38,15 +38,6 @@ public:
       return getTileRows(cast<OpTy>(op), block);
     };
   }
-  /// The kernel of `OpTy` wants blocks of `getThreads` threads; the kernels of
-  /// other ops take what they get.
-  template <typename OpTy>
-  void addThreads(int64_t (*getThreads)(OpTy, BlockShape)) {
-    threads[TypeID::get<OpTy>()] = [=](Operation *op, BlockShape block) {
-      return getThreads(cast<OpTy>(op), block);
-    };
-  }
-
   /// The same for an op that shares the rows of its block with other ops: the
   /// one that wants the most decides.
   template <typename OpTy>
@@ -54,6 +45,14 @@ public:
                                                                BlockShape)) {
     sharedTileRows[TypeID::get<OpTy>()] = [=](Operation *op, BlockShape block) {
       return getTileRows(cast<OpTy>(op), block);
+    };
+  }
+  /// The kernel of `OpTy` wants blocks of `getThreads` threads; the kernels of
+  /// other ops take what they get.
+  template <typename OpTy>
+  void addThreads(int64_t (*getThreads)(OpTy, BlockShape)) {
+    threads[TypeID::get<OpTy>()] = [=](Operation *op, BlockShape block) {
+      return getThreads(cast<OpTy>(op), block);
     };
   }
 
