@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import moe_mlir
 from moe_mlir import backend, nn
 from moe_mlir.fx.attention import find_rows
+from moe_mlir.inductor import RoutingPass
 
 B, H, N, W, D, E = 2, 4, 6, 8, 32, 5
 sdpa = F.scaled_dot_product_attention
@@ -142,6 +143,24 @@ def test_imported_layers_hold_no_matrix_of_tokens_by_tokens(attend):
     with torch.no_grad():
         for found, eager in zip(moe_mlir.compile(layer, (x,))(x), layer(x), strict=True):
             torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_inductors_own_graphs_hand_the_rows_over():
+    """There torch's attention is the call of one of its kernels."""
+    layer, x = Layer(causal, causal=True), torch.randn(B, N, D)
+    torch._dynamo.reset()
+    seen = []
+
+    class Spy(RoutingPass):
+        def __call__(self, graph):
+            super().__call__(graph)
+            seen.extend(str(n.target) for n in graph.nodes if "attention" in str(n.target))
+
+    with torch._inductor.config.patch(post_grad_custom_post_pass=Spy(), fx_graph_cache=False), \
+            torch.no_grad():
+        for found, eager in zip(torch.compile(layer)(x), layer(x), strict=True):
+            torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-6)
+    assert seen == ["moe.attention.default", "moe.attention_posterior.default"]
 
 
 # ------------------------------------------------------------------- what is kept
