@@ -8,7 +8,7 @@ attention becomes ours and hands its rows over.
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
@@ -17,10 +17,9 @@ from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from ..importer.registry import bind_arguments
 from ..ops._check import ACTIVATIONS
 from .calls import call
+from .masks import causal_but_for, is_causal
 from .memory import origin, written
-from .mixing import LOWEST, is_triangle
-from .patterns import (CASTS, SAME, TRANSPOSES, VIEWS, argument, aten, dtype, filled_with, is_call, masked,
-                       same_shape, through, value)
+from .patterns import SAME, TRANSPOSES, VIEWS, aten, dtype, is_call, same_shape, value
 
 moe = torch.ops.moe
 _SDPA = aten.scaled_dot_product_attention.default
@@ -31,28 +30,43 @@ _TAKES_ROWS = (moe.attention_posterior.default, moe.attention_entropy.default)
 
 @dataclass(frozen=True)
 class Weights:
-    """What decides the weight of a key for a query."""
+    """What decides the weight of a key for a query; `bias` may be a mask of pairs."""
 
     q: Node
     k: Node
     bias: Node | None
     mask: Node | None
-    scale: float | None
+    scale: float
     causal: bool
     window: int | None
     exclude_self: bool
+    precision: str
+
+    def seen_as(self, wanted: "Weights") -> "Weights":
+        """With a mask of pairs as the mask of keys that is wanted, where it says no more.
+
+        Rows of masked queries may then be any numbers.
+        """
+        if self.bias is None or self.mask is not None or wanted.mask is None:
+            return self
+        causal = causal_but_for(self.bias, _bare(wanted.mask))
+        if causal is None or (causal and not _is_square(self.q, self.k)):
+            return self
+        return replace(self, bias=None, mask=wanted.mask, causal=causal or self.causal)
 
     def difference(self, wanted: "Weights") -> str:
         """Empty, or how these weights differ from those of the same queries and keys."""
+        for name in ("bias", "mask"):
+            if not _is_same(getattr(self, name), getattr(wanted, name)):
+                return f"its {name} is another"
         for name in ("causal", "window", "exclude_self"):
             mine, other = getattr(self, name), getattr(wanted, name)
             if mine != other:
                 return f"its {name} is {mine}, not {other}"
         if not math.isclose(self.scale, wanted.scale, rel_tol=1e-12):
             return f"its scale is {self.scale}, not {wanted.scale}"
-        for name in ("bias", "mask"):
-            if not _is_same(getattr(self, name), getattr(wanted, name)):
-                return f"its {name} is another"
+        if self.precision not in ("ieee", wanted.precision):
+            return f"its precision is {self.precision}, not {wanted.precision}"
         return ""
 
 
@@ -118,6 +132,8 @@ def _match(taker, attentions, order, changed) -> Rows | None:
         has = attention.weights
         if not (_is_same(has.q, wanted.q) and _is_same(has.k, wanted.k)):
             continue
+        if is_call(taker, moe.attention_posterior.default):
+            has = has.seen_as(wanted)
         reason = (attention.reason or has.difference(wanted)
                   or _unready(attention, taker, order)
                   or _changes(has, changed))
@@ -162,7 +178,7 @@ def _attention(node) -> Attention | None:
     q, k, v = arguments.query, arguments.key, arguments.value
     bias, causal = _bias(arguments.attn_mask, q, k)
     causal = causal or arguments.is_causal
-    weights = Weights(q, k, bias, None, _scale(arguments.scale, q), causal, None, False)
+    weights = Weights(q, k, bias, None, _scale(arguments.scale, q), causal, None, False, "ieee")
     return Attention(node, v, weights, _why_not(node, arguments, bias))
 
 
@@ -171,8 +187,6 @@ def _why_not(node, arguments, bias) -> str:
     q, k, v = arguments.query, arguments.key, arguments.value
     if arguments.dropout_p:
         return "it drops weights out"
-    if bias is not None and dtype(bias) == torch.bool:
-        return "its mask is neither a triangle nor a bias"
     if reason := _misfit(*map(value, (q, k, v)), None if bias is None else value(bias),
                          arguments.is_causal):
         return reason
@@ -201,9 +215,9 @@ def _misfit(q, k, v, bias, causal) -> str:
     if bias is not None:
         full = sizes(*q.shape[:3], k.shape[2])
         own = sizes(*[1] * (4 - bias.dim()), *bias.shape)
-        if bias.dtype not in ACTIVATIONS or own[2:] != full[2:] \
-                or any(a not in ("1", b) for a, b in zip(own[:2], full[:2], strict=True)):
-            return "its bias has no value for each pair of tokens"
+        if bias.dtype not in (*ACTIVATIONS, torch.bool) or len(own) != 4 \
+                or any(a not in ("1", b) for a, b in zip(own, full, strict=True)):
+            return f"its bias is {bias.dtype} of shape {list(bias.shape)}"
     return ""
 
 
@@ -212,7 +226,7 @@ def _weights(arguments) -> Weights:
     bias, causal = _bias(arguments.bias, arguments.q, arguments.k)
     return Weights(arguments.q, arguments.k, bias, arguments.mask,
                    _scale(arguments.scale, arguments.q), causal or arguments.causal,
-                   arguments.window, arguments.exclude_self)
+                   arguments.window, arguments.exclude_self, arguments.precision)
 
 
 def _scale(scale, q) -> float:
@@ -221,26 +235,12 @@ def _scale(scale, q) -> float:
 
 def _bias(bias, q, k):
     """(what is left of the bias, whether it was a causal mask)."""
-    is_square = bias is not None and str(value(q).shape[2]) == str(value(k).shape[2])
-    return (None, True) if is_square and _is_causal(bias) else (bias, False)
+    causal = bias is not None and _is_square(q, k) and is_causal(bias)
+    return (None, True) if causal else (bias, False)
 
 
-def _is_causal(mask) -> bool:
-    """Whether the mask, of booleans or of what is added to logits, leaves the keys up to the
-    token's own."""
-    if dtype(mask) == torch.bool:
-        return is_triangle(mask, False)
-    mask = through(mask, VIEWS | CASTS | {aten.unsqueeze.default, aten.expand.default})
-    if is_call(mask, aten.triu.default):
-        return argument(mask, 1, "diagonal", 0) == 1 and filled_with(mask.args[0]) in LOWEST
-    found = masked(mask)
-    if found is None:
-        return False
-    base, hidden, fill, drops = found
-    values = filled_with(base), fill
-    # Either of the two may be the one that hides.
-    drops = drops if values[1] in LOWEST else not drops
-    return 0.0 in values and bool(set(values) & set(LOWEST)) and is_triangle(hidden, drops)
+def _is_square(q, k) -> bool:
+    return str(value(q).shape[2]) == str(value(k).shape[2])
 
 
 def _see_by_position(node) -> None:
@@ -267,7 +267,7 @@ def _is_same(a, b) -> bool:
         a, b = _bare(a), _bare(b)
         if a is b:
             return True
-        if not (_is_view(a) and a.target is b.target and same_shape(a, b)
+        if not (_is_view(a) and a.target is b.target
                 and _plain(a.args[1:], a.kwargs) == _plain(b.args[1:], b.kwargs)):
             return False
         a, b = a.args[0], b.args[0]
@@ -309,8 +309,9 @@ def _emit(graph, attention, place) -> tuple:
     weights = attention.weights
     out = node if node.target is _SDPA else _item(node, 0)
     with graph.inserting_before(place):
+        bias = _bias_of_pairs(graph, weights, node)
         ours = call(graph, moe.attention.default,
-                    (*node.args[:2], attention.v, weights.bias, None, weights.scale,
+                    (weights.q, weights.k, attention.v, bias, None, weights.scale,
                      weights.causal, None, False, "ieee"), node)
         found, *rows = (call(graph, operator.getitem, (ours, i), node) for i in range(3))
         # Views of the result may rely on how torch lays it out.
@@ -325,6 +326,25 @@ def _emit(graph, attention, place) -> tuple:
     for dead in dict.fromkeys((out, node)):
         graph.erase_node(dead)
     return tuple(rows)
+
+
+def _bias_of_pairs(graph, weights, like):
+    """The bias with a value for each pair; -inf where a mask hides it."""
+    bias = weights.bias
+    if bias is not None and dtype(bias) == torch.bool:
+        bias = call(graph, aten.where.Scalar, (bias, 0.0, -math.inf), like)
+    if bias is None or list(map(str, value(bias).shape[-2:])) == \
+            [str(value(x).shape[2]) for x in (weights.q, weights.k)]:
+        return bias
+    kept = [-1] * (value(bias).dim() - 2)
+    sizes = [_size(graph, x, 2, like) for x in (weights.q, weights.k)]
+    return call(graph, aten.expand.default, (bias, [*kept, *sizes]), like)
+
+
+def _size(graph, node, dim, like):
+    """The size as a number, or the node that knows it."""
+    size = value(node).shape[dim]
+    return size if isinstance(size, int) else call(graph, aten.sym_size.int, (node, dim), like)
 
 
 def _layout(tensor):
@@ -352,12 +372,8 @@ def _take(graph, taker, row_lse, row_entropy) -> None:
 
 def _mean(graph, rows, like):
     """The mean over the last dim, 0 of no rows."""
-    count = value(rows).shape[-1]
-    if isinstance(count, int):
-        count = max(count, 1)
-    else:
-        count = call(graph, aten.sym_size.int, (rows, value(rows).dim() - 1), like)
-        count = call(graph, torch.sym_max, (count, 1), like)
+    count = _size(graph, rows, 2, like)
+    count = max(count, 1) if isinstance(count, int) else call(graph, torch.sym_max, (count, 1), like)
     total = call(graph, aten.sum.dim_IntList, (rows, [-1]), like)
     return call(graph, aten.div.Tensor, (total, count), like)
 
@@ -391,7 +407,7 @@ def decomposition(default):
 
 def _as_bias(mask, q, k):
     """A mask of pairs as what it adds to their logits."""
-    if mask is None or q.dim() != 4 or k.dim() != 4 or mask.dim() < 2:
+    if mask is None or q.dim() != 4 or k.dim() != 4:
         return mask
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, -math.inf)

@@ -13,10 +13,14 @@ def origin(node, is_inside=lambda node: True):
     return node
 
 
+# Composites whose results are never their arguments.
+_NEW = {torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.einsum.default}
+
+
 def _makes_memory(node) -> bool:
     """A composite such as contiguous or reshape may return its argument without saying so."""
     target = node.target
-    return isinstance(target, torch._ops.OpOverload) and not (
+    return target in _NEW or isinstance(target, torch._ops.OpOverload) and not (
         any(result.alias_info for result in target._schema.returns)
         or torch._C._dispatch_has_kernel_for_dispatch_key(target.name(),
                                                           "CompositeImplicitAutograd"))

@@ -16,7 +16,7 @@ from .patterns import (CASTS, DIVISIONS, VIEWS, argument, aten, dtype, filled_wi
                        same_shape, softmax_input, through, value)
 
 _PERMUTES = (aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default)
-LOWEST = (-math.inf, torch.finfo(torch.float32).min)
+_LOWEST = (-math.inf, torch.finfo(torch.float32).min)
 
 
 @dataclass
@@ -183,7 +183,7 @@ def _peel_mask(node):
     if found is None:
         return node, False
     base, mask, fill, drops = found
-    if fill not in LOWEST or not same_shape(base, node):
+    if fill not in _LOWEST or not same_shape(base, node):
         return node, None
     return base, True if is_triangle(mask, drops) else None
 
