@@ -114,12 +114,15 @@ def _layers(records):
     yield (
         "What a method adds to the whole layer (causal attention and experts of the model's "
         "width) over plain SMoE, beside the papers' own ratios for their models and beside what "
-        "pairs of tokens alone would cost a core at its peaks. The layer with "
-        f"SMoE takes {_number(records[0]['layer_us'] / 1000)} ms."
+        "pairs of tokens alone would cost a core at its peaks. `layer` is the time of the layer "
+        "with SMoE, whose attention is torch's SDPA; in the row `attention`, on both sides, it is "
+        "the same kernel of ours, once with the entropies of its rows and once without, which is "
+        "part of `ours` and of `SMoE's`. `attention_beside_torch` keeps SDPA, which has no "
+        "entropies: they take a pass of their own over the keys of all heads."
     )
     yield ""
-    header = ("row", "routing us", "SMoE's us", "ratio", "at the peaks", "paper", "memory ratio",
-              "goals")  # fmt: skip
+    header = ("row", "ours us", "SMoE's us", "layer us", "ratio", "at the peaks", "paper",
+              "memory ratio", "goals")  # fmt: skip
     yield from _table(
         header,
         (
@@ -127,6 +130,7 @@ def _layers(records):
                 f"`{r['title']}`",
                 _number(r["ours_us"]),
                 _number(r["smoe_us"]),
+                _number(r["layer_us"]),
                 _number(r["overhead"], 4),
                 _number(r["limit_overhead"], 4),
                 _number(r["paper_overhead"], 3),
