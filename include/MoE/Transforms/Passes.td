@@ -15,11 +15,18 @@ def MoEApproximateMathPass
   let description = [{
     Replaces exp, log, tanh, erf and their relatives by polynomials in `arith`
     that compile to vector code without calls of a mathematical library. In f32
-    exp has a relative error of 7.7e-8; 16-bit functions are computed in f32.
+    exp has a relative error of 7.6e-8, exp(0) is 1 and exp(-inf) is 0; where a
+    result would be denormal it is 0, or with `scalef` the denormal. 16-bit
+    functions are computed in f32.
 
     NON-NUMERIC-PRESERVING: results differ from a library's in the last bits.
   }];
+  let options = [
+    Option<"scalef", "scalef", "bool", /*default=*/"false",
+           "scale exp of 16 lanes by vscalefps of AVX-512">,
+  ];
   let dependentDialects = [
+    "::mlir::LLVM::LLVMDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::math::MathDialect",
     "::mlir::vector::VectorDialect",
