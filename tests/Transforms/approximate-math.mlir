@@ -12,8 +12,8 @@
 // CHECK:         %[[HIGH:.*]] = math.fma %[[N]], %{{.*}}, %[[X]]
 // CHECK:         %[[R:.*]] = math.fma %[[N]], %{{.*}}, %[[HIGH]]
 // ADDED:         %[[POWER:.*]] = arith.shli
-// CHECK:         %[[INNER:.*]] = math.fma %{{.*}}, %[[R]], %[[ONE]]
-// CHECK:         %[[POLYNOMIAL:.*]] = math.fma %[[INNER]], %[[R]], %[[ONE]]
+// CHECK:         %[[INNER:.*]] = math.fma %{{.*}}, %[[R]], %[[ONE]] :
+// CHECK:         %[[POLYNOMIAL:.*]] = math.fma %[[INNER]], %[[R]], %[[ONE]] :
 
 // Without the instruction, n is added to the exponent's bits: what is too small
 // becomes 0, what is too large infinity, and NaN stays.
