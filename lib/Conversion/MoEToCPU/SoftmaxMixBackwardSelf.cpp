@@ -55,6 +55,7 @@ private:
   // One strip.
   void emitStrip(Value strip);
   void allocateBuffers(SweepBuffers &buffers);
+  void clearSums(Value firstColumn);
   void packColumns(Value firstColumn);
   void packColumnVector(Value firstColumn, Value slot);
   void emitGroup(Value firstRow, Value group, Value firstColumn);
@@ -138,7 +139,19 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
 // Columns
 //===----------------------------------------------------------------------===//
 
+/// Starts the sums of a block of columns: no row before it has any yet, and the
+/// last group of an earlier block may have gone beyond its rows.
+void SelfSweepKernel::clearSums(Value firstColumn) {
+  for (Value sums : {featureSums, valueSums})
+    e.loop(e.index(0), e.index(strips.blockColumns), 1, [&](Value slot) {
+      e.loop(e.index(0), e.dim(sums, 1), e.width, [&](Value element) {
+        e.storeVector(e.f32(0.0), sums, {e.add(firstColumn, slot), element});
+      });
+    });
+}
+
 void SelfSweepKernel::packColumns(Value firstColumn) {
+  clearSums(firstColumn);
   e.loop(e.index(0), e.index(strips.blockColumns), e.width,
          [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
   packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
@@ -229,8 +242,6 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value group,
     accumulateTile(e, keyWeights, columnCotangents, valueSums, first, {},
                    getSize(e, valueGradient, 1));
   });
-  accumulateTile(e, groupGradients, columnFeatures, featureSums, first, {},
-                 getSize(e, featureGradient, 1));
 }
 
 //===----------------------------------------------------------------------===//
@@ -266,12 +277,6 @@ void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
 void SelfSweepKernel::emitStrip(Value strip) {
   SweepBuffers buffers(e);
   allocateBuffers(buffers);
-  for (Value sums : {featureSums, valueSums})
-    e.loop(e.index(0), e.dim(sums, 0), 1, [&](Value row) {
-      e.loop(e.index(0), e.dim(sums, 1), e.width, [&](Value element) {
-        e.storeVector(e.f32(0.0), sums, {row, element});
-      });
-    });
   strips.forEachMeeting(
       strip, [&](Value firstColumn) { packColumns(firstColumn); },
       [&](Value firstRow, Value firstColumn) {
@@ -282,6 +287,9 @@ void SelfSweepKernel::emitStrip(Value strip) {
         strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
           emitGroup(firstRow, group, firstColumn);
         });
+        accumulateRows(e, keptGradients, columnFeatures, featureSums, firstRow,
+                       strips.getNumRows(firstRow, firstColumn),
+                       getSize(e, featureGradient, 1));
         strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
           addToColumns(firstRow, firstColumn, numRows);
         });

@@ -434,6 +434,11 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
+  for (int64_t row = 0; row < numRows; ++row)
+    for (int64_t vector = 0; vector < numVectors; ++vector)
+      memref::PrefetchOp::create(
+          e, accumulators, ValueRange{e.add(firstRow, e.index(row)), at(vector)},
+          /*isWrite=*/true, /*localityHint=*/3, /*isDataCache=*/true);
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
   Values zeros(numRows * numVectors, e.f32(0.0));
@@ -496,6 +501,22 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
               group,     kGroupRows, decays};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
+  });
+}
+
+void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
+                               Value accumulators, Value firstRow,
+                               Value numRows, OpFoldResult size) {
+  Value numColumns = e.index(getColumnVectors(e) * e.width);
+  forEachVectors(e, size, [&](Value first, int64_t numVectors) {
+    e.loop(e.index(0), numRows, kGroupRows, [&](Value group) {
+      auto getWeight = [&](int64_t row, Value step) {
+        return e.splat(e.load(weights, {e.add(group, e.index(row)), step}));
+      };
+      TileSum sum{getWeight, numColumns, packed, accumulators,
+                  e.add(firstRow, group), kGroupRows, {}};
+      sum.emit(e, first, numVectors);
+    });
   });
 }
 
