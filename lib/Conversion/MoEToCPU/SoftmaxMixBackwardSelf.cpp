@@ -69,6 +69,8 @@ private:
 
   /// Rows `group..` of a tile of a whole block of rows.
   Value sliceGroup(Value tile, Value group);
+  bool readsInPlace();
+  Value getTokensFrom(Value first);
 
   Emitter &e;
   SoftmaxMixBackwardSelfOp op;
@@ -112,6 +114,25 @@ void SelfSweepKernel::takeViews(const PairStrips::Task &task) {
   valueGradient = viewTokens(e, op.getOuts()[1], task.batch, task.head);
 }
 
+/// Whether features are summed where they lie: whole vectors of f32, none of
+/// them of a masked token.
+bool SelfSweepKernel::readsInPlace() {
+  auto type = cast<MemRefType>(op.getQ().getType());
+  int64_t size = type.getDimSize(3);
+  return type.getElementType().isF32() && !op.getMask() &&
+         !ShapedType::isDynamic(size) && size % e.width == 0;
+}
+
+/// The features of the tokens from `first` on.
+Value SelfSweepKernel::getTokensFrom(Value first) {
+  Value source = asQuery.rows.features;
+  SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
+  SmallVector<OpFoldResult> sizes{e.sub(strips.numTokens, first),
+                                  getSize(e, source, 1)};
+  SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
+  return memref::SubViewOp::create(e, source, offsets, sizes, strides);
+}
+
 void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
                blockRows = e.getIndexAttr(kStripRows);
@@ -121,7 +142,10 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   PackedShape features = getPackedShape(e, op.getQ(), op.getQ(), width);
   packedFeatures = buffers.allocate(features.sizes, features.element);
   blockProducts.emplace(e, width, kStripRows);
-  columnFeatures = buffers.allocate({columns, padded});
+  if (!readsInPlace()) {
+    columnFeatures = buffers.allocate({columns, padded});
+    rowFeatures = buffers.allocate({blockRows, padded});
+  }
   columnCotangents = buffers.allocate({columns, values});
   if (op.getLevel())
     packedLevels = buffers.allocate({columns});
@@ -130,7 +154,6 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   keptWeights = buffers.allocate({blockRows, columns});
   keptGradients = buffers.allocate({blockRows, columns});
   rowTerms = buffers.allocate({blockRows});
-  rowFeatures = buffers.allocate({blockRows, padded});
   rowCotangents = buffers.allocate({blockRows, values});
   keyWeights = buffers.allocate({e.getIndexAttr(kGroupRows), columns});
 }
@@ -154,8 +177,9 @@ void SelfSweepKernel::packColumns(Value firstColumn) {
   clearSums(firstColumn);
   e.loop(e.index(0), e.index(strips.blockColumns), e.width,
          [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
-  packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
-           asQuery.packedTerms, columnFeatures);
+  if (columnFeatures)
+    packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
+             asQuery.packedTerms, columnFeatures);
   packRows(e, asKey.columns.values, firstColumn, strips.blockColumns,
            asKey.packedTerms, columnCotangents);
 }
@@ -266,10 +290,13 @@ void SelfSweepKernel::packRowBlock(SweepRole &role, Value source,
 /// Gives `numRows` kept rows of a and t to their columns.
 void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
                                    Value numRows) {
-  packRowBlock(asKey, asQuery.rows.features, firstRow, rowFeatures);
+  if (rowFeatures)
+    packRowBlock(asKey, asQuery.rows.features, firstRow, rowFeatures);
   packRowBlock(asQuery, asQuery.rows.values, firstRow, rowCotangents);
-  accumulateColumns(e, keptGradients, rowFeatures, featureSums, firstColumn,
-                    numRows, getSize(e, featureGradient, 1));
+  accumulateColumns(e, keptGradients,
+                    rowFeatures ? rowFeatures : getTokensFrom(firstRow),
+                    featureSums, firstColumn, numRows,
+                    getSize(e, featureGradient, 1));
   accumulateColumns(e, keptWeights, rowCotangents, valueSums, firstColumn,
                     numRows, getSize(e, valueGradient, 1));
 }
@@ -287,9 +314,15 @@ void SelfSweepKernel::emitStrip(Value strip) {
         strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
           emitGroup(firstRow, group, firstColumn);
         });
-        accumulateRows(e, keptGradients, columnFeatures, featureSums, firstRow,
-                       strips.getNumRows(firstRow, firstColumn),
-                       getSize(e, featureGradient, 1));
+        Value numColumns = e.index(strips.blockColumns);
+        if (!columnFeatures)
+          numColumns =
+              e.minIndex(numColumns, e.sub(strips.numTokens, firstColumn));
+        accumulateRows(
+            e, keptGradients,
+            columnFeatures ? columnFeatures : getTokensFrom(firstColumn),
+            featureSums, firstRow, strips.getNumRows(firstRow, firstColumn),
+            numColumns, getSize(e, featureGradient, 1));
         strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
           addToColumns(firstRow, firstColumn, numRows);
         });

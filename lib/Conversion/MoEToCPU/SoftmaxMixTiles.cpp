@@ -506,8 +506,8 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
 
 void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value firstRow,
-                               Value numRows, OpFoldResult size) {
-  Value numColumns = e.index(getColumnVectors(e) * e.width);
+                               Value numRows, Value numColumns,
+                               OpFoldResult size) {
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     e.loop(e.index(0), numRows, kGroupRows, [&](Value group) {
       auto getWeight = [&](int64_t row, Value step) {

@@ -89,10 +89,11 @@ private:
 void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
                     Value group, ArrayRef<Value> decays, OpFoldResult size);
 
-/// The same for `numRows` rows from `firstRow` on, in groups, whose weights are
-/// `weights[row, column]`.
+/// The same for `numRows` rows from `firstRow` on, in groups, and `numColumns`
+/// columns of a block; their weights are `weights[row, column]`.
 void accumulateRows(Emitter &e, Value weights, Value packed, Value accumulators,
-                    Value firstRow, Value numRows, OpFoldResult size);
+                    Value firstRow, Value numRows, Value numColumns,
+                    OpFoldResult size);
 
 /// accumulators[firstColumn + column, ..] += sum_row weights[row, column] *
 /// packed[row, ..], for the columns of a block and `numRows` rows.
