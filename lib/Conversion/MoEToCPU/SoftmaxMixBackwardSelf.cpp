@@ -26,6 +26,9 @@
 using namespace mlir;
 using namespace mlir::moe;
 
+/// Columns get the sums of as many rows at once, three blocks of them.
+static constexpr int64_t kBlockRows = 192;
+
 /// Each has gradients of all tokens, as wide as their features.
 static constexpr int64_t kMaxStrips = 4;
 
@@ -44,7 +47,7 @@ public:
   SelfSweepKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
       : e(e), op(op), asQuery(e, op, getOperands(op), /*rowsAreKeys=*/false),
         asKey(e, op, getOperands(op), /*rowsAreKeys=*/true),
-        strips(e, op.getQ(), kMaxStrips) {}
+        strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
 
   void emit();
 
@@ -135,13 +138,13 @@ Value SelfSweepKernel::getTokensFrom(Value first) {
 
 void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
-               blockRows = e.getIndexAttr(kStripRows);
+               blockRows = e.getIndexAttr(kBlockRows);
   OpFoldResult width = getSize(e, op.getQ(), 3),
                padded = padToVectors(e, width),
                values = padToVectors(e, getSize(e, op.getV(), 2));
   PackedShape features = getPackedShape(e, op.getQ(), op.getQ(), width);
   packedFeatures = buffers.allocate(features.sizes, features.element);
-  blockProducts.emplace(e, width, kStripRows);
+  blockProducts.emplace(e, width, kBlockRows);
   if (!readsInPlace()) {
     columnFeatures = buffers.allocate({columns, padded});
     rowFeatures = buffers.allocate({blockRows, padded});
@@ -278,13 +281,13 @@ void SelfSweepKernel::packRowBlock(SweepRole &role, Value source,
                                    Value firstRow, Value packed) {
   Type f32 = e.getF32Type();
   Value last = e.sub(strips.numTokens, e.index(1));
-  e.loop(e.index(0), e.index(kStripRows), 1, [&](Value slot) {
+  e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
     Value row = e.minIndex(e.add(firstRow, slot), last);
     e.store(e.select(role.isRowReal(row), e.constant(f32, 0.0),
                      e.constant(f32, -kInfinity)),
             rowTerms, {slot});
   });
-  packRows(e, source, firstRow, kStripRows, rowTerms, packed);
+  packRows(e, source, firstRow, kBlockRows, rowTerms, packed);
 }
 
 /// Gives `numRows` kept rows of a and t to their columns.
@@ -370,9 +373,9 @@ void SelfSweepKernel::emit() {
       },
       [&](const PairStrips::Task &task) {
         takeViews(task);
-        Value first = e.mul(task.number, e.index(kStripRows));
+        Value first = e.mul(task.number, e.index(kBlockRows));
         Value end =
-            e.minIndex(e.add(first, e.index(kStripRows)), strips.numTokens);
+            e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
         e.loop(first, end, 1, [&](Value row) { writeRow(row); });
       });
 }

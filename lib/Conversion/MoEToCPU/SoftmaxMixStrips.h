@@ -2,7 +2,7 @@
 //
 // Where tokens mix with themselves x_ij = x_ji, and one product of features
 // serves both. Tokens are cut into columns, blocks as wide as a register tile,
-// and into rows, blocks of 96. A block of rows meets the block of columns that
+// and into rows, larger blocks. A block of rows meets the block of columns that
 // its first token is in, and those behind it. What a tile holds goes to its
 // rows; where they lie before its columns, it goes to the columns as well. So
 // each pair of tokens in different blocks of columns is multiplied once, those
@@ -22,13 +22,10 @@
 
 namespace mlir::moe {
 
-/// Rows of a block, a multiple of kGroupRows.
-inline constexpr int64_t kStripRows = 96;
-
 class PairStrips {
 public:
   /// `tokens` are those of all batches and heads, `[b, h, i, f]`.
-  PairStrips(Emitter &e, Value tokens, int64_t maxStrips);
+  PairStrips(Emitter &e, Value tokens, int64_t blockRows, int64_t maxStrips);
 
   /// A buffer of f32 that lives as long as the kernel runs, `[token, inner..]`,
   /// for the tokens of all batches and heads at once; for each strip where
@@ -72,7 +69,7 @@ public:
   /// The tokens, and those that a buffer has: whole blocks.
   Value numTokens, paddedTokens;
   Value numStrips;
-  const int64_t blockColumns;
+  const int64_t blockColumns, blockRows;
 
 private:
   Value getFirstRow(Value strip, Value turn);
