@@ -61,9 +61,20 @@ private:
   void clearSums(Value firstColumn);
   void packColumns(Value firstColumn);
   void packColumnVector(Value firstColumn, Value slot);
-  void emitGroup(Value firstRow, Value group, Value firstColumn);
-  void addRole(SweepRole &role, Value first, Value firstColumn,
-               ArrayRef<Value> tokens, const Tile &products, Value weights);
+  struct Group {
+    Value first, firstColumn;
+    Values tokens;
+    Value gradients;
+  };
+  void emitGroup(Value firstRow, Value slot, Value firstColumn);
+  void addRole(SweepRole &role, const Group &group, const Tile &products,
+               Value weights, bool adds);
+  void clearGroup(Value tile);
+  void meet(Value firstRow, Value firstColumn);
+  void mirror(Value firstSlot);
+  void transposeTile(Value from, Value to, Value firstSlot, Value row,
+                     Value column);
+  void addToRows(Value firstRow, Value firstColumn);
   void packRowBlock(SweepRole &role, Value source, Value firstRow,
                     Value packed);
   void addToColumns(Value firstRow, Value firstColumn, Value numRows);
@@ -88,10 +99,9 @@ private:
   // of mixed row by row, levels.
   std::optional<BlockProducts> blockProducts;
   Value packedFeatures, columnFeatures, columnCotangents, packedLevels;
-  // Of a block of rows: a and t, and what they multiply.
-  Value keptWeights, keptGradients, rowTerms, rowFeatures, rowCotangents;
-  /// b and t of a group.
-  Value keyWeights, groupGradients;
+  // Of a block of rows: a, b and t, and what they multiply.
+  Value keptWeights, keptKeyWeights, keptGradients;
+  Value rowTerms, rowFeatures, rowCotangents;
 };
 } // namespace
 
@@ -155,10 +165,10 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   asQuery.allocate(buffers);
   asKey.allocate(buffers);
   keptWeights = buffers.allocate({blockRows, columns});
+  keptKeyWeights = buffers.allocate({blockRows, columns});
   keptGradients = buffers.allocate({blockRows, columns});
   rowTerms = buffers.allocate({blockRows});
   rowCotangents = buffers.allocate({blockRows, values});
-  keyWeights = buffers.allocate({e.getIndexAttr(kGroupRows), columns});
 }
 
 //===----------------------------------------------------------------------===//
@@ -216,59 +226,73 @@ Value SelfSweepKernel::sliceGroup(Value tile, Value group) {
   return memref::SubViewOp::create(e, tile, offsets, sizes, strides);
 }
 
-/// Writes p of one role to `weights` and adds its part of t.
-void SelfSweepKernel::addRole(SweepRole &role, Value first, Value firstColumn,
-                              ArrayRef<Value> tokens, const Tile &products,
-                              Value weights) {
+/// Writes p of one role to `weights` and its part of t to `gradients`, or adds
+/// it there.
+void SelfSweepKernel::addRole(SweepRole &role, const Group &group,
+                              const Tile &products, Value weights, bool adds) {
   Values alive;
   for (int64_t slot = 0; slot < kGroupRows; ++slot) {
+    Value token = group.tokens[slot];
     // Rows behind the block of columns have met it as columns.
-    Value isMet = strips.isNotBehind(e.add(first, e.index(slot)), firstColumn);
-    alive.push_back(e.both(isMet, role.isRowReal(tokens[slot])));
-    role.buildWeights(slot, tokens[slot], tokens[slot], firstColumn,
-                      products[slot], packedLevels, weights, alive.back());
+    Value isMet = strips.isNotBehind(e.add(group.first, e.index(slot)),
+                                     group.firstColumn);
+    alive.push_back(e.both(isMet, role.isRowReal(token)));
+    role.buildWeights(slot, token, token, group.firstColumn, products[slot],
+                      packedLevels, weights, alive.back());
   }
-  Tile values = multiplyTile(e, role.rows.values, tokens, role.packedValues);
+  Tile values =
+      multiplyTile(e, role.rows.values, group.tokens, role.packedValues);
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
       Values place{e.index(slot), e.index(vector * e.width)};
-      Value dx =
-          role.buildGradient(tokens[slot], vector, e.loadVector(weights, place),
-                             values[slot][vector]);
+      Value dx = role.buildGradient(group.tokens[slot], vector,
+                                    e.loadVector(weights, place),
+                                    values[slot][vector]);
       // What a masked row holds may be NaN.
       dx = e.select(alive[slot], dx, e.f32(0.0));
-      Value old = e.loadVector(groupGradients, place);
-      e.storeVector(e.add(old, dx), groupGradients, place);
+      if (adds)
+        dx = e.add(e.loadVector(group.gradients, place), dx);
+      e.storeVector(dx, group.gradients, place);
     }
 }
 
-void SelfSweepKernel::emitGroup(Value firstRow, Value group,
-                                Value firstColumn) {
-  Value first = e.add(firstRow, group);
-  // Slots behind the last row repeat it; nobody reads their sums.
-  Values tokens = clampRows(e, first, kGroupRows, strips.numTokens);
-  Value queryWeights = sliceGroup(keptWeights, group);
-  groupGradients = sliceGroup(keptGradients, group);
+void SelfSweepKernel::clearGroup(Value tile) {
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-      for (Value tile : {queryWeights, groupGradients})
-        e.storeVector(e.f32(0.0), tile,
-                      {e.index(slot), e.index(vector * e.width)});
-  Tile products = blockProducts->get(e, asQuery.rows.features, tokens,
-                                     packedFeatures, group);
-  auto ifVisible = [&](SweepRole &role, function_ref<void()> body) {
-    Value visible =
-        role.rule.isGroupVisible(e, first, firstColumn, strips.blockColumns);
-    visible ? e.ifThen(visible, body) : body();
+      e.storeVector(e.f32(0.0), tile,
+                    {e.index(slot), e.index(vector * e.width)});
+}
+
+/// Writes a, b and t of the rows in slots `slot..` of the block.
+void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
+  Group group;
+  group.first = e.add(firstRow, slot);
+  group.firstColumn = firstColumn;
+  // Slots behind the last row repeat it; nobody reads their sums.
+  group.tokens = clampRows(e, group.first, kGroupRows, strips.numTokens);
+  group.gradients = sliceGroup(keptGradients, slot);
+  Tile products = blockProducts->get(e, asQuery.rows.features, group.tokens,
+                                     packedFeatures, slot);
+  auto write = [&](SweepRole &role, Value kept, bool adds) {
+    Value weights = sliceGroup(kept, slot);
+    Value visible = role.rule.isGroupVisible(e, group.first, firstColumn,
+                                             strips.blockColumns);
+    if (!visible)
+      return addRole(role, group, products, weights, adds);
+    e.ifElse(
+        visible, TypeRange(),
+        [&]() -> Values {
+          return addRole(role, group, products, weights, adds), Values();
+        },
+        [&]() -> Values {
+          clearGroup(weights);
+          if (!adds)
+            clearGroup(group.gradients);
+          return {};
+        });
   };
-  ifVisible(asQuery, [&] {
-    addRole(asQuery, first, firstColumn, tokens, products, queryWeights);
-  });
-  ifVisible(asKey, [&] {
-    addRole(asKey, first, firstColumn, tokens, products, keyWeights);
-    accumulateTile(e, keyWeights, columnCotangents, valueSums, first, {},
-                   getSize(e, valueGradient, 1));
-  });
+  write(asQuery, keptWeights, /*adds=*/false);
+  write(asKey, keptKeyWeights, /*adds=*/true);
 }
 
 //===----------------------------------------------------------------------===//
@@ -296,12 +320,76 @@ void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
   if (rowFeatures)
     packRowBlock(asKey, asQuery.rows.features, firstRow, rowFeatures);
   packRowBlock(asQuery, asQuery.rows.values, firstRow, rowCotangents);
-  accumulateColumns(e, keptGradients,
-                    rowFeatures ? rowFeatures : getTokensFrom(firstRow),
-                    featureSums, firstColumn, numRows,
-                    getSize(e, featureGradient, 1));
+  accumulateColumns(
+      e, keptGradients, rowFeatures ? rowFeatures : getTokensFrom(firstRow),
+      featureSums, firstColumn, numRows, getSize(e, featureGradient, 1));
   accumulateColumns(e, keptWeights, rowCotangents, valueSums, firstColumn,
                     numRows, getSize(e, valueGradient, 1));
+}
+
+/// Gives the rows of a meeting their sums over its columns.
+void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
+  Value numRows = strips.getNumRows(firstRow, firstColumn);
+  Value all = e.index(strips.blockColumns), existing = all;
+  Value features = columnFeatures;
+  if (!features) {
+    features = getTokensFrom(firstColumn);
+    existing = e.minIndex(all, e.sub(strips.numTokens, firstColumn));
+  }
+  accumulateRows(e, keptGradients, features, featureSums, firstRow, numRows,
+                 existing, getSize(e, featureGradient, 1));
+  accumulateRows(e, keptKeyWeights, columnCotangents, valueSums, firstRow,
+                 numRows, all, getSize(e, valueGradient, 1));
+}
+
+/// to[column, row] = from[row, column] for a vector of rows of a block's own
+/// columns and a vector of columns.
+void SelfSweepKernel::transposeTile(Value from, Value to, Value firstSlot,
+                                    Value row, Value column) {
+  Values lines;
+  for (int64_t lane = 0; lane < e.width; ++lane)
+    lines.push_back(e.loadVector(
+        from, {e.add(e.add(firstSlot, row), e.index(lane)), column}));
+  for (auto [lane, line] : llvm::enumerate(transposeLanes(e, lines)))
+    e.storeVector(line, to,
+                  {e.add(e.add(firstSlot, column), e.index(lane)), row});
+}
+
+/// Where tokens meet themselves, from slot `firstSlot` of the rows on, products
+/// behind the diagonal are not taken: t is symmetric, and how the row sees the
+/// column is how the column, as a row, is seen by it.
+void SelfSweepKernel::mirror(Value firstSlot) {
+  Value zero = e.index(0);
+  e.loop(zero, e.index(strips.blockColumns), e.width, [&](Value column) {
+    e.loop(zero, column, e.width, [&](Value row) {
+      transposeTile(keptGradients, keptGradients, firstSlot, row, column);
+      transposeTile(keptWeights, keptKeyWeights, firstSlot, row, column);
+    });
+  });
+}
+
+void SelfSweepKernel::meet(Value firstRow, Value firstColumn) {
+  // Of a tile behind the diagonal; the first one that is not.
+  auto getFirstVector = [&](Value group) -> Value {
+    Value behind = e.sub(e.add(firstRow, group), firstColumn);
+    return arith::DivSIOp::create(e, e.maxIndex(behind, e.index(0)),
+                                  e.index(e.width));
+  };
+  blockProducts->multiply(e, asQuery.rows.features, packedFeatures, firstRow,
+                          strips.getNumRows(firstRow, firstColumn),
+                          asQuery.columns.features,
+                          e.add(firstColumn, e.index(strips.blockColumns)),
+                          /*isVisible=*/{}, getFirstVector);
+  strips.forEachGroup(firstRow, firstColumn, [&](Value slot) {
+    emitGroup(firstRow, slot, firstColumn);
+  });
+  Value firstSlot = e.sub(firstColumn, firstRow);
+  e.ifThen(e.compare(arith::CmpIPredicate::slt, firstSlot, e.index(kBlockRows)),
+           [&] { mirror(firstSlot); });
+  addToRows(firstRow, firstColumn);
+  strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
+    addToColumns(firstRow, firstColumn, numRows);
+  });
 }
 
 void SelfSweepKernel::emitStrip(Value strip) {
@@ -309,27 +397,7 @@ void SelfSweepKernel::emitStrip(Value strip) {
   allocateBuffers(buffers);
   strips.forEachMeeting(
       strip, [&](Value firstColumn) { packColumns(firstColumn); },
-      [&](Value firstRow, Value firstColumn) {
-        blockProducts->multiply(
-            e, asQuery.rows.features, packedFeatures, firstRow,
-            strips.getNumRows(firstRow, firstColumn), asQuery.columns.features,
-            e.add(firstColumn, e.index(strips.blockColumns)));
-        strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
-          emitGroup(firstRow, group, firstColumn);
-        });
-        Value numColumns = e.index(strips.blockColumns);
-        if (!columnFeatures)
-          numColumns =
-              e.minIndex(numColumns, e.sub(strips.numTokens, firstColumn));
-        accumulateRows(
-            e, keptGradients,
-            columnFeatures ? columnFeatures : getTokensFrom(firstColumn),
-            featureSums, firstRow, strips.getNumRows(firstRow, firstColumn),
-            numColumns, getSize(e, featureGradient, 1));
-        strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
-          addToColumns(firstRow, firstColumn, numRows);
-        });
-      });
+      [&](Value firstRow, Value firstColumn) { meet(firstRow, firstColumn); });
   buffers.free();
 }
 

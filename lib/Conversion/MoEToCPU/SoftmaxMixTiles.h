@@ -66,11 +66,14 @@ public:
   BlockProducts(Emitter &e, OpFoldResult numFeatures, int64_t blockRows);
 
   /// Prepares the products of `count` rows of `source` from `first` on, in
-  /// groups; those that are not visible (null: all are) are left out. Asks for
-  /// the rows `nextColumn..` of `columns`, which are packed next, meanwhile.
+  /// groups; those that are not visible (null: all are) are left out, and of a
+  /// group the vectors of columns before `getFirstVector` (null: none). Asks
+  /// for the rows `nextColumn..` of `columns`, which are packed next,
+  /// meanwhile.
   void multiply(Emitter &e, Value source, Value packed, Value first,
                 Value count, Value columns, Value nextColumn,
-                function_ref<Value(Value group)> isVisible = {}) const;
+                function_ref<Value(Value group)> isVisible = {},
+                function_ref<Value(Value group)> getFirstVector = {}) const;
   /// The tile of the rows `rows`, slots `group..` of the block.
   Tile get(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
            Value group) const;
