@@ -79,7 +79,7 @@ private:
                     Value packed);
   void addToColumns(Value firstRow, Value firstColumn, Value numRows);
 
-  void writeRow(Value row);
+  void writeRow(Value row, Value numStrips);
 
   /// Rows `group..` of a tile of a whole block of rows.
   Value sliceGroup(Value tile, Value group);
@@ -94,6 +94,8 @@ private:
   /// The sums of all strips, and views of them at one batch and head: of one
   /// strip, and of all when they are added.
   Value allFeatureSums, allValueSums, featureSums, valueSums;
+  /// The first row of a strip.
+  Value stripFirst;
   Value featureGradient, valueGradient;
   // The packed block of columns: features transposed and row by row, gradients
   // of mixed row by row, levels.
@@ -175,8 +177,8 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
 // Columns
 //===----------------------------------------------------------------------===//
 
-/// Starts the sums of a block of columns: no row before it has any yet, and the
-/// last group of an earlier block may have gone beyond its rows.
+/// Starts the sums of the strip's first block of columns. Those of others start
+/// with what the first block of rows gives them.
 void SelfSweepKernel::clearSums(Value firstColumn) {
   for (Value sums : {featureSums, valueSums})
     e.loop(e.index(0), e.index(strips.blockColumns), 1, [&](Value slot) {
@@ -187,7 +189,8 @@ void SelfSweepKernel::clearSums(Value firstColumn) {
 }
 
 void SelfSweepKernel::packColumns(Value firstColumn) {
-  clearSums(firstColumn);
+  e.ifThen(e.compare(arith::CmpIPredicate::eq, firstColumn, stripFirst),
+           [&] { clearSums(firstColumn); });
   e.loop(e.index(0), e.index(strips.blockColumns), e.width,
          [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
   if (columnFeatures)
@@ -320,11 +323,13 @@ void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
   if (rowFeatures)
     packRowBlock(asKey, asQuery.rows.features, firstRow, rowFeatures);
   packRowBlock(asQuery, asQuery.rows.values, firstRow, rowCotangents);
-  accumulateColumns(
-      e, keptGradients, rowFeatures ? rowFeatures : getTokensFrom(firstRow),
-      featureSums, firstColumn, numRows, getSize(e, featureGradient, 1));
+  Value isFirst = e.compare(arith::CmpIPredicate::eq, firstRow, stripFirst);
+  accumulateColumns(e, keptGradients,
+                    rowFeatures ? rowFeatures : getTokensFrom(firstRow),
+                    featureSums, firstColumn, numRows,
+                    getSize(e, featureGradient, 1), isFirst);
   accumulateColumns(e, keptWeights, rowCotangents, valueSums, firstColumn,
-                    numRows, getSize(e, valueGradient, 1));
+                    numRows, getSize(e, valueGradient, 1), isFirst);
 }
 
 /// Gives the rows of a meeting their sums over its columns.
@@ -386,15 +391,16 @@ void SelfSweepKernel::meet(Value firstRow, Value firstColumn) {
   Value firstSlot = e.sub(firstColumn, firstRow);
   e.ifThen(e.compare(arith::CmpIPredicate::slt, firstSlot, e.index(kBlockRows)),
            [&] { mirror(firstSlot); });
-  addToRows(firstRow, firstColumn);
   strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
     addToColumns(firstRow, firstColumn, numRows);
   });
+  addToRows(firstRow, firstColumn);
 }
 
 void SelfSweepKernel::emitStrip(Value strip) {
   SweepBuffers buffers(e);
   allocateBuffers(buffers);
+  stripFirst = strips.getFirstRow(strip, e.index(0));
   strips.forEachMeeting(
       strip, [&](Value firstColumn) { packColumns(firstColumn); },
       [&](Value firstRow, Value firstColumn) { meet(firstRow, firstColumn); });
@@ -405,16 +411,16 @@ void SelfSweepKernel::emitStrip(Value strip) {
 // The kernel
 //===----------------------------------------------------------------------===//
 
-/// The gradients of one token from the sums of all strips, in order. A masked
-/// one has none.
-void SelfSweepKernel::writeRow(Value row) {
+/// The gradients of one token from the sums of the first `numStrips` strips, in
+/// order. A masked one has none.
+void SelfSweepKernel::writeRow(Value row, Value numStrips) {
   Value isReal = asKey.isRowReal(row);
   auto write = [&](Value sums, Value out, double scale) {
     Value size = e.dim(out, 1);
     e.loop(e.index(0), size, e.width, [&](Value element) {
       Values zero{e.f32(0.0)};
       Values total =
-          e.loop(e.index(0), strips.numStrips, 1, zero,
+          e.loop(e.index(0), numStrips, 1, zero,
                  [&](Value strip, ValueRange old) -> Values {
                    Value place = e.add(e.mul(strip, strips.paddedTokens), row);
                    return {e.add(old[0], e.loadVector(sums, {place, element}))};
@@ -444,7 +450,10 @@ void SelfSweepKernel::emit() {
         Value first = e.mul(task.number, e.index(kBlockRows));
         Value end =
             e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
-        e.loop(first, end, 1, [&](Value row) { writeRow(row); });
+        // Strips that begin behind these rows have not met them.
+        Value numStrips =
+            e.minIndex(strips.numStrips, e.add(task.number, e.index(1)));
+        e.loop(first, end, 1, [&](Value row) { writeRow(row, numStrips); });
       });
 }
 

@@ -136,7 +136,11 @@ Value PairStrips::getEnd(Value firstColumn) {
 
 void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
                                 function_ref<void(Value, Value)> meet) {
-  e.loop(e.index(0), numTokens, blockColumns, [&](Value firstColumn) {
+  // Columns before the first row have met the strip's rows as rows of others.
+  Value firstRow = getFirstRow(strip, e.index(0));
+  Value begin = e.sub(
+      firstRow, arith::RemSIOp::create(e, firstRow, e.index(blockColumns)));
+  e.loop(begin, numTokens, blockColumns, [&](Value firstColumn) {
     pack(firstColumn);
     Value end = getEnd(firstColumn);
     e.loop(e.index(0), numTurns, 1, [&](Value turn) {

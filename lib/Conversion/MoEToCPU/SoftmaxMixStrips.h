@@ -48,8 +48,8 @@ public:
 
   /// The blocks of rows of a strip, each from a token on.
   void forEachBlock(Value strip, function_ref<void(Value firstRow)> body);
-  /// The meetings of a strip: each block of columns is packed, and then meets
-  /// blocks of rows.
+  /// The meetings of a strip: each block of columns from the strip's first row
+  /// on is packed, and then meets blocks of rows, the first one first.
   void
   forEachMeeting(Value strip, function_ref<void(Value firstColumn)> pack,
                  function_ref<void(Value firstRow, Value firstColumn)> meet);
@@ -66,13 +66,15 @@ public:
   /// have met it as a column.
   Value isNotBehind(Value row, Value firstColumn);
 
+  /// The first row of the block that a strip gets in a turn.
+  Value getFirstRow(Value strip, Value turn);
+
   /// The tokens, and those that a buffer has: whole blocks.
   Value numTokens, paddedTokens;
   Value numStrips;
   const int64_t blockColumns, blockRows;
 
 private:
-  Value getFirstRow(Value strip, Value turn);
   Value getEnd(Value firstColumn);
   Value getSize(bool perStrip, bool inBlocks);
 

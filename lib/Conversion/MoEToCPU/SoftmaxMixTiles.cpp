@@ -442,6 +442,8 @@ struct TileSum {
   int64_t numRows;
   /// Factors of what the accumulators held, or none.
   ArrayRef<Value> decays;
+  /// Whether the accumulators hold nothing yet; null: they do.
+  Value isFirst;
 
   void emit(Emitter &e, Value first, int64_t numVectors) const;
 };
@@ -475,14 +477,25 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
                }
                return next;
              });
-  for (int64_t row = 0; row < numRows; ++row)
-    for (int64_t vector = 0; vector < numVectors; ++vector) {
-      Values place{e.add(firstRow, e.index(row)), at(vector)};
-      Value old = e.loadVector(accumulators, place);
-      Value sum = sums[row * numVectors + vector];
-      sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
-      e.storeVector(sum, accumulators, place);
-    }
+  auto store = [&](bool adds) {
+    for (int64_t row = 0; row < numRows; ++row)
+      for (int64_t vector = 0; vector < numVectors; ++vector) {
+        Values place{e.add(firstRow, e.index(row)), at(vector)};
+        Value sum = sums[row * numVectors + vector];
+        if (adds) {
+          Value old = e.loadVector(accumulators, place);
+          sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
+        }
+        e.storeVector(sum, accumulators, place);
+      }
+    return Values();
+  };
+  if (isFirst)
+    e.ifElse(
+        isFirst, TypeRange(), [&] { return store(/*adds=*/false); },
+        [&] { return store(/*adds=*/true); });
+  else
+    store(/*adds=*/true);
 }
 
 /// Calls `step` for tiles of at most as many vectors as a block has, which
@@ -517,7 +530,7 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
   };
   Value numColumns = e.index(getColumnVectors(e) * e.width);
   TileSum sum{getWeight, numColumns, packed, accumulators,
-              group,     kGroupRows, decays};
+              group,     kGroupRows, decays, /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
   });
@@ -542,7 +555,8 @@ void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
 
 void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
                                   Value accumulators, Value firstColumn,
-                                  Value numRows, OpFoldResult size) {
+                                  Value numRows, OpFoldResult size,
+                                  Value isFirst) {
   int64_t numColumns = getColumnVectors(e) * e.width;
   int64_t rest = numColumns % kGroupRows, whole = numColumns - rest;
   // Groups inside: what they read of the rows stays in the first cache.
@@ -553,7 +567,7 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
       };
       TileSum sum{
           getWeight, numRows, packed, accumulators, e.add(firstColumn, group),
-          count,     {}};
+          count,     {},      isFirst};
       sum.emit(e, first, numVectors);
     };
     e.loop(e.index(0), e.index(whole), kGroupRows,

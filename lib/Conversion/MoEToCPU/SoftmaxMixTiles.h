@@ -99,10 +99,11 @@ void accumulateRows(Emitter &e, Value weights, Value packed, Value accumulators,
                     OpFoldResult size);
 
 /// accumulators[firstColumn + column, ..] += sum_row weights[row, column] *
-/// packed[row, ..], for the columns of a block and `numRows` rows.
+/// packed[row, ..], for the columns of a block and `numRows` rows; what
+/// accumulators hold counts as 0 where they have no sums yet, `isFirst`.
 void accumulateColumns(Emitter &e, Value weights, Value packed,
                        Value accumulators, Value firstColumn, Value numRows,
-                       OpFoldResult size);
+                       OpFoldResult size, Value isFirst);
 
 /// The sum of vectors in a fixed order.
 Value sumVectors(Emitter &e, ArrayRef<Value> vectors);
