@@ -18,8 +18,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
+#include "SoftmaxMixQueries.h"
 #include "SoftmaxMixStrips.h"
-#include "SoftmaxMixSweep.h"
 
 #include <limits>
 
@@ -67,16 +67,22 @@ private:
     Value gradients;
   };
   void emitGroup(Value firstRow, Value slot, Value firstColumn);
+  Values findAlive(SweepRole &role, const Group &group);
   void addRole(SweepRole &role, const Group &group, const Tile &products,
                Value weights, bool adds);
+  void addBothRoles(const Group &group, const Tile &products, Value weights);
   void clearGroup(Value tile);
+  void forEachVector(
+      function_ref<void(int64_t slot, int64_t vector, Values place)> body);
+  void buildWeights(SweepRole &role, const Group &group, const Tile &products,
+                    Value weights, ArrayRef<Value> alive);
   void meet(Value firstRow, Value firstColumn);
+  Value getKeyWeights();
   void mirror(Value firstSlot);
   void transposeTile(Value from, Value to, Value firstSlot, Value row,
                      Value column);
   void addToRows(Value firstRow, Value firstColumn);
-  void packRowBlock(SweepRole &role, Value source, Value firstRow,
-                    Value packed);
+  void packRowFeatures(Value firstRow);
   void addToColumns(Value firstRow, Value firstColumn, Value numRows);
 
   void writeRow(Value row, Value numStrips);
@@ -84,7 +90,7 @@ private:
   /// Rows `group..` of a tile of a whole block of rows.
   Value sliceGroup(Value tile, Value group);
   bool readsInPlace();
-  Value getTokensFrom(Value first);
+  static Value sliceFrom(Emitter &e, Value tokens, Value first);
 
   Emitter &e;
   SoftmaxMixBackwardSelfOp op;
@@ -97,13 +103,14 @@ private:
   /// The first row of a strip.
   Value stripFirst;
   Value featureGradient, valueGradient;
-  // The packed block of columns: features transposed and row by row, gradients
-  // of mixed row by row, levels.
+  /// What a strip reads in place of lse, delta and g.
+  std::optional<ScaledQueries> queries;
+  // The packed block of columns: features transposed and row by row, levels.
   std::optional<BlockProducts> blockProducts;
-  Value packedFeatures, columnFeatures, columnCotangents, packedLevels;
-  // Of a block of rows: a, b and t, and what they multiply.
+  Value packedFeatures, columnFeatures, packedLevels;
+  // Of a block of rows: a, b and t, and what t multiplies.
   Value keptWeights, keptKeyWeights, keptGradients;
-  Value rowTerms, rowFeatures, rowCotangents;
+  Value rowTerms, rowFeatures;
 };
 } // namespace
 
@@ -138,30 +145,30 @@ bool SelfSweepKernel::readsInPlace() {
          !ShapedType::isDynamic(size) && size % e.width == 0;
 }
 
-/// The features of the tokens from `first` on.
-Value SelfSweepKernel::getTokensFrom(Value first) {
-  Value source = asQuery.rows.features;
+/// The tokens from `first` on.
+Value SelfSweepKernel::sliceFrom(Emitter &e, Value tokens, Value first) {
   SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
-  SmallVector<OpFoldResult> sizes{e.sub(strips.numTokens, first),
-                                  getSize(e, source, 1)};
+  SmallVector<OpFoldResult> sizes{e.sub(e.dim(tokens, 0), first),
+                                  getSize(e, tokens, 1)};
   SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
-  return memref::SubViewOp::create(e, source, offsets, sizes, strides);
+  return memref::SubViewOp::create(e, tokens, offsets, sizes, strides);
 }
 
 void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
                blockRows = e.getIndexAttr(kBlockRows);
   OpFoldResult width = getSize(e, op.getQ(), 3),
-               padded = padToVectors(e, width),
-               values = padToVectors(e, getSize(e, op.getV(), 2));
+               padded = padToVectors(e, width);
   PackedShape features = getPackedShape(e, op.getQ(), op.getQ(), width);
   packedFeatures = buffers.allocate(features.sizes, features.element);
   blockProducts.emplace(e, width, kBlockRows);
   if (!readsInPlace()) {
     columnFeatures = buffers.allocate({columns, padded});
     rowFeatures = buffers.allocate({blockRows, padded});
+    rowTerms = buffers.allocate({blockRows});
   }
-  columnCotangents = buffers.allocate({columns, values});
+  queries.emplace(e, buffers, strips.paddedTokens,
+                  getSize(e, op.getDmixed(), 3));
   if (op.getLevel())
     packedLevels = buffers.allocate({columns});
   asQuery.allocate(buffers);
@@ -169,8 +176,6 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   keptWeights = buffers.allocate({blockRows, columns});
   keptKeyWeights = buffers.allocate({blockRows, columns});
   keptGradients = buffers.allocate({blockRows, columns});
-  rowTerms = buffers.allocate({blockRows});
-  rowCotangents = buffers.allocate({blockRows, values});
 }
 
 //===----------------------------------------------------------------------===//
@@ -196,8 +201,6 @@ void SelfSweepKernel::packColumns(Value firstColumn) {
   if (columnFeatures)
     packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
              asQuery.packedTerms, columnFeatures);
-  packRows(e, asKey.columns.values, firstColumn, strips.blockColumns,
-           asKey.packedTerms, columnCotangents);
 }
 
 /// Packs one vector of columns, zeros for those that are masked or behind the
@@ -229,41 +232,80 @@ Value SelfSweepKernel::sliceGroup(Value tile, Value group) {
   return memref::SubViewOp::create(e, tile, offsets, sizes, strides);
 }
 
-/// Writes p of one role to `weights` and its part of t to `gradients`, or adds
-/// it there.
-void SelfSweepKernel::addRole(SweepRole &role, const Group &group,
-                              const Tile &products, Value weights, bool adds) {
+/// The rows of a group that a role has gradients of.
+Values SelfSweepKernel::findAlive(SweepRole &role, const Group &group) {
   Values alive;
   for (int64_t slot = 0; slot < kGroupRows; ++slot) {
-    Value token = group.tokens[slot];
     // Rows behind the block of columns have met it as columns.
     Value isMet = strips.isNotBehind(e.add(group.first, e.index(slot)),
                                      group.firstColumn);
-    alive.push_back(e.both(isMet, role.isRowReal(token)));
-    role.buildWeights(slot, token, token, group.firstColumn, products[slot],
-                      packedLevels, weights, alive.back());
+    alive.push_back(e.both(isMet, role.isRowReal(group.tokens[slot])));
   }
+  return alive;
+}
+
+void SelfSweepKernel::forEachVector(
+    function_ref<void(int64_t slot, int64_t vector, Values place)> body) {
+  for (int64_t slot = 0; slot < kGroupRows; ++slot)
+    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+      body(slot, vector, {e.index(slot), e.index(vector * e.width)});
+}
+
+void SelfSweepKernel::buildWeights(SweepRole &role, const Group &group,
+                                   const Tile &products, Value weights,
+                                   ArrayRef<Value> alive) {
+  for (auto [slot, token] : llvm::enumerate(group.tokens))
+    role.buildWeights(slot, token, token, group.firstColumn, products[slot],
+                      packedLevels, weights, alive[slot]);
+}
+
+/// Writes p of one role to `weights` and its part of t to the gradients, or
+/// adds it there.
+void SelfSweepKernel::addRole(SweepRole &role, const Group &group,
+                              const Tile &products, Value weights, bool adds) {
+  Values alive = findAlive(role, group);
+  buildWeights(role, group, products, weights, alive);
   Tile values =
       multiplyTile(e, role.rows.values, group.tokens, role.packedValues);
-  for (int64_t slot = 0; slot < kGroupRows; ++slot)
-    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
-      Values place{e.index(slot), e.index(vector * e.width)};
-      Value dx = role.buildGradient(group.tokens[slot], vector,
-                                    e.loadVector(weights, place),
-                                    values[slot][vector]);
-      // What a masked row holds may be NaN.
-      dx = e.select(alive[slot], dx, e.f32(0.0));
-      if (adds)
-        dx = e.add(e.loadVector(group.gradients, place), dx);
-      e.storeVector(dx, group.gradients, place);
-    }
+  forEachVector([&](int64_t slot, int64_t vector, Values place) {
+    Value dx = role.center(group.tokens[slot], vector, values[slot][vector]);
+    dx = e.mul(e.loadVector(weights, place), dx);
+    // What a masked row holds may be NaN.
+    dx = e.select(alive[slot], dx, e.f32(0.0));
+    if (adds)
+      dx = e.add(e.loadVector(group.gradients, place), dx);
+    e.storeVector(dx, group.gradients, place);
+  });
+}
+
+/// The same for both roles at once, which share their weights.
+void SelfSweepKernel::addBothRoles(const Group &group, const Tile &products,
+                                   Value weights) {
+  Values alive = findAlive(asQuery, group);
+  buildWeights(asQuery, group, products, weights, alive);
+  auto multiply = [&](SweepRole &role) {
+    return multiplyTile(e, role.rows.values, group.tokens, role.packedValues);
+  };
+  Tile values = multiply(asQuery);
+  forEachVector([&](int64_t slot, int64_t vector, Values place) {
+    e.storeVector(
+        asQuery.center(group.tokens[slot], vector, values[slot][vector]),
+        group.gradients, place);
+  });
+  values = multiply(asKey);
+  forEachVector([&](int64_t slot, int64_t vector, Values place) {
+    Value dx = asKey.center(group.tokens[slot], vector, values[slot][vector]);
+    dx = e.add(e.loadVector(group.gradients, place), dx);
+    dx = e.mul(e.loadVector(weights, place), dx);
+    e.storeVector(e.select(alive[slot], dx, e.f32(0.0)), group.gradients,
+                  place);
+  });
 }
 
 void SelfSweepKernel::clearGroup(Value tile) {
-  for (int64_t slot = 0; slot < kGroupRows; ++slot)
-    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-      e.storeVector(e.f32(0.0), tile,
-                    {e.index(slot), e.index(vector * e.width)});
+  forEachVector([&](int64_t, int64_t, Values place) {
+    e.storeVector(e.f32(0.0), tile, place);
+  });
 }
 
 /// Writes a, b and t of the rows in slots `slot..` of the block.
@@ -294,42 +336,58 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
           return {};
         });
   };
-  write(asQuery, keptWeights, /*adds=*/false);
-  write(asKey, keptKeyWeights, /*adds=*/true);
+  auto writeBoth = [&] {
+    write(asQuery, keptWeights, /*adds=*/false);
+    write(asKey, keptKeyWeights, /*adds=*/true);
+    return Values();
+  };
+  if (!queries->isShared)
+    return void(writeBoth());
+  auto writeShared = [&] {
+    addBothRoles(group, products, sliceGroup(keptWeights, slot));
+    return Values();
+  };
+  e.ifElse(queries->isShared, TypeRange(), writeShared, writeBoth);
 }
 
 //===----------------------------------------------------------------------===//
 // A block of rows and a block of columns
 //===----------------------------------------------------------------------===//
 
-/// What the tokens of a block of rows have, in f32, 0 for rows that `role` has
-/// no gradient of.
-void SelfSweepKernel::packRowBlock(SweepRole &role, Value source,
-                                   Value firstRow, Value packed) {
+/// The features of a block of rows in f32, 0 for masked ones.
+void SelfSweepKernel::packRowFeatures(Value firstRow) {
   Type f32 = e.getF32Type();
   Value last = e.sub(strips.numTokens, e.index(1));
   e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
     Value row = e.minIndex(e.add(firstRow, slot), last);
-    e.store(e.select(role.isRowReal(row), e.constant(f32, 0.0),
+    e.store(e.select(asKey.isRowReal(row), e.constant(f32, 0.0),
                      e.constant(f32, -kInfinity)),
             rowTerms, {slot});
   });
-  packRows(e, source, firstRow, kBlockRows, rowTerms, packed);
+  packRows(e, asQuery.rows.features, firstRow, kBlockRows, rowTerms,
+           rowFeatures);
 }
 
 /// Gives `numRows` kept rows of a and t to their columns.
 void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
                                    Value numRows) {
   if (rowFeatures)
-    packRowBlock(asKey, asQuery.rows.features, firstRow, rowFeatures);
-  packRowBlock(asQuery, asQuery.rows.values, firstRow, rowCotangents);
+    packRowFeatures(firstRow);
+  Value features =
+      rowFeatures ? rowFeatures : sliceFrom(e, asQuery.rows.features, firstRow);
   Value isFirst = e.compare(arith::CmpIPredicate::eq, firstRow, stripFirst);
-  accumulateColumns(e, keptGradients,
-                    rowFeatures ? rowFeatures : getTokensFrom(firstRow),
-                    featureSums, firstColumn, numRows,
-                    getSize(e, featureGradient, 1), isFirst);
-  accumulateColumns(e, keptWeights, rowCotangents, valueSums, firstColumn,
-                    numRows, getSize(e, valueGradient, 1), isFirst);
+  accumulateColumns(e, keptGradients, features, featureSums, firstColumn,
+                    numRows, getSize(e, featureGradient, 1), isFirst);
+  accumulateColumns(e, keptWeights, sliceFrom(e, queries->cotangents, firstRow),
+                    valueSums, firstColumn, numRows,
+                    getSize(e, valueGradient, 1), isFirst);
+}
+
+/// What a block of rows has of b.
+Value SelfSweepKernel::getKeyWeights() {
+  return queries->isShared
+             ? e.select(queries->isShared, keptWeights, keptKeyWeights)
+             : keptKeyWeights;
 }
 
 /// Gives the rows of a meeting their sums over its columns.
@@ -338,13 +396,14 @@ void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
   Value all = e.index(strips.blockColumns), existing = all;
   Value features = columnFeatures;
   if (!features) {
-    features = getTokensFrom(firstColumn);
+    features = sliceFrom(e, asQuery.columns.features, firstColumn);
     existing = e.minIndex(all, e.sub(strips.numTokens, firstColumn));
   }
   accumulateRows(e, keptGradients, features, featureSums, firstRow, numRows,
                  existing, getSize(e, featureGradient, 1));
-  accumulateRows(e, keptKeyWeights, columnCotangents, valueSums, firstRow,
-                 numRows, all, getSize(e, valueGradient, 1));
+  accumulateRows(e, getKeyWeights(),
+                 sliceFrom(e, queries->cotangents, firstColumn), valueSums,
+                 firstRow, numRows, all, getSize(e, valueGradient, 1));
 }
 
 /// to[column, row] = from[row, column] for a vector of rows of a block's own
@@ -364,11 +423,11 @@ void SelfSweepKernel::transposeTile(Value from, Value to, Value firstSlot,
 /// behind the diagonal are not taken: t is symmetric, and how the row sees the
 /// column is how the column, as a row, is seen by it.
 void SelfSweepKernel::mirror(Value firstSlot) {
-  Value zero = e.index(0);
+  Value zero = e.index(0), keyWeights = getKeyWeights();
   e.loop(zero, e.index(strips.blockColumns), e.width, [&](Value column) {
     e.loop(zero, column, e.width, [&](Value row) {
       transposeTile(keptGradients, keptGradients, firstSlot, row, column);
-      transposeTile(keptWeights, keptKeyWeights, firstSlot, row, column);
+      transposeTile(keptWeights, keyWeights, firstSlot, row, column);
     });
   });
 }
@@ -401,6 +460,11 @@ void SelfSweepKernel::emitStrip(Value strip) {
   SweepBuffers buffers(e);
   allocateBuffers(buffers);
   stripFirst = strips.getFirstRow(strip, e.index(0));
+  // Levels and positions may admit a pair in one role only.
+  queries->fill(e, asQuery, asQuery.rule.admitsAll() && !op.getLevel());
+  for (SweepRole *role : {&asQuery, &asKey})
+    role->replaceQueries(queries->lse, queries->delta,
+                         queries->getCotangents(e));
   strips.forEachMeeting(
       strip, [&](Value firstColumn) { packColumns(firstColumn); },
       [&](Value firstRow, Value firstColumn) { meet(firstRow, firstColumn); });
