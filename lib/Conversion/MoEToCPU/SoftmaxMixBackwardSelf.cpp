@@ -232,15 +232,13 @@ Value SelfSweepKernel::sliceGroup(Value tile, Value group) {
   return memref::SubViewOp::create(e, tile, offsets, sizes, strides);
 }
 
-/// The rows of a group that a role has gradients of.
+/// Which rows of a group a role has gradients of: of masked ones, whose
+/// features may be NaN, it has none; null where there are no such rows.
 Values SelfSweepKernel::findAlive(SweepRole &role, const Group &group) {
-  Values alive;
-  for (int64_t slot = 0; slot < kGroupRows; ++slot) {
-    // Rows behind the block of columns have met it as columns.
-    Value isMet = strips.isNotBehind(e.add(group.first, e.index(slot)),
-                                     group.firstColumn);
-    alive.push_back(e.both(isMet, role.isRowReal(group.tokens[slot])));
-  }
+  Values alive(kGroupRows);
+  if (op.getMask())
+    for (auto [isReal, token] : llvm::zip_equal(alive, group.tokens))
+      isReal = role.isRowReal(token);
   return alive;
 }
 
@@ -270,8 +268,8 @@ void SelfSweepKernel::addRole(SweepRole &role, const Group &group,
   forEachVector([&](int64_t slot, int64_t vector, Values place) {
     Value dx = role.center(group.tokens[slot], vector, values[slot][vector]);
     dx = e.mul(e.loadVector(weights, place), dx);
-    // What a masked row holds may be NaN.
-    dx = e.select(alive[slot], dx, e.f32(0.0));
+    if (alive[slot])
+      dx = e.select(alive[slot], dx, e.f32(0.0));
     if (adds)
       dx = e.add(e.loadVector(group.gradients, place), dx);
     e.storeVector(dx, group.gradients, place);
@@ -297,8 +295,9 @@ void SelfSweepKernel::addBothRoles(const Group &group, const Tile &products,
     Value dx = asKey.center(group.tokens[slot], vector, values[slot][vector]);
     dx = e.add(e.loadVector(group.gradients, place), dx);
     dx = e.mul(e.loadVector(weights, place), dx);
-    e.storeVector(e.select(alive[slot], dx, e.f32(0.0)), group.gradients,
-                  place);
+    if (alive[slot])
+      dx = e.select(alive[slot], dx, e.f32(0.0));
+    e.storeVector(dx, group.gradients, place);
   });
 }
 
