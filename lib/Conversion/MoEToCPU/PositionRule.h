@@ -19,6 +19,8 @@ class PositionRule {
 public:
   PositionRule(MixLogitsOpInterface op, bool rowsAreKeys);
 
+  /// Whether every row sees every column.
+  bool admitsAll() const { return !causal && !excludeSelf && !reach; }
   /// Which columns of the vector from `firstColumn` on the row at column
   /// `position` sees; null for all.
   Value getVisible(Emitter &e, Value position, Value firstColumn) const;

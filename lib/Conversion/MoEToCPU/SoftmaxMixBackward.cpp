@@ -185,7 +185,7 @@ void SweepKernel::buildGradients(int64_t slot, Value row, Value group,
     Values place{e.index(slot), e.index(vector * e.width)};
     Value product = products.empty() ? e.f32(0.0) : products[vector];
     Value dx =
-        role.buildGradient(row, vector, e.loadVector(weights, place), product);
+        e.mul(e.loadVector(weights, place), role.center(row, vector, product));
     e.storeVector(dx, gradients, place);
     sums.push_back(dx);
   }
