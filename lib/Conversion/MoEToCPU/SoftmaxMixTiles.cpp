@@ -437,7 +437,7 @@ namespace {
 struct TileSum {
   /// The factor of a row at a step, a vector.
   function_ref<Value(int64_t row, Value step)> getWeight;
-  Value numSteps, packed, accumulators;
+  Value firstStep, endStep, packed, accumulators;
   Value firstRow;
   int64_t numRows;
   /// Factors of what the accumulators held, or none.
@@ -463,20 +463,19 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
   Values zeros(numRows * numVectors, e.f32(0.0));
-  Values sums =
-      e.loop(e.index(0), numSteps, 1, zeros,
-             [&](Value step, ValueRange old) -> Values {
-               Values values, next;
-               for (int64_t vector = 0; vector < numVectors; ++vector)
-                 values.push_back(e.loadVector(packed, {step, at(vector)}));
-               for (int64_t row = 0; row < numRows; ++row) {
-                 Value weight = getWeight(row, step);
-                 for (auto [vector, value] : llvm::enumerate(values))
-                   next.push_back(
-                       e.fma(weight, value, old[row * numVectors + vector]));
-               }
-               return next;
-             });
+  Values sums = e.loop(
+      firstStep, endStep, 1, zeros, [&](Value step, ValueRange old) -> Values {
+        Values values, next;
+        for (int64_t vector = 0; vector < numVectors; ++vector)
+          values.push_back(e.loadVector(packed, {step, at(vector)}));
+        for (int64_t row = 0; row < numRows; ++row) {
+          Value weight = getWeight(row, step);
+          for (auto [vector, value] : llvm::enumerate(values))
+            next.push_back(
+                e.fma(weight, value, old[row * numVectors + vector]));
+        }
+        return next;
+      });
   auto store = [&](bool adds) {
     for (int64_t row = 0; row < numRows; ++row)
       for (int64_t vector = 0; vector < numVectors; ++vector) {
@@ -524,13 +523,14 @@ forEachVectors(Emitter &e, OpFoldResult size,
 
 void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value group,
-                               ArrayRef<Value> decays, OpFoldResult size) {
+                               ArrayRef<Value> decays, OpFoldResult size,
+                               std::pair<Value, Value> columns) {
   auto getWeight = [&](int64_t row, Value step) {
     return e.splat(e.load(weights, {e.index(row), step}));
   };
-  Value numColumns = e.index(getColumnVectors(e) * e.width);
-  TileSum sum{getWeight, numColumns, packed, accumulators,
-              group,     kGroupRows, decays, /*isFirst=*/{}};
+  TileSum sum{getWeight,  columns.first, columns.second,
+              packed,     accumulators,  group,
+              kGroupRows, decays,        /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
   });
@@ -545,9 +545,9 @@ void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
       auto getWeight = [&](int64_t row, Value step) {
         return e.splat(e.load(weights, {e.add(group, e.index(row)), step}));
       };
-      TileSum sum{
-          getWeight,  numColumns, packed, accumulators, e.add(firstRow, group),
-          kGroupRows, {}};
+      TileSum sum{getWeight,  e.index(0),   numColumns,
+                  packed,     accumulators, e.add(firstRow, group),
+                  kGroupRows, {},           /*isFirst=*/{}};
       sum.emit(e, first, numVectors);
     });
   });
@@ -565,9 +565,9 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
       auto getWeight = [&](int64_t column, Value row) {
         return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
       };
-      TileSum sum{
-          getWeight, numRows, packed, accumulators, e.add(firstColumn, group),
-          count,     {},      isFirst};
+      TileSum sum{getWeight, e.index(0),   numRows,
+                  packed,    accumulators, e.add(firstColumn, group),
+                  count,     {},           isFirst};
       sum.emit(e, first, numVectors);
     };
     e.loop(e.index(0), e.index(whole), kGroupRows,
