@@ -14,6 +14,7 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <span>
 
 namespace nb = nanobind;
@@ -160,8 +161,9 @@ struct PlainCalls::Call {
   struct Operand {
     size_t place, header;
   };
+  /// What a call allocates; nothing that the kernel gets is without a header.
   struct Buffer {
-    size_t header;
+    std::optional<size_t> header;
     dlpack::DataType type;
     std::vector<int64_t> shape;
   };
@@ -206,8 +208,10 @@ PyObject *PlainCalls::Call::run(const Form &form) const {
     values[next++] = words + operand.header;
   }
   for (size_t i = 0; i < buffers.size(); ++i) {
-    setAddress(words + buffers[i].header, firstElement(results[i]->tensor));
-    values[next++] = words + buffers[i].header;
+    if (!buffers[i].header)
+      continue;
+    setAddress(words + *buffers[i].header, firstElement(results[i]->tensor));
+    values[next++] = words + *buffers[i].header;
   }
   Py_BEGIN_ALLOW_THREADS;
   entry(values);
@@ -371,11 +375,21 @@ bool PlainCalls::Call::describe(const std::vector<dlpack::Tensor> &arguments,
     buffers.push_back(
         {header, tensor.type, {seen.shape, seen.shape + seen.rank}});
   }
+  std::span written = std::span(tensors).subspan(operands.size());
   for (const dlpack::Tensor &result : outside) {
-    size_t place =
-        findSame(result, std::span(tensors).subspan(operands.size()));
-    if (place == buffers.size() || contains(returned, place))
+    size_t place = findSame(result, written);
+    if (place == written.size()) {
+      // An op has a tensor without elements in the place of a gradient that
+      // does not exist. Whoever made it, another one is as good.
+      if (result.rank < 0 || sizeOf(result) || buffers.size() == kMostArguments)
+        return false;
+      place = buffers.size();
+      buffers.push_back({/*header=*/std::nullopt,
+                         result.type,
+                         {result.shape, result.shape + result.rank}});
+    } else if (contains(returned, place)) {
       return false;
+    }
     returned.push_back(place);
   }
   code = function.getCode();

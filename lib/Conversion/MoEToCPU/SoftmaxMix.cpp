@@ -175,7 +175,10 @@ void MixKernel::emitGroup(Value firstQuery, Value group, Value firstKey) {
     Values decays = state.update(e, group, logits, weights);
     if (keys.values) // o' = a o + p v
       accumulateTile(e, weights, block->values, state.mixed, group, decays,
-                     getSize(e, keys.values, 1));
+                     getSize(e, keys.values, 1),
+                     rule.getGroupColumns(e,
+                                          positionOf(e.add(firstQuery, group)),
+                                          firstKey, blockKeys));
   };
   Value visible = isGroupVisible(firstQuery, group, firstKey);
   visible ? e.ifThen(visible, body) : body();

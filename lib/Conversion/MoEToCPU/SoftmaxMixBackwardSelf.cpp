@@ -18,13 +18,16 @@
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
+#include "SoftmaxMixQueries.h"
 #include "SoftmaxMixStrips.h"
-#include "SoftmaxMixSweep.h"
 
 #include <limits>
 
 using namespace mlir;
 using namespace mlir::moe;
+
+/// Columns get the sums of as many rows at once, three blocks of them.
+static constexpr int64_t kBlockRows = 192;
 
 /// Each has gradients of all tokens, as wide as their features.
 static constexpr int64_t kMaxStrips = 4;
@@ -44,7 +47,7 @@ public:
   SelfSweepKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
       : e(e), op(op), asQuery(e, op, getOperands(op), /*rowsAreKeys=*/false),
         asKey(e, op, getOperands(op), /*rowsAreKeys=*/true),
-        strips(e, op.getQ(), kMaxStrips) {}
+        strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
 
   void emit();
 
@@ -55,19 +58,39 @@ private:
   // One strip.
   void emitStrip(Value strip);
   void allocateBuffers(SweepBuffers &buffers);
+  void clearSums(Value firstColumn);
   void packColumns(Value firstColumn);
   void packColumnVector(Value firstColumn, Value slot);
-  void emitGroup(Value firstRow, Value group, Value firstColumn);
-  void addRole(SweepRole &role, Value first, Value firstColumn,
-               ArrayRef<Value> tokens, const Tile &products, Value weights);
-  void packRowBlock(SweepRole &role, Value source, Value firstRow,
-                    Value packed);
+  struct Group {
+    Value first, firstColumn;
+    Values tokens;
+    Value gradients;
+  };
+  void emitGroup(Value firstRow, Value slot, Value firstColumn);
+  Values findAlive(SweepRole &role, const Group &group);
+  void addRole(SweepRole &role, const Group &group, const Tile &products,
+               Value weights, bool adds);
+  void addBothRoles(const Group &group, const Tile &products, Value weights);
+  void clearGroup(Value tile);
+  void forEachVector(
+      function_ref<void(int64_t slot, int64_t vector, Values place)> body);
+  void buildWeights(SweepRole &role, const Group &group, const Tile &products,
+                    Value weights, ArrayRef<Value> alive);
+  void meet(Value firstRow, Value firstColumn);
+  Value getKeyWeights();
+  void mirror(Value firstSlot);
+  void transposeTile(Value from, Value to, Value firstSlot, Value row,
+                     Value column);
+  void addToRows(Value firstRow, Value firstColumn);
+  void packRowFeatures(Value firstRow);
   void addToColumns(Value firstRow, Value firstColumn, Value numRows);
 
-  void writeRow(Value row);
+  void writeRow(Value row, Value numStrips);
 
   /// Rows `group..` of a tile of a whole block of rows.
   Value sliceGroup(Value tile, Value group);
+  bool readsInPlace();
+  static Value sliceFrom(Emitter &e, Value tokens, Value first);
 
   Emitter &e;
   SoftmaxMixBackwardSelfOp op;
@@ -77,15 +100,17 @@ private:
   /// The sums of all strips, and views of them at one batch and head: of one
   /// strip, and of all when they are added.
   Value allFeatureSums, allValueSums, featureSums, valueSums;
+  /// The first row of a strip.
+  Value stripFirst;
   Value featureGradient, valueGradient;
-  // The packed block of columns: features transposed and row by row, gradients
-  // of mixed row by row, levels.
+  /// What a strip reads in place of lse, delta and g.
+  std::optional<ScaledQueries> queries;
+  // The packed block of columns: features transposed and row by row, levels.
   std::optional<BlockProducts> blockProducts;
-  Value packedFeatures, columnFeatures, columnCotangents, packedLevels;
-  // Of a block of rows: a and t, and what they multiply.
-  Value keptWeights, keptGradients, rowTerms, rowFeatures, rowCotangents;
-  /// b and t of a group.
-  Value keyWeights, groupGradients;
+  Value packedFeatures, columnFeatures, packedLevels;
+  // Of a block of rows: a, b and t, and what t multiplies.
+  Value keptWeights, keptKeyWeights, keptGradients;
+  Value rowTerms, rowFeatures;
 };
 } // namespace
 
@@ -111,40 +136,71 @@ void SelfSweepKernel::takeViews(const PairStrips::Task &task) {
   valueGradient = viewTokens(e, op.getOuts()[1], task.batch, task.head);
 }
 
+/// Whether features are summed where they lie: whole vectors of f32, none of
+/// them of a masked token.
+bool SelfSweepKernel::readsInPlace() {
+  auto type = cast<MemRefType>(op.getQ().getType());
+  int64_t size = type.getDimSize(3);
+  return type.getElementType().isF32() && !op.getMask() &&
+         !ShapedType::isDynamic(size) && size % e.width == 0;
+}
+
+/// The tokens from `first` on.
+Value SelfSweepKernel::sliceFrom(Emitter &e, Value tokens, Value first) {
+  SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
+  SmallVector<OpFoldResult> sizes{e.sub(e.dim(tokens, 0), first),
+                                  getSize(e, tokens, 1)};
+  SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
+  return memref::SubViewOp::create(e, tokens, offsets, sizes, strides);
+}
+
 void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
   OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
-               blockRows = e.getIndexAttr(kStripRows);
+               blockRows = e.getIndexAttr(kBlockRows);
   OpFoldResult width = getSize(e, op.getQ(), 3),
-               padded = padToVectors(e, width),
-               values = padToVectors(e, getSize(e, op.getV(), 2));
+               padded = padToVectors(e, width);
   PackedShape features = getPackedShape(e, op.getQ(), op.getQ(), width);
   packedFeatures = buffers.allocate(features.sizes, features.element);
-  blockProducts.emplace(e, width, kStripRows);
-  columnFeatures = buffers.allocate({columns, padded});
-  columnCotangents = buffers.allocate({columns, values});
+  blockProducts.emplace(e, width, kBlockRows);
+  if (!readsInPlace()) {
+    columnFeatures = buffers.allocate({columns, padded});
+    rowFeatures = buffers.allocate({blockRows, padded});
+    rowTerms = buffers.allocate({blockRows});
+  }
+  queries.emplace(e, buffers, strips.paddedTokens,
+                  getSize(e, op.getDmixed(), 3));
   if (op.getLevel())
     packedLevels = buffers.allocate({columns});
   asQuery.allocate(buffers);
   asKey.allocate(buffers);
   keptWeights = buffers.allocate({blockRows, columns});
+  keptKeyWeights = buffers.allocate({blockRows, columns});
   keptGradients = buffers.allocate({blockRows, columns});
-  rowTerms = buffers.allocate({blockRows});
-  rowFeatures = buffers.allocate({blockRows, padded});
-  rowCotangents = buffers.allocate({blockRows, values});
-  keyWeights = buffers.allocate({e.getIndexAttr(kGroupRows), columns});
 }
 
 //===----------------------------------------------------------------------===//
 // Columns
 //===----------------------------------------------------------------------===//
 
+/// Starts the sums of the strip's first block of columns. Those of others start
+/// with what the first block of rows gives them.
+void SelfSweepKernel::clearSums(Value firstColumn) {
+  for (Value sums : {featureSums, valueSums})
+    e.loop(e.index(0), e.index(strips.blockColumns), 1, [&](Value slot) {
+      e.loop(e.index(0), e.dim(sums, 1), e.width, [&](Value element) {
+        e.storeVector(e.f32(0.0), sums, {e.add(firstColumn, slot), element});
+      });
+    });
+}
+
 void SelfSweepKernel::packColumns(Value firstColumn) {
+  e.ifThen(e.compare(arith::CmpIPredicate::eq, firstColumn, stripFirst),
+           [&] { clearSums(firstColumn); });
   e.loop(e.index(0), e.index(strips.blockColumns), e.width,
          [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
-  packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
-           asQuery.packedTerms, columnFeatures);
-  packRows(e, asKey.columns.values, firstColumn, strips.blockColumns,
-           asKey.packedTerms, columnCotangents);
+  if (columnFeatures)
+    packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
+             asQuery.packedTerms, columnFeatures);
 }
 
 /// Packs one vector of columns, zeros for those that are masked or behind the
@@ -176,116 +232,241 @@ Value SelfSweepKernel::sliceGroup(Value tile, Value group) {
   return memref::SubViewOp::create(e, tile, offsets, sizes, strides);
 }
 
-/// Writes p of one role to `weights` and adds its part of t.
-void SelfSweepKernel::addRole(SweepRole &role, Value first, Value firstColumn,
-                              ArrayRef<Value> tokens, const Tile &products,
-                              Value weights) {
-  Values alive;
-  for (int64_t slot = 0; slot < kGroupRows; ++slot) {
-    // Rows behind the block of columns have met it as columns.
-    Value isMet = strips.isNotBehind(e.add(first, e.index(slot)), firstColumn);
-    alive.push_back(e.both(isMet, role.isRowReal(tokens[slot])));
-    role.buildWeights(slot, tokens[slot], tokens[slot], firstColumn,
-                      products[slot], packedLevels, weights, alive.back());
-  }
-  Tile values = multiplyTile(e, role.rows.values, tokens, role.packedValues);
-  for (int64_t slot = 0; slot < kGroupRows; ++slot)
-    for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
-      Values place{e.index(slot), e.index(vector * e.width)};
-      Value dx =
-          role.buildGradient(tokens[slot], vector, e.loadVector(weights, place),
-                             values[slot][vector]);
-      // What a masked row holds may be NaN.
-      dx = e.select(alive[slot], dx, e.f32(0.0));
-      Value old = e.loadVector(groupGradients, place);
-      e.storeVector(e.add(old, dx), groupGradients, place);
-    }
+/// Which rows of a group a role has gradients of: of masked ones, whose
+/// features may be NaN, it has none; null where there are no such rows.
+Values SelfSweepKernel::findAlive(SweepRole &role, const Group &group) {
+  Values alive(kGroupRows);
+  if (op.getMask())
+    for (auto [isReal, token] : llvm::zip_equal(alive, group.tokens))
+      isReal = role.isRowReal(token);
+  return alive;
 }
 
-void SelfSweepKernel::emitGroup(Value firstRow, Value group,
-                                Value firstColumn) {
-  Value first = e.add(firstRow, group);
-  // Slots behind the last row repeat it; nobody reads their sums.
-  Values tokens = clampRows(e, first, kGroupRows, strips.numTokens);
-  Value queryWeights = sliceGroup(keptWeights, group);
-  groupGradients = sliceGroup(keptGradients, group);
+void SelfSweepKernel::forEachVector(
+    function_ref<void(int64_t slot, int64_t vector, Values place)> body) {
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-      for (Value tile : {queryWeights, groupGradients})
-        e.storeVector(e.f32(0.0), tile,
-                      {e.index(slot), e.index(vector * e.width)});
-  Tile products = blockProducts->get(e, asQuery.rows.features, tokens,
-                                     packedFeatures, group);
-  auto ifVisible = [&](SweepRole &role, function_ref<void()> body) {
-    Value visible =
-        role.rule.isGroupVisible(e, first, firstColumn, strips.blockColumns);
-    visible ? e.ifThen(visible, body) : body();
+      body(slot, vector, {e.index(slot), e.index(vector * e.width)});
+}
+
+void SelfSweepKernel::buildWeights(SweepRole &role, const Group &group,
+                                   const Tile &products, Value weights,
+                                   ArrayRef<Value> alive) {
+  for (auto [slot, token] : llvm::enumerate(group.tokens))
+    role.buildWeights(slot, token, token, group.firstColumn, products[slot],
+                      packedLevels, weights, alive[slot]);
+}
+
+/// Writes p of one role to `weights` and its part of t to the gradients, or
+/// adds it there.
+void SelfSweepKernel::addRole(SweepRole &role, const Group &group,
+                              const Tile &products, Value weights, bool adds) {
+  Values alive = findAlive(role, group);
+  buildWeights(role, group, products, weights, alive);
+  Tile values =
+      multiplyTile(e, role.rows.values, group.tokens, role.packedValues);
+  forEachVector([&](int64_t slot, int64_t vector, Values place) {
+    Value dx = role.center(group.tokens[slot], vector, values[slot][vector]);
+    dx = e.mul(e.loadVector(weights, place), dx);
+    if (alive[slot])
+      dx = e.select(alive[slot], dx, e.f32(0.0));
+    if (adds)
+      dx = e.add(e.loadVector(group.gradients, place), dx);
+    e.storeVector(dx, group.gradients, place);
+  });
+}
+
+/// The same for both roles at once, which share their weights.
+void SelfSweepKernel::addBothRoles(const Group &group, const Tile &products,
+                                   Value weights) {
+  Values alive = findAlive(asQuery, group);
+  buildWeights(asQuery, group, products, weights, alive);
+  auto multiply = [&](SweepRole &role) {
+    return multiplyTile(e, role.rows.values, group.tokens, role.packedValues);
   };
-  ifVisible(asQuery, [&] {
-    addRole(asQuery, first, firstColumn, tokens, products, queryWeights);
+  Tile values = multiply(asQuery);
+  forEachVector([&](int64_t slot, int64_t vector, Values place) {
+    e.storeVector(
+        asQuery.center(group.tokens[slot], vector, values[slot][vector]),
+        group.gradients, place);
   });
-  ifVisible(asKey, [&] {
-    addRole(asKey, first, firstColumn, tokens, products, keyWeights);
-    accumulateTile(e, keyWeights, columnCotangents, valueSums, first, {},
-                   getSize(e, valueGradient, 1));
+  values = multiply(asKey);
+  forEachVector([&](int64_t slot, int64_t vector, Values place) {
+    Value dx = asKey.center(group.tokens[slot], vector, values[slot][vector]);
+    dx = e.add(e.loadVector(group.gradients, place), dx);
+    dx = e.mul(e.loadVector(weights, place), dx);
+    if (alive[slot])
+      dx = e.select(alive[slot], dx, e.f32(0.0));
+    e.storeVector(dx, group.gradients, place);
   });
-  accumulateTile(e, groupGradients, columnFeatures, featureSums, first, {},
-                 getSize(e, featureGradient, 1));
+}
+
+void SelfSweepKernel::clearGroup(Value tile) {
+  forEachVector([&](int64_t, int64_t, Values place) {
+    e.storeVector(e.f32(0.0), tile, place);
+  });
+}
+
+/// Writes a, b and t of the rows in slots `slot..` of the block.
+void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
+  Group group;
+  group.first = e.add(firstRow, slot);
+  group.firstColumn = firstColumn;
+  // Slots behind the last row repeat it; nobody reads their sums.
+  group.tokens = clampRows(e, group.first, kGroupRows, strips.numTokens);
+  group.gradients = sliceGroup(keptGradients, slot);
+  Tile products = blockProducts->get(e, asQuery.rows.features, group.tokens,
+                                     packedFeatures, slot);
+  auto write = [&](SweepRole &role, Value kept, bool adds) {
+    Value weights = sliceGroup(kept, slot);
+    Value visible = role.rule.isGroupVisible(e, group.first, firstColumn,
+                                             strips.blockColumns);
+    if (!visible)
+      return addRole(role, group, products, weights, adds);
+    e.ifElse(
+        visible, TypeRange(),
+        [&]() -> Values {
+          return addRole(role, group, products, weights, adds), Values();
+        },
+        [&]() -> Values {
+          clearGroup(weights);
+          if (!adds)
+            clearGroup(group.gradients);
+          return {};
+        });
+  };
+  auto writeBoth = [&] {
+    write(asQuery, keptWeights, /*adds=*/false);
+    write(asKey, keptKeyWeights, /*adds=*/true);
+    return Values();
+  };
+  if (!queries->isShared)
+    return void(writeBoth());
+  auto writeShared = [&] {
+    addBothRoles(group, products, sliceGroup(keptWeights, slot));
+    return Values();
+  };
+  e.ifElse(queries->isShared, TypeRange(), writeShared, writeBoth);
 }
 
 //===----------------------------------------------------------------------===//
 // A block of rows and a block of columns
 //===----------------------------------------------------------------------===//
 
-/// What the tokens of a block of rows have, in f32, 0 for rows that `role` has
-/// no gradient of.
-void SelfSweepKernel::packRowBlock(SweepRole &role, Value source,
-                                   Value firstRow, Value packed) {
+/// The features of a block of rows in f32, 0 for masked ones.
+void SelfSweepKernel::packRowFeatures(Value firstRow) {
   Type f32 = e.getF32Type();
   Value last = e.sub(strips.numTokens, e.index(1));
-  e.loop(e.index(0), e.index(kStripRows), 1, [&](Value slot) {
+  e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
     Value row = e.minIndex(e.add(firstRow, slot), last);
-    e.store(e.select(role.isRowReal(row), e.constant(f32, 0.0),
+    e.store(e.select(asKey.isRowReal(row), e.constant(f32, 0.0),
                      e.constant(f32, -kInfinity)),
             rowTerms, {slot});
   });
-  packRows(e, source, firstRow, kStripRows, rowTerms, packed);
+  packRows(e, asQuery.rows.features, firstRow, kBlockRows, rowTerms,
+           rowFeatures);
 }
 
 /// Gives `numRows` kept rows of a and t to their columns.
 void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
                                    Value numRows) {
-  packRowBlock(asKey, asQuery.rows.features, firstRow, rowFeatures);
-  packRowBlock(asQuery, asQuery.rows.values, firstRow, rowCotangents);
-  accumulateColumns(e, keptGradients, rowFeatures, featureSums, firstColumn,
-                    numRows, getSize(e, featureGradient, 1));
-  accumulateColumns(e, keptWeights, rowCotangents, valueSums, firstColumn,
-                    numRows, getSize(e, valueGradient, 1));
+  if (rowFeatures)
+    packRowFeatures(firstRow);
+  Value features =
+      rowFeatures ? rowFeatures : sliceFrom(e, asQuery.rows.features, firstRow);
+  Value isFirst = e.compare(arith::CmpIPredicate::eq, firstRow, stripFirst);
+  accumulateColumns(e, keptGradients, features, featureSums, firstColumn,
+                    numRows, getSize(e, featureGradient, 1), isFirst);
+  accumulateColumns(e, keptWeights, sliceFrom(e, queries->cotangents, firstRow),
+                    valueSums, firstColumn, numRows,
+                    getSize(e, valueGradient, 1), isFirst);
+}
+
+/// What a block of rows has of b.
+Value SelfSweepKernel::getKeyWeights() {
+  return queries->isShared
+             ? e.select(queries->isShared, keptWeights, keptKeyWeights)
+             : keptKeyWeights;
+}
+
+/// Gives the rows of a meeting their sums over its columns.
+void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
+  Value numRows = strips.getNumRows(firstRow, firstColumn);
+  Value all = e.index(strips.blockColumns), existing = all;
+  Value features = columnFeatures;
+  if (!features) {
+    features = sliceFrom(e, asQuery.columns.features, firstColumn);
+    existing = e.minIndex(all, e.sub(strips.numTokens, firstColumn));
+  }
+  accumulateRows(e, keptGradients, features, featureSums, firstRow, numRows,
+                 existing, getSize(e, featureGradient, 1));
+  accumulateRows(e, getKeyWeights(),
+                 sliceFrom(e, queries->cotangents, firstColumn), valueSums,
+                 firstRow, numRows, all, getSize(e, valueGradient, 1));
+}
+
+/// to[column, row] = from[row, column] for a vector of rows of a block's own
+/// columns and a vector of columns.
+void SelfSweepKernel::transposeTile(Value from, Value to, Value firstSlot,
+                                    Value row, Value column) {
+  Values lines;
+  for (int64_t lane = 0; lane < e.width; ++lane)
+    lines.push_back(e.loadVector(
+        from, {e.add(e.add(firstSlot, row), e.index(lane)), column}));
+  for (auto [lane, line] : llvm::enumerate(transposeLanes(e, lines)))
+    e.storeVector(line, to,
+                  {e.add(e.add(firstSlot, column), e.index(lane)), row});
+}
+
+/// Where tokens meet themselves, from slot `firstSlot` of the rows on, products
+/// behind the diagonal are not taken: t is symmetric, and how the row sees the
+/// column is how the column, as a row, is seen by it.
+void SelfSweepKernel::mirror(Value firstSlot) {
+  Value zero = e.index(0), keyWeights = getKeyWeights();
+  e.loop(zero, e.index(strips.blockColumns), e.width, [&](Value column) {
+    e.loop(zero, column, e.width, [&](Value row) {
+      transposeTile(keptGradients, keptGradients, firstSlot, row, column);
+      transposeTile(keptWeights, keyWeights, firstSlot, row, column);
+    });
+  });
+}
+
+void SelfSweepKernel::meet(Value firstRow, Value firstColumn) {
+  // Of a tile behind the diagonal; the first one that is not.
+  auto getFirstVector = [&](Value group) -> Value {
+    Value behind = e.sub(e.add(firstRow, group), firstColumn);
+    return arith::DivSIOp::create(e, e.maxIndex(behind, e.index(0)),
+                                  e.index(e.width));
+  };
+  blockProducts->multiply(e, asQuery.rows.features, packedFeatures, firstRow,
+                          strips.getNumRows(firstRow, firstColumn),
+                          asQuery.columns.features,
+                          e.add(firstColumn, e.index(strips.blockColumns)),
+                          /*isVisible=*/{}, getFirstVector);
+  strips.forEachGroup(firstRow, firstColumn, [&](Value slot) {
+    emitGroup(firstRow, slot, firstColumn);
+  });
+  Value firstSlot = e.sub(firstColumn, firstRow);
+  e.ifThen(e.compare(arith::CmpIPredicate::slt, firstSlot, e.index(kBlockRows)),
+           [&] { mirror(firstSlot); });
+  strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
+    addToColumns(firstRow, firstColumn, numRows);
+  });
+  addToRows(firstRow, firstColumn);
 }
 
 void SelfSweepKernel::emitStrip(Value strip) {
   SweepBuffers buffers(e);
   allocateBuffers(buffers);
-  for (Value sums : {featureSums, valueSums})
-    e.loop(e.index(0), e.dim(sums, 0), 1, [&](Value row) {
-      e.loop(e.index(0), e.dim(sums, 1), e.width, [&](Value element) {
-        e.storeVector(e.f32(0.0), sums, {row, element});
-      });
-    });
+  stripFirst = strips.getFirstRow(strip, e.index(0));
+  // Levels and positions may admit a pair in one role only.
+  queries->fill(e, asQuery, asQuery.rule.admitsAll() && !op.getLevel());
+  for (SweepRole *role : {&asQuery, &asKey})
+    role->replaceQueries(queries->lse, queries->delta,
+                         queries->getCotangents(e));
   strips.forEachMeeting(
       strip, [&](Value firstColumn) { packColumns(firstColumn); },
-      [&](Value firstRow, Value firstColumn) {
-        blockProducts->multiply(
-            e, asQuery.rows.features, packedFeatures, firstRow,
-            strips.getNumRows(firstRow, firstColumn), asQuery.columns.features,
-            e.add(firstColumn, e.index(strips.blockColumns)));
-        strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
-          emitGroup(firstRow, group, firstColumn);
-        });
-        strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
-          addToColumns(firstRow, firstColumn, numRows);
-        });
-      });
+      [&](Value firstRow, Value firstColumn) { meet(firstRow, firstColumn); });
   buffers.free();
 }
 
@@ -293,16 +474,16 @@ void SelfSweepKernel::emitStrip(Value strip) {
 // The kernel
 //===----------------------------------------------------------------------===//
 
-/// The gradients of one token from the sums of all strips, in order. A masked
-/// one has none.
-void SelfSweepKernel::writeRow(Value row) {
+/// The gradients of one token from the sums of the first `numStrips` strips, in
+/// order. A masked one has none.
+void SelfSweepKernel::writeRow(Value row, Value numStrips) {
   Value isReal = asKey.isRowReal(row);
   auto write = [&](Value sums, Value out, double scale) {
     Value size = e.dim(out, 1);
     e.loop(e.index(0), size, e.width, [&](Value element) {
       Values zero{e.f32(0.0)};
       Values total =
-          e.loop(e.index(0), strips.numStrips, 1, zero,
+          e.loop(e.index(0), numStrips, 1, zero,
                  [&](Value strip, ValueRange old) -> Values {
                    Value place = e.add(e.mul(strip, strips.paddedTokens), row);
                    return {e.add(old[0], e.loadVector(sums, {place, element}))};
@@ -329,10 +510,13 @@ void SelfSweepKernel::emit() {
       },
       [&](const PairStrips::Task &task) {
         takeViews(task);
-        Value first = e.mul(task.number, e.index(kStripRows));
+        Value first = e.mul(task.number, e.index(kBlockRows));
         Value end =
-            e.minIndex(e.add(first, e.index(kStripRows)), strips.numTokens);
-        e.loop(first, end, 1, [&](Value row) { writeRow(row); });
+            e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
+        // Strips that begin behind these rows have not met them.
+        Value numStrips =
+            e.minIndex(strips.numStrips, e.add(task.number, e.index(1)));
+        e.loop(first, end, 1, [&](Value row) { writeRow(row, numStrips); });
       });
 }
 

@@ -27,6 +27,9 @@
 using namespace mlir;
 using namespace mlir::moe;
 
+/// Columns meet as many rows at once.
+static constexpr int64_t kBlockRows = 96;
+
 /// Each strip packs all columns and has a state of them.
 static constexpr int64_t kMaxStrips = 8;
 
@@ -37,7 +40,8 @@ class SelfMixKernel {
 public:
   SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
       : e(e), op(op), asQuery(op, /*rowsAreKeys=*/false),
-        asKey(op, /*rowsAreKeys=*/true), strips(e, op.getQ(), kMaxStrips) {}
+        asKey(op, /*rowsAreKeys=*/true),
+        strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
 
   void emit();
 
@@ -162,18 +166,18 @@ void SelfMixKernel::clearStates(Value strip) {
     });
   });
   strips.forEachBlock(strip, [&](Value first) {
-    rows.clear(e, first, e.add(first, e.index(kStripRows)));
+    rows.clear(e, first, e.add(first, e.index(kBlockRows)));
   });
 }
 
 void SelfMixKernel::allocateBuffers() {
   Type f32 = e.getF32Type();
   OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
-               blockRows = e.getIndexAttr(kStripRows);
+               blockRows = e.getIndexAttr(kBlockRows);
   block.emplace(
       e, op.getQ(),
       MixKeys{op.getQ(), op.getV(), Value(), op.getMask(), op.getLevel()});
-  blockProducts.emplace(e, getSize(e, op.getQ(), 3), kStripRows);
+  blockProducts.emplace(e, getSize(e, op.getQ(), 3), kBlockRows);
   weights = e.scratch({e.getIndexAttr(kGroupRows), columns}, f32);
   logits = e.scratch({blockRows, columns}, f32);
   rowTerms = e.scratch({blockRows}, f32);
@@ -259,7 +263,8 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   }
   Values decays = rows.update(e, first, products, weights);
   accumulateTile(e, weights, block->values, rows.mixed, first, decays,
-                 getSize(e, tokens.values, 1));
+                 getSize(e, tokens.values, 1),
+                 {e.index(0), e.index(strips.blockColumns)});
 }
 
 //===----------------------------------------------------------------------===//
@@ -270,7 +275,7 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
 void SelfMixKernel::packRowValues(Value firstRow) {
   Type f32 = e.getF32Type();
   Value last = e.sub(strips.numTokens, e.index(1));
-  e.loop(e.index(0), e.index(kStripRows), 1, [&](Value slot) {
+  e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
     Value term = e.constant(f32, 0.0);
     if (tokens.mask) {
       Value row = e.minIndex(e.add(firstRow, slot), last);
@@ -279,7 +284,7 @@ void SelfMixKernel::packRowValues(Value firstRow) {
     }
     e.store(term, rowTerms, {slot});
   });
-  packRows(e, tokens.values, firstRow, kStripRows, rowTerms, rowValues);
+  packRows(e, tokens.values, firstRow, kBlockRows, rowTerms, rowValues);
 }
 
 /// Turns the kept logits into p = exp(x - shift) and returns its sums over the
@@ -497,9 +502,9 @@ void SelfMixKernel::emit() {
         factors =
             e.scratch({e.getIndexAttr(kMaxStrips), e.getIndexAttr(e.width)},
                       e.getF32Type());
-        Value first = e.mul(task.number, e.index(kStripRows));
+        Value first = e.mul(task.number, e.index(kBlockRows));
         Value end =
-            e.minIndex(e.add(first, e.index(kStripRows)), strips.numTokens);
+            e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
         e.loop(first, end, e.width, [&](Value token) { mergeTokens(token); });
       });
 }

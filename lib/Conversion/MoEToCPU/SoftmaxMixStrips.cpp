@@ -9,6 +9,12 @@ using namespace mlir::moe;
 /// kernel needs of memory.
 static constexpr int64_t kStripsAtOnce = 32;
 
+/// Rows of a strip where there are enough: two blocks at least, a long one and
+/// a short one. It packs all columns, which costs as much as 48 rows.
+static constexpr int64_t kStripRows = 384;
+/// Buffers have multiples of this, whole blocks of rows and of columns.
+static constexpr int64_t kPaddedRows = 192;
+
 static Value ceilDiv(Emitter &e, Value a, Value b) {
   return arith::CeilDivSIOp::create(e, a, b);
 }
@@ -17,21 +23,23 @@ static Value ceilDiv(Emitter &e, Value a, Value b) {
 // Set-up
 //===----------------------------------------------------------------------===//
 
-PairStrips::PairStrips(Emitter &e, Value tokens, int64_t maxStrips)
-    : blockColumns(getColumnVectors(e) * e.width), e(e) {
+PairStrips::PairStrips(Emitter &e, Value tokens, int64_t blockRows,
+                       int64_t maxStrips)
+    : blockColumns(getColumnVectors(e) * e.width), blockRows(blockRows), e(e) {
+  assert(kStripRows % blockRows == 0 && blockRows % kGroupRows == 0 &&
+         kPaddedRows % blockRows == 0 && kPaddedRows % blockColumns == 0 &&
+         "expected blocks that fill what they are parts of");
   numTokens = e.dim(tokens, 2);
   numHeads = e.dim(tokens, 1);
   numPairs = e.mul(e.dim(tokens, 0), numHeads);
-  numBlocks = ceilDiv(e, numTokens, e.index(kStripRows));
-  // A strip has four blocks of rows, long ones and short ones: it packs all
-  // columns, which costs as much as half a block.
-  numStrips = e.minIndex(ceilDiv(e, numBlocks, e.index(4)), e.index(maxStrips));
+  numBlocks = ceilDiv(e, numTokens, e.index(blockRows));
+  numStrips = e.minIndex(ceilDiv(e, numTokens, e.index(kStripRows)),
+                         e.index(maxStrips));
   // Without a token there is no strip.
   Value divisor = e.maxIndex(numStrips, e.index(1));
   numTurns = ceilDiv(e, numBlocks, divisor);
   numPlaces = e.minIndex(numPairs, ceilDiv(e, e.index(kStripsAtOnce), divisor));
-  // Whole blocks of rows and of columns.
-  Value unit = e.index(2 * kStripRows);
+  Value unit = e.index(kPaddedRows);
   paddedTokens = e.mul(ceilDiv(e, numTokens, unit), unit);
 }
 
@@ -111,7 +119,7 @@ Value PairStrips::getFirstRow(Value strip, Value turn) {
                 arith::RemSIOp::create(e, turn, e.index(2)), e.index(0));
   Value reversed = e.sub(e.sub(numStrips, e.index(1)), strip);
   Value block = e.add(e.mul(turn, numStrips), e.select(isOdd, reversed, strip));
-  return e.mul(block, e.index(kStripRows));
+  return e.mul(block, e.index(blockRows));
 }
 
 void PairStrips::forEachBlock(Value strip, function_ref<void(Value)> body) {
@@ -128,7 +136,11 @@ Value PairStrips::getEnd(Value firstColumn) {
 
 void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
                                 function_ref<void(Value, Value)> meet) {
-  e.loop(e.index(0), numTokens, blockColumns, [&](Value firstColumn) {
+  // Columns before the first row have met the strip's rows as rows of others.
+  Value firstRow = getFirstRow(strip, e.index(0));
+  Value begin = e.sub(
+      firstRow, arith::RemSIOp::create(e, firstRow, e.index(blockColumns)));
+  e.loop(begin, numTokens, blockColumns, [&](Value firstColumn) {
     pack(firstColumn);
     Value end = getEnd(firstColumn);
     e.loop(e.index(0), numTurns, 1, [&](Value turn) {
@@ -140,7 +152,7 @@ void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
 }
 
 Value PairStrips::getNumRows(Value firstRow, Value firstColumn) {
-  return e.minIndex(e.sub(getEnd(firstColumn), firstRow), e.index(kStripRows));
+  return e.minIndex(e.sub(getEnd(firstColumn), firstRow), e.index(blockRows));
 }
 
 void PairStrips::forEachGroup(Value firstRow, Value firstColumn,
@@ -150,7 +162,7 @@ void PairStrips::forEachGroup(Value firstRow, Value firstColumn,
 
 void PairStrips::ifBefore(Value firstRow, Value firstColumn,
                           function_ref<void(Value)> body) {
-  Value count = e.minIndex(e.sub(firstColumn, firstRow), e.index(kStripRows));
+  Value count = e.minIndex(e.sub(firstColumn, firstRow), e.index(blockRows));
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, count, e.index(0)),
            [&] { body(count); });
 }

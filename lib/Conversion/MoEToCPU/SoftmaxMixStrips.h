@@ -2,7 +2,7 @@
 //
 // Where tokens mix with themselves x_ij = x_ji, and one product of features
 // serves both. Tokens are cut into columns, blocks as wide as a register tile,
-// and into rows, blocks of 96. A block of rows meets the block of columns that
+// and into rows, larger blocks. A block of rows meets the block of columns that
 // its first token is in, and those behind it. What a tile holds goes to its
 // rows; where they lie before its columns, it goes to the columns as well. So
 // each pair of tokens in different blocks of columns is multiplied once, those
@@ -22,13 +22,10 @@
 
 namespace mlir::moe {
 
-/// Rows of a block, a multiple of kGroupRows.
-inline constexpr int64_t kStripRows = 96;
-
 class PairStrips {
 public:
   /// `tokens` are those of all batches and heads, `[b, h, i, f]`.
-  PairStrips(Emitter &e, Value tokens, int64_t maxStrips);
+  PairStrips(Emitter &e, Value tokens, int64_t blockRows, int64_t maxStrips);
 
   /// A buffer of f32 that lives as long as the kernel runs, `[token, inner..]`,
   /// for the tokens of all batches and heads at once; for each strip where
@@ -51,8 +48,8 @@ public:
 
   /// The blocks of rows of a strip, each from a token on.
   void forEachBlock(Value strip, function_ref<void(Value firstRow)> body);
-  /// The meetings of a strip: each block of columns is packed, and then meets
-  /// blocks of rows.
+  /// The meetings of a strip: each block of columns from the strip's first row
+  /// on is packed, and then meets blocks of rows, the first one first.
   void
   forEachMeeting(Value strip, function_ref<void(Value firstColumn)> pack,
                  function_ref<void(Value firstRow, Value firstColumn)> meet);
@@ -69,13 +66,15 @@ public:
   /// have met it as a column.
   Value isNotBehind(Value row, Value firstColumn);
 
+  /// The first row of the block that a strip gets in a turn.
+  Value getFirstRow(Value strip, Value turn);
+
   /// The tokens, and those that a buffer has: whole blocks.
   Value numTokens, paddedTokens;
   Value numStrips;
-  const int64_t blockColumns;
+  const int64_t blockColumns, blockRows;
 
 private:
-  Value getFirstRow(Value strip, Value turn);
   Value getEnd(Value firstColumn);
   Value getSize(bool perStrip, bool inBlocks);
 

@@ -81,6 +81,17 @@ void SweepRole::takeViews(Value batch, Value head) {
        {&views.queryMask, &views.keyMask, &views.queryLevel, &views.keyLevel})
     *shared = viewTokens(e, *shared, batch);
   views.bias = viewBias(e, all.bias, batch, head);
+  takeSides();
+}
+
+void SweepRole::replaceQueries(Value lse, Value delta, Value dmixed) {
+  views.lse = lse;
+  views.delta = delta;
+  views.dmixed = dmixed;
+  takeSides();
+}
+
+void SweepRole::takeSides() {
   rows = {views.q, views.dmixed, views.queryMask, views.queryLevel};
   columns = {views.k, views.v, views.keyMask, views.keyLevel};
   if (rowsAreKeys)
@@ -116,12 +127,12 @@ Value SweepRole::packColumns(Value firstColumn, Value slot,
 // Rows
 //===----------------------------------------------------------------------===//
 
-Value SweepRole::isEmptyQuery(Value row) {
+Value SweepRole::isEmptyQuery(Value row) const {
   return e.compare(arith::CmpFPredicate::OEQ, e.load(views.lse, {row}),
                    e.constant(e.getF32Type(), -kInfinity));
 }
 
-Value SweepRole::isRowReal(Value row) {
+Value SweepRole::isRowReal(Value row) const {
   Value yes = e.constantInt(e.getI1Type(), 1);
   Value isReal = rows.mask ? e.load(rows.mask, {row}) : yes;
   if (rowsAreKeys)
@@ -186,8 +197,7 @@ void SweepRole::buildWeights(int64_t slot, Value row, Value position,
   }
 }
 
-Value SweepRole::buildGradient(Value row, int64_t vector, Value weight,
-                               Value product) {
+Value SweepRole::center(Value row, int64_t vector, Value product) {
   Value delta;
   if (rowsAreKeys) {
     delta = e.loadVector(packedDeltas, {e.index(vector * e.width)});
@@ -197,5 +207,5 @@ Value SweepRole::buildGradient(Value row, int64_t vector, Value weight,
     delta =
         e.splat(e.select(isEmptyQuery(row), none, e.load(views.delta, {row})));
   }
-  return e.mul(weight, e.sub(product, delta));
+  return e.sub(product, delta);
 }

@@ -54,6 +54,10 @@ public:
 
   void allocate(SweepBuffers &buffers);
   void takeViews(Value batch, Value head);
+  /// Reads these, of one batch and head, in place of the operands.
+  void replaceQueries(Value lse, Value delta, Value dmixed);
+  Value getLse() const { return views.lse; }
+  Value getDelta() const { return views.delta; }
 
   /// Packs what this role needs of one vector of columns. Columns that no row
   /// may see in it, and those outside of `isReal`, get the term -inf; returns
@@ -63,14 +67,14 @@ public:
 
   /// Whether a row has a gradient: not a masked token, nor a query that sees
   /// no key.
-  Value isRowReal(Value row);
+  Value isRowReal(Value row) const;
   /// p of one row, from the products of features, in row `slot` of `weights`;
   /// 0 where the row is not `alive` (null: it is).
   void buildWeights(int64_t slot, Value row, Value position, Value firstColumn,
                     ArrayRef<Value> products, Value packedLevels, Value weights,
                     Value alive = {});
-  /// dx of one vector of columns from p and the product of values.
-  Value buildGradient(Value row, int64_t vector, Value weight, Value product);
+  /// dx / p of one vector of columns from the product of values.
+  Value center(Value row, int64_t vector, Value product);
 
   const bool rowsAreKeys;
   const PositionRule rule;
@@ -79,9 +83,10 @@ public:
   Value packedValues, packedTerms, packedDeltas;
 
 private:
+  void takeSides();
   Value getRowTerm(Value row);
   Value getBias(Value row, Value firstColumn);
-  Value isEmptyQuery(Value row);
+  Value isEmptyQuery(Value row) const;
 
   Emitter &e;
   MixLogitsOpInterface op;

@@ -155,9 +155,13 @@ namespace {
 /// or a pair of them.
 class TileProduct {
 public:
-  TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed)
-      : e(e), source(source), rows(rows), packed(packed),
-        numVectors(getColumnVectors(e)) {}
+  /// Of the vectors of columns from `firstVector` on.
+  TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
+              int64_t firstVector = 0)
+      : firstVector(firstVector), numVectors(getColumnVectors(e) - firstVector),
+        e(e), source(source), rows(rows), packed(packed) {}
+
+  const int64_t firstVector, numVectors;
 
   Tile emit();
   /// Steps of one feature or a pair of them, and those of a chain.
@@ -178,7 +182,6 @@ private:
   Value source;
   ArrayRef<Value> rows;
   Value packed;
-  const int64_t numVectors;
 };
 } // namespace
 
@@ -214,8 +217,8 @@ Value TileProduct::multiplyAdd(Value element, Value column, Value sum) {
 Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
   Values columns, next;
   for (int64_t vector = 0; vector < numVectors; ++vector)
-    columns.push_back(
-        e.loadVector(packed, {position, e.index(vector * e.width)}));
+    columns.push_back(e.loadVector(
+        packed, {position, e.index((firstVector + vector) * e.width)}));
   for (auto [i, row] : llvm::enumerate(rows)) {
     Value element = isInPairs(packed)
                         ? loadPair(row, position, isLastOdd)
@@ -317,7 +320,8 @@ BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
 void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                              Value first, Value count, Value columns,
                              Value nextColumn,
-                             function_ref<Value(Value)> isVisible) const {
+                             function_ref<Value(Value)> isVisible,
+                             function_ref<Value(Value)> getFirstVector) const {
   if (!sums)
     return;
   // While a group is multiplied, the rows of the next one and its share of the
@@ -345,34 +349,48 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
     e.loop(e.index(0), count, kGroupRows, [&](Value group) {
-      auto emit = [&] {
+      auto emit = [&](int64_t firstVector) {
         Values rows = clampRows(e, e.add(first, group), kGroupRows, numRows);
-        TileProduct product(e, source, rows, packed);
+        TileProduct product(e, source, rows, packed, firstVector);
         body(product, group);
       };
+      auto emitVectors = [&] {
+        if (!getFirstVector)
+          return emit(0);
+        Value firstVector = getFirstVector(group);
+        for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+          e.ifThen(
+              e.compare(arith::CmpIPredicate::eq, firstVector, e.index(vector)),
+              [&] { emit(vector); });
+      };
       Value visible = isVisible ? isVisible(group) : Value();
-      visible ? e.ifThen(visible, emit) : emit();
+      visible ? e.ifThen(visible, emitVectors) : emitVectors();
     });
   };
-  auto store = [&](Value group, ArrayRef<Value> values) {
-    int64_t numVectors = getColumnVectors(e);
-    for (auto [i, value] : llvm::enumerate(values))
-      e.storeVector(value, sums,
-                    {e.add(group, e.index(i / numVectors)),
-                     e.index(i % numVectors * e.width)});
+  auto getPlace = [&](const TileProduct &product, Value group,
+                      int64_t i) -> Values {
+    int64_t vector = product.firstVector + i % product.numVectors;
+    return {e.add(group, e.index(i / product.numVectors)),
+            e.index(vector * e.width)};
   };
-  auto load = [&](Value group) {
+  auto store = [&](const TileProduct &product, Value group,
+                   ArrayRef<Value> values) {
+    for (auto [i, value] : llvm::enumerate(values))
+      e.storeVector(value, sums, getPlace(product, group, i));
+  };
+  auto load = [&](const TileProduct &product, Value group) {
     Values values;
-    for (const Values &row : loadTile(e, group))
-      llvm::append_range(values, row);
+    for (int64_t i = 0; i < kGroupRows * product.numVectors; ++i)
+      values.push_back(e.loadVector(sums, getPlace(product, group, i)));
     return values;
   };
   Value zero = e.index(0);
   // The first piece stores its products. Of an unknown number of features there
   // may be no whole step.
   if (ShapedType::isDynamic(cast<MemRefType>(source.getType()).getDimSize(1)))
-    forEachGroup([&](TileProduct &, Value group) {
-      store(group, Values(kGroupRows * getColumnVectors(e), e.f32(0.0)));
+    forEachGroup([&](TileProduct &product, Value group) {
+      store(product, group,
+            Values(kGroupRows * product.numVectors, e.f32(0.0)));
     });
   TileProduct any(e, source, {}, packed);
   Value numSteps = any.getNumSteps();
@@ -385,18 +403,18 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
           firstStep, end, [&](Value step) { fetch(group, step); });
       e.ifElse(
           isFirst, TypeRange(),
-          [&]() -> Values { return store(group, products), Values(); },
+          [&]() -> Values { return store(product, group, products), Values(); },
           [&]() -> Values {
-            Values totals = load(group);
+            Values totals = load(product, group);
             for (auto [total, added] : llvm::zip_equal(totals, products))
               total = e.add(total, added);
-            return store(group, totals), Values();
+            return store(product, group, totals), Values();
           });
     });
   });
   if (isInPairs(packed) && any.mayHaveLastOdd())
     forEachGroup([&](TileProduct &product, Value group) {
-      store(group, product.addLastOdd(load(group)));
+      store(product, group, product.addLastOdd(load(product, group)));
     });
 }
 
@@ -419,11 +437,13 @@ namespace {
 struct TileSum {
   /// The factor of a row at a step, a vector.
   function_ref<Value(int64_t row, Value step)> getWeight;
-  Value numSteps, packed, accumulators;
+  Value firstStep, endStep, packed, accumulators;
   Value firstRow;
   int64_t numRows;
   /// Factors of what the accumulators held, or none.
   ArrayRef<Value> decays;
+  /// Whether the accumulators hold nothing yet; null: they do.
+  Value isFirst;
 
   void emit(Emitter &e, Value first, int64_t numVectors) const;
 };
@@ -434,31 +454,47 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
+  for (int64_t row = 0; row < numRows; ++row)
+    for (int64_t vector = 0; vector < numVectors; ++vector)
+      memref::PrefetchOp::create(
+          e, accumulators,
+          ValueRange{e.add(firstRow, e.index(row)), at(vector)},
+          /*isWrite=*/true, /*localityHint=*/3, /*isDataCache=*/true);
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
   Values zeros(numRows * numVectors, e.f32(0.0));
-  Values sums =
-      e.loop(e.index(0), numSteps, 1, zeros,
-             [&](Value step, ValueRange old) -> Values {
-               Values values, next;
-               for (int64_t vector = 0; vector < numVectors; ++vector)
-                 values.push_back(e.loadVector(packed, {step, at(vector)}));
-               for (int64_t row = 0; row < numRows; ++row) {
-                 Value weight = getWeight(row, step);
-                 for (auto [vector, value] : llvm::enumerate(values))
-                   next.push_back(
-                       e.fma(weight, value, old[row * numVectors + vector]));
-               }
-               return next;
-             });
-  for (int64_t row = 0; row < numRows; ++row)
-    for (int64_t vector = 0; vector < numVectors; ++vector) {
-      Values place{e.add(firstRow, e.index(row)), at(vector)};
-      Value old = e.loadVector(accumulators, place);
-      Value sum = sums[row * numVectors + vector];
-      sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
-      e.storeVector(sum, accumulators, place);
-    }
+  Values sums = e.loop(
+      firstStep, endStep, 1, zeros, [&](Value step, ValueRange old) -> Values {
+        Values values, next;
+        for (int64_t vector = 0; vector < numVectors; ++vector)
+          values.push_back(e.loadVector(packed, {step, at(vector)}));
+        for (int64_t row = 0; row < numRows; ++row) {
+          Value weight = getWeight(row, step);
+          for (auto [vector, value] : llvm::enumerate(values))
+            next.push_back(
+                e.fma(weight, value, old[row * numVectors + vector]));
+        }
+        return next;
+      });
+  auto store = [&](bool adds) {
+    for (int64_t row = 0; row < numRows; ++row)
+      for (int64_t vector = 0; vector < numVectors; ++vector) {
+        Values place{e.add(firstRow, e.index(row)), at(vector)};
+        Value sum = sums[row * numVectors + vector];
+        if (adds) {
+          Value old = e.loadVector(accumulators, place);
+          sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
+        }
+        e.storeVector(sum, accumulators, place);
+      }
+    return Values();
+  };
+  if (isFirst)
+    e.ifElse(
+        isFirst, TypeRange(), [&] { return store(/*adds=*/false); },
+        [&] { return store(/*adds=*/true); });
+  else
+    store(/*adds=*/true);
 }
 
 /// Calls `step` for tiles of at most as many vectors as a block has, which
@@ -487,21 +523,40 @@ forEachVectors(Emitter &e, OpFoldResult size,
 
 void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value group,
-                               ArrayRef<Value> decays, OpFoldResult size) {
+                               ArrayRef<Value> decays, OpFoldResult size,
+                               std::pair<Value, Value> columns) {
   auto getWeight = [&](int64_t row, Value step) {
     return e.splat(e.load(weights, {e.index(row), step}));
   };
-  Value numColumns = e.index(getColumnVectors(e) * e.width);
-  TileSum sum{getWeight, numColumns, packed, accumulators,
-              group,     kGroupRows, decays};
+  TileSum sum{getWeight,  columns.first, columns.second,
+              packed,     accumulators,  group,
+              kGroupRows, decays,        /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
   });
 }
 
+void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
+                               Value accumulators, Value firstRow,
+                               Value numRows, Value numColumns,
+                               OpFoldResult size) {
+  forEachVectors(e, size, [&](Value first, int64_t numVectors) {
+    e.loop(e.index(0), numRows, kGroupRows, [&](Value group) {
+      auto getWeight = [&](int64_t row, Value step) {
+        return e.splat(e.load(weights, {e.add(group, e.index(row)), step}));
+      };
+      TileSum sum{getWeight,  e.index(0),   numColumns,
+                  packed,     accumulators, e.add(firstRow, group),
+                  kGroupRows, {},           /*isFirst=*/{}};
+      sum.emit(e, first, numVectors);
+    });
+  });
+}
+
 void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
                                   Value accumulators, Value firstColumn,
-                                  Value numRows, OpFoldResult size) {
+                                  Value numRows, OpFoldResult size,
+                                  Value isFirst) {
   int64_t numColumns = getColumnVectors(e) * e.width;
   int64_t rest = numColumns % kGroupRows, whole = numColumns - rest;
   // Groups inside: what they read of the rows stays in the first cache.
@@ -510,9 +565,9 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
       auto getWeight = [&](int64_t column, Value row) {
         return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
       };
-      TileSum sum{
-          getWeight, numRows, packed, accumulators, e.add(firstColumn, group),
-          count,     {}};
+      TileSum sum{getWeight, e.index(0),   numRows,
+                  packed,    accumulators, e.add(firstColumn, group),
+                  count,     {},           isFirst};
       sum.emit(e, first, numVectors);
     };
     e.loop(e.index(0), e.index(whole), kGroupRows,

@@ -66,11 +66,14 @@ public:
   BlockProducts(Emitter &e, OpFoldResult numFeatures, int64_t blockRows);
 
   /// Prepares the products of `count` rows of `source` from `first` on, in
-  /// groups; those that are not visible (null: all are) are left out. Asks for
-  /// the rows `nextColumn..` of `columns`, which are packed next, meanwhile.
+  /// groups; those that are not visible (null: all are) are left out, and of a
+  /// group the vectors of columns before `getFirstVector` (null: none). Asks
+  /// for the rows `nextColumn..` of `columns`, which are packed next,
+  /// meanwhile.
   void multiply(Emitter &e, Value source, Value packed, Value first,
                 Value count, Value columns, Value nextColumn,
-                function_ref<Value(Value group)> isVisible = {}) const;
+                function_ref<Value(Value group)> isVisible = {},
+                function_ref<Value(Value group)> getFirstVector = {}) const;
   /// The tile of the rows `rows`, slots `group..` of the block.
   Tile get(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
            Value group) const;
@@ -85,15 +88,24 @@ private:
 
 /// accumulators[group + row, ..] = decays[row] * accumulators[group + row, ..]
 /// + sum_column weights[row, column] * packed[column, ..], for `size` elements
-/// a row (the size of a memref's dim); without decays the factor is 1.
+/// a row (the size of a memref's dim); without decays the factor is 1. Of the
+/// columns, those of [begin, end) are taken: the others' weights are 0.
 void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
-                    Value group, ArrayRef<Value> decays, OpFoldResult size);
+                    Value group, ArrayRef<Value> decays, OpFoldResult size,
+                    std::pair<Value, Value> columns);
+
+/// The same for `numRows` rows from `firstRow` on, in groups, and `numColumns`
+/// columns of a block; their weights are `weights[row, column]`.
+void accumulateRows(Emitter &e, Value weights, Value packed, Value accumulators,
+                    Value firstRow, Value numRows, Value numColumns,
+                    OpFoldResult size);
 
 /// accumulators[firstColumn + column, ..] += sum_row weights[row, column] *
-/// packed[row, ..], for the columns of a block and `numRows` rows.
+/// packed[row, ..], for the columns of a block and `numRows` rows; what
+/// accumulators hold counts as 0 where they have no sums yet, `isFirst`.
 void accumulateColumns(Emitter &e, Value weights, Value packed,
                        Value accumulators, Value firstColumn, Value numRows,
-                       OpFoldResult size);
+                       OpFoldResult size, Value isFirst);
 
 /// The sum of vectors in a fixed order.
 Value sumVectors(Emitter &e, ArrayRef<Value> vectors);

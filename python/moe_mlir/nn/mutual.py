@@ -140,9 +140,10 @@ class AttentionSMoE(ComposedRouter):
         row_entropy=None,
         cached_probs=None,
     ):
-        """`row_lse`, `row_entropy` [batch, heads, n]: of `moe_mlir.attention` for q, k and bias.
+        """`cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`.
 
-        `cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`.
+        `row_lse` and `row_entropy` are what `moe_mlir.attention` returned beside
+        the attention's output; with them the router adds no pass over all heads.
         """
         query_mask = None if mask is None else mask[:, -h.shape[-2] :]
         own, z = self.base_scores(real_tokens(h, query_mask), query_mask)
