@@ -294,7 +294,11 @@ def _is_view(node) -> bool:
 
 def _plain(*arguments):
     """Arguments to compare: sizes by their expressions."""
-    return torch.fx.node.map_arg(arguments, lambda x: str(value(x)))
+    def size(node):
+        return str(value(node)) if isinstance(value(node), (int, torch.SymInt)) else node
+
+    return torch.fx.node.map_aggregate(
+        arguments, lambda x: size(x) if isinstance(x, Node) else x)
 
 
 # --------------------------------------------------------------------- rewrite

@@ -32,4 +32,6 @@ def written(node):
     for position, argument in enumerate(schema.arguments if schema else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
             in_order = position < len(node.args)
-            yield node.args[position] if in_order else node.kwargs.get(argument.name)
+            value = node.args[position] if in_order else node.kwargs.get(argument.name)
+            yield from (x for x in (value if isinstance(value, (tuple, list)) else [value])
+                        if isinstance(x, Node))

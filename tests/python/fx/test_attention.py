@@ -301,6 +301,31 @@ def test_entropies_are_those_that_the_attention_emits(first):
         torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
 
 
+class Twice(torch.nn.Module):
+    """Queries and keys cut out anew by each who wants them; `part` of the second cut."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        def cut(i):
+            return x.chunk(3, dim=-1)[i].unflatten(-1, (H, W)).transpose(1, 2)
+
+        out = sdpa(cut(0), cut(1), cut(2), is_causal=True)
+        return moe_mlir.attention_entropy(cut(0), cut(self.part), causal=True)[1], out
+
+
+@pytest.mark.parametrize("part, reasons", [(1, [""]), (2, [])])
+def test_operands_are_the_same_if_they_are_cut_alike(part, reasons):
+    x, module = torch.randn(B, N, 3 * H * W), Twice(part)
+    run, seen = compiled(module)
+    for ours, eager in zip(run(x), module(x), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-6)
+    assert seen["reasons"] == reasons
+    assert seen["calls"] == ["moe.attention.default"] * len(reasons)
+
+
 @pytest.mark.parametrize("n", [N, 40, 1, 0])
 def test_imported_entropies_of_any_number_of_tokens(n):
     module = Sure(True)
