@@ -377,7 +377,8 @@ def _take(graph, taker, row_lse, row_entropy) -> None:
 def _mean(graph, rows, like):
     """The mean over the last dim, 0 of no rows."""
     count = _size(graph, rows, 2, like)
-    count = max(count, 1) if isinstance(count, int) else call(graph, torch.sym_max, (count, 1), like)
+    known = isinstance(count, int)
+    count = max(count, 1) if known else call(graph, torch.sym_max, (count, 1), like)
     total = call(graph, aten.sum.dim_IntList, (rows, [-1]), like)
     return call(graph, aten.div.Tensor, (total, count), like)
 

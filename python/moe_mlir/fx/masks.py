@@ -19,7 +19,8 @@ def is_causal(mask) -> bool:
     if dtype(mask) != torch.bool:
         above = through(mask, _BROADCASTS)
         if is_call(above, aten.triu.default):
-            return argument(above, 1, "diagonal", 0) == 1 and filled_with(above.args[0]) == -math.inf
+            fill = filled_with(above.args[0])
+            return fill == -math.inf and argument(above, 1, "diagonal", 0) == 1
     found = _pairs(mask)
     return found is not None and is_triangle(*found)
 

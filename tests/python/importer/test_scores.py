@@ -83,7 +83,8 @@ def test_attention_of_other_sizes_with_a_mask():
 def test_attention_with_a_mask_of_as_many_keys_as_queries_or_not_is_refused():
     class Cross(torch.nn.Module):
         def forward(self, x, y, mask):
-            return moe_mlir.attention(heads_of(x), heads_of(y), heads_of(y), causal=False, mask=mask)
+            q, k = heads_of(x), heads_of(y)
+            return moe_mlir.attention(q, k, k, causal=False, mask=mask)
 
     with pytest.raises(ImportFailed, match="may or may not be that of keys"):
         moe_mlir.export(Cross(), (tokens(count=3), tokens(count=5), torch.ones(2, 5).bool()))
@@ -95,7 +96,8 @@ def test_attention_in_16_bit_has_its_dtype(dtype):
         out, row_lse, _ = moe_mlir.attention(heads_of(x), heads_of(x), heads_of(x), causal=True)
         return out, row_lse
 
-    check(function, (tokens(count=9).to(dtype),), later=(tokens(count=70).to(dtype),), rtol=0, atol=0)
+    inputs, later = ((tokens(count=n).to(dtype),) for n in (9, 70))
+    check(function, inputs, later=later, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("mode", ["min_entropy", "all", 1])
