@@ -438,8 +438,8 @@ struct TileSum {
   /// The factor of a row at a step, a vector.
   function_ref<Value(int64_t row, Value step)> getWeight;
   Value numSteps, packed, accumulators;
-  Value firstRow;
-  int64_t numRows;
+  /// What each row adds to. One of them may be there more than once.
+  Values rows;
   /// Factors of what the accumulators held, or none.
   ArrayRef<Value> decays;
   /// Whether the accumulators hold nothing yet; null: they do.
@@ -454,22 +454,21 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
-  for (int64_t row = 0; row < numRows; ++row)
+  for (Value row : rows)
     for (int64_t vector = 0; vector < numVectors; ++vector)
-      memref::PrefetchOp::create(
-          e, accumulators,
-          ValueRange{e.add(firstRow, e.index(row)), at(vector)},
-          /*isWrite=*/true, /*localityHint=*/3, /*isDataCache=*/true);
+      memref::PrefetchOp::create(e, accumulators, ValueRange{row, at(vector)},
+                                 /*isWrite=*/true, /*localityHint=*/3,
+                                 /*isDataCache=*/true);
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
-  Values zeros(numRows * numVectors, e.f32(0.0));
+  Values zeros(rows.size() * numVectors, e.f32(0.0));
   Values sums =
       e.loop(e.index(0), numSteps, 1, zeros,
              [&](Value step, ValueRange old) -> Values {
                Values values, next;
                for (int64_t vector = 0; vector < numVectors; ++vector)
                  values.push_back(e.loadVector(packed, {step, at(vector)}));
-               for (int64_t row = 0; row < numRows; ++row) {
+               for (size_t row = 0; row < rows.size(); ++row) {
                  Value weight = getWeight(row, step);
                  for (auto [vector, value] : llvm::enumerate(values))
                    next.push_back(
@@ -478,13 +477,13 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
                return next;
              });
   auto store = [&](bool adds) {
-    for (int64_t row = 0; row < numRows; ++row)
+    for (auto [i, row] : llvm::enumerate(rows))
       for (int64_t vector = 0; vector < numVectors; ++vector) {
-        Values place{e.add(firstRow, e.index(row)), at(vector)};
-        Value sum = sums[row * numVectors + vector];
+        Values place{row, at(vector)};
+        Value sum = sums[i * numVectors + vector];
         if (adds) {
           Value old = e.loadVector(accumulators, place);
-          sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
+          sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[i], sum);
         }
         e.storeVector(sum, accumulators, place);
       }
@@ -522,6 +521,14 @@ forEachVectors(Emitter &e, OpFoldResult size,
     step(wideEnd, rest);
 }
 
+/// Rows [first, first + count).
+static Values getRows(Emitter &e, Value first, int64_t count) {
+  Values rows;
+  for (int64_t i = 0; i < count; ++i)
+    rows.push_back(e.add(first, e.index(i)));
+  return rows;
+}
+
 void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value group,
                                ArrayRef<Value> decays, OpFoldResult size) {
@@ -529,8 +536,13 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
     return e.splat(e.load(weights, {e.index(row), step}));
   };
   Value numColumns = e.index(getColumnVectors(e) * e.width);
-  TileSum sum{getWeight, numColumns, packed, accumulators,
-              group,     kGroupRows, decays, /*isFirst=*/{}};
+  TileSum sum{getWeight,
+              numColumns,
+              packed,
+              accumulators,
+              getRows(e, group, kGroupRows),
+              decays,
+              /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
   });
@@ -545,9 +557,10 @@ void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
       auto getWeight = [&](int64_t row, Value step) {
         return e.splat(e.load(weights, {e.add(group, e.index(row)), step}));
       };
-      TileSum sum{
-          getWeight,  numColumns, packed, accumulators, e.add(firstRow, group),
-          kGroupRows, {}};
+      Values rows = clampRows(e, e.add(firstRow, group), kGroupRows,
+                              e.dim(accumulators, 0));
+      TileSum sum{getWeight,     numColumns,    packed, accumulators, rows,
+                  /*decays=*/{}, /*isFirst=*/{}};
       sum.emit(e, first, numVectors);
     });
   });
@@ -565,9 +578,9 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
       auto getWeight = [&](int64_t column, Value row) {
         return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
       };
-      TileSum sum{
-          getWeight, numRows, packed, accumulators, e.add(firstColumn, group),
-          count,     {},      isFirst};
+      Values columns = getRows(e, e.add(firstColumn, group), count);
+      TileSum sum{getWeight,     numRows, packed, accumulators, columns,
+                  /*decays=*/{}, isFirst};
       sum.emit(e, first, numVectors);
     };
     e.loop(e.index(0), e.index(whole), kGroupRows,

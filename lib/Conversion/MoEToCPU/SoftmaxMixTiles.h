@@ -93,7 +93,9 @@ void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
                     Value group, ArrayRef<Value> decays, OpFoldResult size);
 
 /// The same for `numRows` rows from `firstRow` on, in groups, and `numColumns`
-/// columns of a block; their weights are `weights[row, column]`.
+/// columns of a block; their weights are `weights[row, column]`. What rows of the
+/// last group behind the accumulators would get, the last one gets: their
+/// weights must be 0.
 void accumulateRows(Emitter &e, Value weights, Value packed, Value accumulators,
                     Value firstRow, Value numRows, Value numColumns,
                     OpFoldResult size);
