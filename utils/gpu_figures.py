@@ -1,6 +1,6 @@
 """Prints what can be known of the GPU kernels without a GPU, as Markdown.
 
-  python utils/gpu_figures.py [--chip sm_90] [selection|router|mixing|memory ...]
+  python utils/gpu_figures.py [--chip sm_90] [selection|router|mixing|attention|memory ...]
   python utils/gpu_figures.py --page        writes the tables of docs/Performance.md
 
 `selection`: a kernel without loops issues each of its instructions once a warp,
@@ -13,6 +13,7 @@ weights and results.
 `mixing`: the share of matrix (HMMA, or HGMMA on sm_90a; in f32, multiply-add)
 instructions among those of the inner loop, registers, blocks an SM, and
 shared-memory wavefronts a request.
+`attention`: likewise, of attention that emits the entropies of its rows.
 `memory`: bytes that the kernels move in the simulator, over the bytes of inputs
 and results.
 
@@ -54,6 +55,7 @@ MIXINGS = [
     (64, 8, "bf16"), (128, 64, "bf16"), (352, 16, "bf16"), (512, 16, "bf16"), (1024, 64, "bf16"),
     (352, 16, "f16"), (64, 8, "f32"), (352, 16, "f32"), (352, 64, "f32"),
 ]  # fmt: skip
+ATTENTIONS = [(64, "bf16"), (128, "bf16"), (128, "f16"), (44, "f32"), (64, "f32")]
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 # Of an SM: registers, threads, blocks, bytes of shared memory (and what a block reserves).
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, BLOCK_RESERVES = 65536, 2048, 32, 1024
@@ -242,25 +244,42 @@ def print_router(chip: str) -> None:
 
 
 def print_mixing(chip: str) -> None:
-    print(f"\n### Mixing: `similarity_inform`, {chip}\n")
-    print("| D | E | dtype | matrix instructions in the inner loop | registers | spilled bytes | "
-          "blocks an SM | threads | wavefronts a shared request |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    cases = []
     for width, experts, name in MIXINGS:
-        dtype = DTYPES[name]
-        u = ((8 / width) ** 0.5 * torch.randn(1, 256, width)).to(dtype)
-        p = torch.randn(1, 256, experts).softmax(-1).to(dtype)
-        texts, counters, _ = simulate(
-            lambda: moe_mlir.similarity_inform(u, p, causal=False), chip)
+        u = ((8 / width) ** 0.5 * torch.randn(1, 256, width)).to(DTYPES[name])
+        p = torch.randn(1, 256, experts).softmax(-1).to(DTYPES[name])
+        call = functools.partial(moe_mlir.similarity_inform, u, p, causal=False)
+        cases.append(((width, experts, name), call))
+    print_mixes(f"Mixing: `similarity_inform`, {chip}", ("D", "E", "dtype"), cases, chip)
+
+
+def print_attention(chip: str) -> None:
+    cases = []
+    for width, name in ATTENTIONS:
+        q, k, v = (torch.randn(1, 2, 256, width).to(DTYPES[name]) for _ in range(3))
+        call = functools.partial(moe_mlir.attention, q, k, v, causal=True)
+        cases.append(((width, name), call))
+    title = f"Attention with the entropies of its rows: `attention`, {chip}"
+    print_mixes(title, ("head width", "dtype"), cases, chip)
+
+
+def print_mixes(title: str, labels, cases, chip: str) -> None:
+    """`cases` are what stands under the labels, the dtype last, and a call of one kernel."""
+    print(f"\n### {title}\n")
+    header = (*labels, "matrix instructions in the inner loop", "registers", "spilled bytes",
+              "blocks an SM", "threads", "wavefronts a shared request")
+    print(f"| {' | '.join(header)} |")
+    print("|---" * len(header) + "|")
+    for values, call in cases:
+        texts, counters, _ = simulate(call, chip)
         ptx, kernels = describe(texts[0], chip)
         code = assemble(ptx, chip, kernels[0]["name"])
-        loop = code.describe_loop("FFMA" if name == "f32" else code.matrix_instruction)
+        loop = code.describe_loop("FFMA" if values[-1] == "f32" else code.matrix_instruction)
         blocks = code.blocks_an_sm(kernels[0]["block_size"], kernels[0]["dynamic_smem"], chip)
         first = counters[0]
         conflicts = first["shared_wavefronts"] / max(1, first["shared_requests"])
-        print(f"| {width} | {experts} | {name} | {loop} | "
-              f"{code.registers} | {code.spilled} | {blocks} | {kernels[0]['block_size']} | "
-              f"{conflicts:.3f} |", flush=True)
+        print(f"| {' | '.join(map(str, values))} | {loop} | {code.registers} | {code.spilled} | "
+              f"{blocks} | {kernels[0]['block_size']} | {conflicts:.3f} |", flush=True)
 
 
 def print_memory(chip: str) -> None:
@@ -291,7 +310,7 @@ def print_memory(chip: str) -> None:
 
 SECTIONS = {
     "selection": print_selection, "router": print_router, "mixing": print_mixing,
-    "memory": print_memory,
+    "attention": print_attention, "memory": print_memory,
 }  # fmt: skip
 
 
@@ -301,7 +320,7 @@ def write_page(chip: str) -> None:
     with contextlib.redirect_stdout(tables):
         for name, print_section in SECTIONS.items():
             print_section(chip)
-            if name == "mixing" and chip == "sm_90":
+            if name in ("mixing", "attention") and chip == "sm_90":
                 print_section("sm_90a")  # on warpgroups
     page = PAGE.read_text()
     begin = page.index("### ", page.index("<!-- gpu: written by"))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn as tnn
 
+import moe_mlir
 from moe_mlir import nn
 
 
@@ -32,11 +33,13 @@ class Attention(tnn.Module):
     def forward(self, x):
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = tnn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        # Attention that also tells how sure its heads are, which AttentionSMoE asks.
+        mixed, row_lse, row_entropy = moe_mlir.attention(q, k, v, causal=True)
         u = self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
         # u = (1/H) sum_h A_h V_h W_O,h, hence the factor of the heads (docs/Spec.md 3.4).
         wo = self.heads * self.out.weight.view(width, self.heads, -1).transpose(0, 1)
-        return u, dict(q=q, k=k, u=u, v=v, wo=wo)
+        rows = dict(row_lse=row_lse, row_entropy=row_entropy)
+        return u, dict(q=q, k=k, u=u, v=v, wo=wo, **rows)
 
 
 class Dense(tnn.Module):

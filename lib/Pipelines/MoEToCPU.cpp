@@ -92,7 +92,9 @@ static void buildVectorStage(OpPassManager &manager,
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
   manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());
-  manager.addNestedPass<func::FuncOp>(createMoEApproximateMathPass());
+  MoEApproximateMathPassOptions math;
+  math.scalef = options.scalef;
+  manager.addNestedPass<func::FuncOp>(createMoEApproximateMathPass(math));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   MoEOutlineParallelPassOptions outlining;

@@ -51,8 +51,8 @@ static std::string getPipelineFor(StringRef pipeline, StringRef cpu) {
   int width = has("+avx512f") ? 16 : has("+avx2") ? 8 : 4;
   int registers = has("+avx512f") || has("+neon") ? 32 : 16;
   return llvm::formatv("moe-to-cpu{{vector-width={0} vector-registers={1} "
-                       "bf16-dot={2}}",
-                       width, registers, has("+avx512bf16"));
+                       "bf16-dot={2} scalef={3}}",
+                       width, registers, has("+avx512bf16"), has("+avx512f"));
 }
 
 FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,

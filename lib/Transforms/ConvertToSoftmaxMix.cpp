@@ -27,6 +27,71 @@ namespace mlir::moe {
 using namespace mlir;
 using namespace mlir::moe;
 
+//===----------------------------------------------------------------------===//
+// Mixes of the same logits
+//===----------------------------------------------------------------------===//
+
+/// Whether both ops have the softmax of the same logits.
+static bool haveSameLogits(SoftmaxMixOp a, SoftmaxMixOp b) {
+  auto getOperands = [](SoftmaxMixOp op) -> std::array<Value, 9> {
+    return {op.getQ(),        op.getK(),          op.getKeyBias(),
+            op.getBias(),     op.getQueryMask(),  op.getKeyMask(),
+            op.getKeyLevel(), op.getQueryLevel(), op.getOrigin()};
+  };
+  return getOperands(a) == getOperands(b) && a.getScale() == b.getScale() &&
+         a.getCausal() == b.getCausal() && a.getWindow() == b.getWindow() &&
+         a.getExcludeSelf() == b.getExcludeSelf() &&
+         a.getPrecision() == b.getPrecision();
+}
+
+/// The mix with values that has the logits of `rows` and comes before it.
+static SoftmaxMixOp findMixBefore(SoftmaxMixOp rows) {
+  for (Operation *user : rows.getQ().getUsers()) {
+    auto mix = dyn_cast<SoftmaxMixOp>(user);
+    if (mix && mix.getV() && mix.hasPureTensorSemantics() &&
+        mix->getBlock() == rows->getBlock() && mix->isBeforeInBlock(rows) &&
+        haveSameLogits(mix, rows))
+      return mix;
+  }
+  return {};
+}
+
+/// `mix` with the entropies of its rows.
+static SoftmaxMixOp addEntropies(RewriterBase &rewriter, SoftmaxMixOp mix) {
+  if (mix.getWithEntropy())
+    return mix;
+  Location loc = mix.getLoc();
+  rewriter.setInsertionPoint(mix);
+  Value init = tensor::EmptyOp::create(
+      rewriter, loc, tensor::getMixedSizes(rewriter, loc, mix.getLseInit()),
+      rewriter.getF32Type());
+  SmallVector<Value> outs(mix.getOuts());
+  outs.push_back(init);
+  auto both = SoftmaxMixOp::create(
+      rewriter, loc, TypeRange(ValueRange(outs)), mix.getQ(), mix.getK(),
+      mix.getV(), mix.getKeyBias(), mix.getBias(), mix.getQueryMask(),
+      mix.getKeyMask(), mix.getQueryLevel(), mix.getKeyLevel(), mix.getOrigin(),
+      outs, mix.getScale(), mix.getCausal(), mix.getWindowAttr(),
+      mix.getExcludeSelf(), /*with_entropy=*/true, mix.getPrecision());
+  rewriter.replaceOp(mix, both.getResults().take_front(mix.getNumResults()));
+  return both;
+}
+
+/// A mix without values, which only tells how sure its rows are, takes that
+/// from a mix with values of the same logits: attention emits its entropies.
+static bool takeRowsFromMix(RewriterBase &rewriter, SoftmaxMixOp rows) {
+  SoftmaxMixOp mix = findMixBefore(rows);
+  if (!mix)
+    return false;
+  if (rows.getWithEntropy())
+    mix = addEntropies(rewriter, mix);
+  remark::passed(mix.getLoc(),
+                 remark::RemarkOpts::name("EmitEntropies").category(DEBUG_TYPE))
+      << "the attention emits the log-sum-exps and entropies of its rows";
+  rewriter.replaceOp(rows, mix.getResults().slice(1, rows.getNumResults()));
+  return true;
+}
+
 namespace {
 struct MoEConvertToSoftmaxMixPass
     : public mlir::moe::impl::MoEConvertToSoftmaxMixPassBase<
@@ -57,6 +122,14 @@ struct MoEConvertToSoftmaxMixPass
       ++numConverted;
       rewriter.replaceOp(op, *results);
     }
+    SmallVector<SoftmaxMixOp> rowsOnly;
+    getOperation()->walk([&](SoftmaxMixOp mix) {
+      if (!mix.getV() && mix.hasPureTensorSemantics())
+        rowsOnly.push_back(mix);
+    });
+    for (SoftmaxMixOp rows : rowsOnly)
+      if (takeRowsFromMix(rewriter, rows))
+        ++numShared;
   }
 };
 } // namespace

@@ -19,6 +19,7 @@ _OPS = (
     "ac_logits",
     "adjacency_gate",
     "adjacency_update",
+    "attention",
     "attention_entropy",
     "attention_posterior",
     "balance_loss",

@@ -218,3 +218,91 @@ func.func @entropies_are_emitted_by_the_mix(
       -> tensor<2x4xf32>, tensor<2x4x?xf32>
   return %m, %r : tensor<2x4xf32>, tensor<2x4x?xf32>
 }
+
+// The attention before the router emits what the router asks of its heads: no
+// pass over the keys without values is left.
+
+// CHECK-LABEL: func @attention_emits_its_entropies
+// CHECK-SAME:    %[[Q:[^:]*]]: tensor<2x4x?x8xf32>, %[[K:[^:]*]]: tensor<2x4x?x8xf32>, %[[V:[^:]*]]: tensor<2x4x?x8xf32>
+// CHECK:         %[[MIX:.*]]:3 = moe.softmax_mix ins(%[[Q]], %[[K]] :
+// CHECK-SAME:      values(%[[V]] : tensor<2x4x?x8xf32>)
+// CHECK-SAME:      with_entropy = true
+// CHECK-NOT:     moe.softmax_mix ins(%[[Q]], %[[K]] :
+// CHECK:         linalg.generic {{.*}} ins(%[[MIX]]#2 : tensor<2x4x?xf32>)
+// CHECK:         moe.softmax_mix {{.*}} values(%{{.*}} : tensor<2x?x5xf32>)
+// CHECK-NOT:     moe.softmax_mix
+// CHECK:         return
+func.func @attention_emits_its_entropies(
+    %q: tensor<2x4x?x8xf32>, %k: tensor<2x4x?x8xf32>, %v: tensor<2x4x?x8xf32>,
+    %u: tensor<2x?x16xf32>, %e: tensor<2x?x5xf32>, %wo: tensor<4x16x8xf32>,
+    %out: tensor<2x4x?x8xf32>, %lse: tensor<2x4x?xf32>, %p: tensor<2x?x5xf32>,
+    %head: tensor<2xi32>, %l1: tensor<2x1x?xf32>, %l2: tensor<2x1x?xf32>)
+    -> (tensor<2x4x?x8xf32>, tensor<2x4x?xf32>, tensor<2x?x5xf32>) {
+  %a:2 = moe.softmax_mix
+      ins(%q, %k : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>)
+      values(%v : tensor<2x4x?x8xf32>)
+      outs(%out, %lse : tensor<2x4x?x8xf32>, tensor<2x4x?xf32>)
+      {causal = true, scale = 0.5 : f64}
+      -> tensor<2x4x?x8xf32>, tensor<2x4x?xf32>
+  %r:4 = moe.attention_posterior
+      ins(%q, %k, %u, %e : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>,
+          tensor<2x?x16xf32>, tensor<2x?x5xf32>)
+      values(%v, %wo : tensor<2x4x?x8xf32>, tensor<4x16x8xf32>)
+      outs(%p, %head, %l1, %l2 : tensor<2x?x5xf32>, tensor<2xi32>,
+           tensor<2x1x?xf32>, tensor<2x1x?xf32>)
+      {causal = true, scale = 0.5 : f64}
+      -> tensor<2x?x5xf32>, tensor<2xi32>, tensor<2x1x?xf32>, tensor<2x1x?xf32>
+  return %a#0, %a#1, %r#0
+      : tensor<2x4x?x8xf32>, tensor<2x4x?xf32>, tensor<2x?x5xf32>
+}
+
+// Another scale is another softmax: the entropies take a pass of their own.
+
+// CHECK-LABEL: func @another_attention_is_left_alone
+// CHECK:         moe.softmax_mix {{.*}} values(%{{.*}} : tensor<2x4x?x8xf32>)
+// CHECK-NOT:       with_entropy
+// CHECK:         moe.softmax_mix ins(
+// CHECK-NOT:       values
+// CHECK-SAME:      with_entropy = true
+func.func @another_attention_is_left_alone(
+    %q: tensor<2x4x?x8xf32>, %v: tensor<2x4x?x8xf32>,
+    %out: tensor<2x4x?x8xf32>, %lse: tensor<2x4x?xf32>, %mean: tensor<2x4xf32>)
+    -> (tensor<2x4x?x8xf32>, tensor<2x4xf32>) {
+  %a:2 = moe.softmax_mix
+      ins(%q, %q : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>)
+      values(%v : tensor<2x4x?x8xf32>)
+      outs(%out, %lse : tensor<2x4x?x8xf32>, tensor<2x4x?xf32>)
+      {causal = true, scale = 0.25 : f64}
+      -> tensor<2x4x?x8xf32>, tensor<2x4x?xf32>
+  %m:2 = moe.attention_entropy
+      ins(%q, %q : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>)
+      outs(%mean, %lse : tensor<2x4xf32>, tensor<2x4x?xf32>)
+      {causal = true, scale = 0.5 : f64} -> tensor<2x4xf32>, tensor<2x4x?xf32>
+  return %a#0, %m#0 : tensor<2x4x?x8xf32>, tensor<2x4xf32>
+}
+
+// Rows that are given are masked and used; the prior takes no pass at all.
+
+// CHECK-LABEL: func @given_rows_choose_the_head
+// CHECK-SAME:    %[[MASK:[^:]*]]: tensor<2x7xi1>, %[[LSE:[^:]*]]: tensor<2x4x7xf32>, %[[ENTROPY:[^:]*]]: tensor<2x4x7xf32>
+// CHECK-DAG:     linalg.generic {{.*}} ins(%[[LSE]], %[[MASK]] :
+// CHECK-DAG:     linalg.generic {{.*}} ins(%[[ENTROPY]], %[[MASK]] :
+// CHECK-COUNT-1: moe.softmax_mix
+// CHECK-NOT:     moe.softmax_mix
+// CHECK:         return
+func.func @given_rows_choose_the_head(
+    %mask: tensor<2x7xi1>, %row_lse: tensor<2x4x7xf32>,
+    %row_entropy: tensor<2x4x7xf32>, %q: tensor<2x4x7x8xf32>,
+    %u: tensor<2x7x16xf32>, %e: tensor<2x7x5xf32>, %vp: tensor<2x4x7x16xf32>,
+    %p: tensor<2x7x5xf32>, %head: tensor<2xi32>, %l1: tensor<2x1x7xf32>,
+    %l2: tensor<2x1x7xf32>) -> (tensor<2x7x5xf32>, tensor<2x1x7xf32>) {
+  %r:4 = moe.attention_posterior
+      ins(%q, %q, %u, %e : tensor<2x4x7x8xf32>, tensor<2x4x7x8xf32>,
+          tensor<2x7x16xf32>, tensor<2x7x5xf32>)
+      means(%vp : tensor<2x4x7x16xf32>) mask(%mask : tensor<2x7xi1>)
+      rows(%row_lse, %row_entropy : tensor<2x4x7xf32>, tensor<2x4x7xf32>)
+      outs(%p, %head, %l1, %l2 : tensor<2x7x5xf32>, tensor<2xi32>,
+           tensor<2x1x7xf32>, tensor<2x1x7xf32>) {causal = true}
+      -> tensor<2x7x5xf32>, tensor<2xi32>, tensor<2x1x7xf32>, tensor<2x1x7xf32>
+  return %r#0, %r#2 : tensor<2x7x5xf32>, tensor<2x1x7xf32>
+}

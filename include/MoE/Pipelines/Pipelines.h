@@ -34,6 +34,10 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       *this, "bf16-dot",
       llvm::cl::desc("multiply bf16 tokens in pairs (AVX512_BF16)"),
       llvm::cl::init(false)};
+  PassOptions::Option<bool> scalef{
+      *this, "scalef",
+      llvm::cl::desc("scale exponentials by one instruction (AVX-512)"),
+      llvm::cl::init(false)};
 };
 
 /// From public functions on tensors to the LLVM dialect. A function's results

@@ -13,8 +13,6 @@ struct HostCodeOptions {
   /// "native" is the CPU of this machine with every extension that it has; any
   /// other name is one that LLVM knows for this machine's architecture.
   std::string cpu = "native";
-  /// 0 to 3, as clang's -O.
-  unsigned optLevel = 3;
   /// The functions to make callable without knowing their types at compile
   /// time. When empty, only the module's own symbols are in the code.
   ArrayRef<FunctionSignature> signatures;

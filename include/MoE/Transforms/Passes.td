@@ -15,11 +15,18 @@ def MoEApproximateMathPass
   let description = [{
     Replaces exp, log, tanh, erf and their relatives by polynomials in `arith`
     that compile to vector code without calls of a mathematical library. In f32
-    exp has a relative error of 7.7e-8; 16-bit functions are computed in f32.
+    exp has a relative error of 7.6e-8, exp(0) is 1 and exp(-inf) is 0; where a
+    result would be denormal it is 0, or with `scalef` the denormal. 16-bit
+    functions are computed in f32.
 
     NON-NUMERIC-PRESERVING: results differ from a library's in the last bits.
   }];
+  let options = [
+    Option<"scalef", "scalef", "bool", /*default=*/"false",
+           "scale exp of 16 lanes by vscalefps of AVX-512">,
+  ];
   let dependentDialects = [
+    "::mlir::LLVM::LLVMDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::math::MathDialect",
     "::mlir::vector::VectorDialect",
@@ -31,10 +38,16 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
   let description = [{
     Replaces each op with `MixingOpInterface` by `moe.softmax_mix`, or by the
     two sweeps of its gradient, which kernels implement without ever holding
-    the token-by-token matrix, and by small ops around it. The posterior of Mutual-Inform SMoE (21) becomes an
-    attention over concatenated features, `[scale q, wo^T u / sigma^2]` against
-    `[k, v]`, with the key bias `-|wo v|^2/(2 sigma^2)` from the Gram matrix
-    `wo^T wo`: the means `wo v` are never formed.
+    the token-by-token matrix, and by small ops around it. The posterior of
+    Mutual-Inform SMoE (21) becomes an attention over concatenated features,
+    `[scale q, wo^T u / sigma^2]` against `[k, v]`, with the key bias
+    `-|wo v|^2/(2 sigma^2)` from the Gram matrix `wo^T wo`: the means `wo v` are
+    never formed.
+
+    A mix without values (the entropies of all heads, from which the posterior
+    chooses one) takes the log-sum-exps and entropies of its rows from an earlier
+    mix of the same logits with values, if there is one: the attention emits
+    them in its own pass over the keys.
 
     With `sweep-once`, tokens that mix with themselves meet in one sweep over
     their pairs, `moe.softmax_mix_self` where the mix is not causal, and so do
@@ -59,6 +72,8 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
     Statistic<"numConverted", "num-converted", "Number of ops converted">,
     Statistic<"numRefused", "num-refused",
               "Number of ops that could not be converted">,
+    Statistic<"numShared", "num-shared",
+              "Number of mixes whose rows another mix emits">,
   ];
 }
 

@@ -322,6 +322,10 @@ OpFoldResult mlir::moe::getSize(Emitter &e, Value memref, int64_t position) {
   return e.dim(memref, position);
 }
 
+OpFoldResult mlir::moe::getLastSize(Emitter &e, Value memref) {
+  return getSize(e, memref, cast<MemRefType>(memref.getType()).getRank() - 1);
+}
+
 Value mlir::moe::sliceLeading(Emitter &e, Value memref, ValueRange indices) {
   if (indices.empty())
     return memref;

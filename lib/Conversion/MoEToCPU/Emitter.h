@@ -183,6 +183,8 @@ bool isContiguousFrom(MemRefType type, int64_t first);
 
 /// The static size of a dim as an attribute, or its value.
 OpFoldResult getSize(Emitter &e, Value memref, int64_t position);
+/// That of the last dim.
+OpFoldResult getLastSize(Emitter &e, Value memref);
 
 /// `width` rows and columns transposed, in registers.
 Values transposeLanes(Emitter &e, ArrayRef<Value> rows);

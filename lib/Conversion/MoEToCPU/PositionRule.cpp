@@ -59,6 +59,22 @@ Value PositionRule::isGroupVisible(Emitter &e, Value position,
   return visible;
 }
 
+std::pair<Value, Value>
+PositionRule::getGroupColumns(Emitter &e, Value position, Value firstColumn,
+                              int64_t numColumns) const {
+  Value begin = e.index(0), end = e.index(numColumns);
+  if (!causal)
+    return {begin, end};
+  // Index arithmetic is signed: the group may lie before or behind the block.
+  Value distance = e.sub(position, firstColumn);
+  auto clamp = [&](Value column) {
+    return e.maxIndex(e.minIndex(column, end), begin);
+  };
+  if (rowsAreKeys)
+    return {clamp(distance), end};
+  return {begin, clamp(e.add(distance, e.index(kGroupRows)))};
+}
+
 std::pair<Value, Value> PositionRule::getRange(Emitter &e, Value position,
                                                Value numRows, Value numColumns,
                                                int64_t blockColumns) const {

@@ -28,6 +28,12 @@ public:
   /// `numColumns` columns from `firstColumn` on; null for always.
   Value isGroupVisible(Emitter &e, Value position, Value firstColumn,
                        int64_t numColumns) const;
+  /// The columns of a block of `numColumns` from `firstColumn` on that any of
+  /// the group of rows from `position` on can see, as [begin, end) within the
+  /// block; not cut where only a window hides columns.
+  std::pair<Value, Value> getGroupColumns(Emitter &e, Value position,
+                                          Value firstColumn,
+                                          int64_t numColumns) const;
   /// The columns that `numRows` rows from `position` on may see: from a
   /// multiple of `blockColumns` on, so that a row's sums do not depend on the
   /// rows around it.

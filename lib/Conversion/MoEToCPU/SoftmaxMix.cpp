@@ -18,6 +18,8 @@
 #include "Patterns.h"
 #include "SoftmaxMixState.h"
 
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
+
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/Support/MathExtras.h"
 
@@ -93,7 +95,7 @@ void MixKernel::allocate() {
   weights =
       e.scratch({e.getIndexAttr(kGroupRows), e.getIndexAttr(blockKeys)}, f32);
   state.mixed =
-      e.scratch({rows, padToVectors(e, getSize(e, op.getV(), 2))}, f32);
+      e.scratch({rows, padToVectors(e, getLastSize(e, op.getV()))}, f32);
 }
 
 void MixKernel::takeViews(Value batch, Value head) {
@@ -101,7 +103,10 @@ void MixKernel::takeViews(Value batch, Value head) {
     return memref ? sliceLeading(e, memref, indices) : Value();
   };
   q = view(op.getQ(), {batch, head});
-  keys = {view(op.getK(), {batch, head}), view(op.getV(), {batch}),
+  SmallVector<Value> ofValues{batch};
+  if (areValuesPerHead(op.getV()))
+    ofValues.push_back(head);
+  keys = {view(op.getK(), {batch, head}), view(op.getV(), ofValues),
           view(op.getKeyBias(), {batch, head}), view(op.getKeyMask(), {batch}),
           view(op.getKeyLevel(), {batch})};
   if (Value memref = op.getBias()) {
@@ -170,7 +175,10 @@ void MixKernel::emitGroup(Value firstQuery, Value group, Value firstKey) {
     Values decays = state.update(e, group, logits, weights);
     if (keys.values) // o' = a o + p v
       accumulateTile(e, weights, block->values, state.mixed, group, decays,
-                     getSize(e, keys.values, 1));
+                     getSize(e, keys.values, 1),
+                     rule.getGroupColumns(e,
+                                          positionOf(e.add(firstQuery, group)),
+                                          firstKey, blockKeys));
   };
   Value visible = isGroupVisible(firstQuery, group, firstKey);
   visible ? e.ifThen(visible, body) : body();
@@ -240,10 +248,11 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
 }
 
 void MixKernel::emit() {
-  auto isDynamic = [](Value memref, int64_t position) {
-    return memref && cast<MemRefType>(memref.getType()).isDynamicDim(position);
+  auto isDynamic = [](Value memref) {
+    return memref && ShapedType::isDynamic(
+                         cast<MemRefType>(memref.getType()).getShape().back());
   };
-  e.withScratch(isDynamic(op.getQ(), 3) || isDynamic(op.getV(), 2), [&] {
+  e.withScratch(isDynamic(op.getQ()) || isDynamic(op.getV()), [&] {
     numQueries = e.dim(op.getQ(), 2);
     numKeys = e.dim(op.getK(), 2);
     origin = op.getOrigin() ? op.getOrigin() : e.sub(numKeys, numQueries);

@@ -222,9 +222,11 @@ void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
         multiplyTile(e, role.rows.values, tokens, role.packedValues);
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     buildGradients(slot, tokens[slot], group, valueProducts[slot]);
+  std::pair<Value, Value> columns = role.rule.getGroupColumns(
+      e, e.add(origin, first), firstColumn, blockColumns);
   if (valueSums)
     accumulateTile(e, weights, valueRows, valueSums, group, {},
-                   getSize(e, role.rows.values, 1));
+                   getSize(e, role.rows.values, 1), columns);
   if (views.bias)
     for (int64_t slot = 0; slot < kGroupRows; ++slot) {
       Value row = e.add(first, e.index(slot));
@@ -234,7 +236,7 @@ void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
                [&] { addBiasGradient(slot, row, firstColumn); });
     }
   accumulateTile(e, gradients, featureRows, featureSums, group, {},
-                 getSize(e, role.rows.features, 1));
+                 getSize(e, role.rows.features, 1), columns);
 }
 
 /// Whether a group of rows sees a block of columns; null for always.

@@ -40,7 +40,8 @@ class SelfMixKernel {
 public:
   SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
       : e(e), op(op), asQuery(op, /*rowsAreKeys=*/false),
-        asKey(op, /*rowsAreKeys=*/true), strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
+        asKey(op, /*rowsAreKeys=*/true),
+        strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
 
   void emit();
 
@@ -262,7 +263,8 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   }
   Values decays = rows.update(e, first, products, weights);
   accumulateTile(e, weights, block->values, rows.mixed, first, decays,
-                 getSize(e, tokens.values, 1));
+                 getSize(e, tokens.values, 1),
+                 {e.index(0), e.index(strips.blockColumns)});
 }
 
 //===----------------------------------------------------------------------===//

@@ -25,7 +25,8 @@ KeyBlock::KeyBlock(Emitter &e, Value queries, const MixKeys &all) {
   if (all.level)
     level = e.scratch({size}, f32);
   if (all.values)
-    values = e.scratch({size, padToVectors(e, getSize(e, all.values, 2))}, f32);
+    values =
+        e.scratch({size, padToVectors(e, getLastSize(e, all.values))}, f32);
 }
 
 void KeyBlock::pack(Emitter &e, const MixKeys &keys, Value firstKey) const {

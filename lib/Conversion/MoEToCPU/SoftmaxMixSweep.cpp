@@ -2,6 +2,8 @@
 
 #include "SoftmaxMixSweep.h"
 
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
+
 #include <limits>
 
 using namespace mlir;
@@ -65,7 +67,7 @@ void SweepRole::allocate(SweepBuffers &buffers) {
   if (rowsAreKeys)
     packedDeltas = buffers.allocate({block});
   if (all.v)
-    packedValues = buffers.allocate({getSize(e, all.v, 2), block});
+    packedValues = buffers.allocate({getLastSize(e, all.v), block});
 }
 
 void SweepRole::takeViews(Value batch, Value head) {
@@ -73,8 +75,10 @@ void SweepRole::takeViews(Value batch, Value head) {
   for (Value *perHead : {&views.q, &views.k, &views.lse, &views.delta,
                          &views.dmixed, &views.keyBias})
     *perHead = viewTokens(e, *perHead, batch, head);
-  for (Value *shared : {&views.v, &views.queryMask, &views.keyMask,
-                        &views.queryLevel, &views.keyLevel})
+  views.v =
+      viewTokens(e, all.v, batch, areValuesPerHead(all.v) ? head : Value());
+  for (Value *shared :
+       {&views.queryMask, &views.keyMask, &views.queryLevel, &views.keyLevel})
     *shared = viewTokens(e, *shared, batch);
   views.bias = viewBias(e, all.bias, batch, head);
   takeSides();

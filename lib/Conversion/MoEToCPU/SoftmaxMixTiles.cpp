@@ -437,7 +437,7 @@ namespace {
 struct TileSum {
   /// The factor of a row at a step, a vector.
   function_ref<Value(int64_t row, Value step)> getWeight;
-  Value numSteps, packed, accumulators;
+  Value firstStep, endStep, packed, accumulators;
   /// What each row adds to. One of them may be there more than once.
   Values rows;
   /// Factors of what the accumulators held, or none.
@@ -462,20 +462,19 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
   Values zeros(rows.size() * numVectors, e.f32(0.0));
-  Values sums =
-      e.loop(e.index(0), numSteps, 1, zeros,
-             [&](Value step, ValueRange old) -> Values {
-               Values values, next;
-               for (int64_t vector = 0; vector < numVectors; ++vector)
-                 values.push_back(e.loadVector(packed, {step, at(vector)}));
-               for (size_t row = 0; row < rows.size(); ++row) {
-                 Value weight = getWeight(row, step);
-                 for (auto [vector, value] : llvm::enumerate(values))
-                   next.push_back(
-                       e.fma(weight, value, old[row * numVectors + vector]));
-               }
-               return next;
-             });
+  Values sums = e.loop(
+      firstStep, endStep, 1, zeros, [&](Value step, ValueRange old) -> Values {
+        Values values, next;
+        for (int64_t vector = 0; vector < numVectors; ++vector)
+          values.push_back(e.loadVector(packed, {step, at(vector)}));
+        for (size_t row = 0; row < rows.size(); ++row) {
+          Value weight = getWeight(row, step);
+          for (auto [vector, value] : llvm::enumerate(values))
+            next.push_back(
+                e.fma(weight, value, old[row * numVectors + vector]));
+        }
+        return next;
+      });
   auto store = [&](bool adds) {
     for (auto [i, row] : llvm::enumerate(rows))
       for (int64_t vector = 0; vector < numVectors; ++vector) {
@@ -531,18 +530,14 @@ static Values getRows(Emitter &e, Value first, int64_t count) {
 
 void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value group,
-                               ArrayRef<Value> decays, OpFoldResult size) {
+                               ArrayRef<Value> decays, OpFoldResult size,
+                               std::pair<Value, Value> columns) {
   auto getWeight = [&](int64_t row, Value step) {
     return e.splat(e.load(weights, {e.index(row), step}));
   };
-  Value numColumns = e.index(getColumnVectors(e) * e.width);
-  TileSum sum{getWeight,
-              numColumns,
-              packed,
-              accumulators,
-              getRows(e, group, kGroupRows),
-              decays,
-              /*isFirst=*/{}};
+  TileSum sum{getWeight, columns.first, columns.second,
+              packed,    accumulators,  getRows(e, group, kGroupRows),
+              decays,    /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
   });
@@ -559,8 +554,8 @@ void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
       };
       Values rows = clampRows(e, e.add(firstRow, group), kGroupRows,
                               e.dim(accumulators, 0));
-      TileSum sum{getWeight,     numColumns,    packed, accumulators, rows,
-                  /*decays=*/{}, /*isFirst=*/{}};
+      TileSum sum{getWeight,    e.index(0), numColumns,    packed,
+                  accumulators, rows,       /*decays=*/{}, /*isFirst=*/{}};
       sum.emit(e, first, numVectors);
     });
   });
@@ -579,8 +574,8 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
         return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
       };
       Values columns = getRows(e, e.add(firstColumn, group), count);
-      TileSum sum{getWeight,     numRows, packed, accumulators, columns,
-                  /*decays=*/{}, isFirst};
+      TileSum sum{getWeight,    e.index(0), numRows,       packed,
+                  accumulators, columns,    /*decays=*/{}, isFirst};
       sum.emit(e, first, numVectors);
     };
     e.loop(e.index(0), e.index(whole), kGroupRows,

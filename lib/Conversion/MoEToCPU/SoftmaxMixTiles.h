@@ -88,9 +88,11 @@ private:
 
 /// accumulators[group + row, ..] = decays[row] * accumulators[group + row, ..]
 /// + sum_column weights[row, column] * packed[column, ..], for `size` elements
-/// a row (the size of a memref's dim); without decays the factor is 1.
+/// a row (the size of a memref's dim); without decays the factor is 1. Of the
+/// columns, those of [begin, end) are taken: the others' weights are 0.
 void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
-                    Value group, ArrayRef<Value> decays, OpFoldResult size);
+                    Value group, ArrayRef<Value> decays, OpFoldResult size,
+                    std::pair<Value, Value> columns);
 
 /// The same for `numRows` rows from `firstRow` on, in groups, and `numColumns`
 /// columns of a block; their weights are `weights[row, column]`. What rows of the

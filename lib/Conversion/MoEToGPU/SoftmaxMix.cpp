@@ -5,6 +5,8 @@
 #include "SoftmaxMixCopies.h"
 #include "ThreadLowerings.h"
 
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
+
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/IR/IRMapping.h"
@@ -97,6 +99,12 @@ Value MixEmitter::clampKey(Value key) {
 
 Value MixEmitter::clampRow(Value row) {
   return b.min(row, b.sub(numQueries, b.index(1)));
+}
+
+SmallVector<Value> MixEmitter::getValuePlace(Value key, Value column) {
+  if (areValuesPerHead(op.getV()))
+    return {batch, head, key, column};
+  return {batch, key, column};
 }
 
 /// The key position of a row of the tile, as i32.
@@ -340,7 +348,7 @@ static int64_t getNumColumnGroups(SoftmaxMixOp op,
                                   int64_t most = kMaxMixColumns) {
   if (!op.getV())
     return 1;
-  int64_t columns = cast<ShapedType>(op.getV().getType()).getDimSize(2);
+  int64_t columns = cast<ShapedType>(op.getV().getType()).getShape().back();
   if (ShapedType::isDynamic(columns))
     return 0;
   for (int64_t size : {most, kMaxMixColumns})
@@ -454,7 +462,7 @@ private:
   /// for each group: the op with the group's columns of values and results. All
   /// write the same log-sum-exps.
   void emitGroups(WarpBuilder &b, SoftmaxMixOp op, int64_t groups) const {
-    int64_t columns = cast<MemRefType>(op.getV().getType()).getDimSize(2);
+    int64_t columns = cast<MemRefType>(op.getV().getType()).getShape().back();
     int64_t width = columns / groups;
     auto mixColumns = [&](Value first) {
       IRMapping mapping;

@@ -73,6 +73,8 @@ public:
   /// `key`, or the last one.
   Value clampKey(Value key);
   Value clampRow(Value row);
+  /// Where column `column` of the values of `key` lies.
+  SmallVector<Value> getValuePlace(Value key, Value column);
 
   //===--------------------------------------------------------------------===//
   // The online softmax

@@ -22,6 +22,8 @@
 #include "SoftmaxMix.h"
 #include "ThreadLowerings.h"
 
+#include "MoE/Dialect/MoE/IR/MoEStructured.h"
+
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 
@@ -183,7 +185,13 @@ Sweep::Pair Sweep::getPair(Value other) {
   Value seen = b.both(b.both(exists, getVisible()),
                       b.compare(CmpFPredicate::UNE, logSum, hidden));
   Value weight = b.select(seen, b.exp(b.sub(getLogit(), logSum)), zero);
-  Value product = v ? dot(dmixed, {batch, head, i}, v, {batch, j}) : b.f32(0.0);
+  Value product = b.f32(0.0);
+  if (v) {
+    SmallVector<Value> values{batch, j};
+    if (areValuesPerHead(v))
+      values.insert(values.begin() + 1, head);
+    product = dot(dmixed, {batch, head, i}, v, values);
+  }
   Value gradient =
       b.mul(weight, b.sub(product, b.loadF32(delta, {batch, head, i})));
   Value isZero = b.compare(CmpFPredicate::OEQ, weight, zero);

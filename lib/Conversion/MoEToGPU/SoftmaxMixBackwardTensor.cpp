@@ -40,7 +40,7 @@ static std::optional<SweepPlan> makePlan(MixSweep sweep, int64_t sharedBytes) {
       !hasWholeRows(own) || !hasWholeRows(other))
     return std::nullopt;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kSweepChunk);
-  plan.numColumns = sweep.v ? getShaped(sweep.v).getDimSize(2) : 0;
+  plan.numColumns = sweep.v ? getShaped(sweep.v).getShape().back() : 0;
   plan.valueWidth =
       plan.numColumns
           ? llvm::PowerOf2Ceil(std::max<int64_t>(plan.numColumns, 16))

@@ -23,7 +23,8 @@ bool mlir::moe::hasTensorTypes(SoftmaxMixOp op) {
   if (element != k.getElementType() || !(element.isBF16() || element.isF16()) ||
       ShapedType::isDynamic(features) || features % unit != 0)
     return false;
-  return !op.getV() || !getShaped(op.getV()).isDynamicDim(2);
+  return !op.getV() ||
+         !ShapedType::isDynamic(getShaped(op.getV()).getShape().back());
 }
 
 ValueTile::ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightParts,
@@ -32,7 +33,7 @@ ValueTile::ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightParts,
   Value v = op.getV();
   if (!v)
     return;
-  numColumns = getShaped(v).getDimSize(2);
+  numColumns = getShaped(v).getShape().back();
   Type element = getShaped(v).getElementType();
   planes = element.isBF16() ? 1 : element.isF16() ? 2 : 3;
   planes = std::min(planes, weightParts);
@@ -80,7 +81,7 @@ void MixCopies::convertUnit(const ValueTile &tile, Value key, Value isReal,
     Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
     Value exists = b.less(column, b.index(tile.numColumns));
     column = b.min(column, b.index(tile.numColumns - 1));
-    Value value = b.loadF32(mix.op.getV(), {mix.batch, key, column});
+    Value value = b.loadF32(mix.op.getV(), mix.getValuePlace(key, column));
     columns.push_back(b.select(b.both(isReal, exists), value, b.f32(0.0)));
   }
   b.storeSplit(columns, place, tile.planes, tile.getPlaneBytes());
@@ -104,7 +105,7 @@ void MixCopies::copyValues(const ValueTile &tile, Value firstKey,
       return convertUnit(tile, key, isReal, unit, place);
     Value column = b.mul(unit, b.i32(8));
     isReal = b.both(isReal, b.less(column, b.i32(tile.numColumns)));
-    Value global = b.addressOf(v, {mix.batch, key, b.toIndex(column)});
+    Value global = b.addressOf(v, mix.getValuePlace(key, b.toIndex(column)));
     b.copyAsync(place, global, isReal);
   };
   int64_t count = tile.numKeys * units;

@@ -33,7 +33,8 @@ static constexpr int64_t kPadding = 4;
 static constexpr int64_t kLaneRows = 4, kLaneFeatures = 8;
 
 static int64_t getNumColumns(SoftmaxMixOp op) {
-  return op.getV() ? cast<ShapedType>(op.getV().getType()).getDimSize(2) : 0;
+  return op.getV() ? cast<ShapedType>(op.getV().getType()).getShape().back()
+                   : 0;
 }
 
 int64_t mlir::moe::getFloatTileRows(SoftmaxMixOp op) {
@@ -213,8 +214,8 @@ void FloatMix::loadValues(Value firstKey) {
            Value column = b.op<arith::RemUIOp>(number, b.index(width));
            Value isReal = b.both(mix.isReal(key), b.less(column, numColumns));
            column = b.min(column, b.sub(numColumns, b.index(1)));
-           Value value =
-               b.loadF32(op.getV(), {mix.batch, mix.clampKey(key), column});
+           Value value = b.loadF32(
+               op.getV(), mix.getValuePlace(mix.clampKey(key), column));
            value = b.select(isReal, value, b.f32(0.0));
            b.store(value, b.at(values, b.mul(b.toI32(number), b.i32(4))), 4);
          });

@@ -64,7 +64,7 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
                            bool keepsQueries) {
   TensorPlan plan;
   plan.numFeatures = getShaped(op.getQ()).getDimSize(3);
-  plan.numColumns = op.getV() ? getShaped(op.getV()).getDimSize(2) : 0;
+  plan.numColumns = op.getV() ? getShaped(op.getV()).getShape().back() : 0;
   plan.rowFragments = rowFragments;
   plan.tileRows = 16 * kWarps * rowFragments;
   // Registers: a lane holds the logits of all its queries and keys twice, as a

@@ -129,9 +129,15 @@ class AttentionSMoE(ComposedRouter):
         wo=None,
         bias=None,
         head_prior=None,
+        row_lse=None,
+        row_entropy=None,
         cached_probs=None,
     ):
-        """`cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`."""
+        """`cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`.
+
+        `row_lse` and `row_entropy` are what `moe_mlir.attention` returned beside
+        the attention's output; with them the router adds no pass over all heads.
+        """
         query_mask = None if mask is None else mask[:, -h.shape[-2] :]
         own, z = self.base_scores(real_tokens(h, query_mask), query_mask)
         keys = own if cached_probs is None else torch.cat([cached_probs, own], dim=-2)
@@ -146,6 +152,8 @@ class AttentionSMoE(ComposedRouter):
             bias=bias,
             head_prior=head_prior,
             mask=mask,
+            row_lse=row_lse,
+            row_entropy=row_entropy,
             sigma=self.sigma,
             return_lse=True,
             **self.attributes,

@@ -7,6 +7,7 @@ arguments, the kernel that it compiles to, its shapes for tracing, its gradient.
 from .ac_logits import ac_logits
 from .adjacency_gate import adjacency_gate
 from .adjacency_update import adjacency_update
+from .attention import attention
 from .attention_entropy import attention_entropy
 from .attention_posterior import attention_posterior
 from .balance_loss import balance_loss
@@ -31,6 +32,7 @@ __all__ = [
     "ac_logits",
     "adjacency_gate",
     "adjacency_update",
+    "attention",
     "attention_entropy",
     "attention_posterior",
     "balance_loss",

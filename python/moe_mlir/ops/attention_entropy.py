@@ -5,7 +5,8 @@ import math
 
 import torch
 
-from ._check import ACTIVATIONS, MASK, Checker
+from ._attention import bias_dims, bias_form, four_dims, validate_pairs
+from ._check import Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
 from ._library import define
 
@@ -56,34 +57,7 @@ def _arguments(q, k, causal, bias, mask, scale, window, exclude_self, precision)
 
 def _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision):
     del causal, exclude_self
-    _check.dtype("q", q, ACTIVATIONS)
-    _check.dtype("k", k, ACTIVATIONS)
-    _check.rank("q", q, "[batch, heads, n, head_width]")
-    _check.rank("k", k, "[batch, heads, nk, head_width]")
-    batch, heads, n, width = q.shape
-    nk = k.shape[2]
-    _check.shape("k", k, (batch, heads, nk, width), "[batch, heads, nk, head_width]")
-    _check.same_dtype("k", k, "q", q)
-    _check.at_least("head_width", width, 1)
-    if bias is not None:
-        _check.dtype("bias", bias, ACTIVATIONS)
-        padded = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-        if (
-            len(padded) != 4
-            or padded[2:] != (n, nk)
-            or any(size not in (1, whole) for size, whole in zip(padded, (batch, heads)))
-        ):
-            _check.fail(
-                "expected 'bias' to have shape [batch or 1, heads or 1, n, nk] for "
-                f"{(batch, heads, n, nk)}, found {tuple(bias.shape)}"
-            )
-    if mask is not None:
-        _check.dtype("mask", mask, MASK)
-        _check.shape("mask", mask, (batch, nk), "[batch, nk]")
-    if scale is not None:
-        _check.finite("scale", scale)
-    if window is not None:
-        _check.at_least("window", window, 1)
+    validate_pairs(_check, q, k, bias, mask, scale, window)
     _check.choice("precision", precision, ("ieee", "tf32"))
 
 
@@ -98,9 +72,7 @@ def kernel(
         Tensor("k", ("b", heads, "m", width), dtype),
     ]
     if bias_dtype is not None:
-        has_batch, has_heads = bias_form
-        dims = ("b" if has_batch else 1, heads if has_heads else 1, "n", "m")
-        inputs.append(Tensor("bias", dims, bias_dtype, clause="bias"))
+        inputs.append(Tensor("bias", bias_dims(bias_form, heads), bias_dtype, clause="bias"))
     if masked:
         inputs.append(Tensor("mask", ("b", "m"), torch.bool, clause="mask"))
     attributes = [
@@ -124,14 +96,13 @@ def kernel(
 
 def _cpu(q, k, bias, mask, scale, causal, window, exclude_self, precision):
     _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision)
-    if bias is not None:
-        bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+    bias = four_dims(bias)
     run = kernel(
         q.dtype,
         None if bias is None else bias.dtype,
         q.shape[1],
         q.shape[-1],
-        None if bias is None else (bias.shape[0] != 1, bias.shape[1] != 1),
+        bias_form(bias),
         mask is not None,
         scale,
         causal,

@@ -5,7 +5,8 @@ import math
 
 import torch
 
-from ._check import ACTIVATIONS, MASK, Checker
+from ._attention import bias_dims, bias_form, four_dims, validate_pairs
+from ._check import ACTIVATIONS, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
 from ._library import define
 
@@ -25,6 +26,8 @@ def attention_posterior(
     bias=None,
     head_prior=None,
     mask=None,
+    row_lse=None,
+    row_entropy=None,
     sigma=1.0,
     scale=None,
     head_mode="min_entropy",
@@ -48,6 +51,9 @@ def attention_posterior(
         bias: added to the logits, broadcastable to `[batch, heads, n, nk]`.
         head_prior: `[batch, n, heads]` float32, with head_mode="all"; default uniform.
         mask: bool `[batch, nk]`; covers the queries too when n = nk.
+        row_lse, row_entropy: `[batch, heads, n]` float32, what
+            `moe_mlir.attention` returned for these q, k, bias and mask: spares
+            a pass over the keys of all heads. Gradients do not need them.
         sigma: deviation of the Gaussians, a float or a learned 0-d tensor.
         scale: factor of q.k, default 1/sqrt(head_width).
         head_mode: "min_entropy" (the head whose prior is surest), "all", or a head.
@@ -62,20 +68,21 @@ def attention_posterior(
         `[batch, heads | 1, n]`, without gradient.
     """
     results = _op(
-        q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, sigma, scale, head_mode,
-        head_scope, window, exclude_self, precision,
+        q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma, scale,
+        head_mode, head_scope, window, exclude_self, precision,
     )  # fmt: skip
     return results if return_lse else results[:2]
 
 
 def _arguments(
-    q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, sigma, scale, head_mode, head_scope,
-    window, exclude_self, precision,
+    q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma, scale,
+    head_mode, head_scope, window, exclude_self, precision,
 ):  # fmt: skip
     for name, value in (("q", q), ("k", k), ("u", u), ("e", e)):
         _check.tensor(name, value)
     optional = (("vp", vp), ("v", v), ("wo", wo), ("bias", bias), ("head_prior", head_prior))
-    for name, value in (*optional, ("mask", mask)):
+    rows = (("row_lse", row_lse), ("row_entropy", row_entropy))
+    for name, value in (*optional, ("mask", mask), *rows):
         _check.tensor(name, value, optional=True)
     _check.integer("window", window, optional=True)
     if scale is not None:
@@ -87,61 +94,44 @@ def _arguments(
         head_mode, head = "fixed", head_mode
     sigma_value, sigma = _check.scalar_or_tensor("sigma", sigma)
     return (
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
-        head_mode, head, head_scope, bool(causal), window, bool(exclude_self), precision,
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
+        scale, head_mode, head, head_scope, bool(causal), window, bool(exclude_self), precision,
     )  # fmt: skip
 
 
 def _validate(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
-    head_mode, head, head_scope, causal, window, exclude_self, precision,
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
+    scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
 ):  # fmt: skip
     del causal, exclude_self
-    for name, tensor in (("q", q), ("k", k), ("u", u), ("e", e)):
+    validate_pairs(_check, q, k, bias, mask, scale, window)
+    for name, tensor in (("u", u), ("e", e)):
         _check.dtype(name, tensor, ACTIVATIONS)
-    _check.rank("q", q, "[batch, heads, n, head_width]")
-    batch, heads, n, width = q.shape
-    _check.rank("k", k, "[batch, heads, nk, head_width]")
+    batch, heads, n, _ = q.shape
     nk = k.shape[2]
-    _check.shape("k", k, (batch, heads, nk, width), "[batch, heads, nk, head_width]")
-    _check.same_dtype("k", k, "q", q)
     _check.rank("u", u, "[batch, n, d]")
     d = u.shape[-1]
     _check.shape("u", u, (batch, n, d), "[batch, n, d]")
     _check.rank("e", e, "[batch, nk, experts]")
     _check.shape("e", e, (batch, nk, e.shape[-1]), "[batch, nk, experts]")
     _validate_values(vp, v, wo, batch, heads, nk, d)
-    if bias is not None:
-        _check.dtype("bias", bias, ACTIVATIONS)
-        full = (batch, heads, n, nk)
-        padded = (1,) * (4 - bias.dim()) + tuple(bias.shape)
-        if (
-            len(padded) != 4
-            or padded[2:] != (n, nk)
-            or any(size not in (1, whole) for size, whole in zip(padded[:2], full[:2]))
-        ):
-            _check.fail(
-                "expected 'bias' to have shape [batch or 1, heads or 1, n, nk] for "
-                f"{full}, found {tuple(bias.shape)}"
-            )
     if head_prior is not None:
         _check.dtype("head_prior", head_prior, (torch.float32,))
         _check.shape("head_prior", head_prior, (batch, n, heads), "[batch, n, heads]")
-    if mask is not None:
-        _check.dtype("mask", mask, MASK)
-        _check.shape("mask", mask, (batch, nk), "[batch, nk]")
+    if (row_lse is None) != (row_entropy is None):
+        _check.fail("expected 'row_lse' and 'row_entropy' together, found one of them")
+    for name, rows in (("row_lse", row_lse), ("row_entropy", row_entropy)):
+        if rows is not None:
+            _check.dtype(name, rows, (torch.float32,))
+            _check.shape(name, rows, (batch, heads, n), "[batch, heads, n]")
     if sigma_value is None:
         _check.positive("sigma", sigma)
-    if scale is not None:
-        _check.finite("scale", scale)
     if head_mode == "fixed":
         if head is None or not 0 <= head < heads:
             _check.fail(f"expected 'head_mode' in [0, {heads}) (the number of heads), found {head}")
     else:
         _check.choice("head_mode", head_mode, ("min_entropy", "all"))
     _check.choice("head_scope", head_scope, ("sequence", "batch"))
-    if window is not None:
-        _check.at_least("window", window, 1)
     _check.choice("precision", precision, ("ieee", "tf32"))
 
 
@@ -174,6 +164,7 @@ def kernel(
     bias_form,
     masked,
     sigma,
+    has_rows,
     scale,
     head_mode,
     head,
@@ -201,7 +192,7 @@ def kernel(
         "attention_posterior",
         (
             *_tokens(dtype, heads, width, d, experts),
-            *_optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma),
+            *_optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma, has_rows),
         ),
         (
             Tensor("p", ("b", "n", experts), torch.float32),
@@ -222,20 +213,23 @@ def _tokens(dtype, heads, width, d, experts):
     )
 
 
-def _optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma):
+def _optional_inputs(
+    dtype, heads, d, value_width, bias_form, masked, sigma, has_rows=False
+):
     if "vp" in dtype:
         yield Tensor("vp", ("b", heads, "m", d), dtype["vp"], clause="means")
     else:
         yield Tensor("v", ("b", heads, "m", value_width), dtype["v"], clause="values")
         yield Tensor("wo", (heads, d, value_width), dtype["wo"], clause="values")
     if "bias" in dtype:
-        has_batch, has_heads = bias_form
-        dims = ("b" if has_batch else 1, heads if has_heads else 1, "n", "m")
-        yield Tensor("bias", dims, dtype["bias"], clause="bias")
+        yield Tensor("bias", bias_dims(bias_form, heads), dtype["bias"], clause="bias")
     if "head_prior" in dtype:
         yield Tensor("head_prior", ("b", "n", heads), dtype["head_prior"], clause="head_prior")
     if masked:
         yield Tensor("mask", ("b", "m"), torch.bool, clause="mask")
+    if has_rows:
+        for name in ("row_lse", "row_entropy"):
+            yield Tensor(name, ("b", heads, "n"), torch.float32, clause="rows")
     if sigma is None:
         yield Tensor("sigma", (), torch.float32, clause="sigma")
 
@@ -253,15 +247,14 @@ def _attributes(width, sigma, scale, causal, window, exclude_self, precision):
 
 def _named(q, k, u, e, vp, v, wo, bias, head_prior):
     """The operands that are there, by name, the bias with all four dims."""
-    if bias is not None:
-        bias = bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
-    named = dict(q=q, k=k, u=u, e=e, vp=vp, v=v, wo=wo, bias=bias, head_prior=head_prior)
+    named = dict(
+        q=q, k=k, u=u, e=e, vp=vp, v=v, wo=wo, bias=four_dims(bias), head_prior=head_prior
+    )
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def _form(named, mask, sigma_value, sigma):
     """What of its operands a kernel is specialised to."""
-    bias = named.get("bias")
     return (
         tuple((name, tensor.dtype) for name, tensor in named.items()),
         named["q"].shape[1],
@@ -269,23 +262,24 @@ def _form(named, mask, sigma_value, sigma):
         named["u"].shape[-1],
         named["e"].shape[-1],
         named["v"].shape[-1] if "v" in named else None,
-        None if bias is None else (bias.shape[0] != 1, bias.shape[1] != 1),
+        bias_form(named.get("bias")),
         mask is not None,
         sigma if sigma_value is None else None,
     )
 
 
 def _cpu(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
-    head_mode, head, head_scope, causal, window, exclude_self, precision,
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
+    scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
 ):  # fmt: skip
     _validate(
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
-        head_mode, head, head_scope, causal, window, exclude_self, precision,
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
+        scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
     )  # fmt: skip
     named = _named(q, k, u, e, vp, v, wo, bias, head_prior)
     run = kernel(
         *_form(named, mask, sigma_value, sigma),
+        row_lse is not None,
         scale,
         head_mode,
         head,
@@ -298,6 +292,8 @@ def _cpu(
     operands = [contiguous(tensor) for tensor in named.values()]
     if mask is not None:
         operands.append(contiguous(mask))
+    if row_lse is not None:
+        operands += [contiguous(row_lse), contiguous(row_entropy)]
     if sigma_value is not None:
         operands.append(sigma_value.detach().to(torch.float32))
     p, chosen, prior_lse, posterior_lse = run(*operands)
@@ -305,12 +301,12 @@ def _cpu(
 
 
 def _fake(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
-    head_mode, head, head_scope, causal, window, exclude_self, precision,
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
+    scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
 ):  # fmt: skip
     _validate(
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, sigma_value, sigma, scale,
-        head_mode, head, head_scope, causal, window, exclude_self, precision,
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
+        scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
     )  # fmt: skip
     batch, heads, n = q.shape[:3]
     lse = (batch, heads if head_mode == "all" else 1, n)
@@ -431,11 +427,13 @@ _backward_op = define(
 
 
 def _setup_context(ctx, inputs, output):
-    *tensors, sigma, scale, head_mode, _, _, causal, window, exclude_self, precision = inputs
+    # The rows' sums are no function of their own: gradients flow through q and k.
+    *tensors, _, _, sigma_value, sigma, scale, head_mode, _, _ = inputs[:18]
+    causal, window, exclude_self, precision = inputs[18:]
     ctx.attributes = (sigma, scale, head_mode, causal, window, exclude_self, precision)
     p, head, prior_lse, posterior_lse = output
     ctx.mark_non_differentiable(head, prior_lse, posterior_lse)
-    ctx.save_for_backward(p, head, prior_lse, posterior_lse, *tensors)
+    ctx.save_for_backward(p, head, prior_lse, posterior_lse, *tensors, sigma_value)
 
 
 def _backward(ctx, dp, *_):
@@ -444,7 +442,7 @@ def _backward(ctx, dp, *_):
     *operands, _, sigma_value = saved[4:]
     return (
         *(None if x is None else grad for x, grad in zip(operands, of_operands, strict=True)),
-        None,
+        *(None,) * 3,
         None if sigma_value is None else of_sigma,
         *(None,) * 9,
     )
@@ -452,9 +450,9 @@ def _backward(ctx, dp, *_):
 
 _op = define(
     "attention_posterior(Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
-    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? sigma_value, "
-    "float sigma, float? scale, str head_mode, int? head, str head_scope, bool causal, "
-    "int? window, bool exclude_self, str precision) -> "
+    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? row_lse, "
+    "Tensor? row_entropy, Tensor? sigma_value, float sigma, float? scale, str head_mode, "
+    "int? head, str head_scope, bool causal, int? window, bool exclude_self, str precision) -> "
     "(Tensor p, Tensor head_index, Tensor prior_lse, Tensor posterior_lse)",
     arguments=_arguments,
     kernel=_cpu,

@@ -13,6 +13,7 @@ One file a family: selection, scores, mixing, statistics, dispatch, losses.
 from .dispatch import capacity_of, combine, dispatch, soft_dispatch
 from .losses import balance_loss, bias_update, z_loss
 from .mixing import (
+    attention,
     attention_entropy,
     attention_posterior,
     entropy,
@@ -44,6 +45,7 @@ __all__ = [
     "ac_logits",
     "adjacency_gate",
     "adjacency_update",
+    "attention",
     "attention_entropy",
     "attention_posterior",
     "balance_loss",

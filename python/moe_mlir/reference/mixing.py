@@ -129,6 +129,36 @@ def _mean_entropies(rows, query_mask, scope):
     return mean.expand(rows.shape[:2])
 
 
+def attention(
+    q,
+    k,
+    v,
+    *,
+    causal,
+    bias=None,
+    mask=None,
+    scale=None,
+    window=None,
+    exclude_self=False,
+    precision="ieee",
+):
+    """(out, row_lse, row_entropy): attention, and how sure its rows are; docs/Spec.md 3.4."""
+    del precision  # the meaning has no roundings
+    q, k, v, bias = wide(q, k, v, bias)
+    logits, _ = _prior_logits(
+        q,
+        k,
+        bias=bias,
+        mask=mask,
+        scale=scale,
+        causal=causal,
+        window=window,
+        exclude_self=exclude_self,
+    )
+    v = without_padding(v, None if mask is None else mask[..., None, :])
+    return softmax(logits) @ v, log_sum_exp(logits), _row_entropies(logits.detach())
+
+
 def attention_entropy(
     q, k, *, causal, bias=None, mask=None, scale=None, window=None, exclude_self=False
 ):
@@ -169,6 +199,8 @@ def attention_posterior(
     bias=None,
     head_prior=None,
     mask=None,
+    row_lse=None,
+    row_entropy=None,
     sigma=1.0,
     scale=None,
     head_mode="min_entropy",
@@ -182,9 +214,9 @@ def attention_posterior(
 
     Written with the densities of Lemma 1 themselves, `ln N(u_i | v'_j, sigma^2)`
     up to the constant that all heads and keys share; none of the algebra that
-    the kernels use.
+    the kernels use; the rows' sums are found anew.
     """
-    del precision
+    del precision, row_lse, row_entropy
     q, k, u, e, vp, v, wo, bias, head_prior = wide(q, k, u, e, vp, v, wo, bias, head_prior)
     prior, query_mask = _prior_logits(
         q,

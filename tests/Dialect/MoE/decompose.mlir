@@ -99,6 +99,46 @@ func.func @softmax_mix_e11(
   return %r#0 : tensor<1x2x?x4xf32>
 }
 
+// Values of each head: attention.
+
+// CHECK-LABEL: func @softmax_mix_of_each_head
+// CHECK-SAME:    %[[Q:[^:]*]]: tensor<1x2x?x8xf32>, %[[V:[^:]*]]: tensor<1x2x?x4xf32>
+// CHECK:         linalg.generic {{.*}} ins(%{{.*}}, %{{.*}}, %[[V]] : tensor<1x2x?x?xf32>, tensor<1x2x?x?xf32>, tensor<1x2x?x4xf32>)
+func.func @softmax_mix_of_each_head(
+    %q: tensor<1x2x?x8xf32>, %v: tensor<1x2x?x4xf32>,
+    %o: tensor<1x2x?x4xf32>, %l: tensor<1x2x?xf32>) -> tensor<1x2x?x4xf32> {
+  %r:2 = moe.softmax_mix ins(%q, %q : tensor<1x2x?x8xf32>, tensor<1x2x?x8xf32>)
+      values(%v : tensor<1x2x?x4xf32>)
+      outs(%o, %l : tensor<1x2x?x4xf32>, tensor<1x2x?xf32>)
+      -> tensor<1x2x?x4xf32>, tensor<1x2x?xf32>
+  return %r#0 : tensor<1x2x?x4xf32>
+}
+
+// Rows that the attention has emitted choose the head; those of masked queries
+// do not count.
+
+// CHECK-LABEL: func @posterior_with_rows
+// CHECK-SAME:    %[[MASK:[^:]*]]: tensor<1x7xi1>, %[[LSE:[^:]*]]: tensor<1x2x7xf32>, %[[ENTROPY:[^:]*]]: tensor<1x2x7xf32>
+// CHECK-DAG:     %[[REAL:.*]] = linalg.generic {{.*}} ins(%[[ENTROPY]], %[[MASK]] :
+// CHECK-DAG:     linalg.generic {{.*}} ins(%[[LSE]], %[[MASK]] :
+// CHECK-DAG:     linalg.generic {{.*}} ins(%[[REAL]] : tensor<1x2x7xf32>) outs(%{{.*}} : tensor<1x2xf32>)
+func.func @posterior_with_rows(
+    %mask: tensor<1x7xi1>, %row_lse: tensor<1x2x7xf32>,
+    %row_entropy: tensor<1x2x7xf32>, %q: tensor<1x2x7x8xf32>,
+    %u: tensor<1x7x16xf32>, %e: tensor<1x7x5xf32>, %vp: tensor<1x2x7x16xf32>,
+    %p: tensor<1x7x5xf32>, %head: tensor<1xi32>, %l1: tensor<1x1x7xf32>,
+    %l2: tensor<1x1x7xf32>) -> (tensor<1x7x5xf32>, tensor<1x1x7xf32>) {
+  %r:4 = moe.attention_posterior
+      ins(%q, %q, %u, %e : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>,
+          tensor<1x7x16xf32>, tensor<1x7x5xf32>)
+      means(%vp : tensor<1x2x7x16xf32>) mask(%mask : tensor<1x7xi1>)
+      rows(%row_lse, %row_entropy : tensor<1x2x7xf32>, tensor<1x2x7xf32>)
+      outs(%p, %head, %l1, %l2 : tensor<1x7x5xf32>, tensor<1xi32>,
+           tensor<1x1x7xf32>, tensor<1x1x7xf32>) {causal = true}
+      -> tensor<1x7x5xf32>, tensor<1xi32>, tensor<1x1x7xf32>, tensor<1x1x7xf32>
+  return %r#0, %r#2 : tensor<1x7x5xf32>, tensor<1x1x7xf32>
+}
+
 // The literal meaning forms v' = wo v; only the conversion to softmax_mix
 // avoids it.
 

@@ -533,6 +533,52 @@ func.func @softmax_mix_destinations(%q: tensor<1x2x7x8xf32>,
 
 // -----
 
+func.func @posterior_with_half_of_the_rows(
+    %rows: tensor<1x2x7xf32>, %q: tensor<1x2x7x8xf32>, %u: tensor<1x7x16xf32>,
+    %e: tensor<1x7x5xf32>, %vp: tensor<1x2x7x16xf32>, %p: tensor<1x7x5xf32>,
+    %head: tensor<1xi32>, %l: tensor<1x1x7xf32>) {
+  // expected-error @below {{expected 'row_lse' and 'row_entropy' together}}
+  %r:4 = "moe.attention_posterior"(%q, %q, %u, %e, %vp, %rows, %p, %head, %l, %l)
+      <{operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 4>}>
+      : (tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>, tensor<1x7x16xf32>,
+         tensor<1x7x5xf32>, tensor<1x2x7x16xf32>, tensor<1x2x7xf32>,
+         tensor<1x7x5xf32>, tensor<1xi32>, tensor<1x1x7xf32>, tensor<1x1x7xf32>)
+      -> (tensor<1x7x5xf32>, tensor<1xi32>, tensor<1x1x7xf32>, tensor<1x1x7xf32>)
+  return
+}
+
+// -----
+
+// Values are those of each head, or shared by all: never broadcast.
+
+func.func @softmax_mix_values_of_one_head(%q: tensor<1x2x7x8xf32>,
+                                          %v: tensor<1x1x7x4xf32>,
+                                          %o: tensor<1x2x7x4xf32>,
+                                          %l: tensor<1x2x7xf32>) {
+  // expected-error @below {{expected dim 1 of 'v' (1) to match dim 1 of 'q' (2)}}
+  %r:2 = moe.softmax_mix ins(%q, %q : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
+      values(%v : tensor<1x1x7x4xf32>)
+      outs(%o, %l : tensor<1x2x7x4xf32>, tensor<1x2x7xf32>)
+      -> tensor<1x2x7x4xf32>, tensor<1x2x7xf32>
+  return
+}
+
+// -----
+
+func.func @softmax_mix_values_rank(%q: tensor<1x2x7x8xf32>,
+                                   %v: tensor<7x4xf32>,
+                                   %o: tensor<1x2x7x4xf32>,
+                                   %l: tensor<1x2x7xf32>) {
+  // expected-error @below {{expected 'v' to have rank 3 (b, j, e), found rank 2}}
+  %r:2 = moe.softmax_mix ins(%q, %q : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
+      values(%v : tensor<7x4xf32>)
+      outs(%o, %l : tensor<1x2x7x4xf32>, tensor<1x2x7xf32>)
+      -> tensor<1x2x7x4xf32>, tensor<1x2x7xf32>
+  return
+}
+
+// -----
+
 // A bias is broadcast where its dim is 1, and only there.
 
 func.func @softmax_mix_bias_heads(%q: tensor<1x4x7x8xf32>,

@@ -240,7 +240,7 @@ static MapsBuilder startSweepMaps(OpTy op) {
       .add(op.getK(), {b, h, j, f})
       .add(op.getLse(), {b, h, i})
       .add(op.getDelta(), {b, h, i})
-      .add(op.getV(), {b, j, e})
+      .add(op.getV(), getValueDims(op.getV(), b, h, j, e))
       .add(op.getDmixed(), {b, h, i, e})
       .add(op.getKeyBias(), {b, h, j})
       .add(op.getBias(), getBiasDims(op.getBias(), b, h, i, j))

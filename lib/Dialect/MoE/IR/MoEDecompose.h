@@ -210,6 +210,10 @@ Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin,
 /// the keys.
 Access buildSimilarities(Domain &domain, SimilarityOpInterface op, int64_t j);
 
+/// `rows` in `out`, `hidden` for masked queries.
+Access hideRows(Domain &domain, Access rows, std::optional<Access> queryMask,
+                Value hidden, Access out);
+
 /// The head whose rows have the smallest mean entropy, the lower of equal ones:
 /// i32 `[b]`. `entropies` are `[b, h, i]`, 0 for masked rows.
 Access buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,

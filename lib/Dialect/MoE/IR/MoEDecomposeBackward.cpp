@@ -278,8 +278,10 @@ static MixGradients buildMixGradients(Domain &domain, OpTy op, Value origin) {
   Access x = buildMixLogits(domain, op, origin);
   Access weights = buildWeights(domain, x, domain.at(op.getLse(), {b, h, i}));
   Access products =
-      op.getV() ? domain.contract(domain.at(op.getDmixed(), {b, h, i, e}),
-                                  domain.at(op.getV(), {b, j, e}), {b, h, i, j})
+      op.getV() ? domain.contract(
+                      domain.at(op.getDmixed(), {b, h, i, e}),
+                      domain.at(op.getV(), getValueDims(op.getV(), b, h, j, e)),
+                      {b, h, i, j})
                 : domain.filled({b, h, i, j}, 0.0f);
   return {weights, buildLogitGradients(domain, weights, products,
                                        domain.at(op.getDelta(), {b, h, i}))};

@@ -199,10 +199,11 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
 
   SmallVector<Value> results;
   if (getV())
-    results.push_back(buildMixed(domain, logits, softmax,
-                                 domain.at(getV(), {b, j, e}),
-                                 domain.at(getMixedInit(), {b, h, i, e}))
-                          .value);
+    results.push_back(
+        buildMixed(domain, logits, softmax,
+                   domain.at(getV(), getValueDims(getV(), b, h, j, e)),
+                   domain.at(getMixedInit(), {b, h, i, e}))
+            .value);
   results.push_back(
       buildLse(domain, softmax, domain.at(getLseInit(), {b, h, i})).value);
   if (getWithEntropy())
@@ -418,6 +419,41 @@ static Access selectHead(Domain &domain, Access values, Access head,
                        });
 }
 
+Access mlir::moe::hideRows(Domain &domain, Access rows,
+                           std::optional<Access> queryMask, Value hidden,
+                           Access out) {
+  SmallVector<Access> ins{rows};
+  if (queryMask)
+    ins.push_back(*queryMask);
+  return domain.map(ins, out, [&](Body &b, ValueRange in) {
+    return queryMask ? b.select(in[1], in[0], hidden) : in[0];
+  });
+}
+
+/// The log-sum-exps of the prior: those that the attention has emitted, or
+/// those of `prior`.
+static Access buildPriorLse(Domain &domain, AttentionPosteriorOp op,
+                            const Softmax &prior, Access out) {
+  using namespace posterior;
+  if (!op.getRowLse())
+    return buildLse(domain, prior, out);
+  return hideRows(domain, domain.at(op.getRowLse(), {b, h, i}),
+                  buildQueryMask(domain, op.getMask()),
+                  domain.getBody().negInf(), out);
+}
+
+/// Likewise the entropies.
+static Access buildPriorEntropies(Domain &domain, AttentionPosteriorOp op,
+                                  Access logits, const Softmax &prior,
+                                  Access out) {
+  using namespace posterior;
+  if (!op.getRowEntropy())
+    return buildRowEntropies(domain, logits, prior, out);
+  return hideRows(domain, domain.at(op.getRowEntropy(), {b, h, i}),
+                  buildQueryMask(domain, op.getMask()),
+                  domain.getBody().f32(0.0), out);
+}
+
 /// p_i = sum_h H'_ih mixed_hi (13), with the log-sum-exps of all heads.
 static SmallVector<Value> mixAllHeads(Domain &domain, AttentionPosteriorOp op,
                                       const Softmax &prior,
@@ -425,7 +461,7 @@ static SmallVector<Value> mixAllHeads(Domain &domain, AttentionPosteriorOp op,
   using namespace posterior;
   Body &outer = domain.getBody();
   Access priorLse =
-      buildLse(domain, prior, domain.at(op.getOuts()[2], {b, h, i}));
+      buildPriorLse(domain, op, prior, domain.at(op.getOuts()[2], {b, h, i}));
   Access posteriorLse =
       buildLse(domain, joint, domain.at(op.getOuts()[3], {b, h, i}));
   Access weights = buildHeadWeights(domain, op, priorLse, posteriorLse);
@@ -462,18 +498,21 @@ AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
     head = domain.fill(domain.at(getOuts()[1], {b}),
                        outer.integer(outer.getI32Type(), *getHead()));
   else
-    head = buildMinEntropyHead(domain, *this,
-                               buildRowEntropies(domain, priorLogits, prior,
-                                                 domain.empty({b, h, i}, f32)));
+    head = buildMinEntropyHead(
+        domain, *this,
+        buildPriorEntropies(domain, *this, priorLogits, prior,
+                            domain.empty({b, h, i}, f32)));
 
-  auto lseOf = [&](const Softmax &softmax, Value out) {
-    Access all = buildLse(domain, softmax, domain.empty({b, h, i}, f32));
+  Access priorLse =
+      buildPriorLse(domain, *this, prior, domain.empty({b, h, i}, f32));
+  Access posteriorLse = buildLse(domain, joint, domain.empty({b, h, i}, f32));
+  auto ofHead = [&](Access all, Value out) {
     return selectHead(domain, all, head, domain.at(out, {b, l, i})).value;
   };
   Access p =
       selectHead(domain, mixed, head, domain.at(getOuts()[0], {b, i, e}));
-  return SmallVector<Value>{p.value, head.value, lseOf(prior, getOuts()[2]),
-                            lseOf(joint, getOuts()[3])};
+  return SmallVector<Value>{p.value, head.value, ofHead(priorLse, getOuts()[2]),
+                            ofHead(posteriorLse, getOuts()[3])};
 }
 
 //===----------------------------------------------------------------------===//

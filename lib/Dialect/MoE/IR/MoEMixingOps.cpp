@@ -144,6 +144,8 @@ ArrayAttr AttentionPosteriorOp::getIndexingMaps() {
       .add(getBias(), getBiasDims(getBias(), b, h, i, j))
       .add(getHeadPrior(), {b, i, h})
       .add(getMask(), {b, j})
+      .add(getRowLse(), {b, h, i})
+      .add(getRowEntropy(), {b, h, i})
       .add(getSigmaValue())
       .add(getOuts()[0], {b, i, e})
       .add(getOuts()[1], {b})
@@ -214,6 +216,8 @@ LogicalResult mlir::moe::verifySigma(PosteriorOpInterface op) {
 LogicalResult AttentionPosteriorOp::verify() {
   if (failed(verifyMeans(*this)))
     return failure();
+  if (static_cast<bool>(getRowLse()) != static_cast<bool>(getRowEntropy()))
+    return emitOpError("expected 'row_lse' and 'row_entropy' together");
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::I32,
                                       OutElement::F32, OutElement::F32})))
     return failure();
@@ -285,7 +289,7 @@ ArrayAttr SoftmaxMixOp::getIndexingMaps() {
   return MapsBuilder(getContext(), numDims)
       .add(getQ(), {b, h, i, f})
       .add(getK(), {b, h, j, f})
-      .add(getV(), {b, j, e})
+      .add(getV(), getValueDims(getV(), b, h, j, e))
       .add(getKeyBias(), {b, h, j})
       .add(getBias(), getBiasDims(getBias(), b, h, i, j))
       .add(getQueryMask(), {b, i})

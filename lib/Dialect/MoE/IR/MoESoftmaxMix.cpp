@@ -144,6 +144,8 @@ HeadOperands mlir::moe::getHeadOperands(Domain &domain,
                    std::nullopt,
                    std::nullopt,
                    std::nullopt,
+                   std::nullopt,
+                   std::nullopt,
                    h};
   if (op.getVp()) {
     all.vp = domain.at(op.getVp(), {b, h, j, d});
@@ -169,6 +171,8 @@ HeadOperands mlir::moe::pickHead(const HeadOperands &all, int64_t one,
           pickIf(all.v),
           pickIf(all.wo),
           pickIf(all.bias),
+          pickIf(all.rowLse),
+          pickIf(all.rowEntropy),
           one};
 }
 
@@ -301,22 +305,43 @@ Mix mlir::moe::startMix(PosteriorOpInterface op, const HeadOperands &operands,
   return mix;
 }
 
-/// The prior attention without values: its log-sum-exps, and its entropies if
-/// `entropies` is given.
-static SoftmaxMixOp buildPriorMix(OpBuilder &builder, AttentionPosteriorOp op,
-                                  const HeadOperands &operands,
-                                  std::optional<Access> queryMask, Value lse,
-                                  Value entropies = {}) {
+namespace {
+/// What is known of the rows of the prior.
+struct PriorRows {
+  Access lse;
+  std::optional<Access> entropy;
+};
+} // namespace
+
+/// The log-sum-exps of the prior, and its entropies if `entropy` is given: what
+/// the attention itself has emitted, or else from an attention without values.
+static PriorRows buildPriorRows(OpBuilder &builder, Domain &domain,
+                                AttentionPosteriorOp op,
+                                const HeadOperands &operands,
+                                std::optional<Access> queryMask, Access lse,
+                                std::optional<Access> entropy = {}) {
+  if (operands.rowLse) {
+    Body &outer = domain.getBody();
+    lse = hideRows(domain, *operands.rowLse, queryMask, outer.negInf(), lse);
+    if (entropy)
+      entropy = hideRows(domain, *operands.rowEntropy, queryMask,
+                         outer.f32(0.0), *entropy);
+    return {lse, entropy};
+  }
   Mix mix = startMix(op, operands, queryMask);
   mix.q = operands.q.value;
   mix.k = operands.k.value;
   mix.scale = *op.getScaleValue();
-  mix.outs = {lse};
-  if (entropies) {
-    mix.outs.push_back(entropies);
+  mix.outs = {lse.value};
+  if (entropy) {
+    mix.outs.push_back(entropy->value);
     mix.withEntropy = true;
   }
-  return mix.build(builder, op.getLoc());
+  SoftmaxMixOp prior = mix.build(builder, op.getLoc());
+  lse.value = prior.getResult(0);
+  if (entropy)
+    entropy->value = prior.getResult(1);
+  return {lse, entropy};
 }
 
 /// The posterior attention mixing e.
@@ -339,30 +364,41 @@ static SoftmaxMixOp buildPosteriorMix(OpBuilder &builder, Domain &domain,
   return mix.build(builder, op.getLoc());
 }
 
+/// All that has a head.
+static HeadOperands getAllOperands(Domain &domain, AttentionPosteriorOp op) {
+  using namespace posterior;
+  HeadOperands all = getHeadOperands(domain, op);
+  if (op.getRowLse()) {
+    all.rowLse = domain.at(op.getRowLse(), {b, h, i});
+    all.rowEntropy = domain.at(op.getRowEntropy(), {b, h, i});
+  }
+  return all;
+}
+
 /// head_mode = all: both mixes over all heads, then the sum over heads (13).
 static SmallVector<Value> convertAllHeads(OpBuilder &builder, Domain &domain,
                                           AttentionPosteriorOp op) {
   using namespace posterior;
   Body &outer = domain.getBody();
-  HeadOperands operands = getHeadOperands(domain, op);
+  HeadOperands operands = getAllOperands(domain, op);
   std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   Access mixed = domain.empty({b, h, i, e}, builder.getF32Type());
-  Value priorLse =
-      buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
-          .getResult(0);
+  Access priorLse = buildPriorRows(builder, domain, op, operands, queryMask,
+                                   domain.at(op.getOuts()[2], {b, h, i}))
+                        .lse;
   SoftmaxMixOp joint = buildPosteriorMix(
       builder, domain, op, operands, queryMask, mixed.value, op.getOuts()[3]);
   mixed.value = joint.getResult(0);
   Value posteriorLse = joint.getResult(1);
 
   // p_i = sum_h H'_ih mixed_hi
-  Access weights = buildHeadWeights(domain, op, domain.at(priorLse, {b, h, i}),
+  Access weights = buildHeadWeights(domain, op, priorLse,
                                     domain.at(posteriorLse, {b, h, i}));
   Access p = domain.fill(domain.at(op.getOuts()[0], {b, i, e}), outer.f32(0.0));
   p = domain.contract(weights, mixed, p);
   Access none = domain.fill(domain.at(op.getOuts()[1], {b}),
                             outer.integer(outer.getI32Type(), -1));
-  return {p.value, none.value, priorLse, posteriorLse};
+  return {p.value, none.value, priorLse.value, posteriorLse};
 }
 
 /// head_mode = min_entropy, fixed: the prior over all heads (for the entropies)
@@ -372,43 +408,39 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
   using namespace posterior;
   Body &outer = domain.getBody();
   Type f32 = builder.getF32Type();
-  HeadOperands all = getHeadOperands(domain, op);
+  HeadOperands all = getAllOperands(domain, op);
   std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   int64_t one = domain.addDim(builder.getIndexAttr(1));
 
   HeadOperands operands;
-  Access head;
-  Value priorLse;
+  Access head, priorLse;
+  Access lseOut = domain.at(op.getOuts()[2], {b, one, i});
   if (op.getHeadMode() == HeadMode::Fixed) {
     head = domain.fill(domain.at(op.getOuts()[1], {b}),
                        outer.integer(outer.getI32Type(), *op.getHead()));
     operands = pickHead(all, one, [&](const Access &access) {
       return sliceHead(builder, domain, access, one, *op.getHead());
     });
-    priorLse = buildPriorMix(builder, op, operands, queryMask, op.getOuts()[2])
-                   .getResult(0);
+    priorLse =
+        buildPriorRows(builder, domain, op, operands, queryMask, lseOut).lse;
   } else {
-    SoftmaxMixOp prior = buildPriorMix(builder, op, all, queryMask,
-                                       domain.empty({b, h, i}, f32).value,
-                                       domain.empty({b, h, i}, f32).value);
-    head = buildMinEntropyHead(domain, op,
-                               domain.at(prior.getResult(1), {b, h, i}));
+    PriorRows prior = buildPriorRows(builder, domain, op, all, queryMask,
+                                     domain.empty({b, h, i}, f32),
+                                     domain.empty({b, h, i}, f32));
+    head = buildMinEntropyHead(domain, op, *prior.entropy);
     operands = pickHead(all, one, [&](const Access &access) {
       return gatherHead(domain, access, one, head);
     });
-    Access lse =
-        gatherHead(domain, domain.at(prior.getResult(0), {b, h, i}), one, head);
-    priorLse = domain
-                   .map({lse}, domain.at(op.getOuts()[2], {b, one, i}),
-                        [](Body &b, ValueRange in) { return in[0]; })
-                   .value;
+    Access lse = gatherHead(domain, prior.lse, one, head);
+    priorLse =
+        domain.map({lse}, lseOut, [](Body &b, ValueRange in) { return in[0]; });
   }
 
   SoftmaxMixOp joint = buildPosteriorMix(
       builder, domain, op, operands, queryMask,
       addHeadDim(builder, op.getLoc(), op.getOuts()[0]), op.getOuts()[3]);
   return {dropHeadDim(builder, op.getLoc(), joint.getResult(0)), head.value,
-          priorLse, joint.getResult(1)};
+          priorLse.value, joint.getResult(1)};
 }
 
 FailureOr<SmallVector<Value>>

@@ -76,6 +76,9 @@ struct HeadOperands {
   Access q, k;
   /// Either `vp`, or `v` and `wo`.
   std::optional<Access> vp, v, wo, bias;
+  /// The log-sum-exps and entropies of the prior that the attention has
+  /// emitted.
+  std::optional<Access> rowLse, rowEntropy;
   /// The dim of the heads.
   int64_t head;
 };

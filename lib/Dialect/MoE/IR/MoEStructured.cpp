@@ -41,6 +41,17 @@ SmallVector<int64_t> mlir::moe::getBiasDims(Value bias, int64_t b, int64_t h,
           type.getDimSize(1) == 1 ? MapsBuilder::kBroadcast : h, i, j};
 }
 
+bool mlir::moe::areValuesPerHead(Value values) {
+  return values && cast<ShapedType>(values.getType()).getRank() == 4;
+}
+
+SmallVector<int64_t> mlir::moe::getValueDims(Value values, int64_t b, int64_t h,
+                                             int64_t j, int64_t e) {
+  if (areValuesPerHead(values))
+    return {b, h, j, e};
+  return {b, j, e};
+}
+
 static SmallVector<AffineMap> getMaps(MoEStructuredOpInterface op) {
   return cast<IndexingMapOpInterface>(op.getOperation()).getIndexingMapsArray();
 }

@@ -235,6 +235,59 @@ def posterior_backward(b, heads, n, width, d, e, causal, **options):
     )
 
 
+# ------------------------------------------------------------------ attention
+
+
+def _eager_attention(n, width, causal):
+    """The output, and the mean entropies by which a head is chosen: P0 (15)."""
+    hidden = ~torch.ones(n, n, dtype=torch.bool).tril()
+
+    def eager(q, k, v):
+        logits = q @ k.mT * width**-0.5
+        if causal:
+            logits = logits.masked_fill(hidden, -torch.inf)
+        weights = logits.softmax(-1)
+        entropy = -torch.xlogy(weights, weights).sum(-1)
+        return weights @ v, entropy
+
+    return eager
+
+
+def attention(b, heads, n, width, causal, **options):
+    """With the entropies of its rows; the peer is SDPA, which has none."""
+
+    def inputs(seed):
+        return tuple(normal(b, heads, n, width, seed=seed + i) for i in range(3))
+
+    def ours(q, k, v):
+        out, _, row_entropy = moe_mlir.attention(q, k, v, causal=causal)
+        return out, row_entropy
+
+    def sdpa(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    def check(values, results):
+        out, _, row_entropy = reference.attention(*(x.double() for x in values), causal=causal)
+        assert_within(results[0], out, 1e-4, "out")
+        assert_within(results[1], row_entropy, 1e-4, "row_entropy")
+
+    pairs = _pairs(b, n, causal) * heads
+    return Case(
+        op="attention",
+        shape=dict(b=b, h=heads, n=n, dh=width, causal=causal),
+        dtype=torch.float32,
+        inputs=inputs,
+        ours=ours,
+        eager=_eager_attention(n, width, causal),
+        flops=4 * pairs * width,
+        moved=16 * b * heads * n * width,
+        exps=pairs,
+        check=check,
+        peer=("sdpa", sdpa),
+        **options,
+    )
+
+
 _KEYS_PACKED = (
     "Products alone run at 95 % of the peak; the exponentials and the running maximum, which are "
     "work for the same units, packing keys for 192 queries and reading cold tokens are the rest."
@@ -275,6 +328,8 @@ ROWS = [
     similarity_backward(
         1, 768, 352, 16, causal=True, goals=(Goal("ratio", 1.5),), why=_THREE_PRODUCTS
     ),
+    attention(4, 8, 512, 44, causal=True),
+    attention(1, 8, 2048, 64, causal=True, quick=False),
     attention_posterior(
         1, 8, 512, 44, 352, 16, causal=True, mode="min_entropy", goals=(Goal("eager_ratio", 5),)
     ),

@@ -128,6 +128,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     | `bias` (optional) | `[b or 1, h or 1, i, j]` | f32, bf16 or f16 |
     | `head_prior` (optional) | `[b, i, h]` | f32; default `1/h` |
     | `mask` (optional) | `[b, j]` | i1; covers the queries too when `i = j` |
+    | `row_lse`, `row_entropy` (optional) | `[b, h, i]` | f32, what the attention has emitted of `A_h` |
     | `sigma_value` (optional) | scalar | f32; replaces the attribute `sigma` |
     | `p` (out) | `[b, i, e]` | f32 |
     | `head` (out) | `[b]` | i32; -1 with `head_mode = all` |
@@ -137,6 +138,9 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     all rows, `head_scope = batch` keeps `b` whole too; the rest whole.
     Visibility as in `moe.similarity_inform`, and `exclude_self` hides the
     query's own position. `v'` is never formed when `v` and `wo` are given.
+    An attention that runs as `moe.softmax_mix` with `with_entropy` emits the
+    log-sum-exps and entropies of its rows in its one pass; given them as
+    `rows`, this op does not go through the keys of all heads again.
 
     The importer writes it; `moe-convert-to-softmax-mix` turns it into
     `moe.softmax_mix` over features of width `f + c`; `moe-decompose` gives its
@@ -173,6 +177,8 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     Optional<MoE_Activation>:$bias,
     Optional<MoE_Score>:$head_prior,
     Optional<MoE_Mask>:$mask,
+    Optional<MoE_Score>:$row_lse,
+    Optional<MoE_Score>:$row_entropy,
     Optional<F32>:$sigma_value,
     Variadic<MoE_Any>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$sigma,
@@ -192,6 +198,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     (`bias` `(` $bias^ `:` type($bias) `)`)?
     (`head_prior` `(` $head_prior^ `:` type($head_prior) `)`)?
     (`mask` `(` $mask^ `:` type($mask) `)`)?
+    (`rows` `(` $row_lse^ `,` $row_entropy `:` type($row_lse) `,` type($row_entropy) `)`)?
     (`sigma` `(` $sigma_value^ `:` type($sigma_value) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
@@ -292,13 +299,14 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
 
     The one op behind `moe.similarity_inform`, `moe.attention_posterior` and
     attention entropies: queries and keys may be wide and values narrow, and
-    all heads share the values.
+    all heads share the values. With values of each head it is attention
+    itself, which emits its log-sum-exps and entropies in the same pass.
 
     | operand | dims | element type |
     |---|---|---|
     | `q` | `[b, h, i, f]` | f32, bf16 or f16 |
     | `k` | `[b, h, j, f]` | f32, bf16 or f16 |
-    | `v` (optional) | `[b, j, e]` | f32, bf16 or f16 |
+    | `v` (optional) | `[b, j, e]`, or `[b, h, j, e]` | f32, bf16 or f16 |
     | `key_bias` (optional) | `[b, h, j]` | f32 |
     | `bias` (optional) | `[b or 1, h or 1, i, j]` | f32, bf16 or f16 |
     | `query_mask` (optional) | `[b, i]` | i1 |

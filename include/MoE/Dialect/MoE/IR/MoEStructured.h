@@ -38,6 +38,13 @@ private:
 SmallVector<int64_t> getBiasDims(Value bias, int64_t b, int64_t h, int64_t i,
                                  int64_t j);
 
+/// The dims of values: `[b, j, e]` where all heads share them, `[b, h, j, e]`
+/// where each has its own.
+SmallVector<int64_t> getValueDims(Value values, int64_t b, int64_t h, int64_t j,
+                                  int64_t e);
+/// Whether values have a dim of heads.
+bool areValuesPerHead(Value values);
+
 /// The kinds of element that a destination may have.
 enum class OutElement { F32, I32, ExpertIndex, Activation };
 
