@@ -12,8 +12,11 @@
 //
 // t is symmetric: it is the gradient of x_rc and of x_cr at once. The last line
 // is for rows before the block of columns alone; within it each token is a row
-// too. So a pair costs three products of features. Each strip has sums of its
-// own, which are added in order: memory is linear in the tokens.
+// too, and one side of the diagonal mirrors the other. So a pair costs three
+// products of features; where lse are near, it costs one exponential
+// (SoftmaxMixQueries.h). Each strip has sums of its own, the first one in the
+// results where it can, which are added in order: memory is linear in the
+// tokens.
 //
 //===----------------------------------------------------------------------===//
 
@@ -47,13 +50,17 @@ public:
   SelfSweepKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
       : e(e), op(op), asQuery(e, op, getOperands(op), /*rowsAreKeys=*/false),
         asKey(e, op, getOperands(op), /*rowsAreKeys=*/true),
-        strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
+        strips(e, op.getQ(), kBlockRows, kMaxStrips) {
+    assert(kBlockRows % strips.blockColumns == 0 &&
+           "expected a block of rows to hold its columns' tokens");
+  }
 
   void emit();
 
 private:
   void allocateSums();
   void takeViews(const PairStrips::Task &task);
+  Value holdsSums(Value gradient, Type sums);
   Value getSums(const PairStrips::Task &task, Value strip, Value all,
                 Value gradient);
 
@@ -91,10 +98,8 @@ private:
                 Value out, double scale);
   void writeBlock(const PairStrips::Task &task);
 
-  /// Rows `group..` of a tile of a whole block of rows.
-  Value sliceGroup(Value tile, Value group);
   bool readsInPlace();
-  static Value sliceFrom(Emitter &e, Value tokens, Value first);
+  static Value sliceFrom(Emitter &e, Value rows, Value first);
 
   Emitter &e;
   SoftmaxMixBackwardSelfOp op;
@@ -137,22 +142,27 @@ void SelfSweepKernel::takeViews(const PairStrips::Task &task) {
   valueGradient = viewTokens(e, op.getOuts()[1], task.batch, task.head);
 }
 
-/// The sums of a strip. The first one's are taken where their total belongs, if
-/// that has whole blocks of columns and whole vectors.
+/// Whether the first strip takes its sums where their total belongs: that needs
+/// whole blocks of columns and whole vectors. Null: it does not.
+Value SelfSweepKernel::holdsSums(Value gradient, Type sums) {
+  int64_t size = cast<MemRefType>(gradient.getType()).getDimSize(1);
+  if (gradient.getType() != sums || ShapedType::isDynamic(size) ||
+      size % e.width != 0)
+    return {};
+  Value rest =
+      arith::RemSIOp::create(e, strips.numTokens, e.index(strips.blockColumns));
+  return e.compare(arith::CmpIPredicate::eq, rest, e.index(0));
+}
+
+/// The sums of a strip.
 Value SelfSweepKernel::getSums(const PairStrips::Task &task, Value strip,
                                Value all, Value gradient) {
   Value sums = strips.slice(all, task.place, /*perStrip=*/true, strip);
-  auto type = cast<MemRefType>(gradient.getType());
-  if (type != sums.getType() || ShapedType::isDynamic(type.getDimSize(1)) ||
-      type.getDimSize(1) % e.width != 0)
+  Value holds = holdsSums(gradient, sums.getType());
+  if (!holds)
     return sums;
-  Value rest =
-      arith::RemSIOp::create(e, strips.numTokens, e.index(strips.blockColumns));
-  Value zero = e.index(0);
-  auto isZero = [&](Value value) {
-    return e.compare(arith::CmpIPredicate::eq, value, zero);
-  };
-  return e.select(e.both(isZero(rest), isZero(strip)), gradient, sums);
+  Value isFirst = e.compare(arith::CmpIPredicate::eq, strip, e.index(0));
+  return e.select(e.both(holds, isFirst), gradient, sums);
 }
 
 /// Whether features are summed where they lie: whole vectors of f32, none of
@@ -164,13 +174,13 @@ bool SelfSweepKernel::readsInPlace() {
          !ShapedType::isDynamic(size) && size % e.width == 0;
 }
 
-/// The tokens from `first` on.
-Value SelfSweepKernel::sliceFrom(Emitter &e, Value tokens, Value first) {
+/// The rows of a memref from `first` on.
+Value SelfSweepKernel::sliceFrom(Emitter &e, Value rows, Value first) {
   SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
-  SmallVector<OpFoldResult> sizes{e.sub(e.dim(tokens, 0), first),
-                                  getSize(e, tokens, 1)};
+  SmallVector<OpFoldResult> sizes{e.sub(e.dim(rows, 0), first),
+                                  getSize(e, rows, 1)};
   SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
-  return memref::SubViewOp::create(e, tokens, offsets, sizes, strides);
+  return memref::SubViewOp::create(e, rows, offsets, sizes, strides);
 }
 
 void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
@@ -242,14 +252,6 @@ void SelfSweepKernel::packColumnVector(Value firstColumn, Value slot) {
 //===----------------------------------------------------------------------===//
 // A group of rows and a block of columns
 //===----------------------------------------------------------------------===//
-
-Value SelfSweepKernel::sliceGroup(Value tile, Value group) {
-  SmallVector<OpFoldResult> offsets{group, e.getIndexAttr(0)};
-  SmallVector<OpFoldResult> sizes{e.getIndexAttr(kGroupRows),
-                                  e.getIndexAttr(strips.blockColumns)};
-  SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
-  return memref::SubViewOp::create(e, tile, offsets, sizes, strides);
-}
 
 /// Which rows of a group a role has gradients of: of masked ones, whose
 /// features may be NaN, it has none; null where there are no such rows.
@@ -333,11 +335,11 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
   group.firstColumn = firstColumn;
   // Slots behind the last row repeat it; nobody reads their sums.
   group.tokens = clampRows(e, group.first, kGroupRows, strips.numTokens);
-  group.gradients = sliceGroup(keptGradients, slot);
+  group.gradients = sliceFrom(e, keptGradients, slot);
   Tile products = blockProducts->get(e, asQuery.rows.features, group.tokens,
                                      packedFeatures, slot);
   auto write = [&](SweepRole &role, Value kept, bool adds) {
-    Value weights = sliceGroup(kept, slot);
+    Value weights = sliceFrom(e, kept, slot);
     Value visible = role.rule.isGroupVisible(e, group.first, firstColumn,
                                              strips.blockColumns);
     if (!visible)
@@ -362,7 +364,7 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
   if (!queries->isShared)
     return void(writeBoth());
   auto writeShared = [&] {
-    addBothRoles(group, products, sliceGroup(keptWeights, slot));
+    addBothRoles(group, products, sliceFrom(e, keptWeights, slot));
     return Values();
   };
   e.ifElse(queries->isShared, TypeRange(), writeShared, writeBoth);
@@ -532,9 +534,20 @@ void SelfSweepKernel::writeBlock(const PairStrips::Task &task) {
   auto write = [&](Value all, Value out, double scale) {
     Value firstSums = getSums(task, e.index(0), all, out);
     Value sums = strips.slice(all, task.place, /*perStrip=*/true);
-    e.loop(first, end, 1, [&](Value row) {
-      writeRow(row, numStrips, firstSums, sums, out, scale);
-    });
+    auto writeRows = [&] {
+      e.loop(first, end, 1, [&](Value row) {
+        writeRow(row, numStrips, firstSums, sums, out, scale);
+      });
+      return Values();
+    };
+    Value holds = holdsSums(out, sums.getType());
+    if (!holds || scale != 1.0 || op.getMask())
+      return void(writeRows());
+    Value isAlone = e.compare(arith::CmpIPredicate::eq, numStrips, e.index(1));
+    // The sums of one strip are the gradient.
+    e.ifElse(
+        e.both(holds, isAlone), TypeRange(), [] { return Values(); },
+        writeRows);
   };
   write(allFeatureSums, featureGradient, op.getScale().convertToDouble());
   write(allValueSums, valueGradient, 1.0);
