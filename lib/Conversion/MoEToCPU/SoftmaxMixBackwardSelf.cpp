@@ -54,6 +54,8 @@ public:
 private:
   void allocateSums();
   void takeViews(const PairStrips::Task &task);
+  Value getSums(const PairStrips::Task &task, Value strip, Value all,
+                Value gradient);
 
   // One strip.
   void emitStrip(Value strip);
@@ -85,7 +87,9 @@ private:
   void packRowFeatures(Value firstRow);
   void addToColumns(Value firstRow, Value firstColumn, Value numRows);
 
-  void writeRow(Value row, Value numStrips);
+  void writeRow(Value row, Value numStrips, Value firstSums, Value sums,
+                Value out, double scale);
+  void writeBlock(const PairStrips::Task &task);
 
   /// Rows `group..` of a tile of a whole block of rows.
   Value sliceGroup(Value tile, Value group);
@@ -97,8 +101,7 @@ private:
   SweepRole asQuery, asKey;
   PairStrips strips;
 
-  /// The sums of all strips, and views of them at one batch and head: of one
-  /// strip, and of all when they are added.
+  /// The sums of all strips, and those of one at one batch and head.
   Value allFeatureSums, allValueSums, featureSums, valueSums;
   /// The first row of a strip.
   Value stripFirst;
@@ -130,10 +133,26 @@ void SelfSweepKernel::allocateSums() {
 void SelfSweepKernel::takeViews(const PairStrips::Task &task) {
   asQuery.takeViews(task.batch, task.head);
   asKey.takeViews(task.batch, task.head);
-  featureSums = strips.slice(allFeatureSums, task.place, /*perStrip=*/true);
-  valueSums = strips.slice(allValueSums, task.place, /*perStrip=*/true);
   featureGradient = viewTokens(e, op.getOuts()[0], task.batch, task.head);
   valueGradient = viewTokens(e, op.getOuts()[1], task.batch, task.head);
+}
+
+/// The sums of a strip. The first one's are taken where their total belongs, if
+/// that has whole blocks of columns and whole vectors.
+Value SelfSweepKernel::getSums(const PairStrips::Task &task, Value strip,
+                               Value all, Value gradient) {
+  Value sums = strips.slice(all, task.place, /*perStrip=*/true, strip);
+  auto type = cast<MemRefType>(gradient.getType());
+  if (type != sums.getType() || ShapedType::isDynamic(type.getDimSize(1)) ||
+      type.getDimSize(1) % e.width != 0)
+    return sums;
+  Value rest =
+      arith::RemSIOp::create(e, strips.numTokens, e.index(strips.blockColumns));
+  Value zero = e.index(0);
+  auto isZero = [&](Value value) {
+    return e.compare(arith::CmpIPredicate::eq, value, zero);
+  };
+  return e.select(e.both(isZero(rest), isZero(strip)), gradient, sums);
 }
 
 /// Whether features are summed where they lie: whole vectors of f32, none of
@@ -392,6 +411,15 @@ Value SelfSweepKernel::getKeyWeights() {
 /// Gives the rows of a meeting their sums over its columns.
 void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
   Value numRows = strips.getNumRows(firstRow, firstColumn);
+  // Slots behind the last row.
+  Value last = e.sub(numRows, e.index(1));
+  Value end = e.sub(e.add(last, e.index(kGroupRows)),
+                    arith::RemSIOp::create(e, last, e.index(kGroupRows)));
+  e.loop(numRows, end, 1, [&](Value slot) {
+    for (Value tile : {getKeyWeights(), keptGradients})
+      for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+        e.storeVector(e.f32(0.0), tile, {slot, e.index(vector * e.width)});
+  });
   Value all = e.index(strips.blockColumns), existing = all;
   Value features = columnFeatures;
   if (!features) {
@@ -474,27 +502,42 @@ void SelfSweepKernel::emitStrip(Value strip) {
 // The kernel
 //===----------------------------------------------------------------------===//
 
-/// The gradients of one token from the sums of the first `numStrips` strips, in
+/// Writes a gradient of one token: the sums of the first `numStrips` strips, in
 /// order. A masked one has none.
-void SelfSweepKernel::writeRow(Value row, Value numStrips) {
+void SelfSweepKernel::writeRow(Value row, Value numStrips, Value firstSums,
+                               Value sums, Value out, double scale) {
   Value isReal = asKey.isRowReal(row);
-  auto write = [&](Value sums, Value out, double scale) {
-    Value size = e.dim(out, 1);
-    e.loop(e.index(0), size, e.width, [&](Value element) {
-      Values zero{e.f32(0.0)};
-      Values total =
-          e.loop(e.index(0), numStrips, 1, zero,
-                 [&](Value strip, ValueRange old) -> Values {
-                   Value place = e.add(e.mul(strip, strips.paddedTokens), row);
-                   return {e.add(old[0], e.loadVector(sums, {place, element}))};
-                 });
-      Value value = e.mul(total.front(), e.f32(scale));
-      e.storeVector(e.select(isReal, value, e.f32(0.0)), out, {row, element},
-                    e.firstLanes(e.sub(size, element)));
+  Value size = e.dim(out, 1);
+  e.loop(e.index(0), size, e.width, [&](Value element) {
+    Values first{e.loadVector(firstSums, {row, element})};
+    Values total =
+        e.loop(e.index(1), numStrips, 1, first,
+               [&](Value strip, ValueRange old) -> Values {
+                 Value place = e.add(e.mul(strip, strips.paddedTokens), row);
+                 return {e.add(old[0], e.loadVector(sums, {place, element}))};
+               });
+    Value value = e.mul(total.front(), e.f32(scale));
+    e.storeVector(e.select(isReal, value, e.f32(0.0)), out, {row, element},
+                  e.firstLanes(e.sub(size, element)));
+  });
+}
+
+/// Writes the gradients of a block of rows.
+void SelfSweepKernel::writeBlock(const PairStrips::Task &task) {
+  Value first = e.mul(task.number, e.index(kBlockRows));
+  Value end = e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
+  // Strips that begin behind these rows have not met them.
+  Value numStrips =
+      e.minIndex(strips.numStrips, e.add(task.number, e.index(1)));
+  auto write = [&](Value all, Value out, double scale) {
+    Value firstSums = getSums(task, e.index(0), all, out);
+    Value sums = strips.slice(all, task.place, /*perStrip=*/true);
+    e.loop(first, end, 1, [&](Value row) {
+      writeRow(row, numStrips, firstSums, sums, out, scale);
     });
   };
-  write(featureSums, featureGradient, op.getScale().convertToDouble());
-  write(valueSums, valueGradient, 1.0);
+  write(allFeatureSums, featureGradient, op.getScale().convertToDouble());
+  write(allValueSums, valueGradient, 1.0);
 }
 
 void SelfSweepKernel::emit() {
@@ -502,21 +545,14 @@ void SelfSweepKernel::emit() {
   strips.run(
       [&](const PairStrips::Task &task) {
         takeViews(task);
-        featureSums = strips.slice(allFeatureSums, task.place,
-                                   /*perStrip=*/true, task.number);
-        valueSums = strips.slice(allValueSums, task.place, /*perStrip=*/true,
-                                 task.number);
+        featureSums =
+            getSums(task, task.number, allFeatureSums, featureGradient);
+        valueSums = getSums(task, task.number, allValueSums, valueGradient);
         emitStrip(task.number);
       },
       [&](const PairStrips::Task &task) {
         takeViews(task);
-        Value first = e.mul(task.number, e.index(kBlockRows));
-        Value end =
-            e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
-        // Strips that begin behind these rows have not met them.
-        Value numStrips =
-            e.minIndex(strips.numStrips, e.add(task.number, e.index(1)));
-        e.loop(first, end, 1, [&](Value row) { writeRow(row, numStrips); });
+        writeBlock(task);
       });
 }
 
