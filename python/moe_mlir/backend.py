@@ -13,8 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
+from .fx.attention import find_rows
 from .fx.match import find_routers
 from .fx.raise_routing import raise_routing
+from .importer.locations import describe
 
 _log = logging.getLogger("moe_mlir.backend")
 _RESTS = ("inductor", "eager")
@@ -117,12 +119,15 @@ def _trace(module):
 
 
 def _raise_before_autograd(module):
-    """The graph in ATen before dispatch, with its routers raised; None without any."""
+    """The graph in ATen before dispatch, with routers and attention raised; None without any."""
     whole, graphs = trace_before_autograd(module)
     sites = [site.describe() for graph in graphs for site in find_routers(graph.graph)]
     for site in sites:
         _log.info("%s: %s", site.location, site.reason or f"raised ({site.form})")
-    if not any(site.recognised for site in sites):
+    rows = [rows for graph in graphs for rows in find_rows(graph.graph)]
+    for taker in rows:
+        _log.info("%s: %s", describe(taker.taker), taker.left or "takes its attention's rows")
+    if not any(site.recognised for site in sites) and all(taker.reason for taker in rows):
         return None
     for graph in graphs:
         raise_routing(graph)

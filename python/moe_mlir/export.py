@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ._trace_errors import explained
+from .fx.attention import decomposition
 from .fx.einsum import EinsumAsMatmul
 from .fx.experts import raise_experts
 from .fx.fold_layers import fold_layers, unfold_layers
@@ -197,12 +198,15 @@ def _with_two(tensor, dims):
 
 
 def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Core ATen, but with linear layers and matmuls whole.
+    """Core ATen, but with linear layers, matmuls and attention whole.
 
-    Decomposed, both hide behind flattened views and expanded copies; whole,
-    they are one contraction at the rank that the model wrote.
+    Decomposed, linear layers and matmuls hide behind flattened views and
+    expanded copies; whole, they are one contraction at the rank that the model
+    wrote. Decomposed attention holds a matrix of tokens by tokens.
     """
     table = torch.export.default_decompositions()
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    table[attention] = decomposition(table[attention])
     for operator in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default):
         table.pop(operator, None)
     with warnings.catch_warnings():

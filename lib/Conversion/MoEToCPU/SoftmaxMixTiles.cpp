@@ -155,11 +155,13 @@ namespace {
 /// or a pair of them.
 class TileProduct {
 public:
-  /// Of the vectors of columns from `firstVector` on.
+  TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed)
+      : TileProduct(e, source, rows, packed, 0, getColumnVectors(e)) {}
+  /// Of `numVectors` vectors of columns from `firstVector` on.
   TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
-              int64_t firstVector = 0)
-      : firstVector(firstVector), numVectors(getColumnVectors(e) - firstVector),
-        e(e), source(source), rows(rows), packed(packed) {}
+              int64_t firstVector, int64_t numVectors)
+      : firstVector(firstVector), numVectors(numVectors), e(e), source(source),
+        rows(rows), packed(packed) {}
 
   const int64_t firstVector, numVectors;
 
@@ -321,7 +323,8 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                              Value first, Value count, Value columns,
                              Value nextColumn,
                              function_ref<Value(Value)> isVisible,
-                             function_ref<Value(Value)> getFirstVector) const {
+                             function_ref<Value(Value)> getFirstVector,
+                             function_ref<Value(Value)> getEndVector) const {
   if (!sums)
     return;
   // While a group is multiplied, the rows of the next one and its share of the
@@ -349,19 +352,23 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
     e.loop(e.index(0), count, kGroupRows, [&](Value group) {
-      auto emit = [&](int64_t firstVector) {
+      int64_t all = getColumnVectors(e);
+      auto emit = [&](int64_t firstVector, int64_t numVectors) {
         Values rows = clampRows(e, e.add(first, group), kGroupRows, numRows);
-        TileProduct product(e, source, rows, packed, firstVector);
+        TileProduct product(e, source, rows, packed, firstVector, numVectors);
         body(product, group);
       };
       auto emitVectors = [&] {
-        if (!getFirstVector)
-          return emit(0);
-        Value firstVector = getFirstVector(group);
-        for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-          e.ifThen(
-              e.compare(arith::CmpIPredicate::eq, firstVector, e.index(vector)),
-              [&] { emit(vector); });
+        if (!getFirstVector && !getEndVector)
+          return emit(0, all);
+        Value bound =
+            getFirstVector ? getFirstVector(group) : getEndVector(group);
+        for (int64_t vector = 0; vector < all; ++vector) {
+          int64_t left = all - vector;
+          Value wanted = e.index(getFirstVector ? vector : left);
+          e.ifThen(e.compare(arith::CmpIPredicate::eq, bound, wanted),
+                   [&] { emit(getFirstVector ? vector : 0, left); });
+        }
       };
       Value visible = isVisible ? isVisible(group) : Value();
       visible ? e.ifThen(visible, emitVectors) : emitVectors();
@@ -535,9 +542,10 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
   auto getWeight = [&](int64_t row, Value step) {
     return e.splat(e.load(weights, {e.index(row), step}));
   };
-  TileSum sum{getWeight, columns.first, columns.second,
-              packed,    accumulators,  getRows(e, group, kGroupRows),
-              decays,    /*isFirst=*/{}};
+  TileSum sum{getWeight,     columns.first, columns.second,
+              packed,        accumulators,  getRows(e, group, kGroupRows),
+              decays,
+              /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
   });
@@ -554,8 +562,9 @@ void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
       };
       Values rows = clampRows(e, e.add(firstRow, group), kGroupRows,
                               e.dim(accumulators, 0));
-      TileSum sum{getWeight,    e.index(0), numColumns,    packed,
-                  accumulators, rows,       /*decays=*/{}, /*isFirst=*/{}};
+      TileSum sum{getWeight,     e.index(0),    numColumns,
+                  packed,        accumulators,  rows,
+                  /*decays=*/{}, /*isFirst=*/{}};
       sum.emit(e, first, numVectors);
     });
   });
@@ -574,8 +583,9 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
         return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
       };
       Values columns = getRows(e, e.add(firstColumn, group), count);
-      TileSum sum{getWeight,    e.index(0), numRows,       packed,
-                  accumulators, columns,    /*decays=*/{}, isFirst};
+      TileSum sum{getWeight,     e.index(0),   numRows,
+                  packed,        accumulators, columns,
+                  /*decays=*/{}, isFirst};
       sum.emit(e, first, numVectors);
     };
     e.loop(e.index(0), e.index(whole), kGroupRows,

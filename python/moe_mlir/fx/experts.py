@@ -24,9 +24,9 @@ import torch
 from torch.fx import Node
 
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
+from .calls import call
 from .patterns import (CASTS, VIEWS, argument, aten, dtype, is_call, item, only_user, same_shape,
                        users, value)
-from .raise_routing import _call
 
 moe = torch.ops.moe
 _GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
@@ -173,10 +173,10 @@ def _match_sum(match: _Experts, gates: Node, inverse: Node, k) -> bool:
 
 def _rewrite(graph, match: _Experts) -> None:
     with graph.inserting_before(match.sort):
-        plan = _call(graph, moe.dispatch.default,
-                     (match.idx, match.num_experts, *[None] * 6, 1), match.sort)
-        slots, offsets = (_call(graph, operator.getitem, (plan, i), match.sort) for i in (0, 1))
-        tokens = _call(graph, moe.token_rows.default, (slots,), match.sort)
+        plan = call(graph, moe.dispatch.default,
+                    (match.idx, match.num_experts, *[None] * 6, 1), match.sort)
+        slots, offsets = (call(graph, operator.getitem, (plan, i), match.sort) for i in (0, 1))
+        tokens = call(graph, moe.token_rows.default, (slots,), match.sort)
     for rows in match.rows:
         rows.replace_all_uses_with(tokens)
     for layer in match.layers:
@@ -185,20 +185,20 @@ def _rewrite(graph, match: _Experts) -> None:
     with graph.inserting_before(match.result):
         gates = match.gates
         if dtype(gates) != torch.float32:
-            gates = _call(graph, torch.ops.prims.convert_element_type.default,
-                          (gates, torch.float32), match.result)
-        y = _call(graph, moe.combine.default, (outputs, gates, slots, None), match.result)
+            gates = call(graph, torch.ops.prims.convert_element_type.default,
+                         (gates, torch.float32), match.result)
+        y = call(graph, moe.combine.default, (outputs, gates, slots, None), match.result)
         if dtype(y) != dtype(match.result):
-            y = _call(graph, torch.ops.prims.convert_element_type.default,
-                      (y, dtype(match.result)), match.result)
+            y = call(graph, torch.ops.prims.convert_element_type.default,
+                     (y, dtype(match.result)), match.result)
     match.result.replace_all_uses_with(y)
 
 
 def _rewrite_layer(graph, layer: _Layer, offsets: Node) -> None:
     product = layer.product
     with graph.inserting_before(product):
-        weight = _call(graph, aten.permute.default, (product.args[1], [0, 2, 1]), product)
+        weight = call(graph, aten.permute.default, (product.args[1], [0, 2, 1]), product)
         bias = None if layer.bias is None else layer.bias.args[0]
-        y = _call(graph, moe.grouped_linear.default, (product.args[0], weight, bias, offsets),
-                  product)
+        y = call(graph, moe.grouped_linear.default, (product.args[0], weight, bias, offsets),
+                 product)
     layer.result.replace_all_uses_with(y)

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from ..importer.repeats import find_repeats, layer_path
+from .memory import origin, written
 from .patterns import is_assertion
 
 _LIBRARY = torch.library.Library("moe", "FRAGMENT")
@@ -118,33 +119,8 @@ def _is_plain_call(node) -> bool:
 def _leaves_inputs_alone(segment) -> bool:
     """Whether all that the layer writes in place, it has made itself."""
     inside = set(segment.nodes)
-    for node in segment.nodes:
-        schema = getattr(node.target, "_schema", None)
-        for position, argument in enumerate(schema.arguments if schema else ()):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            in_order = position < len(node.args)
-            written = node.args[position] if in_order else node.kwargs.get(argument.name)
-            if _origin(written, inside) not in inside:
-                return False
-    return True
-
-
-def _origin(node, inside):
-    """The node whose memory this one may show, as far as it lies inside."""
-    while node in inside and not _makes_memory(node.target):
-        if not (node.args and isinstance(node.args[0], Node)):
-            break
-        node = node.args[0]
-    return node
-
-
-def _makes_memory(target) -> bool:
-    """A composite such as contiguous or reshape may return its argument without saying so."""
-    return isinstance(target, torch._ops.OpOverload) and not (
-        any(result.alias_info for result in target._schema.returns)
-        or torch._C._dispatch_has_kernel_for_dispatch_key(target.name(),
-                                                          "CompositeImplicitAutograd"))
+    return all(origin(x, inside.__contains__) in inside
+               for node in segment.nodes for x in written(node))
 
 
 def _last_first(groups):

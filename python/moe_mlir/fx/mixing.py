@@ -57,9 +57,18 @@ def mixing_of(node) -> str:
     """ "similarity" or "attention", where the node's probabilities are mixed by a moe op or will be."""
     if is_call(item(node, 0), torch.ops.moe.similarity_inform.default):
         return "similarity"
-    if is_call(item(node, 0), torch.ops.moe.attention_posterior.default):
+    if posterior_of(node) is not None:
         return "attention"
     return "similarity" if node is not None and match_mixing(node) is not None else ""
+
+
+def posterior_of(node):
+    """The moe.attention_posterior that mixes the node's probabilities; else None."""
+    if is_call(node, aten.where.self):
+        # A token that sees no other keeps its own.
+        return next(filter(None, map(posterior_of, node.args[1:])), None)
+    posterior = item(node, 0)
+    return posterior if is_call(posterior, torch.ops.moe.attention_posterior.default) else None
 
 
 def _is_plain(*nodes) -> bool:
@@ -176,14 +185,14 @@ def _peel_mask(node):
     base, mask, fill, drops = found
     if fill not in _LOWEST or not same_shape(base, node):
         return node, None
-    return base, True if _is_triangle(mask, drops) else None
+    return base, True if is_triangle(mask, drops) else None
 
 
 # A mask as what it says of key j and query i: ("ge" or "le", c) for j - i >= c, j - i <= c.
 _OPPOSITE = {"ge": "le", "le": "ge"}
 
 
-def _is_triangle(mask, drops) -> bool:
+def is_triangle(mask, drops) -> bool:
     """Whether the mask keeps the keys up to the token's own, and no others."""
     relation = _relation(mask)
     return (_negated(relation) if drops else relation) == ("le", 0)

@@ -11,6 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
+from .attention import raise_attention
+from .calls import call
 from .match import Site, find_routers
 from .mixing import match_mixing
 from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, prims, same_shape,
@@ -26,6 +28,7 @@ def raise_routing(module: GraphModule) -> int:
 
 def raise_graph(graph, recompile=lambda: None) -> int:
     """As `raise_routing`, for a graph whose module is not at hand."""
+    raise_attention(graph)
     sites = [site for site in find_routers(graph) if not site.reason]
     for site in sites:
         (_raise_greedy if site.rounds else _raise_site)(graph, site)
@@ -40,36 +43,13 @@ def raise_graph(graph, recompile=lambda: None) -> int:
     return len(sites)
 
 
-def _call(graph, target, args, like: Node) -> Node:
-    """A call with its fake value, at the insertion point, described as `like`."""
-    node = graph.call_function(target, args)
-    for key in ("nn_module_stack", "stack_trace", "source_fn_stack", "seq_nr"):
-        if key in like.meta:
-            node.meta[key] = like.meta[key]
-    inputs = torch.fx.node.map_arg(args, value)
-    key = "val" if "val" in like.meta else "example_value"
-    fake_mode = _fake_mode(like)
-    with fake_mode:
-        node.meta[key] = target(*inputs)
-    return node
-
-
-def _fake_mode(node: Node):
-    for x in [node, *node.all_input_nodes]:
-        tensors = value(x)
-        for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
-            if hasattr(tensor, "fake_mode"):
-                return tensor.fake_mode
-    raise ValueError(f"node '{node}' has no fake value; trace the graph with fake tensors")
-
-
 def _raise_site(graph, site: Site) -> None:
     with graph.inserting_before(site.anchor):
         scores = _like_selection(graph, site, _raise_logits(graph, site))
         gates, indices = _select(graph, site, scores, site.k)
         if site.dense:
-            gates = _call(graph, moe.densify.default, (gates, indices, site.num_experts),
-                          site.anchor)
+            gates = call(graph, moe.densify.default, (gates, indices, site.num_experts),
+                         site.anchor)
         gates = _rounded(graph, gates, site.gates)
     site.gates.replace_all_uses_with(gates)
     if site.indices is not None:
@@ -82,35 +62,35 @@ def _select(graph, site: Site, scores: Node, k: int):
     plain = (site.score in ("softmax", "probs") or site.kind == "probs") and site.bias is None \
         and site.groups == 1 and site.eps == 0.0
     if plain:
-        call = _call(graph, moe.topk_renorm.default,
-                     (scores, k, site.kind, site.renorm, site.scale, None, torch.int64),
-                     site.anchor)
+        results = call(graph, moe.topk_renorm.default,
+                       (scores, k, site.kind, site.renorm, site.scale, None, torch.int64),
+                       site.anchor)
     else:
         score = "none" if site.kind == "probs" else site.score
-        call = _call(graph, moe.grouped_topk.default,
-                     (scores, k, _flat_bias(graph, site), None, None, None, score, site.groups,
-                      site.topk_group, site.group_score or "top2", site.renorm, site.eps,
-                      site.scale, torch.int64), site.anchor)
-    return tuple(_call(graph, operator.getitem, (call, i), site.anchor) for i in range(2))
+        results = call(graph, moe.grouped_topk.default,
+                       (scores, k, _flat_bias(graph, site), None, None, None, score, site.groups,
+                        site.topk_group, site.group_score or "top2", site.renorm, site.eps,
+                        site.scale, torch.int64), site.anchor)
+    return tuple(call(graph, operator.getitem, (results, i), site.anchor) for i in range(2))
 
 
 def _flat_bias(graph, site: Site):
     if site.bias is None or value(site.bias).dim() == 1:
         return site.bias
-    return _call(graph, aten.reshape.default, (site.bias, [-1]), site.anchor)
+    return call(graph, aten.reshape.default, (site.bias, [-1]), site.anchor)
 
 
 def _like_selection(graph, site: Site, scores: Node) -> Node:
     """The scores in the shape that the model selects from; tokens may have been joined."""
     if same_shape(scores, site.source):
         return scores
-    return _call(graph, aten.reshape.default, (scores, [-1, site.num_experts]), site.anchor)
+    return call(graph, aten.reshape.default, (scores, [-1, site.num_experts]), site.anchor)
 
 
 def _rounded(graph, gates: Node, like: Node) -> Node:
     if dtype(like) == torch.float32:
         return gates
-    return _call(graph, prims.convert_element_type.default, (gates, dtype(like)), like)
+    return call(graph, prims.convert_element_type.default, (gates, dtype(like)), like)
 
 
 def _raise_greedy(graph, site: Site) -> None:
@@ -135,11 +115,11 @@ def _raise_mixing(graph, scores: Node) -> None:
         return
     learned = isinstance(mixing.tau, Node)
     with graph.inserting_before(scores):
-        call = _call(graph, moe.similarity_inform.default,
-                     (mixing.u, mixing.e, mixing.uk, mixing.ws, None,
-                      mixing.tau if learned else None, 1.0 if learned else mixing.tau,
-                      mixing.causal, None, "all", "ieee"), scores)
-        mixed = _call(graph, operator.getitem, (call, 0), scores)
+        results = call(graph, moe.similarity_inform.default,
+                       (mixing.u, mixing.e, mixing.uk, mixing.ws, None,
+                        mixing.tau if learned else None, 1.0 if learned else mixing.tau,
+                        mixing.causal, None, "all", "ieee"), scores)
+        mixed = call(graph, operator.getitem, (results, 0), scores)
     scores.replace_all_uses_with(mixed)
 
 
@@ -147,7 +127,7 @@ def _like_maximum(graph, result: Node, node: Node) -> Node:
     """A result `[.., 1]` in the shape of a maximum that may have dropped the dimension."""
     if value(result).dim() == value(node).dim():
         return result
-    return _call(graph, aten.squeeze.dim, (result, -1), node)
+    return call(graph, aten.squeeze.dim, (result, -1), node)
 
 
 def _raise_logits(graph, site: Site) -> Node:
@@ -166,7 +146,7 @@ def _raise_logits(graph, site: Site) -> Node:
     if parts is None:
         return logits
     with graph.inserting_before(layer):
-        projected = _call(graph, moe.router_logits.default, parts, layer)
+        projected = call(graph, moe.router_logits.default, parts, layer)
     layer.replace_all_uses_with(projected)
     return projected if layer is logits else logits
 
@@ -200,5 +180,3 @@ def _transposed(node: Node):
     if is_call(node, aten.t.default):
         return node.args[0]
     return None
-
-

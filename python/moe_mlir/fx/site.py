@@ -6,7 +6,8 @@ import torch
 from torch.fx import Node
 
 from ..importer.locations import describe, module_path
-from .mixing import mixing_of
+from .attention import left_of
+from .mixing import mixing_of, posterior_of
 from .patterns import dtype, value
 
 
@@ -16,7 +17,8 @@ class RouterMatch:
 
     `form` names the family (`moe_mlir.fx.match`). `recognised` says whether the
     site becomes a moe op, and `reason` why not; `left` says which part of a
-    recognised router stays as it is, because the op would round it otherwise.
+    recognised router stays as it is, because the op would round it otherwise,
+    or because the attention beside it is another than the router asks about.
     `mixing` says how tokens inform each other in front of the selection, where
     that is a moe op or becomes one: "similarity" or "attention".
     """
@@ -91,11 +93,12 @@ class Site:
         self.left = f"{self.left}; {part}" if self.left else part
 
     def describe(self) -> RouterMatch:
+        left = "; ".join(filter(None, (self.left, left_of(posterior_of(self.scores)))))
         return RouterMatch(
             module_path(self.anchor), describe(self.anchor).split(" (")[0], self.form, self.score,
             self.k, self.num_experts, self.renorm, self.scale, self.bias is not None,
             self.groups, not self.reason, self.reason, self.eps, self.topk_group,
-            self.group_score, _dtype_name(self.scores), _dtype_name(self.gates), self.left,
+            self.group_score, _dtype_name(self.scores), _dtype_name(self.gates), left,
             mixing_of(self.scores))
 
 

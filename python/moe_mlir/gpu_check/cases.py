@@ -42,6 +42,7 @@ OPS = {
     "similarity_inform": lambda m, o: m.similarity_inform(o["u"], o["p"].unsqueeze(0), causal=True),
     "attention_posterior": lambda m, o: m.attention_posterior(
         o["q"], o["q"], o["u"], o["p"].unsqueeze(0), causal=True, v=o["q"], wo=o["wo"]),
+    "attention": lambda m, o: m.attention(o["q"], o["q"], o["q"], causal=True),
     "attention_entropy": lambda m, o: m.attention_entropy(o["q"], o["q"], causal=True),
     "mad_dispersion": lambda m, o: m.mad_dispersion(o["h"], o["top1"], e),
     "dispersion_weights": lambda m, o: m.dispersion_weights(o["m"], o["counts"] + 1),

@@ -1,9 +1,12 @@
 """The routing ops: each torch.ops.moe.<name> becomes one moe.<name>."""
 
+import math
+
+import sympy
 import torch
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
-from .builder import Operand, Value
+from .builder import Operand, Value, as_dim
 from .registry import Unsupported, imports
 from .shape import reshape
 
@@ -179,6 +182,17 @@ def _similarity_inform(context, node, arguments):
     return [reshape(builder, mixed, context.shape(p)), reshape(builder, sums, context.shape(lse))]
 
 
+def _pair_attributes(clauses: Clauses, arguments) -> None:
+    """What decides the logits of a query and a key, and who sees whom."""
+    if arguments.scale is not None:
+        clauses.attribute("scale", float_attribute(arguments.scale))
+    if arguments.window is not None:
+        clauses.attribute("window", f"{arguments.window} : i64")
+    clauses.attribute("causal", _bool(arguments.causal))
+    clauses.attribute("exclude_self", _bool(arguments.exclude_self))
+    clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
+
+
 @imports(moe.attention_posterior.default)
 def _attention_posterior(context, node, arguments):
     p, head, prior, posterior = node.meta["val"]
@@ -190,19 +204,16 @@ def _attention_posterior(context, node, arguments):
     clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
     clauses.add("head_prior", _optional(context, arguments.head_prior))
     clauses.add("mask", _optional(context, arguments.mask))
+    clauses.add("rows", _optional(context, arguments.row_lse),
+                _optional(context, arguments.row_entropy))
     clauses.add("sigma", _scalar_operand(context, arguments.sigma_value))
     if arguments.sigma_value is None:
         clauses.attribute("sigma", float_attribute(arguments.sigma))
-    if arguments.scale is not None:
-        clauses.attribute("scale", float_attribute(arguments.scale))
     clauses.attribute("head_mode", f"#moe.head_mode<{arguments.head_mode}>")
     clauses.attribute("head_scope", f"#moe.head_scope<{arguments.head_scope}>")
-    for name in ("head", "window"):
-        if getattr(arguments, name) is not None:
-            clauses.attribute(name, f"{getattr(arguments, name)} : i64")
-    clauses.attribute("causal", _bool(arguments.causal))
-    clauses.attribute("exclude_self", _bool(arguments.exclude_self))
-    clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
+    if arguments.head is not None:
+        clauses.attribute("head", f"{arguments.head} : i64")
+    _pair_attributes(clauses, arguments)
     results = clauses.write("attention_posterior", (context.shape(p), "f32"),
                             (context.shape(head), "i32"), (context.shape(prior), "f32"),
                             (context.shape(posterior), "f32"))
@@ -216,15 +227,40 @@ def _attention_entropy(context, node, arguments):
     clauses.add("ins", context.value(arguments.q), context.value(arguments.k))
     clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
     clauses.add("mask", _optional(context, arguments.mask))
-    if arguments.scale is not None:
-        clauses.attribute("scale", float_attribute(arguments.scale))
-    if arguments.window is not None:
-        clauses.attribute("window", f"{arguments.window} : i64")
-    clauses.attribute("causal", _bool(arguments.causal))
-    clauses.attribute("exclude_self", _bool(arguments.exclude_self))
-    clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
+    _pair_attributes(clauses, arguments)
     return clauses.write("attention_entropy", (context.shape(entropy), "f32"),
                          (context.shape(rows), "f32"))
+
+
+@imports(moe.attention.default)
+def _attention(context, node, arguments):
+    """A mix of values of each head; its result is rounded to q's type."""
+    out, row_lse, row_entropy = node.meta["val"]
+    q, k, v = (context.value(x) for x in (arguments.q, arguments.k, arguments.v))
+    mask = _optional(context, arguments.mask)
+    clauses = Clauses(context.builder).add("ins", q, k).add("values", v)
+    clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
+    clauses.add("query_mask", mask if mask is not None and _are_same_tokens(q, k) else None)
+    clauses.add("key_mask", mask)
+    if arguments.scale is None:
+        # The posterior and the entropies know the default, a mix of any values does not.
+        arguments.scale = 1 / math.sqrt(q.shape[-1])
+    _pair_attributes(clauses, arguments)
+    clauses.attribute("with_entropy", "true")
+    mixed, *rows = clauses.write("softmax_mix", (context.shape(out), "f32"),
+                                 (context.shape(row_lse), "f32"),
+                                 (context.shape(row_entropy), "f32"))
+    return [_widened(context, mixed, q.element), *rows]
+
+
+def _are_same_tokens(q: Value, k: Value) -> bool:
+    """Whether a mask of the keys covers the queries too, which their counts say."""
+    difference = as_dim(sympy.expand(sympy.sympify(q.shape[2]) - sympy.sympify(k.shape[2])))
+    if not isinstance(difference, int):
+        raise Unsupported(f"a mask where the number of queries ({q.shape[2]}) may or may not be "
+                          f"that of keys ({k.shape[2]}); give both one size, or put the mask "
+                          "into the bias")
+    return difference == 0
 
 
 def _four_dims(context, bias: Value | None) -> Value | None:

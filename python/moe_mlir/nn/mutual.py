@@ -78,10 +78,17 @@ class AttentionSMoE(ComposedRouter):
     key keeps its own probabilities. head_mode="min_entropy" is the paper's head
     approximation (17), "all" its full posterior (13).
 
+    With `moe_mlir.attention` as the layer's attention, `row_lse` and
+    `row_entropy`, which it sums up beside its output, tell how sure the heads
+    are; otherwise the router finds out in a pass of its own over all heads' keys.
+
     >>> router = AttentionSMoE(16, 8, 2, causal=True)
     >>> h, heads = torch.randn(1, 4, 16), torch.randn(1, 2, 4, 8)
     >>> wo = torch.randn(2, 16, 8)
-    >>> routing = router(h, q=heads, k=heads, u=h, v=heads, wo=wo)
+    >>> out, row_lse, row_entropy = moe_mlir.attention(heads, heads, heads, causal=True)
+    >>> u = torch.einsum("bhnw,hdw->bnd", out, wo) / 2
+    >>> routing = router(h + u, q=heads, k=heads, u=u, v=heads, wo=wo,
+    ...                  row_lse=row_lse, row_entropy=row_entropy)
     >>> routing.gates.shape
     torch.Size([1, 4, 2])
     """

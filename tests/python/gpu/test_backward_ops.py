@@ -39,6 +39,15 @@ CASES = {
             u, e, causal=False, ws=ws, tau=tau, mask=MASK, window=7),
         [normal(B, N, D, scale=0.5), normal(B, N, E, seed=1).softmax(-1),
          normal(D, D, seed=2, scale=0.4), torch.tensor(1.3)]),
+    "attention": (
+        lambda q, k, v: m.attention(q, k, v, causal=True),
+        [normal(B, HEADS, N, WIDTH), normal(B, HEADS, N, WIDTH, seed=1),
+         normal(B, HEADS, N, 2 * WIDTH, seed=2)]),
+    "attention_full_form": (
+        lambda q, k, v, bias: m.attention(
+            q, k, v, causal=False, bias=bias, mask=MASK, window=7, scale=0.3),
+        [normal(B, HEADS, N, WIDTH), normal(B, HEADS, N, WIDTH, seed=1),
+         normal(B, HEADS, N, WIDTH, seed=2), normal(HEADS, N, N, seed=3)]),
     "posterior": (
         lambda q, k, u, e, v, wo: m.attention_posterior(q, k, u, e, v=v, wo=wo, causal=True),
         [normal(B, HEADS, N, WIDTH), normal(B, HEADS, N, WIDTH, seed=1),

@@ -54,6 +54,11 @@ def posterior(dtype, width, head_width, experts, mode):
         causal=True, head_mode=mode)
 
 
+def attend(dtype, head_width):
+    q, k, v = (normal(1, 2, N, head_width, dtype=dtype).requires_grad_() for _ in range(3))
+    return m.attention(q, k, v, causal=True)
+
+
 def disperse(dtype, width, experts):
     return m.mad_dispersion(normal(N, width, dtype=dtype), torch.zeros(N, dtype=torch.int64),
                             experts)
@@ -71,7 +76,7 @@ WIDE_CALLS = [
     (inform, BF16, 352, 16), (inform, BF16, 1024, 256), (inform, F16, 352, 16),
     (inform, F32, 352, 64), (inform, F32, 128, 256), (disperse, BF16, 352, 16),
     (inform, BF16, 256, 256), (inform_in_parts, 352, 256), (inform_in_parts, 768, 160),
-    (inform_in_parts, 1024, 128),
+    (inform_in_parts, 1024, 128), (attend, BF16, 44), (attend, BF16, 128), (attend, F32, 44),
 ]  # fmt: skip
 CALLS = [
     (select, BF16, 64, 8), (select, BF16, 256, 8), (select, BF16, 2048, 64),

@@ -109,6 +109,30 @@ def test_attention_posterior_with_masks_biases_and_given_means():
     torch.testing.assert_close(p.double(), expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_90a"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_of_any_chip_and_type(chip, dtype):
+    """Values, sums of rows and gradients; widths of whole and of half fragments."""
+    for n, nk, width, values in ((40, 40, 44, 44), (9, 70, 16, 8)):
+        g = torch.Generator().manual_seed(n)
+        q, k, v = (torch.randn(2, 3, length, w, generator=g).to(dtype).requires_grad_()
+                   for length, w in ((n, width), (nk, width), (nk, values)))
+        mask = torch.rand(2, nk, generator=g) > 0.2
+        wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        expected = reference.attention(*wide, causal=True, mask=mask)
+        weight = torch.randn(expected[0].shape, generator=g)
+        gradients = torch.autograd.grad((expected[0] * weight).sum(), wide)
+        with moe_mlir.simulate(chip=chip):
+            found = moe_mlir.attention(q, k, v, causal=True, mask=mask)
+            ours = torch.autograd.grad((found[0] * weight).sum(), (q, k, v))
+        # Results are rounded once to their type; 16-bit gradients start from a rounded output.
+        ulp = torch.finfo(dtype).eps
+        for a, b, atol in zip(found, expected, (2e-5 + 4 * ulp, 2e-5, 2e-5), strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=atol)
+        for a, b in zip(ours, gradients, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=5e-5 + 32 * ulp)
+
+
 def test_selection_runs_on_the_device_too():
     z = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
     gates, indices = moe_mlir.topk_renorm(z, 2)

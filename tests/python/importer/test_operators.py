@@ -154,6 +154,51 @@ def test_causal_attention():
     check(function, (torch.randn(2, 3, 6, 4),), later=(torch.randn(1, 3, 1, 4),))
 
 
+def mixes(function, *inputs):
+    """How many attentions hold no matrix of tokens by tokens once imported."""
+    return moe_mlir.export(Function(function), inputs).text.count("moe.softmax_mix")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_is_one_pass(dtype):
+    def function(q):
+        heads = F.scaled_dot_product_attention(q, q[:, :, :3], 2 * q[:, :, :3], scale=0.3)
+        return heads, F.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    inputs, later = ((torch.randn(*s, 4).to(dtype),) for s in ((2, 3, 6), (1, 3, 70)))
+    near = 1e-5 if dtype == torch.float32 else 2e-2
+    check(function, inputs, later=later, rtol=near, atol=near)
+    assert mixes(function, *inputs) == 2
+
+
+def test_attention_with_masks():
+    """Torch gives 0 to a query that sees no key, and so does our op."""
+    def function(q, pairs, keys):
+        bias = q[..., :1] - q[..., 1:2].mT
+        masks = [pairs[:, None], pairs[0], keys[:, None, None], bias, bias[0, 0], bias[:, :1]]
+        return [F.scaled_dot_product_attention(q, q, q, attn_mask=mask) for mask in masks]
+
+    def inputs(batch, n):
+        pairs = torch.rand(batch, n, n) > 0.5
+        pairs[:, -1] = False
+        return torch.randn(batch, 3, n, 4), pairs, torch.rand(batch, n) > 0.3
+
+    check(function, inputs(2, 6), later=inputs(3, 40))
+    assert mixes(function, *inputs(2, 6)) == 6
+
+
+def test_attention_that_the_op_has_not_is_decomposed():
+    def function(q, wide):
+        grouped = F.scaled_dot_product_attention(q, q[:, :1], q[:, :1], enable_gqa=True)
+        shorter = F.scaled_dot_product_attention(q[:, :, :2], q, q, is_causal=True)
+        flat = F.scaled_dot_product_attention(q[0], q[0], q[0])
+        return grouped, shorter, flat, F.scaled_dot_product_attention(wide, wide, wide)
+
+    inputs = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 6, 4).double()
+    check(function, inputs)
+    assert mixes(function, *inputs) == 0
+
+
 def test_buffers_that_a_model_updates_are_written_back():
     class Counter(torch.nn.Module):
         def __init__(self):

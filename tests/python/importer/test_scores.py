@@ -2,13 +2,15 @@
 
 import re
 
+import pytest
 import torch
 from support import Gates
-from test_operators import check, tokens
+from test_operators import Function, check, tokens
 
 import moe_mlir
 from moe_mlir import nn
 from moe_mlir._native import native
+from moe_mlir.importer import ImportFailed
 
 
 def test_cosine_logits():
@@ -50,6 +52,66 @@ def test_attention_entropy():
         return moe_mlir.attention_entropy(heads, heads, causal=True, window=5, bias=bias)
 
     check(function, (tokens(count=7),), torch.randn(7, 7), atol=1e-5)
+
+
+def heads_of(x, width=4):
+    return x.unflatten(-1, (x.shape[-1] // width, width)).transpose(1, 2)
+
+
+def test_attention():
+    def function(x, bias):
+        q = heads_of(x)
+        every = moe_mlir.attention(q, q, 2 * q, causal=True, window=5, bias=bias)
+        wide = moe_mlir.attention(q, q[:, :, :4], heads_of(x[:, :4], 4), causal=False, scale=0.3)
+        return *every, *wide
+
+    check(function, (tokens(count=7),), torch.randn(7, 7), atol=1e-5)
+
+
+def test_attention_of_other_sizes_with_a_mask():
+    """The mask of the tokens covers the queries too; one of the keys alone does not."""
+    def function(x, mask):
+        q = heads_of(x)
+        return (*moe_mlir.attention(q, q, q, causal=True, mask=mask),
+                *moe_mlir.attention(q[:, :, 1:], q, q, causal=True, mask=mask))
+
+    mask = torch.rand(2, 7) > 0.4
+    later = torch.rand(3, 40) > 0.4
+    check(function, (tokens(count=7), mask), later=(tokens(3, 40), later), atol=1e-5)
+
+
+def test_attention_with_a_mask_of_as_many_keys_as_queries_or_not_is_refused():
+    class Cross(torch.nn.Module):
+        def forward(self, x, y, mask):
+            return moe_mlir.attention(heads_of(x), heads_of(y), heads_of(y), causal=False, mask=mask)
+
+    with pytest.raises(ImportFailed, match="may or may not be that of keys"):
+        moe_mlir.export(Cross(), (tokens(count=3), tokens(count=5), torch.ones(2, 5).bool()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_attention_in_16_bit_has_its_dtype(dtype):
+    def function(x):
+        out, row_lse, _ = moe_mlir.attention(heads_of(x), heads_of(x), heads_of(x), causal=True)
+        return out, row_lse
+
+    check(function, (tokens(count=9).to(dtype),), later=(tokens(count=70).to(dtype),), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["min_entropy", "all", 1])
+def test_the_posterior_takes_the_rows_of_the_attention(mode):
+    def function(x, wo, sigma):
+        q, e = heads_of(x), x.softmax(-1)
+        out, row_lse, row_entropy = moe_mlir.attention(q, q, q, causal=True)
+        u = torch.einsum("bhnw,hdw->bnd", out, wo)
+        return moe_mlir.attention_posterior(
+            q, q, u, e, causal=True, v=q, wo=wo, sigma=sigma, head_mode=mode,
+            row_lse=row_lse, row_entropy=row_entropy)
+
+    weights = torch.randn(2, 8, 4), torch.tensor(1.3)
+    check(function, (tokens(count=7),), *weights, later=(tokens(3, 40),), atol=1e-5)
+    text = moe_mlir.export(Function(function, *weights), (tokens(count=7),)).text
+    assert "rows(" in text and text.count("moe.softmax_mix") == 1
 
 
 def test_the_mean_entropy_alone():

@@ -106,11 +106,21 @@ def trained_by_default(name, router):
     return {n for n, _ in router.named_parameters()}
 
 
+def test_the_attention_router_takes_the_rows_of_the_attention():
+    """The entropies of the given rows choose the head, head 2 here."""
+    router, inputs = make("attention_head", "moe")
+    rows = dict(row_lse=torch.zeros(2, 3, 9), row_entropy=torch.ones(2, 3, 9))
+    rows["row_entropy"][:, 2] = 0.5
+    found = router(H, **inputs, **rows)
+    router.attributes["head_mode"] = 2
+    assert_close(found.probs, router(H, **inputs).probs.double(), 1e-6)
+
+
 @pytest.mark.parametrize("module", [m.name for m in pkgutil.iter_modules(nn.__path__)])
 def test_examples_of_the_documentation_run(module):
     module = importlib.import_module(f"moe_mlir.nn.{module}")
     torch.manual_seed(0)
-    names = {**{n: getattr(nn, n) for n in nn.__all__}, "torch": torch}
+    names = {**{n: getattr(nn, n) for n in nn.__all__}, "torch": torch, "moe_mlir": moe_mlir}
     finder = doctest.DocTestFinder(exclude_empty=True)
     for test in finder.find(module, extraglobs=names):
         result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test)

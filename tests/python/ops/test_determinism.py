@@ -32,6 +32,7 @@ CALLS = {
     "posterior_of_all_heads": lambda: moe_mlir.attention_posterior(
         Q, K, U, E, v=V, wo=WO, causal=False, head_mode="all", return_lse=True
     ),
+    "attention": lambda: moe_mlir.attention(Q, K, V, causal=True),
     "attention_entropy": lambda: moe_mlir.attention_entropy(Q, K, causal=True),
     "dispersion_weights": lambda: (moe_mlir.dispersion_weights(W.abs(), IDX[:24, 0]),),
     "mad_dispersion": lambda: moe_mlir.mad_dispersion(H, ASSIGN, 24),

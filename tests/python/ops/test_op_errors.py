@@ -150,6 +150,21 @@ POSTERIOR = [
     (ValueError, "expected 'head_mode' to be one of", dict(head_mode="max")),
     (ValueError, "expected 'head_scope' to be one of", dict(head_scope="token")),
     (ValueError, "expected 'window' to be at least 1", dict(window=-1)),
+    (
+        ValueError,
+        "expected 'row_lse' and 'row_entropy' together, found one of them",
+        dict(row_entropy=Z(2, 3, 5)),
+    ),
+    (
+        ValueError,
+        "expected 'row_lse' to have shape [batch, heads, n]",
+        dict(row_lse=Z(2, 5, 3), row_entropy=Z(2, 3, 5)),
+    ),
+    (
+        TypeError,
+        "expected 'row_entropy' to have dtype float32",
+        dict(row_lse=Z(2, 3, 5), row_entropy=Z(2, 3, 5).half()),
+    ),
 ]
 
 

@@ -121,3 +121,18 @@ def test_attention_entropy(error, message, changed):
     x = {**dict(q=Z(2, 3, 5, 4), k=Z(2, 3, 5, 4), causal=True), **changed}
     x = {name: value for name, value in x.items() if value is not ...}
     raises(error, message, moe_mlir.attention_entropy, **x)
+    raises(error, message, moe_mlir.attention, v=Z(2, 3, 5, 6), **x)
+
+
+@pytest.mark.parametrize(
+    "error,message,v",
+    [
+        (TypeError, "expected 'v' to be a tensor", 1.0),
+        (TypeError, "expected 'v' to have dtype", Z(2, 3, 5, 6).double()),
+        (ValueError, "expected 'v' to have 4 dims", Z(3, 5, 6)),
+        (ValueError, "expected 'v' to have shape [batch, heads, nk, value_width]", Z(2, 3, 4, 6)),
+    ],
+)
+def test_attention(error, message, v):
+    x = dict(q=Z(2, 3, 5, 4), k=Z(2, 3, 5, 4), causal=True)
+    raises(error, message, moe_mlir.attention, v=v, **x)

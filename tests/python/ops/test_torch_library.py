@@ -38,8 +38,14 @@ CALLS = {
     "attention_posterior": (
         normal(2, 3, 6, 4, grad=True), normal(2, 3, 6, 4, seed=1, grad=True),
         normal(2, 6, 5, grad=True), probabilities(2, 6, 4), None,
-        normal(2, 3, 6, 4, seed=2, grad=True), normal(3, 5, 4, grad=True), None, None, MASK, None,
-        1.3, None, "min_entropy", None, "sequence", True, None, False, "ieee",
+        normal(2, 3, 6, 4, seed=2, grad=True), normal(3, 5, 4, grad=True), None, None, MASK,
+        normal(2, 3, 6), normal(2, 3, 6).abs(), None, 1.3, None, "min_entropy", None, "sequence",
+        True, None, False, "ieee",
+    ),
+    "attention": (
+        normal(2, 3, 6, 4, grad=True), normal(2, 3, 6, 4, seed=1, grad=True),
+        normal(2, 3, 6, 5, seed=2, grad=True), normal(3, 6, 6, seed=3, grad=True), MASK, None,
+        True, 4, False, "ieee",
     ),
     "mad_dispersion": (normal(6, 4, grad=True), torch.arange(6) % 3, 3, "mad", MASK[0]),
     "attention_entropy": (

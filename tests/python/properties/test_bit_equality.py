@@ -53,6 +53,7 @@ def make():
             "attention_posterior", (q, k, u, e), dict(v=v, wo=wo, causal=False, head_mode="all"),
             (0, 1, 2, 3, "v"),
         ),
+        "attention": ("attention", (q, k, v), dict(causal=True), (0, 1, 2)),
         "attention_entropy": ("attention_entropy", (q, k), dict(causal=True), (0, 1)),
         "soft_dispatch": ("soft_dispatch", (u, normal(D, 4, 2, g=g)), {}, (0,)),
         "mad_dispersion": ("mad_dispersion", (h, idx[:, 0], E), {}, ()),

@@ -126,6 +126,34 @@ def test_attention_posterior(form, batch, n, seed):
             assert_close(p[b : b + 1], expected, tol, f"sequence {b}")
 
 
+# (heads, head width, value width, causal, masked)
+ATTENTION = ((1, 4, 4, True, False), (3, 7, 2, False, True), (2, 8, 9, True, True))
+
+
+@given(st.sampled_from(ATTENTION), BATCH, LENGTH, SEEDS)
+@examples
+def test_attention(form, batch, n, seed):
+    heads, dh, dv, causal, masked = form
+    g = generator(seed)
+    q, k = (normal(batch, heads, n, dh, g=g, scale=choice((0.3, 3.0), g)) for _ in range(2))
+    v = normal(batch, heads, n, dv, g=g)
+    mask = uniform(batch, n, g=g) > 0.3 if masked else None
+    wide = q.double(), k.double(), v.double()
+    if masked:  # E11
+        q, k, v = (with_garbage(x, mask[:, None].expand(x.shape[:-1]), g) for x in (q, k, v))
+    out, row_lse, row_entropy = op("attention")(q, k, v, causal=causal, mask=mask)
+    expected, lse, entropy = reference.attention(*wide, causal=causal, mask=mask)
+    size = largest(wide[0] @ wide[1].mT) * dh**-0.5
+    tol = score_tolerance(size)
+    assert_close(out, expected, tol * max(1.0, largest(wide[2])), "out")
+    assert_close(row_lse, lse, tol * max(1.0, size) + 1e-5, "row_lse")
+    # H = LSE - sum A l subtracts two numbers of the logits' size.
+    assert_close(row_entropy, entropy, 4 * tol * max(1.0, size), "row_entropy")
+    # The pass for the entropies alone takes the same steps.
+    alone = op("attention_entropy")(q, k, causal=causal, mask=mask)[1]
+    assert_same_bits(row_entropy, alone, "the entropies alone")
+
+
 # (heads, head width, causal, masked)
 ENTROPY = ((1, 4, True, False), (3, 7, False, True), (2, 8, True, True))
 

@@ -1,0 +1,29 @@
+"""Writes calls into torch graphs."""
+
+import torch
+from torch.fx import Node
+
+from .patterns import value
+
+
+def call(graph, target, args, like: Node) -> Node:
+    """A call with its fake value, at the insertion point, described as `like`."""
+    node = graph.call_function(target, args)
+    for key in ("nn_module_stack", "stack_trace", "source_fn_stack", "seq_nr"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+    inputs = torch.fx.node.map_arg(args, value)
+    key = "val" if "val" in like.meta else "example_value"
+    fake_mode = _fake_mode(like)
+    with fake_mode:
+        node.meta[key] = target(*inputs)
+    return node
+
+
+def _fake_mode(node: Node):
+    for x in [node, *node.all_input_nodes]:
+        tensors = value(x)
+        for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
+            if hasattr(tensor, "fake_mode"):
+                return tensor.fake_mode
+    raise ValueError(f"node '{node}' has no fake value; trace the graph with fake tensors")
