@@ -131,13 +131,9 @@ def trace(model, args, kwargs=None, dynamic_tokens=True):
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
-    with oblivious, torch.no_grad(), _routing_as_ops(model):
-        program = _trace_of_several(inputs, tensors, dims) if dynamic_tokens else None
-        if program is None:
-            with explained():
-                program = _trace_as_it_is(inputs, tensors, dims)
-        with explained():
-            return decompose(program), spec, leaves
+    with oblivious, torch.no_grad(), _routing_as_ops(model), explained():
+        program = _trace_open(inputs, tensors, dims)
+        return decompose(program), spec, leaves
 
 
 def _trace(inputs, tensors, dims):
@@ -146,6 +142,33 @@ def _trace(inputs, tensors, dims):
         {d: torch.export.Dim.AUTO for d in open_dims} for open_dims in dims),)
     with EinsumAsMatmul():
         return torch.export.export(inputs, tuple(tensors), dynamic_shapes=shapes)
+
+
+def _trace_open(inputs, tensors, dims):
+    """The program with as many dims open as it can have.
+
+    An open dim is not broadcast, so that dims of size 1 may have to be closed,
+    such as that of the heads in a mask for all heads; the first dim last, which
+    counts sequences.
+    """
+    if dims is None:
+        return _trace_as_it_is(inputs, tensors, dims)
+    inside = [_with_other_sizes(t, open_dims, first=1) for t, open_dims in zip(tensors, dims)]
+    none = [_with_other_sizes(t, open_dims, first=0) for t, open_dims in zip(tensors, dims)]
+    choices = [dims, *([inside] if inside != dims else []), *([none] if none != inside else [])]
+    for choice in choices:
+        try:
+            program = _trace_of_several(inputs, tensors, choice)
+            return _trace_as_it_is(inputs, tensors, choice) if program is None else program
+        except RuntimeError as error:
+            if choice is choices[-1] or "must match the size of tensor" not in str(error):
+                raise
+            _log.debug("cannot trace with all sizes of 1 open: %s", error)
+
+
+def _with_other_sizes(tensor, dims, first):
+    """Those of `dims` that are below `first` or have another size than 1."""
+    return [d for d in dims if d < first or tensor.shape[d] != 1]
 
 
 def _trace_as_it_is(inputs, tensors, dims):

@@ -31,12 +31,17 @@ def _validate_bias(check, bias, full):
     if (
         len(padded) != 4
         or padded[2:] != full[2:]
-        or any(size not in (1, whole) for size, whole in zip(padded[:2], full[:2]))
+        or not all(_broadcasts(size, whole) for size, whole in zip(padded[:2], full[:2]))
     ):
         check.fail(
             "expected 'bias' to have shape [batch or 1, heads or 1, n, nk] for "
             f"{full}, found {tuple(bias.shape)}"
         )
+
+
+def _broadcasts(size, whole):
+    # In this order traced code asks nothing of open sizes.
+    return (isinstance(size, int) and size == 1) or size == whole or size == 1
 
 
 def four_dims(bias):

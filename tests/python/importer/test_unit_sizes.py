@@ -61,6 +61,20 @@ def test_a_layer_traced_with_one_sequence():
             torch.testing.assert_close(compiled(h)[0], layer(h)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_mask_for_all_heads_is_broadcast(batch):
+    class Attention(torch.nn.Module):
+        def forward(self, x, mask):
+            return torch.nn.functional.scaled_dot_product_attention(x, 2 * x, x, attn_mask=mask)
+
+    def inputs(batch, n):
+        return torch.randn(batch, 4, n, 8), torch.rand(batch, 1, n, n) > 0.4
+
+    compiled = moe_mlir.compile(Attention(), inputs(batch, 6))
+    for x in (inputs(batch, 6), inputs(3, 70)):
+        torch.testing.assert_close(compiled(*x), Attention()(*x), rtol=1e-5, atol=1e-5)
+
+
 class Decodes(torch.nn.Module):
     """Does something else for a single token."""
 
