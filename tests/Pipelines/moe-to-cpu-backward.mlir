@@ -6,7 +6,7 @@
 
 // CHECK-LABEL: func.func @similarity
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?
-// CHECK:         memref.alloca() {alignment = 64 : i64} : memref<96x32xf32>
+// CHECK:         memref.alloca() {alignment = 64 : i64} : memref<192x64xf32>
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?
 // CHECK:         math.fma
 // CHECK-NOT:     memref.alloc{{.*}}?x{{[0-9x]*}}?

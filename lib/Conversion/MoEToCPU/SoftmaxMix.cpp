@@ -50,6 +50,8 @@ private:
   // One group of queries and one block of keys.
   void emitGroup(Value firstQuery, Value group, Value firstKey);
   Value isGroupVisible(Value firstQuery, Value group, Value firstKey);
+  std::pair<Value, Value> getGroupKeys(Value firstQuery, Value group,
+                                       Value firstKey);
   Value getVisible(Value row, Value firstKey, int64_t vector);
   Values finishLogits(Value row, Value firstKey, ArrayRef<Value> products);
 
@@ -176,12 +178,17 @@ void MixKernel::emitGroup(Value firstQuery, Value group, Value firstKey) {
     if (keys.values) // o' = a o + p v
       accumulateTile(e, weights, block->values, state.mixed, group, decays,
                      getSize(e, keys.values, 1),
-                     rule.getGroupColumns(e,
-                                          positionOf(e.add(firstQuery, group)),
-                                          firstKey, blockKeys));
+                     getGroupKeys(firstQuery, group, firstKey));
   };
   Value visible = isGroupVisible(firstQuery, group, firstKey);
   visible ? e.ifThen(visible, body) : body();
+}
+
+/// The keys of a block that a group sees by position.
+std::pair<Value, Value> MixKernel::getGroupKeys(Value firstQuery, Value group,
+                                                Value firstKey) {
+  Value position = positionOf(e.add(firstQuery, group));
+  return rule.getGroupColumns(e, position, firstKey, blockKeys);
 }
 
 /// Whether a group sees a block of keys by position; null for always.
@@ -236,11 +243,20 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
       rule.getRange(e, positionOf(firstQuery), numRows, numKeys, blockKeys);
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
     block->pack(e, keys, firstKey);
-    products->multiply(e, q, block->features, firstQuery, numRows,
-                       keys.features, e.add(firstKey, e.index(blockKeys)),
-                       [&](Value group) {
-                         return isGroupVisible(firstQuery, group, firstKey);
-                       });
+    auto countVectors = [&](Value group) -> Value {
+      Value columns = getGroupKeys(firstQuery, group, firstKey).second;
+      return arith::CeilDivSIOp::create(e, columns, e.index(e.width));
+    };
+    function_ref<Value(Value)> getEndVector;
+    if (op.getCausal())
+      getEndVector = countVectors;
+    products->multiply(
+        e, q, block->features, firstQuery, numRows, keys.features,
+        e.add(firstKey, e.index(blockKeys)),
+        [&](Value group) {
+          return isGroupVisible(firstQuery, group, firstKey);
+        },
+        /*getFirstVector=*/{}, getEndVector);
     e.loop(zero, numRows, kGroupRows,
            [&](Value group) { emitGroup(firstQuery, group, firstKey); });
   });

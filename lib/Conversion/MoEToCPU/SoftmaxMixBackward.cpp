@@ -61,6 +61,8 @@ private:
   void packColumns(Value firstColumn);
   void packColumnVector(Value firstColumn, Value slot);
 
+  std::pair<Value, Value> getColumns(Value first, Value firstColumn);
+  void multiplyBlock(Value firstRow, Value count, Value firstColumn);
   Value isGroupVisible(Value first, Value firstColumn);
   void emitGroup(Value firstRow, Value group, Value firstColumn);
   void emitTile(Value first, Value group, Value firstColumn);
@@ -222,8 +224,7 @@ void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
         multiplyTile(e, role.rows.values, tokens, role.packedValues);
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     buildGradients(slot, tokens[slot], group, valueProducts[slot]);
-  std::pair<Value, Value> columns = role.rule.getGroupColumns(
-      e, e.add(origin, first), firstColumn, blockColumns);
+  std::pair<Value, Value> columns = getColumns(first, firstColumn);
   if (valueSums)
     accumulateTile(e, weights, valueRows, valueSums, group, {},
                    getSize(e, role.rows.values, 1), columns);
@@ -237,6 +238,13 @@ void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
     }
   accumulateTile(e, gradients, featureRows, featureSums, group, {},
                  getSize(e, role.rows.features, 1), columns);
+}
+
+/// The columns of a block that a group of rows sees.
+std::pair<Value, Value> SweepKernel::getColumns(Value first,
+                                                Value firstColumn) {
+  return role.rule.getGroupColumns(e, e.add(origin, first), firstColumn,
+                                   blockColumns);
 }
 
 /// Whether a group of rows sees a block of columns; null for always.
@@ -280,6 +288,30 @@ void SweepKernel::writeRow(Value firstRow, Value slot) {
   }
 }
 
+/// The products of a block of rows with a block of columns, as far as a group
+/// of rows sees them.
+void SweepKernel::multiplyBlock(Value firstRow, Value count,
+                                Value firstColumn) {
+  auto getFirstVector = [&](Value group) -> Value {
+    Value begin = getColumns(e.add(firstRow, group), firstColumn).first;
+    return arith::DivSIOp::create(e, begin, e.index(e.width));
+  };
+  auto getEndVector = [&](Value group) -> Value {
+    Value end = getColumns(e.add(firstRow, group), firstColumn).second;
+    return arith::CeilDivSIOp::create(e, end, e.index(e.width));
+  };
+  using GetVector = function_ref<Value(Value)>;
+  bool isCut = op.getCausal();
+  blockProducts->multiply(
+      e, role.rows.features, packedFeatures, firstRow, count,
+      role.columns.features, e.add(firstColumn, e.index(blockColumns)),
+      [&](Value group) {
+        return isGroupVisible(e.add(firstRow, group), firstColumn);
+      },
+      isCut && role.rowsAreKeys ? GetVector(getFirstVector) : GetVector(),
+      isCut && !role.rowsAreKeys ? GetVector(getEndVector) : GetVector());
+}
+
 void SweepKernel::emitRowBlock(Value firstRow) {
   Value zero = e.index(0);
   Value count = e.minIndex(e.sub(numRows, firstRow), e.index(kRowBlock));
@@ -299,12 +331,7 @@ void SweepKernel::emitRowBlock(Value firstRow) {
                                          numColumns, blockColumns);
   e.loop(begin, end, blockColumns, [&](Value firstColumn) {
     packColumns(firstColumn);
-    blockProducts->multiply(
-        e, role.rows.features, packedFeatures, firstRow, count,
-        role.columns.features, e.add(firstColumn, e.index(blockColumns)),
-        [&](Value group) {
-          return isGroupVisible(e.add(firstRow, group), firstColumn);
-        });
+    multiplyBlock(firstRow, count, firstColumn);
     e.loop(zero, count, kGroupRows,
            [&](Value group) { emitGroup(firstRow, group, firstColumn); });
   });

@@ -12,8 +12,11 @@
 //
 // t is symmetric: it is the gradient of x_rc and of x_cr at once. The last line
 // is for rows before the block of columns alone; within it each token is a row
-// too. So a pair costs three products of features. Each strip has sums of its
-// own, which are added in order: memory is linear in the tokens.
+// too, and one side of the diagonal mirrors the other. So a pair costs three
+// products of features; where lse are near, it costs one exponential
+// (SoftmaxMixQueries.h). Each strip has sums of its own, the first one in the
+// results where it can, which are added in order: memory is linear in the
+// tokens.
 //
 //===----------------------------------------------------------------------===//
 
@@ -47,13 +50,19 @@ public:
   SelfSweepKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
       : e(e), op(op), asQuery(e, op, getOperands(op), /*rowsAreKeys=*/false),
         asKey(e, op, getOperands(op), /*rowsAreKeys=*/true),
-        strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
+        strips(e, op.getQ(), kBlockRows, kMaxStrips) {
+    assert(kBlockRows % strips.blockColumns == 0 &&
+           "expected a block of rows to hold its columns' tokens");
+  }
 
   void emit();
 
 private:
   void allocateSums();
   void takeViews(const PairStrips::Task &task);
+  Value holdsSums(Value gradient, Type sums);
+  Value getSums(const PairStrips::Task &task, Value strip, Value all,
+                Value gradient);
 
   // One strip.
   void emitStrip(Value strip);
@@ -85,20 +94,19 @@ private:
   void packRowFeatures(Value firstRow);
   void addToColumns(Value firstRow, Value firstColumn, Value numRows);
 
-  void writeRow(Value row, Value numStrips);
+  void writeRow(Value row, Value numStrips, Value firstSums, Value sums,
+                Value out, double scale);
+  void writeBlock(const PairStrips::Task &task);
 
-  /// Rows `group..` of a tile of a whole block of rows.
-  Value sliceGroup(Value tile, Value group);
   bool readsInPlace();
-  static Value sliceFrom(Emitter &e, Value tokens, Value first);
+  static Value sliceFrom(Emitter &e, Value rows, Value first);
 
   Emitter &e;
   SoftmaxMixBackwardSelfOp op;
   SweepRole asQuery, asKey;
   PairStrips strips;
 
-  /// The sums of all strips, and views of them at one batch and head: of one
-  /// strip, and of all when they are added.
+  /// The sums of all strips, and those of one at one batch and head.
   Value allFeatureSums, allValueSums, featureSums, valueSums;
   /// The first row of a strip.
   Value stripFirst;
@@ -130,10 +138,31 @@ void SelfSweepKernel::allocateSums() {
 void SelfSweepKernel::takeViews(const PairStrips::Task &task) {
   asQuery.takeViews(task.batch, task.head);
   asKey.takeViews(task.batch, task.head);
-  featureSums = strips.slice(allFeatureSums, task.place, /*perStrip=*/true);
-  valueSums = strips.slice(allValueSums, task.place, /*perStrip=*/true);
   featureGradient = viewTokens(e, op.getOuts()[0], task.batch, task.head);
   valueGradient = viewTokens(e, op.getOuts()[1], task.batch, task.head);
+}
+
+/// Whether the first strip takes its sums where their total belongs: that needs
+/// whole blocks of columns and whole vectors. Null: it does not.
+Value SelfSweepKernel::holdsSums(Value gradient, Type sums) {
+  int64_t size = cast<MemRefType>(gradient.getType()).getDimSize(1);
+  if (gradient.getType() != sums || ShapedType::isDynamic(size) ||
+      size % e.width != 0)
+    return {};
+  Value rest =
+      arith::RemSIOp::create(e, strips.numTokens, e.index(strips.blockColumns));
+  return e.compare(arith::CmpIPredicate::eq, rest, e.index(0));
+}
+
+/// The sums of a strip.
+Value SelfSweepKernel::getSums(const PairStrips::Task &task, Value strip,
+                               Value all, Value gradient) {
+  Value sums = strips.slice(all, task.place, /*perStrip=*/true, strip);
+  Value holds = holdsSums(gradient, sums.getType());
+  if (!holds)
+    return sums;
+  Value isFirst = e.compare(arith::CmpIPredicate::eq, strip, e.index(0));
+  return e.select(e.both(holds, isFirst), gradient, sums);
 }
 
 /// Whether features are summed where they lie: whole vectors of f32, none of
@@ -145,13 +174,13 @@ bool SelfSweepKernel::readsInPlace() {
          !ShapedType::isDynamic(size) && size % e.width == 0;
 }
 
-/// The tokens from `first` on.
-Value SelfSweepKernel::sliceFrom(Emitter &e, Value tokens, Value first) {
+/// The rows of a memref from `first` on.
+Value SelfSweepKernel::sliceFrom(Emitter &e, Value rows, Value first) {
   SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
-  SmallVector<OpFoldResult> sizes{e.sub(e.dim(tokens, 0), first),
-                                  getSize(e, tokens, 1)};
+  SmallVector<OpFoldResult> sizes{e.sub(e.dim(rows, 0), first),
+                                  getSize(e, rows, 1)};
   SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
-  return memref::SubViewOp::create(e, tokens, offsets, sizes, strides);
+  return memref::SubViewOp::create(e, rows, offsets, sizes, strides);
 }
 
 void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
@@ -223,14 +252,6 @@ void SelfSweepKernel::packColumnVector(Value firstColumn, Value slot) {
 //===----------------------------------------------------------------------===//
 // A group of rows and a block of columns
 //===----------------------------------------------------------------------===//
-
-Value SelfSweepKernel::sliceGroup(Value tile, Value group) {
-  SmallVector<OpFoldResult> offsets{group, e.getIndexAttr(0)};
-  SmallVector<OpFoldResult> sizes{e.getIndexAttr(kGroupRows),
-                                  e.getIndexAttr(strips.blockColumns)};
-  SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
-  return memref::SubViewOp::create(e, tile, offsets, sizes, strides);
-}
 
 /// Which rows of a group a role has gradients of: of masked ones, whose
 /// features may be NaN, it has none; null where there are no such rows.
@@ -314,11 +335,11 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
   group.firstColumn = firstColumn;
   // Slots behind the last row repeat it; nobody reads their sums.
   group.tokens = clampRows(e, group.first, kGroupRows, strips.numTokens);
-  group.gradients = sliceGroup(keptGradients, slot);
+  group.gradients = sliceFrom(e, keptGradients, slot);
   Tile products = blockProducts->get(e, asQuery.rows.features, group.tokens,
                                      packedFeatures, slot);
   auto write = [&](SweepRole &role, Value kept, bool adds) {
-    Value weights = sliceGroup(kept, slot);
+    Value weights = sliceFrom(e, kept, slot);
     Value visible = role.rule.isGroupVisible(e, group.first, firstColumn,
                                              strips.blockColumns);
     if (!visible)
@@ -343,7 +364,7 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
   if (!queries->isShared)
     return void(writeBoth());
   auto writeShared = [&] {
-    addBothRoles(group, products, sliceGroup(keptWeights, slot));
+    addBothRoles(group, products, sliceFrom(e, keptWeights, slot));
     return Values();
   };
   e.ifElse(queries->isShared, TypeRange(), writeShared, writeBoth);
@@ -392,6 +413,15 @@ Value SelfSweepKernel::getKeyWeights() {
 /// Gives the rows of a meeting their sums over its columns.
 void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
   Value numRows = strips.getNumRows(firstRow, firstColumn);
+  // Slots behind the last row.
+  Value last = e.sub(numRows, e.index(1));
+  Value end = e.sub(e.add(last, e.index(kGroupRows)),
+                    arith::RemSIOp::create(e, last, e.index(kGroupRows)));
+  e.loop(numRows, end, 1, [&](Value slot) {
+    for (Value tile : {getKeyWeights(), keptGradients})
+      for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+        e.storeVector(e.f32(0.0), tile, {slot, e.index(vector * e.width)});
+  });
   Value all = e.index(strips.blockColumns), existing = all;
   Value features = columnFeatures;
   if (!features) {
@@ -474,27 +504,53 @@ void SelfSweepKernel::emitStrip(Value strip) {
 // The kernel
 //===----------------------------------------------------------------------===//
 
-/// The gradients of one token from the sums of the first `numStrips` strips, in
+/// Writes a gradient of one token: the sums of the first `numStrips` strips, in
 /// order. A masked one has none.
-void SelfSweepKernel::writeRow(Value row, Value numStrips) {
+void SelfSweepKernel::writeRow(Value row, Value numStrips, Value firstSums,
+                               Value sums, Value out, double scale) {
   Value isReal = asKey.isRowReal(row);
-  auto write = [&](Value sums, Value out, double scale) {
-    Value size = e.dim(out, 1);
-    e.loop(e.index(0), size, e.width, [&](Value element) {
-      Values zero{e.f32(0.0)};
-      Values total =
-          e.loop(e.index(0), numStrips, 1, zero,
-                 [&](Value strip, ValueRange old) -> Values {
-                   Value place = e.add(e.mul(strip, strips.paddedTokens), row);
-                   return {e.add(old[0], e.loadVector(sums, {place, element}))};
-                 });
-      Value value = e.mul(total.front(), e.f32(scale));
-      e.storeVector(e.select(isReal, value, e.f32(0.0)), out, {row, element},
-                    e.firstLanes(e.sub(size, element)));
-    });
+  Value size = e.dim(out, 1);
+  e.loop(e.index(0), size, e.width, [&](Value element) {
+    Values first{e.loadVector(firstSums, {row, element})};
+    Values total =
+        e.loop(e.index(1), numStrips, 1, first,
+               [&](Value strip, ValueRange old) -> Values {
+                 Value place = e.add(e.mul(strip, strips.paddedTokens), row);
+                 return {e.add(old[0], e.loadVector(sums, {place, element}))};
+               });
+    Value value = e.mul(total.front(), e.f32(scale));
+    e.storeVector(e.select(isReal, value, e.f32(0.0)), out, {row, element},
+                  e.firstLanes(e.sub(size, element)));
+  });
+}
+
+/// Writes the gradients of a block of rows.
+void SelfSweepKernel::writeBlock(const PairStrips::Task &task) {
+  Value first = e.mul(task.number, e.index(kBlockRows));
+  Value end = e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
+  // Strips that begin behind these rows have not met them.
+  Value numStrips =
+      e.minIndex(strips.numStrips, e.add(task.number, e.index(1)));
+  auto write = [&](Value all, Value out, double scale) {
+    Value firstSums = getSums(task, e.index(0), all, out);
+    Value sums = strips.slice(all, task.place, /*perStrip=*/true);
+    auto writeRows = [&] {
+      e.loop(first, end, 1, [&](Value row) {
+        writeRow(row, numStrips, firstSums, sums, out, scale);
+      });
+      return Values();
+    };
+    Value holds = holdsSums(out, sums.getType());
+    if (!holds || scale != 1.0 || op.getMask())
+      return void(writeRows());
+    Value isAlone = e.compare(arith::CmpIPredicate::eq, numStrips, e.index(1));
+    // The sums of one strip are the gradient.
+    e.ifElse(
+        e.both(holds, isAlone), TypeRange(), [] { return Values(); },
+        writeRows);
   };
-  write(featureSums, featureGradient, op.getScale().convertToDouble());
-  write(valueSums, valueGradient, 1.0);
+  write(allFeatureSums, featureGradient, op.getScale().convertToDouble());
+  write(allValueSums, valueGradient, 1.0);
 }
 
 void SelfSweepKernel::emit() {
@@ -502,21 +558,14 @@ void SelfSweepKernel::emit() {
   strips.run(
       [&](const PairStrips::Task &task) {
         takeViews(task);
-        featureSums = strips.slice(allFeatureSums, task.place,
-                                   /*perStrip=*/true, task.number);
-        valueSums = strips.slice(allValueSums, task.place, /*perStrip=*/true,
-                                 task.number);
+        featureSums =
+            getSums(task, task.number, allFeatureSums, featureGradient);
+        valueSums = getSums(task, task.number, allValueSums, valueGradient);
         emitStrip(task.number);
       },
       [&](const PairStrips::Task &task) {
         takeViews(task);
-        Value first = e.mul(task.number, e.index(kBlockRows));
-        Value end =
-            e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
-        // Strips that begin behind these rows have not met them.
-        Value numStrips =
-            e.minIndex(strips.numStrips, e.add(task.number, e.index(1)));
-        e.loop(first, end, 1, [&](Value row) { writeRow(row, numStrips); });
+        writeBlock(task);
       });
 }
 

@@ -155,11 +155,13 @@ namespace {
 /// or a pair of them.
 class TileProduct {
 public:
-  /// Of the vectors of columns from `firstVector` on.
+  TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed)
+      : TileProduct(e, source, rows, packed, 0, getColumnVectors(e)) {}
+  /// Of `numVectors` vectors of columns from `firstVector` on.
   TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
-              int64_t firstVector = 0)
-      : firstVector(firstVector), numVectors(getColumnVectors(e) - firstVector),
-        e(e), source(source), rows(rows), packed(packed) {}
+              int64_t firstVector, int64_t numVectors)
+      : firstVector(firstVector), numVectors(numVectors), e(e), source(source),
+        rows(rows), packed(packed) {}
 
   const int64_t firstVector, numVectors;
 
@@ -321,7 +323,8 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                              Value first, Value count, Value columns,
                              Value nextColumn,
                              function_ref<Value(Value)> isVisible,
-                             function_ref<Value(Value)> getFirstVector) const {
+                             function_ref<Value(Value)> getFirstVector,
+                             function_ref<Value(Value)> getEndVector) const {
   if (!sums)
     return;
   // While a group is multiplied, the rows of the next one and its share of the
@@ -349,19 +352,23 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
     e.loop(e.index(0), count, kGroupRows, [&](Value group) {
-      auto emit = [&](int64_t firstVector) {
+      int64_t all = getColumnVectors(e);
+      auto emit = [&](int64_t firstVector, int64_t numVectors) {
         Values rows = clampRows(e, e.add(first, group), kGroupRows, numRows);
-        TileProduct product(e, source, rows, packed, firstVector);
+        TileProduct product(e, source, rows, packed, firstVector, numVectors);
         body(product, group);
       };
       auto emitVectors = [&] {
-        if (!getFirstVector)
-          return emit(0);
-        Value firstVector = getFirstVector(group);
-        for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-          e.ifThen(
-              e.compare(arith::CmpIPredicate::eq, firstVector, e.index(vector)),
-              [&] { emit(vector); });
+        if (!getFirstVector && !getEndVector)
+          return emit(0, all);
+        Value bound =
+            getFirstVector ? getFirstVector(group) : getEndVector(group);
+        for (int64_t vector = 0; vector < all; ++vector) {
+          int64_t left = all - vector;
+          Value wanted = e.index(getFirstVector ? vector : left);
+          e.ifThen(e.compare(arith::CmpIPredicate::eq, bound, wanted),
+                   [&] { emit(getFirstVector ? vector : 0, left); });
+        }
       };
       Value visible = isVisible ? isVisible(group) : Value();
       visible ? e.ifThen(visible, emitVectors) : emitVectors();
@@ -438,8 +445,8 @@ struct TileSum {
   /// The factor of a row at a step, a vector.
   function_ref<Value(int64_t row, Value step)> getWeight;
   Value firstStep, endStep, packed, accumulators;
-  Value firstRow;
-  int64_t numRows;
+  /// What each row adds to. One of them may be there more than once.
+  Values rows;
   /// Factors of what the accumulators held, or none.
   ArrayRef<Value> decays;
   /// Whether the accumulators hold nothing yet; null: they do.
@@ -454,21 +461,20 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   auto at = [&](int64_t vector) {
     return e.add(first, e.index(vector * e.width));
   };
-  for (int64_t row = 0; row < numRows; ++row)
+  for (Value row : rows)
     for (int64_t vector = 0; vector < numVectors; ++vector)
-      memref::PrefetchOp::create(
-          e, accumulators,
-          ValueRange{e.add(firstRow, e.index(row)), at(vector)},
-          /*isWrite=*/true, /*localityHint=*/3, /*isDataCache=*/true);
+      memref::PrefetchOp::create(e, accumulators, ValueRange{row, at(vector)},
+                                 /*isWrite=*/true, /*localityHint=*/3,
+                                 /*isDataCache=*/true);
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
-  Values zeros(numRows * numVectors, e.f32(0.0));
+  Values zeros(rows.size() * numVectors, e.f32(0.0));
   Values sums = e.loop(
       firstStep, endStep, 1, zeros, [&](Value step, ValueRange old) -> Values {
         Values values, next;
         for (int64_t vector = 0; vector < numVectors; ++vector)
           values.push_back(e.loadVector(packed, {step, at(vector)}));
-        for (int64_t row = 0; row < numRows; ++row) {
+        for (size_t row = 0; row < rows.size(); ++row) {
           Value weight = getWeight(row, step);
           for (auto [vector, value] : llvm::enumerate(values))
             next.push_back(
@@ -477,13 +483,13 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
         return next;
       });
   auto store = [&](bool adds) {
-    for (int64_t row = 0; row < numRows; ++row)
+    for (auto [i, row] : llvm::enumerate(rows))
       for (int64_t vector = 0; vector < numVectors; ++vector) {
-        Values place{e.add(firstRow, e.index(row)), at(vector)};
-        Value sum = sums[row * numVectors + vector];
+        Values place{row, at(vector)};
+        Value sum = sums[i * numVectors + vector];
         if (adds) {
           Value old = e.loadVector(accumulators, place);
-          sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
+          sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[i], sum);
         }
         e.storeVector(sum, accumulators, place);
       }
@@ -521,6 +527,14 @@ forEachVectors(Emitter &e, OpFoldResult size,
     step(wideEnd, rest);
 }
 
+/// Rows [first, first + count).
+static Values getRows(Emitter &e, Value first, int64_t count) {
+  Values rows;
+  for (int64_t i = 0; i < count; ++i)
+    rows.push_back(e.add(first, e.index(i)));
+  return rows;
+}
+
 void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value group,
                                ArrayRef<Value> decays, OpFoldResult size,
@@ -528,9 +542,10 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
   auto getWeight = [&](int64_t row, Value step) {
     return e.splat(e.load(weights, {e.index(row), step}));
   };
-  TileSum sum{getWeight,  columns.first, columns.second,
-              packed,     accumulators,  group,
-              kGroupRows, decays,        /*isFirst=*/{}};
+  TileSum sum{getWeight,     columns.first, columns.second,
+              packed,        accumulators,  getRows(e, group, kGroupRows),
+              decays,
+              /*isFirst=*/{}};
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     sum.emit(e, first, numVectors);
   });
@@ -545,9 +560,11 @@ void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
       auto getWeight = [&](int64_t row, Value step) {
         return e.splat(e.load(weights, {e.add(group, e.index(row)), step}));
       };
-      TileSum sum{getWeight,  e.index(0),   numColumns,
-                  packed,     accumulators, e.add(firstRow, group),
-                  kGroupRows, {},           /*isFirst=*/{}};
+      Values rows = clampRows(e, e.add(firstRow, group), kGroupRows,
+                              e.dim(accumulators, 0));
+      TileSum sum{getWeight,     e.index(0),    numColumns,
+                  packed,        accumulators,  rows,
+                  /*decays=*/{}, /*isFirst=*/{}};
       sum.emit(e, first, numVectors);
     });
   });
@@ -565,9 +582,10 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
       auto getWeight = [&](int64_t column, Value row) {
         return e.splat(e.load(weights, {row, e.add(group, e.index(column))}));
       };
-      TileSum sum{getWeight, e.index(0),   numRows,
-                  packed,    accumulators, e.add(firstColumn, group),
-                  count,     {},           isFirst};
+      Values columns = getRows(e, e.add(firstColumn, group), count);
+      TileSum sum{getWeight,     e.index(0),   numRows,
+                  packed,        accumulators, columns,
+                  /*decays=*/{}, isFirst};
       sum.emit(e, first, numVectors);
     };
     e.loop(e.index(0), e.index(whole), kGroupRows,

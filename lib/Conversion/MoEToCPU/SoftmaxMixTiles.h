@@ -67,13 +67,14 @@ public:
 
   /// Prepares the products of `count` rows of `source` from `first` on, in
   /// groups; those that are not visible (null: all are) are left out, and of a
-  /// group the vectors of columns before `getFirstVector` (null: none). Asks
-  /// for the rows `nextColumn..` of `columns`, which are packed next,
-  /// meanwhile.
+  /// group the vectors of columns before `getFirstVector` (null: none) and from
+  /// `getEndVector` on (null: none; one of both at most). Asks for the rows
+  /// `nextColumn..` of `columns`, which are packed next, meanwhile.
   void multiply(Emitter &e, Value source, Value packed, Value first,
                 Value count, Value columns, Value nextColumn,
                 function_ref<Value(Value group)> isVisible = {},
-                function_ref<Value(Value group)> getFirstVector = {}) const;
+                function_ref<Value(Value group)> getFirstVector = {},
+                function_ref<Value(Value group)> getEndVector = {}) const;
   /// The tile of the rows `rows`, slots `group..` of the block.
   Tile get(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
            Value group) const;
@@ -95,7 +96,9 @@ void accumulateTile(Emitter &e, Value weights, Value packed, Value accumulators,
                     std::pair<Value, Value> columns);
 
 /// The same for `numRows` rows from `firstRow` on, in groups, and `numColumns`
-/// columns of a block; their weights are `weights[row, column]`.
+/// columns of a block; their weights are `weights[row, column]`. What rows of
+/// the last group behind the accumulators would get, the last one gets: their
+/// weights must be 0.
 void accumulateRows(Emitter &e, Value weights, Value packed, Value accumulators,
                     Value firstRow, Value numRows, Value numColumns,
                     OpFoldResult size);

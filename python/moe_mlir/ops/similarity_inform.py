@@ -212,6 +212,7 @@ def backward_kernel(
     window,
     restrict,
     precision,
+    has_dlse,
 ):
     """`tau` None: it is a tensor operand."""
     keys = "m" if has_uk else "n"
@@ -233,7 +234,7 @@ def backward_kernel(
             Tensor("p", ("b", "n", experts), torch.float32),
             Tensor("lse", ("b", "n"), torch.float32),
             Tensor("dp", ("b", "n", experts), torch.float32),
-            Tensor("dlse", ("b", "n"), torch.float32, clause="dlse"),
+            *_optional_dlse(has_dlse),
             *_optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau),
         ),
         tuple(results),
@@ -241,17 +242,22 @@ def backward_kernel(
     )
 
 
+def _optional_dlse(has_dlse):
+    if has_dlse:
+        yield Tensor("dlse", ("b", "n"), torch.float32, clause="dlse")
+
+
 def _backward_cpu(
     dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
 ):
     form = _form(u, e, uk, ws, mask, tau_value, tau)
-    run = backward_kernel(*form, causal, window, restrict, precision)
+    run = backward_kernel(*form, causal, window, restrict, precision, dlse is not None)
     grads = iter(
         run(
             *(rows(x, 2) for x in (u, e, p)),
             rows(lse, 1),
             rows(dp, 2),
-            rows(dlse, 1),
+            *(() if dlse is None else (rows(dlse, 1),)),
             *_optional_operands(uk, ws, mask, tau_value),
         )
     )
@@ -276,7 +282,7 @@ def _backward_fake(
 
 
 _backward_op = define(
-    "similarity_inform_backward(Tensor dp, Tensor dlse, Tensor p, Tensor lse, Tensor u, Tensor e, "
+    "similarity_inform_backward(Tensor dp, Tensor? dlse, Tensor p, Tensor lse, Tensor u, Tensor e, "
     "Tensor? uk, Tensor? ws, Tensor? mask, Tensor? tau_value, float tau, bool causal, "
     "int? window, str restrict, str precision) -> "
     "(Tensor du, Tensor de, Tensor duk, Tensor dws, Tensor dtau)",
@@ -289,11 +295,17 @@ _backward_op = define(
 def _setup_context(ctx, inputs, output):
     u, e, uk, ws, mask, tau_value, *ctx.attributes = inputs
     ctx.save_for_backward(*output, u, e, uk, ws, mask, tau_value)
+    # Few losses read lse; without its gradient nothing is made of zeros.
+    ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, dp, dlse):
-    du, de, duk, dws, dtau = _backward_op(dp, dlse, *ctx.saved_tensors, *ctx.attributes)
-    *_, uk, ws, _, tau_value = ctx.saved_tensors
+    p, lse, u, e, uk, ws, mask, tau_value = ctx.saved_tensors
+    if dp is None:
+        dp = torch.zeros_like(p)
+    du, de, duk, dws, dtau = _backward_op(
+        dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, *ctx.attributes
+    )
     return (
         du,
         de,

@@ -83,6 +83,37 @@ func.func @tokens_meet_in_both_roles(%u: memref<1x1x?x40xf32>, %l: memref<1x1x?x
 
 // -----
 
+// Where all see all, lse near to each other are one: a pair has one weight, and
+// else one in each role. Whole vectors of f32 are summed where they lie, into
+// the gradient itself where its blocks are whole.
+
+// CHECK-LABEL: func @near_lse_share_exponentials
+// CHECK-NOT:     memref<192x48xf32>
+// CHECK:         scf.forall
+// CHECK:           arith.select %{{.*}} : memref<?x48xf32, strided<[48, 1], offset: ?>>
+// CHECK:           scf.for
+// CHECK:           %[[FACTOR:.*]] = math.exp
+// CHECK:           arith.select %[[NEAR:.*]], %[[FACTOR]],
+// CHECK-COUNT-24:  math.fma
+// CHECK:           scf.if %[[NEAR]]
+// CHECK-COUNT-24:  math.exp
+// CHECK-NOT:       math.exp
+// CHECK:           } else {
+// CHECK-COUNT-48:  math.exp
+// CHECK-NOT:       math.exp
+// CHECK:         scf.forall
+func.func @near_lse_share_exponentials(%u: memref<1x1x?x48xf32>, %l: memref<1x1x?xf32>,
+    %v: memref<1x?x5xf32>, %dm: memref<1x1x?x5xf32>, %du: memref<1x1x?x48xf32>,
+    %dv: memref<1x1x?x5xf32>) {
+  moe.softmax_mix_backward_self
+      ins(%u, %l, %l, %v, %dm : memref<1x1x?x48xf32>, memref<1x1x?xf32>,
+          memref<1x1x?xf32>, memref<1x?x5xf32>, memref<1x1x?x5xf32>)
+      outs(%du, %dv : memref<1x1x?x48xf32>, memref<1x1x?x5xf32>) {causal = false}
+  return
+}
+
+// -----
+
 // Sizes that are known only at run time, and large ones, stay off the stack.
 
 // CHECK-LABEL: func @large_buffers_are_freed

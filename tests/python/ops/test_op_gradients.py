@@ -117,6 +117,20 @@ def test_similarity_inform_with_everything():
     check("similarity_inform", causal=False, tau=torch.tensor(0.8), **square)
 
 
+def test_a_loss_may_read_one_result_of_similarity_inform():
+    u, e = normal(1, 7, 6), normal(1, 7, 3, seed=1).softmax(-1)
+    wide = [x.double().requires_grad_() for x in (u, e)]
+    mine = [x.requires_grad_() for x in (u, e)]
+    for place in (0, 1):
+        found, exact = (
+            torch.autograd.grad(op(*x, causal=True)[place].square().sum(), x, allow_unused=True)
+            for op, x in (
+                (moe_mlir.similarity_inform, mine), (reference.similarity_inform, wide))
+        )  # fmt: skip
+        for a, b in zip(found, exact, strict=True):
+            assert_close(a, torch.zeros_like(a) if b is None else b, 1e-4, "gradient")
+
+
 def heads(n, *, means):
     x = dict(
         q=normal(2, 3, n, 6),

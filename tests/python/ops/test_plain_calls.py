@@ -11,6 +11,7 @@ from op_judge import random
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe_mlir
+from moe_mlir.ops._kernel import Kernel
 from moe_mlir.ops._library import _callable
 from moe_mlir.ops._plain_calls import PlainCalls
 
@@ -75,6 +76,25 @@ def test_the_second_call_runs_the_kernel_at_once(name, runs):
         for a, b in pairs:
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
             assert not a.requires_grad and torch.equal(a, b)
+
+
+def test_a_gradient_in_part_absent_is_replayed(monkeypatch):
+    """Where an op has no gradient, its backward returns a tensor without elements."""
+
+    def prepare(seed):
+        leaves = [normal(2, 5, 9, seed=seed), probabilities(2, 5, 3, seed=seed)]
+        leaves = [x.requires_grad_() for x in leaves]
+        p, _ = moe_mlir.similarity_inform(*leaves, causal=True)
+        return p, leaves, normal(*p.shape, seed=seed + 1)
+
+    torch.autograd.grad(*prepare(0))
+    p, leaves, dp = prepare(10)
+    wanted = torch.autograd.grad(p, leaves, dp, create_graph=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Kernel, "__call__", None)
+        found = torch.autograd.grad(p, leaves, dp)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.shape == b.shape and torch.equal(a, b)
 
 
 def is_float(x):

@@ -1,7 +1,8 @@
 """Tokens that mix with themselves: each pair meets once, in strips of blocks of rows.
 
-Sizes lie around the blocks' (64 columns, 96 rows, strips of 192), masks and levels hide either
-role of a pair, and what one strip gives to another's tokens must not be lost or counted twice.
+Sizes lie around the blocks' (64 columns, 96 rows, 192 of a gradient, strips of 384), masks and
+levels hide either role of a pair, and what one strip gives to another's tokens must not be lost or
+counted twice.
 """
 
 import pytest
@@ -47,6 +48,12 @@ def test_equals_reference_around_the_sizes_of_blocks(n, causal):
     check(*operands(2, n), causal=causal)
 
 
+@pytest.mark.parametrize("n", (64, 100, 320, 384, 448, 832))
+@pytest.mark.parametrize("causal", (True, False))
+def test_whole_vectors_are_summed_where_they_lie(n, causal):
+    check(*operands(2, n, width=32, experts=16), causal=causal)
+
+
 def test_more_blocks_of_rows_than_strips():
     check(*operands(1, 1700, width=8, experts=3), cotangent=False)
     check(*operands(1, 1000, width=8, experts=3))
@@ -63,6 +70,14 @@ def test_any_scale_of_the_tokens(norm):
     u, e = operands(1, 200, norm=norm)
     check(u, e, cotangent=False)
     check(u * torch.linspace(0.01, 1, 200)[:, None], e, cotangent=False)
+
+
+@pytest.mark.parametrize("norms", [(0.1, 60.0), (0.1, 80.0), (0.1, 900.0), (900.0, 905.0)])
+def test_gradients_where_the_norms_of_tokens_differ(norms):
+    """Their lse lie near enough to each other for one exponential a pair, or too far."""
+    u, e = operands(2, 230, width=32)
+    u[0] *= (torch.linspace(*norms, 230)[:, None] / u[0].square().sum(-1, keepdim=True)).sqrt()
+    check(u, e)
 
 
 def test_bf16_tokens():
@@ -88,6 +103,13 @@ def test_masked_tokens_are_neither_and_their_garbage_does_not_leak(causal):
         moe_mlir.similarity_inform(*clean, mask=mask, causal=causal),
         strict=True,
     ):
+        assert_same_bits(a, b)
+    found = []
+    for operand in (dirty, clean):
+        leaves = [x.requires_grad_() for x in operand]
+        p, _ = moe_mlir.similarity_inform(*leaves, mask=mask, causal=causal)
+        found.append(torch.autograd.grad(p, leaves, torch.randn(p.shape, generator=random(4))))
+    for a, b in zip(*found, strict=True):
         assert_same_bits(a, b)
 
 
