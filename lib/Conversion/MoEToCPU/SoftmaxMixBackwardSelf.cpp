@@ -34,6 +34,9 @@ static constexpr int64_t kBlockRows = 192;
 
 /// Each has gradients of all tokens, as wide as their features.
 static constexpr int64_t kMaxStrips = 4;
+/// Rows of a strip where there are enough: adding the gradients of two strips
+/// costs as much as their products with 17 rows.
+static constexpr int64_t kStripRows = 768;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -50,7 +53,7 @@ public:
   SelfSweepKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
       : e(e), op(op), asQuery(e, op, getOperands(op), /*rowsAreKeys=*/false),
         asKey(e, op, getOperands(op), /*rowsAreKeys=*/true),
-        strips(e, op.getQ(), kBlockRows, kMaxStrips) {
+        strips(e, op.getQ(), kBlockRows, kStripRows, kMaxStrips) {
     assert(kBlockRows % strips.blockColumns == 0 &&
            "expected a block of rows to hold its columns' tokens");
   }

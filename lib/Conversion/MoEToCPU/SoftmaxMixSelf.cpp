@@ -32,6 +32,9 @@ static constexpr int64_t kBlockRows = 96;
 
 /// Each strip packs all columns and has a state of them.
 static constexpr int64_t kMaxStrips = 8;
+/// Rows of a strip where there are enough: it packs all columns, which costs as
+/// much as 48 rows.
+static constexpr int64_t kStripRows = 384;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -41,7 +44,7 @@ public:
   SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
       : e(e), op(op), asQuery(op, /*rowsAreKeys=*/false),
         asKey(op, /*rowsAreKeys=*/true),
-        strips(e, op.getQ(), kBlockRows, kMaxStrips) {}
+        strips(e, op.getQ(), kBlockRows, kStripRows, kMaxStrips) {}
 
   void emit();
 

@@ -9,9 +9,6 @@ using namespace mlir::moe;
 /// kernel needs of memory.
 static constexpr int64_t kStripsAtOnce = 32;
 
-/// Rows of a strip where there are enough: two blocks at least, a long one and
-/// a short one. It packs all columns, which costs as much as 48 rows.
-static constexpr int64_t kStripRows = 384;
 /// Buffers have multiples of this, whole blocks of rows and of columns.
 static constexpr int64_t kPaddedRows = 192;
 
@@ -24,17 +21,17 @@ static Value ceilDiv(Emitter &e, Value a, Value b) {
 //===----------------------------------------------------------------------===//
 
 PairStrips::PairStrips(Emitter &e, Value tokens, int64_t blockRows,
-                       int64_t maxStrips)
+                       int64_t stripRows, int64_t maxStrips)
     : blockColumns(getColumnVectors(e) * e.width), blockRows(blockRows), e(e) {
-  assert(kStripRows % blockRows == 0 && blockRows % kGroupRows == 0 &&
+  assert(stripRows % blockRows == 0 && blockRows % kGroupRows == 0 &&
          kPaddedRows % blockRows == 0 && kPaddedRows % blockColumns == 0 &&
          "expected blocks that fill what they are parts of");
   numTokens = e.dim(tokens, 2);
   numHeads = e.dim(tokens, 1);
   numPairs = e.mul(e.dim(tokens, 0), numHeads);
   numBlocks = ceilDiv(e, numTokens, e.index(blockRows));
-  numStrips = e.minIndex(ceilDiv(e, numTokens, e.index(kStripRows)),
-                         e.index(maxStrips));
+  numStrips =
+      e.minIndex(ceilDiv(e, numTokens, e.index(stripRows)), e.index(maxStrips));
   // Without a token there is no strip.
   Value divisor = e.maxIndex(numStrips, e.index(1));
   numTurns = ceilDiv(e, numBlocks, divisor);

@@ -25,7 +25,8 @@ namespace mlir::moe {
 class PairStrips {
 public:
   /// `tokens` are those of all batches and heads, `[b, h, i, f]`.
-  PairStrips(Emitter &e, Value tokens, int64_t blockRows, int64_t maxStrips);
+  PairStrips(Emitter &e, Value tokens, int64_t blockRows, int64_t stripRows,
+             int64_t maxStrips);
 
   /// A buffer of f32 that lives as long as the kernel runs, `[token, inner..]`,
   /// for the tokens of all batches and heads at once; for each strip where
