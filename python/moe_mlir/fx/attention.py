@@ -185,6 +185,10 @@ def _attention(node) -> Attention | None:
 def _why_not(node, arguments, bias) -> str:
     """Why torch's attention cannot be ours; empty where it can."""
     q, k, v = arguments.query, arguments.key, arguments.value
+    device = value(q).device.type
+    if device != "cpu":
+        # Ours has been measured beside torch's on the CPU only.
+        return f"it runs on {device}, where torch's own is kept"
     if arguments.dropout_p:
         return "it drops weights out"
     if reason := _misfit(*map(value, (q, k, v)), None if bias is None else value(bias),

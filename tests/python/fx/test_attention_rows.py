@@ -357,3 +357,11 @@ def test_causal_attention_of_fewer_queries_than_keys_counts_from_the_first_key()
     for ours, eager in zip(run(q[:, :, :2], k, v), module(q[:, :, :2], k, v), strict=True):
         torch.testing.assert_close(ours, eager)
     assert seen["reasons"] == ["it is causal from the first of its keys, not to the last"]
+
+
+def test_an_attention_on_another_device_stays_torchs():
+    layer = Layer(scaled, causal=True, scale=0.5).to("meta")
+    program = torch.export.export(layer, (torch.empty(B, N, D, device="meta"),))
+    assert [rows.reason for rows in find_rows(program.graph)] == [
+        "it runs on meta, where torch's own is kept"
+    ]
