@@ -184,9 +184,13 @@ void MixKernel::emitGroup(Value firstQuery, Value group, Value firstKey) {
   visible ? e.ifThen(visible, body) : body();
 }
 
-/// The keys of a block that a group sees by position.
+/// The keys of a block whose values a group sums up: those that it sees, where
+/// values are wide enough for a loop of unknown length to pay for its code.
 std::pair<Value, Value> MixKernel::getGroupKeys(Value firstQuery, Value group,
                                                 Value firstKey) {
+  int64_t width = cast<MemRefType>(keys.values.getType()).getDimSize(1);
+  if (!ShapedType::isDynamic(width) && width <= e.width)
+    return {e.index(0), e.index(blockKeys)};
   Value position = positionOf(e.add(firstQuery, group));
   return rule.getGroupColumns(e, position, firstKey, blockKeys);
 }
@@ -243,20 +247,11 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
       rule.getRange(e, positionOf(firstQuery), numRows, numKeys, blockKeys);
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
     block->pack(e, keys, firstKey);
-    auto countVectors = [&](Value group) -> Value {
-      Value columns = getGroupKeys(firstQuery, group, firstKey).second;
-      return arith::CeilDivSIOp::create(e, columns, e.index(e.width));
-    };
-    function_ref<Value(Value)> getEndVector;
-    if (op.getCausal())
-      getEndVector = countVectors;
-    products->multiply(
-        e, q, block->features, firstQuery, numRows, keys.features,
-        e.add(firstKey, e.index(blockKeys)),
-        [&](Value group) {
-          return isGroupVisible(firstQuery, group, firstKey);
-        },
-        /*getFirstVector=*/{}, getEndVector);
+    products->multiply(e, q, block->features, firstQuery, numRows,
+                       keys.features, e.add(firstKey, e.index(blockKeys)),
+                       [&](Value group) {
+                         return isGroupVisible(firstQuery, group, firstKey);
+                       });
     e.loop(zero, numRows, kGroupRows,
            [&](Value group) { emitGroup(firstQuery, group, firstKey); });
   });

@@ -62,7 +62,6 @@ private:
   void packColumnVector(Value firstColumn, Value slot);
 
   std::pair<Value, Value> getColumns(Value first, Value firstColumn);
-  void multiplyBlock(Value firstRow, Value count, Value firstColumn);
   Value isGroupVisible(Value first, Value firstColumn);
   void emitGroup(Value firstRow, Value group, Value firstColumn);
   void emitTile(Value first, Value group, Value firstColumn);
@@ -288,30 +287,6 @@ void SweepKernel::writeRow(Value firstRow, Value slot) {
   }
 }
 
-/// The products of a block of rows with a block of columns, as far as a group
-/// of rows sees them.
-void SweepKernel::multiplyBlock(Value firstRow, Value count,
-                                Value firstColumn) {
-  auto getFirstVector = [&](Value group) -> Value {
-    Value begin = getColumns(e.add(firstRow, group), firstColumn).first;
-    return arith::DivSIOp::create(e, begin, e.index(e.width));
-  };
-  auto getEndVector = [&](Value group) -> Value {
-    Value end = getColumns(e.add(firstRow, group), firstColumn).second;
-    return arith::CeilDivSIOp::create(e, end, e.index(e.width));
-  };
-  using GetVector = function_ref<Value(Value)>;
-  bool isCut = op.getCausal();
-  blockProducts->multiply(
-      e, role.rows.features, packedFeatures, firstRow, count,
-      role.columns.features, e.add(firstColumn, e.index(blockColumns)),
-      [&](Value group) {
-        return isGroupVisible(e.add(firstRow, group), firstColumn);
-      },
-      isCut && role.rowsAreKeys ? GetVector(getFirstVector) : GetVector(),
-      isCut && !role.rowsAreKeys ? GetVector(getEndVector) : GetVector());
-}
-
 void SweepKernel::emitRowBlock(Value firstRow) {
   Value zero = e.index(0);
   Value count = e.minIndex(e.sub(numRows, firstRow), e.index(kRowBlock));
@@ -331,7 +306,12 @@ void SweepKernel::emitRowBlock(Value firstRow) {
                                          numColumns, blockColumns);
   e.loop(begin, end, blockColumns, [&](Value firstColumn) {
     packColumns(firstColumn);
-    multiplyBlock(firstRow, count, firstColumn);
+    blockProducts->multiply(
+        e, role.rows.features, packedFeatures, firstRow, count,
+        role.columns.features, e.add(firstColumn, e.index(blockColumns)),
+        [&](Value group) {
+          return isGroupVisible(e.add(firstRow, group), firstColumn);
+        });
     e.loop(zero, count, kGroupRows,
            [&](Value group) { emitGroup(firstRow, group, firstColumn); });
   });

@@ -155,13 +155,11 @@ namespace {
 /// or a pair of them.
 class TileProduct {
 public:
-  TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed)
-      : TileProduct(e, source, rows, packed, 0, getColumnVectors(e)) {}
-  /// Of `numVectors` vectors of columns from `firstVector` on.
+  /// Of the vectors of columns from `firstVector` on.
   TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
-              int64_t firstVector, int64_t numVectors)
-      : firstVector(firstVector), numVectors(numVectors), e(e), source(source),
-        rows(rows), packed(packed) {}
+              int64_t firstVector = 0)
+      : firstVector(firstVector), numVectors(getColumnVectors(e) - firstVector),
+        e(e), source(source), rows(rows), packed(packed) {}
 
   const int64_t firstVector, numVectors;
 
@@ -323,8 +321,7 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                              Value first, Value count, Value columns,
                              Value nextColumn,
                              function_ref<Value(Value)> isVisible,
-                             function_ref<Value(Value)> getFirstVector,
-                             function_ref<Value(Value)> getEndVector) const {
+                             function_ref<Value(Value)> getFirstVector) const {
   if (!sums)
     return;
   // While a group is multiplied, the rows of the next one and its share of the
@@ -352,23 +349,19 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
     e.loop(e.index(0), count, kGroupRows, [&](Value group) {
-      int64_t all = getColumnVectors(e);
-      auto emit = [&](int64_t firstVector, int64_t numVectors) {
+      auto emit = [&](int64_t firstVector) {
         Values rows = clampRows(e, e.add(first, group), kGroupRows, numRows);
-        TileProduct product(e, source, rows, packed, firstVector, numVectors);
+        TileProduct product(e, source, rows, packed, firstVector);
         body(product, group);
       };
       auto emitVectors = [&] {
-        if (!getFirstVector && !getEndVector)
-          return emit(0, all);
-        Value bound =
-            getFirstVector ? getFirstVector(group) : getEndVector(group);
-        for (int64_t vector = 0; vector < all; ++vector) {
-          int64_t left = all - vector;
-          Value wanted = e.index(getFirstVector ? vector : left);
-          e.ifThen(e.compare(arith::CmpIPredicate::eq, bound, wanted),
-                   [&] { emit(getFirstVector ? vector : 0, left); });
-        }
+        if (!getFirstVector)
+          return emit(0);
+        Value firstVector = getFirstVector(group);
+        for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
+          e.ifThen(
+              e.compare(arith::CmpIPredicate::eq, firstVector, e.index(vector)),
+              [&] { emit(vector); });
       };
       Value visible = isVisible ? isVisible(group) : Value();
       visible ? e.ifThen(visible, emitVectors) : emitVectors();

@@ -67,14 +67,13 @@ public:
 
   /// Prepares the products of `count` rows of `source` from `first` on, in
   /// groups; those that are not visible (null: all are) are left out, and of a
-  /// group the vectors of columns before `getFirstVector` (null: none) and from
-  /// `getEndVector` on (null: none; one of both at most). Asks for the rows
-  /// `nextColumn..` of `columns`, which are packed next, meanwhile.
+  /// group the vectors of columns before `getFirstVector` (null: none). Asks
+  /// for the rows `nextColumn..` of `columns`, which are packed next,
+  /// meanwhile.
   void multiply(Emitter &e, Value source, Value packed, Value first,
                 Value count, Value columns, Value nextColumn,
                 function_ref<Value(Value group)> isVisible = {},
-                function_ref<Value(Value group)> getFirstVector = {},
-                function_ref<Value(Value group)> getEndVector = {}) const;
+                function_ref<Value(Value group)> getFirstVector = {}) const;
   /// The tile of the rows `rows`, slots `group..` of the block.
   Tile get(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
            Value group) const;
