@@ -17,7 +17,7 @@ PositionRule::PositionRule(MixLogitsOpInterface op, bool rowsAreKeys)
 
 Value PositionRule::getVisible(Emitter &e, Value position,
                                Value firstColumn) const {
-  if (!causal && !excludeSelf && !reach)
+  if (admitsAll())
     return {};
   using Predicate = arith::CmpIPredicate;
   Type i32 = e.getI32Type();
