@@ -20,8 +20,8 @@ command -v g++ >/dev/null || command -v clang++ >/dev/null ||
 
 if [ ! -x "$venv/bin/python" ]; then
   say "creating the environment $venv"
-  "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
-    fail "expected Python 3.10 or newer as ${PYTHON:-python3}: set PYTHON to one"
+  "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "expected Python 3.11 or newer as ${PYTHON:-python3}: set PYTHON to one"
   "${PYTHON:-python3}" -m venv "$venv"
 fi
 

@@ -4,7 +4,7 @@
 # tested). Without it the wheels of the Python environment are used: they come
 # as two prefixes, site-packages/mlir and site-packages/llvm, and declare no
 # dependency on each other, so both directories must be named.
-find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 
 if(NOT MLIR_DIR)
   execute_process(

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
+import transformers
 
 import moe_mlir
-
-transformers = pytest.importorskip(
-    "transformers", reason="transformers 5 is not installed (pip install --no-deps transformers)")
 
 SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
