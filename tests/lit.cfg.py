@@ -22,7 +22,7 @@ config.environment["PATH"] = os.pathsep.join(
     ]
 )
 config.environment["PYTHONPATH"] = config.moe_python_dir
-for name in ("HOME", "CUDA_ROOT", "OMP_NUM_THREADS"):
+for name in ("HOME", "CUDA_ROOT", "OMP_NUM_THREADS", "MOE_MLIR_CPU", "MOE_MLIR_SEED"):
     if name in os.environ:
         config.environment[name] = os.environ[name]
 # Tests never read or fill the user's own cache.

@@ -1,6 +1,6 @@
 """Runs the lit suite and pytest, and prints one closing line with the counts.
 
-    python utils/run_tests.py BUILD_DIR [--filter TEXT]
+    python utils/run_tests.py BUILD_DIR [--long] [--filter TEXT]
 
 The last line of the output is `N passed, N failed`, with `, N skipped` where
 tests were skipped or unsupported; the line before it says how many false alarms
@@ -11,6 +11,7 @@ and something ran.
 import argparse
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -65,16 +66,36 @@ def run_suite(name, command, report, environment) -> tuple[int, int, int]:
     return passed, failed, skipped
 
 
-def main() -> int:
+def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=pathlib.Path, help="the build directory")
     parser.add_argument(
         "--filter", default="", help="run only tests whose name contains this"
     )
-    options = parser.parse_args()
+    parser.add_argument(
+        "--long", action="store_true",
+        help="run the long tests, which a plain run leaves out, and only those",
+    )
+    return parser.parse_args()
+
+
+def describe_run(environment) -> str:
+    """What a report of a failure needs besides the names of the tests."""
+    cpu = "an unknown CPU"
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.split(":", 1)[1].strip()
+            break
+    level = environment.get("MOE_MLIR_CPU", "native")
+    return f"MOE_MLIR_CPU={level} MOE_MLIR_SEED={environment['MOE_MLIR_SEED']} on {cpu}"
+
+
+def main() -> int:
+    options = parse_arguments()
     build = options.build.resolve()
 
     environment = dict(os.environ)
+    environment.setdefault("MOE_MLIR_SEED", str(random.SystemRandom().randrange(2**31)))
     environment["PYTHONPATH"] = str(build / "python")
     environment["MOE_MLIR_CACHE_DIR"] = str(build / "tests" / "cache")
     environment["PATH"] = os.pathsep.join(
@@ -95,12 +116,14 @@ def main() -> int:
     if options.filter:
         lit_command += ["--filter", options.filter, "--allow-empty-runs"]
         pytest_command += ["-k", options.filter]
+    suites = [("lit", lit_command, lit_report), ("pytest", pytest_command, pytest_report)]
+    if options.long:
+        pytest_command += ["-m", "long"]
+        suites = suites[1:]
 
+    print(describe_run(environment), flush=True)
     totals = [0, 0, 0]
-    for suite in (
-        ("lit", lit_command, lit_report),
-        ("pytest", pytest_command, pytest_report),
-    ):
+    for suite in suites:
         for i, number in enumerate(run_suite(*suite, environment)):
             totals[i] += number
     sys.path.insert(0, str(ROOT / "tests" / "python" / "sim"))

@@ -22,7 +22,7 @@ VARIABLES = {
     "MOE_MLIR_SIM_LIBRARY": "the simulator's library, instead of the one beside the package",
 }
 # Of the scripts and the test suite in the source tree.
-_OF_THE_SOURCE_TREE = {"MOE_MLIR_BUILD", "MOE_MLIR_CMAKE_ARGS", "MOE_MLIR_VENV",
+_OF_THE_SOURCE_TREE = {"MOE_MLIR_BUILD", "MOE_MLIR_CMAKE_ARGS", "MOE_MLIR_SEED", "MOE_MLIR_VENV",
                        "MOE_MLIR_VERIFY_ROUNDTRIP"}  # fmt: skip
 
 

@@ -1,6 +1,28 @@
-"""What tests of several folders share is in `support.py`, importable from all of them."""
+"""What holds for every test: the seed of a run, the examples of hypothesis, what is imported.
+
+What tests of several folders share is in `support.py` and `seeds.py`, importable from all of them.
+"""
 
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+import seeds  # noqa: E402
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    seeds.configure_hypothesis(config)
+
+
+def pytest_report_header(config):
+    return f"seed: {seeds.run_seed()} (MOE_MLIR_SEED repeats it)"
+
+
+def pytest_terminal_summary(terminalreporter):
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(
+            f"seed: MOE_MLIR_SEED={seeds.run_seed()} draws the same examples again")

@@ -220,7 +220,7 @@ def test_nan_of_a_visible_token_shows_in_the_rows_that_see_it():
     assert bool(p[0, 6:].isnan().all())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**31),
     n=st.integers(1, 70),

@@ -211,7 +211,7 @@ def test_logits_far_below_zero_keep_their_order():
 SPECIAL = (0.0, -0.0, 1.0, -1.0, INF, -INF, NAN, 1e38, -1e38, 1e-38, 1e-45, 88.0, -104.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.sampled_from(SPECIAL), min_size=7, max_size=7), max_size=9),
     st.booleans(),
@@ -250,7 +250,7 @@ def test_special_values_among_many_experts(experts, k):
             assert_close(gates, expected, score_tolerance(largest(mixed)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**31), st.integers(0, 40), st.sampled_from((1e-3, 1.0, 30.0, 1e4)))
 def test_any_seed_count_and_scale(seed, n, scale):
     scores = scale * torch.randn(n, 16, generator=random(seed))

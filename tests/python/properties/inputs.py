@@ -17,8 +17,8 @@ from moe_mlir import ops
 INF, NAN = math.inf, math.nan
 TOKENS = st.sampled_from((0, 1, 2, 3, 7, 16, 33, 64))
 SEEDS = st.integers(0, 2**31 - 1)
-# The same examples each run: a failure is a change of the code.
-examples = settings(max_examples=200, deadline=None, derandomize=True)
+# New ones each run (../seeds.py), hence fewer than would have to find everything at once.
+examples = settings(max_examples=100)
 
 
 def op(name):

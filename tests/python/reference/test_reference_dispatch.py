@@ -35,7 +35,7 @@ def dispatch_loop(idx, experts, capacity, order):
     return slots, offsets, [len(r) for r in rows]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_dispatch_equals_the_loop(data):
     tokens, experts = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 6))

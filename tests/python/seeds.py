@@ -1,0 +1,32 @@
+"""The seed of a run: tests that draw examples draw new ones each run, and any run can be repeated.
+
+`MOE_MLIR_SEED` is that seed. Where it is not set, a run draws one, prints it, and hands it to the
+workers of pytest-xdist through the environment.
+"""
+
+import os
+import random
+
+_VARIABLE = "MOE_MLIR_SEED"
+
+
+def run_seed() -> int:
+    """The seed of this run; drawn by the first process that asks."""
+    text = os.environ.setdefault(_VARIABLE, str(random.SystemRandom().randrange(2**31)))
+    try:
+        return int(text)
+    except ValueError:
+        raise SystemExit(f"error: expected an integer in {_VARIABLE}, found {text!r}") from None
+
+
+def configure_hypothesis(config):
+    """Draws by the seed of the run; nothing in a property test depends on the clock."""
+    import hypothesis
+
+    hypothesis.settings.register_profile(
+        "moe", derandomize=False, print_blob=True, deadline=None, database=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("moe")
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = run_seed()

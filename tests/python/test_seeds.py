@@ -1,0 +1,52 @@
+"""New examples each run, the same ones for the same MOE_MLIR_SEED."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+PROPERTY = """
+from hypothesis import given, strategies as st
+
+@given(st.integers(0, 2**60))
+def test_draws(number):
+    print("drew", number)
+"""
+
+
+@pytest.fixture
+def draw(tmp_path):
+    """draw(seed): (the seed that was printed, the numbers drawn) of a run of its own."""
+    (tmp_path / "test_property.py").write_text(PROPERTY)
+    (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    (tmp_path / "seeds.py").write_text((HERE / "seeds.py").read_text())
+
+    def run(seed=None, check=True):
+        environment = {k: v for k, v in os.environ.items() if k != "MOE_MLIR_SEED"}
+        if seed is not None:
+            environment["MOE_MLIR_SEED"] = seed
+        # CI=1 makes hypothesis repeat the same examples unless told otherwise.
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "test_property.py"],
+            cwd=tmp_path, env=dict(environment, CI="1"), capture_output=True, text=True)
+        assert done.returncode == 0 or not check, done.stdout + done.stderr
+        printed = re.search(r"^seed: (\d+)", done.stdout, re.MULTILINE)
+        return printed and printed[1], re.findall(r"drew (\d+)", done.stdout), done.stderr
+
+    return run
+
+
+def test_each_run_draws_new_examples_and_its_seed_repeats_them(draw):
+    seed, first, _ = draw()
+    other, second, _ = draw()
+    assert len(first) >= 50 and seed != other and first != second
+    assert draw(seed)[:2] == (seed, first)
+
+
+def test_a_seed_that_is_no_number_is_named(draw):
+    _, _, error = draw("abc", check=False)
+    assert "expected an integer in MOE_MLIR_SEED, found 'abc'" in error
