@@ -2,6 +2,8 @@
 
 #include "MoE/Support/Npy.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -17,55 +19,96 @@ constexpr size_t kMagicBytes = 6;
   throw std::runtime_error(path + ": " + what);
 }
 
-/// The text after `key` in the header's dictionary.
-std::string field(const std::string &header, const std::string &key,
-                  const std::string &path) {
-  size_t at = header.find("'" + key + "':");
-  if (at == std::string::npos)
-    refuse(path, "expected '" + key + "' in the header");
-  return header.substr(at + key.size() + 3);
-}
+/// The header: a dictionary of Python whose form NEP 1 prescribes.
+class Header {
+public:
+  Header(std::string_view text, const std::string &source)
+      : text(text), source(source) {}
+
+  /// What lies between the quotes.
+  std::string_view string(std::string_view key) {
+    std::string_view rest = field(key);
+    size_t close = rest.empty() ? rest.npos : rest.find(rest[0], 1);
+    if ((!rest.starts_with('\'') && !rest.starts_with('"')) ||
+        close == rest.npos)
+      refuse(source, "expected a simple element type");
+    return rest.substr(1, close - 1);
+  }
+
+  bool boolean(std::string_view key) {
+    std::string_view rest = field(key);
+    if (!rest.starts_with("True") && !rest.starts_with("False"))
+      refuse(source, "expected True or False as " + std::string(key));
+    return rest.starts_with("True");
+  }
+
+  /// (), (3,), (3, 4) or (3, 4,)
+  std::vector<uint64_t> tuple(std::string_view key) {
+    std::string_view rest = field(key);
+    std::vector<uint64_t> values;
+    for (bool canFollow = consume(rest, '('); !consume(rest, ')');
+         canFollow = consume(rest, ',')) {
+      uint64_t value = 0;
+      auto [end, error] =
+          std::from_chars(rest.data(), rest.data() + rest.size(), value);
+      if (!canFollow || error != std::errc())
+        refuse(source, "expected a shape such as (3, 4) in the header");
+      rest.remove_prefix(end - rest.data());
+      values.push_back(value);
+    }
+    return values;
+  }
+
+private:
+  /// The text after `key` in the dictionary.
+  std::string_view field(std::string_view key) {
+    size_t at = text.find("'" + std::string(key) + "':");
+    if (at == text.npos)
+      refuse(source, "expected '" + std::string(key) + "' in the header");
+    std::string_view rest = text.substr(at + key.size() + 3);
+    rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+    return rest;
+  }
+
+  static bool consume(std::string_view &rest, char c) {
+    rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+    if (!rest.starts_with(c))
+      return false;
+    rest.remove_prefix(1);
+    rest.remove_prefix(std::min(rest.find_first_not_of(' '), rest.size()));
+    return true;
+  }
+
+  std::string_view text;
+  const std::string &source;
+};
 
 } // namespace
+
+NpyArray parseNpy(std::string_view bytes, const std::string &source) {
+  if (bytes.size() < 10 || !bytes.starts_with(kMagic))
+    refuse(source, "expected a .npy file");
+  // Since version 2 the length of the header has four bytes.
+  size_t lengthBytes = bytes[kMagicBytes] >= 2 ? 4 : 2, start = 8 + lengthBytes;
+  uint32_t length = 0;
+  if (bytes.size() >= start)
+    std::memcpy(&length, bytes.data() + 8, lengthBytes);
+  if (bytes.size() < start || length > bytes.size() - start)
+    refuse(source, "ends within its header");
+  Header header(bytes.substr(start, length), source);
+  if (header.boolean("fortran_order"))
+    refuse(source, "expected an array in C order");
+  std::string_view data = bytes.substr(start + length);
+  return {std::string(header.string("descr")),
+          header.tuple("shape"),
+          {data.begin(), data.end()}};
+}
 
 NpyArray readNpy(const std::string &path) {
   std::ifstream file(path, std::ios::binary);
   if (!file)
     refuse(path, "cannot be opened");
-  std::vector<char> bytes((std::istreambuf_iterator<char>(file)),
-                          std::istreambuf_iterator<char>());
-  if (bytes.size() < 10 || std::memcmp(bytes.data(), kMagic, kMagicBytes) != 0)
-    refuse(path, "expected a .npy file");
-  bool wide = bytes[6] >= 2;
-  uint32_t length = 0;
-  std::memcpy(&length, bytes.data() + 8, wide ? 4 : 2);
-  size_t start = (wide ? 12 : 10) + size_t(length);
-  if (start > bytes.size())
-    refuse(path, "ends within its header");
-  std::string header(bytes.data() + (wide ? 12 : 10), length);
-  if (field(header, "fortran_order", path).find("True") <
-      field(header, "fortran_order", path).find(','))
-    refuse(path, "expected an array in C order");
-  NpyArray array;
-  std::string type = field(header, "descr", path);
-  size_t open = type.find('\''), close = type.find('\'', open + 1);
-  if (close == std::string::npos)
-    refuse(path, "expected a simple element type");
-  array.type = type.substr(open + 1, close - open - 1);
-  std::string shape = field(header, "shape", path);
-  shape = shape.substr(shape.find('(') + 1);
-  for (const char *at = shape.c_str(); *at && *at != ')';) {
-    char *end;
-    uint64_t extent = std::strtoull(at, &end, 10);
-    if (end == at) {
-      ++at;
-      continue;
-    }
-    array.shape.push_back(extent);
-    at = end;
-  }
-  array.data.assign(bytes.begin() + static_cast<long>(start), bytes.end());
-  return array;
+  return parseNpy(std::string(std::istreambuf_iterator<char>(file), {}), path);
 }
 
 void writeNpy(const std::string &path, const NpyArray &array) {

@@ -122,7 +122,11 @@ llvm::Error mlir::moe::writeArtifact(const Artifact &artifact, StringRef path) {
   llvm::scope_exit cleanup([&] { fs::remove_directories(staged); });
 
   std::map<std::string, std::string> files = artifact.files;
-  files[kManifest.str()] = writeManifest(artifact);
+  std::string manifest = writeManifest(artifact);
+  // In the form that `sha256sum --check` reads.
+  files[(kManifest + ".sha256").str()] =
+      (sha256(manifest) + "  " + kManifest + "\n").str();
+  files[kManifest.str()] = std::move(manifest);
   for (const auto &[name, content] : files) {
     SmallString<128> file(staged);
     llvm::sys::path::append(file, name);

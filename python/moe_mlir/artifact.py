@@ -244,10 +244,11 @@ def _kernels(artifact):
 def _read_manifest(folder: Path) -> dict:
     path = folder / "manifest.json"
     try:
-        manifest = json.loads(path.read_bytes())
+        text = path.read_bytes()
+        manifest = json.loads(text)
     except OSError as error:
         raise ValueError(f"expected an artifact folder at {folder}: {error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"expected JSON in {path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise ValueError(f"expected {path} to be a manifest of moe-compile, found another file")
@@ -256,22 +257,33 @@ def _read_manifest(folder: Path) -> dict:
             f"expected artifact format {_FORMAT_VERSION} in {path}, found "
             f"{manifest.get('format_version')}; compile again with this version"
         )
+    # A line as sha256sum writes it. Sizes and grids that a flipped bit has changed would give
+    # wrong results, not errors.
+    _verify_digest(text, path, _read(folder, path.name + ".sha256")[:64].decode("latin-1"))
     return manifest
+
+
+def _read(folder: Path, name: str) -> bytes:
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise ValueError(f"expected '{name}' in the artifact {folder}: {error}") from None
+
+
+def _verify_digest(data: bytes, path: Path, expected: str) -> None:
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected:
+        raise ValueError(
+            f"expected {path} to have SHA-256 {expected}, found {found}; the artifact is damaged, "
+            "compile it again"
+        )
 
 
 def _read_verified(folder: Path, name: str, expected: dict) -> bytes:
     if os.path.basename(name) != name:
         raise ValueError(f"expected plain file names in the manifest, found '{name}'")
-    try:
-        data = (folder / name).read_bytes()
-    except OSError as error:
-        raise ValueError(f"expected '{name}' in the artifact {folder}: {error}") from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != expected["sha256"]:
-        raise ValueError(
-            f"expected {folder / name} to have SHA-256 {expected['sha256']}, found {found}; the "
-            "artifact is damaged, compile it again"
-        )
+    data = _read(folder, name)
+    _verify_digest(data, folder / name, expected["sha256"])
     return data
 
 

@@ -1,5 +1,7 @@
-"""The installed tools, and routers whose results torch.export can return."""
+"""The installed tools, routers whose results torch.export can return, changed artifacts."""
 
+import hashlib
+import json
 import subprocess
 from pathlib import Path
 
@@ -14,6 +16,16 @@ BUILD = PACKAGE.parents[1]
 def run_tool(name, *arguments, cwd=None):
     return subprocess.run([BUILD / "bin" / name, *map(str, arguments)], capture_output=True,
                           text=True, cwd=cwd, timeout=120)
+
+
+def rewrite_manifest(folder, change):
+    """Changes a manifest's dictionary, and its digest, so that a loader meets the change itself."""
+    path = Path(folder) / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    (Path(folder) / "manifest.json.sha256").write_text(f"{digest}  manifest.json\n")
 
 
 class Gates(torch.nn.Module):

@@ -25,6 +25,9 @@ struct GpuLaunch {
   void *stream;
   /// One pointer to the value of each parameter.
   void **params;
+  /// How many parameters, of at most eight bytes each; -1 where the caller does
+  /// not know, as lowered host code.
+  int32_t numParams = -1;
 };
 
 struct GpuTensorMap {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace moe {
@@ -16,7 +17,8 @@ struct NpyArray {
   std::vector<uint8_t> data;
 };
 
-/// Throw std::runtime_error.
+/// Throw std::runtime_error. `source` is what messages call the bytes.
+NpyArray parseNpy(std::string_view bytes, const std::string &source);
 NpyArray readNpy(const std::string &path);
 void writeNpy(const std::string &path, const NpyArray &array);
 

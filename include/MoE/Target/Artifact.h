@@ -1,8 +1,9 @@
 //===- Artifact.h - Compiled modules as folders -----------------*- C++ -*-===//
 //
 // An artifact is a folder: manifest.json, the code, and a C header for it. The
-// manifest names every other file with its SHA-256, so that a loader can refuse
-// a damaged or mixed-up folder before it runs code from it.
+// manifest names every other file with its SHA-256, and manifest.json.sha256
+// has its own, so that a loader can refuse a damaged or mixed-up folder before
+// it runs code from it.
 //
 //===----------------------------------------------------------------------===//
 

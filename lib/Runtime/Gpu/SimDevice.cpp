@@ -91,8 +91,17 @@ public:
     if (!setting("MOE_SIM_CHECKS", 1))
       launch.checks = {false, false, false, false};
     launch.params.resize(kernel.info.paramBytes);
+    bool isCounted = from.numParams >= 0;
+    if (isCounted &&
+        static_cast<size_t>(from.numParams) != kernel.info.params.size())
+      fail("expected " + std::to_string(kernel.info.params.size()) +
+           " parameters for kernel '" + kernel.info.name + "', found " +
+           std::to_string(from.numParams));
     for (size_t i = 0; i < kernel.info.params.size(); ++i) {
       const sim::ParamInfo &param = kernel.info.params[i];
+      if (isCounted && param.bytes > sizeof(uint64_t))
+        fail("expected parameters of at most eight bytes for kernel '" +
+             kernel.info.name + "', found " + std::to_string(param.bytes));
       std::memcpy(launch.params.data() + param.offset, from.params[i],
                   param.bytes);
     }

@@ -6,6 +6,7 @@
 #include "HostCpu.h"
 
 #include <cstdlib>
+#include <new>
 #include <stdexcept>
 
 namespace moe::runtime {
@@ -50,13 +51,25 @@ std::string ValueType::toString() const {
 }
 
 uint64_t getByteSize(const Tensor &tensor) {
-  return static_cast<uint64_t>(getNumElements(tensor.shape)) *
-         getElementSize(tensor.dtype);
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(getNumElements(tensor.shape),
+                             static_cast<int64_t>(getElementSize(tensor.dtype)),
+                             &bytes))
+    throw std::runtime_error("expected a tensor that fits into memory, found " +
+                             tensor.dtype + toText(tensor.shape));
+  return static_cast<uint64_t>(bytes);
 }
 
 Array::Array(std::string dtype, std::vector<int64_t> shape)
     : tensor{std::move(dtype), std::move(shape)} {
-  memory = std::make_unique<uint8_t[]>(getByteSize(tensor));
+  uint64_t bytes = getByteSize(tensor);
+  try {
+    memory = std::make_unique<uint8_t[]>(bytes);
+  } catch (const std::bad_alloc &) {
+    throw std::runtime_error("expected " + std::to_string(bytes) +
+                             " bytes of memory for " + tensor.dtype +
+                             toText(tensor.shape) + ", found less");
+  }
   tensor.data = memory.get();
 }
 
@@ -114,6 +127,7 @@ std::vector<Array> Function::run(std::span<const Tensor> given) const {
     arrays.emplace_back(results[i].dtype, shapes[i]);
     tensors.push_back(arrays.back().tensor);
   }
+  verify(name, "result", tensors, results, {});
   execute(given, tensors);
   return arrays;
 }

@@ -42,6 +42,22 @@ private:
   void *module;
 };
 
+// What every chip takes at most; one beyond is a damaged manifest.
+constexpr int64_t kMaxGrid[] = {INT32_MAX, 65535, 65535};
+constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxSharedBytes = 228 * 1024;
+
+uint32_t readNumber(const Json &kernel, const char *key, int64_t smallest,
+                    int64_t largest) {
+  int64_t value = kernel.at(key).integer();
+  if (value < smallest || value > largest)
+    throw std::runtime_error(std::string("manifest.json: expected ") + key +
+                             " of a kernel in [" + std::to_string(smallest) +
+                             ", " + std::to_string(largest) + "], found " +
+                             std::to_string(value));
+  return static_cast<uint32_t>(value);
+}
+
 struct Kernel {
   void *function;
   Json::Array grid;
@@ -52,20 +68,31 @@ class KernelFunction final : public ManifestFunction<DeviceFunction> {
 public:
   KernelFunction(const Json &json, std::shared_ptr<KernelModule> loaded)
       : ManifestFunction(json), module(std::move(loaded)) {
-    for (const Json &kernel : json.at("kernels").array())
+    std::vector<ValueType> values = this->getSignature().join();
+    for (const Json &kernel : json.at("kernels").array()) {
+      const Json::Array &grid = kernel.at("grid").array();
+      if (grid.empty() || grid.size() > std::size(kMaxGrid))
+        throw std::runtime_error("manifest.json: expected a grid of one to "
+                                 "three sizes, found " +
+                                 std::to_string(grid.size()));
+      for (const Json &size : grid)
+        verifySize(size, values);
       kernels.push_back(
-          {module->find(kernel.at("name").string()), kernel.at("grid").array(),
-           static_cast<uint32_t>(kernel.at("block_size").integer()),
-           static_cast<uint32_t>(kernel.at("dynamic_smem").integer())});
+          {module->find(kernel.at("name").string()), grid,
+           readNumber(kernel, "block_size", 1, kMaxThreads),
+           readNumber(kernel, "dynamic_smem", 0, kMaxSharedBytes)});
+    }
     if (const Json *size = json.find("workspace"))
-      workspaceSize = *size;
+      verifySize(workspaceSize.emplace(*size), values);
   }
 
   GpuDevice &getDevice() const override { return module->device; }
 
   int64_t getWorkspaceSize(std::span<const Tensor> inputs,
                            std::span<const Tensor> outputs) const override {
-    return workspaceSize ? evaluate(*workspaceSize, join(inputs, outputs)) : 0;
+    return workspaceSize
+               ? evaluate(*workspaceSize, join(inputs, outputs), INT64_MAX)
+               : 0;
   }
 
   void launch(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -76,12 +103,16 @@ public:
     for (uint64_t &value : parameters)
       pointers.push_back(&value);
     for (const Kernel &kernel : kernels) {
-      GpuLaunch launch = {{1, 1, 1}, {kernel.blockSize, 1, 1},
-                          {0, 0, 0}, kernel.dynamicSmem,
-                          stream,    pointers.data()};
+      GpuLaunch launch = {{1, 1, 1},
+                          {kernel.blockSize, 1, 1},
+                          {0, 0, 0},
+                          kernel.dynamicSmem,
+                          stream,
+                          pointers.data(),
+                          static_cast<int32_t>(pointers.size())};
       for (size_t dim = 0; dim < kernel.grid.size(); ++dim)
-        launch.grid[dim] =
-            static_cast<uint32_t>(evaluate(kernel.grid[dim], buffers));
+        launch.grid[dim] = static_cast<uint32_t>(
+            evaluate(kernel.grid[dim], buffers, kMaxGrid[dim]));
       if (launch.grid[0] && launch.grid[1] && launch.grid[2])
         module->device.launch(kernel.function, launch);
     }
@@ -98,12 +129,15 @@ private:
     return buffers;
   }
 
-  int64_t evaluate(const Json &size, std::span<const Tensor> buffers) const {
+  int64_t evaluate(const Json &size, std::span<const Tensor> buffers,
+                   int64_t largest) const {
     std::optional<int64_t> value = evaluateSize(size, buffers);
-    if (!value || *value < 0)
-      throw std::runtime_error("manifest.json: expected sizes of grids and of "
-                               "the workspace of '" +
-                               name + "' that the buffers determine");
+    if (!value || *value < 0 || *value > largest)
+      throw std::runtime_error(
+          "manifest.json: expected sizes of grids and of the workspace of '" +
+          name + "' that the buffers determine, in [0, " +
+          std::to_string(largest) + "], found " +
+          (value ? std::to_string(*value) : "one that they do not"));
     return *value;
   }
 
@@ -124,7 +158,8 @@ private:
     }
     if (workspaceSize) {
       parameters.push_back(reinterpret_cast<uint64_t>(workspace));
-      sizes.push_back(static_cast<uint64_t>(evaluate(*workspaceSize, buffers)));
+      sizes.push_back(
+          static_cast<uint64_t>(evaluate(*workspaceSize, buffers, INT64_MAX)));
     }
     parameters.insert(parameters.end(), sizes.begin(), sizes.end());
     return parameters;

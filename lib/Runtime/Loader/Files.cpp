@@ -36,18 +36,30 @@ void verifyFormat(const Json &manifest, const std::string &path) {
                              "; compile again with this version");
 }
 
+void verifyDigest(const std::string &content, const std::string &path,
+                  const std::string &expected) {
+  std::string found = sha256(content);
+  if (found != expected)
+    throw std::runtime_error("expected " + path + " to have SHA-256 " +
+                             expected + ", found " + found +
+                             "; the artifact is damaged, compile it again");
+}
+
+/// The digest of the manifest stands in a file beside it, as sha256sum writes
+/// and checks them: sizes and grids that a flipped bit has changed would give
+/// wrong results, not errors.
+void verifyManifest(const std::string &text, const std::string &path) {
+  verifyDigest(text, path, readFile(path + ".sha256").substr(0, 64));
+}
+
 std::string readVerified(const std::string &folder, const std::string &name,
                          const Json &expected) {
-  if (name.empty() || name.find('/') != name.npos || name[0] == '.')
+  if (name.empty() || name.find('/') != name.npos || name[0] == '.' ||
+      name.find('\0') != name.npos)
     throw std::runtime_error(
         "expected plain file names in the manifest, found '" + name + "'");
-  std::string content = readFile(folder + "/" + name);
-  std::string found = sha256(content);
-  if (found != expected.at("sha256").string())
-    throw std::runtime_error(
-        "expected " + folder + "/" + name + " to have SHA-256 " +
-        expected.at("sha256").string() + ", found " + found +
-        "; the artifact is damaged, compile it again");
+  std::string path = folder + "/" + name, content = readFile(path);
+  verifyDigest(content, path, expected.at("sha256").string());
   return content;
 }
 
@@ -77,8 +89,11 @@ ArtifactFiles readArtifact(const std::string &folder) {
   ArtifactFiles files;
   files.folder = folder;
   std::string path = folder + "/manifest.json";
-  files.manifest = Json::parse(readFile(path), path);
+  std::string text = readFile(path);
+  files.manifest = Json::parse(text, path);
+  // First, so that another version is named and not called damaged.
   verifyFormat(files.manifest, path);
+  verifyManifest(text, path);
   for (const auto &[name, expected] : files.manifest.at("files").object())
     files.contents[name] = readVerified(folder, name, expected);
   return files;

@@ -10,6 +10,8 @@
 
 #include <concepts>
 #include <memory>
+#include <set>
+#include <stdexcept>
 
 namespace moe::runtime {
 
@@ -20,6 +22,9 @@ struct Signature {
   /// Throws where a size depends on data.
   std::vector<std::vector<int64_t>>
   computeResultShapes(std::span<const Tensor> inputs) const;
+
+  /// The types of the arguments, then those of the results.
+  std::vector<ValueType> join() const;
 
   std::string name;
   std::vector<ValueType> arguments, results;
@@ -37,6 +42,9 @@ public:
     this->results = signature.results;
   }
 
+protected:
+  const Signature &getSignature() const { return signature; }
+
 private:
   std::vector<std::vector<int64_t>>
   computeResultShapes(std::span<const Tensor> inputs) const final {
@@ -51,8 +59,14 @@ template <std::derived_from<Function> Kind, typename... Shared>
 std::vector<std::unique_ptr<Function>> makeFunctions(const Json &manifest,
                                                      const Shared &...shared) {
   std::vector<std::unique_ptr<Function>> functions;
-  for (const Json &function : manifest.at("functions").array())
+  std::set<std::string> names;
+  for (const Json &function : manifest.at("functions").array()) {
     functions.push_back(std::make_unique<Kind>(function, shared...));
+    if (!names.insert(functions.back()->getName()).second)
+      throw std::runtime_error("expected each function once in the manifest, "
+                               "found '" +
+                               functions.back()->getName() + "' again");
+  }
   return functions;
 }
 

@@ -29,18 +29,38 @@ std::vector<int64_t> describe(const Tensor &tensor) {
 
 class HostFunction final : public ManifestFunction<Function> {
 public:
-  HostFunction(const Json &json, std::shared_ptr<ObjectCode> object)
+  HostFunction(const Json &json, std::shared_ptr<ObjectCode> object,
+               const Json &compiled)
       : ManifestFunction(json), code(std::move(object)) {
-    const std::string &symbol = json.at("packed_symbol").string();
+    verifyCompiled(json, compiled);
+    std::string symbol = "__moe_call_" + name;
     entry = reinterpret_cast<Entry>(code->find(symbol));
     if (!entry)
-      throw std::runtime_error("kernel.o: expected '" + symbol +
-                               "', found no such function; the artifact is "
-                               "damaged, compile it again");
+      refuse("'" + symbol + "', found no such function");
   }
 
 private:
   using Entry = void (*)(void **);
+
+  [[noreturn]] static void refuse(const std::string &expectation) {
+    throw std::runtime_error("kernel.o: expected " + expectation +
+                             "; the artifact is damaged, compile it again");
+  }
+
+  /// Throws unless the manifest says of a function what the object says: the
+  /// code reads its arguments as it was compiled to, whatever it is told.
+  void verifyCompiled(const Json &json, const Json &compiled) const {
+    for (const Json &signature : compiled.array())
+      if (signature.at("name").string() == name) {
+        if (signature.at("arguments") != json.at("arguments") ||
+            signature.at("results") != json.at("results"))
+          refuse("'" + name +
+                 "' to take and give what the manifest says, found other "
+                 "types");
+        return;
+      }
+    refuse("a description of '" + name + "', found none");
+  }
 
   void execute(std::span<const Tensor> inputs,
                std::span<const Tensor> outputs) const override {
@@ -69,7 +89,10 @@ private:
 
 std::vector<std::unique_ptr<Function>>
 makeHostFunctions(const Json &manifest, std::shared_ptr<ObjectCode> code) {
-  return makeFunctions<HostFunction>(manifest, code);
+  auto *signatures = static_cast<const char *>(code->find("__moe_signatures"));
+  Json compiled =
+      signatures ? Json::parse(signatures, "kernel.o") : Json(Json::Array());
+  return makeFunctions<HostFunction>(manifest, code, compiled);
 }
 
 } // namespace moe::runtime

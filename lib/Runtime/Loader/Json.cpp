@@ -93,7 +93,9 @@ private:
       skipSpace();
       std::string key = parseString();
       expect(':');
-      object.insert_or_assign(std::move(key), parseValue(depth + 1));
+      if (!object.emplace(key, parseValue(depth + 1)).second)
+        refuse("expected each name once in an object, found '" + key +
+               "' again");
     } while (consume(','));
     expect('}');
     return object;
@@ -111,22 +113,49 @@ private:
     return array;
   }
 
-  Json parseNumber() {
-    const char *first = text.data() + at, *last = text.data() + text.size();
-    int64_t integer;
-    auto [end, error] = std::from_chars(first, last, integer);
-    bool isInteger =
-        error == std::errc() &&
-        (end == last || (*end != '.' && *end != 'e' && *end != 'E'));
-    if (isInteger) {
-      at += end - first;
-      return Json(integer);
-    }
-    double number;
-    auto [stop, failure] = std::from_chars(first, last, number);
-    if (failure != std::errc())
+  size_t skipDigits() {
+    size_t start = at;
+    while (at < text.size() && text[at] >= '0' && text[at] <= '9')
+      ++at;
+    return at - start;
+  }
+
+  /// Moves behind a number of JSON's grammar, which std::from_chars does not
+  /// know: it takes 01, 1. and inf. Returns whether it is written as an
+  /// integer.
+  bool skipNumber() {
+    consumeWord("-");
+    bool isZero = text.substr(at, 1) == "0";
+    size_t digits = skipDigits();
+    if (digits == 0 || (isZero && digits > 1))
       refuse("expected a value");
-    at += stop - first;
+    bool isInteger = true;
+    if (consumeWord(".")) {
+      isInteger = false;
+      if (skipDigits() == 0)
+        refuse("expected digits after the point of a number");
+    }
+    if (consumeWord("e") || consumeWord("E")) {
+      isInteger = false;
+      if (!consumeWord("+"))
+        consumeWord("-");
+      if (skipDigits() == 0)
+        refuse("expected digits in the exponent of a number");
+    }
+    return isInteger;
+  }
+
+  Json parseNumber() {
+    size_t start = at;
+    bool isInteger = skipNumber();
+    const char *first = text.data() + start, *last = text.data() + at;
+    int64_t integer;
+    // One beyond 64 bits stays a double, which no size may be.
+    if (isInteger && std::from_chars(first, last, integer).ec == std::errc())
+      return Json(integer);
+    double number;
+    if (std::from_chars(first, last, number).ec != std::errc())
+      refuse("expected a number in the range of a double");
     return Json(number);
   }
 
@@ -165,9 +194,41 @@ private:
       refuse("expected an escape sequence");
     uint32_t code = parseHex();
     // A character outside of the basic plane is written as a surrogate pair.
-    if (code >= 0xd800 && code < 0xdc00 && consumeWord("\\u"))
-      code = 0x10000 + ((code - 0xd800) << 10) + (parseHex() - 0xdc00);
+    if (code >= 0xd800 && code < 0xe000) {
+      uint32_t low = code < 0xdc00 && consumeWord("\\u") ? parseHex() : 0;
+      if (low < 0xdc00 || low >= 0xe000)
+        refuse("expected surrogates in pairs");
+      code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
+    }
     appendUtf8(out, code);
+  }
+
+  /// Appends the character at `at`. Refuses what is not UTF-8: encodings that
+  /// are longer than needed, surrogates, and codes past the last character.
+  void parseCharacter(std::string &out) {
+    auto byte = [&](size_t offset) {
+      return at + offset < text.size() ? static_cast<uint8_t>(text[at + offset])
+                                       : uint8_t(0);
+    };
+    if (byte(0) < 0x20)
+      refuse("expected control characters to be escaped in a string");
+    if (byte(0) < 0x80) {
+      out += text[at++];
+      return;
+    }
+    size_t length = byte(0) < 0xe0 ? 2 : byte(0) < 0xf0 ? 3 : 4;
+    static constexpr uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    uint32_t code = byte(0) & (0x7f >> length);
+    bool isValid = byte(0) >= 0xc2 && byte(0) < 0xf5;
+    for (size_t i = 1; i < length; ++i) {
+      isValid &= (byte(i) & 0xc0) == 0x80;
+      code = code << 6 | (byte(i) & 0x3f);
+    }
+    if (!isValid || code < smallest[length] || code > 0x10ffff ||
+        (code >= 0xd800 && code < 0xe000))
+      refuse("expected UTF-8 in a string");
+    out += text.substr(at, length);
+    at += length;
   }
 
   std::string parseString() {
@@ -175,11 +236,10 @@ private:
       refuse("expected a string");
     std::string out;
     for (++at; at < text.size() && text[at] != '"';) {
-      char c = text[at++];
-      if (c == '\\')
+      if (consumeWord("\\"))
         parseEscape(out);
       else
-        out += c;
+        parseCharacter(out);
     }
     if (at == text.size())
       refuse("expected the end of a string");

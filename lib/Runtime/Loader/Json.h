@@ -1,7 +1,9 @@
 //===- Json.h - Reading the manifests of artifacts --------------*- C++ -*-===//
 //
 // The runtime links nothing but libc, so it reads JSON itself: whole documents,
-// strict, with a bound on nesting. Numbers are integers or doubles.
+// strict (RFC 8259, UTF-8 only, no name twice in an object), with a bound on
+// nesting. Numbers are integers or doubles. `utils/fuzz json` holds it against
+// LLVM's reader.
 //
 //===----------------------------------------------------------------------===//
 
@@ -33,6 +35,8 @@ public:
   bool isArray() const { return std::holds_alternative<Array>(value); }
   bool isInteger() const { return std::holds_alternative<int64_t>(value); }
   bool isString() const { return std::holds_alternative<std::string>(value); }
+
+  bool operator==(const Json &other) const = default;
 
   // Throw std::runtime_error where the value is of another kind.
   int64_t integer() const;

@@ -22,29 +22,50 @@ public:
       if (candidate->getName() == name)
         function = std::move(candidate);
     if (!function)
-      throw std::runtime_error("program.json: expected the manifest to have '" +
-                               name + "', found no such function");
+      refuse("the manifest to have '" + name + "', found no such function");
     readArguments(description.at("arguments").array());
     if (auto *onDevice = dynamic_cast<DeviceFunction *>(function.get()))
       moveWeightsTo(onDevice->getDevice());
-    for (const Json &output : description.at("outputs").array()) {
-      outputs.push_back(static_cast<size_t>(output.integer()));
-      results.push_back(function->getResults().at(outputs.back()));
-    }
-    for (const auto &[symbol, place] : description.at("symbols").object())
-      symbols[symbol] = {place.array().at(0).integer(),
-                         place.array().at(1).integer()};
-    for (const Json &shape : description.at("results").array())
-      shapes.push_back(shape.array());
+    readResults(description);
+    readSymbols(description.at("symbols").object());
   }
 
 private:
+  [[noreturn]] static void refuse(const std::string &expectation) {
+    throw std::runtime_error("program.json: expected " + expectation);
+  }
+
+  void readResults(const Json &description) {
+    for (const Json &shape : description.at("results").array())
+      shapes.push_back(shape.array());
+    size_t count = function->getResults().size();
+    if (shapes.size() != count)
+      refuse("an entry for each result of '" + name + "'");
+    for (const Json &output : description.at("outputs").array()) {
+      outputs.push_back(static_cast<size_t>(output.integer()));
+      if (outputs.back() >= count)
+        refuse("outputs among the " + std::to_string(count) + " results of '" +
+               name + "', found " + std::to_string(output.integer()));
+      results.push_back(function->getResults()[outputs.back()]);
+    }
+  }
+
+  void readSymbols(const Json::Object &places) {
+    for (const auto &[symbol, place] : places) {
+      auto argument = static_cast<size_t>(place.array().at(0).integer());
+      auto dim = static_cast<size_t>(place.array().at(1).integer());
+      if (argument >= function->getArguments().size() ||
+          dim >= function->getArguments()[argument].shape.size())
+        refuse("'" + symbol + "' to stand for a size of an argument of '" +
+               name + "'");
+      symbols[symbol] = {argument, dim};
+    }
+  }
+
   void readArguments(const Json::Array &list) {
     std::map<std::string, Tensor> stored = readWeights(bytes);
     if (list.size() != function->getArguments().size())
-      throw std::runtime_error("program.json: expected an entry for each "
-                               "argument of '" +
-                               name + "'");
+      refuse("an entry for each argument of '" + name + "'");
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string &argument = list[i].at("name").string();
       if (list[i].at("kind").string() == "input") {

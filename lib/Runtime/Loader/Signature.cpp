@@ -7,15 +7,33 @@
 
 namespace moe::runtime {
 
+/// More than any function of ours has.
+static constexpr size_t kMaxRank = 32;
+
 static ValueType readType(const Json &json) {
   ValueType type;
   type.dtype = json.at("dtype").string();
+  getElementSize(type.dtype); // Throws for an unknown one.
   if (const Json *shape = json.find("shape")) {
     type.isTensor = true;
     for (const Json &size : shape->array())
       type.shape.push_back(size.integer());
   }
+  bool isShape = type.shape.size() <= kMaxRank;
+  for (int64_t size : type.shape)
+    isShape &= size >= -1;
+  if (!isShape)
+    throw std::runtime_error("expected sizes of at least 0, or -1 where any is "
+                             "taken, in at most " +
+                             std::to_string(kMaxRank) +
+                             " dimensions in the manifest, found other ones");
   return type;
+}
+
+std::vector<ValueType> Signature::join() const {
+  std::vector<ValueType> values = arguments;
+  values.insert(values.end(), results.begin(), results.end());
+  return values;
 }
 
 Signature::Signature(const Json &json) : name(json.at("name").string()) {
@@ -25,6 +43,15 @@ Signature::Signature(const Json &json) : name(json.at("name").string()) {
     results.push_back(readType(result));
     const Json *ofResult = result.find("sizes");
     sizes.push_back(ofResult ? ofResult->array() : Json::Array());
+  }
+  std::vector<ValueType> values = join();
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (sizes[i].size() != results[i].shape.size())
+      throw std::runtime_error(
+          "expected a size for each dimension of " + results[i].toString() +
+          " in the manifest, found " + std::to_string(sizes[i].size()));
+    for (const Json &size : sizes[i])
+      verifySize(size, values);
   }
 }
 

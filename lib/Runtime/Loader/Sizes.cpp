@@ -2,17 +2,50 @@
 
 #include "Sizes.h"
 
+#include <algorithm>
 #include <cctype>
 #include <stdexcept>
 
 namespace moe::runtime {
 namespace {
 
+[[noreturn]] void refuseRange() {
+  throw std::runtime_error("expected a size whose computation stays within 64 "
+                           "bits, found a larger one");
+}
+
+int64_t add(int64_t a, int64_t b) {
+  int64_t sum;
+  if (__builtin_add_overflow(a, b, &sum))
+    refuseRange();
+  return sum;
+}
+
+int64_t subtract(int64_t a, int64_t b) {
+  int64_t difference;
+  if (__builtin_sub_overflow(a, b, &difference))
+    refuseRange();
+  return difference;
+}
+
+int64_t multiply(int64_t a, int64_t b) {
+  int64_t product;
+  if (__builtin_mul_overflow(a, b, &product))
+    refuseRange();
+  return product;
+}
+
 int64_t divideFloor(int64_t a, int64_t b) {
   if (b == 0)
     throw std::runtime_error("expected a size that divides by another number "
                              "than 0");
+  if (b == -1)
+    return subtract(0, a);
   return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+int64_t modulo(int64_t a, int64_t b) {
+  return b == -1 ? 0 : a - divideFloor(a, b) * b;
 }
 
 int64_t power(int64_t base, int64_t exponent) {
@@ -21,7 +54,7 @@ int64_t power(int64_t base, int64_t exponent) {
                              std::to_string(exponent));
   int64_t result = 1;
   while (exponent--)
-    result *= base;
+    result = multiply(result, base);
   return result;
 }
 
@@ -63,9 +96,9 @@ private:
     int64_t value = product();
     for (;;) {
       if (consume("+"))
-        value += product();
+        value = add(value, product());
       else if (consume("-"))
-        value -= product();
+        value = subtract(value, product());
       else
         return value;
     }
@@ -77,29 +110,33 @@ private:
       if (consume("//"))
         value = divideFloor(value, factor());
       else if (consume("*"))
-        value *= factor();
-      else if (consume("%")) {
-        int64_t divisor = factor();
-        value -= divideFloor(value, divisor) * divisor;
-      } else
+        value = multiply(value, factor());
+      else if (consume("%"))
+        value = modulo(value, factor());
+      else
         return value;
     }
   }
 
+  /// Every recursion passes here, and the text may come from a damaged file.
   int64_t factor() {
-    if (consume("-"))
-      return -factor();
-    int64_t base = primary();
-    return consume("**") ? power(base, factor()) : base;
+    if (++depth > 64)
+      refuse();
+    int64_t value;
+    if (consume("-")) {
+      value = subtract(0, factor());
+    } else {
+      value = primary();
+      if (consume("**"))
+        value = power(value, factor());
+    }
+    --depth;
+    return value;
   }
 
   int64_t primary() {
     if (consume("(")) {
-      // Parentheses nest, and the text may come from a damaged file.
-      if (++depth > 64)
-        refuse();
       int64_t value = sum();
-      --depth;
       if (!consume(")"))
         refuse();
       return value;
@@ -124,19 +161,18 @@ private:
     for (;
          at < text.size() && std::isdigit(static_cast<unsigned char>(text[at]));
          ++at)
-      value = value * 10 + (text[at] - '0');
+      value = add(multiply(value, 10), text[at] - '0');
     return value;
   }
 
   int64_t extremum(bool wantLargest) {
-    if (!consume("(") || ++depth > 64)
+    if (!consume("("))
       refuse();
     int64_t value = sum();
     while (consume(",")) {
       int64_t next = sum();
       value = wantLargest ? std::max(value, next) : std::min(value, next);
     }
-    --depth;
     if (!consume(")"))
       refuse();
     return value;
@@ -151,8 +187,7 @@ private:
 /// `["arg", i]` is the value of a scalar, `["arg", i, dim]` the size of a dim.
 int64_t evaluateArgument(const Json::Array &operands,
                          std::span<const Tensor> arguments) {
-  auto position = static_cast<size_t>(operands.at(1).integer());
-  const Tensor &argument = arguments[position];
+  const Tensor &argument = arguments[operands.at(1).integer()];
   if (operands.size() == 3)
     return argument.shape.at(static_cast<size_t>(operands[2].integer()));
   if (argument.dtype == "i32")
@@ -164,7 +199,46 @@ int64_t evaluateArgument(const Json::Array &operands,
                            argument.dtype);
 }
 
+void verifyArgument(const Json::Array &operands,
+                    std::span<const ValueType> arguments) {
+  auto position = static_cast<uint64_t>(operands.at(1).integer());
+  if (position >= arguments.size() || operands.size() > 3)
+    throw std::runtime_error("expected a size to name one of " +
+                             std::to_string(arguments.size()) +
+                             " arguments and results, found number " +
+                             std::to_string(operands[1].integer()));
+  const ValueType &argument = arguments[position];
+  bool isInteger = !argument.isTensor &&
+                   (argument.dtype == "i32" || argument.dtype == "i64" ||
+                    argument.dtype == "index");
+  if (operands.size() == 2 && !isInteger)
+    throw std::runtime_error("expected a size to depend on an integer, found " +
+                             argument.toString());
+  if (operands.size() == 3 &&
+      static_cast<uint64_t>(operands[2].integer()) >= argument.shape.size())
+    throw std::runtime_error("expected a dimension of " + argument.toString() +
+                             " in a size, found " +
+                             std::to_string(operands[2].integer()));
+}
+
 } // namespace
+
+void verifySize(const Json &size, std::span<const ValueType> arguments) {
+  if (size.isNull() || size.isInteger())
+    return;
+  const Json::Array &operands = size.array();
+  std::string operation = operands.empty() ? "" : operands[0].string();
+  if (operation == "arg" && operands.size() > 1)
+    return verifyArgument(operands, arguments);
+  static constexpr std::string_view known[] = {"+", "*", "//", "%", "ceildiv"};
+  if (std::ranges::find(known, operation) == std::end(known) ||
+      operands.size() != 3)
+    throw std::runtime_error("expected arg, or one of + * // % ceildiv with "
+                             "two operands in a size, found '" +
+                             operation + "'");
+  verifySize(operands[1], arguments);
+  verifySize(operands[2], arguments);
+}
 
 std::optional<int64_t> evaluateSize(const Json &size,
                                     std::span<const Tensor> arguments) {
@@ -173,30 +247,27 @@ std::optional<int64_t> evaluateSize(const Json &size,
   if (size.isInteger())
     return size.integer();
   const Json::Array &operands = size.array();
-  if (operands.size() < 2)
-    throw std::runtime_error(
-        "expected an operation and its operands as a size");
-  const std::string &operation = operands[0].string();
+  const std::string &operation = operands.at(0).string();
   if (operation == "arg") {
     // A trailing result that tells its own size has no value yet.
-    if (static_cast<size_t>(operands[1].integer()) >= arguments.size())
+    if (static_cast<uint64_t>(operands.at(1).integer()) >= arguments.size())
       return std::nullopt;
     return evaluateArgument(operands, arguments);
   }
-  std::optional<int64_t> a = evaluateSize(operands[1], arguments);
+  std::optional<int64_t> a = evaluateSize(operands.at(1), arguments);
   std::optional<int64_t> b = evaluateSize(operands.at(2), arguments);
   if (!a || !b)
     return std::nullopt;
   if (operation == "+")
-    return *a + *b;
+    return add(*a, *b);
   if (operation == "*")
-    return *a * *b;
+    return multiply(*a, *b);
   if (operation == "//")
     return divideFloor(*a, *b);
   if (operation == "%")
-    return *a - divideFloor(*a, *b) * *b;
+    return modulo(*a, *b);
   if (operation == "ceildiv")
-    return -divideFloor(-*a, *b);
+    return subtract(0, divideFloor(subtract(0, *a), *b));
   throw std::runtime_error("expected + * // % or ceildiv in a size, found '" +
                            operation + "'");
 }

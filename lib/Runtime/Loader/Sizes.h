@@ -18,8 +18,13 @@ namespace moe::runtime {
 std::optional<int64_t> evaluateSize(const Json &size,
                                     std::span<const Tensor> arguments);
 
+/// Throws where `size` is none of these forms, or names an argument, a
+/// dimension or a value that `arguments` have not.
+void verifySize(const Json &size, std::span<const ValueType> arguments);
+
 /// A size of program.json, such as `s0*8//2`, for the values of its names:
-/// integers, names, + - * // % **, max and min, with Python's rounding.
+/// integers, names, + - * // % **, max and min, with Python's rounding. Throws
+/// where a step leaves the range of 64 bits.
 int64_t evaluateSizeText(std::string_view text,
                          const std::map<std::string, int64_t> &symbols);
 

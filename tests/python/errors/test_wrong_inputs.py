@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support import rewrite_manifest
 
 import moe_mlir
 from moe_mlir import artifact, cache, distributed, nn, runtime, sim
@@ -422,9 +423,9 @@ def an_artifact_that_is_not_there(folder):
 @case("which has", "compile it here")
 def an_artifact_for_another_cpu(folder):
     absent = next(f[1:] for f in native().host_cpu()[1].split(",") if f.startswith("-"))
-    path = compiled_artifact(folder) / "manifest.json"
-    path.write_text(path.read_text().replace('"features": "', f'"features": "+{absent},'))
-    return error_of(artifact.load, path.parent)
+    path = compiled_artifact(folder)
+    rewrite_manifest(path, lambda m: m["target"].update(features=f"+{absent}"))
+    return error_of(artifact.load, path)
 
 
 @case("compiled for sm_90, found none", "expected CUDA tensors")

@@ -11,7 +11,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from support import PACKAGE, run_tool, save_router
+from support import PACKAGE, rewrite_manifest, run_tool, save_router
 from test_every_op import CASES, operands
 
 import moe_mlir
@@ -139,9 +139,8 @@ def test_faults_end_with_status_2_and_name_the_buffer(router, tmp_path):
     changed, count = re.subn(r"(ld\.global[\w.]*\s+[^\[]+\[%rd\d+)(\+\d+)?\]", r"\1+96]", ptx)
     assert count
     (router / "kernel.ptx").write_text(changed)
-    manifest = json.loads((router / "manifest.json").read_text())
-    manifest["files"]["kernel.ptx"]["sha256"] = hashlib.sha256(changed.encode()).hexdigest()
-    (router / "manifest.json").write_text(json.dumps(manifest))
+    digest = hashlib.sha256(changed.encode()).hexdigest()
+    rewrite_manifest(router, lambda m: m["files"]["kernel.ptx"].update(sha256=digest))
     done = run_tool("moe-run", router, "--device=sim", "--input", tmp_path / "z.npy")
     assert done.returncode == 2, done
     assert "past the end of argument 0 of route (96 bytes)" in done.stderr

@@ -11,6 +11,8 @@ import numpy
 import pytest
 import torch
 from conftest import AFFINE
+from support import rewrite_manifest
+
 from moe_mlir import artifact
 
 
@@ -138,25 +140,32 @@ def test_an_older_artifact_is_replaced_and_nothing_else(moe_compile, folder, tmp
     ("manifest.json", lambda d: b"[]", "found another file"),
     ("manifest.json", lambda d: d.replace(b'"format_version": 1', b'"format_version": 9'),
      "found 9"),
-    ("manifest.json", lambda d: d.replace(b'"kernel.h"', b'"../kernel.h"'), "plain file names"),
-    ("manifest.json", lambda d: d.replace(b'"features": "', b'"features": "+no-such-thing,'), None),
+    ("manifest.json", lambda d: b"[" * 100000, "expected JSON"),
+    ("manifest.json", lambda d: d.replace(b"-1", b" 3"), "manifest.json to have SHA-256"),
+    ("manifest.json.sha256", lambda d: b"", "manifest.json to have SHA-256"),
 ])
 def test_a_damaged_artifact_is_refused(folder, name, change, message):
     path = folder / name
     path.write_bytes(change(path.read_bytes()))
-    if message is None:
-        # A feature that this machine does not list as absent is no reason.
-        assert artifact.load(folder)
-        return
     with pytest.raises(ValueError, match=message):
         artifact.load(folder)
+
+
+def test_files_outside_of_the_artifact_are_refused(folder):
+    rewrite_manifest(folder, lambda m: m["files"].update({"../kernel.h": {}}))
+    with pytest.raises(ValueError, match="plain file names"):
+        artifact.load(folder)
+
+
+def test_a_feature_that_no_cpu_lists_as_absent_is_no_reason(folder):
+    rewrite_manifest(folder, lambda m: m["target"].update(features="+no-such-thing"))
+    assert artifact.load(folder)
 
 
 def test_code_for_another_cpu_is_refused(folder):
     host = artifact.native().host_cpu()[1].split(",")
     absent = next(f[1:] for f in host if f.startswith("-"))
-    path = folder / "manifest.json"
-    path.write_text(path.read_text().replace('"features": "', f'"features": "+{absent},'))
+    rewrite_manifest(folder, lambda m: m["target"].update(features=f"+{absent}"))
     with pytest.raises(ValueError, match=f"which has {absent}"):
         artifact.load(folder)
 

@@ -1,6 +1,5 @@
 """moe-run and libmoe_runtime's loader: artifacts without LLVM, torch or a linker."""
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import BUILD, PACKAGE, run_tool, save_router
+from support import BUILD, PACKAGE, rewrite_manifest, run_tool, save_router
 
 import moe_mlir
 from moe_mlir import nn
@@ -123,12 +122,6 @@ def damage(folder, name, change):
     (folder / name).write_bytes(bytes(data))
 
 
-def rewrite_manifest(folder, change):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    change(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
 BAD_ARTIFACTS = {
     "flipped bit": (lambda f: damage(f, "kernel.o", lambda d: d.__setitem__(99, d[99] ^ 1)),
                     "to have SHA-256"),
@@ -140,6 +133,17 @@ BAD_ARTIFACTS = {
     "other json": (lambda f: (f / "manifest.json").write_text("{}"), "found another file"),
     "deep json": (lambda f: (f / "manifest.json").write_text("[" * 100000),
                   "64 levels of nesting"),
+    "name twice": (lambda f: (f / "manifest.json").write_text('{"format": 1, "format": 1}'),
+                   "expected each name once in an object, found 'format' again"),
+    "infinity": (lambda f: (f / "manifest.json").write_text('{"format": inf}'),
+                 "manifest.json:1: error: expected a value"),
+    "latin-1": (lambda f: (f / "manifest.json").write_bytes(b'{"\xe9": 1}'), "expected UTF-8"),
+    "lone surrogate": (lambda f: (f / "manifest.json").write_text('{"\\ud800": 1}'),
+                       "expected surrogates in pairs"),
+    "changed size": (lambda f: damage(
+        f, "manifest.json", lambda d: d.__setitem__(d.index(b"64"), ord("3"))),
+        "manifest.json to have SHA-256"),
+    "no digest": (lambda f: (f / "manifest.json.sha256").unlink(), "found no such file"),
     "version": (lambda f: rewrite_manifest(f, lambda m: m.update(format_version=99)),
                 "expected artifact format 1"),
     "escape": (lambda f: rewrite_manifest(f, lambda m: m["files"].update({"../x": {}})),
@@ -160,6 +164,83 @@ def test_bad_artifact(router, tmp_path, case):
         assert done.returncode == 0 or "to be compiled for this CPU" in done.stderr
         return
     assert done.returncode == 1 and message in done.stderr, done
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("artifacts") / "kernels"
+    done = run_tool("moe-compile", EXAMPLES / "router.mlir", "-o", folder, "--target=sm_80")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def of_function(**entries):
+    return lambda manifest: manifest["functions"][0].update(entries)
+
+
+def of_result(change):
+    return lambda manifest: change(manifest["functions"][0]["results"][0])
+
+
+def of_kernel(**entries):
+    return lambda manifest: manifest["functions"][0]["kernels"][0].update(entries)
+
+
+WRONG_SIZES = {
+    "rank": ([4], "expected a size for each dimension"),
+    "no size": ([["arg", 0, 0], "two"], "expected a list in the manifest"),
+    "operation": ([["arg", 0, 0], ["**", 2, 3]], "one of + * // % ceildiv"),
+    "argument": ([["arg", 0, 0], ["arg", -1, 0]], "to name one of 4 arguments and results"),
+    "dimension": ([["arg", 0, 0], ["arg", 0, 7]], "expected a dimension of f32[?, 64]"),
+    "scalar": ([["arg", 0, 0], ["arg", 0]], "expected a size to depend on an integer"),
+    "overflow": ([["*", 2**62, ["arg", 0, 0]], 2], "stays within 64 bits"),
+    "negative": ([["+", -9, ["arg", 0, 0]], 2], "expected sizes whose product is a size"),
+    "large": ([["*", 2**60, ["arg", 0, 0]], 2], "expected a tensor that fits into memory"),
+    "no memory": ([["*", 2**50, ["arg", 0, 0]], 2], "bytes of memory for f32"),
+}
+
+# Of manifests whose digest is right: what a compiler with a defect would write.
+WRONG_MANIFESTS = {
+    **{f"size: {name}": ("kernels", of_result(lambda r, s=sizes: r.update(sizes=s)), message)
+       for name, (sizes, message) in WRONG_SIZES.items()},
+    "shape": ("router", of_result(lambda r: r.update(shape=[-1, 3], sizes=[["arg", 0, 0], 3])),
+              "to take and give what the manifest says"),
+    "types": ("router", of_function(arguments=[]), "to take and give what the manifest says"),
+    "function": ("router", of_function(name="f"), "expected a description of 'f'"),
+    "result of another rank": ("kernels", of_result(lambda r: r.update(shape=[-1])),
+                               "expected a size for each dimension"),
+    "rank": ("kernels", of_result(lambda r: r.update(shape=[1] * 99)), "in at most 32 dimensions"),
+    "dtype": ("kernels", of_result(lambda r: r.update(dtype="f31")), "found 'f31'"),
+    "twice": ("kernels", lambda m: m["functions"].append(m["functions"][0]),
+              "expected each function once"),
+    "grid": ("kernels", of_kernel(grid=[1] * 9), "expected a grid of one to three sizes, found 9"),
+    "no grid": ("kernels", of_kernel(grid=[]), "expected a grid of one to three sizes, found 0"),
+    "large grid": ("kernels", of_kernel(grid=[2**40]), "in [0, 2147483647], found 1099511627776"),
+    "block": ("kernels", of_kernel(block_size=2**32), "expected block_size of a kernel in [1, 1024]"),
+    "shared memory": ("kernels", of_kernel(dynamic_smem=-1), "expected dynamic_smem of a kernel"),
+    "workspace": ("kernels", of_function(workspace=["arg", 9]), "to name one of 4 arguments"),
+    "fewer arguments": ("kernels", of_function(workspace=8), "parameters for kernel"),
+    "file name": ("router", lambda m: m["files"].update({"kernel.o\0x": {"sha256": ""}}),
+                  "expected plain file names"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_MANIFESTS)
+def test_wrong_manifest(case, request, tmp_path):
+    kind, change, message = WRONG_MANIFESTS[case]
+    folder = shutil.copytree(request.getfixturevalue(kind), tmp_path / "copy")
+    rewrite_manifest(folder, change)
+    np.save(tmp_path / "h.npy", np.zeros((3, 64), np.float32))
+    np.save(tmp_path / "w.npy", np.zeros((16, 64), np.float32))
+    done = run_tool("moe-run", folder, f"--device={'cpu' if kind == 'router' else 'sim'}",
+                    "--input=h.npy", "--input=w.npy", cwd=tmp_path)
+    assert done.returncode == 1 and message in done.stderr, done
+    assert done.stderr.startswith("moe-run: error: ")
+
+
+def test_digest_is_what_sha256sum_checks(router):
+    done = subprocess.run(["sha256sum", "--check", "manifest.json.sha256"], cwd=router)
+    assert done.returncode == 0
 
 
 def test_damaged_object_is_refused_not_run(router, tmp_path):
@@ -188,6 +269,8 @@ BAD_CALLS = {
     "f64": (["--input", "f64.npy", "--input", "w.npy"], "to be f32[?, 64], found f64[3, 64]"),
     "no file": (["--input", "nope.npy"], "nope.npy: cannot be opened"),
     "not npy": (["--input", "text.npy"], "text.npy: expected a .npy file"),
+    "short npy": (["--input", "short.npy"], "short.npy: ends within its header"),
+    "npy shape": (["--input", "shape.npy"], "expected a shape such as (3, 4)"),
     "cut npy": (["--input", "cut.npy", "--input", "w.npy"], "bytes after the header, found"),
     "outputs": (["--output=a", "--output=b", "--output=c"], "expected at most 2 --output"),
     "function": (["--function", "f"], "expected the name of a function among route, found 'f'"),
@@ -206,6 +289,9 @@ def test_bad_call(router, tmp_path, case):
     np.save(tmp_path / "f64.npy", np.zeros((3, 64)))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "h.npy").read_bytes()[:300])
     (tmp_path / "text.npy").write_text("hello")
+    (tmp_path / "short.npy").write_bytes(b"\x93NUMPY\x02\x00\x00\x00")
+    (tmp_path / "shape.npy").write_bytes(
+        (tmp_path / "h.npy").read_bytes().replace(b"(3, 64)", b"(3, -4)"))
     done = run_tool("moe-run", router, *options, cwd=tmp_path)
     assert done.returncode == 1 and message in done.stderr, done
     assert done.stderr.startswith("moe-run: error: ") and not done.stdout
