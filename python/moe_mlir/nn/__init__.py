@@ -6,7 +6,8 @@ from call to call is its `state`, which goes back in as `**state`. With
 compiled kernels. One file a family; docs/Methods.md lists them.
 """
 
-from ._router import ComposedRouter, LinearRouter, Router, Routing, linear_increase, update_routers
+from ._composed import ComposedRouter
+from ._router import LinearRouter, Router, Routing, linear_increase, update_routers
 from .clusters import ACMoE
 from .cosine import StableMoE, TwoStageStableMoE, XMoE
 from .deepseek import DeepSeekV3Router

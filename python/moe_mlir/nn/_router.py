@@ -1,6 +1,8 @@
-"""What all routers share: the result, the scores to start from, composition, updates."""
+"""What all routers share: the result, the contract, selection, updates."""
 
+import inspect
 import math
+import operator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -33,7 +35,12 @@ torch.utils._pytree.register_dataclass(Routing)
 
 
 class Router(torch.nn.Module):
-    """Sizes, the implementation of the ops, and selection.
+    """Sizes, the implementation of the ops, the contract of all routers, and selection.
+
+    A forward is three steps, which a method on top of a router goes through as
+    well (`ComposedRouter`): `scores`, the scores of the experts and what they
+    carry; `choose`, the experts and gates by the router's own rule; `settle`,
+    what the choice leaves behind.
 
     Args:
         d_model: features of a token.
@@ -43,22 +50,44 @@ class Router(torch.nn.Module):
         impl: "moe" for compiled kernels, "torch" for the plain-torch meaning.
     """
 
-    def __init__(self, d_model, num_experts, k, *, route_scale=1.0, impl="moe"):
+    # Whether `scores` are more than a function of `logits` alone.
+    mixes = False
+    # Whether gates are renormalised over the chosen experts.
+    renorm = True
+    # Whether `renorm` holds under a method on top, too.
+    keeps_gates = False
+    # Whether a token may have fewer than k experts.
+    thresholds = False
+    # Whether the mask is of the keys, of which h may be the last.
+    masks_keys = False
+    # Why no method can stand on this router; None where one can.
+    refuses_methods = None
+    # Where the scores come from, which is why there is no `base` under them.
+    source = "its scores come from weights of its own"
+    own_inputs = ()
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        cls.own_inputs = keywords_of(cls.scores) or keywords_of(cls.logits)
+
+    def __init__(self, d_model, num_experts, k, *, route_scale=1.0, impl="moe", base=None):
         super().__init__()
+        name = type(self).__name__
+        d_model = as_integer(name, "d_model", d_model)
+        num_experts = as_integer(name, "num_experts", num_experts)
+        k = as_integer(name, "k", k)
         if not 1 <= k <= num_experts:
             raise ValueError(
-                f"{type(self).__name__}: expected 'k' in [1, {num_experts}] "
-                f"(the number of experts), found {k}"
+                f"{name}: expected 'k' in [1, {num_experts}] (the number of experts), found {k}"
             )
         if impl not in ("moe", "torch"):
+            raise ValueError(f"{name}: expected 'impl' to be 'moe' or 'torch', found {impl!r}")
+        if base is not None:
             raise ValueError(
-                f"{type(self).__name__}: expected 'impl' to be 'moe' or 'torch', found {impl!r}"
+                f"{name}: expected no 'base', found {type(base).__name__}: {self.source}"
             )
         self.d_model, self.num_experts, self.k = d_model, num_experts, k
         self.route_scale, self.impl = route_scale, impl
-
-    # Whether `scores` are more than the softmax of `logits`.
-    mixes = False
 
     @property
     def ops(self):
@@ -69,18 +98,66 @@ class Router(torch.nn.Module):
 
         return ops
 
+    @property
+    def inputs(self):
+        """Names of what `forward` takes beside h and mask: operands, and state of a call before."""
+        return self.own_inputs
+
+    @property
+    def gate_scale(self):
+        return self.route_scale
+
+    @property
+    def choice_bias(self):
+        """What is added to the scores [experts] for the choice alone, or None."""
+        return None
+
+    def token_mask(self, h, mask):
+        """The mask of h's own tokens."""
+        return mask if mask is None or not self.masks_keys else mask[..., -h.shape[-2] :]
+
     def logits(self, h):
         raise NotImplementedError(f"{type(self).__name__} has no router logits")
 
-    def scores(self, h, mask=None):
-        """(probabilities before the selection, logits), each [.., experts]."""
-        z = self.logits(h)
-        return z.softmax(dim=-1), z
+    def scores(self, h, mask=None, **state):
+        """(scores before the selection, logits, state): what a method on top builds on.
 
-    def select(self, scores, mask, *, kind, renorm):
+        Scores and logits are [.., experts]; logits are None where there are
+        none. In `train()` what learns from the scores counts here. `state`
+        goes to the next call or layer; `settle` completes it.
+        """
+        z = self.logits(real_tokens(h, mask), **state)
+        return z.softmax(dim=-1), z, {}
+
+    def choose(self, p, z, mask, *, renorm=None, scale=None):
+        """(gates, indices) by the rule of this router.
+
+        From the router's own scores, of logits z, which keep their order where
+        scores saturate; or, with z None, from the scores p of a method on top.
+        `renorm` and `scale` are the router's own where they are None.
+        """
+        scores, kind = (p, "probs") if z is None else (z, "logits")
+        renorm = self.renorm if renorm is None else renorm
+        return self.select(scores, mask, kind=kind, renorm=renorm, scale=scale)
+
+    def select(self, scores, mask, *, kind, renorm, scale=None):
         return self.ops.topk_renorm(
-            scores, self.k, kind=kind, renorm=renorm, route_scale=self.route_scale, mask=mask
+            scores,
+            self.k,
+            kind=kind,
+            renorm=renorm,
+            route_scale=self.gate_scale if scale is None else scale,
+            mask=mask,
         )
+
+    def settle(self, gates, indices, state):
+        """The state after a choice, by this router or by a method on top; counts it in training."""
+        return state
+
+    def forward(self, h, mask=None, **operands):
+        z = self.logits(real_tokens(h, mask), **operands)
+        gates, indices = self.choose(None, z, mask)
+        return Routing(gates, indices, logits=z)
 
     def update(self, process_group=None):
         """Applies what was counted since the last optimizer step; see `update_routers`."""
@@ -94,6 +171,30 @@ class Router(torch.nn.Module):
 
     def extra_repr(self):
         return f"d_model={self.d_model}, num_experts={self.num_experts}, k={self.k}"
+
+
+def keywords_of(function):
+    """Names that a method of a router takes besides the tokens, the mask and the scores."""
+    parameters = inspect.signature(function).parameters.values()
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return tuple(
+        p.name
+        for p in parameters
+        if p.kind not in variable and p.name not in ("self", "h", "p", "z", "mask")
+    )
+
+
+def as_integer(owner, name, value):
+    """A Python int of anything that is an integer: numpy's, a 0-d tensor."""
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return value
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        found = type(value).__name__
+        raise TypeError(f"{owner}: expected '{name}' to be an int, found {found}") from None
 
 
 class LinearRouter(Router):
@@ -121,56 +222,6 @@ class LinearRouter(Router):
 
     def logits(self, h):
         return self.ops.router_logits(h, self.weight, self.bias)
-
-
-class ComposedRouter(Router):
-    """A method on top of another router's scores, by default of a linear router's.
-
-    Args:
-        base: the router that gives the scores (`XMoE`, `SMoEDropout`, ...). It
-            decides k; without it the router has its own `weight` and `bias`.
-    """
-
-    def __init__(self, d_model, num_experts, k, *, base=None, bias=True, **options):
-        super().__init__(d_model, num_experts, k, **options)
-        if base is None:
-            linear = LinearRouter(d_model, num_experts, k, bias=bias)
-            self.weight, self.bias = linear.weight, linear.bias
-        elif (base.d_model, base.num_experts, base.k) != (d_model, num_experts, k):
-            raise ValueError(
-                f"{type(self).__name__}: expected 'base' with d_model, num_experts, k = "
-                f"{(d_model, num_experts, k)}, found "
-                f"{(base.d_model, base.num_experts, base.k)}"
-            )
-        self.base = base
-
-    @property
-    def k(self):
-        """The base's k where there is one: a schedule may move it."""
-        base = self._modules.get("base")
-        return self._k if base is None else base.k
-
-    @k.setter
-    def k(self, k):
-        self._k = k
-
-    def logits(self, h):
-        if self.base is None:
-            return self.ops.router_logits(h, self.weight, self.bias)
-        return self.base.logits(h)
-
-    def base_scores(self, h, mask=None):
-        """The (probabilities, logits) that the method starts from."""
-        if self.base is None:
-            z = self.logits(h)
-            return z.softmax(dim=-1), z
-        return self.base.scores(h, mask)
-
-    def select_base(self, p, z, mask):
-        """Indices of the top k of the base scores; logits keep the order where softmax is 0."""
-        mixed = self.base is not None and self.base.mixes
-        scores, kind = (p, "probs") if mixed else (z, "logits")
-        return self.select(scores.detach(), mask, kind=kind, renorm=True)[1]
 
 
 def real_tokens(h, mask):

@@ -107,7 +107,7 @@ class ACMoE(LinearRouter):
             metric,
             prev_indices[..., : self.mix],
             self.embeddings(),
-            prev_gates=prev_gates[..., : self.mix] if self.mix > 1 else None,
+            prev_gates=None if self.mix == 1 or prev_gates is None else prev_gates[..., : self.mix],
             bias=self.bias,
         )
 
@@ -115,10 +115,17 @@ class ACMoE(LinearRouter):
         """What the next layer's router needs."""
         return {"prev_indices": indices, "prev_gates": gates.detach(), "prev_h": h.detach()}
 
-    def forward(self, h, mask=None, **previous):
+    def scores(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
+        routing = self(h, mask, prev_indices=prev_indices, prev_gates=prev_gates, prev_h=prev_h)
+        return routing.logits.softmax(dim=-1), routing.logits, routing.state
+
+    def settle(self, gates, indices, state):
+        return self.carried(state["prev_h"], gates, indices)
+
+    def forward(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
         h = real_tokens(h, mask)
-        z = self.logits(h, mask, **previous)
-        gates, indices = self.select(z, mask, kind="logits", renorm=True)
+        z = self.logits(h, mask, prev_indices=prev_indices, prev_gates=prev_gates, prev_h=prev_h)
+        gates, indices = self.choose(None, z, mask)
         return Routing(gates, indices, logits=z, state=self.carried(h, gates, indices))
 
 

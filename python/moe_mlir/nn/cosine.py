@@ -51,6 +51,10 @@ class XMoE(Router):
         self.tau = torch.nn.Parameter(torch.tensor(float(tau))) if learn_tau else float(tau)
         self.reset_parameters()
 
+    @property
+    def keeps_gates(self):
+        return not self.renorm
+
     def reset_parameters(self):
         if self.omega is not None:
             bound = 1 / math.sqrt(self.d_model)
@@ -60,11 +64,6 @@ class XMoE(Router):
     def logits(self, h):
         z = self.ops.cosine_logits(h, self.omega, self.emb, tau=self.tau, **self.attributes)
         return z if self.finite is None else self.ops.make_finite(z, scope=self.finite)
-
-    def forward(self, h, mask=None):
-        z = self.logits(real_tokens(h, mask))
-        gates, indices = self.select(z, mask, kind="logits", renorm=self.renorm)
-        return Routing(gates, indices, logits=z)
 
 
 class StableMoE(XMoE):
@@ -104,6 +103,10 @@ class TwoStageStableMoE(Router):
     True
     """
 
+    refuses_methods = (
+        "in its second stage the choice is a frozen table of tokens, which no scores can move"
+    )
+
     def __init__(self, d_model, num_experts, k=1, *, vocabulary, d_distill=50, **options):
         super().__init__(d_model, num_experts, k, **options)
         if k != 1:
@@ -135,6 +138,10 @@ class TwoStageStableMoE(Router):
 
     def logits(self, h):
         return self.ops.router_logits(h, self.centroids)
+
+    def scores(self, h, mask=None, *, tokens=None):
+        z = self.logits(real_tokens(h, mask))
+        return z.sigmoid(), z, {}
 
     def forward(self, h, mask=None, *, tokens=None):
         z = self.logits(real_tokens(h, mask))

@@ -2,6 +2,7 @@
 
 import torch
 
+from .. import reference
 from ._router import LinearRouter, Routing, real_tokens, sum_over_ranks
 from .symphony import ExpertGraph
 
@@ -61,32 +62,55 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
     def logits(self, h):
         return self.ops.router_logits(h, self.weight)
 
-    def grouped(self, scores, mask, score):
+    # A method on top changes the scores; the choice and the gates stay this router's.
+    keeps_gates = True
+
+    @property
+    def mixes(self):
+        return self.symphony
+
+    @property
+    def choice_bias(self):
+        return self.bias
+
+    def choose(self, p, z, mask, *, renorm=None, scale=None):
         return self.ops.grouped_topk(
-            scores,
+            p if z is None else z,
             self.k,
             bias=self.bias,
-            score=score,
-            renorm=self.renorm,
-            route_scale=self.route_scale,
+            score="none" if z is None else self.score,
+            renorm=self.renorm if renorm is None else renorm,
+            route_scale=self.route_scale if scale is None else scale,
             mask=mask,
             **self.groups,
         )
 
-    def forward(self, h, mask=None):
+    def scores(self, h, mask=None):
         z = self.logits(real_tokens(h, mask))
-        gates, indices = self.grouped(z, mask, self.score)
-        probs = None
-        if self.symphony:
-            self.count(indices, mask)
-            probs = self.ops.adjacency_gate(
-                z.sigmoid(), self.adjacency, cold_start=self.cold_start
-            )
-            gates, indices = self.grouped(probs, mask, "none")
+        s = reference.map_scores(z, self.score)
+        return (self.smoothed(s, z, mask) if self.symphony else s), z, {}
+
+    def smoothed(self, s, z, mask):
+        """The scores over the graph, which learns from what they alone would choose."""
+        if self.training:
+            self.count(self.choose(None, z.detach(), mask)[1], mask)
+        return self.ops.adjacency_gate(s, self.adjacency, cold_start=self.cold_start)
+
+    def settle(self, gates, indices, state):
         if self.counts_now():
             chosen = torch.where(indices >= 0, indices, self.num_experts).reshape(-1)
             load = self.load.new_zeros(self.num_experts + 1)
             self.load.add_(load.scatter_add(0, chosen, torch.ones_like(chosen))[:-1])
+        return state
+
+    def forward(self, h, mask=None):
+        if self.symphony:
+            probs, z, _ = self.scores(h, mask)
+            gates, indices = self.choose(probs, None, mask)
+        else:
+            probs, z = None, self.logits(real_tokens(h, mask))
+            gates, indices = self.choose(None, z, mask)
+        self.settle(gates, indices, {})
         return Routing(gates, indices, probs=probs, logits=z)
 
     def update(self, process_group=None):

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._router import LinearRouter, Router, Routing, ScheduledK, real_tokens
+from ._router import LinearRouter, Router, Routing, ScheduledK
 
 
 class SMoEDropout(ScheduledK, LinearRouter):
@@ -25,11 +25,6 @@ class SMoEDropout(ScheduledK, LinearRouter):
     def __init__(self, d_model, num_experts, k, *, k_max=None, total_steps=None, **options):
         super().__init__(d_model, num_experts, k, **options)
         self.schedule_k(k_max, total_steps)
-
-    def forward(self, h, mask=None):
-        z = self.logits(real_tokens(h, mask))
-        gates, indices = self.select(z, mask, kind="logits", renorm=True)
-        return Routing(gates, indices, logits=z)
 
 
 class HyperRouter(ScheduledK, Router):
@@ -92,11 +87,6 @@ class HyperRouter(ScheduledK, Router):
         weight, bias = self.generate() if self.training else (self.weight, self.bias)
         return self.ops.router_logits(h, weight, bias)
 
-    def forward(self, h, mask=None):
-        z = self.logits(real_tokens(h, mask))
-        gates, indices = self.select(z, mask, kind="logits", renorm=True)
-        return Routing(gates, indices, logits=z)
-
 
 @torch.no_grad()
 def _fold(router, _):
@@ -118,9 +108,16 @@ class THOR(Router):
     [0.5]
     """
 
-    def forward(self, h, mask=None, *, random=None):
+    source = "its scores are random numbers"
+    refuses_methods = "its scores are random numbers and its gates 1/k, whatever a method makes of them"
+
+    def scores(self, h, mask=None, *, random=None):
         if random is None:
             random = torch.rand(*h.shape[:-1], self.num_experts, device=h.device)
+        return random, None, {}
+
+    def forward(self, h, mask=None, *, random=None):
+        random, _, _ = self.scores(h, random=random)
         _, indices = self.select(random, mask, kind="logits", renorm=True)
         return Routing(torch.where(indices >= 0, self.route_scale / self.k, 0.0), indices)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ._router import LinearRouter, Routing, real_tokens
+from ._router import LinearRouter
 
 
 class SMoE(LinearRouter):
@@ -20,10 +20,10 @@ class SMoE(LinearRouter):
         super().__init__(d_model, num_experts, k, **options)
         self.renorm = renorm
 
-    def forward(self, h, mask=None):
-        z = self.logits(real_tokens(h, mask))
-        gates, indices = self.select(z, mask, kind="logits", renorm=self.renorm)
-        return Routing(gates, indices, logits=z)
+    @property
+    def keeps_gates(self):
+        """Raw gates are asked for; a method on top leaves them raw."""
+        return not self.renorm
 
 
 class Switch(SMoE):
@@ -67,6 +67,8 @@ class VMoE(LinearRouter):
     (True, False)
     """
 
+    renorm = False
+
     def __init__(self, d_model, num_experts, k=2, *, noise_std=None, bias=False, **options):
         super().__init__(d_model, num_experts, k, bias=bias, **options)
         self.noise_std = 1 / num_experts if noise_std is None else noise_std
@@ -76,8 +78,3 @@ class VMoE(LinearRouter):
         if noise is None and self.training and self.noise_std:
             noise = self.noise_std * torch.randn_like(z)
         return z if noise is None else z + noise
-
-    def forward(self, h, mask=None, *, noise=None):
-        z = self.logits(real_tokens(h, mask), noise)
-        gates, indices = self.select(z, mask, kind="logits", renorm=False)
-        return Routing(gates, indices, logits=z)

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ._router import ComposedRouter, Routing, real_tokens
+from ._composed import ComposedRouter
 
 
 class SimilaritySMoE(ComposedRouter):
@@ -25,8 +25,6 @@ class SimilaritySMoE(ComposedRouter):
     >>> torch.allclose(routing.probs.sum(-1), torch.ones(1, 4))
     True
     """
-
-    mixes = True
 
     def __init__(
         self,
@@ -49,8 +47,7 @@ class SimilaritySMoE(ComposedRouter):
         self.tau = torch.nn.Parameter(torch.tensor(float(tau))) if learn_tau else float(tau)
         self.ws = torch.nn.Parameter(torch.eye(d_model)) if similarity else None
 
-    def scores(self, h, mask=None):
-        p, z = self.base_scores(h, mask)
+    def mix(self, h, p, z, mask):
         p, _ = self.ops.similarity_inform(
             h,
             p,
@@ -62,12 +59,7 @@ class SimilaritySMoE(ComposedRouter):
             restrict=self.restrict,
             precision=self.precision,
         )
-        return p, z
-
-    def forward(self, h, mask=None):
-        p, z = self.scores(real_tokens(h, mask), mask)
-        gates, indices = self.select(p, mask, kind="probs", renorm=True)
-        return Routing(gates, indices, probs=p, logits=z)
+        return p, {}
 
 
 class AttentionSMoE(ComposedRouter):
@@ -92,6 +84,8 @@ class AttentionSMoE(ComposedRouter):
     >>> routing.gates.shape
     torch.Size([1, 4, 2])
     """
+
+    masks_own_keys = True
 
     def __init__(
         self,
@@ -123,10 +117,12 @@ class AttentionSMoE(ComposedRouter):
         sigma = float(sigma)
         self.sigma = torch.nn.Parameter(torch.tensor(sigma)) if learn_sigma else sigma
 
-    def forward(
+    def mix(
         self,
         h,
-        mask=None,
+        p,
+        z,
+        mask,
         *,
         q,
         k,
@@ -145,10 +141,8 @@ class AttentionSMoE(ComposedRouter):
         `row_lse` and `row_entropy` are what `moe_mlir.attention` returned beside
         the attention's output; with them the router adds no pass over all heads.
         """
-        query_mask = None if mask is None else mask[:, -h.shape[-2] :]
-        own, z = self.base_scores(real_tokens(h, query_mask), query_mask)
-        keys = own if cached_probs is None else torch.cat([cached_probs, own], dim=-2)
-        p, _, prior_lse, _ = self.ops.attention_posterior(
+        keys = p if cached_probs is None else torch.cat([cached_probs, p], dim=-2)
+        mixed, _, prior_lse, _ = self.ops.attention_posterior(
             q,
             k,
             u,
@@ -166,6 +160,4 @@ class AttentionSMoE(ComposedRouter):
             **self.attributes,
         )
         blind = (prior_lse == -math.inf).all(dim=1)
-        p = torch.where(blind[..., None], own.to(p.dtype), p)
-        gates, indices = self.select(p, query_mask, kind="probs", renorm=True)
-        return Routing(gates, indices, probs=p, logits=z, state={"cached_probs": keys})
+        return torch.where(blind[..., None], p.to(mixed.dtype), mixed), {"cached_probs": keys}

@@ -30,6 +30,12 @@ class SoftMoE(Router):
     True
     """
 
+    source = "its weights are those of its own slots, over all tokens"
+    refuses_methods = (
+        "its experts work on averages of all tokens, by weights of slots that scores of tokens "
+        "cannot replace; SoftACMoE and SymphonySoftMoE are its forms of ACMoE and Symphony"
+    )
+
     def __init__(self, d_model, num_experts, k=2, *, slots=1, scale=1.0, eps=1e-6, **options):
         super().__init__(d_model, num_experts, min(k, num_experts), **options)
         self.slots, self.eps = slots, eps
@@ -49,6 +55,11 @@ class SoftMoE(Router):
         """(share of each expert in a token's output, gates, indices)."""
         share = combine.sum(dim=-1)
         return share, *self.select(share, mask, kind="probs", renorm=False)
+
+    def scores(self, h, mask=None, **state):
+        """An expert's score is its share in the token's combine weights; there are no logits."""
+        routing = self(h, mask, **state)
+        return routing.probs, None, routing.state
 
     def forward(self, h, mask=None):
         dispatch, combine = self.weights(real_tokens(h, mask), mask)

@@ -3,7 +3,8 @@
 import torch
 
 from .. import reference
-from ._router import ComposedRouter, Routing, real_tokens, sum_over_ranks
+from ._composed import ComposedRouter
+from ._router import sum_over_ranks
 
 _INITS = ("zero", "uniform", "kaiming", "xavier")
 
@@ -84,6 +85,8 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
     True
     """
 
+    paper_renorm = False
+
     def __init__(
         self,
         d_model,
@@ -95,28 +98,25 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
         diagonal=True,
         threshold=0.0,
         cold_start="literal",
-        renorm=False,
         init="zero",
         **options,
     ):
         super().__init__(d_model, num_experts, k, **options)
-        self.threshold, self.cold_start, self.renorm = threshold, cold_start, renorm
+        self.threshold, self.cold_start = threshold, cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 
-    def forward(self, h, mask=None, *, adjacency=None):
-        p, z = self.base_scores(real_tokens(h, mask), mask)
+    def mix(self, h, p, z, mask, *, adjacency=None):
         graph = self.adjacency if adjacency is None else adjacency
         g = self.ops.adjacency_gate(p, graph, threshold=self.threshold, cold_start=self.cold_start)
-        gates, indices = self.select(g, mask, kind="probs", renorm=self.renorm)
-        state = {}
+        mask, state = self.token_mask(h, mask), {}
         # The graph learns from the base scores, not from the smoothed ones (C21).
         if adjacency is not None:
-            chosen = self.select_base(p, z, mask)
+            chosen = self.base_choice(p, z, mask)
             updated = self.ops.adjacency_update(adjacency, chosen, mask=mask, **self.blend)
             state["adjacency"] = updated
         elif self.training:
-            self.count(self.select_base(p, z, mask), mask)
-        return Routing(gates, indices, probs=g, logits=z, state=state)
+            self.count(self.base_choice(p, z, mask), mask)
+        return g, state
 
     def update(self, process_group=None):
         self.update_adjacency(process_group)

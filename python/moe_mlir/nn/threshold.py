@@ -2,14 +2,16 @@
 
 import torch
 
-from ._router import ComposedRouter, Routing, real_tokens
+from ..reference import ratio
+from ._composed import ComposedRouter
 
 
 class DynamicTopP(ComposedRouter):
     """All experts with p > theta, their probabilities renormalised: P3 C.10.
 
     Despite the name a threshold; a token without any takes its best expert
-    (E20). `base=ACMoE(...)` is the paper's ACMoE with dynamic routing.
+    (E20). `base=ACMoE(...)` is the paper's ACMoE with dynamic routing. Where
+    the base has a bias for the choice, p and the bias pass theta together.
 
     `gates` and `indices` list the experts best first; -1 behind the last that
     passed, whose number is `count`.
@@ -26,6 +28,10 @@ class DynamicTopP(ComposedRouter):
     (True, torch.Size([4, 8]))
     """
 
+    alters = False
+    thresholds = True
+    keeps_gates = True
+
     def __init__(
         self,
         d_model,
@@ -35,11 +41,10 @@ class DynamicTopP(ComposedRouter):
         theta=0.05,
         learn_theta=False,
         straight_through=False,
-        renorm=True,
         base=None,
         **options,
     ):
-        k = k if k is not None else num_experts if base is None else base.k
+        k = k if k is not None else getattr(base, "k", num_experts)
         super().__init__(d_model, num_experts, k, base=base, **options)
         if straight_through and not learn_theta:
             raise ValueError(
@@ -47,19 +52,50 @@ class DynamicTopP(ComposedRouter):
             )
         theta = float(theta)
         self.theta = torch.nn.Parameter(torch.tensor(theta)) if learn_theta else theta
-        self.straight_through, self.renorm = straight_through, renorm
+        self.straight_through = straight_through
 
-    def forward(self, h, mask=None, **state):
-        h = real_tokens(h, mask)
-        z = self.base.logits(h, mask, **state) if state else self.logits(h)
-        p = z.softmax(dim=-1)
-        best, indices = self.ops.topk_renorm(p, self.k, kind="probs", renorm=False, mask=mask)
+    def check_base(self, base):
+        super().check_base(base)
+        found = type(base).__name__
+        if base.thresholds:
+            raise ValueError(
+                f"DynamicTopP: expected a 'base' without a threshold, found {found}: of two "
+                "thresholds on the same scores only the larger would act"
+            )
+        if base.keeps_gates and base.k == 1:
+            raise ValueError(
+                f"DynamicTopP: expected a 'base' of more than one expert a token, found {found} "
+                "with k = 1: its best expert always passes, so the threshold would never act"
+            )
+
+    def mix(self, h, p, z, mask):
+        return p, {}
+
+    def choose(self, p, z, mask, *, renorm=None, scale=None):
+        renorm = self.renorm if renorm is None else renorm
+        best, indices = super().choose(p, z, mask, renorm=False, scale=1.0)
         theta = self.theta
         if isinstance(theta, torch.Tensor) and not self.straight_through:
             theta = theta.detach()
-        gates, count = self.ops.threshold_renorm(best, theta, renorm=self.renorm, mask=mask)
-        place = torch.arange(self.k, device=h.device)
-        indices = torch.where(place < count[..., None], indices, -1)
-        gates = gates * self.route_scale
-        carried = self.base.carried(h, gates, indices) if hasattr(self.base, "carried") else {}
-        return Routing(gates, indices, probs=p, logits=z, count=count, state=carried)
+        if self.choice_bias is None:
+            gates, count = self.ops.threshold_renorm(best, theta, renorm=renorm, mask=mask)
+            chosen = self.first(count)
+        else:
+            gates, chosen = self.biased(best, indices, theta, mask, renorm)
+        gates = gates * (self.gate_scale if scale is None else scale)
+        return gates, torch.where(chosen, indices, -1)
+
+    def first(self, count):
+        """The first `count` of the k places, where the best experts stand."""
+        return torch.arange(self.k, device=count.device) < count[..., None]
+
+    def biased(self, best, indices, theta, mask, renorm):
+        """Scores and the bias pass the threshold; gates are of the scores."""
+        choice = best.detach() + self.choice_bias[indices.clamp(min=0)]
+        fixed = theta.detach() if isinstance(theta, torch.Tensor) else theta
+        chosen = self.first(self.ops.threshold_renorm(choice, fixed, mask=mask)[1])
+        gates = torch.where(chosen, best, 0.0)
+        gates = ratio(gates, gates.sum(dim=-1, keepdim=True)) if renorm else gates
+        if isinstance(theta, torch.Tensor):
+            gates = gates * (1 + (theta.detach() - theta))
+        return gates, chosen

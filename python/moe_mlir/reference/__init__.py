@@ -10,6 +10,7 @@ hold the whole N x N matrix.
 One file a family: selection, scores, mixing, statistics, dispatch, losses.
 """
 
+from ._common import ratio
 from .dispatch import capacity_of, combine, dispatch, soft_dispatch
 from .losses import balance_loss, bias_update, z_loss
 from .mixing import (
@@ -26,6 +27,7 @@ from .selection import (
     densify,
     grouped_topk,
     make_finite,
+    map_scores,
     rank_experts,
     threshold_renorm,
     topk_renorm,
@@ -64,8 +66,10 @@ __all__ = [
     "lowest_entropy_head",
     "mad_dispersion",
     "make_finite",
+    "map_scores",
     "mix_metric",
     "rank_experts",
+    "ratio",
     "router_logits",
     "similarity_inform",
     "soft_dispatch",

@@ -86,7 +86,7 @@ def grouped_topk(
     bias = None if bias is None else bias.detach().to(x.dtype)
     _check_k("grouped_topk", k, x.shape[-1])
     _check_groups(x.shape[-1], k, n_group, topk_group)
-    mapped = _map_scores(x, score)
+    mapped = map_scores(x, score)
     if forced is None:
         # Without bias and groups the operand itself ranks: no ties where s saturates.
         plain = bias is None and n_group == 1
@@ -129,7 +129,8 @@ def _check_groups(experts, k, n_group, topk_group):
         )
 
 
-def _map_scores(x, score):
+def map_scores(x, score):
+    """s = score(x), the scores that rank without a bias and make the gates; docs/Spec.md 9.1."""
     if score == "softmax":
         return softmax(x)
     if score == "sigmoid":

@@ -384,7 +384,7 @@ def test_symphony_follows_algorithm_1_over_steps(similar):
     a = torch.zeros(E, E, dtype=torch.float64)
     for step in range(4):
         h = normal(2, 9, D, seed=step).double()
-        p, _ = router.base_scores(h)
+        p, _, _ = router.base_scores(h)
         g, updated = algorithm_1(a, p.reshape(-1, E), 0.7)
         routing = router(h)
         assert_close(routing.probs.reshape(-1, E), g, 1e-13)

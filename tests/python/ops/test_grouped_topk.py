@@ -46,7 +46,7 @@ def check(x, k, **options):
     mask = expected[..., 0] >= 0
     same = (indices == expected).all(-1)
     if not bool(same.all()):  # near ties only
-        choice = reference.selection._map_scores(x.double(), options.get("score", "sigmoid"))
+        choice = reference.selection.map_scores(x.double(), options.get("score", "sigmoid"))
         if options.get("bias") is not None:
             choice = choice + options["bias"].double()
         assert options.get("n_group", 1) == 1

@@ -111,7 +111,7 @@ def choice_of(x, bias, score, n_group, topk_group, group_score):
     """Choice scores of each row; None where groups nearly tie, so that either may stay."""
     from moe_mlir.reference import selection
 
-    mapped = selection._map_scores(x, score)
+    mapped = selection.map_scores(x, score)
     plain = bias is None and n_group == 1
     choice = x if plain else mapped if bias is None else mapped + bias
     if n_group == 1:

@@ -1,0 +1,177 @@
+"""Methods on top of other routers: the base is asked in one place, where it cannot be dropped."""
+
+from ._router import LinearRouter, Router, Routing, keywords_of, real_tokens
+
+
+class ComposedRouter(Router):
+    """A method on top of another router's scores, by default of a linear router's.
+
+    The method is `mix` alone: the base's scores in, its own out. Whatever else
+    the base is stays: its selection (groups, a bias for the choice, a
+    threshold) is applied to the method's scores, its operands and state go in
+    and out with the method's, it counts in training, and k is its. An input or
+    state of the base that the method has, too, is named `base_<name>`.
+
+    Args:
+        base: the router that gives the scores (`XMoE`, `SMoEDropout`, ...). It
+            decides k; without it the router has its own `weight` and `bias`.
+        renorm: whether gates are renormalised over the chosen experts. By
+            default as the method's paper has it, or as the base has it where
+            the gates are of its own kind: raw on purpose, of groups, of a threshold.
+    """
+
+    # Whether `mix` changes the scores, and the paper's gates.
+    alters = True
+    paper_renorm = True
+    masks_own_keys = False
+
+    def __init__(self, d_model, num_experts, k, *, base=None, bias=True, renorm=None, **options):
+        super().__init__(d_model, num_experts, k, **options)
+        if base is None:
+            linear = LinearRouter(d_model, num_experts, k, bias=bias)
+            self.weight, self.bias = linear.weight, linear.bias
+        else:
+            self.check_base(base)
+        self.base = base
+        if renorm is None:
+            kept = base is not None and base.keeps_gates
+            renorm = base.renorm if kept else self.paper_renorm
+        self.renorm = renorm
+
+    def check_base(self, base):
+        """Refuses a base that is no router, of other sizes, or that makes no sense here."""
+        name, found = type(self).__name__, type(base).__name__
+        if not isinstance(base, Router):
+            raise TypeError(f"{name}: expected 'base' to be a router or None, found {found}")
+        if (base.d_model, base.num_experts, base.k) != (self.d_model, self.num_experts, self._k):
+            raise ValueError(
+                f"{name}: expected 'base' with d_model, num_experts, k = "
+                f"{(self.d_model, self.num_experts, self._k)}, found "
+                f"{(base.d_model, base.num_experts, base.k)}"
+            )
+        if base.refuses_methods is not None:
+            raise ValueError(
+                f"{name}: expected a 'base' that scores the experts of each token, "
+                f"found {found}: {base.refuses_methods}"
+            )
+
+    @property
+    def k(self):
+        """The base's k where there is one: a schedule may move it."""
+        base = self._modules.get("base")
+        return self._k if base is None else base.k
+
+    @k.setter
+    def k(self, k):
+        self._k = k
+
+    @property
+    def mixes(self):
+        return self.alters or (self.base is not None and self.base.mixes)
+
+    @property
+    def keeps_gates(self):
+        return self.base is not None and self.base.keeps_gates
+
+    @property
+    def thresholds(self):
+        return self.base is not None and self.base.thresholds
+
+    @property
+    def masks_keys(self):
+        return self.masks_own_keys or (self.base is not None and self.base.masks_keys)
+
+    @property
+    def gate_scale(self):
+        return self.route_scale * (1.0 if self.base is None else self.base.gate_scale)
+
+    @property
+    def choice_bias(self):
+        return None if self.base is None else self.base.choice_bias
+
+    # ------------------------------------------------------------ names of inputs and state
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        cls.own_inputs = keywords_of(cls.mix)
+
+    @property
+    def inputs(self):
+        theirs = () if self.base is None else self.base.inputs
+        return (*self.own_inputs, *(self.outer_name(name) for name in theirs))
+
+    def outer_name(self, name):
+        """What this router calls its base's input or state: `base_` in front of one it has, too."""
+        root = name
+        while root.startswith("base_"):
+            root = root.removeprefix("base_")
+        return f"base_{name}" if root in self.own_inputs else name
+
+    def split(self, state):
+        """(the method's inputs, the base's under the base's names)."""
+        own = {name: value for name, value in state.items() if name in self.own_inputs}
+        names = () if self.base is None else self.base.inputs
+        theirs = {n: state[self.outer_name(n)] for n in names if self.outer_name(n) in state}
+        if len(own) + len(theirs) < len(state):
+            unknown = next(n for n in state if n not in self.inputs)
+            raise TypeError(
+                f"{type(self).__name__}: expected inputs among "
+                f"{', '.join(self.inputs) or '(none)'}, found {unknown!r}"
+            )
+        return own, theirs
+
+    def join(self, own, theirs):
+        return {**own, **{self.outer_name(name): value for name, value in theirs.items()}}
+
+    # ------------------------------------------------------------ the three steps
+
+    def mix(self, h, p, z, mask):
+        """(scores, state) of the method from the base's scores p and logits z."""
+        raise NotImplementedError(f"{type(self).__name__} has no 'mix'")
+
+    def logits(self, h):
+        if self.base is None:
+            return self.ops.router_logits(h, self.weight, self.bias)
+        return self.base.logits(h)
+
+    def base_scores(self, h, mask=None, **state):
+        """The (scores, logits, state) that the method starts from."""
+        if self.base is not None:
+            mask = mask if self.base.masks_keys else self.token_mask(h, mask)
+            return self.base.scores(h, mask, **state)
+        z = self.logits(real_tokens(h, self.token_mask(h, mask)))
+        return z.softmax(dim=-1), z, {}
+
+    def base_choice(self, p, z, mask):
+        """Indices that the base alone chooses by its scores."""
+        p, z = p.detach(), z.detach()
+        if self.base is None:
+            return self.select(z, mask, kind="logits", renorm=True)[1]
+        return self.base.choose(p, None if self.base.mixes else z, mask)[1]
+
+    def scores(self, h, mask=None, **state):
+        own, theirs = self.split(state)
+        h = real_tokens(h, self.token_mask(h, mask))
+        p, z, carried = self.base_scores(h, mask, **theirs)
+        p, left = self.mix(h, p, z, mask, **own)
+        return p, z, self.join(left, carried)
+
+    def choose(self, p, z, mask, *, renorm=None, scale=None):
+        renorm = self.renorm if renorm is None else renorm
+        scale = self.gate_scale if scale is None else scale
+        if self.base is None:
+            return super().choose(p, z, mask, renorm=renorm, scale=scale)
+        return self.base.choose(p, z, mask, renorm=renorm, scale=scale)
+
+    def settle(self, gates, indices, state):
+        if self.base is None:
+            return state
+        own, theirs = self.split(state)
+        return self.join(own, self.base.settle(gates, indices, theirs))
+
+    def forward(self, h, mask=None, **state):
+        p, z, state = self.scores(h, mask, **state)
+        gates, indices = self.choose(p, None if self.mixes else z, self.token_mask(h, mask))
+        state = self.settle(gates, indices, state)
+        count = (indices >= 0).sum(dim=-1) if self.thresholds else None
+        return Routing(gates, indices, probs=p, logits=z, state=state, count=count)
