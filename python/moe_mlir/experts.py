@@ -14,6 +14,8 @@ as one node each whatever the routing; sizes depend on shapes alone, [T * k]
 rows, never on data.
 """
 
+import warnings
+
 import torch
 
 from .ops import combine, dispatch
@@ -41,7 +43,16 @@ def run_experts(x, gates, indices, w_in, w_out, *, b_in=None, b_out=None, activa
     def expert(rows, offsets):
         hidden = activation(torch.ops.moe.grouped_linear(rows, w_in, b_in, offsets))
         return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets)
-    return run_rows(x, gates, indices, w_in.shape[0], expert)
+    return run_rows(x, gates, indices, _num_experts(w_in), expert)
+
+
+def _num_experts(w):
+    """The first size of a weight; torch.jit.trace makes a tensor of it, but no weight changes its shape."""
+    if not torch.jit.is_tracing():
+        return w.shape[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        return int(w.shape[0])
 
 
 def run_rows(x, gates, indices, num_experts, expert):
@@ -179,7 +190,7 @@ def _grouped_backward_fake(dy, x, w, offsets):
 define("grouped_linear_backward(Tensor dy, Tensor x, Tensor w, Tensor offsets) -> "
        "(Tensor dx, Tensor dw, Tensor dbias)",
        kernel=_grouped_backward_kernel, fake=_grouped_backward_fake,
-       key="CompositeExplicitAutograd")
+       key="CompositeExplicitAutograd", is_gradient=True)
 define("grouped_linear(Tensor x, Tensor w, Tensor? bias, Tensor offsets) -> Tensor",
        kernel=_grouped_linear, fake=_grouped_linear_fake, setup_context=_grouped_setup,
-       backward=_grouped_backward, key="CompositeExplicitAutograd")
+       backward=_grouped_backward, key="CompositeExplicitAutograd", cast=("x", "w", "bias"))

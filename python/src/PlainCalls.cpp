@@ -77,18 +77,23 @@ bool PlainCalls::Form::read(PyObject *const *arguments, Py_ssize_t count,
   return api;
 }
 
+/// Takes `value`. Never leaves an exception.
+static bool isFalse(PyObject *value) {
+  bool result = value == Py_False;
+  PyErr_Clear();
+  Py_XDECREF(value);
+  return result;
+}
+
 bool PlainCalls::Form::readTensor(PyObject *argument, size_t place, bool grad) {
   static PyObject *const requiresGrad =
       PyUnicode_InternFromString("requires_grad");
-  if (grad) {
-    PyObject *needed = PyObject_GetAttr(argument, requiresGrad);
-    if (needed != Py_False) {
-      PyErr_Clear();
-      Py_XDECREF(needed);
-      return false;
-    }
-    Py_DECREF(needed);
-  }
+  static PyObject *const isNegated = PyUnicode_InternFromString("is_neg");
+  if (grad && !isFalse(PyObject_GetAttr(argument, requiresGrad)))
+    return false;
+  // Views of complex numbers may be negated without that their memory is.
+  if (!isFalse(PyObject_CallMethodNoArgs(argument, isNegated)))
+    return false;
   api = exchangeAPI(Py_TYPE(argument));
   if (!api || !api->import)
     return false;

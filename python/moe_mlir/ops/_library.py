@@ -2,14 +2,16 @@
 
 import torch
 
-from ._plain_calls import PlainCalls
+from ._autocast import Autocast, without_autocast
+from ._plain_calls import PlainCalls, are_plain
+from ._transforms import refuse_tangents, register_transforms
 
 _LIBRARY = torch.library.Library("moe", "FRAGMENT")
 
 
 def define(
     schema, *, kernel, fake, arguments=None, setup_context=None, backward=None, is_gradient=False,
-    key="CPU",
+    key="CPU", rows=(), cast=(), widen=(), promote=(),
 ):  # fmt: skip
     """Registers one op: its schema, its kernel for a dispatch key, its shapes, its gradient.
 
@@ -18,25 +20,35 @@ def define(
     Without `backward` the op has no gradient: its results are marked so,
     instead of torch's default of failing when a backward reaches them. An op
     that `is_gradient` itself refuses to be differentiated.
+
+    What torch may do around an op follows from lists of its arguments:
+
+    `rows`: those with any number of leading dims, if each row of the results
+    depends on the same row of these. torch.vmap adds one more leading dim;
+    other batched calls run one by one.
+    `cast`: those that torch.autocast casts to its dtype, as torch.linear's are.
+    `widen`: those that it casts to float32, as softmax's are.
+    `promote`: those that it casts to the widest dtype among them, as torch.cat's are.
     """
     name = schema.partition("(")[0]
     if is_gradient:
         setup_context, backward = _keep_nothing, _refuse(name)
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, kernel, key)
-    if key == "CPU":
-        # The same code: what differs is where its kernels run.
-        _LIBRARY.impl(name, kernel, "CUDA")
-    torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
     if backward is None:
-        setup_context, backward = _no_gradient, None
+        setup_context, backward = _no_gradient, _unreachable
+    backward = without_autocast(backward)
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    op = getattr(torch.ops.moe, name).default
+    # CUDA is the same code: what differs is where its kernels run.
+    for each in ("CPU", "CUDA") if key == "CPU" else (key,):
+        _LIBRARY.impl(name, refuse_tangents(name, kernel), each)
+    torch.library.register_fake(f"moe::{name}", refuse_tangents(name, fake), lib=_LIBRARY)
     torch.library.register_autograd(
-        f"moe::{name}",
-        backward or _unreachable,
-        setup_context=setup_context,
-        lib=_LIBRARY,
+        f"moe::{name}", backward, setup_context=setup_context, lib=_LIBRARY
     )
-    return _callable(getattr(torch.ops.moe, name).default, kernel, arguments or _unchanged)
+    autocast = Autocast(op, cast, widen, promote)
+    autocast.register(_LIBRARY)
+    register_transforms(_LIBRARY, op, setup_context, backward, autocast.around, rows)
+    return _callable(op, kernel, arguments or _unchanged)
 
 
 def _callable(op, kernel, arguments):
@@ -44,20 +56,22 @@ def _callable(op, kernel, arguments):
 
     Why it is needed: the dispatcher's layers for ops from Python cost more
     than selecting experts for a thousand tokens. Why it is safe: on plain CPU
-    tensors without gradients, tracing, modes or transforms, all that these
-    layers do is to call this kernel.
+    tensors that nothing observes, all that these layers do is to call this
+    kernel.
     """
     plain = PlainCalls(lambda *args: kernel(*arguments(*args)))
 
     def call(*args):
-        if not torch.compiler.is_compiling():
-            results = plain.replay(*args)
-            if results is False:
-                return plain.run(args)
-            if results is not None:
-                return results
+        # Dynamo takes this for a constant, and never sees what follows.
+        if torch.compiler.is_dynamo_compiling():
+            return op(*arguments(*args))
+        results = plain.replay(*args)
+        if results is False:
+            return plain.run(args)
+        if results is not None:
+            return results
         args = arguments(*args)
-        if not torch.compiler.is_compiling() and _are_plain(args):
+        if are_plain(args):
             return kernel(*args)
         return op(*args)
 
@@ -66,26 +80,6 @@ def _callable(op, kernel, arguments):
 
 def _unchanged(*args):
     return args
-
-
-def _are_plain(args):
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._ops._len_torch_dispatch_stack_pre_dispatch()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    ):
-        return False
-    grad = torch.is_grad_enabled()
-    for arg in args:
-        if type(arg) in _PLAIN_TENSORS:
-            if not arg.is_cpu or (grad and arg.requires_grad):
-                return False
-        elif isinstance(arg, torch.Tensor):
-            return False
-    return True
-
-
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _keep_nothing(ctx, inputs, output):

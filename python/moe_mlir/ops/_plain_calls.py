@@ -13,6 +13,7 @@ import torch
 
 from .._native import native
 from ..simulate import active_simulation, intercept
+from ._transforms import in_dual_level
 
 
 class PlainCalls:
@@ -30,9 +31,7 @@ class PlainCalls:
         except ImportError:
             # Fake tensors need no compiler; what needs one says what to install.
             return None
-        self._calls = calls(
-            (torch.Tensor, torch.nn.Parameter), torch.dtype, _MODES, torch.is_grad_enabled
-        )
+        self._calls = calls(_PLAIN_TENSORS, torch.dtype, _MODES, torch.is_grad_enabled)
         self.replay = self._calls.replay
         return self.replay(*args)
 
@@ -60,16 +59,35 @@ class _Recorder:
         self.runs.append((kernel, tensors))
 
 
-# Modes in front of the dispatcher switch its key on; asking them one by one
-# costs more than a small kernel.
-_in_pre_dispatch = functools.partial(
-    torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
-)
-
 # A true result of any of them: something wants to see the op itself.
 _MODES = (
     torch._C._len_torch_dispatch_stack,
-    _in_pre_dispatch,
+    torch._C._len_torch_function_stack,
+    # Modes in front of the dispatcher switch its key on.
+    functools.partial(
+        torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
+    ),
     torch._C._functorch.peek_interpreter_stack,
+    torch._C._get_tracing_state,
+    torch._C._is_any_autocast_enabled,
+    torch.autograd._profiler_enabled,
+    torch.compiler.is_compiling,
+    in_dual_level,
     active_simulation,
 )
+
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+def are_plain(args):
+    """Whether the tensors among them are nothing but memory of the CPU, and nothing observes."""
+    if any(mode() for mode in _MODES):
+        return False
+    grad = torch.is_grad_enabled()
+    for arg in args:
+        if type(arg) in _PLAIN_TENSORS:
+            if not arg.is_cpu or arg.is_neg() or (grad and arg.requires_grad):
+                return False
+        elif isinstance(arg, torch.Tensor):
+            return False
+    return True

@@ -161,4 +161,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("h", "prev_idx", "prev_gates"),
+    widen=("m", "prev_gates"),
 )

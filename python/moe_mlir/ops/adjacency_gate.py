@@ -88,4 +88,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("p",),
+    widen=("p", "a"),
 )

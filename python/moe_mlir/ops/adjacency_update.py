@@ -95,4 +95,5 @@ _op = define(
     arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
+    widen=("a",),
 )

@@ -256,4 +256,5 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    cast=("q", "k", "v"),
 )

@@ -130,4 +130,5 @@ _op = define(
     arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
+    cast=("q", "k"),
 )

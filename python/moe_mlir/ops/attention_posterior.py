@@ -459,4 +459,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    cast=("q", "k", "u", "vp", "v", "wo"),
+    widen=("head_prior", "row_lse", "row_entropy"),
 )

@@ -106,4 +106,5 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    widen=("p",),
 )

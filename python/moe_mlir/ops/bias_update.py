@@ -66,4 +66,5 @@ _op = define(
     arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
+    widen=("bias",),
 )

@@ -108,4 +108,7 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("gates", "slots", "shared"),
+    widen=("gates",),
+    promote=("expert_out", "shared"),
 )

@@ -159,4 +159,5 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("h",),
 )

@@ -82,4 +82,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("gates", "indices"),
+    widen=("gates",),
 )

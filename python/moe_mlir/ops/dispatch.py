@@ -165,4 +165,5 @@ _op = define(
     arguments=_arguments,
     kernel=_cpu,
     fake=_fake,
+    widen=("priority", "gates"),
 )

@@ -93,4 +93,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("h",),
+    cast=("h", "weight", "bias"),
 )

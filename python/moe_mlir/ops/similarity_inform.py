@@ -326,4 +326,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("u", "e", "uk", "mask"),
+    cast=("u", "uk", "ws"),
 )

@@ -160,4 +160,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("x", "mask", "m"),
+    widen=("m",),
 )

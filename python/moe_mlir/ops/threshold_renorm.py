@@ -121,4 +121,6 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("p", "mask"),
+    widen=("p",),
 )

@@ -145,6 +145,7 @@ _backward_op = define(
     kernel=_backward_cpu,
     fake=_backward_fake,
     is_gradient=True,
+    rows=("dgates", "gates", "indices", "scores"),
 )
 
 
@@ -183,4 +184,5 @@ _op = define(
     fake=_fake,
     setup_context=_setup_context,
     backward=_backward,
+    rows=("scores", "mask"),
 )

@@ -75,6 +75,9 @@ def _backward(ctx, dloss, _):
     z, mask, lse = ctx.saved_tensors
     tokens = lse.numel() if mask is None else mask.sum().clamp(min=1)
     supported = lse != -torch.inf  # false for masked tokens too
+    if torch.is_grad_enabled():
+        # What a second gradient goes through must depend on z.
+        lse = torch.where(supported[..., None], z.to(torch.float32), 0.0).logsumexp(-1)
     level = torch.where(supported, lse, 0.0)[..., None]
     dz = 2 * level * (z.to(torch.float32) - level).exp() * (dloss / tokens)
     return torch.where(supported[..., None], dz, 0.0).to(z.dtype), None

@@ -2,87 +2,10 @@
 
 import pytest
 import torch
-from op_judge import random
+from op_calls import ALL_CALLS, normal
 
 import moe_mlir
 from moe_mlir import nn
-
-
-def normal(*shape, seed=0, grad=False):
-    return torch.randn(*shape, generator=random(seed)).requires_grad_(grad)
-
-
-def probabilities(*shape, seed=0):
-    return normal(*shape, seed=seed).softmax(-1).requires_grad_()
-
-
-MASK = torch.rand(2, 6, generator=random(9)) > 0.3
-CALLS = {
-    "topk_renorm": (normal(2, 6, 8, grad=True), 2, "logits", False, 2.0, MASK, torch.int32),
-    "router_logits": (normal(6, 4, grad=True), normal(3, 4, grad=True), normal(3, grad=True)),
-    "cosine_logits": (
-        normal(6, 4, grad=True), normal(3, 4, grad=True), normal(5, 3, grad=True),
-        torch.tensor(0.7, requires_grad=True), 1.0, 1e-4, True, True,
-    ),
-    "hyper_router": (
-        normal(3, grad=True), normal(4, 3), normal(4), normal(10, 4), normal(10), 2,
-    ),
-    "ac_logits": (
-        normal(6, 4, grad=True), torch.rand(3, 4), torch.arange(12).view(6, 2) % 4 - 1,
-        normal(3, 4, grad=True), torch.rand(6, 2), normal(3, grad=True),
-    ),
-    "similarity_inform": (
-        normal(2, 6, 5, grad=True), probabilities(2, 6, 4), None, normal(5, 5, grad=True), MASK,
-        torch.tensor(1.5, requires_grad=True), 1.0, True, 4, "all", "ieee",
-    ),
-    "attention_posterior": (
-        normal(2, 3, 6, 4, grad=True), normal(2, 3, 6, 4, seed=1, grad=True),
-        normal(2, 6, 5, grad=True), probabilities(2, 6, 4), None,
-        normal(2, 3, 6, 4, seed=2, grad=True), normal(3, 5, 4, grad=True), None, None, MASK,
-        normal(2, 3, 6), normal(2, 3, 6).abs(), None, 1.3, None, "min_entropy", None, "sequence",
-        True, None, False, "ieee",
-    ),
-    "attention": (
-        normal(2, 3, 6, 4, grad=True), normal(2, 3, 6, 4, seed=1, grad=True),
-        normal(2, 3, 6, 5, seed=2, grad=True), normal(3, 6, 6, seed=3, grad=True), MASK, None,
-        True, 4, False, "ieee",
-    ),
-    "mad_dispersion": (normal(6, 4, grad=True), torch.arange(6) % 3, 3, "mad", MASK[0]),
-    "attention_entropy": (
-        normal(2, 3, 6, 4), normal(2, 3, 6, 4), normal(6, 6), MASK, None, True, 4, False, "ieee",
-    ),
-    "dispersion_weights": (torch.rand(3, 4), torch.arange(3), 1e-4, 10.0, "feature", False),
-    "adjacency_gate": (probabilities(6, 4), torch.rand(4, 4), 0.1, "literal"),
-    "adjacency_update": (torch.rand(4, 4), torch.arange(6)[:, None] % 4, 0.9, "row", True, MASK[0]),
-}  # fmt: skip
-
-# Ops around the routers of `Model` below.
-SUPPORT_CALLS = {
-    "grouped_topk": (
-        normal(2, 6, 8, grad=True), 2, normal(8), None, MASK, None, "sigmoid", 4, 2, "top2", True,
-        0.0, 2.5, torch.int64,
-    ),
-    "threshold_renorm": (
-        probabilities(2, 6, 8), torch.tensor(0.1, requires_grad=True), 1.0, True, MASK,
-    ),
-    "densify": (normal(6, 2, grad=True), torch.arange(12).view(6, 2) % 5, 5),
-    "make_finite": (normal(6, 4, grad=True), "tensor"),
-    "dispatch": (
-        torch.arange(12).view(6, 2) % 5, 5, 2, None, MASK[0], None, None, None, 1,
-    ),
-    "combine": (
-        normal(7, 4, grad=True), normal(6, 2, seed=1, grad=True), torch.arange(12).view(6, 2) % 7,
-        normal(6, 4, seed=2, grad=True),
-    ),
-    "soft_dispatch": (
-        normal(2, 6, 4, grad=True), normal(4, 3, 2, seed=1, grad=True),
-        torch.tensor(1.5, requires_grad=True), 1.0, 1e-6, MASK, normal(2, 6, 4, seed=2),
-    ),
-    "balance_loss": (probabilities(6, 4), torch.arange(12).view(6, 2) % 4, MASK[0], "tokens"),
-    "z_loss": (normal(6, 4, grad=True), MASK[0]),
-    "bias_update": (normal(4), torch.arange(4), 0.1),
-}  # fmt: skip
-ALL_CALLS = CALLS | SUPPORT_CALLS
 
 
 @pytest.mark.parametrize("name", ALL_CALLS)
