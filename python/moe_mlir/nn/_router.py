@@ -2,13 +2,13 @@
 
 import inspect
 import math
-import operator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
 
 from .. import reference
+from ..ops._check import Checker
 
 
 @dataclass
@@ -73,9 +73,10 @@ class Router(torch.nn.Module):
     def __init__(self, d_model, num_experts, k, *, route_scale=1.0, impl="moe", base=None):
         super().__init__()
         name = type(self).__name__
-        d_model = as_integer(name, "d_model", d_model)
-        num_experts = as_integer(name, "num_experts", num_experts)
-        k = as_integer(name, "k", k)
+        check = Checker(name)
+        d_model = check.integer("d_model", d_model)
+        num_experts = check.integer("num_experts", num_experts)
+        k = check.integer("k", k)
         if not 1 <= k <= num_experts:
             raise ValueError(
                 f"{name}: expected 'k' in [1, {num_experts}] (the number of experts), found {k}"
@@ -184,19 +185,6 @@ def keywords_of(function):
     )
 
 
-def as_integer(owner, name, value):
-    """A Python int of anything that is an integer: numpy's, a 0-d tensor."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return value
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        found = type(value).__name__
-        raise TypeError(f"{owner}: expected '{name}' to be an int, found {found}") from None
-
-
 class LinearRouter(Router):
     """Logits W h + b. `weight` [E, D] and `bias` [E] train, or are fixed where `frozen`."""
 
@@ -257,7 +245,9 @@ class ScheduledK:
                 f"{type(self).__name__}: expected 'k_max' and 'total_steps' together, "
                 f"found {k_max} and {total_steps}"
             )
-        self.k_min, self.k_max, self.total_steps = self.k, k_max, total_steps
+        check = Checker(type(self).__name__)
+        self.k_min, self.k_max = self.k, check.integer("k_max", k_max, optional=True)
+        self.total_steps = check.integer("total_steps", total_steps, optional=True)
         self.steps_done = 0
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_load_state_dict_post_hook(_follow_step)

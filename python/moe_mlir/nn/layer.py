@@ -2,6 +2,8 @@
 
 import torch
 
+from ..ops._check import Checker
+
 
 class MoELayer(torch.nn.Module):
     """Experts behind a router: every token reaches all its experts, unless a capacity is given.
@@ -29,6 +31,8 @@ class MoELayer(torch.nn.Module):
             raise ValueError(
                 f"MoELayer: expected 'priority' to be 'position' or 'gate', found {priority!r}"
             )
+        check = Checker("MoELayer")
+        d_hidden, shared = check.integer("d_hidden", d_hidden), check.integer("shared", shared)
         self.router = router
         self.capacity_factor, self.priority = capacity_factor, priority
         experts, d_model = router.num_experts, router.d_model

@@ -1,7 +1,9 @@
 """Argument checks: each message names the op, the argument, what was expected, what was found."""
 
+import contextlib
 import math
 import numbers
+import operator
 
 import torch
 
@@ -89,10 +91,16 @@ class Checker:
             self.fail(f"expected '{name}' to be {what}, found {type(value).__name__}", TypeError)
 
     def integer(self, name, value, *, optional=False):
+        """The value as a Python int, or as torch's symbolic one; numpy's integers are taken."""
+        if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+            return value
         if optional and value is None:
-            return
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-            self.fail(f"expected '{name}' to be an int, found {type(value).__name__}", TypeError)
+            return None
+        # A bool and a tensor have an __index__, too: the one is no number, the other no constant.
+        if not isinstance(value, (bool, torch.Tensor)):
+            with contextlib.suppress(TypeError):
+                return operator.index(value)
+        self.fail(f"expected '{name}' to be an int, found {type(value).__name__}", TypeError)
 
     def number(self, name, value):
         if isinstance(value, bool) or not isinstance(value, numbers.Real):

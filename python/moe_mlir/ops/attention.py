@@ -63,7 +63,7 @@ def _arguments(q, k, v, causal, bias, mask, scale, window, exclude_self, precisi
         _check.tensor(name, value)
     _check.tensor("bias", bias, optional=True)
     _check.tensor("mask", mask, optional=True)
-    _check.integer("window", window, optional=True)
+    window = _check.integer("window", window, optional=True)
     if scale is not None:
         _check.number("scale", scale)
         scale = float(scale)

@@ -84,13 +84,13 @@ def _arguments(
     rows = (("row_lse", row_lse), ("row_entropy", row_entropy))
     for name, value in (*optional, ("mask", mask), *rows):
         _check.tensor(name, value, optional=True)
-    _check.integer("window", window, optional=True)
+    window = _check.integer("window", window, optional=True)
     if scale is not None:
         _check.number("scale", scale)
         scale = float(scale)
     head = None
     if not isinstance(head_mode, str):
-        _check.integer("head_mode", head_mode)
+        head_mode = _check.integer("head_mode", head_mode)
         head_mode, head = "fixed", head_mode
     sigma_value, sigma = _check.scalar_or_tensor("sigma", sigma)
     return (

@@ -28,7 +28,7 @@ def densify(gates, indices, num_experts):
 def _arguments(gates, indices, num_experts):
     _check.tensor("gates", gates)
     _check.tensor("indices", indices)
-    _check.integer("num_experts", num_experts)
+    num_experts = _check.integer("num_experts", num_experts)
     _check.dtype("gates", gates, ACTIVATIONS)
     return gates.to(torch.float32), indices, num_experts
 

@@ -59,9 +59,9 @@ def _arguments(
         ("priority", priority), ("mask", mask), ("gates", gates), ("expert_map", expert_map),
     ):  # fmt: skip
         _check.tensor(name, value, optional=True)
-    _check.integer("num_experts", num_experts)
-    _check.integer("capacity", capacity, optional=True)
-    _check.integer("alignment", alignment)
+    num_experts = _check.integer("num_experts", num_experts)
+    capacity = _check.integer("capacity", capacity, optional=True)
+    alignment = _check.integer("alignment", alignment)
     if capacity_factor is not None:
         _check.number("capacity_factor", capacity_factor)
         capacity_factor = float(capacity_factor)

@@ -67,12 +67,13 @@ def _arguments(
     for name, value in (("bias", bias), ("mask", mask), ("forced", forced)):
         _check.tensor(name, value, optional=True)
     _check.tensor("scores", scores)
-    for name, value in (("k", k), ("n_group", n_group), ("topk_group", topk_group)):
-        _check.integer(name, value)
+    k = _check.integer("k", k)
+    n_group = _check.integer("n_group", n_group)
+    topk_group = _check.integer("topk_group", topk_group)
     for name, value in (("route_scale", route_scale), ("eps", eps)):
         _check.number(name, value)
     if num_valid is not None and not isinstance(num_valid, torch.Tensor):
-        _check.integer("num_valid", num_valid)
+        num_valid = _check.integer("num_valid", num_valid)
         num_valid = torch.full((), num_valid, dtype=torch.int32, device=scores.device)
     return (
         scores, k, bias, forced, mask, num_valid, score, n_group, topk_group, group_score,

@@ -34,7 +34,7 @@ def hyper_router(e, w1, b1, w2, b2, num_experts):
 def _arguments(e, w1, b1, w2, b2, num_experts):
     for name, value in (("e", e), ("w1", w1), ("b1", b1), ("w2", w2), ("b2", b2)):
         _check.tensor(name, value)
-    _check.integer("num_experts", num_experts)
+    num_experts = _check.integer("num_experts", num_experts)
     return e, w1, b1, w2, b2, num_experts
 
 

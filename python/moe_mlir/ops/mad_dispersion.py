@@ -32,7 +32,7 @@ def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
 def _arguments(h, assign, num_experts, measure, mask):
     _check.tensor("h", h)
     _check.tensor("assign", assign)
-    _check.integer("num_experts", num_experts)
+    num_experts = _check.integer("num_experts", num_experts)
     _check.tensor("mask", mask, optional=True)
     return h, assign, num_experts, measure, mask
 

@@ -53,7 +53,7 @@ def _arguments(u, e, causal, uk, ws, tau, mask, window, restrict, precision):
         _check.tensor(name, value)
     for name, value in (("uk", uk), ("ws", ws), ("mask", mask)):
         _check.tensor(name, value, optional=True)
-    _check.integer("window", window, optional=True)
+    window = _check.integer("window", window, optional=True)
     tau_value, tau = _check.scalar_or_tensor("tau", tau)
     return u, e, uk, ws, mask, tau_value, tau, bool(causal), window, restrict, precision
 

@@ -44,7 +44,7 @@ def topk_renorm(
 def _arguments(scores, k, kind, renorm, route_scale, mask, index_dtype):
     _check.tensor("scores", scores)
     _check.tensor("mask", mask, optional=True)
-    _check.integer("k", k)
+    k = _check.integer("k", k)
     _check.number("route_scale", route_scale)
     if index_dtype not in INDICES:
         _check.fail(f"expected 'index_dtype' to be torch.int32 or torch.int64, found {index_dtype}")
