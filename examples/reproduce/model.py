@@ -1,5 +1,6 @@
 """A small decoder-only language model whose routers get what their method needs."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +59,18 @@ class Dense(tnn.Module):
         return self.layers(x)
 
 
+@contextlib.contextmanager
+def _own_draws():
+    """Random numbers of their own: however many are drawn, what follows draws the same."""
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
 class Block(tnn.Module):
+    """A layer. Whatever router it has, its other weights start alike."""
+
     def __init__(self, sizes, method, layer):
         super().__init__()
         self.norm_attention = tnn.LayerNorm(sizes.width)
@@ -66,7 +78,8 @@ class Block(tnn.Module):
         self.norm_experts = tnn.LayerNorm(sizes.width)
         self.method = method
         if method.has_experts(layer):
-            router = method.router(sizes)
+            with _own_draws():
+                router = method.router(sizes)
             self.moe = nn.MoELayer(router, sizes.hidden, shared=method.shared)
         else:
             self.moe = Dense(sizes)
@@ -90,7 +103,11 @@ class LanguageModel(tnn.Module):
         super().__init__()
         self.embedding = tnn.Embedding(sizes.vocabulary, sizes.width)
         self.position = tnn.Embedding(sizes.context, sizes.width)
-        self.blocks = tnn.ModuleList(Block(sizes, method, i) for i in range(sizes.layers))
+        self.blocks = tnn.ModuleList()
+        for layer in range(sizes.layers):
+            # A shared expert or an MLP in place of experts draws more than others do.
+            with _own_draws():
+                self.blocks.append(Block(sizes, method, layer))
         self.norm = tnn.LayerNorm(sizes.width)
         self.head = tnn.Linear(sizes.width, sizes.vocabulary, bias=False)
 

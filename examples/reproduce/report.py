@@ -52,6 +52,8 @@ def _spread(numbers, form):
 def verdict(claim, runs, against):
     """(word, differences a seed): seeds are paired, as they share data and initial weights.
 
+    Of the weights those of all but the routers (`model.py`).
+
     "shows" or "does not show: opposite" only if all seeds agree in sign and the
     mean difference exceeds twice its standard error.
     """

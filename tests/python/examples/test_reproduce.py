@@ -7,12 +7,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
 from examples.reproduce import report  # noqa: E402
 from examples.reproduce.methods import METHODS, Method  # noqa: E402
+from examples.reproduce.model import LanguageModel, Sizes  # noqa: E402
 
 
 def reproduce(*args):
@@ -43,6 +45,47 @@ def test_the_quick_run_trains_every_method_and_draws(tmp_path):
 def test_an_unknown_method_is_an_error(tmp_path):
     result = reproduce("--quick", "--methods", "GPT", "--out", tmp_path)
     assert result.returncode == 2 and "expected --methods to name some of: SMoE" in result.stderr
+
+
+def test_methods_of_a_seed_start_with_the_same_weights_but_of_the_router():
+    sizes = Sizes(layers=3, width=16, heads=2, hidden=8)
+    start = {}
+    for method in METHODS:
+        torch.manual_seed(5)
+        state = LanguageModel(sizes, method).state_dict()
+        start[method.name] = {n: t for n, t in state.items() if ".router." not in n}
+    for name, weights in start.items():
+        common = weights.keys() & start["SMoE"].keys()
+        assert len(common) >= 18 or name == "GLaM"
+        for key in common:
+            assert torch.equal(weights[key], start["SMoE"][key]), (name, key)
+    torch.manual_seed(6)
+    other = LanguageModel(sizes, METHODS[0]).state_dict()
+    assert all(not torch.equal(other[k], t) for k, t in start["SMoE"].items() if "norm" not in k)
+    # Layers do not start alike, nor do their routers.
+    blocks = LanguageModel(sizes, METHODS[0]).blocks
+    assert not torch.equal(blocks[0].moe.w_in, blocks[1].moe.w_in)
+    assert not torch.equal(blocks[0].moe.router.weight, blocks[1].moe.router.weight)
+    torch.manual_seed(7)
+    routers = [LanguageModel(sizes, METHODS[0]).blocks[0].moe.router for _ in range(2)]
+    assert not torch.equal(routers[0].weight, routers[1].weight)
+
+
+def test_a_method_on_a_base_is_compared_with_that_base():
+    made = {m.name: m.make(16, 8, 2, impl="torch") for m in METHODS}
+    assert made["Similarity-XMoE"].base.tau == made["XMoE"].tau
+    names = {m.name for m in METHODS}
+    assert {claim[2] for m in METHODS for claim in m.claims} <= names
+
+
+def test_claims_have_the_direction_of_the_papers_table():
+    """P4 Table 16: Symphony 34.29, Symphony + Similarity 34.50, Similarity 35.06."""
+    perplexity = {"Symphony": 34.29, "Symphony, Similarity": 34.50, "Similarity-SMoE": 35.06}
+    (method,) = (m for m in METHODS if m.name == "Symphony, Similarity")
+    assert {claim[2] for claim in method.claims} == {"Symphony", "Similarity-SMoE"}
+    for metric, direction, against, _ in method.claims:
+        lower = perplexity[method.name] < perplexity[against]
+        assert metric == "loss" and direction == ("lower" if lower else "higher")
 
 
 def runs(*losses):
