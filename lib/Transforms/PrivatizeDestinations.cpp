@@ -52,6 +52,8 @@ static void duplicatePerUse(Operation *op) {
   SmallVector<OpOperand *> uses;
   for (OpOperand &use : op->getResult(0).getUses())
     uses.push_back(&use);
+  if (uses.empty())
+    return;
   for (OpOperand *use : ArrayRef<OpOperand *>(uses).drop_back()) {
     OpBuilder builder(op);
     use->set(builder.clone(*op)->getResult(0));

@@ -31,3 +31,12 @@ func.func @leaves_computed_values(%a: tensor<4x4xf32>, %c: tensor<4x4xf32>)
       outs(%c : tensor<4x4xf32>) -> tensor<4x4xf32>
   return %0, %0 : tensor<4x4xf32>, tensor<4x4xf32>
 }
+
+// Destinations that nothing uses stay as they are.
+
+// CHECK-LABEL: func @leaves_unused_destinations
+// CHECK-COUNT-1: tensor.empty
+func.func @leaves_unused_destinations() {
+  %e = tensor.empty() : tensor<4xf32>
+  return
+}
