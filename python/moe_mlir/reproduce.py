@@ -7,11 +7,12 @@ compiles it again:
     python -m moe_mlir.reproduce FILE.mlir [--phases DIR]
 
 The file is MLIR text, so moe-opt and moe-reduce read it as well. It holds no
-weights. MOE_MLIR_REPRODUCER_DIR names the folder; by default it is a private one
-among the temporary files.
+weights. MOE_MLIR_REPRODUCER_DIR names the folder; by default it is a new one of
+the process among the temporary files.
 """
 
 import argparse
+import functools
 import hashlib
 import os
 import re
@@ -41,12 +42,17 @@ def explain(error, kind, text, target):
 
 def folder() -> Path:
     """Where reproducers go; made if it is missing."""
-    named = os.environ.get("MOE_MLIR_REPRODUCER_DIR")
-    path = Path(named) if named else Path(tempfile.gettempdir()) / f"moe-mlir-{os.geteuid()}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not named and path.stat().st_uid != os.geteuid():
-        raise PermissionError(f"{path} belongs to another user; set MOE_MLIR_REPRODUCER_DIR")
-    return path
+    if named := os.environ.get("MOE_MLIR_REPRODUCER_DIR"):
+        path = Path(named)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return path
+    return _private_folder()
+
+
+@functools.cache
+def _private_folder() -> Path:
+    # Under a name that nobody can foresee, and so fill with links.
+    return Path(tempfile.mkdtemp(prefix="moe-mlir-"))
 
 
 def write(where, kind, text, target, message) -> Path:
@@ -58,7 +64,15 @@ def write(where, kind, text, target, message) -> Path:
             *(f"// {line}" for line in message.splitlines()), ""]
     digest = hashlib.sha256("\0".join((kind, text, target)).encode()).hexdigest()
     path = Path(where) / f"{kind}-{digest[:16]}.mlir"
-    path.write_text("\n".join(head) + text)
+    # A new file that takes the place of what has the name, a link too, in one step.
+    handle, staged = tempfile.mkstemp(dir=where)
+    try:
+        with open(handle, "w") as file:
+            file.write("\n".join(head) + text)
+        os.replace(staged, path)
+    except BaseException:
+        os.unlink(staged)
+        raise
     return path
 
 

@@ -187,6 +187,35 @@ def test_phases_lead_to_the_pass_that_failed(moe, tmp_path, capsys):
     assert (tmp_path / "phases" / "00-input.mlir").exists()
 
 
+def test_a_reproducer_replaces_a_link_and_leaves_what_it_names(moe, tmp_path):
+    path = reproduce.write(tmp_path, "object", AFFINE, "native", "an error")
+    precious = tmp_path / "precious"
+    precious.write_text("years")
+    path.unlink()
+    path.symlink_to(precious)
+    assert reproduce.write(tmp_path, "object", AFFINE, "native", "an error") == path
+    assert precious.read_text() == "years" and not path.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [path, precious]
+
+
+def test_nobody_can_foresee_the_folder_of_reproducers(monkeypatch):
+    """A link of the name that a process of this user would take is not followed."""
+    monkeypatch.delenv("MOE_MLIR_REPRODUCER_DIR")
+    code = """if True:
+        import os, pathlib, tempfile
+        from moe_mlir import reproduce
+        temporary = pathlib.Path(tempfile.mkdtemp())
+        elsewhere = pathlib.Path(tempfile.mkdtemp())
+        tempfile.tempdir = str(temporary)
+        (temporary / f"moe-mlir-{os.geteuid()}").symlink_to(elsewhere)
+        folder = reproduce.folder()
+        assert folder == reproduce.folder() and folder.parent == temporary
+        assert not folder.is_symlink() and folder.stat().st_mode & 0o777 == 0o700
+        print(folder.name)"""
+    names = {python(code)[0] for _ in range(2)}
+    assert len(names) == 2
+
+
 def test_an_unwritable_folder_does_not_hide_the_error(moe, monkeypatch):
     monkeypatch.setenv("MOE_MLIR_REPRODUCER_DIR", "/proc/none")
     with pytest.raises(moe.MoeError, match="no file that reproduces this could be written"):
