@@ -9,11 +9,9 @@ chain and the op would run.
 import logging
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.split_module import split_module
 
 from .fx.attention import find_rows
+from .fx.before_autograd import trace_before_autograd
 from .fx.match import find_routers
 from .fx.raise_routing import raise_routing
 from .importer.locations import describe
@@ -64,58 +62,6 @@ def _run_eagerly(graph, example_inputs):
     from torch._dynamo.backends.debugging import aot_eager
 
     return aot_eager(graph, example_inputs)
-
-
-def trace_before_autograd(module):
-    """Dynamo's graph in ATen before dispatch, and the graphs that routers may be in.
-
-    Returns (module, graphs): one module that computes what `module` does, and
-    those of its graphs that were traced. Regions under a functorch transform
-    cannot be traced before dispatch; they stay as Dynamo wrote them, between
-    the others. Without fake tensors there are no graphs.
-    """
-    parts = _transform_regions(module.graph)
-    if not parts:
-        traced = _trace(module)
-        return (module, []) if traced is None else (traced, [traced])
-    whole = split_module(module, None, parts.__getitem__, keep_original_order=True)
-    graphs = []
-    for name, piece in list(whole.named_children()):
-        traced = None if _transform_regions(piece.graph) else _trace(piece)
-        if traced is not None:
-            setattr(whole, name, traced)
-            graphs.append(traced)
-    return whole, graphs
-
-
-def _transform_regions(graph) -> dict:
-    """The region of each node: odd under a functorch transform; empty where there is none."""
-    parts, depth, region = {}, 0, 0
-    for node in graph.nodes:
-        name = getattr(node.target, "__name__", "")
-        enters, leaves = name.endswith("_increment_nesting"), name.endswith("_decrement_nesting")
-        if enters:
-            region += depth == 0
-            depth += 1
-        parts[node] = region
-        if leaves:
-            depth -= 1
-            region += depth == 0
-    return parts if region else {}
-
-
-def _trace(module):
-    fakes = [n.meta["example_value"] for n in module.graph.nodes if n.op == "placeholder"]
-    mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
-    if mode is None:
-        return None
-    # Run node by node, so that the new graph keeps the lines of the user's code.
-    with mode, torch.fx.traceback.preserve_node_meta():
-        interpreter = torch.fx.Interpreter(module)
-        traced = make_fx(interpreter.run, pre_dispatch=True, _allow_non_fake_inputs=True)(*fakes)
-    constants = [getattr(traced, n.target) for n in traced.graph.nodes if n.op == "get_attr"]
-    # A fake constant is a value that tracing lost sight of.
-    return None if any(isinstance(c, FakeTensor) for c in constants) else traced
 
 
 def _raise_before_autograd(module):

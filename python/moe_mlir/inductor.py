@@ -26,6 +26,9 @@ class RoutingPass(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         raise_graph(graph)
+        # Behind its decompositions Inductor knows no other cast.
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype):
+            node.target = torch.ops.prims.convert_element_type.default
 
     def uuid(self):
         folder = os.path.dirname(fx.__file__)

@@ -37,7 +37,7 @@ def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
 
 def _explain_pieces(model, args, kwargs) -> list[RouterMatch]:
     """The selections of each piece, as often as the piece runs."""
-    from ..backend import trace_before_autograd
+    from .before_autograd import trace_before_autograd
 
     found: list[RouterMatch] = []
 

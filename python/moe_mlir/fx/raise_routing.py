@@ -15,7 +15,7 @@ from .attention import raise_attention
 from .calls import call
 from .match import Site, find_routers
 from .mixing import match_mixing
-from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, prims, same_shape,
+from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, same_shape,
                        softmax_input, value)
 
 moe = torch.ops.moe
@@ -90,7 +90,8 @@ def _like_selection(graph, site: Site, scores: Node) -> Node:
 def _rounded(graph, gates: Node, like: Node) -> Node:
     if dtype(like) == torch.float32:
         return gates
-    return call(graph, prims.convert_element_type.default, (gates, dtype(like)), like)
+    # One that has a gradient: the graph may be trained.
+    return call(graph, aten.to.dtype, (gates, dtype(like)), like)
 
 
 def _raise_greedy(graph, site: Site) -> None:

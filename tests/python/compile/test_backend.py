@@ -1,7 +1,11 @@
 """torch.compile(model, backend="moe")."""
 
+import functools
+
 import pytest
 import torch
+from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
+                                     create_selective_checkpoint_contexts)
 
 from moe_mlir import backend
 from moe_mlir.demo.model import Config, LanguageModel
@@ -54,3 +58,144 @@ def test_a_model_without_routers_goes_to_inductor_as_it_is():
     torch._dynamo.reset()
     layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
     torch.testing.assert_close(torch.compile(layer, backend="moe")(x), layer(x))
+
+
+# ------------------------------------------------- what training puts around routers
+
+
+class Routed(torch.nn.Module):
+    """Experts' biases weighed by a router that casts nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = torch.nn.Linear(8, 6, bias=False)
+        self.experts = torch.nn.Linear(6, 8)
+
+    def forward(self, h):
+        gates, indices = self.gate(h).softmax(-1).topk(2, dim=-1)
+        gates = gates / gates.sum(-1, keepdim=True)
+        dense = torch.zeros(*h.shape[:-1], 6, dtype=gates.dtype).scatter(-1, indices, gates)
+        return self.experts(dense)
+
+
+class Spy:
+    """The backend without Inductor; notes the ops of the graphs that it made."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, module, inputs):
+        raised = backend._raise_before_autograd(module) or module
+        for graph in (m for m in raised.modules() if isinstance(m, torch.fx.GraphModule)):
+            self.seen += [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
+        return backend.moe(module, inputs, options={"rest": "eager"})
+
+
+def trained(function, parameters, h):
+    """(output, gradients) of one step."""
+    y = function(h)
+    return y, torch.autograd.grad(y.float().square().mean(), parameters)
+
+
+def assert_trains_as_eager(function, model, h, routers, tolerance=1e-5):
+    torch._dynamo.reset()
+    spy, parameters = Spy(), list(model.parameters())
+    y, found = trained(torch.compile(function, backend=spy, fullgraph=True), parameters, h)
+    wanted, expected = trained(function, parameters, h)
+    assert spy.seen.count("moe.topk_renorm.default") == routers
+    assert y.dtype == wanted.dtype
+    for a, b in zip((y, *found), (wanted, *expected), strict=True):
+        largest = float(b.detach().abs().max())
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * largest)
+
+
+@pytest.fixture
+def two_layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Routed(), Routed()), torch.randn(5, 8)
+
+
+def checkpointed(model, h):
+    for layer in model:
+        h = h + checkpoint(layer, h, use_reentrant=False)
+    return h
+
+
+def test_checkpoints_keep_their_routers(two_layers):
+    model, h = two_layers
+    assert_trains_as_eager(lambda h: checkpointed(model, h), model, h, routers=2)
+    layer = torch.nn.Linear(8, 8)
+    assert_trains_as_eager(lambda h: checkpoint(layer, h, use_reentrant=False), layer, h, routers=0)
+
+
+ASKED = []
+
+
+def recompute(context, op, *args, **kwargs):
+    ASKED.append(str(op))
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+policy = functools.partial(create_selective_checkpoint_contexts, recompute)
+
+
+def test_a_checkpoint_decides_what_it_saves(two_layers):
+    model, h = two_layers
+
+    def function(h):
+        return checkpoint(model[0], h, use_reentrant=False, context_fn=policy)
+
+    assert_trains_as_eager(function, model[0], h, routers=1)
+    assert "moe.topk_renorm.default" in ASKED
+
+
+def test_a_checkpoint_inside_of_autocast_is_left_as_it_is(two_layers):
+    model, h = two_layers
+
+    def function(h):
+        with torch.autocast("cpu", torch.bfloat16):
+            return checkpointed(model, h)
+
+    assert_trains_as_eager(function, model, h, routers=0, tolerance=0.02)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_routers_train_under_autocast(two_layers, inside):
+    model, h = two_layers
+
+    def function(h):
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            return model(h)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        assert_trains_as_eager(function if inside else model, model, h, 2, tolerance=0.02)
+
+
+def test_routers_train_in_16_bits(two_layers):
+    model, h = two_layers
+    assert_trains_as_eager(model.bfloat16(), model, h.bfloat16(), routers=2, tolerance=0.02)
+
+
+def test_checkpoints_of_transformers_keep_their_routers():
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, moe_intermediate_size=8, head_dim=8,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, num_experts=4,
+        num_experts_per_tok=2, use_cache=False)).train()
+    model.gradient_checkpointing_enable()
+    ids = torch.randint(32, (1, 6))
+    expected = model(ids, labels=ids).loss
+    expected.backward()
+    wanted = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    spy = Spy()
+    loss = torch.compile(model, backend=spy)(ids, labels=ids).loss
+    loss.backward()
+    assert spy.seen.count("moe.topk_renorm.default") == 2
+    torch.testing.assert_close(loss, expected)
+    for parameter, grad in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-6)
