@@ -70,6 +70,27 @@ class Router(torch.nn.Module):
         super().__init_subclass__(**options)
         cls.own_inputs = keywords_of(cls.scores) or keywords_of(cls.logits)
 
+    # Integer buffers that a forward in training adds to, of this rank alone.
+    counters = ()
+    # Buffers that small steps move: `.bfloat16()` and `.half()` would stop them, and leave them.
+    wide_buffers = ()
+
+    def _apply(self, fn, recurse=True):
+        before = {name: self._buffers.get(name) for name in self.wide_buffers}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            if buffer is not None and is_narrow(self._buffers[name]):
+                self._buffers[name] = buffer.to(self._buffers[name].device)
+        return self
+
+    def _load_from_state_dict(self, *args):
+        super()._load_from_state_dict(*args)
+        # With assign=True a buffer is what the file has.
+        for name in self.wide_buffers:
+            buffer = self._buffers.get(name)
+            if buffer is not None and is_narrow(buffer):
+                self._buffers[name] = buffer.float()
+
     def __init__(self, d_model, num_experts, k, *, route_scale=1.0, impl="moe", base=None):
         super().__init__()
         name = type(self).__name__
@@ -165,8 +186,11 @@ class Router(torch.nn.Module):
 
     def counts_now(self):
         """Whether this forward counts: in training, and not when a checkpoint recomputes it."""
-        if not self.training or torch.compiler.is_compiling():
-            return self.training
+        if not self.training:
+            return False
+        spare_counts_of_ddp()
+        if torch.compiler.is_compiling():
+            return True
         # Inside a backward there is a graph task: the forward was counted before.
         return torch._C._current_graph_task_id() == -1
 
@@ -183,6 +207,30 @@ def keywords_of(function):
         for p in parameters
         if p.kind not in variable and p.name not in ("self", "h", "p", "z", "mask")
     )
+
+
+def is_narrow(tensor):
+    return tensor.is_floating_point() and tensor.dtype.itemsize < 4
+
+
+@torch.compiler.assume_constant_result
+def spare_counts_of_ddp():
+    """Takes the counts of a DistributedDataParallel's routers out of what it broadcasts.
+
+    Before a forward it gives all ranks the buffers of rank 0, where a step has
+    several forwards the counts of the first as well. Asked inside of a forward
+    (in compiled code once, when it is traced), as a router does not know what
+    wraps it; the first forward comes before any counts.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return True
+    ddp = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if ddp is not None and not getattr(ddp, "_moe_counts_spared", False):
+        ddp._moe_counts_spared = True
+        for path, module in ddp.module.named_modules():
+            names = getattr(module, "counters", ()) if isinstance(module, Router) else ()
+            ddp.parameters_to_ignore.update(f"{path}.{n}" if path else n for n in names)
+    return True
 
 
 class LinearRouter(Router):

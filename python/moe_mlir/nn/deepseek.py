@@ -29,6 +29,9 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
     tensor(0.0010)
     """
 
+    wide_buffers = ("bias", "adjacency")
+    counters = ("load", "co_selections")
+
     def __init__(
         self,
         d_model,
@@ -54,7 +57,7 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
         self.symphony, self.cold_start = symphony, cold_start
         # Here the bias is of the choice, not of the logits, and does not train.
         del self.bias
-        self.register_buffer("bias", torch.zeros(num_experts))
+        self.register_buffer("bias", torch.zeros(num_experts, dtype=torch.float32))
         self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64))
         if symphony:
             self.make_graph(beta=beta, norm=norm, diagonal=diagonal)

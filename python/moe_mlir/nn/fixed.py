@@ -68,9 +68,19 @@ class HyperRouter(ScheduledK, Router):
             self.register_buffer(f"w{number}", layer.weight.detach().clone())
             self.register_buffer(f"b{number}", layer.bias.detach().clone())
         # What the network gives for the present embedding; not saved, it follows.
-        self.register_buffer("weight", torch.zeros(num_experts, d_model), persistent=False)
-        self.register_buffer("bias", torch.zeros(num_experts), persistent=False)
+        for name, shape in (("weight", (num_experts, d_model)), ("bias", (num_experts,))):
+            folded = torch.zeros(shape, dtype=torch.float32)
+            self.register_buffer(name, folded, persistent=False)
         self.register_load_state_dict_post_hook(_fold)
+
+    # As `generate` gives them in training.
+    wide_buffers = ("weight", "bias")
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        # The embedding may have been rounded.
+        _fold(self, None)
+        return self
 
     def generate(self):
         """The router's (weight, bias), differentiable in the embedding."""

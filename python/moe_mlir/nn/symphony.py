@@ -17,6 +17,9 @@ class ExpertGraph:
     `adjacency`.
     """
 
+    wide_buffers = ("adjacency",)
+    counters = ("co_selections",)
+
     def make_graph(self, *, beta, norm, diagonal, init="zero"):
         if not 0 <= beta <= 1:
             raise ValueError(f"{type(self).__name__}: expected 'beta' in [0, 1], found {beta}")
@@ -36,7 +39,7 @@ class ExpertGraph:
             )
         self.blend = dict(beta=beta, norm=norm, diagonal=diagonal)
         square = (self.num_experts, self.num_experts)
-        self.register_buffer("adjacency", torch.zeros(square))
+        self.register_buffer("adjacency", torch.zeros(square, dtype=torch.float32))
         self.register_buffer("co_selections", torch.zeros(square, dtype=torch.int64))
         if init == "uniform":
             torch.nn.init.uniform_(self.adjacency)

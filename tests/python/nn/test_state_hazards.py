@@ -193,3 +193,42 @@ def test_ranks_sum_their_counts_before_the_average_moves(tmp_path):
         together(normal(2, 9, D, seed=seed))
     moe_mlir.update_routers(together)
     assert torch.equal(ranks[0], together.adjacency) and torch.equal(ranks[1], together.adjacency)
+
+
+def _ddp_rank(rank, folder, backend, results):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
+    )
+    torch.set_num_threads(1)
+    router = make("deepseek_symphony" if backend is None else "symphony")
+    # A level further down, as in a model.
+    model = torch.nn.Sequential(router)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=True)
+    run = ddp if backend is None else torch.compile(ddp, backend=backend)
+    for step in range(2):
+        losses = [weights_of(run(normal(2, 9, D, seed=10 * step + 2 * i + rank))).square().sum()
+                  for i in range(3)]  # fmt: skip
+        sum(losses).backward()
+        moe_mlir.update_routers(ddp)
+        ddp.zero_grad()
+    state = {n: t.tolist() for n, t in router.named_buffers() if t.is_floating_point()}
+    results[rank] = state
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_ddp_leaves_the_counts_of_several_forwards_a_step_alone(tmp_path, backend):
+    """Before each forward it gives all ranks the buffers of rank 0; counts are of each rank."""
+    with torch.multiprocessing.Manager() as manager:
+        results = manager.dict()
+        torch.multiprocessing.spawn(_ddp_rank, (str(tmp_path), backend, results), nprocs=2)
+        ranks = [dict(results[r]) for r in range(2)]
+    together = make("deepseek_symphony" if backend is None else "symphony")
+    for step in range(2):
+        for seed in range(6):
+            together(normal(2, 9, D, seed=10 * step + seed))
+        moe_mlir.update_routers(together)
+    for name in ranks[0]:
+        expected = getattr(together, name)
+        for rank in ranks:
+            assert_close(torch.tensor(rank[name]), expected.double(), 1e-7, name)
