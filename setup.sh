@@ -18,6 +18,14 @@ fail() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
 command -v g++ >/dev/null || command -v clang++ >/dev/null ||
   fail "expected a C++20 compiler, found neither g++ nor clang++: install one (g++ 12 or newer)"
 
+cores="$(nproc)"
+# CPU seconds of an average step of the build: measured over a whole one, which
+# took 21 minutes of user and 4 of system time for 255 steps.
+seconds_per_step=6
+if [ ! -f "$build/build.ninja" ]; then
+  say "the first call installs wheels (1 GB) and compiles (some 20 minutes of CPU time; $cores cores here)"
+fi
+
 if [ ! -x "$venv/bin/python" ]; then
   say "creating the environment $venv"
   "${PYTHON:-python3}" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -29,8 +37,10 @@ fi
 stamp="$venv/.moe-requirements"
 if ! cmp -s "$root/requirements.txt" "$stamp"; then
   say "installing the pinned wheels (about 1 GB, a minute or two)"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -r "$root/requirements.txt"
+  # Twice quiet: errors, but no warnings about indexes that somebody configured.
+  "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
+    -r "$root/requirements.txt" ||
+    fail "the installation of $root/requirements.txt failed (above)"
   cp "$root/requirements.txt" "$stamp"
 fi
 
@@ -47,6 +57,15 @@ if [ ! -f "$build/build.ninja" ]; then
     "${launcher[@]}" ${MOE_MLIR_CMAKE_ARGS:-} >"$root/.cmake.log" 2>&1 ||
     { cat "$root/.cmake.log" >&2; rm -f "$build/build.ninja"; fail "the configuration failed"; }
   rm -f "$root/.cmake.log"
+fi
+# A build that has most of its way before it says how long that is. Its log has
+# at least a line for each step that was ever done.
+steps="$(ninja -C "$build" -t commands "$@" | wc -l)"
+touch -a "$build/.ninja_log"
+finished="$(wc -l <"$build/.ninja_log")"
+if [ $((steps - finished)) -gt 10 ]; then
+  minutes=$((((steps - finished) * seconds_per_step + 59 * cores) / (60 * cores)))
+  say "compiling $((steps - finished)) files: about $minutes minutes on $cores cores, less with ccache"
 fi
 # Ninja reports progress itself where someone watches, and errors always.
 if [ -t 2 ]; then
