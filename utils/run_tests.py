@@ -1,6 +1,6 @@
 """Runs the lit suite and pytest, and prints one closing line with the counts.
 
-    python utils/run_tests.py BUILD_DIR [--long] [--filter TEXT]
+    python utils/run_tests.py BUILD_DIR [--quick | --long] [--filter TEXT]
 
 The last line of the output is `N passed, N failed`, with `, N skipped` where
 tests were skipped or unsupported; the line before it says how many false alarms
@@ -9,17 +9,21 @@ and something ran.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import random
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-
+sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "tests" / "python" / "sim")]
 
 NO_TESTS_COLLECTED = 5  # pytest's exit code
+QUICK_SECONDS = 170  # of lit and pytest together
+IMPORT_SECONDS = 20  # before a worker's first test
 
 
 def find_lit() -> list[str]:
@@ -72,7 +76,13 @@ def parse_arguments():
     parser.add_argument(
         "--filter", default="", help="run only tests whose name contains this"
     )
-    parser.add_argument(
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument(
+        "--quick", action="store_true",
+        help="run lit and what fits into three minutes: one case of each test, the cheap ones "
+        "first, as the last whole run measured them",
+    )
+    extent.add_argument(
         "--long", action="store_true",
         help="run the long tests, which a plain run leaves out, and only those",
     )
@@ -90,46 +100,86 @@ def describe_run(environment) -> str:
     return f"MOE_MLIR_CPU={level} MOE_MLIR_SEED={environment['MOE_MLIR_SEED']} on {cpu}"
 
 
-def main() -> int:
-    options = parse_arguments()
-    build = options.build.resolve()
-
+def make_environment(build):
     environment = dict(os.environ)
     environment.setdefault("MOE_MLIR_SEED", str(random.SystemRandom().randrange(2**31)))
+    # Two workers are enough processes: Inductor would start two more in each.
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment["PYTHONPATH"] = str(build / "python")
     environment["MOE_MLIR_CACHE_DIR"] = str(build / "tests" / "cache")
     environment["PATH"] = os.pathsep.join(
         [str(build / "bin"), os.path.dirname(sys.executable), environment["PATH"]]
     )
+    return environment
 
-    lit_report = build / "tests" / "lit.xml"
-    lit_command = find_lit() + [
+
+def lit_suite(build, options):
+    report = build / "tests" / "lit.xml"
+    command = find_lit() + [
         str(build / "tests"), str(build / "tests-docs"), "-v",
-        "--xunit-xml-output", str(lit_report),
-    ]
-    pytest_report = build / "tests" / "pytest.xml"
-    pytest_command = [
-        sys.executable, "-m", "pytest", str(ROOT / "tests" / "python"), "-q",
-        "-n", "2", f"--junitxml={pytest_report}", "-p", "no:cacheprovider",
-        "-o", "junit_family=xunit1",  # the one that has properties
+        "--xunit-xml-output", str(report),
     ]
     if options.filter:
-        lit_command += ["--filter", options.filter, "--allow-empty-runs"]
-        pytest_command += ["-k", options.filter]
-    suites = [("lit", lit_command, lit_report), ("pytest", pytest_command, pytest_report)]
-    if options.long:
-        pytest_command += ["-m", "long"]
-        suites = suites[1:]
+        command += ["--filter", options.filter, "--allow-empty-runs"]
+    return "lit", command, report
 
+
+def pytest_suite(build, options, started):
+    report = build / "tests" / "pytest.xml"
+    command = [
+        sys.executable, "-m", "pytest", str(ROOT / "tests" / "python"), "-q",
+        # Neighbours stay with one worker, so that it makes their fixtures once.
+        "-n", "2", "--dist", "worksteal",
+        f"--junitxml={report}", "-p", "no:cacheprovider",
+        "-o", "junit_family=xunit1",  # the one that has properties and files
+    ]
+    if options.filter:
+        command += ["-k", options.filter]
+    if options.long:
+        command += ["-m", "long"]
+    if options.quick:
+        left = max(started + QUICK_SECONDS - time.time(), 1)
+        command += [f"--quick-seconds={left - IMPORT_SECONDS}", f"--quick-until={time.time() + left}",
+                    f"--quick-times={times_file(build)}"]
+    return "pytest", command, report
+
+
+def times_file(build):
+    return build / "tests" / "times.json"
+
+
+def remember_times(build, report):
+    """What `./test --quick` chooses by: the mean seconds of each test function's cases."""
+    from quick import function_of
+
+    seconds = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.get("file"):
+            name = function_of(case.get("file"), case.get("name"))
+            seconds.setdefault(name, []).append(float(case.get("time")))
+    means = {name: round(sum(all_) / len(all_), 2) for name, all_ in sorted(seconds.items())}
+    times_file(build).write_text(json.dumps(means, indent=1))
+
+
+def main() -> int:
+    started = time.time()
+    options = parse_arguments()
+    build = options.build.resolve()
+    environment = make_environment(build)
     print(describe_run(environment), flush=True)
+
     totals = [0, 0, 0]
-    for suite in suites:
-        for i, number in enumerate(run_suite(*suite, environment)):
-            totals[i] += number
-    sys.path.insert(0, str(ROOT / "tests" / "python" / "sim"))
+    if not options.long:
+        totals = list(run_suite(*lit_suite(build, options), environment))
+    name, command, report = pytest_suite(build, options, started)
+    for i, number in enumerate(run_suite(name, command, report, environment)):
+        totals[i] += number
+    if not (options.filter or options.long or options.quick) and report.exists():
+        remember_times(build, report)
+
     from figures import summary
 
-    if line := summary(properties(pytest_report)):
+    if line := summary(properties(report)):
         print(line)
     passed, failed, skipped = totals
     if passed == 0 and failed == 0:

@@ -1,6 +1,6 @@
 """What holds for every test: the seed of a run, the examples of hypothesis, what is imported.
 
-What tests of several folders share is in `support.py` and `seeds.py`, importable from all of them.
+What tests of several folders share is in `support.py`, importable from all of them.
 """
 
 import sys
@@ -10,7 +10,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import quick  # noqa: E402
 import seeds  # noqa: E402
+
+
+def pytest_addoption(parser):
+    quick.add_options(parser)
+
+
+def pytest_collection_modifyitems(config, items):
+    quick.select(config, items)
+
+
+def pytest_runtest_setup(item):
+    quick.check_clock(item.config)
 
 
 @pytest.hookimpl(tryfirst=True)

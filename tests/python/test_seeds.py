@@ -22,8 +22,8 @@ def test_draws(number):
 def draw(tmp_path):
     """draw(seed): (the seed that was printed, the numbers drawn) of a run of its own."""
     (tmp_path / "test_property.py").write_text(PROPERTY)
-    (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
-    (tmp_path / "seeds.py").write_text((HERE / "seeds.py").read_text())
+    for name in ("conftest.py", "seeds.py", "quick.py"):
+        (tmp_path / name).write_text((HERE / name).read_text())
 
     def run(seed=None, check=True):
         environment = {k: v for k, v in os.environ.items() if k != "MOE_MLIR_SEED"}
