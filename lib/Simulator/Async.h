@@ -19,6 +19,9 @@ void schedule(Block &block, Warp &warp, u32 lane, u32 pc,
 struct MbarrierRef {
   Mbarrier *barrier = nullptr;
   Block *owner = nullptr;
+  /// Its key in the owner's table. What happens later looks it up again, for it
+  /// may be gone by then.
+  u64 place = 0;
 };
 MbarrierRef findMbarrier(Warp &warp, const Inst &inst, u32 lane, u64 address,
                          bool byAsyncProxy);

@@ -28,6 +28,17 @@ struct BF16 {
   static u16 store(float x) { return floatToBF16(x); }
 };
 
+/// A lock that is always free again when the next warp comes finds no fault:
+/// where kernels wait for each other, warps and blocks lose their turn behind
+/// an atomic now and then.
+void maybeYield(Warp &warp) {
+  Block &block = *warp.block;
+  if (!block.launch->kernel->spins || !block.random.oneIn(4))
+    return;
+  warp.yields = true;
+  block.executor->endsTurn |= block.random.oneIn(4);
+}
+
 /// inst.aux2: the number of source values is in inst.vec. The operation maps
 /// (old, operand, third) to the new value.
 template <typename T, typename F>
@@ -65,6 +76,7 @@ Handler atomic(F) {
       }
       announce(warp, l, key, inst.order, inst.scope, /*isAtomic=*/true);
     }
+    maybeYield(warp);
   };
 }
 

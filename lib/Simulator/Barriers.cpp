@@ -155,12 +155,25 @@ u32 liveThreads(const Cluster &cluster) {
 
 } // namespace
 
-void arriveAtCluster(Warp &warp, u32 lanes) {
+void arriveAtCluster(Warp &warp, u32 lanes, u32 pc) {
   Cluster &cluster = *warp.block->cluster;
+  if (u32 twice = lanes & warp.clusterArrived)
+    report(warp, __builtin_ctz(twice), pc,
+           "arrives at the cluster's barrier a second time: expected "
+           "barrier.cluster.wait between");
+  warp.clusterArrived |= lanes;
   publish(warp, lanes, cluster.arriving);
   tick(warp);
   warp.clusterPhase = cluster.barrierPhase + 1;
   cluster.barrierArrived += __builtin_popcount(lanes);
+}
+
+void checkClusterWait(Warp &warp, u32 lanes, u32 pc) {
+  if (u32 absent = lanes & ~warp.clusterArrived)
+    report(warp, __builtin_ctz(absent), pc,
+           "waits for the cluster's barrier without having arrived: expected "
+           "barrier.cluster.arrive before");
+  warp.clusterArrived &= ~lanes;
 }
 
 bool checkClusterBarrier(Cluster &cluster) {

@@ -33,9 +33,13 @@ std::optional<TensorMap> loadMap(Warp &warp, const Inst &inst, u32 lane) {
   LaunchState &launch = *warp.block->launch;
   const u8 *from = nullptr;
   u64 params = reinterpret_cast<u64>(launch.params.data());
-  if (address + sizeof(TensorMap) <= launch.params.size())
+  auto inParams = [&](u64 offset) {
+    return launch.params.size() >= sizeof(TensorMap) &&
+           offset <= launch.params.size() - sizeof(TensorMap);
+  };
+  if (inParams(address))
     from = launch.params.data() + address;
-  else if (address - params + sizeof(TensorMap) <= launch.params.size() ||
+  else if (inParams(address - params) ||
            findRegion(launch, address, sizeof(TensorMap)))
     from = reinterpret_cast<const u8 *>(address);
   TensorMap map;
@@ -118,6 +122,21 @@ Transfer tileOf(const TensorMap &map, const i32 *coordinates,
 // Into shared memory
 //===----------------------------------------------------------------------===//
 
+/// The mbarrier that the copy was started with; null if it has been invalidated
+/// or initialised anew since.
+static Mbarrier *findStarted(Warp &warp, u32 lane, u32 pc, Block &owner,
+                             u64 place, u32 serial) {
+  auto it = owner.mbarriers.find(place);
+  if (it != owner.mbarriers.end() && it->second.serial == serial)
+    return &it->second;
+  Reporter &reporter = *warp.block->launch->reporter;
+  if (!reporter.repeats(FindingKind::Race, warp, pc))
+    reporter.add(FindingKind::Race, warp, lane, pc,
+                 "the copy completes on an mbarrier that has been invalidated "
+                 "or initialised anew before the bytes came");
+  return nullptr;
+}
+
 static void landIncoming(Warp &warp, u32 lane, u32 pc, Block &owner, u64 offset,
                          const Incoming &incoming, Mbarrier &barrier) {
   incoming.land(owner.shared + offset);
@@ -131,7 +150,7 @@ static void landIncoming(Warp &warp, u32 lane, u32 pc, Block &owner, u64 offset,
   }
   barrier.arriving.learn(owner.linear, owner.asyncActor(),
                          1u << barrier.asyncLane, owner.asyncTime + 1);
-  ++owner.asyncTime;
+  barrier.lastLanding = owner.asyncTime++;
   barrier.transactions -= static_cast<i64>(incoming.bytes);
   checkPhase(owner, barrier);
 }
@@ -158,11 +177,13 @@ void startIncoming(Warp &warp, const Inst &inst, u32 lane, Incoming incoming) {
   Counters &c = warp.block->executor->counters.totals;
   c.sharedBytesWritten += incoming.bytes;
   Block &waits = incoming.outlivesBlock ? *owner : *warp.block;
-  schedule(
-      waits, warp, lane, pc,
-      [&warp, lane, pc, owner, offset, ref, incoming = std::move(incoming)] {
-        landIncoming(warp, lane, pc, *owner, offset, incoming, *ref.barrier);
-      });
+  schedule(waits, warp, lane, pc,
+           [&warp, lane, pc, owner, offset, place = ref.place,
+            serial = ref.barrier->serial, incoming = std::move(incoming)] {
+             if (Mbarrier *barrier =
+                     findStarted(warp, lane, pc, *owner, place, serial))
+               landIncoming(warp, lane, pc, *owner, offset, incoming, *barrier);
+           });
 }
 
 //===----------------------------------------------------------------------===//

@@ -10,6 +10,12 @@
 namespace moe::sim {
 namespace {
 
+/// What hardware gives a kernel without static shared memory, whose swizzles
+/// may rely on it.
+constexpr u32 kDynamicSharedAlignment = 1024;
+/// Of a thread; that of all chips.
+constexpr u64 kMaxLocalBytes = 512 * 1024;
+
 u64 alignTo(u64 value, u64 alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
@@ -293,6 +299,11 @@ void Decoder::finish() {
         "kernel " + kernel.name + ": expected at most " +
         std::to_string(kPcLimit) + " instructions, found " +
         std::to_string(kernel.code.size()));
+  if (kernel.localBytes > kMaxLocalBytes)
+    throw std::invalid_argument(
+        "kernel " + kernel.name + ": expected at most " +
+        std::to_string(kMaxLocalBytes) + " bytes of local memory, found " +
+        std::to_string(kernel.localBytes));
   for (size_t pc = 0; pc < kernel.code.size(); ++pc) {
     kernel.code[pc].d = kernel.operands.data() + operandStarts[pc].first;
     kernel.code[pc].s = kernel.operands.data() + operandStarts[pc].second;
@@ -302,14 +313,16 @@ void Decoder::finish() {
   for (std::vector<u32> &table : kernel.branchTables)
     for (u32 &entry : table)
       entry = labelPcs[entry];
-  u64 dynamicStart = alignTo(kernel.sharedBytes, kernel.dynamicAlignment);
+  kernel.dynamicStart = kernel.sharedBytes;
   if (kernel.usesDynamicShared) {
     kernel.sharedAlignment =
         std::max(kernel.sharedAlignment, kernel.dynamicAlignment);
-    kernel.sharedBytes = dynamicStart;
+    kernel.dynamicStart =
+        alignTo(kernel.sharedBytes,
+                std::max(kernel.dynamicAlignment, kDynamicSharedAlignment));
   }
   for (size_t index : dynamicPresets)
-    kernel.presets[index].value += dynamicStart;
+    kernel.presets[index].value += kernel.dynamicStart;
   markWgmmaOperands();
   // The files of a block's warps follow each other, and vectors of registers
   // are read and written by aligned accesses.

@@ -172,6 +172,7 @@ void startWarp(Block &block, u32 index, bool fresh) {
   warp.bulkStores.clear();
   std::fill_n(warp.bulkGroup, kWarpSize, 0);
   warp.clusterPhase = 0;
+  warp.clusterArrived = 0;
   warp.defined.assign(kernel.tracked.size(), 0);
   for (const Kernel::Tracked &tracked : kernel.tracked)
     std::memset(warp.registers + tracked.offset, 0xCD,
@@ -222,6 +223,7 @@ void startBlock(Block &block, LaunchState &launch, Executor &executor,
   for (BarrierState &barrier : block.barriers)
     barrier = BarrierState();
   block.mbarriers.clear();
+  block.numMbarriers = 0;
   block.events.clear();
   block.now = 0;
   block.asyncTime = 1;
@@ -312,6 +314,7 @@ private:
     Cluster &cluster = *resident[index];
     u64 before = cluster.executed;
     executor.progressed = false;
+    executor.endsTurn = false;
     switch (runCluster(cluster, kTurn)) {
     case ClusterStatus::Done:
       executor.pool.push_back(std::move(resident[index]));
@@ -335,7 +338,9 @@ private:
                             : executor.idleInstructions +
                                   std::max<u64>(cluster.executed - before, 1);
     u64 enough = launch.kernel->spins ? kIdleLimitSpinning : kIdleLimit;
-    bool all = launch.nextCluster >= launch.clusterOrder.size();
+    // Blocks that do not communicate wait for none that has not started.
+    bool all = launch.nextCluster >= launch.clusterOrder.size() ||
+               !launch.kernel->blocksCommunicate;
     if (executor.idleInstructions > enough * (all ? 1 : 4))
       reportStuck(cluster,
                   "livelock: loops run on and nothing changes any more");

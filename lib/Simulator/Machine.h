@@ -151,6 +151,8 @@ struct Warp {
   /// Lanes in which each tracked register is defined.
   std::vector<u32> defined;
   u64 clusterPhase = 0;
+  /// Lanes that have arrived at the cluster's barrier and not waited since.
+  u32 clusterArrived = 0;
 
   const Clock &clockOf(u32 lane) const {
     return privateLanes >> lane & 1 ? *laneClocks[lane] : clock;
@@ -199,6 +201,10 @@ struct Mbarrier {
   /// Releases of the running phase and of all completed ones.
   Clock arriving;
   Clock completed;
+  /// When the last copy that completed bytes here landed, if one did.
+  u32 lastLanding = 0;
+  /// Which of the block's mbarriers it is: places are used again.
+  u32 serial = 0;
   /// Who initialised it.
   u32 initBlock = 0, initActor = 0, initLane = 0, initTime = 0, initPc = 0;
   /// Lane of the asynchronous actor that stands for this barrier's copies.
@@ -235,6 +241,7 @@ struct Block {
   std::vector<u8> localMemory;
   std::array<BarrierState, 16> barriers;
   std::unordered_map<u64, Mbarrier> mbarriers;
+  u32 numMbarriers = 0;
   std::vector<Event> events;
   std::vector<u32> order;
   Random random;
@@ -305,10 +312,20 @@ struct LaunchState {
   u32 threadsPerBlock = 0;
   u32 warpsPerBlock = 0;
   u32 threads = 1;
-  /// The window of shared addresses: [sharedBase, sharedEnd).
+  /// The window of shared addresses: from sharedBase on, sharedSize bytes.
+  /// Those from gapBegin to gapEnd, between static and dynamic memory, are
+  /// nobody's.
   u64 sharedBase = 0;
-  u64 sharedEnd = 0;
   u64 sharedSize = 0;
+  u64 gapBegin = 0;
+  u64 gapEnd = 0;
+
+  /// Whether a block has `bytes` bytes of shared memory at an address.
+  bool holdsShared(u64 address, u64 bytes) const {
+    u64 offset = address - sharedBase;
+    return offset < sharedSize && bytes <= sharedSize - offset &&
+           !(offset < gapEnd && offset + bytes > gapBegin);
+  }
   std::vector<u8> params;
   /// Sorted by address.
   std::vector<Region> regions;
@@ -327,6 +344,8 @@ struct Executor {
   /// Something changed that another warp could wait for.
   bool progressed = false;
   u64 idleInstructions = 0;
+  /// The cluster gives its turn to another one.
+  bool endsTurn = false;
   Random random;
   /// Finished clusters, kept for their memory.
   std::vector<std::unique_ptr<Cluster>> pool;
@@ -375,7 +394,9 @@ void startCluster(Cluster &cluster, LaunchState &launch, Executor &executor,
 void arriveAtBarrier(Warp &warp, size_t group);
 /// Opens barriers that only waited for threads that have exited since.
 bool checkBarriers(Block &block);
-void arriveAtCluster(Warp &warp, u32 lanes);
+void arriveAtCluster(Warp &warp, u32 lanes, u32 pc);
+/// Reports lanes that wait for the cluster and have not arrived.
+void checkClusterWait(Warp &warp, u32 lanes, u32 pc);
 /// Lets groups go whose cluster barrier has completed.
 bool checkClusterBarrier(Cluster &cluster);
 /// Reports asynchronous work of these lanes that nobody has waited for.

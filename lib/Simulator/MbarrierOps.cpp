@@ -44,6 +44,7 @@ void checkInit(Warp &warp, const Inst &inst, u32 lane, const Mbarrier &barrier,
            "uses an mbarrier that was initialised at " +
                reporter.describe(barrier.initPc) + "; nothing orders the two");
   else if (byAsyncProxy && own &&
+           !warp.block->launch->config->allows.unfencedInit &&
            !clock.proxy.knows(barrier.initActor, lanes, barrier.initTime))
     report(warp, lane, pc, FindingKind::Race,
            "an asynchronous copy uses an mbarrier that was initialised at " +
@@ -80,18 +81,40 @@ void runInit(Warp &warp, const Inst &inst, u32 mask) {
     barrier.initTime = warp.time;
     barrier.initPc = pc;
     barrier.asyncLane = asyncLane;
+    barrier.serial = ++block.numMbarriers;
     block.executor->progressed = true;
   }
 }
 
+/// Whoever invalidates an mbarrier must have waited for the copies that
+/// complete on it: those on their way would have none.
+void checkCopies(Warp &warp, u32 lane, u32 pc, const MbarrierRef &ref) {
+  const Mbarrier &barrier = *ref.barrier;
+  u32 asyncLane = 1u << barrier.asyncLane;
+  bool landed =
+      !barrier.lastLanding ||
+      warp.clockOf(lane).knows(ref.owner->linear, ref.owner->asyncActor(),
+                               asyncLane, barrier.lastLanding);
+  if (barrier.transactions > 0 || !landed)
+    report(warp, lane, pc, FindingKind::Race,
+           "invalidates an mbarrier on which copies complete that nothing has "
+           "waited for");
+}
+
 void runInvalidate(Warp &warp, const Inst &inst, u32 mask) {
+  u32 pc = pcOf(warp, inst);
   for (u32 l : Lanes(mask)) {
     u64 address = sharedAddress(warp, inst.s[0], inst.wideAddress, inst.imm,
                                 inst.aux2, l);
     MbarrierRef ref = findMbarrier(warp, inst, l, address, false);
-    if (ref.barrier)
-      ref.owner->mbarriers.erase(
-          static_cast<u64>(address - warp.block->launch->sharedBase));
+    if (!ref.barrier)
+      continue;
+    if (warp.block->launch->checks.race)
+      checkCopies(warp, l, pc, ref);
+    Access access(warp, 1u << l, pc);
+    access.write = access.undefined = true;
+    touchShared(warp, address, kMbarrierBytes, access);
+    ref.owner->mbarriers.erase(ref.place);
   }
 }
 
@@ -230,7 +253,7 @@ MbarrierRef findMbarrier(Warp &warp, const Inst &inst, u32 lane, u64 address,
     return {};
   }
   checkInit(warp, inst, lane, it->second, byAsyncProxy);
-  return {&it->second, owner};
+  return {&it->second, owner, offset};
 }
 
 void checkPhase(Block &owner, Mbarrier &barrier) {
@@ -259,8 +282,8 @@ void addMbarrierOps(HandlerTable &table) {
   table["mbarrier.expect_tx"] = runExpectTx;
   table["mbarrier.test_wait"] = runTest;
   table["mbarrier.pending_count"] = runPendingCount;
-  table["barrier.cluster.arrive"] = [](Warp &warp, const Inst &, u32 mask) {
-    arriveAtCluster(warp, mask);
+  table["barrier.cluster.arrive"] = [](Warp &warp, const Inst &inst, u32 mask) {
+    arriveAtCluster(warp, mask, pcOf(warp, inst));
   };
 }
 

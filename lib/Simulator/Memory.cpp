@@ -98,7 +98,7 @@ Block *sharedOwner(Block &block, u64 address, u64 bytes, u64 &offset) {
     owner = block.cluster->blocks[rank - 1].get();
     address &= (1u << kClusterRankShift) - 1;
   }
-  if (address < launch.sharedBase || address + bytes > launch.sharedEnd)
+  if (!launch.holdsShared(address, bytes))
     return nullptr;
   offset = address - launch.sharedBase;
   return owner;
@@ -283,6 +283,8 @@ private:
       return;
     access.undefined = request.undefinedLanes >> run.first & 1;
     access.value = request.values + run.first * request.bytes;
+    access.warpStore.values = request.values;
+    access.warpStore.bytes = request.bytes;
   }
 
   Pattern classify(u32 mask, const u64 *at) const {
@@ -353,6 +355,8 @@ private:
   }
 
   u32 shared(u32 mask, const u64 *at) {
+    access.warpStore.mask = mask;
+    access.warpStore.addresses = at;
     Pattern pattern = classify(mask, at);
     if (request.counts)
       countShared(warp, mask, at, request.bytes, request.write);
@@ -363,7 +367,7 @@ private:
     bool shadowed = launch.checks.race || launch.checks.uninit;
     auto touch = [&](u64 address, u32 bytes) {
       // The block's own window, nearly always.
-      if (address < launch.sharedBase || address + bytes > launch.sharedEnd)
+      if (!launch.holdsShared(address, bytes))
         return touchShared(warp, address, bytes, access);
       u64 offset = address - launch.sharedBase;
       access.memory = block.shared + offset;
@@ -381,6 +385,8 @@ private:
   }
 
   u32 global(u32 mask) {
+    access.warpStore.mask = mask;
+    access.warpStore.addresses = addresses;
     Pattern pattern = classify(mask, addresses);
     if (request.counts && pattern.consecutive)
       countConsecutive(warp, addresses[0], kWarpSize * request.bytes,
@@ -413,7 +419,7 @@ private:
     u64 size = warp.block->launch->kernel->localBytes;
     u32 good = 0;
     for (u32 l : Lanes(mask)) {
-      if (at[l] + request.bytes <= size) {
+      if (at[l] < size && request.bytes <= size - at[l]) {
         good |= place(l, warp.local + l * size + at[l]);
         continue;
       }
@@ -439,7 +445,8 @@ private:
       if (address >> 32 == 1) {
         frame[l] = static_cast<u32>(address);
         inFrame |= 1u << l;
-      } else if (address + request.bytes <= launch.params.size()) {
+      } else if (address < launch.params.size() &&
+                 request.bytes <= launch.params.size() - address) {
         good |= place(l, launch.params.data() + address);
       } else {
         reportBounds(
@@ -465,7 +472,9 @@ private:
       } else if (frame && address - localBegin < frame * kWarpSize) {
         converted[l] = address - localBegin - l * frame;
         inLocal |= 1u << l;
-      } else if (address - paramBegin < block.launch->params.size()) {
+      } else if (u64 offset = address - paramBegin;
+                 offset < block.launch->params.size() &&
+                 request.bytes <= block.launch->params.size() - offset) {
         pointers[l] = reinterpret_cast<u8 *>(address);
         inParams |= 1u << l;
       }

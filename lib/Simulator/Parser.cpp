@@ -150,7 +150,7 @@ private:
     } else if (token.isDot("file")) {
       parseFile();
     } else if (token.isDot("section")) {
-      while (!peek().is('{'))
+      while (peek().kind != TokenKind::End && !peek().is('{'))
         take();
       skipBraces();
     } else if (token.isDot("pragma") || token.isDot("alias")) {
@@ -298,10 +298,13 @@ private:
       const Token &word = take();
       Space pointee;
       if (word.isDot("align")) {
-        u32 alignment = static_cast<u32>(takeInteger());
+        u64 alignment = takeInteger();
+        if (!std::has_single_bit(alignment) || alignment > kMaxAlignment)
+          fail("an alignment that is a power of two, at most " +
+               std::to_string(kMaxAlignment) + ", before this");
         // In `.ptr .global .align 16` it is the pointee's.
         if (!isPointer)
-          variable.alignment = alignment;
+          variable.alignment = static_cast<u32>(alignment);
       } else if (word.isDot("v2") || word.isDot("v4")) {
         lanes = word.text[2] - '0';
       } else if (word.isDot("ptr")) {
@@ -332,7 +335,11 @@ private:
         variable.count = 0;
         continue;
       }
-      variable.count *= takeInteger();
+      u64 count = takeInteger();
+      if (count && variable.count > kMaxElements / count)
+        fail("a variable of at most " + std::to_string(kMaxElements) +
+             " elements before this");
+      variable.count *= count;
       expect(']');
     }
     if (takeIf('=')) {
@@ -346,6 +353,7 @@ private:
 
   void parseInitializer(Variable &variable) {
     if (takeIf('{')) {
+      Nesting nesting(*this);
       while (!takeIf('}')) {
         parseInitializer(variable);
         if (!takeIf(',') && !peek().is('}'))
@@ -508,6 +516,7 @@ private:
   }
 
   Operand parseGroup(Operand::Kind kind, char close) {
+    Nesting nesting(*this);
     Operand group;
     group.kind = kind;
     take();
@@ -569,8 +578,30 @@ private:
     return operand;
   }
 
+  /// One more level of braces or brackets within an operand. Every level takes
+  /// stack here and in the decoder.
+  class Nesting {
+  public:
+    explicit Nesting(Parser &parser) : parser(parser) {
+      if (++parser.depth > kMaxDepth)
+        parser.fail("at most " + std::to_string(kMaxDepth) +
+                    " nested brackets");
+    }
+    Nesting(const Nesting &) = delete;
+    Nesting &operator=(const Nesting &) = delete;
+    ~Nesting() { --parser.depth; }
+
+  private:
+    Parser &parser;
+  };
+
+  static constexpr u32 kMaxDepth = 64;
+  static constexpr u64 kMaxAlignment = 1 << 16;
+  static constexpr u64 kMaxElements = 1 << 28;
+
   std::vector<Token> tokens;
   size_t pos = 0;
+  u32 depth = 0;
   SourceLine source;
   SyntaxTree tree;
 };

@@ -174,6 +174,8 @@ struct Kernel {
   u32 sharedAlignment = 1;
   bool usesDynamicShared = false;
   u32 dynamicAlignment = 1;
+  /// Where dynamic shared memory starts, behind the static one.
+  u64 dynamicStart = 0;
 
   u32 maxThreads = 0;
   u32 requiredBlock[3] = {0, 0, 0};

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 namespace moe::sim {
 namespace {
@@ -20,7 +21,7 @@ std::string placeName(const Warp &warp, const char *memory, u64 address) {
   return "shared memory+" + std::to_string(offset);
 }
 
-std::string actorName(const Warp &warp, const Stamp &stamp) {
+std::string actorName(const Warp &warp, const Stamp &stamp, u32 lane) {
   const Block &block = *warp.block;
   u32 ofBlock = (stamp.actor - 1) / block.actors();
   u32 local = (stamp.actor - 1) % block.actors();
@@ -34,7 +35,20 @@ std::string actorName(const Warp &warp, const Stamp &stamp) {
   if (local == block.asyncActor())
     return text + "an asynchronous copy";
   return text + "warp " + std::to_string(local) + " lane " +
-         std::to_string(stamp.lane());
+         std::to_string(lane);
+}
+
+/// A lane of each access; two lanes of one warp race with one another, never a
+/// lane with itself.
+std::pair<u32, u32> pickLanes(const Stamp &mine, const Stamp &other) {
+  u32 lane = __builtin_ctz(mine.lanes), otherLane = other.lane();
+  if (mine.actor != other.actor || lane != otherLane)
+    return {lane, otherLane};
+  if (u32 rest = mine.lanes & ~(1u << otherLane))
+    return {static_cast<u32>(__builtin_ctz(rest)), otherLane};
+  if (u32 rest = other.lanes & ~(1u << lane))
+    return {lane, static_cast<u32>(__builtin_ctz(rest))};
+  return {lane, otherLane};
 }
 
 } // namespace
@@ -45,18 +59,24 @@ void reportRace(const Access &access, RaceKind kind, const char *memory,
   Warp &warp = *access.warp;
   Reporter &reporter = *warp.block->launch->reporter;
   u32 otherPc = other.info & kPcMask;
-  if (reporter.repeats(FindingKind::Race, warp, access.pc, otherPc))
+  bool equal = kind == RaceKind::EqualStores;
+  FindingKind found = equal ? FindingKind::EqualStores : FindingKind::Race;
+  if (reporter.repeats(found, warp, access.pc, otherPc))
     return;
   static constexpr const char *kinds[] = {
-      "read-after-write", "write-after-write", "write-after-read"};
+      "read-after-write race", "write-after-write race",
+      "write-after-read race", "equal stores"};
   bool read = kind == RaceKind::ReadAfterWrite;
-  std::string what = std::string(kinds[static_cast<u8>(kind)]) +
-                     " race: " + (read ? "reads " : "writes ") +
+  std::string what = std::string(kinds[static_cast<u8>(kind)]) + ": " +
+                     (read ? "reads " : "writes ") +
                      placeName(warp, memory, address);
-  std::string whom = actorName(warp, other) +
+  auto [lane, otherLane] = pickLanes(mine, other);
+  std::string whom = actorName(warp, other, otherLane) +
                      (kind == RaceKind::WriteAfterRead ? " read" : " wrote") +
                      " at " + reporter.describe(otherPc);
   what += ", which " + whom;
+  if (equal)
+    what += " with the same value";
   if (other.pending())
     what += "; that access is asynchronous and not waited for";
   else if (proxy)
@@ -64,8 +84,7 @@ void reportRace(const Access &access, RaceKind kind, const char *memory,
             "that write and this asynchronous access";
   else
     what += "; nothing orders the two";
-  reporter.add(FindingKind::Race, warp, __builtin_ctz(mine.lanes), access.pc,
-               what, otherPc, whom);
+  reporter.add(found, warp, lane, access.pc, what, otherPc, whom);
 }
 
 void reportUninitRead(const Access &access, const char *memory, u64 address,

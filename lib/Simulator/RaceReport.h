@@ -7,7 +7,13 @@
 
 namespace moe::sim {
 
-enum class RaceKind : u8 { ReadAfterWrite, WriteAfterWrite, WriteAfterRead };
+enum class RaceKind : u8 {
+  ReadAfterWrite,
+  WriteAfterWrite,
+  WriteAfterRead,
+  /// By one instruction of two warps, and the bytes were the same.
+  EqualStores
+};
 
 /// `mine` and `other` collide at `address` of the memory called `memory`.
 /// `proxy`: only a proxy fence is missing between the two.

@@ -6,8 +6,8 @@
 namespace moe::sim {
 
 const char *name(FindingKind kind) {
-  static constexpr const char *names[] = {"race",  "bounds",   "uninit",
-                                          "align", "deadlock", "trap"};
+  static constexpr const char *names[] = {
+      "race", "bounds", "uninit", "align", "deadlock", "trap", "equal-stores"};
   return names[static_cast<u8>(kind)];
 }
 

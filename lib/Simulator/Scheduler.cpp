@@ -239,6 +239,8 @@ bool enterCollective(Warp &warp, size_t index, const Inst &inst, u32 mask) {
 void enterBarrier(Warp &warp, size_t index, const Inst &inst, u32 mask) {
   u32 rest = warp.groups[index].mask & ~mask;
   u32 pc = warp.groups[index].pc;
+  if (inst.flow == Flow::ClusterWait)
+    checkClusterWait(warp, mask, pc);
   if (rest)
     splitGroup(warp, index, rest, pc + 1);
   if (inst.aligned && mask != warp.live) {
@@ -509,7 +511,9 @@ ClusterStatus runCluster(Cluster &cluster, u64 budget) {
   LaunchState &launch = *cluster.blocks[0]->launch;
   u64 executed = 0;
   // Rounds in which all wait for a copy to land execute next to nothing.
-  for (u64 rounds = 0; executed < budget && rounds < budget; ++rounds) {
+  for (u64 rounds = 0; executed < budget && rounds < budget &&
+                       !cluster.blocks[0]->executor->endsTurn;
+       ++rounds) {
     if (launch.stop)
       return ClusterStatus::Done;
     bool any = false, live = false;

@@ -142,6 +142,27 @@ inline bool proxyFenced(const Access &access, const Stamp &mine,
       .proxy.knows(local, writer.lanes, writer.time);
 }
 
+/// Another lane stores the same bytes by the same instruction to this place,
+/// `at` bytes from where the access begins: benign, for hardware keeps one of
+/// them.
+bool storeEqual(const Access &access, const Stamp &mine, const Stamp &writer,
+                u64 at, u32 bytes) {
+  const auto &store = access.warpStore;
+  u32 other = writer.lane();
+  if (!access.value || !store.values || writer.actor != mine.actor ||
+      writer.time != mine.time || !(store.mask >> other & 1))
+    return false;
+  // The place among the bytes of the access's first lane, then of the other.
+  u32 first = __builtin_ctz(access.lanes);
+  u64 place = static_cast<u64>(access.value - store.values) -
+              u64(first) * store.bytes + at;
+  u64 there = place + store.addresses[first] - store.addresses[other];
+  return there < store.bytes && bytes <= store.bytes - there &&
+         std::memcmp(access.value + at,
+                     store.values + u64(other) * store.bytes + there,
+                     bytes) == 0;
+}
+
 } // namespace
 
 Stamp Cell::written(u32 bytes) const {
@@ -283,7 +304,7 @@ bool ShadowPage::checkWriter(const Access &access, const Cell &cell,
                              const Span &span) {
   Stamp writer = cell.written(bytes);
   bool races = writer.pending() || !ordered(access, mine, writer);
-  bool proxy = !races && access.read && !proxyFenced(access, mine, writer);
+  bool proxy = !races && !proxyFenced(access, mine, writer);
   if (!races && !proxy)
     return true;
   if (mine.strided() || writer.strided())
@@ -294,16 +315,22 @@ bool ShadowPage::checkWriter(const Access &access, const Cell &cell,
     if ((!writer.pending() || bothPending) && bothStrong(access, writer))
       return true;
   }
-  if (races && !writer.pending()) {
-    // Lanes that store one value through one instruction: benign, common.
+  RaceKind kind =
+      access.read ? RaceKind::ReadAfterWrite : RaceKind::WriteAfterWrite;
+  if (races && !writer.pending() && !access.read && access.value &&
+      (writer.info & kPcMask) == access.pc) {
     u64 at = start - span.from;
-    if (!access.read && access.value && (writer.info & kPcMask) == access.pc &&
-        std::memcmp(access.memory + at, access.value + at, bytes) == 0)
+    if (storeEqual(access, mine, writer, at, bytes))
       return true;
+    // Between warps the memory model calls it a race, though no value shows it.
+    if (std::memcmp(access.memory + at, access.value + at, bytes) == 0) {
+      if (writer.actor == mine.actor ||
+          access.warp->block->launch->config->allows.equalStores)
+        return true;
+      kind = RaceKind::EqualStores;
+    }
   }
-  reportRace(access,
-             access.read ? RaceKind::ReadAfterWrite : RaceKind::WriteAfterWrite,
-             name, span.origin + start, mine, writer, proxy);
+  reportRace(access, kind, name, span.origin + start, mine, writer, proxy);
   return true;
 }
 

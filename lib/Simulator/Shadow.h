@@ -78,6 +78,13 @@ struct Access {
   /// What memory holds and what is stored, to tell benign equal stores.
   const u8 *memory = nullptr;
   const u8 *value = nullptr;
+  /// What all lanes of the instruction store, `bytes` each.
+  struct {
+    const u8 *values = nullptr;
+    u32 bytes = 0;
+    u32 mask = 0;
+    const u64 *addresses = nullptr;
+  } warpStore;
   /// Who accesses, and what the whole warp knows of the block's actors.
   u32 actor;
   u32 time;

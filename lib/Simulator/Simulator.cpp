@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string_view>
 #include <thread>
 
 namespace moe::sim {
@@ -17,7 +18,10 @@ Region::~Region() = default;
 namespace {
 
 constexpr u32 kMaxThreads = 1024;
-constexpr u64 kMaxShared = 227 * 1024;
+constexpr u32 kMaxBlockDepth = 64;
+constexpr u32 kMaxGridX = 0x7fffffff, kMaxGridYZ = 0xffff;
+/// Without the host's opting in.
+constexpr u64 kDefaultShared = 48 * 1024;
 constexpr u32 kMaxClusterBlocks = 16;
 
 [[noreturn]] void refuse(const std::string &what) {
@@ -39,8 +43,29 @@ void copyExtents(const std::array<u32, 3> &from, u32 *to, const char *what) {
   }
 }
 
+/// The shared memory that a block may have on a chip, `sm_90a` say.
+u64 maxSharedOf(const std::string &target) {
+  static constexpr std::pair<std::string_view, u64> kilobytes[] = {
+      {"sm_70", 96},  {"sm_72", 96},  {"sm_75", 64},
+      {"sm_80", 163}, {"sm_86", 99},  {"sm_87", 163},
+      {"sm_89", 99},  {"sm_120", 99}, {"sm_121", 99}};
+  size_t end = target.find_first_not_of("0123456789", 3);
+  for (auto [chip, size] : kilobytes)
+    if (std::string_view(target).substr(0, end) == chip)
+      return size * 1024;
+  return 227 * 1024;
+}
+
 void checkExtents(const Kernel &kernel, LaunchState &state) {
+  const u32 *grid = state.grid;
+  if (grid[0] > kMaxGridX || grid[1] > kMaxGridYZ || grid[2] > kMaxGridYZ)
+    refuse("expected a grid of at most " + std::to_string(kMaxGridX) + "," +
+           std::to_string(kMaxGridYZ) + "," + std::to_string(kMaxGridYZ) +
+           " blocks, found " + extents(grid));
   const u32 *block = state.block;
+  if (block[2] > kMaxBlockDepth)
+    refuse("expected blocks of at most " + std::to_string(kMaxBlockDepth) +
+           " threads along z, found " + extents(block));
   u64 threads = static_cast<u64>(block[0]) * block[1] * block[2];
   u32 limit = kernel.maxThreads ? std::min(kernel.maxThreads, kMaxThreads)
                                 : kMaxThreads;
@@ -72,16 +97,32 @@ void checkExtents(const Kernel &kernel, LaunchState &state) {
 
 void placeShared(const Kernel &kernel, const Launch &launch,
                  LaunchState &state) {
-  state.sharedSize = kernel.sharedBytes + launch.dynamicSmem;
-  if (state.sharedSize > kMaxShared)
-    refuse("expected at most " + std::to_string(kMaxShared) +
-           " bytes of shared memory, found " +
-           std::to_string(state.sharedSize));
-  // As aligned as the kernel declares, and no more: code that hopes for more
-  // is found out.
-  u32 alignment = kernel.sharedAlignment;
-  state.sharedBase = 1024 + (alignment < 1024 ? alignment : 0);
-  state.sharedEnd = state.sharedBase + state.sharedSize;
+  u64 limit = maxSharedOf(state.program->tree.target);
+  // Apart, because the sum may not fit.
+  if (kernel.sharedBytes > limit ||
+      launch.dynamicSmem > limit - kernel.sharedBytes)
+    refuse("expected at most " + std::to_string(limit) +
+           " bytes of shared memory on " + state.program->tree.target +
+           ", found " + std::to_string(kernel.sharedBytes) + " static and " +
+           std::to_string(launch.dynamicSmem) + " dynamic ones");
+  if (!launch.optsIn && launch.dynamicSmem &&
+      kernel.sharedBytes + launch.dynamicSmem > kDefaultShared)
+    refuse("expected at most " + std::to_string(kDefaultShared) +
+           " bytes of shared memory, or MAX_DYNAMIC_SHARED_SIZE_BYTES set "
+           "before the launch of kernel " +
+           kernel.name + ", found " + std::to_string(kernel.sharedBytes) +
+           " static and " + std::to_string(launch.dynamicSmem) +
+           " dynamic ones");
+  u64 start = launch.dynamicSmem ? kernel.dynamicStart : kernel.sharedBytes;
+  state.sharedSize = start + launch.dynamicSmem;
+  if (start > kernel.sharedBytes) {
+    state.gapBegin = kernel.sharedBytes;
+    state.gapEnd = start;
+  }
+  state.sharedBase = 1024;
+  if (launch.sharedAlignment == SharedAlignment::Declared &&
+      kernel.sharedAlignment < 1024)
+    state.sharedBase += kernel.sharedAlignment;
 }
 
 void collectRegions(const Program &program, const Launch &launch,

@@ -184,6 +184,16 @@ void addReductions(HandlerTable &table) {
       [](float a, float b) { return pickFloat<true, true, false>(a, b); });
 }
 
+/// With seed 0 the lowest lane, as on the chips that are known.
+u32 chooseLeader(u64 seed, u32 mask) {
+  if (seed == 0)
+    return __builtin_ctz(mask);
+  u32 rank = Random(seed ^ mask).below(__builtin_popcount(mask));
+  while (rank-- > 0)
+    mask &= mask - 1;
+  return __builtin_ctz(mask);
+}
+
 } // namespace
 
 void addWarpOps(HandlerTable &table) {
@@ -199,9 +209,9 @@ void addWarpOps(HandlerTable &table) {
     for (u32 l : Lanes(mask))
       d[l] = mask;
   };
-  // elect.sync d|p: one lane of the mask, here the lowest, is the leader.
+  // elect.sync d|p: one lane is the leader, the same for equal masks.
   table["elect"] = [](Warp &warp, const Inst &inst, u32 mask) {
-    u32 leader = __builtin_ctz(mask);
+    u32 leader = chooseLeader(warp.block->launch->config->seed, mask);
     if (inst.d[0] != kNone)
       for (u32 l : Lanes(mask))
         lanesOf<u32>(warp, inst.d[0])[l] = leader;

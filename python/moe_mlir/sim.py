@@ -33,6 +33,7 @@ from ._sim_memory import (
 )
 
 __all__ = [
+    "ALLOWANCES",
     "CHECKS",
     "Finding",
     "Module",
@@ -44,6 +45,9 @@ __all__ = [
 
 #: Every check that `launch` knows. Deadlock detection is always on.
 CHECKS = ("race", "bounds", "uninit", "align")
+#: What the race check lets pass if asked to.
+ALLOWANCES = ("equal-stores", "unfenced-init")
+_DECLARED_ALIGNMENT = 1 << len(CHECKS + ALLOWANCES)
 
 _NUMERICS = ("exact", "tensor_core", "perturbed")
 _SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
@@ -61,7 +65,8 @@ class _FindingFields(NamedTuple):
 class Finding(_FindingFields):
     """A pair (kind, message) that also knows where it was found.
 
-    `kind` is "race", "bounds", "uninit", "align", "deadlock" or "trap".
+    `kind` is "race", "bounds", "uninit", "align", "deadlock", "trap" or
+    "equal-stores", a race of two warps that store the same value.
     `line` is the line in the PTX text, `source` "file:line" if the PTX has
     `.loc` directives, `block` a triple, and `other` describes the second
     access of a race. `count` says how often this finding was met.
@@ -293,6 +298,14 @@ class TensorMap:
         return out.raw
 
 
+def _flags(what: str, names: Sequence[str], known: Sequence[str]) -> int:
+    """A bit for each of `known` that is named."""
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"expected {what} out of {known}, found {unknown}")
+    return sum(1 << known.index(name) for name in set(names))
+
+
 def _encode_scalar(value: Any, param: dict[str, Any], what: str) -> bytes:
     type_name, size = param["type"], param["size"]
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -443,6 +456,8 @@ class Module:
         dynamic_smem: int = 0,
         cluster: int | Sequence[int] | None = None,
         checks: Sequence[str] = CHECKS,
+        allow: Sequence[str] = (),
+        smem_alignment: str = "hardware",
         seed: int = 0,
         policy: int = 0,
         numerics: str = "exact",
@@ -454,11 +469,15 @@ class Module:
                 f"expected a kernel of this module "
                 f"({', '.join(sorted(self.kernels))}), found {kernel!r}"
             )
-        unknown = [c for c in checks if c not in CHECKS]
-        if unknown:
+        flags = _flags("checks", checks, CHECKS)
+        flags |= _flags("allow", allow, ALLOWANCES) << len(CHECKS)
+        if smem_alignment not in ("hardware", "declared"):
             raise ValueError(
-                f"expected checks out of {CHECKS}, found {unknown}"
+                "expected smem_alignment to be 'hardware' or 'declared', "
+                f"found {smem_alignment!r}"
             )
+        if smem_alignment == "declared":
+            flags |= _DECLARED_ALIGNMENT
         if numerics not in _NUMERICS:
             raise ValueError(
                 f"expected numerics to be one of {_NUMERICS}, "
@@ -473,7 +492,7 @@ class Module:
             block=_extent(block, "block"),
             cluster=(0, 0, 0) if cluster is None else _extent(cluster, "cluster"),
             dynamic_smem=dynamic_smem,
-            checks=sum(1 << CHECKS.index(c) for c in set(checks)),
+            checks=flags,
             policy=policy,
             seed=seed,
             numerics=_NUMERICS.index(numerics),
@@ -507,6 +526,8 @@ def launch(
     dynamic_smem: int = 0,
     cluster: int | Sequence[int] | None = None,
     checks: Sequence[str] = CHECKS,
+    allow: Sequence[str] = (),
+    smem_alignment: str = "hardware",
     seed: int = 0,
     policy: int = 0,
     numerics: str = "exact",
@@ -521,6 +542,13 @@ def launch(
     (truncated block sums) or "perturbed" (approximate instructions off by up
     to two ulp, sums in random order). `threads` 0 uses every core where blocks do
     not communicate, and one otherwise.
+
+    `allow` names what the race check is to let pass: "equal-stores", two warps
+    that store the same value to one place, and "unfenced-init", an asynchronous
+    copy that uses an mbarrier without a proxy fence after its initialisation.
+    Dynamic shared memory starts at a multiple of 1024, as on hardware where a
+    kernel has no static one; with `smem_alignment="declared"` only where the
+    kernel's declarations put it, which finds code that hopes for more.
     """
     module = ptx if isinstance(ptx, Module) else Module(ptx)
     return module.launch(
@@ -531,6 +559,8 @@ def launch(
         dynamic_smem=dynamic_smem,
         cluster=cluster,
         checks=checks,
+        allow=allow,
+        smem_alignment=smem_alignment,
         seed=seed,
         policy=policy,
         numerics=numerics,

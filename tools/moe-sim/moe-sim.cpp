@@ -33,6 +33,10 @@ Runs a PTX kernel on the CPU and checks it.
   --print N               print buffer argument N (from 0) afterwards
   --output N=FILE.npy     write buffer argument N to a file afterwards
   --check LIST            race,bounds,uninit,align or none (default all)
+  --allow LIST            what the race check lets pass: equal-stores,
+                          unfenced-init
+  --smem-alignment WHAT   hardware (default): dynamic shared memory starts at a
+                          multiple of 1024; declared: as the kernel declares
   --seed S                order of blocks, warps and copies (default 0)
   --policy 0|1            reconverge early (0) or late (1)
   --numerics MODE         exact, tensor_core or perturbed
@@ -105,6 +109,29 @@ Checks parseChecks(const std::string &text) {
   return checks;
 }
 
+Allowances parseAllowances(const std::string &text) {
+  Allowances allows;
+  for (const std::string &name : splitCommas(text)) {
+    if (name == "equal-stores")
+      allows.equalStores = true;
+    else if (name == "unfenced-init")
+      allows.unfencedInit = true;
+    else
+      refuse("expected --allow equal-stores,unfenced-init, found '" + name +
+             "'");
+  }
+  return allows;
+}
+
+SharedAlignment parseSharedAlignment(const std::string &text) {
+  if (text == "hardware")
+    return SharedAlignment::Hardware;
+  if (text == "declared")
+    return SharedAlignment::Declared;
+  refuse("expected --smem-alignment hardware or declared, found '" + text +
+         "'");
+}
+
 Numerics parseNumerics(const std::string &text) {
   if (text == "exact")
     return Numerics::Exact;
@@ -141,6 +168,10 @@ void setOption(Options &options, const std::string &name,
                                  value.substr(equals + 1));
   } else if (name == "--check") {
     launch.checks = parseChecks(value);
+  } else if (name == "--allow") {
+    launch.allows = parseAllowances(value);
+  } else if (name == "--smem-alignment") {
+    launch.sharedAlignment = parseSharedAlignment(value);
   } else if (name == "--seed") {
     launch.seed = parseNumber(name, value);
   } else if (name == "--policy") {

@@ -28,6 +28,11 @@ enum {
   MOE_SIM_CHECK_BOUNDS = 2,
   MOE_SIM_CHECK_UNINIT = 4,
   MOE_SIM_CHECK_ALIGN = 8,
+  /* What the checks let pass, in the same word. */
+  MOE_SIM_ALLOW_EQUAL_STORES = 16,
+  MOE_SIM_ALLOW_UNFENCED_INIT = 32,
+  /* Dynamic shared memory is only as aligned as the kernel declares it. */
+  MOE_SIM_DECLARED_ALIGNMENT = 64,
 };
 
 typedef struct {

@@ -35,10 +35,13 @@ enum class FindingKind : uint8_t {
   Uninit,
   Align,
   Deadlock,
-  Trap
+  Trap,
+  /// A race by one instruction of two warps that store the same value: no run
+  /// shows it, and the memory model leaves it undefined.
+  EqualStores
 };
 
-/// "race", "bounds", "uninit", "align", "deadlock" or "trap".
+/// "race", "bounds", "uninit", "align", "deadlock", "trap" or "equal-stores".
 const char *name(FindingKind kind);
 
 struct Finding {
@@ -102,6 +105,24 @@ enum class Numerics : uint8_t {
   Perturbed,
 };
 
+/// What the race check lets pass: undefined by the memory model, and met in
+/// code that runs as its author hopes.
+struct Allowances {
+  /// One instruction of two warps stores the same value to one place.
+  bool equalStores = false;
+  /// No proxy fence lies between the initialisation of an mbarrier and its use
+  /// by an asynchronous copy.
+  bool unfencedInit = false;
+};
+
+/// Where dynamic shared memory starts.
+enum class SharedAlignment : uint8_t {
+  /// At a multiple of 1024.
+  Hardware,
+  /// As the kernel declares, and no more: finds code that hopes for more.
+  Declared,
+};
+
 struct Buffer {
   void *data = nullptr;
   uint64_t bytes = 0;
@@ -115,7 +136,13 @@ struct Launch {
   /// {0, 0, 0}: what the kernel requires, else no cluster.
   std::array<uint32_t, 3> cluster = {0, 0, 0};
   uint64_t dynamicSmem = 0;
+  /// Whether the host has allowed the kernel as much dynamic shared memory
+  /// (MAX_DYNAMIC_SHARED_SIZE_BYTES). Else more than 48 KB, static memory
+  /// counted, fail.
+  bool optsIn = true;
+  SharedAlignment sharedAlignment = SharedAlignment::Hardware;
   Checks checks;
+  Allowances allows;
   uint64_t seed = 0;
   /// 0 reconverges as early as possible, 1 as late as the ISA allows.
   uint32_t policy = 0;

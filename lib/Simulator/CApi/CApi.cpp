@@ -38,6 +38,10 @@ Launch convertLaunch(const MoeSimLaunch &from) {
   launch.checks.bounds = from.checks & MOE_SIM_CHECK_BOUNDS;
   launch.checks.uninit = from.checks & MOE_SIM_CHECK_UNINIT;
   launch.checks.align = from.checks & MOE_SIM_CHECK_ALIGN;
+  launch.allows.equalStores = from.checks & MOE_SIM_ALLOW_EQUAL_STORES;
+  launch.allows.unfencedInit = from.checks & MOE_SIM_ALLOW_UNFENCED_INIT;
+  if (from.checks & MOE_SIM_DECLARED_ALIGNMENT)
+    launch.sharedAlignment = SharedAlignment::Declared;
   launch.policy = from.policy;
   launch.seed = from.seed;
   launch.numerics = static_cast<Numerics>(from.numerics);
