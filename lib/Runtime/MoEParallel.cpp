@@ -11,14 +11,23 @@
 #include <algorithm>
 #include <atomic>
 #include <omp.h>
+#include <pthread.h>
 
 static std::atomic<int32_t> threadLimit{0};
+
+/// The threads of OpenMP's pool do not survive a fork, but the child's OpenMP
+/// would wait for them. So a forked process works on one thread.
+static std::atomic<bool> isForked{false};
+[[maybe_unused]] static const int registered = pthread_atfork(
+    nullptr, nullptr, [] { isForked.store(true, std::memory_order_relaxed); });
 
 void moe_set_num_threads(int32_t threads) {
   threadLimit.store(std::max(threads, 0), std::memory_order_relaxed);
 }
 
 int32_t moe_get_num_threads() {
+  if (isForked.load(std::memory_order_relaxed))
+    return 1;
   int32_t limit = threadLimit.load(std::memory_order_relaxed);
   return limit ? limit : std::max(omp_get_max_threads(), 1);
 }

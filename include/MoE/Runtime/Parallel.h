@@ -38,7 +38,8 @@ MOE_RUNTIME_EXPORT void moe_parallel_for(int64_t count, MoEParallelBody body,
 /// Negative values count as 0.
 MOE_RUNTIME_EXPORT void moe_set_num_threads(int32_t threads);
 
-/// The number of threads that a large loop started here would use.
+/// The number of threads that a large loop started here would use. A process
+/// that was forked, rather than started, has one: OpenMP's do not survive it.
 MOE_RUNTIME_EXPORT int32_t moe_get_num_threads(void);
 
 #ifdef __cplusplus
