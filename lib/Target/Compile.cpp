@@ -39,9 +39,9 @@ static void dumpHostCode(ModuleOp module, const HostCodeOptions &options,
 /// The pipeline "moe-to-cpu" with the options that suit the vectors of `cpu`;
 /// any other pipeline as it is. Of an unknown CPU the code generator complains.
 static std::string getPipelineFor(StringRef pipeline, StringRef cpu) {
-  std::string features = codeFeatures(cpu);
-  if (pipeline != "moe-to-cpu" || features.empty())
+  if (pipeline != "moe-to-cpu" || !isKnownCPU(cpu))
     return pipeline.str();
+  std::string features = codeFeatures(cpu);
   SmallVector<StringRef> list;
   StringRef(features).split(list, ',');
   auto has = [&](StringRef feature) {

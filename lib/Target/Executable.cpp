@@ -2,9 +2,9 @@
 
 #include "MoE/Target/Executable.h"
 
-#include "MoE/Runtime/Parallel.h"
+#include "MoE/Runtime/HostSymbols.h"
+#include "MoE/Target/HostCode.h"
 #include "llvm/ExecutionEngine/Orc/AbsoluteSymbols.h"
-#include "llvm/ExecutionEngine/Orc/ExecutionUtils.h"
 #include "llvm/ExecutionEngine/Orc/LLJIT.h"
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/TargetSelect.h"
@@ -15,26 +15,17 @@ using namespace mlir::moe;
 Executable::Executable() = default;
 Executable::~Executable() = default;
 
-/// Gives the object what compiled code may refer to: our runtime by address,
-/// as `_moe` is loaded with local visibility, and libc and libm by name.
+/// Gives the object what compiled code may refer to, by address: `_moe` is
+/// loaded with local visibility, and a name of the process may be another's.
 static llvm::Error defineEnvironment(llvm::orc::LLJIT &jit) {
   llvm::orc::SymbolMap symbols;
-  auto define = [&](StringRef name, auto *function) {
-    symbols[jit.mangleAndIntern(name)] = {
-        llvm::orc::ExecutorAddr::fromPtr(function),
-        llvm::JITSymbolFlags::Exported | llvm::JITSymbolFlags::Callable};
-  };
-  define("moe_parallel_for", &moe_parallel_for);
-  define("moe_get_num_threads", &moe_get_num_threads);
-  llvm::orc::JITDylib &library = jit.getMainJITDylib();
-  if (llvm::Error error = library.define(llvm::orc::absoluteSymbols(symbols)))
-    return error;
-  auto process = llvm::orc::DynamicLibrarySearchGenerator::GetForCurrentProcess(
-      jit.getDataLayout().getGlobalPrefix());
-  if (!process)
-    return process.takeError();
-  library.addGenerator(std::move(*process));
-  return llvm::Error::success();
+#define MOE_HOST_SYMBOL(NAME, ...)                                             \
+  symbols[jit.mangleAndIntern(#NAME)] = {                                      \
+      llvm::orc::ExecutorAddr::fromPtr(::moe::runtime::findHostSymbol(#NAME)), \
+      llvm::JITSymbolFlags::Exported | llvm::JITSymbolFlags::Callable};
+#include "MoE/Runtime/HostSymbols.def"
+  return jit.getMainJITDylib().define(
+      llvm::orc::absoluteSymbols(std::move(symbols)));
 }
 
 static llvm::Expected<std::unique_ptr<llvm::orc::LLJIT>>
@@ -63,6 +54,11 @@ createJIT(StringRef object) {
 }
 
 llvm::Expected<std::unique_ptr<Executable>> Executable::load(StringRef object) {
+  if (std::string foreign = findForeignSymbols(object); !foreign.empty())
+    return llvm::createStringError(
+        "expected the object to call only functions that moe_runtime has, "
+        "found calls of " +
+        foreign + "; compile it again");
   auto jit = createJIT(object);
   if (!jit)
     return jit.takeError();

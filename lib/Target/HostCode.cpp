@@ -7,10 +7,13 @@
 
 #include "MoE/Target/HostCode.h"
 
+#include "NarrowFloats.h"
+
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/Target/LLVMIR/Export.h"
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringExtras.h"
+#include "llvm/ADT/StringSet.h"
 #include "llvm/Analysis/TargetTransformInfo.h"
 #include "llvm/IR/DiagnosticInfo.h"
 #include "llvm/IR/DiagnosticPrinter.h"
@@ -20,6 +23,7 @@
 #include "llvm/IR/Verifier.h"
 #include "llvm/MC/MCSubtargetInfo.h"
 #include "llvm/MC/TargetRegistry.h"
+#include "llvm/Object/ObjectFile.h"
 #include "llvm/Passes/PassBuilder.h"
 #include "llvm/Support/TargetSelect.h"
 #include "llvm/Target/TargetMachine.h"
@@ -60,24 +64,64 @@ static const llvm::Target *hostTarget(std::string &message) {
       llvm::Triple(llvm::sys::getProcessTriple()), message);
 }
 
-std::string mlir::moe::codeFeatures(StringRef cpu) {
-  if (cpu == "native")
-    return hostCPUFeatures();
+static std::unique_ptr<llvm::MCSubtargetInfo> describeCPU(StringRef cpu) {
   std::string message;
   const llvm::Target *target = hostTarget(message);
   if (!target)
-    return "";
+    return nullptr;
   std::unique_ptr<llvm::MCSubtargetInfo> subtarget(
       target->createMCSubtargetInfo(llvm::Triple(llvm::sys::getProcessTriple()),
                                     cpu, ""));
-  if (!subtarget->isCPUStringValid(cpu))
-    return "";
-  return llvm::join(
-      llvm::map_range(subtarget->getEnabledProcessorFeatures(),
-                      [](const llvm::SubtargetFeatureKV &feature) {
-                        return "+" + std::string(feature.Key);
-                      }),
-      ",");
+  return subtarget->isCPUStringValid(cpu) ? std::move(subtarget) : nullptr;
+}
+
+bool mlir::moe::isKnownCPU(StringRef cpu) {
+  return cpu == "native" || describeCPU(cpu);
+}
+
+/// Whether code for a CPU with that extension may need it. What is left out is
+/// in every CPU of 64 bits, or used by intrinsics that kernels do not have.
+static bool isChosenByCodeGenerator(StringRef feature) {
+  static const llvm::StringSet<> others = {
+      // In every CPU of 64 bits.
+      "64bit", "cmov", "cx8", "fxsr", "mmx", "sse", "sse2",
+      // Of atomics, cryptography, cache lines, random numbers.
+      "adx", "aes", "cldemote", "clflushopt", "clwb", "clzero", "cmpccxadd",
+      "crc32", "cx16", "kl", "movdir64b", "movdiri", "movrs", "pclmul",
+      "prefetchi", "prfchw", "raoint", "rdrnd", "rdseed", "sha", "sha512",
+      "sm3", "sm4", "vaes", "vpclmulqdq", "wbnoinvd", "widekl",
+      // Of matrices in tiles.
+      "amx-avx512", "amx-bf16", "amx-complex", "amx-fp16", "amx-fp8",
+      "amx-int8", "amx-movrs", "amx-tf32", "amx-tile",
+      // Of operating systems, transactions, profilers.
+      "enqcmd", "fsgsbase", "hreset", "invpcid", "lwp", "mwaitx", "pconfig",
+      "pku", "ptwrite", "rdpid", "rdpru", "rtm", "sahf", "serialize", "sgx",
+      "shstk", "tsxldtrk", "uintr", "usermsr", "waitpkg", "xsave", "xsavec",
+      "xsaveopt", "xsaves",
+      // Names of sets whose members stand beside them.
+      "avx10.1"};
+  return !others.contains(feature);
+}
+
+std::string mlir::moe::codeFeatures(StringRef cpu) {
+  // LLVM detects extensions; what else it says of a CPU is how fast things are.
+  llvm::StringMap<bool> host = llvm::sys::getHostCPUFeatures();
+  std::vector<std::string> features;
+  auto add = [&](StringRef feature) {
+    if (isChosenByCodeGenerator(feature))
+      features.push_back(("+" + feature).str());
+  };
+  if (cpu == "native") {
+    for (const auto &feature : host)
+      if (feature.second)
+        add(feature.first());
+  } else if (auto subtarget = describeCPU(cpu)) {
+    for (const auto &feature : subtarget->getEnabledProcessorFeatures())
+      if (host.contains(feature.Key))
+        add(feature.Key);
+  }
+  llvm::sort(features);
+  return llvm::join(features, ",");
 }
 
 static std::unique_ptr<llvm::TargetMachine>
@@ -93,7 +137,7 @@ createTargetMachine(ModuleOp module, const HostCodeOptions &options) {
 
   bool native = options.cpu == "native";
   std::string cpu = native ? hostCPUName() : options.cpu;
-  if (!native && codeFeatures(cpu).empty()) {
+  if (!isKnownCPU(cpu)) {
     module.emitError() << "expected a CPU of " << triple.getArchName()
                        << " that LLVM knows, or 'native', found '" << cpu
                        << "' (llc -mcpu=help lists the names)";
@@ -242,6 +286,29 @@ static FailureOr<std::string> emit(ModuleOp module, llvm::Module &code,
   return std::string(bytes.begin(), bytes.end());
 }
 
+std::string mlir::moe::findForeignSymbols(StringRef object) {
+  static const llvm::StringSet<> known = {
+#define MOE_HOST_SYMBOL(NAME, ...) #NAME,
+#include "MoE/Runtime/HostSymbols.def"
+  };
+  auto file = llvm::object::ObjectFile::createObjectFile(
+      llvm::MemoryBufferRef(object, "kernel.o"));
+  if (!file) // What loads the object says what is wrong.
+    return llvm::consumeError(file.takeError()), "";
+  std::vector<std::string> foreign;
+  for (const llvm::object::SymbolRef &symbol : (*file)->symbols()) {
+    auto flags = symbol.getFlags();
+    auto name = symbol.getName();
+    if (flags && name && (*flags & llvm::object::SymbolRef::SF_Undefined) &&
+        !name->empty() && !known.contains(*name))
+      foreign.push_back(name->str());
+    llvm::consumeError(flags.takeError());
+    llvm::consumeError(name.takeError());
+  }
+  llvm::sort(foreign);
+  return llvm::join(foreign, ", ");
+}
+
 FailureOr<std::string>
 mlir::moe::translateToHostCode(ModuleOp module, HostCodeForm form,
                                const HostCodeOptions &options) {
@@ -277,9 +344,16 @@ mlir::moe::translateToHostCode(ModuleOp module, HostCodeForm form,
   if (llvm::verifyModule(*code, &problemStream))
     return module.emitError()
            << "the lowering made invalid LLVM IR: " << problem;
+  expandNarrowFloats(*code, *machine);
   optimise(*code, *machine);
   FailureOr<std::string> result = emit(module, *code, *machine, form);
   if (!problem.empty())
     return module.emitError() << "LLVM's code generator failed: " << problem;
+  if (succeeded(result) && form == HostCodeForm::Object)
+    if (std::string foreign = findForeignSymbols(*result); !foreign.empty())
+      return module.emitError()
+             << "expected the code to call only functions that moe_runtime "
+                "has, found calls of "
+             << foreign << "; give functions that the module declares a body";
   return result;
 }

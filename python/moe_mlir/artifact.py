@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ._host_cpu import missing_features, recommended
 from ._native import native
 
 _FORMAT = "moe-mlir-artifact"
@@ -289,11 +290,9 @@ def _read_verified(folder: Path, name: str, expected: dict) -> bytes:
 
 def _require_this_cpu(folder: Path, target: dict) -> None:
     """Code with instructions that this CPU lacks would end the process."""
-    absent = {f[1:] for f in native().host_cpu()[1].split(",") if f.startswith("-")}
-    needed = {f[1:] for f in target["features"].split(",") if f.startswith("+")}
-    missing = sorted(needed & absent)
+    missing = missing_features(target["features"])
     if missing:
         raise ValueError(
             f"expected {folder} to be compiled for this CPU, found code for {target['cpu']}, "
-            f"which has {', '.join(missing)}; compile it here, or with --cpu=x86-64-v3"
+            f"which has {', '.join(missing)}; compile it here, or with --cpu={recommended()}"
         )

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from . import cache, reproduce
+from ._host_cpu import missing_for, recommended
 from ._log import logger
 from ._native import native
 from ._progress import Clock
@@ -126,20 +127,11 @@ def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
 def _target_cpu() -> str:
     """"native", or a smaller CPU whose kernels this machine is to run."""
     cpu = os.environ.get("MOE_MLIR_CPU", "native")
-    missing = _missing_features(cpu)
+    missing = missing_for(cpu)
     if missing:
-        raise ValueError(f"expected MOE_MLIR_CPU to name a CPU whose code this machine runs, "
-                         f"found '{cpu}', which needs {', '.join(missing)}")
+        raise ValueError(f"expected MOE_MLIR_CPU to name a CPU whose code this machine runs, such as "
+                         f"{recommended()}, found '{cpu}', which needs {', '.join(missing)}")
     return cpu
-
-
-@functools.cache
-def _missing_features(cpu):
-    if cpu == "native":
-        return []
-    needed = native().code_features(cpu).split(",")
-    absent = {f[1:] for f in native().host_cpu()[1].split(",") if f.startswith("-")}
-    return sorted(f[1:] for f in needed if f[1:] in absent)
 
 
 def _cached(kind, text, target, *machine):

@@ -28,9 +28,15 @@ FailureOr<std::string> translateToHostCode(ModuleOp module, HostCodeForm form,
 std::string hostCPUName();
 std::string hostCPUFeatures();
 
-/// The features that code for `cpu`, as in HostCodeOptions, relies on; empty
-/// for an unknown name.
+/// The features that code for `cpu`, as in HostCodeOptions, relies on, each
+/// with a plus: extensions of the instruction set that the code generator
+/// chooses by itself. None for an unknown name, see isKnownCPU.
 std::string codeFeatures(StringRef cpu);
+bool isKnownCPU(StringRef cpu);
+
+/// The functions that an object calls and that no runtime of ours defines, by
+/// commas.
+std::string findForeignSymbols(StringRef object);
 
 } // namespace mlir::moe
 

@@ -146,11 +146,11 @@ static void verifyCpu(const ArtifactFiles &files) {
   const Json &target = files.manifest.at("target");
   std::string missing = findMissingFeatures(target.at("features").string());
   if (!missing.empty())
-    throw std::runtime_error("expected " + files.folder +
-                             " to be compiled for this CPU, found code for " +
-                             target.at("cpu").string() + ", which has " +
-                             missing +
-                             "; compile it here, or with --cpu=x86-64-v3");
+    throw std::runtime_error(
+        "expected " + files.folder +
+        " to be compiled for this CPU, found code for " +
+        target.at("cpu").string() + ", which has " + missing +
+        "; compile it here, or with --cpu=" + recommendCpu());
 }
 
 /// PTX runs on its chip and on later ones; that of `sm_90a` on its chip alone.

@@ -12,6 +12,9 @@ namespace moe::runtime {
 /// CPU lacks, joined by commas.
 std::string findMissingFeatures(std::string_view features);
 
+/// The largest level of x86-64 that this CPU has, as LLVM names it.
+std::string recommendCpu();
+
 } // namespace moe::runtime
 
 #endif // MOE_LIB_RUNTIME_LOADER_HOSTCPU_H

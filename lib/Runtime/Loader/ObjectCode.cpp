@@ -1,7 +1,7 @@
 //===- ObjectCode.cpp - Relocatable objects in memory ---------------------===//
 //
 // One anonymous mapping holds, in this order and each on pages of its own: code
-// with the stubs for functions of the process, read-only data with their
+// with the stubs for functions of this runtime, read-only data with their
 // addresses, and writable data. It is written first and only then gets its
 // final protection, so no page is ever writable and executable.
 //
@@ -9,11 +9,10 @@
 
 #include "ObjectCode.h"
 
-#include "MoE/Runtime/Parallel.h"
+#include "MoE/Runtime/HostSymbols.h"
 
 #include <cstdint>
 #include <cstring>
-#include <dlfcn.h>
 #include <elf.h>
 #include <limits>
 #include <stdexcept>
@@ -176,20 +175,10 @@ private:
     return places[symbol.st_shndx] + symbol.st_value;
   }
 
-  static void *findInProcess(const std::string &name) {
-    // What artifacts ask of this library, wherever and however it was loaded;
-    // the others are libc's.
-    if (name == "moe_parallel_for")
-      return reinterpret_cast<void *>(&moe_parallel_for);
-    if (name == "moe_get_num_threads")
-      return reinterpret_cast<void *>(&moe_get_num_threads);
-    return dlsym(RTLD_DEFAULT, name.c_str());
-  }
-
   void bindExternals() {
     std::string missing;
     for (const auto &[name, index] : externals) {
-      auto address = reinterpret_cast<uint64_t>(findInProcess(name));
+      auto address = reinterpret_cast<uint64_t>(findHostSymbol(name));
       if (!address)
         missing += (missing.empty() ? "" : ", ") + name;
       std::memcpy(base + addresses + 8 * index, &address, 8);
@@ -202,7 +191,9 @@ private:
       std::memcpy(stub + 2, &displacement, 4);
     }
     if (!missing.empty())
-      refuse("expected these functions in the process, found none: " + missing);
+      refuse("expected the code to call only functions that this runtime has, "
+             "found calls of " +
+             missing + "; compile it again");
   }
 
   void write32(size_t place, int64_t value) const {
