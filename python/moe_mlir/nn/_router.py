@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import threading
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -211,6 +212,19 @@ def keywords_of(function):
 
 def is_narrow(tensor):
     return tensor.is_floating_point() and tensor.dtype.itemsize < 4
+
+
+# Threads may share a module: an addition in place is not one step.
+_counting = threading.Lock()
+
+
+def add_counts(counter, counts):
+    """Adds to a counter of a router."""
+    if torch.compiler.is_compiling():
+        counter.add_(counts)
+        return
+    with _counting:
+        counter.add_(counts)
 
 
 @torch.compiler.assume_constant_result

@@ -3,7 +3,7 @@
 import torch
 
 from .. import reference
-from ._router import LinearRouter, Routing, real_tokens, sum_over_ranks
+from ._router import LinearRouter, Routing, add_counts, real_tokens, sum_over_ranks
 from .symphony import ExpertGraph
 
 
@@ -103,7 +103,7 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
         if self.counts_now():
             chosen = torch.where(indices >= 0, indices, self.num_experts).reshape(-1)
             load = self.load.new_zeros(self.num_experts + 1)
-            self.load.add_(load.scatter_add(0, chosen, torch.ones_like(chosen))[:-1])
+            add_counts(self.load, load.scatter_add(0, chosen, torch.ones_like(chosen))[:-1])
         return state
 
     def forward(self, h, mask=None):

@@ -4,7 +4,7 @@ import torch
 
 from .. import reference
 from ._composed import ComposedRouter
-from ._router import sum_over_ranks
+from ._router import add_counts, sum_over_ranks
 
 _INITS = ("zero", "uniform", "kaiming", "xavier")
 
@@ -51,7 +51,7 @@ class ExpertGraph:
     def count(self, indices, mask):
         if self.counts_now():
             counts = reference.co_selections(indices, self.num_experts, mask=mask)
-            self.co_selections.add_(counts)
+            add_counts(self.co_selections, counts)
 
     @torch.no_grad()
     def update_adjacency(self, process_group=None):

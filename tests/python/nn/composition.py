@@ -77,6 +77,20 @@ def operands(classes):
     return inputs
 
 
+# Deeper stacks, of everything that carries, counts, or selects by a rule of its own.
+TOWERS = [
+    (nn.DynamicTopP, nn.SymphonySMoE, nn.SimilaritySMoE, nn.ACMoE),
+    (nn.SymphonySMoE, nn.SymphonySMoE, nn.AttentionSMoE, nn.XMoE),
+    (nn.SimilaritySMoE, nn.DynamicTopP, nn.DeepSeekV3Router),
+    (nn.AttentionSMoE, nn.SymphonySMoE, nn.AttentionSMoE, nn.DeepSeekV3Router),
+    (nn.SymphonySMoE, nn.SimilaritySMoE),
+]
+
+
+def name_of(classes):
+    return "-".join(c.__name__ for c in classes)
+
+
 # ------------------------------------------------------------------ float64 meanings
 
 

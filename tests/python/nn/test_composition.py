@@ -9,10 +9,12 @@ import torch
 from composition import (
     METHODS,
     ROUTERS,
+    TOWERS,
     choice,
     loss_of,
     make,
     meaning,
+    name_of,
     operands,
     stack,
     weights_of,
@@ -38,18 +40,6 @@ def is_refused(method, base):
 
 CELLS = [(m, b) for m in ROUTERS for b in ROUTERS]
 COMPUTED = [cell for cell in CELLS if not is_refused(*cell)]
-# Deeper stacks, of everything that carries, counts, or selects by a rule of its own.
-TOWERS = [
-    (nn.DynamicTopP, nn.SymphonySMoE, nn.SimilaritySMoE, nn.ACMoE),
-    (nn.SymphonySMoE, nn.SymphonySMoE, nn.AttentionSMoE, nn.XMoE),
-    (nn.SimilaritySMoE, nn.DynamicTopP, nn.DeepSeekV3Router),
-    (nn.AttentionSMoE, nn.SymphonySMoE, nn.AttentionSMoE, nn.DeepSeekV3Router),
-    (nn.SymphonySMoE, nn.SimilaritySMoE),
-]
-
-
-def name_of(classes):
-    return "-".join(c.__name__ for c in classes)
 
 
 def test_the_matrix_holds_every_method_and_refuses_only_with_a_reason():
