@@ -16,7 +16,7 @@ from .fx.einsum import EinsumAsMatmul
 from .fx.experts import raise_experts
 from .fx.fold_layers import fold_layers, unfold_layers
 from .fx.guards import conditions, fixed_symbols, input_shapes, symbols_refusing
-from .fx.patterns import is_assertion
+from .fx.reading import is_assertion
 from .fx.raise_routing import raise_routing
 from .importer import ImportedProgram, import_program
 

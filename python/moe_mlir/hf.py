@@ -125,7 +125,9 @@ def _switch(self, hidden_states):
     layer = self.classifier
     bias = None if layer.bias is None else layer.bias.to(self.dtype)
     logits = linear(hidden_states, layer.weight.to(self.dtype), bias)
-    gates, indices = topk_renorm(logits, 1, renorm=False)
+    # The largest of the probabilities as the model rounds them: an argmax takes the first of equal.
+    probabilities = logits.softmax(dim=-1, dtype=self.dtype).to(source)
+    gates, indices = topk_renorm(probabilities, 1, kind="probs", renorm=False)
     chosen = one_hot(indices.squeeze(-1), self.num_experts)
     chosen = chosen * (chosen.cumsum(dim=-2) <= self.expert_capacity)
     return chosen, gates.to(source), logits

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe_mlir
 
@@ -46,3 +47,89 @@ def save_router(router, path):
     program = torch.export.export(Gates(router), (torch.randn(8, 24),),
                                   dynamic_shapes=({0: tokens},))
     torch.export.save(program, path)
+
+
+# ---- ties -----------------------------------------------------------------------------
+
+
+class Selections(TorchDispatchMode):
+    """Records what eager code selects experts from: the scores and ids of every top-k.
+
+    torch.topk chooses among equal scores by no rule, and leaves sorted=False in any
+    order. Tests of equality treat exactly these places apart, never by a tolerance.
+    With `settle` a top-k has the one of torch's legal results that our ops promise.
+    """
+
+    def __init__(self, settle=False):
+        super().__init__()
+        self.found = []          # (scores, ids)
+        self.has_loose_order = False
+        self._settle = settle
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is not torch.ops.aten.topk.default:
+            return function(*args, **(kwargs or {}))
+        bound = _bound(function, args, kwargs or {})
+        scores, dim = bound["self"], bound["dim"]
+        if self._settle:
+            ranked = scores.sort(dim=dim, descending=bound["largest"], stable=True)
+            result = tuple(x.narrow(dim, 0, bound["k"]).contiguous() for x in ranked)
+        else:
+            result = function(*args, **(kwargs or {}))
+            self.has_loose_order |= not bound["sorted"]
+        if dim in (-1, scores.dim() - 1):
+            sign = 1 if bound["largest"] else -1
+            self.found.append((sign * scores.detach(), result[1].clone()))
+        return result
+
+    def scores(self) -> list:
+        return [scores for scores, _ in self.found]
+
+    def same_scores(self, ids, row) -> bool:
+        """Whether the ids of a row have eager's scores, counted: another of equal experts."""
+        if len(self.found) != 1:
+            return True  # groups: which of equal groups is chosen decides about the scores
+        scores, eager = (x.reshape(-1, x.shape[-1]) for x in self.found[0])
+        if ids.dim() == 0:
+            ids = ids.unsqueeze(0)
+        if len(set(ids.tolist())) != len(ids):
+            return False
+        values = [scores[row][chosen].double().sort().values for chosen in (ids, eager[row])]
+        return torch.equal(*values)
+
+    def same_choice(self, gates, ids, eager_gates, eager_ids) -> bool:
+        """Whether a row chooses the same experts with the same gates, in the same order where
+        torch promises one."""
+        rounding = max(2 * torch.finfo(eager_gates.dtype).eps, 4e-6) \
+            if eager_gates.is_floating_point() else 0.0
+        if ids.dim() and self.has_loose_order:
+            order, eager_order = ids.argsort(), eager_ids.argsort()
+            if gates.shape == ids.shape:
+                gates, eager_gates = gates[order], eager_gates[eager_order]
+            ids, eager_ids = ids[order], eager_ids[eager_order]
+        return torch.equal(ids, eager_ids) and torch.allclose(
+            gates.double(), eager_gates.double(), rtol=rounding, atol=rounding)
+
+
+def _bound(function, args, kwargs) -> dict:
+    names = {}
+    for position, argument in enumerate(function._schema.arguments):
+        given = args[position] if position < len(args) else None
+        names[argument.name] = given if position < len(args) else kwargs.get(
+            argument.name, argument.default_value)
+    return names
+
+
+def tied_rows(selections, rows, ulps=0):
+    """Rows in which equal scores leave open which experts are the best, or their order.
+
+    `ulps` above 0 counts as equal what float32 sums may round to either side, for
+    comparisons with a meaning in float64.
+    """
+    tied = torch.zeros(rows, dtype=torch.bool)
+    for scores, ids in selections.found if rows else ():
+        ordered = scores.double().sort(dim=-1, descending=True).values[..., :ids.shape[-1] + 1]
+        above, below = ordered[..., :-1], ordered[..., 1:]
+        near = (above - below).abs() <= ulps * 2.0 ** -24 * above.abs()
+        tied |= ((above == below) | near).reshape(rows, -1).any(-1)
+    return tied

@@ -3,7 +3,7 @@
 import torch
 from torch.fx import Node
 
-from .patterns import value
+from .reading import value
 
 
 def call(graph, target, args, like: Node) -> Node:

@@ -24,9 +24,11 @@ import torch
 from torch.fx import Node
 
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
+from ..importer.registry import bind_arguments
 from .calls import call
-from .patterns import (CASTS, VIEWS, argument, aten, dtype, is_call, item, only_user, same_shape,
-                       users, value)
+from .mixing import counts_from_zero
+from .patterns import CASTS, VIEWS, aten, is_last_dim, only_user, results, same_shape, scaled, users
+from .reading import PLACES, dtype, is_call, read, source, value
 
 moe = torch.ops.moe
 _GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
@@ -69,34 +71,41 @@ def raise_experts(graph) -> int:
 
 
 def _match(sort: Node):
-    flat = sort.args[0]
-    if not is_call(flat, *VIEWS) or value(flat).dim() != 1 or value(flat.args[0]).dim() != 2:
+    ascending = read(sort, {aten.sort.default}, "dim")
+    flat = ascending.source if ascending is not None else None
+    if not is_call(flat, *VIEWS) or value(flat).dim() != 1 or value(source(flat)).dim() != 2:
         return None
-    outputs = {i: [u for u in sort.users if item(u, i) is sort] for i in (0, 1)}
-    if len(outputs[0]) != 1 or len(outputs[1]) != 1:
+    ids, order = results(sort, 0), results(sort, 1)
+    if len(ids) != 1 or len(order) != 1:
         return None
-    match = _Experts(sort, flat.args[0], 0)
-    ends, biases = _match_ends(match, outputs[0][0])
+    match = _Experts(sort, source(flat), 0)
+    ends, biases = _match_ends(match, ids[0])
     if ends is None or not _match_layers(match, ends, biases):
         return None
-    return match if _match_permutation(match, outputs[1][0]) else None
+    return match if _match_permutation(match, order[0]) else None
+
+
+def _rows_of(node, index):
+    """What a call picks rows of by the one index; None for another call."""
+    call = read(node, {aten.index.Tensor}, "indices")
+    return call.source if call is not None and list(call.indices) == [index] else None
 
 
 def _match_ends(match: _Experts, sorted_ids: Node):
     """The rows' ends by expert, and the rows of biases by expert."""
     ends, biases = None, []
     for user in users(sorted_ids):
-        if is_call(user, aten.index.Tensor) and list(user.args[1]) == [sorted_ids] \
-                and value(user.args[0]).dim() == 2:
+        table = _rows_of(user, sorted_ids)
+        if table is not None and value(table).dim() == 2:
             biases.append(user)
             continue
-        counts = only_user(user) if is_call(user, *CASTS) else user
-        if not is_call(counts, aten.histc.default) or ends is not None:
+        counts = only_user(user) if read(user, CASTS, "dtype", "other") else user
+        histogram = read(counts, {aten.histc.default}, "bins", "min", "max")
+        if histogram is None or ends is not None:
             return None, []
-        match.num_experts, low, high = (argument(counts, i, name, 0) for i, name in
-                                        ((1, "bins"), (2, "min"), (3, "max")))
-        ends = only_user(counts)
-        if (low, high) != (0, match.num_experts - 1) or not is_call(ends, aten.cumsum.default):
+        match.num_experts, ends = histogram.bins, only_user(counts)
+        if (histogram.min, histogram.max) != (0, histogram.bins - 1) \
+                or read(ends, {aten.cumsum.default}, "dim", "dtype") is None:
             return None, []
     return ends, biases
 
@@ -105,19 +114,32 @@ def _match_layers(match: _Experts, ends: Node, biases: list) -> bool:
     for user in users(ends):
         if not _is_grouped_product(user, ends):
             return False
-        bias = next((b for b in biases if only_user(user) is not None
-                     and is_call(only_user(user), aten.add.Tensor)
-                     and b in only_user(user).args), None)
-        match.layers.append(_Layer(user, only_user(user) if bias else user, bias))
+        bias = next((b for b in biases if _adds(only_user(b), user, b)), None)
+        match.layers.append(_Layer(user, only_user(bias) if bias else user, bias))
     taken = {layer.bias for layer in match.layers}
     return bool(match.layers) and all(b in taken and only_user(b) for b in biases)
+
+
+def _adds(node: Node, product: Node, bias: Node) -> bool:
+    """Whether the node adds the bias to a product that nobody else reads."""
+    call = read(node, {aten.add.Tensor}, "other")
+    return call is not None and {call.source, call.other} == {product, bias} \
+        and only_user(product) is node
 
 
 def _is_grouped_product(node: Node, ends: Node) -> bool:
     if getattr(getattr(node.target, "_schema", None), "name", "") not in _GROUPED:
         return False
-    return argument(node, 2, "offs") is ends and value(node.args[1]).dim() == 3 \
-        and argument(node, 3, "bias") is None and argument(node, 4, "out_dtype") is None
+    call = bind_arguments(node)
+    rest = [x for name, x in vars(call).items() if name not in ("input", "self", "weight", "mat2",
+                                                                "offs", *PLACES)]
+    return call.offs is ends and value(_weight(node)).dim() == 3 and not any(
+        x is not None for x in rest)
+
+
+def _weight(product: Node) -> Node:
+    call = bind_arguments(product)
+    return getattr(call, "weight", None) or call.mat2
 
 
 def _match_permutation(match: _Experts, perm: Node) -> bool:
@@ -125,12 +147,11 @@ def _match_permutation(match: _Experts, perm: Node) -> bool:
     k = value(match.idx).shape[1]
     gates, inverse = None, None
     for user in users(perm):
-        if is_call(user, *_FLOOR_DIVISIONS) and user.args[1] == k and _rounds_down(user):
+        if _divides_by(user, k):
             match.rows.append(user)
-        elif is_call(user, aten.index.Tensor) and list(user.args[1]) == [perm] and gates is None:
+        elif _rows_of(user, perm) is not None and gates is None:
             gates = user
-        elif is_call(user, aten.index_put.default) and list(user.args[1]) == [perm] \
-                and is_call(user.args[2], aten.arange.start_step, aten.arange.default):
+        elif _inverts(user, perm):
             inverse = user
         else:
             return False
@@ -139,32 +160,41 @@ def _match_permutation(match: _Experts, perm: Node) -> bool:
     return _match_gates(match, gates) and _match_sum(match, gates, inverse, k)
 
 
-def _rounds_down(division: Node) -> bool:
-    return is_call(division, aten.floor_divide.default) \
-        or division.kwargs.get("rounding_mode", argument(division, 2, "rounding_mode")) == "floor"
+def _divides_by(node: Node, k) -> bool:
+    call = read(node, _FLOOR_DIVISIONS, "other", "rounding_mode")
+    return call is not None and call.other == k and (
+        call.rounding_mode == "floor" or is_call(node, aten.floor_divide.default))
+
+
+def _inverts(node: Node, perm: Node) -> bool:
+    """Whether the node puts 0, 1, 2.. in the places that the permutation names."""
+    put = read(node, {aten.index_put.default}, "indices", "values")
+    return put is not None and list(put.indices) == [perm] and counts_from_zero(put.values)
 
 
 def _match_gates(match: _Experts, gates: Node) -> bool:
-    flat = gates.args[0]
-    match.gates = flat.args[0] if is_call(flat, *VIEWS) else None
+    flat = source(gates)
+    match.gates = source(flat) if is_call(flat, *VIEWS) else None
     return match.gates is not None and same_shape(match.gates, match.idx)
 
 
 def _match_sum(match: _Experts, gates: Node, inverse: Node, k) -> bool:
     """sum(view(index(out * unsqueeze(gates), inverse), [T, k, d]), 1)"""
     column = only_user(gates)
-    product = only_user(column) if is_call(column, aten.unsqueeze.default) else None
-    unsorted = only_user(product) if is_call(product, aten.mul.Tensor) else None
-    if not is_call(unsorted, aten.index.Tensor) or list(unsorted.args[1]) != [inverse]:
+    added = read(column, {aten.unsqueeze.default}, "dim")
+    product = only_user(column) if added and is_last_dim(column, added.dim) else None
+    factors = scaled(product)
+    unsorted = only_user(product) if factors and column in factors else None
+    if unsorted is None or _rows_of(unsorted, inverse) is not product:
         return False
     view = only_user(unsorted)
-    total = only_user(view) if is_call(view, *VIEWS) else None
-    if not is_call(total, aten.sum.dim_IntList) or list(total.args[1]) != [1] \
-            or argument(total, 2, "keepdim", False):
+    node = only_user(view) if is_call(view, *VIEWS) else None
+    total = read(node, {aten.sum.dim_IntList}, "dim", "keepdim")
+    if total is None or list(total.dim) != [1] or total.keepdim:
         return False
     if value(view).dim() != 3 or value(view).shape[1] != k or len(users(inverse)) != 1:
         return False
-    match.weighed, match.column, match.result = product, column, total
+    match.weighed, match.column, match.result = product, column, node
     return True
 
 
@@ -181,7 +211,7 @@ def _rewrite(graph, match: _Experts) -> None:
         rows.replace_all_uses_with(tokens)
     for layer in match.layers:
         _rewrite_layer(graph, layer, offsets)
-    outputs = next(x for x in match.weighed.args[:2] if x is not match.column)
+    outputs = next(x for x in scaled(match.weighed) if x is not match.column)
     with graph.inserting_before(match.result):
         gates = match.gates
         if dtype(gates) != torch.float32:
@@ -197,8 +227,8 @@ def _rewrite(graph, match: _Experts) -> None:
 def _rewrite_layer(graph, layer: _Layer, offsets: Node) -> None:
     product = layer.product
     with graph.inserting_before(product):
-        weight = call(graph, aten.permute.default, (product.args[1], [0, 2, 1]), product)
-        bias = None if layer.bias is None else layer.bias.args[0]
-        y = call(graph, moe.grouped_linear.default, (product.args[0], weight, bias, offsets),
+        weight = call(graph, aten.permute.default, (_weight(product), [0, 2, 1]), product)
+        bias = None if layer.bias is None else source(layer.bias)
+        y = call(graph, moe.grouped_linear.default, (source(product), weight, bias, offsets),
                  product)
     layer.result.replace_all_uses_with(y)

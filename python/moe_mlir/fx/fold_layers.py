@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..importer.repeats import find_repeats, layer_path
 from .memory import origin, written
-from .patterns import is_assertion
+from .reading import is_assertion
 
 _LIBRARY = torch.library.Library("moe", "FRAGMENT")
 

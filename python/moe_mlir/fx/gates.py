@@ -9,8 +9,9 @@ rounded once, at the same place as the model's.
 import torch
 from torch.fx import Node
 
-from .patterns import (CASTS, argument, aten, dtype, exactly, filled_with, is_call, is_exact_cast,
-                       is_last_dim, only_user, renormalisation, softmax_of, users, value)
+from .patterns import (CASTS, aten, exactly, filled_with, is_exact_cast, is_last_dim, is_number,
+                       only_user, renormalisation, same_shape, scaled, softmax_of, users)
+from .reading import dtype, is_call, read
 from .site import name_of
 
 _IN_PLACE = (aten.div_.Tensor, aten.mul_.Tensor, aten.scatter_.src, aten.scatter_.value)
@@ -32,11 +33,11 @@ def match_gates(site) -> None:
 
 def _selected(site):
     """The selected scores: gathered from the unbiased ones, or the selection's values."""
-    gathers = [u for u in (site.indices.users if site.indices is not None else ())
-               if is_call(u, aten.gather.default) and argument(u, 2, "index") is site.indices]
-    for gather in gathers:
-        if exactly(gather.args[0]) is site.base and is_last_dim(gather.args[0], gather.args[1]):
-            return gather
+    for user in site.indices.users if site.indices is not None else ():
+        gather = read(user, {aten.gather.default}, "dim", "index")
+        if gather and gather.index is site.indices and exactly(gather.source) is site.base \
+                and is_last_dim(gather.source, gather.dim):
+            return user
     if site.bias is not None and site.values is not None:
         site.reject("the gates contain the bias of the selection")
     return site.values
@@ -49,7 +50,7 @@ def _match_late_score(site, node: Node) -> Node:
             site.score, site.form, site.renorm = "softmax", "F2", True
             return softmax
         for user in users(candidate):
-            if is_call(user, aten.sigmoid.default):
+            if read(user, {aten.sigmoid.default}):
                 site.score, site.form = "sigmoid", "topk->sigmoid"
                 return user
             if _spreads(site, candidate, user) and (late := _dense_score(site, user)) is not None:
@@ -57,13 +58,12 @@ def _match_late_score(site, node: Node) -> Node:
     return node
 
 
-def _spreads(site, values: Node, scatter: Node) -> bool:
+def _spreads(site, values: Node, node: Node) -> bool:
     """Whether the selected values are put back in their places, among -inf."""
-    if not is_call(scatter, *_SCATTERS) or scatter.args[3] is not values:
-        return False
-    return (scatter.args[2] is site.indices and is_last_dim(scatter, scatter.args[1])
-            and filled_with(scatter.args[0]) == -torch.inf
-            and value(scatter).shape[-1] == site.num_experts)
+    scatter = read(node, _SCATTERS, "dim", "index", "src")
+    return scatter is not None and scatter.src is values and scatter.index is site.indices \
+        and is_last_dim(node, scatter.dim) and filled_with(scatter.source) == -torch.inf \
+        and same_shape(node, site.source)
 
 
 def _dense_score(site, scatter: Node):
@@ -73,7 +73,7 @@ def _dense_score(site, scatter: Node):
         if late is not None:
             site.score, site.renorm = "softmax", True
         else:
-            late = next((u for u in users(candidate) if is_call(u, aten.sigmoid.default)), None)
+            late = next((u for u in users(candidate) if read(u, {aten.sigmoid.default})), None)
             if late is None:
                 continue
             site.score = "sigmoid"
@@ -127,10 +127,12 @@ def _least_sum(site) -> float:
 def _fold_scale(site) -> None:
     for candidate in _exact_chain(site.gates):
         user = only_user(candidate)
-        if user is None or not is_call(user, aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor):
+        factors = scaled(user)
+        if factors is None:
             continue
-        if not isinstance(user.args[1], Node) and dtype(user) == torch.float32 and not site.left:
-            site.scale, site.gates = float(user.args[1]), user
+        if factors[0] is candidate and is_number(factors[1]) and dtype(user) == torch.float32 \
+                and not site.left:
+            site.scale, site.gates = float(factors[1]), user
             _note_write(site, user)
         return
 
@@ -138,7 +140,7 @@ def _fold_scale(site) -> None:
 def _fold_cast(site) -> None:
     """The op's result is rounded once, to the type that the experts get."""
     user = only_user(site.gates)
-    while user is not None and is_call(user, *CASTS):
+    while read(user, CASTS, "dtype", "other"):
         if not dtype(site.gates).is_floating_point or dtype(site.gates).itemsize < 4:
             return
         site.gates, user = user, only_user(user)

@@ -10,19 +10,19 @@ all other experts, is the op's `n_group`, `topk_group` and `group_score`:
 
 from torch.fx import Node
 
-from .patterns import (CASTS, VIEWS, argument, aten, exactly, filled_with, is_call, is_last_dim,
-                       item, masked, through, value)
+from .patterns import (CASTS, NEGATIONS, VIEWS, aten, exactly, filled_with, is_last_dim, item,
+                       masked_alone, same_sizes, through)
+from .reading import is_call, read, source, value
 
 _SCATTERS = (aten.scatter.value, aten.scatter_.value, aten.scatter.src, aten.scatter_.src)
-_NEGATIONS = (aten.bitwise_not.default, aten.logical_not.default)
-_SHAPES = VIEWS | {aten.expand.default, aten.clone.default, aten.contiguous.default}
+_COPIES = {aten.clone.default, aten.contiguous.default}
 # What a dropped expert's score must be so that it loses against any other.
 _LOWEST = -3.0e38
 
 
 def peel_groups(site, node: Node) -> Node:
     """Scores with the experts of other groups masked out -> the scores."""
-    parts = masked(node)
+    parts = masked_alone(node)
     if parts is None:
         return node
     base, mask, fill, drops = parts
@@ -32,7 +32,7 @@ def peel_groups(site, node: Node) -> Node:
     base = exactly(base)
     chosen = _chosen_groups(mask, drops)
     if chosen is None or not _score_groups(site, chosen, base):
-        site.groups = value(site.inner[0].args[0]).shape[-1]
+        site.groups = value(source(site.inner[0])).shape[-1]
         site.reject("the mask of the scores is not that of the best groups of neighbours")
         return base
     site.fill = fill
@@ -67,66 +67,77 @@ def _chosen_groups(mask: Node, drops: bool):
     """The scatter that marks groups, where it marks those whose experts stay."""
     marks_dropped, node = drops, mask
     while True:
-        if is_call(node, *_NEGATIONS):
-            marks_dropped, node = not marks_dropped, node.args[0]
-        elif is_call(node, aten.eq.Scalar) and node.args[1] == 0:
-            marks_dropped, node = not marks_dropped, node.args[0]
-        elif is_call(node, aten.ne.Scalar, aten.gt.Scalar) and node.args[1] == 0:
-            node = node.args[0]
-        elif is_call(node, *CASTS) or _keeps_neighbours(node):
-            node = node.args[0]
-        else:
+        compared = read(node, {aten.eq.Scalar, aten.ne.Scalar, aten.gt.Scalar}, "other")
+        if read(node, NEGATIONS):
+            marks_dropped = not marks_dropped
+        elif compared and compared.other == 0:
+            marks_dropped ^= is_call(node, aten.eq.Scalar)
+        elif not read(node, CASTS, "dtype", "other") and not _keeps_neighbours(node):
             break
-    if not is_call(node, *_SCATTERS) or not is_last_dim(node, node.args[1]):
+        node = source(node)
+    scatter = read(node, _SCATTERS, "dim", "index", "value", "src")
+    if scatter is None or not is_last_dim(node, scatter.dim):
         return None
+    mark = scatter.src if scatter.value is None else scatter.value
     marks = {(0.0, 1.0): False, (1.0, 0.0): True}
-    written = marks.get((filled_with(node.args[0]), filled_with(node.args[3])))
-    return node if written is not None and written == marks_dropped else None
+    marked = marks.get((filled_with(scatter.source), filled_with(mark)))
+    return node if marked is not None and marked == marks_dropped else None
 
 
 def _keeps_neighbours(node) -> bool:
     """Whether a mark of a group goes to experts that lie side by side."""
-    if is_call(node, aten.unsqueeze.default):
-        return is_last_dim(node, node.args[1])
-    if is_call(node, aten.repeat_interleave.self_int):
-        return is_last_dim(node, argument(node, 2, "dim"))
-    return is_call(node, *_SHAPES)
+    unsqueezed = read(node, {aten.unsqueeze.default}, "dim")
+    if unsqueezed is not None:
+        return is_last_dim(node, unsqueezed.dim)
+    repeated = read(node, {aten.repeat_interleave.self_int}, "repeats", "dim", "output_size")
+    if repeated is not None:
+        return is_last_dim(node, repeated.dim)
+    expanded = read(node, {aten.expand.default}, "size")
+    if expanded is not None:
+        # Along any other dim than the last, marks of all groups would take turns.
+        return same_sizes(expanded.source, node, slice(0, -1))
+    return is_call(node, *VIEWS) or read(node, _COPIES) is not None
 
 
-def _score_groups(site, scatter: Node, base: Node) -> bool:
-    """Fills in the site's groups, if the scatter marks the best of them."""
-    best = item(scatter.args[2], 1)
-    if not is_call(best, aten.topk.default) or not _takes_largest(best):
+def _score_groups(site, node: Node, base: Node) -> bool:
+    """Fills in the site's groups, if the scatter `node` marks the best of them."""
+    index = read(node, _SCATTERS, "dim", "index", "value", "src").index
+    best = _largest_k(item(index, 1))
+    if best is None:
         return False
-    totals = best.args[0]
-    pairs = item(totals.args[0], 0) if is_call(totals, aten.sum.dim_IntList) else None
-    if is_call(pairs, aten.topk.default) and argument(pairs, 1, "k") == 2 \
-            and _takes_largest(pairs) and is_last_dim(totals.args[0], totals.args[1]):
-        grouped, kind, inner = pairs.args[0], "top2", [best, pairs]
+    total = read(best.source, {aten.sum.dim_IntList}, "dim", "keepdim")
+    pairs = _largest_k(item(total.source, 0)) if total and not total.keepdim \
+        and is_last_dim(total.source, total.dim) else None
+    if pairs is not None and pairs.k == 2:
+        grouped, kind, inner = pairs.source, "top2", [best.node, pairs.node]
     else:
-        grouped, kind, inner = _largest_of(totals), "max", [best]
+        grouped, kind, inner = _largest_of(best.source), "max", [best.node]
     if grouped is None or exactly(through(grouped, VIEWS)) is not base:
         return False
     *_, groups, size = value(grouped).shape
-    if groups * size != value(base).shape[-1]:
+    if groups * size != value(base).shape[-1] or value(node).shape[-1] != groups \
+            or not isinstance(best.k, int):
         return False
-    site.groups, site.topk_group, site.group_score = groups, argument(best, 1, "k"), kind
+    site.groups, site.topk_group, site.group_score = groups, best.k, kind
     site.inner = inner
-    if is_call(scatter, aten.scatter_.value, aten.scatter_.src):
-        site.writes.append(scatter)
+    if is_call(node, aten.scatter_.value, aten.scatter_.src):
+        site.writes.append(node)
     return True
 
 
-def _takes_largest(topk: Node) -> bool:
-    return is_last_dim(topk.args[0], argument(topk, 2, "dim", -1)) \
-        and argument(topk, 3, "largest", True) is not False
+def _largest_k(node):
+    """The call of a top-k that takes the largest along the last dim; None for another."""
+    call = read(node, {aten.topk.default}, "k", "dim", "largest", "sorted")
+    if call is None or not call.largest or not is_last_dim(call.source, call.dim):
+        return None
+    call.node = node
+    return call
 
 
 def _largest_of(node: Node):
     """x, where the node is the largest of x along its last dimension."""
-    call = item(node, 0)
-    if is_call(call, aten.max.dim) and is_last_dim(call.args[0], call.args[1]):
-        return call.args[0]
-    if is_call(node, aten.amax.default) and is_last_dim(node.args[0], argument(node, 1, "dim", [])):
-        return node.args[0]
-    return None
+    call = read(item(node, 0), {aten.max.dim}, "dim", "keepdim") \
+        or read(node, {aten.amax.default}, "dim", "keepdim")
+    if call is None or call.keepdim or not is_last_dim(call.source, call.dim):
+        return None
+    return call.source

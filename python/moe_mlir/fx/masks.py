@@ -4,12 +4,10 @@ import math
 
 import torch
 
-from .mixing import is_triangle
-from .patterns import (CASTS, VIEWS, argument, aten, dtype, filled_with, is_call, masked,
-                       same_shape, through, value)
+from .mixing import is_triangle, through_broadcasts
+from .patterns import NEGATIONS, aten, filled_with, masked, same_shape, same_sizes, through
+from .reading import dtype, is_call, read, source, value
 
-_BROADCASTS = VIEWS | CASTS | {aten.unsqueeze.default, aten.expand.default}
-_NOT = (aten.logical_not.default, aten.bitwise_not.default)
 _AND = (aten.__and__.Tensor, aten.logical_and.default, aten.bitwise_and.Tensor)
 
 
@@ -17,12 +15,12 @@ def is_causal(mask) -> bool:
     """Whether a mask, of booleans or of what is added to logits, leaves the keys up to the
     token's own."""
     if dtype(mask) != torch.bool:
-        above = through(mask, _BROADCASTS)
-        if is_call(above, aten.triu.default):
-            fill = filled_with(above.args[0])
-            return fill == -math.inf and argument(above, 1, "diagonal", 0) == 1
+        above = read(through_broadcasts(mask), {aten.triu.default}, "diagonal")
+        if above is not None:
+            return filled_with(above.source) == -math.inf and above.diagonal == 1
     found = _pairs(mask)
-    return found is not None and is_triangle(*found)
+    return found is not None and same_sizes(found[0], mask, slice(-2, None)) \
+        and is_triangle(*found)
 
 
 def causal_but_for(mask, key_mask):
@@ -33,7 +31,7 @@ def causal_but_for(mask, key_mask):
         return None
     causal, by_key = False, False
     for part in _conjuncts(found[0]):
-        if is_triangle(part, False):
+        if same_sizes(part, mask, slice(-2, None)) and is_triangle(part, False):
             causal = True
         elif _key_mask(part) is key_mask:
             by_key = True
@@ -46,7 +44,7 @@ def _pairs(mask):
     """(pairs, drops): the mask leaves the pairs where the booleans are true, or hides them if
     `drops`; None where it does more than that."""
     if dtype(mask) != torch.bool:
-        found = masked(through(mask, _BROADCASTS))
+        found = masked(through_broadcasts(mask, rows=True))
         if found is None:
             return None
         base, mask, fill, drops = found
@@ -57,14 +55,15 @@ def _pairs(mask):
             return None
     else:
         drops = False
-    return (mask.args[0], False) if drops and is_call(mask, *_NOT) else (mask, drops)
+    return (source(mask), False) if drops and read(mask, NEGATIONS) else (mask, drops)
 
 
 def _conjuncts(mask):
     mask = through(mask, {aten.expand.default})
-    if not is_call(mask, *_AND):
+    both = read(mask, _AND, "other")
+    if both is None:
         return [mask]
-    return [part for x in mask.args[:2] for part in _conjuncts(x)]
+    return [part for x in (both.source, both.other) for part in _conjuncts(x)]
 
 
 def _key_mask(mask):
@@ -73,9 +72,9 @@ def _key_mask(mask):
     if value(mask).dim() != 4 or [str(size) for size in value(mask).shape[1:3]] != ["1", "1"]:
         return None
     while is_call(mask, aten.unsqueeze.default) or _is_idle_slice(mask):
-        mask = mask.args[0]
+        mask = source(mask)
     return mask
 
 
 def _is_idle_slice(node) -> bool:
-    return is_call(node, aten.slice.Tensor) and same_shape(node, node.args[0])
+    return is_call(node, aten.slice.Tensor) and same_shape(node, source(node))

@@ -15,24 +15,28 @@ Two have anchors of their own (`greedy`), because they select without a top-k:
     F8  softmax -> argmax, max             F9  top-1, mask, top-1 (sparse mixer)
 """
 
-import operator
-
 import torch
 from torch.fx import Node
 
+from ..importer.registry import bind_arguments
+from ..ops._check import ACTIVATIONS
 from .gates import match_gates
-from .greedy import find_greedy
+from .greedy import find_greedy, other_selection, selected_by
 from .groups import check_fill, peel_groups
-from .patterns import (VIEWS, argument, aten, dtype, exactly, is_call, is_last_dim, is_probability,
-                       same_shape, softmax_input, through, value)
+from .memory import Writes, is_read_elsewhere
+from .patterns import (VIEWS, aten, exactly, is_exact_cast, is_last_dim, is_probability, results, same_shape,
+                       softmax_input, through)
+from .reading import dtype, is_call, read, value
 from .site import RouterMatch, Site, name_of
-
-_ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
-
+from .words import scores_in_words
 
 def find_selections(graph) -> list[RouterMatch]:
-    """Every selection of the graph, in order: top-k sites, and moe ops as they are."""
+    """Every selection of the graph, in order: top-k sites, moe ops as they are, and what may be
+    a router by argmax or sort that is not recognised."""
     sites = {site.anchor: site for site in find_routers(graph)}
+    for node in set(graph.nodes) - selected_by(sites.values()):
+        if (site := other_selection(node)) is not None:
+            sites[node] = site
     for node in graph.nodes:
         if is_call(node, torch.ops.moe.topk_renorm.default, torch.ops.moe.grouped_topk.default):
             sites[node] = _existing(node)
@@ -41,15 +45,16 @@ def find_selections(graph) -> list[RouterMatch]:
 
 def _existing(node: Node) -> Site:
     """A selection that is a moe op already."""
-    scores, k = node.args[:2]
-    site = Site(node, k=k, form="moe op", scores=scores)
+    call = bind_arguments(node)
+    site = Site(node, k=call.k, form="moe op", scores=call.scores)
+    site.renorm, site.scale = call.renorm, call.route_scale
     if is_call(node, torch.ops.moe.topk_renorm.default):
-        site.kind, site.renorm, site.scale = node.args[2:5]
+        site.kind = call.kind
         site.score = "probs" if site.kind == "probs" else "softmax"
     else:
-        site.bias, site.score = node.args[2], node.args[6]
-        site.groups, site.topk_group, site.group_score = node.args[7:10]
-        site.renorm, site.eps, site.scale = node.args[10:13]
+        site.bias, site.score, site.eps = call.bias, call.score, call.eps
+        site.groups, site.topk_group, site.group_score = (call.n_group, call.topk_group,
+                                                          call.group_score)
     return site
 
 
@@ -59,15 +64,19 @@ def find_routers(graph) -> list[Site]:
     sites += find_greedy(graph)
     inner = {t for site in sites for t in site.inner}
     order = {node: i for i, node in enumerate(graph.nodes)}
+    writes = Writes(graph)
+    for site in sites:
+        _check_memory(site, writes)
     return sorted((site for site in sites if site.anchor not in inner),
                   key=lambda site: order[site.anchor])
 
 
 def _match(topk: Node) -> Site:
-    site = Site(topk, *_outputs(topk), k=argument(topk, 1, "k"))
-    if not is_last_dim(site.source, argument(topk, 2, "dim", -1)):
+    call = read(topk, {aten.topk.default}, "k", "dim", "largest", "sorted")
+    site = Site(topk, *_outputs(topk), k=call.k)
+    if not is_last_dim(site.source, call.dim):
         site.reject("the selection is not over the last dimension")
-    elif argument(topk, 3, "largest", True) is False:
+    elif not call.largest:
         site.reject("the selection takes the smallest scores")
     elif not isinstance(site.k, int) or site.num_experts < 0:
         site.reject("k or the number of experts is not a constant")
@@ -76,36 +85,35 @@ def _match(topk: Node) -> Site:
         match_gates(site)
         _name_form(site)
         _check_raisable(site)
+        _check_order(site, call.sorted)
     return site
 
 
 def _outputs(topk):
-    gets: dict[int, list] = {0: [], 1: []}
-    for user in topk.users:
-        if user.target is operator.getitem:
-            gets[user.args[1]].append(user)
+    gets = results(topk, 0), results(topk, 1)
     # Tracing writes one getitem a result; several of one are the same value.
-    for nodes in gets.values():
+    for nodes in gets:
         for extra in nodes[1:]:
             extra.replace_all_uses_with(nodes[0])
-    return (gets[0] or [None])[0], (gets[1] or [None])[0]
+    return tuple((nodes or [None])[0] for nodes in gets)
 
 
 # ---- upwards: what is selected from ------------------------------------------------
 
 
 def _match_scores(site: Site) -> None:
-    node = peel_groups(site, exactly(site.source))
-    if is_call(node, aten.add.Tensor) and isinstance(node.args[1], Node):
-        node = _peel_bias(site, node)
+    node = _peel_bias(site, peel_groups(site, exactly(site.source)))
     site.base = node = exactly(node)
     # A score function may sit behind a view that joins the token dimensions.
     score = exactly(through(node, VIEWS))
     logits = softmax_input(score)
+    sigmoid = read(score, {aten.sigmoid.default})
+    if value(score).shape[-1:] != (site.num_experts,):
+        logits = sigmoid = None  # the view joins or splits experts
     if logits is not None:
         site.score = "softmax"
-    elif is_call(score, aten.sigmoid.default):
-        site.score, logits = "sigmoid", score.args[0]
+    elif sigmoid is not None:
+        site.score, logits = "sigmoid", sigmoid.source
     elif is_probability(node):
         site.score, site.kind, site.scores = "probs", "probs", node
         return
@@ -127,15 +135,22 @@ def _select_rounded(site: Site, score: Node) -> None:
 
 
 def _peel_bias(site: Site, node: Node) -> Node:
-    left, right = node.args[:2]
+    call = read(node, {aten.add.Tensor}, "other")
+    if call is None or not isinstance(call.other, Node):
+        return node
+    left, right = call.source, call.other
     if value(right).dim() > value(left).dim() or is_probability(right):
         left, right = right, left
     if not is_probability(left):
         return node
     site.bias = right
-    if value(right).numel() != site.num_experts or dtype(node) != torch.float32:
-        site.reject(f"the bias of the selection has shape {tuple(value(right).shape)} and sums "
-                    f"of {name_of(dtype(node))}; expected one float32 sum an expert")
+    shape = value(right).shape
+    one_an_expert = shape[-1:] == (site.num_experts,) and value(right).numel() == site.num_experts
+    if not one_an_expert or dtype(node) != torch.float32 or dtype(right) not in ACTIVATIONS \
+            or not same_shape(left, node):
+        site.reject(f"the bias of the selection is {name_of(dtype(right))} of shape "
+                    f"{tuple(shape)}, and sums are {name_of(dtype(node))}; expected one floating "
+                    "bias and one float32 sum an expert")
     return left
 
 
@@ -160,12 +175,38 @@ def _check_raisable(site: Site) -> None:
     """Leaves a reason where the moe op would not compute the same."""
     check_fill(site)
     if site.form == "topk":
-        site.reject("no score function above or below the selection was recognised")
+        site.reject("no score function above or below the selection was recognised: "
+                    + scores_in_words(site))
     elif site.gates is None:
         site.reject("the gates are not computed from the selected values")
-    elif dtype(site.scores) not in _ACTIVATIONS:
+    elif dtype(site.scores) not in ACTIVATIONS:
         site.reject(f"scores are {name_of(dtype(site.scores))}, not f32, bf16 or f16")
     elif site.groups > 1 and site.k > site.topk_group * (site.num_experts // site.groups):
         site.reject(f"{site.k} experts are selected from {site.topk_group} groups that have fewer")
+    elif site.kind == "logits" and value(site.scores).shape[-1:] != (site.num_experts,):
+        site.reject("a view between the scores and the selection joins or splits experts")
     elif not same_shape(site.scores, site.source) and value(site.source).dim() != 2:
         site.reject("a view between the scores and the selection changes more than the tokens")
+    elif dtype(site.gates).itemsize > 4 and not is_exact_cast(site.gates):
+        site.reject(f"the gates are computed in {name_of(dtype(site.gates))}; moe ops compute in "
+                    "float32")
+
+
+def _check_order(site: Site, is_sorted: bool) -> None:
+    """The selected values stay torch's where other code reads them, beside our indices."""
+    if is_sorted or site.reason or site.values in (None, site.gates):
+        return
+    if is_read_elsewhere(site.values, site.gates):
+        site.reject("other code reads the selected values, which sorted=False leaves in an order "
+                    "of torch's own")
+
+
+def _check_memory(site: Site, writes: Writes) -> None:
+    if site.reason:
+        return
+    outputs = [node for node in (site.gates, site.indices) if node is not None]
+    inputs = [node for node in (site.scores, site.bias) if node is not None]
+    for scores, indices, values in site.rounds:
+        outputs += [*indices, *values]
+    if writes.disturb(outputs, inputs, site.writes):
+        site.reject("the graph writes to the router's tensors in place before their last use")

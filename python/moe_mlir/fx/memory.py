@@ -3,18 +3,34 @@
 import torch
 from torch.fx import Node
 
+from .reading import is_assertion, source
+
 
 def origin(node, is_inside=lambda node: True):
     """The node whose memory this one may show, as far as nodes are inside."""
     while is_inside(node) and not _makes_memory(node):
-        if not (node.args and isinstance(node.args[0], Node)):
+        shown = _shown(node)
+        if not isinstance(shown, Node):
             break
-        node = node.args[0]
+        node = shown
     return node
 
 
+def _shown(node):
+    """The argument whose memory the result shows: that which the schema ties to it, or the first."""
+    schema = getattr(node.target, "_schema", None)
+    for result in schema.returns if schema else ():
+        for position, argument in enumerate(schema.arguments):
+            if result.alias_info and argument.alias_info \
+                    and result.alias_info.before_set & argument.alias_info.before_set:
+                return node.args[position] if position < len(node.args) \
+                    else node.kwargs.get(argument.name)
+    return source(node) if node.op == "call_function" else None
+
+
 # Composites whose results are never their arguments.
-_NEW = {torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.einsum.default}
+_NEW = {torch.ops.aten.linear.default, torch.ops.aten.matmul.default, torch.ops.aten.einsum.default,
+        torch.ops.aten.softmax.int}
 
 
 def _makes_memory(node) -> bool:
@@ -35,3 +51,63 @@ def written(node):
             value = node.args[position] if in_order else node.kwargs.get(argument.name)
             yield from (x for x in (value if isinstance(value, (tuple, list)) else [value])
                         if isinstance(x, Node))
+
+
+class Writes:
+    """The calls of a graph that write in place, for questions about parts of the graph."""
+
+    def __init__(self, graph):
+        self._order = {node: i for i, node in enumerate(graph.nodes)}
+        self._by_memory: dict[Node, list] = {}
+        for node in graph.nodes:
+            for target in written(node):
+                self._by_memory.setdefault(origin(target), []).append(node)
+
+    def disturb(self, results, inputs, folded=()) -> bool:
+        """Whether the part of the graph between `inputs` and `results` cannot be one call.
+
+        It cannot where anything that the part reads or makes is written before
+        the part is through, by another than the `folded` calls, which go with it;
+        or where memory that a folded call writes is seen from outside of the part.
+        """
+        if not self._by_memory:
+            return False
+        part = between(inputs, results)
+        last = max((self._order[node] for node in results if node in self._order), default=-1)
+        for node in part:
+            for write in self._by_memory.get(origin(node), ()):
+                if write not in folded and self._order[node] < self._order[write] < last:
+                    return True
+        return any(self._is_seen(target, part, results)
+                   for write in folded for target in written(write))
+
+    def _is_seen(self, target, part, results) -> bool:
+        """Whether a call that stays reads the memory, which nobody will have written."""
+        memory = origin(target)
+        return any(user not in part and not is_assertion(user)
+                   for node in self._order if node not in results and origin(node) is memory
+                   for user in node.users)
+
+
+def between(inputs, results) -> set:
+    """The nodes that the results are computed from, up to the inputs, with both."""
+    part, queue = set(inputs), list(results)
+    while queue:
+        node = queue.pop()
+        if node not in part:
+            part.add(node)
+            queue.extend(node.all_input_nodes)
+    return part
+
+
+def is_read_elsewhere(node, result) -> bool:
+    """Whether calls that the result is not computed from read the node, or what is made of it."""
+    part, queue = between([], [result]), [node]
+    while queue:
+        node = queue.pop()
+        if node is result:
+            continue
+        if any(user not in part and not is_assertion(user) for user in node.users):
+            return True
+        queue.extend(user for user in node.users if user in part)
+    return False

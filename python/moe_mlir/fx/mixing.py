@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from .patterns import (CASTS, DIVISIONS, VIEWS, argument, aten, dtype, filled_with, is_call, item, masked,
-                       same_shape, softmax_input, through, value)
+from .patterns import (CASTS, DIVISIONS, NEGATIONS, VIEWS, aten, filled_with, is_number, item,
+                       masked, masked_alone, product, same_sizes, scaled, softmax_input, through)
+from .reading import dtype, is_call, read, source, value
 
 _PERMUTES = (aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default)
+_UNITS = VIEWS | {aten.unsqueeze.default, aten.squeeze.dim}
 _LOWEST = (-math.inf, torch.finfo(torch.float32).min)
 
 
@@ -30,6 +32,10 @@ class Mixing:
     ws: Node | None
     tau: float | Node
     causal: bool
+
+    @property
+    def operands(self) -> list[Node]:
+        return [x for x in (self.u, self.e, self.uk, self.ws, self.tau) if isinstance(x, Node)]
 
 
 def match_mixing(node) -> Mixing | None:
@@ -64,9 +70,10 @@ def mixing_of(node) -> str:
 
 def posterior_of(node):
     """The moe.attention_posterior that mixes the node's probabilities; else None."""
-    if is_call(node, aten.where.self):
+    chosen = read(node, {aten.where.self}, "self", "other")
+    if chosen is not None:
         # A token that sees no other keeps its own.
-        return next(filter(None, map(posterior_of, node.args[1:])), None)
+        return posterior_of(chosen.self) or posterior_of(chosen.other)
     posterior = item(node, 0)
     return posterior if is_call(posterior, torch.ops.moe.attention_posterior.default) else None
 
@@ -86,11 +93,13 @@ def _product(node):
     node, order = _base(node)
     if order != _dims(node):
         return None
-    if is_call(node, aten.einsum.default):
-        return _einsum(node)
-    if not is_call(node, aten.matmul.default, aten.bmm.default, aten.mm.default):
+    einsum = read(node, {aten.einsum.default}, "tensors", "path")
+    if einsum is not None:
+        return _einsum(einsum.source, einsum.tensors)
+    factors = product(node)
+    if factors is None:
         return None
-    (a, a_order), (b, b_order) = map(_base, node.args[:2])
+    (a, a_order), (b, b_order) = map(_base, factors)
     if a_order != _dims(a):
         return None
     if b_order == _dims(b):
@@ -103,9 +112,8 @@ def _dims(node):
     return list(range(value(node).dim()))
 
 
-def _einsum(node):
+def _einsum(equation, operands):
     """`bik,bkj->bij` and `bik,bjk->bij`, in any letters."""
-    equation, operands = node.args[:2]
     terms, _, result = equation.replace(" ", "").partition("->")
     if len(operands) != 2 or len(result) < 2 or "." in equation:
         return None
@@ -125,29 +133,31 @@ def _base(node):
     Torch spells an einsum as a batched product between such views.
     """
     order = list(range(value(node).dim()))
-    while isinstance(node, Node) and node.op == "call_function" and node.args:
-        source = node.args[0]
+    while True:
         if is_call(node, *_PERMUTES):
             moved = _permutation(node)
             order = [moved[d] for d in order]
-        elif is_call(node, *VIEWS, aten.unsqueeze.default, aten.squeeze.dim):
-            kept = _without_units(source, node)
+        elif is_call(node, *_UNITS):
+            kept = _without_units(source(node), node)
             if kept is None or any(d not in kept for d in order):
                 break
             order = [kept[d] for d in order]
         else:
             break
-        node = source
+        node = source(node)
     return node, order
 
 
 def _permutation(node):
     rank = value(node).dim()
     dims = list(range(rank))
-    if is_call(node, aten.permute.default):
-        return [d % rank for d in node.args[1]]
-    a, b = (d % rank for d in node.args[1:3]) if len(node.args) > 2 else (-2 % rank, -1 % rank)
-    dims[a], dims[b] = dims[b], dims[a]
+    permuted = read(node, {aten.permute.default}, "dims")
+    if permuted is not None:
+        return [d % rank for d in permuted.dims]
+    swapped = read(node, {aten.transpose.int}, "dim0", "dim1")
+    a, b = (-2, -1) if swapped is None else (swapped.dim0, swapped.dim1)
+    if rank > 1:
+        dims[a], dims[b] = dims[b], dims[a]
     return dims
 
 
@@ -166,26 +176,27 @@ def _without_units(source, view):
 
 def _peel_temperature(node):
     """(dot products, tau) of `dot / tau` or `dot * scale`, with a number or a learned scalar."""
-    if is_call(node, *DIVISIONS, aten.mul.Tensor, aten.mul.Scalar) and len(node.args) == 2:
-        base, factor = node.args
-        divides = is_call(node, *DIVISIONS)
-        if isinstance(factor, Node):
-            scalar = divides and value(factor).dim() == 0 and dtype(factor) == torch.float32
-            return (base, factor) if scalar else (node, 1.0)
-        if factor > 0:
-            return base, float(factor) if divides else 1.0 / float(factor)
-    return node, 1.0
+    divided = read(node, DIVISIONS, "other")
+    if divided is None:
+        dot, factor = scaled(node) or (node, 1.0)
+        usable = is_number(factor) and factor > 0
+        return (dot, 1.0 / float(factor)) if usable else (node, 1.0)
+    tau = divided.other
+    if isinstance(tau, Node):
+        scalar = value(tau).dim() == 0 and dtype(tau) == torch.float32
+        return (divided.source, tau) if scalar else (node, 1.0)
+    return (divided.source, float(tau)) if is_number(tau) and tau > 0 else (node, 1.0)
 
 
 def _peel_mask(node):
     """(logits, causal): causal is None where a mask is something else than a triangle."""
-    found = masked(node)
+    found = masked_alone(node)
     if found is None:
-        return node, False
+        return node, None if masked(node) else False
     base, mask, fill, drops = found
-    if fill not in _LOWEST or not same_shape(base, node):
-        return node, None
-    return base, True if is_triangle(mask, drops) else None
+    triangle = fill in _LOWEST and is_triangle(mask, drops) \
+        and same_sizes(mask, node, slice(-2, None))
+    return base, True if triangle else None
 
 
 # A mask as what it says of key j and query i: ("ge" or "le", c) for j - i >= c, j - i <= c.
@@ -206,63 +217,93 @@ def _negated(relation):
 
 
 def _relation(node):
-    node = through(node, VIEWS | CASTS | {aten.unsqueeze.default, aten.expand.default})
-    if is_call(node, aten.logical_not.default, aten.bitwise_not.default) or (
-            is_call(node, aten.eq.Scalar) and node.args[1] == 0):
-        return _negated(_relation(node.args[0]))
-    if is_call(node, aten.tril.default, aten.triu.default):
+    node = through_broadcasts(node)
+    compared = read(node, {aten.eq.Scalar}, "other")
+    if read(node, NEGATIONS) or (compared and compared.other == 0):
+        return _negated(_relation(source(node)))
+    triangle = read(node, {aten.tril.default, aten.triu.default}, "diagonal")
+    if triangle is not None:
         kind = "le" if is_call(node, aten.tril.default) else "ge"
-        return (kind, argument(node, 1, "diagonal", 0)) if _is_ones(node.args[0]) else None
-    if is_call(node, aten.logical_and.default) and _is_ones(node.args[1]):
-        return _relation(node.args[0])
-    if is_call(node, aten.where.self) and _is_ones(node.args[1]) and filled_with(node.args[2]) == 0:
-        return _relation(node.args[0])
+        return (kind, triangle.diagonal) if _is_ones(triangle.source) else None
+    both = read(node, {aten.logical_and.default}, "other")
+    if both is not None and _is_ones(both.other) and same_sizes(node, both.source, slice(-2, None)):
+        return _relation(both.source)
+    chosen = read(node, {aten.where.self}, "self", "other")
+    if chosen is not None and _is_ones(chosen.self) and filled_with(chosen.other) == 0 \
+            and same_sizes(node, chosen.source, slice(-2, None)):
+        return _relation(chosen.source)
     return _comparison(node)
+
+
+def through_broadcasts(node, rows=False):
+    """The pairs of queries and keys that a mask repeats along dims in front of them, and, with
+    `rows`, along the queries."""
+    while True:
+        added = read(node, {aten.unsqueeze.default}, "dim")
+        leading = added is not None and added.dim % value(node).dim() < value(node).dim() - 2
+        expands = is_call(node, aten.expand.default)
+        if not (leading or expands or read(node, CASTS, "dtype", "other") or is_call(node, *VIEWS)):
+            return node
+        repeats_rows = rows and expands and same_sizes(node, source(node), slice(-1, None)) \
+            and str(value(source(node)).shape[-2]) == "1"
+        if not repeats_rows and not same_sizes(node, source(node), slice(-2, None)):
+            return node
+        node = source(node)
 
 
 def _is_ones(node) -> bool:
     return filled_with(node) == 1
 
 
+# For integers, > c is >= c + 1.
+_COMPARISONS = {
+    overload: (kind + "e", shift)
+    for name, kind, shift in (("ge", "g", 0), ("gt", "g", 1), ("le", "l", 0), ("lt", "l", -1))
+    for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)}
+
+
 def _comparison(node):
     """j - i <= c in the ways to write it, over two ranges."""
-    name = getattr(node.target, "__name__", "").partition(".")[0] if node.op == "call_function" \
-        else ""
-    if name not in ("ge", "gt", "le", "lt") or len(node.args) != 2:
+    call = read(node, _COMPARISONS, "other")
+    if call is None or value(node).dim() != 2:
         return None
-    left, right = node.args
-    if isinstance(right, Node):
-        axes = _axis(left), _axis(right)
-        c = 0
+    if isinstance(call.other, Node):
+        axes, c = (_axis(call.source), _axis(call.other)), 0
     else:
-        difference = is_call(left, aten.sub.Tensor)
-        axes = tuple(map(_axis, left.args[:2])) if difference else ()
-        c = right
-    if axes not in ((-1, -2), (-2, -1)):
+        difference = read(call.source, {aten.sub.Tensor}, "other")
+        axes = (_axis(difference.source), _axis(difference.other)) if difference else ()
+        c = call.other
+    if axes not in ((-1, -2), (-2, -1)) or not isinstance(c, int):
         return None
-    # For integers, > c is >= c + 1.
-    kind, c = name[0] + "e", c + {"gt": 1, "lt": -1}.get(name, 0)
+    kind, shift = _COMPARISONS[node.target]
+    c += shift
     # i - j >= c is j - i <= -c.
     return (kind, c) if axes == (-1, -2) else (_OPPOSITE[kind], -c)
 
 
 def _axis(node):
     """The dim along which the node counts 0, 1, 2..: -1 or -2; else None."""
-    if not isinstance(node, Node):
-        return None
     node, last = through(node, CASTS), -1
-    if is_call(node, aten.unsqueeze.default):
+    added = read(node, {aten.unsqueeze.default}, "dim")
+    if added is not None:
         if value(node).dim() != 2:
             return None
-        last = -2 if node.args[1] in (1, -1) else -1
-        node = node.args[0]
-    counts = is_call(node, aten.arange.default) or (
-        is_call(node, aten.arange.start_step) and node.args[0] == 0 and node.args[2:] in ((), (1,)))
-    return last if counts and not dtype(node).is_floating_point else None
+        last = -2 if added.dim in (1, -1) else -1
+        node = added.source
+    return last if counts_from_zero(node) and not dtype(node).is_floating_point else None
+
+
+def counts_from_zero(node) -> bool:
+    """Whether the node is 0, 1, 2.."""
+    if read(node, {aten.arange.default}, "end", "dtype"):
+        return True
+    call = read(node, {aten.arange.start, aten.arange.start_step}, "end", "step", "dtype")
+    return call is not None and call.source == 0 and call.step in (None, 1)
 
 
 def _peel_matrix(queries, keys):
     """(u, ws) of queries = u ws for the tokens u that are the keys."""
-    if is_call(queries, aten.matmul.default) and queries.args[0] is keys:
-        return (keys, queries.args[1]) if value(queries.args[1]).dim() == 2 else (queries, None)
-    return queries, None
+    call = read(queries, {aten.matmul.default}, "other")
+    if call is None or call.source is not keys or value(call.other).dim() != 2:
+        return queries, None
+    return keys, call.other

@@ -4,10 +4,13 @@ The same router reads `softmax.int` before dispatch, `_softmax` in core ATen
 and amax-sub-exp-sum-div inside Inductor; these functions accept all of them.
 """
 
+import math
 import operator
 
 import torch
 from torch.fx import Node
+
+from .reading import dtype, is_assertion, is_call, read, source, value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -25,30 +28,23 @@ TRANSPOSES = {aten.permute.default, aten.transpose.int, aten.t.default}
 _PICKS = {aten.expand.default, aten.select.int, aten.index.Tensor, aten.index_select.default,
           aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default}
 DIVISIONS = {aten.div.Tensor, aten.div_.Tensor}
-PRODUCTS = {aten.mm.default, aten.bmm.default, aten.matmul.default}
-
-
-def is_call(node, *targets) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
-
-
-def argument(node, position: int, name: str, default=None):
-    if len(node.args) > position:
-        return node.args[position]
-    return node.kwargs.get(name, default)
-
-
-def value(node):
-    return node.meta.get("val", node.meta.get("example_value"))
-
-
-def dtype(node):
-    return value(node).dtype
+NEGATIONS = {aten.bitwise_not.default, aten.logical_not.default}
+_MATMULS = {aten.mm.default, aten.bmm.default, aten.matmul.default}
+_MULTIPLICATIONS = {aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor}
 
 
 def same_shape(a, b) -> bool:
     """Whether two nodes have one shape; sizes are compared as written, which guards nothing."""
     return list(map(str, value(a).shape)) == list(map(str, value(b).shape))
+
+
+def same_sizes(a, b, dims) -> bool:
+    """As `same_shape`, for a slice of the dims; a tensor that lacks them has others."""
+    return same_rank_sizes(value(a).shape, value(b).shape, dims)
+
+
+def same_rank_sizes(a, b, dims) -> bool:
+    return len(a[dims]) == len(b[dims]) and list(map(str, a[dims])) == list(map(str, b[dims]))
 
 
 def is_last_dim(node, dim) -> bool:
@@ -60,35 +56,37 @@ def is_last_dim(node, dim) -> bool:
     return dim in (-1, value(node).dim() - 1)
 
 
+def is_number(x) -> bool:
+    """Whether an argument is a finite number that the graph holds."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+
 def through(node, targets):
     """The node behind a chain of calls of `targets`, seen against the data flow."""
     while is_call(node, *targets):
-        node = node.args[0]
+        node = source(node)
     return node
 
 
 def is_exact_cast(node) -> bool:
     """Whether the node's type holds every value of its source."""
-    if not is_call(node, *CASTS):
+    cast = read(node, CASTS, "dtype", "other")
+    if cast is None:
         return False
-    source, target = dtype(node.args[0]), dtype(node)
-    return source.is_floating_point and torch.promote_types(source, target) == target
+    before, after = dtype(cast.source), dtype(node)
+    return before.is_floating_point and torch.promote_types(before, after) == after
 
 
 def exactly(node):
     """The node behind copies and casts that change neither values nor gradients."""
-    while is_call(node, *_COPIES) or is_exact_cast(node) or _is_idle_dropout(node):
-        node = node.args[0]
+    while read(node, _COPIES) or is_exact_cast(node) or _is_idle_dropout(node):
+        node = source(node)
     return node
 
 
 def _is_idle_dropout(node) -> bool:
-    return is_call(node, aten.dropout.default) and not node.args[2]
-
-
-def is_assertion(node) -> bool:
-    """Whether the node only checks what tracing knows anyway."""
-    return is_call(node, aten._assert_tensor_metadata.default)
+    dropout = read(node, {aten.dropout.default}, "p", "train")
+    return dropout is not None and not dropout.train
 
 
 def users(node) -> list:
@@ -102,43 +100,91 @@ def only_user(node):
 
 def item(node, position: int):
     """The call whose result `position` the node is; else None."""
-    if node is not None and isinstance(node, Node) and node.target is operator.getitem \
-            and node.args[1] == position:
+    if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == position:
         return node.args[0]
     return None
 
 
+def results(node, position: int) -> list:
+    """The nodes that are the result `position` of a call."""
+    return [user for user in node.users if item(user, position) is node]
+
+
+def product(node):
+    """(a, b) of a matrix product of two tensors; None for another call."""
+    call = read(node, _MATMULS, "mat2", "other")
+    return None if call is None else (call.source, call.mat2 or call.other)
+
+
+def scaled(node):
+    """(tensor, factor) of a product; the factor may be a tensor."""
+    call = read(node, _MULTIPLICATIONS, "other")
+    return None if call is None else (call.source, call.other)
+
+
+# ---- constants and masks -----------------------------------------------------------
+
+
 def filled_with(node):
     """The number that all elements of the node are; None where there is none."""
-    node = through(node, SAME | {aten.expand.default}) if isinstance(node, Node) else node
-    if isinstance(node, (int, float)):
-        return float(node)
-    if is_call(node, aten.full.default, aten.full_like.default, aten.new_full.default):
-        fill = argument(node, 1 if node.target is not aten.new_full.default else 2, "fill_value")
-        return float(fill) if isinstance(fill, (int, float)) else None
-    if is_call(node, aten.scalar_tensor.default):
-        return float(node.args[0])
-    if is_call(node, aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default):
+    if not isinstance(node, Node):
+        return float(node) if isinstance(node, (int, float)) else None
+    number = _constant(node)
+    return None if number is None else _as_type(number, dtype(node))
+
+
+def _constant(node):
+    """What a constructor fills with, or what a copy or cast copies."""
+    full = read(node, {aten.full.default, aten.full_like.default, aten.new_full.default,
+                       aten.scalar_tensor.default}, "size", "fill_value", "dtype", "s")
+    if full is not None:
+        number = full.source if node.target is aten.scalar_tensor.default else full.fill_value
+        return number if isinstance(number, (int, float)) else None
+    if read(node, {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default},
+            "size", "dtype"):
         return 0.0
-    if is_call(node, aten.ones.default, aten.ones_like.default, aten.new_ones.default):
+    if read(node, {aten.ones.default, aten.ones_like.default, aten.new_ones.default},
+            "size", "dtype"):
         return 1.0
+    copied = (read(node, CASTS, "dtype", "other") or read(node, _COPIES)
+              or read(node, {aten.expand.default}, "size"))
+    if copied is not None or is_call(node, aten.detach.default) or _is_idle_dropout(node):
+        return filled_with(source(node))
     return None
+
+
+def _as_type(number, kind: torch.dtype):
+    """A number as a tensor of the type holds it; None where it cannot."""
+    if not kind.is_floating_point and not math.isfinite(number):
+        return None
+    return float(torch.tensor(number, dtype=torch.float64).to(kind))
 
 
 def masked(node):
     """(base, mask, fill, drops) of `base` with `fill` where the mask is true (drops) or
-    false (not drops); None where the node is no such call."""
-    if is_call(node, aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar):
-        fill = filled_with(node.args[2])
-        return None if fill is None else (node.args[0], node.args[1], fill, True)
-    if not is_call(node, aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther):
+    false (not drops); None where the node is no such call. The mask may broadcast the base."""
+    call = read(node, {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar},
+                "mask", "value")
+    if call is not None:
+        fill = filled_with(call.value)
+        return None if fill is None else (call.source, call.mask, fill, True)
+    call = read(node, {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther}, "self",
+                "other")
+    if call is None:
         return None
-    mask, first, second = node.args
-    for base, other, drops in ((first, second, False), (second, first, True)):
+    for base, other, drops in ((call.self, call.other, False), (call.other, call.self, True)):
         fill = filled_with(other)
         if fill is not None and isinstance(base, Node):
-            return base, mask, fill, drops
+            return base, call.source, fill, drops
     return None
+
+
+def masked_alone(node):
+    """As `masked`, where the mask changes neither the shape nor the type of the base."""
+    found = masked(node)
+    if found is None or not same_shape(found[0], node) or dtype(found[0]) != dtype(node):
+        return None
+    return found
 
 
 # ---- scores ---------------------------------------------------------------------
@@ -146,20 +192,35 @@ def masked(node):
 
 def softmax_input(node):
     """x, where the node is a softmax of x over its last dimension; else None."""
-    if is_call(node, aten._softmax.default, aten.softmax.int, aten._safe_softmax.default):
-        return node.args[0] if is_last_dim(node, node.args[1]) else None
-    if not is_call(node, *DIVISIONS):
+    call = read(node, {aten._softmax.default, aten.softmax.int, aten._safe_softmax.default},
+                "dim", "dtype", "half_to_float")
+    if call is None:
+        return _decomposed_softmax_input(node)
+    # A narrower type would round x first.
+    kept = torch.promote_types(dtype(call.source), dtype(node)) == dtype(node)
+    return call.source if kept and is_last_dim(node, call.dim) else None
+
+
+def _decomposed_softmax_input(node):
+    """exp(x - amax x) / sum of it, where no step rounds to 16 bits."""
+    division = read(node, DIVISIONS, "other")
+    power = division and read(division.source, {aten.exp.default})
+    if not power or dtype(node).itemsize < 4 or not _is_total(division.other, division.source):
         return None
-    power, total = node.args[:2]
-    if not (is_call(power, aten.exp.default) and is_call(total, aten.sum.dim_IntList)):
-        return None
-    if total.args[0] is not power or not is_last_dim(power, total.args[1]):
-        return None
-    shifted = power.args[0]
-    if is_call(shifted, aten.sub.Tensor) and is_call(shifted.args[1], aten.amax.default) \
-            and shifted.args[1].args[0] is shifted.args[0]:
-        return shifted.args[0]
+    shifted = read(power.source, {aten.sub.Tensor}, "other")
+    top = shifted and read(shifted.other, {aten.amax.default}, "dim", "keepdim")
+    if top and top.source is shifted.source and top.keepdim and is_last_dim(top.source, top.dim) \
+            and dtype(shifted.source).itemsize >= 4:
+        return shifted.source
     return None
+
+
+def _is_total(node, summed) -> bool:
+    """Whether the node is the sum over the last dim of `summed`, kept, in a type that rounds none."""
+    total = read(node, {aten.sum.dim_IntList}, "dim", "keepdim", "dtype")
+    return total is not None and total.source is summed and bool(total.keepdim) \
+        and is_last_dim(summed, total.dim) \
+        and torch.promote_types(dtype(summed), dtype(node)) == dtype(node)
 
 
 def softmax_of(node):
@@ -179,42 +240,49 @@ def renormalisation(node):
     """(division, sum, eps, clamped) where the node is divided by its sum over the last
     dimension: by sum + eps, or by max(sum, eps) if clamped."""
     for user in users(node):
-        if not is_call(user, *DIVISIONS) or user.args[0] is not node:
+        division = read(user, DIVISIONS, "other")
+        if division is None or division.source is not node or not isinstance(division.other, Node):
             continue
-        total, eps, clamped = user.args[1], 0.0, False
-        if is_call(total, aten.expand.default):
-            total = total.args[0]
-        if is_call(total, aten.add.Tensor, aten.add.Scalar) and not isinstance(total.args[1], Node):
-            total, eps = total.args[0], float(total.args[1])
-        elif is_call(total, aten.clamp.default, aten.clamp_min.default):
-            low = argument(total, 1, "min")
-            if low is None or argument(total, 2, "max") is not None:
-                continue
-            total, eps, clamped = total.args[0], float(low), True
-        if is_call(total, aten.sum.dim_IntList) and total.args[0] is node \
-                and is_last_dim(node, total.args[1]) and argument(total, 2, "keepdim", False):
+        total, eps, clamped = _sum_and_eps(division.other)
+        if total is not None and _is_total(total, node):
             return user, total, eps, clamped
     return None
+
+
+def _sum_and_eps(node):
+    """(sum, eps, clamped) of a divisor; the sum is None where the divisor is nothing such."""
+    expanded = read(node, {aten.expand.default}, "size")
+    node = node if expanded is None else expanded.source
+    added = read(node, {aten.add.Tensor, aten.add.Scalar}, "other")
+    if added is not None:
+        usable = is_number(added.other) and added.other >= 0
+        return (added.source, float(added.other), False) if usable else (None, 0.0, False)
+    limited = read(node, {aten.clamp.default, aten.clamp_min.default}, "min", "max")
+    if limited is not None:
+        usable = is_number(limited.min) and limited.max is None
+        return (limited.source, float(limited.min), True) if usable else (None, 0.0, False)
+    return node, 0.0, False
 
 
 def is_probability(node) -> bool:
     """Whether the node is a distribution over experts, or a mixture of some, as far as the
     graph tells: no element is negative."""
     node = through(node, SAME | VIEWS)
-    if softmax_input(node) is not None or is_call(node, aten.sigmoid.default):
+    if softmax_input(node) is not None or read(node, {aten.sigmoid.default}):
         return True
     # torch spells einsum with permutations around a product.
-    behind = through(node, _PICKS | TRANSPOSES | SAME | VIEWS)
-    if is_call(behind, *PRODUCTS):
-        node = behind
-        left, right = node.args[:2]
+    factors = product(through(node, _PICKS | TRANSPOSES | SAME | VIEWS))
+    if factors is not None:
+        left, right = factors
         return _factor(left) and (_factor(right) or _is_square(right))
-    if is_call(node, aten.einsum.default):
-        return all(map(_factor, node.args[1]))
+    einsum = read(node, {aten.einsum.default}, "tensors", "path")
+    if einsum is not None:
+        return all(map(_factor, einsum.tensors))
     if is_call(node, torch.ops.moe.adjacency_gate.default):
-        return is_probability(node.args[0])
-    if item(node, 0) is not None:
-        return is_call(node.args[0], torch.ops.moe.similarity_inform.default,
+        return is_probability(source(node))
+    mixed = item(node, 0)
+    if mixed is not None:
+        return is_call(mixed, torch.ops.moe.similarity_inform.default,
                        torch.ops.moe.attention_posterior.default)
     return _is_normalised(node)
 
@@ -231,8 +299,10 @@ def _is_square(node) -> bool:
 
 def _is_normalised(node) -> bool:
     """x / sum x, where x is a product with a distribution: a posterior."""
-    if not is_call(node, *DIVISIONS) or not is_call(node.args[0], aten.mul.Tensor):
+    division = read(node, DIVISIONS, "other")
+    factors = division and scaled(division.source)
+    if not factors:
         return False
-    found = renormalisation(node.args[0])
+    found = renormalisation(division.source)
     return found is not None and found[0] is node and any(
-        isinstance(x, Node) and is_probability(x) for x in node.args[0].args[:2])
+        isinstance(x, Node) and is_probability(x) for x in factors)

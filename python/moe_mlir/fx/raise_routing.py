@@ -14,9 +14,10 @@ from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from .attention import raise_attention
 from .calls import call
 from .match import Site, find_routers
+from .memory import Writes
 from .mixing import match_mixing
-from .patterns import (VIEWS, aten, dtype, exactly, is_assertion, is_call, same_shape,
-                       softmax_input, value)
+from .patterns import VIEWS, aten, exactly, same_shape, softmax_input, through
+from .reading import dtype, is_assertion, is_call, read, value
 
 moe = torch.ops.moe
 
@@ -112,7 +113,7 @@ def _raise_greedy(graph, site: Site) -> None:
 def _raise_mixing(graph, scores: Node) -> None:
     """The probabilities that a selection reads, if tokens inform each other in them."""
     mixing = match_mixing(scores)
-    if mixing is None:
+    if mixing is None or Writes(graph).disturb([scores], mixing.operands):
         return
     learned = isinstance(mixing.tau, Node)
     with graph.inserting_before(scores):
@@ -140,9 +141,7 @@ def _raise_logits(graph, site: Site) -> Node:
     logits = site.scores
     if site.kind != "logits" or dtype(logits) != torch.float32:
         return logits
-    layer = logits
-    while is_call(layer, *VIEWS) and isinstance(layer.args[0], Node):
-        layer = layer.args[0]
+    layer = through(logits, VIEWS)
     parts = _linear_layer(layer)
     if parts is None:
         return logits
@@ -154,21 +153,21 @@ def _raise_logits(graph, site: Site) -> Node:
 
 def _linear_layer(node: Node):
     """(h, weight, bias) of `h @ weight.T + bias` with a 1-d bias; None otherwise."""
-    if is_call(node, aten.linear.default):
-        h, weight = node.args[:2]
-        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
-    elif is_call(node, aten.mm.default):
-        (h, weight), bias = node.args, None
-        weight = _transposed(weight)
-    elif is_call(node, aten.addmm.default):
-        if node.kwargs:
-            return None
-        bias, h, weight = node.args
-        weight = _transposed(weight)
+    layer = read(node, {aten.linear.default}, "weight", "bias")
+    product = read(node, {aten.mm.default}, "mat2")
+    added = read(node, {aten.addmm.default}, "mat1", "mat2")
+    if layer is not None:
+        h, weight, bias = layer.source, layer.weight, layer.bias
+    elif product is not None:
+        h, weight, bias = product.source, _transposed(product.mat2), None
+    elif added is not None:
+        h, weight, bias = added.mat1, _transposed(added.mat2), added.source
     else:
         return None
     if weight is None or value(weight).dim() != 2 or (bias is not None and value(bias).dim() != 1):
         return None
+    if bias is not None and value(bias).shape != value(weight).shape[:1]:
+        return None  # one number for all experts
     if any(dtype(x) != torch.float32 for x in (h, weight, bias) if x is not None):
         return None
     return h, weight, bias
@@ -176,8 +175,8 @@ def _linear_layer(node: Node):
 
 def _transposed(node: Node):
     """w, where the node is its transpose."""
-    if is_call(node, aten.permute.default) and list(node.args[1]) == [1, 0]:
-        return node.args[0]
-    if is_call(node, aten.t.default):
-        return node.args[0]
-    return None
+    permuted = read(node, {aten.permute.default}, "dims")
+    if permuted is not None:
+        return permuted.source if list(permuted.dims) == [1, 0] else None
+    turned = read(node, {aten.t.default})
+    return None if turned is None else turned.source

@@ -8,7 +8,8 @@ from torch.fx import Node
 from ..importer.locations import describe, module_path
 from .attention import left_of
 from .mixing import mixing_of, posterior_of
-from .patterns import dtype, value
+from .reading import dtype, source, value
+from .words import edges_in_words, form_in_words, ties_in_words
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,9 @@ class RouterMatch:
     or because the attention beside it is another than the router asks about.
     `mixing` says how tokens inform each other in front of the selection, where
     that is a moe op or becomes one: "similarity" or "attention".
+    `description` is the form in words. `ties` says which of equal scores is
+    chosen, and `edges` where a raised router has other gates than torch: in rows
+    that are not all numbers, or have nothing to choose from.
     """
 
     module: str
@@ -42,6 +46,16 @@ class RouterMatch:
     gate_dtype: str = ""
     left: str = ""
     mixing: str = ""
+    description: str = ""
+    ties: str = ""
+    edges: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        name = f"{self.module} ({self.location})" if self.module else self.location
+        lines = [f"{name}: {self.description} ({self.form})"]
+        lines += [x for x in (self.reason, self.left and f"left as it is: {self.left}", self.ties,
+                              *self.edges) if x]
+        return "\n  ".join(lines)
 
 
 @dataclass
@@ -79,7 +93,7 @@ class Site:
     @property
     def source(self) -> Node:
         """What the anchor selects from."""
-        return self.anchor.args[0]
+        return source(self.anchor)
 
     @property
     def num_experts(self) -> int:
@@ -99,7 +113,7 @@ class Site:
             self.k, self.num_experts, self.renorm, self.scale, self.bias is not None,
             self.groups, not self.reason, self.reason, self.eps, self.topk_group,
             self.group_score, _dtype_name(self.scores), _dtype_name(self.gates), left,
-            mixing_of(self.scores))
+            mixing_of(self.scores), form_in_words(self), ties_in_words(self), edges_in_words(self))
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -10,7 +10,7 @@ from torch.fx import Node
 from . import locations
 from .builder import (FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float,
                       tensor_type)
-from .registry import COMPLEX, TABLE, Unsupported, bind_arguments
+from .registry import COMPLEX, TABLE, Arguments, Unsupported
 
 ELEMENTS = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
@@ -205,7 +205,9 @@ class Context:
                 raise Unsupported(str(node.target))
             if node.target not in COMPLEX and _has_complex(node):
                 raise Unsupported("complex numbers")
-            self._values[node] = TABLE[node.target](self, node, bind_arguments(node))
+            arguments = Arguments(node)
+            self._values[node] = TABLE[node.target](self, node, arguments)
+            arguments.check_read()
         except Unsupported as problem:
             self._report(node, _name_problem(node, str(problem)))
         except UnknownSymbol as symbol:

@@ -21,7 +21,7 @@ def _integer_operand(context, node):
     return context.builder.op(f"tensor.extract {value.name}[] : {value.type}"), "i32"
 
 
-@imports(moe.grouped_topk.default)
+@imports(moe.grouped_topk.default, implied=("k", "index_dtype"))
 def _grouped_topk(context, node, arguments):
     gates, indices = node.meta["val"]
     clauses = Clauses(context.builder).add("ins", context.value(arguments.scores))
@@ -57,7 +57,7 @@ def _threshold_renorm(context, node, arguments):
     return [dense, _widened(context, number, "i64")]
 
 
-@imports(moe.densify.default)
+@imports(moe.densify.default, implied=("num_experts",))
 def _densify(context, node, arguments):
     clauses = Clauses(context.builder)
     clauses.add("ins", context.value(arguments.gates), context.value(arguments.indices))
@@ -71,7 +71,7 @@ def _make_finite(context, node, arguments):
     return clauses.write("make_finite", (context.shape(node), "f32"))[0]
 
 
-@imports(moe.dispatch.default)
+@imports(moe.dispatch.default, implied=("num_experts",))
 def _dispatch(context, node, arguments):
     slots, offsets, counts = (context.shape(v) for v in node.meta["val"])
     builder = context.builder

@@ -175,6 +175,15 @@ def _rsub(context, node, arguments):
                   lambda x, y: context.builder.op(f"arith.{op} {y}, {x} : {element}"))
 
 
+def _whole_quotient(builder, x, y, element):
+    """floor(x / y) of the numbers themselves, in f64: in f32, 1 / 0.1 is 10, not below it."""
+    if element == "f64":
+        raise Unsupported("whole quotients and remainders of float64")
+    wide = [builder.convert(value, element, "f64") for value in (x, y)]
+    quotient = builder.op(f"arith.divf {wide[0]}, {wide[1]} : f64")
+    return *wide, builder.op(f"math.floor {quotient} : f64")
+
+
 @imports(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default)
 def _div_mode(context, node, arguments):
     mode = getattr(arguments, "rounding_mode", "floor")
@@ -185,6 +194,9 @@ def _div_mode(context, node, arguments):
         if not is_float(element):
             op = "floordivsi" if mode == "floor" else "divsi"
             return builder.op(f"arith.{op} {x}, {y} : {element}")
+        if mode == "floor":
+            *_, whole = _whole_quotient(builder, x, y, element)
+            return builder.convert(whole, "f64", element)
         quotient = builder.op(f"arith.divf {x}, {y} : {element}")
         if mode is None:
             return quotient
@@ -197,16 +209,17 @@ def _remainder(context, node, arguments):
     """x - floor(x / y) y, which has the sign of y as Python's %."""
     element = compute_element(context.element(node))
     builder = context.builder
-    kind = "f" if is_float(element) else "i"
 
     def body(x, y):
-        if kind == "f":
-            quotient = builder.op(f"arith.divf {x}, {y} : {element}")
-            whole = builder.op(f"math.floor {quotient} : {element}")
+        if is_float(element):
+            x, y, whole = _whole_quotient(builder, x, y, element)
+            kind, wide = "f", "f64"
         else:
             whole = builder.op(f"arith.floordivsi {x}, {y} : {element}")
-        product = builder.op(f"arith.mul{kind} {whole}, {y} : {element}")
-        return builder.op(f"arith.sub{kind} {x}, {product} : {element}")
+            kind, wide = "i", element
+        product = builder.op(f"arith.mul{kind} {whole}, {y} : {wide}")
+        rest = builder.op(f"arith.sub{kind} {x}, {product} : {wide}")
+        return builder.convert(rest, wide, element)
     return _apply(context, node, [arguments.self, arguments.other], body)
 
 

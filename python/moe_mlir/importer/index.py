@@ -21,7 +21,7 @@ def _extract(builder, source, at):
     return builder.op(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
 
 
-@imports(aten.embedding.default)
+@imports(aten.embedding.default, implied=("padding_idx", "scale_grad_by_freq", "sparse"))
 def _embedding(context, node, arguments):
     """Row `indices` of the weight; indices are in range by torch's contract."""
     builder, shape = context.builder, context.shape(node)
@@ -73,7 +73,7 @@ def _index(context, node, arguments):
                            lambda *scalars: body(*scalars[:-1]), set(range(len(shape))))
 
 
-@imports(aten.gather.default)
+@imports(aten.gather.default, implied=("sparse_grad",))
 def _gather(context, node, arguments):
     """result[i, j] = self[i, index[i, j]] along `dim`."""
     builder, shape = context.builder, context.shape(node)

@@ -144,6 +144,8 @@ def _convolution(context, node, arguments):
         raise Unsupported("a convolution other than 1-d with one filter a channel")
     if arguments.transposed or list(arguments.stride) != [1] or list(arguments.dilation) != [1]:
         raise Unsupported("a transposed, strided or dilated convolution")
+    if any(arguments.output_padding):
+        raise Unsupported("a convolution with output padding")
     builder, shape, element = context.builder, context.shape(node), context.element(node)
     wide, (pad,) = accumulator(element), arguments.padding
     zeros = builder.fill(builder.constant(0, element),

@@ -109,7 +109,7 @@ def _cosine_logits(context, node, arguments):
     return clauses.write("cosine_logits", (context.shape(node), "f32"))[0]
 
 
-@imports(moe.hyper_router.default)
+@imports(moe.hyper_router.default, implied=("num_experts",))
 def _hyper_router(context, node, arguments):
     weight, bias = node.meta["val"]
     clauses = Clauses(context.builder).add("ins", *(
@@ -129,7 +129,7 @@ def _ac_logits(context, node, arguments):
     return clauses.write("ac_logits", (context.shape(node), "f32"))[0]
 
 
-@imports(moe.topk_renorm.default)
+@imports(moe.topk_renorm.default, implied=("k", "index_dtype"))
 def _topk_renorm(context, node, arguments):
     gates, indices = node.meta["val"]
     clauses = Clauses(context.builder).add("ins", context.value(arguments.scores))
@@ -143,7 +143,7 @@ def _topk_renorm(context, node, arguments):
                          (context.shape(indices), index))
 
 
-@imports(torch.ops.aten.topk.default)
+@imports(torch.ops.aten.topk.default, implied=("k", "sorted"))
 def _topk(context, node, arguments):
     """A plain top-k: a selection of scores that are taken as they are."""
     values, indices = node.meta["val"]
@@ -244,7 +244,7 @@ def _attention(context, node, arguments):
     clauses.add("key_mask", mask)
     if arguments.scale is None:
         # The posterior and the entropies know the default, a mix of any values does not.
-        arguments.scale = 1 / math.sqrt(q.shape[-1])
+        clauses.attribute("scale", float_attribute(1 / math.sqrt(q.shape[-1])))
     _pair_attributes(clauses, arguments)
     clauses.attribute("with_entropy", "true")
     mixed, *rows = clauses.write("softmax_mix", (context.shape(out), "f32"),
@@ -270,7 +270,7 @@ def _four_dims(context, bias: Value | None) -> Value | None:
     return reshape(context.builder, bias, (1,) * (4 - bias.rank) + bias.shape)
 
 
-@imports(moe.mad_dispersion.default)
+@imports(moe.mad_dispersion.default, implied=("num_experts",))
 def _mad_dispersion(context, node, arguments):
     s, mean, count = (context.shape(v) for v in node.meta["val"])
     assign, mask = (_optional(context, x) for x in (arguments.assign, arguments.mask))

@@ -2,7 +2,7 @@
 
 import torch
 
-from .builder import Operand, Value, is_float
+from .builder import FLOAT_BITS, Operand, Value, is_float
 from .context import compute_element
 from .matmul import round_to
 from .registry import Unsupported, imports
@@ -45,6 +45,13 @@ def _unreduced(shape, dims) -> list:
     return [1 if i in dims else d for i, d in enumerate(shape)]
 
 
+def _check_rounding(operand, element) -> None:
+    """With a narrower dtype torch rounds the operand before it reduces it."""
+    if FLOAT_BITS.get(element, 64) < FLOAT_BITS.get(operand.element, 0):
+        raise Unsupported(f"argument 'dtype' = {element} for {operand.element} operands, which "
+                          "would be rounded first; convert the operand or the result")
+
+
 def _sum(builder, operand, dims, element) -> Value:
     return reduce(builder, operand, dims, element, 0,
                   _combine(builder, "addf" if is_float(element) else "addi", element))
@@ -53,6 +60,7 @@ def _sum(builder, operand, dims, element) -> Value:
 @imports(aten.sum.dim_IntList, aten.sum.default)
 def _sum_op(context, node, arguments):
     operand, element = context.operand(arguments.self), context.element(node)
+    _check_rounding(operand, element)
     dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
     total = _sum(context.builder, operand, dims, compute_element(element))
     return _kept(context, node, round_to(context.builder, total, element))
@@ -80,6 +88,7 @@ def _mean(context, operand, dims, element) -> Value:
 @imports(aten.mean.dim, aten.mean.default)
 def _mean_op(context, node, arguments):
     operand, element = context.operand(arguments.self), context.element(node)
+    _check_rounding(operand, element)
     dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
     mean = _mean(context, operand, dims, compute_element(element))
     return _kept(context, node, round_to(context.builder, mean, element))
@@ -126,7 +135,9 @@ def _extreme(context, node, arguments):
 
 
 def _fold_extreme(builder, operand, dims, element, largest) -> Value:
-    if is_float(element):
+    if element == "i1":
+        op, start = ("ori", False) if largest else ("andi", True)
+    elif is_float(element):
         op, start = ("maximumf", -_INF) if largest else ("minimumf", _INF)
     else:
         bits = int(element[1:])
@@ -158,10 +169,12 @@ def _softmax_parts(context, operand, dim, element):
     return shift, over
 
 
-@imports(aten._softmax.default, aten._safe_softmax.default, aten.softmax.int)
+@imports(aten._softmax.default, aten._safe_softmax.default, aten.softmax.int,
+         implied=("half_to_float",))
 def _softmax(context, node, arguments):
     builder, element = context.builder, context.element(node)
     operand = context.operand(arguments.self)
+    _check_rounding(operand, element)
     wide, rank = compute_element(element), len(operand.shape)
     dim = arguments.dim % rank
     safe = node.target is aten._safe_softmax.default
@@ -188,7 +201,7 @@ def _softmax(context, node, arguments):
                        operand.shape, element, divide)
 
 
-@imports(aten._log_softmax.default)
+@imports(aten._log_softmax.default, implied=("half_to_float",))
 def _log_softmax(context, node, arguments):
     builder, element = context.builder, context.element(node)
     operand = context.operand(arguments.self)
@@ -329,6 +342,7 @@ def _vector_norm(context, node, arguments):
         raise Unsupported(f"order {arguments.ord}; 2 is supported")
     builder, operand, element = context.builder, context.operand(arguments.self), \
         context.element(node)
+    _check_rounding(operand, element)
     wide = compute_element(element)
     dims = _dims(arguments.dim, len(operand.shape))
 

@@ -2,7 +2,11 @@
 
 from types import SimpleNamespace
 
+from torch.fx import Node
+
 TABLE = {}
+# What a function need not read of its operator's arguments.
+_IMPLIED = {}
 # The operators that also take complex tensors.
 COMPLEX = set()
 
@@ -11,18 +15,27 @@ class Unsupported(Exception):
     """This use of an operator cannot be imported; the message says why."""
 
 
-def imports(*operators, complex=False):
+# Where a result lies, and what its type says.
+_IN_RESULT = frozenset({"memory_format", "non_blocking", "copy", "layout", "pin_memory", "device",
+                        "implicit", "dtype", "keepdim", "size"})
+
+
+def imports(*operators, complex=False, implied=()):
     """Registers `function(context, node, arguments)` for the operators.
 
     `arguments` has one attribute for each argument of the operator's schema,
-    under the schema's name, with the schema's defaults filled in. `complex`: the
-    function also serves complex tensors, `[.., 2]` to it.
+    under the schema's name, with the schema's defaults filled in. A use that gives
+    an argument which the function does not read is an error; `implied` names those
+    that it need not read, because the result's type says them, or because they
+    matter to gradients alone. `complex`: the function also serves complex tensors,
+    `[.., 2]` to it.
     """
     def register(function):
         for operator in operators:
             if operator in TABLE:
                 raise ValueError(f"operator {operator} is registered twice")
             TABLE[operator] = function
+            _IMPLIED[operator] = _IN_RESULT.union(implied)
             if complex:
                 COMPLEX.add(operator)
         return function
@@ -39,3 +52,30 @@ def bind_arguments(node) -> SimpleNamespace:
         else:
             bound[argument.name] = argument.default_value if argument.has_default_value() else None
     return SimpleNamespace(**bound)
+
+
+class Arguments:
+    """The bound arguments of a call, which know what was read of them."""
+
+    def __init__(self, node):
+        self._node, self._read = node, set()
+        self._bound = vars(bind_arguments(node))
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name not in self._bound:
+            raise AttributeError(name)
+        self._read.add(name)
+        return self._bound[name]
+
+    def check_read(self) -> None:
+        """Raises Unsupported where the call says more than was read of it."""
+        for parameter in self._node.target._schema.arguments:
+            name = parameter.name
+            given = self._bound[name]
+            if name in self._read or name in _IMPLIED[self._node.target] \
+                    or parameter.has_default_value() and not isinstance(given, Node) \
+                    and given == parameter.default_value:
+                continue
+            # Of a number and a tensor that is used in its place, the tensor counts.
+            if given is not None and self._bound.get(f"{name}_value") is None:
+                raise Unsupported(f"argument '{name}' = {given}")

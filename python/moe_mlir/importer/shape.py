@@ -14,7 +14,8 @@ aten = torch.ops.aten
 
 @imports(aten.view.default, aten.reshape.default, aten._unsafe_view.default,
          aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
-         aten._reshape_copy.default, aten.flatten.using_ints, complex=True)
+         aten._reshape_copy.default, aten.flatten.using_ints, complex=True,
+         implied=("shape", "dim", "start_dim", "end_dim"))
 def _view(context, node, arguments):
     target = context.shape(node)
     raw = context.raw(arguments.self)
@@ -233,7 +234,7 @@ def _expand(context, node, arguments):
 
 
 @imports(aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default,
-         aten.lift_fresh_copy.default, aten.dropout.default, complex=True)
+         aten.lift_fresh_copy.default, aten.dropout.default, complex=True, implied=("p",))
 def _same(context, node, arguments):
     if getattr(arguments, "train", False):
         raise Unsupported("dropout in training mode; call model.eval() first")
@@ -283,28 +284,35 @@ def _position(context, source, dim, index):
     return index
 
 
-@imports(aten.slice.Tensor, complex=True)
+def _clamped(start):
+    """A slice that starts before the front starts at the front."""
+    if isinstance(start, int):
+        return max(start, 0)
+    return start if start.is_nonnegative else sympy.Max(0, start)
+
+
+@imports(aten.slice.Tensor, complex=True, implied=("dim", "start", "end"))
 def _slice(context, node, arguments):
     shape, source_shape = context.shape(node), context.shape(arguments.self)
     if arguments.step == 1 and all(map(same_dim, shape, source_shape)):
         return context.raw(arguments.self)
     dim = arguments.dim % node.meta["val"].dim()
-    start = _position(context, arguments.self, dim, arguments.start)
+    start = _clamped(_position(context, arguments.self, dim, arguments.start))
     return _slice_dim(context, arguments.self, dim, start, arguments.step, shape)
 
 
-@imports(aten.slice_scatter.default)
+@imports(aten.slice_scatter.default, implied=("end",))
 def _slice_scatter(context, node, arguments):
     """A copy of the tensor with every `step`-th place along `dim` written anew."""
     into, source = context.value(arguments.self), context.value(arguments.src)
     dim = arguments.dim % into.rank
     offsets, strides = [0] * into.rank, [1] * into.rank
-    offsets[dim] = _position(context, arguments.self, dim, arguments.start)
+    offsets[dim] = _clamped(_position(context, arguments.self, dim, arguments.start))
     strides[dim] = arguments.step
     return insert_slice(context.builder, source, into, offsets, strides=strides)
 
 
-@imports(aten.copy.default)
+@imports(aten.copy.default, implied=("self",))
 def _copy(context, node, arguments):
     """The source in the target's shape and type."""
     element = context.element(node)
@@ -323,7 +331,8 @@ def _select(context, node, arguments):
                          context.shape(node))
 
 
-@imports(aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int, aten.chunk.default)
+@imports(aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int, aten.chunk.default,
+         implied=("split_sizes", "split_size", "chunks"))
 def _split(context, node, arguments):
     if node.target is aten.unbind.int:
         raise Unsupported("unbind; index the tensor instead")
@@ -354,7 +363,7 @@ def _cat(context, node, arguments):
     return result
 
 
-@imports(aten.repeat.default)
+@imports(aten.repeat.default, implied=("repeats",))
 def _repeat(context, node, arguments):
     """Reads element (i mod size) of each dimension."""
     builder, shape = context.builder, context.shape(node)
@@ -389,7 +398,8 @@ def _pad(context, node, arguments):
 
 @imports(aten.full.default, aten.full_like.default, aten.scalar_tensor.default,
          aten.zeros.default, aten.ones.default, aten.zeros_like.default, aten.ones_like.default,
-         aten.fill.Scalar, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
+         aten.fill.Scalar, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
+         implied=("self",))
 def _full(context, node, arguments):
     named = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0,
              "new_ones": 1}
@@ -407,22 +417,25 @@ def _full(context, node, arguments):
 
 
 @imports(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_like.default,
-         aten.new_empty.default)
+         aten.new_empty.default, implied=("self", "physical_layout"))
 def _empty(context, node, arguments):
     return context.builder.empty(context.shape(node), context.element(node))
 
 
-@imports(aten.arange.start_step, aten.arange.default, aten.arange.start)
+@imports(aten.arange.start_step, aten.arange.default, aten.arange.start, implied=("end",))
 def _arange(context, node, arguments):
     builder, element = context.builder, context.element(node)
-    start = context.scalar(getattr(arguments, "start", 0), "i64")
-    step = context.scalar(getattr(arguments, "step", 1), "i64")
+    ends = getattr(arguments, "start", 0), getattr(arguments, "step", 1)
+    # torch counts fractions in float64, too.
+    wide, kind = ("f64", "f") if any(isinstance(x, float) for x in ends) else ("i64", "i")
+    start, step = (context.scalar(x, wide) for x in ends)
 
     def body():
         loop = builder.op("linalg.index 0 : index")
-        count = builder.op(f"arith.index_cast {loop} : index to i64")
-        scaled = builder.op(f"arith.muli {count}, {step} : i64")
-        return builder.convert(builder.op(f"arith.addi {scaled}, {start} : i64"), "i64", element)
+        count = builder.convert(builder.op(f"arith.index_cast {loop} : index to i64"), "i64", wide)
+        scaled = builder.op(f"arith.mul{kind} {count}, {step} : {wide}")
+        total = builder.op(f"arith.add{kind} {scaled}, {start} : {wide}")
+        return builder.convert(total, wide, element)
     return builder.map([], context.shape(node), element, body)
 
 
@@ -433,7 +446,8 @@ def _lift(context, node, arguments):
 
 @imports(aten._assert_tensor_metadata.default, aten._assert_scalar.default,
          aten._assert_async.msg, aten.sym_constrain_range_for_size.default,
-         aten.sym_constrain_range.default)
+         aten.sym_constrain_range.default,
+         implied=("a", "self", "size", "stride", "assert_msg", "dep_token", "min", "max"))
 def _nothing(context, node, arguments):
     """Checks that tracing made already."""
     return None

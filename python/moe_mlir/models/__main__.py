@@ -8,6 +8,7 @@ import warnings
 
 import torch
 
+from . import ties
 from .families import FAMILIES
 from .measure import measure
 
@@ -23,7 +24,7 @@ that have routers where its structure allows, in f32 with torch {torch} on {mach
 """
 
 _TAIL = """
-- **form**: how the router is written, as `moe_mlir.explain` names it
+- **form**: how the router is written, as `moe_mlir.explain` names it, which says it in words, too
   (`python/moe_mlir/fx/match.py`); **routers**: how many were recognised, of those that there are.
 - **import**: lines of IR of the whole model, weights outside. One module serves every batch and
   token count, except for Jamba, whose own code is unrolled over the tokens. Switch is imported
@@ -35,6 +36,8 @@ _TAIL = """
 - **router**: eager time of the model's router module over that of the same module on moe ops, for
   512 tokens of 256 features and 64 experts, least CPU time of nine calls; **whole**: eager time of the model at these sizes over
   that of `moe_mlir.compile`'s.
+- Where scores tie, experts are chosen by a rule of ours; `--ties` prints how often it matters
+  ([A router of your own](OwnRouter.md)).
 - **no**: could not be had; a line above says why.
 """
 
@@ -43,7 +46,12 @@ def main(arguments) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.models", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FAMILIES)}")
     parser.add_argument("--output", help="the file to write; default: standard output")
+    parser.add_argument("--ties", action="store_true",
+                        help="print how often the best experts are not determined, instead")
     options = parser.parse_args(arguments)
+    if options.ties:
+        print(ties.table(), end="")
+        return 0
     unknown = [name for name in options.names if name not in FAMILIES]
     if unknown:
         parser.error(f"expected names of {', '.join(FAMILIES)}, found {', '.join(unknown)}")

@@ -163,7 +163,9 @@ def explain_one(select):
 def test_forms_that_are_raised(name):
     select, form, score, renorm, scale = RAISED[name]
     match = explain_one(select)
-    assert match.recognised and match.reason == "" and match.left == ""
+    assert match.recognised and match.reason == ""
+    # An argmax takes the first of equal probabilities, which unequal logits may have.
+    assert match.left == ("the softmax, which is rounded to float32" if form == "F8" else "")
     k = 1 if form == "F8" else K
     assert (match.form, match.score, match.k, match.num_experts) == (form, score, k, E)
     assert (match.renorm, match.scale, match.bias) == (renorm, scale, name in BIASED)

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import moe_mlir
+from moe_mlir.importer import ImportFailed
+from moe_mlir.importer.registry import Arguments, Unsupported
 
 
 class Function(torch.nn.Module):
@@ -259,3 +261,36 @@ def test_other_convolutions_are_told():
     layer = torch.nn.Conv1d(4, 4, 3)
     with pytest.raises(ValueError, match="1-d with one filter a channel: 1 use"):
         moe_mlir.export(layer, (torch.randn(2, 4, 5),))
+
+
+def test_whole_quotients_are_those_of_the_numbers_themselves():
+    """1 / 0.1 rounds to 10, and the largest whole number of tenths in 1 is 9."""
+    def function(x):
+        return x // 0.1, x % 0.1, torch.div(x, -0.1, rounding_mode="floor"), x % -0.1
+    check(function, (torch.tensor([1.0, 0.5, 0.3, -0.3, 7.0, 0.05]),), rtol=0, atol=0)
+
+
+def test_arguments_that_decide_about_places():
+    def function(x):
+        return (x[-100:], x[:, -3:], torch.arange(0.5, 4.0, 0.75), (x > 0).amax(-1),
+                (x > 0).amin(-1), torch.arange(2, 9, 3))
+    check(function, (tokens(),), later=(tokens(5, 2),))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.sum(-1, dtype=torch.bfloat16), lambda x: x.mean(-1, dtype=torch.bfloat16)])
+def test_a_type_that_rounds_the_operand_first_is_told(function):
+    with pytest.raises(ImportFailed, match="would be rounded first"):
+        moe_mlir.export(Function(function), (tokens(),))
+
+
+def test_an_argument_that_is_not_read_is_told():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops.aten.add.Tensor, (x, x), {"alpha": 2})
+    arguments = Arguments(node)
+    assert arguments.self is x and arguments.other is x
+    with pytest.raises(Unsupported, match="argument 'alpha' = 2"):
+        arguments.check_read()
+    assert arguments.alpha == 2
+    arguments.check_read()

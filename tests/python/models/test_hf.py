@@ -70,3 +70,19 @@ def test_patch_wants_a_module():
 
 def test_unknown_models_stay_as_they_are():
     assert hf.patch(torch.nn.Linear(2, 2)) == 0
+
+
+def test_switch_takes_the_first_of_probabilities_that_round_to_one():
+    model = FAMILIES["Switch"].build(torch.bfloat16)
+    router = next(m for m in model.modules() if type(m).__name__ == "SwitchTransformersTop1Router")
+    with torch.no_grad():
+        router.classifier.weight.mul_(0.05)
+    patched = copy.deepcopy(router).eval()
+    assert hf.patch(patched) == 1
+    h = torch.randn(2, 12, router.classifier.in_features, dtype=torch.bfloat16)
+    expected, gates, logits = router.eval()(h)
+    probabilities = logits.softmax(dim=-1).bfloat16()
+    best = probabilities.amax(dim=-1, keepdim=True)
+    assert ((probabilities == best).sum(-1) > 1).any()  # there are ties to get wrong
+    found, ours, _ = patched(h)
+    assert torch.equal(found, expected) and torch.equal(ours, gates)

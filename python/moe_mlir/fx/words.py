@@ -1,0 +1,91 @@
+"""What is known of a selection, in words: its form, its ties, and where ours and torch's part."""
+
+from torch.fx import Node
+
+from .patterns import exactly
+from .reading import arguments_given, dtype, source
+
+_LATE = ("F2", "F7", "topk->sigmoid")
+
+
+def form_in_words(site) -> str:
+    """How the router is written, for people who do not know the forms' codes."""
+    best = "the largest" if site.k == 1 else f"the {site.k} largest"
+    if site.form == "F8":
+        return "the largest of a softmax and its position"
+    if site.form == "F9":
+        return f"{site.k} times the largest logit, with those far from it masked (sparse mixer)"
+    if site.form in _LATE:
+        spread = ", spread over all experts" if site.dense else ""
+        return f"{best} of the logits{spread}, then their {site.score}" + _after(site)
+    if site.form == "sort":
+        return "a sort over the last dimension"
+    if site.form == "argmax":
+        return "the position of a maximum"
+    if site.score == "none" and site.kind == "logits":
+        return f"{best} of what is no score function"
+    scores = "probabilities" if site.score in ("probs", "none") else f"a {site.score}"
+    bias = " plus a bias" if site.bias is not None else ""
+    groups = ""
+    if site.groups > 1:
+        by = "their two best" if site.group_score.startswith("top2") else "their best"
+        groups = f" in the {site.topk_group} best of {site.groups} groups by {by}"
+    return f"{best} of {scores}{bias}{groups}" + _after(site)
+
+
+def _after(site) -> str:
+    eps = f" + {site.eps:g}" if site.eps else ""
+    late = site.form in _LATE
+    renorm = f", divided by their sum{eps}" if site.renorm and not late else ""
+    return renorm + (f", times {site.scale:g}" if site.scale != 1.0 else "")
+
+
+def ties_in_words(site) -> str:
+    """Which of equal scores is chosen; empty where torch's own call chooses."""
+    if site.reason:
+        return ""
+    if site.form in ("F8", "F9"):
+        return "of equal scores the first is chosen, as torch's argmax does"
+    text = "of equal scores the lowest expert is chosen, where torch.topk follows no rule"
+    rounded = site.kind == "logits" and site.score in ("softmax", "sigmoid") \
+        and site.bias is None and site.groups == 1 and site.form not in _LATE
+    if rounded:
+        text += f"; logits that differ are told apart where their {site.score} rounds to one number"
+    kind = dtype(site.scores)
+    if kind.itemsize == 2:
+        text += f"; scores from {str(kind).removeprefix('torch.')} logits tie often"
+    return text
+
+
+def edges_in_words(site) -> tuple[str, ...]:
+    """Where a raised router is more careful than torch (docs/Spec.md E3 to E7, 9.1)."""
+    if site.reason:
+        return ()
+    found = ["a row with a NaN has NaN in all its gates"]
+    if site.kind == "logits" and site.score == "softmax":
+        found.append("a row of -inf alone has gates 0, where torch has NaN")
+    elif site.renorm and not site.eps:
+        found.append("chosen scores whose sum is 0 have gates 0, where torch has NaN")
+    if site.bias is not None or site.groups > 1:
+        found.append("an expert that is chosen at -inf, for want of others, has gate 0")
+    return tuple(found)
+
+
+def call_in_words(node: Node, depth: int = 2) -> str:
+    """The call that made a node: its operator, what its arguments say beside tensors, of what."""
+    node = exactly(node)
+    if node.op != "call_function":
+        return "an input of the graph"
+    name = str(getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target))
+    given = [f"{key}={text}" for key, text in arguments_given(node).items() if text is not False]
+    call = f"{name}({', '.join(given)})" if given else name
+    origin = source(node)
+    if depth > 1 and isinstance(origin, Node) and exactly(origin).op == "call_function":
+        return f"{call} of {call_in_words(origin, depth - 1)}"
+    return call
+
+
+def scores_in_words(site) -> str:
+    """Why what a top-k selects from is not known to be scores of experts."""
+    return (f"it selects from {call_in_words(site.scores)}, where a softmax or a sigmoid over the "
+            "experts, or either of the selected values, is expected")
