@@ -1,4 +1,7 @@
-"""`python -m moe_mlir.models [NAME ..] [--output docs/Models.md]` measures, writes the table."""
+"""`python -m moe_mlir.models [NAME ..] [--output docs/Models.md]` measures, writes the table.
+
+`python -m moe_mlir.models decisions` compares the choices of all targets (decisions.py).
+"""
 
 import argparse
 import logging
@@ -106,4 +109,8 @@ def _reasons(rows) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["decisions"]:
+        from .decisions import main as compare_decisions
+
+        sys.exit(compare_decisions(sys.argv[2:]))
     sys.exit(main(sys.argv[1:]))
