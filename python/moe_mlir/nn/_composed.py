@@ -3,6 +3,11 @@
 from ._router import LinearRouter, Router, Routing, keywords_of, real_tokens
 
 
+def _definer(router, name):
+    """How far up its classes a router's method is defined."""
+    return next(i for i, cls in enumerate(type(router).__mro__) if name in vars(cls))
+
+
 class ComposedRouter(Router):
     """A method on top of another router's scores, by default of a linear router's.
 
@@ -49,10 +54,16 @@ class ComposedRouter(Router):
                 f"{(self.d_model, self.num_experts, self._k)}, found "
                 f"{(base.d_model, base.num_experts, base.k)}"
             )
-        if base.refuses_methods is not None:
+        refused = base.refuses_methods
+        if refused is None and _definer(base, "forward") < _definer(base, "scores"):
+            refused = (
+                "its forward is its own and its scores are not, so a method would drop what the "
+                "forward does; let it override logits, scores or choose instead"
+            )
+        if refused is not None:
             raise ValueError(
                 f"{name}: expected a 'base' that scores the experts of each token, "
-                f"found {found}: {base.refuses_methods}"
+                f"found {found}: {refused}"
             )
 
     @property

@@ -254,6 +254,34 @@ def test_raw_gates_of_a_base_stay_raw_unless_told_otherwise():
     assert bool((told(H).gates == 1).all())
 
 
+class OwnForward(nn.SMoE):
+    def forward(self, h, mask=None):
+        return super().forward(-h, mask)
+
+
+class OwnLogits(nn.SMoE):
+    def logits(self, h):
+        return super().logits(-h)
+
+
+class OwnScores(OwnForward):
+    def scores(self, h, mask=None):
+        return super().scores(-h, mask)
+
+
+def test_a_router_of_ones_own_is_not_dropped_either():
+    """What it does in its forward alone no method would see."""
+    with pytest.raises(ValueError, match="its forward is its own and its scores are not"):
+        nn.SymphonySMoE(D, E, K, base=OwnForward(D, E, K))
+    torch.manual_seed(0)
+    plain = nn.SMoE(D, E, K, impl="torch")
+    for cls in (OwnLogits, OwnScores):
+        base = cls(D, E, K, impl="torch")
+        base.load_state_dict(plain.state_dict())
+        router = nn.SimilaritySMoE(D, E, K, causal=True, base=base, impl="torch")
+        assert torch.equal(router(H).logits, plain(-H).logits)
+
+
 def test_what_is_no_base_or_no_input_is_refused():
     with pytest.raises(TypeError, match="expected 'base' to be a router or None, found Linear"):
         nn.SymphonySMoE(D, E, K, base=torch.nn.Linear(D, E))

@@ -11,7 +11,9 @@ import copy
 import pytest
 import torch
 import torch.multiprocessing
-from methods import D, E, K, normal
+from composition import TOWERS, name_of, operands, stack
+from methods import D, E, METHODS, K, normal
+from methods import make as make_method
 from op_judge import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -232,3 +234,110 @@ def test_ddp_leaves_the_counts_of_several_forwards_a_step_alone(tmp_path, backen
         expected = getattr(together, name)
         for rank in ranks:
             assert_close(torch.tensor(rank[name]), expected.double(), 1e-7, name)
+
+
+# ------------------------------------------------------------------ every method and tower
+
+
+def tower(classes):
+    return stack(classes, impl="torch"), operands(classes)
+
+
+def every_router():
+    for name in METHODS:
+        yield pytest.param(lambda name=name: make_method(name), id=name)
+    for classes in TOWERS:
+        yield pytest.param(lambda classes=classes: tower(classes), id=name_of(classes))
+
+
+def moving(router):
+    """What update_routers may move, by name."""
+    return {n: b.clone() for n, b in router.named_buffers()}
+
+
+@pytest.mark.parametrize("made", [*every_router()])
+def test_a_second_update_without_a_forward_moves_no_average(made):
+    router, inputs = made()
+    router(H, **inputs)
+    moe_mlir.update_routers(router)
+    before = moving(router)
+    moe_mlir.update_routers(router)
+    for name, buffer in moving(router).items():
+        # A schedule counts optimizer steps, whatever was seen.
+        assert name.endswith("step") or torch.equal(buffer, before[name]), name
+
+
+@pytest.mark.parametrize("made", [*every_router()])
+def test_evaluation_between_training_forwards_leaves_no_trace(made):
+    (router, inputs), (plain, _) = made(), made()
+    for seed in range(2):
+        for r in (router, plain):
+            r.train()(normal(2, 9, D, seed=seed), **inputs)
+        router.eval()(normal(2, 9, D, seed=90), **inputs)
+        with torch.no_grad():
+            router(normal(2, 9, D, seed=91), **inputs)
+    for r in (router.train(), plain):
+        moe_mlir.update_routers(r)
+    folded = ("weight", "bias") if isinstance(router, nn.HyperRouter) else ()
+    for name, buffer in moving(plain).items():
+        assert name in folded or torch.equal(moving(router)[name], buffer), name
+
+
+@pytest.mark.parametrize("made", [*every_router()])
+def test_a_frozen_router_routes_the_same_and_passes_gradients_to_the_tokens(made):
+    (router, inputs), (frozen, _) = made(), made()
+    frozen.requires_grad_(False)
+    grads = []
+    for r in (router, frozen):
+        h = H.clone().requires_grad_()
+        out = weights_of(r(h, **inputs))
+        loss = (out * normal(*out.shape, seed=11)).sum()
+        grads.append(torch.autograd.grad(loss, h)[0] if loss.requires_grad else torch.zeros(1))
+    assert torch.equal(*grads)
+    assert all(p.grad is None for p in frozen.parameters())
+    for (name, a), b in zip(frozen.named_buffers(), router.buffers(), strict=True):
+        assert torch.equal(a, b), name  # it counts all the same
+
+
+@pytest.mark.parametrize("made", [*every_router()])
+def test_micro_batches_give_the_gradients_and_the_state_of_their_sum(made):
+    (router, inputs), (singly, _) = made(), made()
+    batches = [normal(2, 9, D, seed=s) for s in range(3)]
+    losses = [loss_of_routing(router(h, **inputs)) for h in batches]
+    if losses[0].requires_grad:
+        sum(losses).backward()
+    for h in batches:
+        loss = loss_of_routing(singly(h, **inputs))
+        if loss.requires_grad:
+            loss.backward()
+    for (name, a), b in zip(router.named_parameters(), singly.parameters(), strict=True):
+        if b.grad is not None:
+            assert_close(a.grad, b.grad.double(), 1e-5 * max(1, float(b.grad.abs().max())), name)
+    for r in (router, singly):
+        moe_mlir.update_routers(r)
+    for (name, a), b in zip(router.named_buffers(), singly.buffers(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def loss_of_routing(routing):
+    out = weights_of(routing)
+    return (out * normal(*out.shape, seed=11)).sum()
+
+
+@pytest.mark.parametrize("impl", ["torch", "moe"])
+@pytest.mark.parametrize("method", [nn.SimilaritySMoE, nn.DynamicTopP, nn.SymphonySMoE])
+def test_a_cold_graph_under_a_method_routes_nothing_and_then_learns(method, impl):
+    """E17 holds below a method: gates of 0, not 0/0, and gradients of 0."""
+    torch.manual_seed(0)
+    base = nn.SymphonySMoE(D, E, K, impl=impl)
+    options = dict(causal=True) if method is nn.SimilaritySMoE else {}
+    router = method(D, E, K, base=base, impl=impl, **options)
+    h = H.clone().requires_grad_()
+    routing = router(h)
+    assert not routing.gates.any() and bool(routing.gates.isfinite().all())
+    loss_of_routing(routing).backward()
+    assert bool(h.grad.isfinite().all()) and bool(base.weight.grad.isfinite().all())
+    for _ in range(2):  # the upper graph sees nothing but ties before the lower one moved
+        moe_mlir.update_routers(router)
+        gates = router(H).gates
+    assert bool(gates.any()) and bool(gates.isfinite().all())
