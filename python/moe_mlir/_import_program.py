@@ -7,10 +7,13 @@ Writes into FOLDER:
     weights.safetensors   the parameters and buffers by name
 """
 
+import importlib
+import importlib.util
 import json
 import logging
 import os
 import sys
+import zipfile
 
 
 def main(arguments) -> int:
@@ -18,27 +21,69 @@ def main(arguments) -> int:
         print("expected IN.pt2 and FOLDER", file=sys.stderr)
         return 2
     source, folder = arguments
-    import torch
-
     from . import export
 
-    # It would log a stack of its own beside the exception.
-    logging.getLogger("torch.export").setLevel(logging.CRITICAL)
     try:
-        program = torch.export.load(source)
-    except Exception as error:
-        # torch raises whatever the zip and JSON readers below it raise.
-        print(f"{source}: error: expected a program of torch.export.save, found none that "
-              f"can be read: {error}", file=sys.stderr)
-        return 1
-    try:
-        module = export(program, None)
+        module = export(_load(source), None)
         description = _describe(module)
     except ValueError as error:
         print(f"{source}: error: {error}", file=sys.stderr)
         return 1
     _write(module, description, folder)
     return 0
+
+
+def _load(source):
+    """The program in a file of torch.export.save; ValueError with what torch says if there is none."""
+    import torch
+
+    _import_transformers(source)
+    said = _Said()
+    # It logs the reason, and a stack, and raises "check the warnings above".
+    log = logging.getLogger("torch.export")
+    log.addHandler(said)
+    log.propagate = False
+    try:
+        return torch.export.load(source)
+    except Exception as error:
+        # torch raises whatever the zip and JSON readers below it raise.
+        reason = said.reasons[-1] if said.reasons else error
+        raise ValueError(f"expected a program of torch.export.save, found none that can be read: "
+                         f"{reason}") from None
+
+
+class _Said(logging.Handler):
+    """Keeps the exceptions that a logger reports."""
+
+    def __init__(self):
+        super().__init__()
+        self.reasons = []
+
+    def emit(self, record):
+        if record.exc_info and record.exc_info[1] is not None:
+            self.reasons.append(record.exc_info[1])
+
+
+def _import_transformers(source) -> None:
+    """What a program of a transformers model names: output classes and operators of its own."""
+    if not _mentions(source, b"transformers."):
+        return
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError("expected transformers beside a program of one of its models, found none "
+                         "installed; pip install transformers")
+    for name in ("transformers.modeling_outputs", "transformers.integrations.moe"):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+
+
+def _mentions(source, text) -> bool:
+    """Whether a graph in the archive contains `text`."""
+    try:
+        with zipfile.ZipFile(source) as archive:
+            return any(text in archive.read(name) for name in archive.namelist()
+                       if name.endswith(".json"))
+    except (OSError, zipfile.BadZipFile):
+        return False  # torch says what is wrong with the file
 
 
 def _describe(module) -> dict:
