@@ -11,6 +11,7 @@ the program configures `logging` or the environment asks for them on stderr:
 import functools
 import logging
 import os
+import sys
 import warnings
 
 TOPICS = ("cache", "compile", "remarks")
@@ -44,3 +45,12 @@ def show(setting, stream=None):
         one.addHandler(handler)
         # A program that configures logging as well would print it twice.
         one.propagate = False
+
+
+def warn_user(message) -> None:
+    """A UserWarning at the line that called into this package."""
+    folder, level = os.path.dirname(__file__) + os.sep, 2
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(folder):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)

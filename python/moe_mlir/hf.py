@@ -9,11 +9,12 @@ need neither; a patched model runs the ops without a compiler, and a
 Switch model loses the loop over its experts that no compiler can capture.
 """
 
-import types
+import functools
 
 import torch
 from torch.nn.functional import linear, one_hot
 
+from ._log import warn_user
 from .experts import run_experts, run_rows
 from .ops import grouped_topk, topk_renorm
 
@@ -84,7 +85,8 @@ def _minimax_m2(self, hidden_states, e_score_correction_bias):
 def _ernie(self, hidden_states):
     with torch.autocast(hidden_states.device.type, enabled=False):
         logits = linear(hidden_states.float(), self.weight.float())
-        bias = self.moe_statics.e_score_correction_bias.reshape(-1)
+        # By its forward, which brings an offloaded bias.
+        bias = self.moe_statics(logits.new_zeros(self.num_experts))
         gates, indices = grouped_topk(logits, self.top_k, bias=bias, score="softmax", renorm=False)
         gates = gates / torch.clamp(gates.sum(dim=-1, keepdim=True), min=self.norm_min)
     return logits, gates.to(hidden_states.dtype), indices
@@ -116,6 +118,8 @@ def _phimoe(self, hidden_states):
 
 def _switch(self, hidden_states):
     """One expert a token, as long as it has room in the token's sequence."""
+    if _has_hooks(self):
+        return type(self).forward(self, hidden_states)
     source = hidden_states.dtype
     hidden_states = hidden_states.to(self.dtype)
     if self.training and self.jitter_noise > 0:
@@ -135,6 +139,8 @@ def _switch(self, hidden_states):
 
 def _switch_experts(self, hidden_states, selected_experts, routing_weights):
     """A token without room has no expert and adds nothing."""
+    if _has_hooks(self):
+        return type(self).forward(self, hidden_states, selected_experts, routing_weights)
     chosen = selected_experts.squeeze(1)
     indices = torch.where(chosen.sum(-1) > 0, chosen.argmax(-1), -1).unsqueeze(-1)
     experts = list(self.values())
@@ -143,6 +149,11 @@ def _switch_experts(self, hidden_states, selected_experts, routing_weights):
         hidden_states, routing_weights, indices, torch.stack([e.wi.weight for e in experts]),
         torch.stack([e.wo.weight for e in experts]),
         activation=lambda h: first.dropout(first.act(h)))
+
+
+def _has_hooks(module) -> bool:
+    """Whether hooks of accelerate bring the weights of inner layers when those are called."""
+    return any("_hf_hook" in vars(layer) for layer in module.modules() if layer is not module)
 
 
 # The classes whose routers are known.
@@ -170,25 +181,81 @@ _OTHERS = {"SwitchTransformersExperts": _switch_experts}
 def patch(model: torch.nn.Module) -> int:
     """Makes the routers of a transformers model run on moe ops, in place.
 
-    Parameters and their names stay, so checkpoints and optimizers do not notice.
+    Parameters and their names stay, so checkpoints and optimizers do not
+    notice; `unpatch` takes it back. Hooks of accelerate stay around the
+    router, so a model that is offloaded or spread by a device map can be
+    patched before or after.
 
     Args:
         model: any module; routers of classes that are not known stay as they are.
 
     Returns:
-        the number of routers replaced; those that are patched already do not count.
+        the number of routers replaced; those that are patched already do not count. A router of
+        a known class that has to stay as it is gets a warning with the reason.
     """
+    _require_module(model)
+    replaced = 0
+    for name, module in model.named_modules():
+        function = _replacement(module)
+        if function is None or _is_patched(module):
+            continue
+        place = _place_of_forward(module)
+        if reason := _why_not(module, place):
+            warn_user(f"'{name}' ({type(module).__name__}) stays as it is: {reason}")
+            continue
+        # A partial, not a method: a method is pickled by a name that the class does not have.
+        setattr(module, place, functools.partial(function, module))
+        replaced += type(module).__name__ in ROUTERS
+    return replaced
+
+
+def unpatch(model: torch.nn.Module) -> int:
+    """Gives the routers that `patch` replaced their own forward back; returns their number."""
+    _require_module(model)
+    restored = 0
+    for module in model.modules():
+        if not _is_patched(module):
+            continue
+        place = _place_of_forward(module)
+        if place == "forward":
+            del module.forward
+        else:
+            setattr(module, place, type(module).forward.__get__(module))
+        restored += type(module).__name__ in ROUTERS
+    return restored
+
+
+def _require_module(model):
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected 'model' to be a torch.nn.Module, found {type(model).__name__}")
-    replaced = 0
-    for module in model.modules():
-        name = type(module).__name__
-        function = ROUTERS.get(name) or _OTHERS.get(name)
-        if function is None or "forward" in vars(module):
-            continue
-        module.forward = types.MethodType(function, module)
-        replaced += name in ROUTERS
-    return replaced
+
+
+def _replacement(module):
+    """The forward for a module of transformers' own code; None for all others."""
+    name, source = type(module).__name__, type(module).__module__
+    known = source.startswith("transformers.models.")
+    return (ROUTERS.get(name) or _OTHERS.get(name)) if known else None
+
+
+def _place_of_forward(module) -> str:
+    """The attribute that holds the forward: accelerate's hooks keep it in one of their own."""
+    return "_old_forward" if "_hf_hook" in vars(module) else "forward"
+
+
+def _is_patched(module) -> bool:
+    forward = vars(module).get(_place_of_forward(module))
+    return (isinstance(forward, functools.partial) and forward.func is _replacement(module)
+            and forward.args == (module,))
+
+
+def _why_not(module, place) -> str:
+    """Why a router must keep the forward that it has; empty if ours computes the same."""
+    forward = vars(module).get(place)
+    if forward is None or getattr(forward, "__func__", None) is type(module).forward:
+        return ""
+    return ("expected the forward of its class, found another on the instance, "
+            f"{getattr(forward, '__qualname__', type(forward).__name__)}; patch the model before "
+            "what wraps it")
 
 
 # ---- experts -----------------------------------------------------------------------
@@ -231,4 +298,4 @@ def register_experts() -> None:
 
 register_experts()
 
-__all__ = ["experts_forward", "patch", "register_experts"]
+__all__ = ["experts_forward", "patch", "register_experts", "unpatch"]
