@@ -2,12 +2,17 @@
 
 import contextlib
 import os
+import re
 import traceback
 
 import torch
+from torch.utils import _pytree as pytree
 
 _FOREIGN = tuple(os.path.dirname(os.path.abspath(path)) + os.sep
                  for path in (torch.__file__, __file__, contextlib.__file__))
+
+
+_UNKNOWN_OUTPUT = re.compile(r"Found <class '([^']+)'> in output, which is not a known type")
 
 
 class TraceFailed(ValueError):
@@ -24,6 +29,25 @@ def explained():
         yield
     except (GuardOnDataDependentSymNode, TorchDynamoException) as error:
         raise TraceFailed(_describe(error)) from None
+    except RuntimeError as error:
+        found = _UNKNOWN_OUTPUT.search(str(error))
+        if found is None:
+            raise
+        raise TraceFailed(
+            f"expected outputs made of tensors, found an object of {found[1]} among them; leave it "
+            "out, or register the class with torch.utils._pytree.register_pytree_node") from None
+
+
+def require_weights_in_memory(model, args, kwargs=None) -> None:
+    """Refuses weights without memory, such as those that accelerate offloads, beside real inputs."""
+    inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    if all(x.is_meta for x in inputs):
+        return
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise TraceFailed(
+                f"expected weights in memory, found '{name}' on the device 'meta'; if accelerate "
+                "offloads it, load the model whole, or run it with hf.patch(model)")
 
 
 def _describe(error) -> str:

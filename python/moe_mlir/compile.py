@@ -1,14 +1,23 @@
 """moe_mlir.compile: a model as a function of compiled code."""
 
-import json
-import operator
+import inspect
+import logging
+import threading
 
 import torch
 from torch.utils import _pytree as pytree
 
+from ._log import warn_user
 from ._native import native
+from ._without_cache import refuse_cache
+from .compiled_program import CompiledProgram, Misfit, another_constant, same_constant
 from .export import Module, export
-from .sizes import evaluate_size
+
+_log = logging.getLogger("moe_mlir.compile")
+# The programs of one model; the one that was not used for longest goes first.
+_MOST_PROGRAMS = 8
+# Tracing sets modes of the process.
+_tracing = threading.RLock()
 
 
 def compile(model_or_module, args=None, *, target="cpu", kwargs=None):
@@ -20,146 +29,185 @@ def compile(model_or_module, args=None, *, target="cpu", kwargs=None):
         args: example inputs, as a tuple; batch and token counts stay open.
         target: "cpu", this machine, or a chip such as "sm_90": then inputs and
             weights are CUDA tensors, or CPU tensors inside `moe_mlir.simulate`.
-        kwargs: example keyword inputs.
+        kwargs: example keyword inputs. Those that are no tensors hold for
+            every call, which need not repeat them.
 
     The callable reads the model's own weights at each call, and computes
-    forward only: its results carry no gradients.
+    forward only: its results carry no gradients. Calls that the example's
+    program does not serve (other keywords, a size for which the model's code
+    goes another way, another dtype of the weights, the other training mode)
+    are traced and compiled when they come; of a Module or an ExportedProgram
+    there is one program, and such calls are errors.
     """
     targets = ["cpu", *native().known_chips()]
     if target not in targets:
         raise ValueError(f"expected 'target' to be one of {', '.join(targets)}, found {target!r}")
-    module = model_or_module
-    if not isinstance(module, Module):
-        module = export(module, args, kwargs=kwargs)
-    return CompiledModel(module, target)
-
-
-def _compile_function(module: Module, target: str):
-    """The module's function of inputs and result buffers."""
-    from .runtime import compile_cached, compile_kernels_cached
-
-    if target == "cpu":
-        return compile_cached(module.text).function(module.function)
-    from .artifact import KernelFunction
-    from .launch import LaunchPlan
-
-    code = json.loads(compile_kernels_cached(module.text, target))
-    plans = {f["name"]: LaunchPlan(f) for f in code["functions"]}
-    return KernelFunction(code["ptx"], plans[module.function], target)
-
-
-_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
-              ">": operator.gt, ">=": operator.ge}
+    if isinstance(model_or_module, Module):
+        return CompiledModel(model_or_module, target)
+    with _tracing:
+        module = export(model_or_module, args, kwargs=kwargs)
+    return CompiledModel(module, target, can_retrace=module.model is not None)
 
 
 class CompiledModel:
-    """Compiled code, the weights that it reads, and the module that it came from."""
+    """A model's programs, as one callable.
 
-    def __init__(self, module: Module, target: str = "cpu"):
-        self.module, self.target = module, target
-        self._function = _compile_function(module, target)
-        program = module.program
-        self._inputs = [i for i, a in enumerate(program.arguments) if a.kind == "input"]
-        # Views of the weights without gradients; they share the weights' memory.
-        self._operands = [module.state[a.name].detach() if a.kind == "state" else None
-                          for a in program.arguments]
-        self._positions = {(a.kind, a.name): i for i, a in enumerate(program.arguments)}
-        for argument, tensor in zip(program.arguments, self._operands):
-            if tensor is not None and not tensor.is_contiguous():
-                raise ValueError(f"expected parameter '{argument.name}' to be contiguous, found "
-                                 f"strides {tuple(tensor.stride())}; call .contiguous() on it")
+    Attributes:
+        model: the torch.nn.Module whose weights it reads; None for an ExportedProgram.
+        module: the MLIR of the example's program.
+        target: what it is compiled for.
+
+    `parameters`, `state_dict`, `to`, `train` and what else deals with weights
+    are the model's.
+    """
+
+    def __init__(self, module: Module, target: str = "cpu", can_retrace: bool = False):
+        self.module, self.model, self.target = module, module.model, target
+        self._can_retrace = can_retrace
+        self._prepare()
+        self._programs = (CompiledProgram(module, target, self._named),)
+        self._fixed = self._programs[0].fixed
+
+    def _prepare(self) -> None:
+        """What a copy, or another process, makes anew."""
+        self._lock = threading.Lock()
+        self._signature = None if self.model is None else inspect.signature(self.model.forward)
 
     def __call__(self, *args, **kwargs):
-        program = self.module.program
-        operands = list(self._operands)
-        for position, tensor in zip(self._inputs, self._tensors(args, kwargs)):
-            operands[position] = _plain(tensor)
-        symbols = self._sizes(operands)
-        device = self._device(operands)
-        results = [torch.empty([evaluate_size(s, symbols) for s in r.shape], dtype=r.dtype,
-                               device=device) for r in program.results]
-        self._function(*operands, *results)
-        self._copy_back(results, operands)
-        flat = [results[value] if kind == "result" else value for kind, value in program.outputs]
-        return pytree.tree_unflatten(flat, self.module.out_spec)
+        values = self._values(args, kwargs)
+        program, operands = self._find(values)
+        if program is None:
+            program, operands = self._retrace(values, args, kwargs)
+        return program.run(operands)
 
-    def _tensors(self, args, kwargs) -> list:
-        """The tensor inputs in order; the rest must be what export saw."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self.module.in_spec:
-            names = [self.module.program.arguments[i].name for i in self._inputs]
-            raise TypeError(f"expected the inputs that the model was exported with, {names} in "
-                            f"the same structure, found {len(args)} positional and keyword "
-                            f"inputs {sorted(kwargs)}")
-        tensors = []
-        for i, leaf in enumerate(leaves):
-            if i not in self.module.constants:
-                tensors.append(leaf)
-            elif leaf is not self.module.constants[i] and leaf != self.module.constants[i]:
-                raise ValueError(f"expected {self.module.constants[i]!r}, the value at export, "
-                                 f"found {leaf!r}; export again with it")
-        return tensors
+    # ---- inputs by name ----------------------------------------------------
 
-    def _sizes(self, operands) -> dict:
-        """Checks the inputs and reads the symbols' values off them."""
-        program = self.module.program
-        symbols = {}
-        for position in self._inputs:
-            argument, tensor = program.arguments[position], operands[position]
-            if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"input '{argument.name}': expected a tensor, found "
-                                f"{type(tensor).__name__}")
-            if tensor.dtype != argument.dtype:
-                raise TypeError(f"input '{argument.name}': expected {argument.dtype}, found "
-                                f"{tensor.dtype}")
-            if tensor.dim() != len(argument.shape):
-                raise ValueError(f"input '{argument.name}': expected {len(argument.shape)} dims, "
-                                 f"found shape {tuple(tensor.shape)}")
-        for name, (position, dim) in program.symbols.items():
-            symbols[name] = operands[position].shape[dim]
-        self._check_conditions(symbols)
-        for position in self._inputs:
-            argument = program.arguments[position]
-            expected = [evaluate_size(size, symbols) for size in argument.shape]
-            if list(operands[position].shape) != expected:
-                raise ValueError(f"input '{argument.name}': expected shape "
-                                 f"{[str(s) for s in argument.shape]} = {expected}, found "
-                                 f"{list(operands[position].shape)}")
-        return symbols
+    def _named(self, args, kwargs) -> dict:
+        """The inputs by the names of the model's forward, in the order in which they are given."""
+        if self._signature is None:
+            return {**dict(enumerate(args)), **kwargs}
+        named = {}
+        for name, value in self._signature.bind(*args, **kwargs).arguments.items():
+            kind = self._signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                named.update(value)
+            else:
+                named["*" + name if kind is inspect.Parameter.VAR_POSITIONAL else name] = value
+        in_order = [name for name in named if name not in kwargs] + list(kwargs)
+        return {name: named[name] for name in in_order}
 
-    def _check_conditions(self, symbols):
-        """The model's code may have asked `x.shape[1] == 1` and gone one way."""
-        program = self.module.program
-        for name, relation, number in self.module.conditions:
-            if name in symbols and not _RELATIONS[relation](symbols[name], number):
-                position, dim = program.symbols[name]
-                raise ValueError(
-                    f"input '{program.arguments[position].name}': expected dim {dim} {relation} "
-                    f"{number}, as the model's own code asked when it was traced, found "
-                    f"{symbols[name]}; compile the model with an example of that size, too")
+    def _values(self, args, kwargs) -> dict:
+        """The inputs of a call by name: with the example's fixed ones, without defaults."""
+        try:
+            named = self._named(args, kwargs)
+        except TypeError as error:
+            raise TypeError(
+                "expected the inputs that the model was exported with, "
+                f"{[a.name for a in self.module.program.arguments if a.kind == 'input']}, found "
+                f"{len(args)} positional and keyword inputs {sorted(kwargs)}: {error}") from None
+        if not self._fixed.get("use_cache", True):
+            refuse_cache(named)
+        for name, value in self._fixed.items():
+            found = named.setdefault(name, value)
+            if not same_constant(value, found):
+                raise another_constant(name, value, found)
+        defaults = {} if self._signature is None else self._signature.parameters
+        return {name: value for name, value in named.items() if name in self._fixed
+                or name not in defaults or not same_constant(defaults[name].default, value)}
 
-    def _device(self, operands):
-        """The device of all operands: the CPU, or a GPU if the code is for one."""
-        allowed = ("cpu",) if self.target == "cpu" else ("cpu", "cuda")
-        device = operands[0].device if operands else torch.device("cpu")
-        for argument, tensor in zip(self.module.program.arguments, operands):
-            if tensor.device.type not in allowed or tensor.device != device:
-                kind = "input" if argument.kind == "input" else "weight"
-                expected = "a CPU tensor" if self.target == "cpu" else f"a tensor on {device}"
-                raise TypeError(f"{kind} '{argument.name}': expected {expected}, found "
-                                f"{tensor.device}")
-        return device
+    # ---- programs ----------------------------------------------------------
 
-    def _copy_back(self, results, operands) -> None:
-        """Tensors that the model updates in place."""
-        for result, spec in zip(results, self.module.program.results):
-            if spec.kind != "output":
-                operands[self._positions[spec.kind, spec.name]].copy_(result)
+    def _find(self, values):
+        """The program for a call and its operands; (None, None) if one can be traced."""
+        misfits = []
+        for program in self._programs:
+            try:
+                operands = program.fit(values)
+            except Misfit as misfit:
+                misfits.append(misfit)
+                continue
+            if program is not self._programs[0]:
+                self._use(program)
+            return program, operands
+        final = next((m for m in misfits if not m.can_retrace), None)
+        if final is not None or not self._can_retrace or not _has_tensors(values):
+            raise (final or misfits[0]).error
+        _log.info("tracing another program: %s", misfits[0])
+        return None, None
+
+    def _use(self, program) -> None:
+        """Puts the program first."""
+        with self._lock:
+            programs = (program, *(p for p in self._programs if p is not program))
+            if len(programs) > _MOST_PROGRAMS:
+                warn_user(
+                    f"{type(self.model).__name__} was called in more than {_MOST_PROGRAMS} ways, "
+                    "each of which is a program of its own; the oldest is dropped. "
+                    "MOE_MLIR_LOGS=compile shows why")
+            self._programs = programs[:_MOST_PROGRAMS]
+
+    def _retrace(self, values, args, kwargs):
+        """A further program, with this call as its example."""
+        with _tracing:
+            program, operands = self._find(values)  # another thread may have made it
+            if program is not None:
+                return program, operands
+            given = self._named(args, kwargs)
+            kwargs = {**kwargs, **{n: v for n, v in self._fixed.items() if n not in given}}
+            try:
+                program = CompiledProgram(export(self.model, args, kwargs=kwargs), self.target,
+                                          self._named)
+            except Exception as error:  # the model's own code may refuse it, however it likes
+                raise self._refusal(values, error) from error
+            self._use(program)
+            return self._find(values)
+
+    def _refusal(self, values, error) -> Exception:
+        """What to say of a call that cannot be traced: the size that is at fault, or torch's words."""
+        for program in self._programs:
+            try:
+                program.fit(values)
+            except Misfit as misfit:
+                if misfit.is_size:
+                    return misfit.error
+        return error
+
+    # ---- the model's own ---------------------------------------------------
+
+    def __getattr__(self, name):
+        model = vars(self).get("model")
+        if model is None or name.startswith("__"):
+            raise AttributeError(f"'CompiledModel' has no attribute '{name}'")
+        value = getattr(model, name)
+        if name in _OF_WEIGHTS or not callable(value):
+            return value
+        if name in _CHANGES:
+            return lambda *args, **kwargs: (value(*args, **kwargs), self)[1]
+        raise AttributeError(f"a compiled model has no '{name}', which would run "
+                             f"{type(model).__name__} itself, not compiled; use .model.{name}")
+
+    def __getstate__(self):
+        return {n: v for n, v in vars(self).items() if n not in ("_lock", "_signature")}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self._prepare()
+
+    def __repr__(self):
+        name = "a program" if self.model is None else type(self.model).__name__
+        return f"<{name} compiled for {self.target}, {len(self._programs)} programs>"
 
 
-def _plain(leaf):
-    """Contiguous memory without gradients; leaves that are no tensors fail later, by name."""
-    return leaf.detach().contiguous() if isinstance(leaf, torch.Tensor) else leaf
+# Methods of the model that tell of its weights, and those that change it and return it.
+_OF_WEIGHTS = {"parameters", "named_parameters", "buffers", "named_buffers", "modules",
+               "named_modules", "children", "named_children", "state_dict", "load_state_dict",
+               "get_parameter", "get_buffer", "get_submodule", "zero_grad", "save_pretrained"}
+_CHANGES = {"to", "cpu", "cuda", "half", "float", "double", "bfloat16", "type", "train", "eval",
+            "requires_grad_"}
+
+
+def _has_tensors(values) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(values))
 
 
 __all__ = ["CompiledModel", "compile"]

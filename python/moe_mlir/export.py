@@ -8,9 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from ._trace_errors import explained
+from ._live_state import LiveState
+from ._trace_errors import explained, require_weights_in_memory
+from ._without_cache import warn_without_cache, without_cache
 from .fx.attention import decomposition
 from .fx.einsum import EinsumAsMatmul
 from .fx.experts import raise_experts
@@ -31,19 +34,21 @@ class Module:
     Attributes:
         text: the module's text; weights are arguments of its function.
         function: the name of the public function.
-        state: parameters, buffers and constants by their dotted names. They
-            are the model's own tensors: a later training step is seen.
+        state: parameters, buffers and constants by their dotted names, as the
+            model holds them now: a later training step, or `.half()`, is seen.
         program: argument and result order, dtypes and sizes.
         conditions: what the model's code asked of open sizes, as (size, relation, number).
+        model: the torch.nn.Module; None for an ExportedProgram.
     """
 
     program: ImportedProgram
-    state: dict
+    state: LiveState
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     # Leaves of the inputs that were numbers, flags or None: fixed at export.
     constants: dict = field(default_factory=dict)
     conditions: list = field(default_factory=list)
+    model: torch.nn.Module | None = field(default=None, repr=False)
 
     @property
     def text(self) -> str:
@@ -124,8 +129,10 @@ def check_inputs(model, args, kwargs=None):
 
 def trace(model, args, kwargs=None, dynamic_tokens=True):
     """The model's program in core ATen, its input spec and the inputs' leaves."""
-    leaves, spec = check_inputs(model, args, kwargs)
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    check_inputs(model, args, kwargs)
+    require_weights_in_memory(model, args, kwargs)
+    leaves, spec = pytree.tree_flatten((args, without_cache(model, args, kwargs)))
+    tensors = _apart([x for x in leaves if isinstance(x, torch.Tensor)], model)
     inputs = _Inputs(model, leaves, spec)
     dims = [_dynamic_dims(t) for t in tensors] if dynamic_tokens else None
     # Sizes 0 and 1 are no special cases of the code that we write, so an
@@ -136,6 +143,24 @@ def trace(model, args, kwargs=None, dynamic_tokens=True):
         return decompose(program), spec, leaves
 
 
+def _apart(tensors, model):
+    """The tensors, cloned where an earlier one or a weight shows the same memory.
+
+    Of one tensor at two places torch.export makes one input: a program that is
+    right for such calls alone.
+    """
+    seen = {_memory(t) for t in (*model.parameters(), *model.buffers())}
+    result = []
+    for tensor in tensors:
+        result.append(tensor.detach().clone() if _memory(tensor) in seen else tensor)
+        seen.add(_memory(tensor))
+    return result
+
+
+def _memory(tensor):
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else id(tensor)
+
+
 def _trace(inputs, tensors, dims):
     """The program of example tensors whose dims `dims` stay open; None: all sizes are given."""
     shapes = None if dims is None else (tuple(
@@ -144,12 +169,17 @@ def _trace(inputs, tensors, dims):
         return torch.export.export(inputs, tuple(tensors), dynamic_shapes=shapes)
 
 
+# What torch says where an open dim of size 1 has to be closed.
+_WANTS_NUMBERS = ("must match the size of tensor", "must be bool, not SymBool")
+
+
 def _trace_open(inputs, tensors, dims):
     """The program with as many dims open as it can have.
 
     An open dim is not broadcast, so that dims of size 1 may have to be closed,
     such as that of the heads in a mask for all heads; the first dim last, which
-    counts sequences.
+    counts sequences. Nor is a comparison of an open size with 1 a bool, as which
+    transformers gives it to torch's attention where there is one token.
     """
     if dims is None:
         return _trace_as_it_is(inputs, tensors, dims)
@@ -160,8 +190,8 @@ def _trace_open(inputs, tensors, dims):
         try:
             program = _trace_of_several(inputs, tensors, choice)
             return _trace_as_it_is(inputs, tensors, choice) if program is None else program
-        except RuntimeError as error:
-            if choice is choices[-1] or "must match the size of tensor" not in str(error):
+        except (RuntimeError, TypeError) as error:
+            if choice is choices[-1] or not any(text in str(error) for text in _WANTS_NUMBERS):
                 raise
             _log.debug("cannot trace with all sizes of 1 open: %s", error)
 
@@ -262,14 +292,25 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
         spec, leaves = program.call_spec.in_spec, None
     else:
         program, spec, leaves = trace(model, args, kwargs, dynamic_tokens)
+        warn_without_cache(model, args, kwargs)
     raise_routing(program.graph_module)
     raise_experts(program.graph)
     names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
-    constants = {} if leaves is None else {
-        i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
-    return Module(imported, _state(program), spec, program.call_spec.out_spec, constants,
-                  conditions(program))
+    leaves_seen = _leaves_of(program) if leaves is None else leaves
+    constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
+    owner = None if leaves is None else model
+    return Module(imported, LiveState(owner, _state(program)), spec, program.call_spec.out_spec,
+                  constants, conditions(program), owner)
+
+
+def _leaves_of(program) -> list:
+    """The inputs that a program was exported with: its fake tensors, and constants."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes
+              if node.op == "placeholder"}
+    specs = program.graph_signature.input_specs
+    return [spec.arg.value if isinstance(spec.arg, ConstantArgument) else values[spec.arg.name]
+            for spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
 def _state(program) -> dict:

@@ -86,12 +86,15 @@ def test_a_model_that_asks_for_one_token_is_traced_with_it():
     compiled = moe_mlir.compile(Decodes(), (torch.randn(1, 1, 4),))
     x = torch.randn(3, 1, 4)
     torch.testing.assert_close(compiled(x), x * 2)
+    several = torch.randn(3, 2, 4)
+    torch.testing.assert_close(compiled(several), several.cumsum(1))
+    exported = moe_mlir.compile(moe_mlir.export(Decodes(), (torch.randn(1, 1, 4),)))
     with pytest.raises(ValueError, match="expected shape"):
-        compiled(torch.randn(3, 2, 4))
+        exported(several)
 
 
-def test_a_model_that_was_traced_with_several_refuses_one():
-    compiled = moe_mlir.compile(Decodes(), (torch.randn(1, 5, 4),))
+def test_a_program_that_was_traced_with_several_refuses_one():
+    compiled = moe_mlir.compile(moe_mlir.export(Decodes(), (torch.randn(1, 5, 4),)))
     x = torch.randn(3, 2, 4)
     torch.testing.assert_close(compiled(x), x.cumsum(1))
     with pytest.raises(ValueError, match=r"input 'x': expected dim 1 != 1, as the model's own code "

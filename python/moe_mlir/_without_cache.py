@@ -1,0 +1,53 @@
+"""transformers' models without the cache of keys and values that they return by default.
+
+A compiled program gives tensors; a cache is an object that a later call
+changes. Such a model is traced with `use_cache=False`.
+"""
+
+import inspect
+
+from ._log import warn_user
+
+
+def without_cache(model, args, kwargs) -> dict:
+    """The keyword inputs, with `use_cache=False` where the model would make a cache unasked."""
+    kwargs = dict(kwargs or {})
+    given = _given(model, args, kwargs)
+    refuse_cache(given)
+    return {**kwargs, "use_cache": False} if _makes_cache(model, given) else kwargs
+
+
+def refuse_cache(given) -> None:
+    """Raises if the inputs by name ask for a cache."""
+    if given.get("use_cache"):
+        raise ValueError("expected use_cache=False, or none, found use_cache=True: compiled code "
+                         "returns tensors and no cache; to generate with one, use "
+                         'model.compile(backend="moe", dynamic=True)')
+
+
+def warn_without_cache(model, args, kwargs) -> None:
+    """Says that 'past_key_values' will be missing, unless the caller said so."""
+    if _makes_cache(model, _given(model, args, kwargs or {})):
+        warn_user(f"{type(model).__name__} is compiled with use_cache=False: its outputs hold no "
+                  "'past_key_values'; pass kwargs=dict(use_cache=False) to say so yourself")
+
+
+def _makes_cache(model, given) -> bool:
+    """Whether the configuration asks for a cache, the forward can do without, and nobody chose."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "get_text_config", lambda: config)()
+    return (getattr(config, "use_cache", None) is True and given.get("use_cache") is None
+            and _takes(model, "use_cache"))
+
+
+def _takes(model, name) -> bool:
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _given(model, args, kwargs) -> dict:
+    """The inputs by name, as far as the forward's signature names them."""
+    try:
+        return {**inspect.signature(model.forward).bind(*args, **kwargs).arguments, **kwargs}
+    except TypeError:
+        return dict(kwargs)

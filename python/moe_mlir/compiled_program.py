@@ -1,0 +1,255 @@
+"""One traced program as compiled code: which calls it serves, and how it runs them."""
+
+import json
+import operator
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .export import Module
+from .sizes import evaluate_size
+
+_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+              ">": operator.gt, ">=": operator.ge}
+_TENSOR = object()
+
+
+class Misfit(Exception):
+    """A call that this program does not serve.
+
+    `error` is what the caller reads if no other program does; `can_retrace`
+    says whether a trace of this very call may, `is_size` whether that is for
+    its sizes alone.
+    """
+
+    def __init__(self, error, *, can_retrace=False, is_size=False):
+        super().__init__(str(error))
+        self.error, self.can_retrace, self.is_size = error, can_retrace, is_size
+
+
+class CompiledProgram:
+    """Compiled code, the weights that it reads, and the module that it came from."""
+
+    def __init__(self, module: Module, target: str, name_inputs):
+        self.module, self.target = module, target
+        leaves = range(module.in_spec.num_leaves)
+        args, kwargs = pytree.tree_unflatten(
+            [module.constants.get(i, _TENSOR) for i in leaves], module.in_spec)
+        # (name, structure, leaves with _TENSOR for tensors), in the order of the leaves.
+        named = name_inputs(args, kwargs)
+        self._forms = [(name, *reversed(pytree.tree_flatten(value)))
+                       for name, value in named.items()]
+        # Inputs without tensors: what the example says holds for every call.
+        self.fixed = {name: named[name] for name, _, leaves in self._forms
+                      if not any(leaf is _TENSOR for leaf in leaves)}
+        arguments = module.program.arguments
+        self._inputs = [i for i, a in enumerate(arguments) if a.kind == "input"]
+        self._weights = [i for i, a in enumerate(arguments) if a.kind == "state"]
+        self._positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
+        self._updates = any(r.kind != "output" for r in module.program.results)
+        self._function = _compile_function(module, target)
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "_function"}
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        self._function = _compile_function(self.module, self.target)
+
+    # ---- which calls -------------------------------------------------------
+
+    def fit(self, values: dict) -> list:
+        """The operands of a call with these named inputs; raises Misfit."""
+        tensors = self._tensors(values)
+        operands = [None] * len(self.module.program.arguments)
+        self._read_weights(operands)
+        for position, tensor in zip(self._inputs, tensors, strict=True):
+            operands[position] = tensor
+        self._check_kinds(operands)
+        self._symbols(operands)
+        return operands
+
+    def _tensors(self, values) -> list:
+        """The tensor inputs in order; the rest must be what export saw."""
+        if values.keys() != {name for name, *_ in self._forms}:
+            raise self._another_form(values)
+        tensors = []
+        for name, spec, expected in self._forms:
+            leaves, found = pytree.tree_flatten(values[name])
+            if found != spec:
+                raise self._another_form(values)
+            for old, new in zip(expected, leaves):
+                if old is _TENSOR:
+                    tensors.append(new)
+                elif not same_constant(old, new):
+                    raise Misfit(another_constant(name, old, new), can_retrace=True)
+        return tensors
+
+    def _another_form(self, values) -> Misfit:
+        expected = [name for name, *_ in self._forms]
+        return Misfit(TypeError(
+            f"expected the inputs that the model was exported with, {expected} in the same "
+            f"structure, found {list(values)}"), can_retrace=True)
+
+    def _read_weights(self, operands) -> None:
+        module = self.module
+        if not module.state.is_as_traced():
+            raise Misfit(ValueError("expected the model as it was exported, found another training "
+                                    "mode or weights that are no longer tied; export it again"),
+                         can_retrace=True)
+        for position in self._weights:
+            argument = module.program.arguments[position]
+            tensor = operands[position] = module.state[argument.name]
+            if tensor.dtype != argument.dtype or tuple(tensor.shape) != argument.shape:
+                raise Misfit(TypeError(
+                    f"weight '{argument.name}': expected {argument.dtype} {list(argument.shape)}, "
+                    f"as at export, found {tensor.dtype} {list(tensor.shape)}; export the model "
+                    "again"), can_retrace=True)
+            if not tensor.is_contiguous():
+                raise Misfit(ValueError(
+                    f"expected parameter '{argument.name}' to be contiguous, found strides "
+                    f"{tuple(tensor.stride())}; call .contiguous() on it"))
+
+    def _check_kinds(self, operands) -> None:
+        """What no other size could mend: types, dims, widths, devices."""
+        for position in self._inputs:
+            argument, tensor = self.module.program.arguments[position], operands[position]
+            if not isinstance(tensor, torch.Tensor):
+                problem = TypeError(f"expected a tensor, found {type(tensor).__name__}")
+            elif tensor.dtype != argument.dtype:
+                problem = TypeError(f"expected {argument.dtype}, found {tensor.dtype}")
+            elif tensor.dim() != len(argument.shape):
+                problem = ValueError(f"expected {len(argument.shape)} dims, found shape "
+                                     f"{tuple(tensor.shape)}")
+            elif tensor.layout is not torch.strided:
+                problem = TypeError(f"expected a dense tensor, found {tensor.layout}")
+            else:
+                continue
+            raise Misfit(type(problem)(f"input '{argument.name}': {problem}"))
+        self._check_devices(operands)
+
+    def _check_devices(self, operands) -> None:
+        """All on the CPU, or on one GPU if the code is for one."""
+        allowed = ("cpu",) if self.target == "cpu" else ("cpu", "cuda")
+        device = operands[0].device if operands else torch.device("cpu")
+        for argument, tensor in zip(self.module.program.arguments, operands):
+            if tensor.device.type not in allowed or tensor.device != device:
+                kind = "input" if argument.kind == "input" else "weight"
+                expected = "a CPU tensor" if self.target == "cpu" else f"a tensor on {device}"
+                raise Misfit(TypeError(f"{kind} '{argument.name}': expected {expected}, found "
+                                       f"{tensor.device}"))
+            if not has_plain_memory(tensor):
+                raise Misfit(TypeError(
+                    f"'{argument.name}': expected a tensor with memory of its own, found a "
+                    f"{type(tensor).__name__} of a transform, or fake; compiled models run outside "
+                    "of torch.func, torch.compile and sharding"))
+
+    def _symbols(self, operands) -> dict:
+        """Reads the symbols' values off the inputs, and checks all sizes."""
+        program = self.module.program
+        symbols = {name: operands[position].shape[dim]
+                   for name, (position, dim) in program.symbols.items()}
+        self._check_conditions(symbols)
+        for position in self._inputs:
+            argument, found = program.arguments[position], list(operands[position].shape)
+            expected = [evaluate_size(size, symbols) for size in argument.shape]
+            if found != expected:
+                # The last dim of activations is a width.
+                is_width = operands[position].is_floating_point() and found[-1:] != expected[-1:]
+                raise Misfit(ValueError(
+                    f"input '{argument.name}': expected shape {[str(s) for s in argument.shape]} = "
+                    f"{expected}, found {found}"), can_retrace=not is_width, is_size=True)
+        return symbols
+
+    def _check_conditions(self, symbols) -> None:
+        """The model's code may have asked `x.shape[1] == 1` and gone one way."""
+        program = self.module.program
+        for name, relation, number in self.module.conditions:
+            if name in symbols and not _RELATIONS[relation](symbols[name], number):
+                position, dim = program.symbols[name]
+                raise Misfit(ValueError(
+                    f"input '{program.arguments[position].name}': expected dim {dim} {relation} "
+                    f"{number}, as the model's own code asked when it was traced, found "
+                    f"{symbols[name]}; compile the model with an example of that size, too"),
+                    can_retrace=True, is_size=True)
+
+    # ---- the run -----------------------------------------------------------
+
+    @torch.no_grad()
+    def run(self, operands):
+        """The model's outputs for operands that `fit` gave; updates what the model updates."""
+        program = self.module.program
+        if self._updates:
+            self._require_apart(operands)
+        symbols = self._symbols(operands)
+        plain = [_plain(tensor) for tensor in operands]
+        device = operands[0].device if operands else torch.device("cpu")
+        results = [torch.empty([evaluate_size(s, symbols) for s in r.shape], dtype=r.dtype,
+                               device=device) for r in program.results]
+        self._function(*plain, *results)
+        for result, spec in zip(results, program.results):
+            if spec.kind != "output":
+                operands[self._positions[spec.kind, spec.name]].copy_(result)
+        flat = [results[value] if kind == "result" else value for kind, value in program.outputs]
+        return pytree.tree_unflatten(flat, self.module.out_spec)
+
+    def _require_apart(self, operands) -> None:
+        """What the model updates must not be seen under another name: the trace did not."""
+        arguments = self.module.program.arguments
+        updated = {self._positions[r.kind, r.name] for r in self.module.program.results
+                   if r.kind != "output"}
+        for one in updated:
+            for other, tensor in enumerate(operands):
+                if other != one and _overlap(operands[one], tensor):
+                    raise ValueError(
+                        f"expected '{arguments[one].name}', which the model updates in place, in "
+                        f"memory of its own, found it shared with '{arguments[other].name}'; pass "
+                        "a clone")
+
+
+def same_constant(old, new) -> bool:
+    """Whether a number, flag or text is what export saw; True is not 1."""
+    return old is new or (type(old) is type(new) and old == new)
+
+
+def another_constant(name, old, new) -> ValueError:
+    return ValueError(f"input '{name}': expected {old!r}, the value at export, found {new!r}; "
+                      "export again with it")
+
+
+def has_plain_memory(tensor) -> bool:
+    """Whether a kernel may read the tensor: not fake, sharded, nor inside of a transform."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor) and not isinstance(
+        tensor, torch._subclasses.FakeTensor)
+
+
+def _plain(tensor):
+    """Contiguous memory without gradients, with negations of views carried out."""
+    return tensor.detach().resolve_neg().contiguous()
+
+
+def _overlap(a, b) -> bool:
+    """Whether two tensors may share memory."""
+    spans = []
+    for tensor in (a, b):
+        if tensor.numel() == 0:
+            return False
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+        spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
+    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
+
+
+def _compile_function(module: Module, target: str):
+    """The module's function of inputs and result buffers."""
+    from .runtime import compile_cached, compile_kernels_cached
+
+    if target == "cpu":
+        return compile_cached(module.text).function(module.function)
+    from .artifact import KernelFunction
+    from .launch import LaunchPlan
+
+    code = json.loads(compile_kernels_cached(module.text, target))
+    plans = {f["name"]: LaunchPlan(f) for f in code["functions"]}
+    return KernelFunction(code["ptx"], plans[module.function], target)
