@@ -1,0 +1,74 @@
+"""Right results, and no call that nobody defines, for CPUs from 2003 to today's."""
+
+import ctypes
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+
+import cpu_level_ops
+import cpus
+import pytest
+
+RUN = ("x86-64", "x86-64-v2", "x86-64-v3", "skylake-avx512", "icelake-server", "native")
+OURS = {"moe_get_num_threads", "moe_parallel_for"}
+
+
+def marked(levels, quick):
+    """All but `quick` are for long runs: each takes half a minute."""
+    return [cpu if cpu == quick else pytest.param(cpu, marks=pytest.mark.long) for cpu in levels]
+
+
+@pytest.mark.parametrize("cpu", marked(RUN, quick="skylake-avx512"))
+def test_every_op_gradient_and_type_is_right(cpu):
+    if cpu not in cpus.runnable():
+        pytest.skip(f"this machine does not run code for {cpu}")
+    result = subprocess.run(
+        [sys.executable, cpu_level_ops.__file__],
+        env={**os.environ, "MOE_MLIR_CPU": cpu}, capture_output=True, text=True,
+        timeout=1200)  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def every_kernel():
+    return cpu_level_ops.record()
+
+
+@pytest.mark.parametrize("cpu", marked(cpus.LEVELS, quick="x86-64"))
+def test_objects_call_only_what_every_process_has(every_kernel, cpu):
+    from moe_mlir._native import native
+
+    symbols = undefined_symbols(native().compile_object(every_kernel, cpu=cpu))
+    libraries = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6")]
+    foreign = {s for s in symbols - OURS if not any(hasattr(lib, s) for lib in libraries)}
+    assert "moe_parallel_for" in symbols
+    assert not foreign
+
+
+def undefined_symbols(elf: bytes) -> set:
+    """The names that a relocatable object for 64 bits leaves to others."""
+    (sections_at,) = struct.unpack_from("<Q", elf, 40)
+    size, count = struct.unpack_from("<HH", elf, 58)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", elf, sections_at + size * i) for i in range(count)]
+    symtab, table = 2, None
+    for header in headers:
+        if header[1] == symtab:
+            table, names = header, headers[header[6]]
+    assert table, "expected a table of symbols"
+    found = set()
+    for at in range(table[4], table[4] + table[5], 24):
+        name, _, _, section = struct.unpack_from("<IBBH", elf, at)
+        if section == 0 and name:
+            start = names[4] + name
+            found.add(elf[start : elf.index(b"\0", start)].decode())
+    return found
+
+
+def test_the_reader_of_symbols_finds_one_that_nobody_defines(tmp_path):
+    source, target = tmp_path / "f.c", tmp_path / "f.o"
+    source.write_text("float somewhere_else(float); float f(float x) { return somewhere_else(x); }")
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-c", source, "-o", target], check=True)
+    assert "somewhere_else" in undefined_symbols(pathlib.Path(target).read_bytes())
