@@ -124,7 +124,7 @@ FailureOr<std::string> mlir::moe::translateToPTX(ModuleOp module) {
 /// site-packages/nvidia/cu13/bin/ptxas, seen from site-packages/llvm/lib.
 static std::string findPtxasWheel() {
   Dl_info info;
-  if (!dladdr(reinterpret_cast<void *>(&llvm::CodeGenOpt::getLevel), &info) &&
+  if (!dladdr(reinterpret_cast<void *>(&llvm::CodeGenOpt::getLevel), &info) ||
       !info.dli_fname)
     return "";
   SmallString<128> root(info.dli_fname);

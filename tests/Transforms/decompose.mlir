@@ -32,10 +32,10 @@ func.func @decomposes_a_router(
 // SOME-LABEL:  func @decomposes_a_grouped_selection
 // SOME:          moe.topk_renorm
 func.func @decomposes_a_grouped_selection(
-    %z: tensor<3x?x?xbf16>, %bias: tensor<?xf32>, %forced: tensor<3x?x?xi32>,
+    %z: tensor<3x?x8xbf16>, %bias: tensor<8xf32>, %forced: tensor<3x?x?xi32>,
     %mask: tensor<3x?xi1>, %n: i32, %g0: tensor<3x?x?xf32>,
     %i0: tensor<3x?x?xi32>) -> (tensor<3x?x?xf32>, tensor<3x?x?xi32>) {
-  %g, %i = moe.topk_renorm ins(%z : tensor<3x?x?xbf16>) bias(%bias : tensor<?xf32>)
+  %g, %i = moe.topk_renorm ins(%z : tensor<3x?x8xbf16>) bias(%bias : tensor<8xf32>)
       forced(%forced : tensor<3x?x?xi32>) mask(%mask : tensor<3x?xi1>)
       num_valid(%n : i32)
       outs(%g0, %i0 : tensor<3x?x?xf32>, tensor<3x?x?xi32>)

@@ -84,9 +84,11 @@ Value TopKBackwardKernel::divideOrZero(Value a, Value b) {
 TopKBackwardKernel::Choice TopKBackwardKernel::readChoice(Value place) {
   double scale = op.getRouteScale().convertToDouble();
   Value index = e.load(indices, {place});
-  Value exists = e.compare(arith::CmpIPredicate::sge, index,
-                           e.constantInt(index.getType(), 0));
-  Value expert = e.select(exists, e.toIndex(index), e.index(0));
+  // Forced ids are the caller's. As an unsigned number -1 is large, too.
+  Value position = e.toIndex(index);
+  Value exists =
+      e.compare(arith::CmpIPredicate::ult, position, e.dim(dscores, 0));
+  Value expert = e.select(exists, position, e.index(0));
   if (op.getScoreFunction() == ScoreFunction::None && scores) {
     // A choice of -inf has gate 0 whatever else there is.
     Value score = e.toF32(e.load(scores, {expert}));
@@ -235,14 +237,21 @@ void TopKBackwardKernel::storeDenseInLoops(Value total) {
 
 /// d ln s / dx of sigmoid or sqrtsoftplus.
 Value TopKBackwardKernel::getLogSlope(Value x) {
-  Value negated = arith::NegFOp::create(e, x);
-  if (op.getScoreFunction() == ScoreFunction::Sigmoid)
-    return e.sigmoid(negated);
-  // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
-  Value root = e.sqrtSoftplus(x);
-  Value slope = e.div(e.sigmoid(x), e.mul(number(2.0), e.mul(root, root)));
-  Value isSmall = e.compare(arith::CmpFPredicate::OLT, x, number(-17.0));
-  return e.select(isSmall, number(0.5), slope);
+  switch (op.getScoreFunction()) {
+  case ScoreFunction::Sigmoid:
+    return e.sigmoid(arith::NegFOp::create(e, x));
+  case ScoreFunction::SqrtSoftplus: {
+    // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
+    Value root = e.sqrtSoftplus(x);
+    Value slope = e.div(e.sigmoid(x), e.mul(number(2.0), e.mul(root, root)));
+    Value isSmall = e.compare(arith::CmpFPredicate::OLT, x, number(-17.0));
+    return e.select(isSmall, number(0.5), slope);
+  }
+  case ScoreFunction::None:
+  case ScoreFunction::Softmax:
+    break;
+  }
+  llvm_unreachable("expected an elementwise score function");
 }
 
 /// Adds the gradient of one choice to dscores.
@@ -254,8 +263,7 @@ void TopKBackwardKernel::addGradient(Choice choice, Value mean,
     gradient = e.mul(choice.share, gradient);
   else if (inverseSum)
     gradient = e.mul(gradient, inverseSum);
-  if (function == ScoreFunction::Sigmoid ||
-      function == ScoreFunction::SqrtSoftplus)
+  if (function != ScoreFunction::None && function != ScoreFunction::Softmax)
     gradient =
         e.mul(gradient, getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
   // What is no expert adds nothing to the first one.

@@ -181,6 +181,18 @@ func.func @topk_renorm_c3(%z: tensor<5x10xf32>, %g: tensor<5x2xf32>,
 
 // -----
 
+func.func @topk_renorm_c3_dynamic(%z: tensor<5x?xf32>, %g: tensor<5x2xf32>,
+                                  %i: tensor<5x2xi32>) {
+  // expected-error @below {{expected a static number of experts, which n_group (4) divides, found a dynamic one}}
+  %r:2 = moe.topk_renorm ins(%z : tensor<5x?xf32>)
+      outs(%g, %i : tensor<5x2xf32>, tensor<5x2xi32>)
+      {n_group = 4 : i64, topk_group = 2 : i64}
+      -> tensor<5x2xf32>, tensor<5x2xi32>
+  return
+}
+
+// -----
+
 func.func @topk_renorm_c3_topk_group(%z: tensor<5x8xf32>, %g: tensor<5x2xf32>,
                                      %i: tensor<5x2xi32>) {
   // expected-error @below {{expected topk_group to be in [1, n_group = 4], found 5}}

@@ -423,13 +423,21 @@ static Value buildLogSlope(Body &b, ScoreFunction function, Value x) {
   Value t = b.exp(b.sub(zero, math::AbsFOp::create(b, x)));
   Value isNegative = b.less(x, zero);
   Value denominator = b.add(one, t);
-  if (function == ScoreFunction::Sigmoid)
+  switch (function) {
+  case ScoreFunction::Sigmoid:
     return b.div(b.select(isNegative, one, t), denominator);
-  // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
-  Value sigmoid = b.div(b.select(isNegative, t, one), denominator);
-  Value softplus = b.add(b.max(x, zero), math::Log1pOp::create(b, t));
-  Value slope = b.div(sigmoid, b.mul(b.f32(2.0), softplus));
-  return b.select(b.less(x, b.f32(-17.0)), b.f32(0.5), slope);
+  case ScoreFunction::SqrtSoftplus: {
+    // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
+    Value sigmoid = b.div(b.select(isNegative, t, one), denominator);
+    Value softplus = b.add(b.max(x, zero), math::Log1pOp::create(b, t));
+    Value slope = b.div(sigmoid, b.mul(b.f32(2.0), softplus));
+    return b.select(b.less(x, b.f32(-17.0)), b.f32(0.5), slope);
+  }
+  case ScoreFunction::None:
+  case ScoreFunction::Softmax:
+    break;
+  }
+  llvm_unreachable("expected an elementwise score function");
 }
 
 FailureOr<SmallVector<Value>>

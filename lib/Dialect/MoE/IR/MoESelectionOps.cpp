@@ -71,8 +71,13 @@ static LogicalResult verifyGroups(TopKRenormOp op) {
            << "expected topk_group to be in [1, n_group = " << nGroup
            << "], found " << topkGroup;
   int64_t e = op.getNumExperts(), k = op.getNumSelected();
-  if (ShapedType::isDynamic(e))
-    return success();
+  if (ShapedType::isDynamic(e)) {
+    if (nGroup == 1)
+      return success();
+    return op.emitOpError()
+           << "expected a static number of experts, which n_group (" << nGroup
+           << ") divides, found a dynamic one";
+  }
   if (e % nGroup != 0)
     return op.emitOpError()
            << "expected n_group (" << nGroup
