@@ -38,7 +38,7 @@ class Runtime:
         library.moe_gpu_load.argtypes = (text, ctypes.POINTER(pointer))
         library.moe_gpu_find.argtypes = (pointer, text, ctypes.POINTER(pointer))
         library.moe_gpu_launch.argtypes = (
-            pointer, ctypes.POINTER(ctypes.c_uint32), ctypes.c_uint32, ctypes.c_uint32, pointer,
+            pointer, ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint32, ctypes.c_uint32, pointer,
             pointer)
         if reason := library.moe_gpu_unavailable():
             raise GpuError(f"cannot run kernels on a GPU: {reason.decode()}")
@@ -55,7 +55,7 @@ class Runtime:
         return function
 
     def launch(self, function, launch, stream: int, parameters) -> None:
-        grid = (ctypes.c_uint32 * 3)(*launch.grid, *[1] * (3 - len(launch.grid)))
+        grid = (ctypes.c_uint64 * 3)(*launch.grid, *[1] * (3 - len(launch.grid)))
         self._check(self.library.moe_gpu_launch(
             function, grid, launch.block_size, launch.dynamic_smem, stream, parameters))
 
@@ -82,6 +82,8 @@ class GpuFunction:
         """Puts the kernels for inputs and result buffers on a stream."""
         import torch
 
+        # Copies live until the launches are on the stream, as the workspace does.
+        buffers = self._plan.align(buffers)
         values = [self._encode(b, d) for b, d in zip(
             buffers, [*self._plan.arguments, *self._plan.results], strict=True)]
         sizes = self._plan.sizes(buffers)
@@ -153,6 +155,12 @@ def gpu_functions(runtime: Runtime, text: str, chip: str, device: int = 0) -> di
 @functools.lru_cache(maxsize=1024)
 def load_kernels(runtime: Runtime, ptx: str, device: int):
     """The kernels of PTX on a GPU, which must be current."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise GpuError(
+            "expected the kernels to be loaded before a CUDA graph is captured, which permits no "
+            "loading: run the same shapes once before the capture")
     return runtime.load(ptx)
 
 

@@ -27,6 +27,26 @@ def runnable_chips(chip: str) -> tuple:
         return (chip,)
     return own + CHIPS[CHIPS.index(base) :: -1]
 
+# Kernels read 16 bytes at once from where a buffer begins.
+ALIGNMENT = 16
+# Rows, columns and positions are 32-bit numbers in kernels.
+MAX_SIZE = 2**31 - 1
+
+
+def _address(value) -> int:
+    return value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
+
+
+def _aligned_copy(array):
+    """A copy of a NumPy array, which promises no more than its elements' alignment."""
+    import numpy
+
+    memory = numpy.empty(array.nbytes + ALIGNMENT, numpy.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    copy = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
 
 @dataclass(frozen=True)
 class KernelLaunch:
@@ -50,9 +70,24 @@ class LaunchPlan:
     def kernel_names(self) -> list[str]:
         return [kernel["name"] for kernel in self._kernels]
 
+    def align(self, buffers) -> list:
+        """The buffers, with a copy of each argument that kernels cannot read where it lies."""
+        described = [*self.arguments, *self.results]
+        buffers = list(buffers)
+        for position, (value, entry) in enumerate(zip(buffers, described, strict=True)):
+            if "shape" not in entry or _address(value) % ALIGNMENT == 0:
+                continue
+            if position >= len(self.arguments):
+                raise ValueError(
+                    f"{self.name}: expected the buffer of result {position - len(self.arguments)} "
+                    f"at a multiple of {ALIGNMENT} bytes, found an address that is "
+                    f"{_address(value) % ALIGNMENT} past one")
+            buffers[position] = value.clone() if hasattr(value, "clone") else _aligned_copy(value)
+        return buffers
+
     def sizes(self, buffers) -> list[int]:
         """The dynamic sizes of the buffers, in the order of the kernels' parameters."""
-        return [
+        sizes = [
             size
             for value, described in zip(buffers, [*self.arguments, *self.results], strict=True)
             for size, static in zip(
@@ -60,6 +95,11 @@ class LaunchPlan:
             )
             if static < 0
         ]
+        if any(size > MAX_SIZE for size in sizes):
+            raise ValueError(
+                f"{self.name}: expected sizes of at most {MAX_SIZE}, which kernels count in "
+                f"32 bits, found {max(sizes)}")
+        return sizes
 
     def workspace(self, buffers) -> int | None:
         """Bytes of the workspace; None if the kernels take none."""

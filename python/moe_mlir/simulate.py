@@ -86,6 +86,7 @@ class DeviceFunction:
 
     def __call__(self, *buffers, **options) -> list:
         """Launches the kernels in order on inputs and result buffers; returns their reports."""
+        buffers = self.plan.align(buffers)
         parameters, sizes = list(buffers), self.plan.sizes(buffers)
         if (size := self.plan.workspace(buffers)) is not None:
             parameters.append(_make_workspace(size))

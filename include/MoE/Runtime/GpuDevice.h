@@ -12,12 +12,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 
 namespace moe::runtime {
 
 struct GpuLaunch {
-  uint32_t grid[3];
+  /// As a host computes them: whether a grid may have them is checked.
+  uint64_t grid[3];
   uint32_t block[3];
   /// All zero: no cluster.
   uint32_t cluster[3];
@@ -59,9 +62,14 @@ public:
 
   /// Zero-terminated PTX, or with `isText` false a cubin or fatbin.
   virtual void *loadModule(const void *data, bool isText, int optLevel) = 0;
-  virtual void unloadModule(void *module) = 0;
+  // Virtual, although all devices share them: users of a device open its
+  // library at run time.
+  virtual void unloadModule(void *module);
   virtual void *getFunction(void *module, const char *name) = 0;
-  virtual void launch(void *function, const GpuLaunch &launch) = 0;
+
+  /// Checks the extents of the grid, and allows the function as much dynamic
+  /// shared memory as it gets.
+  virtual void launch(void *function, const GpuLaunch &launch);
 
   virtual void *allocate(uint64_t bytes, void *stream, bool hostShared) = 0;
   virtual void free(void *pointer, void *stream) = 0;
@@ -91,6 +99,17 @@ public:
   /// What the simulator has found so far; zero and empty on hardware.
   virtual uint64_t numFindings() = 0;
   virtual std::string report() = 0;
+
+protected:
+  virtual void unload(void *module) = 0;
+  /// Sets MAX_DYNAMIC_SHARED_SIZE_BYTES of a function.
+  virtual void allowDynamicShared(void *function, uint32_t bytes) = 0;
+  virtual void launchKernel(void *function, const GpuLaunch &launch) = 0;
+
+private:
+  /// The dynamic shared memory that functions have been allowed.
+  std::map<void *, uint32_t> allowed;
+  std::mutex allowedMutex;
 };
 
 /// The device of this library.
@@ -108,7 +127,7 @@ const char *moe_gpu_unavailable();
 const char *moe_gpu_load(const char *ptx, void **module);
 const char *moe_gpu_find(void *module, const char *name, void **function);
 /// `params` has one pointer to the value of each parameter.
-const char *moe_gpu_launch(void *function, const uint32_t *grid,
+const char *moe_gpu_launch(void *function, const uint64_t *grid,
                            uint32_t blockSize, uint32_t dynamicSmem,
                            void *stream, void **params);
 /// Findings of all launches so far, and their text; valid until the next call.

@@ -41,7 +41,8 @@ struct LaunchConfig {
 };
 
 constexpr int kMaxDynamicSharedSize = 8; // CU_FUNC_ATTRIBUTE_...
-constexpr unsigned kDefaultSharedBytes = 48 * 1024;
+constexpr unsigned kJitErrorLog = 5;     // CU_JIT_...
+constexpr unsigned kJitErrorLogBytes = 6;
 constexpr unsigned kJitOptimizationLevel = 7;
 constexpr int kCapabilityMajor = 75; // CU_DEVICE_ATTRIBUTE_...
 constexpr int kCapabilityMinor = 76;
@@ -155,16 +156,20 @@ public:
 
   void *loadModule(const void *data, bool isText, int optLevel) override {
     enter();
-    unsigned options[] = {kJitOptimizationLevel};
-    void *values[] = {
-        reinterpret_cast<void *>(static_cast<intptr_t>(optLevel))};
+    char log[4096] = "";
+    auto asPointer = [](uintptr_t value) {
+      return reinterpret_cast<void *>(value);
+    };
+    unsigned options[] = {kJitOptimizationLevel, kJitErrorLog,
+                          kJitErrorLogBytes};
+    void *values[] = {asPointer(optLevel), log, asPointer(sizeof log - 1)};
     void *module = nullptr;
-    check(driver().moduleLoad(&module, data, isText ? 1 : 0, options, values),
-          "cuModuleLoadDataEx");
+    check(driver().moduleLoad(&module, data, isText ? 3 : 0, options, values),
+          "cuModuleLoadDataEx", log);
     return module;
   }
 
-  void unloadModule(void *module) override {
+  void unload(void *module) override {
     enter();
     check(driver().moduleUnload(module), "cuModuleUnload");
   }
@@ -177,18 +182,24 @@ public:
     return function;
   }
 
-  void launch(void *function, const GpuLaunch &from) override {
+  void allowDynamicShared(void *function, uint32_t bytes) override {
     enter();
-    if (from.dynamicSmem > kDefaultSharedBytes)
-      check(driver().functionSetAttribute(function, kMaxDynamicSharedSize,
-                                          static_cast<int>(from.dynamicSmem)),
-            "cuFuncSetAttribute");
+    check(driver().functionSetAttribute(function, kMaxDynamicSharedSize,
+                                        static_cast<int>(bytes)),
+          "cuFuncSetAttribute");
+  }
+
+  void launchKernel(void *function, const GpuLaunch &from) override {
+    enter();
     LaunchAttribute cluster = {};
     cluster.id = kClusterDimension;
     cluster.clusterDimension = {from.cluster[0], from.cluster[1],
                                 from.cluster[2]};
-    LaunchConfig config = {from.grid[0],     from.grid[1],
-                           from.grid[2],     from.block[0],
+    auto blocks = [&](int dim) {
+      return static_cast<unsigned>(from.grid[dim]);
+    };
+    LaunchConfig config = {blocks(0),        blocks(1),
+                           blocks(2),        from.block[0],
                            from.block[1],    from.block[2],
                            from.dynamicSmem, from.stream,
                            &cluster,         from.cluster[0] ? 1u : 0u};
@@ -309,13 +320,14 @@ private:
     return device;
   }
 
-  static void check(Result result, const char *call) {
+  /// `log` may say more than the error's number.
+  static void check(Result result, const char *call, const char *log = "") {
     if (result == 0)
       return;
     const char *text = "unknown error";
     driver().getErrorString(result, &text);
     throw std::runtime_error(std::string("moe cuda runtime: ") + call +
-                             " failed: " + text);
+                             " failed: " + text + (*log ? "\n" : "") + log);
   }
 
   /// Makes the device's primary context, which torch uses too, current.

@@ -39,7 +39,8 @@ GpuLaunch makeLaunch(intptr_t gx, intptr_t gy, intptr_t gz, intptr_t bx,
                      intptr_t by, intptr_t bz, int32_t smem, void *stream,
                      void **params) {
   auto extent = [](intptr_t value) { return static_cast<uint32_t>(value); };
-  return {{extent(gx), extent(gy), extent(gz)},
+  auto blocks = [](intptr_t value) { return static_cast<uint64_t>(value); };
+  return {{blocks(gx), blocks(gy), blocks(gz)},
           {extent(bx), extent(by), extent(bz)},
           {0, 0, 0},
           static_cast<uint32_t>(smem),
@@ -262,13 +263,15 @@ MOE_EXPORT const char *moe_gpu_find(void *module, const char *name,
       [&](GpuDevice &device) { *function = device.getFunction(module, name); });
 }
 
-MOE_EXPORT const char *moe_gpu_launch(void *function, const uint32_t *grid,
+MOE_EXPORT const char *moe_gpu_launch(void *function, const uint64_t *grid,
                                       uint32_t blockSize, uint32_t dynamicSmem,
                                       void *stream, void **params) {
   return tryCall([&](GpuDevice &device) {
-    device.launch(function, makeLaunch(grid[0], grid[1], grid[2], blockSize, 1,
-                                       1, static_cast<int32_t>(dynamicSmem),
-                                       stream, params));
+    auto blocks = [&](int dim) { return static_cast<intptr_t>(grid[dim]); };
+    device.launch(function,
+                  makeLaunch(blocks(0), blocks(1), blocks(2), blockSize, 1, 1,
+                             static_cast<int32_t>(dynamicSmem), stream,
+                             params));
   });
 }
 

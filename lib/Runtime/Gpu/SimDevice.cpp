@@ -7,6 +7,10 @@
 //   MOE_SIM_CHECKS=0               runs without checks
 //   MOE_SIM_QUIET=1                keeps findings for moe_gpu_report
 //
+// Between moe_sim_begin_capture and moe_sim_end_capture launches are recorded,
+// for moe_sim_replay, and whatever a capturing stream does not permit is an
+// error: loading modules, allocating, waiting.
+//
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Runtime/GpuDevice.h"
@@ -21,6 +25,8 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
+#include <vector>
 
 namespace moe::runtime {
 namespace {
@@ -46,6 +52,14 @@ struct LoadedModule {
 struct Kernel {
   LoadedModule *module;
   sim::KernelInfo info;
+  /// MAX_DYNAMIC_SHARED_SIZE_BYTES.
+  uint32_t allowedShared = 0;
+};
+
+/// A launch as a graph keeps it: parameters by value.
+struct CapturedLaunch {
+  Kernel *kernel;
+  sim::Launch launch;
 };
 
 class SimDevice final : public GpuDevice {
@@ -53,6 +67,7 @@ public:
   int32_t getChip() override { return 0; }
 
   void *loadModule(const void *data, bool isText, int) override {
+    refuseInCapture("loading a module");
     auto *text = static_cast<const char *>(data);
     if (!isText && std::memcmp(text, "//", 2) && text[0] != '.')
       fail("expected PTX text, found a binary: compile with format=isa");
@@ -60,11 +75,12 @@ public:
     loaded->module = sim::Module::load(text);
     for (sim::KernelInfo &info : loaded->module->kernels())
       loaded->kernels[info.name] =
-          std::make_unique<Kernel>(Kernel{loaded.get(), info});
+          std::make_unique<Kernel>(Kernel{loaded.get(), info, 0});
     return loaded.release();
   }
 
-  void unloadModule(void *module) override {
+  void unload(void *module) override {
+    refuseInCapture("unloading a module");
     delete static_cast<LoadedModule *>(module);
   }
 
@@ -77,15 +93,20 @@ public:
     return it->second.get();
   }
 
-  void launch(void *function, const GpuLaunch &from) override {
+  void allowDynamicShared(void *function, uint32_t bytes) override {
+    static_cast<Kernel *>(function)->allowedShared = bytes;
+  }
+
+  void launchKernel(void *function, const GpuLaunch &from) override {
     auto &kernel = *static_cast<Kernel *>(function);
     sim::Launch launch;
     for (int i = 0; i < 3; ++i) {
-      launch.grid[i] = from.grid[i];
+      launch.grid[i] = static_cast<uint32_t>(from.grid[i]);
       launch.block[i] = from.block[i];
       launch.cluster[i] = from.cluster[i];
     }
     launch.dynamicSmem = from.dynamicSmem;
+    launch.optsIn = kernel.allowedShared >= from.dynamicSmem;
     launch.seed = setting("MOE_SIM_SEED", 0);
     launch.policy = static_cast<uint32_t>(setting("MOE_SIM_POLICY", 0));
     if (!setting("MOE_SIM_CHECKS", 1))
@@ -106,12 +127,36 @@ public:
                   param.bytes);
     }
     std::lock_guard<std::mutex> guard(mutex);
-    for (const auto &[address, buffer] : buffers)
-      launch.buffers.push_back(buffer);
-    record(kernel.module->module->launch(kernel.info.name, launch));
+    if (isCapturing)
+      graph.push_back({&kernel, std::move(launch)});
+    else
+      run(kernel, std::move(launch));
+  }
+
+  void beginCapture() {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (isCapturing)
+      fail("expected no capture within a capture");
+    graph.clear();
+    isCapturing = true;
+  }
+
+  void endCapture() {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (!isCapturing)
+      fail("expected a capture to end, found none that has begun");
+    isCapturing = false;
+  }
+
+  void replay() {
+    refuseInCapture("replaying a graph");
+    std::lock_guard<std::mutex> guard(mutex);
+    for (const CapturedLaunch &captured : graph)
+      run(*captured.kernel, captured.launch);
   }
 
   void *allocate(uint64_t bytes, void *, bool) override {
+    refuseInCapture("allocating memory");
     uint64_t rounded = (bytes + kAlignment) / kAlignment * kAlignment;
     void *pointer = std::aligned_alloc(kAlignment, rounded);
     if (!pointer)
@@ -123,6 +168,7 @@ public:
   }
 
   void free(void *pointer, void *) override {
+    refuseInCapture("freeing memory");
     unregisterHost(pointer);
     std::free(pointer);
   }
@@ -134,11 +180,13 @@ public:
   }
 
   void copy(void *to, const void *from, uint64_t bytes, void *) override {
+    refuseInCapture("a copy that the graph does not record");
     std::memmove(to, from, bytes);
   }
 
   void fill(void *to, uint32_t value, uint32_t width, uint64_t count,
             void *) override {
+    refuseInCapture("a fill that the graph does not record");
     for (uint64_t i = 0; i < count; ++i)
       std::memcpy(static_cast<char *>(to) + i * width, &value, width);
   }
@@ -154,11 +202,15 @@ public:
 
   void *createStream() override { return &token; }
   void destroyStream(void *) override {}
-  void synchronizeStream(void *) override {}
+  void synchronizeStream(void *) override {
+    refuseInCapture("waiting for a stream");
+  }
   void waitEvent(void *, void *) override {}
   void *createEvent() override { return &token; }
   void destroyEvent(void *) override {}
-  void synchronizeEvent(void *) override {}
+  void synchronizeEvent(void *) override {
+    refuseInCapture("waiting for an event");
+  }
   void recordEvent(void *, void *) override {}
   void setDefault(int32_t) override {}
 
@@ -188,6 +240,20 @@ public:
   }
 
 private:
+  void refuseInCapture(const std::string &what) {
+    std::lock_guard<std::mutex> guard(mutex);
+    if (isCapturing)
+      fail(what + " is not permitted while a stream captures: run these shapes "
+                  "once before the capture");
+  }
+
+  /// With the mutex held.
+  void run(Kernel &kernel, sim::Launch launch) {
+    for (const auto &[address, buffer] : buffers)
+      launch.buffers.push_back(buffer);
+    record(kernel.module->module->launch(kernel.info.name, launch));
+  }
+
   void add(void *pointer, uint64_t bytes, const char *what) {
     std::lock_guard<std::mutex> guard(mutex);
     buffers[pointer] = {pointer, bytes, what + std::to_string(++serial), false};
@@ -209,19 +275,44 @@ private:
   uint64_t serial = 0;
   uint64_t findings = 0;
   std::string text;
+  std::vector<CapturedLaunch> graph;
+  bool isCapturing = false;
   char token = 0;
 };
 
-} // namespace
-
-GpuDevice &gpuDevice() {
+SimDevice &simDevice() {
   static SimDevice device;
   return device;
 }
 
-} // namespace moe::runtime
-
-extern "C" __attribute__((visibility("default"))) const char *
-moe_gpu_unavailable() {
-  return nullptr;
+/// Null, or why the call failed; valid until the next call of this thread.
+const char *tryCall(void (SimDevice::*function)()) {
+  static thread_local std::string reason;
+  try {
+    (simDevice().*function)();
+    return nullptr;
+  } catch (const std::exception &error) {
+    reason = error.what();
+    return reason.c_str();
+  }
 }
+
+} // namespace
+
+GpuDevice &gpuDevice() { return simDevice(); }
+
+#define MOE_EXPORT extern "C" __attribute__((visibility("default")))
+
+MOE_EXPORT const char *moe_gpu_unavailable() { return nullptr; }
+
+MOE_EXPORT const char *moe_sim_begin_capture() {
+  return tryCall(&SimDevice::beginCapture);
+}
+
+MOE_EXPORT const char *moe_sim_end_capture() {
+  return tryCall(&SimDevice::endCapture);
+}
+
+MOE_EXPORT const char *moe_sim_replay() { return tryCall(&SimDevice::replay); }
+
+} // namespace moe::runtime

@@ -10,6 +10,7 @@
 #include "Sizes.h"
 
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -111,7 +112,7 @@ public:
                           pointers.data(),
                           static_cast<int32_t>(pointers.size())};
       for (size_t dim = 0; dim < kernel.grid.size(); ++dim)
-        launch.grid[dim] = static_cast<uint32_t>(
+        launch.grid[dim] = static_cast<uint64_t>(
             evaluate(kernel.grid[dim], buffers, kMaxGrid[dim]));
       if (launch.grid[0] && launch.grid[1] && launch.grid[2])
         module->device.launch(kernel.function, launch);
@@ -141,6 +142,28 @@ private:
     return *value;
   }
 
+  /// Kernels read 16 bytes at once from where a buffer begins, and count rows
+  /// and columns in 32 bits.
+  void checkBuffer(size_t i, const Tensor &buffer) const {
+    constexpr uint64_t alignment = 16;
+    constexpr int64_t mostRows = std::numeric_limits<int32_t>::max();
+    bool isArgument = i < arguments.size();
+    std::string what = "'" + name + "': expected " +
+                       (isArgument ? "argument " : "result ") +
+                       std::to_string(isArgument ? i : i - arguments.size());
+    if (uint64_t past = reinterpret_cast<uint64_t>(buffer.data) % alignment)
+      throw std::invalid_argument(what +
+                                  " at a multiple of 16 bytes, found an "
+                                  "address that is " +
+                                  std::to_string(past) +
+                                  " past one: copy it to memory of its own");
+    for (int64_t size : buffer.shape)
+      if (size > mostRows)
+        throw std::invalid_argument(what + " to have sizes of at most " +
+                                    std::to_string(mostRows) + ", found " +
+                                    std::to_string(size));
+  }
+
   Parameters pack(std::span<const Tensor> buffers, void *workspace) const {
     Parameters parameters, sizes;
     for (size_t i = 0; i < buffers.size(); ++i) {
@@ -152,6 +175,7 @@ private:
         continue;
       }
       value = reinterpret_cast<uint64_t>(buffers[i].data);
+      checkBuffer(i, buffers[i]);
       for (size_t dim = 0; dim < type.shape.size(); ++dim)
         if (type.shape[dim] < 0)
           sizes.push_back(static_cast<uint64_t>(buffers[i].shape[dim]));

@@ -1,0 +1,238 @@
+"""What the host does for a launch: on the simulator's runtime, and call by call on a stand-in for
+the CUDA driver, which is not there."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+
+import moe_mlir
+from moe_mlir import gpu
+from moe_mlir.gpu_check.cases import OPS, operands
+from moe_mlir.launch import KernelLaunch, LaunchPlan
+from moe_mlir.simulate import Simulation
+from test_cuda_dispatch import on_simulated_driver, registered, runtime  # noqa: F401
+
+PTX = """.version 8.0
+.target sm_90
+.address_size 64
+.extern .shared .align 16 .b8 dynamic[];
+.visible .entry k(.param .u64 p) {
+  .reg .b32 %r<3>;
+  .shared .align 16 .b8 tile[32768];
+  mov.u32 %r1, dynamic;
+  mov.u32 %r2, tile;
+  st.shared.u32 [%r1], %r2;
+  st.shared.u32 [%r2], %r1;
+  ret;
+}
+"""
+
+
+def launch(runtime, grid=(1,), dynamic_smem=0, module=None):
+    function = runtime.find(module or runtime.load(PTX), "k")
+    value = (ctypes.c_uint64 * 1)(0)
+    pointer = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+    runtime.launch(function, KernelLaunch("k", grid, 32, dynamic_smem), 0, pointer)
+
+
+# ---------------------------------------------------------------- limits
+
+
+def test_shared_memory_is_allowed_before_the_launch(runtime):
+    """32 KB static and 20 KB dynamic: more than 48 KB together, dynamic alone is less."""
+    launch(runtime, dynamic_smem=20 * 1024)
+    launch(runtime, dynamic_smem=16)
+    with pytest.raises(gpu.GpuError, match="at most 232448 bytes of shared memory on sm_90"):
+        launch(runtime, dynamic_smem=200 * 1024)
+
+
+@pytest.mark.parametrize("grid, dim", [((1, 65536), "y"), ((1, 1, 65536), "z"), ((2**32 + 1,), "x")])
+def test_grids_that_no_chip_has(runtime, grid, dim):
+    with pytest.raises(gpu.GpuError, match=f"blocks along {dim}, found {max(grid)}"):
+        launch(runtime, grid)
+
+
+def plan(*shapes, results=()):
+    def describe(shapes):
+        return [{"dtype": "f32", "shape": list(shape)} for shape in shapes]
+
+    return LaunchPlan({"name": "f", "arguments": describe(shapes), "results": describe(results),
+                       "kernels": []})
+
+
+def test_sizes_beyond_32_bits_are_refused():
+    wide = np.broadcast_to(np.zeros(1, np.float32), (2**31, 8))
+    with pytest.raises(ValueError, match="sizes of at most 2147483647.*found 2147483648"):
+        plan((-1, 8)).sizes([wide])
+    assert plan((-1, 8)).sizes([wide[1:]]) == [2**31 - 1]
+
+
+@pytest.mark.parametrize("make", [torch.arange, np.arange])
+def test_arguments_that_kernels_cannot_read_are_copied(make):
+    whole = make(9.0)
+    unaligned = plan((-1,)).align([whole[1:]])
+    assert list(unaligned[0]) == list(whole[1:])
+    address = getattr(unaligned[0], "data_ptr", lambda: unaligned[0].ctypes.data)()
+    assert address % 16 == 0 and plan((-1,)).align([whole])[0] is whole
+    with pytest.raises(ValueError, match="result 0 at a multiple of 16 bytes"):
+        plan(results=[(-1,)]).align([whole[1:]])
+
+
+def test_unaligned_views_give_the_same():
+    h, weight = torch.randn(16, 24), torch.randn(8, 24)
+    tokens = torch.empty(16 * 24 + 1, dtype=torch.bfloat16)[1:].view(16, 24).copy_(h)
+    with moe_mlir.simulate(chip="sm_90"):
+        found = moe_mlir.router_logits(tokens, weight.bfloat16())
+    expected = tokens.double() @ weight.bfloat16().double().T
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------- capture
+
+
+@pytest.fixture
+def captured(runtime):  # noqa: F811
+    for name in ("begin_capture", "end_capture", "replay"):
+        getattr(runtime.library, f"moe_sim_{name}").restype = ctypes.c_char_p
+
+    class Capture:
+        def __enter__(self):
+            assert runtime.library.moe_sim_begin_capture() is None
+
+        def __exit__(self, *_):
+            assert runtime.library.moe_sim_end_capture() is None
+
+        def replay(self):
+            assert runtime.library.moe_sim_replay() is None
+
+    return Capture()
+
+
+@pytest.mark.parametrize("op", ["topk_renorm", "adjacency_update"])
+def test_a_call_can_be_captured_and_replayed(op, runtime, on_simulated_driver, captured, monkeypatch):  # noqa: F811
+    """Once its shapes have run: nothing is loaded, allocated by the runtime, or waited for."""
+    calls, launch_on_driver = [], Simulation.run
+
+    def run(self, kernel, tensors):
+        calls.append(tensors)
+        launch_on_driver(self, kernel, tensors)
+
+    monkeypatch.setattr(Simulation, "run", run)
+    with moe_mlir.simulate(chip="sm_80"):
+        OPS[op](moe_mlir, operands())
+        with captured:
+            OPS[op](moe_mlir, operands())
+    once, graph = calls
+    before = runtime.library.moe_gpu_num_findings()
+    for _ in range(2):
+        # The kernels' results come last.
+        graph[-1].fill_(7)
+        captured.replay()
+        assert torch.equal(graph[-1], once[-1])
+    assert runtime.library.moe_gpu_num_findings() == before
+
+
+def test_what_a_capture_does_not_permit(runtime, captured):  # noqa: F811
+    module = runtime.load(PTX)
+    with captured:
+        launch(runtime, dynamic_smem=64, module=module)
+        with pytest.raises(gpu.GpuError, match="loading a module is not permitted while a stream"):
+            runtime.load(PTX)
+        reason = runtime.library.moe_sim_replay()
+        assert b"replaying a graph is not permitted" in reason
+    assert b"none that has begun" in runtime.library.moe_sim_end_capture()
+
+
+# ---------------------------------------------------------------- the driver's calls
+
+DRIVER = r"""
+#include <stdio.h>
+#include <string.h>
+typedef unsigned long long u64;
+static void note(const char *text) { printf("%s\n", text); fflush(stdout); }
+#define CALL(name, ...) int name(__VA_ARGS__)
+#define NOTED(name) int name(void) { note(#name); return 0; }
+CALL(cuInit, unsigned f) { return 0; }
+CALL(cuGetErrorString, int e, const char **t) { *t = "device kernel image is invalid"; return 0; }
+CALL(cuDeviceGet, int *d, int n) { *d = n; return 0; }
+CALL(cuDeviceGetAttribute, int *v, int a, int d) { *v = a == 75 ? 9 : 0; return 0; }
+CALL(cuDevicePrimaryCtxRetain, void **c, int d) { *c = c; return 0; }
+CALL(cuCtxSetCurrent, void *c) { return 0; }
+CALL(cuModuleLoadDataEx, void **m, const char *text, unsigned n, unsigned *o, void **v) {
+  note("cuModuleLoadDataEx");
+  *m = m;
+  for (unsigned i = 0; i < n && strstr(text, "broken"); ++i)
+    if (o[i] == 5) strcpy(v[i], "ptxas: line 1: what is broken");
+  return strstr(text, "broken") ? 200 : 0;
+}
+CALL(cuModuleGetFunction, void **f, void *m, const char *n) { *f = m; return 0; }
+CALL(cuFuncSetAttribute, void *f, int a, int v) {
+  printf("cuFuncSetAttribute %d %d\n", a, v); fflush(stdout); return 0;
+}
+NOTED(cuLaunchKernelEx) NOTED(cuModuleUnload) NOTED(cuMemAlloc_v2) NOTED(cuMemAllocManaged)
+NOTED(cuMemFree_v2) NOTED(cuMemcpyAsync) NOTED(cuMemsetD32Async) NOTED(cuMemsetD16Async)
+NOTED(cuMemHostRegister_v2) NOTED(cuMemHostUnregister) NOTED(cuStreamCreate)
+NOTED(cuStreamDestroy_v2) NOTED(cuStreamSynchronize) NOTED(cuStreamWaitEvent)
+NOTED(cuEventCreate) NOTED(cuEventDestroy_v2) NOTED(cuEventSynchronize) NOTED(cuEventRecord)
+NOTED(cuTensorMapEncodeTiled)
+"""
+
+
+@pytest.fixture(scope="module")
+def driver_calls(tmp_path_factory):
+    """Runs Python code with the stand-in as libcuda.so.1; returns the lines that it prints."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    assert compiler, "expected the C compiler that built the package"
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    subprocess.run([compiler, "-w", "-shared", "-fPIC", "-o", folder / "libcuda.so.1",
+                    folder / "driver.c"], check=True)
+
+    def run(code):
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment,
+                              capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split("\n")[:-1]
+
+    return run
+
+
+def test_calls_of_a_launch(driver_calls):
+    """Shared memory is allowed once a function, whenever there is dynamic memory; a second call has
+    nothing but its launch, so that a stream may capture it."""
+    lines = driver_calls("""
+        import ctypes
+        from moe_mlir import gpu
+        from moe_mlir.launch import LaunchPlan
+        import torch
+        runtime = gpu.Runtime("cuda")
+        kernel = {"name": "k", "grid": [4], "block_size": 32, "dynamic_smem": 20480}
+        plan = LaunchPlan({"name": "f", "arguments": [{"dtype": "f32", "shape": [-1]}],
+                           "results": [], "kernels": [kernel]})
+        function = gpu.GpuFunction(runtime, gpu.load_kernels(runtime, "text", 0), plan)
+        function(torch.zeros(8))
+        print("again", flush=True)
+        function(torch.zeros(8))
+    """)
+    assert lines == ["cuModuleLoadDataEx", "cuFuncSetAttribute 8 20480", "cuLaunchKernelEx",
+                     "again", "cuLaunchKernelEx"]
+
+
+def test_the_log_of_the_driver_is_told(driver_calls):
+    lines = driver_calls("""
+        from moe_mlir import gpu
+        try:
+            gpu.Runtime("cuda").load("broken")
+        except gpu.GpuError as error:
+            print(error)
+    """)
+    assert "cuModuleLoadDataEx failed: device kernel image is invalid" in lines[1]
+    assert lines[2] == "ptxas: line 1: what is broken"
