@@ -56,8 +56,9 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     values, `moe.topk_renorm` without `num_valid` and with up to 2048 experts,
     ops of `linalg`, and `memref.copy`; any other op on buffers is an error that
     names it. Work outside of the loops must have been given to one by
-    `moe-distribute-to-grid`. With `wgmma`, a kernel whose ops all gain from it has
-    blocks of several warpgroups, whatever `block-size` says. Sums of `moe.router_logits` are taken in a fixed order
+    `moe-distribute-to-grid`. Whatever `block-size` says, a kernel of
+    `moe.softmax_mix` has blocks of 128 threads, or, with `wgmma` and where all of
+    its ops gain from it, of several warpgroups. Sums of `moe.router_logits` are taken in a fixed order
     that differs from the CPU's, and exponentials by `ex2.approx.ftz`.
   }];
   let dependentDialects = [

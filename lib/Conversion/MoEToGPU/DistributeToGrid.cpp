@@ -192,6 +192,8 @@ struct MoEDistributeToGridPass
   }
 
   void runOnOperation() override {
+    if (failed(verifyBlockSize(getOperation(), blockSize)))
+      return signalPassFailure();
     PatternApplicator applicator(patterns);
     applicator.applyDefaultCostModel();
     PatternRewriter rewriter(&getContext());

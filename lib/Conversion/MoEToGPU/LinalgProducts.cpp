@@ -54,15 +54,17 @@ struct LinalgProductToThreads : OpInterfaceRewritePattern<linalg::LinalgOp> {
     int64_t columns =
         cast<MemRefType>(right.getType()).getDimSize(isTurned ? 1 : 0);
     int64_t rows = getProductRows(columns);
-    if (!planRowProducts(left, right, isTurned, rows, block))
-      return rewriter.notifyMatchFailure(
-          op, "expected rows of whole units in global memory");
-    WarpBuilder b(op.getLoc(), rewriter);
-    rows = getMaxRows(getNumRows(b, left, /*numInner=*/1)).value_or(rows);
     std::optional<RowProductPlan> plan =
         planRowProducts(left, right, isTurned, rows, block);
     if (!plan)
-      return rewriter.notifyMatchFailure(op, "expected more shared memory");
+      return rewriter.notifyMatchFailure(
+          op, "expected rows of whole units in global memory");
+    WarpBuilder b(op.getLoc(), rewriter);
+    // A plan for the rows that there are, where their number has a bound.
+    if (std::optional<int64_t> most =
+            getMaxRows(getNumRows(b, left, /*numInner=*/1)))
+      if (auto own = planRowProducts(left, right, isTurned, *most, block))
+        plan = own;
     emitRowProducts(
         b, left, right, *plan, [&](Value row, Value column, Value product) {
           SmallVector<Value> place = getRowIndices(b, out, /*numInner=*/1, row);

@@ -222,6 +222,15 @@ static void eraseDeadOps(func::FuncOp function) {
       op.erase();
 }
 
+LogicalResult mlir::moe::verifyBlockSize(Operation *op, int64_t blockSize) {
+  constexpr int64_t most = 1024;
+  if (blockSize >= kWarpSize && blockSize <= most && blockSize % kWarpSize == 0)
+    return success();
+  return op->emitError() << "expected block-size to be a multiple of "
+                         << kWarpSize << " up to " << most << ", found "
+                         << blockSize;
+}
+
 /// Whether `op` works on buffers as a whole: it reads or writes them.
 static bool isBlockLevel(Operation &op) {
   auto effects = dyn_cast<MemoryEffectOpInterface>(op);
@@ -240,13 +249,8 @@ struct ConvertMoEToGPUPass
   }
 
   void runOnOperation() override {
-    if (blockSize < kWarpSize || blockSize > 1024 ||
-        blockSize % kWarpSize != 0) {
-      getOperation().emitError()
-          << "expected block-size to be a multiple of " << kWarpSize
-          << " up to 1024, found " << blockSize;
+    if (failed(verifyBlockSize(getOperation(), blockSize)))
       return signalPassFailure();
-    }
     KernelFacts facts(&getContext());
     for (auto function : llvm::to_vector(getOperation().getOps<func::FuncOp>()))
       if (failed(convert(function, facts)))
@@ -255,15 +259,20 @@ struct ConvertMoEToGPUPass
 
 private:
   /// The blocks of the kernel of `forall`: as its ops want them, where they
-  /// agree.
+  /// agree; else as those want them that take no other, without wgmma.
   BlockShape getBlock(scf::ForallOp forall, const KernelFacts &facts) {
     BlockShape block{blockSize, sharedBytes, /*clusterBlocks=*/1, hasWgmma};
-    SetVector<int64_t> wanted;
+    BlockShape plain{blockSize, sharedBytes};
+    SetVector<int64_t> wanted, needed;
     forall.walk([&](MoEStructuredOpInterface op) {
       wanted.insert(facts.getThreads(op, block).value_or(blockSize));
+      if (std::optional<int64_t> threads = facts.getThreads(op, plain))
+        needed.insert(*threads);
     });
     if (wanted.size() == 1)
       block.numThreads = wanted.front();
+    else if (needed.size() == 1)
+      block.numThreads = needed.front();
     return block;
   }
 

@@ -73,7 +73,8 @@ void MixEmitter::forEachTile(function_ref<void()> emitTile) {
 }
 
 std::optional<int64_t> mlir::moe::getReach(MixLogitsOpInterface op) {
-  if (!op.getWindow())
+  // Positions have 32 bits, so a wider window ends before the first key.
+  if (!op.getWindow() || *op.getWindow() >= std::numeric_limits<int32_t>::max())
     return std::nullopt;
   // Without itself a query still sees `window` keys.
   return *op.getWindow() + (op.getExcludeSelf() ? 1 : 0);
@@ -501,7 +502,7 @@ void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts) {
   });
   facts.addThreads<SoftmaxMixOp>([](SoftmaxMixOp op, BlockShape block) {
     std::optional<WarpgroupShape> warpgroups = getWarpgroups(op, block);
-    return warpgroups ? warpgroups->numThreads : block.numThreads;
+    return warpgroups ? warpgroups->numThreads : kMixThreads;
   });
 }
 

@@ -59,6 +59,16 @@ Value ThreadBuilder::toInteger(Value value, Type type) {
   return arith::IndexCastOp::create(*this, type, value);
 }
 
+Value ThreadBuilder::resize(Value value, Type type) {
+  unsigned from = value.getType().getIntOrFloatBitWidth(),
+           to = type.getIntOrFloatBitWidth();
+  if (from == to)
+    return value;
+  if (from < to)
+    return createOrFold<arith::ExtSIOp>(type, value);
+  return createOrFold<arith::TruncIOp>(type, value);
+}
+
 //===----------------------------------------------------------------------===//
 // Arithmetic
 //===----------------------------------------------------------------------===//

@@ -40,6 +40,8 @@ public:
   Value toI32(Value value);
   /// An index as an integer of `type`.
   Value toInteger(Value value, Type type);
+  /// A signed integer as one of `type`, extended or cut.
+  Value resize(Value value, Type type);
 
   //===--------------------------------------------------------------------===//
   // Arithmetic

@@ -33,6 +33,9 @@ struct BlockShape {
   bool hasWgmma = false;
 };
 
+/// Emits an error at `op` where no block has `blockSize` threads.
+LogicalResult verifyBlockSize(Operation *op, int64_t blockSize);
+
 /// The flat number of rows that `memref` holds: the product of all dims but
 /// the last `numInner` ones.
 Value getNumRows(ThreadBuilder &b, Value memref, int64_t numInner);

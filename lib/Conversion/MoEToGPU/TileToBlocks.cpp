@@ -90,6 +90,11 @@ struct TileToBlocksPass
   /// are tried, each on the function as it was.
   void runOnOperation() override {
     func::FuncOp function = getOperation();
+    if (maxRows < 1) {
+      function.emitError() << "expected max-rows to be at least 1, found "
+                           << maxRows.getValue();
+      return signalPassFailure();
+    }
     for (int64_t rows = maxRows;; rows /= 2) {
       OwningOpRef<func::FuncOp> original = function.clone();
       if (failed(tile(rows)))

@@ -138,16 +138,18 @@ void RowSelection::storeSlots(ArrayRef<Value> gates, Value isRow) {
   double scale = op.getRouteScale().convertToDouble();
   Type type = getElementTypeOrSelf(op.getIndicesInit().getType());
   SmallVector<Value> finalGates, finalExperts;
-  for (auto [gate, expert] : llvm::zip_equal(gates, chosen)) {
+  for (auto [slot, gate] : llvm::enumerate(gates)) {
     Value finalGate = scale == 1.0 ? gate : b.mul(gate, b.f32(scale));
-    finalGate = b.select(hasNaN, b.nan(), finalGate); // E3
-    Value finalExpert = expert;
+    // E3; a place that is forced to be none has gate 0 in any row.
+    Value isPoisoned = op.getForced() ? b.both(hasNaN, hasGate[slot]) : hasNaN;
+    finalGate = b.select(isPoisoned, b.nan(), finalGate);
+    Value finalExpert = op.getForced() ? forced[slot] : chosen[slot];
+    finalExpert = b.resize(finalExpert, type);
     if (isToken) {
+      Value none = b.resize(b.i32(-1), type);
       finalGate = b.select(isToken, finalGate, b.f32(0.0));
-      finalExpert = b.select(isToken, finalExpert, b.i32(-1));
+      finalExpert = b.select(isToken, finalExpert, none);
     }
-    if (type != finalExpert.getType())
-      finalExpert = arith::ExtSIOp::create(b, type, finalExpert);
     finalGates.push_back(finalGate);
     finalExperts.push_back(finalExpert);
   }

@@ -373,9 +373,8 @@ void RowSelection::readForced() {
     Value limit = arith::ConstantOp::create(
         b, b.getIntegerAttr(expert.getType(), numExperts));
     hasGate.push_back(b.compare(CmpIPredicate::ult, expert, limit));
-    if (expert.getType() != b.getI32Type())
-      expert = arith::TruncIOp::create(b, b.getI32Type(), expert);
-    chosen.push_back(expert);
+    forced.push_back(expert);
+    chosen.push_back(b.resize(expert, b.getI32Type()));
   }
 }
 

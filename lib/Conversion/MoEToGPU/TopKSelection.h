@@ -214,6 +214,8 @@ private:
   /// the expert, its score where known, and whether it has a gate (null if
   /// always).
   SmallVector<Value> isSlot, chosen, chosenScores, hasGate;
+  /// The ids that the caller forces, as given.
+  SmallVector<Value> forced;
 };
 
 } // namespace mlir::moe

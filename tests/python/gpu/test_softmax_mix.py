@@ -343,3 +343,19 @@ def test_more_columns_than_registers_hold(dtype):
 def test_columns_that_are_no_equal_groups():
     """Decomposed, with the weights in the workspace."""
     check(problem(20, 30, 16, 257, causal=True), launches=LAUNCHES[:1])
+
+
+@pytest.mark.parametrize("window, exclude_self", [(2**33 + 3, False), (2**63 - 1, True)])
+def test_windows_wider_than_positions(window, exclude_self):
+    """They end before the first key, whatever their lower 32 bits say."""
+    import moe_mlir
+    from moe_mlir import reference
+
+    q = torch.randn(1, 1, 21, 16, generator=torch.Generator().manual_seed(1))
+    with moe_mlir.simulate(chip="sm_90"):
+        found = moe_mlir.attention_entropy(
+            q, q, causal=True, window=window, exclude_self=exclude_self)
+    expected = reference.attention_entropy(
+        q.double(), q.double(), causal=True, exclude_self=exclude_self)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)

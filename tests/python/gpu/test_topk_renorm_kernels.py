@@ -300,3 +300,27 @@ def test_approximate_instructions_may_err():
         random(33, 128, seed=12, scale=6.0), 8, {**DEFAULTS, "renorm": False},
         launches=[{"seed": s, "numerics": "perturbed"} for s in range(3)],
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("renorm", [True, False])
+def test_a_forced_place_without_an_expert_has_gate_zero_in_any_row(renorm, dtype):
+    import moe_mlir
+    from moe_mlir import reference
+
+    z = random(9, 12, dtype=dtype, seed=3)
+    z[1, 3] = z[4] = math.nan
+    z[3] = -math.inf
+    generator = torch.Generator().manual_seed(4)
+    forced = torch.stack([torch.randperm(12, generator=generator)[:4] for _ in z])
+    forced[:, 1] = -1
+    forced[5] = -1
+    # Not representable in 32 bits, where it would be expert 3.
+    forced[6, 2], forced[7, 3] = 12, 2**32 + 3
+    with moe_mlir.simulate(chip="sm_90"):
+        gates, indices = moe_mlir.grouped_topk(z, 4, forced=forced, renorm=renorm)
+    none = (forced < 0) | (forced >= 12)
+    expected, _ = reference.grouped_topk(
+        z.double(), 4, forced=forced.masked_fill(none, -1), renorm=renorm)
+    assert torch.equal(indices, forced) and gates[1, 1] == 0
+    torch.testing.assert_close(gates.double(), expected, rtol=0, atol=4e-6, equal_nan=True)
