@@ -5,12 +5,11 @@ and amax-sub-exp-sum-div inside Inductor; these functions accept all of them.
 """
 
 import math
-import operator
 
 import torch
 from torch.fx import Node
 
-from .reading import dtype, is_assertion, is_call, read, source, value
+from .reading import dtype, is_assertion, is_call, item, read, source, value
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -96,13 +95,6 @@ def users(node) -> list:
 def only_user(node):
     found = users(node)
     return found[0] if len(found) == 1 else None
-
-
-def item(node, position: int):
-    """The call whose result `position` the node is; else None."""
-    if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == position:
-        return node.args[0]
-    return None
 
 
 def results(node, position: int) -> list:

@@ -6,6 +6,7 @@ nobody thought of keeps a router as it is, instead of changing what it computes.
 Nothing else that matches looks at `node.args`.
 """
 
+import operator
 from types import SimpleNamespace
 
 import torch
@@ -46,6 +47,13 @@ def read(node, targets, *names):
 def is_assertion(node) -> bool:
     """Whether the node only checks what tracing knows anyway."""
     return is_call(node, torch.ops.aten._assert_tensor_metadata.default)
+
+
+def item(node, position: int):
+    """The call whose result `position` the node is; else None."""
+    if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == position:
+        return node.args[0]
+    return None
 
 
 def source(node):

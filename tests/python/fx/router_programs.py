@@ -369,9 +369,9 @@ class _Module(torch.nn.Module):
         return self.function(z)
 
 
-def trace(function, z):
+def trace(function, *inputs):
     traced = make_fx(function, tracing_mode="fake", pre_dispatch=True,
-                     _allow_non_fake_inputs=True)(z)
+                     _allow_non_fake_inputs=True)(*inputs)
     count = raise_routing(traced)
     traced.graph.lint()
     return count, traced
