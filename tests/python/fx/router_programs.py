@@ -336,7 +336,7 @@ class Meaning(torch.fx.Interpreter):
             key: bound[key] for key in bound if key in names
             and (bound[key] is not None or key not in ("num_valid",))})
         narrow = torch.utils._pytree.tree_map(
-            lambda x: x.float() if x.is_floating_point() else x, found)
+            lambda x: (x.float() if x.is_floating_point() else x).contiguous(), found)
         if isinstance(node.meta["val"], torch.Tensor):
             return narrow
         return narrow[:len(node.meta["val"])]
