@@ -253,7 +253,7 @@ struct ConvertMoEToGPUPass
       return signalPassFailure();
     KernelFacts facts(&getContext());
     for (auto function : llvm::to_vector(getOperation().getOps<func::FuncOp>()))
-      if (failed(convert(function, facts)))
+      if (!function.isExternal() && failed(convert(function, facts)))
         return signalPassFailure();
   }
 

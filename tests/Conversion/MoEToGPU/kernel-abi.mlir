@@ -64,3 +64,10 @@ func.func @copies_a_batch(%a: memref<3x32x4xf32>, %b: memref<3x32x4xf32>) {
   } {mapping = [#gpu.block<y>, #gpu.block<x>]}
   return
 }
+
+// -----
+
+// A function without a body has no kernels.
+
+// CHECK-LABEL: func.func private @declared
+func.func private @declared(memref<4xf32>) -> i32
