@@ -70,6 +70,20 @@ bool touchSources(Warp &warp, const Inst &inst, u32 lane,
   return true;
 }
 
+/// The same for what a reduction changes. Reductions are atomic: two of them do
+/// not race.
+bool touchReduced(Warp &warp, const Transfer &transfer, const Access &access) {
+  for (const Piece &piece : transfer.pieces) {
+    Access atomic = access;
+    atomic.write = true;
+    atomic.flags = kStrong;
+    if (piece.global && !touchGlobal(warp, reinterpret_cast<u64>(piece.global),
+                                     piece.bytes, atomic))
+      return false;
+  }
+  return true;
+}
+
 void checkTileAlignment(Warp &warp, const Inst &inst, u32 lane, u64 address,
                         u32 alignment) {
   if (address % alignment)
@@ -224,19 +238,9 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
     u8 *source = touchShared(warp, from, bytes, access);
     if (!source)
       continue;
-    // Reductions are atomic: two of them do not race.
-    if (shape.reduces) {
-      for (const Piece &piece : transfer.pieces) {
-        Access atomic = access;
-        atomic.write = true;
-        atomic.flags = kStrong;
-        if (piece.global)
-          touchGlobal(warp, reinterpret_cast<u64>(piece.global), piece.bytes,
-                      atomic);
-      }
-    } else if (!touchSources(warp, inst, l, transfer, true)) {
+    if (shape.reduces ? !touchReduced(warp, transfer, access)
+                      : !touchSources(warp, inst, l, transfer, true))
       continue;
-    }
     countGlobalBulk(warp, bytes, true);
     warp.block->executor->counters.totals.sharedBytesRead += bytes;
     BulkStore store;

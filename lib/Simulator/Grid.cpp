@@ -315,7 +315,8 @@ private:
     u64 before = cluster.executed;
     executor.progressed = false;
     executor.endsTurn = false;
-    switch (runCluster(cluster, kTurn)) {
+    u64 most = launch.config->maxInstructions;
+    switch (runCluster(cluster, most ? std::min(kTurn, most) : kTurn)) {
     case ClusterStatus::Done:
       executor.pool.push_back(std::move(resident[index]));
       resident.erase(resident.begin() + static_cast<i64>(index));
@@ -327,6 +328,12 @@ private:
       return;
     case ClusterStatus::Running:
       break;
+    }
+    executed += cluster.executed - before;
+    if (most && executed >= most) {
+      reportStuck(cluster, "gave up after " + std::to_string(executed) +
+                               " instructions");
+      return;
     }
     // Blocks may wait for blocks that have not started.
     if (++unfinishedTurns >= resident.size()) {
@@ -364,6 +371,8 @@ private:
   std::vector<std::unique_ptr<Cluster>> resident;
   size_t limit = 1;
   size_t unfinishedTurns = 0;
+  /// In turns that did not finish their cluster.
+  u64 executed = 0;
 };
 
 } // namespace

@@ -149,6 +149,9 @@ struct Launch {
   Numerics numerics = Numerics::Exact;
   /// 0: every core where blocks do not communicate, else one.
   uint32_t threads = 0;
+  /// Warp instructions after which a host thread gives up with a finding,
+  /// about; 0 for as many as the kernel wants.
+  uint64_t maxInstructions = 0;
   std::vector<uint8_t> params;
   std::vector<Buffer> buffers;
 };
