@@ -77,6 +77,12 @@ Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   }
   Rows rows;
   std::optional<unsigned> last;
+  // Tiles of no rows have the size 0, which asks MLIR's tiling for no tiles.
+  bool hasNoElements = llvm::any_of(dps.getDpsInits(), [](Value init) {
+    return llvm::is_contained(cast<ShapedType>(init.getType()).getShape(), 0);
+  });
+  if (hasNoElements)
+    return {};
   unsigned numInits = dps.getNumDpsInits();
   bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
   for (auto [dim, iterator] : llvm::enumerate(iterators)) {

@@ -171,3 +171,24 @@ func.func @keeps_the_columns_of_batched_products(
       outs(%c : tensor<4x128x16xf32>) -> tensor<4x128x16xf32>
   return %r : tensor<4x128x16xf32>
 }
+
+// Without rows there are no tiles; a tile of size 0 would mean "whole".
+
+// CHECK-LABEL: func @leaves_ops_without_rows
+// CHECK-NOT:     scf.forall
+// CHECK:         linalg.generic
+// CHECK:         moe.make_finite
+func.func @leaves_ops_without_rows(%z: tensor<0x8xf32>, %y: tensor<0x8xf32>)
+    -> tensor<0x8xf32> {
+  %twice = linalg.generic
+      {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, j)>],
+       iterator_types = ["parallel", "parallel"]}
+      ins(%z : tensor<0x8xf32>) outs(%y : tensor<0x8xf32>) {
+  ^bb0(%in: f32, %out: f32):
+    %sum = arith.addf %in, %in : f32
+    linalg.yield %sum : f32
+  } -> tensor<0x8xf32>
+  %f = moe.make_finite ins(%twice : tensor<0x8xf32>) outs(%y : tensor<0x8xf32>)
+      -> tensor<0x8xf32>
+  return %f : tensor<0x8xf32>
+}
