@@ -43,13 +43,16 @@ class Artifact:
             raise ValueError(f"expected an artifact for a chip, found target '{self.target}'")
         return self.files["kernel.ptx"].decode()
 
-    def __call__(self, *arguments, out=None):
+    def __call__(self, *arguments, out=None, **named):
         if len(self.functions) != 1:
             raise ValueError(
                 f"expected an artifact with one function to call, found {sorted(self.functions)}; "
                 "use .functions[name]"
             )
-        return next(iter(self.functions.values()))(*arguments, out=out)
+        return next(iter(self.functions.values()))(*arguments, out=out, **named)
+
+    def __repr__(self):
+        return f"<artifact for {self.target}: {', '.join(map(repr, self.functions.values()))}>"
 
 
 class ArtifactFunction:
@@ -58,7 +61,8 @@ class ArtifactFunction:
     def __init__(self, function, description):
         self.name = description["name"]
         self._function = function
-        self._num_arguments = len(description["arguments"])
+        self.arguments = description["arguments"]
+        self._num_arguments = len(self.arguments)
         self._results = description["results"]
 
     def __call__(self, *arguments, out=None):
@@ -82,7 +86,7 @@ class ArtifactFunction:
                    for i in range(len(self._results))]
         elif not isinstance(out, (tuple, list)):
             out = [out]
-        self._function(*arguments, *out)
+        self._function(*map(_contiguous, arguments), *out)
         return out[0] if len(out) == 1 else tuple(out)
 
     def __repr__(self):
@@ -151,19 +155,29 @@ class ArtifactProgram:
         self._weights = {"cpu": _read_weights(artifact.files["weights.safetensors"])}
         self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
 
-    def __call__(self, *inputs, out=None):
-        """Runs the model on its tensor inputs, in the order of `inputs`."""
-        if len(inputs) != len(self.inputs):
-            raise TypeError(f"expected the inputs {self.inputs}, found {len(inputs)} inputs")
+    def __call__(self, *inputs, out=None, **named):
+        """Runs the model on its tensor inputs, in the order of `inputs` or by name."""
+        inputs = self._in_order(inputs, named)
         rest, weights = iter(inputs), self._weights_beside(inputs)
         arguments = [next(rest) if a["kind"] == "input" else weights[a["name"]]
                      for a in self._arguments]
+        for argument, value, expected in zip(self._arguments, arguments, self.function.arguments):
+            if argument["kind"] == "input":
+                _require_kind(argument["name"], value, expected)
         if out is None:
             out = self._allocate(arguments)
         results = self.function(*arguments, out=out)
         results = results if isinstance(results, tuple) else (results,)
         chosen = tuple(results[i] for i in self._outputs)
         return chosen[0] if len(chosen) == 1 else chosen
+
+    def _in_order(self, inputs, named) -> list:
+        """The inputs in the order of the program."""
+        by_name = {**dict(zip(self.inputs, inputs)), **named}
+        if len(inputs) + len(named) != len(self.inputs) or by_name.keys() != set(self.inputs):
+            raise TypeError(f"expected the inputs {self.inputs}, found {len(inputs)} positional and "
+                            f"{sorted(named)}")
+        return [by_name[name] for name in self.inputs]
 
     def _weights_beside(self, inputs):
         """The weights on the device of the inputs, copied there at the first call."""
@@ -184,6 +198,30 @@ class ArtifactProgram:
         return [self.function.allocate(i, [evaluate_text(size, symbols) for size in shape],
                                        arguments)
                 for i, shape in enumerate(self._results)]
+
+
+def _require_kind(name, value, expected) -> None:
+    """Raises if an input is no tensor of the type and sizes that the manifest describes."""
+    shape = getattr(value, "shape", None)
+    if shape is None or not hasattr(value, "dtype"):
+        raise TypeError(f"input '{name}': expected a tensor, found {type(value).__name__}")
+    wanted, found = _DTYPES[expected["dtype"]], str(value.dtype).removeprefix("torch.")
+    if found != wanted:
+        raise TypeError(f"input '{name}': expected {wanted}, found {found}")
+    sizes = expected.get("shape", [])
+    if len(shape) != len(sizes) or any(e not in (-1, s) for e, s in zip(sizes, shape)):
+        raise ValueError(f"input '{name}': expected shape ["
+                         f"{', '.join('?' if e < 0 else str(e) for e in sizes)}], found "
+                         f"{list(shape)}")
+
+
+def _contiguous(value):
+    """The same numbers in row-major memory, as kernels read them."""
+    if hasattr(value, "is_contiguous"):
+        return value if value.is_contiguous() else value.contiguous()
+    if hasattr(value, "flags") and not value.flags.c_contiguous:
+        return value.copy(order="C")
+    return value
 
 
 def _read_weights(data: bytes) -> dict:

@@ -26,8 +26,8 @@ def moe_compile():
     if not os.access(path, os.X_OK):
         pytest.skip("moe-compile is not in PATH and not in the build tree")
 
-    def run(source, output, *options, check=True):
-        result = subprocess.run([path, "-", "-o", output, *options], input=source, text=True,
+    def run(source, output, *options, check=True, source_file="-"):
+        result = subprocess.run([path, source_file, "-o", output, *options], input=source, text=True,
                                 capture_output=True, timeout=120)
         assert not check or result.returncode == 0, result.stderr
         return result
@@ -51,6 +51,36 @@ def test_runs_on_torch_and_numpy(folder):
     numpy.testing.assert_array_equal(array, result)
     out = torch.empty(3, 4)
     assert loaded(x, 2.0, 1, out=out) is out and torch.equal(out, result)
+
+
+def test_strided_arguments_and_a_short_repr(folder):
+    loaded = artifact.load(folder)
+    x = torch.randn(4, 3).t()
+    assert torch.equal(loaded(x, 2.0, 1), x * 2 + 1)
+    numpy.testing.assert_array_equal(loaded(x.numpy(), 2.0, 1), x * 2 + 1)
+    assert repr(loaded).startswith("<artifact for cpu: <compiled affine(") and len(repr(loaded)) < 200
+
+
+def test_a_torch_program_takes_its_inputs_by_name(moe_compile, tmp_path):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4))
+
+        def forward(self, x, shift):
+            return x * self.weight + shift
+    model, x, shift = Scaled(), torch.randn(3, 4), torch.randn(4, 3).t()
+    torch.export.save(torch.export.export(model, (x, x.clone())), tmp_path / "scaled.pt2")
+    moe_compile("", tmp_path / "scaled.moe", source_file=tmp_path / "scaled.pt2")
+    loaded = artifact.load(tmp_path / "scaled.moe")
+    for found in (loaded(x, shift), loaded(x, shift=shift), loaded(shift=shift, x=x)):
+        torch.testing.assert_close(found, model(x, shift))
+    with pytest.raises(TypeError, match=r"input 'shift': expected float32, found float64"):
+        loaded(x, shift.double())
+    with pytest.raises(ValueError, match=r"input 'x': expected shape \[3, 4\], found \[3, 5\]"):
+        loaded(torch.randn(3, 5), shift)
+    with pytest.raises(TypeError, match=r"expected the inputs \['x', 'shift'\], found 1 positional"):
+        loaded(x, y=x)
 
 
 def test_the_manifest_describes_the_function(folder):
