@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import torch
 
-from .. import reference
+from .. import ops, reference
 from ..ops._check import Checker
 
 
@@ -117,8 +117,6 @@ class Router(torch.nn.Module):
         """The namespace of the routing ops: compiled kernels or plain torch."""
         if self.impl == "torch":
             return reference
-        from .. import ops
-
         return ops
 
     @property
