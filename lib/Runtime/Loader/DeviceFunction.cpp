@@ -43,8 +43,9 @@ private:
   void *module;
 };
 
-// What every chip takes at most; one beyond is a damaged manifest.
-constexpr int64_t kMaxGrid[] = {INT32_MAX, 65535, 65535};
+// What every chip takes at most; one beyond is a damaged manifest. The device
+// judges grids: they follow from the sizes of a call.
+constexpr size_t kGridDims = 3;
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxSharedBytes = 228 * 1024;
 
@@ -72,7 +73,7 @@ public:
     std::vector<ValueType> values = this->getSignature().join();
     for (const Json &kernel : json.at("kernels").array()) {
       const Json::Array &grid = kernel.at("grid").array();
-      if (grid.empty() || grid.size() > std::size(kMaxGrid))
+      if (grid.empty() || grid.size() > kGridDims)
         throw std::runtime_error("manifest.json: expected a grid of one to "
                                  "three sizes, found " +
                                  std::to_string(grid.size()));
@@ -91,9 +92,7 @@ public:
 
   int64_t getWorkspaceSize(std::span<const Tensor> inputs,
                            std::span<const Tensor> outputs) const override {
-    return workspaceSize
-               ? evaluate(*workspaceSize, join(inputs, outputs), INT64_MAX)
-               : 0;
+    return workspaceSize ? evaluate(*workspaceSize, join(inputs, outputs)) : 0;
   }
 
   void launch(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
@@ -112,8 +111,8 @@ public:
                           pointers.data(),
                           static_cast<int32_t>(pointers.size())};
       for (size_t dim = 0; dim < kernel.grid.size(); ++dim)
-        launch.grid[dim] = static_cast<uint64_t>(
-            evaluate(kernel.grid[dim], buffers, kMaxGrid[dim]));
+        launch.grid[dim] =
+            static_cast<uint64_t>(evaluate(kernel.grid[dim], buffers));
       if (launch.grid[0] && launch.grid[1] && launch.grid[2])
         module->device.launch(kernel.function, launch);
     }
@@ -130,14 +129,12 @@ private:
     return buffers;
   }
 
-  int64_t evaluate(const Json &size, std::span<const Tensor> buffers,
-                   int64_t largest) const {
+  int64_t evaluate(const Json &size, std::span<const Tensor> buffers) const {
     std::optional<int64_t> value = evaluateSize(size, buffers);
-    if (!value || *value < 0 || *value > largest)
+    if (!value || *value < 0)
       throw std::runtime_error(
           "manifest.json: expected sizes of grids and of the workspace of '" +
-          name + "' that the buffers determine, in [0, " +
-          std::to_string(largest) + "], found " +
+          name + "' that the buffers determine, of at least 0, found " +
           (value ? std::to_string(*value) : "one that they do not"));
     return *value;
   }
@@ -182,8 +179,7 @@ private:
     }
     if (workspaceSize) {
       parameters.push_back(reinterpret_cast<uint64_t>(workspace));
-      sizes.push_back(
-          static_cast<uint64_t>(evaluate(*workspaceSize, buffers, INT64_MAX)));
+      sizes.push_back(static_cast<uint64_t>(evaluate(*workspaceSize, buffers)));
     }
     parameters.insert(parameters.end(), sizes.begin(), sizes.end());
     return parameters;
