@@ -212,14 +212,27 @@ BestList TopKKernel::selectStaged(RowStats &stats) {
   return best;
 }
 
+/// A forced id as i32. Wider ids that do not fit become the largest or smallest
+/// number, which is no expert: cut off, they could name one.
+static Value toExpert(Emitter &e, Value id) {
+  Type type = id.getType();
+  if (type.getIntOrFloatBitWidth() > 32) {
+    auto bound = [&](int32_t value) -> Value {
+      return arith::ConstantOp::create(e, e.getIntegerAttr(type, value));
+    };
+    id = arith::MaxSIOp::create(e, id, bound(INT32_MIN));
+    id = arith::MinSIOp::create(e, id, bound(INT32_MAX));
+  }
+  return e.toInt(id, e.getI32Type());
+}
+
 /// The list that the caller forces. A key says only whether there is an expert.
 BestList TopKKernel::readForced(const TokenBlock &block) {
   BestList best{Places(e, k, e.ints()), Places(e, k, e.ints())};
   forEachPlace({}, [&](Place place, ValueRange) {
     Values lanes;
     for (Value row : block.rows)
-      lanes.push_back(
-          e.toInt(e.load(forced, {row, place.get(e)}), e.getI32Type()));
+      lanes.push_back(toExpert(e, e.load(forced, {row, place.get(e)})));
     Value experts = vector::FromElementsOp::create(e, e.ints(), lanes);
     Value count = e.splat(e.fromIndex(numExperts, e.getI32Type()));
     // As unsigned numbers negative indices are large.

@@ -34,3 +34,13 @@ def test_a_gradient_stays_within_its_row(score, id):
     compile_cached(TEXT.replace("SCORE", score)).function("f")(cotangent, gates, ids, scores, row)
     assert (memory[:32] == -123).all() and (memory[33:] == -123).all()
     assert row.isfinite().all() and (row[0, [0, 2, 3]] == 0).all()
+
+
+@pytest.mark.parametrize("id", [2**32 + 1, -(2**32) + 1, 2**40])
+def test_an_id_beyond_32_bits_is_no_expert(id):
+    import moe_mlir
+
+    x = torch.tensor([[0.5, 2.0, 1.0, -1.0]])
+    forced = torch.tensor([[2, id]])
+    gates, indices = moe_mlir.grouped_topk(x, 2, forced=forced, renorm=False)
+    assert gates[0, 0] == x.sigmoid()[0, 2] and gates[0, 1] == 0 and indices[0, 0] == 2
