@@ -139,10 +139,12 @@ bool decodeConversion(Decoder &decoder, const Instruction &instruction) {
   const Operand &result = instruction.operands.at(0);
   u32 resultBytes = to->bytes * (to->packed ? 2 : 1);
   u32 sourceBytes = from->bytes * (from->packed ? 2 : 1);
-  std::vector<u32> sources;
-  for (size_t i = 1; i < instruction.operands.size(); ++i)
-    sources.push_back(decoder.source(instruction.operands[i], sourceBytes,
-                                     !isInteger(from->number)));
+  bool isFloat = !isInteger(from->number);
+  std::vector<u32> sources = {
+      decoder.source(instruction.operands[1], sourceBytes, isFloat)};
+  for (size_t i = 2; i < instruction.operands.size(); ++i)
+    sources.push_back(
+        decoder.source(instruction.operands[i], sourceBytes, isFloat));
   // Integer results may go to a wider register, extended by their own sign.
   u32 width = decoder.registerWidth(result);
   bool widened = isInteger(to->number) && width > resultBytes;

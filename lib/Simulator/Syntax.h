@@ -58,10 +58,16 @@ struct SourceLine {
   u32 line = 0;
 };
 
+/// As many as the text has. One that is missing throws std::out_of_range, which
+/// becomes a problem of the kernel (Program.cpp).
+struct Operands : std::vector<Operand> {
+  const Operand &operator[](size_t index) const { return at(index); }
+};
+
 struct Instruction {
   /// The opcode split at its dots: "ld", "global", "v4", "f32".
   std::vector<std::string> words;
-  std::vector<Operand> operands;
+  Operands operands;
   std::string guard;
   bool guardNegated = false;
   u32 line = 0;
