@@ -116,9 +116,9 @@ std::map<std::string, Tensor> readWeights(std::string &bytes) {
     tensor.dtype = toElementType(description.at("dtype").string());
     for (const Json &size : description.at("shape").array())
       tensor.shape.push_back(size.integer());
-    const Json::Array &offsets = description.at("data_offsets").array();
-    auto begin = static_cast<uint64_t>(offsets.at(0).integer());
-    auto end = static_cast<uint64_t>(offsets.at(1).integer());
+    const Json::Array &offsets = description.at("data_offsets").array(2);
+    auto begin = static_cast<uint64_t>(offsets[0].integer());
+    auto end = static_cast<uint64_t>(offsets[1].integer());
     if (begin > end || end > available || end - begin != getByteSize(tensor))
       throw std::runtime_error(source + ": expected the data of '" + name +
                                "' within the file");

@@ -276,6 +276,15 @@ const Json::Object &Json::object() const {
   return get<Object>(value, "a dictionary");
 }
 
+const Json::Array &Json::array(size_t length) const {
+  if (array().size() != length)
+    throw std::runtime_error("expected a list of " + std::to_string(length) +
+                             " in the manifest, found " +
+                             std::to_string(array().size()) +
+                             "; the artifact is damaged, compile it again");
+  return array();
+}
+
 const Json *Json::find(std::string_view key) const {
   const Object &members = object();
   auto found = members.find(key);

@@ -43,6 +43,8 @@ public:
   const std::string &string() const;
   const Array &array() const;
   const Object &object() const;
+  /// A list of that length.
+  const Array &array(size_t length) const;
   /// A member that must be there.
   const Json &at(std::string_view key) const;
   /// A member, or null.

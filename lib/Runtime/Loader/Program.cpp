@@ -52,8 +52,8 @@ private:
 
   void readSymbols(const Json::Object &places) {
     for (const auto &[symbol, place] : places) {
-      auto argument = static_cast<size_t>(place.array().at(0).integer());
-      auto dim = static_cast<size_t>(place.array().at(1).integer());
+      auto argument = static_cast<size_t>(place.array(2)[0].integer());
+      auto dim = static_cast<size_t>(place.array(2)[1].integer());
       if (argument >= function->getArguments().size() ||
           dim >= function->getArguments()[argument].shape.size())
         refuse("'" + symbol + "' to stand for a size of an argument of '" +
