@@ -129,8 +129,11 @@ def _choose_by_backend(router, x):
     from .. import backend
 
     backend.register()
-    found = list(_choose_by_layers(router, x,
-                                   lambda model, _: torch.compile(model, backend="moe")))
+    # All routers are calls of one function: more of them than Dynamo expects, and with
+    # another number of experts each, which it would make a variable.
+    torch._dynamo.config.recompile_limit = 4 * len(ROUTERS)
+    found = list(_choose_by_layers(
+        router, x, lambda model, _: torch.compile(model, backend="moe", dynamic=False)))
     return () if _leaves_the_choice_to_torch(router) else found
 
 
@@ -140,6 +143,7 @@ def _leaves_the_choice_to_torch(router):
     import torch
 
     layers = torch.randn(LAYERS, 8, router.experts)
+    _programs[router](layers)  # a compilation traces, with the operations of eager
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         _programs[router](layers)
     return any(event.name == "aten::topk" for event in profile.events())
