@@ -54,6 +54,14 @@ static bool isRowOfBatchedProduct(TilingInterface op, unsigned dim,
 /// The dims of a grid of GPU blocks.
 static constexpr size_t kMaxGridDims = 3;
 
+bool mlir::moe::hasEmptyOperand(Operation *op) {
+  return llvm::any_of(op->getOperandTypes(), [](Type type) {
+    auto shaped = dyn_cast<ShapedType>(type);
+    return shaped && shaped.hasRank() &&
+           llvm::is_contained(shaped.getShape(), 0);
+  });
+}
+
 Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
   auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
@@ -77,11 +85,7 @@ Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   }
   Rows rows;
   std::optional<unsigned> last;
-  // Tiles of no rows have the size 0, which asks MLIR's tiling for no tiles.
-  bool hasNoElements = llvm::any_of(dps.getDpsInits(), [](Value init) {
-    return llvm::is_contained(cast<ShapedType>(init.getType()).getShape(), 0);
-  });
-  if (hasNoElements)
+  if (hasEmptyOperand(op))
     return {};
   unsigned numInits = dps.getNumDpsInits();
   bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);

@@ -33,6 +33,10 @@ namespace mlir::moe {
 
 using Rows = SmallVector<unsigned>;
 
+/// Whether an operand has a static size of 0. Tiles of such an op have the size
+/// 0 there, which asks MLIR's tiling for no tiles: it stays whole.
+bool hasEmptyOperand(Operation *op);
+
 /// Whether tiles of single `rows` have results of static size, which the memory
 /// of a GPU block needs.
 bool hasBoundedTile(Operation *op, ArrayRef<unsigned> rows);

@@ -429,6 +429,8 @@ private:
         [&](tensor::ExtractSliceOp slice, OpResult producer, bool isInit)
             -> std::optional<scf::SCFTileAndFuseOptions::ControlFnResult> {
           Operation *op = producer.getOwner();
+          if (hasEmptyOperand(op))
+            return std::nullopt;
           std::string reason;
           if (!group.contains(op)) {
             auto missed = group.getMissed().find(op);

@@ -192,3 +192,15 @@ func.func @leaves_ops_without_rows(%z: tensor<0x8xf32>, %y: tensor<0x8xf32>)
       -> tensor<0x8xf32>
   return %f : tensor<0x8xf32>
 }
+
+// CHECK-LABEL: func @leaves_sums_over_nothing
+// CHECK-NOT:     scf.forall
+// CHECK:         linalg.reduce
+func.func @leaves_sums_over_nothing(%x: tensor<8x0xf32>, %y: tensor<8xf32>, %z: tensor<8x4xf32>)
+    -> tensor<8x4xf32> {
+  %sum = linalg.reduce { arith.addf } ins(%x : tensor<8x0xf32>) outs(%y : tensor<8xf32>)
+      dimensions = [1]
+  %wide = linalg.broadcast ins(%sum : tensor<8xf32>) outs(%z : tensor<8x4xf32>)
+      dimensions = [1]
+  return %wide : tensor<8x4xf32>
+}

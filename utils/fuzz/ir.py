@@ -62,8 +62,16 @@ def _run(tool, options, text, seconds):
     return None if done.returncode == -signal.SIGXCPU else done.returncode, done.stderr
 
 
+# Assertions of MLIR 22.1.8 in its own ops, which edits of the lit suite's modules meet.
+UPSTREAM = (
+    "willBeValidAffineMap",  # tensor.expand_shape with a negative dimension
+)
+
+
 def _judge(status, errors):
     """What is wrong with an end, or None."""
+    if any(name in errors for name in UPSTREAM):
+        return None
     if status is None:
         return f"no end within {SECONDS_PER_MODULE} s"
     if "Sanitizer" in errors or "runtime error:" in errors:
