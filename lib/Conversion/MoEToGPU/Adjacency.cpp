@@ -245,8 +245,9 @@ static void emitBlend(ThreadBuilder &b, AdjacencyUpdateOp op, Workers workers,
 static bool hasGridKernel(AdjacencyUpdateOp op) {
   auto a = cast<ShapedType>(op.getA().getType());
   auto indices = cast<ShapedType>(op.getIndices().getType());
+  // Threads share the choices of a token: there must be some.
   return a.hasStaticShape() && !indices.isDynamicDim(1) &&
-         indices.getDimSize(1) <= 2 * kWarpSize;
+         indices.getDimSize(1) > 0 && indices.getDimSize(1) <= 2 * kWarpSize;
 }
 
 /// The tokens of a block so that what its cluster of 8 hands on is 5 % of what

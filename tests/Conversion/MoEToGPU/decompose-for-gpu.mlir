@@ -48,3 +48,15 @@ func.func @forms_without_a_kernel(
       -> tensor<2x4xf32>, tensor<2x4xf32>, tensor<2xi32>
   return %r#0, %d#0 : tensor<?x2xf32>, tensor<2x4xf32>
 }
+
+// Tokens that chose nothing leave no work for the kernel's threads.
+
+// CHECK-LABEL: func @adjacency_without_choices
+// CHECK-NOT:     moe.adjacency_update
+func.func @adjacency_without_choices(%a: tensor<16x16xf32>, %indices: tensor<?x0xi32>,
+                                     %init: tensor<16x16xf32>) -> tensor<16x16xf32> {
+  %new = moe.adjacency_update
+      ins(%a, %indices : tensor<16x16xf32>, tensor<?x0xi32>)
+      outs(%init : tensor<16x16xf32>) -> tensor<16x16xf32>
+  return %new : tensor<16x16xf32>
+}
