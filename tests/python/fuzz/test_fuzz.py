@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from seeds import run_seed
 from support import BUILD
 
 FUZZ = Path(__file__).resolve().parents[3] / "utils/fuzz"
@@ -14,6 +13,10 @@ sys.path.insert(0, str(FUZZ))
 
 import ir  # noqa: E402
 import modules  # noqa: E402
+
+# The same inputs each run: what new ones find is the work of `python utils/fuzz`, not of a
+# change that has nothing to do with it.
+SEED = 1
 
 
 def fuzz(tmp_path, *arguments):
@@ -26,14 +29,14 @@ def fuzz(tmp_path, *arguments):
     ("json", 5000), ("sizes", 5000), ("npy", 3000), ("weights", 3000), ("artifact", 300),
     ("ptx", 400), ("kernels", 60), ("ir", 80)])
 def test_changed_inputs_are_refused_with_a_reason(tmp_path, target, runs):
-    done = fuzz(tmp_path, target, "--runs", runs, "--seed", run_seed() % 10**6)
+    done = fuzz(tmp_path, target, "--runs", runs, "--seed", SEED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{runs} inputs" in done.stdout and "0 findings" in done.stdout
 
 
 @pytest.mark.long
 def test_changed_programs_are_refused_with_a_reason(tmp_path):
-    done = fuzz(tmp_path, "pt2", "--runs", 10, "--seed", run_seed() % 10**6)
+    done = fuzz(tmp_path, "pt2", "--runs", 10, "--seed", SEED)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
