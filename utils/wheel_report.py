@@ -16,7 +16,7 @@ KINDS = {
     "compiler (native module)": lambda p: p.name.startswith("_moe."),
     "libraries": lambda p: p.suffix == ".so",
     "tools": lambda p: p.parent.name == "bin",
-    "headers": lambda p: p.suffix == ".h",
+    "headers": lambda p: p.suffix in (".h", ".def"),
     "Python sources": lambda p: p.suffix == ".py",
     "metadata": lambda p: ".dist-info" in p.parts[0],
     "other": lambda p: True,

@@ -39,9 +39,10 @@ def _load(source):
 
     _import_transformers(source)
     said = _Said()
-    # It logs the reason, and a stack, and raises "check the warnings above".
+    # It logs the reason, and a stack, and raises "check the warnings above". Its
+    # logger has a handler of torch's own, which would print both.
     log = logging.getLogger("torch.export")
-    log.addHandler(said)
+    log.handlers[:] = [said]
     log.propagate = False
     try:
         return torch.export.load(source)

@@ -18,7 +18,10 @@ DIFFERENTIABLE = [
 
 def test_every_op_has_a_call():
     names = torch._C._dispatch_get_all_op_names()
-    assert {n.removeprefix("moe::") for n in names if n.startswith("moe::")} == set(ALL_CALLS)
+    # Marks in traced graphs, which exist once a model was imported and are never called.
+    marks = {"layer_begin", "layer_end", "folded_layer"}
+    ops = {n.removeprefix("moe::") for n in names if n.startswith("moe::")}
+    assert ops - marks == set(ALL_CALLS)
 
 
 def places(call, wanted):
