@@ -93,9 +93,10 @@ def draw_scores(router, tokens, dtype, generator, plain=False):
 
 
 def _move(x, steps):
-    """x, `steps` floats farther from zero."""
+    """x, `steps` floats farther from zero; as it is where it would leave the numbers."""
     bits = _BITS[x.dtype]
-    return (x.view(bits) + steps.to(bits)).view(x.dtype)
+    moved = (x.view(bits) + steps.to(bits)).view(x.dtype)
+    return torch.where(moved.isnan(), x, moved)  # the bits below those of 0.0 are of a NaN
 
 
 def eager_choice(router, x):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from moe_mlir.models.decision_routers import ROUTERS, draw_scores, eager_choice
+from moe_mlir.models.decision_routers import ROUTERS, _move, draw_scores, eager_choice
 from moe_mlir.models.decisions import Tally, decide, main
 from moe_mlir.reference.selection import rank_experts
 from seeds import run_seed
@@ -27,6 +27,14 @@ def test_eager_decides_as_the_specification_orders(dtype):
     router = BY_NAME["given scores"]
     x = draw_scores(router, 64, dtype, torch.Generator().manual_seed(run_seed()))
     assert torch.equal(eager_choice(router, x), rank_experts(x.float())[:, : router.k])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_near_ties_are_numbers(dtype):
+    x = torch.tensor([0.0, -0.0, 1.0, torch.inf], dtype=dtype)
+    below, above = _move(x, torch.tensor(-1)), _move(x, torch.tensor(1))
+    assert not (below.isnan() | above.isnan()).any()
+    assert below[2] < 1 < above[2]
 
 
 @pytest.mark.parametrize("name", ["Qwen3-MoE", "DeepSeek-V3", "DeepSeek-V2", "Kimi K2"])
