@@ -44,6 +44,8 @@ def _makes_memory(node) -> bool:
 
 def written(node):
     """What the call writes in place."""
+    if node.target is torch.ops.aten.detach_.default:
+        return  # says that it writes, and changes no number
     schema = getattr(node.target, "_schema", None)
     for position, argument in enumerate(schema.arguments if schema else ()):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -82,21 +84,42 @@ class Writes:
                    for write in folded for target in written(write))
 
     def _is_seen(self, target, part, results) -> bool:
-        """Whether a call that stays reads the memory, which nobody will have written."""
+        """Whether a call that stays reads the memory, which nobody will have written.
+
+        What it reads through a result is the result of the one call.
+        """
         memory = origin(target)
         return any(user not in part and not is_assertion(user)
-                   for node in self._order if node not in results and origin(node) is memory
+                   for node in self._order if node not in results
+                   and origin(node, lambda shown: shown not in results) is memory
                    for user in node.users)
 
 
+# Calls that take the type or the shape alone of the argument at this position.
+_TAKEN_FOR_ITS_KIND = {
+    torch.ops.aten.type_as.default: 1, torch.ops.aten.expand_as.default: 1,
+    torch.ops.aten.view_as.default: 1, torch.ops.aten.empty_like.default: 0,
+    torch.ops.aten.zeros_like.default: 0, torch.ops.aten.ones_like.default: 0,
+    torch.ops.aten.full_like.default: 0}
+
+
+def _operands(node) -> list:
+    """The arguments whose numbers the call reads."""
+    position = _TAKEN_FOR_ITS_KIND.get(node.target)
+    if position is None or position >= len(node.args):
+        return node.all_input_nodes
+    rest = (*node.args[:position], *node.args[position + 1:], *node.kwargs.values())
+    return [argument for argument in rest if isinstance(argument, Node)]
+
+
 def between(inputs, results) -> set:
-    """The nodes that the results are computed from, up to the inputs, with both."""
+    """The nodes whose numbers the results are computed from, up to the inputs, with both."""
     part, queue = set(inputs), list(results)
     while queue:
         node = queue.pop()
         if node not in part:
             part.add(node)
-            queue.extend(node.all_input_nodes)
+            queue.extend(_operands(node))
     return part
 
 

@@ -38,6 +38,21 @@ def f1_in_place(z):
     return values.to(z.dtype), indices
 
 
+def f1_in_place_seen_in_views(z):
+    """As Mixtral's router before grouped experts, which read flat views of gates and ids."""
+    values, indices = F.softmax(z, dim=-1, dtype=torch.float32).topk(K, dim=-1)
+    values /= values.sum(dim=-1, keepdim=True)
+    return values.reshape(-1), indices.reshape(-1)
+
+
+def f2_of_a_type(z):
+    """The gates take their type from memory that is written."""
+    cache = torch.zeros_like(z)
+    values, indices = z.topk(K)
+    cache[0] = 1.0
+    return F.softmax(values, -1).type_as(cache), indices
+
+
 def f1_tiny_eps(z):
     values, indices = F.softmax(z, -1).topk(K)
     return values / (values.sum(-1, keepdim=True) + 1e-20), indices
@@ -136,6 +151,8 @@ ADJACENCY = torch.rand(E, E, generator=torch.Generator().manual_seed(0))
 # name: the router, its form, score, renorm, scale
 RAISED = {"f1": (f1, "F1", "softmax", True, 1.0),
           "f1_in_place": (f1_in_place, "F1", "softmax", True, 1.0),
+          "f1_in_place_seen_in_views": (f1_in_place_seen_in_views, "F1", "softmax", True, 1.0),
+          "f2_of_a_type": (f2_of_a_type, "F2", "softmax", True, 1.0),
           "f1_tiny_eps": (f1_tiny_eps, "F1", "softmax", True, 1.0),
           "f2": (f2, "F2", "softmax", True, 1.0), "f3": (f3, "F3", "softmax", False, 1.0),
           "scaled": (scaled, "F1", "softmax", True, 2.5),

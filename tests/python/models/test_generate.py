@@ -1,0 +1,73 @@
+"""model.compile(backend="moe", dynamic=True), then model.generate: as GettingStarted teaches it."""
+
+import pytest
+import torch
+from support import Selections, tied_rows
+
+from moe_mlir import backend
+from moe_mlir.models import FAMILIES
+
+backend.register()
+BATCH, PROMPT, NEW = 2, 7, 6
+
+
+class Spy:
+    """The backend; counts the moe ops, and torch's top-k, of each graph that it made."""
+
+    def __init__(self, rest):
+        self.rest, self.seen = rest, []
+
+    def __call__(self, module, inputs):
+        raised = backend._raise_before_autograd(module) or module
+        names = [str(node.target) for graph in raised.modules()
+                 if isinstance(graph, torch.fx.GraphModule) for node in graph.graph.nodes]
+        self.seen.append((names.count("moe.topk_renorm.default"),
+                          sum("topk" in name and "moe." not in name for name in names)))
+        return backend.moe(module, inputs, options={"rest": self.rest})
+
+
+def generate(model, cache):
+    ids = torch.randint(3, 64, (BATCH, PROMPT), generator=torch.Generator().manual_seed(0))
+    options = {} if cache == "dynamic" else {"cache_implementation": cache}
+    return model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=None, **options)
+
+
+def tokens_before_ties(selections, layers):
+    """For each sequence, the tokens that no tie between experts has come before."""
+    steps = []
+    for at in range(0, len(selections.found), layers):
+        step = Selections()
+        step.found = selections.found[at:at + layers]
+        rows = step.found[0][0].numel() // step.found[0][0].shape[-1]
+        steps.append(tied_rows(step, rows).reshape(BATCH, -1).any(-1))
+    assert len(steps) == NEW
+    return PROMPT + torch.stack(steps).int().cummax(0).values.logical_not().sum(0)
+
+
+def check(name, cache, rest, layers):
+    torch._dynamo.reset()
+    model = FAMILIES[name].build(layers=layers, attn_implementation="sdpa")
+    with Selections() as selections:
+        expected = generate(model, cache)
+    spy = Spy(rest)
+    model.compile(backend=spy, dynamic=True)
+    found = generate(model, cache)
+    # The prompt, the first token after it, and all others.
+    assert set(spy.seen) == {(layers, 0)} and 2 <= len(spy.seen) <= 3, spy.seen
+    ends = tokens_before_ties(selections, layers)
+    assert (ends > PROMPT).any()
+    for ours, eager, end in zip(found, expected, ends):
+        assert torch.equal(ours[:end], eager[:end])
+
+
+@pytest.mark.parametrize("name, cache", [("Mixtral", "dynamic"), ("Granite-MoE", "static")])
+def test_generation_has_the_tokens_of_eager(name, cache):
+    check(name, cache, "eager", layers=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rest", ["eager", "inductor"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("name", ["Granite-MoE", "Mixtral", "Qwen3-MoE"])
+def test_generation_of_deeper_models(name, cache, rest):
+    check(name, cache, rest, layers=2)
