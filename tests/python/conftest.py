@@ -3,12 +3,18 @@
 What tests of several folders share is in `support.py`, importable from all of them.
 """
 
+import gc
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Two workers, each with a thread for each core: threads that wait for one another in a loop, as
+# OpenMP's do by default, keep from the cores those that they wait for. Read when torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import quick  # noqa: E402
 import seeds  # noqa: E402
@@ -20,6 +26,16 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     quick.select(config, items)
+
+
+def pytest_collection_finish():
+    """Tracing makes objects by the million, a tenth of its time goes into looking for cycles.
+
+    What the imports made stays; of the rest cycles are looked for less often.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_runtest_setup(item):
