@@ -13,8 +13,8 @@
 // selected a token at a time (TopKRowSelect.cpp); in a stack buffer where
 // choice scores are staged or experts are very many.
 //
-// Where selection needs a value that one expert alone does not give (a bias on
-// softmax probabilities, groups), the choice scores of a block of tokens are
+// Where selection needs a value that one expert's score alone does not give (a
+// bias, groups), the choice scores of a block of tokens are
 // staged in a stack buffer of one vector an expert.
 //
 //===----------------------------------------------------------------------===//
@@ -49,6 +49,7 @@ void TopKKernel::emitBlock(TokenBlock block) {
   }
 
   Places gateValues = computeGates(block, best, stats);
+  Places ids = getIds(block, best);
   Value tokens = getTokenMask(block);
   double scale = op.getRouteScale().convertToDouble();
   double nan = std::numeric_limits<double>::quiet_NaN();
@@ -56,24 +57,24 @@ void TopKKernel::emitBlock(TokenBlock block) {
     Value gate = gateValues.get(e, place);
     if (scale != 1.0)
       gate = e.mul(gate, e.f32(scale));
-    Value isPoisoned = stats.hasNaN;
+    gate = e.select(stats.hasNaN, e.f32(nan), gate);
     if (isForced) {
-      // A place that is forced to be none has gate 0 in any row.
+      // A place that is forced to be none has gate 0 in any row, whatever the
+      // sum of the gates is.
       Value isExpert = e.compare(arith::CmpIPredicate::ne,
                                  best.keys.get(e, place), e.i32(kEmptyKey));
-      isPoisoned = e.both(isPoisoned, isExpert);
+      gate = e.select(isExpert, gate, e.f32(0.0));
     }
-    gate = e.select(isPoisoned, e.f32(nan), gate);
-    Value expert = best.experts.get(e, place);
+    Value id = ids.get(e, place);
     if (tokens) {
       gate = e.select(tokens, gate, e.f32(0.0));
-      expert = e.select(tokens, expert, e.i32(-1));
+      id = e.select(tokens, id, e.constantInt(id.getType(), -1));
     }
     gateValues.set(e, place, gate);
-    best.experts.set(e, place, expert);
+    ids.set(e, place, id);
     return Values();
   });
-  writeResults(block, gateValues, best.experts);
+  writeResults(block, gateValues, ids);
 }
 
 /// How many tokens ahead scores are fetched: whole blocks of tokens.

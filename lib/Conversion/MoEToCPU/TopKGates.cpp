@@ -146,11 +146,11 @@ void TopKKernel::writeInterleaved(const TokenBlock &block, Value rows,
 }
 
 void TopKKernel::writeResults(const TokenBlock &block, Places &gateValues,
-                              Places &experts) {
+                              Places &ids) {
   Type indexType = cast<MemRefType>(indices.getType()).getElementType();
   for (auto [memory, places, element] :
        {std::tuple<Value, Places *, Type>{gates, &gateValues, e.getF32Type()},
-        {indices, &experts, indexType}}) {
+        {indices, &ids, indexType}}) {
     if (places->areRegisters() && llvm::isPowerOf2_64(k) &&
         isContiguousFrom(cast<MemRefType>(memory.getType()), 0)) {
       Values converted(places->getRegisters());

@@ -5,7 +5,7 @@
 
 #include "Emitter.h"
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
 
 #include <limits>
 
@@ -176,7 +176,9 @@ private:
   BestList selectFiltered(const TokenBlock &block, RowStats &stats);
   bool paysToFilter();
   BestList selectStaged(RowStats &stats);
+  Values loadForced(const TokenBlock &block, Place place);
   BestList readForced(const TokenBlock &block);
+  Places getIds(const TokenBlock &block, BestList &best);
   void stageChoice(const TokenBlock &block, RowStats &stats);
   void dropGroups();
   Value getGroupValue(Value group, Value groupSize);
@@ -186,7 +188,7 @@ private:
   // Weighing.
   bool needsRowSum() const {
     return function == ScoreFunction::Softmax &&
-           (!renorm || eps != 0.0 || isStaged);
+           (!renorm || eps != 0.0 || (isStaged && !isOrderedByGivenScores(op)));
   }
   /// softmax over the selected of ln s, which needs no eps and divides no 0/0.
   bool weighsInLogSpace() const {
@@ -200,7 +202,7 @@ private:
   Value normalise(Value weight, Value sum);
 
   // Writing.
-  void writeResults(const TokenBlock &block, Places &gates, Places &experts);
+  void writeResults(const TokenBlock &block, Places &gates, Places &ids);
   void writeInterleaved(const TokenBlock &block, Value rows, Places &places);
 
   Emitter &e;

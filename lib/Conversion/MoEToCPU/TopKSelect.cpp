@@ -212,27 +212,32 @@ BestList TopKKernel::selectStaged(RowStats &stats) {
   return best;
 }
 
-/// A forced id as i32. Wider ids that do not fit become the largest or smallest
-/// number, which is no expert: cut off, they could name one.
+/// A forced id as i32. A wider one that does not fit becomes -1, which is no
+/// expert either: cut off, it could name one.
 static Value toExpert(Emitter &e, Value id) {
-  Type type = id.getType();
-  if (type.getIntOrFloatBitWidth() > 32) {
-    auto bound = [&](int32_t value) -> Value {
-      return arith::ConstantOp::create(e, e.getIntegerAttr(type, value));
-    };
-    id = arith::MaxSIOp::create(e, id, bound(INT32_MIN));
-    id = arith::MinSIOp::create(e, id, bound(INT32_MAX));
-  }
-  return e.toInt(id, e.getI32Type());
+  Value expert = e.toInt(id, e.getI32Type());
+  if (expert == id)
+    return id;
+  Value fits =
+      e.compare(arith::CmpIPredicate::eq, e.toInt(expert, id.getType()), id);
+  return e.select(fits, expert, e.constantInt(e.getI32Type(), -1));
+}
+
+/// The id that the caller forces at `place`, of each lane's token.
+Values TopKKernel::loadForced(const TokenBlock &block, Place place) {
+  Values lanes;
+  for (Value row : block.rows)
+    lanes.push_back(e.load(forced, {row, place.get(e)}));
+  return lanes;
 }
 
 /// The list that the caller forces. A key says only whether there is an expert.
 BestList TopKKernel::readForced(const TokenBlock &block) {
   BestList best{Places(e, k, e.ints()), Places(e, k, e.ints())};
   forEachPlace({}, [&](Place place, ValueRange) {
-    Values lanes;
-    for (Value row : block.rows)
-      lanes.push_back(toExpert(e, e.load(forced, {row, place.get(e)})));
+    Values lanes = loadForced(block, place);
+    for (Value &lane : lanes)
+      lane = toExpert(e, lane);
     Value experts = vector::FromElementsOp::create(e, e.ints(), lanes);
     Value count = e.splat(e.fromIndex(numExperts, e.getI32Type()));
     // As unsigned numbers negative indices are large.
@@ -242,6 +247,25 @@ BestList TopKKernel::readForced(const TokenBlock &block) {
     return Values();
   });
   return best;
+}
+
+/// The ids to write: forced ones come out as they came in, where the type of
+/// the indices holds them.
+Places TopKKernel::getIds(const TokenBlock &block, BestList &best) {
+  constexpr unsigned kWide = 64;
+  auto isWide = [](Value ids) {
+    return cast<MemRefType>(ids.getType()).getElementTypeBitWidth() == kWide;
+  };
+  if (!isForced || !isWide(forced) || !isWide(indices))
+    return best.experts;
+  VectorType type = e.vectorOf(e.getIntegerType(kWide));
+  Places ids(e, k, type);
+  forEachPlace({}, [&](Place place, ValueRange) {
+    ids.set(e, place,
+            vector::FromElementsOp::create(e, type, loadForced(block, place)));
+    return Values();
+  });
+  return ids;
 }
 
 //===----------------------------------------------------------------------===//
@@ -277,12 +301,13 @@ RowStats TopKKernel::computeStats(const TokenBlock &block) {
 // Staged choice scores: bias and groups
 //===----------------------------------------------------------------------===//
 
-/// Stages c = s + select_bias of every expert.
+/// Stages c = s + select_bias of every expert, or c = x (docs/Spec.md 9.1).
 void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
   stats = computeStats(block);
+  bool isGiven = isOrderedByGivenScores(op);
   forEachExpert(
       block, {}, [&](Value expert, Value exists, Value x, ValueRange) {
-        Value choice = applyScore(x, stats);
+        Value choice = isGiven ? x : applyScore(x, stats);
         // All lanes of `expert` are equal.
         Value scalar =
             vector::ExtractOp::create(e, expert, ArrayRef<int64_t>{0});
@@ -311,8 +336,8 @@ Value TopKKernel::getGroupValue(Value group, Value groupSize) {
   Values best = e.loop(
       begin, e.add(begin, groupSize), 1, {e.f32(-kInfinity), e.f32(-kInfinity)},
       [&](Value expert, ValueRange values) -> Values {
-        Value choice = e.load(stage, {expert});
-        // A NaN choice ranks below -inf, and so it never is a maximum.
+        // A NaN counts as -inf: the second operand comes out.
+        Value choice = e.max(e.load(stage, {expert}), e.f32(-kInfinity));
         Value second = e.max(e.min(choice, values[0]), values[1]);
         return {e.max(choice, values[0]), second};
       });

@@ -44,11 +44,11 @@ Value RowSelection::score(Value x) {
 }
 
 SmallVector<Value> RowSelection::getChoiceScores() {
-  if (form.choosesByScores)
+  if (form.choosesByScores && op.getNGroup() == 1)
     return scores;
   SmallVector<Value> choice;
   for (auto [j, x] : llvm::enumerate(scores)) {
-    Value c = score(x);
+    Value c = form.choosesByScores ? x : score(x);
     if (Value bias = op.getSelectBias()) {
       Value expert = experts[j];
       if (exists(j))

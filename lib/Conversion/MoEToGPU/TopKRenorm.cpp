@@ -130,6 +130,16 @@ static void storeTogether(ThreadBuilder &b, ArrayRef<Value> values,
                           llvm::MaybeAlign(std::min(bytes, kAccessBytes)));
 }
 
+/// A forced id in the type of the indices; -1 where that does not hold it: cut
+/// off, it could name an expert.
+Value RowSelection::asIndex(Value id, Type type) {
+  Value index = b.resize(id, type);
+  if (id.getType().getIntOrFloatBitWidth() <= type.getIntOrFloatBitWidth())
+    return index;
+  Value fits = b.compare(CmpIPredicate::eq, b.resize(index, id.getType()), id);
+  return b.select(fits, index, b.resize(b.i32(-1), type));
+}
+
 void RowSelection::storeSlots(ArrayRef<Value> gates, Value isRow) {
   // A masked token selects nothing (E10).
   Value isToken;
@@ -140,11 +150,13 @@ void RowSelection::storeSlots(ArrayRef<Value> gates, Value isRow) {
   SmallVector<Value> finalGates, finalExperts;
   for (auto [slot, gate] : llvm::enumerate(gates)) {
     Value finalGate = scale == 1.0 ? gate : b.mul(gate, b.f32(scale));
-    // E3; a place that is forced to be none has gate 0 in any row.
-    Value isPoisoned = op.getForced() ? b.both(hasNaN, hasGate[slot]) : hasNaN;
-    finalGate = b.select(isPoisoned, b.nan(), finalGate);
-    Value finalExpert = op.getForced() ? forced[slot] : chosen[slot];
-    finalExpert = b.resize(finalExpert, type);
+    finalGate = b.select(hasNaN, b.nan(), finalGate); // E3
+    // A place that is forced to be none has gate 0 in any row, whatever the sum
+    // of the gates is.
+    if (op.getForced())
+      finalGate = b.select(hasGate[slot], finalGate, b.f32(0.0));
+    Value finalExpert = op.getForced() ? asIndex(forced[slot], type)
+                                       : b.resize(chosen[slot], type);
     if (isToken) {
       Value none = b.resize(b.i32(-1), type);
       finalGate = b.select(isToken, finalGate, b.f32(0.0));

@@ -7,6 +7,8 @@
 #include "ThreadLowerings.h"
 #include "TopKSelection.h"
 
+#include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
+
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
@@ -33,8 +35,8 @@ static bool isNarrow(TopKRenormOp op) {
 
 SelectionForm::SelectionForm(TopKRenormOp op)
     : function(op.getScoreFunction()),
-      choosesByScores(!op.getSelectBias() && op.getNGroup() == 1),
-      hasPackedKeys(choosesByScores && isNarrow(op)),
+      choosesByScores(isOrderedByGivenScores(op)),
+      hasPackedKeys(choosesByScores && op.getNGroup() == 1 && isNarrow(op)),
       gatesFromLogits(op.getRenorm() && op.getEps().convertToDouble() == 0.0 &&
                       (function == ScoreFunction::Softmax ||
                        function == ScoreFunction::Sigmoid)),

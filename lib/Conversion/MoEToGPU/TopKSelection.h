@@ -38,10 +38,9 @@ struct SelectionForm {
   explicit SelectionForm(TopKRenormOp op);
 
   ScoreFunction function;
-  /// The choice scores are the scores as given: the score functions are
-  /// monotone, so they need not be computed to choose.
+  /// The choice scores are the scores as given, or -inf in a dropped group.
   bool choosesByScores;
-  /// The scores as given have 16 bits and decide: keys are packed.
+  /// The scores as given have 16 bits and decide alone: keys are packed.
   bool hasPackedKeys;
   /// The gates are a softmax over the chosen experts of x (softmax) or of
   /// ln sigmoid(x) (sigmoid): nothing under- or overflows.
@@ -161,6 +160,7 @@ private:
   // Gates
   SmallVector<Value> computeGates();
   SmallVector<Value> renormalise(ArrayRef<Value> values, Value floor);
+  Value asIndex(Value id, Type type);
   void storeSlots(ArrayRef<Value> gates, Value isRow);
   void storeEach(ArrayRef<Value> values, Value memref, Value isRow);
   bool hasWideStores();

@@ -48,7 +48,8 @@ def ties_in_words(site) -> str:
         return "of equal scores the first is chosen, as torch's argmax does"
     text = "of equal scores the lowest expert is chosen, where torch.topk follows no rule"
     rounded = site.kind == "logits" and site.score in ("softmax", "sigmoid") \
-        and site.bias is None and site.groups == 1 and site.form not in _LATE
+        and site.bias is None and (site.groups == 1 or site.group_score == "max") \
+        and site.form not in _LATE
     if rounded:
         text += f"; logits that differ are told apart where their {site.score} rounds to one number"
     kind = dtype(site.scores)

@@ -30,7 +30,8 @@ class Router:
     @property
     def is_computed(self):
         """The choice is by a function of the scores, which rounds; not by the scores themselves."""
-        return self.score != "none" and (self.bias or self.n_group > 1)
+        sums_scores = self.n_group > 1 and self.group_score != "max"
+        return self.score != "none" and (self.bias or sums_scores)
 
     def make_bias(self):
         """f32 [experts] of few values, as updates by equal steps make: sums of equal scores tie."""

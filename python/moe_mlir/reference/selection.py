@@ -88,8 +88,8 @@ def grouped_topk(
     _check_groups(x.shape[-1], k, n_group, topk_group)
     mapped = map_scores(x, score)
     if forced is None:
-        # Without bias and groups the operand itself ranks: no ties where s saturates.
-        plain = bias is None and n_group == 1
+        # Without a bias and sums of scores the operand itself ranks: no ties where s saturates.
+        plain = bias is None and (n_group == 1 or group_score == "max")
         choice = (x if plain else mapped if bias is None else mapped + bias).detach()
         if n_group > 1:
             choice = _drop_groups(choice, n_group, topk_group, group_score)
@@ -97,11 +97,16 @@ def grouped_topk(
         outside = choice.gather(-1, indices) == -math.inf
     else:
         indices = forced.to(torch.int64)
-        outside = indices < 0
-    gates = _gates_of(x, mapped, indices.clamp(min=0), outside, score, renorm, eps) * route_scale
-    # A NaN anywhere in the row shows in all its gates (E3); a forced -1 is nowhere.
-    nan = x.isnan().any(dim=-1, keepdim=True) & (indices >= 0)
-    gates = gates.masked_fill(nan, math.nan)
+        outside = (indices < 0) | (indices >= x.shape[-1])
+    experts = indices.masked_fill(outside, 0) if forced is not None else indices
+    gates = _gates_of(x, mapped, experts, outside, score, renorm, eps) * route_scale
+    # A NaN anywhere in the row shows in all its gates (E3), whatever their sum is; a forced id
+    # that is no expert has none.
+    gates = gates.masked_fill(x.isnan().any(dim=-1, keepdim=True), math.nan)
+    if forced is not None:
+        gates = torch.where(outside, 0.0, gates)
+        held = torch.iinfo(index_dtype)
+        indices = indices.masked_fill((indices < held.min) | (indices > held.max), -1)
 
     valid = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device) if mask is None else mask
     if num_valid is not None:
@@ -148,6 +153,7 @@ def map_scores(x, score):
 def _drop_groups(choice, n_group, topk_group, group_score):
     """The choice scores with those of the groups that lose at -inf."""
     groups = choice.unflatten(-1, (n_group, -1))
+    ordered = groups.masked_fill(groups.isnan(), -math.inf)
     if group_score == "max":
         best = 1
     elif group_score in ("top2", "top2_sum"):
@@ -156,7 +162,7 @@ def _drop_groups(choice, n_group, topk_group, group_score):
         raise ValueError(
             f"grouped_topk: expected 'group_score' to be 'top2' or 'max', found {group_score!r}"
         )
-    value = groups.gather(-1, rank_experts(groups)[..., :best]).sum(dim=-1)
+    value = ordered.sort(dim=-1, descending=True).values[..., :best].sum(dim=-1)
     kept = torch.zeros_like(value, dtype=torch.bool)
     kept = kept.scatter(-1, rank_experts(value)[..., :topk_group], True)
     return groups.masked_fill(~kept[..., None], -math.inf).flatten(-2)

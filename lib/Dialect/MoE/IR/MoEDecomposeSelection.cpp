@@ -10,6 +10,8 @@
 
 #include "MoEDecompose.h"
 
+#include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
+
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/ADT/STLExtras.h"
 
@@ -133,7 +135,8 @@ static Access buildGroupValues(Selection &t, Access c, int64_t group,
         Value isSummed =
             b.both(b.equal(groupOf(b, t.e, groupSize), b.index(group)),
                    b.less(in[1], b.integer(t.i32, numSummed)));
-        return b.select(isSummed, b.add(acc, in[0]), acc);
+        Value c = b.select(b.isNan(in[0]), b.negInf(), in[0]);
+        return b.select(isSummed, b.add(acc, c), acc);
       });
 }
 
@@ -158,10 +161,12 @@ static Access restrictToGroups(Selection &t, Access c) {
 }
 
 /// The scores that order the experts: x itself, which does not saturate, or
-/// the biased and group-limited scores.
+/// the biased and group-limited scores. Forced ids need no order.
 static Access buildChoiceScores(Selection &t, Access s) {
+  if (t.op.getForced())
+    return t.x;
   bool hasGroups = t.op.getNGroup() > 1;
-  Access c = t.op.getSelectBias() || hasGroups ? s : t.x;
+  Access c = isOrderedByGivenScores(t.op) ? t.x : s;
   if (t.op.getSelectBias())
     c = t.domain.map({c, t.domain.at(t.op.getSelectBias(), {t.e})},
                      t.domain.empty(t.ne, t.f32), [](Body &b, ValueRange in) {
@@ -276,6 +281,22 @@ Operation *TopKRenormOp::makeExplicit(OpBuilder &builder) {
   return explicitOp;
 }
 
+/// Whether a forced id names an expert.
+static Value isExpert(Body &b, Value id, Value numExperts) {
+  Value bound = b.castIndex(numExperts, id.getType());
+  return b.both(b.atMost(b.integer(id.getType(), 0), id), b.less(id, bound));
+}
+
+/// An id in the type of the indices; -1 where that does not hold it: cut off,
+/// it could name an expert.
+static Value buildIndex(Body &b, Value id, Type type) {
+  Value index = b.castIndex(id, type);
+  if (id.getType().getIntOrFloatBitWidth() <= type.getIntOrFloatBitWidth())
+    return index;
+  Value fits = b.equal(b.castIndex(index, id.getType()), id);
+  return b.select(fits, index, b.integer(type, -1));
+}
+
 FailureOr<SmallVector<Value>>
 TopKRenormOp::decomposeOperation(OpBuilder &builder) {
   if (!hasPureTensorSemantics())
@@ -289,24 +310,27 @@ TopKRenormOp::decomposeOperation(OpBuilder &builder) {
   Access real = buildReal(t);
 
   double scale = getRouteScale().convertToDouble();
+  Value numExperts = t.domain.getSizeValue(t.e);
   Access gates = t.domain.map(
       {shares, poisoned, real, choices}, t.domain.at(getGatesInit(), t.nk),
       [&](Body &b, ValueRange in) {
         Value gate = b.mul(in[0], b.f32(scale));
         Value nan = b.f32(std::numeric_limits<double>::quiet_NaN());
-        // A place that is forced to be none has gate 0 in any row.
-        Value isPoisoned = in[1];
+        gate = b.select(in[1], nan, gate);
+        // A place that is forced to be none has gate 0 in any row, whatever the
+        // sum of the gates is.
+        Value hasGate = in[2];
         if (getForced())
-          isPoisoned = b.both(isPoisoned,
-                              b.atMost(b.integer(in[3].getType(), 0), in[3]));
-        return b.select(in[2], b.select(isPoisoned, nan, gate), b.f32(0.0));
+          hasGate = b.both(hasGate, isExpert(b, in[3], numExperts));
+        return b.select(hasGate, gate, b.f32(0.0));
       });
   Type type = getElementTypeOrSelf(getIndicesInit().getType());
-  Access indices = t.domain.map(
-      {choices, real}, t.domain.at(getIndicesInit(), t.nk),
-      [&](Body &b, ValueRange in) {
-        return b.select(in[1], b.castIndex(in[0], type), b.integer(type, -1));
-      });
+  Access indices =
+      t.domain.map({choices, real}, t.domain.at(getIndicesInit(), t.nk),
+                   [&](Body &b, ValueRange in) {
+                     Value none = b.integer(type, -1);
+                     return b.select(in[1], buildIndex(b, in[0], type), none);
+                   });
   return SmallVector<Value>{gates.value, indices.value};
 }
 

@@ -7,6 +7,8 @@
 
 #include "MoEOpsDetail.h"
 
+#include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -58,6 +60,13 @@ int64_t TopKRenormOp::getNumExperts() {
 
 int64_t TopKRenormOp::getNumSelected() {
   return getStaticDimSize(*this, getNumLeading(getScores()) + 1);
+}
+
+bool mlir::moe::isOrderedByGivenScores(TopKRenormOp op) {
+  bool sumsScores =
+      op.getNGroup() > 1 && op.getGroupScore() == GroupScore::Top2Sum;
+  bool isGiven = op.getScoreFunction() == ScoreFunction::None || !sumsScores;
+  return isGiven && !op.getSelectBias();
 }
 
 /// topk_renorm_c3 and topk_renorm_c4: groups have equal sizes and the kept ones

@@ -23,8 +23,8 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
 
     1. `s = score(x)`: softmax over `e`, sigmoid, or `sqrt(ln(1 + exp x))`;
        with `kind = probs` the scores are probabilities already.
-    2. Choice score `c = s + select_bias`; without bias and groups `c = x`,
-       which has the same order and does not saturate.
+    2. Choice score `c = s + select_bias`; without bias and sums of scores
+       (`top2_sum`) `c = x`: the same order, but it does not saturate or round.
     3. `n_group > 1`: the `topk_group` groups of consecutive experts with the
        best value (sum of their two largest `c`, or their largest) stay, the
        lower group winning a tie; the `c` of the others is `-inf`.
@@ -42,7 +42,7 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     |---|---|---|
     | `scores` | `[n.., e]` | f32, bf16 or f16 |
     | `select_bias` (optional) | `[e]` | f32, bf16 or f16 |
-    | `forced` (optional) | `[n.., k]` | i32 or i64, -1 = no expert |
+    | `forced` (optional) | `[n.., k]` | i32 or i64, -1 = no expert, gate 0 |
     | `mask` (optional) | `[n..]` | i1, true = real token |
     | `num_valid` (optional) | scalar | i32; tokens from this flat index on are padding |
     | `gates` (out) | `[n.., k]` | f32 |
