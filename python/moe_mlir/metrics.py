@@ -151,7 +151,8 @@ class RoutingMonitor:
 
     def _hook(self, layer):
         def hook(router, args, routing):
-            self._record(layer, router, routing)
+            if routing.indices is not None:  # else a method on top asked for its scores
+                self._record(layer, router, routing)
 
         return hook
 

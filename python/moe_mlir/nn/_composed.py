@@ -1,6 +1,6 @@
 """Methods on top of other routers: the base is asked in one place, where it cannot be dropped."""
 
-from ._router import LinearRouter, Router, Routing, keywords_of, real_tokens
+from ._router import LinearRouter, Router, Routing, called_scores, keywords_of, real_tokens
 
 
 def _definer(router, name):
@@ -149,7 +149,7 @@ class ComposedRouter(Router):
         """The (scores, logits, state) that the method starts from."""
         if self.base is not None:
             mask = mask if self.base.masks_keys else self.token_mask(h, mask)
-            return self.base.scores(h, mask, **state)
+            return called_scores(self.base, h, mask, **state)
         z = self.logits(real_tokens(h, self.token_mask(h, mask)))
         return z.softmax(dim=-1), z, {}
 

@@ -1,5 +1,6 @@
 """What all routers share: the result, the contract, selection, updates."""
 
+import functools
 import inspect
 import math
 import threading
@@ -33,6 +34,37 @@ class Routing:
 
 # A model may return a Routing and still be exported.
 torch.utils._pytree.register_dataclass(Routing)
+
+
+def or_scores_alone(forward):
+    """A router's forward that also gives the scores alone, for `called_scores`."""
+
+    @functools.wraps(forward)
+    def either(self, *args, scores_alone=False, **inputs):
+        if scores_alone:
+            return Routing(None, None, *self.scores(*args, **inputs))
+        return forward(self, *args, **inputs)
+
+    return either
+
+
+def called_scores(router, h, mask, **state):
+    """`router.scores`, by a call of the router where hooks have to see one.
+
+    Hooks bring the weights of a router that is offloaded or sharded by itself,
+    or compute them. They meet a Routing without gates and indices.
+    """
+    if not _has_hooks(router):
+        return router.scores(h, mask, **state)
+    routing = router(h, mask, scores_alone=True, **state)
+    return routing.probs, routing.logits, routing.state
+
+
+def _has_hooks(module):
+    """Whether a call of the module is more than its class's forward; accelerate replaces that."""
+    hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks,
+             module._backward_hooks)  # fmt: skip
+    return any(hooks) or "forward" in vars(module)
 
 
 class Router(torch.nn.Module):
@@ -70,6 +102,8 @@ class Router(torch.nn.Module):
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
         cls.own_inputs = keywords_of(cls.scores) or keywords_of(cls.logits)
+        if "forward" in vars(cls):
+            cls.forward = or_scores_alone(cls.forward)
 
     # Integer buffers that a forward in training adds to, of this rank alone.
     counters = ()
@@ -175,6 +209,7 @@ class Router(torch.nn.Module):
         """The state after a choice, by this router or by a method on top; counts it in training."""
         return state
 
+    @or_scores_alone
     def forward(self, h, mask=None, **operands):
         z = self.logits(real_tokens(h, mask), **operands)
         gates, indices = self.choose(None, z, mask)

@@ -1,5 +1,7 @@
 """Registration of the routing ops with torch as `torch.ops.moe.<name>`."""
 
+import functools
+
 import torch
 
 from ._autocast import Autocast, without_autocast
@@ -41,7 +43,8 @@ def define(
     # CUDA is the same code: what differs is where its kernels run.
     for each in ("CPU", "CUDA") if key == "CPU" else (key,):
         _LIBRARY.impl(name, refuse_tangents(name, kernel), each)
-    torch.library.register_fake(f"moe::{name}", refuse_tangents(name, fake), lib=_LIBRARY)
+    fake = refuse_tangents(name, _on_one_device(op, fake))
+    torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
     torch.library.register_autograd(
         f"moe::{name}", backward, setup_context=setup_context, lib=_LIBRARY
     )
@@ -49,6 +52,28 @@ def define(
     autocast.register(_LIBRARY)
     register_transforms(_LIBRARY, op, setup_context, backward, autocast.around, rows)
     return _callable(op, kernel, arguments or _unchanged)
+
+
+def _on_one_device(op, fake):
+    """Shapes alone, which torch also asks for where one real tensor meets one on "meta".
+
+    Its own ops refuse that; the results would be memory that nobody has written.
+    """
+    names = [argument.name for argument in op._schema.arguments]
+
+    @functools.wraps(fake)
+    def checked(*args):
+        tensors = [(n, x) for n, x in zip(names, args) if isinstance(x, torch.Tensor)]
+        (first, reference), *rest = tensors
+        for name, tensor in rest:
+            if tensor.device != reference.device:
+                raise ValueError(
+                    f"{op._opname}: expected '{name}' on {reference.device} as '{first}', found "
+                    f"{tensor.device}"
+                )
+        return fake(*args)
+
+    return checked
 
 
 def _callable(op, kernel, arguments):

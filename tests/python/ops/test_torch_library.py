@@ -107,6 +107,19 @@ def test_fake_results_have_the_shapes_and_dtypes_of_real_ones():
             assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride()), name
 
 
+def test_an_argument_on_another_device_is_an_error():
+    """Where one argument is on "meta", torch asks for shapes alone, whatever the others are."""
+    for name, call in ALL_CALLS.items():
+        op = getattr(torch.ops.moe, name)
+        names = [argument.name for argument in op.default._schema.arguments]
+        tensors = [i for i, x in enumerate(call) if isinstance(x, torch.Tensor)]
+        for i in tensors[1:]:
+            args = [*call[:i], call[i].detach().to("meta"), *call[i + 1 :]]
+            with pytest.raises(ValueError, match=f"{name}: expected '{names[i]}' on cpu as "
+                                                 f"'{names[tensors[0]]}', found meta"):
+                op(*args)
+
+
 def test_no_gradient_state_is_kept_without_need():
     z = normal(5, 8)
     gates, indices = moe_mlir.topk_renorm(z, 2)
