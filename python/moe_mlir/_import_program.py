@@ -99,10 +99,12 @@ def _describe(module) -> dict:
                          "results")
     return {
         "function": program.function,
-        "arguments": [{"kind": a.kind, "name": a.name} for a in program.arguments],
+        "arguments": [{"kind": a.kind, "name": a.name, "shape": list(a.shape)}
+                      for a in program.arguments],
         "results": [list(r.shape) for r in program.results],
         "outputs": [value for _, value in program.outputs],
         "symbols": {name: list(place) for name, place in program.symbols.items()},
+        "conditions": [list(c) for c in module.conditions if c[0] in program.symbols],
     }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ._host_cpu import missing_features, recommended
 from ._native import native
+from .sizes import RELATIONS
+from .sizes import evaluate_size as evaluate_text
 
 _FORMAT = "moe-mlir-artifact"
 _FORMAT_VERSION = 1
@@ -152,6 +154,8 @@ class ArtifactProgram:
         self._results = description["results"]
         self._outputs = description["outputs"]
         self._symbols = description["symbols"]
+        # Of an artifact that was made before these were kept there are none.
+        self._conditions = description.get("conditions", [])
         self._weights = {"cpu": _read_weights(artifact.files["weights.safetensors"])}
         self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
 
@@ -164,8 +168,9 @@ class ArtifactProgram:
         for argument, value, expected in zip(self._arguments, arguments, self.function.arguments):
             if argument["kind"] == "input":
                 _require_kind(argument["name"], value, expected)
+        sizes = self._check_sizes(arguments)
         if out is None:
-            out = self._allocate(arguments)
+            out = self._allocate(arguments, sizes)
         results = self.function(*arguments, out=out)
         results = results if isinstance(results, tuple) else (results,)
         chosen = tuple(results[i] for i in self._outputs)
@@ -190,13 +195,28 @@ class ArtifactProgram:
     def __repr__(self):
         return f"<compiled torch program {self.name}({', '.join(self.inputs)})>"
 
-    def _allocate(self, arguments):
-        from .sizes import evaluate_size as evaluate_text
+    def _check_sizes(self, arguments) -> dict:
+        """The sizes that the inputs have by their names in the program, if it was compiled for them."""
+        sizes = {name: int(arguments[position].shape[dim])
+                 for name, (position, dim) in self._symbols.items()}
+        for name, relation, number in self._conditions:
+            if not RELATIONS[relation](sizes[name], number):
+                position, dim = self._symbols[name]
+                raise ValueError(
+                    f"input '{self._arguments[position]['name']}': expected dim {dim} {relation} "
+                    f"{number}, as the program was exported, found {sizes[name]}; export it with "
+                    "sizes that include this one, and compile that")
+        for argument, value in zip(self._arguments, arguments):
+            for dim, size in enumerate(argument.get("shape", ())):
+                expected = evaluate_text(size, sizes)
+                if expected != value.shape[dim]:
+                    raise ValueError(
+                        f"input '{argument['name']}': expected dim {dim} to be {expected}, which is "
+                        f"'{size}' for the sizes of the inputs before, found {value.shape[dim]}")
+        return sizes
 
-        symbols = {name: int(arguments[position].shape[dim])
-                   for name, (position, dim) in self._symbols.items()}
-        return [self.function.allocate(i, [evaluate_text(size, symbols) for size in shape],
-                                       arguments)
+    def _allocate(self, arguments, sizes):
+        return [self.function.allocate(i, [evaluate_text(size, sizes) for size in shape], arguments)
                 for i, shape in enumerate(self._results)]
 
 

@@ -1,16 +1,13 @@
 """One traced program as compiled code: which calls it serves, and how it runs them."""
 
 import json
-import operator
 
 import torch
 from torch.utils import _pytree as pytree
 
 from .export import Module
-from .sizes import evaluate_size
+from .sizes import RELATIONS, evaluate_size
 
-_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
-              ">": operator.gt, ">=": operator.ge}
 _TENSOR = object()
 
 
@@ -165,13 +162,15 @@ class CompiledProgram:
         """The model's code may have asked `x.shape[1] == 1` and gone one way."""
         program = self.module.program
         for name, relation, number in self.module.conditions:
-            if name in symbols and not _RELATIONS[relation](symbols[name], number):
+            if name in symbols and not RELATIONS[relation](symbols[name], number):
                 position, dim = program.symbols[name]
+                why = ("the program was exported, found {}; export it with sizes that include this "
+                       "one" if self.module.model is None else
+                       "the model's own code asked when it was traced, found {}; compile the model "
+                       "with an example of that size, too").format(symbols[name])
                 raise Misfit(ValueError(
                     f"input '{program.arguments[position].name}': expected dim {dim} {relation} "
-                    f"{number}, as the model's own code asked when it was traced, found "
-                    f"{symbols[name]}; compile the model with an example of that size, too"),
-                    can_retrace=True, is_size=True)
+                    f"{number}, as {why}"), can_retrace=True, is_size=True)
 
     # ---- the run -----------------------------------------------------------
 

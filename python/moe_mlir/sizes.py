@@ -11,6 +11,9 @@ from functools import lru_cache
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
+# What a program may ask of a size before it is called.
+RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+             ">": operator.gt, ">=": operator.ge}
 _FUNCTIONS = {"max": max, "min": min}
 _LARGEST_POWER = 8
 

@@ -28,6 +28,7 @@ public:
       moveWeightsTo(onDevice->getDevice());
     readResults(description);
     readSymbols(description.at("symbols").object());
+    readConditions(description);
   }
 
 private:
@@ -62,12 +63,84 @@ private:
     }
   }
 
+  /// Artifacts that were made before these were kept have none.
+  void readConditions(const Json &description) {
+    const Json *list = description.find("conditions");
+    if (!list)
+      return;
+    for (const Json &condition : list->array()) {
+      const Json::Array &parts = condition.array(3);
+      auto symbol = symbols.find(parts[0].string());
+      if (symbol == symbols.end() || !getRelations().count(parts[1].string()))
+        refuse("conditions such as [\"s0\", \">=\", 2] of the symbols of '" +
+               name + "', found one of '" + parts[0].string() + "' and '" +
+               parts[1].string() + "'");
+      conditions.push_back(
+          {symbol->first, parts[1].string(), parts[2].integer()});
+    }
+  }
+
+  using Relation = bool (*)(int64_t, int64_t);
+  static const std::map<std::string, Relation> &getRelations() {
+    static const std::map<std::string, Relation> relations = {
+        {"==", [](int64_t a, int64_t b) { return a == b; }},
+        {"!=", [](int64_t a, int64_t b) { return a != b; }},
+        {"<", [](int64_t a, int64_t b) { return a < b; }},
+        {"<=", [](int64_t a, int64_t b) { return a <= b; }},
+        {">", [](int64_t a, int64_t b) { return a > b; }},
+        {">=", [](int64_t a, int64_t b) { return a >= b; }}};
+    return relations;
+  }
+
+  /// Throws for inputs of sizes that the program was not compiled for.
+  void checkSizes(std::span<const Tensor> all,
+                  const std::map<std::string, int64_t> &sizes) const {
+    for (const auto &[symbol, relation, number] : conditions) {
+      int64_t size = sizes.at(symbol);
+      const auto &[argument, dim] = symbols.at(symbol);
+      if (!getRelations().at(relation)(size, number))
+        throw std::runtime_error(
+            describe(argument) + ": expected dim " + std::to_string(dim) + " " +
+            relation + " " + std::to_string(number) +
+            ", as the program was exported, found " + std::to_string(size) +
+            "; export it with sizes that include this one, and compile that");
+    }
+    for (size_t i = 0; i < argumentShapes.size(); ++i)
+      for (size_t dim = 0; dim < argumentShapes[i].size(); ++dim) {
+        int64_t expected = evaluate(argumentShapes[i][dim], sizes);
+        if (all[i].shape.at(dim) != expected)
+          throw std::runtime_error(
+              describe(i) + ": expected dim " + std::to_string(dim) +
+              " to be " + std::to_string(expected) +
+              ", which follows from the inputs before, found " +
+              std::to_string(all[i].shape[dim]));
+      }
+  }
+
+  std::string describe(size_t argument) const {
+    size_t input =
+        std::find(inputs.begin(), inputs.end(), argument) - inputs.begin();
+    return input == inputs.size()
+               ? "a weight of '" + name + "'"
+               : "argument " + std::to_string(input) + " ('" + names[input] +
+                     "') of '" + name + "'";
+  }
+
+  static int64_t evaluate(const Json &size,
+                          const std::map<std::string, int64_t> &sizes) {
+    return size.isInteger() ? size.integer()
+                            : evaluateSizeText(size.string(), sizes);
+  }
+
   void readArguments(const Json::Array &list) {
     std::map<std::string, Tensor> stored = readWeights(bytes);
     if (list.size() != function->getArguments().size())
       refuse("an entry for each argument of '" + name + "'");
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string &argument = list[i].at("name").string();
+      if (const Json *shape = list[i].find("shape"))
+        argumentShapes.push_back(
+            shape->array(function->getArguments()[i].shape.size()));
       if (list[i].at("kind").string() == "input") {
         inputs.push_back(i);
         names.push_back(argument);
@@ -81,6 +154,8 @@ private:
                                  "', found no such tensor");
       bound.push_back(weight->second);
     }
+    if (!argumentShapes.empty() && argumentShapes.size() != list.size())
+      refuse("the shapes of all arguments of '" + name + "', or of none");
   }
 
   /// Once, so that calls copy their inputs alone.
@@ -115,13 +190,12 @@ private:
     std::map<std::string, int64_t> values;
     for (const auto &[symbol, place] : symbols)
       values[symbol] = all[place.first].shape.at(place.second);
+    checkSizes(all, values);
     std::vector<std::vector<int64_t>> computed;
     for (const Json::Array &shape : shapes) {
       std::vector<int64_t> &sizes = computed.emplace_back();
       for (const Json &size : shape)
-        sizes.push_back(size.isInteger()
-                            ? size.integer()
-                            : evaluateSizeText(size.string(), values));
+        sizes.push_back(evaluate(size, values));
     }
     return computed;
   }
@@ -165,7 +239,13 @@ private:
   std::vector<size_t> inputs, outputs;
   /// Which size of which argument a name stands for.
   std::map<std::string, std::pair<size_t, size_t>> symbols;
-  std::vector<Json::Array> shapes;
+  /// Of results, and of all arguments or of none.
+  std::vector<Json::Array> shapes, argumentShapes;
+  struct Condition {
+    std::string symbol, relation;
+    int64_t number;
+  };
+  std::vector<Condition> conditions;
 };
 
 } // namespace

@@ -69,6 +69,16 @@ def fixed_symbols(program) -> set:
 
 
 def conditions(program) -> list:
-    """The guards of the form (name of a size, "==", "!=", "<" .., number)."""
-    return [(str(guard.lhs), guard.rel_op, int(guard.rhs)) for guard in guards_of(program)
-            if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer]
+    """The guards of the form (name of a size, "==", "!=", "<" .., number), and the bounds of sizes."""
+    asked = [(str(guard.lhs), guard.rel_op, int(guard.rhs)) for guard in guards_of(program)
+             if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer]
+    return list(dict.fromkeys((*asked, *_bounds(program))))
+
+
+def _bounds(program):
+    """What the exporter said of sizes, `Dim("tokens", min=2, max=64)`; torch traced for no others."""
+    for symbol, sizes in program.range_constraints.items():
+        if symbol.is_Symbol and sizes.lower.is_Integer and sizes.lower > 0:
+            yield str(symbol), ">=", int(sizes.lower)
+        if symbol.is_Symbol and sizes.upper.is_Integer:
+            yield str(symbol), "<=", int(sizes.upper)

@@ -1,5 +1,8 @@
 """moe-run and libmoe_runtime's loader: artifacts without LLVM, torch or a linker."""
 
+import hashlib
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -90,6 +93,73 @@ def test_torch_program_brings_its_weights(tmp_path):
     assert np.array_equal(np.load(tmp_path / "i.npy"), expected.indices.numpy())
     np.testing.assert_allclose(np.load(tmp_path / "g.npy"), expected.gates.detach().numpy(),
                                atol=2e-6)
+
+
+class Sum(torch.nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+SIZES = {
+    "too few": ((2, 2), "expected dim 0 >= 3, as the program was exported, found 2; export it with"),
+    "too many": ((10, 10), "expected dim 0 <= 9, as the program was exported, found 10"),
+    "not equal": ((4, 5), r"expected dim 0 to be 4, .*, found 5"),
+    "both ends": ((3, 3), None), "many": ((9, 9), None),
+}
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory):
+    """x + y of 3 to 9 rows: the program, its artifact, and the artifact as it was made before."""
+    folder = tmp_path_factory.mktemp("bounded")
+    rows = torch.export.Dim("rows", min=3, max=9)
+    program = torch.export.export(Sum(), (torch.ones(4, 8), torch.ones(4, 8)),
+                                  dynamic_shapes=({0: rows}, {0: rows}))
+    torch.export.save(program, folder / "sum.pt2")
+    artifact = compile_to(folder / "new", folder / "sum.pt2")
+    old = shutil.copytree(artifact, folder / "old")
+    description = json.loads((old / "program.json").read_text())
+    del description["conditions"]
+    for argument in description["arguments"]:
+        del argument["shape"]
+    (old / "program.json").write_text(json.dumps(description))
+    digest = hashlib.sha256((old / "program.json").read_bytes()).hexdigest()
+    rewrite_manifest(old, lambda m: m["files"]["program.json"].update(sha256=digest))
+    return program, artifact, old
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_sizes_that_a_program_was_not_exported_for(bounded, sizes, tmp_path):
+    program, artifact, _ = bounded
+    rows, message = SIZES[sizes]
+    x, y = (torch.randn(n, 8) for n in rows)
+    np.save(tmp_path / "x.npy", x.numpy())
+    np.save(tmp_path / "y.npy", y.numpy())
+    done = run_tool("moe-run", artifact, "--input=x.npy", "--input=y.npy", "--output=z.npy",
+                    cwd=tmp_path)
+    calls = moe_mlir.load(artifact), moe_mlir.compile(program)
+    if message is None:
+        assert done.returncode == 0, done.stderr
+        for found in (torch.from_numpy(np.load(tmp_path / "z.npy")), *(call(x, y) for call in calls)):
+            assert torch.equal(found, x + y)
+        return
+    name = "x" if "not" not in sizes else "y"
+    assert done.returncode == 1 and not (tmp_path / "z.npy").exists()
+    assert re.search(rf"argument . \('{name}'\) of 'main': {message}", done.stderr), done.stderr
+    with pytest.raises(ValueError, match=rf"input '{name}': {message}"):
+        calls[0](x, y)
+    with pytest.raises(ValueError, match="expected" if "not" in sizes else message):
+        calls[1](x, y)
+
+
+def test_an_artifact_without_bounds_of_sizes_runs(bounded, tmp_path):
+    x = torch.randn(2, 8)
+    assert torch.equal(moe_mlir.load(bounded[2])(x, x), x + x)
+    np.save(tmp_path / "x.npy", x.numpy())
+    done = run_tool("moe-run", bounded[2], "--input=x.npy", "--input=x.npy", "--output=z.npy",
+                    cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert np.array_equal(np.load(tmp_path / "z.npy"), (x + x).numpy())
 
 
 def test_repeat_prints_times_and_threads_do_not_change_results(router, tmp_path):
