@@ -92,7 +92,7 @@ def _keeps_neighbours(node) -> bool:
     repeated = read(node, {aten.repeat_interleave.self_int}, "repeats", "dim", "output_size")
     if repeated is not None:
         return is_last_dim(node, repeated.dim)
-    expanded = read(node, {aten.expand.default}, "size")
+    expanded = read(node, {aten.expand.default, aten.expand_as.default}, "size", "other")
     if expanded is not None:
         # Along any other dim than the last, marks of all groups would take turns.
         return same_sizes(expanded.source, node, slice(0, -1))

@@ -122,6 +122,8 @@ _MARKS = ["m = torch.zeros_like(best).scatter(1, chosen, 1)",
           "w = torch.zeros_like(best); u = w.view(-1); m = w.scatter_(1, chosen, 1); also = u * 2"]
 _SPREADS = ["m = m.unsqueeze(-1).expand(N, GROUPS, E // GROUPS).reshape(N, E)",
             "m = m.repeat_interleave(E // GROUPS, dim=-1)",
+            "m = m.unsqueeze(-1).expand_as(g).reshape(N, E)",
+            "m = m.unsqueeze(1).expand_as(g.transpose(1, 2)).reshape(N, E)",
             "m = m.view(N, 1, GROUPS).expand(N, E // GROUPS, GROUPS).reshape(N, E)",
             "m = m.unsqueeze(1).expand(N, E // GROUPS, GROUPS).reshape(N, E)",
             "m = m.repeat(1, E // GROUPS)",

@@ -103,6 +103,15 @@ def grouped(z):
     return renormalised(scores.gather(1, indices), indices)
 
 
+def grouped_as_another(z):
+    scores = z.sigmoid()
+    choice = scores + BIAS
+    groups = choice.view(-1, 4, E // 4)
+    mask = group_mask(groups.amax(-1), 2).expand_as(groups).reshape(-1, E).bool()
+    indices = choice.masked_fill(~mask, float("-inf")).topk(K)[1]
+    return scores.gather(1, indices), indices
+
+
 def grouped_in_place(z):
     scores = F.softmax(z, -1)
     best = scores.view(-1, 4, E // 4).max(-1).values
@@ -160,6 +169,7 @@ RAISED = {"f1": (f1, "F1", "softmax", True, 1.0),
           "sigmoid_with_bias": (sigmoid_with_bias, "F4", "sigmoid", True, 1.0),
           "softmax_with_bias": (softmax_with_bias, "F5", "softmax", False, 1.0),
           "grouped": (grouped, "F4", "sigmoid", True, 1.0),
+          "grouped_as_another": (grouped_as_another, "F4", "sigmoid", False, 1.0),
           "grouped_in_place": (grouped_in_place, "F6", "softmax", False, 1.0),
           "dense": (dense, "F7", "sigmoid", False, 1.0),
           "dense_softmax": (dense_softmax, "F7", "softmax", True, 1.0),
@@ -190,10 +200,11 @@ def test_forms_that_are_raised(name):
     assert (match.score_dtype, match.gate_dtype) == ("float32", "float32")
 
 
-BIASED = ("sigmoid_with_bias", "softmax_with_bias", "grouped")
+BIASED = ("sigmoid_with_bias", "softmax_with_bias", "grouped", "grouped_as_another")
 
 
-@pytest.mark.parametrize("name, kind", [("grouped", "top2"), ("grouped_in_place", "max")])
+@pytest.mark.parametrize("name, kind", [("grouped", "top2"), ("grouped_as_another", "max"),
+                                        ("grouped_in_place", "max")])
 def test_groups_are_parameters_of_their_router(name, kind):
     match = explain_one(RAISED[name][0])
     assert (match.groups, match.topk_group, match.group_score) == (4, 2, kind)
