@@ -12,13 +12,22 @@ Switch model loses the loop over its experts that no compiler can capture.
 import functools
 
 import torch
-from torch.nn.functional import linear, one_hot
+from torch.nn.functional import one_hot
 
 from ._log import warn_user
 from .experts import run_experts, run_rows
 from .ops import grouped_topk, topk_renorm
 
 # ---- routers: forwards with the signatures of the classes that they replace --------
+
+
+def linear(hidden_states, weight, bias=None):
+    """torch's, which gives memory that nobody has written where the weight is on "meta"."""
+    if weight.is_meta and not hidden_states.is_meta:
+        raise ValueError(
+            "expected the weight of a router in memory, found it on the device 'meta'; load it, or "
+            "leave the hooks on that bring it")
+    return torch.nn.functional.linear(hidden_states, weight, bias)
 
 
 def _mixtral(self, hidden_states):

@@ -60,6 +60,42 @@ def test_a_model_without_routers_goes_to_inductor_as_it_is():
     torch.testing.assert_close(torch.compile(layer, backend="moe")(x), layer(x))
 
 
+# -------------------------------------------------------- weights that change later
+
+
+def replace_gate(model):
+    model.gate = torch.nn.Linear(8, 6, bias=False, dtype=model.gate.weight.dtype)
+
+
+CHANGES = {
+    "half": lambda m: m.half(), "bfloat16": lambda m: m.to(torch.bfloat16),
+    "double": lambda m: m.double(),
+    "in place": lambda m: m.gate.weight.data.mul_(-1),
+    "a file": lambda m: m.load_state_dict(Routed().state_dict()),
+    "a file, assigned": lambda m: m.load_state_dict(Routed().state_dict(), assign=True),
+    "a layer": replace_gate,
+}
+
+
+def test_weights_that_change_after_the_compilation_are_used():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, h = Routed(), torch.randn(5, 8)
+    spy = Spy()
+    compiled = torch.compile(model, backend=spy)
+    for name, change in CHANGES.items():
+        before = compiled(h.to(model.gate.weight.dtype)).double()
+        change(model)
+        x = h.to(model.gate.weight.dtype)
+        tolerance = {torch.float16: 2e-3, torch.bfloat16: 0.02}.get(x.dtype, 1e-6)
+        torch.testing.assert_close(compiled(x), model(x), rtol=tolerance, atol=tolerance, msg=name)
+        assert name in ("half", "bfloat16", "double") or not torch.allclose(compiled(x).double(), before)
+    assert spy.seen.count("moe.topk_renorm.default") >= 1
+    model.to(device="meta")
+    with pytest.raises(RuntimeError, match="device"):
+        compiled(h)
+
+
 # ------------------------------------------------- what training puts around routers
 
 

@@ -115,6 +115,15 @@ def test_another_dtype_of_the_weights_is_compiled_anew(compiled_net, dtype):
         compiled(x)
 
 
+def test_weights_without_memory_are_refused(compiled_net):
+    compiled = copy.deepcopy(compiled_net)
+    assert compiled.to(device="meta") is compiled
+    for device in ("cpu", "meta"):
+        with pytest.raises((TypeError, ValueError), match="expected (weights in memory|a CPU tensor), "
+                                                          "found .*meta"):
+            compiled(torch.randn(5, 6, device=device))
+
+
 def test_an_exported_program_refuses_another_dtype():
     net, x = Net(), torch.randn(5, 6)
     compiled = moe_mlir.compile(moe_mlir.export(net, (x,)))

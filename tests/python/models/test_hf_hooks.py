@@ -159,8 +159,23 @@ def test_a_saved_model_is_the_models_own(tmp_path):
     torch.testing.assert_close(logits(loaded, inputs), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_weights_that_are_not_there_are_an_error():
+    family = FAMILIES["Qwen3-MoE"]
+    model = family.build()
+    hf.patch(model)
+    model.model.layers[0].mlp.gate.to(device="meta")
+    with pytest.raises(ValueError, match="expected the weight of a router in memory, found it on the "
+                                         "device 'meta'"):
+        logits(model, family.example())
+
+
+def scale_in_place(model):
+    with torch.no_grad():
+        model.model.layers[0].mlp.gate.weight.mul_(-1.5)
+
+
 @pytest.mark.parametrize("change", [
-    lambda m: m.half(), lambda m: m.to(torch.bfloat16),
+    scale_in_place, lambda m: m.half(), lambda m: m.to(torch.bfloat16),
     lambda m: m.load_state_dict({n: 1.5 * t for n, t in m.state_dict().items()}, assign=True)])
 def test_weights_that_change_after_the_patch(change):
     family = FAMILIES["Qwen3-MoE"]

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from op_calls import ALL_CALLS, normal, run
+from support import run_tool
 
 import moe_mlir
 
@@ -45,6 +46,54 @@ def test_a_forked_process_computes_as_its_parent():
     assert queue.get() == moe_mlir.topk_renorm(z, 7, route_scale=0.123)[1].sum().item()
     for name, tensors in results:
         assert queue.get() == (name, [x.double().nan_to_num().sum().item() for x in tensors])
+
+
+def compute(queue, functions, h):
+    torch.set_num_threads(1)
+    for function in functions:
+        queue.put(function(h).sum().item())
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork here")
+def test_a_process_that_is_forked_while_threads_compute(tmp_path):
+    """Code of an artifact and of a model, both used, and in use while the child is made."""
+    (tmp_path / "m.mlir").write_text(
+        f"""func.func @choose(%z: tensor<?x{EXPERTS}xf32>) -> tensor<?x8xi64> {{
+          %c0 = arith.constant 0 : index
+          %n = tensor.dim %z, %c0 : tensor<?x{EXPERTS}xf32>
+          %g = tensor.empty(%n) : tensor<?x8xf32>
+          %i = tensor.empty(%n) : tensor<?x8xi64>
+          %r:2 = moe.topk_renorm ins(%z : tensor<?x{EXPERTS}xf32>)
+            outs(%g, %i : tensor<?x8xf32>, tensor<?x8xi64>)
+            {{kind = #moe.score_kind<logits>}} -> tensor<?x8xf32>, tensor<?x8xi64>
+          return %r#1 : tensor<?x8xi64>
+        }}""")
+    done = run_tool("moe-compile", "m.mlir", "-o", "choose", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    h = normal(TOKENS, EXPERTS)
+    model = torch.nn.Sequential(torch.nn.Linear(EXPERTS, EXPERTS), torch.nn.Softmax(-1))
+    functions = [moe_mlir.load(tmp_path / "choose"), moe_mlir.compile(model, (h,))]
+    wanted = [function(h).sum().item() for function in functions]
+    context, stop = multiprocessing.get_context("fork"), threading.Event()
+
+    def use(function):
+        while not stop.is_set():
+            function(h)
+
+    threads = [threading.Thread(target=use, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    queue = context.SimpleQueue()
+    child = context.Process(target=compute, args=(queue, functions, h), daemon=True)
+    child.start()
+    child.join(60)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    if child.is_alive():
+        child.kill()
+    assert child.exitcode == 0
+    assert [queue.get() for _ in functions] == pytest.approx(wanted, rel=1e-6)
 
 
 class Routed(torch.utils.data.Dataset):
