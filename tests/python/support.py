@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import subprocess
 from pathlib import Path
 
@@ -17,6 +18,12 @@ BUILD = PACKAGE.parents[1]
 def run_tool(name, *arguments, cwd=None):
     return subprocess.run([BUILD / "bin" / name, *map(str, arguments)], capture_output=True,
                           text=True, cwd=cwd, timeout=120)
+
+
+def run_ranks(work, arguments, ranks):
+    """Runs `work(rank, *arguments)` in processes of its own, forked of one that has torch loaded."""
+    multiprocessing.set_forkserver_preload(["torch.distributed.fsdp", "torch._dynamo", "moe_mlir.nn"])
+    torch.multiprocessing.start_processes(work, arguments, ranks, start_method="forkserver")
 
 
 def rewrite_manifest(folder, change):

@@ -6,6 +6,7 @@ Each rank takes a slice of the same tokens, of unequal size; one rank has none.
 import pytest
 import torch
 import torch.distributed as dist
+from support import run_ranks
 
 import moe_mlir
 from moe_mlir import distributed, metrics, nn, reference
@@ -110,7 +111,7 @@ def work(rank, ranks, folder):
 def ranks(request, tmp_path_factory):
     """The results of every rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(work, (request.param, str(folder)), nprocs=request.param)
+    run_ranks(work, (request.param, str(folder)), request.param)
     return [torch.load(folder / str(rank)) for rank in range(request.param)]
 
 

@@ -9,6 +9,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
+from support import run_ranks
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -121,7 +122,7 @@ def work(rank, folder):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
-    torch.multiprocessing.spawn(work, (str(folder),), nprocs=RANKS)
+    run_ranks(work, (str(folder),), RANKS)
     return [torch.load(folder / str(rank)) for rank in range(RANKS)]
 
 

@@ -15,6 +15,7 @@ from composition import TOWERS, name_of, operands, stack
 from methods import D, E, METHODS, K, normal
 from methods import make as make_method
 from op_judge import assert_close
+from support import run_ranks
 from torch.utils.checkpoint import checkpoint
 
 import moe_mlir
@@ -188,7 +189,7 @@ def _rank(rank, folder, results):
 def test_ranks_sum_their_counts_before_the_average_moves(tmp_path):
     with torch.multiprocessing.Manager() as manager:
         results = manager.dict()
-        torch.multiprocessing.spawn(_rank, (str(tmp_path), results), nprocs=2)
+        run_ranks(_rank, (str(tmp_path), results), 2)
         ranks = [torch.tensor(results[r]) for r in range(2)]
     together = make("symphony")
     for seed in range(2):
@@ -223,7 +224,7 @@ def test_ddp_leaves_the_counts_of_several_forwards_a_step_alone(tmp_path, backen
     """Before each forward it gives all ranks the buffers of rank 0; counts are of each rank."""
     with torch.multiprocessing.Manager() as manager:
         results = manager.dict()
-        torch.multiprocessing.spawn(_ddp_rank, (str(tmp_path), backend, results), nprocs=2)
+        run_ranks(_ddp_rank, (str(tmp_path), backend, results), 2)
         ranks = [dict(results[r]) for r in range(2)]
     together = make("deepseek_symphony" if backend is None else "symphony")
     for step in range(2):
