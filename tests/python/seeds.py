@@ -7,6 +7,8 @@ workers of pytest-xdist through the environment.
 import os
 import random
 
+import pytest
+
 _VARIABLE = "MOE_MLIR_SEED"
 
 
@@ -17,6 +19,20 @@ def run_seed() -> int:
         return int(text)
     except ValueError:
         raise SystemExit(f"error: expected an integer in {_VARIABLE}, found {text!r}") from None
+
+
+def some(cases, by=None):
+    """Cases of which one, or one of each `by(case)`, always runs; the run's seed draws them.
+
+    The others are long, so that a run and a long run of one seed run all of them.
+    """
+    groups = {}
+    for case in (cases := list(cases)):
+        groups.setdefault(by(case) if by else None, []).append(case)
+    draw = random.Random(run_seed())
+    drawn = [draw.choice(group) for group in groups.values()]
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)),
+                         marks=() if case in drawn else pytest.mark.long) for case in cases]
 
 
 def configure_hypothesis(config):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import seeds
 
 HERE = Path(__file__).parent
 PROPERTY = """
@@ -50,3 +51,16 @@ def test_each_run_draws_new_examples_and_its_seed_repeats_them(draw):
 def test_a_seed_that_is_no_number_is_named(draw):
     _, _, error = draw("abc", check=False)
     assert "expected an integer in MOE_MLIR_SEED, found 'abc'" in error
+
+
+def test_one_case_of_each_kind_runs_always_and_the_others_in_a_long_run(monkeypatch):
+    drawn = set()
+    for seed in range(20):
+        monkeypatch.setenv("MOE_MLIR_SEED", str(seed))
+        cases = seeds.some(range(6), by=lambda n: n % 2)
+        assert [case.values for case in cases] == [(n,) for n in range(6)]
+        plain = [case.values[0] for case in cases if not case.marks]
+        assert sorted(n % 2 for n in plain) == [0, 1]
+        assert all(case.marks in ((), (pytest.mark.long,)) for case in cases)
+        drawn.update(plain)
+    assert drawn == set(range(6))

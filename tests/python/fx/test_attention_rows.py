@@ -1,10 +1,12 @@
 """Attention beside ops on its rows: which attentions give them, which do not and why."""
 
+import itertools
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from seeds import some
 
 import moe_mlir
 from moe_mlir import backend, nn
@@ -119,8 +121,10 @@ def gradients(module, run, x):
     return [gates.detach(), indices, *grads]
 
 
-@pytest.mark.parametrize("attend", GIVES, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("mode", ["min_entropy", "all"])
+@pytest.mark.parametrize(
+    "attend, mode",
+    some(itertools.product(GIVES, ["min_entropy", "all"]), by=lambda case: case[0]),
+    ids=lambda x: getattr(x, "__name__", x))
 def test_the_posterior_takes_the_rows_of_its_attention(attend, mode):
     layer, x = Layer(attend, head_mode=mode, **GIVES[attend]), torch.randn(B, N, D)
     run, seen = compiled(layer)
@@ -136,12 +140,13 @@ def test_imported_layers_hold_no_matrix_of_tokens_by_tokens(attend):
     layer, x = Layer(attend, **GIVES[attend]), torch.randn(B, N, D)
     (site,) = moe_mlir.explain(layer, (x,))
     assert (site.mixing, site.left) == ("attention", "")
-    text = moe_mlir.export(layer, (x,)).text
+    imported = moe_mlir.compile(layer, (x,))
+    text = imported.module.text
     assert text.count("moe.softmax_mix") == 1 and "rows(" in text
     # Of the softmax of the experts alone.
     assert text.count("math.exp") == 1 and ("causal = true" in text) == GIVES[attend]["causal"]
     with torch.no_grad():
-        for found, eager in zip(moe_mlir.compile(layer, (x,))(x), layer(x), strict=True):
+        for found, eager in zip(imported(x), layer(x), strict=True):
             torch.testing.assert_close(found, eager, rtol=1e-5, atol=1e-6)
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from seeds import some
 
 import moe_mlir
 
@@ -16,7 +17,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS))
 def test_model(name):
     config_class, extra, form = MODELS[name]
     torch.manual_seed(0)

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from seeds import some
 
 import moe_mlir
 from moe_mlir.models import FAMILIES
@@ -63,7 +64,7 @@ def test_a_cache_is_refused(granite):
         moe_mlir.compile(granite.model, (tokens(2, 12),), kwargs=dict(use_cache=True))
 
 
-@pytest.mark.parametrize("name", ["Mixtral", "OLMoE", "Qwen3-MoE", "DeepSeek-V3"])
+@pytest.mark.parametrize("name", some(["Mixtral", "OLMoE", "Qwen3-MoE", "DeepSeek-V3"]))
 def test_one_example_serves_the_rest(name):
     """Traced with one token of one sequence; then several, padded."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ import copy
 
 import pytest
 import torch
+from seeds import some
 
 import moe_mlir
 from moe_mlir import backend
@@ -17,10 +18,21 @@ backend.register()
 SIZES = ("input_ids", "decoder_input_ids", "attention_mask")
 
 
-@pytest.fixture(params=FAMILIES)
+every_family = pytest.mark.parametrize("family", FAMILIES, indirect=True)
+# Which model it is matters to the import; to the rest, which form of router.
+a_family_of_each_form = pytest.mark.parametrize(
+    "family", some(FAMILIES, by=lambda name: FAMILIES[name].form), indirect=True)
+
+
+@pytest.fixture
 def family(request):
     torch._dynamo.reset()
     return FAMILIES[request.param]
+
+
+def shape_of(family):
+    """Of an example; code that is unrolled over the tokens gets few."""
+    return (2, 12) if family.dynamic else (2, 5)
 
 
 def capturable(family, model):
@@ -36,8 +48,9 @@ def relative(found, expected):
     return (found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
 
 
+@a_family_of_each_form
 def test_every_router_is_recognised(family):
-    matches = moe_mlir.explain(family.build(), (), kwargs=family.example())
+    matches = moe_mlir.explain(family.build(), (), kwargs=family.example(*shape_of(family)))
     assert [m.form for m in matches] == [family.form] * family.routers()
     for match in matches:
         assert match.recognised and match.num_experts == 8, match
@@ -48,10 +61,12 @@ def test_every_router_is_recognised(family):
         assert any(word in code for word in ("topk", "argmax", "max(", "sparsemixer")), code
 
 
+@every_family
 def test_the_whole_model_is_imported(family):
     model = family.build()
     imported = capturable(family, model)
-    module = moe_mlir.export(imported, (), kwargs=family.example())
+    example = shape_of(family)
+    module = moe_mlir.export(imported, (), kwargs=family.example(*example))
     assert module.text.count("moe.topk_renorm ins") == family.routers() * (
         2 if family.form == "F9" else 1)
     # Llama4 runs every expert on every token.
@@ -60,19 +75,20 @@ def test_the_whole_model_is_imported(family):
     assert module.text.count("moe.combine ins") == dispatches
     assert "dense<" not in module.text  # parameters stay outside
     compiled = moe_mlir.compile(module)
-    for shape in ((2, 12), (3, 20)) if family.dynamic else ((2, 12),):
+    for shape in (example, (3, 20)) if family.dynamic else (example,):
         inputs = family.example(*shape, seed=1)
         with torch.no_grad():
             expected = model(**inputs).logits
         assert relative(compiled(**inputs).logits, expected) < 1e-5
 
 
+@a_family_of_each_form
 def test_torch_compile_trains_in_one_graph(family):
     """Outputs and gradients of eager, whatever batch and tokens, without a second graph."""
     model = family.build()
     trained = capturable(family, model)
     compiled = torch.compile(trained, backend="moe", fullgraph=True, options={"rest": "eager"})
-    shapes = ((2, 12), (5, 7)) if family.dynamic else ((2, 12), (2, 12))
+    shapes = (shape_of(family), (5, 7) if family.dynamic else shape_of(family))
     with torch._dynamo.config.patch(error_on_recompile=True):
         for shape in shapes:
             inputs = family.example(*shape, seed=1)
@@ -94,12 +110,13 @@ def test_torch_compile_trains_in_one_graph(family):
                     assert relative(ours[name], gradient) < 1e-4, name
 
 
+@a_family_of_each_form
 def test_bfloat16_is_no_worse_than_eager(family):
     model = family.build(torch.bfloat16)
     exact = copy.deepcopy(model).double()
     if family.form not in ("F7", "F8"):
         exact.set_experts_implementation("batched_mm")  # torch's grouped product is f32 at most
-    inputs = family.example()
+    inputs = family.example(*shape_of(family))
     compiled = torch.compile(capturable(family, model), backend="moe", fullgraph=True,
                              options={"rest": "eager"})
     with torch.no_grad():
