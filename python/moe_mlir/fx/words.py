@@ -77,7 +77,11 @@ def call_in_words(node: Node, depth: int = 2) -> str:
     node = exactly(node)
     if node.op != "call_function":
         return "an input of the graph"
+    written = node.meta.get("original_aten", node.target)
+    if hasattr(written, "_opname") and str(written) != str(node.target):
+        return written._opname  # the node is a step of its decomposition
     name = str(getattr(node.target, "_opname", None) or getattr(node.target, "__name__", node.target))
+    name = name.lstrip("_")
     given = [f"{key}={text}" for key, text in arguments_given(node).items() if text is not False]
     call = f"{name}({', '.join(given)})" if given else name
     origin = source(node)

@@ -1,6 +1,7 @@
 """Routers as models spell them: which form, which parameters, or why not."""
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -264,6 +265,27 @@ def test_forms_that_are_kept_say_why(name):
     match = explain_one(select)
     assert match.form == form and not match.recognised
     assert match.reason.startswith("not raised: ") and reason in match.reason
+
+
+@pytest.mark.parametrize("select, form, why", [
+    (lambda z: z.tanh().argmax(-1), "argmax", "an argmax of tanh of linear; expected the position"),
+    (lambda z: F.softmax(z, -1).sort(-1, descending=True)[1][:, :K], "sort",
+     "a sort of softmax.*; expected torch.topk instead for a router"),
+    (lambda z: F.softmax(z, -1).argsort(-1, descending=True)[:, :K], "sort",
+     "a sort of softmax.*; expected torch.topk instead")])
+def test_selections_without_a_top_k_say_why_they_stay(select, form, why):
+    match = explain_one(select)
+    assert (match.form, match.recognised) == (form, False)
+    assert re.search(why, match.reason), match.reason
+
+
+@pytest.mark.parametrize("select, found", [
+    (lambda z: F.softplus(z).topk(K), "softplus"), (lambda z: F.log_softmax(z, -1).topk(K), "log_softmax"),
+    (lambda z: (z / 2.0).exp().topk(K), "exp.* of div")])
+def test_a_score_function_that_is_not_known_is_named(select, found):
+    match = explain_one(select)
+    assert not match.recognised
+    assert re.search(f"it selects from .*{found}.*, where a softmax or a sigmoid", match.reason), match
 
 
 def half_softmax(z):
