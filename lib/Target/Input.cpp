@@ -283,6 +283,20 @@ LogicalResult DiagnosticCollector::handle(Diagnostic &diagnostic) {
     printMessage(stream, note);
   }
   bool isError = diagnostic.getSeverity() == DiagnosticSeverity::Error;
-  (isError ? errors : others).push_back(text);
+  if (isError)
+    errors.push_back(text);
+  else
+    add(text);
   return success();
+}
+
+void DiagnosticCollector::add(const std::string &text) {
+  auto [known, isNew] = said.try_emplace(text, others.size(), 1);
+  auto &[place, count] = known->second;
+  if (isNew)
+    return others.push_back(text);
+  auto [first, rest] = StringRef(text).split('\n');
+  others[place] = (first + " (" + Twine(++count) + " times)").str();
+  if (!rest.empty())
+    others[place] += ("\n" + rest).str();
 }

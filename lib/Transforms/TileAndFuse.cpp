@@ -473,7 +473,9 @@ private:
     ++numNotFused;
     remark::missed(producer->getLoc(),
                    remark::RemarkOpts::name("TileAndFuse").category(DEBUG_TYPE))
-        << ("not fused into " + consumer->getName().getStringRef()).str()
+        << (producer->getName().getStringRef() + " not fused into " +
+            consumer->getName().getStringRef())
+               .str()
         << remark::reason("{0}", reason);
   }
 
@@ -500,7 +502,9 @@ private:
         remark::missed(
             user->getLoc(),
             remark::RemarkOpts::name("TileAndFuse").category(DEBUG_TYPE))
-            << ("not fused with " + member->getName().getStringRef()).str()
+            << (user->getName().getStringRef() + " not fused with " +
+                member->getName().getStringRef())
+                   .str()
             << remark::reason(
                    "{0}", isReduction
                               ? "it sums over the rows that the loop cuts, and "

@@ -13,6 +13,8 @@
 #include "llvm/Support/MemoryBuffer.h"
 #include "llvm/Support/raw_ostream.h"
 
+#include <algorithm>
+
 using namespace mlir;
 using namespace mlir::moe;
 namespace cl = llvm::cl;
@@ -242,6 +244,24 @@ static LogicalResult run(const Options &options, MLIRContext &context,
   return result;
 }
 
+/// Remarks that name an op of the dialect come last, where they are seen, and
+/// their number after them: a model has many more.
+static void printOthers(std::vector<std::string> &others, bool remarks) {
+  auto isAboutRouting = [](StringRef text) {
+    return text.split('\n').first.contains("moe.");
+  };
+  auto routing =
+      std::stable_partition(others.begin(), others.end(), [&](StringRef text) {
+        return !isAboutRouting(text);
+      });
+  for (const std::string &text : others)
+    llvm::errs() << text << "\n";
+  if (remarks)
+    llvm::errs() << "remarks: " << others.size() << " different ones, "
+                 << others.end() - routing
+                 << " of them about moe ops, at the end\n";
+}
+
 int main(int argc, char **argv) {
   llvm::InitLLVM init(argc, argv);
   Options options;
@@ -261,8 +281,8 @@ int main(int argc, char **argv) {
     enableRemarks(*context);
   DiagnosticCollector diagnostics(*context);
   LogicalResult result = run(options, *context, argv[0], diagnostics);
-  for (const auto *list : {&diagnostics.others, &diagnostics.errors})
-    for (const std::string &text : *list)
-      llvm::errs() << text << "\n";
+  printOthers(diagnostics.others, options.remarks);
+  for (const std::string &text : diagnostics.errors)
+    llvm::errs() << text << "\n";
   return failed(result) ? EXIT_FAILURE : EXIT_SUCCESS;
 }

@@ -6,6 +6,7 @@
 #include "mlir/IR/BuiltinOps.h"
 #include "mlir/IR/Diagnostics.h"
 #include "mlir/IR/OwningOpRef.h"
+#include "llvm/ADT/StringMap.h"
 #include <optional>
 #include <string>
 #include <vector>
@@ -50,14 +51,18 @@ public:
   /// The text that the locations of file `name` point into.
   void setSource(StringRef text, StringRef name);
 
-  /// Errors, and everything else, in order of emission.
+  /// Errors, and everything else, in order of emission. What is said again, as
+  /// of each copy of a layer, is there once, with the number of times.
   std::vector<std::string> errors, others;
 
 private:
   LogicalResult handle(Diagnostic &diagnostic);
+  void add(const std::string &text);
   std::string sourceLine(Location location) const;
 
   std::string source, sourceName;
+  /// The place in `others` of each text, and how often it was said.
+  llvm::StringMap<std::pair<size_t, unsigned>> said;
   ScopedDiagnosticHandler handler;
 };
 
