@@ -35,17 +35,24 @@ int64_t multiply(int64_t a, int64_t b) {
   return product;
 }
 
-int64_t divideFloor(int64_t a, int64_t b) {
+void checkDivisor(int64_t b) {
   if (b == 0)
     throw std::runtime_error("expected a size that divides by another number "
                              "than 0");
+}
+
+int64_t divideFloor(int64_t a, int64_t b) {
+  checkDivisor(b);
   if (b == -1)
     return subtract(0, a);
   return a / b - (a % b != 0 && (a < 0) != (b < 0));
 }
 
+/// Has the sign of b. The quotient times b may not fit, so it is not used.
 int64_t modulo(int64_t a, int64_t b) {
-  return b == -1 ? 0 : a - divideFloor(a, b) * b;
+  checkDivisor(b);
+  int64_t rest = b == -1 ? 0 : a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
 int64_t power(int64_t base, int64_t exponent) {
