@@ -39,7 +39,11 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_setup(item):
-    quick.check_clock(item.config)
+    quick.start_clock(item.config)
+
+
+def pytest_runtest_teardown(item):
+    quick.stop_clock(item.config)
 
 
 @pytest.hookimpl(tryfirst=True)
