@@ -52,17 +52,19 @@ def check(name, cache, rest, layers):
     spy = Spy(rest)
     model.compile(backend=spy, dynamic=True)
     found = generate(model, cache)
-    # The prompt, the first token after it, and all others.
-    assert set(spy.seen) == {(layers, 0)} and 2 <= len(spy.seen) <= 3, spy.seen
+    assert set(spy.seen) == {(layers, 0)}, spy.seen
     ends = tokens_before_ties(selections, layers)
     assert (ends > PROMPT).any()
     for ours, eager, end in zip(found, expected, ends):
         assert torch.equal(ours[:end], eager[:end])
+    return spy.seen
 
 
 @pytest.mark.parametrize("name, cache", [("Mixtral", "dynamic"), ("Granite-MoE", "static")])
 def test_generation_has_the_tokens_of_eager(name, cache):
-    check(name, cache, "eager", layers=1)
+    seen = check(name, cache, "eager", layers=1)
+    # The prompt, the first token after it, and all others.
+    assert 2 <= len(seen) <= 3
 
 
 @pytest.mark.long
