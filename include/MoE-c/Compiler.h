@@ -118,7 +118,8 @@ typedef struct MoETensorHeader {
 } MoETensorHeader;
 
 /// values[i] points to a scalar, or to a MoETensorHeader that is followed by
-/// int64_t sizes[rank], strides[rank]. Arguments are not checked.
+/// int64_t sizes[rank], strides[rank]. Arguments are not checked. To be called
+/// by moe_call of MoE/Runtime/Memory.h, which says when memory runs out.
 typedef void (*MoEPackedFunction)(void **values);
 MoEPackedFunction moeFunctionGetEntry(MoEFunction function);
 

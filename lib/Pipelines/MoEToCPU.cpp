@@ -109,6 +109,7 @@ static void buildVectorStage(OpPassManager &manager,
   MoEOutlineParallelPassOptions outlining;
   outlining.threads = options.threads;
   manager.addPass(createMoEOutlineParallelPass(outlining));
+  manager.addNestedPass<func::FuncOp>(createMoELimitStackPass());
 }
 
 //===----------------------------------------------------------------------===//
@@ -129,7 +130,10 @@ static void buildLLVMStage(OpPassManager &manager) {
   manager.addPass(createConvertMathToLLVMPass());
   manager.addPass(createConvertMathToLibmPass());
   // The next pass leaves memref.reshape as it is.
-  manager.addPass(createFinalizeMemRefToLLVMConversionPass());
+  // The runtime's functions for memory: they do not return without it.
+  FinalizeMemRefToLLVMConversionPassOptions memory;
+  memory.useGenericFunctions = true;
+  manager.addPass(createFinalizeMemRefToLLVMConversionPass(memory));
   // All other dialects in one conversion: each costs a walk and its casts.
   manager.addPass(createConvertToLLVMPass());
   manager.addPass(createReconcileUnrealizedCastsPass());

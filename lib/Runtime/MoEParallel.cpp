@@ -8,6 +8,8 @@
 
 #include "MoE/Runtime/Parallel.h"
 
+#include "Guard.h"
+
 #include <algorithm>
 #include <atomic>
 #include <omp.h>
@@ -32,15 +34,38 @@ int32_t moe_get_num_threads() {
   return limit ? limit : std::max(omp_get_max_threads(), 1);
 }
 
+namespace {
+struct Loop {
+  int64_t count;
+  MoEParallelBody body;
+  void *context;
+  /// What a thread did not get, whichever was last.
+  std::atomic<int64_t> missing{0};
+};
+struct Chunk {
+  const Loop *loop;
+  int64_t begin, end;
+};
+} // namespace
+
 /// Chunk `number` of `chunks`. The first ones are one longer; written so that
-/// no product can overflow.
-static void runChunk(int64_t number, int64_t chunks, int64_t count,
-                     MoEParallelBody body, void *context) {
-  int64_t size = count / chunks, extra = count % chunks;
+/// no product can overflow. A body that fails may not leave the team: the loop
+/// fails when all threads are done.
+static void runChunk(Loop &loop, int64_t number, int64_t chunks) {
+  int64_t size = loop.count / chunks, extra = loop.count % chunks;
   int64_t begin = number * size + std::min(number, extra);
   int64_t end = begin + size + (number < extra ? 1 : 0);
-  if (begin < end)
-    body(begin, end, context);
+  if (begin >= end)
+    return;
+  Chunk chunk{&loop, begin, end};
+  int64_t missing = moe::runtime::guard(
+      [](void *context) {
+        auto *chunk = static_cast<Chunk *>(context);
+        chunk->loop->body(chunk->begin, chunk->end, chunk->loop->context);
+      },
+      &chunk);
+  if (missing)
+    loop.missing.store(missing, std::memory_order_relaxed);
 }
 
 void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
@@ -50,6 +75,7 @@ void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
   if (threads == 1 || omp_in_parallel())
     return body(0, count, context);
 
+  Loop loop{count, body, context};
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
     // OpenMP may grant fewer threads than asked for. Iterations of causal loops
@@ -58,8 +84,10 @@ void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
     int64_t team = omp_get_num_threads(), id = omp_get_thread_num();
     bool inPairs = count / 2 >= team;
     int64_t chunks = inPairs ? 2 * team : team;
-    runChunk(id, chunks, count, body, context);
+    runChunk(loop, id, chunks);
     if (inPairs)
-      runChunk(chunks - 1 - id, chunks, count, body, context);
+      runChunk(loop, chunks - 1 - id, chunks);
   }
+  if (int64_t missing = loop.missing.load(std::memory_order_relaxed))
+    moe::runtime::fail(missing);
 }

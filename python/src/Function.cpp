@@ -202,8 +202,21 @@ void Function::call(nb::args arguments) const {
     writeDescriptor(firstElement(tensor), tensor.shape, tensor.rank, next);
     next += descriptorWords(tensor.rank);
   }
-  nb::gil_scoped_release release;
-  entry(values);
+  int64_t missing;
+  {
+    nb::gil_scoped_release release;
+    missing = moe_call(entry, values);
+  }
+  if (missing) {
+    raiseNoMemory(missing);
+    throw nb::python_error();
+  }
+}
+
+void moe::raiseNoMemory(int64_t bytes) {
+  PyErr_Format(PyExc_MemoryError,
+               "expected %lld bytes of memory for a kernel, found none free",
+               static_cast<long long>(bytes));
 }
 
 std::string Function::name() const {

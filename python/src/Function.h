@@ -4,6 +4,7 @@
 #define MOE_PYTHON_FUNCTION_H
 
 #include "MoE-c/Compiler.h"
+#include "MoE/Runtime/Memory.h"
 #include <memory>
 #include <nanobind/nanobind.h>
 #include <string>
@@ -41,6 +42,9 @@ private:
   /// Keeps the code mapped.
   std::shared_ptr<MoEOpaqueExecutable> executable;
 };
+
+/// Sets Python's MemoryError.
+void raiseNoMemory(int64_t bytes);
 
 } // namespace moe
 

@@ -218,9 +218,16 @@ PyObject *PlainCalls::Call::run(const Form &form) const {
     setAddress(words + *buffers[i].header, firstElement(results[i]->tensor));
     values[next++] = words + *buffers[i].header;
   }
+  int64_t missing;
   Py_BEGIN_ALLOW_THREADS;
-  entry(values);
+  missing = moe_call(entry, values);
   Py_END_ALLOW_THREADS;
+  if (missing) {
+    for (size_t i = 0; i < buffers.size(); ++i)
+      results[i]->deleter(results[i]);
+    raiseNoMemory(missing);
+    return nullptr;
+  }
   return take(form.api, results);
 }
 

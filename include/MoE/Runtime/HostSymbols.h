@@ -3,6 +3,7 @@
 #ifndef MOE_RUNTIME_HOSTSYMBOLS_H
 #define MOE_RUNTIME_HOSTSYMBOLS_H
 
+#include "MoE/Runtime/Memory.h"
 #include "MoE/Runtime/Parallel.h"
 
 #include <string_view>

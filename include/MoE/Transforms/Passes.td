@@ -230,6 +230,25 @@ def MoEPrivatizeDestinationsPass
   let dependentDialects = ["::mlir::tensor::TensorDialect"];
 }
 
+def MoELimitStackPass : Pass<"moe-limit-stack", "mlir::func::FuncOp"> {
+  let summary = "Move large buffers from the stack to the heap";
+  let description = [{
+    Replaces `memref.alloca` by `memref.alloc` and a `memref.dealloc` at the end
+    of its block where the size is dynamic, and the largest static ones until
+    the others of the function take at most `max-bytes`: threads may have small
+    stacks, and one that is too small ends the process, where an allocation that
+    fails is an error. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::memref::MemRefDialect"];
+  let options = [
+    Option<"maxBytes", "max-bytes", "int64_t", /*default=*/"262144",
+           "the most that static buffers of a function may take of the stack">,
+  ];
+  let statistics = [
+    Statistic<"numMoved", "num-moved", "Number of buffers moved">,
+  ];
+}
+
 def MoEPromoteTileBuffersPass
     : Pass<"moe-promote-tile-buffers", "mlir::func::FuncOp"> {
   let summary = "Move the bounded buffers of parallel loops to the stack";

@@ -7,6 +7,8 @@
 
 #include "Functions.h"
 
+#include "MoE/Runtime/Memory.h"
+
 #include <stdexcept>
 
 namespace moe::runtime {
@@ -78,7 +80,10 @@ private:
       pack(inputs[i], arguments[i]);
     for (size_t i = 0; i < outputs.size(); ++i)
       pack(outputs[i], results[i]);
-    entry(packed.data());
+    if (int64_t missing = moe_call(entry, packed.data()))
+      throw std::runtime_error("expected " + std::to_string(missing) +
+                               " bytes of memory for '" + name +
+                               "', found none free");
   }
 
   std::shared_ptr<ObjectCode> code;

@@ -12,7 +12,8 @@ import cpus
 import pytest
 
 RUN = ("x86-64", "x86-64-v2", "x86-64-v3", "skylake-avx512", "icelake-server", "native")
-OURS = {"moe_get_num_threads", "moe_parallel_for"}
+OURS = {"moe_get_num_threads", "moe_parallel_for", "_mlir_memref_to_llvm_alloc",
+        "_mlir_memref_to_llvm_free"}
 
 
 def marked(levels, quick):

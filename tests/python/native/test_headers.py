@@ -10,7 +10,8 @@ INCLUDE = Path(__file__).parents[3] / "include"
 
 
 @pytest.mark.parametrize("standard", ["c99", "c17"])
-@pytest.mark.parametrize("header", ["MoE-c/Compiler.h", "MoE/Runtime/Parallel.h"])
+@pytest.mark.parametrize("header", ["MoE-c/Compiler.h", "MoE/Runtime/Parallel.h",
+                                    "MoE/Runtime/Memory.h"])
 def test_compiles_alone_as_c(tmp_path, header, standard):
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
