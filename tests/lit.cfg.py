@@ -44,17 +44,19 @@ moe_opt = "moe-opt"
 if os.environ.get("MOE_MLIR_VERIFY_ROUNDTRIP") == "1":
     moe_opt = "moe-opt --verify-roundtrip"
 
+# What kernels ask for memory and threads is in our library.
+runner_libraries = [
+    os.path.join(os.path.dirname(config.mlir_tools_dir), "lib", "libmlir_c_runner_utils.so"),
+    os.path.join(config.moe_python_dir, "moe_mlir", "libmoe_runtime.so"),
+]
+
 config.substitutions += [
     ("%moe-opt", moe_opt),
     # Runs @main of a module in the LLVM dialect.
     (
         "%run-cpu",
         "mlir-runner -e main -entry-point-result=void --shared-libs="
-        + os.path.join(
-            os.path.dirname(config.mlir_tools_dir),
-            "lib",
-            "libmlir_c_runner_utils.so",
-        ),
+        + ",".join(runner_libraries),
     ),
     ("%mlir-opt", os.path.join(config.mlir_tools_dir, "mlir-opt")),
     ("%python", config.python_executable),
