@@ -346,6 +346,7 @@ mlir::moe::translateToHostCode(ModuleOp module, HostCodeForm form,
            << "the lowering made invalid LLVM IR: " << problem;
   expandNarrowFloats(*code, *machine);
   optimise(*code, *machine);
+  moveNarrowFloatsAsBits(*code, *machine);
   FailureOr<std::string> result = emit(module, *code, *machine, form);
   if (!problem.empty())
     return module.emitError() << "LLVM's code generator failed: " << problem;

@@ -15,6 +15,13 @@ namespace mlir::moe {
 /// own library, which no process has to have.
 void expandNarrowFloats(llvm::Module &code, const llvm::TargetMachine &machine);
 
+/// Moves vectors of half and bfloat, where `machine` has no instructions for
+/// them, as 16-bit integers. From one block to the next, and element by element
+/// under a mask, the code generator takes the others by way of float, which it
+/// rounds back by a call. To be run last: vectorizers make such moves, too.
+void moveNarrowFloatsAsBits(llvm::Module &code,
+                            const llvm::TargetMachine &machine);
+
 } // namespace mlir::moe
 
 #endif // MOE_LIB_TARGET_NARROWFLOATS_H

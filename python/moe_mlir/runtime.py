@@ -44,7 +44,7 @@ def compile_cached(text: str, *, pipeline: str = "moe-to-cpu"):
     Raises:
         MoeError: the compiler's diagnostics.
     """
-    memory_key = (text, pipeline, _target_cpu())
+    memory_key = (text, pipeline, target_cpu())
     with _lock:
         if memory_key in _loaded:
             _loaded.move_to_end(memory_key)
@@ -81,7 +81,7 @@ def compile_bytes(kind: str, text: str, target: str, dump_dir: str = "", remarks
         remarks: a list that gets the compiler's warnings and remarks.
     """
     compiler = getattr(native(), f"compile_{kind}")
-    options = {"cpu": _target_cpu()} if kind == "object" else {}
+    options = {"cpu": target_cpu()} if kind == "object" else {}
     code = compiler(text, target, dump_dir=dump_dir, remarks=remarks, **options)
     return code if isinstance(code, bytes) else code.encode()
 
@@ -121,10 +121,10 @@ def get_num_threads() -> int:
 def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
     """As compile_cached, but always from the disk cache or from the compiler."""
     moe = native()
-    return moe.Executable(_cached("object", text, pipeline, _target_cpu(), *moe.host_cpu()))
+    return moe.Executable(_cached("object", text, pipeline, target_cpu(), *moe.host_cpu()))
 
 
-def _target_cpu() -> str:
+def target_cpu() -> str:
     """"native", or a smaller CPU whose kernels this machine is to run."""
     cpu = os.environ.get("MOE_MLIR_CPU", "native")
     missing = missing_for(cpu)

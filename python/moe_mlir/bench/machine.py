@@ -69,8 +69,11 @@ class Machine:
 
 def measure():
     from .._native import native
+    from ..runtime import target_cpu
 
-    features = native().host_cpu()[1].split(",")
+    # The roofs are those of code for the same CPU as the kernels'.
+    cpu = target_cpu()
+    features = (native().host_cpu()[1] if cpu == "native" else native().code_features(cpu)).split(",")
     lanes = 16 if "+avx512f" in features else 8
     dot = _gigaops(_dot_step, lanes, 4 * lanes) if "+avx512bf16" in features else None
     return Machine(

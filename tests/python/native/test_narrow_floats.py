@@ -25,6 +25,26 @@ func.func @{name}(%x: tensor<?x{source}>) -> tensor<?x{target}> {{
 """
 
 
+# Moves lanes below a limit, then the first of the next eight alone: two kinds of masks.
+MASKED_COPY = """
+func.func @masked_{narrow}(%x: tensor<16x{narrow}>, %limit: tensor<i64>) -> tensor<16x{narrow}> {{
+  %c0 = arith.constant 0 : index
+  %c8 = arith.constant 8 : index
+  %one = arith.constant 1.0 : {narrow}
+  %all = arith.constant dense<1.0> : tensor<16x{narrow}>
+  %number = tensor.extract %limit[] : tensor<i64>
+  %lanes = arith.index_cast %number : i64 to index
+  %some = vector.create_mask %lanes : vector<8xi1>
+  %first = vector.constant_mask [1] : vector<8xi1>
+  %a = vector.transfer_read %x[%c0], %one, %some {{in_bounds = [true]}} : tensor<16x{narrow}>, vector<8x{narrow}>
+  %b = vector.transfer_read %x[%c8], %one, %first {{in_bounds = [true]}} : tensor<16x{narrow}>, vector<8x{narrow}>
+  %r = vector.transfer_write %a, %all[%c0], %some {{in_bounds = [true]}} : vector<8x{narrow}>, tensor<16x{narrow}>
+  %s = vector.transfer_write %b, %r[%c8] {{in_bounds = [true]}} : vector<8x{narrow}>, tensor<16x{narrow}>
+  return %s : tensor<16x{narrow}>
+}}
+"""
+
+
 def bits(x):
     return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
@@ -109,6 +129,23 @@ def test_each_operation_rounds_once(executables, narrow):
     for cpu, executable in executables.items():
         found = call(executable, f"chain_{narrow}", x, x.dtype)
         assert torch.equal(found, expected), cpu
+
+
+@pytest.mark.parametrize("narrow", ["bf16", "f16"])
+def test_masked_moves_keep_every_bit(narrow):
+    """Without a call: LLVM would take the vector apart by way of float."""
+    from moe_mlir._native import native
+
+    moe, x = native(), all_values(TYPES[narrow])[-(2**15) // 3 :][:16].contiguous()
+    x[9] = x[3] = torch.nan
+    for cpu in cpus.LEVELS:
+        code = moe.compile_object(MASKED_COPY.format(narrow=narrow), cpu=cpu)
+        for limit in (0, 1, 5, 8) if cpu in cpus.runnable() else ():
+            expected = torch.ones_like(x)
+            expected[:limit], expected[8] = x[:limit], x[8]
+            found = torch.empty_like(x)
+            moe.Executable(code).function(f"masked_{narrow}")(x, torch.tensor(limit), found)
+            assert torch.equal(bits(found), bits(expected)), (cpu, limit)
 
 
 def test_vectors_with_subnormals_are_rounded_as_others():
