@@ -18,7 +18,7 @@ from .fx.attention import decomposition
 from .fx.einsum import EinsumAsMatmul
 from .fx.experts import raise_experts
 from .fx.fold_layers import fold_layers, unfold_layers
-from .fx.guards import conditions, fixed_symbols, input_shapes, symbols_refusing
+from .fx.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
 from .fx.reading import is_assertion
 from .fx.raise_routing import raise_routing
 from .importer import ImportedProgram, import_program
@@ -288,10 +288,12 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
         TraceFailed: torch.export cannot trace the model.
     """
     if isinstance(model, torch.export.ExportedProgram):
-        program = decompose(model)
+        program, bounds = decompose(model), bounds_of(model)
         spec, leaves = program.call_spec.in_spec, None
     else:
         program, spec, leaves = trace(model, args, kwargs, dynamic_tokens)
+        # Nobody asked for bounds: those of the trace are what torch likes to tell apart.
+        bounds = []
         warn_without_cache(model, args, kwargs)
     raise_routing(program.graph_module)
     raise_experts(program.graph)
@@ -301,7 +303,7 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model
     return Module(imported, LiveState(owner, _state(program)), spec, program.call_spec.out_spec,
-                  constants, conditions(program), owner)
+                  constants, [*conditions(program), *bounds], owner)
 
 
 def _leaves_of(program) -> list:

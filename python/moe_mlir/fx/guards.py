@@ -69,16 +69,22 @@ def fixed_symbols(program) -> set:
 
 
 def conditions(program) -> list:
-    """The guards of the form (name of a size, "==", "!=", "<" .., number), and the bounds of sizes."""
+    """The guards of the form (name of a size, "==", "!=", "<" .., number)."""
     asked = [(str(guard.lhs), guard.rel_op, int(guard.rhs)) for guard in guards_of(program)
              if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer]
-    return list(dict.fromkeys((*asked, *_bounds(program))))
+    return list(dict.fromkeys(asked))
 
 
-def _bounds(program):
-    """What the exporter said of sizes, `Dim("tokens", min=2, max=64)`; torch traced for no others."""
+def bounds_of(program) -> list:
+    """What the exporter said of sizes, `Dim("tokens", min=2, max=64)`, in the same form.
+
+    torch traced for no others. Where nobody said anything, such as Dim.AUTO, torch may
+    have a lower bound of its own.
+    """
+    bounds = []
     for symbol, sizes in program.range_constraints.items():
         if symbol.is_Symbol and sizes.lower.is_Integer and sizes.lower > 0:
-            yield str(symbol), ">=", int(sizes.lower)
+            bounds.append((str(symbol), ">=", int(sizes.lower)))
         if symbol.is_Symbol and sizes.upper.is_Integer:
-            yield str(symbol), "<=", int(sizes.upper)
+            bounds.append((str(symbol), "<=", int(sizes.upper)))
+    return bounds

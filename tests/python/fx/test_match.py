@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Selections
+from support import Selections, tied_rows
 
 import moe_mlir
 from moe_mlir.fx import find_routers, raise_routing
@@ -334,11 +334,13 @@ def test_a_raised_program_computes_the_same_and_trains(name):
     x = torch.randn(5, 16)
     raised = torch.export.export(model, (x,)).module()
     assert raise_routing(raised) == 1 and not find_routers(raised.graph)
-    with Selections(settle=True):
+    with Selections(settle=True) as selections:
         gates, indices = model(x)
     ours, chosen = raised(x)
     torch.testing.assert_close(ours, gates, rtol=1e-6, atol=1e-7)
-    assert torch.equal(chosen, indices)
+    # torch may take another product for the logits where a mode watches it.
+    near = tied_rows(selections, len(x), ulps=4)
+    assert torch.equal(chosen[~near], indices[~near]), selections.found
     cotangent = torch.randn_like(gates)
     gates.backward(cotangent)
     expected = model.gate.weight.grad.clone()
