@@ -109,7 +109,8 @@ Value *NarrowMoves::bitsOf(Value *value) {
   if (auto *argument = dyn_cast<Argument>(value))
     builder.SetInsertPointPastAllocas(argument->getParent());
   else
-    builder.SetInsertPoint(*cast<Instruction>(value)->getInsertionPointAfterDef());
+    builder.SetInsertPoint(
+        *cast<Instruction>(value)->getInsertionPointAfterDef());
   return known = builder.CreateBitCast(value, type);
 }
 
@@ -123,8 +124,8 @@ Value *NarrowMoves::copyMasked(IntrinsicInst &move) {
   }
   auto *type = FunctionType::get(toBitsType(move.getType()), types,
                                  /*isVarArg=*/false);
-  [[maybe_unused]] bool isKnown = Intrinsic::getIntrinsicSignature(
-      move.getIntrinsicID(), type, overloads);
+  [[maybe_unused]] bool isKnown =
+      Intrinsic::getIntrinsicSignature(move.getIntrinsicID(), type, overloads);
   assert(isKnown && "masked moves are there for all types of elements");
   CallInst *result =
       builder.CreateIntrinsic(move.getIntrinsicID(), overloads, arguments);
