@@ -91,6 +91,13 @@ def test_generated_programs_on_compiled_kernels(way, most):
     assert not differences, report(differences)
 
 
+def test_an_order_that_torch_leaves_open_may_be_ours_or_its_own():
+    lines = "v, i = F.softmax(z, -1).topk(3, sorted=False); w = z.gather(1, i.flip(1))"
+    for way in ("trace", "backend"):
+        outcome = check(program(lines), seed=1, way=way)
+        assert outcome.raised and not outcome.difference, outcome.difference
+
+
 @pytest.mark.long
 def test_many_generated_programs():
     count, raised, differences = run(10000, run_seed())
