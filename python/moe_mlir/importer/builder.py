@@ -250,6 +250,9 @@ class FunctionBuilder:
             zero = self.constant(0, source)
             compare = "cmpf une" if is_float(source) else "cmpi ne"
             return self.op(f"arith.{compare}, {scalar}, {zero} : {source}")
+        if target in ("f16", "bf16") and source != "f32":
+            # As torch, which rounds twice; arith has no conversion of f16 to bf16 or back.
+            scalar, source = self.convert(scalar, source, "f32"), "f32"
         return self.op(f"arith.{conversion(source, target)} {scalar} : {source} to {target}")
 
     # ---- the finished function ----------------------------------------------

@@ -46,8 +46,9 @@ def _unreduced(shape, dims) -> list:
 
 
 def _check_rounding(operand, element) -> None:
-    """With a narrower dtype torch rounds the operand before it reduces it."""
-    if FLOAT_BITS.get(element, 64) < FLOAT_BITS.get(operand.element, 0):
+    """With a dtype that does not hold the operand torch rounds it before it reduces it."""
+    bits = FLOAT_BITS.get(operand.element, 0)
+    if operand.element != element and FLOAT_BITS.get(element, 65) <= bits:
         raise Unsupported(f"argument 'dtype' = {element} for {operand.element} operands, which "
                           "would be rounded first; convert the operand or the result")
 

@@ -75,6 +75,24 @@ def test_conversions():
     check(function, (tokens() * 10,), rtol=0, atol=0)
 
 
+def test_conversions_between_half_and_bfloat():
+    def function(x):
+        half, brain = x.to(torch.float16), x.to(torch.bfloat16)
+        return half.to(torch.bfloat16), brain.to(torch.float16), half + brain
+    check(function, (tokens() * 1e4,), rtol=0, atol=0)
+
+
+def test_numbers_are_rounded_to_half_by_way_of_float32():
+    """As torch does: a bit above a tie is lost on the way."""
+    def function(x, count):
+        return (x.to(torch.float16), x.to(torch.bfloat16), count.to(torch.bfloat16),
+                count.to(torch.float16))
+    ties = torch.tensor([1 + 2**-11, 1 + 2**-8, 1.0], dtype=torch.float64) + 2**-40
+    counts = torch.tensor([2**33 + 2**25 + 1, 2**24 + 1, 12345])
+    assert ties.half()[0] == 1 and counts.bfloat16()[0] == 2**33
+    check(function, (ties.expand(5, 3), counts.expand(5, 3)), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_floats_compute_in_float32(dtype):
     def function(x, weight):
@@ -278,7 +296,8 @@ def test_arguments_that_decide_about_places():
 
 
 @pytest.mark.parametrize("function", [
-    lambda x: x.sum(-1, dtype=torch.bfloat16), lambda x: x.mean(-1, dtype=torch.bfloat16)])
+    lambda x: x.sum(-1, dtype=torch.bfloat16), lambda x: x.mean(-1, dtype=torch.bfloat16),
+    lambda x: x.half().sum(-1, dtype=torch.bfloat16)])
 def test_a_type_that_rounds_the_operand_first_is_told(function):
     with pytest.raises(ImportFailed, match="would be rounded first"):
         moe_mlir.export(Function(function), (tokens(),))
