@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ._host_cpu import missing_features, recommended
 from ._native import native
-from .sizes import RELATIONS
 from .sizes import evaluate_size as evaluate_text
+from .sizes import unmet_condition
 
 _FORMAT = "moe-mlir-artifact"
 _FORMAT_VERSION = 1
@@ -199,13 +199,13 @@ class ArtifactProgram:
         """The sizes that the inputs have by their names in the program, if it was compiled for them."""
         sizes = {name: int(arguments[position].shape[dim])
                  for name, (position, dim) in self._symbols.items()}
-        for name, relation, number in self._conditions:
-            if not RELATIONS[relation](sizes[name], number):
-                position, dim = self._symbols[name]
-                raise ValueError(
-                    f"input '{self._arguments[position]['name']}': expected dim {dim} {relation} "
-                    f"{number}, as the program was exported, found {sizes[name]}; export it with "
-                    "sizes that include this one, and compile that")
+        if unmet := unmet_condition(self._conditions, sizes):
+            name, relation, number = unmet
+            position, dim = self._symbols[name]
+            raise ValueError(
+                f"input '{self._arguments[position]['name']}': expected dim {dim} {relation} "
+                f"{number}, as the program was exported, found {sizes[name]}; export it with "
+                "sizes that include this one, and compile that")
         for argument, value in zip(self._arguments, arguments):
             for dim, size in enumerate(argument.get("shape", ())):
                 expected = evaluate_text(size, sizes)

@@ -6,7 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .export import Module
-from .sizes import RELATIONS, evaluate_size
+from .sizes import evaluate_size, unmet_condition
 
 _TENSOR = object()
 
@@ -161,16 +161,18 @@ class CompiledProgram:
     def _check_conditions(self, symbols) -> None:
         """The model's code may have asked `x.shape[1] == 1` and gone one way."""
         program = self.module.program
-        for name, relation, number in self.module.conditions:
-            if name in symbols and not RELATIONS[relation](symbols[name], number):
-                position, dim = program.symbols[name]
-                why = ("the program was exported, found {}; export it with sizes that include this "
-                       "one" if self.module.model is None else
-                       "the model's own code asked when it was traced, found {}; compile the model "
-                       "with an example of that size, too").format(symbols[name])
-                raise Misfit(ValueError(
-                    f"input '{program.arguments[position].name}': expected dim {dim} {relation} "
-                    f"{number}, as {why}"), can_retrace=True, is_size=True)
+        unmet = unmet_condition(self.module.conditions, symbols)
+        if unmet is None:
+            return
+        name, relation, number = unmet
+        position, dim = program.symbols[name]
+        why = ("the program was exported, found {}; export it with sizes that include this "
+               "one" if self.module.model is None else
+               "the model's own code asked when it was traced, found {}; compile the model "
+               "with an example of that size, too").format(symbols[name])
+        raise Misfit(ValueError(
+            f"input '{program.arguments[position].name}': expected dim {dim} {relation} "
+            f"{number}, as {why}"), can_retrace=True, is_size=True)
 
     # ---- the run -----------------------------------------------------------
 

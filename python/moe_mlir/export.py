@@ -292,7 +292,8 @@ def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
         spec, leaves = program.call_spec.in_spec, None
     else:
         program, spec, leaves = trace(model, args, kwargs, dynamic_tokens)
-        # Nobody asked for bounds: those of the trace are what torch likes to tell apart.
+        # The caller gave no bounds; those that torch derives while it traces (0 and 1 are sizes
+        # of their own to it) say nothing about the model.
         bounds = []
         warn_without_cache(model, args, kwargs)
     raise_routing(program.graph_module)

@@ -11,9 +11,8 @@ from functools import lru_cache
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
-# What a program may ask of a size before it is called.
-RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
-             ">": operator.gt, ">=": operator.ge}
+_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+              ">": operator.gt, ">=": operator.ge}
 _FUNCTIONS = {"max": max, "min": min}
 _LARGEST_POWER = 8
 
@@ -43,6 +42,15 @@ def evaluate_size(text: int | str, symbols: dict[str, int]) -> int:
     if isinstance(text, int):
         return text
     return _evaluate(_parse(text), symbols, text)
+
+
+def unmet_condition(conditions, symbols: dict[str, int]):
+    """The first of the (name, relation, number) that a program was made for and that does not hold."""
+    for condition in conditions:
+        name, relation, number = condition
+        if name in symbols and not _RELATIONS[relation](symbols[name], number):
+            return condition
+    return None
 
 
 @lru_cache(maxsize=4096)
