@@ -8,6 +8,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "ControlFlow.h"
+#include "DefinedBits.h"
 
 #include <algorithm>
 #include <set>
@@ -127,12 +128,23 @@ private:
     }
   }
 
+  /// At the end of the register file; `bytes` is 0 for a predicate.
+  u32 allocate(u32 bytes) {
+    u32 place = kernel.registerBytes;
+    kernel.registerBytes += std::max(64u, bytes * kWarpSize);
+    return place;
+  }
+
   void record() {
+    if (maybe.empty())
+      return;
+    zeros = allocate(16);
     for (u32 offset : maybe) {
+      u32 bytes = registerBytes.at(offset);
       kernel.trackedIndex[offset] = static_cast<u32>(kernel.tracked.size());
-      kernel.tracked.push_back({offset, registerBytes.at(offset)});
+      kernel.tracked.push_back({offset, bytes, allocate(bytes)});
     }
-    for (u32 pc = 0; pc < kernel.code.size() && !maybe.empty(); ++pc) {
+    for (u32 pc = 0; pc < kernel.code.size(); ++pc) {
       Inst &inst = kernel.code[pc];
       Kernel::TrackedUse use;
       forReads(inst, [&](u32 offset) {
@@ -146,8 +158,28 @@ private:
           use.writes.push_back(it->second);
       if (use.reads.empty() && use.writes.empty())
         continue;
+      shadowOperands(inst, use);
       inst.tracked = true;
       kernel.trackedUses[pc] = std::move(use);
+    }
+  }
+
+  void shadowOperands(const Inst &inst, Kernel::TrackedUse &use) const {
+    BitTransfer transfer = bitTransferOf(inst.run);
+    bool moves = transfer.rule == BitRule::Moves;
+    for (u32 i = 0; i < inst.nd; ++i) {
+      auto it = kernel.trackedIndex.find(inst.d[i]);
+      use.shadowResults.push_back(it == kernel.trackedIndex.end()
+                                      ? kNone
+                                      : kernel.tracked[it->second].shadow);
+    }
+    for (u32 i = 0; i < inst.ns; ++i) {
+      auto it = kernel.trackedIndex.find(inst.s[i]);
+      bool control = moves && i >= transfer.data;
+      use.shadowSources.push_back(control ? inst.s[i]
+                                  : it == kernel.trackedIndex.end()
+                                      ? zeros
+                                      : kernel.tracked[it->second].shadow);
     }
   }
 
@@ -157,6 +189,7 @@ private:
   u32 words = 0;
   std::vector<Node> blocks;
   std::set<u32> maybe;
+  u32 zeros = 0;
 };
 
 } // namespace

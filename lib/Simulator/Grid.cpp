@@ -174,9 +174,11 @@ void startWarp(Block &block, u32 index, bool fresh) {
   warp.clusterPhase = 0;
   warp.clusterArrived = 0;
   warp.defined.assign(kernel.tracked.size(), 0);
-  for (const Kernel::Tracked &tracked : kernel.tracked)
-    std::memset(warp.registers + tracked.offset, 0xCD,
-                tracked.bytes ? tracked.bytes * kWarpSize : 4);
+  for (const Kernel::Tracked &tracked : kernel.tracked) {
+    u32 bytes = tracked.bytes ? tracked.bytes * kWarpSize : 4;
+    std::memset(warp.registers + tracked.offset, 0xCD, bytes);
+    std::memset(warp.registers + tracked.shadow, 0xff, bytes);
+  }
   fillPresets(block, warp, fresh);
 }
 

@@ -148,7 +148,8 @@ struct Warp {
   std::vector<BulkStore> bulkStores;
   u32 bulkGroup[kWarpSize] = {};
 
-  /// Lanes in which each tracked register is defined.
+  /// Lanes in which each tracked register is wholly defined: its shadow is
+  /// zero there.
   std::vector<u32> defined;
   u64 clusterPhase = 0;
   /// Lanes that have arrived at the cluster's barrier and not waited since.

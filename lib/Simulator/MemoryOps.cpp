@@ -1,5 +1,6 @@
 //===- MemoryOps.cpp - Loads, stores and address arithmetic ---------------===//
 
+#include "DefinedBits.h"
 #include "Handlers.h"
 #include "Memory.h"
 
@@ -64,12 +65,12 @@ void runLoad(Warp &warp, const Inst &inst, u32 mask) {
 }
 
 /// Lanes in which nothing that is stored has been computed.
-u32 undefinedLanes(Warp &warp, const Inst &inst, u32 mask) {
+u32 undefinedLanes(Warp &warp, const Inst &inst, u32 bytes, u32 mask) {
   if (!inst.tracked)
     return 0;
   u32 defined = 0;
   for (u32 i = 0; i < inst.vec; ++i)
-    defined |= definedLanes(warp, inst.s[1 + i], mask);
+    defined |= partlyDefinedLanes(warp, inst.s[1 + i], bytes, mask);
   return mask & ~defined;
 }
 
@@ -97,7 +98,7 @@ void runStore(Warp &warp, const Inst &inst, u32 mask) {
   request.write = true;
   request.flags = stampFlags(inst);
   request.values = reinterpret_cast<const u8 *>(packed);
-  request.undefinedLanes = undefinedLanes(warp, inst, mask);
+  request.undefinedLanes = undefinedLanes(warp, inst, sizeof(T), mask);
   if (request.undefinedLanes && inst.space != Space::Shared &&
       inst.space != Space::Local && inst.space != Space::Param)
     reportUndefined(warp, inst, request.undefinedLanes);

@@ -196,6 +196,8 @@ struct Kernel {
   struct Tracked {
     u32 offset;
     u32 bytes;
+    /// The register of the same shape that has its undefined bits.
+    u32 shadow;
   };
   std::vector<Tracked> tracked;
   std::map<u32, u32> trackedIndex;
@@ -203,6 +205,10 @@ struct Kernel {
   struct TrackedUse {
     std::vector<u32> reads;
     std::vector<u32> writes;
+    /// The operands with shadows for what is tracked; for other sources that
+    /// give bits, a register of zeros.
+    std::vector<u32> shadowResults;
+    std::vector<u32> shadowSources;
   };
   std::map<u32, TrackedUse> trackedUses;
 };

@@ -15,6 +15,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Scheduler.h"
+#include "DefinedBits.h"
 #include "Memory.h"
 #include "Mma.h"
 
@@ -70,43 +71,6 @@ void exitLanes(Warp &warp, size_t index, u32 lanes) {
   else
     warp.groups.erase(warp.groups.begin() + index);
   checkBarriers(block);
-}
-
-//===----------------------------------------------------------------------===//
-// Definedness
-//===----------------------------------------------------------------------===//
-
-void reportUndefined(Warp &warp, u32 pc, u32 lanes, const char *what) {
-  LaunchState &launch = *warp.block->launch;
-  if (launch.checks.uninit &&
-      !launch.reporter->repeats(FindingKind::Uninit, warp, pc))
-    launch.reporter->add(FindingKind::Uninit, warp, __builtin_ctz(lanes), pc,
-                         what);
-}
-
-/// Results are defined where all sources are. An undefined register is no
-/// fault until something depends on it: a branch, an address, a store.
-void trackDefinedness(Warp &warp, const Inst &inst, u32 pc, u32 group,
-                      u32 mask) {
-  const Kernel &kernel = *warp.block->launch->kernel;
-  if (inst.guard != kNone) {
-    u32 bad = group & ~definedLanes(warp, inst.guard, group);
-    if (bad)
-      reportUndefined(warp, pc, bad,
-                      "depends on a predicate that nothing has written");
-  }
-  if (inst.addressed && mask) {
-    u32 bad = mask & ~definedLanes(warp, inst.s[0], mask);
-    if (bad)
-      reportUndefined(warp, pc, bad,
-                      "uses an address register that nothing has written");
-  }
-  const Kernel::TrackedUse &use = kernel.trackedUses.at(pc);
-  u32 defined = mask;
-  for (u32 slot : use.reads)
-    defined &= warp.defined[slot];
-  for (u32 slot : use.writes)
-    warp.defined[slot] = (warp.defined[slot] & ~mask) | defined;
 }
 
 //===----------------------------------------------------------------------===//

@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "DefinedBits.h"
 #include "Handlers.h"
 #include "Memory.h"
 
@@ -46,20 +47,18 @@ u32 shuffleSource(u8 mode, u32 lane, u32 b, u32 c, bool &inRange) {
 }
 
 void runShuffle(Warp &warp, const Inst &inst, u32 mask) {
-  u32 value[kWarpSize], result[kWarpSize];
+  u32 value[kWarpSize], result[kWarpSize], source[kWarpSize];
   std::copy_n(lanesOf<u32>(warp, inst.s[0]), kWarpSize, value);
   const u32 *b = lanesOf<u32>(warp, inst.s[1]);
   const u32 *c = lanesOf<u32>(warp, inst.s[2]);
-  u32 inRange = 0, undefined = 0;
-  u32 defined = inst.tracked ? definedLanes(warp, inst.s[0], mask) : mask;
+  u32 inRange = 0;
   for (u32 l : Lanes(mask)) {
     bool ok;
-    u32 from = shuffleSource(inst.aux, l, b[l], c[l], ok);
+    u32 from = source[l] = shuffleSource(inst.aux, l, b[l], c[l], ok);
     inRange |= static_cast<u32>(ok) << l;
     // A lane that takes no part has no value to give: anything may come.
     bool present = mask >> from & 1;
     result[l] = present ? value[from] : 0xCDCDCDCD;
-    undefined |= static_cast<u32>(!(defined >> from & 1)) << l;
   }
   if (inst.d[0] != kNone) {
     u32 *d = lanesOf<u32>(warp, inst.d[0]);
@@ -68,14 +67,8 @@ void runShuffle(Warp &warp, const Inst &inst, u32 mask) {
   }
   if (inst.nd > 1)
     setPredicate(warp, inst.d[1], mask, inRange);
-  if (!inst.tracked || inst.d[0] == kNone)
-    return;
-  const Kernel &kernel = *warp.block->launch->kernel;
-  auto slot = kernel.trackedIndex.find(inst.d[0]);
-  if (slot != kernel.trackedIndex.end()) {
-    u32 &lanes = warp.defined[slot->second];
-    lanes = (lanes & ~mask) | (mask & ~undefined);
-  }
+  if (inst.tracked)
+    shuffleDefinedness(warp, inst, mask, source);
 }
 
 enum VoteMode : u8 { All, Any, Uniform, Ballot };
