@@ -25,6 +25,10 @@ struct MbarrierRef {
 };
 MbarrierRef findMbarrier(Warp &warp, const Inst &inst, u32 lane, u64 address,
                          bool byAsyncProxy);
+/// The mbarrier that something was started with; null, and a finding, if it has
+/// been invalidated or initialised anew since.
+Mbarrier *findStarted(Warp &warp, u32 lane, u32 pc, Block &owner, u64 place,
+                      u32 serial);
 /// Completes the phase if nothing is outstanding.
 void checkPhase(Block &owner, Mbarrier &barrier);
 void arriveOn(Warp &warp, u32 lane, u32 pc, const MbarrierRef &ref, u32 count);

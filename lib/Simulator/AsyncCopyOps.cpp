@@ -184,10 +184,13 @@ void runMbarrierArrive(Warp &warp, const Inst &inst, u32 mask) {
     if (!inst.aux)
       ++ref.barrier->pending;
     u32 before = ++warp.copyGroup[l];
-    schedule(*warp.block, warp, l, pc, [&warp, l, pc, ref, before] {
+    auto arrive = [&warp, l, pc, before, owner = ref.owner, place = ref.place,
+                   serial = ref.barrier->serial] {
       finishCopies(warp, l, before);
-      arriveOn(warp, l, pc, ref, 1);
-    });
+      if (Mbarrier *barrier = findStarted(warp, l, pc, *owner, place, serial))
+        arriveOn(warp, l, pc, {barrier, owner, place}, 1);
+    };
+    schedule(*warp.block, warp, l, pc, arrive);
   }
 }
 

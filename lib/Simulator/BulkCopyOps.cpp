@@ -113,11 +113,11 @@ std::optional<Transfer> transferOf(Warp &warp, const Inst &inst, u32 lane,
   auto map = loadMap(warp, inst, lane);
   if (!map)
     return std::nullopt;
-  if (map->rank != shape.rank) {
+  if (map->rank() != shape.rank) {
     reportBulkBounds(warp, inst, lane,
                      "expected a tensor map of rank " +
                          std::to_string(shape.rank) + ", found rank " +
-                         std::to_string(map->rank));
+                         std::to_string(map->rank()));
     return std::nullopt;
   }
   i32 coordinates[5] = {};
@@ -125,7 +125,7 @@ std::optional<Transfer> transferOf(Warp &warp, const Inst &inst, u32 lane,
     coordinates[d] = lanesOf<i32>(warp, inst.s[4 + d])[lane];
   checkTileAlignment(warp, inst, lane, at, tileAlignment(*map, store));
   shape.type = elementType(*map);
-  shape.elementBytes = map->elementBytes;
+  shape.elementBytes = static_cast<u8>(map->elementBytes());
   return tileOf(*map, coordinates, at);
 }
 

@@ -28,30 +28,6 @@ static u64 swizzle(u64 address, u32 mode) {
   return address ^ ((address >> 7 & mask) << 4);
 }
 
-std::optional<TensorMap> loadMap(Warp &warp, const Inst &inst, u32 lane) {
-  u64 address = lanesOf<u64>(warp, inst.s[0])[lane] + inst.imm;
-  LaunchState &launch = *warp.block->launch;
-  const u8 *from = nullptr;
-  u64 params = reinterpret_cast<u64>(launch.params.data());
-  auto inParams = [&](u64 offset) {
-    return launch.params.size() >= sizeof(TensorMap) &&
-           offset <= launch.params.size() - sizeof(TensorMap);
-  };
-  if (inParams(address))
-    from = launch.params.data() + address;
-  else if (inParams(address - params) ||
-           findRegion(launch, address, sizeof(TensorMap)))
-    from = reinterpret_cast<const u8 *>(address);
-  TensorMap map;
-  if (from)
-    std::memcpy(&map, from, sizeof map);
-  if (from && map.magic == TensorMap::kMagic)
-    return map;
-  reportBulkBounds(warp, inst, lane,
-                   "expected the address of a tensor map, found other memory");
-  return std::nullopt;
-}
-
 NumberType elementType(const TensorMap &map) {
   using N = NumberType;
   static constexpr N types[] = {N::U8,  N::U16, N::U32, N::S32, N::U64,
@@ -64,11 +40,13 @@ Transfer tileOf(const TensorMap &map, const i32 *coordinates,
                 u64 sharedAddress) {
   Transfer transfer;
   transfer.nanFill = map.nanFill;
-  transfer.elementBytes = map.elementBytes;
+  u32 elementBytes = map.elementBytes();
+  transfer.elementBytes = elementBytes;
   u32 box[5] = {1, 1, 1, 1, 1};
-  std::copy_n(map.box, map.rank, box);
-  u32 rowBytes = box[0] * map.elementBytes;
-  u32 step = map.swizzle ? 16 : map.elementBytes;
+  for (u32 d = 0; d < map.rank(); ++d)
+    box[d] = map.extent(d);
+  u32 rowBytes = box[0] * elementBytes;
+  u32 step = map.swizzle ? 16 : elementBytes;
   u64 place = 0;
   u32 i[5];
   for (i[4] = 0; i[4] < box[4]; ++i[4])
@@ -77,15 +55,15 @@ Transfer tileOf(const TensorMap &map, const i32 *coordinates,
         for (i[1] = 0; i[1] < box[1]; ++i[1], place += rowBytes) {
           bool inside = true;
           u64 row = map.address;
-          for (u32 d = 1; d < map.rank; ++d) {
-            i64 at = static_cast<i64>(coordinates[d]) + i[d];
+          for (u32 d = 1; d < map.rank(); ++d) {
+            i64 at = static_cast<i64>(coordinates[d]) +
+                     static_cast<i64>(i[d]) * map.elementStrides[d];
             inside &= at >= 0 && at < map.dims[d];
-            row += static_cast<u64>(at) * map.strides[d];
+            row += static_cast<u64>(at) * map.outerStrides[d - 1];
           }
           for (u32 byte = 0; byte < rowBytes; byte += step) {
-            i64 first =
-                static_cast<i64>(coordinates[0]) * map.elementBytes + byte;
-            i64 end = static_cast<i64>(map.dims[0]) * map.elementBytes;
+            i64 first = static_cast<i64>(coordinates[0]) * elementBytes + byte;
+            i64 end = static_cast<i64>(map.dims[0]) * elementBytes;
             // A chunk at the right edge may be partly inside.
             u32 valid =
                 !inside || first < 0 || first >= end
@@ -121,21 +99,6 @@ Transfer tileOf(const TensorMap &map, const i32 *coordinates,
 //===----------------------------------------------------------------------===//
 // Into shared memory
 //===----------------------------------------------------------------------===//
-
-/// The mbarrier that the copy was started with; null if it has been invalidated
-/// or initialised anew since.
-static Mbarrier *findStarted(Warp &warp, u32 lane, u32 pc, Block &owner,
-                             u64 place, u32 serial) {
-  auto it = owner.mbarriers.find(place);
-  if (it != owner.mbarriers.end() && it->second.serial == serial)
-    return &it->second;
-  Reporter &reporter = *warp.block->launch->reporter;
-  if (!reporter.repeats(FindingKind::Race, warp, pc))
-    reporter.add(FindingKind::Race, warp, lane, pc,
-                 "the copy completes on an mbarrier that has been invalidated "
-                 "or initialised anew before the bytes came");
-  return nullptr;
-}
 
 static void landIncoming(Warp &warp, u32 lane, u32 pc, Block &owner, u64 offset,
                          const Incoming &incoming, Mbarrier &barrier) {

@@ -31,7 +31,8 @@ struct Transfer {
 void reportBulkBounds(Warp &warp, const Inst &inst, u32 lane,
                       const std::string &what);
 
-/// The tensor map that s[0] points to; reports what is wrong with it.
+/// The tensor map that s[0] points to; reports what is wrong with it, and with
+/// the order of what the kernel itself has written there (TensorMapOps.cpp).
 std::optional<TensorMap> loadMap(Warp &warp, const Inst &inst, u32 lane);
 
 NumberType elementType(const TensorMap &map);

@@ -2,8 +2,10 @@
 
 #include "BulkCopy.h"
 #include "Decoder.h"
+#include "TensorMapField.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace moe::sim {
 namespace {
@@ -328,16 +330,117 @@ bool decodeBulk(Decoder &decoder, const Instruction &instruction) {
                                    : decodeBulkPlain(decoder, instruction);
 }
 
+//===----------------------------------------------------------------------===//
+// Registers
+//===----------------------------------------------------------------------===//
+
+bool decodeRegisterBudget(Decoder &decoder, const Instruction &instruction) {
+  constexpr u64 least = 24, most = 256, step = 8;
+  const Operand &count = instruction.operands.at(0);
+  bool increases = instruction.has("inc");
+  if (increases == instruction.has("dec"))
+    return false;
+  if (!count.is(Operand::Kind::Integer) || count.bits < least ||
+      count.bits > most || count.bits % step)
+    decoder.fail("expected setmaxnreg to ask for a multiple of 8 from 24 to "
+                 "256, found " +
+                 (count.is(Operand::Kind::Integer) ? std::to_string(count.bits)
+                                                   : count.name));
+  Draft draft;
+  draft.inst.flow = Flow::Registers;
+  draft.inst.effect = draft.inst.aligned = true;
+  draft.inst.imm = static_cast<i64>(count.bits);
+  draft.inst.aux = increases;
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+//===----------------------------------------------------------------------===//
+// Tensor maps
+//===----------------------------------------------------------------------===//
+
+/// Fields that an instruction sets once for each dimension.
+bool hasOrdinal(TensorMapField field) {
+  return field >= TensorMapField::BoxDim &&
+         field <= TensorMapField::ElementStride;
+}
+
+bool decodeTensorMapReplace(Decoder &decoder, const Instruction &instruction) {
+  static constexpr std::pair<std::string_view, TensorMapField> fields[] = {
+      {"global_address", TensorMapField::GlobalAddress},
+      {"rank", TensorMapField::Rank},
+      {"box_dim", TensorMapField::BoxDim},
+      {"global_dim", TensorMapField::GlobalDim},
+      {"global_stride", TensorMapField::GlobalStride},
+      {"element_stride", TensorMapField::ElementStride},
+      {"elemtype", TensorMapField::ElementType},
+      {"interleave_layout", TensorMapField::Interleave},
+      {"swizzle_mode", TensorMapField::Swizzle},
+      {"swizzle_atomicity", TensorMapField::SwizzleAtomicity},
+      {"fill_mode", TensorMapField::Fill}};
+  const auto &operands = instruction.operands;
+  auto field =
+      std::find_if(std::begin(fields), std::end(fields),
+                   [&](const auto &f) { return instruction.has(f.first); });
+  if (field == std::end(fields) || !instruction.has("tile"))
+    return false;
+  Draft draft = withHandler(decoder, "tensormap.replace");
+  draft.inst.space = decodeSpace(instruction);
+  draft.inst.aux = static_cast<u8>(field->second);
+  bool ordinal = hasOrdinal(field->second);
+  if (ordinal)
+    draft.inst.aux2 = static_cast<u8>(immediate(instruction, 1));
+  if (ordinal && operands.at(1).bits > 4)
+    decoder.fail("expected a dimension from 0 to 4, found " +
+                 std::to_string(operands.at(1).bits));
+  // Strides were given in units of 16 bytes up to PTX 8.4.
+  bool inUnits =
+      field->second == TensorMapField::GlobalStride &&
+      std::strtod(decoder.module.program.tree.version.c_str(), nullptr) < 8.45;
+  draft.inst.imm2 = inUnits ? 16 : 1;
+  draft.inst.bytes = static_cast<u8>(typeBytes(instruction.words.back()));
+  if (draft.inst.bytes != 4 && draft.inst.bytes != 8)
+    return false;
+  draft.s = {decoder.source(operands.at(ordinal ? 2 : 1), draft.inst.bytes)};
+  decoder.address(draft, operands.at(0));
+  decoder.kernel.usesAsyncProxy = true;
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+/// tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release...
+/// [to], [from], 128: s[0] is the target, s[1] the source.
+bool decodeTensorMapCopy(Decoder &decoder, const Instruction &instruction) {
+  if (!instruction.has("release") || immediate(instruction, 2) != 128)
+    return false;
+  Draft draft = withHandler(decoder, "tensormap.cp_fenceproxy");
+  draft.inst.flow = Flow::WarpSync;
+  draft.inst.aligned = true;
+  bool wide;
+  draft.s = {foldedAddress(decoder, instruction.operands.at(1), wide)};
+  draft.inst.aux = wide;
+  decoder.address(draft, instruction.operands.at(0));
+  decoder.emit(std::move(draft));
+  return true;
+}
+
+bool decodeTensorMap(Decoder &decoder, const Instruction &instruction) {
+  return instruction.has("replace")
+             ? decodeTensorMapReplace(decoder, instruction)
+             : instruction.has("cp_fenceproxy") &&
+                   decodeTensorMapCopy(decoder, instruction);
+}
+
 } // namespace
 
 bool decodeAsync(Decoder &decoder, const Instruction &instruction) {
   const std::string &op = instruction.words[0];
   if (op == "mbarrier")
     return decodeMbarrier(decoder, instruction);
-  if (op == "setmaxnreg") {
-    decoder.emit(withHandler(decoder, "setmaxnreg"));
-    return true;
-  }
+  if (op == "setmaxnreg")
+    return decodeRegisterBudget(decoder, instruction);
+  if (op == "tensormap")
+    return decodeTensorMap(decoder, instruction);
   if (!instruction.has("async"))
     return false;
   if (op == "st" || op == "red")

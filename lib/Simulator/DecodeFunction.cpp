@@ -20,6 +20,23 @@ u64 alignTo(u64 value, u64 alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
+/// With which ptxas lets a kernel with setmaxnreg start: as .maxnreg says, or
+/// what an SM can give each thread of .minnctapersm blocks. With neither (the
+/// block's size alone is not enough) ptxas says that it ignores setmaxnreg.
+u32 launchRegisters(const Function &function) {
+  constexpr u32 perSm = 65536, most = 255, granularity = 8;
+  if (function.maxRegisters)
+    return function.maxRegisters;
+  const u32 *block = function.requiredBlock;
+  u64 threads =
+      block[0] ? u64(block[0]) * block[1] * block[2] : u64(function.maxThreads);
+  if (!function.minBlocks || !threads)
+    return 0;
+  u64 share = perSm / (threads * function.minBlocks);
+  return static_cast<u32>(
+      std::min<u64>(share / granularity * granularity, most));
+}
+
 } // namespace
 
 //===----------------------------------------------------------------------===//
@@ -281,6 +298,8 @@ void Decoder::run() {
   kernel.maxThreads = function.maxThreads;
   std::copy_n(function.requiredBlock, 3, kernel.requiredBlock);
   std::copy_n(function.requiredCluster, 3, kernel.requiredCluster);
+  kernel.maxClusterRank = function.maxClusterRank;
+  kernel.launchRegisters = launchRegisters(function);
   scopes.emplace_back(); // module
   scopes.emplace_back().isFunction = true;
   declareParams();

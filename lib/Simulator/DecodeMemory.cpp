@@ -184,7 +184,18 @@ bool decodeFence(Decoder &decoder, const Instruction &instruction) {
                      instruction.has("alias");
     if (!async && !tensorMap)
       return false;
-    inst.run = decoder.handler(async ? "fence.proxy.async" : "nop");
+    bool acquires = instruction.has("acquire");
+    if (async || instruction.has("alias")) {
+      inst.run = decoder.handler(async ? "fence.proxy.async" : "nop");
+    } else if (acquires || instruction.has("release")) {
+      inst.run = decoder.handler("fence.proxy.tensormap");
+      inst.aux = acquires;
+      // The map's generic address, and its size.
+      if (acquires)
+        decoder.address(draft, instruction.operands.at(0));
+    } else {
+      return false;
+    }
     decoder.emit(std::move(draft));
     return true;
   }

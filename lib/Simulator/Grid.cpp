@@ -169,9 +169,12 @@ void startWarp(Block &block, u32 index, bool fresh) {
   warp.wgmmas.clear();
   warp.wgmmaGroup = 0;
   warp.wgmmaFenced = false;
+  warp.numWgmmas = 0;
   warp.bulkStores.clear();
   std::fill_n(warp.bulkGroup, kWarpSize, 0);
   warp.clusterPhase = 0;
+  warp.maxRegisters = kernel.launchRegisters;
+  warp.registerChanges.clear();
   warp.clusterArrived = 0;
   warp.defined.assign(kernel.tracked.size(), 0);
   for (const Kernel::Tracked &tracked : kernel.tracked) {
@@ -226,6 +229,8 @@ void startBlock(Block &block, LaunchState &launch, Executor &executor,
     barrier = BarrierState();
   block.mbarriers.clear();
   block.numMbarriers = 0;
+  block.warpgroups.assign((launch.warpsPerBlock + 3) / 4, {});
+  block.freeRegisters = 0;
   block.events.clear();
   block.now = 0;
   block.asyncTime = 1;

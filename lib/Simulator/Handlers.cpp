@@ -24,6 +24,7 @@ HandlerTable collect() {
   addFenceOps(table);
   addAsyncCopyOps(table);
   addMbarrierOps(table);
+  addTensorMapOps(table);
   addBulkCopyOps(table);
   addWgmmaOps(table);
   addMatrixMemoryOps(table);

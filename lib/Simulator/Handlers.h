@@ -23,6 +23,7 @@ void addWarpOps(HandlerTable &table);
 void addFenceOps(HandlerTable &table);
 void addAsyncCopyOps(HandlerTable &table);
 void addMbarrierOps(HandlerTable &table);
+void addTensorMapOps(HandlerTable &table);
 void addBulkCopyOps(HandlerTable &table);
 void addWgmmaOps(HandlerTable &table);
 void addMatrixMemoryOps(HandlerTable &table);

@@ -61,6 +61,8 @@ enum class Wait : u8 {
   /// Has arrived at a barrier of the block.
   Barrier,
   Cluster,
+  /// For other warps to give registers back.
+  Registers,
 };
 
 /// Lanes at the same pc. A converged warp is one group.
@@ -94,6 +96,9 @@ struct WgmmaInFlight {
   u32 pc;
   const u32 *accumulators;
   u32 numAccumulators;
+  /// A's registers, if it has no descriptor.
+  const u32 *registersA;
+  u32 numRegistersA;
   std::vector<SharedRange> reads;
 };
 
@@ -107,6 +112,12 @@ struct BulkStore {
   std::vector<SharedRange> reads;
   std::vector<std::pair<u64, u64>> writes;
   std::function<void()> land;
+};
+
+/// A setmaxnreg that the warp has executed.
+struct RegisterChange {
+  u32 pc;
+  u32 time;
 };
 
 /// What a lane's last fence covers: later strong stores publish it, and what
@@ -145,6 +156,8 @@ struct Warp {
   std::vector<WgmmaInFlight> wgmmas;
   u32 wgmmaGroup = 0;
   bool wgmmaFenced = false;
+  /// Of all its wgmmas.
+  u64 numWgmmas = 0;
   std::vector<BulkStore> bulkStores;
   u32 bulkGroup[kWarpSize] = {};
 
@@ -152,6 +165,9 @@ struct Warp {
   /// zero there.
   std::vector<u32> defined;
   u64 clusterPhase = 0;
+  /// Of a thread; 0 if ptxas would not know either.
+  u32 maxRegisters = 0;
+  std::vector<RegisterChange> registerChanges;
   /// Lanes that have arrived at the cluster's barrier and not waited since.
   u32 clusterArrived = 0;
 
@@ -212,6 +228,21 @@ struct Mbarrier {
   u32 asyncLane = 0;
 };
 
+/// A wgmma that some warps of a warpgroup have executed, and with what.
+struct GroupWgmma {
+  u32 pc;
+  /// Descriptors of A, if it has one, and of B, and scale-d.
+  std::array<u64, 3> operands;
+  u32 warp;
+  u32 executed = 1;
+};
+
+/// The wgmmas of four warps that not all of them have executed.
+struct WarpgroupLog {
+  u64 first = 0;
+  std::vector<GroupWgmma> wgmmas;
+};
+
 /// Something that happens by itself, at a random time.
 struct Event {
   u64 due;
@@ -243,6 +274,9 @@ struct Block {
   std::array<BarrierState, 16> barriers;
   std::unordered_map<u64, Mbarrier> mbarriers;
   u32 numMbarriers = 0;
+  std::vector<WarpgroupLog> warpgroups;
+  /// Registers that setmaxnreg.dec has given back.
+  u64 freeRegisters = 0;
   std::vector<Event> events;
   std::vector<u32> order;
   Random random;
@@ -295,6 +329,23 @@ struct SyncLocation {
   u32 ctaBlock = kNoBlock;
 };
 
+/// A proxy fence for tensor maps, and what its lanes knew and had done.
+struct TensorMapFence {
+  u32 block;
+  u32 actor;
+  u32 lanes;
+  u32 time;
+  Clock clock;
+  /// Of an acquire: the map.
+  u64 address;
+
+  bool covers(u32 ofBlock, u32 ofActor, u32 ofLanes, u32 atTime) const {
+    bool own = ofBlock == block && ofActor == actor && !(ofLanes & ~lanes) &&
+               atTime <= time;
+    return own || clock.knows(ofBlock, ofActor, ofLanes, atTime);
+  }
+};
+
 /// Counters of one host thread.
 struct ThreadCounters {
   std::vector<u64> executed;
@@ -333,6 +384,9 @@ struct LaunchState {
   Reporter *reporter = nullptr;
   std::mutex syncMutex;
   std::unordered_map<u64, SyncLocation> syncLocations;
+  /// Under syncMutex.
+  std::vector<TensorMapFence> tensorMapReleases;
+  std::vector<TensorMapFence> tensorMapAcquires;
   std::atomic<bool> stop{false};
   std::atomic<u32> nextCluster{0};
   std::vector<u32> clusterOrder;
@@ -400,6 +454,10 @@ void arriveAtCluster(Warp &warp, u32 lanes, u32 pc);
 void checkClusterWait(Warp &warp, u32 lanes, u32 pc);
 /// Lets groups go whose cluster barrier has completed.
 bool checkClusterBarrier(Cluster &cluster);
+/// A warp has come together at a setmaxnreg: it goes on, or waits.
+void requestRegisters(Warp &warp, size_t group);
+/// Reports warpgroups whose warps have not all executed the same instructions.
+void checkWarpgroups(Block &block);
 /// Reports asynchronous work of these lanes that nobody has waited for.
 void checkUnwaited(Warp &warp, u32 lanes);
 /// The same for copies of the block, when its last thread ends.

@@ -16,12 +16,24 @@ namespace moe::sim {
 namespace {
 
 constexpr u32 kMbarrierBytes = 8;
+/// Of arrivals, and of bytes either way.
+constexpr u32 kMaxCount = (1u << 20) - 1;
 
 void report(Warp &warp, u32 lane, u32 pc, FindingKind kind,
             const std::string &what) {
   Reporter &reporter = *warp.block->launch->reporter;
   if (!reporter.repeats(kind, warp, pc))
     reporter.add(kind, warp, lane, pc, what);
+}
+
+void expect(Warp &warp, u32 lane, u32 pc, Mbarrier &barrier, i64 bytes) {
+  barrier.transactions += bytes;
+  i64 most = kMaxCount;
+  if (barrier.transactions > most || barrier.transactions < -most)
+    report(warp, lane, pc, FindingKind::Bounds,
+           "expected the bytes that an mbarrier waits for in [-" +
+               std::to_string(most) + ", " + std::to_string(most) +
+               "], found " + std::to_string(barrier.transactions));
 }
 
 /// The initialisation must be ordered before every use; for the asynchronous
@@ -68,6 +80,11 @@ void runInit(Warp &warp, const Inst &inst, u32 mask) {
     Block &block = *warp.block;
     u64 offset = static_cast<u64>(pointer - block.shared);
     u32 count = lanesOf<u32>(warp, inst.s[1])[l];
+    if (count < 1 || count > kMaxCount)
+      report(warp, l, pc, FindingKind::Bounds,
+             "expected an mbarrier's count in [1, " +
+                 std::to_string(kMaxCount) + "], found " +
+                 std::to_string(count));
     Mbarrier &barrier = block.mbarriers[offset];
     u32 asyncLane = static_cast<u32>(block.mbarriers.size() - 1) % kWarpSize;
     barrier = Mbarrier();
@@ -152,7 +169,7 @@ void runArrive(Warp &warp, const Inst &inst, u32 mask) {
     if (inst.nd && inst.d[0] != kNone)
       lanesOf<u64>(warp, inst.d[0])[l] = stateOf(*ref.barrier);
     if (inst.aux & 1)
-      ref.barrier->transactions += operand;
+      expect(warp, l, pc, *ref.barrier, operand);
     if (inst.aux & 2)
       drop(*ref.barrier, count);
     if (inst.aux & 4) {
@@ -174,7 +191,7 @@ void runExpectTx(Warp &warp, const Inst &inst, u32 mask) {
     if (!ref.barrier)
       continue;
     i64 bytes = lanesOf<u32>(warp, inst.s[1])[l];
-    ref.barrier->transactions += inst.aux ? -bytes : bytes;
+    expect(warp, l, pcOf(warp, inst), *ref.barrier, inst.aux ? -bytes : bytes);
     checkPhase(*ref.owner, *ref.barrier);
   }
 }
@@ -254,6 +271,17 @@ MbarrierRef findMbarrier(Warp &warp, const Inst &inst, u32 lane, u64 address,
   }
   checkInit(warp, inst, lane, it->second, byAsyncProxy);
   return {&it->second, owner, offset};
+}
+
+Mbarrier *findStarted(Warp &warp, u32 lane, u32 pc, Block &owner, u64 place,
+                      u32 serial) {
+  auto it = owner.mbarriers.find(place);
+  if (it != owner.mbarriers.end() && it->second.serial == serial)
+    return &it->second;
+  report(warp, lane, pc, FindingKind::Race,
+         "the copy completes on an mbarrier that has been invalidated or "
+         "initialised anew before the bytes came");
+  return nullptr;
 }
 
 void checkPhase(Block &owner, Mbarrier &barrier) {

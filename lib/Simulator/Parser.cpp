@@ -5,8 +5,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Lexer.h"
 #include "Syntax.h"
+#include "TokenStream.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,39 +15,11 @@
 
 namespace moe::sim {
 
-bool Instruction::has(std::string_view word) const {
-  return std::find(words.begin(), words.end(), word) != words.end();
-}
-
-std::string Instruction::opcode() const {
-  std::string text;
-  for (const std::string &word : words)
-    text += (text.empty() ? "" : ".") + word;
-  return text;
-}
-
-u32 typeBytes(std::string_view type) {
-  static constexpr std::pair<std::string_view, u32> sizes[] = {
-      {"b8", 1},     {"u8", 1},     {"s8", 1},     {"b16", 2},   {"u16", 2},
-      {"s16", 2},    {"f16", 2},    {"bf16", 2},   {"b32", 4},   {"u32", 4},
-      {"s32", 4},    {"f32", 4},    {"f16x2", 4},  {"b64", 8},   {"u64", 8},
-      {"s64", 8},    {"f64", 8},    {"bf16x2", 4}, {"b128", 16}, {"tf32", 4},
-      {"e4m3x2", 2}, {"e5m2x2", 2}, {"u16x2", 4},  {"s16x2", 4}, {"e4m3", 1},
-      {"e5m2", 1},   {"f32x2", 8},
-  };
-  for (auto [name, bytes] : sizes)
-    if (name == type)
-      return bytes;
-  return 0;
-}
-
 namespace {
 
-using TokenKind = Token::Kind;
-
-class Parser {
+class Parser : TokenStream {
 public:
-  explicit Parser(std::string_view text) : tokens(tokenize(text)) {}
+  explicit Parser(std::string_view text) : TokenStream(text) {}
 
   SyntaxTree run() {
     while (peek().kind != TokenKind::End)
@@ -56,76 +28,6 @@ public:
   }
 
 private:
-  //===--- Tokens ---------------------------------------------------------===//
-
-  const Token &peek(size_t ahead = 0) const {
-    return tokens[std::min(pos + ahead, tokens.size() - 1)];
-  }
-
-  const Token &take() {
-    const Token &token = peek();
-    if (pos + 1 < tokens.size())
-      ++pos;
-    return token;
-  }
-
-  bool takeIf(char c) {
-    if (!peek().is(c))
-      return false;
-    take();
-    return true;
-  }
-
-  [[noreturn]] void fail(const std::string &expected) const {
-    const Token &found = peek();
-    throw std::invalid_argument("line " + std::to_string(found.line) +
-                                ": expected " + expected + ", found " +
-                                (found.kind == TokenKind::End
-                                     ? std::string("the end of the file")
-                                     : "'" + std::string(found.text) + "'"));
-  }
-
-  void expect(char c) {
-    if (!takeIf(c))
-      fail(std::string("'") + c + "'");
-  }
-
-  std::string takeName(const char *what) {
-    if (peek().kind != TokenKind::Name)
-      fail(what);
-    return std::string(take().text);
-  }
-
-  u64 takeInteger() {
-    bool negative = takeIf('-');
-    if (peek().kind != TokenKind::Number)
-      fail("an integer");
-    u64 value = std::strtoull(std::string(take().text).c_str(), nullptr, 0);
-    return negative ? 0 - value : value;
-  }
-
-  void skipLine() {
-    u32 line = peek().line;
-    while (peek().kind != TokenKind::End && peek().line == line)
-      take();
-  }
-
-  void skipBraces() {
-    expect('{');
-    for (int depth = 1; depth > 0;) {
-      if (peek().kind == TokenKind::End)
-        fail("'}'");
-      depth += peek().is('{') - peek().is('}');
-      take();
-    }
-  }
-
-  void skipTo(char c) {
-    while (peek().kind != TokenKind::End && !peek().is(c))
-      take();
-    expect(c);
-  }
-
   //===--- Module level ---------------------------------------------------===//
 
   void parseModuleItem() {
@@ -239,6 +141,12 @@ private:
       }
       if (directive.isDot("maxntid"))
         function.maxThreads = extents[0] * extents[1] * extents[2];
+      else if (directive.isDot("maxnreg"))
+        function.maxRegisters = extents[0];
+      else if (directive.isDot("minnctapersm"))
+        function.minBlocks = extents[0];
+      else if (directive.isDot("maxclusterrank"))
+        function.maxClusterRank = extents[0];
       else if (directive.isDot("reqntid"))
         std::copy(extents, extents + 3, function.requiredBlock);
       else if (directive.isDot("reqnctapercluster"))
@@ -599,8 +507,6 @@ private:
   static constexpr u64 kMaxAlignment = 1 << 16;
   static constexpr u64 kMaxElements = 1 << 28;
 
-  std::vector<Token> tokens;
-  size_t pos = 0;
   u32 depth = 0;
   SourceLine source;
   SyntaxTree tree;

@@ -42,6 +42,8 @@ enum class Flow : u8 {
   /// Lanes named by a membermask, or all live lanes, must come together.
   WarpSync,
   ClusterWait,
+  /// setmaxnreg: the warp's share of the block's registers changes.
+  Registers,
 };
 
 enum class Order : u8 { Weak, Volatile, Relaxed, Acquire, Release, AcqRel };
@@ -180,6 +182,10 @@ struct Kernel {
   u32 maxThreads = 0;
   u32 requiredBlock[3] = {0, 0, 0};
   u32 requiredCluster[3] = {0, 0, 0};
+  u32 maxClusterRank = 0;
+  /// Registers of a thread when the kernel starts, where the text tells ptxas;
+  /// else 0, and ptxas ignores setmaxnreg.
+  u32 launchRegisters = 0;
 
   /// Blocks may talk to each other: atomics or strong accesses to memory
   /// that is not shared. Such kernels run on one host thread, so that equal

@@ -62,8 +62,10 @@ void exitLanes(Warp &warp, size_t index, u32 lanes) {
   warp.live &= ~lanes;
   block.liveThreads -= __builtin_popcount(lanes);
   block.executor->progressed = true;
-  if (block.liveThreads == 0)
+  if (block.liveThreads == 0) {
     checkUnwaited(block);
+    checkWarpgroups(block);
+  }
   Group &group = warp.groups[index];
   group.mask &= ~lanes;
   if (group.mask)
@@ -149,6 +151,8 @@ bool releaseCollectives(Warp &warp) {
         arriveAtBarrier(warp, i);
       } else if (inst.flow == Flow::ClusterWait) {
         warp.groups[i].wait = Wait::Cluster;
+      } else if (inst.flow == Flow::Registers) {
+        requestRegisters(warp, i);
       }
       return true;
     }
@@ -213,6 +217,8 @@ void enterBarrier(Warp &warp, size_t index, const Inst &inst, u32 mask) {
   }
   if (inst.flow == Flow::ClusterWait)
     warp.groups[index].wait = Wait::Cluster;
+  else if (inst.flow == Flow::Registers)
+    requestRegisters(warp, index);
   else
     arriveAtBarrier(warp, index);
 }
@@ -344,6 +350,7 @@ private:
       return enterCollective(warp, index, inst, mask);
     case Flow::Barrier:
     case Flow::ClusterWait:
+    case Flow::Registers:
       if (!mask) {
         ++group.pc;
         return true;
@@ -457,9 +464,12 @@ std::string describeWaiting(const Cluster &cluster) {
           continue;
         const Reporter &reporter = *block->launch->reporter;
         static constexpr const char *reasons[] = {
-            "runs", "waits for the lanes of its membermask",
-            "waits for the rest of its warp", "waits at the barrier",
-            "waits for the cluster"};
+            "runs",
+            "waits for the lanes of its membermask",
+            "waits for the rest of its warp",
+            "waits at the barrier",
+            "waits for the cluster",
+            "waits for registers"};
         text += (text.empty() ? "" : "; ") + std::string("warp ") +
                 std::to_string(warp.index) + " (" +
                 std::to_string(__builtin_popcount(group.mask)) + " lanes) " +

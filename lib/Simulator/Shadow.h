@@ -30,6 +30,7 @@
 #include "Types.h"
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -148,6 +149,10 @@ public:
                      const Completion &by = {});
   void completeRead(const Access &access, u64 offset, u32 bytes);
 
+  /// The last writes to these bytes, as far as there are any.
+  void forWriters(u64 offset, u32 bytes,
+                  const std::function<void(const Stamp &)> &fn);
+
   void lock() {
     while (busy.test_and_set(std::memory_order_acquire)) {
     }
@@ -249,6 +254,8 @@ public:
   void touch(const Access &access, u64 offset, u64 bytes, bool concurrent,
              const char *what);
   void completeWrite(const Access &access, u64 offset, u64 bytes);
+  void forWriters(u64 offset, u64 bytes,
+                  const std::function<void(const Stamp &)> &fn);
 
 private:
   ShadowPage &page(u64 index, const char *what);

@@ -5,6 +5,7 @@
 #include "Shadow.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <stdexcept>
 #include <string_view>
 #include <thread>
@@ -22,7 +23,8 @@ constexpr u32 kMaxBlockDepth = 64;
 constexpr u32 kMaxGridX = 0x7fffffff, kMaxGridYZ = 0xffff;
 /// Without the host's opting in.
 constexpr u64 kDefaultShared = 48 * 1024;
-constexpr u32 kMaxClusterBlocks = 16;
+/// Without and with the host's opting in.
+constexpr u32 kPortableClusterBlocks = 8, kMaxClusterBlocks = 16;
 
 [[noreturn]] void refuse(const std::string &what) {
   throw std::invalid_argument(what);
@@ -56,6 +58,39 @@ u64 maxSharedOf(const std::string &target) {
   return 227 * 1024;
 }
 
+/// The number of a chip, 90 of `sm_90a` say.
+u32 chipOf(const std::string &target) {
+  return static_cast<u32>(std::strtoul(target.c_str() + 3, nullptr, 10));
+}
+
+void checkCluster(const Kernel &kernel, const Launch &launch,
+                  const LaunchState &state) {
+  const u32 *cluster = state.cluster;
+  const std::string &target = state.program->tree.target;
+  u64 blocks = static_cast<u64>(cluster[0]) * cluster[1] * cluster[2];
+  if (blocks > 1 && chipOf(target) < 90)
+    refuse("expected no cluster on " + target + ", found one of " +
+           extents(cluster) + " blocks: clusters begin with sm_90");
+  if (kernel.requiredCluster[0] &&
+      !std::equal(cluster, cluster + 3, kernel.requiredCluster))
+    refuse("expected clusters of " + extents(kernel.requiredCluster) +
+           " as kernel " + kernel.name + " requires, found " +
+           extents(cluster));
+  // Chips for desktops have no larger ones.
+  bool large = launch.nonportableCluster && chipOf(target) < 120;
+  u32 limit = large ? kMaxClusterBlocks : kPortableClusterBlocks;
+  if (blocks > limit)
+    refuse("expected at most " + std::to_string(limit) + " blocks a cluster" +
+           (large ? ""
+                  : ", or NON_PORTABLE_CLUSTER_SIZE_ALLOWED set on a chip "
+                    "that has them") +
+           ", found " + std::to_string(blocks));
+  if (kernel.maxClusterRank && blocks > kernel.maxClusterRank)
+    refuse("expected at most " + std::to_string(kernel.maxClusterRank) +
+           " blocks a cluster as kernel " + kernel.name + " declares, found " +
+           std::to_string(blocks));
+}
+
 void checkExtents(const Kernel &kernel, LaunchState &state) {
   const u32 *grid = state.grid;
   if (grid[0] > kMaxGridX || grid[1] > kMaxGridYZ || grid[2] > kMaxGridYZ)
@@ -78,10 +113,6 @@ void checkExtents(const Kernel &kernel, LaunchState &state) {
     refuse("expected blocks of " + extents(kernel.requiredBlock) +
            " as kernel " + kernel.name + " requires, found " + extents(block));
   const u32 *cluster = state.cluster;
-  u64 blocks = static_cast<u64>(cluster[0]) * cluster[1] * cluster[2];
-  if (blocks > kMaxClusterBlocks)
-    refuse("expected at most " + std::to_string(kMaxClusterBlocks) +
-           " blocks a cluster, found " + std::to_string(blocks));
   for (u32 i = 0; i < 3; ++i)
     if (state.grid[i] % cluster[i])
       refuse("expected a grid that is a multiple of the cluster " +
@@ -97,10 +128,13 @@ void checkExtents(const Kernel &kernel, LaunchState &state) {
 
 void placeShared(const Kernel &kernel, const Launch &launch,
                  LaunchState &state) {
+  if (kernel.sharedBytes > kDefaultShared)
+    refuse("expected at most " + std::to_string(kDefaultShared) +
+           " bytes of static shared memory in kernel " + kernel.name +
+           ", found " + std::to_string(kernel.sharedBytes) +
+           ": more must be dynamic");
   u64 limit = maxSharedOf(state.program->tree.target);
-  // Apart, because the sum may not fit.
-  if (kernel.sharedBytes > limit ||
-      launch.dynamicSmem > limit - kernel.sharedBytes)
+  if (launch.dynamicSmem > limit - kernel.sharedBytes)
     refuse("expected at most " + std::to_string(limit) +
            " bytes of shared memory on " + state.program->tree.target +
            ", found " + std::to_string(kernel.sharedBytes) + " static and " +
@@ -240,6 +274,7 @@ Report Module::launch(const std::string &name, const Launch &launch) {
         launch.cluster[i] ? launch.cluster[i] : kernel.requiredCluster[i];
     state.cluster[i] = std::max(1u, extent);
   }
+  checkCluster(kernel, launch, state);
   checkExtents(kernel, state);
   placeShared(kernel, launch, state);
   state.params = launch.params;

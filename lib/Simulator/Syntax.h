@@ -138,6 +138,10 @@ struct Function {
   u32 maxThreads = 0;
   u32 requiredBlock[3] = {0, 0, 0};
   u32 requiredCluster[3] = {0, 0, 0};
+  u32 maxClusterRank = 0;
+  u32 maxRegisters = 0;
+  /// That an SM must have room for.
+  u32 minBlocks = 0;
 };
 
 struct SyntaxTree {

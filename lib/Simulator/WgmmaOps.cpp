@@ -16,6 +16,7 @@
 #include "Memory.h"
 #include "Mma.h"
 #include "Shadow.h"
+#include "WarpgroupAgreement.h"
 #include "Wgmma.h"
 
 #include <algorithm>
@@ -39,11 +40,14 @@ struct Descriptor {
   u64 leading;
   u64 stride;
   u32 swizzle; // 0 none, 1 128 bytes, 2 64, 3 32
+  /// Rows of 128 bytes from a multiple of 1024 to where the pattern starts.
+  u32 baseOffset;
 
   explicit Descriptor(u64 bits)
       : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4),
         stride((bits >> 32 & 0x3fff) << 4),
-        swizzle(static_cast<u32>(bits >> 62)) {}
+        swizzle(static_cast<u32>(bits >> 62)),
+        baseOffset(static_cast<u32>(bits >> 49 & 7)) {}
 
   u32 spanBytes() const {
     static constexpr u32 spans[] = {16, 128, 64, 32};
@@ -52,7 +56,7 @@ struct Descriptor {
 
   u64 swizzled(u64 address) const {
     static constexpr u64 masks[] = {0, 7, 3, 1};
-    return address ^ ((address >> 7 & masks[swizzle]) << 4);
+    return address ^ (((address >> 7) - baseOffset & masks[swizzle]) << 4);
   }
 
   /// Row (of M or N) by row, K in bytes within.
@@ -268,6 +272,22 @@ void report(Warp &warp, u32 pc, FindingKind kind, const std::string &what,
         otherPc == kNone ? "" : launch.reporter->describe(otherPc));
 }
 
+/// A descriptor, which must be the same in all lanes; 0 for no lanes.
+u64 uniform(Warp &warp, const Inst &inst, u32 source, u32 lanes) {
+  if (!lanes)
+    return 0;
+  const u64 *values = lanesOf<u64>(warp, inst.s[source]);
+  u64 value = values[__builtin_ctz(lanes)];
+  for (u32 lane : Lanes(lanes))
+    if (values[lane] != value) {
+      report(warp, pcOf(warp, inst), FindingKind::Deadlock,
+             "expected the same descriptor in all lanes, found lane " +
+                 std::to_string(lane) + " with another one");
+      break;
+    }
+  return value;
+}
+
 /// s: scale-d, B's descriptor, A's descriptor or its four registers.
 void runWgmma(Warp &warp, const Inst &inst, u32) {
   static thread_local Workspace w;
@@ -282,18 +302,21 @@ void runWgmma(Warp &warp, const Inst &inst, u32) {
   flight.pc = pc;
   flight.accumulators = inst.d;
   flight.numAccumulators = inst.nd;
+  flight.registersA = inst.s + 2;
+  flight.numRegistersA = shape.registersA ? inst.ns - 2 : 0;
   u32 lane = __builtin_ctz(warp.live);
-  u64 descriptorB = lanesOf<u64>(warp, inst.s[1])[lane];
+  u64 descriptorA = uniform(warp, inst, 2, shape.registersA ? 0 : warp.live);
+  u64 descriptorB = uniform(warp, inst, 1, warp.live);
   Operand operand(warp, inst, flight);
   if (shape.registersA)
     loadRegistersA(warp, inst, w.bytesA);
   else
-    operand.load(w.bytesA, lanesOf<u64>(warp, inst.s[2])[lane],
-                 warp.index % 4 * kRows, kRows, shape.elementBytes,
-                 shape.transposeA);
+    operand.load(w.bytesA, descriptorA, warp.index % 4 * kRows, kRows,
+                 shape.elementBytes, shape.transposeA);
   operand.load(w.bytesB, descriptorB, 0, shape.n, shape.elementBytes,
                shape.transposeB);
   bool scaleD = predicateOf(warp, inst.s[0]) >> lane & 1;
+  checkAgreement(warp, pc, {descriptorA, descriptorB, scaleD});
   if (shape.integer)
     computeInteger(warp, inst, shape, w, scaleD);
   else
@@ -336,30 +359,6 @@ void runWait(Warp &warp, const Inst &inst, u32) {
 
 } // namespace
 
-void checkWgmmaHazard(Warp &warp, const Inst &inst, u32 pc) {
-  // wgmmas with one accumulator follow each other without a wait.
-  static const Handler mma = handlers().at("wgmma.mma_async");
-  if (inst.run == mma)
-    return;
-  for (const WgmmaInFlight &flight : warp.wgmmas)
-    for (u32 i = 0; i < flight.numAccumulators; ++i) {
-      u32 place = flight.accumulators[i];
-      bool reads =
-          std::find(inst.s, inst.s + inst.ns, place) != inst.s + inst.ns;
-      bool writes =
-          std::find(inst.d, inst.d + inst.nd, place) != inst.d + inst.nd;
-      if (!reads && !writes)
-        continue;
-      report(warp, pc, FindingKind::Race,
-             std::string(reads ? "reads" : "overwrites") +
-                 " an accumulator of the wgmma at " +
-                 warp.block->launch->reporter->describe(flight.pc) +
-                 " before wgmma.wait_group covers it",
-             flight.pc);
-      return;
-    }
-}
-
 void addWgmmaOps(HandlerTable &table) {
   table["wgmma.mma_async"] = runWgmma;
   table["wgmma.wait_group"] = runWait;
@@ -369,7 +368,6 @@ void addWgmmaOps(HandlerTable &table) {
   table["wgmma.commit_group"] = [](Warp &warp, const Inst &, u32) {
     ++warp.wgmmaGroup;
   };
-  table["setmaxnreg"] = [](Warp &, const Inst &, u32) {};
 }
 
 } // namespace moe::sim

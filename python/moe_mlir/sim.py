@@ -48,6 +48,8 @@ CHECKS = ("race", "bounds", "uninit", "align")
 #: What the race check lets pass if asked to.
 ALLOWANCES = ("equal-stores", "unfenced-init")
 _DECLARED_ALIGNMENT = 1 << len(CHECKS + ALLOWANCES)
+_NO_SMEM_OPT_IN = 2 * _DECLARED_ALIGNMENT
+_NONPORTABLE_CLUSTER = 2 * _NO_SMEM_OPT_IN
 
 _NUMERICS = ("exact", "tensor_core", "perturbed")
 _SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
@@ -199,6 +201,7 @@ def _library() -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_uint64),
         ctypes.POINTER(ctypes.c_uint64),
         ctypes.POINTER(ctypes.c_uint32),
+        ctypes.POINTER(ctypes.c_uint32),
         ctypes.c_uint32,
         ctypes.c_uint32,
     ]
@@ -234,6 +237,9 @@ class TensorMap:
 
     `box` is the tile's extent and `dims` the tensor's, innermost dimension
     first as in the CUDA driver; without `dims` the array's own shape counts.
+    `element_strides` are as in the driver, too: along a dimension whose stride
+    is s, every s-th element of the box is copied (the innermost dimension's
+    stride has no effect).
     `dtype` names the elements where the array's type does not, as "bfloat16"
     in an array of 16-bit integers.
     """
@@ -245,6 +251,7 @@ class TensorMap:
         *,
         dims: Sequence[int] | None = None,
         strides: Sequence[int] | None = None,
+        element_strides: Sequence[int] | None = None,
         swizzle: str = "none",
         nan_fill: bool = False,
         dtype: str | None = None,
@@ -276,6 +283,12 @@ class TensorMap:
                 strides.append(strides[-1] * extent)
         # Byte strides; the first is the item size.
         self.strides = list(strides)
+        self.element_strides = list(element_strides or [1] * len(self.dims))
+        if len(self.element_strides) != len(self.dims):
+            raise ValueError(
+                f"expected {len(self.dims)} element strides, "
+                f"found {len(self.element_strides)}"
+            )
         self.swizzle = _SWIZZLES[swizzle]
         self.nan_fill = nan_fill
 
@@ -288,8 +301,9 @@ class TensorMap:
             self.data_type,
             rank,
             (ctypes.c_uint64 * rank)(*self.dims),
-            (ctypes.c_uint64 * rank)(*self.strides),
+            (ctypes.c_uint64 * rank)(*self.strides[1:]),
             (ctypes.c_uint32 * rank)(*self.box),
+            (ctypes.c_uint32 * rank)(*self.element_strides),
             self.swizzle,
             int(self.nan_fill),
         )
@@ -458,6 +472,8 @@ class Module:
         checks: Sequence[str] = CHECKS,
         allow: Sequence[str] = (),
         smem_alignment: str = "hardware",
+        smem_opt_in: bool = True,
+        nonportable_cluster: bool = False,
         seed: int = 0,
         policy: int = 0,
         numerics: str = "exact",
@@ -478,6 +494,10 @@ class Module:
             )
         if smem_alignment == "declared":
             flags |= _DECLARED_ALIGNMENT
+        if not smem_opt_in:
+            flags |= _NO_SMEM_OPT_IN
+        if nonportable_cluster:
+            flags |= _NONPORTABLE_CLUSTER
         if numerics not in _NUMERICS:
             raise ValueError(
                 f"expected numerics to be one of {_NUMERICS}, "
@@ -528,6 +548,8 @@ def launch(
     checks: Sequence[str] = CHECKS,
     allow: Sequence[str] = (),
     smem_alignment: str = "hardware",
+    smem_opt_in: bool = True,
+    nonportable_cluster: bool = False,
     seed: int = 0,
     policy: int = 0,
     numerics: str = "exact",
@@ -549,6 +571,19 @@ def launch(
     Dynamic shared memory starts at a multiple of 1024, as on hardware where a
     kernel has no static one; with `smem_alignment="declared"` only where the
     kernel's declarations put it, which finds code that hopes for more.
+
+    A launch that the chip of the PTX's `.target` would refuse is a ValueError:
+    grids, blocks and clusters, the kernel's own bounds, more shared memory than
+    the chip has, more than 48 KB of static shared memory, or, with
+    `smem_opt_in=False`, more than 48 KB in all, which a host must opt in to
+    (MAX_DYNAMIC_SHARED_SIZE_BYTES). Clusters of more than 8 blocks need
+    `nonportable_cluster=True` (NON_PORTABLE_CLUSTER_SIZE_ALLOWED).
+
+    `setmaxnreg` moves registers between the warps of a block, which starts with
+    the kernel's registers a thread: as `.maxnreg` says, or what an SM's 65536
+    give each thread of `.minnctapersm` blocks. With neither, ptxas ignores
+    setmaxnreg, and so does the simulator. A warp waits for registers that other
+    warps have not given back; if they never do, that is a "deadlock".
     """
     module = ptx if isinstance(ptx, Module) else Module(ptx)
     return module.launch(
@@ -561,6 +596,8 @@ def launch(
         checks=checks,
         allow=allow,
         smem_alignment=smem_alignment,
+        smem_opt_in=smem_opt_in,
+        nonportable_cluster=nonportable_cluster,
         seed=seed,
         policy=policy,
         numerics=numerics,

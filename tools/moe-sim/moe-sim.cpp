@@ -37,6 +37,9 @@ Runs a PTX kernel on the CPU and checks it.
                           unfenced-init
   --smem-alignment WHAT   hardware (default): dynamic shared memory starts at a
                           multiple of 1024; declared: as the kernel declares
+  --no-smem-opt-in        the host has not allowed more than 48 KB of shared
+                          memory
+  --nonportable-cluster   the host has allowed clusters of more than 8 blocks
   --seed S                order of blocks, warps and copies (default 0)
   --policy 0|1            reconverge early (0) or late (1)
   --numerics MODE         exact, tensor_core or perturbed
@@ -204,6 +207,14 @@ Options parseOptions(int argc, char **argv) {
     }
     if (name == "--list") {
       options.list = true;
+      continue;
+    }
+    if (name == "--no-smem-opt-in") {
+      options.launch.optsIn = false;
+      continue;
+    }
+    if (name == "--nonportable-cluster") {
+      options.launch.nonportableCluster = true;
       continue;
     }
     size_t equals = name.find('=');

@@ -33,6 +33,10 @@ enum {
   MOE_SIM_ALLOW_UNFENCED_INIT = 32,
   /* Dynamic shared memory is only as aligned as the kernel declares it. */
   MOE_SIM_DECLARED_ALIGNMENT = 64,
+  /* The host has not opted in to more than 48 KB of shared memory. */
+  MOE_SIM_NO_SMEM_OPT_IN = 128,
+  /* The host has opted in to clusters of more than 8 blocks. */
+  MOE_SIM_NONPORTABLE_CLUSTER = 256,
 };
 
 typedef struct {
@@ -66,10 +70,13 @@ char *moe_sim_launch(MoeSimModule *module, const char *kernel,
                      const MoeSimLaunch *launch, char **error);
 
 /* Writes 128 bytes; returns null, or why the values are refused. data_type is
- * a CUtensorMapDataType. */
+ * a CUtensorMapDataType, outer_strides leave the innermost dimension out, and
+ * element_strides may be null: all one. */
 char *moe_sim_encode_tensor_map(void *out, void *address, uint32_t data_type,
                                 uint32_t rank, const uint64_t *dims,
-                                const uint64_t *strides, const uint32_t *box,
+                                const uint64_t *outer_strides,
+                                const uint32_t *box,
+                                const uint32_t *element_strides,
                                 uint32_t swizzle, uint32_t nan_fill);
 
 void moe_sim_free(char *text);

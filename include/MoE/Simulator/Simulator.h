@@ -140,6 +140,9 @@ struct Launch {
   /// (MAX_DYNAMIC_SHARED_SIZE_BYTES). Else more than 48 KB, static memory
   /// counted, fail.
   bool optsIn = true;
+  /// Whether the host has allowed clusters of more than 8 blocks
+  /// (NON_PORTABLE_CLUSTER_SIZE_ALLOWED).
+  bool nonportableCluster = false;
   SharedAlignment sharedAlignment = SharedAlignment::Hardware;
   Checks checks;
   Allowances allows;

@@ -215,16 +215,18 @@ public:
   void setDefault(int32_t) override {}
 
   void encodeTensorMap(void *out, const GpuTensorMap &from) override {
-    if (from.interleave)
-      fail("interleaved tensor maps are not supported");
-    uint64_t strides[5] = {};
-    for (uint32_t i = 1; i < from.rank && i < 5; ++i)
-      strides[i] = from.strides[i - 1];
     sim::TensorMap map;
-    if (const char *why =
-            sim::encodeTensorMap(map, reinterpret_cast<uint64_t>(from.address),
-                                 from.dataType, from.rank, from.dims, strides,
-                                 from.box, from.swizzle, from.oobFill != 0))
+    sim::TensorMapFields fields{reinterpret_cast<uint64_t>(from.address),
+                                from.dataType,
+                                from.rank,
+                                from.dims,
+                                from.strides,
+                                from.box,
+                                from.elementStrides,
+                                from.interleave,
+                                from.swizzle,
+                                from.oobFill != 0};
+    if (const char *why = sim::encodeTensorMap(map, fields))
       fail(why);
     std::memcpy(out, &map, sizeof map);
   }

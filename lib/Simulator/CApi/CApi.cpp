@@ -42,6 +42,8 @@ Launch convertLaunch(const MoeSimLaunch &from) {
   launch.allows.unfencedInit = from.checks & MOE_SIM_ALLOW_UNFENCED_INIT;
   if (from.checks & MOE_SIM_DECLARED_ALIGNMENT)
     launch.sharedAlignment = SharedAlignment::Declared;
+  launch.optsIn = !(from.checks & MOE_SIM_NO_SMEM_OPT_IN);
+  launch.nonportableCluster = from.checks & MOE_SIM_NONPORTABLE_CLUSTER;
   launch.policy = from.policy;
   launch.seed = from.seed;
   launch.numerics = static_cast<Numerics>(from.numerics);
@@ -116,15 +118,22 @@ MOE_SIM_EXPORT char *moe_sim_launch(MoeSimModule *module, const char *kernel,
   }
 }
 
-MOE_SIM_EXPORT char *
-moe_sim_encode_tensor_map(void *out, void *address, uint32_t data_type,
-                          uint32_t rank, const uint64_t *dims,
-                          const uint64_t *strides, const uint32_t *box,
-                          uint32_t swizzle, uint32_t nan_fill) {
+MOE_SIM_EXPORT char *moe_sim_encode_tensor_map(
+    void *out, void *address, uint32_t data_type, uint32_t rank,
+    const uint64_t *dims, const uint64_t *outer_strides, const uint32_t *box,
+    const uint32_t *element_strides, uint32_t swizzle, uint32_t nan_fill) {
   TensorMap map;
-  if (const char *why =
-          encodeTensorMap(map, reinterpret_cast<uint64_t>(address), data_type,
-                          rank, dims, strides, box, swizzle, nan_fill != 0))
+  TensorMapFields fields{reinterpret_cast<uint64_t>(address),
+                         data_type,
+                         rank,
+                         dims,
+                         outer_strides,
+                         box,
+                         element_strides,
+                         /*interleave=*/0,
+                         swizzle,
+                         nan_fill != 0};
+  if (const char *why = encodeTensorMap(map, fields))
     return copyString(why);
   std::memcpy(out, &map, sizeof map);
   return nullptr;

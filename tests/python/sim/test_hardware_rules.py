@@ -66,6 +66,19 @@ def test_shared_memory_of_the_chip(target, most):
         run("", target=target, dynamic_smem=most * 1024 + 1)
 
 
+def test_more_than_48_kilobytes_ask_the_host():
+    most = 48 * 1024
+    static = ".shared .align 8 .b8 static[1024];"
+    use = "mov.u32 s, static; st.shared.u32 [s], s;"
+    assert run(use, shared=static, dynamic_smem=most - 1024, smem_opt_in=False)[0].ok
+    assert run(use, shared=static, dynamic_smem=most, smem_opt_in=True)[0].ok
+    with pytest.raises(ValueError, match="MAX_DYNAMIC_SHARED_SIZE_BYTES"):
+        run(use, shared=static, dynamic_smem=most - 1023, smem_opt_in=False)
+    large = f".shared .align 8 .b8 static[{most + 8}];"
+    with pytest.raises(ValueError, match=f"at most {most} bytes of static shared memory"):
+        run(use, shared=large)
+
+
 @pytest.mark.parametrize("address", ["0xfffffffffffffffe", "0xfffffffc", "0x7ffffffffffffffc"])
 @pytest.mark.parametrize("space", ["shared", "local", "param"])
 def test_an_address_that_wraps_around_is_out_of_bounds(space, address):
@@ -161,6 +174,32 @@ def test_a_copy_over_what_was_an_mbarrier(fence, clean):
     assert ("race" not in kinds(body, shared=TILE, allow=("unfenced-init",))) == clean
 
 
+@pytest.mark.parametrize("count, clean", [(1, True), (2**20 - 1, True), (0, False),
+                                          (2**20, False)])
+def test_counts_of_mbarriers(count, clean):
+    body = f"""mov.u32 bar, bars; mov.u32 t, %tid.x; setp.ne.u32 p, t, 0; @p bra END;
+        mbarrier.init.shared.b64 [bar], {count}; END:"""
+    assert kinds(body, shared=TILE, seeds=[0]) == (set() if clean else {"bounds"})
+
+
+@pytest.mark.parametrize("expected, clean", [(2**20 - 1, True), (2**20, False)])
+def test_bytes_that_mbarriers_wait_for(expected, clean):
+    body = f"""mov.u32 bar, bars; mov.u32 t, %tid.x; setp.ne.u32 p, t, 0; @p bra END;
+        mbarrier.init.shared.b64 [bar], 1;
+        mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [bar], {expected}; END:"""
+    assert kinds(body, shared=TILE, seeds=[0]) == (set() if clean else {"bounds"})
+
+
+def test_an_mbarrier_that_ends_before_an_arrival_of_copies():
+    """The arrival held on to it: a use after free."""
+    body = """mov.u32 s, tile; mov.u32 bar, bars; mov.u32 t, %tid.x; setp.ne.u32 p, t, 0; @p bra END;
+        mbarrier.init.shared.b64 [bar], 1; cp.async.ca.shared.global [s], [out], 16;
+        cp.async.mbarrier.arrive.noinc.shared.b64 [bar]; mbarrier.inval.shared.b64 [bar];
+        mov.u32 v, 0; LOOP: add.u32 v, v, 1; setp.lt.u32 q, v, 9999; @q bra LOOP;
+        cp.async.wait_all; END:"""
+    assert "race" in kinds(body, shared=TILE)
+
+
 # ---------------------------------------------------------------- warps and clusters
 
 @pytest.mark.parametrize("code, found", [
@@ -201,10 +240,41 @@ def test_locks_contend(block, grid, order, found):
 
 # ---------------------------------------------------------------- grids
 
+LARGE = {"nonportable_cluster": True}
+
 @pytest.mark.parametrize("grid", [(1, 65536), (1, 1, 65536)])
 def test_grids_that_no_chip_has(grid):
     with pytest.raises(ValueError, match="grid of at most 2147483647,65535,65535 blocks"):
         run("", grid=grid)
+
+
+@pytest.mark.parametrize("blocks, target, options, most", [
+    (8, "sm_90a", {}, None), (16, "sm_90a", {}, 8), (16, "sm_90a", LARGE, None),
+    (16, "sm_120a", LARGE, 8), (2, "sm_89", {}, "clusters begin with sm_90")])
+def test_sizes_of_clusters(blocks, target, options, most):
+    if most is None:
+        assert run("", grid=blocks, cluster=blocks, target=target, **options)[0].ok
+        return
+    complaint = most if isinstance(most, str) else f"at most {most} blocks a cluster"
+    with pytest.raises(ValueError, match=complaint):
+        run("", grid=blocks, cluster=blocks, target=target, **options)
+
+
+@pytest.mark.parametrize("bounds, cluster, complaint", [
+    (".reqnctapercluster 2, 1, 1", None, None),
+    (".reqnctapercluster 2, 1, 1", 2, None),
+    (".reqnctapercluster 2, 1, 1", 4, "clusters of 2,1,1 as kernel k requires"),
+    (".explicitcluster .maxclusterrank 4", 4, None),
+    (".maxclusterrank 2", 4, "at most 2 blocks a cluster as kernel k declares"),
+])
+def test_clusters_that_the_kernel_declares(bounds, cluster, complaint):
+    text = entry(OUT, REGISTERS, LOAD_OUT).replace("\n{\n", f"\n{bounds}\n{{\n", 1)
+    launch = {"grid": 4, "block": 32, "args": [np.zeros(1, np.uint32)], "cluster": cluster}
+    if complaint is None:
+        assert sim.launch(text, "k", **launch).ok
+        return
+    with pytest.raises(ValueError, match=complaint):
+        sim.launch(text, "k", **launch)
 
 
 # ---------------------------------------------------------------- text
