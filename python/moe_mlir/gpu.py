@@ -7,13 +7,14 @@ used; there is no build for a CUDA version.
 """
 
 import contextlib
+import contextvars
 import ctypes
 import functools
 import json
 import struct
 from pathlib import Path
 
-from .launch import CHIPS, OWN_CHIPS, LaunchPlan
+from .launch import CHIPS, OWN_CHIPS, LaunchPlan, runnable_chips
 
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
             "i64": "q", "index": "q"}
@@ -137,6 +138,34 @@ def chip_for(capability) -> str:
     return OWN_CHIPS.get(chip, chip) if fitting[-1] == number else chip
 
 
+_chip = contextvars.ContextVar("moe_mlir_chip", default=None)
+
+
+@contextlib.contextmanager
+def compile_for(chip):
+    """While the block lasts, ops on CUDA tensors take the kernels of an earlier chip.
+
+    A newer GPU then runs what an older one would, such as the kernels of sm_80 on Hopper.
+    None changes nothing.
+    """
+    token = _chip.set(chip)
+    try:
+        yield
+    finally:
+        _chip.reset(token)
+
+
+def chosen_chip(capability) -> str:
+    """`chip_for`, or the chip of the innermost `compile_for`, which the GPU must run."""
+    own, chosen = chip_for(capability), _chip.get()
+    if chosen is None:
+        return own
+    if chosen not in runnable_chips(own):
+        raise GpuError(f"expected a chip whose kernels run on {own} "
+                       f"({', '.join(runnable_chips(own))}), found '{chosen}'")
+    return chosen
+
+
 @functools.cache
 def cuda_runtime() -> Runtime:
     return Runtime("cuda")
@@ -169,7 +198,7 @@ def run(text: str, name: str, tensors) -> None:
     import torch
 
     with _on_device_of(tensors) as (runtime, index, stream):
-        chip = chip_for(torch.cuda.get_device_capability(index))
+        chip = chosen_chip(torch.cuda.get_device_capability(index))
         gpu_functions(runtime, text, chip, index)[name](*tensors, stream=stream)
 
 
@@ -198,5 +227,5 @@ def _on_device_of(buffers):
         yield runtime, index, torch.cuda.current_stream(index).cuda_stream
 
 
-__all__ = ["GpuError", "GpuFunction", "Runtime", "chip_for", "cuda_runtime", "gpu_functions",
-           "load_kernels", "run", "run_kernels"]
+__all__ = ["GpuError", "GpuFunction", "Runtime", "chip_for", "chosen_chip", "compile_for",
+           "cuda_runtime", "gpu_functions", "load_kernels", "run", "run_kernels"]
