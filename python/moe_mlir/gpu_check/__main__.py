@@ -1,130 +1,99 @@
 """`pack` collects the kernels; `run` checks and times them (see the package)."""
 
 import argparse
-import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
 
 import moe_mlir
 
-_PACKAGE = Path(moe_mlir.__file__).absolute().parent
-_LIBRARIES = ("libmoe_cuda_runtime.so", "libmoe_sim.so")
-_RUN = """import os, runpy, sys
-here = os.path.dirname(os.path.abspath(__file__))
-os.environ["MOE_MLIR_KERNELS"] = os.path.join(here, "kernels")
-sys.path.insert(0, here)
-sys.argv[1:1] = ["run"]
-runpy.run_module("moe_mlir.gpu_check", run_name="__main__")
-"""
+from . import catalogue, machine
+from .supervise import Report, Supervisor, summary
 
 
-def pack(folder: Path, chips) -> None:
-    """Writes the package without the compiler, and the kernels of every case."""
-    if folder.exists() and any(folder.iterdir()):
-        raise SystemExit(f"expected '{folder}' to be free or empty, found files in it")
-    package = folder / "moe_mlir"
-    shutil.copytree(_PACKAGE, package, ignore_dangling_symlinks=True,
-                    ignore=shutil.ignore_patterns("*.so", "__pycache__", "demo"))
-    for library in _LIBRARIES:
-        shutil.copy2(_PACKAGE / library, package)
-    (folder / "run.py").write_text(_RUN)
-    for chip in chips:
-        pack_kernels(folder / "kernels", chip)
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-    print(f"{folder}: {size / 1e6:.1f} MB; on the GPU's machine: python {folder.name}/run.py")
-
-
-def pack_kernels(folder: Path, chip: str) -> None:
-    """Compiles what the cases and the benchmark will ask for."""
-    from moe_mlir.runtime import pack_kernels as pack_text
-    from moe_mlir.simulate import intercept
-
-    from . import benchmark, cases
-
-    recorder = _Recorder()
-    with intercept(recorder):
-        for case in cases.all_cases():
-            case.call(*case.inputs())
-        for row in benchmark.all_rows():
-            row.ours(*row.make("cpu"))
-    show = sys.stderr.isatty()
-    for i, text in enumerate(recorder.texts):
-        if show:
-            print(f"\r{chip}: kernel {i + 1} of {len(recorder.texts)}", end="", file=sys.stderr)
-        pack_text(text, chip, folder)
-    if show:
-        print(file=sys.stderr)
-
-
-class _Recorder:
-    """Ops add the module that they would run, and run nothing."""
-
-    def __init__(self):
-        self.texts = {}
-
-    def run(self, kernel, tensors):
-        self.texts[kernel.text()] = None
-
-
-def check(device: str) -> list[dict]:
-    from . import cases
-
-    results = []
-    where = moe_mlir.simulate() if device == "sim" else contextlib.nullcontext()
-    with where:
-        for case in cases.all_cases():
-            try:
-                problem = case.check("cpu" if device == "sim" else device)
-            except Exception as error:  # one failure must not hide the others
-                problem = f"{type(error).__name__}: {error}"
-            results.append({"case": case.name, "problem": problem})
-            if problem:
-                print(f"FAILED {case.name}: {problem}")
-    failed = sum(bool(r["problem"]) for r in results)
-    print(f"{len(results) - failed} cases passed, {failed} failed")
-    return results
-
-
-def time_rows(seconds: float) -> dict:
-    from . import benchmark
-
-    end = time.monotonic() + seconds
-    limits = benchmark.measure_limits()
-    print(f"limits: {limits['bytes_per_second'] / 1e12:.2f} TB/s copy, "
-          f"{limits['operations_per_second'] / 1e12:.0f} TFLOP/s bf16 GEMM")
-    rows = []
-    for row in benchmark.all_rows():
-        if time.monotonic() > end:
-            print(f"stopped before '{row.name}': {seconds:.0f} s are over")
-            break
-        rows.append(benchmark.measure(row, limits))
-    benchmark.print_table(rows)
-    return {"limits": limits, "rows": rows}
-
-
-def run(device: str, out: Path | None, seconds: float) -> int:
+def run(options) -> int:
     import torch
 
-    report = {"torch": torch.__version__, "device": device}
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise SystemExit("expected a GPU that torch can use, found none; --device=sim runs the "
-                             "checks in the simulator")
-        report["device"] = torch.cuda.get_device_name()
-    print(f"{report['device']}, torch {report['torch']}")
-    report["checks"] = check(device)
-    if device == "cuda":
-        report["benchmark"] = time_rows(seconds)
-    if out:
-        out.write_text(json.dumps(report, indent=1) + "\n")
-    return int(any(c["problem"] for c in report["checks"]))
+    rehearses = options.device == "sim"
+    seconds = options.seconds or (7200 if rehearses else catalogue.BUDGET)
+    names = options.groups and options.groups.split(",")
+    groups = catalogue.groups(rehearses, seconds, names, options.only)
+    print(catalogue.describe(groups), flush=True)
+    if options.plan:
+        return 0
+    # This process is to have no context, which a case could spoil.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("expected a GPU that torch can use, found none; --device=sim runs the "
+                         "checks in the simulator")
+    report = Report(options.out)
+    report.add(machine=machine.facts(options.device, options.chip), seconds=seconds)
+    arguments = [f"--device={options.device}", f"--out={options.out}"]
+    arguments += [f"--chip={options.chip}"] if options.chip else []
+    supervisor = Supervisor(report, arguments)
+    try:
+        for group in groups:
+            if group.name == "sanitizer":
+                machine.sanitize(supervisor, report, group, options.device)
+            elif group.units:
+                supervisor.run_group(group)
+    except KeyboardInterrupt:
+        report.add(case="the run", group=group.name, problem="interrupted")
+    return _finish(report, options)
 
 
-def main(argv=None) -> int:
+def _finish(report, options) -> int:
+    from . import benchmark
+
+    if table := benchmark.table(report.lines):
+        print(table)
+    cases = report.cases()
+    report.add(summary=summary(cases), end=time.strftime("%F %T %z"))
+    print(f"{summary(cases)}; report in {report.folder}")
+    if options.json:
+        options.json.write_text(json.dumps(report.lines, indent=1) + "\n")
+    return int(not cases or any(line["problem"] for line in cases))
+
+
+def worker(options) -> int:
+    from .target import Target
+    from .worker import serve
+
+    return serve(Target(options.device, options.chip), options.out)
+
+
+def fixtures(options) -> int:
+    """Copies what hardware answered to where the tests of the simulator find it."""
+    import shutil
+
+    from .vectors import replay
+
+    found = sorted((options.report / "instructions").glob("*.npz"))
+    if not found:
+        raise SystemExit(f"expected vectors in {options.report / 'instructions'}, found none: run "
+                         "the group 'instructions'")
+    options.to.mkdir(parents=True, exist_ok=True)
+    differing = 0
+    for path in found:
+        if problem := replay(path):
+            differing += 1
+            print(f"{path.stem}: {problem}")
+        shutil.copy2(path, options.to)
+    print(f"{len(found)} files in {options.to}; the simulator differs from {differing}")
+    return 0
+
+
+def _add_where(parser) -> None:
+    parser.add_argument("--device", choices=("cuda", "sim"), default="cuda",
+                        help="the GPU, or the simulator at a fraction of the sizes")
+    parser.add_argument("--chip", help="run the kernels of this chip, such as sm_80 on a newer GPU")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check-report"),
+                        help="folder of the report (default gpu-check-report)")
+
+
+def _parser():
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.gpu_check",
                                      description=moe_mlir.gpu_check.__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,15 +103,31 @@ def main(argv=None) -> int:
     packing.add_argument("--chips", default="sm_80,sm_90,sm_90a",
                          help="chips to compile for (default sm_80,sm_90,sm_90a)")
     running = commands.add_parser("run", help="check the kernels, then time them")
-    running.add_argument("--device", choices=("cuda", "sim"), default="cuda")
-    running.add_argument("--json", type=Path, help="also write the results to this file")
-    running.add_argument("--seconds", type=float, default=300,
-                         help="start no further row of the benchmark after this (default 300)")
-    options = parser.parse_args(argv)
+    _add_where(running)
+    running.add_argument("--json", type=Path, help="also write the report to this file, as one list")
+    running.add_argument("--seconds", type=float, default=0,
+                         help=f"of the whole run (default {catalogue.BUDGET}; simulator 7200); what "
+                              "does not fit is listed as not run")
+    running.add_argument("--groups", help="of " + ", ".join(catalogue.SHARES) + ", and faults, "
+                         "which fail on purpose (default all but faults)")
+    running.add_argument("--only", default="", help="cases whose name contains this")
+    running.add_argument("--plan", action="store_true", help="print cases and seconds, run nothing")
+    _add_where(commands.add_parser("worker", help="run the cases that are named on the input"))
+    making = commands.add_parser("fixtures", help="make tests of the simulator from a report")
+    making.add_argument("report", type=Path, help="folder of a run")
+    making.add_argument("--to", type=Path, default=Path("tests/python/sim/hardware"),
+                        help="folder (default tests/python/sim/hardware)")
+    return parser
+
+
+def main(argv=None) -> int:
+    options = _parser().parse_args(argv)
     if options.command == "pack":
+        from .pack import pack
+
         pack(options.folder, options.chips.split(","))
         return 0
-    return run(options.device, options.json, options.seconds)
+    return {"run": run, "worker": worker, "fixtures": fixtures}[options.command](options)
 
 
 if __name__ == "__main__":

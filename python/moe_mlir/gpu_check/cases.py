@@ -1,13 +1,22 @@
-"""What is checked: every forward op, and the forms of the ops with kernels of their own."""
+"""What is checked of the ops: each kernel once, then its forms, then large sizes.
 
-from dataclasses import dataclass
-from typing import Callable
+The order of `all_cases` is that of a run: by what teaches most. Functions that take
+`rehearses` make large cases small, for the simulator; the kernels are the same.
+"""
+
+import dataclasses
+import functools
 
 import torch
 
 import moe_mlir
 from moe_mlir import reference
 from moe_mlir.ops._kernel import ELEMENT_TYPES
+
+from . import gradients
+from .case import Case, difference
+from .modules import experts_text, multiply_experts, route, router_text
+from .target import Module
 
 n, e, d, k, heads = 12, 8, 16, 2, 2
 
@@ -59,56 +68,7 @@ OPS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """`call(*inputs)` on the GPU against `expect(*inputs)` in float64 on the CPU."""
-
-    name: str
-    inputs: Callable
-    call: Callable
-    expect: Callable
-    tolerance: float
-
-    def check(self, device: str) -> str:
-        """Empty, or what is wrong. A second run must give the same bits."""
-        inputs = self.inputs()
-        expected = _tuple(self.expect(*(_wide(x) for x in inputs)))
-        moved = [x.to(device) for x in inputs]
-        found, again = (_tuple(self.call(*moved)) for _ in range(2))
-        for i, (a, b, want) in enumerate(zip(found, again, expected, strict=True)):
-            if not torch.equal(_bits(a), _bits(b)):
-                return f"result {i} differs between two runs"
-            if problem := _difference(a.cpu(), want, self.tolerance):
-                return f"result {i}: {problem}"
-        return ""
-
-
-def _tuple(x):
-    return x if isinstance(x, tuple) else (x,)
-
-
-def _wide(x):
-    return x.double() if x.is_floating_point() else x
-
-
-def _bits(x):
-    """NaNs equal themselves as integers."""
-    return x.view({4: torch.int32, 2: torch.int16}[x.element_size()]) \
-        if x.is_floating_point() else x
-
-
-def _difference(found, expected, tolerance):
-    if found.shape != expected.shape:
-        return f"expected shape {list(expected.shape)}, found {list(found.shape)}"
-    if not found.is_floating_point():
-        wrong = int((found != expected).sum())
-        return f"{wrong} of {found.numel()} integers differ" if wrong else ""
-    if not torch.equal(found.isnan(), expected.isnan()):
-        return "NaN in other places"
-    error = (found.double() - expected).nan_to_num(0).abs()
-    limit = tolerance * (1 + expected.nan_to_num(0).abs())
-    worst = float((error / limit).max()) if error.numel() else 0
-    return f"error is {worst:.2g} of the tolerance {tolerance}" if worst > 1 else ""
+# ---------------------------------------------------------------- every kernel once
 
 
 def _op_cases():
@@ -123,50 +83,282 @@ def _op_cases():
                    call_on(reference, call), 2e-6)
 
 
+def _normal(*shape, seed=0, scale=1.0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return (scale * torch.randn(*shape, generator=generator)).to(dtype)
+
+
+def _gradient_cases():
+    for name, (call, values) in gradients.CASES.items():
+        yield _gradient_case(f"gradient of {name}", call, values, 20 * 2e-6)
+    for width in (64, 128):
+        q, k, v = (_normal(1, 2, 70, width, seed=i, dtype=torch.bfloat16) for i in range(3))
+        yield _gradient_case(f"gradient of attention {width} bf16",
+                             lambda m, q, k, v: m.attention(q, k, v, causal=True), [q, k, v], 2**-7)
+    u = _normal(1, 70, 352, scale=(8 / 352) ** 0.5, dtype=torch.bfloat16)
+    p = _normal(1, 70, 16, seed=1).softmax(-1).bfloat16()
+    yield _gradient_case("gradient of similarity 352 bf16",
+                         lambda m, u, p: m.similarity_inform(u, p, causal=True), [u, p], 2**-7)
+
+
+def _gradient_case(name, call, values, tolerance):
+    """Judged by the largest gradient of each leaf; those of bf16 leaves are rounded to it."""
+    def judge(inputs, found, tolerance):
+        expected = gradients.gradients(
+            reference, call, [x.double() for x in inputs])
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            error = float((a.double() - b).abs().max())
+            bound = tolerance * max(1.0, float(b.abs().max()))
+            if not error <= bound:
+                return f"gradient {i}: error {error:.2g}, at most {bound:.2g}"
+        return ""
+
+    return Case(name, lambda: values, lambda *x: gradients.gradients(moe_mlir, call, x), None,
+                tolerance, judge=judge, model=1.0)
+
+
+# Experts, width, k, type. Those of 65 to 160 experts need more shared memory than a launch gets
+# unasked, and no other kernel has their layout.
+ROUTERS = [
+    (128, 4096, 8, torch.bfloat16), (128, 2880, 4, torch.bfloat16), (65, 4096, 8, torch.float16),
+    (72, 2880, 6, torch.bfloat16), (160, 5120, 6, torch.bfloat16), (96, 4096, 8, torch.float16),
+    (16, 352, 2, torch.bfloat16), (64, 1024, 8, torch.bfloat16), (256, 7168, 8, torch.bfloat16),
+    (64, 1024, 8, torch.float32),
+]
+
+
+def router_case(experts, width, k, dtype, tokens, **options):
+    module = Module(router_text(experts, width, k, dtype=dtype), "route")
+
+    def inputs():
+        return [_normal(tokens, width, seed=1, dtype=dtype),
+                _normal(experts, width, seed=2, scale=width**-0.5, dtype=dtype)]
+
+    return Case(f"router {tokens}x{width} E{experts} k{k} {ELEMENT_TYPES[dtype]}", inputs,
+                functools.partial(route, module, k), None, 0, judge=judge_router,
+                **{"model": 1.0, **options})
+
+
+def judge_router(inputs, found, _):
+    """A legal selection (docs/Spec.md, section 1), with the gates of what it chose."""
+    h, w = inputs
+    gates, indices = found[0].double(), found[1].long()
+    z = h.double() @ w.double().T
+    experts, k = z.shape[1], indices.shape[1]
+    atol = 1e-6 + (8 + h.shape[1] ** 0.5) * 2.0**-24 * float(z.abs().max())
+    if not ((0 <= indices) & (indices < experts)).all():
+        return f"expected experts in [0, {experts}), found {int(indices.min())} to {int(indices.max())}"
+    if (indices.sort(-1).values.diff() == 0).any():
+        return "an expert is chosen twice"
+    chosen = z.gather(1, indices)
+    if (short := float((z.topk(k).values[:, -1:] - chosen).max())) > atol:
+        return f"a chosen expert is {short:.2g} below the k-th best, at most {atol:.2g}"
+    if (rise := float(chosen.diff().max())) > atol:
+        return f"scores rise by {rise:.2g} along the places, at most {atol:.2g}"
+    worst = float((gates - chosen.softmax(-1)).abs().max())
+    return f"gates differ by {worst:.2g}, at most {2 * atol:.2g}" if not worst <= 2 * atol else ""
+
+
+def experts_case(experts, width, hidden, dtype, lengths, turned=False, **options):
+    module = Module(experts_text(experts, width, hidden, dtype, turned), "layer")
+    offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+
+    def inputs():
+        w = _normal(experts, hidden, width, seed=2, scale=width**-0.5, dtype=dtype)
+        rows = int(offsets[-1])
+        return [_normal(rows, width, seed=1, dtype=dtype), w.mT.contiguous() if turned else w,
+                offsets, _normal(rows, hidden, seed=3)]
+
+    def expect(x, w, offsets, old):
+        y, at = old.clone(), offsets.tolist()
+        for e in range(experts):
+            rows = slice(at[e], at[e + 1])
+            y[rows] += x[rows] @ (w[e] if turned else w[e].mT)
+        return y
+
+    name = f"experts {sum(lengths)}x{width} to {hidden} E{experts} {ELEMENT_TYPES[dtype]}"
+    # Sums in f32 of products that are exact.
+    return Case(name + (" turned" if turned else ""), inputs,
+                functools.partial(multiply_experts, module), expect,
+                4e-6 + width**0.5 * 2**-23, module=module, **options)
+
+
+def attention_case(heads, tokens, width, dtype, batch=1, causal=True, **options):
+    def inputs():
+        return [_normal(batch, heads, tokens, width, seed=i, dtype=dtype) for i in range(3)]
+
+    def judge(inputs, found, tolerance):
+        expected = reference.attention(*(x.double() for x in inputs), causal=causal)
+        rounding = 2**-8 if dtype == torch.bfloat16 else 2**-11 if dtype == torch.float16 else 0
+        for i, (a, b) in enumerate(zip(found, expected, strict=True)):
+            # The mean is rounded to the type of q; the entropy is a difference of two logarithms.
+            allowed = (rounding + tolerance, tolerance, 4 * tolerance)[i]
+            if text := difference(a, b, allowed):
+                return f"result {i}: {text}"
+        return ""
+
+    return Case(f"attention {batch}x{heads}x{tokens}x{width} {ELEMENT_TYPES[dtype]}"
+                f"{' causal' if causal else ''}", inputs,
+                lambda q, k, v: moe_mlir.attention(q, k, v, causal=causal), None, 1e-5,
+                judge=judge, **{"model": 1.5, **options})
+
+
+def similarity_case(tokens, width, experts, dtype, causal, batch=2, **options):
+    def inputs():
+        u = _normal(batch, tokens, width, seed=tokens, scale=(8 / width) ** 0.5, dtype=dtype)
+        p = _normal(batch, tokens, experts, seed=tokens + 1).softmax(-1)
+        return [u, p.to(dtype)]
+
+    return Case(f"similarity_inform {batch}x{tokens}x{width} E{experts} {ELEMENT_TYPES[dtype]}"
+                f"{' causal' if causal else ''}", inputs,
+                lambda u, p: moe_mlir.similarity_inform(u, p, causal=causal),
+                lambda u, p: reference.similarity_inform(u, p, causal=causal), 1e-5, **options)
+
+
+def _tensor_core_cases():
+    bf16, f16 = torch.bfloat16, torch.float16
+    # On sm_90a the values are a wgmma operand along N of this width; 8, 24 and 40 fill no swizzle.
+    for experts in (8, 24, 40, 16):
+        yield similarity_case(150, 64, experts, bf16, True, model=1.5)
+    for experts, width, k, dtype in ROUTERS:
+        yield router_case(experts, width, k, dtype, 70)
+    for width in (64, 128):
+        yield attention_case(2, 150, width, bf16)
+    yield attention_case(2, 70, 128, f16)
+    yield experts_case(4, 72, 200, bf16, [70, 0, 1, 16])
+    yield experts_case(4, 64, 48, f16, [3, 130, 64, 17], turned=True)
+    yield similarity_case(200, 352, 16, bf16, True, model=2.0)
+    yield similarity_case(70, 512, 16, bf16, False, model=2.0)
+
+
+# ---------------------------------------------------------------- forms
+
+
+def selection_case(tokens, experts, chosen, dtype, **options):
+    def inputs():
+        z = _normal(tokens, experts, seed=experts)
+        z[0, experts // 2] = float("inf")
+        z[-1, 1] = z[-1, 0]
+        return [z.to(dtype)]
+
+    return Case(f"topk_renorm {tokens}x{experts} k{chosen} {ELEMENT_TYPES[dtype]}", inputs,
+                lambda z: moe_mlir.topk_renorm(z, chosen),
+                lambda z: reference.topk_renorm(z, chosen), 2e-6, **options)
+
+
 def _selection_cases():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for tokens, experts, chosen in ((1, 8, 2), (33, 16, 2), (257, 64, 8), (130, 128, 8),
                                         (64, 256, 8), (19, 160, 6), (5, 512, 10), (3, 1024, 32)):
-            def inputs(tokens=tokens, experts=experts, dtype=dtype):
-                generator = torch.Generator().manual_seed(experts)
-                z = torch.randn(tokens, experts, generator=generator)
-                z[0, experts // 2] = float("inf")
-                z[-1, 1] = z[-1, 0]
-                return [z.to(dtype)]
-
-            yield Case(f"topk_renorm {tokens}x{experts} k{chosen} {ELEMENT_TYPES[dtype]}", inputs,
-                       lambda z, c=chosen: moe_mlir.topk_renorm(z, c),
-                       lambda z, c=chosen: reference.topk_renorm(z, c), 2e-6)
+            yield selection_case(tokens, experts, chosen, dtype, group="forms", model=0.3)
 
 
 def _mixing_cases():
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5)):
+    for dtype in (torch.float32, torch.bfloat16):
         for tokens, width, experts in ((1, 16, 8), (70, 48, 8), (200, 352, 16), (129, 128, 64)):
             for causal in (False, True):
-                def inputs(t=tokens, w=width, e=experts, dtype=dtype):
-                    generator = torch.Generator().manual_seed(t)
-                    u = torch.randn(2, t, w, generator=generator) * (8 / w) ** 0.5
-                    p = torch.randn(2, t, e, generator=generator).softmax(-1)
-                    return [u.to(dtype), p.to(dtype)]
+                # The form that every kernel is run in once.
+                if (tokens, width, dtype, causal) != (200, 352, torch.bfloat16, True):
+                    yield similarity_case(tokens, width, experts, dtype, causal, group="forms",
+                                          model=1.0)
 
-                yield Case(
-                    f"similarity_inform {tokens}x{width} E{experts} {ELEMENT_TYPES[dtype]}"
-                    f"{' causal' if causal else ''}", inputs,
-                    lambda u, p, c=causal: moe_mlir.similarity_inform(u, p, causal=c),
-                    lambda u, p, c=causal: reference.similarity_inform(u, p, causal=c), tolerance)
+
+def dispersion_case(tokens, width, experts, **options):
+    def inputs():
+        generator = torch.Generator().manual_seed(tokens)
+        return [torch.randn(tokens, width, generator=generator),
+                torch.randint(experts, (tokens,), generator=generator)]
+
+    return Case(f"mad_dispersion {tokens}x{width} E{experts}", inputs,
+                lambda h, a: moe_mlir.mad_dispersion(h, a, experts),
+                lambda h, a: reference.mad_dispersion(h, a, experts), 1e-5, **options)
+
+
+def adjacency_case(tokens, experts, k, **options):
+    def inputs():
+        generator = torch.Generator().manual_seed(tokens)
+        scores = torch.rand(tokens, experts, generator=generator)
+        return [torch.rand(experts, experts, generator=generator), scores.topk(k).indices]
+
+    return Case(f"adjacency_update {tokens} k{k} E{experts}", inputs, moe_mlir.adjacency_update,
+                reference.adjacency_update, 2e-6, **options)
+
+
+def dispatch_case(tokens, experts, k, **options):
+    def inputs():
+        generator = torch.Generator().manual_seed(tokens)
+        return [torch.rand(tokens, experts, generator=generator).topk(k).indices]
+
+    return Case(f"dispatch {tokens} k{k} E{experts}", inputs,
+                lambda i: moe_mlir.dispatch(i, experts), lambda i: reference.dispatch(i, experts),
+                0, **options)
 
 
 def _statistics_cases():
     for tokens, width, experts in ((1, 8, 4), (300, 64, 16), (1000, 96, 64)):
-        def inputs(t=tokens, w=width, e=experts):
-            generator = torch.Generator().manual_seed(t)
-            return [torch.randn(t, w, generator=generator),
-                    torch.randint(e, (t,), generator=generator)]
-
-        yield Case(f"mad_dispersion {tokens}x{width} E{experts}", inputs,
-                   lambda h, a, e=experts: moe_mlir.mad_dispersion(h, a, e),
-                   lambda h, a, e=experts: reference.mad_dispersion(h, a, e), 1e-5)
+        yield dispersion_case(tokens, width, experts, group="forms", model=0.3)
 
 
-def all_cases() -> list[Case]:
-    return [*_op_cases(), *_selection_cases(), *_mixing_cases(), *_statistics_cases()]
+def _unaligned_cases():
+    """Views that begin one element past what kernels read at once."""
+    options = {"group": "forms", "is_unaligned": True, "model": 0.3}
+    for case in (selection_case(33, 16, 2, torch.bfloat16, **options),
+                 selection_case(130, 128, 8, torch.float32, **options),
+                 similarity_case(70, 64, 8, torch.bfloat16, True, **options),
+                 router_case(128, 4096, 8, torch.bfloat16, 20, **options),
+                 dispersion_case(300, 64, 16, **options)):
+        yield _renamed(case, " unaligned")
+
+
+def _renamed(case, ending, **changes):
+    return dataclasses.replace(case, name=case.name + ending, **changes)
+
+
+def _older_chip_cases():
+    """What an older GPU would run: mma.sync instead of wgmma, tables without clusters."""
+    for case in (similarity_case(150, 64, 24, torch.bfloat16, True, model=1.0),
+                 similarity_case(200, 352, 16, torch.bfloat16, True, model=1.5),
+                 attention_case(2, 150, 128, torch.bfloat16),
+                 router_case(128, 4096, 8, torch.bfloat16, 70), adjacency_case(300, 64, 8),
+                 dispersion_case(300, 64, 16)):
+        yield _renamed(case, " as sm_80", chip="sm_80", group="forms")
+
+
+# ---------------------------------------------------------------- large
+
+
+def _large_cases(rehearses):
+    """Sizes of models, where tails, 64-bit offsets and many blocks are."""
+    def size(full):
+        return max(full // 64, 70) if rehearses else full
+
+    options = {"group": "large", "is_large": True, "limit": 30.0, "model": 1.0}
+    bf16 = torch.bfloat16
+    yield router_case(128, 4096, 8, bf16, size(16384), **options)
+    yield router_case(256, 7168, 8, bf16, size(8192), **options)
+    yield selection_case(size(65536), 128, 8, bf16, **options)
+    yield selection_case(size(8192), 256, 8, torch.float32, **options)
+    yield similarity_case(size(4096), 512, 16, bf16, True, batch=1 if rehearses else 4, **options)
+    yield similarity_case(size(512), 352, 16, bf16, False, batch=1 if rehearses else 48, **options)
+    yield attention_case(2 if rehearses else 16, size(4096), 128, bf16, **options)
+    yield attention_case(2 if rehearses else 16, size(4096), 64, bf16, **options)
+    yield experts_case(8 if rehearses else 64, 2048 if not rehearses else 256,
+                       1024 if not rehearses else 64, bf16,
+                       _uneven(8 if rehearses else 64, size(16384)), **options)
+    yield dispersion_case(size(16384), 512, 64, **options)
+    yield adjacency_case(size(16384), 64, 8, **options)
+    yield dispatch_case(size(4096), 128, 8, **options)
+
+
+def _uneven(experts, rows):
+    """Lengths that sum up to `rows`: none, few, and many rows an expert."""
+    weight = torch.arange(experts) % 7
+    lengths = (weight * rows // int(weight.sum())).tolist()
+    lengths[1] += rows - sum(lengths)
+    return lengths
+
+
+def all_cases(rehearses=False) -> list[Case]:
+    return [*_tensor_core_cases(), *_op_cases(), *_gradient_cases(), *_selection_cases(),
+            *_mixing_cases(), *_statistics_cases(), *_unaligned_cases(), *_older_chip_cases(),
+            *_large_cases(rehearses)]

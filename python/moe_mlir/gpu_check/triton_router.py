@@ -1,7 +1,8 @@
-"""The peer of topk_renorm: softmax, k best and renormalisation as one Triton kernel.
+"""The peer of topk_renorm: softmax, k best and renormalisation as one Triton kernel, in one pass.
 
-Written as the routers of serving engines are: a block of rows a program, the
-maximum found k times, ties to the lower index.
+As in the routers of serving engines, a score and its expert are one integer whose order is
+that of the scores, ties to the lower expert: one maximum a place finds both. What is chosen
+stays in registers until it is written once.
 """
 
 import torch
@@ -10,34 +11,57 @@ import triton.language as tl
 
 
 @triton.jit
-def _kernel(scores, gates, indices, tokens, E: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
-            WIDTH: tl.constexpr):
+def _kernel(scores, gates, indices, tokens, E: tl.constexpr, K: tl.constexpr, PLACES: tl.constexpr,
+            ROWS: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
     inside = (row < tokens)[:, None] & (column < E)[None, :]
     z = tl.load(scores + row[:, None] * E + column[None, :], mask=inside,
                 other=-float("inf")).to(tl.float32)
-    highest = tl.max(z, 1)
-    total = tl.zeros((ROWS,), tl.float32)
+    bits = z.to(tl.int32, bitcast=True)
+    key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    # The low half of a bf16 is free for the expert.
+    if NARROW:
+        packed = (key & -65536) | (WIDTH - 1 - column)[None, :]
+        least = -2147483648
+    else:
+        packed = (key.to(tl.int64) << 32) | (WIDTH - 1 - column)[None, :].to(tl.int64)
+        least = -9223372036854775808
+    place = tl.arange(0, PLACES)
+    chosen = tl.full((ROWS, PLACES), least, packed.dtype)
     for i in tl.static_range(K):
-        best = tl.max(z, 1)
-        at = tl.argmax(z, 1)
-        weight = tl.exp(best - highest)
-        total += weight
-        tl.store(gates + row * K + i, weight, mask=row < tokens)
-        tl.store(indices + row * K + i, at.to(tl.int64), mask=row < tokens)
-        z = tl.where(column[None, :] == at[:, None], -float("inf"), z)
-    for i in tl.static_range(K):
-        weight = tl.load(gates + row * K + i, mask=row < tokens)
-        tl.store(gates + row * K + i, weight / total, mask=row < tokens)
+        best = tl.max(packed, 1)
+        chosen = tl.where(place[None, :] == i, best[:, None], chosen)
+        packed = tl.where(packed == best[:, None], least, packed)
+    if NARROW:
+        at = WIDTH - 1 - (chosen & 0xFFFF)
+        key = chosen & -65536
+        bits = tl.where(key < 0, key ^ 0x7FFF0000, key)
+    else:
+        at = WIDTH - 1 - (chosen & 0xFFFFFFFF).to(tl.int32)
+        key = (chosen >> 32).to(tl.int32)
+        bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key)
+    value = tl.where((place < K)[None, :], bits.to(tl.float32, bitcast=True), -float("inf"))
+    weight = tl.exp(value - tl.max(value, 1)[:, None])
+    weight = weight / tl.sum(weight, 1)[:, None]
+    kept = (row < tokens)[:, None] & (place < K)[None, :]
+    to = row[:, None] * K + place[None, :]
+    tl.store(gates + to, weight, mask=kept)
+    tl.store(indices + to, at.to(tl.int64), mask=kept)
+
+
+def constants(experts, k, dtype) -> dict:
+    width = triton.next_power_of_2(experts)
+    # Of f16 all bits count once it is f32, as of f32.
+    return {"E": experts, "K": k, "PLACES": triton.next_power_of_2(k), "WIDTH": width,
+            "ROWS": max(1, 1024 // width), "NARROW": dtype == torch.bfloat16}
 
 
 def topk_renorm(scores, k):
     tokens, experts = scores.shape
     gates = torch.empty(tokens, k, device=scores.device)
     indices = torch.empty(tokens, k, dtype=torch.int64, device=scores.device)
-    width = triton.next_power_of_2(experts)
-    rows = max(1, 1024 // width)
-    _kernel[(triton.cdiv(tokens, rows),)](scores, gates, indices, tokens, E=experts, K=k,
-                                          ROWS=rows, WIDTH=width, num_warps=4)
+    chosen = constants(experts, k, scores.dtype)
+    _kernel[(triton.cdiv(tokens, chosen["ROWS"]),)](scores, gates, indices, tokens, num_warps=4,
+                                                    **chosen)
     return gates, indices

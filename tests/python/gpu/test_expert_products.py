@@ -3,49 +3,10 @@
 import pytest
 import torch
 
-from kernels import MLIR_TYPES, compile_function
+from kernels import compile_function
+from moe_mlir.gpu_check.modules import experts_text
 
 pytest.importorskip("moe_mlir.sim")
-
-
-def module_text(experts, width, hidden, dtype, turned=False):
-    element = MLIR_TYPES[dtype]
-    x, y = f"tensor<?x{width}x{element}>", f"tensor<?x{hidden}xf32>"
-    matrix = f"{width}, {hidden}" if turned else f"{hidden}, {width}"
-    sizes = matrix.replace(", ", "x")
-    w, one = f"tensor<{experts}x{sizes}x{element}>", f"tensor<{sizes}x{element}>"
-    return f"""
-func.func @layer(%x: {x}, %w: {w}, %offsets: tensor<{experts + 1}xi64>, %old: {y}) -> {y} {{
-  %c1 = arith.constant 1 : index
-  %y = scf.forall (%e) in ({experts}) shared_outs(%out = %old) -> ({y}) {{
-    %next = arith.addi %e, %c1 : index
-    %b = tensor.extract %offsets[%e] : tensor<{experts + 1}xi64>
-    %t = tensor.extract %offsets[%next] : tensor<{experts + 1}xi64>
-    %begin = arith.index_cast %b : i64 to index
-    %end = arith.index_cast %t : i64 to index
-    %rows = arith.subi %end, %begin : index
-    %run = tensor.extract_slice %x[%begin, 0] [%rows, {width}] [1, 1] : {x} to {x}
-    %place = tensor.extract_slice %out[%begin, 0] [%rows, {hidden}] [1, 1] : {y} to {y}
-    %weight = tensor.extract_slice %w[%e, 0, 0] [1, {matrix}] [1, 1, 1] : {w} to {one}
-    %product = linalg.generic {{
-        indexing_maps = [affine_map<(r, n, d) -> (r, d)>, affine_map<(r, n, d) -> ({'d, n' if turned else 'n, d'})>,
-                         affine_map<(r, n, d) -> (r, n)>],
-        iterator_types = ["parallel", "parallel", "reduction"]}}
-        ins(%run, %weight : {x}, {one}) outs(%place : {y}) {{
-    ^bb0(%left: {element}, %right: {element}, %sum: f32):
-      %0 = arith.extf %left : {element} to f32
-      %1 = arith.extf %right : {element} to f32
-      %2 = arith.mulf %0, %1 : f32
-      %3 = arith.addf %sum, %2 : f32
-      linalg.yield %3 : f32
-    }} -> {y}
-    scf.forall.in_parallel {{
-      tensor.parallel_insert_slice %product into %out[%begin, 0] [%rows, {hidden}] [1, 1]
-          : {y} into {y}
-    }}
-  }}
-  return %y : {y}
-}}"""
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -66,7 +27,7 @@ def test_runs_of_rows(dtype, width, hidden, turned, lengths):
         expected[rows] += x[rows].double() @ w[e].double().T
     if turned:
         w = w.mT.contiguous()
-    function = compile_function(module_text(len(lengths), width, hidden, dtype, turned))
+    function = compile_function(experts_text(len(lengths), width, hidden, dtype, turned))
     first = None
     for options in ({"seed": 1}, {"seed": 2, "policy": 1}):
         y = torch.full_like(old, 77.0)
@@ -82,7 +43,7 @@ def test_runs_of_rows(dtype, width, hidden, turned, lengths):
 def test_rows_of_other_widths_are_summed_by_the_float_units():
     x, w = torch.randn(5, 12).bfloat16(), torch.randn(2, 3, 12).bfloat16()
     y = torch.empty(5, 3)
-    reports = compile_function(module_text(2, 12, 3, torch.bfloat16))(
+    reports = compile_function(experts_text(2, 12, 3, torch.bfloat16))(
         x, w, torch.tensor([0, 2, 5]), torch.zeros(5, 3), y)
     assert not any("mma" in name for r in reports for name in r.counters["instructions"])
     expected = torch.cat([x[:2].double() @ w[0].double().T, x[2:].double() @ w[1].double().T])

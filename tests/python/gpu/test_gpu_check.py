@@ -1,67 +1,311 @@
 """The checks of a GPU's machine, in the simulator and without the compiler."""
 
+import dataclasses
+import json
 import os
+import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import seeds
 import torch
 
 import moe_mlir
+from moe_mlir import gpu, reference, sim
 from moe_mlir.gpu_check import __main__ as gpu_check
-from moe_mlir.gpu_check import benchmark, cases
+from moe_mlir.gpu_check import (
+    benchmark, cases, catalogue, gradients, instructions, machine, pack, supervise, vectors, wgmma,
+)
+from moe_mlir.gpu_check.case import Problem
+from moe_mlir.gpu_check.target import Target
+from moe_mlir.simulate import active_simulation
+
+SIMULATOR = Target("sim")
 
 
-@pytest.mark.parametrize("case", cases.all_cases(), ids=lambda case: case.name)
+def kind(unit):
+    """Of the cases of one kind a plain run has one."""
+    words = unit.name.replace("gradient of ", "gradient-").removeprefix("time of ").split()
+    return unit.group, words[0], words[-1] in ("sm_80", "unaligned")
+
+
+# Ops in their smallest form are what test_every_op.py and test_backward_ops.py run.
+ELSEWHERE = {*cases.OPS, *(f"gradient of {name}" for name in gradients.CASES)}
+CASES = [case for case in cases.all_cases(rehearses=True) if case.name not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("case", seeds.some(CASES, by=kind), ids=lambda case: case.name)
 def test_case(case):
-    with moe_mlir.simulate(chip="sm_80"):
-        assert case.check("cpu") == ""
+    assert case.run(SIMULATOR) == {}
 
 
-def test_a_wrong_result_is_found():
-    case = cases.all_cases()[0]
-    wrong = cases.Case(case.name, case.inputs, lambda *x: tuple(y + 1 for y in case.call(*x)),
-                       case.expect, case.tolerance)
-    assert "of the tolerance" in wrong.check("cpu")
+@pytest.mark.parametrize("row", seeds.some(benchmark.all_rows(rehearses=True), by=kind),
+                         ids=lambda row: row.name)
+def test_row_of_times_is_rehearsed(row):
+    """Ours and each peer that a CPU runs, at a fraction of the size, against eager."""
+    missing = row.run(SIMULATOR).get("peers_without_cpu", {})
+    assert set(missing) <= {"triton", "linear_triton"}
+
+
+def test_instructions():
+    for unit in instructions.all_vectors():
+        facts = unit.run(SIMULATOR)["simulator"]
+        assert facts["differ"] == 0 and facts["of"] >= 64, unit.name
+
+
+def test_names_are_unique_and_groups_known():
+    for rehearses in (False, True):
+        units = catalogue.all_units(rehearses)
+        assert len({unit.name for unit in units}) == len(units)
+        assert {unit.group for unit in units} <= {*catalogue.SHARES, "faults"}
+    assert set(machine.SANITIZED) <= {unit.name for unit in units}
+
+
+def test_eight_minutes():
+    """What is modelled fits, group by group, and no group ends after the budget."""
+    groups = catalogue.groups(False, catalogue.BUDGET)
+    assert groups[-1].deadline == catalogue.BUDGET <= 480
+    spent = 0.0
+    for group in groups:
+        spent += group.model
+        assert spent <= group.deadline, group.name
+
+
+# ---------------------------------------------------------------- what is found
+
+
+def small_case():
+    return cases.selection_case(9, 16, 2, torch.bfloat16)
+
+
+def test_a_wrong_result_is_found_with_its_tensors():
+    case = small_case()
+    wrong = dataclasses.replace(
+        case, call=lambda *x: tuple(y + 1 for y in case.call(*x)))
+    with pytest.raises(Problem, match="result 0: .* of the tolerance") as caught:
+        wrong.run(SIMULATOR)
+    arrays = caught.value.arrays
+    assert arrays["input_0"].shape == (9, 16)
+    np.testing.assert_allclose(arrays["found"], arrays["expected"] + 1)
+
+
+def test_results_that_change_are_found():
+    case, turn = small_case(), iter(range(2))
+    changing = dataclasses.replace(case, call=lambda z: torch.full((2,), float(next(turn))))
+    with pytest.raises(Problem, match="result 0 differs between two runs"):
+        changing.run(SIMULATOR)
+
+
+@pytest.mark.parametrize("change, found", [
+    (lambda g, i: (g, i.flip(-1)), "scores rise"), (lambda g, i: (g * 1.01, i), "gates differ"),
+    (lambda g, i: (g, i + 64), "expected experts in"),
+    (lambda g, i: (g, i[:, :1].expand_as(i)), "chosen twice"),
+    (lambda g, i: (g, (i + 1) % 16), "below the k-th best"),
+])
+def test_wrong_routes_are_found(change, found):
+    h, w = torch.randn(20, 32), torch.randn(16, 32)
+    gates, indices = reference.topk_renorm(h.double() @ w.double().T, 4)
+    assert cases.judge_router([h, w], [gates, indices], 0) == ""
+    assert found in cases.judge_router([h, w], change(gates, indices), 0)
+
+
+@pytest.mark.parametrize("change", [{"n": 24}, {"turned": (False, False)}])
+def test_other_layouts_of_wgmma_give_other_sums(change):
+    """The images hold NaN where no element is, and the sums are exact."""
+    unit = wgmma.wgmma_case(40, "bf16", (128, 64), (False, True))
+    other = wgmma.wgmma_case(**{"n": 40, "form": "bf16", "swizzles": (128, 128),
+                                "turned": (False, True), **change})
+    if other.out == unit.out:
+        unit = dataclasses.replace(unit, inputs=(unit.inputs[0], other.inputs[1], unit.inputs[2]))
+    else:
+        unit = dataclasses.replace(unit, expected=unit.expected + 1)
+    with pytest.raises(Problem, match="results differ from the exact ones"):
+        unit.run(SIMULATOR)
+
+
+def test_what_hardware_answers_becomes_a_fixture(tmp_path):
+    unit = next(u for u in instructions.all_vectors() if u.name == "ex2_approx_ftz_f32")
+    arrays = unit.run(SIMULATOR)["vectors"]
+    path = tmp_path / "instructions" / "ex2.npz"
+    path.parent.mkdir()
+    np.savez(path, **arrays)
+    assert vectors.replay(path) == ""
+    # Two units in the last place are allowed, 2^-20 is not.
+    words = arrays["words"].copy()
+    values = words.view(np.float32)
+    at = int(np.argmax((values > 1) & (values < 1.5)))
+    words[at] += 1
+    np.savez(path, **{**arrays, "words": words})
+    assert vectors.replay(path) == ""
+    words[at] += 8
+    np.savez(path, **{**arrays, "words": words})
+    assert "1 of 4096 results are further" in vectors.replay(path)
+    assert gpu_check.main(["fixtures", str(tmp_path), "--to", str(tmp_path / "to")]) == 0
+    assert (tmp_path / "to" / "ex2.npz").exists()
+
+
+def test_sums_of_matrices_have_room_by_their_magnitude():
+    unit = next(u for u in instructions.all_vectors() if u.name.startswith("mma_m16n8k16"))
+    words = unit.run(SIMULATOR)["vectors"]["words"]
+    sums = words.view(np.float32)
+    close = (sums * np.float32(1 + 2**-22)).view(np.uint32)
+    assert unit.compare(close)[0] == ""
+    assert "further from the simulator's" in unit.compare((sums * np.float32(1.001)).view(np.uint32))[0]
+
+
+def test_a_log_of_compute_sanitizer():
+    clean = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+    assert machine.read_log(clean) == {"problem": ""}
+    found = ("========= Invalid __global__ write of size 4 bytes\n=========     at k+0x90\n"
+             "========= ERROR SUMMARY: 128 errors\n")
+    assert machine.read_log(found)["problem"] == (
+        "128 errors; the first: Invalid __global__ write of size 4 bytes")
+    assert "not_run" in machine.read_log("========= COMPUTE-SANITIZER\n")
+
+
+# ---------------------------------------------------------------- a run
+
+
+def run(tmp_path, *arguments):
+    status = gpu_check.main(["run", "--device=sim", f"--out={tmp_path / 'report'}", *arguments])
+    lines = (tmp_path / "report" / "report.jsonl").read_text().splitlines()
+    return status, [json.loads(line) for line in lines]
+
+
+def test_a_fault_costs_its_line_and_nothing_else(tmp_path, capsys):
+    status, lines = run(tmp_path, "--groups=faults")
+    problems = {line["case"]: line["problem"] for line in lines if "case" in line}
+    reasons = {"waits for ever": "nothing changes any more", "runs for ever": "and was killed",
+               "writes out of bounds": "in no buffer of the launch",
+               "computes wrongly": "128 of 128 results differ from the exact ones",
+               "fails to load": "unknown instruction no.such.instruction",
+               "kills its process": "its process ended with SIGABRT"}
+    for name, reason in reasons.items():
+        assert reason in problems.pop(name)
+    assert len(problems) == 6 and not any(problems.values())
+    assert status == 1 and lines[-1]["summary"] == "6 cases passed, 6 failed"
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said if line.startswith("FAILED")] == [
+        f"FAILED {name}" for name in reasons]
+    # Of the wrong result there are the words.
+    (failure,) = (tmp_path / "report" / "failures").iterdir()
+    with np.load(failure) as arrays:
+        assert np.array_equal(arrays["words"], arrays["input_0"] + 2)
+
+
+def test_what_does_not_fit_is_said_to_be_left_out(tmp_path):
+    status, lines = run(tmp_path, "--groups=once", "--only=make_finite", "--seconds=0.001")
+    (line,) = (line for line in lines if "case" in line)
+    assert line["not_run"] == "the time of its group is over" and status == 0
+    assert lines[-1]["summary"] == "0 cases passed, 0 failed, 1 not run"
+
+
+def test_an_interrupted_run_has_its_report(tmp_path, monkeypatch):
+    ask, processes = supervise.Worker.run, []
+
+    def interrupt(self, name, limit):
+        processes.append(self._process)
+        if "n24" in name:
+            raise KeyboardInterrupt
+        return ask(self, name, limit)
+
+    monkeypatch.setattr(supervise.Worker, "run", interrupt)
+    status, lines = run(tmp_path, "--groups=instructions", "--only=wgmma_n")
+    assert status == 1 and processes[-1].returncode == -signal.SIGKILL
+    assert lines[-2]["problem"] == "interrupted"
+    assert lines[-1]["summary"] == "4 cases passed, 1 failed"
+
+
+def test_processes_that_do_not_come_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "_MAX_FAILED_STARTS", 1)
+    report = supervise.Report(tmp_path)
+    supervisor = supervise.Supervisor(report, ["--device=none"])
+    (group,) = catalogue.groups(True, 100, ["instructions"], "wgmma_n8")
+    supervisor.run_group(group)
+    problems = [line["problem"] for line in report.lines]
+    assert "invalid choice: 'none'" in problems[0]
+    assert [bool(p) for p in problems] == [True] + [False] * (len(group.units) - 1)
+    assert report.lines[-1]["not_run"] == "no process comes up"
+
+
+def test_unknown_groups():
+    with pytest.raises(SystemExit, match="expected groups among once, .* found twice"):
+        gpu_check.main(["run", "--groups=once,twice"])
+
+
+def test_the_plan_is_printed_without_a_gpu(capsys):
+    assert gpu_check.main(["run", "--plan"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[-1] == str(catalogue.BUDGET)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_says_what_to_do_without_a_gpu():
+    with pytest.raises(SystemExit, match="expected a GPU .* --device=sim"):
+        gpu_check.main(["run"])
+
+
+@pytest.mark.long
+def test_all_cases(tmp_path):
+    status, lines = run(tmp_path)
+    assert status == 0 and lines[-1]["summary"].split(",")[1] == " 0 failed"
+
+
+# ---------------------------------------------------------------- chips
+
+
+def test_a_newer_gpu_runs_the_kernels_of_an_older_chip():
+    assert gpu.chosen_chip((9, 0)) == "sm_90a"
+    with gpu.compile_for("sm_80"):
+        assert gpu.chosen_chip((9, 0)) == "sm_80"
+    with gpu.compile_for("sm_90a"), pytest.raises(gpu.GpuError, match="run on sm_100 .*'sm_90a'"):
+        gpu.chosen_chip((10, 0))
+
+
+@pytest.mark.parametrize("chip, has_wgmma", [("sm_80", False), (None, True)])
+def test_the_chip_of_a_run(chip, has_wgmma):
+    with Target("sim", chip).active():
+        simulation = active_simulation()
+        u = torch.randn(1, 70, 64).bfloat16()
+        moe_mlir.similarity_inform(u, torch.rand(1, 70, 8).bfloat16(), causal=True)
+    names = {name for report in simulation.reports for name in report.counters["instructions"]}
+    assert any(name.startswith("wgmma") for name in names) == has_wgmma
+
+
+# ---------------------------------------------------------------- the pack
 
 
 def test_packed_kernels_need_no_compiler(tmp_path, monkeypatch):
-    """One case in a process that has neither the native module nor the build tree."""
+    """A run in a folder that has neither the native module nor the build tree."""
     case = next(c for c in cases.all_cases() if c.name == "topk_renorm")
-    monkeypatch.setattr(cases, "all_cases", lambda: [case])
-    monkeypatch.setattr(benchmark, "all_rows", lambda: [])
+    monkeypatch.setattr(cases, "all_cases", lambda rehearses=False: [case])
+    monkeypatch.setattr(benchmark, "all_rows", lambda rehearses=False: [])
     gpu_check.main(["pack", str(tmp_path / "pack"), "--chips=sm_80"])
     names = {p.name for p in (tmp_path / "pack/moe_mlir").iterdir()}
     assert "libmoe_cuda_runtime.so" in names and not any("_moe." in name for name in names)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "pack/run.py", "--device=sim", "--groups=once", "--only=topk_renorm"],
+        cwd=tmp_path, text=True, capture_output=True, env=environment, timeout=120)
+    assert "2 cases passed" not in done.stderr and done.returncode == 0, done.stdout + done.stderr
+    assert "1 cases passed, 0 failed; report in gpu-check-report" in done.stdout
     code = """
-import os, sys
-os.environ["MOE_MLIR_KERNELS"] = "kernels"
-sys.path.insert(0, os.getcwd())
 import torch, moe_mlir
 with moe_mlir.simulate(chip="sm_90"):
-    print(moe_mlir.topk_renorm(torch.arange(24.0).reshape(3, 8), 2)[1].tolist())
-    try:
-        moe_mlir.topk_renorm(torch.zeros(3, 9), 2)
-    except ImportError as error:
-        print(error)
+    moe_mlir.topk_renorm(torch.zeros(3, 9), 2)
 """
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "pack", text=True,
-                          capture_output=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "[[7, 6], [7, 6], [7, 6]]" in done.stdout
-    assert "expected kernels for this 'topk_renorm' and sm_90 in kernels, found none" in done.stdout
+                          capture_output=True, timeout=120,
+                          env={**environment, "MOE_MLIR_KERNELS": "kernels"})
+    assert "expected kernels for this 'topk_renorm' and sm_90 in kernels, found none" in done.stderr
 
 
-def test_every_row_of_the_benchmark_is_computed_right():
-    """At a fraction of its size: ours against torch."""
-    for row in benchmark.all_rows():
-        inputs = [x[:2, :40] if x.dim() == 3 else x[:64] for x in row.make("cpu")]
-        ours, expected = row.ours(*inputs), row.eager(*inputs)
-        a = ours[0] if isinstance(ours, tuple) else ours
-        b = expected[0] if isinstance(expected, tuple) else expected
-        scale = 0.03 if inputs[0].dtype == torch.bfloat16 else 1e-4
-        torch.testing.assert_close(a.float(), b.float(), rtol=scale, atol=scale, msg=row.name)
+def test_the_pack_has_what_a_gpu_runs_and_what_is_rehearsed():
+    texts = pack.kernel_texts()
+    for unit in [*cases.all_cases(), *benchmark.all_rows()]:
+        assert unit.module is None or unit.module.text() in texts
+    assert len(texts) == len(set(texts)) > 80
 
 
 def test_refuses_a_folder_with_files(tmp_path):
@@ -70,7 +314,33 @@ def test_refuses_a_folder_with_files(tmp_path):
         gpu_check.main(["pack", str(tmp_path)])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
-def test_says_what_to_do_without_a_gpu():
-    with pytest.raises(SystemExit, match="expected a GPU .* --device=sim"):
-        gpu_check.main(["run"])
+# ---------------------------------------------------------------- the peer
+
+
+def test_the_triton_router_selects_as_the_op_does():
+    """Compiled without a GPU, and run in the simulator."""
+    triton = pytest.importorskip("triton")
+    from moe_mlir.gpu_check import triton_router
+
+    tokens, experts, k = 37, 100, 4
+    for dtype, name in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
+        constants = triton_router.constants(experts, k, dtype)
+        source = triton.compiler.ASTSource(
+            fn=triton_router._kernel, constexprs=constants,
+            signature={"scores": name, "gates": "*fp32", "indices": "*i64", "tokens": "i32",
+                       **dict.fromkeys(constants, "constexpr")})
+        compiled = triton.compile(source, options={"num_warps": 4},
+                                  target=triton.backends.compiler.GPUTarget("cuda", 90, 32))
+        z = torch.randn(tokens, experts).to(dtype)
+        z[3] = z[3].round()  # ties
+        gates, indices = torch.zeros(tokens, k), torch.zeros(tokens, k, dtype=torch.int64)
+        module = sim.Module(compiled.asm["ptx"])
+        ((kernel, described),) = module.kernels.items()
+        scratch = [np.zeros(16, np.uint8)] * (len(described["params"]) - 4)
+        report = module.launch(kernel, -(-tokens // constants["ROWS"]), 128,
+                               [z, gates, indices, tokens, *scratch], allow=("equal-stores",),
+                               dynamic_smem=compiled.metadata.shared)
+        assert report.ok, str(report)
+        expected, chosen = reference.topk_renorm(z.double(), k)
+        assert torch.equal(indices, chosen)
+        torch.testing.assert_close(gates.double(), expected, rtol=0, atol=2e-6)

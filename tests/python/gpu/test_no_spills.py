@@ -11,10 +11,10 @@ import pytest
 import torch
 from seeds import some
 from test_gpu_figures import figures
-from test_router import module_text
 
 import moe_mlir as m
 from moe_mlir.gpu_check.cases import OPS, operands
+from moe_mlir.gpu_check.modules import router_text
 from moe_mlir.runtime import compile_kernels_cached
 from moe_mlir.simulate import intercept
 
@@ -133,7 +133,7 @@ def spills(text, chip, folder):
 @pytest.mark.parametrize("chip", some(CHIPS, by=CHIPS.get))
 def test_wide_kernels_keep_their_values_in_registers(chip, tmp_path):
     texts = modules(WIDE_CALLS)
-    texts += [module_text(e, width, k, dtype=dtype, bias=True) for dtype, e, width, k in ROUTERS]
+    texts += [router_text(e, width, k, dtype=dtype, bias=True) for dtype, e, width, k in ROUTERS]
     assert [line for text in texts for line in spills(text, chip, tmp_path)] == []
 
 

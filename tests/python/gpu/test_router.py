@@ -6,32 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import compile_kernels, shaped
+from kernels import compile_kernels
 from reference import gates_row, order
+from moe_mlir.gpu_check.modules import router_text
 
 sim = pytest.importorskip("moe_mlir.sim")
-
-
-def module_text(e, d, k, *, dtype, bias, batch=()):
-    h, w = shaped("tensor", (*batch, None, d), dtype), shaped("tensor", (e, d), dtype)
-    rows = "x".join([*map(str, batch), "?"])
-    b = shaped("tensor", (e,), dtype)
-    parameter = f", %b: {b}" if bias else ""
-    clause = f" bias(%b : {b})" if bias else ""
-    return f"""
-func.func @route(%h: {h}, %w: {w}{parameter}) -> (tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>) {{
-  %c0 = arith.constant {len(batch)} : index
-  %n = tensor.dim %h, %c0 : {h}
-  %z0 = tensor.empty(%n) : tensor<{rows}x{e}xf32>
-  %z = moe.router_logits ins(%h, %w : {h}, {w}){clause}
-      outs(%z0 : tensor<{rows}x{e}xf32>) -> tensor<{rows}x{e}xf32>
-  %g0 = tensor.empty(%n) : tensor<{rows}x{k}xf32>
-  %i0 = tensor.empty(%n) : tensor<{rows}x{k}xi32>
-  %r:2 = moe.topk_renorm ins(%z : tensor<{rows}x{e}xf32>)
-      outs(%g0, %i0 : tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>)
-      -> tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>
-  return %r#0, %r#1 : tensor<{rows}x{k}xf32>, tensor<{rows}x{k}xi32>
-}}"""
 
 
 def run(n, e, d, k, *, dtype=torch.float32, bias=False, seed=0, batch=(), chip="sm_90"):
@@ -43,7 +22,7 @@ def run(n, e, d, k, *, dtype=torch.float32, bias=False, seed=0, batch=(), chip="
     if bias:
         inputs.append(torch.randn(e, generator=generator).to(dtype))
         shapes.append((e,))
-    (kernel,) = compile_kernels(module_text(e, d, k, dtype=dtype, bias=bias, batch=batch), chip)
+    (kernel,) = compile_kernels(router_text(e, d, k, dtype=dtype, bias=bias, batch=batch), chip)
     z = h.double() @ w.double().T
     if bias:
         z = z + inputs[2].double()

@@ -1,0 +1,79 @@
+"""Collects kernels and what runs them in a folder for a machine without a compiler."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import moe_mlir
+
+from ..runtime import pack_kernels as pack_text
+from ..simulate import intercept
+
+_PACKAGE = Path(moe_mlir.__file__).absolute().parent
+_LIBRARIES = ("libmoe_cuda_runtime.so", "libmoe_sim.so")
+_RUN = '''"""Runs the checks of this folder; --help says more."""
+import os, runpy, sys
+here = os.path.dirname(os.path.abspath(__file__))
+os.environ["MOE_MLIR_KERNELS"] = os.path.join(here, "kernels")
+os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ.setdefault("MOE_MLIR_CACHE", "0")
+sys.path.insert(0, here)
+if len(sys.argv) < 2 or sys.argv[1] not in ("run", "sanitize", "fixtures", "worker"):
+    sys.argv[1:1] = ["run"]
+runpy.run_module("moe_mlir.gpu_check", run_name="__main__")
+'''
+
+
+def pack(folder: Path, chips) -> None:
+    """Writes the package without the compiler, and the kernels of every case."""
+    if folder.exists() and any(folder.iterdir()):
+        raise SystemExit(f"expected '{folder}' to be free or empty, found files in it")
+    package = folder / "moe_mlir"
+    shutil.copytree(_PACKAGE, package, ignore_dangling_symlinks=True,
+                    ignore=shutil.ignore_patterns("*.so", "__pycache__", "demo"))
+    for library in _LIBRARIES:
+        shutil.copy2(_PACKAGE / library, package)
+    (folder / "run.py").write_text(_RUN)
+    for chip in chips:
+        pack_kernels(folder / "kernels", chip)
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    print(f"{folder}: {size / 1e6:.1f} MB; on the GPU's machine: python {folder.name}/run.py")
+
+
+def pack_kernels(folder: Path, chip: str) -> None:
+    """Compiles what the cases and the rows of times will ask for."""
+    texts = kernel_texts()
+    show = sys.stderr.isatty()
+    for i, text in enumerate(texts):
+        if show:
+            print(f"\r{chip}: kernel {i + 1} of {len(texts)}", end="", file=sys.stderr)
+        pack_text(text, chip, folder)
+    if show:
+        print(file=sys.stderr)
+
+
+def kernel_texts() -> list[str]:
+    """The modules of all units, large or rehearsed: kernels are made for any number of tokens."""
+    from . import benchmark, cases
+
+    recorder = _Recorder()
+    with intercept(recorder):
+        for case in cases.all_cases(rehearses=True):
+            case.call(*case.inputs())
+        for row in benchmark.all_rows(rehearses=True):
+            row.ours(*row.make("cpu", 2))
+    units = [*cases.all_cases(rehearses=False), *benchmark.all_rows(rehearses=False)]
+    recorder.texts |= dict.fromkeys(u.module.text() for u in units if u.module)
+    return list(recorder.texts)
+
+
+class _Recorder:
+    """Ops add the module that they would run; their results are 0."""
+
+    def __init__(self):
+        self.texts = {}
+
+    def run(self, kernel, tensors):
+        self.texts[kernel.text()] = None
+        for result in tensors[len(getattr(kernel, "inputs", tensors)):]:
+            result.zero_()

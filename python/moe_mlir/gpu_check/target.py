@@ -1,0 +1,80 @@
+"""Where a case runs: the GPU of this machine, or the simulator."""
+
+import contextlib
+import functools
+from dataclasses import dataclass
+
+from .. import gpu
+from ..launch import LaunchPlan
+from ..simulate import active_simulation, device_function, simulate
+
+
+@dataclass(frozen=True)
+class Target:
+    """`device` is "cuda" or "sim"; `chip` what kernels are made for, None for the GPU's own."""
+
+    device: str
+    chip: str | None = None
+
+    @property
+    def torch_device(self) -> str:
+        return "cuda" if self.device == "cuda" else "cpu"
+
+    @property
+    def rehearses(self) -> bool:
+        """The simulator takes large cases at a fraction of their size."""
+        return self.device == "sim"
+
+    @contextlib.contextmanager
+    def active(self, chip=None):
+        """The ops of the block run here."""
+        chip = self.chip or chip
+        if self.device == "cuda":
+            with gpu.compile_for(chip):
+                yield
+        else:
+            with simulate(chip=chip or "sm_90a"):
+                yield
+
+    def synchronize(self) -> None:
+        """Waits for the kernels, whose faults are raised here."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def run_ptx(self, ptx: str, name: str, buffers, *, grid=(1,), block=32, dynamic_smem=0) -> None:
+        """One kernel of PTX text, whose parameters are the addresses of the buffers."""
+        plan = _plan(name, tuple(tuple(b.shape) for b in buffers), tuple(grid), block, dynamic_smem)
+        if self.device == "cuda":
+            gpu.run_kernels(ptx, plan, buffers)
+            return
+        active_simulation().run_function(device_function(ptx, plan), buffers)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(name, shapes, grid, block, dynamic_smem) -> LaunchPlan:
+    return LaunchPlan({
+        "name": name, "results": [],
+        "arguments": [{"dtype": "i32", "shape": list(shape)} for shape in shapes],
+        "kernels": [{"name": name, "grid": list(grid), "block_size": block,
+                     "dynamic_smem": dynamic_smem}],
+    })
+
+
+@dataclass(frozen=True)
+class Module:
+    """One function of MLIR text, run as the kernel of an op is."""
+
+    text_: str
+    op: str
+
+    def text(self) -> str:
+        return self.text_
+
+    def __call__(self, *tensors) -> None:
+        """Runs on inputs and result buffers."""
+        if tensors[0].device.type == "cuda":
+            gpu.run(self.text_, self.op, list(tensors))
+        else:
+            active_simulation().run(self, list(tensors))
