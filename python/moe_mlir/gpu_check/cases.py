@@ -332,7 +332,7 @@ def _large_cases(rehearses):
     def size(full):
         return max(full // 64, 70) if rehearses else full
 
-    options = {"group": "large", "is_large": True, "limit": 30.0, "model": 1.0}
+    options = {"group": "large", "is_large": True, "limit": 30.0, "model": 2.5}
     bf16 = torch.bfloat16
     yield router_case(128, 4096, 8, bf16, size(16384), **options)
     yield router_case(256, 7168, 8, bf16, size(8192), **options)
@@ -348,6 +348,18 @@ def _large_cases(rehearses):
     yield dispersion_case(size(16384), 512, 64, **options)
     yield adjacency_case(size(16384), 64, 8, **options)
     yield dispatch_case(size(4096), 128, 8, **options)
+    few = 20 if rehearses else 1024
+    yield _far(selection_case(few, 256, 8, bf16, **options), 4 if rehearses else 2**14)
+    yield _far(router_case(128, 4096, 8, bf16, few, **options), 4 if rehearses else 2**10)
+
+
+def _far(case, times):
+    """The same rows many times, so that the last of them lie behind 2^31 elements."""
+    def call(x, *others):
+        results = case.call(x.repeat(times, 1), *others)
+        return tuple(y[-len(x):].clone() for y in results)
+
+    return _renamed(case, f" behind {times} times", call=call)
 
 
 def _uneven(experts, rows):

@@ -5,7 +5,7 @@ import functools
 from dataclasses import dataclass
 
 from .. import gpu
-from ..launch import LaunchPlan
+from ..launch import LaunchPlan, runnable_chips
 from ..simulate import active_simulation, device_function, simulate
 
 
@@ -35,6 +35,14 @@ class Target:
         else:
             with simulate(chip=chip or "sm_90a"):
                 yield
+
+    def can_run(self, chip) -> bool:
+        """Has this GPU the instructions of a chip? The simulator has all of them."""
+        if self.device != "cuda":
+            return True
+        import torch
+
+        return chip in runnable_chips(gpu.chip_for(torch.cuda.get_device_capability()))
 
     def synchronize(self) -> None:
         """Waits for the kernels, whose faults are raised here."""

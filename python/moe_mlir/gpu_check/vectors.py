@@ -44,6 +44,8 @@ class Vectors:
     def run(self, target) -> dict:
         import torch
 
+        if not target.can_run(self.chip):
+            return {"not_run": f"needs {self.chip}"}
         with target.active():
             buffers = [torch.from_numpy(x.view(np.int32).copy()).to(target.torch_device)
                        for x in self.inputs]
