@@ -174,4 +174,82 @@ __device__ inline void loadMatrix2Transposed(uint32_t (&r)[2],
       : "r"(sharedAddress(row)) : "memory");
 }
 
+// --- registers (sm_90a) ----------------------------------------------------
+
+template <int N> __device__ inline void takeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N));
+}
+
+template <int N> __device__ inline void giveRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N));
+}
+
+// --- tensor maps that a kernel builds (sm_90a) ------------------------------
+
+enum MapField {
+  GlobalAddress, Rank, BoxDim, GlobalDim, GlobalStride, ElementStride
+};
+
+// Rank (less one), box_dim, global_dim and element_stride; `map` lies in shared
+// memory, and the dimension must be a constant.
+template <MapField Field>
+__device__ __forceinline__ void setMap32(void *map, int dimension,
+                                         uint32_t value) {
+  uint32_t at = sharedAddress(map);
+#define SET(name, order)                                                       \
+  asm volatile("tensormap.replace.tile." name ".shared::cta.b1024.b32 [%0], "  \
+               order "%1;" :: "r"(at), "r"(value) : "memory")
+#define SET_DIMENSION(name)                                                    \
+  if (dimension)                                                               \
+    SET(name, "1, ");                                                          \
+  else                                                                         \
+    SET(name, "0, ")
+  if constexpr (Field == Rank)
+    SET("rank", "");
+  else if constexpr (Field == BoxDim)
+    SET_DIMENSION("box_dim");
+  else if constexpr (Field == GlobalDim)
+    SET_DIMENSION("global_dim");
+  else
+    SET_DIMENSION("element_stride");
+#undef SET_DIMENSION
+#undef SET
+}
+
+template <MapField Field>
+__device__ __forceinline__ void setMap64(void *map, int, uint64_t value) {
+  uint32_t at = sharedAddress(map);
+  if constexpr (Field == GlobalAddress)
+    asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 "
+                 "[%0], %1;" :: "r"(at), "l"(value) : "memory");
+  else
+    asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 "
+                 "[%0], 0, %1;" :: "r"(at), "l"(value) : "memory");
+}
+
+// 32-bit integers, no swizzle.
+__device__ inline void setMapType(void *map) {
+  asm volatile("tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%0], 3;"
+               :: "r"(sharedAddress(map)) : "memory");
+}
+
+__device__ inline void publishMap(void *to, const void *from) {
+  asm volatile("tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic"
+               ".release.gpu.sync.aligned [%0], [%1], 128;"
+               :: "l"(to), "r"(sharedAddress(from)) : "memory");
+}
+
+__device__ inline void acquireMap(const void *map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;"
+               :: "l"(map) : "memory");
+}
+
+__device__ inline void loadBox(void *dst, const void *map, int x, int y,
+                               uint64_t *bar) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::"
+               "complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+               :: "r"(sharedAddress(dst)), "l"(map), "r"(x), "r"(y),
+                  "r"(sharedAddress(bar)) : "memory");
+}
+
 } // namespace ptx

@@ -37,6 +37,7 @@ for name in bulk specialized cluster library; do
   from_cuda "$name.cu" sm_90 "$name"
 done
 from_cuda wgmma.cu sm_90a wgmma
+from_cuda warpgroups.cu sm_90a warpgroups
 from_cuda tma.cu sm_90 tma
 from_mlir row_sum sm_80 70
 from_mlir tile_gemm sm_80 70

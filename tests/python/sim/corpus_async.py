@@ -84,6 +84,16 @@ def tma_swizzle(rng, boxes):
             np.zeros((2, 2, 32), np.int32), np.int32(boxes)], {1: exact(ref)}
 
 
+@case("warpgroups", "built_map", 3, 128)
+def built_map(rng):
+    x = integers(rng, -100, 100, 3, 21, 44)
+    box = np.pad(x, ((0, 0), (0, 0), (0, 4)))[:, 1:16:2, 16:48]
+    return [x, np.zeros((3, 256), np.int32), np.zeros((3, 128), np.uint8),
+            np.int32(21), np.int32(44)], {
+        1: exact(box.reshape(3, 256)[:, ::-1])
+    }
+
+
 # --- roles, named barriers, clusters -----------------------------------------
 
 
@@ -107,6 +117,18 @@ def barrier_votes(rng):
     x[1, 5], x[2, 7] = -100, 91
     ref = np.stack([(x > 0).sum(1), (x > -100).all(1), (x > 90).any(1)], 1)
     return [x, np.zeros((3, 3), np.int32)], {1: exact(ref)}
+
+
+@case("warpgroups", "shared_registers", 2, 256, sizes=(5, 2, 1, 0))
+def shared_registers(rng, tiles):
+    x = integers(rng, -100, 100, 2, tiles, 128)
+    weights = np.arange(1, tiles + 1)[:, None]
+    last = x[:, -1, ::-1] if tiles else np.zeros((2, 128), np.int32)
+    return [x, np.zeros((2, 128), np.int32), np.ones((2, 128), np.int32),
+            np.int32(tiles)], {
+        1: exact((weights * x[:, :, ::-1]).sum(1)),
+        2: exact(last),
+    }
 
 
 @case("cluster", "cluster_histogram", 4, 64, cluster=2, sizes=(601, 100, 0))

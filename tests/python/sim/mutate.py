@@ -162,6 +162,86 @@ def wait_for_one_wgmma_less(m):
     return [increment(m, "n")]
 
 
+@operator(r"wgmma\.mma_async[^;{]*\{[^}]*\}, "
+          r"(?P<a>\{(?P<first>%\w+)[^}]*\}|%\w+), (?P<b>%\w+),[^;]*")
+def other_descriptor_in_one_warp(m):
+    """The second warp of the four reads B 16 bytes further on."""
+    return [f"{{ .reg .b64 other; .reg .b32 warp; .reg .pred second; "
+            f"mov.u32 warp, %tid.x; and.b32 warp, warp, 96; "
+            f"setp.eq.u32 second, warp, 32; add.u64 other, {m['b']}, 1; "
+            f"selp.b64 other, other, {m['b']}, second; "
+            f"{splice(m, 'b', 'other')} }}"]
+
+
+@operator(r"wgmma\.mma_async[^;{]*\{(?P<d>%\w+)[^}]*\}, "
+          r"(?P<a>\{(?P<first>%\w+)[^}]*\}|%\w+),[^;]*")
+def overwrite_register_in_flight(m):
+    """A's first register, or where A has a descriptor, the accumulator's."""
+    touched = m["first"] or m["d"]
+    kind = "f" if touched.startswith("%f") else "b"
+    return [f"{m.group(0)} mov.{kind}32 {touched}, {touched};"]
+
+
+# --- registers of a block ----------------------------------------------------
+
+
+@operator(r"setmaxnreg\.dec\S*\s+(?P<n>\d+)")
+def give_fewer_registers(m):
+    return [splice(m, "n", str(int(m["n"]) + 8))]
+
+
+@operator(r"setmaxnreg\.inc\S*\s+(?P<n>\d+)")
+def take_more_registers(m):
+    return [splice(m, "n", str(int(m["n"]) + 16))]
+
+
+@operator(r"setmaxnreg\.\S*\s+(?P<n>\d+)")
+def skip_setmaxnreg_in_one_warp(m):
+    return [f"{{ .reg .b32 warp; .reg .pred second; mov.u32 warp, %tid.x; "
+            f"and.b32 warp, warp, 96; setp.eq.u32 second, warp, 32; "
+            f"@second bra SKIP; {m.group(0)} SKIP: }}"]
+
+
+# --- tensor maps -------------------------------------------------------------
+
+deletion("delete-map-field", r"tensormap\.replace[^;]*")
+
+
+@operator(r"tensormap\.cp_fenceproxy\S*\s+\[(?P<to>[^\]]+)\], "
+          r"\[(?P<from>[^\]]+)\][^;]*")
+def copy_map_without_release(m):
+    """Every lane copies a word of it, which is what the copy does less the
+    fence."""
+    return [f"{{ .reg .b32 word, place, lane; .reg .b64 far; "
+            f"mov.u32 lane, %laneid; shl.b32 lane, lane, 2; "
+            f"add.u32 place, {m['from']}, lane; ld.shared.b32 word, [place]; "
+            f"cvt.u64.u32 far, lane; add.u64 far, {m['to']}, far; "
+            f"st.global.b32 [far], word; bar.warp.sync -1; }}"]
+
+
+# --- registers that nothing has written --------------------------------------
+
+
+@operator(r"mov\.f32\s+(?P<d>%\w+), (?P<s>0f[0-9A-F]{8})")
+def leave_accumulator_unwritten(m):
+    """It begins with what no instruction has written."""
+    return [f"{{ .reg .f32 never; {splice(m, 's', 'never')} }}"]
+
+
+# --- ranges of mbarriers -----------------------------------------------------
+
+
+@operator(r"mbarrier\.init\S*\s+\[[^\]]*\], (?P<n>%?\w+)")
+def wait_for_one_arrival_more(m):
+    return [f"{{ .reg .b32 more; add.u32 more, {m['n']}, 1; "
+            f"{splice(m, 'n', 'more')} }}"]
+
+
+@operator(r"mbarrier\.init\S*\s+\[[^\]]*\], (?P<n>%?\w+)")
+def count_beyond_the_range(m):
+    return [splice(m, "n", "1048576")]
+
+
 # --- warp collectives --------------------------------------------------------
 
 
