@@ -121,13 +121,16 @@ int64_t MixEmitter::getBiasBytes(SoftmaxMixOp op, int64_t numKeys) {
   return numKeys * sizeof(float) * (op.getKeyLevel() ? 2 : 1);
 }
 
+Value MixEmitter::isUnmasked(Value key) {
+  if (!op.getKeyMask())
+    return {};
+  return memref::LoadOp::create(b, op.getKeyMask(), ValueRange{batch, key});
+}
+
 Value MixEmitter::isReal(Value key) {
   Value exists = b.less(key, numKeys);
-  if (!op.getKeyMask())
-    return exists;
-  Value unmasked = memref::LoadOp::create(b, op.getKeyMask(),
-                                          ValueRange{batch, clampKey(key)});
-  return b.both(exists, unmasked);
+  Value unmasked = isUnmasked(clampKey(key));
+  return unmasked ? b.both(exists, unmasked) : exists;
 }
 
 void MixEmitter::writeBiases(Value thread, Value firstKey, Value shared) {

@@ -68,6 +68,8 @@ public:
   /// sees. Of the threads, which are numbered from 0, the first ones take a key
   /// each.
   void writeBiases(Value thread, Value firstKey, Value shared);
+  /// Whether key `key` (index), which exists, is not masked; null for yes.
+  Value isUnmasked(Value key);
   /// Whether key `key` (index, maybe behind the last) exists and is not masked.
   Value isReal(Value key);
   /// `key`, or the last one.

@@ -138,11 +138,17 @@ void FloatMix::loadChunk(Value memref, Value shared, int64_t size, Value first,
   Value exists = b.less(column, numFeatures);
   Value lastFeature = b.sub(numFeatures, b.index(1));
   column = b.min(column, lastFeature);
+  // Rows count from the first one in 32 bits: their places stay in registers
+  // from chunk to chunk, which 64 bits would overfill on some chips.
+  Value numRows = areKeys ? mix.numKeys : mix.numQueries;
+  Value numReal = b.toI32(b.min(b.sub(numRows, first), b.index(size)));
+  Value lastRow = b.sub(numReal, b.i32(1));
   for (int64_t i = 0; i < size; i += kLaneRows) {
     Value row = b.add(laneRow, b.i32(i));
-    Value place = b.add(first, b.toIndex(row));
-    Value isReal = areKeys ? mix.isReal(place) : b.less(place, mix.numQueries);
-    place = areKeys ? mix.clampKey(place) : mix.clampRow(place);
+    Value isReal = b.less(row, numReal);
+    Value place = b.add(first, b.toIndex(b.min(row, lastRow)));
+    if (Value unmasked = areKeys ? mix.isUnmasked(place) : Value())
+      isReal = b.both(isReal, unmasked);
     Value value = b.loadF32(memref, {mix.batch, mix.head, place, column});
     value = b.select(b.both(exists, isReal), value, b.f32(0.0));
     Value offset = b.add(b.mul(feature, b.i32(size + kPadding)), row);
