@@ -32,7 +32,13 @@
 // CHECK:      ex2.approx.ftz.f32
 // CHECK:      wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {{{[^}]*}}}, {{{[^}]*}}}, right, 1, 1, 1, 1;
 // CHECK:      wgmma.wait_group.sync.aligned 0;
-// CHECK:      setmaxnreg.dec.sync.aligned.u32 168
+
+// All warps meet before the registers are divided evenly again.
+// CHECK-NOT:  setmaxnreg
+// CHECK:      bar{{(rier)?}}.sync
+// CHECK-NOT:  {{bar(rier)?}}.sync
+// CHECK-DAG:  setmaxnreg.inc.sync.aligned.u32 168
+// CHECK-DAG:  setmaxnreg.dec.sync.aligned.u32 168
 
 // OTHER-NOT:  wgmma
 // OTHER:      mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32

@@ -253,22 +253,25 @@ void WarpgroupMix::emit() {
   initBarriers();
   Value isProducer = b.compare(arith::CmpIPredicate::sge, warp,
                                b.i32(kWarpgroupWarps * plan.consumers));
-  // What follows on this op finds the registers as they were.
+  bool sharesUnevenly = plan.consumers > 1;
   auto produceWithFew = [&] {
-    b.giveRegisters(kProducerRegisters);
+    if (sharesUnevenly)
+      b.giveRegisters(kProducerRegisters);
     produce();
-    b.takeRegisters(kRegistersOfThree);
   };
   auto consumeWithMany = [&] {
-    b.takeRegisters(kConsumerRegisters);
+    if (sharesUnevenly)
+      b.takeRegisters(kConsumerRegisters);
     consume();
-    b.giveRegisters(kRegistersOfThree);
   };
-  if (plan.consumers > 1)
-    b.ifThenElse(isProducer, produceWithFew, consumeWithMany);
-  else
-    b.ifThenElse(isProducer, [&] { produce(); }, [&] { consume(); });
+  b.ifThenElse(isProducer, produceWithFew, consumeWithMany);
   b.barrier();
+  // What follows on this op finds the registers as they were. The warps of a
+  // warpgroup have to meet between two changes, as they just have.
+  if (sharesUnevenly)
+    b.ifThenElse(
+        isProducer, [&] { b.takeRegisters(kRegistersOfThree); },
+        [&] { b.giveRegisters(kRegistersOfThree); });
 }
 
 //===----------------------------------------------------------------------===//
