@@ -144,15 +144,61 @@ static SmallVector<Value> getLaunchOperands(ImplicitLocOpBuilder &b,
 // Grid
 //===----------------------------------------------------------------------===//
 
+/// Blocks along y and along z, of all chips; x may have 2^31 - 1.
+static constexpr int64_t kMaxBlocks = 65535;
+
 namespace {
 /// The dims of a loop over blocks, by the grid dim that each is mapped to.
 struct Grid {
+  /// Puts counts that y and z may not hold, such as those of tokens, on x, as
+  /// far as ids are divided by constants only.
+  void fold();
+  /// The number of a block along `dim` as the loop has it.
+  Value createId(ImplicitLocOpBuilder &b, gpu::Dimension dim) const;
+
   /// The number of blocks along x, y and z as expressions of the sizes.
   SmallVector<AffineExpr> counts;
   /// For each dim of the loop, the grid dim it is mapped to.
   SmallVector<gpu::Dimension> dims;
+  /// The counts of the first dims if these and the next one share x.
+  SmallVector<int64_t> folded;
 };
 } // namespace
+
+void Grid::fold() {
+  size_t last = 0;
+  for (size_t dim = 1; dim < counts.size(); ++dim) {
+    if (!isa<AffineConstantExpr>(counts[dim - 1]))
+      break;
+    auto count = dyn_cast<AffineConstantExpr>(counts[dim]);
+    if (!count || count.getValue() > kMaxBlocks)
+      last = dim;
+  }
+  for (AffineExpr count : ArrayRef(counts).take_front(last))
+    folded.push_back(cast<AffineConstantExpr>(count).getValue());
+  for (AffineExpr &count : MutableArrayRef(counts).slice(1, last)) {
+    counts[0] = counts[0] * count;
+    count = getAffineConstantExpr(1, count.getContext());
+  }
+}
+
+Value Grid::createId(ImplicitLocOpBuilder &b, gpu::Dimension dim) const {
+  auto number = static_cast<size_t>(dim);
+  if (folded.empty() || number > folded.size())
+    return gpu::BlockIdOp::create(b, dim);
+  auto constant = [&](int64_t value) {
+    return arith::ConstantIndexOp::create(b, value);
+  };
+  if (number < folded.size() && folded[number] == 1)
+    return constant(0);
+  Value id = gpu::BlockIdOp::create(b, gpu::Dimension::x);
+  int64_t before = llvm::product_of(ArrayRef(folded).take_front(number));
+  if (before > 1)
+    id = arith::DivUIOp::create(b, id, constant(before));
+  if (number < folded.size())
+    id = arith::RemUIOp::create(b, id, constant(folded[number]));
+  return id;
+}
 
 static FailureOr<Grid> getGrid(scf::ForallOp forall, func::FuncOp function) {
   MLIRContext *context = forall.getContext();
@@ -180,6 +226,7 @@ static FailureOr<Grid> getGrid(scf::ForallOp forall, func::FuncOp function) {
     grid.counts[dim] = (end - first).ceilDiv(stride);
     grid.dims.push_back(static_cast<gpu::Dimension>(dim));
   }
+  grid.fold();
   return grid;
 }
 
@@ -239,10 +286,11 @@ static LogicalResult cloneBody(ImplicitLocOpBuilder &b, scf::ForallOp forall,
   for (auto [variable, dim, first, stride] :
        llvm::zip_equal(forall.getInductionVars(), grid.dims,
                        forall.getMixedLowerBound(), forall.getMixedStep())) {
-    Value id = gpu::BlockIdOp::create(b, dim);
+    Value id = grid.createId(b, dim);
     OpFoldResult value = affine::makeComposedFoldedAffineApply(
         b, b.getLoc(), lower + block * step, {remap(first), id, remap(stride)});
-    mapping.map(variable, cast<Value>(value));
+    mapping.map(variable,
+                getValueOrCreateConstantIndexOp(b, b.getLoc(), value));
   }
   for (Operation &op : forall.getBody()->without_terminator())
     b.clone(op, mapping);

@@ -67,6 +67,37 @@ func.func @copies_a_batch(%a: memref<3x32x4xf32>, %b: memref<3x32x4xf32>) {
 
 // -----
 
+// Only x holds more than 65535 blocks: dims that may have more share it, where
+// those before them are constant.
+
+// CHECK-LABEL: func.func @copies_tokens
+// CHECK-SAME:    grid = affine_map<()[s0, s1, s2, s3] -> (s1 * 3, 1, s0)>
+// CHECK:         gpu.func @copies_tokens_kernel
+// CHECK-DAG:       %[[X:.*]] = gpu.block_id x
+// CHECK-DAG:       %[[Z:.*]] = gpu.block_id z
+// CHECK-DAG:       %[[TOKEN:.*]] = arith.divui %[[X]], %c3
+// CHECK-DAG:       %[[PART:.*]] = arith.remui %[[X]], %c3
+// CHECK-DAG:       %[[COLUMN:.*]] = affine.apply affine_map<()[s0] -> (s0 * 4)>()[%[[PART]]]
+// CHECK-NOT:       gpu.block_id
+// CHECK:           memref.subview %{{.*}}[%[[Z]], %[[TOKEN]], %[[COLUMN]]]
+func.func @copies_tokens(%a: memref<?x?x12xf32>, %b: memref<?x?x12xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %n = memref.dim %a, %c0 : memref<?x?x12xf32>
+  %t = memref.dim %a, %c1 : memref<?x?x12xf32>
+  scf.forall (%i, %j, %k) = (0, 0, 0) to (%n, %t, 12) step (1, 1, 4) {
+    %from = memref.subview %a[%i, %j, %k] [1, 1, 4] [1, 1, 1]
+        : memref<?x?x12xf32> to memref<1x1x4xf32, strided<[?, 12, 1], offset: ?>>
+    %to = memref.subview %b[%i, %j, %k] [1, 1, 4] [1, 1, 1]
+        : memref<?x?x12xf32> to memref<1x1x4xf32, strided<[?, 12, 1], offset: ?>>
+    memref.copy %from, %to : memref<1x1x4xf32, strided<[?, 12, 1], offset: ?>>
+        to memref<1x1x4xf32, strided<[?, 12, 1], offset: ?>>
+  } {mapping = [#gpu.block<z>, #gpu.block<y>, #gpu.block<x>]}
+  return
+}
+
+// -----
+
 // A function without a body has no kernels.
 
 // CHECK-LABEL: func.func private @declared
