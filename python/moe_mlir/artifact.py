@@ -267,6 +267,23 @@ def evaluate_size(size, arguments):
             "ceildiv": lambda: -(-a // b)}[operation]()
 
 
+def size_sources(size, num_arguments):
+    """What a size expression reads, such as "size 0 of argument 2".
+
+    >>> size_sources(["ceildiv", ["arg", 0, 1], 16], 2)
+    ['size 1 of argument 0']
+    """
+    if size is None or isinstance(size, int):
+        return []
+    operation, *operands = size
+    if operation != "arg":
+        return [source for operand in operands for source in size_sources(operand, num_arguments)]
+    position, *dim = operands
+    value = (f"argument {position}" if position < num_arguments
+             else f"result {position - num_arguments}")
+    return [f"size {dim[0]} of {value}" if dim else value]
+
+
 def load(path) -> Artifact:
     """Loads an artifact folder. Its code runs in this process: trust its source.
 

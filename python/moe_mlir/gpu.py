@@ -100,7 +100,11 @@ class GpuFunction:
         for launch in self._plan.launches(buffers):
             if launch.name not in self._kernels:
                 self._kernels[launch.name] = self._runtime.find(self._module, launch.name)
-            self._runtime.launch(self._kernels[launch.name], launch, stream, parameters)
+            try:
+                self._runtime.launch(self._kernels[launch.name], launch, stream, parameters)
+            except GpuError as error:
+                given = ", ".join(str(tuple(getattr(b, "shape", ()))) for b in buffers)
+                raise GpuError(f"{self._plan.name} on {given}: {error}") from None
         return workspace
 
     @staticmethod

@@ -7,7 +7,7 @@ the workspace (docs/Architecture.md).
 
 from dataclasses import dataclass
 
-from .artifact import evaluate_size
+from .artifact import evaluate_size, size_sources
 
 # What the compiler has a target for, in the order in which PTX moves up.
 CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -31,6 +31,8 @@ def runnable_chips(chip: str) -> tuple:
 ALIGNMENT = 16
 # Rows, columns and positions are 32-bit numbers in kernels.
 MAX_SIZE = 2**31 - 1
+# Blocks of a grid along x, y and z, on all chips.
+MAX_BLOCKS = (2**31 - 1, 2**16 - 1, 2**16 - 1)
 
 
 def _address(value) -> int:
@@ -87,18 +89,19 @@ class LaunchPlan:
 
     def sizes(self, buffers) -> list[int]:
         """The dynamic sizes of the buffers, in the order of the kernels' parameters."""
-        sizes = [
-            size
-            for value, described in zip(buffers, [*self.arguments, *self.results], strict=True)
-            for size, static in zip(
-                getattr(value, "shape", ()), described.get("shape", ()), strict=True
-            )
-            if static < 0
-        ]
-        if any(size > MAX_SIZE for size in sizes):
-            raise ValueError(
-                f"{self.name}: expected sizes of at most {MAX_SIZE}, which kernels count in "
-                f"32 bits, found {max(sizes)}")
+        sizes = []
+        described = [*self.arguments, *self.results]
+        for position, (value, entry) in enumerate(zip(buffers, described, strict=True)):
+            shape = entry.get("shape", ())
+            for dim, (size, static) in enumerate(
+                    zip(getattr(value, "shape", ()), shape, strict=True)):
+                if size > MAX_SIZE:
+                    (source,) = size_sources(["arg", position, dim], len(self.arguments))
+                    raise ValueError(
+                        f"{self.name}: expected sizes of at most {MAX_SIZE}, which kernels count "
+                        f"in 32 bits, found {size} as {source}")
+                if static < 0:
+                    sizes.append(size)
         return sizes
 
     def workspace(self, buffers) -> int | None:
@@ -110,10 +113,21 @@ class LaunchPlan:
         launches = (
             KernelLaunch(
                 kernel["name"],
-                tuple(evaluate_size(size, buffers) for size in kernel["grid"]),
+                self._grid(kernel, buffers),
                 kernel["block_size"],
                 kernel["dynamic_smem"],
             )
             for kernel in self._kernels
         )
         return [launch for launch in launches if 0 not in launch.grid]
+
+    def _grid(self, kernel, buffers) -> tuple:
+        grid = tuple(evaluate_size(size, buffers) for size in kernel["grid"])
+        for dim, (count, most) in enumerate(zip(grid, MAX_BLOCKS)):
+            if count > most:
+                sources = (" and ".join(size_sources(kernel["grid"][dim], len(self.arguments)))
+                           or "static sizes")
+                raise ValueError(
+                    f"{self.name}: expected at most {most} blocks along {'xyz'[dim]} of kernel "
+                    f"'{kernel['name']}', found {count}, by {sources}: split the batch")
+        return grid

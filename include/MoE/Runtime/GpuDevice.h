@@ -57,19 +57,24 @@ public:
   /// runs.
   virtual int32_t getChip() = 0;
 
+  /// Of the grids of all chips, along x, y and z.
+  static constexpr uint64_t kMaxBlocks[3] = {0x7fffffff, 0xffff, 0xffff};
+
   /// The driver's highest level of optimisation for PTX.
   static constexpr int kMaxOptLevel = 4;
 
-  /// Zero-terminated PTX, or with `isText` false a cubin or fatbin.
-  virtual void *loadModule(const void *data, bool isText, int optLevel) = 0;
-  // Virtual, although all devices share them: users of a device open its
-  // library at run time.
-  virtual void unloadModule(void *module);
-  virtual void *getFunction(void *module, const char *name) = 0;
+  // These are virtual, although all devices share them: users of a device open
+  // its library at run time. Their errors name the module and the kernel.
 
+  /// Zero-terminated PTX, or with `isText` false a cubin or fatbin.
+  virtual void *loadModule(const void *data, bool isText, int optLevel);
+  virtual void unloadModule(void *module);
+  virtual void *getFunction(void *module, const char *name);
   /// Checks the extents of the grid, and allows the function as much dynamic
   /// shared memory as it gets.
   virtual void launch(void *function, const GpuLaunch &launch);
+  /// The kernel that was launched last; empty before the first one.
+  std::string getLastKernel();
 
   virtual void *allocate(uint64_t bytes, void *stream, bool hostShared) = 0;
   virtual void free(void *pointer, void *stream) = 0;
@@ -101,15 +106,27 @@ public:
   virtual std::string report() = 0;
 
 protected:
+  virtual void *load(const void *data, bool isText, int optLevel) = 0;
   virtual void unload(void *module) = 0;
+  virtual void *find(void *module, const char *name) = 0;
   /// Sets MAX_DYNAMIC_SHARED_SIZE_BYTES of a function.
   virtual void allowDynamicShared(void *function, uint32_t bytes) = 0;
   virtual void launchKernel(void *function, const GpuLaunch &launch) = 0;
 
 private:
-  /// The dynamic shared memory that functions have been allowed.
-  std::map<void *, uint32_t> allowed;
-  std::mutex allowedMutex;
+  struct Function {
+    void *module = nullptr;
+    std::string name;
+    /// The dynamic shared memory that it has been allowed.
+    uint32_t allowedShared = 0;
+  };
+  std::string prepare(void *function, const GpuLaunch &launch);
+
+  std::map<void *, Function> functions;
+  std::mutex mutex;
+  std::string lastKernel;
+  // Of its own: calls that fail while the other one is held ask for the name.
+  std::mutex lastKernelMutex;
 };
 
 /// The device of this library.

@@ -40,12 +40,14 @@ struct LaunchConfig {
   unsigned numAttributes;
 };
 
-constexpr int kMaxDynamicSharedSize = 8; // CU_FUNC_ATTRIBUTE_...
-constexpr unsigned kJitErrorLog = 5;     // CU_JIT_...
+constexpr int kStaticSharedSize = 1; // CU_FUNC_ATTRIBUTE_...
+constexpr int kMaxDynamicSharedSize = 8;
+constexpr unsigned kJitErrorLog = 5; // CU_JIT_...
 constexpr unsigned kJitErrorLogBytes = 6;
 constexpr unsigned kJitOptimizationLevel = 7;
 constexpr int kCapabilityMajor = 75; // CU_DEVICE_ATTRIBUTE_...
 constexpr int kCapabilityMinor = 76;
+constexpr int kMaxSharedOptIn = 97;
 constexpr unsigned kAttachGlobal = 1;
 constexpr unsigned kDisableTiming = 2;
 
@@ -62,6 +64,7 @@ struct Driver {
                        void **) = nullptr;
   Result (*moduleUnload)(void *) = nullptr;
   Result (*moduleGetFunction)(void **, void *, const char *) = nullptr;
+  Result (*functionGetAttribute)(int *, int, void *) = nullptr;
   Result (*functionSetAttribute)(void *, int, int) = nullptr;
   Result (*launch)(const LaunchConfig *, void *, void **, void **) = nullptr;
   Result (*allocate)(DevicePointer *, size_t) = nullptr;
@@ -100,6 +103,7 @@ struct Driver {
     load(library, "cuModuleLoadDataEx", moduleLoad);
     load(library, "cuModuleUnload", moduleUnload);
     load(library, "cuModuleGetFunction", moduleGetFunction);
+    load(library, "cuFuncGetAttribute", functionGetAttribute);
     load(library, "cuFuncSetAttribute", functionSetAttribute);
     load(library, "cuLaunchKernelEx", launch);
     load(library, "cuMemAlloc_v2", allocate);
@@ -145,16 +149,10 @@ class CudaDevice final : public GpuDevice {
 public:
   int32_t getChip() override {
     enter();
-    int device = 0, major = 0, minor = 0;
-    check(driver().deviceGet(&device, ordinal()), "cuDeviceGet");
-    check(driver().deviceGetAttribute(&major, kCapabilityMajor, device),
-          "cuDeviceGetAttribute");
-    check(driver().deviceGetAttribute(&minor, kCapabilityMinor, device),
-          "cuDeviceGetAttribute");
-    return 10 * major + minor;
+    return 10 * getAttribute(kCapabilityMajor) + getAttribute(kCapabilityMinor);
   }
 
-  void *loadModule(const void *data, bool isText, int optLevel) override {
+  void *load(const void *data, bool isText, int optLevel) override {
     enter();
     char log[4096] = "";
     auto asPointer = [](uintptr_t value) {
@@ -174,7 +172,7 @@ public:
     check(driver().moduleUnload(module), "cuModuleUnload");
   }
 
-  void *getFunction(void *module, const char *name) override {
+  void *find(void *module, const char *name) override {
     enter();
     void *function = nullptr;
     check(driver().moduleGetFunction(&function, module, name),
@@ -184,6 +182,17 @@ public:
 
   void allowDynamicShared(void *function, uint32_t bytes) override {
     enter();
+    int staticBytes = 0, most = getAttribute(kMaxSharedOptIn);
+    check(driver().functionGetAttribute(&staticBytes, kStaticSharedSize,
+                                        function),
+          "cuFuncGetAttribute");
+    // The driver would say "invalid argument".
+    if (int64_t{staticBytes} + bytes > most)
+      throw std::runtime_error(
+          "moe cuda runtime: expected at most " + std::to_string(most) +
+          " bytes of shared memory on this GPU, found " +
+          std::to_string(staticBytes) + " static and " + std::to_string(bytes) +
+          " dynamic ones: compile for its chip");
     check(driver().functionSetAttribute(function, kMaxDynamicSharedSize,
                                         static_cast<int>(bytes)),
           "cuFuncSetAttribute");
@@ -320,14 +329,40 @@ private:
     return device;
   }
 
+  static int getAttribute(int which) {
+    int device = 0, value = 0;
+    check(driver().deviceGet(&device, ordinal()), "cuDeviceGet");
+    check(driver().deviceGetAttribute(&value, which, device),
+          "cuDeviceGetAttribute");
+    return value;
+  }
+
+  /// Whether a kernel has failed, maybe long before the call that says so. The
+  /// context stays unusable.
+  static bool isOfEarlierKernel(Result result) {
+    constexpr Result illegalAddress = 700, launchTimeout = 702, assertion = 710,
+                     hardwareStack = 714, launchFailed = 719;
+    return result == illegalAddress || result == launchTimeout ||
+           result == assertion ||
+           (result >= hardwareStack && result <= launchFailed);
+  }
+
   /// `log` may say more than the error's number.
   static void check(Result result, const char *call, const char *log = "") {
     if (result == 0)
       return;
     const char *text = "unknown error";
     driver().getErrorString(result, &text);
-    throw std::runtime_error(std::string("moe cuda runtime: ") + call +
-                             " failed: " + text + (*log ? "\n" : "") + log);
+    std::string message = std::string("moe cuda runtime: ") + call +
+                          " failed: " + text + (*log ? "\n" : "") + log;
+    if (isOfEarlierKernel(result)) {
+      std::string last = gpuDevice().getLastKernel();
+      message += "; a kernel that was launched before has failed" +
+                 (last.empty() ? "" : ", the last one was '" + last + "'") +
+                 ": CUDA_LAUNCH_BLOCKING=1 tells which, and no GPU work of "
+                 "this process runs any more";
+    }
+    throw std::runtime_error(message);
   }
 
   /// Makes the device's primary context, which torch uses too, current.

@@ -66,7 +66,7 @@ class SimDevice final : public GpuDevice {
 public:
   int32_t getChip() override { return 0; }
 
-  void *loadModule(const void *data, bool isText, int) override {
+  void *load(const void *data, bool isText, int) override {
     refuseInCapture("loading a module");
     auto *text = static_cast<const char *>(data);
     if (!isText && std::memcmp(text, "//", 2) && text[0] != '.')
@@ -84,7 +84,7 @@ public:
     delete static_cast<LoadedModule *>(module);
   }
 
-  void *getFunction(void *module, const char *name) override {
+  void *find(void *module, const char *name) override {
     auto &kernels = static_cast<LoadedModule *>(module)->kernels;
     auto it = kernels.find(name);
     if (it == kernels.end())

@@ -61,6 +61,7 @@ uint32_t readNumber(const Json &kernel, const char *key, int64_t smallest,
 }
 
 struct Kernel {
+  std::string name;
   void *function;
   Json::Array grid;
   uint32_t blockSize, dynamicSmem;
@@ -79,8 +80,9 @@ public:
                                  std::to_string(grid.size()));
       for (const Json &size : grid)
         verifySize(size, values);
+      const std::string &symbol = kernel.at("name").string();
       kernels.push_back(
-          {module->find(kernel.at("name").string()), grid,
+          {symbol, module->find(symbol), grid,
            readNumber(kernel, "block_size", 1, kMaxThreads),
            readNumber(kernel, "dynamic_smem", 0, kMaxSharedBytes)});
     }
@@ -111,8 +113,7 @@ public:
                           pointers.data(),
                           static_cast<int32_t>(pointers.size())};
       for (size_t dim = 0; dim < kernel.grid.size(); ++dim)
-        launch.grid[dim] =
-            static_cast<uint64_t>(evaluate(kernel.grid[dim], buffers));
+        launch.grid[dim] = countBlocks(kernel, dim, buffers);
       if (launch.grid[0] && launch.grid[1] && launch.grid[2])
         module->device.launch(kernel.function, launch);
     }
@@ -137,6 +138,21 @@ private:
           name + "' that the buffers determine, of at least 0, found " +
           (value ? std::to_string(*value) : "one that they do not"));
     return *value;
+  }
+
+  uint64_t countBlocks(const Kernel &kernel, size_t dim,
+                       std::span<const Tensor> buffers) const {
+    auto count = static_cast<uint64_t>(evaluate(kernel.grid[dim], buffers));
+    if (count > GpuDevice::kMaxBlocks[dim]) {
+      std::string sources = describeSources(kernel.grid[dim], arguments.size());
+      throw std::invalid_argument(
+          "'" + name + "': expected at most " +
+          std::to_string(GpuDevice::kMaxBlocks[dim]) + " blocks along " +
+          "xyz"[dim] + " of kernel '" + kernel.name + "', found " +
+          std::to_string(count) + ", by " +
+          (sources.empty() ? "static sizes" : sources) + ": split the batch");
+    }
+    return count;
   }
 
   /// Kernels read 16 bytes at once from where a buffer begins, and count rows

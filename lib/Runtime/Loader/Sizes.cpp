@@ -279,6 +279,25 @@ std::optional<int64_t> evaluateSize(const Json &size,
                            operation + "'");
 }
 
+std::string describeSources(const Json &size, size_t numArguments) {
+  if (size.isNull() || size.isInteger())
+    return "";
+  const Json::Array &operands = size.array();
+  if (operands.at(0).string() == "arg") {
+    auto position = static_cast<size_t>(operands.at(1).integer());
+    bool isArgument = position < numArguments;
+    std::string value =
+        (isArgument ? "argument " : "result ") +
+        std::to_string(isArgument ? position : position - numArguments);
+    if (operands.size() < 3)
+      return value;
+    return "size " + std::to_string(operands[2].integer()) + " of " + value;
+  }
+  std::string a = describeSources(operands.at(1), numArguments);
+  std::string b = describeSources(operands.at(2), numArguments);
+  return a + (a.empty() || b.empty() ? "" : " and ") + b;
+}
+
 int64_t evaluateSizeText(std::string_view text,
                          const std::map<std::string, int64_t> &symbols) {
   return SizeText(text, symbols).evaluate();

@@ -18,6 +18,10 @@ namespace moe::runtime {
 std::optional<int64_t> evaluateSize(const Json &size,
                                     std::span<const Tensor> arguments);
 
+/// What `size` reads, such as "size 0 of argument 2". The numbers from
+/// `numArguments` on are those of results.
+std::string describeSources(const Json &size, size_t numArguments);
+
 /// Throws where `size` is none of these forms, or names an argument, a
 /// dimension or a value that `arguments` have not.
 void verifySize(const Json &size, std::span<const ValueType> arguments);

@@ -7,6 +7,9 @@ import ctypes
 import hashlib
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,3 +188,67 @@ def test_artifact_of_warpgroups_equals_simulate(tmp_path):
     description = check_artifact(*call, tmp_path, "sim", "sm_90a")
     (kernel,) = description["kernels"]
     assert kernel["block_size"] == 384 and kernel["dynamic_smem"] > 48 * 1024
+
+
+# Batches are counted along z.
+MIX = """func.func @mix(%u: tensor<?x?x8xf32>, %e: tensor<?x?x4xf32>)
+    -> (tensor<?x?x4xf32>, tensor<?x?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %b = tensor.dim %u, %c0 : tensor<?x?x8xf32>
+  %n = tensor.dim %u, %c1 : tensor<?x?x8xf32>
+  %p = tensor.empty(%b, %n) : tensor<?x?x4xf32>
+  %l = tensor.empty(%b, %n) : tensor<?x?xf32>
+  %r:2 = moe.similarity_inform ins(%u, %e : tensor<?x?x8xf32>, tensor<?x?x4xf32>)
+      outs(%p, %l : tensor<?x?x4xf32>, tensor<?x?xf32>) {causal = true}
+      -> tensor<?x?x4xf32>, tensor<?x?xf32>
+  return %r#0, %r#1 : tensor<?x?x4xf32>, tensor<?x?xf32>
+}"""
+
+CALLER = r"""#include "MoE/Runtime/Artifact.h"
+#include <cstdio>
+#include <exception>
+using namespace moe::runtime;
+// Memory that is on the device, as the caller says: nothing of it is copied.
+static void call(const Function &f, int64_t batch, char *u, char *p) {
+  Tensor in[] = {{"f32", {batch, 1, 8}, u, true}, {"f32", {batch, 1, 4}, nullptr, true}};
+  Tensor out[] = {{"f32", {batch, 1, 4}, p, true}, {"f32", {batch, 1}, p, true}};
+  try {
+    f.run(in, out);
+    std::puts("ran");
+  } catch (const std::exception &error) {
+    std::puts(error.what());
+  }
+}
+int main(int, char **argv) {
+  Artifact artifact(argv[1], "sim");
+  alignas(16) static char memory[64];
+  const Function &f = artifact.getFunction();
+  call(f, 0, memory, memory);
+  call(f, 1, memory + 4, memory);
+  call(f, 1, memory, memory + 8);
+  call(f, 65536, memory, memory);
+}
+"""
+
+
+def test_callers_of_cpp_hear_which_argument(tmp_path):
+    (tmp_path / "mix.mlir").write_text(MIX)
+    (tmp_path / "main.cpp").write_text(CALLER)
+    done = run_tool("moe-compile", "mix.mlir", "-o", "mix.artifact", "--target=sm_80", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler, "expected the C++ compiler that built the package"
+    subprocess.run([compiler, "-std=c++20", f"-I{Path(__file__).parents[3] / 'include'}", "main.cpp", "-o", "main",
+                    str(PACKAGE / "libmoe_runtime.so"), f"-Wl,-rpath,{PACKAGE}"], check=True,
+                   cwd=tmp_path)
+    done = subprocess.run([tmp_path / "main", "mix.artifact"], capture_output=True, text=True,
+                          cwd=tmp_path, check=True)
+    copy = "past one: copy it to memory of its own"
+    assert done.stdout.splitlines() == [
+        "ran",
+        f"'mix': expected argument 0 at a multiple of 16 bytes, found an address that is 4 {copy}",
+        f"'mix': expected result 0 at a multiple of 16 bytes, found an address that is 8 {copy}",
+        "'mix': expected at most 65535 blocks along z of kernel 'mix_kernel', found 65536, by "
+        "size 0 of argument 0: split the batch",
+    ]

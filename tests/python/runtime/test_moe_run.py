@@ -285,7 +285,7 @@ WRONG_MANIFESTS = {
               "expected each function once"),
     "grid": ("kernels", of_kernel(grid=[1] * 9), "expected a grid of one to three sizes, found 9"),
     "no grid": ("kernels", of_kernel(grid=[]), "expected a grid of one to three sizes, found 0"),
-    "large grid": ("kernels", of_kernel(grid=[2**40]), "2147483647 blocks along x, found 1099511627776"),
+    "large grid": ("kernels", of_kernel(grid=[2**40]), "2147483647 blocks along x of kernel 'route_kernel', found 1099511627776"),
     "block": ("kernels", of_kernel(block_size=2**32), "expected block_size of a kernel in [1, 1024]"),
     "shared memory": ("kernels", of_kernel(dynamic_smem=-1), "expected dynamic_smem of a kernel"),
     "workspace": ("kernels", of_function(workspace=["arg", 9]), "to name one of 4 arguments"),
