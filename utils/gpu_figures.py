@@ -16,6 +16,8 @@ shared-memory wavefronts a request.
 `attention`: likewise, of attention that emits the entropies of its rows.
 `memory`: bytes that the kernels move in the simulator, over the bytes of inputs
 and results.
+`time`: what utils/gpu_model says of the calls that matter on H100 and H200.
+`published`: what it says of kernels whose times others have published (needs triton).
 
 Needs the package, ptxas and nvdisasm (PATH, or the wheels nvidia-cuda-nvcc and
 nvidia-cuda-nvdisasm). SASS is read, never executed; counts come from the simulator.
@@ -26,13 +28,7 @@ import contextlib
 import functools
 import io
 import json
-import os
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,6 +37,11 @@ import moe_mlir
 from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.runtime import compile_kernels_cached
 from moe_mlir.simulate import device_functions
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from gpu_model import tables
+from gpu_model.calls import router_text
+from gpu_model.sass import assemble, find_tool  # noqa: F401
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "Performance.md"
 SELECTIONS = [
@@ -57,103 +58,6 @@ MIXINGS = [
 ]  # fmt: skip
 ATTENTIONS = [(64, "bf16"), (128, "bf16"), (128, "f16"), (44, "f32"), (64, "f32")]
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-# Of an SM: registers, threads, blocks, bytes of shared memory (and what a block reserves).
-SM_REGISTERS, SM_THREADS, SM_BLOCKS, BLOCK_RESERVES = 65536, 2048, 32, 1024
-SM_SHARED = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_90a": 228,
-             "sm_100": 228, "sm_120": 100}
-
-
-def find_tool(name: str) -> str:
-    found = os.environ.get(name.upper()) or shutil.which(name)
-    for folder in sys.path:
-        wheel = Path(folder) / "nvidia" / "cu13" / "bin" / name
-        if not found and wheel.exists():
-            found = str(wheel)
-    if not found:
-        raise FileNotFoundError(f"expected {name} in PATH or in a wheel, found none")
-    return found
-
-
-@dataclass
-class Code:
-    """The machine code of one kernel."""
-
-    instructions: list  # (mnemonic, labels in front of it, label it branches to)
-    registers: int
-    spilled: int
-    static_shared: int
-
-    @property
-    def mnemonics(self):
-        return [name for name, _, _ in self.instructions]
-
-    def loops(self):
-        """Ranges of instructions, from the target of a backward branch to the branch."""
-        place = {label: i for i, (_, labels, _) in enumerate(self.instructions)
-                 for label in labels}
-        for i, (_, _, target) in enumerate(self.instructions):
-            if target in place and place[target] <= i:
-                yield self.mnemonics[place[target] : i + 1]
-
-    @property
-    def matrix_instruction(self) -> str:
-        """Of whole warpgroups where it has any, else of warps."""
-        return "HGMMA" if any(m.startswith("HGMMA") for m in self.mnemonics) else "HMMA"
-
-    def densest_loop(self, prefix: str):
-        """The loop with the largest share of instructions of this name, and the share."""
-        shares = [(sum(m.startswith(prefix) for m in loop) / len(loop), len(loop))
-                  for loop in self.loops()]
-        return max(shares, default=(0.0, 0))
-
-    def describe_loop(self, prefix: str) -> str:
-        share, length = self.densest_loop(prefix)
-        return f"{100 * share:.0f} % of {length}" if length else "-"
-
-    def blocks_an_sm(self, threads: int, dynamic_shared: int, chip: str) -> int:
-        # Registers are given to warps in units of 8 a thread.
-        registers = -(-self.registers // 8) * 8 * threads
-        shared = self.static_shared + dynamic_shared + BLOCK_RESERVES
-        return min(SM_BLOCKS, SM_THREADS // threads, SM_REGISTERS // registers,
-                   SM_SHARED[chip] * 1024 // shared)
-
-
-def assemble(ptx: str, chip: str, name: str) -> Code:
-    with tempfile.TemporaryDirectory() as folder:
-        source, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
-        source.write_text(ptx)
-        log = subprocess.run(
-            [find_tool("ptxas"), f"-arch={chip}", "-v", str(source), "-o", str(cubin)],
-            capture_output=True, text=True, check=True,
-        ).stderr
-        listing = subprocess.run(
-            [find_tool("nvdisasm"), "-c", str(cubin)], capture_output=True, text=True, check=True,
-        ).stdout
-    return Code(read_listing(listing, name), *read_log(log, name))
-
-
-def read_log(log: str, name: str):
-    """Registers, spilled bytes and static shared memory of one kernel."""
-    part = log.split(f"entry function '{name}'")[1].split("entry function")[0]
-    spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", part))
-    shared = re.search(r"(\d+) bytes smem", part)
-    return (int(re.search(r"Used (\d+) registers", part)[1]), spilled,
-            int(shared[1]) if shared else 0)
-
-
-def read_listing(listing: str, name: str) -> list:
-    """The instructions of one kernel up to its last exit."""
-    part = listing.split(f".text.{name}:", 1)[1].split("//-----", 1)[0]
-    instructions, labels = [], []
-    for line in part.splitlines():
-        if label := re.match(r"(\.L_\w+):", line.strip()):
-            labels.append(label[1])
-        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line):
-            target = re.search(r"`\((\.L_\w+)\)", line)
-            instructions.append((found[1], tuple(labels), target[1] if target else None))
-            labels = []
-    last = max(i for i, (name, _, _) in enumerate(instructions) if name.startswith("EXIT"))
-    return instructions[: last + 1]
 
 
 def describe(text: str, chip: str):
@@ -195,21 +99,6 @@ def simulate(call, chip: str):
             texts.append(kernel.text()), run(kernel, tensors))
         results = call()
     return texts, [report.counters for report in simulation.reports], results
-
-
-def router_text(width: int, experts: int, chosen: int, element: str) -> str:
-    h, w = f"tensor<?x{width}x{element}>", f"tensor<{experts}x{width}x{element}>"
-    z, g, i = f"tensor<?x{experts}xf32>", f"tensor<?x{chosen}xf32>", f"tensor<?x{chosen}xi32>"
-    return f"""func.func @route(%h: {h}, %w: {w}) -> ({g}, {i}) {{
-  %c0 = arith.constant 0 : index
-  %n = tensor.dim %h, %c0 : {h}
-  %z0 = tensor.empty(%n) : {z}
-  %g0 = tensor.empty(%n) : {g}
-  %i0 = tensor.empty(%n) : {i}
-  %z = moe.router_logits ins(%h, %w : {h}, {w}) outs(%z0 : {z}) -> {z}
-  %r:2 = moe.topk_renorm ins(%z : {z}) outs(%g0, %i0 : {g}, {i}) -> {g}, {i}
-  return %r#0, %r#1 : {g}, {i}
-}}"""
 
 
 def run_router(text, rows, width, experts, chosen, dtype, chip):
@@ -308,9 +197,19 @@ def print_memory(chip: str) -> None:
               flush=True)
 
 
+def print_time(chip: str) -> None:
+    tables.print_calls()
+    tables.print_constants()
+
+
+def print_published(chip: str) -> None:
+    tables.print_published()
+
+
 SECTIONS = {
     "selection": print_selection, "router": print_router, "mixing": print_mixing,
-    "attention": print_attention, "memory": print_memory,
+    "attention": print_attention, "memory": print_memory, "time": print_time,
+    "published": print_published,
 }  # fmt: skip
 
 

@@ -87,6 +87,13 @@ std::string Report::json() const {
     out += (first ? "" : ", ") + quote(opcode) + ": " + std::to_string(count);
     first = false;
   }
+  out += "}, \"lines\": {";
+  first = true;
+  for (auto [line, count] : counters.lines) {
+    out += (first ? "\"" : ", \"") + std::to_string(line) +
+           "\": " + std::to_string(count);
+    first = false;
+  }
   out += "}}, \"text\": " + quote(text()) + "}";
   return out;
 }

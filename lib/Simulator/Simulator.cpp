@@ -216,6 +216,7 @@ Counters sumCounters(const Program &program, const Kernel &kernel,
       if (opcode.empty() || !thread.executed[pc])
         continue;
       sum.instructions[opcode] += thread.executed[pc];
+      sum.lines[kernel.code[pc].line] += thread.executed[pc];
       sum.warpInstructions += thread.executed[pc];
     }
   }

@@ -64,6 +64,8 @@ struct Finding {
 /// All numbers are equal for equal seeds.
 struct Counters {
   std::map<std::string, uint64_t> instructions;
+  /// Warp instructions executed, by line of the PTX text.
+  std::map<uint32_t, uint64_t> lines;
   uint64_t warpInstructions = 0;
   uint64_t laneInstructions = 0;
   uint64_t barriers = 0;

@@ -1,0 +1,168 @@
+"""The calls of this package whose time the page states, at the sizes that matter."""
+
+import functools
+
+import torch
+
+import moe_mlir
+
+from .recorded import Call, randint, randn
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def topk(experts, k, dtype, size, recorder, **options):
+    moe_mlir.topk_renorm(randn(size, experts, dtype=dtype), k, **options)
+
+
+def grouped(size, recorder):
+    moe_mlir.grouped_topk(randn(size, 256), 8, n_group=8, topk_group=4, score="sigmoid",
+                          bias=randn(256))
+
+
+def mad(width, experts, size, recorder):
+    h = randn(size, width)
+    moe_mlir.mad_dispersion(h, randint(experts, size), experts)
+
+
+def adjacency(experts, k, size, recorder):
+    moe_mlir.adjacency_update(torch.ones(experts, experts), randint(experts, size, k))
+
+
+def router(width, experts, k, size, recorder):
+    h = randn(size, width, dtype=BF16)
+    w = randn(experts, width, dtype=BF16, scale=width**-0.5)
+    results = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
+    recorder.run_text(router_text(width, experts, k, "bf16"), "route", [h, w, *results])
+
+
+def router_text(width: int, experts: int, chosen: int, element: str) -> str:
+    h, w = f"tensor<?x{width}x{element}>", f"tensor<{experts}x{width}x{element}>"
+    z, g, i = f"tensor<?x{experts}xf32>", f"tensor<?x{chosen}xf32>", f"tensor<?x{chosen}xi32>"
+    return f"""func.func @route(%h: {h}, %w: {w}) -> ({g}, {i}) {{
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %h, %c0 : {h}
+  %z0 = tensor.empty(%n) : {z}
+  %g0 = tensor.empty(%n) : {g}
+  %i0 = tensor.empty(%n) : {i}
+  %z = moe.router_logits ins(%h, %w : {h}, {w}) outs(%z0 : {z}) -> {z}
+  %r:2 = moe.topk_renorm ins(%z : {z}) outs(%g0, %i0 : {g}, {i}) -> {g}, {i}
+  return %r#0, %r#1 : {g}, {i}
+}}"""
+
+
+def attention(batch, heads, width, size, recorder):
+    q, k, v = (randn(batch, heads, size, width, dtype=BF16) for _ in range(3))
+    moe_mlir.attention(q, k, v, causal=False)
+
+
+def attention_gradient(batch, heads, width, size, recorder):
+    q, k, v = (randn(batch, heads, size, width, dtype=BF16).requires_grad_() for _ in range(3))
+    out = moe_mlir.attention(q, k, v, causal=False)
+    forget(recorder)
+    out[0].sum().backward()
+
+
+def similarity(batch, width, experts, size, recorder):
+    u = randn(batch, size, width, dtype=BF16, scale=(8 / width) ** 0.5)
+    moe_mlir.similarity_inform(u, randn(batch, size, experts, dtype=BF16).abs(), causal=False)
+
+
+def similarity_gradient(batch, width, experts, size, recorder):
+    u = randn(batch, size, width, dtype=BF16, scale=(8 / width) ** 0.5).requires_grad_()
+    p = randn(batch, size, experts, dtype=BF16).abs().requires_grad_()
+    out = moe_mlir.similarity_inform(u, p, causal=False)
+    forget(recorder)
+    (out[0] if isinstance(out, tuple) else out).float().sum().backward()
+
+
+def expert_layer(experts, width, hidden, size, recorder):
+    """Sorted rows times the weights of their experts, each of which has as many."""
+    offsets = torch.arange(experts + 1) * (size // experts)
+    x, w = randn(size, width, dtype=BF16), randn(experts, hidden, width, dtype=BF16)
+    recorder.run_text(layer_text(experts, width, hidden), "layer",
+                      [x, w, offsets, torch.empty(size, hidden)])
+
+
+def layer_text(experts: int, width: int, hidden: int) -> str:
+    x, y = f"tensor<?x{width}xbf16>", f"tensor<?x{hidden}xf32>"
+    one, o = f"tensor<{hidden}x{width}xbf16>", f"tensor<{experts + 1}xi64>"
+    w = f"tensor<{experts}x{hidden}x{width}xbf16>"
+    return f"""
+func.func @layer(%x: {x}, %w: {w}, %offsets: {o}) -> {y} {{
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %zero = arith.constant 0.0 : f32
+  %n = tensor.dim %x, %c0 : {x}
+  %old = tensor.empty(%n) : {y}
+  %y = scf.forall (%e) in ({experts}) shared_outs(%out = %old) -> ({y}) {{
+    %next = arith.addi %e, %c1 : index
+    %b = tensor.extract %offsets[%e] : {o}
+    %t = tensor.extract %offsets[%next] : {o}
+    %begin = arith.index_cast %b : i64 to index
+    %end = arith.index_cast %t : i64 to index
+    %rows = arith.subi %end, %begin : index
+    %run = tensor.extract_slice %x[%begin, 0] [%rows, {width}] [1, 1] : {x} to {x}
+    %place = tensor.extract_slice %out[%begin, 0] [%rows, {hidden}] [1, 1] : {y} to {y}
+    %clear = linalg.fill ins(%zero : f32) outs(%place : {y}) -> {y}
+    %weight = tensor.extract_slice %w[%e, 0, 0] [1, {hidden}, {width}] [1, 1, 1] : {w} to {one}
+    %product = linalg.generic {{
+        indexing_maps = [affine_map<(r, n, d) -> (r, d)>, affine_map<(r, n, d) -> (n, d)>,
+                         affine_map<(r, n, d) -> (r, n)>],
+        iterator_types = ["parallel", "parallel", "reduction"]}}
+        ins(%run, %weight : {x}, {one}) outs(%clear : {y}) {{
+    ^bb0(%left: bf16, %right: bf16, %sum: f32):
+      %0 = arith.extf %left : bf16 to f32
+      %1 = arith.extf %right : bf16 to f32
+      %2 = arith.mulf %0, %1 : f32
+      %3 = arith.addf %sum, %2 : f32
+      linalg.yield %3 : f32
+    }} -> {y}
+    scf.forall.in_parallel {{
+      tensor.parallel_insert_slice %product into %out[%begin, 0] [%rows, {hidden}] [1, 1]
+          : {y} into {y}
+    }}
+  }}
+  return %y : {y}
+}}"""
+
+
+def forget(recorder) -> None:
+    """Only what follows counts."""
+    recorder.launched.clear()
+    recorder.buffers.clear()
+
+
+def dispatch(experts, k, size, recorder):
+    moe_mlir.dispatch(randint(experts, size, k), experts)
+
+
+def attention_work(batch, heads, width, tokens, products=2):
+    return 2.0 * products * batch * heads * tokens**2 * width
+
+
+part = functools.partial
+CALLS = (
+    Call("topk_renorm 16384x128 k8 bf16", part(topk, 128, 8, BF16), 16384, (1024,)),
+    Call("topk_renorm 8192x256 k8 bf16", part(topk, 256, 8, BF16), 8192, (1024,)),
+    Call("grouped_topk 8192x256 sigmoid, bias, 4 of 8 groups, f32", grouped, 8192, (1024,)),
+    Call("adjacency_update 16384 k8 E64", part(adjacency, 64, 8), 16384),
+    Call("mad_dispersion 16384x512 E64", part(mad, 512, 64), 16384),
+    Call("router 32x7168 -> 256 k8 bf16", part(router, 7168, 256, 8), 32),
+    Call("router 16384x7168 -> 256 k8 bf16", part(router, 7168, 256, 8), 16384, (32,)),
+    Call("expert layer 8192x2048 -> 1024 E8 bf16", part(expert_layer, 8, 2048, 1024), 8192,
+         (512,), operations=2 * 8192 * 2048 * 1024, working=1 / 8),
+    Call("attention 4x16x4096 width 64 bf16", part(attention, 4, 16, 64), 4096, (256, 512),
+         "sm_90a", attention_work(4, 16, 64, 4096)),
+    Call("attention 4x16x4096 width 128 bf16", part(attention, 4, 16, 128), 4096, (256, 512),
+         "sm_90a", attention_work(4, 16, 128, 4096)),
+    Call("similarity_inform 48x512x352 E16 bf16", part(similarity, 48, 352, 16), 512, (256, 512),
+         "sm_90a", 2 * 48 * 512**2 * (352 + 16)),
+    Call("similarity_inform 8x4096x512 E32 bf16", part(similarity, 8, 512, 32), 4096, (256, 512),
+         "sm_90a", 2 * 8 * 4096**2 * (512 + 32)),
+    Call("attention backward 4x16x4096 width 128 bf16", part(attention_gradient, 4, 16, 128), 4096,
+         (256, 512), "sm_90a", attention_work(4, 16, 128, 4096, 5)),
+    Call("similarity_inform backward 8x4096x512 E32 bf16", part(similarity_gradient, 8, 512, 32),
+         4096, (256, 512), "sm_90a", 2 * 8 * 4096**2 * (3 * 512 + 2 * 32)),
+    Call("dispatch 8192 k8 E128", part(dispatch, 128, 8), 8192, (256, 512, 768)),
+)

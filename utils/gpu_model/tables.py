@@ -1,0 +1,68 @@
+"""The tables of the model, as Markdown."""
+
+import statistics
+
+from . import calls, chips, recorded
+
+
+def print_calls() -> None:
+    print("\n### Modelled time of calls on H100 and H200\n")
+    print("Microseconds; the terms are those of the H200, summed over the launches.\n")
+    print("| call | launches | blocks, SMs in use, waves | KB in flight an SM | dependences "
+          "| issue | ALU | FMA | XU | LSU | tensor | shared memory | L2 | DRAM | H100 | H200 "
+          "| binding |")
+    print("|---" * 17 + "|")
+    for call in calls.CALLS:
+        record = recorded.record(call)
+        times = [recorded.time_call(record, chip) for chip in chips.CHIPS]
+        print(call_row(call, record, times), flush=True)
+
+
+def call_row(call, record, times) -> str:
+    first, second = times
+    at = second.estimates.index(second.longest)
+    launch, longest = record.launches[at], second.longest
+    terms = {name: sum(e.terms.get(name, 0.0) for e in second.estimates)
+             for name in ("dependences", "issue", "alu", "fma", "xu", "lsu", "tensor", "shared",
+                          "L2", "DRAM")}
+    cells = [f"`{call.name}`", second.launches,
+             f"{launch.blocks:.0f}, {longest.used_sms}, {longest.waves:.2f}",
+             f"{longest.bytes_in_flight / 1024:.1f}",
+             *(microseconds(seconds) for seconds in terms.values()),
+             microseconds(first.seconds), f"**{microseconds(second.seconds)}**", longest.binding]
+    if call.operations:
+        cells[-2] += f" ({call.operations / second.seconds / 1e12:.0f} TFLOP/s)"
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def microseconds(seconds: float) -> str:
+    value = 1e6 * seconds
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def print_published() -> None:
+    from . import published
+
+    print("\n### The model against published times\n")
+    print("Microseconds of kernels that Triton compiles here.\n")
+    print("| kernel | chip | published | model | model / published | binding | source |")
+    print("|---" * 7 + "|")
+    ratios = []
+    for entry in published.all_published():
+        modelled, estimate = published.microseconds(entry)
+        ratio = modelled / entry.microseconds
+        if not entry.fitted:
+            ratios.append(ratio)
+        print(f"| {entry.name} | {entry.chip.name} | {microseconds(entry.microseconds / 1e6)} "
+              f"| {microseconds(modelled / 1e6)} "
+              f"| {ratio:.2f}{' (fitted)' if entry.fitted else ''} | {estimate.binding} "
+              f"| {entry.source} |", flush=True)
+    off = sorted(max(r, 1 / r) - 1 for r in ratios)
+    print(f"\nThe median error of {len(off)} times (all but the copy) is "
+          f"{100 * statistics.median(off):.0f} %; {sum(e <= 0.4 for e in off)} are within 40 %, "
+          f"and the largest error is {100 * off[-1]:.0f} %.")
+
+
+def print_constants() -> None:
+    print("\n### Constants of the model\n")
+    print(chips.SOURCES, end="")
