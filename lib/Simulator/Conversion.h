@@ -50,6 +50,8 @@ struct Conversion {
 };
 static_assert(sizeof(Conversion) == 4);
 
+u32 bytesOf(NumberType type);
+
 /// Converts the element at `from`; the result is in the low bytes.
 u64 convert(const u8 *from, const Conversion &conversion);
 

@@ -1,6 +1,7 @@
 //===- DefinedBits.cpp - Bits of registers that nothing has written -------===//
 
 #include "DefinedBits.h"
+#include "Conversion.h"
 #include "Handlers.h"
 #include "Memory.h"
 
@@ -30,6 +31,8 @@ BitTransfer transferNamed(const std::string &key) {
       {"pack", {BitRule::Moves, 16}}, {"unpack", {BitRule::Moves, 1}}};
   if (auto it = byOperation.find(op); it != byOperation.end())
     return it->second;
+  if (key == "cvt")
+    return {BitRule::Elements};
   if (key == "cvt.rn.f16x2.f32" || key == "cvt.rn.bf16x2.f32")
     return {BitRule::PackHalves};
   bool carries = op == "add" || op == "sub" || key.starts_with("mul.lo.") ||
@@ -38,7 +41,7 @@ BitTransfer transferNamed(const std::string &key) {
     if (carries && key.ends_with(type) && key.find(".sat") == key.npos)
       return {BitRule::Carries};
   if (key.ends_with("16x2") && !key.starts_with("cvt") &&
-      !key.starts_with("set") && !key.starts_with("atom"))
+      !key.starts_with("setp") && !key.starts_with("atom"))
     return {BitRule::Halves};
   return {};
 }
@@ -101,6 +104,8 @@ void putShadow(Warp &warp, const Kernel::Tracked &slot, u32 lane, u64 bits) {
   else
     fillShadow(warp, slot, lane, bits != 0);
 }
+
+u64 ones(u32 bytes) { return bytes < 8 ? (1ull << 8 * bytes) - 1 : ~0ull; }
 
 bool anyUndefined(const Warp &warp, const Kernel::Tracked &slot, u32 lane) {
   u64 bits = bitsAt(warp, slot.shadow, slot.bytes, lane);
@@ -168,7 +173,25 @@ private:
     }
   }
 
+  /// Which elements of a conversion depend on undefined bits.
+  u64 undefinedElements(u32 lane) const {
+    Conversion c = Conversion::unpack(inst.imm);
+    u32 to = bytesOf(c.to), from = bytesOf(c.from);
+    if (!c.packed)
+      return undefined(0, from, lane) ? ones(to) : 0;
+    u64 bits = 0;
+    for (u32 i = 0; i < 2; ++i) { // the first of two sources is the high one
+      bool bad = inst.ns == 2 ? undefined(1 - i, from, lane)
+                              : undefined(0, 2 * from, lane) >> 8 * from * i &
+                                    ones(from);
+      bits |= bad ? ones(to) << 8 * to * i : 0;
+    }
+    return bits;
+  }
+
   u64 undefinedBits(BitRule rule, u32 bytes, u32 lane) const {
+    if (rule == BitRule::Elements)
+      return undefinedElements(lane);
     u64 u[3] = {}, v[3] = {}, any = 0;
     for (u32 i = 0; i < std::min<u32>(inst.ns, 3); ++i) {
       u[i] = undefined(i, bytes, lane);
@@ -246,7 +269,7 @@ u32 partlyDefinedLanes(Warp &warp, u32 place, u32 bytes, u32 mask) {
   if (it == kernel.trackedIndex.end())
     return mask;
   const Kernel::Tracked &slot = kernel.tracked[it->second];
-  u64 all = bytes < 8 ? (1ull << 8 * bytes) - 1 : ~0ull;
+  u64 all = ones(bytes);
   u32 lanes = mask & warp.defined[it->second];
   for (u32 lane : Lanes(mask & ~lanes))
     if ((bitsAt(warp, slot.shadow, slot.bytes, lane) & all) != all)

@@ -33,6 +33,9 @@ enum class BitRule : u8 {
   Halves,
   /// The second source gives the low half, the first the high one.
   PackHalves,
+  /// A conversion of one or two elements, each from its own source or part of
+  /// one.
+  Elements,
   /// The handler does it.
   Own,
 };

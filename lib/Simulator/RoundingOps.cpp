@@ -223,6 +223,27 @@ Real flush(Real x, NumberType type) {
 
 } // namespace
 
+u32 bytesOf(NumberType type) {
+  switch (type) {
+  case NumberType::U8:
+  case NumberType::S8:
+  case NumberType::E4M3:
+  case NumberType::E5M2:
+    return 1;
+  case NumberType::U16:
+  case NumberType::S16:
+  case NumberType::F16:
+  case NumberType::BF16:
+    return 2;
+  case NumberType::U64:
+  case NumberType::S64:
+  case NumberType::F64:
+    return 8;
+  default:
+    return 4;
+  }
+}
+
 u64 convert(const u8 *from, const Conversion &c) {
   Real x = load(from, c.from);
   if (c.ftz)
@@ -245,27 +266,6 @@ u64 convert(const u8 *from, const Conversion &c) {
 }
 
 namespace {
-
-u32 bytesOf(NumberType type) {
-  switch (type) {
-  case NumberType::U8:
-  case NumberType::S8:
-  case NumberType::E4M3:
-  case NumberType::E5M2:
-    return 1;
-  case NumberType::U16:
-  case NumberType::S16:
-  case NumberType::F16:
-  case NumberType::BF16:
-    return 2;
-  case NumberType::U64:
-  case NumberType::S64:
-  case NumberType::F64:
-    return 8;
-  default:
-    return 4;
-  }
-}
 
 /// One element, or packs: two sources into the halves of one destination, or
 /// the halves of one source into the halves of one destination.

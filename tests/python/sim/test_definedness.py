@@ -46,6 +46,11 @@ def findings(code, seed=0, **options):
     ("mov.b64 wide, {x, u}; cvt.u32.u64 r, wide;", 0x1234),
     ("mov.b64 wide, {u, x}; shr.u64 wide, wide, 32; cvt.u32.u64 r, wide;", 0x1234),
     ("or.pred p, one, none; selp.u32 r, x, c, p;", 0x1234),
+    (HALF + "set.nan.f16x2.f16x2 r, r, r; and.b32 r, r, 0xffff;", 0),
+    ("mov.b32 f1, 0f3f800000; cvt.rn.satfinite.e5m2x2.f32 j, f2, f1; cvt.rn.f16x2.e5m2x2 r, j;"
+     "and.b32 r, r, 0xffff;", 0x3c00),
+    ("mov.b32 f1, 0f3f800000; cvt.rn.satfinite.e4m3x2.f32 j, f1, f2; cvt.u32.u16 r, j;"
+     "shr.u32 r, r, 8;", 0x38),
 ])
 def test_unwritten_bits_that_are_discarded(code, value):
     for seed in (0, 1):
