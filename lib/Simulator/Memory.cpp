@@ -126,6 +126,14 @@ Block *sharedOwnerOfGeneric(Block &block, u64 address, u64 &sharedAddress) {
   return nullptr;
 }
 
+static const char *missingDynamic(const LaunchState &launch) {
+  bool isMissing =
+      launch.kernel->usesDynamicShared && !launch.config->dynamicSmem;
+  return isMissing ? ": the kernel uses dynamic shared memory, of which the "
+                     "launch has none (dynamic_smem)"
+                   : "";
+}
+
 u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access) {
   u64 offset;
   Block *owner = sharedOwner(*warp.block, address, bytes, offset);
@@ -138,7 +146,7 @@ u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access) {
                      std::to_string(bytes) + " bytes at offset " +
                      std::to_string(at) + " of the block's " +
                      std::to_string(launch.sharedSize) +
-                     " bytes of shared memory");
+                     " bytes of shared memory" + missingDynamic(launch));
     return nullptr;
   }
   if (owner != warp.block && owner->liveThreads == 0)

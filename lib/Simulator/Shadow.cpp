@@ -324,8 +324,9 @@ bool ShadowPage::checkWriter(const Access &access, const Cell &cell,
       return true;
     // Between warps the memory model calls it a race, though no value shows it.
     if (std::memcmp(access.memory + at, access.value + at, bytes) == 0) {
-      if (writer.actor == mine.actor ||
-          access.warp->block->launch->config->allows.equalStores)
+      const Allowances &allows = access.warp->block->launch->config->allows;
+      if (writer.actor == mine.actor || allows.equalStores ||
+          (allows.equalSharedStores && isShared()))
         return true;
       kind = RaceKind::EqualStores;
     }

@@ -226,6 +226,8 @@ private:
   template <typename Fn>
   void forCells(u64 offset, u32 bytes, Fn fn);
 
+  /// Reads of what nobody wrote are found in shared memory alone.
+  bool isShared() const { return init; }
   u32 readerSlots() const { return dense ? dense + 2 : kSparseReaders; }
 
   /// log2 of the bytes of the largest cells.

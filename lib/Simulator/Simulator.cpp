@@ -247,6 +247,9 @@ std::vector<KernelInfo> Module::kernels() const {
     info.instructions = kernel->code.size();
     info.registerBytes = kernel->registerBytes;
     info.maxThreads = kernel->maxThreads;
+    std::copy_n(kernel->requiredBlock, 3, info.requiredBlock.begin());
+    std::copy_n(kernel->requiredCluster, 3, info.requiredCluster.begin());
+    info.usesDynamicShared = kernel->usesDynamicShared;
     infos.push_back(std::move(info));
   }
   return infos;

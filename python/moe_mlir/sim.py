@@ -46,7 +46,7 @@ __all__ = [
 #: Every check that `launch` knows. Deadlock detection is always on.
 CHECKS = ("race", "bounds", "uninit", "align")
 #: What the race check lets pass if asked to.
-ALLOWANCES = ("equal-stores", "unfenced-init")
+ALLOWANCES = ("equal-stores", "unfenced-init", "equal-shared-stores")
 _DECLARED_ALIGNMENT = 1 << len(CHECKS + ALLOWANCES)
 _NO_SMEM_OPT_IN = 2 * _DECLARED_ALIGNMENT
 _NONPORTABLE_CLUSTER = 2 * _NO_SMEM_OPT_IN
@@ -566,8 +566,9 @@ def launch(
     not communicate, and one otherwise.
 
     `allow` names what the race check is to let pass: "equal-stores", two warps
-    that store the same value to one place, and "unfenced-init", an asynchronous
-    copy that uses an mbarrier without a proxy fence after its initialisation.
+    that store the same value to one place; "equal-shared-stores", the same of
+    shared memory alone; and "unfenced-init", an asynchronous copy that uses an
+    mbarrier without a proxy fence after its initialisation.
     Dynamic shared memory starts at a multiple of 1024, as on hardware where a
     kernel has no static one; with `smem_alignment="declared"` only where the
     kernel's declarations put it, which finds code that hopes for more.

@@ -34,7 +34,7 @@ Runs a PTX kernel on the CPU and checks it.
   --output N=FILE.npy     write buffer argument N to a file afterwards
   --check LIST            race,bounds,uninit,align or none (default all)
   --allow LIST            what the race check lets pass: equal-stores,
-                          unfenced-init
+                          equal-shared-stores, unfenced-init
   --smem-alignment WHAT   hardware (default): dynamic shared memory starts at a
                           multiple of 1024; declared: as the kernel declares
   --no-smem-opt-in        the host has not allowed more than 48 KB of shared
@@ -117,11 +117,14 @@ Allowances parseAllowances(const std::string &text) {
   for (const std::string &name : splitCommas(text)) {
     if (name == "equal-stores")
       allows.equalStores = true;
+    else if (name == "equal-shared-stores")
+      allows.equalSharedStores = true;
     else if (name == "unfenced-init")
       allows.unfencedInit = true;
     else
-      refuse("expected --allow equal-stores,unfenced-init, found '" + name +
-             "'");
+      refuse("expected --allow equal-stores,equal-shared-stores,"
+             "unfenced-init, found '" +
+             name + "'");
   }
   return allows;
 }
@@ -239,6 +242,11 @@ std::string readFile(const std::string &path) {
           std::istreambuf_iterator<char>()};
 }
 
+std::string joinExtents(const std::array<uint32_t, 3> &extents) {
+  return std::to_string(extents[0]) + "," + std::to_string(extents[1]) + "," +
+         std::to_string(extents[2]);
+}
+
 void listKernels(const Module &module) {
   for (const KernelInfo &kernel : module.kernels()) {
     std::printf("%s: %llu instructions, %llu bytes of shared memory, %llu of "
@@ -248,6 +256,14 @@ void listKernels(const Module &module) {
                 static_cast<unsigned long long>(kernel.sharedBytes),
                 static_cast<unsigned long long>(kernel.localBytes),
                 static_cast<unsigned long long>(kernel.registerBytes));
+    if (kernel.requiredBlock[0])
+      std::printf("  requires --block %s\n",
+                  joinExtents(kernel.requiredBlock).c_str());
+    if (kernel.requiredCluster[0])
+      std::printf("  requires --cluster %s\n",
+                  joinExtents(kernel.requiredCluster).c_str());
+    if (kernel.usesDynamicShared)
+      std::printf("  uses dynamic shared memory (--dynamic-smem)\n");
     for (const ParamInfo &param : kernel.params)
       std::printf("  .%s %s: %llu bytes at %llu\n", param.type.c_str(),
                   param.name.c_str(),

@@ -31,12 +31,13 @@ enum {
   /* What the checks let pass, in the same word. */
   MOE_SIM_ALLOW_EQUAL_STORES = 16,
   MOE_SIM_ALLOW_UNFENCED_INIT = 32,
+  MOE_SIM_ALLOW_EQUAL_SHARED_STORES = 64,
   /* Dynamic shared memory is only as aligned as the kernel declares it. */
-  MOE_SIM_DECLARED_ALIGNMENT = 64,
+  MOE_SIM_DECLARED_ALIGNMENT = 128,
   /* The host has not opted in to more than 48 KB of shared memory. */
-  MOE_SIM_NO_SMEM_OPT_IN = 128,
+  MOE_SIM_NO_SMEM_OPT_IN = 256,
   /* The host has opted in to clusters of more than 8 blocks. */
-  MOE_SIM_NONPORTABLE_CLUSTER = 256,
+  MOE_SIM_NONPORTABLE_CLUSTER = 512,
 };
 
 typedef struct {

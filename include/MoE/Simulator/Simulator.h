@@ -112,6 +112,8 @@ enum class Numerics : uint8_t {
 struct Allowances {
   /// One instruction of two warps stores the same value to one place.
   bool equalStores = false;
+  /// The same of shared memory alone: of two blocks it stays a finding.
+  bool equalSharedStores = false;
   /// No proxy fence lies between the initialisation of an mbarrier and its use
   /// by an asynchronous copy.
   bool unfencedInit = false;
@@ -179,6 +181,11 @@ struct KernelInfo {
   /// Bytes of one warp's register file in the simulator.
   uint64_t registerBytes = 0;
   uint32_t maxThreads = 0;
+  /// Zeros where the kernel leaves the launch its choice.
+  std::array<uint32_t, 3> requiredBlock = {0, 0, 0};
+  std::array<uint32_t, 3> requiredCluster = {0, 0, 0};
+  /// It uses what the launch sets as dynamic shared memory.
+  bool usesDynamicShared = false;
 };
 
 class Module {

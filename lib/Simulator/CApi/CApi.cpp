@@ -40,6 +40,8 @@ Launch convertLaunch(const MoeSimLaunch &from) {
   launch.checks.align = from.checks & MOE_SIM_CHECK_ALIGN;
   launch.allows.equalStores = from.checks & MOE_SIM_ALLOW_EQUAL_STORES;
   launch.allows.unfencedInit = from.checks & MOE_SIM_ALLOW_UNFENCED_INIT;
+  launch.allows.equalSharedStores =
+      from.checks & MOE_SIM_ALLOW_EQUAL_SHARED_STORES;
   if (from.checks & MOE_SIM_DECLARED_ALIGNMENT)
     launch.sharedAlignment = SharedAlignment::Declared;
   launch.optsIn = !(from.checks & MOE_SIM_NO_SMEM_OPT_IN);

@@ -125,6 +125,15 @@ def test_equal_stores_of_two_warps_are_a_finding_of_their_own(block, grid):
                            "and.b32 v, v, 32; st.global.b32 [out], v;", block=block, grid=grid)
 
 
+def test_equal_stores_to_shared_memory_can_be_let_pass_alone():
+    allow = ("equal-shared-stores",)
+    shared = "mov.u32 s, word; mov.u32 v, 7; st.shared.b32 [s], v;"
+    assert kinds(shared, block=64, shared=WORD) == {"equal-stores"}
+    assert not kinds(shared, block=64, shared=WORD, allow=allow)
+    body = "mov.u32 v, 7; st.global.b32 [out], v;"
+    assert kinds(body, block=64, allow=allow) == {"equal-stores"}
+
+
 def test_a_race_of_lanes_names_two_lanes():
     report, _ = run("mov.u32 v, %tid.x; st.global.b32 [out], v;")
     (finding,) = report.findings
