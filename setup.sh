@@ -23,7 +23,7 @@ cores="$(nproc)"
 # took 21 minutes of user and 4 of system time for 255 steps.
 seconds_per_step=6
 if [ ! -f "$build/build.ninja" ]; then
-  say "the first call installs wheels (1 GB) and compiles (some 20 minutes of CPU time; $cores cores here)"
+  say "the first call installs wheels (1.3 GB) and compiles (some 20 minutes of CPU time; $cores cores here)"
 fi
 
 if [ ! -x "$venv/bin/python" ]; then
@@ -36,7 +36,7 @@ fi
 # The stamp holds what was installed; an interrupted installation leaves none.
 stamp="$venv/.moe-requirements"
 if ! cmp -s "$root/requirements.txt" "$stamp"; then
-  say "installing the pinned wheels (about 1 GB, a minute or two)"
+  say "installing the pinned wheels (about 1.3 GB, two or three minutes)"
   # Twice quiet: errors, but no warnings about indexes that somebody configured.
   "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check \
     -r "$root/requirements.txt" ||

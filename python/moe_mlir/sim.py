@@ -14,7 +14,6 @@ allocation. Scalars take their type from the kernel's `.param`.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import json
 import operator
@@ -40,7 +39,9 @@ __all__ = [
     "PtxError",
     "Report",
     "TensorMap",
+    "compile_triton",
     "launch",
+    "launch_triton",
 ]
 
 #: Every check that `launch` knows. Deadlock detection is always on.
@@ -369,27 +370,34 @@ def _encode_scalar(value: Any, param: dict[str, Any], what: str) -> bytes:
 class _Arguments:
     """The parameter block of a launch and the memory it points to."""
 
-    def __init__(self, kernel: dict[str, Any], args: Sequence[Any]):
+    def __init__(
+        self,
+        kernel: dict[str, Any],
+        args: Sequence[Any],
+        names: Sequence[str] | None,
+    ):
         params = kernel["params"]
         if len(args) != len(params):
             raise ValueError(
                 f"expected {len(params)} arguments for kernel "
                 f"{kernel['name']}, found {len(args)}"
             )
+        if names is None:
+            names = [f"argument {i}" for i in range(len(args))]
         arrays: list[HostArray] = []
-        names: list[str] = []
+        owners: list[str] = []
         slots: list[tuple[int, HostArray]] = []
         for i, value in enumerate(args):
             array = value.array if isinstance(value, TensorMap) else value
             if isinstance(array, np.ndarray) or is_tensor(array):
-                slots.append((i, HostArray(array, f"argument {i}")))
+                slots.append((i, HostArray(array, names[i])))
                 arrays.append(slots[-1][1])
-                names.append(f"argument {i}")
-        self.regions = regions_of(arrays, names)
+                owners.append(names[i])
+        self.regions = regions_of(arrays, owners)
         addresses = {i: device_address(a, self.regions) for i, a in slots}
         block = bytearray(max(1, kernel["param_bytes"]))
         for i, (value, param) in enumerate(zip(args, params)):
-            what = f"argument {i} ({param['name']})"
+            what = f"{names[i]} ({param['name']})"
             if isinstance(value, TensorMap):
                 data = value.encode(addresses[i])
             elif i in addresses:
@@ -456,9 +464,9 @@ class Module:
         }
 
     def __del__(self):
-        if getattr(self, "_handle", None):
-            with contextlib.suppress(Exception):
-                _library().moe_sim_unload(self._handle)
+        # Late, the interpreter has taken the names of modules away.
+        if getattr(self, "_handle", None) and _loaded_library is not None:
+            _loaded_library.moe_sim_unload(self._handle)
 
     def launch(
         self,
@@ -478,8 +486,9 @@ class Module:
         policy: int = 0,
         numerics: str = "exact",
         threads: int = 0,
+        names: Sequence[str] | None = None,
     ) -> Report:
-        """See `launch`."""
+        """See `launch`; `names` are what errors and findings call the arguments."""
         if kernel not in self.kernels:
             raise ValueError(
                 f"expected a kernel of this module "
@@ -505,7 +514,7 @@ class Module:
             )
         if policy not in (0, 1):
             raise ValueError(f"expected policy to be 0 or 1, found {policy!r}")
-        arguments = _Arguments(self.kernels[kernel], args)
+        arguments = _Arguments(self.kernels[kernel], args, names)
         descriptor = _Launch(
             struct_size=ctypes.sizeof(_Launch),
             grid=_extent(grid, "grid"),
@@ -604,3 +613,7 @@ def launch(
         numerics=numerics,
         threads=threads,
     )
+
+
+# Behind what it uses of this module.
+from ._sim_triton import compile_triton, launch_triton  # noqa: E402

@@ -33,8 +33,10 @@ class Case:
         return f"{self.file}:{self.kernel}"
 
     @property
-    def path(self):
-        return PTX / f"{self.file}.ptx"
+    def text(self):
+        return (PTX / f"{self.file}.ptx").read_text()
+
+    load = staticmethod(sim.Module)
 
     def launch(self, seed, policy, *, data=0, module=None, **options):
         """Returns (report, argument arrays, indices of the wrong outputs).

@@ -318,6 +318,17 @@ def increment(m, group):
     return splice(m, group, str(int(m[group]) + 1))
 
 
+def end_of_body(lines, start):
+    """The line of the brace that closes the body; inline assembly may have its own."""
+    depth = 0
+    for i in range(start, len(lines)):
+        code = re.sub(r'//.*|"[^"]*"', "", lines[i])
+        depth += code.count("{") - code.count("}")
+        if depth == 0 and "}" in code:
+            return i
+    raise ValueError(f"expected the end of the entry in line {start + 1}, found none")
+
+
 def isolate(lines, kernel):
     """Blanks the other kernels; gives the range of the kernel's body."""
     kept = list(lines)
@@ -325,7 +336,7 @@ def isolate(lines, kernel):
     starts = [i for i, s in enumerate(lines)
               if re.match(r"\s*(\.visible |\.weak )?\.entry ", s)]
     for start in starts:
-        end = next(i for i in range(start, len(lines)) if lines[i] == "}")
+        end = end_of_body(lines, start)
         if re.search(rf"\.entry {kernel}\(", lines[start]):
             body = range(start, end)
         else:

@@ -1,11 +1,15 @@
-"""Runs mutants in worker processes: one that hangs or crashes is contained."""
+"""Runs mutants in worker processes: one that hangs or crashes is contained.
 
+A corpus is a module with CASES: correct kernels with `name`, `kernel`, `text`, `sizes`, `load(text)`
+and `launch(seed, policy, data=, module=, threads=)`, as corpus_case.py has them.
+"""
+
+import importlib
 import multiprocessing
 import threading
 from collections import deque
 from dataclasses import dataclass
 
-from corpus import CASES
 from moe_mlir import sim
 from mutate import mutants
 
@@ -35,7 +39,7 @@ class Outcome:
 def judge(case, mutant):
     """How the mutant is caught, and the message."""
     try:
-        module = sim.Module(mutant.text)
+        module = case.load(mutant.text)
     except sim.PtxError as error:
         return "invalid", str(error)
     for seed in range(max(SEEDS, len(case.sizes))):
@@ -50,22 +54,20 @@ def judge(case, mutant):
     return None, ""
 
 
-def work(pipe):
-    texts = {}
+def work(pipe, corpus):
+    cases, texts = importlib.import_module(corpus).CASES, {}
     for index, key in iter(pipe.recv, None):
-        case = CASES[index]
+        case = cases[index]
         if index not in texts:
-            texts[index] = {
-                m.key: m for m in mutants(case.path.read_text(), case.kernel)
-            }
+            texts[index] = {m.key: m for m in mutants(case.text, case.kernel)}
         pipe.send(judge(case, texts[index][key]))
 
 
 class Worker:
-    def __init__(self):
+    def __init__(self, corpus):
         context = multiprocessing.get_context("spawn")
         self.pipe, end = context.Pipe()
-        self.process = context.Process(target=work, args=(end,), daemon=True)
+        self.process = context.Process(target=work, args=(end, corpus), daemon=True)
         self.process.start()
         end.close()
 
@@ -87,8 +89,9 @@ class Worker:
         self.process.join()
 
 
-def run_mutants(jobs, workers=2):
+def run_mutants(jobs, workers=2, corpus="corpus"):
     """Outcomes of (case index, mutant) pairs, in the order of the pairs."""
+    cases = importlib.import_module(corpus).CASES
     queue = deque(enumerate(jobs))
     outcomes = [None] * len(jobs)
 
@@ -99,9 +102,9 @@ def run_mutants(jobs, workers=2):
                 at, (index, m) = queue.popleft()
             except IndexError:
                 break
-            worker = worker or Worker()
+            worker = worker or Worker(corpus)
             how, detail = worker.run((index, m.key))
-            outcomes[at] = Outcome(CASES[index].name, m.key, m.line, m.before,
+            outcomes[at] = Outcome(cases[index].name, m.key, m.line, m.before,
                                    m.after.strip(), how, detail)
             if how in ("hang", "crash"):
                 worker.close()
@@ -117,9 +120,9 @@ def run_mutants(jobs, workers=2):
     return outcomes
 
 
-def all_jobs():
+def all_jobs(corpus="corpus"):
     return [
         (index, m)
-        for index, case in enumerate(CASES)
-        for m in mutants(case.path.read_text(), case.kernel)
+        for index, case in enumerate(importlib.import_module(corpus).CASES)
+        for m in mutants(case.text, case.kernel)
     ]
