@@ -117,6 +117,16 @@ def test_a_million_tokens_fit_a_grid(op):
             assert LaunchPlan(function).launches(buffers)
 
 
+def test_more_tokens_than_y_holds():
+    tokens = 65537
+    rows, gates = torch.randn(2 * tokens, 4), torch.rand(tokens, 2)
+    places = torch.randperm(2 * tokens).view(tokens, 2)
+    with moe_mlir.simulate(chip="sm_80"):
+        found = moe_mlir.combine(rows, gates, places)
+    expected = (rows[places].double() * gates[..., None]).sum(1)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=2e-6)
+
+
 def test_sizes_beyond_32_bits_are_refused():
     wide = np.broadcast_to(np.zeros(1, np.float32), (2**31, 8))
     with pytest.raises(ValueError, match="sizes of at most 2147483647.*found 2147483648 as size 0 "
