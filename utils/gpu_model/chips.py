@@ -40,13 +40,13 @@ SOURCES = """\
 | constant | value | from |
 |---|---|---|
 | SMs, clock, schedulers an SM | 132, 1.755 GHz, 4 | NVIDIA's data sheets of H100 and H200 SXM (boost clock under load) |
-| DRAM, H100 | 3.09 of 3.35 TB/s | copies measured by others on an H100: 3.09 TB/s |
+| DRAM, H100 | 3.09 of 3.35 TB/s | what copies of large buffers reach, 92 %; no single source |
 | DRAM, H200 | 4.31 of 4.8 TB/s | cub's DeviceReduce of 2^28 integers in 249.3 us (NVIDIA/cccl#9722) |
-| L2 | 5.5 TB/s in all, 64 bytes a cycle into an SM | microbenchmarks of H100 (arXiv:2501.12084, Chips and Cheese) |
+| L2 | 5.5 TB/s in all, 64 bytes a cycle into an SM | microbenchmarks of H100, recalled and not looked up again |
 | L1 and shared memory | 128 bytes a cycle and SM | CUDA C++ Programming Guide |
-| latencies of shared memory, L2, DRAM | 29, 263, 479 cycles | arXiv:2402.13499, unloaded |
+| latencies of shared memory, L2, DRAM | 29, 263, 479 cycles | arXiv:2402.13499, unloaded; recalled and not looked up again |
 | lanes a cycle and SM: FP32 FMA; integer, logic, compare; `MUFU` and conversions; loads, stores, shuffles | 128; 64; 16; 32 | CUDA C++ Programming Guide, throughput of instructions, 9.0 |
 | 16-bit multiply-adds of `wgmma` a cycle and SM | 2048, of which 83 % for long | 990 TFLOP/s of the data sheet; a GEMM of 8192^3 reaches 788 on an H200 |
-| the same of `mma.sync` | 62 % of 2048 | arXiv:2402.13499 |
-| launch of a kernel in a graph | 0.8 us | chosen so that routers of one token come out (sgl-project/sglang#25835) |
+| the same of `mma.sync` | 62 % of 2048 | arXiv:2402.13499; recalled and not looked up again |
+| launch of a kernel in a graph | 0.8 us | chosen by the routers of 1 and 64 tokens below |
 """
