@@ -390,9 +390,11 @@ bool decodeTensorMapReplace(Decoder &decoder, const Instruction &instruction) {
   bool ordinal = hasOrdinal(field->second);
   if (ordinal)
     draft.inst.aux2 = static_cast<u8>(immediate(instruction, 1));
-  if (ordinal && operands.at(1).bits > 4)
-    decoder.fail("expected a dimension from 0 to 4, found " +
-                 std::to_string(operands.at(1).bits));
+  // Of the innermost dimension there is no stride.
+  u64 last = field->second == TensorMapField::GlobalStride ? 3 : 4;
+  if (ordinal && operands.at(1).bits > last)
+    decoder.fail("expected a dimension from 0 to " + std::to_string(last) +
+                 ", found " + std::to_string(operands.at(1).bits));
   // Strides were given in units of 16 bytes up to PTX 8.4.
   bool inUnits =
       field->second == TensorMapField::GlobalStride &&

@@ -56,7 +56,7 @@ void replace(TensorMap &map, TensorMapField field, u32 dimension, u64 value) {
     map.dims[dimension] = static_cast<u32>(value);
     break;
   case F::GlobalStride:
-    map.outerStrides[std::min(dimension, 3u)] = value;
+    map.outerStrides[dimension] = value;
     break;
   case F::ElementStride:
     map.elementStrides[dimension] = static_cast<u32>(value);

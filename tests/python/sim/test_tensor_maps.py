@@ -153,6 +153,12 @@ def test_a_map_that_is_wrong_is_found_at_its_use(field, value, complaint):
     assert any(f.kind == "bounds" and complaint in f.message for f in report.findings), str(report)
 
 
+def test_there_is_no_stride_of_a_fifth_outer_dimension():
+    stride = "@!q tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [m], 4, in;"
+    with pytest.raises(sim.PtxError, match="dimension from 0 to 3, found 4"):
+        launch(stride)
+
+
 def test_memory_that_is_no_map_is_found():
     assert {"uninit", "bounds"} & kinds(replace(), COPY, ACQUIRE, MEET, seeds=[0])
     garbage = ZERO.replace("mov.u32 v, 0;", "mov.u32 v, 7;")
