@@ -28,7 +28,8 @@ void report(Warp &warp, u32 pc, FindingKind kind, const std::string &what,
                  otherPc == kNone ? "" : reporter.describe(otherPc));
 }
 
-/// All warps of a warpgroup execute the same setmaxnreg.
+/// All warps of a warpgroup execute the same setmaxnreg, and synchronise
+/// before the next one.
 void checkGroup(Warp &warp, u32 pc) {
   Block &block = *warp.block;
   u32 first = warp.index / kGroupWarps * kGroupWarps;
@@ -46,6 +47,19 @@ void checkGroup(Warp &warp, u32 pc) {
                  std::to_string(i) + " at " +
                  block.launch->reporter->describe(changes[turn].pc),
              changes[turn].pc);
+    if (turn == 0)
+      continue;
+    bool knows =
+        changes.size() >= turn &&
+        warp.clockOf(__builtin_ctz(warp.live))
+            .knows(block.linear, i, other.initial, changes[turn - 1].time);
+    if (!knows && block.launch->checks.race)
+      report(warp, pc, FindingKind::Race,
+             "executes setmaxnreg again, and nothing orders it after the one "
+             "before of warp " +
+                 std::to_string(i) +
+                 ": expected the warps of the warpgroup to synchronise "
+                 "between the two");
   }
 }
 

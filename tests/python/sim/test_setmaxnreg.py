@@ -74,3 +74,9 @@ def test_all_warps_of_a_warpgroup_ask_alike():
     assert "deadlock" in findings(f"{one_warp} @p bra END; {dec(24)}", "")
     assert "deadlock" in findings(f"{one_warp} @p bra OTHER; {dec(24)} bra END; "
                                   f"OTHER: {dec(24)}", "")
+
+
+def test_warps_synchronise_between_two_requests():
+    again = f"{dec(40)} {{}} {dec(24)}"
+    assert set(findings(again.format(""), "")) == {"race"}
+    assert findings(again.format("bar.sync 1, 128;"), "") == {}
