@@ -107,6 +107,7 @@ def make_environment(build):
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment["PYTHONPATH"] = str(build / "python")
     environment["MOE_MLIR_CACHE_DIR"] = str(build / "tests" / "cache")
+    environment.setdefault("TRITON_CACHE_DIR", str(build / "tests" / "triton-cache"))
     environment["PATH"] = os.pathsep.join(
         [str(build / "bin"), os.path.dirname(sys.executable), environment["PATH"]]
     )

@@ -1,17 +1,26 @@
-"""Correct kernels of Triton give right results and no finding.
+"""Correct kernels of Triton give right results and no finding; with a synchronisation less, one.
 
-A plain run compiles each family for one chip, drawn by the run's seed; a long run does the rest.
+A plain run compiles each family for one chip, drawn by the run's seed, and breaks some kernels; a
+long run does the rest.
 `triton_kernels/table.py` prints the figures.
 """
 
+import random
+
 import pytest
-from seeds import some
+from seeds import run_seed, some
 
 triton = pytest.importorskip(
     "triton", reason="Triton is not installed; requirements.txt pins it for Linux on x86-64")
 
-from triton_kernels import CHIPS, FAMILIES, POLICIES, SEEDS  # noqa: E402
+from mutation import run_mutants  # noqa: E402
+from triton_kernels import CASES, CHIPS, FAMILIES, POLICIES, SEEDS  # noqa: E402
+from triton_kernels.synchronisations import deletions, proof  # noqa: E402
 
+BROKEN, SAMPLE = 4, 6  # kernels that a plain run breaks, and mutants of each
+# Neither caught nor proven redundant are barriers between accesses to different places of shared
+# memory, mostly: the proofs do not tell places apart.
+TARGET = 0.9
 PAIRS = [(name, chip) for name, family in FAMILIES.items() for chip in family.chips]
 
 
@@ -38,3 +47,44 @@ def test_correct_kernels_are_right_and_clean(name, chip, record_property):
 def test_fifty_families_for_each_chip():
     for chip in CHIPS:
         assert sum(chip in family.chips for family in FAMILIES.values()) >= 50
+
+
+def judge_mutants(jobs, record_property):
+    """(outcomes of those that were missed, how many there were beside those proven redundant).
+
+    None may hang, crash, or be caught against a proof.
+    """
+    cases = {case.name: case for case in CASES}
+    outcomes = run_mutants(jobs, workers=1, corpus="triton_kernels")
+    broken = [o for o in outcomes if o.how in ("invalid", "crash", "hang")]
+    assert not broken, broken
+    proven = [o for o in outcomes if proof(cases[o.case], o.key)]
+    false = [o for o in proven if o.how]
+    assert not false, false
+    missed = [o for o in outcomes if not o.how and o not in proven]
+    record_property("sim_mutants", len(outcomes) - len(proven))
+    record_property("sim_caught", len(outcomes) - len(proven) - len(missed))
+    record_property("sim_redundant", len(proven))
+    return missed, len(outcomes) - len(proven)
+
+
+def test_some_kernels_with_a_synchronisation_less(record_property):
+    draw = random.Random(run_seed())
+    jobs = []
+    for index in draw.sample(range(len(CASES)), len(CASES)):
+        found = deletions(CASES[index])
+        jobs += [(index, m) for m in draw.sample(found, min(SAMPLE, len(found)))]
+        if len(jobs) >= BROKEN * SAMPLE:
+            break
+    missed, _ = judge_mutants(jobs, record_property)
+    assert len(missed) <= len(jobs) // 3, missed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("chip", CHIPS)
+def test_all_kernels_with_a_synchronisation_less(chip, record_property):
+    jobs = [(i, m) for i, case in enumerate(CASES) if case.chip == chip for m in deletions(case)]
+    missed, judged = judge_mutants(jobs, record_property)
+    for o in missed:
+        record_property("sim_missed", o.name)
+    assert len(missed) <= (1 - TARGET) * judged, missed

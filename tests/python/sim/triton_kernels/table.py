@@ -5,8 +5,8 @@
 
 A row is a family on a chip: launches, those without a false alarm, those with right results, CPU
 seconds of the compilation and of the launches, and with `--mutants` (minutes) how many of the kernels
-with a synchronisation less were caught; correct kernels are among them, as Triton puts some where none
-is needed. The last lines are the sums, and every mutant that was not caught.
+with a synchronisation less were caught. Those that redundancy.py proves to be correct kernels are
+counted apart. The last lines are the sums, and every mutant that was neither caught nor proven.
 """
 
 import argparse
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import mutation  # noqa: E402
 import triton_kernels  # noqa: E402
 from triton_kernels import CHIPS, FAMILIES, POLICIES, SEEDS  # noqa: E402
-from triton_kernels.synchronisations import deletions  # noqa: E402
+from triton_kernels.synchronisations import deletions, proof  # noqa: E402
 
 
 def seconds():
@@ -46,10 +46,13 @@ def measure(family, chip):
 
 def break_kernels(family, chip, missed):
     """Counts of the mutants of one family on one chip."""
-    row = Counter()
+    row, cases = Counter(), {case.name: case for case in triton_kernels.CASES}
     jobs = [(i, m) for i, case in enumerate(triton_kernels.CASES)
             if case.family is family and case.chip == chip for m in deletions(case)]
     for outcome in mutation.run_mutants(jobs, workers=1, corpus="triton_kernels"):
+        if outcome.how is None and proof(cases[outcome.case], outcome.key):
+            row["redundant"] += 1
+            continue
         row["mutants"] += 1
         row["caught"] += outcome.how is not None
         if outcome.how in (None, "hang", "crash", "invalid"):
@@ -60,8 +63,8 @@ def break_kernels(family, chip, missed):
 def line(name, chip, row):
     text = (f"{name:28} {chip:6} {row['clean']:4}/{row['runs']:<4} {row['right']:4}/{row['runs']:<4}"
             f" {row['compiled']:8.2f} {row['ran']:7.2f}")
-    if row["mutants"]:
-        text += f" {row['caught']:5}/{row['mutants']:<5}"
+    if row["mutants"] or row["redundant"]:
+        text += f" {row['caught']:5}/{row['mutants']:<5} {row['redundant']:9}"
     print(text, flush=True)
 
 
@@ -74,7 +77,7 @@ def main():
     if unknown := set(options.families) - set(FAMILIES):
         parser.error(f"expected families out of {sorted(FAMILIES)}, found {sorted(unknown)}")
     print(f"{'family':28} {'chip':6} {'clean':>9} {'right':>9} {'compile s':>9} {'run s':>6}"
-          + (f" {'caught':>11}" if options.mutants else ""))
+          + (f" {'caught':>11} {'redundant':>9}" if options.mutants else ""))
     total, missed = Counter(), []
     for name in options.families or FAMILIES:
         for chip in options.chip or CHIPS:
