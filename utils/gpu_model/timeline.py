@@ -46,24 +46,39 @@ def is_polling(loop) -> bool:
 
 
 def executions(code, lines: dict, warps: float) -> list:
-    """How often an average warp runs each instruction."""
+    """How often an average warp runs each instruction.
+
+    What ptxas has unrolled stands in several places, which share the count of their line.
+    """
     blocks = list(basic_blocks(code.instructions))
     keys = [Counter((at.line, root(at.name)) for at in block if root(at.name) in _ONE_TO_ONE)
             for block in blocks]
-    homes = Counter(key for own in keys for key in own)
+    copies, homes = Counter(), Counter()
+    for block, own in zip(blocks, keys):
+        times = _copies_of_a_body(block, own)
+        copies.update({key: times for key in own})
+        homes.update({at.line for at in block})
     counts = []
     for block, own in zip(blocks, keys):
-        # Copies of a body follow each other in one block, or are blocks of their own.
-        within = min(own.values()) if len(own) > 2 else 1
-        apart = sorted(homes[key] for key in own)[len(own) // 4] if own else 1
         # The assembler moves instructions between blocks and lines, yet few of each.
+        places = sorted([copies[key] for key in own] or [homes[at.line] for at in block])
+        shared = places[len(places) // 4]
+        if not own and shared < 3:
+            shared = 1  # a line in two blocks has been moved, not copied
         often = statistics.median(lines.get(at.line, 0) for at in block)
-        counts += [often / warps / (within * apart)] * len(block)
+        counts += [often / warps / shared] * len(block)
     for first, last in code.loop_ranges():
         if is_polling(code.instructions[first : last + 1]):
             entered = counts[first - 1] if first else 1.0
             counts[first : last + 1] = [min(c, entered) for c in counts[first : last + 1]]
     return counts
+
+
+def _copies_of_a_body(block, own: Counter) -> int:
+    """How often one after the other a basic block has the body of a loop."""
+    times = min(own.values(), default=1)
+    alike = len(own) > 2 or len(block) >= times * len({at.line for at in block})
+    return times if alike else 1
 
 
 def basic_blocks(instructions):

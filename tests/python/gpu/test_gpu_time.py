@@ -72,6 +72,15 @@ def test_straight_code_is_counted_as_it_is():
     assert issued == pytest.approx(len(launch.code.instructions), rel=0.05)
 
 
+def test_copies_of_an_unrolled_loop_share_its_count():
+    """ptxas unrolls the loop over pairs by four, with a remainder of two and one."""
+    call = dataclasses.replace(named("dispatch"), size=64, simulated=())
+    launch = recorded.record(call).launches[2]
+    assert sum(at.name.startswith("LDG") for at in launch.code.instructions) > 4
+    executed = sum(launch.lines.values()) / launch.warps  # of PTX, some of it merged by ptxas
+    assert 0.6 * executed <= sum(launch.counts) <= 1.3 * executed
+
+
 def test_smaller_sizes_stand_for_a_larger_one():
     call = dataclasses.replace(named("adjacency_update"), size=1024)
     whole, scaled = (
