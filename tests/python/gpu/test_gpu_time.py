@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "utils"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "utils"))
 from gpu_model import calls, chips, kernel_time, recorded, sass, timeline
 
 try:

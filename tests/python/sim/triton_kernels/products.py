@@ -258,8 +258,8 @@ def _descriptors(data, m, n, k, block):
 @family
 def matmul_descriptors(data):
     """Tensor maps of the host; the last tiles reach over the edges."""
-    a, b, c, made = _descriptors(data, 80, 72, 160, (64, 64, 64))
-    return Problem().launch(_descriptor_product, (2, 2), *made, 160, BM=64, BN=64, BK=64,
+    a, b, c, made = _descriptors(data, 80, 72, 288, (64, 64, 64))
+    return Problem().launch(_descriptor_product, (2, 2), *made, 288, BM=64, BN=64, BK=64,
                             num_warps=4, num_stages=3).close(
         c, a.double() @ b.double().T, *half_precision(c))
 
@@ -294,9 +294,9 @@ def _device_descriptor_product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.conste
 @family
 def matmul_device_descriptors(data):
     """Tensor maps that the kernel makes in its scratch memory."""
-    a, b = (data.normal(96, 128, dtype=torch.float16, scale=0.3) for _ in range(2))
+    a, b = (data.normal(96, 288, dtype=torch.float16, scale=0.3) for _ in range(2))
     c = torch.zeros(96, 96, dtype=torch.float16)
-    return Problem().launch(_device_descriptor_product, (2, 2), a, b, c, 96, 96, 128, BM=64, BN=64,
+    return Problem().launch(_device_descriptor_product, (2, 2), a, b, c, 96, 96, 288, BM=64, BN=64,
                             BK=64, num_warps=4).close(c, a.double() @ b.double().T,
                                                       *half_precision(c))
 

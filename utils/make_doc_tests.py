@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Turns the IR examples of the manual into lit tests.
 
-    doctest.py OUT_DIR (--ods RECORDS.json | --markdown FILE.md) ...
+    make_doc_tests.py OUT_DIR (--ods RECORDS.json | --markdown FILE.md) ...
 
 Every ```mlir fence of an op or pass description (`--ods`, the output of
 `llvm-tblgen --dump-json`) and of a markdown page (`--markdown`) becomes one
