@@ -382,6 +382,10 @@ struct LaunchState {
   /// Sorted by address.
   std::vector<Region> regions;
   Reporter *reporter = nullptr;
+  /// Null unless the launch asks for it.
+  std::vector<SharedEvent> *sharedTrace = nullptr;
+  /// Of each instruction, whether a trace has it as a statement.
+  std::vector<bool> tracedStatements;
   std::mutex syncMutex;
   std::unordered_map<u64, SyncLocation> syncLocations;
   /// Under syncMutex.

@@ -134,7 +134,20 @@ static const char *missingDynamic(const LaunchState &launch) {
                    : "";
 }
 
+void traceShared(const Warp &warp, const Access &access, u32 lane, u64 address,
+                 u32 bytes) {
+  const LaunchState &launch = *warp.block->launch;
+  SharedEvent::Kind kind = !access.write ? SharedEvent::Read
+                           : access.read ? SharedEvent::ReadWrite
+                                         : SharedEvent::Write;
+  launch.sharedTrace->push_back({kind, warp.block->linear, warp.index, lane,
+                                 launch.kernel->code[access.pc].line,
+                                 address - launch.sharedBase, bytes});
+}
+
 u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access) {
+  if (warp.block->launch->sharedTrace)
+    traceShared(warp, access, SharedEvent::kWholeWarp, address, bytes);
   u64 offset;
   Block *owner = sharedOwner(*warp.block, address, bytes, offset);
   if (!owner) {
@@ -363,6 +376,9 @@ private:
   }
 
   u32 shared(u32 mask, const u64 *at) {
+    if (warp.block->launch->sharedTrace)
+      for (u32 lane : Lanes(mask))
+        traceShared(warp, access, lane, at[lane], request.bytes);
     access.warpStore.mask = mask;
     access.warpStore.addresses = at;
     Pattern pattern = classify(mask, at);

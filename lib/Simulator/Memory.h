@@ -66,6 +66,9 @@ inline u8 *sharedPointer(Block &owner, u64 offset) {
 
 /// Checks one access of `lanes` to shared memory; null if it is out of bounds.
 u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access);
+/// Adds an access of a lane, or of no single one, to the launch's trace.
+void traceShared(const Warp &warp, const Access &access, u32 lane, u64 address,
+                 u32 bytes);
 /// As touchShared, for memory behind global addresses.
 u8 *touchGlobal(Warp &warp, u64 address, u64 bytes, Access &access);
 Region *findRegion(LaunchState &launch, u64 address, u64 bytes);

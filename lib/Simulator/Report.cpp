@@ -94,7 +94,16 @@ std::string Report::json() const {
            "\": " + std::to_string(count);
     first = false;
   }
-  out += "}}, \"text\": " + quote(text()) + "}";
+  out += "}}, \"shared_trace\": [";
+  for (const SharedEvent &e : sharedTrace) {
+    out += &e == &sharedTrace.front() ? "[" : ", [";
+    for (uint64_t value :
+         {uint64_t(e.kind), uint64_t(e.block), uint64_t(e.warp),
+          uint64_t(e.lane), uint64_t(e.line), e.offset})
+      out += std::to_string(value) + ", ";
+    out += std::to_string(e.bytes) + "]";
+  }
+  out += "], \"text\": " + quote(text()) + "}";
   return out;
 }
 

@@ -319,6 +319,10 @@ private:
     }
     ++executed[pc];
     lanes += __builtin_popcount(mask);
+    if (launch.sharedTrace && launch.tracedStatements[pc] && mask)
+      launch.sharedTrace->push_back({SharedEvent::Statement, warp.block->linear,
+                                     warp.index, SharedEvent::kWholeWarp,
+                                     inst.line, mask, 0});
     if (inst.tracked && inst.flow != Flow::WarpSync)
       trackDefinedness(warp, inst, pc, group.mask, mask);
     if (inst.feedsWgmma)

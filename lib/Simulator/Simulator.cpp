@@ -186,12 +186,25 @@ void collectRegions(const Program &program, const Launch &launch,
 }
 
 u32 chooseThreads(const Kernel &kernel, const Launch &launch, u32 clusters) {
-  u32 threads = launch.threads;
+  u32 threads = launch.tracesShared ? 1 : launch.threads;
   if (threads == 0)
     threads = kernel.blocksCommunicate
                   ? 1
                   : std::max(1u, std::thread::hardware_concurrency());
   return std::min({threads, clusters, 64u});
+}
+
+/// Which instructions order accesses to shared memory, by their opcodes.
+std::vector<bool> statementsToTrace(const Program &program,
+                                    const Kernel &kernel) {
+  std::vector<bool> traced;
+  for (const Inst &inst : kernel.code) {
+    std::string_view opcode = program.opcodes[inst.opcode];
+    auto is = [&](std::string_view start) { return opcode.starts_with(start); };
+    traced.push_back(is("bar") || is("cp.") || is("fence") || is("mbarrier") ||
+                     is("membar") || is("shfl") || is("wgmma"));
+  }
+  return traced;
 }
 
 Counters sumCounters(const Program &program, const Kernel &kernel,
@@ -294,9 +307,13 @@ Report Module::launch(const std::string &name, const Launch &launch) {
     Random(launch.seed).shuffle(state.clusterOrder.data(), clusters);
   Reporter reporter(*program, kernel);
   state.reporter = &reporter;
+  Report report;
+  if (launch.tracesShared) {
+    state.sharedTrace = &report.sharedTrace;
+    state.tracedStatements = statementsToTrace(*program, kernel);
+  }
   std::vector<ThreadCounters> counters;
   runGrid(state, counters);
-  Report report;
   report.kernel = name;
   report.findings = reporter.take();
   report.counters = sumCounters(*program, kernel, counters);

@@ -342,7 +342,8 @@ def compile_triton(kernel, args, *, chip: str = "sm_90", **options):
 
 
 def launch_triton(compiled, grid, args, *, checks=sim.CHECKS, allow=_TRITONS_WAYS,
-                  smem_alignment="hardware", seed=0, policy=0, numerics="exact", threads=0):
+                  smem_alignment="hardware", seed=0, policy=0, numerics="exact", threads=0,
+                  trace_shared=False):
     """Runs a kernel that Triton compiled, with checks, as Triton's launcher would on a GPU.
 
     The block is of `32 * num_warps` threads, those of warp specialisation counted, the cluster of
@@ -367,7 +368,7 @@ def launch_triton(compiled, grid, args, *, checks=sim.CHECKS, allow=_TRITONS_WAY
             contiguous, read and written in place. A mapping by parameter name, or a sequence: of
             all parameters, of those that are not `tl.constexpr`, or of those that were not compiled
             in (Triton compiles integers equal to 1 in, too).
-        checks, allow, smem_alignment, seed, policy, numerics, threads: see `launch`. Two things
+        checks, allow, smem_alignment, seed, policy, numerics, threads, trace_shared: see `launch`. Two things
             that Triton itself emits are let pass here: no proxy fence behind the initialisation of
             an mbarrier, and equal stores to shared memory by warps that hold copies of a tensor.
 
@@ -402,4 +403,4 @@ def launch_triton(compiled, grid, args, *, checks=sim.CHECKS, allow=_TRITONS_WAY
         cluster=(metadata.num_ctas, 1, 1) if metadata.num_ctas > 1 else None,
         nonportable_cluster=metadata.num_ctas > 8, checks=checks, allow=allow,
         smem_alignment=smem_alignment, seed=seed, policy=policy, numerics=numerics,
-        threads=threads, names=names)
+        threads=threads, trace_shared=trace_shared, names=names)

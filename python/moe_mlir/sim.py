@@ -19,7 +19,7 @@ import json
 import operator
 import os
 import pathlib
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ._sim_memory import (
     regions_of,
     shape_of,
 )
+from ._sim_report import Finding, Report, SharedEvent
 
 __all__ = [
     "ALLOWANCES",
@@ -38,6 +39,7 @@ __all__ = [
     "Module",
     "PtxError",
     "Report",
+    "SharedEvent",
     "TensorMap",
     "compile_triton",
     "launch",
@@ -51,6 +53,7 @@ ALLOWANCES = ("equal-stores", "unfenced-init", "equal-shared-stores")
 _DECLARED_ALIGNMENT = 1 << len(CHECKS + ALLOWANCES)
 _NO_SMEM_OPT_IN = 2 * _DECLARED_ALIGNMENT
 _NONPORTABLE_CLUSTER = 2 * _NO_SMEM_OPT_IN
+_TRACE_SHARED = 2 * _NONPORTABLE_CLUSTER
 
 _NUMERICS = ("exact", "tensor_core", "perturbed")
 _SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
@@ -58,66 +61,6 @@ _SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 
 class PtxError(ValueError):
     """The PTX text cannot be loaded; the message lists every reason."""
-
-
-class _FindingFields(NamedTuple):
-    kind: str
-    message: str
-
-
-class Finding(_FindingFields):
-    """A pair (kind, message) that also knows where it was found.
-
-    `kind` is "race", "bounds", "uninit", "align", "deadlock", "trap" or
-    "equal-stores", a race of two warps that store the same value.
-    `line` is the line in the PTX text, `source` "file:line" if the PTX has
-    `.loc` directives, `block` a triple, and `other` describes the second
-    access of a race. `count` says how often this finding was met.
-    """
-
-    kernel: str
-    line: int
-    source: str
-    block: tuple[int, int, int]
-    warp: int
-    lane: int
-    other: str
-    count: int
-
-    def __new__(cls, fields: dict[str, Any]) -> "Finding":
-        self = super().__new__(cls, fields["kind"], fields["message"])
-        self.kernel = fields["kernel"]
-        self.line = fields["line"]
-        self.source = fields["source"]
-        self.block = tuple(fields["block"])
-        self.warp = fields["warp"]
-        self.lane = fields["lane"]
-        self.other = fields["other"]
-        self.count = fields["count"]
-        return self
-
-
-class Report:
-    """What one launch found and counted."""
-
-    def __init__(self, fields: dict[str, Any]):
-        self.kernel: str = fields["kernel"]
-        self.findings: list[Finding] = [Finding(f) for f in fields["findings"]]
-        self.counters: dict[str, Any] = fields["counters"]
-        self._text: str = fields["text"]
-
-    @property
-    def ok(self) -> bool:
-        return not self.findings
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return f"<Report {self.kernel}: {len(self.findings)} findings>"
 
 
 # --------------------------------------------------------------------------
@@ -486,6 +429,7 @@ class Module:
         policy: int = 0,
         numerics: str = "exact",
         threads: int = 0,
+        trace_shared: bool = False,
         names: Sequence[str] | None = None,
     ) -> Report:
         """See `launch`; `names` are what errors and findings call the arguments."""
@@ -507,6 +451,8 @@ class Module:
             flags |= _NO_SMEM_OPT_IN
         if nonportable_cluster:
             flags |= _NONPORTABLE_CLUSTER
+        if trace_shared:
+            flags |= _TRACE_SHARED
         if numerics not in _NUMERICS:
             raise ValueError(
                 f"expected numerics to be one of {_NUMERICS}, "
@@ -563,6 +509,7 @@ def launch(
     policy: int = 0,
     numerics: str = "exact",
     threads: int = 0,
+    trace_shared: bool = False,
 ) -> Report:
     """Runs `kernel` of `ptx` (text, a path, or a loaded `Module`).
 
@@ -572,7 +519,8 @@ def launch(
     allows. `numerics` is "exact" (products exact, sums in f32), "tensor_core"
     (truncated block sums) or "perturbed" (approximate instructions off by up
     to two ulp, sums in random order). `threads` 0 uses every core where blocks do
-    not communicate, and one otherwise.
+    not communicate, and one otherwise. With `trace_shared` the report lists every
+    access to shared memory (`shared_trace`).
 
     `allow` names what the race check is to let pass: "equal-stores", two warps
     that store the same value to one place; "equal-shared-stores", the same of
@@ -612,6 +560,7 @@ def launch(
         policy=policy,
         numerics=numerics,
         threads=threads,
+        trace_shared=trace_shared,
     )
 
 

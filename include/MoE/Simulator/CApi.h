@@ -38,6 +38,8 @@ enum {
   MOE_SIM_NO_SMEM_OPT_IN = 256,
   /* The host has opted in to clusters of more than 8 blocks. */
   MOE_SIM_NONPORTABLE_CLUSTER = 512,
+  /* The report lists every access to shared memory. */
+  MOE_SIM_TRACE_SHARED = 1024,
 };
 
 typedef struct {

@@ -80,10 +80,32 @@ struct Counters {
   uint64_t globalBytesWritten = 0;
 };
 
+/// What one lane does to shared memory, or what a warp executes that orders
+/// such accesses (shuffles are listed, too).
+struct SharedEvent {
+  enum Kind : uint8_t { Statement, Read, Write, ReadWrite };
+  Kind kind;
+  uint32_t block;
+  uint32_t warp;
+  /// kWholeWarp for what no single lane does: statements, and what matrix
+  /// instructions and bulk copies touch.
+  uint32_t lane;
+  /// Line in the PTX text.
+  uint32_t line;
+  /// From the start of the block's shared memory; of a statement, the lanes
+  /// that execute it.
+  uint64_t offset;
+  uint32_t bytes;
+
+  static constexpr uint32_t kWholeWarp = 32;
+};
+
 struct Report {
   std::string kernel;
   std::vector<Finding> findings;
   Counters counters;
+  /// With Launch::tracesShared; of each warp in the order of its program.
+  std::vector<SharedEvent> sharedTrace;
 
   bool ok() const { return findings.empty(); }
   /// For people and for FileCheck.
@@ -150,6 +172,8 @@ struct Launch {
   SharedAlignment sharedAlignment = SharedAlignment::Hardware;
   Checks checks;
   Allowances allows;
+  /// Lists every access to shared memory; one host thread runs all blocks.
+  bool tracesShared = false;
   uint64_t seed = 0;
   /// 0 reconverges as early as possible, 1 as late as the ISA allows.
   uint32_t policy = 0;

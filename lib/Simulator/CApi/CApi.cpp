@@ -46,6 +46,7 @@ Launch convertLaunch(const MoeSimLaunch &from) {
     launch.sharedAlignment = SharedAlignment::Declared;
   launch.optsIn = !(from.checks & MOE_SIM_NO_SMEM_OPT_IN);
   launch.nonportableCluster = from.checks & MOE_SIM_NONPORTABLE_CLUSTER;
+  launch.tracesShared = from.checks & MOE_SIM_TRACE_SHARED;
   launch.policy = from.policy;
   launch.seed = from.seed;
   launch.numerics = static_cast<Numerics>(from.numerics);

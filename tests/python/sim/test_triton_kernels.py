@@ -49,16 +49,17 @@ def test_fifty_families_for_each_chip():
         assert sum(chip in family.chips for family in FAMILIES.values()) >= 50
 
 
-def judge_mutants(jobs, record_property):
+def judge_mutants(jobs, record_property, doubts=False):
     """(outcomes of those that were missed, how many there were beside those proven redundant).
 
-    None may hang, crash, or be caught against a proof.
+    None may hang, crash, or be caught against a proof. Proofs by traces, which take seconds, are
+    asked for what was missed; with `doubts` for what was caught, too.
     """
     cases = {case.name: case for case in CASES}
     outcomes = run_mutants(jobs, workers=1, corpus="triton_kernels")
     broken = [o for o in outcomes if o.how in ("invalid", "crash", "hang")]
     assert not broken, broken
-    proven = [o for o in outcomes if proof(cases[o.case], o.key)]
+    proven = [o for o in outcomes if proof(cases[o.case], o.key, traced=doubts or not o.how)]
     false = [o for o in proven if o.how]
     assert not false, false
     missed = [o for o in outcomes if not o.how and o not in proven]
@@ -77,14 +78,14 @@ def test_some_kernels_with_a_synchronisation_less(record_property):
         if len(jobs) >= BROKEN * SAMPLE:
             break
     missed, _ = judge_mutants(jobs, record_property)
-    assert len(missed) <= len(jobs) // 3, missed
+    assert len(missed) <= len(jobs) // 4, missed
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("chip", CHIPS)
 def test_all_kernels_with_a_synchronisation_less(chip, record_property):
     jobs = [(i, m) for i, case in enumerate(CASES) if case.chip == chip for m in deletions(case)]
-    missed, judged = judge_mutants(jobs, record_property)
+    missed, judged = judge_mutants(jobs, record_property, doubts=True)
     for o in missed:
         record_property("sim_missed", o.name)
     assert len(missed) <= (1 - TARGET) * judged, missed

@@ -145,14 +145,15 @@ class Case:
         kernel = self.kernels[self.step]
         return types.SimpleNamespace(asm={"ptx": text}, metadata=kernel.metadata, src=kernel.src)
 
-    def launch(self, seed, policy, *, data, module, threads=0):
-        """(report, None, wrong outputs) of the family's launches with `module` for this kernel."""
+    def launch(self, seed, policy, *, data, module, **options):
+        """(report, None, wrong outputs) of the family's launches with `module` for this kernel;
+        the report is this kernel's, but for findings of another one."""
         kernels = [*self.kernels[:self.step], module, *self.kernels[self.step + 1:]]
         reports, right = self.family.run(kernels, self.chip, seed, policy, data=data,
-                                         threads=threads)
+                                         **options)
         for report in reports:
             report.findings = self.family.alarms(report)
-        report = next((r for r in reports if not r.ok), reports[-1])
+        report = next((r for r in reports if not r.ok), reports[self.step])
         return report, None, [] if right else ["results"]
 
 

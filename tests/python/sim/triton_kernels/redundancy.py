@@ -6,17 +6,29 @@ not both reads; arguments do not overlap. A commit of cp.async is redundant wher
 the next group before a wait, if every wait is for all groups, or if it is the first one and every
 wait is for whole stages. A wait is redundant where, on every path, another one for as few groups
 comes before and no commit since, or comes behind and nothing touches shared memory until then.
+
+Of mbarriers: a bulk load writes when its mbarrier's phase is over, so that no barrier behind it orders
+the writes, only those who wait; before a barrier it counts for nothing. An arrival publishes what its
+thread knows, and to nobody whom the next barrier of the block does not reach as well. Arrivals and
+loads of one phase come in any order. A barrier is needed between a wait and the arrivals of a later
+phase, which may come too early. What all threads wait for, each one knows.
 """
 
 import re
 
 from mutate import end_of_body
 
-READ, WRITE, INIT = 1, 2, 4  # Each mbarrier has one INIT, so that two never meet.
+from .traced import keeps_order, waits_of_all
+
+READ, WRITE, INIT, ARRIVE = 1, 2, 4, 8  # Each mbarrier has one INIT, so that two never meet.
 SHARED, GLOBAL, MBARRIER = "shared", "global", "mbarrier"
 BARRIER = re.compile(r"(bar|barrier)(\.cta)?\.sync\b")
 COMMIT = re.compile(r"cp\.async\.commit_group\b")
 WAIT = re.compile(r"cp\.async\.wait_(group\s+(?P<n>\d+)|all)")
+ARRIVAL = re.compile(r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64")
+LOAD = re.compile(r"cp\.async\.bulk\.tensor\.\dd\.shared::cta\.global\.mbarrier::complete_tx::bytes")
+PHASE = re.compile(r"mbarrier\.try_wait\.parity\.shared::cta\.b64")
+STORE = re.compile(r"cp\.(reduce\.)?async\.bulk\..*bulk_group\b")
 # What a statement does to memory, by the first pattern that matches. What completes or publishes
 # asynchronous accesses counts as those accesses.
 EFFECTS = [(re.compile(pattern), effects) for pattern, effects in (
@@ -36,6 +48,7 @@ EFFECTS = [(re.compile(pattern), effects) for pattern, effects in (
     (r"ld(\.\w+)*\.(param|const|local)|st(\.\w+)*\.local", {}),
     (r"ld(\.\w+)*\.global", {GLOBAL: READ}),
     (r"(st|atom|red)(\.\w+)*\.global", {GLOBAL: WRITE}),
+    (r"fence\.proxy\.async\.shared::cta", {MBARRIER: WRITE, SHARED: WRITE}),
     (r"(fence|membar|tensormap|griddepcontrol|setmaxnreg|barrier\.cluster|ld\.|st\.|atom|red\.|call)",
      {MBARRIER: WRITE, SHARED: WRITE, GLOBAL: WRITE}),
 )]
@@ -139,36 +152,52 @@ class Statements:
         code = self.code(i)
         if space == GLOBAL and re.match(r"(ld|st|atom|red)\.", code):
             return self.argument(i)
-        if space == MBARRIER and re.match(r"mbarrier\.(init|arrive)", code):
+        if space == MBARRIER and re.match(r"mbarrier\.(init|arrive|inval)", code):
             return self.barrier_object(i)
         return None
 
-    def effects(self, places):
+    def effects_of(self, i, is_before, waits):
+        """What a statement does that a barrier behind or before it may have to order."""
+        code = self.code(i)
+        if LOAD.match(code):
+            return {} if is_before else {MBARRIER: ARRIVE, SHARED: WRITE, GLOBAL: READ}
+        if ARRIVAL.match(code):
+            return {MBARRIER: ARRIVE}
+        if PHASE.match(code) and self.at[i][0] in waits:
+            return {MBARRIER: READ}
+        return next((e for pattern, e in EFFECTS if pattern.match(code)), {})
+
+    def effects(self, places, is_before=False, waits=()):
         """{(space, its part or None for all): what is done to it}."""
         total = {}
         for i in places:
-            effects = next((e for pattern, e in EFFECTS if pattern.match(self.code(i))), {})
+            effects = self.effects_of(i, is_before, waits)
             for space, kind in effects.items():
                 key = space, self.place(i, space)
                 total[key] = total.get(key, 0) | kind
         return total
 
 
-def conflict(a, b):
-    return bool((a | b) & WRITE or (a & INIT and b & READ) or (a & READ and b & INIT))
+def conflict(before, behind):
+    uses = READ | ARRIVE
+    return bool((before | behind) & WRITE or (before & INIT and behind & uses)
+                or (before & uses and behind & INIT) or (before & READ and behind & ARRIVE))
 
 
-def without_conflict(statements, i):
-    """Why a barrier is redundant, or None."""
+def without_conflict(statements, i, proven=(), waits=()):
+    """Why a barrier is redundant, or None.
+
+    `proven` spaces are known to need it not; at the lines `waits` all threads wait for a phase.
+    """
     barriers = [statements.code(k) for k in range(len(statements.at))
                 if BARRIER.match(statements.code(k))]
     if any(re.sub(r"\s+", " ", code) != "bar.sync 0" for code in barriers):
         return None  # Barriers of some warps separate nothing for the others.
-    before = statements.effects(statements.reached(i, statements.previous))
-    behind = statements.effects(statements.reached(i, statements.next))
+    before = statements.effects(statements.reached(i, statements.previous), True, waits)
+    behind = statements.effects(statements.reached(i, statements.next), False, waits)
     for (space, part), one in before.items():
         for (other, other_part), two in behind.items():
-            meet = space == other and (part == other_part or None in (part, other_part))
+            meet = space == other and space not in proven and (part == other_part or None in (part, other_part))
             if meet and conflict(one, two):
                 return None
     return "no access before it, since the barriers before, conflicts with one behind it"
@@ -215,13 +244,43 @@ def waits_twice(statements, i):
     return None
 
 
-def why_redundant(text, kernel, mutant):
-    """A proof that the mutant of the kernel's text is a correct kernel, or None."""
+def nothing_to_wait_for(statements, i):
+    """Why a wait for groups of bulk copies is redundant, or None."""
+    seen, work = set(), [i]
+    while work:
+        for k in statements.previous[work.pop()]:
+            if k not in seen:
+                seen.add(k)
+                work.append(k)
+    if any(STORE.match(statements.code(k)) for k in seen):
+        return None
+    return "no bulk copy that belongs to a group comes before it"
+
+
+def why_redundant(text, kernel, mutant, traces=()):
+    """A proof that the mutant of the kernel's text is a correct kernel, or None.
+
+    With the traces of launches, a barrier's share in shared memory is proven for these launches.
+    """
     proof = {"delete-barrier": without_conflict, "delete-commit": joins_next_group,
              "delete-wait": waits_twice, "wait-for-one-group-less": waits_twice}.get(mutant.operator)
-    if not proof or "bulk" in mutant.before:
+    if "bulk" in mutant.before:
+        proof = nothing_to_wait_for if "wait" in mutant.operator else None
+    if not proof:
         return None
     statements = Statements(text, kernel)
     places = [k for k, (line, part) in enumerate(statements.at)
               if line == mutant.line and statements.code(k).split()[0] in mutant.before]
-    return proof(statements, places[0]) if len(places) == 1 else None
+    if len(places) != 1:
+        return None
+    found = proof(statements, places[0])
+    if found or proof is not without_conflict or not traces:
+        return found
+    waits = waits_of_all(text, traces)
+    if found := without_conflict(statements, places[0], waits=waits):
+        return found
+    if not without_conflict(statements, places[0], proven=(SHARED,), waits=waits):
+        return None
+    if all(keeps_order(text, mutant.line, trace) for trace in traces):
+        return "in shared memory, other barriers lie between every two accesses that conflict"
+    return None

@@ -2,6 +2,7 @@
 
 import functools
 
+import mutation
 from mutate import mutants
 
 from .redundancy import why_redundant
@@ -16,7 +17,18 @@ def deletions(case):
 
 
 @functools.cache
-def proof(case, key):
-    """Why a mutant is a correct kernel, or None."""
+def proof(case, key, traced=True):
+    """Why a mutant is a correct kernel, or None; `traced` proofs take some seconds."""
     mutant = next(m for m in deletions(case) if m.key == key)
-    return why_redundant(case.text, case.kernel, mutant)
+    found = why_redundant(case.text, case.kernel, mutant)
+    if found or not traced:
+        return found
+    return why_redundant(case.text, case.kernel, mutant, traces(case))
+
+
+@functools.lru_cache(maxsize=4)
+def traces(case):
+    """What the launches that judge a mutant do to shared memory."""
+    return [case.launch(seed, policy, data=seed, module=case.kernels[case.step],
+                        trace_shared=True)[0].shared_trace
+            for seed in range(mutation.SEEDS) for policy in mutation.POLICIES]
