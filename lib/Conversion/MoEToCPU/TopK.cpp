@@ -159,8 +159,8 @@ void TopKKernel::emit() {
   bool isDynamic = isStaged && type.isDynamicDim(type.getRank() - 1);
   e.withScratch(isDynamic, [&] {
     if (isStaged)
-      stage = e.scratch({getSize(e, op.getScores(), type.getRank() - 1)},
-                        e.floats());
+      stage =
+          e.scratch({getSize(e, op.getScores(), type.getRank() - 1)}, e.ints());
     // Loops over all leading dims but the last, whose tokens fill the lanes.
     Values leading;
     std::function<void()> nest = [&] {

@@ -64,8 +64,9 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
         Value x = isOwnScore
                       ? fromKey(e, key)
                       : gatherScores(block, best.experts.get(e, place), valid);
-        // A forced choice of -inf has gate 0, as one that was selected has.
-        if (isForced)
+        // A choice of -inf has gate 0. A key does not say so of one that is
+        // forced or has a bias of NaN or +inf.
+        if (isForced || op.getSelectBias())
           valid = e.both(valid, e.compare(arith::CmpFPredicate::UNE, x,
                                           e.f32(-kInfinity)));
         Value value;

@@ -181,7 +181,7 @@ private:
   Places getIds(const TokenBlock &block, BestList &best);
   void stageChoice(const TokenBlock &block, RowStats &stats);
   void dropGroups();
-  Value getGroupValue(Value group, Value groupSize);
+  Value getGroupKey(Value group, Value groupSize);
   RowStats computeStats(const TokenBlock &block);
   Value sumExp(const TokenBlock &block, Value max);
 
@@ -212,7 +212,8 @@ private:
   const bool renorm;
   const double eps;
   const bool isForced;
-  /// Whether choice scores are staged in `stage` before the selection.
+  /// Whether keys of the choice scores are staged in `stage` before the
+  /// selection.
   const bool isStaged;
   /// Whether experts are selected a token at a time (TopKRowSelect.cpp).
   const bool isByRow;

@@ -189,7 +189,7 @@ BestList TopKKernel::select(const TokenBlock &block, RowStats &stats) {
   return best;
 }
 
-/// The k best of the staged choice scores.
+/// The k best of the staged keys.
 BestList TopKKernel::selectStaged(RowStats &stats) {
   BestList best = makeBestList();
   bool inRegisters = best.keys.areRegisters();
@@ -197,7 +197,7 @@ BestList TopKKernel::selectStaged(RowStats &stats) {
   llvm::append_range(carried, best.experts.getRegisters());
   Values state = e.loop(e.index(0), numExperts, 1, carried,
                         [&](Value expert, ValueRange values) -> Values {
-                          Value key = toKey(e, e.load(stage, {expert}));
+                          Value key = e.load(stage, {expert});
                           Value id =
                               e.splat(e.fromIndex(expert, e.getI32Type()));
                           if (inRegisters)
@@ -298,10 +298,11 @@ RowStats TopKKernel::computeStats(const TokenBlock &block) {
 }
 
 //===----------------------------------------------------------------------===//
-// Staged choice scores: bias and groups
+// Staged keys: bias and groups
 //===----------------------------------------------------------------------===//
 
-/// Stages c = s + select_bias of every expert, or c = x (docs/Spec.md 9.1).
+/// Stages the key of c = s + select_bias of every expert, or of c = x
+/// (docs/Spec.md 9.1).
 void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
   stats = computeStats(block);
   bool isGiven = isOrderedByGivenScores(op);
@@ -316,7 +317,7 @@ void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
           Value value = choice;
           if (Value bias = op.getSelectBias())
             value = e.add(value, e.splat(e.toF32(e.load(bias, {position}))));
-          e.store(value, stage, {position});
+          e.store(toKey(e, value), stage, {position});
         };
         if (exists)
           e.ifThen(vector::ExtractOp::create(e, exists, ArrayRef<int64_t>{0}),
@@ -329,35 +330,38 @@ void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
     dropGroups();
 }
 
-/// The value of a group in every lane: its largest choice score, or the sum of
-/// its two largest.
-Value TopKKernel::getGroupValue(Value group, Value groupSize) {
+/// The key of a group's value in every lane: of its largest choice score, or of
+/// the sum of its two largest.
+Value TopKKernel::getGroupKey(Value group, Value groupSize) {
   Value begin = e.mul(group, groupSize);
-  Values best = e.loop(
-      begin, e.add(begin, groupSize), 1, {e.f32(-kInfinity), e.f32(-kInfinity)},
-      [&](Value expert, ValueRange values) -> Values {
-        // A NaN counts as -inf: the second operand comes out.
-        Value choice = e.max(e.load(stage, {expert}), e.f32(-kInfinity));
-        Value second = e.max(e.min(choice, values[0]), values[1]);
-        return {e.max(choice, values[0]), second};
-      });
+  Value lowest = toKey(e, e.f32(-kInfinity));
+  Values best = e.loop(begin, e.add(begin, groupSize), 1, {lowest, lowest},
+                       [&](Value expert, ValueRange values) -> Values {
+                         // A NaN counts as -inf.
+                         Value choice = e.max(e.load(stage, {expert}), lowest);
+                         Value second =
+                             e.max(e.min(choice, values[0]), values[1]);
+                         return {e.max(choice, values[0]), second};
+                       });
   if (op.getGroupScore() == GroupScore::Max)
     return best[0];
   // A group of one expert has no second score to add.
   Value isSingle = e.compare(arith::CmpIPredicate::eq, groupSize, e.index(1));
-  return e.select(isSingle, best[0], e.add(best[0], best[1]));
+  Value sum = e.add(fromKey(e, best[0]), fromKey(e, best[1]));
+  return e.select(isSingle, best[0], toKey(e, sum));
 }
 
-/// Stages -inf for the experts outside of the topk_group best groups. A group
-/// stays iff fewer than topk_group groups come before it: those with a larger
-/// value, and lower groups with an equal one.
+/// Stages the key of an empty place, which enters no list, for the experts
+/// outside of the topk_group best groups. A group stays iff fewer than
+/// topk_group groups come before it: those with a larger value, and lower
+/// groups with an equal one.
 void TopKKernel::dropGroups() {
   int64_t numGroups = op.getNGroup();
   Value groupSize = arith::DivSIOp::create(e, numExperts, e.index(numGroups));
   Value values = e.scratch({e.getIndexAttr(numGroups)}, e.ints());
   Value end = e.index(numGroups);
   e.loop(e.index(0), end, 1, [&](Value group) {
-    e.store(toKey(e, getGroupValue(group, groupSize)), values, {group});
+    e.store(getGroupKey(group, groupSize), values, {group});
   });
   e.loop(e.index(0), end, 1, [&](Value group) {
     Value own = e.load(values, {group});
@@ -377,8 +381,8 @@ void TopKKernel::dropGroups() {
         e.compare(arith::CmpIPredicate::slt, rank, e.i32(op.getTopkGroup()));
     Value begin = e.mul(group, groupSize);
     e.loop(begin, e.add(begin, groupSize), 1, [&](Value expert) {
-      Value choice = e.load(stage, {expert});
-      e.store(e.select(stays, choice, e.f32(-kInfinity)), stage, {expert});
+      Value key = e.load(stage, {expert});
+      e.store(e.select(stays, key, e.i32(kEmptyKey)), stage, {expert});
     });
   });
 }

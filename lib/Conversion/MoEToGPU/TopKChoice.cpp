@@ -57,8 +57,6 @@ SmallVector<Value> RowSelection::getChoiceScores() {
     }
     choice.push_back(c);
   }
-  if (op.getNGroup() > 1)
-    dropGroups(choice);
   return choice;
 }
 
@@ -107,8 +105,8 @@ SmallVector<Value> RowSelection::getGroupValues(ArrayRef<Value> choice) {
   return values;
 }
 
-/// The choice scores outside of the topk_group best groups become -inf.
-void RowSelection::dropGroups(MutableArrayRef<Value> choice) {
+/// Whether each expert of the lane is outside of the topk_group best groups.
+SmallVector<Value> RowSelection::findDropped(ArrayRef<Value> choice) {
   int64_t numGroups = op.getNGroup(), numKept = op.getTopkGroup();
   // +inf plus -inf is a NaN; as a key it ranks last.
   SmallVector<Value> keys;
@@ -123,11 +121,12 @@ void RowSelection::dropGroups(MutableArrayRef<Value> choice) {
       ranks[higher] = b.add(ranks[higher], b.select(later, b.i32(1), b.i32(0)));
       ranks[g] = b.add(ranks[g], b.select(later, b.i32(0), b.i32(1)));
     }
+  SmallVector<Value> dropped(shape.keysPerLane, b.i1(false));
   for (int64_t g = 0; g < numGroups; ++g) {
-    Value dropped = b.compare(CmpIPredicate::sge, ranks[g], b.i32(numKept));
+    Value loses = b.compare(CmpIPredicate::sge, ranks[g], b.i32(numKept));
     for (int64_t j = 0; j < shape.keysPerLane; ++j)
       if (Value inGroup = isInGroup(j, g))
-        choice[j] =
-            b.select(b.both(inGroup, dropped), b.infinity(true), choice[j]);
+        dropped[j] = b.either(dropped[j], b.both(inGroup, loses));
   }
+  return dropped;
 }

@@ -236,11 +236,16 @@ SmallVector<Value> RowSelection::makePackedKeys() {
 }
 
 SmallVector<Value> RowSelection::makeWideKeys(ArrayRef<Value> choice) {
-  SmallVector<Value> keys;
+  SmallVector<Value> keys, dropped;
+  if (op.getNGroup() > 1)
+    dropped = findDropped(choice);
   for (int64_t j = 0; j < shape.keysPerLane; ++j) {
     Value key = WideKeys::make(b, choice[j], experts[j]);
     if (Value isExpert = exists(j))
       key = b.select(isExpert, key, noKey(b, false));
+    // The groups that stay have k experts or more: no such key is chosen.
+    if (!dropped.empty())
+      key = b.select(dropped[j], noKey(b, false), key);
     keys.push_back(key);
   }
   return keys;

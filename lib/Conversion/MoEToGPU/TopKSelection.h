@@ -38,7 +38,7 @@ struct SelectionForm {
   explicit SelectionForm(TopKRenormOp op);
 
   ScoreFunction function;
-  /// The choice scores are the scores as given, or -inf in a dropped group.
+  /// The choice scores are the scores as given.
   bool choosesByScores;
   /// The scores as given have 16 bits and decide alone: keys are packed.
   bool hasPackedKeys;
@@ -143,7 +143,7 @@ private:
 
   // Choice
   SmallVector<Value> getChoiceScores();
-  void dropGroups(MutableArrayRef<Value> choice);
+  SmallVector<Value> findDropped(ArrayRef<Value> choice);
   SmallVector<Value> getGroupValues(ArrayRef<Value> choice);
   /// Condition that the lane's j-th expert belongs to `group`; null if it
   /// cannot.

@@ -105,23 +105,27 @@ def eager_choice(router, x):
 
     torch.topk chooses among equal values by no rule: it gets the position in the last bits.
     """
-    bits = (choice_scores(router, x.float()) + 0.0).view(torch.int32)
+    scores, kept = choice_scores(router, x.float())
+    bits = (scores + 0.0).view(torch.int32)
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+    if kept is not None:
+        ordered = ordered.masked_fill(~kept, -1 << 31)  # below -inf
     reversed_position = torch.arange(router.experts).flip(0)
     return torch.topk(ordered * router.experts + reversed_position, router.k, dim=-1).indices
 
 
 def choice_scores(router, x):
-    """What is ordered: the scores, or their function and bias, less the groups that lose."""
+    """What is ordered: the scores, or their function and bias. And which experts may be chosen:
+    those of the best groups, or None for all."""
     bias = router.make_bias()
     if router.score == "none" or router.is_computed:
         x = reference.selection.map_scores(x, router.score)
     if bias is not None:
         x = x + bias.to(x.dtype)
-    if router.n_group > 1:
-        x = reference.selection._drop_groups(x, router.n_group, router.topk_group,
-                                             router.group_score)
-    return x
+    if router.n_group == 1:
+        return x, None
+    return x, reference.selection.kept_experts(x, router.n_group, router.topk_group,
+                                               router.group_score)
 
 
 class WrittenOut(torch.nn.Module):

@@ -47,9 +47,9 @@ class Tally:
 
 def is_near_tie(router, x, found):
     """bool [tokens]: other ids whose float64 choice scores are the k largest, up to rounding."""
-    scores = choice_scores(router, x.double())
     if router.n_group > 1:
         return _is_near_tie_of_groups(router, x, found)
+    scores, _ = choice_scores(router, x.double())
     return _is_legal(scores, found, router.k)
 
 
@@ -84,7 +84,7 @@ def _is_legal(scores, found, k):
 
 def _is_near_tie_of_groups(router, x, found):
     """Another group may have been kept whose value is as large; within those kept, as above."""
-    whole = choice_scores(replace(router, n_group=1), x.double()) if router.bias else \
+    whole = choice_scores(replace(router, n_group=1), x.double())[0] if router.bias else \
         torch.softmax(x.double(), -1)
     groups = whole.unflatten(-1, (router.n_group, -1))
     count = 1 if router.group_score == "max" else 2

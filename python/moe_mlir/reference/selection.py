@@ -91,9 +91,12 @@ def grouped_topk(
         # Without a bias and sums of scores the operand itself ranks: no ties where s saturates.
         plain = bias is None and (n_group == 1 or group_score == "max")
         choice = (x if plain else mapped if bias is None else mapped + bias).detach()
+        ranked = rank_experts(choice)
         if n_group > 1:
-            choice = _drop_groups(choice, n_group, topk_group, group_score)
-        indices = rank_experts(choice)[..., :k]
+            kept = kept_experts(choice, n_group, topk_group, group_score).gather(-1, ranked)
+            dropped_last = (~kept).to(torch.int8).sort(dim=-1, stable=True).indices
+            ranked = ranked.gather(-1, dropped_last)
+        indices = ranked[..., :k]
         outside = choice.gather(-1, indices) == -math.inf
     else:
         indices = forced.to(torch.int64)
@@ -150,8 +153,8 @@ def map_scores(x, score):
     )
 
 
-def _drop_groups(choice, n_group, topk_group, group_score):
-    """The choice scores with those of the groups that lose at -inf."""
+def kept_experts(choice, n_group, topk_group, group_score):
+    """Which experts [.., experts] are of the best groups, by the choice scores; docs/Spec.md 9.1."""
     groups = choice.unflatten(-1, (n_group, -1))
     ordered = groups.masked_fill(groups.isnan(), -math.inf)
     if group_score == "max":
@@ -165,7 +168,7 @@ def _drop_groups(choice, n_group, topk_group, group_score):
     value = ordered.sort(dim=-1, descending=True).values[..., :best].sum(dim=-1)
     kept = torch.zeros_like(value, dtype=torch.bool)
     kept = kept.scatter(-1, rank_experts(value)[..., :topk_group], True)
-    return groups.masked_fill(~kept[..., None], -math.inf).flatten(-2)
+    return kept[..., None].expand(groups.shape).flatten(-2)
 
 
 def _gates_of(x, mapped, indices, outside, score, renorm, eps):

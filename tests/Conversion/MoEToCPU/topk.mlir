@@ -97,10 +97,10 @@ func.func @keeps_many_places_in_a_buffer(%z: memref<16x?xf32>, %g: memref<16x22x
 
 // -----
 
-// A bias on scores stages the choice; the gates come from the unbiased scores.
+// A bias on scores stages the keys of the choice; the gates come from the unbiased scores.
 
 // CHECK-LABEL: func @stages_the_choice_of_biased_scores
-// CHECK:         %[[STAGE:.*]] = memref.alloca() {alignment = 64 : i64} : memref<32xvector<16xf32>>
+// CHECK:         %[[STAGE:.*]] = memref.alloca() {alignment = 64 : i64} : memref<32xvector<16xi32>>
 // CHECK:         memref.store %{{.*}}, %[[STAGE]]
 // CHECK:         memref.load %[[STAGE]]
 func.func @stages_the_choice_of_biased_scores(%z: memref<16x32xbf16>, %b: memref<32xf32>, %g: memref<16x4xf32>, %i: memref<16x4xi32>) {

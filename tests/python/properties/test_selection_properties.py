@@ -124,8 +124,9 @@ def choice_of(x, bias, score, n_group, topk_group, group_score):
         clear = torch.ones(len(x), dtype=torch.bool)
     else:
         clear = ordered[:, topk_group - 1] - ordered[:, topk_group] > 1e-5
-    dropped = selection._drop_groups(choice, n_group, topk_group, group_score)
-    return [row if ok else None for row, ok in zip(dropped, clear)]
+    kept = selection.kept_experts(choice, n_group, topk_group, group_score)
+    limited = choice.masked_fill(~kept, -torch.inf)
+    return [row if ok else None for row, ok in zip(limited, clear)]
 
 
 @given(st.sampled_from((1, 2, 7, 16, 257)), TOKENS, st.booleans(), SEEDS)

@@ -103,20 +103,24 @@ static Value groupOf(Body &b, int64_t expert, Value groupSize) {
 }
 
 /// rank[row, candidate] = the number of `candidate`s of the row that come
-/// before it, among those that `inSameClass` admits.
-static Access
-buildRanks(Selection &t, Access values, int64_t candidate,
-           function_ref<Value(Body &, int64_t other)> inSameClass = {}) {
+/// before it, among those that `isCounted` admits. It sees `facts` of the other
+/// one.
+static Access buildRanks(
+    Selection &t, Access values, int64_t candidate,
+    function_ref<Value(Body &, int64_t other, ValueRange facts)> isCounted = {},
+    ArrayRef<Access> facts = {}) {
   int64_t other = t.domain.addTwin(candidate);
-  Access others = values;
-  llvm::replace(others.dims, candidate, other);
+  SmallVector<Access> ins{values, values};
+  llvm::append_range(ins, facts);
+  for (Access &in : MutableArrayRef(ins).drop_front())
+    llvm::replace(in.dims, candidate, other);
   return t.domain.reduce(
-      {values, others}, t.domain.filled(values.dims, t.i32, 0),
+      ins, t.domain.filled(values.dims, t.i32, 0),
       [&](Body &b, ValueRange in, Value acc) {
         Value counts =
             comesBefore(b, in[1], b.index(other), in[0], b.index(candidate));
-        if (inSameClass)
-          counts = b.both(counts, inSameClass(b, other));
+        if (isCounted)
+          counts = b.both(counts, isCounted(b, other, in.drop_front(2)));
         return b.add(acc, arith::ExtUIOp::create(b, t.i32, counts));
       });
 }
@@ -125,9 +129,11 @@ buildRanks(Selection &t, Access values, int64_t candidate,
 /// largest ones.
 static Access buildGroupValues(Selection &t, Access c, int64_t group,
                                Value groupSize) {
-  Access rankInGroup = buildRanks(t, c, t.e, [&](Body &b, int64_t other) {
-    return b.equal(groupOf(b, t.e, groupSize), groupOf(b, other, groupSize));
-  });
+  Access rankInGroup =
+      buildRanks(t, c, t.e, [&](Body &b, int64_t other, ValueRange) {
+        return b.equal(groupOf(b, t.e, groupSize),
+                       groupOf(b, other, groupSize));
+      });
   int64_t numSummed = t.op.getGroupScore() == GroupScore::Top2Sum ? 2 : 1;
   return t.domain.reduce(
       {c, rankInGroup}, t.domain.filled(join(t.n, {group}), 0.0f),
@@ -140,51 +146,59 @@ static Access buildGroupValues(Selection &t, Access c, int64_t group,
       });
 }
 
-/// c = -inf outside of the topk_group best groups.
-static Access restrictToGroups(Selection &t, Access c) {
+/// Whether an expert is of one of the topk_group best groups.
+static Access buildKept(Selection &t, Access c) {
   Body &b = t.domain.getBody();
   int64_t group = t.domain.addDim(b.getIndexAttr(t.op.getNGroup()));
   Value groupSize =
       b.div(t.domain.getSizeValue(t.e), t.domain.getSizeValue(group));
   Access rank = buildRanks(t, buildGroupValues(t, c, group, groupSize), group);
-  Access dropped = t.domain.reduce(
+  return t.domain.reduce(
       {rank}, t.domain.fill(t.domain.empty(t.ne, t.i1), b.boolean(false)),
       [&](Body &b, ValueRange in, Value acc) {
         Value isOfGroup = b.equal(groupOf(b, t.e, groupSize), b.index(group));
         Value isKept = b.less(in[0], b.integer(t.i32, t.op.getTopkGroup()));
-        return b.either(acc, b.both(isOfGroup, b.negate(isKept)));
+        return b.either(acc, b.both(isOfGroup, isKept));
       });
-  return t.domain.map({c, dropped}, t.domain.empty(t.ne, t.f32),
-                      [](Body &b, ValueRange in) {
-                        return b.select(in[1], b.negInf(), in[0]);
-                      });
 }
 
 /// The scores that order the experts: x itself, which does not saturate, or
-/// the biased and group-limited scores. Forced ids need no order.
+/// the biased scores. Forced ids need no order.
 static Access buildChoiceScores(Selection &t, Access s) {
   if (t.op.getForced())
     return t.x;
-  bool hasGroups = t.op.getNGroup() > 1;
   Access c = isOrderedByGivenScores(t.op) ? t.x : s;
   if (t.op.getSelectBias())
     c = t.domain.map({c, t.domain.at(t.op.getSelectBias(), {t.e})},
                      t.domain.empty(t.ne, t.f32), [](Body &b, ValueRange in) {
                        return b.add(in[0], in[1]);
                      });
-  return hasGroups ? restrictToGroups(t, c) : c;
+  return c;
 }
 
 /// The expert of each choice, before padding is taken out.
 static Access buildChoices(Selection &t, Access c) {
   if (t.op.getForced())
     return t.domain.at(t.op.getForced(), t.nk);
-  // choice_nk = sum_e [rank_ne = k] e
+  // choice_nk = sum_e [rank_ne = k] e, over the experts of the best groups
   Type type = getElementTypeOrSelf(t.op.getIndicesInit().getType());
+  SmallVector<Access> kept;
+  if (t.op.getNGroup() > 1)
+    kept.push_back(buildKept(t, c));
+  Access ranks = buildRanks(
+      t, c, t.e,
+      [](Body &b, int64_t, ValueRange kept) {
+        return kept.empty() ? b.boolean(true) : kept[0];
+      },
+      kept);
+  SmallVector<Access> ins{ranks};
+  llvm::append_range(ins, kept);
   return t.domain.reduce(
-      {buildRanks(t, c, t.e)}, t.domain.filled(t.nk, type, 0),
+      ins, t.domain.filled(t.nk, type, 0),
       [&](Body &b, ValueRange in, Value acc) {
         Value isChoice = b.equal(in[0], b.castIndex(b.index(t.k), t.i32));
+        if (!kept.empty())
+          isChoice = b.both(isChoice, in[1]);
         return b.select(isChoice, b.castIndex(b.index(t.e), type), acc);
       });
 }
@@ -194,7 +208,7 @@ static Access buildChoices(Selection &t, Access c) {
 //===----------------------------------------------------------------------===//
 
 /// values[n, choices[n, k]], and `none` for a choice that is no expert or has
-/// choice score -inf.
+/// value or choice score -inf.
 static Access gatherChosen(Selection &t, Access values, Access c,
                            Access choices, Value none) {
   return t.domain.reduce(
@@ -202,7 +216,7 @@ static Access gatherChosen(Selection &t, Access values, Access c,
       [&](Body &b, ValueRange in, Value acc) {
         Value isChoice =
             b.both(b.equal(in[2], b.castIndex(b.index(t.e), in[2].getType())),
-                   b.negate(b.isNegInf(in[1])));
+                   b.negate(b.either(b.isNegInf(in[0]), b.isNegInf(in[1]))));
         return b.select(isChoice, in[0], acc);
       });
 }
