@@ -4,6 +4,7 @@
 #include "Shadow.h"
 
 #include <algorithm>
+#include <mutex>
 
 namespace moe::sim {
 
@@ -24,54 +25,56 @@ ShadowPage &RegionShadow::page(u64 index, const char *what) {
   return *page;
 }
 
-void RegionShadow::touch(const Access &access, u64 offset, u64 bytes,
-                         bool concurrent, const char *what) {
-  Access part = access;
+/// Calls fn(shadow, its first byte, byte of the page, bytes) for each page that
+/// the bytes at `offset` lie in.
+template <typename Fn>
+void RegionShadow::forPages(u64 offset, u64 bytes, const char *what, Fn fn) {
   while (bytes > 0) {
     u64 inPage = offset % kPageBytes;
     u32 now = static_cast<u32>(std::min(bytes, kPageBytes - inPage));
-    ShadowPage &shadow = page(offset / kPageBytes, what);
-    if (concurrent)
-      shadow.lock();
-    shadow.touch(part, inPage, now, offset - inPage);
-    if (concurrent)
-      shadow.unlock();
-    if (part.value) {
-      part.value += now;
-      part.memory += now;
-    }
-    if (part.stride != kWhole && now < bytes)
-      part.lanes &= ~0u << (__builtin_ctz(part.lanes) + (now >> part.stride));
+    fn(page(offset / kPageBytes, what), offset - inPage, inPage, now);
     offset += now;
     bytes -= now;
   }
 }
 
+void RegionShadow::touch(const Access &access, u64 offset, u64 bytes,
+                         bool concurrent, const char *what) {
+  Access part = access;
+  u64 left = bytes;
+  forPages(offset, bytes, what,
+           [&](ShadowPage &shadow, u64 origin, u64 inPage, u32 now) {
+             if (concurrent)
+               shadow.lock();
+             shadow.touch(part, inPage, now, origin);
+             if (concurrent)
+               shadow.unlock();
+             if (part.value) {
+               part.value += now;
+               part.memory += now;
+             }
+             left -= now;
+             if (part.stride != kWhole && left > 0)
+               part.lanes &=
+                   ~0u << (__builtin_ctz(part.lanes) + (now >> part.stride));
+           });
+}
+
 void RegionShadow::completeWrite(const Access &access, u64 offset, u64 bytes) {
-  while (bytes > 0) {
-    u64 inPage = offset % kPageBytes;
-    u32 now = static_cast<u32>(std::min(bytes, kPageBytes - inPage));
-    ShadowPage &shadow = page(offset / kPageBytes, "");
-    shadow.lock();
-    shadow.completeWrite(access, inPage, now);
-    shadow.unlock();
-    offset += now;
-    bytes -= now;
-  }
+  forPages(offset, bytes, "",
+           [&](ShadowPage &shadow, u64, u64 inPage, u32 now) {
+             std::lock_guard lock(shadow);
+             shadow.completeWrite(access, inPage, now);
+           });
 }
 
 void RegionShadow::forWriters(u64 offset, u64 bytes,
                               const std::function<void(const Stamp &)> &fn) {
-  while (bytes > 0) {
-    u64 inPage = offset % kPageBytes;
-    u32 now = static_cast<u32>(std::min(bytes, kPageBytes - inPage));
-    ShadowPage &shadow = page(offset / kPageBytes, "");
-    shadow.lock();
-    shadow.forWriters(inPage, now, fn);
-    shadow.unlock();
-    offset += now;
-    bytes -= now;
-  }
+  forPages(offset, bytes, "",
+           [&](ShadowPage &shadow, u64, u64 inPage, u32 now) {
+             std::lock_guard lock(shadow);
+             shadow.forWriters(inPage, now, fn);
+           });
 }
 
 } // namespace moe::sim

@@ -261,6 +261,8 @@ public:
 
 private:
   ShadowPage &page(u64 index, const char *what);
+  template <typename Fn>
+  void forPages(u64 offset, u64 bytes, const char *what, Fn fn);
 
   std::vector<std::atomic<ShadowPage *>> pages;
 };

@@ -18,9 +18,10 @@ from triton_kernels import CASES, CHIPS, FAMILIES, POLICIES, SEEDS  # noqa: E402
 from triton_kernels.synchronisations import deletions, proof  # noqa: E402
 
 BROKEN, SAMPLE = 4, 6  # kernels that a plain run breaks, and mutants of each
-# Neither caught nor proven redundant are barriers between accesses to different places of shared
-# memory, mostly: the proofs do not tell places apart.
-TARGET = 0.9
+DOUBTED = 60  # caught mutants of each chip that a long run tries to prove correct
+# Of the mutants of all chips that are not proven to be correct kernels, 97.8 % are caught; most of
+# the others are barriers of sm_90's warp-specialised and descriptor kernels.
+TARGETS = {"sm_80": 0.98, "sm_89": 0.98, "sm_90": 0.96}
 PAIRS = [(name, chip) for name, family in FAMILIES.items() for chip in family.chips]
 
 
@@ -49,17 +50,20 @@ def test_fifty_families_for_each_chip():
         assert sum(chip in family.chips for family in FAMILIES.values()) >= 50
 
 
-def judge_mutants(jobs, record_property, doubts=False):
+def judge_mutants(jobs, record_property, doubted=0):
     """(outcomes of those that were missed, how many there were beside those proven redundant).
 
     None may hang, crash, or be caught against a proof. Proofs by traces, which take seconds, are
-    asked for what was missed; with `doubts` for what was caught, too.
+    asked for what was missed and for `doubted` of those that were caught.
     """
     cases = {case.name: case for case in CASES}
     outcomes = run_mutants(jobs, workers=1, corpus="triton_kernels")
     broken = [o for o in outcomes if o.how in ("invalid", "crash", "hang")]
     assert not broken, broken
-    proven = [o for o in outcomes if proof(cases[o.case], o.key, traced=doubts or not o.how)]
+    caught = [o.name for o in outcomes if o.how]
+    traced = set(random.Random(run_seed()).sample(caught, min(doubted, len(caught))))
+    proven = [o for o in outcomes
+              if proof(cases[o.case], o.key, traced=not o.how or o.name in traced)]
     false = [o for o in proven if o.how]
     assert not false, false
     missed = [o for o in outcomes if not o.how and o not in proven]
@@ -85,7 +89,7 @@ def test_some_kernels_with_a_synchronisation_less(record_property):
 @pytest.mark.parametrize("chip", CHIPS)
 def test_all_kernels_with_a_synchronisation_less(chip, record_property):
     jobs = [(i, m) for i, case in enumerate(CASES) if case.chip == chip for m in deletions(case)]
-    missed, judged = judge_mutants(jobs, record_property, doubts=True)
+    missed, judged = judge_mutants(jobs, record_property, doubted=DOUBTED)
     for o in missed:
         record_property("sim_missed", o.name)
-    assert len(missed) <= (1 - TARGET) * judged, missed
+    assert len(missed) <= (1 - TARGETS[chip]) * judged, missed
