@@ -29,6 +29,9 @@ ARRIVAL = re.compile(r"mbarrier\.arrive\.expect_tx\.shared::cta\.b64")
 LOAD = re.compile(r"cp\.async\.bulk\.tensor\.\dd\.shared::cta\.global\.mbarrier::complete_tx::bytes")
 PHASE = re.compile(r"mbarrier\.try_wait\.parity\.shared::cta\.b64")
 STORE = re.compile(r"cp\.(reduce\.)?async\.bulk\..*bulk_group\b")
+# What another block may have written in between, and into which registers it goes.
+ASKS = re.compile(r"(atom|ld(?=\S*\.(acquire|volatile|relaxed)))\S*\s+(?P<result>\{[^}]*\}|[^,\s]+)")
+REGISTER = re.compile(r"%\w+")
 # What a statement does to memory, by the first pattern that matches. What completes or publishes
 # asynchronous accesses counts as those accesses.
 EFFECTS = [(re.compile(pattern), effects) for pattern, effects in (
@@ -93,6 +96,13 @@ class Statements:
 
     def code(self, i):
         return re.sub(r"^@!?%?\w+\s+", "", self.at[i][1])
+
+    def inputs(self, i):
+        """The registers that a statement reads."""
+        text = self.at[i][1]
+        made = re.match(r"(@!?%?\w+\s+)?(?!st|red|bra)[\w.:]+\s+(\{[^}]*\}|[^,\s]+)", text)
+        guard = re.match(r"@!?(%\w+)", text)
+        return REGISTER.findall(text[made.end():] if made else text) + [*(guard.groups() if guard else ())]
 
     def reached(self, start, edges):
         """The statements from `start` on, up to barriers."""
@@ -257,10 +267,26 @@ def nothing_to_wait_for(statements, i):
     return "no bulk copy that belongs to a group comes before it"
 
 
+def asks_other_blocks(statements):
+    """Whether a kernel uses what it read of memory that other blocks write meanwhile.
+
+    Then it may spin, or do what only the last block does: another order of the blocks takes other
+    paths than those that were traced.
+    """
+    for i in range(len(statements.at)):
+        asked = ASKS.match(statements.code(i))
+        if asked and ".shared" not in asked[0]:
+            results = set(REGISTER.findall(asked["result"]))
+            if any(results & set(statements.inputs(k)) for k in range(len(statements.at)) if k != i):
+                return True
+    return False
+
+
 def why_redundant(text, kernel, mutant, traces=()):
     """A proof that the mutant of the kernel's text is a correct kernel, or None.
 
-    With the traces of launches, a barrier's share in shared memory is proven for these launches.
+    With the traces of launches, a barrier's share in shared memory is proven for these launches, if
+    any launch takes their paths.
     """
     proof = {"delete-barrier": without_conflict, "delete-commit": joins_next_group,
              "delete-wait": waits_twice, "wait-for-one-group-less": waits_twice}.get(mutant.operator)
@@ -274,7 +300,7 @@ def why_redundant(text, kernel, mutant, traces=()):
     if len(places) != 1:
         return None
     found = proof(statements, places[0])
-    if found or proof is not without_conflict or not traces:
+    if found or proof is not without_conflict or not traces or asks_other_blocks(statements):
         return found
     waits = waits_of_all(text, traces)
     if found := without_conflict(statements, places[0], waits=waits):
