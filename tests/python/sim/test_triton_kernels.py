@@ -13,7 +13,7 @@ from seeds import run_seed, some
 triton = pytest.importorskip(
     "triton", reason="Triton is not installed; requirements.txt pins it for Linux on x86-64")
 
-from mutation import run_mutants  # noqa: E402
+from mutation import judge, run_mutants  # noqa: E402
 from triton_kernels import CASES, CHIPS, FAMILIES, POLICIES, SEEDS  # noqa: E402
 from triton_kernels.synchronisations import deletions, proof  # noqa: E402
 
@@ -91,6 +91,14 @@ def test_a_trace_proves_nothing_of_a_kernel_that_waits_for_other_blocks(name):
     case = next(c for c in CASES if c.family is FAMILIES[name] and c.chip == "sm_80")
     for mutant in deletions(case):
         assert proof(case, mutant.key) == proof(case, mutant.key, traced=False)
+
+
+def test_a_barrier_before_the_proxy_fence_of_the_reader_is_needed():
+    """What other warps copied by cp.async, a wgmma reads behind the barrier and its own fence."""
+    case = next(c for c in CASES if c.family is FAMILIES["matmul_int8"] and c.chip == "sm_90")
+    barrier = next(m for m in deletions(case) if m.operator == "delete-barrier")
+    assert judge(case, barrier)[0] == "race"
+    assert proof(case, barrier.key) is None
 
 
 @pytest.mark.long

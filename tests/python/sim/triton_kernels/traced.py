@@ -3,8 +3,8 @@
 The race check plays no part in them. Without a barrier, what lies between the barriers that are left
 is one epoch. Where every two conflicting accesses of two threads are in two epochs still, the barrier
 orders nothing in shared memory that others do not. A copy by cp.async and the reads of a wgmma last
-until the wait for them; what a thread stores lasts for wgmma until the thread's next proxy fence. What
-a warp has loaded and shuffled since, it may overwrite.
+until the wait for them; for wgmma, a store needs a proxy fence, of its own thread before the barrier
+or of the reader's behind it. What a warp has loaded and shuffled since, it may overwrite.
 """
 
 import re
@@ -32,6 +32,8 @@ class Access:
     #: The last epochs for other threads' plain accesses, and for their wgmmas.
     last: tuple
     fenced: tuple
+    #: The epochs of its thread's last proxy fence before it.
+    fence: tuple
     shuffled: int = 1 << 30
 
 
@@ -39,14 +41,15 @@ class Warp:
     """Follows one warp through a trace."""
 
     def __init__(self):
-        self.epoch, self.stores, self.loaded = (0, 0), [], {}
+        self.epoch, self.fence, self.stores, self.loaded = (0, 0), (0, 0), [], {}
         self.groups = {"cp.async": [[]], "wgmma": [[]]}  # The last one is open.
 
     def access(self, event, code, place):
         kind = next((k for k in self.groups if code.startswith(k)), None)
         is_write = event.kind != READ
         made = Access((event.warp, event.lane), is_write, kind == "wgmma", self.epoch,
-                      place, NEVER if kind else self.epoch, NEVER if kind or is_write else self.epoch)
+                      place, NEVER if kind else self.epoch, NEVER if kind or is_write else self.epoch,
+                      self.fence)
         if kind:
             self.groups[kind][-1].append(made)
         elif is_write:
@@ -79,6 +82,7 @@ class Warp:
         elif code.startswith("shfl"):
             self.shuffle(code, place)
         elif code.startswith("fence.proxy"):
+            self.fence = self.epoch
             for made in self.stores:
                 made.fenced = self.epoch
             self.stores.clear()
@@ -144,7 +148,12 @@ def loses_order(write, other):
         return False
     if write.thread[0] == other.thread[0] and other.place < other.shuffled < write.place:
         return False
-    ends = write.fenced if other.is_wgmma else write.last
-    apart = [ends[way] < other.first[way] or other.last[way] < write.first[way]
-             for way in (0, 1)]
-    return apart[0] and not apart[1]
+    return are_apart(write, other, 0) and not are_apart(write, other, 1)
+
+
+def are_apart(write, other, way):
+    if other.last[way] < write.first[way]:
+        return True
+    if other.is_wgmma:
+        return write.fenced[way] < other.first[way] or write.last[way] < other.fence[way]
+    return write.last[way] < other.first[way]
