@@ -282,11 +282,11 @@ def asks_other_blocks(statements):
     return False
 
 
-def why_redundant(text, kernel, mutant, traces=()):
+def why_redundant(text, kernel, mutant, trace=None):
     """A proof that the mutant of the kernel's text is a correct kernel, or None.
 
-    With the traces of launches, a barrier's share in shared memory is proven for these launches, if
-    any launch takes their paths.
+    `trace` returns the traces of launches, which takes seconds: a barrier's share in shared memory is
+    proven for these launches, if any launch takes their paths.
     """
     proof = {"delete-barrier": without_conflict, "delete-commit": joins_next_group,
              "delete-wait": waits_twice, "wait-for-one-group-less": waits_twice}.get(mutant.operator)
@@ -300,8 +300,9 @@ def why_redundant(text, kernel, mutant, traces=()):
     if len(places) != 1:
         return None
     found = proof(statements, places[0])
-    if found or proof is not without_conflict or not traces or asks_other_blocks(statements):
+    if found or proof is not without_conflict or not trace or asks_other_blocks(statements):
         return found
+    traces = trace()
     waits = waits_of_all(text, traces)
     if found := without_conflict(statements, places[0], waits=waits):
         return found

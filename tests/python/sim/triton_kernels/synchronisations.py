@@ -20,10 +20,8 @@ def deletions(case):
 def proof(case, key, traced=True):
     """Why a mutant is a correct kernel, or None; `traced` proofs take some seconds."""
     mutant = next(m for m in deletions(case) if m.key == key)
-    found = why_redundant(case.text, case.kernel, mutant)
-    if found or not traced:
-        return found
-    return why_redundant(case.text, case.kernel, mutant, traces(case))
+    trace = functools.partial(traces, case) if traced else None
+    return why_redundant(case.text, case.kernel, mutant, trace)
 
 
 @functools.lru_cache(maxsize=4)
