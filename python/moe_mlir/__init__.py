@@ -13,7 +13,7 @@ import importlib.util
 import sys
 import types
 
-__version__ = "0.1.0"
+from ._version import __version__  # noqa: F401
 
 _OPS = (
     "ac_logits",

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ._host_cpu import missing_features, recommended
 from ._native import native
-from .sizes import evaluate_size as evaluate_text
-from .sizes import unmet_condition
+from .sizes import evaluate_expression, evaluate_text, unmet_condition
 
 _FORMAT = "moe-mlir-artifact"
 _FORMAT_VERSION = 1
@@ -109,7 +108,7 @@ class ArtifactFunction:
         return numpy.empty(sizes, dtype=name)
 
     def _sizes(self, index, arguments):
-        sizes = [evaluate_size(size, arguments) for size in self._results[index]["sizes"]]
+        sizes = [evaluate_expression(size, arguments) for size in self._results[index]["sizes"]]
         if None in sizes:
             raise ValueError(
                 f"expected out= for '{self.name}': the size of result {index} depends on data"
@@ -250,38 +249,6 @@ def _read_weights(data: bytes) -> dict:
     else:
         from safetensors.numpy import load as read
     return read(data)
-
-
-def evaluate_size(size, arguments):
-    """A size expression of the manifest for these arguments; None if it has no value."""
-    if size is None or isinstance(size, int):
-        return size
-    operation, *operands = size
-    if operation == "arg":
-        position, *dim = operands
-        if position >= len(arguments):
-            return None
-        return int(arguments[position].shape[dim[0]] if dim else arguments[position])
-    a, b = (evaluate_size(operand, arguments) for operand in operands)
-    return {"+": lambda: a + b, "*": lambda: a * b, "//": lambda: a // b, "%": lambda: a % b,
-            "ceildiv": lambda: -(-a // b)}[operation]()
-
-
-def size_sources(size, num_arguments):
-    """What a size expression reads, such as "size 0 of argument 2".
-
-    >>> size_sources(["ceildiv", ["arg", 0, 1], 16], 2)
-    ['size 1 of argument 0']
-    """
-    if size is None or isinstance(size, int):
-        return []
-    operation, *operands = size
-    if operation != "arg":
-        return [source for operand in operands for source in size_sources(operand, num_arguments)]
-    position, *dim = operands
-    value = (f"argument {position}" if position < num_arguments
-             else f"result {position - num_arguments}")
-    return [f"size {dim[0]} of {value}" if dim else value]
 
 
 def load(path) -> Artifact:

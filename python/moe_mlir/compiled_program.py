@@ -6,7 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .export import Module
-from .sizes import evaluate_size, unmet_condition
+from .sizes import evaluate_text, unmet_condition
 
 _TENSOR = object()
 
@@ -149,7 +149,7 @@ class CompiledProgram:
         self._check_conditions(symbols)
         for position in self._inputs:
             argument, found = program.arguments[position], list(operands[position].shape)
-            expected = [evaluate_size(size, symbols) for size in argument.shape]
+            expected = [evaluate_text(size, symbols) for size in argument.shape]
             if found != expected:
                 # The last dim of activations is a width.
                 is_width = operands[position].is_floating_point() and found[-1:] != expected[-1:]
@@ -185,7 +185,7 @@ class CompiledProgram:
         symbols = self._symbols(operands)
         plain = [_plain(tensor) for tensor in operands]
         device = operands[0].device if operands else torch.device("cpu")
-        results = [torch.empty([evaluate_size(s, symbols) for s in r.shape], dtype=r.dtype,
+        results = [torch.empty([evaluate_text(s, symbols) for s in r.shape], dtype=r.dtype,
                                device=device) for r in program.results]
         self._function(*plain, *results)
         for result, spec in zip(results, program.results):

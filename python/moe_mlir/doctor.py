@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _tools
+from ._version import __version__
 
 # Packages that bring an LLVM of their own into the process.
 _OTHER_LLVMS = ("iree", "llvmlite", "mlir", "torch_mlir", "triton")
@@ -54,8 +55,6 @@ def doctor() -> Report:
 
 
 def _add_versions(report):
-    from . import __version__
-
     report.facts["moe-mlir"] = __version__
     report.facts["python"] = f"{platform.python_version()} ({sys.executable})"
     report.facts["platform"] = platform.platform()

@@ -7,7 +7,7 @@ the workspace (docs/Architecture.md).
 
 from dataclasses import dataclass
 
-from .artifact import evaluate_size, size_sources
+from .sizes import evaluate_expression, expression_sources
 
 # What the compiler has a target for, in the order in which PTX moves up.
 CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -96,7 +96,7 @@ class LaunchPlan:
             for dim, (size, static) in enumerate(
                     zip(getattr(value, "shape", ()), shape, strict=True)):
                 if size > MAX_SIZE:
-                    (source,) = size_sources(["arg", position, dim], len(self.arguments))
+                    (source,) = expression_sources(["arg", position, dim], len(self.arguments))
                     raise ValueError(
                         f"{self.name}: expected sizes of at most {MAX_SIZE}, which kernels count "
                         f"in 32 bits, found {size} as {source}")
@@ -106,7 +106,7 @@ class LaunchPlan:
 
     def workspace(self, buffers) -> int | None:
         """Bytes of the workspace; None if the kernels take none."""
-        return None if self._workspace is None else evaluate_size(self._workspace, buffers)
+        return None if self._workspace is None else evaluate_expression(self._workspace, buffers)
 
     def launches(self, buffers) -> list[KernelLaunch]:
         """The kernels in order, without those that have nothing to do."""
@@ -122,10 +122,10 @@ class LaunchPlan:
         return [launch for launch in launches if 0 not in launch.grid]
 
     def _grid(self, kernel, buffers) -> tuple:
-        grid = tuple(evaluate_size(size, buffers) for size in kernel["grid"])
+        grid = tuple(evaluate_expression(size, buffers) for size in kernel["grid"])
         for dim, (count, most) in enumerate(zip(grid, MAX_BLOCKS)):
             if count > most:
-                sources = (" and ".join(size_sources(kernel["grid"][dim], len(self.arguments)))
+                sources = (" and ".join(expression_sources(kernel["grid"][dim], len(self.arguments)))
                            or "static sizes")
                 raise ValueError(
                     f"{self.name}: expected at most {most} blocks along {'xyz'[dim]} of kernel "

@@ -20,7 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ._compiler import compile_bytes
 from ._native import native
+from ._version import __version__
 
 _TITLE = "// moe-mlir reproducer"
 _KINDS = ("object", "ptx", "kernels")
@@ -57,8 +59,6 @@ def _private_folder() -> Path:
 
 def write(where, kind, text, target, message) -> Path:
     """Writes a reproducer, named after its content, and returns its path."""
-    from . import __version__
-
     head = [_TITLE, f"// kind: {kind}", f"// target: {target}",
             f"// moe-mlir {__version__}, LLVM {native().llvm_version()}, CPU {native().host_cpu()[0]}",
             *(f"// {line}" for line in message.splitlines()), ""]
@@ -101,7 +101,6 @@ def main(arguments=None) -> int:
     parser.add_argument("--phases", metavar="DIR", default="",
                         help="write the IR after every pass there")
     options = parser.parse_args(arguments)
-    from .runtime import compile_bytes
 
     try:
         kind, text, target = read(options.file)

@@ -2,10 +2,8 @@
 
 Environment: see `moe_mlir.cache` and `moe_mlir._log`; MOE_MLIR_DUMP_DIR names a
 folder that gets the IR after every pass of every compilation, one subfolder
-each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_CPU names the CPU
-to compile for, such as "x86-64-v3" (AVX2); default: this machine's.
-MOE_MLIR_KERNELS names a folder of packed kernels, which are then the only ones
-for GPUs.
+each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_KERNELS names a
+folder of packed kernels, which are then the only ones for GPUs.
 """
 
 import functools
@@ -19,7 +17,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from . import cache, reproduce
-from ._host_cpu import missing_for, recommended
+from ._compiler import compile_bytes, target_cpu
 from ._log import logger
 from ._native import native
 from ._progress import Clock
@@ -70,22 +68,6 @@ def compile_kernels_cached(text: str, chip: str) -> str:
     return _cached("kernels", text, chip).decode()
 
 
-def compile_bytes(kind: str, text: str, target: str, dump_dir: str = "", remarks=None) -> bytes:
-    """What the compiler makes of a module, past all caches.
-
-    Args:
-        kind: "object", "ptx" or "kernels".
-        text: the module as MLIR text.
-        target: the pipeline of an object, else the chip.
-        dump_dir: a folder for the IR after every pass.
-        remarks: a list that gets the compiler's warnings and remarks.
-    """
-    compiler = getattr(native(), f"compile_{kind}")
-    options = {"cpu": target_cpu()} if kind == "object" else {}
-    code = compiler(text, target, dump_dir=dump_dir, remarks=remarks, **options)
-    return code if isinstance(code, bytes) else code.encode()
-
-
 def pack_kernels(text: str, chip: str, folder) -> None:
     """Compiles a module for machines without a compiler, where MOE_MLIR_KERNELS names `folder`."""
     path = _packed_path(folder, text, chip)
@@ -122,16 +104,6 @@ def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
     """As compile_cached, but always from the disk cache or from the compiler."""
     moe = native()
     return moe.Executable(_cached("object", text, pipeline, target_cpu(), *moe.host_cpu()))
-
-
-def target_cpu() -> str:
-    """"native", or a smaller CPU whose kernels this machine is to run."""
-    cpu = os.environ.get("MOE_MLIR_CPU", "native")
-    missing = missing_for(cpu)
-    if missing:
-        raise ValueError(f"expected MOE_MLIR_CPU to name a CPU whose code this machine runs, such as "
-                         f"{recommended()}, found '{cpu}', which needs {', '.join(missing)}")
-    return cpu
 
 
 def _cached(kind, text, target, *machine):

@@ -1,8 +1,12 @@
-"""Sizes of results as small arithmetic texts, such as `s27*s77//2`.
+"""Sizes that are known at a call: of results, of grids, of the workspace.
 
-They travel with a module or an artifact and are evaluated at each call. The
-evaluator takes integers, names, `+ - * // % **`, `max` and `min`; anything
-else in the text is an error, so a size from an untrusted file runs no code.
+torch's programs give them as small arithmetic texts over named sizes, such as
+`s27*s77//2`. They travel with a module or an artifact. The evaluator takes
+integers, names, `+ - * // % **`, `max` and `min`; anything else in the text is
+an error, so a size from an untrusted file runs no code.
+
+The compiler gives those of a function as nested lists over its arguments, such
+as `["ceildiv", ["arg", 0, 1], 16]`, in an artifact's manifest.
 """
 
 import ast
@@ -37,7 +41,7 @@ def format_size(size) -> int | str:
     raise ValueError(f"expected a size made of + - * // % max min, found {size}")
 
 
-def evaluate_size(text: int | str, symbols: dict[str, int]) -> int:
+def evaluate_text(text: int | str, symbols: dict[str, int]) -> int:
     """The value of a size text for the given symbols."""
     if isinstance(text, int):
         return text
@@ -83,3 +87,35 @@ def _evaluate(node, symbols, text) -> int:
         return _FUNCTIONS[node.func.id](*(_evaluate(a, symbols, text) for a in node.args))
     raise ValueError(f"expected a size made of names, integers and + - * // % ** max min, "
                      f"found '{text}'")
+
+
+def evaluate_expression(size, arguments):
+    """The value of a manifest's expression for these arguments; None if it has none."""
+    if size is None or isinstance(size, int):
+        return size
+    operation, *operands = size
+    if operation == "arg":
+        position, *dim = operands
+        if position >= len(arguments):
+            return None
+        return int(arguments[position].shape[dim[0]] if dim else arguments[position])
+    a, b = (evaluate_expression(operand, arguments) for operand in operands)
+    return {"+": lambda: a + b, "*": lambda: a * b, "//": lambda: a // b, "%": lambda: a % b,
+            "ceildiv": lambda: -(-a // b)}[operation]()
+
+
+def expression_sources(size, num_arguments):
+    """What a manifest's expression reads, such as "size 0 of argument 2".
+
+    >>> expression_sources(["ceildiv", ["arg", 0, 1], 16], 2)
+    ['size 1 of argument 0']
+    """
+    if size is None or isinstance(size, int):
+        return []
+    operation, *operands = size
+    if operation != "arg":
+        return [source for operand in operands for source in expression_sources(operand, num_arguments)]
+    position, *dim = operands
+    value = (f"argument {position}" if position < num_arguments
+             else f"result {position - num_arguments}")
+    return [f"size {dim[0]} of {value}" if dim else value]

@@ -69,7 +69,7 @@ class Machine:
 
 def measure():
     from .._native import native
-    from ..runtime import target_cpu
+    from .._compiler import target_cpu
 
     # The roofs are those of code for the same CPU as the kernels'.
     cpu = target_cpu()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .instructions import kernel
+from .ptx import kernel
 from .vectors import Vectors
 
 _ONE = (np.arange(128, dtype=np.uint32),)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from . import machine
-from .instructions import kernel
+from .ptx import kernel
 
 _CALLS = 20
 _MAX_CALLS = 64

@@ -8,7 +8,7 @@ an address with the number of its 128-byte row.
 
 import numpy as np
 
-from .instructions import _encode, kernel
+from .ptx import encode, kernel
 from .vectors import Vectors
 
 SWIZZLES = {16: 0, 128: 1, 64: 2, 32: 3}  # bytes -> code in a descriptor; 16 has none
@@ -45,7 +45,7 @@ def _image(matrix, form, swizzle, turned):
     # What is no element is NaN, so that reading it shows.
     memory = np.full(2 * _IMAGE_WORDS, 0xFFFF, np.uint16)
     mn, k = np.meshgrid(*map(np.arange, matrix.shape), indexing="ij")
-    halves = _encode(matrix, form).view(np.uint16).reshape(matrix.shape)
+    halves = encode(matrix, form).view(np.uint16).reshape(matrix.shape)
     memory[_place(mn, k, swizzle, turned, leading, stride) // 2] = halves
     descriptor = (leading >> 4 << 16) | (stride >> 4 << 32) | (SWIZZLES[swizzle] << 62)
     return memory.view(np.uint32), descriptor
@@ -93,7 +93,7 @@ def _fragment(matrix, words):
 
 def _registers(a, form):
     """A as four words a thread: rows g and g + 8, columns 2t and 2t + 8."""
-    halves = _encode(a, form).view(np.uint16).reshape(a.shape)
+    halves = encode(a, form).view(np.uint16).reshape(a.shape)
     return np.ascontiguousarray(_fragment(halves, 8)).view(np.uint32)
 
 
