@@ -95,7 +95,7 @@ func.func @route(%h: tensor<?x{d}x{t}>, %w: tensor<{e}x{d}x{t}>)
 
 def router(n, e, k, d, dtype):
     import torch
-    from moe_mlir.simulate import device_functions
+    from moe_mlir.sim.simulation import device_functions
 
     text = ROUTER.format(d=d, e=e, k=k,
                          t={torch.float32: "f32", torch.bfloat16: "bf16"}[dtype])

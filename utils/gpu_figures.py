@@ -36,7 +36,7 @@ import torch
 import moe_mlir
 from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.runtime import compile_kernels_cached
-from moe_mlir.simulate import device_functions
+from moe_mlir.sim.simulation import device_functions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_model import tables

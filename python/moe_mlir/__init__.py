@@ -13,6 +13,7 @@ import importlib.util
 import sys
 import types
 
+from ._moved import MOVED, import_moved
 from ._version import __version__  # noqa: F401
 
 _OPS = (
@@ -51,7 +52,7 @@ _FUNCTIONS = {
     "export": "export",
     "inductor_pass": "inductor",
     "load": "artifact",
-    "simulate": "simulate",
+    "simulate": "sim.simulation",
     "update_routers": "nn",
 }
 _SUBMODULES = (
@@ -94,6 +95,8 @@ def __getattr__(name):
         value = getattr(module, name)
         globals()[name] = value
         return value
+    if name in MOVED:
+        return import_moved(name)
     raise AttributeError(f"module 'moe_mlir' has no attribute '{name}'")
 
 

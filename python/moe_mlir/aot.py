@@ -19,7 +19,7 @@ import torch
 
 from ._tools import find_tool
 from .fx.raise_routing import raise_routing
-from .simulate import intercept
+from .sim.simulation import intercept
 
 # What libmoe_torch registers (lib/TorchOps/Ops.cpp).
 _OPS = ("grouped_topk", "router_logits", "topk_renorm")

@@ -127,7 +127,7 @@ class KernelFunction:
 
     def __call__(self, *buffers):
         from . import gpu
-        from .simulate import active_simulation, device_function
+        from .sim.simulation import active_simulation, device_function
 
         torch = sys.modules.get("torch")
         device = next((b.device for b in buffers if torch and isinstance(b, torch.Tensor)), None)

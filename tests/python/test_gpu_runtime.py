@@ -37,10 +37,10 @@ PTX = b"""
 
 def runtime(kind):
     """The runtime library, beside the simulator's."""
-    from moe_mlir import sim
+    import moe_mlir
 
     directory = pathlib.Path(
-        os.environ.get("MOE_MLIR_SIM_LIBRARY", sim.__file__)
+        os.environ.get("MOE_MLIR_SIM_LIBRARY", moe_mlir.__file__)
     ).parent
     path = directory / f"libmoe_{kind}_runtime.so"
     if not path.exists():

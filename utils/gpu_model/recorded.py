@@ -13,7 +13,7 @@ from typing import Callable
 import torch
 
 from moe_mlir.runtime import compile_kernels_cached
-from moe_mlir.simulate import device_functions, intercept
+from moe_mlir.sim.simulation import device_functions, intercept
 
 from . import kernel_time, sass
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import moe_mlir
 
 from ..runtime import pack_kernels as pack_text
-from ..simulate import intercept
+from ..sim.simulation import intercept
 
 _PACKAGE = Path(moe_mlir.__file__).absolute().parent
 _LIBRARIES = ("libmoe_cuda_runtime.so", "libmoe_sim.so")

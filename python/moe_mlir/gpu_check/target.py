@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .. import gpu
 from ..launch import LaunchPlan, runnable_chips
-from ..simulate import active_simulation, device_function, simulate
+from ..sim.simulation import active_simulation, device_function, simulate
 
 
 @dataclass(frozen=True)

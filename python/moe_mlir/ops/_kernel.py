@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import gpu
-from ..simulate import active_simulation
+from ..sim.simulation import active_simulation
 
 ELEMENT_TYPES = {
     torch.float32: "f32",

@@ -12,7 +12,7 @@ import functools
 import torch
 
 from .._native import native
-from ..simulate import active_simulation, intercept
+from ..sim.simulation import active_simulation, intercept
 from ._transforms import in_dual_level
 
 

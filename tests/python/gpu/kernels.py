@@ -20,7 +20,7 @@ class Kernel:
 
 def compile_function(text: str, chip: str = "sm_90"):
     """The only function of `text`; a call launches its kernels and returns their reports."""
-    from moe_mlir.simulate import device_functions
+    from moe_mlir.sim.simulation import device_functions
 
     (function,) = device_functions(text, chip).values()
     return function

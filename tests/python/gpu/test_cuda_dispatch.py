@@ -13,7 +13,7 @@ import moe_mlir
 from moe_mlir import gpu
 from moe_mlir import runtime as moe_runtime
 from moe_mlir.ops import _library
-from moe_mlir.simulate import Simulation
+from moe_mlir.sim.simulation import Simulation
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from moe_mlir.gpu_check import (
 )
 from moe_mlir.gpu_check.case import Problem
 from moe_mlir.gpu_check.target import Target
-from moe_mlir.simulate import active_simulation
+from moe_mlir.sim.simulation import active_simulation
 
 SIMULATOR = Target("sim")
 

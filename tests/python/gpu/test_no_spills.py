@@ -17,7 +17,7 @@ import moe_mlir as m
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
 from moe_mlir.runtime import compile_kernels_cached
-from moe_mlir.simulate import intercept
+from moe_mlir.sim.simulation import intercept
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # Chips whose kernels are alike, but for what ptxas makes of them.

@@ -190,7 +190,7 @@ func.func @attend_to_logits(%x: tensor<?x16xf32>, %w: tensor<8x16xf32>)
 
 def test_kernels_meet_in_the_workspace():
     """Keys come from every block of the first kernel."""
-    from moe_mlir.simulate import device_functions
+    from moe_mlir.sim.simulation import device_functions
 
     (function,) = device_functions(TWO_KERNELS, "sm_90").values()
     assert len(function.plan.kernel_names) == 2

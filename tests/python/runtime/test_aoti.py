@@ -13,7 +13,7 @@ from support import BUILD, Gates
 
 import moe_mlir
 from moe_mlir import aot, nn
-from moe_mlir.simulate import active_simulation
+from moe_mlir.sim.simulation import active_simulation
 
 ROOT = Path(__file__).resolve().parents[3]
 LIBRARY = BUILD / "python" / "moe_mlir" / "libmoe_torch.so"

@@ -12,8 +12,9 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from . import sim
-from ._sim_memory import HostArray, is_tensor
+from .arguments import SWIZZLES, TensorMap
+from .memory import HostArray, is_tensor
+from .module import CHECKS, Module, extent
 
 # Element types of Triton's pointers -> what an array may hold. NumPy lacks some: their bits do.
 _ELEMENTS = {
@@ -188,9 +189,9 @@ def _tensor_map(name, descriptor, meta):
         raise NotImplementedError(f"expected a tiled tensor map for {name!r}, found a {what} one, "
                                   "which the simulator does not know")
     size = meta["elem_size"]
-    swizzle = {number: text for text, number in sim._SWIZZLES.items()}[meta["swizzle"]]
+    swizzle = {number: text for text, number in SWIZZLES.items()}[meta["swizzle"]]
     strides = [size, *(size * s for s in reversed(descriptor.strides[:-1]))]
-    map = sim.TensorMap(descriptor.base, list(reversed(meta["block_size"])),
+    map = TensorMap(descriptor.base, list(reversed(meta["block_size"])),
                         dims=list(reversed(descriptor.shape)), strides=strides, swizzle=swizzle,
                         nan_fill=descriptor.padding == "nan")
     map.data_type = _TENSOR_MAP_TYPES.get(meta["elem_type"], meta["elem_type"])
@@ -252,7 +253,7 @@ def _scratch(size, blocks, value):
 # Compilation and launch
 # ------------------------------------------------------------------------------------------------
 
-_load = functools.lru_cache(maxsize=256)(sim.Module)
+_load = functools.lru_cache(maxsize=256)(Module)
 _compiling = threading.Lock()
 
 
@@ -341,7 +342,7 @@ def compile_triton(kernel, args, *, chip: str = "sm_90", **options):
         return kernel.warmup(*positional, grid=(1,), **named)
 
 
-def launch_triton(compiled, grid, args, *, checks=sim.CHECKS, allow=_TRITONS_WAYS,
+def launch_triton(compiled, grid, args, *, checks=CHECKS, allow=_TRITONS_WAYS,
                   smem_alignment="hardware", seed=0, policy=0, numerics="exact", threads=0,
                   trace_shared=False):
     """Runs a kernel that Triton compiled, with checks, as Triton's launcher would on a GPU.
@@ -368,9 +369,10 @@ def launch_triton(compiled, grid, args, *, checks=sim.CHECKS, allow=_TRITONS_WAY
             contiguous, read and written in place. A mapping by parameter name, or a sequence: of
             all parameters, of those that are not `tl.constexpr`, or of those that were not compiled
             in (Triton compiles integers equal to 1 in, too).
-        checks, allow, smem_alignment, seed, policy, numerics, threads, trace_shared: see `launch`. Two things
-            that Triton itself emits are let pass here: no proxy fence behind the initialisation of
-            an mbarrier, and equal stores to shared memory by warps that hold copies of a tensor.
+        checks, allow, smem_alignment, seed, policy, numerics, threads, trace_shared: see `launch`.
+            Two things that Triton itself emits are let pass here: no proxy fence behind the
+            initialisation of an mbarrier, and equal stores to shared memory by warps that hold
+            copies of a tensor.
 
     Returns:
         a Report; its findings name the kernel's lines of Python as `source`.
@@ -384,7 +386,7 @@ def launch_triton(compiled, grid, args, *, checks=sim.CHECKS, allow=_TRITONS_WAY
         PtxError: the kernel has an instruction that the simulator does not know.
     """
     metadata = _metadata(compiled)
-    x, y, z = sim._extent(grid, "grid")
+    x, y, z = extent(grid, "grid")
     pairs = _parameters(compiled, args)
     blocks = x * y * z * metadata.num_ctas
     # Not zeros: nothing may rely on what was there before. The profile's is zero on a GPU, too.

@@ -15,10 +15,12 @@ import functools
 import json
 from dataclasses import dataclass, field
 
-from . import sim
-from .launch import LaunchPlan
+from .. import runtime
+from ..launch import LaunchPlan
+from .module import Module
 
 _active = contextvars.ContextVar("moe_mlir_simulation", default=None)
+
 
 class SimulationError(RuntimeError):
     """A kernel raced, left its buffers, or read what nobody wrote; the text says where."""
@@ -80,7 +82,7 @@ def active_simulation():
 class DeviceFunction:
     """A function compiled to kernels, in the simulator."""
 
-    def __init__(self, module: sim.Module, plan: LaunchPlan):
+    def __init__(self, module: Module, plan: LaunchPlan):
         self.module = module
         self.plan = plan
 
@@ -114,9 +116,7 @@ def _make_workspace(size):
 @functools.lru_cache(maxsize=256)
 def device_functions(text: str, chip: str) -> dict:
     """The public functions of a module of MLIR text, compiled for a chip."""
-    from .runtime import compile_kernels_cached
-
-    code = json.loads(compile_kernels_cached(text, chip))
+    code = json.loads(runtime.compile_kernels_cached(text, chip))
     return {f["name"]: device_function(code["ptx"], LaunchPlan(f)) for f in code["functions"]}
 
 
@@ -125,7 +125,7 @@ def device_function(ptx: str, plan: LaunchPlan) -> DeviceFunction:
     return DeviceFunction(_load(ptx), plan)
 
 
-_load = functools.lru_cache(maxsize=256)(sim.Module)
+_load = functools.lru_cache(maxsize=256)(Module)
 
 
 __all__ = ["DeviceFunction", "Simulation", "SimulationError", "device_functions", "intercept",

@@ -1,0 +1,72 @@
+"""Modules of the package import each other in one direction, wherever the import stands.
+
+A circle is hidden by an import inside of a function, and shows again when
+somebody moves that import or wants one of the modules alone. That importing a
+module loads the packages it is in counts for nothing here.
+"""
+
+import ast
+import graphlib
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[3] / "python" / "moe_mlir"
+# Of moe_mlir, but not Python.
+NATIVE = {"_moe"}
+
+
+def module_name(path, package):
+    parts = path.relative_to(package.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_by(path, package, modules) -> set:
+    """The modules of the package that one of its files imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            folder = path.relative_to(package.parent).parts[:-1]
+            base = ".".join([*folder[: len(folder) + 1 - node.level] * (node.level > 0),
+                             *filter(None, [node.module])])
+            # A name is a module, or else it is from the module.
+            found |= {name if (name := f"{base}.{alias.name}") in modules else base
+                      for alias in node.names if alias.name not in NATIVE}
+    return found & modules
+
+
+def import_graph(package) -> dict:
+    names = {module_name(path, package): path for path in package.rglob("*.py")}
+    return {name: imported_by(path, package, set(names)) - {name}
+            for name, path in names.items()}
+
+
+def circle_in(graph):
+    """Modules of which each imports the next, the first once more at the end; None without one."""
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1][::-1]
+    return None
+
+
+def test_no_modules_import_each_other():
+    graph = import_graph(PACKAGE)
+    assert len(graph) > 100 and "moe_mlir.sizes" in graph["moe_mlir.artifact"]
+    assert circle_in(graph) is None
+
+
+@pytest.mark.parametrize("imports", ["from . import a", "from .a import thing", "import pack.a",
+                                     "def f():\n  from pack import a"])
+def test_finds_a_circle(tmp_path, imports):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("from . import b\nthing = 1\n")
+    (package / "b.py").write_text("import os\n")
+    assert circle_in(import_graph(package)) is None
+    (package / "b.py").write_text(imports + "\n")
+    assert circle_in(import_graph(package)) in (["pack.a", "pack.b", "pack.a"],
+                                                ["pack.b", "pack.a", "pack.b"])
