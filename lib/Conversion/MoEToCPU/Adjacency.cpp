@@ -181,7 +181,7 @@ void BitCounter::setBits(Value first, Value count) {
     Value token = e.add(first, slot);
     Value word = arith::DivUIOp::create(e, slot, wordBits);
     Value place =
-        e.fromIndex(arith::RemUIOp::create(e, slot, wordBits), e.getI64Type());
+        e.castInt(arith::RemUIOp::create(e, slot, wordBits), e.getI64Type());
     Value bit = e.constantInt(e.getI64Type(), 1);
     if (Value mask = op.getMask())
       bit = arith::ExtUIOp::create(e, e.getI64Type(), e.load(mask, {token}));
@@ -190,8 +190,7 @@ void BitCounter::setBits(Value first, Value count) {
       Value expert = e.toIndex(e.load(op.getIndices(), {token, place}));
       Value isExpert = e.compare(arith::CmpIPredicate::ult, expert, none);
       Values position{e.select(isExpert, expert, none), word};
-      e.store(arith::OrIOp::create(e, e.load(bits, position), bit), bits,
-              position);
+      e.store(e.either(e.load(bits, position), bit), bits, position);
     });
   });
 }
@@ -214,16 +213,15 @@ void BitCounter::countPairs() {
 /// The tokens of the block that selected both experts.
 Value BitCounter::countPair(Value row, Value column) {
   Value zero = e.constantInt(words(), 0);
-  Value sums =
-      e.loop(e.index(0), e.index(numWords), wordsPerVector, {zero},
-             [&](Value word, ValueRange sums) -> Values {
-               auto load = [&](Value expert) -> Value {
-                 return vector::LoadOp::create(e, words(), bits,
-                                               ValueRange{expert, word});
-               };
-               Value both = arith::AndIOp::create(e, load(row), load(column));
-               return {e.add(sums[0], math::CtPopOp::create(e, both))};
-             })[0];
+  Value sums = e.loop(e.index(0), e.index(numWords), wordsPerVector, {zero},
+                      [&](Value word, ValueRange sums) -> Values {
+                        auto load = [&](Value expert) -> Value {
+                          return vector::LoadOp::create(
+                              e, words(), bits, ValueRange{expert, word});
+                        };
+                        Value both = e.both(load(row), load(column));
+                        return {e.add(sums[0], math::CtPopOp::create(e, both))};
+                      })[0];
   Value sum = vector::ReductionOp::create(e, vector::CombiningKind::ADD, sums);
   return arith::TruncIOp::create(e, e.getI32Type(), sum);
 }
@@ -247,7 +245,7 @@ void CoSelectionsKernel::emit() {
     bits.allocate();
     int64_t block = bits.getBlockTokens();
     e.loop(e.index(0), numTokens, block, [&](Value first) {
-      Value count = e.minIndex(e.sub(numTokens, first), e.index(block));
+      Value count = e.minSigned(e.sub(numTokens, first), e.index(block));
       Value areMany =
           e.compare(arith::CmpIPredicate::sge, count, e.index(*fewest));
       e.ifElse(

@@ -159,7 +159,7 @@ private:
     Values result;
     Value last = e.sub(size, e.index(1));
     for (int64_t i = 0; i < count; ++i)
-      result.push_back(e.minIndex(e.add(first, e.index(i)), last));
+      result.push_back(e.minSigned(e.add(first, e.index(i)), last));
     return result;
   }
 

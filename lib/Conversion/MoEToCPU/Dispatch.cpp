@@ -57,13 +57,13 @@ private:
     return e.toIndex(e.load(op.getSlotsInit(), {a.token, a.place}));
   }
   void writeSlot(Value slot, Assignment a) {
-    e.store(e.fromIndex(slot, slotType), op.getSlotsInit(), {a.token, a.place});
+    e.store(e.castInt(slot, slotType), op.getSlotsInit(), {a.token, a.place});
   }
   Value readCount(Value expert) {
     return e.toIndex(e.load(op.getCountsInit(), {expert}));
   }
   void writeCount(Value count, Value expert) {
-    e.store(e.fromIndex(count, e.getI32Type()), op.getCountsInit(), {expert});
+    e.store(e.castInt(count, e.getI32Type()), op.getCountsInit(), {expert});
   }
   Value getCapacity();
   void clearCounts();
@@ -115,8 +115,8 @@ void DispatchKernel::storeKey(Value score, Value keys, Value position) {
   Value bits = arith::BitcastOp::create(e, type, e.add(score, zero));
   // The order of floats among signed integers, then reversed and unsigned.
   Value sign = arith::ShRSIOp::create(e, bits, i32(31));
-  Value ascending = arith::XOrIOp::create(
-      e, bits, arith::AndIOp::create(e, sign, i32(0x7fffffff)));
+  Value ascending =
+      arith::XOrIOp::create(e, bits, e.both(sign, i32(0x7fffffff)));
   Value key = arith::XOrIOp::create(e, ascending, i32(0x7fffffff));
   e.store(e.select(e.isNaN(score), i32(-1), key), keys, {position});
 }
@@ -131,7 +131,7 @@ void DispatchKernel::sortByDigit(Value from, Value to, Value keys, Value count,
   auto readDigit = [&](Value element) {
     Value key = e.load(keys, {element});
     Value shifted = arith::ShRUIOp::create(e, key, i32(bit));
-    return e.toIndex(arith::AndIOp::create(e, shifted, i32(kNumDigits - 1)));
+    return e.toIndex(e.both(shifted, i32(kNumDigits - 1)));
   };
   e.loop(e.index(0), count, 1, [&](Value element) {
     Value digit = readDigit(element);
@@ -155,7 +155,7 @@ void DispatchKernel::sortByDigit(Value from, Value to, Value keys, Value count,
 /// order = the positions 0 .. count - 1 by ascending key.
 void DispatchKernel::sortDescending(Value order, Value keys, Value count) {
   e.loop(e.index(0), count, 1, [&](Value position) {
-    e.store(e.fromIndex(position, e.getI32Type()), order, {position});
+    e.store(e.castInt(position, e.getI32Type()), order, {position});
   });
   Value other = allocate(OpFoldResult(count));
   static_assert(kKeyBits / kDigitBits % 2 == 0, "the last pass fills `order`");
@@ -231,7 +231,7 @@ Value DispatchKernel::getCapacity() {
     return {};
   Value share = arith::CeilDivUIOp::create(e, numTokens, numExperts);
   Type f64 = e.getF64Type(), i64 = e.getI64Type();
-  Value wide = arith::SIToFPOp::create(e, f64, e.fromIndex(share, i64));
+  Value wide = arith::SIToFPOp::create(e, f64, e.castInt(share, i64));
   Value rows = arith::FPToSIOp::create(
       e, i64, e.mul(wide, e.constant(f64, factor->convertToDouble())));
   return e.mul(numPlaces, e.toIndex(rows));

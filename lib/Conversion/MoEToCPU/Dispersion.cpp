@@ -123,7 +123,7 @@ void DispersionKernel::sortTokens() {
   numPlaced = e.toIndex(placed[0]);
   forEachToken([&](Value token, Value cluster) {
     Value place = e.load(starts, {cluster});
-    e.store(e.fromIndex(token, e.getI32Type()), order, {e.toIndex(place)});
+    e.store(e.castInt(token, e.getI32Type()), order, {e.toIndex(place)});
     e.store(e.add(place, number(1)), starts, {cluster});
   });
   e.loop(e.index(0), numClusters, 1, [&](Value cluster) {
@@ -276,7 +276,7 @@ NextPair DispersionKernel::findNext(Value cluster, Value piece) {
 void DispersionKernel::fetchRow(NextPair next, Value position,
                                 int64_t firstVector, int64_t numVectors) {
   Value last = e.sub(numPlaced, e.index(1));
-  Value place = e.minIndex(e.add(position, next.shift), last);
+  Value place = e.minSigned(e.add(position, next.shift), last);
   Value token = e.toIndex(e.load(order, {place}));
   for (int64_t i = 0; i < numVectors; ++i)
     memref::PrefetchOp::create(

@@ -11,85 +11,25 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-static bool isFloat(Value value) {
-  return isa<FloatType>(getElementTypeOrSelf(value.getType()));
-}
-
 //===----------------------------------------------------------------------===//
 // Constants
 //===----------------------------------------------------------------------===//
 
-Value Emitter::index(int64_t value) {
-  return arith::ConstantIndexOp::create(*this, value);
-}
-
-Value Emitter::constant(Type type, double value) {
-  auto attr = getFloatAttr(getElementTypeOrSelf(type), value);
-  if (auto vector = dyn_cast<VectorType>(type))
-    return arith::ConstantOp::create(*this,
-                                     DenseElementsAttr::get(vector, attr));
-  return arith::ConstantOp::create(*this, attr);
-}
-
-Value Emitter::constantInt(Type type, int64_t value) {
-  auto attr = getIntegerAttr(getElementTypeOrSelf(type), value);
-  if (auto vector = dyn_cast<VectorType>(type))
-    return arith::ConstantOp::create(*this,
-                                     DenseElementsAttr::get(vector, attr));
-  return arith::ConstantOp::create(*this, attr);
-}
-
 Value Emitter::iota() {
   auto lanes = llvm::to_vector(llvm::seq<int32_t>(0, width));
   return arith::ConstantOp::create(
-      *this, DenseElementsAttr::get(ints(), ArrayRef<int32_t>(lanes)));
+      *this,
+      DenseElementsAttr::get(vectorOf(getI32Type()), ArrayRef<int32_t>(lanes)));
 }
 
 //===----------------------------------------------------------------------===//
 // Arithmetic
 //===----------------------------------------------------------------------===//
 
-Value Emitter::add(Value a, Value b) {
-  if (isFloat(a))
-    return arith::AddFOp::create(*this, a, b);
-  return arith::AddIOp::create(*this, a, b);
-}
-Value Emitter::sub(Value a, Value b) {
-  if (isFloat(a))
-    return arith::SubFOp::create(*this, a, b);
-  return arith::SubIOp::create(*this, a, b);
-}
-Value Emitter::mul(Value a, Value b) {
-  if (isFloat(a))
-    return arith::MulFOp::create(*this, a, b);
-  return arith::MulIOp::create(*this, a, b);
-}
-Value Emitter::fma(Value a, Value b, Value c) {
-  return math::FmaOp::create(*this, a, b, c);
-}
-Value Emitter::max(Value a, Value b) {
-  if (!isFloat(a))
-    return arith::MaxSIOp::create(*this, a, b);
-  return select(compare(arith::CmpFPredicate::OGT, a, b), a, b);
-}
-Value Emitter::min(Value a, Value b) {
-  if (!isFloat(a))
-    return arith::MinSIOp::create(*this, a, b);
-  return select(compare(arith::CmpFPredicate::OLT, a, b), a, b);
-}
-Value Emitter::abs(Value a) { return math::AbsFOp::create(*this, a); }
-Value Emitter::exp(Value a) { return math::ExpOp::create(*this, a); }
-Value Emitter::both(Value a, Value b) {
-  if (!a || !b)
-    return a ? a : b;
-  return arith::AndIOp::create(*this, a, b);
-}
-
 Value Emitter::logSigmoid(Value x) {
   // ln sigmoid(x) = min(x, 0) - log1p(exp(-|x|))
   Value decay = exp(arith::NegFOp::create(*this, abs(x)));
-  return sub(min(x, constant(x.getType(), 0.0)),
-             math::Log1pOp::create(*this, decay));
+  return sub(minOrRhs(x, constant(x.getType(), 0.0)), log1p(decay));
 }
 
 Value Emitter::sigmoid(Value x) {
@@ -106,23 +46,16 @@ Value Emitter::sqrtSoftplus(Value x) {
   // f32's last bit, whose root is taken in the exponent: exp(x / 2) does not
   // underflow where exp(x) does.
   Value decay = exp(arith::NegFOp::create(*this, abs(x)));
-  Value softplus = add(max(x, constant(x.getType(), 0.0)),
-                       math::Log1pOp::create(*this, decay));
+  Value softplus = add(maxOrRhs(x, constant(x.getType(), 0.0)), log1p(decay));
   Value isSmall =
       compare(arith::CmpFPredicate::OLT, x, constant(x.getType(), -17.0));
   Value half = exp(mul(x, constant(x.getType(), 0.5)));
-  return select(isSmall, half, math::SqrtOp::create(*this, softplus));
+  return select(isSmall, half, sqrt(softplus));
 }
 
 //===----------------------------------------------------------------------===//
 // Casts
 //===----------------------------------------------------------------------===//
-
-Value Emitter::bitcast(Value a, Type element) {
-  if (auto vector = dyn_cast<VectorType>(a.getType()))
-    return arith::BitcastOp::create(*this, vector.clone(element), a);
-  return arith::BitcastOp::create(*this, element, a);
-}
 
 Value Emitter::toF32(Value a) {
   if (getElementTypeOrSelf(a.getType()).isF32())
@@ -131,23 +64,6 @@ Value Emitter::toF32(Value a) {
   if (auto vector = dyn_cast<VectorType>(a.getType()))
     type = vector.clone(type);
   return arith::ExtFOp::create(*this, type, a);
-}
-
-Value Emitter::toIndex(Value a) {
-  return arith::IndexCastOp::create(*this, getIndexType(), a);
-}
-
-Value Emitter::toInt(Value a, Type element) {
-  unsigned from = getElementTypeOrSelf(a.getType()).getIntOrFloatBitWidth();
-  unsigned to = element.getIntOrFloatBitWidth();
-  Type type = element;
-  if (auto vector = dyn_cast<VectorType>(a.getType()))
-    type = vector.clone(element);
-  if (from < to)
-    return arith::ExtSIOp::create(*this, type, a);
-  if (from > to)
-    return arith::TruncIOp::create(*this, type, a);
-  return a;
 }
 
 Value Emitter::splat(Value scalar) {
@@ -171,7 +87,8 @@ static Value foldLanes(Emitter &e, Value vector,
 }
 
 Value Emitter::reduceMax(Value vector) {
-  return foldLanes(*this, vector, [&](Value a, Value b) { return max(a, b); });
+  return foldLanes(*this, vector,
+                   [&](Value a, Value b) { return maxOrRhs(a, b); });
 }
 Value Emitter::reduceAdd(Value vector) {
   return foldLanes(*this, vector, [&](Value a, Value b) { return add(a, b); });

@@ -10,74 +10,33 @@
 #define MOE_LIB_CONVERSION_MOETOCPU_EMITTER_H
 
 #include "MoE/Conversion/MoEToCPU.h"
+#include "MoE/Dialect/MoE/Utils/ArithmeticBuilder.h"
 
-#include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
-#include "mlir/IR/ImplicitLocOpBuilder.h"
 
 namespace mlir::moe {
 
 using Values = SmallVector<Value>;
 
-class Emitter : public ImplicitLocOpBuilder {
+class Emitter : public ArithmeticBuilder {
 public:
   Emitter(Location loc, OpBuilder &builder, const CPUVectorOptions &target)
-      : ImplicitLocOpBuilder(loc, builder), target(target),
-        width(target.vectorWidth) {}
+      : ArithmeticBuilder(loc, builder, target.vectorWidth), target(target) {}
 
   const CPUVectorOptions target;
-  /// The number of lanes of every vector.
-  const int64_t width;
-
-  //===--------------------------------------------------------------------===//
-  // Types and constants
-  //===--------------------------------------------------------------------===//
 
   VectorType vectorOf(Type element) {
     return VectorType::get({width}, element);
   }
-  VectorType floats() { return vectorOf(getF32Type()); }
-  VectorType ints() { return vectorOf(getI32Type()); }
-
-  Value index(int64_t value);
-  /// A constant of an integer or float type, or a splat of a vector type.
-  Value constant(Type type, double value);
-  Value constantInt(Type type, int64_t value);
-  /// Vectors of one value.
-  Value f32(double value) { return constant(floats(), value); }
-  Value i32(int64_t value) { return constantInt(ints(), value); }
   /// The vector 0, 1, 2, ...
   Value iota();
 
   //===--------------------------------------------------------------------===//
-  // Arithmetic on scalars and vectors, floats and integers
+  // Functions and casts
   //===--------------------------------------------------------------------===//
 
-  Value add(Value a, Value b);
-  Value sub(Value a, Value b);
-  Value mul(Value a, Value b);
-  Value div(Value a, Value b) { return arith::DivFOp::create(*this, a, b); }
-  Value fma(Value a, Value b, Value c);
-  /// The larger operand; `b` where one is NaN. One instruction on x86, which
-  /// the NaN-propagating and the NaN-ignoring maximum are not.
-  Value max(Value a, Value b);
-  Value min(Value a, Value b);
-  Value abs(Value a);
-  Value exp(Value a);
-  Value compare(arith::CmpFPredicate predicate, Value a, Value b) {
-    return arith::CmpFOp::create(*this, predicate, a, b);
-  }
-  Value compare(arith::CmpIPredicate predicate, Value a, Value b) {
-    return arith::CmpIOp::create(*this, predicate, a, b);
-  }
-  Value isNaN(Value a) { return compare(arith::CmpFPredicate::UNO, a, a); }
-  Value select(Value condition, Value a, Value b) {
-    return arith::SelectOp::create(*this, condition, a, b);
-  }
-  /// Conjunction where null means true.
-  Value both(Value a, Value b);
   /// ln(1 / (1 + exp(-x))), accurate for any x.
   Value logSigmoid(Value x);
   /// 1 / (1 + exp(-x)), without overflow.
@@ -85,25 +44,9 @@ public:
   /// sqrt(ln(1 + exp(x))), accurate where exp(x) underflows.
   Value sqrtSoftplus(Value x);
 
-  /// The same bits in another type of the same width.
-  Value bitcast(Value a, Type element);
   /// An f32 scalar or vector from an f32, bf16 or f16 one.
   Value toF32(Value a);
-  Value toIndex(Value a);
-  Value fromIndex(Value a, Type element) {
-    return arith::IndexCastOp::create(*this, element, a);
-  }
-  /// Integers of another width, signed.
-  Value toInt(Value a, Type element);
   Value splat(Value scalar);
-
-  /// min(a, b), max(a, b) of indices.
-  Value minIndex(Value a, Value b) {
-    return arith::MinSIOp::create(*this, a, b);
-  }
-  Value maxIndex(Value a, Value b) {
-    return arith::MaxSIOp::create(*this, a, b);
-  }
 
   //===--------------------------------------------------------------------===//
   // Reductions over lanes, in a fixed order

@@ -21,8 +21,8 @@ Value PositionRule::getVisible(Emitter &e, Value position,
     return {};
   using Predicate = arith::CmpIPredicate;
   Type i32 = e.getI32Type();
-  Value columns = e.add(e.splat(e.fromIndex(firstColumn, i32)), e.iota());
-  Value own = e.splat(e.fromIndex(position, i32));
+  Value columns = e.add(e.splat(e.castInt(firstColumn, i32)), e.iota());
+  Value own = e.splat(e.castInt(position, i32));
   Value visible;
   if (causal)
     visible =
@@ -34,7 +34,7 @@ Value PositionRule::getVisible(Emitter &e, Value position,
                             : e.sub(position, e.index(*reach));
     visible =
         e.both(visible, e.compare(rowsAreKeys ? Predicate::slt : Predicate::sgt,
-                                  columns, e.splat(e.fromIndex(end, i32))));
+                                  columns, e.splat(e.castInt(end, i32))));
   }
   return visible;
 }
@@ -68,7 +68,7 @@ PositionRule::getGroupColumns(Emitter &e, Value position, Value firstColumn,
   // Index arithmetic is signed: the group may lie before or behind the block.
   Value distance = e.sub(position, firstColumn);
   auto clamp = [&](Value column) {
-    return e.maxIndex(e.minIndex(column, end), begin);
+    return e.maxSigned(e.minSigned(column, end), begin);
   };
   if (rowsAreKeys)
     return {clamp(distance), end};
@@ -80,7 +80,7 @@ std::pair<Value, Value> PositionRule::getRange(Emitter &e, Value position,
                                                int64_t blockColumns) const {
   Value begin = e.index(0), end = numColumns;
   auto startBlockAt = [&](Value first) {
-    first = e.maxIndex(first, e.index(0));
+    first = e.maxSigned(first, e.index(0));
     return e.sub(first,
                  arith::RemSIOp::create(e, first, e.index(blockColumns)));
   };
@@ -88,12 +88,12 @@ std::pair<Value, Value> PositionRule::getRange(Emitter &e, Value position,
     if (causal)
       begin = startBlockAt(position);
     if (reach)
-      end =
-          e.minIndex(end, e.add(position, e.add(numRows, e.index(*reach - 1))));
+      end = e.minSigned(end,
+                        e.add(position, e.add(numRows, e.index(*reach - 1))));
     return {begin, end};
   }
   if (causal)
-    end = e.minIndex(end, e.add(position, numRows));
+    end = e.minSigned(end, e.add(position, numRows));
   if (reach)
     begin = startBlockAt(e.sub(position, e.index(*reach - 1)));
   return {begin, end};

@@ -325,7 +325,7 @@ void RowKernel::emitReduction(Value size) {
 Value RowKernel::combine(Value a, Value b) {
   if (nest.combine == Combine::Add)
     return e.add(a, b);
-  return arith::MaximumFOp::create(e, a, b);
+  return e.maximum(a, b);
 }
 
 Value RowKernel::reduceLanes(Value vector) {

@@ -146,7 +146,7 @@ Value MixKernel::getVisible(Value row, Value firstKey, int64_t vector) {
 Values MixKernel::finishLogits(Value row, Value firstKey,
                                ArrayRef<Value> products) {
   Values logits;
-  Value hidden = e.f32(-kInfinity);
+  Value hidden = e.negInfinity();
   for (auto [vector, product] : llvm::enumerate(products)) {
     Value offset = e.index(vector * e.width);
     Value base = e.loadVector(block->bias, {offset});
@@ -241,7 +241,7 @@ void MixKernel::writeRow(Value firstQuery, Value slot) {
 void MixKernel::emitQueryBlock(Value firstQuery) {
   Value zero = e.index(0);
   Value numRows =
-      e.minIndex(e.sub(numQueries, firstQuery), e.index(kQueryBlock));
+      e.minSigned(e.sub(numQueries, firstQuery), e.index(kQueryBlock));
   state.clear(e, zero, e.index(kQueryBlock));
   auto [begin, end] =
       rule.getRange(e, positionOf(firstQuery), numRows, numKeys, blockKeys);

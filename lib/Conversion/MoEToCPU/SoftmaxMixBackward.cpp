@@ -289,7 +289,7 @@ void SweepKernel::writeRow(Value firstRow, Value slot) {
 
 void SweepKernel::emitRowBlock(Value firstRow) {
   Value zero = e.index(0);
-  Value count = e.minIndex(e.sub(numRows, firstRow), e.index(kRowBlock));
+  Value count = e.minSigned(e.sub(numRows, firstRow), e.index(kRowBlock));
   auto clear = [&](Value sums) {
     if (!sums)
       return;

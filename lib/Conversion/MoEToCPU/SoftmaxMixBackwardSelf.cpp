@@ -382,7 +382,7 @@ void SelfSweepKernel::packRowFeatures(Value firstRow) {
   Type f32 = e.getF32Type();
   Value last = e.sub(strips.numTokens, e.index(1));
   e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
-    Value row = e.minIndex(e.add(firstRow, slot), last);
+    Value row = e.minSigned(e.add(firstRow, slot), last);
     e.store(e.select(asKey.isRowReal(row), e.constant(f32, 0.0),
                      e.constant(f32, -kInfinity)),
             rowTerms, {slot});
@@ -429,7 +429,7 @@ void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
   Value features = columnFeatures;
   if (!features) {
     features = sliceFrom(e, asQuery.columns.features, firstColumn);
-    existing = e.minIndex(all, e.sub(strips.numTokens, firstColumn));
+    existing = e.minSigned(all, e.sub(strips.numTokens, firstColumn));
   }
   accumulateRows(e, keptGradients, features, featureSums, firstRow, numRows,
                  existing, getSize(e, featureGradient, 1));
@@ -468,7 +468,7 @@ void SelfSweepKernel::meet(Value firstRow, Value firstColumn) {
   // Of a tile behind the diagonal; the first one that is not.
   auto getFirstVector = [&](Value group) -> Value {
     Value behind = e.sub(e.add(firstRow, group), firstColumn);
-    return arith::DivSIOp::create(e, e.maxIndex(behind, e.index(0)),
+    return arith::DivSIOp::create(e, e.maxSigned(behind, e.index(0)),
                                   e.index(e.width));
   };
   blockProducts->multiply(e, asQuery.rows.features, packedFeatures, firstRow,
@@ -530,10 +530,10 @@ void SelfSweepKernel::writeRow(Value row, Value numStrips, Value firstSums,
 /// Writes the gradients of a block of rows.
 void SelfSweepKernel::writeBlock(const PairStrips::Task &task) {
   Value first = e.mul(task.number, e.index(kBlockRows));
-  Value end = e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
+  Value end = e.minSigned(e.add(first, e.index(kBlockRows)), strips.numTokens);
   // Strips that begin behind these rows have not met them.
   Value numStrips =
-      e.minIndex(strips.numStrips, e.add(task.number, e.index(1)));
+      e.minSigned(strips.numStrips, e.add(task.number, e.index(1)));
   auto write = [&](Value all, Value out, double scale) {
     Value firstSums = getSums(task, e.index(0), all, out);
     Value sums = strips.slice(all, task.place, /*perStrip=*/true);

@@ -28,26 +28,26 @@ Value ScaledQueries::getCotangents(Emitter &e) const {
 }
 
 static Value isEmpty(Emitter &e, Value lse) {
-  return e.compare(arith::CmpFPredicate::OEQ, lse, e.f32(-kInfinity));
+  return e.compare(arith::CmpFPredicate::OEQ, lse, e.negInfinity());
 }
 
 /// The middle of all lse; sets whether they are near to it.
 Value ScaledQueries::findMiddle(Emitter &e, Value from) {
-  Value numTokens = e.dim(from, 0), hidden = e.f32(-kInfinity);
+  Value numTokens = e.dim(from, 0), hidden = e.negInfinity();
   Values start{hidden, hidden, e.f32(0.0)};
-  Values ends = e.loop(e.index(0), numTokens, e.width, start,
-                       [&](Value token, ValueRange old) -> Values {
-                         Value exists = e.firstLanes(e.sub(numTokens, token));
-                         Value values =
-                             e.loadFloats(from, {token}, exists, -kInfinity);
-                         // Queries without a key do not count.
-                         Value none = isEmpty(e, values);
-                         Value negated =
-                             e.select(none, hidden, e.sub(e.f32(0.0), values));
-                         Value finite = e.select(none, e.f32(0.0), values);
-                         return {e.max(values, old[0]), e.max(negated, old[1]),
-                                 e.fma(finite, e.f32(0.0), old[2])};
-                       });
+  Values ends =
+      e.loop(e.index(0), numTokens, e.width, start,
+             [&](Value token, ValueRange old) -> Values {
+               Value exists = e.firstLanes(e.sub(numTokens, token));
+               Value values = e.loadFloats(from, {token}, exists, -kInfinity);
+               // Queries without a key do not count.
+               Value none = isEmpty(e, values);
+               Value negated =
+                   e.select(none, hidden, e.sub(e.f32(0.0), values));
+               Value finite = e.select(none, e.f32(0.0), values);
+               return {e.maxOrRhs(values, old[0]), e.maxOrRhs(negated, old[1]),
+                       e.fma(finite, e.f32(0.0), old[2])};
+             });
   Type f32 = e.getF32Type();
   Value highest = e.reduceMax(ends[0]);
   Value lowest = e.sub(e.constant(f32, 0.0), e.reduceMax(ends[1]));
@@ -63,7 +63,7 @@ Value ScaledQueries::findMiddle(Emitter &e, Value from) {
 void ScaledQueries::scaleRow(Emitter &e, const SweepRole &role, Value row) {
   Value values = role.rows.values;
   Value numTokens = e.dim(values, 0), size = e.dim(values, 1);
-  Value token = e.minIndex(row, e.sub(numTokens, e.index(1)));
+  Value token = e.minSigned(row, e.sub(numTokens, e.index(1)));
   Value isReal = e.both(e.compare(arith::CmpIPredicate::slt, row, numTokens),
                         role.isRowReal(token));
   Value factor = e.splat(e.load(factors, {row}));
@@ -81,7 +81,7 @@ void ScaledQueries::fill(Emitter &e, const SweepRole &role, bool mayShare) {
   Value middle = mayShare ? e.splat(findMiddle(e, role.getLse())) : Value();
   e.loop(zero, e.dim(lse, 0), e.width, [&](Value token) {
     Value exists =
-        e.firstLanes(e.maxIndex(e.sub(numTokens, token), e.index(0)));
+        e.firstLanes(e.maxSigned(e.sub(numTokens, token), e.index(0)));
     Value own = e.loadFloats(role.getLse(), {token}, exists, -kInfinity);
     Value factor = e.f32(1.0), common = own;
     if (middle) {

@@ -158,7 +158,7 @@ void SelfMixKernel::takeColumns(Value place, Value strip) {
 void SelfMixKernel::clearStates(Value strip) {
   Value zero = e.index(0);
   e.loop(zero, strips.paddedTokens, e.width, [&](Value column) {
-    e.storeVector(e.f32(-kInfinity), columnMax, {column});
+    e.storeVector(e.negInfinity(), columnMax, {column});
     e.storeVector(e.f32(0.0), columnSum, {column});
   });
   e.loop(zero, e.dim(columnMixed, 0), 1, [&](Value place) {
@@ -234,7 +234,7 @@ Value SelfMixKernel::getVisible(const PositionRule &rule, Value row,
 /// x of row `slot` of the block, -inf where the columns do not see it.
 void SelfMixKernel::keepForColumns(Value slot, Value row, Value firstColumn,
                                    int64_t vector, Value x) {
-  Value hidden = e.f32(-kInfinity);
+  Value hidden = e.negInfinity();
   if (Value visible = getVisible(asKey, row, firstColumn, vector))
     x = e.select(visible, x, hidden);
   // What a masked token holds may be NaN.
@@ -258,7 +258,7 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
       Value x = e.fma(product, e.f32(op.getScale().convertToDouble()), base);
       keepForColumns(e.add(group, e.index(row)), places[row], firstColumn,
                      vector, x);
-      Value hidden = e.f32(-kInfinity);
+      Value hidden = e.negInfinity();
       if (Value seen = getVisible(asQuery, places[row], firstColumn, vector))
         x = e.select(seen, x, hidden);
       product = e.select(isNotBehind, x, hidden);
@@ -281,7 +281,7 @@ void SelfMixKernel::packRowValues(Value firstRow) {
   e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
     Value term = e.constant(f32, 0.0);
     if (tokens.mask) {
-      Value row = e.minIndex(e.add(firstRow, slot), last);
+      Value row = e.minSigned(e.add(firstRow, slot), last);
       term = e.select(e.load(tokens.mask, {row}), term,
                       e.constant(f32, -kInfinity));
     }
@@ -340,22 +340,22 @@ void SelfMixKernel::mixColumns(Value firstColumn, ArrayRef<Value> decays,
 /// Takes `numRows` kept logits of each column of a block into its state.
 void SelfMixKernel::updateColumns(Value firstColumn, Value numRows) {
   int64_t numVectors = getColumnVectors(e);
-  Value hidden = e.f32(-kInfinity);
+  Value hidden = e.negInfinity();
   Values none(numVectors, hidden);
   Values blockMax = e.loop(
       e.index(0), numRows, 1, none, [&](Value row, ValueRange old) -> Values {
         Values next;
         for (int64_t vector = 0; vector < numVectors; ++vector)
           next.push_back(
-              e.max(e.loadVector(logits, {row, e.index(vector * e.width)}),
-                    old[vector]));
+              e.maxOrRhs(e.loadVector(logits, {row, e.index(vector * e.width)}),
+                         old[vector]));
         return next;
       });
   Values shifts, decays;
   for (int64_t vector = 0; vector < numVectors; ++vector) {
     Value place = at(firstColumn, vector);
     Value oldMax = e.loadVector(columnMax, {place});
-    Value newMax = e.max(blockMax[vector], oldMax);
+    Value newMax = e.maxOrRhs(blockMax[vector], oldMax);
     e.storeVector(newMax, columnMax, {place});
     Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, newMax, hidden);
     shifts.push_back(e.select(isEmpty, e.f32(0.0), newMax));
@@ -393,8 +393,8 @@ Value SelfMixKernel::findMax(Value first) {
   return e
       .loop(e.index(0), strips.numStrips, 1, own,
             [&](Value strip, ValueRange old) -> Values {
-              return {e.max(e.loadVector(columnMax, {inStrip(strip, first)}),
-                            old[0])};
+              return {e.maxOrRhs(
+                  e.loadVector(columnMax, {inStrip(strip, first)}), old[0])};
             })
       .front();
 }
@@ -456,7 +456,7 @@ void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
 
 /// The results of a vector of tokens from the states of all strips, in order.
 void SelfMixKernel::mergeTokens(Value first) {
-  Value hidden = e.f32(-kInfinity), zero = e.f32(0.0);
+  Value hidden = e.negInfinity(), zero = e.f32(0.0);
   Value max = findMax(first);
   Value shift =
       e.select(e.compare(arith::CmpFPredicate::OEQ, max, hidden), zero, max);
@@ -507,7 +507,7 @@ void SelfMixKernel::emit() {
                       e.getF32Type());
         Value first = e.mul(task.number, e.index(kBlockRows));
         Value end =
-            e.minIndex(e.add(first, e.index(kBlockRows)), strips.numTokens);
+            e.minSigned(e.add(first, e.index(kBlockRows)), strips.numTokens);
         e.loop(first, end, e.width, [&](Value token) { mergeTokens(token); });
       });
 }

@@ -40,7 +40,7 @@ void KeyBlock::pack(Emitter &e, const MixKeys &keys, Value firstKey) const {
     Value term = e.f32(0.0);
     if (keys.bias)
       term = e.loadFloats(keys.bias, {first}, exists);
-    term = e.select(e.both(exists, isReal), term, e.f32(-kInfinity));
+    term = e.select(e.both(exists, isReal), term, e.negInfinity());
     e.storeVector(term, bias, {slot});
     if (level)
       e.storeVector(e.loadFloats(keys.level, {first}, exists), level, {slot});
@@ -89,8 +89,8 @@ static Value reduceMaxima(Emitter &e, ArrayRef<Value> vectors) {
     Values next;
     for (size_t i = 0; i < left.size(); i += 2) {
       Value a = left[i], b = isPaired ? left[i + 1] : a;
-      next.push_back(e.max(vector::ShuffleOp::create(e, a, b, low),
-                           vector::ShuffleOp::create(e, a, b, high)));
+      next.push_back(e.maxOrRhs(vector::ShuffleOp::create(e, a, b, low),
+                                vector::ShuffleOp::create(e, a, b, high)));
     }
     left = next;
   }
@@ -118,16 +118,16 @@ Values RowState::updateVector(Emitter &e, Value slot, ArrayRef<Values> logits,
                               Value weights, int64_t firstRow) const {
   int64_t numRows = logits.size();
   Value lanes = numRows < e.width ? e.firstLanes(e.index(numRows)) : Value();
-  Value hidden = e.f32(-kInfinity), zero = e.f32(0.0);
+  Value hidden = e.negInfinity(), zero = e.f32(0.0);
   Value oldMax = e.loadFloats(max, {slot}, lanes);
   Values blockMaxima;
   for (ArrayRef<Value> row : logits) {
     Value blockMax = row.front();
     for (Value x : row.drop_front())
-      blockMax = e.max(x, blockMax);
+      blockMax = e.maxOrRhs(x, blockMax);
     blockMaxima.push_back(blockMax);
   }
-  Value newMax = e.max(reduceMaxima(e, blockMaxima), oldMax);
+  Value newMax = e.maxOrRhs(reduceMaxima(e, blockMaxima), oldMax);
   e.storeVector(newMax, max, {slot}, lanes);
   // Before the first visible key there is nothing to be relative to.
   Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, newMax, hidden);
@@ -172,7 +172,7 @@ Value RowState::addRow(Emitter &e, ArrayRef<Value> logits, Value shift,
     if (moment) {
       // 0 ln 0 = 0: a hidden key's relative logit is kept finite.
       double lowest = std::numeric_limits<float>::lowest();
-      moments.push_back(e.mul(weight, e.max(relative, e.f32(lowest))));
+      moments.push_back(e.mul(weight, e.maxOrRhs(relative, e.f32(lowest))));
     }
   }
   return sumVectors(e, sums);

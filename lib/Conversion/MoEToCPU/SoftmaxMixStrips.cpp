@@ -30,12 +30,13 @@ PairStrips::PairStrips(Emitter &e, Value tokens, int64_t blockRows,
   numHeads = e.dim(tokens, 1);
   numPairs = e.mul(e.dim(tokens, 0), numHeads);
   numBlocks = ceilDiv(e, numTokens, e.index(blockRows));
-  numStrips =
-      e.minIndex(ceilDiv(e, numTokens, e.index(stripRows)), e.index(maxStrips));
+  numStrips = e.minSigned(ceilDiv(e, numTokens, e.index(stripRows)),
+                          e.index(maxStrips));
   // Without a token there is no strip.
-  Value divisor = e.maxIndex(numStrips, e.index(1));
+  Value divisor = e.maxSigned(numStrips, e.index(1));
   numTurns = ceilDiv(e, numBlocks, divisor);
-  numPlaces = e.minIndex(numPairs, ceilDiv(e, e.index(kStripsAtOnce), divisor));
+  numPlaces =
+      e.minSigned(numPairs, ceilDiv(e, e.index(kStripsAtOnce), divisor));
   Value unit = e.index(kPaddedRows);
   paddedTokens = e.mul(ceilDiv(e, numTokens, unit), unit);
 }
@@ -87,7 +88,7 @@ void PairStrips::run(TaskBody strip, TaskBody finish) {
     OpBuilder::InsertionGuard guard(e);
     e.setInsertionPoint(loop.getBody()->getTerminator());
     Value firstPair = loop.getInductionVar();
-    Value count = e.minIndex(numPlaces, e.sub(numPairs, firstPair));
+    Value count = e.minSigned(numPlaces, e.sub(numPairs, firstPair));
     auto inParallel = [&](Value perPair, TaskBody body) {
       e.parallel(e.mul(count, perPair), [&](Value task) {
         Value place = arith::DivSIOp::create(e, task, perPair);
@@ -128,7 +129,7 @@ void PairStrips::forEachBlock(Value strip, function_ref<void(Value)> body) {
 }
 
 Value PairStrips::getEnd(Value firstColumn) {
-  return e.minIndex(e.add(firstColumn, e.index(blockColumns)), numTokens);
+  return e.minSigned(e.add(firstColumn, e.index(blockColumns)), numTokens);
 }
 
 void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
@@ -149,7 +150,7 @@ void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
 }
 
 Value PairStrips::getNumRows(Value firstRow, Value firstColumn) {
-  return e.minIndex(e.sub(getEnd(firstColumn), firstRow), e.index(blockRows));
+  return e.minSigned(e.sub(getEnd(firstColumn), firstRow), e.index(blockRows));
 }
 
 void PairStrips::forEachGroup(Value firstRow, Value firstColumn,
@@ -159,7 +160,7 @@ void PairStrips::forEachGroup(Value firstRow, Value firstColumn,
 
 void PairStrips::ifBefore(Value firstRow, Value firstColumn,
                           function_ref<void(Value)> body) {
-  Value count = e.minIndex(e.sub(firstColumn, firstRow), e.index(blockRows));
+  Value count = e.minSigned(e.sub(firstColumn, firstRow), e.index(blockRows));
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, count, e.index(0)),
            [&] { body(count); });
 }

@@ -105,7 +105,7 @@ void SweepRole::takeSides() {
 Value SweepRole::packColumns(Value firstColumn, Value slot,
                              ArrayRef<Value> tokens, Value exists,
                              Value isReal) {
-  Value zero = e.f32(0.0), hidden = e.f32(-kInfinity);
+  Value zero = e.f32(0.0), hidden = e.negInfinity();
   Value term = zero;
   if (rowsAreKeys) {
     // A query that sees no key has lse = -inf.
@@ -164,7 +164,7 @@ Value SweepRole::getBias(Value row, Value firstColumn) {
 void SweepRole::buildWeights(int64_t slot, Value row, Value position,
                              Value firstColumn, ArrayRef<Value> products,
                              Value packedLevels, Value weights, Value alive) {
-  Value hidden = e.f32(-kInfinity);
+  Value hidden = e.negInfinity();
   Value rowTerm = getRowTerm(row);
   Value scale = e.f32(op.getScale().convertToDouble());
   for (auto [vector, product] : llvm::enumerate(products)) {

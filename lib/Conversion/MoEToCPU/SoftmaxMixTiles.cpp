@@ -21,7 +21,7 @@ Values mlir::moe::clampRows(Emitter &e, Value first, int64_t count,
   Value last = e.sub(size, e.index(1));
   Values rows;
   for (int64_t i = 0; i < count; ++i)
-    rows.push_back(e.minIndex(e.add(first, e.index(i)), last));
+    rows.push_back(e.minSigned(e.add(first, e.index(i)), last));
   return rows;
 }
 
@@ -121,7 +121,7 @@ void mlir::moe::packRows(Emitter &e, Value source, Value first, int64_t count,
   Value last = e.sub(e.dim(source, 0), e.index(1));
   Value size = e.dim(source, 1);
   e.loop(e.index(0), e.index(count), 1, [&](Value slot) {
-    Value row = e.minIndex(e.add(first, slot), last);
+    Value row = e.minSigned(e.add(first, slot), last);
     Value isHidden = e.compare(arith::CmpFPredicate::OEQ, e.load(terms, {slot}),
                                e.constant(e.getF32Type(), -kInfinity));
     e.loop(e.index(0), size, e.width, [&](Value column) {
@@ -248,7 +248,7 @@ Values TileProduct::sumChains() {
       e.index(0), numSteps, getChainSteps(), zeros,
       [&](Value first, ValueRange totals) -> Values {
         Value end =
-            e.minIndex(e.add(first, e.index(getChainSteps())), numSteps);
+            e.minSigned(e.add(first, e.index(getChainSteps())), numSteps);
         Values next;
         for (auto [total, part] : llvm::zip_equal(totals, sumChain(first, end)))
           next.push_back(e.add(total, part));
@@ -335,7 +335,7 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
     Value last = e.sub(e.dim(from, 0), e.index(1));
     Value feature = isInPairs(packed) ? e.mul(step, e.index(2)) : step;
     memref::PrefetchOp::create(e, from,
-                               ValueRange{e.minIndex(row, last), feature},
+                               ValueRange{e.minSigned(row, last), feature},
                                /*isWrite=*/false, /*localityHint=*/3,
                                /*isDataCache=*/true);
   };
@@ -396,7 +396,7 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
   Value numSteps = any.getNumSteps();
   e.loop(zero, numSteps, any.getChainSteps(), [&](Value firstStep) {
     Value end =
-        e.minIndex(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
+        e.minSigned(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
     Value isFirst = e.compare(arith::CmpIPredicate::eq, firstStep, zero);
     forEachGroup([&](TileProduct &product, Value group) {
       Values products = product.sumChain(

@@ -92,7 +92,7 @@ TokenBlock TopKKernel::getPartialBlock(Value first) {
   TokenBlock block{first, {}, e.firstLanes(e.sub(numTokens, first)), {}};
   Value last = e.sub(numTokens, e.index(1));
   for (int64_t lane = 0; lane < e.width; ++lane)
-    block.rows.push_back(e.minIndex(e.add(first, e.index(lane)), last));
+    block.rows.push_back(e.minSigned(e.add(first, e.index(lane)), last));
   return block;
 }
 

@@ -194,7 +194,7 @@ void TopKBackwardKernel::storeDenseFromRegisters(Value total,
   }
   Value maxima = weights.front(), sums = e.f32(0.0);
   for (Value x : ArrayRef(weights).drop_front())
-    maxima = e.max(x, maxima);
+    maxima = e.maxOrRhs(x, maxima);
   Value shift = getShift(maxima);
   for (Value &x : weights) {
     x = e.exp(e.sub(x, shift));
@@ -216,9 +216,9 @@ void TopKBackwardKernel::storeDenseInLoops(Value total) {
                   });
   };
   Values max =
-      forEach(e.f32(-kInfinity),
+      forEach(e.negInfinity(),
               [&](Value first, Value mask, ValueRange carried) -> Values {
-                return {e.max(loadScores(first, mask), carried[0])};
+                return {e.maxOrRhs(loadScores(first, mask), carried[0])};
               });
   Value shift = getShift(max[0]);
   Values sum = forEach(

@@ -61,8 +61,8 @@ static Value exchangeLanes(Emitter &e, Value vector, int64_t distance,
     choices.push_back(isFirst == isDescending ? lane : e.width + lane);
   }
   Value other = vector::ShuffleOp::create(e, vector, vector, partners);
-  return vector::ShuffleOp::create(e, e.max(vector, other),
-                                   e.min(vector, other), choices);
+  return vector::ShuffleOp::create(e, e.maxOrRhs(vector, other),
+                                   e.minOrRhs(vector, other), choices);
 }
 
 /// Lanes that rise and then fall, or the other way round, in descending order.
@@ -155,7 +155,7 @@ Value ExpertFilter::findBound(ArrayRef<Value> maxima) {
         llvm::to_vector(llvm::reverse(llvm::seq<int64_t>(0, e.width)));
     Value other = sortLanes(e, maxima.back());
     other = vector::ShuffleOp::create(e, other, other, reversed);
-    sorted = mergeLanes(e, e.max(sorted, other), e.width);
+    sorted = mergeLanes(e, e.maxOrRhs(sorted, other), e.width);
   }
   return e.splat(
       vector::ExtractOp::create(e, sorted, ArrayRef<int64_t>{k - 1}));
@@ -163,7 +163,7 @@ Value ExpertFilter::findBound(ArrayRef<Value> maxima) {
 
 void ExpertFilter::filter(Value scores, Value row, Value ahead, Value lane) {
   Value noNaN = e.constantInt(e.vectorOf(e.getI1Type()), 0);
-  Values state(1 + numGroupVectors, e.f32(-kInfinity));
+  Values state(1 + numGroupVectors, e.negInfinity());
   state[0] = noNaN;
   state = forEachChunk(
       state, [&](Value first, Value exists, int64_t chunk, ValueRange carried) {
@@ -172,8 +172,8 @@ void ExpertFilter::filter(Value scores, Value row, Value ahead, Value lane) {
                                    /*isWrite=*/false, /*localityHint=*/3,
                                    /*isDataCache=*/true);
         Value x = e.loadFloats(scores, {row, first}, exists, -kInfinity);
-        next[0] = arith::OrIOp::create(e, next[0], e.isNaN(x));
-        next[1 + chunk] = e.max(x, next[1 + chunk]);
+        next[0] = e.either(next[0], e.isNaN(x));
+        next[1 + chunk] = e.maxOrRhs(x, next[1 + chunk]);
         return next;
       });
   Value anyNaN = arith::ExtUIOp::create(e, e.getI32Type(), e.anyLane(state[0]));
@@ -188,14 +188,14 @@ void ExpertFilter::filter(Value scores, Value row, Value ahead, Value lane) {
         Value stays =
             e.both(e.compare(arith::CmpFPredicate::UGE, x, bound), exists);
         Value experts =
-            e.add(e.splat(e.fromIndex(first, e.getI32Type())), e.iota());
+            e.add(e.splat(e.castInt(first, e.getI32Type())), e.iota());
         e.storeVector(compressLanes(e, x, stays), scoreLists,
                       {lane, carried[0]});
         e.storeVector(compressLanes(e, experts, stays), expertLists,
                       {lane, carried[0]});
         return {e.add(carried[0], e.toIndex(countLanes(e, stays)))};
       })[0];
-  e.store(e.fromIndex(count, e.getI32Type()), counts, {lane});
+  e.store(e.castInt(count, e.getI32Type()), counts, {lane});
 }
 
 //===----------------------------------------------------------------------===//
@@ -222,7 +222,7 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
   // Lanes behind the last token hold it again.
   Value numLanes = e.index(e.width);
   if (block.exists)
-    numLanes = e.minIndex(e.sub(numTokens, block.first), numLanes);
+    numLanes = e.minSigned(e.sub(numTokens, block.first), numLanes);
   Value lastLane = e.sub(numLanes, e.index(1));
   e.loop(e.index(0), numLanes, 1, [&](Value lane) {
     Value row = e.add(block.first, lane);
@@ -251,15 +251,15 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
           Values rows;
           for (int64_t lane = 0; lane < e.width; ++lane)
             rows.push_back(e.loadVector(
-                source, {e.minIndex(e.index(lane), lastLane), first}));
+                source, {e.minSigned(e.index(lane), lastLane), first}));
           for (auto [i, column] : llvm::enumerate(transposeLanes(e, rows)))
             e.store(column, target, {e.index(i)});
         }
-        Value size = e.minIndex(e.sub(end, first), e.index(e.width));
+        Value size = e.minSigned(e.sub(end, first), e.index(e.width));
         return e.loop(
             e.index(0), size, 1, carried, [&](Value entry, ValueRange values) {
               Value position =
-                  e.splat(e.fromIndex(e.add(first, entry), e.getI32Type()));
+                  e.splat(e.castInt(e.add(first, entry), e.getI32Type()));
               Value exists =
                   e.compare(arith::CmpIPredicate::slt, position, counts);
               Value key = toKey(e, e.load(turnedScores, {entry}));

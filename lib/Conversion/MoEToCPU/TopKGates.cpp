@@ -55,11 +55,10 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
   Places values(e, k, e.floats());
   // v, or ln v, and its maximum.
   Value max = forEachPlace(
-      {e.f32(-kInfinity)}, [&](Place place, ValueRange carried) -> Values {
+      {e.negInfinity()}, [&](Place place, ValueRange carried) -> Values {
         Value key = best.keys.get(e, place);
         bool isOwnScore = !isForced && !isStaged;
-        Value lowest =
-            isForced ? e.i32(kEmptyKey) : toKey(e, e.f32(-kInfinity));
+        Value lowest = isForced ? e.i32(kEmptyKey) : toKey(e, e.negInfinity());
         Value valid = e.compare(arith::CmpIPredicate::ne, key, lowest);
         Value x = isOwnScore
                       ? fromKey(e, key)
@@ -67,17 +66,17 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
         // A choice of -inf has gate 0. A key does not say so of one that is
         // forced or has a bias of NaN or +inf.
         if (isForced || op.getSelectBias())
-          valid = e.both(valid, e.compare(arith::CmpFPredicate::UNE, x,
-                                          e.f32(-kInfinity)));
+          valid = e.both(
+              valid, e.compare(arith::CmpFPredicate::UNE, x, e.negInfinity()));
         Value value;
         if (!inLogSpace)
           value = e.select(valid, applyScore(x, stats), e.f32(0.0));
         else if (function == ScoreFunction::Sigmoid)
-          value = e.select(valid, e.logSigmoid(x), e.f32(-kInfinity));
+          value = e.select(valid, e.logSigmoid(x), e.negInfinity());
         else
-          value = e.select(valid, x, e.f32(-kInfinity));
+          value = e.select(valid, x, e.negInfinity());
         values.set(e, place, value);
-        return {e.max(value, carried[0])};
+        return {e.maxOrRhs(value, carried[0])};
       })[0];
   if (!renorm)
     return values;
@@ -157,7 +156,7 @@ void TopKKernel::writeResults(const TokenBlock &block, Places &gateValues,
       Values converted(places->getRegisters());
       if (memory == indices)
         for (Value &value : converted)
-          value = e.toInt(value, element);
+          value = e.castInt(value, element);
       Places dense(converted);
       writeInterleaved(block, memory, dense);
       continue;
@@ -166,7 +165,7 @@ void TopKKernel::writeResults(const TokenBlock &block, Places &gateValues,
                       element = element](Place place, ValueRange) {
       Value value = places->get(e, place);
       if (memory == indices)
-        value = e.toInt(value, element);
+        value = e.castInt(value, element);
       for (auto [lane, row] : llvm::enumerate(block.rows)) {
         // In a partial block the last row is written again with its own value:
         // lanes behind it hold the same token.

@@ -37,8 +37,7 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// Maps a negative float's bits to their order among the integers, and back.
 inline Value flipNegative(Emitter &e, Value bits) {
   Value sign = arith::ShRSIOp::create(e, bits, e.i32(31));
-  return arith::XOrIOp::create(
-      e, bits, arith::AndIOp::create(e, sign, e.i32(0x7fffffff)));
+  return arith::XOrIOp::create(e, bits, e.both(sign, e.i32(0x7fffffff)));
 }
 
 /// An integer with the order of E1: -0 equals +0 (adding 0 makes it so), NaN
@@ -55,7 +54,7 @@ inline Value fromKey(Emitter &e, Value key) {
 
 /// `max`, or 0 for a row without support, so that -inf - max stays -inf.
 inline Value getShift(Emitter &e, Value max) {
-  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, max, e.f32(-kInfinity));
+  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, max, e.negInfinity());
   return e.select(isEmpty, e.f32(0.0), max);
 }
 
@@ -84,7 +83,7 @@ struct Place {
 class Places {
 public:
   Places() = default;
-  Places(Emitter &e, int64_t count, VectorType type) {
+  Places(Emitter &e, int64_t count, Type type) {
     if (count <= kMaxRegisterPlaces)
       registers.resize(count);
     else

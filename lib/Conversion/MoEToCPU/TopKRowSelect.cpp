@@ -111,8 +111,8 @@ RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
                                      /*isDataCache=*/true);
           Value key = toKey(e, e.loadFloats(scores, {row, column}));
           e.storeVector(key, keys, {column});
-          next[0] = e.min(next[0], key);
-          next[1 + i] = e.max(next[1 + i], key);
+          next[0] = e.minSigned(next[0], key);
+          next[1 + i] = e.maxSigned(next[1 + i], key);
         }
         return next;
       });
@@ -122,10 +122,10 @@ RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
                    Value exists = e.firstLanes(e.sub(numExperts, column));
                    Value key =
                        toKey(e, e.loadFloats(scores, {row, column}, exists));
-                   next[0] = e.min(next[0], e.select(exists, key, none));
+                   next[0] = e.minSigned(next[0], e.select(exists, key, none));
                    key = e.select(exists, key, e.i32(kEmptyKey));
                    e.storeVector(key, keys, {column});
-                   next[1] = e.max(next[1], key);
+                   next[1] = e.maxSigned(next[1], key);
                    return next;
                  });
   return {state[0], Values(ArrayRef(state).drop_front())};
@@ -140,12 +140,12 @@ Value RowSelector::findKthKey(CountAtLeast countAtLeast, int64_t bits) {
   Value prefix = e.loop(
       e.index(0), e.index(bits / 2), 1, {number(0)},
       [&](Value step, ValueRange carried) -> Values {
-        Value shift = e.sub(
-            number(30), e.mul(e.fromIndex(step, e.getI32Type()), number(2)));
+        Value shift = e.sub(number(30),
+                            e.mul(e.castInt(step, e.getI32Type()), number(2)));
         Values thresholds;
         for (int64_t digit = 1; digit < 4; ++digit) {
           Value next = arith::ShLIOp::create(e, number(digit), shift);
-          next = arith::OrIOp::create(e, carried[0], next);
+          next = e.either(carried[0], next);
           thresholds.push_back(arith::XOrIOp::create(e, next, sign));
         }
         Value digit = number(0);
@@ -155,8 +155,7 @@ Value RowSelector::findKthKey(CountAtLeast countAtLeast, int64_t bits) {
           digit = e.add(digit,
                         arith::ExtUIOp::create(e, e.getI32Type(), isReached));
         }
-        return {arith::OrIOp::create(e, carried[0],
-                                     arith::ShLIOp::create(e, digit, shift))};
+        return {e.either(carried[0], arith::ShLIOp::create(e, digit, shift))};
       })[0];
   return arith::XOrIOp::create(e, prefix, sign);
 }
@@ -199,7 +198,7 @@ Value RowSelector::listExperts(Value bound) {
       [&](Value first, ValueRange count) -> Values {
         Value key = e.loadVector(keys, {first});
         Value experts =
-            e.add(e.splat(e.fromIndex(first, e.getI32Type())), e.iota());
+            e.add(e.splat(e.castInt(first, e.getI32Type())), e.iota());
         Value reaches = e.compare(arith::CmpIPredicate::sge, key, threshold);
         return {
             append(key, experts, reaches, listedKeys, listedExperts, count[0])};
@@ -250,13 +249,13 @@ void RowSelector::placeListed(Value count, Value lane) {
   e.storeVector(e.i32(kEmptyKey), listedKeys, {count});
   e.loop(e.index(0), count, 1, [&](Value entry) {
     Value key = e.load(listedKeys, {entry}), own = e.splat(key);
-    Value position = e.splat(e.fromIndex(entry, e.getI32Type()));
+    Value position = e.splat(e.castInt(entry, e.getI32Type()));
     Value before =
         e.loop(e.index(0), count, e.width, {number(0)},
                [&](Value first, ValueRange carried) -> Values {
                  Value other = e.loadVector(listedKeys, {first});
-                 Value others = e.add(
-                     e.splat(e.fromIndex(first, e.getI32Type())), e.iota());
+                 Value others =
+                     e.add(e.splat(e.castInt(first, e.getI32Type())), e.iota());
                  Value ties = arith::AndIOp::create(
                      e, e.compare(arith::CmpIPredicate::eq, other, own),
                      e.compare(arith::CmpIPredicate::slt, others, position));
@@ -264,7 +263,7 @@ void RowSelector::placeListed(Value count, Value lane) {
                      e, ties, e.compare(arith::CmpIPredicate::sgt, other, own));
                  return {e.add(carried[0], countLanes(e, isBefore))};
                })[0];
-    Value place = e.minIndex(e.toIndex(before), e.index(k));
+    Value place = e.minSigned(e.toIndex(before), e.index(k));
     e.store(key, placedKeys, {lane, place});
     e.store(e.load(listedExperts, {entry}), placedExperts, {lane, place});
   });
@@ -299,7 +298,7 @@ BestList TopKKernel::selectByRow(const TokenBlock &block, RowStats &stats) {
   Value last = e.sub(numTokens, e.index(1));
   e.loop(e.index(0), e.index(e.width), 1, [&](Value lane) {
     // In a partial block the last token is taken again.
-    selector.select(scores, e.minIndex(e.add(block.first, lane), last), lane);
+    selector.select(scores, e.minSigned(e.add(block.first, lane), last), lane);
   });
 
   int64_t padded = llvm::alignTo(k, e.width);
@@ -315,7 +314,7 @@ BestList TopKKernel::selectByRow(const TokenBlock &block, RowStats &stats) {
   Values lowest = loadTransposed(e, selector.lowest, e.index(0));
   Value least = lowest.front();
   for (Value other : ArrayRef(lowest).drop_front())
-    least = e.min(least, other);
+    least = e.minSigned(least, other);
   stats.hasNaN = e.compare(arith::CmpIPredicate::eq, least, e.i32(kNaNKey));
   stats.max = fromKey(e, best.keys.get(e, Place{0, e.index(0)}));
   if (needsRowSum())

@@ -21,7 +21,7 @@ Value TopKKernel::loadChunk(const TokenBlock &block, Value column, Value mask,
   for (Value row : block.rows)
     rows.push_back(e.loadFloats(scores, {row, column}, mask, -kInfinity));
   columns = transposeLanes(e, rows);
-  return e.splat(e.fromIndex(column, e.getI32Type()));
+  return e.splat(e.castInt(column, e.getI32Type()));
 }
 
 /// Calls `body` for every expert in order. `exists` is null, or says in which
@@ -47,7 +47,7 @@ Values TopKKernel::forEachExpert(
       Value exists;
       if (isDynamic)
         exists = e.compare(arith::CmpIPredicate::slt, expert,
-                           e.splat(e.fromIndex(numExperts, e.getI32Type())));
+                           e.splat(e.castInt(numExperts, e.getI32Type())));
       state = body(expert, exists, columns[lane], state);
     }
     return state;
@@ -104,11 +104,11 @@ Values TopKKernel::insert(ValueRange list, Value key, Value expert) {
     Value aboveBefore = isAbove(place - 1);
     experts[place] = e.select(aboveBefore, experts[place - 1],
                               e.select(above, expert, experts[place]));
-    keys[place] = e.min(keys[place - 1], e.max(key, keys[place]));
+    keys[place] = e.minSigned(keys[place - 1], e.maxSigned(key, keys[place]));
     above = aboveBefore;
   }
   experts[0] = e.select(above, expert, experts[0]);
-  keys[0] = e.max(key, keys[0]);
+  keys[0] = e.maxSigned(key, keys[0]);
   llvm::append_range(keys, experts);
   return keys;
 }
@@ -133,14 +133,14 @@ static void insertInBuffer(Emitter &e, BestList &best, int64_t k, Value key,
           e, place,
           e.select(isAboveBefore, best.experts.get(e, before),
                    e.select(isAbove, expert, best.experts.get(e, place))));
-      best.keys.set(e, place, e.min(keyBefore, e.max(key, oldKey)));
+      best.keys.set(e, place, e.minSigned(keyBefore, e.maxSigned(key, oldKey)));
     });
     Place first{0, e.index(0)};
     Value oldKey = best.keys.get(e, first);
     Value isAbove = e.compare(arith::CmpIPredicate::sgt, key, oldKey);
     best.experts.set(e, first,
                      e.select(isAbove, expert, best.experts.get(e, first)));
-    best.keys.set(e, first, e.max(key, oldKey));
+    best.keys.set(e, first, e.maxSigned(key, oldKey));
   });
 }
 
@@ -167,7 +167,7 @@ BestList TopKKernel::select(const TokenBlock &block, RowStats &stats) {
       block, carried,
       [&](Value expert, Value exists, Value x, ValueRange values) -> Values {
         Value key = toKey(e, x);
-        Values next{e.min(values[0], key)};
+        Values next{e.minSigned(values[0], key)};
         if (exists)
           key = e.select(exists, key, e.i32(kEmptyKey));
         if (inRegisters)
@@ -198,8 +198,7 @@ BestList TopKKernel::selectStaged(RowStats &stats) {
   Values state = e.loop(e.index(0), numExperts, 1, carried,
                         [&](Value expert, ValueRange values) -> Values {
                           Value key = e.load(stage, {expert});
-                          Value id =
-                              e.splat(e.fromIndex(expert, e.getI32Type()));
+                          Value id = e.splat(e.castInt(expert, e.getI32Type()));
                           if (inRegisters)
                             return insert(values, key, id);
                           insertInBuffer(e, best, k, key, id);
@@ -215,11 +214,11 @@ BestList TopKKernel::selectStaged(RowStats &stats) {
 /// A forced id as i32. A wider one that does not fit becomes -1, which is no
 /// expert either: cut off, it could name one.
 static Value toExpert(Emitter &e, Value id) {
-  Value expert = e.toInt(id, e.getI32Type());
+  Value expert = e.castInt(id, e.getI32Type());
   if (expert == id)
     return id;
   Value fits =
-      e.compare(arith::CmpIPredicate::eq, e.toInt(expert, id.getType()), id);
+      e.compare(arith::CmpIPredicate::eq, e.castInt(expert, id.getType()), id);
   return e.select(fits, expert, e.constantInt(e.getI32Type(), -1));
 }
 
@@ -239,7 +238,7 @@ BestList TopKKernel::readForced(const TokenBlock &block) {
     for (Value &lane : lanes)
       lane = toExpert(e, lane);
     Value experts = vector::FromElementsOp::create(e, e.ints(), lanes);
-    Value count = e.splat(e.fromIndex(numExperts, e.getI32Type()));
+    Value count = e.splat(e.castInt(numExperts, e.getI32Type()));
     // As unsigned numbers negative indices are large.
     Value isExpert = e.compare(arith::CmpIPredicate::ult, experts, count);
     best.experts.set(e, place, experts);
@@ -285,12 +284,11 @@ Value TopKKernel::sumExp(const TokenBlock &block, Value max) {
 /// The row's maximum and NaN, where the selection does not give them.
 RowStats TopKKernel::computeStats(const TokenBlock &block) {
   Value noNaN = e.constantInt(e.vectorOf(e.getI1Type()), 0);
-  Values state =
-      forEachExpert(block, {e.f32(-kInfinity), noNaN},
-                    [&](Value, Value, Value x, ValueRange values) -> Values {
-                      return {e.max(x, values[0]),
-                              arith::OrIOp::create(e, values[1], e.isNaN(x))};
-                    });
+  Values state = forEachExpert(
+      block, {e.negInfinity(), noNaN},
+      [&](Value, Value, Value x, ValueRange values) -> Values {
+        return {e.maxOrRhs(x, values[0]), e.either(values[1], e.isNaN(x))};
+      });
   RowStats stats{state[1], state[0], {}};
   if (needsRowSum())
     stats.sumExp = sumExp(block, stats.max);
@@ -334,15 +332,16 @@ void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
 /// the sum of its two largest.
 Value TopKKernel::getGroupKey(Value group, Value groupSize) {
   Value begin = e.mul(group, groupSize);
-  Value lowest = toKey(e, e.f32(-kInfinity));
-  Values best = e.loop(begin, e.add(begin, groupSize), 1, {lowest, lowest},
-                       [&](Value expert, ValueRange values) -> Values {
-                         // A NaN counts as -inf.
-                         Value choice = e.max(e.load(stage, {expert}), lowest);
-                         Value second =
-                             e.max(e.min(choice, values[0]), values[1]);
-                         return {e.max(choice, values[0]), second};
-                       });
+  Value lowest = toKey(e, e.negInfinity());
+  Values best =
+      e.loop(begin, e.add(begin, groupSize), 1, {lowest, lowest},
+             [&](Value expert, ValueRange values) -> Values {
+               // A NaN counts as -inf.
+               Value choice = e.maxSigned(e.load(stage, {expert}), lowest);
+               Value second =
+                   e.maxSigned(e.minSigned(choice, values[0]), values[1]);
+               return {e.maxSigned(choice, values[0]), second};
+             });
   if (op.getGroupScore() == GroupScore::Max)
     return best[0];
   // A group of one expert has no second score to add.

@@ -115,7 +115,7 @@ void CoSelections::readExperts(Value token, Value isToken) {
   experts.clear();
   Value indices = op.getIndices();
   Type type = getElementTypeOrSelf(indices.getType());
-  Value limit = b.toInteger(numExperts, type);
+  Value limit = b.castInt(numExperts, type);
   if (Value mask = op.getMask())
     isToken = b.both(isToken, memref::LoadOp::create(b, mask, token));
   for (int64_t first = 0; first < numSelected; first += lanes) {
@@ -124,7 +124,7 @@ void CoSelections::readExperts(Value token, Value isToken) {
     if (first + lanes > numSelected) {
       exists = b.both(exists,
                       b.compare(CmpIPredicate::slt, place, b.i32(numSelected)));
-      place = b.op<arith::MinSIOp>(place, b.i32(numSelected - 1));
+      place = b.minSigned(place, b.i32(numSelected - 1));
     }
     Value expert =
         memref::LoadOp::create(b, indices, ValueRange{token, b.toIndex(place)});
@@ -156,7 +156,7 @@ void CoSelections::addPairs() {
   Value one = b.i32(1), numDistinct = b.i32(0);
   for (int64_t place = 0; place < numSelected; ++place) {
     Value other = fromPlace(experts, place);
-    Value isOther = b.no(isNone(other));
+    Value isOther = b.negate(isNone(other));
     numDistinct =
         b.add(numDistinct, arith::ExtUIOp::create(b, b.getI32Type(), isOther));
     for (Value expert : experts) {
@@ -170,10 +170,9 @@ void CoSelections::addPairs() {
   Value experts32 = b.toI32(numExperts);
   Value sums =
       b.op<arith::ShRUIOp>(b.mul(experts32, b.add(experts32, one)), one);
-  Value perRow =
-      op.getDiagonal() ? numDistinct : b.op<arith::SubIOp>(numDistinct, one);
+  Value perRow = op.getDiagonal() ? numDistinct : b.sub(numDistinct, one);
   for (Value expert : experts)
-    addOne(b.no(isNone(expert)), b.add(sums, expert), perRow);
+    addOne(b.negate(isNone(expert)), b.add(sums, expert), perRow);
   Value isFirst = b.compare(CmpIPredicate::eq, lane, b.i32(0));
   Value selected = b.compare(CmpIPredicate::ne, numDistinct, b.i32(0));
   addOne(b.both(isFirst, selected), b.add(sums, experts32), one);
@@ -185,7 +184,7 @@ void CoSelections::emit(Value begin, Value end) {
   Value laneInWarp =
       b.toI32(b.op<arith::RemUIOp>(workers.thread, b.index(kWarpSize)));
   lane = b.op<arith::RemUIOp>(laneInWarp, b.i32(lanes));
-  firstLane = b.op<arith::SubIOp>(laneInWarp, lane);
+  firstLane = b.sub(laneInWarp, lane);
   Value group = b.op<arith::DivUIOp>(workers.thread, b.index(lanes));
   b.loop(begin, end, workers.count / lanes, [&](Value base) {
     Value token = b.add(base, group);
@@ -227,8 +226,7 @@ static void emitBlend(ThreadBuilder &b, AdjacencyUpdateOp op, Workers workers,
             ? getPair(getPairPosition(b, column, column))
             : getRest(op.getNorm() == AdjacencyNorm::Row ? row : column));
     Value isUnused = b.compare(arith::CmpFPredicate::OEQ, divisor, b.f32(0.0));
-    Value weight =
-        b.select(isUnused, b.f32(0.0), b.op<arith::DivFOp>(count, divisor));
+    Value weight = b.select(isUnused, b.f32(0.0), b.div(count, divisor));
     SmallVector<Value> place{b.toIndex(row), b.toIndex(column)};
     Value old = memref::LoadOp::create(b, op.getA(), place);
     Value blended = b.fma(b.f32(beta), old, b.mul(b.f32(1.0 - beta), weight));
@@ -315,7 +313,7 @@ private:
           parts);
     countPart(b, op, numParts, parts, isOnly, counts);
     if (counts)
-      emitBlendLoop(b, op, counts, parts, /*isNeeded=*/b.no(isOnly));
+      emitBlendLoop(b, op, counts, parts, /*isNeeded=*/b.negate(isOnly));
   }
 
   /// The loop over clusters. A cluster that is the only one blends, others
@@ -350,7 +348,7 @@ private:
           [&](Value number) { return load(b, sums, number); });
     });
     if (counts)
-      b.ifThen(b.no(isOnly), [&] {
+      b.ifThen(b.negate(isOnly), [&] {
         forEach(b, cluster.getWorkers(), numCounts, [&](Value i) {
           memref::StoreOp::create(b, cluster.sum(own, i), counts,
                                   ValueRange{cluster.getId(0), b.toIndex(i)});
@@ -378,7 +376,7 @@ private:
       Value end = memref::DimOp::create(b, op.getIndices(), b.index(0));
       CoSelections(b, op, counts, workers).emit(b.index(0), end);
     });
-    emitBlendLoop(b, op, counts, b.index(1), b.i1(true));
+    emitBlendLoop(b, op, counts, b.index(1), b.boolean(true));
   }
 
   /// The loop that adds up the parts of the counts and blends, unless

@@ -62,8 +62,8 @@ Value Cluster::getPointer(Value buffer, Value position, int64_t rank) {
   int64_t bytes = getElementBytes(getElementTypeOrSelf(buffer.getType()));
   Value address = memref::ExtractAlignedPointerAsIndexOp::create(b, buffer);
   address = b.add(address, b.mul(b.toIndex(position), b.index(bytes)));
-  Value pointer = LLVM::IntToPtrOp::create(
-      b, pointerTo(0), b.toInteger(address, b.getI64Type()));
+  Value pointer = LLVM::IntToPtrOp::create(b, pointerTo(0),
+                                           b.castInt(address, b.getI64Type()));
   if (size == 1)
     return pointer;
   pointer = LLVM::AddrSpaceCastOp::create(b, pointerTo(kSharedSpace), pointer);

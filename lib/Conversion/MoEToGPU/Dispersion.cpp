@@ -225,10 +225,10 @@ void Sweep::list128(Value first) {
   Value assigned = load(op.getAssign(), token);
   // Compared as given, for an i64 may be far out of range.
   Type type = assigned.getType();
-  Value inRange = b.sub(assigned, b.toInteger(firstCluster, type));
+  Value inRange = b.sub(assigned, b.castInt(firstCluster, type));
   Value limit =
       arith::ConstantOp::create(b, b.getIntegerAttr(type, plan.range));
-  isMember = b.both(isMember, less(assigned, b.toInteger(numClusters, type)));
+  isMember = b.both(isMember, less(assigned, b.castInt(numClusters, type)));
   isMember = b.both(isMember, less(inRange, limit));
   if (Value mask = op.getMask())
     isMember = b.both(isMember, load(mask, token));
@@ -292,7 +292,7 @@ Value Sweep::getTerm(Value row, Value inRange, bool isDeviation) {
   Value deviation = b.sub(term, mean);
   return op.getMeasure() == DispersionMeasure::Variance
              ? b.mul(deviation, deviation)
-             : b.absolute(deviation);
+             : b.abs(deviation);
 }
 
 void Sweep::addGroup(Value first, int64_t count, bool areDeviations) {
@@ -355,7 +355,7 @@ Value Sweep::getQuotient(Value slot, Value row) {
   Value isEmpty = b.compare(CmpIPredicate::eq, count, b.i32(0));
   Value size = arith::SIToFPOp::create(b, b.getF32Type(), count);
   Value total = cluster.sum(table, b.toI32(slot));
-  return b.select(isEmpty, b.f32(0.0), b.op<arith::DivFOp>(total, size));
+  return b.select(isEmpty, b.f32(0.0), b.div(total, size));
 }
 
 /// Means, deviations from them and dispersions: the totals of the cluster are
@@ -406,12 +406,12 @@ void Sweep::emitSums(Value sums, Value counts) {
   addSubparts();
   b.ifThen(plan.isOnePart(b), [&] { finishAlone(); });
   if (sums)
-    b.ifThen(b.no(plan.isOnePart(b)), [&] { writePart(sums, counts); });
+    b.ifThen(b.negate(plan.isOnePart(b)), [&] { writePart(sums, counts); });
   cluster.barrier();
 }
 
 void Sweep::emitDeviations(Value sums) {
-  b.ifThen(b.no(plan.isOnePart(b)), [&] {
+  b.ifThen(b.negate(plan.isOnePart(b)), [&] {
     listTokens();
     clear();
     // A block reads its share of the means for all, which must have started.
@@ -477,8 +477,7 @@ static void emitQuotients(ThreadBuilder &b, MadDispersionOp op, Workers workers,
                          })[0];
       Value isEmpty = b.compare(CmpIPredicate::eq, count, b.i32(0));
       Value size = arith::SIToFPOp::create(b, b.getF32Type(), count);
-      Value quotient =
-          b.select(isEmpty, b.f32(0.0), b.op<arith::DivFOp>(sum, size));
+      Value quotient = b.select(isEmpty, b.f32(0.0), b.div(sum, size));
       memref::StoreOp::create(b, quotient, out, ValueRange{cluster, column});
     });
   });
@@ -544,7 +543,7 @@ private:
     emitGrid(b, [&] {
       Value id = createGrid(b, b.getIndexAttr(kCombiningBlocks));
       Workers workers = Workers::ofGrid(b, block, id, kCombiningBlocks);
-      b.ifThen(b.no(plan.isOnePart(b)), [&] {
+      b.ifThen(b.negate(plan.isOnePart(b)), [&] {
         emitQuotients(b, op, workers, plan.parts, sums, counts, out);
       });
     });

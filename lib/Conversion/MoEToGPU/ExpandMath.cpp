@@ -123,8 +123,7 @@ struct ExpandRsqrt : OpRewritePattern<math::RsqrtOp> {
     if (!op.getType().isF32())
       return rewriter.notifyMatchFailure(op, "expected f32");
     ThreadBuilder b(op.getLoc(), rewriter);
-    rewriter.replaceOp(
-        op, b.op<arith::DivFOp>(b.f32(1.0), b.sqrt(op.getOperand())));
+    rewriter.replaceOp(op, b.div(b.f32(1.0), b.sqrt(op.getOperand())));
     return success();
   }
 };

@@ -116,7 +116,7 @@ private:
   static Value getClamped(ThreadBuilder &b, Value first, int64_t i,
                           Value count) {
     return b.op<arith::MinUIOp>(b.add(first, b.index(i)),
-                                b.op<arith::SubIOp>(count, b.index(1)));
+                                b.sub(count, b.index(1)));
   }
 
   /// The lane's part of the products, row-major.

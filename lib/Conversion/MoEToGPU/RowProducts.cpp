@@ -218,8 +218,8 @@ void RowProducts::copyTurnedRows(Value chunk, Value shared) {
     Value column = b.add(firstColumn, b.mul(unit, b.i32(unitColumns)));
     Value exists = b.both(b.less(feature, b.i32(plan.numFeatures)),
                           b.less(column, b.i32(plan.numColumns)));
-    feature = b.min(feature, b.i32(plan.numFeatures - 1));
-    column = b.min(column, b.i32(plan.numColumns - unitColumns));
+    feature = b.minSigned(feature, b.i32(plan.numFeatures - 1));
+    column = b.minSigned(column, b.i32(plan.numColumns - unitColumns));
     Value element = b.add(b.mul(b.toIndex(feature), b.index(plan.numColumns)),
                           b.toIndex(column));
     Value offset = arith::IndexCastOp::create(b, b.getI64Type(),
@@ -245,10 +245,10 @@ void RowProducts::copyStage(Value chunk, Value stage) {
   bool hangsOver = plan.numColumns % plan.getColumns() != 0;
   for (int64_t i = 0; i < plan.getColumns(); i += kRowsACopy) {
     Value tilePlace = b.add(place, b.i32(i));
-    Value row = b.add(firstColumn, tilePlace), exists = b.i1(true);
+    Value row = b.add(firstColumn, tilePlace), exists = b.boolean(true);
     if (hangsOver) {
       exists = b.less(row, b.i32(plan.numColumns));
-      row = b.min(row, b.i32(plan.numColumns - 1));
+      row = b.minSigned(row, b.i32(plan.numColumns - 1));
     }
     Value offset = arith::IndexCastOp::create(
         b, b.getI64Type(),
@@ -363,7 +363,7 @@ void RowProducts::emit() {
       Value place = b.add(b.div(thread, kUnits), b.i32(i));
       Value mine = b.add(firstRow, b.toIndex(place));
       SmallVector<Value> indices =
-          getRowIndices(b, left, /*numInner=*/1, b.min(mine, last));
+          getRowIndices(b, left, /*numInner=*/1, b.minSigned(mine, last));
       indices.push_back(b.index(0));
       copied.emplace_back(b.addressOf(left, indices), b.less(mine, numRows));
     }

@@ -84,22 +84,23 @@ std::pair<Value, Value> MixEmitter::getKeyRange() {
   Value begin = b.index(0), end = numKeys;
   Value position = b.add(origin, firstRow);
   if (op.getCausal()) {
-    Value rows = b.min(b.sub(numQueries, firstRow), b.index(layout.numRows));
-    end = b.min(end, b.add(position, rows));
+    Value rows =
+        b.minSigned(b.sub(numQueries, firstRow), b.index(layout.numRows));
+    end = b.minSigned(end, b.add(position, rows));
   }
   if (std::optional<int64_t> reach = getReach(op)) {
-    Value first = b.maxInt(b.sub(position, b.index(*reach - 1)), b.index(0));
+    Value first = b.maxSigned(b.sub(position, b.index(*reach - 1)), b.index(0));
     begin = b.sub(first, b.op<arith::RemUIOp>(first, b.index(layout.numKeys)));
   }
   return {begin, end};
 }
 
 Value MixEmitter::clampKey(Value key) {
-  return b.min(key, b.sub(numKeys, b.index(1)));
+  return b.minSigned(key, b.sub(numKeys, b.index(1)));
 }
 
 Value MixEmitter::clampRow(Value row) {
-  return b.min(row, b.sub(numQueries, b.index(1)));
+  return b.minSigned(row, b.sub(numQueries, b.index(1)));
 }
 
 SmallVector<Value> MixEmitter::getValuePlace(Value key, Value column) {
@@ -139,7 +140,7 @@ void MixEmitter::writeBiases(Value thread, Value firstKey, Value shared) {
     Value bias = op.getKeyBias()
                      ? b.loadF32(op.getKeyBias(), {batch, head, clampKey(key)})
                      : b.f32(0.0);
-    bias = b.select(isReal(key), bias, b.infinity(/*negative=*/true));
+    bias = b.select(isReal(key), bias, b.negInfinity());
     Value place = b.at(shared, b.mul(thread, b.i32(sizeof(float))));
     b.store(bias, place, sizeof(float));
     if (op.getKeyLevel())
@@ -171,7 +172,7 @@ Value MixEmitter::getVisible(Value position, Value key) {
 SmallVector<Value> MixEmitter::getLogits(unsigned row, ArrayRef<Value> products,
                                          Value firstKey, ArrayRef<Value> biases,
                                          ArrayRef<Value> levels) {
-  Value hidden = b.infinity(/*negative=*/true);
+  Value hidden = b.negInfinity();
   Value scale = b.f32(op.getScale().convertToDouble());
   Value place = clampRow(b.add(firstRow, b.toIndex(layout.rows[row])));
   Value position = positionOf(layout.rows[row]);
@@ -218,7 +219,7 @@ Value MixEmitter::reduceRow(Value value,
 SmallVector<Value> MixEmitter::getInitialState() {
   SmallVector<Value> state;
   for (size_t row = 0; row < layout.rows.size(); ++row) {
-    state.push_back(b.infinity(/*negative=*/true));
+    state.push_back(b.negInfinity());
     state.append(getRowStateSize() - 1, b.f32(0.0));
   }
   return state;
@@ -236,7 +237,7 @@ static Value sumTree(ThreadBuilder &b, ArrayRef<Value> values) {
 SmallVector<Value> MixEmitter::update(SmallVectorImpl<Value> &state,
                                       Fragment &products, Value firstKey,
                                       Value biasPlace) {
-  Value hidden = b.infinity(/*negative=*/true);
+  Value hidden = b.negInfinity();
   Value zero = b.f32(0.0);
   auto loadColumn = [&](Value key, int64_t array) {
     Value offset = b.mul(key, b.i32(sizeof(float)));
@@ -256,9 +257,10 @@ SmallVector<Value> MixEmitter::update(SmallVectorImpl<Value> &state,
         getLogits(row, products[row], firstKey, biases, levels);
     Value newMax = logits.front();
     for (Value x : ArrayRef(logits).drop_front())
-      newMax = b.max(newMax, x);
-    newMax = reduceRow(newMax, [&](Value x, Value y) { return b.max(x, y); });
-    newMax = b.max(newMax, own[0]);
+      newMax = b.maximumNumber(newMax, x);
+    newMax = reduceRow(newMax,
+                       [&](Value x, Value y) { return b.maximumNumber(x, y); });
+    newMax = b.maximumNumber(newMax, own[0]);
     // Before the first visible key there is nothing to be relative to.
     Value isEmpty = b.compare(CmpFPredicate::OEQ, newMax, hidden);
     Value shift = b.select(isEmpty, zero, newMax);
@@ -270,9 +272,10 @@ SmallVector<Value> MixEmitter::update(SmallVectorImpl<Value> &state,
       products[row][column] = b.exp(relative);
       // 0 ln 0 = 0: a hidden key's relative logit is kept finite.
       if (op.getWithEntropy())
-        moments.push_back(b.mul(
-            products[row][column],
-            b.max(relative, b.f32(std::numeric_limits<float>::lowest()))));
+        moments.push_back(
+            b.mul(products[row][column],
+                  b.maximumNumber(
+                      relative, b.f32(std::numeric_limits<float>::lowest()))));
     }
     if (op.getWithEntropy()) {
       Value wasEmpty = b.compare(CmpFPredicate::OEQ, own[0], hidden);
@@ -288,7 +291,7 @@ SmallVector<Value> MixEmitter::update(SmallVectorImpl<Value> &state,
 }
 
 SmallVector<Value> MixEmitter::finish(ValueRange state) {
-  Value zero = b.f32(0.0), hidden = b.infinity(/*negative=*/true);
+  Value zero = b.f32(0.0), hidden = b.negInfinity();
   auto sum = [&](Value x, Value y) { return b.add(x, y); };
   SmallVector<Value> factors;
   for (unsigned row = 0; row < layout.rows.size(); ++row) {
@@ -302,14 +305,14 @@ SmallVector<Value> MixEmitter::finish(ValueRange state) {
     if (Value mask = op.getQueryMask()) {
       Value isReal =
           memref::LoadOp::create(b, mask, ValueRange{batch, clampRow(place)});
-      isEmpty = b.either(isEmpty, b.no(isReal));
+      isEmpty = b.either(isEmpty, b.negate(isReal));
     }
     Value logTotal = b.log(total);
     Value lse = b.select(isEmpty, hidden, b.add(own[0], logTotal));
     Value entropy;
     if (op.getWithEntropy()) {
       Value moment = reduceRow(own[2], sum);
-      entropy = b.sub(logTotal, b.op<arith::DivFOp>(moment, total));
+      entropy = b.sub(logTotal, b.div(moment, total));
       entropy = b.select(isEmpty, zero, entropy);
     }
     b.ifThen(b.both(layout.isFirstLane, b.less(place, numQueries)), [&] {
@@ -318,8 +321,7 @@ SmallVector<Value> MixEmitter::finish(ValueRange state) {
       if (entropy)
         memref::StoreOp::create(b, entropy, op.getEntropyInit(), indices);
     });
-    factors.push_back(
-        b.select(isEmpty, zero, b.op<arith::DivFOp>(b.f32(1.0), total)));
+    factors.push_back(b.select(isEmpty, zero, b.div(b.f32(1.0), total)));
   }
   return factors;
 }

@@ -118,7 +118,7 @@ private:
 
 /// Whether query i sees key j (docs/Spec.md, Visibility).
 Value Sweep::getVisible() {
-  Value visible = b.i1(true);
+  Value visible = b.boolean(true);
   auto require = [&](Value holds) { visible = b.both(visible, holds); };
   // Both in the positions of the other side.
   Value query = ofQueries ? b.add(i, origin) : i;
@@ -180,7 +180,7 @@ Sweep::Pair Sweep::getPair(Value other) {
   other = b.op<arith::MinUIOp>(other, last);
   i = ofQueries ? own : other;
   j = ofQueries ? other : own;
-  Value zero = b.f32(0.0), hidden = b.infinity(/*negative=*/true);
+  Value zero = b.f32(0.0), hidden = b.negInfinity();
   Value logSum = b.loadF32(lse, {batch, head, i});
   Value seen = b.both(b.both(exists, getVisible()),
                       b.compare(CmpFPredicate::UNE, logSum, hidden));
@@ -226,7 +226,7 @@ bool mlir::moe::isBiasShared(Value bias, int64_t dim) {
 /// dbias = dx, or, from the second of the rows that share a bias on, dbias +=
 /// dx: a place belongs to one lane.
 void Sweep::storeBiasGradient(Value other, Value gradient) {
-  Value zero = b.index(0), isFirst = b.i1(true);
+  Value zero = b.index(0), isFirst = b.boolean(true);
   SmallVector<Value> place{batch, head, own, other};
   for (int64_t dim = 0; dim < 2; ++dim)
     if (isBiasShared(dbias, dim)) {
@@ -237,7 +237,7 @@ void Sweep::storeBiasGradient(Value other, Value gradient) {
   b.ifThen(b.compare(CmpIPredicate::ult, other, numOthers), [&] {
     b.ifThen(isFirst,
              [&] { memref::StoreOp::create(b, gradient, dbias, place); });
-    b.ifThen(b.no(isFirst), [&] {
+    b.ifThen(b.negate(isFirst), [&] {
       Value old = memref::LoadOp::create(b, dbias, place);
       memref::StoreOp::create(b, b.add(old, gradient), dbias, place);
     });

@@ -110,7 +110,7 @@ RowFacts TensorSweep::getFacts(bool isQuery, Value row) {
   RowFacts facts;
   bool isOwn = isQuery == sweep.ofQueries;
   Value count = isOwn ? numOwn : numOthers;
-  facts.place = b.min(row, b.sub(count, b.index(1)));
+  facts.place = b.minSigned(row, b.sub(count, b.index(1)));
   facts.position = isOwn ? b.add(row, origin) : row;
   facts.exists = b.less(row, count);
   facts.isReal =
@@ -125,8 +125,8 @@ RowFacts TensorSweep::getFacts(bool isQuery, Value row) {
   facts.lse = b.loadF32(sweep.lse, {batch, head, facts.place});
   facts.delta = b.loadF32(sweep.delta, {batch, head, facts.place});
   // A query that sees nothing.
-  facts.isReal = b.both(facts.isReal, b.compare(CmpFPredicate::UNE, facts.lse,
-                                                b.infinity(/*negative=*/true)));
+  facts.isReal = b.both(
+      facts.isReal, b.compare(CmpFPredicate::UNE, facts.lse, b.negInfinity()));
   return facts;
 }
 
@@ -164,7 +164,7 @@ Value TensorSweep::getLogit(Value product, const RowFacts &query,
 /// dx: a place belongs to one lane.
 void TensorSweep::storeBiasGradient(const RowFacts &query, const RowFacts &key,
                                     Value gradient) {
-  Value zero = b.index(0), isFirst = b.i1(true);
+  Value zero = b.index(0), isFirst = b.boolean(true);
   SmallVector<Value> place{batch, head, query.place, key.place};
   for (int64_t dim = 0; dim < 2; ++dim)
     if (isBiasShared(sweep.dbias, dim)) {
@@ -175,7 +175,7 @@ void TensorSweep::storeBiasGradient(const RowFacts &query, const RowFacts &key,
   b.ifThen(b.both(query.exists, key.exists), [&] {
     b.ifThen(isFirst,
              [&] { memref::StoreOp::create(b, gradient, sweep.dbias, place); });
-    b.ifThen(b.no(isFirst), [&] {
+    b.ifThen(b.negate(isFirst), [&] {
       Value old = memref::LoadOp::create(b, sweep.dbias, place);
       memref::StoreOp::create(b, b.add(old, gradient), sweep.dbias, place);
     });

@@ -110,8 +110,8 @@ Value TensorSweep::isReal(Value row, Value count, Value mask) {
   if (!mask)
     return exists;
   Value last = b.sub(count, b.index(1));
-  Value unmasked =
-      memref::LoadOp::create(b, mask, ValueRange{batch, b.min(row, last)});
+  Value unmasked = memref::LoadOp::create(
+      b, mask, ValueRange{batch, b.minSigned(row, last)});
   return b.both(exists, unmasked);
 }
 
@@ -132,7 +132,7 @@ void TensorSweep::copyRows(Value memref, Value shared, int64_t numRows,
       exists = b.both(exists, b.less(place, b.i32(numRows)));
     Value offset = arith::IndexCastOp::create(
         b, b.getI64Type(),
-        b.mul(b.min(row, last), b.index(2 * plan.numFeatures)));
+        b.mul(b.minSigned(row, last), b.index(2 * plan.numFeatures)));
     Value from = b.at(base, offset);
     Value to = b.at(shared, b.swizzle(place, unit, kSweepChunkBytes));
     b.loop(zero, b.index(plan.numChunks), 1, [&](Value chunk) {
@@ -155,27 +155,27 @@ void TensorSweep::copyValues(Value memref, Value shared, int64_t numRows,
   int64_t units = plan.valueWidth / 8;
   int64_t planeBytes = numRows * plan.valueWidth * 2;
   bool hasHeads = getShaped(memref).getRank() == 4;
-  b.loop(b.toIndex(thread), b.index(numRows * units), kThreads,
-         [&](Value number) {
-           Value row = b.div(b.toI32(number), units);
-           Value unit = b.rem(b.toI32(number), units);
-           Value token = b.add(first, b.toIndex(row));
-           Value exists = isReal(token, count, mask);
-           SmallVector<Value> place{batch};
-           if (hasHeads)
-             place.push_back(head);
-           place.append({b.min(token, b.sub(count, b.index(1))), Value()});
-           SmallVector<Value> values;
-           for (int64_t i = 0; i < 8; ++i) {
-             Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
-             Value isColumn = b.less(column, b.index(plan.numColumns));
-             place.back() = b.min(column, b.index(plan.numColumns - 1));
-             values.push_back(b.select(b.both(exists, isColumn),
-                                       b.loadF32(memref, place), b.f32(0.0)));
-           }
-           Value to = b.at(shared, b.swizzle(row, unit, 2 * plan.valueWidth));
-           b.storeSplit(values, to, planes, planeBytes);
-         });
+  b.loop(
+      b.toIndex(thread), b.index(numRows * units), kThreads, [&](Value number) {
+        Value row = b.div(b.toI32(number), units);
+        Value unit = b.rem(b.toI32(number), units);
+        Value token = b.add(first, b.toIndex(row));
+        Value exists = isReal(token, count, mask);
+        SmallVector<Value> place{batch};
+        if (hasHeads)
+          place.push_back(head);
+        place.append({b.minSigned(token, b.sub(count, b.index(1))), Value()});
+        SmallVector<Value> values;
+        for (int64_t i = 0; i < 8; ++i) {
+          Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
+          Value isColumn = b.less(column, b.index(plan.numColumns));
+          place.back() = b.minSigned(column, b.index(plan.numColumns - 1));
+          values.push_back(b.select(b.both(exists, isColumn),
+                                    b.loadF32(memref, place), b.f32(0.0)));
+        }
+        Value to = b.at(shared, b.swizzle(row, unit, 2 * plan.valueWidth));
+        b.storeSplit(values, to, planes, planeBytes);
+      });
 }
 
 //===----------------------------------------------------------------------===//
@@ -245,7 +245,7 @@ void TensorSweep::addProducts(Value weights, Value rows, int64_t numRowPlanes,
                         b.mul(chunk, b.i32(plan.otherRows * kSweepChunkBytes)));
             group = b.rem(group, kSweepChunk / 16);
           } else {
-            group = b.min(group, b.i32(plan.valueWidth / 16 - 1));
+            group = b.minSigned(group, b.i32(plan.valueWidth / 16 - 1));
           }
           Value unit = b.add(b.mul(group, b.i32(2)), b.div(lane, 16));
           Value place = b.at(base, b.swizzle(otherRow, unit, rowBytes));
@@ -270,19 +270,19 @@ std::pair<Value, Value> TensorSweep::getOtherRange() {
   Value rows = b.index(plan.ownRows);
   std::optional<int64_t> reach = getReach(op);
   auto startAt = [&](Value first) {
-    first = b.maxInt(first, zero);
+    first = b.maxSigned(first, zero);
     begin = b.sub(first, b.op<arith::RemUIOp>(first, b.index(plan.otherRows)));
   };
   if (sweep.ofQueries) {
     if (op.getCausal())
-      end = b.min(end, b.add(position, rows));
+      end = b.minSigned(end, b.add(position, rows));
     if (reach)
       startAt(b.sub(position, b.index(*reach - 1)));
   } else {
     if (op.getCausal())
       startAt(position);
     if (reach)
-      end = b.min(end, b.add(b.add(position, rows), b.index(*reach)));
+      end = b.minSigned(end, b.add(b.add(position, rows), b.index(*reach)));
   }
   return {begin, end};
 }

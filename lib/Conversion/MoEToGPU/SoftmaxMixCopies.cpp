@@ -64,7 +64,7 @@ void MixCopies::copyChunk(Value memref, Value shared, int64_t numRows,
     if (rowBytes % kChunkBytes != 0)
       isReal = b.both(isReal, b.less(column, b.i32(rowBytes)));
     row = areKeys ? mix.clampKey(row) : mix.clampRow(row);
-    Value offset = b.toInteger(b.mul(row, b.index(rowBytes)), b.getI64Type());
+    Value offset = b.castInt(b.mul(row, b.index(rowBytes)), b.getI64Type());
     b.copyAsync(b.at(place, i * kChunkBytes), b.at(base, offset), isReal);
   }
 }
@@ -80,7 +80,7 @@ void MixCopies::convertUnit(const ValueTile &tile, Value key, Value isReal,
   for (int64_t i = 0; i < 8; ++i) {
     Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
     Value exists = b.less(column, b.index(tile.numColumns));
-    column = b.min(column, b.index(tile.numColumns - 1));
+    column = b.minSigned(column, b.index(tile.numColumns - 1));
     Value value = b.loadF32(mix.op.getV(), mix.getValuePlace(key, column));
     columns.push_back(b.select(b.both(isReal, exists), value, b.f32(0.0)));
   }

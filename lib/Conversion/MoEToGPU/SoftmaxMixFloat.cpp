@@ -137,16 +137,16 @@ void FloatMix::loadChunk(Value memref, Value shared, int64_t size, Value first,
   Value column = b.add(firstFeature, b.toIndex(feature));
   Value exists = b.less(column, numFeatures);
   Value lastFeature = b.sub(numFeatures, b.index(1));
-  column = b.min(column, lastFeature);
+  column = b.minSigned(column, lastFeature);
   // Rows count from the first one in 32 bits: their places stay in registers
   // from chunk to chunk, which 64 bits would overfill on some chips.
   Value numRows = areKeys ? mix.numKeys : mix.numQueries;
-  Value numReal = b.toI32(b.min(b.sub(numRows, first), b.index(size)));
+  Value numReal = b.toI32(b.minSigned(b.sub(numRows, first), b.index(size)));
   Value lastRow = b.sub(numReal, b.i32(1));
   for (int64_t i = 0; i < size; i += kLaneRows) {
     Value row = b.add(laneRow, b.i32(i));
     Value isReal = b.less(row, numReal);
-    Value place = b.add(first, b.toIndex(b.min(row, lastRow)));
+    Value place = b.add(first, b.toIndex(b.minSigned(row, lastRow)));
     if (Value unmasked = areKeys ? mix.isUnmasked(place) : Value())
       isReal = b.both(isReal, unmasked);
     Value value = b.loadF32(memref, {mix.batch, mix.head, place, column});
@@ -219,7 +219,7 @@ void FloatMix::loadValues(Value firstKey) {
                b.add(firstKey, b.op<arith::DivUIOp>(number, b.index(width)));
            Value column = b.op<arith::RemUIOp>(number, b.index(width));
            Value isReal = b.both(mix.isReal(key), b.less(column, numColumns));
-           column = b.min(column, b.sub(numColumns, b.index(1)));
+           column = b.minSigned(column, b.sub(numColumns, b.index(1)));
            Value value = b.loadF32(
                op.getV(), mix.getValuePlace(mix.clampKey(key), column));
            value = b.select(isReal, value, b.f32(0.0));

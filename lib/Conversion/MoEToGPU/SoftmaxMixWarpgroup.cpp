@@ -336,7 +336,7 @@ void WarpgroupMix::produceExtras(MixCopies &copies, Value firstKey, Value use) {
     copies.copyValues(plan.values, firstKey, values.getPlace(b, use));
   Value full = values.getFull(b, use);
   b.arriveAfterCopies(full);
-  b.arrive(full, b.i1(true));
+  b.arrive(full, b.boolean(true));
 }
 
 //===----------------------------------------------------------------------===//

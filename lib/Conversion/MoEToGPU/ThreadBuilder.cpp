@@ -17,97 +17,9 @@ void mlir::moe::registerThreadDialects(DialectRegistry &registry) {
 }
 
 //===----------------------------------------------------------------------===//
-// Constants and casts
-//===----------------------------------------------------------------------===//
-
-Value ThreadBuilder::integer(unsigned width, int64_t value) {
-  return arith::ConstantOp::create(
-      *this, IntegerAttr::get(getIntegerType(width),
-                              APInt(width, value, /*isSigned=*/true,
-                                    /*implicitTrunc=*/true)));
-}
-
-Value ThreadBuilder::index(int64_t value) {
-  return arith::ConstantIndexOp::create(*this, value);
-}
-
-Value ThreadBuilder::f32(double value) {
-  return arith::ConstantOp::create(*this, getF32FloatAttr(value));
-}
-
-Value ThreadBuilder::infinity(bool negative) {
-  return arith::ConstantOp::create(
-      *this, getFloatAttr(getF32Type(),
-                          APFloat::getInf(APFloat::IEEEsingle(), negative)));
-}
-
-Value ThreadBuilder::nan() {
-  return arith::ConstantOp::create(
-      *this,
-      getFloatAttr(getF32Type(), APFloat::getQNaN(APFloat::IEEEsingle())));
-}
-
-Value ThreadBuilder::toIndex(Value value) {
-  return arith::IndexCastOp::create(*this, getIndexType(), value);
-}
-
-Value ThreadBuilder::toI32(Value value) {
-  return arith::IndexCastOp::create(*this, getI32Type(), value);
-}
-
-Value ThreadBuilder::toInteger(Value value, Type type) {
-  return arith::IndexCastOp::create(*this, type, value);
-}
-
-Value ThreadBuilder::resize(Value value, Type type) {
-  unsigned from = value.getType().getIntOrFloatBitWidth(),
-           to = type.getIntOrFloatBitWidth();
-  if (from == to)
-    return value;
-  if (from < to)
-    return createOrFold<arith::ExtSIOp>(type, value);
-  return createOrFold<arith::TruncIOp>(type, value);
-}
-
-//===----------------------------------------------------------------------===//
 // Arithmetic
 //===----------------------------------------------------------------------===//
 
-Value ThreadBuilder::add(Value lhs, Value rhs) {
-  if (isa<FloatType>(lhs.getType()))
-    return op<arith::AddFOp>(lhs, rhs);
-  return op<arith::AddIOp>(lhs, rhs);
-}
-
-Value ThreadBuilder::sub(Value lhs, Value rhs) {
-  if (isa<FloatType>(lhs.getType()))
-    return op<arith::SubFOp>(lhs, rhs);
-  return op<arith::SubIOp>(lhs, rhs);
-}
-
-Value ThreadBuilder::max(Value lhs, Value rhs) {
-  // arith.maxnumf would be expanded to four instructions on its way.
-  return op<LLVM::MaxNumOp>(lhs, rhs);
-}
-
-Value ThreadBuilder::mul(Value lhs, Value rhs) {
-  if (isa<FloatType>(lhs.getType()))
-    return op<arith::MulFOp>(lhs, rhs);
-  return op<arith::MulIOp>(lhs, rhs);
-}
-
-Value ThreadBuilder::compare(arith::CmpIPredicate predicate, Value lhs,
-                             Value rhs) {
-  return arith::CmpIOp::create(*this, predicate, lhs, rhs);
-}
-
-Value ThreadBuilder::compare(arith::CmpFPredicate predicate, Value lhs,
-                             Value rhs) {
-  return arith::CmpFOp::create(*this, predicate, lhs, rhs);
-}
-
-/// Calls an LLVM intrinsic by name: the math dialect's ops would become calls
-/// of libdevice functions on this target.
 static Value callIntrinsic(ThreadBuilder &b, StringRef name, ValueRange args) {
   return LLVM::CallIntrinsicOp::create(b, b.getF32Type(), b.getStringAttr(name),
                                        args)
@@ -123,6 +35,14 @@ Value ThreadBuilder::widenBF16(Value value) {
   return arith::BitcastOp::create(*this, getF32Type(), bits);
 }
 
+Value ThreadBuilder::maximumNumber(Value lhs, Value rhs) {
+  return op<LLVM::MaxNumOp>(lhs, rhs);
+}
+
+Value ThreadBuilder::minimumNumber(Value lhs, Value rhs) {
+  return op<LLVM::MinNumOp>(lhs, rhs);
+}
+
 Value ThreadBuilder::fma(Value a, Value b, Value c) {
   return callIntrinsic(*this, "llvm.fma.f32", {a, b, c});
 }
@@ -132,10 +52,10 @@ Value ThreadBuilder::exp(Value x) {
   return callIntrinsic(*this, "llvm.nvvm.ex2.approx.ftz.f", mul(x, f32(log2e)));
 }
 
-Value ThreadBuilder::log1p(Value t) {
-  // ln(1 + t) = 2 artanh(s), s = t / (2 + t) in [0, 1/3]. The first term left
+Value ThreadBuilder::log1p(Value x) {
+  // ln(1 + x) = 2 artanh(s), s = x / (2 + x) in [0, 1/3]. The first term left
   // out is s^14 / 15 of the sum: 1.4e-8.
-  Value s = op<arith::DivFOp>(t, add(t, f32(2.0)));
+  Value s = div(x, add(x, f32(2.0)));
   Value square = mul(s, s);
   Value sum = f32(1.0 / 13.0);
   for (int power : {11, 9, 7, 5, 3, 1})
@@ -152,7 +72,7 @@ Value ThreadBuilder::log(Value x) {
   Value exponent = op<arith::ShRSIOp>(sub(bits, i32(sqrtHalf)), i32(23));
   Value fraction = arith::BitcastOp::create(
       *this, getF32Type(), sub(bits, op<arith::ShLIOp>(exponent, i32(23))));
-  Value s = op<arith::DivFOp>(sub(fraction, f32(1.0)), add(fraction, f32(1.0)));
+  Value s = div(sub(fraction, f32(1.0)), add(fraction, f32(1.0)));
   Value square = mul(s, s);
   Value sum = f32(1.0 / 9.0);
   for (int power : {7, 5, 3})
@@ -174,7 +94,7 @@ Value ThreadBuilder::reciprocal(Value x) {
   return callIntrinsic(*this, "llvm.nvvm.rcp.approx.ftz.f", x);
 }
 
-Value ThreadBuilder::absolute(Value x) {
+Value ThreadBuilder::abs(Value x) {
   return callIntrinsic(*this, "llvm.fabs.f32", x);
 }
 
@@ -241,7 +161,7 @@ void ThreadBuilder::atomicAdd(Value memref, Value position, Value amount) {
   address = add(address, mul(toIndex(position), index(bytes)));
   Value pointer =
       LLVM::IntToPtrOp::create(*this, LLVM::LLVMPointerType::get(getContext()),
-                               toInteger(address, getI64Type()));
+                               castInt(address, getI64Type()));
   LLVM::AtomicRMWOp::create(*this, LLVM::AtomicBinOp::add, pointer, amount,
                             LLVM::AtomicOrdering::monotonic, "device", bytes);
 }

@@ -9,8 +9,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_THREADBUILDER_H
 #define MOE_LIB_CONVERSION_MOETOGPU_THREADBUILDER_H
 
-#include "mlir/Dialect/Arith/IR/Arith.h"
-#include "mlir/IR/ImplicitLocOpBuilder.h"
+#include "MoE/Dialect/MoE/Utils/ArithmeticBuilder.h"
 
 namespace mlir::moe {
 
@@ -20,66 +19,41 @@ inline constexpr int64_t kWarpSize = 32;
 /// instead of naming them, so that few files parse the headers of NVVM.
 void registerThreadDialects(DialectRegistry &registry);
 
-class ThreadBuilder : public ImplicitLocOpBuilder {
+class ThreadBuilder : public ArithmeticBuilder {
 public:
-  using ImplicitLocOpBuilder::ImplicitLocOpBuilder;
-
-  //===--------------------------------------------------------------------===//
-  // Constants and casts
-  //===--------------------------------------------------------------------===//
-
-  Value i1(bool value) { return integer(1, value); }
-  Value i32(int64_t value) { return integer(32, value); }
-  Value index(int64_t value);
-  Value f32(double value);
-  Value infinity(bool negative);
-  Value nan();
-  /// An i32 as an index and back; thread coordinates and expert numbers are
-  /// i32, because 64-bit integer arithmetic takes two instructions.
-  Value toIndex(Value value);
-  Value toI32(Value value);
-  /// An index as an integer of `type`.
-  Value toInteger(Value value, Type type);
-  /// A signed integer as one of `type`, extended or cut.
-  Value resize(Value value, Type type);
+  ThreadBuilder(Location loc, OpBuilder &builder)
+      : ArithmeticBuilder(loc, builder) {}
 
   //===--------------------------------------------------------------------===//
   // Arithmetic
   //===--------------------------------------------------------------------===//
+  //
+  // Thread coordinates and expert numbers are i32, because 64-bit integer
+  // arithmetic takes two instructions.
 
   template <typename OpTy>
   Value op(Value lhs, Value rhs) {
     return OpTy::create(*this, lhs, rhs);
   }
-  Value add(Value lhs, Value rhs);
-  Value sub(Value lhs, Value rhs);
-  Value mul(Value lhs, Value rhs);
-  Value compare(arith::CmpIPredicate predicate, Value lhs, Value rhs);
-  Value compare(arith::CmpFPredicate predicate, Value lhs, Value rhs);
-  Value both(Value lhs, Value rhs) { return op<arith::AndIOp>(lhs, rhs); }
-  Value either(Value lhs, Value rhs) { return op<arith::OrIOp>(lhs, rhs); }
-  Value no(Value condition) { return op<arith::XOrIOp>(condition, i1(true)); }
-  Value select(Value condition, Value ifTrue, Value ifFalse) {
-    return arith::SelectOp::create(*this, condition, ifTrue, ifFalse);
-  }
-  Value isNaN(Value x) { return compare(arith::CmpFPredicate::UNO, x, x); }
   /// A bf16 as f32, exactly, by integer instructions.
   Value widenBF16(Value value);
-  /// a * b + c, rounded once.
-  Value fma(Value a, Value b, Value c);
-  /// The larger of two floats; a NaN only if both are.
-  Value max(Value lhs, Value rhs);
 
+  // One instruction; those of arith are expanded to four on their way.
+  Value maximumNumber(Value lhs, Value rhs) override;
+  Value minimumNumber(Value lhs, Value rhs) override;
+
+  // The ops of the math dialect would become calls of libdevice.
+  Value fma(Value a, Value b, Value c) override;
   /// e^x by `ex2.approx.ftz`: a relative error of 2^-22 (2 ulp of ex2) plus
   /// |x| 2^-24 (rounding of x log2 e), so for x <= 0, where the softmaxes use
   /// it, an absolute error below 2^-21. Results below 2^-126 are 0.
-  Value exp(Value x);
-  /// ln(1 + t) for t in [0, 1], relative error below 1e-7.
-  Value log1p(Value t);
-  /// ln(x) for positive normal x, relative error below 3e-7; NaN stays NaN.
-  Value log(Value x);
-  Value sqrt(Value x);
-  Value absolute(Value x);
+  Value exp(Value x) override;
+  /// For x in [0, 1], relative error below 1e-7.
+  Value log1p(Value x) override;
+  /// For positive normal x, relative error below 3e-7; NaN stays NaN.
+  Value log(Value x) override;
+  Value sqrt(Value x) override;
+  Value abs(Value x) override;
   /// 1 / x by `rcp.approx.ftz`, to 1 ulp.
   Value reciprocal(Value x);
 
@@ -128,9 +102,6 @@ public:
   /// of them gets the result, and with a commutative `combine` the same bits.
   Value reduceLanes(Value value, int64_t lanes,
                     function_ref<Value(Value, Value)> combine);
-
-private:
-  Value integer(unsigned width, int64_t value);
 };
 
 } // namespace mlir::moe

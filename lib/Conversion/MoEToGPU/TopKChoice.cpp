@@ -12,14 +12,12 @@ using arith::CmpIPredicate;
 //===----------------------------------------------------------------------===//
 
 Value RowSelection::log1pExpOfMinusAbs(Value x) {
-  Value minusAbs =
-      b.op<arith::MinNumFOp>(x, b.op<arith::SubFOp>(b.f32(0.0), x));
+  Value minusAbs = b.minimumNumber(x, b.sub(b.f32(0.0), x));
   return b.log1p(b.exp(minusAbs));
 }
 
 Value RowSelection::logSigmoid(Value x) {
-  return b.op<arith::SubFOp>(b.op<arith::MinNumFOp>(x, b.f32(0.0)),
-                             log1pExpOfMinusAbs(x));
+  return b.sub(b.minimumNumber(x, b.f32(0.0)), log1pExpOfMinusAbs(x));
 }
 
 Value RowSelection::score(Value x) {
@@ -27,13 +25,13 @@ Value RowSelection::score(Value x) {
   case ScoreFunction::None:
     return x;
   case ScoreFunction::Sigmoid: {
-    Value decay = b.exp(b.op<arith::SubFOp>(b.f32(0.0), x));
-    return b.op<arith::DivFOp>(b.f32(1.0), b.add(b.f32(1.0), decay));
+    Value decay = b.exp(b.sub(b.f32(0.0), x));
+    return b.div(b.f32(1.0), b.add(b.f32(1.0), decay));
   }
   case ScoreFunction::Softmax: {
-    Value weight = b.exp(b.op<arith::SubFOp>(x, rowMax));
+    Value weight = b.exp(b.sub(x, rowMax));
     Value isEmpty = b.compare(CmpFPredicate::OEQ, rowSum, b.f32(0.0));
-    return b.op<arith::DivFOp>(weight, b.select(isEmpty, b.f32(1.0), rowSum));
+    return b.div(weight, b.select(isEmpty, b.f32(1.0), rowSum));
   }
   case ScoreFunction::SqrtSoftplus: {
     // ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|).
@@ -52,7 +50,7 @@ SmallVector<Value> RowSelection::getChoiceScores() {
     if (Value bias = op.getSelectBias()) {
       Value expert = experts[j];
       if (exists(j))
-        expert = b.op<arith::MinSIOp>(expert, b.i32(numExperts - 1));
+        expert = b.minSigned(expert, b.i32(numExperts - 1));
       c = b.add(c, b.loadF32(bias, b.toIndex(expert)));
     }
     choice.push_back(c);
@@ -68,7 +66,7 @@ Value RowSelection::isInGroup(int64_t j, int64_t group) {
   if (last < begin || first >= end)
     return {};
   if (first >= begin && last < end)
-    return b.i1(true);
+    return b.boolean(true);
   return b.both(b.compare(CmpIPredicate::sge, experts[j], b.i32(begin)),
                 b.compare(CmpIPredicate::slt, experts[j], b.i32(end)));
 }
@@ -79,7 +77,7 @@ SmallVector<Value> RowSelection::getGroupValues(ArrayRef<Value> choice) {
   int64_t numGroups = op.getNGroup();
   bool sumsTwo =
       op.getGroupScore() == GroupScore::Top2Sum && numExperts / numGroups > 1;
-  Value lowest = b.infinity(true);
+  Value lowest = b.negInfinity();
   SmallVector<Value> values;
   for (int64_t group = 0; group < numGroups; ++group) {
     // The two largest of a set that is the union of two sets:
@@ -87,7 +85,7 @@ SmallVector<Value> RowSelection::getGroupValues(ArrayRef<Value> choice) {
     // second').
     Value first = lowest, second = lowest;
     auto merge = [&](Value otherFirst, Value otherSecond) {
-      Value lower = b.op<arith::MinNumFOp>(first, otherFirst);
+      Value lower = b.minimumNumber(first, otherFirst);
       first = maximum(first, otherFirst);
       second = maximum(maximum(second, otherSecond), lower);
     };
@@ -121,7 +119,7 @@ SmallVector<Value> RowSelection::findDropped(ArrayRef<Value> choice) {
       ranks[higher] = b.add(ranks[higher], b.select(later, b.i32(1), b.i32(0)));
       ranks[g] = b.add(ranks[g], b.select(later, b.i32(0), b.i32(1)));
     }
-  SmallVector<Value> dropped(shape.keysPerLane, b.i1(false));
+  SmallVector<Value> dropped(shape.keysPerLane, b.boolean(false));
   for (int64_t g = 0; g < numGroups; ++g) {
     Value loses = b.compare(CmpIPredicate::sge, ranks[g], b.i32(numKept));
     for (int64_t j = 0; j < shape.keysPerLane; ++j)

@@ -49,13 +49,12 @@ SmallVector<Value> RowSelection::renormalise(ArrayRef<Value> values,
   }
   Value divisor = b.select(isEmpty, b.f32(1.0), b.add(sum, floor));
   for (Value value : values)
-    gates.push_back(
-        b.select(isEmpty, b.f32(0.0), b.op<arith::DivFOp>(value, divisor)));
+    gates.push_back(b.select(isEmpty, b.f32(0.0), b.div(value, divisor)));
   return gates;
 }
 
 SmallVector<Value> RowSelection::computeGates() {
-  Value zero = b.f32(0.0), lowest = b.infinity(true);
+  Value zero = b.f32(0.0), lowest = b.negInfinity();
   // t = the logits whose softmax the gates are, or v = the chosen scores;
   // slots without a gate have t = -inf, v = 0.
   SmallVector<Value> values;
@@ -86,7 +85,7 @@ SmallVector<Value> RowSelection::computeGates() {
     highest = maximum(highest, t);
   highest = finiteOrZero(reduceMax(highest));
   for (Value &t : values)
-    t = b.exp(b.op<arith::SubFOp>(t, highest));
+    t = b.exp(b.sub(t, highest));
   return renormalise(values, {});
 }
 
@@ -133,11 +132,11 @@ static void storeTogether(ThreadBuilder &b, ArrayRef<Value> values,
 /// A forced id in the type of the indices; -1 where that does not hold it: cut
 /// off, it could name an expert.
 Value RowSelection::asIndex(Value id, Type type) {
-  Value index = b.resize(id, type);
+  Value index = b.castInt(id, type);
   if (id.getType().getIntOrFloatBitWidth() <= type.getIntOrFloatBitWidth())
     return index;
-  Value fits = b.compare(CmpIPredicate::eq, b.resize(index, id.getType()), id);
-  return b.select(fits, index, b.resize(b.i32(-1), type));
+  Value fits = b.compare(CmpIPredicate::eq, b.castInt(index, id.getType()), id);
+  return b.select(fits, index, b.castInt(b.i32(-1), type));
 }
 
 void RowSelection::storeSlots(ArrayRef<Value> gates, Value isRow) {
@@ -156,9 +155,9 @@ void RowSelection::storeSlots(ArrayRef<Value> gates, Value isRow) {
     if (op.getForced())
       finalGate = b.select(hasGate[slot], finalGate, b.f32(0.0));
     Value finalExpert = op.getForced() ? asIndex(forced[slot], type)
-                                       : b.resize(chosen[slot], type);
+                                       : b.castInt(chosen[slot], type);
     if (isToken) {
-      Value none = b.resize(b.i32(-1), type);
+      Value none = b.castInt(b.i32(-1), type);
       finalGate = b.select(isToken, finalGate, b.f32(0.0));
       finalExpert = b.select(isToken, finalExpert, none);
     }
@@ -223,7 +222,7 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
     Value lane = b.op<arith::RemUIOp>(thread, b.i32(shape.lanes));
     Value group = b.toIndex(b.op<arith::DivUIOp>(thread, b.i32(shape.lanes)));
     int64_t groups = block.numThreads / shape.lanes;
-    Value last = b.op<arith::SubIOp>(numRows, b.index(1));
+    Value last = b.sub(numRows, b.index(1));
     auto emitRow = [&](Value row) {
       Value isRow = b.compare(CmpIPredicate::ult, row, numRows);
       RowSelection(b, op, shape, lane)

@@ -122,7 +122,7 @@ void RowSelection::loadScores() {
   for (int64_t j = 0; j < shape.keysPerLane; j += width) {
     Value first = experts[j];
     if (exists(j))
-      first = b.op<arith::MinSIOp>(first, b.i32(numExperts - width));
+      first = b.minSigned(first, b.i32(numExperts - width));
     SmallVector<Value> place = at(scoresIn, 1, first);
     if (width == 1 && !form.hasPackedKeys) {
       scores.push_back(b.loadF32(scoresIn, place));
@@ -177,7 +177,7 @@ Value RowSelection::anyLane(Value condition) {
 /// Scores past the end repeat others of the row.
 void RowSelection::findNaN() {
   if (!form.hasPackedKeys) {
-    Value any = b.i1(false);
+    Value any = b.boolean(false);
     for (Value x : scores)
       any = b.either(any, b.isNaN(x));
     hasNaN = anyLane(any);
@@ -201,7 +201,7 @@ void RowSelection::computeRowSoftmax() {
   rowMax = finiteOrZero(reduceMax(highest));
   rowSum = b.f32(0.0);
   for (auto [j, x] : llvm::enumerate(scores)) {
-    Value weight = b.exp(b.op<arith::SubFOp>(x, rowMax));
+    Value weight = b.exp(b.sub(x, rowMax));
     if (Value isExpert = exists(j))
       weight = b.select(isExpert, weight, b.f32(0.0));
     rowSum = b.add(rowSum, weight);
@@ -280,7 +280,7 @@ void RowSelection::addLane(MutableArrayRef<Value> kept) {
   for (auto [i, key] : llvm::enumerate(kept)) {
     if (static_cast<int64_t>(i) >= certain)
       key = b.op<arith::MaxUIOp>(key, distance);
-    key = b.op<arith::SubIOp>(key, distance);
+    key = b.sub(key, distance);
   }
 }
 
@@ -362,8 +362,9 @@ void RowSelection::takeSlots(ArrayRef<Value> keys) {
     if (isSlot[slot])
       expert = b.select(isSlot[slot], expert, b.i32(0));
     chosen.push_back(expert);
-    hasGate.push_back(
-        form.choosesByScores ? Value() : b.no(WideKeys::isExcluded(b, key)));
+    hasGate.push_back(form.choosesByScores
+                          ? Value()
+                          : b.negate(WideKeys::isExcluded(b, key)));
     if (form.choosesByScores)
       chosenScores.push_back(form.hasPackedKeys ? packed.scoreOf(key)
                                                 : WideKeys::scoreOf(b, key));
@@ -374,14 +375,14 @@ void RowSelection::readForced() {
   for (int64_t slot = 0; slot < shape.slotsPerLane; ++slot) {
     Value rank = rankOf(slot);
     if (isSlot[slot])
-      rank = b.op<arith::MinSIOp>(rank, b.i32(numSelected - 1));
+      rank = b.minSigned(rank, b.i32(numSelected - 1));
     Value expert =
         memref::LoadOp::create(b, op.getForced(), at(op.getForced(), 1, rank));
     Value limit = arith::ConstantOp::create(
         b, b.getIntegerAttr(expert.getType(), numExperts));
     hasGate.push_back(b.compare(CmpIPredicate::ult, expert, limit));
     forced.push_back(expert);
-    chosen.push_back(b.resize(expert, b.getI32Type()));
+    chosen.push_back(b.castInt(expert, b.getI32Type()));
   }
 }
 

@@ -172,9 +172,7 @@ private:
   /// ln(1 + e^-|x|).
   Value log1pExpOfMinusAbs(Value x);
   Value loadScore(Value expert);
-  Value maximum(Value lhs, Value rhs) {
-    return b.op<arith::MaxNumFOp>(lhs, rhs);
-  }
+  Value maximum(Value lhs, Value rhs) { return b.maximumNumber(lhs, rhs); }
   Value reduceMax(Value x) {
     return b.reduceLanes(x, shape.lanes,
                          [&](Value l, Value r) { return maximum(l, r); });
@@ -187,7 +185,7 @@ private:
   Value anyLane(Value condition);
   /// -inf becomes 0, so that subtracting it from -inf does not make a NaN.
   Value finiteOrZero(Value x) {
-    Value empty = b.compare(arith::CmpFPredicate::OEQ, x, b.infinity(true));
+    Value empty = b.compare(arith::CmpFPredicate::OEQ, x, b.negInfinity());
     return b.select(empty, b.f32(0.0), x);
   }
   SmallVector<Value> at(Value memref, int64_t numInner, Value inner);

@@ -37,13 +37,9 @@ public:
   // Integers
   //===--------------------------------------------------------------------===//
 
+  using ThreadBuilder::div;
   Value div(Value lhs, int64_t powerOfTwo);
   Value rem(Value lhs, int64_t powerOfTwo);
-  Value min(Value lhs, Value rhs) { return op<arith::MinSIOp>(lhs, rhs); }
-  Value maxInt(Value lhs, Value rhs) { return op<arith::MaxSIOp>(lhs, rhs); }
-  Value less(Value lhs, Value rhs) {
-    return compare(arith::CmpIPredicate::slt, lhs, rhs);
-  }
   /// The thread's number in the block as i32.
   Value thread();
 

@@ -26,93 +26,17 @@ using namespace mlir::moe;
 // Body
 //===----------------------------------------------------------------------===//
 
-static bool isFloat(Value value) { return isa<FloatType>(value.getType()); }
-
-Value Body::index(int64_t dim) {
+Value Body::iteration(int64_t dim) {
   const int64_t *loop = llvm::find(loops, dim);
   assert(loop != loops.end() && "the nest does not iterate over this dim");
   return linalg::IndexOp::create(*this, loop - loops.begin());
-}
-
-Value Body::f32(double value) {
-  return arith::ConstantOp::create(*this, getF32FloatAttr(value));
-}
-Value Body::f64(double value) {
-  return arith::ConstantOp::create(*this, getF64FloatAttr(value));
-}
-Value Body::negInf() { return f32(-std::numeric_limits<double>::infinity()); }
-Value Body::boolean(bool value) { return integer(getI1Type(), value); }
-Value Body::integer(Type type, int64_t value) {
-  return arith::ConstantOp::create(*this, getIntegerAttr(type, value));
-}
-
-Value Body::add(Value lhs, Value rhs) {
-  if (isFloat(lhs))
-    return arith::AddFOp::create(*this, lhs, rhs);
-  return arith::AddIOp::create(*this, lhs, rhs);
-}
-Value Body::sub(Value lhs, Value rhs) {
-  if (isFloat(lhs))
-    return arith::SubFOp::create(*this, lhs, rhs);
-  return arith::SubIOp::create(*this, lhs, rhs);
-}
-Value Body::mul(Value lhs, Value rhs) {
-  if (isFloat(lhs))
-    return arith::MulFOp::create(*this, lhs, rhs);
-  return arith::MulIOp::create(*this, lhs, rhs);
-}
-Value Body::div(Value lhs, Value rhs) {
-  if (isFloat(lhs))
-    return arith::DivFOp::create(*this, lhs, rhs);
-  return arith::DivUIOp::create(*this, lhs, rhs);
-}
-Value Body::max(Value lhs, Value rhs) {
-  return arith::MaximumFOp::create(*this, lhs, rhs);
-}
-Value Body::exp(Value value) { return math::ExpOp::create(*this, value); }
-Value Body::log(Value value) { return math::LogOp::create(*this, value); }
-
-Value Body::isNan(Value value) {
-  return arith::CmpFOp::create(*this, arith::CmpFPredicate::UNO, value, value);
-}
-Value Body::isNegInf(Value value) { return equal(value, negInf()); }
-Value Body::equal(Value lhs, Value rhs) {
-  if (isFloat(lhs))
-    return arith::CmpFOp::create(*this, arith::CmpFPredicate::OEQ, lhs, rhs);
-  return arith::CmpIOp::create(*this, arith::CmpIPredicate::eq, lhs, rhs);
-}
-Value Body::less(Value lhs, Value rhs) {
-  if (isFloat(lhs))
-    return arith::CmpFOp::create(*this, arith::CmpFPredicate::OLT, lhs, rhs);
-  return arith::CmpIOp::create(*this, arith::CmpIPredicate::slt, lhs, rhs);
-}
-Value Body::both(Value lhs, Value rhs) {
-  return arith::AndIOp::create(*this, lhs, rhs);
-}
-Value Body::either(Value lhs, Value rhs) {
-  return arith::OrIOp::create(*this, lhs, rhs);
-}
-Value Body::negate(Value condition) {
-  return arith::XOrIOp::create(*this, condition, boolean(true));
-}
-Value Body::select(Value condition, Value yes, Value no) {
-  return arith::SelectOp::create(*this, condition, yes, no);
-}
-Value Body::castIndex(Value value, Type type) {
-  if (value.getType() == type)
-    return value;
-  if (isa<IndexType>(type) || isa<IndexType>(value.getType()))
-    return arith::IndexCastOp::create(*this, type, value);
-  if (value.getType().getIntOrFloatBitWidth() < type.getIntOrFloatBitWidth())
-    return arith::ExtSIOp::create(*this, type, value);
-  return arith::TruncIOp::create(*this, type, value);
 }
 
 Value Body::toF64(Value value) {
   if (isFloat(value))
     return arith::ExtFOp::create(*this, getF64Type(), value);
   return arith::SIToFPOp::create(*this, getF64Type(),
-                                 castIndex(value, getI64Type()));
+                                 castInt(value, getI64Type()));
 }
 
 //===----------------------------------------------------------------------===//
@@ -173,7 +97,7 @@ Access Domain::filled(ArrayRef<int64_t> dims, bool value) {
   return filled(dims, builder.getI1Type(), value);
 }
 Access Domain::filled(ArrayRef<int64_t> dims, Type type, int64_t value) {
-  return fill(empty(dims, type), body.integer(type, value));
+  return fill(empty(dims, type), body.constantInt(type, value));
 }
 
 /// The dims that any of `accesses` is indexed by, in ascending order: the loops
@@ -286,7 +210,7 @@ Value mlir::moe::divideOrZero(Body &b, Value numerator, Value denominator) {
 
 Value mlir::moe::comesBefore(Body &b, Value lhs, Value lhsIndex, Value rhs,
                              Value rhsIndex) {
-  Value lhsNan = b.isNan(lhs), rhsNan = b.isNan(rhs);
+  Value lhsNan = b.isNaN(lhs), rhsNan = b.isNaN(rhs);
   Value better = b.either(b.less(rhs, lhs), b.both(b.negate(lhsNan), rhsNan));
   Value tie = b.either(b.equal(lhs, rhs), b.both(lhsNan, rhsNan));
   return b.either(better, b.both(tie, b.less(lhsIndex, rhsIndex)));
@@ -296,15 +220,15 @@ Softmax mlir::moe::buildSoftmax(Domain &domain, Access logits,
                                 ArrayRef<int64_t> row) {
   Type f32 = domain.getBody().getF32Type();
   Access lowest =
-      domain.fill(domain.empty(row, f32), domain.getBody().negInf());
+      domain.fill(domain.empty(row, f32), domain.getBody().negInfinity());
   Access max =
       domain.reduce({logits}, lowest, [](Body &b, ValueRange in, Value acc) {
-        return b.max(acc, in[0]);
+        return b.maximum(acc, in[0]);
       });
   // -inf - -inf would be NaN where the row has no support.
   Access shift =
       domain.map({max}, domain.empty(row, f32), [](Body &b, ValueRange in) {
-        return b.select(b.isNegInf(in[0]), b.f32(0.0), in[0]);
+        return b.select(b.isNegInfinity(in[0]), b.f32(0.0), in[0]);
       });
   Access exps = domain.map(
       {logits, shift}, domain.empty(logits.dims, f32),
@@ -407,8 +331,8 @@ static Access buildUsedAdjacency(Domain &domain, AdjacencyGateOp op, int64_t e,
                                 return b.both(acc, b.equal(in[0], b.f32(0.0)));
                               });
   return domain.map({a, cold}, used, [&](Body &b, ValueRange in) {
-    Value identity =
-        b.select(b.equal(b.index(e), b.index(l)), b.f32(1.0), b.f32(0.0));
+    Value identity = b.select(b.equal(b.iteration(e), b.iteration(l)),
+                              b.f32(1.0), b.f32(0.0));
     return b.select(in[1], identity, keep(b, in[0]));
   });
 }

@@ -23,10 +23,7 @@
 #include "MoEDims.h"
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
-
-#include "mlir/Dialect/Arith/IR/Arith.h"
-#include "mlir/IR/ImplicitLocOpBuilder.h"
-#include "mlir/IR/TypeUtilities.h"
+#include "MoE/Dialect/MoE/Utils/ArithmeticBuilder.h"
 
 namespace mlir::moe {
 
@@ -42,44 +39,16 @@ struct Access {
   Type getElementType() const { return getElementTypeOrSelf(value.getType()); }
 };
 
-/// The body of a nest: a builder with the arithmetic that the ops need.
-class Body : public ImplicitLocOpBuilder {
+/// The body of a nest.
+class Body : public ArithmeticBuilder {
 public:
   Body(OpBuilder &builder, Location loc, ArrayRef<int64_t> loops = {})
-      : ImplicitLocOpBuilder(loc, builder), loops(loops) {}
+      : ArithmeticBuilder(loc, builder), loops(loops) {}
 
   /// The iteration number along `dim` of the domain.
-  Value index(int64_t dim);
+  Value iteration(int64_t dim);
 
-  Value f32(double value);
-  Value f64(double value);
-  Value negInf();
-  Value boolean(bool value);
-  Value integer(Type type, int64_t value);
-
-  // Floats, or integers of one type.
-  Value add(Value lhs, Value rhs);
-  Value sub(Value lhs, Value rhs);
-  Value mul(Value lhs, Value rhs);
-  Value div(Value lhs, Value rhs);
-  /// NaN if either is NaN.
-  Value max(Value lhs, Value rhs);
-  Value exp(Value value);
-  Value log(Value value);
-
-  Value isNan(Value value);
-  Value isNegInf(Value value);
-  Value equal(Value lhs, Value rhs);
-  /// lhs < rhs, signed for integers, false for NaN.
-  Value less(Value lhs, Value rhs);
-  Value atMost(Value lhs, Value rhs) { return negate(less(rhs, lhs)); }
-  Value both(Value lhs, Value rhs);
-  Value either(Value lhs, Value rhs);
-  Value negate(Value condition);
-  Value select(Value condition, Value yes, Value no);
-
-  /// An index or integer as an integer or index of type `type`.
-  Value castIndex(Value value, Type type);
+  Value f64(double value) { return constant(getF64Type(), value); }
   /// An index, an integer or an f32 as an f64.
   Value toF64(Value value);
 

@@ -19,7 +19,7 @@ static Access buildWeights(Domain &domain, Access logits, Access lse) {
   return domain.map({logits, lse},
                     domain.empty(logits.dims, domain.getBody().getF32Type()),
                     [](Body &b, ValueRange in) {
-                      return b.select(b.isNegInf(in[0]), b.f32(0.0),
+                      return b.select(b.isNegInfinity(in[0]), b.f32(0.0),
                                       b.exp(b.sub(in[0], in[1])));
                     });
 }
@@ -70,8 +70,9 @@ static Access buildJointWeights(Domain &domain, AttentionPosteriorBackwardOp op,
   return domain.map(
       {joint, lse, head}, domain.empty(joint.dims, f32),
       [&](Body &b, ValueRange in) {
-        Value isHead = b.equal(b.castIndex(b.index(h), in[2].getType()), in[2]);
-        Value isSeen = b.both(isHead, b.negate(b.isNegInf(in[0])));
+        Value isHead =
+            b.equal(b.castInt(b.iteration(h), in[2].getType()), in[2]);
+        Value isSeen = b.both(isHead, b.negate(b.isNegInfinity(in[0])));
         return b.select(isSeen, b.exp(b.sub(in[0], in[1])), b.f32(0.0));
       });
 }
@@ -318,7 +319,7 @@ SoftmaxMixBackwardDkvOp::decomposeOperation(OpBuilder &builder) {
   Value scale = outer.f32(getScale().convertToDouble());
   Value origin = getOrigin();
   if (origin) // of the queries among the keys: the other way round
-    origin = outer.sub(outer.integer(outer.getIndexType(), 0), origin);
+    origin = outer.sub(outer.constantInt(outer.getIndexType(), 0), origin);
   auto [weights, dx] = buildMixGradients(domain, *this, origin);
   Access dk =
       sumProducts(domain, dx, domain.at(getQ(), {b, h, i, f}), {b, h, j, f});
@@ -349,7 +350,7 @@ struct SelectionGradient {
 
   /// Whether choice `index` is the expert that the nest is at.
   Value isChosen(Body &b, Value index) {
-    return b.equal(index, b.castIndex(b.index(e), index.getType()));
+    return b.equal(index, b.castInt(b.iteration(e), index.getType()));
   }
 
   TopKRenormBackwardOp op;
@@ -367,7 +368,7 @@ static Access buildShares(SelectionGradient &t) {
   return t.domain.map({t.domain.at(t.op.getGates(), t.nk), t.choices},
                       t.domain.empty(t.nk, t.f32), [&](Body &b, ValueRange in) {
                         Value none =
-                            b.less(in[1], b.integer(in[1].getType(), 0));
+                            b.less(in[1], b.constantInt(in[1].getType(), 0));
                         Value share =
                             b.mul(in[0], b.f32(scale == 0 ? 0 : 1 / scale));
                         return b.select(none, b.f32(0.0), share);
@@ -380,7 +381,7 @@ static Access buildShareGradients(SelectionGradient &t, Access shares) {
   Access dg = t.domain.map(
       {t.domain.at(t.op.getDgates(), t.nk), t.choices},
       t.domain.empty(t.nk, t.f32), [&](Body &b, ValueRange in) {
-        Value none = b.less(in[1], b.integer(in[1].getType(), 0));
+        Value none = b.less(in[1], b.constantInt(in[1].getType(), 0));
         return b.select(none, b.f32(0.0), b.mul(in[0], b.f32(scale)));
       });
   if (!t.op.getRenorm())
@@ -407,7 +408,7 @@ static Access buildInverseSums(SelectionGradient &t) {
       {t.domain.at(t.op.getScores(), t.ne), t.choices},
       t.domain.filled(t.n, 0.0f), [&](Body &b, ValueRange in, Value acc) {
         Value counts =
-            b.both(t.isChosen(b, in[1]), b.negate(b.isNegInf(in[0])));
+            b.both(t.isChosen(b, in[1]), b.negate(b.isNegInfinity(in[0])));
         return b.select(counts, b.add(acc, in[0]), acc);
       });
   return t.domain.map(
@@ -429,7 +430,7 @@ static Value buildLogSlope(Body &b, ScoreFunction function, Value x) {
   case ScoreFunction::SqrtSoftplus: {
     // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
     Value sigmoid = b.div(b.select(isNegative, t, one), denominator);
-    Value softplus = b.add(b.max(x, zero), math::Log1pOp::create(b, t));
+    Value softplus = b.add(b.maximum(x, zero), math::Log1pOp::create(b, t));
     Value slope = b.div(sigmoid, b.mul(b.f32(2.0), softplus));
     return b.select(b.less(x, b.f32(-17.0)), b.f32(0.5), slope);
   }
@@ -461,7 +462,7 @@ TopKRenormBackwardOp::decomposeOperation(OpBuilder &builder) {
     // A choice of -inf has gate 0 whatever else there is.
     Access x = t.domain.at(getScores(), t.ne);
     Access dp = t.domain.map({scattered, x}, out, [](Body &b, ValueRange in) {
-      return b.select(b.isNegInf(in[1]), b.f32(0.0), in[0]);
+      return b.select(b.isNegInfinity(in[1]), b.f32(0.0), in[0]);
     });
     return SmallVector<Value>{dp.value};
   }

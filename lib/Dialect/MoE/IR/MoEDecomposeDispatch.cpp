@@ -69,7 +69,7 @@ Access DispatchMeaning::buildExperts() {
         {experts, domain.at(map, {l})},
         domain.filled({n, k}, getElementTypeOrSelf(map.getType()), -1),
         [&](Body &b, ValueRange in, Value acc) {
-          Value isLogical = b.equal(in[0], b.castIndex(b.index(l), type));
+          Value isLogical = b.equal(in[0], b.castInt(b.iteration(l), type));
           return b.select(isLogical, in[1], acc);
         });
   }
@@ -77,14 +77,15 @@ Access DispatchMeaning::buildExperts() {
   if (op.getMask())
     ins.push_back(domain.at(op.getMask(), {n}));
   Type type = experts.getElementType();
-  Value numExperts = domain.getBody().castIndex(domain.getSizeValue(e), type);
+  Value numExperts = domain.getBody().castInt(domain.getSizeValue(e), type);
   return domain.map(
       ins, domain.empty({n, k}, i32), [&](Body &b, ValueRange in) {
-        Value isExpert = b.both(b.atMost(b.integer(type, 0), in[0]),
+        Value isExpert = b.both(b.atMost(b.constantInt(type, 0), in[0]),
                                 b.less(in[0], numExperts));
         if (in.size() == 2)
           isExpert = b.both(isExpert, in[1]);
-        return b.select(isExpert, b.castIndex(in[0], i32), b.integer(i32, -1));
+        return b.select(isExpert, b.castInt(in[0], i32),
+                        b.constantInt(i32, -1));
       });
 }
 
@@ -100,18 +101,18 @@ Value DispatchMeaning::buildCapacity() {
   Value share = arith::CeilDivUIOp::create(b, domain.getSizeValue(dispatch::n),
                                            domain.getSizeValue(dispatch::e));
   Type f64 = b.getF64Type(), i64 = b.getI64Type();
-  Value wide = arith::SIToFPOp::create(b, f64, b.castIndex(share, i64));
+  Value wide = arith::SIToFPOp::create(b, f64, b.castInt(share, i64));
   Value scaled =
       b.mul(wide, arith::ConstantOp::create(
                       b, b.getF64FloatAttr(factor->convertToDouble())));
   Value rows = arith::FPToSIOp::create(b, i64, scaled);
-  Value places = b.castIndex(domain.getSizeValue(dispatch::k), i64);
-  return b.castIndex(b.mul(rows, places), i32);
+  Value places = b.castInt(domain.getSizeValue(dispatch::k), i64);
+  return b.castInt(b.mul(rows, places), i32);
 }
 
 /// Whether the other token comes first; `priorities` are this and the other's.
 Value DispatchMeaning::tokenComesBefore(Body &b, ValueRange priorities) {
-  Value self = b.index(dispatch::n), other = b.index(twinN);
+  Value self = b.iteration(dispatch::n), other = b.iteration(twinN);
   if (priorities.empty())
     return b.less(other, self);
   return comesBefore(b, priorities[1], other, priorities[0], self);
@@ -142,7 +143,8 @@ Access DispatchMeaning::buildKeptByGate(Access experts, Value capacity) {
   Access standing = countBefore(
       experts, pairOf(op.getGates()), [&](Body &b, ValueRange gates) {
         auto position = [&](int64_t choice, int64_t token) {
-          return b.add(b.mul(b.index(choice), numTokens), b.index(token));
+          return b.add(b.mul(b.iteration(choice), numTokens),
+                       b.iteration(token));
         };
         return comesBefore(b, gates[1], position(twinK, twinN), gates[0],
                            position(k, n));
@@ -162,7 +164,7 @@ Access DispatchMeaning::buildRanks(Access experts, Access *kept) {
   if (kept)
     ins.push_back(domain.at(kept->value, {twinN, twinK}));
   return countBefore(experts, ins, [&](Body &b, ValueRange in) {
-    Value self = b.index(dispatch::k), other = b.index(twinK);
+    Value self = b.iteration(dispatch::k), other = b.iteration(twinK);
     Value before =
         b.either(b.less(other, self),
                  b.both(b.equal(other, self),
@@ -177,7 +179,7 @@ Access DispatchMeaning::buildPaddedCounts(Access counts) {
     return counts;
   return domain.map(
       {counts}, domain.empty({dispatch::e}, i32), [&](Body &b, ValueRange in) {
-        Value block = b.integer(i32, op.getAlignment());
+        Value block = b.constantInt(i32, op.getAlignment());
         Value blocks = arith::CeilDivUIOp::create(b, in[0], block);
         return b.mul(blocks, block);
       });
@@ -198,7 +200,7 @@ SmallVector<Value> DispatchMeaning::build() {
     ins.push_back(*byGate);
   Access kept =
       domain.map(ins, domain.empty({n, k}, i1), [&](Body &b, ValueRange in) {
-        Value isKept = b.atMost(b.integer(i32, 0), in[0]);
+        Value isKept = b.atMost(b.constantInt(i32, 0), in[0]);
         if (byGate)
           return b.both(isKept, in[2]);
         return capacity ? b.both(isKept, b.less(in[1], capacity)) : isKept;
@@ -206,21 +208,21 @@ SmallVector<Value> DispatchMeaning::build() {
 
   // counts_e = sum_nk [expert_nk = e and kept_nk]
   Access counts = domain.fill(domain.at(op.getCountsInit(), {e}),
-                              domain.getBody().integer(i32, 0));
+                              domain.getBody().constantInt(i32, 0));
   counts = domain.reduce(
       {experts, kept}, counts, [&](Body &b, ValueRange in, Value acc) {
         Value isOfExpert =
-            b.both(b.equal(in[0], b.castIndex(b.index(e), i32)), in[1]);
+            b.both(b.equal(in[0], b.castInt(b.iteration(e), i32)), in[1]);
         return b.add(acc, arith::ExtUIOp::create(b, i32, isOfExpert));
       });
 
   // offsets_b = sum_{e < b} padded_e
   Access padded = buildPaddedCounts(counts);
   Access offsets = domain.fill(domain.at(op.getOffsetsInit(), {b}),
-                               domain.getBody().integer(i32, 0));
+                               domain.getBody().constantInt(i32, 0));
   offsets = domain.reduce(
       {padded}, offsets, [&](Body &body, ValueRange in, Value acc) {
-        return body.select(body.less(body.index(e), body.index(b)),
+        return body.select(body.less(body.iteration(e), body.iteration(b)),
                            body.add(acc, in[0]), acc);
       });
 
@@ -232,13 +234,13 @@ SmallVector<Value> DispatchMeaning::build() {
                                [](Body &, ValueRange in) { return in[0]; }),
                     [&](Body &b, ValueRange in, Value acc) {
                       Value isBefore =
-                          b.less(b.castIndex(b.index(e), i32), in[0]);
+                          b.less(b.castInt(b.iteration(e), i32), in[0]);
                       return b.select(isBefore, b.add(acc, in[1]), acc);
                     });
   Access slots = domain.map({row, kept}, domain.at(op.getSlotsInit(), {n, k}),
                             [&](Body &b, ValueRange in) {
-                              return b.select(in[1], b.castIndex(in[0], type),
-                                              b.integer(type, -1));
+                              return b.select(in[1], b.castInt(in[0], type),
+                                              b.constantInt(type, -1));
                             });
   return {slots.value, offsets.value, counts.value};
 }
@@ -272,10 +274,10 @@ CombineOp::decomposeOperation(OpBuilder &builder) {
       {domain.at(getSlots(), join(n, {k})),
        domain.at(getGates(), join(n, {k}))},
       sum, [&](Body &b, ValueRange in, Value acc) {
-        Value slot = b.castIndex(in[0], b.getIndexType());
-        Value zero = b.integer(b.getIndexType(), 0);
+        Value slot = b.castInt(in[0], b.getIndexType());
+        Value zero = b.constantInt(b.getIndexType(), 0);
         Value isRow = b.both(b.atMost(zero, slot), b.less(slot, numRows));
-        Value column = b.index(d);
+        Value column = b.iteration(d);
         // No row is read where there is none, not even one that is not used.
         auto read = scf::IfOp::create(
             b, isRow,
@@ -312,12 +314,12 @@ CombineOp::decomposeOperation(OpBuilder &builder) {
 static Access buildInverseNorm(Domain &domain, Access x, ArrayRef<int64_t> row,
                                double eps) {
   Access squares = domain.contract(x, x, row);
-  return domain.map({squares}, domain.empty(row, domain.getBody().getF32Type()),
-                    [&](Body &b, ValueRange in) {
-                      return b.div(
-                          b.f32(1.0),
-                          b.max(math::SqrtOp::create(b, in[0]), b.f32(eps)));
-                    });
+  return domain.map(
+      {squares}, domain.empty(row, domain.getBody().getF32Type()),
+      [&](Body &b, ValueRange in) {
+        return b.div(b.f32(1.0),
+                     b.maximum(math::SqrtOp::create(b, in[0]), b.f32(eps)));
+      });
 }
 
 /// exps / sum of a softmax, into `out`.
@@ -371,7 +373,7 @@ SoftDispatchOp::decomposeOperation(OpBuilder &builder) {
     logits =
         domain.map({logits, domain.at(getMask(), bn)},
                    domain.empty(logits.dims, f32), [](Body &b, ValueRange in) {
-                     return b.select(in[1], in[0], b.negInf());
+                     return b.select(in[1], in[0], b.negInfinity());
                    });
 
   Access toSlots =

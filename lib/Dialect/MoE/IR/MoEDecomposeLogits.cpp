@@ -41,7 +41,7 @@ static Access buildNorms(Domain &domain, Access x, double eps) {
   return domain.map({squares}, domain.empty(row, outer.getF32Type()),
                     [&](Body &b, ValueRange in) -> Value {
                       Value norm =
-                          b.max(math::SqrtOp::create(b, in[0]), b.f64(eps));
+                          b.maximum(math::SqrtOp::create(b, in[0]), b.f64(eps));
                       return arith::TruncFOp::create(b, b.getF32Type(), norm);
                     });
 }
@@ -113,7 +113,7 @@ HyperRouterOp::decomposeOperation(OpBuilder &builder) {
       domain.contract(domain.at(getW1(), {h, c}), domain.at(getE(), {c}),
                       copyOf(domain, domain.at(getB1(), {h})));
   hidden = domain.map({hidden}, hidden, [](Body &b, ValueRange in) {
-    return b.max(in[0], b.f32(0.0));
+    return b.maximum(in[0], b.f32(0.0));
   });
   // rows_g = b2_g + sum_h w2_gh hidden_h
   Access rows = domain.contract(domain.at(getW2(), {g, h}), hidden,
@@ -122,13 +122,13 @@ HyperRouterOp::decomposeOperation(OpBuilder &builder) {
   // weight_ed = rows[e (d + 1) + d], bias_e = rows[e (d + 1) + d_max]
   Value width = domain.getSizeValue(d);
   auto read = [&](Body &b, Value column) -> Value {
-    Value stride = b.add(width, b.integer(b.getIndexType(), 1));
-    Value row = b.add(b.mul(b.index(e), stride), column);
+    Value stride = b.add(width, b.constantInt(b.getIndexType(), 1));
+    Value row = b.add(b.mul(b.iteration(e), stride), column);
     return tensor::ExtractOp::create(b, rows.value, row);
   };
   Access weight =
       domain.map({}, domain.at(getOuts()[0], {e, d}),
-                 [&](Body &b, ValueRange) { return read(b, b.index(d)); });
+                 [&](Body &b, ValueRange) { return read(b, b.iteration(d)); });
   Access bias = domain.map({}, domain.at(getOuts()[1], {e}),
                            [&](Body &b, ValueRange) { return read(b, width); });
   return SmallVector<Value>{weight.value, bias.value};
@@ -149,16 +149,16 @@ struct Metric {
 
   /// Whether `expert` is one of the previous layer's.
   Value isRouted(Body &b, Value expert) {
-    Value size = b.castIndex(numClusters, expert.getType());
-    return b.both(b.atMost(b.integer(expert.getType(), 0), expert),
+    Value size = b.castInt(numClusters, expert.getType());
+    return b.both(b.atMost(b.constantInt(expert.getType(), 0), expert),
                   b.less(expert, size));
   }
   /// m[expert, d], and of no matter which expert where that one is none.
   Value readWeight(Body &b, Value expert, Value routed) {
-    Value row = b.select(routed, expert, b.integer(expert.getType(), 0));
+    Value row = b.select(routed, expert, b.constantInt(expert.getType(), 0));
     return tensor::ExtractOp::create(
         b, op.getM(),
-        ValueRange{b.castIndex(row, b.getIndexType()), b.index(d)});
+        ValueRange{b.castInt(row, b.getIndexType()), b.iteration(d)});
   }
 
   ACLogitsOp op;

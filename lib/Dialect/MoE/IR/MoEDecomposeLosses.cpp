@@ -40,7 +40,7 @@ static Access countTokens(Domain &domain, Value mask, int64_t n) {
   Type i64 = domain.getBody().getI64Type();
   if (!mask)
     return domain.fill(domain.empty({}, i64),
-                       domain.getBody().castIndex(domain.getSizeValue(n), i64));
+                       domain.getBody().castInt(domain.getSizeValue(n), i64));
   return domain.reduce({domain.at(mask, {n})}, domain.filled({}, i64, 0),
                        [&](Body &b, ValueRange in, Value acc) {
                          return b.add(acc,
@@ -60,9 +60,9 @@ static Access buildLoad(Domain &domain, BalanceLossOp op) {
   if (op.getMask())
     ins.push_back(domain.at(op.getMask(), {n}));
   Access load = domain.fill(domain.at(op.getOuts()[1], {e}),
-                            domain.getBody().integer(i32, 0));
+                            domain.getBody().constantInt(i32, 0));
   return domain.reduce(ins, load, [&](Body &b, ValueRange in, Value acc) {
-    Value isChosen = b.equal(in[0], b.castIndex(b.index(e), in[0].getType()));
+    Value isChosen = b.equal(in[0], b.castInt(b.iteration(e), in[0].getType()));
     if (in.size() == 2)
       isChosen = b.both(isChosen, in[1]);
     return b.add(acc, arith::ExtUIOp::create(b, i32, isChosen));
@@ -79,7 +79,7 @@ BalanceLossOp::decomposeOperation(OpBuilder &builder) {
   Access load = buildLoad(domain, *this);
   Access total = domain.reduce({load}, domain.filled({}, i64, 0),
                                [&](Body &b, ValueRange in, Value acc) {
-                                 return b.add(acc, b.castIndex(in[0], i64));
+                                 return b.add(acc, b.castInt(in[0], i64));
                                });
 
   // sums_e = sum_n p_ne over the real tokens
@@ -105,8 +105,8 @@ BalanceLossOp::decomposeOperation(OpBuilder &builder) {
       domain.at(getOuts()[0], {}), [&](Body &b, ValueRange in) {
         Value divisor = in[1];
         if (getDivisor() == LossDivisor::Assignments)
-          divisor = b.mul(divisor, b.castIndex(numPlaces, i64));
-        Value experts = toF64(b, b.castIndex(numExperts, i64));
+          divisor = b.mul(divisor, b.castInt(numPlaces, i64));
+        Value experts = toF64(b, b.castInt(numExperts, i64));
         return toF32(
             b, b.mul(experts, divideOrZero64(b, in[0], toF64(b, divisor))));
       });
@@ -130,12 +130,13 @@ FailureOr<SmallVector<Value>> ZLossOp::decomposeOperation(OpBuilder &builder) {
   Access lse =
       domain.map(ins, domain.at(getOuts()[1], {n}), [](Body &b, ValueRange in) {
         Value lse = b.add(in[0], b.log(in[1]));
-        return in.size() == 3 ? b.select(in[2], lse, b.negInf()) : lse;
+        return in.size() == 3 ? b.select(in[2], lse, b.negInfinity()) : lse;
       });
   Access squares = domain.reduce(
       {lse}, zeros64(domain, {}), [](Body &b, ValueRange in, Value acc) {
         Value wide = toF64(b, in[0]);
-        return b.select(b.isNegInf(in[0]), acc, b.add(acc, b.mul(wide, wide)));
+        return b.select(b.isNegInfinity(in[0]), acc,
+                        b.add(acc, b.mul(wide, wide)));
       });
   Access loss =
       domain.map({squares, countTokens(domain, getMask(), n)},
@@ -158,15 +159,15 @@ BiasUpdateOp::decomposeOperation(OpBuilder &builder) {
   Access counts = domain.at(getCounts(), {0});
   Access total = domain.reduce({counts}, domain.filled({}, i64, 0),
                                [&](Body &b, ValueRange in, Value acc) {
-                                 return b.add(acc, b.castIndex(in[0], i64));
+                                 return b.add(acc, b.castInt(in[0], i64));
                                });
   double gamma = getGamma().convertToDouble();
-  Value numExperts = domain.getBody().castIndex(domain.getSizeValue(0), i64);
+  Value numExperts = domain.getBody().castInt(domain.getSizeValue(0), i64);
   Access updated =
       domain.map({domain.at(getBias(), {0}), counts, total},
                  domain.at(getOuts()[0], {0}), [&](Body &b, ValueRange in) {
                    // sign(total - E count)
-                   Value own = b.mul(b.castIndex(in[1], i64), numExperts);
+                   Value own = b.mul(b.castInt(in[1], i64), numExperts);
                    Value step =
                        b.select(b.less(own, in[2]), b.f32(gamma), b.f32(0.0));
                    step = b.select(b.less(in[2], own), b.f32(-gamma), step);

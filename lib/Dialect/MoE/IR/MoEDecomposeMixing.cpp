@@ -53,7 +53,7 @@ static Value buildOrigin(Domain &domain, Value origin, int64_t i, int64_t j) {
 /// Whether the positions of query i and key j admit the pair.
 static Value buildPositionTest(Body &b, const Visibility &rule, int64_t i,
                                int64_t j) {
-  Value position = b.add(b.index(i), rule.origin), key = b.index(j);
+  Value position = b.add(b.iteration(i), rule.origin), key = b.iteration(j);
   if (rule.exchanged)
     std::swap(position, key);
   Value visible = b.boolean(true);
@@ -63,8 +63,8 @@ static Value buildPositionTest(Body &b, const Visibility &rule, int64_t i,
     visible = b.both(visible, b.negate(b.equal(key, position)));
   if (rule.window) {
     // Without itself a query still sees `window` keys.
-    Value reach =
-        b.integer(b.getIndexType(), *rule.window + (rule.excludeSelf ? 1 : 0));
+    Value reach = b.constantInt(b.getIndexType(),
+                                *rule.window + (rule.excludeSelf ? 1 : 0));
     visible = b.both(visible, b.less(b.sub(position, reach), key));
   }
   return visible;
@@ -92,7 +92,7 @@ static Access buildVisibleLogits(Domain &domain, ArrayRef<Access> ins,
     }
     if (rule.keyLevel)
       visible = b.both(visible, b.atMost(parts[1], parts[0]));
-    return b.select(visible, fn(b, in.take_front(ins.size())), b.negInf());
+    return b.select(visible, fn(b, in.take_front(ins.size())), b.negInfinity());
   });
 }
 
@@ -107,7 +107,7 @@ static Access buildMixed(Domain &domain, Access logits, const Softmax &softmax,
   Access sums =
       domain.reduce({logits, softmax.exps, v}, domain.filled(out.dims, 0.0f),
                     [](Body &b, ValueRange in, Value acc) {
-                      return b.select(b.isNegInf(in[0]), acc,
+                      return b.select(b.isNegInfinity(in[0]), acc,
                                       b.add(acc, b.mul(in[1], in[2])));
                     });
   return domain.map({sums, softmax.sum}, out, [](Body &b, ValueRange in) {
@@ -129,7 +129,7 @@ static Access buildRowEntropies(Domain &domain, Access logits,
   Access moments = domain.reduce(
       {logits, softmax.exps, softmax.shift}, domain.filled(out.dims, 0.0f),
       [](Body &b, ValueRange in, Value acc) {
-        return b.select(b.isNegInf(in[0]), acc,
+        return b.select(b.isNegInfinity(in[0]), acc,
                         b.add(acc, b.mul(in[1], b.sub(in[0], in[2]))));
       });
   return domain.map({moments, softmax.sum}, out, [](Body &b, ValueRange in) {
@@ -283,8 +283,9 @@ std::optional<Access> mlir::moe::buildQueryMask(Domain &domain, Value mask) {
       domain.getBody().equal(domain.getSizeValue(i), domain.getSizeValue(j));
   return domain.reduce({domain.at(mask, {b, j})}, domain.filled({b, i}, true),
                        [&](Body &b, ValueRange in, Value acc) {
-                         Value isOwn = b.both(sameTokens,
-                                              b.equal(b.index(i), b.index(j)));
+                         Value isOwn =
+                             b.both(sameTokens,
+                                    b.equal(b.iteration(i), b.iteration(j)));
                          return b.both(acc, b.either(in[0], b.negate(isOwn)));
                        });
 }
@@ -309,15 +310,16 @@ Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
       domain.filled(join(scope, {h}), false),
       [&](Body &b, ValueRange in, Value acc) {
         Value zero = b.f32(0.0);
-        return b.either(acc, comesBefore(b, b.sub(zero, in[1]), b.index(other),
-                                         b.sub(zero, in[0]), b.index(h)));
+        return b.either(acc,
+                        comesBefore(b, b.sub(zero, in[1]), b.iteration(other),
+                                    b.sub(zero, in[0]), b.iteration(h)));
       });
   Type i32 = domain.getBody().getI32Type();
   Access head = domain.fill(domain.at(op.getOuts()[1], {b}),
-                            domain.getBody().integer(i32, 0));
+                            domain.getBody().constantInt(i32, 0));
   return domain.reduce(
       {preceded}, head, [&](Body &b, ValueRange in, Value acc) {
-        return b.select(in[0], acc, b.castIndex(b.index(h), i32));
+        return b.select(in[0], acc, b.castInt(b.iteration(h), i32));
       });
 }
 
@@ -333,7 +335,7 @@ Access mlir::moe::buildHeadWeights(Domain &domain, PosteriorOpInterface op,
         Value evidence = b.sub(in[1], in[0]);
         if (in.size() == 3)
           evidence = b.add(evidence, b.log(in[2]));
-        return b.select(b.isNegInf(in[1]), b.negInf(), evidence);
+        return b.select(b.isNegInfinity(in[1]), b.negInfinity(), evidence);
       });
   Softmax softmax = buildSoftmax(domain, evidence, {b, i});
   return domain.map(
@@ -395,14 +397,14 @@ Access mlir::moe::buildPosteriorLogits(Domain &domain, PosteriorOpInterface op,
       domain.contract(domain.at(op.getU(), {b, i, d}), means, {b, h, i, j});
   Access norms = domain.contract(means, means, {b, h, j});
   Value precision = buildPrecision(domain, op);
-  return domain.map(
-      {prior, products, norms},
-      domain.empty({b, h, i, j}, domain.getBody().getF32Type()),
-      [&](Body &b, ValueRange in) {
-        Value likelihood =
-            b.mul(precision, b.sub(in[1], b.mul(b.f32(0.5), in[2])));
-        return b.select(b.isNegInf(in[0]), in[0], b.add(in[0], likelihood));
-      });
+  return domain.map({prior, products, norms},
+                    domain.empty({b, h, i, j}, domain.getBody().getF32Type()),
+                    [&](Body &b, ValueRange in) {
+                      Value likelihood = b.mul(
+                          precision, b.sub(in[1], b.mul(b.f32(0.5), in[2])));
+                      return b.select(b.isNegInfinity(in[0]), in[0],
+                                      b.add(in[0], likelihood));
+                    });
 }
 
 /// out[b, .., ] = values[b, head_b, ..]: `h` is among the dims of `values`
@@ -414,7 +416,7 @@ static Access selectHead(Domain &domain, Access values, Access head,
   return domain.reduce({values, head}, domain.fill(out, outer.f32(0.0)),
                        [&](Body &b, ValueRange in, Value acc) {
                          Value isHead = b.equal(
-                             b.castIndex(b.index(h), in[1].getType()), in[1]);
+                             b.castInt(b.iteration(h), in[1].getType()), in[1]);
                          return b.select(isHead, in[0], acc);
                        });
 }
@@ -439,7 +441,7 @@ static Access buildPriorLse(Domain &domain, AttentionPosteriorOp op,
     return buildLse(domain, prior, out);
   return hideRows(domain, domain.at(op.getRowLse(), {b, h, i}),
                   buildQueryMask(domain, op.getMask()),
-                  domain.getBody().negInf(), out);
+                  domain.getBody().negInfinity(), out);
 }
 
 /// Likewise the entropies.
@@ -468,7 +470,7 @@ static SmallVector<Value> mixAllHeads(Domain &domain, AttentionPosteriorOp op,
   Access p = domain.fill(domain.at(op.getOuts()[0], {b, i, e}), outer.f32(0.0));
   p = domain.contract(weights, mixed, p);
   Access none = domain.fill(domain.at(op.getOuts()[1], {b}),
-                            outer.integer(outer.getI32Type(), -1));
+                            outer.constantInt(outer.getI32Type(), -1));
   return {p.value, none.value, priorLse.value, posteriorLse.value};
 }
 
@@ -496,7 +498,7 @@ AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
   Access head;
   if (getHeadMode() == HeadMode::Fixed)
     head = domain.fill(domain.at(getOuts()[1], {b}),
-                       outer.integer(outer.getI32Type(), *getHead()));
+                       outer.constantInt(outer.getI32Type(), *getHead()));
   else
     head = buildMinEntropyHead(
         domain, *this,
@@ -536,9 +538,8 @@ Access mlir::moe::buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
                                          arith::ExtUIOp::create(b, i64, in[0]));
                           });
   else
-    valid =
-        domain.fill(domain.empty({b}, i64),
-                    domain.getBody().castIndex(domain.getSizeValue(i), i64));
+    valid = domain.fill(domain.empty({b}, i64),
+                        domain.getBody().castInt(domain.getSizeValue(i), i64));
   return domain.map({sums, valid}, domain.at(op.getOuts()[0], {b, h}),
                     [](Body &b, ValueRange in) {
                       return divideOrZero(

@@ -47,7 +47,7 @@ struct Selection {
 static Value buildSoftplus(Body &b, Value x) {
   Value tail = math::Log1pOp::create(
       b, b.exp(b.sub(b.f32(0.0), math::AbsFOp::create(b, x))));
-  return b.add(b.max(x, b.f32(0.0)), tail);
+  return b.add(b.maximum(x, b.f32(0.0)), tail);
 }
 
 /// s = score(x), elementwise ones.
@@ -99,7 +99,7 @@ static Access buildLogScores(Selection &t) {
 
 /// The group of the expert that the nest is at.
 static Value groupOf(Body &b, int64_t expert, Value groupSize) {
-  return b.div(b.index(expert), groupSize);
+  return b.div(b.iteration(expert), groupSize);
 }
 
 /// rank[row, candidate] = the number of `candidate`s of the row that come
@@ -117,8 +117,8 @@ static Access buildRanks(
   return t.domain.reduce(
       ins, t.domain.filled(values.dims, t.i32, 0),
       [&](Body &b, ValueRange in, Value acc) {
-        Value counts =
-            comesBefore(b, in[1], b.index(other), in[0], b.index(candidate));
+        Value counts = comesBefore(b, in[1], b.iteration(other), in[0],
+                                   b.iteration(candidate));
         if (isCounted)
           counts = b.both(counts, isCounted(b, other, in.drop_front(2)));
         return b.add(acc, arith::ExtUIOp::create(b, t.i32, counts));
@@ -139,9 +139,9 @@ static Access buildGroupValues(Selection &t, Access c, int64_t group,
       {c, rankInGroup}, t.domain.filled(join(t.n, {group}), 0.0f),
       [&](Body &b, ValueRange in, Value acc) {
         Value isSummed =
-            b.both(b.equal(groupOf(b, t.e, groupSize), b.index(group)),
-                   b.less(in[1], b.integer(t.i32, numSummed)));
-        Value c = b.select(b.isNan(in[0]), b.negInf(), in[0]);
+            b.both(b.equal(groupOf(b, t.e, groupSize), b.iteration(group)),
+                   b.less(in[1], b.constantInt(t.i32, numSummed)));
+        Value c = b.select(b.isNaN(in[0]), b.negInfinity(), in[0]);
         return b.select(isSummed, b.add(acc, c), acc);
       });
 }
@@ -156,8 +156,9 @@ static Access buildKept(Selection &t, Access c) {
   return t.domain.reduce(
       {rank}, t.domain.fill(t.domain.empty(t.ne, t.i1), b.boolean(false)),
       [&](Body &b, ValueRange in, Value acc) {
-        Value isOfGroup = b.equal(groupOf(b, t.e, groupSize), b.index(group));
-        Value isKept = b.less(in[0], b.integer(t.i32, t.op.getTopkGroup()));
+        Value isOfGroup =
+            b.equal(groupOf(b, t.e, groupSize), b.iteration(group));
+        Value isKept = b.less(in[0], b.constantInt(t.i32, t.op.getTopkGroup()));
         return b.either(acc, b.both(isOfGroup, isKept));
       });
 }
@@ -196,10 +197,10 @@ static Access buildChoices(Selection &t, Access c) {
   return t.domain.reduce(
       ins, t.domain.filled(t.nk, type, 0),
       [&](Body &b, ValueRange in, Value acc) {
-        Value isChoice = b.equal(in[0], b.castIndex(b.index(t.k), t.i32));
+        Value isChoice = b.equal(in[0], b.castInt(b.iteration(t.k), t.i32));
         if (!kept.empty())
           isChoice = b.both(isChoice, in[1]);
-        return b.select(isChoice, b.castIndex(b.index(t.e), type), acc);
+        return b.select(isChoice, b.castInt(b.iteration(t.e), type), acc);
       });
 }
 
@@ -214,9 +215,9 @@ static Access gatherChosen(Selection &t, Access values, Access c,
   return t.domain.reduce(
       {values, c, choices}, t.domain.fill(t.domain.empty(t.nk, t.f32), none),
       [&](Body &b, ValueRange in, Value acc) {
-        Value isChoice =
-            b.both(b.equal(in[2], b.castIndex(b.index(t.e), in[2].getType())),
-                   b.negate(b.either(b.isNegInf(in[0]), b.isNegInf(in[1]))));
+        Value isChoice = b.both(
+            b.equal(in[2], b.castInt(b.iteration(t.e), in[2].getType())),
+            b.negate(b.either(b.isNegInfinity(in[0]), b.isNegInfinity(in[1]))));
         return b.select(isChoice, in[0], acc);
       });
 }
@@ -233,7 +234,7 @@ static Access buildGates(Selection &t, Access s, Access c, Access choices) {
   // v / sum v = softmax over the chosen of ln s
   if (t.op.getRenorm() && eps == 0.0 && hasLog) {
     Access logs =
-        gatherChosen(t, buildLogScores(t), c, choices, outer.negInf());
+        gatherChosen(t, buildLogScores(t), c, choices, outer.negInfinity());
     Softmax softmax = buildSoftmax(t.domain, logs, t.n);
     return t.domain.map(
         {softmax.exps, softmax.sum}, gates,
@@ -257,7 +258,7 @@ static Access buildPoisoned(Selection &t) {
   Access none = t.domain.fill(t.domain.empty(t.n, t.i1),
                               t.domain.getBody().boolean(false));
   return t.domain.reduce({t.x}, none, [](Body &b, ValueRange in, Value acc) {
-    return b.either(acc, b.isNan(in[0]));
+    return b.either(acc, b.isNaN(in[0]));
   });
 }
 
@@ -274,10 +275,10 @@ static Access buildReal(Selection &t) {
         Value real = in.empty() ? b.boolean(true) : in[0];
         if (!t.op.getNumValid())
           return real;
-        Value flat = b.integer(b.getIndexType(), 0);
+        Value flat = b.constantInt(b.getIndexType(), 0);
         for (auto [dim, size] : llvm::zip_equal(t.n, sizes))
-          flat = b.add(b.mul(flat, size), b.index(dim));
-        Value numValid = b.castIndex(t.op.getNumValid(), b.getIndexType());
+          flat = b.add(b.mul(flat, size), b.iteration(dim));
+        Value numValid = b.castInt(t.op.getNumValid(), b.getIndexType());
         return b.both(real, b.less(flat, numValid));
       });
 }
@@ -297,18 +298,19 @@ Operation *TopKRenormOp::makeExplicit(OpBuilder &builder) {
 
 /// Whether a forced id names an expert.
 static Value isExpert(Body &b, Value id, Value numExperts) {
-  Value bound = b.castIndex(numExperts, id.getType());
-  return b.both(b.atMost(b.integer(id.getType(), 0), id), b.less(id, bound));
+  Value bound = b.castInt(numExperts, id.getType());
+  return b.both(b.atMost(b.constantInt(id.getType(), 0), id),
+                b.less(id, bound));
 }
 
 /// An id in the type of the indices; -1 where that does not hold it: cut off,
 /// it could name an expert.
 static Value buildIndex(Body &b, Value id, Type type) {
-  Value index = b.castIndex(id, type);
+  Value index = b.castInt(id, type);
   if (id.getType().getIntOrFloatBitWidth() <= type.getIntOrFloatBitWidth())
     return index;
-  Value fits = b.equal(b.castIndex(index, id.getType()), id);
-  return b.select(fits, index, b.integer(type, -1));
+  Value fits = b.equal(b.castInt(index, id.getType()), id);
+  return b.select(fits, index, b.constantInt(type, -1));
 }
 
 FailureOr<SmallVector<Value>>
@@ -342,7 +344,7 @@ TopKRenormOp::decomposeOperation(OpBuilder &builder) {
   Access indices =
       t.domain.map({choices, real}, t.domain.at(getIndicesInit(), t.nk),
                    [&](Body &b, ValueRange in) {
-                     Value none = b.integer(type, -1);
+                     Value none = b.constantInt(type, -1);
                      return b.select(in[1], buildIndex(b, in[0], type), none);
                    });
   return SmallVector<Value>{gates.value, indices.value};
@@ -367,7 +369,8 @@ static Access buildBest(Domain &domain, Access p, ArrayRef<int64_t> row,
                         int64_t e) {
   Body &outer = domain.getBody();
   Access max = domain.reduce(
-      {p}, domain.fill(domain.empty(row, outer.getF32Type()), outer.negInf()),
+      {p},
+      domain.fill(domain.empty(row, outer.getF32Type()), outer.negInfinity()),
       [](Body &b, ValueRange in, Value acc) {
         // False for NaN, which so never becomes the maximum.
         return b.select(b.less(acc, in[0]), in[0], acc);
@@ -376,13 +379,14 @@ static Access buildBest(Domain &domain, Access p, ArrayRef<int64_t> row,
   Access none = domain.fill(domain.empty(row, index), domain.getSizeValue(e));
   Access first =
       domain.reduce({p, max}, none, [&](Body &b, ValueRange in, Value acc) {
-        Value isBest = b.both(b.equal(in[0], in[1]), b.less(b.index(e), acc));
-        return b.select(isBest, b.index(e), acc);
+        Value isBest =
+            b.both(b.equal(in[0], in[1]), b.less(b.iteration(e), acc));
+        return b.select(isBest, b.iteration(e), acc);
       });
   Value size = domain.getSizeValue(e);
   return domain.map(
       {first}, domain.empty(row, index), [&](Body &b, ValueRange in) {
-        return b.select(b.equal(in[0], size), b.integer(index, 0), in[0]);
+        return b.select(b.equal(in[0], size), b.constantInt(index, 0), in[0]);
       });
 }
 
@@ -407,21 +411,22 @@ ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
   Access selected = domain.map(
       {p, buildAny(domain, p, n, isAbove), buildBest(domain, p, n, e)},
       domain.empty(ne, i1), [&](Body &b, ValueRange in) {
-        return b.select(in[1], isAbove(b, in[0]), b.equal(b.index(e), in[2]));
+        return b.select(in[1], isAbove(b, in[0]),
+                        b.equal(b.iteration(e), in[2]));
       });
 
   // gates = p on the selected, by their sum
   Access weights = domain.map(
       {p, selected}, domain.empty(ne, f32), [](Body &b, ValueRange in) {
         // -inf is outside of the support (E5).
-        Value counts = b.both(in[1], b.negate(b.isNegInf(in[0])));
+        Value counts = b.both(in[1], b.negate(b.isNegInfinity(in[0])));
         return b.select(counts, in[0], b.f32(0.0));
       });
   Access sum = domain.reduce(
       {weights}, domain.filled(n, 0.0f),
       [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
   Access poisoned = buildAny(
-      domain, p, n, [](Body &b, Value value) { return b.isNan(value); });
+      domain, p, n, [](Body &b, Value value) { return b.isNaN(value); });
   SmallVector<Access> ins{weights, sum, poisoned};
   if (getMask())
     ins.push_back(domain.at(getMask(), n));
@@ -436,8 +441,8 @@ ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
   ins = {selected};
   if (getMask())
     ins.push_back(domain.at(getMask(), n));
-  Access count =
-      domain.fill(domain.at(getOuts()[1], n), domain.getBody().integer(i32, 0));
+  Access count = domain.fill(domain.at(getOuts()[1], n),
+                             domain.getBody().constantInt(i32, 0));
   count = domain.reduce(ins, count, [&](Body &b, ValueRange in, Value acc) {
     Value counts = getMask() ? b.both(in[0], in[1]) : in[0];
     return b.add(acc, arith::ExtUIOp::create(b, i32, counts));
@@ -458,13 +463,14 @@ DensifyOp::decomposeOperation(OpBuilder &builder) {
   SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
   Access dense = domain.fill(domain.at(getOuts()[0], join(n, {e})),
                              domain.getBody().f32(0.0));
-  dense = domain.reduce({domain.at(getGates(), join(n, {k})),
-                         domain.at(getIndices(), join(n, {k}))},
-                        dense, [&](Body &b, ValueRange in, Value acc) {
-                          Value isHere = b.equal(
-                              in[1], b.castIndex(b.index(e), in[1].getType()));
-                          return b.select(isHere, b.add(acc, in[0]), acc);
-                        });
+  dense =
+      domain.reduce({domain.at(getGates(), join(n, {k})),
+                     domain.at(getIndices(), join(n, {k}))},
+                    dense, [&](Body &b, ValueRange in, Value acc) {
+                      Value isHere = b.equal(
+                          in[1], b.castInt(b.iteration(e), in[1].getType()));
+                      return b.select(isHere, b.add(acc, in[0]), acc);
+                    });
   return SmallVector<Value>{dense.value};
 }
 

@@ -40,7 +40,7 @@ static Access buildMembers(Domain &domain, MadDispersionOp op) {
   return domain.map(ins, domain.empty({n, e}, domain.getBody().getI1Type()),
                     [](Body &b, ValueRange in) {
                       Value member = b.equal(
-                          in[0], b.castIndex(b.index(e), in[0].getType()));
+                          in[0], b.castInt(b.iteration(e), in[0].getType()));
                       return in.size() == 1 ? member : b.both(member, in[1]);
                     });
 }
@@ -83,7 +83,7 @@ MadDispersionOp::decomposeOperation(OpBuilder &builder) {
 
   Access members = buildMembers(domain, *this);
   Access counts =
-      domain.fill(domain.at(getOuts()[2], {e}), outer.integer(i32, 0));
+      domain.fill(domain.at(getOuts()[2], {e}), outer.constantInt(i32, 0));
   counts =
       domain.reduce({members}, counts, [&](Body &b, ValueRange in, Value acc) {
         return count(b, i32, acc, in[0]);
@@ -136,7 +136,7 @@ struct Weighing {
   Value isLive(Body &b, Value count) {
     if (op.getIncludeEmpty())
       return b.boolean(true);
-    return b.less(b.integer(count.getType(), 0), count);
+    return b.less(b.constantInt(count.getType(), 0), count);
   }
   Access buildNumLive();
   Access buildMean(Access w, ArrayRef<int64_t> kept, bool overFeatures);
@@ -256,11 +256,11 @@ DispersionWeightsOp::decomposeOperation(OpBuilder &builder) {
 /// The number of tokens of `counts` that are counted at (e, l), i64.
 static Value getCounted(Body &b, AdjacencyUpdateOp op, Value count) {
   using namespace adjacency;
-  count = b.castIndex(count, b.getI64Type());
+  count = b.castInt(count, b.getI64Type());
   if (op.getDiagonal())
     return count;
-  return b.select(b.equal(b.index(e), b.index(l)),
-                  b.integer(count.getType(), 0), count);
+  return b.select(b.equal(b.iteration(e), b.iteration(l)),
+                  b.constantInt(count.getType(), 0), count);
 }
 
 /// What the counts are divided by: row sums, column sums, or the diagonal entry
@@ -275,8 +275,8 @@ static Access buildDivisors(Domain &domain, AdjacencyUpdateOp op,
                          Value sum = b.add(acc, getCounted(b, op, in[0]));
                          if (op.getNorm() != AdjacencyNorm::Eq7)
                            return sum;
-                         return b.select(b.equal(b.index(e), b.index(l)), sum,
-                                         acc);
+                         return b.select(
+                             b.equal(b.iteration(e), b.iteration(l)), sum, acc);
                        });
 }
 
@@ -287,14 +287,13 @@ static Value buildNewGraph(Domain &domain, AdjacencyUpdateOp op,
   Access divisors = buildDivisors(domain, op, counts);
   // A batch without a selection, and so without a load, leaves `a` as it is
   // (E18).
-  Access any =
-      domain.reduce({counts}, domain.filled({}, false),
-                    [](Body &b, ValueRange in, Value acc) {
-                      Value isLoad =
-                          b.both(b.equal(b.index(e), b.index(l)),
-                                 b.less(b.integer(in[0].getType(), 0), in[0]));
-                      return b.either(acc, isLoad);
-                    });
+  Access any = domain.reduce(
+      {counts}, domain.filled({}, false),
+      [](Body &b, ValueRange in, Value acc) {
+        Value isLoad = b.both(b.equal(b.iteration(e), b.iteration(l)),
+                              b.less(b.constantInt(in[0].getType(), 0), in[0]));
+        return b.either(acc, isLoad);
+      });
   double beta = op.getBeta().convertToDouble();
   Access updated = domain.map(
       {domain.at(op.getA(), {e, l}), counts, divisors, any},
@@ -348,7 +347,7 @@ Value AdjacencyUpdateOp::finishTables(OpBuilder &builder, Value tables) {
   Access counts = domain.reduce({domain.at(tables, {part, e, l})},
                                 domain.filled({e, l}, i64, 0),
                                 [&](Body &b, ValueRange in, Value acc) {
-                                  return b.add(acc, b.castIndex(in[0], i64));
+                                  return b.add(acc, b.castInt(in[0], i64));
                                 });
   return buildNewGraph(domain, *this, counts);
 }
@@ -365,7 +364,7 @@ static Access buildSelected(Domain &domain, CoSelectionsOp op) {
     ins.push_back(domain.at(op.getMask(), {n}));
   return domain.reduce(
       ins, domain.filled({n, e}, false), [](Body &b, ValueRange in, Value acc) {
-        Value hit = b.equal(in[0], b.castIndex(b.index(e), in[0].getType()));
+        Value hit = b.equal(in[0], b.castInt(b.iteration(e), in[0].getType()));
         return b.either(acc, in.size() == 1 ? hit : b.both(hit, in[1]));
       });
 }

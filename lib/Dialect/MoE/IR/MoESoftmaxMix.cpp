@@ -207,11 +207,11 @@ Access mlir::moe::gatherHead(Domain &domain, const Access &access, int64_t one,
     SmallVector<Value> indices;
     for (int64_t dim : access.dims) {
       if (dim == posterior::h)
-        indices.push_back(b.castIndex(in[0], b.getIndexType()));
+        indices.push_back(b.castInt(in[0], b.getIndexType()));
       else if (dim == Access::kBroadcast)
-        indices.push_back(b.integer(b.getIndexType(), 0));
+        indices.push_back(b.constantInt(b.getIndexType(), 0));
       else
-        indices.push_back(b.index(dim));
+        indices.push_back(b.iteration(dim));
     }
     return tensor::ExtractOp::create(b, access.value, indices);
   });
@@ -322,7 +322,8 @@ static PriorRows buildPriorRows(OpBuilder &builder, Domain &domain,
                                 std::optional<Access> entropy = {}) {
   if (operands.rowLse) {
     Body &outer = domain.getBody();
-    lse = hideRows(domain, *operands.rowLse, queryMask, outer.negInf(), lse);
+    lse =
+        hideRows(domain, *operands.rowLse, queryMask, outer.negInfinity(), lse);
     if (entropy)
       entropy = hideRows(domain, *operands.rowEntropy, queryMask,
                          outer.f32(0.0), *entropy);
@@ -397,7 +398,7 @@ static SmallVector<Value> convertAllHeads(OpBuilder &builder, Domain &domain,
   Access p = domain.fill(domain.at(op.getOuts()[0], {b, i, e}), outer.f32(0.0));
   p = domain.contract(weights, mixed, p);
   Access none = domain.fill(domain.at(op.getOuts()[1], {b}),
-                            outer.integer(outer.getI32Type(), -1));
+                            outer.constantInt(outer.getI32Type(), -1));
   return {p.value, none.value, priorLse.value, posteriorLse};
 }
 
@@ -417,7 +418,7 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
   Access lseOut = domain.at(op.getOuts()[2], {b, one, i});
   if (op.getHeadMode() == HeadMode::Fixed) {
     head = domain.fill(domain.at(op.getOuts()[1], {b}),
-                       outer.integer(outer.getI32Type(), *op.getHead()));
+                       outer.constantInt(outer.getI32Type(), *op.getHead()));
     operands = pickHead(all, one, [&](const Access &access) {
       return sliceHead(builder, domain, access, one, *op.getHead());
     });

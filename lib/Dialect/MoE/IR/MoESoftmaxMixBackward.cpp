@@ -472,7 +472,7 @@ Value PosteriorBackward::finishHeads(Access ofHeads, ArrayRef<int64_t> dims,
   }
   auto ofHead = [&](Body &b, ValueRange in) {
     Value isHead =
-        b.equal(b.castIndex(b.index(posterior::h), in[1].getType()), in[1]);
+        b.equal(b.castInt(b.iteration(posterior::h), in[1].getType()), in[1]);
     return b.select(isHead, in[0], b.f32(0.0));
   };
   // The dim of one head is read at 0, so that `h` runs over all of them.
