@@ -26,33 +26,6 @@ Value Emitter::iota() {
 // Arithmetic
 //===----------------------------------------------------------------------===//
 
-Value Emitter::logSigmoid(Value x) {
-  // ln sigmoid(x) = min(x, 0) - log1p(exp(-|x|))
-  Value decay = exp(arith::NegFOp::create(*this, abs(x)));
-  return sub(minOrRhs(x, constant(x.getType(), 0.0)), log1p(decay));
-}
-
-Value Emitter::sigmoid(Value x) {
-  // With t = exp(-|x|): sigmoid(x) = (x >= 0 ? 1 : t) / (1 + t)
-  Value one = constant(x.getType(), 1.0);
-  Value decay = exp(arith::NegFOp::create(*this, abs(x)));
-  Value isNegative =
-      compare(arith::CmpFPredicate::OLT, x, constant(x.getType(), 0.0));
-  return div(select(isNegative, decay, one), add(one, decay));
-}
-
-Value Emitter::sqrtSoftplus(Value x) {
-  // ln(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)). Below -17 it is exp(x) to
-  // f32's last bit, whose root is taken in the exponent: exp(x / 2) does not
-  // underflow where exp(x) does.
-  Value decay = exp(arith::NegFOp::create(*this, abs(x)));
-  Value softplus = add(maxOrRhs(x, constant(x.getType(), 0.0)), log1p(decay));
-  Value isSmall =
-      compare(arith::CmpFPredicate::OLT, x, constant(x.getType(), -17.0));
-  Value half = exp(mul(x, constant(x.getType(), 0.5)));
-  return select(isSmall, half, sqrt(softplus));
-}
-
 //===----------------------------------------------------------------------===//
 // Casts
 //===----------------------------------------------------------------------===//

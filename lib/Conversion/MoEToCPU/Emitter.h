@@ -37,12 +37,8 @@ public:
   // Functions and casts
   //===--------------------------------------------------------------------===//
 
-  /// ln(1 / (1 + exp(-x))), accurate for any x.
-  Value logSigmoid(Value x);
-  /// 1 / (1 + exp(-x)), without overflow.
-  Value sigmoid(Value x);
-  /// sqrt(ln(1 + exp(x))), accurate where exp(x) underflows.
-  Value sqrtSoftplus(Value x);
+  Value max(Value lhs, Value rhs) override { return maxOrRhs(lhs, rhs); }
+  Value min(Value lhs, Value rhs) override { return minOrRhs(lhs, rhs); }
 
   /// An f32 scalar or vector from an f32, bf16 or f16 one.
   Value toF32(Value a);

@@ -15,7 +15,7 @@
 #include "Emitter.h"
 #include "Patterns.h"
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/Support/MathExtras.h"
@@ -64,7 +64,6 @@ private:
   Value loadScores(Value first, Value mask);
   Value getShift(Value maxima);
   Value getFactor(Value total, Value sums);
-  Value getLogSlope(Value x);
   void addGradient(Choice choice, Value mean, Value inverseSum);
 
   Emitter &e;
@@ -235,25 +234,6 @@ void TopKBackwardKernel::storeDenseInLoops(Value total) {
   });
 }
 
-/// d ln s / dx of sigmoid or sqrtsoftplus.
-Value TopKBackwardKernel::getLogSlope(Value x) {
-  switch (op.getScoreFunction()) {
-  case ScoreFunction::Sigmoid:
-    return e.sigmoid(arith::NegFOp::create(e, x));
-  case ScoreFunction::SqrtSoftplus: {
-    // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
-    Value root = e.sqrtSoftplus(x);
-    Value slope = e.div(e.sigmoid(x), e.mul(number(2.0), e.mul(root, root)));
-    Value isSmall = e.compare(arith::CmpFPredicate::OLT, x, number(-17.0));
-    return e.select(isSmall, number(0.5), slope);
-  }
-  case ScoreFunction::None:
-  case ScoreFunction::Softmax:
-    break;
-  }
-  llvm_unreachable("expected an elementwise score function");
-}
-
 /// Adds the gradient of one choice to dscores.
 void TopKBackwardKernel::addGradient(Choice choice, Value mean,
                                      Value inverseSum) {
@@ -263,9 +243,10 @@ void TopKBackwardKernel::addGradient(Choice choice, Value mean,
     gradient = e.mul(choice.share, gradient);
   else if (inverseSum)
     gradient = e.mul(gradient, inverseSum);
-  if (function != ScoreFunction::None && function != ScoreFunction::Softmax)
-    gradient =
-        e.mul(gradient, getLogSlope(e.toF32(e.load(scores, {choice.expert}))));
+  if (function != ScoreFunction::None && isElementwise(function)) {
+    Value x = e.toF32(e.load(scores, {choice.expert}));
+    gradient = e.mul(gradient, buildLogSlope(e, function, x));
+  }
   // What is no expert adds nothing to the first one.
   Value old = e.load(dscores, {choice.expert});
   Value sum = e.select(choice.exists, e.add(old, gradient), old);

@@ -15,16 +15,8 @@ using namespace mlir::moe;
 
 /// s = score(x).
 Value TopKKernel::applyScore(Value x, const RowStats &stats) {
-  switch (function) {
-  case ScoreFunction::None:
-    return x;
-  case ScoreFunction::Sigmoid:
-    return e.sigmoid(x);
-  case ScoreFunction::SqrtSoftplus:
-    return e.sqrtSoftplus(x);
-  case ScoreFunction::Softmax:
-    break;
-  }
+  if (isElementwise(function))
+    return buildScore(e, function, x);
   Value weight = e.exp(e.sub(x, getShift(e, stats.max)));
   return normalise(weight, stats.sumExp);
 }
@@ -71,10 +63,9 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
         Value value;
         if (!inLogSpace)
           value = e.select(valid, applyScore(x, stats), e.f32(0.0));
-        else if (function == ScoreFunction::Sigmoid)
-          value = e.select(valid, e.logSigmoid(x), e.negInfinity());
         else
-          value = e.select(valid, x, e.negInfinity());
+          value =
+              e.select(valid, buildLogScore(e, function, x), e.negInfinity());
         values.set(e, place, value);
         return {e.maxOrRhs(value, carried[0])};
       })[0];

@@ -6,6 +6,7 @@
 #include "Emitter.h"
 
 #include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
 
 #include <limits>
 
@@ -191,9 +192,7 @@ private:
   }
   /// softmax over the selected of ln s, which needs no eps and divides no 0/0.
   bool weighsInLogSpace() const {
-    return renorm && eps == 0.0 &&
-           (function == ScoreFunction::Softmax ||
-            function == ScoreFunction::Sigmoid);
+    return renorm && eps == 0.0 && hasLogScore(function);
   }
   Value applyScore(Value x, const RowStats &stats);
   Places computeGates(const TokenBlock &block, BestList &best,

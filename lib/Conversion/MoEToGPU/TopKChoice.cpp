@@ -2,6 +2,8 @@
 
 #include "TopKSelection.h"
 
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 using arith::CmpFPredicate;
@@ -11,34 +13,12 @@ using arith::CmpIPredicate;
 // Choice scores
 //===----------------------------------------------------------------------===//
 
-Value RowSelection::log1pExpOfMinusAbs(Value x) {
-  Value minusAbs = b.minimumNumber(x, b.sub(b.f32(0.0), x));
-  return b.log1p(b.exp(minusAbs));
-}
-
-Value RowSelection::logSigmoid(Value x) {
-  return b.sub(b.minimumNumber(x, b.f32(0.0)), log1pExpOfMinusAbs(x));
-}
-
 Value RowSelection::score(Value x) {
-  switch (form.function) {
-  case ScoreFunction::None:
-    return x;
-  case ScoreFunction::Sigmoid: {
-    Value decay = b.exp(b.sub(b.f32(0.0), x));
-    return b.div(b.f32(1.0), b.add(b.f32(1.0), decay));
-  }
-  case ScoreFunction::Softmax: {
-    Value weight = b.exp(b.sub(x, rowMax));
-    Value isEmpty = b.compare(CmpFPredicate::OEQ, rowSum, b.f32(0.0));
-    return b.div(weight, b.select(isEmpty, b.f32(1.0), rowSum));
-  }
-  case ScoreFunction::SqrtSoftplus: {
-    // ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|).
-    return b.sqrt(b.add(maximum(x, b.f32(0.0)), log1pExpOfMinusAbs(x)));
-  }
-  }
-  llvm_unreachable("unknown score function");
+  if (isElementwise(form.function))
+    return buildScore(b, form.function, x);
+  Value weight = b.exp(b.sub(x, rowMax));
+  Value isEmpty = b.compare(CmpFPredicate::OEQ, rowSum, b.f32(0.0));
+  return b.div(weight, b.select(isEmpty, b.f32(1.0), rowSum));
 }
 
 SmallVector<Value> RowSelection::getChoiceScores() {

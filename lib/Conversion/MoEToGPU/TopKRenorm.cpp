@@ -10,6 +10,8 @@
 #include "ThreadLowerings.h"
 #include "TopKSelection.h"
 
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
+
 #include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
@@ -68,9 +70,8 @@ SmallVector<Value> RowSelection::computeGates() {
       counts = b.both(counts, hasGate[slot]);
     if (isSlot[slot])
       counts = b.both(counts, isSlot[slot]);
-    Value value = !form.gatesFromLogits                     ? score(x)
-                  : form.function == ScoreFunction::Sigmoid ? logSigmoid(x)
-                                                            : x;
+    Value value =
+        form.gatesFromLogits ? buildLogScore(b, form.function, x) : score(x);
     values.push_back(
         b.select(counts, value, form.gatesFromLogits ? lowest : zero));
   }

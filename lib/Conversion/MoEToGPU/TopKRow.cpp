@@ -7,6 +7,8 @@
 #include "ThreadLowerings.h"
 #include "TopKSelection.h"
 
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
+
 #include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
 
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
@@ -38,8 +40,7 @@ SelectionForm::SelectionForm(TopKRenormOp op)
       choosesByScores(isOrderedByGivenScores(op)),
       hasPackedKeys(choosesByScores && op.getNGroup() == 1 && isNarrow(op)),
       gatesFromLogits(op.getRenorm() && op.getEps().convertToDouble() == 0.0 &&
-                      (function == ScoreFunction::Softmax ||
-                       function == ScoreFunction::Sigmoid)),
+                      hasLogScore(function)),
       needsRowSoftmax(
           function == ScoreFunction::Softmax &&
           !(gatesFromLogits && (choosesByScores || op.getForced()))) {}

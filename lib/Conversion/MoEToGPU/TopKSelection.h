@@ -167,10 +167,6 @@ private:
 
   /// The score function at x.
   Value score(Value x);
-  /// ln sigmoid(x) = min(x, 0) - ln(1 + e^-|x|).
-  Value logSigmoid(Value x);
-  /// ln(1 + e^-|x|).
-  Value log1pExpOfMinusAbs(Value x);
   Value loadScore(Value expert);
   Value maximum(Value lhs, Value rhs) { return b.maximumNumber(lhs, rhs); }
   Value reduceMax(Value x) {

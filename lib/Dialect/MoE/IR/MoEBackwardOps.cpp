@@ -7,6 +7,8 @@
 
 #include "MoEOpsDetail.h"
 
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
+
 #include "mlir/Dialect/Arith/IR/Arith.h"
 
 using namespace mlir;
@@ -457,16 +459,10 @@ bool TopKRenormBackwardOp::isDense() {
 }
 
 bool TopKRenormBackwardOp::needsScores() {
-  switch (getScoreFunction()) {
-  case ScoreFunction::Softmax:
-    return isDense();
-  case ScoreFunction::Sigmoid:
-  case ScoreFunction::SqrtSoftplus:
-    return true;
-  case ScoreFunction::None:
+  ScoreFunction function = getScoreFunction();
+  if (function == ScoreFunction::None)
     return getRenorm();
-  }
-  llvm_unreachable("unknown score function");
+  return isElementwise(function) || isDense();
 }
 
 LogicalResult TopKRenormBackwardOp::verify() {

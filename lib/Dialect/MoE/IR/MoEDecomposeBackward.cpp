@@ -8,6 +8,8 @@
 
 #include "MoEDecompose.h"
 
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
+
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/ADT/STLExtras.h"
 
@@ -415,30 +417,6 @@ static Access buildInverseSums(SelectionGradient &t) {
       {sums}, t.domain.empty(t.n, t.f32), [&](Body &b, ValueRange in) {
         return divideOrZero(b, b.f32(1.0), b.add(in[0], b.f32(eps)));
       });
-}
-
-/// d ln s / dx of an elementwise score function.
-static Value buildLogSlope(Body &b, ScoreFunction function, Value x) {
-  // t = exp(-|x|); sigmoid(-x) = (x >= 0 ? t : 1) / (1 + t)
-  Value zero = b.f32(0.0), one = b.f32(1.0);
-  Value t = b.exp(b.sub(zero, math::AbsFOp::create(b, x)));
-  Value isNegative = b.less(x, zero);
-  Value denominator = b.add(one, t);
-  switch (function) {
-  case ScoreFunction::Sigmoid:
-    return b.div(b.select(isNegative, one, t), denominator);
-  case ScoreFunction::SqrtSoftplus: {
-    // sigmoid(x) / (2 softplus(x)), which is 1/2 where both are exp(x).
-    Value sigmoid = b.div(b.select(isNegative, t, one), denominator);
-    Value softplus = b.add(b.maximum(x, zero), math::Log1pOp::create(b, t));
-    Value slope = b.div(sigmoid, b.mul(b.f32(2.0), softplus));
-    return b.select(b.less(x, b.f32(-17.0)), b.f32(0.5), slope);
-  }
-  case ScoreFunction::None:
-  case ScoreFunction::Softmax:
-    break;
-  }
-  llvm_unreachable("expected an elementwise score function");
 }
 
 FailureOr<SmallVector<Value>>

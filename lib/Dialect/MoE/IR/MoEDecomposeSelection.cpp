@@ -11,6 +11,7 @@
 #include "MoEDecompose.h"
 
 #include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
+#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/ADT/STLExtras.h"
@@ -43,34 +44,10 @@ struct Selection {
 // Scores
 //===----------------------------------------------------------------------===//
 
-/// ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|), which overflows nowhere.
-static Value buildSoftplus(Body &b, Value x) {
-  Value tail = math::Log1pOp::create(
-      b, b.exp(b.sub(b.f32(0.0), math::AbsFOp::create(b, x))));
-  return b.add(b.maximum(x, b.f32(0.0)), tail);
-}
-
-/// s = score(x), elementwise ones.
-static Value buildScore(Body &b, ScoreFunction function, Value x) {
-  switch (function) {
-  case ScoreFunction::Sigmoid: {
-    Value one = b.f32(1.0);
-    return b.div(one, b.add(one, b.exp(b.sub(b.f32(0.0), x))));
-  }
-  case ScoreFunction::SqrtSoftplus:
-    return math::SqrtOp::create(b, buildSoftplus(b, x));
-  case ScoreFunction::None:
-    return x;
-  case ScoreFunction::Softmax:
-    break;
-  }
-  llvm_unreachable("softmax is not elementwise");
-}
-
 static Access buildScores(Selection &t) {
   ScoreFunction function = t.op.getScoreFunction();
   Access s = t.domain.empty(t.ne, t.f32);
-  if (function != ScoreFunction::Softmax)
+  if (isElementwise(function))
     return t.domain.map({t.x}, s, [&](Body &b, ValueRange in) {
       return buildScore(b, function, in[0]);
     });
@@ -80,17 +57,15 @@ static Access buildScores(Selection &t) {
       [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
 }
 
-/// ln s up to a constant of the row, for the scores where it exists without
-/// going through s, whose underflow would lose the ratio of small scores.
+/// ln s up to a constant of the row.
 static Access buildLogScores(Selection &t) {
-  if (t.op.getScoreFunction() == ScoreFunction::Softmax)
+  ScoreFunction function = t.op.getScoreFunction();
+  if (function == ScoreFunction::Softmax)
     return t.x;
-  // ln sigmoid(x) = -ln(1 + e^-x)
-  return t.domain.map(
-      {t.x}, t.domain.empty(t.ne, t.f32), [](Body &b, ValueRange in) {
-        Value zero = b.f32(0.0);
-        return b.sub(zero, buildSoftplus(b, b.sub(zero, in[0])));
-      });
+  return t.domain.map({t.x}, t.domain.empty(t.ne, t.f32),
+                      [&](Body &b, ValueRange in) {
+                        return buildLogScore(b, function, in[0]);
+                      });
 }
 
 //===----------------------------------------------------------------------===//
@@ -227,12 +202,9 @@ static Access buildGates(Selection &t, Access s, Access c, Access choices) {
   Body &outer = t.domain.getBody();
   Access gates = t.domain.empty(t.nk, t.f32);
   double eps = t.op.getEps().convertToDouble();
-  ScoreFunction function = t.op.getScoreFunction();
-  bool hasLog =
-      function == ScoreFunction::Softmax || function == ScoreFunction::Sigmoid;
 
   // v / sum v = softmax over the chosen of ln s
-  if (t.op.getRenorm() && eps == 0.0 && hasLog) {
+  if (t.op.getRenorm() && eps == 0.0 && hasLogScore(t.op.getScoreFunction())) {
     Access logs =
         gatherChosen(t, buildLogScores(t), c, choices, outer.negInfinity());
     Softmax softmax = buildSoftmax(t.domain, logs, t.n);

@@ -61,8 +61,13 @@ public:
   Value mul(Value lhs, Value rhs);
   /// Unsigned for integers.
   Value div(Value lhs, Value rhs);
-  /// The larger or smaller of two numbers; NaN if either is (IEEE 754-2019
-  /// maximum).
+  /// Of floats.
+  Value neg(Value x) { return arith::NegFOp::create(*this, x); }
+  /// The larger or smaller of two numbers, by the target's cheapest way: where
+  /// one is NaN, either of them. For where a NaN shows by other operands.
+  virtual Value max(Value lhs, Value rhs) { return maximumNumber(lhs, rhs); }
+  virtual Value min(Value lhs, Value rhs) { return minimumNumber(lhs, rhs); }
+  /// The larger of two numbers; NaN if either is (IEEE 754-2019 maximum).
   Value maximum(Value lhs, Value rhs);
   /// The larger of two numbers; NaN only if both are (IEEE 754-2019
   /// maximumNumber).
