@@ -35,7 +35,7 @@ import torch
 
 import moe_mlir
 from moe_mlir.ops.topk_renorm import kernel as topk_kernel
-from moe_mlir.runtime import compile_kernels_cached
+from moe_mlir.jit import compile_kernels_cached
 from moe_mlir.sim.simulation import device_functions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -58,13 +58,13 @@ _FUNCTIONS = {
 _SUBMODULES = (
     "aot",
     "distributed",
+    "jit",
     "metrics",
     "nn",
     "phases",
     "plots",
     "reference",
     "reproduce",
-    "runtime",
     "sim",
 )
 

@@ -13,6 +13,7 @@ import warnings
 
 # Old name -> new one, both below moe_mlir.
 MOVED = {
+    "runtime": "jit",
     "simulate": "sim.simulation",
 }
 

@@ -244,7 +244,7 @@ def _overlap(a, b) -> bool:
 
 def _compile_function(module: Module, target: str):
     """The module's function of inputs and result buffers."""
-    from .runtime import compile_cached, compile_kernels_cached
+    from .jit import compile_cached, compile_kernels_cached
 
     if target == "cpu":
         return compile_cached(module.text).function(module.function)

@@ -14,6 +14,7 @@ import json
 import struct
 from pathlib import Path
 
+from . import jit
 from .launch import CHIPS, OWN_CHIPS, LaunchPlan, runnable_chips
 
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
@@ -178,9 +179,7 @@ def cuda_runtime() -> Runtime:
 @functools.lru_cache(maxsize=1024)
 def gpu_functions(runtime: Runtime, text: str, chip: str, device: int = 0) -> dict:
     """The public functions of a module of MLIR text on one GPU, by name."""
-    from .runtime import compile_kernels_cached
-
-    code = json.loads(compile_kernels_cached(text, chip))
+    code = json.loads(jit.compile_kernels_cached(text, chip))
     module = load_kernels(runtime, code["ptx"], device)
     return {f["name"]: GpuFunction(runtime, module, LaunchPlan(f)) for f in code["functions"]}
 

@@ -12,7 +12,7 @@ from typing import Callable
 
 import torch
 
-from moe_mlir.runtime import compile_kernels_cached
+from moe_mlir.jit import compile_kernels_cached
 from moe_mlir.sim.simulation import device_functions, intercept
 
 from . import kernel_time, sass

@@ -166,7 +166,7 @@ def _loop(step, lanes):
 
 def _gigaops(step, lanes, operations):
     """1e9 operations a second of a loop whose step on one vector does `operations`."""
-    from ..runtime import compile_cached
+    from ..jit import compile_cached
 
     loop = compile_cached(_loop(step, lanes)).function("loop")
     count, x, out = torch.tensor(400_000), torch.tensor(0.5), torch.empty(())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import moe_mlir
 
-from ..runtime import pack_kernels as pack_text
+from ..jit import pack_kernels as pack_text
 from ..sim.simulation import intercept
 
 _PACKAGE = Path(moe_mlir.__file__).absolute().parent

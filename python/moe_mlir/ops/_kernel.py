@@ -111,7 +111,7 @@ class Kernel:
     @functools.cached_property
     def function(self):
         """The native function, compiled at the first call that is not simulated."""
-        from ..runtime import compile_cached
+        from ..jit import compile_cached
 
         return compile_cached(self._text).function(self.op)
 

@@ -15,7 +15,7 @@ import functools
 import json
 from dataclasses import dataclass, field
 
-from .. import runtime
+from .. import jit
 from ..launch import LaunchPlan
 from .module import Module
 
@@ -116,7 +116,7 @@ def _make_workspace(size):
 @functools.lru_cache(maxsize=256)
 def device_functions(text: str, chip: str) -> dict:
     """The public functions of a module of MLIR text, compiled for a chip."""
-    code = json.loads(runtime.compile_kernels_cached(text, chip))
+    code = json.loads(jit.compile_kernels_cached(text, chip))
     return {f["name"]: device_function(code["ptx"], LaunchPlan(f)) for f in code["functions"]}
 
 

@@ -23,7 +23,7 @@ import torch
 from support import rewrite_manifest
 
 import moe_mlir
-from moe_mlir import artifact, cache, distributed, nn, runtime, sim
+from moe_mlir import artifact, cache, distributed, nn, jit, sim
 from moe_mlir._native import native
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -378,7 +378,7 @@ def an_unknown_option(folder):
 
 @case("expected", "python -m moe_mlir.reproduce", r"-:1:\d+: error")
 def a_module_of_ours_that_does_not_compile(folder):
-    return error_of(runtime.compile_cached, "func.func @f( {")
+    return error_of(jit.compile_cached, "func.func @f( {")
 
 
 # ------------------------------------------------------------------ artifacts

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import moe_mlir
 from moe_mlir import gpu
-from moe_mlir import runtime as moe_runtime
+from moe_mlir import jit
 from moe_mlir.ops import _library
 from moe_mlir.sim.simulation import Simulation
 
@@ -96,11 +96,11 @@ def test_packed_kernels_of_its_own_chip_come_first(tmp_path, monkeypatch):
 
     text = kernel(torch.float32, 8, 2, "logits", True, 1.0, False, torch.int64).text()
     for chip in ("sm_80", "sm_90", "sm_90a"):
-        moe_runtime.pack_kernels(text, chip, tmp_path)
+        jit.pack_kernels(text, chip, tmp_path)
     monkeypatch.setenv("MOE_MLIR_KERNELS", str(tmp_path))
 
     def target(chip):
-        return re.search(r"\.target (\w+)", moe_runtime.compile_kernels_cached(text, chip))[1]
+        return re.search(r"\.target (\w+)", jit.compile_kernels_cached(text, chip))[1]
 
     assert [target(chip) for chip in ("sm_89", "sm_90", "sm_90a", "sm_100")] == [
         "sm_80", "sm_90", "sm_90a", "sm_90"]

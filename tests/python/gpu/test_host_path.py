@@ -19,7 +19,7 @@ from moe_mlir import gpu
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
 from moe_mlir.launch import KernelLaunch, LaunchPlan
-from moe_mlir.runtime import compile_kernels_cached
+from moe_mlir.jit import compile_kernels_cached
 from moe_mlir.sim.simulation import Simulation
 from test_cuda_dispatch import on_simulated_driver, registered, runtime  # noqa: F401
 from test_no_spills import modules

@@ -16,7 +16,7 @@ from test_gpu_figures import figures
 import moe_mlir as m
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
-from moe_mlir.runtime import compile_kernels_cached
+from moe_mlir.jit import compile_kernels_cached
 from moe_mlir.sim.simulation import intercept
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16

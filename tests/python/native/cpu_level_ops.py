@@ -10,7 +10,7 @@ from unittest import mock
 
 import moe_mlir
 import torch
-from moe_mlir import reference, runtime
+from moe_mlir import reference, jit
 from moe_mlir.gpu_check import cases
 from moe_mlir.gpu_check.cases import OPS, operands
 
@@ -114,21 +114,21 @@ def check_model():
 
 def record():
     """One module with a function for every kernel of every form, at even and odd sizes."""
-    texts, compile_cached = [], runtime.compile_cached
+    texts, compile_cached = [], jit.compile_cached
 
     def keep(text, *arguments, **options):
         if text not in texts:
             texts.append(text)
         return compile_cached(text, *arguments, **options)
 
-    runtime.compile_cached = keep
+    jit.compile_cached = keep
     try:
         for sizes in ({}, ODD):
             with mock.patch.dict(vars(cases), sizes):
                 for op, dtype in forms():
                     run(moe_mlir, OPS[op], inputs(dtype))
     finally:
-        runtime.compile_cached = compile_cached
+        jit.compile_cached = compile_cached
     return "".join(re.sub(r"func\.func @(\w+)\(", rf"func.func @\g<1>_{i}(", text)
                    for i, text in enumerate(texts))
 

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 from conftest import AFFINE
-from moe_mlir import cache, runtime
+from moe_mlir import cache, jit
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +196,7 @@ def test_killed_writers_leave_no_torn_entry(store):
     assert store.entries()
 
 
-# ------------------------------------------------------------------ runtime
+# ---------------------------------------------------------------------- jit
 
 
 def run(executable):
@@ -207,28 +207,28 @@ def run(executable):
 
 
 def test_compile_cached_compiles_once(moe, monkeypatch):
-    first = runtime.compile_cached(AFFINE)
-    assert runtime.compile_cached(AFFINE) is first
-    runtime._loaded.clear()
+    first = jit.compile_cached(AFFINE)
+    assert jit.compile_cached(AFFINE) is first
+    jit._loaded.clear()
     # From disk now: the compiler must not be called.
     monkeypatch.setattr(cache.Cache, "store", lambda *_: pytest.fail("compiled again"))
-    second = runtime.compile_cached(AFFINE)
+    second = jit.compile_cached(AFFINE)
     assert second is not first
     assert run(first) == run(second) == 24
 
 
 def test_a_damaged_entry_compiles_again():
-    runtime.compile_cached(AFFINE)
-    runtime._loaded.clear()
+    jit.compile_cached(AFFINE)
+    jit._loaded.clear()
     path = entry_file(cache.open_default())
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.warns(RuntimeWarning, match="damaged"):
-        assert run(runtime.compile_cached(AFFINE)) == 24
+        assert run(jit.compile_cached(AFFINE)) == 24
 
 
 def test_without_a_disk_cache(monkeypatch):
     monkeypatch.setenv("MOE_MLIR_CACHE", "0")
-    assert run(runtime.compile_cached(AFFINE)) == 24
+    assert run(jit.compile_cached(AFFINE)) == 24
     assert not cache.default_folder().exists()
 
 
@@ -237,32 +237,32 @@ def test_an_unsafe_cache_warns_and_compiles():
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="without a disk cache"):
-        assert run(runtime.compile_cached(AFFINE)) == 24
+        assert run(jit.compile_cached(AFFINE)) == 24
 
 
 def test_the_pipeline_is_part_of_the_key(moe):
-    runtime.compile_cached(AFFINE)
+    jit.compile_cached(AFFINE)
     with pytest.raises(moe.MoeError):
-        runtime.compile_cached(AFFINE, pipeline="canonicalize")
+        jit.compile_cached(AFFINE, pipeline="canonicalize")
 
 
 def test_errors_are_not_cached(moe):
     for _ in range(2):
         with pytest.raises(moe.MoeError):
-            runtime.compile_cached("broken")
+            jit.compile_cached("broken")
     assert cache.open_default().entries() == []
 
 
 def test_dump_dir_shows_the_passes_although_cached(monkeypatch, tmp_path):
-    runtime.compile_cached(AFFINE)
-    runtime._loaded.clear()
+    jit.compile_cached(AFFINE)
+    jit._loaded.clear()
     monkeypatch.setenv("MOE_MLIR_DUMP_DIR", str(tmp_path / "dumps"))
-    runtime.compile_cached(AFFINE)
+    jit.compile_cached(AFFINE)
     assert list((tmp_path / "dumps").glob("*/00-input.mlir"))
 
 
 def test_command_line(capsys):
-    runtime.compile_cached(AFFINE)
+    jit.compile_cached(AFFINE)
     assert cache.main(["ls"]) == 0
     assert "1 entries" in capsys.readouterr().out
     assert cache.main(["verify"]) == 0

@@ -18,7 +18,7 @@ def nearly_equal(rows=64, experts=24):
 
 def run_decomposed(x, k, score, topk_group=2, group_score="max", bias=None):
     from moe_mlir._native import native
-    from moe_mlir.runtime import compile_cached
+    from moe_mlir.jit import compile_cached
 
     n, experts = x.shape
     z, g, i = f"tensor<{n}x{experts}xf32>", f"tensor<{n}x{k}xf32>", f"tensor<{n}x{k}xi64>"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import AFFINE
-from moe_mlir import _environment, _log, phases, reproduce, runtime
+from moe_mlir import _environment, _log, phases, reproduce, jit
 from moe_mlir._progress import Clock
 
 # The dispatch needs all choices at once, so it stays out of the loop of the selection.
@@ -60,10 +60,10 @@ def test_the_compiler_hands_out_its_remarks(moe):
 
 
 def test_remarks_reach_the_logger_although_cached(caplog):
-    runtime.compile_cached(UNFUSED)
-    runtime._loaded.clear()
+    jit.compile_cached(UNFUSED)
+    jit._loaded.clear()
     with caplog.at_level(logging.INFO, "moe_mlir.remarks"):
-        runtime.compile_cached(UNFUSED)
+        jit.compile_cached(UNFUSED)
     (record, *_) = [r for r in caplog.records if r.name == "moe_mlir.remarks"]
     assert "not fused with moe.topk_renorm" in record.getMessage()
 
@@ -71,15 +71,15 @@ def test_remarks_reach_the_logger_although_cached(caplog):
 def test_compilations_and_the_cache_are_logged(caplog):
     with caplog.at_level(logging.DEBUG, "moe_mlir"):
         for _ in range(2):
-            runtime.compile_cached(AFFINE)
-            runtime._loaded.clear()
+            jit.compile_cached(AFFINE)
+            jit._loaded.clear()
     # The remarks are wanted too at this level, so the cache was left alone.
     assert not [r for r in caplog.records if r.name == "moe_mlir.cache"]
     caplog.clear()
     with caplog.at_level(logging.WARNING, "moe_mlir.remarks"), \
             caplog.at_level(logging.DEBUG, "moe_mlir.compile"), \
             caplog.at_level(logging.DEBUG, "moe_mlir.cache"):
-        runtime.compile_cached(AFFINE)
+        jit.compile_cached(AFFINE)
     assert [r.name for r in caplog.records] == ["moe_mlir.cache"]
     assert "found" in caplog.records[0].getMessage()
 
@@ -157,7 +157,7 @@ def test_no_clock_where_nobody_watches(monkeypatch, variable, value):
 
 def test_a_failed_compilation_names_the_command_that_repeats_it(moe):
     with pytest.raises(moe.MoeError) as caught:
-        runtime.compile_cached("func.func @f( {")
+        jit.compile_cached("func.func @f( {")
     error = caught.value
     command = f"python -m moe_mlir.reproduce {error.reproducer}"
     assert command in str(error) and error.diagnostics
@@ -180,7 +180,7 @@ def test_a_reproducer_is_ir_and_remembers_how_it_was_compiled(moe, tmp_path, cap
 
 def test_phases_lead_to_the_pass_that_failed(moe, tmp_path, capsys):
     with pytest.raises(moe.MoeError) as caught:
-        runtime.compile_cached(AFFINE, pipeline="canonicalize")
+        jit.compile_cached(AFFINE, pipeline="canonicalize")
     path = caught.value.reproducer
     assert reproduce.main([str(path), "--phases", str(tmp_path / "phases")]) == 1
     assert str(tmp_path / "phases") in capsys.readouterr().err
@@ -219,7 +219,7 @@ def test_nobody_can_foresee_the_folder_of_reproducers(monkeypatch):
 def test_an_unwritable_folder_does_not_hide_the_error(moe, monkeypatch):
     monkeypatch.setenv("MOE_MLIR_REPRODUCER_DIR", "/proc/none")
     with pytest.raises(moe.MoeError, match="no file that reproduces this could be written"):
-        runtime.compile_cached("func.func @f( {")
+        jit.compile_cached("func.func @f( {")
 
 
 # ------------------------------------------------------------------ phases
@@ -227,7 +227,7 @@ def test_an_unwritable_folder_does_not_hide_the_error(moe, monkeypatch):
 
 def test_the_page_shows_each_pass_with_its_difference(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("MOE_MLIR_DUMP_DIR", str(tmp_path / "dumps"))
-    runtime.compile_cached(AFFINE)
+    jit.compile_cached(AFFINE)
     page = tmp_path / "phases.html"
     assert phases.main([str(tmp_path / "dumps"), "-o", str(page)]) == 0
     text = page.read_text()

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 import moe_mlir
-from moe_mlir.runtime import load_or_compile
+from moe_mlir.jit import load_or_compile
 
 from .. import timing
 from ..rows import Goal, assert_within, make_record, make_title, normal

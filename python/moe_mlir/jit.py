@@ -87,7 +87,7 @@ def _read_packed(folder, text, chip):
     name = text.partition("@")[2].partition("(")[0]
     raise ImportError(
         f"expected kernels for this '{name}' and {chip} in {folder}, found none: pack them with "
-        "moe_mlir.runtime.pack_kernels, or unset MOE_MLIR_KERNELS where the compiler is installed")
+        "moe_mlir.jit.pack_kernels, or unset MOE_MLIR_KERNELS where the compiler is installed")
 
 
 def set_num_threads(threads: int) -> None:
