@@ -57,6 +57,7 @@ _FUNCTIONS = {
 }
 _SUBMODULES = (
     "aot",
+    "crash_report",
     "distributed",
     "jit",
     "metrics",
@@ -64,7 +65,6 @@ _SUBMODULES = (
     "phases",
     "plots",
     "reference",
-    "reproduce",
     "sim",
 )
 

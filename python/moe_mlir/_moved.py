@@ -13,6 +13,7 @@ import warnings
 
 # Old name -> new one, both below moe_mlir.
 MOVED = {
+    "reproduce": "crash_report",
     "runtime": "jit",
     "simulate": "sim.simulation",
 }

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict
 from pathlib import Path
 
-from . import cache, reproduce
+from . import cache, crash_report
 from ._compiler import compile_bytes, target_cpu
 from ._log import logger
 from ._native import native
@@ -136,7 +136,7 @@ def _compile_and_tell(kind, text, target, dump):
         with Clock(f"moe-mlir: compiling {label}"):
             payload = compile_bytes(kind, text, target, dump, remarks)
     except native().MoeError as error:
-        raise reproduce.explain(error, kind, text, target) from None
+        raise crash_report.explain(error, kind, text, target) from None
     logger("compile").info("compiled %s in %.0f ms: %s of %d bytes", label,
                            1e3 * (time.perf_counter() - start), kind, len(payload))
     for remark in remarks:

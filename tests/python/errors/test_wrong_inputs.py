@@ -376,7 +376,7 @@ def an_unknown_option(folder):
     return tool("moe-compile", ROUTER, "-o", folder / "out", "--no-such-option")
 
 
-@case("expected", "python -m moe_mlir.reproduce", r"-:1:\d+: error")
+@case("expected", "python -m moe_mlir.crash_report", r"-:1:\d+: error")
 def a_module_of_ours_that_does_not_compile(folder):
     return error_of(jit.compile_cached, "func.func @f( {")
 
@@ -577,7 +577,7 @@ def a_variable_with_a_typing_error(folder):
 @case("expected", "moe-compile compiles any MLIR text")
 def a_reproducer_that_is_none(folder):
     (folder / "in.mlir").write_text("module {}")
-    done = subprocess.run([sys.executable, "-m", "moe_mlir.reproduce", folder / "in.mlir"],
+    done = subprocess.run([sys.executable, "-m", "moe_mlir.crash_report", folder / "in.mlir"],
                           capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(BUILD / "python")})
     assert done.returncode == 1

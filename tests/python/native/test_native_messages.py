@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from conftest import AFFINE
-from moe_mlir import _environment, _log, phases, reproduce, jit
+from moe_mlir import _environment, _log, crash_report, jit, phases
 from moe_mlir._progress import Clock
 
 # The dispatch needs all choices at once, so it stays out of the loop of the selection.
@@ -159,7 +159,7 @@ def test_a_failed_compilation_names_the_command_that_repeats_it(moe):
     with pytest.raises(moe.MoeError) as caught:
         jit.compile_cached("func.func @f( {")
     error = caught.value
-    command = f"python -m moe_mlir.reproduce {error.reproducer}"
+    command = f"python -m moe_mlir.crash_report {error.reproducer}"
     assert command in str(error) and error.diagnostics
     assert error.reproducer.stat().st_mode & 0o777 in (0o644, 0o600)
     done = subprocess.run([sys.executable, *command.split()[1:]], capture_output=True, text=True,
@@ -169,11 +169,11 @@ def test_a_failed_compilation_names_the_command_that_repeats_it(moe):
 
 
 def test_a_reproducer_is_ir_and_remembers_how_it_was_compiled(moe, tmp_path, capsys):
-    path = reproduce.write(tmp_path, "ptx", AFFINE, "sm_90", "some error\non two lines")
-    kind, text, target = reproduce.read(path)
+    path = crash_report.write(tmp_path, "ptx", AFFINE, "sm_90", "some error\non two lines")
+    kind, text, target = crash_report.read(path)
     assert (kind, target) == ("ptx", "sm_90") and "// on two lines" in text
     assert moe.Module.parse(text)
-    assert reproduce.main([str(path), "--phases", str(tmp_path / "phases")]) == 0
+    assert crash_report.main([str(path), "--phases", str(tmp_path / "phases")]) == 0
     assert "compiled: ptx of" in capsys.readouterr().out
     assert phases.read_folder(tmp_path / "phases")
 
@@ -182,18 +182,18 @@ def test_phases_lead_to_the_pass_that_failed(moe, tmp_path, capsys):
     with pytest.raises(moe.MoeError) as caught:
         jit.compile_cached(AFFINE, pipeline="canonicalize")
     path = caught.value.reproducer
-    assert reproduce.main([str(path), "--phases", str(tmp_path / "phases")]) == 1
+    assert crash_report.main([str(path), "--phases", str(tmp_path / "phases")]) == 1
     assert str(tmp_path / "phases") in capsys.readouterr().err
     assert (tmp_path / "phases" / "00-input.mlir").exists()
 
 
 def test_a_reproducer_replaces_a_link_and_leaves_what_it_names(moe, tmp_path):
-    path = reproduce.write(tmp_path, "object", AFFINE, "native", "an error")
+    path = crash_report.write(tmp_path, "object", AFFINE, "native", "an error")
     precious = tmp_path / "precious"
     precious.write_text("years")
     path.unlink()
     path.symlink_to(precious)
-    assert reproduce.write(tmp_path, "object", AFFINE, "native", "an error") == path
+    assert crash_report.write(tmp_path, "object", AFFINE, "native", "an error") == path
     assert precious.read_text() == "years" and not path.is_symlink()
     assert sorted(tmp_path.iterdir()) == [path, precious]
 
@@ -203,13 +203,13 @@ def test_nobody_can_foresee_the_folder_of_reproducers(monkeypatch):
     monkeypatch.delenv("MOE_MLIR_REPRODUCER_DIR")
     code = """if True:
         import os, pathlib, tempfile
-        from moe_mlir import reproduce
+        from moe_mlir import crash_report
         temporary = pathlib.Path(tempfile.mkdtemp())
         elsewhere = pathlib.Path(tempfile.mkdtemp())
         tempfile.tempdir = str(temporary)
         (temporary / f"moe-mlir-{os.geteuid()}").symlink_to(elsewhere)
-        folder = reproduce.folder()
-        assert folder == reproduce.folder() and folder.parent == temporary
+        folder = crash_report.folder()
+        assert folder == crash_report.folder() and folder.parent == temporary
         assert not folder.is_symlink() and folder.stat().st_mode & 0o777 == 0o700
         print(folder.name)"""
     names = {python(code)[0] for _ in range(2)}

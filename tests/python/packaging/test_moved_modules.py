@@ -1,6 +1,7 @@
 """Old names of modules work, with a DeprecationWarning, and nothing here uses them."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -47,3 +48,10 @@ def test_only_old_names_of_modules_are_found():
     assert importlib.util.find_spec("moe_mlir.simulated") is None
     with pytest.raises(AttributeError, match="no attribute 'simulated'"):
         moe_mlir.simulated
+
+
+def test_old_commands_run():
+    done = subprocess.run([sys.executable, "-W", "error", "-m", "moe_mlir.reproduce", "--help"],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "usage: python -m moe_mlir.crash_report" in done.stdout

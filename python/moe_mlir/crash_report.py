@@ -4,7 +4,7 @@ When the compiler refuses what we gave it, the module goes to a file that says
 how it was compiled, and the error names the file and the one command that
 compiles it again:
 
-    python -m moe_mlir.reproduce FILE.mlir [--phases DIR]
+    python -m moe_mlir.crash_report FILE.mlir [--phases DIR]
 
 The file is MLIR text, so moe-opt and moe-reduce read it as well. It holds no
 weights. MOE_MLIR_REPRODUCER_DIR names the folder; by default it is a new one of
@@ -33,7 +33,7 @@ def explain(error, kind, text, target):
     try:
         path = write(folder(), kind, text, target, str(error))
         hint = (f"the module is in {path}; compile it again with "
-                f"`python -m moe_mlir.reproduce {path}`")
+                f"`python -m moe_mlir.crash_report {path}`")
     except OSError as reason:
         path, hint = None, f"no file that reproduces this could be written: {reason}"
     explained = type(error)(f"{error}\n{hint}")
@@ -95,7 +95,7 @@ def read(path) -> tuple:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.reproduce",
+    parser = argparse.ArgumentParser(prog="python -m moe_mlir.crash_report",
                                      description="Compiles a module again that failed.")
     parser.add_argument("file", help="a file that a failed compilation named")
     parser.add_argument("--phases", metavar="DIR", default="",
