@@ -1,7 +1,7 @@
 // Runs an AOTInductor package whose routers are our ops: no Python.
 //
 //   program = torch.export.export(model, (x,), dynamic_shapes=...)
-//   moe_mlir.aot.package(program, "model.pt2")
+//   moe_mlir.frontends.aot.package(program, "model.pt2")
 //
 //   ./torch_model model.pt2 model.kernels
 //

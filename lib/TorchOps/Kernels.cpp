@@ -62,6 +62,6 @@ const runtime::Function &moe::torch_ops::findKernel(const KernelName &name) {
         "expected a kernel '" + name.str() + "' in one of the " +
         std::to_string(registry().artifacts.size()) +
         " folders given to moe::torch_ops::loadKernels, found none; write them "
-        "with moe_mlir.aot.package for this model");
+        "with moe_mlir.frontends.aot.package for this model");
   return *found->second;
 }

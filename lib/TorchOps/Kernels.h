@@ -12,7 +12,7 @@
 namespace moe::torch_ops {
 
 /// The name of one specialisation of an op: attributes, then operands and
-/// results with their element types and static dims. `moe_mlir.aot` forms the
+/// results with their element types and static dims. `moe_mlir.frontends.aot` forms the
 /// same names from the same parts (`kernel_name`).
 class KernelName {
 public:

@@ -48,15 +48,14 @@ _FUNCTIONS = {
     "RouterMatch": "fx",
     "compile": "compile",
     "doctor": "doctor",
-    "explain": "fx",
-    "export": "export",
-    "inductor_pass": "inductor",
+    "explain": "frontends.explain",
+    "export": "frontends.export",
+    "inductor_pass": "frontends.inductor",
     "load": "artifact",
     "simulate": "sim.simulation",
     "update_routers": "nn",
 }
 _SUBMODULES = (
-    "aot",
     "crash_report",
     "distributed",
     "jit",

@@ -21,7 +21,7 @@ def main(arguments) -> int:
         print("expected IN.pt2 and FOLDER", file=sys.stderr)
         return 2
     source, folder = arguments
-    from . import export
+    from .frontends.export import export
 
     try:
         module = export(_load(source), None)

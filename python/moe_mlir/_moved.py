@@ -13,6 +13,10 @@ import warnings
 
 # Old name -> new one, both below moe_mlir.
 MOVED = {
+    "aot": "frontends.aot",
+    "backend": "frontends.dynamo",
+    "export": "frontends.export",
+    "inductor": "frontends.inductor",
     "reproduce": "crash_report",
     "runtime": "jit",
     "simulate": "sim.simulation",

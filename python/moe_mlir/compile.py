@@ -11,7 +11,7 @@ from ._log import warn_user
 from ._native import native
 from ._without_cache import refuse_cache
 from .compiled_program import CompiledProgram, Misfit, another_constant, same_constant
-from .export import Module, export
+from .frontends.export import Module, export
 
 _log = logging.getLogger("moe_mlir.compile")
 # The programs of one model; the one that was not used for longest goes first.

@@ -5,7 +5,7 @@ import json
 import torch
 from torch.utils import _pytree as pytree
 
-from .export import Module
+from .frontends.export import Module
 from .sizes import evaluate_text, unmet_condition
 
 _TENSOR = object()

@@ -2,7 +2,7 @@
 //
 // libmoe_torch registers ops of torch.ops.moe with torch's dispatcher, for
 // programs without Python: AOTInductor packages and exported graphs then find
-// them. Their code are artifacts that `moe_mlir.aot.package` wrote beside the
+// them. Their code are artifacts that `moe_mlir.frontends.aot.package` wrote beside the
 // package:
 //
 //   moe::torch_ops::loadKernels("model.kernels");

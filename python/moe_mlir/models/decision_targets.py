@@ -126,9 +126,9 @@ def _choose_compiled(router, x):
 def _choose_by_backend(router, x):
     import torch
 
-    from .. import backend
+    from ..frontends import dynamo
 
-    backend.register()
+    dynamo.register()
     # All routers are calls of one function: more of them than Dynamo expects, and with
     # another number of experts each, which it would make a variable.
     torch._dynamo.config.recompile_limit = 4 * len(ROUTERS)

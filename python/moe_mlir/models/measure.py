@@ -8,7 +8,7 @@ import torch
 
 import moe_mlir
 
-from ..backend import register
+from ..frontends.dynamo import register
 from ..hf import ROUTERS, patch
 
 _SHAPE = (4, 128)

@@ -7,10 +7,10 @@ import torch
 from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
                                      create_selective_checkpoint_contexts)
 
-from moe_mlir import backend
+from moe_mlir.frontends import dynamo
 from moe_mlir.demo.model import Config, LanguageModel
 
-backend.register()
+dynamo.register()
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def test_routers_run_as_moe_ops_and_train(model):
     seen = []
 
     def spy(module, inputs):
-        raised = backend._raise_before_autograd(module)
+        raised = dynamo._raise_before_autograd(module)
         seen.extend(str(n.target) for n in raised.graph.nodes)
-        return backend.moe(module, inputs)
+        return dynamo.moe(module, inputs)
     tokens = torch.randint(0, 256, (2, 24))
     loss = torch.compile(model, backend=spy, fullgraph=True)(tokens).square().mean()
     loss.backward()
@@ -121,10 +121,10 @@ class Spy:
         self.seen = []
 
     def __call__(self, module, inputs):
-        raised = backend._raise_before_autograd(module) or module
+        raised = dynamo._raise_before_autograd(module) or module
         for graph in (m for m in raised.modules() if isinstance(m, torch.fx.GraphModule)):
             self.seen += [str(n.target) for n in graph.graph.nodes if n.op == "call_function"]
-        return backend.moe(module, inputs, options={"rest": "eager"})
+        return dynamo.moe(module, inputs, options={"rest": "eager"})
 
 
 def trained(function, parameters, h):

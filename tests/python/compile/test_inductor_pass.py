@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import moe_mlir
-from moe_mlir.inductor import RoutingPass
+from moe_mlir.frontends.inductor import RoutingPass
 
 E = 8
 BIAS = torch.linspace(0.2, -0.1, E)
@@ -52,7 +52,7 @@ def raised(monkeypatch):
         def __call__(self, graph):
             super().__call__(graph)
             seen.append([str(n.target) for n in graph.nodes if "moe." in str(n.target)])
-    monkeypatch.setattr("moe_mlir.inductor.RoutingPass", Spy)
+    monkeypatch.setattr("moe_mlir.frontends.inductor.RoutingPass", Spy)
     return seen
 
 

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import moe_mlir.backend  # noqa: E402  registers torch.ops.moe
+import moe_mlir.frontends.dynamo  # noqa: E402  registers torch.ops.moe
 import moe_mlir.importer  # noqa: E402
 from moe_mlir import reference  # noqa: E402
 from moe_mlir.fx import raise_routing  # noqa: E402
@@ -387,7 +387,7 @@ def _export(function, z):
 
 def _by_backend(function, z):
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend=moe_mlir.backend.moe, fullgraph=True,
+    compiled = torch.compile(function, backend=moe_mlir.frontends.dynamo.moe, fullgraph=True,
                              options={"rest": "eager"})
     return trace(function, z)[0], compiled
 

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from seeds import some
 
 import moe_mlir
-from moe_mlir import backend, nn
+from moe_mlir import nn
+from moe_mlir.frontends import dynamo
 from moe_mlir.fx.attention import find_rows
-from moe_mlir.inductor import RoutingPass
+from moe_mlir.frontends.inductor import RoutingPass
 
 B, H, N, W, D, E = 2, 4, 6, 8, 32, 5
 sdpa = F.scaled_dot_product_attention
@@ -102,13 +103,13 @@ def compiled(module):
     seen = dict(calls=[], reasons=[])
 
     def spy(graph, inputs):
-        _, traced = backend.trace_before_autograd(graph)
+        _, traced = dynamo.trace_before_autograd(graph)
         seen["reasons"] += [rows.reason for piece in traced for rows in find_rows(piece.graph)]
-        raised = backend._raise_before_autograd(graph)
+        raised = dynamo._raise_before_autograd(graph)
         nodes = [] if raised is None else [n for m in raised.modules() if hasattr(m, "graph")
                                            for n in m.graph.nodes]
         seen["calls"] += [str(n.target) for n in nodes if "attention" in str(n.target)]
-        return backend.moe(graph, inputs, options={"rest": "eager"})
+        return dynamo.moe(graph, inputs, options={"rest": "eager"})
 
     return torch.compile(module, backend=spy, fullgraph=True), seen
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import moe_mlir
-from moe_mlir import backend
+from moe_mlir.frontends import dynamo
 
 B, N, D, E, K, H = 2, 6, 16, 8, 2, 4
 
@@ -174,9 +174,9 @@ def test_plain_routers_train_on_moe_ops(router):
     seen, x = [], torch.randn(B, N, D)
 
     def spy(module, inputs):
-        raised = backend._raise_before_autograd(module)
+        raised = dynamo._raise_before_autograd(module)
         seen.extend(str(n.target) for n in raised.graph.nodes if "moe." in str(n.target))
-        return backend.moe(module, inputs, options={"rest": "eager"})
+        return dynamo.moe(module, inputs, options={"rest": "eager"})
     results = []
     for run in (router, torch.compile(router, backend=spy, fullgraph=True)):
         router.zero_grad()

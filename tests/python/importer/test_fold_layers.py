@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir.export import decompose
+from moe_mlir.frontends.export import decompose
 from moe_mlir.fx.fold_layers import fold_layers
 from moe_mlir.importer.locations import module_path
 

@@ -12,10 +12,10 @@ from seeds import some
 from support import Selections
 
 import moe_mlir
-from moe_mlir import backend
+from moe_mlir.frontends import dynamo
 from moe_mlir.models import FAMILIES
 
-backend.register()
+dynamo.register()
 SIZES = ("input_ids", "decoder_input_ids", "attention_mask")
 
 

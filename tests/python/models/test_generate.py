@@ -4,10 +4,10 @@ import pytest
 import torch
 from support import Selections, tied_rows
 
-from moe_mlir import backend
+from moe_mlir.frontends import dynamo
 from moe_mlir.models import FAMILIES
 
-backend.register()
+dynamo.register()
 BATCH, PROMPT, NEW = 2, 7, 6
 
 
@@ -18,12 +18,12 @@ class Spy:
         self.rest, self.seen = rest, []
 
     def __call__(self, module, inputs):
-        raised = backend._raise_before_autograd(module) or module
+        raised = dynamo._raise_before_autograd(module) or module
         names = [str(node.target) for graph in raised.modules()
                  if isinstance(graph, torch.fx.GraphModule) for node in graph.graph.nodes]
         self.seen.append((names.count("moe.topk_renorm.default"),
                           sum("topk" in name and "moe." not in name for name in names)))
-        return backend.moe(module, inputs, options={"rest": self.rest})
+        return dynamo.moe(module, inputs, options={"rest": self.rest})
 
 
 def generate(model, cache):

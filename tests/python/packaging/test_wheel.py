@@ -107,7 +107,7 @@ def test_no_library_remembers_where_it_was_built(site):
 def test_entry_points_are_registered_and_equal_those_of_the_build_tree(site):
     parser = configparser.ConfigParser()
     parser.read_string(metadata(site, "entry_points.txt"))
-    assert dict(parser["torch_dynamo_backends"]) == {"moe": "moe_mlir.backend:moe"}
+    assert dict(parser["torch_dynamo_backends"]) == {"moe": "moe_mlir.frontends.dynamo:moe"}
     assert set(parser["console_scripts"]) == set(TOOLS)
     (built,) = (BUILD / "python").glob("moe_mlir-*.dist-info/entry_points.txt")
     build_tree = configparser.ConfigParser()

@@ -12,7 +12,8 @@ import torch
 from support import BUILD, Gates
 
 import moe_mlir
-from moe_mlir import aot, nn
+from moe_mlir import nn
+from moe_mlir.frontends import aot
 from moe_mlir.sim.simulation import active_simulation
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,7 +1,9 @@
 """Models with our routers as AOTInductor packages, for C++ programs without Python.
 
+    from moe_mlir.frontends import aot
+
     program = torch.export.export(model, (x,), dynamic_shapes=...)
-    moe_mlir.aot.package(program, "model.pt2")
+    aot.package(program, "model.pt2")
 
 writes `model.pt2`, which torch's AOTIModelPackageLoader runs, and beside it
 `model.kernels`, an artifact with the kernels of the routing ops in it, which
@@ -17,9 +19,9 @@ from pathlib import Path
 
 import torch
 
-from ._tools import find_tool
-from .fx.raise_routing import raise_routing
-from .sim.simulation import intercept
+from .._tools import find_tool
+from ..fx.raise_routing import raise_routing
+from ..sim.simulation import intercept
 
 # What libmoe_torch registers (lib/TorchOps/Ops.cpp).
 _OPS = ("grouped_topk", "router_logits", "topk_renorm")
@@ -88,7 +90,7 @@ def _example(value):
 
 def kernel_name(kernel) -> str:
     """The name by which libmoe_torch looks for a kernel (lib/TorchOps/Kernels.h)."""
-    from .ops._kernel import ELEMENT_TYPES
+    from ..ops._kernel import ELEMENT_TYPES
 
     parts = [kernel.op, *(_attribute(text) for _, text in kernel.attributes)]
     for tensor in (*kernel.inputs, *kernel.results):

@@ -4,8 +4,10 @@ import logging
 
 import torch
 
-from .match import find_selections
-from .site import RouterMatch
+from ..fx.before_autograd import trace_before_autograd
+from ..fx.match import find_selections
+from ..fx.site import RouterMatch
+from .export import check_inputs, decompose, trace
 
 _log = logging.getLogger("moe_mlir.explain")
 
@@ -21,8 +23,6 @@ def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
         args: example inputs, as a tuple.
         kwargs: example keyword inputs.
     """
-    from ..export import check_inputs, decompose, trace
-
     if isinstance(model, torch.export.ExportedProgram):
         return find_selections(decompose(model).graph)
     check_inputs(model, args, kwargs)
@@ -37,8 +37,6 @@ def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
 
 def _explain_pieces(model, args, kwargs) -> list[RouterMatch]:
     """The selections of each piece, as often as the piece runs."""
-    from .before_autograd import trace_before_autograd
-
     found: list[RouterMatch] = []
 
     def note(module, inputs):

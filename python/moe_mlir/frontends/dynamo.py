@@ -10,11 +10,11 @@ import logging
 
 import torch
 
-from .fx.attention import find_rows
-from .fx.before_autograd import trace_before_autograd
-from .fx.match import find_routers
-from .fx.raise_routing import raise_routing
-from .importer.locations import describe
+from ..fx.attention import find_rows
+from ..fx.before_autograd import trace_before_autograd
+from ..fx.match import find_routers
+from ..fx.raise_routing import raise_routing
+from ..importer.locations import describe
 
 _log = logging.getLogger("moe_mlir.backend")
 _RESTS = ("inductor", "eager")

@@ -11,17 +11,17 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
-from ._live_state import LiveState
-from ._trace_errors import explained, require_weights_in_memory
-from ._without_cache import warn_without_cache, without_cache
-from .fx.attention import decomposition
-from .fx.einsum import EinsumAsMatmul
-from .fx.experts import raise_experts
-from .fx.fold_layers import fold_layers, unfold_layers
-from .fx.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
-from .fx.reading import is_assertion
-from .fx.raise_routing import raise_routing
-from .importer import ImportedProgram, import_program
+from .._live_state import LiveState
+from .._trace_errors import explained, require_weights_in_memory
+from .._without_cache import warn_without_cache, without_cache
+from ..fx.attention import decomposition
+from ..fx.einsum import EinsumAsMatmul
+from ..fx.experts import raise_experts
+from ..fx.fold_layers import fold_layers, unfold_layers
+from ..fx.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
+from ..fx.reading import is_assertion
+from ..fx.raise_routing import raise_routing
+from ..importer import ImportedProgram, import_program
 
 _PREFIX = "wrapped_model."
 _log = logging.getLogger("moe_mlir.export")
@@ -64,7 +64,7 @@ class Module:
         if suffix == ".mlir":
             data = self.text.encode()
         elif suffix == ".mlirbc":
-            from ._native import native
+            from .._native import native
             data = native().Module.parse(self.text).bytecode()
         else:
             raise ValueError(f"expected a path that ends in .mlir or .mlirbc, found '{path}'")
@@ -78,7 +78,7 @@ class Module:
 @contextmanager
 def _routing_as_ops(model):
     """Routers of `moe_mlir.nn` that run their plain-torch meaning are traced as ops."""
-    from .nn import Router
+    from ..nn import Router
     switched = [m for m in model.modules() if isinstance(m, Router) and m.impl == "torch"]
     for router in switched:
         router.impl = "moe"

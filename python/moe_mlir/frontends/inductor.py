@@ -17,8 +17,8 @@ import os
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from . import fx
-from .fx.raise_routing import raise_graph
+from .. import fx
+from ..fx.raise_routing import raise_graph
 
 
 class RoutingPass(CustomGraphPass):
@@ -43,6 +43,6 @@ def inductor_pass():
     if torch._inductor.config.post_grad_custom_post_pass is not None:
         raise RuntimeError("expected no custom post-grad pass of Inductor, found "
                            f"{torch._inductor.config.post_grad_custom_post_pass!r}; call "
-                           "moe_mlir.inductor.RoutingPass from it")
+                           "moe_mlir.frontends.inductor.RoutingPass from it")
     with torch._inductor.config.patch(post_grad_custom_post_pass=RoutingPass()):
         yield

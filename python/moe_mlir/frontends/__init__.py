@@ -1,0 +1,1 @@
+"""How models of torch come in: each module takes one of torch's ways of capturing a graph."""
