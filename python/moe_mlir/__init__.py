@@ -10,8 +10,6 @@ loaded at its first use, and without torch the artifact runtime still imports.
 
 import importlib
 import importlib.util
-import sys
-import types
 
 from ._moved import MOVED, import_moved
 from ._version import __version__  # noqa: F401
@@ -46,8 +44,8 @@ _FUNCTIONS = {
     **dict.fromkeys(_OPS, "ops"),
     "MoeError": "_native",
     "RouterMatch": "fx",
-    "compile": "compile",
-    "doctor": "doctor",
+    "compile": "compiled_model",
+    "doctor": "environment_report",
     "explain": "frontends.explain",
     "export": "frontends.export",
     "inductor_pass": "frontends.inductor",
@@ -71,19 +69,6 @@ _SUBMODULES = (
 _OPTIONAL = ("hf",)
 
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
-
-
-class _Package(types.ModuleType):
-    def __setattr__(self, name, value):
-        # The import system binds a loaded submodule to its package. Where a
-        # public function has the submodule's name (`export`, `compile`), the
-        # function is what users mean.
-        if name in _FUNCTIONS and isinstance(value, types.ModuleType):
-            return
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name):

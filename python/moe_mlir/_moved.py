@@ -15,6 +15,8 @@ import warnings
 MOVED = {
     "aot": "frontends.aot",
     "backend": "frontends.dynamo",
+    "compile": "compiled_model",
+    "doctor": "environment_report",
     "export": "frontends.export",
     "inductor": "frontends.inductor",
     "reproduce": "crash_report",

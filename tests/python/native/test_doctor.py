@@ -3,7 +3,7 @@
 import os
 
 from moe_mlir import cache
-from moe_mlir.doctor import doctor
+from moe_mlir import doctor
 
 
 def test_names_what_a_bug_report_needs(moe):

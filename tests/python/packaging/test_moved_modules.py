@@ -51,7 +51,7 @@ def test_only_old_names_of_modules_are_found():
 
 
 def test_old_commands_run():
-    done = subprocess.run([sys.executable, "-W", "error", "-m", "moe_mlir.reproduce", "--help"],
+    done = subprocess.run([sys.executable, "-m", "moe_mlir.reproduce", "--help"],
                           capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "Deprecat" not in done.stderr, done.stderr
     assert "usage: python -m moe_mlir.crash_report" in done.stdout
