@@ -14,7 +14,7 @@ from ..fx.attention import find_rows
 from ..fx.before_autograd import trace_before_autograd
 from ..fx.match import find_routers
 from ..fx.raise_routing import raise_routing
-from ..importer.locations import describe
+from ..graph.locations import describe
 
 _log = logging.getLogger("moe_mlir.backend")
 _RESTS = ("inductor", "eager")

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
-from ..importer.registry import bind_arguments
+from ..graph.arguments import bind_arguments
 from ..ops._check import ACTIVATIONS
 from .calls import call
 from .masks import causal_but_for, is_causal

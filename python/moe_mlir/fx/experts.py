@@ -24,7 +24,7 @@ import torch
 from torch.fx import Node
 
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
-from ..importer.registry import bind_arguments
+from ..graph.arguments import bind_arguments
 from .calls import call
 from .mixing import counts_from_zero
 from .patterns import CASTS, VIEWS, aten, is_last_dim, only_user, results, same_shape, scaled, users

@@ -1,7 +1,7 @@
 """Layers that a model repeats, folded into one node each while torch decomposes the rest.
 
 torch.export's decompositions trace a program anew, which takes twice as long
-as its first trace. Of equal layers (`importer.repeats`) one is decomposed; the
+as its first trace. Of equal layers (`graph.repeats`) one is decomposed; the
 others are nodes `moe::folded_layer` for as long, and afterwards copies of it
 on their own inputs.
 """
@@ -12,7 +12,7 @@ import operator
 import torch
 from torch.fx import Node
 
-from ..importer.repeats import find_repeats, layer_path
+from ..graph.repeats import find_repeats, layer_path
 from .memory import origin, written
 from .reading import is_assertion
 

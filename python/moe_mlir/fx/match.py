@@ -18,7 +18,7 @@ Two have anchors of their own (`greedy`), because they select without a top-k:
 import torch
 from torch.fx import Node
 
-from ..importer.registry import bind_arguments
+from ..graph.arguments import bind_arguments
 from ..ops._check import ACTIVATIONS
 from .gates import match_gates
 from .greedy import find_greedy, other_selection, selected_by

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from ..importer.locations import describe, module_path
+from ..graph.locations import describe, module_path
 from .attention import left_of
 from .mixing import mixing_of, posterior_of
 from .reading import dtype, source, value

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from . import locations
+from ..graph.locations import describe
 from .builder import (FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float,
                       tensor_type)
+from .locations import LocationTable
 from .registry import COMPLEX, TABLE, Arguments, Unsupported
 
 ELEMENTS = {
@@ -89,7 +90,7 @@ class Context:
 
     def __init__(self, name: str, table=None):
         self.builder = FunctionBuilder(name)
-        self.locations = table or locations.LocationTable()
+        self.locations = table or LocationTable()
         self._values = {}
         self._problems: Counter = Counter()
         self._places: dict[str, str] = {}
@@ -236,7 +237,7 @@ class Context:
 
     def _report(self, node, what: str) -> None:
         self._problems[what] += 1
-        self._places.setdefault(what, locations.describe(node))
+        self._places.setdefault(what, describe(node))
         self._values[node] = self._placeholder(node.meta.get("val"))
 
     def _placeholder(self, val):

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
+from ..graph.locations import describe
+from ..graph.repeats import find_repeats, sizes_of
 from ..sizes import format_size
 from .builder import Value
 from .context import Context
-from .locations import describe
 from .registry import Unsupported
-from .repeats import find_repeats, sizes_of
 
 
 @dataclass(frozen=True)

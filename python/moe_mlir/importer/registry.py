@@ -1,8 +1,8 @@
 """The table from ATen and moe operators to the functions that import them."""
 
-from types import SimpleNamespace
-
 from torch.fx import Node
+
+from ..graph.arguments import bind_arguments
 
 TABLE = {}
 # What a function need not read of its operator's arguments.
@@ -40,18 +40,6 @@ def imports(*operators, complex=False, implied=()):
                 COMPLEX.add(operator)
         return function
     return register
-
-
-def bind_arguments(node) -> SimpleNamespace:
-    bound = {}
-    for i, argument in enumerate(node.target._schema.arguments):
-        if i < len(node.args) and not argument.kwarg_only:
-            bound[argument.name] = node.args[i]
-        elif argument.name in node.kwargs:
-            bound[argument.name] = node.kwargs[argument.name]
-        else:
-            bound[argument.name] = argument.default_value if argument.has_default_value() else None
-    return SimpleNamespace(**bound)
 
 
 class Arguments:

@@ -2,7 +2,7 @@
 
 Imports and compiles a Qwen3-MoE of real width whose weights are on the meta
 device, and prints the time and the memory of each step. Equal layers become
-one function (`importer.repeats`), so that only torch's own tracing grows with
+one function (`graph.repeats`), so that only torch's own tracing grows with
 their number.
 """
 

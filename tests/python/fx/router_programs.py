@@ -27,7 +27,7 @@ import moe_mlir.frontends.dynamo  # noqa: E402  registers torch.ops.moe
 import moe_mlir.importer  # noqa: E402
 from moe_mlir import reference  # noqa: E402
 from moe_mlir.fx import raise_routing  # noqa: E402
-from moe_mlir.importer.registry import bind_arguments  # noqa: E402
+from moe_mlir.graph.arguments import bind_arguments  # noqa: E402
 from support import Selections, tied_rows  # noqa: E402
 
 E, N, GROUPS = 8, 8, 4

@@ -6,7 +6,7 @@ import torch
 import moe_mlir
 from moe_mlir.frontends.export import decompose
 from moe_mlir.fx.fold_layers import fold_layers
-from moe_mlir.importer.locations import module_path
+from moe_mlir.graph.locations import module_path
 
 
 class Layers(torch.nn.Module):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir.importer.repeats import find_repeats
+from moe_mlir.graph.repeats import find_repeats
 from moe_mlir.models import FAMILIES
 from moe_mlir.models.scale import import_without_weights
 

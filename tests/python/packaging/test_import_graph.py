@@ -1,4 +1,4 @@
-"""Modules of the package import each other in one direction, wherever the import stands.
+"""Modules and folders of the package import each other in one direction, wherever the import is.
 
 A circle is hidden by an import inside of a function, and shows again when
 somebody moves that import or wants one of the modules alone. That importing a
@@ -56,6 +56,17 @@ def test_no_modules_import_each_other():
     graph = import_graph(PACKAGE)
     assert len(graph) > 100 and "moe_mlir.sizes" in graph["moe_mlir.artifact"]
     assert circle_in(graph) is None
+
+
+def test_no_folders_import_each_other():
+    folders = {}
+    for name, others in import_graph(PACKAGE).items():
+        folder, *imported = [(n.split(".") + [""])[1] for n in (name, *others)]
+        folders.setdefault(folder, set()).update(set(imported) - {folder})
+    # The package itself, which imports ops to register them.
+    del folders[""]
+    assert {"fx", "graph"} <= folders["frontends"]
+    assert circle_in(folders) is None
 
 
 @pytest.mark.parametrize("imports", ["from . import a", "from .a import thing", "import pack.a",
