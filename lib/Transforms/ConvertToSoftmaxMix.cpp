@@ -39,8 +39,7 @@ static bool haveSameLogits(SoftmaxMixOp a, SoftmaxMixOp b) {
             op.getKeyLevel(), op.getQueryLevel(), op.getOrigin()};
   };
   return getOperands(a) == getOperands(b) && a.getScale() == b.getScale() &&
-         a.getCausal() == b.getCausal() && a.getWindow() == b.getWindow() &&
-         a.getExcludeSelf() == b.getExcludeSelf() &&
+         a.getVisibility() == b.getVisibility() &&
          a.getPrecision() == b.getPrecision();
 }
 
@@ -71,8 +70,8 @@ static SoftmaxMixOp addEntropies(RewriterBase &rewriter, SoftmaxMixOp mix) {
       rewriter, loc, TypeRange(ValueRange(outs)), mix.getQ(), mix.getK(),
       mix.getV(), mix.getKeyBias(), mix.getBias(), mix.getQueryMask(),
       mix.getKeyMask(), mix.getQueryLevel(), mix.getKeyLevel(), mix.getOrigin(),
-      outs, mix.getScale(), mix.getCausal(), mix.getWindowAttr(),
-      mix.getExcludeSelf(), /*with_entropy=*/true, mix.getPrecision());
+      outs, mix.getScale(), mix.getVisibility(), /*with_entropy=*/true,
+      mix.getPrecision());
   rewriter.replaceOp(mix, both.getResults().take_front(mix.getNumResults()));
   return both;
 }

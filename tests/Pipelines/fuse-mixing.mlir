@@ -18,7 +18,7 @@ func.func @similarity_and_selection_are_one_loop(
   %g0 = tensor.empty(%n) : tensor<2x?x2xf32>
   %i0 = tensor.empty(%n) : tensor<2x?x2xi64>
   %p, %lse = moe.similarity_inform ins(%u, %e : tensor<2x?x352xf32>, tensor<2x?x16xf32>)
-      outs(%e0, %l0 : tensor<2x?x16xf32>, tensor<2x?xf32>) {causal = true}
+      outs(%e0, %l0 : tensor<2x?x16xf32>, tensor<2x?xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x?x16xf32>, tensor<2x?xf32>
   %g, %i = moe.topk_renorm ins(%p : tensor<2x?x16xf32>)
       outs(%g0, %i0 : tensor<2x?x2xf32>, tensor<2x?x2xi64>) {kind = #moe.score_kind<probs>}
@@ -45,7 +45,7 @@ func.func @posterior_and_selection_are_one_loop(
   %p:4 = moe.attention_posterior ins(%q, %q, %u, %e : tensor<2x4x?x16xf32>, tensor<2x4x?x16xf32>, tensor<2x?x64xf32>, tensor<2x?x16xf32>)
       means(%vp : tensor<2x4x?x64xf32>)
       outs(%e0, %h0, %l0, %l0 : tensor<2x?x16xf32>, tensor<2xi32>, tensor<2x1x?xf32>, tensor<2x1x?xf32>)
-      {causal = true, head_mode = #moe.head_mode<fixed>, head = 1 : i64}
+      {head_mode = #moe.head_mode<fixed>, head = 1 : i64, visibility = #moe.visibility<causal>}
       -> tensor<2x?x16xf32>, tensor<2xi32>, tensor<2x1x?xf32>, tensor<2x1x?xf32>
   %g, %i = moe.topk_renorm ins(%p#0 : tensor<2x?x16xf32>)
       outs(%g0, %i0 : tensor<2x?x2xf32>, tensor<2x?x2xi64>) {kind = #moe.score_kind<probs>}

@@ -21,7 +21,7 @@ func.func @similarity(%u: tensor<2x?x32xf32>, %e: tensor<2x?x16xf32>,
   %du, %de = moe.similarity_inform_backward
       ins(%u, %e, %p, %lse, %dp : tensor<2x?x32xf32>, tensor<2x?x16xf32>,
           tensor<2x?x16xf32>, tensor<2x?xf32>, tensor<2x?x16xf32>)
-      outs(%du0, %de0 : tensor<2x?x32xf32>, tensor<2x?x16xf32>) {causal = true}
+      outs(%du0, %de0 : tensor<2x?x32xf32>, tensor<2x?x16xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x?x32xf32>, tensor<2x?x16xf32>
   return %du, %de : tensor<2x?x32xf32>, tensor<2x?x16xf32>
 }
@@ -54,7 +54,7 @@ func.func @posterior(%q: tensor<1x2x?x16xf32>, %k: tensor<1x2x?x16xf32>,
       means(%vp : tensor<1x2x?x32xf32>)
       outs(%dq0, %dk0, %du0, %de0, %dvp0 : tensor<1x2x?x16xf32>,
            tensor<1x2x?x16xf32>, tensor<1x?x32xf32>, tensor<1x?x8xf32>,
-           tensor<1x2x?x32xf32>) {causal = true}
+           tensor<1x2x?x32xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<1x2x?x16xf32>, tensor<1x2x?x16xf32>, tensor<1x?x32xf32>,
          tensor<1x?x8xf32>, tensor<1x2x?x32xf32>
   return %r#0, %r#1, %r#2, %r#3, %r#4 : tensor<1x2x?x16xf32>,

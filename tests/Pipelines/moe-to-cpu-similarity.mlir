@@ -17,7 +17,7 @@ func.func @inform(%u: tensor<2x?x32xf32>, %e: tensor<2x?x16xf32>)
   %p0 = tensor.empty(%n) : tensor<2x?x16xf32>
   %l0 = tensor.empty(%n) : tensor<2x?xf32>
   %p, %l = moe.similarity_inform ins(%u, %e : tensor<2x?x32xf32>, tensor<2x?x16xf32>)
-      outs(%p0, %l0 : tensor<2x?x16xf32>, tensor<2x?xf32>) {causal = true}
+      outs(%p0, %l0 : tensor<2x?x16xf32>, tensor<2x?xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x?x16xf32>, tensor<2x?xf32>
   return %p, %l : tensor<2x?x16xf32>, tensor<2x?xf32>
 }

@@ -29,7 +29,7 @@ func.func @by_queries(
       ins(%q, %k, %lse, %delta : tensor<1x2x?x64xbf16>, tensor<1x2x?x64xbf16>,
           tensor<1x2x?xf32>, tensor<1x2x?xf32>)
       values(%v, %dmixed : tensor<1x?x16xbf16>, tensor<1x2x?x16xf32>)
-      outs(%dq : tensor<1x2x?x64xf32>) {causal = true} -> tensor<1x2x?x64xf32>
+      outs(%dq : tensor<1x2x?x64xf32>) {visibility = #moe.visibility<causal>} -> tensor<1x2x?x64xf32>
   return %r : tensor<1x2x?x64xf32>
 }
 
@@ -57,7 +57,7 @@ func.func @by_keys(
       ins(%q, %k, %lse, %delta : tensor<1x2x?x64xf16>, tensor<1x2x?x64xf16>,
           tensor<1x2x?xf32>, tensor<1x2x?xf32>)
       values(%v, %dmixed : tensor<1x?x16xf16>, tensor<1x2x?x16xf32>)
-      outs(%dk, %dv : tensor<1x2x?x64xf32>, tensor<1x2x?x16xf32>) {causal = true}
+      outs(%dk, %dv : tensor<1x2x?x64xf32>, tensor<1x2x?x16xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<1x2x?x64xf32>, tensor<1x2x?x16xf32>
   return %r#0, %r#1 : tensor<1x2x?x64xf32>, tensor<1x2x?x16xf32>
 }

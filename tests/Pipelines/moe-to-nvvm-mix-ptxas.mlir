@@ -37,7 +37,7 @@ func.func @wide(%q: tensor<?x2x?x352xbf16>, %k: tensor<?x2x?x352xbf16>, %v: tens
       ins(%q, %k : tensor<?x2x?x352xbf16>, tensor<?x2x?x352xbf16>)
       values(%v : tensor<?x?x16xbf16>)
       outs(%o0, %o1 : tensor<?x2x?x16xf32>, tensor<?x2x?xf32>)
-      {causal = true}
+      {visibility = #moe.visibility<causal>}
       -> tensor<?x2x?x16xf32>, tensor<?x2x?xf32>
   return %r#0, %r#1 : tensor<?x2x?x16xf32>, tensor<?x2x?xf32>
 }
@@ -54,7 +54,7 @@ func.func @narrow(%q: tensor<?x2x?x64xf16>, %k: tensor<?x2x?x64xf16>, %v: tensor
       ins(%q, %k : tensor<?x2x?x64xf16>, tensor<?x2x?x64xf16>)
       values(%v : tensor<?x?x32xf32>)
       outs(%o0, %o1 : tensor<?x2x?x32xf32>, tensor<?x2x?xf32>)
-      {causal = true, window = 512 : i64}
+      {visibility = #moe.visibility<causal, window = 512>}
       -> tensor<?x2x?x32xf32>, tensor<?x2x?xf32>
   return %r#0, %r#1 : tensor<?x2x?x32xf32>, tensor<?x2x?xf32>
 }
@@ -70,7 +70,7 @@ func.func @no_values(%q: tensor<?x2x?x64xbf16>, %k: tensor<?x2x?x64xbf16>)
   %r:2 = moe.softmax_mix
       ins(%q, %k : tensor<?x2x?x64xbf16>, tensor<?x2x?x64xbf16>)
       outs(%o0, %o1 : tensor<?x2x?xf32>, tensor<?x2x?xf32>)
-      {causal = true, with_entropy = true, exclude_self = true}
+      {visibility = #moe.visibility<causal, exclude_self>, with_entropy = true}
       -> tensor<?x2x?xf32>, tensor<?x2x?xf32>
   return %r#0, %r#1 : tensor<?x2x?xf32>, tensor<?x2x?xf32>
 }
@@ -88,7 +88,7 @@ func.func @floats(%q: tensor<?x2x?x352xf32>, %k: tensor<?x2x?x352xf32>, %v: tens
       ins(%q, %k : tensor<?x2x?x352xf32>, tensor<?x2x?x352xf32>)
       values(%v : tensor<?x?x64xf32>)
       outs(%o0, %o1, %o2 : tensor<?x2x?x64xf32>, tensor<?x2x?xf32>, tensor<?x2x?xf32>)
-      {causal = true, with_entropy = true}
+      {visibility = #moe.visibility<causal>, with_entropy = true}
       -> tensor<?x2x?x64xf32>, tensor<?x2x?xf32>, tensor<?x2x?xf32>
   return %r#0, %r#1, %r#2 : tensor<?x2x?x64xf32>, tensor<?x2x?xf32>, tensor<?x2x?xf32>
 }

@@ -18,7 +18,7 @@ func.func @long_rows(%q: tensor<1x2x?x1024xf16>, %v: tensor<1x?x64xf16>)
       ins(%q, %q : tensor<1x2x?x1024xf16>, tensor<1x2x?x1024xf16>)
       values(%v : tensor<1x?x64xf16>)
       outs(%o0, %o1 : tensor<1x2x?x64xf32>, tensor<1x2x?xf32>)
-      {causal = true}
+      {visibility = #moe.visibility<causal>}
       -> tensor<1x2x?x64xf32>, tensor<1x2x?xf32>
   return %r#0, %r#1 : tensor<1x2x?x64xf32>, tensor<1x2x?xf32>
 }
@@ -48,7 +48,7 @@ func.func @entropy(%q: tensor<1x2x?x512xbf16>, %v: tensor<1x?x16xbf16>)
       ins(%q, %q : tensor<1x2x?x512xbf16>, tensor<1x2x?x512xbf16>)
       values(%v : tensor<1x?x16xbf16>)
       outs(%o0, %o1, %o2 : tensor<1x2x?x16xf32>, tensor<1x2x?xf32>, tensor<1x2x?xf32>)
-      {causal = true, with_entropy = true}
+      {visibility = #moe.visibility<causal>, with_entropy = true}
       -> tensor<1x2x?x16xf32>, tensor<1x2x?xf32>, tensor<1x2x?xf32>
   return %r#0, %r#1, %r#2 : tensor<1x2x?x16xf32>, tensor<1x2x?xf32>, tensor<1x2x?xf32>
 }

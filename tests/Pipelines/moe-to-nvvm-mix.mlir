@@ -34,6 +34,6 @@ func.func @inform(%u: tensor<?x?x352xbf16>, %e: tensor<?x?x16xbf16>,
       ins(%u, %e : tensor<?x?x352xbf16>, tensor<?x?x16xbf16>)
       mask(%mask : tensor<?x?xi1>)
       outs(%p0, %l0 : tensor<?x?x16xf32>, tensor<?x?xf32>)
-      {causal = true} -> tensor<?x?x16xf32>, tensor<?x?xf32>
+      {visibility = #moe.visibility<causal>} -> tensor<?x?x16xf32>, tensor<?x?xf32>
   return %p, %l : tensor<?x?x16xf32>, tensor<?x?xf32>
 }

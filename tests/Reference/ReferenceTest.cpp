@@ -129,7 +129,7 @@ func.func @inform(%u: tensor<2x?x33xf32>, %e: tensor<2x?x7xf32>,
       ins(%u, %e : tensor<2x?x33xf32>, tensor<2x?x7xf32>)
       mask(%mask : tensor<2x?xi1>)
       outs(%p0, %l0 : tensor<2x?x7xf32>, tensor<2x?xf32>)
-      {causal = true, tau = 3.0 : f64} -> tensor<2x?x7xf32>, tensor<2x?xf32>
+      {tau = 3.0 : f64, visibility = #moe.visibility<causal>} -> tensor<2x?x7xf32>, tensor<2x?xf32>
   return %p, %l : tensor<2x?x7xf32>, tensor<2x?xf32>
 }
 )mlir";
@@ -177,7 +177,7 @@ func.func @posterior(%q: tensor<2x4x?x8xf32>, %k: tensor<2x4x?x8xf32>,
           tensor<2x?x20xf32>, tensor<2x?x6xf32>)
       values(%v, %wo : tensor<2x4x?x8xf32>, tensor<4x20x8xf32>)
       outs(%p0, %h0, %l0, %l1 : tensor<2x?x6xf32>, tensor<2xi32>,
-           tensor<2x1x?xf32>, tensor<2x1x?xf32>) {causal = true}
+           tensor<2x1x?xf32>, tensor<2x1x?xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x?x6xf32>, tensor<2xi32>, tensor<2x1x?xf32>, tensor<2x1x?xf32>
   return %r#0, %r#1 : tensor<2x?x6xf32>, tensor<2xi32>
 }
@@ -325,7 +325,7 @@ func.func @gradient(%u: tensor<2x?x33xf32>, %e: tensor<2x?x7xf32>,
           tensor<2x?x7xf32>, tensor<2x?xf32>, tensor<2x?x7xf32>)
       ws(%ws : tensor<33x33xf32>) mask(%mask : tensor<2x?xi1>) tau(%t : f32)
       outs(%du0, %de0, %dws0, %dt0 : tensor<2x?x33xf32>, tensor<2x?x7xf32>,
-           tensor<33x33xf32>, tensor<f32>) {causal = true}
+           tensor<33x33xf32>, tensor<f32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x?x33xf32>, tensor<2x?x7xf32>, tensor<33x33xf32>, tensor<f32>
   return %r#0, %r#1, %r#2, %r#3 : tensor<2x?x33xf32>, tensor<2x?x7xf32>,
       tensor<33x33xf32>, tensor<f32>
@@ -386,7 +386,7 @@ func.func @gradient(%q: tensor<2x4x?x8xf32>, %k: tensor<2x4x?x8xf32>,
       values(%v, %wo : tensor<2x4x?x8xf32>, tensor<4x20x8xf32>)
       outs(%0, %1, %2, %3, %4, %5 : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>,
            tensor<2x?x20xf32>, tensor<2x?x6xf32>, tensor<2x4x?x8xf32>,
-           tensor<4x20x8xf32>) {causal = true, sigma = 1.5 : f64}
+           tensor<4x20x8xf32>) {sigma = 1.5 : f64, visibility = #moe.visibility<causal>}
       -> tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>, tensor<2x?x20xf32>,
          tensor<2x?x6xf32>, tensor<2x4x?x8xf32>, tensor<4x20x8xf32>
   return %r#0, %r#1, %r#2, %r#3, %r#4, %r#5 : tensor<2x4x?x8xf32>,

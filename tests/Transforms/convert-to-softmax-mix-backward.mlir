@@ -11,7 +11,7 @@
 // CHECK-DAG:     %[[TOKENS:.*]] = tensor.expand_shape %[[U]]
 // CHECK-DAG:     %[[LSE:.*]] = tensor.expand_shape {{.*}} : tensor<2x?xf32> into tensor<2x1x?xf32>
 // CHECK:         %[[DQ:.*]] = moe.softmax_mix_backward_dq ins(%[[TOKENS]], %[[TOKENS]], %{{.*}}, %[[DELTA:[a-z0-9_]*]] : {{[^)]*}}) values(%[[E]], %[[DP:[a-z0-9_]*]] :
-// CHECK-SAME:      {causal = true, scale = 2.500000e-01 : f64}
+// CHECK-SAME:      {scale = 2.500000e-01 : f64, visibility = #moe.visibility<causal>}
 // CHECK:         %[[DKV:.*]]:2 = moe.softmax_mix_backward_dkv ins(%[[TOKENS]], %[[TOKENS]], %{{.*}}, %[[DELTA]] : {{.*}}) values(%[[E]], %[[DP]] :
 // CHECK:         linalg.generic
 // CHECK:           arith.addf
@@ -23,7 +23,7 @@ func.func @similarity_is_differentiated_by_two_sweeps(
       ins(%u, %e, %p, %lse, %dp : tensor<2x?x8xf32>, tensor<2x?x4xf32>,
           tensor<2x?x4xf32>, tensor<2x?xf32>, tensor<2x?x4xf32>)
       outs(%du, %de : tensor<2x?x8xf32>, tensor<2x?x4xf32>)
-      {tau = 4.0 : f64, causal = true} -> tensor<2x?x8xf32>, tensor<2x?x4xf32>
+      {tau = 4.0 : f64, visibility = #moe.visibility<causal>} -> tensor<2x?x8xf32>, tensor<2x?x4xf32>
   return %r#0, %r#1 : tensor<2x?x8xf32>, tensor<2x?x4xf32>
 }
 

@@ -6,7 +6,7 @@
 // CHECK-SAME:    %[[U:[^:]*]]: tensor<2x?x8xf32>, %[[E:[^:]*]]: tensor<2x?x4xf32>
 // CHECK-DAG:     %[[TOKENS:.*]] = tensor.expand_shape %[[U]]
 // CHECK:         moe.softmax_mix_backward_self ins(%[[TOKENS]], %[[LSE:[a-z0-9_]*]], %[[DELTA:[a-z0-9_]*]], %[[E]], %[[DP:[a-z0-9_]*]] :
-// CHECK-SAME:      {causal = true, scale = 2.500000e-01 : f64}
+// CHECK-SAME:      {scale = 2.500000e-01 : f64, visibility = #moe.visibility<causal>}
 // CHECK-NOT:     arith.addf
 func.func @similarity_of_tokens_to_themselves_is_one_sweep(
     %u: tensor<2x?x8xf32>, %e: tensor<2x?x4xf32>, %p: tensor<2x?x4xf32>,
@@ -16,7 +16,7 @@ func.func @similarity_of_tokens_to_themselves_is_one_sweep(
       ins(%u, %e, %p, %lse, %dp : tensor<2x?x8xf32>, tensor<2x?x4xf32>,
           tensor<2x?x4xf32>, tensor<2x?xf32>, tensor<2x?x4xf32>)
       outs(%du, %de : tensor<2x?x8xf32>, tensor<2x?x4xf32>)
-      {tau = 4.0 : f64, causal = true} -> tensor<2x?x8xf32>, tensor<2x?x4xf32>
+      {tau = 4.0 : f64, visibility = #moe.visibility<causal>} -> tensor<2x?x8xf32>, tensor<2x?x4xf32>
   return %r#0, %r#1 : tensor<2x?x8xf32>, tensor<2x?x4xf32>
 }
 
@@ -46,14 +46,14 @@ func.func @other_keys_are_swept_twice(
 // CHECK:         %[[TOKENS:.*]] = tensor.expand_shape %[[U]]
 // CHECK:         moe.softmax_mix_self ins(%[[TOKENS]], %[[E]] :
 // CHECK-SAME:      mask(%[[MASK]] :
-// CHECK-SAME:      {scale = 2.500000e-01 : f64, window = 3 : i64}
+// CHECK-SAME:      {scale = 2.500000e-01 : f64, visibility = #moe.visibility<window = 3>}
 func.func @a_mix_with_itself_meets_each_pair_once(
     %u: tensor<2x?x8xf32>, %e: tensor<2x?x4xf32>, %mask: tensor<2x?xi1>,
     %p: tensor<2x?x4xf32>, %lse: tensor<2x?xf32>) -> tensor<2x?x4xf32> {
   %r:2 = moe.similarity_inform ins(%u, %e : tensor<2x?x8xf32>, tensor<2x?x4xf32>)
       mask(%mask : tensor<2x?xi1>)
       outs(%p, %lse : tensor<2x?x4xf32>, tensor<2x?xf32>)
-      {tau = 4.0 : f64, window = 3 : i64} -> tensor<2x?x4xf32>, tensor<2x?xf32>
+      {tau = 4.0 : f64, visibility = #moe.visibility<window = 3>} -> tensor<2x?x4xf32>, tensor<2x?xf32>
   return %r#0 : tensor<2x?x4xf32>
 }
 
@@ -66,7 +66,7 @@ func.func @causal_and_weighted_mixes_have_nothing_to_share(
     %p: tensor<2x?x4xf32>, %lse: tensor<2x?xf32>) -> (tensor<2x?x4xf32>, tensor<2x?x4xf32>) {
   %r:2 = moe.similarity_inform ins(%u, %e : tensor<2x?x8xf32>, tensor<2x?x4xf32>)
       outs(%p, %lse : tensor<2x?x4xf32>, tensor<2x?xf32>)
-      {causal = true} -> tensor<2x?x4xf32>, tensor<2x?xf32>
+      {visibility = #moe.visibility<causal>} -> tensor<2x?x4xf32>, tensor<2x?xf32>
   %s:2 = moe.similarity_inform ins(%u, %e : tensor<2x?x8xf32>, tensor<2x?x4xf32>)
       ws(%ws : tensor<8x8xf32>)
       outs(%p, %lse : tensor<2x?x4xf32>, tensor<2x?xf32>)

@@ -16,7 +16,7 @@
 // CHECK-SAME:      values(%[[E]] :
 // CHECK-SAME:      query_mask(%[[MASK]] : tensor<2x?xi1>) key_mask(%[[MASK]] : tensor<2x?xi1>)
 // CHECK-SAME:      outs(%[[OUT]], %{{.*}} : tensor<2x1x?x4xf32>, tensor<2x1x?xf32>)
-// CHECK-SAME:      {causal = true, scale = 2.500000e-01 : f64}
+// CHECK-SAME:      {scale = 2.500000e-01 : f64, visibility = #moe.visibility<causal>}
 // CHECK:         %[[P:.*]] = tensor.collapse_shape %[[MIX]]#0
 // CHECK:         return %[[P]]
 func.func @similarity_is_attention_of_tokens_to_themselves(
@@ -27,7 +27,7 @@ func.func @similarity_is_attention_of_tokens_to_themselves(
       ins(%u, %e : tensor<2x?x8xf32>, tensor<2x?x4xf32>)
       mask(%mask : tensor<2x?xi1>)
       outs(%p, %lse : tensor<2x?x4xf32>, tensor<2x?xf32>)
-      {tau = 4.0 : f64, causal = true}
+      {tau = 4.0 : f64, visibility = #moe.visibility<causal>}
       -> tensor<2x?x4xf32>, tensor<2x?xf32>
   return %r#0, %r#1 : tensor<2x?x4xf32>, tensor<2x?xf32>
 }
@@ -87,7 +87,7 @@ func.func @a_restriction_by_entropy_becomes_levels(
 // CHECK-SAME:    %[[Q:[^:]*]]: tensor<2x4x7x3xf32>, %[[K:[^:]*]]: tensor<2x4x9x3xf32>, %[[U:[^:]*]]: tensor<2x7x6xf32>, %[[E:[^:]*]]: tensor<2x9x8xf32>, %[[V:[^:]*]]: tensor<2x4x9x5xf32>, %[[WO:[^:]*]]: tensor<4x6x5xf32>
 // CHECK-NOT:     x9x6xf32
 // CHECK:         %[[PRIOR:.*]]:2 = moe.softmax_mix ins(%[[Q]], %[[K]] :
-// CHECK-SAME:      {causal = true, scale = 5.000000e-01 : f64, with_entropy = true}
+// CHECK-SAME:      {scale = 5.000000e-01 : f64, visibility = #moe.visibility<causal>, with_entropy = true}
 // CHECK:         linalg.generic {{.*}} ins(%[[PRIOR]]#1 :
 // CHECK:         tensor.extract %[[Q]]
 // CHECK:         tensor.extract %[[K]]
@@ -101,7 +101,7 @@ func.func @a_restriction_by_entropy_becomes_levels(
 // CHECK:         moe.softmax_mix ins(%[[QUERIES]], %[[KEYS]] : tensor<2x1x7x8xf32>, tensor<2x1x9x8xf32>)
 // CHECK-SAME:      values(%[[E]] :
 // CHECK-SAME:      key_bias(%[[KEY_BIAS]] :
-// CHECK-SAME:      {causal = true}
+// CHECK-SAME:      {visibility = #moe.visibility<causal>}
 // CHECK-NOT:     x9x6xf32
 func.func @the_best_head_is_chosen_first(
     %q: tensor<2x4x7x3xf32>, %k: tensor<2x4x9x3xf32>, %u: tensor<2x7x6xf32>,
@@ -114,7 +114,7 @@ func.func @the_best_head_is_chosen_first(
       values(%v, %wo : tensor<2x4x9x5xf32>, tensor<4x6x5xf32>)
       outs(%p, %head, %l1, %l2 : tensor<2x7x8xf32>, tensor<2xi32>,
            tensor<2x1x7xf32>, tensor<2x1x7xf32>)
-      {scale = 0.5 : f64, causal = true}
+      {scale = 0.5 : f64, visibility = #moe.visibility<causal>}
       -> tensor<2x7x8xf32>, tensor<2xi32>, tensor<2x1x7xf32>, tensor<2x1x7xf32>
   return %r#0 : tensor<2x7x8xf32>
 }
@@ -201,7 +201,7 @@ func.func @dynamic_sizes_decide_whether_queries_are_masked(
 // CHECK:         %[[MIX:.*]]:2 = moe.softmax_mix ins(%[[Q]], %[[K]] :
 // CHECK-NOT:       values
 // CHECK-SAME:      query_mask(%[[QUERIES]] : {{.*}}) key_mask(%[[MASK]] : {{.*}}) outs(%{{.*}}, %[[ROWS0]] :
-// CHECK-SAME:      {causal = true, scale = 5.000000e-01 : f64, window = 9 : i64, with_entropy = true}
+// CHECK-SAME:      {scale = 5.000000e-01 : f64, visibility = #moe.visibility<causal, window = 9>, with_entropy = true}
 // CHECK:         %[[SUMS:.*]] = linalg.generic {{.*}} ins(%[[MIX]]#1 :
 // CHECK:         %[[VALID:.*]] = linalg.generic {{.*}} ins(%[[QUERIES]] : {{.*}}) outs(%{{.*}} : tensor<2xi64>)
 // CHECK:         %[[MEAN:.*]] = linalg.generic {{.*}} outs(%[[MEAN0]] :
@@ -214,7 +214,7 @@ func.func @entropies_are_emitted_by_the_mix(
       ins(%q, %k : tensor<2x4x?x3xf32>, tensor<2x4x?x3xf32>)
       mask(%mask : tensor<2x?xi1>)
       outs(%mean, %rows : tensor<2x4xf32>, tensor<2x4x?xf32>)
-      {scale = 0.5 : f64, causal = true, window = 9 : i64}
+      {scale = 0.5 : f64, visibility = #moe.visibility<causal, window = 9>}
       -> tensor<2x4xf32>, tensor<2x4x?xf32>
   return %m, %r : tensor<2x4xf32>, tensor<2x4x?xf32>
 }
@@ -242,7 +242,7 @@ func.func @attention_emits_its_entropies(
       ins(%q, %k : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>)
       values(%v : tensor<2x4x?x8xf32>)
       outs(%out, %lse : tensor<2x4x?x8xf32>, tensor<2x4x?xf32>)
-      {causal = true, scale = 0.5 : f64}
+      {scale = 0.5 : f64, visibility = #moe.visibility<causal>}
       -> tensor<2x4x?x8xf32>, tensor<2x4x?xf32>
   %r:4 = moe.attention_posterior
       ins(%q, %k, %u, %e : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>,
@@ -250,7 +250,7 @@ func.func @attention_emits_its_entropies(
       values(%v, %wo : tensor<2x4x?x8xf32>, tensor<4x16x8xf32>)
       outs(%p, %head, %l1, %l2 : tensor<2x?x5xf32>, tensor<2xi32>,
            tensor<2x1x?xf32>, tensor<2x1x?xf32>)
-      {causal = true, scale = 0.5 : f64}
+      {scale = 0.5 : f64, visibility = #moe.visibility<causal>}
       -> tensor<2x?x5xf32>, tensor<2xi32>, tensor<2x1x?xf32>, tensor<2x1x?xf32>
   return %a#0, %a#1, %r#0
       : tensor<2x4x?x8xf32>, tensor<2x4x?xf32>, tensor<2x?x5xf32>
@@ -272,12 +272,12 @@ func.func @another_attention_is_left_alone(
       ins(%q, %q : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>)
       values(%v : tensor<2x4x?x8xf32>)
       outs(%out, %lse : tensor<2x4x?x8xf32>, tensor<2x4x?xf32>)
-      {causal = true, scale = 0.25 : f64}
+      {scale = 0.25 : f64, visibility = #moe.visibility<causal>}
       -> tensor<2x4x?x8xf32>, tensor<2x4x?xf32>
   %m:2 = moe.attention_entropy
       ins(%q, %q : tensor<2x4x?x8xf32>, tensor<2x4x?x8xf32>)
       outs(%mean, %lse : tensor<2x4xf32>, tensor<2x4x?xf32>)
-      {causal = true, scale = 0.5 : f64} -> tensor<2x4xf32>, tensor<2x4x?xf32>
+      {scale = 0.5 : f64, visibility = #moe.visibility<causal>} -> tensor<2x4xf32>, tensor<2x4x?xf32>
   return %a#0, %m#0 : tensor<2x4x?x8xf32>, tensor<2x4xf32>
 }
 
@@ -302,7 +302,7 @@ func.func @given_rows_choose_the_head(
       means(%vp : tensor<2x4x7x16xf32>) mask(%mask : tensor<2x7xi1>)
       rows(%row_lse, %row_entropy : tensor<2x4x7xf32>, tensor<2x4x7xf32>)
       outs(%p, %head, %l1, %l2 : tensor<2x7x5xf32>, tensor<2xi32>,
-           tensor<2x1x7xf32>, tensor<2x1x7xf32>) {causal = true}
+           tensor<2x1x7xf32>, tensor<2x1x7xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x7x5xf32>, tensor<2xi32>, tensor<2x1x7xf32>, tensor<2x1x7xf32>
   return %r#0, %r#2 : tensor<2x7x5xf32>, tensor<2x1x7xf32>
 }

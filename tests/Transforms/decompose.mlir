@@ -61,7 +61,7 @@ func.func @decomposes_mixing(
       -> tensor<?x?x?xf32>, tensor<?x?xf32>
   %l:2 = moe.softmax_mix ins(%q, %q : tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>)
       outs(%lse, %lse : tensor<?x?x?xf32>, tensor<?x?x?xf32>)
-      {with_entropy = true, exclude_self = true, window = 4 : i64}
+      {visibility = #moe.visibility<window = 4, exclude_self>, with_entropy = true}
       -> tensor<?x?x?xf32>, tensor<?x?x?xf32>
   %r:4 = moe.attention_posterior
       ins(%q, %q, %u, %p#0 : tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>,

@@ -45,7 +45,7 @@ func.func @tiles_queries_and_moves_their_origin(
     %lse: tensor<2x?xf32>) -> (tensor<2x?x16xf32>, tensor<2x?xf32>) {
   %r:2 = moe.similarity_inform
       ins(%u, %e : tensor<2x?x352xf32>, tensor<2x?x16xf32>)
-      outs(%p, %lse : tensor<2x?x16xf32>, tensor<2x?xf32>) {causal = true}
+      outs(%p, %lse : tensor<2x?x16xf32>, tensor<2x?xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x?x16xf32>, tensor<2x?xf32>
   return %r#0, %r#1 : tensor<2x?x16xf32>, tensor<2x?xf32>
 }
@@ -152,7 +152,7 @@ func.func @tiles_the_queries_of_log_sum_exps(
   %r:2 = moe.softmax_mix ins(%q, %q : tensor<1x1x?x16xf32>, tensor<1x1x?x16xf32>)
       query_mask(%mask : tensor<1x?xi1>) key_mask(%mask : tensor<1x?xi1>)
       outs(%l, %s : tensor<1x1x?xf32>, tensor<1x1x?xf32>)
-      {causal = true, with_entropy = true}
+      {visibility = #moe.visibility<causal>, with_entropy = true}
       -> tensor<1x1x?xf32>, tensor<1x1x?xf32>
   return %r#0, %r#1 : tensor<1x1x?xf32>, tensor<1x1x?xf32>
 }

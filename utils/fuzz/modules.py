@@ -3,7 +3,8 @@
 An op is described by its clauses. A clause is a word and its operands; an
 operand is `name:dtype:dims`, where each letter of `dims` is a size that has one
 value in a module, so that results fit the operands of later ops. `?` after a
-word: the clause may be left out.
+word: the clause may be left out. An attribute is `name=kind`; what follows `/`
+in a kind tells apart the ops that take different values of it.
 
     dtypes: A one of f32, bf16, f16; S f32; I an index of an expert, i32 or i64; M i1
     dims:   N leading sizes and tokens, n tokens, e experts, k chosen, d features, ...
@@ -13,7 +14,7 @@ import random
 import re
 
 _MIX = "key_bias?=%kb:S:bhm; bias?=%bias:A:bhnm; query_mask?=%qm:M:bn; key_mask?=%km:M:bm"
-_ATTENTION = ("scale=f", "causal=b", "window=i", "exclude_self=b", "precision=precision")
+_ATTENTION = ("scale=f", "visibility=visibility", "precision=precision")
 
 # mnemonic -> (clauses, results, attributes)
 OPS = {
@@ -39,11 +40,12 @@ OPS = {
     "bias_update": ("ins=%b:S:e,%load:I32:e", "b:S:e", ("gamma=f",)),
     "similarity_inform": ("ins=%u:A:bnd,%x:A:bne; mask?=%km:M:bn; query_mask?=%qm:M:bn;"
                           " tau?=%tau:f32:", "p:S:bne,lse:S:bn",
-                          ("causal=b", "window=i", "tau=f", "restrict=restrict",
-                           "precision=precision")),
+                          ("visibility=visibility/similarity", "tau=f",
+                           "restrict=restrict", "precision=precision")),
     "similarity_inform_backward": (
         "ins=%u:A:bnd,%x:A:bne,%p:S:bne,%lse:S:bn,%dp:S:bne; dlse?=%dl:S:bn",
-        "du:S:bnd,de:S:bne", ("causal=b", "window=i", "tau=f", "restrict=restrict")),
+        "du:S:bnd,de:S:bne",
+        ("visibility=visibility/similarity", "tau=f", "restrict=restrict")),
     "attention_posterior": (
         "ins=%q:A:bhnr,%k:A:bhnr,%u:A:bnd,%x:A:bne; means=%vp:A:bhnd; bias?=%bias:A:bhnn;"
         " mask?=%km:M:bn; sigma?=%t:f32:", "p:S:bne,head:I32:b,l1:S:b1n,l2:S:b1n",
@@ -53,7 +55,7 @@ OPS = {
     "softmax_mix": (f"ins=%q:A:bhnr,%k:A:bhmr; values=%v:A:bmd; {_MIX}", "x:S:bhnd,lse:S:bhn",
                     _ATTENTION),
     "softmax_mix_self": ("ins=%q:A:b1nr,%v:A:bnd; mask?=%km:M:bn", "x:S:b1nd,lse:S:b1n",
-                         ("scale=f", "window=i", "exclude_self=b")),
+                         ("scale=f", "visibility=visibility/self")),
     "softmax_mix_backward_dq": (
         f"ins=%q:A:bhnr,%k:A:bhmr,%l:S:bhn,%dl:S:bhn; values=%v:A:bmd,%dx:S:bhnd; {_MIX}",
         "dq:S:bhnr", _ATTENTION),
@@ -62,7 +64,7 @@ OPS = {
         "dk:S:bhmr,dv:S:bhmd", _ATTENTION),
     "softmax_mix_backward_self": (
         "ins=%q:A:b1nr,%l:S:b1n,%dl:S:b1n,%v:A:bnd,%dx:S:b1nd; mask?=%km:M:bn",
-        "dq:S:b1nr,dv:S:b1nd", ("scale=f", "causal=b", "window=i", "exclude_self=b")),
+        "dq:S:b1nr,dv:S:b1nd", ("scale=f", "visibility=visibility")),
     "topk_renorm_backward": ("ins=%dg:S:Nk,%g:S:Nk,%i:I:Nk", "dz:S:Ne",
                              ("renorm=b", "eps=f", "route_scale=f")),
     "mad_dispersion": ("ins=%h:A:nd,%a:I:n; mask?=%mask:M:n", "s:S:ed,m:S:ed,c:I32:e",
@@ -83,6 +85,9 @@ ENUMS = {
     "dispersion_scale": "cluster feature global global_preclamp dispersion none",
     "cold_start": "literal base", "adjacency_norm": "row col eq7", "head_mode": "all fixed",
     "group_score": "top2_sum max",
+    "visibility": "causal window=1 exclude_self causal,window=3,exclude_self causal,window=16",
+    "visibility/similarity": "causal window=1 window=16 causal,window=3",
+    "visibility/self": "exclude_self window=2 window=16,exclude_self",
 }
 
 # A size, and how often it is known only at run time.
@@ -133,7 +138,8 @@ class _Module:
                  "b": lambda: self.draw.choice(["true", "false"])}
         if kind in value:
             return f"{name} = {value[kind]()}"
-        return f"{name} = #moe.{kind}<{self.draw.choice(ENUMS[kind].split())}>"
+        mnemonic = kind.partition("/")[0]
+        return f"{name} = #moe.{mnemonic}<{self.draw.choice(ENUMS[kind].split())}>"
 
     def add(self, mnemonic):
         clauses, results, attributes = OPS[mnemonic]
@@ -177,7 +183,7 @@ def draw_module(draw: random.Random) -> str:
     return module.text()
 
 
-_TOKEN = re.compile(r"tensor<[^>]*>|memref<[^>]*>|#moe\.\w+<\w+>|%\w+(?:#\d+)?|-?\b\d+(?:\.\d+)?\b"
+_TOKEN = re.compile(r"tensor<[^>]*>|memref<[^>]*>|#moe\.\w+<[^>]*>|%\w+(?:#\d+)?|-?\b\d+(?:\.\d+)?\b"
                     r"|\b[fib]f?\d+\b|\b[a-z_]\w*(?:\.\w+)*\b|\S")
 _EDGES = ["0", "-1", "1", "2", "7", "1024", "4294967296", "9223372036854775807",
           "-9223372036854775808", "0.0", "-1.0", "1e308", "0x7FF0000000000000"]

@@ -6,13 +6,12 @@ using namespace mlir;
 using namespace mlir::moe;
 
 PositionRule::PositionRule(MixLogitsOpInterface op, bool rowsAreKeys)
-    : causal(op.getCausal()), excludeSelf(op.getExcludeSelf()),
-      rowsAreKeys(rowsAreKeys) {
-  // Positions are compared in 32 bits. Without itself a query still sees
-  // `window` keys.
-  if (std::optional<uint64_t> window = op.getWindow())
-    reach =
-        std::min<int64_t>(*window, int64_t(1) << 30) + (excludeSelf ? 1 : 0);
+    : causal(op.getVisibility().getCausal()),
+      excludeSelf(op.getVisibility().getExcludeSelf()),
+      rowsAreKeys(rowsAreKeys), reach(op.getVisibility().getReach()) {
+  // Positions are compared in 32 bits.
+  if (reach)
+    reach = std::min<int64_t>(*reach, (int64_t(1) << 30) + excludeSelf);
 }
 
 Value PositionRule::getVisible(Emitter &e, Value position,

@@ -74,16 +74,16 @@ void MixEmitter::forEachTile(function_ref<void()> emitTile) {
 
 std::optional<int64_t> mlir::moe::getReach(MixLogitsOpInterface op) {
   // Positions have 32 bits, so a wider window ends before the first key.
-  if (!op.getWindow() || *op.getWindow() >= std::numeric_limits<int32_t>::max())
+  std::optional<int64_t> window = op.getVisibility().getWindow();
+  if (!window || *window >= std::numeric_limits<int32_t>::max())
     return std::nullopt;
-  // Without itself a query still sees `window` keys.
-  return *op.getWindow() + (op.getExcludeSelf() ? 1 : 0);
+  return op.getVisibility().getReach();
 }
 
 std::pair<Value, Value> MixEmitter::getKeyRange() {
   Value begin = b.index(0), end = numKeys;
   Value position = b.add(origin, firstRow);
-  if (op.getCausal()) {
+  if (op.getVisibility().getCausal()) {
     Value rows =
         b.minSigned(b.sub(numQueries, firstRow), b.index(layout.numRows));
     end = b.minSigned(end, b.add(position, rows));
@@ -160,9 +160,9 @@ Value MixEmitter::getVisible(Value position, Value key) {
     Value holds = b.compare(predicate, lhs, rhs);
     visible = visible ? b.both(visible, holds) : holds;
   };
-  if (op.getCausal())
+  if (op.getVisibility().getCausal())
     require(CmpIPredicate::sle, key, position);
-  if (op.getExcludeSelf())
+  if (op.getVisibility().getExcludeSelf())
     require(CmpIPredicate::ne, key, position);
   if (std::optional<int64_t> reach = getReach(op))
     require(CmpIPredicate::sgt, key, b.sub(position, b.i32(*reach)));

@@ -123,9 +123,9 @@ Value Sweep::getVisible() {
   // Both in the positions of the other side.
   Value query = ofQueries ? b.add(i, origin) : i;
   Value key = ofQueries ? j : b.add(j, origin);
-  if (op.getCausal())
+  if (op.getVisibility().getCausal())
     require(b.compare(CmpIPredicate::sle, key, query));
-  if (op.getExcludeSelf())
+  if (op.getVisibility().getExcludeSelf())
     require(b.compare(CmpIPredicate::ne, key, query));
   if (std::optional<int64_t> reach = getReach(op))
     require(b.compare(CmpIPredicate::sgt, key, b.sub(query, b.index(*reach))));

@@ -134,9 +134,9 @@ RowFacts TensorSweep::getFacts(bool isQuery, Value row) {
 Value TensorSweep::getVisible(const RowFacts &query, const RowFacts &key) {
   Value visible = b.both(query.isReal, key.isReal);
   auto require = [&](Value holds) { visible = b.both(visible, holds); };
-  if (op.getCausal())
+  if (op.getVisibility().getCausal())
     require(b.compare(CmpIPredicate::sle, key.position, query.position));
-  if (op.getExcludeSelf())
+  if (op.getVisibility().getExcludeSelf())
     require(b.compare(CmpIPredicate::ne, key.position, query.position));
   if (std::optional<int64_t> reach = getReach(op))
     require(b.compare(CmpIPredicate::sgt, key.position,

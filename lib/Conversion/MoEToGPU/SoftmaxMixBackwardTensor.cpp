@@ -274,12 +274,12 @@ std::pair<Value, Value> TensorSweep::getOtherRange() {
     begin = b.sub(first, b.op<arith::RemUIOp>(first, b.index(plan.otherRows)));
   };
   if (sweep.ofQueries) {
-    if (op.getCausal())
+    if (op.getVisibility().getCausal())
       end = b.minSigned(end, b.add(position, rows));
     if (reach)
       startAt(b.sub(position, b.index(*reach - 1)));
   } else {
-    if (op.getCausal())
+    if (op.getVisibility().getCausal())
       startAt(position);
     if (reach)
       end = b.minSigned(end, b.add(b.add(position, rows), b.index(*reach)));

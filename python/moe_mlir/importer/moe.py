@@ -6,6 +6,7 @@ import sympy
 import torch
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
+from ..ops._kernel import visibility
 from .builder import Operand, Value, as_dim
 from .registry import Unsupported, imports
 from .shape import reshape
@@ -170,11 +171,9 @@ def _similarity_inform(context, node, arguments):
     clauses.add("ws", _optional(context, arguments.ws))
     clauses.add("mask", _rows(context, _optional(context, arguments.mask), 1))
     clauses.add("tau", _scalar_operand(context, arguments.tau_value))
-    clauses.attribute("causal", _bool(arguments.causal))
+    clauses.attribute("visibility", visibility(arguments.causal, arguments.window))
     if arguments.tau_value is None:
         clauses.attribute("tau", float_attribute(arguments.tau))
-    if arguments.window is not None:
-        clauses.attribute("window", f"{arguments.window} : i64")
     clauses.attribute("restrict", f"#moe.restrict<{arguments.restrict}>")
     clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
     mixed, sums = clauses.write("similarity_inform",
@@ -186,10 +185,8 @@ def _pair_attributes(clauses: Clauses, arguments) -> None:
     """What decides the logits of a query and a key, and who sees whom."""
     if arguments.scale is not None:
         clauses.attribute("scale", float_attribute(arguments.scale))
-    if arguments.window is not None:
-        clauses.attribute("window", f"{arguments.window} : i64")
-    clauses.attribute("causal", _bool(arguments.causal))
-    clauses.attribute("exclude_self", _bool(arguments.exclude_self))
+    clauses.attribute("visibility", visibility(arguments.causal, arguments.window,
+                                               arguments.exclude_self))
     clauses.attribute("precision", f"#moe.precision<{arguments.precision}>")
 
 

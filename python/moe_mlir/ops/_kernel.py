@@ -210,3 +210,13 @@ def boolean(value):
 
 def enum(mnemonic, value):
     return f"#moe.{mnemonic}<{value}>"
+
+
+def visibility(causal, window=None, exclude_self=False):
+    """Which keys a query sees by their positions."""
+    parts = ["causal"] if causal else []
+    if window is not None:
+        parts.append(f"window = {window}")
+    if exclude_self:
+        parts.append("exclude_self")
+    return f"#moe.visibility<{', '.join(parts)}>"

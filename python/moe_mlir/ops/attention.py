@@ -7,7 +7,7 @@ import torch
 
 from ._attention import bias_dims, bias_form, four_dims, validate_pairs
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
+from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, visibility
 from ._library import define
 
 _check = Checker("attention")
@@ -109,11 +109,8 @@ def _optional_inputs(dtype, heads, form, masks_keys, masks_queries):
 
 def _attributes(width, scale, causal, window, exclude_self, precision):
     yield "scale", f64(1 / math.sqrt(width) if scale is None else scale)
-    yield "causal", boolean(causal)
-    yield "exclude_self", boolean(exclude_self)
+    yield "visibility", visibility(causal, window, exclude_self)
     yield "precision", enum("precision", precision)
-    if window is not None:
-        yield "window", i64(window)
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import torch
 
 from ._attention import bias_dims, bias_form, four_dims, validate_pairs
 from ._check import Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, visibility
 from ._library import define
 
 _check = Checker("attention_entropy")
@@ -75,14 +75,11 @@ def kernel(
         inputs.append(Tensor("bias", bias_dims(bias_form, heads), bias_dtype, clause="bias"))
     if masked:
         inputs.append(Tensor("mask", ("b", "m"), torch.bool, clause="mask"))
-    attributes = [
-        ("causal", boolean(causal)),
-        ("exclude_self", boolean(exclude_self)),
+    attributes = (
+        ("visibility", visibility(causal, window, exclude_self)),
         ("precision", enum("precision", precision)),
         ("scale", f64(1 / math.sqrt(width) if scale is None else scale)),
-    ]
-    if window is not None:
-        attributes.append(("window", i64(window)))
+    )
     return Kernel(
         "attention_entropy",
         tuple(inputs),
@@ -90,7 +87,7 @@ def kernel(
             Tensor("entropy", ("b", heads), torch.float32),
             Tensor("rows", ("b", heads, "n"), torch.float32),
         ),
-        tuple(attributes),
+        attributes,
     )
 
 

@@ -7,7 +7,7 @@ import torch
 
 from ._attention import bias_dims, bias_form, four_dims, validate_pairs
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64, visibility
 from ._library import define
 
 _check = Checker("attention_posterior")
@@ -235,14 +235,11 @@ def _optional_inputs(
 
 
 def _attributes(width, sigma, scale, causal, window, exclude_self, precision):
-    yield "causal", boolean(causal)
-    yield "exclude_self", boolean(exclude_self)
+    yield "visibility", visibility(causal, window, exclude_self)
     yield "precision", enum("precision", precision)
     yield "scale", f64(1 / math.sqrt(width) if scale is None else scale)
     if sigma is not None:
         yield "sigma", f64(sigma)
-    if window is not None:
-        yield "window", i64(window)
 
 
 def _named(q, k, u, e, vp, v, wo, bias, head_prior):

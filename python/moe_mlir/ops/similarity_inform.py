@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import ACTIVATIONS, MASK, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows, visibility
 from ._library import define
 
 _check = Checker("similarity_inform")
@@ -141,14 +141,12 @@ def _optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau):
 
 def _attributes(tau, causal, window, restrict, precision):
     attributes = [
-        ("causal", boolean(causal)),
+        ("visibility", visibility(causal, window)),
         ("restrict", enum("restrict", restrict)),
         ("precision", enum("precision", precision)),
     ]
     if tau is not None:
         attributes.append(("tau", f64(tau)))
-    if window is not None:
-        attributes.append(("window", i64(window)))
     return tuple(attributes)
 
 

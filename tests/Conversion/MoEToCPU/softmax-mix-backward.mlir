@@ -42,7 +42,7 @@ func.func @keys_skip_earlier_queries(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x
   moe.softmax_mix_backward_dkv
       ins(%q, %k, %l, %l : memref<1x1x?x16xf32>, memref<1x1x?x16xf32>,
           memref<1x1x?xf32>, memref<1x1x?xf32>)
-      outs(%dk : memref<1x1x?x16xf32>) {causal = true}
+      outs(%dk : memref<1x1x?x16xf32>) {visibility = #moe.visibility<causal>}
   return
 }
 func.func @queries_skip_later_keys(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16xf32>,
@@ -50,7 +50,7 @@ func.func @queries_skip_later_keys(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16
   moe.softmax_mix_backward_dq
       ins(%q, %k, %l, %l : memref<1x1x?x16xf32>, memref<1x1x?x16xf32>,
           memref<1x1x?xf32>, memref<1x1x?xf32>)
-      outs(%dq : memref<1x1x?x16xf32>) {causal = true}
+      outs(%dq : memref<1x1x?x16xf32>) {visibility = #moe.visibility<causal>}
   return
 }
 
@@ -77,7 +77,7 @@ func.func @tokens_meet_in_both_roles(%u: memref<1x1x?x40xf32>, %l: memref<1x1x?x
   moe.softmax_mix_backward_self
       ins(%u, %l, %l, %v, %dm : memref<1x1x?x40xf32>, memref<1x1x?xf32>,
           memref<1x1x?xf32>, memref<1x?x5xf32>, memref<1x1x?x5xf32>)
-      outs(%du, %dv : memref<1x1x?x40xf32>, memref<1x1x?x5xf32>) {causal = true}
+      outs(%du, %dv : memref<1x1x?x40xf32>, memref<1x1x?x5xf32>) {visibility = #moe.visibility<causal>}
   return
 }
 
@@ -108,7 +108,7 @@ func.func @near_lse_share_exponentials(%u: memref<1x1x?x48xf32>, %l: memref<1x1x
   moe.softmax_mix_backward_self
       ins(%u, %l, %l, %v, %dm : memref<1x1x?x48xf32>, memref<1x1x?xf32>,
           memref<1x1x?xf32>, memref<1x?x5xf32>, memref<1x1x?x5xf32>)
-      outs(%du, %dv : memref<1x1x?x48xf32>, memref<1x1x?x5xf32>) {causal = false}
+      outs(%du, %dv : memref<1x1x?x48xf32>, memref<1x1x?x5xf32>)
   return
 }
 

@@ -30,7 +30,7 @@ func.func @mixes_with_a_register_tile(%q: memref<1x1x?x40xf32>, %k: memref<1x1x?
 func.func @skips_invisible_blocks(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16xf32>,
     %l: memref<1x1x?xf32>) {
   moe.softmax_mix ins(%q, %k : memref<1x1x?x16xf32>, memref<1x1x?x16xf32>)
-      outs(%l : memref<1x1x?xf32>) {causal = true}
+      outs(%l : memref<1x1x?xf32>) {visibility = #moe.visibility<causal>}
   return
 }
 

@@ -42,7 +42,7 @@ func.func @mix_and_select(%u: tensor<1x?x32xf32>, %p: tensor<1x?x16xf32>)
   %o2 = tensor.empty(%n) : tensor<1x?x2xf32>
   %o3 = tensor.empty(%n) : tensor<1x?x2xi32>
   %m:2 = moe.similarity_inform ins(%u, %p : tensor<1x?x32xf32>, tensor<1x?x16xf32>)
-      outs(%o0, %o1 : tensor<1x?x16xf32>, tensor<1x?xf32>) {causal = true}
+      outs(%o0, %o1 : tensor<1x?x16xf32>, tensor<1x?xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<1x?x16xf32>, tensor<1x?xf32>
   %r:2 = moe.topk_renorm ins(%m#0 : tensor<1x?x16xf32>)
       outs(%o2, %o3 : tensor<1x?x2xf32>, tensor<1x?x2xi32>)

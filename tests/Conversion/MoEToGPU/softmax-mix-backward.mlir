@@ -20,7 +20,7 @@ func.func @by_queries(
       ins(%q, %k, %lse, %delta : tensor<1x2x?x8xf32>, tensor<1x2x?x8xf32>,
           tensor<1x2x?xf32>, tensor<1x2x?xf32>)
       values(%v, %dmixed : tensor<1x?x4xf32>, tensor<1x2x?x4xf32>)
-      outs(%dq : tensor<1x2x?x8xf32>) {causal = true} -> tensor<1x2x?x8xf32>
+      outs(%dq : tensor<1x2x?x8xf32>) {visibility = #moe.visibility<causal>} -> tensor<1x2x?x8xf32>
   return %r : tensor<1x2x?x8xf32>
 }
 
@@ -42,7 +42,7 @@ func.func @by_keys(
       ins(%q, %k, %lse, %delta : tensor<1x2x?x8xf32>, tensor<1x2x?x8xf32>,
           tensor<1x2x?xf32>, tensor<1x2x?xf32>)
       values(%v, %dmixed : tensor<1x?x4xf32>, tensor<1x2x?x4xf32>)
-      outs(%dk, %dv : tensor<1x2x?x8xf32>, tensor<1x2x?x4xf32>) {causal = true}
+      outs(%dk, %dv : tensor<1x2x?x8xf32>, tensor<1x2x?x4xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<1x2x?x8xf32>, tensor<1x2x?x4xf32>
   return %r#0, %r#1 : tensor<1x2x?x8xf32>, tensor<1x2x?x4xf32>
 }

@@ -42,7 +42,7 @@ func.func @on_tensor_cores(
         ins(%q, %k : memref<1x1x128x352xbf16>, memref<1x1x?x352xbf16>)
         values(%v : memref<1x?x16xbf16>)
         outs(%mixed, %lse : memref<1x1x128x16xf32>, memref<1x1x128xf32>)
-        {causal = true}
+        {visibility = #moe.visibility<causal>}
   } {mapping = [#gpu.block<x>]}
   return
 }

@@ -14,11 +14,11 @@ func.func @mix_values_without_their_cotangent(%q: tensor<1x1x4x8xf32>, %l: tenso
 
 func.func @self_mix_that_sees_nothing(%q: tensor<1x1x4x8xf32>, %l: tensor<1x1x4xf32>,
     %v: tensor<1x4x2xf32>, %dm: tensor<1x1x4x2xf32>) {
-  // expected-error @below {{expected window to be at least 1, found 0}}
   %r:2 = moe.softmax_mix_backward_self
       ins(%q, %l, %l, %v, %dm : tensor<1x1x4x8xf32>, tensor<1x1x4xf32>, tensor<1x1x4xf32>,
           tensor<1x4x2xf32>, tensor<1x1x4x2xf32>)
-      outs(%q, %dm : tensor<1x1x4x8xf32>, tensor<1x1x4x2xf32>) {window = 0 : i64}
+      // expected-error @below {{expected window to be at least 1, found 0}}
+      outs(%q, %dm : tensor<1x1x4x8xf32>, tensor<1x1x4x2xf32>) {visibility = #moe.visibility<window = 0>}
       -> tensor<1x1x4x8xf32>, tensor<1x1x4x2xf32>
   return
 }

@@ -7,7 +7,7 @@
 // CHECK-LABEL: func @dq
 // CHECK:         moe.softmax_mix_backward_dq ins(%{{[^)]*}}) values(%{{[^)]*}}) key_bias(%{{[^)]*}}) bias(%{{[^)]*}})
 // CHECK-SAME:      query_mask(%{{[^)]*}}) key_mask(%{{[^)]*}}) levels(%{{[^)]*}}) origin(%{{[^)]*}}) outs(%{{[^)]*}})
-// CHECK-SAME:      {causal = true, exclude_self = true, scale = 2.500000e-01 : f64, window = 7 : i64, with_dbias = true, with_sums = true}
+// CHECK-SAME:      {scale = 2.500000e-01 : f64, visibility = #moe.visibility<causal, window = 7, exclude_self>, with_dbias = true, with_sums = true}
 
 // TILED-LABEL: func @dq
 // TILED-SAME:    %[[ORIGIN:[a-z0-9]*]]: index
@@ -32,7 +32,8 @@ func.func @dq(%q: tensor<2x3x128x8xf32>, %k: tensor<2x3x96x8xf32>,
       origin(%origin : index)
       outs(%q, %l, %bias : tensor<2x3x128x8xf32>, tensor<2x3x128xf32>,
            tensor<2x3x128x96xf32>)
-      {causal = true, exclude_self = true, scale = 0.25 : f64, window = 7 : i64,
+      {scale = 0.25 : f64,
+       visibility = #moe.visibility<causal, window = 7, exclude_self>,
        with_sums = true, with_dbias = true}
       -> tensor<2x3x128x8xf32>, tensor<2x3x128xf32>, tensor<2x3x128x96xf32>
   return %r#0, %r#1, %r#2 : tensor<2x3x128x8xf32>, tensor<2x3x128xf32>, tensor<2x3x128x96xf32>
@@ -75,7 +76,7 @@ func.func @dkv(%q: tensor<2x3x128x8xf32>, %k: tensor<2x3x96x8xf32>,
 
 // CHECK-LABEL: func @self
 // CHECK:         moe.softmax_mix_backward_self ins(%{{[^)]*}}) mask(%{{[^)]*}}) level(%{{[^)]*}})
-// CHECK-SAME:      outs(%{{[^)]*}}) {causal = true, scale = 2.500000e-01 : f64}
+// CHECK-SAME:      outs(%{{[^)]*}}) {scale = 2.500000e-01 : f64, visibility = #moe.visibility<causal>}
 // TILED-LABEL: func @self
 // TILED-NOT:     scf.forall
 // TILED:         moe.softmax_mix_backward_self ins(%{{.*}} : tensor<2x1x96x8xf32>
@@ -87,7 +88,7 @@ func.func @self(%u: tensor<2x1x96x8xf32>, %l: tensor<2x1x96xf32>, %v: tensor<2x9
           tensor<2x1x96xf32>, tensor<2x96x4xf32>, tensor<2x1x96x4xf32>)
       mask(%mask : tensor<2x96xi1>) level(%level : tensor<2x96xf32>)
       outs(%u, %dm : tensor<2x1x96x8xf32>, tensor<2x1x96x4xf32>)
-      {causal = true, scale = 0.25 : f64}
+      {scale = 0.25 : f64, visibility = #moe.visibility<causal>}
       -> tensor<2x1x96x8xf32>, tensor<2x1x96x4xf32>
   return %r#0, %r#1 : tensor<2x1x96x8xf32>, tensor<2x1x96x4xf32>
 }

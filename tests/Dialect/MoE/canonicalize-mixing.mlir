@@ -17,13 +17,13 @@ func.func @forgets_a_window_over_all_keys(
     -> (tensor<2x7x4xf32>, tensor<2x3xf32>, tensor<2x3x5xf32>) {
   %p:2 = moe.similarity_inform ins(%u, %e : tensor<2x7x8xf32>, tensor<2x7x4xf32>)
       outs(%e, %l : tensor<2x7x4xf32>, tensor<2x7xf32>)
-      {causal = true, window = 7 : i64} -> tensor<2x7x4xf32>, tensor<2x7xf32>
+      {visibility = #moe.visibility<causal, window = 7>} -> tensor<2x7x4xf32>, tensor<2x7xf32>
   %h:2 = moe.attention_entropy
       ins(%q, %k : tensor<2x3x5x8xf32>, tensor<2x3x9x8xf32>)
       outs(%mean, %rows : tensor<2x3xf32>, tensor<2x3x5xf32>)
-      {causal = true, window = 9 : i64} -> tensor<2x3xf32>, tensor<2x3x5xf32>
+      {visibility = #moe.visibility<causal, window = 9>} -> tensor<2x3xf32>, tensor<2x3x5xf32>
   %m = moe.softmax_mix ins(%q, %k : tensor<2x3x5x8xf32>, tensor<2x3x9x8xf32>)
-      outs(%rows : tensor<2x3x5xf32>) {window = 9 : i64} -> tensor<2x3x5xf32>
+      outs(%rows : tensor<2x3x5xf32>) {visibility = #moe.visibility<window = 9>} -> tensor<2x3x5xf32>
   return %p#0, %h#0, %m : tensor<2x7x4xf32>, tensor<2x3xf32>, tensor<2x3x5xf32>
 }
 
@@ -39,12 +39,12 @@ func.func @keeps_a_window_that_may_hide(
     %long: tensor<2x3x?x8xf32>, %short: tensor<2x3x4x8xf32>, %origin: index)
     -> (tensor<2x3x5xf32>, tensor<2x3x5xf32>, tensor<2x3x5xf32>) {
   %a = moe.softmax_mix ins(%q, %k : tensor<2x3x5x8xf32>, tensor<2x3x9x8xf32>)
-      outs(%rows : tensor<2x3x5xf32>) {window = 8 : i64} -> tensor<2x3x5xf32>
+      outs(%rows : tensor<2x3x5xf32>) {visibility = #moe.visibility<window = 8>} -> tensor<2x3x5xf32>
   %b = moe.softmax_mix ins(%q, %long : tensor<2x3x5x8xf32>, tensor<2x3x?x8xf32>)
-      outs(%rows : tensor<2x3x5xf32>) {window = 8 : i64} -> tensor<2x3x5xf32>
+      outs(%rows : tensor<2x3x5xf32>) {visibility = #moe.visibility<window = 8>} -> tensor<2x3x5xf32>
   %c = moe.softmax_mix ins(%q, %short : tensor<2x3x5x8xf32>, tensor<2x3x4x8xf32>)
       origin(%origin : index) outs(%rows : tensor<2x3x5xf32>)
-      {window = 8 : i64} -> tensor<2x3x5xf32>
+      {visibility = #moe.visibility<window = 8>} -> tensor<2x3x5xf32>
   return %a, %b, %c : tensor<2x3x5xf32>, tensor<2x3x5xf32>, tensor<2x3x5xf32>
 }
 
@@ -59,7 +59,7 @@ func.func @one_query_sees_all_keys(
     %q: tensor<2x3x1x8xf32>, %k: tensor<2x3x?x8xf32>, %rows: tensor<2x3x1xf32>)
     -> tensor<2x3x1xf32> {
   %m = moe.softmax_mix ins(%q, %k : tensor<2x3x1x8xf32>, tensor<2x3x?x8xf32>)
-      outs(%rows : tensor<2x3x1xf32>) {causal = true} -> tensor<2x3x1xf32>
+      outs(%rows : tensor<2x3x1xf32>) {visibility = #moe.visibility<causal>} -> tensor<2x3x1xf32>
   return %m : tensor<2x3x1xf32>
 }
 

@@ -134,7 +134,7 @@ func.func @posterior_with_rows(
       means(%vp : tensor<1x2x7x16xf32>) mask(%mask : tensor<1x7xi1>)
       rows(%row_lse, %row_entropy : tensor<1x2x7xf32>, tensor<1x2x7xf32>)
       outs(%p, %head, %l1, %l2 : tensor<1x7x5xf32>, tensor<1xi32>,
-           tensor<1x1x7xf32>, tensor<1x1x7xf32>) {causal = true}
+           tensor<1x1x7xf32>, tensor<1x1x7xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<1x7x5xf32>, tensor<1xi32>, tensor<1x1x7xf32>, tensor<1x1x7xf32>
   return %r#0, %r#2 : tensor<1x7x5xf32>, tensor<1x1x7xf32>
 }

@@ -320,10 +320,10 @@ func.func @similarity_inform_c3(%u: tensor<2x7x8xf32>, %e: tensor<2x9x4xf32>,
 
 func.func @similarity_inform_c4(%u: tensor<2x7x8xf32>, %e: tensor<2x7x4xf32>,
                                 %p: tensor<2x7x4xf32>, %l: tensor<2x7xf32>) {
-  // expected-error @below {{expected window to be at least 1, found 0}}
   %r:2 = moe.similarity_inform
       ins(%u, %e : tensor<2x7x8xf32>, tensor<2x7x4xf32>)
-      outs(%p, %l : tensor<2x7x4xf32>, tensor<2x7xf32>) {window = 0 : i64}
+      // expected-error @below {{expected window to be at least 1, found 0}}
+      outs(%p, %l : tensor<2x7x4xf32>, tensor<2x7xf32>) {visibility = #moe.visibility<window = 0>}
       -> tensor<2x7x4xf32>, tensor<2x7xf32>
   return
 }
@@ -485,12 +485,12 @@ func.func @attention_posterior_c4(
     %q: tensor<1x4x7x8xf32>, %u: tensor<1x7x6xf32>, %e: tensor<1x7x5xf32>,
     %vp: tensor<1x4x7x6xf32>, %p: tensor<1x7x5xf32>, %head: tensor<1xi32>,
     %l: tensor<1x1x7xf32>) {
-  // expected-error @below {{expected window to be at least 1, found -2}}
   %r:4 = moe.attention_posterior
       ins(%q, %q, %u, %e : tensor<1x4x7x8xf32>, tensor<1x4x7x8xf32>,
           tensor<1x7x6xf32>, tensor<1x7x5xf32>) means(%vp : tensor<1x4x7x6xf32>)
       outs(%p, %head, %l, %l : tensor<1x7x5xf32>, tensor<1xi32>,
-           tensor<1x1x7xf32>, tensor<1x1x7xf32>) {window = -2 : i64}
+           // expected-error @below {{expected window to be at least 1, found -2}}
+           tensor<1x1x7xf32>, tensor<1x1x7xf32>) {visibility = #moe.visibility<window = -2>}
       -> tensor<1x7x5xf32>, tensor<1xi32>, tensor<1x1x7xf32>, tensor<1x1x7xf32>
   return
 }
@@ -617,9 +617,9 @@ func.func @softmax_mix_bias_rank(%q: tensor<1x4x7x8xf32>, %bias: tensor<7x7xf32>
 // -----
 
 func.func @softmax_mix_window(%q: tensor<1x2x7x8xf32>, %l: tensor<1x2x7xf32>) {
-  // expected-error @below {{expected window to be at least 1, found 0}}
   %r = moe.softmax_mix ins(%q, %q : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
-      outs(%l : tensor<1x2x7xf32>) {window = 0 : i64} -> tensor<1x2x7xf32>
+      // expected-error @below {{expected window to be at least 1, found 0}}
+      outs(%l : tensor<1x2x7xf32>) {visibility = #moe.visibility<window = 0>} -> tensor<1x2x7xf32>
   return
 }
 
@@ -860,11 +860,11 @@ func.func @attention_entropy_has_a_scale(
 
 func.func @attention_entropy_window(
     %q: tensor<1x4x7x3xf32>, %mean: tensor<1x4xf32>, %rows: tensor<1x4x7xf32>) {
-  // expected-error @below {{expected window to be at least 1, found 0}}
   %r:2 = moe.attention_entropy
       ins(%q, %q : tensor<1x4x7x3xf32>, tensor<1x4x7x3xf32>)
       outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x7xf32>)
-      {window = 0 : i64} -> tensor<1x4xf32>, tensor<1x4x7xf32>
+      // expected-error @below {{expected window to be at least 1, found 0}}
+      {visibility = #moe.visibility<window = 0>} -> tensor<1x4xf32>, tensor<1x4x7xf32>
   return
 }
 
@@ -887,5 +887,58 @@ func.func @co_selections_of_floats(%i: tensor<9x2xi32>, %c: tensor<4x4xf32>) {
   // expected-error @below {{expected elements of 'counts' to be i32, found 'f32'}}
   %r = moe.co_selections ins(%i : tensor<9x2xi32>) outs(%c : tensor<4x4xf32>)
       -> tensor<4x4xf32>
+  return
+}
+
+// -----
+
+func.func @visibility_part_twice(%q: tensor<1x2x7x8xf32>, %l: tensor<1x2x7xf32>) {
+  %r = moe.softmax_mix ins(%q, %q : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
+      outs(%l : tensor<1x2x7xf32>)
+      // expected-error @below {{expected causal, window = <keys> and exclude_self, each at most once, found 'causal'}}
+      {visibility = #moe.visibility<causal, causal>} -> tensor<1x2x7xf32>
+  return
+}
+
+// -----
+
+func.func @visibility_part_unknown(%q: tensor<1x2x7x8xf32>, %l: tensor<1x2x7xf32>) {
+  %r = moe.softmax_mix ins(%q, %q : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
+      outs(%l : tensor<1x2x7xf32>)
+      // expected-error @below {{expected causal, window = <keys> and exclude_self, each at most once, found 'future'}}
+      {visibility = #moe.visibility<future>} -> tensor<1x2x7xf32>
+  return
+}
+
+// -----
+
+// Under its old names a visibility would hide nothing.
+func.func @visibility_by_old_names(%q: tensor<1x2x7x8xf32>, %l: tensor<1x2x7xf32>) {
+  // expected-error @below {{expected visibility = #moe.visibility<causal, window = 4, exclude_self> with the parts that apply, found the attribute 'causal'}}
+  %r = moe.softmax_mix ins(%q, %q : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
+      outs(%l : tensor<1x2x7xf32>) {causal = true} -> tensor<1x2x7xf32>
+  return
+}
+
+// -----
+
+func.func @similarity_inform_excludes_nobody(%u: tensor<2x7x8xf32>, %e: tensor<2x7x4xf32>,
+                                             %p: tensor<2x7x4xf32>, %l: tensor<2x7xf32>) {
+  // expected-error @below {{expected a visibility without exclude_self, because a token always informs itself; found #moe.visibility<exclude_self>}}
+  %r:2 = moe.similarity_inform
+      ins(%u, %e : tensor<2x7x8xf32>, tensor<2x7x4xf32>)
+      outs(%p, %l : tensor<2x7x4xf32>, tensor<2x7xf32>)
+      {visibility = #moe.visibility<exclude_self>} -> tensor<2x7x4xf32>, tensor<2x7xf32>
+  return
+}
+
+// -----
+
+func.func @softmax_mix_self_is_not_causal(%u: tensor<2x1x7x8xf32>, %v: tensor<2x7x4xf32>,
+    %mixed: tensor<2x1x7x4xf32>, %lse: tensor<2x1x7xf32>) {
+  // expected-error @below {{expected a visibility that is not causal, because then pairs of tokens have one role and share nothing; found #moe.visibility<causal>}}
+  %r:2 = moe.softmax_mix_self ins(%u, %v : tensor<2x1x7x8xf32>, tensor<2x7x4xf32>)
+      outs(%mixed, %lse : tensor<2x1x7x4xf32>, tensor<2x1x7xf32>)
+      {visibility = #moe.visibility<causal>} -> tensor<2x1x7x4xf32>, tensor<2x1x7xf32>
   return
 }

@@ -198,9 +198,8 @@ func.func @similarity_inform(%u: tensor<2x?x352xf32>, %e: tensor<2x?x16xf32>,
 // CHECK-SAME:      query_mask(%{{[^ ]*}} : tensor<2x4xi1>)
 // CHECK-SAME:      tau(%{{[^ ]*}} : f32)
 // CHECK-SAME:      origin(%{{[^ ]*}} : index)
-// CHECK-SAME:      causal = true
 // CHECK-SAME:      precision = #moe.precision<tf32>
-// CHECK-SAME:      window = 3 : i64
+// CHECK-SAME:      visibility = #moe.visibility<causal, window = 3>
 func.func @similarity_inform_with_everything(
     %u: tensor<2x4x8xf32>, %e: tensor<2x9x5xf32>, %uk: tensor<2x9x6xf32>,
     %ws: tensor<8x6xf32>, %mask: tensor<2x9xi1>, %query_mask: tensor<2x4xi1>,
@@ -212,7 +211,7 @@ func.func @similarity_inform_with_everything(
       mask(%mask : tensor<2x9xi1>) query_mask(%query_mask : tensor<2x4xi1>)
       tau(%tau : f32) origin(%origin : index)
       outs(%p, %lse : tensor<2x4x5xf32>, tensor<2x4xf32>)
-      {causal = true, window = 3 : i64, precision = #moe.precision<tf32>}
+      {precision = #moe.precision<tf32>, visibility = #moe.visibility<causal, window = 3>}
       -> tensor<2x4x5xf32>, tensor<2x4xf32>
   return %r#0, %r#1 : tensor<2x4x5xf32>, tensor<2x4xf32>
 }
@@ -255,10 +254,9 @@ func.func @attention_posterior(
 // CHECK-SAME:      head_prior(%{{[^ ]*}} : tensor<2x7x4xf32>)
 // CHECK-SAME:      mask(%{{[^ ]*}} : tensor<2x9xi1>)
 // CHECK-SAME:      sigma(%{{[^ ]*}} : f32)
-// CHECK-SAME:      causal = true, exclude_self = true
 // CHECK-SAME:      head_mode = #moe.head_mode<all>
 // CHECK-SAME:      scale = 5.000000e-01 : f64
-// CHECK-SAME:      window = 4 : i64
+// CHECK-SAME:      visibility = #moe.visibility<causal, window = 4, exclude_self>
 func.func @attention_posterior_with_everything(
     %q: tensor<2x4x7x3xf32>, %k: tensor<2x4x9x3xf32>, %u: tensor<2x7x6xf32>,
     %e: tensor<2x9x8xf32>, %v: tensor<2x4x9x5xf32>, %wo: tensor<4x6x5xf32>,
@@ -273,8 +271,8 @@ func.func @attention_posterior_with_everything(
       mask(%mask : tensor<2x9xi1>) sigma(%sigma : f32)
       outs(%p, %head, %l1, %l2 : tensor<2x7x8xf32>, tensor<2xi32>,
            tensor<2x4x7xf32>, tensor<2x4x7xf32>)
-      {head_mode = #moe.head_mode<all>, scale = 0.5 : f64, causal = true,
-       exclude_self = true, window = 4 : i64}
+      {head_mode = #moe.head_mode<all>, scale = 0.5 : f64,
+       visibility = #moe.visibility<causal, window = 4, exclude_self>}
       -> tensor<2x7x8xf32>, tensor<2xi32>, tensor<2x4x7xf32>, tensor<2x4x7xf32>
   return %r#0 : tensor<2x7x8xf32>
 }
@@ -313,7 +311,7 @@ func.func @attention_entropy(
 // CHECK-LABEL: func @attention_entropy_with_everything
 // CHECK:         moe.attention_entropy ins(%{{.*}} : tensor<2x4x3x?xbf16>, tensor<2x4x9x?xbf16>)
 // CHECK-SAME:      bias(%{{[^ ]*}} : tensor<1x4x3x9xf16>) mask(%{{[^ ]*}} : tensor<2x9xi1>)
-// CHECK-SAME:      {causal = true, exclude_self = true, precision = #moe.precision<tf32>, scale = 5.000000e-01 : f64, window = 4 : i64}
+// CHECK-SAME:      {precision = #moe.precision<tf32>, scale = 5.000000e-01 : f64, visibility = #moe.visibility<causal, window = 4, exclude_self>}
 func.func @attention_entropy_with_everything(
     %q: tensor<2x4x3x?xbf16>, %k: tensor<2x4x9x?xbf16>,
     %bias: tensor<1x4x3x9xf16>, %mask: tensor<2x9xi1>, %mean: tensor<2x4xf32>,
@@ -322,8 +320,9 @@ func.func @attention_entropy_with_everything(
       ins(%q, %k : tensor<2x4x3x?xbf16>, tensor<2x4x9x?xbf16>)
       bias(%bias : tensor<1x4x3x9xf16>) mask(%mask : tensor<2x9xi1>)
       outs(%mean, %rows : tensor<2x4xf32>, tensor<2x4x3xf32>)
-      {scale = 0.5 : f64, causal = true, window = 4 : i64, exclude_self = true,
-       precision = #moe.precision<tf32>} -> tensor<2x4xf32>, tensor<2x4x3xf32>
+      {scale = 0.5 : f64, precision = #moe.precision<tf32>,
+       visibility = #moe.visibility<causal, window = 4, exclude_self>}
+      -> tensor<2x4xf32>, tensor<2x4x3xf32>
   return %m : tensor<2x4xf32>
 }
 
@@ -346,9 +345,8 @@ func.func @softmax_mix(%q: tensor<1x2x?x64xf32>, %k: tensor<1x2x?x64xf32>,
 // CHECK-SAME:      key_mask(%{{[^ ]*}} : tensor<1x9xi1>)
 // CHECK-SAME:      levels(%{{[^ ]*}}, %{{[^ ]*}} : tensor<1x7xf32>, tensor<1x9xf32>)
 // CHECK-SAME:      origin(%{{[^ ]*}} : index)
-// CHECK-SAME:      causal = true, exclude_self = true
 // CHECK-SAME:      scale = 1.250000e-01 : f64
-// CHECK-SAME:      window = 2 : i64, with_entropy = true
+// CHECK-SAME:      visibility = #moe.visibility<causal, window = 2, exclude_self>, with_entropy = true
 func.func @softmax_mix_with_everything(
     %q: tensor<1x2x7x3xbf16>, %k: tensor<1x2x9x3xf32>, %v: tensor<1x9x4xf32>,
     %key_bias: tensor<1x2x9xf32>, %bias: tensor<1x1x7x9xf16>,
@@ -364,22 +362,23 @@ func.func @softmax_mix_with_everything(
       origin(%origin : index)
       outs(%mixed, %lse, %entropy : tensor<1x2x7x4xf32>, tensor<1x2x7xf32>,
            tensor<1x2x7xf32>)
-      {scale = 0.125 : f64, causal = true, exclude_self = true,
-       window = 2 : i64, with_entropy = true}
+      {scale = 0.125 : f64,
+       visibility = #moe.visibility<causal, window = 2, exclude_self>,
+       with_entropy = true}
       -> tensor<1x2x7x4xf32>, tensor<1x2x7xf32>, tensor<1x2x7xf32>
   return %r#0 : tensor<1x2x7x4xf32>
 }
 
 // CHECK-LABEL: func @softmax_mix_self
 // CHECK:         moe.softmax_mix_self ins(%{{[^)]*}}) mask(%{{[^)]*}}) level(%{{[^)]*}}) outs(%{{[^)]*}})
-// CHECK-SAME:      {exclude_self = true, scale = 2.500000e-01 : f64, window = 2 : i64}
+// CHECK-SAME:      {scale = 2.500000e-01 : f64, visibility = #moe.visibility<window = 2, exclude_self>}
 func.func @softmax_mix_self(%u: tensor<2x1x7x8xbf16>, %v: tensor<2x7x4xf32>,
     %mask: tensor<2x7xi1>, %level: tensor<2x7xf32>, %mixed: tensor<2x1x7x4xf32>,
     %lse: tensor<2x1x7xf32>) -> tensor<2x1x7x4xf32> {
   %r:2 = moe.softmax_mix_self ins(%u, %v : tensor<2x1x7x8xbf16>, tensor<2x7x4xf32>)
       mask(%mask : tensor<2x7xi1>) level(%level : tensor<2x7xf32>)
       outs(%mixed, %lse : tensor<2x1x7x4xf32>, tensor<2x1x7xf32>)
-      {exclude_self = true, scale = 0.25 : f64, window = 2 : i64}
+      {scale = 0.25 : f64, visibility = #moe.visibility<window = 2, exclude_self>}
       -> tensor<2x1x7x4xf32>, tensor<2x1x7xf32>
   return %r#0 : tensor<2x1x7x4xf32>
 }

@@ -58,7 +58,7 @@ func.func @similarity_inform(
   %r:2 = moe.similarity_inform
       ins(%u, %e : tensor<2x128x8xf32>, tensor<2x128x4xf32>)
       mask(%mask : tensor<2x128xi1>) origin(%origin : index)
-      outs(%p, %l : tensor<2x128x4xf32>, tensor<2x128xf32>) {causal = true}
+      outs(%p, %l : tensor<2x128x4xf32>, tensor<2x128xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<2x128x4xf32>, tensor<2x128xf32>
   return %r#0 : tensor<2x128x4xf32>
 }

@@ -13,7 +13,7 @@ func.func private @mix(%q: tensor<1x1x?x3xf32>, %v: tensor<1x?x2xf32>, %mask: te
   %r:2 = moe.softmax_mix ins(%q, %q : tensor<1x1x?x3xf32>, tensor<1x1x?x3xf32>)
       values(%v : tensor<1x?x2xf32>)
       query_mask(%mask : tensor<1x?xi1>) key_mask(%mask : tensor<1x?xi1>)
-      outs(%o, %l : tensor<1x1x?x2xf32>, tensor<1x1x?xf32>) {causal = true, exclude_self = false}
+      outs(%o, %l : tensor<1x1x?x2xf32>, tensor<1x1x?xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<1x1x?x2xf32>, tensor<1x1x?xf32>
   return %r#0, %r#1 : tensor<1x1x?x2xf32>, tensor<1x1x?xf32>
 }

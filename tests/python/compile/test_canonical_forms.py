@@ -301,6 +301,10 @@ def posterior(attributes, before="", clauses="", heads=H, lse=1):
   return %r#0, %r#1 : {P}, tensor<{B}xi32>"""
 
 
+def sees(parts):
+    return f"visibility = #moe.visibility<{parts}>"
+
+
 def tokens():
     return random(B, T, D), random(B, T, E, seed=1).softmax(-1)
 
@@ -315,15 +319,15 @@ CHOSEN = f"{P}, tensor<{B}xi32>"
 IDENTITY = constant("ws", torch.eye(D))
 MIXINGS = {
     "identity_of_the_similarity": Case(
-        similarity("causal = true", IDENTITY, f"ws(%ws : tensor<{D}x{D}xf32>)"),
+        similarity(sees("causal"), IDENTITY, f"ws(%ws : tensor<{D}x{D}xf32>)"),
         tokens(), MIXED, gone=("ws(",), atol=1e-5,
     ),
     "window_over_all_keys": Case(
-        similarity(f"causal = true, window = {T} : i64"), tokens(), MIXED, gone=("window",),
+        similarity(sees(f"causal, window = {T}")), tokens(), MIXED, gone=("window",),
         atol=1e-5,
     ),
     "window_over_all_keys_without_causality": Case(
-        similarity(f"window = {T} : i64"), tokens(), MIXED, gone=("window",), atol=1e-5
+        similarity(sees(f"window = {T}")), tokens(), MIXED, gone=("window",), atol=1e-5
     ),
     "mask_of_trues": Case(
         similarity("", f"%t = arith.constant dense<true> : tensor<{B}x{T}xi1>",
@@ -346,7 +350,7 @@ MIXINGS = {
         gone=("head_scope",), there=("fixed",), atol=1e-5,
     ),
     "bias_of_zeros": Case(
-        posterior("causal = true", f"%b = arith.constant dense<0.0> : tensor<1x1x{T}x{T}xf32>",
+        posterior(sees("causal"), f"%b = arith.constant dense<0.0> : tensor<1x1x{T}x{T}xf32>",
                   f"bias(%b : tensor<1x1x{T}x{T}xf32>)"),
         attention(), CHOSEN, gone=("bias(",), atol=1e-5,
     ),
@@ -354,7 +358,7 @@ MIXINGS = {
         f"""
   %l0 = tensor.empty() : tensor<{B}x{H}x1xf32>
   %l = moe.softmax_mix ins(%a0, %a1 : tensor<{B}x{H}x1x{W}xf32>, {Q})
-      outs(%l0 : tensor<{B}x{H}x1xf32>) {{causal = true}} -> tensor<{B}x{H}x1xf32>
+      outs(%l0 : tensor<{B}x{H}x1xf32>) {{{sees("causal")}}} -> tensor<{B}x{H}x1xf32>
   return %l : tensor<{B}x{H}x1xf32>""",
         (random(B, H, 1, W), random(B, H, T, W, seed=1)), f"tensor<{B}x{H}x1xf32>",
         gone=("causal",), atol=1e-5,

@@ -200,7 +200,7 @@ MIX = """func.func @mix(%u: tensor<?x?x8xf32>, %e: tensor<?x?x4xf32>)
   %p = tensor.empty(%b, %n) : tensor<?x?x4xf32>
   %l = tensor.empty(%b, %n) : tensor<?x?xf32>
   %r:2 = moe.similarity_inform ins(%u, %e : tensor<?x?x8xf32>, tensor<?x?x4xf32>)
-      outs(%p, %l : tensor<?x?x4xf32>, tensor<?x?xf32>) {causal = true}
+      outs(%p, %l : tensor<?x?x4xf32>, tensor<?x?xf32>) {visibility = #moe.visibility<causal>}
       -> tensor<?x?x4xf32>, tensor<?x?xf32>
   return %r#0, %r#1 : tensor<?x?x4xf32>, tensor<?x?xf32>
 }"""

@@ -12,6 +12,8 @@ import torch
 
 from kernels import compile_function, shaped
 
+from moe_mlir.ops._kernel import visibility
+
 sim = pytest.importorskip("moe_mlir.sim")
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -85,12 +87,9 @@ def module_text(p: Problem):
     results = [(tensor.clone(), tail) for tensor, tail in results]
     out_types = [shaped("tensor", (None, heads, None, *tail), F32) for _, tail in results]
     attributes = [f"scale = {float(p.scale)!r} : f64"]
-    for name in ("causal", "exclude_self"):
-        attributes.append(f"{name} = {str(getattr(p, name)).lower()}")
+    attributes.append(f"visibility = {visibility(p.causal, p.window, p.exclude_self)}")
     attributes.append(f"with_entropy = {str(p.entropy).lower()}")
     attributes.append(f"precision = #moe.precision<{p.precision}>")
-    if p.window is not None:
-        attributes.append(f"window = {p.window} : i64")
     inits = [
         f"%o{i} = tensor.empty(%b, %n) : {t}" for i, t in enumerate(out_types)
     ]

@@ -12,6 +12,8 @@ import torch
 
 from kernels import compile_function, shaped
 
+from moe_mlir.ops._kernel import visibility
+
 pytest.importorskip("moe_mlir.sim")
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -139,10 +141,8 @@ def module_text(p, inputs, sweep):
         f"%o_{name} = tensor.empty({'%n, %m' if name == 'dbias' else size}) : {t}"
         for name, t in out_types.items())
     listed = ", ".join(out_types.values())
-    attributes = [f"scale = {p.scale} : f64", f"causal = {str(p.causal).lower()}",
+    attributes = [f"scale = {p.scale} : f64", f"visibility = {visibility(p.causal, p.window)}",
                   f"with_sums = {str(p.sums).lower()}"]
-    if p.window is not None:
-        attributes.append(f"window = {p.window} : i64")
     if "dbias" in outs:
         attributes.append("with_dbias = true")
     many = len(outs) > 1

@@ -162,8 +162,7 @@ LogicalResult AttentionPosteriorBackwardOp::verify() {
     return emitOpError() << "expected dim 1 of 'prior_lse' to be " << expected
                          << (getHead() ? " with 'head'" : " without 'head'")
                          << ", found " << lseHeads;
-  return verifyAtLeastOne(*this, getWindow(),
-                          "window"); // attention_posterior_c4
+  return verifyVisibility(*this);
 }
 
 //===----------------------------------------------------------------------===//
@@ -265,7 +264,7 @@ static LogicalResult verifySweep(OpTy op) {
       failed(verifyStructured(
           op, SmallVector<OutElement>(op.getOuts().size(), OutElement::F32))))
     return failure();
-  return verifyAtLeastOne(op, op.getWindow(), "window");
+  return verifyVisibility(op);
 }
 
 /// The operand number of the origin, which moves along `dim`.
@@ -418,7 +417,7 @@ ArrayAttr SoftmaxMixBackwardSelfOp::getIndexingMaps() {
 LogicalResult SoftmaxMixBackwardSelfOp::verify() {
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})))
     return failure();
-  return verifyAtLeastOne(*this, getWindow(), "window");
+  return verifyVisibility(*this);
 }
 
 //===----------------------------------------------------------------------===//

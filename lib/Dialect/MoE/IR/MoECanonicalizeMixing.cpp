@@ -55,12 +55,17 @@ struct DropWideWindow : OpRewritePattern<OpTy> {
 
   LogicalResult matchAndRewrite(OpTy op,
                                 PatternRewriter &rewriter) const override {
-    std::optional<uint64_t> window = op.getWindow();
+    VisibilityAttr visibility = op.getVisibility();
+    std::optional<int64_t> window = visibility.getWindow();
     std::optional<Positions> positions = getPositions(op);
     if (!window || !positions || ShapedType::isDynamic(positions->numKeys) ||
-        static_cast<int64_t>(*window) < positions->numKeys)
+        *window < positions->numKeys)
       return rewriter.notifyMatchFailure(op, "no window that sees all keys");
-    rewriter.modifyOpInPlace(op, [&] { op.removeWindowAttr(); });
+    rewriter.modifyOpInPlace(op, [&] {
+      op.setVisibilityAttr(VisibilityAttr::get(
+          op.getContext(), visibility.getCausal(), /*window=*/std::nullopt,
+          visibility.getExcludeSelf()));
+    });
     return success();
   }
 };
@@ -72,10 +77,16 @@ struct DropCausalOfOneQuery : OpRewritePattern<OpTy> {
 
   LogicalResult matchAndRewrite(OpTy op,
                                 PatternRewriter &rewriter) const override {
+    VisibilityAttr visibility = op.getVisibility();
     std::optional<Positions> positions = getPositions(op);
-    if (!op.getCausal() || !positions || positions->numQueries != 1)
+    if (!visibility.getCausal() || !positions || positions->numQueries != 1)
       return rewriter.notifyMatchFailure(op, "several queries, or not causal");
-    rewriter.modifyOpInPlace(op, [&] { op.setCausal(false); });
+    rewriter.modifyOpInPlace(op, [&] {
+      op.setVisibilityAttr(
+          VisibilityAttr::get(op.getContext(), /*causal=*/false,
+                              visibility.getWindow(),
+                              visibility.getExcludeSelf()));
+    });
     return success();
   }
 };

@@ -21,12 +21,11 @@ using namespace mlir::moe;
 
 namespace {
 /// Which keys a query sees; absent parts restrict nothing.
-struct Visibility {
+struct PairRule {
+  /// What positions admit.
+  VisibilityAttr visibility;
   /// The key position of query 0.
   Value origin;
-  bool causal = false;
-  std::optional<int64_t> window;
-  bool excludeSelf = false;
   std::optional<Access> queryMask, keyMask;
   /// Key visible iff its level is at most that of the query.
   std::optional<Access> queryLevel, keyLevel;
@@ -51,21 +50,19 @@ static Value buildOrigin(Domain &domain, Value origin, int64_t i, int64_t j) {
 }
 
 /// Whether the positions of query i and key j admit the pair.
-static Value buildPositionTest(Body &b, const Visibility &rule, int64_t i,
+static Value buildPositionTest(Body &b, const PairRule &rule, int64_t i,
                                int64_t j) {
   Value position = b.add(b.iteration(i), rule.origin), key = b.iteration(j);
   if (rule.exchanged)
     std::swap(position, key);
   Value visible = b.boolean(true);
-  if (rule.causal)
+  if (rule.visibility.getCausal())
     visible = b.both(visible, b.atMost(key, position));
-  if (rule.excludeSelf)
+  if (rule.visibility.getExcludeSelf())
     visible = b.both(visible, b.negate(b.equal(key, position)));
-  if (rule.window) {
-    // Without itself a query still sees `window` keys.
-    Value reach = b.constantInt(b.getIndexType(),
-                                *rule.window + (rule.excludeSelf ? 1 : 0));
-    visible = b.both(visible, b.less(b.sub(position, reach), key));
+  if (std::optional<int64_t> reach = rule.visibility.getReach()) {
+    Value first = b.sub(position, b.constantInt(b.getIndexType(), *reach));
+    visible = b.both(visible, b.less(first, key));
   }
   return visible;
 }
@@ -74,7 +71,7 @@ static Value buildPositionTest(Body &b, const Visibility &rule, int64_t i,
 /// dropped, not computed with (E11).
 static Access buildVisibleLogits(Domain &domain, ArrayRef<Access> ins,
                                  ArrayRef<int64_t> dims, int64_t i, int64_t j,
-                                 const Visibility &rule, Domain::MapFn fn) {
+                                 const PairRule &rule, Domain::MapFn fn) {
   SmallVector<Access> all(ins);
   for (const std::optional<Access> &part :
        {rule.queryMask, rule.keyMask, rule.queryLevel, rule.keyLevel})
@@ -157,11 +154,9 @@ Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
                                  Value origin, bool exchanged) {
   // x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij
   using namespace mix;
-  Visibility rule;
+  PairRule rule;
   rule.origin = buildOrigin(domain, origin, i, j);
-  rule.causal = op.getCausal();
-  rule.window = op.getWindow();
-  rule.excludeSelf = op.getExcludeSelf();
+  rule.visibility = op.getVisibility();
   rule.queryMask = atIfPresent(domain, op.getQueryMask(), {b, i});
   rule.keyMask = atIfPresent(domain, op.getKeyMask(), {b, j});
   rule.queryLevel = atIfPresent(domain, op.getQueryLevel(), {b, i});
@@ -220,10 +215,9 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
 Access mlir::moe::buildSimilarities(Domain &domain, SimilarityOpInterface op,
                                     int64_t j) {
   using namespace similarity;
-  Visibility rule;
+  PairRule rule;
   rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
-  rule.causal = op.getCausal();
-  rule.window = op.getWindow();
+  rule.visibility = op.getVisibility();
   rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
   Value queryMask = op.getQueryMask();
   if (!queryMask && !op.getUk())
@@ -355,11 +349,9 @@ Value mlir::moe::buildPrecision(Domain &domain, PosteriorOpInterface op) {
 template <typename AttentionOp>
 static Access buildAttentionLogits(Domain &domain, AttentionOp op) {
   using namespace posterior;
-  Visibility rule;
+  PairRule rule;
   rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
-  rule.causal = op.getCausal();
-  rule.window = op.getWindow();
-  rule.excludeSelf = op.getExcludeSelf();
+  rule.visibility = op.getVisibility();
   rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
   rule.queryMask = buildQueryMask(domain, op.getMask());
 

@@ -68,7 +68,11 @@ LogicalResult mlir::moe::verifySimilarity(SimilarityOpInterface op) {
       return op->emitOpError()
              << "expected 'ws' to be square without 'uk', found " << type;
   }
-  return verifyAtLeastOne(op, op.getWindow(), "window"); // similarity_inform_c4
+  if (op.getVisibility().getExcludeSelf())
+    return op->emitOpError("expected a visibility without exclude_self, because "
+                           "a token always informs itself; found ")
+           << op.getVisibility();
+  return verifyVisibility(op);
 }
 
 LogicalResult SimilarityInformOp::verify() {
@@ -76,6 +80,16 @@ LogicalResult SimilarityInformOp::verify() {
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})))
     return failure();
   return verifySimilarity(*this);
+}
+
+LogicalResult mlir::moe::verifyVisibility(Operation *op) {
+  for (StringRef name : {"causal", "window", "exclude_self"})
+    if (op->hasAttr(name))
+      return op->emitOpError()
+             << "expected visibility = #moe.visibility<causal, window = 4, "
+                "exclude_self> with the parts that apply, found the attribute '"
+             << name << "'";
+  return success();
 }
 
 /// The size of dim `position` of `value`.
@@ -236,8 +250,7 @@ LogicalResult AttentionPosteriorOp::verify() {
                          << " with head_mode = "
                          << stringifyHeadMode(getHeadMode()) << ", found "
                          << lseHeads;
-  return verifyAtLeastOne(*this, getWindow(),
-                          "window"); // attention_posterior_c4
+  return verifyVisibility(*this);
 }
 
 //===----------------------------------------------------------------------===//
@@ -272,7 +285,7 @@ LogicalResult AttentionEntropyOp::verify() {
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})) ||
       failed(verifyHasScale(*this, getScaleValue())))
     return failure();
-  return verifyAtLeastOne(*this, getWindow(), "window");
+  return verifyVisibility(*this);
 }
 
 //===----------------------------------------------------------------------===//
@@ -330,7 +343,7 @@ LogicalResult SoftmaxMixOp::verify() {
     return emitOpError("expected 'query_level' and 'key_level' together");
   if (failed(verifyStructured(*this, outs)))
     return failure();
-  return verifyAtLeastOne(*this, getWindow(), "window");
+  return verifyVisibility(*this);
 }
 
 //===----------------------------------------------------------------------===//
@@ -360,5 +373,10 @@ ArrayAttr SoftmaxMixSelfOp::getIndexingMaps() {
 LogicalResult SoftmaxMixSelfOp::verify() {
   if (failed(verifyStructured(*this, {OutElement::F32, OutElement::F32})))
     return failure();
-  return verifyAtLeastOne(*this, getWindow(), "window");
+  if (getVisibility().getCausal())
+    return emitOpError("expected a visibility that is not causal, because then "
+                       "pairs of tokens have one role and share nothing; "
+                       "found ")
+           << getVisibility();
+  return verifyVisibility(*this);
 }

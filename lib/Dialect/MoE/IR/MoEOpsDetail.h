@@ -68,6 +68,10 @@ inline LogicalResult verifyPositive(Operation *op, double value,
                            << " to be positive and finite, found " << value;
 }
 
+/// That `op` has no attribute of the names that visibility had before it was
+/// one attribute: they would be kept as unknown ones and hide nothing.
+LogicalResult verifyVisibility(Operation *op);
+
 /// The position of row 0 among the columns when the last row sits at the last
 /// column, `dim` being that of the tokens in both: with keys as columns and
 /// queries as rows, Nk - N.

@@ -18,16 +18,13 @@ SoftmaxMixOp Mix::build(OpBuilder &builder, Location loc) const {
   return SoftmaxMixOp::create(
       builder, loc, TypeRange(ValueRange(outs)), q, k, v, keyBias, bias,
       queryMask, keyMask, queryLevel, keyLevel, origin, outs, APFloat(scale),
-      causal, window ? builder.getI64IntegerAttr(*window) : IntegerAttr(),
-      excludeSelf, withEntropy, precision);
+      visibility, withEntropy, precision);
 }
 
 SoftmaxMixSelfOp Mix::buildSelf(OpBuilder &builder, Location loc) const {
   return SoftmaxMixSelfOp::create(builder, loc, TypeRange(ValueRange(outs)), q,
                                   v, keyMask, keyLevel, outs, APFloat(scale),
-                                  window ? builder.getI64IntegerAttr(*window)
-                                         : IntegerAttr(),
-                                  excludeSelf, precision);
+                                  visibility, precision);
 }
 
 Value mlir::moe::addHeadDim(OpBuilder &builder, Location loc, Value value) {
@@ -96,8 +93,7 @@ Mix mlir::moe::startSimilarityMix(OpBuilder &builder, Domain &domain,
     mix.queryLevel = mix.keyLevel = levels.value;
   }
   mix.origin = op.getOrigin();
-  mix.causal = op.getCausal();
-  mix.window = op.getWindow();
+  mix.visibility = op.getVisibility();
   mix.precision = op.getPrecision();
   return mix;
 }
@@ -123,7 +119,7 @@ SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
   for (Value out : getOuts())
     mix.outs.push_back(addHeadDim(builder, loc, out));
   // Under a causal mask a pair has one role only: nothing is shared.
-  Operation *mixed = isSweptOnce(*this) && !getCausal()
+  Operation *mixed = isSweptOnce(*this) && !getVisibility().getCausal()
                          ? mix.buildSelf(builder, loc).getOperation()
                          : mix.build(builder, loc).getOperation();
   return llvm::map_to_vector(mixed->getResults(), [&](Value result) {
@@ -298,9 +294,7 @@ Mix mlir::moe::startMix(PosteriorOpInterface op, const HeadOperands &operands,
   if (queryMask)
     mix.queryMask = queryMask->value;
   mix.keyMask = op.getMask();
-  mix.causal = op.getCausal();
-  mix.window = op.getWindow();
-  mix.excludeSelf = op.getExcludeSelf();
+  mix.visibility = op.getVisibility();
   mix.precision = op.getPrecision();
   return mix;
 }
@@ -474,9 +468,7 @@ AttentionEntropyOp::convertToSoftmaxMix(OpBuilder &builder) {
   if (queryMask)
     mix.queryMask = queryMask->value;
   mix.scale = *getScaleValue();
-  mix.causal = getCausal();
-  mix.window = getWindow();
-  mix.excludeSelf = getExcludeSelf();
+  mix.visibility = getVisibility();
   mix.precision = getPrecision();
   mix.withEntropy = true;
   mix.outs = {domain.empty({b, h, i}, builder.getF32Type()).value,

@@ -19,8 +19,8 @@ struct Mix {
       origin;
   SmallVector<Value> outs;
   double scale = 1.0;
-  bool causal = false, excludeSelf = false, withEntropy = false;
-  std::optional<int64_t> window;
+  VisibilityAttr visibility;
+  bool withEntropy = false;
   Precision precision = Precision::IEEE;
 
   SoftmaxMixOp build(OpBuilder &builder, Location loc) const;
@@ -38,9 +38,7 @@ Mix startSelfMix(OpTy op) {
   mix.queryLevel = mix.keyLevel = op.getLevel();
   mix.v = op.getV();
   mix.scale = op.getScale().convertToDouble();
-  mix.causal = op.getCausal();
-  mix.excludeSelf = op.getExcludeSelf();
-  mix.window = op.getWindow();
+  mix.visibility = op.getVisibility();
   mix.precision = op.getPrecision();
   return mix;
 }

@@ -31,11 +31,6 @@ struct MixBackward {
   /// Both at once, where queries and keys are the same tokens.
   SoftmaxMixBackwardSelfOp buildSelf(OpBuilder &builder, Location loc,
                                      ValueRange outs) const;
-
-private:
-  IntegerAttr getWindow(OpBuilder &builder) const {
-    return mix.window ? builder.getI64IntegerAttr(*mix.window) : IntegerAttr();
-  }
 };
 } // namespace
 
@@ -45,8 +40,8 @@ SoftmaxMixBackwardDqOp MixBackward::buildDq(OpBuilder &builder, Location loc,
   return SoftmaxMixBackwardDqOp::create(
       builder, loc, TypeRange(outs), mix.q, mix.k, lse, delta, mix.v, dmixed,
       mix.keyBias, mix.bias, mix.queryMask, mix.keyMask, mix.queryLevel,
-      mix.keyLevel, mix.origin, outs, APFloat(mix.scale), mix.causal,
-      getWindow(builder), mix.excludeSelf, withSums, withDbias, mix.precision);
+      mix.keyLevel, mix.origin, outs, APFloat(mix.scale), mix.visibility,
+      withSums, withDbias, mix.precision);
 }
 
 SoftmaxMixBackwardDkvOp MixBackward::buildDkv(OpBuilder &builder, Location loc,
@@ -60,8 +55,8 @@ SoftmaxMixBackwardDkvOp MixBackward::buildDkv(OpBuilder &builder, Location loc,
   return SoftmaxMixBackwardDkvOp::create(
       builder, loc, TypeRange(outs), mix.q, mix.k, lse, delta, mix.v, dmixed,
       mix.keyBias, mix.bias, mix.queryMask, mix.keyMask, mix.queryLevel,
-      mix.keyLevel, origin, outs, APFloat(mix.scale), mix.causal,
-      getWindow(builder), mix.excludeSelf, withSums, mix.precision);
+      mix.keyLevel, origin, outs, APFloat(mix.scale), mix.visibility, withSums,
+      mix.precision);
 }
 
 SoftmaxMixBackwardSelfOp MixBackward::buildSelf(OpBuilder &builder,
@@ -69,8 +64,8 @@ SoftmaxMixBackwardSelfOp MixBackward::buildSelf(OpBuilder &builder,
                                                 ValueRange outs) const {
   return SoftmaxMixBackwardSelfOp::create(
       builder, loc, TypeRange(outs), mix.q, lse, delta, mix.v, dmixed,
-      mix.keyMask, mix.keyLevel, outs, APFloat(mix.scale), mix.causal,
-      getWindow(builder), mix.excludeSelf, mix.precision);
+      mix.keyMask, mix.keyLevel, outs, APFloat(mix.scale), mix.visibility,
+      mix.precision);
 }
 
 //===----------------------------------------------------------------------===//

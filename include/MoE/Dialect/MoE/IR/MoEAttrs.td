@@ -3,6 +3,7 @@
 #ifndef MOE_DIALECT_MOE_IR_MOEATTRS_TD
 #define MOE_DIALECT_MOE_IR_MOEATTRS_TD
 
+include "mlir/IR/AttrTypeBase.td"
 include "mlir/IR/EnumAttr.td"
 include "MoE/Dialect/MoE/IR/MoEBase.td"
 
@@ -109,5 +110,50 @@ def MoE_LossDivisor : MoE_I32Enum<"LossDivisor", "what summed probabilities are 
   I32EnumAttrCase<"Assignments", 1, "assignments">,
 ]>;
 def MoE_LossDivisorAttr : MoE_EnumAttr<MoE_LossDivisor, "loss_divisor">;
+
+//===----------------------------------------------------------------------===//
+// Visibility
+//===----------------------------------------------------------------------===//
+
+def MoE_VisibilityAttr : AttrDef<MoE_Dialect, "Visibility"> {
+  let mnemonic = "visibility";
+  let summary = "which keys a query sees by their positions";
+  let description = [{
+    Query `i` sits at key position `pos = i + origin`. Key `j` is visible to it
+    iff every part that is written admits it:
+
+    | part | admits |
+    |---|---|
+    | `causal` | `j <= pos` |
+    | `window = L` | `j > pos - L`, and with `exclude_self` `j > pos - L - 1`: `L` keys remain |
+    | `exclude_self` | `j != pos` |
+
+    `#moe.visibility<>`, under which every query sees every key, is the default
+    of every op and is not printed. Masks, levels and the origin are operands,
+    and hide keys besides.
+
+    ```mlir
+    #sees = #moe.visibility<causal, window = 4, exclude_self>
+    ```
+  }];
+  let parameters = (ins
+    "bool":$causal,
+    OptionalParameter<"::std::optional<int64_t>">:$window,
+    "bool":$excludeSelf);
+  let constBuilderCall = "$_builder.getAttr<" # cppType # ">($0)";
+  let hasCustomAssemblyFormat = 1;
+  let genVerifyDecl = 1;
+  let extraClassDeclaration = [{
+    /// Whether every query sees every key.
+    bool admitsAll() const {
+      return !getCausal() && !getWindow() && !getExcludeSelf();
+    }
+    /// The distance behind a query from which on a window hides keys.
+    ::std::optional<int64_t> getReach() const;
+  }];
+}
+
+def MoE_DefaultVisibility
+    : DefaultValuedAttr<MoE_VisibilityAttr, "false, ::std::nullopt, false">;
 
 #endif // MOE_DIALECT_MOE_IR_MOEATTRS_TD

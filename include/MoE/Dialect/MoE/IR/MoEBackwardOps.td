@@ -83,7 +83,7 @@ def MoE_AttentionPosteriorBackwardOp
           outs(%dq, %dk, %du, %de, %dvp : tensor<1x4x?x16xf32>,
                tensor<1x4x?x16xf32>, tensor<1x?x64xf32>, tensor<1x?x8xf32>,
                tensor<1x4x?x64xf32>)
-          {causal = true, scale = 0.25 : f64}
+          {scale = 0.25 : f64, visibility = #moe.visibility<causal>}
           -> tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>, tensor<1x?x64xf32>,
              tensor<1x?x8xf32>, tensor<1x4x?x64xf32>
       return %r#2 : tensor<1x?x64xf32>
@@ -110,9 +110,7 @@ def MoE_AttentionPosteriorBackwardOp
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$sigma,
     OptionalAttr<F64Attr>:$scale,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
     `ins` `(` $q `,` $k `,` $u `,` $e `,` $p `,` $prior_lse `,` $posterior_lse
@@ -189,7 +187,7 @@ def MoE_SimilarityInformBackwardOp
           ins(%u, %e, %p, %lse, %dp : tensor<2x?x352xf32>, tensor<2x?x16xf32>,
               tensor<2x?x16xf32>, tensor<2x?xf32>, tensor<2x?x16xf32>)
           outs(%du, %de : tensor<2x?x352xf32>, tensor<2x?x16xf32>)
-          {causal = true, tau = 2.0 : f64}
+          {tau = 2.0 : f64, visibility = #moe.visibility<causal>}
           -> tensor<2x?x352xf32>, tensor<2x?x16xf32>
       return %r#0 : tensor<2x?x352xf32>
     }
@@ -210,8 +208,7 @@ def MoE_SimilarityInformBackwardOp
     Optional<Index>:$origin,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$tau,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<MoE_RestrictAttr, "Restrict::All">:$restrict,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
@@ -314,7 +311,8 @@ def MoE_SoftmaxMixBackwardDqOp
           ins(%q, %k, %lse, %delta : tensor<1x2x?x64xf32>, tensor<1x2x?x64xf32>,
               tensor<1x2x?xf32>, tensor<1x2x?xf32>)
           values(%v, %dmixed : tensor<1x?x16xf32>, tensor<1x2x?x16xf32>)
-          outs(%init : tensor<1x2x?x64xf32>) {causal = true, scale = 0.125 : f64}
+          outs(%init : tensor<1x2x?x64xf32>)
+          {scale = 0.125 : f64, visibility = #moe.visibility<causal>}
           -> tensor<1x2x?x64xf32>
       return %dq : tensor<1x2x?x64xf32>
     }
@@ -336,9 +334,7 @@ def MoE_SoftmaxMixBackwardDqOp
     Optional<Index>:$origin,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$scale,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<BoolAttr, "false">:$with_sums,
     DefaultValuedAttr<BoolAttr, "false">:$with_dbias,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
@@ -383,7 +379,7 @@ def MoE_SoftmaxMixBackwardDkvOp
               tensor<1x2x?xf32>, tensor<1x2x?xf32>)
           values(%v, %dmixed : tensor<1x?x16xf32>, tensor<1x2x?x16xf32>)
           outs(%dk0, %dv0 : tensor<1x2x?x64xf32>, tensor<1x2x?x16xf32>)
-          {causal = true, scale = 0.125 : f64}
+          {scale = 0.125 : f64, visibility = #moe.visibility<causal>}
           -> tensor<1x2x?x64xf32>, tensor<1x2x?x16xf32>
       return %dk, %dv : tensor<1x2x?x64xf32>, tensor<1x2x?x16xf32>
     }
@@ -405,9 +401,7 @@ def MoE_SoftmaxMixBackwardDkvOp
     Optional<Index>:$origin,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$scale,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<BoolAttr, "false">:$with_sums,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let extraClassDeclaration = sweepClassDeclaration;
@@ -462,7 +456,7 @@ def MoE_SoftmaxMixBackwardSelfOp
               tensor<1x1x?xf32>, tensor<1x1x?xf32>, tensor<1x?x16xf32>,
               tensor<1x1x?x16xf32>)
           outs(%u, %dmixed : tensor<1x1x?x64xf32>, tensor<1x1x?x16xf32>)
-          {causal = true, scale = 0.125 : f64}
+          {scale = 0.125 : f64, visibility = #moe.visibility<causal>}
           -> tensor<1x1x?x64xf32>, tensor<1x1x?x16xf32>
       return %du, %dv : tensor<1x1x?x64xf32>, tensor<1x1x?x16xf32>
     }
@@ -478,9 +472,7 @@ def MoE_SoftmaxMixBackwardSelfOp
     Optional<MoE_Score>:$level,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$scale,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
     `ins` `(` $q `,` $lse `,` $delta `,` $v `,` $dmixed `:` type($q) `,`

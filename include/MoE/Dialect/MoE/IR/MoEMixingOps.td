@@ -39,11 +39,12 @@ def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"],
     Iterators: `b`, `i`, `e` parallel; `j`, `d`, `f` reductions kept whole.
 
     Query `i` sits at key position `i + origin`. Key `j` is visible to it iff
-    neither is masked, `causal` implies `j <= pos`, `window = L` implies
-    `j > pos - L`, and `restrict = entropy` implies `H(e_j) <= H(e_i)` (the
-    sets `J_i` of section 3.3). A query that sees no key has `p = 0` and
-    `lse = -inf`. NaN at a masked key or query does not leak (E11). `causal`
-    has no default in Python; the attribute's default is the paper's formula.
+    neither is masked, `visibility` admits the positions (its attribute says
+    how; a token always informs itself: no `exclude_self`), and
+    `restrict = entropy` implies `H(e_j) <= H(e_i)` (the sets `J_i` of section
+    3.3). A query that sees no key has `p = 0` and `lse = -inf`. NaN at a masked
+    key or query does not leak (E11). Python's `causal` has no default; that of
+    `visibility`, every key, is the paper's formula.
 
     Differs from attention in that the values are the experts' probabilities,
     narrow where the keys are wide. The importer writes it;
@@ -57,7 +58,7 @@ def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"],
       %mixed, %sums = moe.similarity_inform
           ins(%u, %e : tensor<2x?x352xf32>, tensor<2x?x16xf32>)
           outs(%p, %lse : tensor<2x?x16xf32>, tensor<2x?xf32>)
-          {causal = true, tau = 2.0 : f64}
+          {tau = 2.0 : f64, visibility = #moe.visibility<causal>}
           -> tensor<2x?x16xf32>, tensor<2x?xf32>
       return %mixed : tensor<2x?x16xf32>
     }
@@ -74,8 +75,7 @@ def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"],
     Optional<Index>:$origin,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$tau,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<MoE_RestrictAttr, "Restrict::All">:$restrict,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
@@ -136,11 +136,11 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
 
     Iterators: `b` parallel; `i` stays whole because the head is chosen from
     all rows, `head_scope = batch` keeps `b` whole too; the rest whole.
-    Visibility as in `moe.similarity_inform`, and `exclude_self` hides the
-    query's own position. `v'` is never formed when `v` and `wo` are given.
-    An attention that runs as `moe.softmax_mix` with `with_entropy` emits the
-    log-sum-exps and entropies of its rows in its one pass; given them as
-    `rows`, this op does not go through the keys of all heads again.
+    Visibility as in `moe.similarity_inform`, with `exclude_self` too. `v'` is
+    never formed when `v` and `wo` are given. An attention that runs as
+    `moe.softmax_mix` with `with_entropy` emits the log-sum-exps and entropies
+    of its rows in its one pass; given them as `rows`, this op does not go
+    through the keys of all heads again.
 
     The importer writes it; `moe-convert-to-softmax-mix` turns it into
     `moe.softmax_mix` over features of width `f + c`; `moe-decompose` gives its
@@ -159,7 +159,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
           values(%v, %wo : tensor<1x4x?x16xf32>, tensor<4x64x16xf32>)
           outs(%p, %head, %l1, %l2 : tensor<1x?x8xf32>, tensor<1xi32>,
                tensor<1x1x?xf32>, tensor<1x1x?xf32>)
-          {causal = true, scale = 0.25 : f64}
+          {scale = 0.25 : f64, visibility = #moe.visibility<causal>}
           -> tensor<1x?x8xf32>, tensor<1xi32>, tensor<1x1x?xf32>,
              tensor<1x1x?xf32>
       return %r#0, %r#1 : tensor<1x?x8xf32>, tensor<1xi32>
@@ -186,9 +186,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     DefaultValuedAttr<MoE_HeadModeAttr, "HeadMode::MinEntropy">:$head_mode,
     OptionalAttr<I64Attr>:$head,
     DefaultValuedAttr<MoE_HeadScopeAttr, "HeadScope::Sequence">:$head_scope,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
     `ins` `(` $q `,` $k `,` $u `,` $e `:` type($q) `,` type($k) `,` type($u) `,`
@@ -251,7 +249,8 @@ def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
       %entropy, %each = moe.attention_entropy
           ins(%q, %k : tensor<1x4x?x16xf32>, tensor<1x4x?x16xf32>)
           outs(%mean, %rows : tensor<1x4xf32>, tensor<1x4x?xf32>)
-          {causal = true} -> tensor<1x4xf32>, tensor<1x4x?xf32>
+          {visibility = #moe.visibility<causal>}
+          -> tensor<1x4xf32>, tensor<1x4x?xf32>
       return %entropy : tensor<1x4xf32>
     }
     ```
@@ -263,9 +262,7 @@ def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
     Optional<MoE_Mask>:$mask,
     Variadic<MoE_Score>:$outs,
     OptionalAttr<F64Attr>:$scale,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
     `ins` `(` $q `,` $k `:` type($q) `,` type($k) `)`
@@ -318,9 +315,8 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
     | `entropy` (out, with `with_entropy`) | `[b, h, i]` | f32 |
 
     Iterators: `b`, `h`, `i`, `e` parallel; `j`, `f` reductions kept whole.
-    Visibility as in `moe.similarity_inform`, and `exclude_self` hides the
-    query's own position. A query that sees no key has `mixed = 0`,
-    `lse = -inf`, `entropy = 0`.
+    Visibility as in `moe.similarity_inform`, with `exclude_self` too. A query
+    that sees no key has `mixed = 0`, `lse = -inf`, `entropy = 0`.
 
     `moe-convert-to-softmax-mix` inserts it; `convert-moe-to-cpu` lowers it to
     one pass over the keys with a running maximum, so that memory is linear in
@@ -334,7 +330,7 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
           ins(%q, %k : tensor<1x2x?x64xf32>, tensor<1x2x?x64xf32>)
           values(%v : tensor<1x?x16xf32>)
           outs(%o, %l : tensor<1x2x?x16xf32>, tensor<1x2x?xf32>)
-          {causal = true, scale = 0.125 : f64}
+          {scale = 0.125 : f64, visibility = #moe.visibility<causal>}
           -> tensor<1x2x?x16xf32>, tensor<1x2x?xf32>
       return %mixed : tensor<1x2x?x16xf32>
     }
@@ -353,9 +349,7 @@ def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy
     Optional<Index>:$origin,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$scale,
-    DefaultValuedAttr<BoolAttr, "false">:$causal,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<BoolAttr, "false">:$with_entropy,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
@@ -428,8 +422,7 @@ def MoE_SoftmaxMixSelfOp : MoE_SelfMixOp<"softmax_mix_self", ["mixed", "lse"]> {
     Optional<MoE_Score>:$level,
     Variadic<MoE_Score>:$outs,
     DefaultValuedAttr<F64Attr, "1.0">:$scale,
-    OptionalAttr<I64Attr>:$window,
-    DefaultValuedAttr<BoolAttr, "false">:$exclude_self,
+    MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
   let assemblyFormat = [{
     `ins` `(` $q `,` $v `:` type($q) `,` type($v) `)`
@@ -437,9 +430,7 @@ def MoE_SoftmaxMixSelfOp : MoE_SelfMixOp<"softmax_mix_self", ["mixed", "lse"]> {
     (`level` `(` $level^ `:` type($level) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  let extraClassDeclaration = selfMixClassDeclaration # [{
-    bool getCausal() { return false; }
-  }];
+  let extraClassDeclaration = selfMixClassDeclaration;
 }
 
 #endif // MOE_DIALECT_MOE_IR_MOEMIXINGOPS_TD
