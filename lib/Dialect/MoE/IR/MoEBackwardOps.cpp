@@ -267,15 +267,6 @@ static LogicalResult verifySweep(OpTy op) {
   return verifyVisibility(op);
 }
 
-/// The operand number of the origin, which moves along `dim`.
-template <typename OpTy>
-static SmallVector<std::pair<unsigned, unsigned>>
-getSweepOrigins(OpTy op, unsigned dim) {
-  if (!op.getOrigin())
-    return {};
-  return {{op.getODSOperandIndexAndLength(12).first, dim}};
-}
-
 template <typename OpTy>
 static Operation *makeOriginExplicit(OpTy op, OpBuilder &builder, Value columns,
                                      Value rows) {
@@ -333,7 +324,7 @@ ArrayAttr SoftmaxMixBackwardDqOp::getIndexingMaps() {
 
 SmallVector<std::pair<unsigned, unsigned>>
 SoftmaxMixBackwardDqOp::getOrigins() {
-  return getSweepOrigins(*this, mix::i);
+  return getOriginsAlong(mix::i, getOriginMutable());
 }
 
 Operation *SoftmaxMixBackwardDqOp::makeExplicit(OpBuilder &builder) {
@@ -378,7 +369,7 @@ ArrayAttr SoftmaxMixBackwardDkvOp::getIndexingMaps() {
 
 SmallVector<std::pair<unsigned, unsigned>>
 SoftmaxMixBackwardDkvOp::getOrigins() {
-  return getSweepOrigins(*this, mix::j);
+  return getOriginsAlong(mix::j, getOriginMutable());
 }
 
 Operation *SoftmaxMixBackwardDkvOp::makeExplicit(OpBuilder &builder) {

@@ -82,10 +82,9 @@ struct DropCausalOfOneQuery : OpRewritePattern<OpTy> {
     if (!visibility.getCausal() || !positions || positions->numQueries != 1)
       return rewriter.notifyMatchFailure(op, "several queries, or not causal");
     rewriter.modifyOpInPlace(op, [&] {
-      op.setVisibilityAttr(
-          VisibilityAttr::get(op.getContext(), /*causal=*/false,
-                              visibility.getWindow(),
-                              visibility.getExcludeSelf()));
+      op.setVisibilityAttr(VisibilityAttr::get(
+          op.getContext(), /*causal=*/false, visibility.getWindow(),
+          visibility.getExcludeSelf()));
     });
     return success();
   }

@@ -116,6 +116,14 @@ void MoEDialect::initialize() {
 #include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
                             >();
   declarePromisedInterface<PartialReductionOpInterface, AdjacencyUpdateOp>();
+  declarePromisedInterface<SplitReductionOpInterface, AdjacencyUpdateOp>();
+  declarePromisedInterfaces<linalg::AggregatedOpInterface,
+#define GET_OP_LIST
+#include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
+                            >();
+  declarePromisedInterfaces<MixingOpInterface, SimilarityInformOp,
+                            SimilarityInformBackwardOp, AttentionPosteriorOp,
+                            AttentionPosteriorBackwardOp, AttentionEntropyOp>();
   declarePromisedInterfaces<bufferization::BufferizableOpInterface,
 #define GET_OP_LIST
 #include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"

@@ -49,30 +49,7 @@ ArrayAttr SimilarityInformOp::getIndexingMaps() {
 }
 
 SmallVector<std::pair<unsigned, unsigned>> SimilarityInformOp::getOrigins() {
-  if (!getOrigin())
-    return {};
-  return {{getODSOperandIndexAndLength(7).first, similarity::i}};
-}
-
-LogicalResult mlir::moe::verifySimilarity(SimilarityOpInterface op) {
-  if (!op.getTauValue() &&
-      failed(verifyPositive(op, op.getTau().convertToDouble(), "tau")))
-    return failure(); // similarity_inform_c2
-  if (op.getRestrict() == Restrict::Entropy && op.getUk())
-    return op->emitOpError( // similarity_inform_c3
-        "expected no keys of their own with restrict = entropy, because the "
-        "entropies of queries and keys are compared; found uk");
-  if (!op.getUk() && op.getWs()) {
-    auto type = cast<ShapedType>(op.getWs().getType());
-    if (type.getDimSize(0) != type.getDimSize(1))
-      return op->emitOpError()
-             << "expected 'ws' to be square without 'uk', found " << type;
-  }
-  if (op.getVisibility().getExcludeSelf())
-    return op->emitOpError("expected a visibility without exclude_self, because "
-                           "a token always informs itself; found ")
-           << op.getVisibility();
-  return verifyVisibility(op);
+  return getOriginsAlong(similarity::i, getOriginMutable());
 }
 
 LogicalResult SimilarityInformOp::verify() {
@@ -210,23 +187,6 @@ static LogicalResult verifyHead(AttentionPosteriorOp op) {
   return success();
 }
 
-LogicalResult mlir::moe::verifyMeans(PosteriorOpInterface op) {
-  bool means = static_cast<bool>(op.getVp());
-  bool values = op.getV() && op.getWo();
-  if (means == values) // attention_posterior_c1
-    return op->emitOpError() << "expected exactly one of 'vp' and ('v', 'wo'), "
-                                "found "
-                             << (means ? "both" : "neither");
-  return success();
-}
-
-LogicalResult mlir::moe::verifySigma(PosteriorOpInterface op) {
-  if (op.getSigmaValue())
-    return success();
-  return verifyPositive(op, op.getSigma().convertToDouble(),
-                        "sigma"); // attention_posterior_c2
-}
-
 LogicalResult AttentionPosteriorOp::verify() {
   if (failed(verifyMeans(*this)))
     return failure();
@@ -317,9 +277,7 @@ ArrayAttr SoftmaxMixOp::getIndexingMaps() {
 }
 
 SmallVector<std::pair<unsigned, unsigned>> SoftmaxMixOp::getOrigins() {
-  if (!getOrigin())
-    return {};
-  return {{getODSOperandIndexAndLength(9).first, mix::i}};
+  return getOriginsAlong(mix::i, getOriginMutable());
 }
 
 Operation *SoftmaxMixOp::makeExplicit(OpBuilder &builder) {

@@ -3,9 +3,8 @@
 #ifndef LIB_DIALECT_MOE_IR_MOEOPSDETAIL_H
 #define LIB_DIALECT_MOE_IR_MOEOPSDETAIL_H
 
-#include "MoEDims.h"
-
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/MoEDims.h"
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
 namespace mlir::moe {
@@ -78,16 +77,66 @@ LogicalResult verifyVisibility(Operation *op);
 Value buildDefaultOrigin(OpBuilder &builder, Location loc, Value columns,
                          Value rows, int64_t dim);
 
+/// What getOrigins says of an optional operand that holds the position of row 0
+/// along `dim`.
+inline SmallVector<std::pair<unsigned, unsigned>>
+getOriginsAlong(unsigned dim, MutableOperandRange origin) {
+  if (origin.empty())
+    return {};
+  return {{origin[0].getOperandNumber(), dim}};
+}
+
 /// The factor of q.k in attention: `scale`, or 1/sqrt of the head width, the
 /// size of dim `f`, where that is static and positive.
 FailureOr<double> getAttentionScale(MoEStructuredOpInterface op,
                                     std::optional<APFloat> scale, int64_t f);
 LogicalResult verifyHasScale(Operation *op, FailureOr<double> scale);
 
-// What the verifiers of an op and of its gradient share beyond the shapes.
-LogicalResult verifySimilarity(SimilarityOpInterface op);
-LogicalResult verifyMeans(PosteriorOpInterface op);
-LogicalResult verifySigma(PosteriorOpInterface op);
+//===----------------------------------------------------------------------===//
+// What the verifiers of an op and of its gradient share beyond the shapes
+//===----------------------------------------------------------------------===//
+
+template <typename OpTy>
+LogicalResult verifySimilarity(OpTy op) {
+  if (!op.getTauValue() &&
+      failed(verifyPositive(op, op.getTau().convertToDouble(), "tau")))
+    return failure(); // similarity_inform_c2
+  if (op.getRestrict() == Restrict::Entropy && op.getUk())
+    return op->emitOpError( // similarity_inform_c3
+        "expected no keys of their own with restrict = entropy, because the "
+        "entropies of queries and keys are compared; found uk");
+  if (!op.getUk() && op.getWs()) {
+    auto type = cast<ShapedType>(op.getWs().getType());
+    if (type.getDimSize(0) != type.getDimSize(1))
+      return op->emitOpError()
+             << "expected 'ws' to be square without 'uk', found " << type;
+  }
+  if (op.getVisibility().getExcludeSelf())
+    return op->emitOpError(
+               "expected a visibility without exclude_self, because "
+               "a token always informs itself; found ")
+           << op.getVisibility();
+  return verifyVisibility(op);
+}
+
+template <typename OpTy>
+LogicalResult verifyMeans(OpTy op) {
+  bool means = static_cast<bool>(op.getVp());
+  bool values = op.getV() && op.getWo();
+  if (means == values) // attention_posterior_c1
+    return op->emitOpError() << "expected exactly one of 'vp' and ('v', 'wo'), "
+                                "found "
+                             << (means ? "both" : "neither");
+  return success();
+}
+
+template <typename OpTy>
+LogicalResult verifySigma(OpTy op) {
+  if (op.getSigmaValue())
+    return success();
+  return verifyPositive(op, op.getSigma().convertToDouble(),
+                        "sigma"); // attention_posterior_c2
+}
 
 } // namespace mlir::moe
 

@@ -146,8 +146,6 @@ LogicalResult AdjacencyUpdateOp::verify() {
   return success();
 }
 
-unsigned AdjacencyUpdateOp::getSplitDim() { return adjacency::n; }
-
 //===----------------------------------------------------------------------===//
 // CoSelectionsOp
 //===----------------------------------------------------------------------===//

@@ -5,6 +5,7 @@
 void mlir::moe::registerAllDialectInterfaceImplementations(
     DialectRegistry &registry) {
   registerBufferizableOpInterfaceExternalModels(registry);
+  registerDecompositionExternalModels(registry);
   registerRuntimeVerifiableOpInterfaceExternalModels(registry);
   registerTilingInterfaceExternalModels(registry);
 }

@@ -281,11 +281,12 @@ struct SplitOpPartialReduction
       Operation *op, OpBuilder &builder, Location loc,
       ArrayRef<OpFoldResult> numParts,
       const SetVector<unsigned> &reductionDims) const {
-    unsigned split = cast<OpTy>(op).getSplitDim();
+    unsigned split = cast<SplitReductionOpInterface>(op).getSplitDim();
     if (!isCutAlong(split, reductionDims))
       return failure();
     return SmallVector<Value>{
-        cast<OpTy>(op).buildEmptyTables(builder, numParts[split])};
+        cast<SplitReductionOpInterface>(op).buildEmptyTables(builder,
+                                                             numParts[split])};
   }
 
   FailureOr<TilingResult>
@@ -295,7 +296,7 @@ struct SplitOpPartialReduction
                          ArrayRef<OpFoldResult> sizes,
                          const SetVector<unsigned> &reductionDims,
                          ArrayRef<OpFoldResult> parts) const {
-    unsigned split = cast<OpTy>(op).getSplitDim();
+    unsigned split = cast<SplitReductionOpInterface>(op).getSplitDim();
     if (!isCutAlong(split, reductionDims) ||
         strategy != ReductionTilingStrategy::PartialReductionOuterParallel)
       return failure();
@@ -316,7 +317,8 @@ struct SplitOpPartialReduction
                               tables.getElementType()),
         init[0], tableOffsets, tableSizes,
         SmallVector<OpFoldResult>(tables.getRank(), builder.getIndexAttr(1)));
-    Operation *folded = cast<OpTy>(op).foldIntoTable(builder, operands, table);
+    Operation *folded = cast<SplitReductionOpInterface>(op).foldIntoTable(
+        builder, operands, table);
     return TilingResult{{folded}, {folded->getResult(0)}, slices};
   }
 
@@ -324,9 +326,11 @@ struct SplitOpPartialReduction
   mergeReductions(Operation *op, OpBuilder &builder, Location loc,
                   ValueRange tables,
                   const SetVector<unsigned> &reductionDims) const {
-    if (!isCutAlong(cast<OpTy>(op).getSplitDim(), reductionDims))
+    if (!isCutAlong(cast<SplitReductionOpInterface>(op).getSplitDim(),
+                    reductionDims))
       return failure();
-    Value result = cast<OpTy>(op).finishTables(builder, tables[0]);
+    Value result =
+        cast<SplitReductionOpInterface>(op).finishTables(builder, tables[0]);
     return MergeResult{{result.getDefiningOp()}, {result}};
   }
 
@@ -336,7 +340,8 @@ struct SplitOpPartialReduction
       ArrayRef<OpFoldResult>, const SetVector<unsigned> &reductionDims,
       ArrayRef<OpFoldResult> parts, SmallVector<OpFoldResult> &resultOffsets,
       SmallVector<OpFoldResult> &resultSizes) const {
-    if (!isCutAlong(cast<OpTy>(op).getSplitDim(), reductionDims) ||
+    if (!isCutAlong(cast<SplitReductionOpInterface>(op).getSplitDim(),
+                    reductionDims) ||
         strategy != ReductionTilingStrategy::PartialReductionOuterParallel)
       return failure();
     // A table has the sizes of the result.
@@ -356,19 +361,6 @@ private:
     return dims.size() == 1 && dims.front() == split;
   }
 };
-
-/// Attaches the model to those of the ops that can be split.
-template <typename... Ops>
-struct AttachPartialReduction {
-  static void attach(MLIRContext *context) { (attachOne<Ops>(context), ...); }
-
-private:
-  template <typename OpTy>
-  static void attachOne(MLIRContext *context) {
-    if constexpr (OpTy::template hasTrait<SplitReductionOpInterface::Trait>())
-      OpTy::template attachInterface<SplitOpPartialReduction<OpTy>>(*context);
-  }
-};
 } // namespace
 
 void mlir::moe::registerTilingInterfaceExternalModels(
@@ -378,11 +370,7 @@ void mlir::moe::registerTilingInterfaceExternalModels(
     context->loadDialect<memref::MemRefDialect>();
   });
   attachToAllOps<StructuredOpTiling>(registry);
-  // The model above is part of what this one promises.
   registry.addExtension(+[](MLIRContext *context, MoEDialect *) {
-    AttachPartialReduction<
-#define GET_OP_LIST
-#include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
-        >::attach(context);
+    attachToOps<SplitOpPartialReduction, AdjacencyUpdateOp>(context);
   });
 }

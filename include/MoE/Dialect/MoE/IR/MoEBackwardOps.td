@@ -23,11 +23,8 @@ def MoE_AttentionPosteriorBackwardOp
     ["dq", "dk", "du", "de", "dvp", "dv", "dwo", "dbias", "dhead_prior",
      "dsigma"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-    DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOperandName"]>,
-    PosteriorOpInterface,
   ]> {
   let summary = "differentiate attention_posterior";
   let description = [{
@@ -143,11 +140,8 @@ def MoE_SimilarityInformBackwardOp
     : MoE_StructuredOp<"similarity_inform_backward",
     ["du", "de", "duk", "dws", "dtau"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-    DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOperandName"]>,
-    SimilarityOpInterface,
   ]> {
   let summary = "differentiate similarity_inform";
   let description = [{
@@ -239,7 +233,6 @@ def MoE_SimilarityInformBackwardOp
 class MoE_SoftmaxMixBackwardOp<string mnemonic, list<string> names>
     : MoE_StructuredOp<mnemonic, names, [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOperandName", "getOrigins",
                                "makeExplicit"]>,
@@ -491,7 +484,6 @@ def MoE_SoftmaxMixBackwardSelfOp
 def MoE_TopKRenormBackwardOp : MoE_StructuredOp<"topk_renorm_backward",
     ["dscores"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder"]>,
   ]> {

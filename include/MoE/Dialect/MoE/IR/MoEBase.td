@@ -121,7 +121,6 @@ class MoE_StructuredOp<string mnemonic, list<string> names,
 class MoE_SelfMixOp<string mnemonic, list<string> names>
     : MoE_StructuredOp<mnemonic, names, [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface, ["getDims"]>,
     MixLogitsOpInterface,
   ]> {

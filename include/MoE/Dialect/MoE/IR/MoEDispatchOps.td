@@ -12,7 +12,6 @@ include "MoE/Dialect/MoE/IR/MoEBase.td"
 
 def MoE_DispatchOp : MoE_StructuredOp<"dispatch", ["slots", "offsets", "counts"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder"]>,
   ]> {
@@ -101,10 +100,7 @@ def MoE_DispatchOp : MoE_StructuredOp<"dispatch", ["slots", "offsets", "counts"]
 // combine
 //===----------------------------------------------------------------------===//
 
-def MoE_CombineOp : MoE_StructuredOp<"combine", ["y"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_CombineOp : MoE_StructuredOp<"combine", ["y"], [AttrSizedOperandSegments]> {
   let summary = "add up what the experts made of each token";
   let description = [{
     `y_nd = shared_nd + sum_k gates_nk expert_out[slots_nk, d]` (Mutual-Inform
@@ -155,10 +151,7 @@ def MoE_CombineOp : MoE_StructuredOp<"combine", ["y"], [
 // soft_dispatch
 //===----------------------------------------------------------------------===//
 
-def MoE_SoftDispatchOp : MoE_StructuredOp<"soft_dispatch", ["dispatch", "combine"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_SoftDispatchOp : MoE_StructuredOp<"soft_dispatch", ["dispatch", "combine"], [AttrSizedOperandSegments]> {
   let summary = "weigh tokens for slots and slots for tokens";
   let description = [{
     With `x^ = x / max(|x|, eps)` over `d`, and `phi^` likewise,

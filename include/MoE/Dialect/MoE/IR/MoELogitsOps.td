@@ -10,10 +10,7 @@ include "MoE/Dialect/MoE/IR/MoEBase.td"
 // router_logits
 //===----------------------------------------------------------------------===//
 
-def MoE_RouterLogitsOp : MoE_StructuredOp<"router_logits", ["z"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_RouterLogitsOp : MoE_StructuredOp<"router_logits", ["z"], [AttrSizedOperandSegments]> {
   let summary = "project tokens onto experts";
   let description = [{
     `z_ne = sum_d h_nd weight_ed + bias_e` (Mutual-Inform SMoE section 1.2,
@@ -61,10 +58,7 @@ def MoE_RouterLogitsOp : MoE_StructuredOp<"router_logits", ["z"], [
 // cosine_logits
 //===----------------------------------------------------------------------===//
 
-def MoE_CosineLogitsOp : MoE_StructuredOp<"cosine_logits", ["z"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_CosineLogitsOp : MoE_StructuredOp<"cosine_logits", ["z"], [AttrSizedOperandSegments]> {
   let summary = "compare the directions of tokens and experts";
   let description = [{
     `z_ne = cos(omega h_n, emb_e) / tau` (X-MoE, as SymphonySMoE Appendix C
@@ -125,9 +119,7 @@ def MoE_CosineLogitsOp : MoE_StructuredOp<"cosine_logits", ["z"], [
 // hyper_router
 //===----------------------------------------------------------------------===//
 
-def MoE_HyperRouterOp : MoE_StructuredOp<"hyper_router", ["weight", "bias"], [
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_HyperRouterOp : MoE_StructuredOp<"hyper_router", ["weight", "bias"]> {
   let summary = "generate a router from an embedding";
   let description = [{
     `rows = w2 relu(w1 e + b1) + b2`, read as `[e, d + 1]`: the first `d`
@@ -186,7 +178,6 @@ def MoE_HyperRouterOp : MoE_StructuredOp<"hyper_router", ["weight", "bias"], [
 
 def MoE_ACLogitsOp : MoE_StructuredOp<"ac_logits", ["z"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder"]>,
   ]> {

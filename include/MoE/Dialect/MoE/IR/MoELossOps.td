@@ -10,10 +10,7 @@ include "MoE/Dialect/MoE/IR/MoEBase.td"
 // balance_loss
 //===----------------------------------------------------------------------===//
 
-def MoE_BalanceLossOp : MoE_StructuredOp<"balance_loss", ["loss", "load"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_BalanceLossOp : MoE_StructuredOp<"balance_loss", ["loss", "load"], [AttrSizedOperandSegments]> {
   let summary = "measure how unevenly experts are chosen";
   let description = [{
     `load_e` = the number of assignments to `e`, `f_e = load_e / sum load`,
@@ -65,10 +62,7 @@ def MoE_BalanceLossOp : MoE_StructuredOp<"balance_loss", ["loss", "load"], [
 // z_loss
 //===----------------------------------------------------------------------===//
 
-def MoE_ZLossOp : MoE_StructuredOp<"z_loss", ["loss", "lse"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_ZLossOp : MoE_StructuredOp<"z_loss", ["loss", "lse"], [AttrSizedOperandSegments]> {
   let summary = "measure how large the logits are";
   let description = [{
     `lse_n = ln sum_e exp z_ne`, `loss = mean_n lse_n^2` (ST-MoE (5)).
@@ -113,9 +107,7 @@ def MoE_ZLossOp : MoE_StructuredOp<"z_loss", ["loss", "lse"], [
 // bias_update
 //===----------------------------------------------------------------------===//
 
-def MoE_BiasUpdateOp : MoE_StructuredOp<"bias_update", ["bias_new"], [
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_BiasUpdateOp : MoE_StructuredOp<"bias_update", ["bias_new"]> {
   let summary = "raise the selection bias of experts with little load";
   let description = [{
     `bias_new_e = bias_e + gamma sign(mean load - load_e)`, `sign(0) = 0`, with

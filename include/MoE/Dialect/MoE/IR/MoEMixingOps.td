@@ -12,11 +12,8 @@ include "MoE/Dialect/MoE/IR/MoEBase.td"
 
 def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-    DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOrigins", "makeExplicit"]>,
-    SimilarityOpInterface,
   ]> {
   let summary = "mix expert probabilities of similar tokens";
   let description = [{
@@ -97,12 +94,7 @@ def MoE_SimilarityInformOp : MoE_StructuredOp<"similarity_inform", ["p", "lse"],
 //===----------------------------------------------------------------------===//
 
 def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
-    ["p", "head", "prior_lse", "posterior_lse"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-    DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
-    PosteriorOpInterface,
-  ]> {
+    ["p", "head", "prior_lse", "posterior_lse"], [AttrSizedOperandSegments]> {
   let summary = "mix expert probabilities by the posterior of attention";
   let description = [{
     With the prior `A_h = softmax_j(l_h,ij)`, `l = scale q.k + bias`, and the
@@ -212,11 +204,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
 //===----------------------------------------------------------------------===//
 
 def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
-    ["entropy", "rows"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-    DeclareOpInterfaceMethods<MixingOpInterface, ["convertToSoftmaxMix"]>,
-  ]> {
+    ["entropy", "rows"], [AttrSizedOperandSegments]> {
   let summary = "measure how sure each attention head is";
   let description = [{
     `rows_hi = H(A_h[i])` with `A_h = softmax_j(scale q.k + bias)`, and
@@ -283,7 +271,6 @@ def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
 
 def MoE_SoftmaxMixOp : MoE_StructuredOp<"softmax_mix", ["mixed", "lse", "entropy"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getOrigins", "makeExplicit"]>,
     MixLogitsOpInterface,

@@ -12,7 +12,6 @@ include "MoE/Dialect/MoE/IR/MoEBase.td"
 
 def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder", "makeExplicit"]>,
   ]> {
@@ -114,10 +113,7 @@ def MoE_TopKRenormOp : MoE_StructuredOp<"topk_renorm", ["gates", "indices"], [
 // threshold_renorm
 //===----------------------------------------------------------------------===//
 
-def MoE_ThresholdRenormOp : MoE_StructuredOp<"threshold_renorm", ["gates", "count"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_ThresholdRenormOp : MoE_StructuredOp<"threshold_renorm", ["gates", "count"], [AttrSizedOperandSegments]> {
   let summary = "select the experts above a threshold and weigh them";
   let description = [{
     Selects every expert with `p_ne > theta`, or the best one where there is
@@ -176,7 +172,6 @@ def MoE_ThresholdRenormOp : MoE_StructuredOp<"threshold_renorm", ["gates", "coun
 //===----------------------------------------------------------------------===//
 
 def MoE_DensifyOp : MoE_StructuredOp<"densify", ["dense"], [
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder"]>,
   ]> {
@@ -223,9 +218,7 @@ def MoE_DensifyOp : MoE_StructuredOp<"densify", ["dense"], [
 // make_finite
 //===----------------------------------------------------------------------===//
 
-def MoE_MakeFiniteOp : MoE_StructuredOp<"make_finite", ["finite"], [
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_MakeFiniteOp : MoE_StructuredOp<"make_finite", ["finite"]> {
   let summary = "replace scores that are not finite by the least finite one";
   let description = [{
     `finite_ne = isfinite(scores_ne) ? scores_ne : min of the finite scores` of

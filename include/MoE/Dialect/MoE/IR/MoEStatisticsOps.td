@@ -10,10 +10,7 @@ include "MoE/Dialect/MoE/IR/MoEBase.td"
 // mad_dispersion
 //===----------------------------------------------------------------------===//
 
-def MoE_MadDispersionOp : MoE_StructuredOp<"mad_dispersion", ["s", "mean", "count"], [
-    AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_MadDispersionOp : MoE_StructuredOp<"mad_dispersion", ["s", "mean", "count"], [AttrSizedOperandSegments]> {
   let summary = "measure how far the tokens of each cluster lie apart";
   let description = [{
     `mean_ed = (1/N_e) sum_{n in C_e} h_nd` and, by `measure`,
@@ -69,9 +66,7 @@ def MoE_MadDispersionOp : MoE_StructuredOp<"mad_dispersion", ["s", "mean", "coun
 // dispersion_weights
 //===----------------------------------------------------------------------===//
 
-def MoE_DispersionWeightsOp : MoE_StructuredOp<"dispersion_weights", ["m"], [
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
-  ]> {
+def MoE_DispersionWeightsOp : MoE_StructuredOp<"dispersion_weights", ["m"]> {
   let summary = "turn dispersions into the metric of each cluster";
   let description = [{
     `w = 1 / (s + eps)`, capped at `clamp` times its mean, then divided by a
@@ -131,7 +126,6 @@ def MoE_DispersionWeightsOp : MoE_StructuredOp<"dispersion_weights", ["m"], [
 //===----------------------------------------------------------------------===//
 
 def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder"]>,
   ]> {
@@ -186,10 +180,8 @@ def MoE_AdjacencyGateOp : MoE_StructuredOp<"adjacency_gate", ["g"], [
 
 def MoE_AdjacencyUpdateOp : MoE_StructuredOp<"adjacency_update", ["a_new"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder"]>,
-    DeclareOpInterfaceMethods<SplitReductionOpInterface>,
   ]> {
   let summary = "move the expert graph towards the batch's co-selections";
   let description = [{
@@ -247,7 +239,6 @@ def MoE_AdjacencyUpdateOp : MoE_StructuredOp<"adjacency_update", ["a_new"], [
 
 def MoE_CoSelectionsOp : MoE_StructuredOp<"co_selections", ["counts"], [
     AttrSizedOperandSegments,
-    DeclareOpInterfaceMethods<AggregatedOpInterface, ["decomposeOperation"]>,
     DeclareOpInterfaceMethods<MoEStructuredOpInterface,
                               ["getDims", "getDimOrder", "accumulates"]>,
   ]> {

@@ -14,6 +14,10 @@ void registerTilingInterfaceExternalModels(DialectRegistry &registry);
 /// Bufferization of every op from its destinations.
 void registerBufferizableOpInterfaceExternalModels(DialectRegistry &registry);
 
+/// Every op in terms of smaller ones: its decomposition, mixes as softmax_mix,
+/// reductions in parts.
+void registerDecompositionExternalModels(DialectRegistry &registry);
+
 /// Checks of sizes that only run time knows.
 void registerRuntimeVerifiableOpInterfaceExternalModels(
     DialectRegistry &registry);

@@ -1,4 +1,4 @@
-//===- MoEDecomposeMixing.cpp - The meaning of the mixing ops -------------===//
+//===- DecomposeMixing.cpp - The meaning of the mixing ops ----------------===//
 //
 // softmax_mix, similarity_inform and attention_posterior with the whole
 // token-by-token matrix, as the papers print them. None of the algebra of
@@ -6,7 +6,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "Mixing.h"
+
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Math/IR/Math.h"
@@ -183,28 +185,28 @@ Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
                             });
 }
 
-FailureOr<SmallVector<Value>>
-SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(SoftmaxMixOp op, OpBuilder &builder) {
   using namespace mix;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
-  Access logits = buildMixLogits(domain, *this, getOrigin());
+  Domain domain(builder, op);
+  Access logits = buildMixLogits(domain, op, op.getOrigin());
   Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
 
   SmallVector<Value> results;
-  if (getV())
+  if (op.getV())
     results.push_back(
         buildMixed(domain, logits, softmax,
-                   domain.at(getV(), getValueDims(getV(), b, h, j, e)),
-                   domain.at(getMixedInit(), {b, h, i, e}))
+                   domain.at(op.getV(), getValueDims(op.getV(), b, h, j, e)),
+                   domain.at(op.getMixedInit(), {b, h, i, e}))
             .value);
   results.push_back(
-      buildLse(domain, softmax, domain.at(getLseInit(), {b, h, i})).value);
-  if (getWithEntropy())
-    results.push_back(buildRowEntropies(domain, logits, softmax,
-                                        domain.at(getEntropyInit(), {b, h, i}))
-                          .value);
+      buildLse(domain, softmax, domain.at(op.getLseInit(), {b, h, i})).value);
+  if (op.getWithEntropy())
+    results.push_back(
+        buildRowEntropies(domain, logits, softmax,
+                          domain.at(op.getEntropyInit(), {b, h, i}))
+            .value);
   return results;
 }
 
@@ -212,49 +214,44 @@ SoftmaxMixOp::decomposeOperation(OpBuilder &builder) {
 // SimilarityInformOp
 //===----------------------------------------------------------------------===//
 
-Access mlir::moe::buildSimilarities(Domain &domain, SimilarityOpInterface op,
-                                    int64_t j) {
+Access mlir::moe::buildSimilarities(Domain &domain,
+                                    const SimilarityOperands &op, int64_t j) {
   using namespace similarity;
   PairRule rule;
-  rule.origin = buildOrigin(domain, op.getOrigin(), i, j);
-  rule.visibility = op.getVisibility();
-  rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
-  Value queryMask = op.getQueryMask();
-  if (!queryMask && !op.getUk())
-    queryMask = op.getMask();
-  rule.queryMask = atIfPresent(domain, queryMask, {b, i});
-  if (op.getRestrict() == Restrict::Entropy) {
-    rule.keyLevel =
-        buildEntropies(domain, domain.at(op.getE(), {b, j, e}), {b, j});
+  rule.origin = buildOrigin(domain, op.origin, i, j);
+  rule.visibility = op.visibility;
+  rule.keyMask = atIfPresent(domain, op.keyMask, {b, j});
+  rule.queryMask = atIfPresent(domain, op.queryMask, {b, i});
+  if (op.restrictedTo == Restrict::Entropy) {
+    rule.keyLevel = buildEntropies(domain, domain.at(op.e, {b, j, e}), {b, j});
     rule.queryLevel = domain.at(rule.keyLevel->value, {b, i});
   }
 
-  int64_t feature = op.getWs() ? f : d;
-  Access q = domain.at(op.getU(), {b, i, d});
-  if (op.getWs())
-    q = domain.contract(q, domain.at(op.getWs(), {d, f}), {b, i, f});
-  Access k = domain.at(op.getUk() ? op.getUk() : op.getU(), {b, j, feature});
+  int64_t feature = op.ws ? f : d;
+  Access q = domain.at(op.u, {b, i, d});
+  if (op.ws)
+    q = domain.contract(q, domain.at(op.ws, {d, f}), {b, i, f});
+  Access k = domain.at(op.uk ? op.uk : op.u, {b, j, feature});
   Access products = domain.contract(q, k, {b, i, j});
-  double tau = op.getTau().convertToDouble();
   return buildVisibleLogits(
       domain, {products}, {b, i, j}, i, j, rule, [&](Body &b, ValueRange in) {
-        return b.div(in[0], op.getTauValue() ? op.getTauValue() : b.f32(tau));
+        return b.div(in[0], op.tauValue ? op.tauValue : b.f32(op.tau));
       });
 }
 
-FailureOr<SmallVector<Value>>
-SimilarityInformOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(SimilarityInformOp op, OpBuilder &builder) {
   using namespace similarity;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   // Without keys of their own no operand spans j: it runs over the queries.
-  int64_t j = getUk() ? similarity::j : domain.addTwin(i);
-  Access logits = buildSimilarities(domain, *this, j);
+  int64_t j = op.getUk() ? similarity::j : domain.addTwin(i);
+  Access logits = buildSimilarities(domain, op, j);
   Softmax softmax = buildSoftmax(domain, logits, {b, i});
-  Access p = buildMixed(domain, logits, softmax, domain.at(getE(), {b, j, e}),
-                        domain.at(getOuts()[0], {b, i, e}));
-  Access lse = buildLse(domain, softmax, domain.at(getOuts()[1], {b, i}));
+  Access p =
+      buildMixed(domain, logits, softmax, domain.at(op.getE(), {b, j, e}),
+                 domain.at(op.getOuts()[0], {b, i, e}));
+  Access lse = buildLse(domain, softmax, domain.at(op.getOuts()[1], {b, i}));
   return SmallVector<Value>{p.value, lse.value};
 }
 
@@ -317,13 +314,13 @@ Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
       });
 }
 
-Access mlir::moe::buildHeadWeights(Domain &domain, PosteriorOpInterface op,
+Access mlir::moe::buildHeadWeights(Domain &domain, const PosteriorOperands &op,
                                    Access priorLse, Access posteriorLse) {
   using namespace posterior;
   Type f32 = domain.getBody().getF32Type();
   SmallVector<Access> ins{priorLse, posteriorLse};
-  if (op.getHeadPrior())
-    ins.push_back(domain.at(op.getHeadPrior(), {b, i, h}));
+  if (op.headPrior)
+    ins.push_back(domain.at(op.headPrior, {b, i, h}));
   Access evidence =
       domain.map(ins, domain.empty({b, h, i}, f32), [](Body &b, ValueRange in) {
         Value evidence = b.sub(in[1], in[0]);
@@ -337,56 +334,49 @@ Access mlir::moe::buildHeadWeights(Domain &domain, PosteriorOpInterface op,
       [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
 }
 
-Value mlir::moe::buildPrecision(Domain &domain, PosteriorOpInterface op) {
+Value mlir::moe::buildPrecision(Domain &domain, const PosteriorOperands &op) {
   Body &b = domain.getBody();
-  if (Value sigma = op.getSigmaValue())
-    return b.div(b.f32(1.0), b.mul(sigma, sigma));
-  double sigma = op.getSigma().convertToDouble();
-  return b.f32(1.0 / (sigma * sigma));
+  if (op.sigmaValue)
+    return b.div(b.f32(1.0), b.mul(op.sigmaValue, op.sigmaValue));
+  return b.f32(1.0 / (op.sigma * op.sigma));
 }
 
-/// l_hij = scale q.k + bias, -inf where not visible.
-template <typename AttentionOp>
-static Access buildAttentionLogits(Domain &domain, AttentionOp op) {
+Access mlir::moe::buildPriorLogits(Domain &domain,
+                                   const AttentionOperands &op) {
   using namespace posterior;
   PairRule rule;
   rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
-  rule.visibility = op.getVisibility();
-  rule.keyMask = atIfPresent(domain, op.getMask(), {b, j});
-  rule.queryMask = buildQueryMask(domain, op.getMask());
+  rule.visibility = op.visibility;
+  rule.keyMask = atIfPresent(domain, op.mask, {b, j});
+  rule.queryMask = buildQueryMask(domain, op.mask);
 
-  SmallVector<Access> ins{domain.contract(domain.at(op.getQ(), {b, h, i, f}),
-                                          domain.at(op.getK(), {b, h, j, f}),
+  SmallVector<Access> ins{domain.contract(domain.at(op.q, {b, h, i, f}),
+                                          domain.at(op.k, {b, h, j, f}),
                                           {b, h, i, j})};
-  if (op.getBias())
-    ins.push_back(
-        domain.at(op.getBias(), getBiasDims(op.getBias(), b, h, i, j)));
-  double scale = *op.getScaleValue();
+  if (op.bias)
+    ins.push_back(domain.at(op.bias, getBiasDims(op.bias, b, h, i, j)));
   return buildVisibleLogits(domain, ins, {b, h, i, j}, i, j, rule,
                             [&](Body &b, ValueRange in) {
-                              Value x = b.mul(in[0], b.f32(scale));
+                              Value x = b.mul(in[0], b.f32(op.scale));
                               return in.size() == 1 ? x : b.add(x, in[1]);
                             });
 }
 
-Access mlir::moe::buildPriorLogits(Domain &domain, PosteriorOpInterface op) {
-  return buildAttentionLogits(domain, op);
-}
-
-Access mlir::moe::buildMeans(Domain &domain, PosteriorOpInterface op) {
+Access mlir::moe::buildMeans(Domain &domain, const PosteriorOperands &op) {
   using namespace posterior;
-  if (op.getVp())
-    return domain.at(op.getVp(), {b, h, j, d});
+  if (op.vp)
+    return domain.at(op.vp, {b, h, j, d});
   // v'_hj = wo_h v_hj
-  return domain.contract(domain.at(op.getV(), {b, h, j, c}),
-                         domain.at(op.getWo(), {h, d, c}), {b, h, j, d});
+  return domain.contract(domain.at(op.v, {b, h, j, c}),
+                         domain.at(op.wo, {h, d, c}), {b, h, j, d});
 }
 
-Access mlir::moe::buildPosteriorLogits(Domain &domain, PosteriorOpInterface op,
+Access mlir::moe::buildPosteriorLogits(Domain &domain,
+                                       const PosteriorOperands &op,
                                        Access prior, Access means) {
   using namespace posterior;
   Access products =
-      domain.contract(domain.at(op.getU(), {b, i, d}), means, {b, h, i, j});
+      domain.contract(domain.at(op.u, {b, i, d}), means, {b, h, i, j});
   Access norms = domain.contract(means, means, {b, h, j});
   Value precision = buildPrecision(domain, op);
   return domain.map({prior, products, norms},
@@ -466,47 +456,47 @@ static SmallVector<Value> mixAllHeads(Domain &domain, AttentionPosteriorOp op,
   return {p.value, none.value, priorLse.value, posteriorLse.value};
 }
 
-FailureOr<SmallVector<Value>>
-AttentionPosteriorOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(AttentionPosteriorOp op, OpBuilder &builder) {
   using namespace posterior;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Body &outer = domain.getBody();
   Type f32 = builder.getF32Type();
 
   // A_h and A'_h, the second applied to e.
-  Access priorLogits = buildPriorLogits(domain, *this);
-  Access jointLogits = buildPosteriorLogits(domain, *this, priorLogits,
-                                            buildMeans(domain, *this));
+  Access priorLogits = buildPriorLogits(domain, op);
+  Access jointLogits =
+      buildPosteriorLogits(domain, op, priorLogits, buildMeans(domain, op));
   Softmax prior = buildSoftmax(domain, priorLogits, {b, h, i});
   Softmax joint = buildSoftmax(domain, jointLogits, {b, h, i});
   Access mixed =
-      buildMixed(domain, jointLogits, joint, domain.at(getE(), {b, j, e}),
+      buildMixed(domain, jointLogits, joint, domain.at(op.getE(), {b, j, e}),
                  domain.empty({b, h, i, e}, f32));
-  if (getHeadMode() == HeadMode::All)
-    return mixAllHeads(domain, *this, prior, joint, mixed);
+  if (op.getHeadMode() == HeadMode::All)
+    return mixAllHeads(domain, op, prior, joint, mixed);
 
   Access head;
-  if (getHeadMode() == HeadMode::Fixed)
-    head = domain.fill(domain.at(getOuts()[1], {b}),
-                       outer.constantInt(outer.getI32Type(), *getHead()));
+  if (op.getHeadMode() == HeadMode::Fixed)
+    head = domain.fill(domain.at(op.getOuts()[1], {b}),
+                       outer.constantInt(outer.getI32Type(), *op.getHead()));
   else
-    head = buildMinEntropyHead(
-        domain, *this,
-        buildPriorEntropies(domain, *this, priorLogits, prior,
-                            domain.empty({b, h, i}, f32)));
+    head =
+        buildMinEntropyHead(domain, op,
+                            buildPriorEntropies(domain, op, priorLogits, prior,
+                                                domain.empty({b, h, i}, f32)));
 
   Access priorLse =
-      buildPriorLse(domain, *this, prior, domain.empty({b, h, i}, f32));
+      buildPriorLse(domain, op, prior, domain.empty({b, h, i}, f32));
   Access posteriorLse = buildLse(domain, joint, domain.empty({b, h, i}, f32));
   auto ofHead = [&](Access all, Value out) {
     return selectHead(domain, all, head, domain.at(out, {b, l, i})).value;
   };
   Access p =
-      selectHead(domain, mixed, head, domain.at(getOuts()[0], {b, i, e}));
-  return SmallVector<Value>{p.value, head.value, ofHead(priorLse, getOuts()[2]),
-                            ofHead(posteriorLse, getOuts()[3])};
+      selectHead(domain, mixed, head, domain.at(op.getOuts()[0], {b, i, e}));
+  return SmallVector<Value>{p.value, head.value,
+                            ofHead(priorLse, op.getOuts()[2]),
+                            ofHead(posteriorLse, op.getOuts()[3])};
 }
 
 //===----------------------------------------------------------------------===//
@@ -540,17 +530,16 @@ Access mlir::moe::buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
                     });
 }
 
-FailureOr<SmallVector<Value>>
-AttentionEntropyOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(AttentionEntropyOp op, OpBuilder &builder) {
   using namespace entropy;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
-  Access logits = buildAttentionLogits(domain, *this);
+  Domain domain(builder, op);
+  Access logits = buildPriorLogits(domain, op);
   Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
   Access rows = buildRowEntropies(domain, logits, softmax,
-                                  domain.at(getOuts()[1], {b, h, i}));
-  Access mean = buildMeanEntropies(domain, *this,
-                                   buildQueryMask(domain, getMask()), rows);
+                                  domain.at(op.getOuts()[1], {b, h, i}));
+  Access mean = buildMeanEntropies(domain, op,
+                                   buildQueryMask(domain, op.getMask()), rows);
   return SmallVector<Value>{mean.value, rows.value};
 }

@@ -1,14 +1,17 @@
-//===- MoEDecomposeStatistics.cpp - The meaning of the statistics ---------===//
+//===- DecomposeStatistics.cpp - The meaning of the statistics ------------===//
 //
-// mad_dispersion and adjacency_update are reductions over the tokens; the
-// counts of the second are an op of their own, which kernels and loops over
-// tiles of tokens take. Membership is a comparison, not an index, so an
-// assignment outside of [0, e) counts nowhere. dispersion_weights makes a
-// metric of what the first one measured.
+// adjacency_gate is a product with the graph. mad_dispersion and
+// adjacency_update are reductions over the tokens; the counts of the second are
+// an op of their own, which kernels and loops over tiles of tokens take.
+// Membership is a comparison, not an index, so an assignment outside of [0, e)
+// counts nowhere. dispersion_weights makes a metric of what the first one
+// measured.
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "Domain.h"
+
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/ADT/STLExtras.h"
@@ -72,25 +75,24 @@ static Access buildDeviations(Domain &domain, MadDispersionOp op,
       });
 }
 
-FailureOr<SmallVector<Value>>
-MadDispersionOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(MadDispersionOp op, OpBuilder &builder) {
   using namespace dispersion;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Body &outer = domain.getBody();
   Type i32 = outer.getI32Type();
 
-  Access members = buildMembers(domain, *this);
+  Access members = buildMembers(domain, op);
   Access counts =
-      domain.fill(domain.at(getOuts()[2], {e}), outer.constantInt(i32, 0));
+      domain.fill(domain.at(op.getOuts()[2], {e}), outer.constantInt(i32, 0));
   counts =
       domain.reduce({members}, counts, [&](Body &b, ValueRange in, Value acc) {
         return count(b, i32, acc, in[0]);
       });
 
   // mean_ed = (1/N_e) sum_{n in C_e} h_nd
-  Access sums = domain.reduce({domain.at(getH(), {n, d}), members},
+  Access sums = domain.reduce({domain.at(op.getH(), {n, d}), members},
                               domain.filled({e, d}, 0.0f),
                               [](Body &b, ValueRange in, Value acc) {
                                 return addIf(b, in[1], acc, in[0]);
@@ -100,17 +102,17 @@ MadDispersionOp::decomposeOperation(OpBuilder &builder) {
                         arith::SIToFPOp::create(b, b.getF32Type(), count));
   };
   Access mean = domain.map(
-      {sums, counts}, domain.at(getOuts()[1], {e, d}),
+      {sums, counts}, domain.at(op.getOuts()[1], {e, d}),
       [&](Body &b, ValueRange in) { return divideByCount(b, in[0], in[1]); });
 
   // s_ed = (1/N_e) sum_{n in C_e} |h_nd - mean_ed|, or N_e^-2 over pairs
-  bool isPairwise = getMeasure() == DispersionMeasure::Pairwise;
-  Access s =
-      domain.map({buildDeviations(domain, *this, members, mean), counts},
-                 domain.at(getOuts()[0], {e, d}), [&](Body &b, ValueRange in) {
-                   Value s = divideByCount(b, in[0], in[1]);
-                   return isPairwise ? divideByCount(b, s, in[1]) : s;
-                 });
+  bool isPairwise = op.getMeasure() == DispersionMeasure::Pairwise;
+  Access s = domain.map({buildDeviations(domain, op, members, mean), counts},
+                        domain.at(op.getOuts()[0], {e, d}),
+                        [&](Body &b, ValueRange in) {
+                          Value s = divideByCount(b, in[0], in[1]);
+                          return isPairwise ? divideByCount(b, s, in[1]) : s;
+                        });
   return SmallVector<Value>{s.value, mean.value, counts.value};
 }
 
@@ -235,18 +237,66 @@ Access Weighing::buildWeights() {
   llvm_unreachable("the scaling of the dispersions themselves came first");
 }
 
-FailureOr<SmallVector<Value>>
-DispersionWeightsOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(DispersionWeightsOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Weighing t(builder, *this);
+  Weighing t(builder, op);
   Access weights = t.buildWeights();
   Access m =
-      t.domain.map({weights, t.count}, t.domain.at(getOuts()[0], {t.e, t.d}),
+      t.domain.map({weights, t.count}, t.domain.at(op.getOuts()[0], {t.e, t.d}),
                    [&](Body &b, ValueRange in) {
                      return b.select(t.isLive(b, in[1]), in[0], b.f32(1.0));
                    });
   return SmallVector<Value>{m.value};
+}
+
+//===----------------------------------------------------------------------===//
+// AdjacencyGateOp
+//===----------------------------------------------------------------------===//
+
+/// The weights that the gate uses: `a` with the entries below the threshold
+/// dropped, or the identity where `a` is all zero and the start is to be that
+/// of the base router.
+static Access buildUsedAdjacency(Domain &domain, AdjacencyGateOp op, int64_t e,
+                                 int64_t l) {
+  double threshold = op.getThreshold().convertToDouble();
+  auto keep = [&](Body &b, Value a) {
+    Value isKept = arith::CmpFOp::create(b, arith::CmpFPredicate::OGE, a,
+                                         b.f32(threshold));
+    return b.select(isKept, a, b.f32(0.0));
+  };
+  Access a = domain.at(op.getA(), {e, l});
+  Access used = domain.empty({e, l}, domain.getBody().getF32Type());
+  if (op.getColdStart() == ColdStart::Literal)
+    return domain.map({a}, used,
+                      [&](Body &b, ValueRange in) { return keep(b, in[0]); });
+
+  Access cold = domain.reduce({a}, domain.filled({}, true),
+                              [](Body &b, ValueRange in, Value acc) {
+                                return b.both(acc, b.equal(in[0], b.f32(0.0)));
+                              });
+  return domain.map({a, cold}, used, [&](Body &b, ValueRange in) {
+    Value identity = b.select(b.equal(b.iteration(e), b.iteration(l)),
+                              b.f32(1.0), b.f32(0.0));
+    return b.select(in[1], identity, keep(b, in[0]));
+  });
+}
+
+Replacements mlir::moe::decompose(AdjacencyGateOp op, OpBuilder &builder) {
+  // The used adjacency is a tensor of its own; buffers would need an
+  // allocation, which is bufferization's business.
+  if (!op.hasPureTensorSemantics())
+    return failure();
+  Domain domain(builder, op);
+  int64_t e = domain.getNumDims() - 2, l = e + 1;
+  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
+
+  Access used = buildUsedAdjacency(domain, op, e, l);
+  // g_ne = sum_l p_nl a_el
+  Access g = domain.at(op.getOuts()[0], join(n, {e}));
+  g = domain.fill(g, domain.getBody().f32(0.0));
+  g = domain.contract(domain.at(op.getP(), join(n, {l})), used, g);
+  return SmallVector<Value>{g.value};
 }
 
 //===----------------------------------------------------------------------===//
@@ -310,46 +360,46 @@ static Value buildNewGraph(Domain &domain, AdjacencyUpdateOp op,
   return updated.value;
 }
 
-FailureOr<SmallVector<Value>>
-AdjacencyUpdateOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(AdjacencyUpdateOp op, OpBuilder &builder) {
   using namespace adjacency;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Access counts = domain.filled({e, l}, builder.getI32Type(), 0);
   counts.value =
-      foldIntoTable(builder, getOperands(), counts.value)->getResult(0);
-  return SmallVector<Value>{buildNewGraph(domain, *this, counts)};
+      foldIntoTable(op, builder, op.getOperands(), counts.value)->getResult(0);
+  return SmallVector<Value>{buildNewGraph(domain, op, counts)};
 }
 
-Value AdjacencyUpdateOp::buildEmptyTables(OpBuilder &builder,
-                                          OpFoldResult numParts) {
+Value mlir::moe::buildEmptyTables(AdjacencyUpdateOp op, OpBuilder &builder,
+                                  OpFoldResult numParts) {
   using namespace adjacency;
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   int64_t part = domain.addDim(numParts);
   return domain.filled({part, e, l}, builder.getI32Type(), 0).value;
 }
 
-Operation *AdjacencyUpdateOp::foldIntoTable(OpBuilder &builder,
-                                            ValueRange operands, Value table) {
-  Adaptor adaptor(operands, *this);
-  return CoSelectionsOp::create(builder, getLoc(), TypeRange{table.getType()},
-                                adaptor.getIndices(), adaptor.getMask(),
-                                ValueRange{table});
+Operation *mlir::moe::foldIntoTable(AdjacencyUpdateOp op, OpBuilder &builder,
+                                    ValueRange operands, Value table) {
+  AdjacencyUpdateOp::Adaptor adaptor(operands, op);
+  return CoSelectionsOp::create(
+      builder, op.getLoc(), TypeRange{table.getType()}, adaptor.getIndices(),
+      adaptor.getMask(), ValueRange{table});
 }
 
-Value AdjacencyUpdateOp::finishTables(OpBuilder &builder, Value tables) {
+Value mlir::moe::finishTables(AdjacencyUpdateOp op, OpBuilder &builder,
+                              Value tables) {
   using namespace adjacency;
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   int64_t part =
-      domain.addDim(linalg::createFoldedDimOp(builder, getLoc(), tables, 0));
+      domain.addDim(linalg::createFoldedDimOp(builder, op.getLoc(), tables, 0));
   Type i64 = builder.getI64Type();
   Access counts = domain.reduce({domain.at(tables, {part, e, l})},
                                 domain.filled({e, l}, i64, 0),
                                 [&](Body &b, ValueRange in, Value acc) {
                                   return b.add(acc, b.castInt(in[0], i64));
                                 });
-  return buildNewGraph(domain, *this, counts);
+  return buildNewGraph(domain, op, counts);
 }
 
 //===----------------------------------------------------------------------===//
@@ -369,18 +419,18 @@ static Access buildSelected(Domain &domain, CoSelectionsOp op) {
       });
 }
 
-FailureOr<SmallVector<Value>>
-CoSelectionsOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(CoSelectionsOp op, OpBuilder &builder) {
   using namespace adjacency;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
-  Access selected = buildSelected(domain, *this);
+  Domain domain(builder, op);
+  Access selected = buildSelected(domain, op);
   // C_el += the number of tokens that selected both e and l.
-  Access counts = domain.reduce(
-      {selected, domain.at(selected.value, {n, l})},
-      domain.at(getOuts()[0], {e, l}), [](Body &b, ValueRange in, Value acc) {
-        return count(b, acc.getType(), acc, b.both(in[0], in[1]));
-      });
+  Access counts =
+      domain.reduce({selected, domain.at(selected.value, {n, l})},
+                    domain.at(op.getOuts()[0], {e, l}),
+                    [](Body &b, ValueRange in, Value acc) {
+                      return count(b, acc.getType(), acc, b.both(in[0], in[1]));
+                    });
   return SmallVector<Value>{counts.value};
 }

@@ -1,14 +1,6 @@
-//===- MoEDecompose.cpp - Loop nests, and the contractions ----------------===//
-//
-// The builders of MoEDecompose.h and the decompositions of the ops that are
-// matrix products: router_logits and adjacency_gate.
-//
-//===----------------------------------------------------------------------===//
+//===- Domain.cpp - Loop nests over the dims of an op ---------------------===//
 
-#include "MoEDecompose.h"
-
-#include "MoE/Dialect/MoE/IR/MoE.h"
-#include "MoE/Dialect/MoE/IR/MoEStructured.h"
+#include "Domain.h"
 
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
@@ -269,88 +261,4 @@ Value mlir::moe::scaleInto(Domain &domain, Access values, Value factor,
       .map({values}, domain.at(out, values.dims),
            [&](Body &b, ValueRange in) { return b.mul(in[0], factor); })
       .value;
-}
-
-//===----------------------------------------------------------------------===//
-// RouterLogitsOp
-//===----------------------------------------------------------------------===//
-
-/// What `op` is replaced by when its results are computed into `outs`: nothing
-/// on buffers.
-static SmallVector<Value> getReplacements(Operation *op,
-                                          ArrayRef<Access> outs) {
-  if (op->getNumResults() == 0)
-    return {};
-  return llvm::map_to_vector(outs,
-                             [](const Access &access) { return access.value; });
-}
-
-FailureOr<SmallVector<Value>>
-RouterLogitsOp::decomposeOperation(OpBuilder &builder) {
-  Domain domain(builder, *this);
-  int64_t e = domain.getNumDims() - 2, d = e + 1;
-  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
-
-  // z_ne = bias_e
-  Access z = domain.at(getOuts()[0], join(n, {e}));
-  if (getBias())
-    z = domain.map({domain.at(getBias(), {e})}, z,
-                   [](Body &b, ValueRange in) { return in[0]; });
-  else
-    z = domain.fill(z, domain.getBody().f32(0.0));
-
-  // z_ne += sum_d h_nd weight_ed
-  z = domain.contract(domain.at(getH(), join(n, {d})),
-                      domain.at(getWeight(), {e, d}), z);
-  return getReplacements(*this, {z});
-}
-
-//===----------------------------------------------------------------------===//
-// AdjacencyGateOp
-//===----------------------------------------------------------------------===//
-
-/// The weights that the gate uses: `a` with the entries below the threshold
-/// dropped, or the identity where `a` is all zero and the start is to be that
-/// of the base router.
-static Access buildUsedAdjacency(Domain &domain, AdjacencyGateOp op, int64_t e,
-                                 int64_t l) {
-  double threshold = op.getThreshold().convertToDouble();
-  auto keep = [&](Body &b, Value a) {
-    Value isKept = arith::CmpFOp::create(b, arith::CmpFPredicate::OGE, a,
-                                         b.f32(threshold));
-    return b.select(isKept, a, b.f32(0.0));
-  };
-  Access a = domain.at(op.getA(), {e, l});
-  Access used = domain.empty({e, l}, domain.getBody().getF32Type());
-  if (op.getColdStart() == ColdStart::Literal)
-    return domain.map({a}, used,
-                      [&](Body &b, ValueRange in) { return keep(b, in[0]); });
-
-  Access cold = domain.reduce({a}, domain.filled({}, true),
-                              [](Body &b, ValueRange in, Value acc) {
-                                return b.both(acc, b.equal(in[0], b.f32(0.0)));
-                              });
-  return domain.map({a, cold}, used, [&](Body &b, ValueRange in) {
-    Value identity = b.select(b.equal(b.iteration(e), b.iteration(l)),
-                              b.f32(1.0), b.f32(0.0));
-    return b.select(in[1], identity, keep(b, in[0]));
-  });
-}
-
-FailureOr<SmallVector<Value>>
-AdjacencyGateOp::decomposeOperation(OpBuilder &builder) {
-  // The used adjacency is a tensor of its own; buffers would need an
-  // allocation, which is bufferization's business.
-  if (!hasPureTensorSemantics())
-    return failure();
-  Domain domain(builder, *this);
-  int64_t e = domain.getNumDims() - 2, l = e + 1;
-  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
-
-  Access used = buildUsedAdjacency(domain, *this, e, l);
-  // g_ne = sum_l p_nl a_el
-  Access g = domain.at(getOuts()[0], join(n, {e}));
-  g = domain.fill(g, domain.getBody().f32(0.0));
-  g = domain.contract(domain.at(getP(), join(n, {l})), used, g);
-  return getReplacements(*this, {g});
 }

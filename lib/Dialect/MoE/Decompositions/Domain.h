@@ -1,4 +1,4 @@
-//===- MoEDecompose.h - Loop nests over the dims of an op -------*- C++ -*-===//
+//===- Domain.h - Loop nests over the dims of an op -------------*- C++ -*-===//
 //
 // The decompositions and conversions of the moe ops are written as loop nests
 // over the op's named dims: a `Domain` holds the dims and their sizes, an
@@ -17,10 +17,10 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H
-#define LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H
+#ifndef LIB_DIALECT_MOE_DECOMPOSITIONS_DOMAIN_H
+#define LIB_DIALECT_MOE_DECOMPOSITIONS_DOMAIN_H
 
-#include "MoEDims.h"
+#include "MoE/Dialect/MoE/IR/MoEDims.h"
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 #include "MoE/Dialect/MoE/Utils/ArithmeticBuilder.h"
@@ -152,60 +152,6 @@ Access sumOver(Domain &domain, Access values, ArrayRef<int64_t> dims);
 Value copyInto(Domain &domain, Access values, Value out);
 Value scaleInto(Domain &domain, Access values, Value factor, Value out);
 
-//===----------------------------------------------------------------------===//
-// Mixing over tokens
-//===----------------------------------------------------------------------===//
-
-/// H_row = -sum_e p ln p of distributions over `dim`, with 0 ln 0 = 0.
-Access buildEntropies(Domain &domain, Access p, ArrayRef<int64_t> row);
-
-/// The mask of the queries of an attention with the dims of `posterior`: that
-/// of the keys where there are as many queries as keys, which may show at run
-/// time only. Nullopt where no query is masked.
-std::optional<Access> buildQueryMask(Domain &domain, Value mask);
-
-/// The mean of each head's row entropies over the unmasked queries, into the
-/// op's own destination.
-Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
-                          std::optional<Access> queryMask, Access rows);
-
-/// The logits of softmax_mix, `[b, h, i, j]`, -inf where the query does not see
-/// the key; with `exchanged`, where j sees i. `origin` is the key position of
-/// query 0; null for the default.
-Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin,
-                      bool exchanged = false);
-
-/// u_i^T ws uk_j / tau, `[b, i, j]`, -inf where not visible. `j` is the dim of
-/// the keys.
-Access buildSimilarities(Domain &domain, SimilarityOpInterface op, int64_t j);
-
-/// `rows` in `out`, `hidden` for masked queries.
-Access hideRows(Domain &domain, Access rows, std::optional<Access> queryMask,
-                Value hidden, Access out);
-
-/// The head whose rows have the smallest mean entropy, the lower of equal ones:
-/// i32 `[b]`. `entropies` are `[b, h, i]`, 0 for masked rows.
-Access buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
-                           Access entropies);
-
-/// The weights of the heads (22), `[b, h, i]`: softmax_h(ln pi + posterior_lse
-/// - prior_lse), 0 for a row that sees no key.
-Access buildHeadWeights(Domain &domain, PosteriorOpInterface op,
-                        Access priorLse, Access posteriorLse);
-
-/// 1/sigma^2.
-Value buildPrecision(Domain &domain, PosteriorOpInterface op);
-
-/// l_hij = scale q.k + bias, -inf where not visible.
-Access buildPriorLogits(Domain &domain, PosteriorOpInterface op);
-
-/// v'_hj, `[b, h, j, d]`.
-Access buildMeans(Domain &domain, PosteriorOpInterface op);
-
-/// l + u_i.v'_j/sigma^2 - |v'_j|^2/(2 sigma^2), where l admits the pair.
-Access buildPosteriorLogits(Domain &domain, PosteriorOpInterface op,
-                            Access prior, Access means);
-
 } // namespace mlir::moe
 
-#endif // LIB_DIALECT_MOE_IR_MOEDECOMPOSE_H
+#endif // LIB_DIALECT_MOE_DECOMPOSITIONS_DOMAIN_H

@@ -5,8 +5,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef LIB_DIALECT_MOE_IR_MOEDIMS_H
-#define LIB_DIALECT_MOE_IR_MOEDIMS_H
+#ifndef MOE_DIALECT_MOE_IR_MOEDIMS_H
+#define MOE_DIALECT_MOE_IR_MOEDIMS_H
 
 #include <cstdint>
 
@@ -46,4 +46,4 @@ enum : int64_t { n, e, k, numDims };
 
 } // namespace mlir::moe
 
-#endif // LIB_DIALECT_MOE_IR_MOEDIMS_H
+#endif // MOE_DIALECT_MOE_IR_MOEDIMS_H

@@ -1,11 +1,13 @@
-//===- MoEDecomposeLosses.cpp - The meaning of the losses -----------------===//
+//===- DecomposeLosses.cpp - The meaning of the losses --------------------===//
 //
 // Sums over tokens are formed in f64: there are many tokens, and a loss is one
 // number. Counts are integers.
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "Domain.h"
+
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 
 #include "llvm/ADT/STLExtras.h"
 
@@ -69,23 +71,22 @@ static Access buildLoad(Domain &domain, BalanceLossOp op) {
   });
 }
 
-FailureOr<SmallVector<Value>>
-BalanceLossOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(BalanceLossOp op, OpBuilder &builder) {
   using namespace balance;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Type i64 = builder.getI64Type();
-  Access load = buildLoad(domain, *this);
+  Access load = buildLoad(domain, op);
   Access total = domain.reduce({load}, domain.filled({}, i64, 0),
                                [&](Body &b, ValueRange in, Value acc) {
                                  return b.add(acc, b.castInt(in[0], i64));
                                });
 
   // sums_e = sum_n p_ne over the real tokens
-  SmallVector<Access> ins{domain.at(getP(), {n, e})};
-  if (getMask())
-    ins.push_back(domain.at(getMask(), {n}));
+  SmallVector<Access> ins{domain.at(op.getP(), {n, e})};
+  if (op.getMask())
+    ins.push_back(domain.at(op.getMask(), {n}));
   Access sums = domain.reduce(
       ins, zeros64(domain, {e}), [](Body &b, ValueRange in, Value acc) {
         Value sum = b.add(acc, toF64(b, in[0]));
@@ -101,10 +102,10 @@ BalanceLossOp::decomposeOperation(OpBuilder &builder) {
                                     return b.add(acc, b.mul(share, in[2]));
                                   });
   Access loss = domain.map(
-      {weighted, countTokens(domain, getMask(), n)},
-      domain.at(getOuts()[0], {}), [&](Body &b, ValueRange in) {
+      {weighted, countTokens(domain, op.getMask(), n)},
+      domain.at(op.getOuts()[0], {}), [&](Body &b, ValueRange in) {
         Value divisor = in[1];
-        if (getDivisor() == LossDivisor::Assignments)
+        if (op.getDivisor() == LossDivisor::Assignments)
           divisor = b.mul(divisor, b.castInt(numPlaces, i64));
         Value experts = toF64(b, b.castInt(numExperts, i64));
         return toF32(
@@ -117,18 +118,18 @@ BalanceLossOp::decomposeOperation(OpBuilder &builder) {
 // ZLossOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>> ZLossOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(ZLossOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   int64_t n = 0, e = 1;
-  Softmax softmax = buildSoftmax(domain, domain.at(getZ(), {n, e}), {n});
+  Softmax softmax = buildSoftmax(domain, domain.at(op.getZ(), {n, e}), {n});
   SmallVector<Access> ins{softmax.shift, softmax.sum};
-  if (getMask())
-    ins.push_back(domain.at(getMask(), {n}));
+  if (op.getMask())
+    ins.push_back(domain.at(op.getMask(), {n}));
   // lse = shift + ln sum; ln 0 is the -inf of a token without support
-  Access lse =
-      domain.map(ins, domain.at(getOuts()[1], {n}), [](Body &b, ValueRange in) {
+  Access lse = domain.map(
+      ins, domain.at(op.getOuts()[1], {n}), [](Body &b, ValueRange in) {
         Value lse = b.add(in[0], b.log(in[1]));
         return in.size() == 3 ? b.select(in[2], lse, b.negInfinity()) : lse;
       });
@@ -139,8 +140,8 @@ FailureOr<SmallVector<Value>> ZLossOp::decomposeOperation(OpBuilder &builder) {
                         b.add(acc, b.mul(wide, wide)));
       });
   Access loss =
-      domain.map({squares, countTokens(domain, getMask(), n)},
-                 domain.at(getOuts()[0], {}), [](Body &b, ValueRange in) {
+      domain.map({squares, countTokens(domain, op.getMask(), n)},
+                 domain.at(op.getOuts()[0], {}), [](Body &b, ValueRange in) {
                    return toF32(b, divideOrZero64(b, in[0], toF64(b, in[1])));
                  });
   return SmallVector<Value>{loss.value, lse.value};
@@ -150,22 +151,21 @@ FailureOr<SmallVector<Value>> ZLossOp::decomposeOperation(OpBuilder &builder) {
 // BiasUpdateOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>>
-BiasUpdateOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(BiasUpdateOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Type i64 = builder.getI64Type();
-  Access counts = domain.at(getCounts(), {0});
+  Access counts = domain.at(op.getCounts(), {0});
   Access total = domain.reduce({counts}, domain.filled({}, i64, 0),
                                [&](Body &b, ValueRange in, Value acc) {
                                  return b.add(acc, b.castInt(in[0], i64));
                                });
-  double gamma = getGamma().convertToDouble();
+  double gamma = op.getGamma().convertToDouble();
   Value numExperts = domain.getBody().castInt(domain.getSizeValue(0), i64);
   Access updated =
-      domain.map({domain.at(getBias(), {0}), counts, total},
-                 domain.at(getOuts()[0], {0}), [&](Body &b, ValueRange in) {
+      domain.map({domain.at(op.getBias(), {0}), counts, total},
+                 domain.at(op.getOuts()[0], {0}), [&](Body &b, ValueRange in) {
                    // sign(total - E count)
                    Value own = b.mul(b.castInt(in[1], i64), numExperts);
                    Value step =

@@ -1,4 +1,4 @@
-//===- MoESoftmaxMix.h - Writing softmax_mix and its backward ---*- C++ -*-===//
+//===- SoftmaxMix.h - Writing softmax_mix and its backward ------*- C++ -*-===//
 //
 // What the conversions of the mixing ops and of their gradients share: the
 // arguments of a softmax_mix, and the posterior as an attention over
@@ -6,10 +6,10 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef LIB_DIALECT_MOE_IR_MOESOFTMAXMIX_H
-#define LIB_DIALECT_MOE_IR_MOESOFTMAXMIX_H
+#ifndef LIB_DIALECT_MOE_DECOMPOSITIONS_SOFTMAXMIX_H
+#define LIB_DIALECT_MOE_DECOMPOSITIONS_SOFTMAXMIX_H
 
-#include "MoEDecompose.h"
+#include "Mixing.h"
 
 namespace mlir::moe {
 
@@ -53,16 +53,20 @@ Value dropHeadDim(OpBuilder &builder, Location loc, Value value);
 //===----------------------------------------------------------------------===//
 
 /// The queries u ws, `[b, i, d]` without ws or else `[b, i, f]`.
-Access buildSimilarityQueries(Domain &domain, SimilarityOpInterface op);
+Access buildSimilarityQueries(Domain &domain, const SimilarityOperands &op);
 
 /// Whether the queries of the mix are its keys, token for token, and the target
 /// takes both roles in one sweep.
-bool isSweptOnce(SimilarityOpInterface op);
+template <typename OpTy>
+bool isSweptOnce(OpTy op) {
+  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
+         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
+}
 
 /// The mix of similarity_inform but for its destinations. The scale is 1/tau,
 /// or 1 with a tau value, which `queries` must have been divided by.
 Mix startSimilarityMix(OpBuilder &builder, Domain &domain,
-                       SimilarityOpInterface op, Access queries);
+                       const SimilarityOperands &op, Access queries);
 
 //===----------------------------------------------------------------------===//
 // Posterior
@@ -81,7 +85,7 @@ struct HeadOperands {
   int64_t head;
 };
 
-HeadOperands getHeadOperands(Domain &domain, PosteriorOpInterface op);
+HeadOperands getHeadOperands(Domain &domain, const PosteriorOperands &op);
 
 /// Applies `pick` to each operand that has the head dim.
 HeadOperands pickHead(const HeadOperands &all, int64_t one,
@@ -107,13 +111,13 @@ Value buildKeyBias(Domain &domain, const HeadOperands &operands,
 /// The features of the queries, [q * scale, u~ / sigma^2] with u~ = wo^T u, or
 /// u itself for given means.
 Value buildQueryFeatures(OpBuilder &builder, Domain &domain,
-                         PosteriorOpInterface op, Access u,
+                         const PosteriorOperands &op, Access u,
                          const HeadOperands &operands, Value precision);
 
 /// What the mixes of the prior and of the posterior have in common.
-Mix startMix(PosteriorOpInterface op, const HeadOperands &operands,
+Mix startMix(const AttentionOperands &op, const HeadOperands &operands,
              std::optional<Access> queryMask);
 
 } // namespace mlir::moe
 
-#endif // LIB_DIALECT_MOE_IR_MOESOFTMAXMIX_H
+#endif // LIB_DIALECT_MOE_DECOMPOSITIONS_SOFTMAXMIX_H

@@ -1,4 +1,4 @@
-//===- MoEDecomposeSelection.cpp - The meaning of the selections ----------===//
+//===- DecomposeSelection.cpp - The meaning of the selections -------------===//
 //
 // The order of the experts is total, so a selection needs no sort: the rank of
 // an expert is the number of experts that come before it, the k-th choice is
@@ -8,8 +8,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "Domain.h"
 
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 #include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
 #include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
 
@@ -285,11 +286,10 @@ static Value buildIndex(Body &b, Value id, Type type) {
   return b.select(fits, index, b.constantInt(type, -1));
 }
 
-FailureOr<SmallVector<Value>>
-TopKRenormOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(TopKRenormOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Selection t(builder, *this);
+  Selection t(builder, op);
   Access s = buildScores(t);
   Access c = buildChoiceScores(t, s);
   Access choices = buildChoices(t, c);
@@ -297,10 +297,10 @@ TopKRenormOp::decomposeOperation(OpBuilder &builder) {
   Access poisoned = buildPoisoned(t);
   Access real = buildReal(t);
 
-  double scale = getRouteScale().convertToDouble();
+  double scale = op.getRouteScale().convertToDouble();
   Value numExperts = t.domain.getSizeValue(t.e);
   Access gates = t.domain.map(
-      {shares, poisoned, real, choices}, t.domain.at(getGatesInit(), t.nk),
+      {shares, poisoned, real, choices}, t.domain.at(op.getGatesInit(), t.nk),
       [&](Body &b, ValueRange in) {
         Value gate = b.mul(in[0], b.f32(scale));
         Value nan = b.f32(std::numeric_limits<double>::quiet_NaN());
@@ -308,13 +308,13 @@ TopKRenormOp::decomposeOperation(OpBuilder &builder) {
         // A place that is forced to be none has gate 0 in any row, whatever the
         // sum of the gates is.
         Value hasGate = in[2];
-        if (getForced())
+        if (op.getForced())
           hasGate = b.both(hasGate, isExpert(b, in[3], numExperts));
         return b.select(hasGate, gate, b.f32(0.0));
       });
-  Type type = getElementTypeOrSelf(getIndicesInit().getType());
+  Type type = getElementTypeOrSelf(op.getIndicesInit().getType());
   Access indices =
-      t.domain.map({choices, real}, t.domain.at(getIndicesInit(), t.nk),
+      t.domain.map({choices, real}, t.domain.at(op.getIndicesInit(), t.nk),
                    [&](Body &b, ValueRange in) {
                      Value none = b.constantInt(type, -1);
                      return b.select(in[1], buildIndex(b, in[0], type), none);
@@ -362,22 +362,21 @@ static Access buildBest(Domain &domain, Access p, ArrayRef<int64_t> row,
       });
 }
 
-FailureOr<SmallVector<Value>>
-ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(ThresholdRenormOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Type f32 = builder.getF32Type(), i1 = builder.getI1Type(),
        i32 = builder.getI32Type();
   int64_t e = domain.getNumDims() - 1;
   SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
   SmallVector<int64_t> ne = join(n, {e});
-  Access p = domain.at(getP(), ne);
+  Access p = domain.at(op.getP(), ne);
 
   // selected = p > theta, or the best expert where there is none (E20)
-  double thetaValue = getTheta().convertToDouble();
+  double thetaValue = op.getTheta().convertToDouble();
   auto isAbove = [&](Body &b, Value value) {
-    Value theta = getThetaValue() ? getThetaValue() : b.f32(thetaValue);
+    Value theta = op.getThetaValue() ? op.getThetaValue() : b.f32(thetaValue);
     return b.less(theta, value);
   };
   Access selected = domain.map(
@@ -400,23 +399,23 @@ ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
   Access poisoned = buildAny(
       domain, p, n, [](Body &b, Value value) { return b.isNaN(value); });
   SmallVector<Access> ins{weights, sum, poisoned};
-  if (getMask())
-    ins.push_back(domain.at(getMask(), n));
-  Access gates =
-      domain.map(ins, domain.at(getOuts()[0], ne), [&](Body &b, ValueRange in) {
-        Value gate = getRenorm() ? divideOrZero(b, in[0], in[1]) : in[0];
+  if (op.getMask())
+    ins.push_back(domain.at(op.getMask(), n));
+  Access gates = domain.map(
+      ins, domain.at(op.getOuts()[0], ne), [&](Body &b, ValueRange in) {
+        Value gate = op.getRenorm() ? divideOrZero(b, in[0], in[1]) : in[0];
         Value nan = b.f32(std::numeric_limits<double>::quiet_NaN());
         gate = b.select(in[2], nan, gate);
-        return getMask() ? b.select(in[3], gate, b.f32(0.0)) : gate;
+        return op.getMask() ? b.select(in[3], gate, b.f32(0.0)) : gate;
       });
 
   ins = {selected};
-  if (getMask())
-    ins.push_back(domain.at(getMask(), n));
-  Access count = domain.fill(domain.at(getOuts()[1], n),
+  if (op.getMask())
+    ins.push_back(domain.at(op.getMask(), n));
+  Access count = domain.fill(domain.at(op.getOuts()[1], n),
                              domain.getBody().constantInt(i32, 0));
   count = domain.reduce(ins, count, [&](Body &b, ValueRange in, Value acc) {
-    Value counts = getMask() ? b.both(in[0], in[1]) : in[0];
+    Value counts = op.getMask() ? b.both(in[0], in[1]) : in[0];
     return b.add(acc, arith::ExtUIOp::create(b, i32, counts));
   });
   return SmallVector<Value>{gates.value, count.value};
@@ -426,18 +425,17 @@ ThresholdRenormOp::decomposeOperation(OpBuilder &builder) {
 // DensifyOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>>
-DensifyOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(DensifyOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   int64_t e = domain.getNumDims() - 2, k = e + 1;
   SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
-  Access dense = domain.fill(domain.at(getOuts()[0], join(n, {e})),
+  Access dense = domain.fill(domain.at(op.getOuts()[0], join(n, {e})),
                              domain.getBody().f32(0.0));
   dense =
-      domain.reduce({domain.at(getGates(), join(n, {k})),
-                     domain.at(getIndices(), join(n, {k}))},
+      domain.reduce({domain.at(op.getGates(), join(n, {k})),
+                     domain.at(op.getIndices(), join(n, {k}))},
                     dense, [&](Body &b, ValueRange in, Value acc) {
                       Value isHere = b.equal(
                           in[1], b.castInt(b.iteration(e), in[1].getType()));
@@ -450,22 +448,21 @@ DensifyOp::decomposeOperation(OpBuilder &builder) {
 // MakeFiniteOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>>
-MakeFiniteOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(MakeFiniteOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   int64_t e = domain.getNumDims() - 1;
   SmallVector<int64_t> ne = llvm::to_vector(llvm::seq<int64_t>(0, e + 1));
   SmallVector<int64_t> row;
-  if (getScope() == FiniteScope::Row)
+  if (op.getScope() == FiniteScope::Row)
     row.append(ne.begin(), ne.end() - 1);
   auto isFinite = [](Body &b, Value x) {
     // x - x is 0 for a finite x and NaN otherwise.
     return b.equal(b.sub(x, x), b.f32(0.0));
   };
 
-  Access scores = domain.at(getScores(), ne);
+  Access scores = domain.at(op.getScores(), ne);
   Body &outer = domain.getBody();
   Value inf = outer.f32(std::numeric_limits<double>::infinity());
   Access least = domain.reduce(
@@ -475,7 +472,7 @@ MakeFiniteOp::decomposeOperation(OpBuilder &builder) {
         return b.select(isLess, in[0], acc);
       });
   Access finite =
-      domain.map({scores, least}, domain.at(getOuts()[0], ne),
+      domain.map({scores, least}, domain.at(op.getOuts()[0], ne),
                  [&](Body &b, ValueRange in) {
                    Value replacement =
                        b.select(isFinite(b, in[1]), in[1], b.f32(0.0));

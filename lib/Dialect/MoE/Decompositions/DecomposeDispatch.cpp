@@ -1,4 +1,4 @@
-//===- MoEDecomposeDispatch.cpp - The meaning of dispatch and combine -----===//
+//===- DecomposeDispatch.cpp - The meaning of dispatch and combine --------===//
 //
 // dispatch is said without a sort: the row of an assignment inside its expert
 // is the number of kept assignments to the same expert that come before it.
@@ -7,7 +7,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "Domain.h"
+
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
@@ -245,34 +247,32 @@ SmallVector<Value> DispatchMeaning::build() {
   return {slots.value, offsets.value, counts.value};
 }
 
-FailureOr<SmallVector<Value>>
-DispatchOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(DispatchOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  return DispatchMeaning(builder, *this).build();
+  return DispatchMeaning(builder, op).build();
 }
 
 //===----------------------------------------------------------------------===//
 // CombineOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>>
-CombineOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(CombineOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   int64_t d = domain.getNumDims() - 3, k = d + 1, s = d + 2;
   SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, d));
   Value numRows = domain.getSizeValue(s);
 
   Access sum = domain.filled(join(n, {d}), 0.0f);
-  if (getShared())
-    sum = domain.map({domain.at(getShared(), join(n, {d}))}, sum,
+  if (op.getShared())
+    sum = domain.map({domain.at(op.getShared(), join(n, {d}))}, sum,
                      [](Body &, ValueRange in) { return in[0]; });
   // sum_nd += gates_nk expert_out[slots_nk, d]
   sum = domain.reduce(
-      {domain.at(getSlots(), join(n, {k})),
-       domain.at(getGates(), join(n, {k}))},
+      {domain.at(op.getSlots(), join(n, {k})),
+       domain.at(op.getGates(), join(n, {k}))},
       sum, [&](Body &b, ValueRange in, Value acc) {
         Value slot = b.castInt(in[0], b.getIndexType());
         Value zero = b.constantInt(b.getIndexType(), 0);
@@ -283,7 +283,7 @@ CombineOp::decomposeOperation(OpBuilder &builder) {
             b, isRow,
             [&](OpBuilder &nested, Location loc) {
               Body inner(nested, loc);
-              Value row = tensor::ExtractOp::create(inner, getExpertOut(),
+              Value row = tensor::ExtractOp::create(inner, op.getExpertOut(),
                                                     ValueRange{slot, column});
               if (row.getType() != inner.getF32Type())
                 row = arith::ExtFOp::create(inner, inner.getF32Type(), row);
@@ -296,8 +296,8 @@ CombineOp::decomposeOperation(OpBuilder &builder) {
         return read.getResult(0);
       });
 
-  Type type = getElementTypeOrSelf(getOuts()[0].getType());
-  Access y = domain.map({sum}, domain.at(getOuts()[0], join(n, {d})),
+  Type type = getElementTypeOrSelf(op.getOuts()[0].getType());
+  Access y = domain.map({sum}, domain.at(op.getOuts()[0], join(n, {d})),
                         [&](Body &b, ValueRange in) -> Value {
                           return type.isF32()
                                      ? in[0]
@@ -329,57 +329,56 @@ static Access buildShares(Domain &domain, Softmax softmax, Access out) {
       [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
 }
 
-FailureOr<SmallVector<Value>>
-SoftDispatchOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(SoftDispatchOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Body &outer = domain.getBody();
   Type f32 = outer.getF32Type();
   int64_t n = domain.getNumDims() - 4, e = n + 1, p = n + 2, d = n + 3;
   SmallVector<int64_t> batch = llvm::to_vector(llvm::seq<int64_t>(0, n));
   SmallVector<int64_t> bn = join(batch, {n}), bnd = join(bn, {d});
-  double epsValue = getEps().convertToDouble();
+  double epsValue = op.getEps().convertToDouble();
 
   // x^ = metric x / max(|x|, eps), 0 for a masked token whatever it holds
-  Access x = domain.at(getX(), bnd);
+  Access x = domain.at(op.getX(), bnd);
   SmallVector<Access> ins{x, buildInverseNorm(domain, x, bn, epsValue)};
-  if (getMetric())
-    ins.push_back(domain.at(getMetric(), bnd));
-  if (getMask())
-    ins.push_back(domain.at(getMask(), bn));
+  if (op.getMetric())
+    ins.push_back(domain.at(op.getMetric(), bnd));
+  if (op.getMask())
+    ins.push_back(domain.at(op.getMask(), bn));
   Access token =
       domain.map(ins, domain.empty(bnd, f32), [&](Body &b, ValueRange in) {
         Value unit = b.mul(in[0], in[1]);
-        if (getMetric())
+        if (op.getMetric())
           unit = b.mul(unit, in[2]);
-        return getMask() ? b.select(in.back(), unit, b.f32(0.0)) : unit;
+        return op.getMask() ? b.select(in.back(), unit, b.f32(0.0)) : unit;
       });
 
   // phi^ = scale phi / max(|phi|, eps)
-  Access phi = domain.at(getPhi(), {d, e, p});
-  double scaleValue = getScale().convertToDouble();
+  Access phi = domain.at(op.getPhi(), {d, e, p});
+  double scaleValue = op.getScale().convertToDouble();
   Access slot =
       domain.map({phi, buildInverseNorm(domain, phi, {e, p}, epsValue)},
                  domain.empty({d, e, p}, f32), [&](Body &b, ValueRange in) {
-                   Value scale =
-                       getScaleValue() ? getScaleValue() : b.f32(scaleValue);
+                   Value scale = op.getScaleValue() ? op.getScaleValue()
+                                                    : b.f32(scaleValue);
                    return b.mul(b.mul(in[0], in[1]), scale);
                  });
 
   // l_nep = sum_d x^_nd phi^_dep, -inf for a masked token
   Access logits = domain.contract(token, slot, join(bn, {e, p}));
-  if (getMask())
+  if (op.getMask())
     logits =
-        domain.map({logits, domain.at(getMask(), bn)},
+        domain.map({logits, domain.at(op.getMask(), bn)},
                    domain.empty(logits.dims, f32), [](Body &b, ValueRange in) {
                      return b.select(in[1], in[0], b.negInfinity());
                    });
 
   Access toSlots =
       buildShares(domain, buildSoftmax(domain, logits, join(batch, {e, p})),
-                  domain.at(getOuts()[0], logits.dims));
+                  domain.at(op.getOuts()[0], logits.dims));
   Access toTokens = buildShares(domain, buildSoftmax(domain, logits, bn),
-                                domain.at(getOuts()[1], logits.dims));
+                                domain.at(op.getOuts()[1], logits.dims));
   return SmallVector<Value>{toSlots.value, toTokens.value};
 }

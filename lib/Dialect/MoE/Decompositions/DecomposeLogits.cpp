@@ -1,14 +1,17 @@
-//===- MoEDecomposeLogits.cpp - The meaning of the logits -----------------===//
+//===- DecomposeLogits.cpp - The meaning of the logits --------------------===//
 //
-// cosine_logits, hyper_router and ac_logits: products with something done to
-// their operands or their result. What is done to a token is done before the
-// product, one row at a time, so that a tile of rows needs no memory beyond
-// itself; what is done to an expert is a factor of the result's column, so
-// that tiles do not repeat it on the expert's features.
+// router_logits, cosine_logits, hyper_router and ac_logits: products, with
+// something done to the operands or the result of all but the first. What is
+// done to a token is done before the product, one row at a time, so that a tile
+// of rows needs no memory beyond itself; what is done to an expert is a factor
+// of the result's column, so that tiles do not repeat it on the expert's
+// features.
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "Domain.h"
+
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
@@ -21,6 +24,32 @@ using namespace mlir::moe;
 /// its own dims start at `first`.
 static SmallVector<int64_t> getLeadingDims(int64_t first) {
   return llvm::to_vector(llvm::seq<int64_t>(0, first));
+}
+
+//===----------------------------------------------------------------------===//
+// RouterLogitsOp
+//===----------------------------------------------------------------------===//
+
+Replacements mlir::moe::decompose(RouterLogitsOp op, OpBuilder &builder) {
+  Domain domain(builder, op);
+  int64_t e = domain.getNumDims() - 2, d = e + 1;
+  SmallVector<int64_t> n = llvm::to_vector(llvm::seq<int64_t>(0, e));
+
+  // z_ne = bias_e
+  Access z = domain.at(op.getOuts()[0], join(n, {e}));
+  if (op.getBias())
+    z = domain.map({domain.at(op.getBias(), {e})}, z,
+                   [](Body &b, ValueRange in) { return in[0]; });
+  else
+    z = domain.fill(z, domain.getBody().f32(0.0));
+
+  // z_ne += sum_d h_nd weight_ed
+  z = domain.contract(domain.at(op.getH(), join(n, {d})),
+                      domain.at(op.getWeight(), {e, d}), z);
+  // On buffers nothing is replaced.
+  if (op->getNumResults() == 0)
+    return SmallVector<Value>{};
+  return SmallVector<Value>{z.value};
 }
 
 //===----------------------------------------------------------------------===//
@@ -64,30 +93,29 @@ static Access scaleByExpert(Domain &domain, CosineLogitsOp op, Access emb,
   });
 }
 
-FailureOr<SmallVector<Value>>
-CosineLogitsOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(CosineLogitsOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   int64_t e = domain.getNumDims() - 3, c = e + 1, d = e + 2;
   SmallVector<int64_t> n = getLeadingDims(e);
-  int64_t feature = getOmega() ? c : d;
+  int64_t feature = op.getOmega() ? c : d;
 
   // x = omega h, then x / max(|x|, eps)
-  Access x = domain.at(getH(), join(n, {d}));
-  if (getOmega())
-    x = domain.contract(x, domain.at(getOmega(), {c, d}), join(n, {c}));
-  if (getNormToken())
-    x = domain.map({x, buildNorms(domain, x, getEps().convertToDouble())},
+  Access x = domain.at(op.getH(), join(n, {d}));
+  if (op.getOmega())
+    x = domain.contract(x, domain.at(op.getOmega(), {c, d}), join(n, {c}));
+  if (op.getNormToken())
+    x = domain.map({x, buildNorms(domain, x, op.getEps().convertToDouble())},
                    domain.empty(x.dims, builder.getF32Type()),
                    [](Body &b, ValueRange in) { return b.div(in[0], in[1]); });
 
   // z_ne = x_n . emb_e / (max(|emb_e|, eps) tau)
-  Access emb = domain.at(getEmb(), {e, feature});
-  Access z = domain.fill(domain.at(getOuts()[0], join(n, {e})),
+  Access emb = domain.at(op.getEmb(), {e, feature});
+  Access z = domain.fill(domain.at(op.getOuts()[0], join(n, {e})),
                          domain.getBody().f32(0.0));
   z = domain.contract(x, emb, z);
-  return SmallVector<Value>{scaleByExpert(domain, *this, emb, z).value};
+  return SmallVector<Value>{scaleByExpert(domain, op, emb, z).value};
 }
 
 //===----------------------------------------------------------------------===//
@@ -101,23 +129,22 @@ static Access copyOf(Domain &domain, Access vector) {
                     [](Body &b, ValueRange in) { return in[0]; });
 }
 
-FailureOr<SmallVector<Value>>
-HyperRouterOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(HyperRouterOp op, OpBuilder &builder) {
   using namespace hyper;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
 
   // hidden_h = relu(b1_h + sum_c w1_hc e_c)
   Access hidden =
-      domain.contract(domain.at(getW1(), {h, c}), domain.at(getE(), {c}),
-                      copyOf(domain, domain.at(getB1(), {h})));
+      domain.contract(domain.at(op.getW1(), {h, c}), domain.at(op.getE(), {c}),
+                      copyOf(domain, domain.at(op.getB1(), {h})));
   hidden = domain.map({hidden}, hidden, [](Body &b, ValueRange in) {
     return b.maximum(in[0], b.f32(0.0));
   });
   // rows_g = b2_g + sum_h w2_gh hidden_h
-  Access rows = domain.contract(domain.at(getW2(), {g, h}), hidden,
-                                copyOf(domain, domain.at(getB2(), {g})));
+  Access rows = domain.contract(domain.at(op.getW2(), {g, h}), hidden,
+                                copyOf(domain, domain.at(op.getB2(), {g})));
 
   // weight_ed = rows[e (d + 1) + d], bias_e = rows[e (d + 1) + d_max]
   Value width = domain.getSizeValue(d);
@@ -127,9 +154,9 @@ HyperRouterOp::decomposeOperation(OpBuilder &builder) {
     return tensor::ExtractOp::create(b, rows.value, row);
   };
   Access weight =
-      domain.map({}, domain.at(getOuts()[0], {e, d}),
+      domain.map({}, domain.at(op.getOuts()[0], {e, d}),
                  [&](Body &b, ValueRange) { return read(b, b.iteration(d)); });
-  Access bias = domain.map({}, domain.at(getOuts()[1], {e}),
+  Access bias = domain.map({}, domain.at(op.getOuts()[1], {e}),
                            [&](Body &b, ValueRange) { return read(b, width); });
   return SmallVector<Value>{weight.value, bias.value};
 }
@@ -213,21 +240,20 @@ static Access scaleByMix(Metric &t) {
                       });
 }
 
-FailureOr<SmallVector<Value>>
-ACLogitsOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(ACLogitsOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Metric t(builder, *this);
+  Metric t(builder, op);
   Domain &domain = t.domain;
-  Access x = getPrevGates() ? scaleByMix(t) : scaleByOne(t);
+  Access x = op.getPrevGates() ? scaleByMix(t) : scaleByOne(t);
 
   // z_ne = bias_e + sum_d x_nd emb_ed
-  Access z = domain.at(getOuts()[0], join(t.n, {t.e}));
-  if (getBias())
-    z = domain.map({domain.at(getBias(), {t.e})}, z,
+  Access z = domain.at(op.getOuts()[0], join(t.n, {t.e}));
+  if (op.getBias())
+    z = domain.map({domain.at(op.getBias(), {t.e})}, z,
                    [](Body &b, ValueRange in) { return in[0]; });
   else
     z = domain.fill(z, domain.getBody().f32(0.0));
-  z = domain.contract(x, domain.at(getEmb(), {t.e, t.d}), z);
+  z = domain.contract(x, domain.at(op.getEmb(), {t.e, t.d}), z);
   return SmallVector<Value>{z.value};
 }

@@ -1,4 +1,4 @@
-//===- MoEDecomposeBackward.cpp - The meaning of the backward ops ---------===//
+//===- DecomposeBackward.cpp - The meaning of the backward ops ------------===//
 //
 // The gradients as docs/Spec.md prints them, those of the mixing ops with the
 // whole token-by-token matrix. None of the algebra of
@@ -6,8 +6,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoEDecompose.h"
+#include "Mixing.h"
 
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 #include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
@@ -147,54 +148,55 @@ static Value buildSigmaGradient(Domain &domain, AttentionPosteriorBackwardOp op,
       .value;
 }
 
-FailureOr<SmallVector<Value>>
-AttentionPosteriorBackwardOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(AttentionPosteriorBackwardOp op,
+                                  OpBuilder &builder) {
   using namespace posterior;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Body &outer = domain.getBody();
-  PosteriorGradients gradients = buildPosteriorGradients(domain, *this);
-  Value scale = outer.f32(*getScaleValue());
-  Value precision = buildPrecision(domain, *this);
+  PosteriorGradients gradients = buildPosteriorGradients(domain, op);
+  Value scale = outer.f32(*op.getScaleValue());
+  Value precision = buildPrecision(domain, op);
   auto at = [&](Value value, ArrayRef<int64_t> dims) {
     return domain.at(value, dims);
   };
 
-  Access dq =
-      sumProducts(domain, gradients.dl, at(getK(), {b, h, j, f}), {b, h, i, f});
-  Access dk =
-      sumProducts(domain, gradients.dl, at(getQ(), {b, h, i, f}), {b, h, j, f});
+  Access dq = sumProducts(domain, gradients.dl, at(op.getK(), {b, h, j, f}),
+                          {b, h, i, f});
+  Access dk = sumProducts(domain, gradients.dl, at(op.getQ(), {b, h, i, f}),
+                          {b, h, j, f});
   Access du = sumProducts(domain, gradients.dy, gradients.means, {b, i, d});
-  SmallVector<Value> results{scaleInto(domain, dq, scale, getOut("dq")),
-                             scaleInto(domain, dk, scale, getOut("dk")),
-                             scaleInto(domain, du, precision, getOut("du")),
-                             copyInto(domain, gradients.de, getOut("de"))};
-  Access dmeans = buildMeanGradients(domain, *this, gradients);
-  if (getVp()) {
-    results.push_back(copyInto(domain, dmeans, getOut("dvp")));
+  SmallVector<Value> results{scaleInto(domain, dq, scale, op.getOut("dq")),
+                             scaleInto(domain, dk, scale, op.getOut("dk")),
+                             scaleInto(domain, du, precision, op.getOut("du")),
+                             copyInto(domain, gradients.de, op.getOut("de"))};
+  Access dmeans = buildMeanGradients(domain, op, gradients);
+  if (op.getVp()) {
+    results.push_back(copyInto(domain, dmeans, op.getOut("dvp")));
   } else {
-    Access dv = domain.contract(dmeans, at(getWo(), {h, d, c}), {b, h, j, c});
+    Access dv =
+        domain.contract(dmeans, at(op.getWo(), {h, d, c}), {b, h, j, c});
     Access dwo =
-        sumProducts(domain, dmeans, at(getV(), {b, h, j, c}), {h, d, c});
-    results.push_back(copyInto(domain, dv, getOut("dv")));
-    results.push_back(copyInto(domain, dwo, getOut("dwo")));
+        sumProducts(domain, dmeans, at(op.getV(), {b, h, j, c}), {h, d, c});
+    results.push_back(copyInto(domain, dv, op.getOut("dv")));
+    results.push_back(copyInto(domain, dwo, op.getOut("dwo")));
   }
-  if (getBias()) {
+  if (op.getBias()) {
     Access dbias =
-        sumOver(domain, gradients.dl, getBiasDims(getBias(), b, h, i, j));
-    results.push_back(copyInto(domain, dbias, getOut("dbias")));
+        sumOver(domain, gradients.dl, getBiasDims(op.getBias(), b, h, i, j));
+    results.push_back(copyInto(domain, dbias, op.getOut("dbias")));
   }
-  if (getHeadPrior()) {
+  if (op.getHeadPrior()) {
     Access dprior = domain.map(
-        {gradients.sums, at(getHeadPrior(), {b, i, h})},
-        at(getOut("dhead_prior"), {b, i, h}),
+        {gradients.sums, at(op.getHeadPrior(), {b, i, h})},
+        at(op.getOut("dhead_prior"), {b, i, h}),
         [](Body &b, ValueRange in) { return divideOrZero(b, in[0], in[1]); });
     results.push_back(dprior.value);
   }
-  if (getSigmaValue())
-    results.push_back(buildSigmaGradient(domain, *this, gradients,
-                                         at(results[2], {b, i, d})));
+  if (op.getSigmaValue())
+    results.push_back(
+        buildSigmaGradient(domain, op, gradients, at(results[2], {b, i, d})));
   return results;
 }
 
@@ -202,63 +204,63 @@ AttentionPosteriorBackwardOp::decomposeOperation(OpBuilder &builder) {
 // SimilarityInformBackwardOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>>
-SimilarityInformBackwardOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(SimilarityInformBackwardOp op,
+                                  OpBuilder &builder) {
   using namespace similarity;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Body &outer = domain.getBody();
   Type f32 = builder.getF32Type();
   // Without keys of their own no operand spans j: it runs over the queries.
-  int64_t j = getUk() ? similarity::j : domain.addTwin(i);
-  int64_t feature = getWs() ? f : d;
-  Value tau =
-      getTauValue() ? getTauValue() : outer.f32(getTau().convertToDouble());
+  int64_t j = op.getUk() ? similarity::j : domain.addTwin(i);
+  int64_t feature = op.getWs() ? f : d;
+  Value tau = op.getTauValue() ? op.getTauValue()
+                               : outer.f32(op.getTau().convertToDouble());
   Value inverse = outer.div(outer.f32(1.0), tau);
 
   // S and dx
-  Access x = buildSimilarities(domain, *this, j);
-  Access s = buildWeights(domain, x, domain.at(getLse(), {b, i}));
-  Access dp = domain.at(getDp(), {b, i, e});
-  Access delta = domain.contract(dp, domain.at(getP(), {b, i, e}), {b, i});
-  if (getDlse())
+  Access x = buildSimilarities(domain, op, j);
+  Access s = buildWeights(domain, x, domain.at(op.getLse(), {b, i}));
+  Access dp = domain.at(op.getDp(), {b, i, e});
+  Access delta = domain.contract(dp, domain.at(op.getP(), {b, i, e}), {b, i});
+  if (op.getDlse())
     delta = domain.map(
-        {delta, domain.at(getDlse(), {b, i})}, domain.empty({b, i}, f32),
+        {delta, domain.at(op.getDlse(), {b, i})}, domain.empty({b, i}, f32),
         [](Body &b, ValueRange in) { return b.sub(in[0], in[1]); });
   Access products =
-      domain.contract(dp, domain.at(getE(), {b, j, e}), {b, i, j});
+      domain.contract(dp, domain.at(op.getE(), {b, j, e}), {b, i, j});
   Access dx = buildLogitGradients(domain, s, products, delta);
 
   // dQ, dK without 1/tau
-  Access u = domain.at(getU(), {b, i, d}), q = u;
-  if (getWs())
-    q = domain.contract(u, domain.at(getWs(), {d, f}), {b, i, f});
-  Access k = domain.at(getUk() ? getUk() : getU(), {b, j, feature});
+  Access u = domain.at(op.getU(), {b, i, d}), q = u;
+  if (op.getWs())
+    q = domain.contract(u, domain.at(op.getWs(), {d, f}), {b, i, f});
+  Access k = domain.at(op.getUk() ? op.getUk() : op.getU(), {b, j, feature});
   Access dq = sumProducts(domain, dx, k, {b, i, feature});
   Access dk = sumProducts(domain, dx, q, {b, j, feature});
 
   Access du = dq;
-  if (getWs())
-    du = domain.contract(dq, domain.at(getWs(), {d, f}), {b, i, d});
-  if (!getUk())
+  if (op.getWs())
+    du = domain.contract(dq, domain.at(op.getWs(), {d, f}), {b, i, d});
+  if (!op.getUk())
     du = domain.map(
         // Queries and keys are the same tokens, and f is as long as d.
         {du, domain.at(dk.value, {b, i, d})}, domain.empty({b, i, d}, f32),
         [](Body &b, ValueRange in) { return b.add(in[0], in[1]); });
   SmallVector<Value> results{
-      scaleInto(domain, du, inverse, getOut("du")),
-      copyInto(domain, sumProducts(domain, s, dp, {b, j, e}), getOut("de"))};
-  if (getUk())
-    results.push_back(scaleInto(domain, dk, inverse, getOut("duk")));
-  if (getWs())
+      scaleInto(domain, du, inverse, op.getOut("du")),
+      copyInto(domain, sumProducts(domain, s, dp, {b, j, e}), op.getOut("de"))};
+  if (op.getUk())
+    results.push_back(scaleInto(domain, dk, inverse, op.getOut("duk")));
+  if (op.getWs())
     results.push_back(scaleInto(domain, sumProducts(domain, dq, u, {d, f}),
-                                inverse, getOut("dws")));
-  if (getTauValue()) {
+                                inverse, op.getOut("dws")));
+  if (op.getTauValue()) {
     // -sum_i Q_i.dQ_i / tau = -sum_ij dx_ij x_ij / tau
     Access sum = sumProducts(domain, dx, x, {});
     results.push_back(scaleInto(domain, sum, outer.sub(outer.f32(0.0), inverse),
-                                getOut("dtau")));
+                                op.getOut("dtau")));
   }
   return results;
 }
@@ -290,50 +292,50 @@ static MixGradients buildMixGradients(Domain &domain, OpTy op, Value origin) {
                                        domain.at(op.getDelta(), {b, h, i}))};
 }
 
-FailureOr<SmallVector<Value>>
-SoftmaxMixBackwardDqOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(SoftmaxMixBackwardDqOp op,
+                                  OpBuilder &builder) {
   using namespace mix;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
-  Value scale = domain.getBody().f32(getScale().convertToDouble());
-  Access dx = buildMixGradients(domain, *this, getOrigin()).dx;
+  Domain domain(builder, op);
+  Value scale = domain.getBody().f32(op.getScale().convertToDouble());
+  Access dx = buildMixGradients(domain, op, op.getOrigin()).dx;
   Access dq =
-      sumProducts(domain, dx, domain.at(getK(), {b, h, j, f}), {b, h, i, f});
-  SmallVector<Value> results{scaleInto(domain, dq, scale, getOut("dq"))};
-  if (getWithSums())
+      sumProducts(domain, dx, domain.at(op.getK(), {b, h, j, f}), {b, h, i, f});
+  SmallVector<Value> results{scaleInto(domain, dq, scale, op.getOut("dq"))};
+  if (op.getWithSums())
     results.push_back(
-        copyInto(domain, sumOver(domain, dx, {b, h, i}), getOut("sums")));
-  if (getWithDbias()) {
-    Access dbias = sumOver(domain, dx, getBiasDims(getBias(), b, h, i, j));
-    results.push_back(copyInto(domain, dbias, getOut("dbias")));
+        copyInto(domain, sumOver(domain, dx, {b, h, i}), op.getOut("sums")));
+  if (op.getWithDbias()) {
+    Access dbias = sumOver(domain, dx, getBiasDims(op.getBias(), b, h, i, j));
+    results.push_back(copyInto(domain, dbias, op.getOut("dbias")));
   }
   return results;
 }
 
-FailureOr<SmallVector<Value>>
-SoftmaxMixBackwardDkvOp::decomposeOperation(OpBuilder &builder) {
+Replacements mlir::moe::decompose(SoftmaxMixBackwardDkvOp op,
+                                  OpBuilder &builder) {
   using namespace mix;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
+  Domain domain(builder, op);
   Body &outer = domain.getBody();
-  Value scale = outer.f32(getScale().convertToDouble());
-  Value origin = getOrigin();
+  Value scale = outer.f32(op.getScale().convertToDouble());
+  Value origin = op.getOrigin();
   if (origin) // of the queries among the keys: the other way round
     origin = outer.sub(outer.constantInt(outer.getIndexType(), 0), origin);
-  auto [weights, dx] = buildMixGradients(domain, *this, origin);
+  auto [weights, dx] = buildMixGradients(domain, op, origin);
   Access dk =
-      sumProducts(domain, dx, domain.at(getQ(), {b, h, i, f}), {b, h, j, f});
-  SmallVector<Value> results{scaleInto(domain, dk, scale, getOut("dk"))};
-  if (getV()) {
-    Access dv = sumProducts(domain, weights,
-                            domain.at(getDmixed(), {b, h, i, e}), {b, h, j, e});
-    results.push_back(copyInto(domain, dv, getOut("dv")));
+      sumProducts(domain, dx, domain.at(op.getQ(), {b, h, i, f}), {b, h, j, f});
+  SmallVector<Value> results{scaleInto(domain, dk, scale, op.getOut("dk"))};
+  if (op.getV()) {
+    Access dv = sumProducts(
+        domain, weights, domain.at(op.getDmixed(), {b, h, i, e}), {b, h, j, e});
+    results.push_back(copyInto(domain, dv, op.getOut("dv")));
   }
-  if (getWithSums())
+  if (op.getWithSums())
     results.push_back(
-        copyInto(domain, sumOver(domain, dx, {b, h, j}), getOut("sums")));
+        copyInto(domain, sumOver(domain, dx, {b, h, j}), op.getOut("sums")));
   return results;
 }
 
@@ -419,26 +421,25 @@ static Access buildInverseSums(SelectionGradient &t) {
       });
 }
 
-FailureOr<SmallVector<Value>>
-TopKRenormBackwardOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(TopKRenormBackwardOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  SelectionGradient t(builder, *this);
-  Access out = t.domain.at(getOuts()[0], t.ne);
+  SelectionGradient t(builder, op);
+  Access out = t.domain.at(op.getOuts()[0], t.ne);
   Access shares = buildShares(t);
   Access gradients = buildShareGradients(t, shares);
-  ScoreFunction function = getScoreFunction();
+  ScoreFunction function = op.getScoreFunction();
   auto multiply = [](Body &b, ValueRange in) { return b.mul(in[0], in[1]); };
 
   if (function == ScoreFunction::None) {
-    if (getRenorm())
+    if (op.getRenorm())
       gradients = t.domain.map({gradients, buildInverseSums(t)},
                                t.domain.empty(t.nk, t.f32), multiply);
     Access scattered = scatterChosen(t, gradients, out);
-    if (!getScores())
+    if (!op.getScores())
       return SmallVector<Value>{scattered.value};
     // A choice of -inf has gate 0 whatever else there is.
-    Access x = t.domain.at(getScores(), t.ne);
+    Access x = t.domain.at(op.getScores(), t.ne);
     Access dp = t.domain.map({scattered, x}, out, [](Body &b, ValueRange in) {
       return b.select(b.isNegInfinity(in[1]), b.f32(0.0), in[0]);
     });
@@ -447,10 +448,10 @@ TopKRenormBackwardOp::decomposeOperation(OpBuilder &builder) {
 
   Access w =
       t.domain.map({shares, gradients}, t.domain.empty(t.nk, t.f32), multiply);
-  if (function == ScoreFunction::Softmax && !isDense())
+  if (function == ScoreFunction::Softmax && !op.isDense())
     return SmallVector<Value>{scatterChosen(t, w, out).value};
   Access scattered = scatterChosen(t, w, t.domain.empty(t.ne, t.f32));
-  Access x = t.domain.at(getScores(), t.ne);
+  Access x = t.domain.at(op.getScores(), t.ne);
   if (function != ScoreFunction::Softmax) {
     Access dx = t.domain.map({scattered, x}, out, [&](Body &b, ValueRange in) {
       Value zero = b.f32(0.0);

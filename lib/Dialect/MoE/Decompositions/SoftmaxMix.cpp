@@ -1,11 +1,13 @@
-//===- MoESoftmaxMix.cpp - The mixing ops as softmax_mix ------------------===//
+//===- SoftmaxMix.cpp - The mixing ops as softmax_mix ---------------------===//
 //
 // What MixingOpInterface asks for: similarity_inform and attention_posterior in
 // terms of the one op that kernels implement without the token-by-token matrix.
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoESoftmaxMix.h"
+#include "SoftmaxMix.h"
+
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
@@ -15,10 +17,10 @@ using namespace mlir;
 using namespace mlir::moe;
 
 SoftmaxMixOp Mix::build(OpBuilder &builder, Location loc) const {
-  return SoftmaxMixOp::create(
-      builder, loc, TypeRange(ValueRange(outs)), q, k, v, keyBias, bias,
-      queryMask, keyMask, queryLevel, keyLevel, origin, outs, APFloat(scale),
-      visibility, withEntropy, precision);
+  return SoftmaxMixOp::create(builder, loc, TypeRange(ValueRange(outs)), q, k,
+                              v, keyBias, bias, queryMask, keyMask, queryLevel,
+                              keyLevel, origin, outs, APFloat(scale),
+                              visibility, withEntropy, precision);
 }
 
 SoftmaxMixSelfOp Mix::buildSelf(OpBuilder &builder, Location loc) const {
@@ -51,13 +53,12 @@ Value mlir::moe::dropHeadDim(OpBuilder &builder, Location loc, Value value) {
 // SoftmaxMixSelfOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>>
-SoftmaxMixSelfOp::decomposeOperation(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::decompose(SoftmaxMixSelfOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Mix mix = startSelfMix(*this);
-  mix.outs = llvm::to_vector(getOuts());
-  return SmallVector<Value>(mix.build(builder, getLoc()).getResults());
+  Mix mix = startSelfMix(op);
+  mix.outs = llvm::to_vector(op.getOuts());
+  return SmallVector<Value>(mix.build(builder, op.getLoc()).getResults());
 }
 
 //===----------------------------------------------------------------------===//
@@ -65,61 +66,54 @@ SoftmaxMixSelfOp::decomposeOperation(OpBuilder &builder) {
 //===----------------------------------------------------------------------===//
 
 Access mlir::moe::buildSimilarityQueries(Domain &domain,
-                                         SimilarityOpInterface op) {
+                                         const SimilarityOperands &op) {
   using namespace similarity;
-  Access u = domain.at(op.getU(), {b, i, d});
-  if (!op.getWs())
+  Access u = domain.at(op.u, {b, i, d});
+  if (!op.ws)
     return u;
-  return domain.contract(u, domain.at(op.getWs(), {d, f}), {b, i, f});
+  return domain.contract(u, domain.at(op.ws, {d, f}), {b, i, f});
 }
 
 Mix mlir::moe::startSimilarityMix(OpBuilder &builder, Domain &domain,
-                                  SimilarityOpInterface op, Access queries) {
+                                  const SimilarityOperands &op,
+                                  Access queries) {
   using namespace similarity;
-  Location loc = op.getLoc();
+  Location loc = domain.getBody().getLoc();
   Mix mix;
   mix.q = addHeadDim(builder, loc, queries.value);
-  mix.k = addHeadDim(builder, loc, op.getUk() ? op.getUk() : op.getU());
-  mix.v = op.getE();
-  mix.scale = op.getTauValue() ? 1.0 : 1.0 / op.getTau().convertToDouble();
-  mix.keyMask = op.getMask();
-  mix.queryMask = op.getQueryMask();
-  if (!op.getQueryMask() && !op.getUk())
-    mix.queryMask = op.getMask();
-  if (op.getRestrict() == Restrict::Entropy) {
+  mix.k = addHeadDim(builder, loc, op.uk ? op.uk : op.u);
+  mix.v = op.e;
+  mix.scale = op.tauValue ? 1.0 : 1.0 / op.tau;
+  mix.keyMask = op.keyMask;
+  mix.queryMask = op.queryMask;
+  if (op.restrictedTo == Restrict::Entropy) {
     // Keys and queries are the same tokens: one tensor of levels for both.
-    Access levels =
-        buildEntropies(domain, domain.at(op.getE(), {b, i, e}), {b, i});
+    Access levels = buildEntropies(domain, domain.at(op.e, {b, i, e}), {b, i});
     mix.queryLevel = mix.keyLevel = levels.value;
   }
-  mix.origin = op.getOrigin();
-  mix.visibility = op.getVisibility();
-  mix.precision = op.getPrecision();
+  mix.origin = op.origin;
+  mix.visibility = op.visibility;
+  mix.precision = op.precision;
   return mix;
 }
 
-bool mlir::moe::isSweptOnce(SimilarityOpInterface op) {
-  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
-         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
-}
-
-FailureOr<SmallVector<Value>>
-SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::convertToSoftmaxMix(SimilarityInformOp op,
+                                            OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Location loc = getLoc();
-  Domain domain(builder, *this);
-  Access q = buildSimilarityQueries(domain, *this);
+  Location loc = op.getLoc();
+  Domain domain(builder, op);
+  Access q = buildSimilarityQueries(domain, op);
   // A learned tau is a value, which the scale attribute cannot hold.
-  if (getTauValue())
+  if (op.getTauValue())
     q = domain.map(
         {q}, domain.empty(q.dims, builder.getF32Type()),
-        [&](Body &b, ValueRange in) { return b.div(in[0], getTauValue()); });
-  Mix mix = startSimilarityMix(builder, domain, *this, q);
-  for (Value out : getOuts())
+        [&](Body &b, ValueRange in) { return b.div(in[0], op.getTauValue()); });
+  Mix mix = startSimilarityMix(builder, domain, op, q);
+  for (Value out : op.getOuts())
     mix.outs.push_back(addHeadDim(builder, loc, out));
   // Under a causal mask a pair has one role only: nothing is shared.
-  Operation *mixed = isSweptOnce(*this) && !getVisibility().getCausal()
+  Operation *mixed = isSweptOnce(op) && !op.getVisibility().getCausal()
                          ? mix.buildSelf(builder, loc).getOperation()
                          : mix.build(builder, loc).getOperation();
   return llvm::map_to_vector(mixed->getResults(), [&](Value result) {
@@ -132,10 +126,10 @@ SimilarityInformOp::convertToSoftmaxMix(OpBuilder &builder) {
 //===----------------------------------------------------------------------===//
 
 HeadOperands mlir::moe::getHeadOperands(Domain &domain,
-                                        PosteriorOpInterface op) {
+                                        const PosteriorOperands &op) {
   using namespace posterior;
-  HeadOperands all{domain.at(op.getQ(), {b, h, i, f}),
-                   domain.at(op.getK(), {b, h, j, f}),
+  HeadOperands all{domain.at(op.q, {b, h, i, f}),
+                   domain.at(op.k, {b, h, j, f}),
                    std::nullopt,
                    std::nullopt,
                    std::nullopt,
@@ -143,14 +137,14 @@ HeadOperands mlir::moe::getHeadOperands(Domain &domain,
                    std::nullopt,
                    std::nullopt,
                    h};
-  if (op.getVp()) {
-    all.vp = domain.at(op.getVp(), {b, h, j, d});
+  if (op.vp) {
+    all.vp = domain.at(op.vp, {b, h, j, d});
   } else {
-    all.v = domain.at(op.getV(), {b, h, j, c});
-    all.wo = domain.at(op.getWo(), {h, d, c});
+    all.v = domain.at(op.v, {b, h, j, c});
+    all.wo = domain.at(op.wo, {h, d, c});
   }
-  if (op.getBias())
-    all.bias = domain.at(op.getBias(), getBiasDims(op.getBias(), b, h, i, j));
+  if (op.bias)
+    all.bias = domain.at(op.bias, getBiasDims(op.bias, b, h, i, j));
   return all;
 }
 
@@ -264,16 +258,15 @@ Value mlir::moe::buildKeyBias(Domain &domain, const HeadOperands &operands,
 }
 
 Value mlir::moe::buildQueryFeatures(OpBuilder &builder, Domain &domain,
-                                    PosteriorOpInterface op, Access u,
+                                    const PosteriorOperands &op, Access u,
                                     const HeadOperands &operands,
                                     Value precision) {
   using namespace posterior;
   int64_t h = operands.head;
   Type f32 = builder.getF32Type();
-  double scale = *op.getScaleValue();
   Access scaled = domain.map(
       {operands.q}, domain.empty({b, h, i, f}, f32),
-      [&](Body &b, ValueRange in) { return b.mul(in[0], b.f32(scale)); });
+      [&](Body &b, ValueRange in) { return b.mul(in[0], b.f32(op.scale)); });
   SmallVector<int64_t> dims{b, h, i, d};
   if (operands.wo) {
     dims.back() = c;
@@ -286,16 +279,17 @@ Value mlir::moe::buildQueryFeatures(OpBuilder &builder, Domain &domain,
   return concatFeatures(builder, domain, scaled, likelihood);
 }
 
-Mix mlir::moe::startMix(PosteriorOpInterface op, const HeadOperands &operands,
+Mix mlir::moe::startMix(const AttentionOperands &op,
+                        const HeadOperands &operands,
                         std::optional<Access> queryMask) {
   Mix mix;
   if (operands.bias)
     mix.bias = operands.bias->value;
   if (queryMask)
     mix.queryMask = queryMask->value;
-  mix.keyMask = op.getMask();
-  mix.visibility = op.getVisibility();
-  mix.precision = op.getPrecision();
+  mix.keyMask = op.mask;
+  mix.visibility = op.visibility;
+  mix.precision = op.precision;
   return mix;
 }
 
@@ -438,43 +432,43 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
           priorLse.value, joint.getResult(1)};
 }
 
-FailureOr<SmallVector<Value>>
-AttentionPosteriorOp::convertToSoftmaxMix(OpBuilder &builder) {
-  if (!hasPureTensorSemantics())
+Replacements mlir::moe::convertToSoftmaxMix(AttentionPosteriorOp op,
+                                            OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
-  if (getHeadMode() == HeadMode::All)
-    return convertAllHeads(builder, domain, *this);
-  return convertOneHead(builder, domain, *this);
+  Domain domain(builder, op);
+  if (op.getHeadMode() == HeadMode::All)
+    return convertAllHeads(builder, domain, op);
+  return convertOneHead(builder, domain, op);
 }
 
 //===----------------------------------------------------------------------===//
 // AttentionEntropyOp
 //===----------------------------------------------------------------------===//
 
-FailureOr<SmallVector<Value>>
-AttentionEntropyOp::convertToSoftmaxMix(OpBuilder &builder) {
+Replacements mlir::moe::convertToSoftmaxMix(AttentionEntropyOp op,
+                                            OpBuilder &builder) {
   using namespace entropy;
-  if (!hasPureTensorSemantics())
+  if (!op.hasPureTensorSemantics())
     return failure();
-  Domain domain(builder, *this);
-  std::optional<Access> queryMask = buildQueryMask(domain, getMask());
+  Domain domain(builder, op);
+  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
 
   Mix mix;
-  mix.q = getQ();
-  mix.k = getK();
-  mix.bias = getBias();
-  mix.keyMask = getMask();
+  mix.q = op.getQ();
+  mix.k = op.getK();
+  mix.bias = op.getBias();
+  mix.keyMask = op.getMask();
   if (queryMask)
     mix.queryMask = queryMask->value;
-  mix.scale = *getScaleValue();
-  mix.visibility = getVisibility();
-  mix.precision = getPrecision();
+  mix.scale = *op.getScaleValue();
+  mix.visibility = op.getVisibility();
+  mix.precision = op.getPrecision();
   mix.withEntropy = true;
   mix.outs = {domain.empty({b, h, i}, builder.getF32Type()).value,
-              getOuts()[1]};
-  Value rows = mix.build(builder, getLoc()).getResult(1);
+              op.getOuts()[1]};
+  Value rows = mix.build(builder, op.getLoc()).getResult(1);
   Access mean =
-      buildMeanEntropies(domain, *this, queryMask, domain.at(rows, {b, h, i}));
+      buildMeanEntropies(domain, op, queryMask, domain.at(rows, {b, h, i}));
   return SmallVector<Value>{mean.value, rows};
 }
