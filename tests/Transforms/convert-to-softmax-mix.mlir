@@ -167,25 +167,24 @@ func.func @all_heads_need_two_sums_each(
   return %r#0 : tensor<2x7x8xf32>
 }
 
-// The mask covers the queries where they are the keys, which sizes known only
-// at run time decide at run time.
+// The masks of queries and of keys are operands of their own, whatever sizes
+// are: nothing is decided at run time.
 
-// CHECK-LABEL: func @dynamic_sizes_decide_whether_queries_are_masked
-// CHECK-SAME:    %[[MASK:[^:]*]]: tensor<?x?xi1>
-// CHECK:         %[[SAME:.*]] = arith.cmpi eq
-// CHECK:         %[[QUERIES:.*]] = linalg.generic {{.*}} ins(%[[MASK]] : tensor<?x?xi1>)
-// CHECK:           %[[OWN:.*]] = arith.andi %[[SAME]]
+// CHECK-LABEL: func @masks_of_queries_and_keys_are_those_of_the_mix
+// CHECK-SAME:    %[[QUERIES:[^:]*]]: tensor<?x?xi1>, %[[KEYS:[^:]*]]: tensor<?x?xi1>
+// CHECK-NOT:     arith.cmpi
 // CHECK:         moe.softmax_mix
-// CHECK-SAME:      query_mask(%[[QUERIES]] : tensor<?x?xi1>) key_mask(%[[MASK]] : tensor<?x?xi1>)
-func.func @dynamic_sizes_decide_whether_queries_are_masked(
-    %mask: tensor<?x?xi1>, %q: tensor<?x4x?x3xf32>, %k: tensor<?x4x?x3xf32>,
+// CHECK-SAME:      query_mask(%[[QUERIES]] : tensor<?x?xi1>) key_mask(%[[KEYS]] : tensor<?x?xi1>)
+func.func @masks_of_queries_and_keys_are_those_of_the_mix(
+    %query_mask: tensor<?x?xi1>, %key_mask: tensor<?x?xi1>, %q: tensor<?x4x?x3xf32>, %k: tensor<?x4x?x3xf32>,
     %u: tensor<?x?x6xf32>, %e: tensor<?x?x8xf32>, %vp: tensor<?x4x?x6xf32>,
     %p: tensor<?x?x8xf32>, %head: tensor<?xi32>, %l: tensor<?x1x?xf32>)
     -> tensor<?x?x8xf32> {
   %r:4 = moe.attention_posterior
       ins(%q, %k, %u, %e : tensor<?x4x?x3xf32>, tensor<?x4x?x3xf32>,
           tensor<?x?x6xf32>, tensor<?x?x8xf32>)
-      means(%vp : tensor<?x4x?x6xf32>) mask(%mask : tensor<?x?xi1>)
+      means(%vp : tensor<?x4x?x6xf32>)
+      query_mask(%query_mask : tensor<?x?xi1>) key_mask(%key_mask : tensor<?x?xi1>)
       outs(%p, %head, %l, %l : tensor<?x?x8xf32>, tensor<?xi32>,
            tensor<?x1x?xf32>, tensor<?x1x?xf32>)
       -> tensor<?x?x8xf32>, tensor<?xi32>, tensor<?x1x?xf32>, tensor<?x1x?xf32>
@@ -197,13 +196,12 @@ func.func @dynamic_sizes_decide_whether_queries_are_masked(
 
 // CHECK-LABEL: func @entropies_are_emitted_by_the_mix
 // CHECK-SAME:    %[[Q:[^:]*]]: tensor<2x4x?x3xf32>, %[[K:[^:]*]]: tensor<2x4x?x3xf32>, %[[MASK:[^:]*]]: tensor<2x?xi1>, %[[MEAN0:[^:]*]]: tensor<2x4xf32>, %[[ROWS0:[^:]*]]: tensor<2x4x?xf32>
-// CHECK:         %[[QUERIES:.*]] = linalg.generic {{.*}} ins(%[[MASK]] :
 // CHECK:         %[[MIX:.*]]:2 = moe.softmax_mix ins(%[[Q]], %[[K]] :
 // CHECK-NOT:       values
-// CHECK-SAME:      query_mask(%[[QUERIES]] : {{.*}}) key_mask(%[[MASK]] : {{.*}}) outs(%{{.*}}, %[[ROWS0]] :
+// CHECK-SAME:      query_mask(%[[MASK]] : {{.*}}) key_mask(%[[MASK]] : {{.*}}) outs(%{{.*}}, %[[ROWS0]] :
 // CHECK-SAME:      {scale = 5.000000e-01 : f64, visibility = #moe.visibility<causal, window = 9>, with_entropy = true}
 // CHECK:         %[[SUMS:.*]] = linalg.generic {{.*}} ins(%[[MIX]]#1 :
-// CHECK:         %[[VALID:.*]] = linalg.generic {{.*}} ins(%[[QUERIES]] : {{.*}}) outs(%{{.*}} : tensor<2xi64>)
+// CHECK:         %[[VALID:.*]] = linalg.generic {{.*}} ins(%[[MASK]] : {{.*}}) outs(%{{.*}} : tensor<2xi64>)
 // CHECK:         %[[MEAN:.*]] = linalg.generic {{.*}} outs(%[[MEAN0]] :
 // CHECK:         return %[[MEAN]], %[[MIX]]#1
 func.func @entropies_are_emitted_by_the_mix(
@@ -212,7 +210,7 @@ func.func @entropies_are_emitted_by_the_mix(
     -> (tensor<2x4xf32>, tensor<2x4x?xf32>) {
   %m, %r = moe.attention_entropy
       ins(%q, %k : tensor<2x4x?x3xf32>, tensor<2x4x?x3xf32>)
-      mask(%mask : tensor<2x?xi1>)
+      query_mask(%mask : tensor<2x?xi1>) key_mask(%mask : tensor<2x?xi1>)
       outs(%mean, %rows : tensor<2x4xf32>, tensor<2x4x?xf32>)
       {scale = 0.5 : f64, visibility = #moe.visibility<causal, window = 9>}
       -> tensor<2x4xf32>, tensor<2x4x?xf32>
@@ -299,7 +297,8 @@ func.func @given_rows_choose_the_head(
   %r:4 = moe.attention_posterior
       ins(%q, %q, %u, %e : tensor<2x4x7x8xf32>, tensor<2x4x7x8xf32>,
           tensor<2x7x16xf32>, tensor<2x7x5xf32>)
-      means(%vp : tensor<2x4x7x16xf32>) mask(%mask : tensor<2x7xi1>)
+      means(%vp : tensor<2x4x7x16xf32>)
+      query_mask(%mask : tensor<2x7xi1>) key_mask(%mask : tensor<2x7xi1>)
       rows(%row_lse, %row_entropy : tensor<2x4x7xf32>, tensor<2x4x7xf32>)
       outs(%p, %head, %l1, %l2 : tensor<2x7x5xf32>, tensor<2xi32>,
            tensor<2x1x7xf32>, tensor<2x1x7xf32>) {visibility = #moe.visibility<causal>}

@@ -66,7 +66,8 @@ func.func @decomposes_mixing(
   %r:4 = moe.attention_posterior
       ins(%q, %q, %u, %p#0 : tensor<?x?x?x?xf32>, tensor<?x?x?x?xf32>,
           tensor<?x?x?xf32>, tensor<?x?x?xf32>)
-      means(%vp : tensor<?x?x?x?xf32>) mask(%mask : tensor<?x?xi1>)
+      means(%vp : tensor<?x?x?x?xf32>)
+      query_mask(%mask : tensor<?x?xi1>) key_mask(%mask : tensor<?x?xi1>)
       outs(%e, %head, %lse, %lse : tensor<?x?x?xf32>, tensor<?xi32>,
            tensor<?x?x?xf32>, tensor<?x?x?xf32>)
       {scale = 1.0 : f64, head_scope = #moe.head_scope<batch>}

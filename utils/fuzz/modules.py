@@ -48,9 +48,11 @@ OPS = {
         ("visibility=visibility/similarity", "tau=f", "restrict=restrict")),
     "attention_posterior": (
         "ins=%q:A:bhnr,%k:A:bhnr,%u:A:bnd,%x:A:bne; means=%vp:A:bhnd; bias?=%bias:A:bhnn;"
-        " mask?=%km:M:bn; sigma?=%t:f32:", "p:S:bne,head:I32:b,l1:S:b1n,l2:S:b1n",
+        " query_mask?=%qm:M:bn; key_mask?=%km:M:bn; sigma?=%t:f32:",
+        "p:S:bne,head:I32:b,l1:S:b1n,l2:S:b1n",
         (*_ATTENTION, "sigma=f", "head_scope=head_scope")),
-    "attention_entropy": ("ins=%q:A:bhnr,%k:A:bhmr; bias?=%bias:A:bhnm; mask?=%km:M:bm",
+    "attention_entropy": ("ins=%q:A:bhnr,%k:A:bhmr; bias?=%bias:A:bhnm;"
+                          " query_mask?=%qm:M:bn; key_mask?=%km:M:bm",
                           "m:S:bh,rows:S:bhn", _ATTENTION),
     "softmax_mix": (f"ins=%q:A:bhnr,%k:A:bhmr; values=%v:A:bmd; {_MIX}", "x:S:bhnd,lse:S:bhn",
                     _ATTENTION),

@@ -128,6 +128,8 @@ def _match(taker, attentions, order, changed) -> Rows | None:
     arguments = bind_arguments(taker)
     if getattr(arguments, "row_lse", None) is not None:
         return None
+    if getattr(arguments, "query_mask", None) is not None:
+        return None  # the attention masks queries by its keys' mask
     wanted, best = _weights(arguments), None
     for attention in attentions:
         has = attention.weights

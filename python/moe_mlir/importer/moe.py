@@ -200,7 +200,7 @@ def _attention_posterior(context, node, arguments):
     clauses.add("values", _optional(context, arguments.v), _optional(context, arguments.wo))
     clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
     clauses.add("head_prior", _optional(context, arguments.head_prior))
-    clauses.add("mask", _optional(context, arguments.mask))
+    _pair_masks(context, clauses, arguments, arguments.query_mask)
     clauses.add("rows", _optional(context, arguments.row_lse),
                 _optional(context, arguments.row_entropy))
     clauses.add("sigma", _scalar_operand(context, arguments.sigma_value))
@@ -223,7 +223,7 @@ def _attention_entropy(context, node, arguments):
     clauses = Clauses(context.builder)
     clauses.add("ins", context.value(arguments.q), context.value(arguments.k))
     clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
-    clauses.add("mask", _optional(context, arguments.mask))
+    _pair_masks(context, clauses, arguments)
     _pair_attributes(clauses, arguments)
     return clauses.write("attention_entropy", (context.shape(entropy), "f32"),
                          (context.shape(rows), "f32"))
@@ -234,11 +234,9 @@ def _attention(context, node, arguments):
     """A mix of values of each head; its result is rounded to q's type."""
     out, row_lse, row_entropy = node.meta["val"]
     q, k, v = (context.value(x) for x in (arguments.q, arguments.k, arguments.v))
-    mask = _optional(context, arguments.mask)
     clauses = Clauses(context.builder).add("ins", q, k).add("values", v)
     clauses.add("bias", _four_dims(context, _optional(context, arguments.bias)))
-    clauses.add("query_mask", mask if mask is not None and _are_same_tokens(q, k) else None)
-    clauses.add("key_mask", mask)
+    _pair_masks(context, clauses, arguments)
     if arguments.scale is None:
         # The posterior and the entropies know the default, a mix of any values does not.
         clauses.attribute("scale", float_attribute(1 / math.sqrt(q.shape[-1])))
@@ -250,13 +248,22 @@ def _attention(context, node, arguments):
     return [_widened(context, mixed, q.element), *rows]
 
 
+def _pair_masks(context, clauses: Clauses, arguments, query_mask=None) -> None:
+    """The masks of queries and keys; that of the keys is the queries' too for as many of them."""
+    mask, query_mask = _optional(context, arguments.mask), _optional(context, query_mask)
+    if query_mask is None and mask is not None:
+        q, k = context.value(arguments.q), context.value(arguments.k)
+        query_mask = mask if _are_same_tokens(q, k) else None
+    clauses.add("query_mask", query_mask).add("key_mask", mask)
+
+
 def _are_same_tokens(q: Value, k: Value) -> bool:
     """Whether a mask of the keys covers the queries too, which their counts say."""
     difference = as_dim(sympy.expand(sympy.sympify(q.shape[2]) - sympy.sympify(k.shape[2])))
     if not isinstance(difference, int):
         raise Unsupported(f"a mask where the number of queries ({q.shape[2]}) may or may not be "
-                          f"that of keys ({k.shape[2]}); give both one size, or put the mask "
-                          "into the bias")
+                          f"that of keys ({k.shape[2]}); give both one size, or a 'query_mask' "
+                          "where the op takes one, or put the mask into the bias")
     return difference == 0
 
 

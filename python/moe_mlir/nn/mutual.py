@@ -134,9 +134,11 @@ class AttentionSMoE(ComposedRouter):
         head_prior=None,
         row_lse=None,
         row_entropy=None,
+        query_mask=None,
         cached_probs=None,
     ):
-        """`cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`.
+        """`query_mask` [batch, n]: the real tokens of h where `mask` covers cached keys too.
+        `cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`.
 
         `row_lse` and `row_entropy` are what `moe_mlir.attention` returned beside
         the attention's output; with them the router adds no pass over all heads.
@@ -153,6 +155,7 @@ class AttentionSMoE(ComposedRouter):
             bias=bias,
             head_prior=head_prior,
             mask=mask,
+            query_mask=query_mask,
             row_lse=row_lse,
             row_entropy=row_entropy,
             sigma=self.sigma,

@@ -1,10 +1,13 @@
 """What the ops on attention's queries and keys share: biases over pairs, and masks."""
 
+import torch
+
 from ._check import ACTIVATIONS, MASK
+from ._kernel import Tensor
 
 
-def validate_pairs(check, q, k, bias, mask, scale, window):
-    """The operands and options that decide the logits scale q.k + bias."""
+def validate_pairs(check, q, k, bias, mask, scale, window, query_mask=None):
+    """The operands and options that decide the logits scale q.k + bias, and their pairs."""
     check.dtype("q", q, ACTIVATIONS)
     check.dtype("k", k, ACTIVATIONS)
     check.rank("q", q, "[batch, heads, n, head_width]")
@@ -19,10 +22,28 @@ def validate_pairs(check, q, k, bias, mask, scale, window):
     if mask is not None:
         check.dtype("mask", mask, MASK)
         check.shape("mask", mask, (batch, nk), "[batch, nk]")
+    if query_mask is not None:
+        check.dtype("query_mask", query_mask, MASK)
+        check.shape("query_mask", query_mask, (batch, n), "[batch, n]")
     if scale is not None:
         check.finite("scale", scale)
     if window is not None:
         check.at_least("window", window, 1)
+
+
+def mask_of_queries(q, k, mask, query_mask=None):
+    """The queries' mask: as given, or that of as many keys, which are the same tokens."""
+    if query_mask is None and mask is not None and q.shape[2] == k.shape[2]:
+        return mask
+    return query_mask
+
+
+def mask_inputs(masks_queries, masks_keys):
+    """The masks as operands of a kernel."""
+    if masks_queries:
+        yield Tensor("query_mask", ("b", "n"), torch.bool, clause="query_mask")
+    if masks_keys:
+        yield Tensor("key_mask", ("b", "m"), torch.bool, clause="key_mask")
 
 
 def _validate_bias(check, bias, full):

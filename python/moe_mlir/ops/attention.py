@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ._attention import bias_dims, bias_form, four_dims, validate_pairs
+from ._attention import bias_dims, bias_form, four_dims, mask_inputs, validate_pairs
 from ._check import ACTIVATIONS, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, visibility
 from ._library import define
@@ -101,10 +101,7 @@ def _form(q, k, v, bias, mask, scale, causal, window, exclude_self, precision):
 def _optional_inputs(dtype, heads, form, masks_keys, masks_queries):
     if form is not None:
         yield Tensor("bias", bias_dims(form, heads), dtype, clause="bias")
-    if masks_queries:
-        yield Tensor("query_mask", ("b", "n"), torch.bool, clause="query_mask")
-    if masks_keys:
-        yield Tensor("key_mask", ("b", "m"), torch.bool, clause="key_mask")
+    yield from mask_inputs(masks_queries, masks_keys)
 
 
 def _attributes(width, scale, causal, window, exclude_self, precision):

@@ -5,7 +5,14 @@ import math
 
 import torch
 
-from ._attention import bias_dims, bias_form, four_dims, validate_pairs
+from ._attention import (
+    bias_dims,
+    bias_form,
+    four_dims,
+    mask_inputs,
+    mask_of_queries,
+    validate_pairs,
+)
 from ._check import Checker
 from ._kernel import Kernel, Tensor, contiguous, enum, f64, visibility
 from ._library import define
@@ -63,8 +70,8 @@ def _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision):
 
 @functools.cache
 def kernel(
-    dtype, bias_dtype, heads, width, bias_form, masked, scale, causal, window, exclude_self,
-    precision,
+    dtype, bias_dtype, heads, width, bias_form, masks_queries, masks_keys, scale, causal, window,
+    exclude_self, precision,
 ):  # fmt: skip
     """`bias_form` tells which of batch and heads the bias has."""
     inputs = [
@@ -73,8 +80,7 @@ def kernel(
     ]
     if bias_dtype is not None:
         inputs.append(Tensor("bias", bias_dims(bias_form, heads), bias_dtype, clause="bias"))
-    if masked:
-        inputs.append(Tensor("mask", ("b", "m"), torch.bool, clause="mask"))
+    inputs += mask_inputs(masks_queries, masks_keys)
     attributes = (
         ("visibility", visibility(causal, window, exclude_self)),
         ("precision", enum("precision", precision)),
@@ -94,12 +100,14 @@ def kernel(
 def _cpu(q, k, bias, mask, scale, causal, window, exclude_self, precision):
     _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision)
     bias = four_dims(bias)
+    query_mask = mask_of_queries(q, k, mask)
     run = kernel(
         q.dtype,
         None if bias is None else bias.dtype,
         q.shape[1],
         q.shape[-1],
         bias_form(bias),
+        query_mask is not None,
         mask is not None,
         scale,
         causal,
@@ -107,7 +115,7 @@ def _cpu(q, k, bias, mask, scale, causal, window, exclude_self, precision):
         exclude_self,
         precision,
     )
-    operands = [contiguous(x) for x in (q, k, bias, mask) if x is not None]
+    operands = [contiguous(x) for x in (q, k, bias, query_mask, mask) if x is not None]
     entropy, of_rows = run(*operands)
     return entropy, of_rows
 

@@ -5,7 +5,14 @@ import math
 
 import torch
 
-from ._attention import bias_dims, bias_form, four_dims, validate_pairs
+from ._attention import (
+    bias_dims,
+    bias_form,
+    four_dims,
+    mask_inputs,
+    mask_of_queries,
+    validate_pairs,
+)
 from ._check import ACTIVATIONS, Checker
 from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64, visibility
 from ._library import define
@@ -26,6 +33,7 @@ def attention_posterior(
     bias=None,
     head_prior=None,
     mask=None,
+    query_mask=None,
     row_lse=None,
     row_entropy=None,
     sigma=1.0,
@@ -50,9 +58,11 @@ def attention_posterior(
             never formed.
         bias: added to the logits, broadcastable to `[batch, heads, n, nk]`.
         head_prior: `[batch, n, heads]` float32, with head_mode="all"; default uniform.
-        mask: bool `[batch, nk]`; covers the queries too when n = nk.
+        mask: bool `[batch, nk]`, the real keys.
+        query_mask: bool `[batch, n]`, the real queries; default `mask` where
+            n = nk, since then they are the same tokens, else all.
         row_lse, row_entropy: `[batch, heads, n]` float32, what
-            `moe_mlir.attention` returned for these q, k, bias and mask: spares
+            `moe_mlir.attention` returned for these q, k, bias and masks: spares
             a pass over the keys of all heads. Gradients do not need them.
         sigma: deviation of the Gaussians, a float or a learned 0-d tensor.
         scale: factor of q.k, default 1/sqrt(head_width).
@@ -68,21 +78,22 @@ def attention_posterior(
         `[batch, heads | 1, n]`, without gradient.
     """
     results = _op(
-        q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma, scale,
-        head_mode, head_scope, window, exclude_self, precision,
+        q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+        sigma, scale, head_mode, head_scope, window, exclude_self, precision,
     )  # fmt: skip
     return results if return_lse else results[:2]
 
 
 def _arguments(
-    q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma, scale,
-    head_mode, head_scope, window, exclude_self, precision,
+    q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+    sigma, scale, head_mode, head_scope, window, exclude_self, precision,
 ):  # fmt: skip
     for name, value in (("q", q), ("k", k), ("u", u), ("e", e)):
         _check.tensor(name, value)
     optional = (("vp", vp), ("v", v), ("wo", wo), ("bias", bias), ("head_prior", head_prior))
+    masks = (("mask", mask), ("query_mask", query_mask))
     rows = (("row_lse", row_lse), ("row_entropy", row_entropy))
-    for name, value in (*optional, ("mask", mask), *rows):
+    for name, value in (*optional, *masks, *rows):
         _check.tensor(name, value, optional=True)
     window = _check.integer("window", window, optional=True)
     if scale is not None:
@@ -94,17 +105,17 @@ def _arguments(
         head_mode, head = "fixed", head_mode
     sigma_value, sigma = _check.scalar_or_tensor("sigma", sigma)
     return (
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
-        scale, head_mode, head, head_scope, bool(causal), window, bool(exclude_self), precision,
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+        sigma_value, sigma, scale, head_mode, head, head_scope, bool(causal), window, bool(exclude_self), precision,
     )  # fmt: skip
 
 
 def _validate(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
-    scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+    sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
 ):  # fmt: skip
     del causal, exclude_self
-    validate_pairs(_check, q, k, bias, mask, scale, window)
+    validate_pairs(_check, q, k, bias, mask, scale, window, query_mask)
     for name, tensor in (("u", u), ("e", e)):
         _check.dtype(name, tensor, ACTIVATIONS)
     batch, heads, n, _ = q.shape
@@ -162,7 +173,7 @@ def kernel(
     experts,
     value_width,
     bias_form,
-    masked,
+    masks,
     sigma,
     has_rows,
     scale,
@@ -176,8 +187,8 @@ def kernel(
 ):
     """`dtypes` maps operand names to dtypes, absent ones left out, as a tuple of pairs.
 
-    `bias_form` tells which of batch and heads the bias has; `sigma` None: it
-    is a tensor operand.
+    `bias_form` tells which of batch and heads the bias has, `masks` which of
+    queries and keys have a mask; `sigma` None: it is a tensor operand.
     """
     dtype = dict(dtypes)
     lse_dims = ("b", heads if head_mode == "all" else 1, "n")
@@ -192,7 +203,7 @@ def kernel(
         "attention_posterior",
         (
             *_tokens(dtype, heads, width, d, experts),
-            *_optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma, has_rows),
+            *_optional_inputs(dtype, heads, d, value_width, bias_form, masks, sigma, has_rows),
         ),
         (
             Tensor("p", ("b", "n", experts), torch.float32),
@@ -214,7 +225,7 @@ def _tokens(dtype, heads, width, d, experts):
 
 
 def _optional_inputs(
-    dtype, heads, d, value_width, bias_form, masked, sigma, has_rows=False
+    dtype, heads, d, value_width, bias_form, masks, sigma, has_rows=False
 ):
     if "vp" in dtype:
         yield Tensor("vp", ("b", heads, "m", d), dtype["vp"], clause="means")
@@ -225,8 +236,7 @@ def _optional_inputs(
         yield Tensor("bias", bias_dims(bias_form, heads), dtype["bias"], clause="bias")
     if "head_prior" in dtype:
         yield Tensor("head_prior", ("b", "n", heads), dtype["head_prior"], clause="head_prior")
-    if masked:
-        yield Tensor("mask", ("b", "m"), torch.bool, clause="mask")
+    yield from mask_inputs(*masks)
     if has_rows:
         for name in ("row_lse", "row_entropy"):
             yield Tensor(name, ("b", heads, "n"), torch.float32, clause="rows")
@@ -250,7 +260,7 @@ def _named(q, k, u, e, vp, v, wo, bias, head_prior):
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-def _form(named, mask, sigma_value, sigma):
+def _form(named, masks, sigma_value, sigma):
     """What of its operands a kernel is specialised to."""
     return (
         tuple((name, tensor.dtype) for name, tensor in named.items()),
@@ -260,22 +270,23 @@ def _form(named, mask, sigma_value, sigma):
         named["e"].shape[-1],
         named["v"].shape[-1] if "v" in named else None,
         bias_form(named.get("bias")),
-        mask is not None,
+        tuple(mask is not None for mask in masks),
         sigma if sigma_value is None else None,
     )
 
 
 def _cpu(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
-    scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+    sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
 ):  # fmt: skip
     _validate(
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
-        scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+        sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
     )  # fmt: skip
     named = _named(q, k, u, e, vp, v, wo, bias, head_prior)
+    masks = (mask_of_queries(q, k, mask, query_mask), mask)
     run = kernel(
-        *_form(named, mask, sigma_value, sigma),
+        *_form(named, masks, sigma_value, sigma),
         row_lse is not None,
         scale,
         head_mode,
@@ -287,8 +298,7 @@ def _cpu(
         precision,
     )
     operands = [contiguous(tensor) for tensor in named.values()]
-    if mask is not None:
-        operands.append(contiguous(mask))
+    operands += [contiguous(mask) for mask in masks if mask is not None]
     if row_lse is not None:
         operands += [contiguous(row_lse), contiguous(row_entropy)]
     if sigma_value is not None:
@@ -298,12 +308,12 @@ def _cpu(
 
 
 def _fake(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
-    scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+    sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
 ):  # fmt: skip
     _validate(
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, row_lse, row_entropy, sigma_value, sigma,
-        scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
+        q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
+        sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
     )  # fmt: skip
     batch, heads, n = q.shape[:3]
     lse = (batch, heads if head_mode == "all" else 1, n)
@@ -327,7 +337,7 @@ def backward_kernel(
     experts,
     value_width,
     bias_form,
-    masked,
+    masks,
     sigma,
     scale,
     all_heads,
@@ -346,9 +356,9 @@ def backward_kernel(
         Tensor("posterior_lse", lse_dims, torch.float32),
         Tensor("dp", ("b", "n", experts), torch.float32),
     ]
-    optional = list(_optional_inputs(dtype, heads, d, value_width, bias_form, masked, sigma))
+    optional = list(_optional_inputs(dtype, heads, d, value_width, bias_form, masks, sigma))
     differentiable = [*_tokens(dtype, heads, width, d, experts)]
-    differentiable += [tensor for tensor in optional if tensor.clause != "mask"]
+    differentiable += [tensor for tensor in optional if tensor.dtype != torch.bool]
     inputs += optional
     if not all_heads:
         inputs.append(Tensor("head", ("b",), torch.int64, clause="head"))
@@ -362,14 +372,15 @@ def backward_kernel(
 
 def _backward_cpu(
     dp, p, head, prior_lse, posterior_lse, q, k, u, e, vp, v, wo, bias, head_prior, mask,
-    sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
+    query_mask, sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
 ):  # fmt: skip
     all_heads = head_mode == "all"
     # One head needs no weights of heads.
     prior = head_prior if all_heads else None
     named = _named(q, k, u, e, vp, v, wo, bias, prior)
+    masks = (mask_of_queries(q, k, mask, query_mask), mask)
     run = backward_kernel(
-        *_form(named, mask, sigma_value, sigma),
+        *_form(named, masks, sigma_value, sigma),
         scale,
         all_heads,
         causal,
@@ -379,8 +390,7 @@ def _backward_cpu(
     )
     tokens = [named.pop(name) for name in ("q", "k", "u", "e")]
     operands = [*tokens, p, prior_lse, posterior_lse, dp, *named.values()]
-    if mask is not None:
-        operands.append(mask)
+    operands += [mask for mask in masks if mask is not None]
     if sigma_value is not None:
         operands.append(sigma_value.to(torch.float32))
     if not all_heads:
@@ -399,7 +409,7 @@ def _backward_cpu(
 
 def _backward_fake(
     dp, p, head, prior_lse, posterior_lse, q, k, u, e, vp, v, wo, bias, head_prior, mask,
-    sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
+    query_mask, sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
 ):  # fmt: skip
     def like(x):
         if x is None:
@@ -412,8 +422,8 @@ def _backward_fake(
 _backward_op = define(
     "attention_posterior_backward(Tensor dp, Tensor p, Tensor head, Tensor prior_lse, "
     "Tensor posterior_lse, Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
-    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? sigma_value, "
-    "float sigma, float? scale, str head_mode, bool causal, int? window, bool exclude_self, "
+    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? query_mask, "
+    "Tensor? sigma_value, float sigma, float? scale, str head_mode, bool causal, int? window, bool exclude_self, "
     "str precision) -> "
     "(Tensor dq, Tensor dk, Tensor du, Tensor de, Tensor dvp, Tensor dv, Tensor dwo, "
     "Tensor dbias, Tensor dhead_prior, Tensor dsigma)",
@@ -425,8 +435,8 @@ _backward_op = define(
 
 def _setup_context(ctx, inputs, output):
     # The rows' sums are no function of their own: gradients flow through q and k.
-    *tensors, _, _, sigma_value, sigma, scale, head_mode, _, _ = inputs[:18]
-    causal, window, exclude_self, precision = inputs[18:]
+    *tensors, _, _, sigma_value, sigma, scale, head_mode, _, _ = inputs[:19]
+    causal, window, exclude_self, precision = inputs[19:]
     ctx.attributes = (sigma, scale, head_mode, causal, window, exclude_self, precision)
     p, head, prior_lse, posterior_lse = output
     ctx.mark_non_differentiable(head, prior_lse, posterior_lse)
@@ -436,10 +446,10 @@ def _setup_context(ctx, inputs, output):
 def _backward(ctx, dp, *_):
     saved = ctx.saved_tensors
     *of_operands, of_sigma = _backward_op(dp, *saved, *ctx.attributes)
-    *operands, _, sigma_value = saved[4:]
+    *operands, _, _, sigma_value = saved[4:]
     return (
         *(None if x is None else grad for x, grad in zip(operands, of_operands, strict=True)),
-        *(None,) * 3,
+        *(None,) * 4,
         None if sigma_value is None else of_sigma,
         *(None,) * 9,
     )
@@ -447,8 +457,8 @@ def _backward(ctx, dp, *_):
 
 _op = define(
     "attention_posterior(Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
-    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? row_lse, "
-    "Tensor? row_entropy, Tensor? sigma_value, float sigma, float? scale, str head_mode, "
+    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? query_mask, "
+    "Tensor? row_lse, Tensor? row_entropy, Tensor? sigma_value, float sigma, float? scale, str head_mode, "
     "int? head, str head_scope, bool causal, int? window, bool exclude_self, str precision) -> "
     "(Tensor p, Tensor head_index, Tensor prior_lse, Tensor posterior_lse)",
     arguments=_arguments,

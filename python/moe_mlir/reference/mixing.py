@@ -85,10 +85,13 @@ def similarity_inform(
     return softmax(logits) @ e, log_sum_exp(logits)
 
 
-def _prior_logits(q, k, *, bias, mask, scale, causal, window, exclude_self):
+def _prior_logits(
+    q, k, *, bias, mask, scale, causal, window, exclude_self, query_mask=None
+):
     """Attention logits [B,H,N,Nk], -inf where not visible, and the query mask."""
     n, nk = q.shape[-2], k.shape[-2]
-    query_mask = mask if mask is not None and n == nk else None
+    if query_mask is None and mask is not None and n == nk:
+        query_mask = mask
     head_mask = None if mask is None else mask[..., None, :]
     k = without_padding(k, head_mask)
     q = without_padding(q, None if query_mask is None else query_mask[..., None, :])
@@ -199,6 +202,7 @@ def attention_posterior(
     bias=None,
     head_prior=None,
     mask=None,
+    query_mask=None,
     row_lse=None,
     row_entropy=None,
     sigma=1.0,
@@ -223,6 +227,7 @@ def attention_posterior(
         k,
         bias=bias,
         mask=mask,
+        query_mask=query_mask,
         scale=scale,
         causal=causal,
         window=window,

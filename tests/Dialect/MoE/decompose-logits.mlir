@@ -122,7 +122,7 @@ func.func @attention_entropy(
     %rows: tensor<1x2x7xf32>) -> (tensor<1x2xf32>, tensor<1x2x7xf32>) {
   %m, %r = moe.attention_entropy
       ins(%q, %q : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>)
-      mask(%mask : tensor<1x7xi1>)
+      query_mask(%mask : tensor<1x7xi1>) key_mask(%mask : tensor<1x7xi1>)
       outs(%mean, %rows : tensor<1x2xf32>, tensor<1x2x7xf32>)
       -> tensor<1x2xf32>, tensor<1x2x7xf32>
   return %m, %r : tensor<1x2xf32>, tensor<1x2x7xf32>

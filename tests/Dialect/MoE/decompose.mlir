@@ -131,7 +131,8 @@ func.func @posterior_with_rows(
   %r:4 = moe.attention_posterior
       ins(%q, %q, %u, %e : tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>,
           tensor<1x7x16xf32>, tensor<1x7x5xf32>)
-      means(%vp : tensor<1x2x7x16xf32>) mask(%mask : tensor<1x7xi1>)
+      means(%vp : tensor<1x2x7x16xf32>)
+      query_mask(%mask : tensor<1x7xi1>) key_mask(%mask : tensor<1x7xi1>)
       rows(%row_lse, %row_entropy : tensor<1x2x7xf32>, tensor<1x2x7xf32>)
       outs(%p, %head, %l1, %l2 : tensor<1x7x5xf32>, tensor<1xi32>,
            tensor<1x1x7xf32>, tensor<1x1x7xf32>) {visibility = #moe.visibility<causal>}

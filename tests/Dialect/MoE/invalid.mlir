@@ -551,7 +551,7 @@ func.func @posterior_with_half_of_the_rows(
     %head: tensor<1xi32>, %l: tensor<1x1x7xf32>) {
   // expected-error @below {{expected 'row_lse' and 'row_entropy' together}}
   %r:4 = "moe.attention_posterior"(%q, %q, %u, %e, %vp, %rows, %p, %head, %l, %l)
-      <{operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 4>}>
+      <{operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 4>}>
       : (tensor<1x2x7x8xf32>, tensor<1x2x7x8xf32>, tensor<1x7x16xf32>,
          tensor<1x7x5xf32>, tensor<1x2x7x16xf32>, tensor<1x2x7xf32>,
          tensor<1x7x5xf32>, tensor<1xi32>, tensor<1x1x7xf32>, tensor<1x1x7xf32>)
@@ -922,8 +922,8 @@ func.func @visibility_by_old_names(%q: tensor<1x2x7x8xf32>, %l: tensor<1x2x7xf32
 
 // -----
 
-func.func @similarity_inform_excludes_nobody(%u: tensor<2x7x8xf32>, %e: tensor<2x7x4xf32>,
-                                             %p: tensor<2x7x4xf32>, %l: tensor<2x7xf32>) {
+func.func @similarity_inform_c5(%u: tensor<2x7x8xf32>, %e: tensor<2x7x4xf32>,
+                                %p: tensor<2x7x4xf32>, %l: tensor<2x7xf32>) {
   // expected-error @below {{expected a visibility without exclude_self, because a token always informs itself; found #moe.visibility<exclude_self>}}
   %r:2 = moe.similarity_inform
       ins(%u, %e : tensor<2x7x8xf32>, tensor<2x7x4xf32>)

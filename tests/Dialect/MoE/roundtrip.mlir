@@ -252,7 +252,7 @@ func.func @attention_posterior(
 // CHECK-SAME:      values(%{{[^ ]*}}, %{{[^ ]*}} : tensor<2x4x9x5xf32>, tensor<4x6x5xf32>)
 // CHECK-SAME:      bias(%{{[^ ]*}} : tensor<1x4x7x9xbf16>)
 // CHECK-SAME:      head_prior(%{{[^ ]*}} : tensor<2x7x4xf32>)
-// CHECK-SAME:      mask(%{{[^ ]*}} : tensor<2x9xi1>)
+// CHECK-SAME:      query_mask(%{{[^ ]*}} : tensor<2x7xi1>) key_mask(%{{[^ ]*}} : tensor<2x9xi1>)
 // CHECK-SAME:      sigma(%{{[^ ]*}} : f32)
 // CHECK-SAME:      head_mode = #moe.head_mode<all>
 // CHECK-SAME:      scale = 5.000000e-01 : f64
@@ -260,7 +260,7 @@ func.func @attention_posterior(
 func.func @attention_posterior_with_everything(
     %q: tensor<2x4x7x3xf32>, %k: tensor<2x4x9x3xf32>, %u: tensor<2x7x6xf32>,
     %e: tensor<2x9x8xf32>, %v: tensor<2x4x9x5xf32>, %wo: tensor<4x6x5xf32>,
-    %bias: tensor<1x4x7x9xbf16>, %pi: tensor<2x7x4xf32>, %mask: tensor<2x9xi1>,
+    %bias: tensor<1x4x7x9xbf16>, %pi: tensor<2x7x4xf32>, %query_mask: tensor<2x7xi1>, %key_mask: tensor<2x9xi1>,
     %sigma: f32, %p: tensor<2x7x8xf32>, %head: tensor<2xi32>,
     %l1: tensor<2x4x7xf32>, %l2: tensor<2x4x7xf32>) -> tensor<2x7x8xf32> {
   %r:4 = moe.attention_posterior
@@ -268,7 +268,8 @@ func.func @attention_posterior_with_everything(
           tensor<2x7x6xf32>, tensor<2x9x8xf32>)
       values(%v, %wo : tensor<2x4x9x5xf32>, tensor<4x6x5xf32>)
       bias(%bias : tensor<1x4x7x9xbf16>) head_prior(%pi : tensor<2x7x4xf32>)
-      mask(%mask : tensor<2x9xi1>) sigma(%sigma : f32)
+      query_mask(%query_mask : tensor<2x7xi1>) key_mask(%key_mask : tensor<2x9xi1>)
+      sigma(%sigma : f32)
       outs(%p, %head, %l1, %l2 : tensor<2x7x8xf32>, tensor<2xi32>,
            tensor<2x4x7xf32>, tensor<2x4x7xf32>)
       {head_mode = #moe.head_mode<all>, scale = 0.5 : f64,
@@ -310,15 +311,17 @@ func.func @attention_entropy(
 
 // CHECK-LABEL: func @attention_entropy_with_everything
 // CHECK:         moe.attention_entropy ins(%{{.*}} : tensor<2x4x3x?xbf16>, tensor<2x4x9x?xbf16>)
-// CHECK-SAME:      bias(%{{[^ ]*}} : tensor<1x4x3x9xf16>) mask(%{{[^ ]*}} : tensor<2x9xi1>)
+// CHECK-SAME:      bias(%{{[^ ]*}} : tensor<1x4x3x9xf16>) query_mask(%{{[^ ]*}} : tensor<2x3xi1>) key_mask(%{{[^ ]*}} : tensor<2x9xi1>)
 // CHECK-SAME:      {precision = #moe.precision<tf32>, scale = 5.000000e-01 : f64, visibility = #moe.visibility<causal, window = 4, exclude_self>}
 func.func @attention_entropy_with_everything(
     %q: tensor<2x4x3x?xbf16>, %k: tensor<2x4x9x?xbf16>,
-    %bias: tensor<1x4x3x9xf16>, %mask: tensor<2x9xi1>, %mean: tensor<2x4xf32>,
+    %bias: tensor<1x4x3x9xf16>, %query_mask: tensor<2x3xi1>,
+    %key_mask: tensor<2x9xi1>, %mean: tensor<2x4xf32>,
     %rows: tensor<2x4x3xf32>) -> tensor<2x4xf32> {
   %m, %r = moe.attention_entropy
       ins(%q, %k : tensor<2x4x3x?xbf16>, tensor<2x4x9x?xbf16>)
-      bias(%bias : tensor<1x4x3x9xf16>) mask(%mask : tensor<2x9xi1>)
+      bias(%bias : tensor<1x4x3x9xf16>)
+      query_mask(%query_mask : tensor<2x3xi1>) key_mask(%key_mask : tensor<2x9xi1>)
       outs(%mean, %rows : tensor<2x4xf32>, tensor<2x4x3xf32>)
       {scale = 0.5 : f64, precision = #moe.precision<tf32>,
        visibility = #moe.visibility<causal, window = 4, exclude_self>}

@@ -90,6 +90,29 @@ def test_attention_with_a_mask_of_as_many_keys_as_queries_or_not_is_refused():
         moe_mlir.export(Cross(), (tokens(count=3), tokens(count=5), torch.ones(2, 5).bool()))
 
 
+def posterior_of(x, y, mask, query_mask=None):
+    q, k = heads_of(x), heads_of(y)
+    return moe_mlir.attention_posterior(q, k, x, y.softmax(-1), causal=False, v=k,
+                                        wo=torch.ones(2, 8, 4), mask=mask, query_mask=query_mask)
+
+
+def test_a_posterior_takes_masks_of_its_queries_and_keys():
+    masks = torch.rand(2, 3) > 0.4, torch.rand(2, 5) > 0.4
+    later = torch.rand(3, 40) > 0.4, torch.rand(3, 9) > 0.4
+    check(lambda x, y, of_queries, of_keys: posterior_of(x, y, of_keys, of_queries),
+          (tokens(count=3), tokens(count=5), *masks),
+          later=(tokens(3, 40), tokens(3, 9), *later), atol=1e-5)
+
+
+def test_a_posterior_whose_mask_may_cover_its_queries_or_not_is_refused():
+    class Cross(torch.nn.Module):
+        def forward(self, x, y, mask):
+            return posterior_of(x, y, mask)
+
+    with pytest.raises(ImportFailed, match="give .* a 'query_mask'"):
+        moe_mlir.export(Cross(), (tokens(count=3), tokens(count=5), torch.ones(2, 5).bool()))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_attention_in_16_bit_has_its_dtype(dtype):
     def function(x):

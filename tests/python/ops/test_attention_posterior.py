@@ -180,6 +180,34 @@ def test_attention_posterior_e10_masked_tokens_take_no_part(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n", (9, 21))
+def test_queries_have_a_mask_of_their_own(mode, n):
+    x = operands(n, nk=21)
+    mask = torch.rand(2, 21, generator=random(3)) > 0.3
+    query_mask = torch.rand(2, n, generator=random(4)) > 0.3
+    for masks in (dict(mask=mask, query_mask=query_mask), dict(query_mask=query_mask)):
+        p, *_ = check(**x, head_mode=mode, causal=False, **masks)
+        assert not p[~query_mask].any() and p[query_mask].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_mask_of_as_many_keys_is_the_default_of_the_queries_mask(mode):
+    mask = torch.rand(2, 21, generator=random(3)) > 0.4
+    options = dict(**operands(), causal=True, head_mode=mode, mask=mask)
+    default, _ = moe_mlir.attention_posterior(**options)
+    same, _ = moe_mlir.attention_posterior(**options, query_mask=mask)
+    none, _ = moe_mlir.attention_posterior(**options, query_mask=torch.ones_like(mask))
+    assert torch.equal(default, same) and not torch.equal(default, none)
+
+
+def test_a_query_mask_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"'query_mask'.*\[batch, n\]"):
+        moe_mlir.attention_posterior(
+            **operands(9, nk=21), causal=True, query_mask=torch.ones(2, 21).bool()
+        )
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_attention_posterior_e11_garbage_of_masked_tokens_does_not_leak(mode):
     x = operands()
     mask = torch.rand(2, 21, generator=random(3)) > 0.4

@@ -168,6 +168,20 @@ def test_attention_posterior_with_bias_mask_and_sigma(mode, shape):
     )
 
 
+@pytest.mark.parametrize("mode", ["min_entropy", "all"])
+def test_attention_posterior_with_a_mask_of_its_queries(mode):
+    masks = torch.rand(2, 2, 30, generator=random(7)) > 0.3
+    check(
+        "attention_posterior",
+        logit=40,
+        causal=True,
+        head_mode=mode,
+        mask=masks[0],
+        query_mask=masks[1],
+        **heads(30, means=False),
+    )
+
+
 def test_attention_posterior_head_prior():
     prior = torch.rand(2, 30, 3, generator=random(8)) + 0.1
     x = heads(30, means=False)

@@ -36,8 +36,8 @@ struct PairRule {
 };
 } // namespace
 
-static std::optional<Access> atIfPresent(Domain &domain, Value value,
-                                         ArrayRef<int64_t> dims) {
+std::optional<Access> mlir::moe::atIfPresent(Domain &domain, Value value,
+                                             ArrayRef<int64_t> dims) {
   if (!value)
     return std::nullopt;
   return domain.at(value, dims);
@@ -259,28 +259,6 @@ Replacements mlir::moe::decompose(SimilarityInformOp op, OpBuilder &builder) {
 // AttentionPosteriorOp
 //===----------------------------------------------------------------------===//
 
-std::optional<Access> mlir::moe::buildQueryMask(Domain &domain, Value mask) {
-  using namespace posterior;
-  if (!mask)
-    return std::nullopt;
-  std::optional<int64_t> numQueries = getConstantIntValue(domain.getSize(i));
-  std::optional<int64_t> numKeys = getConstantIntValue(domain.getSize(j));
-  if (numQueries && numKeys)
-    return *numQueries == *numKeys
-               ? std::optional<Access>(domain.at(mask, {b, i}))
-               : std::nullopt;
-  // A reduction over the keys reads the mask in range whatever the sizes are.
-  Value sameTokens =
-      domain.getBody().equal(domain.getSizeValue(i), domain.getSizeValue(j));
-  return domain.reduce({domain.at(mask, {b, j})}, domain.filled({b, i}, true),
-                       [&](Body &b, ValueRange in, Value acc) {
-                         Value isOwn =
-                             b.both(sameTokens,
-                                    b.equal(b.iteration(i), b.iteration(j)));
-                         return b.both(acc, b.either(in[0], b.negate(isOwn)));
-                       });
-}
-
 Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
                                       Access entropies) {
   using namespace posterior;
@@ -347,8 +325,8 @@ Access mlir::moe::buildPriorLogits(Domain &domain,
   PairRule rule;
   rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
   rule.visibility = op.visibility;
-  rule.keyMask = atIfPresent(domain, op.mask, {b, j});
-  rule.queryMask = buildQueryMask(domain, op.mask);
+  rule.keyMask = atIfPresent(domain, op.keyMask, {b, j});
+  rule.queryMask = atIfPresent(domain, op.queryMask, {b, i});
 
   SmallVector<Access> ins{domain.contract(domain.at(op.q, {b, h, i, f}),
                                           domain.at(op.k, {b, h, j, f}),
@@ -403,12 +381,11 @@ static Access selectHead(Domain &domain, Access values, Access head,
                        });
 }
 
-Access mlir::moe::hideRows(Domain &domain, Access rows,
-                           std::optional<Access> queryMask, Value hidden,
-                           Access out) {
+Access mlir::moe::hideRows(Domain &domain, Access rows, Value queryMask,
+                           Value hidden, Access out) {
   SmallVector<Access> ins{rows};
   if (queryMask)
-    ins.push_back(*queryMask);
+    ins.push_back(domain.at(queryMask, {posterior::b, posterior::i}));
   return domain.map(ins, out, [&](Body &b, ValueRange in) {
     return queryMask ? b.select(in[1], in[0], hidden) : in[0];
   });
@@ -422,8 +399,7 @@ static Access buildPriorLse(Domain &domain, AttentionPosteriorOp op,
   if (!op.getRowLse())
     return buildLse(domain, prior, out);
   return hideRows(domain, domain.at(op.getRowLse(), {b, h, i}),
-                  buildQueryMask(domain, op.getMask()),
-                  domain.getBody().negInfinity(), out);
+                  op.getQueryMask(), domain.getBody().negInfinity(), out);
 }
 
 /// Likewise the entropies.
@@ -434,8 +410,7 @@ static Access buildPriorEntropies(Domain &domain, AttentionPosteriorOp op,
   if (!op.getRowEntropy())
     return buildRowEntropies(domain, logits, prior, out);
   return hideRows(domain, domain.at(op.getRowEntropy(), {b, h, i}),
-                  buildQueryMask(domain, op.getMask()),
-                  domain.getBody().f32(0.0), out);
+                  op.getQueryMask(), domain.getBody().f32(0.0), out);
 }
 
 /// p_i = sum_h H'_ih mixed_hi (13), with the log-sum-exps of all heads.
@@ -504,7 +479,6 @@ Replacements mlir::moe::decompose(AttentionPosteriorOp op, OpBuilder &builder) {
 //===----------------------------------------------------------------------===//
 
 Access mlir::moe::buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
-                                     std::optional<Access> queryMask,
                                      Access rows) {
   using namespace entropy;
   auto self = [](Body &, ValueRange in) { return in[0]; };
@@ -513,8 +487,8 @@ Access mlir::moe::buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
   Access sums = domain.sumWide({rows}, {b, h}, self, self);
   Type i64 = domain.getBody().getI64Type();
   Access valid;
-  if (queryMask)
-    valid = domain.reduce({*queryMask}, domain.filled({b}, i64, 0),
+  if (Value mask = op.getQueryMask())
+    valid = domain.reduce({domain.at(mask, {b, i})}, domain.filled({b}, i64, 0),
                           [&](Body &b, ValueRange in, Value acc) {
                             return b.add(acc,
                                          arith::ExtUIOp::create(b, i64, in[0]));
@@ -539,7 +513,6 @@ Replacements mlir::moe::decompose(AttentionEntropyOp op, OpBuilder &builder) {
   Softmax softmax = buildSoftmax(domain, logits, {b, h, i});
   Access rows = buildRowEntropies(domain, logits, softmax,
                                   domain.at(op.getOuts()[1], {b, h, i}));
-  Access mean = buildMeanEntropies(domain, op,
-                                   buildQueryMask(domain, op.getMask()), rows);
+  Access mean = buildMeanEntropies(domain, op, rows);
   return SmallVector<Value>{mean.value, rows.value};
 }

@@ -45,11 +45,12 @@ struct SimilarityOperands {
 struct AttentionOperands {
   template <typename OpTy>
   AttentionOperands(OpTy op)
-      : q(op.getQ()), k(op.getK()), bias(op.getBias()), mask(op.getMask()),
+      : q(op.getQ()), k(op.getK()), bias(op.getBias()),
+        keyMask(op.getKeyMask()), queryMask(op.getQueryMask()),
         scale(*op.getScaleValue()), visibility(op.getVisibility()),
         precision(op.getPrecision()) {}
 
-  Value q, k, bias, mask;
+  Value q, k, bias, keyMask, queryMask;
   double scale;
   VisibilityAttr visibility;
   Precision precision;
@@ -78,15 +79,13 @@ struct PosteriorOperands : AttentionOperands {
 /// H_row = -sum_e p ln p of distributions over `dim`, with 0 ln 0 = 0.
 Access buildEntropies(Domain &domain, Access p, ArrayRef<int64_t> row);
 
-/// The mask of the queries of an attention with the dims of `posterior`: that
-/// of the keys where there are as many queries as keys, which may show at run
-/// time only. Nullopt where no query is masked.
-std::optional<Access> buildQueryMask(Domain &domain, Value mask);
+/// `value` over `dims`, or nullopt where there is none.
+std::optional<Access> atIfPresent(Domain &domain, Value value,
+                                  ArrayRef<int64_t> dims);
 
 /// The mean of each head's row entropies over the unmasked queries, into the
 /// op's own destination.
-Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op,
-                          std::optional<Access> queryMask, Access rows);
+Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op, Access rows);
 
 /// The logits of softmax_mix, `[b, h, i, j]`, -inf where the query does not see
 /// the key; with `exchanged`, where j sees i. `origin` is the key position of
@@ -99,9 +98,10 @@ Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin,
 Access buildSimilarities(Domain &domain, const SimilarityOperands &op,
                          int64_t j);
 
-/// `rows` in `out`, `hidden` for masked queries.
-Access hideRows(Domain &domain, Access rows, std::optional<Access> queryMask,
-                Value hidden, Access out);
+/// `rows` in `out`, `hidden` for the queries that `queryMask`, which may be
+/// null, masks.
+Access hideRows(Domain &domain, Access rows, Value queryMask, Value hidden,
+                Access out);
 
 /// The head whose rows have the smallest mean entropy, the lower of equal ones:
 /// i32 `[b]`. `entropies` are `[b, h, i]`, 0 for masked rows.

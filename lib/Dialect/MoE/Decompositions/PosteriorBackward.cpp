@@ -48,7 +48,6 @@ private:
   std::optional<Access> head;
   /// The dim of the heads that took part.
   int64_t h;
-  std::optional<Access> queryMask, keyMask;
   HeadOperands operands;
   Access u, keyBias;
 
@@ -69,10 +68,11 @@ PosteriorBackward::PosteriorBackward(OpBuilder &builder,
                                      AttentionPosteriorBackwardOp op)
     : builder(builder), op(op), loc(op.getLoc()), domain(builder, op),
       f32(builder.getF32Type()), precision(buildPrecision(domain, op)),
-      h(posterior::h), queryMask(buildQueryMask(domain, op.getMask())) {
+      h(posterior::h) {
   using namespace posterior;
-  if (op.getMask())
-    keyMask = domain.at(op.getMask(), {b, j});
+  std::optional<Access> queryMask =
+      atIfPresent(domain, op.getQueryMask(), {b, i});
+  std::optional<Access> keyMask = atIfPresent(domain, op.getKeyMask(), {b, j});
   operands = getHeadOperands(domain, op);
   if (op.getHead()) {
     head = domain.at(op.getHead(), {b});
@@ -93,7 +93,7 @@ PosteriorBackward::PosteriorBackward(OpBuilder &builder,
 void PosteriorBackward::sweepJoint() {
   using posterior::b, posterior::i, posterior::j, posterior::e;
   MixBackward backward;
-  backward.mix = startMix(op, operands, queryMask);
+  backward.mix = startMix(op, operands);
   Mix &mix = backward.mix;
   mix.q = buildQueryFeatures(builder, domain, op, u, operands, precision);
   mix.k = concatFeatures(builder, domain, operands.k,
@@ -187,7 +187,7 @@ void PosteriorBackward::buildFeatureGradients() {
 void PosteriorBackward::sweepPrior() {
   using posterior::b, posterior::i, posterior::j, posterior::f;
   MixBackward backward;
-  backward.mix = startMix(op, operands, queryMask);
+  backward.mix = startMix(op, operands);
   backward.mix.q = op.getQ();
   backward.mix.k = op.getK();
   backward.mix.scale = *op.getScaleValue();

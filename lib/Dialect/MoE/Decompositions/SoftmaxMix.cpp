@@ -280,14 +280,12 @@ Value mlir::moe::buildQueryFeatures(OpBuilder &builder, Domain &domain,
 }
 
 Mix mlir::moe::startMix(const AttentionOperands &op,
-                        const HeadOperands &operands,
-                        std::optional<Access> queryMask) {
+                        const HeadOperands &operands) {
   Mix mix;
   if (operands.bias)
     mix.bias = operands.bias->value;
-  if (queryMask)
-    mix.queryMask = queryMask->value;
-  mix.keyMask = op.mask;
+  mix.keyMask = op.keyMask;
+  mix.queryMask = op.queryMask;
   mix.visibility = op.visibility;
   mix.precision = op.precision;
   return mix;
@@ -305,19 +303,18 @@ struct PriorRows {
 /// the attention itself has emitted, or else from an attention without values.
 static PriorRows buildPriorRows(OpBuilder &builder, Domain &domain,
                                 AttentionPosteriorOp op,
-                                const HeadOperands &operands,
-                                std::optional<Access> queryMask, Access lse,
+                                const HeadOperands &operands, Access lse,
                                 std::optional<Access> entropy = {}) {
   if (operands.rowLse) {
     Body &outer = domain.getBody();
-    lse =
-        hideRows(domain, *operands.rowLse, queryMask, outer.negInfinity(), lse);
+    lse = hideRows(domain, *operands.rowLse, op.getQueryMask(),
+                   outer.negInfinity(), lse);
     if (entropy)
-      entropy = hideRows(domain, *operands.rowEntropy, queryMask,
+      entropy = hideRows(domain, *operands.rowEntropy, op.getQueryMask(),
                          outer.f32(0.0), *entropy);
     return {lse, entropy};
   }
-  Mix mix = startMix(op, operands, queryMask);
+  Mix mix = startMix(op, operands);
   mix.q = operands.q.value;
   mix.k = operands.k.value;
   mix.scale = *op.getScaleValue();
@@ -336,10 +333,9 @@ static PriorRows buildPriorRows(OpBuilder &builder, Domain &domain,
 /// The posterior attention mixing e.
 static SoftmaxMixOp buildPosteriorMix(OpBuilder &builder, Domain &domain,
                                       AttentionPosteriorOp op,
-                                      const HeadOperands &operands,
-                                      std::optional<Access> queryMask,
-                                      Value mixed, Value lse) {
-  Mix mix = startMix(op, operands, queryMask);
+                                      const HeadOperands &operands, Value mixed,
+                                      Value lse) {
+  Mix mix = startMix(op, operands);
   Value precision = buildPrecision(domain, op);
   mix.q = buildQueryFeatures(
       builder, domain, op,
@@ -370,13 +366,12 @@ static SmallVector<Value> convertAllHeads(OpBuilder &builder, Domain &domain,
   using namespace posterior;
   Body &outer = domain.getBody();
   HeadOperands operands = getAllOperands(domain, op);
-  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   Access mixed = domain.empty({b, h, i, e}, builder.getF32Type());
-  Access priorLse = buildPriorRows(builder, domain, op, operands, queryMask,
+  Access priorLse = buildPriorRows(builder, domain, op, operands,
                                    domain.at(op.getOuts()[2], {b, h, i}))
                         .lse;
-  SoftmaxMixOp joint = buildPosteriorMix(
-      builder, domain, op, operands, queryMask, mixed.value, op.getOuts()[3]);
+  SoftmaxMixOp joint = buildPosteriorMix(builder, domain, op, operands,
+                                         mixed.value, op.getOuts()[3]);
   mixed.value = joint.getResult(0);
   Value posteriorLse = joint.getResult(1);
 
@@ -398,7 +393,6 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
   Body &outer = domain.getBody();
   Type f32 = builder.getF32Type();
   HeadOperands all = getAllOperands(domain, op);
-  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
   int64_t one = domain.addDim(builder.getIndexAttr(1));
 
   HeadOperands operands;
@@ -410,12 +404,11 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
     operands = pickHead(all, one, [&](const Access &access) {
       return sliceHead(builder, domain, access, one, *op.getHead());
     });
-    priorLse =
-        buildPriorRows(builder, domain, op, operands, queryMask, lseOut).lse;
+    priorLse = buildPriorRows(builder, domain, op, operands, lseOut).lse;
   } else {
-    PriorRows prior = buildPriorRows(builder, domain, op, all, queryMask,
-                                     domain.empty({b, h, i}, f32),
-                                     domain.empty({b, h, i}, f32));
+    PriorRows prior =
+        buildPriorRows(builder, domain, op, all, domain.empty({b, h, i}, f32),
+                       domain.empty({b, h, i}, f32));
     head = buildMinEntropyHead(domain, op, *prior.entropy);
     operands = pickHead(all, one, [&](const Access &access) {
       return gatherHead(domain, access, one, head);
@@ -426,7 +419,7 @@ static SmallVector<Value> convertOneHead(OpBuilder &builder, Domain &domain,
   }
 
   SoftmaxMixOp joint = buildPosteriorMix(
-      builder, domain, op, operands, queryMask,
+      builder, domain, op, operands,
       addHeadDim(builder, op.getLoc(), op.getOuts()[0]), op.getOuts()[3]);
   return {dropHeadDim(builder, op.getLoc(), joint.getResult(0)), head.value,
           priorLse.value, joint.getResult(1)};
@@ -452,15 +445,13 @@ Replacements mlir::moe::convertToSoftmaxMix(AttentionEntropyOp op,
   if (!op.hasPureTensorSemantics())
     return failure();
   Domain domain(builder, op);
-  std::optional<Access> queryMask = buildQueryMask(domain, op.getMask());
 
   Mix mix;
   mix.q = op.getQ();
   mix.k = op.getK();
   mix.bias = op.getBias();
-  mix.keyMask = op.getMask();
-  if (queryMask)
-    mix.queryMask = queryMask->value;
+  mix.keyMask = op.getKeyMask();
+  mix.queryMask = op.getQueryMask();
   mix.scale = *op.getScaleValue();
   mix.visibility = op.getVisibility();
   mix.precision = op.getPrecision();
@@ -468,7 +459,6 @@ Replacements mlir::moe::convertToSoftmaxMix(AttentionEntropyOp op,
   mix.outs = {domain.empty({b, h, i}, builder.getF32Type()).value,
               op.getOuts()[1]};
   Value rows = mix.build(builder, op.getLoc()).getResult(1);
-  Access mean =
-      buildMeanEntropies(domain, op, queryMask, domain.at(rows, {b, h, i}));
+  Access mean = buildMeanEntropies(domain, op, domain.at(rows, {b, h, i}));
   return SmallVector<Value>{mean.value, rows};
 }

@@ -115,8 +115,7 @@ Value buildQueryFeatures(OpBuilder &builder, Domain &domain,
                          const HeadOperands &operands, Value precision);
 
 /// What the mixes of the prior and of the posterior have in common.
-Mix startMix(const AttentionOperands &op, const HeadOperands &operands,
-             std::optional<Access> queryMask);
+Mix startMix(const AttentionOperands &op, const HeadOperands &operands);
 
 } // namespace mlir::moe
 

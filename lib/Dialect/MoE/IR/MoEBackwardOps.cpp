@@ -119,7 +119,8 @@ ArrayAttr AttentionPosteriorBackwardOp::getIndexingMaps() {
       .add(getWo(), {h, d, c})
       .add(getBias(), biasDims)
       .add(getHeadPrior(), {b, i, h})
-      .add(getMask(), {b, j})
+      .add(getQueryMask(), {b, i})
+      .add(getKeyMask(), {b, j})
       .add(getSigmaValue())
       .add(getHead(), {b});
   addOuts(maps, *this,

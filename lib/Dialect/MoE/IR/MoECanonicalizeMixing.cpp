@@ -181,7 +181,8 @@ void AttentionPosteriorOp::getCanonicalizationPatterns(
     RewritePatternSet &results, MLIRContext *context) {
   using Op = AttentionPosteriorOp;
   addPositionPatterns<Op>(results);
-  addNeutral<Op>(results, &Op::getMaskMutable, isAllTrue);
+  addNeutral<Op>(results, &Op::getKeyMaskMutable, isAllTrue);
+  addNeutral<Op>(results, &Op::getQueryMaskMutable, isAllTrue);
   addNeutral<Op>(results, &Op::getBiasMutable, isAllZero);
   addNeutral<Op>(results, &Op::getHeadPriorMutable, isUniformPrior);
   results.add<DropBatchScope, DropUnusedHeadPrior, FixTheOnlyHead>(context);
@@ -195,7 +196,8 @@ void AttentionEntropyOp::getCanonicalizationPatterns(RewritePatternSet &results,
                                                      MLIRContext *) {
   using Op = AttentionEntropyOp;
   addPositionPatterns<Op>(results);
-  addNeutral<Op>(results, &Op::getMaskMutable, isAllTrue);
+  addNeutral<Op>(results, &Op::getKeyMaskMutable, isAllTrue);
+  addNeutral<Op>(results, &Op::getQueryMaskMutable, isAllTrue);
   addNeutral<Op>(results, &Op::getBiasMutable, isAllZero);
 }
 

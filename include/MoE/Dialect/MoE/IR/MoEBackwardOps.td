@@ -43,7 +43,7 @@ def MoE_AttentionPosteriorBackwardOp
 
     | operand | dims | element type |
     |---|---|---|
-    | `q`, `k`, `u`, `e`, `vp`, `v`, `wo`, `bias`, `head_prior`, `mask`, `sigma_value` | as in `moe.attention_posterior` | |
+    | `q`, `k`, `u`, `e`, `vp`, `v`, `wo`, `bias`, `head_prior`, masks, `sigma_value` | as in `moe.attention_posterior` | |
     | `p` | `[b, i, e]` | f32, the forward's result |
     | `prior_lse`, `posterior_lse` | `[b, l, i]` | f32, the forward's results |
     | `dp` | `[b, i, e]` | f32 |
@@ -101,7 +101,8 @@ def MoE_AttentionPosteriorBackwardOp
     Optional<MoE_Activation>:$wo,
     Optional<MoE_Activation>:$bias,
     Optional<MoE_Score>:$head_prior,
-    Optional<MoE_Mask>:$mask,
+    Optional<MoE_Mask>:$query_mask,
+    Optional<MoE_Mask>:$key_mask,
     Optional<F32>:$sigma_value,
     Optional<MoE_ExpertIndex>:$head,
     Variadic<MoE_Score>:$outs,
@@ -117,7 +118,8 @@ def MoE_AttentionPosteriorBackwardOp
     (`values` `(` $v^ `,` $wo `:` type($v) `,` type($wo) `)`)?
     (`bias` `(` $bias^ `:` type($bias) `)`)?
     (`head_prior` `(` $head_prior^ `:` type($head_prior) `)`)?
-    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    (`query_mask` `(` $query_mask^ `:` type($query_mask) `)`)?
+    (`key_mask` `(` $key_mask^ `:` type($key_mask) `)`)?
     (`sigma` `(` $sigma_value^ `:` type($sigma_value) `)`)?
     (`head` `(` $head^ `:` type($head) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?

@@ -119,7 +119,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     | `wo` | `[h, d, c]` | f32, bf16 or f16 |
     | `bias` (optional) | `[b or 1, h or 1, i, j]` | f32, bf16 or f16 |
     | `head_prior` (optional) | `[b, i, h]` | f32; default `1/h` |
-    | `mask` (optional) | `[b, j]` | i1; covers the queries too when `i = j` |
+    | `query_mask`, `key_mask` (optional) | `[b, i]`, `[b, j]` | i1, true = real token |
     | `row_lse`, `row_entropy` (optional) | `[b, h, i]` | f32, what the attention has emitted of `A_h` |
     | `sigma_value` (optional) | scalar | f32; replaces the attribute `sigma` |
     | `p` (out) | `[b, i, e]` | f32 |
@@ -168,7 +168,8 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     Optional<MoE_Activation>:$wo,
     Optional<MoE_Activation>:$bias,
     Optional<MoE_Score>:$head_prior,
-    Optional<MoE_Mask>:$mask,
+    Optional<MoE_Mask>:$query_mask,
+    Optional<MoE_Mask>:$key_mask,
     Optional<MoE_Score>:$row_lse,
     Optional<MoE_Score>:$row_entropy,
     Optional<F32>:$sigma_value,
@@ -187,7 +188,8 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
     (`values` `(` $v^ `,` $wo `:` type($v) `,` type($wo) `)`)?
     (`bias` `(` $bias^ `:` type($bias) `)`)?
     (`head_prior` `(` $head_prior^ `:` type($head_prior) `)`)?
-    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    (`query_mask` `(` $query_mask^ `:` type($query_mask) `)`)?
+    (`key_mask` `(` $key_mask^ `:` type($key_mask) `)`)?
     (`rows` `(` $row_lse^ `,` $row_entropy `:` type($row_lse) `,` type($row_entropy) `)`)?
     (`sigma` `(` $sigma_value^ `:` type($sigma_value) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
@@ -217,7 +219,7 @@ def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
     | `q` | `[b, h, i, f]` | f32, bf16 or f16 |
     | `k` | `[b, h, j, f]` | as `q` |
     | `bias` (optional) | `[b or 1, h or 1, i, j]` | f32, bf16 or f16 |
-    | `mask` (optional) | `[b, j]` | i1; covers the queries too when `i = j` |
+    | `query_mask`, `key_mask` (optional) | `[b, i]`, `[b, j]` | i1, true = real token |
     | `entropy` (out) | `[b, h]` | f32 |
     | `rows` (out) | `[b, h, i]` | f32 |
 
@@ -247,7 +249,8 @@ def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
     MoE_Activation:$q,
     MoE_Activation:$k,
     Optional<MoE_Activation>:$bias,
-    Optional<MoE_Mask>:$mask,
+    Optional<MoE_Mask>:$query_mask,
+    Optional<MoE_Mask>:$key_mask,
     Variadic<MoE_Score>:$outs,
     OptionalAttr<F64Attr>:$scale,
     MoE_DefaultVisibility:$visibility,
@@ -255,7 +258,8 @@ def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
   let assemblyFormat = [{
     `ins` `(` $q `,` $k `:` type($q) `,` type($k) `)`
     (`bias` `(` $bias^ `:` type($bias) `)`)?
-    (`mask` `(` $mask^ `:` type($mask) `)`)?
+    (`query_mask` `(` $query_mask^ `:` type($query_mask) `)`)?
+    (`key_mask` `(` $key_mask^ `:` type($key_mask) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
   let hasCanonicalizer = 1;
