@@ -28,7 +28,7 @@ BRANCHES = [
       "#dcfce7")],
     [("gpu, nvvm", "blocks, warps, workgroup memory",
       "lib/Conversion/MoEToGPU", "#fef3c7"),
-     ("PTX", "sm_80 .. sm_120", "lib/Pipelines, lib/Target", "#fef3c7"),
+     ("PTX", "sm_80 and later", "lib/Pipelines, lib/Target", "#fef3c7"),
      ("simulator, ptxas, GPU", "executed and checked without a GPU",
       "lib/Simulator", "#fef3c7")],
 ]

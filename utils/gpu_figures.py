@@ -34,6 +34,7 @@ from pathlib import Path
 import torch
 
 import moe_mlir
+from moe_mlir.chips import chips, own_chip
 from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.jit import compile_kernels_cached
 from moe_mlir.sim.simulation import device_functions
@@ -219,8 +220,8 @@ def write_page(chip: str) -> None:
     with contextlib.redirect_stdout(tables):
         for name, print_section in SECTIONS.items():
             print_section(chip)
-            if name in ("mixing", "attention") and chip == "sm_90":
-                print_section("sm_90a")  # on warpgroups
+            if name in ("mixing", "attention") and own_chip(chips()[chip].number) != chip:
+                print_section(own_chip(chips()[chip].number))  # on warpgroups
     page = PAGE.read_text()
     begin = page.index("### ", page.index("<!-- gpu: written by"))
     end = page.index("<!-- gpu: end -->")

@@ -131,7 +131,8 @@ MoEBytes moeHostCPUFeatures(void);
 MoEBytes moeCodeFeatures(MoEStringRef cpu);
 /// The path of ptxas, empty when there is none.
 MoEBytes moeFindPtxas(void);
-/// Comma-separated.
+/// What is known of each of NVIDIA's chips (MoE/Support/Chips.h): an array of
+/// objects in JSON.
 MoEBytes moeKnownChips(void);
 
 #ifdef __cplusplus

@@ -10,6 +10,7 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Config/llvm-config.h"
 #include "llvm/Support/FormatVariadic.h"
+#include "llvm/Support/JSON.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -335,6 +336,14 @@ MoEBytes moeCodeFeatures(MoEStringRef cpu) {
 MoEBytes moeFindPtxas() { return makeBytes(findPtxas()); }
 
 MoEBytes moeKnownChips() {
-  return makeBytes(llvm::join(
-      llvm::map_range(knownChips(), [](Chip chip) { return chip.name; }), ","));
+  llvm::json::Array chips;
+  for (const Chip &chip : ::moe::kChips)
+    chips.push_back(llvm::json::Object{
+        {"name", StringRef(chip.name)},
+        {"is_target", chip.isTarget()},
+        {"shared_bytes", chip.sharedBytes},
+        {"cluster_blocks", chip.clusterBlocks},
+        {"has_wgmma", chip.hasWgmma},
+    });
+  return makeBytes(llvm::formatv("{0}", llvm::json::Value(std::move(chips))));
 }

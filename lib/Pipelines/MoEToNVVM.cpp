@@ -31,11 +31,8 @@ using namespace mlir::moe;
 /// For an unknown chip, about which moe-attach-nvvm-target complains, what
 /// every chip has.
 static Chip getChip(const MoEToNVVMPipelineOptions &options) {
-  for (const Chip &chip : knownChips())
-    if (chip.name == options.chip)
-      return chip;
-  return {options.chip, /*ptxVersion=*/0, kMaxStaticWorkgroupBytes,
-          /*clusterBlocks=*/1, /*hasWgmma=*/false};
+  const Chip *chip = findChip(options.chip);
+  return chip ? *chip : Chip();
 }
 
 //===----------------------------------------------------------------------===//

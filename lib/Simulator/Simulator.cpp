@@ -2,6 +2,7 @@
 
 #include "MoE/Simulator/Simulator.h"
 #include "Machine.h"
+#include "MoE/Support/Chips.h"
 #include "Shadow.h"
 
 #include <algorithm>
@@ -23,8 +24,6 @@ constexpr u32 kMaxBlockDepth = 64;
 constexpr u32 kMaxGridX = 0x7fffffff, kMaxGridYZ = 0xffff;
 /// Without the host's opting in.
 constexpr u64 kDefaultShared = 48 * 1024;
-/// Without and with the host's opting in.
-constexpr u32 kPortableClusterBlocks = 8, kMaxClusterBlocks = 16;
 
 [[noreturn]] void refuse(const std::string &what) {
   throw std::invalid_argument(what);
@@ -45,30 +44,13 @@ void copyExtents(const std::array<u32, 3> &from, u32 *to, const char *what) {
   }
 }
 
-/// The shared memory that a block may have on a chip, `sm_90a` say.
-u64 maxSharedOf(const std::string &target) {
-  static constexpr std::pair<std::string_view, u64> kilobytes[] = {
-      {"sm_70", 96},  {"sm_72", 96},  {"sm_75", 64},
-      {"sm_80", 163}, {"sm_86", 99},  {"sm_87", 163},
-      {"sm_89", 99},  {"sm_120", 99}, {"sm_121", 99}};
-  size_t end = target.find_first_not_of("0123456789", 3);
-  for (auto [chip, size] : kilobytes)
-    if (std::string_view(target).substr(0, end) == chip)
-      return size * 1024;
-  return 227 * 1024;
-}
-
-/// The number of a chip, 90 of `sm_90a` say.
-u32 chipOf(const std::string &target) {
-  return static_cast<u32>(std::strtoul(target.c_str() + 3, nullptr, 10));
-}
-
 void checkCluster(const Kernel &kernel, const Launch &launch,
                   const LaunchState &state) {
   const u32 *cluster = state.cluster;
   const std::string &target = state.program->tree.target;
+  const Chip &chip = getNewestChipUpTo(target);
   u64 blocks = static_cast<u64>(cluster[0]) * cluster[1] * cluster[2];
-  if (blocks > 1 && chipOf(target) < 90)
+  if (blocks > 1 && chip.mostClusterBlocks == 1)
     refuse("expected no cluster on " + target + ", found one of " +
            extents(cluster) + " blocks: clusters begin with sm_90");
   if (kernel.requiredCluster[0] &&
@@ -76,10 +58,10 @@ void checkCluster(const Kernel &kernel, const Launch &launch,
     refuse("expected clusters of " + extents(kernel.requiredCluster) +
            " as kernel " + kernel.name + " requires, found " +
            extents(cluster));
-  // Chips for desktops have no larger ones.
-  bool large = launch.nonportableCluster && chipOf(target) < 120;
-  u32 limit = large ? kMaxClusterBlocks : kPortableClusterBlocks;
-  if (blocks > limit)
+  bool large = launch.nonportableCluster &&
+               chip.mostClusterBlocks > chip.clusterBlocks;
+  int64_t limit = large ? chip.mostClusterBlocks : chip.clusterBlocks;
+  if (blocks > static_cast<u64>(limit))
     refuse("expected at most " + std::to_string(limit) + " blocks a cluster" +
            (large ? ""
                   : ", or NON_PORTABLE_CLUSTER_SIZE_ALLOWED set on a chip "
@@ -133,7 +115,8 @@ void placeShared(const Kernel &kernel, const Launch &launch,
            " bytes of static shared memory in kernel " + kernel.name +
            ", found " + std::to_string(kernel.sharedBytes) +
            ": more must be dynamic");
-  u64 limit = maxSharedOf(state.program->tree.target);
+  const Chip &chip = getNewestChipUpTo(state.program->tree.target);
+  u64 limit = static_cast<u64>(chip.sharedBytes);
   if (launch.dynamicSmem > limit - kernel.sharedBytes)
     refuse("expected at most " + std::to_string(limit) +
            " bytes of shared memory on " + state.program->tree.target +

@@ -8,8 +8,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ._log import warn_user
-from ._native import native
 from ._without_cache import refuse_cache
+from .chips import target_chips
 from .compiled_program import CompiledProgram, Misfit, another_constant, same_constant
 from .frontends.export import Module, export
 
@@ -39,7 +39,7 @@ def compile(model_or_module, args=None, *, target="cpu", kwargs=None):
     are traced and compiled when they come; of a Module or an ExportedProgram
     there is one program, and such calls are errors.
     """
-    targets = ["cpu", *native().known_chips()]
+    targets = ["cpu", *target_chips()]
     if target not in targets:
         raise ValueError(f"expected 'target' to be one of {', '.join(targets)}, found {target!r}")
     if isinstance(model_or_module, Module):

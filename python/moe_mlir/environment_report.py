@@ -88,6 +88,7 @@ def _add_integrations(report):
 
 def _add_compiler(report):
     from ._native import native
+    from .chips import target_chips
 
     try:
         moe = native()
@@ -101,7 +102,7 @@ def _add_compiler(report):
     report.facts["compiler"] = f"LLVM {moe.llvm_version()} ({moe.__file__})"
     report.facts["cpu"] = f"{name}, {', '.join(vectors) or 'no wide vectors'}"
     report.facts["threads"] = moe.get_num_threads()
-    report.facts["chips"] = ", ".join(moe.known_chips())
+    report.facts["chips"] = ", ".join(target_chips())
     report.facts["ptxas"] = moe.find_ptxas() or (
         "none; PTX works, cubins need the nvidia-cuda-nvcc wheel"
     )

@@ -15,7 +15,8 @@ import struct
 from pathlib import Path
 
 from . import jit
-from .launch import CHIPS, OWN_CHIPS, LaunchPlan, runnable_chips
+from .chips import chips, own_chip, runnable_chips, target_chips
+from .launch import LaunchPlan
 
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
             "i64": "q", "index": "q"}
@@ -132,15 +133,13 @@ def chip_for(capability) -> str:
     >>> chip_for((9, 0)), chip_for((8, 7))
     ('sm_90a', 'sm_86')
     """
-    number = 10 * capability[0] + capability[1]
-    known = [int(chip.removeprefix("sm_")) for chip in CHIPS]
-    fitting = [chip for chip in known if chip <= number]
-    if not fitting:
+    chip = own_chip(10 * capability[0] + capability[1])
+    if chip is None:
+        oldest = chips()[target_chips()[0]]
         raise GpuError(
-            f"expected a GPU of compute capability {known[0] / 10} or later, found "
+            f"expected a GPU of compute capability {oldest.number / 10} or later, found "
             f"{capability[0]}.{capability[1]}")
-    chip = f"sm_{fitting[-1]}"
-    return OWN_CHIPS.get(chip, chip) if fitting[-1] == number else chip
+    return chip
 
 
 _chip = contextvars.ContextVar("moe_mlir_chip", default=None)

@@ -21,7 +21,7 @@ from ._compiler import compile_bytes, target_cpu
 from ._log import logger
 from ._native import native
 from ._progress import Clock
-from .launch import runnable_chips
+from .chips import runnable_chips
 
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024

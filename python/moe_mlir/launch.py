@@ -9,24 +9,6 @@ from dataclasses import dataclass
 
 from .sizes import evaluate_expression, expression_sources
 
-# What the compiler has a target for, in the order in which PTX moves up.
-CHIPS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-# Targets with instructions of one chip, whose PTX runs there and nowhere else.
-OWN_CHIPS = {"sm_90": "sm_90a"}
-
-
-def runnable_chips(chip: str) -> tuple:
-    """The targets whose PTX runs on a chip, the best first.
-
-    >>> runnable_chips("sm_90a")
-    ('sm_90a', 'sm_90', 'sm_89', 'sm_86', 'sm_80')
-    """
-    own = tuple(target for target in OWN_CHIPS.values() if target == chip)
-    base = chip.removesuffix("a") if own else chip
-    if base not in CHIPS:
-        return (chip,)
-    return own + CHIPS[CHIPS.index(base) :: -1]
-
 # Kernels read 16 bytes at once from where a buffer begins.
 ALIGNMENT = 16
 # Rows, columns and positions are 32-bit numbers in kernels.

@@ -213,16 +213,6 @@ static nb::bytes assembleCubin(std::string_view ptx, std::string_view chip) {
   return takeBytes(cubin);
 }
 
-static std::vector<std::string> knownChips() {
-  std::vector<std::string> list(1);
-  for (char c : take(moeKnownChips()))
-    if (c == ',')
-      list.emplace_back();
-    else
-      list.back() += c;
-  return list;
-}
-
 /// PlainCalls::replay for CPython: nanobind's own calls take longer than it.
 static PyObject *replay(PyObject *self, PyObject *const *arguments,
                         Py_ssize_t count) {
@@ -325,7 +315,7 @@ NB_MODULE(_moe, m) {
         "launch its kernels.");
   m.def("assemble_cubin", &assembleCubin, "ptx"_a, "chip"_a,
         "Assembles PTX with ptxas.");
-  m.def("known_chips", &knownChips);
+  m.def("known_chips", [] { return take(moeKnownChips()); });
   m.def(
       "find_ptxas", [] { return take(moeFindPtxas()); },
       "The path of ptxas, empty when there is none.");

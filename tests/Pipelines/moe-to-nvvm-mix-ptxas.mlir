@@ -1,23 +1,5 @@
 // REQUIRES: ptxas
-// DEFINE: %{chip} =
-// DEFINE: %{assemble} = moe-compile %s -o %t.ptx --target=%{chip} --emit=ptx && \
-// DEFINE:   %ptxas -arch=%{chip} -v -warn-spills -warn-lmem-usage -Werror \
-// DEFINE:     %t.ptx -o %t.cubin 2>&1 | FileCheck %s
-
-// REDEFINE: %{chip} = sm_80
-// RUN: %{assemble}
-// REDEFINE: %{chip} = sm_86
-// RUN: %{assemble}
-// REDEFINE: %{chip} = sm_89
-// RUN: %{assemble}
-// REDEFINE: %{chip} = sm_90
-// RUN: %{assemble}
-// REDEFINE: %{chip} = sm_90a
-// RUN: %{assemble}
-// REDEFINE: %{chip} = sm_100
-// RUN: %{assemble}
-// REDEFINE: %{chip} = sm_120
-// RUN: %{assemble}
+// RUN: %python %S/Inputs/assemble_for_every_chip.py %s %ptxas %t
 
 // The forms of the mixture assemble without a warning and keep their values in
 // registers.

@@ -35,10 +35,10 @@ struct Options {
       "o", cl::Required, cl::value_desc("OUT"), cl::cat(category),
       cl::desc("the artifact folder, or the file of another form; '-' is "
                "standard output")};
-  cl::opt<std::string> target{
-      "target", cl::init("cpu"), cl::value_desc("TARGET"), cl::cat(category),
-      cl::desc("cpu (default), sm_80, sm_86, sm_89, sm_90, sm_90a, sm_100 or "
-               "sm_120")};
+  std::string targetHelp = "cpu (default), " + listChips();
+  cl::opt<std::string> target{"target", cl::init("cpu"),
+                              cl::value_desc("TARGET"), cl::cat(category),
+                              cl::desc(targetHelp)};
   cl::opt<Emit> emit{
       "emit", cl::init(Emit::Artifact), cl::cat(category),
       cl::desc("what to write:"),

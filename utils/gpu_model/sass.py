@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-# Of an SM: registers, threads, blocks, bytes of shared memory (and what a block reserves).
+from moe_mlir.chips import chips
+
+# Of an SM: registers, threads, blocks (and bytes of shared memory that a block reserves).
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, BLOCK_RESERVES = 65536, 2048, 32, 1024
-SM_SHARED = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_90a": 228,
-             "sm_100": 228, "sm_120": 100}
 
 
 def find_tool(name: str) -> str:
@@ -106,8 +106,9 @@ class Code:
         # Registers are given to warps in units of 8 a thread.
         registers = -(-self.registers // 8) * 8 * threads
         shared = self.static_shared + dynamic_shared + BLOCK_RESERVES
+        available = chips()[chip].shared_bytes + BLOCK_RESERVES  # one block may have all of it
         return min(SM_BLOCKS, SM_THREADS // threads, SM_REGISTERS // registers,
-                   SM_SHARED[chip] * 1024 // shared)
+                   available // shared)
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
 #ifndef MOE_PIPELINES_PIPELINES_H
 #define MOE_PIPELINES_PIPELINES_H
 
+#include "MoE/Conversion/Chips.h"
 #include "mlir/Pass/PassOptions.h"
 
 namespace mlir {
@@ -50,11 +51,9 @@ void registerMoEToCPUPipeline();
 /// Options of `--moe-to-nvvm`.
 struct MoEToNVVMPipelineOptions
     : PassPipelineOptions<MoEToNVVMPipelineOptions> {
-  PassOptions::Option<std::string> chip{
-      *this, "chip",
-      llvm::cl::desc("chip to compile for: sm_80, sm_86, sm_89, sm_90, "
-                     "sm_90a, sm_100 or sm_120"),
-      llvm::cl::init("sm_90")};
+  std::string chipHelp = "chip to compile for, out of " + listChips();
+  PassOptions::Option<std::string> chip{*this, "chip", llvm::cl::desc(chipHelp),
+                                        llvm::cl::init("sm_90")};
   PassOptions::Option<int64_t> blockSize{
       *this, "block-size",
       llvm::cl::desc("threads of a block, a multiple of 32"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import moe_mlir
 
+from .._native import native
+from ..chips import PACKED_TABLE
 from ..jit import pack_kernels as pack_text
 from ..sim.simulation import intercept
 
@@ -33,6 +35,7 @@ def pack(folder: Path, chips) -> None:
                     ignore=shutil.ignore_patterns("*.so", "__pycache__", "demo"))
     for library in _LIBRARIES:
         shutil.copy2(_PACKAGE / library, package)
+    (package / PACKED_TABLE).write_text(native().known_chips())
     (folder / "run.py").write_text(_RUN)
     for chip in chips:
         pack_kernels(folder / "kernels", chip)

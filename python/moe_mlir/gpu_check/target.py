@@ -5,7 +5,8 @@ import functools
 from dataclasses import dataclass
 
 from .. import gpu
-from ..launch import LaunchPlan, runnable_chips
+from ..chips import runnable_chips
+from ..launch import LaunchPlan
 from ..sim.simulation import active_simulation, device_function, simulate
 
 

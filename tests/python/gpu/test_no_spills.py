@@ -14,15 +14,13 @@ from seeds import some
 from test_gpu_figures import figures
 
 import moe_mlir as m
+from moe_mlir.chips import target_chips
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
 from moe_mlir.jit import compile_kernels_cached
 from moe_mlir.sim.simulation import intercept
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-# Chips whose kernels are alike, but for what ptxas makes of them.
-CHIPS = {"sm_80": "Ampere", "sm_86": "Ampere", "sm_89": "Ampere", "sm_90": "Hopper",
-         "sm_90a": "Hopper", "sm_100": "Blackwell", "sm_120": "Blackwell"}
 N = 4
 
 
@@ -133,7 +131,7 @@ def spills(text, chip, folder):
     return []
 
 
-@pytest.mark.parametrize("chip", some(CHIPS, by=CHIPS.get))
+@pytest.mark.parametrize("chip", some(target_chips(), by=lambda name: name[:4]))
 def test_wide_kernels_keep_their_values_in_registers(chip, tmp_path):
     texts = modules(WIDE_CALLS)
     texts += [router_text(e, width, k, dtype=dtype, bias=True) for dtype, e, width, k in ROUTERS]
