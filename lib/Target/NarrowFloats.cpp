@@ -16,9 +16,7 @@
 #include "NarrowFloats.h"
 
 #include "llvm/Analysis/VectorUtils.h"
-#include "llvm/IR/IRBuilder.h"
 #include "llvm/IR/InstIterator.h"
-#include "llvm/IR/IntrinsicInst.h"
 #include "llvm/IR/IntrinsicsX86.h"
 #include "llvm/IR/MDBuilder.h"
 #include "llvm/IR/Module.h"
@@ -250,19 +248,13 @@ static bool isComputation(const IntrinsicInst &call) {
 
 /// The same intrinsic on float, if there is one.
 Value *NarrowFloats::expandIntrinsic(IntrinsicInst &call) {
-  SmallVector<Value *> arguments;
-  SmallVector<Type *> types, overloads;
-  for (Value *argument : call.args()) {
-    arguments.push_back(lacks(argument->getType()) ? widen(argument)
-                                                   : argument);
-    types.push_back(arguments.back()->getType());
-  }
-  auto *type =
-      FunctionType::get(toFloatType(call.getType()), types, /*isVarArg=*/false);
-  if (!Intrinsic::getIntrinsicSignature(call.getIntrinsicID(), type, overloads))
+  auto arguments = map_to_vector(call.args(), [&](Value *argument) {
+    return lacks(argument->getType()) ? widen(argument) : argument;
+  });
+  CallInst *result = mlir::moe::createIntrinsicLike(
+      call, toFloatType(call.getType()), arguments, builder);
+  if (!result)
     return nullptr; // several results
-  CallInst *result =
-      builder.CreateIntrinsic(call.getIntrinsicID(), overloads, arguments);
   if (isa<FPMathOperator>(result))
     result->copyFastMathFlags(&call);
   return lacks(call.getType()) ? round(result, call.getType()) : result;
@@ -313,6 +305,20 @@ Value *NarrowFloats::expand(Instruction &instruction) {
   default: // moves
     return nullptr;
   }
+}
+
+CallInst *mlir::moe::createIntrinsicLike(const IntrinsicInst &call,
+                                         llvm::Type *type,
+                                         ArrayRef<llvm::Value *> arguments,
+                                         IRBuilderBase &builder) {
+  auto types = map_to_vector(
+      arguments, [](llvm::Value *argument) { return argument->getType(); });
+  SmallVector<llvm::Type *> overloads;
+  if (!Intrinsic::getIntrinsicSignature(
+          call.getIntrinsicID(),
+          llvm::FunctionType::get(type, types, /*isVarArg=*/false), overloads))
+    return nullptr;
+  return builder.CreateIntrinsic(call.getIntrinsicID(), overloads, arguments);
 }
 
 void mlir::moe::expandNarrowFloats(Module &code, const TargetMachine &machine) {

@@ -3,6 +3,9 @@
 #ifndef MOE_LIB_TARGET_NARROWFLOATS_H
 #define MOE_LIB_TARGET_NARROWFLOATS_H
 
+#include "llvm/IR/IRBuilder.h"
+#include "llvm/IR/IntrinsicInst.h"
+
 namespace llvm {
 class Module;
 class TargetMachine;
@@ -21,6 +24,13 @@ void expandNarrowFloats(llvm::Module &code, const llvm::TargetMachine &machine);
 /// rounds back by a call. To be run last: vectorizers make such moves, too.
 void moveNarrowFloatsAsBits(llvm::Module &code,
                             const llvm::TargetMachine &machine);
+
+/// The intrinsic of `call` on arguments of other types, with a result of `type`;
+/// null if it has no such form.
+llvm::CallInst *createIntrinsicLike(const llvm::IntrinsicInst &call,
+                                    llvm::Type *type,
+                                    llvm::ArrayRef<llvm::Value *> arguments,
+                                    llvm::IRBuilderBase &builder);
 
 } // namespace mlir::moe
 

@@ -4,9 +4,7 @@
 
 #include "llvm/ADT/PostOrderIterator.h"
 #include "llvm/IR/Constants.h"
-#include "llvm/IR/IRBuilder.h"
 #include "llvm/IR/InstIterator.h"
-#include "llvm/IR/IntrinsicInst.h"
 #include "llvm/IR/Module.h"
 #include "llvm/MC/MCSubtargetInfo.h"
 #include "llvm/Target/TargetMachine.h"
@@ -116,19 +114,11 @@ Value *NarrowMoves::bitsOf(Value *value) {
 
 Value *NarrowMoves::copyMasked(IntrinsicInst &move) {
   IRBuilder<> builder(&move);
-  SmallVector<Value *> arguments;
-  SmallVector<Type *> types, overloads;
-  for (Value *argument : move.args()) {
-    arguments.push_back(bitsOf(argument));
-    types.push_back(arguments.back()->getType());
-  }
-  auto *type = FunctionType::get(toBitsType(move.getType()), types,
-                                 /*isVarArg=*/false);
-  [[maybe_unused]] bool isKnown =
-      Intrinsic::getIntrinsicSignature(move.getIntrinsicID(), type, overloads);
-  assert(isKnown && "masked moves are there for all types of elements");
-  CallInst *result =
-      builder.CreateIntrinsic(move.getIntrinsicID(), overloads, arguments);
+  auto arguments = map_to_vector(
+      move.args(), [&](Value *argument) { return bitsOf(argument); });
+  CallInst *result = mlir::moe::createIntrinsicLike(
+      move, toBitsType(move.getType()), arguments, builder);
+  assert(result && "masked moves are there for all types of elements");
   result->setAttributes(move.getAttributes()); // the alignment is one
   result->copyMetadata(move);
   return result;
