@@ -38,7 +38,7 @@ CALLS = {
     "attention_posterior": (
         normal(2, 3, 6, 4, grad=True), normal(2, 3, 6, 4, seed=1, grad=True),
         normal(2, 6, 5, grad=True), probabilities(2, 6, 4), None,
-        normal(2, 3, 6, 4, seed=2, grad=True), normal(3, 5, 4, grad=True), None, None, MASK,
+        normal(2, 3, 6, 4, seed=2, grad=True), normal(3, 5, 4, grad=True), None, None, MASK, MASK,
         normal(2, 3, 6), normal(2, 3, 6).abs(), None, 1.3, None, "min_entropy", None, "sequence",
         True, None, False, "ieee",
     ),
