@@ -12,8 +12,8 @@
 namespace moe::torch_ops {
 
 /// The name of one specialisation of an op: attributes, then operands and
-/// results with their element types and static dims. `moe_mlir.frontends.aot` forms the
-/// same names from the same parts (`kernel_name`).
+/// results with their element types and static dims. `moe_mlir.frontends.aot`
+/// forms the same names from the same parts (`kernel_name`).
 class KernelName {
 public:
   explicit KernelName(std::string_view op) : text(op) {}

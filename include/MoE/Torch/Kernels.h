@@ -2,8 +2,8 @@
 //
 // libmoe_torch registers ops of torch.ops.moe with torch's dispatcher, for
 // programs without Python: AOTInductor packages and exported graphs then find
-// them. Their code are artifacts that `moe_mlir.frontends.aot.package` wrote beside the
-// package:
+// them. Their code are artifacts that `moe_mlir.frontends.aot.package` wrote
+// beside the package:
 //
 //   moe::torch_ops::loadKernels("model.kernels");
 //   torch::inductor::AOTIModelPackageLoader model("model.pt2");
