@@ -1,13 +1,43 @@
-"""What the ops on attention's queries and keys share: biases over pairs, and masks."""
+"""What the ops on attention's queries and keys share: options and biases of pairs, and masks."""
+
+import math
+from dataclasses import dataclass
 
 import torch
 
 from ._check import ACTIVATIONS, MASK
-from ._kernel import Tensor
+from ._kernel import Tensor, enum, f64, visibility
 
 
-def validate_pairs(check, q, k, bias, mask, scale, window, query_mask=None):
+@dataclass(frozen=True)
+class PairOptions:
+    """Which keys a query sees, and how their logits scale q.k + bias are computed."""
+
+    scale: float | None
+    causal: bool
+    window: int | None
+    exclude_self: bool
+    precision: str
+
+    def attributes(self, width):
+        """Those of a kernel on heads of this width."""
+        yield "visibility", visibility(self.causal, self.window, self.exclude_self)
+        yield "precision", enum("precision", self.precision)
+        yield "scale", f64(1 / math.sqrt(width) if self.scale is None else self.scale)
+
+
+def pair_options(check, scale, causal, window, exclude_self, precision):
+    """The fields of PairOptions, of what a user gave for them."""
+    window = check.integer("window", window, optional=True)
+    if scale is not None:
+        check.number("scale", scale)
+        scale = float(scale)
+    return scale, bool(causal), window, bool(exclude_self), precision
+
+
+def validate_pairs(check, q, k, bias, mask, options, query_mask=None):
     """The operands and options that decide the logits scale q.k + bias, and their pairs."""
+    scale, window = options.scale, options.window
     check.dtype("q", q, ACTIVATIONS)
     check.dtype("k", k, ACTIVATIONS)
     check.rank("q", q, "[batch, heads, n, head_width]")
@@ -29,6 +59,7 @@ def validate_pairs(check, q, k, bias, mask, scale, window, query_mask=None):
         check.finite("scale", scale)
     if window is not None:
         check.at_least("window", window, 1)
+    check.choice("precision", options.precision, ("ieee", "tf32"))
 
 
 def mask_of_queries(q, k, mask, query_mask=None):

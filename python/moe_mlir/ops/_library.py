@@ -1,6 +1,8 @@
 """Registration of the routing ops with torch as `torch.ops.moe.<name>`."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -52,6 +54,27 @@ def define(
     autocast.register(_LIBRARY)
     register_transforms(_LIBRARY, op, setup_context, backward, autocast.around, rows)
     return _callable(op, kernel, arguments or _unchanged)
+
+
+def takes(operands: type, options: type) -> Callable:
+    """Lets `function(*others, operands, options)` be given an op's arguments, which torch lists.
+
+    Args:
+        operands: a NamedTuple whose fields are tensors of the op's schema, in its order.
+        options: a frozen dataclass whose fields are what comes after them.
+    """
+    num_options = len(dataclasses.fields(options))
+    num_given = num_options + len(operands._fields)
+
+    def decorate(function):
+        @functools.wraps(function)
+        def of_list(*arguments):
+            return function(*arguments[:-num_given], operands(*arguments[-num_given:-num_options]),
+                            options(*arguments[-num_options:]))
+
+        return of_list
+
+    return decorate
 
 
 def _on_one_device(op, fake):

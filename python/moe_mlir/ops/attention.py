@@ -1,14 +1,23 @@
 """Attention that tells how sure its heads are (docs/Spec.md 3.4, identity 5)."""
 
 import functools
-import math
+from typing import NamedTuple
 
 import torch
 
-from ._attention import bias_dims, bias_form, four_dims, mask_inputs, validate_pairs
+from ._attention import (
+    PairOptions,
+    bias_dims,
+    bias_form,
+    four_dims,
+    mask_inputs,
+    mask_of_queries,
+    pair_options,
+    validate_pairs,
+)
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, visibility
-from ._library import define
+from ._kernel import Kernel, Tensor, boolean, contiguous
+from ._library import define, takes
 
 _check = Checker("attention")
 
@@ -58,97 +67,113 @@ def attention(
     return _op(q, k, v, causal, bias, mask, scale, window, exclude_self, precision)
 
 
+class Operands(NamedTuple):
+    """The tensors of a call, as in the op's schema."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
 def _arguments(q, k, v, causal, bias, mask, scale, window, exclude_self, precision):
     for name, value in (("q", q), ("k", k), ("v", v)):
         _check.tensor(name, value)
     _check.tensor("bias", bias, optional=True)
     _check.tensor("mask", mask, optional=True)
-    window = _check.integer("window", window, optional=True)
-    if scale is not None:
-        _check.number("scale", scale)
-        scale = float(scale)
-    return q, k, v, bias, mask, scale, bool(causal), window, bool(exclude_self), precision
+    options = pair_options(_check, scale, causal, window, exclude_self, precision)
+    return q, k, v, bias, mask, *options
 
 
-def _validate(q, k, v, bias, mask, scale, causal, window, exclude_self, precision):
-    del causal, exclude_self
-    validate_pairs(_check, q, k, bias, mask, scale, window)
+def _validate(operands, options):
+    q, k, v, bias, mask = operands
+    validate_pairs(_check, q, k, bias, mask, options)
     _check.dtype("v", v, ACTIVATIONS)
     _check.rank("v", v, "[batch, heads, nk, value_width]")
     _check.shape("v", v, (*k.shape[:3], v.shape[3]), "[batch, heads, nk, value_width]")
-    _check.choice("precision", precision, ("ieee", "tf32"))
 
 
 # -------------------------------------------------------------------- kernels
 
 
-def _form(q, k, v, bias, mask, scale, causal, window, exclude_self, precision):
+class Form(NamedTuple):
     """What of its operands a kernel is specialised to."""
-    return (
-        (q.dtype, v.dtype, None if bias is None else bias.dtype),
-        (q.shape[1], q.shape[-1], v.shape[-1]),
-        bias_form(bias),
-        mask is not None,
-        mask is not None and q.shape[2] == k.shape[2],
-        scale,
-        causal,
-        window,
-        exclude_self,
-        precision,
-    )
+
+    dtype: torch.dtype
+    v_dtype: torch.dtype
+    heads: int
+    width: int
+    value_width: int
+    # Which of batch and heads the bias has.
+    bias: tuple | None
+    bias_dtype: torch.dtype | None
+    masks_keys: bool
+    masks_queries: bool
+
+    @classmethod
+    def of(cls, operands):
+        q, k, v, bias, mask = operands
+        bias = four_dims(bias)
+        return cls(
+            q.dtype, v.dtype, q.shape[1], q.shape[-1], v.shape[-1], bias_form(bias),
+            None if bias is None else bias.dtype, mask is not None,
+            mask_of_queries(q, k, mask) is not None,
+        )  # fmt: skip
+
+    @property
+    def of_queries(self):
+        return "b", self.heads, "n"
+
+    @property
+    def of_keys(self):
+        return "b", self.heads, "m"
+
+    def optional_inputs(self):
+        if self.bias is not None:
+            yield Tensor("bias", bias_dims(self.bias, self.heads), self.bias_dtype, clause="bias")
+        yield from mask_inputs(self.masks_queries, self.masks_keys)
 
 
-def _optional_inputs(dtype, heads, form, masks_keys, masks_queries):
-    if form is not None:
-        yield Tensor("bias", bias_dims(form, heads), dtype, clause="bias")
-    yield from mask_inputs(masks_queries, masks_keys)
-
-
-def _attributes(width, scale, causal, window, exclude_self, precision):
-    yield "scale", f64(1 / math.sqrt(width) if scale is None else scale)
-    yield "visibility", visibility(causal, window, exclude_self)
-    yield "precision", enum("precision", precision)
+def _optional(operands, form):
+    """What `Form.optional_inputs` describe."""
+    masks = [operands.mask] * (form.masks_queries + form.masks_keys)
+    return masks if operands.bias is None else [four_dims(operands.bias), *masks]
 
 
 @functools.cache
-def kernel(dtypes, sizes, bias_form, masks_keys, masks_queries, *attributes):
-    """`dtypes` are those of q, v and the bias; `sizes` are heads and the widths of q and v."""
-    dtype, v_dtype, bias_dtype = dtypes
-    heads, width, value_width = sizes
+def kernel(form, options):
     return Kernel(
         "softmax_mix",
         (
-            Tensor("q", ("b", heads, "n", width), dtype),
-            Tensor("k", ("b", heads, "m", width), dtype),
-            Tensor("v", ("b", heads, "m", value_width), v_dtype, clause="values"),
-            *_optional_inputs(bias_dtype, heads, bias_form, masks_keys, masks_queries),
+            Tensor("q", (*form.of_queries, form.width), form.dtype),
+            Tensor("k", (*form.of_keys, form.width), form.dtype),
+            Tensor("v", (*form.of_keys, form.value_width), form.v_dtype, clause="values"),
+            *form.optional_inputs(),
         ),
         (
-            Tensor("out", ("b", heads, "n", value_width), torch.float32),
-            Tensor("row_lse", ("b", heads, "n"), torch.float32),
-            Tensor("row_entropy", ("b", heads, "n"), torch.float32),
+            Tensor("out", (*form.of_queries, form.value_width), torch.float32),
+            Tensor("row_lse", form.of_queries, torch.float32),
+            Tensor("row_entropy", form.of_queries, torch.float32),
         ),
-        (*_attributes(width, *attributes), ("with_entropy", boolean(True))),
+        (*options.attributes(form.width), ("with_entropy", boolean(True))),
     )
 
 
-def _masks(q, k, mask):
-    if mask is None:
-        return []
-    return [mask] * (2 if q.shape[2] == k.shape[2] else 1)
-
-
-def _cpu(q, k, v, bias, mask, scale, causal, window, exclude_self, precision):
-    _validate(q, k, v, bias, mask, scale, causal, window, exclude_self, precision)
-    bias = four_dims(bias)
-    run = kernel(*_form(q, k, v, bias, mask, scale, causal, window, exclude_self, precision))
-    operands = [q, k, v, *([] if bias is None else [bias]), *_masks(q, k, mask)]
-    out, row_lse, row_entropy = run(*map(contiguous, operands))
+@takes(Operands, PairOptions)
+def _cpu(operands, options):
+    _validate(operands, options)
+    q, k, v, *_ = operands
+    form = Form.of(operands)
+    out, row_lse, row_entropy = kernel(form, options)(
+        *map(contiguous, (q, k, v, *_optional(operands, form))))
     return out.to(q.dtype), row_lse, row_entropy
 
 
-def _fake(q, k, v, bias, mask, scale, causal, window, exclude_self, precision):
-    _validate(q, k, v, bias, mask, scale, causal, window, exclude_self, precision)
+@takes(Operands, PairOptions)
+def _fake(operands, options):
+    _validate(operands, options)
+    q, _, v, *_ = operands
     return (
         q.new_empty((*q.shape[:3], v.shape[3])),
         q.new_empty(q.shape[:3], dtype=torch.float32),
@@ -160,56 +185,51 @@ def _fake(q, k, v, bias, mask, scale, causal, window, exclude_self, precision):
 
 
 @functools.cache
-def backward_kernels(dtypes, sizes, bias_form, masks_keys, masks_queries, *attributes):
-    """The sweeps over queries and over keys; the arguments are those of `kernel`."""
-    dtype, v_dtype, bias_dtype = dtypes
-    heads, width, value_width = sizes
-    of_queries, of_keys = ("b", heads, "n"), ("b", heads, "m")
+def backward_kernels(form, options):
+    """The sweeps over queries and over keys."""
     inputs = (
-        Tensor("q", (*of_queries, width), dtype),
-        Tensor("k", (*of_keys, width), dtype),
-        Tensor("row_lse", of_queries, torch.float32),
-        Tensor("delta", of_queries, torch.float32),
-        Tensor("v", (*of_keys, value_width), v_dtype, clause="values"),
-        Tensor("dout", (*of_queries, value_width), torch.float32, clause="values"),
-        *_optional_inputs(bias_dtype, heads, bias_form, masks_keys, masks_queries),
+        Tensor("q", (*form.of_queries, form.width), form.dtype),
+        Tensor("k", (*form.of_keys, form.width), form.dtype),
+        Tensor("row_lse", form.of_queries, torch.float32),
+        Tensor("delta", form.of_queries, torch.float32),
+        Tensor("v", (*form.of_keys, form.value_width), form.v_dtype, clause="values"),
+        Tensor("dout", (*form.of_queries, form.value_width), torch.float32, clause="values"),
+        *form.optional_inputs(),
     )
-    common = tuple(_attributes(width, *attributes))
-    dq = [Tensor("dq", (*of_queries, width), torch.float32)]
-    if bias_form is not None:
-        dq.append(Tensor("dbias", bias_dims(bias_form, heads), torch.float32))
+    common = tuple(options.attributes(form.width))
+    dq = [Tensor("dq", (*form.of_queries, form.width), torch.float32)]
+    if form.bias is not None:
+        dq.append(Tensor("dbias", bias_dims(form.bias, form.heads), torch.float32))
     dkv = (
-        Tensor("dk", (*of_keys, width), torch.float32),
-        Tensor("dv", (*of_keys, value_width), torch.float32),
+        Tensor("dk", (*form.of_keys, form.width), torch.float32),
+        Tensor("dv", (*form.of_keys, form.value_width), torch.float32),
     )
-    with_dbias = ("with_dbias", boolean(bias_form is not None))
+    with_dbias = ("with_dbias", boolean(form.bias is not None))
     return (
         Kernel("softmax_mix_backward_dq", inputs, tuple(dq), (*common, with_dbias)),
         Kernel("softmax_mix_backward_dkv", inputs, dkv, common),
     )
 
 
-def _backward_cpu(
-    dout, dlse, out, row_lse, q, k, v, bias, mask, scale, causal, window, exclude_self, precision,
-):  # fmt: skip
-    whole = four_dims(bias)
-    form = _form(q, k, v, whole, mask, scale, causal, window, exclude_self, precision)
+@takes(Operands, PairOptions)
+def _backward_cpu(dout, dlse, out, row_lse, operands, options):
+    q, k, v, bias, _ = operands
+    form = Form.of(operands)
     dout = dout.to(torch.float32)
     delta = (dout * out).sum(-1) - dlse
-    operands = [q, k, row_lse, delta, v, dout]
-    operands += [*([] if bias is None else [whole]), *_masks(q, k, mask)]
-    operands = [contiguous(x) for x in operands]
-    of_queries, of_keys = backward_kernels(*form)
-    dq, *dbias = of_queries(*operands)
-    dk, dv = of_keys(*operands)
+    inputs = [contiguous(x) for x in (q, k, row_lse, delta, v, dout, *_optional(operands, form))]
+    of_queries, of_keys = backward_kernels(form, options)
+    dq, *dbias = of_queries(*inputs)
+    dk, dv = of_keys(*inputs)
     none = q.new_empty(0, dtype=torch.float32)
     dbias = dbias[0].view(bias.shape).to(bias.dtype) if dbias else none
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dbias
 
 
-def _backward_fake(
-    dout, dlse, out, row_lse, q, k, v, bias, mask, scale, causal, window, exclude_self, precision,
-):  # fmt: skip
+@takes(Operands, PairOptions)
+def _backward_fake(dout, dlse, out, row_lse, operands, options):
+    q, k, v, bias, _ = operands
+
     def like(x):
         if x is None:
             return q.new_empty(0, dtype=torch.float32)
@@ -229,16 +249,18 @@ _backward_op = define(
 
 
 def _setup_context(ctx, inputs, output):
-    q, k, v, bias, mask, *ctx.attributes = inputs
+    num_operands = len(Operands._fields)
+    ctx.options = inputs[num_operands:]
     out, row_lse, row_entropy = output
     ctx.mark_non_differentiable(row_entropy)
-    ctx.save_for_backward(out, row_lse, q, k, v, bias, mask)
+    ctx.save_for_backward(out, row_lse, *inputs[:num_operands])
 
 
 def _backward(ctx, dout, dlse, _):
-    dq, dk, dv, dbias = _backward_op(dout, dlse, *ctx.saved_tensors, *ctx.attributes)
-    bias = ctx.saved_tensors[5]
-    return dq, dk, dv, None if bias is None else dbias, *(None,) * 6
+    dq, dk, dv, dbias = _backward_op(dout, dlse, *ctx.saved_tensors, *ctx.options)
+    _, _, *operands = ctx.saved_tensors
+    has_bias = Operands(*operands).bias is not None
+    return dq, dk, dv, dbias if has_bias else None, None, *(None for _ in ctx.options)
 
 
 _op = define(

@@ -1,21 +1,23 @@
 """moe.attention_entropy: how sure each attention head is (docs/Spec.md 3.5)."""
 
 import functools
-import math
+from typing import NamedTuple
 
 import torch
 
 from ._attention import (
+    PairOptions,
     bias_dims,
     bias_form,
     four_dims,
     mask_inputs,
     mask_of_queries,
+    pair_options,
     validate_pairs,
 )
 from ._check import Checker
-from ._kernel import Kernel, Tensor, contiguous, enum, f64, visibility
-from ._library import define
+from ._kernel import Kernel, Tensor, contiguous
+from ._library import define, takes
 
 _check = Checker("attention_entropy")
 
@@ -50,78 +52,73 @@ def attention_entropy(
     return _op(q, k, causal, bias, mask, scale, window, exclude_self, precision)
 
 
+class Operands(NamedTuple):
+    """The tensors of a call, as in the op's schema."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
+
+
+class Form(NamedTuple):
+    """What of its operands a kernel is specialised to."""
+
+    dtype: torch.dtype
+    heads: int
+    width: int
+    # Which of batch and heads the bias has.
+    bias: tuple | None
+    bias_dtype: torch.dtype | None
+    masks_queries: bool
+    masks_keys: bool
+
+
 def _arguments(q, k, causal, bias, mask, scale, window, exclude_self, precision):
     _check.tensor("q", q)
     _check.tensor("k", k)
     _check.tensor("bias", bias, optional=True)
     _check.tensor("mask", mask, optional=True)
-    window = _check.integer("window", window, optional=True)
-    if scale is not None:
-        _check.number("scale", scale)
-        scale = float(scale)
-    return q, k, bias, mask, scale, bool(causal), window, bool(exclude_self), precision
-
-
-def _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision):
-    del causal, exclude_self
-    validate_pairs(_check, q, k, bias, mask, scale, window)
-    _check.choice("precision", precision, ("ieee", "tf32"))
+    return q, k, bias, mask, *pair_options(_check, scale, causal, window, exclude_self, precision)
 
 
 @functools.cache
-def kernel(
-    dtype, bias_dtype, heads, width, bias_form, masks_queries, masks_keys, scale, causal, window,
-    exclude_self, precision,
-):  # fmt: skip
-    """`bias_form` tells which of batch and heads the bias has."""
+def kernel(form, options):
     inputs = [
-        Tensor("q", ("b", heads, "n", width), dtype),
-        Tensor("k", ("b", heads, "m", width), dtype),
+        Tensor("q", ("b", form.heads, "n", form.width), form.dtype),
+        Tensor("k", ("b", form.heads, "m", form.width), form.dtype),
     ]
-    if bias_dtype is not None:
-        inputs.append(Tensor("bias", bias_dims(bias_form, heads), bias_dtype, clause="bias"))
-    inputs += mask_inputs(masks_queries, masks_keys)
-    attributes = (
-        ("visibility", visibility(causal, window, exclude_self)),
-        ("precision", enum("precision", precision)),
-        ("scale", f64(1 / math.sqrt(width) if scale is None else scale)),
-    )
+    if form.bias is not None:
+        dims = bias_dims(form.bias, form.heads)
+        inputs.append(Tensor("bias", dims, form.bias_dtype, clause="bias"))
+    inputs += mask_inputs(form.masks_queries, form.masks_keys)
     return Kernel(
         "attention_entropy",
         tuple(inputs),
         (
-            Tensor("entropy", ("b", heads), torch.float32),
-            Tensor("rows", ("b", heads, "n"), torch.float32),
+            Tensor("entropy", ("b", form.heads), torch.float32),
+            Tensor("rows", ("b", form.heads, "n"), torch.float32),
         ),
-        attributes,
+        tuple(options.attributes(form.width)),
     )
 
 
-def _cpu(q, k, bias, mask, scale, causal, window, exclude_self, precision):
-    _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision)
-    bias = four_dims(bias)
-    query_mask = mask_of_queries(q, k, mask)
-    run = kernel(
-        q.dtype,
-        None if bias is None else bias.dtype,
-        q.shape[1],
-        q.shape[-1],
-        bias_form(bias),
-        query_mask is not None,
-        mask is not None,
-        scale,
-        causal,
-        window,
-        exclude_self,
-        precision,
-    )
-    operands = [contiguous(x) for x in (q, k, bias, query_mask, mask) if x is not None]
-    entropy, of_rows = run(*operands)
+@takes(Operands, PairOptions)
+def _cpu(operands, options):
+    q, k, bias, mask = operands
+    validate_pairs(_check, q, k, bias, mask, options)
+    bias, query_mask = four_dims(bias), mask_of_queries(q, k, mask)
+    form = Form(q.dtype, q.shape[1], q.shape[-1], bias_form(bias),
+                None if bias is None else bias.dtype, query_mask is not None, mask is not None)
+    entropy, of_rows = kernel(form, options)(
+        *(contiguous(x) for x in (q, k, bias, query_mask, mask) if x is not None))
     return entropy, of_rows
 
 
-def _fake(q, k, bias, mask, scale, causal, window, exclude_self, precision):
-    _validate(q, k, bias, mask, scale, causal, window, exclude_self, precision)
+@takes(Operands, PairOptions)
+def _fake(operands, options):
+    q, k, bias, mask = operands
+    validate_pairs(_check, q, k, bias, mask, options)
     return (
         q.new_empty(q.shape[:2], dtype=torch.float32),
         q.new_empty(q.shape[:3], dtype=torch.float32),

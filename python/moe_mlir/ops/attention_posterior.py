@@ -1,21 +1,23 @@
 """moe.attention_posterior: mix expert probabilities by attention's posterior (docs/Spec.md 3.4)."""
 
 import functools
-import math
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from ._attention import (
+    PairOptions,
     bias_dims,
     bias_form,
     four_dims,
-    mask_inputs,
     mask_of_queries,
+    pair_options,
     validate_pairs,
 )
 from ._check import ACTIVATIONS, Checker
-from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64, visibility
-from ._library import define
+from ._kernel import Kernel, Tensor, contiguous, enum, f64, i64
+from ._library import define, takes
 
 _check = Checker("attention_posterior")
 
@@ -84,38 +86,105 @@ def attention_posterior(
     return results if return_lse else results[:2]
 
 
+class Operands(NamedTuple):
+    """The tensors of a call, in the order of the op's schema.
+
+    A further one needs a field here, its places in `_OPERANDS` and `_OF_KERNELS`,
+    its dims in `Form.tensor`, its checks, and, if it gets no gradient, its name in
+    `_CONSTANT`.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    u: torch.Tensor
+    e: torch.Tensor
+    vp: torch.Tensor | None
+    v: torch.Tensor | None
+    wo: torch.Tensor | None
+    bias: torch.Tensor | None
+    head_prior: torch.Tensor | None
+    mask: torch.Tensor | None
+    query_mask: torch.Tensor | None
+    row_lse: torch.Tensor | None
+    row_entropy: torch.Tensor | None
+    sigma: torch.Tensor | None
+
+    def present(self):
+        """Those that are there, by name, as kernels read them."""
+        named = self._asdict()
+        named["bias"] = four_dims(self.bias)
+        named["query_mask"] = mask_of_queries(self.q, self.k, self.mask, self.query_mask)
+        named["key_mask"] = self.mask
+        if self.sigma is not None:
+            named["sigma"] = self.sigma.detach().to(torch.float32)
+        return {name: named[name] for name in _OF_KERNELS if named[name] is not None}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call says besides its tensors, in the order of the op's schema.
+
+    A further one needs a field here, its place in `_OPTIONS`, its check, and its
+    attribute in the kernels that it changes.
+    """
+
+    sigma: float  # Means nothing where sigma is a tensor.
+    scale: float | None
+    head_mode: str
+    head: int | None
+    head_scope: str
+    causal: bool
+    window: int | None
+    exclude_self: bool
+    precision: str
+
+    @property
+    def pairs(self):
+        return PairOptions(
+            self.scale, self.causal, self.window, self.exclude_self, self.precision)
+
+    @property
+    def all_heads(self):
+        return self.head_mode == "all"
+
+
+_OPERANDS = (
+    "Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, Tensor? wo, Tensor? bias, "
+    "Tensor? head_prior, Tensor? mask, Tensor? query_mask, Tensor? row_lse, "
+    "Tensor? row_entropy, Tensor? sigma_value"
+)
+_OPTIONS = (
+    "float sigma, float? scale, str head_mode, int? head, str head_scope, bool causal, "
+    "int? window, bool exclude_self, str precision"
+)
+# The rows' sums are no function of their own: gradients flow through q and k.
+_CONSTANT = ("mask", "query_mask", "row_lse", "row_entropy")
+# In the order of the op's assembly.
+_OF_KERNELS = ("q", "k", "u", "e", "vp", "v", "wo", "bias", "head_prior", "query_mask", "key_mask",
+               "row_lse", "row_entropy", "sigma")
+
+
 def _arguments(
     q, k, u, e, causal, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
     sigma, scale, head_mode, head_scope, window, exclude_self, precision,
 ):  # fmt: skip
-    for name, value in (("q", q), ("k", k), ("u", u), ("e", e)):
-        _check.tensor(name, value)
-    optional = (("vp", vp), ("v", v), ("wo", wo), ("bias", bias), ("head_prior", head_prior))
-    masks = (("mask", mask), ("query_mask", query_mask))
-    rows = (("row_lse", row_lse), ("row_entropy", row_entropy))
-    for name, value in (*optional, *masks, *rows):
-        _check.tensor(name, value, optional=True)
-    window = _check.integer("window", window, optional=True)
-    if scale is not None:
-        _check.number("scale", scale)
-        scale = float(scale)
     head = None
     if not isinstance(head_mode, str):
-        head_mode = _check.integer("head_mode", head_mode)
-        head_mode, head = "fixed", head_mode
+        head_mode, head = "fixed", _check.integer("head_mode", head_mode)
     sigma_value, sigma = _check.scalar_or_tensor("sigma", sigma)
-    return (
+    operands = Operands(
         q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
-        sigma_value, sigma, scale, head_mode, head, head_scope, bool(causal), window, bool(exclude_self), precision,
-    )  # fmt: skip
+        sigma_value)
+    for name, value in operands._asdict().items():
+        _check.tensor(name, value, optional=name not in ("q", "k", "u", "e"))
+    scale, *rest = pair_options(_check, scale, causal, window, exclude_self, precision)
+    return *operands, sigma, scale, head_mode, head, head_scope, *rest
 
 
-def _validate(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
-    sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
-):  # fmt: skip
-    del causal, exclude_self
-    validate_pairs(_check, q, k, bias, mask, scale, window, query_mask)
+def _validate(operands, options):
+    q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy, sigma = (
+        operands)
+    validate_pairs(_check, q, k, bias, mask, options.pairs, query_mask)
     for name, tensor in (("u", u), ("e", e)):
         _check.dtype(name, tensor, ACTIVATIONS)
     batch, heads, n, _ = q.shape
@@ -135,15 +204,19 @@ def _validate(
         if rows is not None:
             _check.dtype(name, rows, (torch.float32,))
             _check.shape(name, rows, (batch, heads, n), "[batch, heads, n]")
-    if sigma_value is None:
-        _check.positive("sigma", sigma)
-    if head_mode == "fixed":
+    if sigma is None:
+        _check.positive("sigma", options.sigma)
+    _validate_head(options, heads)
+
+
+def _validate_head(options, heads):
+    head = options.head
+    if options.head_mode == "fixed":
         if head is None or not 0 <= head < heads:
             _check.fail(f"expected 'head_mode' in [0, {heads}) (the number of heads), found {head}")
     else:
-        _check.choice("head_mode", head_mode, ("min_entropy", "all"))
-    _check.choice("head_scope", head_scope, ("sequence", "batch"))
-    _check.choice("precision", precision, ("ieee", "tf32"))
+        _check.choice("head_mode", options.head_mode, ("min_entropy", "all"))
+    _check.choice("head_scope", options.head_scope, ("sequence", "batch"))
 
 
 def _validate_values(vp, v, wo, batch, heads, nk, d):
@@ -164,49 +237,80 @@ def _validate_values(vp, v, wo, batch, heads, nk, d):
         _check.shape("wo", wo, (heads, d, v.shape[-1]), "[heads, d of 'u', w of 'v']")
 
 
-@functools.cache
-def kernel(
-    dtypes,
-    heads,
-    width,
-    d,
-    experts,
-    value_width,
-    bias_form,
-    masks,
-    sigma,
-    has_rows,
-    scale,
-    head_mode,
-    head,
-    head_scope,
-    causal,
-    window,
-    exclude_self,
-    precision,
-):
-    """`dtypes` maps operand names to dtypes, absent ones left out, as a tuple of pairs.
+class Form(NamedTuple):
+    """What of its operands a kernel is specialised to."""
 
-    `bias_form` tells which of batch and heads the bias has, `masks` which of
-    queries and keys have a mask; `sigma` None: it is a tensor operand.
-    """
-    dtype = dict(dtypes)
-    lse_dims = ("b", heads if head_mode == "all" else 1, "n")
+    # (name, dtype) of the operands that are there.
+    dtypes: tuple
+    heads: int
+    width: int
+    d: int
+    experts: int
+    value_width: int | None
+    # Which of batch and heads the bias has.
+    bias: tuple | None
+
+    @classmethod
+    def of(cls, present):
+        return cls(
+            tuple((name, tensor.dtype) for name, tensor in present.items()),
+            present["q"].shape[1],
+            present["q"].shape[-1],
+            present["u"].shape[-1],
+            present["e"].shape[-1],
+            present["v"].shape[-1] if "v" in present else None,
+            bias_form(present.get("bias")),
+        )
+
+    def inputs(self):
+        return [self.tensor(name, dtype) for name, dtype in self.dtypes]
+
+    def tensor(self, name, dtype):
+        """How a kernel takes an operand."""
+        of_keys = ("b", self.heads, "m")
+        dims, clause = {
+            "q": (("b", self.heads, "n", self.width), "ins"),
+            "k": ((*of_keys, self.width), "ins"),
+            "u": (("b", "n", self.d), "ins"),
+            "e": (("b", "m", self.experts), "ins"),
+            "vp": ((*of_keys, self.d), "means"),
+            "v": ((*of_keys, self.value_width), "values"),
+            "wo": ((self.heads, self.d, self.value_width), "values"),
+            "bias": (self.bias and bias_dims(self.bias, self.heads), "bias"),
+            "head_prior": (("b", "n", self.heads), "head_prior"),
+            "query_mask": (("b", "n"), "query_mask"),
+            "key_mask": (("b", "m"), "key_mask"),
+            "row_lse": (("b", self.heads, "n"), "rows"),
+            "row_entropy": (("b", self.heads, "n"), "rows"),
+            "sigma": ((), "sigma"),
+        }[name]
+        return Tensor(name, dims, dtype, clause)
+
+    def attributes(self, options):
+        """Those that forward and backward share."""
+        yield from options.pairs.attributes(self.width)
+        if "sigma" not in dict(self.dtypes):
+            yield "sigma", f64(options.sigma)
+
+    def lse_dims(self, options):
+        return "b", self.heads if options.all_heads else 1, "n"
+
+
+@functools.cache
+def kernel(form, options):
     attributes = [
-        ("head_mode", enum("head_mode", head_mode)),
-        ("head_scope", enum("head_scope", head_scope)),
-        *_attributes(width, sigma, scale, causal, window, exclude_self, precision),
+        ("head_mode", enum("head_mode", options.head_mode)),
+        ("head_scope", enum("head_scope", options.head_scope)),
+        *form.attributes(options),
     ]
-    if head is not None:
-        attributes.append(("head", i64(head)))
+    if options.head is not None:
+        attributes.append(("head", i64(options.head)))
+    lse_dims = form.lse_dims(options)
     return Kernel(
         "attention_posterior",
+        tuple(form.inputs()),
         (
-            *_tokens(dtype, heads, width, d, experts),
-            *_optional_inputs(dtype, heads, d, value_width, bias_form, masks, sigma, has_rows),
-        ),
-        (
-            Tensor("p", ("b", "n", experts), torch.float32),
+            Tensor("p", ("b", "n", form.experts), torch.float32),
             Tensor("head_index", ("b",), torch.int32),
             Tensor("prior_lse", lse_dims, torch.float32),
             Tensor("posterior_lse", lse_dims, torch.float32),
@@ -215,108 +319,21 @@ def kernel(
     )
 
 
-def _tokens(dtype, heads, width, d, experts):
-    return (
-        Tensor("q", ("b", heads, "n", width), dtype["q"]),
-        Tensor("k", ("b", heads, "m", width), dtype["k"]),
-        Tensor("u", ("b", "n", d), dtype["u"]),
-        Tensor("e", ("b", "m", experts), dtype["e"]),
-    )
-
-
-def _optional_inputs(
-    dtype, heads, d, value_width, bias_form, masks, sigma, has_rows=False
-):
-    if "vp" in dtype:
-        yield Tensor("vp", ("b", heads, "m", d), dtype["vp"], clause="means")
-    else:
-        yield Tensor("v", ("b", heads, "m", value_width), dtype["v"], clause="values")
-        yield Tensor("wo", (heads, d, value_width), dtype["wo"], clause="values")
-    if "bias" in dtype:
-        yield Tensor("bias", bias_dims(bias_form, heads), dtype["bias"], clause="bias")
-    if "head_prior" in dtype:
-        yield Tensor("head_prior", ("b", "n", heads), dtype["head_prior"], clause="head_prior")
-    yield from mask_inputs(*masks)
-    if has_rows:
-        for name in ("row_lse", "row_entropy"):
-            yield Tensor(name, ("b", heads, "n"), torch.float32, clause="rows")
-    if sigma is None:
-        yield Tensor("sigma", (), torch.float32, clause="sigma")
-
-
-def _attributes(width, sigma, scale, causal, window, exclude_self, precision):
-    yield "visibility", visibility(causal, window, exclude_self)
-    yield "precision", enum("precision", precision)
-    yield "scale", f64(1 / math.sqrt(width) if scale is None else scale)
-    if sigma is not None:
-        yield "sigma", f64(sigma)
-
-
-def _named(q, k, u, e, vp, v, wo, bias, head_prior):
-    """The operands that are there, by name, the bias with all four dims."""
-    named = dict(
-        q=q, k=k, u=u, e=e, vp=vp, v=v, wo=wo, bias=four_dims(bias), head_prior=head_prior
-    )
-    return {name: tensor for name, tensor in named.items() if tensor is not None}
-
-
-def _form(named, masks, sigma_value, sigma):
-    """What of its operands a kernel is specialised to."""
-    return (
-        tuple((name, tensor.dtype) for name, tensor in named.items()),
-        named["q"].shape[1],
-        named["q"].shape[-1],
-        named["u"].shape[-1],
-        named["e"].shape[-1],
-        named["v"].shape[-1] if "v" in named else None,
-        bias_form(named.get("bias")),
-        tuple(mask is not None for mask in masks),
-        sigma if sigma_value is None else None,
-    )
-
-
-def _cpu(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
-    sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
-):  # fmt: skip
-    _validate(
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
-        sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
-    )  # fmt: skip
-    named = _named(q, k, u, e, vp, v, wo, bias, head_prior)
-    masks = (mask_of_queries(q, k, mask, query_mask), mask)
-    run = kernel(
-        *_form(named, masks, sigma_value, sigma),
-        row_lse is not None,
-        scale,
-        head_mode,
-        head,
-        head_scope,
-        causal,
-        window,
-        exclude_self,
-        precision,
-    )
-    operands = [contiguous(tensor) for tensor in named.values()]
-    operands += [contiguous(mask) for mask in masks if mask is not None]
-    if row_lse is not None:
-        operands += [contiguous(row_lse), contiguous(row_entropy)]
-    if sigma_value is not None:
-        operands.append(sigma_value.detach().to(torch.float32))
-    p, chosen, prior_lse, posterior_lse = run(*operands)
+@takes(Operands, Options)
+def _cpu(operands, options):
+    _validate(operands, options)
+    present = operands.present()
+    p, chosen, prior_lse, posterior_lse = kernel(Form.of(present), options)(
+        *map(contiguous, present.values()))
     return p, chosen.to(torch.int64), prior_lse, posterior_lse
 
 
-def _fake(
-    q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
-    sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
-):  # fmt: skip
-    _validate(
-        q, k, u, e, vp, v, wo, bias, head_prior, mask, query_mask, row_lse, row_entropy,
-        sigma_value, sigma, scale, head_mode, head, head_scope, causal, window, exclude_self, precision,
-    )  # fmt: skip
+@takes(Operands, Options)
+def _fake(operands, options):
+    _validate(operands, options)
+    q, e = operands.q, operands.e
     batch, heads, n = q.shape[:3]
-    lse = (batch, heads if head_mode == "all" else 1, n)
+    lse = (batch, heads if options.all_heads else 1, n)
     return (
         q.new_empty((batch, n, e.shape[-1]), dtype=torch.float32),
         q.new_empty((batch,), dtype=torch.int64),
@@ -329,102 +346,65 @@ def _fake(
 
 
 @functools.cache
-def backward_kernel(
-    dtypes,
-    heads,
-    width,
-    d,
-    experts,
-    value_width,
-    bias_form,
-    masks,
-    sigma,
-    scale,
-    all_heads,
-    causal,
-    window,
-    exclude_self,
-    precision,
-):
-    """The arguments are those of `kernel`."""
-    dtype = dict(dtypes)
-    lse_dims = ("b", heads if all_heads else 1, "n")
-    inputs = [
-        *_tokens(dtype, heads, width, d, experts),
-        Tensor("p", ("b", "n", experts), torch.float32),
+def backward_kernel(form, options):
+    """Its inputs are q, k, u, e, results and gradient of the forward, and the other operands."""
+    tokens, optional = form.inputs()[:4], form.inputs()[4:]
+    lse_dims = form.lse_dims(options)
+    of_forward = [
+        Tensor("p", ("b", "n", form.experts), torch.float32),
         Tensor("prior_lse", lse_dims, torch.float32),
         Tensor("posterior_lse", lse_dims, torch.float32),
-        Tensor("dp", ("b", "n", experts), torch.float32),
+        Tensor("dp", ("b", "n", form.experts), torch.float32),
     ]
-    optional = list(_optional_inputs(dtype, heads, d, value_width, bias_form, masks, sigma))
-    differentiable = [*_tokens(dtype, heads, width, d, experts)]
-    differentiable += [tensor for tensor in optional if tensor.dtype != torch.bool]
-    inputs += optional
-    if not all_heads:
-        inputs.append(Tensor("head", ("b",), torch.int64, clause="head"))
+    head = [] if options.all_heads else [Tensor("head", ("b",), torch.int64, clause="head")]
     return Kernel(
         "attention_posterior_backward",
-        tuple(inputs),
-        tuple(Tensor(f"d{x.name}", x.dims, torch.float32) for x in differentiable),
-        tuple(_attributes(width, sigma, scale, causal, window, exclude_self, precision)),
+        (*tokens, *of_forward, *optional, *head),
+        tuple(Tensor(f"d{x.name}", x.dims, torch.float32) for x in (*tokens, *optional)
+              if x.dtype != torch.bool),
+        tuple(form.attributes(options)),
     )
 
 
-def _backward_cpu(
-    dp, p, head, prior_lse, posterior_lse, q, k, u, e, vp, v, wo, bias, head_prior, mask,
-    query_mask, sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
-):  # fmt: skip
-    all_heads = head_mode == "all"
+def _gradients_of(operands):
+    return [x for name, x in operands._asdict().items() if name not in _CONSTANT]
+
+
+@takes(Operands, Options)
+def _backward_cpu(dp, p, chosen, prior_lse, posterior_lse, operands, options):
     # One head needs no weights of heads.
-    prior = head_prior if all_heads else None
-    named = _named(q, k, u, e, vp, v, wo, bias, prior)
-    masks = (mask_of_queries(q, k, mask, query_mask), mask)
-    run = backward_kernel(
-        *_form(named, masks, sigma_value, sigma),
-        scale,
-        all_heads,
-        causal,
-        window,
-        exclude_self,
-        precision,
-    )
-    tokens = [named.pop(name) for name in ("q", "k", "u", "e")]
-    operands = [*tokens, p, prior_lse, posterior_lse, dp, *named.values()]
-    operands += [mask for mask in masks if mask is not None]
-    if sigma_value is not None:
-        operands.append(sigma_value.to(torch.float32))
-    if not all_heads:
-        operands.append(head)
-    grads = iter(run(*map(contiguous, operands)))
+    prior = operands.head_prior if options.all_heads else None
+    present = operands._replace(head_prior=prior, row_lse=None, row_entropy=None).present()
+    run = backward_kernel(Form.of(present), options)
+    tokens = [present.pop(name) for name in ("q", "k", "u", "e")]
+    inputs = [*tokens, p, prior_lse, posterior_lse, dp, *present.values()]
+    if not options.all_heads:
+        inputs.append(chosen)
+    grads = iter(run(*map(contiguous, inputs)))
 
     def like(x):
         if x is None:
-            return q.new_empty(0, dtype=torch.float32)
-        if x is head_prior and not all_heads:
+            return p.new_empty(0)
+        if x is operands.head_prior and prior is None:
             return torch.zeros_like(x)
         return next(grads).view(x.shape).to(x.dtype)
 
-    return tuple(map(like, (q, k, u, e, vp, v, wo, bias, head_prior, sigma_value)))
+    return tuple(map(like, _gradients_of(operands)))
 
 
-def _backward_fake(
-    dp, p, head, prior_lse, posterior_lse, q, k, u, e, vp, v, wo, bias, head_prior, mask,
-    query_mask, sigma_value, sigma, scale, head_mode, causal, window, exclude_self, precision,
-):  # fmt: skip
+@takes(Operands, Options)
+def _backward_fake(dp, p, chosen, prior_lse, posterior_lse, operands, options):
     def like(x):
         if x is None:
-            return q.new_empty(0, dtype=torch.float32)
+            return p.new_empty(0)
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    return tuple(map(like, (q, k, u, e, vp, v, wo, bias, head_prior, sigma_value)))
+    return tuple(map(like, _gradients_of(operands)))
 
 
 _backward_op = define(
-    "attention_posterior_backward(Tensor dp, Tensor p, Tensor head, Tensor prior_lse, "
-    "Tensor posterior_lse, Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
-    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? query_mask, "
-    "Tensor? sigma_value, float sigma, float? scale, str head_mode, bool causal, int? window, bool exclude_self, "
-    "str precision) -> "
+    "attention_posterior_backward(Tensor dp, Tensor p, Tensor chosen, Tensor prior_lse, "
+    f"Tensor posterior_lse, {_OPERANDS}, {_OPTIONS}) -> "
     "(Tensor dq, Tensor dk, Tensor du, Tensor de, Tensor dvp, Tensor dv, Tensor dwo, "
     "Tensor dbias, Tensor dhead_prior, Tensor dsigma)",
     kernel=_backward_cpu,
@@ -434,32 +414,27 @@ _backward_op = define(
 
 
 def _setup_context(ctx, inputs, output):
-    # The rows' sums are no function of their own: gradients flow through q and k.
-    *tensors, _, _, sigma_value, sigma, scale, head_mode, _, _ = inputs[:19]
-    causal, window, exclude_self, precision = inputs[19:]
-    ctx.attributes = (sigma, scale, head_mode, causal, window, exclude_self, precision)
+    num_operands = len(Operands._fields)
+    operands, ctx.options = Operands(*inputs[:num_operands]), inputs[num_operands:]
     p, head, prior_lse, posterior_lse = output
     ctx.mark_non_differentiable(head, prior_lse, posterior_lse)
-    ctx.save_for_backward(p, head, prior_lse, posterior_lse, *tensors, sigma_value)
+    operands = operands._replace(row_lse=None, row_entropy=None)
+    ctx.save_for_backward(p, head, prior_lse, posterior_lse, *operands)
 
 
 def _backward(ctx, dp, *_):
-    saved = ctx.saved_tensors
-    *of_operands, of_sigma = _backward_op(dp, *saved, *ctx.attributes)
-    *operands, _, _, sigma_value = saved[4:]
+    p, head, prior_lse, posterior_lse, *saved = ctx.saved_tensors
+    operands = Operands(*saved)
+    grads = iter(_backward_op(dp, p, head, prior_lse, posterior_lse, *operands, *ctx.options))
+    of_operands = [None if name in _CONSTANT else next(grads) for name in Operands._fields]
     return (
         *(None if x is None else grad for x, grad in zip(operands, of_operands, strict=True)),
-        *(None,) * 4,
-        None if sigma_value is None else of_sigma,
-        *(None,) * 9,
+        *(None for _ in ctx.options),
     )
 
 
 _op = define(
-    "attention_posterior(Tensor q, Tensor k, Tensor u, Tensor e, Tensor? vp, Tensor? v, "
-    "Tensor? wo, Tensor? bias, Tensor? head_prior, Tensor? mask, Tensor? query_mask, "
-    "Tensor? row_lse, Tensor? row_entropy, Tensor? sigma_value, float sigma, float? scale, str head_mode, "
-    "int? head, str head_scope, bool causal, int? window, bool exclude_self, str precision) -> "
+    f"attention_posterior({_OPERANDS}, {_OPTIONS}) -> "
     "(Tensor p, Tensor head_index, Tensor prior_lse, Tensor posterior_lse)",
     arguments=_arguments,
     kernel=_cpu,

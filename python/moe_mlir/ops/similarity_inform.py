@@ -1,12 +1,14 @@
 """moe.similarity_inform: mix expert probabilities of similar tokens (docs/Spec.md 3.3)."""
 
 import functools
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from ._check import ACTIVATIONS, MASK, Checker
 from ._kernel import Kernel, Tensor, contiguous, enum, f64, rows, visibility
-from ._library import define
+from ._library import define, takes
 
 _check = Checker("similarity_inform")
 
@@ -48,6 +50,43 @@ def similarity_inform(
     return _op(u, e, causal, uk, ws, tau, mask, window, restrict, precision)
 
 
+class Operands(NamedTuple):
+    """The tensors of a call, in the order of the op's schema."""
+
+    u: torch.Tensor
+    e: torch.Tensor
+    uk: torch.Tensor | None
+    ws: torch.Tensor | None
+    mask: torch.Tensor | None
+    tau: torch.Tensor | None
+
+    def optional(self):
+        """What `Form.optional_inputs` describe."""
+        if self.uk is not None:
+            yield rows(self.uk, 2)
+        if self.ws is not None:
+            yield contiguous(self.ws)
+        if self.mask is not None:
+            yield rows(self.mask, 1)
+        if self.tau is not None:
+            yield self.tau.detach().to(torch.float32)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a call says besides its tensors, in the order of the op's schema."""
+
+    tau: float  # Means nothing where tau is a tensor.
+    causal: bool
+    window: int | None
+    restrict: str
+    precision: str
+
+
+_OPERANDS = "Tensor u, Tensor e, Tensor? uk, Tensor? ws, Tensor? mask, Tensor? tau_value"
+_OPTIONS = "float tau, bool causal, int? window, str restrict, str precision"
+
+
 def _arguments(u, e, causal, uk, ws, tau, mask, window, restrict, precision):
     for name, value in (("u", u), ("e", e)):
         _check.tensor(name, value)
@@ -58,8 +97,8 @@ def _arguments(u, e, causal, uk, ws, tau, mask, window, restrict, precision):
     return u, e, uk, ws, mask, tau_value, tau, bool(causal), window, restrict, precision
 
 
-def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
-    del causal
+def _validate(operands, options):
+    u, e, uk, ws, mask, tau = operands
     for name, tensor in (("u", u), ("e", e), ("uk", uk)):
         if tensor is not None:
             _check.dtype(name, tensor, ACTIVATIONS)
@@ -74,7 +113,7 @@ def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, prec
     _check.shape("e", e, (*key_dims, e.shape[-1]), "[.., keys, experts]")
     if uk is not None:
         _check.same_dtype("uk", uk, "u", u)
-        if restrict == "entropy":
+        if options.restrict == "entropy":
             _check.fail(
                 "expected no 'uk' with restrict='entropy', which compares a token with its keys"
             )
@@ -87,107 +126,97 @@ def _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, prec
     if mask is not None:
         _check.dtype("mask", mask, MASK)
         _check.shape("mask", mask, key_dims, "[.., keys]")
-    if tau_value is None:
-        _check.positive("tau", tau)
-    if window is not None:
-        _check.at_least("window", window, 1)
-    _check.choice("restrict", restrict, ("all", "entropy"))
-    _check.choice("precision", precision, ("ieee", "tf32"))
+    if tau is None:
+        _check.positive("tau", options.tau)
+    if options.window is not None:
+        _check.at_least("window", options.window, 1)
+    _check.choice("restrict", options.restrict, ("all", "entropy"))
+    _check.choice("precision", options.precision, ("ieee", "tf32"))
+
+
+class Form(NamedTuple):
+    """What of its operands a kernel is specialised to."""
+
+    dtype: torch.dtype
+    e_dtype: torch.dtype
+    width: int
+    experts: int
+    key_width: int
+    has_uk: bool = False
+    has_ws: bool = False
+    masked: bool = False
+    learns_tau: bool = False
+
+    @classmethod
+    def of(cls, operands):
+        u, e, uk, ws, mask, tau = operands
+        return cls(
+            u.dtype,
+            e.dtype,
+            u.shape[-1],
+            e.shape[-1],
+            (u if uk is None else uk).shape[-1],
+            uk is not None,
+            ws is not None,
+            mask is not None,
+            tau is not None,
+        )
+
+    @property
+    def keys(self):
+        """The name of their number."""
+        return "m" if self.has_uk else "n"
+
+    def tokens(self):
+        return (
+            Tensor("u", ("b", "n", self.width), self.dtype),
+            Tensor("e", ("b", self.keys, self.experts), self.e_dtype),
+        )
+
+    def optional_inputs(self):
+        if self.has_uk:
+            yield Tensor("uk", ("b", "m", self.key_width), self.dtype, clause="keys")
+        if self.has_ws:
+            yield Tensor("ws", (self.width, self.key_width), self.dtype, clause="ws")
+        if self.masked:
+            yield Tensor("mask", ("b", self.keys), torch.bool, clause="mask")
+        if self.learns_tau:
+            yield Tensor("tau", (), torch.float32, clause="tau")
+
+    def attributes(self, options):
+        yield "visibility", visibility(options.causal, options.window)
+        yield "restrict", enum("restrict", options.restrict)
+        yield "precision", enum("precision", options.precision)
+        if not self.learns_tau:
+            yield "tau", f64(options.tau)
 
 
 @functools.cache
-def kernel(
-    dtype,
-    e_dtype,
-    width,
-    experts,
-    key_width,
-    has_uk,
-    has_ws,
-    masked,
-    tau,
-    causal,
-    window,
-    restrict,
-    precision,
-):
-    """`tau` None: it is a tensor operand."""
-    keys = "m" if has_uk else "n"
+def kernel(form, options):
     return Kernel(
         "similarity_inform",
+        (*form.tokens(), *form.optional_inputs()),
         (
-            Tensor("u", ("b", "n", width), dtype),
-            Tensor("e", ("b", keys, experts), e_dtype),
-            *_optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau),
-        ),
-        (
-            Tensor("p", ("b", "n", experts), torch.float32),
+            Tensor("p", ("b", "n", form.experts), torch.float32),
             Tensor("lse", ("b", "n"), torch.float32),
         ),
-        _attributes(tau, causal, window, restrict, precision),
+        tuple(form.attributes(options)),
     )
 
 
-def _optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau):
-    if has_uk:
-        yield Tensor("uk", ("b", "m", key_width), dtype, clause="keys")
-    if has_ws:
-        yield Tensor("ws", (width, key_width), dtype, clause="ws")
-    if masked:
-        yield Tensor("mask", ("b", "m" if has_uk else "n"), torch.bool, clause="mask")
-    if tau is None:
-        yield Tensor("tau", (), torch.float32, clause="tau")
-
-
-def _attributes(tau, causal, window, restrict, precision):
-    attributes = [
-        ("visibility", visibility(causal, window)),
-        ("restrict", enum("restrict", restrict)),
-        ("precision", enum("precision", precision)),
-    ]
-    if tau is not None:
-        attributes.append(("tau", f64(tau)))
-    return tuple(attributes)
-
-
-def _optional_operands(uk, ws, mask, tau_value):
-    """What `_optional_inputs` describe."""
-    if uk is not None:
-        yield rows(uk, 2)
-    if ws is not None:
-        yield contiguous(ws)
-    if mask is not None:
-        yield rows(mask, 1)
-    if tau_value is not None:
-        yield tau_value.detach().to(torch.float32)
-
-
-def _form(u, e, uk, ws, mask, tau_value, tau):
-    """What of its operands a kernel is specialised to."""
-    return (
-        u.dtype,
-        e.dtype,
-        u.shape[-1],
-        e.shape[-1],
-        (u if uk is None else uk).shape[-1],
-        uk is not None,
-        ws is not None,
-        mask is not None,
-        tau if tau_value is None else None,
-    )
-
-
-def _cpu(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
-    _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision)
-    form = _form(u, e, uk, ws, mask, tau_value, tau)
-    run = kernel(*form, causal, window, restrict, precision)
-    operands = [rows(u, 2), rows(e, 2), *_optional_operands(uk, ws, mask, tau_value)]
-    p, lse = run(*operands)
+@takes(Operands, Options)
+def _cpu(operands, options):
+    _validate(operands, options)
+    u, e, *_ = operands
+    run = kernel(Form.of(operands), options)
+    p, lse = run(rows(u, 2), rows(e, 2), *operands.optional())
     return p.view(*u.shape[:-1], e.shape[-1]), lse.view(u.shape[:-1])
 
 
-def _fake(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision):
-    _validate(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision)
+@takes(Operands, Options)
+def _fake(operands, options):
+    _validate(operands, options)
+    u, e, *_ = operands
     p = u.new_empty((*u.shape[:-1], e.shape[-1]), dtype=torch.float32)
     return p, u.new_empty(u.shape[:-1], dtype=torch.float32)
 
@@ -196,67 +225,35 @@ def _fake(u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precisio
 
 
 @functools.cache
-def backward_kernel(
-    dtype,
-    e_dtype,
-    width,
-    experts,
-    key_width,
-    has_uk,
-    has_ws,
-    masked,
-    tau,
-    causal,
-    window,
-    restrict,
-    precision,
-    has_dlse,
-):
-    """`tau` None: it is a tensor operand."""
-    keys = "m" if has_uk else "n"
-    results = [
-        Tensor("du", ("b", "n", width), torch.float32),
-        Tensor("de", ("b", keys, experts), torch.float32),
-    ]
-    if has_uk:
-        results.append(Tensor("duk", ("b", "m", key_width), torch.float32))
-    if has_ws:
-        results.append(Tensor("dws", (width, key_width), torch.float32))
-    if tau is None:
-        results.append(Tensor("dtau", (), torch.float32))
+def backward_kernel(form, options, has_dlse):
+    dlse = [Tensor("dlse", ("b", "n"), torch.float32, clause="dlse")] if has_dlse else []
+    differentiable = [x for x in (*form.tokens(), *form.optional_inputs()) if x.name != "mask"]
     return Kernel(
         "similarity_inform_backward",
         (
-            Tensor("u", ("b", "n", width), dtype),
-            Tensor("e", ("b", keys, experts), e_dtype),
-            Tensor("p", ("b", "n", experts), torch.float32),
+            *form.tokens(),
+            Tensor("p", ("b", "n", form.experts), torch.float32),
             Tensor("lse", ("b", "n"), torch.float32),
-            Tensor("dp", ("b", "n", experts), torch.float32),
-            *_optional_dlse(has_dlse),
-            *_optional_inputs(dtype, width, key_width, has_uk, has_ws, masked, tau),
+            Tensor("dp", ("b", "n", form.experts), torch.float32),
+            *dlse,
+            *form.optional_inputs(),
         ),
-        tuple(results),
-        _attributes(tau, causal, window, restrict, precision),
+        tuple(Tensor(f"d{x.name}", x.dims, torch.float32) for x in differentiable),
+        tuple(form.attributes(options)),
     )
 
 
-def _optional_dlse(has_dlse):
-    if has_dlse:
-        yield Tensor("dlse", ("b", "n"), torch.float32, clause="dlse")
-
-
-def _backward_cpu(
-    dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
-):
-    form = _form(u, e, uk, ws, mask, tau_value, tau)
-    run = backward_kernel(*form, causal, window, restrict, precision, dlse is not None)
+@takes(Operands, Options)
+def _backward_cpu(dp, dlse, p, lse, operands, options):
+    u, e, uk, ws, _, tau = operands
+    run = backward_kernel(Form.of(operands), options, dlse is not None)
     grads = iter(
         run(
             *(rows(x, 2) for x in (u, e, p)),
             rows(lse, 1),
             rows(dp, 2),
             *(() if dlse is None else (rows(dlse, 1),)),
-            *_optional_operands(uk, ws, mask, tau_value),
+            *operands.optional(),
         )
     )
 
@@ -265,25 +262,24 @@ def _backward_cpu(
             return u.new_empty(0, dtype=torch.float32)
         return next(grads).view(x.shape).to(x.dtype)
 
-    return tuple(map(like, (u, e, uk, ws, tau_value)))
+    return tuple(map(like, (u, e, uk, ws, tau)))
 
 
-def _backward_fake(
-    dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, tau, causal, window, restrict, precision
-):
+@takes(Operands, Options)
+def _backward_fake(dp, dlse, p, lse, operands, options):
+    u, e, uk, ws, _, tau = operands
+
     def like(x):
         if x is None:
             return u.new_empty(0, dtype=torch.float32)
         return torch.empty_like(x, memory_format=torch.contiguous_format)
 
-    return like(u), like(e), like(uk), like(ws), like(tau_value)
+    return like(u), like(e), like(uk), like(ws), like(tau)
 
 
 _backward_op = define(
-    "similarity_inform_backward(Tensor dp, Tensor? dlse, Tensor p, Tensor lse, Tensor u, Tensor e, "
-    "Tensor? uk, Tensor? ws, Tensor? mask, Tensor? tau_value, float tau, bool causal, "
-    "int? window, str restrict, str precision) -> "
-    "(Tensor du, Tensor de, Tensor duk, Tensor dws, Tensor dtau)",
+    "similarity_inform_backward(Tensor dp, Tensor? dlse, Tensor p, Tensor lse, "
+    f"{_OPERANDS}, {_OPTIONS}) -> (Tensor du, Tensor de, Tensor duk, Tensor dws, Tensor dtau)",
     kernel=_backward_cpu,
     fake=_backward_fake,
     is_gradient=True,
@@ -291,34 +287,28 @@ _backward_op = define(
 
 
 def _setup_context(ctx, inputs, output):
-    u, e, uk, ws, mask, tau_value, *ctx.attributes = inputs
-    ctx.save_for_backward(*output, u, e, uk, ws, mask, tau_value)
+    num_operands = len(Operands._fields)
+    ctx.options = inputs[num_operands:]
+    ctx.save_for_backward(*output, *inputs[:num_operands])
     # Few losses read lse; without its gradient nothing is made of zeros.
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, dp, dlse):
-    p, lse, u, e, uk, ws, mask, tau_value = ctx.saved_tensors
+    p, lse, *saved = ctx.saved_tensors
     if dp is None:
         dp = torch.zeros_like(p)
-    du, de, duk, dws, dtau = _backward_op(
-        dp, dlse, p, lse, u, e, uk, ws, mask, tau_value, *ctx.attributes
-    )
+    du, de, duk, dws, dtau = _backward_op(dp, dlse, p, lse, *saved, *ctx.options)
+    operands = Operands(*saved)
+    grads = Operands(du, de, duk, dws, None, dtau)
     return (
-        du,
-        de,
-        None if uk is None else duk,
-        None if ws is None else dws,
-        None,
-        None if tau_value is None else dtau,
-        *(None,) * 5,
+        *(None if x is None else grad for x, grad in zip(operands, grads, strict=True)),
+        *(None for _ in ctx.options),
     )
 
 
 _op = define(
-    "similarity_inform(Tensor u, Tensor e, Tensor? uk, Tensor? ws, Tensor? mask, "
-    "Tensor? tau_value, float tau, bool causal, int? window, str restrict, str precision) "
-    "-> (Tensor p, Tensor lse)",
+    f"similarity_inform({_OPERANDS}, {_OPTIONS}) -> (Tensor p, Tensor lse)",
     arguments=_arguments,
     kernel=_cpu,
     fake=_fake,

@@ -89,26 +89,27 @@ def test_kernels_for_a_smaller_cpu_are_right(cpu):
 
 @pytest.mark.parametrize("cpu, register", [("x86-64-v3", "%ymm"), ("x86-64-v4", "%zmm")])
 def test_the_vectors_are_those_of_the_cpu(cpu, register, tmp_path):
-    from moe_mlir.ops.similarity_inform import kernel
+    from moe_mlir.ops.similarity_inform import Form, Options, kernel
     import torch
 
     f32 = torch.float32
-    form = (f32, f32, 16, 8, 16, False, False, False, 1.0, True, None, "all", "ieee")
-    artifact.native().compile_object(kernel(*form).text(), dump_dir=str(tmp_path), cpu=cpu)
+    form, options = Form(f32, f32, 16, 8, 16), Options(1.0, True, None, "all", "ieee")
+    artifact.native().compile_object(kernel(form, options).text(), dump_dir=str(tmp_path), cpu=cpu)
     code = (tmp_path / "91-code.s").read_text()
     assert register in code
     assert cpu == "x86-64-v4" or "%zmm" not in code
 
 
 def test_bf16_tokens_are_multiplied_in_pairs_where_the_cpu_can(tmp_path):
-    from moe_mlir.ops.similarity_inform import kernel
+    from moe_mlir.ops.similarity_inform import Form, Options, kernel
     import torch
 
     bf16 = torch.bfloat16
-    form = (bf16, torch.float32, 16, 8, 16, False, False, False, 1.0, True, None, "all", "ieee")
+    form = Form(bf16, torch.float32, 16, 8, 16)
+    options = Options(1.0, True, None, "all", "ieee")
     for cpu, expected in (("sapphirerapids", True), ("x86-64-v4", False)):
         artifact.native().compile_object(
-            kernel(*form).text(), dump_dir=str(tmp_path / cpu), cpu=cpu
+            kernel(form, options).text(), dump_dir=str(tmp_path / cpu), cpu=cpu
         )
         assert ("vdpbf16ps" in (tmp_path / cpu / "91-code.s").read_text()) == expected
 
