@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# Checks that every C++ file is formatted; --fix formats instead.
+# Checks that every C++ file is formatted and that ruff finds nothing in Python; --fix mends instead.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
-format="${MOE_MLIR_VENV:-$root/.venv}/bin/clang-format"
-[ -x "$format" ] || { echo "error: expected $format, found none: run ./setup.sh" >&2; exit 1; }
+venv="${MOE_MLIR_VENV:-$root/.venv}"
+format="$venv/bin/clang-format"
+ruff="$venv/bin/ruff"
+for tool in "$format" "$ruff"; do
+  [ -x "$tool" ] || { echo "error: expected $tool, found none: run ./setup.sh" >&2; exit 1; }
+done
 mode=(--dry-run --Werror)
-[ "${1:-}" = --fix ] && mode=(-i)
+lint=(check --quiet)
+[ "${1:-}" = --fix ] && mode=(-i) && lint+=(--fix)
 git ls-files -z '*.cpp' '*.h' | xargs -0 --no-run-if-empty "$format" "${mode[@]}"
+"$ruff" "${lint[@]}" .
 echo "formatting: ok"

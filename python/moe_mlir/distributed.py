@@ -15,7 +15,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-from . import experts  # noqa: F401  registers the ops of the experts
+from . import experts as _registered  # noqa: F401  registers the ops of the experts
 from . import reference
 from .ops import dispatch
 from .ops import mad_dispersion as dispersion_of_one

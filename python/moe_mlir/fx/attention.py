@@ -19,8 +19,8 @@ from ..ops._check import ACTIVATIONS
 from .calls import call
 from .masks import causal_but_for, is_causal
 from .memory import origin, written
-from .patterns import SAME, TRANSPOSES, VIEWS, aten, item, same_shape
-from .reading import dtype, is_call, source, value
+from .patterns import SAME, TRANSPOSES, VIEWS, aten, same_shape
+from .reading import dtype, is_call, value
 
 moe = torch.ops.moe
 _SDPA = aten.scaled_dot_product_attention.default

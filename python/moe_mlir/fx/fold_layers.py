@@ -10,7 +10,6 @@ import copy
 import operator
 
 import torch
-from torch.fx import Node
 
 from ..graph.repeats import find_repeats, layer_path
 from .memory import origin, written

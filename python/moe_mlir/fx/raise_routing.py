@@ -17,7 +17,7 @@ from .match import Site, find_routers
 from .memory import Writes
 from .mixing import match_mixing
 from .patterns import VIEWS, aten, exactly, same_shape, softmax_input, through
-from .reading import dtype, is_assertion, is_call, read, value
+from .reading import dtype, is_assertion, read, value
 
 moe = torch.ops.moe
 

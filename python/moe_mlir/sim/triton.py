@@ -8,7 +8,7 @@ import operator
 import re
 import struct
 import threading
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple
 
 import numpy as np
 

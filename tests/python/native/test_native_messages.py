@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-import torch
 
 from conftest import AFFINE
 from moe_mlir import _environment, _log, crash_report, jit, phases

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from op_judge import DTYPES, assert_close, largest, random, score_tolerance, strided, unaligned
+from op_judge import assert_close, largest, random, score_tolerance, strided, unaligned
 
 import moe_mlir
 from moe_mlir import reference

@@ -11,7 +11,6 @@ import pytest
 import torch
 from support import BUILD, Gates
 
-import moe_mlir
 from moe_mlir import nn
 from moe_mlir.frontends import aot
 from moe_mlir.sim.simulation import active_simulation

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import BUILD, PACKAGE, rewrite_manifest, run_tool, save_router
+from support import PACKAGE, rewrite_manifest, run_tool, save_router
 
 import moe_mlir
 from moe_mlir import nn

@@ -50,7 +50,7 @@ def test_dynamic_shared_memory_starts_at_1024(static):
 
 
 def test_between_static_and_dynamic_memory_is_nothing():
-    body = f"""mov.u32 s, static; mov.u32 t, dynamic; st.shared.u32 [s], t;
+    body = """mov.u32 s, static; mov.u32 t, dynamic; st.shared.u32 [s], t;
         st.shared.u32 [t], t; st.shared.u32 [s+24], t;"""
     text = entry(OUT, REGISTERS, body, shared=".shared .align 8 .b8 static[24];")
     text = text.replace(".visible", DYNAMIC + "\n.visible")

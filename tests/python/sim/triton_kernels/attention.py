@@ -3,7 +3,7 @@
 import torch
 import triton
 import triton.language as tl
-from .family import Problem, family, half_precision
+from .family import Problem, family
 
 
 @triton.jit
