@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import experts as _registered  # noqa: F401  registers the ops of the experts
-from . import reference
+from .formulas import blend_counts, co_selections
 from .ops import dispatch
 from .ops import mad_dispersion as dispersion_of_one
 
@@ -61,8 +61,8 @@ def load_balance_std(idx, num_experts, *, mask=None, group=None):
 @torch.no_grad()
 def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None, group=None):
     """`moe_mlir.adjacency_update` from the choices of all ranks, whose `a` must be equal."""
-    counts = _sum(reference.co_selections(idx, a.shape[0], mask=mask), group)
-    return reference.blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal).to(a.dtype)
+    counts = _sum(co_selections(idx, a.shape[0], mask=mask), group)
+    return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal).to(a.dtype)
 
 
 @torch.no_grad()

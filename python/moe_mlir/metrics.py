@@ -10,7 +10,7 @@ import contextlib
 
 import torch
 
-from .reference import entropy
+from .formulas import entropy
 
 __all__ = [
     "RoutingMonitor",

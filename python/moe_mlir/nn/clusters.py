@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from .. import reference
+from ..formulas import DISPERSION_PRESETS
 from ._router import LinearRouter, Routing, real_tokens
 
 
@@ -133,9 +133,9 @@ def dispersion_options(preset, **options):
     """Keywords of `dispersion_weights`: a preset of the authors' code, or the given ones."""
     if preset is None:
         return options
-    if preset not in reference.DISPERSION_PRESETS:
+    if preset not in DISPERSION_PRESETS:
         raise ValueError(
-            f"expected 'preset' to be one of {', '.join(map(repr, reference.DISPERSION_PRESETS))}, "
+            f"expected 'preset' to be one of {', '.join(map(repr, DISPERSION_PRESETS))}, "
             f"found {preset!r}"
         )
-    return dict(reference.DISPERSION_PRESETS[preset])
+    return dict(DISPERSION_PRESETS[preset])

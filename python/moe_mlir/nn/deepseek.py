@@ -2,7 +2,7 @@
 
 import torch
 
-from .. import reference
+from ..formulas import map_scores
 from ._router import LinearRouter, Routing, add_counts, real_tokens, sum_over_ranks
 from .symphony import ExpertGraph
 
@@ -90,7 +90,7 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
 
     def scores(self, h, mask=None):
         z = self.logits(real_tokens(h, mask))
-        s = reference.map_scores(z, self.score)
+        s = map_scores(z, self.score)
         return (self.smoothed(s, z, mask) if self.symphony else s), z, {}
 
     def smoothed(self, s, z, mask):

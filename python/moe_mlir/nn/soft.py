@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from .. import reference
+from ..formulas import mix_metric
 from ._router import Router, Routing, real_tokens
 from .clusters import dispersion_options
 from .symphony import ExpertGraph
@@ -100,7 +100,7 @@ class SoftACMoE(SoftMoE):
                 mask=mask,
             )
             metric = self.ops.dispersion_weights(s, count, **self.weights_of)
-            m = reference.mix_metric(metric, prev_indices, prev_gates)
+            m = mix_metric(metric, prev_indices, prev_gates)
         dispatch, combine = self.weights(h, mask, m)
         share, gates, indices = self.listed(combine, mask)
 

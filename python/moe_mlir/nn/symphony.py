@@ -2,7 +2,7 @@
 
 import torch
 
-from .. import reference
+from ..formulas import blend_counts, co_selections
 from ._composed import ComposedRouter
 from ._router import add_counts, sum_over_ranks
 
@@ -50,14 +50,14 @@ class ExpertGraph:
 
     def count(self, indices, mask):
         if self.counts_now():
-            counts = reference.co_selections(indices, self.num_experts, mask=mask)
+            counts = co_selections(indices, self.num_experts, mask=mask)
             add_counts(self.co_selections, counts)
 
     @torch.no_grad()
     def update_adjacency(self, process_group=None):
         """Applies the co-selections counted since the last call."""
         counts = sum_over_ranks(self.co_selections, process_group)
-        self.adjacency.copy_(reference.blend_counts(self.adjacency, counts, **self.blend))
+        self.adjacency.copy_(blend_counts(self.adjacency, counts, **self.blend))
         self.co_selections.zero_()
 
 

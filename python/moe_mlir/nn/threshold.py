@@ -2,7 +2,7 @@
 
 import torch
 
-from ..reference import ratio
+from ..formulas import ratio
 from ._composed import ComposedRouter
 
 

@@ -10,34 +10,37 @@ hold the whole N x N matrix.
 One file a family: selection, scores, mixing, statistics, dispatch, losses.
 """
 
-from ._common import ratio
+from ..formulas import (
+    DISPERSION_PRESETS,
+    blend_counts,
+    co_selections,
+    entropy,
+    map_scores,
+    mix_metric,
+    ratio,
+)
 from .dispatch import capacity_of, combine, dispatch, soft_dispatch
 from .losses import balance_loss, bias_update, z_loss
 from .mixing import (
     attention,
     attention_entropy,
     attention_posterior,
-    entropy,
     lowest_entropy_head,
     similarity_inform,
     visible_keys,
 )
-from .scores import ac_logits, cosine_logits, hyper_router, mix_metric, router_logits
+from .scores import ac_logits, cosine_logits, hyper_router, router_logits
 from .selection import (
     densify,
     grouped_topk,
     make_finite,
-    map_scores,
     rank_experts,
     threshold_renorm,
     topk_renorm,
 )
 from .statistics import (
-    DISPERSION_PRESETS,
     adjacency_gate,
     adjacency_update,
-    blend_counts,
-    co_selections,
     dispersion_weights,
     mad_dispersion,
 )

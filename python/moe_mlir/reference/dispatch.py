@@ -2,7 +2,8 @@
 
 import torch
 
-from ._common import normalise, softmax, wide, without_padding
+from ..formulas import softmax, wide
+from ._common import normalise, without_padding
 from .selection import rank_experts
 
 

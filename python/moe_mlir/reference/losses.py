@@ -2,7 +2,8 @@
 
 import torch
 
-from ._common import log_sum_exp, ratio, wide
+from ..formulas import ratio, wide
+from ._common import log_sum_exp
 
 
 def balance_loss(p, idx, *, mask=None, divide_by="tokens"):

@@ -7,12 +7,8 @@ import math
 
 import torch
 
-from ._common import log_sum_exp, softmax, wide, without_padding
-
-
-def entropy(p):
-    """-sum p ln p over the last dim, 0 ln 0 = 0."""
-    return -torch.xlogy(p, p).sum(dim=-1)
+from ..formulas import entropy, softmax, wide
+from ._common import log_sum_exp, without_padding
 
 
 def visible_keys(

@@ -2,7 +2,8 @@
 
 import torch
 
-from ._common import normalise, ratio, wide
+from ..formulas import mix_metric, wide
+from ._common import normalise
 
 
 def router_logits(h, weight, bias=None):
@@ -56,20 +57,3 @@ def ac_logits(h, m, prev_idx, emb, *, prev_gates=None, bias=None):
         )
     z = (h * mix_metric(m, prev_idx, prev_gates).to(h.dtype)) @ emb.T
     return z if bias is None else z + bias
-
-
-def mix_metric(m, prev_idx, prev_gates=None):
-    """M of each token [.., D]: that of its previous expert, or blended by its gates (P3 C.6).
-
-    A token without a previous expert has 1s. No gradient.
-    """
-    m, prev_gates = wide(m.detach(), None if prev_gates is None else prev_gates.detach())
-    routed = prev_idx >= 0
-    metric = m[prev_idx.clamp(min=0)]
-    metric = torch.where(routed[..., None], metric, torch.ones_like(metric))
-    if prev_gates is None:
-        return metric[..., 0, :]
-    share = torch.where(routed, prev_gates, 0.0)
-    total = share.sum(dim=-1, keepdim=True)
-    mixed = (ratio(share, total)[..., None] * metric).sum(dim=-2)
-    return torch.where(total == 0, torch.ones_like(mixed), mixed)

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ._common import ratio, softmax, wide
+from ..formulas import map_scores, ratio, softmax, wide
 
 
 def rank_experts(scores):
@@ -135,22 +135,6 @@ def _check_groups(experts, k, n_group, topk_group):
             f"grouped_topk: expected 'k' to be at most {topk_group * (experts // n_group)} "
             f"(the experts of {topk_group} groups), found {k}"
         )
-
-
-def map_scores(x, score):
-    """s = score(x), the scores that rank without a bias and make the gates; docs/Spec.md 9.1."""
-    if score == "softmax":
-        return softmax(x)
-    if score == "sigmoid":
-        return x.sigmoid()
-    if score == "sqrtsoftplus":
-        return torch.nn.functional.softplus(x, threshold=100).sqrt()
-    if score == "none":
-        return x
-    raise ValueError(
-        "grouped_topk: expected 'score' to be one of 'softmax', 'sigmoid', 'sqrtsoftplus', "
-        f"'none', found {score!r}"
-    )
 
 
 def kept_experts(choice, n_group, topk_group, group_score):

@@ -2,15 +2,7 @@
 
 import torch
 
-from ._common import ratio, wide
-
-# What the authors' code runs, by task; docs/Spec.md 3.6 and Trap 2. All of them
-# let empty clusters into the means, which the op by default does not (E14).
-DISPERSION_PRESETS = {
-    "lm": dict(eps=1e-4, clamp=10.0, scale="feature", include_empty=True),
-    "swin": dict(eps=1e-4, clamp=1.5, scale="global_preclamp", include_empty=True),
-    "softmoe": dict(eps=0.35, clamp=5.0, scale="global", include_empty=True),
-}
+from ..formulas import blend_counts, co_selections, wide
 
 
 def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
@@ -82,36 +74,3 @@ def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
     """A' = beta A + (1 - beta) norm(C) with the co-selection counts C; docs/Spec.md 3.7."""
     counts = co_selections(idx, a.shape[0], mask=mask)
     return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal)
-
-
-def co_selections(idx, num_experts, *, mask=None):
-    """C [E,E] int64: how many tokens chose both experts; the diagonal is the load."""
-    idx = idx.reshape(-1, idx.shape[-1]).to(torch.int64)
-    # A token selects a set: an expert that is named twice is one of it once.
-    repeated = (idx[:, :, None] == idx[:, None, :]).tril(-1).any(-1)
-    chosen = (idx >= 0) & (idx < num_experts) & ~repeated
-    if mask is not None:
-        chosen = chosen & mask.reshape(-1, 1)
-    both = chosen[:, :, None] & chosen[:, None, :]
-    # Pairs that do not count go to a bin behind the table.
-    pair = (idx[:, :, None] * num_experts + idx[:, None, :]).masked_fill(~both, num_experts**2)
-    table = torch.zeros(num_experts**2 + 1, dtype=torch.int64, device=idx.device)
-    table = table.scatter_add(0, pair.reshape(-1), torch.ones_like(pair.reshape(-1)))
-    return table[:-1].reshape(num_experts, num_experts)
-
-
-def blend_counts(a, counts, *, beta=0.9, norm="row", diagonal=True):
-    """The moving average of `adjacency_update` on counts that are already there."""
-    (a,) = wide(a.detach())
-    share = counts.to(a.dtype)
-    if not diagonal:
-        share = share - torch.diag(share.diagonal())
-    if norm == "row":
-        divisor = share.sum(dim=1, keepdim=True)
-    elif norm == "col":
-        divisor = share.sum(dim=0, keepdim=True)
-    else:
-        divisor = share.diagonal()[None, :]
-    share = ratio(share, divisor)
-    # E18: nothing was selected, so nothing is learnt or forgotten.
-    return torch.where(counts.sum() == 0, a, beta * a + (1 - beta) * share)

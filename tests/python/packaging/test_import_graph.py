@@ -69,6 +69,14 @@ def test_no_folders_import_each_other():
     assert circle_in(folders) is None
 
 
+def test_the_references_judge_and_do_not_serve():
+    """Who reads them: the routers' form in plain torch, and what measures and checks."""
+    users = {name for name, others in import_graph(PACKAGE).items()
+             if any(other.startswith("moe_mlir.reference") for other in others)}
+    judges = ("reference", "bench", "gpu_check", "models")
+    assert {name for name in users if name.split(".")[1] not in judges} == {"moe_mlir.nn._router"}
+
+
 @pytest.mark.parametrize("imports", ["from . import a", "from .a import thing", "import pack.a",
                                      "def f():\n  from pack import a"])
 def test_finds_a_circle(tmp_path, imports):
