@@ -16,6 +16,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
+#include "SoftmaxMixPairs.h"
 #include "SoftmaxMixState.h"
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
@@ -37,8 +38,8 @@ namespace {
 class MixKernel {
 public:
   MixKernel(Emitter &e, SoftmaxMixOp op)
-      : e(e), op(op), rule(op, /*rowsAreKeys=*/false),
-        blockKeys(getColumnVectors(e) * e.width) {}
+      : e(e), op(op), pairLogits(op), blockKeys(getColumnVectors(e) * e.width) {
+  }
 
   void emit();
 
@@ -52,7 +53,6 @@ private:
   Value isGroupVisible(Value firstQuery, Value group, Value firstKey);
   std::pair<Value, Value> getGroupKeys(Value firstQuery, Value group,
                                        Value firstKey);
-  Value getVisible(Value row, Value firstKey, int64_t vector);
   Values finishLogits(Value row, Value firstKey, ArrayRef<Value> products);
 
   void writeRow(Value firstQuery, Value slot);
@@ -60,7 +60,7 @@ private:
 
   Emitter &e;
   SoftmaxMixOp op;
-  PositionRule rule;
+  const PairLogits pairLogits;
   const int64_t blockKeys;
 
   Value numQueries, numKeys, origin;
@@ -101,66 +101,46 @@ void MixKernel::allocate() {
 }
 
 void MixKernel::takeViews(Value batch, Value head) {
-  auto view = [&](Value memref, ValueRange indices) {
-    return memref ? sliceLeading(e, memref, indices) : Value();
-  };
-  q = view(op.getQ(), {batch, head});
-  SmallVector<Value> ofValues{batch};
-  if (areValuesPerHead(op.getV()))
-    ofValues.push_back(head);
-  keys = {view(op.getK(), {batch, head}), view(op.getV(), ofValues),
-          view(op.getKeyBias(), {batch, head}), view(op.getKeyMask(), {batch}),
-          view(op.getKeyLevel(), {batch})};
-  if (Value memref = op.getBias()) {
-    // A dim of 1 is broadcast.
-    auto type = cast<MemRefType>(memref.getType());
-    Value zero = e.index(0);
-    bias = view(memref, {type.getDimSize(0) == 1 ? zero : batch,
-                         type.getDimSize(1) == 1 ? zero : head});
-  }
-  queryMask = view(op.getQueryMask(), {batch});
-  queryLevel = view(op.getQueryLevel(), {batch});
-  mixed = view(op.getMixedInit(), {batch, head});
-  lse = view(op.getLseInit(), {batch, head});
-  entropy = view(op.getEntropyInit(), {batch, head});
+  auto view = [&](Value memref) { return viewTokens(e, memref, batch, head); };
+  auto viewShared = [&](Value memref) { return viewTokens(e, memref, batch); };
+  Value v = op.getV();
+  keys = {view(op.getK()), areValuesPerHead(v) ? view(v) : viewShared(v),
+          view(op.getKeyBias()), viewShared(op.getKeyMask()),
+          viewShared(op.getKeyLevel())};
+  q = view(op.getQ());
+  bias = viewBias(e, op.getBias(), batch, head);
+  queryMask = viewShared(op.getQueryMask());
+  queryLevel = viewShared(op.getQueryLevel());
+  mixed = view(op.getMixedInit());
+  lse = view(op.getLseInit());
+  entropy = view(op.getEntropyInit());
 }
 
 //===----------------------------------------------------------------------===//
 // Logits of a register tile
 //===----------------------------------------------------------------------===//
 
-/// Which keys of a vector query `row` sees by position and level; null for all.
-Value MixKernel::getVisible(Value row, Value firstKey, int64_t vector) {
-  Value visible = rule.getVisible(e, positionOf(row),
-                                  e.add(firstKey, e.index(vector * e.width)));
-  if (queryLevel) {
-    Value own = e.splat(e.load(queryLevel, {row}));
-    Value levels = e.loadVector(block->level, {e.index(vector * e.width)});
-    visible =
-        e.both(visible, e.compare(arith::CmpFPredicate::OLE, levels, own));
-  }
-  return visible;
-}
-
 /// x = scale q.k + key_bias + bias, -inf where the key is not visible.
 Values MixKernel::finishLogits(Value row, Value firstKey,
                                ArrayRef<Value> products) {
   Values logits;
-  Value hidden = e.negInfinity();
+  Value level = queryLevel ? e.load(queryLevel, {row}) : Value();
   for (auto [vector, product] : llvm::enumerate(products)) {
-    Value offset = e.index(vector * e.width);
-    Value base = e.loadVector(block->bias, {offset});
-    Value x = e.fma(product, e.f32(op.getScale().convertToDouble()), base);
-    Value visible = getVisible(row, firstKey, vector);
+    Value offset = e.index(vector * e.width), key = e.add(firstKey, offset);
+    Value levels = level ? e.loadVector(block->level, {offset}) : Value();
+    PairTerms pair =
+        makePairs(e, pairLogits.rule, positionOf(row), key, level, levels);
+    pair.product = product;
+    Value keyBias = e.loadVector(block->bias, {offset});
+    pair.biases = {keyBias};
     if (bias) {
-      Value key = e.add(firstKey, offset);
       Value exists = e.firstLanes(e.sub(numKeys, key));
-      x = e.add(x, e.loadFloats(bias, {row, key}, exists));
+      pair.biases.push_back(e.loadFloats(bias, {row, key}, exists));
       // A bias at a hidden key may be anything.
-      visible =
-          e.both(visible, e.compare(arith::CmpFPredicate::UNE, base, hidden));
+      pair.isReal =
+          e.compare(arith::CmpFPredicate::UNE, keyBias, e.negInfinity());
     }
-    logits.push_back(visible ? e.select(visible, x, hidden) : x);
+    logits.push_back(pairLogits.getVisibleLogit(e, pair));
   }
   return logits;
 }
@@ -192,13 +172,14 @@ std::pair<Value, Value> MixKernel::getGroupKeys(Value firstQuery, Value group,
   if (!ShapedType::isDynamic(width) && width <= e.width)
     return {e.index(0), e.index(blockKeys)};
   Value position = positionOf(e.add(firstQuery, group));
-  return rule.getGroupColumns(e, position, firstKey, blockKeys);
+  return pairLogits.rule.getBlockColumns(e, position, kGroupRows, firstKey,
+                                         blockKeys);
 }
 
 /// Whether a group sees a block of keys by position; null for always.
 Value MixKernel::isGroupVisible(Value firstQuery, Value group, Value firstKey) {
   Value position = positionOf(e.add(firstQuery, group));
-  return rule.isGroupVisible(e, position, firstKey, blockKeys);
+  return isTileVisible(e, pairLogits.rule, position, firstKey);
 }
 
 //===----------------------------------------------------------------------===//
@@ -243,8 +224,8 @@ void MixKernel::emitQueryBlock(Value firstQuery) {
   Value numRows =
       e.minSigned(e.sub(numQueries, firstQuery), e.index(kQueryBlock));
   state.clear(e, zero, e.index(kQueryBlock));
-  auto [begin, end] =
-      rule.getRange(e, positionOf(firstQuery), numRows, numKeys, blockKeys);
+  auto [begin, end] = pairLogits.rule.getColumns(e, positionOf(firstQuery),
+                                                 numRows, numKeys, blockKeys);
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
     block->pack(e, keys, firstKey);
     products->multiply(e, q, block->features, firstQuery, numRows,

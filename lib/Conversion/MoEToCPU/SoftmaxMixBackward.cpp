@@ -242,14 +242,13 @@ void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
 /// The columns of a block that a group of rows sees.
 std::pair<Value, Value> SweepKernel::getColumns(Value first,
                                                 Value firstColumn) {
-  return role.rule.getGroupColumns(e, e.add(origin, first), firstColumn,
-                                   blockColumns);
+  return role.logits.rule.getBlockColumns(e, e.add(origin, first), kGroupRows,
+                                          firstColumn, blockColumns);
 }
 
 /// Whether a group of rows sees a block of columns; null for always.
 Value SweepKernel::isGroupVisible(Value first, Value firstColumn) {
-  return role.rule.isGroupVisible(e, e.add(origin, first), firstColumn,
-                                  blockColumns);
+  return isTileVisible(e, role.logits.rule, e.add(origin, first), firstColumn);
 }
 
 void SweepKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
@@ -302,8 +301,8 @@ void SweepKernel::emitRowBlock(Value firstRow) {
   clear(featureSums);
   clear(valueSums);
   clear(logitSums);
-  auto [begin, end] = role.rule.getRange(e, e.add(origin, firstRow), count,
-                                         numColumns, blockColumns);
+  auto [begin, end] = role.logits.rule.getColumns(
+      e, e.add(origin, firstRow), count, numColumns, blockColumns);
   e.loop(begin, end, blockColumns, [&](Value firstColumn) {
     packColumns(firstColumn);
     blockProducts->multiply(

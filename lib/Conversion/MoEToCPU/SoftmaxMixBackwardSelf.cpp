@@ -343,8 +343,8 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
                                      packedFeatures, slot);
   auto write = [&](SweepRole &role, Value kept, bool adds) {
     Value weights = sliceFrom(e, kept, slot);
-    Value visible = role.rule.isGroupVisible(e, group.first, firstColumn,
-                                             strips.blockColumns);
+    Value visible =
+        isTileVisible(e, role.logits.rule, group.first, firstColumn);
     if (!visible)
       return addRole(role, group, products, weights, adds);
     e.ifElse(
@@ -493,7 +493,7 @@ void SelfSweepKernel::emitStrip(Value strip) {
   allocateBuffers(buffers);
   stripFirst = strips.getFirstRow(strip, e.index(0));
   // Levels and positions may admit a pair in one role only.
-  queries->fill(e, asQuery, asQuery.rule.admitsAll() && !op.getLevel());
+  queries->fill(e, asQuery, asQuery.logits.rule.admitsAll() && !op.getLevel());
   for (SweepRole *role : {&asQuery, &asKey})
     role->replaceQueries(queries->lse, queries->delta,
                          queries->getCotangents(e));

@@ -17,6 +17,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
+#include "SoftmaxMixPairs.h"
 #include "SoftmaxMixState.h"
 #include "SoftmaxMixStrips.h"
 
@@ -42,8 +43,7 @@ namespace {
 class SelfMixKernel {
 public:
   SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
-      : e(e), op(op), asQuery(op, /*rowsAreKeys=*/false),
-        asKey(op, /*rowsAreKeys=*/true),
+      : e(e), op(op), asQuery(op), asKey(op, /*isTransposed=*/true),
         strips(e, op.getQ(), kBlockRows, kStripRows, kMaxStrips) {}
 
   void emit();
@@ -58,10 +58,8 @@ private:
   void clearStates(Value strip);
   void allocateBuffers();
   void emitGroup(Value firstRow, Value group, Value firstColumn);
-  Value getVisible(const PositionRule &rule, Value row, Value firstColumn,
-                   int64_t vector);
-  void keepForColumns(Value slot, Value row, Value firstColumn, int64_t vector,
-                      Value x);
+  void keepForColumns(Value slot, Value row, int64_t vector,
+                      const PairTerms &pair, Value x);
 
   // The online softmax of columns.
   void packRowValues(Value firstRow);
@@ -91,7 +89,8 @@ private:
 
   Emitter &e;
   SoftmaxMixSelfOp op;
-  const PositionRule asQuery, asKey;
+  /// The rows as queries and as keys.
+  const PairLogits asQuery, asKey;
   PairStrips strips;
 
   /// The states of rows, and those of columns for each strip, whose o is
@@ -130,14 +129,12 @@ void SelfMixKernel::allocateStates() {
 
 void SelfMixKernel::takeViews(const PairStrips::Task &task) {
   auto [batch, head, place, number] = task;
-  auto view = [this](Value memref, ValueRange indices) {
-    return memref ? sliceLeading(e, memref, indices) : Value();
-  };
-  Values pair{batch, head};
-  tokens = {view(op.getQ(), pair), view(op.getV(), batch), Value(),
-            view(op.getMask(), batch), view(op.getLevel(), batch)};
-  mixed = view(op.getOuts()[0], pair);
-  lse = view(op.getOuts()[1], pair);
+  tokens = {viewTokens(e, op.getQ(), batch, head),
+            viewTokens(e, op.getV(), batch), Value(),
+            viewTokens(e, op.getMask(), batch),
+            viewTokens(e, op.getLevel(), batch)};
+  mixed = viewTokens(e, op.getOuts()[0], batch, head);
+  lse = viewTokens(e, op.getOuts()[1], batch, head);
   rows = {strips.slice(allRows.max, place, false),
           strips.slice(allRows.sum, place, false), Value(),
           strips.slice(allRows.mixed, place, false)};
@@ -217,25 +214,11 @@ void SelfMixKernel::emitStrip(Value strip) {
 // A group of rows
 //===----------------------------------------------------------------------===//
 
-/// Which columns of a vector a row sees, or is seen by, by position and level;
-/// null for all.
-Value SelfMixKernel::getVisible(const PositionRule &rule, Value row,
-                                Value firstColumn, int64_t vector) {
-  Value visible = rule.getVisible(e, row, at(firstColumn, vector));
-  if (!tokens.level)
-    return visible;
-  Value own = e.splat(e.load(tokens.level, {row}));
-  Value levels = e.loadVector(block->level, {e.index(vector * e.width)});
-  if (&rule == &asKey)
-    std::swap(own, levels);
-  return e.both(visible, e.compare(arith::CmpFPredicate::OLE, levels, own));
-}
-
 /// x of row `slot` of the block, -inf where the columns do not see it.
-void SelfMixKernel::keepForColumns(Value slot, Value row, Value firstColumn,
-                                   int64_t vector, Value x) {
+void SelfMixKernel::keepForColumns(Value slot, Value row, int64_t vector,
+                                   const PairTerms &pair, Value x) {
   Value hidden = e.negInfinity();
-  if (Value visible = getVisible(asKey, row, firstColumn, vector))
+  if (Value visible = asKey.isVisible(e, pair))
     x = e.select(visible, x, hidden);
   // What a masked token holds may be NaN.
   if (tokens.mask)
@@ -253,13 +236,18 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   for (int64_t row = 0; row < kGroupRows; ++row) {
     Value slot = e.add(first, e.index(row));
     Value isNotBehind = strips.isNotBehind(slot, firstColumn);
+    Value level = tokens.level ? e.load(tokens.level, {places[row]}) : Value();
     for (auto [vector, product] : llvm::enumerate(products[row])) {
-      Value base = e.loadVector(block->bias, {e.index(vector * e.width)});
-      Value x = e.fma(product, e.f32(op.getScale().convertToDouble()), base);
-      keepForColumns(e.add(group, e.index(row)), places[row], firstColumn,
-                     vector, x);
+      Value offset = e.index(vector * e.width);
+      Value levels = level ? e.loadVector(block->level, {offset}) : Value();
+      PairTerms pair = makePairs(e, asQuery.rule, places[row],
+                                 at(firstColumn, vector), level, levels);
+      pair.product = product;
+      pair.biases = {e.loadVector(block->bias, {offset})};
+      Value x = asQuery.getLogit(e, pair);
+      keepForColumns(e.add(group, e.index(row)), places[row], vector, pair, x);
       Value hidden = e.negInfinity();
-      if (Value seen = getVisible(asQuery, places[row], firstColumn, vector))
+      if (Value seen = asQuery.isVisible(e, pair))
         x = e.select(seen, x, hidden);
       product = e.select(isNotBehind, x, hidden);
     }

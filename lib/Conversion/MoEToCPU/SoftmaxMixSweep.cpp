@@ -15,23 +15,6 @@ static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Set-up
 //===----------------------------------------------------------------------===//
 
-Value mlir::moe::viewTokens(Emitter &e, Value memref, Value batch, Value head) {
-  if (!memref)
-    return {};
-  return head ? sliceLeading(e, memref, {batch, head})
-              : sliceLeading(e, memref, {batch});
-}
-
-Value mlir::moe::viewBias(Emitter &e, Value memref, Value batch, Value head) {
-  if (!memref)
-    return {};
-  auto type = cast<MemRefType>(memref.getType());
-  Value zero = e.index(0);
-  return sliceLeading(e, memref,
-                      {type.getDimSize(0) == 1 ? zero : batch,
-                       type.getDimSize(1) == 1 ? zero : head});
-}
-
 /// Larger buffers do not go on the stack.
 static constexpr int64_t kMaxStackBytes = 256 * 1024;
 
@@ -166,31 +149,21 @@ void SweepRole::buildWeights(int64_t slot, Value row, Value position,
                              Value packedLevels, Value weights, Value alive) {
   Value hidden = e.negInfinity();
   Value rowTerm = getRowTerm(row);
-  Value scale = e.f32(op.getScale().convertToDouble());
+  Value level = rows.level ? e.load(rows.level, {row}) : Value();
   for (auto [vector, product] : llvm::enumerate(products)) {
     Value offset = e.index(vector * e.width);
     Value column = e.add(firstColumn, offset);
+    Value levels = level ? e.loadVector(packedLevels, {offset}) : Value();
+    PairTerms pair = makePairs(e, logits.rule, position, column, level, levels);
+    pair.product = product;
     Value term = e.loadVector(packedTerms, {offset});
-    Value x = e.fma(product, scale, term);
-    if (rowTerm)
-      x = e.add(x, e.splat(rowTerm));
-    Value visible = rule.getVisible(e, position, column);
-    if (rows.level) {
-      Value own = e.splat(e.load(rows.level, {row}));
-      Value levels = e.loadVector(packedLevels, {offset});
-      if (rowsAreKeys)
-        std::swap(own, levels);
-      visible =
-          e.both(visible, e.compare(arith::CmpFPredicate::OLE, levels, own));
-    }
+    pair.biases = {term, rowTerm ? e.splat(rowTerm) : Value()};
     if (views.bias) {
-      x = e.add(x, getBias(row, column));
+      pair.biases.push_back(getBias(row, column));
       // A bias at a hidden pair may be anything.
-      visible =
-          e.both(visible, e.compare(arith::CmpFPredicate::UNE, term, hidden));
+      pair.isReal = e.compare(arith::CmpFPredicate::UNE, term, hidden);
     }
-    if (visible)
-      x = e.select(visible, x, hidden);
+    Value x = logits.getVisibleLogit(e, pair);
     if (alive)
       x = e.select(alive, x, hidden);
     e.storeVector(e.exp(x), weights, {e.index(slot), offset});

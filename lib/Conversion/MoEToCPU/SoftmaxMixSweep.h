@@ -10,7 +10,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H
 #define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H
 
-#include "SoftmaxMixTiles.h"
+#include "SoftmaxMixPairs.h"
 
 namespace mlir::moe {
 
@@ -25,11 +25,6 @@ struct MixOperands {
 struct MixSide {
   Value features, values, mask, level;
 };
-
-/// `memref` at one batch and, where `head` is given, head; null for null.
-Value viewTokens(Emitter &e, Value memref, Value batch, Value head = {});
-/// A bias at one batch and head, whose dims of 1 are broadcast.
-Value viewBias(Emitter &e, Value memref, Value batch, Value head);
 
 /// Buffers that live until `free`: on the stack, whose size is the caller's,
 /// unless they are large or their size is known only at run time.
@@ -49,8 +44,8 @@ class SweepRole {
 public:
   SweepRole(Emitter &e, MixLogitsOpInterface op, const MixOperands &all,
             bool rowsAreKeys)
-      : rowsAreKeys(rowsAreKeys), rule(op, rowsAreKeys), e(e), op(op),
-        all(all) {}
+      : rowsAreKeys(rowsAreKeys), logits(op, /*isTransposed=*/rowsAreKeys),
+        e(e), all(all) {}
 
   void allocate(SweepBuffers &buffers);
   void takeViews(Value batch, Value head);
@@ -77,7 +72,7 @@ public:
   Value center(Value row, int64_t vector, Value product);
 
   const bool rowsAreKeys;
-  const PositionRule rule;
+  const PairLogits logits;
   MixSide rows, columns;
   /// The packed block of columns: values, transposed, and one number a column.
   Value packedValues, packedTerms, packedDeltas;
@@ -89,7 +84,6 @@ private:
   Value isEmptyQuery(Value row) const;
 
   Emitter &e;
-  MixLogitsOpInterface op;
   MixOperands all, views;
 };
 

@@ -12,11 +12,13 @@
 #define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXTILES_H
 
 #include "Emitter.h"
-#include "PositionRule.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 
 namespace mlir::moe {
+
+/// Rows of a register tile.
+inline constexpr int64_t kGroupRows = 6;
 
 /// Vectors of a block of columns: tiles of 6 x 4 leave 8 of 32 registers, of
 /// 6 x 2 4 of 16.

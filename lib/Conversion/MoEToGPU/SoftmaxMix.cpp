@@ -40,7 +40,7 @@ static Value getDim(ThreadBuilder &b, Value memref, int64_t dim) {
 }
 
 MixEmitter::MixEmitter(WarpBuilder &b, SoftmaxMixOp op, MixLayout layout)
-    : b(b), op(op), layout(std::move(layout)) {
+    : b(b), op(op), layout(std::move(layout)), pairLogits(op) {
   numQueries = getDim(b, op.getQ(), 2);
   numKeys = getDim(b, op.getK(), 2);
   origin = op.getOrigin() ? op.getOrigin() : b.sub(numKeys, numQueries);
@@ -72,27 +72,11 @@ void MixEmitter::forEachTile(function_ref<void()> emitTile) {
   });
 }
 
-std::optional<int64_t> mlir::moe::getReach(MixLogitsOpInterface op) {
-  // Positions have 32 bits, so a wider window ends before the first key.
-  std::optional<int64_t> window = op.getVisibility().getWindow();
-  if (!window || *window >= std::numeric_limits<int32_t>::max())
-    return std::nullopt;
-  return op.getVisibility().getReach();
-}
-
 std::pair<Value, Value> MixEmitter::getKeyRange() {
-  Value begin = b.index(0), end = numKeys;
-  Value position = b.add(origin, firstRow);
-  if (op.getVisibility().getCausal()) {
-    Value rows =
-        b.minSigned(b.sub(numQueries, firstRow), b.index(layout.numRows));
-    end = b.minSigned(end, b.add(position, rows));
-  }
-  if (std::optional<int64_t> reach = getReach(op)) {
-    Value first = b.maxSigned(b.sub(position, b.index(*reach - 1)), b.index(0));
-    begin = b.sub(first, b.op<arith::RemUIOp>(first, b.index(layout.numKeys)));
-  }
-  return {begin, end};
+  Value rows =
+      b.minSigned(b.sub(numQueries, firstRow), b.index(layout.numRows));
+  return pairLogits.rule.getColumns(b, b.add(origin, firstRow), rows, numKeys,
+                                    layout.numKeys);
 }
 
 Value MixEmitter::clampKey(Value key) {
@@ -153,54 +137,42 @@ void MixEmitter::writeBiases(Value thread, Value firstKey, Value shared) {
 // Logits
 //===----------------------------------------------------------------------===//
 
-/// Whether the query at `position` sees key `key` by position; null for yes.
-Value MixEmitter::getVisible(Value position, Value key) {
-  Value visible;
-  auto require = [&](CmpIPredicate predicate, Value lhs, Value rhs) {
-    Value holds = b.compare(predicate, lhs, rhs);
-    visible = visible ? b.both(visible, holds) : holds;
-  };
-  if (op.getVisibility().getCausal())
-    require(CmpIPredicate::sle, key, position);
-  if (op.getVisibility().getExcludeSelf())
-    require(CmpIPredicate::ne, key, position);
-  if (std::optional<int64_t> reach = getReach(op))
-    require(CmpIPredicate::sgt, key, b.sub(position, b.i32(*reach)));
-  return visible;
+bool mlir::moe::isBiasShared(Value bias, int64_t dim) {
+  return cast<MemRefType>(bias.getType()).getDimSize(dim) == 1;
+}
+
+Value mlir::moe::loadPairBias(ThreadBuilder &b, Value bias, Value batch,
+                              Value head, Value query, Value key) {
+  Value zero = b.index(0);
+  return b.loadF32(bias, {isBiasShared(bias, 0) ? zero : batch,
+                          isBiasShared(bias, 1) ? zero : head, query, key});
 }
 
 SmallVector<Value> MixEmitter::getLogits(unsigned row, ArrayRef<Value> products,
                                          Value firstKey, ArrayRef<Value> biases,
                                          ArrayRef<Value> levels) {
-  Value hidden = b.negInfinity();
-  Value scale = b.f32(op.getScale().convertToDouble());
   Value place = clampRow(b.add(firstRow, b.toIndex(layout.rows[row])));
-  Value position = positionOf(layout.rows[row]);
-  Value level;
+  PairTerms pair;
+  pair.row = positionOf(layout.rows[row]);
   if (op.getQueryLevel())
-    level = b.loadF32(op.getQueryLevel(), {batch, place});
+    pair.rowLevel = b.loadF32(op.getQueryLevel(), {batch, place});
   SmallVector<Value> logits;
   for (auto [column, product] : llvm::enumerate(products)) {
     Value key = layout.keys[column];
-    Value x = b.fma(product, scale, biases[column]);
-    Value visible = getVisible(position, b.add(b.toI32(firstKey), key));
-    auto require = [&](Value holds) {
-      visible = visible ? b.both(visible, holds) : holds;
-    };
-    if (level)
-      require(b.compare(CmpFPredicate::OLE, levels[column], level));
+    pair.product = product;
+    pair.biases = {biases[column]};
+    pair.column = b.add(b.toI32(firstKey), key);
+    if (pair.rowLevel)
+      pair.columnLevel = levels[column];
     if (Value bias = op.getBias()) {
-      // A dim of 1 is broadcast.
-      auto type = cast<MemRefType>(bias.getType());
-      Value zero = b.index(0);
-      x = b.add(x,
-                b.loadF32(bias, {type.getDimSize(0) == 1 ? zero : batch,
-                                 type.getDimSize(1) == 1 ? zero : head, place,
-                                 clampKey(b.add(firstKey, b.toIndex(key)))}));
+      pair.biases.push_back(
+          loadPairBias(b, bias, batch, head, place,
+                       clampKey(b.add(firstKey, b.toIndex(key)))));
       // A bias at a hidden key may be anything.
-      require(b.compare(CmpFPredicate::UNE, biases[column], hidden));
+      pair.isReal =
+          b.compare(CmpFPredicate::UNE, biases[column], b.negInfinity());
     }
-    logits.push_back(visible ? b.select(visible, x, hidden) : x);
+    logits.push_back(pairLogits.getVisibleLogit(b, pair));
   }
   return logits;
 }

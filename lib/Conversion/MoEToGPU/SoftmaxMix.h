@@ -22,7 +22,7 @@
 
 #include "WarpBuilder.h"
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/PairLogits.h"
 
 namespace mlir::moe {
 
@@ -108,14 +108,17 @@ private:
   SmallVector<Value> getLogits(unsigned row, ArrayRef<Value> products,
                                Value firstKey, ArrayRef<Value> biases,
                                ArrayRef<Value> levels);
-  Value getVisible(Value position, Value key);
   Value reduceRow(Value value, function_ref<Value(Value, Value)> combine);
   Value positionOf(Value row);
+  const PairLogits pairLogits;
   Value origin;
 };
 
-/// How many positions a window reaches back, the query's own among them.
-std::optional<int64_t> getReach(MixLogitsOpInterface op);
+/// Whether all batches (dim 0) or heads (dim 1) share the biases.
+bool isBiasShared(Value bias, int64_t dim);
+/// The bias of a pair, whose dims of 1 are broadcast.
+Value loadPairBias(ThreadBuilder &b, Value bias, Value batch, Value head,
+                   Value query, Value key);
 
 /// The most columns of the values that registers can accumulate.
 inline constexpr int64_t kMaxMixColumns = 256;

@@ -72,7 +72,8 @@ public:
   Sweep(ThreadBuilder &b, MixSweep sweep)
       : b(b), op(sweep.op), ofQueries(sweep.ofQueries), lse(sweep.lse),
         delta(sweep.delta), v(sweep.v), dmixed(sweep.dmixed),
-        origin(sweep.origin), total(sweep.total), dbias(sweep.dbias) {
+        origin(sweep.origin), total(sweep.total), dbias(sweep.dbias),
+        logits(sweep.op, /*isTransposed=*/!sweep.ofQueries) {
     sums.push_back(
         {sweep.getOther(), sweep.gradient, /*byGradient=*/true, sweep.scale});
     if (sweep.dv)
@@ -87,11 +88,9 @@ private:
   };
 
   void emitRow();
-  void storeBiasGradient(Value other, Value gradient);
   SmallVector<Value> takeOthers(Value first, ValueRange carried);
   Pair getPair(Value other);
-  Value getVisible();
-  Value getLogit();
+  PairTerms getTerms(Value other, Value exists);
   Value dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
             ArrayRef<Value> rhsRow);
   void addRow(Value other, Value weight, const WeightedSum &sum,
@@ -109,36 +108,13 @@ private:
   SmallVector<WeightedSum> sums;
   /// The destinations of the sums of dx and of dx; null if there are none.
   Value total, dbias;
+  const PairLogits logits;
 
   Value lane, numOthers;
   /// Of the pair that is being emitted: query and key.
   Value batch, head, own, i, j;
 };
 } // namespace
-
-/// Whether query i sees key j (docs/Spec.md, Visibility).
-Value Sweep::getVisible() {
-  Value visible = b.boolean(true);
-  auto require = [&](Value holds) { visible = b.both(visible, holds); };
-  // Both in the positions of the other side.
-  Value query = ofQueries ? b.add(i, origin) : i;
-  Value key = ofQueries ? j : b.add(j, origin);
-  if (op.getVisibility().getCausal())
-    require(b.compare(CmpIPredicate::sle, key, query));
-  if (op.getVisibility().getExcludeSelf())
-    require(b.compare(CmpIPredicate::ne, key, query));
-  if (std::optional<int64_t> reach = getReach(op))
-    require(b.compare(CmpIPredicate::sgt, key, b.sub(query, b.index(*reach))));
-  if (Value mask = op.getQueryMask())
-    require(memref::LoadOp::create(b, mask, ValueRange{batch, i}));
-  if (Value mask = op.getKeyMask())
-    require(memref::LoadOp::create(b, mask, ValueRange{batch, j}));
-  if (op.getQueryLevel())
-    require(b.compare(CmpFPredicate::OLE,
-                      b.loadF32(op.getKeyLevel(), {batch, j}),
-                      b.loadF32(op.getQueryLevel(), {batch, i})));
-  return visible;
-}
 
 /// lhs[lhsRow, ..] . rhs[rhsRow, ..]
 Value Sweep::dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
@@ -156,21 +132,34 @@ Value Sweep::dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
                 })[0];
 }
 
-/// x_ij = scale q.k + key_bias + bias
-Value Sweep::getLogit() {
-  Value x = b.mul(dot(op.getQ(), {batch, head, i}, op.getK(), {batch, head, j}),
-                  b.f32(op.getScale().convertToDouble()));
+/// What the pair of query i and key j is made of.
+PairTerms Sweep::getTerms(Value other, Value exists) {
+  PairTerms pair;
+  pair.product = dot(op.getQ(), {batch, head, i}, op.getK(), {batch, head, j});
   if (Value bias = op.getKeyBias())
-    x = b.add(x, b.loadF32(bias, {batch, head, j}));
+    pair.biases = {b.loadF32(bias, {batch, head, j})};
   if (Value bias = op.getBias()) {
-    // A dim of 1 is broadcast.
-    auto type = cast<MemRefType>(bias.getType());
-    Value zero = b.index(0);
-    x = b.add(x,
-              b.loadF32(bias, {type.getDimSize(0) == 1 ? zero : batch,
-                               type.getDimSize(1) == 1 ? zero : head, i, j}));
+    pair.biases.resize(1);
+    pair.biases.push_back(loadPairBias(b, bias, batch, head, i, j));
   }
-  return x;
+  pair.row = b.add(own, origin);
+  pair.column = other;
+  if (op.getQueryLevel()) {
+    pair.rowLevel = b.loadF32(op.getQueryLevel(), {batch, i});
+    pair.columnLevel = b.loadF32(op.getKeyLevel(), {batch, j});
+    if (!ofQueries)
+      std::swap(pair.rowLevel, pair.columnLevel);
+  }
+  pair.isReal = exists;
+  auto require = [&](Value mask, Value token) {
+    if (mask)
+      pair.isReal =
+          b.both(pair.isReal,
+                 memref::LoadOp::create(b, mask, ValueRange{batch, token}));
+  };
+  require(op.getQueryMask(), i);
+  require(op.getKeyMask(), j);
+  return pair;
 }
 
 /// A and dx of the own row and row `other`, which may lie behind the last one.
@@ -182,9 +171,11 @@ Sweep::Pair Sweep::getPair(Value other) {
   j = ofQueries ? other : own;
   Value zero = b.f32(0.0), hidden = b.negInfinity();
   Value logSum = b.loadF32(lse, {batch, head, i});
-  Value seen = b.both(b.both(exists, getVisible()),
+  PairTerms pair = getTerms(other, exists);
+  Value seen = b.both(logits.isVisible(b, pair),
                       b.compare(CmpFPredicate::UNE, logSum, hidden));
-  Value weight = b.select(seen, b.exp(b.sub(getLogit(), logSum)), zero);
+  Value weight =
+      b.select(seen, b.exp(b.sub(logits.getLogit(b, pair), logSum)), zero);
   Value product = b.f32(0.0);
   if (v) {
     SmallVector<Value> values{batch, j};
@@ -219,22 +210,17 @@ void Sweep::addRow(Value other, Value weight, const WeightedSum &sum,
   }
 }
 
-bool mlir::moe::isBiasShared(Value bias, int64_t dim) {
-  return cast<MemRefType>(bias.getType()).getDimSize(dim) == 1;
-}
-
-/// dbias = dx, or, from the second of the rows that share a bias on, dbias +=
-/// dx: a place belongs to one lane.
-void Sweep::storeBiasGradient(Value other, Value gradient) {
+void mlir::moe::storeBiasGradient(ThreadBuilder &b, Value dbias,
+                                  SmallVector<Value, 4> place, Value exists,
+                                  Value gradient) {
   Value zero = b.index(0), isFirst = b.boolean(true);
-  SmallVector<Value> place{batch, head, own, other};
   for (int64_t dim = 0; dim < 2; ++dim)
     if (isBiasShared(dbias, dim)) {
       Value isZero = b.compare(CmpIPredicate::eq, place[dim], zero);
       isFirst = b.both(isFirst, isZero);
       place[dim] = zero;
     }
-  b.ifThen(b.compare(CmpIPredicate::ult, other, numOthers), [&] {
+  b.ifThen(exists, [&] {
     b.ifThen(isFirst,
              [&] { memref::StoreOp::create(b, gradient, dbias, place); });
     b.ifThen(b.negate(isFirst), [&] {
@@ -247,8 +233,12 @@ void Sweep::storeBiasGradient(Value other, Value gradient) {
 /// Folds the rows first, first + 1, ... first + 31 of the other side.
 SmallVector<Value> Sweep::takeOthers(Value first, ValueRange carried) {
   Pair pair = getPair(b.add(first, lane));
-  if (dbias)
-    storeBiasGradient(b.add(first, lane), pair.gradient);
+  if (dbias) {
+    Value other = b.add(first, lane);
+    storeBiasGradient(b, dbias, {batch, head, own, other},
+                      b.compare(CmpIPredicate::ult, other, numOthers),
+                      pair.gradient);
+  }
   Value count =
       b.op<arith::MinUIOp>(b.sub(numOthers, first), b.index(kWarpSize));
   SmallVector<Value> state =

@@ -39,8 +39,12 @@ struct MixSweep {
   }
 };
 
-/// Whether all batches (dim 0) or heads (dim 1) share the biases.
-bool isBiasShared(Value bias, int64_t dim);
+/// dbias = dx at `place` (batch, head, query, key) if it exists, or, from the
+/// second of the rows that share a bias on, dbias += dx: a place belongs to one
+/// lane.
+void storeBiasGradient(ThreadBuilder &b, Value dbias,
+                       SmallVector<Value, 4> place, Value exists,
+                       Value gradient);
 
 /// Rows that a block takes at a time on tensor cores with `sharedBytes` of
 /// shared memory; nullopt if the sweep cannot run there.

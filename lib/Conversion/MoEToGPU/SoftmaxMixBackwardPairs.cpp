@@ -12,7 +12,6 @@
 using namespace mlir;
 using namespace mlir::moe;
 using arith::CmpFPredicate;
-using arith::CmpIPredicate;
 
 //===----------------------------------------------------------------------===//
 // Products of rows
@@ -130,56 +129,23 @@ RowFacts TensorSweep::getFacts(bool isQuery, Value row) {
   return facts;
 }
 
-/// Whether the query sees the key (docs/Spec.md, Visibility).
-Value TensorSweep::getVisible(const RowFacts &query, const RowFacts &key) {
-  Value visible = b.both(query.isReal, key.isReal);
-  auto require = [&](Value holds) { visible = b.both(visible, holds); };
-  if (op.getVisibility().getCausal())
-    require(b.compare(CmpIPredicate::sle, key.position, query.position));
-  if (op.getVisibility().getExcludeSelf())
-    require(b.compare(CmpIPredicate::ne, key.position, query.position));
-  if (std::optional<int64_t> reach = getReach(op))
-    require(b.compare(CmpIPredicate::sgt, key.position,
-                      b.sub(query.position, b.index(*reach))));
-  if (query.level)
-    require(b.compare(CmpFPredicate::OLE, key.level, query.level));
-  return visible;
-}
-
-Value TensorSweep::getLogit(Value product, const RowFacts &query,
-                            const RowFacts &key) {
-  Value x = b.mul(product, b.f32(op.getScale().convertToDouble()));
-  if (key.bias)
-    x = b.add(x, key.bias);
-  if (Value bias = op.getBias()) {
-    Value zero = b.index(0);
-    x = b.add(x, b.loadF32(bias, {isBiasShared(bias, 0) ? zero : batch,
-                                  isBiasShared(bias, 1) ? zero : head,
-                                  query.place, key.place}));
-  }
-  return x;
-}
-
-/// dbias = dx, or, from the second of the rows that share a bias on, dbias +=
-/// dx: a place belongs to one lane.
-void TensorSweep::storeBiasGradient(const RowFacts &query, const RowFacts &key,
-                                    Value gradient) {
-  Value zero = b.index(0), isFirst = b.boolean(true);
-  SmallVector<Value> place{batch, head, query.place, key.place};
-  for (int64_t dim = 0; dim < 2; ++dim)
-    if (isBiasShared(sweep.dbias, dim)) {
-      Value isZero = b.compare(CmpIPredicate::eq, place[dim], zero);
-      isFirst = b.both(isFirst, isZero);
-      place[dim] = zero;
-    }
-  b.ifThen(b.both(query.exists, key.exists), [&] {
-    b.ifThen(isFirst,
-             [&] { memref::StoreOp::create(b, gradient, sweep.dbias, place); });
-    b.ifThen(b.negate(isFirst), [&] {
-      Value old = memref::LoadOp::create(b, sweep.dbias, place);
-      memref::StoreOp::create(b, b.add(old, gradient), sweep.dbias, place);
-    });
-  });
+/// What the pair of an own row and another one is made of.
+PairTerms TensorSweep::getTerms(Value product, const RowFacts &mine,
+                                const RowFacts &theirs) {
+  const RowFacts &query = sweep.ofQueries ? mine : theirs;
+  const RowFacts &key = sweep.ofQueries ? theirs : mine;
+  PairTerms pair;
+  pair.product = product;
+  pair.biases = {key.bias};
+  if (Value bias = op.getBias())
+    pair.biases.push_back(
+        loadPairBias(b, bias, batch, head, query.place, key.place));
+  pair.row = mine.position;
+  pair.column = theirs.position;
+  pair.rowLevel = mine.level;
+  pair.columnLevel = theirs.level;
+  pair.isReal = b.both(query.isReal, key.isReal);
+  return pair;
 }
 
 /// Writes two neighbouring pairs of the thread as planes.
@@ -214,13 +180,17 @@ void TensorSweep::weigh(Value firstOther, MutableArrayRef<Value> totals) {
         const RowFacts &mine = ownFacts[row], &theirs = facts[i];
         const RowFacts &query = sweep.ofQueries ? mine : theirs;
         const RowFacts &key = sweep.ofQueries ? theirs : mine;
-        Value x = getLogit(products[fragment][2 * row + i], query, key);
-        Value a =
-            b.select(getVisible(query, key), b.exp(b.sub(x, query.lse)), zero);
+        PairTerms pair =
+            getTerms(products[fragment][2 * row + i], mine, theirs);
+        Value x = logits.getLogit(b, pair);
+        Value a = b.select(logits.isVisible(b, pair),
+                           b.exp(b.sub(x, query.lse)), zero);
         Value dx = b.mul(a, b.sub(values[fragment][2 * row + i], query.delta));
         dx = b.select(b.compare(CmpFPredicate::OEQ, a, zero), zero, dx);
         if (sweep.dbias)
-          storeBiasGradient(query, key, dx);
+          storeBiasGradient(b, sweep.dbias,
+                            {batch, head, query.place, key.place},
+                            b.both(query.exists, key.exists), dx);
         totals[row] = b.add(totals[row], dx);
         as.push_back(a);
         dxs.push_back(dx);

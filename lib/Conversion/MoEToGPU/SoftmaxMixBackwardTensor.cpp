@@ -79,7 +79,8 @@ std::optional<int64_t> mlir::moe::getTensorSweepRows(MixSweep sweep,
 //===----------------------------------------------------------------------===//
 
 TensorSweep::TensorSweep(WarpBuilder &b, MixSweep sweep, const SweepPlan &plan)
-    : b(b), sweep(sweep), op(sweep.op), plan(plan),
+    : b(b), sweep(sweep), op(sweep.op),
+      logits(sweep.op, /*isTransposed=*/!sweep.ofQueries), plan(plan),
       element(getElementTypeOrSelf(sweep.getOwn())), thread(b.thread()),
       lane(b.rem(thread, kWarpSize)) {
   Value warp = b.div(thread, kWarpSize);
@@ -262,31 +263,6 @@ void TensorSweep::addProducts(Value weights, Value rows, int64_t numRowPlanes,
   llvm::copy(next, sums.begin());
 }
 
-/// The other rows that may form a visible pair with the tile, [begin, end);
-/// begin is a multiple of a tile.
-std::pair<Value, Value> TensorSweep::getOtherRange() {
-  Value begin = b.index(0), end = numOthers, zero = b.index(0);
-  Value position = b.add(origin, firstRow);
-  Value rows = b.index(plan.ownRows);
-  std::optional<int64_t> reach = getReach(op);
-  auto startAt = [&](Value first) {
-    first = b.maxSigned(first, zero);
-    begin = b.sub(first, b.op<arith::RemUIOp>(first, b.index(plan.otherRows)));
-  };
-  if (sweep.ofQueries) {
-    if (op.getVisibility().getCausal())
-      end = b.minSigned(end, b.add(position, rows));
-    if (reach)
-      startAt(b.sub(position, b.index(*reach - 1)));
-  } else {
-    if (op.getVisibility().getCausal())
-      startAt(position);
-    if (reach)
-      end = b.minSigned(end, b.add(b.add(position, rows), b.index(*reach)));
-  }
-  return {begin, end};
-}
-
 /// Writes accumulators of `groups` groups of 16 columns.
 void TensorSweep::storeGradient(ArrayRef<Value> sums, Value out, int64_t groups,
                                 int64_t width, double scale) {
@@ -355,7 +331,9 @@ void TensorSweep::emitTile() {
   int64_t numSums = 8 * plan.getFeatureGroups();
   int64_t numColumnSums = 8 * plan.getColumnGroups();
   SmallVector<Value> carried(numSums + numColumnSums + 2, b.f32(0.0));
-  auto [begin, end] = getOtherRange();
+  auto [begin, end] =
+      logits.rule.getColumns(b, b.add(origin, firstRow), b.index(plan.ownRows),
+                             numOthers, plan.otherRows);
   SmallVector<Value> last = b.loop(
       begin, end, plan.otherRows, carried,
       [&](Value first, ValueRange old) -> SmallVector<Value> {

@@ -98,13 +98,11 @@ private:
   Fragment multiplyFeatures();
   Fragment multiplyValues();
   RowFacts getFacts(bool isQuery, Value row);
-  Value getVisible(const RowFacts &query, const RowFacts &key);
-  Value getLogit(Value product, const RowFacts &query, const RowFacts &key);
+  PairTerms getTerms(Value product, const RowFacts &mine,
+                     const RowFacts &theirs);
   void weigh(Value firstOther, MutableArrayRef<Value> totals);
   void storePair(Value low, Value high, int64_t row, int64_t fragment,
                  Value base);
-  void storeBiasGradient(const RowFacts &query, const RowFacts &key,
-                         Value gradient);
 
   // Gradients.
   void addPlanes(ArrayRef<SmallVector<Value>> left,
@@ -113,7 +111,6 @@ private:
   void addProducts(Value weights, Value rows, int64_t numRowPlanes,
                    int64_t planeBytes, bool areFeatures,
                    MutableArrayRef<Value> sums);
-  std::pair<Value, Value> getOtherRange();
   void emitTile();
   void storeGradient(ArrayRef<Value> sums, Value out, int64_t groups,
                      int64_t width, double scale);
@@ -125,6 +122,7 @@ private:
   WarpBuilder &b;
   MixSweep sweep;
   MixLogitsOpInterface op;
+  const PairLogits logits;
   const SweepPlan plan;
   /// Of the features.
   const Type element;

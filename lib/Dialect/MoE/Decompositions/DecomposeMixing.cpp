@@ -9,6 +9,7 @@
 #include "Mixing.h"
 
 #include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
+#include "MoE/Dialect/MoE/IR/PairLogits.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Math/IR/Math.h"
@@ -23,7 +24,7 @@ using namespace mlir::moe;
 
 namespace {
 /// Which keys a query sees; absent parts restrict nothing.
-struct PairRule {
+struct PairConditions {
   /// What positions admit.
   VisibilityAttr visibility;
   /// The key position of query 0.
@@ -52,28 +53,19 @@ static Value buildOrigin(Domain &domain, Value origin, int64_t i, int64_t j) {
 }
 
 /// Whether the positions of query i and key j admit the pair.
-static Value buildPositionTest(Body &b, const PairRule &rule, int64_t i,
+static Value buildPositionTest(Body &b, const PairConditions &rule, int64_t i,
                                int64_t j) {
-  Value position = b.add(b.iteration(i), rule.origin), key = b.iteration(j);
-  if (rule.exchanged)
-    std::swap(position, key);
-  Value visible = b.boolean(true);
-  if (rule.visibility.getCausal())
-    visible = b.both(visible, b.atMost(key, position));
-  if (rule.visibility.getExcludeSelf())
-    visible = b.both(visible, b.negate(b.equal(key, position)));
-  if (std::optional<int64_t> reach = rule.visibility.getReach()) {
-    Value first = b.sub(position, b.constantInt(b.getIndexType(), *reach));
-    visible = b.both(visible, b.less(first, key));
-  }
-  return visible;
+  PairRule positions(rule.visibility, /*isTransposed=*/rule.exchanged);
+  Value visible = positions.isVisible(b, b.add(b.iteration(i), rule.origin),
+                                      b.iteration(j));
+  return visible ? visible : b.boolean(true);
 }
 
 /// fn(ins) where query i sees key j, else -inf: whatever a hidden pair holds is
 /// dropped, not computed with (E11).
 static Access buildVisibleLogits(Domain &domain, ArrayRef<Access> ins,
                                  ArrayRef<int64_t> dims, int64_t i, int64_t j,
-                                 const PairRule &rule, Domain::MapFn fn) {
+                                 const PairConditions &rule, Domain::MapFn fn) {
   SmallVector<Access> all(ins);
   for (const std::optional<Access> &part :
        {rule.queryMask, rule.keyMask, rule.queryLevel, rule.keyLevel})
@@ -156,7 +148,7 @@ Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
                                  Value origin, bool exchanged) {
   // x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij
   using namespace mix;
-  PairRule rule;
+  PairConditions rule;
   rule.origin = buildOrigin(domain, origin, i, j);
   rule.visibility = op.getVisibility();
   rule.queryMask = atIfPresent(domain, op.getQueryMask(), {b, i});
@@ -217,7 +209,7 @@ Replacements mlir::moe::decompose(SoftmaxMixOp op, OpBuilder &builder) {
 Access mlir::moe::buildSimilarities(Domain &domain,
                                     const SimilarityOperands &op, int64_t j) {
   using namespace similarity;
-  PairRule rule;
+  PairConditions rule;
   rule.origin = buildOrigin(domain, op.origin, i, j);
   rule.visibility = op.visibility;
   rule.keyMask = atIfPresent(domain, op.keyMask, {b, j});
@@ -322,7 +314,7 @@ Value mlir::moe::buildPrecision(Domain &domain, const PosteriorOperands &op) {
 Access mlir::moe::buildPriorLogits(Domain &domain,
                                    const AttentionOperands &op) {
   using namespace posterior;
-  PairRule rule;
+  PairConditions rule;
   rule.origin = buildOrigin(domain, /*origin=*/Value(), i, j);
   rule.visibility = op.visibility;
   rule.keyMask = atIfPresent(domain, op.keyMask, {b, j});
