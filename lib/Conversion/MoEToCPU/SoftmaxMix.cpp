@@ -21,18 +21,13 @@
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
-#include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/Support/MathExtras.h"
-
-#include <limits>
 
 using namespace mlir;
 using namespace mlir::moe;
 
 /// Queries that share one packing of a key block, a multiple of kGroupRows.
 static constexpr int64_t kQueryBlock = 192;
-
-static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 namespace {
 class MixKernel {
@@ -188,32 +183,23 @@ Value MixKernel::isGroupVisible(Value firstQuery, Value group, Value firstKey) {
 
 /// mixed, lse and entropy of one query from its state.
 void MixKernel::writeRow(Value firstQuery, Value slot) {
-  Type f32 = e.getF32Type();
-  Value zero = e.constant(f32, 0.0), hidden = e.constant(f32, -kInfinity);
   Value row = e.add(firstQuery, slot);
-  Value max = e.load(state.max, {slot});
-  Value sum = e.reduceAdd(e.loadVector(state.sum, {slot, e.index(0)}));
-  // A visible key weighs 1 at the maximum, so only a query without one sums to
-  // 0. The maximum does not tell: it stays -inf when every logit is NaN (E3).
-  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, sum, zero);
-  // E10: a masked query has the results of one that sees no key.
-  if (queryMask) {
-    Value isReal = e.load(queryMask, {row});
-    isEmpty = e.select(isReal, isEmpty, e.constantInt(e.getI1Type(), 1));
-  }
-  Value logSum = math::LogOp::create(e, sum);
-  e.store(e.select(isEmpty, hidden, e.add(max, logSum)), lse, {row});
-  if (entropy) {
-    Value moment = e.reduceAdd(e.loadVector(state.moment, {slot, e.index(0)}));
-    Value value = e.sub(logSum, e.div(moment, sum));
-    e.store(e.select(isEmpty, zero, value), entropy, {row});
-  }
+  auto reduce = [&](Value lanes) {
+    return lanes ? e.reduceAdd(e.loadVector(lanes, {slot, e.index(0)})) : lanes;
+  };
+  SoftmaxSums sums{reduce(state.sum), reduce(state.moment)};
+  OnlineSoftmax::Result result =
+      OnlineSoftmax(e).finish(e.load(state.max, {slot}), sums,
+                              queryMask ? e.load(queryMask, {row}) : Value());
+  e.store(result.lse, lse, {row});
+  if (entropy)
+    e.store(result.entropy, entropy, {row});
   if (!mixed)
     return;
-  Value sums = e.splat(sum), numValues = e.dim(mixed, 1);
+  Value divisors = e.splat(sums.sum), numValues = e.dim(mixed, 1);
   e.loop(e.index(0), numValues, e.width, [&](Value column) {
     Value total = e.loadVector(state.mixed, {slot, column});
-    Value value = e.select(isEmpty, e.f32(0.0), e.div(total, sums));
+    Value value = e.select(result.isEmpty, e.f32(0.0), e.div(total, divisors));
     e.storeVector(value, mixed, {row, column},
                   e.firstLanes(e.sub(numValues, column)));
   });

@@ -25,6 +25,8 @@
 #include "Patterns.h"
 #include "SoftmaxMixSweep.h"
 
+#include "MoE/Dialect/MoE/Utils/OnlineSoftmax.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -193,7 +195,7 @@ void SweepKernel::buildGradients(int64_t slot, Value row, Value group,
   if (!logitSums)
     return;
   Values position{e.add(group, e.index(slot)), e.index(0)};
-  Value total = e.add(e.loadVector(logitSums, position), sumVectors(e, sums));
+  Value total = e.add(e.loadVector(logitSums, position), sumTree(e, sums));
   e.storeVector(total, logitSums, position);
 }
 

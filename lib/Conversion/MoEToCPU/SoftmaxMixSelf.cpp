@@ -21,8 +21,6 @@
 #include "SoftmaxMixState.h"
 #include "SoftmaxMixStrips.h"
 
-#include "mlir/Dialect/Math/IR/Math.h"
-
 #include <limits>
 
 using namespace mlir;
@@ -43,7 +41,7 @@ namespace {
 class SelfMixKernel {
 public:
   SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
-      : e(e), op(op), asQuery(op), asKey(op, /*isTransposed=*/true),
+      : e(e), op(op), softmax(e), asQuery(op), asKey(op, /*isTransposed=*/true),
         strips(e, op.getQ(), kBlockRows, kStripRows, kMaxStrips) {}
 
   void emit();
@@ -89,6 +87,7 @@ private:
 
   Emitter &e;
   SoftmaxMixSelfOp op;
+  OnlineSoftmax softmax;
   /// The rows as queries and as keys.
   const PairLogits asQuery, asKey;
   PairStrips strips;
@@ -287,7 +286,7 @@ Values SelfMixKernel::sumWeights(ArrayRef<Value> shifts, Value numRows) {
         Values next;
         for (auto [vector, shift] : llvm::enumerate(shifts)) {
           Values place{row, e.index(vector * e.width)};
-          Value weight = e.exp(e.sub(e.loadVector(logits, place), shift));
+          Value weight = softmax.weigh(e.loadVector(logits, place), shift);
           e.storeVector(weight, logits, place);
           next.push_back(e.add(sums[vector], weight));
         }
@@ -328,26 +327,25 @@ void SelfMixKernel::mixColumns(Value firstColumn, ArrayRef<Value> decays,
 /// Takes `numRows` kept logits of each column of a block into its state.
 void SelfMixKernel::updateColumns(Value firstColumn, Value numRows) {
   int64_t numVectors = getColumnVectors(e);
-  Value hidden = e.negInfinity();
-  Values none(numVectors, hidden);
+  Values none(numVectors, e.negInfinity());
   Values blockMax = e.loop(
       e.index(0), numRows, 1, none, [&](Value row, ValueRange old) -> Values {
         Values next;
         for (int64_t vector = 0; vector < numVectors; ++vector)
-          next.push_back(
-              e.maxOrRhs(e.loadVector(logits, {row, e.index(vector * e.width)}),
-                         old[vector]));
+          next.push_back(softmax.updateMax(
+              e.loadVector(logits, {row, e.index(vector * e.width)}),
+              old[vector]));
         return next;
       });
   Values shifts, decays;
   for (int64_t vector = 0; vector < numVectors; ++vector) {
     Value place = at(firstColumn, vector);
     Value oldMax = e.loadVector(columnMax, {place});
-    Value newMax = e.maxOrRhs(blockMax[vector], oldMax);
+    Value newMax = softmax.updateMax(blockMax[vector], oldMax);
     e.storeVector(newMax, columnMax, {place});
-    Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, newMax, hidden);
-    shifts.push_back(e.select(isEmpty, e.f32(0.0), newMax));
-    decays.push_back(e.exp(e.sub(oldMax, shifts.back())));
+    SoftmaxStep step = softmax.start(oldMax, newMax);
+    shifts.push_back(step.shift);
+    decays.push_back(step.decay);
   }
   for (auto [vector, sum] : llvm::enumerate(sumWeights(shifts, numRows))) {
     Value place = at(firstColumn, vector);
@@ -381,7 +379,7 @@ Value SelfMixKernel::findMax(Value first) {
   return e
       .loop(e.index(0), strips.numStrips, 1, own,
             [&](Value strip, ValueRange old) -> Values {
-              return {e.maxOrRhs(
+              return {softmax.updateMax(
                   e.loadVector(columnMax, {inStrip(strip, first)}), old[0])};
             })
       .front();
@@ -394,7 +392,7 @@ Value SelfMixKernel::sumStrips(Value own, Value first) {
   for (int64_t lane = 0; lane < e.width; ++lane)
     lanes.push_back(
         e.loadVector(rows.sum, {e.add(first, e.index(lane)), e.index(0)}));
-  Values start{e.mul(sumVectors(e, transposeLanes(e, lanes)), own)};
+  Values start{e.mul(sumTree(e, transposeLanes(e, lanes)), own)};
   return e
       .loop(e.index(0), strips.numStrips, 1, start,
             [&](Value strip, ValueRange old) -> Values {
@@ -444,26 +442,19 @@ void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
 
 /// The results of a vector of tokens from the states of all strips, in order.
 void SelfMixKernel::mergeTokens(Value first) {
-  Value hidden = e.negInfinity(), zero = e.f32(0.0);
   Value max = findMax(first);
-  Value shift =
-      e.select(e.compare(arith::CmpFPredicate::OEQ, max, hidden), zero, max);
-  Value own = e.exp(e.sub(e.loadVector(rows.max, {first}), shift));
+  SoftmaxStep step = softmax.start(e.loadVector(rows.max, {first}), max);
   e.loop(e.index(0), strips.numStrips, 1, [&](Value strip) {
     Value old = e.loadVector(columnMax, {inStrip(strip, first)});
-    e.storeVector(e.exp(e.sub(old, shift)), factors, {strip, e.index(0)});
+    e.storeVector(softmax.weigh(old, step.shift), factors, {strip, e.index(0)});
   });
-  Value sum = sumStrips(own, first);
-  // Only a token that sees none sums to 0: its maximum alone does not tell, it
-  // stays -inf when every logit is NaN (E3).
-  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, sum, zero);
-  if (tokens.mask) {
-    Value isReal = loadLanes(e, tokens.mask,
-                             clampRows(e, first, e.width, strips.numTokens));
-    isEmpty = e.select(isReal, isEmpty, e.constantInt(isReal.getType(), 1));
-  }
-  Value logSum = math::LogOp::create(e, sum);
-  e.storeVector(e.select(isEmpty, hidden, e.add(max, logSum)), lse, {first},
+  SoftmaxSums sums{sumStrips(step.decay, first), Value()};
+  Value isReal;
+  if (tokens.mask)
+    isReal = loadLanes(e, tokens.mask,
+                       clampRows(e, first, e.width, strips.numTokens));
+  OnlineSoftmax::Result result = softmax.finish(max, sums, isReal);
+  e.storeVector(result.lse, lse, {first},
                 e.firstLanes(e.sub(strips.numTokens, first)));
   auto split = [&](Value vector) {
     Values lanes;
@@ -472,7 +463,7 @@ void SelfMixKernel::mergeTokens(Value first) {
           vector::ExtractOp::create(e, vector, ArrayRef<int64_t>{lane}));
     return lanes;
   };
-  writeValues(first, split(own), split(sum), split(isEmpty));
+  writeValues(first, split(step.decay), split(sums.sum), split(result.isEmpty));
 }
 
 //===----------------------------------------------------------------------===//

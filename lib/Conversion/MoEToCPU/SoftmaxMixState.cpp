@@ -118,62 +118,38 @@ Values RowState::updateVector(Emitter &e, Value slot, ArrayRef<Values> logits,
                               Value weights, int64_t firstRow) const {
   int64_t numRows = logits.size();
   Value lanes = numRows < e.width ? e.firstLanes(e.index(numRows)) : Value();
-  Value hidden = e.negInfinity(), zero = e.f32(0.0);
   Value oldMax = e.loadFloats(max, {slot}, lanes);
+  OnlineSoftmax softmax(e);
   Values blockMaxima;
   for (ArrayRef<Value> row : logits) {
     Value blockMax = row.front();
     for (Value x : row.drop_front())
-      blockMax = e.maxOrRhs(x, blockMax);
+      blockMax = softmax.updateMax(x, blockMax);
     blockMaxima.push_back(blockMax);
   }
-  Value newMax = e.maxOrRhs(reduceMaxima(e, blockMaxima), oldMax);
+  Value newMax = softmax.updateMax(reduceMaxima(e, blockMaxima), oldMax);
   e.storeVector(newMax, max, {slot}, lanes);
-  // Before the first visible key there is nothing to be relative to.
-  Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, newMax, hidden);
-  Value shift = e.select(isEmpty, zero, newMax);
-  Value drop = e.sub(oldMax, shift);
-  Value decay = e.exp(drop);
-  Value wasEmpty = e.compare(arith::CmpFPredicate::OEQ, oldMax, hidden);
-  Value finiteDrop = e.select(wasEmpty, zero, drop);
+  SoftmaxStep step = softmax.start(oldMax, newMax);
 
   Values decays;
   Value origin = e.index(0);
   for (auto [row, x] : llvm::enumerate(logits)) {
-    Values place{e.add(slot, e.index(row)), origin}, moments;
-    Value own = splatLane(e, decay, row);
-    Value added = addRow(e, x, splatLane(e, shift, row), weights,
-                         firstRow + row, moments);
-    Value oldSum = e.loadVector(sum, place);
-    e.storeVector(e.fma(oldSum, own, added), sum, place);
-    if (moment) {
-      Value old = e.loadVector(moment, place);
-      Value moved = e.fma(oldSum, splatLane(e, finiteDrop, row), old);
-      e.storeVector(e.add(e.mul(moved, own), sumVectors(e, moments)), moment,
-                    place);
-    }
-    decays.push_back(own);
+    Values place{e.add(slot, e.index(row)), origin};
+    SoftmaxStep own{splatLane(e, step.shift, row),
+                    splatLane(e, step.decay, row),
+                    moment ? splatLane(e, step.drop, row) : Value()};
+    SoftmaxSums sums{e.loadVector(sum, place),
+                     moment ? e.loadVector(moment, place) : Value()};
+    Values blockWeights(x);
+    softmax.add(sums, own, blockWeights);
+    e.storeVector(sums.sum, sum, place);
+    if (moment)
+      e.storeVector(sums.moment, moment, place);
+    if (weights)
+      for (auto [vector, weight] : llvm::enumerate(blockWeights))
+        e.storeVector(weight, weights,
+                      {e.index(firstRow + row), e.index(vector * e.width)});
+    decays.push_back(own.decay);
   }
   return decays;
-}
-
-/// Writes the weights of one row and returns their sum, one a lane; `moments`
-/// are the terms of t where it is kept.
-Value RowState::addRow(Emitter &e, ArrayRef<Value> logits, Value shift,
-                       Value weights, int64_t row,
-                       SmallVectorImpl<Value> &moments) const {
-  Values sums;
-  for (auto [vector, x] : llvm::enumerate(logits)) {
-    Value relative = e.sub(x, shift);
-    Value weight = e.exp(relative);
-    sums.push_back(weight);
-    if (weights)
-      e.storeVector(weight, weights, {e.index(row), e.index(vector * e.width)});
-    if (moment) {
-      // 0 ln 0 = 0: a hidden key's relative logit is kept finite.
-      double lowest = std::numeric_limits<float>::lowest();
-      moments.push_back(e.mul(weight, e.maxOrRhs(relative, e.f32(lowest))));
-    }
-  }
-  return sumVectors(e, sums);
 }

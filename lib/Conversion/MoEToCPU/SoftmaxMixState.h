@@ -2,17 +2,8 @@
 //
 // A block of keys is packed once for many queries: transposed, so that a vector
 // holds one feature of neighbouring keys, with zeros for masked keys (E11).
-// Queries meet it in groups of six, and each keeps of the keys before
-//
-//   m_i' = max(m_i, max_j x_ij)                     the running maximum
-//   a_i  = exp(m_i - m_i'),  p_ij = exp(x_ij - m_i')
-//   l_i' = a_i l_i + sum_j p_ij                     one sum a lane
-//   t_i' = a_i (t_i + (m_i - m_i') l_i) + sum_j p_ij (x_ij - m_i')
-//   o_i' = a_i o_i + sum_j p_ij v_j
-//
-// so that at the end mixed = o / l, lse = m + ln l, entropy = ln l - t / l.
-// Keeping t relative to the maximum keeps the entropy exact where the logits
-// are large. A block without a visible key changes no bit of (m, l, t, o).
+// Queries meet it in groups of six, each with the state of an online softmax
+// (OnlineSoftmax.h), whose sums are one a lane.
 //
 //===----------------------------------------------------------------------===//
 
@@ -20,6 +11,8 @@
 #define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSTATE_H
 
 #include "SoftmaxMixTiles.h"
+
+#include "MoE/Dialect/MoE/Utils/OnlineSoftmax.h"
 
 namespace mlir::moe {
 
@@ -57,8 +50,6 @@ struct RowState {
 private:
   Values updateVector(Emitter &e, Value slot, ArrayRef<Values> logits,
                       Value weights, int64_t firstRow) const;
-  Value addRow(Emitter &e, ArrayRef<Value> logits, Value shift, Value weights,
-               int64_t row, SmallVectorImpl<Value> &moments) const;
 };
 
 } // namespace mlir::moe

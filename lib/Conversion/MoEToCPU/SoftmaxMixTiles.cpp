@@ -587,11 +587,3 @@ void mlir::moe::accumulateColumns(Emitter &e, Value weights, Value packed,
       add(e.index(whole), rest);
   });
 }
-
-Value mlir::moe::sumVectors(Emitter &e, ArrayRef<Value> vectors) {
-  if (vectors.size() == 1)
-    return vectors.front();
-  size_t half = vectors.size() / 2;
-  return e.add(sumVectors(e, vectors.take_front(half)),
-               sumVectors(e, vectors.drop_front(half)));
-}

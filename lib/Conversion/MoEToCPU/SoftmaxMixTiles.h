@@ -111,9 +111,6 @@ void accumulateColumns(Emitter &e, Value weights, Value packed,
                        Value accumulators, Value firstColumn, Value numRows,
                        OpFoldResult size, Value isFirst);
 
-/// The sum of vectors in a fixed order.
-Value sumVectors(Emitter &e, ArrayRef<Value> vectors);
-
 /// `size` rounded up to whole vectors.
 OpFoldResult padToVectors(Emitter &e, OpFoldResult size);
 

@@ -11,7 +11,6 @@
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/IR/IRMapping.h"
 #include "mlir/IR/Remarks.h"
-#include <limits>
 
 #define DEBUG_TYPE "convert-moe-to-gpu"
 
@@ -197,26 +196,16 @@ SmallVector<Value> MixEmitter::getInitialState() {
   return state;
 }
 
-/// Sums in a fixed order, a tree.
-static Value sumTree(ThreadBuilder &b, ArrayRef<Value> values) {
-  if (values.size() == 1)
-    return values.front();
-  size_t half = values.size() / 2;
-  return b.add(sumTree(b, values.take_front(half)),
-               sumTree(b, values.drop_front(half)));
-}
-
 SmallVector<Value> MixEmitter::update(SmallVectorImpl<Value> &state,
                                       Fragment &products, Value firstKey,
                                       Value biasPlace) {
-  Value hidden = b.negInfinity();
-  Value zero = b.f32(0.0);
   auto loadColumn = [&](Value key, int64_t array) {
     Value offset = b.mul(key, b.i32(sizeof(float)));
     offset = b.add(offset, b.i32(array * layout.numKeys * sizeof(float)));
     return b.load(b.getF32Type(), b.at(biasPlace, offset), sizeof(float));
   };
   SmallVector<Value> biases, levels, decays;
+  OnlineSoftmax softmax(b);
   for (Value key : layout.keys) {
     biases.push_back(loadColumn(key, 0));
     if (op.getKeyLevel())
@@ -227,73 +216,50 @@ SmallVector<Value> MixEmitter::update(SmallVectorImpl<Value> &state,
                                getRowStateSize());
     SmallVector<Value> logits =
         getLogits(row, products[row], firstKey, biases, levels);
-    Value newMax = logits.front();
+    Value blockMax = logits.front();
     for (Value x : ArrayRef(logits).drop_front())
-      newMax = b.maximumNumber(newMax, x);
-    newMax = reduceRow(newMax,
-                       [&](Value x, Value y) { return b.maximumNumber(x, y); });
-    newMax = b.maximumNumber(newMax, own[0]);
-    // Before the first visible key there is nothing to be relative to.
-    Value isEmpty = b.compare(CmpFPredicate::OEQ, newMax, hidden);
-    Value shift = b.select(isEmpty, zero, newMax);
-    Value decay = b.exp(b.sub(own[0], shift));
-
-    SmallVector<Value> moments;
-    for (auto [column, x] : llvm::enumerate(logits)) {
-      Value relative = b.sub(x, shift);
-      products[row][column] = b.exp(relative);
-      // 0 ln 0 = 0: a hidden key's relative logit is kept finite.
-      if (op.getWithEntropy())
-        moments.push_back(
-            b.mul(products[row][column],
-                  b.maximumNumber(
-                      relative, b.f32(std::numeric_limits<float>::lowest()))));
-    }
-    if (op.getWithEntropy()) {
-      Value wasEmpty = b.compare(CmpFPredicate::OEQ, own[0], hidden);
-      Value drop = b.select(wasEmpty, zero, b.sub(own[0], shift));
-      Value moved = b.mul(b.fma(own[1], drop, own[2]), decay);
-      own[2] = b.add(moved, sumTree(b, moments));
-    }
-    own[1] = b.fma(own[1], decay, sumTree(b, products[row]));
+      blockMax = softmax.updateMax(x, blockMax);
+    blockMax = reduceRow(
+        blockMax, [&](Value x, Value y) { return softmax.updateMax(x, y); });
+    Value newMax = softmax.updateMax(blockMax, own[0]);
+    SoftmaxStep step = softmax.start(own[0], newMax);
+    SoftmaxSums sums = getSums(own);
+    softmax.add(sums, step, logits);
+    products[row] = logits;
     own[0] = newMax;
-    decays.push_back(decay);
+    own[1] = sums.sum;
+    if (sums.moment)
+      own[2] = sums.moment;
+    decays.push_back(step.decay);
   }
   return decays;
 }
 
 SmallVector<Value> MixEmitter::finish(ValueRange state) {
-  Value zero = b.f32(0.0), hidden = b.negInfinity();
   auto sum = [&](Value x, Value y) { return b.add(x, y); };
   SmallVector<Value> factors;
   for (unsigned row = 0; row < layout.rows.size(); ++row) {
-    ValueRange own = state.slice(row * getRowStateSize(), getRowStateSize());
-    Value total = reduceRow(own[1], sum);
-    // A visible key weighs 1 at the maximum, so only a query without one sums
-    // to 0. The maximum does not tell: it stays -inf when every logit is NaN.
-    Value isEmpty = b.compare(CmpFPredicate::OEQ, total, zero);
-    Value place = b.add(firstRow, b.toIndex(layout.rows[row]));
-    // A masked query has the results of one that sees no key.
-    if (Value mask = op.getQueryMask()) {
-      Value isReal =
+    SmallVector<Value> own(
+        state.slice(row * getRowStateSize(), getRowStateSize()));
+    SoftmaxSums total = getSums(own);
+    total.sum = reduceRow(total.sum, sum);
+    if (total.moment)
+      total.moment = reduceRow(total.moment, sum);
+    Value place = b.add(firstRow, b.toIndex(layout.rows[row])), isReal;
+    if (Value mask = op.getQueryMask())
+      isReal =
           memref::LoadOp::create(b, mask, ValueRange{batch, clampRow(place)});
-      isEmpty = b.either(isEmpty, b.negate(isReal));
-    }
-    Value logTotal = b.log(total);
-    Value lse = b.select(isEmpty, hidden, b.add(own[0], logTotal));
-    Value entropy;
-    if (op.getWithEntropy()) {
-      Value moment = reduceRow(own[2], sum);
-      entropy = b.sub(logTotal, b.div(moment, total));
-      entropy = b.select(isEmpty, zero, entropy);
-    }
+    OnlineSoftmax::Result result =
+        OnlineSoftmax(b).finish(own[0], total, isReal);
     b.ifThen(b.both(layout.isFirstLane, b.less(place, numQueries)), [&] {
       SmallVector<Value> indices{batch, head, place};
-      memref::StoreOp::create(b, lse, op.getLseInit(), indices);
-      if (entropy)
-        memref::StoreOp::create(b, entropy, op.getEntropyInit(), indices);
+      memref::StoreOp::create(b, result.lse, op.getLseInit(), indices);
+      if (result.entropy)
+        memref::StoreOp::create(b, result.entropy, op.getEntropyInit(),
+                                indices);
     });
-    factors.push_back(b.select(isEmpty, zero, b.div(b.f32(1.0), total)));
+    factors.push_back(
+        b.select(result.isEmpty, b.f32(0.0), b.div(b.f32(1.0), total.sum)));
   }
   return factors;
 }

@@ -3,15 +3,8 @@
 // A block takes a tile of queries and goes through the keys in tiles, whose
 // logits are spread over the registers of its threads. How they are computed
 // and where they lie differs between the kernels; what happens to them does
-// not:
-//
-//   x_ij = scale q_i.k_j + key_bias_j + bias_ij, -inf where j is not visible
-//   m_i' = max(m_i, max_j x_ij)                  over all lanes of a row
-//   a_i  = exp(m_i - m_i'),  p_ij = exp(x_ij - m_i')
-//   l_i' = a_i l_i + sum_j p_ij                  each lane for its own keys
-//   t_i' = a_i (t_i + (m_i - m_i') l_i) + sum_j p_ij (x_ij - m_i')
-//
-// so that at the end lse = m + ln l and entropy = ln l - t / l. Key tiles start
+// not: they go into an online softmax (OnlineSoftmax.h), each lane for its own
+// keys. Key tiles start
 // at multiples of their size, and one without a visible key changes no bit: a
 // query's result does not depend on its place in a tile, and skipping is free.
 //
@@ -23,6 +16,7 @@
 #include "WarpBuilder.h"
 
 #include "MoE/Dialect/MoE/IR/PairLogits.h"
+#include "MoE/Dialect/MoE/Utils/OnlineSoftmax.h"
 
 namespace mlir::moe {
 
@@ -105,6 +99,10 @@ public:
 
 private:
   int64_t getRowStateSize() { return op.getWithEntropy() ? 3 : 2; }
+  /// Of the state of a row.
+  static SoftmaxSums getSums(ArrayRef<Value> row) {
+    return {row[1], row.size() > 2 ? row[2] : Value()};
+  }
   SmallVector<Value> getLogits(unsigned row, ArrayRef<Value> products,
                                Value firstKey, ArrayRef<Value> biases,
                                ArrayRef<Value> levels);
