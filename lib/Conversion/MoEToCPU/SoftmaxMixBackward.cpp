@@ -23,7 +23,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
-#include "SoftmaxMixSweep.h"
+#include "SoftmaxMixRole.h"
 
 #include "MoE/Dialect/MoE/Utils/OnlineSoftmax.h"
 

@@ -1,7 +1,7 @@
 //===- SoftmaxMixBackwardSelf.cpp - The gradient of a self-mix ------------===//
 //
 // Matches moe.softmax_mix_backward_self on buffers with contiguous rows. Each
-// pair of tokens meets once (SoftmaxMixStrips.h), in both of its roles (r a
+// pair of tokens meets once (SoftmaxMixSplits.h), in both of its roles (r a
 // row, c a column, u features, g the gradient of mixed, v values):
 //
 //   a_rc = exp(scale u_r.u_c - lse_r)     r a query that sees c
@@ -22,7 +22,7 @@
 
 #include "Patterns.h"
 #include "SoftmaxMixQueries.h"
-#include "SoftmaxMixStrips.h"
+#include "SoftmaxMixSplits.h"
 
 #include <limits>
 

@@ -17,7 +17,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXQUERIES_H
 #define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXQUERIES_H
 
-#include "SoftmaxMixSweep.h"
+#include "SoftmaxMixRole.h"
 
 namespace mlir::moe {
 

@@ -1,7 +1,7 @@
 //===- SoftmaxMixSelf.cpp - moe.softmax_mix_self on vectors ---------------===//
 //
 // Matches moe.softmax_mix_self on buffers with contiguous rows. Each pair of
-// tokens meets once (SoftmaxMixStrips.h), and x_ij is taken by
+// tokens meets once (SoftmaxMixSplits.h), and x_ij is taken by
 //
 //   rows     (m, l, o)_i as in moe.softmax_mix, for each group of six rows
 //            (SoftmaxMixState.h);
@@ -18,8 +18,8 @@
 
 #include "Patterns.h"
 #include "SoftmaxMixPairs.h"
+#include "SoftmaxMixSplits.h"
 #include "SoftmaxMixState.h"
-#include "SoftmaxMixStrips.h"
 
 #include <limits>
 

@@ -1,6 +1,6 @@
-//===- SoftmaxMixStrips.cpp - Pairs of tokens, each met once --------------===//
+//===- SoftmaxMixSplits.cpp - Pairs of tokens, each met once --------------===//
 
-#include "SoftmaxMixStrips.h"
+#include "SoftmaxMixSplits.h"
 
 using namespace mlir;
 using namespace mlir::moe;

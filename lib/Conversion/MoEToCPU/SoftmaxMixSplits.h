@@ -1,4 +1,4 @@
-//===- SoftmaxMixStrips.h - Pairs of tokens, each met once ------*- C++ -*-===//
+//===- SoftmaxMixSplits.h - Pairs of tokens, each met once ------*- C++ -*-===//
 //
 // Where tokens mix with themselves x_ij = x_ji, and one product of features
 // serves both. Tokens are cut into columns, blocks as wide as a register tile,
@@ -15,8 +15,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSTRIPS_H
-#define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSTRIPS_H
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSPLITS_H
+#define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSPLITS_H
 
 #include "SoftmaxMixTiles.h"
 
@@ -86,4 +86,4 @@ private:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSTRIPS_H
+#endif // MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSPLITS_H

@@ -1,4 +1,4 @@
-//===- SoftmaxMixSweep.h - Directions of a gradient sweep -------*- C++ -*-===//
+//===- SoftmaxMixRole.h - Directions of a gradient sweep --------*- C++ -*-===//
 //
 // A sweep of softmax_mix's gradient takes rows of tokens past columns of
 // tokens. A role says which of them are queries: all that differs between the
@@ -7,8 +7,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H
-#define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXROLE_H
+#define MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXROLE_H
 
 #include "SoftmaxMixPairs.h"
 
@@ -89,4 +89,4 @@ private:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXSWEEP_H
+#endif // MOE_LIB_CONVERSION_MOETOCPU_SOFTMAXMIXROLE_H

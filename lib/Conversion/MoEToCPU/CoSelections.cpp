@@ -1,4 +1,4 @@
-//===- Adjacency.cpp - moe.co_selections ----------------------------------===//
+//===- CoSelections.cpp - moe.co_selections -------------------------------===//
 //
 // Matches moe.co_selections on buffers: one is added to the count of every pair
 // of distinct experts that a token selected, in one of two ways.

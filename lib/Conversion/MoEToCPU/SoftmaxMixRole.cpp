@@ -1,6 +1,6 @@
-//===- SoftmaxMixSweep.cpp - Directions of a gradient sweep ---------------===//
+//===- SoftmaxMixRole.cpp - Directions of a gradient sweep ----------------===//
 
-#include "SoftmaxMixSweep.h"
+#include "SoftmaxMixRole.h"
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
