@@ -2,7 +2,7 @@
 //
 // Matches moe.softmax_mix on buffers with contiguous rows. Queries are taken in
 // blocks, keys in blocks of four vectors. A block of keys is packed once for a
-// block of queries, then groups of six queries meet it:
+// block of queries, then multiplied with groups of six:
 //
 //   x_ij = scale q_i.k_j + key_bias_j + bias_ij     24 accumulators
 //

@@ -1,9 +1,9 @@
-//===- SoftmaxMixBackward.cpp - The sweeps of softmax_mix's gradient ------===//
+//===- SoftmaxMixBackward.cpp - The gradient of softmax_mix on vectors ----===//
 //
 // Matches moe.softmax_mix_backward_{dq,dkv} on buffers with contiguous rows.
 // One kernel serves both: its rows are queries and its columns keys, or the
 // other way round. A block of columns is packed once for a block of rows, then
-// groups of six rows meet it (r a row, c a column, a term of -inf hides its
+// multiplied with groups of six (r a row, c a column, a term of -inf hides its
 // token):
 //
 //   p_rc  = exp(scale f_r.f_c + term_r + term_c + bias)     24 accumulators
@@ -12,9 +12,9 @@
 //   dg_r += sum_c p_rc g_c              where rows are keys
 //
 // with features f (q or k), values g (dmixed or v), and terms -lse of a query
-// and key_bias of a key: p is the softmax itself. Each sweep computes p again,
-// so that no sum is shared between rows: the order of every sum is fixed, and
-// memory is linear in the number of rows of a block.
+// and key_bias of a key: p is the softmax itself. Each gradient computes p
+// again, so that no sum is shared between rows: the order of every sum is
+// fixed, and memory is linear in the number of rows of a block.
 //
 // Blocks of columns start at multiples of their size, whatever the row, and a
 // block without a visible column adds zeros: a row's gradient does not depend
@@ -35,19 +35,19 @@ using namespace mlir::moe;
 static constexpr int64_t kRowBlock = 96;
 
 namespace {
-/// The destinations of a sweep, null where absent: the gradients of the rows'
-/// features and values, the sums of dx over the columns, and the gradient of
-/// the bias.
+/// The destinations of a gradient, null where absent: the gradients of the
+/// rows' features and values, the sums of dx over the columns, and the gradient
+/// of the bias.
 struct Destinations {
   Value features, values, sums, bias;
 };
 
-class SweepKernel {
+class GradientKernel {
 public:
   /// `origin` is the column position of row 0; null for the default.
-  SweepKernel(Emitter &e, MixLogitsOpInterface op, const SweepRole &role,
-              Value rowFeatures, Value columnFeatures, Destinations all,
-              Value origin)
+  GradientKernel(Emitter &e, MixLogitsOpInterface op, const GradientRole &role,
+                 Value rowFeatures, Value columnFeatures, Destinations all,
+                 Value origin)
       : e(e), op(op), role(role), rowFeatures(rowFeatures),
         columnFeatures(columnFeatures), all(all), origin(origin),
         blockColumns(getColumnVectors(e) * e.width), buffers(e) {}
@@ -75,7 +75,7 @@ private:
 
   Emitter &e;
   MixLogitsOpInterface op;
-  SweepRole role;
+  GradientRole role;
   Value rowFeatures, columnFeatures;
   Destinations all, views;
   Value origin;
@@ -90,7 +90,7 @@ private:
   Value weights, gradients;
   // The sums of each row of a block.
   Value featureSums, valueSums, logitSums;
-  SweepBuffers buffers;
+  KernelBuffers buffers;
 };
 } // namespace
 
@@ -98,7 +98,7 @@ private:
 // Set-up
 //===----------------------------------------------------------------------===//
 
-void SweepKernel::allocate() {
+void GradientKernel::allocate() {
   OpFoldResult width = getSize(e, rowFeatures, 3),
                block = e.getIndexAttr(blockColumns);
   OpFoldResult rowBlock = e.getIndexAttr(kRowBlock);
@@ -123,7 +123,7 @@ void SweepKernel::allocate() {
   }
 }
 
-void SweepKernel::takeViews(Value batch, Value head) {
+void GradientKernel::takeViews(Value batch, Value head) {
   role.takeViews(batch, head);
   views.features = viewTokens(e, all.features, batch, head);
   views.values = viewTokens(e, all.values, batch, head);
@@ -132,7 +132,7 @@ void SweepKernel::takeViews(Value batch, Value head) {
 }
 
 /// Several heads and batches may add to one bias, and hidden pairs to none.
-void SweepKernel::clearBiasGradient() {
+void GradientKernel::clearBiasGradient() {
   Value zero = e.index(0);
   e.loop(zero, e.dim(all.bias, 0), 1, [&](Value batch) {
     e.loop(zero, e.dim(all.bias, 1), 1, [&](Value head) {
@@ -150,7 +150,7 @@ void SweepKernel::clearBiasGradient() {
 // Packing
 //===----------------------------------------------------------------------===//
 
-void SweepKernel::packColumns(Value firstColumn) {
+void GradientKernel::packColumns(Value firstColumn) {
   e.loop(e.index(0), e.index(blockColumns), e.width,
          [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
   packRows(e, role.columns.features, firstColumn, blockColumns,
@@ -162,7 +162,7 @@ void SweepKernel::packColumns(Value firstColumn) {
 
 /// Packs one vector of columns, zeros for those that are masked or behind the
 /// last.
-void SweepKernel::packColumnVector(Value firstColumn, Value slot) {
+void GradientKernel::packColumnVector(Value firstColumn, Value slot) {
   Values tokens = clampRows(e, firstColumn, e.width, numColumns);
   Value exists = e.firstLanes(e.sub(numColumns, firstColumn));
   Value isReal = exists;
@@ -181,8 +181,8 @@ void SweepKernel::packColumnVector(Value firstColumn, Value slot) {
 //===----------------------------------------------------------------------===//
 
 /// dx of one row, from p and the products of values, and their sum.
-void SweepKernel::buildGradients(int64_t slot, Value row, Value group,
-                                 ArrayRef<Value> products) {
+void GradientKernel::buildGradients(int64_t slot, Value row, Value group,
+                                    ArrayRef<Value> products) {
   Values sums;
   for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
     Values place{e.index(slot), e.index(vector * e.width)};
@@ -199,7 +199,8 @@ void SweepKernel::buildGradients(int64_t slot, Value row, Value group,
   e.storeVector(total, logitSums, position);
 }
 
-void SweepKernel::addBiasGradient(int64_t slot, Value row, Value firstColumn) {
+void GradientKernel::addBiasGradient(int64_t slot, Value row,
+                                     Value firstColumn) {
   for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
     Value offset = e.index(vector * e.width);
     Value column = e.add(firstColumn, offset);
@@ -211,7 +212,7 @@ void SweepKernel::addBiasGradient(int64_t slot, Value row, Value firstColumn) {
 }
 
 /// Six rows from `first`, the slots `group..` of the row block's sums.
-void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
+void GradientKernel::emitTile(Value first, Value group, Value firstColumn) {
   // Slots behind the last row repeat it; nobody reads their sums.
   Values tokens = clampRows(e, first, kGroupRows, numRows);
   Tile products =
@@ -242,18 +243,18 @@ void SweepKernel::emitTile(Value first, Value group, Value firstColumn) {
 }
 
 /// The columns of a block that a group of rows sees.
-std::pair<Value, Value> SweepKernel::getColumns(Value first,
-                                                Value firstColumn) {
+std::pair<Value, Value> GradientKernel::getColumns(Value first,
+                                                   Value firstColumn) {
   return role.logits.rule.getBlockColumns(e, e.add(origin, first), kGroupRows,
                                           firstColumn, blockColumns);
 }
 
 /// Whether a group of rows sees a block of columns; null for always.
-Value SweepKernel::isGroupVisible(Value first, Value firstColumn) {
+Value GradientKernel::isGroupVisible(Value first, Value firstColumn) {
   return isTileVisible(e, role.logits.rule, e.add(origin, first), firstColumn);
 }
 
-void SweepKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
+void GradientKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   Value first = e.add(firstRow, group);
   auto tile = [&] { emitTile(first, group, firstColumn); };
   Value visible = isGroupVisible(first, firstColumn);
@@ -265,7 +266,7 @@ void SweepKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
 //===----------------------------------------------------------------------===//
 
 /// The gradients of one row from its sums. A row that is masked has none.
-void SweepKernel::writeRow(Value firstRow, Value slot) {
+void GradientKernel::writeRow(Value firstRow, Value slot) {
   Value row = e.add(firstRow, slot);
   Value isReal = role.isRowReal(row);
   auto write = [&](Value sums, Value out, double scale) {
@@ -288,7 +289,7 @@ void SweepKernel::writeRow(Value firstRow, Value slot) {
   }
 }
 
-void SweepKernel::emitRowBlock(Value firstRow) {
+void GradientKernel::emitRowBlock(Value firstRow) {
   Value zero = e.index(0);
   Value count = e.minSigned(e.sub(numRows, firstRow), e.index(kRowBlock));
   auto clear = [&](Value sums) {
@@ -319,7 +320,7 @@ void SweepKernel::emitRowBlock(Value firstRow) {
   e.loop(zero, count, 1, [&](Value slot) { writeRow(firstRow, slot); });
 }
 
-void SweepKernel::emit() {
+void GradientKernel::emit() {
   numRows = e.dim(rowFeatures, 2);
   numColumns = e.dim(columnFeatures, 2);
   if (!origin)
@@ -342,7 +343,7 @@ void SweepKernel::emit() {
 // Patterns
 //===----------------------------------------------------------------------===//
 
-/// The operands that the sweeps of one role have.
+/// The operands that the gradients of one role have.
 template <typename OpTy>
 static MixOperands getOperands(OpTy op) {
   return {op.getQ(),       op.getK(),          op.getLse(),
@@ -352,12 +353,12 @@ static MixOperands getOperands(OpTy op) {
 }
 
 /// Rows are queries.
-static SweepKernel makeKernel(Emitter &e, SoftmaxMixBackwardDqOp op) {
+static GradientKernel makeKernel(Emitter &e, SoftmaxMixBackwardDqOp op) {
   Destinations all{op.getOut("dq"), Value(), op.getOut("sums"),
                    op.getOut("dbias")};
   return {e,
           op,
-          SweepRole(e, op, getOperands(op), false),
+          GradientRole(e, op, getOperands(op), false),
           op.getQ(),
           op.getK(),
           all,
@@ -365,12 +366,12 @@ static SweepKernel makeKernel(Emitter &e, SoftmaxMixBackwardDqOp op) {
 }
 
 /// Rows are keys.
-static SweepKernel makeKernel(Emitter &e, SoftmaxMixBackwardDkvOp op) {
+static GradientKernel makeKernel(Emitter &e, SoftmaxMixBackwardDkvOp op) {
   Destinations all{op.getOut("dk"), op.getOut("dv"), op.getOut("sums"),
                    Value()};
   return {e,
           op,
-          SweepRole(e, op, getOperands(op), true),
+          GradientRole(e, op, getOperands(op), true),
           op.getK(),
           op.getQ(),
           all,
@@ -378,10 +379,10 @@ static SweepKernel makeKernel(Emitter &e, SoftmaxMixBackwardDkvOp op) {
 }
 
 namespace {
-/// A sweep of the gradient on buffers -> register tiles: SweepKernel(op).
+/// The gradient by one role on buffers -> register tiles: GradientKernel(op).
 template <typename OpTy>
-struct SweepToVector : OpRewritePattern<OpTy> {
-  SweepToVector(MLIRContext *context, const CPUVectorOptions &options)
+struct GradientToVector : OpRewritePattern<OpTy> {
+  GradientToVector(MLIRContext *context, const CPUVectorOptions &options)
       : OpRewritePattern<OpTy>(context), options(options) {}
 
   LogicalResult matchAndRewrite(OpTy op,
@@ -400,7 +401,7 @@ struct SweepToVector : OpRewritePattern<OpTy> {
 
 void mlir::moe::populateSoftmaxMixBackwardToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<SweepToVector<SoftmaxMixBackwardDqOp>,
-               SweepToVector<SoftmaxMixBackwardDkvOp>>(patterns.getContext(),
-                                                       options);
+  patterns.add<GradientToVector<SoftmaxMixBackwardDqOp>,
+               GradientToVector<SoftmaxMixBackwardDkvOp>>(patterns.getContext(),
+                                                          options);
 }

@@ -1,8 +1,8 @@
 //===- SoftmaxMixBackwardSelf.cpp - The gradient of a self-mix ------------===//
 //
 // Matches moe.softmax_mix_backward_self on buffers with contiguous rows. Each
-// pair of tokens meets once (SoftmaxMixSplits.h), in both of its roles (r a
-// row, c a column, u features, g the gradient of mixed, v values):
+// pair of tokens is multiplied once (SoftmaxMixSplits.h), in both of its roles
+// (r a row, c a column, u features, g the gradient of mixed, v values):
 //
 //   a_rc = exp(scale u_r.u_c - lse_r)     r a query that sees c
 //   b_rc = exp(scale u_r.u_c - lse_c)     c a query that sees r
@@ -14,7 +14,7 @@
 // is for rows before the block of columns alone; within it each token is a row
 // too, and one side of the diagonal mirrors the other. So a pair costs three
 // products of features; where lse are near, it costs one exponential
-// (SoftmaxMixQueries.h). Each strip has sums of its own, the first one in the
+// (SoftmaxMixQueries.h). Each split has sums of its own, the first one in the
 // results where it can, which are added in order: memory is linear in the
 // tokens.
 //
@@ -33,10 +33,10 @@ using namespace mlir::moe;
 static constexpr int64_t kBlockRows = 192;
 
 /// Each has gradients of all tokens, as wide as their features.
-static constexpr int64_t kMaxStrips = 4;
-/// Rows of a strip where there are enough: adding the gradients of two strips
+static constexpr int64_t kMaxSplits = 4;
+/// Rows of a split where there are enough: adding the gradients of two splits
 /// costs as much as their products with 17 rows.
-static constexpr int64_t kStripRows = 768;
+static constexpr int64_t kSplitRows = 768;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -48,13 +48,13 @@ static MixOperands getOperands(SoftmaxMixBackwardSelfOp op) {
 }
 
 namespace {
-class SelfSweepKernel {
+class SelfGradientKernel {
 public:
-  SelfSweepKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
+  SelfGradientKernel(Emitter &e, SoftmaxMixBackwardSelfOp op)
       : e(e), op(op), asQuery(e, op, getOperands(op), /*rowsAreKeys=*/false),
         asKey(e, op, getOperands(op), /*rowsAreKeys=*/true),
-        strips(e, op.getQ(), kBlockRows, kStripRows, kMaxStrips) {
-    assert(kBlockRows % strips.blockColumns == 0 &&
+        splits(e, op.getQ(), kBlockRows, kSplitRows, kMaxSplits) {
+    assert(kBlockRows % splits.blockColumns == 0 &&
            "expected a block of rows to hold its columns' tokens");
   }
 
@@ -62,14 +62,14 @@ public:
 
 private:
   void allocateSums();
-  void takeViews(const PairStrips::Task &task);
+  void takeViews(const PairSplits::Task &task);
   Value holdsSums(Value gradient, Type sums);
-  Value getSums(const PairStrips::Task &task, Value strip, Value all,
+  Value getSums(const PairSplits::Task &task, Value split, Value all,
                 Value gradient);
 
-  // One strip.
-  void emitStrip(Value strip);
-  void allocateBuffers(SweepBuffers &buffers);
+  // One split.
+  void emitSplit(Value split);
+  void allocateBuffers(KernelBuffers &buffers);
   void clearSums(Value firstColumn);
   void packColumns(Value firstColumn);
   void packColumnVector(Value firstColumn, Value slot);
@@ -79,16 +79,16 @@ private:
     Value gradients;
   };
   void emitGroup(Value firstRow, Value slot, Value firstColumn);
-  Values findAlive(SweepRole &role, const Group &group);
-  void addRole(SweepRole &role, const Group &group, const Tile &products,
+  Values findAlive(GradientRole &role, const Group &group);
+  void addRole(GradientRole &role, const Group &group, const Tile &products,
                Value weights, bool adds);
   void addBothRoles(const Group &group, const Tile &products, Value weights);
   void clearGroup(Value tile);
   void forEachVector(
       function_ref<void(int64_t slot, int64_t vector, Values place)> body);
-  void buildWeights(SweepRole &role, const Group &group, const Tile &products,
-                    Value weights, ArrayRef<Value> alive);
-  void meet(Value firstRow, Value firstColumn);
+  void buildWeights(GradientRole &role, const Group &group,
+                    const Tile &products, Value weights, ArrayRef<Value> alive);
+  void multiplyBlocks(Value firstRow, Value firstColumn);
   Value getKeyWeights();
   void mirror(Value firstSlot);
   void transposeTile(Value from, Value to, Value firstSlot, Value row,
@@ -97,24 +97,24 @@ private:
   void packRowFeatures(Value firstRow);
   void addToColumns(Value firstRow, Value firstColumn, Value numRows);
 
-  void writeRow(Value row, Value numStrips, Value firstSums, Value sums,
+  void writeRow(Value row, Value numSplits, Value firstSums, Value sums,
                 Value out, double scale);
-  void writeBlock(const PairStrips::Task &task);
+  void writeBlock(const PairSplits::Task &task);
 
   bool readsInPlace();
   static Value sliceFrom(Emitter &e, Value rows, Value first);
 
   Emitter &e;
   SoftmaxMixBackwardSelfOp op;
-  SweepRole asQuery, asKey;
-  PairStrips strips;
+  GradientRole asQuery, asKey;
+  PairSplits splits;
 
-  /// The sums of all strips, and those of one at one batch and head.
+  /// The sums of all splits, and those of one at one batch and head.
   Value allFeatureSums, allValueSums, featureSums, valueSums;
-  /// The first row of a strip.
-  Value stripFirst;
+  /// The first row of a split.
+  Value splitFirst;
   Value featureGradient, valueGradient;
-  /// What a strip reads in place of lse, delta and g.
+  /// What a split reads in place of lse, delta and g.
   std::optional<ScaledQueries> queries;
   // The packed block of columns: features transposed and row by row, levels.
   std::optional<BlockProducts> blockProducts;
@@ -129,48 +129,48 @@ private:
 // Set-up
 //===----------------------------------------------------------------------===//
 
-void SelfSweepKernel::allocateSums() {
+void SelfGradientKernel::allocateSums() {
   auto allocate = [&](Value out) {
-    return strips.allocate({padToVectors(e, getSize(e, out, 3))},
-                           /*perStrip=*/true);
+    return splits.allocate({padToVectors(e, getSize(e, out, 3))},
+                           /*perSplit=*/true);
   };
   allFeatureSums = allocate(op.getOuts()[0]);
   allValueSums = allocate(op.getOuts()[1]);
 }
 
-void SelfSweepKernel::takeViews(const PairStrips::Task &task) {
+void SelfGradientKernel::takeViews(const PairSplits::Task &task) {
   asQuery.takeViews(task.batch, task.head);
   asKey.takeViews(task.batch, task.head);
   featureGradient = viewTokens(e, op.getOuts()[0], task.batch, task.head);
   valueGradient = viewTokens(e, op.getOuts()[1], task.batch, task.head);
 }
 
-/// Whether the first strip takes its sums where their total belongs: that needs
+/// Whether the first split takes its sums where their total belongs: that needs
 /// whole blocks of columns and whole vectors. Null: it does not.
-Value SelfSweepKernel::holdsSums(Value gradient, Type sums) {
+Value SelfGradientKernel::holdsSums(Value gradient, Type sums) {
   int64_t size = cast<MemRefType>(gradient.getType()).getDimSize(1);
   if (gradient.getType() != sums || ShapedType::isDynamic(size) ||
       size % e.width != 0)
     return {};
   Value rest =
-      arith::RemSIOp::create(e, strips.numTokens, e.index(strips.blockColumns));
+      arith::RemSIOp::create(e, splits.numTokens, e.index(splits.blockColumns));
   return e.compare(arith::CmpIPredicate::eq, rest, e.index(0));
 }
 
-/// The sums of a strip.
-Value SelfSweepKernel::getSums(const PairStrips::Task &task, Value strip,
-                               Value all, Value gradient) {
-  Value sums = strips.slice(all, task.place, /*perStrip=*/true, strip);
+/// The sums of a split.
+Value SelfGradientKernel::getSums(const PairSplits::Task &task, Value split,
+                                  Value all, Value gradient) {
+  Value sums = splits.slice(all, task.slot, /*perSplit=*/true, split);
   Value holds = holdsSums(gradient, sums.getType());
   if (!holds)
     return sums;
-  Value isFirst = e.compare(arith::CmpIPredicate::eq, strip, e.index(0));
+  Value isFirst = e.compare(arith::CmpIPredicate::eq, split, e.index(0));
   return e.select(e.both(holds, isFirst), gradient, sums);
 }
 
 /// Whether features are summed where they lie: whole vectors of f32, none of
 /// them of a masked token.
-bool SelfSweepKernel::readsInPlace() {
+bool SelfGradientKernel::readsInPlace() {
   auto type = cast<MemRefType>(op.getQ().getType());
   int64_t size = type.getDimSize(3);
   return type.getElementType().isF32() && !op.getMask() &&
@@ -178,7 +178,7 @@ bool SelfSweepKernel::readsInPlace() {
 }
 
 /// The rows of a memref from `first` on.
-Value SelfSweepKernel::sliceFrom(Emitter &e, Value rows, Value first) {
+Value SelfGradientKernel::sliceFrom(Emitter &e, Value rows, Value first) {
   SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
   SmallVector<OpFoldResult> sizes{e.sub(e.dim(rows, 0), first),
                                   getSize(e, rows, 1)};
@@ -186,8 +186,8 @@ Value SelfSweepKernel::sliceFrom(Emitter &e, Value rows, Value first) {
   return memref::SubViewOp::create(e, rows, offsets, sizes, strides);
 }
 
-void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
-  OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
+void SelfGradientKernel::allocateBuffers(KernelBuffers &buffers) {
+  OpFoldResult columns = e.getIndexAttr(splits.blockColumns),
                blockRows = e.getIndexAttr(kBlockRows);
   OpFoldResult width = getSize(e, op.getQ(), 3),
                padded = padToVectors(e, width);
@@ -199,7 +199,7 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
     rowFeatures = buffers.allocate({blockRows, padded});
     rowTerms = buffers.allocate({blockRows});
   }
-  queries.emplace(e, buffers, strips.paddedTokens,
+  queries.emplace(e, buffers, splits.paddedTokens,
                   getSize(e, op.getDmixed(), 3));
   if (op.getLevel())
     packedLevels = buffers.allocate({columns});
@@ -214,32 +214,32 @@ void SelfSweepKernel::allocateBuffers(SweepBuffers &buffers) {
 // Columns
 //===----------------------------------------------------------------------===//
 
-/// Starts the sums of the strip's first block of columns. Those of others start
+/// Starts the sums of the split's first block of columns. Those of others start
 /// with what the first block of rows gives them.
-void SelfSweepKernel::clearSums(Value firstColumn) {
+void SelfGradientKernel::clearSums(Value firstColumn) {
   for (Value sums : {featureSums, valueSums})
-    e.loop(e.index(0), e.index(strips.blockColumns), 1, [&](Value slot) {
+    e.loop(e.index(0), e.index(splits.blockColumns), 1, [&](Value slot) {
       e.loop(e.index(0), e.dim(sums, 1), e.width, [&](Value element) {
         e.storeVector(e.f32(0.0), sums, {e.add(firstColumn, slot), element});
       });
     });
 }
 
-void SelfSweepKernel::packColumns(Value firstColumn) {
-  e.ifThen(e.compare(arith::CmpIPredicate::eq, firstColumn, stripFirst),
+void SelfGradientKernel::packColumns(Value firstColumn) {
+  e.ifThen(e.compare(arith::CmpIPredicate::eq, firstColumn, splitFirst),
            [&] { clearSums(firstColumn); });
-  e.loop(e.index(0), e.index(strips.blockColumns), e.width,
+  e.loop(e.index(0), e.index(splits.blockColumns), e.width,
          [&](Value slot) { packColumnVector(e.add(firstColumn, slot), slot); });
   if (columnFeatures)
-    packRows(e, asQuery.columns.features, firstColumn, strips.blockColumns,
+    packRows(e, asQuery.columns.features, firstColumn, splits.blockColumns,
              asQuery.packedTerms, columnFeatures);
 }
 
 /// Packs one vector of columns, zeros for those that are masked or behind the
 /// last.
-void SelfSweepKernel::packColumnVector(Value firstColumn, Value slot) {
-  Values tokens = clampRows(e, firstColumn, e.width, strips.numTokens);
-  Value exists = e.firstLanes(e.sub(strips.numTokens, firstColumn));
+void SelfGradientKernel::packColumnVector(Value firstColumn, Value slot) {
+  Values tokens = clampRows(e, firstColumn, e.width, splits.numTokens);
+  Value exists = e.firstLanes(e.sub(splits.numTokens, firstColumn));
   const MixSide &columns = asQuery.columns;
   Value isReal = exists;
   if (columns.mask)
@@ -258,7 +258,7 @@ void SelfSweepKernel::packColumnVector(Value firstColumn, Value slot) {
 
 /// Which rows of a group a role has gradients of: of masked ones, whose
 /// features may be NaN, it has none; null where there are no such rows.
-Values SelfSweepKernel::findAlive(SweepRole &role, const Group &group) {
+Values SelfGradientKernel::findAlive(GradientRole &role, const Group &group) {
   Values alive(kGroupRows);
   if (op.getMask())
     for (auto [isReal, token] : llvm::zip_equal(alive, group.tokens))
@@ -266,16 +266,16 @@ Values SelfSweepKernel::findAlive(SweepRole &role, const Group &group) {
   return alive;
 }
 
-void SelfSweepKernel::forEachVector(
+void SelfGradientKernel::forEachVector(
     function_ref<void(int64_t slot, int64_t vector, Values place)> body) {
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
       body(slot, vector, {e.index(slot), e.index(vector * e.width)});
 }
 
-void SelfSweepKernel::buildWeights(SweepRole &role, const Group &group,
-                                   const Tile &products, Value weights,
-                                   ArrayRef<Value> alive) {
+void SelfGradientKernel::buildWeights(GradientRole &role, const Group &group,
+                                      const Tile &products, Value weights,
+                                      ArrayRef<Value> alive) {
   for (auto [slot, token] : llvm::enumerate(group.tokens))
     role.buildWeights(slot, token, token, group.firstColumn, products[slot],
                       packedLevels, weights, alive[slot]);
@@ -283,8 +283,9 @@ void SelfSweepKernel::buildWeights(SweepRole &role, const Group &group,
 
 /// Writes p of one role to `weights` and its part of t to the gradients, or
 /// adds it there.
-void SelfSweepKernel::addRole(SweepRole &role, const Group &group,
-                              const Tile &products, Value weights, bool adds) {
+void SelfGradientKernel::addRole(GradientRole &role, const Group &group,
+                                 const Tile &products, Value weights,
+                                 bool adds) {
   Values alive = findAlive(role, group);
   buildWeights(role, group, products, weights, alive);
   Tile values =
@@ -301,11 +302,11 @@ void SelfSweepKernel::addRole(SweepRole &role, const Group &group,
 }
 
 /// The same for both roles at once, which share their weights.
-void SelfSweepKernel::addBothRoles(const Group &group, const Tile &products,
-                                   Value weights) {
+void SelfGradientKernel::addBothRoles(const Group &group, const Tile &products,
+                                      Value weights) {
   Values alive = findAlive(asQuery, group);
   buildWeights(asQuery, group, products, weights, alive);
-  auto multiply = [&](SweepRole &role) {
+  auto multiply = [&](GradientRole &role) {
     return multiplyTile(e, role.rows.values, group.tokens, role.packedValues);
   };
   Tile values = multiply(asQuery);
@@ -325,23 +326,24 @@ void SelfSweepKernel::addBothRoles(const Group &group, const Tile &products,
   });
 }
 
-void SelfSweepKernel::clearGroup(Value tile) {
+void SelfGradientKernel::clearGroup(Value tile) {
   forEachVector([&](int64_t, int64_t, Values place) {
     e.storeVector(e.f32(0.0), tile, place);
   });
 }
 
 /// Writes a, b and t of the rows in slots `slot..` of the block.
-void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
+void SelfGradientKernel::emitGroup(Value firstRow, Value slot,
+                                   Value firstColumn) {
   Group group;
   group.first = e.add(firstRow, slot);
   group.firstColumn = firstColumn;
   // Slots behind the last row repeat it; nobody reads their sums.
-  group.tokens = clampRows(e, group.first, kGroupRows, strips.numTokens);
+  group.tokens = clampRows(e, group.first, kGroupRows, splits.numTokens);
   group.gradients = sliceFrom(e, keptGradients, slot);
   Tile products = blockProducts->get(e, asQuery.rows.features, group.tokens,
                                      packedFeatures, slot);
-  auto write = [&](SweepRole &role, Value kept, bool adds) {
+  auto write = [&](GradientRole &role, Value kept, bool adds) {
     Value weights = sliceFrom(e, kept, slot);
     Value visible =
         isTileVisible(e, role.logits.rule, group.first, firstColumn);
@@ -378,9 +380,9 @@ void SelfSweepKernel::emitGroup(Value firstRow, Value slot, Value firstColumn) {
 //===----------------------------------------------------------------------===//
 
 /// The features of a block of rows in f32, 0 for masked ones.
-void SelfSweepKernel::packRowFeatures(Value firstRow) {
+void SelfGradientKernel::packRowFeatures(Value firstRow) {
   Type f32 = e.getF32Type();
-  Value last = e.sub(strips.numTokens, e.index(1));
+  Value last = e.sub(splits.numTokens, e.index(1));
   e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
     Value row = e.minSigned(e.add(firstRow, slot), last);
     e.store(e.select(asKey.isRowReal(row), e.constant(f32, 0.0),
@@ -392,13 +394,13 @@ void SelfSweepKernel::packRowFeatures(Value firstRow) {
 }
 
 /// Gives `numRows` kept rows of a and t to their columns.
-void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
-                                   Value numRows) {
+void SelfGradientKernel::addToColumns(Value firstRow, Value firstColumn,
+                                      Value numRows) {
   if (rowFeatures)
     packRowFeatures(firstRow);
   Value features =
       rowFeatures ? rowFeatures : sliceFrom(e, asQuery.rows.features, firstRow);
-  Value isFirst = e.compare(arith::CmpIPredicate::eq, firstRow, stripFirst);
+  Value isFirst = e.compare(arith::CmpIPredicate::eq, firstRow, splitFirst);
   accumulateColumns(e, keptGradients, features, featureSums, firstColumn,
                     numRows, getSize(e, featureGradient, 1), isFirst);
   accumulateColumns(e, keptWeights, sliceFrom(e, queries->cotangents, firstRow),
@@ -407,15 +409,15 @@ void SelfSweepKernel::addToColumns(Value firstRow, Value firstColumn,
 }
 
 /// What a block of rows has of b.
-Value SelfSweepKernel::getKeyWeights() {
+Value SelfGradientKernel::getKeyWeights() {
   return queries->isShared
              ? e.select(queries->isShared, keptWeights, keptKeyWeights)
              : keptKeyWeights;
 }
 
-/// Gives the rows of a meeting their sums over its columns.
-void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
-  Value numRows = strips.getNumRows(firstRow, firstColumn);
+/// Gives rows their sums over a block of columns.
+void SelfGradientKernel::addToRows(Value firstRow, Value firstColumn) {
+  Value numRows = splits.getNumRows(firstRow, firstColumn);
   // Slots behind the last row.
   Value last = e.sub(numRows, e.index(1));
   Value end = e.sub(e.add(last, e.index(kGroupRows)),
@@ -425,11 +427,11 @@ void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
       for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
         e.storeVector(e.f32(0.0), tile, {slot, e.index(vector * e.width)});
   });
-  Value all = e.index(strips.blockColumns), existing = all;
+  Value all = e.index(splits.blockColumns), existing = all;
   Value features = columnFeatures;
   if (!features) {
     features = sliceFrom(e, asQuery.columns.features, firstColumn);
-    existing = e.minSigned(all, e.sub(strips.numTokens, firstColumn));
+    existing = e.minSigned(all, e.sub(splits.numTokens, firstColumn));
   }
   accumulateRows(e, keptGradients, features, featureSums, firstRow, numRows,
                  existing, getSize(e, featureGradient, 1));
@@ -440,8 +442,8 @@ void SelfSweepKernel::addToRows(Value firstRow, Value firstColumn) {
 
 /// to[column, row] = from[row, column] for a vector of rows of a block's own
 /// columns and a vector of columns.
-void SelfSweepKernel::transposeTile(Value from, Value to, Value firstSlot,
-                                    Value row, Value column) {
+void SelfGradientKernel::transposeTile(Value from, Value to, Value firstSlot,
+                                       Value row, Value column) {
   Values lines;
   for (int64_t lane = 0; lane < e.width; ++lane)
     lines.push_back(e.loadVector(
@@ -451,12 +453,12 @@ void SelfSweepKernel::transposeTile(Value from, Value to, Value firstSlot,
                   {e.add(e.add(firstSlot, column), e.index(lane)), row});
 }
 
-/// Where tokens meet themselves, from slot `firstSlot` of the rows on, products
-/// behind the diagonal are not taken: t is symmetric, and how the row sees the
-/// column is how the column, as a row, is seen by it.
-void SelfSweepKernel::mirror(Value firstSlot) {
+/// Where tokens are their own columns, from slot `firstSlot` of the rows on,
+/// products behind the diagonal are not taken: t is symmetric, and how the row
+/// sees the column is how the column, as a row, is seen by it.
+void SelfGradientKernel::mirror(Value firstSlot) {
   Value zero = e.index(0), keyWeights = getKeyWeights();
-  e.loop(zero, e.index(strips.blockColumns), e.width, [&](Value column) {
+  e.loop(zero, e.index(splits.blockColumns), e.width, [&](Value column) {
     e.loop(zero, column, e.width, [&](Value row) {
       transposeTile(keptGradients, keptGradients, firstSlot, row, column);
       transposeTile(keptWeights, keyWeights, firstSlot, row, column);
@@ -464,7 +466,7 @@ void SelfSweepKernel::mirror(Value firstSlot) {
   });
 }
 
-void SelfSweepKernel::meet(Value firstRow, Value firstColumn) {
+void SelfGradientKernel::multiplyBlocks(Value firstRow, Value firstColumn) {
   // Of a tile behind the diagonal; the first one that is not.
   auto getFirstVector = [&](Value group) -> Value {
     Value behind = e.sub(e.add(firstRow, group), firstColumn);
@@ -472,34 +474,36 @@ void SelfSweepKernel::meet(Value firstRow, Value firstColumn) {
                                   e.index(e.width));
   };
   blockProducts->multiply(e, asQuery.rows.features, packedFeatures, firstRow,
-                          strips.getNumRows(firstRow, firstColumn),
+                          splits.getNumRows(firstRow, firstColumn),
                           asQuery.columns.features,
-                          e.add(firstColumn, e.index(strips.blockColumns)),
+                          e.add(firstColumn, e.index(splits.blockColumns)),
                           /*isVisible=*/{}, getFirstVector);
-  strips.forEachGroup(firstRow, firstColumn, [&](Value slot) {
+  splits.forEachGroup(firstRow, firstColumn, [&](Value slot) {
     emitGroup(firstRow, slot, firstColumn);
   });
   Value firstSlot = e.sub(firstColumn, firstRow);
   e.ifThen(e.compare(arith::CmpIPredicate::slt, firstSlot, e.index(kBlockRows)),
            [&] { mirror(firstSlot); });
-  strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
+  splits.ifBefore(firstRow, firstColumn, [&](Value numRows) {
     addToColumns(firstRow, firstColumn, numRows);
   });
   addToRows(firstRow, firstColumn);
 }
 
-void SelfSweepKernel::emitStrip(Value strip) {
-  SweepBuffers buffers(e);
+void SelfGradientKernel::emitSplit(Value split) {
+  KernelBuffers buffers(e);
   allocateBuffers(buffers);
-  stripFirst = strips.getFirstRow(strip, e.index(0));
+  splitFirst = splits.getFirstRow(split, e.index(0));
   // Levels and positions may admit a pair in one role only.
   queries->fill(e, asQuery, asQuery.logits.rule.admitsAll() && !op.getLevel());
-  for (SweepRole *role : {&asQuery, &asKey})
+  for (GradientRole *role : {&asQuery, &asKey})
     role->replaceQueries(queries->lse, queries->delta,
                          queries->getCotangents(e));
-  strips.forEachMeeting(
-      strip, [&](Value firstColumn) { packColumns(firstColumn); },
-      [&](Value firstRow, Value firstColumn) { meet(firstRow, firstColumn); });
+  splits.forEachBlockPair(
+      split, [&](Value firstColumn) { packColumns(firstColumn); },
+      [&](Value firstRow, Value firstColumn) {
+        multiplyBlocks(firstRow, firstColumn);
+      });
   buffers.free();
 }
 
@@ -507,18 +511,18 @@ void SelfSweepKernel::emitStrip(Value strip) {
 // The kernel
 //===----------------------------------------------------------------------===//
 
-/// Writes a gradient of one token: the sums of the first `numStrips` strips, in
+/// Writes a gradient of one token: the sums of the first `numSplits` splits, in
 /// order. A masked one has none.
-void SelfSweepKernel::writeRow(Value row, Value numStrips, Value firstSums,
-                               Value sums, Value out, double scale) {
+void SelfGradientKernel::writeRow(Value row, Value numSplits, Value firstSums,
+                                  Value sums, Value out, double scale) {
   Value isReal = asKey.isRowReal(row);
   Value size = e.dim(out, 1);
   e.loop(e.index(0), size, e.width, [&](Value element) {
     Values first{e.loadVector(firstSums, {row, element})};
     Values total =
-        e.loop(e.index(1), numStrips, 1, first,
-               [&](Value strip, ValueRange old) -> Values {
-                 Value place = e.add(e.mul(strip, strips.paddedTokens), row);
+        e.loop(e.index(1), numSplits, 1, first,
+               [&](Value split, ValueRange old) -> Values {
+                 Value place = e.add(e.mul(split, splits.paddedTokens), row);
                  return {e.add(old[0], e.loadVector(sums, {place, element}))};
                });
     Value value = e.mul(total.front(), e.f32(scale));
@@ -528,26 +532,26 @@ void SelfSweepKernel::writeRow(Value row, Value numStrips, Value firstSums,
 }
 
 /// Writes the gradients of a block of rows.
-void SelfSweepKernel::writeBlock(const PairStrips::Task &task) {
+void SelfGradientKernel::writeBlock(const PairSplits::Task &task) {
   Value first = e.mul(task.number, e.index(kBlockRows));
-  Value end = e.minSigned(e.add(first, e.index(kBlockRows)), strips.numTokens);
-  // Strips that begin behind these rows have not met them.
-  Value numStrips =
-      e.minSigned(strips.numStrips, e.add(task.number, e.index(1)));
+  Value end = e.minSigned(e.add(first, e.index(kBlockRows)), splits.numTokens);
+  // Splits that begin behind these rows have not taken them.
+  Value numSplits =
+      e.minSigned(splits.numSplits, e.add(task.number, e.index(1)));
   auto write = [&](Value all, Value out, double scale) {
     Value firstSums = getSums(task, e.index(0), all, out);
-    Value sums = strips.slice(all, task.place, /*perStrip=*/true);
+    Value sums = splits.slice(all, task.slot, /*perSplit=*/true);
     auto writeRows = [&] {
       e.loop(first, end, 1, [&](Value row) {
-        writeRow(row, numStrips, firstSums, sums, out, scale);
+        writeRow(row, numSplits, firstSums, sums, out, scale);
       });
       return Values();
     };
     Value holds = holdsSums(out, sums.getType());
     if (!holds || scale != 1.0 || op.getMask())
       return void(writeRows());
-    Value isAlone = e.compare(arith::CmpIPredicate::eq, numStrips, e.index(1));
-    // The sums of one strip are the gradient.
+    Value isAlone = e.compare(arith::CmpIPredicate::eq, numSplits, e.index(1));
+    // The sums of one split are the gradient.
     e.ifElse(
         e.both(holds, isAlone), TypeRange(), [] { return Values(); },
         writeRows);
@@ -556,17 +560,17 @@ void SelfSweepKernel::writeBlock(const PairStrips::Task &task) {
   write(allValueSums, valueGradient, 1.0);
 }
 
-void SelfSweepKernel::emit() {
+void SelfGradientKernel::emit() {
   allocateSums();
-  strips.run(
-      [&](const PairStrips::Task &task) {
+  splits.run(
+      [&](const PairSplits::Task &task) {
         takeViews(task);
         featureSums =
             getSums(task, task.number, allFeatureSums, featureGradient);
         valueSums = getSums(task, task.number, allValueSums, valueGradient);
-        emitStrip(task.number);
+        emitSplit(task.number);
       },
-      [&](const PairStrips::Task &task) {
+      [&](const PairSplits::Task &task) {
         takeViews(task);
         writeBlock(task);
       });
@@ -574,8 +578,8 @@ void SelfSweepKernel::emit() {
 
 namespace {
 /// moe.softmax_mix_backward_self on buffers -> register tiles in both roles.
-struct SelfSweepToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
-  SelfSweepToVector(MLIRContext *context, const CPUVectorOptions &options)
+struct SelfGradientToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
+  SelfGradientToVector(MLIRContext *context, const CPUVectorOptions &options)
       : OpRewritePattern(context), options(options) {}
 
   LogicalResult matchAndRewrite(SoftmaxMixBackwardSelfOp op,
@@ -583,7 +587,7 @@ struct SelfSweepToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
     if (failed(matchContiguousBuffers(op, rewriter)))
       return failure();
     Emitter emitter(op.getLoc(), rewriter, options);
-    SelfSweepKernel(emitter, op).emit();
+    SelfGradientKernel(emitter, op).emit();
     rewriter.eraseOp(op);
     return success();
   }
@@ -594,5 +598,5 @@ struct SelfSweepToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
 
 void mlir::moe::populateSoftmaxMixBackwardSelfToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<SelfSweepToVector>(patterns.getContext(), options);
+  patterns.add<SelfGradientToVector>(patterns.getContext(), options);
 }

@@ -13,7 +13,7 @@ static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// rounded by 2e-6, and as much of a weight is lost.
 static constexpr double kNear = 32.0;
 
-ScaledQueries::ScaledQueries(Emitter &e, SweepBuffers &buffers,
+ScaledQueries::ScaledQueries(Emitter &e, KernelBuffers &buffers,
                              Value paddedTokens, OpFoldResult numValues)
     : lse(buffers.allocate({paddedTokens})),
       delta(buffers.allocate({paddedTokens})),
@@ -60,7 +60,7 @@ Value ScaledQueries::findMiddle(Emitter &e, Value from) {
   return e.mul(e.add(highest, lowest), e.constant(f32, 0.5));
 }
 
-void ScaledQueries::scaleRow(Emitter &e, const SweepRole &role, Value row) {
+void ScaledQueries::scaleRow(Emitter &e, const GradientRole &role, Value row) {
   Value values = role.rows.values;
   Value numTokens = e.dim(values, 0), size = e.dim(values, 1);
   Value token = e.minSigned(row, e.sub(numTokens, e.index(1)));
@@ -76,7 +76,7 @@ void ScaledQueries::scaleRow(Emitter &e, const SweepRole &role, Value row) {
   });
 }
 
-void ScaledQueries::fill(Emitter &e, const SweepRole &role, bool mayShare) {
+void ScaledQueries::fill(Emitter &e, const GradientRole &role, bool mayShare) {
   Value numTokens = e.dim(role.rows.values, 0), zero = e.index(0);
   Value middle = mayShare ? e.splat(findMiddle(e, role.getLse())) : Value();
   e.loop(zero, e.dim(lse, 0), e.width, [&](Value token) {

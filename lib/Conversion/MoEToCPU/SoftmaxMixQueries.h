@@ -24,12 +24,12 @@ namespace mlir::moe {
 class ScaledQueries {
 public:
   /// For `paddedTokens` tokens, in f32.
-  ScaledQueries(Emitter &e, SweepBuffers &buffers, Value paddedTokens,
+  ScaledQueries(Emitter &e, KernelBuffers &buffers, Value paddedTokens,
                 OpFoldResult numValues);
 
   /// Fills the buffers from what `role`, whose rows are queries, reads: all lse
   /// are one where `mayShare` and they are near to each other.
-  void fill(Emitter &e, const SweepRole &role, bool mayShare);
+  void fill(Emitter &e, const GradientRole &role, bool mayShare);
   /// The gradients of mixed, as wide as `numValues`.
   Value getCotangents(Emitter &e) const;
 
@@ -41,7 +41,7 @@ public:
 
 private:
   Value findMiddle(Emitter &e, Value lse);
-  void scaleRow(Emitter &e, const SweepRole &role, Value row);
+  void scaleRow(Emitter &e, const GradientRole &role, Value row);
 
   OpFoldResult numValues;
   Value factors;

@@ -1,4 +1,4 @@
-//===- SoftmaxMixRole.cpp - Directions of a gradient sweep ----------------===//
+//===- SoftmaxMixRole.cpp - The roles of rows in a gradient ---------------===//
 
 #include "SoftmaxMixRole.h"
 
@@ -18,7 +18,7 @@ static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 /// Larger buffers do not go on the stack.
 static constexpr int64_t kMaxStackBytes = 256 * 1024;
 
-Value SweepBuffers::allocate(ArrayRef<OpFoldResult> shape, Type element) {
+Value KernelBuffers::allocate(ArrayRef<OpFoldResult> shape, Type element) {
   if (!element)
     element = e.getF32Type();
   int64_t bytes = sizeof(float);
@@ -39,12 +39,12 @@ Value SweepBuffers::allocate(ArrayRef<OpFoldResult> shape, Type element) {
   return onHeap.back();
 }
 
-void SweepBuffers::free() {
+void KernelBuffers::free() {
   for (Value buffer : onHeap)
     memref::DeallocOp::create(e, buffer);
 }
 
-void SweepRole::allocate(SweepBuffers &buffers) {
+void GradientRole::allocate(KernelBuffers &buffers) {
   OpFoldResult block = e.getIndexAttr(getColumnVectors(e) * e.width);
   packedTerms = buffers.allocate({block});
   if (rowsAreKeys)
@@ -53,7 +53,7 @@ void SweepRole::allocate(SweepBuffers &buffers) {
     packedValues = buffers.allocate({getLastSize(e, all.v), block});
 }
 
-void SweepRole::takeViews(Value batch, Value head) {
+void GradientRole::takeViews(Value batch, Value head) {
   views = all;
   for (Value *perHead : {&views.q, &views.k, &views.lse, &views.delta,
                          &views.dmixed, &views.keyBias})
@@ -67,14 +67,14 @@ void SweepRole::takeViews(Value batch, Value head) {
   takeSides();
 }
 
-void SweepRole::replaceQueries(Value lse, Value delta, Value dmixed) {
+void GradientRole::replaceQueries(Value lse, Value delta, Value dmixed) {
   views.lse = lse;
   views.delta = delta;
   views.dmixed = dmixed;
   takeSides();
 }
 
-void SweepRole::takeSides() {
+void GradientRole::takeSides() {
   rows = {views.q, views.dmixed, views.queryMask, views.queryLevel};
   columns = {views.k, views.v, views.keyMask, views.keyLevel};
   if (rowsAreKeys)
@@ -85,9 +85,9 @@ void SweepRole::takeSides() {
 // Columns
 //===----------------------------------------------------------------------===//
 
-Value SweepRole::packColumns(Value firstColumn, Value slot,
-                             ArrayRef<Value> tokens, Value exists,
-                             Value isReal) {
+Value GradientRole::packColumns(Value firstColumn, Value slot,
+                                ArrayRef<Value> tokens, Value exists,
+                                Value isReal) {
   Value zero = e.f32(0.0), hidden = e.negInfinity();
   Value term = zero;
   if (rowsAreKeys) {
@@ -110,12 +110,12 @@ Value SweepRole::packColumns(Value firstColumn, Value slot,
 // Rows
 //===----------------------------------------------------------------------===//
 
-Value SweepRole::isEmptyQuery(Value row) const {
+Value GradientRole::isEmptyQuery(Value row) const {
   return e.compare(arith::CmpFPredicate::OEQ, e.load(views.lse, {row}),
                    e.constant(e.getF32Type(), -kInfinity));
 }
 
-Value SweepRole::isRowReal(Value row) const {
+Value GradientRole::isRowReal(Value row) const {
   Value yes = e.constantInt(e.getI1Type(), 1);
   Value isReal = rows.mask ? e.load(rows.mask, {row}) : yes;
   if (rowsAreKeys)
@@ -124,7 +124,7 @@ Value SweepRole::isRowReal(Value row) const {
 }
 
 /// The part of the exponent that a row has; null for 0.
-Value SweepRole::getRowTerm(Value row) {
+Value GradientRole::getRowTerm(Value row) {
   if (rowsAreKeys)
     return views.keyBias ? e.load(views.keyBias, {row}) : Value();
   Type f32 = e.getF32Type();
@@ -133,7 +133,7 @@ Value SweepRole::getRowTerm(Value row) {
 }
 
 /// The bias between a row and a vector of columns.
-Value SweepRole::getBias(Value row, Value firstColumn) {
+Value GradientRole::getBias(Value row, Value firstColumn) {
   Value numColumns = e.dim(columns.features, 0);
   if (!rowsAreKeys)
     return e.loadFloats(views.bias, {row, firstColumn},
@@ -144,9 +144,10 @@ Value SweepRole::getBias(Value row, Value firstColumn) {
   return vector::FromElementsOp::create(e, e.floats(), lanes);
 }
 
-void SweepRole::buildWeights(int64_t slot, Value row, Value position,
-                             Value firstColumn, ArrayRef<Value> products,
-                             Value packedLevels, Value weights, Value alive) {
+void GradientRole::buildWeights(int64_t slot, Value row, Value position,
+                                Value firstColumn, ArrayRef<Value> products,
+                                Value packedLevels, Value weights,
+                                Value alive) {
   Value hidden = e.negInfinity();
   Value rowTerm = getRowTerm(row);
   Value level = rows.level ? e.load(rows.level, {row}) : Value();
@@ -170,7 +171,7 @@ void SweepRole::buildWeights(int64_t slot, Value row, Value position,
   }
 }
 
-Value SweepRole::center(Value row, int64_t vector, Value product) {
+Value GradientRole::center(Value row, int64_t vector, Value product) {
   Value delta;
   if (rowsAreKeys) {
     delta = e.loadVector(packedDeltas, {e.index(vector * e.width)});

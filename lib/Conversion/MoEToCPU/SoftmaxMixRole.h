@@ -1,6 +1,6 @@
-//===- SoftmaxMixRole.h - Directions of a gradient sweep --------*- C++ -*-===//
+//===- SoftmaxMixRole.h - The roles of rows in a gradient -------*- C++ -*-===//
 //
-// A sweep of softmax_mix's gradient takes rows of tokens past columns of
+// A kernel of softmax_mix's gradient takes rows of tokens past columns of
 // tokens. A role says which of them are queries: all that differs between the
 // gradient by queries and by keys is here, so that one kernel serves both, and
 // both at once where the tokens are the same.
@@ -28,9 +28,9 @@ struct MixSide {
 
 /// Buffers that live until `free`: on the stack, whose size is the caller's,
 /// unless they are large or their size is known only at run time.
-class SweepBuffers {
+class KernelBuffers {
 public:
-  explicit SweepBuffers(Emitter &e) : e(e) {}
+  explicit KernelBuffers(Emitter &e) : e(e) {}
   /// By default of f32.
   Value allocate(ArrayRef<OpFoldResult> shape, Type element = {});
   void free();
@@ -40,14 +40,14 @@ private:
   Values onHeap;
 };
 
-class SweepRole {
+class GradientRole {
 public:
-  SweepRole(Emitter &e, MixLogitsOpInterface op, const MixOperands &all,
-            bool rowsAreKeys)
+  GradientRole(Emitter &e, MixLogitsOpInterface op, const MixOperands &all,
+               bool rowsAreKeys)
       : rowsAreKeys(rowsAreKeys), logits(op, /*isTransposed=*/rowsAreKeys),
         e(e), all(all) {}
 
-  void allocate(SweepBuffers &buffers);
+  void allocate(KernelBuffers &buffers);
   void takeViews(Value batch, Value head);
   /// Reads these, of one batch and head, in place of the operands.
   void replaceQueries(Value lse, Value delta, Value dmixed);

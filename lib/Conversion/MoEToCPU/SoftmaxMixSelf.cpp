@@ -1,7 +1,7 @@
 //===- SoftmaxMixSelf.cpp - moe.softmax_mix_self on vectors ---------------===//
 //
 // Matches moe.softmax_mix_self on buffers with contiguous rows. Each pair of
-// tokens meets once (SoftmaxMixSplits.h), and x_ij is taken by
+// tokens is multiplied once (SoftmaxMixSplits.h), and x_ij is taken by
 //
 //   rows     (m, l, o)_i as in moe.softmax_mix, for each group of six rows
 //            (SoftmaxMixState.h);
@@ -10,7 +10,7 @@
 //            m_j' = max(m_j, max_i x_ij), p_ij = exp(x_ij - m_j'),
 //            l_j' = a_j l_j + sum_i p_ij, o_j' = a_j o_j + sum_i p_ij v_i.
 //
-// At the end the states of a token, as a row and as a column of each strip, are
+// At the end the states of a token, as a row and as a column of each split, are
 // merged. Nothing is assumed about the tokens' norms, and memory is linear in
 // the tokens.
 //
@@ -26,14 +26,14 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Columns meet as many rows at once.
+/// Columns are multiplied with as many rows at once.
 static constexpr int64_t kBlockRows = 96;
 
-/// Each strip packs all columns and has a state of them.
-static constexpr int64_t kMaxStrips = 8;
-/// Rows of a strip where there are enough: it packs all columns, which costs as
+/// Each split packs all columns and has a state of them.
+static constexpr int64_t kMaxSplits = 8;
+/// Rows of a split where there are enough: it packs all columns, which costs as
 /// much as 48 rows.
-static constexpr int64_t kStripRows = 384;
+static constexpr int64_t kSplitRows = 384;
 
 static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -42,18 +42,18 @@ class SelfMixKernel {
 public:
   SelfMixKernel(Emitter &e, SoftmaxMixSelfOp op)
       : e(e), op(op), softmax(e), asQuery(op), asKey(op, /*isTransposed=*/true),
-        strips(e, op.getQ(), kBlockRows, kStripRows, kMaxStrips) {}
+        splits(e, op.getQ(), kBlockRows, kSplitRows, kMaxSplits) {}
 
   void emit();
 
 private:
   void allocateStates();
-  void takeViews(const PairStrips::Task &task);
-  void takeColumns(Value place, Value strip);
+  void takeViews(const PairSplits::Task &task);
+  void takeColumns(Value slot, Value split);
 
-  // One strip.
-  void emitStrip(Value strip);
-  void clearStates(Value strip);
+  // One split.
+  void emitSplit(Value split);
+  void clearStates(Value split);
   void allocateBuffers();
   void emitGroup(Value firstRow, Value group, Value firstColumn);
   void keepForColumns(Value slot, Value row, int64_t vector,
@@ -69,7 +69,7 @@ private:
   // The results of one vector of tokens.
   void mergeTokens(Value first);
   Value findMax(Value first);
-  Value sumStrips(Value own, Value first);
+  Value sumSplits(Value own, Value first);
   void writeValues(Value first, ArrayRef<Value> factors, ArrayRef<Value> sums,
                    ArrayRef<Value> empty);
 
@@ -78,11 +78,11 @@ private:
   }
   /// The number of the block of columns that a token is in.
   Value getBlock(Value token) {
-    return arith::DivSIOp::create(e, token, e.index(strips.blockColumns));
+    return arith::DivSIOp::create(e, token, e.index(splits.blockColumns));
   }
-  /// Where a token is among those of all strips.
-  Value inStrip(Value strip, Value token) {
-    return e.add(e.mul(strip, strips.paddedTokens), token);
+  /// Where a token is among those of all splits.
+  Value inSplit(Value split, Value token) {
+    return e.add(e.mul(split, splits.paddedTokens), token);
   }
 
   Emitter &e;
@@ -90,23 +90,23 @@ private:
   OnlineSoftmax softmax;
   /// The rows as queries and as keys.
   const PairLogits asQuery, asKey;
-  PairStrips strips;
+  PairSplits splits;
 
-  /// The states of rows, and those of columns for each strip, whose o is
+  /// The states of rows, and those of columns for each split, whose o is
   /// `[block, value, column]`.
   RowState allRows;
   Value allMax, allSums, allMixed;
-  /// Views at one batch and head: of one strip, and of all when they merge.
+  /// Views at one batch and head: of one split, and of all when they merge.
   RowState rows;
   Value columnMax, columnSum, columnMixed;
   /// Views at one batch and head.
   MixKeys tokens;
   Value mixed, lse;
-  // Of one strip.
+  // Of one split.
   std::optional<KeyBlock> block;
   std::optional<BlockProducts> blockProducts;
   Value weights, logits, rowTerms, rowValues;
-  /// Of one vector of tokens: what each strip's state is multiplied by.
+  /// Of one vector of tokens: what each split's state is multiplied by.
   Value factors;
 };
 } // namespace
@@ -118,42 +118,42 @@ private:
 void SelfMixKernel::allocateStates() {
   OpFoldResult lanes = e.getIndexAttr(e.width);
   OpFoldResult values = padToVectors(e, getSize(e, op.getV(), 2));
-  allRows.max = strips.allocate({}, /*perStrip=*/false);
-  allRows.sum = strips.allocate({lanes}, /*perStrip=*/false);
-  allRows.mixed = strips.allocate({values}, /*perStrip=*/false);
-  allMax = strips.allocate({}, /*perStrip=*/true);
-  allSums = strips.allocate({}, /*perStrip=*/true);
-  allMixed = strips.allocate({values}, /*perStrip=*/true, /*inBlocks=*/true);
+  allRows.max = splits.allocate({}, /*perSplit=*/false);
+  allRows.sum = splits.allocate({lanes}, /*perSplit=*/false);
+  allRows.mixed = splits.allocate({values}, /*perSplit=*/false);
+  allMax = splits.allocate({}, /*perSplit=*/true);
+  allSums = splits.allocate({}, /*perSplit=*/true);
+  allMixed = splits.allocate({values}, /*perSplit=*/true, /*inBlocks=*/true);
 }
 
-void SelfMixKernel::takeViews(const PairStrips::Task &task) {
-  auto [batch, head, place, number] = task;
+void SelfMixKernel::takeViews(const PairSplits::Task &task) {
+  auto [batch, head, slot, number] = task;
   tokens = {viewTokens(e, op.getQ(), batch, head),
             viewTokens(e, op.getV(), batch), Value(),
             viewTokens(e, op.getMask(), batch),
             viewTokens(e, op.getLevel(), batch)};
   mixed = viewTokens(e, op.getOuts()[0], batch, head);
   lse = viewTokens(e, op.getOuts()[1], batch, head);
-  rows = {strips.slice(allRows.max, place, false),
-          strips.slice(allRows.sum, place, false), Value(),
-          strips.slice(allRows.mixed, place, false)};
-  takeColumns(place, Value());
+  rows = {splits.slice(allRows.max, slot, false),
+          splits.slice(allRows.sum, slot, false), Value(),
+          splits.slice(allRows.mixed, slot, false)};
+  takeColumns(slot, Value());
 }
 
-void SelfMixKernel::takeColumns(Value place, Value strip) {
-  columnMax = strips.slice(allMax, place, true, strip);
-  columnSum = strips.slice(allSums, place, true, strip);
-  columnMixed = strips.slice(allMixed, place, true, strip, /*inBlocks=*/true);
+void SelfMixKernel::takeColumns(Value slot, Value split) {
+  columnMax = splits.slice(allMax, slot, true, split);
+  columnSum = splits.slice(allSums, slot, true, split);
+  columnMixed = splits.slice(allMixed, slot, true, split, /*inBlocks=*/true);
 }
 
 //===----------------------------------------------------------------------===//
-// Strips
+// Splits
 //===----------------------------------------------------------------------===//
 
-/// Forgets what was seen by the strip's rows and, in this strip, by columns.
-void SelfMixKernel::clearStates(Value strip) {
+/// Forgets what was seen by the split's rows and, in this split, by columns.
+void SelfMixKernel::clearStates(Value split) {
   Value zero = e.index(0);
-  e.loop(zero, strips.paddedTokens, e.width, [&](Value column) {
+  e.loop(zero, splits.paddedTokens, e.width, [&](Value column) {
     e.storeVector(e.negInfinity(), columnMax, {column});
     e.storeVector(e.f32(0.0), columnSum, {column});
   });
@@ -164,14 +164,14 @@ void SelfMixKernel::clearStates(Value strip) {
                       {place, value, e.index(vector * e.width)});
     });
   });
-  strips.forEachBlock(strip, [&](Value first) {
+  splits.forEachBlock(split, [&](Value first) {
     rows.clear(e, first, e.add(first, e.index(kBlockRows)));
   });
 }
 
 void SelfMixKernel::allocateBuffers() {
   Type f32 = e.getF32Type();
-  OpFoldResult columns = e.getIndexAttr(strips.blockColumns),
+  OpFoldResult columns = e.getIndexAttr(splits.blockColumns),
                blockRows = e.getIndexAttr(kBlockRows);
   block.emplace(
       e, op.getQ(),
@@ -184,24 +184,24 @@ void SelfMixKernel::allocateBuffers() {
       e.scratch({blockRows, padToVectors(e, getSize(e, op.getV(), 2))}, f32);
 }
 
-void SelfMixKernel::emitStrip(Value strip) {
+void SelfMixKernel::emitSplit(Value split) {
   auto isDynamic = [](Value memref, int64_t position) {
     return cast<MemRefType>(memref.getType()).isDynamicDim(position);
   };
   e.withScratch(isDynamic(op.getQ(), 3) || isDynamic(op.getV(), 2), [&] {
     allocateBuffers();
-    clearStates(strip);
-    strips.forEachMeeting(
-        strip, [&](Value firstColumn) { block->pack(e, tokens, firstColumn); },
+    clearStates(split);
+    splits.forEachBlockPair(
+        split, [&](Value firstColumn) { block->pack(e, tokens, firstColumn); },
         [&](Value firstRow, Value firstColumn) {
           blockProducts->multiply(
               e, tokens.features, block->features, firstRow,
-              strips.getNumRows(firstRow, firstColumn), tokens.features,
-              e.add(firstColumn, e.index(strips.blockColumns)));
-          strips.forEachGroup(firstRow, firstColumn, [&](Value group) {
+              splits.getNumRows(firstRow, firstColumn), tokens.features,
+              e.add(firstColumn, e.index(splits.blockColumns)));
+          splits.forEachGroup(firstRow, firstColumn, [&](Value group) {
             emitGroup(firstRow, group, firstColumn);
           });
-          strips.ifBefore(firstRow, firstColumn, [&](Value numRows) {
+          splits.ifBefore(firstRow, firstColumn, [&](Value numRows) {
             packRowValues(firstRow);
             updateColumns(firstColumn, numRows);
           });
@@ -228,13 +228,13 @@ void SelfMixKernel::keepForColumns(Value slot, Value row, int64_t vector,
 void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   Value first = e.add(firstRow, group);
   // Slots behind the last token repeat it; nobody reads their state.
-  Values places = clampRows(e, first, kGroupRows, strips.numTokens);
+  Values places = clampRows(e, first, kGroupRows, splits.numTokens);
   // Products become the logits of queries.
   Tile products =
       blockProducts->get(e, tokens.features, places, block->features, group);
   for (int64_t row = 0; row < kGroupRows; ++row) {
     Value slot = e.add(first, e.index(row));
-    Value isNotBehind = strips.isNotBehind(slot, firstColumn);
+    Value isNotBehind = splits.isNotBehind(slot, firstColumn);
     Value level = tokens.level ? e.load(tokens.level, {places[row]}) : Value();
     for (auto [vector, product] : llvm::enumerate(products[row])) {
       Value offset = e.index(vector * e.width);
@@ -254,7 +254,7 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
   Values decays = rows.update(e, first, products, weights);
   accumulateTile(e, weights, block->values, rows.mixed, first, decays,
                  getSize(e, tokens.values, 1),
-                 {e.index(0), e.index(strips.blockColumns)});
+                 {e.index(0), e.index(splits.blockColumns)});
 }
 
 //===----------------------------------------------------------------------===//
@@ -264,7 +264,7 @@ void SelfMixKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
 /// The values of a block of rows in f32, 0 for masked ones.
 void SelfMixKernel::packRowValues(Value firstRow) {
   Type f32 = e.getF32Type();
-  Value last = e.sub(strips.numTokens, e.index(1));
+  Value last = e.sub(splits.numTokens, e.index(1));
   e.loop(e.index(0), e.index(kBlockRows), 1, [&](Value slot) {
     Value term = e.constant(f32, 0.0);
     if (tokens.mask) {
@@ -373,31 +373,31 @@ void SelfMixKernel::updateColumns(Value firstColumn, Value numRows) {
 // Merging
 //===----------------------------------------------------------------------===//
 
-/// The maxima of a vector of tokens over their own state and all strips'.
+/// The maxima of a vector of tokens over their own state and all splits'.
 Value SelfMixKernel::findMax(Value first) {
   Values own{e.loadVector(rows.max, {first})};
   return e
-      .loop(e.index(0), strips.numStrips, 1, own,
-            [&](Value strip, ValueRange old) -> Values {
+      .loop(e.index(0), splits.numSplits, 1, own,
+            [&](Value split, ValueRange old) -> Values {
               return {softmax.updateMax(
-                  e.loadVector(columnMax, {inStrip(strip, first)}), old[0])};
+                  e.loadVector(columnMax, {inSplit(split, first)}), old[0])};
             })
       .front();
 }
 
 /// The sums of a vector of tokens over their own, which has a factor `own`, and
-/// all strips'.
-Value SelfMixKernel::sumStrips(Value own, Value first) {
+/// all splits'.
+Value SelfMixKernel::sumSplits(Value own, Value first) {
   Values lanes;
   for (int64_t lane = 0; lane < e.width; ++lane)
     lanes.push_back(
         e.loadVector(rows.sum, {e.add(first, e.index(lane)), e.index(0)}));
   Values start{e.mul(sumTree(e, transposeLanes(e, lanes)), own)};
   return e
-      .loop(e.index(0), strips.numStrips, 1, start,
-            [&](Value strip, ValueRange old) -> Values {
-              Value factor = e.loadVector(factors, {strip, e.index(0)});
-              return {e.fma(e.loadVector(columnSum, {inStrip(strip, first)}),
+      .loop(e.index(0), splits.numSplits, 1, start,
+            [&](Value split, ValueRange old) -> Values {
+              Value factor = e.loadVector(factors, {split, e.index(0)});
+              return {e.fma(e.loadVector(columnSum, {inSplit(split, first)}),
                             factor, old[0])};
             })
       .front();
@@ -408,14 +408,14 @@ Value SelfMixKernel::sumStrips(Value own, Value first) {
 void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
                                 ArrayRef<Value> sums, ArrayRef<Value> empty) {
   Value numValues = e.dim(tokens.values, 1);
-  Value offset = arith::RemSIOp::create(e, first, e.index(strips.blockColumns));
+  Value offset = arith::RemSIOp::create(e, first, e.index(splits.blockColumns));
   e.loop(e.index(0), numValues, e.width, [&](Value column) {
     Values zeros(e.width, e.f32(0.0));
     Values totals =
-        e.loop(e.index(0), strips.numStrips, 1, zeros,
-               [&](Value strip, ValueRange old) -> Values {
-                 Value factor = e.loadVector(factors, {strip, e.index(0)});
-                 Value tokens = getBlock(inStrip(strip, first));
+        e.loop(e.index(0), splits.numSplits, 1, zeros,
+               [&](Value split, ValueRange old) -> Values {
+                 Value factor = e.loadVector(factors, {split, e.index(0)});
+                 Value tokens = getBlock(inSplit(split, first));
                  Values next;
                  for (int64_t lane = 0; lane < e.width; ++lane) {
                    Value value = e.add(column, e.index(lane));
@@ -432,7 +432,7 @@ void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
                           e.splat(own[lane]), others);
       Value value =
           e.select(empty[lane], e.f32(0.0), e.div(total, e.splat(sums[lane])));
-      e.ifThen(e.compare(arith::CmpIPredicate::slt, token, strips.numTokens),
+      e.ifThen(e.compare(arith::CmpIPredicate::slt, token, splits.numTokens),
                [&, column = column] {
                  e.storeVector(value, mixed, {token, column}, exists);
                });
@@ -440,22 +440,22 @@ void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
   });
 }
 
-/// The results of a vector of tokens from the states of all strips, in order.
+/// The results of a vector of tokens from the states of all splits, in order.
 void SelfMixKernel::mergeTokens(Value first) {
   Value max = findMax(first);
   SoftmaxStep step = softmax.start(e.loadVector(rows.max, {first}), max);
-  e.loop(e.index(0), strips.numStrips, 1, [&](Value strip) {
-    Value old = e.loadVector(columnMax, {inStrip(strip, first)});
-    e.storeVector(softmax.weigh(old, step.shift), factors, {strip, e.index(0)});
+  e.loop(e.index(0), splits.numSplits, 1, [&](Value split) {
+    Value old = e.loadVector(columnMax, {inSplit(split, first)});
+    e.storeVector(softmax.weigh(old, step.shift), factors, {split, e.index(0)});
   });
-  SoftmaxSums sums{sumStrips(step.decay, first), Value()};
+  SoftmaxSums sums{sumSplits(step.decay, first), Value()};
   Value isReal;
   if (tokens.mask)
     isReal = loadLanes(e, tokens.mask,
-                       clampRows(e, first, e.width, strips.numTokens));
+                       clampRows(e, first, e.width, splits.numTokens));
   OnlineSoftmax::Result result = softmax.finish(max, sums, isReal);
   e.storeVector(result.lse, lse, {first},
-                e.firstLanes(e.sub(strips.numTokens, first)));
+                e.firstLanes(e.sub(splits.numTokens, first)));
   auto split = [&](Value vector) {
     Values lanes;
     for (int64_t lane = 0; lane < e.width; ++lane)
@@ -472,21 +472,21 @@ void SelfMixKernel::mergeTokens(Value first) {
 
 void SelfMixKernel::emit() {
   allocateStates();
-  strips.run(
-      [&](const PairStrips::Task &task) {
+  splits.run(
+      [&](const PairSplits::Task &task) {
         takeViews(task);
-        takeColumns(task.place, task.number);
-        emitStrip(task.number);
+        takeColumns(task.slot, task.number);
+        emitSplit(task.number);
       },
-      [&](const PairStrips::Task &task) {
+      [&](const PairSplits::Task &task) {
         takeViews(task);
         // Not in the loop, which would grow the stack.
         factors =
-            e.scratch({e.getIndexAttr(kMaxStrips), e.getIndexAttr(e.width)},
+            e.scratch({e.getIndexAttr(kMaxSplits), e.getIndexAttr(e.width)},
                       e.getF32Type());
         Value first = e.mul(task.number, e.index(kBlockRows));
         Value end =
-            e.minSigned(e.add(first, e.index(kBlockRows)), strips.numTokens);
+            e.minSigned(e.add(first, e.index(kBlockRows)), splits.numTokens);
         e.loop(first, end, e.width, [&](Value token) { mergeTokens(token); });
       });
 }

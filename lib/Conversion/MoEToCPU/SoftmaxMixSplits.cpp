@@ -1,13 +1,13 @@
-//===- SoftmaxMixSplits.cpp - Pairs of tokens, each met once --------------===//
+//===- SoftmaxMixSplits.cpp - Pairs of tokens, each taken once ------------===//
 
 #include "SoftmaxMixSplits.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Strips that run at once, over batches and heads: their sums are what a
+/// Splits that run at once, over batches and heads: their sums are what a
 /// kernel needs of memory.
-static constexpr int64_t kStripsAtOnce = 32;
+static constexpr int64_t kSplitsAtOnce = 32;
 
 /// Buffers have multiples of this, whole blocks of rows and of columns.
 static constexpr int64_t kPaddedRows = 192;
@@ -20,39 +20,37 @@ static Value ceilDiv(Emitter &e, Value a, Value b) {
 // Set-up
 //===----------------------------------------------------------------------===//
 
-PairStrips::PairStrips(Emitter &e, Value tokens, int64_t blockRows,
-                       int64_t stripRows, int64_t maxStrips)
+PairSplits::PairSplits(Emitter &e, Value tokens, int64_t blockRows,
+                       int64_t splitRows, int64_t maxSplits)
     : blockColumns(getColumnVectors(e) * e.width), blockRows(blockRows), e(e) {
-  assert(stripRows % blockRows == 0 && blockRows % kGroupRows == 0 &&
+  assert(splitRows % blockRows == 0 && blockRows % kGroupRows == 0 &&
          kPaddedRows % blockRows == 0 && kPaddedRows % blockColumns == 0 &&
          "expected blocks that fill what they are parts of");
   numTokens = e.dim(tokens, 2);
   numHeads = e.dim(tokens, 1);
   numPairs = e.mul(e.dim(tokens, 0), numHeads);
   numBlocks = ceilDiv(e, numTokens, e.index(blockRows));
-  numStrips = e.minSigned(ceilDiv(e, numTokens, e.index(stripRows)),
-                          e.index(maxStrips));
-  // Without a token there is no strip.
-  Value divisor = e.maxSigned(numStrips, e.index(1));
+  numSplits = e.minSigned(ceilDiv(e, numTokens, e.index(splitRows)),
+                          e.index(maxSplits));
+  // Without a token there is no split.
+  Value divisor = e.maxSigned(numSplits, e.index(1));
   numTurns = ceilDiv(e, numBlocks, divisor);
-  numPlaces =
-      e.minSigned(numPairs, ceilDiv(e, e.index(kStripsAtOnce), divisor));
+  numSlots = e.minSigned(numPairs, ceilDiv(e, e.index(kSplitsAtOnce), divisor));
   Value unit = e.index(kPaddedRows);
   paddedTokens = e.mul(ceilDiv(e, numTokens, unit), unit);
 }
 
 /// The outer size of a buffer for one batch and head.
-Value PairStrips::getSize(bool perStrip, bool inBlocks) {
+Value PairSplits::getSize(bool perSplit, bool inBlocks) {
   Value size = paddedTokens;
   if (inBlocks)
     size = arith::DivSIOp::create(e, size, e.index(blockColumns));
-  return perStrip ? e.mul(size, numStrips) : size;
+  return perSplit ? e.mul(size, numSplits) : size;
 }
 
-Value PairStrips::allocate(ArrayRef<OpFoldResult> inner, bool perStrip,
+Value PairSplits::allocate(ArrayRef<OpFoldResult> inner, bool perSplit,
                            bool inBlocks) {
-  SmallVector<OpFoldResult> shape{
-      e.mul(numPlaces, getSize(perStrip, inBlocks))};
+  SmallVector<OpFoldResult> shape{e.mul(numSlots, getSize(perSplit, inBlocks))};
   llvm::append_range(shape, inner);
   if (inBlocks)
     shape.push_back(e.getIndexAttr(blockColumns));
@@ -65,13 +63,13 @@ Value PairStrips::allocate(ArrayRef<OpFoldResult> inner, bool perStrip,
   return buffers.back();
 }
 
-Value PairStrips::slice(Value buffer, Value place, bool perStrip, Value strip,
+Value PairSplits::slice(Value buffer, Value slot, bool perSplit, Value split,
                         bool inBlocks) {
-  Value size = getSize(perStrip, inBlocks);
-  Value offset = e.mul(place, size);
-  if (strip) {
-    size = getSize(/*perStrip=*/false, inBlocks);
-    offset = e.add(offset, e.mul(strip, size));
+  Value size = getSize(perSplit, inBlocks);
+  Value offset = e.mul(slot, size);
+  if (split) {
+    size = getSize(/*perSplit=*/false, inBlocks);
+    offset = e.add(offset, e.mul(split, size));
   }
   int64_t rank = cast<MemRefType>(buffer.getType()).getRank();
   SmallVector<OpFoldResult> offsets(rank, e.getIndexAttr(0)), sizes{size};
@@ -82,23 +80,23 @@ Value PairStrips::slice(Value buffer, Value place, bool perStrip, Value strip,
   return memref::SubViewOp::create(e, buffer, offsets, sizes, strides);
 }
 
-void PairStrips::run(TaskBody strip, TaskBody finish) {
-  auto loop = scf::ForOp::create(e, e.index(0), numPairs, numPlaces);
+void PairSplits::run(TaskBody split, TaskBody finish) {
+  auto loop = scf::ForOp::create(e, e.index(0), numPairs, numSlots);
   {
     OpBuilder::InsertionGuard guard(e);
     e.setInsertionPoint(loop.getBody()->getTerminator());
     Value firstPair = loop.getInductionVar();
-    Value count = e.minSigned(numPlaces, e.sub(numPairs, firstPair));
+    Value count = e.minSigned(numSlots, e.sub(numPairs, firstPair));
     auto inParallel = [&](Value perPair, TaskBody body) {
       e.parallel(e.mul(count, perPair), [&](Value task) {
-        Value place = arith::DivSIOp::create(e, task, perPair);
-        Value pair = e.add(firstPair, place);
+        Value slot = arith::DivSIOp::create(e, task, perPair);
+        Value pair = e.add(firstPair, slot);
         body({arith::DivSIOp::create(e, pair, numHeads),
-              arith::RemSIOp::create(e, pair, numHeads), place,
+              arith::RemSIOp::create(e, pair, numHeads), slot,
               arith::RemSIOp::create(e, task, perPair)});
       });
     };
-    inParallel(numStrips, strip);
+    inParallel(numSplits, split);
     inParallel(numBlocks, finish);
   }
   for (Value buffer : buffers)
@@ -110,62 +108,62 @@ void PairStrips::run(TaskBody strip, TaskBody finish) {
 //===----------------------------------------------------------------------===//
 
 /// In every other turn blocks are dealt out in reverse order, because later
-/// ones meet fewer columns.
-Value PairStrips::getFirstRow(Value strip, Value turn) {
+/// ones have fewer columns.
+Value PairSplits::getFirstRow(Value split, Value turn) {
   Value isOdd =
       e.compare(arith::CmpIPredicate::ne,
                 arith::RemSIOp::create(e, turn, e.index(2)), e.index(0));
-  Value reversed = e.sub(e.sub(numStrips, e.index(1)), strip);
-  Value block = e.add(e.mul(turn, numStrips), e.select(isOdd, reversed, strip));
+  Value reversed = e.sub(e.sub(numSplits, e.index(1)), split);
+  Value block = e.add(e.mul(turn, numSplits), e.select(isOdd, reversed, split));
   return e.mul(block, e.index(blockRows));
 }
 
-void PairStrips::forEachBlock(Value strip, function_ref<void(Value)> body) {
+void PairSplits::forEachBlock(Value split, function_ref<void(Value)> body) {
   e.loop(e.index(0), numTurns, 1, [&](Value turn) {
-    Value first = getFirstRow(strip, turn);
+    Value first = getFirstRow(split, turn);
     e.ifThen(e.compare(arith::CmpIPredicate::slt, first, numTokens),
              [&] { body(first); });
   });
 }
 
-Value PairStrips::getEnd(Value firstColumn) {
+Value PairSplits::getEnd(Value firstColumn) {
   return e.minSigned(e.add(firstColumn, e.index(blockColumns)), numTokens);
 }
 
-void PairStrips::forEachMeeting(Value strip, function_ref<void(Value)> pack,
-                                function_ref<void(Value, Value)> meet) {
-  // Columns before the first row have met the strip's rows as rows of others.
-  Value firstRow = getFirstRow(strip, e.index(0));
+void PairSplits::forEachBlockPair(Value split, function_ref<void(Value)> pack,
+                                  function_ref<void(Value, Value)> multiply) {
+  // Columns before the first row have taken the split's rows, as rows.
+  Value firstRow = getFirstRow(split, e.index(0));
   Value begin = e.sub(
       firstRow, arith::RemSIOp::create(e, firstRow, e.index(blockColumns)));
   e.loop(begin, numTokens, blockColumns, [&](Value firstColumn) {
     pack(firstColumn);
     Value end = getEnd(firstColumn);
     e.loop(e.index(0), numTurns, 1, [&](Value turn) {
-      Value first = getFirstRow(strip, turn);
+      Value first = getFirstRow(split, turn);
       e.ifThen(e.compare(arith::CmpIPredicate::slt, first, end),
-               [&] { meet(first, firstColumn); });
+               [&] { multiply(first, firstColumn); });
     });
   });
 }
 
-Value PairStrips::getNumRows(Value firstRow, Value firstColumn) {
+Value PairSplits::getNumRows(Value firstRow, Value firstColumn) {
   return e.minSigned(e.sub(getEnd(firstColumn), firstRow), e.index(blockRows));
 }
 
-void PairStrips::forEachGroup(Value firstRow, Value firstColumn,
+void PairSplits::forEachGroup(Value firstRow, Value firstColumn,
                               function_ref<void(Value)> body) {
   e.loop(e.index(0), getNumRows(firstRow, firstColumn), kGroupRows, body);
 }
 
-void PairStrips::ifBefore(Value firstRow, Value firstColumn,
+void PairSplits::ifBefore(Value firstRow, Value firstColumn,
                           function_ref<void(Value)> body) {
   Value count = e.minSigned(e.sub(firstColumn, firstRow), e.index(blockRows));
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, count, e.index(0)),
            [&] { body(count); });
 }
 
-Value PairStrips::isNotBehind(Value row, Value firstColumn) {
+Value PairSplits::isNotBehind(Value row, Value firstColumn) {
   return e.compare(arith::CmpIPredicate::slt, row,
                    e.add(firstColumn, e.index(blockColumns)));
 }

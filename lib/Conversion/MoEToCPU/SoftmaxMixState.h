@@ -2,8 +2,8 @@
 //
 // A block of keys is packed once for many queries: transposed, so that a vector
 // holds one feature of neighbouring keys, with zeros for masked keys (E11).
-// Queries meet it in groups of six, each with the state of an online softmax
-// (OnlineSoftmax.h), whose sums are one a lane.
+// Queries are multiplied with it in groups of six, each with the state of an
+// online softmax (OnlineSoftmax.h), whose sums are one a lane.
 //
 //===----------------------------------------------------------------------===//
 

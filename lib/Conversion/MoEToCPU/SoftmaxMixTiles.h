@@ -1,10 +1,10 @@
 //===- SoftmaxMixTiles.h - Register tiles of rows and columns ---*- C++ -*-===//
 //
-// softmax_mix and its two backward sweeps work on the same tile: six tokens on
-// the side of the rows meet four vectors of tokens on the side of the columns.
-// A block of columns is packed once for many rows, transposed (a vector holds
-// one feature of neighbouring tokens) for products of features, and row by row
-// for sums over the tokens of the block.
+// softmax_mix and its gradients work on the same tile: six tokens, the rows,
+// are multiplied with four vectors of tokens, the columns. A block of columns
+// is packed once for many rows, transposed (a vector holds one feature of
+// neighbouring tokens) for products of features, and row by row for sums over
+// the tokens of the block.
 //
 //===----------------------------------------------------------------------===//
 

@@ -311,12 +311,12 @@ static int64_t getMostColumns(SoftmaxMixOp op, BlockShape block) {
   // queries stay there.
   constexpr int64_t fewColumns = 160, fewFeatures = 512,
                     littleMemory = 128 * 1024;
-  bool hasParts =
+  bool hasTerms =
       !cast<ShapedType>(op.getV().getType()).getElementType().isBF16();
   bool isTight =
       block.sharedBytes < littleMemory &&
       cast<ShapedType>(op.getQ().getType()).getDimSize(3) <= fewFeatures;
-  return hasParts || isTight ? fewColumns : kMaxMixColumns;
+  return hasTerms || isTight ? fewColumns : kMaxMixColumns;
 }
 
 static bool hasThreadKernel(SoftmaxMixOp op) {

@@ -2,16 +2,15 @@
 //
 // bf16 and f16 queries and keys go to the tensor cores
 // (SoftmaxMixBackwardTensor.h).
-// Here a warp takes a row of its own side and goes over the rows of the other
-// side 32 at a time,
+// Here a warp takes a row and goes over the columns 32 at a time,
 //
 //   lane t   A = exp(x - lse), dx = A (dmixed . v - delta)   of the t-th pair
-//   lane l   own gradient_l += dx_t other_l                  t = 0, 1, .. 31
+//   lane l   row gradient_l += dx_t column_l                 t = 0, 1, .. 31
 //
 // with features l, l + 32, ... in lane l. No pair is stored, unless the
 // gradient of the pairs' own biases is asked for: memory is linear in the
 // number of tokens. The order of every sum depends on nothing but the position
-// of the other row, and of the batch and head where they share a bias: one warp
+// of the column, and of the batch and head where they share a bias: one warp
 // takes the rows that do, one after the other. Rows are read through the
 // caches, not staged.
 //
@@ -39,14 +38,14 @@ static int64_t getWidth(Value rows) {
   return cast<ShapedType>(rows.getType()).getShape().back();
 }
 
-MixSweep::MixSweep(SoftmaxMixBackwardDqOp op)
+MixGradient::MixGradient(SoftmaxMixBackwardDqOp op)
     : op(op), ofQueries(true), lse(op.getLse()), delta(op.getDelta()),
       v(op.getV()), dmixed(op.getDmixed()), origin(op.getOrigin()),
       scale(op.getScale().convertToDouble()), gradient(op.getOut("dq")),
       total(op.getWithSums() ? op.getOut("sums") : Value()),
       dbias(op.getWithDbias() ? op.getOut("dbias") : Value()) {}
 
-MixSweep::MixSweep(SoftmaxMixBackwardDkvOp op)
+MixGradient::MixGradient(SoftmaxMixBackwardDkvOp op)
     : op(op), ofQueries(false), lse(op.getLse()), delta(op.getDelta()),
       v(op.getV()), dmixed(op.getDmixed()), origin(op.getOrigin()),
       scale(op.getScale().convertToDouble()), gradient(op.getOut("dk")),
@@ -58,26 +57,26 @@ MixSweep::MixSweep(SoftmaxMixBackwardDkvOp op)
 //===----------------------------------------------------------------------===//
 
 namespace {
-/// A sum of rows of the other side, `[b, h, other, width]`, into a destination.
+/// A sum over the columns, `[b, h, column, width]`, into a destination.
 struct WeightedSum {
-  Value rows, out;
-  /// Whether rows are weighted by dx, or by A.
+  Value columns, out;
+  /// Whether columns are weighted by dx, or by A.
   bool byGradient;
   double scale;
 };
 
-/// Emits the sweep of a warp.
-class Sweep {
+/// Emits the gradient of a row by a warp.
+class WarpGradient {
 public:
-  Sweep(ThreadBuilder &b, MixSweep sweep)
-      : b(b), op(sweep.op), ofQueries(sweep.ofQueries), lse(sweep.lse),
-        delta(sweep.delta), v(sweep.v), dmixed(sweep.dmixed),
-        origin(sweep.origin), total(sweep.total), dbias(sweep.dbias),
-        logits(sweep.op, /*isTransposed=*/!sweep.ofQueries) {
+  WarpGradient(ThreadBuilder &b, MixGradient mix)
+      : b(b), op(mix.op), ofQueries(mix.ofQueries), lse(mix.lse),
+        delta(mix.delta), v(mix.v), dmixed(mix.dmixed), origin(mix.origin),
+        total(mix.total), dbias(mix.dbias),
+        logits(mix.op, /*isTransposed=*/!mix.ofQueries) {
     sums.push_back(
-        {sweep.getOther(), sweep.gradient, /*byGradient=*/true, sweep.scale});
-    if (sweep.dv)
-      sums.push_back({dmixed, sweep.dv, /*byGradient=*/false, /*scale=*/1.0});
+        {mix.getColumns(), mix.gradient, /*byGradient=*/true, mix.scale});
+    if (mix.dv)
+      sums.push_back({dmixed, mix.dv, /*byGradient=*/false, /*scale=*/1.0});
   }
 
   void emit(Workers workers);
@@ -88,13 +87,13 @@ private:
   };
 
   void emitRow();
-  SmallVector<Value> takeOthers(Value first, ValueRange carried);
-  Pair getPair(Value other);
-  PairTerms getTerms(Value other, Value exists);
+  SmallVector<Value> takeColumns(Value first, ValueRange carried);
+  Pair getPair(Value column);
+  PairTerms getTerms(Value column, Value exists);
   Value dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
             ArrayRef<Value> rhsRow);
-  void addRow(Value other, Value weight, const WeightedSum &sum,
-              MutableArrayRef<Value> slots);
+  void addColumn(Value column, Value weight, const WeightedSum &sum,
+                 MutableArrayRef<Value> slots);
   int64_t getNumSlots(const WeightedSum &sum) {
     return llvm::divideCeil(getWidth(sum.out), kWarpSize);
   }
@@ -110,15 +109,15 @@ private:
   Value total, dbias;
   const PairLogits logits;
 
-  Value lane, numOthers;
-  /// Of the pair that is being emitted: query and key.
-  Value batch, head, own, i, j;
+  Value lane, numColumns;
+  /// Of the pair that is being emitted, whose query and key are i and j.
+  Value batch, head, row, i, j;
 };
 } // namespace
 
 /// lhs[lhsRow, ..] . rhs[rhsRow, ..]
-Value Sweep::dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
-                 ArrayRef<Value> rhsRow) {
+Value WarpGradient::dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
+                        ArrayRef<Value> rhsRow) {
   Value width = memref::DimOp::create(b, lhs, b.index(lhsRow.size()));
   return b.loop(b.index(0), width, 1, ValueRange{b.f32(0.0)},
                 [&](Value feature, ValueRange carried) -> SmallVector<Value> {
@@ -133,7 +132,7 @@ Value Sweep::dot(Value lhs, ArrayRef<Value> lhsRow, Value rhs,
 }
 
 /// What the pair of query i and key j is made of.
-PairTerms Sweep::getTerms(Value other, Value exists) {
+PairTerms WarpGradient::getTerms(Value column, Value exists) {
   PairTerms pair;
   pair.product = dot(op.getQ(), {batch, head, i}, op.getK(), {batch, head, j});
   if (Value bias = op.getKeyBias())
@@ -142,8 +141,8 @@ PairTerms Sweep::getTerms(Value other, Value exists) {
     pair.biases.resize(1);
     pair.biases.push_back(loadPairBias(b, bias, batch, head, i, j));
   }
-  pair.row = b.add(own, origin);
-  pair.column = other;
+  pair.row = b.add(row, origin);
+  pair.column = column;
   if (op.getQueryLevel()) {
     pair.rowLevel = b.loadF32(op.getQueryLevel(), {batch, i});
     pair.columnLevel = b.loadF32(op.getKeyLevel(), {batch, j});
@@ -162,16 +161,16 @@ PairTerms Sweep::getTerms(Value other, Value exists) {
   return pair;
 }
 
-/// A and dx of the own row and row `other`, which may lie behind the last one.
-Sweep::Pair Sweep::getPair(Value other) {
-  Value last = b.sub(numOthers, b.index(1));
-  Value exists = b.compare(CmpIPredicate::ult, other, numOthers);
-  other = b.op<arith::MinUIOp>(other, last);
-  i = ofQueries ? own : other;
-  j = ofQueries ? other : own;
+/// A and dx of the row and a column, which may lie behind the last one.
+WarpGradient::Pair WarpGradient::getPair(Value column) {
+  Value last = b.sub(numColumns, b.index(1));
+  Value exists = b.compare(CmpIPredicate::ult, column, numColumns);
+  column = b.op<arith::MinUIOp>(column, last);
+  i = ofQueries ? row : column;
+  j = ofQueries ? column : row;
   Value zero = b.f32(0.0), hidden = b.negInfinity();
   Value logSum = b.loadF32(lse, {batch, head, i});
-  PairTerms pair = getTerms(other, exists);
+  PairTerms pair = getTerms(column, exists);
   Value seen = b.both(logits.isVisible(b, pair),
                       b.compare(CmpFPredicate::UNE, logSum, hidden));
   Value weight =
@@ -189,8 +188,8 @@ Sweep::Pair Sweep::getPair(Value other) {
   return {weight, b.select(isZero, zero, gradient)};
 }
 
-std::pair<Value, Value> Sweep::getFeature(const WeightedSum &sum,
-                                          int64_t slot) {
+std::pair<Value, Value> WarpGradient::getFeature(const WeightedSum &sum,
+                                                 int64_t slot) {
   Value feature = b.add(lane, b.index(slot * kWarpSize));
   Value width = b.index(getWidth(sum.out));
   Value exists = b.compare(CmpIPredicate::ult, feature, width);
@@ -198,14 +197,14 @@ std::pair<Value, Value> Sweep::getFeature(const WeightedSum &sum,
   return {b.op<arith::MinUIOp>(feature, last), exists};
 }
 
-/// slots += weight * row `other`. What a row of weight 0 holds is not looked
-/// at: it may be masked (E11).
-void Sweep::addRow(Value other, Value weight, const WeightedSum &sum,
-                   MutableArrayRef<Value> slots) {
+/// slots += weight * column. What a column of weight 0 holds is not looked at:
+/// it may be masked (E11).
+void WarpGradient::addColumn(Value column, Value weight, const WeightedSum &sum,
+                             MutableArrayRef<Value> slots) {
   Value isNone = b.compare(CmpFPredicate::OEQ, weight, b.f32(0.0));
   for (auto [slot, acc] : llvm::enumerate(slots)) {
     Value feature = getFeature(sum, slot).first;
-    Value value = b.loadF32(sum.rows, {batch, head, other, feature});
+    Value value = b.loadF32(sum.columns, {batch, head, column, feature});
     acc = b.select(isNone, acc, b.fma(weight, value, acc));
   }
 }
@@ -230,43 +229,43 @@ void mlir::moe::storeBiasGradient(ThreadBuilder &b, Value dbias,
   });
 }
 
-/// Folds the rows first, first + 1, ... first + 31 of the other side.
-SmallVector<Value> Sweep::takeOthers(Value first, ValueRange carried) {
+/// Folds the columns first, first + 1, ... first + 31.
+SmallVector<Value> WarpGradient::takeColumns(Value first, ValueRange carried) {
   Pair pair = getPair(b.add(first, lane));
   if (dbias) {
-    Value other = b.add(first, lane);
-    storeBiasGradient(b, dbias, {batch, head, own, other},
-                      b.compare(CmpIPredicate::ult, other, numOthers),
+    Value column = b.add(first, lane);
+    storeBiasGradient(b, dbias, {batch, head, row, column},
+                      b.compare(CmpIPredicate::ult, column, numColumns),
                       pair.gradient);
   }
   Value count =
-      b.op<arith::MinUIOp>(b.sub(numOthers, first), b.index(kWarpSize));
-  SmallVector<Value> state =
-      b.loop(b.index(0), count, 1, carried.drop_back(),
-             [&](Value place, ValueRange carried) {
-               Value source = b.toI32(place), other = b.add(first, place);
-               SmallVector<Value> slots(carried);
-               MutableArrayRef<Value> rest(slots);
-               for (const WeightedSum &sum : sums) {
-                 Value weight = b.shuffleFrom(
-                     sum.byGradient ? pair.gradient : pair.weight, source);
-                 addRow(other, weight, sum, rest.take_front(getNumSlots(sum)));
-                 rest = rest.drop_front(getNumSlots(sum));
-               }
-               return slots;
-             });
+      b.op<arith::MinUIOp>(b.sub(numColumns, first), b.index(kWarpSize));
+  SmallVector<Value> state = b.loop(
+      b.index(0), count, 1, carried.drop_back(),
+      [&](Value place, ValueRange carried) {
+        Value source = b.toI32(place), column = b.add(first, place);
+        SmallVector<Value> slots(carried);
+        MutableArrayRef<Value> rest(slots);
+        for (const WeightedSum &sum : sums) {
+          Value weight = b.shuffleFrom(
+              sum.byGradient ? pair.gradient : pair.weight, source);
+          addColumn(column, weight, sum, rest.take_front(getNumSlots(sum)));
+          rest = rest.drop_front(getNumSlots(sum));
+        }
+        return slots;
+      });
   state.push_back(b.add(carried.back(), pair.gradient));
   return state;
 }
 
-void Sweep::emitRow() {
+void WarpGradient::emitRow() {
   int64_t numSlots = 1;
   for (const WeightedSum &sum : sums)
     numSlots += getNumSlots(sum);
-  SmallVector<Value> state = b.loop(b.index(0), numOthers, kWarpSize,
+  SmallVector<Value> state = b.loop(b.index(0), numColumns, kWarpSize,
                                     SmallVector<Value>(numSlots, b.f32(0.0)),
                                     [&](Value first, ValueRange carried) {
-                                      return takeOthers(first, carried);
+                                      return takeColumns(first, carried);
                                     });
   ArrayRef<Value> rest(state);
   for (const WeightedSum &sum : sums) {
@@ -275,7 +274,7 @@ void Sweep::emitRow() {
       Value value = b.mul(rest[slot], b.f32(sum.scale));
       b.ifThen(exists, [&] {
         memref::StoreOp::create(b, value, sum.out,
-                                ValueRange{batch, head, own, feature});
+                                ValueRange{batch, head, row, feature});
       });
     }
     rest = rest.drop_front(getNumSlots(sum));
@@ -285,17 +284,17 @@ void Sweep::emitRow() {
   Value sum = b.reduceLanes(rest.front(), kWarpSize,
                             [&](Value x, Value y) { return b.add(x, y); });
   b.ifThen(b.compare(CmpIPredicate::eq, lane, b.index(0)), [&] {
-    memref::StoreOp::create(b, sum, total, ValueRange{batch, head, own});
+    memref::StoreOp::create(b, sum, total, ValueRange{batch, head, row});
   });
 }
 
-void Sweep::emit(Workers workers) {
+void WarpGradient::emit(Workers workers) {
   auto getNumTokens = [&](Value rows) -> Value {
     return memref::DimOp::create(b, rows, b.index(2));
   };
-  numOthers = getNumTokens(ofQueries ? op.getK() : op.getQ());
+  numColumns = getNumTokens(ofQueries ? op.getK() : op.getQ());
   if (!origin)
-    origin = b.sub(numOthers, getNumTokens(ofQueries ? op.getQ() : op.getK()));
+    origin = b.sub(numColumns, getNumTokens(ofQueries ? op.getQ() : op.getK()));
   lane = b.op<arith::RemUIOp>(workers.thread, b.index(kWarpSize));
   Value warp = b.op<arith::DivUIOp>(workers.thread, b.index(kWarpSize));
   // A row of biases is a warp's, and so are all rows that share it.
@@ -310,7 +309,7 @@ void Sweep::emit(Workers workers) {
   Value numHeads = sharesHead ? one : getSize(1), numRows = getSize(2);
   Value numUnits = b.mul(b.mul(numBatches, numHeads), numRows);
   b.loop(warp, numUnits, workers.count / kWarpSize, [&](Value unit) {
-    own = b.op<arith::RemUIOp>(unit, numRows);
+    row = b.op<arith::RemUIOp>(unit, numRows);
     Value rest = b.op<arith::DivUIOp>(unit, numRows);
     auto forEach = [&](Value first, bool isWhole, int64_t dim,
                        function_ref<void(Value)> body) {
@@ -351,8 +350,8 @@ static bool hasThreadKernel(SoftmaxMixBackwardDkvOp op) {
 
 namespace {
 template <typename OpTy>
-struct SweepToThreads : OpRewritePattern<OpTy> {
-  SweepToThreads(MLIRContext *context, BlockShape block)
+struct GradientToThreads : OpRewritePattern<OpTy> {
+  GradientToThreads(MLIRContext *context, BlockShape block)
       : OpRewritePattern<OpTy>(context), block(block) {}
 
   LogicalResult matchAndRewrite(OpTy op,
@@ -361,12 +360,12 @@ struct SweepToThreads : OpRewritePattern<OpTy> {
       return rewriter.notifyMatchFailure(
           op, "expected buffers, and rows of a static width of at most 1024");
     WarpBuilder b(op.getLoc(), rewriter);
-    MixSweep sweep(op);
+    MixGradient mix(op);
     if (block.numThreads == kMixThreads &&
-        getTensorSweepRows(sweep, block.sharedBytes))
-      emitSweepOnTensorCores(b, sweep, block.sharedBytes);
+        getTensorGradientRows(mix, block.sharedBytes))
+      emitGradientOnTensorCores(b, mix, block.sharedBytes);
     else
-      Sweep(b, sweep).emit(Workers::ofBlock(b, block));
+      WarpGradient(b, mix).emit(Workers::ofBlock(b, block));
     rewriter.eraseOp(op);
     return success();
   }
@@ -375,10 +374,10 @@ struct SweepToThreads : OpRewritePattern<OpTy> {
 };
 } // namespace
 
-/// On tensor cores a block goes over all other rows for each tile.
+/// On tensor cores a block goes over all columns for each tile.
 template <typename OpTy>
 static std::optional<int64_t> getTileRows(OpTy op, BlockShape block) {
-  return getTensorSweepRows(MixSweep(op), block.sharedBytes);
+  return getTensorGradientRows(MixGradient(op), block.sharedBytes);
 }
 
 void mlir::moe::addSoftmaxMixBackwardFacts(KernelFacts &facts) {
@@ -393,7 +392,7 @@ void mlir::moe::addSoftmaxMixBackwardFacts(KernelFacts &facts) {
 
 void mlir::moe::populateSoftmaxMixBackwardToThreadsPatterns(
     RewritePatternSet &patterns, BlockShape block) {
-  patterns.add<SweepToThreads<SoftmaxMixBackwardDqOp>,
-               SweepToThreads<SoftmaxMixBackwardDkvOp>>(patterns.getContext(),
-                                                        block);
+  patterns.add<GradientToThreads<SoftmaxMixBackwardDqOp>,
+               GradientToThreads<SoftmaxMixBackwardDkvOp>>(
+      patterns.getContext(), block);
 }

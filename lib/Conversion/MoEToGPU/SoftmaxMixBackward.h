@@ -1,10 +1,11 @@
 //===- SoftmaxMixBackward.h - What the gradient's kernels share -*- C++ -*-===//
 //
-// Both sweeps are one: rows of the own side, queries for dq and keys for dk and
-// dv, go over the rows of the other side,
+// The gradients by queries and by keys are one kernel. Its rows are queries for
+// dq and keys for dk and dv, and go over the columns, the tokens of the other
+// role (PairLogits.h):
 //
 //   A = exp(x - lse),  dx = A (dmixed . v - delta)       of a pair
-//   own gradient += dx other,  dv += A dmixed
+//   row gradient += dx column,  dv += A dmixed
 //
 //===----------------------------------------------------------------------===//
 
@@ -17,24 +18,24 @@
 
 namespace mlir::moe {
 
-/// A sweep by its operands.
-struct MixSweep {
-  explicit MixSweep(SoftmaxMixBackwardDqOp op);
-  explicit MixSweep(SoftmaxMixBackwardDkvOp op);
+/// The gradient by the tokens of one role, by its operands.
+struct MixGradient {
+  explicit MixGradient(SoftmaxMixBackwardDqOp op);
+  explicit MixGradient(SoftmaxMixBackwardDkvOp op);
 
   MixLogitsOpInterface op;
-  /// Whether the own side are the queries.
+  /// Whether rows are queries.
   bool ofQueries;
   Value lse, delta, v, dmixed, origin;
   double scale;
-  /// The destinations: of the own features, of the values, of the sums of dx
+  /// The destinations: of the rows' features, of the values, of the sums of dx
   /// and of dx; null if there are none.
   Value gradient, dv, total, dbias;
 
-  Value getOwn() { return ofQueries ? op.getQ() : op.getK(); }
-  Value getOther() { return ofQueries ? op.getK() : op.getQ(); }
-  Value getOwnMask() { return ofQueries ? op.getQueryMask() : op.getKeyMask(); }
-  Value getOtherMask() {
+  Value getRows() { return ofQueries ? op.getQ() : op.getK(); }
+  Value getColumns() { return ofQueries ? op.getK() : op.getQ(); }
+  Value getRowMask() { return ofQueries ? op.getQueryMask() : op.getKeyMask(); }
+  Value getColumnMask() {
     return ofQueries ? op.getKeyMask() : op.getQueryMask();
   }
 };
@@ -47,11 +48,12 @@ void storeBiasGradient(ThreadBuilder &b, Value dbias,
                        Value gradient);
 
 /// Rows that a block takes at a time on tensor cores with `sharedBytes` of
-/// shared memory; nullopt if the sweep cannot run there.
-std::optional<int64_t> getTensorSweepRows(MixSweep sweep, int64_t sharedBytes);
+/// shared memory; nullopt if the gradient cannot run there.
+std::optional<int64_t> getTensorGradientRows(MixGradient mix,
+                                             int64_t sharedBytes);
 
-void emitSweepOnTensorCores(WarpBuilder &b, MixSweep sweep,
-                            int64_t sharedBytes);
+void emitGradientOnTensorCores(WarpBuilder &b, MixGradient mix,
+                               int64_t sharedBytes);
 
 } // namespace mlir::moe
 

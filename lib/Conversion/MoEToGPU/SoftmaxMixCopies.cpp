@@ -11,7 +11,7 @@ static ShapedType getShaped(Value value) {
   return cast<ShapedType>(value.getType());
 }
 
-int64_t mlir::moe::getWeightParts(SoftmaxMixOp op) {
+int64_t mlir::moe::getWeightTerms(SoftmaxMixOp op) {
   return op.getPrecision() == Precision::IEEE ? 3 : 2;
 }
 
@@ -27,7 +27,7 @@ bool mlir::moe::hasTensorTypes(SoftmaxMixOp op) {
          !ShapedType::isDynamic(getShaped(op.getV()).getShape().back());
 }
 
-ValueTile::ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightParts,
+ValueTile::ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightTerms,
                      int64_t maxBlockColumns)
     : numKeys(numKeys) {
   Value v = op.getV();
@@ -35,8 +35,8 @@ ValueTile::ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightParts,
     return;
   numColumns = getShaped(v).getShape().back();
   Type element = getShaped(v).getElementType();
-  planes = element.isBF16() ? 1 : element.isF16() ? 2 : 3;
-  planes = std::min(planes, weightParts);
+  terms = element.isBF16() ? 1 : element.isF16() ? 2 : 3;
+  terms = std::min(terms, weightTerms);
   blockColumns = llvm::PowerOf2Ceil(std::max<int64_t>(numColumns, 16));
   blockColumns = std::min(blockColumns, maxBlockColumns);
   width = llvm::alignTo(numColumns, blockColumns);
@@ -73,7 +73,7 @@ void MixCopies::copyChunk(Value memref, Value shared, int64_t numRows,
 // Values
 //===----------------------------------------------------------------------===//
 
-/// Eight values of a key as bf16 planes, 0 behind the last column.
+/// Eight values of a key as bf16 terms, 0 behind the last column.
 void MixCopies::convertUnit(const ValueTile &tile, Value key, Value isReal,
                             Value unit, Value place) {
   SmallVector<Value> columns;
@@ -84,7 +84,7 @@ void MixCopies::convertUnit(const ValueTile &tile, Value key, Value isReal,
     Value value = b.loadF32(mix.op.getV(), mix.getValuePlace(key, column));
     columns.push_back(b.select(b.both(isReal, exists), value, b.f32(0.0)));
   }
-  b.storeSplit(columns, place, tile.planes, tile.getPlaneBytes());
+  b.storeSplit(columns, place, tile.terms, tile.getTermBytes());
 }
 
 void MixCopies::copyValues(const ValueTile &tile, Value firstKey,

@@ -16,28 +16,28 @@ namespace mlir::moe {
 /// Features of a chunk, and the bytes of its rows.
 inline constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
 
-/// How the values of a key tile lie in shared memory: as bf16, in planes whose
+/// How the values of a key tile lie in shared memory: as bf16, in terms whose
 /// sum they are, each cut into blocks of columns.
 struct ValueTile {
   int64_t numKeys = 0, numColumns = 0;
   /// Columns that memory is reserved for, and those of a block.
   int64_t width = 0, blockColumns = 0;
-  int64_t planes = 0;
+  int64_t terms = 0;
 
   /// For the values of `op`, none if it has none, with weights that are sums of
-  /// `weightParts` bf16.
-  ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightParts,
+  /// `weightTerms` bf16.
+  ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightTerms,
             int64_t maxBlockColumns);
   ValueTile() = default;
 
   int64_t getRowBytes() const { return 2 * blockColumns; }
   int64_t getBlockBytes() const { return numKeys * getRowBytes(); }
-  int64_t getPlaneBytes() const { return 2 * numKeys * width; }
-  int64_t getBytes() const { return planes * getPlaneBytes(); }
+  int64_t getTermBytes() const { return 2 * numKeys * width; }
+  int64_t getBytes() const { return terms * getTermBytes(); }
 };
 
 /// bf16 whose sum stands for a weight.
-int64_t getWeightParts(SoftmaxMixOp op);
+int64_t getWeightTerms(SoftmaxMixOp op);
 
 /// Whether q and k are of one 16-bit type, with a static number of features
 /// that fill whole units, and the values have a static number of columns.

@@ -10,7 +10,7 @@
 // A chunk is summed from 0 and then added, because tensor cores truncate. The
 // weights become the left operand of the second product without leaving their
 // lanes. That product is as exact as one in f32: a weight is the sum of three
-// bf16, a value of one to three (planes), and of the products of their parts
+// bf16, a value of one to three (terms), and of the products of their parts
 // those below 2^-24 are left out.
 //
 //===----------------------------------------------------------------------===//
@@ -41,7 +41,7 @@ struct TensorPlan {
   int64_t rowFragments, tileRows, tileKeys;
   int64_t numChunks;
   /// Terms that a weight is split into.
-  int64_t weightParts;
+  int64_t weightTerms;
   ValueTile values;
   bool keepsQueries;
   int64_t queryBytes, stageBytes, biasBytes;
@@ -74,8 +74,8 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   if (plan.numColumns > 128)
     plan.tileKeys = 16;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
-  plan.weightParts = getWeightParts(op);
-  plan.values = ValueTile(op, plan.tileKeys, plan.weightParts,
+  plan.weightTerms = getWeightTerms(op);
+  plan.values = ValueTile(op, plan.tileKeys, plan.weightTerms,
                           /*maxBlockColumns=*/kMaxMixColumns);
   plan.keepsQueries = keepsQueries;
   int64_t queryChunk = plan.tileRows * kChunkBytes;
@@ -311,12 +311,12 @@ void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
     // By queries and part: the left operand.
     SmallVector<SmallVector<SmallVector<Value>>> left(plan.rowFragments);
     for (int64_t i = 0; i < plan.rowFragments; ++i) {
-      left[i].resize(plan.weightParts);
+      left[i].resize(plan.weightTerms);
       for (int64_t j = 0; j < 4; ++j) {
         ArrayRef<Value> row = p[2 * i + j % 2];
         int64_t key = 4 * step + 2 * (j / 2);
         SmallVector<Value> parts =
-            b.splitBF16(row[key], row[key + 1], plan.weightParts);
+            b.splitBF16(row[key], row[key + 1], plan.weightTerms);
         for (auto [part, packed] : llvm::enumerate(parts))
           left[i][part].push_back(packed);
       }
@@ -325,15 +325,15 @@ void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
     for (int64_t pair = 0; pair < columnFragments / 2; ++pair) {
       Value unit = b.add(b.div(lane, 16), b.i32(2 * pair));
       Value place = b.at(base, b.swizzle(row, unit, plan.values.getRowBytes()));
-      for (int64_t plane = 0; plane < plan.values.planes; ++plane) {
+      for (int64_t term = 0; term < plan.values.terms; ++term) {
         SmallVector<Value> right =
-            b.loadMatrices(b.at(place, plane * plan.values.getPlaneBytes()),
+            b.loadMatrices(b.at(place, term * plan.values.getTermBytes()),
                            /*transpose=*/true);
         for (int64_t i = 0; i < plan.rowFragments; ++i)
           for (int64_t j = 0; j < 2; ++j) {
             int64_t first = 4 * (i * columnFragments + 2 * pair + j);
             MutableArrayRef<Value> sum = sums.slice(first, 4);
-            for (int64_t part = plan.weightParts - plane - 1; part >= 0; --part)
+            for (int64_t part = plan.weightTerms - term - 1; part >= 0; --part)
               llvm::copy(b.multiplyAdd(left[i][part],
                                        ArrayRef(right).slice(2 * j, 2),
                                        ValueRange(sum), b.getBF16Type()),

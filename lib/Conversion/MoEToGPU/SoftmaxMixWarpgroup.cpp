@@ -62,7 +62,7 @@ namespace {
 struct WarpgroupPlan {
   int64_t consumers, tileRows;
   int64_t numFeatures, numChunks;
-  int64_t weightParts;
+  int64_t weightTerms;
   ValueTile values;
   int64_t keySlots;
   int64_t queryBytes, biasBytes;
@@ -96,8 +96,8 @@ static WarpgroupPlan makePlan(SoftmaxMixOp op, int64_t consumers,
   plan.tileRows = kWgmmaRows * consumers;
   plan.numFeatures = cast<ShapedType>(op.getQ().getType()).getDimSize(3);
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
-  plan.weightParts = getWeightParts(op);
-  plan.values = ValueTile(op, kTileKeys, plan.weightParts,
+  plan.weightTerms = getWeightTerms(op);
+  plan.values = ValueTile(op, kTileKeys, plan.weightTerms,
                           /*maxBlockColumns=*/kChunkBytes / 2);
   plan.keySlots = keySlots;
   plan.queryBytes = plan.numChunks * plan.tileRows * kChunkBytes;
@@ -499,28 +499,28 @@ void WarpgroupMix::mixValues(Value place, const Fragment &p,
   for (auto [number, sum] : llvm::enumerate(sums))
     sum = b.mul(sum, decays[number % 4 / 2]);
   const ValueTile &tile = plan.values;
-  SmallVector<Matrix> planes;
-  for (int64_t plane = 0; plane < tile.planes; ++plane)
-    planes.push_back(b.describe(b.at(place, plane * tile.getPlaneBytes()),
-                                tile.getRowBytes(), /*isTransposed=*/true,
-                                tile.getBlockBytes()));
+  SmallVector<Matrix> terms;
+  for (int64_t term = 0; term < tile.terms; ++term)
+    terms.push_back(b.describe(b.at(place, term * tile.getTermBytes()),
+                               tile.getRowBytes(), /*isTransposed=*/true,
+                               tile.getBlockBytes()));
   SmallVector<Product> products;
   for (int64_t step = 0; step < kTileKeys / kWgmmaTerms; ++step) {
     // By part: the left operand.
-    SmallVector<SmallVector<Value>> left(plan.weightParts);
+    SmallVector<SmallVector<Value>> left(plan.weightTerms);
     for (int64_t j = 0; j < 4; ++j) {
       ArrayRef<Value> row = p[j % 2];
       int64_t key = 4 * step + 2 * (j / 2);
       for (auto [part, packed] : llvm::enumerate(
-               b.splitBF16(row[key], row[key + 1], plan.weightParts)))
+               b.splitBF16(row[key], row[key + 1], plan.weightTerms)))
         left[part].push_back(packed);
     }
-    for (auto [number, plane] : llvm::enumerate(planes))
-      for (int64_t part = plan.weightParts - number - 1; part >= 0; --part)
+    for (auto [number, term] : llvm::enumerate(terms))
+      for (int64_t part = plan.weightTerms - number - 1; part >= 0; --part)
         products.push_back(
             {{},
              left[part],
-             b.offset(plane, step * kWgmmaTerms * tile.getRowBytes())});
+             b.offset(term, step * kWgmmaTerms * tile.getRowBytes())});
   }
   SmallVector<Value> started =
       b.startProducts(products, ArrayRef<Value>(sums), plan.getProductColumns(),

@@ -228,15 +228,15 @@ SmallVector<Value> WarpBuilder::splitBF16(Value low, Value high,
 }
 
 void WarpBuilder::storeSplit(ArrayRef<Value> values, Value pointer,
-                             int64_t parts, int64_t planeBytes) {
+                             int64_t parts, int64_t termBytes) {
   auto four = VectorType::get({4}, getI32Type());
   SmallVector<Value> rows(parts, LLVM::UndefOp::create(*this, four));
   for (int64_t i = 0; i < 4; ++i)
     for (auto [row, part] : llvm::zip_equal(
              rows, splitBF16(values[2 * i], values[2 * i + 1], parts)))
       row = LLVM::InsertElementOp::create(*this, row, part, i32(i));
-  for (auto [plane, row] : llvm::enumerate(rows))
-    store(row, at(pointer, plane * planeBytes), kUnitBytes);
+  for (auto [term, row] : llvm::enumerate(rows))
+    store(row, at(pointer, term * termBytes), kUnitBytes);
 }
 
 void mlir::moe::keepRolled(ArrayRef<Value> loopResults) {

@@ -56,7 +56,7 @@ func.func @queries_skip_later_keys(%q: memref<1x1x?x16xf32>, %k: memref<1x1x?x16
 
 // -----
 
-// Tokens that mix with themselves: strips of rows run in parallel, and one
+// Tokens that mix with themselves: splits of rows run in parallel, and one
 // product of features serves both roles, each with its own weights. Their
 // gradients go to the rows, and to the columns of rows before them.
 

@@ -52,7 +52,7 @@ func.func @scopes_dynamic_buffers(%q: memref<1x1x?x?xf32>, %k: memref<1x1x?x?xf3
 
 // Tokens that mix with themselves: a tile's logits go to its six rows (with one
 // exponential for what all six held before), and, kept for a block of rows, to
-// its columns at once; then strips are merged.
+// its columns at once; then splits are merged.
 
 // CHECK-LABEL: func @each_pair_meets_once
 // CHECK:         memref.alloc(%{{.*}}) {alignment = 64 : i64} : memref<?x16x64xf32>

@@ -1,6 +1,6 @@
-"""Tokens that mix with themselves: each pair meets once, in strips of blocks of rows.
+"""Tokens that mix with themselves: each pair is multiplied once, in splits of blocks of rows.
 
-Sizes lie around the blocks' (64 columns, 96 rows, strips of 384; of a gradient 192 and 768), masks and
+Sizes lie around the blocks' (64 columns, 96 rows, splits of 384; of a gradient 192 and 768), masks and
 levels hide either role of a pair, and what one strip gives to another's tokens must not be lost or
 counted twice.
 """
@@ -54,7 +54,7 @@ def test_whole_vectors_are_summed_where_they_lie(n, causal):
     check(*operands(2, n, width=32, experts=16), causal=causal)
 
 
-def test_more_blocks_of_rows_than_strips():
+def test_more_blocks_of_rows_than_splits():
     check(*operands(1, 1700, width=8, experts=3), cotangent=False)
     check(*operands(1, 1000, width=8, experts=3))
     check(*operands(1, 3300, width=8, experts=3))
