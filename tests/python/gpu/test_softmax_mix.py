@@ -261,6 +261,12 @@ def test_visibility(dtype, causal, exclude_self, window):
     )
 
 
+@pytest.mark.parametrize("window", [2**31 - 5, 2**33 + 3])
+def test_windows_that_reach_further_than_positions(window):
+    """Queries before key 0 see all keys: a difference of 32 bits must not wrap."""
+    check(problem(80, 30, 16, 8, window=window), launches=LAUNCHES[:1])
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("origin", [-30, 0, 25])
 def test_origin(dtype, origin):
