@@ -1,4 +1,4 @@
-"""Groups by their best expert and no bias: the logits order, not what a score function makes of them."""
+"""Groups by their best expert and no bias: logits order, not what a score function makes of them."""
 
 import pytest
 import torch
@@ -7,10 +7,11 @@ GROUPS = dict(n_group=4, topk_group=2, group_score="max")
 
 
 def nearly_equal(rows=64, experts=24):
-    """Logits that lie some units in the last place apart, and saturated ones; one NaN, some -inf."""
+    """Logits some units in the last place apart, and saturated ones; one NaN, some -inf."""
     generator = torch.Generator().manual_seed(0)
     bits = torch.ones(rows, experts).view(torch.int32)
-    x = (bits + torch.randint(-4, 5, (rows, experts), generator=generator).int()).view(torch.float32)
+    steps = torch.randint(-4, 5, (rows, experts), generator=generator).int()
+    x = (bits + steps).view(torch.float32)
     x[rows // 2 :] *= 40.0
     x[1, 5], x[2, ::3], x[3] = torch.nan, -torch.inf, -torch.inf
     return x
@@ -93,7 +94,8 @@ def test_no_expert_of_a_dropped_group_is_chosen(score, group_score, bias):
             found[chip] = moe_mlir.grouped_topk(x, 2, **options)
     for name, (ours, indices) in found.items():
         assert torch.equal(indices, expected), name
-        torch.testing.assert_close(ours.double(), gates.double(), rtol=0, atol=4e-6, equal_nan=True, msg=name)
+        torch.testing.assert_close(ours.double(), gates.double(), rtol=0, atol=4e-6, equal_nan=True,
+                                   msg=name)
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])

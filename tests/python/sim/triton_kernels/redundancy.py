@@ -15,6 +15,7 @@ phase, which may come too early. What all threads wait for, each one knows.
 """
 
 import re
+from collections import Counter
 
 from mutate import end_of_body
 
@@ -273,11 +274,12 @@ def asks_other_blocks(statements):
     Then it may spin, or do what only the last block does: another order of the blocks takes other
     paths than those that were traced.
     """
-    for i in range(len(statements.at)):
+    inputs = [set(statements.inputs(i)) for i in range(len(statements.at))]
+    readers = Counter(register for registers in inputs for register in registers)
+    for i, own in enumerate(inputs):
         asked = ASKS.match(statements.code(i))
         if asked and ".shared" not in asked[0]:
-            results = set(REGISTER.findall(asked["result"]))
-            if any(results & set(statements.inputs(k)) for k in range(len(statements.at)) if k != i):
+            if any(readers[r] > (r in own) for r in set(REGISTER.findall(asked["result"]))):
                 return True
     return False
 
