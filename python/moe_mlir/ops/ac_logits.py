@@ -11,7 +11,15 @@ from ._library import define
 _check = Checker("ac_logits")
 
 
-def ac_logits(h, m, prev_idx, emb, *, prev_gates=None, bias=None):
+def ac_logits(
+    h: torch.Tensor,
+    m: torch.Tensor,
+    prev_idx: torch.Tensor,
+    emb: torch.Tensor,
+    *,
+    prev_gates: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """z_e = h^T M emb_e + bias_e, M the metric of the experts that the token had before.
 
     Args:

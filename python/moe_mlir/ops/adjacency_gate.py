@@ -11,7 +11,13 @@ from ._library import define
 _check = Checker("adjacency_gate")
 
 
-def adjacency_gate(p, a, *, threshold=0.0, cold_start="literal"):
+def adjacency_gate(
+    p: torch.Tensor,
+    a: torch.Tensor,
+    *,
+    threshold: float = 0.0,
+    cold_start: str = "literal",
+) -> torch.Tensor:
     """g_j = sum_k a_jk p_k, with entries of `a` below `threshold` dropped.
 
     Args:

@@ -11,7 +11,15 @@ from ._library import define
 _check = Checker("adjacency_update")
 
 
-def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
+def adjacency_update(
+    a: torch.Tensor,
+    idx: torch.Tensor,
+    *,
+    beta: float = 0.9,
+    norm: str = "row",
+    diagonal: bool = True,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """a_new = beta a + (1 - beta) norm(C), C counting how often two experts were chosen together.
 
     Args:

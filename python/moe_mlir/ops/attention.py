@@ -23,18 +23,18 @@ _check = Checker("attention")
 
 
 def attention(
-    q,
-    k,
-    v,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     *,
-    causal,
-    bias=None,
-    mask=None,
-    scale=None,
-    window=None,
-    exclude_self=False,
-    precision="ieee",
-):
+    causal: bool,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    exclude_self: bool = False,
+    precision: str = "ieee",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Scaled dot-product attention, with the log-sum-exps and entropies of its rows.
 
     `out = A v` with `A = softmax(scale q.k + bias)`; the entropy of a row of A

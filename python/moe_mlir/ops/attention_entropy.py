@@ -23,17 +23,17 @@ _check = Checker("attention_entropy")
 
 
 def attention_entropy(
-    q,
-    k,
+    q: torch.Tensor,
+    k: torch.Tensor,
     *,
-    causal,
-    bias=None,
-    mask=None,
-    scale=None,
-    window=None,
-    exclude_self=False,
-    precision="ieee",
-):
+    causal: bool,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    exclude_self: bool = False,
+    precision: str = "ieee",
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Entropy of the attention weights softmax(scale q.k + bias), natural logarithm.
 
     Args:

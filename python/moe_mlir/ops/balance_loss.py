@@ -11,7 +11,13 @@ from ._library import define
 _check = Checker("balance_loss")
 
 
-def balance_loss(p, idx, *, mask=None, divide_by="tokens"):
+def balance_loss(
+    p: torch.Tensor,
+    idx: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    divide_by: str = "tokens",
+) -> torch.Tensor:
     """E sum_e f_e P_e: f the experts' shares of the assignments, P their mean probabilities.
 
     Args:

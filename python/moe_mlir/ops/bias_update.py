@@ -11,7 +11,7 @@ from ._library import define
 _check = Checker("bias_update")
 
 
-def bias_update(bias, counts, *, gamma=0.001):
+def bias_update(bias: torch.Tensor, counts: torch.Tensor, *, gamma: float = 0.001) -> torch.Tensor:
     """bias + gamma sign(mean load - load), for after the optimizer's step.
 
     Args:

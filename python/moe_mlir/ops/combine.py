@@ -11,7 +11,13 @@ from ._library import define
 _check = Checker("combine")
 
 
-def combine(expert_out, gates, slots, *, shared=None):
+def combine(
+    expert_out: torch.Tensor,
+    gates: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    shared: torch.Tensor | None = None,
+) -> torch.Tensor:
     """y_i = shared_i + sum_a gates_ia expert_out[slots_ia].
 
     Args:

@@ -11,7 +11,16 @@ from ._library import define
 _check = Checker("cosine_logits")
 
 
-def cosine_logits(h, omega, emb, *, tau=1.0, eps=1e-4, norm_token=True, norm_emb=True):
+def cosine_logits(
+    h: torch.Tensor,
+    omega: torch.Tensor | None,
+    emb: torch.Tensor,
+    *,
+    tau: float | torch.Tensor = 1.0,
+    eps: float = 1e-4,
+    norm_token: bool = True,
+    norm_emb: bool = True,
+) -> torch.Tensor:
     """z = cos(omega h, emb_e) / tau.
 
     Args:

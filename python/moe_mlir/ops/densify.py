@@ -11,7 +11,7 @@ from ._library import define
 _check = Checker("densify")
 
 
-def densify(gates, indices, num_experts):
+def densify(gates: torch.Tensor, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
     """The gate of each selected expert at its place, zeros elsewhere.
 
     Args:

@@ -12,17 +12,17 @@ _check = Checker("dispatch")
 
 
 def dispatch(
-    idx,
-    num_experts,
+    idx: torch.Tensor,
+    num_experts: int,
     *,
-    capacity=None,
-    priority=None,
-    mask=None,
-    capacity_factor=None,
-    gates=None,
-    expert_map=None,
-    alignment=1,
-):
+    capacity: int | None = None,
+    priority: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    capacity_factor: float | None = None,
+    gates: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+    alignment: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sorts assignments by expert; inside an expert the order is stable.
 
     All first choices take their rows in token order, then all second choices.

@@ -13,7 +13,15 @@ _check = Checker("dispersion_weights")
 SCALES = ("cluster", "feature", "global", "global_preclamp", "dispersion", "none")
 
 
-def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", include_empty=False):
+def dispersion_weights(
+    s: torch.Tensor,
+    count: torch.Tensor,
+    *,
+    eps: float = 1e-4,
+    clamp: float | None = None,
+    scale: str = "cluster",
+    include_empty: bool = False,
+) -> torch.Tensor:
     """m = 1 / (s + eps), capped at `clamp` times its mean and divided by a mean.
 
     `moe_mlir.reference.DISPERSION_PRESETS` has the settings that the authors'

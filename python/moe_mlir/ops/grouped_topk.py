@@ -17,22 +17,22 @@ _GROUP_SCORES = {"top2": "top2_sum", "top2_sum": "top2_sum", "max": "max"}
 
 
 def grouped_topk(
-    scores,
-    k,
+    scores: torch.Tensor,
+    k: int,
     *,
-    bias=None,
-    score="sigmoid",
-    n_group=1,
-    topk_group=1,
-    group_score="top2",
-    renorm=True,
-    eps=0.0,
-    route_scale=1.0,
-    mask=None,
-    num_valid=None,
-    forced=None,
-    index_dtype=torch.int64,
-):
+    bias: torch.Tensor | None = None,
+    score: str = "sigmoid",
+    n_group: int = 1,
+    topk_group: int = 1,
+    group_score: str = "top2",
+    renorm: bool = True,
+    eps: float = 0.0,
+    route_scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    num_valid: int | torch.Tensor | None = None,
+    forced: torch.Tensor | None = None,
+    index_dtype: torch.dtype = torch.int64,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Selects k experts a token by biased, group-limited scores and weighs them without the bias.
 
     Args:

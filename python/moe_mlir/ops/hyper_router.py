@@ -11,7 +11,14 @@ from ._library import define
 _check = Checker("hyper_router")
 
 
-def hyper_router(e, w1, b1, w2, b2, num_experts):
+def hyper_router(
+    e: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor,
+    w2: torch.Tensor,
+    b2: torch.Tensor,
+    num_experts: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The router that a frozen network makes of `e`: w2 relu(w1 e + b1) + b2.
 
     Nothing in it depends on tokens: compute it once where no gradient is

@@ -11,7 +11,14 @@ from ._library import define
 _check = Checker("mad_dispersion")
 
 
-def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
+def mad_dispersion(
+    h: torch.Tensor,
+    assign: torch.Tensor,
+    num_experts: int,
+    *,
+    measure: str = "mad",
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Statistics of the cluster of tokens that each expert was assigned.
 
     Args:

@@ -11,7 +11,7 @@ from ._library import define
 _check = Checker("make_finite")
 
 
-def make_finite(scores, *, scope="row"):
+def make_finite(scores: torch.Tensor, *, scope: str = "row") -> torch.Tensor:
     """Replaces NaN and infinities by the least finite score, 0 where there is none.
 
     Args:

@@ -11,7 +11,11 @@ from ._library import define
 _check = Checker("router_logits")
 
 
-def router_logits(h, weight, bias=None):
+def router_logits(
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """z = h weight^T + bias, accumulated and returned in float32.
 
     Args:

@@ -14,18 +14,18 @@ _check = Checker("similarity_inform")
 
 
 def similarity_inform(
-    u,
-    e,
+    u: torch.Tensor,
+    e: torch.Tensor,
     *,
-    causal,
-    uk=None,
-    ws=None,
-    tau=1.0,
-    mask=None,
-    window=None,
-    restrict="all",
-    precision="ieee",
-):
+    causal: bool,
+    uk: torch.Tensor | None = None,
+    ws: torch.Tensor | None = None,
+    tau: float | torch.Tensor = 1.0,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    restrict: str = "all",
+    precision: str = "ieee",
+) -> tuple[torch.Tensor, torch.Tensor]:
     """p_i = sum_j softmax_j(u_i^T ws uk_j / tau) e_j, without the N x N matrix in memory.
 
     Args:

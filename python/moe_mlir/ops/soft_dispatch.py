@@ -11,7 +11,15 @@ from ._library import define
 _check = Checker("soft_dispatch")
 
 
-def soft_dispatch(x, phi, *, scale=1.0, eps=1e-6, mask=None, m=None):
+def soft_dispatch(
+    x: torch.Tensor,
+    phi: torch.Tensor,
+    *,
+    scale: float | torch.Tensor = 1.0,
+    eps: float = 1e-6,
+    mask: torch.Tensor | None = None,
+    m: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights of tokens in slots, and of slots for tokens.
 
     Args:

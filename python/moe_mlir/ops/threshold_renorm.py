@@ -11,7 +11,13 @@ from ._library import define
 _check = Checker("threshold_renorm")
 
 
-def threshold_renorm(p, theta, *, renorm=True, mask=None):
+def threshold_renorm(
+    p: torch.Tensor,
+    theta: float | torch.Tensor,
+    *,
+    renorm: bool = True,
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Selects every expert with p > theta, or the best one where there is none.
 
     Args:

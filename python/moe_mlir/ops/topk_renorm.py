@@ -12,15 +12,15 @@ _check = Checker("topk_renorm")
 
 
 def topk_renorm(
-    scores,
-    k,
+    scores: torch.Tensor,
+    k: int,
     *,
-    kind="logits",
-    renorm=True,
-    route_scale=1.0,
-    mask=None,
-    index_dtype=torch.int64,
-):
+    kind: str = "logits",
+    renorm: bool = True,
+    route_scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    index_dtype: torch.dtype = torch.int64,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Selects the k best experts of each token and computes their gates.
 
     Order: value descending, then index ascending; NaN ranks last and makes the

@@ -11,7 +11,7 @@ from ._library import define
 _check = Checker("z_loss")
 
 
-def z_loss(z, *, mask=None):
+def z_loss(z: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Mean over the tokens of the squared log-sum-exp of their logits.
 
     Args:
