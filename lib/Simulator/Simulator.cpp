@@ -58,8 +58,8 @@ void checkCluster(const Kernel &kernel, const Launch &launch,
     refuse("expected clusters of " + extents(kernel.requiredCluster) +
            " as kernel " + kernel.name + " requires, found " +
            extents(cluster));
-  bool large = launch.nonportableCluster &&
-               chip.mostClusterBlocks > chip.clusterBlocks;
+  bool large =
+      launch.nonportableCluster && chip.mostClusterBlocks > chip.clusterBlocks;
   int64_t limit = large ? chip.mostClusterBlocks : chip.clusterBlocks;
   if (blocks > static_cast<u64>(limit))
     refuse("expected at most " + std::to_string(limit) + " blocks a cluster" +

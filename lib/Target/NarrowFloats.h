@@ -25,8 +25,8 @@ void expandNarrowFloats(llvm::Module &code, const llvm::TargetMachine &machine);
 void moveNarrowFloatsAsBits(llvm::Module &code,
                             const llvm::TargetMachine &machine);
 
-/// The intrinsic of `call` on arguments of other types, with a result of `type`;
-/// null if it has no such form.
+/// The intrinsic of `call` on arguments of other types, with a result of
+/// `type`; null if it has no such form.
 llvm::CallInst *createIntrinsicLike(const llvm::IntrinsicInst &call,
                                     llvm::Type *type,
                                     llvm::ArrayRef<llvm::Value *> arguments,

@@ -29,6 +29,7 @@ FailureOr<Chip> mlir::moe::lookupChip(StringRef name, Location location) {
 
 std::string mlir::moe::listChips() {
   return llvm::join(
-      llvm::map_range(getTargets(), [](const Chip &chip) { return StringRef(chip.name); }),
+      llvm::map_range(getTargets(),
+                      [](const Chip &chip) { return StringRef(chip.name); }),
       ", ");
 }
