@@ -45,20 +45,21 @@ def entropy(p):
     return -torch.xlogy(p, p).sum(dim=-1)
 
 
+# Of logits; the compiler's are in lib/Dialect/MoE/IR/ScoreFunctions.cpp.
+SCORE_FUNCTIONS = {
+    "softmax": softmax,
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": lambda x: torch.nn.functional.softplus(x, threshold=100).sqrt(),
+    "none": lambda x: x,
+}
+
+
 def map_scores(x, score):
     """s = score(x), the scores that rank without a bias and make the gates; docs/Spec.md 9.1."""
-    if score == "softmax":
-        return softmax(x)
-    if score == "sigmoid":
-        return x.sigmoid()
-    if score == "sqrtsoftplus":
-        return torch.nn.functional.softplus(x, threshold=100).sqrt()
-    if score == "none":
-        return x
-    raise ValueError(
-        "grouped_topk: expected 'score' to be one of 'softmax', 'sigmoid', 'sqrtsoftplus', "
-        f"'none', found {score!r}"
-    )
+    if score not in SCORE_FUNCTIONS:
+        names = ", ".join(map(repr, SCORE_FUNCTIONS))
+        raise ValueError(f"grouped_topk: expected 'score' to be one of {names}, found {score!r}")
+    return SCORE_FUNCTIONS[score](x)
 
 
 def mix_metric(m, prev_idx, prev_gates=None):

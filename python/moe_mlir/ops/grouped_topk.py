@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from ..formulas import SCORE_FUNCTIONS
 from ._check import ACTIVATIONS, INDICES, MASK, Checker
 from ._kernel import Kernel, Tensor, boolean, contiguous, enum, f64, i64, rows
 from ._library import define
@@ -11,7 +12,6 @@ from .topk_renorm import gradient, save_for_gradient
 
 _check = Checker("grouped_topk")
 
-_SCORES = ("softmax", "sigmoid", "sqrtsoftplus", "none")
 # The contract's names and the dialect's.
 _GROUP_SCORES = {"top2": "top2_sum", "top2_sum": "top2_sum", "max": "max"}
 
@@ -39,7 +39,8 @@ def grouped_topk(
         scores: logits `[.., experts]`, float32, bfloat16 or float16.
         k: experts to select, 1 <= k <= experts of the groups that stay.
         bias: `[experts]`, added for the choice only; no gradient.
-        score: "softmax", "sigmoid", "sqrtsoftplus", or "none" for scores that are used as they are.
+        score: a key of `moe_mlir.formulas.SCORE_FUNCTIONS`: "softmax", "sigmoid" .., or "none" for
+            scores that are used as they are.
         n_group, topk_group: only the `topk_group` best of `n_group` groups of
             consecutive experts take part.
         group_score: a group's value, "top2" (sum of its two best) or "max".
@@ -90,7 +91,7 @@ def _validate(
     experts, tokens = scores.shape[-1], scores.shape[:-1]
     if not 1 <= k <= experts:
         _check.fail(f"expected 'k' in [1, {experts}] (the number of experts), found {k}")
-    _check.choice("score", score, _SCORES)
+    _check.choice("score", score, tuple(SCORE_FUNCTIONS))
     _check.choice("group_score", group_score, tuple(_GROUP_SCORES))
     if n_group < 1 or experts % n_group:
         _check.fail(

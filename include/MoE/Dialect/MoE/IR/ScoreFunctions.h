@@ -2,7 +2,7 @@
 //
 // One table for decompositions, kernels and gradients. A new score function is
 // a case in MoEAttrs.td, a row in ScoreFunctions.cpp, and its meaning in
-// python/moe_mlir/reference/selection.py.
+// python/moe_mlir/formulas.py.
 //
 //===----------------------------------------------------------------------===//
 
