@@ -45,15 +45,15 @@ static void buildTilingStage(OpPassManager &manager,
                              const MoEToCPUPipelineOptions &options) {
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
-  MoEConvertToSoftmaxMixPassOptions mixing;
-  mixing.sweepOnce = true;
-  manager.addPass(createMoEConvertToSoftmaxMixPass(mixing));
+  // Of the ops as they are, and of those that they become.
+  manager.addPass(createMoESelectKernelConfigPass({options.tileSize}));
+  manager.addPass(createMoEConvertToSoftmaxMixPass());
+  manager.addPass(createMoESelectKernelConfigPass({options.tileSize}));
   manager.addPass(createMoEPropagateReshapesPass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   MoETileAndFusePassOptions tiling;
   tiling.tileSize = options.tileSize;
-  tiling.maxTileSize = 2 * options.tileSize;
   if (options.threads)
     manager.addPass(createMoEDeclareThreadCountPass());
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));

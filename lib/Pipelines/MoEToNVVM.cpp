@@ -6,8 +6,6 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoE/Conversion/Chips.h"
-#include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Pipelines/Pipelines.h"
 #include "MoE/Transforms/Passes.h"
@@ -28,29 +26,32 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// For an unknown chip, about which moe-attach-nvvm-target complains, what
-/// every chip has.
-static Chip getChip(const MoEToNVVMPipelineOptions &options) {
-  const Chip *chip = findChip(options.chip);
-  return chip ? *chip : Chip();
-}
-
 //===----------------------------------------------------------------------===//
 // Tensors: one loop over blocks a kernel
 //===----------------------------------------------------------------------===//
 
+/// Tiles rows to blocks, with as many rows a tile as their kernels want or
+/// workgroup memory holds.
+static void buildTileToBlocks(OpPassManager &manager, int64_t maxRows) {
+  manager.addNestedPass<func::FuncOp>(createMoEMapLoopsToBlocksPass());
+  manager.addNestedPass<func::FuncOp>(createMoEDecomposeForGridsPass());
+  manager.addPass(createMoESelectKernelConfigPass());
+  manager.addPass(createMoEPropagateReshapesPass());
+  // Initial values with one user are made inside its tile.
+  manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
+  manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass({maxRows}));
+  manager.addNestedPass<func::FuncOp>(createMoEDecomposeForGPUPass());
+  manager.addPass(createCanonicalizerPass());
+  manager.addPass(createCSEPass());
+}
+
 static void buildTiling(OpPassManager &manager,
                         const MoEToNVVMPipelineOptions &options) {
+  manager.addPass(createMoEAttachNVVMTargetPass({options.chip}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   manager.addPass(createMoEConvertToSoftmaxMixPass());
-  // Initial values with one user are made inside its tile.
-  manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
-  Chip chip = getChip(options);
-  manager.addNestedPass<func::FuncOp>(createMoETileToBlocksPass(
-      {options.maxRows, chip.sharedBytes, chip.hasWgmma}));
-  manager.addPass(createCanonicalizerPass());
-  manager.addPass(createCSEPass());
+  buildTileToBlocks(manager, options.maxRows);
 }
 
 //===----------------------------------------------------------------------===//
@@ -83,12 +84,10 @@ static void buildBufferization(OpPassManager &manager) {
 
 static void buildKernels(OpPassManager &manager,
                          const MoEToNVVMPipelineOptions &options) {
-  Chip chip = getChip(options);
   manager.addNestedPass<func::FuncOp>(
-      createMoEDistributeToGridPass({options.blockSize, chip.clusterBlocks}));
+      createMoEDistributeToGridPass({options.blockSize}));
   manager.addPass(createCanonicalizerPass());
-  manager.addPass(createConvertMoEToGPUPass(
-      {options.blockSize, chip.sharedBytes, chip.hasWgmma}));
+  manager.addPass(createConvertMoEToGPUPass({options.blockSize}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 
@@ -107,9 +106,7 @@ static void buildKernels(OpPassManager &manager,
   kernels.addPass(createCSEPass());
 }
 
-static void buildPTX(OpPassManager &manager,
-                     const MoEToNVVMPipelineOptions &options) {
-  manager.addPass(createMoEAttachNVVMTargetPass({options.chip}));
+static void buildPTX(OpPassManager &manager) {
   GpuModuleToBinaryPassOptions binary;
   // PTX needs no CUDA toolkit, and any driver can compile it.
   binary.compilationTarget = "isa";
@@ -125,11 +122,18 @@ void mlir::moe::buildMoEToNVVMPipeline(
   buildTiling(manager, options);
   buildBufferization(manager);
   buildKernels(manager, options);
-  buildPTX(manager, options);
+  buildPTX(manager);
 }
 
 void mlir::moe::registerMoEToNVVMPipeline() {
   PassPipelineRegistration<MoEToNVVMPipelineOptions>(
       "moe-to-nvvm", "Compile routers on tensors to PTX for an NVIDIA chip",
       buildMoEToNVVMPipeline);
+  PassPipelineRegistration<MoETileToBlocksPipelineOptions>(
+      "moe-tile-to-blocks",
+      "Choose kernel configurations and tile rows to the blocks of a GPU grid",
+      [](OpPassManager &manager,
+         const MoETileToBlocksPipelineOptions &options) {
+        buildTileToBlocks(manager, options.maxRows);
+      });
 }

@@ -7,7 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
@@ -92,6 +92,14 @@ static bool takeRowsFromMix(RewriterBase &rewriter, SoftmaxMixOp rows) {
 }
 
 namespace {
+/// The mixes and their gradients that a conversion makes.
+struct NewMixes : OpBuilder::Listener, SmallVector<Operation *> {
+  void notifyOperationInserted(Operation *op, OpBuilder::InsertPoint) override {
+    if (isa<MixLogitsOpInterface>(op))
+      push_back(op);
+  }
+};
+
 struct MoEConvertToSoftmaxMixPass
     : public mlir::moe::impl::MoEConvertToSoftmaxMixPassBase<
           MoEConvertToSoftmaxMixPass> {
@@ -100,15 +108,14 @@ struct MoEConvertToSoftmaxMixPass
   void runOnOperation() override {
     SmallVector<MixingOpInterface> worklist;
     getOperation()->walk([&](MixingOpInterface op) { worklist.push_back(op); });
-    IRRewriter rewriter(&getContext());
+    NewMixes newMixes;
+    IRRewriter rewriter(&getContext(), &newMixes);
     for (MixingOpInterface op : worklist) {
       rewriter.setInsertionPoint(op);
-      if (sweepOnce)
-        op->setAttr(kSweepOnceAttrName, rewriter.getUnitAttr());
+      newMixes.clear();
       FailureOr<SmallVector<Value>> results = op.convertToSoftmaxMix(rewriter);
       if (failed(results)) {
         ++numRefused;
-        op->removeAttr(kSweepOnceAttrName);
         remark::missed(op->getLoc(),
                        remark::RemarkOpts::name("ConvertToSoftmaxMix")
                            .category(DEBUG_TYPE))
@@ -119,6 +126,12 @@ struct MoEConvertToSoftmaxMixPass
         continue;
       }
       ++numConverted;
+      // The wish of a user, where another kernel is meant than the op's own.
+      if (KernelConfigAttr config = getKernelConfig(op);
+          config && config.getSchedule() != KernelSchedule::PairsOnce &&
+          config.getSchedule() != KernelSchedule::Queries)
+        for (Operation *mix : newMixes)
+          mix->setAttr(kKernelConfigAttrName, config);
       rewriter.replaceOp(op, *results);
     }
     SmallVector<SoftmaxMixOp> rowsOnly;

@@ -18,7 +18,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
@@ -144,6 +144,13 @@ struct WorkOnRowsBeforeTheyAreJoined
   }
 
 private:
+  static bool canShareLoop(Operation *producer) {
+    if (!isa_and_nonnull<TilingInterface>(producer))
+      return false;
+    KernelConfigAttr config = getKernelConfig(producer);
+    return !config || config.getLoop() == KernelLoop::Shared;
+  }
+
   /// The reshape that joins leading dims, and only those, of what an op that
   /// could share a loop with `op` computes.
   static tensor::CollapseShapeOp findCollapse(MoEStructuredOpInterface op,
@@ -152,7 +159,7 @@ private:
     auto dps = cast<DestinationStyleOpInterface>(op.getOperation());
     for (OpOperand *input : dps.getDpsInputOperands()) {
       auto collapse = input->get().getDefiningOp<tensor::CollapseShapeOp>();
-      if (!collapse || !collapse.getSrc().getDefiningOp<TilingInterface>() ||
+      if (!collapse || !canShareLoop(collapse.getSrc().getDefiningOp()) ||
           !startsWithLeadingDims(maps[input->getOperandNumber()], numLeading))
         continue;
       SmallVector<ReassociationIndices> groups =

@@ -2,9 +2,11 @@
 
 #include "RowGroup.h"
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
+#include "MoE/Support/ElementBytes.h"
 #include "MoE/Transforms/Passes.h"
 
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/Interfaces/DestinationStyleOpInterface.h"
 #include "mlir/Interfaces/IndexingMapOpInterface.h"
@@ -62,33 +64,28 @@ bool mlir::moe::hasEmptyOperand(Operation *op) {
   });
 }
 
-Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
+/// The dims along which the rows of `op` lie, those of size 1 among them.
+static Rows getAllRowDims(TilingInterface op) {
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
   auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
-  if (!maps || !dps || dps.getNumDpsInits() == 0)
+  if (!maps || !dps || dps.getNumDpsInits() == 0 || hasEmptyOperand(op))
     return {};
   SmallVector<utils::IteratorType> iterators = op.getLoopIteratorTypes();
   SmallVector<unsigned> spans(iterators.size(), 0), innermost(spans);
-  llvm::SmallBitVector isUnit(iterators.size());
   for (OpOperand &init : dps.getDpsInitsMutable()) {
     AffineMap map = maps.getMatchingIndexingMap(&init);
-    auto type = cast<ShapedType>(init.get().getType());
-    for (auto [position, expr] : llvm::enumerate(map.getResults()))
-      if (auto dim = dyn_cast<AffineDimExpr>(expr)) {
+    for (AffineExpr expr : map.getResults())
+      if (auto dim = dyn_cast<AffineDimExpr>(expr))
         ++spans[dim.getPosition()];
-        if (type.getDimSize(position) == 1)
-          isUnit.set(dim.getPosition());
-      }
     if (map.getNumResults() > 1)
       if (auto dim = dyn_cast<AffineDimExpr>(map.getResults().back()))
         ++innermost[dim.getPosition()];
   }
+  unsigned numInits = dps.getNumDpsInits();
+  KernelConfigAttr config = getKernelConfig(op);
+  bool mayCutInnermost = config && config.getLoop() == KernelLoop::Own;
   Rows rows;
   std::optional<unsigned> last;
-  if (hasEmptyOperand(op))
-    return {};
-  unsigned numInits = dps.getNumDpsInits();
-  bool mayCutInnermost = op->hasAttr(kTileRowsAttrName);
   for (auto [dim, iterator] : llvm::enumerate(iterators)) {
     if (iterator != utils::IteratorType::parallel || spans[dim] != numInits)
       continue;
@@ -99,14 +96,44 @@ Rows mlir::moe::getRowDims(TilingInterface op, bool keepUnitDims) {
   }
   if (last && isRowOfBatchedProduct(op, *last, rows))
     rows.push_back(*last);
-  Rows longRows =
-      llvm::filter_to_vector(rows, [&](unsigned dim) { return !isUnit[dim]; });
-  if (!keepUnitDims || rows.size() > kMaxGridDims)
-    rows = longRows.empty() ? rows : longRows;
+  return rows;
+}
+
+/// Whether a result of `op` has the size 1 along `dim`.
+static bool isUnitDim(TilingInterface op, unsigned dim) {
+  auto maps = cast<IndexingMapOpInterface>(op.getOperation());
+  auto dps = cast<DestinationStyleOpInterface>(op.getOperation());
+  for (OpOperand &init : dps.getDpsInitsMutable()) {
+    std::optional<unsigned> position =
+        maps.getMatchingIndexingMap(&init).getResultPosition(
+            getAffineDimExpr(dim, op.getContext()));
+    if (position &&
+        cast<ShapedType>(init.get().getType()).getDimSize(*position) == 1)
+      return true;
+  }
+  return false;
+}
+
+Rows mlir::moe::getRowDims(TilingInterface op) {
+  Rows rows = getAllRowDims(op);
+  bool hasGrid = isForGPU(op), isTooDeep = rows.size() > kMaxGridDims;
+  if (!hasGrid || isTooDeep) {
+    Rows longRows = llvm::filter_to_vector(
+        rows, [&](unsigned dim) { return !isUnitDim(op, dim); });
+    if (!longRows.empty())
+      rows = longRows;
+  }
   // What a grid has no dim for stays whole.
-  if (keepUnitDims && rows.size() > kMaxGridDims)
+  if (hasGrid && rows.size() > kMaxGridDims)
     rows.erase(rows.begin(), rows.end() - kMaxGridDims);
   return rows;
+}
+
+int64_t mlir::moe::getWantedRows(TilingInterface op, ArrayRef<unsigned> rows) {
+  KernelConfigAttr config = getKernelConfig(op);
+  Rows all = getAllRowDims(op);
+  return config && !all.empty() && all.back() == rows.back() ? config.getRows()
+                                                             : 0;
 }
 
 bool mlir::moe::hasBoundedTile(Operation *op, ArrayRef<unsigned> rows) {
@@ -157,10 +184,10 @@ static FailureOr<Rows> getProducerRows(OpOperand &use,
 // Growing
 //===----------------------------------------------------------------------===//
 
-RowGroup::RowGroup(TilingInterface seed, bool keepUnitDims,
+RowGroup::RowGroup(TilingInterface seed,
                    function_ref<bool(Operation *)> isTaken)
-    : keepUnitDims(keepUnitDims), isTaken(isTaken) {
-  rows[seed] = getRowDims(seed, keepUnitDims);
+    : needsBoundedTiles(isForGPU(seed)), isTaken(isTaken) {
+  rows[seed] = getRowDims(seed);
   for (bool grew = !rows[seed].empty(); grew;) {
     grew = false;
     for (Operation *member : getMembers())
@@ -173,8 +200,8 @@ bool RowGroup::isCandidate(Operation *op) const {
   return isa<TilingInterface>(op) && isa<IndexingMapOpInterface>(op) &&
          isa<DestinationStyleOpInterface>(op) &&
          op->getBlock() == rows.front().first->getBlock() && !isTaken(op) &&
-         // Its tiles have another size than the group's.
-         !op->hasAttr(kTileRowsAttrName);
+         !(getKernelConfig(op) &&
+           getKernelConfig(op).getLoop() == KernelLoop::Own);
 }
 
 bool RowGroup::isOfRouting() const {
@@ -217,10 +244,9 @@ bool RowGroup::addProducer(Operation *producer) {
   }
   // A mean over rows would otherwise compute all rows that it spans in one
   // tile.
-  if (getRowDims(cast<TilingInterface>(producer), keepUnitDims).size() >
-      getNumLoops())
+  if (getRowDims(cast<TilingInterface>(producer)).size() > getNumLoops())
     return miss(producer, "it has more rows to run in parallel");
-  if (keepUnitDims && !hasBoundedTile(producer, *producerRows))
+  if (needsBoundedTiles && !hasBoundedTile(producer, *producerRows))
     return miss(producer, "a tile of it has no bounded size");
   if (others.empty()) {
     rows[producer] = *producerRows;
@@ -241,8 +267,7 @@ bool RowGroup::addProducer(Operation *producer) {
     // This user reads what the loop stores, which only results may be whose
     // rows are rows of the loop.
     if (!isa<MoEStructuredOpInterface>(producer) ||
-        getRowDims(cast<TilingInterface>(producer), keepUnitDims) !=
-            *producerRows)
+        getRowDims(cast<TilingInterface>(producer)) != *producerRows)
       return miss(producer, "its result has several users");
   }
   if (!staysConvexWith(joining))
@@ -265,7 +290,7 @@ FailureOr<Rows> RowGroup::getConsumerRows(Operation *user,
                                           const Members &joining) const {
   if (!isCandidate(user))
     return failure();
-  Rows userRows = getRowDims(cast<TilingInterface>(user), keepUnitDims);
+  Rows userRows = getRowDims(cast<TilingInterface>(user));
   if (userRows.size() != getNumLoops())
     return failure();
   for (OpOperand &use : user->getOpOperands()) {
@@ -380,4 +405,43 @@ SmallVector<TilingInterface> RowGroup::getRoots() const {
       roots.push_back(cast<TilingInterface>(member));
   }
   return roots;
+}
+
+/// The bytes of one row of `result`, which lies along the dims `rows`.
+static int64_t getBytesARow(OpResult result, ArrayRef<unsigned> rows) {
+  auto type = cast<ShapedType>(result.getType());
+  auto dps = cast<DestinationStyleOpInterface>(result.getOwner());
+  if (!type.getElementType().isIntOrIndexOrFloat())
+    return 0;
+  int64_t bytes = getElementBytes(type.getElementType());
+  AffineMap map = cast<IndexingMapOpInterface>(result.getOwner())
+                      .getMatchingIndexingMap(dps.getTiedOpOperand(result));
+  for (auto [position, expr] : llvm::enumerate(map.getResults())) {
+    auto dim = dyn_cast<AffineDimExpr>(expr);
+    if (!dim || !llvm::is_contained(rows, dim.getPosition()))
+      bytes *= type.isDynamicDim(position) ? 0 : type.getDimSize(position);
+  }
+  return bytes;
+}
+
+int64_t RowGroup::getBytesARow() const {
+  int64_t bytes = 0;
+  for (auto &[op, opRows] : rows)
+    for (OpResult result : op->getResults()) {
+      auto isStoring = [&](Operation *user) {
+        return !contains(user) && !isa<tensor::DimOp>(user);
+      };
+      auto isFusedInto = [&](Operation *user) {
+        return isa<linalg::LinalgOp>(op) && isa<linalg::LinalgOp>(user) &&
+               cast<linalg::LinalgOp>(op).getNumReductionLoops() == 0;
+      };
+      if (llvm::any_of(result.getUsers(), isStoring) ||
+          (result.hasOneUse() && isFusedInto(*result.user_begin())))
+        continue;
+      // An op that has no kernel hands on as much between its parts.
+      bool hasParts = isa<MoEStructuredOpInterface>(op) &&
+                      !getKernelConfig(op) && !result.use_empty();
+      bytes += (hasParts ? 2 : 1) * ::getBytesARow(result, opRows);
+    }
+  return bytes;
 }

@@ -41,11 +41,15 @@ bool hasEmptyOperand(Operation *op);
 /// of a GPU block needs.
 bool hasBoundedTile(Operation *op, ArrayRef<unsigned> rows);
 
+/// The rows that the kernel of `op` wants a tile to have whose loops run over
+/// `rows`; 0 if it takes what it gets. A kernel asks for rows of its innermost
+/// dim: along another one each would come with a matrix of its own.
+int64_t getWantedRows(TilingInterface op, ArrayRef<unsigned> rows);
+
 class RowGroup {
 public:
   /// Grows the group of `seed`. Ops for which `isTaken` holds stay outside.
-  RowGroup(TilingInterface seed, bool keepUnitDims,
-           function_ref<bool(Operation *)> isTaken);
+  RowGroup(TilingInterface seed, function_ref<bool(Operation *)> isTaken);
 
   bool contains(Operation *op) const { return rows.contains(op); }
   /// The dims of a member that the loops run over, outermost first.
@@ -58,6 +62,9 @@ public:
   SmallVector<TilingInterface> getRoots() const;
   /// All members in program order.
   SmallVector<Operation *> getMembers() const;
+  /// The bytes that a row takes of what its members hand to each other, as far
+  /// as that is not stored.
+  int64_t getBytesARow() const;
   /// Producers that could have joined by their kind, and why they did not.
   const llvm::MapVector<Operation *, std::string> &getMissed() const {
     return missed;
@@ -78,7 +85,7 @@ private:
   bool staysConvexWith(const Members &joining) const;
   bool miss(Operation *producer, StringRef reason);
 
-  bool keepUnitDims;
+  bool needsBoundedTiles;
   function_ref<bool(Operation *)> isTaken;
   Members rows;
   llvm::MapVector<Operation *, std::string> missed;

@@ -11,7 +11,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Transforms/Passes.h"
 #include "RowGroup.h"
 
@@ -49,7 +50,6 @@ using namespace mlir::moe;
 /// Whether `op` sums over a dim of unknown size into few results: tiles of its
 /// rows would be few, and each a long loop.
 static bool isLongReduction(TilingInterface op) {
-  constexpr int64_t fewRows = 1024;
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
   // A dim that no operand spans has no size to ask for.
   if (!maps || !maps.getShapesToLoopsMap())
@@ -65,27 +65,7 @@ static bool isLongReduction(TilingInterface op) {
     else
       rows *= size;
   }
-  return isLong && rows <= fewRows;
-}
-
-/// Whether the tiles of `rows` sum over a matrix that none of them cuts: what a
-/// kernel does to prepare it is shared by the rows of a tile.
-static bool preparesMatrix(Operation *op, ArrayRef<unsigned> rows) {
-  auto structured = dyn_cast<MoEStructuredOpInterface>(op);
-  if (!structured)
-    return false;
-  SmallVector<Dim> dims = structured.getDims();
-  auto maps = cast<IndexingMapOpInterface>(op);
-  auto dps = cast<DestinationStyleOpInterface>(op);
-  return llvm::any_of(dps.getDpsInputOperands(), [&](OpOperand *input) {
-    AffineMap map = maps.getMatchingIndexingMap(input);
-    auto numSummed = llvm::count_if(map.getResults(), [&](AffineExpr expr) {
-      auto dim = dyn_cast<AffineDimExpr>(expr);
-      return dim &&
-             dims[dim.getPosition()].iterator == utils::IteratorType::reduction;
-    });
-    return numSummed > 1 && !map.isFunctionOfDim(rows.back());
-  });
+  return isLong && rows <= kFewResults;
 }
 
 /// One row of the outer dims, `tileRows` rows of the last.
@@ -153,7 +133,7 @@ static SmallVector<Attribute> getBlockMapping(MLIRContext *context,
 /// and each would compute them again. The ops of `onlyFused` have no user
 /// outside of the tile.
 static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
-                               unsigned numLoops, bool keepUnitDims,
+                               unsigned numLoops,
                                const DenseSet<Operation *> &onlyFused) {
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
@@ -165,10 +145,10 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
     return "several tiles need the same rows of it";
   // A mean over rows would otherwise compute all rows that it spans in one
   // tile.
-  if (getRowDims(cast<TilingInterface>(op), keepUnitDims).size() > numLoops)
+  SmallVector<unsigned> rows = getRowDims(cast<TilingInterface>(op));
+  if (rows.size() > numLoops)
     return "it has more rows to run in parallel";
-  if (keepUnitDims &&
-      !hasBoundedTile(op, getRowDims(cast<TilingInterface>(op), keepUnitDims)))
+  if (isForGPU(op) && !hasBoundedTile(op, rows))
     return "a tile of it has no bounded size";
   if (onlyFused.contains(op))
     return "";
@@ -330,6 +310,12 @@ struct TileAndFusePass
   using Base::Base;
 
   void runOnOperation() override {
+    if (tileSize < 1) {
+      getOperation().emitError()
+          << "expected tiles of at least 1 row, found " << tileSize.getValue();
+      return signalPassFailure();
+    }
+    hasGrid = isForGPU(getOperation());
     IRRewriter rewriter(&getContext());
     // Consumers come before their producers, so that a producer is fused into
     // its consumer before it is tiled on its own.
@@ -340,10 +326,10 @@ struct TileAndFusePass
     });
     DenseSet<Operation *> taken;
     for (TilingInterface op : llvm::reverse(ops)) {
-      if (taken.contains(op) || getRowDims(op, gpuBlocks).empty())
+      if (taken.contains(op) || getRowDims(op).empty())
         continue;
       // No work for many blocks: it is left to be cut along its reduction.
-      if (gpuBlocks && isLongReduction(op))
+      if (hasGrid && isLongReduction(op))
         continue;
       if (failed(tileGroup(rewriter, op, taken)))
         return signalPassFailure();
@@ -354,13 +340,11 @@ private:
   /// Tiles the group of `seed`; its members, which are erased, become taken.
   LogicalResult tileGroup(IRRewriter &rewriter, TilingInterface seed,
                           DenseSet<Operation *> &taken) {
-    RowGroup group(seed, gpuBlocks,
-                   [&](Operation *op) { return taken.contains(op); });
+    RowGroup group(seed, [&](Operation *op) { return taken.contains(op); });
     SmallVector<Operation *> members = group.getMembers();
     SmallVector<TilingInterface> roots = group.getRoots();
     reportWholeConsumers(group);
-    OpFoldResult tileRows = getTileRows(rewriter, seed, group);
-    seed->removeAttr(kTileRowsAttrName);
+    OpFoldResult tileRows = getTileRows(rewriter, group);
     // Consumers first: a root that feeds another one is still an op then, and
     // not the result of a loop.
     SmallVector<scf::ForallOp> loops;
@@ -382,31 +366,37 @@ private:
     return success();
   }
 
-  OpFoldResult getTileRows(IRRewriter &rewriter, TilingInterface seed,
-                           const RowGroup &group) {
+  /// The most rows that a kernel of the group wants, `tile-size` without such;
+  /// fewer where the threads of a CPU would not all have tiles, or where what a
+  /// GPU's ops hand on would not fit into a block.
+  OpFoldResult getTileRows(IRRewriter &rewriter, const RowGroup &group) {
     SmallVector<Operation *> members = group.getMembers();
-    int64_t shared = 0;
-    for (Operation *member : members)
-      if (auto wish = dyn_cast_or_null<IntegerAttr>(
-              member->removeAttr(kSharedTileRowsAttrName)))
-        shared = std::max(shared, wish.getInt());
-    if (auto own = seed->getAttrOfType<IntegerAttr>(kTileRowsAttrName))
-      return rewriter.getIndexAttr(own.getInt());
-    if (shared > tileSize)
-      return rewriter.getIndexAttr(shared);
-    if (maxTileSize <= tileSize || llvm::none_of(members, [&](Operation *op) {
-          return preparesMatrix(op, group.getRows(op));
-        }))
-      return rewriter.getIndexAttr(tileSize);
+    int64_t wanted = 0;
+    bool isPlanned = false;
+    for (Operation *member : members) {
+      wanted = std::max(wanted, getWantedRows(cast<TilingInterface>(member),
+                                              group.getRows(member)));
+      KernelConfigAttr config = getKernelConfig(member);
+      isPlanned |= config && config.getSharedBytes() > 0;
+    }
+    int64_t rows = wanted ? wanted : tileSize.getValue();
+    if (hasGrid) {
+      int64_t bytes = isPlanned ? 0 : group.getBytesARow();
+      while (rows > 1 && rows * bytes > kMaxStaticWorkgroupBytes)
+        rows /= 2;
+      return rewriter.getIndexAttr(rows);
+    }
+    if (rows <= tileSize)
+      return rewriter.getIndexAttr(rows);
     // In front of all loops of the group.
     auto first = cast<TilingInterface>(members.front());
     ImplicitLocOpBuilder builder(first.getLoc(), rewriter);
     builder.setInsertionPoint(first);
     Value threads = buildThreadCount(builder);
     if (!threads)
-      return rewriter.getIndexAttr(maxTileSize);
+      return rewriter.getIndexAttr(rows);
     return chooseTileRows(builder, first, group.getRows(first), threads,
-                          tileSize, maxTileSize);
+                          tileSize, rows);
   }
 
   FailureOr<scf::ForallOp> tileRoot(IRRewriter &rewriter, TilingInterface root,
@@ -417,11 +407,11 @@ private:
     scf::SCFTilingOptions tiling;
     tiling.setLoopType(scf::SCFTilingOptions::LoopType::ForallOp)
         .setTileSizes(getTileSizes(root, rows, tileRows));
-    if (gpuBlocks)
+    if (hasGrid)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 
     DenseSet<Operation *> onlyFused;
-    if (gpuBlocks)
+    if (hasGrid)
       onlyFused = getOnlyFused(root);
     scf::SCFTileAndFuseOptions options;
     options.setTilingOptions(tiling);
@@ -437,8 +427,7 @@ private:
             reason =
                 missed != group.getMissed().end() && !onlyFused.contains(op)
                     ? missed->second
-                    : whyNotFused(slice, producer, rows.size(), gpuBlocks,
-                                  onlyFused);
+                    : whyNotFused(slice, producer, rows.size(), onlyFused);
           }
           if (reason.empty())
             return scf::SCFTileAndFuseOptions::ControlFnResult{};
@@ -487,9 +476,8 @@ private:
         auto user = dyn_cast<MoEStructuredOpInterface>(use.getOwner());
         // On a CPU moe-fuse-reductions tries, and reports, next.
         if (!user || group.contains(user) ||
-            (!gpuBlocks && isa<SplitReductionOpInterface>(use.getOwner())) ||
-            !getRowDims(cast<TilingInterface>(user.getOperation()), gpuBlocks)
-                 .empty())
+            (!hasGrid && isa<SplitReductionOpInterface>(use.getOwner())) ||
+            !getRowDims(cast<TilingInterface>(user.getOperation())).empty())
           continue;
         AffineMap map = cast<IndexingMapOpInterface>(user.getOperation())
                             .getMatchingIndexingMap(&use);
@@ -512,5 +500,8 @@ private:
                               : "it needs all rows at once");
       }
   }
+
+  /// Whether tiles become the blocks of a GPU's grid.
+  bool hasGrid = false;
 };
 } // namespace

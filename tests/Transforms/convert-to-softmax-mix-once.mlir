@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --moe-convert-to-softmax-mix=sweep-once --canonicalize --cse | FileCheck %s
+// RUN: %moe-opt %s --moe-select-kernel-config --moe-convert-to-softmax-mix --canonicalize --cse | FileCheck %s
 
 // Tokens that mix with themselves are swept once, into the op's own destinations.
 

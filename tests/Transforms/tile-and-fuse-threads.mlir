@@ -1,5 +1,5 @@
-// RUN: %moe-opt %s --pass-pipeline='builtin.module(moe-declare-thread-count,func.func(moe-tile-and-fuse{tile-size=96 max-tile-size=192}),canonicalize)' | FileCheck %s --check-prefixes=CHECK,ASKED
-// RUN: %moe-opt %s --pass-pipeline='builtin.module(func.func(moe-tile-and-fuse{tile-size=96 max-tile-size=192}),canonicalize)' | FileCheck %s --check-prefixes=CHECK,FIXED
+// RUN: %moe-opt %s --pass-pipeline='builtin.module(moe-declare-thread-count,moe-select-kernel-config,func.func(moe-tile-and-fuse{tile-size=96}),canonicalize)' | FileCheck %s --check-prefixes=CHECK,ASKED
+// RUN: %moe-opt %s --pass-pipeline='builtin.module(moe-select-kernel-config,func.func(moe-tile-and-fuse{tile-size=96}),canonicalize)' | FileCheck %s --check-prefixes=CHECK,FIXED
 // RUN: %moe-opt %s --pass-pipeline='builtin.module(moe-declare-thread-count,func.func(moe-tile-and-fuse{tile-size=96}),canonicalize)' | FileCheck %s --check-prefixes=CHECK,SMALL
 
 // Every tile of a mixing prepares all keys for its queries: tiles are large as

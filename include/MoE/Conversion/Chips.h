@@ -5,12 +5,17 @@
 
 #include "MoE/Support/Chips.h"
 #include "mlir/IR/Diagnostics.h"
+#include "mlir/IR/Operation.h"
 #include "mlir/Support/LLVM.h"
 #include <string>
 
 namespace mlir::moe {
 
 using ::moe::Chip;
+
+/// The chip that the module of `op` is compiled for; without one, what every
+/// chip has.
+Chip getChip(Operation *op);
 
 /// The chip of that name that kernels are compiled for; null if there is none.
 const Chip *findChip(StringRef name);

@@ -6,6 +6,11 @@
 #include "mlir/IR/PatternMatch.h"
 
 namespace mlir::moe {
+class KernelFacts;
+
+/// What the CPU's kernels say. Those that prepare a matrix for the rows of a
+/// tile ask for twice `tileRows` rows.
+KernelFacts getCPUKernelFacts(MLIRContext *context, int64_t tileRows);
 
 /// The vectors that code may use.
 struct CPUVectorOptions {

@@ -44,7 +44,15 @@
 
 #include "llvm/ADT/StringRef.h"
 
+namespace mlir {
+class Operation;
+} // namespace mlir
+
 namespace mlir::moe {
+class KernelFacts;
+
+/// What the kernels of the chip that the module of `op` is compiled for say.
+KernelFacts getGPUKernelFacts(Operation *op);
 
 /// The attribute of a function that says how to launch its kernels.
 inline constexpr llvm::StringLiteral kKernelsAttrName = "moe.kernels";

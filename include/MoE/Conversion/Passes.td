@@ -56,9 +56,9 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
     values, `moe.topk_renorm` without `num_valid` and with up to 2048 experts,
     ops of `linalg`, and `memref.copy`; any other op on buffers is an error that
     names it. Work outside of the loops must have been given to one by
-    `moe-distribute-to-grid`. Whatever `block-size` says, a kernel of
-    `moe.softmax_mix` has blocks of 128 threads, or, with `wgmma` and where all of
-    its ops gain from it, of several warpgroups. Sums of `moe.router_logits` are taken in a fixed order
+    `moe-distribute-to-grid`. Where the `#moe.kernel_config`s of its ops agree, a
+    kernel has blocks of as many threads as they say, else of `block-size`.
+    Sums of `moe.router_logits` are taken in a fixed order
     that differs from the CPU's, and exponentials by `ex2.approx.ftz`.
   }];
   let dependentDialects = [
@@ -72,10 +72,6 @@ def ConvertMoEToGPUPass : Pass<"convert-moe-to-gpu", "::mlir::ModuleOp"> {
   let options = [
     Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
            "threads of a block, a multiple of 32">,
-    Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
-           "shared memory that a block may have on the chip">,
-    Option<"hasWgmma", "wgmma", "bool", /*default=*/"false",
-           "whether the chip has wgmma, the matrix product of a warpgroup">,
   ];
   let statistics = [
     Statistic<"numKernels", "num-kernels", "Number of kernels made">,
@@ -86,9 +82,11 @@ def MoEAttachNVVMTargetPass
     : Pass<"moe-attach-nvvm-target", "::mlir::ModuleOp"> {
   let summary = "Say for which NVIDIA chip the kernels are compiled";
   let description = [{
-    Attaches an `#nvvm.target` to every `gpu.module`, with the lowest PTX
-    version that knows the chip. Differs from `nvvm-attach-target` in that an
-    unknown chip is an error, reported before any pass has run.
+    Attaches an `#nvvm.target` to the module, as `moe.target`, with the lowest
+    PTX version that knows the chip. Passes that need facts of the chip look
+    them up by its name, and `convert-moe-to-gpu` hands the target on to its
+    kernels. Differs from `nvvm-attach-target` in that an unknown chip is an
+    error, reported before any pass has run.
   }];
   let dependentDialects = ["::mlir::NVVM::NVVMDialect"];
   let options = [
@@ -134,6 +132,25 @@ def MoEDecomposeForGPUPass : Pass<"moe-decompose-for-gpu"> {
   ];
 }
 
+def MoEDecomposeForGridsPass : Pass<"moe-decompose-for-grids"> {
+  let summary = "Decompose ops into parts of which each gets a grid";
+  let description = [{
+    Decomposes the ops of the moe dialect without a GPU kernel whose tiles of
+    rows span a dim of unknown size: what their meaning consists of would not
+    fit into a block, so each part of it gets a grid. And what linalg composes
+    of its own ops, such as `linalg.softmax`: as one op it is not fused into its
+    consumers.
+  }];
+  let dependentDialects = [
+    "::mlir::moe::MoEDialect",
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
 def MoEDistributeToGridPass
     : Pass<"moe-distribute-to-grid", "::mlir::func::FuncOp"> {
   let summary = "Give work outside of loops over blocks to a grid";
@@ -159,37 +176,43 @@ def MoEDistributeToGridPass
   let options = [
     Option<"blockSize", "block-size", "int64_t", /*default=*/"128",
            "threads of a block, a multiple of 32">,
-    Option<"clusterBlocks", "cluster-blocks", "int64_t", /*default=*/"1",
-           "blocks that see each other's workgroup memory; 1 before sm_90">,
   ];
 }
 
-def MoETileToBlocksPass
-    : Pass<"moe-tile-to-blocks", "::mlir::func::FuncOp"> {
-  let summary = "Tile rows to the blocks of a GPU grid";
+def MoEMapLoopsToBlocksPass
+    : Pass<"moe-map-loops-to-blocks", "::mlir::func::FuncOp"> {
+  let summary = "Map the parallel loops of a program to the blocks of grids";
   let description = [{
-    Runs `moe-tile-and-fuse` with `gpu-blocks`, then `moe-decompose-for-gpu`,
-    with as many rows a tile as fit: what one op of a block hands to another
-    lies in workgroup memory.
+    The iterations of loops that a program brings, such as one over the experts
+    of a layer, become blocks. Each iteration that writes a run of rows, of a
+    length that only it knows, is cut into chunks, each a block.
   }];
-  // Also those of the passes that it runs.
   let dependentDialects = [
-    "::mlir::moe::MoEDialect",
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::gpu::GPUDialect",
-    "::mlir::linalg::LinalgDialect",
-    "::mlir::math::MathDialect",
     "::mlir::scf::SCFDialect",
     "::mlir::tensor::TensorDialect",
   ];
+}
+
+def MoESelectKernelConfigPass : Pass<"moe-select-kernel-config"> {
+  let summary = "Choose how the kernels of the target run each op";
+  let description = [{
+    Attaches a `#moe.kernel_config` to every op whose kernels on the target, the
+    GPU that `moe-attach-nvvm-target` names or else the CPU, can run it in more
+    than one way: rows of a tile, threads of a block, schedule. Each family of
+    kernels lists the configurations of its op, best first, beside its patterns;
+    tiling, grids and conversions read what was chosen.
+
+    A configuration that an op has already is a wish: the first one that has all
+    that it says is taken, and where there is none the error lists those that
+    the kernels have. Bits may depend on `schedule`.
+  }];
+  let dependentDialects = ["::mlir::moe::MoEDialect"];
   let options = [
-    Option<"maxRows", "max-rows", "int64_t", /*default=*/"16",
-           "rows of a tile at most, where an op does not ask for more">,
-    Option<"sharedBytes", "shared-bytes", "int64_t", /*default=*/"49152",
-           "shared memory that a block may have on the chip">,
-    Option<"hasWgmma", "wgmma", "bool", /*default=*/"false",
-           "whether the chip has wgmma, the matrix product of a warpgroup">,
+    Option<"tileRows", "tile-rows", "int64_t", /*default=*/"96",
+           "rows of a tile of a CPU; kernels may ask for a multiple">,
   ];
 }
 

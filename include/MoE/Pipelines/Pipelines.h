@@ -63,6 +63,14 @@ struct MoEToNVVMPipelineOptions
       llvm::cl::init(16)};
 };
 
+/// Options of `--moe-tile-to-blocks`, a stage of `--moe-to-nvvm`.
+struct MoETileToBlocksPipelineOptions
+    : PassPipelineOptions<MoETileToBlocksPipelineOptions> {
+  PassOptions::Option<int64_t> maxRows{
+      *this, "max-rows", llvm::cl::desc("tokens that a block takes at most"),
+      llvm::cl::init(16)};
+};
+
 /// From public functions on tensors to kernels in PTX: one `gpu.binary` a
 /// function, whose attribute `moe.kernels` says how to launch them (see
 /// MoE/Conversion/MoEToGPU.h).

@@ -9,15 +9,6 @@
 
 namespace mlir::moe {
 
-/// The attribute of an op that wants tiles of this many rows, whatever the
-/// pass's own tile size.
-inline constexpr llvm::StringLiteral kTileRowsAttrName = "moe.tile_rows";
-
-/// The attribute of an op that wants the loop it shares with others to take at
-/// least this many rows at a time.
-inline constexpr llvm::StringLiteral kSharedTileRowsAttrName =
-    "moe.shared_tile_rows";
-
 /// The runtime's function that says how many threads a loop may use.
 inline constexpr llvm::StringLiteral kThreadCountName = "moe_get_num_threads";
 

@@ -49,10 +49,9 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
     mix of the same logits with values, if there is one: the attention emits
     them in its own pass over the keys.
 
-    With `sweep-once`, tokens that mix with themselves meet in one sweep over
-    their pairs, `moe.softmax_mix_self` where the mix is not causal, and so do
-    the two sweeps of its gradient, `moe.softmax_mix_backward_self`: for targets
-    that have kernels for them.
+    Tokens that mix with themselves meet in one pass over their pairs where
+    `moe-select-kernel-config` chose the schedule `pairs_once`:
+    `moe.softmax_mix_self`, and `moe.softmax_mix_backward_self` for the gradient.
 
     Sums are rounded in another order; nothing else changes. An op on buffers
     stays and gets a missed remark.
@@ -63,10 +62,6 @@ def MoEConvertToSoftmaxMixPass : Pass<"moe-convert-to-softmax-mix"> {
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
     "::mlir::tensor::TensorDialect",
-  ];
-  let options = [
-    Option<"sweepOnce", "sweep-once", "bool", /*default=*/"false",
-           "mix tokens with themselves, and differentiate it, in one sweep">,
   ];
   let statistics = [
     Statistic<"numConverted", "num-converted", "Number of ops converted">,
@@ -328,10 +323,12 @@ def MoETileAndFusePass
     (`--remarks-filter-missed='moe-.*'`). Bits do not change: each result
     element is computed by the same op from the same operands.
 
-    Each tile of an op that sums over a matrix which no tile cuts, as mixing
-    does over keys, prepares that matrix for its rows. Such tiles have
-    `max-tile-size` rows as long as every thread has several of them, which is
-    asked at run time (`moe-declare-thread-count`).
+    A tile has as many rows as the `#moe.kernel_config` of one of its ops asks
+    for. On a CPU larger tiles are taken as long as every thread has several of
+    them, which is asked at run time (`moe-declare-thread-count`). In a module
+    for a GPU (`moe-attach-nvvm-target`) the tiles are mapped to the blocks of a
+    grid, and have as many rows as workgroup memory holds of what their ops hand
+    to each other.
   }];
   let dependentDialects = [
     "::mlir::affine::AffineDialect",
@@ -343,11 +340,7 @@ def MoETileAndFusePass
   ];
   let options = [
     Option<"tileSize", "tile-size", "int64_t", /*default=*/"64",
-           "rows of a tile">,
-    Option<"maxTileSize", "max-tile-size", "int64_t", /*default=*/"0",
-           "rows of a tile that prepares a matrix; 0 for no more than others">,
-    Option<"gpuBlocks", "gpu-blocks", "bool", /*default=*/"false",
-           "map the tiles to the blocks of a GPU grid">,
+           "rows of a tile whose kernels do not ask for a number">,
   ];
   let statistics = [
     Statistic<"numTiled", "num-tiled", "Number of ops tiled">,

@@ -8,6 +8,7 @@
 #include "MoE/Conversion/MoEToCPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/KernelFacts.h"
 #include "MoE/Transforms/Passes.h"
 #include "MoE/Transforms/Transforms.h"
 
@@ -25,6 +26,8 @@ namespace mlir::moe {
 
 using namespace mlir;
 using namespace mlir::moe;
+
+#define DEBUG_TYPE "moe-decompose-for-cpu"
 
 namespace {
 struct MoEDecomposeForCPUPass
@@ -45,6 +48,9 @@ struct MoEDecomposeForCPUPass
   }
 
   void runOnOperation() override {
+    decomposeFormsWithoutKernel(
+        getOperation(), getCPUKernelFacts(&getContext(), /*tileRows=*/0),
+        remark::RemarkOpts::name("DecomposeForCPU").category(DEBUG_TYPE));
     if (failed(runPipeline(pipeline, getOperation())))
       signalPassFailure();
   }

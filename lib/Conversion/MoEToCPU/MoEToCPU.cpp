@@ -44,6 +44,18 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateTopKToCPUPatterns(patterns, options);
 }
 
+KernelFacts mlir::moe::getCPUKernelFacts(MLIRContext *context,
+                                         int64_t tileRows) {
+  KernelFacts facts;
+  RewritePatternSet kernels(context);
+  populateMoEToCPUPatterns(kernels, CPUVectorOptions());
+  facts.addKernels(kernels);
+  addSoftmaxMixFacts(facts, tileRows);
+  addSoftmaxMixSelfFacts(facts);
+  addTopKFacts(facts);
+  return facts;
+}
+
 namespace {
 struct ConvertMoEToCPUPass
     : mlir::moe::impl::ConvertMoEToCPUPassBase<ConvertMoEToCPUPass> {

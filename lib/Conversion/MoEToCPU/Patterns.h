@@ -4,6 +4,7 @@
 #define MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H
 
 #include "MoE/Conversion/MoEToCPU.h"
+#include "MoE/Transforms/KernelFacts.h"
 
 namespace mlir::moe {
 
@@ -42,6 +43,11 @@ void populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
 
 void populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
+
+// What families of kernels say of their ops, beside their patterns.
+void addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows);
+void addSoftmaxMixSelfFacts(KernelFacts &facts);
+void addTopKFacts(KernelFacts &facts);
 
 } // namespace mlir::moe
 

@@ -266,6 +266,18 @@ struct SoftmaxMixToVector : OpRewritePattern<SoftmaxMixOp> {
 };
 } // namespace
 
+void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows) {
+  // What a tile makes of the keys is shared by its queries.
+  auto getConfigs = [=](Operation *op) -> SmallVector<KernelConfigAttr> {
+    return {KernelConfigAttr::get(op->getContext(), 2 * tileRows,
+                                  /*threads=*/0, KernelSchedule::Queries,
+                                  KernelLoop::Shared, /*sharedBytes=*/0)};
+  };
+  facts.addConfigs<SoftmaxMixOp>(getConfigs);
+  facts.addConfigs<SoftmaxMixBackwardDqOp>(getConfigs);
+  facts.addConfigs<SoftmaxMixBackwardDkvOp>(getConfigs);
+}
+
 void mlir::moe::populateSoftmaxMixToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
   patterns.add<SoftmaxMixToVector>(patterns.getContext(), options);

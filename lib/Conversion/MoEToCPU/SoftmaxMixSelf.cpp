@@ -511,6 +511,21 @@ struct SoftmaxMixSelfToVector : OpRewritePattern<SoftmaxMixSelfOp> {
 };
 } // namespace
 
+void mlir::moe::addSoftmaxMixSelfFacts(KernelFacts &facts) {
+  auto getConfigs = [](auto op) -> SmallVector<KernelConfigAttr> {
+    if (!canTakePairsOnce(op))
+      return {};
+    auto get = [&](KernelSchedule schedule) {
+      return KernelConfigAttr::get(op->getContext(), /*rows=*/0, /*threads=*/0,
+                                   schedule, KernelLoop::Shared,
+                                   /*sharedBytes=*/0);
+    };
+    return {get(KernelSchedule::PairsOnce), get(KernelSchedule::Queries)};
+  };
+  facts.addConfigs<SimilarityInformOp>(getConfigs);
+  facts.addConfigs<SimilarityInformBackwardOp>(getConfigs);
+}
+
 void mlir::moe::populateSoftmaxMixSelfToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
   patterns.add<SoftmaxMixSelfToVector>(patterns.getContext(), options);

@@ -204,6 +204,14 @@ struct TopKRenormToVector : OpRewritePattern<TopKRenormOp> {
 };
 } // namespace
 
+static bool hasKernel(TopKRenormOp op) {
+  return !ShapedType::isDynamic(op.getNumSelected());
+}
+
+void mlir::moe::addTopKFacts(KernelFacts &facts) {
+  facts.addForms<TopKRenormOp>(hasKernel, "a static number of choices");
+}
+
 void mlir::moe::populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                           const CPUVectorOptions &options) {
   patterns.add<TopKRenormToVector>(patterns.getContext(), options);

@@ -22,7 +22,6 @@
 //===----------------------------------------------------------------------===//
 
 #include "Cluster.h"
-#include "KernelFacts.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 

@@ -1,10 +1,9 @@
-//===- AttachTarget.cpp - Say for which chip kernels are compiled
-//-----------===//
+//===- AttachTarget.cpp - Say for which chip kernels are compiled ---------===//
 
 #include "MoE/Conversion/Chips.h"
 #include "MoE/Conversion/Passes.h"
+#include "MoE/Transforms/Transforms.h"
 
-#include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/IR/BuiltinOps.h"
 
@@ -33,8 +32,7 @@ struct AttachNVVMTargetPass
     auto attribute = NVVM::NVVMTargetAttr::get(
         &getContext(), /*optLevel=*/3, "nvptx64-nvidia-cuda", target->name,
         target->features());
-    for (auto module : getOperation().getOps<gpu::GPUModuleOp>())
-      module.setTargetsAttr(ArrayAttr::get(&getContext(), {attribute}));
+    getOperation()->setAttr(kTargetAttrName, attribute);
   }
 };
 } // namespace

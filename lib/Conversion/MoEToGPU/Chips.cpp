@@ -1,6 +1,10 @@
 //===- Chips.cpp - The GPUs that kernels are compiled for -----------------===//
 
 #include "MoE/Conversion/Chips.h"
+#include "MoE/Transforms/Transforms.h"
+
+#include "mlir/Dialect/LLVMIR/NVVMDialect.h"
+#include "mlir/IR/BuiltinOps.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringExtras.h"
@@ -18,6 +22,17 @@ const Chip *mlir::moe::findChip(StringRef name) {
     if (name == StringRef(chip.name))
       return &chip;
   return nullptr;
+}
+
+Chip mlir::moe::getChip(Operation *op) {
+  auto module = dyn_cast<ModuleOp>(op);
+  if (!module)
+    module = op->getParentOfType<ModuleOp>();
+  auto target =
+      module ? module->getAttrOfType<NVVM::NVVMTargetAttr>(kTargetAttrName)
+             : NVVM::NVVMTargetAttr();
+  const Chip *chip = target ? findChip(target.getChip()) : nullptr;
+  return chip ? *chip : Chip();
 }
 
 FailureOr<Chip> mlir::moe::lookupChip(StringRef name, Location location) {

@@ -8,7 +8,6 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "KernelFacts.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Conversion/Passes.h"
@@ -30,6 +29,7 @@
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOEDECOMPOSEFORGPUPASS
+#define GEN_PASS_DEF_MOEDECOMPOSEFORGRIDSPASS
 #include "MoE/Conversion/Passes.h.inc"
 } // namespace mlir::moe
 
@@ -38,35 +38,10 @@ using namespace mlir::moe;
 
 #define DEBUG_TYPE "moe-decompose-for-gpu"
 
-/// Decomposes the ops for which `condition` holds.
-static void
-decomposeIf(Operation *root,
-            function_ref<bool(linalg::AggregatedOpInterface)> condition) {
-  SmallVector<linalg::AggregatedOpInterface> ops;
-  root->walk([&](linalg::AggregatedOpInterface op) {
-    if (condition(op))
-      ops.push_back(op);
-  });
-  IRRewriter rewriter(root->getContext());
-  for (linalg::AggregatedOpInterface op : ops) {
-    rewriter.setInsertionPoint(op);
-    FailureOr<SmallVector<Value>> results = op.decomposeOperation(rewriter);
-    if (succeeded(results))
-      rewriter.replaceOp(op, *results);
-  }
-}
-
-void mlir::moe::decomposeCompositeLinalg(Operation *root) {
-  decomposeIf(root, [](linalg::AggregatedOpInterface op) {
-    return isa<linalg::LinalgDialect>(op->getDialect());
-  });
-}
-
 /// Whether a tile of rows of `op` spans another dim of unknown size.
 static bool hasUnboundedTile(MoEStructuredOpInterface op) {
   SmallVector<unsigned> rows =
-      getRowDims(cast<TilingInterface>(op.getOperation()),
-                 /*keepUnitDims=*/true);
+      getRowDims(cast<TilingInterface>(op.getOperation()));
   if (rows.empty())
     return false;
   for (unsigned dim = 0, e = op.getDims().size(); dim < e; ++dim)
@@ -76,13 +51,24 @@ static bool hasUnboundedTile(MoEStructuredOpInterface op) {
   return false;
 }
 
-void mlir::moe::decomposeUnboundedOps(Operation *root) {
-  KernelFacts facts(root->getContext());
-  decomposeIf(root, [&](linalg::AggregatedOpInterface op) {
-    auto structured = dyn_cast<MoEStructuredOpInterface>(op.getOperation());
-    return structured && !facts.hasKernel(op) && hasUnboundedTile(structured);
-  });
-}
+namespace {
+struct MoEDecomposeForGridsPass
+    : public mlir::moe::impl::MoEDecomposeForGridsPassBase<
+          MoEDecomposeForGridsPass> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    decomposeIf(getOperation(), [](linalg::AggregatedOpInterface op) {
+      return isa<linalg::LinalgDialect>(op->getDialect());
+    });
+    KernelFacts facts = getGPUKernelFacts(getOperation());
+    decomposeIf(getOperation(), [&](linalg::AggregatedOpInterface op) {
+      auto structured = dyn_cast<MoEStructuredOpInterface>(op.getOperation());
+      return structured && !facts.hasKernel(op) && hasUnboundedTile(structured);
+    });
+  }
+};
+} // namespace
 
 /// Whether the body of `op` takes a few instructions only.
 static bool isCheap(linalg::LinalgOp op) {
@@ -128,13 +114,9 @@ struct MoEDecomposeForGPUPass
 
   void runOnOperation() override {
     // Forms first: what they consist of may have no kernel either.
-    KernelFacts facts(&getContext());
-    decomposeIf(getOperation(), [&](linalg::AggregatedOpInterface op) {
-      bool isWithout = facts.isFormWithoutKernel(op);
-      if (isWithout)
-        reportWithoutKernel(op, facts.getRequirement(op));
-      return isWithout;
-    });
+    decomposeFormsWithoutKernel(
+        getOperation(), getGPUKernelFacts(getOperation()),
+        remark::RemarkOpts::name("DecomposeForGPU").category(DEBUG_TYPE));
     if (failed(runPipeline(pipeline, getOperation())))
       return signalPassFailure();
     if (failed(applyPatternsGreedily(getOperation(), fusion)))
@@ -142,17 +124,6 @@ struct MoEDecomposeForGPUPass
   }
 
 private:
-  /// The user may have expected the kernel, and its memory.
-  static void reportWithoutKernel(Operation *op, StringRef requirement) {
-    remark::missed(
-        op->getLoc(),
-        remark::RemarkOpts::name("DecomposeForGPU").category(DEBUG_TYPE))
-        << (op->getName().getStringRef() +
-            " runs as separate steps, with buffers between them")
-               .str()
-        << remark::reason("its kernel expects {0}", requirement);
-  }
-
   OpPassManager pipeline;
   FrozenRewritePatternSet fusion;
 };

@@ -21,7 +21,6 @@
 //===----------------------------------------------------------------------===//
 
 #include "Cluster.h"
-#include "KernelFacts.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 

@@ -182,18 +182,12 @@ struct MoEDistributeToGridPass
     registerThreadDialects(registry);
   }
 
-  LogicalResult initialize(MLIRContext *context) override {
-    RewritePatternSet set(context);
-    BlockShape block{blockSize};
-    block.clusterBlocks = clusterBlocks;
-    populateToGridPatterns(set, block);
-    patterns = std::move(set);
-    return success();
-  }
-
   void runOnOperation() override {
     if (failed(verifyBlockSize(getOperation(), blockSize)))
       return signalPassFailure();
+    RewritePatternSet set(&getContext());
+    populateToGridPatterns(set, getBlockShape(getOperation(), blockSize));
+    FrozenRewritePatternSet patterns(std::move(set));
     PatternApplicator applicator(patterns);
     applicator.applyDefaultCostModel();
     PatternRewriter rewriter(&getContext());
@@ -227,7 +221,5 @@ private:
     }
     rewriter.eraseOp(op);
   }
-
-  FrozenRewritePatternSet patterns;
 };
 } // namespace

@@ -8,7 +8,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "ThreadLowerings.h"
+#include "MoE/Conversion/Passes.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -16,6 +16,11 @@
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_MOEMAPLOOPSTOBLOCKSPASS
+#include "MoE/Conversion/Passes.h.inc"
+} // namespace mlir::moe
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -153,12 +158,20 @@ static void mapToBlocks(IRRewriter &rewriter, scf::ForallOp loop) {
     useChunk(blocks, *run, blocks.getInductionVars().back());
 }
 
-void mlir::moe::mapLoopsToBlocks(func::FuncOp function) {
-  SmallVector<scf::ForallOp> loops;
-  for (auto loop : function.getOps<scf::ForallOp>())
-    if (!loop.getMapping() || loop.getMapping()->empty())
-      loops.push_back(loop);
-  IRRewriter rewriter(function.getContext());
-  for (scf::ForallOp loop : loops)
-    mapToBlocks(rewriter, loop);
-}
+namespace {
+struct MapLoopsToBlocksPass
+    : public mlir::moe::impl::MoEMapLoopsToBlocksPassBase<
+          MapLoopsToBlocksPass> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    SmallVector<scf::ForallOp> loops;
+    for (auto loop : getOperation().getOps<scf::ForallOp>())
+      if (!loop.getMapping() || loop.getMapping()->empty())
+        loops.push_back(loop);
+    IRRewriter rewriter(&getContext());
+    for (scf::ForallOp loop : loops)
+      mapToBlocks(rewriter, loop);
+  }
+};
+} // namespace

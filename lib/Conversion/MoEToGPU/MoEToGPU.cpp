@@ -7,15 +7,16 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "KernelFacts.h"
 #include "KernelOutlining.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 #include "Workspace.h"
 
+#include "MoE/Conversion/Chips.h"
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/Transforms.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -174,6 +175,32 @@ void mlir::moe::populateCopyToThreadsPatterns(RewritePatternSet &patterns,
   patterns.add<CopyToThreads>(patterns.getContext(), block);
 }
 
+//===----------------------------------------------------------------------===//
+// What the kernels say
+//===----------------------------------------------------------------------===//
+
+BlockShape mlir::moe::getBlockShape(Operation *op, int64_t numThreads) {
+  Chip chip = getChip(op);
+  return {numThreads, chip.sharedBytes, chip.clusterBlocks, chip.hasWgmma,
+          chip.fillsRegistersSooner};
+}
+
+KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
+  KernelFacts facts;
+  BlockShape block = getBlockShape(op);
+  RewritePatternSet kernels(op->getContext());
+  populateToThreadsPatterns(kernels, block);
+  populateToGridPatterns(kernels, block);
+  facts.addKernels(kernels);
+  addAdjacencyFacts(facts);
+  addDispersionFacts(facts);
+  addRouterLogitsFacts(facts, block);
+  addSoftmaxMixBackwardFacts(facts, block);
+  addSoftmaxMixFacts(facts, block);
+  addTopKRenormFacts(facts, block);
+  return facts;
+}
+
 void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
                                           BlockShape block) {
   populateCopyToThreadsPatterns(patterns, block);
@@ -251,29 +278,57 @@ struct ConvertMoEToGPUPass
   void runOnOperation() override {
     if (failed(verifyBlockSize(getOperation(), blockSize)))
       return signalPassFailure();
-    KernelFacts facts(&getContext());
+    KernelFacts facts = getGPUKernelFacts(getOperation());
     for (auto function : llvm::to_vector(getOperation().getOps<func::FuncOp>()))
       if (!function.isExternal() && failed(convert(function, facts)))
         return signalPassFailure();
   }
 
 private:
-  /// The blocks of the kernel of `forall`: as its ops want them, where they
-  /// agree; else as those want them that take no other, without wgmma.
+  /// The blocks of the kernel of `forall`: of as many threads as its ops want,
+  /// where they agree; else as their kernels of the fewest demands, the last
+  /// ones, want, and the ops take the best kernels for such blocks.
   BlockShape getBlock(scf::ForallOp forall, const KernelFacts &facts) {
-    BlockShape block{blockSize, sharedBytes, /*clusterBlocks=*/1, hasWgmma};
-    BlockShape plain{blockSize, sharedBytes};
+    BlockShape block = getBlockShape(forall, blockSize);
+    SmallVector<std::pair<Operation *, SmallVector<KernelConfigAttr>>> choices;
     SetVector<int64_t> wanted, needed;
     forall.walk([&](MoEStructuredOpInterface op) {
-      wanted.insert(facts.getThreads(op, block).value_or(blockSize));
-      if (std::optional<int64_t> threads = facts.getThreads(op, plain))
-        needed.insert(*threads);
+      choices.emplace_back(op, facts.getConfigs(op));
+      keepPossible(op, choices.back().second);
+      KernelConfigAttr config = getKernelConfig(op);
+      wanted.insert(config && config.getThreads() ? config.getThreads()
+                                                  : blockSize);
+      if (config && choices.back().second.back().getThreads())
+        needed.insert(choices.back().second.back().getThreads());
     });
-    if (wanted.size() == 1)
+    if (wanted.size() == 1) {
       block.numThreads = wanted.front();
-    else if (needed.size() == 1)
+      return block;
+    }
+    if (needed.size() == 1)
       block.numThreads = needed.front();
+    for (auto &[op, configs] : choices) {
+      auto isFor = [&](KernelConfigAttr config) {
+        return config.getThreads() == 0 ||
+               config.getThreads() == block.numThreads;
+      };
+      KernelConfigAttr config = getKernelConfig(op);
+      auto *other = llvm::find_if(configs, isFor);
+      if (config && !isFor(config) && other != configs.end())
+        op->setAttr(kKernelConfigAttrName, *other);
+    }
     return block;
+  }
+
+  /// Takes the best configuration that is left where the layout of the buffers
+  /// of `op` rules out what was chosen on tensors.
+  static void keepPossible(Operation *op, ArrayRef<KernelConfigAttr> configs) {
+    KernelConfigAttr chosen = getKernelConfig(op);
+    if (chosen && llvm::none_of(configs, [&](KernelConfigAttr config) {
+          return config.getSchedule() == chosen.getSchedule() &&
+                 config.getRows() == chosen.getRows();
+        }))
+      op->setAttr(kKernelConfigAttrName, configs.front());
   }
 
   LogicalResult convert(func::FuncOp function, const KernelFacts &facts) {
@@ -290,6 +345,8 @@ private:
       OpBuilder b = OpBuilder::atBlockEnd(getOperation().getBody());
       auto module = gpu::GPUModuleOp::create(
           b, function.getLoc(), (function.getName() + "_gpu").str());
+      if (Attribute target = getOperation()->getAttr(kTargetAttrName))
+        module.setTargetsAttr(b.getArrayAttr(target));
       getOperation()->setAttr(gpu::GPUDialect::getContainerModuleAttrName(),
                               b.getUnitAttr());
       SmallVector<Attribute> launches;

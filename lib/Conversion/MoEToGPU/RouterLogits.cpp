@@ -9,7 +9,6 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "KernelFacts.h"
 #include "RowProducts.h"
 #include "ThreadLowerings.h"
 
@@ -193,15 +192,25 @@ void mlir::moe::populateRouterLogitsToThreadsPatterns(
 
 /// A tile reads all weights, so it takes as many rows as tensor cores multiply
 /// at once.
-static std::optional<int64_t> getTileRows(RouterLogitsOp op, BlockShape block) {
+static SmallVector<KernelConfigAttr> getConfigs(RouterLogitsOp op,
+                                                BlockShape block) {
+  SmallVector<KernelConfigAttr> configs;
+  auto add = [&](KernelSchedule schedule, int64_t rows) {
+    configs.push_back(KernelConfigAttr::get(op.getContext(), rows,
+                                            /*threads=*/0, schedule,
+                                            KernelLoop::Shared,
+                                            /*sharedBytes=*/0));
+  };
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
   int64_t rows = getProductRows(experts);
-  return planRowProducts(op.getH(), op.getWeight(), /*isTurned=*/false, rows,
-                         block)
-             ? std::optional(rows)
-             : std::nullopt;
+  if (planRowProducts(op.getH(), op.getWeight(), /*isTurned=*/false, rows,
+                      block))
+    add(KernelSchedule::Mma, rows);
+  add(KernelSchedule::Float, /*rows=*/0);
+  return configs;
 }
 
-void mlir::moe::addRouterLogitsFacts(KernelFacts &facts) {
-  facts.addSharedTileRows(getTileRows);
+void mlir::moe::addRouterLogitsFacts(KernelFacts &facts, BlockShape block) {
+  facts.addConfigs<RouterLogitsOp>(
+      [=](RouterLogitsOp op) { return getConfigs(op, block); });
 }

@@ -1,7 +1,6 @@
 //===- SoftmaxMix.cpp - softmax_mix to threads ----------------------------===//
 
 #include "SoftmaxMix.h"
-#include "KernelFacts.h"
 #include "SoftmaxMixCopies.h"
 #include "ThreadLowerings.h"
 
@@ -9,8 +8,10 @@
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
 #include "mlir/IR/IRMapping.h"
 #include "mlir/IR/Remarks.h"
+#include "llvm/Support/FormatVariadic.h"
 
 #define DEBUG_TYPE "convert-moe-to-gpu"
 
@@ -306,15 +307,13 @@ static int64_t getNumColumnGroups(SoftmaxMixOp op,
 static int64_t getMostColumns(SoftmaxMixOp op, BlockShape block) {
   if (!op.getV() || !hasTensorTypes(op))
     return kMaxMixColumns;
-  // Beside the parts of values that are no bf16 there is less room; and for
-  // sm_120, which has little shared memory, ptxas takes more registers where
-  // queries stay there.
-  constexpr int64_t fewColumns = 160, fewFeatures = 512,
-                    littleMemory = 128 * 1024;
+  // Beside the parts of values that are no bf16 there is less room, and on some
+  // chips where queries stay in shared memory.
+  constexpr int64_t fewColumns = 160, fewFeatures = 512;
   bool hasTerms =
       !cast<ShapedType>(op.getV().getType()).getElementType().isBF16();
   bool isTight =
-      block.sharedBytes < littleMemory &&
+      block.fillsRegistersSooner &&
       cast<ShapedType>(op.getQ().getType()).getDimSize(3) <= fewFeatures;
   return hasTerms || isTight ? fewColumns : kMaxMixColumns;
 }
@@ -334,14 +333,6 @@ static Value takeColumns(WarpBuilder &b, Value buffer, Value offset,
   offsets[last] = offset;
   sizes[last] = b.getIndexAttr(size);
   return memref::SubViewOp::create(b, buffer, offsets, sizes, steps);
-}
-
-/// The shape in which warpgroups run the op on a chip that has wgmma.
-static std::optional<WarpgroupShape> getWarpgroups(SoftmaxMixOp op,
-                                                   BlockShape block) {
-  if (!block.hasWgmma)
-    return std::nullopt;
-  return getWarpgroupShape(op, block.sharedBytes);
 }
 
 /// The user may have expected the fastest kernel of the chip.
@@ -365,14 +356,18 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
 
   LogicalResult matchAndRewrite(SoftmaxMixOp op,
                                 PatternRewriter &rewriter) const override {
-    std::optional<WarpgroupShape> warpgroups = getWarpgroups(op, block);
-    if (warpgroups && warpgroups->numThreads == block.numThreads) {
-      emitMixOnWarpgroups(rewriter, op, block.sharedBytes);
+    KernelConfigAttr config = getKernelConfig(op);
+    if (!config)
+      return rewriter.notifyMatchFailure(
+          op, "expected a kernel configuration; run moe-select-kernel-config");
+    if (config.getSchedule() == KernelSchedule::Wgmma) {
+      emitMixOnWarpgroups(rewriter, op, config.getRows(), block.sharedBytes);
       rewriter.eraseOp(op);
       return success();
     }
     if (block.hasWgmma)
-      reportWithoutWgmma(op, warpgroups.has_value());
+      reportWithoutWgmma(op,
+                         !getWarpgroupShapes(op, block.sharedBytes).empty());
     if (block.numThreads != kMixThreads)
       return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
         diagnostic << "expected blocks of " << kMixThreads << " threads, found "
@@ -397,8 +392,12 @@ struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
 
 private:
   void emit(WarpBuilder &b, SoftmaxMixOp op) const {
-    if (canMixOnTensorCores(op, block.sharedBytes))
-      emitMixOnTensorCores(b, op, block.sharedBytes);
+    KernelConfigAttr config = getKernelConfig(op);
+    int64_t sharedBytes =
+        config.getSharedBytes() ? config.getSharedBytes() : block.sharedBytes;
+    if (config.getSchedule() == KernelSchedule::Mma &&
+        !getTensorShapes(op, sharedBytes).empty())
+      emitMixOnTensorCores(b, op, config.getRows(), sharedBytes);
     else
       emitMixOnFloatUnits(b, op);
   }
@@ -430,7 +429,73 @@ private:
 };
 } // namespace
 
-void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts) {
+/// Why no other op of the block can go on with what the kernel computes in the
+/// shape `shape`; empty if one can, or none needs to.
+static std::string whyOwnLoop(SoftmaxMixOp op, MixShape shape,
+                              BlockShape block) {
+  if (shape.numThreads != kMixThreads)
+    return "its warpgroups give registers to each other";
+  if (shape.sharedBytes == 0)
+    return "its kernel takes the columns of the values in groups";
+  int64_t bytes = shape.sharedBytes +
+                  shape.tileRows * 4 *
+                      cast<ShapedType>(op.getV().getType()).getShape().back();
+  if (bytes <= block.sharedBytes)
+    return "";
+  return llvm::formatv("a block would need {0} bytes of workgroup memory, and "
+                       "has {1}",
+                       bytes, block.sharedBytes);
+}
+
+/// Whether an op of the dialect reads what `op` mixes, row by row.
+static bool feedsRows(SoftmaxMixOp op) {
+  if (!op.getV() || op->getNumResults() == 0)
+    return false;
+  return llvm::any_of(op->getResult(0).getUsers(), [](Operation *user) {
+    if (isa<tensor::CollapseShapeOp>(user) && user->hasOneUse())
+      user = *user->user_begin();
+    auto structured = dyn_cast<MoEStructuredOpInterface>(user);
+    return structured && structured.getNumLeadingDims() > 0;
+  });
+}
+
+static SmallVector<KernelConfigAttr> getConfigs(SoftmaxMixOp op,
+                                                BlockShape block) {
+  SmallVector<KernelConfigAttr> configs;
+  bool feeds = feedsRows(op);
+  auto add = [&](KernelSchedule schedule, MixShape shape) {
+    std::string reason = feeds ? whyOwnLoop(op, shape, block) : "";
+    // The user may have expected one kernel.
+    if (configs.empty() && !reason.empty())
+      remark::missed(op.getLoc(), remark::RemarkOpts::name("SelectKernelConfig")
+                                      .category("moe-select-kernel-config"))
+          << (op->getName().getStringRef() +
+              " does not share its loop with what reads its rows")
+                 .str()
+          << remark::reason("{0}", reason);
+    configs.push_back(KernelConfigAttr::get(
+        op.getContext(), shape.tileRows, shape.numThreads, schedule,
+        feeds && reason.empty() ? KernelLoop::Shared : KernelLoop::Own,
+        shape.sharedBytes));
+  };
+  if (block.hasWgmma)
+    for (MixShape shape : getWarpgroupShapes(op, block.sharedBytes))
+      add(KernelSchedule::Wgmma, shape);
+  SmallVector<MixShape> shapes = getTensorShapes(op, block.sharedBytes);
+  MixShape plain = getFloatShape(op);
+  // Groups of columns plan for themselves.
+  if (hasTensorTypes(op) &&
+      getNumColumnGroups(op, getMostColumns(op, block)) > 1)
+    shapes = {MixShape{plain.numThreads,
+                       shapes.empty() ? plain.tileRows : shapes[0].tileRows,
+                       /*sharedBytes=*/0}};
+  for (MixShape shape : shapes)
+    add(KernelSchedule::Mma, shape);
+  add(KernelSchedule::Float, plain);
+  return configs;
+}
+
+void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, BlockShape block) {
   facts.addForms(
       hasThreadKernel,
       "a static number of columns of the values, in at most 16 equal "
@@ -438,15 +503,8 @@ void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts) {
       "times the keys: pad the values with zeros");
   // A kernel that reads all keys for each tile wants tiles as large as its
   // registers.
-  facts.addTileRows<SoftmaxMixOp>([](SoftmaxMixOp op, BlockShape block) {
-    if (std::optional<WarpgroupShape> warpgroups = getWarpgroups(op, block))
-      return std::optional(warpgroups->tileRows);
-    return std::optional(getMixTileRows(op, block.sharedBytes));
-  });
-  facts.addThreads<SoftmaxMixOp>([](SoftmaxMixOp op, BlockShape block) {
-    std::optional<WarpgroupShape> warpgroups = getWarpgroups(op, block);
-    return warpgroups ? warpgroups->numThreads : kMixThreads;
-  });
+  facts.addConfigs<SoftmaxMixOp>(
+      [=](SoftmaxMixOp op) { return getConfigs(op, block); });
 }
 
 void mlir::moe::populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,

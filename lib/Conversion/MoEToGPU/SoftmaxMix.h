@@ -124,30 +124,26 @@ inline constexpr int64_t kMaxMixColumns = 256;
 /// Threads of a block that runs the kernels, but for that of warpgroups.
 inline constexpr int64_t kMixThreads = 128;
 
-/// Queries that a block takes at a time; on the float units.
-int64_t getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes);
-int64_t getFloatTileRows(SoftmaxMixOp op);
-
-/// Whether the op, on buffers, can run on tensor cores with `sharedBytes` of
-/// shared memory.
-bool canMixOnTensorCores(SoftmaxMixOp op, int64_t sharedBytes);
-
-void emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op, int64_t sharedBytes);
-void emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op);
-
-/// How the kernel of warpgroups runs an op.
-struct WarpgroupShape {
-  /// Threads of a block, and queries that it takes at a time.
-  int64_t numThreads, tileRows;
+/// A way in which a block runs an op.
+struct MixShape {
+  /// Threads of the block, queries that it takes at a time, and its own shared
+  /// memory.
+  int64_t numThreads, tileRows, sharedBytes;
 };
 
-/// The shape in which warpgroups run the op, on tensors or buffers, with
-/// `sharedBytes` of shared memory; nullopt if they cannot.
-std::optional<WarpgroupShape> getWarpgroupShape(SoftmaxMixOp op,
-                                                int64_t sharedBytes);
+/// The shapes in which a kernel runs the op, on tensors or buffers, with at
+/// most `sharedBytes` of shared memory, best first.
+SmallVector<MixShape> getWarpgroupShapes(SoftmaxMixOp op, int64_t sharedBytes);
+SmallVector<MixShape> getTensorShapes(SoftmaxMixOp op, int64_t sharedBytes);
+MixShape getFloatShape(SoftmaxMixOp op);
 
-void emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op,
+/// Emits the kernel in its best shape of at most `maxRows` queries, if it has
+/// one, and `sharedBytes` of shared memory.
+void emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op, int64_t maxRows,
                          int64_t sharedBytes);
+void emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op, int64_t maxRows,
+                          int64_t sharedBytes);
+void emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op);
 
 } // namespace mlir::moe
 

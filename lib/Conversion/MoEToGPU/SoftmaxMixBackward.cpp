@@ -17,7 +17,6 @@
 //===----------------------------------------------------------------------===//
 
 #include "SoftmaxMixBackward.h"
-#include "KernelFacts.h"
 #include "SoftmaxMix.h"
 #include "ThreadLowerings.h"
 
@@ -361,7 +360,8 @@ struct GradientToThreads : OpRewritePattern<OpTy> {
           op, "expected buffers, and rows of a static width of at most 1024");
     WarpBuilder b(op.getLoc(), rewriter);
     MixGradient mix(op);
-    if (block.numThreads == kMixThreads &&
+    if (hasSchedule(op, KernelSchedule::Mma) &&
+        block.numThreads == kMixThreads &&
         getTensorGradientRows(mix, block.sharedBytes))
       emitGradientOnTensorCores(b, mix, block.sharedBytes);
     else
@@ -376,18 +376,31 @@ struct GradientToThreads : OpRewritePattern<OpTy> {
 
 /// On tensor cores a block goes over all columns for each tile.
 template <typename OpTy>
-static std::optional<int64_t> getTileRows(OpTy op, BlockShape block) {
-  return getTensorGradientRows(MixGradient(op), block.sharedBytes);
+static SmallVector<KernelConfigAttr> getConfigs(OpTy op, BlockShape block) {
+  SmallVector<KernelConfigAttr> configs;
+  auto add = [&](KernelSchedule schedule, int64_t rows, KernelLoop loop) {
+    configs.push_back(KernelConfigAttr::get(op.getContext(), rows,
+                                            /*threads=*/0, schedule, loop,
+                                            /*sharedBytes=*/0));
+  };
+  if (std::optional<int64_t> rows =
+          getTensorGradientRows(MixGradient(op), block.sharedBytes))
+    add(KernelSchedule::Mma, *rows, KernelLoop::Own);
+  add(KernelSchedule::Float, /*rows=*/0, KernelLoop::Shared);
+  return configs;
 }
 
-void mlir::moe::addSoftmaxMixBackwardFacts(KernelFacts &facts) {
+void mlir::moe::addSoftmaxMixBackwardFacts(KernelFacts &facts,
+                                           BlockShape block) {
   constexpr StringLiteral requirement =
       "rows of a static width of at most 1024; else memory grows with the "
       "queries times the keys";
   facts.addForms<SoftmaxMixBackwardDqOp>(hasThreadKernel, requirement);
   facts.addForms<SoftmaxMixBackwardDkvOp>(hasThreadKernel, requirement);
-  facts.addTileRows(getTileRows<SoftmaxMixBackwardDqOp>);
-  facts.addTileRows(getTileRows<SoftmaxMixBackwardDkvOp>);
+  facts.addConfigs<SoftmaxMixBackwardDqOp>(
+      [=](SoftmaxMixBackwardDqOp op) { return getConfigs(op, block); });
+  facts.addConfigs<SoftmaxMixBackwardDkvOp>(
+      [=](SoftmaxMixBackwardDkvOp op) { return getConfigs(op, block); });
 }
 
 void mlir::moe::populateSoftmaxMixBackwardToThreadsPatterns(

@@ -37,23 +37,26 @@ static int64_t getNumColumns(SoftmaxMixOp op) {
                    : 0;
 }
 
-int64_t mlir::moe::getFloatTileRows(SoftmaxMixOp op) {
-  return getNumColumns(op) > 32 ? 32 : 64;
+MixShape mlir::moe::getFloatShape(SoftmaxMixOp op) {
+  int64_t rows = getNumColumns(op) > 32 ? 32 : 64;
+  int64_t features = kChunk * (rows + kKeys + 2 * kPadding) * 4;
+  int64_t weights = kKeys * rows * 4;
+  return {kMixThreads, rows,
+          features + weights + MixEmitter::getBiasBytes(op, kKeys)};
 }
 
 namespace {
 class FloatMix {
 public:
   FloatMix(WarpBuilder &b, SoftmaxMixOp op)
-      : b(b), op(op), tileRows(getFloatTileRows(op)),
+      : b(b), op(op), tileRows(getFloatShape(op).tileRows),
         rowsEach(tileRows / kThreadRows), keysEach(kKeys / kThreadColumns),
         columnsEach(llvm::divideCeil(getNumColumns(op), kThreadColumns)),
         thread(b.thread()), threadRow(b.div(thread, kThreadColumns)),
         threadColumn(b.rem(thread, kThreadColumns)), mix(b, op, getLayout()) {
     int64_t features = kChunk * (tileRows + kKeys + 2 * kPadding) * 4;
     int64_t weightBytes = kKeys * tileRows * 4;
-    int64_t biasBytes = MixEmitter::getBiasBytes(op, kKeys);
-    Value shared = b.reserveShared(features + weightBytes + biasBytes);
+    Value shared = b.reserveShared(getFloatShape(op).sharedBytes);
     queries = shared;
     keys = b.at(shared, kChunk * (tileRows + kPadding) * 4);
     values = shared;

@@ -86,11 +86,12 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
   return plan;
 }
 
-/// The best of the plans that fit into `sharedBytes`, if the op has one.
-static std::optional<TensorPlan> choosePlan(SoftmaxMixOp op,
-                                            int64_t sharedBytes) {
-  if (!hasTensorTypes(op))
-    return std::nullopt;
+/// The plans that fit into `sharedBytes`, best first.
+static SmallVector<TensorPlan> getPlans(SoftmaxMixOp op, int64_t sharedBytes) {
+  SmallVector<TensorPlan> plans;
+  if (!hasTensorTypes(op) || !hasWholeRows(op.getQ()) ||
+      !hasWholeRows(op.getK()))
+    return plans;
   for (auto [rowFragments, keepsQueries] :
        {std::pair(2, true), std::pair(1, true), std::pair(1, false)}) {
     TensorPlan plan = makePlan(op, rowFragments, keepsQueries);
@@ -98,9 +99,9 @@ static std::optional<TensorPlan> choosePlan(SoftmaxMixOp op,
     if (rowFragments > 1 && plan.numColumns > 32)
       continue;
     if (plan.numColumns <= kMaxMixColumns && plan.getBytes() <= sharedBytes)
-      return plan;
+      plans.push_back(plan);
   }
-  return std::nullopt;
+  return plans;
 }
 
 //===----------------------------------------------------------------------===//
@@ -398,17 +399,18 @@ void TensorMix::emitTile() {
   }
 }
 
-bool mlir::moe::canMixOnTensorCores(SoftmaxMixOp op, int64_t sharedBytes) {
-  return isa<MemRefType>(op.getQ().getType()) && choosePlan(op, sharedBytes) &&
-         hasWholeRows(op.getQ()) && hasWholeRows(op.getK());
+SmallVector<MixShape> mlir::moe::getTensorShapes(SoftmaxMixOp op,
+                                                 int64_t sharedBytes) {
+  return llvm::map_to_vector(
+      getPlans(op, sharedBytes), [](const TensorPlan &plan) {
+        return MixShape{kMixThreads, plan.tileRows, plan.getBytes()};
+      });
 }
 
 void mlir::moe::emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op,
-                                     int64_t sharedBytes) {
-  TensorMix(b, op, *choosePlan(op, sharedBytes)).emit();
-}
-
-int64_t mlir::moe::getMixTileRows(SoftmaxMixOp op, int64_t sharedBytes) {
-  std::optional<TensorPlan> plan = choosePlan(op, sharedBytes);
-  return plan ? plan->tileRows : getFloatTileRows(op);
+                                     int64_t maxRows, int64_t sharedBytes) {
+  SmallVector<TensorPlan> plans = getPlans(op, sharedBytes);
+  auto *plan = llvm::find_if(
+      plans, [&](const TensorPlan &plan) { return plan.tileRows <= maxRows; });
+  TensorMix(b, op, plan == plans.end() ? plans.front() : *plan).emit();
 }

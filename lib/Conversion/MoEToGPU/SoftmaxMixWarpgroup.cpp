@@ -105,22 +105,26 @@ static WarpgroupPlan makePlan(SoftmaxMixOp op, int64_t consumers,
   return plan;
 }
 
-/// The best of the plans that fit into `sharedBytes`, if the op has one.
-static std::optional<WarpgroupPlan> choosePlan(SoftmaxMixOp op,
-                                               int64_t sharedBytes) {
+/// The plans that fit into `sharedBytes`, best first: one a number of
+/// consumers.
+static SmallVector<WarpgroupPlan> getPlans(SoftmaxMixOp op,
+                                           int64_t sharedBytes) {
+  SmallVector<WarpgroupPlan> plans;
   if (!hasTensorTypes(op) || !hasWholeRows(op.getQ()) ||
       !hasWholeRows(op.getK()) ||
       cast<ShapedType>(op.getQ().getType()).getDimSize(3) == 0)
-    return std::nullopt;
+    return plans;
   for (int64_t consumers : {2, 1})
     for (int64_t keySlots = kMaxKeySlots; keySlots >= 2; keySlots /= 2) {
       WarpgroupPlan plan = makePlan(op, consumers, keySlots);
       int64_t maxColumns = consumers > 1 ? kMaxColumnsOfTwo : kMaxMixColumns;
       if (plan.values.numColumns <= maxColumns &&
-          plan.getBytes() <= sharedBytes)
-        return plan;
+          plan.getBytes() <= sharedBytes) {
+        plans.push_back(plan);
+        break;
+      }
     }
-  return std::nullopt;
+  return plans;
 }
 
 //===----------------------------------------------------------------------===//
@@ -542,16 +546,21 @@ void WarpgroupMix::storeResults(ValueRange state, ValueRange sums) {
 // Interface
 //===----------------------------------------------------------------------===//
 
-std::optional<WarpgroupShape>
-mlir::moe::getWarpgroupShape(SoftmaxMixOp op, int64_t sharedBytes) {
-  std::optional<WarpgroupPlan> plan = choosePlan(op, sharedBytes);
-  if (!plan)
-    return std::nullopt;
-  return WarpgroupShape{kWarpgroupSize * (plan->consumers + 1), plan->tileRows};
+SmallVector<MixShape> mlir::moe::getWarpgroupShapes(SoftmaxMixOp op,
+                                                    int64_t sharedBytes) {
+  return llvm::map_to_vector(
+      getPlans(op, sharedBytes), [](const WarpgroupPlan &plan) {
+        return MixShape{kWarpgroupSize * (plan.consumers + 1), plan.tileRows,
+                        plan.getBytes()};
+      });
 }
 
 void mlir::moe::emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op,
-                                    int64_t sharedBytes) {
+                                    int64_t maxRows, int64_t sharedBytes) {
+  SmallVector<WarpgroupPlan> plans = getPlans(op, sharedBytes);
+  auto *plan = llvm::find_if(plans, [&](const WarpgroupPlan &plan) {
+    return plan.tileRows <= maxRows;
+  });
   WarpgroupBuilder b(op.getLoc(), builder);
-  WarpgroupMix(b, op, *choosePlan(op, sharedBytes)).emit();
+  WarpgroupMix(b, op, *plan).emit();
 }

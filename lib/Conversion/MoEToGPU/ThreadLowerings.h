@@ -14,6 +14,7 @@
 
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/KernelFacts.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/IR/PatternMatch.h"
@@ -31,7 +32,13 @@ struct BlockShape {
   int64_t clusterBlocks = 1;
   /// Whether the chip has wgmma.
   bool hasWgmma = false;
+  /// Whether kernels that keep queries in shared memory fill its registers
+  /// sooner.
+  bool fillsRegistersSooner = false;
 };
+
+/// A block of `numThreads` threads on the chip that `op` is compiled for.
+BlockShape getBlockShape(Operation *op, int64_t numThreads = 128);
 
 /// Emits an error at `op` where no block has `blockSize` threads.
 LogicalResult verifyBlockSize(Operation *op, int64_t blockSize);
@@ -102,18 +109,8 @@ void populateAdjacencyToGridPatterns(RewritePatternSet &patterns,
 void populateDispersionToGridPatterns(RewritePatternSet &patterns,
                                       BlockShape block);
 
-/// Maps the parallel loops that a program brings to the blocks of grids.
-void mapLoopsToBlocks(func::FuncOp function);
 /// Makes reshapes by a buffer of sizes views of what they reshape.
 void castReshapes(func::FuncOp function);
-/// Decomposes what linalg itself composes of its ops, such as linalg.softmax:
-/// as one op it is not fused into its consumers.
-void decomposeCompositeLinalg(Operation *root);
-/// Decomposes the ops without a kernel whose tiles span a dim of unknown size:
-/// what their meaning consists of would not fit into a block, so each part of
-/// it gets a grid.
-void decomposeUnboundedOps(Operation *root);
-
 /// The patterns of all block-level ops.
 void populateToThreadsPatterns(RewritePatternSet &patterns, BlockShape block);
 
@@ -132,6 +129,14 @@ void populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
                                          BlockShape block);
 void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
                                          BlockShape block);
+
+// One function a family, beside its patterns.
+void addAdjacencyFacts(KernelFacts &facts);
+void addDispersionFacts(KernelFacts &facts);
+void addRouterLogitsFacts(KernelFacts &facts, BlockShape block);
+void addSoftmaxMixBackwardFacts(KernelFacts &facts, BlockShape block);
+void addSoftmaxMixFacts(KernelFacts &facts, BlockShape block);
+void addTopKRenormFacts(KernelFacts &facts, BlockShape block);
 
 } // namespace mlir::moe
 

@@ -6,7 +6,6 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "KernelFacts.h"
 #include "ThreadLowerings.h"
 #include "TopKSelection.h"
 
@@ -260,16 +259,29 @@ static bool hasThreadKernel(TopKRenormOp op) {
 
 /// A selection alone takes the rows that keep every thread busy; behind another
 /// op it takes those that the block has.
-static std::optional<int64_t> getTileRows(TopKRenormOp op, BlockShape block) {
-  if (!hasThreadKernel(op) || op.getScores().getDefiningOp<TilingInterface>())
-    return std::nullopt;
-  return block.numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
+static SmallVector<KernelConfigAttr> getConfigs(TopKRenormOp op,
+                                                BlockShape block) {
+  Value scores = op.getScores();
+  if (auto collapse = scores.getDefiningOp<tensor::CollapseShapeOp>())
+    if (KernelConfigAttr before =
+            collapse.getSrc().getDefiningOp()
+                ? getKernelConfig(collapse.getSrc().getDefiningOp())
+                : KernelConfigAttr())
+      if (before.getLoop() == KernelLoop::Shared)
+        scores = collapse.getSrc();
+  if (scores.getDefiningOp<TilingInterface>())
+    return {};
+  int64_t rows = block.numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
+  return {KernelConfigAttr::get(op.getContext(), rows, /*threads=*/0,
+                                KernelSchedule::Any, KernelLoop::Own,
+                                /*sharedBytes=*/0)};
 }
 
-void mlir::moe::addTopKRenormFacts(KernelFacts &facts) {
+void mlir::moe::addTopKRenormFacts(KernelFacts &facts, BlockShape block) {
   facts.addForms(hasThreadKernel,
                  "static numbers of experts, at most 2048, and of choices");
-  facts.addTileRows(getTileRows);
+  facts.addConfigs<TopKRenormOp>(
+      [=](TopKRenormOp op) { return getConfigs(op, block); });
 }
 
 void mlir::moe::populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,

@@ -5,9 +5,9 @@
 
 // The PTX version follows from the chip.
 
-// SM80: gpu.module @kernels [#nvvm.target<O = 3, chip = "sm_80", features = "+ptx70">]
-// SM90A: gpu.module @kernels [#nvvm.target<O = 3, chip = "sm_90a", features = "+ptx80">]
-// SM120: gpu.module @kernels [#nvvm.target<O = 3, chip = "sm_120", features = "+ptx87">]
+// SM80: module attributes {moe.target = #nvvm.target<O = 3, chip = "sm_80", features = "+ptx70">}
+// SM90A: module attributes {moe.target = #nvvm.target<O = 3, chip = "sm_90a", features = "+ptx80">}
+// SM120: module attributes {moe.target = #nvvm.target<O = 3, chip = "sm_120", features = "+ptx87">}
 // UNKNOWN: error: expected a chip out of sm_80, {{.*}}sm_90a, {{.*}}, found 'sm_70'
-gpu.module @kernels {
+module {
 }

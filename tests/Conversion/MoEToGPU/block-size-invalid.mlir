@@ -4,7 +4,7 @@
 // RUN: not %moe-opt %s --moe-to-nvvm=max-rows=0 2>&1 | FileCheck %s --check-prefix=ROWS
 
 // CHECK: expected block-size to be a multiple of 32 up to 1024, found [[SIZE]]
-// ROWS: expected max-rows to be at least 1, found 0
+// ROWS: expected tiles of at least 1 row, found 0
 func.func @add(%a: tensor<8x8xf32>, %b: tensor<8x8xf32>) -> tensor<8x8xf32> {
   %out = tensor.empty() : tensor<8x8xf32>
   %sum = linalg.add ins(%a, %b : tensor<8x8xf32>, tensor<8x8xf32>)

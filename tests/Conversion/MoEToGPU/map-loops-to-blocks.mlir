@@ -1,4 +1,4 @@
-// RUN: moe-opt %s --moe-tile-to-blocks | FileCheck %s
+// RUN: moe-opt %s --moe-attach-nvvm-target --moe-tile-to-blocks | FileCheck %s
 
 // A loop over experts, each of which has its run of rows: a block a chunk of a
 // run, with the bounds of the chunk in place of the run's.

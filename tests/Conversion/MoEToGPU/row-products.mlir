@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --convert-moe-to-gpu=shared-bytes=166912 --canonicalize --cse --mlir-print-local-scope | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --convert-moe-to-gpu --canonicalize --cse --mlir-print-local-scope | FileCheck %s
 
 // Logits on tensor cores: chunks of rows and weights are on their way while one
 // is multiplied. Beside the logits of 18 KiB they do not fit into static memory.

@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --moe-tile-to-blocks | FileCheck %s --check-prefix=TILES
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target --moe-tile-to-blocks | FileCheck %s --check-prefix=TILES
 // RUN: %moe-opt %s --split-input-file --moe-to-nvvm | FileCheck %s
 
 // A warp takes a query and goes over the keys, 32 at a time: weights travel

@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --convert-moe-to-gpu="shared-bytes=232448 wgmma=true" --remarks-filter-missed='convert-moe-to-gpu' --canonicalize --cse 2>&1 | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_90a --moe-select-kernel-config --convert-moe-to-gpu --remarks-filter-missed='convert-moe-to-gpu' --canonicalize --cse 2>&1 | FileCheck %s
 
 // The kernel of warpgroups has blocks of its own size, whatever the pass is told.
 // A group of products is one piece of assembly, and its wait another one through

@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --convert-moe-to-gpu="shared-bytes=101376" --canonicalize --cse --mlir-print-local-scope | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_89 --moe-select-kernel-config --convert-moe-to-gpu --canonicalize --cse --mlir-print-local-scope | FileCheck %s
 
 // On tensor cores. The prologue starts the first chunk of queries and keys; in
 // the loops, a wait and a barrier come before the next copies, and these before

@@ -1,17 +1,13 @@
-// RUN: %moe-opt %s --split-input-file --moe-tile-to-blocks=shared-bytes=166912 | FileCheck %s
-// RUN: %moe-opt %s --split-input-file --moe-tile-to-blocks=shared-bytes=49152 | FileCheck %s --check-prefix=SMALL
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-tile-to-blocks | FileCheck %s
 
 // Tensor cores multiply 64 rows at once, and a selection that shares the loop
-// takes as many. A chip without memory for their chunks keeps to its tiles.
+// takes as many.
 
 // CHECK-LABEL: func.func @router_decides
 // CHECK:         scf.forall {{.*}} step (64)
-// CHECK-NOT:     moe.shared_tile_rows
 // CHECK:           moe.router_logits
 // CHECK:           moe.topk_renorm
 // CHECK:         mapping = [#gpu.block<x>]
-// SMALL-LABEL: func.func @router_decides
-// SMALL:         scf.forall {{.*}} step (16)
 func.func @router_decides(
     %h: tensor<?x32xbf16>, %w: tensor<64x32xbf16>, %z0: tensor<?x64xf32>,
     %g0: tensor<?x2xf32>, %i0: tensor<?x2xi32>) -> tensor<?x2xf32> {

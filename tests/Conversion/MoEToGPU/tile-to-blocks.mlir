@@ -1,4 +1,4 @@
-// RUN: %moe-opt %s --split-input-file --pass-pipeline='builtin.module(func.func(moe-tile-to-blocks))' | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target --moe-tile-to-blocks | FileCheck %s
 
 // 64 experts take 256 bytes a row: 16 rows fit.
 
@@ -43,7 +43,6 @@ func.func @takes_fewer_rows_of_many_experts(
 // CHECK-LABEL: func.func @takes_many_queries
 // CHECK:         scf.forall {{.*}} step (1, 1, 64)
 // CHECK:           moe.softmax_mix
-// CHECK-NOT:         moe.tile_rows
 // CHECK:         mapping = [#gpu.block<z>, #gpu.block<y>, #gpu.block<x>]
 func.func @takes_many_queries(
     %q: tensor<2x3x?x32xf32>, %k: tensor<2x3x?x32xf32>, %l0: tensor<2x3x?xf32>)

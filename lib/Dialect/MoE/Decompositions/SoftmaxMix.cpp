@@ -112,8 +112,7 @@ Replacements mlir::moe::convertToSoftmaxMix(SimilarityInformOp op,
   Mix mix = startSimilarityMix(builder, domain, op, q);
   for (Value out : op.getOuts())
     mix.outs.push_back(addHeadDim(builder, loc, out));
-  // Under a causal mask a pair has one role only: nothing is shared.
-  Operation *mixed = isSweptOnce(op) && !op.getVisibility().getCausal()
+  Operation *mixed = takesPairsOnce(op)
                          ? mix.buildSelf(builder, loc).getOperation()
                          : mix.build(builder, loc).getOperation();
   return llvm::map_to_vector(mixed->getResults(), [&](Value result) {

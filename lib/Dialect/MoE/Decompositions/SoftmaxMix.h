@@ -10,6 +10,7 @@
 #define LIB_DIALECT_MOE_DECOMPOSITIONS_SOFTMAXMIX_H
 
 #include "Mixing.h"
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
 
 namespace mlir::moe {
 
@@ -55,12 +56,10 @@ Value dropHeadDim(OpBuilder &builder, Location loc, Value value);
 /// The queries u ws, `[b, i, d]` without ws or else `[b, i, f]`.
 Access buildSimilarityQueries(Domain &domain, const SimilarityOperands &op);
 
-/// Whether the queries of the mix are its keys, token for token, and the target
-/// takes both roles in one sweep.
+/// Whether each pair of tokens is to be taken once, in both of its roles.
 template <typename OpTy>
-bool isSweptOnce(OpTy op) {
-  return op->hasAttr(kSweepOnceAttrName) && !op.getUk() && !op.getWs() &&
-         !op.getTauValue() && !op.getQueryMask() && !op.getOrigin();
+bool takesPairsOnce(OpTy op) {
+  return hasSchedule(op, KernelSchedule::PairsOnce) && canTakePairsOnce(op);
 }
 
 /// The mix of similarity_inform but for its destinations. The scale is 1/tau,

@@ -192,7 +192,7 @@ Replacements mlir::moe::convertToSoftmaxMix(SimilarityInformBackwardOp op,
   backward.delta = addHeadDim(builder, loc, buildDelta(domain, op).value);
   backward.dmixed = addHeadDim(builder, loc, op.getDp());
 
-  if (isSweptOnce(op)) {
+  if (takesPairsOnce(op)) {
     auto self = backward.buildSelf(builder, loc,
                                    {addHeadDim(builder, loc, op.getOut("du")),
                                     addHeadDim(builder, loc, op.getOut("de"))});

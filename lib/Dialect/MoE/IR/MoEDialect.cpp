@@ -1,5 +1,6 @@
 //===- MoEDialect.cpp - The moe dialect -----------------------------------===//
 
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
@@ -21,6 +22,7 @@ using namespace mlir::moe;
 
 #include "MoE/Dialect/MoE/IR/MoEDialect.cpp.inc"
 #include "MoE/Dialect/MoE/IR/MoEEnums.cpp.inc"
+#include "MoE/Dialect/MoE/IR/MoEKernelEnums.cpp.inc"
 
 #define GET_ATTRDEF_CLASSES
 #include "MoE/Dialect/MoE/IR/MoEAttrs.cpp.inc"

@@ -438,7 +438,7 @@ def MoE_SoftmaxMixBackwardSelfOp
     `moe.softmax_mix_backward_dkv` in taking three products of features for two
     tokens instead of eight, under a causal mask instead of four.
     `moe-convert-to-softmax-mix` inserts it for targets with a kernel for it
-    (`sweep-once`); `convert-moe-to-cpu` lowers it; `moe-decompose` writes it as
+    (the schedule `pairs_once`); `convert-moe-to-cpu` lowers it; `moe-decompose` writes it as
     those two.
 
     ```mlir

@@ -391,7 +391,7 @@ def MoE_SoftmaxMixSelfOp : MoE_SelfMixOp<"softmax_mix_self", ["mixed", "lse"]> {
 
     Differs from `moe.softmax_mix` in taking half of the products, for a state
     of each token a strip of rows. `moe-convert-to-softmax-mix` inserts it for
-    targets with a kernel for it (`sweep-once`); `convert-moe-to-cpu` lowers it;
+    targets with a kernel for it (the schedule `pairs_once`); `convert-moe-to-cpu` lowers it;
     `moe-decompose` writes it as `moe.softmax_mix`.
 
     ```mlir
