@@ -102,7 +102,6 @@ private:
   void writeBlock(const PairSplits::Task &task);
 
   bool readsInPlace();
-  static Value sliceFrom(Emitter &e, Value rows, Value first);
 
   Emitter &e;
   SoftmaxMixBackwardSelfOp op;
@@ -175,15 +174,6 @@ bool SelfGradientKernel::readsInPlace() {
   int64_t size = type.getDimSize(3);
   return type.getElementType().isF32() && !op.getMask() &&
          !ShapedType::isDynamic(size) && size % e.width == 0;
-}
-
-/// The rows of a memref from `first` on.
-Value SelfGradientKernel::sliceFrom(Emitter &e, Value rows, Value first) {
-  SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
-  SmallVector<OpFoldResult> sizes{e.sub(e.dim(rows, 0), first),
-                                  getSize(e, rows, 1)};
-  SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
-  return memref::SubViewOp::create(e, rows, offsets, sizes, strides);
 }
 
 void SelfGradientKernel::allocateBuffers(KernelBuffers &buffers) {

@@ -80,6 +80,14 @@ Value PairSplits::slice(Value buffer, Value slot, bool perSplit, Value split,
   return memref::SubViewOp::create(e, buffer, offsets, sizes, strides);
 }
 
+Value mlir::moe::sliceFrom(Emitter &e, Value rows, Value first) {
+  SmallVector<OpFoldResult> offsets{first, e.getIndexAttr(0)};
+  SmallVector<OpFoldResult> sizes{e.sub(e.dim(rows, 0), first),
+                                  mlir::moe::getSize(e, rows, 1)};
+  SmallVector<OpFoldResult> strides(2, e.getIndexAttr(1));
+  return memref::SubViewOp::create(e, rows, offsets, sizes, strides);
+}
+
 void PairSplits::run(TaskBody split, TaskBody finish) {
   auto loop = scf::ForOp::create(e, e.index(0), numPairs, numSlots);
   {

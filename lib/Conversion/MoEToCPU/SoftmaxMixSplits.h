@@ -23,6 +23,9 @@
 
 namespace mlir::moe {
 
+/// The rows of a matrix from `first` on.
+Value sliceFrom(Emitter &e, Value rows, Value first);
+
 class PairSplits {
 public:
   /// `tokens` are those of all batches and heads, `[b, h, i, f]`.
