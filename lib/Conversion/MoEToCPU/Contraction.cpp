@@ -11,8 +11,9 @@
 //                          lanes are added at the end
 // (4 is 2 with 16 vector registers).
 //
-// A small b that is contiguous along k, and as wide as a tile, is turned first
-// and takes the former: with few steps of k, adding lanes is half of the work.
+// A small b that is contiguous along k, and as wide as a tile, is transposed
+// first and takes the former: with few steps of k, adding lanes is half of the
+// work.
 //
 // Each output element is summed in an order that k alone decides: not its
 // position in a tile, not the number of rows. Rows and columns behind the last
@@ -31,10 +32,10 @@ using namespace mlir;
 using namespace mlir::moe;
 
 static constexpr int64_t kTileRows = 6;
-/// The largest b that is turned for every tile of rows, and the most steps: a
-/// sum of more products in a row loses accuracy that one a lane keeps.
-static constexpr int64_t kTurnedElements = 8192;
-static constexpr int64_t kTurnedSteps = 64;
+/// The largest b that is transposed for every tile of rows, and the most steps:
+/// a sum of more products in a row loses accuracy that one a lane keeps.
+static constexpr int64_t kTransposedElements = 8192;
+static constexpr int64_t kTransposedSteps = 64;
 
 //===----------------------------------------------------------------------===//
 // Recognising a contraction
@@ -138,9 +139,9 @@ private:
   void dropOuterDim(Matrix &matrix, unsigned dim, Value position);
   void emitOuter(ArrayRef<unsigned> dims);
 
-  bool paysToTurn();
-  void turn();
-  void turnBlock(Value target, Value column, Value step, int64_t numSteps);
+  bool paysToTranspose();
+  void transpose();
+  void transposeBlock(Value target, Value column, Value step, int64_t numSteps);
   void emitBroadcast();
   void emitBroadcastTile(Value row, Value column, int64_t numVectors);
   void emitDots();
@@ -221,8 +222,8 @@ void ContractionKernel::emitOuter(ArrayRef<unsigned> dims) {
   numRows = c.m ? getDimSize(*c.m) : e.index(1);
   numColumns = c.n ? getDimSize(*c.n) : e.index(1);
   numSteps = getDimSize(c.k);
-  if (paysToTurn())
-    turn();
+  if (paysToTranspose())
+    transpose();
   if (c.n && c.b.isContiguousAlong(*c.n) && c.out.isContiguousAlong(*c.n))
     emitBroadcast();
   else
@@ -231,43 +232,44 @@ void ContractionKernel::emitOuter(ArrayRef<unsigned> dims) {
 
 /// The sizes of b alone decide, so that the order of a sum does not depend on
 /// the number of rows.
-bool ContractionKernel::paysToTurn() {
+bool ContractionKernel::paysToTranspose() {
   if (!c.m || !c.n || c.b.dims != SmallVector<unsigned>{*c.n, c.k} ||
       !c.b.isContiguousAlong(c.k) || !c.out.isContiguousAlong(*c.n))
     return false;
   auto type = cast<MemRefType>(c.b.memref.getType());
   return type.hasStaticShape() &&
          type.getDimSize(0) >= broadcastVectors * e.width &&
-         type.getDimSize(1) <= kTurnedSteps &&
-         type.getNumElements() <= kTurnedElements;
+         type.getDimSize(1) <= kTransposedSteps &&
+         type.getNumElements() <= kTransposedElements;
 }
 
 /// Replaces b[n, k] by a copy that is contiguous along n.
-void ContractionKernel::turn() {
+void ContractionKernel::transpose() {
   ArrayRef<int64_t> shape = cast<MemRefType>(c.b.memref.getType()).getShape();
   int64_t columns = llvm::alignTo(shape[0], e.width), steps = shape[1];
   int64_t wholeEnd = steps - steps % e.width;
-  Value turned = e.scratch({e.getIndexAttr(steps), e.getIndexAttr(columns)},
-                           e.getF32Type());
+  Value transposed = e.scratch({e.getIndexAttr(steps), e.getIndexAttr(columns)},
+                               e.getF32Type());
   e.loop(e.index(0), e.index(columns), e.width, [&](Value column) {
-    e.loop(e.index(0), e.index(wholeEnd), e.width,
-           [&](Value step) { turnBlock(turned, column, step, e.width); });
+    e.loop(e.index(0), e.index(wholeEnd), e.width, [&](Value step) {
+      transposeBlock(transposed, column, step, e.width);
+    });
     if (wholeEnd < steps)
-      turnBlock(turned, column, e.index(wholeEnd), steps - wholeEnd);
+      transposeBlock(transposed, column, e.index(wholeEnd), steps - wholeEnd);
   });
-  c.b = {turned, {c.k, *c.n}};
+  c.b = {transposed, {c.k, *c.n}};
 }
 
 /// A vector of columns, `numSteps` steps of each.
-void ContractionKernel::turnBlock(Value target, Value column, Value step,
-                                  int64_t numSteps) {
+void ContractionKernel::transposeBlock(Value target, Value column, Value step,
+                                       int64_t numSteps) {
   Value mask = numSteps < e.width ? e.firstLanes(e.index(numSteps)) : Value();
   Values rows;
   for (Value position : clamped(column, e.width, numColumns))
     rows.push_back(e.loadFloats(c.b.memref, {position, step}, mask));
-  Values turned = transposeLanes(e, rows);
+  Values transposed = transposeLanes(e, rows);
   for (int64_t i = 0; i < numSteps; ++i)
-    e.storeVector(turned[i], target, {e.add(step, e.index(i)), column});
+    e.storeVector(transposed[i], target, {e.add(step, e.index(i)), column});
 }
 
 /// Rows of a times vectors of b: whole groups of four vectors, then one vector
@@ -324,7 +326,7 @@ void ContractionKernel::emitBroadcastTile(Value row, Value column,
 }
 
 /// The sum of the lanes of each vector: as many vectors as there are lanes are
-/// turned and added, in half the steps of one reduction each.
+/// transposed and added, in half the steps of one reduction each.
 static Values addLanes(Emitter &e, ArrayRef<Value> vectors) {
   Values totals;
   for (size_t first = 0; first < vectors.size(); first += e.width) {

@@ -9,9 +9,10 @@
 //   2. The experts that reach it are written to a short row, in their order;
 //      of scores without ties there are about 1.4 k.
 //
-// The rows of a block of tokens are then turned, and what stands in them enters
-// the lists as all experts would. NaN is no maximum and always written, so that
-// a row has the k best of any scores; one of many ties is as long as they are.
+// The rows of a block of tokens are then transposed, and what stands in them
+// enters the lists as all experts would. NaN is no maximum and always written,
+// so that a row has the k best of any scores; one of many ties is as long as
+// they are.
 //
 //===----------------------------------------------------------------------===//
 
@@ -240,14 +241,14 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
   BestList best = makeBestList();
   Values list(best.keys.getRegisters());
   llvm::append_range(list, best.experts.getRegisters());
-  Value turnedScores = e.scratch({e.getIndexAttr(e.width)}, e.floats());
-  Value turnedExperts = e.scratch({e.getIndexAttr(e.width)}, e.ints());
+  Value transposedScores = e.scratch({e.getIndexAttr(e.width)}, e.floats());
+  Value transposedExperts = e.scratch({e.getIndexAttr(e.width)}, e.ints());
   Value end = e.toIndex(most);
   list = e.loop(
       e.index(0), end, e.width, list, [&](Value first, ValueRange carried) {
         for (auto [source, target] :
-             {std::pair(filter.scoreLists, turnedScores),
-              std::pair(filter.expertLists, turnedExperts)}) {
+             {std::pair(filter.scoreLists, transposedScores),
+              std::pair(filter.expertLists, transposedExperts)}) {
           Values rows;
           for (int64_t lane = 0; lane < e.width; ++lane)
             rows.push_back(e.loadVector(
@@ -262,9 +263,9 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
                   e.splat(e.castInt(e.add(first, entry), e.getI32Type()));
               Value exists =
                   e.compare(arith::CmpIPredicate::slt, position, counts);
-              Value key = toKey(e, e.load(turnedScores, {entry}));
+              Value key = toKey(e, e.load(transposedScores, {entry}));
               key = e.select(exists, key, e.i32(kEmptyKey));
-              return insert(values, key, e.load(turnedExperts, {entry}));
+              return insert(values, key, e.load(transposedExperts, {entry}));
             });
       });
   best.keys = Places(ValueRange(list).take_front(k));

@@ -285,7 +285,7 @@ void RowSelector::select(Value scores, Value row, Value lane) {
 // Blocks of tokens
 //===----------------------------------------------------------------------===//
 
-/// The rows of `source` from `column` on, turned: one vector a column.
+/// The rows of `source` from `column` on, transposed: one vector a column.
 static Values loadTransposed(Emitter &e, Value source, Value column) {
   Values rows;
   for (int64_t lane = 0; lane < e.width; ++lane)

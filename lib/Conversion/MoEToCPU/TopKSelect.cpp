@@ -13,8 +13,8 @@ using namespace mlir::moe;
 // Loops over experts and places
 //===----------------------------------------------------------------------===//
 
-/// Loads `width` consecutive scores of each token and turns them, so that each
-/// vector of `columns` is one expert.
+/// Loads `width` consecutive scores of each token and transposes them, so that
+/// each vector of `columns` is one expert.
 Value TopKKernel::loadChunk(const TokenBlock &block, Value column, Value mask,
                             Values &columns) {
   Values rows;

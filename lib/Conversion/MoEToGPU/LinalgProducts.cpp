@@ -18,7 +18,7 @@ using namespace mlir;
 using namespace mlir::moe;
 
 /// Whether the dims of `op` are rows.., n, d and its maps those of the product.
-static bool hasProductMaps(linalg::LinalgOp op, bool isTurned) {
+static bool hasProductMaps(linalg::LinalgOp op, bool isTransposed) {
   if (op.getNumDpsInputs() != 2 || op.getNumDpsInits() != 1 ||
       op.getNumReductionLoops() != 1 || op.getNumLoops() < 3)
     return false;
@@ -31,7 +31,7 @@ static bool hasProductMaps(linalg::LinalgOp op, bool isTurned) {
   auto getMap = [&](ArrayRef<unsigned> dims) {
     return AffineMap::getMultiDimMapWithTargets(d + 1, dims, op.getContext());
   };
-  AffineMap right = isTurned ? getMap({d, n}) : getMap({n, d});
+  AffineMap right = isTransposed ? getMap({d, n}) : getMap({n, d});
   return llvm::equal(op.getIndexingMapsArray(),
                      ArrayRef{getMap(left), right, getMap(out)});
 }
@@ -43,19 +43,19 @@ struct LinalgProductToThreads : OpInterfaceRewritePattern<linalg::LinalgOp> {
 
   LogicalResult matchAndRewrite(linalg::LinalgOp op,
                                 PatternRewriter &rewriter) const override {
-    bool isTurned = hasProductMaps(op, /*isTurned=*/true);
+    bool isTransposed = hasProductMaps(op, /*isTransposed=*/true);
     if (!op.hasPureBufferSemantics() ||
-        (!isTurned && !hasProductMaps(op, /*isTurned=*/false)) ||
+        (!isTransposed && !hasProductMaps(op, /*isTransposed=*/false)) ||
         !isMultiplyAdd(op))
       return rewriter.notifyMatchFailure(op, "expected a product of rows");
     Value left = op.getDpsInputOperand(0)->get();
     Value right = op.getDpsInputOperand(1)->get();
     Value out = op.getDpsInitOperand(0)->get();
     int64_t columns =
-        cast<MemRefType>(right.getType()).getDimSize(isTurned ? 1 : 0);
+        cast<MemRefType>(right.getType()).getDimSize(isTransposed ? 1 : 0);
     int64_t rows = getProductRows(columns);
     std::optional<RowProductPlan> plan =
-        planRowProducts(left, right, isTurned, rows, block);
+        planRowProducts(left, right, isTransposed, rows, block);
     if (!plan)
       return rewriter.notifyMatchFailure(
           op, "expected rows of whole units in global memory");
@@ -63,7 +63,7 @@ struct LinalgProductToThreads : OpInterfaceRewritePattern<linalg::LinalgOp> {
     // A plan for the rows that there are, where their number has a bound.
     if (std::optional<int64_t> most =
             getMaxRows(getNumRows(b, left, /*numInner=*/1)))
-      if (auto own = planRowProducts(left, right, isTurned, *most, block))
+      if (auto own = planRowProducts(left, right, isTransposed, *most, block))
         plan = own;
     emitRowProducts(
         b, left, right, *plan, [&](Value row, Value column, Value product) {

@@ -101,7 +101,7 @@ private:
     int64_t maxRows = getMaxRows(getNumRows(b, h, /*numInner=*/1))
                           .value_or(getProductRows(experts));
     std::optional<RowProductPlan> plan =
-        planRowProducts(h, weight, /*isTurned=*/false, maxRows, block);
+        planRowProducts(h, weight, /*isTransposed=*/false, maxRows, block);
     if (!plan)
       return failure();
     emitRowProducts(b, h, weight, *plan,
@@ -203,7 +203,7 @@ static SmallVector<KernelConfigAttr> getConfigs(RouterLogitsOp op,
   };
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
   int64_t rows = getProductRows(experts);
-  if (planRowProducts(op.getH(), op.getWeight(), /*isTurned=*/false, rows,
+  if (planRowProducts(op.getH(), op.getWeight(), /*isTransposed=*/false, rows,
                       block))
     add(KernelSchedule::Mma, rows);
   add(KernelSchedule::Float, /*rows=*/0);

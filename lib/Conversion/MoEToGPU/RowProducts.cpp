@@ -82,15 +82,16 @@ static bool canCopyRows(Value rows) {
 // Plan
 //===----------------------------------------------------------------------===//
 
-int64_t RowProductPlan::getTurnedRowBytes() const {
+int64_t RowProductPlan::getTransposedRowBytes() const {
   // Widths that a swizzle stays within.
   return 2 * (getColumns() < 64 ? llvm::PowerOf2Ceil(getColumns())
                                 : llvm::alignTo(getColumns(), 64));
 }
 
 int64_t RowProductPlan::getStageBytes() const {
-  return getRows() * kChunkBytes +
-         (isTurned ? kChunk * getTurnedRowBytes() : getColumns() * kChunkBytes);
+  return getRows() * kChunkBytes + (isTransposed
+                                        ? kChunk * getTransposedRowBytes()
+                                        : getColumns() * kChunkBytes);
 }
 
 int64_t RowProductPlan::getSharedBytes() const {
@@ -102,7 +103,7 @@ int64_t mlir::moe::getProductRows(int64_t numColumns) {
 }
 
 std::optional<RowProductPlan>
-mlir::moe::planRowProducts(Value left, Value right, bool isTurned,
+mlir::moe::planRowProducts(Value left, Value right, bool isTransposed,
                            int64_t maxRows, BlockShape block) {
   auto leftType = cast<ShapedType>(left.getType());
   auto rightType = cast<ShapedType>(right.getType());
@@ -113,12 +114,13 @@ mlir::moe::planRowProducts(Value left, Value right, bool isTurned,
       !canCopyRows(left) || !canCopyRows(right))
     return std::nullopt;
   RowProductPlan plan;
-  plan.isTurned = isTurned;
-  plan.numColumns = rightType.getDimSize(isTurned ? 1 : 0);
-  plan.numFeatures = rightType.getDimSize(isTurned ? 0 : 1);
+  plan.isTransposed = isTransposed;
+  plan.numColumns = rightType.getDimSize(isTransposed ? 1 : 0);
+  plan.numFeatures = rightType.getDimSize(isTransposed ? 0 : 1);
   constexpr int64_t unit = kUnitBytes / 2;
   if (plan.numColumns == 0 || plan.numFeatures == 0 ||
-      plan.numFeatures % unit != 0 || (isTurned && plan.numColumns % unit != 0))
+      plan.numFeatures % unit != 0 ||
+      (isTransposed && plan.numColumns % unit != 0))
     return std::nullopt;
   plan.rowWarps = maxRows > 32 ? 4 : maxRows > 16 ? 2 : 1;
   plan.columnWarps = kWarps / plan.rowWarps;
@@ -154,7 +156,7 @@ public:
 private:
   void emitTile();
   void copyStage(Value chunk, Value stage);
-  void copyTurnedRows(Value chunk, Value shared);
+  void copyTransposedRows(Value chunk, Value shared);
   void copyUnit(Value shared, Value place, Value from, Value column,
                 Value exists);
   SmallVector<Value> loadColumns(Value columns, int64_t pair, int64_t step);
@@ -205,7 +207,7 @@ void RowProducts::copyUnit(Value shared, Value place, Value from, Value column,
 }
 
 /// Starts copying the columns of the tile of a chunk of features.
-void RowProducts::copyTurnedRows(Value chunk, Value shared) {
+void RowProducts::copyTransposedRows(Value chunk, Value shared) {
   constexpr int64_t unitColumns = kUnitBytes / 2;
   int64_t units = plan.getColumns() / unitColumns;
   Value zero = b.index(0), firstFeature = b.mul(chunk, b.i32(kChunk));
@@ -224,8 +226,9 @@ void RowProducts::copyTurnedRows(Value chunk, Value shared) {
                           b.toIndex(column));
     Value offset = arith::IndexCastOp::create(b, b.getI64Type(),
                                               b.mul(element, b.index(2)));
-    b.copyAsync(b.at(shared, b.swizzle(place, unit, plan.getTurnedRowBytes())),
-                b.at(base, offset), exists);
+    b.copyAsync(
+        b.at(shared, b.swizzle(place, unit, plan.getTransposedRowBytes())),
+        b.at(base, offset), exists);
   }
 }
 
@@ -238,8 +241,8 @@ void RowProducts::copyStage(Value chunk, Value stage) {
     copyUnit(shared, b.add(place, b.i32(i * kRowsACopy)), row.first, column,
              row.second);
   shared = b.at(shared, plan.getRows() * kChunkBytes);
-  if (plan.isTurned)
-    return copyTurnedRows(chunk, shared);
+  if (plan.isTransposed)
+    return copyTransposedRows(chunk, shared);
   Value zero = b.index(0);
   Value base = b.addressOf(right, {zero, zero});
   bool hangsOver = plan.numColumns % plan.getColumns() != 0;
@@ -264,12 +267,12 @@ void RowProducts::copyStage(Value chunk, Value stage) {
 /// The fragments of two times 8 columns at 16 features of the chunk.
 SmallVector<Value> RowProducts::loadColumns(Value columns, int64_t pair,
                                             int64_t step) {
-  if (plan.isTurned) {
+  if (plan.isTransposed) {
     Value row = b.add(b.rem(lane, 16), b.i32(16 * step));
     Value unit = b.add(b.div(warpColumn, kUnitBytes / 2), b.div(lane, 16));
     unit = b.add(unit, b.i32(2 * pair));
     return b.loadMatrices(
-        b.at(columns, b.swizzle(row, unit, plan.getTurnedRowBytes())),
+        b.at(columns, b.swizzle(row, unit, plan.getTransposedRowBytes())),
         /*transpose=*/true);
   }
   Value row = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));

@@ -2,7 +2,7 @@
 //
 // What the router's logits and the layers of experts have in common: every row
 // of one matrix times every row of another, left right^T. The right side may
-// lie turned, its features along the rows.
+// lie transposed, its features along the rows.
 //
 //===----------------------------------------------------------------------===//
 
@@ -19,14 +19,14 @@ namespace mlir::moe {
 /// side.
 struct RowProductPlan {
   int64_t numFeatures, numColumns;
-  bool isTurned;
+  bool isTransposed;
   int64_t rowWarps, columnWarps, warpColumns;
 
   /// Rows of the left side, and of the right one, that are multiplied at once.
   int64_t getRows() const { return 16 * rowWarps; }
   int64_t getColumns() const { return warpColumns * columnWarps; }
-  /// Of a feature's row of a turned right side, in shared memory.
-  int64_t getTurnedRowBytes() const;
+  /// Of a feature's row of a transposed right side, in shared memory.
+  int64_t getTransposedRowBytes() const;
   int64_t getStageBytes() const;
   int64_t getSharedBytes() const;
 };
@@ -36,11 +36,12 @@ struct RowProductPlan {
 int64_t getProductRows(int64_t numColumns);
 
 /// The plan for `left` [.., rows, features] and `right` [columns, features], or
-/// turned [features, columns], tensors or buffers, where a block has at most
-/// `maxRows` rows. Nullopt where tensor cores cannot multiply them: they take
-/// bf16 and f16 rows of whole units of 16 bytes that lie in global memory.
+/// transposed [features, columns], tensors or buffers, where a block has at
+/// most `maxRows` rows. Nullopt where tensor cores cannot multiply them: they
+/// take bf16 and f16 rows of whole units of 16 bytes that lie in global memory.
 std::optional<RowProductPlan> planRowProducts(Value left, Value right,
-                                              bool isTurned, int64_t maxRows,
+                                              bool isTransposed,
+                                              int64_t maxRows,
                                               BlockShape block);
 
 /// Computes the products of all rows of `left`; `store` gets the flat number of

@@ -178,5 +178,5 @@ def _transposed(node: Node):
     permuted = read(node, {aten.permute.default}, "dims")
     if permuted is not None:
         return permuted.source if list(permuted.dims) == [1, 0] else None
-    turned = read(node, {aten.t.default})
-    return None if turned is None else turned.source
+    transposed = read(node, {aten.t.default})
+    return None if transposed is None else transposed.source

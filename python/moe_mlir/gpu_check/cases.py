@@ -159,26 +159,26 @@ def judge_router(inputs, found, _):
     return f"gates differ by {worst:.2g}, at most {2 * atol:.2g}" if not worst <= 2 * atol else ""
 
 
-def experts_case(experts, width, hidden, dtype, lengths, turned=False, **options):
-    module = Module(experts_text(experts, width, hidden, dtype, turned), "layer")
+def experts_case(experts, width, hidden, dtype, lengths, transposed=False, **options):
+    module = Module(experts_text(experts, width, hidden, dtype, transposed), "layer")
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
 
     def inputs():
         w = _normal(experts, hidden, width, seed=2, scale=width**-0.5, dtype=dtype)
         rows = int(offsets[-1])
-        return [_normal(rows, width, seed=1, dtype=dtype), w.mT.contiguous() if turned else w,
+        return [_normal(rows, width, seed=1, dtype=dtype), w.mT.contiguous() if transposed else w,
                 offsets, _normal(rows, hidden, seed=3)]
 
     def expect(x, w, offsets, old):
         y, at = old.clone(), offsets.tolist()
         for e in range(experts):
             rows = slice(at[e], at[e + 1])
-            y[rows] += x[rows] @ (w[e] if turned else w[e].mT)
+            y[rows] += x[rows] @ (w[e] if transposed else w[e].mT)
         return y
 
     name = f"experts {sum(lengths)}x{width} to {hidden} E{experts} {ELEMENT_TYPES[dtype]}"
     # Sums in f32 of products that are exact.
-    return Case(name + (" turned" if turned else ""), inputs,
+    return Case(name + (" transposed" if transposed else ""), inputs,
                 functools.partial(multiply_experts, module), expect,
                 4e-6 + width**0.5 * 2**-23, module=module, **options)
 
@@ -226,7 +226,7 @@ def _tensor_core_cases():
         yield attention_case(2, 150, width, bf16)
     yield attention_case(2, 70, 128, f16)
     yield experts_case(4, 72, 200, bf16, [70, 0, 1, 16])
-    yield experts_case(4, 64, 48, f16, [3, 130, 64, 17], turned=True)
+    yield experts_case(4, 64, 48, f16, [3, 130, 64, 17], transposed=True)
     yield similarity_case(200, 352, 16, bf16, True, model=2.0)
     yield similarity_case(70, 512, 16, bf16, False, model=2.0)
 

@@ -34,14 +34,14 @@ func.func @route(%h: {h}, %w: {w}{parameter}) -> ({gates}, {indices}) {{
 }}"""
 
 
-def experts_text(experts, width, hidden, dtype, turned=False) -> str:
+def experts_text(experts, width, hidden, dtype, transposed=False) -> str:
     """@layer: each expert's weights times its run of rows, added to what was there.
 
-    Weights are [experts, hidden, width], or with `turned` [experts, width, hidden].
+    Weights are [experts, hidden, width], or with `transposed` [experts, width, hidden].
     """
     element = ELEMENT_TYPES[dtype]
     x, y = _tensor(("?", width), element), _tensor(("?", hidden), "f32")
-    matrix = (width, hidden) if turned else (hidden, width)
+    matrix = (width, hidden) if transposed else (hidden, width)
     w, one = _tensor((experts, *matrix), element), _tensor(matrix, element)
     offsets = _tensor((experts + 1,), "i64")
     return f"""
@@ -60,7 +60,7 @@ func.func @layer(%x: {x}, %w: {w}, %offsets: {offsets}, %old: {y}) -> {y} {{
         : {w} to {one}
     %product = linalg.generic {{
         indexing_maps = [affine_map<(r, n, d) -> (r, d)>,
-                         affine_map<(r, n, d) -> ({'d, n' if turned else 'n, d'})>,
+                         affine_map<(r, n, d) -> ({'d, n' if transposed else 'n, d'})>,
                          affine_map<(r, n, d) -> (r, n)>],
         iterator_types = ["parallel", "parallel", "reduction"]}}
         ins(%run, %weight : {x}, {one}) outs(%place : {y}) {{

@@ -17,10 +17,10 @@ _K = 16
 _THREADS = np.arange(128)
 
 
-def _place(mn, k, swizzle, turned, leading, stride):
-    """Byte offset of element k of row (or column) mn; `turned` elements run along mn."""
+def _place(mn, k, swizzle, transposed, leading, stride):
+    """Byte offset of element k of row (or column) mn; transposed, elements run along mn."""
     chunks = swizzle // 16
-    if turned:
+    if transposed:
         chunk = mn // 8
         offset = (chunk % chunks * 16 + chunk // chunks * leading + k % 8 * swizzle
                   + k // 8 * stride + mn % 8 * 2) if chunks > 1 else (
@@ -32,21 +32,21 @@ def _place(mn, k, swizzle, turned, leading, stride):
     return offset ^ ((offset >> 7 & (chunks - 1)) << 4)
 
 
-def _offsets(rows, swizzle, turned):
+def _offsets(rows, swizzle, transposed):
     """(leading, stride) of an operand that is packed densely."""
-    if not turned:
+    if not transposed:
         return (128, 256) if swizzle == 16 else (16, 8 * swizzle)
     return (rows // 8 * 128, 128) if swizzle == 16 else (16 * swizzle, 8 * swizzle)
 
 
-def _image(matrix, form, swizzle, turned):
+def _image(matrix, form, swizzle, transposed):
     """The words of shared memory, and the descriptor without its address."""
-    leading, stride = _offsets(len(matrix), swizzle, turned)
+    leading, stride = _offsets(len(matrix), swizzle, transposed)
     # What is no element is NaN, so that reading it shows.
     memory = np.full(2 * _IMAGE_WORDS, 0xFFFF, np.uint16)
     mn, k = np.meshgrid(*map(np.arange, matrix.shape), indexing="ij")
     halves = encode(matrix, form).view(np.uint16).reshape(matrix.shape)
-    memory[_place(mn, k, swizzle, turned, leading, stride) // 2] = halves
+    memory[_place(mn, k, swizzle, transposed, leading, stride) // 2] = halves
     descriptor = (leading >> 4 << 16) | (stride >> 4 << 32) | (SWIZZLES[swizzle] << 62)
     return memory.view(np.uint32), descriptor
 
@@ -63,7 +63,7 @@ def _describe(register, tile, descriptor):
             f"add.u64 {register}, {register}, {descriptor:#x};"]
 
 
-def _text(n, form, descriptors, turned, a_words):
+def _text(n, form, descriptors, transposed, a_words):
     registers = (".shared .align 1024 .b8 tile_a[16384];\n.shared .align 1024 .b8 tile_b[16384];\n"
                  ".reg .b32 %s, %a, %o;\n.reg .b64 %da, %db;\n.reg .pred %p;")
     body = ["shl.b32 %o, %i, 7;"]
@@ -72,8 +72,8 @@ def _text(n, form, descriptors, turned, a_words):
     body += [*_store("tile_b", 1), *_describe("%db", "tile_b", descriptors[1])]
     body += [f"mov.b32 r{w}, v2_{w};" for w in range(n // 2)]
     sums = ", ".join(f"r{w}" for w in range(n // 2))
-    left, flags = ("%da", f"{int(turned[0])}, {int(turned[1])}") if a_words == 32 else (
-        "{v0_0, v0_1, v0_2, v0_3}", f"{int(turned[1])}")
+    left, flags = ("%da", f"{int(transposed[0])}, {int(transposed[1])}") if a_words == 32 else (
+        "{v0_0, v0_1, v0_2, v0_3}", f"{int(transposed[1])}")
     body += ["fence.proxy.async;", "bar.sync 0;", "setp.eq.u32 %p, 0, 0;",
              "wgmma.fence.sync.aligned;",
              f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{form}.{form} {{{sums}}}, {left}, %db, "
@@ -97,22 +97,23 @@ def _registers(a, form):
     return np.ascontiguousarray(_fragment(halves, 8)).view(np.uint32)
 
 
-def wgmma_case(n, form, swizzles=(128, 128), turned=(False, False), in_registers=False) -> Vectors:
+def wgmma_case(n, form, swizzles=(128, 128), transposed=(False, False),
+               in_registers=False) -> Vectors:
     """64 x n sums over 16 products, added to what the accumulators hold."""
     generator = np.random.default_rng(n)
     a, b = (generator.integers(-4, 5, (rows, _K)) for rows in (64, n))
     c = generator.integers(-50, 50, (64, n))
-    image_a, of_a = _image(a, form, swizzles[0], turned[0])
-    image_b, of_b = _image(b, form, swizzles[1], turned[1])
+    image_a, of_a = _image(a, form, swizzles[0], transposed[0])
+    image_b, of_b = _image(b, form, swizzles[1], transposed[1])
     left = _registers(a, form) if in_registers else image_a
     fragment = np.ascontiguousarray(_fragment(c.astype(np.float32), n // 2)).view(np.uint32)
     expected = _fragment((a @ b.T + c).astype(np.float32), n // 2)
 
     def layout(which):
-        return f"{'mn' if turned[which] else 'k'}{swizzles[which]}"
+        return f"{'mn' if transposed[which] else 'k'}{swizzles[which]}"
 
     return Vectors(f"wgmma_n{n}_{form}_{'registers' if in_registers else layout(0)}_{layout(1)}",
-                   _text(n, form, (of_a, of_b), turned, 4 if in_registers else 32),
+                   _text(n, form, (of_a, of_b), transposed, 4 if in_registers else 32),
                    (left, image_b, fragment), fragment.shape, expected=expected, chip="sm_90a")
 
 
@@ -124,6 +125,6 @@ def wgmma_vectors():
     for swizzle in SWIZZLES:
         yield wgmma_case(64, "f16", (swizzle, swizzle))
     yield wgmma_case(128, "bf16")
-    yield wgmma_case(64, "bf16", turned=(True, True))
+    yield wgmma_case(64, "bf16", transposed=(True, True))
     for n in (24, 64):
         yield wgmma_case(n, "bf16", (128, 64), (False, True), in_registers=True)

@@ -37,8 +37,8 @@ def _polar(context, node, arguments):
 
     def part(function):
         def body(length, angle):
-            turned = builder.op(f"math.{function} {angle} : {element}")
-            return builder.op(f"arith.mulf {length}, {turned} : {element}")
+            component = builder.op(f"math.{function} {angle} : {element}")
+            return builder.op(f"arith.mulf {length}, {component} : {element}")
         return builder.map(operands, context.shape(node)[:-1], element, body)
     return _join(builder, part("cos"), part("sin"))
 

@@ -51,7 +51,7 @@ def _grouped_linear(context, node, arguments):
     """One scf.forall over experts: each writes its own run of rows, so they may run at once."""
     builder, shape, element = context.builder, context.shape(node), context.element(node)
     x, offsets = context.value(arguments.x), context.value(arguments.offsets)
-    w, turned = _matrices(context, arguments.w)
+    w, transposed = _matrices(context, arguments.w)
     bias = None if arguments.bias is None else context.value(arguments.bias)
     wide = accumulator(element)
     zeros = builder.fill(builder.constant(0, wide), shape, wide)
@@ -68,7 +68,7 @@ def _grouped_linear(context, node, arguments):
         out = _run_of_rows(builder, Value(shared, zeros.shape, wide), begin, rows)
         weight = extract_slice(builder, w, [expert, 0, 0], [1, *w.shape[1:]], [1, 1, 1],
                                w.shape[1:])
-        read = ["d2", "d1"] if turned else ["d1", "d2"]
+        read = ["d2", "d1"] if transposed else ["d1", "d2"]
         init = out if bias is None else _bias_rows(builder, bias, expert, out, wide)
         product = contract(builder, Operand.of(mine), Operand.of(weight), init,
                            ["d0", "d2"], read, ["d0", "d1"], 3)

@@ -210,13 +210,13 @@ def permuted(context, node, source, order):
     new_position = {old: new for new, old in enumerate(order)}
     shape = context.shape(node)
 
-    def turn(operand):
+    def permute(operand):
         dims = tuple(None if d is None else new_position[d] for d in operand.dims)
         return Operand(operand.value, dims, shape)
     if isinstance(raw, Deferred):
-        return Deferred(tuple(turn(i) for i in raw.inputs), shape, raw.element, raw.body)
-    turned = turn(context.operand(source))
-    return turned.value if turned.is_identity else turned
+        return Deferred(tuple(permute(i) for i in raw.inputs), shape, raw.element, raw.body)
+    result = permute(context.operand(source))
+    return result.value if result.is_identity else result
 
 
 @imports(aten.expand.default, complex=True)

@@ -41,7 +41,7 @@ func.func @multiplies_by_columns_of_b(%a: memref<?x32xbf16>, %b: memref<8x32xbf1
 
 // -----
 
-// With few steps of k and columns for a whole tile, a copy of b is turned first:
+// With few steps of k and columns for a whole tile, a copy of b is transposed first:
 // 16 steps whole, 4 masked.
 
 // CHECK-LABEL: func @turns_a_small_b

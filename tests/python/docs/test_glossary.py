@@ -14,6 +14,7 @@ RETIRED = {
     r"(?<!basic )\b[pP]lanes?\b|\w[pP]lanes?\b": "terms",
     r"\b(other|own)(Rows?|Values|Features|Planes|Facts)\b|\bnum(Own|Others)\b": "row, column",
     r"PairStrips|\bkMaxStrips\b|\bperStrip\b|SoftmaxMixStrips": "split",
+    r"(?<![rR]e)[tT]urned|\bpaysToTurn\b|\bbool exchanged\b|\.exchanged\b": "transposed",
     r"\bforEachMeeting\b|SoftmaxMixSweep|\w*Sweep(Role|Kernel|Plan|Buffers)\b": "role, gradient",
 }
 
@@ -42,7 +43,8 @@ def test_retired_words_are_not_used(pattern, term):
 
 @pytest.mark.parametrize("text", ["bf16 planes", "kPlanes",
                                   "int64_t otherRows", "numOthers", "PairStrips strips",
-                                  "class SelfSweepKernel"])
+                                  "class SelfSweepKernel", "bool isTurned", "kTurnedSteps",
+                                  "getTurnedRowBytes()", "turned first", "rule.exchanged"])
 def test_retired_words_would_be_found(text):
     assert any(found(pattern, {"x": text}) for pattern in RETIRED)
 

@@ -10,12 +10,12 @@ pytest.importorskip("moe_mlir.sim")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width, hidden, turned", [
+@pytest.mark.parametrize("width, hidden, transposed", [
     (64, 48, False), (72, 33, False), (200, 300, False), (64, 48, True), (72, 200, True),
     (136, 16, True),
 ])
 @pytest.mark.parametrize("lengths", [[70, 0, 1, 16], [0, 0, 0, 0], [3, 130, 64, 17]])
-def test_runs_of_rows(dtype, width, hidden, turned, lengths):
+def test_runs_of_rows(dtype, width, hidden, transposed, lengths):
     generator = torch.Generator().manual_seed(sum(lengths))
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
     x = torch.randn(int(offsets[-1]), width, generator=generator).to(dtype)
@@ -25,9 +25,9 @@ def test_runs_of_rows(dtype, width, hidden, turned, lengths):
     for e in range(len(lengths)):
         rows = slice(offsets[e], offsets[e + 1])
         expected[rows] += x[rows].double() @ w[e].double().T
-    if turned:
+    if transposed:
         w = w.mT.contiguous()
-    function = compile_function(experts_text(len(lengths), width, hidden, dtype, turned))
+    function = compile_function(experts_text(len(lengths), width, hidden, dtype, transposed))
     first = None
     for options in ({"seed": 1}, {"seed": 2, "policy": 1}):
         y = torch.full_like(old, 77.0)

@@ -111,12 +111,12 @@ def test_wrong_routes_are_found(change, found):
     assert found in cases.judge_router([h, w], change(gates, indices), 0)
 
 
-@pytest.mark.parametrize("change", [{"n": 24}, {"turned": (False, False)}])
+@pytest.mark.parametrize("change", [{"n": 24}, {"transposed": (False, False)}])
 def test_other_layouts_of_wgmma_give_other_sums(change):
     """The images hold NaN where no element is, and the sums are exact."""
     unit = wgmma.wgmma_case(40, "bf16", (128, 64), (False, True))
     other = wgmma.wgmma_case(**{"n": 40, "form": "bf16", "swizzles": (128, 128),
-                                "turned": (False, True), **change})
+                                "transposed": (False, True), **change})
     if other.out == unit.out:
         unit = dataclasses.replace(unit, inputs=(unit.inputs[0], other.inputs[1], unit.inputs[2]))
     else:

@@ -33,7 +33,7 @@ struct PairConditions {
   /// Key visible iff its level is at most that of the query.
   std::optional<Access> queryLevel, keyLevel;
   /// The tokens of the queries' dim are keys, those of the keys' dim queries.
-  bool exchanged = false;
+  bool isTransposed = false;
 };
 } // namespace
 
@@ -55,7 +55,7 @@ static Value buildOrigin(Domain &domain, Value origin, int64_t i, int64_t j) {
 /// Whether the positions of query i and key j admit the pair.
 static Value buildPositionTest(Body &b, const PairConditions &rule, int64_t i,
                                int64_t j) {
-  PairRule positions(rule.visibility, /*isTransposed=*/rule.exchanged);
+  PairRule positions(rule.visibility, /*isTransposed=*/rule.isTransposed);
   Value visible = positions.isVisible(b, b.add(b.iteration(i), rule.origin),
                                       b.iteration(j));
   return visible ? visible : b.boolean(true);
@@ -145,7 +145,7 @@ Access mlir::moe::buildEntropies(Domain &domain, Access p,
 //===----------------------------------------------------------------------===//
 
 Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
-                                 Value origin, bool exchanged) {
+                                 Value origin, bool isTransposed) {
   // x_hij = scale q_hi.k_hj + key_bias_hj + bias_hij
   using namespace mix;
   PairConditions rule;
@@ -155,8 +155,8 @@ Access mlir::moe::buildMixLogits(Domain &domain, MixLogitsOpInterface op,
   rule.keyMask = atIfPresent(domain, op.getKeyMask(), {b, j});
   rule.queryLevel = atIfPresent(domain, op.getQueryLevel(), {b, i});
   rule.keyLevel = atIfPresent(domain, op.getKeyLevel(), {b, j});
-  rule.exchanged = exchanged;
-  if (exchanged)
+  rule.isTransposed = isTransposed;
+  if (isTransposed)
     std::swap(rule.queryLevel, rule.keyLevel);
 
   SmallVector<Access> ins{domain.contract(domain.at(op.getQ(), {b, h, i, f}),

@@ -88,10 +88,10 @@ std::optional<Access> atIfPresent(Domain &domain, Value value,
 Access buildMeanEntropies(Domain &domain, AttentionEntropyOp op, Access rows);
 
 /// The logits of softmax_mix, `[b, h, i, j]`, -inf where the query does not see
-/// the key; with `exchanged`, where j sees i. `origin` is the key position of
-/// query 0; null for the default.
+/// the key; with `isTransposed`, where j sees i. `origin` is the key position
+/// of query 0; null for the default.
 Access buildMixLogits(Domain &domain, MixLogitsOpInterface op, Value origin,
-                      bool exchanged = false);
+                      bool isTransposed = false);
 
 /// u_i^T ws uk_j / tau, `[b, i, j]`, -inf where not visible. `j` is the dim of
 /// the keys.
