@@ -94,6 +94,8 @@ struct RouterLogitsToThreads : OpRewritePattern<RouterLogitsOp> {
 
 private:
   LogicalResult multiplyOnTensorCores(WarpBuilder &b, RouterLogitsOp op) const {
+    if (hasSchedule(op, KernelSchedule::Float))
+      return failure();
     Value h = op.getH(), weight = op.getWeight();
     int64_t experts = cast<MemRefType>(weight.getType()).getDimSize(0);
     // Of the tokens, whose tile shows its bound: the logits may come from a

@@ -146,3 +146,27 @@ func.func @linalg(%x: memref<64x64xbf16>, %w: memref<40x64xbf16>, %y: memref<64x
   } {mapping = [#gpu.block<x>]}
   return
 }
+
+// -----
+
+// The float units take what they are chosen for.
+
+// CHECK-LABEL: gpu.func @chosen_float_kernel
+// CHECK-NOT:     nvvm.mma.sync
+// CHECK:         llvm.call_intrinsic "llvm.fma.f32"
+func.func @chosen_float(%x: memref<?x64xbf16>, %w: memref<8x64xbf16>, %z: memref<?x8xf32>) {
+  %c0 = arith.constant 0 : index
+  %n = memref.dim %x, %c0 : memref<?x64xbf16>
+  scf.forall (%i) = (0) to (%n) step (16) {
+    %rows = affine.min affine_map<(d0)[s0] -> (-d0 + s0, 16)>(%i)[%n]
+    %x_tile = memref.subview %x[%i, 0] [%rows, 64] [1, 1]
+        : memref<?x64xbf16> to memref<?x64xbf16, strided<[64, 1], offset: ?>>
+    %z_tile = memref.subview %z[%i, 0] [%rows, 8] [1, 1]
+        : memref<?x8xf32> to memref<?x8xf32, strided<[8, 1], offset: ?>>
+    moe.router_logits
+        ins(%x_tile, %w : memref<?x64xbf16, strided<[64, 1], offset: ?>>, memref<8x64xbf16>)
+        outs(%z_tile : memref<?x8xf32, strided<[8, 1], offset: ?>>)
+        {moe.kernel_config = #moe.kernel_config<schedule = float>}
+  } {mapping = [#gpu.block<x>]}
+  return
+}
