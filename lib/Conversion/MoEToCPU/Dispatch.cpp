@@ -19,8 +19,7 @@
 #include "Patterns.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
-
-#include <limits>
+#include "MoE/Dialect/MoE/Utils/SortableKeys.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -110,15 +109,10 @@ void DispatchKernel::free() {
 /// An integer that is smaller, as an unsigned number, the earlier `score`
 /// comes: descending, -0 equal to +0 (E2), NaN behind -inf (E3).
 void DispatchKernel::storeKey(Value score, Value keys, Value position) {
-  Type type = e.getI32Type();
-  Value zero = e.constant(e.getF32Type(), 0.0);
-  Value bits = arith::BitcastOp::create(e, type, e.add(score, zero));
-  // The order of floats among signed integers, then reversed and unsigned.
-  Value sign = arith::ShRSIOp::create(e, bits, i32(31));
-  Value ascending =
-      arith::XOrIOp::create(e, bits, e.both(sign, i32(0x7fffffff)));
-  Value key = arith::XOrIOp::create(e, ascending, i32(0x7fffffff));
-  e.store(e.select(e.isNaN(score), i32(-1), key), keys, {position});
+  Value key = toSortableKey(e, score);
+  // Reversed, and unsigned.
+  key = arith::XOrIOp::create(e, key, i32(0x7fffffff));
+  e.store(key, keys, {position});
 }
 
 /// One stable pass over the digit at `bit`.

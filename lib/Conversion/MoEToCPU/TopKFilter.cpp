@@ -263,7 +263,7 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
                   e.splat(e.castInt(e.add(first, entry), e.getI32Type()));
               Value exists =
                   e.compare(arith::CmpIPredicate::slt, position, counts);
-              Value key = toKey(e, e.load(transposedScores, {entry}));
+              Value key = toSortableKey(e, e.load(transposedScores, {entry}));
               key = e.select(exists, key, e.i32(kEmptyKey));
               return insert(values, key, e.load(transposedExperts, {entry}));
             });
@@ -273,7 +273,7 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
 
   Value hasNaN = e.loadVector(filter.hasNaN, {e.index(0)});
   stats.hasNaN = e.compare(arith::CmpIPredicate::ne, hasNaN, e.i32(0));
-  stats.max = fromKey(e, best.keys.get(e, Place{0, {}}));
+  stats.max = fromSortableKey(e, best.keys.get(e, Place{0, {}}));
   if (needsRowSum())
     stats.sumExp = sumExp(block, stats.max);
   return best;

@@ -50,10 +50,11 @@ Places TopKKernel::computeGates(const TokenBlock &block, BestList &best,
       {e.negInfinity()}, [&](Place place, ValueRange carried) -> Values {
         Value key = best.keys.get(e, place);
         bool isOwnScore = !isForced && !isStaged;
-        Value lowest = isForced ? e.i32(kEmptyKey) : toKey(e, e.negInfinity());
+        Value lowest =
+            isForced ? e.i32(kEmptyKey) : toSortableKey(e, e.negInfinity());
         Value valid = e.compare(arith::CmpIPredicate::ne, key, lowest);
         Value x = isOwnScore
-                      ? fromKey(e, key)
+                      ? fromSortableKey(e, key)
                       : gatherScores(block, best.experts.get(e, place), valid);
         // A choice of -inf has gate 0. A key does not say so of one that is
         // forced or has a bias of NaN or +inf.

@@ -7,6 +7,7 @@
 
 #include "MoE/Dialect/MoE/IR/ChoiceOrder.h"
 #include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
+#include "MoE/Dialect/MoE/Utils/SortableKeys.h"
 
 #include <limits>
 
@@ -24,34 +25,7 @@ inline constexpr int64_t kMaxFilterExperts = 1024;
 /// How far ahead of their use scores are fetched.
 inline constexpr int64_t kFetchBytes = 4096;
 
-/// The key of an empty place: below every score.
-inline constexpr int32_t kEmptyKey = std::numeric_limits<int32_t>::min();
-/// The key of NaN: below -inf (E3).
-inline constexpr int32_t kNaNKey = kEmptyKey + 1;
-
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-//===----------------------------------------------------------------------===//
-// Keys
-//===----------------------------------------------------------------------===//
-
-/// Maps a negative float's bits to their order among the integers, and back.
-inline Value flipNegative(Emitter &e, Value bits) {
-  Value sign = arith::ShRSIOp::create(e, bits, e.i32(31));
-  return arith::XOrIOp::create(e, bits, e.both(sign, e.i32(0x7fffffff)));
-}
-
-/// An integer with the order of E1: -0 equals +0 (adding 0 makes it so), NaN
-/// ranks below -inf.
-inline Value toKey(Emitter &e, Value score) {
-  Value bits = e.bitcast(e.add(score, e.f32(0.0)), e.getI32Type());
-  return e.select(e.isNaN(score), e.i32(kNaNKey), flipNegative(e, bits));
-}
-
-/// The score of a key; NaN for NaN.
-inline Value fromKey(Emitter &e, Value key) {
-  return e.bitcast(flipNegative(e, key), e.getF32Type());
-}
 
 /// `max`, or 0 for a row without support, so that -inf - max stays -inf.
 inline Value getShift(Emitter &e, Value max) {

@@ -109,7 +109,7 @@ RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
           memref::PrefetchOp::create(e, scores, ValueRange{nextRow, column},
                                      /*isWrite=*/false, /*localityHint=*/3,
                                      /*isDataCache=*/true);
-          Value key = toKey(e, e.loadFloats(scores, {row, column}));
+          Value key = toSortableKey(e, e.loadFloats(scores, {row, column}));
           e.storeVector(key, keys, {column});
           next[0] = e.minSigned(next[0], key);
           next[1 + i] = e.maxSigned(next[1 + i], key);
@@ -120,8 +120,8 @@ RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
                  [&](Value column, ValueRange carried) {
                    Values next(carried);
                    Value exists = e.firstLanes(e.sub(numExperts, column));
-                   Value key =
-                       toKey(e, e.loadFloats(scores, {row, column}, exists));
+                   Value key = toSortableKey(
+                       e, e.loadFloats(scores, {row, column}, exists));
                    next[0] = e.minSigned(next[0], e.select(exists, key, none));
                    key = e.select(exists, key, e.i32(kEmptyKey));
                    e.storeVector(key, keys, {column});
@@ -316,7 +316,7 @@ BestList TopKKernel::selectByRow(const TokenBlock &block, RowStats &stats) {
   for (Value other : ArrayRef(lowest).drop_front())
     least = e.minSigned(least, other);
   stats.hasNaN = e.compare(arith::CmpIPredicate::eq, least, e.i32(kNaNKey));
-  stats.max = fromKey(e, best.keys.get(e, Place{0, e.index(0)}));
+  stats.max = fromSortableKey(e, best.keys.get(e, Place{0, e.index(0)}));
   if (needsRowSum())
     stats.sumExp = sumExp(block, stats.max);
   return best;

@@ -166,7 +166,7 @@ BestList TopKKernel::select(const TokenBlock &block, RowStats &stats) {
   Values state = forEachExpert(
       block, carried,
       [&](Value expert, Value exists, Value x, ValueRange values) -> Values {
-        Value key = toKey(e, x);
+        Value key = toSortableKey(e, x);
         Values next{e.minSigned(values[0], key)};
         if (exists)
           key = e.select(exists, key, e.i32(kEmptyKey));
@@ -183,7 +183,7 @@ BestList TopKKernel::select(const TokenBlock &block, RowStats &stats) {
     best.experts = Places(list.drop_front(k));
   }
   stats.hasNaN = e.compare(arith::CmpIPredicate::eq, state[0], e.i32(kNaNKey));
-  stats.max = fromKey(e, best.keys.get(e, Place{0, {}}));
+  stats.max = fromSortableKey(e, best.keys.get(e, Place{0, {}}));
   if (needsRowSum())
     stats.sumExp = sumExp(block, stats.max);
   return best;
@@ -315,7 +315,7 @@ void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
           Value value = choice;
           if (Value bias = op.getSelectBias())
             value = e.add(value, e.splat(e.toF32(e.load(bias, {position}))));
-          e.store(toKey(e, value), stage, {position});
+          e.store(toSortableKey(e, value), stage, {position});
         };
         if (exists)
           e.ifThen(vector::ExtractOp::create(e, exists, ArrayRef<int64_t>{0}),
@@ -332,7 +332,7 @@ void TopKKernel::stageChoice(const TokenBlock &block, RowStats &stats) {
 /// the sum of its two largest.
 Value TopKKernel::getGroupKey(Value group, Value groupSize) {
   Value begin = e.mul(group, groupSize);
-  Value lowest = toKey(e, e.negInfinity());
+  Value lowest = toSortableKey(e, e.negInfinity());
   Values best =
       e.loop(begin, e.add(begin, groupSize), 1, {lowest, lowest},
              [&](Value expert, ValueRange values) -> Values {
@@ -346,8 +346,8 @@ Value TopKKernel::getGroupKey(Value group, Value groupSize) {
     return best[0];
   // A group of one expert has no second score to add.
   Value isSingle = e.compare(arith::CmpIPredicate::eq, groupSize, e.index(1));
-  Value sum = e.add(fromKey(e, best[0]), fromKey(e, best[1]));
-  return e.select(isSingle, best[0], toKey(e, sum));
+  Value sum = e.add(fromSortableKey(e, best[0]), fromSortableKey(e, best[1]));
+  return e.select(isSingle, best[0], toSortableKey(e, sum));
 }
 
 /// Stages the key of an empty place, which enters no list, for the experts

@@ -2,6 +2,8 @@
 
 #include "TopKSelection.h"
 
+#include "MoE/Dialect/MoE/Utils/SortableKeys.h"
+
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 
 using namespace mlir;
@@ -12,16 +14,8 @@ using arith::CmpIPredicate;
 // Wide keys
 //===----------------------------------------------------------------------===//
 
-/// The sign bit of a positive number is set, all bits of a negative one are
-/// inverted; NaN is 1, for 0 is the key of no expert.
 Value WideKeys::ordered(ThreadBuilder &b, Value x) {
-  // -0 + 0 is +0, so both zeros get one key.
-  Value bits =
-      arith::BitcastOp::create(b, b.getI32Type(), b.add(x, b.f32(0.0)));
-  Value sign = b.op<arith::ShRSIOp>(bits, b.i32(31));
-  Value flip = b.either(sign, b.i32(int64_t(1) << 31));
-  Value value = b.op<arith::XOrIOp>(bits, flip);
-  return b.select(b.isNaN(x), b.i32(1), value);
+  return toSortableKey(b, x, KeyOrder::Unsigned);
 }
 
 static Value i64(ThreadBuilder &b, int64_t value) {
@@ -48,17 +42,12 @@ Value WideKeys::expertOf(ThreadBuilder &b, Value key) {
 }
 
 Value WideKeys::scoreOf(ThreadBuilder &b, Value key) {
-  Value value = upperHalf(b, key);
-  // All ones for a negative score, the sign bit alone for a positive one.
-  Value isPositive = b.op<arith::ShRSIOp>(value, b.i32(31));
-  Value flip = b.either(b.op<arith::XOrIOp>(isPositive, b.i32(-1)),
-                        b.i32(int64_t(1) << 31));
-  Value bits = b.op<arith::XOrIOp>(value, flip);
-  Value x = arith::BitcastOp::create(b, b.getF32Type(), bits);
+  Value x = fromSortableKey(b, upperHalf(b, key), KeyOrder::Unsigned);
   return b.select(b.isNaN(x), b.f32(0.0), x);
 }
 
 Value WideKeys::isExcluded(ThreadBuilder &b, Value key) {
+  // The upper half of -inf.
   return b.compare(CmpIPredicate::eq, upperHalf(b, key), b.i32(0x007fffff));
 }
 
