@@ -25,6 +25,10 @@ class Group:
 
 
 def all_units(rehearses: bool) -> list:
+    """Each has a `name`, its `group`, a `limit` and a `model` in seconds, and `run(target)`.
+
+    Past the limit its process ends; the model is what it takes on a GPU, for the plan.
+    """
     from . import benchmark, capture, cases, faults, instructions
 
     return [machine.Gpu(), *cases.all_cases(rehearses), *capture.all_captures(), *instructions.all_vectors(),

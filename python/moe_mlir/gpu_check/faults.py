@@ -5,7 +5,6 @@ the cases behind it run.
 """
 
 import os
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,14 +26,10 @@ _BODIES = {
 }
 
 
-@dataclass(frozen=True)
 class Death:
     """The process ends, as by a fault of the driver's or of ours."""
 
-    name: str = "kills its process"
-    group: str = "faults"
-    limit: float = 10.0
-    model: float = 1.0
+    name, group, limit, model = "kills its process", "faults", 10.0, 1.0
 
     def run(self, target):
         os.abort()

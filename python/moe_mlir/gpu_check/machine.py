@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 # What runs under the sanitizer: a kernel of each kind.
@@ -37,14 +36,10 @@ def facts(device: str, chip: str | None) -> dict:
     return result
 
 
-@dataclass(frozen=True)
 class Gpu:
     """What torch knows of the GPU; the first case, since it makes a context and no more."""
 
-    name: str = "gpu"
-    group: str = "once"
-    limit: float = 30.0
-    model: float = 0.1
+    name, group, limit, model = "gpu", "once", 30.0, 0.1
 
     def run(self, target) -> dict:
         import torch

@@ -7,7 +7,6 @@ the L2 cache, so what is timed is the kernels and not their launch from Python.
 import contextlib
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 
@@ -74,14 +73,10 @@ def host_microseconds(call, calls=200) -> float:
     return 1e6 * (time.perf_counter() - start) / calls
 
 
-@dataclass(frozen=True)
 class Limits:
     """The rates of this GPU, measured where the times are."""
 
-    name: str = "limits"
-    group: str = "times"
-    limit: float = 40.0
-    model: float = 6.0
+    name, group, limit, model = "limits", "times", 40.0, 6.0
 
     def run(self, target) -> dict:
         with target.active():
