@@ -7,7 +7,7 @@ compiled kernels. One file a family; docs/Methods.md lists them.
 """
 
 from ._composed import ComposedRouter
-from ._router import LinearRouter, Router, Routing, linear_increase, update_routers
+from ._router import LinearRouter, Router, Routing, Scores, linear_increase, update_routers
 from .clusters import ACMoE
 from .cosine import StableMoE, TwoStageStableMoE, XMoE
 from .deepseek import DeepSeekV3Router
@@ -33,6 +33,7 @@ __all__ = [
     "Routing",
     "SMoE",
     "SMoEDropout",
+    "Scores",
     "SimilaritySMoE",
     "SoftACMoE",
     "SoftMoE",

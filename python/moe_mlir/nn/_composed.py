@@ -1,6 +1,6 @@
 """Methods on top of other routers: the base is asked in one place, where it cannot be dropped."""
 
-from ._router import LinearRouter, Router, Routing, called_scores, keywords_of, real_tokens
+from ._router import LinearRouter, Router, Scores, called_scores, keywords_of, real_tokens
 
 
 def _definer(router, name):
@@ -25,8 +25,9 @@ class ComposedRouter(Router):
             the gates are of its own kind: raw on purpose, of groups, of a threshold.
     """
 
-    # Whether `mix` changes the scores, and the paper's gates.
-    alters = True
+    # `mix` changes the scores.
+    kind = "probs"
+    # Whether the paper renormalises gates.
     paper_renorm = True
     masks_own_keys = False
 
@@ -75,10 +76,6 @@ class ComposedRouter(Router):
     @k.setter
     def k(self, k):
         self._k = k
-
-    @property
-    def mixes(self):
-        return self.alters or (self.base is not None and self.base.mixes)
 
     @property
     def keeps_gates(self):
@@ -145,27 +142,32 @@ class ComposedRouter(Router):
             return self.ops.router_logits(h, self.weight, self.bias)
         return self.base.logits(h)
 
-    def base_scores(self, h, mask=None, **state):
-        """The (scores, logits, state) that the method starts from."""
-        if self.base is not None:
-            mask = mask if self.base.masks_keys else self.token_mask(h, mask)
-            return called_scores(self.base, h, mask, **state)
-        z = self.logits(real_tokens(h, self.token_mask(h, mask)))
-        return z.softmax(dim=-1), z, {}
+    def base_scores(self, h, mask=None, **state) -> Scores:
+        """What the method starts from."""
+        if self.base is None:
+            return Scores(self.logits(real_tokens(h, self.token_mask(h, mask))))
+        mask = mask if self.base.masks_keys else self.token_mask(h, mask)
+        scores = called_scores(self.base, h, mask, **state)
+        if scores.soft:
+            raise ValueError(
+                f"{type(self).__name__}: expected a 'base' that scores the experts of each token, "
+                f"found {type(self.base).__name__}, whose {', '.join(scores.soft)} a method would drop"
+            )
+        return scores
 
     def base_choice(self, p, z, mask):
         """Indices that the base alone chooses by its scores."""
         p, z = p.detach(), z.detach()
         if self.base is None:
             return self.select(z, mask, kind="logits", renorm=True)[1]
-        return self.base.choose(p, None if self.base.mixes else z, mask)[1]
+        return self.base.choose(p, z if self.base.kind == "logits" else None, mask)[1]
 
-    def scores(self, h, mask=None, **state):
+    def scores(self, h, mask=None, **state) -> Scores:
         own, theirs = self.split(state)
         h = real_tokens(h, self.token_mask(h, mask))
-        p, z, carried = self.base_scores(h, mask, **theirs)
-        p, left = self.mix(h, p, z, mask, **own)
-        return p, z, self.join(left, carried)
+        scores = self.base_scores(h, mask, **theirs)
+        p, left = self.mix(h, scores.probs, scores.logits, mask, **own)
+        return Scores(scores.logits, self.kind, p, self.join(left, scores.state))
 
     def choose(self, p, z, mask, *, renorm=None, scale=None):
         renorm = self.renorm if renorm is None else renorm
@@ -179,10 +181,3 @@ class ComposedRouter(Router):
             return state
         own, theirs = self.split(state)
         return self.join(own, self.base.settle(gates, indices, theirs))
-
-    def forward(self, h, mask=None, **state):
-        p, z, state = self.scores(h, mask, **state)
-        gates, indices = self.choose(p, None if self.mixes else z, self.token_mask(h, mask))
-        state = self.settle(gates, indices, state)
-        count = (indices >= 0).sum(dim=-1) if self.thresholds else None
-        return Routing(gates, indices, probs=p, logits=z, state=state, count=count)

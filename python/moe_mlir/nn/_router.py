@@ -4,12 +4,14 @@ import functools
 import inspect
 import math
 import threading
+import warnings
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
 
 from .. import ops, reference
+from ..formulas import map_scores
 from ..ops._check import Checker
 
 
@@ -36,28 +38,87 @@ class Routing:
 torch.utils._pytree.register_dataclass(Routing)
 
 
+@dataclass
+class Scores:
+    """What a router finds of the experts of each token, before it chooses.
+
+    Unpacks as (probs, logits, state).
+
+    Args:
+        logits: [.., experts], or None where there are none.
+        kind: what experts are chosen by: "logits", which keep their order
+            where scores saturate, or "probs".
+        given: the scores [.., experts] where the router has computed them;
+            without them they are a function of the logits, `score` of
+            `moe_mlir.grouped_topk` or the softmax.
+        state: goes to the next call or layer; `Router.settle` completes it.
+        soft: `dispatch` and `combine` of a soft router.
+
+    >>> scores = SMoE(16, 8, 2).scores(torch.randn(4, 16))
+    >>> scores.kind, scores.probs.shape
+    ('logits', torch.Size([4, 8]))
+    """
+
+    logits: torch.Tensor | None
+    kind: str = "logits"
+    given: torch.Tensor | None = None
+    state: dict = field(default_factory=dict)
+    score: str | None = None
+    soft: dict = field(default_factory=dict)
+
+    @property
+    def probs(self) -> torch.Tensor:
+        """The scores; of logits they are computed at each request, which a choice never makes."""
+        if self.given is not None:
+            return self.given
+        if self.score is not None:
+            return map_scores(self.logits, self.score)
+        return self.logits.softmax(dim=-1)
+
+    def __iter__(self):
+        return iter((self.probs, self.logits, self.state))
+
+
+def scores_of(router, *args, **state) -> Scores:
+    """`router.scores`, of a class that still returns (scores, logits, state), too."""
+    scores = router.scores(*args, **state)
+    if isinstance(scores, Scores):
+        return scores
+    warnings.warn(
+        f"{type(router).__name__}: expected 'scores' to return nn.Scores, found a tuple; "
+        "return nn.Scores(logits, given=scores, state=state)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    p, z, state = scores
+    return Scores(z, "probs" if z is None else router.kind, p, state)
+
+
 def or_scores_alone(forward):
     """A router's forward that also gives the scores alone, for `called_scores`."""
 
     @functools.wraps(forward)
     def either(self, *args, scores_alone=False, **inputs):
         if scores_alone:
-            return Routing(None, None, *self.scores(*args, **inputs))
+            scores = scores_of(self, *args, **inputs)
+            return Routing(None, None, *scores, **scores.soft)
         return forward(self, *args, **inputs)
 
     return either
 
 
-def called_scores(router, h, mask, **state):
+def called_scores(router, h, mask, **state) -> Scores:
     """`router.scores`, by a call of the router where hooks have to see one.
 
     Hooks bring the weights of a router that is offloaded or sharded by itself,
     or compute them. They meet a Routing without gates and indices.
     """
     if not _has_hooks(router):
-        return router.scores(h, mask, **state)
+        return scores_of(router, h, mask, **state)
     routing = router(h, mask, scores_alone=True, **state)
-    return routing.probs, routing.logits, routing.state
+    slots = dict(dispatch=routing.dispatch, combine=routing.combine)
+    soft = {name: value for name, value in slots.items() if value is not None}
+    return Scores(routing.logits, router.kind, routing.probs, routing.state, soft=soft)
 
 
 def _has_hooks(module):
@@ -83,8 +144,8 @@ class Router(torch.nn.Module):
         impl: "moe" for compiled kernels, "torch" for the plain-torch meaning.
     """
 
-    # Whether `scores` are more than a function of `logits` alone.
-    mixes = False
+    # What experts are chosen by: "logits", or "probs" where scores are more than a function of them.
+    kind = "logits"
     # Whether gates are renormalised over the chosen experts.
     renorm = True
     # Whether `renorm` holds under a method on top, too.
@@ -174,15 +235,13 @@ class Router(torch.nn.Module):
     def logits(self, h):
         raise NotImplementedError(f"{type(self).__name__} has no router logits")
 
-    def scores(self, h, mask=None, **state):
-        """(scores before the selection, logits, state): what a method on top builds on.
+    def scores(self, h, mask=None, **state) -> Scores:
+        """The scores before the choice: all that a forward, or a method on top, builds on.
 
-        Scores and logits are [.., experts]; logits are None where there are
-        none. In `train()` what learns from the scores counts here. `state`
-        goes to the next call or layer; `settle` completes it.
+        `state` is what a call or a layer before left. In `train()` what learns
+        from the scores counts here.
         """
-        z = self.logits(real_tokens(h, mask), **state)
-        return z.softmax(dim=-1), z, {}
+        return Scores(self.logits(real_tokens(h, mask), **state))
 
     def choose(self, p, z, mask, *, renorm=None, scale=None):
         """(gates, indices) by the rule of this router.
@@ -210,10 +269,13 @@ class Router(torch.nn.Module):
         return state
 
     @or_scores_alone
-    def forward(self, h, mask=None, **operands):
-        z = self.logits(real_tokens(h, mask), **operands)
-        gates, indices = self.choose(None, z, mask)
-        return Routing(gates, indices, logits=z)
+    def forward(self, h, mask=None, **state):
+        scores = scores_of(self, h, mask, **state)
+        z = scores.logits if scores.kind == "logits" else None
+        gates, indices = self.choose(scores.given, z, self.token_mask(h, mask))
+        state = self.settle(gates, indices, scores.state)
+        count = (indices >= 0).sum(dim=-1) if self.thresholds else None
+        return Routing(gates, indices, scores.given, scores.logits, state, count, **scores.soft)
 
     def update(self, process_group=None):
         """Applies what was counted since the last optimizer step; see `update_routers`."""

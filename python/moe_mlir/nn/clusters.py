@@ -5,7 +5,7 @@ import math
 import torch
 
 from ..formulas import DISPERSION_PRESETS
-from ._router import LinearRouter, Routing, real_tokens
+from ._router import LinearRouter, Routing, Scores, real_tokens
 
 
 class ACMoE(LinearRouter):
@@ -116,8 +116,9 @@ class ACMoE(LinearRouter):
         return {"prev_indices": indices, "prev_gates": gates.detach(), "prev_h": h.detach()}
 
     def scores(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
-        routing = self(h, mask, prev_indices=prev_indices, prev_gates=prev_gates, prev_h=prev_h)
-        return routing.logits.softmax(dim=-1), routing.logits, routing.state
+        h = real_tokens(h, mask)
+        z = self.logits(h, mask, prev_indices=prev_indices, prev_gates=prev_gates, prev_h=prev_h)
+        return Scores(z, state=self.carried(h, *self.choose(None, z, mask)))
 
     def settle(self, gates, indices, state):
         return self.carried(state["prev_h"], gates, indices)

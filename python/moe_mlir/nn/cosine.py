@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ._router import Router, Routing, real_tokens
+from ._router import Router, Routing, Scores, real_tokens
 
 
 class XMoE(Router):
@@ -139,9 +139,8 @@ class TwoStageStableMoE(Router):
     def logits(self, h):
         return self.ops.router_logits(h, self.centroids)
 
-    def scores(self, h, mask=None, *, tokens=None):
-        z = self.logits(real_tokens(h, mask))
-        return z.sigmoid(), z, {}
+    def scores(self, h, mask=None, *, tokens=None) -> Scores:
+        return Scores(self.logits(real_tokens(h, mask)), score="sigmoid")
 
     def forward(self, h, mask=None, *, tokens=None):
         z = self.logits(real_tokens(h, mask))

@@ -3,7 +3,7 @@
 import torch
 
 from ..formulas import map_scores
-from ._router import LinearRouter, Routing, add_counts, real_tokens, sum_over_ranks
+from ._router import LinearRouter, Scores, add_counts, real_tokens, sum_over_ranks
 from .symphony import ExpertGraph
 
 
@@ -69,8 +69,8 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
     keeps_gates = True
 
     @property
-    def mixes(self):
-        return self.symphony
+    def kind(self):
+        return "probs" if self.symphony else "logits"
 
     @property
     def choice_bias(self):
@@ -88,10 +88,10 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
             **self.groups,
         )
 
-    def scores(self, h, mask=None):
+    def scores(self, h, mask=None) -> Scores:
         z = self.logits(real_tokens(h, mask))
-        s = map_scores(z, self.score)
-        return (self.smoothed(s, z, mask) if self.symphony else s), z, {}
+        smoothed = self.smoothed(map_scores(z, self.score), z, mask) if self.symphony else None
+        return Scores(z, self.kind, smoothed, score=self.score)
 
     def smoothed(self, s, z, mask):
         """The scores over the graph, which learns from what they alone would choose."""
@@ -105,16 +105,6 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
             load = self.load.new_zeros(self.num_experts + 1)
             add_counts(self.load, load.scatter_add(0, chosen, torch.ones_like(chosen))[:-1])
         return state
-
-    def forward(self, h, mask=None):
-        if self.symphony:
-            probs, z, _ = self.scores(h, mask)
-            gates, indices = self.choose(probs, None, mask)
-        else:
-            probs, z = None, self.logits(real_tokens(h, mask))
-            gates, indices = self.choose(None, z, mask)
-        self.settle(gates, indices, {})
-        return Routing(gates, indices, probs=probs, logits=z)
 
     def update(self, process_group=None):
         load = sum_over_ranks(self.load, process_group)

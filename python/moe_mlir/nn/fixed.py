@@ -2,7 +2,7 @@
 
 import torch
 
-from ._router import LinearRouter, Router, Routing, ScheduledK
+from ._router import LinearRouter, Router, Routing, ScheduledK, Scores
 
 
 class SMoEDropout(ScheduledK, LinearRouter):
@@ -118,16 +118,17 @@ class THOR(Router):
     [0.5]
     """
 
+    kind = "probs"
     source = "its scores are random numbers"
     refuses_methods = "its scores are random numbers and its gates 1/k, whatever a method makes of them"
 
-    def scores(self, h, mask=None, *, random=None):
+    def scores(self, h, mask=None, *, random=None) -> Scores:
         if random is None:
             random = torch.rand(*h.shape[:-1], self.num_experts, device=h.device)
-        return random, None, {}
+        return Scores(None, self.kind, random)
 
     def forward(self, h, mask=None, *, random=None):
-        random, _, _ = self.scores(h, random=random)
+        random = self.scores(h, random=random).given
         _, indices = self.select(random, mask, kind="logits", renorm=True)
         return Routing(torch.where(indices >= 0, self.route_scale / self.k, 0.0), indices)
 

@@ -5,7 +5,7 @@ import math
 import torch
 
 from ..formulas import mix_metric
-from ._router import Router, Routing, real_tokens
+from ._router import Router, Scores, real_tokens
 from .clusters import dispersion_options
 from .symphony import ExpertGraph
 
@@ -30,6 +30,8 @@ class SoftMoE(Router):
     True
     """
 
+    kind = "probs"
+    renorm = False
     source = "its weights are those of its own slots, over all tokens"
     refuses_methods = (
         "its experts work on averages of all tokens, by weights of slots that scores of tokens "
@@ -51,20 +53,13 @@ class SoftMoE(Router):
             h, self.phi, scale=self.scale, eps=self.eps, mask=mask, m=m
         )
 
-    def listed(self, combine, mask):
-        """(share of each expert in a token's output, gates, indices)."""
-        share = combine.sum(dim=-1)
-        return share, *self.select(share, mask, kind="probs", renorm=False)
-
-    def scores(self, h, mask=None, **state):
+    def shares(self, dispatch, combine, state=None) -> Scores:
         """An expert's score is its share in the token's combine weights; there are no logits."""
-        routing = self(h, mask, **state)
-        return routing.probs, None, routing.state
+        soft = dict(dispatch=dispatch, combine=combine)
+        return Scores(None, self.kind, combine.sum(dim=-1), state or {}, soft=soft)
 
-    def forward(self, h, mask=None):
-        dispatch, combine = self.weights(real_tokens(h, mask), mask)
-        share, gates, indices = self.listed(combine, mask)
-        return Routing(gates, indices, probs=share, dispatch=dispatch, combine=combine)
+    def scores(self, h, mask=None) -> Scores:
+        return self.shares(*self.weights(real_tokens(h, mask), mask))
 
 
 class SoftACMoE(SoftMoE):
@@ -88,7 +83,7 @@ class SoftACMoE(SoftMoE):
         self.mix, self.measure, self.stat_source = mix, measure, stat_source
         self.weights_of = dispersion_options(None if weights else preset, **(weights or {}))
 
-    def forward(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
+    def scores(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None) -> Scores:
         h = real_tokens(h, mask)
         m = None
         if prev_indices is not None:
@@ -102,7 +97,6 @@ class SoftACMoE(SoftMoE):
             metric = self.ops.dispersion_weights(s, count, **self.weights_of)
             m = mix_metric(metric, prev_indices, prev_gates)
         dispatch, combine = self.weights(h, mask, m)
-        share, gates, indices = self.listed(combine, mask)
 
         # The softmax over the best slots' logits is their combine weights, renormalised.
         flat = combine.detach().flatten(-2)
@@ -111,9 +105,7 @@ class SoftACMoE(SoftMoE):
         )
         expert = torch.where(slot < 0, -1, slot // self.slots)
         state = {"prev_indices": expert, "prev_gates": best, "prev_h": h.detach()}
-        return Routing(
-            gates, indices, probs=share, state=state, dispatch=dispatch, combine=combine
-        )
+        return self.shares(dispatch, combine, state)
 
 
 class SymphonySoftMoE(ExpertGraph, SoftMoE):
@@ -139,19 +131,17 @@ class SymphonySoftMoE(ExpertGraph, SoftMoE):
         self.threshold, self.cold_start = threshold, cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 
-    def forward(self, h, mask=None):
+    def scores(self, h, mask=None) -> Scores:
         dispatch, combine = self.weights(real_tokens(h, mask), mask)
         if self.training:
-            _, _, base = self.listed(combine.detach(), mask)
-            self.count(base, mask)
+            self.count(self.choose(combine.detach().sum(dim=-1), None, mask)[1], mask)
         mixed = self.ops.adjacency_gate(
             combine.transpose(-1, -2),
             self.adjacency,
             threshold=self.threshold,
             cold_start=self.cold_start,
         ).transpose(-1, -2)
-        share, gates, indices = self.listed(mixed, mask)
-        return Routing(gates, indices, probs=share, dispatch=dispatch, combine=mixed)
+        return self.shares(dispatch, mixed)
 
     def update(self, process_group=None):
         self.update_adjacency(process_group)

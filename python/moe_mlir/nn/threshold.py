@@ -28,7 +28,6 @@ class DynamicTopP(ComposedRouter):
     (True, torch.Size([4, 8]))
     """
 
-    alters = False
     thresholds = True
     keeps_gates = True
 
@@ -67,6 +66,10 @@ class DynamicTopP(ComposedRouter):
                 f"DynamicTopP: expected a 'base' of more than one expert a token, found {found} "
                 "with k = 1: its best expert always passes, so the threshold would never act"
             )
+
+    @property
+    def kind(self):
+        return "logits" if self.base is None else self.base.kind
 
     def mix(self, h, p, z, mask):
         return p, {}

@@ -282,6 +282,58 @@ def test_a_router_of_ones_own_is_not_dropped_either():
         assert torch.equal(router(H).logits, plain(-H).logits)
 
 
+class TupleOfScores(nn.SMoE):
+    def scores(self, h, mask=None):
+        return tuple(super().scores(h, mask))
+
+
+def test_a_tuple_of_scores_still_works_with_a_warning():
+    torch.manual_seed(0)
+    plain, old = nn.SMoE(D, E, K, impl="torch"), TupleOfScores(D, E, K, impl="torch")
+    old.load_state_dict(plain.state_dict())
+    for build in (lambda r: r, lambda r: nn.SimilaritySMoE(D, E, K, causal=True, base=r, impl="torch")):
+        with pytest.warns(DeprecationWarning, match="TupleOfScores: .* return nn.Scores"):
+            found = build(old)(H, MASK)
+        expected = build(plain)(H, MASK)
+        assert torch.equal(found.gates, expected.gates)
+        assert torch.equal(found.indices, expected.indices)
+
+
+class ScoresOfItsOwn(nn.SMoE):
+    """Its choice goes by scores that no logits tell, and leaves a state."""
+
+    kind = "probs"
+
+    def scores(self, h, mask=None, *, before=None):
+        p = self.logits(h).softmax(dim=-1).flip(-1)
+        p = p if before is None else (p + before) / 2
+        return nn.Scores(None, self.kind, p, {"before": p.detach()})
+
+
+def test_scores_alone_make_a_router():
+    router = ScoresOfItsOwn(D, E, K, impl="torch")
+    first = router(H)
+    assert first.logits is None and torch.equal(first.probs, router.scores(H).probs)
+    assert torch.equal(first.indices, first.probs.topk(K).indices)
+    assert not torch.equal(router(-H, **first.state).gates, router(-H).gates)
+
+
+class Slots(nn.SMoE):
+    def scores(self, h, mask=None):
+        scores = super().scores(h, mask)
+        scores.soft = dict(dispatch=scores.logits, combine=scores.logits)
+        return scores
+
+
+def test_slots_of_a_base_are_not_dropped():
+    base = Slots(D, E, K, impl="torch")
+    router = nn.SimilaritySMoE(D, E, K, causal=True, base=base, impl="torch")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Slots, whose dispatch, combine a method would drop"):
+            router(H)
+        base.register_forward_hook(lambda *_: None)
+
+
 def test_what_is_no_base_or_no_input_is_refused():
     with pytest.raises(TypeError, match="expected 'base' to be a router or None, found Linear"):
         nn.SymphonySMoE(D, E, K, base=torch.nn.Linear(D, E))
