@@ -1,16 +1,24 @@
 """Artifacts of moe-compile: folders with a manifest and code."""
 
+from __future__ import annotations
+
 import hashlib
 import importlib.util
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ._host_cpu import missing_features, recommended
 from ._native import native
 from .sizes import evaluate_expression, evaluate_text, unmet_condition
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
 
 _FORMAT = "moe-mlir-artifact"
 _FORMAT_VERSION = 1
@@ -44,7 +52,7 @@ class Artifact:
             raise ValueError(f"expected an artifact for a chip, found target '{self.target}'")
         return self.files["kernel.ptx"].decode()
 
-    def __call__(self, *arguments, out=None, **named):
+    def __call__(self, *arguments: Any, out: Any = None, **named: Any) -> Any:
         if len(self.functions) != 1:
             raise ValueError(
                 f"expected an artifact with one function to call, found {sorted(self.functions)}; "
@@ -66,7 +74,7 @@ class ArtifactFunction:
         self._num_arguments = len(self.arguments)
         self._results = description["results"]
 
-    def __call__(self, *arguments, out=None):
+    def __call__(self, *arguments: Any, out: Any = None) -> Any:
         """Runs on tensors of torch or on numpy arrays.
 
         An artifact for a chip takes CUDA tensors, and CPU tensors inside of
@@ -93,7 +101,12 @@ class ArtifactFunction:
     def __repr__(self):
         return f"<compiled {self._function.signature}>"
 
-    def allocate(self, index, sizes, arguments):
+    def allocate(
+        self,
+        index: int,
+        sizes: Sequence[int],
+        arguments: Sequence[Any],
+    ) -> torch.Tensor | numpy.ndarray:
         """A buffer for result `index`, of the kind that the arguments are."""
         name = _DTYPES[self._results[index]["dtype"]]
         torch = sys.modules.get("torch")
@@ -158,7 +171,7 @@ class ArtifactProgram:
         self._weights = {"cpu": _read_weights(artifact.files["weights.safetensors"])}
         self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
 
-    def __call__(self, *inputs, out=None, **named):
+    def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """Runs the model on its tensor inputs, in the order of `inputs` or by name."""
         inputs = self._in_order(inputs, named)
         rest, weights = iter(inputs), self._weights_beside(inputs)
@@ -251,7 +264,7 @@ def _read_weights(data: bytes) -> dict:
     return read(data)
 
 
-def load(path) -> Artifact:
+def load(path: str | os.PathLike[str]) -> Artifact:
     """Loads an artifact folder. Its code runs in this process: trust its source.
 
     Raises:

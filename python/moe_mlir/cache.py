@@ -15,6 +15,8 @@ Environment:
 `python -m moe_mlir.cache [ls|verify|clear]` looks after it.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 import stat
@@ -22,6 +24,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 _MAGIC = b"MOECODE1"
@@ -42,7 +45,7 @@ def _warn_once(message):
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def make_key(*parts) -> str:
+def make_key(*parts: str | bytes) -> str:
     """The name of the entry that depends on exactly these texts or bytes."""
     digest = hashlib.sha256()
     for part in parts:
@@ -66,7 +69,7 @@ def default_folder() -> Path:
     return base / "moe-mlir"
 
 
-def open_default():
+def open_default() -> Cache | None:
     """The cache of this process's environment, or None where it is off or unsafe."""
     if os.environ.get("MOE_MLIR_CACHE") == "0":
         return None
@@ -95,7 +98,13 @@ class Cache:
         PermissionError: others could write into the folder.
     """
 
-    def __init__(self, folder, *, readonly=False, size_limit=_DEFAULT_SIZE):
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        readonly: bool = False,
+        size_limit: int = _DEFAULT_SIZE,
+    ):
         self.folder = Path(folder)
         self.readonly = readonly
         self.size_limit = size_limit
@@ -262,7 +271,7 @@ def _touch(path):
         pass
 
 
-def main(arguments=None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.cache",

@@ -1,8 +1,12 @@
 """moe_mlir.compile: a model as a function of compiled code."""
 
+from __future__ import annotations
+
 import inspect
 import logging
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -20,7 +24,13 @@ _MOST_PROGRAMS = 8
 _tracing = threading.RLock()
 
 
-def compile(model_or_module, args=None, *, target="cpu", kwargs=None):
+def compile(
+    model_or_module: torch.nn.Module | torch.export.ExportedProgram | Module,
+    args: tuple | None = None,
+    *,
+    target: str = "cpu",
+    kwargs: Mapping[str, Any] | None = None,
+) -> CompiledModel:
     """Compiles a model and returns a callable with the model's signature.
 
     Args:
@@ -73,7 +83,7 @@ class CompiledModel:
         self._lock = threading.Lock()
         self._signature = None if self.model is None else inspect.signature(self.model.forward)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values(args, kwargs)
         program, operands = self._find(values)
         if program is None:

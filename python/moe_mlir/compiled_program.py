@@ -1,6 +1,7 @@
 """One traced program as compiled code: which calls it serves, and how it runs them."""
 
 import json
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -177,7 +178,7 @@ class CompiledProgram:
     # ---- the run -----------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, operands):
+    def run(self, operands: list[torch.Tensor]) -> Any:
         """The model's outputs for operands that `fit` gave; updates what the model updates."""
         program = self.module.program
         if self._updates:
@@ -208,17 +209,17 @@ class CompiledProgram:
                         "a clone")
 
 
-def same_constant(old, new) -> bool:
+def same_constant(old: object, new: object) -> bool:
     """Whether a number, flag or text is what export saw; True is not 1."""
     return old is new or (type(old) is type(new) and old == new)
 
 
-def another_constant(name, old, new) -> ValueError:
+def another_constant(name: str, old: object, new: object) -> ValueError:
     return ValueError(f"input '{name}': expected {old!r}, the value at export, found {new!r}; "
                       "export again with it")
 
 
-def has_plain_memory(tensor) -> bool:
+def has_plain_memory(tensor: torch.Tensor) -> bool:
     """Whether a kernel may read the tensor: not fake, sharded, nor inside of a transform."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -11,6 +11,8 @@ weights. MOE_MLIR_REPRODUCER_DIR names the folder; by default it is a new one of
 the process among the temporary files.
 """
 
+from __future__ import annotations
+
 import argparse
 import functools
 import hashlib
@@ -18,17 +20,22 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ._compiler import compile_bytes
 from ._native import native
 from ._version import __version__
 
+if TYPE_CHECKING:
+    from ._native import MoeError
+
 _TITLE = "// moe-mlir reproducer"
 _KINDS = ("object", "ptx", "kernels")
 
 
-def explain(error, kind, text, target):
+def explain(error: MoeError, kind: str, text: str, target: str) -> MoeError:
     """The error again, naming a file that reproduces it."""
     try:
         path = write(folder(), kind, text, target, str(error))
@@ -57,7 +64,7 @@ def _private_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="moe-mlir-"))
 
 
-def write(where, kind, text, target, message) -> Path:
+def write(where: str | os.PathLike[str], kind: str, text: str, target: str, message: str) -> Path:
     """Writes a reproducer, named after its content, and returns its path."""
     head = [_TITLE, f"// kind: {kind}", f"// target: {target}",
             f"// moe-mlir {__version__}, LLVM {native().llvm_version()}, CPU {native().host_cpu()[0]}",
@@ -76,7 +83,7 @@ def write(where, kind, text, target, message) -> Path:
     return path
 
 
-def read(path) -> tuple:
+def read(path: str | os.PathLike[str]) -> tuple[str, str, str]:
     """(kind, text, target) of a reproducer.
 
     Raises:
@@ -94,7 +101,7 @@ def read(path) -> tuple:
     return kind[1], content, target[1]
 
 
-def main(arguments=None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.crash_report",
                                      description="Compiles a module again that failed.")
     parser.add_argument("file", help="a file that a failed compilation named")

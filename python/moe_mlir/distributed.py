@@ -10,7 +10,11 @@ all_to_all_single on the device of the tokens. Without an initialised process
 group there is one rank, and every function is its local meaning.
 """
 
+from __future__ import annotations
+
 import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,6 +23,9 @@ from . import experts as _registered  # noqa: F401  registers the ops of the exp
 from .formulas import blend_counts, co_selections
 from .ops import dispatch
 from .ops import mad_dispersion as dispersion_of_one
+
+if TYPE_CHECKING:
+    from .nn import MoELayer, Routing
 
 __all__ = [
     "ExpertParallel",
@@ -45,28 +52,57 @@ def _sum(tensor, group):
 # ------------------------------------------------------------------ statistics
 
 
-def selection_counts(idx, num_experts, *, mask=None, group=None):
+def selection_counts(
+    idx: torch.Tensor,
+    num_experts: int,
+    *,
+    mask: torch.Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
     """`metrics.selection_counts` over the tokens of all ranks."""
     from .metrics import selection_counts as count
 
     return _sum(count(idx, num_experts, mask=mask), group)
 
 
-def load_balance_std(idx, num_experts, *, mask=None, group=None):
+def load_balance_std(
+    idx: torch.Tensor,
+    num_experts: int,
+    *,
+    mask: torch.Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
     """`metrics.load_balance_std` over the tokens of all ranks."""
     counts = selection_counts(idx, num_experts, mask=mask, group=group).double()
     return (100 * counts / counts.sum().clamp(min=1)).std(correction=0)
 
 
 @torch.no_grad()
-def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None, group=None):
+def adjacency_update(
+    a: torch.Tensor,
+    idx: torch.Tensor,
+    *,
+    beta: float = 0.9,
+    norm: Literal["row", "col", "eq7"] = "row",
+    diagonal: bool = True,
+    mask: torch.Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
     """`moe_mlir.adjacency_update` from the choices of all ranks, whose `a` must be equal."""
     counts = _sum(co_selections(idx, a.shape[0], mask=mask), group)
     return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal).to(a.dtype)
 
 
 @torch.no_grad()
-def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None, group=None):
+def mad_dispersion(
+    h: torch.Tensor,
+    assign: torch.Tensor,
+    num_experts: int,
+    *,
+    measure: Literal["mad", "variance", "pairwise"] = "mad",
+    mask: torch.Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`moe_mlir.mad_dispersion` of the clusters that the tokens of all ranks form.
 
     Two reductions: sums for the means, then sums of deviations from the means
@@ -118,7 +154,7 @@ def _gather_rows(rows, group):
     return torch.cat([part[:n] for part, n in zip(parts, counts)])
 
 
-def share_statistics(model, group=None) -> int:
+def share_statistics(model: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:
     """Lets every ACMoE of a model measure its clusters over all ranks.
 
     What moves once a step, adjacencies and biases, is reduced by
@@ -170,8 +206,19 @@ def _exchange_counts(counts, ranks, group):
     return sent, received
 
 
-def run_experts(x, gates, indices, w_in, w_out, *, num_experts, b_in=None, b_out=None,
-                activation=None, group=None):  # fmt: skip
+def run_experts(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    w_in: torch.Tensor,
+    w_out: torch.Tensor,
+    *,
+    num_experts: int,
+    b_in: torch.Tensor | None = None,
+    b_out: torch.Tensor | None = None,
+    activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
     """`moe_mlir.experts.run_experts` with the experts spread over the ranks.
 
     Rank r holds experts `[r E / R, (r + 1) E / R)`. Rows leave in the order of
@@ -244,7 +291,7 @@ class ExpertParallel(torch.nn.Module):
     give it the experts' parameters, `parameters_to_ignore`, to leave alone.
     """
 
-    def __init__(self, layer, group=None):
+    def __init__(self, layer: MoELayer, group: dist.ProcessGroup | None = None):
         super().__init__()
         if layer.capacity_factor is not None:
             raise ValueError("ExpertParallel: expected a layer without capacity_factor, found "
@@ -263,7 +310,12 @@ class ExpertParallel(torch.nn.Module):
 
     parameters_to_ignore = ("w_in", "w_out")
 
-    def forward(self, h, mask=None, **state):
+    def forward(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        **state: Any,
+    ) -> tuple[torch.Tensor, Routing]:
         routing = self.router(h, mask, **state)
         if routing.dispatch is not None:
             raise ValueError("ExpertParallel: expected a router that selects experts, found a "

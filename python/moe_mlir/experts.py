@@ -15,6 +15,7 @@ rows, never on data.
 """
 
 import warnings
+from collections.abc import Callable
 
 import torch
 
@@ -22,7 +23,17 @@ from .ops import combine, dispatch
 from .ops._library import define
 
 
-def run_experts(x, gates, indices, w_in, w_out, *, b_in=None, b_out=None, activation=None):
+def run_experts(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    w_in: torch.Tensor,
+    w_out: torch.Tensor,
+    *,
+    b_in: torch.Tensor | None = None,
+    b_out: torch.Tensor | None = None,
+    activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
     """y_t = sum_a gates_ta expert_{indices_ta}(x_t), for tokens of any leading dims.
 
     Args:
@@ -55,7 +66,13 @@ def _num_experts(w):
         return int(w.shape[0])
 
 
-def run_rows(x, gates, indices, num_experts, expert):
+def run_rows(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    num_experts: int,
+    expert: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
     """As `run_experts`, with the experts given as a function.
 
     `expert(rows, offsets)` maps the rows of all (token, choice) pairs, sorted by

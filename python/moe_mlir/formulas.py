@@ -5,6 +5,7 @@ numbers once a step, and are differentiable by torch's own autograd.
 """
 
 import math
+from typing import Literal
 
 import torch
 
@@ -17,7 +18,7 @@ DISPERSION_PRESETS = {
 }
 
 
-def wide(*tensors):
+def wide(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
     """The tensors in the dtype of the computation, float64 if one of them is."""
     present = [t for t in tensors if t is not None]
     double = any(t.dtype == torch.float64 for t in present)
@@ -25,7 +26,7 @@ def wide(*tensors):
     return [None if t is None else t.to(dtype) for t in tensors]
 
 
-def softmax(x):
+def softmax(x: torch.Tensor) -> torch.Tensor:
     """Softmax over the last dim; a row without support is 0 (E6), NaN stays NaN."""
     if x.shape[-1] == 0:
         return x
@@ -35,12 +36,12 @@ def softmax(x):
     return weight / total.masked_fill(total == 0, 1.0)
 
 
-def ratio(part, whole):
+def ratio(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """part / whole, 0 where the whole is 0 (E7)."""
     return torch.where(whole == 0, 0.0, part / whole.masked_fill(whole == 0, 1.0))
 
 
-def entropy(p):
+def entropy(p: torch.Tensor) -> torch.Tensor:
     """-sum p ln p over the last dim, 0 ln 0 = 0."""
     return -torch.xlogy(p, p).sum(dim=-1)
 
@@ -54,7 +55,10 @@ SCORE_FUNCTIONS = {
 }
 
 
-def map_scores(x, score):
+def map_scores(
+    x: torch.Tensor,
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"],
+) -> torch.Tensor:
     """s = score(x), the scores that rank without a bias and make the gates; docs/Spec.md 9.1."""
     if score not in SCORE_FUNCTIONS:
         names = ", ".join(map(repr, SCORE_FUNCTIONS))
@@ -62,7 +66,11 @@ def map_scores(x, score):
     return SCORE_FUNCTIONS[score](x)
 
 
-def mix_metric(m, prev_idx, prev_gates=None):
+def mix_metric(
+    m: torch.Tensor,
+    prev_idx: torch.Tensor,
+    prev_gates: torch.Tensor | None = None,
+) -> torch.Tensor:
     """M of each token [.., D]: that of its previous expert, or blended by its gates (P3 C.6).
 
     A token without a previous expert has 1s. No gradient.
@@ -79,7 +87,12 @@ def mix_metric(m, prev_idx, prev_gates=None):
     return torch.where(total == 0, torch.ones_like(mixed), mixed)
 
 
-def co_selections(idx, num_experts, *, mask=None):
+def co_selections(
+    idx: torch.Tensor,
+    num_experts: int,
+    *,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """C [E,E] int64: how many tokens chose both experts; the diagonal is the load."""
     idx = idx.reshape(-1, idx.shape[-1]).to(torch.int64)
     # A token selects a set: an expert that is named twice is one of it once.
@@ -95,7 +108,14 @@ def co_selections(idx, num_experts, *, mask=None):
     return table[:-1].reshape(num_experts, num_experts)
 
 
-def blend_counts(a, counts, *, beta=0.9, norm="row", diagonal=True):
+def blend_counts(
+    a: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    beta: float = 0.9,
+    norm: Literal["row", "col", "eq7"] = "row",
+    diagonal: bool = True,
+) -> torch.Tensor:
     """The moving average of `adjacency_update` on counts that are already there."""
     (a,) = wide(a.detach())
     share = counts.to(a.dtype)

@@ -6,17 +6,24 @@ shapes have been run. `libmoe_cuda_runtime` finds the driver when it is first
 used; there is no build for a CUDA version.
 """
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import ctypes
 import functools
 import json
 import struct
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from . import jit
 from .chips import chips, own_chip, runnable_chips, target_chips
 from .launch import LaunchPlan
+
+if TYPE_CHECKING:
+    from .launch import KernelLaunch
 
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
             "i64": "q", "index": "q"}
@@ -52,12 +59,18 @@ class Runtime:
         self._check(self.library.moe_gpu_load(ptx.encode(), ctypes.byref(module)))
         return module
 
-    def find(self, module, name: str) -> ctypes.c_void_p:
+    def find(self, module: ctypes.c_void_p, name: str) -> ctypes.c_void_p:
         function = ctypes.c_void_p()
         self._check(self.library.moe_gpu_find(module, name.encode(), ctypes.byref(function)))
         return function
 
-    def launch(self, function, launch, stream: int, parameters) -> None:
+    def launch(
+        self,
+        function: ctypes.c_void_p,
+        launch: KernelLaunch,
+        stream: int,
+        parameters: ctypes.Array,
+    ) -> None:
         grid = (ctypes.c_uint64 * 3)(*launch.grid, *[1] * (3 - len(launch.grid)))
         self._check(self.library.moe_gpu_launch(
             function, grid, launch.block_size, launch.dynamic_smem, stream, parameters))
@@ -127,7 +140,7 @@ def _pack(values):
     return pointers
 
 
-def chip_for(capability) -> str:
+def chip_for(capability: tuple[int, int]) -> str:
     """The compiler's target for a GPU: its own, or the newest one whose PTX it runs.
 
     >>> chip_for((9, 0)), chip_for((8, 7))
@@ -146,7 +159,7 @@ _chip = contextvars.ContextVar("moe_mlir_chip", default=None)
 
 
 @contextlib.contextmanager
-def compile_for(chip):
+def compile_for(chip: str | None) -> Iterator[None]:
     """While the block lasts, ops on CUDA tensors take the kernels of an earlier chip.
 
     A newer GPU then runs what an older one would, such as the kernels of sm_80 on Hopper.
@@ -159,7 +172,7 @@ def compile_for(chip):
         _chip.reset(token)
 
 
-def chosen_chip(capability) -> str:
+def chosen_chip(capability: tuple[int, int]) -> str:
     """`chip_for`, or the chip of the innermost `compile_for`, which the GPU must run."""
     own, chosen = chip_for(capability), _chip.get()
     if chosen is None:
@@ -176,7 +189,12 @@ def cuda_runtime() -> Runtime:
 
 
 @functools.lru_cache(maxsize=1024)
-def gpu_functions(runtime: Runtime, text: str, chip: str, device: int = 0) -> dict:
+def gpu_functions(
+    runtime: Runtime,
+    text: str,
+    chip: str,
+    device: int = 0,
+) -> dict[str, GpuFunction]:
     """The public functions of a module of MLIR text on one GPU, by name."""
     code = json.loads(jit.compile_kernels_cached(text, chip))
     module = load_kernels(runtime, code["ptx"], device)
@@ -184,7 +202,7 @@ def gpu_functions(runtime: Runtime, text: str, chip: str, device: int = 0) -> di
 
 
 @functools.lru_cache(maxsize=1024)
-def load_kernels(runtime: Runtime, ptx: str, device: int):
+def load_kernels(runtime: Runtime, ptx: str, device: int) -> ctypes.c_void_p:
     """The kernels of PTX on a GPU, which must be current."""
     import torch
 
@@ -195,7 +213,7 @@ def load_kernels(runtime: Runtime, ptx: str, device: int):
     return runtime.load(ptx)
 
 
-def run(text: str, name: str, tensors) -> None:
+def run(text: str, name: str, tensors: Sequence[Any]) -> None:
     """Runs function `name` of a module on CUDA inputs and result buffers."""
     import torch
 
@@ -204,7 +222,7 @@ def run(text: str, name: str, tensors) -> None:
         gpu_functions(runtime, text, chip, index)[name](*tensors, stream=stream)
 
 
-def run_kernels(ptx: str, plan: LaunchPlan, buffers) -> None:
+def run_kernels(ptx: str, plan: LaunchPlan, buffers: Sequence[Any]) -> None:
     """Runs the kernels of one function of PTX on CUDA inputs and result buffers."""
     with _on_device_of(buffers) as (runtime, index, stream):
         _function(runtime, ptx, plan, index)(*buffers, stream=stream)

@@ -21,7 +21,11 @@ from .ops import grouped_topk, topk_renorm
 # ---- routers: forwards with the signatures of the classes that they replace --------
 
 
-def linear(hidden_states, weight, bias=None):
+def linear(
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """torch's, which gives memory that nobody has written where the weight is on "meta"."""
     if weight.is_meta and not hidden_states.is_meta:
         raise ValueError(
@@ -270,7 +274,12 @@ def _why_not(module, place) -> str:
 # ---- experts -----------------------------------------------------------------------
 
 
-def experts_forward(self, hidden_states, top_k_index, top_k_weights):
+def experts_forward(
+    self: torch.nn.Module,
+    hidden_states: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+) -> torch.Tensor:
     """transformers' interface of experts, on dispatch, grouped layers and combine."""
     if getattr(self, "_is_expert_parallel", False):
         raise NotImplementedError("expected experts on one device, found expert parallelism; use "

@@ -6,6 +6,8 @@ each (`python -m moe_mlir.phases` makes a page of it). MOE_MLIR_KERNELS names a
 folder of packed kernels, which are then the only ones for GPUs.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import logging
@@ -15,6 +17,7 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import cache, crash_report
 from ._compiler import compile_bytes, target_cpu
@@ -23,13 +26,16 @@ from ._native import native
 from ._progress import Clock
 from .chips import runnable_chips
 
+if TYPE_CHECKING:
+    from ._moe import Executable
+
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024
 _loaded = OrderedDict()
 _lock = threading.Lock()
 
 
-def compile_cached(text: str, *, pipeline: str = "moe-to-cpu"):
+def compile_cached(text: str, *, pipeline: str = "moe-to-cpu") -> Executable:
     """The executable of a module's public functions on this machine's CPU.
 
     Args:
@@ -68,7 +74,7 @@ def compile_kernels_cached(text: str, chip: str) -> str:
     return _cached("kernels", text, chip).decode()
 
 
-def pack_kernels(text: str, chip: str, folder) -> None:
+def pack_kernels(text: str, chip: str, folder: str | os.PathLike[str]) -> None:
     """Compiles a module for machines without a compiler, where MOE_MLIR_KERNELS names `folder`."""
     path = _packed_path(folder, text, chip)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +106,7 @@ def get_num_threads() -> int:
     return native().get_num_threads()
 
 
-def load_or_compile(text: str, pipeline: str = "moe-to-cpu"):
+def load_or_compile(text: str, pipeline: str = "moe-to-cpu") -> Executable:
     """As compile_cached, but always from the disk cache or from the compiler."""
     moe = native()
     return moe.Executable(_cached("object", text, pipeline, target_cpu(), *moe.host_cpu()))

@@ -5,7 +5,9 @@ workspace if there is one, every dynamic size of the tensors, and the size of
 the workspace (docs/Architecture.md).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .sizes import evaluate_expression, expression_sources
 
@@ -54,7 +56,7 @@ class LaunchPlan:
     def kernel_names(self) -> list[str]:
         return [kernel["name"] for kernel in self._kernels]
 
-    def align(self, buffers) -> list:
+    def align(self, buffers: Sequence[Any]) -> list[Any]:
         """The buffers, with a copy of each argument that kernels cannot read where it lies."""
         described = [*self.arguments, *self.results]
         buffers = list(buffers)
@@ -69,7 +71,7 @@ class LaunchPlan:
             buffers[position] = value.clone() if hasattr(value, "clone") else _aligned_copy(value)
         return buffers
 
-    def sizes(self, buffers) -> list[int]:
+    def sizes(self, buffers: Sequence[Any]) -> list[int]:
         """The dynamic sizes of the buffers, in the order of the kernels' parameters."""
         sizes = []
         described = [*self.arguments, *self.results]
@@ -86,11 +88,11 @@ class LaunchPlan:
                     sizes.append(size)
         return sizes
 
-    def workspace(self, buffers) -> int | None:
+    def workspace(self, buffers: Sequence[Any]) -> int | None:
         """Bytes of the workspace; None if the kernels take none."""
         return None if self._workspace is None else evaluate_expression(self._workspace, buffers)
 
-    def launches(self, buffers) -> list[KernelLaunch]:
+    def launches(self, buffers: Sequence[Any]) -> list[KernelLaunch]:
         """The kernels in order, without those that have nothing to do."""
         launches = (
             KernelLaunch(

@@ -7,6 +7,8 @@ collects them from a model as it runs.
 """
 
 import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -32,7 +34,12 @@ def _mean(values, mask):
     return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
-def fluctuation_rate(idx_a, idx_b, *, mask=None):
+def fluctuation_rate(
+    idx_a: torch.Tensor,
+    idx_b: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Share of tokens whose chosen set of experts differs between two routings."""
     if idx_a.shape != idx_b.shape:
         raise ValueError(
@@ -43,19 +50,29 @@ def fluctuation_rate(idx_a, idx_b, *, mask=None):
     return _mean(differs, mask)
 
 
-def routing_entropy(p, *, mask=None):
+def routing_entropy(p: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Mean entropy of the routing probabilities [.., E], natural logarithm."""
     return _mean(entropy(p.double()), mask)
 
 
-def entropy_ratio(p_method, p_base, *, mask=None):
+def entropy_ratio(
+    p_method: torch.Tensor,
+    p_base: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Mean entropy of a method's probabilities over that of its baseline's."""
     base = routing_entropy(p_base, mask=mask)
     ratio = routing_entropy(p_method, mask=mask) / base.masked_fill(base == 0, 1.0)
     return torch.where(base == 0, 0.0, ratio)
 
 
-def selection_counts(idx, num_experts, *, mask=None):
+def selection_counts(
+    idx: torch.Tensor,
+    num_experts: int,
+    *,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """How often each expert was chosen, int64 [E]; indices of -1 are nowhere."""
     chosen = (idx >= 0) & (idx < num_experts)
     if mask is not None:
@@ -70,7 +87,12 @@ def _histogram(values, size):
     return counts.scatter_add(0, values, torch.ones_like(values))[:-1]
 
 
-def load_balance_std(idx, num_experts, *, mask=None):
+def load_balance_std(
+    idx: torch.Tensor,
+    num_experts: int,
+    *,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Population deviation over the experts of their percentage of assignments."""
     return _load_std(selection_counts(idx, num_experts, mask=mask))
 
@@ -80,7 +102,13 @@ def _load_std(counts):
     return (100 * counts / counts.sum(dim=-1, keepdim=True).clamp(min=1)).std(dim=-1, correction=0)
 
 
-def router_instability(top1_prev, top1_cur, *, num_experts=None, mask=None):
+def router_instability(
+    top1_prev: torch.Tensor,
+    top1_cur: torch.Tensor,
+    *,
+    num_experts: int | None = None,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Share of ordered token pairs that share an expert in one layer only.
 
     From the contingency table c of the two assignments and its margins a, b:
@@ -93,7 +121,13 @@ def router_instability(top1_prev, top1_cur, *, num_experts=None, mask=None):
     return _instability(contingency_table(top1_prev, top1_cur, num_experts, mask=mask))
 
 
-def contingency_table(top1_prev, top1_cur, num_experts, *, mask=None):
+def contingency_table(
+    top1_prev: torch.Tensor,
+    top1_cur: torch.Tensor,
+    num_experts: int,
+    *,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """How many tokens went to expert a in one layer and to b in the next, int64 [E, E]."""
     prev, cur = top1_prev.reshape(-1), top1_cur.reshape(-1)
     if prev.shape != cur.shape:
@@ -132,7 +166,7 @@ class RoutingMonitor:
         monitor.history()["fluctuation"]
     """
 
-    def __init__(self, model):
+    def __init__(self, model: torch.nn.Module):
         from .nn import Router
 
         self.names = [name for name, m in model.named_modules() if isinstance(m, Router)]
@@ -144,7 +178,7 @@ class RoutingMonitor:
             for layer, router in enumerate(self._routers)
         ]
 
-    def close(self):
+    def close(self) -> None:
         """Takes the hooks off the model."""
         for handle in self._handles:
             handle.remove()
@@ -176,7 +210,7 @@ class RoutingMonitor:
         for name, value in added.items():
             window[name] = window[name] + value if name in window else value
 
-    def probe(self, run):
+    def probe(self, run: Callable[[], object]) -> None:
         """Calls `run()`, a forward of the model on a fixed batch, apart from the window."""
         self._probed = {}
         try:
@@ -187,7 +221,7 @@ class RoutingMonitor:
         self._probes.append(probed)
 
     @contextlib.contextmanager
-    def paused(self):
+    def paused(self) -> Iterator[None]:
         """Leaves a forward out, such as one that evaluates."""
         self._probed = {}
         try:
@@ -195,7 +229,7 @@ class RoutingMonitor:
         finally:
             self._probed = None
 
-    def end_window(self):
+    def end_window(self) -> None:
         """Keeps what was collected since the last window, with the graphs of experts."""
         for layer, router in enumerate(self._routers):
             graph = getattr(router, "adjacency", None)
@@ -204,7 +238,7 @@ class RoutingMonitor:
         self._windows.append(self._window)
         self._window = {}
 
-    def history(self):
+    def history(self) -> dict[str, list[list[Any]]]:
         """Lists over windows (or pairs of probes) of lists over the layers that ran.
 
         `load` [E] as shares, `load_std` in percentage points, `entropy` in

@@ -12,8 +12,10 @@ pass before and the whole text. Values that only got another number (%12 became
 import argparse
 import difflib
 import html
+import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,15 +34,15 @@ class Phase:
     changes: list
 
     @property
-    def added(self):
+    def added(self) -> int:
         return sum(mark == "+" for mark, _ in self.changes)
 
     @property
-    def removed(self):
+    def removed(self) -> int:
         return sum(mark == "-" for mark, _ in self.changes)
 
 
-def read_phases(folder) -> list:
+def read_phases(folder: str | os.PathLike[str]) -> list[Phase]:
     """The phases of one compilation in order."""
     phases, before = [], []
     for path in sorted(Path(folder).iterdir()):
@@ -55,7 +57,7 @@ def read_phases(folder) -> list:
     return phases
 
 
-def compare(before, after) -> list:
+def compare(before: Sequence[str], after: Sequence[str]) -> list[tuple[str, str]]:
     """What changed between two lists of lines, with some lines around."""
     if max(len(before), len(after)) > _MOST_LINES:
         return [("@", f"more than {_MOST_LINES} lines; compare the files")]
@@ -109,7 +111,7 @@ def _highlight(line):
     return "".join(pieces) + html.escape(line[end:])
 
 
-def page(compilations) -> str:
+def page(compilations: Mapping[str, Sequence[Phase]]) -> str:
     """The page of `{name: phases}`."""
     links, sections = [], []
     for number, (name, phases) in enumerate(compilations.items()):
@@ -143,7 +145,7 @@ def _section(anchor, phase):
             f"<pre>{whole}</pre></details>\n")
 
 
-def read_folder(folder) -> dict:
+def read_folder(folder: str | os.PathLike[str]) -> dict[str, list[Phase]]:
     """`{name: phases}` of a folder of phases, or of all the folders of phases in it."""
     root = Path(folder)
     if not root.is_dir():
@@ -158,7 +160,7 @@ def read_folder(folder) -> dict:
     return found
 
 
-def main(arguments=None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.phases",
                                      description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="what MOE_MLIR_DUMP_DIR or --dump-phases-to= named")

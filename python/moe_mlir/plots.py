@@ -4,8 +4,16 @@ Each function takes `{name: history}` (or one history) and returns a matplotlib
 figure; `save_all` writes all of them.
 """
 
+from __future__ import annotations
+
+import os
 import pathlib
 import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["adjacency", "entropy_ratio", "fluctuation", "instability", "load", "save_all"]
 
@@ -41,17 +49,17 @@ def _over_windows(histories, metric, label):
     return figure
 
 
-def fluctuation(histories):
+def fluctuation(histories: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Share of tokens whose experts changed between probes (P0 Fig. 2, 3)."""
     return _over_windows(histories, "fluctuation", "fluctuation rate")
 
 
-def instability(histories):
+def instability(histories: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Share of token pairs that stay together in one of two layers only (P3 Fig. 5)."""
     return _over_windows(histories, "instability", "router instability")
 
 
-def entropy_ratio(histories, baseline):
+def entropy_ratio(histories: Mapping[str, Mapping[str, Any]], baseline: str) -> Figure:
     """Entropy of each layer in the last window over that of the method `baseline` (P0 Fig. 2)."""
     figure, axis = _pyplot().subplots(figsize=(6, 3.5))
     base = histories[baseline]["entropy"][-1]
@@ -68,7 +76,7 @@ def entropy_ratio(histories, baseline):
     return figure
 
 
-def load(history, title=""):
+def load(history: Mapping[str, Any], title: str = "") -> Figure:
     """Share of the assignments of each layer's experts in the last window (P4 Fig. 5)."""
     layers = history["load"][-1]
     pyplot = _pyplot()
@@ -85,7 +93,7 @@ def load(history, title=""):
     return figure
 
 
-def adjacency(history, title="", windows=4):
+def adjacency(history: Mapping[str, Any], title: str = "", windows: int = 4) -> Figure:
     """Heat maps of the graph of experts: a row a layer, from the first to the last window."""
     kept = [w for w in history["adjacency"] if any(a is not None for a in w)]
     if not kept:
@@ -109,7 +117,12 @@ def adjacency(history, title="", windows=4):
     return figure
 
 
-def save_all(folder, histories, *, baseline):
+def save_all(
+    folder: str | os.PathLike[str],
+    histories: Mapping[str, Mapping[str, Any]],
+    *,
+    baseline: str,
+) -> list[pathlib.Path]:
     """Writes every picture that the histories hold as PNG; returns the paths."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,16 @@ The compiler gives those of a function as nested lists over its arguments, such
 as `["ceildiv", ["arg", 0, 1], 16]`, in an artifact's manifest.
 """
 
+from __future__ import annotations
+
 import ast
 import operator
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import sympy
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
@@ -21,7 +28,7 @@ _FUNCTIONS = {"max": max, "min": min}
 _LARGEST_POWER = 8
 
 
-def format_size(size) -> int | str:
+def format_size(size: int | sympy.Expr) -> int | str:
     """An int, or the text of a sympy expression."""
     if isinstance(size, int):
         return size
@@ -48,7 +55,10 @@ def evaluate_text(text: int | str, symbols: dict[str, int]) -> int:
     return _evaluate(_parse(text), symbols, text)
 
 
-def unmet_condition(conditions, symbols: dict[str, int]):
+def unmet_condition(
+    conditions: Sequence[tuple[str, str, int]],
+    symbols: dict[str, int],
+) -> tuple[str, str, int] | None:
     """The first of the (name, relation, number) that a program was made for and that does not hold."""
     for condition in conditions:
         name, relation, number = condition
@@ -89,7 +99,7 @@ def _evaluate(node, symbols, text) -> int:
                      f"found '{text}'")
 
 
-def evaluate_expression(size, arguments):
+def evaluate_expression(size: int | list | None, arguments: Sequence[Any]) -> int | None:
     """The value of a manifest's expression for these arguments; None if it has none."""
     if size is None or isinstance(size, int):
         return size
@@ -104,7 +114,7 @@ def evaluate_expression(size, arguments):
             "ceildiv": lambda: -(-a // b)}[operation]()
 
 
-def expression_sources(size, num_arguments):
+def expression_sources(size: int | list | None, num_arguments: int) -> list[str]:
     """What a manifest's expression reads, such as "size 0 of argument 2".
 
     >>> expression_sources(["ceildiv", ["arg", 0, 1], 16], 2)

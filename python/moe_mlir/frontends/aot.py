@@ -11,11 +11,14 @@ writes `model.pt2`, which torch's AOTIModelPackageLoader runs, and beside it
 C++ program.
 """
 
+from __future__ import annotations
+
 import os
 import struct
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,11 +26,14 @@ from .._tools import find_tool
 from ..fx.raise_routing import raise_routing
 from ..sim.simulation import intercept
 
+if TYPE_CHECKING:
+    from ..ops._kernel import Kernel
+
 # What libmoe_torch registers (lib/TorchOps/Ops.cpp).
 _OPS = ("grouped_topk", "router_logits", "topk_renorm")
 
 
-def package(program, path) -> Path:
+def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str]) -> Path:
     """Packages a program, its recognised routers as our ops; returns the kernels' folder.
 
     Args:
@@ -52,7 +58,7 @@ def package(program, path) -> Path:
     return folder
 
 
-def find_kernels(program) -> dict:
+def find_kernels(program: torch.export.ExportedProgram) -> dict[str, Kernel]:
     """The kernels that the routing ops of a program call, by the names they have in C++."""
     with intercept(_Recorder()) as recorder:
         for node in program.graph.nodes:
@@ -88,7 +94,7 @@ def _example(value):
     return torch.zeros([d if isinstance(d, int) else 2 for d in like.shape], dtype=like.dtype)
 
 
-def kernel_name(kernel) -> str:
+def kernel_name(kernel: Kernel) -> str:
     """The name by which libmoe_torch looks for a kernel (lib/TorchOps/Kernels.h)."""
     from ..ops._kernel import ELEMENT_TYPES
 

@@ -7,6 +7,8 @@ chain and the op would run.
 """
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -20,7 +22,13 @@ _log = logging.getLogger("moe_mlir.backend")
 _RESTS = ("inductor", "eager")
 
 
-def moe(module: torch.fx.GraphModule, example_inputs, *, mode=None, options=None):
+def moe(
+    module: torch.fx.GraphModule,
+    example_inputs: Sequence[torch.Tensor],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
     """The backend. torch.compile hands on `mode` and `options`, which go to Inductor.
 
     options["rest"] says who runs what is no router: "inductor", or "eager" to

@@ -1,6 +1,8 @@
 """moe_mlir.explain: what the compiler sees of a model's routers."""
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -12,7 +14,12 @@ from .export import check_inputs, decompose, trace
 _log = logging.getLogger("moe_mlir.explain")
 
 
-def explain(model, args, *, kwargs=None) -> list[RouterMatch]:
+def explain(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    args: tuple,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+) -> list[RouterMatch]:
     """Every selection of the model: its form and parameters, or why it is none.
 
     A model that torch.export cannot capture, because it loops over experts by

@@ -4,8 +4,10 @@ import inspect
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
@@ -58,7 +60,7 @@ class Module:
     def function(self) -> str:
         return self.program.function
 
-    def save(self, path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the module: `.mlir` as text, `.mlirbc` as bytecode; no weights."""
         suffix = os.path.splitext(os.fspath(path))[1]
         if suffix == ".mlir":
@@ -113,7 +115,11 @@ def _dynamic_dims(tensor: torch.Tensor):
     return list(range(tensor.dim() if not tensor.is_floating_point() else max(tensor.dim() - 1, 0)))
 
 
-def check_inputs(model, args, kwargs=None):
+def check_inputs(
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: Mapping[str, Any] | None = None,
+) -> tuple[list[Any], pytree.TreeSpec]:
     """The leaves and the structure of a model's inputs."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected 'model' to be a torch.nn.Module or an ExportedProgram, found "
@@ -127,7 +133,12 @@ def check_inputs(model, args, kwargs=None):
     return leaves, spec
 
 
-def trace(model, args, kwargs=None, dynamic_tokens=True):
+def trace(
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_tokens: bool = True,
+) -> tuple[torch.export.ExportedProgram, pytree.TreeSpec, list[Any]]:
     """The model's program in core ATen, its input spec and the inputs' leaves."""
     check_inputs(model, args, kwargs)
     require_weights_in_memory(model, args, kwargs)
@@ -274,7 +285,13 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     return program
 
 
-def export(model, args=None, *, dynamic_tokens=True, kwargs=None) -> Module:
+def export(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    args: tuple | None = None,
+    *,
+    dynamic_tokens: bool = True,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Module:
     """Imports a model as MLIR: moe ops for its routers, linalg for the rest.
 
     Args:

@@ -13,6 +13,7 @@ graphs of another version of the matcher are not.
 
 import contextlib
 import os
+from collections.abc import Iterator
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
@@ -30,7 +31,7 @@ class RoutingPass(CustomGraphPass):
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype):
             node.target = torch.ops.prims.convert_element_type.default
 
-    def uuid(self):
+    def uuid(self) -> bytes:
         folder = os.path.dirname(fx.__file__)
         files = sorted(os.path.join(folder, name) for name in os.listdir(folder)
                        if name.endswith(".py"))
@@ -38,7 +39,7 @@ class RoutingPass(CustomGraphPass):
 
 
 @contextlib.contextmanager
-def inductor_pass():
+def inductor_pass() -> Iterator[None]:
     """Inside, torch.compile's default backend raises routers, at a model's first call."""
     if torch._inductor.config.post_grad_custom_post_pass is not None:
         raise RuntimeError("expected no custom post-grad pass of Inductor, found "

@@ -13,7 +13,7 @@ _HIDDEN = (os.path.dirname(torch.__file__) + os.sep,
 _SHOWN = tuple(os.path.join(_HIDDEN[1], name) for name in ("nn", "experts.py", "demo"))
 
 
-def user_frames(node) -> list[tuple[str, int]]:
+def user_frames(node: torch.fx.Node) -> list[tuple[str, int]]:
     """(file, line) of the user's frames, innermost first."""
     return list(_parse_frames(node.meta.get("stack_trace") or ""))
 
@@ -26,7 +26,7 @@ def _parse_frames(trace: str) -> tuple:
     return tuple(reversed(shown))
 
 
-def module_path(node) -> str:
+def module_path(node: torch.fx.Node) -> str:
     """The dotted path of the innermost module that made the node."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack and isinstance(stack[-1], tuple) else ""
@@ -34,7 +34,7 @@ def module_path(node) -> str:
         if isinstance(path, str) else ""
 
 
-def describe(node) -> str:
+def describe(node: torch.fx.Node) -> str:
     """`model.py:41 (layers.0.moe)` for messages; the parts that are known."""
     frames = user_frames(node)
     path = module_path(node)

@@ -28,7 +28,7 @@ class Segment:
     inputs: list
     outputs: list
 
-    def signature(self):
+    def signature(self) -> tuple:
         number = {node: ("input", i) for i, node in enumerate(self.inputs)}
         number |= {node: ("local", i) for i, node in enumerate(self.nodes)}
 
@@ -41,7 +41,7 @@ class Segment:
                 tuple(number[node] for node in self.outputs))
 
 
-def find_repeats(graph) -> dict[Node, list[Segment]]:
+def find_repeats(graph: torch.fx.Graph) -> dict[Node, list[Segment]]:
     """For the first node of every repeated layer, its group: equal layers in order."""
     groups: dict[tuple, list[Segment]] = {}
     for segment in _segments(graph):
@@ -69,7 +69,7 @@ def _segments(graph):
             yield _close(members)
 
 
-def layer_path(node):
+def layer_path(node: Node) -> str | None:
     """The path of the outermost numbered module that made the node, such as `layers.7`."""
     found = _INDEXED.match(module_path(node))
     return found.group() if found else None

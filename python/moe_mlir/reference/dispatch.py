@@ -7,7 +7,15 @@ from ._common import normalise, without_padding
 from .selection import rank_experts
 
 
-def dispatch(idx, num_experts, *, capacity=None, priority=None, mask=None, capacity_factor=None):
+def dispatch(
+    idx: torch.Tensor,
+    num_experts: int,
+    *,
+    capacity: int | None = None,
+    priority: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    capacity_factor: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(slots [.., k], offsets [E+1], counts [E]): rows in the order of the experts.
 
     All first choices take their rows in token order, then all second choices;
@@ -42,12 +50,12 @@ def dispatch(idx, num_experts, *, capacity=None, priority=None, mask=None, capac
     return slots.reshape(shape), offsets, counts
 
 
-def capacity_of(tokens, num_experts, k, factor):
+def capacity_of(tokens: int, num_experts: int, k: int, factor: float) -> int:
     """Rows that an expert takes at a capacity factor: k floor(cf ceil(T / E)) (3.10)."""
     return k * int(factor * -(-tokens // num_experts))
 
 
-def combine(expert_out, gates, slots):
+def combine(expert_out: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """y_i = sum_a g_ia expert_out[slots_ia]; a slot of -1 adds nothing; docs/Spec.md 3.10."""
     expert_out, gates = wide(expert_out, gates)
     placed = slots >= 0
@@ -57,7 +65,15 @@ def combine(expert_out, gates, slots):
     return (rows * torch.where(placed, gates, 0.0)[..., None]).sum(dim=-2)
 
 
-def soft_dispatch(x, phi, *, scale=1.0, eps=1e-6, mask=None, m=None):
+def soft_dispatch(
+    x: torch.Tensor,
+    phi: torch.Tensor,
+    *,
+    scale: float | torch.Tensor = 1.0,
+    eps: float = 1e-6,
+    mask: torch.Tensor | None = None,
+    m: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(dispatch, combine), each [.., N, E, p]: SoftMoE's two softmaxes; docs/Spec.md 3.8.
 
     `m` [.., N, D] is the metric of each token (Soft-ACMoE), a constant.

@@ -1,12 +1,20 @@
 """Losses on routing, and the bias that balances without one (docs/Spec.md 4, 9.2 F14)."""
 
+from typing import Literal
+
 import torch
 
 from ..formulas import ratio, wide
 from ._common import log_sum_exp
 
 
-def balance_loss(p, idx, *, mask=None, divide_by="tokens"):
+def balance_loss(
+    p: torch.Tensor,
+    idx: torch.Tensor,
+    *,
+    mask: torch.Tensor | None = None,
+    divide_by: Literal["tokens", "assignments"] = "tokens",
+) -> torch.Tensor:
     """E sum_e f_e P_e: f the share of assignments, P the mean probability.
 
     `divide_by="assignments"` divides P by tokens * k, as fastmoe's descendants do.
@@ -26,7 +34,7 @@ def balance_loss(p, idx, *, mask=None, divide_by="tokens"):
     return experts * (ratio(load, load.sum()) * ratio(p.sum(dim=0), divisor)).sum()
 
 
-def z_loss(z, *, mask=None):
+def z_loss(z: torch.Tensor, *, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Mean over the tokens of LSE(z)^2; a token without support counts with 0 (E6)."""
     (z,) = wide(z)
     z = z.reshape(-1, z.shape[-1])
@@ -37,7 +45,7 @@ def z_loss(z, *, mask=None):
     return square.sum() / max(1, square.numel())
 
 
-def bias_update(bias, counts, *, gamma=0.001):
+def bias_update(bias: torch.Tensor, counts: torch.Tensor, *, gamma: float = 0.001) -> torch.Tensor:
     """bias + gamma sign(mean load - load), sign(0) = 0: after the optimizer's step."""
     (bias,) = wide(bias.detach())
     # The sign of the mean minus the load in integers: exact for any counts.

@@ -4,6 +4,7 @@ They favour the reading over the speed: each holds the whole N x N matrix.
 """
 
 import math
+from typing import Literal
 
 import torch
 
@@ -12,17 +13,17 @@ from ._common import log_sum_exp, without_padding
 
 
 def visible_keys(
-    n,
-    nk,
+    n: int,
+    nk: int,
     *,
-    causal,
-    window=None,
-    exclude_self=False,
-    key_mask=None,
-    query_mask=None,
-    rows=slice(None),
-    device=None,
-):
+    causal: bool,
+    window: int | None = None,
+    exclude_self: bool = False,
+    key_mask: torch.Tensor | None = None,
+    query_mask: torch.Tensor | None = None,
+    rows: slice = slice(None),
+    device: torch.device | None = None,
+) -> torch.Tensor:
     """Which key [.., n, nk] each query may see: the rule of docs/Spec.md 2.
 
     `rows` restricts the answer to a slice of the queries.
@@ -45,18 +46,18 @@ def visible_keys(
 
 
 def similarity_inform(
-    u,
-    e,
+    u: torch.Tensor,
+    e: torch.Tensor,
     *,
-    causal,
-    uk=None,
-    ws=None,
-    tau=1.0,
-    mask=None,
-    window=None,
-    restrict="all",
-    precision="ieee",
-):
+    causal: bool,
+    uk: torch.Tensor | None = None,
+    ws: torch.Tensor | None = None,
+    tau: float | torch.Tensor = 1.0,
+    mask: torch.Tensor | None = None,
+    window: int | None = None,
+    restrict: Literal["all", "entropy"] = "all",
+    precision: Literal["ieee", "tf32"] = "ieee",
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(p, lse): expert probabilities mixed over similar tokens; docs/Spec.md 3.3."""
     del precision  # the meaning has no roundings
     u, e, uk, ws = wide(u, e, uk, ws)
@@ -129,18 +130,18 @@ def _mean_entropies(rows, query_mask, scope):
 
 
 def attention(
-    q,
-    k,
-    v,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     *,
-    causal,
-    bias=None,
-    mask=None,
-    scale=None,
-    window=None,
-    exclude_self=False,
-    precision="ieee",
-):
+    causal: bool,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    exclude_self: bool = False,
+    precision: Literal["ieee", "tf32"] = "ieee",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(out, row_lse, row_entropy): attention, and how sure its rows are; docs/Spec.md 3.4."""
     del precision  # the meaning has no roundings
     q, k, v, bias = wide(q, k, v, bias)
@@ -159,8 +160,16 @@ def attention(
 
 
 def attention_entropy(
-    q, k, *, causal, bias=None, mask=None, scale=None, window=None, exclude_self=False
-):
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    causal: bool,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    exclude_self: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(entropy [B,H], rows [B,H,N]) of the attention's own weights; docs/Spec.md 3.5."""
     q, k, bias = wide(q.detach(), k.detach(), None if bias is None else bias.detach())
     logits, query_mask = _prior_logits(
@@ -177,7 +186,7 @@ def attention_entropy(
     return _mean_entropies(rows, query_mask, "sequence"), rows
 
 
-def lowest_entropy_head(mean):
+def lowest_entropy_head(mean: torch.Tensor) -> torch.Tensor:
     """argmin over the heads [B,H], ties to the lower head (E19)."""
     mean = mean.masked_fill(mean.isnan(), math.inf)
     heads = torch.arange(mean.shape[-1], device=mean.device)
@@ -186,30 +195,30 @@ def lowest_entropy_head(mean):
 
 
 def attention_posterior(
-    q,
-    k,
-    u,
-    e,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    u: torch.Tensor,
+    e: torch.Tensor,
     *,
-    causal,
-    vp=None,
-    v=None,
-    wo=None,
-    bias=None,
-    head_prior=None,
-    mask=None,
-    query_mask=None,
-    row_lse=None,
-    row_entropy=None,
-    sigma=1.0,
-    scale=None,
-    head_mode="min_entropy",
-    head_scope="sequence",
-    window=None,
-    exclude_self=False,
-    precision="ieee",
-    return_lse=False,
-):
+    causal: bool,
+    vp: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    wo: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    head_prior: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    query_mask: torch.Tensor | None = None,
+    row_lse: torch.Tensor | None = None,
+    row_entropy: torch.Tensor | None = None,
+    sigma: float | torch.Tensor = 1.0,
+    scale: float | None = None,
+    head_mode: Literal["min_entropy", "all"] = "min_entropy",
+    head_scope: Literal["sequence", "batch"] = "sequence",
+    window: int | None = None,
+    exclude_self: bool = False,
+    precision: Literal["ieee", "tf32"] = "ieee",
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, ...]:
     """(p, head): expert probabilities mixed by attention's posterior; docs/Spec.md 3.4.
 
     Written with the densities of Lemma 1 themselves, `ln N(u_i | v'_j, sigma^2)`

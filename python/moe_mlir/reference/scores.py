@@ -6,14 +6,27 @@ from ..formulas import mix_metric, wide
 from ._common import normalise
 
 
-def router_logits(h, weight, bias=None):
+def router_logits(
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """z = h W^T + b; docs/Spec.md 3.2."""
     h, weight, bias = wide(h, weight, bias)
     z = h @ weight.T
     return z if bias is None else z + bias
 
 
-def cosine_logits(h, omega, emb, *, tau=1.0, eps=1e-4, norm_token=True, norm_emb=True):
+def cosine_logits(
+    h: torch.Tensor,
+    omega: torch.Tensor | None,
+    emb: torch.Tensor,
+    *,
+    tau: float | torch.Tensor = 1.0,
+    eps: float = 1e-4,
+    norm_token: bool = True,
+    norm_emb: bool = True,
+) -> torch.Tensor:
     """z = cos(Omega h, e_j) / tau; docs/Spec.md 3.2. `omega` may be None."""
     h, omega, emb = wide(h, omega, emb)
     if not eps > 0:
@@ -31,7 +44,14 @@ def cosine_logits(h, omega, emb, *, tau=1.0, eps=1e-4, norm_token=True, norm_emb
     return token @ emb.T / tau
 
 
-def hyper_router(e, w1, b1, w2, b2, num_experts):
+def hyper_router(
+    e: torch.Tensor,
+    w1: torch.Tensor,
+    b1: torch.Tensor,
+    w2: torch.Tensor,
+    b2: torch.Tensor,
+    num_experts: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(weight [E,D], bias [E]) that a frozen network makes of `e`; docs/Spec.md 3.2.
 
     W2 relu(W1 e + b1) + b2 read as [E, D+1] rows, the bias last.
@@ -47,7 +67,15 @@ def hyper_router(e, w1, b1, w2, b2, num_experts):
     return rows[:, :-1], rows[:, -1]
 
 
-def ac_logits(h, m, prev_idx, emb, *, prev_gates=None, bias=None):
+def ac_logits(
+    h: torch.Tensor,
+    m: torch.Tensor,
+    prev_idx: torch.Tensor,
+    emb: torch.Tensor,
+    *,
+    prev_gates: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
     """z = h^T M_{k*} e_k with the previous layer's experts k*; docs/Spec.md 3.6."""
     h, emb, bias = wide(h, emb, bias)
     if prev_gates is None and prev_idx.shape[-1] > 1:

@@ -1,13 +1,14 @@
 """Selection of experts: orders, top-k and thresholds (docs/Spec.md 3.1, 3.9, 9.1)."""
 
 import math
+from typing import Literal
 
 import torch
 
 from ..formulas import map_scores, ratio, softmax, wide
 
 
-def rank_experts(scores):
+def rank_experts(scores: torch.Tensor) -> torch.Tensor:
     """Experts of each row in the order of E1: value descending, index ascending.
 
     +0 equals -0 (E2) and NaN ranks below -inf (E3). Two stable sorts: by value
@@ -29,15 +30,15 @@ def _check_k(op, k, num_experts):
 
 
 def topk_renorm(
-    scores,
-    k,
+    scores: torch.Tensor,
+    k: int,
     *,
-    kind="logits",
-    renorm=True,
-    route_scale=1.0,
-    mask=None,
-    index_dtype=torch.int64,
-):
+    kind: Literal["logits", "probs"] = "logits",
+    renorm: bool = True,
+    route_scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    index_dtype: torch.dtype = torch.int64,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(gates, indices) of the k best experts; docs/Spec.md 3.1."""
     (scores,) = wide(scores)
     _check_k("topk_renorm", k, scores.shape[-1])
@@ -61,22 +62,22 @@ def topk_renorm(
 
 
 def grouped_topk(
-    scores,
-    k,
+    scores: torch.Tensor,
+    k: int,
     *,
-    bias=None,
-    score="sigmoid",
-    n_group=1,
-    topk_group=1,
-    group_score="top2",
-    renorm=True,
-    eps=0.0,
-    route_scale=1.0,
-    mask=None,
-    num_valid=None,
-    forced=None,
-    index_dtype=torch.int64,
-):
+    bias: torch.Tensor | None = None,
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "sigmoid",
+    n_group: int = 1,
+    topk_group: int = 1,
+    group_score: Literal["top2", "max"] = "top2",
+    renorm: bool = True,
+    eps: float = 0.0,
+    route_scale: float = 1.0,
+    mask: torch.Tensor | None = None,
+    num_valid: int | torch.Tensor | None = None,
+    forced: torch.Tensor | None = None,
+    index_dtype: torch.dtype = torch.int64,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(gates, indices): biased, group-limited or forced selection; docs/Spec.md 9.1.
 
     The gates come from the scores without the bias. `score` is "softmax",
@@ -137,7 +138,12 @@ def _check_groups(experts, k, n_group, topk_group):
         )
 
 
-def kept_experts(choice, n_group, topk_group, group_score):
+def kept_experts(
+    choice: torch.Tensor,
+    n_group: int,
+    topk_group: int,
+    group_score: Literal["top2", "top2_sum", "max"],
+) -> torch.Tensor:
     """Which experts [.., experts] are of the best groups, by the choice scores; docs/Spec.md 9.1."""
     groups = choice.unflatten(-1, (n_group, -1))
     ordered = groups.masked_fill(groups.isnan(), -math.inf)
@@ -166,7 +172,13 @@ def _gates_of(x, mapped, indices, outside, score, renorm, eps):
     return ratio(value, value.sum(dim=-1, keepdim=True) + eps) if renorm else value
 
 
-def threshold_renorm(p, theta, *, renorm=True, mask=None):
+def threshold_renorm(
+    p: torch.Tensor,
+    theta: float | torch.Tensor,
+    *,
+    renorm: bool = True,
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(gates [.., experts], count [..]) of the experts with p > theta; docs/Spec.md 3.9.
 
     Strictly above (E20); a token without any keeps its best expert. A `theta`
@@ -190,7 +202,7 @@ def threshold_renorm(p, theta, *, renorm=True, mask=None):
     return gates, count
 
 
-def densify(gates, indices, num_experts):
+def densify(gates: torch.Tensor, indices: torch.Tensor, num_experts: int) -> torch.Tensor:
     """[.., k] gates on their experts in [.., num_experts], zeros elsewhere; docs/Spec.md 3.1."""
     (gates,) = wide(gates)
     # An index of -1 goes to a column that is cut off.
@@ -199,7 +211,7 @@ def densify(gates, indices, num_experts):
     return dense.scatter(-1, where, gates)[..., :-1]
 
 
-def make_finite(scores, *, scope="row"):
+def make_finite(scores: torch.Tensor, *, scope: Literal["row", "tensor"] = "row") -> torch.Tensor:
     """Non-finite scores become the least finite one, of the row or of the whole tensor.
 
     Where nothing is finite they become 0. The replacement is a constant for

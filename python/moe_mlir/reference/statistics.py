@@ -1,11 +1,20 @@
 """What a batch says of the experts: dispersions and co-selections (docs/Spec.md 3.6, 3.7)."""
 
+from typing import Literal
+
 import torch
 
 from ..formulas import blend_counts, co_selections, wide
 
 
-def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
+def mad_dispersion(
+    h: torch.Tensor,
+    assign: torch.Tensor,
+    num_experts: int,
+    *,
+    measure: Literal["mad", "variance", "pairwise"] = "mad",
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(s [E,D], mean [E,D], count [E]) of each expert's tokens; docs/Spec.md 3.6."""
     (h,) = wide(h.detach())
     h, assign = h.reshape(-1, h.shape[-1]), assign.reshape(-1)
@@ -29,7 +38,17 @@ def mad_dispersion(h, assign, num_experts, *, measure="mad", mask=None):
     return empty.index_add(0, assign, spread) / size, mean, count
 
 
-def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", include_empty=False):
+def dispersion_weights(
+    s: torch.Tensor,
+    count: torch.Tensor,
+    *,
+    eps: float = 1e-4,
+    clamp: float | None = None,
+    scale: Literal[
+        "cluster", "feature", "global", "global_preclamp", "dispersion", "none"
+    ] = "cluster",
+    include_empty: bool = False,
+) -> torch.Tensor:
     """M [E,D], the scaled inverse of the dispersion; docs/Spec.md 3.6."""
     (s,) = wide(s.detach())
     if not eps > 0:
@@ -60,7 +79,13 @@ def dispersion_weights(s, count, *, eps=1e-4, clamp=None, scale="cluster", inclu
     return torch.where(live > 0, weight, torch.ones_like(weight))
 
 
-def adjacency_gate(p, a, *, threshold=0.0, cold_start="literal"):
+def adjacency_gate(
+    p: torch.Tensor,
+    a: torch.Tensor,
+    *,
+    threshold: float = 0.0,
+    cold_start: Literal["literal", "base"] = "literal",
+) -> torch.Tensor:
     """g = A p with entries below the threshold dropped; docs/Spec.md 3.7."""
     p, a = wide(p, a.detach())
     kept = torch.where(a >= threshold, a, torch.zeros_like(a))
@@ -70,7 +95,15 @@ def adjacency_gate(p, a, *, threshold=0.0, cold_start="literal"):
     return p @ kept.T
 
 
-def adjacency_update(a, idx, *, beta=0.9, norm="row", diagonal=True, mask=None):
+def adjacency_update(
+    a: torch.Tensor,
+    idx: torch.Tensor,
+    *,
+    beta: float = 0.9,
+    norm: Literal["row", "col", "eq7"] = "row",
+    diagonal: bool = True,
+    mask: torch.Tensor | None = None,
+) -> torch.Tensor:
     """A' = beta A + (1 - beta) norm(C) with the co-selection counts C; docs/Spec.md 3.7."""
     counts = co_selections(idx, a.shape[0], mask=mask)
     return blend_counts(a, counts, beta=beta, norm=norm, diagonal=diagonal)

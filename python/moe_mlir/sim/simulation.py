@@ -9,17 +9,33 @@ their kernels run in the PTX simulator, on CPU tensors. Backward passes that are
 written in torch stay in torch.
 """
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import functools
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from .. import jit
 from ..launch import LaunchPlan
 from .module import Module
+from .report import Report
 
+# A Simulation, or what else runs kernels in its place.
+_Runner = TypeVar("_Runner")
 _active = contextvars.ContextVar("moe_mlir_simulation", default=None)
+
+
+class _Kernel(Protocol):
+    """What a simulation asks of a kernel of ops, which imports this module."""
+
+    @property
+    def op(self) -> str: ...
+
+    def text(self) -> str: ...
 
 
 class SimulationError(RuntimeError):
@@ -35,11 +51,11 @@ class Simulation:
     strict: bool
     reports: list = field(default_factory=list)
 
-    def run(self, kernel, tensors):
+    def run(self, kernel: _Kernel, tensors: Sequence[Any]) -> None:
         """Runs a kernel (ops/_kernel.py) on inputs and result buffers."""
         self.run_function(device_functions(kernel.text(), self.chip)[kernel.op], tensors)
 
-    def run_function(self, function, buffers):
+    def run_function(self, function: DeviceFunction, buffers: Sequence[Any]) -> None:
         """Runs a DeviceFunction on inputs and result buffers."""
         reports = function(*buffers, **self.options)
         self.reports += reports
@@ -49,7 +65,7 @@ class Simulation:
 
 
 @contextlib.contextmanager
-def simulate(chip="sm_90", *, strict=True, **options):
+def simulate(chip: str = "sm_90", *, strict: bool = True, **options: Any) -> Iterator[Simulation]:
     """Runs the routing ops on a simulated GPU while the block lasts.
 
     Args:
@@ -65,7 +81,7 @@ def simulate(chip="sm_90", *, strict=True, **options):
 
 
 @contextlib.contextmanager
-def intercept(runner):
+def intercept(runner: _Runner) -> Iterator[_Runner]:
     """Gives the kernels of the routing ops to `runner.run` while the block lasts."""
     token = _active.set(runner)
     try:
@@ -74,7 +90,7 @@ def intercept(runner):
         _active.reset(token)
 
 
-def active_simulation():
+def active_simulation() -> Any:
     """The innermost simulation, or what else intercepts kernels, or None."""
     return _active.get()
 
@@ -86,7 +102,7 @@ class DeviceFunction:
         self.module = module
         self.plan = plan
 
-    def __call__(self, *buffers, **options) -> list:
+    def __call__(self, *buffers: Any, **options: Any) -> list[Report]:
         """Launches the kernels in order on inputs and result buffers; returns their reports."""
         buffers = self.plan.align(buffers)
         parameters, sizes = list(buffers), self.plan.sizes(buffers)

@@ -8,13 +8,20 @@ import operator
 import re
 import struct
 import threading
-from typing import Any, Mapping, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from .arguments import SWIZZLES, TensorMap
 from .memory import HostArray, is_tensor
 from .module import CHECKS, Module, extent
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
+
+    from .report import Report
 
 # Element types of Triton's pointers -> what an array may hold. NumPy lacks some: their bits do.
 _ELEMENTS = {
@@ -300,7 +307,13 @@ class _Pointer:
         return self.offset
 
 
-def compile_triton(kernel, args, *, chip: str = "sm_90", **options):
+def compile_triton(
+    kernel: JITFunction,
+    args: Sequence[Any] | Mapping[str, Any],
+    *,
+    chip: str = "sm_90",
+    **options: Any,
+) -> CompiledKernel:
     """Compiles a `@triton.jit` function for a chip, without a GPU.
 
     The kernel is specialised as `kernel[grid](*args, **options)` would do: on the types of `args`,
@@ -342,9 +355,20 @@ def compile_triton(kernel, args, *, chip: str = "sm_90", **options):
         return kernel.warmup(*positional, grid=(1,), **named)
 
 
-def launch_triton(compiled, grid, args, *, checks=CHECKS, allow=_TRITONS_WAYS,
-                  smem_alignment="hardware", seed=0, policy=0, numerics="exact", threads=0,
-                  trace_shared=False):
+def launch_triton(
+    compiled: CompiledKernel,
+    grid: int | Sequence[int],
+    args: Sequence[Any] | Mapping[str, Any],
+    *,
+    checks: Sequence[str] = CHECKS,
+    allow: Sequence[str] = _TRITONS_WAYS,
+    smem_alignment: Literal["hardware", "declared"] = "hardware",
+    seed: int = 0,
+    policy: Literal[0, 1] = 0,
+    numerics: Literal["exact", "tensor_core", "perturbed"] = "exact",
+    threads: int = 0,
+    trace_shared: bool = False,
+) -> Report:
     """Runs a kernel that Triton compiled, with checks, as Triton's launcher would on a GPU.
 
     The block is of `32 * num_warps` threads, those of warp specialisation counted, the cluster of

@@ -1,5 +1,6 @@
-"""Editors and type checkers read the ops' annotations, which py.typed tells them of."""
+"""Editors and type checkers read the annotations, which py.typed tells them of."""
 
+import ast
 import inspect
 from pathlib import Path
 
@@ -8,9 +9,69 @@ import pytest
 import moe_mlir
 from moe_mlir import ops
 
+_PACKAGE = Path(moe_mlir.__file__).parent
+# Commands that no program imports, and packages whose own modules are not for users; of `ops` the
+# functions in `__all__` are, which have a test of their own.
+_NOT_COVERED = {"bench", "demo", "gpu_check", "models", "fx", "importer", "nn", "ops"}
+
+
+def _public_modules():
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        parts = path.relative_to(_PACKAGE).parts
+        hidden = any(part.startswith("_") and part != "__init__.py" for part in parts)
+        if not hidden and parts[0] not in _NOT_COVERED:
+            yield path
+
+
+def _public_functions(body):
+    """(function, whether it is a method) of a module's or a class's statements."""
+    for node in body:
+        if getattr(node, "name", "_").startswith("_"):
+            continue
+        if isinstance(node, ast.ClassDef):
+            yield from ((function, True) for function, _ in _public_functions(node.body))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, False
+
+
+def _problems(function, is_method):
+    """What the annotations of a function lack."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    pairs = [*zip(positional, defaults), *zip(given.kwonlyargs, given.kw_defaults)]
+    pairs += [(a, None) for a in (given.vararg, given.kwarg) if a]
+    decorators = {getattr(d, "id", "") for d in function.decorator_list}
+    if is_method and "staticmethod" not in decorators:
+        pairs = pairs[1:]
+    if function.returns is None:
+        yield "the result"
+    for argument, default in pairs:
+        if argument.annotation is None:
+            yield argument.arg
+        elif isinstance(default, ast.Constant) and default.value is None:
+            annotation = ast.unparse(argument.annotation)
+            if "None" not in annotation and annotation != "Any":
+                yield f"{argument.arg} = None"
+
+
+@pytest.mark.parametrize("path", list(_public_modules()),
+                         ids=lambda path: str(path.relative_to(_PACKAGE)))
+def test_a_public_module_is_annotated(path):
+    functions = _public_functions(ast.parse(path.read_text()).body)
+    missing = {f.name: lacks for f, is_method in functions
+               if (lacks := list(_problems(f, is_method)))}
+    assert not missing
+
+
+def test_a_missing_annotation_is_found():
+    source = "class C:\n    def f(self, x, *, y: int = None): ...\ndef g(z: int) -> int: ..."
+    found = [list(_problems(*pair)) for pair in _public_functions(ast.parse(source).body)]
+    assert found == [["the result", "x", "y = None"], []]
+
 
 def test_the_package_says_that_it_is_typed():
-    assert (Path(moe_mlir.__file__).parent / "py.typed").exists()
+    assert (_PACKAGE / "py.typed").exists()
 
 
 @pytest.mark.parametrize("name", ops.__all__)
