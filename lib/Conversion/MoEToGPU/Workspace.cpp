@@ -59,7 +59,9 @@ static AffineExpr getDimExpr(Value buffer, int64_t position,
   if (!collapse)
     return {};
   AffineExpr size = getAffineConstantExpr(1, function.getContext());
-  for (int64_t dim : collapse.getReassociationIndices()[position]) {
+  // The loop needs a copy: the getter makes its groups anew.
+  ReassociationIndices group = collapse.getReassociationIndices()[position];
+  for (int64_t dim : group) {
     AffineExpr expr = getDimExpr(collapse.getSrc(), dim, function);
     if (!expr)
       return {};
