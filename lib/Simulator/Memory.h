@@ -60,9 +60,6 @@ inline u64 laneAddress(Warp &warp, u32 place, bool wide, u32 lane) {
 Block *sharedOwner(Block &block, u64 address, u64 bytes, u64 &offset);
 /// As sharedOwner, for a generic address.
 Block *sharedOwnerOfGeneric(Block &block, u64 address, u64 &sharedAddress);
-inline u8 *sharedPointer(Block &owner, u64 offset) {
-  return owner.shared + offset;
-}
 
 /// Checks one access of `lanes` to shared memory; null if it is out of bounds.
 u8 *touchShared(Warp &warp, u64 address, u32 bytes, Access &access);

@@ -212,7 +212,6 @@ private:
                    u32 bytes, u64 start, const Span &span);
   bool checkReaders(const Access &access, Cell &cell, const Stamp &mine,
                     u64 address);
-  void reportUninit(const Access &access, u32 lane, u64 address);
   bool recordRead(const Access &access, Cell &cell, const Stamp &mine);
   bool addReader(const Access &access, Cell &cell, const Stamp &mine);
   void recordWrite(const Access &access, Cell &cell, const Stamp &mine);

@@ -32,12 +32,14 @@ SmallVector<KernelConfigAttr> KernelFacts::getConfigs(Operation *op) const {
   return found->second(op);
 }
 
-bool mlir::moe::isForGPU(Operation *op) {
+Attribute mlir::moe::getTarget(Operation *op) {
   auto module = dyn_cast<ModuleOp>(op);
   if (!module)
     module = op->getParentOfType<ModuleOp>();
-  return module && module->hasAttr(kTargetAttrName);
+  return module ? module->getAttr(kTargetAttrName) : Attribute();
 }
+
+bool mlir::moe::isForGPU(Operation *op) { return getTarget(op) != nullptr; }
 
 void mlir::moe::decomposeIf(
     Operation *root,

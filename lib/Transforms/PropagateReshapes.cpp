@@ -145,10 +145,7 @@ struct WorkOnRowsBeforeTheyAreJoined
 
 private:
   static bool canShareLoop(Operation *producer) {
-    if (!isa_and_nonnull<TilingInterface>(producer))
-      return false;
-    KernelConfigAttr config = getKernelConfig(producer);
-    return !config || config.getLoop() == KernelLoop::Shared;
+    return isa_and_nonnull<TilingInterface>(producer) && !hasOwnLoop(producer);
   }
 
   /// The reshape that joins leading dims, and only those, of what an op that

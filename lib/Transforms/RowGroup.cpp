@@ -82,8 +82,7 @@ static Rows getAllRowDims(TilingInterface op) {
         ++innermost[dim.getPosition()];
   }
   unsigned numInits = dps.getNumDpsInits();
-  KernelConfigAttr config = getKernelConfig(op);
-  bool mayCutInnermost = config && config.getLoop() == KernelLoop::Own;
+  bool mayCutInnermost = hasOwnLoop(op);
   Rows rows;
   std::optional<unsigned> last;
   for (auto [dim, iterator] : llvm::enumerate(iterators)) {
@@ -200,8 +199,7 @@ bool RowGroup::isCandidate(Operation *op) const {
   return isa<TilingInterface>(op) && isa<IndexingMapOpInterface>(op) &&
          isa<DestinationStyleOpInterface>(op) &&
          op->getBlock() == rows.front().first->getBlock() && !isTaken(op) &&
-         !(getKernelConfig(op) &&
-           getKernelConfig(op).getLoop() == KernelLoop::Own);
+         !hasOwnLoop(op);
 }
 
 bool RowGroup::isOfRouting() const {

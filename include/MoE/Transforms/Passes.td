@@ -85,12 +85,11 @@ def MoEDecomposePass : Pass<"moe-decompose"> {
     missed remark with the reason (`--remarks-filter-missed='moe-.*'`).
   }];
   let dependentDialects = [
-    // For the names of the ops, which the option `ops` is checked against.
-    "::mlir::moe::MoEDialect",
     "::mlir::affine::AffineDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
+    // For the names of the ops, which the option `ops` is checked against.
     "::mlir::moe::MoEDialect",
     "::mlir::tensor::TensorDialect",
   ];

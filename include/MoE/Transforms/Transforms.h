@@ -14,6 +14,9 @@ namespace mlir::moe {
 /// an #nvvm.target; without it they run on a CPU.
 inline constexpr llvm::StringLiteral kTargetAttrName = "moe.target";
 
+/// The target of the module around `op`, or of the module `op`; null for a CPU.
+Attribute getTarget(Operation *op);
+
 /// Whether loops around or in `op` become kernels of a GPU.
 bool isForGPU(Operation *op);
 

@@ -278,7 +278,7 @@ struct CoSelectionsToLoops : OpRewritePattern<CoSelectionsOp> {
 };
 } // namespace
 
-void mlir::moe::populateAdjacencyToCPUPatterns(
+void mlir::moe::populateCoSelectionsToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
   patterns.add<CoSelectionsToLoops>(patterns.getContext(), options);
 }

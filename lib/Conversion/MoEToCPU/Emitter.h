@@ -16,9 +16,13 @@
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
 
+#include <limits>
+
 namespace mlir::moe {
 
 using Values = SmallVector<Value>;
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Emitter : public ArithmeticBuilder {
 public:

@@ -30,7 +30,7 @@ using namespace mlir::moe;
 
 void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
                                          const CPUVectorOptions &options) {
-  populateAdjacencyToCPUPatterns(patterns, options);
+  populateCoSelectionsToCPUPatterns(patterns, options);
   populateCombineToCPUPatterns(patterns, options);
   populateContractionToCPUPatterns(patterns, options);
   populateDispatchToCPUPatterns(patterns, options);

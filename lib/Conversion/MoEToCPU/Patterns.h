@@ -8,8 +8,8 @@
 
 namespace mlir::moe {
 
-void populateAdjacencyToCPUPatterns(RewritePatternSet &patterns,
-                                    const CPUVectorOptions &options);
+void populateCoSelectionsToCPUPatterns(RewritePatternSet &patterns,
+                                       const CPUVectorOptions &options);
 
 void populateCombineToCPUPatterns(RewritePatternSet &patterns,
                                   const CPUVectorOptions &options);

@@ -24,8 +24,6 @@
 #include "SoftmaxMixQueries.h"
 #include "SoftmaxMixSplits.h"
 
-#include <limits>
-
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -37,8 +35,6 @@ static constexpr int64_t kMaxSplits = 4;
 /// Rows of a split where there are enough: adding the gradients of two splits
 /// costs as much as their products with 17 rows.
 static constexpr int64_t kSplitRows = 768;
-
-static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Both roles read the same tokens.
 static MixOperands getOperands(SoftmaxMixBackwardSelfOp op) {

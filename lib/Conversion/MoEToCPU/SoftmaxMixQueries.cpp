@@ -2,12 +2,8 @@
 
 #include "SoftmaxMixQueries.h"
 
-#include <limits>
-
 using namespace mlir;
 using namespace mlir::moe;
-
-static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// How far lse may be from their middle. An exponent as large as this is
 /// rounded by 2e-6, and as much of a weight is lost.

@@ -4,12 +4,8 @@
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
-#include <limits>
-
 using namespace mlir;
 using namespace mlir::moe;
-
-static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 //===----------------------------------------------------------------------===//
 // Set-up

@@ -21,8 +21,6 @@
 #include "SoftmaxMixSplits.h"
 #include "SoftmaxMixState.h"
 
-#include <limits>
-
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -34,8 +32,6 @@ static constexpr int64_t kMaxSplits = 8;
 /// Rows of a split where there are enough: it packs all columns, which costs as
 /// much as 48 rows.
 static constexpr int64_t kSplitRows = 384;
-
-static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 namespace {
 class SelfMixKernel {

@@ -21,12 +21,9 @@
 #include "llvm/Support/MathExtras.h"
 
 #include <functional>
-#include <limits>
 
 using namespace mlir;
 using namespace mlir::moe;
-
-static constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// From that share on a choice's exponential is far from both ends of f32.
 static constexpr double kLikely = 0x1p-20;

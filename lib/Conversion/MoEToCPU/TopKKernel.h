@@ -9,8 +9,6 @@
 #include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
 #include "MoE/Dialect/MoE/Utils/SortableKeys.h"
 
-#include <limits>
-
 namespace mlir::moe {
 
 /// Above this many places the list moves from registers to a stack buffer.
@@ -24,8 +22,6 @@ inline constexpr int64_t kMaxFilterExperts = 1024;
 
 /// How far ahead of their use scores are fetched.
 inline constexpr int64_t kFetchBytes = 4096;
-
-inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// `max`, or 0 for a row without support, so that -inf - max stays -inf.
 inline Value getShift(Emitter &e, Value max) {

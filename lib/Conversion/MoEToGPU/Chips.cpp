@@ -4,7 +4,6 @@
 #include "MoE/Transforms/Transforms.h"
 
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
-#include "mlir/IR/BuiltinOps.h"
 
 #include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/StringExtras.h"
@@ -25,12 +24,7 @@ const Chip *mlir::moe::findChip(StringRef name) {
 }
 
 Chip mlir::moe::getChip(Operation *op) {
-  auto module = dyn_cast<ModuleOp>(op);
-  if (!module)
-    module = op->getParentOfType<ModuleOp>();
-  auto target =
-      module ? module->getAttrOfType<NVVM::NVVMTargetAttr>(kTargetAttrName)
-             : NVVM::NVVMTargetAttr();
+  auto target = dyn_cast_or_null<NVVM::NVVMTargetAttr>(getTarget(op));
   const Chip *chip = target ? findChip(target.getChip()) : nullptr;
   return chip ? *chip : Chip();
 }

@@ -113,10 +113,10 @@ Plan::Plan(ThreadBuilder &b, MadDispersionOp op, BlockShape block) {
 
 namespace {
 /// Emits what a block does for its slab, range and part.
-class Sweep {
+class BlockSums {
 public:
-  Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block,
-        const Plan &plan);
+  BlockSums(ThreadBuilder &b, MadDispersionOp op, BlockShape block,
+            const Plan &plan);
 
   /// The sums of the rows; with one part everything that follows from them,
   /// else sums[part, cluster, column] and counts[part, cluster].
@@ -179,8 +179,8 @@ private:
 };
 } // namespace
 
-Sweep::Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block,
-             const Plan &plan)
+BlockSums::BlockSums(ThreadBuilder &b, MadDispersionOp op, BlockShape block,
+                     const Plan &plan)
     : b(b), op(op), block(block), plan(plan),
       cluster(b, block,
               {affine::makeComposedFoldedAffineApply(
@@ -217,7 +217,7 @@ Sweep::Sweep(ThreadBuilder &b, MadDispersionOp op, BlockShape block,
 //===----------------------------------------------------------------------===//
 
 /// Appends the tokens of the range among first .. min(first + 128, end).
-void Sweep::list128(Value first) {
+void BlockSums::list128(Value first) {
   Value token = b.add(first, thread);
   Value isMember = less(token, end);
   token = minimum(token, b.sub(end, b.index(1)));
@@ -258,7 +258,7 @@ void Sweep::list128(Value first) {
   gpu::BarrierOp::create(b);
 }
 
-void Sweep::listTokens() {
+void BlockSums::listTokens() {
   b.loop(thread, b.index(plan.range), block.numThreads,
          [&](Value i) { store(b.i32(0), ownCounts, i); });
   gpu::BarrierOp::create(b);
@@ -275,13 +275,13 @@ void Sweep::listTokens() {
 // The table
 //===----------------------------------------------------------------------===//
 
-void Sweep::clear() {
+void BlockSums::clear() {
   b.loop(b.index(0), b.index(plan.range), 1,
          [&](Value i) { store(b.f32(0.0), table, inTable(i)); });
 }
 
 /// h, or its deviation from the mean of a cluster of the range.
-Value Sweep::getTerm(Value row, Value inRange, bool isDeviation) {
+Value BlockSums::getTerm(Value row, Value inRange, bool isDeviation) {
   Value term = b.loadF32(op.getH(), {row, column});
   if (!isDeviation)
     return term;
@@ -294,7 +294,7 @@ Value Sweep::getTerm(Value row, Value inRange, bool isDeviation) {
              : b.abs(deviation);
 }
 
-void Sweep::addGroup(Value first, int64_t count, bool areDeviations) {
+void BlockSums::addGroup(Value first, int64_t count, bool areDeviations) {
   SmallVector<Value> places, terms;
   for (int64_t i = 0; i < count; ++i) {
     Value entry = load(listed, b.add(first, b.index(i)));
@@ -307,7 +307,7 @@ void Sweep::addGroup(Value first, int64_t count, bool areDeviations) {
     store(b.add(load(table, place), term), table, place);
 }
 
-void Sweep::addRows(bool areDeviations) {
+void BlockSums::addRows(bool areDeviations) {
   Value step = b.index(kRowsAtATime);
   Value grouped = b.mul(b.op<arith::DivUIOp>(numListed, step), step);
   b.loop(b.mul(subpart, step), grouped, plan.subparts * kRowsAtATime,
@@ -319,7 +319,7 @@ void Sweep::addRows(bool areDeviations) {
 }
 
 /// The tables of the block become one; all blocks may read it.
-void Sweep::addSubparts() {
+void BlockSums::addSubparts() {
   if (plan.subparts > 1) {
     gpu::BarrierOp::create(b);
     int64_t size = plan.range * plan.slab;
@@ -337,7 +337,7 @@ void Sweep::addSubparts() {
 // Results
 //===----------------------------------------------------------------------===//
 
-void Sweep::forEachOwn(function_ref<void(Value, Value, Value)> body) {
+void BlockSums::forEachOwn(function_ref<void(Value, Value, Value)> body) {
   Workers workers = cluster.getWorkers();
   b.loop(workers.thread, b.index(plan.range * plan.slab), workers.count,
          [&](Value slot) {
@@ -349,7 +349,7 @@ void Sweep::forEachOwn(function_ref<void(Value, Value, Value)> body) {
          });
 }
 
-Value Sweep::getQuotient(Value slot, Value row) {
+Value BlockSums::getQuotient(Value slot, Value row) {
   Value count = load(totalCounts, b.sub(row, firstCluster));
   Value isEmpty = b.compare(CmpIPredicate::eq, count, b.i32(0));
   Value size = arith::SIToFPOp::create(b, b.getF32Type(), count);
@@ -359,7 +359,7 @@ Value Sweep::getQuotient(Value slot, Value row) {
 
 /// Means, deviations from them and dispersions: the totals of the cluster are
 /// those of all tokens.
-void Sweep::finishAlone() {
+void BlockSums::finishAlone() {
   Value isFirstSlab = b.compare(CmpIPredicate::eq, firstColumn, b.index(0));
   Value isFirstBlock =
       b.compare(CmpIPredicate::eq, cluster.getRank(), b.index(0));
@@ -385,7 +385,7 @@ void Sweep::finishAlone() {
   });
 }
 
-void Sweep::writePart(Value sums, Value counts) {
+void BlockSums::writePart(Value sums, Value counts) {
   Value part = cluster.getId(1);
   forEachOwn([&](Value slot, Value row, Value own) {
     store(cluster.sum(table, b.toI32(slot)), sums, {part, row, own});
@@ -398,7 +398,7 @@ void Sweep::writePart(Value sums, Value counts) {
   });
 }
 
-void Sweep::emitSums(Value sums, Value counts) {
+void BlockSums::emitSums(Value sums, Value counts) {
   listTokens();
   clear();
   addRows(/*areDeviations=*/false);
@@ -409,7 +409,7 @@ void Sweep::emitSums(Value sums, Value counts) {
   cluster.barrier();
 }
 
-void Sweep::emitDeviations(Value sums) {
+void BlockSums::emitDeviations(Value sums) {
   b.ifThen(b.negate(plan.isOnePart(b)), [&] {
     listTokens();
     clear();
@@ -507,10 +507,10 @@ struct MadDispersionToGrid : OpRewritePattern<MadDispersionOp> {
       sums = allocateParts(b, plan, spread, b.getF32Type());
       counts = allocateParts(b, plan, op.getOuts()[2], b.getI32Type());
     }
-    emitGrid(b, [&] { Sweep(b, op, block, plan).emitSums(sums, counts); });
+    emitGrid(b, [&] { BlockSums(b, op, block, plan).emitSums(sums, counts); });
     if (plan.mayHaveParts()) {
       emitCombination(b, op, plan, sums, counts, mean);
-      emitGrid(b, [&] { Sweep(b, op, block, plan).emitDeviations(sums); });
+      emitGrid(b, [&] { BlockSums(b, op, block, plan).emitDeviations(sums); });
       emitCombination(b, op, plan, sums, Value(), spread);
     }
     rewriter.eraseOp(op);

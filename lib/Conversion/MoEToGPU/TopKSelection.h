@@ -134,7 +134,6 @@ public:
 
 private:
   // Scores
-  void loadWords();
   void loadScores();
   void widenWords();
   void findNaN();

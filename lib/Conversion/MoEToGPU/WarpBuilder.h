@@ -93,9 +93,9 @@ public:
   /// Registers whose bf16 sum to the pair, the larger parts first: with three,
   /// nothing of an f32 is lost.
   SmallVector<Value> splitBF16(Value low, Value high, int64_t parts);
-  /// Writes eight f32 as units of bf16, one of each part, `planeBytes` apart.
+  /// Writes eight f32 as units of bf16, one of each part, `termBytes` apart.
   void storeSplit(ArrayRef<Value> values, Value pointer, int64_t parts,
-                  int64_t planeBytes);
+                  int64_t termBytes);
 };
 
 /// Keeps ptxas from unrolling the loop of these results: what it would then

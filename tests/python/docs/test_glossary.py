@@ -15,6 +15,7 @@ RETIRED = {
     r"\b(other|own)(Rows?|Values|Features|Planes|Facts)\b|\bnum(Own|Others)\b": "row, column",
     r"PairStrips|\bkMaxStrips\b|\bperStrip\b|SoftmaxMixStrips": "split",
     r"(?<![rR]e)[tT]urned|\bpaysToTurn\b|\bbool exchanged\b|\.exchanged\b": "transposed",
+    r"populateAdjacencyToCPU": "co-selections",
     r"\bforEachMeeting\b|SoftmaxMixSweep|\w*Sweep(Role|Kernel|Plan|Buffers)\b": "role, gradient",
 }
 
@@ -44,7 +45,7 @@ def test_retired_words_are_not_used(pattern, term):
 @pytest.mark.parametrize("text", ["bf16 planes", "kPlanes",
                                   "int64_t otherRows", "numOthers", "PairStrips strips",
                                   "class SelfSweepKernel", "bool isTurned", "kTurnedSteps",
-                                  "getTurnedRowBytes()", "turned first", "rule.exchanged"])
+                                  "getTurnedRowBytes()", "turned first", "rule.exchanged", "populateAdjacencyToCPUPatterns"])
 def test_retired_words_would_be_found(text):
     assert any(found(pattern, {"x": text}) for pattern in RETIRED)
 

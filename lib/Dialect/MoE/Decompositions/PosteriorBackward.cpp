@@ -27,8 +27,8 @@ public:
   SmallVector<Value> build();
 
 private:
-  void sweepJoint();
-  void sweepPrior();
+  void differentiateJoint();
+  void differentiatePrior();
   void buildFeatureGradients();
   Access sliceFeatures(Access features, bool likelihood);
 
@@ -90,7 +90,7 @@ PosteriorBackward::PosteriorBackward(OpBuilder &builder,
 }
 
 /// Both sweeps over the joint logits.
-void PosteriorBackward::sweepJoint() {
+void PosteriorBackward::differentiateJoint() {
   using posterior::b, posterior::i, posterior::j, posterior::e;
   MixBackward backward;
   backward.mix = startMix(op, operands);
@@ -184,7 +184,7 @@ void PosteriorBackward::buildFeatureGradients() {
 
 /// With all heads the prior's log-sum-exp takes part in H': dl has the term
 /// -R A, the gradient of a mix without values whose delta is R.
-void PosteriorBackward::sweepPrior() {
+void PosteriorBackward::differentiatePrior() {
   using posterior::b, posterior::i, posterior::j, posterior::f;
   MixBackward backward;
   backward.mix = startMix(op, operands);
@@ -329,10 +329,10 @@ Value PosteriorBackward::buildSigmaGradient() {
 
 SmallVector<Value> PosteriorBackward::build() {
   using posterior::b, posterior::i, posterior::j, posterior::e, posterior::f;
-  sweepJoint();
+  differentiateJoint();
   buildFeatureGradients();
   if (!head)
-    sweepPrior();
+    differentiatePrior();
   results.push_back(finishHeads(dq, {b, posterior::h, i, f}, "dq"));
   results.push_back(finishHeads(dk, {b, posterior::h, j, f}, "dk"));
   results.push_back(buildTokenGradient());

@@ -235,7 +235,7 @@ LogicalResult SimilarityInformBackwardOp::verify() {
 
 /// The maps of the operands that both sweeps have.
 template <typename OpTy>
-static MapsBuilder startSweepMaps(OpTy op) {
+static MapsBuilder startMixGradientMaps(OpTy op) {
   using namespace mix;
   MapsBuilder maps(op.getContext(), numDims);
   maps.add(op.getQ(), {b, h, i, f})
@@ -255,7 +255,7 @@ static MapsBuilder startSweepMaps(OpTy op) {
 }
 
 template <typename OpTy>
-static LogicalResult verifySweep(OpTy op) {
+static LogicalResult verifyMixGradient(OpTy op) {
   if (static_cast<bool>(op.getV()) != static_cast<bool>(op.getDmixed()))
     return op.emitOpError("expected 'v' and 'dmixed' together");
   if (static_cast<bool>(op.getQueryLevel()) !=
@@ -315,7 +315,7 @@ std::string SoftmaxMixBackwardDqOp::getOperandName(unsigned number) {
 
 ArrayAttr SoftmaxMixBackwardDqOp::getIndexingMaps() {
   using namespace mix;
-  MapsBuilder maps = startSweepMaps(*this);
+  MapsBuilder maps = startMixGradientMaps(*this);
   addOuts(maps, *this,
           {{"dq", {b, h, i, f}},
            {"sums", {b, h, i}},
@@ -335,7 +335,7 @@ Operation *SoftmaxMixBackwardDqOp::makeExplicit(OpBuilder &builder) {
 LogicalResult SoftmaxMixBackwardDqOp::verify() {
   if (getWithDbias() && !getBias())
     return emitOpError("expected 'bias' with with_dbias, found none");
-  return verifySweep(*this);
+  return verifyMixGradient(*this);
 }
 
 SmallVector<Dim> SoftmaxMixBackwardDkvOp::getDims() {
@@ -362,7 +362,7 @@ std::string SoftmaxMixBackwardDkvOp::getOperandName(unsigned number) {
 
 ArrayAttr SoftmaxMixBackwardDkvOp::getIndexingMaps() {
   using namespace mix;
-  MapsBuilder maps = startSweepMaps(*this);
+  MapsBuilder maps = startMixGradientMaps(*this);
   addOuts(maps, *this,
           {{"dk", {b, h, j, f}}, {"dv", {b, h, j, e}}, {"sums", {b, h, j}}});
   return maps.get();
@@ -377,7 +377,9 @@ Operation *SoftmaxMixBackwardDkvOp::makeExplicit(OpBuilder &builder) {
   return makeOriginExplicit(*this, builder, getQ(), getK());
 }
 
-LogicalResult SoftmaxMixBackwardDkvOp::verify() { return verifySweep(*this); }
+LogicalResult SoftmaxMixBackwardDkvOp::verify() {
+  return verifyMixGradient(*this);
+}
 
 //===----------------------------------------------------------------------===//
 // SoftmaxMixBackwardSelfOp

@@ -27,6 +27,12 @@ inline bool hasSchedule(Operation *op, KernelSchedule schedule) {
   return config && config.getSchedule() == schedule;
 }
 
+/// Whether the kernel of `op` shares the loop over its tiles with no other op.
+inline bool hasOwnLoop(Operation *op) {
+  KernelConfigAttr config = getKernelConfig(op);
+  return config && config.getLoop() == KernelLoop::Own;
+}
+
 /// Whether the queries of `op` are its keys, so that one pass over pairs of
 /// tokens can take each pair in both roles.
 template <typename OpTy>

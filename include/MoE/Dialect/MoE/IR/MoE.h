@@ -18,11 +18,6 @@
 
 namespace mlir::moe {
 
-/// Tells an op with MixingOpInterface to write a mix of tokens with themselves,
-/// and its gradient, as one sweep over their pairs, for a target that has
-/// kernels for it.
-inline constexpr llvm::StringLiteral kSweepOnceAttrName = "moe.sweep_once";
-
 /// A dim of an op's iteration domain.
 struct Dim {
   /// The letter that the specification gives the dim.

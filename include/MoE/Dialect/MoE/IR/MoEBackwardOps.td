@@ -252,7 +252,7 @@ class MoE_SoftmaxMixBackwardOp<string mnemonic, list<string> names>
     (`origin` `(` $origin^ `:` type($origin) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
-  code sweepClassDeclaration = structuredClassDeclaration # [{
+  code mixGradientClassDeclaration = structuredClassDeclaration # [{
     /// The names of the destinations that the operands and flags ask for.
     ::llvm::SmallVector<::llvm::StringRef> getPresentOuts();
     /// The destination `name`, or null.
@@ -333,7 +333,7 @@ def MoE_SoftmaxMixBackwardDqOp
     DefaultValuedAttr<BoolAttr, "false">:$with_sums,
     DefaultValuedAttr<BoolAttr, "false">:$with_dbias,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
-  let extraClassDeclaration = sweepClassDeclaration;
+  let extraClassDeclaration = mixGradientClassDeclaration;
 }
 
 def MoE_SoftmaxMixBackwardDkvOp
@@ -399,7 +399,7 @@ def MoE_SoftmaxMixBackwardDkvOp
     MoE_DefaultVisibility:$visibility,
     DefaultValuedAttr<BoolAttr, "false">:$with_sums,
     DefaultValuedAttr<MoE_PrecisionAttr, "Precision::IEEE">:$precision);
-  let extraClassDeclaration = sweepClassDeclaration;
+  let extraClassDeclaration = mixGradientClassDeclaration;
 }
 
 //===----------------------------------------------------------------------===//
