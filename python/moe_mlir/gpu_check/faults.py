@@ -44,8 +44,11 @@ def all_faults() -> list:
 
 
 def _fault(name, body, expected):
+    # What is over by itself has time even on a busy machine: its line says why it failed. A GPU
+    # does not see that nothing changes, and takes the whole limit for both that do not end.
+    limit = 2.0 if name == "runs for ever" else 15.0
     return Vectors(name, kernel([1], 1, body), _ONE, (128,), format="words", expected=expected,
-                   group="faults", limit=2.0, model=2.0)
+                   group="faults", limit=limit, model=limit if name.endswith("for ever") else 2.0)
 
 
 def _sound(number):
