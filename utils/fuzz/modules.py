@@ -12,6 +12,9 @@ in a kind tells apart the ops that take different values of it.
 
 import random
 import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 _MIX = "key_bias?=%kb:S:bhm; bias?=%bias:A:bhnm; query_mask?=%qm:M:bn; key_mask?=%km:M:bm"
 _ATTENTION = ("scale=f", "visibility=visibility", "precision=precision")
@@ -79,17 +82,22 @@ OPS = {
     "co_selections": ("ins=%i:I:nk; mask?=%mask:M:n", "c:I32:ee", ()),
 }
 
+
+def _read_enums() -> dict[str, list[str]]:
+    """Mnemonic -> values, of the dialect's enums."""
+    text = (ROOT / "include/MoE/Dialect/MoE/IR/MoEAttrs.td").read_text()
+    cases = {enum: re.findall(r'I32EnumAttrCase<"\w+", \d+, "(\w+)">', body)
+             for enum, body in re.findall(r"def (\w+) : MoE_I32Enum<(.*?)\]>;", text, re.S)}
+    return {mnemonic: cases[enum]
+            for enum, mnemonic in re.findall(r'MoE_EnumAttr<(\w+), "(\w+)">', text)}
+
+
 ENUMS = {
-    "score_function": "softmax sigmoid sqrtsoftplus none", "score_kind": "logits probs",
-    "finite_scope": "row tensor", "drop": "position priority probs",
-    "loss_divisor": "tokens assignments", "restrict": "all entropy", "precision": "ieee tf32",
-    "head_scope": "sequence batch", "dispersion_measure": "mad variance pairwise",
-    "dispersion_scale": "cluster feature global global_preclamp dispersion none",
-    "cold_start": "literal base", "adjacency_norm": "row col eq7", "head_mode": "all fixed",
-    "group_score": "top2_sum max",
-    "visibility": "causal window=1 exclude_self causal,window=3,exclude_self causal,window=16",
-    "visibility/similarity": "causal window=1 window=16 causal,window=3",
-    "visibility/self": "exclude_self window=2 window=16,exclude_self",
+    **_read_enums(),
+    "visibility": ["causal", "window=1", "exclude_self", "causal,window=3,exclude_self",
+                   "causal,window=16"],
+    "visibility/similarity": ["causal", "window=1", "window=16", "causal,window=3"],
+    "visibility/self": ["exclude_self", "window=2", "window=16,exclude_self"],
 }
 
 # A size, and how often it is known only at run time.
@@ -141,7 +149,7 @@ class _Module:
         if kind in value:
             return f"{name} = {value[kind]()}"
         mnemonic = kind.partition("/")[0]
-        return f"{name} = #moe.{mnemonic}<{self.draw.choice(ENUMS[kind].split())}>"
+        return f"{name} = #moe.{mnemonic}<{self.draw.choice(ENUMS[kind])}>"
 
     def add(self, mnemonic):
         clauses, results, attributes = OPS[mnemonic]
@@ -221,7 +229,7 @@ def _edit_token(text, draw):
         new = draw.choice(_EDGES)
     if kind == "#" and "<" in token[0]:
         family = token[0][5:token[0].index("<")]
-        new = f"#moe.{family}<{draw.choice(ENUMS.get(family, 'all').split())}>"
+        new = f"#moe.{family}<{draw.choice(ENUMS.get(family, ['all']))}>"
     if draw.random() < 0.1:
         new = draw.choice(["", new + " " + new, token[0] + ", " + new])
     return text[:token.start()] + new + text[token.end():]
