@@ -12,11 +12,12 @@ The router is what the compiler makes of 512 tokens and 64 experts.
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
+
 from moe_mlir import sim
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,6 +96,7 @@ func.func @route(%h: tensor<?x{d}x{t}>, %w: tensor<{e}x{d}x{t}>)
 
 def router(n, e, k, d, dtype):
     import torch
+
     from moe_mlir.sim.simulation import device_functions
 
     text = ROUTER.format(d=d, e=e, k=k,

@@ -35,8 +35,8 @@ import torch
 
 import moe_mlir
 from moe_mlir.chips import chips, own_chip
-from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.jit import compile_kernels_cached
+from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.sim.simulation import device_functions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

@@ -1,7 +1,7 @@
 """The rows of the table: how to make each method's router, and what its paper claims of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from moe_mlir import nn
 

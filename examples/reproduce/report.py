@@ -31,8 +31,8 @@ def table(results):
             for a, b in zip(values(runs, "entropy"), values(baseline, "entropy"))
         ]
         cells.append(_spread(ratio, "{:.2f}"))
-        cells.append("{:.0%}".format(statistics.mean(r.router_share for r in runs)))
-        cells.append("{:.0f}".format(statistics.mean(r.seconds for r in runs)))
+        cells.append(f"{statistics.mean(r.router_share for r in runs):.0%}")
+        cells.append(f"{statistics.mean(r.seconds for r in runs):.0f}")
         rows.append(tuple(cells))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]

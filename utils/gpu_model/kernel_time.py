@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from . import chips, timeline
 
+
 @dataclass(frozen=True)
 class Launch:
     """One launch: its shape, and what an average block does."""

@@ -1,7 +1,7 @@
 """Times that others have published, and what the model says of the same work."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 

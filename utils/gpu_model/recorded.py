@@ -7,8 +7,8 @@ along a line, since the trips of its loops grow with the size or do not depend o
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 

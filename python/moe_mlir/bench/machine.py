@@ -68,8 +68,8 @@ class Machine:
 
 
 def measure():
-    from .._native import native
     from .._compiler import target_cpu
+    from .._native import native
 
     # The roofs are those of code for the same CPU as the kernels'.
     cpu = target_cpu()

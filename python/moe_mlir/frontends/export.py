@@ -21,8 +21,8 @@ from ..fx.einsum import EinsumAsMatmul
 from ..fx.experts import raise_experts
 from ..fx.fold_layers import fold_layers, unfold_layers
 from ..fx.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
-from ..fx.reading import is_assertion
 from ..fx.raise_routing import raise_routing
+from ..fx.reading import is_assertion
 from ..importer import ImportedProgram, import_program
 
 _PREFIX = "wrapped_model."

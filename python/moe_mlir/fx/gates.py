@@ -9,8 +9,21 @@ rounded once, at the same place as the model's.
 import torch
 from torch.fx import Node
 
-from .patterns import (CASTS, aten, exactly, filled_with, is_exact_cast, is_last_dim, is_number,
-                       only_user, renormalisation, same_shape, scaled, softmax_of, users)
+from .patterns import (
+    CASTS,
+    aten,
+    exactly,
+    filled_with,
+    is_exact_cast,
+    is_last_dim,
+    is_number,
+    only_user,
+    renormalisation,
+    same_shape,
+    scaled,
+    softmax_of,
+    users,
+)
 from .reading import dtype, is_call, read
 from .site import name_of
 

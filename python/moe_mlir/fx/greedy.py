@@ -13,8 +13,18 @@ import torch
 from torch.fx import Node
 
 from ..ops._check import ACTIVATIONS
-from .patterns import (SAME, aten, exactly, filled_with, is_last_dim, is_number, item, masked_alone,
-                       results, softmax_input)
+from .patterns import (
+    SAME,
+    aten,
+    exactly,
+    filled_with,
+    is_last_dim,
+    is_number,
+    item,
+    masked_alone,
+    results,
+    softmax_input,
+)
 from .reading import dtype, is_call, read, source
 from .site import Site, name_of
 from .words import call_in_words

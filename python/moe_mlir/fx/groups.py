@@ -10,8 +10,19 @@ all other experts, is the op's `n_group`, `topk_group` and `group_score`:
 
 from torch.fx import Node
 
-from .patterns import (CASTS, NEGATIONS, VIEWS, aten, exactly, filled_with, is_last_dim, item,
-                       masked_alone, same_sizes, through)
+from .patterns import (
+    CASTS,
+    NEGATIONS,
+    VIEWS,
+    aten,
+    exactly,
+    filled_with,
+    is_last_dim,
+    item,
+    masked_alone,
+    same_sizes,
+    through,
+)
 from .reading import is_call, read, source, value
 
 _SCATTERS = (aten.scatter.value, aten.scatter_.value, aten.scatter.src, aten.scatter_.src)

@@ -24,11 +24,22 @@ from .gates import match_gates
 from .greedy import find_greedy, other_selection, selected_by
 from .groups import check_fill, peel_groups
 from .memory import Writes, is_read_elsewhere
-from .patterns import (VIEWS, aten, exactly, is_exact_cast, is_last_dim, is_probability, results, same_shape,
-                       softmax_input, through)
+from .patterns import (
+    VIEWS,
+    aten,
+    exactly,
+    is_exact_cast,
+    is_last_dim,
+    is_probability,
+    results,
+    same_shape,
+    softmax_input,
+    through,
+)
 from .reading import dtype, is_call, read, value
 from .site import RouterMatch, Site, name_of
 from .words import scores_in_words
+
 
 def find_selections(graph) -> list[RouterMatch]:
     """Every selection of the graph, in order: top-k sites, moe ops as they are, and what may be
@@ -206,7 +217,7 @@ def _check_memory(site: Site, writes: Writes) -> None:
         return
     outputs = [node for node in (site.gates, site.indices) if node is not None]
     inputs = [node for node in (site.scores, site.bias) if node is not None]
-    for scores, indices, values in site.rounds:
+    for _, indices, values in site.rounds:
         outputs += [*indices, *values]
     if writes.disturb(outputs, inputs, site.writes):
         site.reject("the graph writes to the router's tensors in place before their last use")

@@ -12,8 +12,23 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from .patterns import (CASTS, DIVISIONS, NEGATIONS, VIEWS, aten, filled_with, is_number, item,
-                       masked, masked_alone, product, same_sizes, scaled, softmax_input, through)
+from .patterns import (
+    CASTS,
+    DIVISIONS,
+    NEGATIONS,
+    VIEWS,
+    aten,
+    filled_with,
+    is_number,
+    item,
+    masked,
+    masked_alone,
+    product,
+    same_sizes,
+    scaled,
+    softmax_input,
+    through,
+)
 from .reading import dtype, is_call, read, source, value
 
 _PERMUTES = (aten.permute.default, aten.transpose.int, aten.t.default, aten.mT.default)

@@ -7,8 +7,8 @@ of its calls runs once at a fraction of the size, and ours must equal eager's.
 
 import functools
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable
 
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
 """One comparison of a kernel with what it means, and the tensors of one that fails."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import numpy as np
 import torch

@@ -8,8 +8,7 @@ import torch
 from torch.fx import Node
 
 from ..graph.locations import describe
-from .builder import (FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float,
-                      tensor_type)
+from .builder import FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float, tensor_type
 from .locations import LocationTable
 from .registry import COMPLEX, TABLE, Arguments, Unsupported
 

@@ -58,7 +58,7 @@ def matmul(context, left: Operand, right: Operand, shape, element, init=None):
 
 @imports(aten.mm.default, aten.bmm.default)
 def _mm(context, node, arguments):
-    right = getattr(arguments, "mat2")
+    right = arguments.mat2
     return matmul(context, context.operand(arguments.self), context.operand(right),
                   context.shape(node), context.element(node))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -139,10 +140,9 @@ def _encode_scalar(value: Any, param: dict[str, Any], what: str) -> bytes:
             )
         data = (number % (1 << (8 * size))).to_bytes(size, "little")
     if len(data) != size:
+        shape = "" if param["count"] == 1 else f"[{param['count']}]"
         raise ValueError(
-            f"expected {what} to have {size} bytes (.{type_name}"
-            f"{'' if param['count'] == 1 else '[%d]' % param['count']}), "
-            f"found {len(data)}"
+            f"expected {what} to have {size} bytes (.{type_name}{shape}), found {len(data)}"
         )
     return data
 

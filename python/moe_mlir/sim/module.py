@@ -6,7 +6,8 @@ import ctypes
 import json
 import os
 import pathlib
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from .arguments import Arguments
 from .library import Launch, library, take_string

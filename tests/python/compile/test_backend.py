@@ -4,11 +4,14 @@ import functools
 
 import pytest
 import torch
-from torch.utils.checkpoint import (CheckpointPolicy, checkpoint,
-                                     create_selective_checkpoint_contexts)
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
-from moe_mlir.frontends import dynamo
 from moe_mlir.demo.model import Config, LanguageModel
+from moe_mlir.frontends import dynamo
 
 dynamo.register()
 

@@ -5,9 +5,9 @@ import torch
 
 import moe_mlir
 from moe_mlir._native import native
+from moe_mlir.jit import compile_cached
 from moe_mlir.ops import _kernel
 from moe_mlir.ops._kernel import Kernel, Tensor, boolean, enum
-from moe_mlir.jit import compile_cached
 
 MASK = torch.rand(2, 23, generator=torch.Generator().manual_seed(0)) > 0.3
 

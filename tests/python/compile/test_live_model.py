@@ -294,9 +294,9 @@ def test_the_model_is_reached_through_the_callable(compiled_net):
     assert compiled_net.scale is model.scale and not compiled_net.training
     with pytest.raises(AttributeError, match="a compiled model has no 'forward', which would run "
                                              "Net itself, not compiled; use .model.forward"):
-        compiled_net.forward
+        _ = compiled_net.forward
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        compiled_net.nothing
+        _ = compiled_net.nothing
 
 
 def test_threads_share_programs():

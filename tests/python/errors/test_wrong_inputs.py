@@ -23,7 +23,7 @@ import torch
 from support import rewrite_manifest
 
 import moe_mlir
-from moe_mlir import artifact, cache, distributed, nn, jit, sim
+from moe_mlir import artifact, cache, distributed, jit, nn, sim
 from moe_mlir._native import native
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -23,12 +23,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support import Selections, tied_rows  # noqa: E402
+
 import moe_mlir.frontends.dynamo  # noqa: E402  registers torch.ops.moe
 import moe_mlir.importer  # noqa: E402
 from moe_mlir import reference  # noqa: E402
 from moe_mlir.fx import raise_routing  # noqa: E402
 from moe_mlir.graph.arguments import bind_arguments  # noqa: E402
-from support import Selections, tied_rows  # noqa: E402
 
 E, N, GROUPS = 8, 8, 4
 _G = torch.Generator().manual_seed(0)

@@ -11,8 +11,8 @@ from seeds import some
 import moe_mlir
 from moe_mlir import nn
 from moe_mlir.frontends import dynamo
-from moe_mlir.fx.attention import find_rows
 from moe_mlir.frontends.inductor import RoutingPass
+from moe_mlir.fx.attention import find_rows
 
 B, H, N, W, D, E = 2, 4, 6, 8, 32, 5
 sdpa = F.scaled_dot_product_attention

@@ -10,8 +10,7 @@ from test_every_op import CASES, judge, operands
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import moe_mlir
-from moe_mlir import gpu
-from moe_mlir import jit
+from moe_mlir import gpu, jit
 from moe_mlir.ops import _library
 from moe_mlir.sim.simulation import Simulation
 

@@ -16,7 +16,7 @@ pytest.importorskip("moe_mlir.sim")
 for folder in ("nn", "ops"):
     sys.path.append(str(pathlib.Path(__file__).parent.parent / folder))
 
-from methods import D, METHODS, make, normal  # noqa: E402
+from methods import METHODS, D, make, normal  # noqa: E402
 from op_judge import random  # noqa: E402
 
 H = normal(2, 9, D)

@@ -16,7 +16,16 @@ import moe_mlir
 from moe_mlir import gpu, reference, sim
 from moe_mlir.gpu_check import __main__ as gpu_check
 from moe_mlir.gpu_check import (
-    benchmark, cases, catalogue, gradients, instructions, machine, pack, supervise, vectors, wgmma,
+    benchmark,
+    cases,
+    catalogue,
+    gradients,
+    instructions,
+    machine,
+    pack,
+    supervise,
+    vectors,
+    wgmma,
 )
 from moe_mlir.gpu_check.case import Problem
 from moe_mlir.gpu_check.target import Target

@@ -13,17 +13,17 @@ import textwrap
 import numpy as np
 import pytest
 import torch
+from test_cuda_dispatch import on_simulated_driver, registered, runtime  # noqa: F401
+from test_no_spills import modules
+from test_router import check as check_routes
 
 import moe_mlir
 from moe_mlir import gpu
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
-from moe_mlir.launch import KernelLaunch, LaunchPlan
 from moe_mlir.jit import compile_kernels_cached
+from moe_mlir.launch import KernelLaunch, LaunchPlan
 from moe_mlir.sim.simulation import Simulation
-from test_cuda_dispatch import on_simulated_driver, registered, runtime  # noqa: F401
-from test_no_spills import modules
-from test_router import check as check_routes
 
 PTX = """.version 8.0
 .target sm_90

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from kernels import compile_kernels
 
 sim = pytest.importorskip("moe_mlir.sim")

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-
 from kernels import compile_kernels
 from reference import gates_row, order
+
 from moe_mlir.gpu_check.modules import router_text
 
 sim = pytest.importorskip("moe_mlir.sim")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-
 from kernels import compile_function, shaped
 
 from moe_mlir.ops._kernel import visibility
@@ -184,7 +183,8 @@ def check(p: Problem, launches=LAUNCHES, chip="sm_90"):
             # Errors are those of f32 sums of terms of this size.
             atol = 2e-6 * max(1.0, expected[name].abs().max().item() if found.numel() else 1.0)
             torch.testing.assert_close(
-                found.double(), expected[name], rtol=2e-5, atol=10 * atol, msg=lambda m: f"{name}: {m}")
+                found.double(), expected[name], rtol=2e-5, atol=10 * atol,
+                msg=lambda m, name=name: f"{name}: {m}")
     return last
 
 

@@ -10,13 +10,20 @@ import re
 
 import pytest
 import torch
-
-from moe_mlir.launch import LaunchPlan
-from moe_mlir.jit import compile_kernels_cached, compile_ptx_cached
-from moe_mlir.sim.simulation import device_function
 from test_softmax_mix import (
-    BF16, F16, F32, LAUNCHES, check, module_text, problem, problem_with_garbage_at_masked_tokens,
+    BF16,
+    F16,
+    F32,
+    LAUNCHES,
+    check,
+    module_text,
+    problem,
+    problem_with_garbage_at_masked_tokens,
 )  # fmt: skip
+
+from moe_mlir.jit import compile_kernels_cached, compile_ptx_cached
+from moe_mlir.launch import LaunchPlan
+from moe_mlir.sim.simulation import device_function
 
 sim = pytest.importorskip("moe_mlir.sim")
 

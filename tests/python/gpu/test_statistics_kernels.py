@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
 from kernels import compile_function, shaped
 
 sim = pytest.importorskip("moe_mlir.sim")

@@ -9,7 +9,6 @@ import math
 import numpy as np
 import pytest
 import torch
-
 from kernels import compile_kernels, shaped
 from reference import choice_row, gates_row, order
 

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from seeds import run_seed
 
 from moe_mlir.models.decision_routers import ROUTERS, _move, draw_scores, eager_choice
 from moe_mlir.models.decisions import Tally, decide, main
 from moe_mlir.reference.selection import rank_experts
-from seeds import run_seed
 
 BY_NAME = {router.name: router for router in ROUTERS}
 

@@ -8,9 +8,10 @@ import re
 import sys
 from unittest import mock
 
-import moe_mlir
 import torch
-from moe_mlir import reference, jit
+
+import moe_mlir
+from moe_mlir import jit, reference
 from moe_mlir.gpu_check import cases
 from moe_mlir.gpu_check.cases import OPS, operands
 

@@ -10,6 +10,7 @@ import warnings
 import pytest
 import torch
 from conftest import AFFINE
+
 from moe_mlir import cache, jit
 
 

@@ -89,8 +89,9 @@ def test_kernels_for_a_smaller_cpu_are_right(cpu):
 
 @pytest.mark.parametrize("cpu, register", [("x86-64-v3", "%ymm"), ("x86-64-v4", "%zmm")])
 def test_the_vectors_are_those_of_the_cpu(cpu, register, tmp_path):
-    from moe_mlir.ops.similarity_inform import Form, Options, kernel
     import torch
+
+    from moe_mlir.ops.similarity_inform import Form, Options, kernel
 
     f32 = torch.float32
     form, options = Form(f32, f32, 16, 8, 16), Options(1.0, True, None, "all", "ieee")
@@ -101,8 +102,9 @@ def test_the_vectors_are_those_of_the_cpu(cpu, register, tmp_path):
 
 
 def test_bf16_tokens_are_multiplied_in_pairs_where_the_cpu_can(tmp_path):
-    from moe_mlir.ops.similarity_inform import Form, Options, kernel
     import torch
+
+    from moe_mlir.ops.similarity_inform import Form, Options, kernel
 
     bf16 = torch.bfloat16
     form = Form(bf16, torch.float32, 16, 8, 16)

@@ -2,8 +2,7 @@
 
 import os
 
-from moe_mlir import cache
-from moe_mlir import doctor
+from moe_mlir import cache, doctor
 
 
 def test_names_what_a_bug_report_needs(moe):

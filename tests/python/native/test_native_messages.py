@@ -10,8 +10,8 @@ import threading
 import time
 
 import pytest
-
 from conftest import AFFINE
+
 from moe_mlir import _environment, _log, crash_report, jit, phases
 from moe_mlir._progress import Clock
 

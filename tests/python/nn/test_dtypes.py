@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from methods import D, E, METHODS, K, make, normal
+from methods import METHODS, D, E, K, make, normal
 from op_judge import assert_close
 
 import moe_mlir
@@ -66,7 +66,7 @@ def test_averages_keep_moving_by_their_small_steps(make_router, buffer, dtype):
     """In bfloat16 a bias of 0.5 would not move by 0.001, a graph not by 0.1 of its counts."""
     torch.manual_seed(0)
     narrow = make_router()
-    for n, b in narrow.named_buffers():
+    for b in narrow.buffers():
         if b.is_floating_point():
             b.fill_(0.5)
     wide = copy.deepcopy(narrow)

@@ -7,7 +7,7 @@ import pkgutil
 
 import pytest
 import torch
-from methods import D, E, METHODS, make, normal
+from methods import METHODS, D, E, make, normal
 from op_judge import assert_close, assert_same_bits, random
 
 import moe_mlir

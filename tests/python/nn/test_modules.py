@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from composition import TOWERS, name_of, operands, stack
-from methods import D, METHODS, K, make, normal
+from methods import METHODS, D, K, make, normal
 from op_judge import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -226,7 +226,7 @@ def compare_compiled(name, backend):
     assert torch.equal(routing.indices, wanted.indices)
     assert set(routing.state) == set(wanted.state)
     assert_close(y, expected.detach().double(), 1e-5)
-    for module, out in ((layer, y), (plain, expected)):
+    for out in (y, expected):
         out.square().sum().backward()
     for (n, a), b in zip(layer.named_parameters(), plain.parameters(), strict=True):
         if b.grad is not None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.multiprocessing
 from composition import TOWERS, name_of, operands, stack
-from methods import D, E, METHODS, K, normal
+from methods import METHODS, D, E, K, normal
 from methods import make as make_method
 from op_judge import assert_close
 from support import run_ranks

@@ -236,4 +236,4 @@ def test_adjacency_update(error, message, kwargs):
 
 def test_unknown_names_of_the_package():
     with pytest.raises(AttributeError, match="no attribute 'topk'"):
-        moe_mlir.topk
+        _ = moe_mlir.topk

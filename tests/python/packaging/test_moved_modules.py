@@ -47,7 +47,7 @@ def test_a_function_with_the_old_name_of_a_module_can_be_called(name):
 def test_only_old_names_of_modules_are_found():
     assert importlib.util.find_spec("moe_mlir.simulated") is None
     with pytest.raises(AttributeError, match="no attribute 'simulated'"):
-        moe_mlir.simulated
+        _ = moe_mlir.simulated
 
 
 def test_old_commands_run():

@@ -7,7 +7,14 @@ along; an op without it looks at all tokens by its meaning.
 import pytest
 import torch
 from inputs import (
-    features, generator, normal, op, probability_rows, score_rows, selections, uniform,
+    features,
+    generator,
+    normal,
+    op,
+    probability_rows,
+    score_rows,
+    selections,
+    uniform,
 )  # fmt: skip
 from op_judge import assert_same_bits
 

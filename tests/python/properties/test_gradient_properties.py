@@ -4,8 +4,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs import (
-    SEEDS, choice, examples, features, generator, normal, op, padding, score_rows, selections,
-    uniform, with_garbage,
+    SEEDS,
+    choice,
+    examples,
+    features,
+    generator,
+    normal,
+    op,
+    padding,
+    score_rows,
+    selections,
+    uniform,
+    with_garbage,
 )  # fmt: skip
 from op_judge import assert_close, gradient_tolerance, largest, score_tolerance
 

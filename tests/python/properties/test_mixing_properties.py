@@ -4,7 +4,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs import (
-    SEEDS, choice, examples, features, generator, normal, op, padding, uniform, with_garbage,
+    SEEDS,
+    choice,
+    examples,
+    features,
+    generator,
+    normal,
+    op,
+    padding,
+    uniform,
+    with_garbage,
 )  # fmt: skip
 from op_judge import assert_close, assert_same_bits, largest, score_tolerance
 

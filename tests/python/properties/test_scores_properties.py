@@ -4,7 +4,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs import (
-    SEEDS, TOKENS, choice, examples, features, generator, normal, op, padding, selections, uniform,
+    SEEDS,
+    TOKENS,
+    choice,
+    examples,
+    features,
+    generator,
+    normal,
+    op,
+    padding,
+    selections,
+    uniform,
 )  # fmt: skip
 from op_judge import assert_close, assert_same_bits, largest, logit_tolerance, score_tolerance
 

@@ -5,10 +5,22 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs import (
-    SEEDS, TOKENS, examples, generator, op, padding, probability_rows, score_rows, selections,
+    SEEDS,
+    TOKENS,
+    examples,
+    generator,
+    op,
+    padding,
+    probability_rows,
+    score_rows,
+    selections,
 )  # fmt: skip
 from op_judge import (
-    assert_close, assert_legal_selection, assert_same_bits, largest, score_tolerance,
+    assert_close,
+    assert_legal_selection,
+    assert_same_bits,
+    largest,
+    score_tolerance,
 )  # fmt: skip
 
 from moe_mlir import reference

@@ -4,8 +4,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from inputs import (
-    SEEDS, TOKENS, choice, examples, features, generator, normal, op, padding, probability_rows,
-    score_rows, selections, uniform, with_garbage,
+    SEEDS,
+    TOKENS,
+    choice,
+    examples,
+    features,
+    generator,
+    normal,
+    op,
+    padding,
+    probability_rows,
+    score_rows,
+    selections,
+    uniform,
+    with_garbage,
 )  # fmt: skip
 from op_judge import ULP, assert_close, assert_same_bits, largest
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 from corpus_case import case, exact, integers, normals
+
 from moe_mlir import sim
 
 # --- asynchronous copies -----------------------------------------------------

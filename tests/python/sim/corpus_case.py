@@ -1,11 +1,12 @@
 """A correct kernel, how it is launched, and what it must compute."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import numpy as np
+
 from moe_mlir import sim
 
 PTX = Path(__file__).parents[2] / "Simulator" / "corpus" / "ptx"

@@ -10,8 +10,9 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from moe_mlir import sim
 from mutate import mutants
+
+from moe_mlir import sim
 
 SEEDS = 3
 POLICIES = (0, 1)

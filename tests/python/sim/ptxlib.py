@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+
 from moe_mlir import sim
 
 HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
+
+from moe_mlir import sim
 
 N = 64
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry, evaluate
+
+from moe_mlir import sim
 
 
 @pytest.mark.parametrize("policy", [0, 1])

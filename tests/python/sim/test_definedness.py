@@ -3,8 +3,9 @@ counts and mask it away later."""
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
+
+from moe_mlir import sim
 
 # Nothing writes u, h and none; x is 0x1234, c is 3, and one holds in every lane.
 REGISTERS = {"r": "b32", "t": "b32", "x": "b32", "u": "b32", "c": "b32", "out": "b64", "at": "b64",

@@ -259,7 +259,7 @@ def test_float_to_integer_clamps(name, values, to):
     # The PTX ISA on NaN: zero for 32-bit and narrower sources and results.
     wide = name == "f64" or width == 64
     for mode in ROUNDINGS:
-        def convert(v):
+        def convert(v, mode=mode):
             if isnan(v):
                 return (1 << (width - 1)) if wide else 0
             if abs(v) == inf:

@@ -9,8 +9,9 @@ one misplaced element shows.
 import numpy as np
 import pytest
 from corpus_matrices import bf16, e4m3
-from moe_mlir import sim
 from ptxlib import entry
+
+from moe_mlir import sim
 
 LANES = np.arange(32)
 GROUP, IN_GROUP = LANES // 4, LANES % 4

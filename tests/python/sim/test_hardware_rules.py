@@ -3,8 +3,9 @@ which lanes may store to one place, how mbarriers end, who is elected, how large
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
+
+from moe_mlir import sim
 
 REGISTERS = {"s": "b32", "t": "b32", "v": "b32", "w": "b32", "bar": "b32", "out": "b64",
              "at": "b64", "p": "pred", "q": "pred"}

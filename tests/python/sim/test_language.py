@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import HEADER, entry, evaluate
+
+from moe_mlir import sim
 
 X = np.arange(32, dtype=np.uint32)
 

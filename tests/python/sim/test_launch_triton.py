@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+
 from moe_mlir import sim
 
 triton = pytest.importorskip(

@@ -7,8 +7,9 @@ one is a race in some schedule, even though the value is right in all of them.
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
+
+from moe_mlir import sim
 
 SEEDS = 12
 

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+
 from moe_mlir import sim
 
 HEAD = """.version 8.0

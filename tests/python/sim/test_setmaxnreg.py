@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
+
+from moe_mlir import sim
 
 REGISTERS = {"t": "b32", "out": "b64", "p": "pred"}
 BEGIN = """ld.param.u64 out, [pout]; mov.u32 t, %tid.x; shr.u32 t, t, 7; setp.eq.u32 p, t, 0;

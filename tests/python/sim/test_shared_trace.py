@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
 from triton_kernels.traced import keeps_order
+
+from moe_mlir import sim
 
 REGISTERS = {"t": "b32", "at": "b32", "v": "b32", "out": "b64", "w": "b64", "p": "pred"}
 BEGIN = """.shared .align 16 .b8 buffer[1024];

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
+
+from moe_mlir import sim
 
 REGISTERS = {"in": "b64", "out": "b64", "map": "b64", "at": "b64", "generic": "b64", "x": "b32",
              "t": "b32", "s": "b32", "m": "b32", "b": "b32", "v": "b32", "p": "pred", "q": "pred"}

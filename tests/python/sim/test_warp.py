@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry, evaluate
+
+from moe_mlir import sim
 
 LANES = np.arange(32, dtype=np.uint32)
 X = np.random.default_rng(0).integers(0, 2**32, 32, dtype=np.uint32)

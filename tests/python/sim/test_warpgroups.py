@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from moe_mlir import sim
 from ptxlib import entry
 from test_wgmma import IMAGE, image
+
+from moe_mlir import sim
 
 N, K = 8, 16
 REGISTERS = {"at": "b64", "x": "b64", "da": "b64", "db": "b64", "t": "b32", "w": "b32", "to": "b32",

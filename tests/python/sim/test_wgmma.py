@@ -14,10 +14,10 @@ flips address bits 4..4+b with bits 7..7+b.
 import numpy as np
 import pytest
 from corpus_matrices import bf16, e4m3
-from moe_mlir import sim
 from ptxlib import entry
-from test_fragments import (F16, F32, S8, U8, a_m16k8_tf32, a_m16k16,
-                            a_m16k32_8bit, e5m2, pack)
+from test_fragments import F16, F32, S8, U8, a_m16k8_tf32, a_m16k16, a_m16k32_8bit, e5m2, pack
+
+from moe_mlir import sim
 
 THREADS = np.arange(128)
 WARP, GROUP, IN_GROUP = THREADS // 32, THREADS % 32 // 4, THREADS % 4

@@ -3,8 +3,9 @@
 import torch
 import triton
 import triton.language as tl
-from .family import Problem, family, half_precision
 from triton.language.extra import libdevice
+
+from .family import Problem, family, half_precision
 
 
 @triton.jit

@@ -7,8 +7,8 @@ hold behind the last of them, by a reference in float64.
 import functools
 import re
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable
 
 import torch
 

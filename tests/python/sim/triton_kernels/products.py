@@ -3,8 +3,9 @@
 import torch
 import triton
 import triton.language as tl
-from .family import Problem, family, half_precision
 from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .family import Problem, family, half_precision
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mutation  # noqa: E402
+
 import triton_kernels  # noqa: E402
 from triton_kernels import CHIPS, FAMILIES, POLICIES, SEEDS  # noqa: E402
 from triton_kernels.synchronisations import deletions, proof  # noqa: E402
