@@ -322,7 +322,7 @@ class ExpertParallel(torch.nn.Module):
                              f"soft one, {type(self.router).__name__}, whose slots mix all tokens")
         y = run_experts(h, routing.gates, routing.indices, self.w_in, self.w_out,
                         num_experts=self.router.num_experts, group=self.group)
-        if self.shared_in is not None:
+        if self.shared_in is not None and self.shared_out is not None:
             hidden = torch.nn.functional.gelu(h @ self.shared_in.T)
             y = y + hidden @ self.shared_out.T
         return y, routing

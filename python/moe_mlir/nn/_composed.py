@@ -1,5 +1,9 @@
 """Methods on top of other routers: the base is asked in one place, where it cannot be dropped."""
 
+from typing import Any
+
+import torch
+
 from ._router import LinearRouter, Router, Scores, called_scores, keywords_of, real_tokens
 
 
@@ -31,7 +35,17 @@ class ComposedRouter(Router):
     paper_renorm = True
     masks_own_keys = False
 
-    def __init__(self, d_model, num_experts, k, *, base=None, bias=True, renorm=None, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int,
+        *,
+        base: Router | None = None,
+        bias: bool = True,
+        renorm: bool | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         if base is None:
             linear = LinearRouter(d_model, num_experts, k, bias=bias)
@@ -40,11 +54,11 @@ class ComposedRouter(Router):
             self.check_base(base)
         self.base = base
         if renorm is None:
-            kept = base is not None and base.keeps_gates
-            renorm = base.renorm if kept else self.paper_renorm
+            kept = base if base is not None and base.keeps_gates else None
+            renorm = self.paper_renorm if kept is None else kept.renorm
         self.renorm = renorm
 
-    def check_base(self, base):
+    def check_base(self, base: Router) -> None:
         """Refuses a base that is no router, of other sizes, or that makes no sense here."""
         name, found = type(self).__name__, type(base).__name__
         if not isinstance(base, Router):
@@ -68,33 +82,33 @@ class ComposedRouter(Router):
             )
 
     @property
-    def k(self):
+    def k(self) -> int:
         """The base's k where there is one: a schedule may move it."""
         base = self._modules.get("base")
         return self._k if base is None else base.k
 
     @k.setter
-    def k(self, k):
+    def k(self, k: int) -> None:
         self._k = k
 
     @property
-    def keeps_gates(self):
+    def keeps_gates(self) -> bool:
         return self.base is not None and self.base.keeps_gates
 
     @property
-    def thresholds(self):
+    def thresholds(self) -> bool:
         return self.base is not None and self.base.thresholds
 
     @property
-    def masks_keys(self):
+    def masks_keys(self) -> bool:
         return self.masks_own_keys or (self.base is not None and self.base.masks_keys)
 
     @property
-    def gate_scale(self):
+    def gate_scale(self) -> float:
         return self.route_scale * (1.0 if self.base is None else self.base.gate_scale)
 
     @property
-    def choice_bias(self):
+    def choice_bias(self) -> torch.Tensor | None:
         return None if self.base is None else self.base.choice_bias
 
     # ------------------------------------------------------------ names of inputs and state
@@ -104,18 +118,18 @@ class ComposedRouter(Router):
         cls.own_inputs = keywords_of(cls.mix)
 
     @property
-    def inputs(self):
+    def inputs(self) -> tuple[str, ...]:
         theirs = () if self.base is None else self.base.inputs
         return (*self.own_inputs, *(self.outer_name(name) for name in theirs))
 
-    def outer_name(self, name):
+    def outer_name(self, name: str) -> str:
         """What this router calls its base's input or state: `base_` in front of one it has, too."""
         root = name
         while root.startswith("base_"):
             root = root.removeprefix("base_")
         return f"base_{name}" if root in self.own_inputs else name
 
-    def split(self, state):
+    def split(self, state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the method's inputs, the base's under the base's names)."""
         own = {name: value for name, value in state.items() if name in self.own_inputs}
         names = () if self.base is None else self.base.inputs
@@ -128,21 +142,28 @@ class ComposedRouter(Router):
             )
         return own, theirs
 
-    def join(self, own, theirs):
+    def join(self, own: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
         return {**own, **{self.outer_name(name): value for name, value in theirs.items()}}
 
     # ------------------------------------------------------------ the three steps
 
-    def mix(self, h, p, z, mask):
+    def mix(
+        self, h: torch.Tensor, p: torch.Tensor, z: torch.Tensor | None, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """(scores, state) of the method from the base's scores p and logits z."""
         raise NotImplementedError(f"{type(self).__name__} has no 'mix'")
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         if self.base is None:
             return self.ops.router_logits(h, self.weight, self.bias)
         return self.base.logits(h)
 
-    def base_scores(self, h, mask=None, **state) -> Scores:
+    def base_scores(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        **state: Any,
+    ) -> Scores:
         """What the method starts from."""
         if self.base is None:
             return Scores(self.logits(real_tokens(h, self.token_mask(h, mask))))
@@ -155,28 +176,40 @@ class ComposedRouter(Router):
             )
         return scores
 
-    def base_choice(self, p, z, mask):
+    def base_choice(
+        self, p: torch.Tensor, z: torch.Tensor | None, mask: torch.Tensor | None
+    ) -> torch.Tensor:
         """Indices that the base alone chooses by its scores."""
-        p, z = p.detach(), z.detach()
+        p, z = p.detach(), None if z is None else z.detach()
         if self.base is None:
             return self.select(z, mask, kind="logits", renorm=True)[1]
         return self.base.choose(p, z if self.base.kind == "logits" else None, mask)[1]
 
-    def scores(self, h, mask=None, **state) -> Scores:
+    def scores(self, h: torch.Tensor, mask: torch.Tensor | None = None, **state: Any) -> Scores:
         own, theirs = self.split(state)
         h = real_tokens(h, self.token_mask(h, mask))
         scores = self.base_scores(h, mask, **theirs)
         p, left = self.mix(h, scores.probs, scores.logits, mask, **own)
         return Scores(scores.logits, self.kind, p, self.join(left, scores.state))
 
-    def choose(self, p, z, mask, *, renorm=None, scale=None):
+    def choose(
+        self,
+        p: torch.Tensor | None,
+        z: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        *,
+        renorm: bool | None = None,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         renorm = self.renorm if renorm is None else renorm
         scale = self.gate_scale if scale is None else scale
         if self.base is None:
             return super().choose(p, z, mask, renorm=renorm, scale=scale)
         return self.base.choose(p, z, mask, renorm=renorm, scale=scale)
 
-    def settle(self, gates, indices, state):
+    def settle(
+        self, gates: torch.Tensor, indices: torch.Tensor, state: dict[str, Any]
+    ) -> dict[str, Any]:
         if self.base is None:
             return state
         own, theirs = self.split(state)

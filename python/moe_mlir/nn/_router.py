@@ -1,14 +1,19 @@
 """What all routers share: the result, the contract, selection, updates."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 import math
 import threading
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from .. import ops, reference
 from ..formulas import map_scores
@@ -28,7 +33,7 @@ class Routing:
     indices: torch.Tensor
     probs: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    state: dict = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
     count: torch.Tensor | None = None
     dispatch: torch.Tensor | None = None
     combine: torch.Tensor | None = None
@@ -60,26 +65,28 @@ class Scores:
     """
 
     logits: torch.Tensor | None
-    kind: str = "logits"
+    kind: Literal["logits", "probs"] = "logits"
     given: torch.Tensor | None = None
-    state: dict = field(default_factory=dict)
-    score: str | None = None
-    soft: dict = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus"] | None = None
+    soft: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def probs(self) -> torch.Tensor:
         """The scores; of logits they are computed at each request, which a choice never makes."""
         if self.given is not None:
             return self.given
+        if self.logits is None:
+            raise ValueError("nn.Scores: expected 'logits' or 'given', found neither")
         if self.score is not None:
             return map_scores(self.logits, self.score)
         return self.logits.softmax(dim=-1)
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.probs, self.logits, self.state))
 
 
-def scores_of(router, *args, **state) -> Scores:
+def scores_of(router: Router, *args: Any, **state: Any) -> Scores:
     """`router.scores`, of a class that still returns (scores, logits, state), too."""
     scores = router.scores(*args, **state)
     if isinstance(scores, Scores):
@@ -94,7 +101,7 @@ def scores_of(router, *args, **state) -> Scores:
     return Scores(z, "probs" if z is None else router.kind, p, state)
 
 
-def or_scores_alone(forward):
+def or_scores_alone(forward: Callable[..., Routing]) -> Callable[..., Routing]:
     """A router's forward that also gives the scores alone, for `called_scores`."""
 
     @functools.wraps(forward)
@@ -107,7 +114,9 @@ def or_scores_alone(forward):
     return either
 
 
-def called_scores(router, h, mask, **state) -> Scores:
+def called_scores(
+    router: Router, h: torch.Tensor, mask: torch.Tensor | None, **state: Any
+) -> Scores:
     """`router.scores`, by a call of the router where hooks have to see one.
 
     Hooks bring the weights of a router that is offloaded or sharded by itself,
@@ -145,31 +154,31 @@ class Router(torch.nn.Module):
     """
 
     # What experts are chosen by: "logits", or "probs" where scores are more than a function of them.
-    kind = "logits"
+    kind: Literal["logits", "probs"] = "logits"
     # Whether gates are renormalised over the chosen experts.
-    renorm = True
+    renorm: bool = True
     # Whether `renorm` holds under a method on top, too.
-    keeps_gates = False
+    keeps_gates: bool = False
     # Whether a token may have fewer than k experts.
-    thresholds = False
+    thresholds: bool = False
     # Whether the mask is of the keys, of which h may be the last.
-    masks_keys = False
+    masks_keys: bool = False
     # Why no method can stand on this router; None where one can.
-    refuses_methods = None
+    refuses_methods: str | None = None
     # Where the scores come from, which is why there is no `base` under them.
     source = "its scores come from weights of its own"
-    own_inputs = ()
+    own_inputs: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **options):
         super().__init_subclass__(**options)
         cls.own_inputs = keywords_of(cls.scores) or keywords_of(cls.logits)
         if "forward" in vars(cls):
-            cls.forward = or_scores_alone(cls.forward)
+            cls.forward = or_scores_alone(cls.forward)  # type: ignore[method-assign]
 
     # Integer buffers that a forward in training adds to, of this rank alone.
-    counters = ()
+    counters: tuple[str, ...] = ()
     # Buffers that small steps move: `.bfloat16()` and `.half()` would stop them, and leave them.
-    wide_buffers = ()
+    wide_buffers: tuple[str, ...] = ()
 
     def _apply(self, fn, recurse=True):
         before = {name: self._buffers.get(name) for name in self.wide_buffers}
@@ -187,7 +196,16 @@ class Router(torch.nn.Module):
             if buffer is not None and is_narrow(buffer):
                 self._buffers[name] = buffer.float()
 
-    def __init__(self, d_model, num_experts, k, *, route_scale=1.0, impl="moe", base=None):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int,
+        *,
+        route_scale: float = 1.0,
+        impl: Literal["moe", "torch"] = "moe",
+        base: Router | None = None,
+    ) -> None:
         super().__init__()
         name = type(self).__name__
         check = Checker(name)
@@ -208,34 +226,34 @@ class Router(torch.nn.Module):
         self.route_scale, self.impl = route_scale, impl
 
     @property
-    def ops(self):
+    def ops(self) -> Any:
         """The namespace of the routing ops: compiled kernels or plain torch."""
         if self.impl == "torch":
             return reference
         return ops
 
     @property
-    def inputs(self):
+    def inputs(self) -> tuple[str, ...]:
         """Names of what `forward` takes beside h and mask: operands, and state of a call before."""
         return self.own_inputs
 
     @property
-    def gate_scale(self):
+    def gate_scale(self) -> float:
         return self.route_scale
 
     @property
-    def choice_bias(self):
+    def choice_bias(self) -> torch.Tensor | None:
         """What is added to the scores [experts] for the choice alone, or None."""
         return None
 
-    def token_mask(self, h, mask):
+    def token_mask(self, h: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         """The mask of h's own tokens."""
         return mask if mask is None or not self.masks_keys else mask[..., -h.shape[-2] :]
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no router logits")
 
-    def scores(self, h, mask=None, **state) -> Scores:
+    def scores(self, h: torch.Tensor, mask: torch.Tensor | None = None, **state: Any) -> Scores:
         """The scores before the choice: all that a forward, or a method on top, builds on.
 
         `state` is what a call or a layer before left. In `train()` what learns
@@ -243,18 +261,35 @@ class Router(torch.nn.Module):
         """
         return Scores(self.logits(real_tokens(h, mask), **state))
 
-    def choose(self, p, z, mask, *, renorm=None, scale=None):
+    def choose(
+        self,
+        p: torch.Tensor | None,
+        z: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        *,
+        renorm: bool | None = None,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(gates, indices) by the rule of this router.
 
         From the router's own scores, of logits z, which keep their order where
         scores saturate; or, with z None, from the scores p of a method on top.
         `renorm` and `scale` are the router's own where they are None.
         """
-        scores, kind = (p, "probs") if z is None else (z, "logits")
         renorm = self.renorm if renorm is None else renorm
-        return self.select(scores, mask, kind=kind, renorm=renorm, scale=scale)
+        if z is None:
+            return self.select(p, mask, kind="probs", renorm=renorm, scale=scale)
+        return self.select(z, mask, kind="logits", renorm=renorm, scale=scale)
 
-    def select(self, scores, mask, *, kind, renorm, scale=None):
+    def select(
+        self,
+        scores: torch.Tensor,
+        mask: torch.Tensor | None,
+        *,
+        kind: Literal["logits", "probs"],
+        renorm: bool,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.ops.topk_renorm(
             scores,
             self.k,
@@ -264,12 +299,14 @@ class Router(torch.nn.Module):
             mask=mask,
         )
 
-    def settle(self, gates, indices, state):
+    def settle(
+        self, gates: torch.Tensor, indices: torch.Tensor, state: dict[str, Any]
+    ) -> dict[str, Any]:
         """The state after a choice, by this router or by a method on top; counts it in training."""
         return state
 
     @or_scores_alone
-    def forward(self, h, mask=None, **state):
+    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None, **state: Any) -> Routing:
         scores = scores_of(self, h, mask, **state)
         z = scores.logits if scores.kind == "logits" else None
         gates, indices = self.choose(scores.given, z, self.token_mask(h, mask))
@@ -277,10 +314,10 @@ class Router(torch.nn.Module):
         count = (indices >= 0).sum(dim=-1) if self.thresholds else None
         return Routing(gates, indices, scores.given, scores.logits, state, count, **scores.soft)
 
-    def update(self, process_group=None):
+    def update(self, process_group: dist.ProcessGroup | None = None) -> None:
         """Applies what was counted since the last optimizer step; see `update_routers`."""
 
-    def counts_now(self):
+    def counts_now(self) -> bool:
         """Whether this forward counts: in training, and not when a checkpoint recomputes it."""
         if not self.training:
             return False
@@ -290,11 +327,11 @@ class Router(torch.nn.Module):
         # Inside a backward there is a graph task: the forward was counted before.
         return torch._C._current_graph_task_id() == -1
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_experts={self.num_experts}, k={self.k}"
 
 
-def keywords_of(function):
+def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names that a method of a router takes besides the tokens, the mask and the scores."""
     parameters = inspect.signature(function).parameters.values()
     variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
@@ -305,7 +342,7 @@ def keywords_of(function):
     )
 
 
-def is_narrow(tensor):
+def is_narrow(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() and tensor.dtype.itemsize < 4
 
 
@@ -313,7 +350,7 @@ def is_narrow(tensor):
 _counting = threading.Lock()
 
 
-def add_counts(counter, counts):
+def add_counts(counter: torch.Tensor, counts: torch.Tensor) -> None:
     """Adds to a counter of a router."""
     if torch.compiler.is_compiling():
         counter.add_(counts)
@@ -323,7 +360,7 @@ def add_counts(counter, counts):
 
 
 @torch.compiler.assume_constant_result
-def spare_counts_of_ddp():
+def spare_counts_of_ddp() -> bool:
     """Takes the counts of a DistributedDataParallel's routers out of what it broadcasts.
 
     Before a forward it gives all ranks the buffers of rank 0, where a step has
@@ -347,7 +384,15 @@ class LinearRouter(Router):
 
     frozen = False
 
-    def __init__(self, d_model, num_experts, k, *, bias=True, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int,
+        *,
+        bias: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self._own("weight", torch.empty(num_experts, d_model))
         self._own("bias", torch.empty(num_experts) if bias else None)
@@ -359,22 +404,22 @@ class LinearRouter(Router):
         else:
             self.register_parameter(name, torch.nn.Parameter(value))
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         bound = 1 / math.sqrt(self.d_model)
         torch.nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.weight, self.bias)
 
 
-def real_tokens(h, mask):
+def real_tokens(h: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     """h with masked tokens at 0, so that their garbage reaches no gradient (E11)."""
     return h if mask is None else torch.where(mask[..., None], h, torch.zeros_like(h))
 
 
-def linear_increase(step, total_steps, k_min, k_max):
+def linear_increase(step: int, total_steps: int, k_min: int, k_max: int) -> int:
     """clip(round_half_even((k_max - k_min) step / total) + k_min, k_min, k_max); docs/Spec.md 3.2.
 
     >>> [linear_increase(step, 8, 2, 6) for step in range(0, 10)]
@@ -384,14 +429,14 @@ def linear_increase(step, total_steps, k_min, k_max):
     return min(max(grown, k_min), k_max)
 
 
-class ScheduledK:
+class ScheduledK(Router):
     """A k that grows with the optimizer steps; `update_routers` advances it.
 
     The step is saved with the model as a buffer; what runs reads Python numbers
     only, so that nothing is read back from the device.
     """
 
-    def schedule_k(self, k_max, total_steps):
+    def schedule_k(self, k_max: int | None, total_steps: int | None) -> None:
         if k_max is not None and not self.k <= k_max <= self.num_experts:
             raise ValueError(
                 f"{type(self).__name__}: expected 'k_max' in [{self.k}, {self.num_experts}] "
@@ -409,13 +454,13 @@ class ScheduledK:
         self.register_buffer("step", torch.zeros((), dtype=torch.int64))
         self.register_load_state_dict_post_hook(_follow_step)
 
-    def set_step(self, step):
+    def set_step(self, step: int) -> None:
         self.step.fill_(step)
         self.steps_done = step
         if self.total_steps is not None:
             self.k = linear_increase(step, self.total_steps, self.k_min, self.k_max)
 
-    def update(self, process_group=None):
+    def update(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.set_step(self.steps_done + 1)
 
 
@@ -424,7 +469,11 @@ def _follow_step(router, _):
 
 
 @torch.no_grad()
-def update_routers(model, *, process_group=None):
+def update_routers(
+    model: torch.nn.Module,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+) -> None:
     """Once per optimizer step: adjacencies, expert biases and k schedules move on.
 
     Routers only count in a forward. A forward that changed what a backward
@@ -437,7 +486,7 @@ def update_routers(model, *, process_group=None):
             module.update(process_group)
 
 
-def sum_over_ranks(counts, process_group):
+def sum_over_ranks(counts: torch.Tensor, process_group: dist.ProcessGroup | None) -> torch.Tensor:
     """Adds the counts of all ranks in place, if there are ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.all_reduce(counts, group=process_group)

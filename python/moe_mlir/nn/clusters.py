@@ -1,6 +1,7 @@
 """ACMoE (P3): routing in a metric that the clusters of the previous layer define."""
 
 import math
+from typing import Any, Literal
 
 import torch
 
@@ -37,22 +38,22 @@ class ACMoE(LinearRouter):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k,
+        d_model: int,
+        num_experts: int,
+        k: int,
         *,
-        measure="mad",
-        preset=None,
-        eps=1e-4,
-        clamp=None,
-        scale="cluster",
-        include_empty=False,
-        stat_source="previous",
-        mix=1,
-        d_embedding=None,
-        bias=False,
-        **options,
-    ):
+        measure: Literal["mad", "variance", "pairwise"] = "mad",
+        preset: Literal["lm", "swin", "softmoe"] | None = None,
+        eps: float = 1e-4,
+        clamp: float | None = None,
+        scale: Literal["cluster", "feature", "global", "global_preclamp"] = "cluster",
+        include_empty: bool = False,
+        stat_source: Literal["previous", "current"] = "previous",
+        mix: int = 1,
+        d_embedding: int | None = None,
+        bias: bool = False,
+        **options: Any,
+    ) -> None:
         self.d_embedding = d_embedding
         super().__init__(d_model, num_experts, k, bias=bias, **options)
         if stat_source not in ("previous", "current"):
@@ -75,7 +76,7 @@ class ACMoE(LinearRouter):
         else:
             super()._own(name, value)
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         if self.weight is not None:
             return super().reset_parameters()
         bound = 1 / math.sqrt(self.d_model)
@@ -84,13 +85,21 @@ class ACMoE(LinearRouter):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    def embeddings(self):
+    def embeddings(self) -> torch.Tensor:
         """e_k [E, D]; X-MoE's are normalised in their own space and carried to the tokens'."""
         if self.weight is not None:
             return self.weight
         return torch.nn.functional.normalize(self.emb, dim=-1) @ self.omega
 
-    def logits(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
+    def logits(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        prev_indices: torch.Tensor | None = None,
+        prev_gates: torch.Tensor | None = None,
+        prev_h: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         if prev_indices is None:
             return self.ops.router_logits(h, self.embeddings(), self.bias)
         measure = self.dispersion or self.ops.mad_dispersion
@@ -111,26 +120,48 @@ class ACMoE(LinearRouter):
             bias=self.bias,
         )
 
-    def carried(self, h, gates, indices):
+    def carried(
+        self, h: torch.Tensor, gates: torch.Tensor, indices: torch.Tensor
+    ) -> dict[str, Any]:
         """What the next layer's router needs."""
         return {"prev_indices": indices, "prev_gates": gates.detach(), "prev_h": h.detach()}
 
-    def scores(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
+    def scores(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        prev_indices: torch.Tensor | None = None,
+        prev_gates: torch.Tensor | None = None,
+        prev_h: torch.Tensor | None = None,
+    ) -> Scores:
         h = real_tokens(h, mask)
         z = self.logits(h, mask, prev_indices=prev_indices, prev_gates=prev_gates, prev_h=prev_h)
         return Scores(z, state=self.carried(h, *self.choose(None, z, mask)))
 
-    def settle(self, gates, indices, state):
+    def settle(
+        self, gates: torch.Tensor, indices: torch.Tensor, state: dict[str, Any]
+    ) -> dict[str, Any]:
         return self.carried(state["prev_h"], gates, indices)
 
-    def forward(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None):
+    def forward(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        prev_indices: torch.Tensor | None = None,
+        prev_gates: torch.Tensor | None = None,
+        prev_h: torch.Tensor | None = None,
+    ) -> Routing:
         h = real_tokens(h, mask)
         z = self.logits(h, mask, prev_indices=prev_indices, prev_gates=prev_gates, prev_h=prev_h)
         gates, indices = self.choose(None, z, mask)
         return Routing(gates, indices, logits=z, state=self.carried(h, gates, indices))
 
 
-def dispersion_options(preset, **options):
+def dispersion_options(
+    preset: Literal["lm", "swin", "softmoe"] | None, **options: Any
+) -> dict[str, Any]:
     """Keywords of `dispersion_weights`: a preset of the authors' code, or the given ones."""
     if preset is None:
         return options

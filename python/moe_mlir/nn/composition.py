@@ -8,6 +8,7 @@ import argparse
 import inspect
 import pathlib
 import re
+from typing import Any
 
 from .. import nn
 
@@ -18,25 +19,25 @@ _BEGIN = "<!-- begin: python -m moe_mlir.nn.composition -->"
 _END = "<!-- end -->"
 
 
-def routers():
+def routers() -> list[type[nn.Router]]:
     """All router classes, by name."""
     classes = [getattr(nn, name) for name in sorted(nn.__all__)]
     return [c for c in classes if isinstance(c, type) and issubclass(c, nn.Router)
             and c not in _ABSTRACT]  # fmt: skip
 
 
-def build(cls, base=None):
+def build(cls: type[nn.Router], base: nn.Router | None = None) -> nn.Router:
     """A small router of the class, on the base."""
     parameters = inspect.signature(cls).parameters
-    k = parameters["k"].default if "k" in parameters else inspect.Parameter.empty
+    k: Any = parameters["k"].default if "k" in parameters else inspect.Parameter.empty
     k = 2 if k in (None, inspect.Parameter.empty) else k
-    required = {name: value for name, value in _REQUIRED.items() if name in parameters}
+    required: dict[str, Any] = {name: value for name, value in _REQUIRED.items() if name in parameters}
     if base is None:
         return cls(8, 8, k, **required)
     return cls(8, 8, base.k, base=base, **required)
 
 
-def refusal(method, base):
+def refusal(method: type[nn.Router], base: type[nn.Router]) -> str | None:
     """Why the method does not stand on the base; None if it does."""
     lower = build(base)
     try:
@@ -51,7 +52,7 @@ def _reason(message):
     return message.split(": ", 2)[2]
 
 
-def table():
+def table() -> str:
     """The matrix as Markdown: rows are bases, columns the methods that take one."""
     classes = routers()
     methods = [c for c in classes if issubclass(c, nn.ComposedRouter)]
@@ -73,7 +74,7 @@ def table():
     lines += ["", *(f"{i}. {reason}." for i, reason in enumerate(notes, 1)), ""]
     lines.append("The other routers take no `base`:")
     lines.append("")
-    sources = {}
+    sources: dict[str, list[str]] = {}
     for cls in classes:
         if cls not in methods:
             sources.setdefault(_reason(cells[cls, nn.SMoE]), []).append(f"`{cls.__name__}`")
@@ -83,7 +84,7 @@ def table():
     return "\n".join(lines)
 
 
-def page_with_table(text):
+def page_with_table(text: str) -> str:
     """The page's text with the matrix between its marks."""
     pattern = re.escape(_BEGIN) + ".*?" + re.escape(_END)
     if not re.search(pattern, text, re.DOTALL):
@@ -91,7 +92,7 @@ def page_with_table(text):
     return re.sub(pattern, lambda _: f"{_BEGIN}\n{table()}\n{_END}", text, flags=re.DOTALL)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.nn.composition",
                                      description=__doc__.splitlines()[0])  # fmt: skip
     parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="the page to renew")

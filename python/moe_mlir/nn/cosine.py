@@ -1,6 +1,7 @@
 """Routers that compare tokens with expert embeddings: X-MoE and StableMoE."""
 
 import math
+from typing import Any, Literal
 
 import torch
 
@@ -26,20 +27,20 @@ class XMoE(Router):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k,
+        d_model: int,
+        num_experts: int,
+        k: int,
         *,
-        d_embedding=8,
-        tau=1.0,
-        learn_tau=False,
-        eps=1e-4,
-        norm_token=True,
-        norm_emb=True,
-        finite=None,
-        renorm=True,
-        **options,
-    ):
+        d_embedding: int | None = 8,
+        tau: float = 1.0,
+        learn_tau: bool = False,
+        eps: float = 1e-4,
+        norm_token: bool = True,
+        norm_emb: bool = True,
+        finite: Literal["row", "tensor"] | None = None,
+        renorm: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.attributes = dict(eps=eps, norm_token=norm_token, norm_emb=norm_emb)
         self.finite, self.renorm = finite, renorm
@@ -52,16 +53,16 @@ class XMoE(Router):
         self.reset_parameters()
 
     @property
-    def keeps_gates(self):
+    def keeps_gates(self) -> bool:
         return not self.renorm
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         if self.omega is not None:
             bound = 1 / math.sqrt(self.d_model)
             torch.nn.init.uniform_(self.omega, -bound, bound)
         torch.nn.init.normal_(self.emb)
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         z = self.ops.cosine_logits(h, self.omega, self.emb, tau=self.tau, **self.attributes)
         return z if self.finite is None else self.ops.make_finite(z, scope=self.finite)
 
@@ -75,7 +76,16 @@ class StableMoE(XMoE):
     torch.Size([4, 2])
     """
 
-    def __init__(self, d_model, num_experts, k=2, *, norm_token=False, d_embedding=None, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 2,
+        *,
+        norm_token: bool = False,
+        d_embedding: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(
             d_model, num_experts, k, norm_token=norm_token, d_embedding=d_embedding, **options
         )
@@ -107,7 +117,16 @@ class TwoStageStableMoE(Router):
         "in its second stage the choice is a frozen table of tokens, which no scores can move"
     )
 
-    def __init__(self, d_model, num_experts, k=1, *, vocabulary, d_distill=50, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 1,
+        *,
+        vocabulary: int,
+        d_distill: int = 50,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         if k != 1:
             raise ValueError(f"TwoStageStableMoE: expected 'k' to be 1, found {k}")
@@ -121,28 +140,45 @@ class TwoStageStableMoE(Router):
             torch.nn.init.normal_(parameter, std=1 / math.sqrt(width))
         torch.nn.init.normal_(self.token_embedding)
 
-    def freeze(self):
+    def freeze(self) -> None:
         """Starts stage 2."""
         self.frozen.fill_(True)
         _follow_stage(self, None)
 
-    def distilled_logits(self, tokens):
+    def distilled_logits(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(self.token_embedding[tokens], self.distilled)
 
-    def distill_loss(self, tokens, indices, mask=None):
+    def distill_loss(
+        self,
+        tokens: torch.Tensor,
+        indices: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Cross entropy of the token's own assignment against the one that was made."""
         z = self.distilled_logits(tokens).reshape(-1, self.num_experts)
         # A masked token has index -1.
         target = indices[..., 0] if mask is None else indices[..., 0].masked_fill(~mask, -1)
         return torch.nn.functional.cross_entropy(z, target.reshape(-1), ignore_index=-1)
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.centroids)
 
-    def scores(self, h, mask=None, *, tokens=None) -> Scores:
+    def scores(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        tokens: torch.Tensor | None = None,
+    ) -> Scores:
         return Scores(self.logits(real_tokens(h, mask)), score="sigmoid")
 
-    def forward(self, h, mask=None, *, tokens=None):
+    def forward(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        tokens: torch.Tensor | None = None,
+    ) -> Routing:
         z = self.logits(real_tokens(h, mask))
         chooser = z
         if self.stage == 2:

@@ -1,6 +1,11 @@
 """DeepSeek-V3's router: sigmoid scores, a bias for the choice alone, limited groups."""
 
+from __future__ import annotations
+
+from typing import Any, Literal
+
 import torch
+import torch.distributed as dist
 
 from ..formulas import map_scores
 from ._router import LinearRouter, Scores, add_counts, real_tokens, sum_over_ranks
@@ -34,23 +39,23 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k,
+        d_model: int,
+        num_experts: int,
+        k: int,
         *,
-        n_group=1,
-        topk_group=1,
-        group_score="top2",
-        score="sigmoid",
-        renorm=True,
-        gamma=0.001,
-        symphony=False,
-        beta=0.9,
-        norm="row",
-        diagonal=True,
-        cold_start="literal",
-        **options,
-    ):
+        n_group: int = 1,
+        topk_group: int = 1,
+        group_score: Literal["top2", "max"] = "top2",
+        score: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "sigmoid",
+        renorm: bool = True,
+        gamma: float = 0.001,
+        symphony: bool = False,
+        beta: float = 0.9,
+        norm: Literal["row", "col", "eq7"] = "row",
+        diagonal: bool = True,
+        cold_start: Literal["literal", "base"] = "literal",
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, bias=False, **options)
         self.groups = dict(n_group=n_group, topk_group=topk_group, group_score=group_score)
         self.score, self.renorm, self.gamma = score, renorm, gamma
@@ -62,21 +67,29 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
         if symphony:
             self.make_graph(beta=beta, norm=norm, diagonal=diagonal)
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.weight)
 
     # A method on top changes the scores; the choice and the gates stay this router's.
     keeps_gates = True
 
     @property
-    def kind(self):
+    def kind(self) -> Literal["logits", "probs"]:
         return "probs" if self.symphony else "logits"
 
     @property
-    def choice_bias(self):
+    def choice_bias(self) -> torch.Tensor:
         return self.bias
 
-    def choose(self, p, z, mask, *, renorm=None, scale=None):
+    def choose(
+        self,
+        p: torch.Tensor | None,
+        z: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        *,
+        renorm: bool | None = None,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.ops.grouped_topk(
             p if z is None else z,
             self.k,
@@ -88,25 +101,27 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
             **self.groups,
         )
 
-    def scores(self, h, mask=None) -> Scores:
+    def scores(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> Scores:
         z = self.logits(real_tokens(h, mask))
         smoothed = self.smoothed(map_scores(z, self.score), z, mask) if self.symphony else None
         return Scores(z, self.kind, smoothed, score=self.score)
 
-    def smoothed(self, s, z, mask):
+    def smoothed(self, s: torch.Tensor, z: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """The scores over the graph, which learns from what they alone would choose."""
         if self.training:
             self.count(self.choose(None, z.detach(), mask)[1], mask)
         return self.ops.adjacency_gate(s, self.adjacency, cold_start=self.cold_start)
 
-    def settle(self, gates, indices, state):
+    def settle(
+        self, gates: torch.Tensor, indices: torch.Tensor, state: dict[str, Any]
+    ) -> dict[str, Any]:
         if self.counts_now():
             chosen = torch.where(indices >= 0, indices, self.num_experts).reshape(-1)
             load = self.load.new_zeros(self.num_experts + 1)
             add_counts(self.load, load.scatter_add(0, chosen, torch.ones_like(chosen))[:-1])
         return state
 
-    def update(self, process_group=None):
+    def update(self, process_group: dist.ProcessGroup | None = None) -> None:
         load = sum_over_ranks(self.load, process_group)
         self.bias.copy_(self.ops.bias_update(self.bias, load, gamma=self.gamma))
         self.load.zero_()

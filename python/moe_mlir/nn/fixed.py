@@ -1,5 +1,7 @@
 """Routers that do not train, or train only what makes them: SMoE-dropout, HyperRouter, THOR."""
 
+from typing import Any, Self
+
 import torch
 
 from ._router import LinearRouter, Router, Routing, ScheduledK, Scores
@@ -22,7 +24,16 @@ class SMoEDropout(ScheduledK, LinearRouter):
 
     frozen = True
 
-    def __init__(self, d_model, num_experts, k, *, k_max=None, total_steps=None, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int,
+        *,
+        k_max: int | None = None,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.schedule_k(k_max, total_steps)
 
@@ -48,16 +59,16 @@ class HyperRouter(ScheduledK, Router):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k,
+        d_model: int,
+        num_experts: int,
+        k: int,
         *,
-        k_max=None,
-        total_steps=None,
-        d_embedding=None,
-        d_hidden=None,
-        **options,
-    ):
+        k_max: int | None = None,
+        total_steps: int | None = None,
+        d_embedding: int | None = None,
+        d_hidden: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.schedule_k(k_max, total_steps)
         d_embedding, d_hidden = d_embedding or d_model, d_hidden or d_model
@@ -82,18 +93,18 @@ class HyperRouter(ScheduledK, Router):
         _fold(self, None)
         return self
 
-    def generate(self):
+    def generate(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The router's (weight, bias), differentiable in the embedding."""
         return self.ops.hyper_router(
             self.embedding, self.w1, self.b1, self.w2, self.b2, self.num_experts
         )
 
-    def train(self, mode=True):
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         _fold(self, None)
         return self
 
-    def logits(self, h):
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
         weight, bias = self.generate() if self.training else (self.weight, self.bias)
         return self.ops.router_logits(h, weight, bias)
 
@@ -122,18 +133,36 @@ class THOR(Router):
     source = "its scores are random numbers"
     refuses_methods = "its scores are random numbers and its gates 1/k, whatever a method makes of them"
 
-    def scores(self, h, mask=None, *, random=None) -> Scores:
+    def scores(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        random: torch.Tensor | None = None,
+    ) -> Scores:
         if random is None:
             random = torch.rand(*h.shape[:-1], self.num_experts, device=h.device)
         return Scores(None, self.kind, random)
 
-    def forward(self, h, mask=None, *, random=None):
+    def forward(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        random: torch.Tensor | None = None,
+    ) -> Routing:
         random = self.scores(h, random=random).given
         _, indices = self.select(random, mask, kind="logits", renorm=True)
         return Routing(torch.where(indices >= 0, self.route_scale / self.k, 0.0), indices)
 
 
-def thor_loss(logits_a, logits_b, targets, *, alpha=5.0):
+def thor_loss(
+    logits_a: torch.Tensor,
+    logits_b: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    alpha: float = 5.0,
+) -> torch.Tensor:
     """Mean cross entropy of two passes plus alpha times their symmetric KL divergence.
 
     >>> z, targets = torch.randn(6, 10), torch.arange(6)

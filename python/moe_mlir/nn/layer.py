@@ -1,8 +1,11 @@
 """Experts behind a router."""
 
+from typing import Any, Literal
+
 import torch
 
 from ..ops._check import Checker
+from ._router import Router, Routing
 
 
 class MoELayer(torch.nn.Module):
@@ -25,7 +28,15 @@ class MoELayer(torch.nn.Module):
     torch.Size([2, 5, 16])
     """
 
-    def __init__(self, router, d_hidden, *, shared=0, capacity_factor=None, priority="position"):
+    def __init__(
+        self,
+        router: Router,
+        d_hidden: int,
+        *,
+        shared: int = 0,
+        capacity_factor: float | None = None,
+        priority: Literal["position", "gate"] = "position",
+    ) -> None:
         super().__init__()
         if priority not in ("position", "gate"):
             raise ValueError(
@@ -38,7 +49,8 @@ class MoELayer(torch.nn.Module):
         experts, d_model = router.num_experts, router.d_model
         self.w_in = torch.nn.Parameter(torch.empty(experts, d_hidden, d_model))
         self.w_out = torch.nn.Parameter(torch.empty(experts, d_model, d_hidden))
-        self.shared_in = self.shared_out = None
+        self.shared_in: torch.nn.Parameter | None = None
+        self.shared_out: torch.nn.Parameter | None = None
         if shared:
             self.shared_in = torch.nn.Parameter(torch.empty(shared * d_hidden, d_model))
             self.shared_out = torch.nn.Parameter(torch.empty(d_model, shared * d_hidden))
@@ -47,10 +59,15 @@ class MoELayer(torch.nn.Module):
             if weight is not None:
                 torch.nn.init.uniform_(weight, -(fan**-0.5), fan**-0.5)
 
-    def forward(self, h, mask=None, **state):
+    def forward(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        **state: Any,
+    ) -> tuple[torch.Tensor, Routing]:
         routing = self.router(h, mask, **state)
         y = self._routed(h, mask, routing)
-        if self.shared_in is not None:
+        if self.shared_in is not None and self.shared_out is not None:
             hidden = torch.nn.functional.gelu(h @ self.shared_in.T)
             y = y + hidden @ self.shared_out.T
         return y, routing

@@ -1,5 +1,7 @@
 """Routers with linear logits: SMoE, Switch, GLaM, V-MoE."""
 
+from typing import Any
+
 import torch
 
 from ._router import LinearRouter
@@ -16,12 +18,20 @@ class SMoE(LinearRouter):
     (torch.Size([4, 2]), torch.Size([4, 2]))
     """
 
-    def __init__(self, d_model, num_experts, k, *, renorm=True, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int,
+        *,
+        renorm: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.renorm = renorm
 
     @property
-    def keeps_gates(self):
+    def keeps_gates(self) -> bool:
         """Raw gates are asked for; a method on top leaves them raw."""
         return not self.renorm
 
@@ -34,7 +44,15 @@ class Switch(SMoE):
     (torch.Size([4, 1]), True)
     """
 
-    def __init__(self, d_model, num_experts, k=1, *, renorm=False, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 1,
+        *,
+        renorm: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, renorm=renorm, **options)
 
 
@@ -45,11 +63,11 @@ class GLaM(SMoE):
     [False, True, False, True]
     """
 
-    def __init__(self, d_model, num_experts, k=2, **options):
+    def __init__(self, d_model: int, num_experts: int, k: int = 2, **options: Any) -> None:
         super().__init__(d_model, num_experts, k, **options)
 
     @staticmethod
-    def is_moe_layer(layer):
+    def is_moe_layer(layer: int) -> bool:
         """Whether layer 0, 1, .. of the transformer has experts instead of an MLP."""
         return layer % 2 == 1
 
@@ -69,11 +87,20 @@ class VMoE(LinearRouter):
 
     renorm = False
 
-    def __init__(self, d_model, num_experts, k=2, *, noise_std=None, bias=False, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 2,
+        *,
+        noise_std: float | None = None,
+        bias: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, bias=bias, **options)
         self.noise_std = 1 / num_experts if noise_std is None else noise_std
 
-    def logits(self, h, noise=None):
+    def logits(self, h: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         z = super().logits(h)
         if noise is None and self.training and self.noise_std:
             noise = self.noise_std * torch.randn_like(z)

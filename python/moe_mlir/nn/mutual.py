@@ -1,6 +1,7 @@
 """Mutual-Inform SMoE (P0): tokens inform each other's choice of experts."""
 
 import math
+from typing import Any, Literal
 
 import torch
 
@@ -28,26 +29,28 @@ class SimilaritySMoE(ComposedRouter):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k,
+        d_model: int,
+        num_experts: int,
+        k: int,
         *,
-        causal,
-        tau=1.0,
-        learn_tau=False,
-        similarity=False,
-        window=None,
-        restrict="all",
-        precision="ieee",
-        **options,
-    ):
+        causal: bool,
+        tau: float = 1.0,
+        learn_tau: bool = False,
+        similarity: bool = False,
+        window: int | None = None,
+        restrict: Literal["all", "entropy"] = "all",
+        precision: Literal["ieee", "tf32"] = "ieee",
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.causal, self.window = causal, window
         self.restrict, self.precision = restrict, precision
         self.tau = torch.nn.Parameter(torch.tensor(float(tau))) if learn_tau else float(tau)
         self.ws = torch.nn.Parameter(torch.eye(d_model)) if similarity else None
 
-    def mix(self, h, p, z, mask):
+    def mix(
+        self, h: torch.Tensor, p: torch.Tensor, z: torch.Tensor | None, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         p, _ = self.ops.similarity_inform(
             h,
             p,
@@ -89,21 +92,21 @@ class AttentionSMoE(ComposedRouter):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k,
+        d_model: int,
+        num_experts: int,
+        k: int,
         *,
-        causal,
-        sigma=1.0,
-        learn_sigma=False,
-        scale=None,
-        head_mode="min_entropy",
-        head_scope="sequence",
-        window=None,
-        exclude_self=False,
-        precision="ieee",
-        **options,
-    ):
+        causal: bool,
+        sigma: float = 1.0,
+        learn_sigma: bool = False,
+        scale: float | None = None,
+        head_mode: Literal["min_entropy", "all"] | int = "min_entropy",
+        head_scope: Literal["sequence", "batch"] = "sequence",
+        window: int | None = None,
+        exclude_self: bool = False,
+        precision: Literal["ieee", "tf32"] = "ieee",
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.attributes = dict(
             causal=causal,
@@ -119,24 +122,24 @@ class AttentionSMoE(ComposedRouter):
 
     def mix(
         self,
-        h,
-        p,
-        z,
-        mask,
+        h: torch.Tensor,
+        p: torch.Tensor,
+        z: torch.Tensor | None,
+        mask: torch.Tensor | None,
         *,
-        q,
-        k,
-        u,
-        vp=None,
-        v=None,
-        wo=None,
-        bias=None,
-        head_prior=None,
-        row_lse=None,
-        row_entropy=None,
-        query_mask=None,
-        cached_probs=None,
-    ):
+        q: torch.Tensor,
+        k: torch.Tensor,
+        u: torch.Tensor,
+        vp: torch.Tensor | None = None,
+        v: torch.Tensor | None = None,
+        wo: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        head_prior: torch.Tensor | None = None,
+        row_lse: torch.Tensor | None = None,
+        row_entropy: torch.Tensor | None = None,
+        query_mask: torch.Tensor | None = None,
+        cached_probs: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """`query_mask` [batch, n]: the real tokens of h where `mask` covers cached keys too.
         `cached_probs` [batch, nk - n, experts]: those of keys before h, from `state`.
 

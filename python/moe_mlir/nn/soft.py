@@ -1,8 +1,12 @@
 """Soft mixtures: SoftMoE, Soft-ACMoE (P3 C.7), SymphonySoftMoE (P4 E.4)."""
 
+from __future__ import annotations
+
 import math
+from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from ..formulas import mix_metric
 from ._router import Router, Scores, real_tokens
@@ -38,27 +42,47 @@ class SoftMoE(Router):
         "cannot replace; SoftACMoE and SymphonySoftMoE are its forms of ACMoE and Symphony"
     )
 
-    def __init__(self, d_model, num_experts, k=2, *, slots=1, scale=1.0, eps=1e-6, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 2,
+        *,
+        slots: int = 1,
+        scale: float = 1.0,
+        eps: float = 1e-6,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, min(k, num_experts), **options)
         self.slots, self.eps = slots, eps
         self.phi = torch.nn.Parameter(torch.empty(d_model, num_experts, slots))
         self.scale = torch.nn.Parameter(torch.tensor(float(scale)))
         self.reset_parameters()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         torch.nn.init.normal_(self.phi, std=1 / math.sqrt(self.d_model))
 
-    def weights(self, h, mask, m=None):
+    def weights(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None,
+        m: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return self.ops.soft_dispatch(
             h, self.phi, scale=self.scale, eps=self.eps, mask=mask, m=m
         )
 
-    def shares(self, dispatch, combine, state=None) -> Scores:
+    def shares(
+        self,
+        dispatch: torch.Tensor,
+        combine: torch.Tensor,
+        state: dict[str, Any] | None = None,
+    ) -> Scores:
         """An expert's score is its share in the token's combine weights; there are no logits."""
         soft = dict(dispatch=dispatch, combine=combine)
         return Scores(None, self.kind, combine.sum(dim=-1), state or {}, soft=soft)
 
-    def scores(self, h, mask=None) -> Scores:
+    def scores(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> Scores:
         return self.shares(*self.weights(real_tokens(h, mask), mask))
 
 
@@ -76,14 +100,32 @@ class SoftACMoE(SoftMoE):
     """
 
     def __init__(
-        self, d_model, num_experts, k=2, *, mix=8, measure="mad", preset="softmoe", eps=1e-6,
-        stat_source="previous", weights=None, **options,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 2,
+        *,
+        mix: int = 8,
+        measure: Literal["mad", "variance", "pairwise"] = "mad",
+        preset: Literal["lm", "swin", "softmoe"] = "softmoe",
+        eps: float = 1e-6,
+        stat_source: Literal["previous", "current"] = "previous",
+        weights: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, eps=eps, **options)
         self.mix, self.measure, self.stat_source = mix, measure, stat_source
         self.weights_of = dispersion_options(None if weights else preset, **(weights or {}))
 
-    def scores(self, h, mask=None, *, prev_indices=None, prev_gates=None, prev_h=None) -> Scores:
+    def scores(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        *,
+        prev_indices: torch.Tensor | None = None,
+        prev_gates: torch.Tensor | None = None,
+        prev_h: torch.Tensor | None = None,
+    ) -> Scores:
         h = real_tokens(h, mask)
         m = None
         if prev_indices is not None:
@@ -124,14 +166,24 @@ class SymphonySoftMoE(ExpertGraph, SoftMoE):
     """
 
     def __init__(
-        self, d_model, num_experts, k=2, *, beta=0.9, norm="row", diagonal=True, threshold=0.0,
-        cold_start="literal", init="zero", **options,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 2,
+        *,
+        beta: float = 0.9,
+        norm: Literal["row", "col", "eq7"] = "row",
+        diagonal: bool = True,
+        threshold: float = 0.0,
+        cold_start: Literal["literal", "base"] = "literal",
+        init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.threshold, self.cold_start = threshold, cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 
-    def scores(self, h, mask=None) -> Scores:
+    def scores(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> Scores:
         dispatch, combine = self.weights(real_tokens(h, mask), mask)
         if self.training:
             self.count(self.choose(combine.detach().sum(dim=-1), None, mask)[1], mask)
@@ -143,5 +195,5 @@ class SymphonySoftMoE(ExpertGraph, SoftMoE):
         ).transpose(-1, -2)
         return self.shares(dispatch, mixed)
 
-    def update(self, process_group=None):
+    def update(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.update_adjacency(process_group)

@@ -1,15 +1,20 @@
 """SymphonySMoE (P4): probabilities smoothed over a learnt graph of experts."""
 
+from __future__ import annotations
+
+from typing import Any, Literal
+
 import torch
+import torch.distributed as dist
 
 from ..formulas import blend_counts, co_selections
 from ._composed import ComposedRouter
-from ._router import add_counts, sum_over_ranks
+from ._router import Router, add_counts, sum_over_ranks
 
 _INITS = ("zero", "uniform", "kaiming", "xavier")
 
 
-class ExpertGraph:
+class ExpertGraph(Router):
     """The adjacency A [E, E] of a router and the co-selections that will move it.
 
     In training a forward only adds to the integer buffer `co_selections`;
@@ -17,10 +22,17 @@ class ExpertGraph:
     `adjacency`.
     """
 
-    wide_buffers = ("adjacency",)
-    counters = ("co_selections",)
+    wide_buffers: tuple[str, ...] = ("adjacency",)
+    counters: tuple[str, ...] = ("co_selections",)
 
-    def make_graph(self, *, beta, norm, diagonal, init="zero"):
+    def make_graph(
+        self,
+        *,
+        beta: float,
+        norm: Literal["row", "col", "eq7"],
+        diagonal: bool,
+        init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
+    ) -> None:
         if not 0 <= beta <= 1:
             raise ValueError(f"{type(self).__name__}: expected 'beta' in [0, 1], found {beta}")
         if norm not in ("row", "col", "eq7"):
@@ -37,7 +49,7 @@ class ExpertGraph:
                 f"{type(self).__name__}: expected 'init' to be one of "
                 f"{', '.join(map(repr, _INITS))}, found {init!r}"
             )
-        self.blend = dict(beta=beta, norm=norm, diagonal=diagonal)
+        self.blend: dict[str, Any] = dict(beta=beta, norm=norm, diagonal=diagonal)
         square = (self.num_experts, self.num_experts)
         self.register_buffer("adjacency", torch.zeros(square, dtype=torch.float32))
         self.register_buffer("co_selections", torch.zeros(square, dtype=torch.int64))
@@ -48,13 +60,13 @@ class ExpertGraph:
         elif init == "xavier":
             torch.nn.init.xavier_uniform_(self.adjacency)
 
-    def count(self, indices, mask):
+    def count(self, indices: torch.Tensor, mask: torch.Tensor | None) -> None:
         if self.counts_now():
             counts = co_selections(indices, self.num_experts, mask=mask)
             add_counts(self.co_selections, counts)
 
     @torch.no_grad()
-    def update_adjacency(self, process_group=None):
+    def update_adjacency(self, process_group: dist.ProcessGroup | None = None) -> None:
         """Applies the co-selections counted since the last call."""
         counts = sum_over_ranks(self.co_selections, process_group)
         self.adjacency.copy_(blend_counts(self.adjacency, counts, **self.blend))
@@ -92,23 +104,31 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k,
+        d_model: int,
+        num_experts: int,
+        k: int,
         *,
-        beta=0.9,
-        norm="row",
-        diagonal=True,
-        threshold=0.0,
-        cold_start="literal",
-        init="zero",
-        **options,
-    ):
+        beta: float = 0.9,
+        norm: Literal["row", "col", "eq7"] = "row",
+        diagonal: bool = True,
+        threshold: float = 0.0,
+        cold_start: Literal["literal", "base"] = "literal",
+        init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
+        **options: Any,
+    ) -> None:
         super().__init__(d_model, num_experts, k, **options)
         self.threshold, self.cold_start = threshold, cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 
-    def mix(self, h, p, z, mask, *, adjacency=None):
+    def mix(
+        self,
+        h: torch.Tensor,
+        p: torch.Tensor,
+        z: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        *,
+        adjacency: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         graph = self.adjacency if adjacency is None else adjacency
         g = self.ops.adjacency_gate(p, graph, threshold=self.threshold, cold_start=self.cold_start)
         mask, state = self.token_mask(h, mask), {}
@@ -121,5 +141,5 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
             self.count(self.base_choice(p, z, mask), mask)
         return g, state
 
-    def update(self, process_group=None):
+    def update(self, process_group: dist.ProcessGroup | None = None) -> None:
         self.update_adjacency(process_group)

@@ -1,9 +1,12 @@
 """Dynamic top-p (P3 C.10): as many experts as pass a threshold."""
 
+from typing import Any, Literal
+
 import torch
 
 from ..formulas import ratio
 from ._composed import ComposedRouter
+from ._router import Router
 
 
 class DynamicTopP(ComposedRouter):
@@ -33,16 +36,16 @@ class DynamicTopP(ComposedRouter):
 
     def __init__(
         self,
-        d_model,
-        num_experts,
-        k=None,
+        d_model: int,
+        num_experts: int,
+        k: int | None = None,
         *,
-        theta=0.05,
-        learn_theta=False,
-        straight_through=False,
-        base=None,
-        **options,
-    ):
+        theta: float = 0.05,
+        learn_theta: bool = False,
+        straight_through: bool = False,
+        base: Router | None = None,
+        **options: Any,
+    ) -> None:
         k = k if k is not None else getattr(base, "k", num_experts)
         super().__init__(d_model, num_experts, k, base=base, **options)
         if straight_through and not learn_theta:
@@ -53,7 +56,7 @@ class DynamicTopP(ComposedRouter):
         self.theta = torch.nn.Parameter(torch.tensor(theta)) if learn_theta else theta
         self.straight_through = straight_through
 
-    def check_base(self, base):
+    def check_base(self, base: Router) -> None:
         super().check_base(base)
         found = type(base).__name__
         if base.thresholds:
@@ -68,13 +71,23 @@ class DynamicTopP(ComposedRouter):
             )
 
     @property
-    def kind(self):
+    def kind(self) -> Literal["logits", "probs"]:
         return "logits" if self.base is None else self.base.kind
 
-    def mix(self, h, p, z, mask):
+    def mix(
+        self, h: torch.Tensor, p: torch.Tensor, z: torch.Tensor | None, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         return p, {}
 
-    def choose(self, p, z, mask, *, renorm=None, scale=None):
+    def choose(
+        self,
+        p: torch.Tensor | None,
+        z: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        *,
+        renorm: bool | None = None,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         renorm = self.renorm if renorm is None else renorm
         best, indices = super().choose(p, z, mask, renorm=False, scale=1.0)
         theta = self.theta
@@ -88,13 +101,22 @@ class DynamicTopP(ComposedRouter):
         gates = gates * (self.gate_scale if scale is None else scale)
         return gates, torch.where(chosen, indices, -1)
 
-    def first(self, count):
+    def first(self, count: torch.Tensor) -> torch.Tensor:
         """The first `count` of the k places, where the best experts stand."""
         return torch.arange(self.k, device=count.device) < count[..., None]
 
-    def biased(self, best, indices, theta, mask, renorm):
+    def biased(
+        self,
+        best: torch.Tensor,
+        indices: torch.Tensor,
+        theta: torch.Tensor | float,
+        mask: torch.Tensor | None,
+        renorm: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores and the bias pass the threshold; gates are of the scores."""
-        choice = best.detach() + self.choice_bias[indices.clamp(min=0)]
+        bias = self.choice_bias
+        assert bias is not None
+        choice = best.detach() + bias[indices.clamp(min=0)]
         fixed = theta.detach() if isinstance(theta, torch.Tensor) else theta
         chosen = self.first(self.ops.threshold_renorm(choice, fixed, mask=mask)[1])
         gates = torch.where(chosen, best, 0.0)

@@ -318,6 +318,18 @@ def test_scores_alone_make_a_router():
     assert not torch.equal(router(-H, **first.state).gates, router(-H).gates)
 
 
+def test_a_graph_learns_from_a_base_without_logits():
+    router = nn.SymphonySMoE(D, E, K, base=ScoresOfItsOwn(D, E, K, impl="torch"), impl="torch")
+    chosen = router(H).state["before"].topk(K).indices
+    load = torch.bincount(chosen.flatten(), minlength=E)
+    assert torch.equal(router.co_selections.diagonal(), load)
+
+
+def test_scores_of_nothing_are_refused():
+    with pytest.raises(ValueError, match="expected 'logits' or 'given', found neither"):
+        tuple(nn.Scores(None))
+
+
 class Slots(nn.SMoE):
     def scores(self, h, mask=None):
         scores = super().scores(h, mask)

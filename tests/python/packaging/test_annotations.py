@@ -12,7 +12,7 @@ from moe_mlir import ops
 _PACKAGE = Path(moe_mlir.__file__).parent
 # Commands that no program imports, and packages whose own modules are not for users; of `ops` the
 # functions in `__all__` are, which have a test of their own.
-_NOT_COVERED = {"bench", "demo", "gpu_check", "models", "fx", "importer", "nn", "ops"}
+_NOT_COVERED = {"bench", "demo", "gpu_check", "models", "fx", "importer", "ops"}
 
 
 def _public_modules():
