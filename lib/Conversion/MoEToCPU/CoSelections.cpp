@@ -258,27 +258,8 @@ void CoSelectionsKernel::emit() {
   });
 }
 
-namespace {
-/// moe.co_selections on buffers -> a loop over tokens.
-struct CoSelectionsToLoops : OpRewritePattern<CoSelectionsOp> {
-  CoSelectionsToLoops(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(CoSelectionsOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    Emitter emitter(op.getLoc(), rewriter, options);
-    CoSelectionsKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
-
 void mlir::moe::populateCoSelectionsToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<CoSelectionsToLoops>(patterns.getContext(), options);
+  patterns.add<KernelPattern<CoSelectionsOp, CoSelectionsKernel, matchBuffers>>(
+      patterns.getContext(), options);
 }

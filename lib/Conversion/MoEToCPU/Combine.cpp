@@ -114,46 +114,21 @@ void CombineKernel::emit() {
   numPlaces = e.dim(op.getGates(), numLeading);
   numRows = e.dim(op.getExpertOut(), 0);
   numColumns = e.dim(op.getExpertOut(), 1);
-  Values token;
-  std::function<void()> nest = [&] {
-    int64_t position = token.size();
-    if (position == numLeading)
-      return emitToken(token);
-    e.loop(e.index(0), e.dim(op.getGates(), position), 1, [&](Value iv) {
-      token.push_back(iv);
-      nest();
-      token.pop_back();
-    });
-  };
-  nest();
+  e.loopOverLeading(op.getGates(), numLeading,
+                    [&](ValueRange token) { emitToken(token); });
 }
 
-namespace {
-/// moe.combine on buffers -> vector sums over the rows of each token.
-struct CombineToVector : OpRewritePattern<CombineOp> {
-  CombineToVector(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(CombineOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    const Value rows[] = {op.getExpertOut(), op.getShared(), op.getOuts()[0]};
-    for (Value operand : rows)
-      if (operand && !isInnermostContiguous(operand.getType()))
-        return rewriter.notifyMatchFailure(
-            op, "expected operands with contiguous rows");
-    Emitter emitter(op.getLoc(), rewriter, options);
-    CombineKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
+static LogicalResult matchCombine(CombineOp op, PatternRewriter &rewriter) {
+  const Value rows[] = {op.getExpertOut(), op.getShared(), op.getOuts()[0]};
+  for (Value operand : rows)
+    if (operand && !isInnermostContiguous(operand.getType()))
+      return rewriter.notifyMatchFailure(
+          op, "expected operands with contiguous rows");
+  return matchBuffers(op, rewriter);
+}
 
 void mlir::moe::populateCombineToCPUPatterns(RewritePatternSet &patterns,
                                              const CPUVectorOptions &options) {
-  patterns.add<CombineToVector>(patterns.getContext(), options);
+  patterns.add<KernelPattern<CombineOp, CombineKernel, matchCombine>>(
+      patterns.getContext(), options);
 }

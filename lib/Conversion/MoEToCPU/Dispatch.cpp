@@ -319,27 +319,8 @@ void DispatchKernel::emit() {
   free();
 }
 
-namespace {
-/// moe.dispatch on buffers -> counters that hand out rows.
-struct DispatchToLoops : OpRewritePattern<DispatchOp> {
-  DispatchToLoops(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(DispatchOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    Emitter emitter(op.getLoc(), rewriter, options);
-    DispatchKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
-
 void mlir::moe::populateDispatchToCPUPatterns(RewritePatternSet &patterns,
                                               const CPUVectorOptions &options) {
-  patterns.add<DispatchToLoops>(patterns.getContext(), options);
+  patterns.add<KernelPattern<DispatchOp, DispatchKernel, matchBuffers>>(
+      patterns.getContext(), options);
 }

@@ -339,27 +339,8 @@ void DispersionKernel::emit() {
   memref::DeallocOp::create(e, order);
 }
 
-namespace {
-/// moe.mad_dispersion on buffers -> two passes over the rows of each cluster.
-struct MadDispersionToVector : OpRewritePattern<MadDispersionOp> {
-  MadDispersionToVector(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(MadDispersionOp op,
-                                PatternRewriter &rewriter) const override {
-    if (failed(matchContiguousBuffers(op, rewriter)))
-      return failure();
-    Emitter emitter(op.getLoc(), rewriter, options);
-    DispersionKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
-
 void mlir::moe::populateDispersionToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<MadDispersionToVector>(patterns.getContext(), options);
+  patterns.add<KernelPattern<MadDispersionOp, DispersionKernel>>(
+      patterns.getContext(), options);
 }

@@ -6,6 +6,7 @@
 #include "mlir/IR/TypeUtilities.h"
 #include "llvm/ADT/STLExtras.h"
 
+#include <functional>
 #include <limits>
 
 using namespace mlir;
@@ -165,6 +166,22 @@ void Emitter::loop(Value lower, Value upper, int64_t step,
 // Bodies are written into ops that are in place already: scratch buffers look
 // for the function around them.
 
+void Emitter::loopOverLeading(Value memref, int64_t numDims,
+                              function_ref<void(ValueRange ivs)> body) {
+  Values ivs;
+  std::function<void()> nest = [&] {
+    int64_t position = ivs.size();
+    if (position == numDims)
+      return body(ivs);
+    loop(index(0), dim(memref, position), 1, [&](Value iv) {
+      ivs.push_back(iv);
+      nest();
+      ivs.pop_back();
+    });
+  };
+  nest();
+}
+
 Values Emitter::ifElse(Value condition, TypeRange types,
                        function_ref<Values()> thenBody,
                        function_ref<Values()> elseBody) {
@@ -262,10 +279,17 @@ bool mlir::moe::isInnermostContiguous(Type memref) {
          strides.back() == 1;
 }
 
-LogicalResult mlir::moe::matchContiguousBuffers(DestinationStyleOpInterface op,
-                                                PatternRewriter &rewriter) {
+LogicalResult mlir::moe::matchBuffers(DestinationStyleOpInterface op,
+                                      PatternRewriter &rewriter) {
   if (!op.hasPureBufferSemantics())
     return rewriter.notifyMatchFailure(op, "expected buffers");
+  return success();
+}
+
+LogicalResult mlir::moe::matchContiguousBuffers(DestinationStyleOpInterface op,
+                                                PatternRewriter &rewriter) {
+  if (failed(matchBuffers(op, rewriter)))
+    return failure();
   for (Value operand : op->getOperands())
     if (isa<MemRefType>(operand.getType()) &&
         !isInnermostContiguous(operand.getType()))

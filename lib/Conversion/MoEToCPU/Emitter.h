@@ -94,6 +94,9 @@ public:
               function_ref<Values(Value iv, ValueRange carried)> body);
   void loop(Value lower, Value upper, int64_t step,
             function_ref<void(Value iv)> body);
+  /// A nest of loops over the first `numDims` dims of a buffer.
+  void loopOverLeading(Value memref, int64_t numDims,
+                       function_ref<void(ValueRange ivs)> body);
   /// Both branches yield values of `types`.
   Values ifElse(Value condition, TypeRange types,
                 function_ref<Values()> thenBody,
@@ -116,8 +119,10 @@ Value addLeadingUnitDim(Emitter &e, Value memref);
 /// Whether consecutive elements along the last dim lie side by side.
 bool isInnermostContiguous(Type memref);
 
-/// What most kernels ask of an op: that it works on buffers whose rows are
-/// contiguous.
+/// What every kernel asks of an op: that it works on buffers.
+LogicalResult matchBuffers(DestinationStyleOpInterface op,
+                           PatternRewriter &rewriter);
+/// What most kernels ask of it: that their rows are contiguous, too.
 LogicalResult matchContiguousBuffers(DestinationStyleOpInterface op,
                                      PatternRewriter &rewriter);
 

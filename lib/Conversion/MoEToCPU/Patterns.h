@@ -1,12 +1,37 @@
 //===- Patterns.h - The families of leaf lowerings --------------*- C++ -*-===//
+//
+// A kernel is a class that writes the code of one op: `KernelTy(e, op).emit()`.
+// KernelPattern makes a pattern of it; each file adds its own.
+//
+//===----------------------------------------------------------------------===//
 
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H
 #define MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H
 
-#include "MoE/Conversion/MoEToCPU.h"
+#include "Emitter.h"
+
 #include "MoE/Transforms/KernelFacts.h"
 
 namespace mlir::moe {
+
+/// Replaces an op for which `match` succeeds by the code of its kernel.
+template <typename OpTy, typename KernelTy, auto match = matchContiguousBuffers>
+struct KernelPattern : OpRewritePattern<OpTy> {
+  KernelPattern(MLIRContext *context, const CPUVectorOptions &options)
+      : OpRewritePattern<OpTy>(context), options(options) {}
+
+  LogicalResult matchAndRewrite(OpTy op,
+                                PatternRewriter &rewriter) const override {
+    if (failed(match(op, rewriter)))
+      return failure();
+    Emitter e(op.getLoc(), rewriter, options);
+    KernelTy(e, op).emit();
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  CPUVectorOptions options;
+};
 
 void populateCoSelectionsToCPUPatterns(RewritePatternSet &patterns,
                                        const CPUVectorOptions &options);

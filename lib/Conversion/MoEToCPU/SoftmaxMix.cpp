@@ -246,26 +246,6 @@ void MixKernel::emit() {
   });
 }
 
-namespace {
-/// moe.softmax_mix on buffers -> register tiles with an online softmax.
-struct SoftmaxMixToVector : OpRewritePattern<SoftmaxMixOp> {
-  SoftmaxMixToVector(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(SoftmaxMixOp op,
-                                PatternRewriter &rewriter) const override {
-    if (failed(matchContiguousBuffers(op, rewriter)))
-      return failure();
-    Emitter emitter(op.getLoc(), rewriter, options);
-    MixKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
-
 void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows) {
   // What a tile makes of the keys is shared by its queries.
   auto getConfigs = [=](Operation *op) -> SmallVector<KernelConfigAttr> {
@@ -280,5 +260,6 @@ void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows) {
 
 void mlir::moe::populateSoftmaxMixToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<SoftmaxMixToVector>(patterns.getContext(), options);
+  patterns.add<KernelPattern<SoftmaxMixOp, MixKernel>>(patterns.getContext(),
+                                                       options);
 }

@@ -44,6 +44,12 @@ struct Destinations {
 
 class GradientKernel {
 public:
+  GradientKernel(Emitter &e, SoftmaxMixBackwardDqOp op);
+  GradientKernel(Emitter &e, SoftmaxMixBackwardDkvOp op);
+
+  void emit();
+
+private:
   /// `origin` is the column position of row 0; null for the default.
   GradientKernel(Emitter &e, MixLogitsOpInterface op, const GradientRole &role,
                  Value rowFeatures, Value columnFeatures, Destinations all,
@@ -52,9 +58,6 @@ public:
         columnFeatures(columnFeatures), all(all), origin(origin),
         blockColumns(getColumnVectors(e) * e.width), buffers(e) {}
 
-  void emit();
-
-private:
   void allocate();
   void clearBiasGradient();
   void takeViews(Value batch, Value head);
@@ -353,55 +356,24 @@ static MixOperands getOperands(OpTy op) {
 }
 
 /// Rows are queries.
-static GradientKernel makeKernel(Emitter &e, SoftmaxMixBackwardDqOp op) {
-  Destinations all{op.getOut("dq"), Value(), op.getOut("sums"),
-                   op.getOut("dbias")};
-  return {e,
-          op,
-          GradientRole(e, op, getOperands(op), false),
-          op.getQ(),
+GradientKernel::GradientKernel(Emitter &e, SoftmaxMixBackwardDqOp op)
+    : GradientKernel(
+          e, op, GradientRole(e, op, getOperands(op), false), op.getQ(),
           op.getK(),
-          all,
-          op.getOrigin()};
-}
+          {op.getOut("dq"), Value(), op.getOut("sums"), op.getOut("dbias")},
+          op.getOrigin()) {}
 
 /// Rows are keys.
-static GradientKernel makeKernel(Emitter &e, SoftmaxMixBackwardDkvOp op) {
-  Destinations all{op.getOut("dk"), op.getOut("dv"), op.getOut("sums"),
-                   Value()};
-  return {e,
-          op,
-          GradientRole(e, op, getOperands(op), true),
-          op.getK(),
+GradientKernel::GradientKernel(Emitter &e, SoftmaxMixBackwardDkvOp op)
+    : GradientKernel(
+          e, op, GradientRole(e, op, getOperands(op), true), op.getK(),
           op.getQ(),
-          all,
-          op.getOrigin()};
-}
-
-namespace {
-/// The gradient by one role on buffers -> register tiles: GradientKernel(op).
-template <typename OpTy>
-struct GradientToVector : OpRewritePattern<OpTy> {
-  GradientToVector(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern<OpTy>(context), options(options) {}
-
-  LogicalResult matchAndRewrite(OpTy op,
-                                PatternRewriter &rewriter) const override {
-    if (failed(matchContiguousBuffers(op, rewriter)))
-      return failure();
-    Emitter e(op.getLoc(), rewriter, options);
-    makeKernel(e, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
+          {op.getOut("dk"), op.getOut("dv"), op.getOut("sums"), Value()},
+          op.getOrigin()) {}
 
 void mlir::moe::populateSoftmaxMixBackwardToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<GradientToVector<SoftmaxMixBackwardDqOp>,
-               GradientToVector<SoftmaxMixBackwardDkvOp>>(patterns.getContext(),
-                                                          options);
+  patterns.add<KernelPattern<SoftmaxMixBackwardDqOp, GradientKernel>,
+               KernelPattern<SoftmaxMixBackwardDkvOp, GradientKernel>>(
+      patterns.getContext(), options);
 }

@@ -562,27 +562,8 @@ void SelfGradientKernel::emit() {
       });
 }
 
-namespace {
-/// moe.softmax_mix_backward_self on buffers -> register tiles in both roles.
-struct SelfGradientToVector : OpRewritePattern<SoftmaxMixBackwardSelfOp> {
-  SelfGradientToVector(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(SoftmaxMixBackwardSelfOp op,
-                                PatternRewriter &rewriter) const override {
-    if (failed(matchContiguousBuffers(op, rewriter)))
-      return failure();
-    Emitter emitter(op.getLoc(), rewriter, options);
-    SelfGradientKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
-
 void mlir::moe::populateSoftmaxMixBackwardSelfToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<SelfGradientToVector>(patterns.getContext(), options);
+  patterns.add<KernelPattern<SoftmaxMixBackwardSelfOp, SelfGradientKernel>>(
+      patterns.getContext(), options);
 }

@@ -487,26 +487,6 @@ void SelfMixKernel::emit() {
       });
 }
 
-namespace {
-/// moe.softmax_mix_self on buffers -> register tiles that serve both roles.
-struct SoftmaxMixSelfToVector : OpRewritePattern<SoftmaxMixSelfOp> {
-  SoftmaxMixSelfToVector(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(SoftmaxMixSelfOp op,
-                                PatternRewriter &rewriter) const override {
-    if (failed(matchContiguousBuffers(op, rewriter)))
-      return failure();
-    Emitter emitter(op.getLoc(), rewriter, options);
-    SelfMixKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
-
 void mlir::moe::addSoftmaxMixSelfFacts(KernelFacts &facts) {
   auto getConfigs = [](auto op) -> SmallVector<KernelConfigAttr> {
     if (!canTakePairsOnce(op))
@@ -524,5 +504,6 @@ void mlir::moe::addSoftmaxMixSelfFacts(KernelFacts &facts) {
 
 void mlir::moe::populateSoftmaxMixSelfToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<SoftmaxMixSelfToVector>(patterns.getContext(), options);
+  patterns.add<KernelPattern<SoftmaxMixSelfOp, SelfMixKernel>>(
+      patterns.getContext(), options);
 }

@@ -155,54 +155,26 @@ void TopKKernel::emitRows(ValueRange leading) {
 }
 
 void TopKKernel::emit() {
+  if (k == 0)
+    return;
   auto type = cast<MemRefType>(op.getScores().getType());
   bool isDynamic = isStaged && type.isDynamicDim(type.getRank() - 1);
   e.withScratch(isDynamic, [&] {
     if (isStaged)
       stage =
           e.scratch({getSize(e, op.getScores(), type.getRank() - 1)}, e.ints());
-    // Loops over all leading dims but the last, whose tokens fill the lanes.
-    Values leading;
-    std::function<void()> nest = [&] {
-      int64_t position = leading.size();
-      if (position + 2 >= type.getRank())
-        return emitRows(leading);
-      e.loop(e.index(0), e.dim(op.getScores(), position), 1, [&](Value iv) {
-        leading.push_back(iv);
-        nest();
-        leading.pop_back();
-      });
-    };
-    nest();
+    // All leading dims but the last, whose tokens fill the lanes.
+    e.loopOverLeading(op.getScores(), std::max<int64_t>(type.getRank() - 2, 0),
+                      [&](ValueRange leading) { emitRows(leading); });
   });
 }
 
-namespace {
-/// moe.topk_renorm on buffers -> loops over blocks of tokens, one a lane.
-struct TopKRenormToVector : OpRewritePattern<TopKRenormOp> {
-  TopKRenormToVector(MLIRContext *context, const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(TopKRenormOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    if (ShapedType::isDynamic(op.getNumSelected()))
-      return rewriter.notifyMatchFailure(op, "expected a static k");
-    if (op.getNumSelected() == 0)
-      return rewriter.eraseOp(op), success();
-    if (failed(matchContiguousBuffers(op, rewriter)))
-      return failure();
-
-    Emitter emitter(op.getLoc(), rewriter, options);
-    TopKKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
+static LogicalResult matchTopK(TopKRenormOp op, PatternRewriter &rewriter) {
+  if (ShapedType::isDynamic(op.getNumSelected()))
+    return rewriter.notifyMatchFailure(op, "expected a static k");
+  return op.getNumSelected() == 0 ? matchBuffers(op, rewriter)
+                                  : matchContiguousBuffers(op, rewriter);
+}
 
 static bool hasKernel(TopKRenormOp op) {
   return !ShapedType::isDynamic(op.getNumSelected());
@@ -214,5 +186,6 @@ void mlir::moe::addTopKFacts(KernelFacts &facts) {
 
 void mlir::moe::populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                           const CPUVectorOptions &options) {
-  patterns.add<TopKRenormToVector>(patterns.getContext(), options);
+  patterns.add<KernelPattern<TopKRenormOp, TopKKernel, matchTopK>>(
+      patterns.getContext(), options);
 }

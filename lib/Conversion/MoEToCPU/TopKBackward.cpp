@@ -20,8 +20,6 @@
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/Support/MathExtras.h"
 
-#include <functional>
-
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -299,42 +297,12 @@ void TopKBackwardKernel::emitToken(ValueRange token) {
 
 void TopKBackwardKernel::emit() {
   auto type = cast<MemRefType>(op.getGates().getType());
-  Values token;
-  std::function<void()> nest = [&] {
-    int64_t position = token.size();
-    if (position + 1 == type.getRank())
-      return emitToken(token);
-    e.loop(e.index(0), e.dim(op.getGates(), position), 1, [&](Value iv) {
-      token.push_back(iv);
-      nest();
-      token.pop_back();
-    });
-  };
-  nest();
+  e.loopOverLeading(op.getGates(), type.getRank() - 1,
+                    [&](ValueRange token) { emitToken(token); });
 }
-
-namespace {
-/// moe.topk_renorm_backward on buffers -> loops over tokens.
-struct TopKRenormBackwardToVector : OpRewritePattern<TopKRenormBackwardOp> {
-  TopKRenormBackwardToVector(MLIRContext *context,
-                             const CPUVectorOptions &options)
-      : OpRewritePattern(context), options(options) {}
-
-  LogicalResult matchAndRewrite(TopKRenormBackwardOp op,
-                                PatternRewriter &rewriter) const override {
-    if (failed(matchContiguousBuffers(op, rewriter)))
-      return failure();
-    Emitter emitter(op.getLoc(), rewriter, options);
-    TopKBackwardKernel(emitter, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  CPUVectorOptions options;
-};
-} // namespace
 
 void mlir::moe::populateTopKBackwardToCPUPatterns(
     RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<TopKRenormBackwardToVector>(patterns.getContext(), options);
+  patterns.add<KernelPattern<TopKRenormBackwardOp, TopKBackwardKernel>>(
+      patterns.getContext(), options);
 }
