@@ -95,8 +95,7 @@ void CombineKernel::emitColumns(ValueRange token, Value column,
 void CombineKernel::emitToken(ValueRange token) {
   int64_t step = kVectors * e.width;
   auto roundDown = [&](int64_t multiple) {
-    Value rest = arith::RemSIOp::create(e, numColumns, e.index(multiple));
-    return e.sub(numColumns, rest);
+    return e.sub(numColumns, e.rest(numColumns, multiple));
   };
   Value blocksEnd = roundDown(step), vectorsEnd = roundDown(e.width);
   e.loop(e.index(0), blocksEnd, step,

@@ -155,14 +155,6 @@ private:
       positions.push_back({*c.n, column});
     return matrix.indices(positions);
   }
-  /// Positions first, first + 1, ..., the last one repeated behind the end.
-  Values clamped(Value first, int64_t count, Value size) {
-    Values result;
-    Value last = e.sub(size, e.index(1));
-    for (int64_t i = 0; i < count; ++i)
-      result.push_back(e.minSigned(e.add(first, e.index(i)), last));
-    return result;
-  }
 
   Emitter &e;
   Contraction c;
@@ -265,7 +257,7 @@ void ContractionKernel::transposeBlock(Value target, Value column, Value step,
                                        int64_t numSteps) {
   Value mask = numSteps < e.width ? e.firstLanes(e.index(numSteps)) : Value();
   Values rows;
-  for (Value position : clamped(column, e.width, numColumns))
+  for (Value position : clampRows(e, column, e.width, numColumns))
     rows.push_back(e.loadFloats(c.b.memref, {position, step}, mask));
   Values transposed = transposeLanes(e, rows);
   for (int64_t i = 0; i < numSteps; ++i)
@@ -276,8 +268,7 @@ void ContractionKernel::transposeBlock(Value target, Value column, Value step,
 /// at a time.
 void ContractionKernel::emitBroadcast() {
   int64_t wide = broadcastVectors * e.width;
-  Value rest = arith::RemSIOp::create(e, numColumns, e.index(wide));
-  Value wideEnd = e.sub(numColumns, rest);
+  Value wideEnd = e.sub(numColumns, e.rest(numColumns, wide));
   e.loop(e.index(0), wideEnd, wide, [&](Value column) {
     e.loop(e.index(0), numRows, kTileRows, [&](Value row) {
       emitBroadcastTile(row, column, broadcastVectors);
@@ -292,7 +283,7 @@ void ContractionKernel::emitBroadcast() {
 /// One tile of at most six rows. A tile of one vector masks its columns.
 void ContractionKernel::emitBroadcastTile(Value row, Value column,
                                           int64_t numVectors) {
-  Values rows = clamped(row, kTileRows, numRows);
+  Values rows = clampRows(e, row, kTileRows, numRows);
   Value mask =
       numVectors == 1 ? e.firstLanes(e.sub(numColumns, column)) : Value();
   Value zero = e.index(0);
@@ -353,8 +344,8 @@ void ContractionKernel::emitDots() {
 
 /// A tile of dot products.
 void ContractionKernel::emitDotTile(Value row, Value column) {
-  Values rows = clamped(row, kTileRows, numRows);
-  Values columns = clamped(column, dotColumns, numColumns);
+  Values rows = clampRows(e, row, kTileRows, numRows);
+  Values columns = clampRows(e, column, dotColumns, numColumns);
   Value zero = e.index(0);
   auto multiply = [&](Value step, Value mask, ValueRange carried) {
     Values left, right, next;
@@ -369,7 +360,7 @@ void ContractionKernel::emitDotTile(Value row, Value column) {
         next.push_back(e.fma(x, y, carried[i * dotColumns + j]));
     return next;
   };
-  Value rest = arith::RemSIOp::create(e, numSteps, e.index(e.width));
+  Value rest = e.rest(numSteps, e.width);
   Value wholeEnd = e.sub(numSteps, rest);
   Values sums = e.loop(zero, wholeEnd, e.width,
                        Values(kTileRows * dotColumns, e.f32(0.0)),

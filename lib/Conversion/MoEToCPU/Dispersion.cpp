@@ -157,8 +157,7 @@ Values DispersionKernel::addRows(Value begin, Value end, ValueRange sums,
       next.push_back(e.add(sum, arith::ExtFOp::create(e, doubles(), term)));
     return next;
   };
-  Value rest =
-      arith::RemSIOp::create(e, e.sub(end, begin), e.index(kRowsInF32));
+  Value rest = e.rest(e.sub(end, begin), kRowsInF32);
   Value wholeEnd = e.sub(end, rest);
   Values state =
       e.loop(begin, wholeEnd, kRowsInF32, sums,

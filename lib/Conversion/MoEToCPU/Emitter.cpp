@@ -82,6 +82,12 @@ Value Emitter::dim(Value memref, int64_t position) {
   return memref::DimOp::create(*this, memref, position);
 }
 
+Value Emitter::rest(Value size, int64_t step) {
+  if (std::optional<int64_t> constant = getConstantIntValue(size))
+    return index(*constant % step);
+  return arith::RemSIOp::create(*this, size, index(step));
+}
+
 Value Emitter::loadFloats(Value memref, ValueRange indices, Value mask,
                           double pad) {
   VectorType type =
@@ -231,6 +237,15 @@ OpFoldResult mlir::moe::getSize(Emitter &e, Value memref, int64_t position) {
 
 OpFoldResult mlir::moe::getLastSize(Emitter &e, Value memref) {
   return getSize(e, memref, cast<MemRefType>(memref.getType()).getRank() - 1);
+}
+
+Values mlir::moe::clampRows(Emitter &e, Value first, int64_t count,
+                            Value size) {
+  Value last = e.sub(size, e.index(1));
+  Values rows;
+  for (int64_t i = 0; i < count; ++i)
+    rows.push_back(e.minSigned(e.add(first, e.index(i)), last));
+  return rows;
 }
 
 Value mlir::moe::sliceLeading(Emitter &e, Value memref, ValueRange indices) {

@@ -61,6 +61,8 @@ public:
   //===--------------------------------------------------------------------===//
 
   Value dim(Value memref, int64_t position);
+  /// What a size has behind its whole steps.
+  Value rest(Value size, int64_t step);
   Value load(Value memref, ValueRange indices) {
     return memref::LoadOp::create(*this, memref, indices);
   }
@@ -109,6 +111,9 @@ public:
 //===----------------------------------------------------------------------===//
 // Views
 //===----------------------------------------------------------------------===//
+
+/// Positions [first, first + count), the last of `size` repeated behind it.
+Values clampRows(Emitter &e, Value first, int64_t count, Value size);
 
 /// `memref` at `indices` of its first dims, which are dropped.
 Value sliceLeading(Emitter &e, Value memref, ValueRange indices);

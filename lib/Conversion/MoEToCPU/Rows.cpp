@@ -275,7 +275,7 @@ void RowKernel::emitUniformPart() {
 /// Whole vectors, then the lanes that are left.
 void RowKernel::forEachVector(Value size,
                               function_ref<void(Value, Value)> body) {
-  Value rest = arith::RemSIOp::create(e, size, e.index(e.width));
+  Value rest = e.rest(size, e.width);
   Value end = e.sub(size, rest);
   e.loop(e.index(0), end, e.width, [&](Value v) { body(v, Value()); });
   e.ifThen(e.compare(arith::CmpIPredicate::ne, rest, e.index(0)),
@@ -307,7 +307,7 @@ void RowKernel::emitReduction(Value size) {
     Value term = emitLanes(nest.term, v, mask, values);
     return combine(carried, mask ? e.select(mask, term, start) : term);
   };
-  Value rest = arith::RemSIOp::create(e, size, e.index(e.width));
+  Value rest = e.rest(size, e.width);
   Value end = e.sub(size, rest);
   Value sum = e.loop(e.index(0), end, e.width, start,
                      [&](Value v, ValueRange carried) -> Values {

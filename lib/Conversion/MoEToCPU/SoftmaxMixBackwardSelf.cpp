@@ -147,8 +147,7 @@ Value SelfGradientKernel::holdsSums(Value gradient, Type sums) {
   if (gradient.getType() != sums || ShapedType::isDynamic(size) ||
       size % e.width != 0)
     return {};
-  Value rest =
-      arith::RemSIOp::create(e, splits.numTokens, e.index(splits.blockColumns));
+  Value rest = e.rest(splits.numTokens, splits.blockColumns);
   return e.compare(arith::CmpIPredicate::eq, rest, e.index(0));
 }
 
@@ -406,8 +405,7 @@ void SelfGradientKernel::addToRows(Value firstRow, Value firstColumn) {
   Value numRows = splits.getNumRows(firstRow, firstColumn);
   // Slots behind the last row.
   Value last = e.sub(numRows, e.index(1));
-  Value end = e.sub(e.add(last, e.index(kGroupRows)),
-                    arith::RemSIOp::create(e, last, e.index(kGroupRows)));
+  Value end = e.sub(e.add(last, e.index(kGroupRows)), e.rest(last, kGroupRows));
   e.loop(numRows, end, 1, [&](Value slot) {
     for (Value tile : {getKeyWeights(), keptGradients})
       for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)

@@ -404,7 +404,7 @@ Value SelfMixKernel::sumSplits(Value own, Value first) {
 void SelfMixKernel::writeValues(Value first, ArrayRef<Value> own,
                                 ArrayRef<Value> sums, ArrayRef<Value> empty) {
   Value numValues = e.dim(tokens.values, 1);
-  Value offset = arith::RemSIOp::create(e, first, e.index(splits.blockColumns));
+  Value offset = e.rest(first, splits.blockColumns);
   e.loop(e.index(0), numValues, e.width, [&](Value column) {
     Values zeros(e.width, e.f32(0.0));
     Values totals =

@@ -119,8 +119,7 @@ void PairSplits::run(TaskBody split, TaskBody finish) {
 /// ones have fewer columns.
 Value PairSplits::getFirstRow(Value split, Value turn) {
   Value isOdd =
-      e.compare(arith::CmpIPredicate::ne,
-                arith::RemSIOp::create(e, turn, e.index(2)), e.index(0));
+      e.compare(arith::CmpIPredicate::ne, e.rest(turn, 2), e.index(0));
   Value reversed = e.sub(e.sub(numSplits, e.index(1)), split);
   Value block = e.add(e.mul(turn, numSplits), e.select(isOdd, reversed, split));
   return e.mul(block, e.index(blockRows));
@@ -142,8 +141,7 @@ void PairSplits::forEachBlockPair(Value split, function_ref<void(Value)> pack,
                                   function_ref<void(Value, Value)> multiply) {
   // Columns before the first row have taken the split's rows, as rows.
   Value firstRow = getFirstRow(split, e.index(0));
-  Value begin = e.sub(
-      firstRow, arith::RemSIOp::create(e, firstRow, e.index(blockColumns)));
+  Value begin = e.sub(firstRow, e.rest(firstRow, blockColumns));
   e.loop(begin, numTokens, blockColumns, [&](Value firstColumn) {
     pack(firstColumn);
     Value end = getEnd(firstColumn);

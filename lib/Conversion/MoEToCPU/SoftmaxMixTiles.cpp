@@ -12,15 +12,6 @@ using namespace mlir::moe;
 // Packing
 //===----------------------------------------------------------------------===//
 
-Values mlir::moe::clampRows(Emitter &e, Value first, int64_t count,
-                            Value size) {
-  Value last = e.sub(size, e.index(1));
-  Values rows;
-  for (int64_t i = 0; i < count; ++i)
-    rows.push_back(e.minSigned(e.add(first, e.index(i)), last));
-  return rows;
-}
-
 Value mlir::moe::loadLanes(Emitter &e, Value mask, ArrayRef<Value> rows) {
   Values lanes;
   for (Value row : rows)
@@ -100,11 +91,7 @@ void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
     }
   };
   int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
-  Value numFeatures = e.dim(source, 1);
-  Value rest =
-      ShapedType::isDynamic(size)
-          ? arith::RemSIOp::create(e, numFeatures, e.index(step)).getResult()
-          : e.index(size % step);
+  Value numFeatures = e.dim(source, 1), rest = e.rest(numFeatures, step);
   Value wholeEnd = e.sub(numFeatures, rest);
   e.loop(e.index(0), wholeEnd, step,
          [&](Value feature) { pack(feature, Value()); });
@@ -269,8 +256,7 @@ Values TileProduct::addLastOdd(Values sums) {
   if (!ShapedType::isDynamic(size))
     return size % 2 == 0 ? sums : add();
   Value isOdd =
-      e.compare(arith::CmpIPredicate::ne,
-                arith::RemSIOp::create(e, numFeatures, two), e.index(0));
+      e.compare(arith::CmpIPredicate::ne, e.rest(numFeatures, 2), e.index(0));
   return e.ifElse(isOdd, TypeRange(ValueRange(sums)), add,
                   [&] { return sums; });
 }

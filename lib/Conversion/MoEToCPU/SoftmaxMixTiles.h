@@ -29,9 +29,6 @@ inline int64_t getColumnVectors(const Emitter &e) {
 /// The vectors of a register tile, a row a token of the group.
 using Tile = SmallVector<Values>;
 
-/// Rows [first, first + count), the last of `size` repeated behind it.
-Values clampRows(Emitter &e, Value first, int64_t count, Value size);
-
 /// A vector of booleans, one element of `mask` a row.
 Value loadLanes(Emitter &e, Value mask, ArrayRef<Value> rows);
 

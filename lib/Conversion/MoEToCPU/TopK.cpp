@@ -132,11 +132,7 @@ void TopKKernel::emitRows(ValueRange leading) {
   if ((isFiltered || isByRow) && !isAlwaysWhole)
     return e.loop(e.index(0), numTokens, e.width,
                   [&](Value first) { emitBlock(getPartialBlock(first)); });
-  Value rest =
-      ShapedType::isDynamic(size)
-          ? arith::RemSIOp::create(e, numTokens, e.index(e.width)).getResult()
-          : e.index(size % e.width);
-  Value wholeEnd = e.sub(numTokens, rest);
+  Value wholeEnd = e.sub(numTokens, e.rest(numTokens, e.width));
   int64_t distance = getFetchDistance();
   if (ShapedType::isDynamic(size) || size >= e.width)
     e.loop(e.index(0), wholeEnd, e.width, [&](Value first) {
@@ -155,8 +151,6 @@ void TopKKernel::emitRows(ValueRange leading) {
 }
 
 void TopKKernel::emit() {
-  if (k == 0)
-    return;
   auto type = cast<MemRefType>(op.getScores().getType());
   bool isDynamic = isStaged && type.isDynamicDim(type.getRank() - 1);
   e.withScratch(isDynamic, [&] {
@@ -172,8 +166,7 @@ void TopKKernel::emit() {
 static LogicalResult matchTopK(TopKRenormOp op, PatternRewriter &rewriter) {
   if (ShapedType::isDynamic(op.getNumSelected()))
     return rewriter.notifyMatchFailure(op, "expected a static k");
-  return op.getNumSelected() == 0 ? matchBuffers(op, rewriter)
-                                  : matchContiguousBuffers(op, rewriter);
+  return matchContiguousBuffers(op, rewriter);
 }
 
 static bool hasKernel(TopKRenormOp op) {

@@ -134,7 +134,7 @@ void TopKBackwardKernel::storeSoftmaxFrom(Choice choice, Value total) {
   Value shift = e.splat(e.toF32(e.load(scores, {choice.expert})));
   Value factor = e.splat(e.mul(e.sub(number(0.0), total), choice.share));
   Value size = e.dim(scores, 0);
-  Value rest = arith::RemSIOp::create(e, size, e.index(e.width));
+  Value rest = e.rest(size, e.width);
   Value wholeEnd = e.sub(size, rest);
   auto store = [&](Value first, Value mask) {
     Value weight = e.exp(e.sub(loadScores(first, mask), shift));

@@ -95,7 +95,7 @@ RowSelector::RowSelector(Emitter &e, int64_t k, int64_t size)
 /// the last expert hold the empty key.
 RowSelector::Row RowSelector::stageKeys(Value scores, Value row) {
   int64_t wide = numGroupVectors * e.width;
-  Value rest = arith::RemSIOp::create(e, numExperts, e.index(wide));
+  Value rest = e.rest(numExperts, wide);
   Value wholeEnd = e.sub(numExperts, rest);
   Value nextRow = e.add(row, e.index(1));
   Value none = e.i32(std::numeric_limits<int32_t>::max());
