@@ -56,7 +56,7 @@ def _tied_names(model):
     """Pairs of names of one tensor: a program may read both under one of them."""
     if model is None:
         return []
-    first = {}
+    first: dict[int, str] = {}
     pairs = []
     for kind in (model.named_parameters, model.named_buffers):
         for name, tensor in kind(remove_duplicate=False):

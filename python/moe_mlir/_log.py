@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import warnings
+from types import FrameType
 
 TOPICS = ("cache", "compile", "remarks")
 
@@ -50,7 +51,7 @@ def show(setting, stream=None):
 def warn_user(message) -> None:
     """A UserWarning at the line that called into this package."""
     folder, level = os.path.dirname(__file__) + os.sep, 2
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(folder):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from .sizes import evaluate_expression, evaluate_text, unmet_condition
 if TYPE_CHECKING:
     import numpy
     import torch
+
+    from .launch import LaunchPlan
 
 _FORMAT = "moe-mlir-artifact"
 _FORMAT_VERSION = 1
@@ -67,7 +69,7 @@ class Artifact:
 class ArtifactFunction:
     """A function of an artifact: tensors in, new tensors out."""
 
-    def __init__(self, function, description):
+    def __init__(self, function: Any, description: Mapping[str, Any]):
         self.name = description["name"]
         self._function = function
         self.arguments = description["arguments"]
@@ -109,7 +111,7 @@ class ArtifactFunction:
     ) -> torch.Tensor | numpy.ndarray:
         """A buffer for result `index`, of the kind that the arguments are."""
         name = _DTYPES[self._results[index]["dtype"]]
-        torch = sys.modules.get("torch")
+        torch: Any = sys.modules.get("torch")
         device = next((a.device for a in arguments if torch and isinstance(a, torch.Tensor)), None)
         if device is not None:
             return torch.empty(sizes, dtype=getattr(torch, name), device=device)
@@ -132,13 +134,13 @@ class ArtifactFunction:
 class KernelFunction:
     """The kernels of a function, on the device that the buffers are on."""
 
-    def __init__(self, ptx, plan, chip):
+    def __init__(self, ptx: str, plan: LaunchPlan, chip: str):
         self.signature = f"{plan.name} for {chip}"
         self._ptx = ptx
         self._plan = plan
         self._chip = chip
 
-    def __call__(self, *buffers):
+    def __call__(self, *buffers: Any) -> None:
         from . import gpu
         from .sim.simulation import active_simulation, device_function
 
@@ -158,7 +160,7 @@ class KernelFunction:
 class ArtifactProgram:
     """The function of a torch program, with its weights bound."""
 
-    def __init__(self, artifact):
+    def __init__(self, artifact: Artifact):
         description = json.loads(artifact.files["program.json"])
         self.name = description["function"]
         self.function = artifact.functions[self.name]
@@ -173,8 +175,8 @@ class ArtifactProgram:
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """Runs the model on its tensor inputs, in the order of `inputs` or by name."""
-        inputs = self._in_order(inputs, named)
-        rest, weights = iter(inputs), self._weights_beside(inputs)
+        given = self._in_order(inputs, named)
+        rest, weights = iter(given), self._weights_beside(given)
         arguments = [next(rest) if a["kind"] == "input" else weights[a["name"]]
                      for a in self._arguments]
         for argument, value, expected in zip(self._arguments, arguments, self.function.arguments):

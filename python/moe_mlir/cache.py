@@ -36,7 +36,7 @@ _DEFAULT_SIZE = 2 << 30
 _STALE_SECONDS = 3600
 _SUFFIX = ".code"
 
-_warned = set()
+_warned: set[str] = set()
 
 
 def _warn_once(message):

@@ -24,7 +24,7 @@ class Chip:
 
     @property
     def number(self) -> int:
-        return int(re.search(r"\d+", self.name)[0])
+        return int(re.sub(r"\D", "", self.name))
 
     @property
     def runs_alone(self) -> bool:

@@ -1,6 +1,7 @@
 """One traced program as compiled code: which calls it serves, and how it runs them."""
 
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ class Misfit(Exception):
     its sizes alone.
     """
 
-    def __init__(self, error, *, can_retrace=False, is_size=False):
+    def __init__(self, error: Exception, *, can_retrace: bool = False, is_size: bool = False):
         super().__init__(str(error))
         self.error, self.can_retrace, self.is_size = error, can_retrace, is_size
 
@@ -28,7 +29,7 @@ class Misfit(Exception):
 class CompiledProgram:
     """Compiled code, the weights that it reads, and the module that it came from."""
 
-    def __init__(self, module: Module, target: str, name_inputs):
+    def __init__(self, module: Module, target: str, name_inputs: Callable[..., Mapping[str, Any]]):
         self.module, self.target = module, target
         leaves = range(module.in_spec.num_leaves)
         args, kwargs = pytree.tree_unflatten(
@@ -113,7 +114,7 @@ class CompiledProgram:
         for position in self._inputs:
             argument, tensor = self.module.program.arguments[position], operands[position]
             if not isinstance(tensor, torch.Tensor):
-                problem = TypeError(f"expected a tensor, found {type(tensor).__name__}")
+                problem: Exception = TypeError(f"expected a tensor, found {type(tensor).__name__}")
             elif tensor.dtype != argument.dtype:
                 problem = TypeError(f"expected {argument.dtype}, found {tensor.dtype}")
             elif tensor.dim() != len(argument.shape):

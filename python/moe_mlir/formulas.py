@@ -5,7 +5,7 @@ numbers once a step, and are differentiable by torch's own autograd.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal, overload
 
 import torch
 
@@ -18,7 +18,11 @@ DISPERSION_PRESETS = {
 }
 
 
-def wide(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+@overload
+def wide(*tensors: torch.Tensor) -> list[torch.Tensor]: ...
+@overload
+def wide(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]: ...  # type: ignore[overload-cannot-match]
+def wide(*tensors: torch.Tensor | None) -> list[Any]:
     """The tensors in the dtype of the computation, float64 if one of them is."""
     present = [t for t in tensors if t is not None]
     double = any(t.dtype == torch.float64 for t in present)

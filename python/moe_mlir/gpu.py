@@ -23,6 +23,8 @@ from .chips import chips, own_chip, runnable_chips, target_chips
 from .launch import LaunchPlan
 
 if TYPE_CHECKING:
+    import torch
+
     from .launch import KernelLaunch
 
 _FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
@@ -88,18 +90,18 @@ class GpuFunction:
     captured graph may hold their kernels.
     """
 
-    def __init__(self, runtime: Runtime, module, plan: LaunchPlan):
+    def __init__(self, runtime: Runtime, module: ctypes.c_void_p, plan: LaunchPlan):
         self._runtime = runtime
         self._module = module
         self._plan = plan
-        self._kernels = {}
+        self._kernels: dict[str, Any] = {}
 
-    def __call__(self, *buffers, stream: int = 0):
+    def __call__(self, *buffers: Any, stream: int = 0) -> torch.Tensor | None:
         """Puts the kernels for inputs and result buffers on a stream."""
         import torch
 
         # Copies live until the launches are on the stream, as the workspace does.
-        buffers = self._plan.align(buffers)
+        buffers = tuple(self._plan.align(buffers))
         values = [self._encode(b, d) for b, d in zip(
             buffers, [*self._plan.arguments, *self._plan.results], strict=True)]
         sizes = self._plan.sizes(buffers)
@@ -136,7 +138,7 @@ def _pack(values):
     block = (ctypes.c_uint64 * count)(*(v & (2**64 - 1) for v in values))
     base = ctypes.addressof(block)
     pointers = (ctypes.c_void_p * count)(*range(base, base + 8 * count, 8))
-    pointers.values = block  # lives as long as what points to it
+    pointers.values = block  # type: ignore[attr-defined]  # lives as long as what points to it
     return pointers
 
 
@@ -155,7 +157,7 @@ def chip_for(capability: tuple[int, int]) -> str:
     return chip
 
 
-_chip = contextvars.ContextVar("moe_mlir_chip", default=None)
+_chip: contextvars.ContextVar[str | None] = contextvars.ContextVar("moe_mlir_chip", default=None)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Executables of this process by key; the least recently used one goes first.
 _LOADED_LIMIT = 1024
-_loaded = OrderedDict()
+_loaded: OrderedDict[tuple[str, str, str], Executable] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -137,7 +137,8 @@ def _compile_and_tell(kind, text, target, dump):
     """Compiles, with progress, remarks and, for a failure, a file that reproduces it."""
     name = re.search(r"func\.func (?:public )?@([\w$.-]+)", text)
     label = f"{name[1] if name else 'a module'} for {target}"
-    remarks, start = [], time.perf_counter()
+    remarks: list[str] = []
+    start = time.perf_counter()
     try:
         with Clock(f"moe-mlir: compiling {label}"):
             payload = compile_bytes(kind, text, target, dump, remarks)

@@ -7,7 +7,7 @@ the workspace (docs/Architecture.md).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from .sizes import evaluate_expression, expression_sources
 
@@ -106,7 +106,8 @@ class LaunchPlan:
         return [launch for launch in launches if 0 not in launch.grid]
 
     def _grid(self, kernel, buffers) -> tuple:
-        grid = tuple(evaluate_expression(size, buffers) for size in kernel["grid"])
+        # Of the buffers that are here: a grid depends on no data.
+        grid = tuple(cast(int, evaluate_expression(size, buffers)) for size in kernel["grid"])
         for dim, (count, most) in enumerate(zip(grid, MAX_BLOCKS)):
             if count > most:
                 sources = (" and ".join(expression_sources(kernel["grid"][dim], len(self.arguments)))

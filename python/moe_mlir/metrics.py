@@ -171,8 +171,13 @@ class RoutingMonitor:
 
         self.names = [name for name, m in model.named_modules() if isinstance(m, Router)]
         self._routers = [m for m in model.modules() if isinstance(m, Router)]
-        self._windows, self._probes = [], []
-        self._window, self._probed, self._top1 = {}, None, (None, None)
+        self._windows: list[dict[int, dict[str, Any]]] = []
+        self._probes: list[dict[int, torch.Tensor]] = []
+        self._window: dict[int, dict[str, Any]] = {}
+        # Of a forward apart from the window.
+        self._probed: dict[int, torch.Tensor] | None = None
+        # (layer, its first experts) of the router before in a pass.
+        self._top1: tuple[Any, Any] = (None, None)
         self._handles = [
             router.register_forward_hook(self._hook(layer))
             for layer, router in enumerate(self._routers)
@@ -212,12 +217,12 @@ class RoutingMonitor:
 
     def probe(self, run: Callable[[], object]) -> None:
         """Calls `run()`, a forward of the model on a fixed batch, apart from the window."""
-        self._probed = {}
+        probed = self._probed = {}
         try:
             with torch.no_grad():
                 run()
         finally:
-            probed, self._probed = self._probed, None
+            self._probed = None
         self._probes.append(probed)
 
     @contextlib.contextmanager

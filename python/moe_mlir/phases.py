@@ -44,7 +44,8 @@ class Phase:
 
 def read_phases(folder: str | os.PathLike[str]) -> list[Phase]:
     """The phases of one compilation in order."""
-    phases, before = [], []
+    phases: list[Phase] = []
+    before: list[str] = []
     for path in sorted(Path(folder).iterdir()):
         if path.suffix in _SUFFIXES and re.match(r"\d+-", path.name):
             text = path.read_text(errors="replace")

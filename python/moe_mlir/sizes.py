@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +110,12 @@ def evaluate_expression(size: int | list | None, arguments: Sequence[Any]) -> in
             return None
         return int(arguments[position].shape[dim[0]] if dim else arguments[position])
     a, b = (evaluate_expression(operand, arguments) for operand in operands)
-    return {"+": lambda: a + b, "*": lambda: a * b, "//": lambda: a // b, "%": lambda: a % b,
-            "ceildiv": lambda: -(-a // b)}[operation]()
+    return None if a is None or b is None else _OPERATIONS[operation](a, b)
+
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "ceildiv": lambda a, b: -(-a // b)}
 
 
 def expression_sources(size: int | list | None, num_arguments: int) -> list[str]:

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 
 import torch
 
@@ -20,7 +21,7 @@ from .cases import ROWS
 from .rows import Context
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     rows = _choose(options)
     if options.list:

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -18,16 +19,16 @@ class Limit:
     exps_us: float
 
     @property
-    def us(self):
+    def us(self) -> float:
         return max(self.memory_us, self.flops_us, self.exps_us)
 
     @property
-    def bound(self):
+    def bound(self) -> str | None:
         """The binding term; None where the row has no term."""
         if self.us == 0:
             return None
         terms = {"memory": self.memory_us, "flops": self.flops_us, "exp": self.exps_us}
-        return max(terms, key=terms.get)
+        return max(terms, key=lambda name: terms[name])
 
 
 @dataclass
@@ -42,7 +43,13 @@ class Machine:
     read_gbytes: float
     copy_gbytes: float
 
-    def limit(self, flops, moved, exps=0, dtype=torch.float32):
+    def limit(
+        self,
+        flops: float,
+        moved: float,
+        exps: float = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> Limit:
         peak = self.fma_gflops
         if dtype == torch.bfloat16 and self.dot_gflops:
             peak = self.dot_gflops
@@ -50,14 +57,14 @@ class Machine:
             moved / self.read_gbytes * 1e-3, flops / peak * 1e-3, exps / self.exp_giga * 1e-3
         )
 
-    def has_slow_library(self):
+    def has_slow_library(self) -> bool:
         """Whether torch's GEMM leaves half of the peak unused, as on vectors of half the width."""
         return self.gemm_gflops < 0.6 * self.fma_gflops
 
-    def facts(self):
+    def facts(self) -> dict[str, Any]:
         return asdict(self)
 
-    def sentence(self):
+    def sentence(self) -> str:
         dot = "no bf16 dot product" if self.dot_gflops is None else f"{self.dot_gflops:.0f} bf16"
         return (
             f"{self.model}, one core: {self.fma_gflops:.0f} GFLOP/s f32 FMA "
@@ -67,7 +74,7 @@ class Machine:
         )
 
 
-def measure():
+def measure() -> Machine:
     from .._compiler import target_cpu
     from .._native import native
 
@@ -86,7 +93,7 @@ def measure():
     )
 
 
-def cache_bytes():
+def cache_bytes() -> int:
     """The size of the last-level cache that this core sees."""
     try:
         with open("/sys/devices/system/cpu/cpu0/cache/index3/size") as file:

@@ -4,9 +4,13 @@ import html
 import math
 import platform
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+
+from .machine import Machine
 
 _BEGIN = "<!-- cpu: written by ./bench --page -->"
 _END = "<!-- cpu: end -->"
@@ -19,7 +23,7 @@ A row is measured again by its command: `./bench --rows 'TITLE'` takes any part 
 """
 
 
-def write_page(path, records, machine):
+def write_page(path: str | Path, records: Sequence[dict[str, Any]], machine: Machine) -> None:
     """Writes the CPU part between its marks; the rest of an existing page stays."""
     path = Path(path)
     chart = path.with_name(f"{path.stem.lower()}-cpu.svg")
@@ -95,7 +99,7 @@ def _goals(record):
     )
 
 
-def is_missed(goal):
+def is_missed(goal: Mapping[str, Any]) -> bool:
     """A goal that nothing was held against is not missed."""
     return goal["found"] is not None and not goal["met"]
 
@@ -198,7 +202,7 @@ _COLOURS = {"eager": "#9aa5b1", "inductor": "#f0a04b", "peer": "#5b8def"}
 _ROW, _LEFT, _WIDTH = 44, 330, 520
 
 
-def draw_chart(records):
+def draw_chart(records: Sequence[dict[str, Any]]) -> str:
     """Rivals' times over ours on a logarithmic axis, as SVG; the line at 1 is ours."""
     shown = [r for r in records if r["eager_us"] and r["op"] != "call"]
     most = max([2.0, *(t / r["ours_us"] for r in shown for _, t in _rivals(r))])

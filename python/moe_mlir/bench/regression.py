@@ -5,12 +5,19 @@ better. Only rows that both runs have count.
 """
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 # Ratios of one build moved by up to a fifth between runs on a busy machine.
 TOLERANCE = 0.25
 
 
-def compare(records, path, tolerance=TOLERANCE):
+def compare(
+    records: Iterable[dict[str, Any]],
+    path: str | Path,
+    tolerance: float = TOLERANCE,
+) -> list[str]:
     """A line for each row whose ratio fell by more than `tolerance`."""
     with open(path) as file:
         earlier = {_key(record): record for record in json.load(file)}

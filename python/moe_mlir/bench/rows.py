@@ -6,8 +6,9 @@ A row is anything with `op`, `title`, `quick` and `measure(context) -> record`;
 
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -38,17 +39,17 @@ class Goal:
     at_most: bool = False
     beside_fast: float | None = None
 
-    def on(self, machine):
+    def on(self, machine: Machine) -> "Goal":
         """The goal for one machine."""
         if self.beside_fast is None or machine.has_slow_library():
             return self
         return replace(self, bound=self.beside_fast, beside_fast=None)
 
-    def is_met(self, record):
+    def is_met(self, record: Mapping[str, Any]) -> bool:
         found = record[self.measure]
         return found is not None and (found <= self.bound if self.at_most else found >= self.bound)
 
-    def describe(self):
+    def describe(self) -> str:
         sign = "<=" if self.at_most else ">="
         name, unit = _MEASURES.get(self.measure, (self.measure, ""))
         return f"{name} {sign} {self.bound:g}{unit}"
@@ -90,7 +91,7 @@ FIELDS = (
 )
 
 
-def make_record(row, context, **values):
+def make_record(row: Any, context: Context, **values: Any) -> dict[str, Any]:
     """A record with every field; goals are judged against it."""
     record = dict.fromkeys(FIELDS)
     record.update(op=row.op, shape=row.shape, dtype=name_of(row.dtype), threads=context.threads)
@@ -103,11 +104,11 @@ def make_record(row, context, **values):
     return record
 
 
-def name_of(dtype):
+def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def make_title(op, shape, dtype):
+def make_title(op: str, shape: Mapping[str, Any], dtype: torch.dtype) -> str:
     sizes = " ".join(f"{name}={size}" for name, size in shape.items())
     return f"{op} {sizes} {name_of(dtype)}"
 
@@ -138,10 +139,10 @@ class Case:
     why: str = ""  # where a goal is missed: the reason, for the page
 
     @property
-    def title(self):
+    def title(self) -> str:
         return make_title(self.op, self.shape, self.dtype)
 
-    def measure(self, context):
+    def measure(self, context: Context) -> dict[str, Any]:
         first = self.inputs(0)
         self.check(first, self._thunk(self.ours, first)())
         rivals = self._rivals(context)
@@ -210,17 +211,21 @@ class Case:
 # ---------------------------------------------------------------------- inputs
 
 
-def normal(*shape, seed, dtype=torch.float32):
+def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
-def assert_within(actual, expected, tol, what):
+def assert_within(actual: torch.Tensor, expected: torch.Tensor, tol: float, what: str) -> None:
     error = float((actual.double() - expected).abs().max())
     assert error <= tol, f"{what}: error {error:.2e} exceeds {tol:.2e}"
 
 
-def check_gradients(eager, places, tol=2e-4):
+def check_gradients(
+    eager: Callable[..., torch.Tensor],
+    places: Sequence[int],
+    tol: float = 2e-4,
+) -> Callable[..., None]:
     """Gradients of ours against float64 autograd of `eager`, relative to the largest of all."""
 
     def check(inputs, results):

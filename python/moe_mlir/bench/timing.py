@@ -2,6 +2,8 @@
 
 import ctypes
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,12 +14,12 @@ _MOST_CALLS = 1000
 _MOST_SETS = 256
 
 
-def clock(threads):
+def clock(threads: int) -> Callable[[], float]:
     """CPU time of the measuring thread, which a busy machine disturbs least; wall for several."""
     return time.thread_time if threads == 1 else time.perf_counter
 
 
-def count_sets(inputs, *, most=_MOST_SETS):
+def count_sets(inputs: Iterable[Any], *, most: int = _MOST_SETS) -> int:
     """How many sets like `inputs` rotate past the caches."""
     size = sum(x.numel() * x.element_size() for x in inputs if isinstance(x, torch.Tensor))
     return max(4, min(most, -(-2 * cache_bytes() // max(size, 1))))
@@ -26,14 +28,14 @@ def count_sets(inputs, *, most=_MOST_SETS):
 class Turns:
     """`{name: [thunk of each input set]}`, timed in turns."""
 
-    def __init__(self, thunks, threads):
+    def __init__(self, thunks: Mapping[str, Sequence[Callable[[], object]]], threads: int) -> None:
         self._thunks, self._now = thunks, clock(threads)
         self._next = {name: 0 for name in thunks}
         self._calls = {name: self._calls_per_sample(name) for name in thunks}
 
-    def samples(self, rounds):
+    def samples(self, rounds: int) -> dict[str, list[float]]:
         """Microseconds a call: name -> one sample a round."""
-        taken = {name: [] for name in self._thunks}
+        taken: dict[str, list[float]] = {name: [] for name in self._thunks}
         for _ in range(rounds):
             for name in self._thunks:
                 taken[name].append(self._sample(name))
@@ -57,7 +59,7 @@ class Turns:
         return max(1, min(_MOST_CALLS, round(_SAMPLE_SECONDS / elapsed)))
 
 
-def thread_us(run, repeats=5):
+def thread_us(run: Callable[[], object], repeats: int = 5) -> float:
     """The least CPU time of one call, in microseconds."""
     best = float("inf")
     for _ in range(repeats):
@@ -67,7 +69,7 @@ def thread_us(run, repeats=5):
     return best * 1e6
 
 
-def peak_mb(run):
+def peak_mb(run: Callable[[], object]) -> float | None:
     """Memory that one call adds at its peak, results included; None where unknown."""
     try:
         before = _reset_peak()

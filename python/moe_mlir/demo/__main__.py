@@ -4,6 +4,8 @@ import argparse
 import dataclasses
 import pathlib
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from .data import load_corpus
 from .model import Config
@@ -11,7 +13,7 @@ from .model import Config
 METHODS = ("smoe", "similarity")
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     try:
         print(run(options))
@@ -31,7 +33,7 @@ def _parse(argv):
     return parser.parse_args(argv)
 
 
-def run(options) -> str:
+def run(options: Any) -> str:
     """The whole job; returns the line that tells the end well, raises where it is not."""
     from . import compare, report
     from .train import train_or_load

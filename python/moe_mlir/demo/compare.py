@@ -4,14 +4,18 @@ import json
 import pathlib
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 import moe_mlir
+from moe_mlir import nn
 
 from .._native import native
+from .data import Corpus
 from .gpu import KernelReport, compile_kernels
+from .model import LanguageModel
 from .train import Trained
 
 # (sequences, tokens): the compiled model takes any; all are checked.
@@ -46,16 +50,16 @@ class Comparison:
 class RoutingFunction(torch.nn.Module):
     """A router alone, as a function from tokens to gates and experts."""
 
-    def __init__(self, router):
+    def __init__(self, router: nn.Router) -> None:
         super().__init__()
         self.router = router
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         routing = self.router(tokens)
         return routing.gates, routing.indices
 
 
-def compare(trained: Trained, corpus, chip: str, folder: pathlib.Path) -> Comparison:
+def compare(trained: Trained, corpus: Corpus, chip: str, folder: pathlib.Path) -> Comparison:
     """Leaves the IR of every phase, the PTX and the routing IR in `folder`."""
     model, config = trained.model, trained.model.config
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,9 +74,9 @@ def compare(trained: Trained, corpus, chip: str, folder: pathlib.Path) -> Compar
     kernels, chip_reason = [], ""
     try:
         kernels = compile_kernels(routing.text, chip, folder / "routing.ptx")
-    except native().MoeError as error:
+    except native().MoeError as refused:
         # Not every router has a GPU lowering yet; the report says which and why.
-        chip_reason = str(error).splitlines()[0]
+        chip_reason = str(refused).splitlines()[0]
 
     compiled = moe_mlir.compile(module)
     error, sequences, ties = 0.0, 0, 0
@@ -87,7 +91,8 @@ def compare(trained: Trained, corpus, chip: str, folder: pathlib.Path) -> Compar
 
 
 @torch.no_grad()
-def max_relative_error(model, compiled, inputs) -> tuple[float, int]:
+def max_relative_error(model: LanguageModel, compiled: Callable[..., torch.Tensor],
+                       inputs: torch.Tensor) -> tuple[float, int]:
     """max |ours - eager| / max |eager| over sequences without near ties; how many those are."""
     expected, routings = model.route(inputs)
     clear = torch.stack([_margins(r) for r in routings]).amin(dim=0) > _NEAR_TIE
@@ -109,7 +114,8 @@ def _margins(routing) -> torch.Tensor:
     return (top[..., k - 1] - top[..., k]).amin(dim=-1)
 
 
-def time_both(model, compiled, inputs) -> tuple[float, float]:
+def time_both(model: LanguageModel, compiled: Callable[..., torch.Tensor],
+              inputs: torch.Tensor) -> tuple[float, float]:
     """Median milliseconds of eager and compiled, measured in turns."""
     eager, ours = [], []
     with torch.inference_mode():
@@ -121,17 +127,21 @@ def time_both(model, compiled, inputs) -> tuple[float, float]:
             eager.append(middle - start)
             ours.append(time.perf_counter() - middle)
     # The first two rounds touch memory for the first time.
-    return tuple(1e3 * statistics.median(times[2:]) for times in (eager, ours))
+    return 1e3 * statistics.median(eager[2:]), 1e3 * statistics.median(ours[2:])
 
 
 @torch.no_grad()
-def routing_statistics(model, inputs):
+def routing_statistics(model: LanguageModel,
+                       inputs: torch.Tensor) -> tuple[list[list[float]], list[float]]:
     """Each layer's share of assignments per expert, and mean routing entropy."""
     load, entropy = [], []
     for routing in model.route(inputs)[1]:
         counts = moe_mlir.metrics.selection_counts(routing.indices, model.config.experts)
         load.append((counts.float() / counts.sum()).tolist())
-        p = routing.probs if routing.probs is not None else routing.logits.softmax(dim=-1)
+        p = routing.probs
+        if p is None:
+            assert routing.logits is not None
+            p = routing.logits.softmax(dim=-1)
         entropy.append(float(moe_mlir.metrics.routing_entropy(p)))
     return load, entropy
 

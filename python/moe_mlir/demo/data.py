@@ -15,19 +15,20 @@ _VALIDATION_SHARE = 0.05
 class Corpus:
     """Bytes of the text, split into a training and a validation part."""
 
-    def __init__(self, text: bytes):
+    def __init__(self, text: bytes) -> None:
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(torch.int64)
         cut = int(len(data) * (1 - _VALIDATION_SHARE))
         self.train, self.validation = data[:cut], data[cut:]
         self.digest = hashlib.sha256(text).hexdigest()
 
-    def batch(self, generator: torch.Generator, batch: int, tokens: int):
+    def batch(self, generator: torch.Generator, batch: int,
+              tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Random windows of the training part: inputs and the bytes that follow."""
         starts = torch.randint(len(self.train) - tokens - 1, (batch,), generator=generator)
         windows = torch.stack([self.train[s:s + tokens + 1] for s in starts])
         return windows[:, :-1], windows[:, 1:]
 
-    def validation_batch(self, batch: int, tokens: int):
+    def validation_batch(self, batch: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The same windows each time, spread over the validation part."""
         stride = (len(self.validation) - tokens - 1) // batch
         windows = torch.stack([self.validation[i * stride:i * stride + tokens + 1]

@@ -42,7 +42,7 @@ def _top_k(scores, k):
 class SMoE(nn.SMoE):
     """The baseline router; eager it is the usual softmax, top-k, renormalise."""
 
-    def forward(self, h, mask=None):
+    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> nn.Routing:
         if self.impl == "moe":
             return super().forward(h, mask)
         z = F.linear(h, self.weight, self.bias)
@@ -53,7 +53,7 @@ class SMoE(nn.SMoE):
 class SimilaritySMoE(nn.SimilaritySMoE):
     """Mutual-Inform SMoE's router; eager it forms the tokens' similarity matrix."""
 
-    def forward(self, h, mask=None):
+    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> nn.Routing:
         if self.impl == "moe":
             return super().forward(h, mask)
         z = F.linear(h, self.weight, self.bias)
@@ -77,13 +77,13 @@ def make_router(config: Config) -> nn.Router:
 class Attention(tnn.Module):
     """Causal self-attention."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.heads = config.heads
         self.qkv = tnn.Linear(config.width, 3 * config.width)
         self.out = tnn.Linear(config.width, config.width)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
         q, k, v = (part.reshape(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
                    for part in self.qkv(x).split(width, dim=-1))
@@ -95,14 +95,14 @@ class Attention(tnn.Module):
 
 
 class Block(tnn.Module):
-    def __init__(self, config: Config):
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.norm_attention = tnn.LayerNorm(config.width)
         self.attention = Attention(config)
         self.norm_experts = tnn.LayerNorm(config.width)
         self.moe = nn.MoELayer(make_router(config), config.hidden)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, nn.Routing]:
         x = x + self.attention(self.norm_attention(x))
         y, routing = self.moe(self.norm_experts(x))
         return x + y, routing
@@ -111,7 +111,7 @@ class Block(tnn.Module):
 class LanguageModel(tnn.Module):
     """Bytes [batch, tokens] to logits [batch, tokens, vocabulary]."""
 
-    def __init__(self, config: Config):
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
         self.embedding = tnn.Embedding(config.vocabulary, config.width)
@@ -120,10 +120,10 @@ class LanguageModel(tnn.Module):
         self.norm = tnn.LayerNorm(config.width)
         self.head = tnn.Linear(config.width, config.vocabulary, bias=False)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.route(tokens)[0]
 
-    def route(self, tokens):
+    def route(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[nn.Routing]]:
         """The logits, and each block's routing."""
         position = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.embedding(tokens) + self.position(position)

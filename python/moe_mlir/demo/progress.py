@@ -2,12 +2,13 @@
 
 import sys
 import time
+from typing import TextIO
 
 from .._progress import is_shown
 
 
 class Progress:
-    def __init__(self, label: str, total: int, stream=None):
+    def __init__(self, label: str, total: int, stream: TextIO | None = None) -> None:
         self.label, self.total = label, total
         self.stream = stream or sys.stderr
         self.shown = is_shown(self.stream)

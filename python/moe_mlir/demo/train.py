@@ -5,12 +5,15 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+
+from moe_mlir import nn
 
 from .data import Corpus
 from .model import Config, LanguageModel
@@ -32,10 +35,11 @@ def checkpoint_key(config: Config, corpus: Corpus) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def balance_loss(routings, experts: int):
+def balance_loss(routings: Sequence[nn.Routing], experts: int) -> torch.Tensor:
     """E sum_e f_e P_e, averaged over layers: least when load is spread evenly."""
-    total = 0.0
+    total = torch.zeros(())
     for routing in routings:
+        assert routing.logits is not None  # of the demonstration's routers
         share = F.one_hot(routing.indices, experts).float().mean(dim=(0, 1, 2))
         mean = routing.logits.softmax(dim=-1).mean(dim=(0, 1))
         total = total + experts * (share * mean).sum()
@@ -101,7 +105,7 @@ def _train(model, config: Config, corpus: Corpus) -> list:
 
 
 @torch.no_grad()
-def validation_loss(model, config: Config, corpus: Corpus) -> float:
+def validation_loss(model: LanguageModel, config: Config, corpus: Corpus) -> float:
     model.eval()
     inputs, targets = corpus.validation_batch(16, config.context)
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()

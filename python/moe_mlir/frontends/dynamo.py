@@ -16,6 +16,7 @@ from ..fx.attention import find_rows
 from ..fx.before_autograd import trace_before_autograd
 from ..fx.match import find_routers
 from ..fx.raise_routing import raise_routing
+from ..fx.words import describe_site
 from ..graph.locations import describe
 
 _log = logging.getLogger("moe_mlir.backend")
@@ -75,7 +76,7 @@ def _run_eagerly(graph, example_inputs):
 def _raise_before_autograd(module):
     """The graph in ATen before dispatch, with routers and attention raised; None without any."""
     whole, graphs = trace_before_autograd(module)
-    sites = [site.describe() for graph in graphs for site in find_routers(graph.graph)]
+    sites = [describe_site(site) for graph in graphs for site in find_routers(graph.graph)]
     for site in sites:
         _log.info("%s: %s", site.location, site.reason or f"raised ({site.form})")
     rows = [rows for graph in graphs for rows in find_rows(graph.graph)]

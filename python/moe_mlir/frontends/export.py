@@ -117,7 +117,7 @@ def _dynamic_dims(tensor: torch.Tensor):
 
 def check_inputs(
     model: torch.nn.Module,
-    args: tuple,
+    args: tuple | None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> tuple[list[Any], pytree.TreeSpec]:
     """The leaves and the structure of a model's inputs."""
@@ -135,7 +135,7 @@ def check_inputs(
 
 def trace(
     model: torch.nn.Module,
-    args: tuple,
+    args: tuple | None,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_tokens: bool = True,
 ) -> tuple[torch.export.ExportedProgram, pytree.TreeSpec, list[Any]]:
@@ -352,7 +352,7 @@ def _input_names(model, spec, leaves) -> dict:
         bound = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
     except TypeError:
         return {}
-    names = {}
+    names: dict[str, str] = {}
     for path, leaf in pytree.tree_flatten_with_path(bound)[0]:
         if isinstance(leaf, torch.Tensor):
             text = pytree.keystr(path).replace("']['", ".").strip("[]'")

@@ -8,10 +8,11 @@ attention becomes ours and hands its rows over.
 
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from ..graph.arguments import bind_arguments
@@ -94,7 +95,7 @@ class Rows:
         return f"the attention's entropies: {self.reason}" if self.reason else ""
 
 
-def raise_attention(graph) -> int:
+def raise_attention(graph: Graph) -> int:
     """Lets attention give its rows to the ops that want them; returns to how many."""
     for node in list(graph.nodes):
         if is_call(node, moe.attention.default):
@@ -112,7 +113,7 @@ def raise_attention(graph) -> int:
     return len(matches)
 
 
-def find_rows(graph) -> list[Rows]:
+def find_rows(graph: Graph) -> list[Rows]:
     """Every op on the rows of an attention that the graph has."""
     attentions = [found for found in map(_attention, graph.nodes) if found is not None]
     takers = [node for node in graph.nodes if is_call(node, *_TAKES_ROWS)] if attentions else []
@@ -161,9 +162,9 @@ def _changes(weights, changed) -> str:
     return "the graph writes its operands in place" if is_changed else ""
 
 
-def left_of(taker) -> str:
+def left_of(taker: Node | None) -> str:
     """Which part of an op on an attention's rows stays as it is, and why; empty where none."""
-    if not is_call(taker, *_TAKES_ROWS):
+    if taker is None or not is_call(taker, *_TAKES_ROWS):
         return ""
     return next((rows.left for rows in find_rows(taker.graph) if rows.taker is taker), "")
 
@@ -194,7 +195,7 @@ def _why_not(node, arguments, bias) -> str:
         return f"it runs on {device}, where torch's own is kept"
     if arguments.dropout_p:
         return "it drops weights out"
-    if reason := _misfit(*map(value, (q, k, v)), None if bias is None else value(bias),
+    if reason := _misfit(value(q), value(k), value(v), None if bias is None else value(bias),
                          arguments.is_causal):
         return reason
     out = node if node.target is _SDPA else _item(node, 0)
@@ -399,7 +400,7 @@ def _item(node, position):
 # --------------------------------------------------------------- whole imports
 
 
-def decomposition(default):
+def decomposition(default: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """What torch.export makes of an attention: moe.attention, which holds no matrix of tokens
     by tokens, or else its `default` decomposition."""
 

@@ -12,11 +12,12 @@ import operator
 import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module
 
 
-def trace_before_autograd(module):
+def trace_before_autograd(module: GraphModule) -> tuple[GraphModule, list[GraphModule]]:
     """Returns (module, graphs): one module that computes what `module` does, and its traced graphs.
 
     Routers may be in these. Without fake tensors there are no graphs.

@@ -1,12 +1,15 @@
 """Writes calls into torch graphs."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from .reading import value
 
 
-def call(graph, target, args, like: Node) -> Node:
+def call(graph: Graph, target: Callable[..., Any], args: tuple[Any, ...], like: Node) -> Node:
     """A call with its fake value, at the insertion point, described as `like`."""
     node = graph.call_function(target, args)
     for key in ("nn_module_stack", "stack_trace", "source_fn_stack", "seq_nr"):

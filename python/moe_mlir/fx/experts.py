@@ -21,7 +21,7 @@ import operator
 from dataclasses import dataclass, field
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
 from ..graph.arguments import bind_arguments
@@ -49,15 +49,15 @@ class _Experts:
     sort: Node
     idx: Node
     num_experts: int
-    rows: list = field(default_factory=list)     # perm // k
-    layers: list = field(default_factory=list)
+    rows: list[Node] = field(default_factory=list)  # perm // k
+    layers: list[_Layer] = field(default_factory=list)
     weighed: Node | None = None                  # rows * column
     column: Node | None = None                   # their gates
     gates: Node | None = None                    # [T, k]
     result: Node | None = None                   # [T, d]
 
 
-def raise_experts(graph) -> int:
+def raise_experts(graph: Graph) -> int:
     """Raises experts on sorted assignments in a graph of core ATen; returns how many."""
     found = [m for m in map(_match, [n for n in graph.nodes if is_call(n, aten.sort.default)]) if m]
     for match in found:
@@ -211,7 +211,9 @@ def _rewrite(graph, match: _Experts) -> None:
         rows.replace_all_uses_with(tokens)
     for layer in match.layers:
         _rewrite_layer(graph, layer, offsets)
-    outputs = next(x for x in scaled(match.weighed) if x is not match.column)
+    factors = scaled(match.weighed)
+    assert factors is not None and match.result is not None  # as `_match_sum` found
+    outputs = next(x for x in factors if x is not match.column)
     with graph.inserting_before(match.result):
         gates = match.gates
         if dtype(gates) != torch.float32:

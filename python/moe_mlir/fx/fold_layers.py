@@ -10,6 +10,7 @@ import copy
 import operator
 
 import torch
+from torch.fx import Graph
 
 from ..graph.repeats import find_repeats, layer_path
 from .memory import origin, written
@@ -56,7 +57,7 @@ def fold_layers(program: torch.export.ExportedProgram) -> torch.export.ExportedP
         constants=program.constants, verifiers=program.verifiers)
 
 
-def unfold_layers(graph) -> None:
+def unfold_layers(graph: Graph) -> None:
     """Writes the layers out again that `fold_layers` folded."""
     begins = [node for node in graph.nodes if node.target is _BEGIN]
     ends = [node for node in graph.nodes if node.target is _END]

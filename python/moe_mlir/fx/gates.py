@@ -25,13 +25,13 @@ from .patterns import (
     users,
 )
 from .reading import dtype, is_call, read
-from .site import name_of
+from .site import Site, name_of
 
 _IN_PLACE = (aten.div_.Tensor, aten.mul_.Tensor, aten.scatter_.src, aten.scatter_.value)
 _SCATTERS = (aten.scatter.src, aten.scatter_.src)
 
 
-def match_gates(site) -> None:
+def match_gates(site: Site) -> None:
     node = _selected(site)
     if node is None:
         return

@@ -9,8 +9,10 @@ values, so that F8 selects from the probabilities as the model rounds them. The 
 distance to itself is 0, so that its softmax has its maximum at the argmax.
 """
 
+from collections.abc import Iterable
+
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..ops._check import ACTIVATIONS
 from .patterns import (
@@ -33,8 +35,9 @@ _SCATTERS = (aten.scatter.value, aten.scatter_.value)
 _LARGEST = (aten.argmax.default, aten.amax.default, aten.max.dim)
 
 
-def find_greedy(graph) -> list[Site]:
-    sites, open_rounds = [], {}
+def find_greedy(graph: Graph) -> list[Site]:
+    sites: list[Site] = []
+    open_rounds: dict[Node, Site] = {}
     for node in list(graph.nodes):
         if softmax_input(node) is None:
             continue
@@ -167,13 +170,13 @@ _POSITIONS = (aten.argmax.default, aten.max.dim)
 _SORTS = (aten.sort.default, aten.sort.stable)
 
 
-def selected_by(sites) -> set:
+def selected_by(sites: Iterable[Site]) -> set[Node]:
     """The calls that the sites are made of."""
     indices = [node for site in sites for round_ in site.rounds for node in round_[1]]
     return {site.anchor for site in sites} | {item(node, 1) or node for node in indices}
 
 
-def other_selection(node: Node):
+def other_selection(node: Node) -> Site | None:
     """An argmax or a sort over the last dimension of floating scores, with why it is kept."""
     call = read(node, (*_POSITIONS, *_SORTS), "dim", "keepdim", "descending", "stable")
     if call is None or call.dim is None or not dtype(call.source).is_floating_point \

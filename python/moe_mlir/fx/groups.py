@@ -24,6 +24,7 @@ from .patterns import (
     through,
 )
 from .reading import is_call, read, source, value
+from .site import Site
 
 _SCATTERS = (aten.scatter.value, aten.scatter_.value, aten.scatter.src, aten.scatter_.src)
 _COPIES = {aten.clone.default, aten.contiguous.default}
@@ -31,7 +32,7 @@ _COPIES = {aten.clone.default, aten.contiguous.default}
 _LOWEST = -3.0e38
 
 
-def peel_groups(site, node: Node) -> Node:
+def peel_groups(site: Site, node: Node) -> Node:
     """Scores with the experts of other groups masked out -> the scores."""
     parts = masked_alone(node)
     if parts is None:
@@ -50,7 +51,7 @@ def peel_groups(site, node: Node) -> Node:
     return base
 
 
-def check_fill(site) -> None:
+def check_fill(site: Site) -> None:
     """Dropped experts must lose: -inf does, 0 only against scores that are not negative."""
     fill = site.fill
     if fill is None or fill <= _LOWEST:
@@ -62,7 +63,8 @@ def check_fill(site) -> None:
 
 def _selections_behind(mask: Node, limit: int = 64) -> list[Node]:
     """The top-k calls that a group mask is computed from, nearest first."""
-    found, queue, seen = [], [mask], set()
+    found: list[Node] = []
+    queue, seen = [mask], set[Node]()
     while queue and len(seen) < limit:
         node = queue.pop(0)
         if not isinstance(node, Node) or node in seen:
@@ -90,9 +92,8 @@ def _chosen_groups(mask: Node, drops: bool):
     if scatter is None or not is_last_dim(node, scatter.dim):
         return None
     mark = scatter.src if scatter.value is None else scatter.value
-    marks = {(0.0, 1.0): False, (1.0, 0.0): True}
-    marked = marks.get((filled_with(scatter.source), filled_with(mark)))
-    return node if marked is not None and marked == marks_dropped else None
+    wanted = (1.0, 0.0) if marks_dropped else (0.0, 1.0)
+    return node if (filled_with(scatter.source), filled_with(mark)) == wanted else None
 
 
 def _keeps_neighbours(node) -> bool:

@@ -5,20 +5,23 @@ guard, but leaves the size open where the example has size 1.
 """
 
 import os
+from collections.abc import Sequence
 
+import sympy
 import torch
+from torch.export import ExportedProgram
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
-def input_shapes(program) -> list:
+def input_shapes(program: ExportedProgram) -> list[Sequence[int | torch.SymInt]]:
     """The shapes of the user's inputs, in order."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     return [getattr(nodes[name].meta["val"], "shape", ())
             for name in program.graph_signature.user_inputs]
 
 
-def guards_of(program) -> list:
+def guards_of(program: ExportedProgram) -> list[sympy.Basic]:
     """The guards that matter for other sizes, as sympy relations over the symbols of sizes.
 
     Those of the model's own code, and torch's equalities, by which it tells
@@ -44,7 +47,7 @@ def _is_one(relation) -> bool:
             and relation.rhs == 1)
 
 
-def symbols_refusing(program, tensors) -> set | None:
+def symbols_refusing(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> set[sympy.Symbol] | None:
     """The symbols of guards that do not hold for the sizes of these tensors.
 
     None where a size that the program fixed differs.
@@ -61,21 +64,21 @@ def symbols_refusing(program, tensors) -> set | None:
             if guard.xreplace(values) != True for symbol in guard.free_symbols}  # noqa: E712 sympy
 
 
-def fixed_symbols(program) -> set:
+def fixed_symbols(program: ExportedProgram) -> set[sympy.Symbol]:
     """The symbols that a guard sets to one number."""
     return {guard.lhs for guard in guards_of(program)
             if guard.is_Relational and guard.rel_op == "==" and guard.lhs.is_Symbol
             and guard.rhs.is_Integer}
 
 
-def conditions(program) -> list:
+def conditions(program: ExportedProgram) -> list[tuple[str, str, int]]:
     """The guards of the form (name of a size, "==", "!=", "<" .., number)."""
     asked = [(str(guard.lhs), guard.rel_op, int(guard.rhs)) for guard in guards_of(program)
              if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer]
     return list(dict.fromkeys(asked))
 
 
-def bounds_of(program) -> list:
+def bounds_of(program: ExportedProgram) -> list[tuple[str, str, int]]:
     """What the exporter said of sizes, `Dim("tokens", min=2, max=64)`, in the same form.
 
     torch traced for no others. Where nobody said anything, such as Dim.AUTO, torch may

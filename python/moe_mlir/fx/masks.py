@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.fx import Node
 
 from .mixing import is_triangle, through_broadcasts
 from .patterns import NEGATIONS, aten, filled_with, masked, same_shape, same_sizes, through
@@ -11,7 +12,7 @@ from .reading import dtype, is_call, read, source, value
 _AND = (aten.__and__.Tensor, aten.logical_and.default, aten.bitwise_and.Tensor)
 
 
-def is_causal(mask) -> bool:
+def is_causal(mask: Node) -> bool:
     """Whether a mask, of booleans or of what is added to logits, leaves the keys up to the
     token's own."""
     if dtype(mask) != torch.bool:
@@ -23,7 +24,7 @@ def is_causal(mask) -> bool:
         and is_triangle(*found)
 
 
-def causal_but_for(mask, key_mask):
+def causal_but_for(mask: Node, key_mask: Node | None) -> bool | None:
     """Whether the mask is causal, where it hides the keys that `key_mask` [batch, nk] hides and
     none but later ones beside; None where it says anything else."""
     found = _pairs(mask)

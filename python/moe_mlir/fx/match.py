@@ -16,7 +16,7 @@ Two have anchors of their own (`greedy`), because they select without a top-k:
 """
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ..graph.arguments import bind_arguments
 from ..ops._check import ACTIVATIONS
@@ -38,10 +38,10 @@ from .patterns import (
 )
 from .reading import dtype, is_call, read, value
 from .site import RouterMatch, Site, name_of
-from .words import scores_in_words
+from .words import describe_site, scores_in_words
 
 
-def find_selections(graph) -> list[RouterMatch]:
+def find_selections(graph: Graph) -> list[RouterMatch]:
     """Every selection of the graph, in order: top-k sites, moe ops as they are, and what may be
     a router by argmax or sort that is not recognised."""
     sites = {site.anchor: site for site in find_routers(graph)}
@@ -51,7 +51,7 @@ def find_selections(graph) -> list[RouterMatch]:
     for node in graph.nodes:
         if is_call(node, torch.ops.moe.topk_renorm.default, torch.ops.moe.grouped_topk.default):
             sites[node] = _existing(node)
-    return [sites[node].describe() for node in graph.nodes if node in sites]
+    return [describe_site(sites[node]) for node in graph.nodes if node in sites]
 
 
 def _existing(node: Node) -> Site:
@@ -69,7 +69,7 @@ def _existing(node: Node) -> Site:
     return site
 
 
-def find_routers(graph) -> list[Site]:
+def find_routers(graph: Graph) -> list[Site]:
     """All sites in order, groups' inner selections folded into their router."""
     sites = [_match(n) for n in graph.nodes if is_call(n, aten.topk.default)]
     sites += find_greedy(graph)
@@ -84,7 +84,8 @@ def find_routers(graph) -> list[Site]:
 
 def _match(topk: Node) -> Site:
     call = read(topk, {aten.topk.default}, "k", "dim", "largest", "sorted")
-    site = Site(topk, *_outputs(topk), k=call.k)
+    values, indices = _outputs(topk)
+    site = Site(topk, values, indices, call.k)
     if not is_last_dim(site.source, call.dim):
         site.reject("the selection is not over the last dimension")
     elif not call.largest:

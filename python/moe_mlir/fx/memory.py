@@ -1,12 +1,14 @@
 """Which memory the nodes of a torch graph show and write."""
 
+from collections.abc import Callable, Collection, Iterable, Iterator
+
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from .reading import is_assertion, source
 
 
-def origin(node, is_inside=lambda node: True):
+def origin(node: Node, is_inside: Callable[[Node], bool] = lambda node: True) -> Node:
     """The node whose memory this one may show, as far as nodes are inside."""
     while is_inside(node) and not _makes_memory(node):
         shown = _shown(node)
@@ -19,8 +21,9 @@ def origin(node, is_inside=lambda node: True):
 def _shown(node):
     """The argument whose memory the result shows: that which the schema ties to it, or the first."""
     schema = getattr(node.target, "_schema", None)
-    for result in schema.returns if schema else ():
-        for position, argument in enumerate(schema.arguments):
+    arguments, results = (schema.arguments, schema.returns) if schema else ((), ())
+    for result in results:
+        for position, argument in enumerate(arguments):
             if result.alias_info and argument.alias_info \
                     and result.alias_info.before_set & argument.alias_info.before_set:
                 return node.args[position] if position < len(node.args) \
@@ -42,7 +45,7 @@ def _makes_memory(node) -> bool:
                                                           "CompositeImplicitAutograd"))
 
 
-def written(node):
+def written(node: Node) -> Iterator[Node]:
     """What the call writes in place."""
     if node.target is torch.ops.aten.detach_.default:
         return  # says that it writes, and changes no number
@@ -58,14 +61,15 @@ def written(node):
 class Writes:
     """The calls of a graph that write in place, for questions about parts of the graph."""
 
-    def __init__(self, graph):
+    def __init__(self, graph: Graph) -> None:
         self._order = {node: i for i, node in enumerate(graph.nodes)}
         self._by_memory: dict[Node, list] = {}
         for node in graph.nodes:
             for target in written(node):
                 self._by_memory.setdefault(origin(target), []).append(node)
 
-    def disturb(self, results, inputs, folded=()) -> bool:
+    def disturb(self, results: Collection[Node], inputs: Collection[Node],
+                folded: Collection[Node] = ()) -> bool:
         """Whether the part of the graph between `inputs` and `results` cannot be one call.
 
         It cannot where anything that the part reads or makes is written before
@@ -112,7 +116,7 @@ def _operands(node) -> list:
     return [argument for argument in rest if isinstance(argument, Node)]
 
 
-def between(inputs, results) -> set:
+def between(inputs: Iterable[Node], results: Iterable[Node]) -> set[Node]:
     """The nodes whose numbers the results are computed from, up to the inputs, with both."""
     part, queue = set(inputs), list(results)
     while queue:
@@ -123,7 +127,7 @@ def between(inputs, results) -> set:
     return part
 
 
-def is_read_elsewhere(node, result) -> bool:
+def is_read_elsewhere(node: Node, result: Node) -> bool:
     """Whether calls that the result is not computed from read the node, or what is made of it."""
     part, queue = between([], [result]), [node]
     while queue:

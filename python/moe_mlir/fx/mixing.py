@@ -53,7 +53,7 @@ class Mixing:
         return [x for x in (self.u, self.e, self.uk, self.ws, self.tau) if isinstance(x, Node)]
 
 
-def match_mixing(node) -> Mixing | None:
+def match_mixing(node: Node) -> Mixing | None:
     """The mixing that computes the probabilities `node`, if one does."""
     outer = _product(node)
     if outer is None or outer[2] or not _is_plain(node, *outer[:2]):
@@ -74,7 +74,7 @@ def match_mixing(node) -> Mixing | None:
     return Mixing(node, u, e, None if keys is u else keys, ws, tau, causal)
 
 
-def mixing_of(node) -> str:
+def mixing_of(node: Node | None) -> str:
     """ "similarity" or "attention", where the node's probabilities are mixed by a moe op or will be."""
     if is_call(item(node, 0), torch.ops.moe.similarity_inform.default):
         return "similarity"
@@ -83,7 +83,7 @@ def mixing_of(node) -> str:
     return "similarity" if node is not None and match_mixing(node) is not None else ""
 
 
-def posterior_of(node):
+def posterior_of(node: Node | None) -> Node | None:
     """The moe.attention_posterior that mixes the node's probabilities; else None."""
     chosen = read(node, {aten.where.self}, "self", "other")
     if chosen is not None:
@@ -218,7 +218,7 @@ def _peel_mask(node):
 _OPPOSITE = {"ge": "le", "le": "ge"}
 
 
-def is_triangle(mask, drops) -> bool:
+def is_triangle(mask: Node, drops: bool) -> bool:
     """Whether the mask keeps the keys up to the token's own, and no others."""
     relation = _relation(mask)
     return (_negated(relation) if drops else relation) == ("le", 0)
@@ -250,7 +250,7 @@ def _relation(node):
     return _comparison(node)
 
 
-def through_broadcasts(node, rows=False):
+def through_broadcasts(node: Node, rows: bool = False) -> Node:
     """The pairs of queries and keys that a mask repeats along dims in front of them, and, with
     `rows`, along the queries."""
     while True:
@@ -286,7 +286,7 @@ def _comparison(node):
         axes, c = (_axis(call.source), _axis(call.other)), 0
     else:
         difference = read(call.source, {aten.sub.Tensor}, "other")
-        axes = (_axis(difference.source), _axis(difference.other)) if difference else ()
+        axes = (_axis(difference.source), _axis(difference.other)) if difference else (None, None)
         c = call.other
     if axes not in ((-1, -2), (-2, -1)) or not isinstance(c, int):
         return None
@@ -308,7 +308,7 @@ def _axis(node):
     return last if counts_from_zero(node) and not dtype(node).is_floating_point else None
 
 
-def counts_from_zero(node) -> bool:
+def counts_from_zero(node: Node) -> bool:
     """Whether the node is 0, 1, 2.."""
     if read(node, {aten.arange.default}, "end", "dtype"):
         return True

@@ -5,9 +5,13 @@ and amax-sub-exp-sum-div inside Inductor; these functions accept all of them.
 """
 
 import math
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
+from torch.fx.node import Argument
 
 from .reading import dtype, is_assertion, is_call, item, read, source, value
 
@@ -28,25 +32,28 @@ _PICKS = {aten.expand.default, aten.select.int, aten.index.Tensor, aten.index_se
           aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.unsqueeze.default}
 DIVISIONS = {aten.div.Tensor, aten.div_.Tensor}
 NEGATIONS = {aten.bitwise_not.default, aten.logical_not.default}
+# (base, mask, fill, drops) of a call that writes `fill` over the base by a mask.
+Masked = tuple[Node, Node, float, bool]
 _MATMULS = {aten.mm.default, aten.bmm.default, aten.matmul.default}
 _MULTIPLICATIONS = {aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor}
 
 
-def same_shape(a, b) -> bool:
+def same_shape(a: Node, b: Node) -> bool:
     """Whether two nodes have one shape; sizes are compared as written, which guards nothing."""
     return list(map(str, value(a).shape)) == list(map(str, value(b).shape))
 
 
-def same_sizes(a, b, dims) -> bool:
+def same_sizes(a: Node, b: Node, dims: slice) -> bool:
     """As `same_shape`, for a slice of the dims; a tensor that lacks them has others."""
     return same_rank_sizes(value(a).shape, value(b).shape, dims)
 
 
-def same_rank_sizes(a, b, dims) -> bool:
+def same_rank_sizes(a: Sequence[int | torch.SymInt], b: Sequence[int | torch.SymInt],
+                    dims: slice) -> bool:
     return len(a[dims]) == len(b[dims]) and list(map(str, a[dims])) == list(map(str, b[dims]))
 
 
-def is_last_dim(node, dim) -> bool:
+def is_last_dim(node: Node, dim: int | Sequence[int]) -> bool:
     """Whether `dim` of the tensor `node` names its last dimension alone."""
     if isinstance(dim, (list, tuple)):
         if len(dim) != 1:
@@ -55,19 +62,19 @@ def is_last_dim(node, dim) -> bool:
     return dim in (-1, value(node).dim() - 1)
 
 
-def is_number(x) -> bool:
+def is_number(x: object) -> bool:
     """Whether an argument is a finite number that the graph holds."""
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
 
 
-def through(node, targets):
+def through(node: Node, targets: Collection[OpOverload]) -> Node:
     """The node behind a chain of calls of `targets`, seen against the data flow."""
     while is_call(node, *targets):
         node = source(node)
     return node
 
 
-def is_exact_cast(node) -> bool:
+def is_exact_cast(node: Node) -> bool:
     """Whether the node's type holds every value of its source."""
     cast = read(node, CASTS, "dtype", "other")
     if cast is None:
@@ -76,7 +83,7 @@ def is_exact_cast(node) -> bool:
     return before.is_floating_point and torch.promote_types(before, after) == after
 
 
-def exactly(node):
+def exactly(node: Node) -> Node:
     """The node behind copies and casts that change neither values nor gradients."""
     while read(node, _COPIES) or is_exact_cast(node) or _is_idle_dropout(node):
         node = source(node)
@@ -88,27 +95,27 @@ def _is_idle_dropout(node) -> bool:
     return dropout is not None and not dropout.train
 
 
-def users(node) -> list:
+def users(node: Node) -> list[Node]:
     return [u for u in node.users if not is_assertion(u)]
 
 
-def only_user(node):
+def only_user(node: Node) -> Node | None:
     found = users(node)
     return found[0] if len(found) == 1 else None
 
 
-def results(node, position: int) -> list:
+def results(node: Node, position: int) -> list[Node]:
     """The nodes that are the result `position` of a call."""
     return [user for user in node.users if item(user, position) is node]
 
 
-def product(node):
+def product(node: Node | None) -> tuple[Node, Node] | None:
     """(a, b) of a matrix product of two tensors; None for another call."""
     call = read(node, _MATMULS, "mat2", "other")
     return None if call is None else (call.source, call.mat2 or call.other)
 
 
-def scaled(node):
+def scaled(node: Node | None) -> tuple[Node, Any] | None:
     """(tensor, factor) of a product; the factor may be a tensor."""
     call = read(node, _MULTIPLICATIONS, "other")
     return None if call is None else (call.source, call.other)
@@ -117,7 +124,7 @@ def scaled(node):
 # ---- constants and masks -----------------------------------------------------------
 
 
-def filled_with(node):
+def filled_with(node: Argument) -> float | None:
     """The number that all elements of the node are; None where there is none."""
     if not isinstance(node, Node):
         return float(node) if isinstance(node, (int, float)) else None
@@ -152,7 +159,7 @@ def _as_type(number, kind: torch.dtype):
     return float(torch.tensor(number, dtype=torch.float64).to(kind))
 
 
-def masked(node):
+def masked(node: Node) -> Masked | None:
     """(base, mask, fill, drops) of `base` with `fill` where the mask is true (drops) or
     false (not drops); None where the node is no such call. The mask may broadcast the base."""
     call = read(node, {aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.masked_fill_.Scalar},
@@ -171,7 +178,7 @@ def masked(node):
     return None
 
 
-def masked_alone(node):
+def masked_alone(node: Node) -> Masked | None:
     """As `masked`, where the mask changes neither the shape nor the type of the base."""
     found = masked(node)
     if found is None or not same_shape(found[0], node) or dtype(found[0]) != dtype(node):
@@ -182,7 +189,7 @@ def masked_alone(node):
 # ---- scores ---------------------------------------------------------------------
 
 
-def softmax_input(node):
+def softmax_input(node: Node) -> Node | None:
     """x, where the node is a softmax of x over its last dimension; else None."""
     call = read(node, {aten._softmax.default, aten.softmax.int, aten._safe_softmax.default},
                 "dim", "dtype", "half_to_float")
@@ -215,7 +222,7 @@ def _is_total(node, summed) -> bool:
         and torch.promote_types(dtype(summed), dtype(node)) == dtype(node)
 
 
-def softmax_of(node):
+def softmax_of(node: Node) -> Node | None:
     """The softmax of the node over its last dimension, where the graph computes it."""
     for user in users(node):
         if softmax_input(user) is node:
@@ -228,7 +235,7 @@ def softmax_of(node):
     return None
 
 
-def renormalisation(node):
+def renormalisation(node: Node) -> tuple[Node, Node, float, bool] | None:
     """(division, sum, eps, clamped) where the node is divided by its sum over the last
     dimension: by sum + eps, or by max(sum, eps) if clamped."""
     for user in users(node):
@@ -256,7 +263,7 @@ def _sum_and_eps(node):
     return node, 0.0, False
 
 
-def is_probability(node) -> bool:
+def is_probability(node: Node) -> bool:
     """Whether the node is a distribution over experts, or a mixture of some, as far as the
     graph tells: no element is negative."""
     node = through(node, SAME | VIEWS)

@@ -6,9 +6,10 @@ ready for import.
 """
 
 import operator
+from collections.abc import Callable
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from .attention import raise_attention
@@ -27,7 +28,7 @@ def raise_routing(module: GraphModule) -> int:
     return raise_graph(module.graph, module.recompile)
 
 
-def raise_graph(graph, recompile=lambda: None) -> int:
+def raise_graph(graph: Graph, recompile: Callable[[], object] = lambda: None) -> int:
     """As `raise_routing`, for a graph whose module is not at hand."""
     raise_attention(graph)
     sites = [site for site in find_routers(graph) if not site.reason]
@@ -51,6 +52,7 @@ def _raise_site(graph, site: Site) -> None:
         if site.dense:
             gates = call(graph, moe.densify.default, (gates, indices, site.num_experts),
                          site.anchor)
+        assert site.gates is not None  # or the site would not be raised
         gates = _rounded(graph, gates, site.gates)
     site.gates.replace_all_uses_with(gates)
     if site.indices is not None:

@@ -7,9 +7,12 @@ Nothing else that matches looks at `node.args`.
 """
 
 import operator
+from collections.abc import Collection
 from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Node
 
 # Where and how a result lies in memory: nothing of its values.
@@ -17,12 +20,12 @@ PLACES = frozenset({"memory_format", "non_blocking", "copy", "layout", "pin_memo
                     "implicit"})
 
 
-def is_call(node, *targets) -> bool:
+def is_call(node: object, *targets: OpOverload) -> bool:
     """Whether the node calls one of the operators, whatever its arguments are."""
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
-def read(node, targets, *names):
+def read(node: Any, targets: Collection[OpOverload], *names: str) -> Any:
     """The arguments `names` of a call of one of `targets`, and its first one as `source`.
 
     None where the node is another call, or gives an argument beside these that is
@@ -44,19 +47,19 @@ def read(node, targets, *names):
     return SimpleNamespace(**found)
 
 
-def is_assertion(node) -> bool:
+def is_assertion(node: object) -> bool:
     """Whether the node only checks what tracing knows anyway."""
     return is_call(node, torch.ops.aten._assert_tensor_metadata.default)
 
 
-def item(node, position: int):
+def item(node: object, position: int) -> Node | None:
     """The call whose result `position` the node is; else None."""
     if isinstance(node, Node) and node.target is operator.getitem and node.args[1] == position:
         return node.args[0]
     return None
 
 
-def source(node):
+def source(node: Node) -> Any:
     """The first argument of a call: what a view, a cast or a copy is made of."""
     parameters = getattr(getattr(node.target, "_schema", None), "arguments", None)
     if parameters:
@@ -64,7 +67,7 @@ def source(node):
     return node.args[0] if node.args else None
 
 
-def arguments_given(node) -> dict:
+def arguments_given(node: Node) -> dict[str, Any]:
     """The arguments that are no tensors and not the schema's defaults, by their names."""
     schema = getattr(node.target, "_schema", None)
     found = {}
@@ -100,9 +103,9 @@ def _is_on_one_device(node, origin) -> bool:
     return len({v.device for v in values if isinstance(v, torch.Tensor)}) <= 1
 
 
-def value(node):
+def value(node: Node) -> Any:
     return node.meta.get("val", node.meta.get("example_value"))
 
 
-def dtype(node):
+def dtype(node: Node) -> torch.dtype:
     return value(node).dtype

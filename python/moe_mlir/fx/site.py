@@ -5,11 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.fx import Node
 
-from ..graph.locations import describe, module_path
-from .attention import left_of
-from .mixing import mixing_of, posterior_of
-from .reading import dtype, source, value
-from .words import edges_in_words, form_in_words, ties_in_words
+from .reading import source, value
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,11 @@ class Site:
     reason: str = ""
     left: str = ""
     # Further selections that are part of this router; no sites of their own.
-    inner: list = field(default_factory=list)
+    inner: list[Node] = field(default_factory=list)
     # Calls that write in place and are dead once the site is rewritten.
-    writes: list = field(default_factory=list)
+    writes: list[Node] = field(default_factory=list)
     # The top-1 selections that a sparse mixer makes one after the other.
-    rounds: list = field(default_factory=list)
+    rounds: list[tuple[Node, list[Node], list[Node]]] = field(default_factory=list)
 
     @property
     def source(self) -> Node:
@@ -106,19 +102,6 @@ class Site:
     def leave(self, part: str) -> None:
         self.left = f"{self.left}; {part}" if self.left else part
 
-    def describe(self) -> RouterMatch:
-        left = "; ".join(filter(None, (self.left, left_of(posterior_of(self.scores)))))
-        return RouterMatch(
-            module_path(self.anchor), describe(self.anchor).split(" (")[0], self.form, self.score,
-            self.k, self.num_experts, self.renorm, self.scale, self.bias is not None,
-            self.groups, not self.reason, self.reason, self.eps, self.topk_group,
-            self.group_score, _dtype_name(self.scores), _dtype_name(self.gates), left,
-            mixing_of(self.scores), form_in_words(self), ties_in_words(self), edges_in_words(self))
-
 
 def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _dtype_name(node) -> str:
-    return "" if node is None else name_of(dtype(node))

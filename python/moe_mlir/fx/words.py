@@ -2,13 +2,17 @@
 
 from torch.fx import Node
 
+from ..graph.locations import describe, module_path
+from .attention import left_of
+from .mixing import mixing_of, posterior_of
 from .patterns import exactly
 from .reading import arguments_given, dtype, source
+from .site import RouterMatch, Site, name_of
 
 _LATE = ("F2", "F7", "topk->sigmoid")
 
 
-def form_in_words(site) -> str:
+def form_in_words(site: Site) -> str:
     """How the router is written, for people who do not know the forms' codes."""
     best = "the largest" if site.k == 1 else f"the {site.k} largest"
     if site.form == "F8":
@@ -40,7 +44,7 @@ def _after(site) -> str:
     return renorm + (f", times {site.scale:g}" if site.scale != 1.0 else "")
 
 
-def ties_in_words(site) -> str:
+def ties_in_words(site: Site) -> str:
     """Which of equal scores is chosen; empty where torch's own call chooses."""
     if site.reason:
         return ""
@@ -58,7 +62,7 @@ def ties_in_words(site) -> str:
     return text
 
 
-def edges_in_words(site) -> tuple[str, ...]:
+def edges_in_words(site: Site) -> tuple[str, ...]:
     """Where a raised router is more careful than torch (docs/Spec.md E3 to E7, 9.1)."""
     if site.reason:
         return ()
@@ -90,7 +94,22 @@ def call_in_words(node: Node, depth: int = 2) -> str:
     return call
 
 
-def scores_in_words(site) -> str:
+def scores_in_words(site: Site) -> str:
     """Why what a top-k selects from is not known to be scores of experts."""
     return (f"it selects from {call_in_words(site.scores)}, where a softmax or a sigmoid over the "
             "experts, or either of the selected values, is expected")
+
+
+def describe_site(site: Site) -> RouterMatch:
+    """What users are told of the site."""
+    left = "; ".join(filter(None, (site.left, left_of(posterior_of(site.scores)))))
+    return RouterMatch(
+        module_path(site.anchor), describe(site.anchor).split(" (")[0], site.form, site.score,
+        site.k, site.num_experts, site.renorm, site.scale, site.bias is not None,
+        site.groups, not site.reason, site.reason, site.eps, site.topk_group,
+        site.group_score, _dtype_name(site.scores), _dtype_name(site.gates), left,
+        mixing_of(site.scores), form_in_words(site), ties_in_words(site), edges_in_words(site))
+
+
+def _dtype_name(node) -> str:
+    return "" if node is None else name_of(dtype(node))

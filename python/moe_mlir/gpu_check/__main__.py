@@ -5,7 +5,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import moe_mlir
 
@@ -13,7 +15,7 @@ from . import catalogue, machine
 from .supervise import Report, Supervisor, summary
 
 
-def run(options) -> int:
+def run(options: Any) -> int:
     import torch
 
     rehearses = options.device == "sim"
@@ -57,14 +59,14 @@ def _finish(report, options) -> int:
     return int(not cases or any(line["problem"] for line in cases))
 
 
-def worker(options) -> int:
+def worker(options: Any) -> int:
     from .target import Target
     from .worker import serve
 
     return serve(Target(options.device, options.chip), options.out)
 
 
-def fixtures(options) -> int:
+def fixtures(options: Any) -> int:
     """Copies what hardware answered to where the tests of the simulator find it."""
     import shutil
 
@@ -120,7 +122,7 @@ def _parser():
     return parser
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.command == "pack":
         from .pack import pack

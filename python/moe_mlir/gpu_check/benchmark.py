@@ -7,8 +7,9 @@ of its calls runs once at a fraction of the size, and ours must equal eager's.
 
 import functools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from moe_mlir.ops._kernel import ELEMENT_TYPES
 from . import timing
 from .case import Problem
 from .modules import experts_text, multiply_experts, route, router_text
-from .target import Module
+from .target import Module, Target
 
 BF16, F32 = torch.bfloat16, torch.float32
 _REHEARSED_TOKENS = 40
@@ -50,7 +51,7 @@ class Row:
         # Its value at that size has a case of its own.
         self.name = "time of " + self.name
 
-    def run(self, target) -> dict:
+    def run(self, target: Target) -> dict:
         with target.active():
             if target.rehearses:
                 return self._rehearse(target)
@@ -75,7 +76,7 @@ class Row:
         self._compare(self.ours(*first), self.eager(*first))
         inputs = timing.rotated(lambda: self.make(device, self.tokens),
                                 sum(x.nbytes for x in first))
-        result = {"ours_us": timing.samples(self.ours, inputs)}
+        result: dict[str, Any] = {"ours_us": timing.samples(self.ours, inputs)}
         for name, call in {"eager": self.eager, **self.peers}.items():
             try:
                 result[f"{name}_us"] = timing.samples(call, inputs)
@@ -147,7 +148,7 @@ def _router_rows():
                   tolerance=0.05)
 
 
-def router_module(width, experts, k):
+def router_module(width: int, experts: int, k: int) -> Module:
     return Module(router_text(experts, width, k, dtype=BF16), "route")
 
 
@@ -193,7 +194,7 @@ def _attention_rows():
         for causal in (False, True):
             pairs = 16 * 4096 * 4096 / (2 if causal else 1)
             calls = _attention_calls(causal)
-            row = {
+            row: dict[str, Any] = {
                 "tokens": 4096, "bytes": 4 * 16 * 4096 * width * 2, "tolerance": 0.03,
                 "make": lambda device, n, w=width: [
                     _randn(1, 16, n, w, dtype=BF16, device=device) for _ in range(3)],
@@ -280,19 +281,19 @@ def _statistics_rows():
               2 * 8 * 4096 * 8, tolerance=0)
 
 
-def all_rows(rehearses=False) -> list[Row]:
+def all_rows(rehearses: bool = False) -> list[Row]:
     return [*_selection_rows(), *_router_rows(), *_similarity_rows(), *_attention_rows(),
             *_experts_rows(rehearses), *_statistics_rows()]
 
 
-def all_units(rehearses) -> list:
+def all_units(rehearses: bool) -> list:
     return [timing.Limits(), *all_rows(rehearses)]
 
 
 # ---------------------------------------------------------------- table
 
 
-def table(lines) -> str:
+def table(lines: Sequence[dict[str, Any]]) -> str:
     """What a report's lines say of times; medians of the samples."""
     limits = next((line["limits"] for line in lines if "limits" in line), None)
     rows = [(line["case"].removeprefix("time of "), line["row"]) for line in lines if "row" in line]
@@ -310,7 +311,7 @@ def table(lines) -> str:
     return "\n".join(text)
 
 
-def bound(row, limits) -> float:
+def bound(row: Mapping[str, float], limits: Mapping[str, float]) -> float:
     """Microseconds that bytes and operations take at the measured rates."""
     return 1e6 * max(row["bytes"] / limits["bytes_per_second"],
                      row["operations"] / limits["operations_per_second"])

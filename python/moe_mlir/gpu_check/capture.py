@@ -6,6 +6,7 @@ import torch
 
 from . import cases
 from .case import Case, Problem, _arrays, _bits, _tuple
+from .target import Target
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,10 @@ class Capture:
     model: float = 0.5
 
     @property
-    def name(self):
+    def name(self) -> str:
         return f"{self.case.name} captured"
 
-    def run(self, target) -> dict:
+    def run(self, target: Target) -> dict:
         if target.device != "cuda":
             return {"not_run": "the simulator captures on the driver's interface only "
                                "(tests/python/gpu/test_host_path.py)"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .target import Module
+from .target import Module, Target
 
 # Elements of a tensor that go to the folder of failures.
 _SAVED_ELEMENTS = 1 << 20
@@ -15,7 +15,7 @@ _SAVED_ELEMENTS = 1 << 20
 class Problem(Exception):
     """What is wrong with a case, and the arrays that show it."""
 
-    def __init__(self, text, arrays=None):
+    def __init__(self, text: str, arrays: dict[str, np.ndarray] | None = None) -> None:
         super().__init__(text)
         self.arrays = arrays or {}
 
@@ -46,7 +46,7 @@ class Case:
     # Seconds on a GPU, for the plan.
     model: float = 0.5
 
-    def run(self, target) -> dict:
+    def run(self, target: Target) -> dict:
         """Raises Problem; a second run must give the same bits."""
         with target.active(self.chip):
             inputs = self.inputs()
@@ -74,6 +74,7 @@ class Case:
             if text := self.judge(inputs, found, self.tolerance):
                 raise Problem(text, _arrays(inputs, *found))
             return
+        assert self.expect is not None, "a case has a judge or an expectation"
         expected = _tuple(self.expect(*(_wide(x) for x in inputs)))
         for i, (a, want) in enumerate(zip(found, expected, strict=True)):
             if text := difference(a, want, self.tolerance):
@@ -94,7 +95,7 @@ def _bits(x):
         if x.is_floating_point() else x
 
 
-def difference(found, expected, tolerance) -> str:
+def difference(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> str:
     if found.shape != expected.shape:
         return f"expected shape {list(expected.shape)}, found {list(found.shape)}"
     if not found.is_floating_point():

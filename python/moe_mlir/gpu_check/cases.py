@@ -6,6 +6,8 @@ The order of `all_cases` is that of a run: by what teaches most. Functions that 
 
 import dataclasses
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -21,7 +23,7 @@ from .target import Module
 n, e, d, k, heads = 12, 8, 16, 2, 2
 
 
-def operands():
+def operands() -> dict[str, torch.Tensor]:
     """Small operands for all ops; the same values at every call."""
     torch.manual_seed(0)
     z = torch.randn(n, e)
@@ -127,7 +129,8 @@ ROUTERS = [
 ]
 
 
-def router_case(experts, width, k, dtype, tokens, **options):
+def router_case(experts: int, width: int, k: int, dtype: torch.dtype, tokens: int,
+                **options: Any) -> Case:
     module = Module(router_text(experts, width, k, dtype=dtype), "route")
 
     def inputs():
@@ -139,7 +142,7 @@ def router_case(experts, width, k, dtype, tokens, **options):
                 **{"model": 1.0, **options})
 
 
-def judge_router(inputs, found, _):
+def judge_router(inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor], _: float) -> str:
     """A legal selection (docs/Spec.md, section 1), with the gates of what it chose."""
     h, w = inputs
     gates, indices = found[0].double(), found[1].long()
@@ -159,7 +162,8 @@ def judge_router(inputs, found, _):
     return f"gates differ by {worst:.2g}, at most {2 * atol:.2g}" if not worst <= 2 * atol else ""
 
 
-def experts_case(experts, width, hidden, dtype, lengths, transposed=False, **options):
+def experts_case(experts: int, width: int, hidden: int, dtype: torch.dtype, lengths: Sequence[int],
+                 transposed: bool = False, **options: Any) -> Case:
     module = Module(experts_text(experts, width, hidden, dtype, transposed), "layer")
     offsets = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
 
@@ -183,7 +187,8 @@ def experts_case(experts, width, hidden, dtype, lengths, transposed=False, **opt
                 4e-6 + width**0.5 * 2**-23, module=module, **options)
 
 
-def attention_case(heads, tokens, width, dtype, batch=1, causal=True, **options):
+def attention_case(heads: int, tokens: int, width: int, dtype: torch.dtype, batch: int = 1,
+                   causal: bool = True, **options: Any) -> Case:
     def inputs():
         return [_normal(batch, heads, tokens, width, seed=i, dtype=dtype) for i in range(3)]
 
@@ -203,7 +208,8 @@ def attention_case(heads, tokens, width, dtype, batch=1, causal=True, **options)
                 judge=judge, **{"model": 1.5, **options})
 
 
-def similarity_case(tokens, width, experts, dtype, causal, batch=2, **options):
+def similarity_case(tokens: int, width: int, experts: int, dtype: torch.dtype, causal: bool,
+                    batch: int = 2, **options: Any) -> Case:
     def inputs():
         u = _normal(batch, tokens, width, seed=tokens, scale=(8 / width) ** 0.5, dtype=dtype)
         p = _normal(batch, tokens, experts, seed=tokens + 1).softmax(-1)
@@ -234,7 +240,8 @@ def _tensor_core_cases():
 # ---------------------------------------------------------------- forms
 
 
-def selection_case(tokens, experts, chosen, dtype, **options):
+def selection_case(tokens: int, experts: int, chosen: int, dtype: torch.dtype,
+                   **options: Any) -> Case:
     def inputs():
         z = _normal(tokens, experts, seed=experts)
         z[0, experts // 2] = float("inf")
@@ -263,7 +270,7 @@ def _mixing_cases():
                                           model=1.0)
 
 
-def dispersion_case(tokens, width, experts, **options):
+def dispersion_case(tokens: int, width: int, experts: int, **options: Any) -> Case:
     def inputs():
         generator = torch.Generator().manual_seed(tokens)
         return [torch.randn(tokens, width, generator=generator),
@@ -274,7 +281,7 @@ def dispersion_case(tokens, width, experts, **options):
                 lambda h, a: reference.mad_dispersion(h, a, experts), 1e-5, **options)
 
 
-def adjacency_case(tokens, experts, k, **options):
+def adjacency_case(tokens: int, experts: int, k: int, **options: Any) -> Case:
     def inputs():
         generator = torch.Generator().manual_seed(tokens)
         scores = torch.rand(tokens, experts, generator=generator)
@@ -284,7 +291,7 @@ def adjacency_case(tokens, experts, k, **options):
                 reference.adjacency_update, 2e-6, **options)
 
 
-def dispatch_case(tokens, experts, k, **options):
+def dispatch_case(tokens: int, experts: int, k: int, **options: Any) -> Case:
     def inputs():
         generator = torch.Generator().manual_seed(tokens)
         return [torch.rand(tokens, experts, generator=generator).topk(k).indices]
@@ -301,7 +308,7 @@ def _statistics_cases():
 
 def _unaligned_cases():
     """Views that begin one element past what kernels read at once."""
-    options = {"group": "forms", "is_unaligned": True, "model": 0.3}
+    options: dict[str, Any] = {"group": "forms", "is_unaligned": True, "model": 0.3}
     for case in (selection_case(33, 16, 2, torch.bfloat16, **options),
                  selection_case(130, 128, 8, torch.float32, **options),
                  similarity_case(70, 64, 8, torch.bfloat16, True, **options),
@@ -332,7 +339,7 @@ def _large_cases(rehearses):
     def size(full):
         return max(full // 64, 70) if rehearses else full
 
-    options = {"group": "large", "is_large": True, "limit": 30.0, "model": 2.5}
+    options: dict[str, Any] = {"group": "large", "is_large": True, "limit": 30.0, "model": 2.5}
     bf16 = torch.bfloat16
     yield router_case(128, 4096, 8, bf16, size(16384), **options)
     yield router_case(256, 7168, 8, bf16, size(8192), **options)
@@ -370,7 +377,7 @@ def _uneven(experts, rows):
     return lengths
 
 
-def all_cases(rehearses=False) -> list[Case]:
+def all_cases(rehearses: bool = False) -> list[Case]:
     return [*_tensor_core_cases(), *_op_cases(), *_gradient_cases(), *_selection_cases(),
             *_mixing_cases(), *_statistics_cases(), *_unaligned_cases(), *_older_chip_cases(),
             *_large_cases(rehearses)]

@@ -1,6 +1,7 @@
 """All that a run does, in the order in which it does it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import machine
@@ -35,7 +36,8 @@ def all_units(rehearses: bool) -> list:
             *benchmark.all_units(rehearses), *faults.all_faults()]
 
 
-def groups(rehearses: bool, seconds: float, names=None, text: str = "") -> list[Group]:
+def groups(rehearses: bool, seconds: float, names: Sequence[str] | None = None,
+           text: str = "") -> list[Group]:
     """The units by group; `names` are groups, `text` is a part of the units' names."""
     units = all_units(rehearses)
     names = names or list(SHARES)

@@ -5,13 +5,15 @@ the cases behind it run.
 """
 
 import os
+from typing import Any, NoReturn
 
 import numpy as np
 
 from .ptx import kernel
+from .target import Target
 from .vectors import Vectors
 
-_ONE = (np.arange(128, dtype=np.uint32),)
+_ONE: tuple[np.ndarray] = (np.arange(128, dtype=np.uint32),)
 _BODIES = {
     # For a word that nobody writes; the simulator sees that nothing changes.
     "waits for ever": ".reg .pred %p;\nLOOP: ld.volatile.global.b32 r0, [%at];\n"
@@ -31,13 +33,13 @@ class Death:
 
     name, group, limit, model = "kills its process", "faults", 10.0, 1.0
 
-    def run(self, target):
+    def run(self, target: Target) -> NoReturn:
         os.abort()
 
 
 def all_faults() -> list:
-    units = []
-    right = np.arange(1, 129, dtype=np.uint32).view(np.float32)
+    units: list[Any] = []
+    right: np.ndarray = np.arange(1, 129, dtype=np.uint32).view(np.float32)
     for name, body in _BODIES.items():
         units += [_fault(name, body, right), _sound(len(units))]
     return [*units, Death(), _sound(len(units))]

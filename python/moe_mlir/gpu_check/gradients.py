@@ -1,11 +1,14 @@
 """Gradients of the ops: a call of each form, and the values of its leaves."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 B, N, E, D, K, HEADS, WIDTH = 2, 21, 8, 12, 3, 2, 4
 
 
-def normal(*shape, seed=0, scale=1.0):
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
     return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -57,7 +60,8 @@ CASES = {
 }  # fmt: skip
 
 
-def gradients(library, call, values):
+def gradients(library: Any, call: Callable[..., Any],
+              values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     leaves = [value.clone().requires_grad_() for value in values]
     result = call(library, *leaves)
     result = result if isinstance(result, torch.Tensor) else result[0]

@@ -62,8 +62,9 @@ def _one_result(instruction, operands, code, form, bounds, chip="sm_80"):
     # Each operand in an order of its own, so that specials meet all others.
     inputs = tuple(np.random.default_rng(j).permutation(_words(j)) for j in range(operands))
     text = kernel([1] * operands, 1, code, chip=chip)
+    relative, absolute = bounds
     return Vectors(re.sub(r"\W", "_", instruction), text, inputs, (len(inputs[0]),),
-                   len(inputs[0]) // _LANES, form, *bounds, chip=chip)
+                   len(inputs[0]) // _LANES, form, relative, absolute, chip=chip)
 
 
 def _element_vectors():
@@ -100,7 +101,7 @@ def _operand(seed, threads, words, form):
     count = words * (2 if form in ("bf16", "f16") else 1)
     x = generator.standard_normal((threads, count))
     wide = 2.0 ** generator.integers(-9, 9, x.shape)
-    kind = np.arange(threads)[:, None] // 32 % 4
+    kind: np.ndarray = np.arange(threads)[:, None] // 32 % 4
     x = np.select([kind == 1, kind == 2, kind == 3],
                   [x * wide, np.round(4 * x), np.sign(x) * (1 + x / 256)], x)
     return encode(x, form).reshape(threads, words)

@@ -9,6 +9,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from .target import Target
 
 # What runs under the sanitizer: a kernel of each kind.
 SANITIZED = ("router 70x4096 E128 k8 bf16", "similarity_inform 2x150x64 E24 bf16 causal",
@@ -41,7 +44,7 @@ class Gpu:
 
     name, group, limit, model = "gpu", "once", 30.0, 0.1
 
-    def run(self, target) -> dict:
+    def run(self, target: Target) -> dict:
         import torch
 
         if target.device != "cuda":
@@ -54,7 +57,7 @@ class Gpu:
                 "l2_bytes": getattr(properties, "L2_cache_size", None)}
 
 
-def nvidia_smi(*arguments) -> str:
+def nvidia_smi(*arguments: str) -> str:
     """What it prints, or why there is nothing."""
     try:
         done = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True,
@@ -70,7 +73,7 @@ def find_sanitizer() -> str | None:
     return found or next((str(path) for path in candidates if path.exists()), None)
 
 
-def sanitize(supervisor, report, group, device) -> None:
+def sanitize(supervisor: Any, report: Any, group: Any, device: str) -> None:
     """Runs some cases under each tool; what it finds is one line, and its log is kept."""
     tool_path = find_sanitizer() if device == "cuda" else None
     if tool_path is None:

@@ -1,15 +1,19 @@
 """MLIR text of kernels that several ops become together: routers, and experts' products."""
 
+from collections.abc import Sequence
+
 import torch
 
 from ..ops._kernel import ELEMENT_TYPES
+from .target import Module
 
 
 def _tensor(shape, element) -> str:
     return f"tensor<{''.join(f'{size}x' for size in shape)}{element}>"
 
 
-def router_text(experts, width, k, *, dtype, bias=False, batch=()) -> str:
+def router_text(experts: int, width: int, k: int, *, dtype: torch.dtype, bias: bool = False,
+                batch: Sequence[int | str] = ()) -> str:
     """@route: projection and selection, which become one kernel."""
     element = ELEMENT_TYPES[dtype]
     h, w = _tensor((*batch, "?", width), element), _tensor((experts, width), element)
@@ -34,7 +38,8 @@ func.func @route(%h: {h}, %w: {w}{parameter}) -> ({gates}, {indices}) {{
 }}"""
 
 
-def experts_text(experts, width, hidden, dtype, transposed=False) -> str:
+def experts_text(experts: int, width: int, hidden: int, dtype: torch.dtype,
+                 transposed: bool = False) -> str:
     """@layer: each expert's weights times its run of rows, added to what was there.
 
     Weights are [experts, hidden, width], or with `transposed` [experts, width, hidden].
@@ -80,7 +85,8 @@ func.func @layer(%x: {x}, %w: {w}, %offsets: {offsets}, %old: {y}) -> {y} {{
 }}"""
 
 
-def route(module, k, h, w):
+def route(module: Module, k: int, h: torch.Tensor,
+          w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gates and indices of `router_text`."""
     gates = torch.empty(*h.shape[:-1], k, device=h.device)
     indices = torch.empty(*h.shape[:-1], k, dtype=torch.int32, device=h.device)
@@ -88,7 +94,8 @@ def route(module, k, h, w):
     return gates, indices
 
 
-def multiply_experts(module, x, w, offsets, old):
+def multiply_experts(module: Module, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor,
+                     old: torch.Tensor) -> torch.Tensor:
     """The result of `experts_text`."""
     y = torch.empty_like(old)
     module(x, w, offsets, old, y)

@@ -2,7 +2,9 @@
 
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import moe_mlir
 
@@ -26,7 +28,7 @@ runpy.run_module("moe_mlir.gpu_check", run_name="__main__")
 '''
 
 
-def pack(folder: Path, chips) -> None:
+def pack(folder: Path, chips: Iterable[str]) -> None:
     """Writes the package without the compiler, and the kernels of every case."""
     if folder.exists() and any(folder.iterdir()):
         raise SystemExit(f"expected '{folder}' to be free or empty, found files in it")
@@ -65,7 +67,7 @@ def kernel_texts() -> list[str]:
             case.call(*case.inputs())
         for row in benchmark.all_rows(rehearses=True):
             row.ours(*row.make("cpu", 2))
-    units = [*cases.all_cases(rehearses=False), *benchmark.all_rows(rehearses=False)]
+    units: list[Any] = [*cases.all_cases(rehearses=False), *benchmark.all_rows(rehearses=False)]
     recorder.texts |= dict.fromkeys(u.module.text() for u in units if u.module)
     return list(recorder.texts)
 

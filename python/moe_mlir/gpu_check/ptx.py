@@ -1,11 +1,14 @@
 """PTX of small kernels on words, and words of numbers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 HEADER = ".version {version}\n.target {chip}\n.address_size 64\n"
 
 
-def kernel(inputs, outputs, body, *, registers="", chip="sm_80", version="8.0") -> str:
+def kernel(inputs: Sequence[int], outputs: int, body: str, *, registers: str = "",
+           chip: str = "sm_80", version: str = "8.0") -> str:
     """PTX of a kernel whose threads read `inputs` words of each operand, and write `outputs`.
 
     Operand j of a thread is in registers vj_0, vj_1, ..; its results are r0, r1, ..
@@ -31,12 +34,12 @@ def _address(operand, words):
             "add.u64 %at, %at, %far;"]
 
 
-def encode(values, form):
+def encode(values: np.ndarray, form: str) -> np.ndarray:
     """The words of numbers in a format; of 16 bits two are in a word."""
     values = np.asarray(values, np.float32)
     if form == "f16":
         return values.astype(np.float16).view(np.uint32)
-    words = values.view(np.uint32)
+    words: np.ndarray = values.view(np.uint32)
     if form == "bf16":
         return np.ascontiguousarray((words >> 16).astype(np.uint16)).view(np.uint32)
     return words & 0xFFFFE000 if form == "tf32" else words

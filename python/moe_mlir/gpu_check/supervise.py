@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _START_LIMIT = 90.0
 # How often no process may come up before the run is given up.
@@ -22,13 +24,13 @@ _LATE = {"problem": "", "not_run": "the time of its group is over"}
 class Report:
     """report.jsonl of a folder: a line of JSON as soon as it is known, on the disk when written."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.lines = []
+        self.lines: list[dict] = []
         self._file = open(folder / "report.jsonl", "w", encoding="utf-8")
 
-    def add(self, **line) -> None:
+    def add(self, **line: Any) -> None:
         self.lines.append(line)
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
@@ -43,7 +45,8 @@ class Report:
 class Worker:
     """A process that runs cases, by `worker.serve`."""
 
-    def __init__(self, arguments, folder: Path, prefix=(), environment=None):
+    def __init__(self, arguments: Sequence[str], folder: Path, prefix: Sequence[str] = (),
+                 environment: Mapping[str, str] | None = None) -> None:
         self._log = open(folder / "worker.log", "ab")
         self._log_begin = self._log.tell()
         self._folder = folder
@@ -52,14 +55,16 @@ class Worker:
             [*prefix, sys.executable, "-u", "-m", "moe_mlir.gpu_check", "worker", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             env={**os.environ, **(environment or {})}, start_new_session=True)
+        assert self._process.stdin and self._process.stdout  # pipes, as asked for
+        self._questions, self._answers = self._process.stdin, self._process.stdout
 
     def wait_until_ready(self, limit: float) -> dict:
         return self._read(limit)
 
     def run(self, name: str, limit: float) -> dict:
         try:
-            self._process.stdin.write(name.encode() + b"\n")
-            self._process.stdin.flush()
+            self._questions.write(name.encode() + b"\n")
+            self._questions.flush()
         except BrokenPipeError:
             pass  # why it ended is said where the answer is missing
         return self._read(limit)
@@ -68,11 +73,11 @@ class Worker:
         end = time.monotonic() + limit
         while b"\n" not in self._pending:
             left = end - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+            if left <= 0 or not select.select([self._answers], [], [], left)[0]:
                 self.kill()
                 return {"problem": f"did not end within {limit:.3g} s and was killed",
                         "spoilt": True, "is_late": True}
-            data = os.read(self._process.stdout.fileno(), 1 << 16)
+            data = os.read(self._answers.fileno(), 1 << 16)
             if not data:
                 return {"problem": self._describe_end(), "spoilt": True}
             self._pending += data
@@ -99,7 +104,7 @@ class Worker:
     def finish(self, limit: float) -> int | None:
         """Lets the process end by itself; its status, or None if it had to be killed."""
         try:
-            self._process.stdin.close()
+            self._questions.close()
             return self._process.wait(limit)
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self.kill()
@@ -111,18 +116,18 @@ class Worker:
 class Supervisor:
     """Runs groups; `arguments` are those of the worker's command."""
 
-    def __init__(self, report: Report, arguments):
+    def __init__(self, report: Report, arguments: Sequence[str]) -> None:
         self._report = report
         self._arguments = arguments
         self._start = time.monotonic()
         self._failed_starts = 0
-        self._worker = None
+        self._worker: Any = None
 
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self._start
 
-    def run_group(self, group, worker_options=None) -> None:
+    def run_group(self, group: Any, worker_options: Mapping[str, Any] | None = None) -> None:
         """Starts no case and waits for none after the group's deadline."""
         begin, self._worker = self.elapsed, None
         try:
@@ -181,7 +186,7 @@ class Supervisor:
               f"({self.elapsed:.0f} of {group.deadline:.0f} s)", flush=True)
 
 
-def summary(lines) -> str:
+def summary(lines: Sequence[dict[str, Any]]) -> str:
     failed = sum(bool(line["problem"]) for line in lines)
     left_out = sum("not_run" in line for line in lines)
     text = f"{len(lines) - failed - left_out} cases passed, {failed} failed"

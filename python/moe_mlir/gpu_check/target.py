@@ -2,7 +2,10 @@
 
 import contextlib
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from .. import gpu
 from ..chips import runnable_chips
@@ -27,7 +30,7 @@ class Target:
         return self.device == "sim"
 
     @contextlib.contextmanager
-    def active(self, chip=None):
+    def active(self, chip: str | None = None) -> Iterator[None]:
         """The ops of the block run here."""
         chip = self.chip or chip
         if self.device == "cuda":
@@ -37,7 +40,7 @@ class Target:
             with simulate(chip=chip or "sm_90a"):
                 yield
 
-    def can_run(self, chip) -> bool:
+    def can_run(self, chip: str) -> bool:
         """Has this GPU the instructions of a chip? The simulator has all of them."""
         if self.device != "cuda":
             return True
@@ -52,7 +55,8 @@ class Target:
 
             torch.cuda.synchronize()
 
-    def run_ptx(self, ptx: str, name: str, buffers, *, grid=(1,), block=32, dynamic_smem=0) -> None:
+    def run_ptx(self, ptx: str, name: str, buffers: Sequence[torch.Tensor], *,
+                grid: Sequence[int] = (1,), block: int = 32, dynamic_smem: int = 0) -> None:
         """One kernel of PTX text, whose parameters are the addresses of the buffers."""
         plan = _plan(name, tuple(tuple(b.shape) for b in buffers), tuple(grid), block, dynamic_smem)
         if self.device == "cuda":
@@ -81,7 +85,7 @@ class Module:
     def text(self) -> str:
         return self.text_
 
-    def __call__(self, *tensors) -> None:
+    def __call__(self, *tensors: torch.Tensor) -> None:
         """Runs on inputs and result buffers."""
         if tensors[0].device.type == "cuda":
             gpu.run(self.text_, self.op, list(tensors))

@@ -7,11 +7,14 @@ the L2 cache, so what is timed is the kernels and not their launch from Python.
 import contextlib
 import statistics
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from . import machine
 from .ptx import kernel
+from .target import Target
 
 _CALLS = 20
 _MAX_CALLS = 64
@@ -20,13 +23,13 @@ ROTATED_BYTES = 150 << 20
 _EX2_LOOP = 4096
 
 
-def rotated(make, bytes_of_one: int) -> list:
+def rotated(make: Callable[[], list[torch.Tensor]], bytes_of_one: int) -> list:
     """Inputs by `make()`, so many that a cache of 60 MB holds none until its next turn."""
     count = max(2, min(_MAX_CALLS, ROTATED_BYTES // max(1, bytes_of_one) + 1))
     return [make() for _ in range(count)]
 
 
-def samples(call, inputs) -> list[float]:
+def samples(call: Callable[..., object], inputs: Sequence[Sequence[Any]]) -> list[float]:
     """Microseconds of one call, of each replay of a graph of many."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -62,7 +65,7 @@ def _waits_are_errors():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def host_microseconds(call, calls=200) -> float:
+def host_microseconds(call: Callable[[], object], calls: int = 200) -> float:
     """Of one call as Python makes it, the GPU keeping up."""
     call()
     torch.cuda.synchronize()
@@ -78,7 +81,7 @@ class Limits:
 
     name, group, limit, model = "limits", "times", 40.0, 6.0
 
-    def run(self, target) -> dict:
+    def run(self, target: Target) -> dict:
         with target.active():
             if target.device != "cuda":
                 _exponentials(target, 1)

@@ -50,14 +50,14 @@ def _kernel(scores, gates, indices, tokens, E: tl.constexpr, K: tl.constexpr, PL
     tl.store(indices + to, at.to(tl.int64), mask=kept)
 
 
-def constants(experts, k, dtype) -> dict:
+def constants(experts: int, k: int, dtype: torch.dtype) -> dict:
     width = triton.next_power_of_2(experts)
     # Of f16 all bits count once it is f32, as of f32.
     return {"E": experts, "K": k, "PLACES": triton.next_power_of_2(k), "WIDTH": width,
             "ROWS": max(1, 1024 // width), "NARROW": dtype == torch.bfloat16}
 
 
-def topk_renorm(scores, k):
+def topk_renorm(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, experts = scores.shape
     gates = torch.empty(tokens, k, device=scores.device)
     indices = torch.empty(tokens, k, dtype=torch.int64, device=scores.device)

@@ -5,6 +5,7 @@ hardware's results go to instructions/NAME.npz of the report. `replay` runs such
 the simulator, so that it becomes a fixture: tests/python/sim/test_hardware_vectors.py.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from .. import sim
 from .case import Problem
+from .target import Target
 
 _LANES = 128
 
@@ -41,7 +43,7 @@ class Vectors:
     limit: float = 15.0
     model: float = 0.2
 
-    def run(self, target) -> dict:
+    def run(self, target: Target) -> dict:
         import torch
 
         if not target.can_run(self.chip):
@@ -59,7 +61,7 @@ class Vectors:
             raise Problem(text, arrays)
         return {"simulator": facts, "vectors": arrays}
 
-    def arrays(self, words) -> dict:
+    def arrays(self, words: np.ndarray) -> dict:
         """All that `replay` needs."""
         return {
             "ptx": np.array(self.ptx), "grid": np.array(self.grid), "format": np.array(self.format),
@@ -68,7 +70,7 @@ class Vectors:
             **{f"magnitude_{i}": x for i, x in enumerate(self.magnitude or ())},
         }
 
-    def compare(self, words):
+    def compare(self, words: np.ndarray) -> tuple[str, dict[str, float]]:
         """What is wrong with hardware's words, and how they differ from the simulator's."""
         simulated = simulate(self.ptx, self.inputs, self.out, self.grid)
         text, facts = difference(words, simulated, self.format, self.relative, self.absolute,
@@ -84,8 +86,8 @@ class Vectors:
         return simulate(self.ptx, self.magnitude, self.out, self.grid).view(np.float32)
 
 
-def simulate(ptx, inputs, out, grid) -> np.ndarray:
-    words = np.full(out, 0x7FC0DEAD, np.uint32)
+def simulate(ptx: str, inputs: Sequence[np.ndarray], out: tuple[int, ...], grid: int) -> np.ndarray:
+    words: np.ndarray = np.full(out, 0x7FC0DEAD, np.uint32)
     sim.launch(ptx, "k", grid, _LANES, [*inputs, words])
     return words
 
@@ -101,18 +103,23 @@ def replay(path: Path) -> str:
 
     ptx, grid, words = str(arrays["ptx"]), int(arrays["grid"]), arrays["words"]
     signless = numbered("magnitude_")
-    magnitude = simulate(ptx, signless, words.shape, grid).view(np.float32) if signless else None
+    magnitude: np.ndarray | None = None
+    if signless:
+        magnitude = simulate(ptx, signless, words.shape, grid).view(np.float32)
     found = simulate(ptx, numbered("input_"), words.shape, grid)
-    return difference(words, found, str(arrays["format"]), *arrays["bounds"], magnitude)[0]
+    relative, absolute = arrays["bounds"]
+    return difference(words, found, str(arrays["format"]), relative, absolute, magnitude)[0]
 
 
-def difference(words, simulated, form, relative, absolute, magnitude=None):
+def difference(words: np.ndarray, simulated: np.ndarray, form: str, relative: float,
+               absolute: float,
+               magnitude: np.ndarray | None = None) -> tuple[str, dict[str, float]]:
     """(what exceeds the bounds, counts and the largest distance in units of the last place)."""
     differs = words != simulated
     if form != "words":
         a, b = (_values(x, form) for x in (words, simulated))
         differs = _repeated(differs, a.size // words.size) & ~(np.isnan(a) & np.isnan(b))
-    facts = {"differ": int(differs.sum()), "of": int(differs.size)}
+    facts: dict[str, float] = {"differ": int(differs.sum()), "of": int(differs.size)}
     if form != "words" and differs.any():
         facts["ulps"] = _ulps(a, b)
     if not differs.any():

@@ -6,6 +6,8 @@ descriptors. Layouts are those of the PTX ISA's "Shared Memory Matrix Layout": `
 an address with the number of its 128-byte row.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from .ptx import encode, kernel
@@ -43,7 +45,7 @@ def _image(matrix, form, swizzle, transposed):
     """The words of shared memory, and the descriptor without its address."""
     leading, stride = _offsets(len(matrix), swizzle, transposed)
     # What is no element is NaN, so that reading it shows.
-    memory = np.full(2 * _IMAGE_WORDS, 0xFFFF, np.uint16)
+    memory: np.ndarray = np.full(2 * _IMAGE_WORDS, 0xFFFF, np.uint16)
     mn, k = np.meshgrid(*map(np.arange, matrix.shape), indexing="ij")
     halves = encode(matrix, form).view(np.uint16).reshape(matrix.shape)
     memory[_place(mn, k, swizzle, transposed, leading, stride) // 2] = halves
@@ -97,8 +99,9 @@ def _registers(a, form):
     return np.ascontiguousarray(_fragment(halves, 8)).view(np.uint32)
 
 
-def wgmma_case(n, form, swizzles=(128, 128), transposed=(False, False),
-               in_registers=False) -> Vectors:
+def wgmma_case(n: int, form: str, swizzles: tuple[int, int] = (128, 128),
+               transposed: tuple[bool, bool] = (False, False),
+               in_registers: bool = False) -> Vectors:
     """64 x n sums over 16 products, added to what the accumulators hold."""
     generator = np.random.default_rng(n)
     a, b = (generator.integers(-4, 5, (rows, _K)) for rows in (64, n))
@@ -117,7 +120,7 @@ def wgmma_case(n, form, swizzles=(128, 128), transposed=(False, False),
                    (left, image_b, fragment), fragment.shape, expected=expected, chip="sm_90a")
 
 
-def wgmma_vectors():
+def wgmma_vectors() -> Iterator[Vectors]:
     # N that is no multiple of what a swizzle holds: nobody else makes these.
     for n in (8, 24, 40, 16, 64):
         for swizzle in SWIZZLES:

@@ -11,12 +11,15 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
+
+from .target import Target
 
 # Bytes of arrays that failing cases leave, in all.
 _MAX_SAVED = 64 << 20
 
 
-def serve(target, folder: Path) -> int:
+def serve(target: Target, folder: Path) -> int:
     """Runs what is asked for until the input ends."""
     # What libraries print must not come between the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -38,7 +41,7 @@ def serve(target, folder: Path) -> int:
     return 0
 
 
-def run_unit(unit, target, folder: Path) -> dict:
+def run_unit(unit: Any, target: Target, folder: Path) -> dict:
     from .case import Problem
 
     start = time.monotonic()

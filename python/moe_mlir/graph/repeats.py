@@ -24,9 +24,9 @@ _INDEXED = re.compile(r"(?:[A-Za-z_]\w*\.)+\d+(?=\.|$)")
 class Segment:
     """The nodes of one layer, what they read from outside, and what is read of them."""
 
-    nodes: list
-    inputs: list
-    outputs: list
+    nodes: list[Node]
+    inputs: list[Node]
+    outputs: list[Node]
 
     def signature(self) -> tuple:
         number = {node: ("input", i) for i, node in enumerate(self.inputs)}
@@ -53,14 +53,15 @@ def find_repeats(graph: torch.fx.Graph) -> dict[Node, list[Segment]]:
 def _segments(graph):
     """Runs of tensor nodes of one layer that no other node interrupts."""
     nodes = [n for n in graph.nodes if n.op == "call_function" and _is_tensors(n.meta.get("val"))]
-    runs, seen = [], set()
+    runs: list[tuple[str | None, list[Node]]] = []
+    seen = set[str]()
     for node in nodes:
         key = layer_path(node)
         if runs and runs[-1][0] == key:
             runs[-1][1].append(node)
         else:
             runs.append((key, [node]))
-    counts = {}
+    counts: dict[str | None, int] = {}
     for key, _ in runs:
         counts[key] = counts.get(key, 0) + 1
     for key, members in runs:

@@ -6,14 +6,17 @@ dimensions depend on nothing but the arguments, so they are written once, at
 the entry of the function, and are visible everywhere.
 """
 
+from collections.abc import Callable, Collection, Iterator, Sequence
+
 import math
 import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import sympy
 
-Dim = int | sympy.Expr
+Dim: TypeAlias = int | sympy.Expr
 
 FLOAT_BITS = {"f64": 64, "f32": 32, "bf16": 16, "f16": 16}
 INT_BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
@@ -23,12 +26,12 @@ def is_float(element: str) -> bool:
     return element in FLOAT_BITS
 
 
-def tensor_type(shape, element: str) -> str:
+def tensor_type(shape: Sequence[Dim], element: str) -> str:
     dims = "".join(f"{d}x" if isinstance(d, int) else "?x" for d in shape)
     return f"tensor<{dims}{element}>"
 
 
-def as_dim(value) -> Dim:
+def as_dim(value: int | sympy.Expr) -> Dim:
     """An int where the expression is one: types print `8`, not `?`."""
     if isinstance(value, int):
         return value
@@ -45,7 +48,7 @@ class Value:
     """An SSA value of tensor type."""
 
     name: str
-    shape: tuple
+    shape: tuple[Dim, ...]
     element: str
 
     @property
@@ -67,8 +70,8 @@ class Operand:
     """
 
     value: Value
-    dims: tuple
-    shape: tuple
+    dims: tuple[int | None, ...]
+    shape: tuple[Dim, ...]
 
     @staticmethod
     def of(value: Value) -> "Operand":
@@ -82,7 +85,7 @@ class Operand:
     def is_identity(self) -> bool:
         return self.dims == tuple(range(len(self.shape)))
 
-    def map_results(self, loops) -> list[str]:
+    def map_results(self, loops: Sequence[str]) -> list[str]:
         """The value's affine map results when dimension i runs over loops[i]."""
         return ["0" if d is None else loops[d] for d in self.dims]
 
@@ -92,9 +95,9 @@ class UnknownSymbol(Exception):
 
 
 class FunctionBuilder:
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.arguments: list[tuple[Value, str]] = []
+        self.arguments: list[tuple[Value | str, str | None]] = []
         self.location = "loc(unknown)"
         self._entry: list[str] = []
         self._lines: list[str] = []
@@ -124,11 +127,11 @@ class FunctionBuilder:
         self.line(f"{name}:{count} = {text}")
         return [f"{name}#{i}" for i in range(count)]
 
-    def tensor(self, text: str, shape, element: str) -> Value:
+    def tensor(self, text: str, shape: Sequence[Dim], element: str) -> Value:
         return Value(self.op(text), tuple(shape), element)
 
     @contextmanager
-    def region(self, head: str, result: str | None = None, tail: str = ""):
+    def region(self, head: str, result: str | None = None, tail: str = "") -> Iterator[None]:
         """`result = head { ... } tail`; the body is written inside the with."""
         self._lines.append(self._indent + (f"{result} = " if result else "") + head + " {")
         self._indent += "  "
@@ -143,7 +146,7 @@ class FunctionBuilder:
 
     # ---- arguments, dimensions, constants ---------------------------------
 
-    def argument(self, shape, element: str, label: str) -> Value:
+    def argument(self, shape: Sequence[Dim], element: str, label: str) -> Value:
         value = Value(f"%arg{len(self.arguments)}", tuple(shape), element)
         self.arguments.append((value, label))
         for i, dim in enumerate(shape):
@@ -159,7 +162,7 @@ class FunctionBuilder:
         self.arguments.append((name, None))
         self._dims[symbol] = name
 
-    def constant(self, value, element: str) -> str:
+    def constant(self, value: float, element: str) -> str:
         """A scalar constant at the function's entry."""
         text = format_constant(value, element)
         key = (text, element)
@@ -198,18 +201,20 @@ class FunctionBuilder:
 
     # ---- structured operations ---------------------------------------------
 
-    def empty(self, shape, element: str) -> Value:
+    def empty(self, shape: Sequence[Dim], element: str) -> Value:
         sizes = ", ".join(self.index(d) for d in shape if not isinstance(d, int))
         return self.tensor(f"tensor.empty({sizes}) : {tensor_type(shape, element)}",
                            shape, element)
 
-    def fill(self, scalar: str, shape, element: str) -> Value:
+    def fill(self, scalar: str, shape: Sequence[Dim], element: str) -> Value:
         init = self.empty(shape, element)
         return self.tensor(
             f"linalg.fill ins({scalar} : {element}) outs({init.name} : {init.type}) -> {init.type}",
             shape, element)
 
-    def generic(self, loops: int, inputs, init: Value, init_map, body, parallel) -> Value:
+    def generic(self, loops: int, inputs: Sequence[tuple[Value, Sequence[str]]], init: Value,
+                init_map: Sequence[str], body: Callable[..., str],
+                parallel: Collection[int]) -> Value:
         """A linalg.generic.
 
         `inputs` are (Value, map results); `parallel` the set of parallel loops;
@@ -235,7 +240,8 @@ class FunctionBuilder:
             self.line(f"linalg.yield {body(*scalars)} : {init.element}")
         return Value(result, init.shape, init.element)
 
-    def map(self, operands, shape, element: str, body) -> Value:
+    def map(self, operands: Sequence[Operand], shape: Sequence[Dim], element: str,
+            body: Callable[..., str]) -> Value:
         """An elementwise generic; operands are broadcast to `shape` from the right."""
         loops = [f"d{i}" for i in range(len(shape))]
         inputs = [(o.value, o.map_results(broadcast_loops(o.shape, shape))) for o in operands]
@@ -257,8 +263,8 @@ class FunctionBuilder:
 
     # ---- the finished function ----------------------------------------------
 
-    def finish(self, results: list[Value], private=False) -> str:
-        arguments = ",\n    ".join(f"{v}: index" if label is None else
+    def finish(self, results: list[Value], private: bool = False) -> str:
+        arguments = ",\n    ".join(f"{v}: index" if isinstance(v, str) else
                                   f'{v.name}: {v.type} {{moe.name = "{label}"}}'
                                   for v, label in self.arguments)
         types = ", ".join(r.type for r in results)
@@ -276,7 +282,7 @@ INDEX_OPS = {"Add": "addi", "Mul": "muli", "FloorDiv": "floordivsi", "CleanDiv":
              "Mod": "remsi", "PythonMod": "remsi", "Max": "maxsi", "Min": "minsi"}
 
 
-def broadcast_loops(source, target) -> list[str]:
+def broadcast_loops(source: Sequence[Dim], target: Sequence[Dim]) -> list[str]:
     """The loops of `target` that each dimension of `source` runs over."""
     offset = len(target) - len(source)
     return ["0" if d == 1 and target[offset + i] != 1 else f"d{offset + i}"
@@ -297,7 +303,7 @@ def conversion(source: str, target: str) -> str:
     return "extui" if source == "i1" else "extsi"
 
 
-def format_constant(value, element: str) -> str:
+def format_constant(value: float, element: str) -> str:
     if element == "i1":
         return "true" if value else "false"
     if not is_float(element):

@@ -1,10 +1,11 @@
 """Complex tensors, which rotary embeddings are written with: pairs in a last dimension."""
 
 import torch
+from torch.fx import Node
 
 from .builder import Operand, Value
-from .context import broadcast, compute_element
-from .registry import imports
+from .context import Context, broadcast, compute_element
+from .registry import Arguments, imports
 from .shape import extract_slice, insert_slice
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ def _polar(context, node, arguments):
     return _join(builder, part("cos"), part("sin"))
 
 
-def product(context, node, arguments):
+def product(context: Context, node: Node, arguments: Arguments) -> Value:
     """(a + ib)(c + id) = (ac - bd) + i(ad + bc)"""
     builder, element = context.builder, compute_element(context.element(node))
     shape = context.shape(node)[:-1]

@@ -2,13 +2,26 @@
 
 import operator
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import sympy
 import torch
 from torch.fx import Node
 
 from ..graph.locations import describe
-from .builder import FunctionBuilder, Operand, UnknownSymbol, Value, as_dim, is_float, tensor_type
+from ..graph.repeats import Segment
+from .builder import (
+    Dim,
+    FunctionBuilder,
+    Operand,
+    UnknownSymbol,
+    Value,
+    as_dim,
+    is_float,
+    tensor_type,
+)
 from .locations import LocationTable
 from .registry import COMPLEX, TABLE, Arguments, Unsupported
 
@@ -28,7 +41,7 @@ class ImportFailed(ValueError):
     `problems` has one (what, count, first place) for each distinct cause.
     """
 
-    def __init__(self, problems):
+    def __init__(self, problems: Sequence[tuple[str, int, str]]) -> None:
         self.problems = problems
         lines = [f"cannot import the model: {len(problems)} unsupported "
                  f"operation{'s' if len(problems) > 1 else ''}"]
@@ -44,7 +57,7 @@ class Splat:
     """A tensor whose elements are all one scalar, not written yet."""
 
     scalar: str
-    shape: tuple
+    shape: tuple[Dim, ...]
     element: str
 
 
@@ -57,10 +70,10 @@ class Deferred:
     at `shape`.
     """
 
-    inputs: tuple
-    shape: tuple
+    inputs: tuple[Operand, ...]
+    shape: tuple[Dim, ...]
     element: str
-    body: object
+    body: Callable[..., str]
 
 
 def element_of(dtype: torch.dtype) -> str:
@@ -69,7 +82,7 @@ def element_of(dtype: torch.dtype) -> str:
     return ELEMENTS[dtype]
 
 
-def broadcast(operand: Operand, shape) -> Operand:
+def broadcast(operand: Operand, shape: Sequence[Dim]) -> Operand:
     """The operand as seen at `shape`, aligned from the right."""
     offset = len(shape) - len(operand.shape)
     dims = []
@@ -87,25 +100,25 @@ def compute_element(element: str) -> str:
 class Context:
     """What the functions of the op table see: the graph's values and a builder."""
 
-    def __init__(self, name: str, table=None):
+    def __init__(self, name: str, table: LocationTable | None = None) -> None:
         self.builder = FunctionBuilder(name)
         self.locations = table or LocationTable()
-        self._values = {}
+        self._values: dict[Node, Any] = {}
         self._problems: Counter = Counter()
         self._places: dict[str, str] = {}
 
     # ---- types ---------------------------------------------------------------
 
-    def shape(self, node_or_tensor) -> tuple:
+    def shape(self, node_or_tensor: Node | torch.Tensor) -> tuple:
         tensor = node_or_tensor.meta["val"] if isinstance(node_or_tensor, Node) else node_or_tensor
         sizes = tuple(as_dim(d if isinstance(d, int) else d.node.expr) for d in tensor.shape)
         return (*sizes, 2) if tensor.dtype.is_complex else sizes
 
-    def element(self, node) -> str:
+    def element(self, node: Node) -> str:
         dtype = node.meta["val"].dtype
         return element_of(_PARTS.get(dtype, dtype))
 
-    def dim(self, value):
+    def dim(self, value: Node | int | torch.SymInt) -> Dim:
         """A size argument: an int, or a node that holds a symbolic int."""
         if isinstance(value, Node):
             value = value.meta["val"]
@@ -113,15 +126,15 @@ class Context:
 
     # ---- values --------------------------------------------------------------
 
-    def raw(self, node):
+    def raw(self, node: Node) -> Any:
         return self._values[node]
 
-    def operand(self, node) -> Operand:
+    def operand(self, node: Node) -> Operand:
         """The node's value, possibly through a permutation or broadcast."""
         value = self._values[node]
         return value if isinstance(value, Operand) else Operand.of(self.value(node))
 
-    def value(self, node) -> Value:
+    def value(self, node: Node) -> Value:
         """The node's value as a tensor of its own, written out where needed."""
         value = self._values[node]
         if isinstance(value, Splat):
@@ -133,7 +146,7 @@ class Context:
         self._values[node] = value
         return value
 
-    def scalar(self, value, element: str) -> str:
+    def scalar(self, value: Node | float, element: str) -> str:
         """A Python number, or a node that holds a number, as an SSA scalar."""
         if isinstance(value, Node):
             expr = as_dim(value.meta["val"].node.expr)
@@ -147,15 +160,18 @@ class Context:
             value = expr
         return self.builder.constant(value, element)
 
-    def is_tensor(self, value) -> bool:
+    def is_tensor(self, value: object) -> bool:
         return isinstance(value, Node) and isinstance(value.meta["val"], torch.Tensor)
 
-    def elementwise(self, shape, element: str, operands, types, result: str, body):
+    def elementwise(self, shape: Sequence[Dim], element: str, operands: Sequence[Node | float],
+                    types: Sequence[str], result: str,
+                    body: Callable[..., str]) -> Value | Deferred:
         """`body` over scalars: operand i as types[i], what it returns is of type `result`.
 
         Operands are nodes or numbers. A boolean result is deferred.
         """
-        inputs, evaluators = [], []
+        inputs: list[Operand] = []
+        evaluators = []
         for x, wanted in zip(operands, types):
             leaves, evaluate = self._scalar_source(x, wanted)
             evaluators.append((len(inputs), len(leaves), evaluate))
@@ -187,12 +203,12 @@ class Context:
 
     # ---- the walk --------------------------------------------------------------
 
-    def argument(self, node, label: str) -> None:
+    def argument(self, node: Node, label: str) -> None:
         if node.meta["val"].dtype.is_complex:
             raise Unsupported("dtype " + str(node.meta["val"].dtype).removeprefix("torch."))
         self._values[node] = self.builder.argument(self.shape(node), self.element(node), label)
 
-    def run(self, node) -> None:
+    def run(self, node: Node) -> None:
         """Imports one call; problems are collected, so that all are told at once."""
         self.builder.location = self.locations.reference(node)
         try:
@@ -213,7 +229,8 @@ class Context:
         except UnknownSymbol as symbol:
             self._report(node, f"{node.target}: the size {symbol} depends on data")
 
-    def call(self, function: str, segment, symbols, shapes) -> None:
+    def call(self, function: str, segment: Segment, symbols: Sequence[sympy.Symbol],
+             shapes: Sequence[tuple[Sequence[Dim], str]]) -> None:
         """Calls a function for the outputs of a segment of the graph."""
         self.builder.location = self.locations.reference(segment.nodes[0])
         inputs = [self.value(x) for x in segment.inputs]
@@ -226,7 +243,7 @@ class Context:
         if len(shapes) == 1:
             names = [names[0].partition("#")[0]]
         for node, name, (shape, element) in zip(segment.outputs, names, shapes):
-            self._values[node] = Value(name, shape, element)
+            self._values[node] = Value(name, tuple(shape), element)
 
     def take_problems(self, other: "Context", times: int) -> None:
         """Counts what the import of a function met once for each of its calls."""

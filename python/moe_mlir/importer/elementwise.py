@@ -4,7 +4,7 @@ import torch
 from torch.fx import Node
 
 from . import complex
-from .builder import is_float
+from .builder import FunctionBuilder, is_float
 from .context import Splat, compute_element, element_of
 from .registry import Unsupported, imports
 
@@ -51,7 +51,7 @@ def _integer_unary(node, x, element, builder):
     raise Unsupported(f"element type {element}")
 
 
-def sigmoid(builder, x, element):
+def sigmoid(builder: FunctionBuilder, x: str, element: str) -> str:
     """1 / (1 + exp(-x))"""
     one = builder.constant(1, element)
     minus = builder.op(f"arith.negf {x} : {element}")
@@ -153,7 +153,7 @@ def _binary(context, node, arguments):
     float_op, integer_op = _BINARY[node.target]
     op = float_op if is_float(element) else integer_op
     if element == "i1":
-        op = {"addi": "ori", "muli": "andi"}.get(op, op)
+        op = {"addi": "ori", "muli": "andi"}.get(op or "", op)
     builder = context.builder
     alpha = getattr(arguments, "alpha", 1)
 
@@ -261,11 +261,11 @@ def _clamp(context, node, arguments):
     bounds = [b for b in (low, high) if b is not None]
 
     def body(x, *limits):
-        limits = iter(limits)
+        rest = iter(limits)
         if low is not None:
-            x = context.builder.op(f"arith.max{suffix} {x}, {next(limits)} : {element}")
+            x = context.builder.op(f"arith.max{suffix} {x}, {next(rest)} : {element}")
         if high is not None:
-            x = context.builder.op(f"arith.min{suffix} {x}, {next(limits)} : {element}")
+            x = context.builder.op(f"arith.min{suffix} {x}, {next(rest)} : {element}")
         return x
     return _apply(context, node, [arguments.self, *bounds], body)
 

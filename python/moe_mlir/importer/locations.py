@@ -1,11 +1,13 @@
 """Source locations of graph nodes as MLIR writes them."""
 
+from torch.fx import Node
+
 from ..graph.locations import module_path, user_frames
 
 _MAX_FRAMES = 4
 
 
-def mlir_location(node) -> str:
+def mlir_location(node: Node) -> str:
     """The body of a loc(...): call sites, inside the module's path as a name."""
     frames = user_frames(node)[:_MAX_FRAMES]
     if not frames:
@@ -25,10 +27,10 @@ def _escape(text: str) -> str:
 class LocationTable:
     """Aliases for the locations of a module, so that each is written once."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._aliases: dict[str, str] = {}
 
-    def reference(self, node) -> str:
+    def reference(self, node: Node) -> str:
         body = mlir_location(node)
         if body == "unknown":
             return "loc(unknown)"

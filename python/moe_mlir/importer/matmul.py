@@ -1,17 +1,20 @@
 """Contractions: linear, matmul, mm, bmm, addmm; permuted operands are read in place."""
 
+from collections.abc import Sequence
+
 import torch
 
-from .builder import Operand, is_float
-from .context import Splat
+from .builder import Dim, FunctionBuilder, Operand, Value, is_float
+from .context import Context, Splat
 from .registry import Unsupported, imports
 from .shape import insert_slice
 
 aten = torch.ops.aten
 
 
-def contract(builder, left: Operand, right: Operand, init, left_loops, right_loops, out_loops,
-             loops: int):
+def contract(builder: FunctionBuilder, left: Operand, right: Operand, init: Value,
+             left_loops: Sequence[str], right_loops: Sequence[str], out_loops: Sequence[str],
+             loops: int) -> Value:
     """`init += left * right` over the named loops, accumulated in init's type.
 
     Permuted operands are read in place: `x @ w.T` walks the rows of w.
@@ -35,14 +38,15 @@ def accumulator(element: str) -> str:
     return "f32" if element in ("bf16", "f16") else element
 
 
-def round_to(builder, value, element: str):
+def round_to(builder: FunctionBuilder, value: Value, element: str) -> Value:
     if value.element == element:
         return value
     return builder.map([Operand.of(value)], value.shape, element,
                        lambda x: builder.convert(x, value.element, element))
 
 
-def matmul(context, left: Operand, right: Operand, shape, element, init=None):
+def matmul(context: Context, left: Operand, right: Operand, shape: Sequence[Dim], element: str,
+           init: Value | None = None) -> Value:
     """[b, m, k] x [b, k, n] or without b; `init` defaults to zeros."""
     builder = context.builder
     if init is None:

@@ -1,13 +1,15 @@
 """The routing ops: each torch.ops.moe.<name> becomes one moe.<name>."""
 
 import math
+from collections.abc import Sequence
+from typing import overload
 
 import sympy
 import torch
 
 from .. import ops  # noqa: F401  registers torch.ops.moe.*
 from ..ops._kernel import visibility
-from .builder import Operand, Value, as_dim
+from .builder import Dim, FunctionBuilder, Operand, Value, as_dim
 from .registry import Unsupported, imports
 from .shape import reshape
 
@@ -17,12 +19,12 @@ moe = torch.ops.moe
 class Clauses:
     """The assembly form that all moe ops share: `name(values : types)` groups."""
 
-    def __init__(self, builder):
+    def __init__(self, builder: FunctionBuilder) -> None:
         self.builder = builder
         self._groups: dict[str, list] = {}
         self._attributes: list[str] = []
 
-    def add(self, clause: str, *values) -> "Clauses":
+    def add(self, clause: str, *values: Value | tuple[str, str] | None) -> "Clauses":
         """Values are tensors, (scalar name, type) pairs, or None where absent."""
         for value in values:
             if value is not None:
@@ -35,7 +37,7 @@ class Clauses:
             self._attributes.append(f"{name} = {text}")
         return self
 
-    def write(self, op: str, *results) -> list[Value]:
+    def write(self, op: str, *results: tuple[Sequence[Dim], str]) -> list[Value]:
         """`results` are (shape, element) of the destinations."""
         inits = [self.builder.empty(shape, element) for shape, element in results]
         self.add("outs", *inits)
@@ -78,7 +80,11 @@ def _widened(context, value: Value, element: str) -> Value:
                        lambda x: builder.convert(x, value.element, element))
 
 
-def _rows(context, value: Value | None, kept: int) -> Value | None:
+@overload
+def _rows(context, value: Value, kept: int) -> Value: ...
+@overload
+def _rows(context, value: Value | None, kept: int) -> Value | None: ...
+def _rows(context, value, kept):
     """The value with all but its last `kept` dimensions joined into one."""
     if value is None:
         return None
@@ -165,8 +171,8 @@ def _topk(context, node, arguments):
 def _similarity_inform(context, node, arguments):
     p, lse = node.meta["val"]
     builder = context.builder
-    u, e, uk = (_rows(context, _optional(context, x), 2)
-                for x in (arguments.u, arguments.e, arguments.uk))
+    u, e = (_rows(context, context.value(x), 2) for x in (arguments.u, arguments.e))
+    uk = _rows(context, _optional(context, arguments.uk), 2)
     clauses = Clauses(builder).add("ins", u, e).add("keys", uk)
     clauses.add("ws", _optional(context, arguments.ws))
     clauses.add("mask", _rows(context, _optional(context, arguments.mask), 1))

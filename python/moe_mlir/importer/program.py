@@ -1,6 +1,8 @@
 """From an ExportedProgram to the text of a module and what its caller must know."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
@@ -8,7 +10,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from ..graph.locations import describe
 from ..graph.repeats import find_repeats, sizes_of
 from ..sizes import format_size
-from .builder import Value
+from .builder import Dim, Value
 from .context import Context
 from .registry import Unsupported
 
@@ -24,7 +26,7 @@ class Argument:
     kind: str
     name: str
     dtype: torch.dtype
-    shape: tuple
+    shape: tuple[Dim | str, ...]
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,23 @@ class Result:
     kind: str
     name: str
     dtype: torch.dtype
-    shape: tuple
+    shape: tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
 class ImportedProgram:
     text: str
     function: str
-    arguments: tuple
-    results: tuple
+    arguments: tuple[Argument, ...]
+    results: tuple[Result, ...]
     # symbol -> (position among the arguments, dimension)
-    symbols: dict
+    symbols: dict[str, tuple[int, int]]
     # The flat outputs of the model: positions among the results, or constants.
-    outputs: tuple
+    outputs: tuple[tuple[str, Any], ...]
 
 
-def import_program(program: torch.export.ExportedProgram, function: str = "main", label=str):
+def import_program(program: torch.export.ExportedProgram, function: str = "main",
+                   label: Callable[[str], str] = str) -> ImportedProgram:
     """Writes a decomposed program as one public function over tensors.
 
     Parameters and buffers become arguments, in front of the inputs; `label`
@@ -78,7 +81,8 @@ def _import_nodes(context, graph) -> list[str]:
     """Writes the graph into the context; returns the functions of repeated layers."""
     repeats = find_repeats(graph)
     functions: dict[int, tuple] = {}
-    texts, done = [], set()
+    texts: list[str] = []
+    done = set[torch.fx.Node]()
     for node in graph.nodes:
         group = repeats.get(node)
         if group is not None:
@@ -139,7 +143,7 @@ def _placeholders(program):
 
 def _symbols(arguments):
     """The symbols that the shapes of arguments bind, and where."""
-    symbols = {}
+    symbols: dict[str, tuple[int, int]] = {}
     for position, argument in enumerate(arguments):
         for dim, size in enumerate(argument.shape):
             if not isinstance(size, int) and size.is_Symbol:
@@ -153,7 +157,9 @@ _MUTATIONS = {OutputKind.BUFFER_MUTATION: "state", OutputKind.USER_INPUT_MUTATIO
 
 def _collect_results(context, program, label):
     """Results of the function, the model's flat outputs in terms of them, their values."""
-    results, outputs, values = [], [], []
+    results: list[Result] = []
+    outputs: list[tuple[str, Any]] = []
+    values: list[Value] = []
     node = next(n for n in program.graph.nodes if n.op == "output")
     for output, spec in zip(node.args[0], program.graph_signature.output_specs):
         tensor = output.meta.get("val") if isinstance(output, torch.fx.Node) else None
@@ -172,8 +178,7 @@ def _collect_results(context, program, label):
             kind, name = _MUTATIONS[spec.kind], label(spec.target)
         else:
             raise TypeError(f"expected outputs and mutations, found {spec.kind.name}")
-        value: Value = context.value(output)
-        values.append(value)
+        values.append(context.value(output))
         results.append(Result(kind, name, tensor.dtype,
                               tuple(format_size(d) for d in context.shape(tensor))))
     return results, outputs, values

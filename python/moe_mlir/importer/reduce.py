@@ -1,8 +1,10 @@
 """Reductions, softmax, layer norm, scans."""
 
+from collections.abc import Callable, Collection
+
 import torch
 
-from .builder import FLOAT_BITS, Operand, Value, is_float
+from .builder import FLOAT_BITS, FunctionBuilder, Operand, Value, is_float
 from .context import compute_element
 from .matmul import round_to
 from .registry import Unsupported, imports
@@ -18,7 +20,8 @@ def _dims(dims, rank: int) -> list[int]:
     return sorted(d % rank for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 
-def reduce(builder, operand: Operand, dims, element: str, start, body) -> Value:
+def reduce(builder: FunctionBuilder, operand: Operand, dims: Collection[int], element: str,
+           start: float, body: Callable[..., str]) -> Value:
     """Folds `body(x, total)` over `dims`; the result drops them."""
     rank = len(operand.shape)
     kept = [i for i in range(rank) if i not in dims]
@@ -136,6 +139,7 @@ def _extreme(context, node, arguments):
 
 
 def _fold_extreme(builder, operand, dims, element, largest) -> Value:
+    start: float
     if element == "i1":
         op, start = ("ori", False) if largest else ("andi", True)
     elif is_float(element):
@@ -258,7 +262,7 @@ def _layer_norm(context, node, arguments):
 
 # ---- positions of extremes, scans --------------------------------------------------
 
-def _arg_extreme(context, operand, dim, largest) -> Value:
+def _arg_extreme(context, operand, dim, largest) -> tuple[Value, Value]:
     """The lowest position of the extreme along `dim`; NaN counts as the extreme."""
     builder, element = context.builder, operand.element
     best = _fold_extreme(builder, operand, [dim], element, largest)

@@ -1,14 +1,21 @@
 """The table from ATen and moe operators to the functions that import them."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from ..graph.arguments import bind_arguments
 
-TABLE = {}
+# (context, node, arguments) -> the value of the node, or values, as `Context` holds them.
+Import = Callable[..., Any]
+
+TABLE: dict[OpOverload, Import] = {}
 # What a function need not read of its operator's arguments.
-_IMPLIED = {}
+_IMPLIED: dict[OpOverload, frozenset[str]] = {}
 # The operators that also take complex tensors.
-COMPLEX = set()
+COMPLEX: set[OpOverload] = set()
 
 
 class Unsupported(Exception):
@@ -20,7 +27,8 @@ _IN_RESULT = frozenset({"memory_format", "non_blocking", "copy", "layout", "pin_
                         "implicit", "dtype", "keepdim", "size"})
 
 
-def imports(*operators, complex=False, implied=()):
+def imports(*operators: OpOverload, complex: bool = False,
+            implied: Iterable[str] = ()) -> Callable[[Import], Import]:
     """Registers `function(context, node, arguments)` for the operators.
 
     `arguments` has one attribute for each argument of the operator's schema,
@@ -45,8 +53,9 @@ def imports(*operators, complex=False, implied=()):
 class Arguments:
     """The bound arguments of a call, which know what was read of them."""
 
-    def __init__(self, node):
-        self._node, self._read = node, set()
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._read: set[str] = set()
         self._bound = vars(bind_arguments(node))
 
     def __getattr__(self, name):

@@ -1,10 +1,13 @@
 """Operators that move or make elements: views, permutations, slices, constants."""
 
+from collections.abc import Sequence
+
 import sympy
 import torch
+from torch.fx import Node
 
-from .builder import Operand, Value, same_dim, tensor_type
-from .context import Deferred, Splat, broadcast
+from .builder import Dim, FunctionBuilder, Operand, Value, same_dim, tensor_type
+from .context import Context, Deferred, Splat, broadcast
 from .registry import Unsupported, imports
 
 aten = torch.ops.aten
@@ -33,7 +36,7 @@ def _view(context, node, arguments):
     return reshape(context.builder, context.value(arguments.self), target)
 
 
-def reshape(builder, value: Value, target) -> Value:
+def reshape(builder: FunctionBuilder, value: Value, target: Sequence[Dim]) -> Value:
     """Collapses then expands; both are free on contiguous memory."""
     target = tuple(target)
     if len(value.shape) == len(target) and all(map(same_dim, value.shape, target)):
@@ -54,7 +57,8 @@ def reshape(builder, value: Value, target) -> Value:
     return Value(value.name, target, value.element)
 
 
-def match_groups(source, target):
+def match_groups(source: Sequence[Dim],
+                 target: Sequence[Dim]) -> list[tuple[list[int], list[int]]] | None:
     """Pairs runs of dimensions with equal products; None if they do not line up."""
     groups, i, j = [], 0, 0
     while i < len(source) or j < len(target):
@@ -94,7 +98,7 @@ def _divides(a, b) -> bool:
 
 def _absorb_unit_groups(groups):
     """Joins groups that lack one side (dimensions of size 1) to a neighbour."""
-    joined = []
+    joined: list[tuple[list[int], list[int]]] = []
     for left, right in groups:
         if joined and (not left or not right or not joined[-1][0] or not joined[-1][1]):
             joined[-1] = (joined[-1][0] + left, joined[-1][1] + right)
@@ -203,7 +207,8 @@ def _transpose(context, node, arguments):
     return permuted(context, node, arguments.self, order)
 
 
-def permuted(context, node, source, order):
+def permuted(context: Context, node: Node, source: Node,
+             order: Sequence[int]) -> Splat | Deferred | Operand | Value:
     raw = context.raw(source)
     if isinstance(raw, Splat):
         return Splat(raw.scalar, context.shape(node), raw.element)
@@ -243,7 +248,9 @@ def _same(context, node, arguments):
 
 # ---- slices and concatenation ---------------------------------------------------
 
-def extract_slice(builder, value: Value, offsets, sizes, strides, shape) -> Value:
+def extract_slice(builder: FunctionBuilder, value: Value, offsets: Sequence[Dim | str],
+                  sizes: Sequence[Dim | str], strides: Sequence[Dim | str],
+                  shape: Sequence[Dim]) -> Value:
     """`shape` may drop dimensions of size 1."""
     def mixed(dims):
         return "[" + ", ".join(d if isinstance(d, str) else builder.size(d) for d in dims) + "]"
@@ -253,7 +260,8 @@ def extract_slice(builder, value: Value, offsets, sizes, strides, shape) -> Valu
         f"{value.type} to {result}", shape, value.element)
 
 
-def insert_slice(builder, source: Value, into: Value, offsets, sizes=None, strides=None) -> Value:
+def insert_slice(builder: FunctionBuilder, source: Value, into: Value, offsets: Sequence[Dim | str],
+                 sizes: Sequence[Dim] | None = None, strides: Sequence[Dim] | None = None) -> Value:
     """`sizes` where `source` lacks dimensions of size 1."""
     def mixed(dims):
         return "[" + ", ".join(builder.size(d) for d in dims) + "]"

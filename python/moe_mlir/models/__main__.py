@@ -8,6 +8,7 @@ import logging
 import platform
 import sys
 import warnings
+from collections.abc import Sequence
 
 import torch
 
@@ -45,7 +46,7 @@ _TAIL = """
 """
 
 
-def main(arguments) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.models", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FAMILIES)}")
     parser.add_argument("--output", help="the file to write; default: standard output")

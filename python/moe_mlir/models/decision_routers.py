@@ -5,6 +5,7 @@ For `python -m moe_mlir.models decisions`.
 
 import dataclasses
 import math
+from typing import Any, Literal
 
 import torch
 
@@ -21,25 +22,25 @@ class Router:
     name: str
     experts: int
     k: int
-    score: str = "softmax"
+    score: Literal["softmax", "sigmoid", "sqrtsoftplus", "none"] = "softmax"
     bias: bool = False
     n_group: int = 1
     topk_group: int = 1
-    group_score: str = "top2"
+    group_score: Literal["top2", "max"] = "top2"
 
     @property
-    def is_computed(self):
+    def is_computed(self) -> bool:
         """The choice is by a function of the scores, which rounds; not by the scores themselves."""
         sums_scores = self.n_group > 1 and self.group_score != "max"
         return self.score != "none" and (self.bias or sums_scores)
 
-    def make_bias(self):
+    def make_bias(self) -> torch.Tensor | None:
         """f32 [experts] of few values, as updates by equal steps make: sums of equal scores tie."""
         generator = torch.Generator().manual_seed(self.experts)
         steps = torch.randint(-3, 4, (self.experts,), generator=generator)
         return 0.05 * steps if self.bias else None
 
-    def options(self):
+    def options(self) -> dict[str, Any]:
         """Keywords of `moe_mlir.grouped_topk`."""
         return dict(score=self.score, bias=self.make_bias(), n_group=self.n_group,
                     topk_group=self.topk_group, group_score=self.group_score)
@@ -68,7 +69,8 @@ ROUTERS = (
 )
 
 
-def draw_scores(router, tokens, dtype, generator, plain=False):
+def draw_scores(router: Router, tokens: int, dtype: torch.dtype, generator: torch.Generator,
+                plain: bool = False) -> torch.Tensor:
     """[tokens, experts]: logits as models have them, and unless `plain`, rows of near ties."""
     shape = (tokens, router.experts)
     x = torch.randn(shape, generator=generator) * 2
@@ -100,7 +102,7 @@ def _move(x, steps):
     return torch.where(moved.isnan(), x, moved)  # the bits below those of 0.0 are of a NaN
 
 
-def eager_choice(router, x):
+def eager_choice(router: Router, x: torch.Tensor) -> torch.Tensor:
     """Expert ids [tokens, k] by float32 arithmetic of eager torch and the order of docs/Spec.md E1.
 
     torch.topk chooses among equal values by no rule: it gets the position in the last bits.
@@ -114,7 +116,7 @@ def eager_choice(router, x):
     return torch.topk(ordered * router.experts + reversed_position, router.k, dim=-1).indices
 
 
-def choice_scores(router, x):
+def choice_scores(router: Router, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What is ordered: the scores, or their function and bias. And which experts may be chosen:
     those of the best groups, or None for all."""
     bias = router.make_bias()
@@ -131,17 +133,17 @@ def choice_scores(router, x):
 class WrittenOut(torch.nn.Module):
     """Layers of a router as models write it in torch: scores [layers, tokens, experts] to ids."""
 
-    def __init__(self, router):
+    def __init__(self, router: Router) -> None:
         super().__init__()
         self.router = router
         bias = router.make_bias()
         self.register_buffer("bias", bias)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         gates, ids = zip(*(self.route(layer) for layer in x.unbind(0)))
         return torch.stack(gates), torch.stack(ids)
 
-    def route(self, x):
+    def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         score = self.score(x)
         choice = score if self.bias is None else score + self.bias
         if self.router.n_group > 1:
@@ -150,7 +152,7 @@ class WrittenOut(torch.nn.Module):
         gates = score.gather(-1, ids)
         return gates / gates.sum(-1, keepdim=True), ids
 
-    def score(self, x):
+    def score(self, x: torch.Tensor) -> torch.Tensor:
         if self.router.score == "softmax":
             return torch.softmax(x, dim=-1)
         if self.router.score == "sigmoid":
@@ -159,7 +161,7 @@ class WrittenOut(torch.nn.Module):
             return torch.nn.functional.softplus(x).sqrt()
         return x
 
-    def drop_groups(self, choice):
+    def drop_groups(self, choice: torch.Tensor) -> torch.Tensor:
         """As DeepSeek-V2 and V3 do in transformers."""
         router = self.router
         groups = choice.view(-1, router.n_group, router.experts // router.n_group)

@@ -8,8 +8,12 @@ import functools
 import multiprocessing
 import os
 import traceback
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from .decision_routers import DTYPES, ROUTERS, WrittenOut
+import torch
+
+from .decision_routers import DTYPES, ROUTERS, Router, WrittenOut
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "skylake-avx512", "icelake-server", "native")
 THREADS = (1, 3)
@@ -20,7 +24,7 @@ CHIP = "sm_90"
 class Target:
     """One process; `submit` gives it scores, `result` takes the ids: of several runs, as a list."""
 
-    def __init__(self, name, level="native", layers=0):
+    def __init__(self, name: str, level: str = "native", layers: int = 0) -> None:
         self.name, self.layers = name, layers
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -34,23 +38,23 @@ class Target:
             if before is not None:
                 os.environ["MOE_MLIR_CPU"] = before
 
-    def submit(self, router, x):
+    def submit(self, router: Router, x: torch.Tensor) -> None:
         # As bytes: numpy has no bfloat16, and shared memory would be a file for each chunk.
         dtype = next(name for name, dtype in DTYPES.items() if dtype == x.dtype)
         self._pipe.send((ROUTERS.index(router), dtype, x.view(_integer(x.dtype)).numpy()))
 
-    def result(self):
+    def result(self) -> list[Any]:
         answer = self._pipe.recv()
         if isinstance(answer, str):
             raise RuntimeError(f"{self.name}: {answer}")
         return answer
 
-    def close(self):
+    def close(self) -> None:
         self._pipe.close()
         self._process.join(10)
 
 
-def make_targets(names):
+def make_targets(names: Iterable[str]) -> Iterator[Target]:
     """The targets whose names are given; the levels that this machine does not run are an error."""
     for name in names:
         if name in LEVELS:
@@ -82,10 +86,10 @@ def _serve(pipe, name):
         x = torch.from_numpy(bits).view(DTYPES[dtype])
         try:
             with torch.no_grad():
-                ids = [each.to(torch.int16).numpy() for each in choose(ROUTERS[position], x)]
+                answer: Any = [i.to(torch.int16).numpy() for i in choose(ROUTERS[position], x)]
         except Exception:
-            ids = traceback.format_exc()
-        pipe.send(ids)
+            answer = traceback.format_exc()
+        pipe.send(answer)
 
 
 def _choose_by_op(router, x):
@@ -114,7 +118,7 @@ def _choose_on_gpu(router, x):
         yield _call_op(router, x)
 
 
-_programs = {}
+_programs: dict[Any, Any] = {}
 
 
 def _choose_compiled(router, x):

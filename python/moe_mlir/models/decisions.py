@@ -11,12 +11,13 @@ rounding: such decisions are counted apart, and everything else is an error.
 import argparse
 import sys
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import torch
 
-from .decision_routers import DTYPES, ROUTERS, choice_scores, draw_scores, eager_choice
+from .decision_routers import DTYPES, ROUTERS, Router, choice_scores, draw_scores, eager_choice
 from .decision_targets import NAMES, make_targets
 
 _CHUNK = 1 << 22  # scores
@@ -33,7 +34,8 @@ class Tally:
     near_ties: int = 0  # of computed scores that equal each other but for rounding
     unlike: int = 0  # of these, decided otherwise than by the first target
 
-    def add(self, router, x, expected, found, first):
+    def add(self, router: Router, x: torch.Tensor, expected: torch.Tensor, found: torch.Tensor,
+            first: torch.Tensor) -> None:
         self.decisions += len(x)
         self.unlike += int((found != first).any(-1).sum())
         rows = (found != expected).any(-1).nonzero()[:, 0]
@@ -45,7 +47,7 @@ class Tally:
         self.different += len(rows)
 
 
-def is_near_tie(router, x, found):
+def is_near_tie(router: Router, x: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """bool [tokens]: other ids whose float64 choice scores are the k largest, up to rounding."""
     if router.n_group > 1:
         return _is_near_tie_of_groups(router, x, found)
@@ -53,7 +55,7 @@ def is_near_tie(router, x, found):
     return _is_legal(scores, found, router.k)
 
 
-def keeps_order_of_twins(router, x, found):
+def keeps_order_of_twins(router: Router, x: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
     """bool [tokens]: of experts of one group with equal scores and biases, the first come first.
 
     Whatever a target's arithmetic, it gives them equal values.
@@ -104,7 +106,9 @@ def _is_near_tie_of_groups(router, x, found):
     return legal & _is_legal(masked, found, router.k)
 
 
-def decide(count, targets, *, routers=ROUTERS, sample=100_000, seed=0, plain=False, progress=None):
+def decide(count: int, targets: Iterable[str], *, routers: Sequence[Router] = ROUTERS,
+           sample: int = 100_000, seed: int = 0, plain: bool = False,
+           progress: Callable[[str], None] | None = None) -> dict[tuple[str, str], Tally]:
     """{(router name, target name): Tally} of `count` scores in all, by each target.
 
     The simulator is slow: it gets `sample` of them. An interruption ends it early.
@@ -162,7 +166,7 @@ def _chunks(router, tokens, seed, plain):
         yield draw_scores(router, size, dtype, generator, plain)
 
 
-def table(tallies) -> str:
+def table(tallies: Mapping[tuple[str, str], Tally]) -> str:
     """A row for each router: decisions, ids that differ, and near ties of computed scores."""
     targets = list(dict.fromkeys(target for _, target in tallies))
     names = list(dict.fromkeys(name for name, _ in tallies))
@@ -184,7 +188,7 @@ def _cell(tally):
     return text + (f" ({near} near, {unlike} unlike the first)" if near or unlike else "")
 
 
-def main(arguments) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.models decisions",
                                      description=__doc__.split("\n\n", 1)[1],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)

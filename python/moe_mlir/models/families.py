@@ -1,6 +1,7 @@
 """Mixture-of-experts models of transformers, each as a tiny configuration with random weights."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -49,12 +50,12 @@ class Family:
     mask: str | None = None
     dynamic: bool = True
 
-    def routers(self, layers=None) -> int:
+    def routers(self, layers: int | None = None) -> int:
         """The number of routers of a model; an encoder and a decoder have one stack each."""
         stacks = len(self.inputs)
         return stacks * ((layers or self.layers) // self.period) - self.dense
 
-    def configure(self, layers=None, **changes):
+    def configure(self, layers: int | None = None, **changes: Any) -> Any:
         """transformers' configuration; `changes` replace sizes."""
         import transformers
 
@@ -66,7 +67,8 @@ class Family:
         """Sizes at which times say something: 64 experts, tokens of 256 features."""
         return {self.width: 256, self.experts: 64}
 
-    def build(self, dtype=torch.float32, seed=0, layers=None, **changes):
+    def build(self, dtype: torch.dtype = torch.float32, seed: int = 0, layers: int | None = None,
+              **changes: Any) -> torch.nn.Module:
         """A model in eval mode whose weights have the scale of trained ones."""
         import transformers
 
@@ -75,7 +77,7 @@ class Family:
         _spread_weights(model, seed)
         return model.to(dtype).eval()
 
-    def example(self, batch=2, tokens=12, seed=0):
+    def example(self, batch: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, Any]:
         """Keyword inputs of the model."""
         generator = torch.Generator().manual_seed(seed)
         ids = {name: torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ import moe_mlir
 
 from ..frontends.dynamo import register
 from ..hf import ROUTERS, patch
+from .families import Family
 
 _SHAPE = (4, 128)
 _ROUNDS = 9
@@ -32,7 +34,8 @@ class Measurement:
     reason: str = ""
 
 
-def measure(name, family, log=lambda text: None) -> Measurement:
+def measure(name: str, family: Family,
+            log: Callable[[str], object] = lambda text: None) -> Measurement:
     row = Measurement(name, family.form, family.routers(_layers(family)))
     # A step that fails leaves its numbers out; the table tells which and why.
     for step in (_recognise, _import, _train, _time_router, _time_whole):
@@ -104,7 +107,7 @@ def _train(row, family):
 
 def _times(*runs) -> list[float]:
     """The least CPU seconds of each on one thread, measured in turns on the same machine."""
-    seconds = [[] for _ in runs]
+    seconds: list[list[float]] = [[] for _ in runs]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

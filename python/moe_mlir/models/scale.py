@@ -10,6 +10,8 @@ import argparse
 import resource
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,7 +22,7 @@ _REAL = dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768
              num_experts_per_tok=8)
 
 
-def import_without_weights(layers: int, experts: int, **sizes):
+def import_without_weights(layers: int, experts: int, **sizes: int) -> Any:
     """The imported module of a model whose weights do not exist."""
     import transformers
 
@@ -34,7 +36,7 @@ def import_without_weights(layers: int, experts: int, **sizes):
     return moe_mlir.export(model, (), kwargs=inputs)
 
 
-def main(arguments) -> int:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.models.scale", description=__doc__)
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--experts", type=int, default=128)

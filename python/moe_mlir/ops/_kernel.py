@@ -88,7 +88,7 @@ class Kernel:
             yield f"%{tensor.name}_init = tensor.empty({dynamic}) : {tensor.type}"
 
     def _operation(self):
-        clauses = {}
+        clauses: dict[str, list[tuple[str, str]]] = {}
         for tensor in self.inputs:
             clauses.setdefault(tensor.clause, []).append(tensor.operand)
         written = " ".join(
@@ -123,7 +123,8 @@ class Kernel:
         native function checks static sizes and dtypes itself. A result's dims
         are numbers or the places that they come from.
         """
-        first, same = {}, []
+        first: dict[str, tuple[int, int]] = {}
+        same = []
         for position, tensor in enumerate(self.inputs):
             for axis, dim in enumerate(tensor.dims):
                 if isinstance(dim, str) and first.setdefault(dim, (position, axis)) != (

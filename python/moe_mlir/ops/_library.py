@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -56,7 +57,7 @@ def define(
     return _callable(op, kernel, arguments or _unchanged)
 
 
-def takes(operands: type, options: type) -> Callable:
+def takes(operands: Any, options: type) -> Callable:
     """Lets `function(*others, operands, options)` be given an op's arguments, which torch lists.
 
     Args:

@@ -8,6 +8,7 @@ once.
 """
 
 import functools
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ class PlainCalls:
 
     def __init__(self, kernel):
         self._kernel = kernel
-        self._calls = None
+        self._calls: Any = None
         # Replaced by the native function, which is loaded at the first call.
         self.replay = self._load
 

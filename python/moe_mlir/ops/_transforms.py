@@ -6,6 +6,7 @@ where torch.func enters the dispatcher.
 """
 
 import functools
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -19,7 +20,7 @@ def register_transforms(library, op, setup_context, backward, around, rows):
     def refuse(ctx, *tangents):
         raise _no_forward_mode(op._opname)
 
-    function = type(
+    function: Any = type(
         op._opname,
         (torch.autograd.Function,),
         dict(

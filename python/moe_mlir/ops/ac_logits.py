@@ -78,7 +78,16 @@ def _validate(h, m, prev_idx, emb, prev_gates, bias):
 
 
 @functools.cache
-def kernel(dtype, index_dtype, emb_dtype, bias_dtype, experts, width, places, mixed):
+def kernel(
+    dtype: torch.dtype,
+    index_dtype: torch.dtype,
+    emb_dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    experts: int,
+    width: int,
+    places: int,
+    mixed: bool,
+) -> Kernel:
     inputs = [
         Tensor("h", ("n", width), dtype),
         Tensor("m", (experts, width), torch.float32),

@@ -52,7 +52,7 @@ def _validate(p, a, threshold, cold_start):
 
 
 @functools.cache
-def kernel(experts, threshold, cold_start):
+def kernel(experts: int, threshold: float, cold_start: str) -> Kernel:
     return Kernel(
         "adjacency_gate",
         (

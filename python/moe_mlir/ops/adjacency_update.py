@@ -63,7 +63,15 @@ def _validate(a, idx, beta, norm, diagonal, mask):
 
 
 @functools.cache
-def kernel(experts, k, index_dtype, beta, norm, diagonal, masked):
+def kernel(
+    experts: int,
+    k: int,
+    index_dtype: torch.dtype,
+    beta: float,
+    norm: str,
+    diagonal: bool,
+    masked: bool,
+) -> Kernel:
     inputs = [
         Tensor("a", (experts, experts), torch.float32),
         Tensor("indices", ("n", k), index_dtype),

@@ -1,7 +1,8 @@
 """Attention that tells how sure its heads are (docs/Spec.md 3.4, identity 5)."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Self
 
 import torch
 
@@ -106,13 +107,13 @@ class Form(NamedTuple):
     width: int
     value_width: int
     # Which of batch and heads the bias has.
-    bias: tuple | None
+    bias: tuple[bool, bool] | None
     bias_dtype: torch.dtype | None
     masks_keys: bool
     masks_queries: bool
 
     @classmethod
-    def of(cls, operands):
+    def of(cls, operands: Operands) -> Self:
         q, k, v, bias, mask = operands
         bias = four_dims(bias)
         return cls(
@@ -122,14 +123,14 @@ class Form(NamedTuple):
         )  # fmt: skip
 
     @property
-    def of_queries(self):
+    def of_queries(self) -> tuple[str, int, str]:
         return "b", self.heads, "n"
 
     @property
-    def of_keys(self):
+    def of_keys(self) -> tuple[str, int, str]:
         return "b", self.heads, "m"
 
-    def optional_inputs(self):
+    def optional_inputs(self) -> Iterator[Tensor]:
         if self.bias is not None:
             yield Tensor("bias", bias_dims(self.bias, self.heads), self.bias_dtype, clause="bias")
         yield from mask_inputs(self.masks_queries, self.masks_keys)
@@ -142,7 +143,7 @@ def _optional(operands, form):
 
 
 @functools.cache
-def kernel(form, options):
+def kernel(form: Form, options: PairOptions) -> Kernel:
     return Kernel(
         "softmax_mix",
         (
@@ -185,7 +186,7 @@ def _fake(operands, options):
 
 
 @functools.cache
-def backward_kernels(form, options):
+def backward_kernels(form: Form, options: PairOptions) -> tuple[Kernel, Kernel]:
     """The sweeps over queries and over keys."""
     inputs = (
         Tensor("q", (*form.of_queries, form.width), form.dtype),

@@ -68,7 +68,7 @@ class Form(NamedTuple):
     heads: int
     width: int
     # Which of batch and heads the bias has.
-    bias: tuple | None
+    bias: tuple[bool, bool] | None
     bias_dtype: torch.dtype | None
     masks_queries: bool
     masks_keys: bool
@@ -83,7 +83,7 @@ def _arguments(q, k, causal, bias, mask, scale, window, exclude_self, precision)
 
 
 @functools.cache
-def kernel(form, options):
+def kernel(form: Form, options: PairOptions) -> Kernel:
     inputs = [
         Tensor("q", ("b", form.heads, "n", form.width), form.dtype),
         Tensor("k", ("b", form.heads, "m", form.width), form.dtype),

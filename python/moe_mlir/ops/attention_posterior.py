@@ -1,8 +1,9 @@
 """moe.attention_posterior: mix expert probabilities by attention's posterior (docs/Spec.md 3.4)."""
 
 import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -109,7 +110,7 @@ class Operands(NamedTuple):
     row_entropy: torch.Tensor | None
     sigma: torch.Tensor | None
 
-    def present(self):
+    def present(self) -> dict[str, torch.Tensor]:
         """Those that are there, by name, as kernels read them."""
         named = self._asdict()
         named["bias"] = four_dims(self.bias)
@@ -139,12 +140,12 @@ class Options:
     precision: str
 
     @property
-    def pairs(self):
+    def pairs(self) -> PairOptions:
         return PairOptions(
             self.scale, self.causal, self.window, self.exclude_self, self.precision)
 
     @property
-    def all_heads(self):
+    def all_heads(self) -> bool:
         return self.head_mode == "all"
 
 
@@ -241,17 +242,17 @@ class Form(NamedTuple):
     """What of its operands a kernel is specialised to."""
 
     # (name, dtype) of the operands that are there.
-    dtypes: tuple
+    dtypes: tuple[tuple[str, torch.dtype], ...]
     heads: int
     width: int
     d: int
     experts: int
     value_width: int | None
     # Which of batch and heads the bias has.
-    bias: tuple | None
+    bias: tuple[bool, bool] | None
 
     @classmethod
-    def of(cls, present):
+    def of(cls, present: Mapping[str, torch.Tensor]) -> Self:
         return cls(
             tuple((name, tensor.dtype) for name, tensor in present.items()),
             present["q"].shape[1],
@@ -262,13 +263,13 @@ class Form(NamedTuple):
             bias_form(present.get("bias")),
         )
 
-    def inputs(self):
+    def inputs(self) -> list[Tensor]:
         return [self.tensor(name, dtype) for name, dtype in self.dtypes]
 
-    def tensor(self, name, dtype):
+    def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         """How a kernel takes an operand."""
         of_keys = ("b", self.heads, "m")
-        dims, clause = {
+        places: dict[str, tuple[Any, str]] = {
             "q": (("b", self.heads, "n", self.width), "ins"),
             "k": ((*of_keys, self.width), "ins"),
             "u": (("b", "n", self.d), "ins"),
@@ -283,21 +284,22 @@ class Form(NamedTuple):
             "row_lse": (("b", self.heads, "n"), "rows"),
             "row_entropy": (("b", self.heads, "n"), "rows"),
             "sigma": ((), "sigma"),
-        }[name]
+        }
+        dims, clause = places[name]
         return Tensor(name, dims, dtype, clause)
 
-    def attributes(self, options):
+    def attributes(self, options: Options) -> Iterator[tuple[str, str]]:
         """Those that forward and backward share."""
         yield from options.pairs.attributes(self.width)
         if "sigma" not in dict(self.dtypes):
             yield "sigma", f64(options.sigma)
 
-    def lse_dims(self, options):
+    def lse_dims(self, options: Options) -> tuple[str, int, str]:
         return "b", self.heads if options.all_heads else 1, "n"
 
 
 @functools.cache
-def kernel(form, options):
+def kernel(form: Form, options: Options) -> Kernel:
     attributes = [
         ("head_mode", enum("head_mode", options.head_mode)),
         ("head_scope", enum("head_scope", options.head_scope)),
@@ -346,7 +348,7 @@ def _fake(operands, options):
 
 
 @functools.cache
-def backward_kernel(form, options):
+def backward_kernel(form: Form, options: Options) -> Kernel:
     """Its inputs are q, k, u, e, results and gradient of the forward, and the other operands."""
     tokens, optional = form.inputs()[:4], form.inputs()[4:]
     lse_dims = form.lse_dims(options)

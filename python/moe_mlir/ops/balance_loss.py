@@ -55,7 +55,7 @@ def _validate(p, idx, mask, divide_by):
 
 
 @functools.cache
-def kernel(experts, k, index_dtype, masked, divide_by):
+def kernel(experts: int, k: int, index_dtype: torch.dtype, masked: bool, divide_by: str) -> Kernel:
     inputs = [
         Tensor("p", ("n", experts), torch.float32),
         Tensor("indices", ("n", k), index_dtype),

@@ -41,7 +41,7 @@ def _validate(bias, counts, gamma):
 
 
 @functools.cache
-def kernel(experts, count_dtype, gamma):
+def kernel(experts: int, count_dtype: torch.dtype, gamma: float) -> Kernel:
     return Kernel(
         "bias_update",
         (Tensor("bias", (experts,), torch.float32), Tensor("counts", (experts,), count_dtype)),

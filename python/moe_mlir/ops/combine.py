@@ -58,7 +58,9 @@ def _validate(expert_out, gates, slots, shared):
 
 
 @functools.cache
-def kernel(dtype, width, k, slot_dtype, has_shared):
+def kernel(
+    dtype: torch.dtype, width: int, k: int, slot_dtype: torch.dtype, has_shared: bool
+) -> Kernel:
     inputs = [
         Tensor("expert_out", ("s", width), dtype),
         Tensor("gates", ("n", k), torch.float32),

@@ -67,7 +67,16 @@ def _validate(h, omega, emb, tau_value, tau, eps, norm_token, norm_emb):
 
 
 @functools.cache
-def kernel(dtypes, experts, width, space, tau, eps, norm_token, norm_emb):
+def kernel(
+    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype | None],
+    experts: int,
+    width: int,
+    space: int,
+    tau: float | None,
+    eps: float,
+    norm_token: bool,
+    norm_emb: bool,
+) -> Kernel:
     """`dtypes` are those of h, emb and omega (None: absent); `tau` None: an operand."""
     dtype, emb_dtype, omega_dtype = dtypes
     inputs = [Tensor("h", ("n", width), dtype), Tensor("emb", (experts, space), emb_dtype)]

@@ -43,7 +43,7 @@ def _validate(gates, indices, num_experts):
 
 
 @functools.cache
-def kernel(k, index_dtype, experts):
+def kernel(k: int, index_dtype: torch.dtype, experts: int) -> Kernel:
     return Kernel(
         "densify",
         (Tensor("gates", ("n", k), torch.float32), Tensor("indices", ("n", k), index_dtype)),

@@ -99,7 +99,18 @@ def _validate(
 
 
 @functools.cache
-def kernel(k, index_dtype, experts, bounded, ranked, masked, factor, weighed, mapped, alignment):
+def kernel(
+    k: int,
+    index_dtype: torch.dtype,
+    experts: int,
+    bounded: bool,
+    ranked: bool,
+    masked: bool,
+    factor: float | None,
+    weighed: bool,
+    mapped: bool,
+    alignment: int,
+) -> Kernel:
     inputs = [Tensor("indices", ("n", k), index_dtype)]
     if ranked:
         inputs.append(Tensor("priority", ("n",), torch.float32, clause="priority"))

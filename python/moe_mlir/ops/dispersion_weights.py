@@ -66,7 +66,15 @@ def _validate(s, count, eps, clamp, scale, include_empty):
 
 
 @functools.cache
-def kernel(count_dtype, experts, width, eps, clamp, scale, include_empty):
+def kernel(
+    count_dtype: torch.dtype,
+    experts: int,
+    width: int,
+    eps: float,
+    clamp: float | None,
+    scale: str,
+    include_empty: bool,
+) -> Kernel:
     attributes = [
         ("eps", f64(eps)),
         ("scale", enum("dispersion_scale", scale)),

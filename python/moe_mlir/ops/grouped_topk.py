@@ -122,7 +122,17 @@ def _validate(
 
 
 @functools.cache
-def kernel(dtype, experts, k, bias, forced, masked, counted, index_dtype, attributes):
+def kernel(
+    dtype: torch.dtype,
+    experts: int,
+    k: int,
+    bias: torch.dtype | None,
+    forced: torch.dtype | None,
+    masked: bool,
+    counted: bool,
+    index_dtype: torch.dtype,
+    attributes: tuple[tuple[str, str], ...],
+) -> Kernel:
     inputs = [Tensor("scores", ("n", experts), dtype)]
     if bias is not None:
         inputs.append(Tensor("select_bias", (experts,), bias, clause="bias"))

@@ -65,7 +65,9 @@ def _validate(e, w1, b1, w2, b2, num_experts):
 
 
 @functools.cache
-def kernel(dtypes, width, hidden, experts, d):
+def kernel(
+    dtypes: tuple[torch.dtype, ...], width: int, hidden: int, experts: int, d: int
+) -> Kernel:
     count = experts * (d + 1)
     shapes = ((width,), (hidden, width), (hidden,), (count, hidden), (count,))
     names = ("e", "w1", "b1", "w2", "b2")

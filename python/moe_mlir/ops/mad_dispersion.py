@@ -57,7 +57,14 @@ def _validate(h, assign, num_experts, measure, mask):
 
 
 @functools.cache
-def kernel(dtype, assign_dtype, experts, width, measure, masked):
+def kernel(
+    dtype: torch.dtype,
+    assign_dtype: torch.dtype,
+    experts: int,
+    width: int,
+    measure: str,
+    masked: bool,
+) -> Kernel:
     inputs = [Tensor("h", ("n", width), dtype), Tensor("assign", ("n",), assign_dtype)]
     if masked:
         inputs.append(Tensor("mask", ("n",), torch.bool, clause="mask"))

@@ -36,7 +36,7 @@ def _validate(scores, scope):
 
 
 @functools.cache
-def kernel(experts, dtype, scope):
+def kernel(experts: int, dtype: torch.dtype, scope: str) -> Kernel:
     return Kernel(
         "make_finite",
         (Tensor("scores", ("n", experts), dtype),),

@@ -48,7 +48,13 @@ def _validate(h, weight, bias):
 
 
 @functools.cache
-def kernel(dtype, weight_dtype, bias_dtype, experts, width):
+def kernel(
+    dtype: torch.dtype,
+    weight_dtype: torch.dtype,
+    bias_dtype: torch.dtype | None,
+    experts: int,
+    width: int,
+) -> Kernel:
     inputs = [Tensor("h", ("n", width), dtype), Tensor("weight", (experts, width), weight_dtype)]
     if bias_dtype is not None:
         inputs.append(Tensor("bias", (experts,), bias_dtype, clause="bias"))

@@ -1,8 +1,9 @@
 """moe.similarity_inform: mix expert probabilities of similar tokens (docs/Spec.md 3.3)."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 
@@ -60,7 +61,7 @@ class Operands(NamedTuple):
     mask: torch.Tensor | None
     tau: torch.Tensor | None
 
-    def optional(self):
+    def optional(self) -> Iterator[torch.Tensor]:
         """What `Form.optional_inputs` describe."""
         if self.uk is not None:
             yield rows(self.uk, 2)
@@ -148,7 +149,7 @@ class Form(NamedTuple):
     learns_tau: bool = False
 
     @classmethod
-    def of(cls, operands):
+    def of(cls, operands: Operands) -> Self:
         u, e, uk, ws, mask, tau = operands
         return cls(
             u.dtype,
@@ -163,17 +164,17 @@ class Form(NamedTuple):
         )
 
     @property
-    def keys(self):
+    def keys(self) -> str:
         """The name of their number."""
         return "m" if self.has_uk else "n"
 
-    def tokens(self):
+    def tokens(self) -> tuple[Tensor, Tensor]:
         return (
             Tensor("u", ("b", "n", self.width), self.dtype),
             Tensor("e", ("b", self.keys, self.experts), self.e_dtype),
         )
 
-    def optional_inputs(self):
+    def optional_inputs(self) -> Iterator[Tensor]:
         if self.has_uk:
             yield Tensor("uk", ("b", "m", self.key_width), self.dtype, clause="keys")
         if self.has_ws:
@@ -183,7 +184,7 @@ class Form(NamedTuple):
         if self.learns_tau:
             yield Tensor("tau", (), torch.float32, clause="tau")
 
-    def attributes(self, options):
+    def attributes(self, options: Options) -> Iterator[tuple[str, str]]:
         yield "visibility", visibility(options.causal, options.window)
         yield "restrict", enum("restrict", options.restrict)
         yield "precision", enum("precision", options.precision)
@@ -192,7 +193,7 @@ class Form(NamedTuple):
 
 
 @functools.cache
-def kernel(form, options):
+def kernel(form: Form, options: Options) -> Kernel:
     return Kernel(
         "similarity_inform",
         (*form.tokens(), *form.optional_inputs()),
@@ -225,7 +226,7 @@ def _fake(operands, options):
 
 
 @functools.cache
-def backward_kernel(form, options, has_dlse):
+def backward_kernel(form: Form, options: Options, has_dlse: bool) -> Kernel:
     dlse = [Tensor("dlse", ("b", "n"), torch.float32, clause="dlse")] if has_dlse else []
     differentiable = [x for x in (*form.tokens(), *form.optional_inputs()) if x.name != "mask"]
     return Kernel(

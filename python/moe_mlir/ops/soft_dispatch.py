@@ -69,7 +69,17 @@ def _validate(x, phi, scale_value, scale, eps, mask, m):
 
 
 @functools.cache
-def kernel(x_dtype, phi_dtype, width, experts, slots, scale, eps, masked, metric):
+def kernel(
+    x_dtype: torch.dtype,
+    phi_dtype: torch.dtype,
+    width: int,
+    experts: int,
+    slots: int,
+    scale: float | None,
+    eps: float,
+    masked: bool,
+    metric: bool,
+) -> Kernel:
     inputs = [
         Tensor("x", ("b", "n", width), x_dtype),
         Tensor("phi", (width, experts, slots), phi_dtype),

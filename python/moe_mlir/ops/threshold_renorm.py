@@ -55,7 +55,7 @@ def _validate(p, theta_value, theta, renorm, mask):
 
 
 @functools.cache
-def kernel(experts, theta, renorm, masked):
+def kernel(experts: int, theta: float | None, renorm: bool, masked: bool) -> Kernel:
     inputs = [Tensor("p", ("n", experts), torch.float32)]
     if theta is None:
         inputs.append(Tensor("theta", (), torch.float32, clause="theta"))

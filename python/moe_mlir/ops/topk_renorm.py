@@ -1,6 +1,7 @@
 """moe.topk_renorm: select k experts a token and weigh them (docs/Spec.md 3.1)."""
 
 import functools
+from typing import Any
 
 import torch
 
@@ -66,7 +67,16 @@ def _validate(scores, k, kind, route_scale, mask, index_dtype):
 
 
 @functools.cache
-def kernel(dtype, experts, k, kind, renorm, route_scale, masked, index_dtype):
+def kernel(
+    dtype: torch.dtype,
+    experts: int,
+    k: int,
+    kind: str,
+    renorm: bool,
+    route_scale: float,
+    masked: bool,
+    index_dtype: torch.dtype,
+) -> Kernel:
     inputs = [Tensor("scores", ("n", experts), dtype)]
     if masked:
         inputs.append(Tensor("mask", ("n",), torch.bool, clause="mask"))
@@ -104,7 +114,16 @@ def _fake(scores, k, kind, renorm, route_scale, mask, index_dtype):
 
 
 @functools.cache
-def backward_kernel(index_dtype, scores_dtype, experts, k, score, renorm, eps, route_scale):
+def backward_kernel(
+    index_dtype: torch.dtype,
+    scores_dtype: torch.dtype | None,
+    experts: int,
+    k: int,
+    score: str,
+    renorm: bool,
+    eps: float,
+    route_scale: float,
+) -> Kernel:
     """`scores_dtype` None: this form's gradient does not read the scores."""
     inputs = [
         Tensor("dgates", ("n", k), torch.float32),
@@ -149,7 +168,18 @@ _backward_op = define(
 )
 
 
-def save_for_gradient(ctx, scores, gates, indices, *, score, renorm, eps, route_scale, needs_scores):
+def save_for_gradient(
+    ctx: Any,
+    scores: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    *,
+    score: str,
+    renorm: bool,
+    eps: float,
+    route_scale: float,
+    needs_scores: bool,
+) -> None:
     """What `gradient` reads; of a selection, whatever its form."""
     ctx.mark_non_differentiable(indices)
     ctx.experts, ctx.dtype = scores.shape[-1], scores.dtype
@@ -157,7 +187,7 @@ def save_for_gradient(ctx, scores, gates, indices, *, score, renorm, eps, route_
     ctx.save_for_backward(gates, indices, scores if needs_scores else None)
 
 
-def gradient(ctx, dgates):
+def gradient(ctx: Any, dgates: torch.Tensor) -> torch.Tensor:
     """dscores of a selection, whose indices and choice bias have no gradient."""
     return _backward_op(dgates, *ctx.saved_tensors, ctx.experts, ctx.dtype, *ctx.form)
 

@@ -40,7 +40,7 @@ def _validate(z, mask):
 
 
 @functools.cache
-def kernel(experts, dtype, masked):
+def kernel(experts: int, dtype: torch.dtype, masked: bool) -> Kernel:
     inputs = [Tensor("z", ("n", experts), dtype)]
     if masked:
         inputs.append(Tensor("mask", ("n",), torch.bool, clause="mask"))

@@ -90,8 +90,10 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def take_string(pointer: int) -> str:
+def take_string(pointer: int | None) -> str:
     """The text of a string that the library owns, which is then freed."""
+    if pointer is None:
+        raise RuntimeError("expected a text from the simulator, found none")
     text = ctypes.string_at(pointer).decode()
     library().moe_sim_free(pointer)
     return text

@@ -35,7 +35,7 @@ class Region:
     def stage(self) -> None:
         size = self.end - self.start
         bias = (self.start - self.base) % _ALLOCATION_ALIGNMENT
-        self._copy = np.empty(size + 2 * _ALLOCATION_ALIGNMENT, np.uint8)
+        self._copy: np.ndarray = np.empty(size + 2 * _ALLOCATION_ALIGNMENT, np.uint8)
         address = self._copy.ctypes.data
         self.address = address + -address % _ALLOCATION_ALIGNMENT + bias
         ctypes.memmove(self.address, self.start, size)

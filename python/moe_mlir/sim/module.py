@@ -44,7 +44,8 @@ def extent(value: Any, what: str) -> tuple[int, int, int]:
             f"expected {what} to be one to three positive integers, "
             f"found {value!r}"
         )
-    return tuple(int(e) for e in extents) + (1,) * (3 - len(extents))
+    x, y, z, *_ = (*map(int, extents), 1, 1)
+    return x, y, z
 
 
 def _read_ptx(ptx: Any) -> str:

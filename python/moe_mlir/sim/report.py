@@ -25,7 +25,7 @@ class Finding(_FindingFields):
     warp: int
     lane: int
     other: str
-    count: int
+    count: int  # type: ignore[assignment]  # as reports had it before this was a pair
 
     def __new__(cls, fields: dict[str, Any]) -> "Finding":
         self = super().__new__(cls, fields["kind"], fields["message"])

@@ -26,7 +26,7 @@ from .report import Report
 
 # A Simulation, or what else runs kernels in its place.
 _Runner = TypeVar("_Runner")
-_active = contextvars.ContextVar("moe_mlir_simulation", default=None)
+_active: contextvars.ContextVar[Any] = contextvars.ContextVar("moe_mlir_simulation", default=None)
 
 
 class _Kernel(Protocol):
@@ -104,7 +104,7 @@ class DeviceFunction:
 
     def __call__(self, *buffers: Any, **options: Any) -> list[Report]:
         """Launches the kernels in order on inputs and result buffers; returns their reports."""
-        buffers = self.plan.align(buffers)
+        buffers = tuple(self.plan.align(buffers))
         parameters, sizes = list(buffers), self.plan.sizes(buffers)
         if (size := self.plan.workspace(buffers)) is not None:
             parameters.append(_make_workspace(size))

@@ -212,9 +212,9 @@ def _descriptor(name, kind, value, meta):
     if not hasattr(value, "block_shape"):
         raise TypeError(f"expected {name!r} to be a triton.tools.tensor_descriptor."
                         f"TensorDescriptor, found {type(value).__name__}")
-    element = re.match(r"tensordesc(?:_im2col)?<([^[>]*)", kind)[1]
+    element = re.findall(r"tensordesc(?:_im2col)?<([^[>]*)", kind)[0]
     base = _pointer(f"{name}.base", "*" + element, value.base, 16)
-    blocks = [int(n) for n in re.search(r"\[([^\]]*)\]", kind)[1].split(",")]
+    blocks = [int(n) for n in re.findall(r"\[([^\]]*)\]", kind)[0].split(",")]
     if list(value.block_shape) != blocks:
         raise ValueError(f"expected {name!r} to have blocks of {blocks}, which the kernel was "
                          f"compiled for, found {list(value.block_shape)}")
@@ -346,7 +346,8 @@ def compile_triton(
     def as_triton_looks(value):
         return _Pointer(value) if isinstance(value, np.ndarray) else value
 
-    positional, named = (), dict(options)
+    positional: list[Any] = []
+    named = dict(options)
     if isinstance(args, Mapping):
         named.update((name, as_triton_looks(value)) for name, value in args.items())
     else:

@@ -1,8 +1,11 @@
 """Every row, in the order of the page: all shapes with a stated goal, and a few beside them."""
 
+from typing import Any
+
 from . import calls, experts, layers, mixing, selection, statistics
 
-ROWS = [
+# What each is, `bench.rows` says.
+ROWS: list[Any] = [
     *selection.ROWS,
     *mixing.ROWS,
     *statistics.ROWS,

@@ -7,6 +7,7 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 from unittest import mock
 
 import torch
@@ -15,7 +16,7 @@ import moe_mlir
 from moe_mlir.jit import load_or_compile
 
 from .. import timing
-from ..rows import Goal, assert_within, make_record, make_title, normal
+from ..rows import Context, Goal, assert_within, make_record, make_title, normal
 
 
 @dataclass
@@ -34,14 +35,14 @@ class Call:
     why: str = "Looking at the arguments and making tensors of the results take most of it."
 
     @property
-    def shape(self):
+    def shape(self) -> dict[str, Any]:
         return dict(kernel=self.kernel, n=1, **self.sizes)
 
     @property
-    def title(self):
+    def title(self) -> str:
         return make_title(self.op, self.shape, self.dtype)
 
-    def measure(self, context):
+    def measure(self, context: Context) -> dict[str, Any]:
         self._check()
         thunks = {
             "ours": [functools.partial(self.ours, *self.inputs)],
@@ -131,10 +132,10 @@ class Compilation:
         self.goals = (Goal("ours_us", 10_000 if self.cached else 150_000, at_most=True),)
 
     @property
-    def title(self):
+    def title(self) -> str:
         return make_title(self.op, self.shape, self.dtype)
 
-    def measure(self, context):
+    def measure(self, context: Context) -> dict[str, Any]:
         text = _kernel_of(*self.form).text()
         with tempfile.TemporaryDirectory() as folder:
             settings = {"MOE_MLIR_CACHE_DIR": folder, "MOE_MLIR_CACHE": str(int(self.cached))}

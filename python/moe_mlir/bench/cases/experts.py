@@ -1,5 +1,7 @@
 """The experts behind a router: every run of rows through its expert's weights."""
 
+from typing import Any
+
 import torch
 
 from moe_mlir.experts import run_experts
@@ -7,7 +9,7 @@ from moe_mlir.experts import run_experts
 from ..rows import Case, Goal, assert_within, normal
 
 
-def grouped_gemm(rows, d, hidden, e, **options):
+def grouped_gemm(rows: int, d: int, hidden: int, e: int, **options: Any) -> Case:
     """One layer of all experts on uneven runs of rows, beside one GEMM of the same work."""
 
     def inputs(seed):
@@ -52,7 +54,7 @@ def grouped_gemm(rows, d, hidden, e, **options):
     )
 
 
-def experts_layer(n, d, hidden, e, k, **options):
+def experts_layer(n: int, d: int, hidden: int, e: int, k: int, **options: Any) -> Case:
     """Dispatch, both layers and combine, beside the loop over experts of most models."""
 
     def inputs(seed):

@@ -8,7 +8,9 @@ against the time of the layer with SMoE.
 """
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,7 +18,7 @@ import moe_mlir
 from moe_mlir import nn
 
 from .. import timing
-from ..rows import Goal, make_record, make_title, normal
+from ..rows import Context, Goal, make_record, make_title, normal
 
 _HEADS = 8
 
@@ -108,7 +110,7 @@ class Overhead:
     """One method; `paper` is its published ratio of a model with it to one without."""
 
     method: str
-    make: object
+    make: Callable
     paper: float
     b: int = 48
     n: int = 512
@@ -127,22 +129,22 @@ class Overhead:
     why: str = ""
 
     @property
-    def shape(self):
+    def shape(self) -> dict[str, Any]:
         sizes = dict(b=self.b, n=self.n, d=self.d, e=self.e, k=self.k)
         return dict(method=self.method, **sizes)
 
     @property
-    def title(self):
+    def title(self) -> str:
         return make_title(self.op, self.shape, self.dtype)
 
     @property
-    def goals(self):
+    def goals(self) -> tuple[Goal, ...]:
         if not self.has_goal:
             return ()
         memory = Goal("memory_overhead", 1.001, at_most=True)
         return (Goal("overhead", self.paper, at_most=True), memory)
 
-    def measure(self, context):
+    def measure(self, context: Context) -> dict[str, Any]:
         torch.manual_seed(0)
         sizes = (self.d, self.e, self.k)
         tokens = _Tokens(self.b, self.n, self.d)

@@ -1,5 +1,7 @@
 """Mixing expert probabilities over tokens: similarity and the attention posterior."""
 
+from typing import Any
+
 import torch
 
 import moe_mlir
@@ -68,8 +70,16 @@ def _each_pair_twice(causal):
 
 
 def similarity_inform(
-    b, n, d, e, causal, dtype=torch.float32, keys=False, beside_own=False, **options
-):
+    b: int,
+    n: int,
+    d: int,
+    e: int,
+    causal: bool,
+    dtype: torch.dtype = torch.float32,
+    keys: bool = False,
+    beside_own: bool = False,
+    **options: Any,
+) -> Case:
     """Tokens with themselves, or with `keys` of their own. `beside_own`: the peer is the form
     that takes every pair twice, not SDPA."""
 
@@ -77,8 +87,8 @@ def similarity_inform(
         return moe_mlir.similarity_inform(u, probs, uk=uk, causal=causal)
 
     def check(values, results):
-        u, probs, *uk = (x.double() for x in values)
-        uk = uk[0] if uk else None
+        u, probs, *given = (x.double() for x in values)
+        uk = given[0] if given else None
         expected, _ = reference.similarity_inform(u, probs, uk=uk, causal=causal)
         tol = 1e-6 + 8 * _ULP * float((u @ (u if uk is None else uk).mT).abs().max())
         assert_within(results[0], expected, tol, "p")
@@ -102,7 +112,7 @@ def similarity_inform(
     )
 
 
-def similarity_backward(b, n, d, e, causal, **options):
+def similarity_backward(b: int, n: int, d: int, e: int, causal: bool, **options: Any) -> Case:
     def inputs(seed):
         u, probs = _similarity_inputs(b, n, d, e)(seed)
         return u, probs, normal(b, n, e, seed=seed + 2)
@@ -188,7 +198,17 @@ def _posterior_check(causal, mode):
     return check
 
 
-def attention_posterior(b, heads, n, width, d, e, causal, mode, **options):
+def attention_posterior(
+    b: int,
+    heads: int,
+    n: int,
+    width: int,
+    d: int,
+    e: int,
+    causal: bool,
+    mode: str | int,
+    **options: Any,
+) -> Case:
     chosen = heads if mode == "all" else 1
     pairs = _pairs(b, n, causal)
     return Case(
@@ -209,7 +229,16 @@ def attention_posterior(b, heads, n, width, d, e, causal, mode, **options):
     )
 
 
-def posterior_backward(b, heads, n, width, d, e, causal, **options):
+def posterior_backward(
+    b: int,
+    heads: int,
+    n: int,
+    width: int,
+    d: int,
+    e: int,
+    causal: bool,
+    **options: Any,
+) -> Case:
     def inputs(seed):
         return *_posterior_inputs(b, heads, n, width, d, e)(seed), normal(b, n, e, seed=seed + 9)
 
@@ -253,7 +282,7 @@ def _eager_attention(n, width, causal):
     return eager
 
 
-def attention(b, heads, n, width, causal, **options):
+def attention(b: int, heads: int, n: int, width: int, causal: bool, **options: Any) -> Case:
     """With the entropies of its rows; the peer is SDPA, which has none."""
 
     def inputs(seed):

@@ -1,5 +1,7 @@
 """Selecting experts: top-k with gates, the router GEMM in front of it, its gradient."""
 
+from typing import Any
+
 import torch
 
 import moe_mlir
@@ -22,7 +24,7 @@ def _check_selection(z, gates, indices):
     assert_within(gates, expected, 1e-6 + 8 * _ULP * float(z.abs().max()), "gates")
 
 
-def topk_renorm(n, e, k, dtype=torch.float32, **options):
+def topk_renorm(n: int, e: int, k: int, dtype: torch.dtype = torch.float32, **options: Any) -> Case:
     return Case(
         op="topk_renorm",
         shape=dict(n=n, e=e, k=k),
@@ -37,7 +39,7 @@ def topk_renorm(n, e, k, dtype=torch.float32, **options):
     )
 
 
-def grouped_topk(n, e, k, groups, kept, **options):
+def grouped_topk(n: int, e: int, k: int, groups: int, kept: int, **options: Any) -> Case:
     """DeepSeek-V3's form: sigmoid scores, a choice bias, the best groups by their two best."""
 
     def eager(z, bias):
@@ -73,7 +75,7 @@ def grouped_topk(n, e, k, groups, kept, **options):
     )
 
 
-def topk_backward(n, e, k, *, renorm, **options):
+def topk_backward(n: int, e: int, k: int, *, renorm: bool, **options: Any) -> Case:
     """The gradient by the logits, from the cotangent of the gates."""
 
     def eager(z):
@@ -96,7 +98,14 @@ def topk_backward(n, e, k, *, renorm, **options):
     )
 
 
-def router(n, d, e, k, dtype=torch.float32, **options):
+def router(
+    n: int,
+    d: int,
+    e: int,
+    k: int,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Case:
     """The router GEMM and the selection on its logits."""
 
     def ours(h, weight):

@@ -1,5 +1,7 @@
 """Statistics over tokens: dispersion of clusters, the graph of experts."""
 
+from typing import Any
+
 import torch
 
 import moe_mlir
@@ -8,7 +10,7 @@ from moe_mlir import reference
 from ..rows import Case, Goal, assert_within, normal
 
 
-def mad_dispersion(n, d, e, **options):
+def mad_dispersion(n: int, d: int, e: int, **options: Any) -> Case:
     def inputs(seed):
         generator = torch.Generator().manual_seed(seed)
         assign = torch.randint(0, e, (n,), generator=generator)
@@ -52,7 +54,7 @@ def mad_dispersion(n, d, e, **options):
     )
 
 
-def adjacency_update(n, e, k, **options):
+def adjacency_update(n: int, e: int, k: int, **options: Any) -> Case:
     """Counting co-selections and blending them into the graph, from given choices."""
 
     def inputs(seed):
@@ -81,7 +83,7 @@ def adjacency_update(n, e, k, **options):
     )
 
 
-def adjacency_step(n, e, k, **options):
+def adjacency_step(n: int, e: int, k: int, **options: Any) -> Case:
     """The whole Symphony step: softmax, mix, selection, update."""
 
     def ours(z, a):
