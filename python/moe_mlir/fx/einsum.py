@@ -28,7 +28,8 @@ def _parse(equation, operands):
     equation = _without_ellipsis(equation.replace(" ", ""), operands)
     terms, arrow, result = equation.partition("->")
     terms = terms.split(",")
-    plain = len(operands) == len(terms) == 2 and bool(arrow) and "." not in equation
+    plain = len(operands) == len(terms) == 2 and bool(arrow) and "." not in equation \
+        and all(len(t) == x.dim() for t, x in zip(terms, operands, strict=True))
     if not plain or any(len(set(t)) != len(t) for t in (*terms, result)):
         return None
     return tuple(map(list, terms)), list(result)

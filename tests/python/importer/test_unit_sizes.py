@@ -37,6 +37,12 @@ def test_einsum_as_matmul(equation, first):
     torch.testing.assert_close(found, torch.einsum(equation, a, b))
 
 
+def test_an_einsum_of_other_dims_is_refused_as_by_torch():
+    a, b = torch.randn(5, 3, 4), torch.randn(4, 6)
+    with pytest.raises(RuntimeError, match="number of subscripts"), EinsumAsMatmul():
+        torch.einsum("ij,jk->ik", a, b)
+
+
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_a_trace_of_one_serves_all_sizes(equation):
     last = {term[-1] for term in equation.partition("->")[0].split(",")}
