@@ -57,6 +57,10 @@ MoEBytes moeModuleBytecode(MoEModule module);
 /// Runs a textual pipeline in place: "moe-to-cpu", "builtin.module(...)". After
 /// a failure the module may be half lowered.
 MoEError moeModuleRun(MoEModule module, MoEStringRef pipeline);
+/// Asks for a kernel, "<schedule = mma>" say, for all ops of a name,
+/// "softmax_mix" say, that ask for none themselves.
+MoEError moeModuleSetKernelConfig(MoEModule module, MoEStringRef opName,
+                                  MoEStringRef config);
 /// Warnings and remarks of the last parse or run.
 size_t moeModuleGetNumRemarks(MoEModule module);
 MoEStringRef moeModuleGetRemark(MoEModule module, size_t index);

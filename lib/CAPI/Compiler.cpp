@@ -6,6 +6,7 @@
 #include "MoE/Target/Executable.h"
 #include "MoE/Target/Input.h"
 #include "MoE/Target/PTX.h"
+#include "MoE/Transforms/WantedKernelConfigs.h"
 #include "mlir/Bytecode/BytecodeWriter.h"
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Config/llvm-config.h"
@@ -154,6 +155,17 @@ MoEError moeModuleRun(MoEModule module, MoEStringRef pipeline) {
   module->remarks = std::move(diagnostics.others);
   if (failed(result))
     return makeError(std::move(diagnostics.errors), "a pass failed");
+  return nullptr;
+}
+
+MoEError moeModuleSetKernelConfig(MoEModule module, MoEStringRef opName,
+                                  MoEStringRef config) {
+  DiagnosticCollector diagnostics(*module->context);
+  auto location =
+      FileLineColLoc::get(module->context.get(), "kernel_configs", 0, 0);
+  if (failed(setWantedKernelConfig(*module->module, unwrap(opName),
+                                   unwrap(config), location)))
+    return makeError(std::move(diagnostics.errors), "no such configuration");
   return nullptr;
 }
 

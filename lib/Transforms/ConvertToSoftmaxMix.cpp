@@ -9,6 +9,8 @@
 
 #include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Transforms/Passes.h"
+#include "MoE/Transforms/Transforms.h"
+#include "MoE/Transforms/WantedKernelConfigs.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
@@ -110,7 +112,12 @@ struct MoEConvertToSoftmaxMixPass
     getOperation()->walk([&](MixingOpInterface op) { worklist.push_back(op); });
     NewMixes newMixes;
     IRRewriter rewriter(&getContext(), &newMixes);
+    bool isGPU = isForGPU(getOperation());
     for (MixingOpInterface op : worklist) {
+      KernelConfigAttr wanted = getWantedKernelConfig(op);
+      // Only CPUs have kernels of the op itself, which take pairs once.
+      if (isGPU && getKernelConfig(op))
+        op->removeAttr(kKernelConfigAttrName);
       rewriter.setInsertionPoint(op);
       newMixes.clear();
       FailureOr<SmallVector<Value>> results = op.convertToSoftmaxMix(rewriter);
@@ -126,12 +133,11 @@ struct MoEConvertToSoftmaxMixPass
         continue;
       }
       ++numConverted;
-      // The wish of a user, where another kernel is meant than the op's own.
-      if (KernelConfigAttr config = getKernelConfig(op);
-          config && config.getSchedule() != KernelSchedule::PairsOnce &&
-          config.getSchedule() != KernelSchedule::Queries)
+      // What asks for another kernel than the op's own.
+      if (wanted &&
+          (isGPU || wanted.getSchedule() != KernelSchedule::PairsOnce))
         for (Operation *mix : newMixes)
-          mix->setAttr(kKernelConfigAttrName, config);
+          mix->setAttr(kKernelConfigAttrName, wanted);
       rewriter.replaceOp(op, *results);
     }
     SmallVector<SoftmaxMixOp> rowsOnly;

@@ -6,6 +6,7 @@
 #include "MoE/Target/Compile.h"
 #include "MoE/Target/Input.h"
 #include "MoE/Target/PTX.h"
+#include "MoE/Transforms/WantedKernelConfigs.h"
 #include "llvm/Config/llvm-config.h"
 #include "llvm/Support/CommandLine.h"
 #include "llvm/Support/FileSystem.h"
@@ -56,6 +57,11 @@ struct Options {
       "cpu", cl::init("native"), cl::value_desc("NAME"), cl::cat(category),
       cl::desc("the CPU for --target=cpu, as LLVM names it (default: the one "
                "of this machine)")};
+  cl::list<std::string> kernelConfigs{
+      "kernel-config", cl::value_desc("OP=CONFIG"), cl::cat(category),
+      cl::desc("the kernel that ops of a name get where they ask for none "
+               "themselves, such as 'softmax_mix=<rows = 64, schedule = mma>'; "
+               "once for each name")};
   cl::opt<std::string> dumpDir{
       "dump-phases-to", cl::value_desc("DIR"), cl::cat(category),
       cl::desc("also write the IR after every pass that changed it, and the "
@@ -104,6 +110,18 @@ static LogicalResult verifyOptions(const Options &options,
     return failure();
   if (emit == Emit::Cubin && findPtxas().empty())
     return report(kNoPtxas);
+  return success();
+}
+
+/// Hands the kernels that the command line asks for to the passes.
+static LogicalResult setKernelConfigs(ModuleOp module, const Options &options) {
+  auto location =
+      FileLineColLoc::get(module.getContext(), "--kernel-config", 0, 0);
+  for (StringRef entry : options.kernelConfigs) {
+    auto [name, config] = entry.split('=');
+    if (failed(setWantedKernelConfig(module, name, config, location)))
+      return failure();
+  }
   return success();
 }
 
@@ -205,7 +223,7 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
   input.nestingLimit = options.nestingLimit;
   OwningOpRef<ModuleOp> module =
       parseInput(context, program.mlir, options.input, input);
-  if (!module)
+  if (!module || failed(setKernelConfigs(*module, options)))
     return failure();
   if (options.emit == Emit::MLIR) {
     std::string text;
@@ -223,10 +241,14 @@ static void keepImported(const Options &options, const InputProgram &program) {
   std::string path =
       (options.output == "-" ? "moe-compile" : options.output.getValue()) +
       ".failed.mlir";
-  if (succeeded(writeOutput(path, program.mlir)))
+  if (succeeded(writeOutput(path, program.mlir))) {
     llvm::errs() << "moe-compile: note: the imported module is in " << path
                  << "; compile it again with `moe-compile " << path << " -o "
-                 << options.output << " --target=" << options.target << "`\n";
+                 << options.output << " --target=" << options.target;
+    for (StringRef entry : options.kernelConfigs)
+      llvm::errs() << " --kernel-config='" << entry << "'";
+    llvm::errs() << "`\n";
+  }
 }
 
 /// Everything after the command line; diagnostics go to `diagnostics`.

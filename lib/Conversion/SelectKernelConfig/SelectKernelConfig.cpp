@@ -8,11 +8,13 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Conversion/Chips.h"
 #include "MoE/Conversion/MoEToCPU.h"
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Transforms/KernelFacts.h"
 #include "MoE/Transforms/Transforms.h"
+#include "MoE/Transforms/WantedKernelConfigs.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOESELECTKERNELCONFIGPASS
@@ -34,6 +36,11 @@ static bool agrees(KernelConfigAttr config, KernelConfigAttr wanted) {
          isFree(wanted.getSharedBytes(), config.getSharedBytes());
 }
 
+static bool isOfGPU(KernelSchedule schedule) {
+  return schedule == KernelSchedule::Float || schedule == KernelSchedule::Mma ||
+         schedule == KernelSchedule::Wgmma;
+}
+
 namespace {
 struct SelectKernelConfigPass
     : public mlir::moe::impl::MoESelectKernelConfigPassBase<
@@ -41,9 +48,12 @@ struct SelectKernelConfigPass
   using Base::Base;
 
   void runOnOperation() override {
-    KernelFacts facts = isForGPU(getOperation())
-                            ? getGPUKernelFacts(getOperation())
-                            : getCPUKernelFacts(&getContext(), tileRows);
+    if (failed(verifyWantedKernelConfigs(getOperation())))
+      return signalPassFailure();
+    bool isGPU = isForGPU(getOperation());
+    target = isGPU ? getChip(getOperation()).name : "the CPU";
+    KernelFacts facts = isGPU ? getGPUKernelFacts(getOperation())
+                              : getCPUKernelFacts(&getContext(), tileRows);
     WalkResult result = getOperation()->walk([&](Operation *op) {
       return failed(select(op, facts)) ? WalkResult::interrupt()
                                        : WalkResult::advance();
@@ -54,12 +64,7 @@ struct SelectKernelConfigPass
 
 private:
   LogicalResult select(Operation *op, const KernelFacts &facts) {
-    Attribute given = op->getAttr(kKernelConfigAttrName);
-    auto wanted = dyn_cast_or_null<KernelConfigAttr>(given);
-    if (given && !wanted)
-      return op->emitOpError()
-             << "expected '" << kKernelConfigAttrName
-             << "' to be a #moe.kernel_config, found " << given;
+    KernelConfigAttr wanted = getWantedKernelConfig(op);
     SmallVector<KernelConfigAttr> configs = facts.getConfigs(op);
     auto *found = llvm::find_if(configs, [&](KernelConfigAttr config) {
       return !wanted || agrees(config, wanted);
@@ -68,20 +73,33 @@ private:
       op->setAttr(kKernelConfigAttrName, *found);
       return success();
     }
-    // One that is rewritten first hands on its wish.
-    if (!wanted || (configs.empty() && isa<MixingOpInterface>(op)))
-      return success();
-    InFlightDiagnostic diagnostic = op->emitOpError()
-                                    << "expected '" << kKernelConfigAttrName
-                                    << "' to be a part of ";
-    if (configs.empty())
-      diagnostic << "no configuration, as this op has no kernel with a choice "
-                    "on the target";
-    else
-      llvm::interleave(
-          configs, [&](KernelConfigAttr config) { diagnostic << config; },
-          [&] { diagnostic << " or "; });
-    return diagnostic << ", found " << wanted;
+    // One that is rewritten first hands on its wish; pairs are taken once by
+    // its own kernel alone.
+    bool handsOn = configs.empty() && isa<MixingOpInterface>(op) && wanted &&
+                   wanted.getSchedule() != KernelSchedule::PairsOnce;
+    return !wanted || handsOn ? success() : refuse(op, wanted, configs);
   }
+
+  LogicalResult refuse(Operation *op, KernelConfigAttr wanted,
+                       ArrayRef<KernelConfigAttr> configs) {
+    bool hasChoice = !configs.empty();
+    InFlightDiagnostic diagnostic = op->emitOpError();
+    diagnostic << "has no " << (hasChoice ? "such kernel" : "choice of kernels")
+               << " on " << target << ": expected "
+               << (hasChoice ? "a part of a configuration below"
+                             : "no configuration")
+               << ", found " << wanted;
+    KernelSchedule schedule = wanted.getSchedule();
+    if (schedule != KernelSchedule::Any &&
+        isOfGPU(schedule) != isForGPU(getOperation()))
+      diagnostic << ", whose schedule is one of "
+                 << (isOfGPU(schedule) ? "GPUs" : "CPUs");
+    for (KernelConfigAttr config : configs)
+      diagnostic.attachNote() << "possible: " << config;
+    return diagnostic;
+  }
+
+  /// What the error names.
+  StringRef target;
 };
 } // namespace

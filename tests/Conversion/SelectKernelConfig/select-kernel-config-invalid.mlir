@@ -1,7 +1,8 @@
 // RUN: %moe-opt %s --split-input-file --verify-diagnostics --moe-attach-nvvm-target=chip=sm_80 --moe-select-kernel-config
 
 func.func @no_such_schedule(%q: tensor<1x2x?x64xf32>, %l0: tensor<1x2x?xf32>) -> tensor<1x2x?xf32> {
-  // expected-error @below {{expected 'moe.kernel_config' to be a part of #moe.kernel_config<rows = 64, threads = 128, schedule = float, loop = own, shared_bytes = }}
+  // expected-error @below {{has no such kernel on sm_80: expected a part of a configuration below, found #moe.kernel_config<schedule = wgmma>}}
+  // expected-note @below {{possible: #moe.kernel_config<rows = 64, threads = 128, schedule = float, loop = own, shared_bytes = }}
   %l = moe.softmax_mix ins(%q, %q : tensor<1x2x?x64xf32>, tensor<1x2x?x64xf32>)
       outs(%l0 : tensor<1x2x?xf32>)
       {moe.kernel_config = #moe.kernel_config<schedule = wgmma>} -> tensor<1x2x?xf32>
@@ -11,7 +12,7 @@ func.func @no_such_schedule(%q: tensor<1x2x?x64xf32>, %l0: tensor<1x2x?xf32>) ->
 // -----
 
 func.func @no_choice(%z: tensor<2x3xf32>, %g0: tensor<2x3xf32>) -> tensor<2x3xf32> {
-  // expected-error @below {{to be a part of no configuration, as this op has no kernel with a choice on the target, found #moe.kernel_config<rows = 4>}}
+  // expected-error @below {{has no choice of kernels on sm_80: expected no configuration, found #moe.kernel_config<rows = 4>}}
   %g = linalg.exp {moe.kernel_config = #moe.kernel_config<rows = 4>} ins(%z : tensor<2x3xf32>)
       outs(%g0 : tensor<2x3xf32>) -> tensor<2x3xf32>
   return %g : tensor<2x3xf32>
@@ -25,3 +26,29 @@ func.func @no_config(%z: tensor<2x3xf32>, %g0: tensor<2x3xf32>) -> tensor<2x3xf3
       outs(%g0 : tensor<2x3xf32>) -> tensor<2x3xf32>
   return %g : tensor<2x3xf32>
 }
+
+// -----
+
+func.func @of_a_cpu(%q: tensor<1x2x?x64xf32>, %l0: tensor<1x2x?xf32>) -> tensor<1x2x?xf32> {
+  // expected-error @below {{found #moe.kernel_config<schedule = queries>, whose schedule is one of CPUs}}
+  // expected-note @below {{possible: }}
+  %l = moe.softmax_mix ins(%q, %q : tensor<1x2x?x64xf32>, tensor<1x2x?x64xf32>)
+      outs(%l0 : tensor<1x2x?xf32>)
+      {moe.kernel_config = #moe.kernel_config<schedule = queries>} -> tensor<1x2x?xf32>
+  return %l : tensor<1x2x?xf32>
+}
+
+// -----
+
+// expected-error @below {{expected kernel configurations for ops of the moe dialect, such as softmax_mix, found one for 'softmax_mixed'}}
+module attributes {moe.kernel_configs = {softmax_mixed = #moe.kernel_config<rows = 64>}} {}
+
+// -----
+
+// expected-error @below {{expected 'softmax_mix' to be a #moe.kernel_config, found 64 : i64}}
+module attributes {moe.kernel_configs = {softmax_mix = 64}} {}
+
+// -----
+
+// expected-error @below {{expected 'moe.kernel_configs' to be a dictionary of names of ops and their #moe.kernel_config, found #moe.kernel_config<rows = 64>}}
+module attributes {moe.kernel_configs = #moe.kernel_config<rows = 64>} {}
