@@ -30,6 +30,7 @@ def compile(
     *,
     target: str = "cpu",
     kwargs: Mapping[str, Any] | None = None,
+    kernel_configs: Mapping[str, str] | None = None,
 ) -> CompiledModel:
     """Compiles a model and returns a callable with the model's signature.
 
@@ -41,6 +42,16 @@ def compile(
             weights are CUDA tensors, or CPU tensors inside `moe_mlir.simulate`.
         kwargs: example keyword inputs. Those that are no tensors hold for
             every call, which need not repeat them.
+        kernel_configs: for names of ops the kernel that runs them, in the
+            words of `#moe.kernel_config`; what is left out is chosen. A name
+            that the model's graph does not have is left aside:
+
+                moe_mlir.compile(model, (x,), target="sm_90",
+                                 kernel_configs={"softmax_mix": "<rows = 64, schedule = mma>"})
+
+    Raises:
+        ValueError: no such target, or no such kernel of an op on the target:
+            the message lists those that there are.
 
     The callable reads the model's own weights at each call, and computes
     forward only: its results carry no gradients. Calls that the example's
@@ -52,11 +63,21 @@ def compile(
     targets = ["cpu", *target_chips()]
     if target not in targets:
         raise ValueError(f"expected 'target' to be one of {', '.join(targets)}, found {target!r}")
+    _check_kernel_configs(kernel_configs)
     if isinstance(model_or_module, Module):
-        return CompiledModel(model_or_module, target)
+        return CompiledModel(model_or_module, target, kernel_configs=kernel_configs)
     with _tracing:
         module = export(model_or_module, args, kwargs=kwargs)
-    return CompiledModel(module, target, can_retrace=module.model is not None)
+    return CompiledModel(module, target, module.model is not None, kernel_configs)
+
+
+def _check_kernel_configs(configs) -> None:
+    if configs is None:
+        return
+    if not isinstance(configs, Mapping) or not all(
+            isinstance(text, str) for pair in configs.items() for text in pair):
+        raise TypeError("expected 'kernel_configs' to map names of ops to configurations, such as "
+                        f"{{'softmax_mix': '<schedule = mma>'}}, found {configs!r}")
 
 
 class CompiledModel:
@@ -71,11 +92,12 @@ class CompiledModel:
     are the model's.
     """
 
-    def __init__(self, module: Module, target: str = "cpu", can_retrace: bool = False):
+    def __init__(self, module: Module, target: str = "cpu", can_retrace: bool = False,
+                 kernel_configs: Mapping[str, str] | None = None):
         self.module, self.model, self.target = module, module.model, target
-        self._can_retrace = can_retrace
+        self._can_retrace, self._kernel_configs = can_retrace, dict(kernel_configs or {})
         self._prepare()
-        self._programs = (CompiledProgram(module, target, self._named),)
+        self._programs = (CompiledProgram(module, target, self._named, self._kernel_configs),)
         self._fixed = self._programs[0].fixed
 
     def _prepare(self) -> None:
@@ -166,7 +188,7 @@ class CompiledModel:
             kwargs = {**kwargs, **{n: v for n, v in self._fixed.items() if n not in given}}
             try:
                 program = CompiledProgram(export(self.model, args, kwargs=kwargs), self.target,
-                                          self._named)
+                                          self._named, self._kernel_configs)
             except Exception as error:  # the model's own code may refuse it, however it likes
                 raise self._refusal(values, error) from error
             self._use(program)

@@ -29,8 +29,10 @@ class Misfit(Exception):
 class CompiledProgram:
     """Compiled code, the weights that it reads, and the module that it came from."""
 
-    def __init__(self, module: Module, target: str, name_inputs: Callable[..., Mapping[str, Any]]):
+    def __init__(self, module: Module, target: str, name_inputs: Callable[..., Mapping[str, Any]],
+                 kernel_configs: Mapping[str, str] | None = None):
         self.module, self.target = module, target
+        self._kernel_configs = kernel_configs
         leaves = range(module.in_spec.num_leaves)
         args, kwargs = pytree.tree_unflatten(
             [module.constants.get(i, _TENSOR) for i in leaves], module.in_spec)
@@ -46,14 +48,14 @@ class CompiledProgram:
         self._weights = [i for i, a in enumerate(arguments) if a.kind == "state"]
         self._positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
         self._updates = any(r.kind != "output" for r in module.program.results)
-        self._function = _compile_function(module, target)
+        self._function = _compile_function(module, target, kernel_configs)
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "_function"}
 
     def __setstate__(self, state):
         vars(self).update(state)
-        self._function = _compile_function(self.module, self.target)
+        self._function = _compile_function(self.module, self.target, self._kernel_configs)
 
     # ---- which calls -------------------------------------------------------
 
@@ -244,15 +246,16 @@ def _overlap(a, b) -> bool:
     return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
 
 
-def _compile_function(module: Module, target: str):
+def _compile_function(module: Module, target: str, kernel_configs):
     """The module's function of inputs and result buffers."""
-    from .jit import compile_cached, compile_kernels_cached
+    from .jit import compile_cached, compile_kernels_cached, with_kernel_configs
 
+    text = with_kernel_configs(module.text, kernel_configs)
     if target == "cpu":
-        return compile_cached(module.text).function(module.function)
+        return compile_cached(text).function(module.function)
     from .artifact import KernelFunction
     from .launch import LaunchPlan
 
-    code = json.loads(compile_kernels_cached(module.text, target))
+    code = json.loads(compile_kernels_cached(text, target))
     plans = {f["name"]: LaunchPlan(f) for f in code["functions"]}
     return KernelFunction(code["ptx"], plans[module.function], target)

@@ -16,6 +16,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,25 @@ def _read_packed(folder, text, chip):
     raise ImportError(
         f"expected kernels for this '{name}' and {chip} in {folder}, found none: pack them with "
         "moe_mlir.jit.pack_kernels, or unset MOE_MLIR_KERNELS where the compiler is installed")
+
+
+def with_kernel_configs(text: str, kernel_configs: Mapping[str, str] | None) -> str:
+    """A module that asks for kernels, which is part of every key as its text is.
+
+    Args:
+        text: the module as MLIR text.
+        kernel_configs: names of ops and the kernel that all ops of a name get
+            which ask for none themselves, as in {"softmax_mix": "<schedule = mma>"}.
+
+    Raises:
+        MoeError: the dialect has no such op, or there is no such configuration.
+    """
+    if not kernel_configs:
+        return text
+    module = native().Module.parse(text)
+    for op, config in kernel_configs.items():
+        module.set_kernel_config(op, config)
+    return module.text(debug_info=True)
 
 
 def set_num_threads(threads: int) -> None:

@@ -113,6 +113,9 @@ public:
   void runPipeline(std::string_view pipeline) {
     run([&] { return moeModuleRun(module, ref(pipeline)); });
   }
+  void setKernelConfig(std::string_view op, std::string_view config) {
+    run([&] { return moeModuleSetKernelConfig(module, ref(op), ref(config)); });
+  }
   Module clone() const {
     Module result;
     run([&] { return moeModuleClone(module, &result.module); });
@@ -262,6 +265,9 @@ NB_MODULE(_moe, m) {
            "Runs a pass pipeline in place: 'moe-to-cpu', "
            "'builtin.module(cse,canonicalize)'. After a failure the module may "
            "be half lowered.")
+      .def("set_kernel_config", &Module::setKernelConfig, "op"_a, "config"_a,
+           "Asks for a kernel, '<schedule = mma>' say, for all ops of a name, "
+           "'softmax_mix' say, that ask for none themselves.")
       .def("clone", &Module::clone, "An independent copy.")
       .def_prop_ro("remarks", &Module::remarks,
                    "Warnings and remarks of the last parse or run.")
