@@ -5,11 +5,10 @@
 // sides go through shared memory: one chunk is multiplied, the next is on its
 // way (cp.async, two stages).
 //
-// A chunk is summed from 0 and then added, because tensor cores truncate.
-//
 //===----------------------------------------------------------------------===//
 
 #include "RowProducts.h"
+#include "FeatureChunks.h"
 #include "SoftmaxMix.h"
 
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -22,12 +21,7 @@ using namespace mlir::moe;
 
 static constexpr int64_t kWarps = 4;
 static constexpr int64_t kThreads = kWarps * kWarpSize;
-/// Features of a chunk, and the bytes of its rows.
-static constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
 static constexpr int64_t kStages = 2;
-/// Units of a chunk, and the rows whose units the threads copy at a time.
-static constexpr int64_t kUnits = kChunkBytes / kUnitBytes;
-static constexpr int64_t kRowsACopy = kThreads / kUnits;
 /// Columns of a warp whose sums leave registers for the rest.
 static constexpr int64_t kMaxWarpColumns = 128;
 
@@ -157,9 +151,6 @@ private:
   void emitTile();
   void copyStage(Value chunk, Value stage);
   void copyTransposedRows(Value chunk, Value shared);
-  void copyUnit(Value shared, Value place, Value from, Value column,
-                Value exists);
-  SmallVector<Value> loadColumns(Value columns, int64_t pair, int64_t step);
   SmallVector<Value> multiplyChunk(Value stage, ValueRange totals);
   void storeProducts(ValueRange totals);
 
@@ -169,14 +160,13 @@ private:
   const Store store;
   const Type element;
   Value thread, lane;
+  ChunkCopies copies;
   /// The warp's first row and column in the tile.
   Value warpRow, warpColumn;
   Value stages, numRows;
   /// Of the tile that is being emitted.
   Value firstRow, firstColumn;
-  /// The rows of the tile that the thread copies, by their first feature, and
-  /// whether they exist.
-  SmallVector<std::pair<Value, Value>> copied;
+  SmallVector<ChunkCopies::Row> leftRows;
 };
 } // namespace
 
@@ -184,7 +174,7 @@ RowProducts::RowProducts(WarpBuilder &b, Value left, Value right,
                          const RowProductPlan &plan, Store store)
     : b(b), left(left), right(right), plan(plan), store(store),
       element(getElementTypeOrSelf(left.getType())), thread(b.thread()),
-      lane(b.rem(thread, kWarpSize)) {
+      lane(b.lane()), copies{b, plan.numFeatures, thread, kThreads} {
   Value warp = b.div(thread, kWarpSize);
   warpRow = b.mul(b.div(warp, plan.columnWarps), b.i32(16));
   warpColumn = b.mul(b.rem(warp, plan.columnWarps), b.i32(plan.warpColumns));
@@ -195,16 +185,6 @@ RowProducts::RowProducts(WarpBuilder &b, Value left, Value right,
 //===----------------------------------------------------------------------===//
 // Copies
 //===----------------------------------------------------------------------===//
-
-/// Starts copying one unit; zeros behind the last row or feature.
-void RowProducts::copyUnit(Value shared, Value place, Value from, Value column,
-                           Value exists) {
-  if (plan.numFeatures % kChunk != 0)
-    exists = b.both(exists, b.less(column, b.i32(2 * plan.numFeatures)));
-  Value unit = b.rem(thread, kUnits);
-  b.copyAsync(b.at(shared, b.swizzle(place, unit, kChunkBytes)),
-              b.at(from, column), exists);
-}
 
 /// Starts copying the columns of the tile of a chunk of features.
 void RowProducts::copyTransposedRows(Value chunk, Value shared) {
@@ -234,79 +214,46 @@ void RowProducts::copyTransposedRows(Value chunk, Value shared) {
 
 void RowProducts::copyStage(Value chunk, Value stage) {
   Value shared = b.at(stages, b.mul(stage, b.i32(plan.getStageBytes())));
-  Value column = b.add(b.mul(chunk, b.i32(kChunkBytes)),
-                       b.mul(b.rem(thread, kUnits), b.i32(kUnitBytes)));
-  Value place = b.div(thread, kUnits);
-  for (auto [i, row] : llvm::enumerate(copied))
-    copyUnit(shared, b.add(place, b.i32(i * kRowsACopy)), row.first, column,
-             row.second);
+  copies.copy(leftRows, shared, chunk);
   shared = b.at(shared, plan.getRows() * kChunkBytes);
   if (plan.isTransposed)
     return copyTransposedRows(chunk, shared);
   Value zero = b.index(0);
   Value base = b.addressOf(right, {zero, zero});
   bool hangsOver = plan.numColumns % plan.getColumns() != 0;
-  for (int64_t i = 0; i < plan.getColumns(); i += kRowsACopy) {
-    Value tilePlace = b.add(place, b.i32(i));
-    Value row = b.add(firstColumn, tilePlace), exists = b.boolean(true);
+  auto getRow = [&](Value place) -> ChunkCopies::Row {
+    Value row = b.add(firstColumn, place), exists = b.boolean(true);
     if (hangsOver) {
       exists = b.less(row, b.i32(plan.numColumns));
       row = b.minSigned(row, b.i32(plan.numColumns - 1));
     }
-    Value offset = arith::IndexCastOp::create(
-        b, b.getI64Type(),
-        b.mul(b.toIndex(row), b.index(2 * plan.numFeatures)));
-    copyUnit(shared, tilePlace, b.at(base, offset), column, exists);
-  }
+    return {copies.rowAt(base, b.toIndex(row)), exists};
+  };
+  copies.copy(copies.getRows(plan.getColumns(), getRow), shared, chunk);
 }
 
 //===----------------------------------------------------------------------===//
 // Products
 //===----------------------------------------------------------------------===//
 
-/// The fragments of two times 8 columns at 16 features of the chunk.
-SmallVector<Value> RowProducts::loadColumns(Value columns, int64_t pair,
-                                            int64_t step) {
-  if (plan.isTransposed) {
-    Value row = b.add(b.rem(lane, 16), b.i32(16 * step));
-    Value unit = b.add(b.div(warpColumn, kUnitBytes / 2), b.div(lane, 16));
-    unit = b.add(unit, b.i32(2 * pair));
-    return b.loadMatrices(
-        b.at(columns, b.swizzle(row, unit, plan.getTransposedRowBytes())),
-        /*transpose=*/true);
-  }
-  Value row = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));
-  row = b.add(b.add(row, warpColumn), b.i32(16 * pair));
-  Value unit = b.add(b.rem(b.div(lane, 8), 2), b.i32(2 * step));
-  return b.loadMatrices(b.at(columns, b.swizzle(row, unit, kChunkBytes)),
-                        /*transpose=*/false);
-}
-
 /// Adds the products of one chunk to `totals`, by fragment of 8 columns.
 SmallVector<Value> RowProducts::multiplyChunk(Value stage, ValueRange totals) {
   Value rows = b.at(stages, b.mul(stage, b.i32(plan.getStageBytes())));
   Value columns = b.at(rows, plan.getRows() * kChunkBytes);
-  Value row = b.add(warpRow, b.rem(lane, 16));
-  constexpr int64_t steps = kChunk / 16;
-  SmallVector<SmallVector<Value>> a;
-  for (int64_t step = 0; step < steps; ++step)
-    a.push_back(b.loadMatrices(
-        b.at(rows, b.swizzle(row, b.add(b.div(lane, 16), b.i32(2 * step)),
-                             kChunkBytes)),
-        /*transpose=*/false));
-  SmallVector<Value> next(totals);
-  for (int64_t pair = 0; pair < plan.warpColumns / 16; ++pair) {
-    SmallVector<SmallVector<Value>> sums(2, SmallVector<Value>(4, b.f32(0.0)));
-    for (int64_t step = 0; step < steps; ++step) {
-      SmallVector<Value> two = loadColumns(columns, pair, step);
-      for (auto [i, sum] : llvm::enumerate(sums))
-        sum =
-            b.multiplyAdd(a[step], ArrayRef(two).slice(2 * i, 2), sum, element);
-    }
-    for (int64_t i = 0; i < 8; ++i)
-      next[8 * pair + i] = b.add(next[8 * pair + i], sums[i / 4][i % 4]);
-  }
-  return next;
+  auto loadLeft = [&](int64_t, int64_t step) {
+    return b.loadLeft(rows, warpRow, b.i32(2 * step), kChunkBytes);
+  };
+  auto loadRight = [&](int64_t pair, int64_t step) {
+    if (plan.isTransposed)
+      return b.loadTransposedRight(
+          columns, b.i32(16 * step),
+          b.add(b.div(warpColumn, kUnitBytes / 2), b.i32(2 * pair)),
+          plan.getTransposedRowBytes());
+    return b.loadRight(columns, warpColumn, b.i32(2 * step), kChunkBytes,
+                       pair * 16 * kChunkBytes);
+  };
+  return addChunkProducts(b, element, /*numLeft=*/1, loadLeft,
+                          plan.warpColumns / 16, loadRight, totals);
 }
 
 void RowProducts::storeProducts(ValueRange totals) {
@@ -360,16 +307,15 @@ void RowProducts::emitTile() {
 void RowProducts::emit() {
   b.loop(b.index(0), numRows, plan.getRows(), [&](Value row) {
     firstRow = row;
-    copied.clear();
     Value last = b.sub(numRows, b.index(1));
-    for (int64_t i = 0; i < plan.getRows(); i += kRowsACopy) {
-      Value place = b.add(b.div(thread, kUnits), b.i32(i));
+    auto getRow = [&](Value place) -> ChunkCopies::Row {
       Value mine = b.add(firstRow, b.toIndex(place));
       SmallVector<Value> indices =
           getRowIndices(b, left, /*numInner=*/1, b.minSigned(mine, last));
       indices.push_back(b.index(0));
-      copied.emplace_back(b.addressOf(left, indices), b.less(mine, numRows));
-    }
+      return {b.addressOf(left, indices), b.less(mine, numRows)};
+    };
+    leftRows = copies.getRows(plan.getRows(), getRow);
     b.loop(b.index(0), b.index(plan.numColumns), plan.getColumns(),
            [&](Value column) {
              firstColumn = b.toI32(column);

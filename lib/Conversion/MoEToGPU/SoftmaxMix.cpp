@@ -281,6 +281,57 @@ void MixEmitter::storeMixed(Value value, Value factor, Value row,
 }
 
 //===----------------------------------------------------------------------===//
+// Fragments
+//===----------------------------------------------------------------------===//
+
+MixLayout mlir::moe::getFragmentLayout(WarpBuilder &b, Value warp,
+                                       int64_t rowFragments, int64_t numRows,
+                                       int64_t numKeys) {
+  MixLayout layout;
+  layout.numRows = numRows;
+  layout.numKeys = numKeys;
+  Value row = b.add(b.mul(warp, b.i32(16 * rowFragments)), b.div(b.lane(), 4));
+  for (int64_t i = 0; i < 2 * rowFragments; ++i)
+    layout.rows.push_back(b.add(row, b.i32(8 * i)));
+  Value key = b.mul(b.rem(b.lane(), 4), b.i32(2));
+  for (int64_t i = 0; i < numKeys / 8; ++i)
+    for (int64_t j = 0; j < 2; ++j)
+      layout.keys.push_back(b.add(key, b.i32(8 * i + j)));
+  layout.laneBits = {1, 2};
+  layout.isFirstLane =
+      b.compare(CmpIPredicate::eq, b.rem(b.lane(), 4), b.i32(0));
+  return layout;
+}
+
+Fragment mlir::moe::splitWeights(WarpBuilder &b,
+                                 ArrayRef<SmallVector<Value>> rows,
+                                 int64_t step, int64_t numTerms) {
+  Fragment terms(numTerms);
+  for (int64_t j = 0; j < 4; ++j) {
+    ArrayRef<Value> row = rows[j % 2];
+    int64_t key = 4 * step + 2 * (j / 2);
+    for (auto [term, packed] :
+         llvm::zip_equal(terms, b.splitBF16(row[key], row[key + 1], numTerms)))
+      term.push_back(packed);
+  }
+  return terms;
+}
+
+void mlir::moe::finishFragments(MixEmitter &mix, ValueRange state,
+                                ValueRange sums) {
+  WarpBuilder &b = mix.b;
+  SmallVector<Value> factors = mix.finish(state);
+  Value firstColumn = b.mul(b.rem(b.lane(), 4), b.i32(2));
+  int64_t sumsOfRows = 2 * sums.size() / mix.layout.rows.size();
+  for (auto [number, sum] : llvm::enumerate(sums)) {
+    int64_t row = 2 * (number / sumsOfRows) + number % 4 / 2;
+    int64_t column = 8 * (number % sumsOfRows / 4) + number % 2;
+    mix.storeMixed(sum, factors[row], mix.layout.rows[row],
+                   b.add(firstColumn, b.i32(column)));
+  }
+}
+
+//===----------------------------------------------------------------------===//
 // Pattern
 //===----------------------------------------------------------------------===//
 
@@ -293,7 +344,7 @@ static int64_t getNumColumnGroups(SoftmaxMixOp op,
                                   int64_t most = kMaxMixColumns) {
   if (!op.getV())
     return 1;
-  int64_t columns = cast<ShapedType>(op.getV().getType()).getShape().back();
+  int64_t columns = getShaped(op.getV()).getShape().back();
   if (ShapedType::isDynamic(columns))
     return 0;
   for (int64_t size : {most, kMaxMixColumns})
@@ -310,11 +361,9 @@ static int64_t getMostColumns(SoftmaxMixOp op, BlockShape block) {
   // Beside the parts of values that are no bf16 there is less room, and on some
   // chips where queries stay in shared memory.
   constexpr int64_t fewColumns = 160, fewFeatures = 512;
-  bool hasTerms =
-      !cast<ShapedType>(op.getV().getType()).getElementType().isBF16();
-  bool isTight =
-      block.fillsRegistersSooner &&
-      cast<ShapedType>(op.getQ().getType()).getDimSize(3) <= fewFeatures;
+  bool hasTerms = !getShaped(op.getV()).getElementType().isBF16();
+  bool isTight = block.fillsRegistersSooner &&
+                 getShaped(op.getQ()).getDimSize(3) <= fewFeatures;
   return hasTerms || isTight ? fewColumns : kMaxMixColumns;
 }
 
@@ -438,8 +487,7 @@ static std::string whyOwnLoop(SoftmaxMixOp op, MixShape shape,
   if (shape.sharedBytes == 0)
     return "its kernel takes the columns of the values in groups";
   int64_t bytes = shape.sharedBytes +
-                  shape.tileRows * 4 *
-                      cast<ShapedType>(op.getV().getType()).getShape().back();
+                  shape.tileRows * 4 * getShaped(op.getV()).getShape().back();
   if (bytes <= block.sharedBytes)
     return "";
   return llvm::formatv("a block would need {0} bytes of workgroup memory, and "

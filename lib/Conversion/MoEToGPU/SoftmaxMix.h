@@ -20,6 +20,10 @@
 
 namespace mlir::moe {
 
+inline ShapedType getShaped(Value value) {
+  return cast<ShapedType>(value.getType());
+}
+
 /// Whether rows follow each other without gaps, so that they are aligned; of a
 /// tensor that is not known yet.
 bool hasWholeRows(Value value);
@@ -111,6 +115,18 @@ private:
   const PairLogits pairLogits;
   Value origin;
 };
+
+/// The layout of logits that `multiplyAdd` sums: a warp has the fragments of 16
+/// rows that follow each other.
+MixLayout getFragmentLayout(WarpBuilder &b, Value warp, int64_t rowFragments,
+                            int64_t numRows, int64_t numKeys);
+/// The weights of two rows of a thread, 8 apart, as the left operands of the
+/// product with the values of the `step`-th 16 keys: one a term.
+Fragment splitWeights(WarpBuilder &b, ArrayRef<SmallVector<Value>> rows,
+                      int64_t step, int64_t numTerms);
+/// Ends a tile: writes the results of rows in fragments, of which `sums` are
+/// those of the values, by rows, then columns.
+void finishFragments(MixEmitter &mix, ValueRange state, ValueRange sums);
 
 /// Whether all batches (dim 0) or heads (dim 1) share the biases.
 bool isBiasShared(Value bias, int64_t dim);

@@ -15,18 +15,13 @@ using namespace mlir;
 using namespace mlir::moe;
 using arith::CmpIPredicate;
 
-static constexpr int64_t kWarps = 4;
-static constexpr int64_t kThreads = kWarps * kWarpSize;
+static constexpr int64_t kWarps = kMixThreads / kWarpSize;
 /// Accumulators of a thread that leave registers for the rest.
 static constexpr int64_t kMaxSums = 136, kGoodSums = 80;
 
 //===----------------------------------------------------------------------===//
 // Plan
 //===----------------------------------------------------------------------===//
-
-static ShapedType getShaped(Value value) {
-  return cast<ShapedType>(value.getType());
-}
 
 static std::optional<GradientPlan> makePlan(MixGradient mix,
                                             int64_t sharedBytes) {
@@ -41,18 +36,21 @@ static std::optional<GradientPlan> makePlan(MixGradient mix,
       !hasWholeRows(rows) || !hasWholeRows(columns))
     return std::nullopt;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
-  plan.numValues = mix.v ? getShaped(mix.v).getShape().back() : 0;
-  plan.valueWidth =
-      plan.numValues ? llvm::PowerOf2Ceil(std::max<int64_t>(plan.numValues, 16))
-                     : 0;
-  if (ShapedType::isDynamic(plan.numValues) || plan.valueWidth > 256)
-    return std::nullopt;
-  plan.rowTerms = plan.columnTerms = 0;
   if (mix.v) {
+    int64_t numValues = getShaped(mix.v).getShape().back();
+    if (ShapedType::isDynamic(numValues))
+      return std::nullopt;
+    ValueTile tile;
+    tile.numColumns = numValues;
+    tile.width = tile.blockColumns =
+        numValues ? llvm::PowerOf2Ceil(std::max<int64_t>(numValues, 16)) : 0;
+    if (tile.width > 256)
+      return std::nullopt;
+    plan.rowValues = plan.columnValues = tile;
     Type element = getShaped(mix.v).getElementType();
     int64_t ofValues = element.isBF16() ? 1 : element.isF16() ? 2 : kF32Terms;
-    plan.rowTerms = mix.ofQueries ? kF32Terms : ofValues;
-    plan.columnTerms = mix.ofQueries ? ofValues : kF32Terms;
+    plan.rowValues.terms = mix.ofQueries ? kF32Terms : ofValues;
+    plan.columnValues.terms = mix.ofQueries ? ofValues : kF32Terms;
   }
   plan.hasDv = static_cast<bool>(mix.dv);
   for (plan.sharing = 1; plan.sharing <= kWarps; plan.sharing *= 2) {
@@ -60,8 +58,9 @@ static std::optional<GradientPlan> makePlan(MixGradient mix,
     if (sums > (plan.sharing == kWarps ? kMaxSums : kGoodSums))
       continue;
     plan.pieces = plan.sharing == 1 ? 2 : 1;
-    plan.tileRows = 16 * kWarps / plan.sharing;
-    plan.tileColumns = 16 * plan.sharing * plan.pieces;
+    plan.tileRows = plan.rowValues.numKeys = 16 * kWarps / plan.sharing;
+    plan.tileColumns = plan.columnValues.numKeys =
+        16 * plan.sharing * plan.pieces;
     if (plan.getBytes() <= sharedBytes)
       return plan;
   }
@@ -83,15 +82,16 @@ TensorGradient::TensorGradient(WarpBuilder &b, MixGradient mix,
     : b(b), mix(mix), op(mix.op),
       logits(mix.op, /*isTransposed=*/!mix.ofQueries), plan(plan),
       element(getElementTypeOrSelf(mix.getRows())), thread(b.thread()),
-      lane(b.rem(thread, kWarpSize)) {
+      lane(b.lane()), copies{b, plan.numFeatures, thread, kMixThreads} {
   Value warp = b.div(thread, kWarpSize);
-  rowWarp = b.div(warp, plan.sharing);
   sharer = b.rem(warp, plan.sharing);
+  warpRow = b.mul(b.div(warp, plan.sharing), b.i32(16));
+  warpColumn = b.mul(sharer, b.i32(16 * plan.pieces));
   rowFeatures = b.reserveShared(plan.getBytes());
   columnFeatures = b.at(rowFeatures, plan.getRowBytes());
   rowValues = b.at(columnFeatures, plan.getColumnBytes());
-  columnValues = b.at(rowValues, plan.rowTerms * plan.getRowValueBytes());
-  gradients = b.at(columnValues, plan.columnTerms * plan.getColumnValueBytes());
+  columnValues = b.at(rowValues, plan.rowValues.getBytes());
+  gradients = b.at(columnValues, plan.columnValues.getBytes());
   weights = b.at(gradients, kF32Terms * plan.getPairBytes());
   partSums =
       b.at(gradients, kF32Terms * (plan.hasDv ? 2 : 1) * plan.getPairBytes());
@@ -121,62 +121,42 @@ Value TensorGradient::isReal(Value row, Value count, Value mask) {
 /// masked rows and for what lies behind the last row or feature.
 void TensorGradient::copyRows(Value memref, Value shared, int64_t numRows,
                               Value first, Value count, Value mask) {
-  constexpr int64_t units = kChunkBytes / kUnitBytes;
-  constexpr int64_t step = kThreads / units;
-  Value unit = b.rem(thread, units), firstPlace = b.div(thread, units);
   Value zero = b.index(0), last = b.sub(count, b.index(1));
   Value base = b.addressOf(memref, {batch, head, zero, zero});
-  for (int64_t i = 0; i < numRows; i += step) {
-    Value place = b.add(firstPlace, b.i32(i));
-    Value row = b.add(first, b.toIndex(place));
-    Value exists = isReal(row, count, mask);
-    if (numRows < step)
-      exists = b.both(exists, b.less(place, b.i32(numRows)));
-    Value offset = arith::IndexCastOp::create(
-        b, b.getI64Type(),
-        b.mul(b.minSigned(row, last), b.index(2 * plan.numFeatures)));
-    Value from = b.at(base, offset);
-    Value to = b.at(shared, b.swizzle(place, unit, kChunkBytes));
-    b.loop(zero, b.index(plan.numChunks), 1, [&](Value chunk) {
-      Value column = b.add(b.mul(b.toI32(chunk), b.i32(kChunkBytes)),
-                           b.mul(unit, b.i32(kUnitBytes)));
-      Value isFeature = b.less(column, b.i32(2 * plan.numFeatures));
-      Value chunkBytes = b.mul(b.toI32(chunk), b.i32(numRows * kChunkBytes));
-      b.copyAsync(b.at(to, chunkBytes), b.at(from, column),
-                  b.both(exists, isFeature));
-    });
-  }
+  auto getRow = [&](Value number) -> ChunkCopies::Row {
+    Value row = b.add(first, b.toIndex(number));
+    return {copies.rowAt(base, b.minSigned(row, last)),
+            isReal(row, count, mask)};
+  };
+  SmallVector<ChunkCopies::Row> rows = copies.getRows(numRows, getRow);
+  b.loop(zero, b.index(plan.numChunks), 1, [&](Value iteration) {
+    Value chunk = b.toI32(iteration);
+    Value offset = b.mul(chunk, b.i32(numRows * kChunkBytes));
+    copies.copy(rows, b.at(shared, offset), chunk);
+  });
 }
 
 /// Brings columns of values, or of their gradients, to shared memory as bf16
 /// terms; 0 for masked rows and behind the last row or column.
-void TensorGradient::copyValues(Value memref, Value shared, int64_t numRows,
-                                int64_t terms, Value first, Value count,
+void TensorGradient::copyValues(const ValueTile &tile, Value memref,
+                                Value shared, Value first, Value count,
                                 Value mask) {
-  int64_t units = plan.valueWidth / 8;
-  int64_t termBytes = numRows * plan.valueWidth * 2;
+  int64_t units = tile.width / 8;
   bool hasHeads = getShaped(memref).getRank() == 4;
-  b.loop(
-      b.toIndex(thread), b.index(numRows * units), kThreads, [&](Value number) {
-        Value row = b.div(b.toI32(number), units);
-        Value unit = b.rem(b.toI32(number), units);
-        Value token = b.add(first, b.toIndex(row));
-        Value exists = isReal(token, count, mask);
-        SmallVector<Value> place{batch};
-        if (hasHeads)
-          place.push_back(head);
-        place.append({b.minSigned(token, b.sub(count, b.index(1))), Value()});
-        SmallVector<Value> values;
-        for (int64_t i = 0; i < 8; ++i) {
-          Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
-          Value isColumn = b.less(column, b.index(plan.numValues));
-          place.back() = b.minSigned(column, b.index(plan.numValues - 1));
-          values.push_back(b.select(b.both(exists, isColumn),
-                                    b.loadF32(memref, place), b.f32(0.0)));
-        }
-        Value to = b.at(shared, b.swizzle(row, unit, 2 * plan.valueWidth));
-        b.storeSplit(values, to, terms, termBytes);
-      });
+  b.loop(b.toIndex(thread), b.index(tile.numKeys * units), kMixThreads,
+         [&](Value number) {
+           Value row = b.div(b.toI32(number), units);
+           Value unit = b.rem(b.toI32(number), units);
+           Value token = b.add(first, b.toIndex(row));
+           Value exists = isReal(token, count, mask);
+           SmallVector<Value> place{batch};
+           if (hasHeads)
+             place.push_back(head);
+           place.push_back(b.minSigned(token, b.sub(count, b.index(1))));
+           place.push_back(b.index(0));
+           Value to = b.at(shared, b.swizzle(row, unit, tile.getRowBytes()));
+           storeValueUnit(b, tile, memref, place, exists, unit, to);
+         });
 }
 
 //===----------------------------------------------------------------------===//
@@ -216,25 +196,21 @@ static SmallVector<SmallVector<Value>> splitF16(WarpBuilder &b,
 
 /// sums += weights rows, where the terms of `weights` are pairs and `rows` are
 /// the features, in chunks, or terms of values, of the columns.
-void TensorGradient::addProducts(Value weights, Value rows, int64_t numTerms,
-                                 int64_t termBytes, bool areFeatures,
+void TensorGradient::addProducts(Value weights, Value rows, bool areFeatures,
                                  MutableArrayRef<Value> sums) {
+  const ValueTile &tile = plan.columnValues;
   int64_t groups = sums.size() / 8;
-  int64_t rowBytes = areFeatures ? kChunkBytes : 2 * plan.valueWidth;
-  Value rowPlace = b.add(b.mul(rowWarp, b.i32(16)), leftRow());
+  int64_t rowBytes = areFeatures ? kChunkBytes : tile.getRowBytes();
   SmallVector<Value> next = b.loop(
       b.index(0), b.index(plan.tileColumns / 16), 1,
       SmallVector<Value>(sums.begin(), sums.end()),
       [&](Value iteration, ValueRange old) -> SmallVector<Value> {
         Value step = b.toI32(iteration);
-        Value unit = b.add(b.mul(step, b.i32(2)), b.div(lane, 16));
-        Value place =
-            b.at(weights, b.swizzle(rowPlace, unit, 2 * plan.tileColumns));
-        SmallVector<SmallVector<Value>> left;
+        Fragment left;
         for (int64_t term = 0; term < kF32Terms; ++term)
-          left.push_back(b.loadMatrices(b.at(place, term * plan.getPairBytes()),
-                                        /*transpose=*/false));
-        Value columnPlace = b.add(b.mul(step, b.i32(16)), leftRow());
+          left.push_back(b.loadLeft(weights, warpRow, b.mul(step, b.i32(2)),
+                                    2 * plan.tileColumns,
+                                    term * plan.getPairBytes()));
         SmallVector<Value> next(old);
         for (int64_t i = 0; i < groups; ++i) {
           Value group = b.add(b.mul(sharer, b.i32(groups)), b.i32(i));
@@ -245,14 +221,13 @@ void TensorGradient::addProducts(Value weights, Value rows, int64_t numTerms,
                 b.at(rows, b.mul(chunk, b.i32(plan.tileColumns * kChunkBytes)));
             group = b.rem(group, kChunk / 16);
           } else {
-            group = b.minSigned(group, b.i32(plan.valueWidth / 16 - 1));
+            group = b.minSigned(group, b.i32(tile.width / 16 - 1));
           }
-          Value unit = b.add(b.mul(group, b.i32(2)), b.div(lane, 16));
-          Value place = b.at(base, b.swizzle(columnPlace, unit, rowBytes));
-          SmallVector<SmallVector<Value>> right;
-          for (int64_t term = 0; term < numTerms; ++term)
-            right.push_back(b.loadMatrices(b.at(place, term * termBytes),
-                                           /*transpose=*/true));
+          Fragment right;
+          for (int64_t term = 0; term < (areFeatures ? 1 : tile.terms); ++term)
+            right.push_back(b.loadTransposedRight(
+                base, b.mul(step, b.i32(16)), b.mul(group, b.i32(2)), rowBytes,
+                term * tile.getTermBytes()));
           if (areFeatures && element.isF16())
             right = splitF16(b, right[0]);
           addTermProducts(left, right, MutableArrayRef(next).slice(8 * i, 8));
@@ -286,8 +261,7 @@ void TensorGradient::storeGradient(ArrayRef<Value> sums, Value out,
 void TensorGradient::storeTotals(ArrayRef<Value> totals) {
   Value isFirstLane = b.compare(CmpIPredicate::eq, b.rem(lane, 4), b.i32(0));
   auto placeOf = [&](int64_t row, Value part) {
-    Value place =
-        b.add(b.mul(rowWarp, b.i32(16)), b.add(b.div(lane, 4), b.i32(8 * row)));
+    Value place = b.add(warpRow, b.add(b.div(lane, 4), b.i32(8 * row)));
     place = b.add(b.mul(part, b.i32(plan.tileRows)), place);
     return b.at(partSums, b.mul(place, b.i32(sizeof(float))));
   };
@@ -313,8 +287,7 @@ void TensorGradient::storeTotals(ArrayRef<Value> totals) {
 void TensorGradient::emitTile() {
   rowFacts.clear();
   for (int64_t row = 0; row < 2; ++row) {
-    Value place =
-        b.add(b.mul(rowWarp, b.i32(16)), b.add(b.div(lane, 4), b.i32(8 * row)));
+    Value place = b.add(warpRow, b.add(b.div(lane, 4), b.i32(8 * row)));
     rowFacts.push_back(
         getFacts(mix.ofQueries, b.add(firstRow, b.toIndex(place))));
   }
@@ -325,8 +298,8 @@ void TensorGradient::emitTile() {
   copyRows(mix.getRows(), rowFeatures, plan.tileRows, firstRow, numRows,
            mix.getRowMask());
   if (mix.v)
-    copyValues(valuesOfRows, rowValues, plan.tileRows, plan.rowTerms, firstRow,
-               numRows, mix.getRowMask());
+    copyValues(plan.rowValues, valuesOfRows, rowValues, firstRow, numRows,
+               mix.getRowMask());
 
   int64_t numSums = 8 * plan.getFeatureGroups();
   int64_t numValueSums = 8 * plan.getValueGroups();
@@ -334,30 +307,29 @@ void TensorGradient::emitTile() {
   auto [begin, end] =
       logits.rule.getColumns(b, b.add(origin, firstRow), b.index(plan.tileRows),
                              numColumns, plan.tileColumns);
-  SmallVector<Value> last = b.loop(
-      begin, end, plan.tileColumns, carried,
-      [&](Value first, ValueRange old) -> SmallVector<Value> {
-        SmallVector<Value> next(old);
-        MutableArrayRef<Value> sums(next);
-        b.barrier();
-        copyRows(mix.getColumns(), columnFeatures, plan.tileColumns, first,
-                 numColumns, mix.getColumnMask());
-        if (mix.v)
-          copyValues(valuesOfColumns, columnValues, plan.tileColumns,
-                     plan.columnTerms, first, numColumns, mix.getColumnMask());
-        b.commitCopies();
-        b.waitForCopies(0);
-        b.barrier();
-        weigh(first, sums.take_back(2));
-        b.barrier();
-        addProducts(gradients, columnFeatures, /*numTerms=*/1, /*termBytes=*/0,
-                    /*areFeatures=*/true, sums.take_front(numSums));
-        if (plan.hasDv)
-          addProducts(weights, columnValues, plan.columnTerms,
-                      plan.getColumnValueBytes(), /*areFeatures=*/false,
-                      sums.slice(numSums, numValueSums));
-        return next;
-      });
+  SmallVector<Value> last =
+      b.loop(begin, end, plan.tileColumns, carried,
+             [&](Value first, ValueRange old) -> SmallVector<Value> {
+               SmallVector<Value> next(old);
+               MutableArrayRef<Value> sums(next);
+               b.barrier();
+               copyRows(mix.getColumns(), columnFeatures, plan.tileColumns,
+                        first, numColumns, mix.getColumnMask());
+               if (mix.v)
+                 copyValues(plan.columnValues, valuesOfColumns, columnValues,
+                            first, numColumns, mix.getColumnMask());
+               b.commitCopies();
+               b.waitForCopies(0);
+               b.barrier();
+               weigh(first, sums.take_back(2));
+               b.barrier();
+               addProducts(gradients, columnFeatures, /*areFeatures=*/true,
+                           sums.take_front(numSums));
+               if (plan.hasDv)
+                 addProducts(weights, columnValues, /*areFeatures=*/false,
+                             sums.slice(numSums, numValueSums));
+               return next;
+             });
   // Without columns nobody has waited for the rows.
   b.commitCopies();
   b.waitForCopies(0);
@@ -366,7 +338,8 @@ void TensorGradient::emitTile() {
                 plan.numFeatures, mix.scale);
   if (plan.hasDv)
     storeGradient(sums.slice(numSums, numValueSums), mix.dv,
-                  plan.getValueGroups(), plan.numValues, /*scale=*/1.0);
+                  plan.getValueGroups(), plan.rowValues.numColumns,
+                  /*scale=*/1.0);
   if (mix.total)
     storeTotals(sums.take_back(2));
 }

@@ -15,8 +15,7 @@
 //
 // The products are as exact as those in f32: what is not 16 bits wide is the
 // sum of two or three bf16 (terms), and of the products of terms those below
-// 2^-24 are left out. A chunk of 64 features is summed from 0 and then added,
-// because tensor cores truncate.
+// 2^-24 are left out.
 //
 //===----------------------------------------------------------------------===//
 
@@ -34,12 +33,11 @@ inline constexpr int64_t kF32Terms = 3;
 /// Sizes of the tiles, and what they take of shared memory.
 struct GradientPlan {
   int64_t numFeatures, numChunks;
-  /// Columns of the values, and of their rows in shared memory; 0 for none.
-  int64_t numValues, valueWidth;
+  /// The values on either side.
+  ValueTile rowValues, columnValues;
   /// Warps that share rows, and pieces of 16 columns that each takes.
   int64_t sharing, pieces;
   int64_t tileRows, tileColumns;
-  int64_t rowTerms, columnTerms;
   bool hasDv;
 
   int64_t getRowBytes() const { return numChunks * tileRows * kChunkBytes; }
@@ -47,13 +45,11 @@ struct GradientPlan {
     return numChunks * tileColumns * kChunkBytes;
   }
   /// Of one term.
-  int64_t getRowValueBytes() const { return tileRows * valueWidth * 2; }
-  int64_t getColumnValueBytes() const { return tileColumns * valueWidth * 2; }
   int64_t getPairBytes() const { return tileRows * tileColumns * 2; }
   int64_t getSumBytes() const { return tileRows * sharing * 4; }
   int64_t getBytes() const {
-    return getRowBytes() + getColumnBytes() + rowTerms * getRowValueBytes() +
-           columnTerms * getColumnValueBytes() +
+    return getRowBytes() + getColumnBytes() + rowValues.getBytes() +
+           columnValues.getBytes() +
            kF32Terms * (hasDv ? 2 : 1) * getPairBytes() + getSumBytes();
   }
   /// Groups of 16 features, and of 16 columns, whose sums a warp has.
@@ -61,7 +57,7 @@ struct GradientPlan {
     return llvm::divideCeil(llvm::divideCeil(numFeatures, 16), sharing);
   }
   int64_t getValueGroups() const {
-    return hasDv ? llvm::divideCeil(valueWidth / 16, sharing) : 0;
+    return hasDv ? llvm::divideCeil(rowValues.width / 16, sharing) : 0;
   }
 };
 
@@ -88,13 +84,13 @@ private:
   // Shared memory.
   void copyRows(Value memref, Value shared, int64_t numRows, Value first,
                 Value count, Value mask);
-  void copyValues(Value memref, Value shared, int64_t numRows, int64_t terms,
+  void copyValues(const ValueTile &tile, Value memref, Value shared,
                   Value first, Value count, Value mask);
   Value isReal(Value row, Value count, Value mask);
 
   // Pairs.
-  Fragment multiplyFeatures();
-  Fragment multiplyValues();
+  SmallVector<Value> multiplyFeatures();
+  SmallVector<Value> multiplyValues();
   TokenFacts getFacts(bool isQuery, Value row);
   PairTerms getTerms(Value product, const TokenFacts &rowToken,
                      const TokenFacts &columnToken);
@@ -106,16 +102,12 @@ private:
   void addTermProducts(ArrayRef<SmallVector<Value>> left,
                        ArrayRef<SmallVector<Value>> right,
                        MutableArrayRef<Value> sums);
-  void addProducts(Value weights, Value rows, int64_t numTerms,
-                   int64_t termBytes, bool areFeatures,
+  void addProducts(Value weights, Value rows, bool areFeatures,
                    MutableArrayRef<Value> sums);
   void emitTile();
   void storeGradient(ArrayRef<Value> sums, Value out, int64_t groups,
                      int64_t width, double scale);
   void storeTotals(ArrayRef<Value> totals);
-
-  /// The place of a matrix's row of `lane` in rows of shared memory.
-  Value leftRow() { return b.rem(lane, 16); }
 
   WarpBuilder &b;
   MixGradient mix;
@@ -125,8 +117,10 @@ private:
   /// Of the features.
   const Type element;
   Value thread, lane;
-  /// The warp's places in the grid of warps.
-  Value rowWarp, sharer;
+  ChunkCopies copies;
+  /// The warp's place among those that share rows, and its first row and
+  /// column.
+  Value sharer, warpRow, warpColumn;
   Value rowFeatures, columnFeatures, rowValues, columnValues, gradients,
       weights, partSums;
   Value numRows, numColumns, origin;

@@ -7,10 +7,6 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-static ShapedType getShaped(Value value) {
-  return cast<ShapedType>(value.getType());
-}
-
 int64_t mlir::moe::getWeightTerms(SoftmaxMixOp op) {
   return op.getPrecision() == Precision::IEEE ? 3 : 2;
 }
@@ -46,43 +42,38 @@ ValueTile::ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightTerms,
 // Features
 //===----------------------------------------------------------------------===//
 
+MixCopies::MixCopies(MixEmitter &mix, Value thread, int64_t numThreads)
+    : thread(thread), numThreads(numThreads), b(mix.b), mix(mix),
+      features{b, getShaped(mix.op.getQ()).getDimSize(3), thread, numThreads} {}
+
 void MixCopies::copyChunk(Value memref, Value shared, int64_t numRows,
                           Value first, Value chunk, bool areKeys) {
-  constexpr int64_t units = kChunkBytes / kUnitBytes;
-  int64_t step = numThreads / units;
-  int64_t rowBytes = 2 * getShaped(memref).getDimSize(3);
-  Value unit = b.rem(thread, units), firstRow = b.div(thread, units);
-  Value column =
-      b.add(b.mul(chunk, b.i32(kChunkBytes)), b.mul(unit, b.i32(kUnitBytes)));
   Value zero = b.index(0);
   Value base = b.addressOf(memref, {mix.batch, mix.head, zero, zero});
-  base = b.at(base, column);
-  Value place = b.at(shared, b.swizzle(firstRow, unit, kChunkBytes));
-  for (int64_t i = 0; i < numRows; i += step) {
-    Value row = b.add(first, b.toIndex(b.add(firstRow, b.i32(i))));
-    Value isReal = areKeys ? mix.isReal(row) : b.less(row, mix.numQueries);
-    if (rowBytes % kChunkBytes != 0)
-      isReal = b.both(isReal, b.less(column, b.i32(rowBytes)));
-    row = areKeys ? mix.clampKey(row) : mix.clampRow(row);
-    Value offset = b.castInt(b.mul(row, b.index(rowBytes)), b.getI64Type());
-    b.copyAsync(b.at(place, i * kChunkBytes), b.at(base, offset), isReal);
-  }
+  auto getRow = [&](Value number) -> ChunkCopies::Row {
+    Value row = b.add(first, b.toIndex(number));
+    if (areKeys)
+      return {features.rowAt(base, mix.clampKey(row)), mix.isReal(row)};
+    return {features.rowAt(base, mix.clampRow(row)),
+            b.less(row, mix.numQueries)};
+  };
+  features.copy(features.getRows(numRows, getRow), shared, chunk);
 }
 
 //===----------------------------------------------------------------------===//
 // Values
 //===----------------------------------------------------------------------===//
 
-/// Eight values of a key as bf16 terms, 0 behind the last column.
-void MixCopies::convertUnit(const ValueTile &tile, Value key, Value isReal,
-                            Value unit, Value place) {
+void mlir::moe::storeValueUnit(WarpBuilder &b, const ValueTile &tile,
+                               Value values, SmallVector<Value> row,
+                               Value isReal, Value unit, Value place) {
   SmallVector<Value> columns;
   for (int64_t i = 0; i < 8; ++i) {
     Value column = b.toIndex(b.add(b.mul(unit, b.i32(8)), b.i32(i)));
     Value exists = b.less(column, b.index(tile.numColumns));
-    column = b.minSigned(column, b.index(tile.numColumns - 1));
-    Value value = b.loadF32(mix.op.getV(), mix.getValuePlace(key, column));
-    columns.push_back(b.select(b.both(isReal, exists), value, b.f32(0.0)));
+    row.back() = b.minSigned(column, b.index(tile.numColumns - 1));
+    columns.push_back(
+        b.select(b.both(isReal, exists), b.loadF32(values, row), b.f32(0.0)));
   }
   b.storeSplit(columns, place, tile.terms, tile.getTermBytes());
 }
@@ -102,7 +93,8 @@ void MixCopies::copyValues(const ValueTile &tile, Value firstKey,
     place = b.at(place, block * tile.getBlockBytes());
     unit = b.add(unit, b.i32(block * units));
     if (!isCopy)
-      return convertUnit(tile, key, isReal, unit, place);
+      return storeValueUnit(b, tile, v, mix.getValuePlace(key, b.index(0)),
+                            isReal, unit, place);
     Value column = b.mul(unit, b.i32(8));
     isReal = b.both(isReal, b.less(column, b.i32(tile.numColumns)));
     Value global = b.addressOf(v, mix.getValuePlace(key, b.toIndex(column)));

@@ -9,12 +9,10 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
 #define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
 
+#include "FeatureChunks.h"
 #include "SoftmaxMix.h"
 
 namespace mlir::moe {
-
-/// Features of a chunk, and the bytes of its rows.
-inline constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
 
 /// How the values of a key tile lie in shared memory: as bf16, in terms whose
 /// sum they are, each cut into blocks of columns.
@@ -43,11 +41,16 @@ int64_t getWeightTerms(SoftmaxMixOp op);
 /// that fill whole units, and the values have a static number of columns.
 bool hasTensorTypes(SoftmaxMixOp op);
 
+/// Writes unit `unit` of the row of `values` that begins at `row` to `place`,
+/// as bf16 terms; 0 if the row is not real, and behind the last column.
+void storeValueUnit(WarpBuilder &b, const ValueTile &tile, Value values,
+                    SmallVector<Value> row, Value isReal, Value unit,
+                    Value place);
+
 class MixCopies {
 public:
   /// Copies by `numThreads` threads, each with its number `thread` (i32).
-  MixCopies(MixEmitter &mix, Value thread, int64_t numThreads)
-      : thread(thread), numThreads(numThreads), b(mix.b), mix(mix) {}
+  MixCopies(MixEmitter &mix, Value thread, int64_t numThreads);
 
   /// Starts copying chunk `chunk` of the features of `numRows` rows from row
   /// `first` on; zeros for masked keys and for what lies behind the last row or
@@ -62,11 +65,9 @@ public:
   const int64_t numThreads;
 
 private:
-  void convertUnit(const ValueTile &tile, Value key, Value isReal, Value unit,
-                   Value place);
-
   WarpBuilder &b;
   MixEmitter &mix;
+  ChunkCopies features;
 };
 
 } // namespace mlir::moe

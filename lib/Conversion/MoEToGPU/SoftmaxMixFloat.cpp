@@ -33,8 +33,7 @@ static constexpr int64_t kPadding = 4;
 static constexpr int64_t kLaneRows = 4, kLaneFeatures = 8;
 
 static int64_t getNumColumns(SoftmaxMixOp op) {
-  return op.getV() ? cast<ShapedType>(op.getV().getType()).getShape().back()
-                   : 0;
+  return op.getV() ? getShaped(op.getV()).getShape().back() : 0;
 }
 
 MixShape mlir::moe::getFloatShape(SoftmaxMixOp op) {

@@ -7,26 +7,21 @@
 // the values and biases of the next tile. The queries stay in shared memory
 // where they fit and travel with the keys where they do not.
 //
-// A chunk is summed from 0 and then added, because tensor cores truncate. The
-// weights become the left operand of the second product without leaving their
-// lanes. That product is as exact as one in f32: a weight is the sum of three
-// bf16, a value of one to three (terms), and of the products of their parts
-// those below 2^-24 are left out.
+// The weights become the left operand of the second product without leaving
+// their lanes. That product is as exact as one in f32: a weight is the sum of
+// three bf16, a value of one to three (terms), and of the products of their
+// parts those below 2^-24 are left out.
 //
 //===----------------------------------------------------------------------===//
 
 #include "SoftmaxMixCopies.h"
-#include "ThreadLowerings.h"
 
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
-#include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 
-static constexpr int64_t kWarps = 4;
-static constexpr int64_t kThreads = kWarps * kWarpSize;
+static constexpr int64_t kWarps = kMixThreads / kWarpSize;
 static constexpr int64_t kStages = 2;
 
 //===----------------------------------------------------------------------===//
@@ -55,10 +50,6 @@ struct TensorPlan {
   }
 };
 } // namespace
-
-static ShapedType getShaped(Value value) {
-  return cast<ShapedType>(value.getType());
-}
 
 static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
                            bool keepsQueries) {
@@ -114,8 +105,11 @@ public:
   TensorMix(WarpBuilder &b, SoftmaxMixOp op, const TensorPlan &plan)
       : b(b), op(op), plan(plan),
         element(getShaped(op.getQ()).getElementType()), thread(b.thread()),
-        lane(b.rem(thread, kWarpSize)), warp(b.div(thread, kWarpSize)),
-        mix(b, op, getLayout()), copies(mix, thread, kThreads) {
+        warp(b.div(thread, kWarpSize)),
+        mix(b, op,
+            getFragmentLayout(b, warp, plan.rowFragments, plan.tileRows,
+                              plan.tileKeys)),
+        copies(mix, thread, kMixThreads) {
     queries = b.reserveShared(plan.getBytes());
     stages = b.at(queries, plan.queryBytes);
     values = b.at(stages, kStages * plan.stageBytes);
@@ -127,7 +121,6 @@ public:
   }
 
 private:
-  MixLayout getLayout();
   void emitTile();
 
   // Copies into shared memory.
@@ -149,29 +142,12 @@ private:
   SoftmaxMixOp op;
   const TensorPlan plan;
   const Type element;
-  Value thread, lane, warp;
+  Value thread, warp;
   MixEmitter mix;
   MixCopies copies;
   Value queries, stages, values, biases;
 };
 } // namespace
-
-MixLayout TensorMix::getLayout() {
-  MixLayout layout;
-  layout.numRows = plan.tileRows;
-  layout.numKeys = plan.tileKeys;
-  Value row = b.add(b.mul(warp, b.i32(16 * plan.rowFragments)), b.div(lane, 4));
-  for (int64_t i = 0; i < 2 * plan.rowFragments; ++i)
-    layout.rows.push_back(b.add(row, b.i32(8 * i)));
-  Value key = b.mul(b.rem(lane, 4), b.i32(2));
-  for (int64_t i = 0; i < plan.tileKeys / 8; ++i)
-    for (int64_t j = 0; j < 2; ++j)
-      layout.keys.push_back(b.add(key, b.i32(8 * i + j)));
-  layout.laneBits = {1, 2};
-  layout.isFirstLane =
-      b.compare(arith::CmpIPredicate::eq, b.rem(lane, 4), b.i32(0));
-  return layout;
-}
 
 //===----------------------------------------------------------------------===//
 // Copies
@@ -202,50 +178,21 @@ void TensorMix::copyTileExtras(Value firstKey, Value slot) {
 /// Adds the products of one chunk to `totals`; fragments by queries, then keys.
 SmallVector<Value> TensorMix::multiplyChunk(Value chunk, Value stage,
                                             ValueRange totals) {
-  int64_t keyFragments = plan.tileKeys / 8;
   Value keys = select(stages, stage, plan.stageBytes);
   Value rows = plan.keepsQueries
                    ? select(queries, chunk, plan.tileRows * kChunkBytes)
                    : b.at(keys, plan.tileKeys * kChunkBytes);
-  // Lane to row and unit: of a left operand, and of two right ones at once.
-  Value queryRow =
-      b.add(b.mul(warp, b.i32(16 * plan.rowFragments)), b.rem(lane, 16));
-  Value queryUnit = b.div(lane, 16);
-  Value keyRow = b.add(b.mul(b.div(lane, 16), b.i32(8)), b.rem(lane, 8));
-  Value keyUnit = b.rem(b.div(lane, 8), 2);
-  auto place = [&](Value base, Value row, Value unit, int64_t step) {
-    unit = b.add(unit, b.i32(2 * step));
-    return b.at(base, b.swizzle(row, unit, kChunkBytes));
+  Value firstRow = b.mul(warp, b.i32(16 * plan.rowFragments));
+  auto loadLeft = [&](int64_t fragment, int64_t step) {
+    return b.loadLeft(rows, firstRow, b.i32(2 * step), kChunkBytes,
+                      fragment * 16 * kChunkBytes);
   };
-  constexpr int64_t steps = kChunk / 16;
-  SmallVector<SmallVector<Value>> left;
-  for (int64_t i = 0; i < plan.rowFragments; ++i)
-    for (int64_t step = 0; step < steps; ++step)
-      left.push_back(b.loadMatrices(
-          b.at(place(rows, queryRow, queryUnit, step), i * 16 * kChunkBytes),
-          /*transpose=*/false));
-  // Two fragments of keys at a time: fewer sums of the chunk are alive than
-  // with the features outermost.
-  SmallVector<Value> next(totals);
-  for (int64_t pair = 0; pair < keyFragments / 2; ++pair) {
-    SmallVector<SmallVector<Value>> sums(2 * plan.rowFragments,
-                                         SmallVector<Value>(4, b.f32(0.0)));
-    for (int64_t step = 0; step < steps; ++step) {
-      SmallVector<Value> right = b.loadMatrices(
-          b.at(place(keys, keyRow, keyUnit, step), pair * 16 * kChunkBytes),
-          /*transpose=*/false);
-      for (auto [number, sum] : llvm::enumerate(sums))
-        sum = b.multiplyAdd(left[number / 2 * steps + step],
-                            ArrayRef(right).slice(number % 2 * 2, 2), sum,
-                            element);
-    }
-    for (auto [number, sum] : llvm::enumerate(sums)) {
-      int64_t fragment = number / 2 * keyFragments + 2 * pair + number % 2;
-      for (int64_t part = 0; part < 4; ++part)
-        next[4 * fragment + part] = b.add(next[4 * fragment + part], sum[part]);
-    }
-  }
-  return next;
+  auto loadRight = [&](int64_t pair, int64_t step) {
+    return b.loadRight(keys, b.i32(0), b.i32(2 * step), kChunkBytes,
+                       pair * 16 * kChunkBytes);
+  };
+  return addChunkProducts(b, element, plan.rowFragments, loadLeft,
+                          plan.tileKeys / 16, loadRight, totals);
 }
 
 /// q.k of the thread's queries and keys of the tile at `firstKey`, and the
@@ -309,27 +256,15 @@ void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
   }
   Value base = select(values, slot, plan.values.getBytes());
   for (int64_t step = 0; step < plan.tileKeys / 16; ++step) {
-    // By queries and part: the left operand.
-    SmallVector<SmallVector<SmallVector<Value>>> left(plan.rowFragments);
-    for (int64_t i = 0; i < plan.rowFragments; ++i) {
-      left[i].resize(plan.weightTerms);
-      for (int64_t j = 0; j < 4; ++j) {
-        ArrayRef<Value> row = p[2 * i + j % 2];
-        int64_t key = 4 * step + 2 * (j / 2);
-        SmallVector<Value> parts =
-            b.splitBF16(row[key], row[key + 1], plan.weightTerms);
-        for (auto [part, packed] : llvm::enumerate(parts))
-          left[i][part].push_back(packed);
-      }
-    }
-    Value row = b.add(b.rem(lane, 16), b.i32(16 * step));
-    for (int64_t pair = 0; pair < columnFragments / 2; ++pair) {
-      Value unit = b.add(b.div(lane, 16), b.i32(2 * pair));
-      Value place = b.at(base, b.swizzle(row, unit, plan.values.getRowBytes()));
+    SmallVector<Fragment> left;
+    for (int64_t i = 0; i < plan.rowFragments; ++i)
+      left.push_back(
+          splitWeights(b, ArrayRef(p).slice(2 * i, 2), step, plan.weightTerms));
+    for (int64_t pair = 0; pair < columnFragments / 2; ++pair)
       for (int64_t term = 0; term < plan.values.terms; ++term) {
-        SmallVector<Value> right =
-            b.loadMatrices(b.at(place, term * plan.values.getTermBytes()),
-                           /*transpose=*/true);
+        SmallVector<Value> right = b.loadTransposedRight(
+            base, b.i32(16 * step), b.i32(2 * pair), plan.values.getRowBytes(),
+            term * plan.values.getTermBytes());
         for (int64_t i = 0; i < plan.rowFragments; ++i)
           for (int64_t j = 0; j < 2; ++j) {
             int64_t first = 4 * (i * columnFragments + 2 * pair + j);
@@ -341,7 +276,6 @@ void TensorMix::mixValues(Value slot, const Fragment &p, ArrayRef<Value> decays,
                          sum.begin());
           }
       }
-    }
   }
 }
 
@@ -385,18 +319,8 @@ void TensorMix::emitTile() {
       });
   b.waitForCopies(0);
 
-  SmallVector<Value> factors =
-      mix.finish(ValueRange(last).slice(2, mix.getStateSize()));
-  Value firstColumn = b.mul(b.rem(lane, 4), b.i32(2));
-  int64_t columnFragments = plan.getColumnFragments();
-  for (auto [number, sum] :
-       llvm::enumerate(ArrayRef(last).drop_front(sumsBegin))) {
-    int64_t fragment = number / 4, part = number % 4;
-    int64_t row = 2 * (fragment / columnFragments) + part / 2;
-    int64_t column = 8 * (fragment % columnFragments) + part % 2;
-    mix.storeMixed(sum, factors[row], mix.layout.rows[row],
-                   b.add(firstColumn, b.i32(column)));
-  }
+  finishFragments(mix, ValueRange(last).slice(2, mix.getStateSize()),
+                  ValueRange(last).drop_front(sumsBegin));
 }
 
 SmallVector<MixShape> mlir::moe::getTensorShapes(SoftmaxMixOp op,

@@ -26,8 +26,6 @@
 #include "SoftmaxMixCopies.h"
 #include "WarpgroupBuilder.h"
 
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
-#include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
@@ -94,7 +92,7 @@ static WarpgroupPlan makePlan(SoftmaxMixOp op, int64_t consumers,
   WarpgroupPlan plan;
   plan.consumers = consumers;
   plan.tileRows = kWgmmaRows * consumers;
-  plan.numFeatures = cast<ShapedType>(op.getQ().getType()).getDimSize(3);
+  plan.numFeatures = getShaped(op.getQ()).getDimSize(3);
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   plan.weightTerms = getWeightTerms(op);
   plan.values = ValueTile(op, kTileKeys, plan.weightTerms,
@@ -111,8 +109,7 @@ static SmallVector<WarpgroupPlan> getPlans(SoftmaxMixOp op,
                                            int64_t sharedBytes) {
   SmallVector<WarpgroupPlan> plans;
   if (!hasTensorTypes(op) || !hasWholeRows(op.getQ()) ||
-      !hasWholeRows(op.getK()) ||
-      cast<ShapedType>(op.getQ().getType()).getDimSize(3) == 0)
+      !hasWholeRows(op.getK()) || getShaped(op.getQ()).getDimSize(3) == 0)
     return plans;
   for (int64_t consumers : {2, 1})
     for (int64_t keySlots = kMaxKeySlots; keySlots >= 2; keySlots /= 2) {
@@ -165,7 +162,6 @@ public:
   void emit();
 
 private:
-  MixLayout getLayout();
   void initBarriers();
 
   // Producers.
@@ -186,7 +182,6 @@ private:
                                     int64_t count, ValueRange totals);
   void mixValues(Value values, const Fragment &p, ArrayRef<Value> decays,
                  MutableArrayRef<Value> sums);
-  void storeResults(ValueRange state, ValueRange sums);
 
   WarpgroupBuilder &b;
   SoftmaxMixOp op;
@@ -201,12 +196,13 @@ private:
 
 WarpgroupMix::WarpgroupMix(WarpgroupBuilder &b, SoftmaxMixOp op,
                            const WarpgroupPlan &plan)
-    : b(b), op(op), plan(plan),
-      element(cast<ShapedType>(op.getQ().getType()).getElementType()),
+    : b(b), op(op), plan(plan), element(getShaped(op.getQ()).getElementType()),
       thread(b.thread()), lane(b.rem(thread, kWarpSize)),
       // From a lane, so that it is known to be the same in all of them.
       warp(b.shuffleFrom(b.div(thread, kWarpSize), b.i32(0))),
-      mix(b, op, getLayout()) {
+      mix(b, op,
+          getFragmentLayout(b, warp, /*rowFragments=*/1, plan.tileRows,
+                            kTileKeys)) {
   Value base = b.reserveShared(plan.getBytes(), kWgmmaAlignment);
   Value barriers = base;
   auto makeRing = [&](int64_t slots, int64_t slotBytes, int64_t place,
@@ -222,22 +218,6 @@ WarpgroupMix::WarpgroupMix(WarpgroupBuilder &b, SoftmaxMixOp op,
   values = makeRing(kValueSlots, plan.values.getBytes(), plan.getValuePlace(),
                     2 * kWarpgroupSize);
   biases = b.at(base, plan.getBiasPlace());
-}
-
-MixLayout WarpgroupMix::getLayout() {
-  MixLayout layout;
-  layout.numRows = plan.tileRows;
-  layout.numKeys = kTileKeys;
-  Value row = b.add(b.mul(warp, b.i32(16)), b.div(lane, 4));
-  layout.rows = {row, b.add(row, b.i32(8))};
-  Value key = b.mul(b.rem(lane, 4), b.i32(2));
-  for (int64_t i = 0; i < kTileKeys / 8; ++i)
-    for (int64_t j = 0; j < 2; ++j)
-      layout.keys.push_back(b.add(key, b.i32(8 * i + j)));
-  layout.laneBits = {1, 2};
-  layout.isFirstLane =
-      b.compare(arith::CmpIPredicate::eq, b.rem(lane, 4), b.i32(0));
-  return layout;
 }
 
 void WarpgroupMix::initBarriers() {
@@ -405,8 +385,8 @@ SmallVector<Value> WarpgroupMix::consumeTile(ValueRange uses) {
                return next;
              });
   release(queries, uses[0]);
-  storeResults(ValueRange(last).slice(stateBegin, mix.getStateSize()),
-               ValueRange(last).drop_front(sumsBegin));
+  finishFragments(mix, ValueRange(last).slice(stateBegin, mix.getStateSize()),
+                  ValueRange(last).drop_front(sumsBegin));
   return {b.add(uses[0], b.i32(1)), last[0], last[1]};
 }
 
@@ -510,15 +490,7 @@ void WarpgroupMix::mixValues(Value place, const Fragment &p,
                                tile.getBlockBytes()));
   SmallVector<Product> products;
   for (int64_t step = 0; step < kTileKeys / kWgmmaTerms; ++step) {
-    // By part: the left operand.
-    SmallVector<SmallVector<Value>> left(plan.weightTerms);
-    for (int64_t j = 0; j < 4; ++j) {
-      ArrayRef<Value> row = p[j % 2];
-      int64_t key = 4 * step + 2 * (j / 2);
-      for (auto [part, packed] : llvm::enumerate(
-               b.splitBF16(row[key], row[key + 1], plan.weightTerms)))
-        left[part].push_back(packed);
-    }
+    Fragment left = splitWeights(b, p, step, plan.weightTerms);
     for (auto [number, term] : llvm::enumerate(terms))
       for (int64_t part = plan.weightTerms - number - 1; part >= 0; --part)
         products.push_back(
@@ -530,16 +502,6 @@ void WarpgroupMix::mixValues(Value place, const Fragment &p,
       b.startProducts(products, ArrayRef<Value>(sums), plan.getProductColumns(),
                       b.getBF16Type());
   llvm::copy(b.waitForProducts(started, /*pending=*/0), sums.begin());
-}
-
-void WarpgroupMix::storeResults(ValueRange state, ValueRange sums) {
-  SmallVector<Value> factors = mix.finish(state);
-  Value firstColumn = b.mul(b.rem(lane, 4), b.i32(2));
-  for (auto [number, sum] : llvm::enumerate(sums)) {
-    int64_t row = number % 4 / 2, column = 8 * (number / 4) + number % 2;
-    mix.storeMixed(sum, factors[row], mix.layout.rows[row],
-                   b.add(firstColumn, b.i32(column)));
-  }
 }
 
 //===----------------------------------------------------------------------===//

@@ -148,15 +148,47 @@ static SmallVector<Value> getFields(ThreadBuilder &b, Value registers) {
   return fields;
 }
 
-SmallVector<Value> WarpBuilder::loadMatrices(Value pointer, bool transpose) {
+/// Four 8x8 matrices of 16-bit elements, each lane giving a unit of a row:
+/// lanes 8i to 8i+7 those of matrix i.
+static SmallVector<Value> loadMatrices(WarpBuilder &b, Value shared, Value row,
+                                       Value unit, int64_t rowBytes,
+                                       int64_t offset, bool transpose) {
+  // Not a part of row or unit: the instruction adds it.
+  Value pointer = b.at(b.at(shared, b.swizzle(row, unit, rowBytes)), offset);
   auto type = LLVM::LLVMStructType::getLiteral(
-      getContext(), SmallVector<Type>(4, getI32Type()));
+      b.getContext(), SmallVector<Type>(4, b.getI32Type()));
   Value registers = NVVM::LdMatrixOp::create(
-      *this, type, pointer, /*num=*/4,
+      b, type, pointer, /*num=*/4,
       transpose ? NVVM::MMALayout::col : NVVM::MMALayout::row,
-      NVVM::LdStMatrixShapeAttr::get(getContext(), 8, 8),
+      NVVM::LdStMatrixShapeAttr::get(b.getContext(), 8, 8),
       NVVM::LdStMatrixEltType::B16);
-  return getFields(*this, registers);
+  return getFields(b, registers);
+}
+
+SmallVector<Value> WarpBuilder::loadLeft(Value shared, Value row, Value unit,
+                                         int64_t rowBytes, int64_t offset) {
+  row = add(row, rem(lane(), 16));
+  unit = add(unit, div(lane(), 16));
+  return loadMatrices(*this, shared, row, unit, rowBytes, offset,
+                      /*transpose=*/false);
+}
+
+SmallVector<Value> WarpBuilder::loadRight(Value shared, Value row, Value unit,
+                                          int64_t rowBytes, int64_t offset) {
+  row = add(row, add(mul(div(lane(), 16), i32(8)), rem(lane(), 8)));
+  unit = add(unit, rem(div(lane(), 8), 2));
+  return loadMatrices(*this, shared, row, unit, rowBytes, offset,
+                      /*transpose=*/false);
+}
+
+SmallVector<Value> WarpBuilder::loadTransposedRight(Value shared, Value row,
+                                                    Value unit,
+                                                    int64_t rowBytes,
+                                                    int64_t offset) {
+  row = add(row, rem(lane(), 16));
+  unit = add(unit, div(lane(), 16));
+  return loadMatrices(*this, shared, row, unit, rowBytes, offset,
+                      /*transpose=*/true);
 }
 
 SmallVector<Value> WarpBuilder::multiplyAdd(ValueRange a, ValueRange b,

@@ -40,8 +40,9 @@ public:
   using ThreadBuilder::div;
   Value div(Value lhs, int64_t powerOfTwo);
   Value rem(Value lhs, int64_t powerOfTwo);
-  /// The thread's number in the block as i32.
+  /// The thread's number in the block, and in its warp, as i32.
   Value thread();
+  Value lane() { return rem(thread(), kWarpSize); }
 
   //===--------------------------------------------------------------------===//
   // Shared memory
@@ -78,9 +79,17 @@ public:
   // Fragments
   //===--------------------------------------------------------------------===//
 
-  /// Four 8x8 matrices of 16-bit elements, each lane giving the address of a
-  /// row: lanes 8i to 8i+7 those of matrix i.
-  SmallVector<Value> loadMatrices(Value pointer, bool transpose);
+  /// Of swizzled rows in shared memory the 16 from `row` on by the two units
+  /// from `unit` on, `offset` bytes further, which need no registers: a left
+  /// operand of multiplyAdd.
+  SmallVector<Value> loadLeft(Value shared, Value row, Value unit,
+                              int64_t rowBytes, int64_t offset = 0);
+  /// Likewise two right operands, whose columns are the rows.
+  SmallVector<Value> loadRight(Value shared, Value row, Value unit,
+                               int64_t rowBytes, int64_t offset = 0);
+  /// Likewise two right operands, whose terms are the rows.
+  SmallVector<Value> loadTransposedRight(Value shared, Value row, Value unit,
+                                         int64_t rowBytes, int64_t offset = 0);
   /// c + a b with a 16x16 (4 registers), b 16x8 (2), c 16x8 (4 f32).
   SmallVector<Value> multiplyAdd(ValueRange a, ValueRange b, ValueRange c,
                                  Type element);

@@ -1,0 +1,75 @@
+//===- FeatureChunks.cpp - Chunks of features in shared memory ------------===//
+
+#include "FeatureChunks.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+//===----------------------------------------------------------------------===//
+// Copies
+//===----------------------------------------------------------------------===//
+
+static constexpr int64_t kUnits = kChunkBytes / kUnitBytes;
+
+Value ChunkCopies::rowAt(Value base, Value row) {
+  Value offset = b.mul(row, b.index(2 * numFeatures));
+  return b.at(base, b.castInt(offset, b.getI64Type()));
+}
+
+SmallVector<ChunkCopies::Row>
+ChunkCopies::getRows(int64_t numRows, function_ref<Row(Value)> getRow) {
+  SmallVector<Row> rows;
+  for (int64_t i = 0; i < numRows; i += numThreads / kUnits)
+    rows.push_back(getRow(b.add(b.div(thread, kUnits), b.i32(i))));
+  return rows;
+}
+
+void ChunkCopies::copy(ArrayRef<Row> rows, Value shared, Value chunk) {
+  Value unit = b.rem(thread, kUnits);
+  Value place =
+      b.at(shared, b.swizzle(b.div(thread, kUnits), unit, kChunkBytes));
+  Value column =
+      b.add(b.mul(chunk, b.i32(kChunkBytes)), b.mul(unit, b.i32(kUnitBytes)));
+  for (auto [i, row] : llvm::enumerate(rows)) {
+    Value isReal = row.isReal;
+    if (numFeatures % kChunk != 0)
+      isReal = b.both(isReal, b.less(column, b.i32(2 * numFeatures)));
+    b.copyAsync(b.at(place, i * numThreads / kUnits * kChunkBytes),
+                b.at(row.begin, column), isReal);
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Products
+//===----------------------------------------------------------------------===//
+
+SmallVector<Value>
+mlir::moe::addChunkProducts(WarpBuilder &b, Type element, int64_t numLeft,
+                            LoadOperand loadLeft, int64_t numPairs,
+                            LoadOperand loadRight, ValueRange totals) {
+  constexpr int64_t steps = kChunk / 16;
+  SmallVector<SmallVector<Value>> left;
+  for (int64_t i = 0; i < numLeft; ++i)
+    for (int64_t step = 0; step < steps; ++step)
+      left.push_back(loadLeft(i, step));
+  // One pair at a time: fewer sums of the chunk are alive than with the
+  // features outermost.
+  SmallVector<Value> next(totals);
+  for (int64_t pair = 0; pair < numPairs; ++pair) {
+    SmallVector<SmallVector<Value>> sums(2 * numLeft,
+                                         SmallVector<Value>(4, b.f32(0.0)));
+    for (int64_t step = 0; step < steps; ++step) {
+      SmallVector<Value> right = loadRight(pair, step);
+      for (auto [number, sum] : llvm::enumerate(sums))
+        sum = b.multiplyAdd(left[number / 2 * steps + step],
+                            ArrayRef(right).slice(number % 2 * 2, 2), sum,
+                            element);
+    }
+    for (auto [number, sum] : llvm::enumerate(sums)) {
+      int64_t fragment = 2 * (number / 2 * numPairs + pair) + number % 2;
+      for (int64_t part = 0; part < 4; ++part)
+        next[4 * fragment + part] = b.add(next[4 * fragment + part], sum[part]);
+    }
+  }
+  return next;
+}
