@@ -459,6 +459,14 @@ private:
 
   void reportNotFused(Operation *consumer, Operation *producer,
                       StringRef reason) {
+    // A reshape is no work that could be shared; what it shows may be.
+    while (isa_and_nonnull<tensor::ExpandShapeOp, tensor::CollapseShapeOp>(
+        producer)) {
+      producer = producer->getOperand(0).getDefiningOp();
+      reason = "a reshape lies between them";
+    }
+    if (!producer)
+      return;
     ++numNotFused;
     remark::missed(producer->getLoc(),
                    remark::RemarkOpts::name("TileAndFuse").category(DEBUG_TYPE))

@@ -132,3 +132,30 @@ func.func @keeps_producers_with_more_parallel_rows(
   } -> tensor<2x4xf32>
   return %s : tensor<2x4xf32>
 }
+
+// -----
+
+// A reshape computes nothing: what is said is of the op behind it.
+
+// CHECK-NOT: expand_shape
+// CHECK: Reason="a reshape lies between them", Remark="linalg.exp not fused into linalg.batch_matmul"
+// CHECK-NOT: expand_shape
+
+// IR-LABEL: func @looks_behind_reshapes
+// IR:         linalg.exp
+// IR:         tensor.expand_shape
+// IR:         tensor.expand_shape
+// IR:         linalg.batch_matmul
+func.func @looks_behind_reshapes(
+    %a: tensor<256x32xf32>, %b: tensor<64x16xf32>, %e0: tensor<256x32xf32>,
+    %c: tensor<2x128x16xf32>) -> tensor<2x128x16xf32> {
+  %e = linalg.exp ins(%a : tensor<256x32xf32>) outs(%e0 : tensor<256x32xf32>)
+      -> tensor<256x32xf32>
+  %x = tensor.expand_shape %e [[0, 1], [2]] output_shape [2, 128, 32]
+      : tensor<256x32xf32> into tensor<2x128x32xf32>
+  %y = tensor.expand_shape %b [[0, 1], [2]] output_shape [2, 32, 16]
+      : tensor<64x16xf32> into tensor<2x32x16xf32>
+  %r = linalg.batch_matmul ins(%x, %y : tensor<2x128x32xf32>, tensor<2x32x16xf32>)
+      outs(%c : tensor<2x128x16xf32>) -> tensor<2x128x16xf32>
+  return %r : tensor<2x128x16xf32>
+}

@@ -19,6 +19,7 @@
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Transforms/Transforms.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -39,8 +40,6 @@ using namespace mlir::moe;
 static constexpr int64_t kMaxBlocks = 128;
 /// Parts of a long reduction: fixed, because the order of a sum follows it.
 static constexpr int64_t kParts = 64;
-/// Points of a reduction up to which it is cut into parts.
-static constexpr int64_t kFewPoints = 1024;
 
 //===----------------------------------------------------------------------===//
 // Grids
@@ -106,7 +105,7 @@ static int64_t getNumStaticIterations(linalg::LinalgOp op,
 bool mlir::moe::isLongReduction(linalg::LinalgOp op) {
   int64_t points = getNumStaticIterations(op, utils::IteratorType::parallel);
   int64_t terms = getNumStaticIterations(op, utils::IteratorType::reduction);
-  return !ShapedType::isDynamic(points) && points <= kFewPoints &&
+  return !ShapedType::isDynamic(points) && points <= kFewResults &&
          (ShapedType::isDynamic(terms) || terms >= kParts * kWarpSize);
 }
 
