@@ -11,9 +11,8 @@ using namespace mlir::moe;
 
 static constexpr int64_t kUnits = kChunkBytes / kUnitBytes;
 
-Value ChunkCopies::rowAt(Value base, Value row) {
-  Value offset = b.mul(row, b.index(2 * numFeatures));
-  return b.at(base, b.castInt(offset, b.getI64Type()));
+Value ChunkCopies::offsetOf(Value row) {
+  return b.castInt(b.mul(row, b.index(2 * numFeatures)), b.getI64Type());
 }
 
 SmallVector<ChunkCopies::Row>
@@ -34,8 +33,9 @@ void ChunkCopies::copy(ArrayRef<Row> rows, Value shared, Value chunk) {
     Value isReal = row.isReal;
     if (numFeatures % kChunk != 0)
       isReal = b.both(isReal, b.less(column, b.i32(2 * numFeatures)));
+    Value from = b.at(row.base, column);
     b.copyAsync(b.at(place, i * numThreads / kUnits * kChunkBytes),
-                b.at(row.begin, column), isReal);
+                row.offset ? b.at(from, row.offset) : from, isReal);
   }
 }
 

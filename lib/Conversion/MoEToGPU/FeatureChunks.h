@@ -20,13 +20,14 @@ inline constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
 
 /// Copies chunks of rows of 16-bit elements by `numThreads` threads.
 struct ChunkCopies {
-  /// A row's first feature in global memory, and whether it is to be read.
+  /// A row's first feature in global memory, `offset` bytes (i64, null for
+  /// none) behind what it shares with others, and whether it is to be read.
   struct Row {
-    Value begin, isReal;
+    Value base, offset, isReal;
   };
 
-  /// Row `row` (index) of those that start at `base`.
-  Value rowAt(Value base, Value row);
+  /// The offset of row `row` (index) of rows without gaps.
+  Value offsetOf(Value row);
   /// Of `numRows` rows, by their numbers (i32), those of which the thread
   /// copies a unit a chunk.
   SmallVector<Row> getRows(int64_t numRows,

@@ -227,7 +227,7 @@ void RowProducts::copyStage(Value chunk, Value stage) {
       exists = b.less(row, b.i32(plan.numColumns));
       row = b.minSigned(row, b.i32(plan.numColumns - 1));
     }
-    return {copies.rowAt(base, b.toIndex(row)), exists};
+    return {base, copies.offsetOf(b.toIndex(row)), exists};
   };
   copies.copy(copies.getRows(plan.getColumns(), getRow), shared, chunk);
 }
@@ -313,7 +313,7 @@ void RowProducts::emit() {
       SmallVector<Value> indices =
           getRowIndices(b, left, /*numInner=*/1, b.minSigned(mine, last));
       indices.push_back(b.index(0));
-      return {b.addressOf(left, indices), b.less(mine, numRows)};
+      return {b.addressOf(left, indices), /*offset=*/{}, b.less(mine, numRows)};
     };
     leftRows = copies.getRows(plan.getRows(), getRow);
     b.loop(b.index(0), b.index(plan.numColumns), plan.getColumns(),

@@ -125,7 +125,7 @@ void TensorGradient::copyRows(Value memref, Value shared, int64_t numRows,
   Value base = b.addressOf(memref, {batch, head, zero, zero});
   auto getRow = [&](Value number) -> ChunkCopies::Row {
     Value row = b.add(first, b.toIndex(number));
-    return {copies.rowAt(base, b.minSigned(row, last)),
+    return {base, copies.offsetOf(b.minSigned(row, last)),
             isReal(row, count, mask)};
   };
   SmallVector<ChunkCopies::Row> rows = copies.getRows(numRows, getRow);

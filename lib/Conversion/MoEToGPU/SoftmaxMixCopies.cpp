@@ -53,8 +53,8 @@ void MixCopies::copyChunk(Value memref, Value shared, int64_t numRows,
   auto getRow = [&](Value number) -> ChunkCopies::Row {
     Value row = b.add(first, b.toIndex(number));
     if (areKeys)
-      return {features.rowAt(base, mix.clampKey(row)), mix.isReal(row)};
-    return {features.rowAt(base, mix.clampRow(row)),
+      return {base, features.offsetOf(mix.clampKey(row)), mix.isReal(row)};
+    return {base, features.offsetOf(mix.clampRow(row)),
             b.less(row, mix.numQueries)};
   };
   features.copy(features.getRows(numRows, getRow), shared, chunk);
