@@ -251,7 +251,7 @@ void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows) {
   auto getConfigs = [=](Operation *op) -> SmallVector<KernelConfigAttr> {
     return {KernelConfigAttr::get(op->getContext(), 2 * tileRows,
                                   /*threads=*/0, KernelSchedule::Queries,
-                                  KernelLoop::Shared, /*sharedBytes=*/0)};
+                                  KernelLoop::Shared, /*shared_bytes=*/0)};
   };
   facts.addConfigs<SoftmaxMixOp>(getConfigs);
   facts.addConfigs<SoftmaxMixBackwardDqOp>(getConfigs);

@@ -494,7 +494,7 @@ void mlir::moe::addSoftmaxMixSelfFacts(KernelFacts &facts) {
     auto get = [&](KernelSchedule schedule) {
       return KernelConfigAttr::get(op->getContext(), /*rows=*/0, /*threads=*/0,
                                    schedule, KernelLoop::Shared,
-                                   /*sharedBytes=*/0);
+                                   /*shared_bytes=*/0);
     };
     return {get(KernelSchedule::PairsOnce), get(KernelSchedule::Queries)};
   };

@@ -201,7 +201,7 @@ static SmallVector<KernelConfigAttr> getConfigs(RouterLogitsOp op,
     configs.push_back(KernelConfigAttr::get(op.getContext(), rows,
                                             /*threads=*/0, schedule,
                                             KernelLoop::Shared,
-                                            /*sharedBytes=*/0));
+                                            /*shared_bytes=*/0));
   };
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
   int64_t rows = getProductRows(experts);

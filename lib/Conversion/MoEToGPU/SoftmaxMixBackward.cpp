@@ -381,7 +381,7 @@ static SmallVector<KernelConfigAttr> getConfigs(OpTy op, BlockShape block) {
   auto add = [&](KernelSchedule schedule, int64_t rows, KernelLoop loop) {
     configs.push_back(KernelConfigAttr::get(op.getContext(), rows,
                                             /*threads=*/0, schedule, loop,
-                                            /*sharedBytes=*/0));
+                                            /*shared_bytes=*/0));
   };
   if (std::optional<int64_t> rows =
           getTensorGradientRows(MixGradient(op), block.sharedBytes))

@@ -274,7 +274,7 @@ static SmallVector<KernelConfigAttr> getConfigs(TopKRenormOp op,
   int64_t rows = block.numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
   return {KernelConfigAttr::get(op.getContext(), rows, /*threads=*/0,
                                 KernelSchedule::Any, KernelLoop::Own,
-                                /*sharedBytes=*/0)};
+                                /*shared_bytes=*/0)};
 }
 
 void mlir::moe::addTopKRenormFacts(KernelFacts &facts, BlockShape block) {

@@ -13,6 +13,7 @@
 
 #include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "llvm/ADT/STLExtras.h"
 
