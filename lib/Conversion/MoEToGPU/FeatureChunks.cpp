@@ -18,7 +18,7 @@ Value ChunkCopies::offsetOf(Value row) {
 SmallVector<ChunkCopies::Row>
 ChunkCopies::getRows(int64_t numRows, function_ref<Row(Value)> getRow) {
   SmallVector<Row> rows;
-  for (int64_t i = 0; i < numRows; i += numThreads / kUnits)
+  for (int64_t i = 0; i < numRows; i += rowsAtOnce())
     rows.push_back(getRow(b.add(b.div(thread, kUnits), b.i32(i))));
   return rows;
 }
@@ -34,7 +34,7 @@ void ChunkCopies::copy(ArrayRef<Row> rows, Value shared, Value chunk) {
     if (numFeatures % kChunk != 0)
       isReal = b.both(isReal, b.less(column, b.i32(2 * numFeatures)));
     Value from = b.at(row.base, column);
-    b.copyAsync(b.at(place, i * numThreads / kUnits * kChunkBytes),
+    b.copyAsync(b.at(place, i * rowsAtOnce() * kChunkBytes),
                 row.offset ? b.at(from, row.offset) : from, isReal);
   }
 }

@@ -26,6 +26,8 @@ struct ChunkCopies {
     Value base, offset, isReal;
   };
 
+  /// How many rows the threads copy at once.
+  int64_t rowsAtOnce() { return numThreads / (kChunkBytes / kUnitBytes); }
   /// The offset of row `row` (index) of rows without gaps.
   Value offsetOf(Value row);
   /// Of `numRows` rows, by their numbers (i32), those of which the thread

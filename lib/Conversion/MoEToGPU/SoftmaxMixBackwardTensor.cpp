@@ -128,12 +128,14 @@ void TensorGradient::copyRows(Value memref, Value shared, int64_t numRows,
     return {base, copies.offsetOf(b.minSigned(row, last)),
             isReal(row, count, mask)};
   };
-  SmallVector<ChunkCopies::Row> rows = copies.getRows(numRows, getRow);
-  b.loop(zero, b.index(plan.numChunks), 1, [&](Value iteration) {
-    Value chunk = b.toI32(iteration);
-    Value offset = b.mul(chunk, b.i32(numRows * kChunkBytes));
-    copies.copy(rows, b.at(shared, offset), chunk);
-  });
+  // A row at a time: the addresses of all of them would fill registers.
+  for (auto [i, row] : llvm::enumerate(copies.getRows(numRows, getRow)))
+    b.loop(zero, b.index(plan.numChunks), 1, [&, i = i](Value iteration) {
+      Value chunk = b.toI32(iteration);
+      Value offset = b.add(b.mul(chunk, b.i32(numRows * kChunkBytes)),
+                           b.i32(i * copies.rowsAtOnce() * kChunkBytes));
+      copies.copy(row, b.at(shared, offset), chunk);
+    });
 }
 
 /// Brings columns of values, or of their gradients, to shared memory as bf16
