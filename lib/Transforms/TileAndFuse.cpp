@@ -11,8 +11,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Dialect/MoE/IR/KernelConfig.h"
+#include "MoE/Support/Chips.h"
 #include "MoE/Transforms/Passes.h"
 #include "RowGroup.h"
 
@@ -382,7 +382,7 @@ private:
     int64_t rows = wanted ? wanted : tileSize.getValue();
     if (hasGrid) {
       int64_t bytes = isPlanned ? 0 : group.getBytesARow();
-      while (rows > 1 && rows * bytes > kMaxStaticWorkgroupBytes)
+      while (rows > 1 && rows * bytes > ::moe::kMaxStaticSharedBytes)
         rows /= 2;
       return rewriter.getIndexAttr(rows);
     }

@@ -73,9 +73,6 @@ inline constexpr llvm::StringLiteral kDynamicSmemAttrName = "moe.dynamic_smem";
 inline constexpr llvm::StringLiteral kClusterBlocksAttrName =
     "moe.cluster_blocks";
 
-/// The most workgroup memory that a kernel may declare statically.
-inline constexpr int64_t kMaxStaticWorkgroupBytes = 48 * 1024;
-
 } // namespace mlir::moe
 
 #endif // MOE_CONVERSION_MOETOGPU_H

@@ -207,7 +207,13 @@ def MoESelectKernelConfigPass : Pass<"moe-select-kernel-config"> {
 
     A configuration that an op has already is a wish: the first one that has all
     that it says is taken, and where there is none the error lists those that
-    the kernels have. Bits may depend on `schedule`.
+    the kernels have. Bits may depend on `schedule`. The attribute
+    `moe.kernel_configs` of a module wishes for all ops of a name:
+
+    ```mlir
+    module attributes {moe.kernel_configs =
+        {softmax_mix = #moe.kernel_config<schedule = mma>}}
+    ```
   }];
   let dependentDialects = ["::mlir::moe::MoEDialect"];
   let options = [

@@ -15,6 +15,10 @@
 
 namespace moe {
 
+/// The most shared memory that a kernel may have on every chip without a
+/// launch that asks for it.
+inline constexpr int64_t kMaxStaticSharedBytes = 48 * 1024;
+
 /// As constructed: what every chip has.
 struct Chip {
   std::string_view name = {};
@@ -24,7 +28,7 @@ struct Chip {
   /// the simulator, and none are compiled for it.
   unsigned ptxVersion = 0;
   /// The most shared memory that a block may have.
-  int64_t sharedBytes = 48 * 1024;
+  int64_t sharedBytes = kMaxStaticSharedBytes;
   /// Blocks of a cluster that every launch may have, and those that a launch
   /// may ask for (NON_PORTABLE_CLUSTER_SIZE_ALLOWED); 1 if there are none.
   int64_t clusterBlocks = 1;

@@ -271,7 +271,7 @@ struct AdjacencyUpdateToGrid : OpRewritePattern<AdjacencyUpdateOp> {
     int64_t experts = cast<MemRefType>(op.getA().getType()).getDimSize(0);
     int64_t numCounts = getNumPairs(experts) + experts + 1;
     ThreadBuilder b(op.getLoc(), rewriter);
-    if (numCounts * 4 <= kMaxStaticWorkgroupBytes)
+    if (numCounts * 4 <= ::moe::kMaxStaticSharedBytes)
       countInClusters(b, op, numCounts);
     else
       countInPlace(b, op, numCounts);

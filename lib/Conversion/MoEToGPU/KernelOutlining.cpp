@@ -13,6 +13,7 @@
 #include "Workspace.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Support/Chips.h"
 #include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
@@ -320,7 +321,7 @@ static Value createArena(gpu::GPUFuncOp kernel, int64_t bytes,
     return MemRefType::get({size}, b.getI8Type(), MemRefLayoutAttrInterface(),
                            space);
   };
-  if (bytes > kMaxStaticWorkgroupBytes) {
+  if (bytes > ::moe::kMaxStaticSharedBytes) {
     kernel->setAttr(kDynamicSmemAttrName, b.getI64IntegerAttr(bytes));
     return gpu::DynamicSharedMemoryOp::create(b, kernel.getLoc(),
                                               getType(ShapedType::kDynamic));

@@ -126,7 +126,8 @@ mlir::moe::planRowProducts(Value left, Value right, bool isTransposed,
         llvm::alignTo(llvm::divideCeil(plan.numColumns, tiles), granule);
     plan.warpColumns = columns / plan.columnWarps;
     if (plan.warpColumns <= kMaxWarpColumns &&
-        plan.getSharedBytes() + kMaxStaticWorkgroupBytes <= block.sharedBytes)
+        plan.getSharedBytes() + ::moe::kMaxStaticSharedBytes <=
+            block.sharedBytes)
       return plan;
     if (columns == granule)
       return std::nullopt;

@@ -14,6 +14,7 @@
 
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MoE/Support/Chips.h"
 #include "MoE/Transforms/KernelFacts.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
@@ -27,7 +28,7 @@ class ThreadBuilder;
 struct BlockShape {
   int64_t numThreads = 128;
   /// Shared memory that a block may have on the chip.
-  int64_t sharedBytes = kMaxStaticWorkgroupBytes;
+  int64_t sharedBytes = ::moe::kMaxStaticSharedBytes;
   /// Blocks of a cluster; 1 where the chip has no clusters.
   int64_t clusterBlocks = 1;
   /// Whether the chip has wgmma.

@@ -3,6 +3,7 @@
 #include "WarpBuilder.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
+#include "MoE/Support/Chips.h"
 #include "MoE/Support/ElementBytes.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
@@ -55,7 +56,8 @@ Value WarpBuilder::reserveShared(int64_t bytes, int64_t alignment) {
       getInsertionBlock()->getParentOp()->getParentOfType<gpu::GPUFuncOp>();
   if (!kernel)
     kernel = cast<gpu::GPUFuncOp>(getInsertionBlock()->getParentOp());
-  bool isDynamic = getStaticBytes(kernel) + bytes > kMaxStaticWorkgroupBytes;
+  bool isDynamic =
+      getStaticBytes(kernel) + bytes > ::moe::kMaxStaticSharedBytes;
   // All dynamic memory of a kernel starts at one place.
   int64_t offset = 0;
   if (auto taken = kernel->getAttrOfType<IntegerAttr>(kDynamicSmemAttrName);
