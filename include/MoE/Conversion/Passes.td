@@ -212,7 +212,8 @@ def MoESelectKernelConfigPass : Pass<"moe-select-kernel-config"> {
 
     ```mlir
     module attributes {moe.kernel_configs =
-        {softmax_mix = #moe.kernel_config<schedule = mma>}}
+        {softmax_mix = #moe.kernel_config<schedule = mma>}} {
+    }
     ```
   }];
   let dependentDialects = ["::mlir::moe::MoEDialect"];

@@ -11,6 +11,17 @@ using namespace mlir::moe;
 
 static constexpr int64_t kUnits = kChunkBytes / kUnitBytes;
 
+bool mlir::moe::hasWholeRows(Value value) {
+  auto type = dyn_cast<MemRefType>(value.getType());
+  if (!type)
+    return true;
+  SmallVector<int64_t> strides;
+  int64_t offset, rank = type.getRank();
+  return succeeded(type.getStridesAndOffset(strides, offset)) &&
+         strides[rank - 1] == 1 &&
+         strides[rank - 2] == type.getDimSize(rank - 1);
+}
+
 Value ChunkCopies::offsetOf(Value row) {
   return b.castInt(b.mul(row, b.index(2 * numFeatures)), b.getI64Type());
 }

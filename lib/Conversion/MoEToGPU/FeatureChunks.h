@@ -18,6 +18,10 @@ namespace mlir::moe {
 /// Features of a chunk, and the bytes of its rows.
 inline constexpr int64_t kChunk = 64, kChunkBytes = 2 * kChunk;
 
+/// Whether rows follow each other without gaps, so that they are aligned; of a
+/// tensor that is not known yet.
+bool hasWholeRows(Value value);
+
 /// Copies chunks of rows of 16-bit elements by `numThreads` threads.
 struct ChunkCopies {
   /// A row's first feature in global memory, `offset` bytes (i64, null for

@@ -12,7 +12,6 @@
 #include "ThreadLowerings.h"
 #include "Workspace.h"
 
-#include "MoE/Conversion/Chips.h"
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
@@ -23,7 +22,6 @@
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
-#include "mlir/Interfaces/ValueBoundsOpInterface.h"
 #include "mlir/Interfaces/ViewLikeInterface.h"
 #include "mlir/Rewrite/FrozenRewritePatternSet.h"
 #include "mlir/Rewrite/PatternApplicator.h"
@@ -35,43 +33,6 @@ namespace mlir::moe {
 
 using namespace mlir;
 using namespace mlir::moe;
-
-//===----------------------------------------------------------------------===//
-// Rows
-//===----------------------------------------------------------------------===//
-
-Value mlir::moe::getNumRows(ThreadBuilder &b, Value memref, int64_t numInner) {
-  int64_t numLeading = cast<MemRefType>(memref.getType()).getRank() - numInner;
-  Value rows;
-  for (int64_t dim = 0; dim < numLeading; ++dim) {
-    Value size = memref::DimOp::create(b, memref, b.index(dim));
-    rows = rows ? b.mul(rows, size) : size;
-  }
-  return rows ? rows : b.index(1);
-}
-
-std::optional<int64_t> mlir::moe::getMaxRows(Value numRows) {
-  FailureOr<int64_t> maxRows = ValueBoundsConstraintSet::computeConstantBound(
-      presburger::BoundType::UB, numRows, /*stopCondition=*/nullptr,
-      /*closedUB=*/true);
-  if (failed(maxRows) || *maxRows < 1)
-    return std::nullopt;
-  return *maxRows;
-}
-
-SmallVector<Value> mlir::moe::getRowIndices(ThreadBuilder &b, Value memref,
-                                            int64_t numInner, Value row) {
-  int64_t numLeading = cast<MemRefType>(memref.getType()).getRank() - numInner;
-  SmallVector<Value> indices(numLeading);
-  for (int64_t dim = numLeading - 1; dim > 0; --dim) {
-    Value size = memref::DimOp::create(b, memref, b.index(dim));
-    indices[dim] = b.op<arith::RemUIOp>(row, size);
-    row = b.op<arith::DivUIOp>(row, size);
-  }
-  if (numLeading > 0)
-    indices[0] = row;
-  return indices;
-}
 
 //===----------------------------------------------------------------------===//
 // Barriers
@@ -136,54 +97,8 @@ public:
 } // namespace
 
 //===----------------------------------------------------------------------===//
-// Copies
-//===----------------------------------------------------------------------===//
-
-/// The threads take the elements in turns.
-void mlir::moe::emitCopyForThreads(ThreadBuilder &b, memref::CopyOp op,
-                                   Workers workers) {
-  Value count = getNumRows(b, op.getSource(), /*numInner=*/0);
-  auto loop =
-      scf::ForOp::create(b, workers.thread, count, b.index(workers.count));
-  OpBuilder::InsertionGuard guard(b);
-  b.setInsertionPointToStart(loop.getBody());
-  SmallVector<Value> place =
-      getRowIndices(b, op.getSource(), /*numInner=*/0, loop.getInductionVar());
-  Value element = memref::LoadOp::create(b, op.getSource(), place);
-  memref::StoreOp::create(b, element, op.getTarget(), place);
-}
-
-namespace {
-struct CopyToThreads : OpRewritePattern<memref::CopyOp> {
-  CopyToThreads(MLIRContext *context, BlockShape block)
-      : OpRewritePattern(context), block(block) {}
-
-  LogicalResult matchAndRewrite(memref::CopyOp op,
-                                PatternRewriter &rewriter) const override {
-    ThreadBuilder b(op.getLoc(), rewriter);
-    emitCopyForThreads(b, op, Workers::ofBlock(b, block));
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-  BlockShape block;
-};
-} // namespace
-
-void mlir::moe::populateCopyToThreadsPatterns(RewritePatternSet &patterns,
-                                              BlockShape block) {
-  patterns.add<CopyToThreads>(patterns.getContext(), block);
-}
-
-//===----------------------------------------------------------------------===//
 // What the kernels say
 //===----------------------------------------------------------------------===//
-
-BlockShape mlir::moe::getBlockShape(Operation *op, int64_t numThreads) {
-  Chip chip = getChip(op);
-  return {numThreads, chip.sharedBytes, chip.clusterBlocks, chip.hasWgmma,
-          chip.fillsRegistersSooner};
-}
 
 KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
   KernelFacts facts;
@@ -247,15 +162,6 @@ static void eraseDeadOps(func::FuncOp function) {
        llvm::make_early_inc_range(llvm::reverse(function.getBody().front())))
     if (isOpTriviallyDead(&op))
       op.erase();
-}
-
-LogicalResult mlir::moe::verifyBlockSize(Operation *op, int64_t blockSize) {
-  constexpr int64_t most = 1024;
-  if (blockSize >= kWarpSize && blockSize <= most && blockSize % kWarpSize == 0)
-    return success();
-  return op->emitError() << "expected block-size to be a multiple of "
-                         << kWarpSize << " up to " << most << ", found "
-                         << blockSize;
 }
 
 /// Whether `op` works on buffers as a whole: it reads or writes them.

@@ -9,7 +9,6 @@
 
 #include "RowProducts.h"
 #include "FeatureChunks.h"
-#include "SoftmaxMix.h"
 
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"

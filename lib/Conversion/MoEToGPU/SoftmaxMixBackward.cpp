@@ -17,7 +17,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "SoftmaxMixBackward.h"
-#include "SoftmaxMix.h"
+#include "MixEmitter.h"
 #include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"

@@ -10,7 +10,7 @@
 #define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
 
 #include "FeatureChunks.h"
-#include "SoftmaxMix.h"
+#include "MixEmitter.h"
 
 namespace mlir::moe {
 

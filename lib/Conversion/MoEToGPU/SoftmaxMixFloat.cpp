@@ -13,6 +13,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MixEmitter.h"
 #include "SoftmaxMix.h"
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"

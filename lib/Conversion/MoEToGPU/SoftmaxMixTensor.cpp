@@ -14,6 +14,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "SoftmaxMix.h"
 #include "SoftmaxMixCopies.h"
 
 #include "llvm/Support/MathExtras.h"

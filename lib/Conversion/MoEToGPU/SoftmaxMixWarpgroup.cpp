@@ -23,6 +23,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "SoftmaxMix.h"
 #include "SoftmaxMixCopies.h"
 #include "WarpgroupBuilder.h"
 
