@@ -50,6 +50,8 @@ std::string mlir::moe::writeManifest(const Artifact &artifact) {
   for (const auto &[name, content] : artifact.files)
     files[name] = json::Object{{"sha256", sha256(content)},
                                {"size", static_cast<int64_t>(content.size())}};
+  for (const auto &[name, file] : artifact.storedFiles)
+    files[name] = file.description;
   json::Object target{{"name", artifact.target}};
   if (isCPU) {
     target["cpu"] = artifact.cpu;
@@ -140,6 +142,12 @@ llvm::Error mlir::moe::writeArtifact(const Artifact &artifact, StringRef path) {
     }
     if (code)
       return failedTo("write '" + file + "'", code);
+  }
+  for (const auto &[name, stored] : artifact.storedFiles) {
+    SmallString<128> file(staged);
+    llvm::sys::path::append(file, name);
+    if (std::error_code code = fs::rename(stored.path, file))
+      return failedTo("move '" + stored.path + "' into the artifact", code);
   }
   return exchange(staged, path);
 }

@@ -5,8 +5,11 @@ Writes into FOLDER:
     program.mlir          one function; parameters and buffers are its first arguments
     program.json          what its arguments and results are, for `moe_mlir.load`
     weights.safetensors   the parameters and buffers by name
+    files.json            what the manifest says of the weights
+With --without-weights it writes program.mlir alone.
 """
 
+import argparse
 import importlib
 import importlib.util
 import json
@@ -15,21 +18,27 @@ import os
 import sys
 import zipfile
 
+from . import _weights_file
+
 
 def main(arguments) -> int:
-    if len(arguments) != 2:
-        print("expected IN.pt2 and FOLDER", file=sys.stderr)
-        return 2
-    source, folder = arguments
+    parser = argparse.ArgumentParser(prog="python -m moe_mlir._import_program")
+    parser.add_argument("source", metavar="IN.pt2")
+    parser.add_argument("folder", metavar="FOLDER")
+    parser.add_argument("--without-weights", action="store_true")
+    options = parser.parse_args(arguments)
+    source = options.source
     from .frontends.export import export
 
     try:
         module = export(_load(source), None)
         description = _describe(module)
-    except ValueError as error:
+        _write(module.text, options.folder, "program.mlir")
+        if not options.without_weights:
+            _write_program(module, description, options.folder)
+    except (ValueError, OSError) as error:
         print(f"{source}: error: {error}", file=sys.stderr)
         return 1
-    _write(module, description, folder)
     return 0
 
 
@@ -108,17 +117,36 @@ def _describe(module) -> dict:
     }
 
 
-def _write(module, description, folder):
-    from safetensors.torch import save_file
+def _write_program(module, description, folder) -> None:
+    """The weights, and what the artifact says of them."""
+    weights = _name_stored(module, description)
+    entry = _weights_file.write(os.path.join(folder, _weights_file.NAME), weights)
+    _write(json.dumps({_weights_file.NAME: entry}), folder, "files.json")
+    _write(json.dumps(description, indent=2), folder, "program.json")
 
-    names = [a["name"] for a in description["arguments"] if a["kind"] == "state"]
-    # Clones, because tied weights share memory, which the format refuses.
-    weights = {n: module.state[n].detach().clone().contiguous() for n in names}
-    save_file(weights, os.path.join(folder, "weights.safetensors"))
-    with open(os.path.join(folder, "program.json"), "w") as file:
-        json.dump(description, file, indent=2)
-    with open(os.path.join(folder, "program.mlir"), "w") as file:
-        file.write(module.text)
+
+def _name_stored(module, description) -> dict:
+    """The tensors to write by name: of tied ones the first, whose name the others get."""
+    names: dict[tuple, str] = {}
+    stored = {}
+    for argument in description["arguments"]:
+        if argument["kind"] != "state":
+            continue
+        name = argument["name"]
+        tensor = module.state[name]
+        # Tensors without elements may have one address and be of several sizes.
+        first = names.setdefault((tensor.data_ptr(), tensor.dtype, tuple(tensor.shape),
+                                  tensor.stride()), name)
+        if first == name:
+            stored[name] = tensor
+        else:
+            argument["stored_as"] = first
+    return stored
+
+
+def _write(text, folder, name) -> None:
+    with open(os.path.join(folder, name), "w") as file:
+        file.write(text)
 
 
 if __name__ == "__main__":

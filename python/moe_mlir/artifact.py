@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
+import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import _weights_file
 from ._host_cpu import missing_features, recommended
 from ._native import native
 from .sizes import evaluate_expression, evaluate_text, unmet_condition
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _FORMAT = "moe-mlir-artifact"
 _FORMAT_VERSION = 1
+# Weights of up to this size are read and checked whenever they are loaded.
+_MAX_VERIFIED_BYTES = 64 << 20
 _DTYPES = {"i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
            "index": "int64", "f16": "float16", "bf16": "bfloat16", "f32": "float32",
            "f64": "float64"}
@@ -35,7 +38,8 @@ class Artifact:
 
     Attributes:
         manifest: the content of manifest.json.
-        files: file name to content, verified against the manifest.
+        files: file name to content, verified against the manifest; weights are
+            mapped, and verified as `load` says.
         functions: name to `ArtifactFunction` or `ArtifactProgram`.
     """
 
@@ -170,7 +174,9 @@ class ArtifactProgram:
         self._symbols = description["symbols"]
         # Of an artifact that was made before these were kept there are none.
         self._conditions = description.get("conditions", [])
-        self._weights = {"cpu": _read_weights(artifact.files["weights.safetensors"])}
+        stored = _weights_file.tensors_of(artifact.files[_weights_file.NAME])
+        self._weights = {"cpu": {a["name"]: _stored(stored, a) for a in self._arguments
+                                 if a["kind"] != "input"}}
         self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
@@ -258,16 +264,25 @@ def _contiguous(value):
     return value
 
 
-def _read_weights(data: bytes) -> dict:
-    if importlib.util.find_spec("torch"):
-        from safetensors.torch import load as read
-    else:
-        from safetensors.numpy import load as read
-    return read(data)
+def _stored(tensors: Mapping[str, Any], argument: Mapping[str, Any]) -> Any:
+    """The weight of an argument; tied ones are stored once, under the first one's name."""
+    name = argument.get("stored_as", argument["name"])
+    if name not in tensors:
+        raise ValueError(f"{_weights_file.NAME}: expected '{name}', found no such tensor")
+    return tensors[name]
 
 
-def load(path: str | os.PathLike[str]) -> Artifact:
+def load(path: str | os.PathLike[str], *, verify: bool = False) -> Artifact:
     """Loads an artifact folder. Its code runs in this process: trust its source.
+
+    Weights are mapped from their file, which all processes share; the file may
+    be replaced, and not changed in place, while they are in use.
+
+    Args:
+        verify: check the values of weights of any size against their checksum,
+            which reads them all. Without it that is done up to 64 MiB; of
+            larger weights the number of bytes and the table of where they lie
+            are checked. All else is checked always.
 
     Raises:
         ValueError: the folder is damaged, of another format version, or for
@@ -275,7 +290,8 @@ def load(path: str | os.PathLike[str]) -> Artifact:
     """
     folder = Path(path)
     manifest = _read_manifest(folder)
-    files = {name: _read_verified(folder, name, expected)
+    files = {name: _map_verified(folder, expected, verify) if name == _weights_file.NAME
+             else _read_verified(folder, name, expected)
              for name, expected in manifest["files"].items()}
     artifact = Artifact(manifest, files)
     find = _host_functions(artifact, folder) if artifact.target == "cpu" else _kernels(artifact)
@@ -328,11 +344,11 @@ def _read(folder: Path, name: str) -> bytes:
         raise ValueError(f"expected '{name}' in the artifact {folder}: {error}") from None
 
 
-def _verify_digest(data: bytes, path: Path, expected: str) -> None:
+def _verify_digest(data: bytes | mmap.mmap, what: Path | str, expected: str) -> None:
     found = hashlib.sha256(data).hexdigest()
     if found != expected:
         raise ValueError(
-            f"expected {path} to have SHA-256 {expected}, found {found}; the artifact is damaged, "
+            f"expected {what} to have SHA-256 {expected}, found {found}; the artifact is damaged, "
             "compile it again"
         )
 
@@ -342,6 +358,25 @@ def _read_verified(folder: Path, name: str, expected: dict) -> bytes:
         raise ValueError(f"expected plain file names in the manifest, found '{name}'")
     data = _read(folder, name)
     _verify_digest(data, folder / name, expected["sha256"])
+    return data
+
+
+def _map_verified(folder: Path, expected: dict, verify: bool) -> bytes | mmap.mmap:
+    """Weights, which are not read before a kernel needs them; compilers of before have left no
+    digest of their header."""
+    path = folder / _weights_file.NAME
+    try:
+        data = _weights_file.map_file(path)
+    except OSError as error:
+        raise ValueError(f"expected '{path.name}' in the artifact {folder}: {error}") from None
+    if len(data) != expected["size"]:
+        raise ValueError(f"expected {path} to have {expected['size']} bytes, found {len(data)}; the "
+                         "artifact is damaged, compile it again")
+    if verify or "header_sha256" not in expected or len(data) <= _MAX_VERIFIED_BYTES:
+        _verify_digest(data, path, expected["sha256"])
+    else:
+        _verify_digest(_weights_file.header_of(data), f"the header of {path}",
+                       expected["header_sha256"])
     return data
 
 

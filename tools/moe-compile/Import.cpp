@@ -2,7 +2,6 @@
 
 #include "Import.h"
 
-#include "llvm/ADT/ScopeExit.h"
 #include "llvm/ADT/SmallString.h"
 #include "llvm/Support/FileSystem.h"
 #include "llvm/Support/MemoryBuffer.h"
@@ -12,6 +11,28 @@
 #include <cstdlib>
 
 using namespace llvm;
+using mlir::moe::InputProgram;
+using mlir::moe::TemporaryFolder;
+
+Expected<std::unique_ptr<TemporaryFolder>>
+TemporaryFolder::create(StringRef path) {
+  SmallString<128> folder;
+  sys::fs::createUniquePath(path + ".import-%%%%%%%%", folder,
+                            /*MakeAbsolute=*/true);
+  if (std::error_code code = sys::fs::create_directory(folder))
+    return createStringError(code, "cannot create a folder beside '" + path +
+                                       "': " + code.message());
+  return std::unique_ptr<TemporaryFolder>(
+      new TemporaryFolder(folder.str().str()));
+}
+
+TemporaryFolder::~TemporaryFolder() { sys::fs::remove_directories(path); }
+
+std::string TemporaryFolder::getFile(StringRef name) const {
+  SmallString<128> file(path);
+  sys::path::append(file, name);
+  return file.str().str();
+}
 
 /// The package beside the tool in a build tree; empty where it is installed.
 static std::string findBuildTreePackage(StringRef toolFolder) {
@@ -40,11 +61,16 @@ static void addToPythonPath(std::string path) {
 }
 
 /// Runs the importer, which writes into `folder`.
-static Error runImporter(StringRef python, StringRef path, StringRef folder) {
+static Error runImporter(StringRef python, StringRef path, StringRef folder,
+                         bool withWeights) {
   std::string message;
-  int status = sys::ExecuteAndWait(
-      python, {python, "-m", "moe_mlir._import_program", path, folder},
-      std::nullopt, {}, /*SecondsToWait=*/0, /*MemoryLimit=*/0, &message);
+  SmallVector<StringRef> arguments = {python, "-m", "moe_mlir._import_program",
+                                      path, folder};
+  if (!withWeights)
+    arguments.push_back("--without-weights");
+  int status =
+      sys::ExecuteAndWait(python, arguments, std::nullopt, {},
+                          /*SecondsToWait=*/0, /*MemoryLimit=*/0, &message);
   if (status == 0)
     return Error::success();
   return createStringError(
@@ -55,10 +81,9 @@ static Error runImporter(StringRef python, StringRef path, StringRef folder) {
                        : message));
 }
 
-static Expected<std::string> readFile(StringRef folder, StringRef name) {
-  SmallString<128> path(folder);
-  sys::path::append(path, name);
-  auto buffer = MemoryBuffer::getFile(path);
+static Expected<std::string> readFile(const TemporaryFolder &folder,
+                                      StringRef name) {
+  auto buffer = MemoryBuffer::getFile(folder.getFile(name));
   if (!buffer)
     return createStringError(buffer.getError(),
                              "expected the importer to write " + name +
@@ -66,8 +91,26 @@ static Expected<std::string> readFile(StringRef folder, StringRef name) {
   return (*buffer)->getBuffer().str();
 }
 
+/// The weights, where the importer left them, and what it says of them.
+static Error addProgramFiles(InputProgram &program) {
+  auto description = readFile(*program.folder, "program.json");
+  if (!description)
+    return description.takeError();
+  program.files["program.json"] = std::move(*description);
+  auto files = readFile(*program.folder, "files.json");
+  if (!files)
+    return files.takeError();
+  auto entries = json::parse(*files);
+  if (!entries)
+    return entries.takeError();
+  for (auto &[name, entry] : *entries->getAsObject())
+    program.storedFiles[name.str()] = {program.folder->getFile(name), entry};
+  return Error::success();
+}
+
 Expected<mlir::moe::InputProgram>
-mlir::moe::importTorchProgram(StringRef path, const char *tool) {
+mlir::moe::importTorchProgram(StringRef path, StringRef artifact,
+                              const char *tool) {
   // Python reports an unreadable file with a stack of its own words.
   if (std::error_code code = sys::fs::access(path, sys::fs::AccessMode::Exist))
     return createStringError(code,
@@ -83,25 +126,26 @@ mlir::moe::importTorchProgram(StringRef path, const char *tool) {
   if (!package.empty())
     addToPythonPath(package);
 
-  SmallString<128> folder;
-  if (std::error_code code =
-          sys::fs::createUniqueDirectory("moe-import", folder))
-    return createStringError(code, "cannot make a temporary folder: " +
-                                       code.message());
-  scope_exit cleanup([&] { sys::fs::remove_directories(folder); });
-  if (Error error = runImporter(python, path, folder))
-    return error;
-
+  bool withWeights = !artifact.empty();
+  SmallString<128> place(artifact.rtrim('/'));
+  if (!withWeights) {
+    sys::path::system_temp_directory(/*ErasedOnReboot=*/true, place);
+    sys::path::append(place, "moe");
+  }
+  auto folder = TemporaryFolder::create(place);
+  if (!folder)
+    return folder.takeError();
   InputProgram program;
-  auto text = readFile(folder, "program.mlir");
+  program.folder = std::move(*folder);
+  if (Error error =
+          runImporter(python, path, program.folder->getFile(""), withWeights))
+    return error;
+  auto text = readFile(*program.folder, "program.mlir");
   if (!text)
     return text.takeError();
   program.mlir = std::move(*text);
-  for (StringRef name : {"program.json", "weights.safetensors"}) {
-    auto content = readFile(folder, name);
-    if (!content)
-      return content.takeError();
-    program.files[name.str()] = std::move(*content);
-  }
+  if (withWeights)
+    if (Error error = addProgramFiles(program))
+      return error;
   return program;
 }

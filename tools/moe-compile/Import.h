@@ -3,23 +3,48 @@
 #ifndef MOE_TOOLS_MOE_COMPILE_IMPORT_H
 #define MOE_TOOLS_MOE_COMPILE_IMPORT_H
 
+#include "MoE/Target/Artifact.h"
+
 #include "llvm/Support/Error.h"
 #include <map>
+#include <memory>
 #include <string>
 
 namespace mlir::moe {
+
+/// A new folder, removed with this.
+class TemporaryFolder {
+public:
+  /// Beside `path`, and named after it.
+  static llvm::Expected<std::unique_ptr<TemporaryFolder>>
+  create(llvm::StringRef path);
+  TemporaryFolder(const TemporaryFolder &) = delete;
+  ~TemporaryFolder();
+
+  std::string getFile(llvm::StringRef name) const;
+
+private:
+  explicit TemporaryFolder(std::string path) : path(std::move(path)) {}
+  std::string path;
+};
 
 /// What there is to compile.
 struct InputProgram {
   std::string mlir;
   /// What an artifact carries besides code: file name to content.
   std::map<std::string, std::string> files;
+  /// The same of files that lie in `folder` still.
+  std::map<std::string, StoredFile> storedFiles;
+  std::unique_ptr<TemporaryFolder> folder;
 };
 
 /// Imports a file of torch.export.save through the Python package: `python3 -m
 /// moe_mlir._import_program`. `tool` is argv[0], beside which the interpreter
-/// and the package are looked for first.
+/// and the package are looked for first. The weights come along where the
+/// artifact's place is known: they are written beside it and are moved into it,
+/// so that they are never in this process's memory.
 llvm::Expected<InputProgram> importTorchProgram(llvm::StringRef path,
+                                                llvm::StringRef artifact,
                                                 const char *tool);
 
 } // namespace mlir::moe

@@ -128,7 +128,9 @@ static LogicalResult setKernelConfigs(ModuleOp module, const Options &options) {
 static FailureOr<InputProgram> readInput(const Options &options,
                                          const char *tool) {
   if (StringRef(options.input).ends_with(".pt2")) {
-    auto program = importTorchProgram(options.input, tool);
+    auto program = importTorchProgram(
+        options.input,
+        options.emit == Emit::Artifact ? options.output.getValue() : "", tool);
     if (!program)
       return report(program.takeError());
     return std::move(*program);
@@ -137,7 +139,9 @@ static FailureOr<InputProgram> readInput(const Options &options,
   if (!buffer)
     return report("cannot read '" + options.input +
                   "': " + buffer.getError().message());
-  return InputProgram{(*buffer)->getBuffer().str(), {}};
+  InputProgram program;
+  program.mlir = (*buffer)->getBuffer().str();
+  return program;
 }
 
 /// Writes a file as a whole or not at all.
@@ -165,7 +169,7 @@ static std::vector<std::string> kernelNames(StringRef ptx) {
 }
 
 static LogicalResult compileCPU(ModuleOp module, const Options &options,
-                                std::map<std::string, std::string> files) {
+                                const InputProgram &program) {
   CompileOptions compile;
   compile.cpu = options.cpu;
   compile.dumpDir = options.dumpDir;
@@ -184,7 +188,8 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options,
       options.cpu == "native" ? hostCPUName() : options.cpu.getValue();
   artifact.features = codeFeatures(options.cpu);
   artifact.functions = std::move(code->signatures);
-  artifact.files = std::move(files);
+  artifact.files = program.files;
+  artifact.storedFiles = program.storedFiles;
   artifact.files["kernel.h"] = writeCHeader(artifact.functions);
   artifact.files["kernel.o"] = std::move(code->code);
   if (llvm::Error error = writeArtifact(artifact, options.output))
@@ -193,7 +198,7 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options,
 }
 
 static LogicalResult compileGPU(ModuleOp module, const Options &options,
-                                std::map<std::string, std::string> files) {
+                                const InputProgram &program) {
   FailureOr<DeviceCode> code =
       compileForDevice(module, options.target, options.dumpDir);
   if (failed(code))
@@ -209,7 +214,8 @@ static LogicalResult compileGPU(ModuleOp module, const Options &options,
   artifact.target = options.target;
   artifact.deviceFunctions = std::move(code->functions);
   artifact.kernels = kernelNames(code->ptx);
-  artifact.files = std::move(files);
+  artifact.files = program.files;
+  artifact.storedFiles = program.storedFiles;
   artifact.files["kernel.ptx"] = std::move(code->ptx);
   if (llvm::Error error = writeArtifact(artifact, options.output))
     return report(std::move(error));
@@ -231,8 +237,8 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
     module->print(stream);
     return writeOutput(options.output, text);
   }
-  return options.forCPU() ? compileCPU(*module, options, program.files)
-                          : compileGPU(*module, options, program.files);
+  return options.forCPU() ? compileCPU(*module, options, program)
+                          : compileGPU(*module, options, program);
 }
 
 /// Keeps the module of a torch program that did not compile: the importer's

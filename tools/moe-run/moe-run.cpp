@@ -34,6 +34,8 @@ Runs a function of an artifact that moe-compile wrote. Needs no compiler.
   --output FILE.npy     where to write a result, in order; the others are dropped
   --device DEVICE       cpu, cuda, or sim: the simulator runs and checks kernels
                         (default: what the artifact is for)
+  --verify              check the values of weights of any size against their
+                        checksum, which reads them all (default: up to 64 MiB)
   --threads N           threads to use at most (default: all cores)
   --repeat N            run N times and print the shortest and the median time;
                         for a GPU without the copies to it and back
@@ -49,6 +51,7 @@ struct Options {
   int threads = 0;
   int repeat = 0;
   bool list = false;
+  runtime::Verification verification = runtime::Verification::Quick;
 };
 
 [[noreturn]] void refuse(const std::string &what) {
@@ -73,6 +76,10 @@ std::optional<Options> parseOptions(int argc, char **argv) {
       return std::nullopt;
     if (argument == "--list") {
       options.list = true;
+      continue;
+    }
+    if (argument == "--verify") {
+      options.verification = runtime::Verification::All;
       continue;
     }
     if (argument.rfind("--", 0) != 0) {
@@ -269,7 +276,8 @@ int main(int argc, char **argv) {
     if (options->threads)
       moe_set_num_threads(options->threads);
     Artifact artifact(options->artifact,
-                      options->list ? "none" : options->device);
+                      options->list ? "none" : options->device,
+                      options->verification);
     if (options->list)
       list(artifact);
     else

@@ -110,14 +110,27 @@ public:
                       void *stream) const = 0;
 };
 
+/// What of an artifact is checked when it is loaded. All of it is, but for the
+/// values of weights.
+enum class Verification {
+  /// Of weights of more than 64 MiB their number of bytes and the table of
+  /// where they lie; smaller ones are checked whole.
+  Quick,
+  /// Weights of any size, which reads them all.
+  All
+};
+
 class MOE_RUNTIME_EXPORT Artifact {
 public:
   /// Reads and checks the folder. `device` is "cpu", "cuda", "sim", which runs
   /// kernels in the simulator, or "none", which only describes the functions;
   /// empty for what the artifact was compiled for. Throws std::runtime_error
   /// where the folder is damaged, of another format version, or for a CPU or a
-  /// GPU that is not there.
+  /// GPU that is not there. Weights are mapped from their file, which may be
+  /// replaced and not changed in place while this lives.
   explicit Artifact(const std::string &folder, const std::string &device = "");
+  Artifact(const std::string &folder, const std::string &device,
+           Verification verification);
   ~Artifact();
 
   /// "cpu", or a chip.

@@ -15,6 +15,13 @@
 
 namespace mlir::moe {
 
+struct StoredFile {
+  /// Where it lies; it is moved from there.
+  std::string path;
+  /// What the manifest says of it: size, SHA-256.
+  llvm::json::Value description = nullptr;
+};
+
 /// What an artifact holds, before it has a place on disk.
 struct Artifact {
   /// "cpu", or a chip.
@@ -28,6 +35,9 @@ struct Artifact {
   std::vector<std::string> kernels;
   /// File name to content.
   std::map<std::string, std::string> files;
+  /// Files that are on disk already, in the file system of the folder: too
+  /// large for memory.
+  std::map<std::string, StoredFile> storedFiles;
 };
 
 /// The text of manifest.json.
@@ -35,6 +45,7 @@ std::string writeManifest(const Artifact &artifact);
 
 /// Publishes the folder by one rename; on failure nothing is left behind. An
 /// artifact that is already at `path` is replaced, anything else is refused.
+/// Stored files are moved into it.
 llvm::Error writeArtifact(const Artifact &artifact, StringRef path);
 
 /// The C declarations of the functions of a CPU artifact.

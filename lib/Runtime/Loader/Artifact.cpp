@@ -4,6 +4,7 @@
 
 #include "Functions.h"
 #include "HostCpu.h"
+#include "Weights.h"
 
 #include <cstdlib>
 #include <new>
@@ -187,9 +188,13 @@ static std::string chooseDevice(const std::string &target,
              : "'; compile with --target=cpu for the CPU"));
 }
 
-Artifact::Artifact(const std::string &folder, const std::string &wanted)
+Artifact::Artifact(const std::string &folder, const std::string &device)
+    : Artifact(folder, device, Verification::Quick) {}
+
+Artifact::Artifact(const std::string &folder, const std::string &wanted,
+                   Verification verification)
     : contents(std::make_unique<Contents>()) {
-  ArtifactFiles files = readArtifact(folder);
+  ArtifactFiles files = readArtifact(folder, verification);
   contents->target = files.manifest.at("target").at("name").string();
   std::string device = chooseDevice(contents->target, wanted);
   if (device == "none") {
@@ -207,9 +212,12 @@ Artifact::Artifact(const std::string &folder, const std::string &wanted)
   if (!files.contents.contains("program.json"))
     return;
   Json description = Json::parse(files.get("program.json"), "program.json");
-  auto program =
-      makeProgram(description, std::move(contents->functions),
-                  std::move(files.contents.at("weights.safetensors")));
+  if (!files.weights)
+    throw std::runtime_error("expected '" + std::string(kWeightsFile) +
+                             "' in the artifact " + folder +
+                             ", found none; compile it again");
+  auto program = makeProgram(description, std::move(contents->functions),
+                             std::move(files.weights));
   contents->functions.clear();
   contents->functions.push_back(std::move(program));
 }

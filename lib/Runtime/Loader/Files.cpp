@@ -2,8 +2,8 @@
 
 #include "Files.h"
 #include "Sha256.h"
+#include "Weights.h"
 
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -13,6 +13,8 @@ namespace {
 
 constexpr const char *kFormat = "moe-mlir-artifact";
 constexpr int64_t kFormatVersion = 1;
+/// Weights of up to this size are read and checked whenever they are loaded.
+constexpr size_t kMaxVerifiedBytes = 64 << 20;
 
 std::string readFile(const std::string &path) {
   std::ifstream file(path, std::ios::binary);
@@ -36,7 +38,7 @@ void verifyFormat(const Json &manifest, const std::string &path) {
                              "; compile again with this version");
 }
 
-void verifyDigest(const std::string &content, const std::string &path,
+void verifyDigest(std::string_view content, const std::string &path,
                   const std::string &expected) {
   std::string found = sha256(content);
   if (found != expected)
@@ -63,16 +65,34 @@ std::string readVerified(const std::string &folder, const std::string &name,
   return content;
 }
 
-std::string toElementType(const std::string &safetensors) {
-  static const std::map<std::string, std::string> names = {
-      {"BOOL", "i1"}, {"I8", "i8"},   {"I16", "i16"},
-      {"I32", "i32"}, {"I64", "i64"}, {"BF16", "bf16"},
-      {"F16", "f16"}, {"F32", "f32"}, {"F64", "f64"}};
-  auto found = names.find(safetensors);
-  if (found == names.end())
-    throw std::runtime_error(
-        "expected weights of a known element type, found " + safetensors);
-  return found->second;
+/// Nothing would tell a truncated file from a whole one before it is read.
+void verifySize(std::string_view content, const std::string &path,
+                int64_t expected) {
+  if (content.size() != static_cast<uint64_t>(expected))
+    throw std::runtime_error("expected " + path + " to have " +
+                             std::to_string(expected) + " bytes, found " +
+                             std::to_string(content.size()) +
+                             "; the artifact is damaged, compile it again");
+}
+
+/// Weights are not read before a kernel needs them: of a large file only what
+/// says where they lie, unless all is asked for. Compilers of before have left
+/// no digest of that part alone.
+std::unique_ptr<MappedFile> mapVerified(const std::string &folder,
+                                        const Json &expected,
+                                        Verification verification) {
+  std::string path = folder + "/" + kWeightsFile;
+  auto file = std::make_unique<MappedFile>(path);
+  std::string_view bytes = file->getBytes();
+  verifySize(bytes, path, expected.at("size").integer());
+  const Json *header = expected.find("header_sha256");
+  if (verification == Verification::All || !header ||
+      bytes.size() <= kMaxVerifiedBytes)
+    verifyDigest(bytes, path, expected.at("sha256").string());
+  else
+    verifyDigest(getWeightsHeader(bytes), "the header of " + path,
+                 header->string());
+  return file;
 }
 
 } // namespace
@@ -85,7 +105,8 @@ const std::string &ArtifactFiles::get(const std::string &name) const {
   return found->second;
 }
 
-ArtifactFiles readArtifact(const std::string &folder) {
+ArtifactFiles readArtifact(const std::string &folder,
+                           Verification verification) {
   ArtifactFiles files;
   files.folder = folder;
   std::string path = folder + "/manifest.json";
@@ -95,37 +116,11 @@ ArtifactFiles readArtifact(const std::string &folder) {
   verifyFormat(files.manifest, path);
   verifyManifest(text, path);
   for (const auto &[name, expected] : files.manifest.at("files").object())
-    files.contents[name] = readVerified(folder, name, expected);
+    if (name == kWeightsFile)
+      files.weights = mapVerified(folder, expected, verification);
+    else
+      files.contents[name] = readVerified(folder, name, expected);
   return files;
-}
-
-std::map<std::string, Tensor> readWeights(std::string &bytes) {
-  static const std::string source = "weights.safetensors";
-  uint64_t length = 0;
-  if (bytes.size() >= 8)
-    std::memcpy(&length, bytes.data(), 8);
-  if (bytes.size() < 8 || length > bytes.size() - 8)
-    throw std::runtime_error(source + ": ends within its header");
-  Json header = Json::parse(std::string_view(bytes).substr(8, length), source);
-  uint64_t start = 8 + length, available = bytes.size() - start;
-  std::map<std::string, Tensor> weights;
-  for (const auto &[name, description] : header.object()) {
-    if (name == "__metadata__")
-      continue;
-    Tensor tensor;
-    tensor.dtype = toElementType(description.at("dtype").string());
-    for (const Json &size : description.at("shape").array())
-      tensor.shape.push_back(size.integer());
-    const Json::Array &offsets = description.at("data_offsets").array(2);
-    auto begin = static_cast<uint64_t>(offsets[0].integer());
-    auto end = static_cast<uint64_t>(offsets[1].integer());
-    if (begin > end || end > available || end - begin != getByteSize(tensor))
-      throw std::runtime_error(source + ": expected the data of '" + name +
-                               "' within the file");
-    tensor.data = bytes.data() + start + begin;
-    weights.emplace(name, std::move(tensor));
-  }
-  return weights;
 }
 
 } // namespace moe::runtime

@@ -4,10 +4,12 @@
 #define MOE_LIB_RUNTIME_LOADER_FILES_H
 
 #include "Json.h"
+#include "MappedFile.h"
 
 #include "MoE/Runtime/Artifact.h"
 
 #include <map>
+#include <memory>
 #include <string>
 
 namespace moe::runtime {
@@ -15,19 +17,18 @@ namespace moe::runtime {
 struct ArtifactFiles {
   std::string folder;
   Json manifest;
-  /// File name to content, verified against the manifest.
+  /// File name to content, verified against the manifest, but for the weights.
   std::map<std::string, std::string> contents;
+  /// Of a torch program, else null.
+  std::unique_ptr<MappedFile> weights;
 
   /// A file that must be there.
   const std::string &get(const std::string &name) const;
 };
 
 /// Throws std::runtime_error that says what is wrong with which file.
-ArtifactFiles readArtifact(const std::string &folder);
-
-/// The tensors of a file in the safetensors format, by name. They point into
-/// `bytes`.
-std::map<std::string, Tensor> readWeights(std::string &bytes);
+ArtifactFiles readArtifact(const std::string &folder,
+                           Verification verification = Verification::Quick);
 
 } // namespace moe::runtime
 

@@ -87,12 +87,12 @@ std::vector<std::unique_ptr<Function>>
 makeDeviceFunctions(const Json &manifest, const std::string &ptx,
                     GpuDevice &device);
 
-/// A torch program: `function` with its weights bound, which point into
-/// `weights`.
+/// A torch program: its function with the weights bound, which point into the
+/// file where kernels accept their place.
 std::unique_ptr<Function>
 makeProgram(const Json &description,
             std::vector<std::unique_ptr<Function>> functions,
-            std::string weights);
+            std::unique_ptr<MappedFile> weights);
 
 } // namespace moe::runtime
 

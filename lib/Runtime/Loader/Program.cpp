@@ -1,7 +1,9 @@
 //===- Program.cpp - Torch programs with their weights --------------------===//
 
+#include "AlignedMemory.h"
 #include "Functions.h"
 #include "Sizes.h"
+#include "Weights.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,8 +17,8 @@ class Program : public Function {
 public:
   Program(const Json &description,
           std::vector<std::unique_ptr<Function>> functions,
-          std::string weightBytes)
-      : bytes(std::move(weightBytes)) {
+          std::unique_ptr<MappedFile> weightsFile)
+      : file(std::move(weightsFile)) {
     name = description.at("function").string();
     for (auto &candidate : functions)
       if (candidate->getName() == name)
@@ -133,7 +135,7 @@ private:
   }
 
   void readArguments(const Json::Array &list) {
-    std::map<std::string, Tensor> stored = readWeights(bytes);
+    std::map<std::string, Tensor> stored = readWeights(file->getBytes());
     if (list.size() != function->getArguments().size())
       refuse("an entry for each argument of '" + name + "'");
     for (size_t i = 0; i < list.size(); ++i) {
@@ -148,14 +150,28 @@ private:
         bound.emplace_back();
         continue;
       }
-      auto weight = stored.find(argument);
+      // Tied weights are stored once, under the name of the first one.
+      const Json *storedAs = list[i].find("stored_as");
+      const std::string &key = storedAs ? storedAs->string() : argument;
+      auto weight = stored.find(key);
       if (weight == stored.end())
-        throw std::runtime_error("weights.safetensors: expected '" + argument +
+        throw std::runtime_error("weights.safetensors: expected '" + key +
                                  "', found no such tensor");
-      bound.push_back(weight->second);
+      bound.push_back(align(weight->second, argument));
     }
     if (!argumentShapes.empty() && argumentShapes.size() != list.size())
       refuse("the shapes of all arguments of '" + name + "', or of none");
+  }
+
+  /// Compilers of before have put tensors anywhere.
+  Tensor align(Tensor weight, const std::string &weightName) {
+    if (reinterpret_cast<uintptr_t>(weight.data) % kTensorAlignment == 0)
+      return weight;
+    uint64_t bytes = getByteSize(weight);
+    copies.emplace_back(bytes, "weight '" + weightName + "'");
+    std::memcpy(copies.back().get(), weight.data, bytes);
+    weight.data = copies.back().get();
+    return weight;
   }
 
   /// Once, so that calls copy their inputs alone.
@@ -231,7 +247,8 @@ private:
         copy(returned[i], written[outputs[i]]);
   }
 
-  std::string bytes;
+  std::unique_ptr<MappedFile> file;
+  std::vector<AlignedMemory> copies;
   std::unique_ptr<Function> function;
   std::optional<StagedTensors> weights;
   /// One a parameter of the function; those of `inputs` are filled in a call.
@@ -253,7 +270,7 @@ private:
 std::unique_ptr<Function>
 makeProgram(const Json &description,
             std::vector<std::unique_ptr<Function>> functions,
-            std::string weights) {
+            std::unique_ptr<MappedFile> weights) {
   return std::make_unique<Program>(description, std::move(functions),
                                    std::move(weights));
 }

@@ -370,6 +370,6 @@ def test_bad_call(router, tmp_path, case):
 def test_help_names_every_option():
     done = run_tool("moe-run", "--help")
     assert done.returncode == 0
-    for option in ("--list", "--function", "--input", "--output", "--device", "--threads",
-                   "--repeat"):
+    for option in ("--list", "--function", "--input", "--output", "--device", "--verify",
+                   "--threads", "--repeat"):
         assert option in done.stdout

@@ -11,6 +11,7 @@
 #include "Loader/Files.h"
 #include "Loader/Functions.h"
 #include "Loader/Sha256.h"
+#include "Loader/Weights.h"
 
 #include <algorithm>
 #include <fstream>
@@ -30,13 +31,33 @@ void writeFile(const fs::path &path, const std::string &content) {
   std::ofstream(path, std::ios::binary) << content;
 }
 
-/// `text` with the digest of the file's old content replaced.
-std::string replaceDigest(std::string text, const std::string &before,
-                          const std::string &after) {
-  std::string digest = sha256(before);
-  if (size_t at = text.find(digest); at != text.npos)
-    text.replace(at, digest.size(), sha256(after));
+std::string replace(std::string text, const std::string &before,
+                    const std::string &after) {
+  size_t at = before.empty() ? text.npos : text.find(before);
+  if (at != text.npos)
+    text.replace(at, before.size(), after);
   return text;
+}
+
+std::string digestOfHeader(const std::string &weights) {
+  try {
+    return sha256(getWeightsHeader(weights));
+  } catch (const std::runtime_error &) {
+    return "";
+  }
+}
+
+/// The manifest with what it says of the file's old content replaced.
+std::string replaceDigests(std::string manifest, const std::string &file,
+                           const std::string &before,
+                           const std::string &after) {
+  manifest = replace(std::move(manifest), sha256(before), sha256(after));
+  if (file != kWeightsFile)
+    return manifest;
+  manifest = replace(std::move(manifest), digestOfHeader(before),
+                     digestOfHeader(after));
+  return replace(std::move(manifest), std::to_string(before.size()),
+                 std::to_string(after.size()));
 }
 
 /// A copy of the artifact with the changed file; the next call undoes it.
@@ -49,8 +70,8 @@ fs::path stage(const fs::path &artifact, const std::string &file,
   if (file == "manifest.json")
     manifest = content;
   else
-    manifest =
-        replaceDigest(manifest, fuzz::readFile(artifact / file), content);
+    manifest = replaceDigests(manifest, file, fuzz::readFile(artifact / file),
+                              content);
   static std::pair<fs::path, std::string> changed;
   if (!changed.second.empty())
     fs::copy_file(changed.first / changed.second,

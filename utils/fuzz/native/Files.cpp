@@ -2,7 +2,7 @@
 
 #include "Target.h"
 
-#include "Loader/Files.h"
+#include "Loader/Weights.h"
 #include "MoE/Support/Npy.h"
 
 using namespace moe;
@@ -16,9 +16,8 @@ void fuzz::runNpy(const std::string &input) {
 }
 
 void fuzz::runWeights(const std::string &input) {
-  std::string bytes = input;
   uint64_t sum = 0;
-  for (const auto &[name, tensor] : runtime::readWeights(bytes))
+  for (const auto &[name, tensor] : runtime::readWeights(input))
     for (uint64_t i = 0; i < runtime::getByteSize(tensor); ++i)
       sum += static_cast<const uint8_t *>(tensor.data)[i];
   // Read them all, so that a sanitizer sees where they lie.

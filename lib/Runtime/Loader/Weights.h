@@ -1,0 +1,27 @@
+//===- Weights.h - Tensors of a safetensors file ----------------*- C++ -*-===//
+
+#ifndef MOE_LIB_RUNTIME_LOADER_WEIGHTS_H
+#define MOE_LIB_RUNTIME_LOADER_WEIGHTS_H
+
+#include "MoE/Runtime/Artifact.h"
+
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace moe::runtime {
+
+constexpr const char *kWeightsFile = "weights.safetensors";
+
+/// The part of a file in the safetensors format that says where its tensors
+/// lie. Throws std::runtime_error where the file ends within it.
+std::string_view getWeightsHeader(std::string_view bytes);
+
+/// The tensors of such a file by name. They point into `bytes`, which nobody
+/// may write to. Throws std::runtime_error unless each lies within the file and
+/// apart from all others.
+std::map<std::string, Tensor> readWeights(std::string_view bytes);
+
+} // namespace moe::runtime
+
+#endif // MOE_LIB_RUNTIME_LOADER_WEIGHTS_H
