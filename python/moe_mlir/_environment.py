@@ -1,13 +1,16 @@
 """The environment variables of moe-mlir: what they are for, and which of those set are none.
 
 None of them names code to load, except for MOE_MLIR_PTXAS and
-MOE_MLIR_SIM_LIBRARY, which name the file that does what they say.
+MOE_MLIR_SIM_LIBRARY, which name the file that does what they say, and
+MOE_MLIR_BENCH_*, which the benchmark alone reads.
 """
 
 import difflib
 import os
 
 VARIABLES = {
+    "MOE_MLIR_BENCH_ONNXRUNTIME": "a folder with onnxruntime and onnx, to measure beside ours",
+    "MOE_MLIR_BENCH_VLLM": "a folder with vLLM's wheel for CPUs, unpacked, to measure beside ours",
     "MOE_MLIR_CACHE": "0: no disk cache",
     "MOE_MLIR_CACHE_DIR": "the folder of the disk cache (default: the user's cache folder)",
     "MOE_MLIR_CACHE_READONLY": "1: look up in the disk cache, never write",

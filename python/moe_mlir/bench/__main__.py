@@ -18,7 +18,7 @@ import torch
 from . import machine as machines
 from . import page, regression
 from .cases import ROWS
-from .rows import Context
+from .rows import Context, Skipped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,6 +115,9 @@ def _measure(rows, context):
             wrong += 1
             print(f"{row.title}: wrong result, not timed: {error}")
             continue
+        except Skipped as reason:
+            print(f"{row.title}: not measured: {reason}")
+            continue
         _print_row(records[-1])
     return records, wrong
 
@@ -149,6 +152,11 @@ def _print_row(record):
         for g in record["goals"]
     )
     print(f"{record['title']:<76}{''.join(values)}  {'; '.join(goals)}", flush=True)
+    if record["rivals_us"]:
+        times = (f"{name} {us:.1f}" for name, us in record["rivals_us"].items())
+        missing = (f"{name}: {reason}" for name, reason in record["missing"].items())
+        print(f"    {record['read_gbytes']:.1f} GB/s of weights, {record['gflops']:.1f} GFLOP/s; "
+              f"rivals, us: {', '.join(times)}", *missing, sep="\n    ", flush=True)
 
 
 if __name__ == "__main__":

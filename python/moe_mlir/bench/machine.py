@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from . import reading
+
 _ACCUMULATORS = 12  # covers the latency of two FMA pipes and fits 16 vector registers
 _COPY_BYTES = 128 << 20
 
@@ -42,6 +44,7 @@ class Machine:
     exp_giga: float
     read_gbytes: float
     copy_gbytes: float
+    huge_read_gbytes: float | None = None  # from pages of 2 MiB, which no tensor lies in unasked
 
     def limit(
         self,
@@ -66,10 +69,12 @@ class Machine:
 
     def sentence(self) -> str:
         dot = "no bf16 dot product" if self.dot_gflops is None else f"{self.dot_gflops:.0f} bf16"
+        pages = self.huge_read_gbytes
+        huge = "" if pages is None else f" ({pages:.0f} from 2 MiB pages)"
         return (
             f"{self.model}, one core: {self.fma_gflops:.0f} GFLOP/s f32 FMA "
             f"(torch's GEMM {self.gemm_gflops:.0f}), {dot}, "
-            f"{self.exp_giga:.1f} Gexp/s, {self.read_gbytes:.0f} GB/s read, "
+            f"{self.exp_giga:.1f} Gexp/s, {self.read_gbytes:.0f} GB/s read{huge}, "
             f"{self.copy_gbytes:.0f} GB/s copy (read + write)"
         )
 
@@ -82,6 +87,7 @@ def measure() -> Machine:
     cpu = target_cpu()
     features = (native().host_cpu()[1] if cpu == "native" else native().code_features(cpu)).split(",")
     lanes = 16 if "+avx512f" in features else 8
+    read, huge_read = reading.measure(lanes)
     dot = _gigaops(_dot_step, lanes, 4 * lanes) if "+avx512bf16" in features else None
     return Machine(
         _cpu_model(),
@@ -89,7 +95,9 @@ def measure() -> Machine:
         _gemm_gflops(),
         dot,
         _gigaops(_exp_step, lanes, lanes),
-        *_memory_gbytes(),
+        read,
+        _copy_gbytes(),
+        huge_read,
     )
 
 
@@ -189,13 +197,12 @@ def _gemm_gflops(n=512):
 # ---------------------------------------------------------------------- memory
 
 
-def _memory_gbytes():
-    """Reading, and copying with both directions counted."""
+def _copy_gbytes():
+    """Copying, with both directions counted."""
     x = torch.ones(_COPY_BYTES // 4)
     y = torch.empty_like(x)
-    read = min(_thread_seconds(x.sum) for _ in range(7))
     copy = min(_thread_seconds(lambda: y.copy_(x)) for _ in range(7))
-    return _COPY_BYTES / read * 1e-9, 2 * _COPY_BYTES / copy * 1e-9
+    return 2 * _COPY_BYTES / copy * 1e-9
 
 
 def _thread_seconds(run):

@@ -3,6 +3,7 @@
 import html
 import math
 import platform
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -51,7 +52,8 @@ def _render(records, machine, chart):
         "",
         f"![ours beside torch]({chart})",
         "",
-        *_side_by_side([r for r in records if r["eager_us"] and r["op"] != "call"]),
+        *_side_by_side([r for r in records if _is_side_by_side(r)]),
+        *_gated_experts([r for r in records if r["op"] == "gated_experts"]),
         *_layers([r for r in records if r["op"] == "layer"]),
         *_calls([r for r in records if r["op"] in ("call", "compile")]),
         *_missed(records),
@@ -104,6 +106,10 @@ def is_missed(goal: Mapping[str, Any]) -> bool:
     return goal["found"] is not None and not goal["met"]
 
 
+def _is_side_by_side(record):
+    return record["eager_us"] and record["op"] not in ("call", "gated_experts")
+
+
 def _side_by_side(records):
     def row(r):
         peer = f"{_number(r['peer_us'])} ({r['peer']})" if r["peer"] else ""
@@ -125,6 +131,58 @@ def _side_by_side(records):
     header = ("row", "ours", "eager", "Inductor", "peer", "ratio", "limit", "% of limit",
               "MB ours / eager", "goals")  # fmt: skip
     return _table(header, map(row, records)) if records else ()
+
+
+_PEERS = ("eager", "grouped_mm", "batched_mm", "inductor", "vllm", "onnxruntime")
+
+
+def _gated_experts(records):
+    if not records:
+        return
+    yield (
+        "The experts of a layer in transformers' layout, gated by SiLU. Ours is what "
+        "`set_experts_implementation(\"moe\")` gives; `eager`, `grouped_mm` and `batched_mm` are "
+        "transformers' own, Inductor compiles `grouped_mm`, `vllm` and `onnxruntime` are their "
+        "kernels on weights that they packed before. All get the same weights, ids and gates. "
+        "`ratio` is the best of them over ours. Each call needs other experts than the one "
+        "before, and their weights are in no cache: GB/s counts each expert that was chosen once."
+    )
+    yield ""
+    header = ("row", "ours us", *(f"{name} us" for name in _PEERS), "ratio", "GB/s", "GFLOP/s",
+              "limit", "% of limit", "goals")  # fmt: skip
+    yield from _table(
+        header,
+        (
+            (
+                f"`{r['title']}`" + ("" if r["threads"] == 1 else f", {r['threads']} threads"),
+                _number(r["ours_us"]),
+                *(_number(r["rivals_us"].get(name)) for name in _PEERS),
+                _number(r["ratio"], 2),
+                _number(r["read_gbytes"], 1),
+                _number(r["gflops"], 1),
+                f"{_number(r['limit_us'])} {r['bound']}",
+                _number(r["percent_of_limit"]),
+                _goals(r),
+            )
+            for r in records
+        ),
+    )
+    yield from _missing_peers(records)
+
+
+def _missing_peers(records):
+    """Which peers ran, and each reason why one did not, with how many rows it holds for."""
+    ran = [name for name in _PEERS if any(name in r["rivals_us"] for r in records)]
+    yield f"Measured beside ours: {', '.join(ran)}."
+    reasons: dict[tuple[str, str], int] = {}
+    for record in records:
+        for name, reason in record["missing"].items():
+            # The sizes in a reason differ from row to row.
+            key = name, re.sub(r"\b\d+\.\d GB", "some GB", reason)
+            reasons[key] = reasons.get(key, 0) + 1
+    for (name, reason), count in sorted(reasons.items()):
+        yield f"- `{name}` is missing in {count} of {len(records)} rows: {reason}."
+    yield ""
 
 
 def _layers(records):
@@ -204,7 +262,7 @@ _ROW, _LEFT, _WIDTH = 44, 330, 520
 
 def draw_chart(records: Sequence[dict[str, Any]]) -> str:
     """Rivals' times over ours on a logarithmic axis, as SVG; the line at 1 is ours."""
-    shown = [r for r in records if r["eager_us"] and r["op"] != "call"]
+    shown = [r for r in records if _is_side_by_side(r)]
     most = max([2.0, *(t / r["ours_us"] for r in shown for _, t in _rivals(r))])
     least = min([0.5, *(t / r["ours_us"] for r in shown for _, t in _rivals(r))])
     low, high = math.log2(least), math.log2(most)

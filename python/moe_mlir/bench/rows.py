@@ -25,6 +25,11 @@ class Context:
     threads: int = 1
     rounds: int = 15
     inductor: bool = True
+    seconds: float = 20.0  # of the rounds of a row, unless three of them take longer
+
+
+class Skipped(Exception):
+    """Why a row cannot be measured here."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,11 @@ FIELDS = (
     "percent_of_limit",
     "peak_mb",
     "eager_peak_mb",
+    # Where there are several peers: the time of each, and why others have none.
+    "rivals_us",
+    "missing",
+    "read_gbytes",
+    "gflops",
     "goals",
     "why",
 )
@@ -150,7 +160,9 @@ class Case:
         count = timing.count_sets(first, most=most)
         sets = [first] + [self.inputs(100 * i) for i in range(1, count)]
         thunks = {name: [self._thunk(f, s) for s in sets] for name, f in rivals.items()}
-        samples = timing.Turns(thunks, context.threads).samples(context.rounds)
+        samples = timing.Turns(thunks, context.threads).samples(
+            context.rounds, context.seconds
+        )
         peaks = {name: timing.peak_mb(thunks[name][0]) for name in ("ours", "eager")}
         return self._record(context, samples, peaks)
 

@@ -12,6 +12,7 @@ from .machine import cache_bytes
 _SAMPLE_SECONDS = 2e-3
 _MOST_CALLS = 1000
 _MOST_SETS = 256
+_LEAST_ROUNDS = 3
 
 
 def clock(threads: int) -> Callable[[], float]:
@@ -33,10 +34,13 @@ class Turns:
         self._next = {name: 0 for name in thunks}
         self._calls = {name: self._calls_per_sample(name) for name in thunks}
 
-    def samples(self, rounds: int) -> dict[str, list[float]]:
-        """Microseconds a call: name -> one sample a round."""
+    def samples(self, rounds: int, seconds: float = float("inf")) -> dict[str, list[float]]:
+        """Microseconds a call: name -> one sample a round; no round begins after `seconds`."""
         taken: dict[str, list[float]] = {name: [] for name in self._thunks}
-        for _ in range(rounds):
+        end = time.monotonic() + seconds
+        for done in range(rounds):
+            if done >= _LEAST_ROUNDS and time.monotonic() > end:
+                break
             for name in self._thunks:
                 taken[name].append(self._sample(name))
         return taken

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from moe_mlir.bench import machine, page, regression
+from moe_mlir.bench import machine, page, reading, regression, timing
 from moe_mlir.bench.__main__ import main
 from moe_mlir.bench.cases import ROWS
 from moe_mlir.bench.cases.selection import topk_renorm
@@ -55,10 +55,16 @@ def test_a_backward_row_is_measured(tmp_path, known_machine):
     assert record["ours_us"] > 0 and record["eager_us"] > 0
 
 
-def test_every_stated_goal_is_quick_or_a_layer_or_a_compilation():
+def test_every_stated_goal_is_quick_or_of_many_sizes_or_a_compilation():
     for row in ROWS:
-        if row.goals and row.op not in ("layer", "compile"):
+        if row.goals and row.op not in ("layer", "compile", "gated_experts", "product"):
             assert row.quick, row.title
+
+
+def test_of_many_sizes_a_few_are_quick():
+    for op in ("gated_experts", "product"):
+        quick = [row.quick for row in ROWS if row.op == op]
+        assert 0 < sum(quick) < len(quick)
 
 
 def test_titles_tell_rows_apart():
@@ -111,6 +117,20 @@ def test_goals_bound_from_either_side():
     assert not Goal("ratio", 2).is_met({"ratio": None})
     assert Goal("ours_us", 3, at_most=True).is_met({"ours_us": 2.5})
     assert not Goal("ours_us", 3, at_most=True).is_met({"ours_us": 3.5})
+
+
+@pytest.mark.parametrize("runs", reading._RUNS)
+def test_the_roof_of_reading_reads_everything(runs):
+    x = torch.randint(0, 4, (8192,)).float()
+    out = torch.empty(())
+    reading._compile(runs, 16)(x, out)
+    assert out == x.sum()
+
+
+def test_rounds_end_with_their_time():
+    turns = timing.Turns({"ours": [lambda: None]}, threads=1)
+    assert len(turns.samples(100, seconds=0)["ours"]) == 3
+    assert len(turns.samples(5)["ours"]) == 5
 
 
 # ----------------------------------------------------------- what it writes

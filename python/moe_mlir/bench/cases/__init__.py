@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from . import calls, experts, layers, mixing, selection, statistics
+from . import calls, experts, gated_experts, layers, mixing, products, selection, statistics
 
 # What each is, `bench.rows` says.
 ROWS: list[Any] = [
@@ -10,6 +10,8 @@ ROWS: list[Any] = [
     *mixing.ROWS,
     *statistics.ROWS,
     *experts.ROWS,
+    *products.ROWS,
+    *gated_experts.ROWS,
     *layers.ROWS,
     *calls.ROWS,
 ]
