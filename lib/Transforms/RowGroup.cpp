@@ -68,7 +68,8 @@ bool mlir::moe::hasEmptyOperand(Operation *op) {
 static Rows getAllRowDims(TilingInterface op) {
   auto maps = dyn_cast<IndexingMapOpInterface>(op.getOperation());
   auto dps = dyn_cast<DestinationStyleOpInterface>(op.getOperation());
-  if (!maps || !dps || dps.getNumDpsInits() == 0 || hasEmptyOperand(op))
+  if (!maps || !dps || dps.getNumDpsInits() == 0 || hasEmptyOperand(op) ||
+      isLoopOfKernel(op))
     return {};
   SmallVector<utils::IteratorType> iterators = op.getLoopIteratorTypes();
   SmallVector<unsigned> spans(iterators.size(), 0), innermost(spans);

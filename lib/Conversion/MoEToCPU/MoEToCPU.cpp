@@ -50,6 +50,7 @@ KernelFacts mlir::moe::getCPUKernelFacts(MLIRContext *context,
   RewritePatternSet kernels(context);
   populateMoEToCPUPatterns(kernels, CPUVectorOptions());
   facts.addKernels(kernels);
+  addContractionFacts(facts);
   addSoftmaxMixFacts(facts, tileRows);
   addSoftmaxMixSelfFacts(facts);
   addTopKFacts(facts);

@@ -70,6 +70,7 @@ void populateTopKToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
 
 // What families of kernels say of their ops, beside their patterns.
+void addContractionFacts(KernelFacts &facts);
 void addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows);
 void addSoftmaxMixSelfFacts(KernelFacts &facts);
 void addTopKFacts(KernelFacts &facts);

@@ -1,12 +1,26 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu --split-input-file | FileCheck %s
 
-// Columns side by side: 6 rows x 4 vectors, one step of k at a time.
+// Columns side by side: a panel of a chain of steps by four vectors, which few
+// rows are multiplied with, one tile of 1 to 6, or many, tiles of 3 to 6; then
+// the vector of the columns behind the last whole panel, masked.
 
 // CHECK-LABEL: func @multiplies_by_rows_of_b
-// CHECK:         scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
-// CHECK-COUNT-4: vector.load %{{.*}} : memref<32x70xf32>, vector<16xf32>
-// CHECK-COUNT-24: math.fma
-// CHECK:         vector.maskedload
+// CHECK:         scf.forall
+// CHECK:           memref.alloca() {alignment = 64 : i64} : memref<32x64xf32>
+// CHECK:           scf.if
+// CHECK-COUNT-4:     vector.store {{.*}} : memref<32x64xf32>, vector<16xf32>
+// CHECK:             scf.index_switch
+// CHECK:             case 3
+// CHECK:               math.fma
+// CHECK:             default
+// CHECK:               scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
+// CHECK-COUNT-4:         vector.load %{{.*}} : memref<32x64xf32>, vector<16xf32>
+// CHECK-COUNT-24:        math.fma
+// CHECK:           else
+// CHECK:             case 1
+// CHECK:         scf.forall
+// CHECK:           vector.maskedload {{.*}} : memref<32x70xf32>
+// CHECK:           vector.maskedstore {{.*}} : memref<?x70xf32>
 // CHECK-NOT:     linalg.
 func.func @multiplies_by_rows_of_b(%a: memref<?x32xf32>, %b: memref<32x70xf32>, %c: memref<?x70xf32>) {
   linalg.matmul ins(%a, %b : memref<?x32xf32>, memref<32x70xf32>) outs(%c : memref<?x70xf32>)
@@ -15,13 +29,20 @@ func.func @multiplies_by_rows_of_b(%a: memref<?x32xf32>, %b: memref<32x70xf32>, 
 
 // -----
 
-// Both rows along k, as in a linear layer: 6 x 4 dot products, 16-bit inputs
-// extended, lanes added at the end.
+// Steps side by side, as in a linear layer: blocks of columns by steps are
+// transposed in registers. bf16 steps are transposed in pairs and then taken
+// apart. Of few rows the first is multiplied straight from registers.
 
 // CHECK-LABEL: func @multiplies_by_columns_of_b
-// CHECK-COUNT-10: arith.extf %{{.*}} : vector<16xbf16> to vector<16xf32>
-// CHECK-COUNT-24: math.fma
-// CHECK:         vector.shuffle
+// CHECK:         scf.if
+// CHECK-COUNT-16:  vector.load {{.*}} : memref<8x32xbf16>, vector<32xbf16>
+// CHECK:           vector.shuffle
+// CHECK:           arith.shli
+// CHECK:           arith.andi
+// CHECK:           scf.index_switch
+// CHECK:         else
+// CHECK-COUNT-16:  vector.load {{.*}} : memref<8x32xbf16>, vector<32xbf16>
+// CHECK-COUNT-32:  math.fma
 // CHECK-NOT:     linalg.
 func.func @multiplies_by_columns_of_b(%a: memref<?x32xbf16>, %b: memref<8x32xbf16>, %c: memref<?x8xf32>) {
   linalg.generic {
@@ -41,17 +62,13 @@ func.func @multiplies_by_columns_of_b(%a: memref<?x32xbf16>, %b: memref<8x32xbf1
 
 // -----
 
-// With few steps of k and columns for a whole tile, a copy of b is transposed first:
-// 16 steps whole, 4 masked.
+// Steps behind the last whole vector are masked, 16 whole and 4 masked.
 
 // CHECK-LABEL: func @turns_a_small_b
-// CHECK:         %[[TURNED:.*]] = memref.alloca() {alignment = 64 : i64} : memref<20x64xf32>
 // CHECK-COUNT-16: vector.load %{{.*}} : memref<64x20xf32>, vector<16xf32>
-// CHECK-COUNT-16: vector.store %{{.*}}, %[[TURNED]]
-// CHECK-COUNT-16: vector.maskedload
-// CHECK-COUNT-4: vector.store %{{.*}}, %[[TURNED]]
-// CHECK-COUNT-4: vector.load %[[TURNED]]
-// CHECK-COUNT-24: math.fma
+// CHECK-COUNT-16: vector.store {{.*}} : memref<32x64xf32>, vector<16xf32>
+// CHECK-COUNT-16: vector.maskedload {{.*}} : memref<64x20xf32>
+// CHECK-COUNT-4:  vector.store {{.*}} : memref<32x64xf32>, vector<16xf32>
 // CHECK-NOT:     linalg.
 func.func @turns_a_small_b(%a: memref<?x20xf32>, %b: memref<64x20xf32>, %c: memref<?x64xf32>) {
   linalg.generic {

@@ -33,6 +33,12 @@ inline bool hasOwnLoop(Operation *op) {
   return config && config.getLoop() == KernelLoop::Own;
 }
 
+/// Whether the kernel of `op` makes its loop itself, so that nothing cuts `op`.
+inline bool isLoopOfKernel(Operation *op) {
+  KernelConfigAttr config = getKernelConfig(op);
+  return config && config.getLoop() == KernelLoop::Kernel;
+}
+
 /// Whether the queries of `op` are its keys, so that one pass over pairs of
 /// tokens can take each pair in both roles.
 template <typename OpTy>

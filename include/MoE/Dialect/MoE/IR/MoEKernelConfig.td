@@ -33,6 +33,7 @@ def MoE_KernelSchedule : MoE_KernelEnum<"KernelSchedule", "how a kernel computes
 def MoE_KernelLoop : MoE_KernelEnum<"KernelLoop", "which ops run in the loop over an op's tiles", [
   I32EnumAttrCase<"Shared", 0, "shared">,
   I32EnumAttrCase<"Own", 1, "own">,
+  I32EnumAttrCase<"Kernel", 2, "kernel">,
 ]>;
 
 def MoE_KernelConfigAttr : AttrDef<MoE_Dialect, "KernelConfig"> {
@@ -46,7 +47,8 @@ def MoE_KernelConfigAttr : AttrDef<MoE_Dialect, "KernelConfig"> {
       them asks for;
     - `threads`: threads of a block, where the kernel has no other shape;
     - `schedule`: how the kernel computes;
-    - `loop`: `own` where no other op's results are computed from its tiles;
+    - `loop`: `own` where no other op's results are computed from its tiles,
+      `kernel` where the op stays whole and its kernel makes the loop;
     - `shared_bytes`: workgroup memory that the kernel plans with for `rows`.
 
     What is left out is 0, `any` or `shared`. One that stands on an op before

@@ -1,0 +1,781 @@
+//===- ProductCore.cpp - Rows times panels of columns ---------------------===//
+
+#include "ProductCore.h"
+
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+static Type getElementType(Value memref) {
+  return cast<MemRefType>(memref.getType()).getElementType();
+}
+
+/// Steps of some columns as register tiles read them: `memref` at `at`.
+struct ProductCore::Panel {
+  Value column, step;
+  int64_t numVectors;
+  /// The lanes of each vector that exist; null for all.
+  Values masks;
+  Value memref;
+  std::function<Values(Value place, int64_t vector)> at;
+  /// Whether one tile is all that it is made for.
+  bool isForFew = false;
+  /// While a tile is multiplied, the lines from this one on of what is packed
+  /// next come nearer, one a step; null where the hardware sees to that.
+  Value firstLine;
+};
+
+int64_t ProductCore::getPanelVectors(const Emitter &e) {
+  return e.target.vectorRegisters >= 32 ? 4 : 2;
+}
+
+bool ProductCore::isInPairs(const Emitter &e, Value left, Value right) {
+  return e.target.bf16Dot && getElementType(left).isBF16() &&
+         getElementType(right).isBF16();
+}
+
+ProductCore::ProductCore(Emitter &e, ProductLeft left, ProductRight right,
+                         ProductSums sums, Value numColumns, Value numSteps)
+    : e(e), left(std::move(left)), right(std::move(right)),
+      sums(std::move(sums)), numColumns(numColumns), numSteps(numSteps),
+      inPairs(isInPairs(e, this->left.memref, this->right.memref) &&
+              this->left.isContiguous) {}
+
+/// What a panel and a tile need beside their operands: whether weights are
+/// panels of the right type already, and rows f32, types tell.
+void ProductCore::makeBuffers(int64_t numVectors) {
+  Type type = inPairs ? Type(e.getI32Type()) : e.getF32Type();
+  int64_t steps = kChainLength;
+  if (std::optional<int64_t> constant = getConstantIntValue(numSteps))
+    steps = std::min(steps, std::max<int64_t>(*constant, 1));
+  // Lines are whole vectors.
+  steps = llvm::alignTo(inPairs ? llvm::divideCeil(steps, 2) : steps, e.width);
+  OpFoldResult places = e.getIndexAttr(steps);
+  bool isReady = right.layout == ProductLayout::Panels &&
+                 (getElementType(right.memref).isF32() || inPairs);
+  packed =
+      isReady ? Value()
+              : e.scratch({places, e.getIndexAttr(numVectors * e.width)}, type);
+  copied = mustCopyLeft() ? e.scratch({e.getIndexAttr(kTileRows), places}, type)
+                          : Value();
+  if (right.layout == ProductLayout::AlongSteps)
+    chains = e.scratch({e.getIndexAttr(kTileRows), e.getIndexAttr(2 * e.width)},
+                       e.getF32Type());
+}
+
+/// Whether rows are read from a copy: those of 16 bits, which it widens, unless
+/// all of their steps are pairs; and those that are a multiple of 4 KiB apart,
+/// which compete for few places of the first cache.
+bool ProductCore::mustCopyLeft() const {
+  constexpr int64_t kPageBytes = 4096;
+  auto type = cast<MemRefType>(left.memref.getType());
+  std::optional<int64_t> steps = getConstantIntValue(numSteps);
+  bool isWhole = inPairs && steps && *steps % 2 == 0;
+  if (!type.getElementType().isF32() && !isWhole)
+    return true;
+  SmallVector<int64_t> strides;
+  int64_t offset;
+  if (!left.isContiguous || type.getRank() < 2 ||
+      failed(type.getStridesAndOffset(strides, offset)))
+    return false;
+  int64_t stride = strides[strides.size() - 2];
+  return !ShapedType::isDynamic(stride) && stride > 0 &&
+         stride * type.getElementTypeBitWidth() / 8 % kPageBytes == 0;
+}
+
+//===----------------------------------------------------------------------===//
+// Panels
+//===----------------------------------------------------------------------===//
+
+void ProductCore::forEachPanel(bool inParallel,
+                               function_ref<void(Value, int64_t, bool)> body) {
+  int64_t vectors = getPanelVectors(e);
+  int64_t columns = vectors * e.width / (pairOffset ? 2 : 1);
+  // Panels of pairs have an even number of vectors.
+  int64_t least = pairOffset ? 2 : 1;
+  std::optional<int64_t> constant = getConstantIntValue(numColumns);
+  if (!constant && inParallel) {
+    // The last one is as wide as the others: its lanes behind the end are
+    // neither read nor written.
+    Value count = arith::CeilDivSIOp::create(e, numColumns, e.index(columns));
+    e.parallel(count, [&](Value number) {
+      body(e.mul(number, e.index(columns)), vectors, /*mayEnd=*/true);
+    });
+    return;
+  }
+  Value rest = e.rest(numColumns, columns), wholeEnd = e.sub(numColumns, rest);
+  if (!constant || *constant >= columns) {
+    auto whole = [&](Value column) { body(column, vectors, /*mayEnd=*/false); };
+    if (inParallel) {
+      Value count = arith::DivSIOp::create(e, wholeEnd, e.index(columns));
+      e.parallel(count,
+                 [&](Value number) { whole(e.mul(number, e.index(columns))); });
+    } else {
+      e.loop(e.index(0), wholeEnd, columns, whole);
+    }
+  }
+  if (!constant) {
+    e.loop(wholeEnd, numColumns, e.width,
+           [&](Value column) { body(column, least, /*mayEnd=*/true); });
+    return;
+  }
+  int64_t restColumns = *constant % columns;
+  if (restColumns == 0)
+    return;
+  int64_t restVectors = least * llvm::divideCeil(restColumns, e.width);
+  auto last = [&] {
+    body(wholeEnd, restVectors, /*mayEnd=*/restColumns % e.width != 0);
+  };
+  if (inParallel)
+    e.parallel(e.index(1), [&](Value) { last(); });
+  else
+    last();
+}
+
+/// The first column of a vector of the panel from `column` on.
+Value ProductCore::getColumn(Value column, int64_t numVectors, int64_t vector) {
+  if (!pairOffset || vector < numVectors / 2)
+    return e.add(column, e.index(vector * e.width));
+  return e.add(e.add(column, pairOffset),
+               e.index((vector - numVectors / 2) * e.width));
+}
+
+/// The steps from `step` on of the panel from `column` on: where they lie, or
+/// in the buffer that `fillPanel` fills.
+ProductCore::Panel ProductCore::makePanel(Value column, int64_t numVectors,
+                                          Value step, bool mayEnd) {
+  Panel panel{column, step, numVectors, Values(numVectors),
+              packed, {},   false,      {}};
+  if (mayEnd)
+    for (int64_t vector = 0; vector < numVectors; ++vector) {
+      int64_t place = pairOffset ? vector % (numVectors / 2) : vector;
+      Value first = e.add(column, e.index(place * e.width));
+      panel.masks[vector] = e.firstLanes(e.sub(numColumns, first));
+    }
+  if (packed) {
+    panel.at = [this](Value place, int64_t vector) {
+      return Values{place, e.index(vector * e.width)};
+    };
+    return panel;
+  }
+  Value first =
+      inPairs ? Value(arith::DivSIOp::create(e, step, e.index(2))) : step;
+  panel.memref = right.memref;
+  panel.at = [=, this](Value place, int64_t vector) {
+    return right.at(e.add(first, place), getColumn(column, numVectors, vector));
+  };
+  return panel;
+}
+
+void ProductCore::fillPanel(const Panel &panel, Value count) {
+  if (!packed)
+    return;
+  switch (right.layout) {
+  case ProductLayout::AlongColumns:
+    return packColumns(panel, count);
+  case ProductLayout::AlongSteps:
+    return packSteps(panel, count);
+  case ProductLayout::Panels:
+    return widenPanel(panel, count);
+  }
+}
+
+/// Vectors of two steps each as two of f32: a bf16 is the upper half of one.
+std::pair<Value, Value> ProductCore::splitPairs(Value pairs) {
+  Value low = arith::ShLIOp::create(e, pairs, e.i32(16));
+  Value high = arith::AndIOp::create(e, pairs, e.i32(0xffff0000));
+  return {e.bitcast(low, e.getF32Type()), e.bitcast(high, e.getF32Type())};
+}
+
+/// Stores vectors of two steps each: as they are, or apart in f32.
+void ProductCore::storePairs(const Panel &panel, Value pairs, Value place,
+                             int64_t vector) {
+  if (inPairs)
+    return e.storeVector(pairs, panel.memref, panel.at(place, vector));
+  auto [low, high] = splitPairs(pairs);
+  Value first = e.mul(place, e.index(2));
+  e.storeVector(low, panel.memref, panel.at(first, vector));
+  e.storeVector(high, panel.memref, panel.at(e.add(first, e.index(1)), vector));
+}
+
+static void prefetch(Emitter &e, Value memref, ValueRange indices,
+                     unsigned locality) {
+  memref::PrefetchOp::create(e, memref, indices, /*isWrite=*/false, locality,
+                             /*isDataCache=*/true);
+}
+/// Into the second cache: the first one is too small for what comes next.
+static constexpr unsigned kSecondCache = 2;
+
+/// Lines of a step of a panel whose columns lie side by side.
+int64_t ProductCore::getLinesOfStep(const Panel &panel) {
+  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
+  return llvm::divideCeil(panel.numVectors * e.width * bytes, 64);
+}
+
+/// Brings line `number` of what is packed next nearer: of the same columns in
+/// the chain that follows, or of the next panel's in the first one. The
+/// hardware does not foresee such short runs.
+void ProductCore::prefetchNextPanel(const Panel &panel, Value number) {
+  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
+  int64_t perLine = 64 / bytes, columns = panel.numVectors * e.width;
+  bool isAlongSteps = right.layout == ProductLayout::AlongSteps;
+  int64_t inARow = isAlongSteps ? columns : getLinesOfStep(panel);
+  int64_t numLines =
+      inARow * (isAlongSteps ? kChainLength / perLine : kChainLength);
+  number = e.minSigned(number, e.index(numLines - 1));
+  Value place = arith::DivUIOp::create(e, number, e.index(inARow));
+  Value offset = arith::RemUIOp::create(e, number, e.index(inARow));
+  if (isAlongSteps)
+    place = e.mul(place, e.index(perLine));
+  else
+    offset = e.mul(offset, e.index(perLine));
+  Value step = e.add(panel.step, e.index(kChainLength));
+  Value isLast = e.compare(arith::CmpIPredicate::sge, step, numSteps);
+  step = e.select(isLast, e.index(0), step);
+  Value across =
+      e.select(isLast, e.index(columns / (pairOffset ? 2 : 1)), e.index(0));
+  Value column = e.add(getColumnAt(panel, offset).first, across);
+  prefetch(e, right.memref, right.at(e.add(step, place), column), kSecondCache);
+}
+
+/// From columns that lie side by side.
+void ProductCore::packColumns(const Panel &panel, Value count) {
+  auto load = [&](Value place, int64_t vector) {
+    Value column = getColumn(panel.column, panel.numVectors, vector);
+    Value step = e.add(panel.step, place);
+    Value floats =
+        e.loadFloats(right.memref, right.at(step, column), panel.masks[vector]);
+    if (right.isMissing)
+      floats = e.select(right.isMissing(step), e.f32(0.0), floats);
+    return floats;
+  };
+  // A step a line of each vector, where few rows wait for all of them.
+  auto fetchNext = [&](Value place) {
+    int64_t lines = getLinesOfStep(panel);
+    for (int64_t line = 0; line < lines && panel.isForFew; ++line)
+      prefetchNextPanel(panel,
+                        e.add(e.mul(place, e.index(lines)), e.index(line)));
+  };
+  if (!inPairs) {
+    e.loop(e.index(0), count, 1, [&](Value place) {
+      fetchNext(place);
+      for (int64_t vector = 0; vector < panel.numVectors; ++vector)
+        e.storeVector(load(place, vector), panel.memref,
+                      panel.at(place, vector));
+    });
+    return;
+  }
+  // The upper halves of two f32 are what they were as bf16.
+  Value last = e.sub(count, e.index(1));
+  Value numPairs = arith::CeilDivSIOp::create(e, count, e.index(2));
+  e.loop(e.index(0), numPairs, 1, [&](Value pair) {
+    Value first = e.mul(pair, e.index(2)), second = e.add(first, e.index(1));
+    Value exists = e.compare(arith::CmpIPredicate::sle, second, last);
+    second = e.minSigned(second, last);
+    fetchNext(first);
+    fetchNext(second);
+    for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
+      Value low = e.bitcast(load(first, vector), e.getI32Type());
+      Value high = e.bitcast(load(second, vector), e.getI32Type());
+      high = e.select(exists, high, e.i32(0));
+      low = arith::ShRUIOp::create(e, low, e.i32(16));
+      e.storeVector(arith::OrIOp::create(e, low, high), panel.memref,
+                    panel.at(pair, vector));
+    }
+  });
+}
+
+/// The place of a step in a buffer: one of a pair has the pair's.
+Value ProductCore::toPlace(Value step) {
+  return inPairs ? Value(arith::DivSIOp::create(e, step, e.index(2))) : step;
+}
+
+/// The column at `offset` of a panel; and where it must stop.
+std::pair<Value, Value> ProductCore::getColumnAt(const Panel &panel,
+                                                 Value offset) {
+  Value column = e.add(panel.column, offset);
+  Value last = e.sub(numColumns, e.index(1));
+  if (!pairOffset)
+    return {column, last};
+  Value half = e.index(panel.numVectors / 2 * e.width);
+  Value isSecond = e.compare(arith::CmpIPredicate::sge, offset, half);
+  Value shift = e.select(isSecond, e.sub(pairOffset, half), e.index(0));
+  Value behind = e.select(isSecond, pairOffset, e.index(0));
+  return {e.add(column, shift), e.add(last, behind)};
+}
+
+/// The columns at `offset` of a panel, a vector of them, by a vector of steps,
+/// or of pairs of steps, from step `first` of the panel on: a vector of columns
+/// for each step or pair. `rest`, if not null, is how many of the steps exist.
+Values ProductCore::loadBlock(const Panel &panel, Value offset, Value first,
+                              Value rest) {
+  Type element = getElementType(right.memref);
+  auto [column, last] = getColumnAt(panel, offset);
+  Values lines;
+  for (int64_t lane = 0; lane < e.width; ++lane) {
+    Value position = e.add(column, e.index(lane));
+    if (panel.masks.front())
+      position = e.minSigned(position, last);
+    Values place = right.at(e.add(panel.step, first), position);
+    if (!element.isBF16()) {
+      lines.push_back(e.loadFloats(right.memref, place,
+                                   rest ? e.firstLanes(rest) : Value()));
+      continue;
+    }
+    auto type = VectorType::get({2 * e.width}, element);
+    Value line;
+    if (rest) {
+      Value mask = vector::CreateMaskOp::create(
+          e, VectorType::get(type.getShape(), e.getI1Type()), rest);
+      line = vector::MaskedLoadOp::create(e, type, right.memref, place, mask,
+                                          e.constant(type, 0.0));
+    } else {
+      line = vector::LoadOp::create(e, type, right.memref, place);
+    }
+    lines.push_back(vector::BitCastOp::create(e, e.ints(), line));
+  }
+  lines = transposeLanes(e, lines);
+  if (!element.isBF16() || inPairs)
+    return lines;
+  Values split;
+  for (Value line : lines) {
+    auto [low, high] = splitPairs(line);
+    split.append({low, high});
+  }
+  return split;
+}
+
+/// Stores a block from `place` of the buffer on; of the lines of `rest` steps
+/// those that there are, the last of pairs with a zero.
+void ProductCore::storeBlock(ValueRange lines, Value place, Value offset,
+                             Value rest) {
+  int64_t steps = inPairs ? 2 : 1;
+  for (auto [number, line] : llvm::enumerate(lines)) {
+    auto store = [&] {
+      e.storeVector(line, packed, {e.add(place, e.index(number)), offset});
+    };
+    if (rest)
+      e.ifThen(
+          e.compare(arith::CmpIPredicate::slt, e.index(steps * number), rest),
+          store);
+    else
+      store();
+  }
+}
+
+/// Steps of a vector of columns that lie side by side, by blocks; the last one
+/// may have fewer.
+void ProductCore::forEachBlock(
+    Value count, function_ref<void(Value first, Value rest)> body) {
+  int64_t perLine = (getElementType(right.memref).isBF16() ? 2 : 1) * e.width;
+  Value rest = e.rest(count, perLine), wholeEnd = e.sub(count, rest);
+  e.loop(e.index(0), wholeEnd, perLine,
+         [&](Value first) { body(first, Value()); });
+  std::optional<int64_t> constant = getConstantIntValue(rest);
+  if (!constant || *constant != 0)
+    e.ifThen(e.compare(arith::CmpIPredicate::ne, rest, e.index(0)),
+             [&] { body(wholeEnd, rest); });
+}
+
+/// From steps that lie side by side.
+void ProductCore::packSteps(const Panel &panel, Value count) {
+  e.loop(e.index(0), e.index(panel.numVectors * e.width), e.width,
+         [&](Value offset) {
+           forEachBlock(count, [&](Value first, Value rest) {
+             storeBlock(loadBlock(panel, offset, first, rest), toPlace(first),
+                        offset, rest);
+           });
+         });
+}
+
+/// From panels of 16-bit floats.
+void ProductCore::widenPanel(const Panel &panel, Value count) {
+  bool isBF16 = getElementType(right.memref).isBF16();
+  int64_t perPlace = isBF16 ? 2 : 1;
+  Value places = arith::CeilDivSIOp::create(e, count, e.index(perPlace));
+  Value first = arith::DivSIOp::create(e, panel.step, e.index(perPlace));
+  e.loop(e.index(0), places, 1, [&](Value place) {
+    for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
+      Values source =
+          right.at(e.add(first, place),
+                   getColumn(panel.column, panel.numVectors, vector));
+      if (!isBF16) {
+        e.storeVector(e.loadFloats(right.memref, source), panel.memref,
+                      panel.at(place, vector));
+        continue;
+      }
+      auto type = VectorType::get({2 * e.width}, e.getBF16Type());
+      Value pairs = vector::LoadOp::create(e, type, right.memref, source);
+      storePairs(panel, vector::BitCastOp::create(e, e.ints(), pairs), place,
+                 vector);
+    }
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Tiles
+//===----------------------------------------------------------------------===//
+
+Value ProductCore::multiplyAdd(Value left, Value right, Value sum) {
+  if (!inPairs)
+    return e.fma(left, right, sum);
+  auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
+  left = vector::BitCastOp::create(e, pairs, left);
+  right = vector::BitCastOp::create(e, pairs, right);
+  return LLVM::CallIntrinsicOp::create(
+             e, sum.getType(),
+             e.getStringAttr("llvm.x86.avx512bf16.dpbf16ps.512"),
+             ValueRange{sum, left, right})
+      .getResult(0);
+}
+
+/// Steps of 16-bit rows as splats read them: widened, or in pairs, of which
+/// the last may have a zero.
+void ProductCore::copyLeft(ArrayRef<Value> rows, Value firstNumber, Value step,
+                           Value count) {
+  if (!left.isContiguous) {
+    e.loop(e.index(0), count, 1, [&](Value place) {
+      for (auto [i, row] : llvm::enumerate(rows))
+        e.store(e.toF32(e.load(left.memref, left.at(row, e.add(step, place)))),
+                copied, {e.add(firstNumber, e.index(i)), place});
+    });
+    return;
+  }
+  int64_t perLine = (inPairs ? 2 : 1) * e.width;
+  auto type = VectorType::get({perLine}, getElementType(left.memref));
+  std::optional<int64_t> constant = getConstantIntValue(count);
+  bool isWhole = constant && *constant % perLine == 0;
+  e.loop(e.index(0), count, perLine, [&](Value first) {
+    Value mask = isWhole ? Value()
+                         : vector::CreateMaskOp::create(
+                               e, VectorType::get({perLine}, e.getI1Type()),
+                               e.sub(count, first));
+    for (auto [i, row] : llvm::enumerate(rows)) {
+      Values at = left.at(row, e.add(step, first));
+      Value line;
+      if (isWhole)
+        line = vector::LoadOp::create(e, type, left.memref, at);
+      else
+        line = vector::MaskedLoadOp::create(e, type, left.memref, at, mask,
+                                            e.constant(type, 0.0));
+      line = inPairs ? Value(vector::BitCastOp::create(e, e.ints(), line))
+                     : e.toF32(line);
+      e.storeVector(line, copied,
+                    {e.add(firstNumber, e.index(i)), toPlace(first)});
+    }
+  });
+}
+
+/// A step of a row in all lanes: from `place` of the copy of row `number`.
+Value ProductCore::splatLeft(Value number, Value leftRow, Value step,
+                             Value place) {
+  if (copied)
+    return e.splat(e.load(copied, {number, place}));
+  Values at = left.at(leftRow, step);
+  if (!inPairs)
+    return e.splat(e.load(left.memref, at));
+  Value both = vector::LoadOp::create(e, VectorType::get({2}, e.getBF16Type()),
+                                      left.memref, at);
+  both =
+      vector::BitCastOp::create(e, VectorType::get({1}, e.getI32Type()), both);
+  return e.splat(vector::ExtractOp::create(e, both, ArrayRef<int64_t>{0}));
+}
+
+/// Where the sums of a row are for a vector of the panel.
+Values ProductCore::getSumsAt(const Panel &panel, Value row, int64_t vector) {
+  int64_t half = panel.numVectors / 2;
+  bool isSecond = pairOffset && vector >= half;
+  Value offset = e.index((isSecond ? vector - half : vector) * e.width);
+  return sums.at(row, e.add(panel.column, offset), isSecond);
+}
+
+/// Adds what a chain came to to the sums of a row.
+void ProductCore::addChain(const Panel &panel, Value row, ValueRange chain) {
+  for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
+    Values at = getSumsAt(panel, row, vector);
+    Value mask = panel.masks[vector];
+    Value total = e.loadFloats(sums.memref, at, mask);
+    e.storeVector(e.add(total, chain[vector]), sums.memref, at, mask);
+  }
+}
+
+/// Adds one chain to the sums of `numRows` rows.
+void ProductCore::multiplyTile(const Panel &panel, Value firstRow,
+                               int64_t numRows, Value count) {
+  Values rows, leftRows;
+  for (int64_t i = 0; i < numRows; ++i) {
+    rows.push_back(e.add(firstRow, e.index(i)));
+    leftRows.push_back(left.getRow ? left.getRow(rows.back()) : rows.back());
+  }
+  Value places = count;
+  if (copied)
+    copyLeft(leftRows, e.index(0), panel.step, count);
+  if (inPairs)
+    places = arith::CeilDivSIOp::create(e, count, e.index(2));
+  // Sums come nearer while the tile is multiplied that is added to them.
+  if (panel.firstLine)
+    for (Value row : rows)
+      for (int64_t vector = 0; vector < panel.numVectors; ++vector)
+        prefetch(e, sums.memref, getSumsAt(panel, row, vector),
+                 kSecondCache + 1);
+  // Rows of a full tile are far from those of the one before: while it is
+  // multiplied those of the next come nearer, one line of one of them a step.
+  bool fetchesRows = numRows == kTileRows && left.isContiguous && !left.getRow;
+  auto fetchNextRow = [&](Value place) {
+    Value number = e.rest(place, llvm::PowerOf2Ceil(kTileRows));
+    Value row = e.add(e.add(firstRow, e.index(kTileRows)), number);
+    Value step = inPairs ? e.mul(place, e.index(2)) : place;
+    prefetch(e, left.memref, left.at(row, e.add(panel.step, step)),
+             copied ? kSecondCache : kSecondCache + 1);
+  };
+  Values chain = e.loop(
+      e.index(0), places, 1, Values(numRows * panel.numVectors, e.f32(0.0)),
+      [&](Value place, ValueRange carried) -> Values {
+        if (fetchesRows)
+          fetchNextRow(place);
+        if (panel.firstLine)
+          prefetchNextPanel(panel, e.add(panel.firstLine, place));
+        Values columns, next;
+        auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
+        for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
+          Values at = panel.at(place, vector);
+          columns.push_back(
+              getElementType(panel.memref).isBF16()
+                  ? Value(vector::LoadOp::create(e, pairs, panel.memref, at))
+                  : e.loadVector(panel.memref, at));
+        }
+        Value step =
+            e.add(panel.step, inPairs ? e.mul(place, e.index(2)) : place);
+        for (int64_t i = 0; i < numRows; ++i) {
+          Value lanes = splatLeft(e.index(i), leftRows[i], step, place);
+          for (auto [j, column] : llvm::enumerate(columns))
+            next.push_back(
+                multiplyAdd(lanes, column, carried[i * panel.numVectors + j]));
+        }
+        return next;
+      });
+  for (auto [i, row] : llvm::enumerate(rows))
+    addChain(panel, row,
+             ValueRange(chain).slice(i * panel.numVectors, panel.numVectors));
+}
+
+/// As much as a block holds from the columns behind the panel's, in the order
+/// of addresses: what is read next where columns lie one behind the other.
+void ProductCore::prefetchNextColumns(const Panel &panel, Value first) {
+  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
+  int64_t perLane = bytes == 2 ? 2 : 1, perLine = 64 / bytes;
+  Value place = e.mul(e.add(panel.step, first), e.index(e.width));
+  for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
+    Value column = e.add(getColumn(panel.column, panel.numVectors, vector),
+                         e.index(e.width));
+    for (int64_t line = 0; line < perLane * e.width * e.width / perLine; ++line)
+      prefetch(e, right.memref,
+               right.at(e.add(place, e.index(line * perLine)), column),
+               kSecondCache);
+  }
+}
+
+/// Adds the products of a row with some lines, in f32 or in pairs, of a block
+/// from step `first` on to its chain.
+void ProductCore::multiplyLines(
+    const Panel &panel, Value number, Value row, Value first,
+    function_ref<Value(int64_t line, int64_t vector)> getLine,
+    int64_t numLines) {
+  Value leftRow = left.getRow ? left.getRow(row) : row;
+  Value place = toPlace(first), step = e.add(panel.step, first);
+  int64_t perLine = inPairs ? 2 : 1;
+  for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
+    Values at{number, e.index(vector * e.width)};
+    Value sum = e.loadVector(chains, at);
+    for (int64_t line = 0; line < numLines; ++line)
+      sum = multiplyAdd(splatLeft(number, leftRow,
+                                  e.add(step, e.index(perLine * line)),
+                                  e.add(place, e.index(line))),
+                        getLine(line, vector), sum);
+    e.storeVector(sum, chains, at);
+  }
+}
+
+/// Adds the products of all rows with a block to their chains: those of the
+/// first from registers, of the others from a copy.
+void ProductCore::multiplyBlock(const Panel &panel, const RowRange &rows,
+                                Value first, Value rest) {
+  if (!rest)
+    prefetchNextColumns(panel, first);
+  Value numRows = e.sub(rows.end, rows.first), zero = e.index(0);
+  SmallVector<Values> lines;
+  for (int64_t vector = 0; vector < panel.numVectors; ++vector)
+    lines.push_back(loadBlock(panel, e.index(vector * e.width), first, rest));
+  auto storeAll = [&] {
+    for (auto [vector, block] : llvm::enumerate(lines))
+      storeBlock(block, zero, e.index(vector * e.width), rest);
+  };
+  auto load = [&](Value line, int64_t vector) {
+    return e.loadVector(packed, {line, e.index(vector * e.width)});
+  };
+  int64_t numLines = lines.front().size();
+  if (rest) {
+    storeAll();
+    Value count =
+        inPairs ? Value(arith::CeilDivSIOp::create(e, rest, e.index(2))) : rest;
+    e.loop(zero, numRows, 1, [&](Value number) {
+      e.loop(zero, count, 1, [&](Value line) {
+        Value step = e.add(first, inPairs ? e.mul(line, e.index(2)) : line);
+        multiplyLines(
+            panel, number, e.add(rows.first, number), step,
+            [&](int64_t, int64_t vector) { return load(line, vector); }, 1);
+      });
+    });
+    return;
+  }
+  multiplyLines(
+      panel, zero, rows.first, first,
+      [&](int64_t line, int64_t vector) { return lines[vector][line]; },
+      numLines);
+  e.ifThen(e.compare(arith::CmpIPredicate::sgt, numRows, e.index(1)), [&] {
+    storeAll();
+    e.loop(e.index(1), numRows, 1, [&](Value number) {
+      multiplyLines(
+          panel, number, e.add(rows.first, number), first,
+          [&](int64_t line, int64_t vector) {
+            return load(e.index(line), vector);
+          },
+          numLines);
+    });
+  });
+}
+
+/// Few rows wait for the weights: steps that lie side by side are multiplied as
+/// they are read, in the order of their addresses.
+void ProductCore::multiplyBlocks(const RowRange &rows, Value column,
+                                 bool mayEnd) {
+  Value numRows = e.sub(rows.end, rows.first);
+  int64_t numVectors = pairOffset ? 2 : 1;
+  e.loop(e.index(0), numSteps, kChainLength, [&](Value step) {
+    Value count = getChainSteps(step);
+    Panel panel = makePanel(column, numVectors, step, mayEnd);
+    e.loop(e.index(0), numRows, 1, [&](Value number) {
+      Value row = e.add(rows.first, number);
+      if (copied)
+        copyLeft({left.getRow ? left.getRow(row) : row}, number, step, count);
+      for (int64_t vector = 0; vector < numVectors; ++vector)
+        e.storeVector(e.f32(0.0), chains, {number, e.index(vector * e.width)});
+    });
+    forEachBlock(count, [&](Value first, Value rest) {
+      multiplyBlock(panel, rows, first, rest);
+    });
+    e.loop(e.index(0), numRows, 1, [&](Value number) {
+      Values chain;
+      for (int64_t vector = 0; vector < numVectors; ++vector)
+        chain.push_back(
+            e.loadVector(chains, {number, e.index(vector * e.width)}));
+      addChain(panel, e.add(rows.first, number), chain);
+    });
+  });
+}
+
+/// Calls `body` with the constant that `numRows` is, `fewest` to kTileRows.
+void ProductCore::switchRows(Value numRows, int64_t fewest,
+                             function_ref<void(int64_t)> body) {
+  if (std::optional<int64_t> constant = getConstantIntValue(numRows))
+    return body(*constant);
+  auto cases = llvm::to_vector(llvm::seq<int64_t>(fewest, kTileRows));
+  auto branch =
+      scf::IndexSwitchOp::create(e, TypeRange(), numRows, cases, cases.size());
+  OpBuilder::InsertionGuard guard(e);
+  auto fill = [&](Region &region, int64_t rows) {
+    e.createBlock(&region);
+    e.setInsertionPoint(scf::YieldOp::create(e));
+    body(rows);
+  };
+  fill(branch.getDefaultRegion(), kTileRows);
+  for (auto [region, rows] : llvm::zip_equal(branch.getCaseRegions(), cases))
+    fill(region, rows);
+}
+
+/// Tiles as equal as they can be: two of four rows keep more sums in flight
+/// than one of six and one of two.
+void ProductCore::multiplyTiles(Panel &panel, const RowRange &rows,
+                                Value count) {
+  Value numRows = e.sub(rows.end, rows.first);
+  if (rows.most <= kTileRows)
+    return switchRows(numRows, rows.fewest, [&](int64_t tileRows) {
+      multiplyTile(panel, rows.first, tileRows, count);
+    });
+  Value numTiles = arith::CeilDivSIOp::create(e, numRows, e.index(kTileRows));
+  auto getFirst = [&](Value tile) {
+    Value before = arith::DivSIOp::create(e, e.mul(tile, numRows), numTiles);
+    return e.add(rows.first, before);
+  };
+  int64_t fewest = rows.fewest / llvm::divideCeil(rows.fewest, kTileRows);
+  e.loop(e.index(0), numTiles, 1, [&](Value tile) {
+    // Steps that are gathered have no place before they are read.
+    if (packed && right.layout != ProductLayout::Panels && !right.isMissing)
+      panel.firstLine = e.mul(tile, e.index(kChainLength));
+    Value first = getFirst(tile);
+    Value tileRows = e.sub(getFirst(e.add(tile, e.index(1))), first);
+    switchRows(tileRows, fewest, [&](int64_t tileRows) {
+      multiplyTile(panel, first, tileRows, count);
+    });
+  });
+}
+
+/// The steps of the chain from `step` on. Bounds of loops that are constants
+/// need no code for the rest.
+Value ProductCore::getChainSteps(Value step) {
+  if (std::optional<int64_t> constant = getConstantIntValue(numSteps))
+    if (*constant <= kChainLength || *constant % kChainLength == 0)
+      return e.index(std::min(*constant, kChainLength));
+  return e.minSigned(e.sub(numSteps, step), e.index(kChainLength));
+}
+
+void ProductCore::multiplyChains(const RowRange &rows, Value column,
+                                 int64_t numVectors, bool mayEnd) {
+  e.loop(e.index(0), numSteps, kChainLength, [&](Value step) {
+    Value count = getChainSteps(step);
+    Panel panel = makePanel(column, numVectors, step, mayEnd);
+    panel.isForFew = rows.most <= kTileRows && !right.isMissing;
+    fillPanel(panel, count);
+    multiplyTiles(panel, rows, count);
+  });
+}
+
+void ProductCore::multiplyFew(const RowRange &rows, Value column,
+                              int64_t numVectors, bool mayEnd) {
+  if (right.layout != ProductLayout::AlongSteps)
+    return multiplyChains(rows, column, numVectors, mayEnd);
+  int64_t columns = numVectors / (pairOffset ? 2 : 1) * e.width;
+  e.loop(e.index(0), e.index(columns), e.width, [&](Value offset) {
+    multiplyBlocks(rows, e.add(column, offset), mayEnd);
+  });
+}
+
+void ProductCore::multiplyPanel(Value firstRow, Value endRow, Value column,
+                                int64_t numVectors, bool mayEnd) {
+  makeBuffers(numVectors);
+  auto few = [&] {
+    multiplyFew({firstRow, endRow, 1, kTileRows}, column, numVectors, mayEnd);
+  };
+  auto many = [&] {
+    // Seven rows are tiles of three and four, thirteen of four, four and five.
+    RowRange rows{firstRow, endRow, kTileRows + 1,
+                  std::numeric_limits<int64_t>::max()};
+    multiplyChains(rows, column, numVectors, mayEnd);
+  };
+  Value numRows = e.sub(endRow, firstRow);
+  if (std::optional<int64_t> constant = getConstantIntValue(numRows)) {
+    if (*constant > kTileRows)
+      many();
+    else if (*constant > 0)
+      few();
+    return;
+  }
+  auto isAtLeast = [&](int64_t rows) {
+    return e.compare(arith::CmpIPredicate::sge, numRows, e.index(rows));
+  };
+  e.ifElse(
+      isAtLeast(kTileRows + 1), TypeRange(),
+      [&]() -> Values { return many(), Values(); },
+      [&]() -> Values { return e.ifThen(isAtLeast(1), few), Values(); });
+}
