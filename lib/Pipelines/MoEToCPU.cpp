@@ -81,6 +81,9 @@ static void buildBufferizationStage(OpPassManager &manager) {
   manager.addPass(memref::createFoldMemRefAliasOpsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
+  // What a function returns in an argument is not cloned for its caller.
+  manager.addPass(bufferization::createDropEquivalentBufferResultsPass());
+  manager.addNestedPass<func::FuncOp>(createMoEStoreUpdatesPass());
   manager.addNestedPass<func::FuncOp>(createMoEPromoteTileBuffersPass());
   manager.addNestedPass<func::FuncOp>(
       bufferization::createPromoteBuffersToStackPass());

@@ -1,6 +1,7 @@
 //===- Signature.cpp - What a compiled function takes ---------------------===//
 
 #include "MoE/Target/Signature.h"
+#include "MoE/Support/Updates.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/AffineExpr.h"
@@ -130,8 +131,11 @@ static void describeSizes(func::FuncOp function,
     return;
   Block &entry = function.getBody().front();
   auto terminator = cast<func::ReturnOp>(entry.getTerminator());
-  for (auto [value, result] :
-       llvm::zip_equal(terminator.getOperands(), results))
+  SmallVector<Value> returned;
+  for (auto [position, value] : llvm::enumerate(terminator.getOperands()))
+    if (!getUpdatedArgument(function, position))
+      returned.push_back(value);
+  for (auto [value, result] : llvm::zip_equal(returned, results))
     for (auto [dim, size] : llvm::enumerate(result.shape))
       result.sizes.push_back(size < 0 ? describeSize(value, dim, entry)
                                       : json::Value(size));
@@ -149,11 +153,13 @@ mlir::moe::collectSignatures(ModuleOp module) {
       continue;
     FunctionSignature signature;
     signature.name = function.getName().str();
-    FunctionType type = function.getFunctionType();
-    if (failed(describeAll(function, type.getInputs(), "argument",
+    SmallVector<Type> results;
+    for (auto [position, type] : llvm::enumerate(function.getResultTypes()))
+      if (!getUpdatedArgument(function, position))
+        results.push_back(type);
+    if (failed(describeAll(function, function.getArgumentTypes(), "argument",
                            signature.arguments)) ||
-        failed(describeAll(function, type.getResults(), "result",
-                           signature.results)))
+        failed(describeAll(function, results, "result", signature.results)))
       return failure();
     describeSizes(function, signature.results);
     signatures.push_back(std::move(signature));

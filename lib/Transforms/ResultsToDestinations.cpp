@@ -7,6 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Support/Updates.h"
 #include "MoE/Transforms/Passes.h"
 
 #include "mlir/Dialect/Arith/IR/Arith.h"
@@ -103,6 +104,23 @@ static void moveReshapesToDestination(OpBuilder &b, Value &result,
   }
 }
 
+/// What updates an argument stays a result until bufferization has run: the
+/// argument may be written, and moe-store-updates erases the result.
+static LogicalResult allowUpdate(func::FuncOp function, unsigned result,
+                                 unsigned argument) {
+  Type type = function.getResultTypes()[result];
+  if (argument >= function.getNumArguments() || !isa<TensorType>(type) ||
+      function.getArgumentTypes()[argument] != type)
+    return function.emitOpError()
+           << "expected result " << result
+           << " to update an argument of its type, found '" << kUpdatesAttrName
+           << "' " << argument;
+  function.setArgAttr(argument,
+                      bufferization::BufferizationDialect::kWritableAttrName,
+                      BoolAttr::get(function.getContext(), true));
+  return success();
+}
+
 /// func @f(%a) -> tensor<?xf32> { return %r }
 /// becomes
 /// func @f(%a {bufferization.writable = false}, %d: memref<?xf32>) {
@@ -125,7 +143,16 @@ static LogicalResult addDestinations(func::FuncOp function) {
       cast<func::ReturnOp>(function.getBody().front().getTerminator());
   OpBuilder entry = OpBuilder::atBlockBegin(&function.getBody().front());
   builder.setInsertionPoint(terminator);
+  SmallVector<Value> updates;
+  BitVector stored(function.getNumResults());
   for (auto [position, result] : llvm::enumerate(terminator.getOperands())) {
+    if (auto argument = getUpdatedArgument(function, position)) {
+      if (failed(allowUpdate(function, position, *argument)))
+        return failure();
+      updates.push_back(result);
+      continue;
+    }
+    stored.set(position);
     RankedTensorType type = getStoredType(result.getType());
     if (!type)
       return function.emitOpError()
@@ -146,10 +173,8 @@ static LogicalResult addDestinations(func::FuncOp function) {
         builder, loc, /*result=*/Type(), value, destination, /*restrict=*/true,
         /*writable=*/true);
   }
-  terminator.getOperandsMutable().clear();
-  function.setType(
-      builder.getFunctionType(function.getArgumentTypes(), TypeRange()));
-  return success();
+  terminator.getOperandsMutable().assign(updates);
+  return function.eraseResults(stored);
 }
 
 namespace {

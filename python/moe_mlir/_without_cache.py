@@ -1,7 +1,8 @@
 """transformers' models without the cache of keys and values that they return by default.
 
-A compiled program gives tensors; a cache is an object that a later call
-changes. Such a model is traced with `use_cache=False`.
+A compiled program gives tensors; a cache that a model makes itself is an object
+that grows. Such a model is traced with `use_cache=False`, unless it is given a
+cache of fixed size (`_static_cache`).
 """
 
 import inspect
@@ -18,11 +19,11 @@ def without_cache(model, args, kwargs) -> dict:
 
 
 def refuse_cache(given) -> None:
-    """Raises if the inputs by name ask for a cache."""
-    if given.get("use_cache"):
-        raise ValueError("expected use_cache=False, or none, found use_cache=True: compiled code "
-                         "returns tensors and no cache; to generate with one, use "
-                         'model.compile(backend="moe", dynamic=True)')
+    """Raises if the inputs by name ask for a cache and give none."""
+    if given.get("use_cache") and given.get("past_key_values") is None:
+        raise ValueError("expected use_cache=False, or none, found use_cache=True without "
+                         "past_key_values: compiled code makes no cache; pass a "
+                         "transformers.StaticCache(config=model.config, max_cache_len=..)")
 
 
 def warn_without_cache(model, args, kwargs) -> None:
@@ -37,7 +38,7 @@ def _makes_cache(model, given) -> bool:
     config = getattr(model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
     return (getattr(config, "use_cache", None) is True and given.get("use_cache") is None
-            and _takes(model, "use_cache"))
+            and given.get("past_key_values") is None and _takes(model, "use_cache"))
 
 
 def _takes(model, name) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import threading
@@ -12,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ._log import warn_user
+from ._static_cache import caches_of, take_apart
 from ._without_cache import refuse_cache
 from .chips import target_chips
 from .compiled_program import CompiledProgram, Misfit, another_constant, same_constant
@@ -110,7 +112,31 @@ class CompiledModel:
         program, operands = self._find(values)
         if program is None:
             program, operands = self._retrace(values, args, kwargs)
-        return program.run(operands)
+        return program.run(operands, [parts.cache for parts in caches_of(values)])
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """transformers' `model.generate`, whose forward is this compiled code.
+
+        The cache is one of fixed size, cache_implementation="static", if the
+        call names none; each size of cache is a program of its own, for the
+        prompt and for a step.
+        """
+        if self.model is None or not hasattr(self.model, "generate"):
+            raise AttributeError("expected a model of transformers that generates, found "
+                                 f"{type(self.model).__name__}, which has no 'generate'")
+        if "past_key_values" not in kwargs:
+            kwargs.setdefault("cache_implementation", "static")
+        # The same modules and weights, with another forward.
+        runner = copy.copy(self.model)
+        runner.forward = self
+        return runner.generate(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What `inspect.signature` says of it: the inputs of the model."""
+        if self._signature is None:
+            raise AttributeError("__signature__")
+        return self._signature
 
     # ---- inputs by name ----------------------------------------------------
 
@@ -139,7 +165,10 @@ class CompiledModel:
                 f"{len(args)} positional and keyword inputs {sorted(kwargs)}: {error}") from None
         if not self._fixed.get("use_cache", True):
             refuse_cache(named)
+        named = take_apart(named, self.model)
         for name, value in self._fixed.items():
+            if name == "use_cache" and caches_of(named):
+                continue  # said of calls without a cache
             found = named.setdefault(name, value)
             if not same_constant(value, found):
                 raise another_constant(name, value, found)
@@ -185,7 +214,8 @@ class CompiledModel:
             if program is not None:
                 return program, operands
             given = self._named(args, kwargs)
-            kwargs = {**kwargs, **{n: v for n, v in self._fixed.items() if n not in given}}
+            kwargs = {**kwargs, **{n: v for n, v in values.items()
+                                   if n in self._fixed and n not in given}}
             try:
                 program = CompiledProgram(export(self.model, args, kwargs=kwargs), self.target,
                                           self._named, self._kernel_configs)

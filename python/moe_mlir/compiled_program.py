@@ -1,7 +1,7 @@
 """One traced program as compiled code: which calls it serves, and how it runs them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,9 @@ class CompiledProgram:
         self._inputs = [i for i, a in enumerate(arguments) if a.kind == "input"]
         self._weights = [i for i, a in enumerate(arguments) if a.kind == "state"]
         self._positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
-        self._updates = any(r.kind != "output" for r in module.program.results)
+        # result -> the argument that it updates
+        self._updated = {i: self._positions[r.kind, r.name]
+                         for i, r in enumerate(module.program.results) if r.kind != "output"}
         self._function = _compile_function(module, target, kernel_configs)
 
     def __getstate__(self):
@@ -181,35 +183,45 @@ class CompiledProgram:
     # ---- the run -----------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, operands: list[torch.Tensor]) -> Any:
-        """The model's outputs for operands that `fit` gave; updates what the model updates."""
+    def run(self, operands: list[torch.Tensor], caches: Sequence[object] = ()) -> Any:
+        """The model's outputs for operands that `fit` gave; updates what the model updates.
+
+        `caches` are those among the inputs, of which the model may return some.
+        """
         program = self.module.program
-        if self._updates:
+        if self._updated:
             self._require_apart(operands)
         symbols = self._symbols(operands)
         plain = [_plain(tensor) for tensor in operands]
         device = operands[0].device if operands else torch.device("cpu")
-        results = [torch.empty([evaluate_text(s, symbols) for s in r.shape], dtype=r.dtype,
-                               device=device) for r in program.results]
-        self._function(*plain, *results)
-        for result, spec in zip(results, program.results):
-            if spec.kind != "output":
-                operands[self._positions[spec.kind, spec.name]].copy_(result)
+        # Code for a CPU stores updates in their arguments, which are no results then.
+        results = [plain[self._updated[i]] if i in self._updated and self.target == "cpu" else
+                   torch.empty([evaluate_text(s, symbols) for s in r.shape], dtype=r.dtype,
+                               device=device) for i, r in enumerate(program.results)]
+        self._function(*plain, *(r for i, r in enumerate(results)
+                                 if i not in self._updated or self.target != "cpu"))
+        for result, position in self._updated.items():
+            if results[result].data_ptr() != operands[position].data_ptr():
+                operands[position].copy_(results[result])
         flat = [results[value] if kind == "result" else value for kind, value in program.outputs]
+        for leaf, number in self.module.returned_caches.items():
+            flat[leaf] = caches[number]
         return pytree.tree_unflatten(flat, self.module.out_spec)
 
     def _require_apart(self, operands) -> None:
         """What the model updates must not be seen under another name: the trace did not."""
         arguments = self.module.program.arguments
-        updated = {self._positions[r.kind, r.name] for r in self.module.program.results
-                   if r.kind != "output"}
-        for one in updated:
-            for other, tensor in enumerate(operands):
-                if other != one and _overlap(operands[one], tensor):
-                    raise ValueError(
-                        f"expected '{arguments[one].name}', which the model updates in place, in "
-                        f"memory of its own, found it shared with '{arguments[other].name}'; pass "
-                        "a clone")
+        updated = set(self._updated.values())
+        last, end = -1, 0
+        for begin, stop, position in sorted(map(_span, operands, range(len(operands)))):
+            if begin < end and (position in updated or last in updated):
+                one, other = (position, last) if position in updated else (last, position)
+                raise ValueError(
+                    f"expected '{arguments[one].name}', which the model updates in place, in "
+                    f"memory of its own, found it shared with '{arguments[other].name}'; pass "
+                    "a clone")
+            if stop > end:
+                last, end = position, stop
 
 
 def same_constant(old: object, new: object) -> bool:
@@ -235,15 +247,13 @@ def _plain(tensor):
     return tensor.detach().resolve_neg().contiguous()
 
 
-def _overlap(a, b) -> bool:
-    """Whether two tensors may share memory."""
-    spans = []
-    for tensor in (a, b):
-        if tensor.numel() == 0:
-            return False
-        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
-        spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()))
-    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
+def _span(tensor, position):
+    """(begin, end, position) of the memory that a tensor may show; without elements it has none."""
+    if tensor.numel() == 0:
+        return 0, 0, position
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size(), position
 
 
 def _compile_function(module: Module, target: str, kernel_configs):

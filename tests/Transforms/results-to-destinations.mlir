@@ -57,3 +57,24 @@ func.func private @caller(%x: tensor<4xf32>) -> tensor<4xf32> {
   %r = func.call @callee(%x) : (tensor<4xf32>) -> tensor<4xf32>
   return %r : tensor<4xf32>
 }
+
+// -----
+
+// CHECK-LABEL: func @lets_arguments_be_written_that_results_update
+// CHECK-SAME:    (%[[X:.*]]: tensor<4xf32> {bufferization.writable = true},
+// CHECK-SAME:     %[[Y:.*]]: tensor<4xf32> {bufferization.writable = false}, %[[OUT:.*]]: memref<4xf32>)
+// CHECK-SAME:    -> (tensor<4xf32> {moe.updates = 0 : i64})
+func.func @lets_arguments_be_written_that_results_update(%x: tensor<4xf32>, %y: tensor<4xf32>)
+    -> (tensor<4xf32>, tensor<4xf32> {moe.updates = 0 : i64}) {
+  // CHECK: materialize_in_destination %[[X]] in restrict writable %[[OUT]]
+  // CHECK: return %[[Y]] : tensor<4xf32>
+  return %x, %y : tensor<4xf32>, tensor<4xf32>
+}
+
+// -----
+
+// expected-error @below {{expected result 0 to update an argument of its type, found 'moe.updates' 1}}
+func.func @updates_an_argument_of_its_type(%x: tensor<4xf32>, %n: index)
+    -> (tensor<4xf32> {moe.updates = 1 : i64}) {
+  return %x : tensor<4xf32>
+}

@@ -291,6 +291,10 @@ def MoEResultsToDestinationsPass
     so that callers find it as `_mlir_ciface_<name>` with a pointer to a memref
     descriptor for every tensor. Bufferization then computes in the caller's
     memory: a compiled function allocates nothing for what it returns.
+
+    A result with `moe.updates` is the new content of the argument that the
+    attribute names: it gets no buffer, and the argument is writable. Behind
+    bufferization `moe-store-updates` does the rest.
   }];
   let dependentDialects = [
     "::mlir::arith::ArithDialect",
@@ -299,6 +303,16 @@ def MoEResultsToDestinationsPass
     "::mlir::memref::MemRefDialect",
     "::mlir::tensor::TensorDialect",
   ];
+}
+
+def MoEStoreUpdatesPass : Pass<"moe-store-updates", "mlir::func::FuncOp"> {
+  let summary = "Store results that update arguments in these arguments";
+  let description = [{
+    Runs behind bufferization. Erases each result with `moe.updates`: where
+    bufferization computed it in the argument that it updates, nothing is left
+    to do; otherwise it is copied there before the function returns.
+  }];
+  let dependentDialects = ["::mlir::memref::MemRefDialect"];
 }
 
 def MoETileAndFusePass

@@ -14,12 +14,14 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
 from .._live_state import LiveState
+from .._static_cache import CacheTensors, caches_of, is_cache, take_apart
 from .._trace_errors import explained, require_weights_in_memory
 from .._without_cache import warn_without_cache, without_cache
 from ..fx.attention import decomposition
 from ..fx.einsum import EinsumAsMatmul
 from ..fx.experts import raise_experts
 from ..fx.fold_layers import fold_layers, unfold_layers
+from ..fx.grouped_heads import pack_grouped_heads
 from ..fx.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
 from ..fx.raise_routing import raise_routing
 from ..fx.reading import is_assertion
@@ -49,6 +51,8 @@ class Module:
     out_spec: pytree.TreeSpec
     # Leaves of the inputs that were numbers, flags or None: fixed at export.
     constants: dict = field(default_factory=dict)
+    # Leaves of the outputs that are caches among the inputs, by their numbers among these.
+    returned_caches: dict = field(default_factory=dict)
     conditions: list = field(default_factory=list)
     model: torch.nn.Module | None = field(default=None, repr=False)
 
@@ -102,12 +106,38 @@ class _Inputs(torch.nn.Module):
         super().__init__()
         self.wrapped_model = model
         self._leaves, self._spec = leaves, spec
+        self.seen = _Seen()
 
     def forward(self, *tensors):
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(x, torch.Tensor) else x for x in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        return self.wrapped_model(*args, **kwargs)
+        caches = []
+
+        def build(value):
+            if not isinstance(value, CacheTensors):
+                return value
+            caches.append(value.build())
+            return caches[-1]
+        args, kwargs = pytree.tree_map(build, (args, kwargs),
+                                       is_leaf=lambda x: isinstance(x, CacheTensors))
+        return self._without_caches(self.wrapped_model(*args, **kwargs), caches)
+
+    def _without_caches(self, outputs, caches):
+        """The outputs, with numbers for the caches that were given."""
+        leaves, spec = pytree.tree_flatten(outputs, is_leaf=is_cache)
+        returned = {i: n for i, leaf in enumerate(leaves)
+                    for n, cache in enumerate(caches) if leaf is cache}
+        self.seen.returned_caches = returned
+        return pytree.tree_unflatten([returned.get(i, leaf) for i, leaf in enumerate(leaves)],
+                                     spec)
+
+
+class _Seen:
+    """What a trace saw; torch.export takes back what is written to a module."""
+
+    # Leaves of the outputs -> numbers of the caches among the inputs that they are.
+    returned_caches: dict[int, int] = {}
 
 
 def _dynamic_dims(tensor: torch.Tensor):
@@ -115,22 +145,43 @@ def _dynamic_dims(tensor: torch.Tensor):
     return list(range(tensor.dim() if not tensor.is_floating_point() else max(tensor.dim() - 1, 0)))
 
 
+def _dims_beside_caches(tensors, caches):
+    """The open dims: caches keep their sizes, and with them the number of sequences.
+
+    One token is a decoding step, whose program serves one token alone.
+    """
+    own = {id(t) for cache in caches for t in cache.tensors}
+    batch = caches[0].tensors[0].shape[0]
+    return [[] if id(t) in own else
+            [d for d in _dynamic_dims(t) if t.shape[d] != 1 and (d > 0 or t.shape[d] != batch)]
+            for t in tensors]
+
+
 def check_inputs(
     model: torch.nn.Module,
     args: tuple | None,
     kwargs: Mapping[str, Any] | None = None,
-) -> tuple[list[Any], pytree.TreeSpec]:
-    """The leaves and the structure of a model's inputs."""
+) -> None:
+    """Raises unless there is a model with a tensor among its inputs."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"expected 'model' to be a torch.nn.Module or an ExportedProgram, found "
                         f"{type(model).__name__}")
     if not isinstance(args, tuple):
         raise TypeError(f"expected 'args' to be a tuple of the model's inputs, found "
                         f"{type(args).__name__}; write (x,) for one input")
-    leaves, spec = pytree.tree_flatten((args, dict(kwargs or {})))
+    leaves = pytree.tree_leaves((args, dict(kwargs or {})))
     if not any(isinstance(x, torch.Tensor) for x in leaves):
         raise ValueError("expected at least one tensor among the inputs of the model, found none")
-    return leaves, spec
+
+
+@dataclass
+class Traced:
+    """A model's program in core ATen, and what its inputs and outputs were."""
+
+    program: torch.export.ExportedProgram
+    spec: pytree.TreeSpec
+    leaves: list[Any]
+    returned_caches: dict = field(default_factory=dict)
 
 
 def trace(
@@ -138,20 +189,28 @@ def trace(
     args: tuple | None,
     kwargs: Mapping[str, Any] | None = None,
     dynamic_tokens: bool = True,
-) -> tuple[torch.export.ExportedProgram, pytree.TreeSpec, list[Any]]:
-    """The model's program in core ATen, its input spec and the inputs' leaves."""
+) -> Traced:
+    """The model's program for example inputs."""
     check_inputs(model, args, kwargs)
+    assert args is not None  # as `check_inputs` found
     require_weights_in_memory(model, args, kwargs)
-    leaves, spec = pytree.tree_flatten((args, without_cache(model, args, kwargs)))
-    tensors = _apart([x for x in leaves if isinstance(x, torch.Tensor)], model)
+    parts = take_apart({**dict(enumerate(args)), **without_cache(model, args, kwargs)}, model)
+    caches = caches_of(parts)
+    leaves, spec = pytree.tree_flatten((
+        tuple(parts[i] for i in range(len(args))),
+        {name: value for name, value in parts.items() if isinstance(name, str)}))
+    given = [x for x in leaves if isinstance(x, torch.Tensor)]
+    dims = None
+    if dynamic_tokens:
+        dims = _dims_beside_caches(given, caches) if caches else list(map(_dynamic_dims, given))
+    tensors = _apart(given, model)
     inputs = _Inputs(model, leaves, spec)
-    dims = [_dynamic_dims(t) for t in tensors] if dynamic_tokens else None
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
     with oblivious, torch.no_grad(), _routing_as_ops(model), explained():
-        program = _trace_open(inputs, tensors, dims)
-        return decompose(program), spec, leaves
+        program = decompose(_trace_open(inputs, tensors, dims))
+    return Traced(program, spec, leaves, inputs.seen.returned_caches)
 
 
 def _apart(tensors, model):
@@ -306,22 +365,25 @@ def export(
     """
     if isinstance(model, torch.export.ExportedProgram):
         program, bounds = decompose(model), bounds_of(model)
-        spec, leaves = program.call_spec.in_spec, None
+        spec, leaves, returned_caches = program.call_spec.in_spec, None, {}
     else:
-        program, spec, leaves = trace(model, args, kwargs, dynamic_tokens)
+        traced = trace(model, args, kwargs, dynamic_tokens)
+        program, spec, leaves = traced.program, traced.spec, traced.leaves
+        returned_caches = traced.returned_caches
         # The caller gave no bounds; those that torch derives while it traces (0 and 1 are sizes
         # of their own to it) say nothing about the model.
         bounds = []
         warn_without_cache(model, args, kwargs)
     raise_routing(program.graph_module)
     raise_experts(program.graph)
+    pack_grouped_heads(program.graph)
     names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
     leaves_seen = _leaves_of(program) if leaves is None else leaves
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model
     return Module(imported, LiveState(owner, _state(program)), spec, program.call_spec.out_spec,
-                  constants, [*conditions(program), *bounds], owner)
+                  constants, returned_caches, [*conditions(program), *bounds], owner)
 
 
 def _leaves_of(program) -> list:

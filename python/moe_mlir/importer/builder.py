@@ -263,17 +263,22 @@ class FunctionBuilder:
 
     # ---- the finished function ----------------------------------------------
 
-    def finish(self, results: list[Value], private: bool = False) -> str:
+    def finish(self, results: list[Value], private: bool = False,
+               updates: Sequence[int | None] = ()) -> str:
+        """The function's text; `updates` has the argument that each result updates."""
         arguments = ",\n    ".join(f"{v}: index" if isinstance(v, str) else
                                   f'{v.name}: {v.type} {{moe.name = "{label}"}}'
                                   for v, label in self.arguments)
         types = ", ".join(r.type for r in results)
+        returned = ", ".join(
+            r.type if argument is None else f"{r.type} {{moe.updates = {argument} : i64}}"
+            for r, argument in zip(results, updates or [None] * len(results)))
         names = ", ".join(r.name for r in results)
         body = "\n".join(self._entry + self._lines)
         # A function of its own is compiled once, however often it is called.
         head, kept = (("private ", ' attributes {passthrough = ["noinline"]}') if private
                       else ("", ""))
-        return (f"func.func {head}@{self.name}(\n    {arguments})\n    -> ({types}){kept} {{\n"
+        return (f"func.func {head}@{self.name}(\n    {arguments})\n    -> ({returned}){kept} {{\n"
                 f"{body}\n"
                 f"  return {names}{' : ' + types if results else ''}\n}}\n")
 

@@ -2,8 +2,10 @@
 
 import torch
 
-from .builder import broadcast_loops
+from .builder import broadcast_loops, same_dim
+from .context import broadcast
 from .registry import Unsupported, imports
+from .shape import extract_slice, insert_slice
 
 aten = torch.ops.aten
 
@@ -104,6 +106,57 @@ def _index_select(context, node, arguments):
     return builder.generic(len(shape), [(index.value, index.map_results([loops[dim]]))],
                            builder.empty(shape, source.element), loops, body,
                            set(range(len(shape))))
+
+
+@imports(aten.index_put.default)
+def _index_put(context, node, arguments):
+    """Rows written one after the other, into the memory of what they replace where it may be.
+
+    Indices are in range by torch's contract; no row is written anywhere else.
+    """
+    picked = [i for i, index in enumerate(arguments.indices) if index is not None]
+    if len(picked) != 1 or context.element(arguments.indices[picked[0]]) == "i1" \
+            or len(context.shape(arguments.indices[picked[0]])) != 1:
+        raise Unsupported("anything but one index tensor of one dim; use torch.scatter")
+    if arguments.accumulate:
+        raise Unsupported("accumulate=True")
+    builder, dim = context.builder, picked[0]
+    target = context.value(arguments.self)
+    index = context.value(arguments.indices[dim])
+    rows = _broadcast_rows(context, arguments.values, index.shape[0], target, dim)
+    one_row = [1 if i == dim else size for i, size in enumerate(target.shape)]
+
+    def at(place):
+        return [place if i == dim else 0 for i in range(target.rank)]
+    size, count = builder.index(target.shape[dim]), builder.index(index.shape[0])
+    zero, one = builder.constant(0, "index"), builder.constant(1, "index")
+    result, loop, carried, kept = (builder.fresh() for _ in range(4))
+    with builder.region(f"scf.for {loop} = {zero} to {count} step {one} "
+                        f"iter_args({carried} = {target.name}) -> ({target.type})", result):
+        place = _wrapped(builder, _extract(builder, index, [loop]), index.element, size)
+        inside = builder.op(f"arith.cmpi ult, {place}, {size} : index")
+        with builder.region(f"scf.if {inside} -> ({target.type})", kept, tail=_ELSE.format(
+                carried=carried, type=target.type, location=builder.location)):
+            row = extract_slice(builder, rows, at(loop), one_row, [1] * target.rank, one_row)
+            written = insert_slice(builder, row, type(target)(carried, target.shape,
+                                                              target.element), at(place))
+            builder.line(f"scf.yield {written.name} : {target.type}")
+        builder.line(f"scf.yield {kept} : {target.type}")
+    return type(target)(result, target.shape, target.element)
+
+
+_ELSE = "else {{ scf.yield {carried} : {type} {location} }}"
+
+
+def _broadcast_rows(context, node, count, target, dim):
+    """The values of an index_put, one row an index."""
+    shape = tuple(count if i == dim else size for i, size in enumerate(target.shape))
+    rows = context.operand(node)
+    if rows.is_identity and len(rows.shape) == len(shape) \
+            and all(map(same_dim, rows.shape, shape)):
+        return context.value(node)
+    rows = broadcast(rows, shape)
+    return context.builder.map([rows], shape, target.element, lambda x: x)
 
 
 @imports(aten.scatter.src, aten.scatter.value)

@@ -34,7 +34,8 @@ class Result:
     """One result: sizes are arithmetic over the symbols, as text.
 
     `kind` is "output", or "state" and "input" for tensors that the model
-    updates in place: the caller copies the result back into `name`.
+    updates in place: it is the new content of the argument `name`, which code
+    for a CPU stores there, and which is a result of its own on a GPU.
     """
 
     kind: str
@@ -69,7 +70,9 @@ def import_program(program: torch.export.ExportedProgram, function: str = "main"
     context.check()
     results, outputs, values = _collect_results(context, program, label)
     context.builder.location = "loc(unknown)"
-    text = context.builder.finish(values)
+    positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
+    text = context.builder.finish(values, updates=[positions.get((r.kind, r.name))
+                                                   for r in results])
     symbols = _symbols(arguments)
     arguments = tuple(Argument(a.kind, a.name, a.dtype, tuple(map(format_size, a.shape)))
                       for a in arguments)

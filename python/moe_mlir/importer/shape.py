@@ -264,7 +264,7 @@ def insert_slice(builder: FunctionBuilder, source: Value, into: Value, offsets: 
                  sizes: Sequence[Dim] | None = None, strides: Sequence[Dim] | None = None) -> Value:
     """`sizes` where `source` lacks dimensions of size 1."""
     def mixed(dims):
-        return "[" + ", ".join(builder.size(d) for d in dims) + "]"
+        return "[" + ", ".join(d if isinstance(d, str) else builder.size(d) for d in dims) + "]"
     return builder.tensor(
         f"tensor.insert_slice {source.name} into {into.name}{mixed(offsets)} "
         f"{mixed(sizes or source.shape)} {mixed(strides or [1] * into.rank)} : {source.type} into "

@@ -1,0 +1,125 @@
+"""transformers' caches of keys and values that have a fixed size, as inputs of a program.
+
+A program takes tensors. A `StaticCache` among a model's inputs is taken apart
+into the tensors of its layers, which the program updates in place, and put
+together again around the tensors of a trace.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_OF_LAYER = ("keys", "values", "cumulative_length")
+
+
+@dataclass(frozen=True)
+class CacheForm:
+    """What two caches have in common whose tensors have the same places."""
+
+    kind: type
+    lengths: tuple[int, ...]
+    # The cache and its layers without their tensors.
+    frame: Any = field(compare=False, repr=False)
+
+
+class CacheTensors:
+    """A cache as its tensors, in the order of its layers."""
+
+    def __init__(self, form: CacheForm, tensors: list, cache: Any = None):
+        self.form, self.tensors, self.cache = form, tensors, cache
+
+    @staticmethod
+    def of(cache: Any, model: torch.nn.Module | None, batch: int) -> CacheTensors:
+        """A given cache, whose tensors are made if it has none yet."""
+        _require_fixed_size(cache)
+        if not all(layer.is_initialized for layer in cache.layers):
+            _initialize(cache, model, batch)
+        frame = copy.copy(cache)
+        frame.layers = [copy.copy(layer) for layer in cache.layers]
+        for layer in frame.layers:
+            for name in _OF_LAYER:
+                setattr(layer, name, None)
+        form = CacheForm(type(cache), tuple(layer.max_cache_len for layer in cache.layers), frame)
+        return CacheTensors(form, [getattr(layer, name) for layer in cache.layers
+                                   for name in _OF_LAYER], cache)
+
+    def build(self) -> Any:
+        """A cache around these tensors."""
+        cache, tensors = copy.copy(self.form.frame), iter(self.tensors)
+        cache.layers = [copy.copy(layer) for layer in cache.layers]
+        for layer in cache.layers:
+            for name in _OF_LAYER:
+                setattr(layer, name, next(tensors))
+        return cache
+
+    def require_room(self, tokens: int) -> None:
+        """Raises where so many more tokens have no place: compiled code checks no position."""
+        held, room = int(self.tensors[_OF_LAYER.index("cumulative_length")]), self.form.lengths[0]
+        if held + tokens > room:
+            raise ValueError(f"expected at most {room - held} tokens, which the cache of {room} "
+                             f"has room for beside the {held} that it holds, found {tokens}; make "
+                             "a StaticCache with a larger max_cache_len, or call its reset()")
+
+
+def _names(form):
+    return [f"layers.{i}.{name}" for i in range(len(form.lengths)) for name in _OF_LAYER]
+
+
+pytree.register_pytree_node(
+    CacheTensors, lambda parts: (parts.tensors, parts.form),
+    lambda tensors, form: CacheTensors(form, list(tensors)),
+    flatten_with_keys_fn=lambda parts: (
+        [(pytree.MappingKey(n), t) for n, t in zip(_names(parts.form), parts.tensors)], parts.form))
+
+
+def is_cache(value: object) -> bool:
+    """Whether it is a cache of transformers, which is imported then."""
+    module = sys.modules.get("transformers.cache_utils")
+    return module is not None and isinstance(value, module.Cache)
+
+
+def take_apart(values: dict, model: torch.nn.Module | None) -> dict:
+    """Inputs by name with caches as their tensors."""
+    if not any(map(is_cache, values.values())):
+        return values
+    tokens = next((x for x in values.values()
+                   if isinstance(x, torch.Tensor) and x.dim() >= 2), None)
+    batch = 1 if tokens is None else tokens.shape[0]
+    parts = {name: CacheTensors.of(value, model, batch) if is_cache(value) else value
+             for name, value in values.items()}
+    for part in caches_of(parts):
+        part.require_room(1 if tokens is None else tokens.shape[1])
+    return parts
+
+
+def caches_of(values: dict) -> list[CacheTensors]:
+    return [value for value in values.values() if isinstance(value, CacheTensors)]
+
+
+def _require_fixed_size(cache) -> None:
+    from transformers.cache_utils import StaticLayer
+
+    kinds = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not StaticLayer})
+    if kinds or not cache.layers:
+        raise TypeError(
+            "expected a cache of fixed size, transformers.StaticCache(config=model.config, "
+            f"max_cache_len=..), found a {type(cache).__name__} with layers {kinds}, which has no "
+            "one shape; to generate with it, use model.compile(backend=\"moe\", dynamic=True)")
+
+
+def _initialize(cache, model, batch) -> None:
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ValueError("expected a StaticCache with tensors, found one that no model has written "
+                         "to; call its early_initialization(..)")
+    from transformers.configuration_utils import get_head_shapes
+
+    weight = next(model.parameters())
+    heads, width = get_head_shapes(config.get_text_config())
+    cache.early_initialization(batch, heads, width, weight.dtype, weight.device)

@@ -1,0 +1,102 @@
+"""moe_mlir.compile of models with a cache of keys and values: prompts, steps, generation."""
+
+import pytest
+import torch
+import transformers
+
+import moe_mlir
+from moe_mlir.models import FAMILIES
+
+PROMPT, ROOM = 7, 16
+
+
+def ids(tokens, seed=0):
+    return torch.randint(3, 64, (1, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def build(name="Granite-MoE", dtype=torch.float32, layers=1):
+    return FAMILIES[name].build(dtype, layers=layers, attn_implementation="sdpa")
+
+
+def cache_of(model):
+    return transformers.StaticCache(config=model.config, max_cache_len=ROOM)
+
+
+def addresses(cache):
+    return [(layer.keys.data_ptr(), layer.values.data_ptr()) for layer in cache.layers]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    model = build(layers=3)
+    return moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(past_key_values=cache_of(model)))
+
+
+@torch.no_grad()
+def test_prompt_and_steps_give_eagers_logits_and_cache(compiled):
+    model, ours = compiled.model, cache_of(compiled.model)
+    theirs, tokens = cache_of(compiled.model), ids(PROMPT)
+    for step in range(4):
+        found = compiled(tokens, past_key_values=ours)
+        if step == 0:
+            kept = addresses(ours)  # the first call makes the tensors
+        expected = model(tokens, past_key_values=theirs)
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert found.past_key_values is ours
+        assert addresses(ours) == kept
+        for mine, other in zip(ours.layers, theirs.layers):
+            torch.testing.assert_close(mine.keys, other.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mine.values, other.values, rtol=1e-4, atol=1e-4)
+            assert torch.equal(mine.cumulative_length, other.cumulative_length)
+        tokens = expected.logits[:, -1:].argmax(-1)
+    # One program for prompts, one for steps.
+    assert len(compiled._programs) == 2
+
+
+@torch.no_grad()
+def test_another_cache_and_prompt_need_no_other_program(compiled):
+    programs, cache = len(compiled._programs), cache_of(compiled.model)
+    found = compiled(ids(3, seed=1), past_key_values=cache)
+    expected = compiled.model(ids(3, seed=1), past_key_values=cache_of(compiled.model))
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    assert len(compiled._programs) == programs
+
+
+def test_a_full_cache_is_an_error(compiled):
+    cache = cache_of(compiled.model)
+    compiled(ids(PROMPT), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"expected at most 9 tokens.*found 10"):
+        compiled(ids(10), past_key_values=cache)
+
+
+def test_a_growing_cache_is_an_error(compiled):
+    with pytest.raises(TypeError, match="expected a cache of fixed size.*found a DynamicCache"):
+        compiled(ids(PROMPT), past_key_values=transformers.DynamicCache())
+
+
+def test_steps_read_and_write_the_cache_where_it_lies(compiled):
+    compiled(ids(1), past_key_values=cache_of(compiled.model))
+    text = compiled._programs[0].module.text
+    assert text.count("moe.updates") == 9
+    # The keys of two heads, repeated for the four heads of the queries.
+    assert "1x2x2x16x8" not in text
+
+
+@pytest.mark.parametrize("name", ["Granite-MoE", "Qwen3-MoE"])
+def test_generation_has_eagers_tokens(name):
+    model = build(name)
+    options = dict(max_new_tokens=4, do_sample=False, eos_token_id=None)
+    expected = model.generate(ids(PROMPT), cache_implementation="static", **options)
+    compiled = moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(use_cache=False))
+    assert torch.equal(compiled.generate(ids(PROMPT), **options), expected)
+
+
+@torch.no_grad()
+def test_a_bf16_model_has_a_bf16_cache():
+    model = build("OLMoE", torch.bfloat16)
+    cache = cache_of(model)
+    compiled = moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(past_key_values=cache))
+    found = compiled(ids(PROMPT), past_key_values=cache).logits
+    expected = model(ids(PROMPT), past_key_values=cache_of(model)).logits
+    assert cache.layers[0].keys.dtype == torch.bfloat16
+    assert (found - expected).abs().max() < 0.1 * expected.abs().max()
