@@ -57,6 +57,9 @@ def run(options: Any) -> str:
             print(f"{c.method}: {c.near_ties} of {c.sequences + c.near_ties} sequences hold a "
                   "near tie between experts and are not compared")
     for c in comparisons:
+        if c.inductor_reason:
+            print(f"{c.method}: no time of Inductor: {c.inductor_reason}")
+    for c in comparisons:
         if c.chip_reason:
             print(f"{c.method}: no kernels for {options.chip} yet: {c.chip_reason}")
     report.plot(options.out / "plots", trained, comparisons)

@@ -1,4 +1,4 @@
-"""Imports, compiles and runs a trained model, and measures it against eager torch."""
+"""Imports, compiles and runs a trained model, and measures it against eager torch and Inductor."""
 
 import json
 import pathlib
@@ -15,6 +15,7 @@ from moe_mlir import nn
 from .._native import native
 from .data import Corpus
 from .gpu import KernelReport, compile_kernels
+from .inductor import compile_inductor
 from .model import LanguageModel
 from .train import Trained
 
@@ -34,6 +35,7 @@ class Comparison:
     sequences: int
     near_ties: int
     eager_ms: float
+    inductor_ms: float | None
     compiled_ms: float
     routing_ir: str
     kernels: list[KernelReport]
@@ -41,6 +43,8 @@ class Comparison:
     entropy: list = field(default_factory=list)
     # Why there are no kernels for the chip, where there are none.
     chip_reason: str = ""
+    # Why there is no time of Inductor, where there is none.
+    inductor_reason: str = ""
 
     @property
     def speed_up(self) -> float:
@@ -84,10 +88,12 @@ def compare(trained: Trained, corpus: Corpus, chip: str, folder: pathlib.Path) -
         inputs, _ = corpus.validation_batch(batch, tokens)
         worst, clear = max_relative_error(model, compiled, inputs)
         error, sequences, ties = max(error, worst), sequences + clear, ties + batch - clear
-    eager_ms, compiled_ms = time_both(model, compiled, example)
+    inductor, inductor_reason = compile_inductor(model, example, config.method)
+    times = time_in_turns({"eager": model, "compiled": compiled, **inductor}, example)
     load, entropy = routing_statistics(model, example)
-    return Comparison(config.method, error, sequences, ties, eager_ms, compiled_ms, routing_ir,
-                      kernels, load, entropy, chip_reason)
+    return Comparison(config.method, error, sequences, ties, times["eager"], times.get("inductor"),
+                      times["compiled"], routing_ir, kernels, load, entropy, chip_reason,
+                      inductor_reason)
 
 
 @torch.no_grad()
@@ -114,20 +120,18 @@ def _margins(routing) -> torch.Tensor:
     return (top[..., k - 1] - top[..., k]).amin(dim=-1)
 
 
-def time_both(model: LanguageModel, compiled: Callable[..., torch.Tensor],
-              inputs: torch.Tensor) -> tuple[float, float]:
-    """Median milliseconds of eager and compiled, measured in turns."""
-    eager, ours = [], []
+def time_in_turns(calls: dict[str, Callable[..., torch.Tensor]],
+                  inputs: torch.Tensor) -> dict[str, float]:
+    """Median milliseconds of each call, measured in turns."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
     with torch.inference_mode():
         for _ in range(_ROUNDS + 2):
-            start = time.perf_counter()
-            model(inputs)
-            middle = time.perf_counter()
-            compiled(inputs)
-            eager.append(middle - start)
-            ours.append(time.perf_counter() - middle)
+            for name, call in calls.items():
+                start = time.perf_counter()
+                call(inputs)
+                taken[name].append(time.perf_counter() - start)
     # The first two rounds touch memory for the first time.
-    return 1e3 * statistics.median(eager[2:]), 1e3 * statistics.median(ours[2:])
+    return {name: 1e3 * statistics.median(times[2:]) for name, times in taken.items()}
 
 
 @torch.no_grad()
@@ -154,7 +158,8 @@ def write_metrics(path: pathlib.Path, trained: dict, comparisons: list[Compariso
             "validation_loss": t.validation_loss, "training_seconds": t.seconds,
             "max_relative_error": c.max_error, "sequences_compared": c.sequences,
             "sequences_with_near_ties": c.near_ties, "eager_ms": c.eager_ms,
-            "compiled_ms": c.compiled_ms, "speed_up": c.speed_up, "expert_load": c.load,
+            "inductor_ms": c.inductor_ms, "compiled_ms": c.compiled_ms, "speed_up": c.speed_up,
+            "expert_load": c.load,
             "routing_entropy": c.entropy,
             "kernels": [vars(k) for k in c.kernels],
         }

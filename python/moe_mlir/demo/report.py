@@ -4,16 +4,17 @@ import pathlib
 
 from .compare import Comparison
 
-_HEADINGS = ("method", "max rel. error", "eager ms", "compiled ms", "speed-up", "kernels",
-             "registers", "spill bytes")
+_HEADINGS = ("method", "max rel. error", "eager ms", "Inductor ms", "compiled ms", "speed-up",
+             "kernels", "registers", "spill bytes")
 
 
 def table(comparisons: list[Comparison]) -> str:
     rows = [_HEADINGS]
     for c in comparisons:
-        rows.append((c.method, f"{c.max_error:.1e}", f"{c.eager_ms:.2f}", f"{c.compiled_ms:.2f}",
-                     f"{c.speed_up:.2f}x", str(len(c.kernels)),
-                     _each(k.registers for k in c.kernels),
+        rows.append((c.method, f"{c.max_error:.1e}", f"{c.eager_ms:.2f}",
+                     "-" if c.inductor_ms is None else f"{c.inductor_ms:.2f}",
+                     f"{c.compiled_ms:.2f}", f"{c.speed_up:.2f}x",
+                     str(len(c.kernels)), _each(k.registers for k in c.kernels),
                      _each(k.spill_bytes for k in c.kernels)))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
