@@ -50,10 +50,13 @@ class CompiledProgram:
         # result -> the argument that it updates
         self._updated = {i: self._positions[r.kind, r.name]
                          for i, r in enumerate(module.program.results) if r.kind != "output"}
+        # Where the operands of the last call lay, which were found apart.
+        self._apart: list | None = None
         self._function = _compile_function(module, target, kernel_configs)
 
     def __getstate__(self):
-        return {name: value for name, value in vars(self).items() if name != "_function"}
+        return {name: value for name, value in vars(self).items() if name != "_function"} | {
+            "_apart": None}
 
     def __setstate__(self, state):
         vars(self).update(state)
@@ -210,6 +213,9 @@ class CompiledProgram:
 
     def _require_apart(self, operands) -> None:
         """What the model updates must not be seen under another name: the trace did not."""
+        places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in operands]
+        if places == self._apart:
+            return
         arguments = self.module.program.arguments
         updated = set(self._updated.values())
         last, end = -1, 0
@@ -222,6 +228,7 @@ class CompiledProgram:
                     "a clone")
             if stop > end:
                 last, end = position, stop
+        self._apart = places
 
 
 def same_constant(old: object, new: object) -> bool:

@@ -18,6 +18,7 @@ from .._static_cache import CacheTensors, caches_of, is_cache, take_apart
 from .._trace_errors import explained, require_weights_in_memory
 from .._without_cache import warn_without_cache, without_cache
 from ..fx.attention import decomposition
+from ..fx.doubled_state import merge_doubled_state
 from ..fx.einsum import EinsumAsMatmul
 from ..fx.experts import raise_experts
 from ..fx.fold_layers import fold_layers, unfold_layers
@@ -335,7 +336,7 @@ def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedPro
     with warnings.catch_warnings():
         # torch copies its own tree specs in a way that it deprecated itself.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
-        program = fold_layers(program).run_decompositions(table)
+        program = fold_layers(merge_doubled_state(program)).run_decompositions(table)
     unfold_layers(program.graph)
     for node in list(program.graph.nodes):
         # What they check is known: the program has one type a tensor.

@@ -1,6 +1,7 @@
 """`python -m moe_mlir.models [NAME ..] [--output docs/Models.md]` measures, writes the table.
 
 `python -m moe_mlir.models decisions` compares the choices of all targets (decisions.py).
+`python -m moe_mlir.models --speed` measures models of real widths (speed.py).
 """
 
 import argparse
@@ -114,4 +115,8 @@ if __name__ == "__main__":
         from .decisions import main as compare_decisions
 
         sys.exit(compare_decisions(sys.argv[2:]))
+    if "--speed" in sys.argv[1:]:
+        from .speed import main as measure_speed
+
+        sys.exit(measure_speed([x for x in sys.argv[1:] if x != "--speed"]))
     sys.exit(main(sys.argv[1:]))

@@ -100,3 +100,29 @@ def test_a_bf16_model_has_a_bf16_cache():
     expected = model(ids(PROMPT), past_key_values=cache_of(model)).logits
     assert cache.layers[0].keys.dtype == torch.bfloat16
     assert (found - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+@pytest.fixture(scope="module")
+def exportable():
+    """What transformers itself exports: a module whose buffers are the cache."""
+    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+
+    model = build()
+    model.generation_config.cache_implementation = "static"
+    return TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=ROOM)
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+@torch.no_grad()
+def test_a_module_whose_buffers_are_the_cache(exportable, strict):
+    """As a module, and as programs of both of torch.export's ways to trace it."""
+    inputs = dict(input_ids=ids(1), cache_position=torch.tensor([0]))
+    source = exportable if strict is None else torch.export.export(exportable, (), inputs,
+                                                                   strict=strict)
+    compiled = moe_mlir.compile(source, () if strict is None else None,
+                                kwargs=inputs if strict is None else None)
+    tokens = ids(5)
+    found = [compiled(input_ids=tokens[:, i:i + 1], cache_position=torch.tensor([i]))
+             for i in range(5)]
+    expected = exportable.model(tokens, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(found, 1), expected, rtol=1e-4, atol=1e-4)
