@@ -206,11 +206,17 @@ void ContractionKernel::emitProduct() {
   ProductSums sums{c.out.memref, [&](Value row, Value column, bool) {
                      return at(c.out, row, column, zero);
                    }};
-  ProductCore core(e, left, right, sums, getDimSize(*c.n), getDimSize(c.k));
-  core.forEachPanel(
-      inParallel, [&](Value column, int64_t numVectors, bool mayEnd) {
-        core.multiplyPanel(zero, numRows, column, numVectors, mayEnd);
-      });
+  PanelShape shape(e, getDimSize(*c.n));
+  auto multiply = [&](Value, Value first, Value end) {
+    shape.forEachGroup(first, end, [&](const PanelGroup &group) {
+      ProductCore core(e, left, right, sums, shape, getDimSize(c.k));
+      core.multiply(zero, numRows, group);
+    });
+  };
+  if (inParallel)
+    forEachPartOfPanels(e, e.index(1), shape.getNumPanels(), multiply);
+  else
+    multiply(zero, zero, shape.getNumPanels());
 }
 
 /// One sum, of vectors of products.

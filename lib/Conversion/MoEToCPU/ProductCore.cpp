@@ -2,6 +2,8 @@
 
 #include "ProductCore.h"
 
+#include "MoE/Transforms/Transforms.h"
+
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 
 using namespace mlir;
@@ -14,39 +16,107 @@ static Type getElementType(Value memref) {
 /// Steps of some columns as register tiles read them: `memref` at `at`.
 struct ProductCore::Panel {
   Value column, step;
+  /// Which one of its group it is.
+  Value slot;
   int64_t numVectors;
   /// The lanes of each vector that exist; null for all.
   Values masks;
   Value memref;
   std::function<Values(Value place, int64_t vector)> at;
-  /// Whether one tile is all that it is made for.
-  bool isForFew = false;
-  /// While a tile is multiplied, the lines from this one on of what is packed
-  /// next come nearer, one a step; null where the hardware sees to that.
-  Value firstLine;
 };
 
-int64_t ProductCore::getPanelVectors(const Emitter &e) {
+//===----------------------------------------------------------------------===//
+// How columns are cut
+//===----------------------------------------------------------------------===//
+
+int64_t PanelShape::getNumVectors() const {
   return e.target.vectorRegisters >= 32 ? 4 : 2;
 }
 
-bool ProductCore::isInPairs(const Emitter &e, Value left, Value right) {
-  return e.target.bf16Dot && getElementType(left).isBF16() &&
-         getElementType(right).isBF16();
+int64_t PanelShape::getNumColumns() const {
+  return getNumVectors() * e.width / (pairOffset ? 2 : 1);
+}
+
+int64_t PanelShape::getMostPanels() const { return 16 / getNumVectors(); }
+
+Value PanelShape::getNumPanels() const {
+  if (std::optional<int64_t> constant = getConstantIntValue(numColumns))
+    return e.index(llvm::divideCeil(*constant, getNumColumns()));
+  return arith::CeilDivSIOp::create(e, numColumns, e.index(getNumColumns()));
+}
+
+void PanelShape::forEachGroup(
+    Value first, Value end, function_ref<void(const PanelGroup &)> body) const {
+  int64_t columns = getNumColumns();
+  auto forEach = [&](Value begin, Value bound, int64_t numVectors, int64_t most,
+                     bool mayEnd) {
+    e.loop(begin, bound, most, [&](Value number) {
+      Value count = most == 1
+                        ? e.index(1)
+                        : e.minSigned(e.sub(bound, number), e.index(most));
+      body({e.mul(number, e.index(columns)), count, numVectors, mayEnd});
+    });
+  };
+  std::optional<int64_t> constant = getConstantIntValue(numColumns);
+  // Of an unknown number of columns the last panel is as wide as the others.
+  if (!constant)
+    return forEach(first, end, getNumVectors(), 1, /*mayEnd=*/true);
+  Value wholeEnd = e.index(*constant / columns);
+  if (*constant >= columns)
+    forEach(first, e.minSigned(end, wholeEnd), getNumVectors(),
+            std::min(getMostPanels(), *constant / columns), /*mayEnd=*/false);
+  int64_t rest = *constant % columns;
+  if (rest == 0)
+    return;
+  int64_t vectors = llvm::divideCeil(rest, e.width);
+  if (pairOffset)
+    vectors *= 2;
+  else if (areEven)
+    vectors = llvm::alignTo(vectors, 2);
+  forEach(e.maxSigned(first, wholeEnd), end, vectors, 1, /*mayEnd=*/true);
+}
+
+void mlir::moe::forEachPartOfPanels(
+    Emitter &e, Value numMatrices, Value numPanels,
+    function_ref<void(Value matrix, Value first, Value end)> body) {
+  // A thread that is late keeps the others waiting for a part at most.
+  constexpr int64_t kPartsPerThread = 4;
+  Value parts = e.index(1);
+  if (Value threads = buildThreadCount(e)) {
+    Value isAlone = e.compare(arith::CmpIPredicate::eq, threads, e.index(1));
+    Value most =
+        e.minSigned(numPanels, e.mul(threads, e.index(kPartsPerThread)));
+    parts = e.select(isAlone, e.index(1), most);
+  }
+  e.parallel(e.mul(numMatrices, parts), [&](Value task) {
+    Value part = arith::DivSIOp::create(e, task, numMatrices);
+    Value matrix = arith::RemSIOp::create(e, task, numMatrices);
+    auto bound = [&](Value number) -> Value {
+      return arith::DivSIOp::create(e, e.mul(number, numPanels), parts);
+    };
+    body(matrix, bound(part), bound(e.add(part, e.index(1))));
+  });
 }
 
 ProductCore::ProductCore(Emitter &e, ProductLeft left, ProductRight right,
-                         ProductSums sums, Value numColumns, Value numSteps)
+                         ProductSums sums, const PanelShape &shape,
+                         Value numSteps)
     : e(e), left(std::move(left)), right(std::move(right)),
-      sums(std::move(sums)), numColumns(numColumns), numSteps(numSteps),
-      inPairs(isInPairs(e, this->left.memref, this->right.memref) &&
-              this->left.isContiguous) {}
+      sums(std::move(sums)), shape(shape), numColumns(shape.numColumns),
+      pairOffset(shape.pairOffset), numSteps(numSteps), inPairs(isInPairs()),
+      chainLength(inPairs ? 2 * kChainPlaces : kChainPlaces) {}
+
+/// Whether pairs of products are summed by one instruction.
+bool ProductCore::isInPairs() const {
+  return e.target.bf16Dot && getElementType(left.memref).isBF16() &&
+         getElementType(right.memref).isBF16() && left.isContiguous;
+}
 
 /// What a panel and a tile need beside their operands: whether weights are
 /// panels of the right type already, and rows f32, types tell.
-void ProductCore::makeBuffers(int64_t numVectors) {
+void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
   Type type = inPairs ? Type(e.getI32Type()) : e.getF32Type();
-  int64_t steps = kChainLength;
+  int64_t steps = chainLength;
   if (std::optional<int64_t> constant = getConstantIntValue(numSteps))
     steps = std::min(steps, std::max<int64_t>(*constant, 1));
   // Lines are whole vectors.
@@ -54,9 +124,10 @@ void ProductCore::makeBuffers(int64_t numVectors) {
   OpFoldResult places = e.getIndexAttr(steps);
   bool isReady = right.layout == ProductLayout::Panels &&
                  (getElementType(right.memref).isF32() || inPairs);
-  packed =
-      isReady ? Value()
-              : e.scratch({places, e.getIndexAttr(numVectors * e.width)}, type);
+  packed = isReady ? Value()
+                   : e.scratch({e.getIndexAttr(numPanels), places,
+                                e.getIndexAttr(numVectors * e.width)},
+                               type);
   copied = mustCopyLeft() ? e.scratch({e.getIndexAttr(kTileRows), places}, type)
                           : Value();
   if (right.layout == ProductLayout::AlongSteps)
@@ -88,51 +159,6 @@ bool ProductCore::mustCopyLeft() const {
 // Panels
 //===----------------------------------------------------------------------===//
 
-void ProductCore::forEachPanel(bool inParallel,
-                               function_ref<void(Value, int64_t, bool)> body) {
-  int64_t vectors = getPanelVectors(e);
-  int64_t columns = vectors * e.width / (pairOffset ? 2 : 1);
-  // Panels of pairs have an even number of vectors.
-  int64_t least = pairOffset ? 2 : 1;
-  std::optional<int64_t> constant = getConstantIntValue(numColumns);
-  if (!constant && inParallel) {
-    // The last one is as wide as the others: its lanes behind the end are
-    // neither read nor written.
-    Value count = arith::CeilDivSIOp::create(e, numColumns, e.index(columns));
-    e.parallel(count, [&](Value number) {
-      body(e.mul(number, e.index(columns)), vectors, /*mayEnd=*/true);
-    });
-    return;
-  }
-  Value rest = e.rest(numColumns, columns), wholeEnd = e.sub(numColumns, rest);
-  if (!constant || *constant >= columns) {
-    auto whole = [&](Value column) { body(column, vectors, /*mayEnd=*/false); };
-    if (inParallel) {
-      Value count = arith::DivSIOp::create(e, wholeEnd, e.index(columns));
-      e.parallel(count,
-                 [&](Value number) { whole(e.mul(number, e.index(columns))); });
-    } else {
-      e.loop(e.index(0), wholeEnd, columns, whole);
-    }
-  }
-  if (!constant) {
-    e.loop(wholeEnd, numColumns, e.width,
-           [&](Value column) { body(column, least, /*mayEnd=*/true); });
-    return;
-  }
-  int64_t restColumns = *constant % columns;
-  if (restColumns == 0)
-    return;
-  int64_t restVectors = least * llvm::divideCeil(restColumns, e.width);
-  auto last = [&] {
-    body(wholeEnd, restVectors, /*mayEnd=*/restColumns % e.width != 0);
-  };
-  if (inParallel)
-    e.parallel(e.index(1), [&](Value) { last(); });
-  else
-    last();
-}
-
 /// The first column of a vector of the panel from `column` on.
 Value ProductCore::getColumn(Value column, int64_t numVectors, int64_t vector) {
   if (!pairOffset || vector < numVectors / 2)
@@ -141,26 +167,27 @@ Value ProductCore::getColumn(Value column, int64_t numVectors, int64_t vector) {
                e.index((vector - numVectors / 2) * e.width));
 }
 
-/// The steps from `step` on of the panel from `column` on: where they lie, or
-/// in the buffer that `fillPanel` fills.
-ProductCore::Panel ProductCore::makePanel(Value column, int64_t numVectors,
-                                          Value step, bool mayEnd) {
-  Panel panel{column, step, numVectors, Values(numVectors),
-              packed, {},   false,      {}};
-  if (mayEnd)
+/// The steps from `step` on of a panel of a group: where they lie, or in the
+/// buffer that `fillPanel` fills.
+ProductCore::Panel ProductCore::makePanel(const PanelGroup &group, Value slot,
+                                          Value step) {
+  int64_t numVectors = group.numVectors;
+  Value column =
+      e.add(group.column, e.mul(slot, e.index(shape.getNumColumns())));
+  Panel panel{column, step, slot, numVectors, Values(numVectors), packed, {}};
+  if (group.mayEnd)
     for (int64_t vector = 0; vector < numVectors; ++vector) {
       int64_t place = pairOffset ? vector % (numVectors / 2) : vector;
       Value first = e.add(column, e.index(place * e.width));
       panel.masks[vector] = e.firstLanes(e.sub(numColumns, first));
     }
   if (packed) {
-    panel.at = [this](Value place, int64_t vector) {
-      return Values{place, e.index(vector * e.width)};
+    panel.at = [=, this](Value place, int64_t vector) {
+      return Values{slot, place, e.index(vector * e.width)};
     };
     return panel;
   }
-  Value first =
-      inPairs ? Value(arith::DivSIOp::create(e, step, e.index(2))) : step;
+  Value first = toPlace(step);
   panel.memref = right.memref;
   panel.at = [=, this](Value place, int64_t vector) {
     return right.at(e.add(first, place), getColumn(column, numVectors, vector));
@@ -207,34 +234,40 @@ static void prefetch(Emitter &e, Value memref, ValueRange indices,
 /// Into the second cache: the first one is too small for what comes next.
 static constexpr unsigned kSecondCache = 2;
 
-/// Lines of a step of a panel whose columns lie side by side.
-int64_t ProductCore::getLinesOfStep(const Panel &panel) {
-  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
-  return llvm::divideCeil(panel.numVectors * e.width * bytes, 64);
-}
-
 /// Brings line `number` of what is packed next nearer: of the same columns in
-/// the chain that follows, or of the next panel's in the first one. The
+/// the chain that follows, or of the next group's in the first one. The
 /// hardware does not foresee such short runs.
-void ProductCore::prefetchNextPanel(const Panel &panel, Value number) {
+void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
+                                    Value number) {
   int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
-  int64_t perLine = 64 / bytes, columns = panel.numVectors * e.width;
+  int64_t perLine = 64 / bytes, columns = group.numVectors * e.width;
   bool isAlongSteps = right.layout == ProductLayout::AlongSteps;
-  int64_t inARow = isAlongSteps ? columns : getLinesOfStep(panel);
+  int64_t inARow = isAlongSteps ? columns : llvm::divideCeil(columns, perLine);
   int64_t numLines =
-      inARow * (isAlongSteps ? kChainLength / perLine : kChainLength);
-  number = e.minSigned(number, e.index(numLines - 1));
-  Value place = arith::DivUIOp::create(e, number, e.index(inARow));
-  Value offset = arith::RemUIOp::create(e, number, e.index(inARow));
+      inARow * (isAlongSteps ? chainLength / perLine : chainLength);
+  auto divide = [&](Value value, int64_t by) -> std::pair<Value, Value> {
+    return {arith::DivUIOp::create(e, value, e.index(by)),
+            arith::RemUIOp::create(e, value, e.index(by))};
+  };
+  auto [slot, line] = divide(number, numLines);
+  slot = e.minSigned(slot, e.sub(group.numPanels, e.index(1)));
+  auto [place, offset] = divide(line, inARow);
   if (isAlongSteps)
     place = e.mul(place, e.index(perLine));
   else
     offset = e.mul(offset, e.index(perLine));
-  Value step = e.add(panel.step, e.index(kChainLength));
+  Value size = e.index(shape.getNumColumns());
+  Panel panel{e.add(group.column, e.mul(slot, size)),
+              {},
+              {},
+              group.numVectors,
+              {},
+              {},
+              {}};
+  step = e.add(step, e.index(chainLength));
   Value isLast = e.compare(arith::CmpIPredicate::sge, step, numSteps);
   step = e.select(isLast, e.index(0), step);
-  Value across =
-      e.select(isLast, e.index(columns / (pairOffset ? 2 : 1)), e.index(0));
+  Value across = e.select(isLast, e.mul(group.numPanels, size), e.index(0));
   Value column = e.add(getColumnAt(panel, offset).first, across);
   prefetch(e, right.memref, right.at(e.add(step, place), column), kSecondCache);
 }
@@ -250,16 +283,8 @@ void ProductCore::packColumns(const Panel &panel, Value count) {
       floats = e.select(right.isMissing(step), e.f32(0.0), floats);
     return floats;
   };
-  // A step a line of each vector, where few rows wait for all of them.
-  auto fetchNext = [&](Value place) {
-    int64_t lines = getLinesOfStep(panel);
-    for (int64_t line = 0; line < lines && panel.isForFew; ++line)
-      prefetchNextPanel(panel,
-                        e.add(e.mul(place, e.index(lines)), e.index(line)));
-  };
   if (!inPairs) {
     e.loop(e.index(0), count, 1, [&](Value place) {
-      fetchNext(place);
       for (int64_t vector = 0; vector < panel.numVectors; ++vector)
         e.storeVector(load(place, vector), panel.memref,
                       panel.at(place, vector));
@@ -273,8 +298,6 @@ void ProductCore::packColumns(const Panel &panel, Value count) {
     Value first = e.mul(pair, e.index(2)), second = e.add(first, e.index(1));
     Value exists = e.compare(arith::CmpIPredicate::sle, second, last);
     second = e.minSigned(second, last);
-    fetchNext(first);
-    fetchNext(second);
     for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
       Value low = e.bitcast(load(first, vector), e.getI32Type());
       Value high = e.bitcast(load(second, vector), e.getI32Type());
@@ -348,12 +371,13 @@ Values ProductCore::loadBlock(const Panel &panel, Value offset, Value first,
 
 /// Stores a block from `place` of the buffer on; of the lines of `rest` steps
 /// those that there are, the last of pairs with a zero.
-void ProductCore::storeBlock(ValueRange lines, Value place, Value offset,
-                             Value rest) {
+void ProductCore::storeBlock(const Panel &panel, ValueRange lines, Value place,
+                             Value offset, Value rest) {
   int64_t steps = inPairs ? 2 : 1;
   for (auto [number, line] : llvm::enumerate(lines)) {
     auto store = [&] {
-      e.storeVector(line, packed, {e.add(place, e.index(number)), offset});
+      e.storeVector(line, packed,
+                    {panel.slot, e.add(place, e.index(number)), offset});
     };
     if (rest)
       e.ifThen(
@@ -383,8 +407,8 @@ void ProductCore::packSteps(const Panel &panel, Value count) {
   e.loop(e.index(0), e.index(panel.numVectors * e.width), e.width,
          [&](Value offset) {
            forEachBlock(count, [&](Value first, Value rest) {
-             storeBlock(loadBlock(panel, offset, first, rest), toPlace(first),
-                        offset, rest);
+             storeBlock(panel, loadBlock(panel, offset, first, rest),
+                        toPlace(first), offset, rest);
            });
          });
 }
@@ -500,42 +524,36 @@ void ProductCore::addChain(const Panel &panel, Value row, ValueRange chain) {
   }
 }
 
-/// Adds one chain to the sums of `numRows` rows.
-void ProductCore::multiplyTile(const Panel &panel, Value firstRow,
-                               int64_t numRows, Value count) {
-  Values rows, leftRows;
-  for (int64_t i = 0; i < numRows; ++i) {
-    rows.push_back(e.add(firstRow, e.index(i)));
-    leftRows.push_back(left.getRow ? left.getRow(rows.back()) : rows.back());
-  }
+Values ProductCore::getLeftRows(ValueRange rows) {
+  Values result;
+  for (Value row : rows)
+    result.push_back(left.getRow ? left.getRow(row) : row);
+  return result;
+}
+
+/// Rows of a full tile are far from those of the one before: while it is
+/// multiplied, those of the next come nearer, one line of one of them a step.
+void ProductCore::fetchRow(ArrayRef<Value> rows, Value step, Value place) {
+  if (rows.size() < kTileRows || !left.isContiguous || left.getRow)
+    return;
+  Value number = e.rest(place, llvm::PowerOf2Ceil(kTileRows));
+  Value row = e.add(e.add(rows.front(), e.index(kTileRows)), number);
+  step = e.add(step, inPairs ? e.mul(place, e.index(2)) : place);
+  prefetch(e, left.memref, left.at(row, step),
+           copied ? kSecondCache : kSecondCache + 1);
+}
+
+/// Adds one chain to the sums of a few rows; each step may `fetch` something.
+void ProductCore::multiplyTile(const Panel &panel, ArrayRef<Value> rows,
+                               ArrayRef<Value> leftRows, Value count,
+                               function_ref<void(Value)> fetch) {
   Value places = count;
-  if (copied)
-    copyLeft(leftRows, e.index(0), panel.step, count);
   if (inPairs)
     places = arith::CeilDivSIOp::create(e, count, e.index(2));
-  // Sums come nearer while the tile is multiplied that is added to them.
-  if (panel.firstLine)
-    for (Value row : rows)
-      for (int64_t vector = 0; vector < panel.numVectors; ++vector)
-        prefetch(e, sums.memref, getSumsAt(panel, row, vector),
-                 kSecondCache + 1);
-  // Rows of a full tile are far from those of the one before: while it is
-  // multiplied those of the next come nearer, one line of one of them a step.
-  bool fetchesRows = numRows == kTileRows && left.isContiguous && !left.getRow;
-  auto fetchNextRow = [&](Value place) {
-    Value number = e.rest(place, llvm::PowerOf2Ceil(kTileRows));
-    Value row = e.add(e.add(firstRow, e.index(kTileRows)), number);
-    Value step = inPairs ? e.mul(place, e.index(2)) : place;
-    prefetch(e, left.memref, left.at(row, e.add(panel.step, step)),
-             copied ? kSecondCache : kSecondCache + 1);
-  };
   Values chain = e.loop(
-      e.index(0), places, 1, Values(numRows * panel.numVectors, e.f32(0.0)),
+      e.index(0), places, 1, Values(rows.size() * panel.numVectors, e.f32(0.0)),
       [&](Value place, ValueRange carried) -> Values {
-        if (fetchesRows)
-          fetchNextRow(place);
-        if (panel.firstLine)
-          prefetchNextPanel(panel, e.add(panel.firstLine, place));
+        fetch(place);
         Values columns, next;
         auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
         for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
@@ -547,7 +565,7 @@ void ProductCore::multiplyTile(const Panel &panel, Value firstRow,
         }
         Value step =
             e.add(panel.step, inPairs ? e.mul(place, e.index(2)) : place);
-        for (int64_t i = 0; i < numRows; ++i) {
+        for (size_t i = 0; i < rows.size(); ++i) {
           Value lanes = splatLeft(e.index(i), leftRows[i], step, place);
           for (auto [j, column] : llvm::enumerate(columns))
             next.push_back(
@@ -609,10 +627,10 @@ void ProductCore::multiplyBlock(const Panel &panel, const RowRange &rows,
     lines.push_back(loadBlock(panel, e.index(vector * e.width), first, rest));
   auto storeAll = [&] {
     for (auto [vector, block] : llvm::enumerate(lines))
-      storeBlock(block, zero, e.index(vector * e.width), rest);
+      storeBlock(panel, block, zero, e.index(vector * e.width), rest);
   };
   auto load = [&](Value line, int64_t vector) {
-    return e.loadVector(packed, {line, e.index(vector * e.width)});
+    return e.loadVector(packed, {zero, line, e.index(vector * e.width)});
   };
   int64_t numLines = lines.front().size();
   if (rest) {
@@ -648,17 +666,17 @@ void ProductCore::multiplyBlock(const Panel &panel, const RowRange &rows,
 
 /// Few rows wait for the weights: steps that lie side by side are multiplied as
 /// they are read, in the order of their addresses.
-void ProductCore::multiplyBlocks(const RowRange &rows, Value column,
-                                 bool mayEnd) {
+void ProductCore::multiplyBlocks(const RowRange &rows,
+                                 const PanelGroup &narrow) {
   Value numRows = e.sub(rows.end, rows.first);
-  int64_t numVectors = pairOffset ? 2 : 1;
-  e.loop(e.index(0), numSteps, kChainLength, [&](Value step) {
+  int64_t numVectors = narrow.numVectors;
+  e.loop(e.index(0), numSteps, chainLength, [&](Value step) {
     Value count = getChainSteps(step);
-    Panel panel = makePanel(column, numVectors, step, mayEnd);
+    Panel panel = makePanel(narrow, e.index(0), step);
     e.loop(e.index(0), numRows, 1, [&](Value number) {
       Value row = e.add(rows.first, number);
       if (copied)
-        copyLeft({left.getRow ? left.getRow(row) : row}, number, step, count);
+        copyLeft(getLeftRows(row), number, step, count);
       for (int64_t vector = 0; vector < numVectors; ++vector)
         e.storeVector(e.f32(0.0), chains, {number, e.index(vector * e.width)});
     });
@@ -694,74 +712,111 @@ void ProductCore::switchRows(Value numRows, int64_t fewest,
     fill(region, rows);
 }
 
+/// The steps of the chain from `step` on. Bounds of loops that are constants
+/// need no code for the rest.
+Value ProductCore::getChainSteps(Value step) {
+  if (std::optional<int64_t> constant = getConstantIntValue(numSteps))
+    if (*constant <= chainLength || *constant % chainLength == 0)
+      return e.index(std::min(*constant, chainLength));
+  return e.minSigned(e.sub(numSteps, step), e.index(chainLength));
+}
+
+/// One tile of rows at most.
+void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
+  Value numRows = e.sub(rows.end, rows.first), one = e.index(1);
+  e.loop(e.index(0), group.numPanels, 1, [&](Value slot) {
+    Value size = e.index(shape.getNumColumns());
+    PanelGroup single{e.add(group.column, e.mul(slot, size)), one,
+                      group.numVectors, group.mayEnd};
+    if (right.layout == ProductLayout::AlongSteps) {
+      int64_t vectors = pairOffset ? 2 : 1;
+      e.loop(e.index(0), e.index(group.numVectors / vectors * e.width), e.width,
+             [&](Value offset) {
+               Value column = e.add(single.column, offset);
+               multiplyBlocks(rows, {column, one, vectors, group.mayEnd});
+             });
+      return;
+    }
+    e.loop(e.index(0), numSteps, chainLength, [&](Value step) {
+      Value count = getChainSteps(step);
+      Panel panel = makePanel(single, e.index(0), step);
+      fillPanel(panel, count);
+      switchRows(numRows, rows.fewest, [&](int64_t tileRows) {
+        Values all;
+        for (int64_t i = 0; i < tileRows; ++i)
+          all.push_back(e.add(rows.first, e.index(i)));
+        Values leftRows = getLeftRows(all);
+        if (copied)
+          copyLeft(leftRows, e.index(0), step, count);
+        multiplyTile(panel, all, leftRows, count, [](Value) {});
+      });
+    });
+  });
+}
+
 /// Tiles as equal as they can be: two of four rows keep more sums in flight
 /// than one of six and one of two.
-void ProductCore::multiplyTiles(Panel &panel, const RowRange &rows,
-                                Value count) {
-  Value numRows = e.sub(rows.end, rows.first);
-  if (rows.most <= kTileRows)
-    return switchRows(numRows, rows.fewest, [&](int64_t tileRows) {
-      multiplyTile(panel, rows.first, tileRows, count);
-    });
+void ProductCore::multiplyMany(const RowRange &rows, const PanelGroup &group) {
+  Value numRows = e.sub(rows.end, rows.first), zero = e.index(0);
   Value numTiles = arith::CeilDivSIOp::create(e, numRows, e.index(kTileRows));
   auto getFirst = [&](Value tile) {
     Value before = arith::DivSIOp::create(e, e.mul(tile, numRows), numTiles);
     return e.add(rows.first, before);
   };
+  // Steps that are gathered have no place before they are read.
+  bool fetchesPanels =
+      packed && right.layout != ProductLayout::Panels && !right.isMissing;
+  auto multiplyTiles = [&](Value step, Value count, Value tile, Value first,
+                           int64_t tileRows) {
+    Values all;
+    for (int64_t i = 0; i < tileRows; ++i)
+      all.push_back(e.add(first, e.index(i)));
+    Values leftRows = getLeftRows(all);
+    if (copied)
+      copyLeft(leftRows, zero, step, count);
+    e.loop(zero, group.numPanels, 1, [&](Value slot) {
+      Panel panel = makePanel(group, slot, step);
+      // Sums come nearer while the tile is multiplied that is added to them.
+      for (Value row : all)
+        for (int64_t vector = 0; vector < group.numVectors; ++vector)
+          prefetch(e, sums.memref, getSumsAt(panel, row, vector),
+                   kSecondCache + 1);
+      Value number = e.add(e.mul(tile, group.numPanels), slot);
+      Value line = e.mul(number, e.index(kChainPlaces));
+      multiplyTile(panel, all, leftRows, count, [&](Value place) {
+        fetchRow(all, step, place);
+        if (fetchesPanels)
+          prefetchNextGroup(group, step, e.add(line, place));
+      });
+    });
+  };
   int64_t fewest = rows.fewest / llvm::divideCeil(rows.fewest, kTileRows);
-  e.loop(e.index(0), numTiles, 1, [&](Value tile) {
-    // Steps that are gathered have no place before they are read.
-    if (packed && right.layout != ProductLayout::Panels && !right.isMissing)
-      panel.firstLine = e.mul(tile, e.index(kChainLength));
-    Value first = getFirst(tile);
-    Value tileRows = e.sub(getFirst(e.add(tile, e.index(1))), first);
-    switchRows(tileRows, fewest, [&](int64_t tileRows) {
-      multiplyTile(panel, first, tileRows, count);
+  e.loop(zero, numSteps, chainLength, [&](Value step) {
+    Value count = getChainSteps(step);
+    if (packed)
+      e.loop(zero, group.numPanels, 1, [&](Value slot) {
+        fillPanel(makePanel(group, slot, step), count);
+      });
+    e.loop(zero, numTiles, 1, [&](Value tile) {
+      Value first = getFirst(tile);
+      Value tileRows = e.sub(getFirst(e.add(tile, e.index(1))), first);
+      switchRows(tileRows, fewest, [&](int64_t tileRows) {
+        multiplyTiles(step, count, tile, first, tileRows);
+      });
     });
   });
 }
 
-/// The steps of the chain from `step` on. Bounds of loops that are constants
-/// need no code for the rest.
-Value ProductCore::getChainSteps(Value step) {
-  if (std::optional<int64_t> constant = getConstantIntValue(numSteps))
-    if (*constant <= kChainLength || *constant % kChainLength == 0)
-      return e.index(std::min(*constant, kChainLength));
-  return e.minSigned(e.sub(numSteps, step), e.index(kChainLength));
-}
-
-void ProductCore::multiplyChains(const RowRange &rows, Value column,
-                                 int64_t numVectors, bool mayEnd) {
-  e.loop(e.index(0), numSteps, kChainLength, [&](Value step) {
-    Value count = getChainSteps(step);
-    Panel panel = makePanel(column, numVectors, step, mayEnd);
-    panel.isForFew = rows.most <= kTileRows && !right.isMissing;
-    fillPanel(panel, count);
-    multiplyTiles(panel, rows, count);
-  });
-}
-
-void ProductCore::multiplyFew(const RowRange &rows, Value column,
-                              int64_t numVectors, bool mayEnd) {
-  if (right.layout != ProductLayout::AlongSteps)
-    return multiplyChains(rows, column, numVectors, mayEnd);
-  int64_t columns = numVectors / (pairOffset ? 2 : 1) * e.width;
-  e.loop(e.index(0), e.index(columns), e.width, [&](Value offset) {
-    multiplyBlocks(rows, e.add(column, offset), mayEnd);
-  });
-}
-
-void ProductCore::multiplyPanel(Value firstRow, Value endRow, Value column,
-                                int64_t numVectors, bool mayEnd) {
-  makeBuffers(numVectors);
-  auto few = [&] {
-    multiplyFew({firstRow, endRow, 1, kTileRows}, column, numVectors, mayEnd);
-  };
+void ProductCore::multiply(Value firstRow, Value endRow,
+                           const PanelGroup &group) {
+  std::optional<int64_t> panels = getConstantIntValue(group.numPanels);
+  makeBuffers(panels ? *panels : shape.getMostPanels(), group.numVectors);
+  auto few = [&] { multiplyFew({firstRow, endRow, 1, kTileRows}, group); };
   auto many = [&] {
     // Seven rows are tiles of three and four, thirteen of four, four and five.
-    RowRange rows{firstRow, endRow, kTileRows + 1,
-                  std::numeric_limits<int64_t>::max()};
-    multiplyChains(rows, column, numVectors, mayEnd);
+    multiplyMany(
+        {firstRow, endRow, kTileRows + 1, std::numeric_limits<int64_t>::max()},
+        group);
   };
   Value numRows = e.sub(endRow, firstRow);
   if (std::optional<int64_t> constant = getConstantIntValue(numRows)) {

@@ -9,9 +9,10 @@
 // with: a few vectors of them, by steps of k that lie side by side. Weights
 // that lie otherwise are turned into panels on the way, which stays in cache.
 //
-// Each sum is formed in chains of kChainLength products, one after the other,
-// and chains are added in order. So the result depends on k alone: not on the
-// number of rows, their places, tiles or threads, nor on where weights lie.
+// Each sum is formed in chains of 256 products, or of 256 pairs of them, one
+// after the other, and chains are added in order. So the result depends on k
+// alone: not on the number of rows, their places, tiles or threads, nor on
+// where weights lie.
 //
 //===----------------------------------------------------------------------===//
 
@@ -55,40 +56,67 @@ struct ProductSums {
   std::function<Values(Value row, Value column, bool isSecond)> at;
 };
 
+/// Some panels that lie one behind the other and are multiplied together: rows
+/// are fetched once for all of them. Panels are whole, of `numVectors` vectors
+/// each; where `mayEnd`, lanes from the last column on do not exist.
+struct PanelGroup {
+  Value column, numPanels;
+  int64_t numVectors;
+  bool mayEnd;
+};
+
+/// How columns are cut into panels.
+class PanelShape {
+public:
+  /// With `pairOffset` the second half of a panel's vectors are the columns so
+  /// far behind those of the first half: a gate and what it multiplies.
+  /// `areEven` asks for even numbers of vectors.
+  PanelShape(Emitter &e, Value numColumns, Value pairOffset = {},
+             bool areEven = false)
+      : numColumns(numColumns), pairOffset(pairOffset), e(e), areEven(areEven) {
+  }
+
+  const Value numColumns, pairOffset;
+
+  /// The vectors of a whole panel.
+  int64_t getNumVectors() const;
+  /// How many columns further the next panel is.
+  int64_t getNumColumns() const;
+  /// The most panels of a group: together they take half of a second cache.
+  int64_t getMostPanels() const;
+  /// All panels, the last of which may be narrower.
+  Value getNumPanels() const;
+  /// Calls `body` for panels `first` to `end`, by groups.
+  void forEachGroup(Value first, Value end,
+                    function_ref<void(const PanelGroup &group)> body) const;
+
+private:
+  Emitter &e;
+  const bool areEven;
+};
+
+/// Calls `body` for parts of the work on `numMatrices` matrices, in parallel:
+/// panels `first` to `end` of `numPanels`, which cost the same, of one matrix.
+/// One thread takes a matrix whole, so that it is read as it lies; several cut
+/// every matrix alike, whichever has the rows.
+void forEachPartOfPanels(
+    Emitter &e, Value numMatrices, Value numPanels,
+    function_ref<void(Value matrix, Value first, Value end)> body);
+
 class ProductCore {
 public:
-  /// Products that one accumulator takes before it is added to the total: one
-  /// long chain would round the sum of k products k times.
-  static constexpr int64_t kChainLength = 256;
-
-  ProductCore(Emitter &e, ProductLeft left, ProductRight right,
-              ProductSums sums, Value numColumns, Value numSteps);
-
-  /// The vectors of a full panel, and its columns.
-  static int64_t getPanelVectors(const Emitter &e);
-  static int64_t getPanelColumns(const Emitter &e) {
-    return getPanelVectors(e) * e.width;
-  }
+  /// Products, or pairs of them, that one accumulator takes before it is added
+  /// to the total: one long chain would round the sum of k products k times.
+  static constexpr int64_t kChainPlaces = 256;
   /// The rows of a register tile.
   static constexpr int64_t kTileRows = 6;
-  /// Whether products of those types are summed in pairs by one instruction.
-  static bool isInPairs(const Emitter &e, Value left, Value right);
 
-  /// Lets the second half of a panel's vectors hold the columns `offset` behind
-  /// those of the first half: a gate and what it multiplies.
-  void pairColumns(Value offset) { pairOffset = offset; }
+  ProductCore(Emitter &e, ProductLeft left, ProductRight right,
+              ProductSums sums, const PanelShape &shape, Value numSteps);
 
-  /// Adds to the sums of rows `firstRow` to `endRow` and of the panel of
-  /// `numVectors` vectors from `column` on. Where `mayEnd`, columns from
-  /// `numColumns` on are not touched.
-  void multiplyPanel(Value firstRow, Value endRow, Value column,
-                     int64_t numVectors, bool mayEnd);
-
-  /// Calls `body` for all panels: whole ones, then narrower ones for the rest.
-  /// `inParallel` makes a loop of the whole ones that threads may share.
-  void forEachPanel(
-      bool inParallel,
-      function_ref<void(Value column, int64_t vectors, bool mayEnd)> body);
+  /// Adds to the sums of rows `firstRow` to `endRow` and the columns of a
+  /// group.
+  void multiply(Value firstRow, Value endRow, const PanelGroup &group);
 
 private:
   struct Panel;
@@ -98,14 +126,15 @@ private:
     int64_t fewest, most;
   };
 
-  void makeBuffers(int64_t numVectors);
+  bool isInPairs() const;
+  void makeBuffers(int64_t numPanels, int64_t numVectors);
   bool mustCopyLeft() const;
   Value getChainSteps(Value step);
   Value toPlace(Value step);
   Value getColumn(Value column, int64_t numVectors, int64_t vector);
   std::pair<Value, Value> getColumnAt(const Panel &panel, Value offset);
 
-  Panel makePanel(Value column, int64_t numVectors, Value step, bool mayEnd);
+  Panel makePanel(const PanelGroup &group, Value slot, Value step);
   void fillPanel(const Panel &panel, Value count);
   void packColumns(const Panel &panel, Value count);
   void packSteps(const Panel &panel, Value count);
@@ -113,11 +142,11 @@ private:
   void forEachBlock(Value count,
                     function_ref<void(Value first, Value rest)> body);
   Values loadBlock(const Panel &panel, Value offset, Value first, Value rest);
-  void storeBlock(ValueRange lines, Value place, Value offset, Value rest);
+  void storeBlock(const Panel &panel, ValueRange lines, Value place,
+                  Value offset, Value rest);
   std::pair<Value, Value> splitPairs(Value pairs);
   void storePairs(const Panel &panel, Value pairs, Value place, int64_t vector);
-  int64_t getLinesOfStep(const Panel &panel);
-  void prefetchNextPanel(const Panel &panel, Value number);
+  void prefetchNextGroup(const PanelGroup &group, Value step, Value number);
   void prefetchNextColumns(const Panel &panel, Value first);
 
   void copyLeft(ArrayRef<Value> rows, Value firstNumber, Value step,
@@ -127,19 +156,19 @@ private:
   Values getSumsAt(const Panel &panel, Value row, int64_t vector);
   void addChain(const Panel &panel, Value row, ValueRange chain);
 
-  void multiplyFew(const RowRange &rows, Value column, int64_t numVectors,
-                   bool mayEnd);
-  void multiplyBlocks(const RowRange &rows, Value column, bool mayEnd);
+  void multiplyFew(const RowRange &rows, const PanelGroup &group);
+  void multiplyMany(const RowRange &rows, const PanelGroup &group);
+  void multiplyBlocks(const RowRange &rows, const PanelGroup &panel);
   void multiplyBlock(const Panel &panel, const RowRange &rows, Value first,
                      Value rest);
   void multiplyLines(const Panel &panel, Value number, Value row, Value first,
                      function_ref<Value(int64_t line, int64_t vector)> getLine,
                      int64_t numLines);
-  void multiplyChains(const RowRange &rows, Value column, int64_t numVectors,
-                      bool mayEnd);
-  void multiplyTiles(Panel &panel, const RowRange &rows, Value count);
-  void multiplyTile(const Panel &panel, Value firstRow, int64_t numRows,
-                    Value count);
+  Values getLeftRows(ValueRange rows);
+  void multiplyTile(const Panel &panel, ArrayRef<Value> rows,
+                    ArrayRef<Value> leftRows, Value count,
+                    function_ref<void(Value place)> fetch);
+  void fetchRow(ArrayRef<Value> rows, Value step, Value place);
   void switchRows(Value numRows, int64_t fewest,
                   function_ref<void(int64_t numRows)> body);
 
@@ -147,9 +176,11 @@ private:
   const ProductLeft left;
   const ProductRight right;
   const ProductSums sums;
-  const Value numColumns, numSteps;
+  const PanelShape shape;
+  const Value numColumns, pairOffset, numSteps;
   const bool inPairs;
-  Value pairOffset;
+  /// The steps of a chain.
+  const int64_t chainLength;
   /// Buffers that panels and rows are copied to, null where they are read where
   /// they lie; and the chains of few rows.
   Value packed, copied, chains;

@@ -6,15 +6,15 @@
 
 // CHECK-LABEL: func @multiplies_by_rows_of_b
 // CHECK:         scf.forall
-// CHECK:           memref.alloca() {alignment = 64 : i64} : memref<32x64xf32>
+// CHECK:           memref.alloca() {alignment = 64 : i64} : memref<1x32x64xf32>
 // CHECK:           scf.if
-// CHECK-COUNT-4:     vector.store {{.*}} : memref<32x64xf32>, vector<16xf32>
+// CHECK-COUNT-4:     vector.store {{.*}} : memref<1x32x64xf32>, vector<16xf32>
 // CHECK:             scf.index_switch
 // CHECK:             case 3
 // CHECK:               math.fma
 // CHECK:             default
 // CHECK:               scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
-// CHECK-COUNT-4:         vector.load %{{.*}} : memref<32x64xf32>, vector<16xf32>
+// CHECK-COUNT-4:         vector.load %{{.*}} : memref<1x32x64xf32>, vector<16xf32>
 // CHECK-COUNT-24:        math.fma
 // CHECK:           else
 // CHECK:             case 1
@@ -66,9 +66,9 @@ func.func @multiplies_by_columns_of_b(%a: memref<?x32xbf16>, %b: memref<8x32xbf1
 
 // CHECK-LABEL: func @turns_a_small_b
 // CHECK-COUNT-16: vector.load %{{.*}} : memref<64x20xf32>, vector<16xf32>
-// CHECK-COUNT-16: vector.store {{.*}} : memref<32x64xf32>, vector<16xf32>
+// CHECK-COUNT-16: vector.store {{.*}} : memref<1x32x64xf32>, vector<16xf32>
 // CHECK-COUNT-16: vector.maskedload {{.*}} : memref<64x20xf32>
-// CHECK-COUNT-4:  vector.store {{.*}} : memref<32x64xf32>, vector<16xf32>
+// CHECK-COUNT-4:  vector.store {{.*}} : memref<1x32x64xf32>, vector<16xf32>
 // CHECK-NOT:     linalg.
 func.func @turns_a_small_b(%a: memref<?x20xf32>, %b: memref<64x20xf32>, %c: memref<?x64xf32>) {
   linalg.generic {
