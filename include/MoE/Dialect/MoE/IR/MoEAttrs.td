@@ -111,6 +111,30 @@ def MoE_LossDivisor : MoE_I32Enum<"LossDivisor", "what summed probabilities are 
 ]>;
 def MoE_LossDivisorAttr : MoE_EnumAttr<MoE_LossDivisor, "loss_divisor">;
 
+def MoE_ExpertActivation : MoE_I32Enum<"ExpertActivation", "what an expert's layer ends with", [
+  I32EnumAttrCase<"None", 0, "none">,
+  I32EnumAttrCase<"Relu", 1, "relu">,
+  I32EnumAttrCase<"Relu2", 2, "relu2">,
+  I32EnumAttrCase<"Gelu", 3, "gelu">,
+  I32EnumAttrCase<"GeluTanh", 4, "gelu_tanh">,
+  I32EnumAttrCase<"Silu", 5, "silu">,
+]>;
+def MoE_ExpertActivationAttr : MoE_EnumAttr<MoE_ExpertActivation, "activation">;
+
+def MoE_GateLayout : MoE_I32Enum<"GateLayout", "which output features gate which others", [
+  I32EnumAttrCase<"None", 0, "none">,
+  I32EnumAttrCase<"Concatenated", 1, "concatenated">,
+  I32EnumAttrCase<"Interleaved", 2, "interleaved">,
+]>;
+def MoE_GateLayoutAttr : MoE_EnumAttr<MoE_GateLayout, "gate">;
+
+def MoE_GateBound : MoE_I32Enum<"GateBound", "how the factors of a gated layer are bounded", [
+  I32EnumAttrCase<"Clamp", 0, "clamp">,
+  I32EnumAttrCase<"ClampActivated", 1, "clamp_activated">,
+  I32EnumAttrCase<"Softcap", 2, "softcap">,
+]>;
+def MoE_GateBoundAttr : MoE_EnumAttr<MoE_GateBound, "bound">;
+
 //===----------------------------------------------------------------------===//
 // Visibility
 //===----------------------------------------------------------------------===//

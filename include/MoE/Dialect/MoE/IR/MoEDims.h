@@ -40,6 +40,17 @@ enum : int64_t { e, l, n, k, numDims };
 namespace dispatch {
 enum : int64_t { n, k, e, b, l, numDims };
 } // namespace dispatch
+namespace token_rows {
+enum : int64_t { r, n, k, numDims };
+} // namespace token_rows
+namespace grouped_linear {
+// g features behind the gate; of a weight in panels, p panels of q features,
+// and t times s features of x.
+enum : int64_t { r, f, g, e, b, n, d, p, q, t, s, numDims };
+} // namespace grouped_linear
+namespace grouped_outer {
+enum : int64_t { e, f, d, r, b, n, numDims };
+} // namespace grouped_outer
 namespace balance {
 enum : int64_t { n, e, k, numDims };
 } // namespace balance

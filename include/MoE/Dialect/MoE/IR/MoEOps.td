@@ -11,6 +11,7 @@
 
 include "MoE/Dialect/MoE/IR/MoEBackwardOps.td"
 include "MoE/Dialect/MoE/IR/MoEDispatchOps.td"
+include "MoE/Dialect/MoE/IR/MoEExpertOps.td"
 include "MoE/Dialect/MoE/IR/MoELogitsOps.td"
 include "MoE/Dialect/MoE/IR/MoELossOps.td"
 include "MoE/Dialect/MoE/IR/MoEMixingOps.td"

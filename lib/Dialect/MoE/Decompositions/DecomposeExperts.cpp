@@ -1,0 +1,354 @@
+//===- DecomposeExperts.cpp - The meaning of the experts' layers ----------===//
+//
+// Each expert's rows are one product of `linalg`, on the slice that its offsets
+// say. The loop over experts is parallel: each writes rows, or a gradient, of
+// its own.
+//
+//===----------------------------------------------------------------------===//
+
+#include "Domain.h"
+
+#include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
+#include "MoE/Dialect/MoE/IR/ExpertActivations.h"
+
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+using Sizes = SmallVector<OpFoldResult>;
+
+static Value roundTo(Body &b, Type element, Value value) {
+  if (element.isF32())
+    return value;
+  return arith::TruncFOp::create(b, element, value);
+}
+
+static Type getElement(Value value) {
+  return getElementTypeOrSelf(value.getType());
+}
+
+//===----------------------------------------------------------------------===//
+// Slices
+//===----------------------------------------------------------------------===//
+
+/// `sizes` elements of `value` from `offsets` on, without its first dim where
+/// `sizes` has one less.
+static Value extractSlice(Body &b, Value value, Sizes offsets, Sizes sizes,
+                          int64_t lastStride = 1) {
+  auto type = cast<RankedTensorType>(value.getType());
+  Sizes strides(type.getRank(), b.getIndexAttr(1));
+  strides.back() = b.getIndexAttr(lastStride);
+  if (static_cast<int64_t>(sizes.size()) == type.getRank())
+    return tensor::ExtractSliceOp::create(b, value, offsets, sizes, strides);
+  SmallVector<int64_t> shape;
+  SmallVector<Value> dynamic;
+  dispatchIndexOpFoldResults(sizes, dynamic, shape);
+  sizes.insert(sizes.begin(), b.getIndexAttr(1));
+  return tensor::ExtractSliceOp::create(
+      b, RankedTensorType::get(shape, type.getElementType()), value, offsets,
+      sizes, strides);
+}
+
+/// The part `value` of `into`, which this iteration of a forall writes.
+static void writeSlice(Body &b, Value value, Value into, Sizes offsets,
+                       Sizes sizes) {
+  auto inParallel = scf::InParallelOp::create(b);
+  b.setInsertionPointToStart(inParallel.getBody());
+  Sizes strides(offsets.size(), b.getIndexAttr(1));
+  tensor::ParallelInsertSliceOp::create(b, value, into, offsets, sizes,
+                                        strides);
+}
+
+//===----------------------------------------------------------------------===//
+// TokenRowsOp
+//===----------------------------------------------------------------------===//
+
+Replacements mlir::moe::decompose(TokenRowsOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
+    return failure();
+  using namespace token_rows;
+  Domain domain(builder, op);
+  Type element = getElement(op.getOuts()[0]);
+  Value numRows = domain.getSizeValue(r);
+  Sizes assignments{domain.getSize(n), domain.getSize(k)};
+  Access zeros = domain.fill(domain.at(op.getOuts()[0], {r}),
+                             domain.getBody().constantInt(element, 0));
+  auto loop = scf::ForallOp::create(
+      builder, op.getLoc(), assignments, zeros.value, std::nullopt,
+      [&](OpBuilder &nested, Location loc, ValueRange args) {
+        Body b(nested, loc);
+        Value slot = b.toIndex(
+            tensor::ExtractOp::create(b, op.getSlots(), args.take_front(2)));
+        Value isRow =
+            b.both(b.atMost(b.index(0), slot), b.less(slot, numRows));
+        // An assignment without a row writes no element, at a legal place.
+        Value at = b.select(isRow, slot, b.index(0));
+        Sizes count{b.select(isRow, b.index(1), b.index(0))};
+        Value place = extractSlice(b, args.back(), {at}, count);
+        Value token = b.castInt(args[0], element);
+        Value written =
+            linalg::FillOp::create(b, token, place).getResult(0);
+        writeSlice(b, written, args.back(), {at}, count);
+      });
+  return SmallVector<Value>{loop.getResult(0)};
+}
+
+//===----------------------------------------------------------------------===//
+// Runs
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// The rows of one expert.
+struct Run {
+  Value expert;
+  Value begin;
+  Value size;
+};
+} // namespace
+
+/// The run of `expert`, cut to the rows that there are.
+static Run readRun(Body &b, Value offsets, Value expert, Value numRows) {
+  auto read = [&](Value at, Value least) {
+    Value offset = b.toIndex(tensor::ExtractOp::create(b, offsets, at));
+    return b.minSigned(b.maxSigned(offset, least), numRows);
+  };
+  Value begin = read(expert, b.index(0));
+  Value end = read(b.add(expert, b.index(1)), begin);
+  return {expert, begin, b.sub(end, begin)};
+}
+
+/// `fn` for each expert at once; it writes its part of `shared`.
+static Value forEachRun(OpBuilder &builder, Location loc, OpFoldResult experts,
+                        Value offsets, Value numRows, Value shared,
+                        function_ref<void(Body &, Run, Value)> fn) {
+  auto loop = scf::ForallOp::create(
+      builder, loc, experts, shared, std::nullopt,
+      [&](OpBuilder &nested, Location nestedLoc, ValueRange args) {
+        Body b(nested, nestedLoc);
+        fn(b, readRun(b, offsets, args[0], numRows), args[1]);
+      });
+  return loop.getResult(0);
+}
+
+/// x_{row(i), d}, zeros for a row that x does not have.
+static Access gatherRows(Domain &domain, Value x, Value rows, int64_t r,
+                         int64_t d, Value numTokens) {
+  Access all = domain.at(x, {r, d});
+  if (!rows)
+    return all;
+  Type element = getElement(x);
+  return domain.map(
+      {domain.at(rows, {r})}, domain.empty({r, d}, element),
+      [&](Body &b, ValueRange in) -> Value {
+        Value row = b.toIndex(in[0]), column = b.iteration(d);
+        Value isToken =
+            b.both(b.atMost(b.index(0), row), b.less(row, numTokens));
+        auto read = scf::IfOp::create(
+            b, isToken,
+            [&](OpBuilder &nested, Location loc) {
+              scf::YieldOp::create(
+                  nested, loc,
+                  tensor::ExtractOp::create(nested, loc, x,
+                                            ValueRange{row, column})
+                      .getResult());
+            },
+            [&](OpBuilder &nested, Location loc) {
+              Body inner(nested, loc);
+              scf::YieldOp::create(inner, inner.constant(element, 0.0));
+            });
+        return read.getResult(0);
+      });
+}
+
+//===----------------------------------------------------------------------===//
+// GroupedLinearOp
+//===----------------------------------------------------------------------===//
+
+namespace {
+class GroupedLinearMeaning {
+public:
+  GroupedLinearMeaning(OpBuilder &builder, GroupedLinearOp op)
+      : builder(builder), op(op), domain(builder, op),
+        features(domain.addDim(getNumFeatures())) {}
+
+  Value build();
+
+private:
+  OpFoldResult getNumFeatures();
+  Value unpackWeight();
+  Access buildSums(Value x, Value w, Access zeros);
+  Access buildHalf(Access sums, bool isFactor);
+
+  OpBuilder &builder;
+  GroupedLinearOp op;
+  Domain domain;
+  /// The dim of z's features, which no operand may span.
+  int64_t features;
+};
+} // namespace
+
+OpFoldResult GroupedLinearMeaning::getNumFeatures() {
+  using namespace grouped_linear;
+  if (!op.isGated())
+    return domain.getSize(f);
+  AffineExpr half = builder.getAffineSymbolExpr(0);
+  return affine::makeComposedFoldedAffineApply(builder, op.getLoc(), half * 2,
+                                               {domain.getSize(g)});
+}
+
+/// The weight [e, f, d] of one in panels.
+Value GroupedLinearMeaning::unpackWeight() {
+  using namespace grouped_linear;
+  Value w = op.getW();
+  Access unpacked = domain.map(
+      {}, domain.empty({e, features, d}, getElement(w)),
+      [&](Body &b, ValueRange) -> Value {
+        Value width = b.index(*op.getPacked()), two = b.index(2);
+        Value feature = b.iteration(features), column = b.iteration(d);
+        Value panel = b.div(feature, width);
+        Value lane = arith::RemUIOp::create(b, feature, width);
+        SmallVector<Value> at{b.iteration(e), panel, column, lane};
+        if (op.isPackedInPairs()) {
+          at[2] = b.div(column, two);
+          at.push_back(arith::RemUIOp::create(b, column, two));
+        }
+        return tensor::ExtractOp::create(b, w, at);
+      });
+  return unpacked.value;
+}
+
+/// z, in the rows of runs; `zeros` elsewhere.
+Access GroupedLinearMeaning::buildSums(Value x, Value w, Access zeros) {
+  using namespace grouped_linear;
+  OpFoldResult width = domain.getSize(d), numFeatures = domain.getSize(features);
+  bool transposed = op.getTransposed();
+  zeros.value = forEachRun(
+      builder, op.getLoc(), domain.getSize(e), op.getOffsets(),
+      domain.getSizeValue(r), zeros.value, [&](Body &b, Run run, Value shared) {
+        OpFoldResult zero = b.getIndexAttr(0);
+        Domain inner(b, op);
+        int64_t m = inner.addDim(run.size), out = inner.addDim(numFeatures),
+                in = inner.addDim(width);
+        Value mine = extractSlice(b, x, {run.begin, zero}, {run.size, width});
+        Value weight =
+            extractSlice(b, w, {run.expert, zero, zero},
+                         transposed ? Sizes{width, numFeatures}
+                                    : Sizes{numFeatures, width});
+        Access sums = inner.at(extractSlice(b, shared, {run.begin, zero},
+                                            {run.size, numFeatures}),
+                               {m, out});
+        if (Value bias = op.getBias())
+          sums = inner.map(
+              {inner.at(extractSlice(b, bias, {run.expert, zero}, {numFeatures}),
+                        {out})},
+              sums, [](Body &, ValueRange in) { return in[0]; });
+        sums = inner.contract(
+            inner.at(mine, {m, in}),
+            inner.at(weight, transposed ? SmallVector<int64_t>{in, out}
+                                        : SmallVector<int64_t>{out, in}),
+            sums);
+        writeSlice(b, sums.value, shared, {run.begin, zero},
+                   {run.size, numFeatures});
+      });
+  return zeros;
+}
+
+/// The gates of z, or the factors.
+Access GroupedLinearMeaning::buildHalf(Access sums, bool isFactor) {
+  using namespace grouped_linear;
+  OpFoldResult zero = builder.getIndexAttr(0), begin = zero;
+  bool interleaved = op.getGate() == GateLayout::Interleaved;
+  if (isFactor)
+    begin = interleaved ? OpFoldResult(builder.getIndexAttr(1))
+                        : domain.getSize(g);
+  return domain.at(extractSlice(domain.getBody(), sums.value, {zero, begin},
+                                {domain.getSize(r), domain.getSize(g)},
+                                interleaved ? 2 : 1),
+                   {r, g});
+}
+
+Value GroupedLinearMeaning::build() {
+  using namespace grouped_linear;
+  Value init = op.getOuts()[0];
+  Type element = getElement(init);
+  Value numTokens = op.getRows() ? domain.getSizeValue(n) : Value();
+  Access x = gatherRows(domain, op.getX(), op.getRows(), r, d, numTokens);
+  Value w = op.getPacked() ? unpackWeight() : op.getW();
+  bool inPlace = element.isF32() && !op.hasEpilogue();
+  Access zeros =
+      inPlace ? domain.fill(domain.at(init, {r, features}),
+                            domain.getBody().f32(0.0))
+              : domain.filled({r, features}, 0.0f);
+  Access sums = buildSums(x.value, w, zeros);
+  if (inPlace)
+    return sums.value;
+  if (!op.isGated())
+    return domain
+        .map({sums}, domain.at(init, {r, features}),
+             [&](Body &b, ValueRange in) {
+               return roundTo(b, element, buildActivation(b, op, in[0]));
+             })
+        .value;
+  return domain
+      .map({buildHalf(sums, false), buildHalf(sums, true)},
+           domain.at(init, {r, g}),
+           [&](Body &b, ValueRange in) {
+             return roundTo(b, element,
+                            buildGatedActivation(b, op, in[0], in[1]));
+           })
+      .value;
+}
+
+Replacements mlir::moe::decompose(GroupedLinearOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
+    return failure();
+  return SmallVector<Value>{GroupedLinearMeaning(builder, op).build()};
+}
+
+//===----------------------------------------------------------------------===//
+// GroupedOuterOp
+//===----------------------------------------------------------------------===//
+
+Replacements mlir::moe::decompose(GroupedOuterOp op, OpBuilder &builder) {
+  if (!op.hasPureTensorSemantics())
+    return failure();
+  using namespace grouped_outer;
+  Domain domain(builder, op);
+  Type element = getElement(op.getOuts()[0]);
+  Value numTokens = op.getRows() ? domain.getSizeValue(n) : Value();
+  Access x = gatherRows(domain, op.getX(), op.getRows(), r, d, numTokens);
+  OpFoldResult numOut = domain.getSize(f), width = domain.getSize(d);
+  Value dw = forEachRun(
+      builder, op.getLoc(), domain.getSize(e), op.getOffsets(),
+      domain.getSizeValue(r), op.getOuts()[0],
+      [&](Body &b, Run run, Value shared) {
+        OpFoldResult zero = b.getIndexAttr(0);
+        Domain inner(b, op);
+        int64_t out = inner.addDim(numOut), in = inner.addDim(width),
+                m = inner.addDim(run.size);
+        Access place = inner.at(
+            extractSlice(b, shared, {run.expert, zero, zero}, {numOut, width}),
+            {out, in});
+        Access dy = inner.at(extractSlice(b, op.getDy(), {run.begin, zero},
+                                          {run.size, numOut}),
+                             {m, out});
+        Access mine = inner.at(
+            extractSlice(b, x.value, {run.begin, zero}, {run.size, width}),
+            {m, in});
+        Access zeros = element.isF32()
+                           ? inner.fill(place, inner.getBody().f32(0.0))
+                           : inner.filled({out, in}, 0.0f);
+        Access sums = inner.contract(dy, mine, zeros);
+        if (!element.isF32())
+          sums = inner.map({sums}, place, [&](Body &body, ValueRange values) {
+            return roundTo(body, element, values[0]);
+          });
+        writeSlice(b, sums.value, shared, {run.expert, zero, zero},
+                   {b.getIndexAttr(1), numOut, width});
+      });
+  return SmallVector<Value>{dw};
+}
