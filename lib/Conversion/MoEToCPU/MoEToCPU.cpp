@@ -35,6 +35,8 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateContractionToCPUPatterns(patterns, options);
   populateDispatchToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
+  populateGroupedLinearToCPUPatterns(patterns, options);
+  populateGroupedOuterToCPUPatterns(patterns, options);
   populateRowsToCPUPatterns(patterns, options);
   populateSoftmaxMixBackwardSelfToCPUPatterns(patterns, options);
   populateSoftmaxMixBackwardToCPUPatterns(patterns, options);
@@ -51,6 +53,7 @@ KernelFacts mlir::moe::getCPUKernelFacts(MLIRContext *context,
   populateMoEToCPUPatterns(kernels, CPUVectorOptions());
   facts.addKernels(kernels);
   addContractionFacts(facts);
+  addGroupedLinearFacts(facts);
   addSoftmaxMixFacts(facts, tileRows);
   addSoftmaxMixSelfFacts(facts);
   addTopKFacts(facts);

@@ -48,6 +48,12 @@ void populateDispatchToCPUPatterns(RewritePatternSet &patterns,
 void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
                                      const CPUVectorOptions &options);
 
+void populateGroupedLinearToCPUPatterns(RewritePatternSet &patterns,
+                                        const CPUVectorOptions &options);
+
+void populateGroupedOuterToCPUPatterns(RewritePatternSet &patterns,
+                                       const CPUVectorOptions &options);
+
 void populateRowsToCPUPatterns(RewritePatternSet &patterns,
                                const CPUVectorOptions &options);
 
@@ -71,6 +77,7 @@ void populateTopKToCPUPatterns(RewritePatternSet &patterns,
 
 // What families of kernels say of their ops, beside their patterns.
 void addContractionFacts(KernelFacts &facts);
+void addGroupedLinearFacts(KernelFacts &facts);
 void addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows);
 void addSoftmaxMixSelfFacts(KernelFacts &facts);
 void addTopKFacts(KernelFacts &facts);

@@ -54,7 +54,7 @@ void PanelShape::forEachGroup(
       Value count = most == 1
                         ? e.index(1)
                         : e.minSigned(e.sub(bound, number), e.index(most));
-      body({e.mul(number, e.index(columns)), count, numVectors, mayEnd});
+      body({e.mul(number, e.index(columns)), count, most, numVectors, mayEnd});
     });
   };
   std::optional<int64_t> constant = getConstantIntValue(numColumns);
@@ -726,14 +726,14 @@ void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
   Value numRows = e.sub(rows.end, rows.first), one = e.index(1);
   e.loop(e.index(0), group.numPanels, 1, [&](Value slot) {
     Value size = e.index(shape.getNumColumns());
-    PanelGroup single{e.add(group.column, e.mul(slot, size)), one,
+    PanelGroup single{e.add(group.column, e.mul(slot, size)), one, 1,
                       group.numVectors, group.mayEnd};
     if (right.layout == ProductLayout::AlongSteps) {
       int64_t vectors = pairOffset ? 2 : 1;
       e.loop(e.index(0), e.index(group.numVectors / vectors * e.width), e.width,
              [&](Value offset) {
                Value column = e.add(single.column, offset);
-               multiplyBlocks(rows, {column, one, vectors, group.mayEnd});
+               multiplyBlocks(rows, {column, one, 1, vectors, group.mayEnd});
              });
       return;
     }
@@ -809,8 +809,7 @@ void ProductCore::multiplyMany(const RowRange &rows, const PanelGroup &group) {
 
 void ProductCore::multiply(Value firstRow, Value endRow,
                            const PanelGroup &group) {
-  std::optional<int64_t> panels = getConstantIntValue(group.numPanels);
-  makeBuffers(panels ? *panels : shape.getMostPanels(), group.numVectors);
+  makeBuffers(group.mostPanels, group.numVectors);
   auto few = [&] { multiplyFew({firstRow, endRow, 1, kTileRows}, group); };
   auto many = [&] {
     // Seven rows are tiles of three and four, thirteen of four, four and five.

@@ -61,6 +61,8 @@ struct ProductSums {
 /// each; where `mayEnd`, lanes from the last column on do not exist.
 struct PanelGroup {
   Value column, numPanels;
+  /// A bound of `numPanels`, for the sizes of buffers.
+  int64_t mostPanels;
   int64_t numVectors;
   bool mayEnd;
 };

@@ -18,7 +18,6 @@
 // CHECK-COUNT-24:        math.fma
 // CHECK:           else
 // CHECK:             case 1
-// CHECK:         scf.forall
 // CHECK:           vector.maskedload {{.*}} : memref<32x70xf32>
 // CHECK:           vector.maskedstore {{.*}} : memref<?x70xf32>
 // CHECK-NOT:     linalg.

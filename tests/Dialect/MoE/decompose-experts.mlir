@@ -3,6 +3,8 @@
 // What is checked are the points where a paraphrase would differ; the numbers
 // are compared elsewhere.
 
+// CHECK-DAG:   #[[X:.*]] = affine_map<(d0, d1, d2) -> (d0, d2)>
+// CHECK-DAG:   #[[W:.*]] = affine_map<(d0, d1, d2) -> (d2, d1)>
 // CHECK-NOT: moe.
 
 // A slot without a row writes no element, at a legal place.
@@ -24,13 +26,12 @@ func.func @token_rows(%s: tensor<?x2xi32>, %r: tensor<?xi64>) -> tensor<?xi64> {
 // One product an expert on its rows, which begins with the bias; a transposed
 // weight is read where it lies.
 
-// CHECK-DAG:   #[[X:.*]] = affine_map<(d0, d1, d2) -> (d0, d2)>
-// CHECK-DAG:   #[[W:.*]] = affine_map<(d0, d1, d2) -> (d2, d1)>
 // CHECK-LABEL: func @a_product_an_expert
 // CHECK-SAME:    %{{[^:]*}}: tensor<?x16xbf16>, %[[WEIGHT:[^:]*]]: tensor<8x16x4xbf16>
 // CHECK:         scf.forall (%[[E:.*]]) in (8)
+// CHECK:           %[[BEGIN:.*]] = arith.minsi
 // CHECK:           %[[END:.*]] = arith.minsi
-// CHECK:           %[[SIZE:.*]] = arith.subi %[[END]], %[[BEGIN:.*]] : index
+// CHECK:           %[[SIZE:.*]] = arith.subi %[[END]], %[[BEGIN]] : index
 // CHECK-DAG:       tensor.extract_slice %{{.*}}[%[[BEGIN]], 0] [%[[SIZE]], 16] [1, 1] : tensor<?x16xbf16>
 // CHECK-DAG:       tensor.extract_slice %[[WEIGHT]][%[[E]], 0, 0] [1, 16, 4] [1, 1, 1] : tensor<8x16x4xbf16> to tensor<16x4xbf16>
 // CHECK:           %[[BIAS:.*]] = linalg.generic {{.*}} outs(%{{.*}} : tensor<?x4xf32>)

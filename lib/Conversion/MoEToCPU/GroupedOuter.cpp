@@ -1,0 +1,140 @@
+//===- GroupedOuter.cpp - moe.grouped_outer on register tiles -------------===//
+//
+// Matches moe.grouped_outer on contiguous buffers. Of each expert it is the
+// product of its rows of dy, turned, with its rows of x, which ProductCore
+// makes panels of. Work is cut along experts and the features of x. Sums that
+// are no f32 are formed in a buffer, a block of rows of the weight at a time.
+//
+//===----------------------------------------------------------------------===//
+
+#include "ExpertRuns.h"
+#include "Patterns.h"
+#include "ProductCore.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Rows of a weight whose sums lie in cache together.
+static constexpr int64_t kBlockRows = 128;
+
+static Type getElementType(Value memref) {
+  return cast<MemRefType>(memref.getType()).getElementType();
+}
+
+namespace {
+class GroupedOuterKernel {
+public:
+  GroupedOuterKernel(Emitter &e, GroupedOuterOp op)
+      : e(e), op(op), dw(op.getOuts()[0]) {}
+  void emit();
+
+private:
+  /// Rows of a weight, columns of a group of panels.
+  struct Part {
+    Value expert, firstRow, endRow;
+    PanelGroup group;
+  };
+
+  bool isDirect() { return getElementType(dw).isF32(); }
+  void forEachVector(
+      const Part &part,
+      function_ref<void(Value row, Value column, Value place, Value mask)>
+          body);
+  void emitPart(const ExpertRun &run, const Part &part);
+
+  Emitter &e;
+  GroupedOuterOp op;
+  Value dw, sums;
+};
+} // namespace
+
+void GroupedOuterKernel::forEachVector(
+    const Part &part, function_ref<void(Value, Value, Value, Value)> body) {
+  const PanelGroup &group = part.group;
+  Value end = e.mul(group.numPanels, e.index(group.numVectors * e.width));
+  e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
+    e.loop(e.index(0), end, e.width, [&](Value place) {
+      Value column = e.add(group.column, place);
+      Value mask =
+          group.mayEnd ? e.firstLanes(e.sub(e.dim(dw, 2), column)) : Value();
+      body(row, column, place, mask);
+    });
+  });
+}
+
+void GroupedOuterKernel::emitPart(const ExpertRun &run, const Part &part) {
+  forEachVector(part, [&](Value row, Value column, Value place, Value mask) {
+    if (isDirect())
+      e.storeVector(e.f32(0.0), dw, {part.expert, row, column}, mask);
+    else
+      e.storeVector(e.f32(0.0), sums, {e.sub(row, part.firstRow), place});
+  });
+  Value numSources = e.dim(op.getX(), 0), rows = op.getRows();
+  ProductLeft left{op.getDy(),
+                   [&](Value row, Value step) {
+                     return Values{e.add(run.begin, step), row};
+                   },
+                   /*isContiguous=*/false};
+  ProductRight right{op.getX(),
+                     [&](Value step, Value column) {
+                       Value row =
+                           readRow(e, rows, e.add(run.begin, step), numSources);
+                       return Values{row, column};
+                     },
+                     ProductLayout::AlongColumns};
+  if (rows)
+    right.isMissing = [&](Value step) {
+      return isMissing(e, rows, e.add(run.begin, step), numSources);
+    };
+  ProductSums target{
+      isDirect() ? dw : sums, [&](Value row, Value column, bool) {
+        return isDirect() ? Values{part.expert, row, column}
+                          : Values{e.sub(row, part.firstRow),
+                                   e.sub(column, part.group.column)};
+      }};
+  // Without rows of x there is nothing to read.
+  e.ifThen(e.compare(arith::CmpIPredicate::sgt, numSources, e.index(0)), [&] {
+    ProductCore core(e, left, right, target, PanelShape(e, e.dim(dw, 2)),
+                     e.sub(run.end, run.begin));
+    core.multiply(part.firstRow, part.endRow, part.group);
+  });
+  if (isDirect())
+    return;
+  forEachVector(part, [&](Value row, Value column, Value place, Value mask) {
+    Value sum = e.loadVector(sums, {e.sub(row, part.firstRow), place});
+    Value rounded =
+        arith::TruncFOp::create(e, e.vectorOf(getElementType(dw)), sum);
+    e.storeVector(rounded, dw, {part.expert, row, column}, mask);
+  });
+}
+
+void GroupedOuterKernel::emit() {
+  PanelShape shape(e, e.dim(dw, 2));
+  Value numRows = e.dim(dw, 1);
+  forEachPartOfPanels(
+      e, e.dim(dw, 0), shape.getNumPanels(),
+      [&](Value expert, Value first, Value end) {
+        ExpertRun run =
+            readRun(e, op.getOffsets(), expert, e.dim(op.getDy(), 0));
+        shape.forEachGroup(first, end, [&](const PanelGroup &group) {
+          int64_t columns = group.mostPanels * group.numVectors * e.width;
+          if (!isDirect())
+            sums =
+                e.scratch({e.getIndexAttr(kBlockRows), e.getIndexAttr(columns)},
+                          e.getF32Type());
+          e.loop(e.index(0), numRows, kBlockRows, [&](Value row) {
+            Value endRow =
+                e.minSigned(e.add(row, e.index(kBlockRows)), numRows);
+            emitPart(run, {expert, row, endRow, group});
+          });
+        });
+      });
+}
+
+void mlir::moe::populateGroupedOuterToCPUPatterns(
+    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+  patterns.add<KernelPattern<GroupedOuterOp, GroupedOuterKernel>>(
+      patterns.getContext(), options);
+}
