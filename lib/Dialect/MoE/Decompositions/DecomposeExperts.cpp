@@ -83,15 +83,13 @@ Replacements mlir::moe::decompose(TokenRowsOp op, OpBuilder &builder) {
         Body b(nested, loc);
         Value slot = b.toIndex(
             tensor::ExtractOp::create(b, op.getSlots(), args.take_front(2)));
-        Value isRow =
-            b.both(b.atMost(b.index(0), slot), b.less(slot, numRows));
+        Value isRow = b.both(b.atMost(b.index(0), slot), b.less(slot, numRows));
         // An assignment without a row writes no element, at a legal place.
         Value at = b.select(isRow, slot, b.index(0));
         Sizes count{b.select(isRow, b.index(1), b.index(0))};
         Value place = extractSlice(b, args.back(), {at}, count);
         Value token = b.castInt(args[0], element);
-        Value written =
-            linalg::FillOp::create(b, token, place).getResult(0);
+        Value written = linalg::FillOp::create(b, token, place).getResult(0);
         writeSlice(b, written, args.back(), {at}, count);
       });
   return SmallVector<Value>{loop.getResult(0)};
@@ -150,11 +148,10 @@ static Access gatherRows(Domain &domain, Value x, Value rows, int64_t r,
         auto read = scf::IfOp::create(
             b, isToken,
             [&](OpBuilder &nested, Location loc) {
-              scf::YieldOp::create(
-                  nested, loc,
-                  tensor::ExtractOp::create(nested, loc, x,
-                                            ValueRange{row, column})
-                      .getResult());
+              scf::YieldOp::create(nested, loc,
+                                   tensor::ExtractOp::create(
+                                       nested, loc, x, ValueRange{row, column})
+                                       .getResult());
             },
             [&](OpBuilder &nested, Location loc) {
               Body inner(nested, loc);
@@ -204,27 +201,29 @@ OpFoldResult GroupedLinearMeaning::getNumFeatures() {
 Value GroupedLinearMeaning::unpackWeight() {
   using namespace grouped_linear;
   Value w = op.getW();
-  Access unpacked = domain.map(
-      {}, domain.empty({e, features, d}, getElement(w)),
-      [&](Body &b, ValueRange) -> Value {
-        Value width = b.index(*op.getPacked()), two = b.index(2);
-        Value feature = b.iteration(features), column = b.iteration(d);
-        Value panel = b.div(feature, width);
-        Value lane = arith::RemUIOp::create(b, feature, width);
-        SmallVector<Value> at{b.iteration(e), panel, column, lane};
-        if (op.isPackedInPairs()) {
-          at[2] = b.div(column, two);
-          at.push_back(arith::RemUIOp::create(b, column, two));
-        }
-        return tensor::ExtractOp::create(b, w, at);
-      });
+  Access unpacked =
+      domain.map({}, domain.empty({e, features, d}, getElement(w)),
+                 [&](Body &b, ValueRange) -> Value {
+                   Value width = b.index(*op.getPacked()), two = b.index(2);
+                   Value feature = b.iteration(features),
+                         column = b.iteration(d);
+                   Value panel = b.div(feature, width);
+                   Value lane = arith::RemUIOp::create(b, feature, width);
+                   SmallVector<Value> at{b.iteration(e), panel, column, lane};
+                   if (op.isPackedInPairs()) {
+                     at[2] = b.div(column, two);
+                     at.push_back(arith::RemUIOp::create(b, column, two));
+                   }
+                   return tensor::ExtractOp::create(b, w, at);
+                 });
   return unpacked.value;
 }
 
 /// z, in the rows of runs; `zeros` elsewhere.
 Access GroupedLinearMeaning::buildSums(Value x, Value w, Access zeros) {
   using namespace grouped_linear;
-  OpFoldResult width = domain.getSize(d), numFeatures = domain.getSize(features);
+  OpFoldResult width = domain.getSize(d),
+               numFeatures = domain.getSize(features);
   bool transposed = op.getTransposed();
   zeros.value = forEachRun(
       builder, op.getLoc(), domain.getSize(e), op.getOffsets(),
@@ -234,18 +233,17 @@ Access GroupedLinearMeaning::buildSums(Value x, Value w, Access zeros) {
         int64_t m = inner.addDim(run.size), out = inner.addDim(numFeatures),
                 in = inner.addDim(width);
         Value mine = extractSlice(b, x, {run.begin, zero}, {run.size, width});
-        Value weight =
-            extractSlice(b, w, {run.expert, zero, zero},
-                         transposed ? Sizes{width, numFeatures}
-                                    : Sizes{numFeatures, width});
-        Access sums = inner.at(extractSlice(b, shared, {run.begin, zero},
-                                            {run.size, numFeatures}),
-                               {m, out});
+        Value weight = extractSlice(b, w, {run.expert, zero, zero},
+                                    transposed ? Sizes{width, numFeatures}
+                                               : Sizes{numFeatures, width});
+        Access sums = inner.at(
+            extractSlice(b, shared, {run.begin, zero}, {run.size, numFeatures}),
+            {m, out});
         if (Value bias = op.getBias())
-          sums = inner.map(
-              {inner.at(extractSlice(b, bias, {run.expert, zero}, {numFeatures}),
-                        {out})},
-              sums, [](Body &, ValueRange in) { return in[0]; });
+          sums = inner.map({inner.at(extractSlice(b, bias, {run.expert, zero},
+                                                  {numFeatures}),
+                                     {out})},
+                           sums, [](Body &, ValueRange in) { return in[0]; });
         sums = inner.contract(
             inner.at(mine, {m, in}),
             inner.at(weight, transposed ? SmallVector<int64_t>{in, out}
@@ -263,8 +261,8 @@ Access GroupedLinearMeaning::buildHalf(Access sums, bool isFactor) {
   OpFoldResult zero = builder.getIndexAttr(0), begin = zero;
   bool interleaved = op.getGate() == GateLayout::Interleaved;
   if (isFactor)
-    begin = interleaved ? OpFoldResult(builder.getIndexAttr(1))
-                        : domain.getSize(g);
+    begin =
+        interleaved ? OpFoldResult(builder.getIndexAttr(1)) : domain.getSize(g);
   return domain.at(extractSlice(domain.getBody(), sums.value, {zero, begin},
                                 {domain.getSize(r), domain.getSize(g)},
                                 interleaved ? 2 : 1),
@@ -279,10 +277,9 @@ Value GroupedLinearMeaning::build() {
   Access x = gatherRows(domain, op.getX(), op.getRows(), r, d, numTokens);
   Value w = op.getPacked() ? unpackWeight() : op.getW();
   bool inPlace = element.isF32() && !op.hasEpilogue();
-  Access zeros =
-      inPlace ? domain.fill(domain.at(init, {r, features}),
-                            domain.getBody().f32(0.0))
-              : domain.filled({r, features}, 0.0f);
+  Access zeros = inPlace ? domain.fill(domain.at(init, {r, features}),
+                                       domain.getBody().f32(0.0))
+                         : domain.filled({r, features}, 0.0f);
   Access sums = buildSums(x.value, w, zeros);
   if (inPlace)
     return sums.value;
@@ -333,9 +330,9 @@ Replacements mlir::moe::decompose(GroupedOuterOp op, OpBuilder &builder) {
         Access place = inner.at(
             extractSlice(b, shared, {run.expert, zero, zero}, {numOut, width}),
             {out, in});
-        Access dy = inner.at(extractSlice(b, op.getDy(), {run.begin, zero},
-                                          {run.size, numOut}),
-                             {m, out});
+        Access dy = inner.at(
+            extractSlice(b, op.getDy(), {run.begin, zero}, {run.size, numOut}),
+            {m, out});
         Access mine = inner.at(
             extractSlice(b, x.value, {run.begin, zero}, {run.size, width}),
             {m, in});

@@ -99,9 +99,10 @@ static Value buildFactor(ArithmeticBuilder &b, GroupedLinearOp op, Value up) {
       op.getUpLimit() ? op.getUpLimit() : op.getLimit();
   if (limit) {
     double value = limit->convertToDouble();
-    up = op.getBound() == GateBound::Softcap
-             ? softcap(b, up, value)
-             : b.maxOrRhs(constantLike(b, up, -value), clampAbove(b, up, value));
+    up =
+        op.getBound() == GateBound::Softcap
+            ? softcap(b, up, value)
+            : b.maxOrRhs(constantLike(b, up, -value), clampAbove(b, up, value));
   }
   double offset = op.getUpOffset().convertToDouble();
   return offset == 0.0 ? up : b.add(up, constantLike(b, up, offset));

@@ -30,7 +30,8 @@ static LogicalResult verifyOffsets(MoEStructuredOpInterface op, unsigned e,
 //===----------------------------------------------------------------------===//
 
 SmallVector<Dim> TokenRowsOp::getDims() {
-  return {{"r", kParallel, /*whole=*/true}, {"n", kReduction}, {"k", kReduction}};
+  return {
+      {"r", kParallel, /*whole=*/true}, {"n", kReduction}, {"k", kReduction}};
 }
 
 ArrayAttr TokenRowsOp::getIndexingMaps() {
@@ -128,9 +129,9 @@ static LogicalResult verifyActivation(GroupedLinearOp op) {
            << " only with activation = silu, found "
            << stringifyExpertActivation(op.getActivation());
   if (op.getBound() != GateBound::Clamp && !op.getLimit())
-    return op.emitOpError() << "expected limit with bound = "
-                            << stringifyGateBound(op.getBound())
-                            << ", found none";
+    return op.emitOpError()
+           << "expected limit with bound = "
+           << stringifyGateBound(op.getBound()) << ", found none";
   return success();
 }
 
