@@ -153,13 +153,16 @@ mlir::moe::collectSignatures(ModuleOp module) {
       continue;
     FunctionSignature signature;
     signature.name = function.getName().str();
+    if (failed(describeAll(function, function.getArgumentTypes(), "argument",
+                           signature.arguments)))
+      return failure();
     SmallVector<Type> results;
     for (auto [position, type] : llvm::enumerate(function.getResultTypes()))
-      if (!getUpdatedArgument(function, position))
+      if (auto argument = getUpdatedArgument(function, position))
+        signature.arguments[*argument].isUpdated = true;
+      else
         results.push_back(type);
-    if (failed(describeAll(function, function.getArgumentTypes(), "argument",
-                           signature.arguments)) ||
-        failed(describeAll(function, results, "result", signature.results)))
+    if (failed(describeAll(function, results, "result", signature.results)))
       return failure();
     describeSizes(function, signature.results);
     signatures.push_back(std::move(signature));
@@ -182,6 +185,8 @@ json::Value mlir::moe::toJSON(const ValueSignature &value) {
     object["shape"] = json::Array(value.shape);
   if (!value.sizes.empty())
     object["sizes"] = json::Array(value.sizes);
+  if (value.isUpdated)
+    object["updated"] = true;
   return object;
 }
 

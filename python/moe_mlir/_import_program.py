@@ -98,23 +98,40 @@ def _mentions(source, text) -> bool:
 
 def _describe(module) -> dict:
     program = module.program
-    updated = [r.name for r in program.results if r.kind != "output"]
-    if updated:
-        raise ValueError(f"expected a model whose forward updates nothing, found updates of "
-                         f"{updated}; export it in eval() mode")
+    inputs = [r.name for r in program.results if r.kind == "input"]
+    if inputs:
+        raise ValueError(f"expected a model whose forward updates none of its inputs, found updates "
+                         f"of {inputs}; register what it updates as buffers of the model")
+    updates = {r.name: i for i, r in enumerate(program.results) if r.kind == "state"}
+    _require_apart(module, updates)
     constants = [value for kind, value in program.outputs if kind != "result"]
     if constants:
         raise ValueError(f"expected a model that returns tensors, found {constants} among its "
                          "results")
     return {
         "function": program.function,
-        "arguments": [{"kind": a.kind, "name": a.name, "shape": list(a.shape)}
-                      for a in program.arguments],
+        "arguments": [
+            {"kind": a.kind, "name": a.name, "shape": list(a.shape),
+             **({"updated_by": updates[a.name]} if a.kind == "state" and a.name in updates else {})}
+            for a in program.arguments],
         "results": [list(r.shape) for r in program.results],
         "outputs": [value for _, value in program.outputs],
         "symbols": {name: list(place) for name, place in program.symbols.items()},
         "conditions": [list(c) for c in module.conditions if c[0] in program.symbols],
     }
+
+
+def _require_apart(module, updates) -> None:
+    """What the model updates must not be seen under another name: the trace did not."""
+    owners: dict[int, str] = {}
+    for argument in module.program.arguments:
+        if argument.kind != "state" or not module.state[argument.name].numel():
+            continue
+        storage = module.state[argument.name].untyped_storage().data_ptr()
+        other = owners.setdefault(storage, argument.name)
+        if other != argument.name and (other in updates or argument.name in updates):
+            raise ValueError(f"expected what the model updates in memory of its own, found that of "
+                             f"'{other}' shared with '{argument.name}'; register a clone")
 
 
 def _write_program(module, description, folder) -> None:
@@ -126,7 +143,8 @@ def _write_program(module, description, folder) -> None:
 
 
 def _name_stored(module, description) -> dict:
-    """The tensors to write by name: of tied ones the first, whose name the others get."""
+    """The tensors to write by name: of tied ones the first, whose name the others get; of what
+    the model updates its first value, unless that is zeros."""
     names: dict[tuple, str] = {}
     stored = {}
     for argument in description["arguments"]:
@@ -134,6 +152,12 @@ def _name_stored(module, description) -> dict:
             continue
         name = argument["name"]
         tensor = module.state[name]
+        if "updated_by" in argument:
+            # Under another name, so that a loader that knows no state finds no weight.
+            argument["stored_as"] = f"{name}.initial" if _has_bits(tensor) else None
+            if argument["stored_as"]:
+                stored[argument["stored_as"]] = tensor
+            continue
         # Tensors without elements may have one address and be of several sizes.
         first = names.setdefault((tensor.data_ptr(), tensor.dtype, tuple(tensor.shape),
                                   tensor.stride()), name)
@@ -142,6 +166,13 @@ def _name_stored(module, description) -> dict:
         else:
             argument["stored_as"] = first
     return stored
+
+
+def _has_bits(tensor) -> bool:
+    """Whether the tensor is other than zeros, to the sign."""
+    import torch
+
+    return bool(tensor.detach().contiguous().reshape(-1).view(torch.uint8).any())
 
 
 def _write(text, folder, name) -> None:

@@ -173,3 +173,14 @@ def _tensor(data, offset, count, name, entry):
                          "numpy alone, which has no such type")
     array = numpy.frombuffer(data, dtype, count, offset).reshape(entry["shape"])
     return array if array.ctypes.data % ALIGNMENT == 0 else array.copy()
+
+
+def zeros(shape, dtype: str) -> Any:
+    """A tensor as `tensors_of` gives them."""
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        return torch.zeros(shape, dtype=getattr(torch, dtype))
+    import numpy
+
+    return numpy.zeros(shape, dtype)

@@ -8,6 +8,7 @@ import mmap
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import _weights_file
 from ._host_cpu import missing_features, recommended
 from ._native import native
+from ._program_state import ProgramState
 from .sizes import evaluate_expression, evaluate_text, unmet_condition
 
 if TYPE_CHECKING:
@@ -66,6 +68,12 @@ class Artifact:
             )
         return next(iter(self.functions.values()))(*arguments, out=out, **named)
 
+    def reset(self) -> None:
+        """Puts the state of its functions, if they keep any, back to what it was at loading."""
+        for function in self.functions.values():
+            if isinstance(function, ArtifactProgram):
+                function.reset()
+
     def __repr__(self):
         return f"<artifact for {self.target}: {', '.join(map(repr, self.functions.values()))}>"
 
@@ -79,6 +87,7 @@ class ArtifactFunction:
         self.arguments = description["arguments"]
         self._num_arguments = len(self.arguments)
         self._results = description["results"]
+        self._updated = [i for i, a in enumerate(self.arguments) if a.get("updated")]
 
     def __call__(self, *arguments: Any, out: Any = None) -> Any:
         """Runs on tensors of torch or on numpy arrays.
@@ -101,6 +110,10 @@ class ArtifactFunction:
                    for i in range(len(self._results))]
         elif not isinstance(out, (tuple, list)):
             out = [out]
+        for i in self._updated:
+            if _contiguous(arguments[i]) is not arguments[i]:
+                raise ValueError(f"expected argument {i} of '{self.name}', which it updates in "
+                                 "place, to be contiguous, found strides; pass .contiguous()")
         self._function(*map(_contiguous, arguments), *out)
         return out[0] if len(out) == 1 else tuple(out)
 
@@ -162,39 +175,103 @@ class KernelFunction:
 
 
 class ArtifactProgram:
-    """The function of a torch program, with its weights bound."""
+    """The function of a torch program, with its weights bound.
+
+    Buffers that the model updates in place are the state of this object: calls
+    go on from where the last one ended, one at a time.
+    """
 
     def __init__(self, artifact: Artifact):
         description = json.loads(artifact.files["program.json"])
         self.name = description["function"]
         self.function = artifact.functions[self.name]
         self._arguments = description["arguments"]
-        self._results = description["results"]
-        self._outputs = description["outputs"]
+        self._require_known_state(len(description["results"]), description["outputs"])
+        # Code for a CPU writes the next values of state into the arguments, and has no results
+        # for them.
+        updates = {i: a["updated_by"] for i, a in enumerate(self._arguments) if "updated_by" in a}
+        in_place = any(a.get("updated") for a in self.function.arguments)
+        rest = [i for i in range(len(description["results"]))
+                if not in_place or i not in updates.values()]
+        self._results = [description["results"][i] for i in rest]
+        self._outputs = [rest.index(i) for i in description["outputs"]]
         self._symbols = description["symbols"]
         # Of an artifact that was made before these were kept there are none.
         self._conditions = description.get("conditions", [])
         stored = _weights_file.tensors_of(artifact.files[_weights_file.NAME])
         self._weights = {"cpu": {a["name"]: _stored(stored, a) for a in self._arguments
-                                 if a["kind"] != "input"}}
+                                 if a["kind"] != "input" and "updated_by" not in a}}
+        self._state = ProgramState(
+            self.name, {i: None if in_place else result for i, result in updates.items()})
+        for i in updates:
+            self._state.add(i, _first_value(stored, self._arguments[i], self.function.arguments[i]))
         self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
+
+    def _require_known_state(self, results, outputs) -> None:
+        """What the code writes must be state: weights cannot be written, inputs are the caller's."""
+        in_place = any(a.get("updated") for a in self.function.arguments)
+        for argument, compiled in zip(self._arguments, self.function.arguments, strict=True):
+            name, update = argument["name"], argument.get("updated_by")
+            if compiled.get("updated") and update is None:
+                raise ValueError(f"program.json: expected '{name}' to be state, as '{self.name}' "
+                                 "updates it")
+            if update is not None and (
+                    argument["kind"] == "input" or in_place != bool(compiled.get("updated"))
+                    or update not in range(results) or update in outputs):
+                raise ValueError(f"program.json: expected the next value of '{name}' to be a result "
+                                 f"of its own, found result {update}")
+
+    @property
+    def has_state(self) -> bool:
+        """Whether calls update buffers of the model, which `reset` puts back."""
+        return bool(self._state)
+
+    def reset(self) -> None:
+        """Puts the buffers that calls update back to what they were when the artifact was loaded."""
+        with self._state.acquired():
+            self._state.reset()
 
     def __call__(self, *inputs: Any, out: Any = None, **named: Any) -> Any:
         """Runs the model on its tensor inputs, in the order of `inputs` or by name."""
         given = self._in_order(inputs, named)
-        rest, weights = iter(given), self._weights_beside(given)
-        arguments = [next(rest) if a["kind"] == "input" else weights[a["name"]]
-                     for a in self._arguments]
+        if not self._state:
+            return self._run(given, out)
+        with self._state.acquired():
+            return self._run(given, out)
+
+    def _run(self, given, out):
+        arguments = self._bind(given)
         for argument, value, expected in zip(self._arguments, arguments, self.function.arguments):
             if argument["kind"] == "input":
                 _require_kind(argument["name"], value, expected)
         sizes = self._check_sizes(arguments)
-        if out is None:
-            out = self._allocate(arguments, sizes)
-        results = self.function(*arguments, out=out)
-        results = results if isinstance(results, tuple) else (results,)
+        results = self._places(arguments, sizes, out)
+        with self._state.updated() if self._state else nullcontext():
+            self.function(*arguments, out=results)
         chosen = tuple(results[i] for i in self._outputs)
         return chosen[0] if len(chosen) == 1 else chosen
+
+    def _bind(self, given) -> list:
+        """The arguments of the function: inputs, weights and state."""
+        device = _device_of(given)
+        rest, weights, state = iter(given), self._weights_on(device), self._state.values(device)
+        return [next(rest) if a["kind"] == "input"
+                else state[i] if i in state else weights[a["name"]]
+                for i, a in enumerate(self._arguments)]
+
+    def _places(self, arguments, sizes, out) -> list:
+        """Where the results of the function go; the caller may give places for those it gets."""
+        taken = self._state.places()
+        rest = [i for i in range(len(self._results)) if i not in taken]
+        if out is not None:
+            out = list(out) if isinstance(out, (tuple, list)) else [out]
+            if len(out) != len(rest):
+                raise ValueError(f"expected {len(rest)} buffers as out= for '{self.name}', found "
+                                 f"{len(out)}")
+            taken.update(zip(rest, out))
+        return [taken[i] if i in taken else self.function.allocate(
+                    i, [evaluate_text(size, sizes) for size in shape], arguments)
+                for i, shape in enumerate(self._results)]
 
     def _in_order(self, inputs, named) -> list:
         """The inputs in the order of the program."""
@@ -204,9 +281,8 @@ class ArtifactProgram:
                             f"{sorted(named)}")
         return [by_name[name] for name in self.inputs]
 
-    def _weights_beside(self, inputs):
-        """The weights on the device of the inputs, copied there at the first call."""
-        device = str(getattr(inputs[0], "device", "cpu")) if inputs else "cpu"
+    def _weights_on(self, device):
+        """The weights on a device, copied there at the first call."""
         if device not in self._weights:
             self._weights[device] = {
                 name: weight.to(device) for name, weight in self._weights["cpu"].items()}
@@ -234,10 +310,6 @@ class ArtifactProgram:
                         f"input '{argument['name']}': expected dim {dim} to be {expected}, which is "
                         f"'{size}' for the sizes of the inputs before, found {value.shape[dim]}")
         return sizes
-
-    def _allocate(self, arguments, sizes):
-        return [self.function.allocate(i, [evaluate_text(size, sizes) for size in shape], arguments)
-                for i, shape in enumerate(self._results)]
 
 
 def _require_kind(name, value, expected) -> None:
@@ -270,6 +342,23 @@ def _stored(tensors: Mapping[str, Any], argument: Mapping[str, Any]) -> Any:
     if name not in tensors:
         raise ValueError(f"{_weights_file.NAME}: expected '{name}', found no such tensor")
     return tensors[name]
+
+
+def _first_value(stored, argument, expected) -> Any:
+    """The first value of a buffer that calls update; one of zeros is not stored."""
+    if argument.get("stored_as", "") is not None:
+        first = _stored(stored, argument)
+        if [list(first.shape), str(first.dtype).removeprefix("torch.")] != [
+                expected["shape"], _DTYPES[expected["dtype"]]]:
+            raise ValueError(f"program.json: expected the first value of '{argument['name']}' to be "
+                             f"{expected['dtype']} {expected['shape']}, found {first.dtype} "
+                             f"{list(first.shape)}")
+        return first
+    return _weights_file.zeros(expected["shape"], _DTYPES[expected["dtype"]])
+
+
+def _device_of(inputs) -> str:
+    return str(getattr(inputs[0], "device", "cpu")) if inputs else "cpu"
 
 
 def load(path: str | os.PathLike[str], *, verify: bool = False) -> Artifact:

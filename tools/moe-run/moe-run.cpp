@@ -38,7 +38,8 @@ Runs a function of an artifact that moe-compile wrote. Needs no compiler.
                         checksum, which reads them all (default: up to 64 MiB)
   --threads N           threads to use at most (default: all cores)
   --repeat N            run N times and print the shortest and the median time;
-                        for a GPU without the copies to it and back
+                        for a GPU without the copies to it and back; state goes
+                        on from run to run
 
 bf16 arrays are written as numpy's 2-byte void type (ml_dtypes writes the same).
 
@@ -176,12 +177,15 @@ void list(const Artifact &artifact) {
     std::printf("function: %s\n", function->getName().c_str());
     const std::vector<std::string> &names = function->getArgumentNames();
     for (size_t i = 0; i < function->getArguments().size(); ++i)
-      std::printf("  argument %zu%s%s: %s\n", i, i < names.size() ? " " : "",
+      std::printf("  argument %zu%s%s: %s%s\n", i, i < names.size() ? " " : "",
                   i < names.size() ? names[i].c_str() : "",
-                  function->getArguments()[i].toString().c_str());
+                  function->getArguments()[i].toString().c_str(),
+                  function->getArguments()[i].isUpdated ? ", updated" : "");
     for (size_t i = 0; i < function->getResults().size(); ++i)
       std::printf("  result %zu: %s\n", i,
                   function->getResults()[i].toString().c_str());
+    if (function->hasState())
+      std::printf("  keeps state from call to call\n");
   }
 }
 

@@ -44,6 +44,8 @@ struct MOE_RUNTIME_EXPORT ValueType {
   bool isTensor = false;
   /// -1 where any size is taken.
   std::vector<int64_t> shape;
+  /// Of an argument: a call writes the new content of the tensor into it.
+  bool isUpdated = false;
 
   std::string toString() const;
 };
@@ -83,6 +85,14 @@ public:
   /// Writes the results into the caller's memory: no allocation.
   void run(std::span<const Tensor> arguments,
            std::span<const Tensor> results) const;
+
+  /// Whether the function keeps state from call to call: the buffers that a
+  /// torch program updates in place. Such a function takes one call at a time,
+  /// and every loaded artifact has a state of its own.
+  virtual bool hasState() const { return false; }
+  /// Puts the state back to what it was when the artifact was loaded, which a
+  /// call that failed makes necessary. Throws std::runtime_error during a call.
+  virtual void reset() const {}
 
 protected:
   virtual std::vector<std::vector<int64_t>>

@@ -36,6 +36,8 @@ struct ValueSignature {
   /// for an index argument, [op, a, b] with op in + * // % ceildiv, or null
   /// where the size depends on data.
   std::vector<llvm::json::Value> sizes;
+  /// Of an argument: whether the function writes its new content into it.
+  bool isUpdated = false;
 };
 
 /// The arguments of the compiled function are `arguments`, then `results`: the

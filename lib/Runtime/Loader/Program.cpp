@@ -2,12 +2,14 @@
 
 #include "AlignedMemory.h"
 #include "Functions.h"
+#include "ProgramState.h"
 #include "Sizes.h"
 #include "Weights.h"
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <set>
 #include <stdexcept>
 
 namespace moe::runtime {
@@ -25,12 +27,21 @@ public:
         function = std::move(candidate);
     if (!function)
       refuse("the manifest to have '" + name + "', found no such function");
-    readArguments(description.at("arguments").array());
-    if (auto *onDevice = dynamic_cast<DeviceFunction *>(function.get()))
-      moveWeightsTo(onDevice->getDevice());
+    auto *onDevice = dynamic_cast<DeviceFunction *>(function.get());
+    state.emplace(name, onDevice ? &onDevice->getDevice() : nullptr);
     readResults(description);
+    readArguments(description.at("arguments").array());
+    if (onDevice)
+      moveWeightsTo(onDevice->getDevice());
     readSymbols(description.at("symbols").object());
     readConditions(description);
+  }
+
+  bool hasState() const override { return !state->isEmpty(); }
+
+  void reset() const override {
+    std::unique_lock<std::mutex> lock = state->acquire();
+    state->reset();
   }
 
 private:
@@ -38,17 +49,33 @@ private:
     throw std::runtime_error("program.json: expected " + expectation);
   }
 
+  /// Code for a CPU writes the next values of state into the arguments, and
+  /// has no results for them.
   void readResults(const Json &description) {
-    for (const Json &shape : description.at("results").array())
+    std::set<int64_t> updates;
+    for (const Json &argument : description.at("arguments").array())
+      if (const Json *updatedBy = argument.find("updated_by"))
+        updates.insert(updatedBy->integer());
+    bool isInPlace =
+        std::ranges::any_of(function->getArguments(), &ValueType::isUpdated);
+    for (const Json &shape : description.at("results").array()) {
+      auto position = static_cast<int64_t>(places.size());
+      if (isInPlace && updates.contains(position)) {
+        places.push_back(std::nullopt);
+        continue;
+      }
+      places.push_back(shapes.size());
       shapes.push_back(shape.array());
-    size_t count = function->getResults().size();
-    if (shapes.size() != count)
+    }
+    if (shapes.size() != function->getResults().size())
       refuse("an entry for each result of '" + name + "'");
     for (const Json &output : description.at("outputs").array()) {
-      outputs.push_back(static_cast<size_t>(output.integer()));
-      if (outputs.back() >= count)
-        refuse("outputs among the " + std::to_string(count) + " results of '" +
-               name + "', found " + std::to_string(output.integer()));
+      auto position = static_cast<uint64_t>(output.integer());
+      if (position >= places.size() || !places[position])
+        refuse("outputs among the " + std::to_string(places.size()) +
+               " results of '" + name + "', found " +
+               std::to_string(output.integer()));
+      outputs.push_back(*places[position]);
       results.push_back(function->getResults()[outputs.back()]);
     }
   }
@@ -143,24 +170,75 @@ private:
       if (const Json *shape = list[i].find("shape"))
         argumentShapes.push_back(
             shape->array(function->getArguments()[i].shape.size()));
+      const Json *updatedBy = list[i].find("updated_by");
+      if (function->getArguments()[i].isUpdated && !updatedBy)
+        refuse("'" + argument + "' to be state, as '" + name + "' updates it");
       if (list[i].at("kind").string() == "input") {
+        if (updatedBy)
+          refuse("state to be of kind \"state\", found the input '" + argument +
+                 "' with an update");
         inputs.push_back(i);
         names.push_back(argument);
         arguments.push_back(function->getArguments()[i]);
         bound.emplace_back();
         continue;
       }
-      // Tied weights are stored once, under the name of the first one.
-      const Json *storedAs = list[i].find("stored_as");
-      const std::string &key = storedAs ? storedAs->string() : argument;
-      auto weight = stored.find(key);
-      if (weight == stored.end())
-        throw std::runtime_error("weights.safetensors: expected '" + key +
-                                 "', found no such tensor");
-      bound.push_back(align(weight->second, argument));
+      Tensor value = findStored(list[i], stored);
+      if (updatedBy)
+        bound.push_back(addState(i, static_cast<uint64_t>(updatedBy->integer()),
+                                 value, argument));
+      else
+        bound.push_back(align(value, argument));
     }
     if (!argumentShapes.empty() && argumentShapes.size() != list.size())
       refuse("the shapes of all arguments of '" + name + "', or of none");
+  }
+
+  /// The tensor of a weight, or the first value of state. Tied ones are stored
+  /// once, under the name of the first; state of zeros is not.
+  static Tensor findStored(const Json &argument,
+                           const std::map<std::string, Tensor> &stored) {
+    const Json *storedAs = argument.find("stored_as");
+    if (storedAs && storedAs->isNull() && argument.find("updated_by"))
+      return {};
+    const std::string &key =
+        (storedAs ? *storedAs : argument.at("name")).string();
+    auto found = stored.find(key);
+    if (found == stored.end())
+      throw std::runtime_error(std::string(kWeightsFile) + ": expected '" +
+                               key + "', found no such tensor");
+    return found->second;
+  }
+
+  /// A buffer whose next value is a result that nobody else gets, or is written
+  /// in its place; without data in the file it starts as zeros. Returns what it
+  /// is, without a place.
+  Tensor addState(size_t argument, uint64_t result, Tensor initial,
+                  const std::string &buffer) {
+    const ValueType &type = function->getArguments()[argument];
+    std::optional<size_t> place;
+    bool isState = result < places.size() && type.isTensor &&
+                   !std::ranges::count(type.shape, -1);
+    if (isState)
+      place = places[result];
+    if (isState && place)
+      isState = !type.isUpdated && !state->isNext(*place) &&
+                !std::ranges::count(outputs, *place) &&
+                function->getResults()[*place].toString() == type.toString();
+    else
+      isState = isState && type.isUpdated;
+    if (!isState)
+      refuse("the next value of '" + buffer + "' to be a result of type " +
+             type.toString() + " of its own, found result " +
+             std::to_string(result));
+    if (!initial.data && initial.dtype.empty())
+      initial = Tensor{type.dtype, type.shape};
+    if (initial.dtype != type.dtype || initial.shape != type.shape)
+      refuse("the first value of '" + buffer + "' to be " + type.toString() +
+             ", found another type in " + kWeightsFile);
+    state->add(argument, place, initial, buffer);
+    initial.data = nullptr;
+    return initial;
   }
 
   /// Compilers of before have put tensors anywhere.
@@ -227,6 +305,9 @@ private:
 
   void execute(std::span<const Tensor> given,
                std::span<const Tensor> returned) const override {
+    std::unique_lock<std::mutex> lock;
+    if (hasState())
+      lock = state->acquire();
     std::vector<Tensor> all = bind(given);
     std::vector<std::vector<int64_t>> allShapes = computeAllShapes(all);
     std::vector<Array> unused;
@@ -237,10 +318,16 @@ private:
         written.push_back(returned[first - outputs.begin()]);
         continue;
       }
+      if (state->isNext(i)) {
+        written.emplace_back();
+        continue;
+      }
       unused.emplace_back(function->getResults()[i].dtype, allShapes[i]);
       written.push_back(unused.back().tensor);
     }
+    state->begin(all, written);
     function->run(all, written);
+    state->end();
     // A result that is returned twice was written once.
     for (size_t i = 0; i < outputs.size(); ++i)
       if (returned[i].data != written[outputs[i]].data)
@@ -248,12 +335,16 @@ private:
   }
 
   std::unique_ptr<MappedFile> file;
+  /// Changes while calls run, which the function's users see as the model does.
+  mutable std::optional<ProgramState> state;
   std::vector<AlignedMemory> copies;
   std::unique_ptr<Function> function;
   std::optional<StagedTensors> weights;
   /// One a parameter of the function; those of `inputs` are filled in a call.
   std::vector<Tensor> bound;
   std::vector<size_t> inputs, outputs;
+  /// Of each result in program.json that of the function, if it has one.
+  std::vector<std::optional<size_t>> places;
   /// Which size of which argument a name stands for.
   std::map<std::string, std::pair<size_t, size_t>> symbols;
   /// Of results, and of all arguments or of none.

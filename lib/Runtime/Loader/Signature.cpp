@@ -19,6 +19,7 @@ static ValueType readType(const Json &json) {
     for (const Json &size : shape->array())
       type.shape.push_back(size.integer());
   }
+  type.isUpdated = json.find("updated") != nullptr;
   bool isShape = type.shape.size() <= kMaxRank;
   for (int64_t size : type.shape)
     isShape &= size >= -1;
