@@ -131,7 +131,7 @@ void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
   copied = mustCopyLeft() ? e.scratch({e.getIndexAttr(kTileRows), places}, type)
                           : Value();
   if (right.layout == ProductLayout::AlongSteps)
-    chains = e.scratch({e.getIndexAttr(kTileRows), e.getIndexAttr(2 * e.width)},
+    chains = e.scratch({e.getIndexAttr(kTileRows), e.getIndexAttr(e.width)},
                        e.getF32Type());
 }
 
@@ -515,13 +515,12 @@ Values ProductCore::getSumsAt(const Panel &panel, Value row, int64_t vector) {
 }
 
 /// Adds what a chain came to to the sums of a row.
-void ProductCore::addChain(const Panel &panel, Value row, ValueRange chain) {
-  for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
-    Values at = getSumsAt(panel, row, vector);
-    Value mask = panel.masks[vector];
-    Value total = e.loadFloats(sums.memref, at, mask);
-    e.storeVector(e.add(total, chain[vector]), sums.memref, at, mask);
-  }
+void ProductCore::addChain(const Panel &panel, Value row, int64_t vector,
+                           Value chain) {
+  Values at = getSumsAt(panel, row, vector);
+  Value mask = panel.masks[vector];
+  Value total = e.loadFloats(sums.memref, at, mask);
+  e.storeVector(e.add(total, chain), sums.memref, at, mask);
 }
 
 Values ProductCore::getLeftRows(ValueRange rows) {
@@ -574,121 +573,102 @@ void ProductCore::multiplyTile(const Panel &panel, ArrayRef<Value> rows,
         return next;
       });
   for (auto [i, row] : llvm::enumerate(rows))
-    addChain(panel, row,
-             ValueRange(chain).slice(i * panel.numVectors, panel.numVectors));
+    for (int64_t vector = 0; vector < panel.numVectors; ++vector)
+      addChain(panel, row, vector, chain[i * panel.numVectors + vector]);
 }
 
 /// As much as a block holds from the columns behind the panel's, in the order
 /// of addresses: what is read next where columns lie one behind the other.
-void ProductCore::prefetchNextColumns(const Panel &panel, Value first) {
+void ProductCore::prefetchNextColumns(const Panel &panel, int64_t vector,
+                                      Value first) {
   int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
   int64_t perLane = bytes == 2 ? 2 : 1, perLine = 64 / bytes;
   Value place = e.mul(e.add(panel.step, first), e.index(e.width));
-  for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
-    Value column = e.add(getColumn(panel.column, panel.numVectors, vector),
-                         e.index(e.width));
-    for (int64_t line = 0; line < perLane * e.width * e.width / perLine; ++line)
-      prefetch(e, right.memref,
-               right.at(e.add(place, e.index(line * perLine)), column),
-               kSecondCache);
-  }
+  Value column = e.add(getColumn(panel.column, panel.numVectors, vector),
+                       e.index(e.width));
+  for (int64_t line = 0; line < perLane * e.width * e.width / perLine; ++line)
+    prefetch(e, right.memref,
+             right.at(e.add(place, e.index(line * perLine)), column),
+             kSecondCache);
 }
 
-/// Adds the products of a row with some lines, in f32 or in pairs, of a block
-/// from step `first` on to its chain.
-void ProductCore::multiplyLines(
-    const Panel &panel, Value number, Value row, Value first,
-    function_ref<Value(int64_t line, int64_t vector)> getLine,
-    int64_t numLines) {
+/// Adds the products of row `number` with lines, in f32 or in pairs, from step
+/// `first` on to its chain.
+void ProductCore::multiplyLines(const Panel &panel, const RowRange &rows,
+                                Value number, Value first,
+                                function_ref<Value(int64_t line)> getLine,
+                                int64_t numLines) {
+  Value row = e.add(rows.first, number);
   Value leftRow = left.getRow ? left.getRow(row) : row;
   Value place = toPlace(first), step = e.add(panel.step, first);
   int64_t perLine = inPairs ? 2 : 1;
-  for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
-    Values at{number, e.index(vector * e.width)};
-    Value sum = e.loadVector(chains, at);
-    for (int64_t line = 0; line < numLines; ++line)
-      sum = multiplyAdd(splatLeft(number, leftRow,
-                                  e.add(step, e.index(perLine * line)),
-                                  e.add(place, e.index(line))),
-                        getLine(line, vector), sum);
-    e.storeVector(sum, chains, at);
-  }
+  Value sum = e.loadVector(chains, {number, e.index(0)});
+  for (int64_t line = 0; line < numLines; ++line)
+    sum = multiplyAdd(splatLeft(number, leftRow,
+                                e.add(step, e.index(perLine * line)),
+                                e.add(place, e.index(line))),
+                      getLine(line), sum);
+  e.storeVector(sum, chains, {number, e.index(0)});
 }
 
 /// Adds the products of all rows with a block to their chains: those of the
 /// first from registers, of the others from a copy.
 void ProductCore::multiplyBlock(const Panel &panel, const RowRange &rows,
-                                Value first, Value rest) {
-  if (!rest)
-    prefetchNextColumns(panel, first);
+                                int64_t vector, Value first, Value rest) {
   Value numRows = e.sub(rows.end, rows.first), zero = e.index(0);
-  SmallVector<Values> lines;
-  for (int64_t vector = 0; vector < panel.numVectors; ++vector)
-    lines.push_back(loadBlock(panel, e.index(vector * e.width), first, rest));
-  auto storeAll = [&] {
-    for (auto [vector, block] : llvm::enumerate(lines))
-      storeBlock(panel, block, zero, e.index(vector * e.width), rest);
+  if (!rest)
+    prefetchNextColumns(panel, vector, first);
+  Values lines = loadBlock(panel, e.index(vector * e.width), first, rest);
+  int64_t numLines = lines.size();
+  auto load = [&](Value line) {
+    return e.loadVector(packed, {zero, line, zero});
   };
-  auto load = [&](Value line, int64_t vector) {
-    return e.loadVector(packed, {zero, line, e.index(vector * e.width)});
-  };
-  int64_t numLines = lines.front().size();
   if (rest) {
-    storeAll();
+    storeBlock(panel, lines, zero, zero, rest);
     Value count =
         inPairs ? Value(arith::CeilDivSIOp::create(e, rest, e.index(2))) : rest;
     e.loop(zero, numRows, 1, [&](Value number) {
       e.loop(zero, count, 1, [&](Value line) {
         Value step = e.add(first, inPairs ? e.mul(line, e.index(2)) : line);
         multiplyLines(
-            panel, number, e.add(rows.first, number), step,
-            [&](int64_t, int64_t vector) { return load(line, vector); }, 1);
+            panel, rows, number, step, [&](int64_t) { return load(line); }, 1);
       });
     });
     return;
   }
   multiplyLines(
-      panel, zero, rows.first, first,
-      [&](int64_t line, int64_t vector) { return lines[vector][line]; },
+      panel, rows, zero, first, [&](int64_t line) { return lines[line]; },
       numLines);
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, numRows, e.index(1)), [&] {
-    storeAll();
+    storeBlock(panel, lines, zero, zero, rest);
     e.loop(e.index(1), numRows, 1, [&](Value number) {
       multiplyLines(
-          panel, number, e.add(rows.first, number), first,
-          [&](int64_t line, int64_t vector) {
-            return load(e.index(line), vector);
-          },
-          numLines);
+          panel, rows, number, first,
+          [&](int64_t line) { return load(e.index(line)); }, numLines);
     });
   });
 }
 
 /// Few rows wait for the weights: steps that lie side by side are multiplied as
-/// they are read, in the order of their addresses.
-void ProductCore::multiplyBlocks(const RowRange &rows,
-                                 const PanelGroup &narrow) {
-  Value numRows = e.sub(rows.end, rows.first);
-  int64_t numVectors = narrow.numVectors;
-  e.loop(e.index(0), numSteps, chainLength, [&](Value step) {
+/// they are read, in the order of their addresses, one vector of columns of the
+/// panel after the other.
+void ProductCore::multiplyBlocks(const RowRange &rows, const PanelGroup &narrow,
+                                 int64_t vector) {
+  Value numRows = e.sub(rows.end, rows.first), zero = e.index(0);
+  e.loop(zero, numSteps, chainLength, [&](Value step) {
     Value count = getChainSteps(step);
-    Panel panel = makePanel(narrow, e.index(0), step);
-    e.loop(e.index(0), numRows, 1, [&](Value number) {
-      Value row = e.add(rows.first, number);
+    Panel panel = makePanel(narrow, zero, step);
+    e.loop(zero, numRows, 1, [&](Value number) {
       if (copied)
-        copyLeft(getLeftRows(row), number, step, count);
-      for (int64_t vector = 0; vector < numVectors; ++vector)
-        e.storeVector(e.f32(0.0), chains, {number, e.index(vector * e.width)});
+        copyLeft(getLeftRows(e.add(rows.first, number)), number, step, count);
+      e.storeVector(e.f32(0.0), chains, {number, zero});
     });
     forEachBlock(count, [&](Value first, Value rest) {
-      multiplyBlock(panel, rows, first, rest);
+      multiplyBlock(panel, rows, vector, first, rest);
     });
-    e.loop(e.index(0), numRows, 1, [&](Value number) {
-      Values chain;
-      for (int64_t vector = 0; vector < numVectors; ++vector)
-        chain.push_back(
-            e.loadVector(chains, {number, e.index(vector * e.width)}));
-      addChain(panel, e.add(rows.first, number), chain);
+    e.loop(zero, numRows, 1, [&](Value number) {
+      addChain(panel, e.add(rows.first, number), vector,
+               e.loadVector(chains, {number, zero}));
     });
   });
 }
@@ -733,7 +713,9 @@ void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
       e.loop(e.index(0), e.index(group.numVectors / vectors * e.width), e.width,
              [&](Value offset) {
                Value column = e.add(single.column, offset);
-               multiplyBlocks(rows, {column, one, 1, vectors, group.mayEnd});
+               for (int64_t vector = 0; vector < vectors; ++vector)
+                 multiplyBlocks(rows, {column, one, 1, vectors, group.mayEnd},
+                                vector);
              });
       return;
     }

@@ -149,22 +149,23 @@ private:
   std::pair<Value, Value> splitPairs(Value pairs);
   void storePairs(const Panel &panel, Value pairs, Value place, int64_t vector);
   void prefetchNextGroup(const PanelGroup &group, Value step, Value number);
-  void prefetchNextColumns(const Panel &panel, Value first);
+  void prefetchNextColumns(const Panel &panel, int64_t vector, Value first);
 
   void copyLeft(ArrayRef<Value> rows, Value firstNumber, Value step,
                 Value count);
   Value splatLeft(Value number, Value leftRow, Value step, Value place);
   Value multiplyAdd(Value left, Value right, Value sum);
   Values getSumsAt(const Panel &panel, Value row, int64_t vector);
-  void addChain(const Panel &panel, Value row, ValueRange chain);
+  void addChain(const Panel &panel, Value row, int64_t vector, Value chain);
 
   void multiplyFew(const RowRange &rows, const PanelGroup &group);
   void multiplyMany(const RowRange &rows, const PanelGroup &group);
-  void multiplyBlocks(const RowRange &rows, const PanelGroup &panel);
-  void multiplyBlock(const Panel &panel, const RowRange &rows, Value first,
-                     Value rest);
-  void multiplyLines(const Panel &panel, Value number, Value row, Value first,
-                     function_ref<Value(int64_t line, int64_t vector)> getLine,
+  void multiplyBlocks(const RowRange &rows, const PanelGroup &narrow,
+                      int64_t vector);
+  void multiplyBlock(const Panel &panel, const RowRange &rows, int64_t vector,
+                     Value first, Value rest);
+  void multiplyLines(const Panel &panel, const RowRange &rows, Value number,
+                     Value first, function_ref<Value(int64_t line)> getLine,
                      int64_t numLines);
   Values getLeftRows(ValueRange rows);
   void multiplyTile(const Panel &panel, ArrayRef<Value> rows,
