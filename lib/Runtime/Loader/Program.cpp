@@ -298,6 +298,7 @@ private:
   computeResultShapes(std::span<const Tensor> given) const override {
     std::vector<std::vector<int64_t>> all = computeAllShapes(bind(given));
     std::vector<std::vector<int64_t>> returned;
+    returned.reserve(outputs.size());
     for (size_t output : outputs)
       returned.push_back(all.at(output));
     return returned;
