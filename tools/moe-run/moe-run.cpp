@@ -247,6 +247,7 @@ void run(const Options &options, const Artifact &artifact) {
   }
   std::vector<Array> results = function.run(arguments);
   std::vector<Tensor> tensors;
+  tensors.reserve(results.size());
   for (const Array &result : results)
     tensors.push_back(result.tensor);
   for (size_t i = 0; i < options.outputs.size(); ++i)
