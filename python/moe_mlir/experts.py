@@ -11,16 +11,20 @@ its run of rows, and adds the results back with their gates:
 
 They are torch ops (`torch.ops.moe.*`), so that a traced model keeps them
 as one node each whatever the routing; sizes depend on shapes alone, [T * k]
-rows, never on data.
+rows, never on data. Where no gradient is asked for, and the activation is one
+that kernels know, all of it is one op, `torch.ops.moe.run_experts`.
 """
 
 import warnings
 from collections.abc import Callable
+from dataclasses import astuple
 
 import torch
 
-from .ops import combine, dispatch
-from .ops._library import define
+from .ops import dispatch
+from .ops._expert_activation import ExpertActivation, recognize
+from .ops.run_experts import run_experts as _whole_layer
+from .ops.run_experts import weigh
 
 
 def run_experts(
@@ -33,28 +37,57 @@ def run_experts(
     b_in: torch.Tensor | None = None,
     b_out: torch.Tensor | None = None,
     activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    transposed: bool = False,
 ) -> torch.Tensor:
     """y_t = sum_a gates_ta expert_{indices_ta}(x_t), for tokens of any leading dims.
 
     Args:
         x: tokens `[.., d]`.
         gates: `[.., k]`.
-        indices: experts `[.., k]`; -1 selects nothing.
-        w_in: `[experts, hidden, d]`.
+        indices: experts `[.., k]`; one out of `[0, experts)`, such as -1, selects nothing.
+        w_in: `[experts, features, d]`.
         w_out: `[experts, d, hidden]`.
-        b_in: `[experts, hidden]`, or None.
+        b_in: `[experts, features]`, or None.
         b_out: `[experts, d]`, or None.
-        activation: between the two layers; default: gelu.
+        activation: from the first layer's features to the second's, row by row; default:
+            gelu. torch's gelu, silu and relu, and an `ExpertActivation`, run inside of the
+            first layer's product.
+        transposed: weights are `[experts, d, features]` and `[experts, hidden, d]`.
 
     Returns:
         `[.., d]` in the dtype of x.
     """
     activation = activation or torch.nn.functional.gelu
+    known = recognize(activation)
+    if known is not None and not _needs_gradient(x, gates, w_in, w_out, b_in, b_out):
+        return _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, known)
 
-    def expert(rows, offsets):
-        hidden = activation(torch.ops.moe.grouped_linear(rows, w_in, b_in, offsets))
-        return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets)
-    return run_rows(x, gates, indices, _num_experts(w_in), expert)
+    def expert(rows, offsets, tokens):
+        # Inside of the product too where it is known: results do not depend on the gradient.
+        hidden = torch.ops.moe.grouped_linear(rows, w_in, b_in, offsets, tokens, transposed,
+                                              *astuple(known or ExpertActivation()))
+        hidden = hidden if known else activation(hidden)
+        return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets, None, transposed)
+    return _run_gathered(x, gates, indices, _num_experts(w_in), expert)
+
+
+def _needs_gradient(*tensors):
+    """Whether the hidden rows are worth keeping for a backward."""
+    # torch.jit.trace compares graphs of calls with and without gradients.
+    return torch.jit.is_tracing() or torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation):
+    tokens, chosen, weights = _flat(x), _flat(indices), _flat(gates)
+    if tokens.dtype != torch.float64:
+        weights = weights.to(torch.float32)
+    y = _whole_layer(tokens, weights, chosen, w_in, b_in, w_out, b_out, transposed=transposed,
+                     activation=activation)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _flat(x):
+    return x.reshape(-1, x.shape[-1])
 
 
 def _num_experts(w):
@@ -78,136 +111,16 @@ def run_rows(
     `expert(rows, offsets)` maps the rows of all (token, choice) pairs, sorted by
     expert, to as many rows: expert e has rows `offsets[e]` to `offsets[e + 1]`.
     """
-    tokens = x.reshape(-1, x.shape[-1])
-    chosen = indices.reshape(-1, indices.shape[-1])
-    weights = gates.reshape(-1, gates.shape[-1])
+    return _run_gathered(x, gates, indices, num_experts,
+                         lambda rows, offsets, tokens: expert(rows[tokens], offsets))
+
+
+def _run_gathered(x, gates, indices, num_experts, expert):
+    """`expert(x, offsets, tokens)` reads the row `tokens[i]` of x for its row i."""
+    chosen, weights = _flat(indices), _flat(gates)
     slots, offsets, _ = dispatch(chosen, num_experts)
-    outputs = expert(tokens[torch.ops.moe.token_rows(slots)], offsets)
-    return _combine(outputs, weights, slots).reshape(*x.shape[:-1], outputs.shape[-1])
+    outputs = expert(_flat(x), offsets, torch.ops.moe.token_rows(slots))
+    return weigh(outputs, weights, slots).reshape(*x.shape[:-1], outputs.shape[-1])
 
 
-def _combine(outputs, gates, slots):
-    """The op, or its meaning for float64, which the op does not take."""
-    if outputs.dtype != torch.float64:
-        return combine(outputs, gates, slots)
-    gates = torch.where(slots >= 0, gates.to(outputs.dtype), 0.0)
-    return (outputs[slots.clamp(min=0)] * gates.unsqueeze(-1)).sum(dim=1)
-
-
-# ---- rows ----------------------------------------------------------------------
-
-
-def _check_indices(name, indices):
-    if indices.dim() != 2:
-        raise ValueError(f"{name}: expected 2 dims [tokens, k], found {indices.dim()}")
-    if indices.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected int32 or int64, found {indices.dtype}")
-
-
-def _token_rows(slots):
-    """The token of each row; rows behind the last pair stay at token 0."""
-    _check_indices("token_rows: slots", slots)
-    tokens = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1).expand(slots.shape)
-    rows = torch.zeros(slots.numel(), dtype=torch.int64, device=slots.device)
-    valid = slots >= 0
-    rows[slots[valid]] = tokens[valid]
-    return rows
-
-
-def _token_rows_fake(slots):
-    return slots.new_empty((slots.shape[0] * slots.shape[1],), dtype=torch.int64)
-
-
-define("token_rows(Tensor slots) -> Tensor", kernel=_token_rows, fake=_token_rows_fake,
-       key="CompositeExplicitAutograd")
-
-
-# ---- grouped linear ---------------------------------------------------------------
-
-
-def _check_grouped(x, w, bias, offsets):
-    if x.dim() != 2 or w.dim() != 3 or x.shape[1] != w.shape[2]:
-        raise ValueError("grouped_linear: expected x [rows, in] and w [experts, out, in], found "
-                         f"{tuple(x.shape)} and {tuple(w.shape)}")
-    if x.dtype != w.dtype:
-        raise TypeError(f"grouped_linear: expected x and w of one dtype, found {x.dtype} and "
-                        f"{w.dtype}")
-    if bias is not None and tuple(bias.shape) != (w.shape[0], w.shape[1]):
-        raise ValueError(f"grouped_linear: expected bias [experts, out] {tuple(w.shape[:2])}, "
-                         f"found {tuple(bias.shape)}")
-    if tuple(offsets.shape) != (w.shape[0] + 1,):
-        raise ValueError(f"grouped_linear: expected {w.shape[0] + 1} offsets, found "
-                         f"{tuple(offsets.shape)}")
-
-
-def _segments(offsets):
-    bounds = offsets.tolist()
-    return [(e, b, t) for e, (b, t) in enumerate(zip(bounds, bounds[1:])) if t > b]
-
-
-def _grouped_linear(x, w, bias, offsets):
-    """Rows [offsets[e], offsets[e+1]) times w[e]; rows behind the last run are 0."""
-    _check_grouped(x, w, bias, offsets)
-    segments = _segments(offsets)
-    y = x.new_empty((x.shape[0], w.shape[1]))
-    if not _cover(segments, x.shape[0]):
-        y.zero_()
-    for e, begin, end in segments:
-        # In place: a result that is copied to its rows costs a tenth of the product.
-        if bias is None:
-            torch.mm(x[begin:end], w[e].T, out=y[begin:end])
-        else:
-            torch.addmm(bias[e], x[begin:end], w[e].T, out=y[begin:end])
-    return y
-
-
-def _cover(segments, rows):
-    """Whether every row is in a segment, each beginning where the one before ends."""
-    reached = 0
-    for _, begin, end in segments:
-        if begin != reached:
-            return False
-        reached = end
-    return reached == rows
-
-
-def _grouped_linear_fake(x, w, bias, offsets):
-    _check_grouped(x, w, bias, offsets)
-    return x.new_empty((x.shape[0], w.shape[1]))
-
-
-def _grouped_setup(ctx, inputs, output):
-    x, w, bias, offsets = inputs
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, w, offsets)
-
-
-def _grouped_backward(ctx, dy):
-    x, w, offsets = ctx.saved_tensors
-    dx, dw, dbias = torch.ops.moe.grouped_linear_backward(dy, x, w, offsets)
-    return dx, dw, dbias if ctx.has_bias else None, None
-
-
-def _grouped_backward_kernel(dy, x, w, offsets):
-    """dx = dy w[e], dw[e] = dy^T x, dbias[e] = sum of dy, over each expert's rows."""
-    dx, dw = torch.zeros_like(x), torch.zeros_like(w)
-    dbias = w.new_zeros(w.shape[:2])
-    for e, begin, end in _segments(offsets):
-        rows = dy[begin:end]
-        dx[begin:end] = rows @ w[e]
-        dw[e] = rows.t() @ x[begin:end]
-        dbias[e] = rows.sum(0)
-    return dx, dw, dbias
-
-
-def _grouped_backward_fake(dy, x, w, offsets):
-    return torch.empty_like(x), torch.empty_like(w), w.new_empty(w.shape[:2])
-
-
-define("grouped_linear_backward(Tensor dy, Tensor x, Tensor w, Tensor offsets) -> "
-       "(Tensor dx, Tensor dw, Tensor dbias)",
-       kernel=_grouped_backward_kernel, fake=_grouped_backward_fake,
-       key="CompositeExplicitAutograd", is_gradient=True)
-define("grouped_linear(Tensor x, Tensor w, Tensor? bias, Tensor offsets) -> Tensor",
-       kernel=_grouped_linear, fake=_grouped_linear_fake, setup_context=_grouped_setup,
-       backward=_grouped_backward, key="CompositeExplicitAutograd", cast=("x", "w", "bias"))
+__all__ = ["ExpertActivation", "run_experts", "run_rows"]

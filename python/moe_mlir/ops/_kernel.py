@@ -3,11 +3,14 @@
 A `Kernel` describes one specialisation of an op: element types, static sizes
 (experts, k, widths) as numbers, token counts as names. From that description
 come the text of a function with just that op, the check that memory matches
-it, and the allocation of the results.
+it, and the allocation of the results. A kernel of several ops lists them as
+`steps`.
 """
 
 import functools
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -28,7 +31,7 @@ ELEMENT_TYPES = {
 class Tensor:
     """An operand or result: dims are sizes (int) or names of dynamic sizes (str).
 
-    `clause` is the keyword under which the op's assembly lists the operand;
+    A dim of a result may be a tuple of those, their product. `clause` is the keyword under which the op's assembly lists the operand;
     a rank of 0 is passed as a tensor and read as a scalar by the op.
     """
 
@@ -40,7 +43,7 @@ class Tensor:
     @property
     def type(self):
         element = ELEMENT_TYPES[self.dtype]
-        dims = "".join("?x" if isinstance(dim, str) else f"{dim}x" for dim in self.dims)
+        dims = "".join(f"{dim}x" if isinstance(dim, int) else "?x" for dim in self.dims)
         return f"tensor<{dims}{element}>"
 
     @property
@@ -52,21 +55,36 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One op of a kernel: `operands` are (clause, name) of inputs or of results of steps before."""
+
+    op: str
+    operands: tuple
+    results: tuple
+    attributes: tuple = ()
+
+
+@dataclass(frozen=True)
 class Kernel:
+    """`results` are among those of `steps`; without steps, they are those of the one op."""
+
     op: str
     inputs: tuple
     results: tuple
     attributes: tuple = field(default=())
+    steps: tuple[Step, ...] = ()
 
     def text(self):
-        """The module: one public function named after the op, holding only the op."""
+        """The module: one public function named after the op, holding only the op, or the steps."""
         return self._text
 
     @functools.cached_property
     def _text(self):
         arguments = ", ".join(f"%{t.name}: {t.type}" for t in self.inputs)
         result_types = ", ".join(t.type for t in self.results)
-        body = [*self._scalars(), *self._empty_results(), *self._operation()]
+        steps = self.steps or (Step(self.op, tuple((t.clause, t.name) for t in self.inputs),
+                                    self.results, self.attributes),)
+        body = [*self._scalars(), *self._empty_results(steps), *self._operations(steps)]
         lines = "\n".join(f"  {line}" for line in body)
         return f"func.func @{self.op}({arguments}) -> ({result_types}) {{\n{lines}\n}}\n"
 
@@ -75,38 +93,33 @@ class Kernel:
             if not tensor.dims:
                 yield f"%{tensor.name}_value = tensor.extract %{tensor.name}[] : {tensor.type}"
 
-    def _empty_results(self):
-        sizes = {}
+    def _empty_results(self, steps):
+        sizes: dict[Any, str] = {}
         for tensor in self.inputs:
             for position, dim in enumerate(tensor.dims):
                 if isinstance(dim, str) and dim not in sizes:
                     sizes[dim] = f"%{dim}_size"
                     yield f"%{dim}_axis = arith.constant {position} : index"
                     yield f"%{dim}_size = tensor.dim %{tensor.name}, %{dim}_axis : {tensor.type}"
-        for tensor in self.results:
-            dynamic = ", ".join(sizes[dim] for dim in tensor.dims if isinstance(dim, str))
+        results = [tensor for step in steps for tensor in step.results]
+        for dim in dict.fromkeys(dim for tensor in results for dim in tensor.dims):
+            if isinstance(dim, tuple):
+                sizes[dim], lines = _product(dim, sizes)
+                yield from lines
+        for tensor in results:
+            dynamic = ", ".join(sizes[dim] for dim in tensor.dims if not isinstance(dim, int))
             yield f"%{tensor.name}_init = tensor.empty({dynamic}) : {tensor.type}"
 
-    def _operation(self):
-        clauses: dict[str, list[tuple[str, str]]] = {}
-        for tensor in self.inputs:
-            clauses.setdefault(tensor.clause, []).append(tensor.operand)
-        written = " ".join(
-            f"{name}({', '.join(v for v, _ in group)} : {', '.join(t for _, t in group)})"
-            for name, group in clauses.items()
-        )
-        inits = ", ".join(f"%{t.name}_init" for t in self.results)
-        types = ", ".join(t.type for t in self.results)
-        attributes = ", ".join(f"{name} = {value}" for name, value in self.attributes)
-        values = ", ".join(f"%r#{i}" for i in range(len(self.results)))
-        if len(self.results) == 1:
-            values = "%r"
-        target = "%r" if len(self.results) == 1 else f"%r:{len(self.results)}"
-        yield (
-            f"{target} = moe.{self.op} {written} outs({inits} : {types}) "
-            f"{{{attributes}}} -> {types}"
-        )
-        yield f"return {values} : {types}"
+    def _operations(self, steps):
+        values = {tensor.name: tensor.operand for tensor in self.inputs}
+        for number, step in enumerate(steps):
+            result = "%r" if len(steps) == 1 else f"%r{number}"
+            yield _operation(step, values, result)
+            several = len(step.results) > 1
+            for n, tensor in enumerate(step.results):
+                values[tensor.name] = f"{result}#{n}" if several else result, tensor.type
+        returned = ", ".join(values[tensor.name][0] for tensor in self.results)
+        yield f"return {returned} : {', '.join(t.type for t in self.results)}"
 
     @functools.cached_property
     def function(self):
@@ -121,7 +134,7 @@ class Kernel:
 
         `same` are pairs of places (operand, dim) that must have one size; the
         native function checks static sizes and dtypes itself. A result's dims
-        are numbers or the places that they come from.
+        are functions of the shapes.
         """
         first: dict[str, tuple[int, int]] = {}
         same = []
@@ -133,7 +146,7 @@ class Kernel:
                 ):
                     same.append((first[dim], (position, axis)))
         results = [
-            (tensor.dtype, [first.get(dim, dim) for dim in tensor.dims]) for tensor in self.results
+            (tensor.dtype, [_measure(dim, first) for dim in tensor.dims]) for tensor in self.results
         ]
         return same, results
 
@@ -147,8 +160,7 @@ class Kernel:
                 self._fail(i, axis, j, other, shapes)
         device = tensors[0].device
         results = [
-            torch.empty([d if type(d) is int else shapes[d[0]][d[1]] for d in dims], dtype=dtype,
-                        device=device)
+            torch.empty([size(shapes) for size in dims], dtype=dtype, device=device)
             for dtype, dims in plan
         ]
         simulation = active_simulation()
@@ -175,6 +187,49 @@ class Kernel:
             f"{self.op}: expected dim {other} of '{self.inputs[j].name}' ({shapes[j][other]}) to "
             f"match dim {axis} of '{self.inputs[i].name}' ({shapes[i][axis]})"
         )
+
+
+def _measure(dim, places):
+    """The function that reads a dim's size off the shapes of the inputs."""
+    if isinstance(dim, int):
+        return lambda shapes: dim
+    if isinstance(dim, tuple):
+        factors = [_measure(factor, places) for factor in dim]
+        return lambda shapes: math.prod(size(shapes) for size in factors)
+    position, axis = places[dim]
+    return lambda shapes: shapes[position][axis]
+
+
+def _product(dims, sizes):
+    """The SSA value of a product of dims, and the lines that compute it."""
+    first, *rest = dims
+    value, lines = sizes[first], []
+    for dim in rest:
+        product, factor = f"{value}_{dim}", sizes.get(dim)
+        if factor is None:
+            factor = f"{product}_factor"
+            lines.append(f"{factor} = arith.constant {dim} : index")
+        lines.append(f"{product} = arith.muli {value}, {factor} : index")
+        value = product
+    return value, lines
+
+
+def _operation(step, values, result):
+    """A step as text; `values` are the (SSA value, type) of names."""
+    clauses: dict[str, list[tuple[str, str]]] = {}
+    for clause, name in step.operands:
+        clauses.setdefault(clause, []).append(values[name])
+    written = " ".join(
+        f"{name}({', '.join(v for v, _ in group)} : {', '.join(t for _, t in group)})"
+        for name, group in clauses.items()
+    )
+    inits = ", ".join(f"%{t.name}_init" for t in step.results)
+    types = ", ".join(t.type for t in step.results)
+    attributes = ", ".join(f"{name} = {value}" for name, value in step.attributes)
+    target = result if len(step.results) == 1 else f"{result}:{len(step.results)}"
+    return (
+        f"{target} = moe.{step.op} {written} outs({inits} : {types}) {{{attributes}}} -> {types}"
+    )
 
 
 def rows(x, kept):

@@ -31,7 +31,13 @@ def register_transforms(library, op, setup_context, backward, around, rows):
             vmap=staticmethod(_vmap(op, rows)),
         ),
     )
-    library.impl(op._opname, around(function.apply), _KEY)
+
+    def apply(*args):
+        # The dispatcher leaves out arguments that have their default.
+        rest = op._schema.arguments[len(args):]
+        return function.apply(*args, *(argument.default_value for argument in rest))
+
+    library.impl(op._opname, around(apply), _KEY)
 
 
 def _vmap(op, rows):

@@ -93,20 +93,25 @@ def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(expert_out, gates, slots)
 
 
-def _backward(ctx, dy):
-    expert_out, gates, slots = ctx.saved_tensors
+def gradients(dy, expert_out, gates, slots):
+    """Those of `expert_out` and of `gates`."""
     count = expert_out.shape[0]
     placed = (slots >= 0) & (slots < count)
     # Assignments without a row read and write a row behind the last.
     row = torch.where(placed, slots, count).to(torch.int64).flatten()
-    wide = dy.to(torch.float32)
-    padded = torch.nn.functional.pad(expert_out.to(torch.float32), (0, 0, 0, 1))
+    dtype = torch.promote_types(expert_out.dtype, torch.float32)
+    wide = dy.to(dtype)
+    padded = torch.nn.functional.pad(expert_out.to(dtype), (0, 0, 0, 1))
     taken = padded[row].view(*slots.shape, expert_out.shape[-1])
     # dg_ia = expert_out[slots_ia] . dy_i, dout[slots_ia] += g_ia dy_i
     dgates = torch.where(placed, (taken * wide[..., None, :]).sum(-1), 0.0)
     shares = (torch.where(placed, gates, 0.0)[..., None] * wide[..., None, :]).flatten(0, -2)
     dout = torch.zeros_like(padded).index_add(0, row, shares)[:count]
-    return dout.to(expert_out.dtype), dgates, None, dy if ctx.has_shared else None
+    return dout.to(expert_out.dtype), dgates.to(gates.dtype)
+
+
+def _backward(ctx, dy):
+    return *gradients(dy, *ctx.saved_tensors), None, dy if ctx.has_shared else None
 
 
 _op = define(

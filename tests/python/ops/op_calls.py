@@ -88,6 +88,14 @@ EXPERT_CALLS = {
         normal(6, 4, grad=True), normal(3, 5, 4, seed=1, grad=True), normal(3, 5, seed=2, grad=True),
         torch.tensor([0, 2, 2, 6]),
     ),
+    "grouped_outer": (normal(6, 5), normal(4, 3, seed=1), torch.tensor([0, 2, 2, 5]),
+                      torch.arange(6) % 4),
+    "run_experts": (
+        normal(6, 4, grad=True), normal(6, 2, seed=1, grad=True), torch.arange(12).view(6, 2) % 4 - 1,
+        normal(3, 6, 4, seed=2, grad=True), normal(3, 6, seed=3, grad=True),
+        normal(3, 5, 3, seed=4, grad=True), None, False, "silu", 1.5, "interleaved", "clamp", 0.9, None,
+        0.5,
+    ),
 }  # fmt: skip
 FORWARD_CALLS = CALLS | SUPPORT_CALLS | EXPERT_CALLS
 

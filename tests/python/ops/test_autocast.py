@@ -12,6 +12,7 @@ NARROW = torch.bfloat16
 CAST = {
     "router_logits": ("h", "weight", "bias"),
     "grouped_linear": ("x", "w", "bias"),
+    "run_experts": ("x", "w_in", "b_in", "w_out", "b_out"),
     "attention": ("q", "k", "v"),
     "attention_entropy": ("q", "k"),
     "attention_posterior": ("q", "k", "u", "vp", "v", "wo"),
@@ -25,13 +26,14 @@ SCORES = {
     "densify": ("gates",),
     "dispatch": ("priority", "gates"),
     "combine": ("gates",),
+    "run_experts": ("gates",),
     "balance_loss": ("p",),
     "adjacency_gate": ("p", "a"),
     "adjacency_update": ("a",),
     "dispersion_weights": ("s",),
     "bias_update": ("bias",),
 }
-WIDEST = {"combine": ("expert_out", "shared")}
+WIDEST = {"combine": ("expert_out", "shared"), "grouped_outer": ("dy", "x")}
 
 
 def names(name):

@@ -1,0 +1,233 @@
+"""moe.run_experts: a whole layer of experts as one function (docs/Spec.md 3.14)."""
+
+import functools
+from dataclasses import astuple
+
+import torch
+
+from ._check import ACTIVATIONS, INDICES, SCORES, Checker
+from ._expert_activation import SCHEMA, ExpertActivation
+from ._kernel import Kernel, Step, Tensor, contiguous, rows
+from ._library import define
+from .combine import combine
+from .combine import gradients as combine_gradients
+from .dispatch import dispatch
+from .grouped_linear import as_bits, attributes, grouped_linear, has_kernel, matrices
+from .grouped_linear import gradients as linear_gradients
+from .token_rows import token_rows
+
+_check = Checker("run_experts")
+
+
+def run_experts(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    w_in: torch.Tensor,
+    b_in: torch.Tensor | None,
+    w_out: torch.Tensor,
+    b_out: torch.Tensor | None,
+    *,
+    transposed: bool = False,
+    activation: ExpertActivation,
+) -> torch.Tensor:
+    """y_t = sum_a gates_ta expert_{indices_ta}(x_t), dispatch to combine in one function.
+
+    Args:
+        x: `[tokens, d]`.
+        gates: `[tokens, k]` float32.
+        indices: `[tokens, k]` int32 or int64; out of `[0, experts)`: no expert.
+        w_in: `[experts, features, d]`, or `[experts, d, features]` if `transposed`.
+        b_in: `[experts, features]`, or None.
+        w_out: `[experts, d, hidden]`, or `[experts, hidden, d]` if `transposed`; hidden
+            is half of the features with a gate.
+        b_out: `[experts, d]`, or None.
+        activation: between the two layers.
+
+    Returns:
+        `[tokens, d]` in the dtype of x.
+    """
+    return _op(x, gates, indices, w_in, b_in, w_out, b_out, transposed, *astuple(activation))
+
+
+def _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation):
+    _check.rank("x", x, "[tokens, d]")
+    _check.rank("indices", indices, "[tokens, k]")
+    _check.dtype("indices", indices, INDICES)
+    _check.shape("indices", indices, (x.shape[0], indices.shape[1]), "[tokens of 'x', k]")
+    _check.shape("gates", gates, indices.shape, "of 'indices'")
+    if x.dtype != torch.float64:
+        _check.dtype("gates", gates, SCORES)
+    sides = {"w_in": (w_in, x.shape[1]), "w_out": (w_out, None)}
+    for name, (w, width) in sides.items():
+        _check.rank(name, w, "[experts, in, out]" if transposed else "[experts, out, in]")
+        _check.same_dtype(name, w, "x", x)
+        if width is not None and w.shape[1 if transposed else 2] != width:
+            _check.fail(f"expected '{name}' to take the {width} features of 'x', found shape "
+                        f"{tuple(w.shape)}")
+    features, out = (w.shape[2 if transposed else 1] for w in (w_in, w_out))
+    activation.validate(_check, features)
+    taken = w_out.shape[1 if transposed else 2]
+    if w_out.shape[0] != w_in.shape[0] or taken != activation.width(features):
+        _check.fail(f"expected 'w_out' of {w_in.shape[0]} experts to take "
+                    f"{activation.width(features)} features, found shape {tuple(w_out.shape)}")
+    for name, bias, width in (("b_in", b_in, features), ("b_out", b_out, out)):
+        if bias is not None:
+            _check.shape(name, bias, (w_in.shape[0], width), "[experts, features]")
+
+
+@functools.cache
+def kernel(
+    dtype: torch.dtype, width: int, features: int, out: int, experts: int, k: int,
+    index_dtype: torch.dtype, biases: tuple, transposed: tuple[bool, bool],
+    activation: ExpertActivation,
+) -> Kernel:
+    hidden = activation.width(features)
+    inputs = [
+        Tensor("x", ("n", width), dtype),
+        Tensor("gates", ("n", k), torch.float32),
+        Tensor("indices", ("n", k), index_dtype),
+        Tensor("w_in", (experts, *_matrix(features, width, transposed[0])), dtype),
+        Tensor("w_out", (experts, *_matrix(out, hidden, transposed[1])), dtype),
+    ]
+    clauses: list[tuple] = [(), ()]
+    for n, (name, size) in enumerate((("b_in", features), ("b_out", out))):
+        if biases[n] is not None:
+            inputs.append(Tensor(name, (experts, size), biases[n]))
+            clauses[n] = (("bias", name),)
+    y, row = Tensor("y", ("n", out), dtype), ("n", k)
+    steps = (
+        Step("dispatch", (("ins", "indices"),), (
+            Tensor("slots", ("n", k), torch.int32), Tensor("offsets", (experts + 1,), torch.int32),
+            Tensor("counts", (experts,), torch.int32))),
+        Step("token_rows", (("ins", "slots"),), (Tensor("rows", (row,), torch.int32),)),
+        Step("grouped_linear",
+             (("ins", "x"), ("ins", "w_in"), ("ins", "offsets"), ("rows", "rows"), *clauses[0]),
+             (Tensor("hidden", (row, hidden), dtype),),
+             attributes(transposed[0], activation)),
+        Step("grouped_linear",
+             (("ins", "hidden"), ("ins", "w_out"), ("ins", "offsets"), *clauses[1]),
+             (Tensor("outputs", (row, out), dtype),),
+             attributes(transposed[1], ExpertActivation())),
+        Step("combine", (("ins", "outputs"), ("ins", "gates"), ("ins", "slots")), (y,)),
+    )
+    return Kernel("run_experts", tuple(inputs), (y,), steps=steps)
+
+
+def _matrix(out, width, transposed):
+    return (width, out) if transposed else (out, width)
+
+
+def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options):
+    activation = ExpertActivation(*options)
+    _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation)
+    if not has_kernel(x, gates, indices, w_in, b_in, w_out, b_out):
+        slots, offsets, tokens = _places(indices, w_in.shape[0])
+        _, _, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
+                                activation)
+        return weigh(outputs, gates, slots)
+    first, first_transposed = matrices(w_in, transposed)
+    last, last_transposed = matrices(w_out, transposed)
+    run = kernel(
+        x.dtype, x.shape[1], w_in.shape[2 if transposed else 1],
+        w_out.shape[2 if transposed else 1], w_in.shape[0], indices.shape[1], indices.dtype,
+        tuple(None if b is None else b.dtype for b in (b_in, b_out)),
+        (first_transposed, last_transposed), activation,
+    )  # fmt: skip
+    operands = [rows(x, 1), rows(gates, 1), rows(indices, 1), first, last]
+    operands += [contiguous(b) for b in (b_in, b_out) if b is not None]
+    (y,) = run(*operands)
+    return y
+
+
+def _places(indices, experts):
+    """Each assignment's row, where each expert's rows start, and each row's token."""
+    slots, offsets, _ = dispatch(indices, experts)
+    return slots, offsets, token_rows(slots)
+
+
+def _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed, activation):
+    """The rows between the layers without and with the activation, and what comes out."""
+    z = grouped_linear(x, w_in, b_in, offsets, tokens, transposed=transposed)
+    hidden = activation(z)
+    return z, hidden, grouped_linear(hidden, w_out, b_out, offsets, transposed=transposed)
+
+
+def weigh(outputs: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """`combine`, or its meaning for float64, which it does not take."""
+    if outputs.dtype in ACTIVATIONS:
+        return combine(outputs, gates, slots)
+    gates = torch.where(slots >= 0, gates.to(outputs.dtype), 0.0)
+    return (outputs[slots.clamp(min=0)] * gates.unsqueeze(-1)).sum(dim=1)
+
+
+def _fake(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options):
+    activation = ExpertActivation(*options)
+    _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation)
+    return x.new_empty((x.shape[0], w_out.shape[2 if transposed else 1]))
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.transposed = inputs[:8]
+    ctx.options = inputs[8:]
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx, dy):
+    needed = ctx.needs_input_grad[:7]
+    grads = torch.ops.moe.run_experts_backward(dy, *ctx.saved_tensors, as_bits(needed),
+                                               ctx.transposed, *ctx.options)
+    x, gates, w_in, b_in, w_out, b_out = grads
+    found = (x, gates, None, w_in, b_in, w_out, b_out)
+    grads = [grad if need else None for need, grad in zip(needed, found, strict=True)]
+    return *grads, *[None] * (1 + len(ctx.options))
+
+
+_TENSORS = ("Tensor x, Tensor gates, Tensor indices, Tensor w_in, Tensor? b_in, Tensor w_out, "
+            "Tensor? b_out")
+_op = define(
+    f"run_experts({_TENSORS}, bool transposed=False, {SCHEMA}) -> Tensor",
+    kernel=_run, fake=_fake, setup_context=_setup_context, backward=_backward,
+    key="CompositeExplicitAutograd", cast=("x", "w_in", "b_in", "w_out", "b_out"),
+    widen=("gates",),
+)
+
+
+# ---- gradients ------------------------------------------------------------------
+
+
+def _run_backward(dy, x, gates, indices, w_in, b_in, w_out, b_out, needed,
+                  transposed=False, *options):
+    """What lies between the layers is computed again, not kept from the forward.
+
+    Bit n of `needed` says whether the gradient of tensor n of the forward is; the others are empty.
+    """
+    activation = ExpertActivation(*options)
+    slots, offsets, tokens = _places(indices, w_in.shape[0])
+    z, hidden, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
+                                 activation)
+    doutputs, dgates = combine_gradients(dy, outputs, gates, slots)
+    dhidden, dw_out, db_out = linear_gradients(doutputs, hidden, w_out, offsets, None, None,
+                                               1 | (needed >> 4 & 6), transposed)
+    dz = activation.gradient(z, dhidden)
+    dx, dw_in, db_in = linear_gradients(dz, x, w_in, offsets, None, tokens,
+                                        needed & 1 | (needed >> 2 & 6), transposed)
+    return dx, dgates if needed & 2 else dy.new_empty(0), dw_in, db_in, dw_out, db_out
+
+
+def _fake_backward(dy, x, gates, indices, w_in, b_in, w_out, b_out, needed,
+                   transposed=False, *options):
+    places, sizes = (0, 1, 3, 4, 5, 6), [w.shape[2 if transposed else 1] for w in (w_in, w_out)]
+    shapes = (x.shape, gates.shape, w_in.shape, (w_in.shape[0], sizes[0]), w_out.shape,
+              (w_in.shape[0], sizes[1]))
+    dtypes = (x.dtype, gates.dtype, *[x.dtype] * 4)
+    return tuple(x.new_empty(shape if needed >> n & 1 else (0,), dtype=dtype)
+                 for n, shape, dtype in zip(places, shapes, dtypes, strict=True))
+
+
+define(
+    f"run_experts_backward(Tensor dy, {_TENSORS}, int needed, bool transposed=False, "
+    f"{SCHEMA}) "
+    "-> (Tensor dx, Tensor dgates, Tensor dw_in, Tensor db_in, Tensor dw_out, Tensor db_out)",
+    kernel=_run_backward, fake=_fake_backward, key="CompositeExplicitAutograd", is_gradient=True,
+)
