@@ -14,6 +14,7 @@ import functools
 import torch
 from torch.nn.functional import one_hot
 
+from ._expert_forms import activation_of
 from ._log import warn_user
 from .experts import run_experts, run_rows
 from .ops import grouped_topk, topk_renorm
@@ -280,27 +281,33 @@ def experts_forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
 ) -> torch.Tensor:
-    """transformers' interface of experts, on dispatch, grouped layers and combine."""
-    if getattr(self, "_is_expert_parallel", False):
-        raise NotImplementedError("expected experts on one device, found expert parallelism; use "
-                                  "set_experts_implementation('grouped_mm')")
+    """transformers' interface of experts, on dispatch, grouped layers and combine.
+
+    An expert of another rank, by the id `num_experts` of expert parallelism, adds nothing.
+    """
     first = self.gate_up_proj if self.has_gate else self.up_proj
     bias = self.gate_up_proj_bias if self.has_gate and self.has_bias else \
         self.up_proj_bias if self.has_bias else None
     last_bias = self.down_proj_bias if self.has_bias else None
-
-    def layer(rows, weight, b, offsets):
-        # Stored as [experts, in, out] if transposed, else as [experts, out, in].
-        weight = weight.transpose(1, 2) if self.is_transposed else weight
-        return torch.ops.moe.grouped_linear(rows.to(weight.dtype), weight, b, offsets)
+    x = hidden_states.to(first.dtype)
+    if not self.has_post_expert_norm:
+        activation = activation_of(self) or (self._apply_gate if self.has_gate else self.act_fn)
+        y = run_experts(x, top_k_weights, top_k_index, first, self.down_proj, b_in=bias,
+                        b_out=last_bias, activation=activation, transposed=self.is_transposed)
+        return y.to(hidden_states.dtype)
 
     def expert(rows, offsets):
-        hidden = layer(rows, first, bias, offsets)
+        hidden = _layer(self, rows, first, bias, offsets)
         hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
-        outputs = layer(hidden, self.down_proj, last_bias, offsets)
-        return self.post_expert_norm(outputs) if self.has_post_expert_norm else outputs
-    y = run_rows(hidden_states, top_k_weights, top_k_index, self.num_experts, expert)
+        return self.post_expert_norm(_layer(self, hidden, self.down_proj, last_bias, offsets))
+    y = run_rows(x, top_k_weights, top_k_index, self.num_experts, expert)
     return y.to(hidden_states.dtype)
+
+
+def _layer(experts, rows, weight, bias, offsets):
+    # Stored as [experts, in, out] if transposed, else as [experts, out, in].
+    return torch.ops.moe.grouped_linear(rows.to(weight.dtype), weight, bias, offsets, None,
+                                        experts.is_transposed)
 
 
 def register_experts() -> None:

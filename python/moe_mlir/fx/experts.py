@@ -26,6 +26,7 @@ from torch.fx import Graph, Node
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
 from ..graph.arguments import bind_arguments
 from .calls import call
+from .expert_activations import fuse_activations
 from .mixing import counts_from_zero
 from .patterns import CASTS, VIEWS, aten, is_last_dim, only_user, results, same_shape, scaled, users
 from .reading import PLACES, dtype, is_call, read, source, value
@@ -63,6 +64,8 @@ def raise_experts(graph: Graph) -> int:
     for match in found:
         _rewrite(graph, match)
     if found:
+        graph.eliminate_dead_code()
+    if fuse_activations(graph):
         graph.eliminate_dead_code()
     return len(found)
 
