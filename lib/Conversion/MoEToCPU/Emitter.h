@@ -112,6 +112,11 @@ public:
 // Views
 //===----------------------------------------------------------------------===//
 
+/// The type of what a buffer holds.
+inline Type getElementType(Value memref) {
+  return cast<MemRefType>(memref.getType()).getElementType();
+}
+
 /// Positions [first, first + count), the last of `size` repeated behind it.
 Values clampRows(Emitter &e, Value first, int64_t count, Value size);
 

@@ -21,10 +21,6 @@ using namespace mlir::moe;
 /// Rows whose sums lie in cache together, and share what is packed of weights.
 static constexpr int64_t kBlockRows = 128;
 
-static Type getElementType(Value memref) {
-  return cast<MemRefType>(memref.getType()).getElementType();
-}
-
 namespace {
 class GroupedLinearKernel {
 public:

@@ -1,7 +1,7 @@
 //===- GroupedOuter.cpp - moe.grouped_outer on register tiles -------------===//
 //
 // Matches moe.grouped_outer on contiguous buffers. Of each expert it is the
-// product of its rows of dy, turned, with its rows of x, which ProductCore
+// product of its rows of dy, transposed, with its rows of x, which ProductCore
 // makes panels of. Work is cut along experts and the features of x. Sums that
 // are no f32 are formed in a buffer, a block of rows of the weight at a time.
 //
@@ -18,10 +18,6 @@ using namespace mlir::moe;
 
 /// Rows of a weight whose sums lie in cache together.
 static constexpr int64_t kBlockRows = 128;
-
-static Type getElementType(Value memref) {
-  return cast<MemRefType>(memref.getType()).getElementType();
-}
 
 namespace {
 class GroupedOuterKernel {

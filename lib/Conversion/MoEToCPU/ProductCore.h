@@ -7,7 +7,7 @@
 //
 // A panel is a block of columns that register tiles of rows are multiplied
 // with: a few vectors of them, by steps of k that lie side by side. Weights
-// that lie otherwise are turned into panels on the way, which stays in cache.
+// that lie otherwise become panels on the way, which stays in cache.
 //
 // Each sum is formed in chains of 256 products, or of 256 pairs of them, one
 // after the other, and chains are added in order. So the result depends on k
@@ -121,7 +121,17 @@ public:
   void multiply(Value firstRow, Value endRow, const PanelGroup &group);
 
 private:
-  struct Panel;
+  /// Steps of some columns as register tiles read them: `memref` at `at`.
+  struct Panel {
+    Value column, step;
+    /// Which one of its group it is.
+    Value slot;
+    int64_t numVectors;
+    /// The lanes of each vector that exist; null for all.
+    Values masks;
+    Value memref;
+    std::function<Values(Value place, int64_t vector)> at;
+  };
   /// The rows that a loop over tiles meets.
   struct RowRange {
     Value first, end;
@@ -148,6 +158,9 @@ private:
                   Value offset, Value rest);
   std::pair<Value, Value> splitPairs(Value pairs);
   void storePairs(const Panel &panel, Value pairs, Value place, int64_t vector);
+  /// Into the second cache: the first one is too small for what comes next.
+  static constexpr unsigned kSecondCache = 2;
+  void prefetch(Value memref, ValueRange indices, unsigned locality);
   void prefetchNextGroup(const PanelGroup &group, Value step, Value number);
   void prefetchNextColumns(const Panel &panel, int64_t vector, Value first);
 

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from ..graph.arguments import bind_arguments
 from .calls import call
-from .patterns import VIEWS, aten
+from .patterns import VIEWS, aten, results
 from .reading import is_call, source, value
 
 _ATTENTION = torch.ops.moe.attention.default
@@ -38,7 +38,7 @@ def _pack(graph, node) -> bool:
                  or arguments.mask is not None) and (bias is None or value(bias).dim() == 4)
     users = list(node.users)
     if keys is None or values is None or not plain or value(q).shape[2] != 1 \
-            or any(user.target is not operator.getitem or user.args[1] != 0 for user in users):
+            or results(node, 0) != users:
         return False
     batch, heads, _, width = value(q).shape
     shared = value(keys).shape[1]

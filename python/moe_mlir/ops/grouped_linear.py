@@ -6,10 +6,12 @@ from dataclasses import astuple
 
 import torch
 
-from ._check import ACTIVATIONS, INDICES, Checker
+from ._check import INDICES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
+from ._expert_runs import has_kernel, runs
 from ._kernel import Kernel, Tensor, contiguous
 from ._library import define
+from .grouped_outer import grouped_outer
 
 _check = Checker("grouped_linear")
 
@@ -71,12 +73,6 @@ def _validate(x, w, bias, offsets, rows, transposed, activation):
     activation.validate(_check, out)
 
 
-def has_kernel(*tensors: torch.Tensor | None) -> bool:
-    """Whether these are what a kernel takes; float64, and other devices, are torch's."""
-    return all(x is None or x.device.type == "cpu" and
-               (not x.is_floating_point() or x.dtype in ACTIVATIONS) for x in tensors)
-
-
 def matrices(w: torch.Tensor, transposed: bool) -> tuple[torch.Tensor, bool]:
     """The experts' matrices as they lie in memory, and whether they lie transposed there."""
     if w.requires_grad:
@@ -125,12 +121,6 @@ def _run(x, w, bias, offsets, rows=None, transposed=False, *options):
     operands += [contiguous(each) for each in (rows, bias) if each is not None]
     (y,) = run(*operands)
     return y
-
-
-def runs(offsets: torch.Tensor) -> list[tuple[int, int, int]]:
-    """(expert, begin, end) of the runs that have rows."""
-    bounds = offsets.tolist()
-    return [(e, b, t) for e, (b, t) in enumerate(zip(bounds, bounds[1:])) if t > b]
 
 
 def _plain(x, w, bias, offsets, rows, transposed, activation):
@@ -209,8 +199,6 @@ def _gradient_of_x(dz, x, w, offsets, rows, transposed):
 
 
 def _gradient_of_w(dz, x, offsets, rows, transposed, w):
-    from .grouped_outer import grouped_outer
-
     if not transposed:
         return grouped_outer(dz, x, offsets, rows)
     return grouped_outer(x if rows is None else x[rows], dz, offsets)

@@ -5,9 +5,9 @@ import functools
 import torch
 
 from ._check import INDICES, Checker
+from ._expert_runs import has_kernel, runs
 from ._kernel import Kernel, Tensor, contiguous
 from ._library import define
-from .grouped_linear import has_kernel, runs
 
 _check = Checker("grouped_outer")
 

@@ -48,7 +48,7 @@ def test_router_equals_reference(router, tmp_path, tokens):
     best = np.argsort(-z, axis=1, kind="stable")[:, :2]
     gates = torch.softmax(torch.from_numpy(np.take_along_axis(z, best, 1)), 1).numpy()
     assert np.array_equal(np.load(tmp_path / "indices.npy"), best)
-    np.testing.assert_allclose(np.load(tmp_path / "gates.npy"), gates, atol=2e-6)
+    np.testing.assert_allclose(np.load(tmp_path / "gates.npy"), gates, atol=4e-6)
 
 
 def test_bf16_and_masks_pass_through_npy(tmp_path):
