@@ -133,6 +133,13 @@ MoEBytes moeHostCPUName(void);
 MoEBytes moeHostCPUFeatures(void);
 /// The features that code for a named CPU relies on; empty for an unknown name.
 MoEBytes moeCodeFeatures(MoEStringRef cpu);
+/// What kernels for a named CPU follow, under which its measured numbers stand
+/// in a tuning table; empty for an unknown name.
+MoEBytes moeDescribeCPU(MoEStringRef cpu);
+/// The pipeline "moe-to-cpu" with the options for a CPU, with the measured ones
+/// of a tuning table, the text of a file, unless that is empty.
+MoEError moeCPUPipeline(MoEStringRef cpu, MoEStringRef tuning,
+                        MoEBytes *pipeline);
 /// The path of ptxas, empty when there is none.
 MoEBytes moeFindPtxas(void);
 /// What is known of each of NVIDIA's chips (MoE/Support/Chips.h): an array of

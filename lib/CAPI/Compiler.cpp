@@ -2,6 +2,7 @@
 
 #include "MoE-c/Compiler.h"
 
+#include "MoE/Target/CPUModels.h"
 #include "MoE/Target/Compile.h"
 #include "MoE/Target/Executable.h"
 #include "MoE/Target/Input.h"
@@ -343,6 +344,20 @@ MoEBytes moeHostCPUFeatures() { return makeBytes(hostCPUFeatures()); }
 
 MoEBytes moeCodeFeatures(MoEStringRef cpu) {
   return makeBytes(codeFeatures(unwrap(cpu)));
+}
+
+MoEBytes moeDescribeCPU(MoEStringRef cpu) {
+  return makeBytes(describeCPU(unwrap(cpu)));
+}
+
+MoEError moeCPUPipeline(MoEStringRef cpu, MoEStringRef tuning,
+                        MoEBytes *pipeline) {
+  llvm::Expected<std::string> text =
+      getCPUPipeline(unwrap(cpu), unwrap(tuning));
+  if (!text)
+    return makeError(text.takeError());
+  *pipeline = makeBytes(std::move(*text));
+  return nullptr;
 }
 
 MoEBytes moeFindPtxas() { return makeBytes(findPtxas()); }

@@ -50,6 +50,7 @@ static void buildTilingStage(OpPassManager &manager,
   manager.addPass(createMoEConvertToSoftmaxMixPass());
   manager.addPass(createMoESelectKernelConfigPass({options.tileSize}));
   manager.addPass(createMoEPropagateReshapesPass());
+  manager.addPass(createMoEJoinRowsPass());
   // Initial values with one user are made inside its tile.
   manager.addNestedPass<func::FuncOp>(createMoEPrivatizeDestinationsPass());
   MoETileAndFusePassOptions tiling;
@@ -58,7 +59,7 @@ static void buildTilingStage(OpPassManager &manager,
     manager.addPass(createMoEDeclareThreadCountPass());
   manager.addNestedPass<func::FuncOp>(createMoETileAndFusePass(tiling));
   manager.addNestedPass<func::FuncOp>(createMoEFuseReductionsPass());
-  manager.addPass(createMoEDecomposeForCPUPass());
+  manager.addPass(createMoEDecomposeForCPUPass({options.vectorWidth}));
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
 }
@@ -101,6 +102,13 @@ static void buildVectorStage(OpPassManager &manager,
   conversion.vectorWidth = options.vectorWidth;
   conversion.vectorRegisters = options.vectorRegisters;
   conversion.bf16Dot = options.bf16Dot;
+  conversion.l2Bytes = options.l2Bytes;
+  conversion.productVectors = options.productVectors;
+  conversion.productRows = options.productRows;
+  conversion.productPanels = options.productPanels;
+  conversion.expertRows = options.expertRows;
+  conversion.mixQueries = options.mixQueries;
+  conversion.fetchBytes = options.fetchBytes;
   manager.addNestedPass<func::FuncOp>(createConvertMoEToCPUPass(conversion));
   manager.addNestedPass<func::FuncOp>(createMoEExpandCopiesPass());
   manager.addNestedPass<func::FuncOp>(createConvertLinalgToLoopsPass());

@@ -4,20 +4,88 @@
 // to the guard around the call. Blocks know their neighbours, so that the guard
 // can free what the kernel held.
 //
+// Large blocks that are freed are kept for the kernels that follow. A model's
+// layers, and its calls, ask for the same sizes again and again, and a system
+// that takes pages back and clears them anew each time takes longer than many a
+// layer works on them.
+//
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Runtime/Memory.h"
 
 #include "Guard.h"
 
+#include <mutex>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 namespace {
-/// In front of the memory of a kernel; a list whose ends meet.
-struct alignas(16) Block {
+/// In front of the memory of a kernel, which then starts with a line of the
+/// cache; a list whose ends meet.
+struct alignas(64) Block {
   Block *before, *after;
+  /// All of it, this included.
+  size_t bytes;
+};
+
+/// Blocks that no kernel has, the last one freed first. A thread that would
+/// have to wait for it does without.
+class KeptBlocks {
+public:
+  /// A block of at least `bytes`, and at most twice that; null if there is
+  /// none.
+  Block *take(size_t bytes) {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock || bytes < kFewestBytes)
+      return nullptr;
+    Block **best = nullptr;
+    for (Block **link = &first; *link; link = &(*link)->after)
+      if ((*link)->bytes >= bytes && (*link)->bytes / 2 <= bytes &&
+          (!best || (*link)->bytes < (*best)->bytes))
+        best = link;
+    return best ? unlink(*best) : nullptr;
+  }
+
+  /// Keeps or frees a block; those that were freed longest ago make room.
+  void put(Block *block) {
+    std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock || block->bytes < kFewestBytes || block->bytes > kMostBytes) {
+      free(block);
+      return;
+    }
+    block->after = first;
+    first = block;
+    total += block->bytes;
+    while (total > kMostBytes) {
+      Block **last = &first;
+      while ((*last)->after)
+        last = &(*last)->after;
+      free(unlink(*last));
+    }
+  }
+
+  void clear() {
+    std::scoped_lock lock(mutex);
+    while (first)
+      free(unlink(first));
+  }
+
+private:
+  /// Smaller ones are malloc's own, which keeps them without our help.
+  static constexpr size_t kFewestBytes = size_t(1) << 17;
+  static constexpr size_t kMostBytes = size_t(1) << 26;
+
+  Block *unlink(Block *&link) {
+    Block *block = link;
+    link = block->after;
+    total -= block->bytes;
+    return block;
+  }
+
+  std::mutex mutex;
+  Block *first = nullptr;
+  size_t total = 0;
 };
 
 struct Guard {
@@ -30,11 +98,12 @@ struct Guard {
 } // namespace
 
 static thread_local Guard *innermost = nullptr;
+static KeptBlocks keptBlocks;
 
 int64_t moe::runtime::guard(void (*body)(void *), void *context) {
   Guard own;
   own.outer = innermost;
-  own.blocks = {&own.blocks, &own.blocks};
+  own.blocks.before = own.blocks.after = &own.blocks;
   own.missing = 0;
   innermost = &own;
   if (!_setjmp(own.start))
@@ -57,18 +126,37 @@ void moe::runtime::fail(int64_t bytes) {
   abort();
 }
 
+/// A block with room for `bytes`; null if there is none.
+static Block *getBlock(size_t bytes) {
+  constexpr size_t kLine = sizeof(Block);
+  if (bytes > SIZE_MAX - 2 * kLine)
+    return nullptr;
+  size_t whole = (bytes + 2 * kLine - 1) / kLine * kLine;
+  if (Block *block = keptBlocks.take(whole))
+    return block;
+  void *memory = aligned_alloc(alignof(Block), whole);
+  if (!memory) {
+    keptBlocks.clear();
+    memory = aligned_alloc(alignof(Block), whole);
+  }
+  if (!memory)
+    return nullptr;
+  auto *block = static_cast<Block *>(memory);
+  block->bytes = whole;
+  return block;
+}
+
 void *_mlir_memref_to_llvm_alloc(size_t bytes) {
-  auto *block = bytes < SIZE_MAX - sizeof(Block)
-                    ? static_cast<Block *>(malloc(sizeof(Block) + bytes))
-                    : nullptr;
+  Block *block = getBlock(bytes);
   if (!block)
     moe::runtime::fail(bytes > INT64_MAX ? INT64_MAX
                                          : static_cast<int64_t>(bytes));
   if (Guard *guard = innermost) {
-    *block = {&guard->blocks, guard->blocks.after};
+    block->before = &guard->blocks;
+    block->after = guard->blocks.after;
     block->after->before = guard->blocks.after = block;
   } else {
-    *block = {block, block};
+    block->before = block->after = block;
   }
   return block + 1;
 }
@@ -79,7 +167,7 @@ void _mlir_memref_to_llvm_free(void *memory) {
   Block *block = static_cast<Block *>(memory) - 1;
   block->before->after = block->after;
   block->after->before = block->before;
-  free(block);
+  keptBlocks.put(block);
 }
 
 namespace {

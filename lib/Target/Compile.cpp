@@ -3,12 +3,12 @@
 #include "MoE/Target/Compile.h"
 
 #include "MoE/Support/Updates.h"
+#include "MoE/Target/CPUModels.h"
 #include "MoE/Target/Input.h"
 #include "MoE/Target/Kernels.h"
 #include "MoE/Target/PTX.h"
 #include "MoE/Target/PhaseDump.h"
 #include "mlir/Interfaces/FunctionInterfaces.h"
-#include "llvm/Support/FormatVariadic.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -37,25 +37,6 @@ static void dumpHostCode(ModuleOp module, const HostCodeOptions &options,
       writePhase(module, folder, file, *text);
 }
 
-/// The pipeline "moe-to-cpu" with the options that suit the vectors of `cpu`;
-/// any other pipeline as it is. Of an unknown CPU the code generator complains.
-static std::string getPipelineFor(StringRef pipeline, StringRef cpu) {
-  if (pipeline != "moe-to-cpu" || !isKnownCPU(cpu))
-    return pipeline.str();
-  std::string features = codeFeatures(cpu);
-  SmallVector<StringRef> list;
-  StringRef(features).split(list, ',');
-  auto has = [&](StringRef feature) {
-    return llvm::is_contained(list, feature);
-  };
-  // Every machine has some vectors of 128 bits.
-  int width = has("+avx512f") ? 16 : has("+avx2") ? 8 : 4;
-  int registers = has("+avx512f") || has("+neon") ? 32 : 16;
-  return llvm::formatv("moe-to-cpu{{vector-width={0} vector-registers={1} "
-                       "bf16-dot={2} scalef={3}}",
-                       width, registers, has("+avx512bf16"), has("+avx512f"));
-}
-
 FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
                                               HostCodeForm form,
                                               const CompileOptions &options) {
@@ -66,8 +47,15 @@ FailureOr<HostCode> mlir::moe::compileForHost(ModuleOp module,
   if (signatures->empty())
     return module.emitError() << "expected a public function to compile, found "
                                  "none in the module";
-  if (failed(runPipeline(module, getPipelineFor(options.pipeline, options.cpu),
-                         options.dumpDir)))
+  std::string pipeline = options.pipeline;
+  if (pipeline == "moe-to-cpu") {
+    llvm::Expected<std::string> tuned =
+        getCPUPipeline(options.cpu, options.tuning);
+    if (!tuned)
+      return module.emitError() << llvm::toString(tuned.takeError());
+    pipeline = *tuned;
+  }
+  if (failed(runPipeline(module, pipeline, options.dumpDir)))
     return failure();
   dropArgumentNotes(module);
 

@@ -7,6 +7,7 @@
 
 #include "MoE/Target/HostCode.h"
 
+#include "MaskedStores.h"
 #include "NarrowFloats.h"
 
 #include "mlir/IR/BuiltinOps.h"
@@ -347,6 +348,7 @@ mlir::moe::translateToHostCode(ModuleOp module, HostCodeForm form,
   expandNarrowFloats(*code, *machine);
   optimise(*code, *machine);
   moveNarrowFloatsAsBits(*code, *machine);
+  storeSingleLanesAsElements(*code);
   FailureOr<std::string> result = emit(module, *code, *machine, form);
   if (!problem.empty())
     return module.emitError() << "LLVM's code generator failed: " << problem;

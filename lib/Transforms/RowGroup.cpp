@@ -129,11 +129,17 @@ Rows mlir::moe::getRowDims(TilingInterface op) {
   return rows;
 }
 
-int64_t mlir::moe::getWantedRows(TilingInterface op, ArrayRef<unsigned> rows) {
+std::optional<WantedTile> mlir::moe::getWantedTile(TilingInterface op,
+                                                   ArrayRef<unsigned> rows) {
   KernelConfigAttr config = getKernelConfig(op);
   Rows all = getAllRowDims(op);
-  return config && !all.empty() && all.back() == rows.back() ? config.getRows()
-                                                             : 0;
+  if (!config || config.getRows() == 0 || all.empty())
+    return std::nullopt;
+  const unsigned *dim = llvm::find(rows, all.back());
+  if (dim == rows.end())
+    return std::nullopt;
+  return WantedTile{static_cast<unsigned>(dim - rows.begin()),
+                    config.getRows()};
 }
 
 bool mlir::moe::hasBoundedTile(Operation *op, ArrayRef<unsigned> rows) {

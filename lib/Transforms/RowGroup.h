@@ -41,10 +41,24 @@ bool hasEmptyOperand(Operation *op);
 /// of a GPU block needs.
 bool hasBoundedTile(Operation *op, ArrayRef<unsigned> rows);
 
-/// The rows that the kernel of `op` wants a tile to have whose loops run over
-/// `rows`; 0 if it takes what it gets. A kernel asks for rows of its innermost
-/// dim: along another one each would come with a matrix of its own.
-int64_t getWantedRows(TilingInterface op, ArrayRef<unsigned> rows);
+/// What a tile takes of the rows of a group: `rows` of them along one of its
+/// loops, one along the others.
+struct RowTile {
+  unsigned loop;
+  OpFoldResult rows;
+};
+
+struct WantedTile {
+  unsigned loop;
+  int64_t rows;
+};
+
+/// The tile that the kernel of `op` wants whose loops run over `rows`; nothing
+/// if it takes what it gets. A kernel asks for rows of its innermost dim, since
+/// along another one each would come with a matrix of its own; consumers that
+/// transpose them have it as another loop.
+std::optional<WantedTile> getWantedTile(TilingInterface op,
+                                        ArrayRef<unsigned> rows);
 
 class RowGroup {
 public:

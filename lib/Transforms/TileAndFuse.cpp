@@ -68,23 +68,21 @@ static bool isLongReduction(TilingInterface op) {
   return isLong && rows <= kFewResults;
 }
 
-/// One row of the outer dims, `tileRows` rows of the last.
-static SmallVector<OpFoldResult> getTileSizes(TilingInterface op,
-                                              ArrayRef<unsigned> rows,
-                                              OpFoldResult tileRows) {
+static SmallVector<OpFoldResult>
+getTileSizes(TilingInterface op, ArrayRef<unsigned> rows, const RowTile &tile) {
   Builder builder(op.getContext());
   SmallVector<OpFoldResult> sizes(op.getLoopIteratorTypes().size(),
                                   builder.getIndexAttr(0));
-  for (unsigned dim : rows)
-    sizes[dim] = dim == rows.back() ? tileRows : builder.getIndexAttr(1);
+  for (auto [loop, dim] : llvm::enumerate(rows))
+    sizes[dim] = loop == tile.loop ? tile.rows : builder.getIndexAttr(1);
   return sizes;
 }
 
-/// `large` rows a tile where each of `threads` then has enough tiles, else
+/// The rows of `large` where each of `threads` then has enough tiles, else
 /// `small`.
 static Value chooseTileRows(ImplicitLocOpBuilder &b, TilingInterface op,
                             ArrayRef<unsigned> rows, Value threads,
-                            int64_t small, int64_t large) {
+                            int64_t small, const WantedTile &large) {
   // The last of the tiles that a thread takes keeps others waiting.
   constexpr int64_t kTilesPerThread = 4;
   auto index = [&](int64_t value) -> Value {
@@ -92,11 +90,11 @@ static Value chooseTileRows(ImplicitLocOpBuilder &b, TilingInterface op,
   };
   Value numTiles;
   SmallVector<Range> domain = op.getIterationDomain(b);
-  for (unsigned dim : rows) {
+  for (auto [loop, dim] : llvm::enumerate(rows)) {
     Value size =
         getValueOrCreateConstantIndexOp(b, op.getLoc(), domain[dim].size);
-    if (dim == rows.back())
-      size = arith::CeilDivSIOp::create(b, size, index(large));
+    if (loop == large.loop)
+      size = arith::CeilDivSIOp::create(b, size, index(large.rows));
     numTiles = numTiles ? arith::MulIOp::create(b, numTiles, size) : size;
   }
   Value isAlone =
@@ -105,7 +103,7 @@ static Value chooseTileRows(ImplicitLocOpBuilder &b, TilingInterface op,
   Value areMany =
       arith::CmpIOp::create(b, arith::CmpIPredicate::sge, numTiles, enough);
   return arith::SelectOp::create(b, arith::OrIOp::create(b, isAlone, areMany),
-                                 index(large), index(small));
+                                 index(large.rows), index(small));
 }
 
 /// Maps the tiles of `numLoops` dims to the blocks of a grid, the innermost to
@@ -344,13 +342,13 @@ private:
     SmallVector<Operation *> members = group.getMembers();
     SmallVector<TilingInterface> roots = group.getRoots();
     reportWholeConsumers(group);
-    OpFoldResult tileRows = getTileRows(rewriter, group);
+    RowTile tile = getTile(rewriter, group);
     // Consumers first: a root that feeds another one is still an op then, and
     // not the result of a loop.
     SmallVector<scf::ForallOp> loops;
     for (TilingInterface root : llvm::reverse(roots)) {
       FailureOr<scf::ForallOp> loop =
-          tileRoot(rewriter, root, group, tileRows, taken);
+          tileRoot(rewriter, root, group, tile, taken);
       if (failed(loop))
         return failure();
       loops.insert(loops.begin(), *loop);
@@ -366,47 +364,49 @@ private:
     return success();
   }
 
-  /// The most rows that a kernel of the group wants, `tile-size` without such;
-  /// fewer where the threads of a CPU would not all have tiles, or where what a
-  /// GPU's ops hand on would not fit into a block.
-  OpFoldResult getTileRows(IRRewriter &rewriter, const RowGroup &group) {
+  /// The most rows that a kernel of the group wants, `tile-size` of the last
+  /// loop without such; fewer where the threads of a CPU would not all have
+  /// tiles, or where what a GPU's ops hand on would not fit into a block.
+  RowTile getTile(IRRewriter &rewriter, const RowGroup &group) {
     SmallVector<Operation *> members = group.getMembers();
-    int64_t wanted = 0;
+    std::optional<WantedTile> wanted;
     bool isPlanned = false;
     for (Operation *member : members) {
-      wanted = std::max(wanted, getWantedRows(cast<TilingInterface>(member),
-                                              group.getRows(member)));
+      std::optional<WantedTile> own =
+          getWantedTile(cast<TilingInterface>(member), group.getRows(member));
+      if (own && (!wanted || own->rows > wanted->rows))
+        wanted = own;
       KernelConfigAttr config = getKernelConfig(member);
       isPlanned |= config && config.getSharedBytes() > 0;
     }
-    int64_t rows = wanted ? wanted : tileSize.getValue();
+    WantedTile tile =
+        wanted.value_or(WantedTile{group.getNumLoops() - 1, tileSize});
     if (hasGrid) {
       int64_t bytes = isPlanned ? 0 : group.getBytesARow();
-      while (rows > 1 && rows * bytes > ::moe::kMaxStaticSharedBytes)
-        rows /= 2;
-      return rewriter.getIndexAttr(rows);
+      while (tile.rows > 1 && tile.rows * bytes > ::moe::kMaxStaticSharedBytes)
+        tile.rows /= 2;
     }
-    if (rows <= tileSize)
-      return rewriter.getIndexAttr(rows);
+    OpFoldResult rows = rewriter.getIndexAttr(tile.rows);
+    if (hasGrid || tile.rows <= tileSize)
+      return {tile.loop, rows};
     // In front of all loops of the group.
     auto first = cast<TilingInterface>(members.front());
     ImplicitLocOpBuilder builder(first.getLoc(), rewriter);
     builder.setInsertionPoint(first);
     Value threads = buildThreadCount(builder);
-    if (!threads)
-      return rewriter.getIndexAttr(rows);
-    return chooseTileRows(builder, first, group.getRows(first), threads,
-                          tileSize, rows);
+    if (threads)
+      rows = chooseTileRows(builder, first, group.getRows(first), threads,
+                            tileSize, tile);
+    return {tile.loop, rows};
   }
 
   FailureOr<scf::ForallOp> tileRoot(IRRewriter &rewriter, TilingInterface root,
-                                    const RowGroup &group,
-                                    OpFoldResult tileRows,
+                                    const RowGroup &group, const RowTile &tile,
                                     DenseSet<Operation *> &taken) {
     ArrayRef<unsigned> rows = group.getRows(root);
     scf::SCFTilingOptions tiling;
     tiling.setLoopType(scf::SCFTilingOptions::LoopType::ForallOp)
-        .setTileSizes(getTileSizes(root, rows, tileRows));
+        .setTileSizes(getTileSizes(root, rows, tile));
     if (hasGrid)
       tiling.setMapping(getBlockMapping(&getContext(), rows.size()));
 

@@ -338,6 +338,22 @@ NB_MODULE(_moe, m) {
       "cpu"_a,
       "The features that code for a named CPU relies on, empty for an unknown "
       "name.");
+  m.def(
+      "describe_cpu",
+      [](std::string_view cpu) { return take(moeDescribeCPU(ref(cpu))); },
+      "cpu"_a,
+      "What kernels for a named CPU follow, empty for an unknown name.");
+  m.def(
+      "cpu_pipeline",
+      [](std::string_view cpu, std::string_view tuning) {
+        MoEBytes pipeline = nullptr;
+        run([&] { return moeCPUPipeline(ref(cpu), ref(tuning), &pipeline); });
+        return take(pipeline);
+      },
+      "cpu"_a, "tuning"_a = "",
+      "The pipeline 'moe-to-cpu' with the options for a named CPU, and with "
+      "the "
+      "measured ones of the text of a tuning table.");
   m.def("set_num_threads", &moe_set_num_threads, "threads"_a,
         "The most threads a kernel may use; 0 follows OpenMP, and so torch.");
   m.def("get_num_threads", &moe_get_num_threads);

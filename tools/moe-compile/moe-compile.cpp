@@ -57,6 +57,10 @@ struct Options {
       "cpu", cl::init("native"), cl::value_desc("NAME"), cl::cat(category),
       cl::desc("the CPU for --target=cpu, as LLVM names it (default: the one "
                "of this machine)")};
+  cl::opt<std::string> tuning{
+      "tuning", cl::value_desc("FILE"), cl::cat(category),
+      cl::desc("the table of numbers that `python -m moe_mlir.tune` measured "
+               "for --cpu (default: none)")};
   cl::list<std::string> kernelConfigs{
       "kernel-config", cl::value_desc("OP=CONFIG"), cl::cat(category),
       cl::desc("the kernel that ops of a name get where they ask for none "
@@ -172,6 +176,13 @@ static LogicalResult compileCPU(ModuleOp module, const Options &options,
                                 const InputProgram &program) {
   CompileOptions compile;
   compile.cpu = options.cpu;
+  if (!options.tuning.empty()) {
+    auto table = llvm::MemoryBuffer::getFile(options.tuning);
+    if (!table)
+      return report("cannot read '" + options.tuning +
+                    "': " + table.getError().message());
+    compile.tuning = (*table)->getBuffer().str();
+  }
   compile.dumpDir = options.dumpDir;
   HostCodeForm form = options.emit == Emit::LLVMIR     ? HostCodeForm::LLVMIR
                       : options.emit == Emit::Assembly ? HostCodeForm::Assembly

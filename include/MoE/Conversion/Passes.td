@@ -22,7 +22,10 @@ def ConvertMoEToCPUPass
 
     The order of every float reduction is fixed and does not depend on the
     position of a row in the buffer or on the number of rows, so that results
-    do not change with tiling, threads or batch.
+    do not change with tiling, threads or batch. Nor do they with the numbers
+    that say how products, experts, mixing and selection are cut: where one is
+    0, it follows from the vectors and the second cache
+    (`MoE/Conversion/CPUTarget.h`).
   }];
   let dependentDialects = [
     "::mlir::LLVM::LLVMDialect",
@@ -40,6 +43,21 @@ def ConvertMoEToCPUPass
            "vector registers that tiles may fill: 32 of AVX-512, 16 of AVX2">,
     Option<"bf16Dot", "bf16-dot", "bool", /*default=*/"false",
            "multiply bf16 tokens in pairs by vdpbf16ps of AVX512_BF16">,
+    Option<"l2Bytes", "l2-bytes", "int64_t", /*default=*/"1048576",
+           "bytes of the second cache of a core">,
+    // Of the numbers that follow from these, those that were measured.
+    Option<"productVectors", "product-vectors", "int64_t", /*default=*/"0",
+           "vectors of columns of a product's register tile">,
+    Option<"productRows", "product-rows", "int64_t", /*default=*/"0",
+           "rows of a product's register tile">,
+    Option<"productPanels", "product-panels", "int64_t", /*default=*/"0",
+           "panels of columns that a product packs at a time">,
+    Option<"expertRows", "expert-rows", "int64_t", /*default=*/"0",
+           "rows of a layer of experts whose sums lie in cache together">,
+    Option<"mixQueries", "mix-queries", "int64_t", /*default=*/"0",
+           "queries that share one packing of keys, a multiple of 6">,
+    Option<"fetchBytes", "fetch-bytes", "int64_t", /*default=*/"0",
+           "how far ahead the scores of a selection are fetched">,
   ];
 }
 
@@ -102,6 +120,10 @@ def MoEDecomposeForCPUPass : Pass<"moe-decompose-for-cpu"> {
     for. An op that is added to the dialect with its meaning only runs on the
     CPU through this pass.
   }];
+  let options = [
+    Option<"vectorWidth", "vector-width", "int64_t", /*default=*/"16",
+           "lanes of the vectors that `convert-moe-to-cpu` is told">,
+  ];
   // Also those of the pass that it runs.
   let dependentDialects = [
     "::mlir::moe::MoEDialect",

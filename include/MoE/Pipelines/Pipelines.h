@@ -3,6 +3,7 @@
 #ifndef MOE_PIPELINES_PIPELINES_H
 #define MOE_PIPELINES_PIPELINES_H
 
+#include "MoE/Conversion/CPUTarget.h"
 #include "MoE/Conversion/Chips.h"
 #include "mlir/Pass/PassOptions.h"
 
@@ -18,11 +19,9 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       llvm::cl::desc("run tiles in parallel through the runtime's "
                      "moe_parallel_for; otherwise in loops"),
       llvm::cl::init(true)};
-  /// The default is a multiple of both the 16 tokens of a selection's vector
-  /// and the 6 queries of a mixing tile, so that neither has a partial block.
   PassOptions::Option<int64_t> tileSize{
       *this, "tile-size", llvm::cl::desc("rows of a parallel tile"),
-      llvm::cl::init(96)};
+      llvm::cl::init(CPUTarget::kTileSize)};
   PassOptions::Option<int64_t> vectorWidth{
       *this, "vector-width",
       llvm::cl::desc("lanes of an f32 vector, a power of two of at least 4"),
@@ -35,6 +34,34 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       *this, "bf16-dot",
       llvm::cl::desc("multiply bf16 tokens in pairs (AVX512_BF16)"),
       llvm::cl::init(false)};
+  PassOptions::Option<int64_t> l2Bytes{
+      *this, "l2-bytes", llvm::cl::desc("bytes of the second cache of a core"),
+      llvm::cl::init(1 << 20)};
+  // As of `convert-moe-to-cpu`: 0 is what follows from vectors and cache.
+  PassOptions::Option<int64_t> productVectors{
+      *this, "product-vectors",
+      llvm::cl::desc("vectors of columns of a product's register tile"),
+      llvm::cl::init(0)};
+  PassOptions::Option<int64_t> productRows{
+      *this, "product-rows",
+      llvm::cl::desc("rows of a product's register tile"), llvm::cl::init(0)};
+  PassOptions::Option<int64_t> productPanels{
+      *this, "product-panels",
+      llvm::cl::desc("panels of columns that a product packs at a time"),
+      llvm::cl::init(0)};
+  PassOptions::Option<int64_t> expertRows{
+      *this, "expert-rows",
+      llvm::cl::desc(
+          "rows of a layer of experts whose sums lie in cache together"),
+      llvm::cl::init(0)};
+  PassOptions::Option<int64_t> mixQueries{
+      *this, "mix-queries",
+      llvm::cl::desc("queries that share one packing of keys"),
+      llvm::cl::init(0)};
+  PassOptions::Option<int64_t> fetchBytes{
+      *this, "fetch-bytes",
+      llvm::cl::desc("how far ahead the scores of a selection are fetched"),
+      llvm::cl::init(0)};
   PassOptions::Option<bool> scalef{
       *this, "scalef",
       llvm::cl::desc("scale exponentials by one instruction (AVX-512)"),

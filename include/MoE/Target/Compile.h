@@ -9,9 +9,12 @@
 namespace mlir::moe {
 
 struct CompileOptions {
-  /// The pipeline from the input to the LLVM dialect.
+  /// The pipeline from the input to the LLVM dialect; "moe-to-cpu" gets the
+  /// options that suit `cpu` (MoE/Target/CPUModels.h).
   std::string pipeline = "moe-to-cpu";
   std::string cpu = "native";
+  /// The text of a table of measured numbers; empty: none.
+  std::string tuning;
   /// A folder for the IR after every pass and the code at the end; empty: none.
   std::string dumpDir;
 };

@@ -26,8 +26,8 @@ public:
   void addKernels(const RewritePatternSet &patterns);
   /// The kernel of `OpTy` lowers the forms for which `hasKernel` holds, those
   /// with what `requirement` says.
-  template <typename OpTy>
-  void addForms(bool (*hasKernel)(OpTy), StringRef requirement) {
+  template <typename OpTy, typename CallableT>
+  void addForms(CallableT hasKernel, StringRef requirement) {
     forms[TypeID::get<OpTy>()] = {
         [=](Operation *op) { return hasKernel(cast<OpTy>(op)); }, requirement};
   }

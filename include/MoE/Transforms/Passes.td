@@ -281,6 +281,24 @@ def MoEPropagateReshapesPass : Pass<"moe-propagate-reshapes"> {
   let dependentDialects = ["::mlir::tensor::TensorDialect"];
 }
 
+def MoEJoinRowsPass : Pass<"moe-join-rows"> {
+  let summary = "Let products whose kernels take all rows see them as one dim";
+  let description = [{
+    Joins the rows of a contraction of linalg for which a kernel with a loop of
+    its own was chosen (`loop = kernel`), where they lie along several dims of
+    its input and its result:
+
+    ```
+    y[b, t, n] += x[b, t, k] w[n, k]
+    ```
+
+    becomes a product of a matrix of tokens, between reshapes that are views. A
+    kernel that met rows of several dims would read the weight anew for each of
+    the outer ones. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::tensor::TensorDialect"];
+}
+
 def MoEResultsToDestinationsPass
     : Pass<"moe-results-to-destinations", "mlir::ModuleOp"> {
   let summary = "Let callers own the results of public functions";

@@ -37,6 +37,10 @@ SmallVector<std::string> getOpsWithoutKernel(MLIRContext *context,
 /// where others remain. Empty if `op` has no such dims.
 SmallVector<unsigned> getRowDims(TilingInterface op);
 
+/// Whether `op` is a contraction whose rows lie along several dims of its input
+/// and its result, which may be seen as one: all of them meet the same weight.
+bool canJoinRows(linalg::LinalgOp op);
+
 /// Results of a reduction up to which they are too few to keep the blocks of a
 /// grid busy: a long reduction is then cut along what it sums over.
 inline constexpr int64_t kFewResults = 1024;

@@ -258,8 +258,8 @@ void CoSelectionsKernel::emit() {
   });
 }
 
-void mlir::moe::populateCoSelectionsToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+void mlir::moe::populateCoSelectionsToCPUPatterns(RewritePatternSet &patterns,
+                                                  const CPUTarget &options) {
   patterns.add<KernelPattern<CoSelectionsOp, CoSelectionsKernel, matchBuffers>>(
       patterns.getContext(), options);
 }

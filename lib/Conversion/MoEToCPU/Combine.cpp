@@ -127,7 +127,7 @@ static LogicalResult matchCombine(CombineOp op, PatternRewriter &rewriter) {
 }
 
 void mlir::moe::populateCombineToCPUPatterns(RewritePatternSet &patterns,
-                                             const CPUVectorOptions &options) {
+                                             const CPUTarget &options) {
   patterns.add<KernelPattern<CombineOp, CombineKernel, matchCombine>>(
       patterns.getContext(), options);
 }

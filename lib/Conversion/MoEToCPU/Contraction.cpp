@@ -13,6 +13,7 @@
 #include "ProductCore.h"
 
 #include "MoE/Support/MultiplyAdd.h"
+#include "MoE/Transforms/Transforms.h"
 #include "mlir/Dialect/Linalg/IR/LinalgInterfaces.h"
 #include "llvm/Support/MathExtras.h"
 
@@ -260,7 +261,7 @@ LogicalResult ContractionKernel::emit() {
 namespace {
 /// A contraction on buffers -> register tiles of fused multiply-adds.
 struct ContractionToVector : OpInterfaceRewritePattern<linalg::LinalgOp> {
-  ContractionToVector(MLIRContext *context, const CPUVectorOptions &options)
+  ContractionToVector(MLIRContext *context, const CPUTarget &options)
       : OpInterfaceRewritePattern(context), options(options) {}
 
   LogicalResult matchAndRewrite(linalg::LinalgOp op,
@@ -278,7 +279,7 @@ struct ContractionToVector : OpInterfaceRewritePattern<linalg::LinalgOp> {
     return success();
   }
 
-  CPUVectorOptions options;
+  CPUTarget options;
 };
 } // namespace
 
@@ -300,7 +301,7 @@ getContractionConfigs(linalg::LinalgOp op) {
   FailureOr<linalg::ContractionDimensions> dims =
       linalg::inferContractionDims(op);
   if (failed(dims) || dims->k.size() != 1 || !dims->batch.empty() ||
-      dims->m.size() > 1 || dims->n.size() != 1)
+      dims->n.size() != 1 || (dims->m.size() > 1 && !canJoinRows(op)))
     return {};
   SmallVector<int64_t> sizes = op.getStaticLoopRanges();
   int64_t columns = sizes[dims->n.front()], steps = sizes[dims->k.front()];
@@ -317,7 +318,7 @@ void mlir::moe::addContractionFacts(KernelFacts &facts) {
   facts.addConfigs<linalg::MatmulOp>(getContractionConfigs);
 }
 
-void mlir::moe::populateContractionToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+void mlir::moe::populateContractionToCPUPatterns(RewritePatternSet &patterns,
+                                                 const CPUTarget &options) {
   patterns.add<ContractionToVector>(patterns.getContext(), options);
 }

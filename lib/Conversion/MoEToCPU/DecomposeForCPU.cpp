@@ -36,7 +36,7 @@ struct MoEDecomposeForCPUPass
 
   LogicalResult initialize(MLIRContext *context) override {
     RewritePatternSet kernels(context);
-    populateMoEToCPUPatterns(kernels, CPUVectorOptions());
+    populateMoEToCPUPatterns(kernels, CPUTarget());
     MoEDecomposePassOptions options;
     options.ops = getOpsWithoutKernel(context, kernels);
     pipeline = OpPassManager(
@@ -49,7 +49,8 @@ struct MoEDecomposeForCPUPass
 
   void runOnOperation() override {
     decomposeFormsWithoutKernel(
-        getOperation(), getCPUKernelFacts(&getContext(), /*tileRows=*/0),
+        getOperation(),
+        getCPUKernelFacts(&getContext(), /*tileRows=*/0, vectorWidth),
         remark::RemarkOpts::name("DecomposeForCPU").category(DEBUG_TYPE));
     if (failed(runPipeline(pipeline, getOperation())))
       signalPassFailure();

@@ -320,7 +320,7 @@ void DispatchKernel::emit() {
 }
 
 void mlir::moe::populateDispatchToCPUPatterns(RewritePatternSet &patterns,
-                                              const CPUVectorOptions &options) {
+                                              const CPUTarget &options) {
   patterns.add<KernelPattern<DispatchOp, DispatchKernel, matchBuffers>>(
       patterns.getContext(), options);
 }

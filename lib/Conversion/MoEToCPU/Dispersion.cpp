@@ -338,8 +338,8 @@ void DispersionKernel::emit() {
   memref::DeallocOp::create(e, order);
 }
 
-void mlir::moe::populateDispersionToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+void mlir::moe::populateDispersionToCPUPatterns(RewritePatternSet &patterns,
+                                                const CPUTarget &options) {
   patterns.add<KernelPattern<MadDispersionOp, DispersionKernel>>(
       patterns.getContext(), options);
 }

@@ -2,6 +2,7 @@
 
 #include "Emitter.h"
 
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/IR/TypeUtilities.h"
 #include "llvm/ADT/STLExtras.h"
@@ -114,6 +115,39 @@ void Emitter::storeVector(Value vector, Value memref, ValueRange indices,
 
 Value Emitter::firstLanes(Value count) {
   return vector::CreateMaskOp::create(*this, vectorOf(getI1Type()), count);
+}
+
+Value Emitter::loadPairs(Value memref, ValueRange indices, Value count) {
+  auto type = VectorType::get({2 * width}, getBF16Type());
+  Value elements;
+  if (count) {
+    Value mask = vector::CreateMaskOp::create(
+        *this, VectorType::get(type.getShape(), getI1Type()), count);
+    elements = vector::MaskedLoadOp::create(*this, type, memref, indices, mask,
+                                            constant(type, 0.0));
+  } else {
+    elements = vector::LoadOp::create(*this, type, memref, indices);
+  }
+  return vector::BitCastOp::create(*this, ints(), elements);
+}
+
+Value Emitter::splatPair(Value memref, ValueRange indices) {
+  Value pair = vector::LoadOp::create(
+      *this, VectorType::get({2}, getBF16Type()), memref, indices);
+  pair = vector::BitCastOp::create(*this, VectorType::get({1}, getI32Type()),
+                                   pair);
+  return splat(vector::ExtractOp::create(*this, pair, ArrayRef<int64_t>{0}));
+}
+
+Value Emitter::dotPairs(Value left, Value right, Value sum) {
+  auto pairs = VectorType::get({2 * width}, getBF16Type());
+  left = vector::BitCastOp::create(*this, pairs, left);
+  right = vector::BitCastOp::create(*this, pairs, right);
+  return LLVM::CallIntrinsicOp::create(
+             *this, sum.getType(),
+             getStringAttr("llvm.x86.avx512bf16.dpbf16ps.512"),
+             ValueRange{sum, left, right})
+      .getResult(0);
 }
 
 Value Emitter::scratch(ArrayRef<OpFoldResult> shape, Type element) {

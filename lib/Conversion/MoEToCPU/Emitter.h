@@ -26,10 +26,10 @@ inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 class Emitter : public ArithmeticBuilder {
 public:
-  Emitter(Location loc, OpBuilder &builder, const CPUVectorOptions &target)
+  Emitter(Location loc, OpBuilder &builder, const CPUTarget &target)
       : ArithmeticBuilder(loc, builder, target.vectorWidth), target(target) {}
 
-  const CPUVectorOptions target;
+  const CPUTarget target;
 
   VectorType vectorOf(Type element) {
     return VectorType::get({width}, element);
@@ -79,6 +79,19 @@ public:
                    Value mask = {});
   /// The lanes below `count`, an index.
   Value firstLanes(Value count);
+
+  //===--------------------------------------------------------------------===//
+  // Pairs of bf16, two in each 32-bit lane
+  //===--------------------------------------------------------------------===//
+
+  /// Consecutive pairs; elements from `count` on (null: none) are not read, and
+  /// zero.
+  Value loadPairs(Value memref, ValueRange indices, Value count = {});
+  /// One pair in every lane.
+  Value splatPair(Value memref, ValueRange indices);
+  /// sum + left.low * right.low + left.high * right.high in f32, where the
+  /// target has `bf16Dot`.
+  Value dotPairs(Value left, Value right, Value sum);
 
   /// A buffer that lives as long as the function or parallel body around the
   /// insertion point. A static one is hoisted to the top of it, so that loops

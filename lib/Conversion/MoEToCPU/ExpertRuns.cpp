@@ -31,3 +31,30 @@ Value mlir::moe::isMissing(Emitter &e, Value rows, Value row,
   return e.compare(arith::CmpIPredicate::uge, e.toIndex(e.load(rows, {row})),
                    numSources);
 }
+
+void mlir::moe::forEachBlockOfRows(Emitter &e, Value begin, Value end,
+                                   function_ref<void(Value, Value)> body) {
+  int64_t rows = e.target.getExpertRows();
+  e.loop(begin, end, rows, [&](Value first) {
+    body(first, e.minSigned(e.add(first, e.index(rows)), end));
+  });
+}
+
+Value mlir::moe::makeBlockSums(Emitter &e, const PanelGroup &group) {
+  int64_t columns = group.mostPanels * group.numVectors * e.width;
+  return e.scratch(
+      {e.getIndexAttr(e.target.getExpertRows()), e.getIndexAttr(columns)},
+      e.getF32Type());
+}
+
+void mlir::moe::forEachVectorOfGroup(
+    Emitter &e, const PanelGroup &group, int64_t numVectors, Value numColumns,
+    function_ref<void(const GroupVector &)> body) {
+  Value end = e.mul(group.numPanels, e.index(numVectors * e.width));
+  e.loop(e.index(0), end, e.width, [&](Value place) {
+    Value column = e.add(group.column, place), mask;
+    if (group.mayEnd)
+      mask = e.firstLanes(e.sub(numColumns, column));
+    body({column, place, mask});
+  });
+}

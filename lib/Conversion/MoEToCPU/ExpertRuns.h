@@ -3,7 +3,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_EXPERTRUNS_H
 #define MOE_LIB_CONVERSION_MOETOCPU_EXPERTRUNS_H
 
-#include "Emitter.h"
+#include "ProductCore.h"
 
 namespace mlir::moe {
 
@@ -21,6 +21,24 @@ ExpertRun readRun(Emitter &e, Value offsets, Value expert, Value numRows);
 Value readRow(Emitter &e, Value rows, Value row, Value numSources);
 /// Whether `rows[row]` is no row of x; null where there are no `rows`.
 Value isMissing(Emitter &e, Value rows, Value row, Value numSources);
+
+/// Calls `body` for blocks of the rows [begin, end) whose sums lie in cache
+/// together, and share what is packed of weights.
+void forEachBlockOfRows(Emitter &e, Value begin, Value end,
+                        function_ref<void(Value first, Value end)> body);
+/// A buffer for the sums of a block of rows and the columns of a group.
+Value makeBlockSums(Emitter &e, const PanelGroup &group);
+
+/// Columns of a group: the first of them, where it is in the group, and which
+/// of them there are (null: all).
+struct GroupVector {
+  Value column, place, mask;
+};
+/// Calls `body` for the vectors of a group whose panels have `numVectors`
+/// vectors, of `numColumns` columns in all.
+void forEachVectorOfGroup(Emitter &e, const PanelGroup &group,
+                          int64_t numVectors, Value numColumns,
+                          function_ref<void(const GroupVector &vector)> body);
 
 } // namespace mlir::moe
 

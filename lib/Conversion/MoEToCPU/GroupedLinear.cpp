@@ -18,9 +18,6 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Rows whose sums lie in cache together, and share what is packed of weights.
-static constexpr int64_t kBlockRows = 128;
-
 namespace {
 class GroupedLinearKernel {
 public:
@@ -40,6 +37,7 @@ private:
 
   PanelShape getShape();
   ProductLeft getLeft();
+  Values getPanelAt(Value expert, Value step, Value column);
   ProductRight getRight(Value expert);
   ProductSums getSums(const Part &part);
   void emitPart(const Part &part);
@@ -102,16 +100,35 @@ ProductLeft GroupedLinearKernel::getLeft() {
   return left;
 }
 
+/// Where a vector of columns begins in panels: `step` counts pairs where there
+/// are any. Vectors wholly behind the last column, which nobody uses, are read
+/// from the last panel.
+Values GroupedLinearKernel::getPanelAt(Value expert, Value step, Value column) {
+  int64_t columns = *op.getPacked();
+  Value behind;
+  if (op.hasPanelsOfHalves()) {
+    columns /= 2;
+    Value isFactor = e.compare(arith::CmpIPredicate::sge, column, numColumns);
+    Value zero = e.index(0);
+    column = e.sub(column, e.select(isFactor, numColumns, zero));
+    behind = e.select(isFactor, e.index(columns), zero);
+  }
+  Value size = e.index(columns);
+  Value last = e.sub(e.dim(op.getW(), 1), e.index(1));
+  Value panel = arith::DivUIOp::create(e, column, size);
+  Value lane = arith::RemUIOp::create(e, column, size);
+  Values at{expert, e.minSigned(panel, last), step,
+            behind ? e.add(lane, behind) : lane};
+  if (op.isPackedInPairs())
+    at.push_back(e.index(0));
+  return at;
+}
+
 ProductRight GroupedLinearKernel::getRight(Value expert) {
-  if (std::optional<int64_t> columns = op.getPacked())
+  if (op.getPacked())
     return {op.getW(),
             [=, this](Value step, Value column) {
-              Value size = e.index(*columns);
-              Values at{expert, arith::DivSIOp::create(e, column, size), step,
-                        arith::RemSIOp::create(e, column, size)};
-              if (op.isPackedInPairs())
-                at.push_back(e.index(0));
-              return at;
+              return getPanelAt(expert, step, column);
             },
             ProductLayout::Panels};
   if (op.getTransposed())
@@ -144,16 +161,15 @@ ProductSums GroupedLinearKernel::getSums(const Part &part) {
 void GroupedLinearKernel::forEachVector(
     const Part &part, bool isSecond,
     function_ref<void(const Vector &vector)> body) {
-  int64_t vectors = part.group.numVectors / (hasHalves() ? 2 : 1);
-  Value end = e.mul(part.group.numPanels, e.index(vectors * e.width));
-  e.loop(e.index(0), end, e.width, [&](Value offset) {
-    Value column = e.add(part.group.column, offset), mask;
-    if (part.group.mayEnd)
-      mask = e.firstLanes(e.sub(numColumns, column));
-    if (isSecond)
-      column = e.add(column, numColumns);
-    body({column, mask, e.add(offset, e.index(isSecond ? secondHalf : 0))});
-  });
+  forEachVectorOfGroup(
+      e, part.group, part.group.numVectors / (hasHalves() ? 2 : 1), numColumns,
+      [&](const GroupVector &vector) {
+        Value column = vector.column;
+        if (isSecond)
+          column = e.add(column, numColumns);
+        body({column, vector.mask,
+              e.add(vector.place, e.index(isSecond ? secondHalf : 0))});
+      });
 }
 
 Value GroupedLinearKernel::loadBias(const Part &part, const Vector &vector) {
@@ -295,17 +311,13 @@ void GroupedLinearKernel::emit() {
       [&](Value expert, Value first, Value end) {
         ExpertRun run = readRun(e, offsets, expert, numRows);
         shape.forEachGroup(first, end, [&](const PanelGroup &group) {
-          int64_t columns = group.mostPanels * group.numVectors * e.width;
-          secondHalf = columns / 2;
+          secondHalf = group.mostPanels * group.numVectors * e.width / 2;
           if (!isDirect())
-            sums =
-                e.scratch({e.getIndexAttr(kBlockRows), e.getIndexAttr(columns)},
-                          e.getF32Type());
-          e.loop(run.begin, run.end, kBlockRows, [&](Value row) {
-            Value endRow =
-                e.minSigned(e.add(row, e.index(kBlockRows)), run.end);
-            emitPart({expert, row, endRow, group});
-          });
+            sums = makeBlockSums(e, group);
+          forEachBlockOfRows(e, run.begin, run.end,
+                             [&](Value firstRow, Value endRow) {
+                               emitPart({expert, firstRow, endRow, group});
+                             });
         });
       });
 }
@@ -314,34 +326,35 @@ void GroupedLinearKernel::emit() {
 // Patterns
 //===----------------------------------------------------------------------===//
 
-/// Vectors of a packed weight lie in one panel, those of both of its halves.
-static bool hasKernel(GroupedLinearOp op) {
+/// A vector of columns of a packed weight lies in one panel, or one half of it.
+static bool hasKernel(GroupedLinearOp op, int64_t vectorWidth) {
   std::optional<int64_t> packed = op.getPacked();
-  if (!packed)
-    return true;
-  // The widest vectors that there are.
-  constexpr int64_t kMostLanes = 16;
-  int64_t width = cast<ShapedType>(op.getOuts()[0].getType()).getDimSize(1);
-  return *packed % kMostLanes == 0 &&
-         (op.getGate() != GateLayout::Concatenated ||
-          (!ShapedType::isDynamic(width) && width % kMostLanes == 0));
+  int64_t parts = op.hasPanelsOfHalves() ? 2 : 1;
+  return !packed || *packed % (parts * vectorWidth) == 0;
 }
 
-static LogicalResult matchGroupedLinear(GroupedLinearOp op,
-                                        PatternRewriter &rewriter) {
-  if (!hasKernel(op))
-    return rewriter.notifyMatchFailure(op, "expected panels of whole vectors");
-  return matchContiguousBuffers(op, rewriter);
-}
+namespace {
+struct GroupedLinearPattern
+    : KernelPattern<GroupedLinearOp, GroupedLinearKernel> {
+  using KernelPattern::KernelPattern;
 
-void mlir::moe::addGroupedLinearFacts(KernelFacts &facts) {
+  LogicalResult matchAndRewrite(GroupedLinearOp op,
+                                PatternRewriter &rewriter) const override {
+    if (!hasKernel(op, options.vectorWidth))
+      return rewriter.notifyMatchFailure(op,
+                                         "expected panels of whole vectors");
+    return KernelPattern::matchAndRewrite(op, rewriter);
+  }
+};
+} // namespace
+
+void mlir::moe::addGroupedLinearFacts(KernelFacts &facts, int64_t vectorWidth) {
   facts.addForms<GroupedLinearOp>(
-      hasKernel, "a packed weight in panels of whole vectors of 16 columns");
+      [=](GroupedLinearOp op) { return hasKernel(op, vectorWidth); },
+      "a packed weight in panels, or halves of panels, of whole vectors");
 }
 
-void mlir::moe::populateGroupedLinearToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
-  patterns.add<
-      KernelPattern<GroupedLinearOp, GroupedLinearKernel, matchGroupedLinear>>(
-      patterns.getContext(), options);
+void mlir::moe::populateGroupedLinearToCPUPatterns(RewritePatternSet &patterns,
+                                                   const CPUTarget &options) {
+  patterns.add<GroupedLinearPattern>(patterns.getContext(), options);
 }

@@ -16,9 +16,6 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Rows of a weight whose sums lie in cache together.
-static constexpr int64_t kBlockRows = 128;
-
 namespace {
 class GroupedOuterKernel {
 public:
@@ -48,15 +45,11 @@ private:
 
 void GroupedOuterKernel::forEachVector(
     const Part &part, function_ref<void(Value, Value, Value, Value)> body) {
-  const PanelGroup &group = part.group;
-  Value end = e.mul(group.numPanels, e.index(group.numVectors * e.width));
   e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
-    e.loop(e.index(0), end, e.width, [&](Value place) {
-      Value column = e.add(group.column, place);
-      Value mask =
-          group.mayEnd ? e.firstLanes(e.sub(e.dim(dw, 2), column)) : Value();
-      body(row, column, place, mask);
-    });
+    forEachVectorOfGroup(e, part.group, part.group.numVectors, e.dim(dw, 2),
+                         [&](const GroupVector &vector) {
+                           body(row, vector.column, vector.place, vector.mask);
+                         });
   });
 }
 
@@ -115,22 +108,18 @@ void GroupedOuterKernel::emit() {
         ExpertRun run =
             readRun(e, op.getOffsets(), expert, e.dim(op.getDy(), 0));
         shape.forEachGroup(first, end, [&](const PanelGroup &group) {
-          int64_t columns = group.mostPanels * group.numVectors * e.width;
           if (!isDirect())
-            sums =
-                e.scratch({e.getIndexAttr(kBlockRows), e.getIndexAttr(columns)},
-                          e.getF32Type());
-          e.loop(e.index(0), numRows, kBlockRows, [&](Value row) {
-            Value endRow =
-                e.minSigned(e.add(row, e.index(kBlockRows)), numRows);
-            emitPart(run, {expert, row, endRow, group});
-          });
+            sums = makeBlockSums(e, group);
+          forEachBlockOfRows(e, e.index(0), numRows,
+                             [&](Value firstRow, Value endRow) {
+                               emitPart(run, {expert, firstRow, endRow, group});
+                             });
         });
       });
 }
 
-void mlir::moe::populateGroupedOuterToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+void mlir::moe::populateGroupedOuterToCPUPatterns(RewritePatternSet &patterns,
+                                                  const CPUTarget &options) {
   patterns.add<KernelPattern<GroupedOuterOp, GroupedOuterKernel>>(
       patterns.getContext(), options);
 }

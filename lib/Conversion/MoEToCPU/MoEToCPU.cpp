@@ -18,7 +18,6 @@
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include "mlir/Transforms/WalkPatternRewriteDriver.h"
-#include "llvm/Support/MathExtras.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_CONVERTMOETOCPUPASS
@@ -29,7 +28,7 @@ using namespace mlir;
 using namespace mlir::moe;
 
 void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
-                                         const CPUVectorOptions &options) {
+                                         const CPUTarget &options) {
   populateCoSelectionsToCPUPatterns(patterns, options);
   populateCombineToCPUPatterns(patterns, options);
   populateContractionToCPUPatterns(patterns, options);
@@ -46,14 +45,14 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateTopKToCPUPatterns(patterns, options);
 }
 
-KernelFacts mlir::moe::getCPUKernelFacts(MLIRContext *context,
-                                         int64_t tileRows) {
+KernelFacts mlir::moe::getCPUKernelFacts(MLIRContext *context, int64_t tileRows,
+                                         int64_t vectorWidth) {
   KernelFacts facts;
   RewritePatternSet kernels(context);
-  populateMoEToCPUPatterns(kernels, CPUVectorOptions());
+  populateMoEToCPUPatterns(kernels, CPUTarget());
   facts.addKernels(kernels);
   addContractionFacts(facts);
-  addGroupedLinearFacts(facts);
+  addGroupedLinearFacts(facts, vectorWidth);
   addSoftmaxMixFacts(facts, tileRows);
   addSoftmaxMixSelfFacts(facts);
   addTopKFacts(facts);
@@ -66,22 +65,15 @@ struct ConvertMoEToCPUPass
   using Base::Base;
 
   void runOnOperation() override {
-    if (vectorWidth < 4 || !llvm::isPowerOf2_64(vectorWidth)) {
-      getOperation()->emitError()
-          << "expected 'vector-width' to be a power of two of at least 4, "
-             "found "
-          << vectorWidth;
-      return signalPassFailure();
-    }
-    if (bf16Dot && vectorWidth != 16) {
-      getOperation()->emitError()
-          << "expected 'vector-width' to be 16 with 'bf16-dot', found "
-          << vectorWidth;
+    CPUTarget target{vectorWidth,    vectorRegisters, bf16Dot,       l2Bytes,
+                     productVectors, productRows,     productPanels, expertRows,
+                     mixQueries,     fetchBytes};
+    if (llvm::Error error = target.verify()) {
+      getOperation()->emitError() << llvm::toString(std::move(error));
       return signalPassFailure();
     }
     RewritePatternSet patterns(&getContext());
-    populateMoEToCPUPatterns(
-        patterns, CPUVectorOptions{vectorWidth, vectorRegisters, bf16Dot});
+    populateMoEToCPUPatterns(patterns, target);
     // One walk: no pattern makes work for another, and the greedy driver's
     // folding would visit all the code that the patterns wrote.
     walkAndApplyPatterns(getOperation(), std::move(patterns));

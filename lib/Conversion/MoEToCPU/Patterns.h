@@ -17,7 +17,7 @@ namespace mlir::moe {
 /// Replaces an op for which `match` succeeds by the code of its kernel.
 template <typename OpTy, typename KernelTy, auto match = matchContiguousBuffers>
 struct KernelPattern : OpRewritePattern<OpTy> {
-  KernelPattern(MLIRContext *context, const CPUVectorOptions &options)
+  KernelPattern(MLIRContext *context, const CPUTarget &options)
       : OpRewritePattern<OpTy>(context), options(options) {}
 
   LogicalResult matchAndRewrite(OpTy op,
@@ -30,54 +30,54 @@ struct KernelPattern : OpRewritePattern<OpTy> {
     return success();
   }
 
-  CPUVectorOptions options;
+  CPUTarget options;
 };
 
 void populateCoSelectionsToCPUPatterns(RewritePatternSet &patterns,
-                                       const CPUVectorOptions &options);
+                                       const CPUTarget &options);
 
 void populateCombineToCPUPatterns(RewritePatternSet &patterns,
-                                  const CPUVectorOptions &options);
+                                  const CPUTarget &options);
 
 void populateContractionToCPUPatterns(RewritePatternSet &patterns,
-                                      const CPUVectorOptions &options);
+                                      const CPUTarget &options);
 
 void populateDispatchToCPUPatterns(RewritePatternSet &patterns,
-                                   const CPUVectorOptions &options);
+                                   const CPUTarget &options);
 
 void populateDispersionToCPUPatterns(RewritePatternSet &patterns,
-                                     const CPUVectorOptions &options);
+                                     const CPUTarget &options);
 
 void populateGroupedLinearToCPUPatterns(RewritePatternSet &patterns,
-                                        const CPUVectorOptions &options);
+                                        const CPUTarget &options);
 
 void populateGroupedOuterToCPUPatterns(RewritePatternSet &patterns,
-                                       const CPUVectorOptions &options);
+                                       const CPUTarget &options);
 
 void populateRowsToCPUPatterns(RewritePatternSet &patterns,
-                               const CPUVectorOptions &options);
+                               const CPUTarget &options);
 
-void populateSoftmaxMixBackwardSelfToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options);
+void populateSoftmaxMixBackwardSelfToCPUPatterns(RewritePatternSet &patterns,
+                                                 const CPUTarget &options);
 
 void populateSoftmaxMixBackwardToCPUPatterns(RewritePatternSet &patterns,
-                                             const CPUVectorOptions &options);
+                                             const CPUTarget &options);
 
 void populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
-                                     const CPUVectorOptions &options);
+                                     const CPUTarget &options);
 
 void populateSoftmaxMixSelfToCPUPatterns(RewritePatternSet &patterns,
-                                         const CPUVectorOptions &options);
+                                         const CPUTarget &options);
 
 void populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
-                                       const CPUVectorOptions &options);
+                                       const CPUTarget &options);
 
 void populateTopKToCPUPatterns(RewritePatternSet &patterns,
-                               const CPUVectorOptions &options);
+                               const CPUTarget &options);
 
 // What families of kernels say of their ops, beside their patterns.
 void addContractionFacts(KernelFacts &facts);
-void addGroupedLinearFacts(KernelFacts &facts);
+void addGroupedLinearFacts(KernelFacts &facts, int64_t vectorWidth);
 void addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows);
 void addSoftmaxMixSelfFacts(KernelFacts &facts);
 void addTopKFacts(KernelFacts &facts);

@@ -2,8 +2,6 @@
 
 #include "ProductCore.h"
 
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
-
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -13,7 +11,18 @@ ProductCore::ProductCore(Emitter &e, ProductLeft left, ProductRight right,
     : e(e), left(std::move(left)), right(std::move(right)),
       sums(std::move(sums)), shape(shape), numColumns(shape.numColumns),
       pairOffset(shape.pairOffset), numSteps(numSteps), inPairs(isInPairs()),
-      chainLength(inPairs ? 2 * kChainPlaces : kChainPlaces) {}
+      chainLength(inPairs ? 2 * kChainPlaces : kChainPlaces),
+      mostTileRows(getMostTileRows()) {}
+
+/// Pairs of columns that are multiplied one after the other take the registers
+/// of a row.
+int64_t ProductCore::getMostTileRows() const {
+  int64_t rows = e.target.getProductRows();
+  bool isTight = e.target.vectorRegisters < 32;
+  return getPlaceSteps() == 2 && !inPairs && isTight
+             ? std::max<int64_t>(rows - 1, 1)
+             : rows;
+}
 
 /// Whether pairs of products are summed by one instruction.
 bool ProductCore::isInPairs() const {
@@ -22,7 +31,7 @@ bool ProductCore::isInPairs() const {
 }
 
 /// What a panel and a tile need beside their operands: whether weights are
-/// panels of the right type already, and rows f32, types tell.
+/// panels already, and rows f32, types tell.
 void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
   Type type = inPairs ? Type(e.getI32Type()) : e.getF32Type();
   int64_t steps = chainLength;
@@ -31,28 +40,31 @@ void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
   // Lines are whole vectors.
   steps = llvm::alignTo(inPairs ? llvm::divideCeil(steps, 2) : steps, e.width);
   OpFoldResult places = e.getIndexAttr(steps);
-  bool isReady = right.layout == ProductLayout::Panels &&
-                 (getElementType(right.memref).isF32() || inPairs);
-  packed = isReady ? Value()
-                   : e.scratch({e.getIndexAttr(numPanels), places,
-                                e.getIndexAttr(numVectors * e.width)},
-                               type);
-  copied = mustCopyLeft() ? e.scratch({e.getIndexAttr(kTileRows), places}, type)
-                          : Value();
+  packed = right.layout == ProductLayout::Panels
+               ? Value()
+               : e.scratch({e.getIndexAttr(numPanels), places,
+                            e.getIndexAttr(numVectors * e.width)},
+                           type);
+  copied = mustCopyLeft()
+               ? e.scratch({e.getIndexAttr(mostTileRows), places}, type)
+               : Value();
   if (right.layout == ProductLayout::AlongSteps)
-    chains = e.scratch({e.getIndexAttr(kTileRows), e.getIndexAttr(e.width)},
+    chains = e.scratch({e.getIndexAttr(mostTileRows), e.getIndexAttr(e.width)},
                        e.getF32Type());
 }
 
 /// Whether rows are read from a copy: those of 16 bits, which it widens, unless
-/// all of their steps are pairs; and those that are a multiple of 4 KiB apart,
-/// which compete for few places of the first cache.
+/// all of their steps are pairs; those that end within a pair; and those that
+/// are a multiple of 4 KiB apart, which compete for few places of the first
+/// cache.
 bool ProductCore::mustCopyLeft() const {
   constexpr int64_t kPageBytes = 4096;
   auto type = cast<MemRefType>(left.memref.getType());
   std::optional<int64_t> steps = getConstantIntValue(numSteps);
-  bool isWhole = inPairs && steps && *steps % 2 == 0;
-  if (!type.getElementType().isF32() && !isWhole)
+  bool isEven = steps && *steps % 2 == 0;
+  if (!type.getElementType().isF32() && !(inPairs && isEven))
+    return true;
+  if (getStepsOfPlace() == 2 && !isEven)
     return true;
   SmallVector<int64_t> strides;
   int64_t offset;
@@ -77,14 +89,7 @@ void ProductCore::prefetch(Value memref, ValueRange indices,
 Value ProductCore::multiplyAdd(Value left, Value right, Value sum) {
   if (!inPairs)
     return e.fma(left, right, sum);
-  auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
-  left = vector::BitCastOp::create(e, pairs, left);
-  right = vector::BitCastOp::create(e, pairs, right);
-  return LLVM::CallIntrinsicOp::create(
-             e, sum.getType(),
-             e.getStringAttr("llvm.x86.avx512bf16.dpbf16ps.512"),
-             ValueRange{sum, left, right})
-      .getResult(0);
+  return e.dotPairs(left, right, sum);
 }
 
 /// Steps of 16-bit rows as splats read them: widened, or in pairs, of which
@@ -100,24 +105,15 @@ void ProductCore::copyLeft(ArrayRef<Value> rows, Value firstNumber, Value step,
     return;
   }
   int64_t perLine = (inPairs ? 2 : 1) * e.width;
-  auto type = VectorType::get({perLine}, getElementType(left.memref));
   std::optional<int64_t> constant = getConstantIntValue(count);
   bool isWhole = constant && *constant % perLine == 0;
   e.loop(e.index(0), count, perLine, [&](Value first) {
-    Value mask = isWhole ? Value()
-                         : vector::CreateMaskOp::create(
-                               e, VectorType::get({perLine}, e.getI1Type()),
-                               e.sub(count, first));
+    Value rest = isWhole ? Value() : Value(e.sub(count, first));
     for (auto [i, row] : llvm::enumerate(rows)) {
       Values at = left.at(row, e.add(step, first));
-      Value line;
-      if (isWhole)
-        line = vector::LoadOp::create(e, type, left.memref, at);
-      else
-        line = vector::MaskedLoadOp::create(e, type, left.memref, at, mask,
-                                            e.constant(type, 0.0));
-      line = inPairs ? Value(vector::BitCastOp::create(e, e.ints(), line))
-                     : e.toF32(line);
+      Value line = inPairs ? e.loadPairs(left.memref, at, rest)
+                           : e.loadFloats(left.memref, at,
+                                          rest ? e.firstLanes(rest) : Value());
       e.storeVector(line, copied,
                     {e.add(firstNumber, e.index(i)), toPlace(first)});
     }
@@ -132,11 +128,7 @@ Value ProductCore::splatLeft(Value number, Value leftRow, Value step,
   Values at = left.at(leftRow, step);
   if (!inPairs)
     return e.splat(e.load(left.memref, at));
-  Value both = vector::LoadOp::create(e, VectorType::get({2}, e.getBF16Type()),
-                                      left.memref, at);
-  both =
-      vector::BitCastOp::create(e, VectorType::get({1}, e.getI32Type()), both);
-  return e.splat(vector::ExtractOp::create(e, both, ArrayRef<int64_t>{0}));
+  return e.splatPair(left.memref, at);
 }
 
 /// Where the sums of a row are for a vector of the panel.
@@ -156,56 +148,110 @@ void ProductCore::addChain(const Panel &panel, Value row, int64_t vector,
   e.storeVector(e.add(total, chain), sums.memref, at, mask);
 }
 
-Values ProductCore::getLeftRows(ValueRange rows) {
-  Values result;
-  for (Value row : rows)
-    result.push_back(left.getRow ? left.getRow(row) : row);
-  return result;
+Value ProductCore::getLeftRow(Value row) {
+  return left.getRow ? left.getRow(row) : row;
+}
+
+/// A tile of `numRows` rows, whose steps of a chain are copied if need be.
+ProductCore::Tile ProductCore::makeTile(Value firstRow, int64_t numRows,
+                                        Value step, Value count) {
+  Tile tile;
+  for (int64_t i = 0; i < numRows; ++i) {
+    tile.rows.push_back(e.add(firstRow, e.index(i)));
+    tile.leftRows.push_back(getLeftRow(tile.rows.back()));
+  }
+  if (copied)
+    copyLeft(tile.leftRows, e.index(0), step, count);
+  return tile;
 }
 
 /// Rows of a full tile are far from those of the one before: while it is
-/// multiplied, those of the next come nearer, one line of one of them a step.
-void ProductCore::fetchRow(ArrayRef<Value> rows, Value step, Value place) {
-  if (rows.size() < kTileRows || !left.isContiguous || left.getRow)
+/// multiplied, those of the next come nearer, as much of each as a block of
+/// places from `place` on.
+void ProductCore::fetchRows(ArrayRef<Value> rows, Value step, Value place) {
+  if (int64_t(rows.size()) < mostTileRows || !left.isContiguous || left.getRow)
     return;
-  Value number = e.rest(place, llvm::PowerOf2Ceil(kTileRows));
-  Value row = e.add(e.add(rows.front(), e.index(kTileRows)), number);
-  step = e.add(step, inPairs ? e.mul(place, e.index(2)) : place);
-  prefetch(left.memref, left.at(row, step),
-           copied ? kSecondCache : kSecondCache + 1);
+  step = e.add(step, e.mul(place, e.index(getPlaceSteps())));
+  for (int64_t i = 0; i < mostTileRows; ++i)
+    prefetch(left.memref,
+             left.at(e.add(rows.front(), e.index(mostTileRows + i)), step),
+             copied ? kSecondCache : kSecondCache + 1);
 }
 
-/// Adds one chain to the sums of a few rows; each step may `fetch` something.
-void ProductCore::multiplyTile(const Panel &panel, ArrayRef<Value> rows,
-                               ArrayRef<Value> leftRows, Value count,
-                               function_ref<void(Value)> fetch) {
-  Value places = count;
-  if (inPairs)
-    places = arith::CeilDivSIOp::create(e, count, e.index(2));
-  Values chain = e.loop(
-      e.index(0), places, 1, Values(rows.size() * panel.numVectors, e.f32(0.0)),
-      [&](Value place, ValueRange carried) -> Values {
-        fetch(place);
-        Values columns, next;
-        auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
-        for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
-          Values at = panel.at(place, vector);
-          columns.push_back(
-              getElementType(panel.memref).isBF16()
-                  ? Value(vector::LoadOp::create(e, pairs, panel.memref, at))
-                  : e.loadVector(panel.memref, at));
-        }
-        Value step =
-            e.add(panel.step, inPairs ? e.mul(place, e.index(2)) : place);
-        for (size_t i = 0; i < rows.size(); ++i) {
-          Value lanes = splatLeft(e.index(i), leftRows[i], step, place);
-          for (auto [j, column] : llvm::enumerate(columns))
-            next.push_back(
-                multiplyAdd(lanes, column, carried[i * panel.numVectors + j]));
-        }
-        return next;
-      });
-  for (auto [i, row] : llvm::enumerate(rows))
+/// The vectors of a place of a panel, for each of its steps that is multiplied
+/// by itself.
+SmallVector<Values> ProductCore::loadColumns(const Panel &panel, Value place) {
+  Type element = getElementType(panel.memref);
+  SmallVector<Values> columns(inPairs ? 1 : getStepsOfPlace());
+  for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
+    Values at = panel.at(place, vector);
+    if (!element.isBF16()) {
+      columns[0].push_back(element.isF16() ? e.loadFloats(panel.memref, at)
+                                           : e.loadVector(panel.memref, at));
+      continue;
+    }
+    Value pairs = e.loadPairs(panel.memref, at);
+    if (inPairs) {
+      columns[0].push_back(pairs);
+      continue;
+    }
+    auto [low, high] = splitPairs(pairs);
+    columns[0].push_back(low);
+    columns[1].push_back(high);
+  }
+  return columns;
+}
+
+/// The products of a place added to the chains.
+Values ProductCore::multiplyPlace(const Panel &panel, const Tile &tile,
+                                  Value place, ValueRange carried) {
+  Values chain(carried);
+  int64_t numVectors = panel.numVectors;
+  Value first = e.mul(place, e.index(getPlaceSteps()));
+  for (auto [number, columns] : llvm::enumerate(loadColumns(panel, place))) {
+    Value step = e.add(first, e.index(number));
+    for (auto [i, leftRow] : llvm::enumerate(tile.leftRows)) {
+      Value lanes = splatLeft(e.index(i), leftRow, e.add(panel.step, step),
+                              inPairs ? place : step);
+      for (auto [j, column] : llvm::enumerate(columns)) {
+        Value &sum = chain[i * numVectors + j];
+        sum = multiplyAdd(lanes, column, sum);
+      }
+    }
+  }
+  return chain;
+}
+
+/// Adds one chain to the sums of a few rows. What is to come nearer meanwhile
+/// `fetch` asks for, a block of places at a time: addresses are not computed in
+/// the loop over places, which has a few cycles for each.
+void ProductCore::multiplyTile(const Panel &panel, const Tile &tile,
+                               Value count, function_ref<void(Value)> fetch) {
+  Value places = count, zero = e.index(0);
+  int64_t placeSteps = getPlaceSteps();
+  if (placeSteps > 1)
+    places = arith::CeilDivSIOp::create(e, count, e.index(placeSteps));
+  std::optional<int64_t> steps = getConstantIntValue(count);
+  bool isWhole = steps && *steps % (placeSteps * e.width) == 0;
+  Values chain(tile.rows.size() * panel.numVectors, e.f32(0.0));
+  auto multiplyPlaces = [&](Value first, Value end, ValueRange carried) {
+    return e.loop(first, end, 1, carried,
+                  [&](Value place, ValueRange carried) -> Values {
+                    return multiplyPlace(panel, tile, place, carried);
+                  });
+  };
+  if (!fetch)
+    chain = multiplyPlaces(zero, places, chain);
+  else
+    chain = e.loop(zero, places, e.width, chain,
+                   [&](Value first, ValueRange carried) -> Values {
+                     fetch(first);
+                     Value end = e.add(first, e.index(e.width));
+                     if (!isWhole)
+                       end = e.minSigned(end, places);
+                     return multiplyPlaces(first, end, carried);
+                   });
+  for (auto [i, row] : llvm::enumerate(tile.rows))
     for (int64_t vector = 0; vector < panel.numVectors; ++vector)
       addChain(panel, row, vector, chain[i * panel.numVectors + vector]);
 }
@@ -232,7 +278,7 @@ void ProductCore::multiplyLines(const Panel &panel, const RowRange &rows,
                                 function_ref<Value(int64_t line)> getLine,
                                 int64_t numLines) {
   Value row = e.add(rows.first, number);
-  Value leftRow = left.getRow ? left.getRow(row) : row;
+  Value leftRow = getLeftRow(row);
   Value place = toPlace(first), step = e.add(panel.step, first);
   int64_t perLine = inPairs ? 2 : 1;
   Value sum = e.loadVector(chains, {number, e.index(0)});
@@ -293,7 +339,7 @@ void ProductCore::multiplyBlocks(const RowRange &rows, const PanelGroup &narrow,
     Panel panel = makePanel(narrow, zero, step);
     e.loop(zero, numRows, 1, [&](Value number) {
       if (copied)
-        copyLeft(getLeftRows(e.add(rows.first, number)), number, step, count);
+        copyLeft(getLeftRow(e.add(rows.first, number)), number, step, count);
       e.storeVector(e.f32(0.0), chains, {number, zero});
     });
     forEachBlock(count, [&](Value first, Value rest) {
@@ -306,12 +352,12 @@ void ProductCore::multiplyBlocks(const RowRange &rows, const PanelGroup &narrow,
   });
 }
 
-/// Calls `body` with the constant that `numRows` is, `fewest` to kTileRows.
+/// Calls `body` with the constant that `numRows` is, `fewest` to mostTileRows.
 void ProductCore::switchRows(Value numRows, int64_t fewest,
                              function_ref<void(int64_t)> body) {
   if (std::optional<int64_t> constant = getConstantIntValue(numRows))
     return body(*constant);
-  auto cases = llvm::to_vector(llvm::seq<int64_t>(fewest, kTileRows));
+  auto cases = llvm::to_vector(llvm::seq<int64_t>(fewest, mostTileRows));
   auto branch =
       scf::IndexSwitchOp::create(e, TypeRange(), numRows, cases, cases.size());
   OpBuilder::InsertionGuard guard(e);
@@ -320,7 +366,7 @@ void ProductCore::switchRows(Value numRows, int64_t fewest,
     e.setInsertionPoint(scf::YieldOp::create(e));
     body(rows);
   };
-  fill(branch.getDefaultRegion(), kTileRows);
+  fill(branch.getDefaultRegion(), mostTileRows);
   for (auto [region, rows] : llvm::zip_equal(branch.getCaseRegions(), cases))
     fill(region, rows);
 }
@@ -356,14 +402,8 @@ void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
       Value count = getChainSteps(step);
       Panel panel = makePanel(single, e.index(0), step);
       fillPanel(panel, count);
-      switchRows(numRows, rows.fewest, [&](int64_t tileRows) {
-        Values all;
-        for (int64_t i = 0; i < tileRows; ++i)
-          all.push_back(e.add(rows.first, e.index(i)));
-        Values leftRows = getLeftRows(all);
-        if (copied)
-          copyLeft(leftRows, e.index(0), step, count);
-        multiplyTile(panel, all, leftRows, count, [](Value) {});
+      switchRows(numRows, /*fewest=*/1, [&](int64_t tileRows) {
+        multiplyTile(panel, makeTile(rows.first, tileRows, step, count), count);
       });
     });
   });
@@ -373,39 +413,34 @@ void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
 /// than one of six and one of two.
 void ProductCore::multiplyMany(const RowRange &rows, const PanelGroup &group) {
   Value numRows = e.sub(rows.end, rows.first), zero = e.index(0);
-  Value numTiles = arith::CeilDivSIOp::create(e, numRows, e.index(kTileRows));
+  Value numTiles =
+      arith::CeilDivSIOp::create(e, numRows, e.index(mostTileRows));
   auto getFirst = [&](Value tile) {
     Value before = arith::DivSIOp::create(e, e.mul(tile, numRows), numTiles);
     return e.add(rows.first, before);
   };
-  // Steps that are gathered have no place before they are read.
-  bool fetchesPanels =
-      packed && right.layout != ProductLayout::Panels && !right.isMissing;
   auto multiplyTiles = [&](Value step, Value count, Value tile, Value first,
                            int64_t tileRows) {
-    Values all;
-    for (int64_t i = 0; i < tileRows; ++i)
-      all.push_back(e.add(first, e.index(i)));
-    Values leftRows = getLeftRows(all);
-    if (copied)
-      copyLeft(leftRows, zero, step, count);
+    Tile rowsOfTile = makeTile(first, tileRows, step, count);
     e.loop(zero, group.numPanels, 1, [&](Value slot) {
       Panel panel = makePanel(group, slot, step);
       // Sums come nearer while the tile is multiplied that is added to them.
-      for (Value row : all)
+      for (Value row : rowsOfTile.rows)
         for (int64_t vector = 0; vector < group.numVectors; ++vector)
           prefetch(sums.memref, getSumsAt(panel, row, vector),
                    kSecondCache + 1);
       Value number = e.add(e.mul(tile, group.numPanels), slot);
-      Value line = e.mul(number, e.index(kChainPlaces));
-      multiplyTile(panel, all, leftRows, count, [&](Value place) {
-        fetchRow(all, step, place);
-        if (fetchesPanels)
+      Value line = e.mul(number, e.index(chainLength / getPlaceSteps()));
+      multiplyTile(panel, rowsOfTile, count, [&](Value place) {
+        fetchRows(rowsOfTile.rows, step, place);
+        // Steps that are gathered have no place before they are read.
+        if (!right.isMissing)
           prefetchNextGroup(group, step, e.add(line, place));
       });
     });
   };
-  int64_t fewest = rows.fewest / llvm::divideCeil(rows.fewest, kTileRows);
+  // Seven rows are tiles of three and four, thirteen of four, four and five.
+  const int64_t fewest = (mostTileRows + 1) / 2;
   e.loop(zero, numSteps, chainLength, [&](Value step) {
     Value count = getChainSteps(step);
     if (packed)
@@ -425,16 +460,12 @@ void ProductCore::multiplyMany(const RowRange &rows, const PanelGroup &group) {
 void ProductCore::multiply(Value firstRow, Value endRow,
                            const PanelGroup &group) {
   makeBuffers(group.mostPanels, group.numVectors);
-  auto few = [&] { multiplyFew({firstRow, endRow, 1, kTileRows}, group); };
-  auto many = [&] {
-    // Seven rows are tiles of three and four, thirteen of four, four and five.
-    multiplyMany(
-        {firstRow, endRow, kTileRows + 1, std::numeric_limits<int64_t>::max()},
-        group);
-  };
+  RowRange rows{firstRow, endRow};
+  auto few = [&] { multiplyFew(rows, group); };
+  auto many = [&] { multiplyMany(rows, group); };
   Value numRows = e.sub(endRow, firstRow);
   if (std::optional<int64_t> constant = getConstantIntValue(numRows)) {
-    if (*constant > kTileRows)
+    if (*constant > mostTileRows)
       many();
     else if (*constant > 0)
       few();
@@ -444,7 +475,7 @@ void ProductCore::multiply(Value firstRow, Value endRow,
     return e.compare(arith::CmpIPredicate::sge, numRows, e.index(rows));
   };
   e.ifElse(
-      isAtLeast(kTileRows + 1), TypeRange(),
+      isAtLeast(mostTileRows + 1), TypeRange(),
       [&]() -> Values { return many(), Values(); },
       [&]() -> Values { return e.ifThen(isAtLeast(1), few), Values(); });
 }

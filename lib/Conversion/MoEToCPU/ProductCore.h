@@ -110,8 +110,6 @@ public:
   /// Products, or pairs of them, that one accumulator takes before it is added
   /// to the total: one long chain would round the sum of k products k times.
   static constexpr int64_t kChainPlaces = 256;
-  /// The rows of a register tile.
-  static constexpr int64_t kTileRows = 6;
 
   ProductCore(Emitter &e, ProductLeft left, ProductRight right,
               ProductSums sums, const PanelShape &shape, Value numSteps);
@@ -132,10 +130,12 @@ private:
     Value memref;
     std::function<Values(Value place, int64_t vector)> at;
   };
-  /// The rows that a loop over tiles meets.
   struct RowRange {
     Value first, end;
-    int64_t fewest, most;
+  };
+  /// Rows of a register tile, and which rows of the left operand they read.
+  struct Tile {
+    Values rows, leftRows;
   };
 
   bool isInPairs() const;
@@ -144,23 +144,30 @@ private:
   Value getChainSteps(Value step);
   Value toPlace(Value step);
   Value getColumn(Value column, int64_t numVectors, int64_t vector);
-  std::pair<Value, Value> getColumnAt(const Panel &panel, Value offset);
+  std::pair<Value, Value> getColumnAt(Value column, int64_t numVectors,
+                                      Value offset);
 
   Panel makePanel(const PanelGroup &group, Value slot, Value step);
   void fillPanel(const Panel &panel, Value count);
   void packColumns(const Panel &panel, Value count);
   void packSteps(const Panel &panel, Value count);
-  void widenPanel(const Panel &panel, Value count);
   void forEachBlock(Value count,
                     function_ref<void(Value first, Value rest)> body);
   Values loadBlock(const Panel &panel, Value offset, Value first, Value rest);
   void storeBlock(const Panel &panel, ValueRange lines, Value place,
                   Value offset, Value rest);
   std::pair<Value, Value> splitPairs(Value pairs);
-  void storePairs(const Panel &panel, Value pairs, Value place, int64_t vector);
   /// Into the second cache: the first one is too small for what comes next.
   static constexpr unsigned kSecondCache = 2;
   void prefetch(Value memref, ValueRange indices, unsigned locality);
+  /// Lines of memory: so many side by side, each of some columns and steps.
+  struct Lines {
+    int64_t inARow, columns, steps;
+  };
+  Lines getLines(const PanelGroup &group) const;
+  int64_t getStepsOfPlace() const;
+  int64_t getPlaceSteps() const;
+  int64_t getMostTileRows() const;
   void prefetchNextGroup(const PanelGroup &group, Value step, Value number);
   void prefetchNextColumns(const Panel &panel, int64_t vector, Value first);
 
@@ -180,11 +187,14 @@ private:
   void multiplyLines(const Panel &panel, const RowRange &rows, Value number,
                      Value first, function_ref<Value(int64_t line)> getLine,
                      int64_t numLines);
-  Values getLeftRows(ValueRange rows);
-  void multiplyTile(const Panel &panel, ArrayRef<Value> rows,
-                    ArrayRef<Value> leftRows, Value count,
-                    function_ref<void(Value place)> fetch);
-  void fetchRow(ArrayRef<Value> rows, Value step, Value place);
+  Value getLeftRow(Value row);
+  Tile makeTile(Value firstRow, int64_t numRows, Value step, Value count);
+  void multiplyTile(const Panel &panel, const Tile &tile, Value count,
+                    function_ref<void(Value place)> fetch = nullptr);
+  SmallVector<Values> loadColumns(const Panel &panel, Value place);
+  Values multiplyPlace(const Panel &panel, const Tile &tile, Value place,
+                       ValueRange chain);
+  void fetchRows(ArrayRef<Value> rows, Value step, Value place);
   void switchRows(Value numRows, int64_t fewest,
                   function_ref<void(int64_t numRows)> body);
 
@@ -197,6 +207,8 @@ private:
   const bool inPairs;
   /// The steps of a chain.
   const int64_t chainLength;
+  /// The rows of a whole register tile.
+  const int64_t mostTileRows;
   /// Buffers that panels and rows are copied to, null where they are read where
   /// they lie; and the chains of few rows.
   Value packed, copied, chains;

@@ -12,14 +12,16 @@ using namespace mlir::moe;
 //===----------------------------------------------------------------------===//
 
 int64_t PanelShape::getNumVectors() const {
-  return e.target.vectorRegisters >= 32 ? 4 : 2;
+  return e.target.getProductVectors();
 }
 
 int64_t PanelShape::getNumColumns() const {
   return getNumVectors() * e.width / (pairOffset ? 2 : 1);
 }
 
-int64_t PanelShape::getMostPanels() const { return 16 / getNumVectors(); }
+int64_t PanelShape::getMostPanels() const {
+  return e.target.getProductPanels();
+}
 
 Value PanelShape::getNumPanels() const {
   if (std::optional<int64_t> constant = getConstantIntValue(numColumns))
@@ -112,7 +114,7 @@ ProductCore::Panel ProductCore::makePanel(const PanelGroup &group, Value slot,
     };
     return panel;
   }
-  Value first = toPlace(step);
+  Value first = arith::DivSIOp::create(e, step, e.index(getStepsOfPlace()));
   panel.memref = right.memref;
   panel.at = [=, this](Value place, int64_t vector) {
     return right.at(e.add(first, place), getColumn(column, numVectors, vector));
@@ -121,15 +123,13 @@ ProductCore::Panel ProductCore::makePanel(const PanelGroup &group, Value slot,
 }
 
 void ProductCore::fillPanel(const Panel &panel, Value count) {
-  if (!packed)
-    return;
   switch (right.layout) {
   case ProductLayout::AlongColumns:
     return packColumns(panel, count);
   case ProductLayout::AlongSteps:
     return packSteps(panel, count);
   case ProductLayout::Panels:
-    return widenPanel(panel, count);
+    return; // which are read where they lie
   }
 }
 
@@ -140,53 +140,68 @@ std::pair<Value, Value> ProductCore::splitPairs(Value pairs) {
   return {e.bitcast(low, e.getF32Type()), e.bitcast(high, e.getF32Type())};
 }
 
-/// Stores vectors of two steps each: as they are, or apart in f32.
-void ProductCore::storePairs(const Panel &panel, Value pairs, Value place,
-                             int64_t vector) {
-  if (inPairs)
-    return e.storeVector(pairs, panel.memref, panel.at(place, vector));
-  auto [low, high] = splitPairs(pairs);
-  Value first = e.mul(place, e.index(2));
-  e.storeVector(low, panel.memref, panel.at(first, vector));
-  e.storeVector(high, panel.memref, panel.at(e.add(first, e.index(1)), vector));
+/// How the lines of memory that a chain of a group takes follow each other.
+ProductCore::Lines ProductCore::getLines(const PanelGroup &group) const {
+  constexpr int64_t kLineBytes = 64;
+  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
+  int64_t columns = group.numVectors * e.width, steps = getStepsOfPlace();
+  if (right.layout == ProductLayout::AlongSteps)
+    return {columns, 1, kLineBytes / bytes};
+  int64_t perLine = kLineBytes / (bytes * steps);
+  return {int64_t(llvm::divideCeil(columns, perLine)), perLine, steps};
 }
 
-/// Brings line `number` of what is packed next nearer: of the same columns in
-/// the chain that follows, or of the next group's in the first one. The
-/// hardware does not foresee such short runs.
+/// How many steps share a place of what tiles read.
+int64_t ProductCore::getPlaceSteps() const {
+  return inPairs ? 2 : getStepsOfPlace();
+}
+
+/// How many steps share an index of the right operand.
+int64_t ProductCore::getStepsOfPlace() const {
+  bool isPair = right.layout == ProductLayout::Panels &&
+                getElementType(right.memref).isBF16();
+  return isPair ? 2 : 1;
+}
+
+/// Brings lines of what is read next nearer while the block of places `number`
+/// of a chain is multiplied: of the same columns in the chain that follows, or
+/// of the next group's in the first one. The hardware does not foresee such
+/// short runs, nor does it read on while tiles are multiplied that lie in
+/// cache. Panels are as near as memory is fast when there are few tiles: twice
+/// as many lines.
 void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
                                     Value number) {
-  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
-  int64_t perLine = 64 / bytes, columns = group.numVectors * e.width;
-  bool isAlongSteps = right.layout == ProductLayout::AlongSteps;
-  int64_t inARow = isAlongSteps ? columns : llvm::divideCeil(columns, perLine);
-  int64_t numLines =
-      inARow * (isAlongSteps ? chainLength / perLine : chainLength);
+  Lines lines = getLines(group);
+  int64_t perPlace = right.layout == ProductLayout::Panels ? 2 : 1;
   auto divide = [&](Value value, int64_t by) -> std::pair<Value, Value> {
     return {arith::DivUIOp::create(e, value, e.index(by)),
             arith::RemUIOp::create(e, value, e.index(by))};
   };
-  auto [slot, line] = divide(number, numLines);
+  auto [slot, line] = divide(e.mul(number, e.index(perPlace)),
+                             lines.inARow * (chainLength / lines.steps));
   slot = e.minSigned(slot, e.sub(group.numPanels, e.index(1)));
-  auto [place, offset] = divide(line, inARow);
-  if (isAlongSteps)
-    place = e.mul(place, e.index(perLine));
-  else
-    offset = e.mul(offset, e.index(perLine));
+  auto [place, inARow] = divide(line, lines.inARow);
   Value size = e.index(shape.getNumColumns());
-  Panel panel{e.add(group.column, e.mul(slot, size)),
-              {},
-              {},
-              group.numVectors,
-              {},
-              {},
-              {}};
+  Value first = e.add(group.column, e.mul(slot, size));
   step = e.add(step, e.index(chainLength));
   Value isLast = e.compare(arith::CmpIPredicate::sge, step, numSteps);
   step = e.select(isLast, e.index(0), step);
   Value across = e.select(isLast, e.mul(group.numPanels, size), e.index(0));
-  Value column = e.add(getColumnAt(panel, offset).first, across);
-  prefetch(right.memref, right.at(e.add(step, place), column), kSecondCache);
+  step = e.add(step, e.mul(place, e.index(lines.steps)));
+  step = divide(step, getStepsOfPlace()).first;
+  // A block begins with a row of lines, unless rows are longer than blocks, and
+  // lines of one vector lie side by side.
+  Value begin = e.mul(inARow, e.index(lines.columns));
+  for (int64_t i = 0; i < perPlace * e.width; ++i) {
+    int64_t offset = i % lines.inARow * lines.columns, lane = offset % e.width;
+    Value vector = getColumnAt(first, group.numVectors,
+                               e.add(begin, e.index(offset - lane)))
+                       .first;
+    prefetch(right.memref,
+             right.at(e.add(step, e.index(i / lines.inARow)),
+                      e.add(e.add(vector, e.index(lane)), across)),
+             kSecondCache);
+  }
 }
 
 /// From columns that lie side by side.
@@ -231,14 +246,14 @@ Value ProductCore::toPlace(Value step) {
   return inPairs ? Value(arith::DivSIOp::create(e, step, e.index(2))) : step;
 }
 
-/// The column at `offset` of a panel; and where it must stop.
-std::pair<Value, Value> ProductCore::getColumnAt(const Panel &panel,
-                                                 Value offset) {
-  Value column = e.add(panel.column, offset);
+/// The column at `offset` of the panel from `first` on; and where it must stop.
+std::pair<Value, Value>
+ProductCore::getColumnAt(Value first, int64_t numVectors, Value offset) {
+  Value column = e.add(first, offset);
   Value last = e.sub(numColumns, e.index(1));
   if (!pairOffset)
     return {column, last};
-  Value half = e.index(panel.numVectors / 2 * e.width);
+  Value half = e.index(numVectors / 2 * e.width);
   Value isSecond = e.compare(arith::CmpIPredicate::sge, offset, half);
   Value shift = e.select(isSecond, e.sub(pairOffset, half), e.index(0));
   Value behind = e.select(isSecond, pairOffset, e.index(0));
@@ -251,7 +266,7 @@ std::pair<Value, Value> ProductCore::getColumnAt(const Panel &panel,
 Values ProductCore::loadBlock(const Panel &panel, Value offset, Value first,
                               Value rest) {
   Type element = getElementType(right.memref);
-  auto [column, last] = getColumnAt(panel, offset);
+  auto [column, last] = getColumnAt(panel.column, panel.numVectors, offset);
   Values lines;
   for (int64_t lane = 0; lane < e.width; ++lane) {
     Value position = e.add(column, e.index(lane));
@@ -263,17 +278,7 @@ Values ProductCore::loadBlock(const Panel &panel, Value offset, Value first,
                                    rest ? e.firstLanes(rest) : Value()));
       continue;
     }
-    auto type = VectorType::get({2 * e.width}, element);
-    Value line;
-    if (rest) {
-      Value mask = vector::CreateMaskOp::create(
-          e, VectorType::get(type.getShape(), e.getI1Type()), rest);
-      line = vector::MaskedLoadOp::create(e, type, right.memref, place, mask,
-                                          e.constant(type, 0.0));
-    } else {
-      line = vector::LoadOp::create(e, type, right.memref, place);
-    }
-    lines.push_back(vector::BitCastOp::create(e, e.ints(), line));
+    lines.push_back(e.loadPairs(right.memref, place, rest));
   }
   lines = transposeLanes(e, lines);
   if (!element.isBF16() || inPairs)
@@ -328,28 +333,4 @@ void ProductCore::packSteps(const Panel &panel, Value count) {
                         toPlace(first), offset, rest);
            });
          });
-}
-
-/// From panels of 16-bit floats.
-void ProductCore::widenPanel(const Panel &panel, Value count) {
-  bool isBF16 = getElementType(right.memref).isBF16();
-  int64_t perPlace = isBF16 ? 2 : 1;
-  Value places = arith::CeilDivSIOp::create(e, count, e.index(perPlace));
-  Value first = arith::DivSIOp::create(e, panel.step, e.index(perPlace));
-  e.loop(e.index(0), places, 1, [&](Value place) {
-    for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
-      Values source =
-          right.at(e.add(first, place),
-                   getColumn(panel.column, panel.numVectors, vector));
-      if (!isBF16) {
-        e.storeVector(e.loadFloats(right.memref, source), panel.memref,
-                      panel.at(place, vector));
-        continue;
-      }
-      auto type = VectorType::get({2 * e.width}, e.getBF16Type());
-      Value pairs = vector::LoadOp::create(e, type, right.memref, source);
-      storePairs(panel, vector::BitCastOp::create(e, e.ints(), pairs), place,
-                 vector);
-    }
-  });
 }

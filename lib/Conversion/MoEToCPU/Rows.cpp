@@ -389,7 +389,7 @@ Value RowKernel::cloneOnVectors(Operation &op, IRMapping &values) {
 namespace {
 /// A nest along contiguous rows -> loops over vectors.
 struct RowsToVector : OpRewritePattern<linalg::GenericOp> {
-  RowsToVector(MLIRContext *context, const CPUVectorOptions &options)
+  RowsToVector(MLIRContext *context, const CPUTarget &options)
       // Products have a lowering that keeps more of them in registers.
       : OpRewritePattern(context, /*benefit=*/0), options(options) {}
 
@@ -404,11 +404,11 @@ struct RowsToVector : OpRewritePattern<linalg::GenericOp> {
     return success();
   }
 
-  CPUVectorOptions options;
+  CPUTarget options;
 };
 } // namespace
 
 void mlir::moe::populateRowsToCPUPatterns(RewritePatternSet &patterns,
-                                          const CPUVectorOptions &options) {
+                                          const CPUTarget &options) {
   patterns.add<RowsToVector>(patterns.getContext(), options);
 }

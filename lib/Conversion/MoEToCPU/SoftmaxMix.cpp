@@ -26,15 +26,12 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Queries that share one packing of a key block, a multiple of kGroupRows.
-static constexpr int64_t kQueryBlock = 192;
-
 namespace {
 class MixKernel {
 public:
   MixKernel(Emitter &e, SoftmaxMixOp op)
-      : e(e), op(op), pairLogits(op), blockKeys(getColumnVectors(e) * e.width) {
-  }
+      : e(e), op(op), pairLogits(op), blockKeys(getColumnVectors(e) * e.width),
+        blockQueries(e.target.getMixQueries()) {}
 
   void emit();
 
@@ -57,6 +54,8 @@ private:
   SoftmaxMixOp op;
   const PairLogits pairLogits;
   const int64_t blockKeys;
+  /// Queries that share one packing of a key block, a multiple of kGroupRows.
+  const int64_t blockQueries;
 
   Value numQueries, numKeys, origin;
   // Views at one batch and head.
@@ -77,12 +76,12 @@ private:
 
 void MixKernel::allocate() {
   Type f32 = e.getF32Type();
-  OpFoldResult rows = e.getIndexAttr(kQueryBlock);
+  OpFoldResult rows = e.getIndexAttr(blockQueries);
   OpFoldResult lanes = e.getIndexAttr(e.width);
   block.emplace(e, op.getQ(),
                 MixKeys{op.getK(), op.getV(), op.getKeyBias(), op.getKeyMask(),
                         op.getKeyLevel()});
-  products.emplace(e, getSize(e, op.getQ(), 3), kQueryBlock);
+  products.emplace(e, getSize(e, op.getQ(), 3), blockQueries);
   state.max = e.scratch({rows}, f32);
   state.sum = e.scratch({rows, lanes}, f32);
   if (op.getWithEntropy())
@@ -208,8 +207,8 @@ void MixKernel::writeRow(Value firstQuery, Value slot) {
 void MixKernel::emitQueryBlock(Value firstQuery) {
   Value zero = e.index(0);
   Value numRows =
-      e.minSigned(e.sub(numQueries, firstQuery), e.index(kQueryBlock));
-  state.clear(e, zero, e.index(kQueryBlock));
+      e.minSigned(e.sub(numQueries, firstQuery), e.index(blockQueries));
+  state.clear(e, zero, e.index(blockQueries));
   auto [begin, end] = pairLogits.rule.getColumns(e, positionOf(firstQuery),
                                                  numRows, numKeys, blockKeys);
   e.loop(begin, end, blockKeys, [&](Value firstKey) {
@@ -239,7 +238,7 @@ void MixKernel::emit() {
     e.loop(zero, e.dim(op.getQ(), 0), 1, [&](Value batch) {
       e.loop(zero, e.dim(op.getQ(), 1), 1, [&](Value head) {
         takeViews(batch, head);
-        e.loop(zero, numQueries, kQueryBlock,
+        e.loop(zero, numQueries, blockQueries,
                [&](Value firstQuery) { emitQueryBlock(firstQuery); });
       });
     });
@@ -258,8 +257,8 @@ void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows) {
   facts.addConfigs<SoftmaxMixBackwardDkvOp>(getConfigs);
 }
 
-void mlir::moe::populateSoftmaxMixToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+void mlir::moe::populateSoftmaxMixToCPUPatterns(RewritePatternSet &patterns,
+                                                const CPUTarget &options) {
   patterns.add<KernelPattern<SoftmaxMixOp, MixKernel>>(patterns.getContext(),
                                                        options);
 }

@@ -372,7 +372,7 @@ GradientKernel::GradientKernel(Emitter &e, SoftmaxMixBackwardDkvOp op)
           op.getOrigin()) {}
 
 void mlir::moe::populateSoftmaxMixBackwardToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+    RewritePatternSet &patterns, const CPUTarget &options) {
   patterns.add<KernelPattern<SoftmaxMixBackwardDqOp, GradientKernel>,
                KernelPattern<SoftmaxMixBackwardDkvOp, GradientKernel>>(
       patterns.getContext(), options);

@@ -561,7 +561,7 @@ void SelfGradientKernel::emit() {
 }
 
 void mlir::moe::populateSoftmaxMixBackwardSelfToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+    RewritePatternSet &patterns, const CPUTarget &options) {
   patterns.add<KernelPattern<SoftmaxMixBackwardSelfOp, SelfGradientKernel>>(
       patterns.getContext(), options);
 }

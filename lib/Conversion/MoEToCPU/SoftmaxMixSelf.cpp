@@ -502,8 +502,8 @@ void mlir::moe::addSoftmaxMixSelfFacts(KernelFacts &facts) {
   facts.addConfigs<SimilarityInformBackwardOp>(getConfigs);
 }
 
-void mlir::moe::populateSoftmaxMixSelfToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+void mlir::moe::populateSoftmaxMixSelfToCPUPatterns(RewritePatternSet &patterns,
+                                                    const CPUTarget &options) {
   patterns.add<KernelPattern<SoftmaxMixSelfOp, SelfMixKernel>>(
       patterns.getContext(), options);
 }

@@ -53,17 +53,7 @@ static Value loadFeatures(Emitter &e, Value source, Value row, Value first,
   if (!inPairs)
     return e.loadFloats(source, {row, first},
                         count ? e.firstLanes(count) : Value());
-  auto type = VectorType::get({2 * e.width}, e.getBF16Type());
-  Value features;
-  if (count) {
-    Value mask = vector::CreateMaskOp::create(
-        e, VectorType::get(type.getShape(), e.getI1Type()), count);
-    features = vector::MaskedLoadOp::create(e, type, source, {row, first}, mask,
-                                            e.constant(type, 0.0));
-  } else {
-    features = vector::LoadOp::create(e, type, source, {row, first});
-  }
-  return vector::BitCastOp::create(e, e.ints(), features);
+  return e.loadPairs(source, {row, first}, count);
 }
 
 void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
@@ -177,24 +167,13 @@ Value TileProduct::loadPair(Value row, Value pair, bool isLastOdd) {
                                           e.load(source, {row, feature}));
     return e.splat(arith::ExtUIOp::create(e, e.getI32Type(), bits));
   }
-  Value both = vector::LoadOp::create(e, VectorType::get({2}, e.getBF16Type()),
-                                      source, {row, feature});
-  both =
-      vector::BitCastOp::create(e, VectorType::get({1}, e.getI32Type()), both);
-  return e.splat(vector::ExtractOp::create(e, both, ArrayRef<int64_t>{0}));
+  return e.splatPair(source, {row, feature});
 }
 
 Value TileProduct::multiplyAdd(Value element, Value column, Value sum) {
   if (!isInPairs(packed))
     return e.fma(element, column, sum);
-  auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
-  element = vector::BitCastOp::create(e, pairs, element);
-  column = vector::BitCastOp::create(e, pairs, column);
-  return LLVM::CallIntrinsicOp::create(
-             e, sum.getType(),
-             e.getStringAttr("llvm.x86.avx512bf16.dpbf16ps.512"),
-             ValueRange{sum, element, column})
-      .getResult(0);
+  return e.dotPairs(element, column, sum);
 }
 
 Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {

@@ -18,7 +18,7 @@
 namespace mlir::moe {
 
 /// Rows of a register tile.
-inline constexpr int64_t kGroupRows = 6;
+inline constexpr int64_t kGroupRows = CPUTarget::kMixRows;
 
 /// Vectors of a block of columns: tiles of 6 x 4 leave 8 of 32 registers, of
 /// 6 x 2 4 of 16.

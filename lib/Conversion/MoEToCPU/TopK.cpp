@@ -84,7 +84,8 @@ int64_t TopKKernel::getFetchDistance() {
   if (ShapedType::isDynamic(experts))
     return e.width;
   int64_t bytes = experts * type.getElementTypeBitWidth() / 8;
-  return llvm::alignTo(llvm::divideCeil(kFetchBytes, bytes), e.width);
+  return llvm::alignTo(llvm::divideCeil(e.target.getFetchBytes(), bytes),
+                       e.width);
 }
 
 /// The tokens from `first` on, fewer than a block or as many.
@@ -178,7 +179,7 @@ void mlir::moe::addTopKFacts(KernelFacts &facts) {
 }
 
 void mlir::moe::populateTopKToCPUPatterns(RewritePatternSet &patterns,
-                                          const CPUVectorOptions &options) {
+                                          const CPUTarget &options) {
   patterns.add<KernelPattern<TopKRenormOp, TopKKernel, matchTopK>>(
       patterns.getContext(), options);
 }

@@ -301,8 +301,8 @@ void TopKBackwardKernel::emit() {
                     [&](ValueRange token) { emitToken(token); });
 }
 
-void mlir::moe::populateTopKBackwardToCPUPatterns(
-    RewritePatternSet &patterns, const CPUVectorOptions &options) {
+void mlir::moe::populateTopKBackwardToCPUPatterns(RewritePatternSet &patterns,
+                                                  const CPUTarget &options) {
   patterns.add<KernelPattern<TopKRenormBackwardOp, TopKBackwardKernel>>(
       patterns.getContext(), options);
 }

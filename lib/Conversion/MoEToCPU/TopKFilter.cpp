@@ -219,7 +219,8 @@ BestList TopKKernel::selectFiltered(const TokenBlock &block, RowStats &stats) {
   ExpertFilter filter(e, k, op.getNumExperts());
   auto type = cast<MemRefType>(scores.getType());
   int64_t rowBytes = op.getNumExperts() * type.getElementTypeBitWidth() / 8;
-  Value distance = e.index(llvm::divideCeil(kFetchBytes, rowBytes));
+  Value distance =
+      e.index(llvm::divideCeil(e.target.getFetchBytes(), rowBytes));
   // Lanes behind the last token hold it again.
   Value numLanes = e.index(e.width);
   if (block.exists)

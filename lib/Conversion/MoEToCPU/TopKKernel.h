@@ -20,9 +20,6 @@ inline constexpr int64_t kMaxRowExperts = 8192;
 /// Up to that many experts a filter comes in front of the list.
 inline constexpr int64_t kMaxFilterExperts = 1024;
 
-/// How far ahead of their use scores are fetched.
-inline constexpr int64_t kFetchBytes = 4096;
-
 /// `max`, or 0 for a row without support, so that -inf - max stays -inf.
 inline Value getShift(Emitter &e, Value max) {
   Value isEmpty = e.compare(arith::CmpFPredicate::OEQ, max, e.negInfinity());

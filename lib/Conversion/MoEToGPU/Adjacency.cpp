@@ -409,7 +409,7 @@ private:
 } // namespace
 
 void mlir::moe::addAdjacencyFacts(KernelFacts &facts) {
-  facts.addForms(
+  facts.addForms<AdjacencyUpdateOp>(
       hasGridKernel,
       "a graph of a static size and a static number of choices, at most 64");
 }

@@ -553,8 +553,9 @@ private:
 } // namespace
 
 void mlir::moe::addDispersionFacts(KernelFacts &facts) {
-  facts.addForms(hasGridKernel,
-                 "a measure that needs no pairs of tokens: mad or variance");
+  facts.addForms<MadDispersionOp>(
+      hasGridKernel,
+      "a measure that needs no pairs of tokens: mad or variance");
 }
 
 void mlir::moe::populateDispersionToGridPatterns(RewritePatternSet &patterns,

@@ -228,7 +228,7 @@ static SmallVector<KernelConfigAttr> getConfigs(SoftmaxMixOp op,
 }
 
 void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, BlockShape block) {
-  facts.addForms(
+  facts.addForms<SoftmaxMixOp>(
       hasThreadKernel,
       "a static number of columns of the values, in at most 16 equal "
       "groups of at most 256; else memory grows with the queries "

@@ -395,8 +395,9 @@ void mlir::moe::addSoftmaxMixBackwardFacts(KernelFacts &facts,
   constexpr StringLiteral requirement =
       "rows of a static width of at most 1024; else memory grows with the "
       "queries times the keys";
-  facts.addForms<SoftmaxMixBackwardDqOp>(hasThreadKernel, requirement);
-  facts.addForms<SoftmaxMixBackwardDkvOp>(hasThreadKernel, requirement);
+  auto hasKernel = [](auto op) { return hasThreadKernel(op); };
+  facts.addForms<SoftmaxMixBackwardDqOp>(hasKernel, requirement);
+  facts.addForms<SoftmaxMixBackwardDkvOp>(hasKernel, requirement);
   facts.addConfigs<SoftmaxMixBackwardDqOp>(
       [=](SoftmaxMixBackwardDqOp op) { return getConfigs(op, block); });
   facts.addConfigs<SoftmaxMixBackwardDkvOp>(

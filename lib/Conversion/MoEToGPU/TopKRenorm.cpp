@@ -278,8 +278,9 @@ static SmallVector<KernelConfigAttr> getConfigs(TopKRenormOp op,
 }
 
 void mlir::moe::addTopKRenormFacts(KernelFacts &facts, BlockShape block) {
-  facts.addForms(hasThreadKernel,
-                 "static numbers of experts, at most 2048, and of choices");
+  facts.addForms<TopKRenormOp>(
+      hasThreadKernel,
+      "static numbers of experts, at most 2048, and of choices");
   facts.addConfigs<TopKRenormOp>(
       [=](TopKRenormOp op) { return getConfigs(op, block); });
 }

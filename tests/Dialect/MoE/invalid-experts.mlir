@@ -155,8 +155,26 @@ func.func @grouped_linear_c5_pair(%x: tensor<5x8xf32>, %w: tensor<3x1x4x4x3xbf16
 
 // -----
 
+func.func @grouped_linear_c5_no_pairs(%x: tensor<5x8xf32>, %w: tensor<3x1x8x4xbf16>, %o: tensor<4xi32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected a packed weight in pairs with bf16, and only then, found a rank of 4 with 'bf16'}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x1x8x4xbf16>, tensor<4xi32>)
+      outs(%y : tensor<5x4xf32>) {packed = 4 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c5_odd_halves(%x: tensor<5x8xf32>, %w: tensor<3x2x8x5xf32>, %o: tensor<4xi32>, %y: tensor<5x5xf32>) {
+  // expected-error @below {{expected packed to be even with a concatenated gate, found 5}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x2x8x5xf32>, tensor<4xi32>)
+      outs(%y : tensor<5x5xf32>) {packed = 5 : i64, gate = #moe.gate<concatenated>} -> tensor<5x5xf32>
+  return
+}
+
+// -----
+
 func.func @grouped_linear_c5_element(%x: tensor<5x8xf32>, %w: tensor<3x1x4x4x2xf16>, %o: tensor<4xi32>, %y: tensor<5x4xf32>) {
-  // expected-error @below {{expected a weight in pairs to be of bf16, found 'f16'}}
+  // expected-error @below {{expected a packed weight in pairs with bf16, and only then, found a rank of 5 with 'f16'}}
   %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x1x4x4x2xf16>, tensor<4xi32>)
       outs(%y : tensor<5x4xf32>) {packed = 4 : i64} -> tensor<5x4xf32>
   return

@@ -63,6 +63,15 @@ func.func private @gated(%x: tensor<?x3xf32>, %w: tensor<3x4x3xf32>, %o: tensor<
   return %clamp, %activated, %softcap : tensor<5x2xf32>, tensor<5x2xf32>, tensor<5x2xf32>
 }
 
+func.func private @packed_gated(%x: tensor<?x3xf32>, %halves: tensor<3x2x3x2xf32>, %o: tensor<4xi32>,
+                                %rows: tensor<5xi64>, %b: tensor<3x4xf32>, %y: tensor<5x2xf32>) -> tensor<5x2xf32> {
+  %r = moe.grouped_linear ins(%x, %halves, %o : tensor<?x3xf32>, tensor<3x2x3x2xf32>, tensor<4xi32>)
+      rows(%rows : tensor<5xi64>) bias(%b : tensor<3x4xf32>) outs(%y : tensor<5x2xf32>)
+      {packed = 2, activation = #moe.activation<silu>, gate = #moe.gate<concatenated>, limit = 2.0,
+       bound = #moe.bound<clamp_activated>} -> tensor<5x2xf32>
+  return %r : tensor<5x2xf32>
+}
+
 func.func private @gradient(%dy: tensor<5x4xf32>, %x: tensor<?x3xf32>, %o: tensor<4xi32>, %rows: tensor<5xi64>,
                             %dw: tensor<3x4x3xf32>) -> tensor<3x4x3xf32> {
   %r = moe.grouped_outer ins(%dy, %x, %o : tensor<5x4xf32>, tensor<?x3xf32>, tensor<4xi32>)
@@ -79,6 +88,7 @@ func.func @main() {
   %c0 = arith.constant 0 : index
   %pad = arith.constant 0.0 : f32
   %pad_i = arith.constant 0 : i64
+  %halves = arith.constant dense<[[[[-3.0, -1.0], [2.0, -3.0], [0.0, 2.0]], [[-2.0, 0.0], [3.0, -2.0], [1.0, 3.0]]], [[[1.0, 3.0], [-1.0, 1.0], [-3.0, -1.0]], [[2.0, -3.0], [0.0, 2.0], [-2.0, 0.0]]], [[[-2.0, 0.0], [3.0, -2.0], [1.0, 3.0]], [[-1.0, 1.0], [-3.0, -1.0], [2.0, -3.0]]]]> : tensor<3x2x3x2xf32>
   %x4 = arith.constant dense<[[1.0, 2.0, 3.0], [0.0, -1.0, 1.0], [2.0, 0.0, 1.0], [1.0, 1.0, 1.0]]> : tensor<4x3xf32>
   %x = tensor.cast %x4 : tensor<4x3xf32> to tensor<?x3xf32>
   %w = arith.constant dense<[[[-3.0, 2.0, 0.0], [-2.0, 3.0, 1.0], [-1.0, -3.0, 2.0], [0.0, -2.0, 3.0]], [[1.0, -1.0, -3.0], [2.0, 0.0, -2.0], [3.0, 1.0, -1.0], [-3.0, 2.0, 0.0]], [[-2.0, 3.0, 1.0], [-1.0, -3.0, 2.0], [0.0, -2.0, 3.0], [1.0, -1.0, -3.0]]]> : tensor<3x4x3xf32>
@@ -115,6 +125,11 @@ func.func @main() {
   func.call @print_gated(%g#0) : (tensor<5x2xf32>) -> ()
   // CHECK: ( ( -0.1438{{.*}}, -0.5378{{.*}} ), ( 0.5378{{.*}}, 4 ), ( -2, 0.4768{{.*}} ), ( -3.5231{{.*}}, 0 ), ( 0, 0 ) )
   func.call @print_gated(%g#1) : (tensor<5x2xf32>) -> ()
+  %h = func.call @packed_gated(%x, %halves, %o, %rows, %b, %yg)
+      : (tensor<?x3xf32>, tensor<3x2x3x2xf32>, tensor<4xi32>, tensor<5xi64>, tensor<3x4xf32>, tensor<5x2xf32>)
+      -> tensor<5x2xf32>
+  // CHECK: ( ( -0.1438{{.*}}, -0.5378{{.*}} ), ( 0.5378{{.*}}, 4 ), ( -2, 0.4768{{.*}} ), ( -3.5231{{.*}}, 0 ), ( 0, 0 ) )
+  func.call @print_gated(%h) : (tensor<5x2xf32>) -> ()
   // CHECK: ( ( -0.1056{{.*}}, -0.9359{{.*}} ), ( 0.4594{{.*}}, 7.5234{{.*}} ), ( -1.8548{{.*}}, 0.3356{{.*}} ), ( -2.4799{{.*}}, 0 ), ( 0, 0 ) )
   func.call @print_gated(%g#2) : (tensor<5x2xf32>) -> ()
 

@@ -176,6 +176,7 @@ public:
 
 private:
   OpFoldResult getNumFeatures();
+  std::pair<Value, Value> findInPanels(Body &b, Value feature);
   Value unpackWeight();
   Access buildSums(Value x, Value w, Access zeros);
   Access buildHalf(Access sums, bool isFactor);
@@ -197,6 +198,26 @@ OpFoldResult GroupedLinearMeaning::getNumFeatures() {
                                                {domain.getSize(g)});
 }
 
+/// The panel of a feature, and its place there.
+std::pair<Value, Value> GroupedLinearMeaning::findInPanels(Body &b,
+                                                           Value feature) {
+  using namespace grouped_linear;
+  int64_t size = *op.getPacked();
+  auto find = [&](Value number, Value width) -> std::pair<Value, Value> {
+    return {b.div(number, width), arith::RemUIOp::create(b, number, width)};
+  };
+  if (!op.hasPanelsOfHalves())
+    return find(feature, b.index(size));
+  Value half = b.index(size / 2), zero = b.index(0);
+  Value numGates = domain.getSizeValue(g);
+  Value isFactor =
+      arith::CmpIOp::create(b, arith::CmpIPredicate::uge, feature, numGates);
+  Value first = arith::SelectOp::create(b, isFactor, numGates, zero);
+  auto [panel, lane] = find(arith::SubIOp::create(b, feature, first), half);
+  Value behind = arith::SelectOp::create(b, isFactor, half, zero);
+  return {panel, arith::AddIOp::create(b, lane, behind)};
+}
+
 /// The weight [e, f, d] of one in panels.
 Value GroupedLinearMeaning::unpackWeight() {
   using namespace grouped_linear;
@@ -204,11 +225,8 @@ Value GroupedLinearMeaning::unpackWeight() {
   Access unpacked =
       domain.map({}, domain.empty({e, features, d}, getElement(w)),
                  [&](Body &b, ValueRange) -> Value {
-                   Value width = b.index(*op.getPacked()), two = b.index(2);
-                   Value feature = b.iteration(features),
-                         column = b.iteration(d);
-                   Value panel = b.div(feature, width);
-                   Value lane = arith::RemUIOp::create(b, feature, width);
+                   Value two = b.index(2), column = b.iteration(d);
+                   auto [panel, lane] = findInPanels(b, b.iteration(features));
                    SmallVector<Value> at{b.iteration(e), panel, column, lane};
                    if (op.isPackedInPairs()) {
                      at[2] = b.div(column, two);

@@ -157,6 +157,10 @@ static LogicalResult verifyPanels(GroupedLinearOp op) {
   int64_t numFeatures = getStaticDimSize(op, f);
   if (op.isGated() && ShapedType::isDynamic(numFeatures))
     numFeatures = scaled(getStaticDimSize(op, g), 2);
+  if (op.hasPanelsOfHalves() && *packed % 2 != 0)
+    return op.emitOpError() << "expected packed to be even with a concatenated "
+                               "gate, found "
+                            << *packed;
   struct {
     unsigned dim;
     int64_t expected;
@@ -174,9 +178,12 @@ static LogicalResult verifyPanels(GroupedLinearOp op) {
                               << expected << ", found " << found;
   }
   Type element = getElementTypeOrSelf(op.getW().getType());
-  if (op.isPackedInPairs() && !element.isBF16())
+  if (op.isPackedInPairs() != element.isBF16())
     return op.emitOpError()
-           << "expected a weight in pairs to be of bf16, found " << element;
+           << "expected a packed weight in pairs with bf16, and "
+              "only then, found a rank of "
+           << cast<ShapedType>(op.getW().getType()).getRank() << " with "
+           << element;
   return success();
 }
 

@@ -88,14 +88,18 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     | `bias` (optional) | `[e, f]` | f32, bf16 or f16 |
     | `y` (out) | `[r, g]` | f32, bf16 or f16 |
 
-    A weight that is `packed = q` lies in panels: panel `p` of `ceil(f / q)` has
-    the output features `p q` to `p q + q - 1`, zeros behind the last. In panels
-    of pairs the features `2t` and `2t + 1` of `x` are neighbours: `s` is 2, `t`
-    is `ceil(d / 2)`, and what is behind the last of `d` is zero.
+    A weight that is `packed = q` lies in panels, so that a kernel reads it in
+    the order of addresses: panel `p` of `ceil(f / q)` has the output features
+    `p q` to `p q + q - 1`. With a `concatenated` gate it has half as many gates,
+    from `p q/2` on, and behind them their factors. What is behind the last
+    feature is zero. Weights of bf16 lie in panels of pairs: the features `2t`
+    and `2t + 1` of `x` are neighbours, `s` is 2, `t` is `ceil(d / 2)`, and what
+    is behind the last of `d` is zero.
 
     Iterators: all dims whole, since rows are absolute and kernels cut runs
-    among themselves. Sums are f32, in the order of `d`, whatever the other
-    rows are, and begin with the bias; each element is rounded once, at the end.
+    among themselves. Sums are f32, in an order that depends on the size of `d`
+    alone, whatever the other rows are, and the bias is in them; each element is
+    rounded once, at the end.
     Offsets are cut to `[0, r]`; a row whose `row(i)` is outside of `[0, n)`
     reads zeros.
 
@@ -145,6 +149,10 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     /// Whether anything is done to a sum but to round it.
     bool hasEpilogue() {
       return isGated() || getActivation() != ExpertActivation::None;
+    }
+    /// Whether a panel of a packed weight has gates, then their factors.
+    bool hasPanelsOfHalves() {
+      return getPacked() && getGate() == GateLayout::Concatenated;
     }
     /// Whether features of x lie in pairs in a packed weight.
     bool isPackedInPairs() {
