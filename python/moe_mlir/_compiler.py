@@ -1,13 +1,14 @@
 """The compiler without its caches: IR text in, code out.
 
 Environment: MOE_MLIR_CPU names the CPU to compile for, such as "x86-64-v3"
-(AVX2); default: this machine's.
+(AVX2); default: this machine's. MOE_MLIR_TUNING: see `_tuning`.
 """
 
 import os
 
 from ._host_cpu import missing_for, recommended
 from ._native import native
+from ._tuning import cpu_pipeline
 
 
 def compile_bytes(kind: str, text: str, target: str, dump_dir: str = "", remarks=None) -> bytes:
@@ -22,8 +23,15 @@ def compile_bytes(kind: str, text: str, target: str, dump_dir: str = "", remarks
     """
     compiler = getattr(native(), f"compile_{kind}")
     options = {"cpu": target_cpu()} if kind == "object" else {}
+    if kind == "object":
+        target = tuned(target)
     code = compiler(text, target, dump_dir=dump_dir, remarks=remarks, **options)
     return code if isinstance(code, bytes) else code.encode()
+
+
+def tuned(pipeline: str) -> str:
+    """A pipeline with the numbers for the CPU, if it is "moe-to-cpu"; part of every key."""
+    return cpu_pipeline(target_cpu()) if pipeline == "moe-to-cpu" else pipeline
 
 
 def target_cpu() -> str:

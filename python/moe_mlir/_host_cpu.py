@@ -13,6 +13,12 @@ def missing_features(features: str) -> list:
     return sorted({f[1:] for f in features.split(",") if f.startswith("+")} & absent)
 
 
+def features_for(cpu: str) -> frozenset[str]:
+    """LLVM's features that code for `cpu` may use; "native": those of this CPU."""
+    text = native().host_cpu()[1] if cpu == "native" else native().code_features(cpu)
+    return frozenset(f[1:] for f in text.split(",") if f.startswith("+"))
+
+
 @functools.cache
 def missing_for(cpu: str) -> list:
     """The features that code for `cpu` needs and this CPU lacks."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import cache, crash_report
-from ._compiler import compile_bytes, target_cpu
+from ._compiler import compile_bytes, target_cpu, tuned
 from ._log import logger
 from ._native import native
 from ._progress import Clock
@@ -49,7 +49,7 @@ def compile_cached(text: str, *, pipeline: str = "moe-to-cpu") -> Executable:
     Raises:
         MoeError: the compiler's diagnostics.
     """
-    memory_key = (text, pipeline, target_cpu())
+    memory_key = (text, tuned(pipeline), target_cpu())
     with _lock:
         if memory_key in _loaded:
             _loaded.move_to_end(memory_key)
@@ -129,7 +129,8 @@ def get_num_threads() -> int:
 def load_or_compile(text: str, pipeline: str = "moe-to-cpu") -> Executable:
     """As compile_cached, but always from the disk cache or from the compiler."""
     moe = native()
-    return moe.Executable(_cached("object", text, pipeline, target_cpu(), *moe.host_cpu()))
+    return moe.Executable(_cached("object", text, pipeline, tuned(pipeline), target_cpu(),
+                                  *moe.host_cpu()))
 
 
 def _cached(kind, text, target, *machine):
