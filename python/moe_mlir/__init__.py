@@ -50,7 +50,9 @@ _FUNCTIONS = {
     "export": "frontends.export",
     "inductor_pass": "frontends.inductor",
     "load": "artifact",
+    "pack_experts": "packing",
     "simulate": "sim.simulation",
+    "unpack_experts": "packing",
     "update_routers": "nn",
 }
 _SUBMODULES = (

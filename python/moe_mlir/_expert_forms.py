@@ -57,7 +57,7 @@ def _fill(x: torch.Tensor, width: int) -> torch.Tensor:
 
 def _match(function, z, candidates) -> ExpertActivation | None:
     try:
-        wanted = function(z)
+        wanted = function(z.clone())  # which the function may write
     except Exception:  # noqa: BLE001  whatever a model's own code raises on a row of its own kind
         return None
     if not isinstance(wanted, torch.Tensor):
@@ -92,8 +92,9 @@ def _candidates(limits, alphas, gate) -> Iterator[ExpertActivation]:
 def activation_of(module: torch.nn.Module) -> ExpertActivation | None:
     """What an experts module does to the features of its first layer; None if that is not known."""
     if torch.compiler.is_dynamo_compiling():
-        # Nothing can be tried while code is traced; `fx` knows the activation in the graph.
-        return None
+        # Nothing can be tried while code is traced; `fx` knows the activation in the graph, but
+        # for weights in panels, which only kernels multiply.
+        return _known_when_packed(module)
     key = _key(module)
     known = _found.get(module)
     if known is None or known[0] != key:
@@ -101,22 +102,39 @@ def activation_of(module: torch.nn.Module) -> ExpertActivation | None:
     return known[1]
 
 
+def keep_activation(module: torch.nn.Module, activation: ExpertActivation | None) -> None:
+    """What traced code takes for `activation_of(module)`; None: nothing."""
+    numbers = [(name, x) for name, x in _numbers(module) if name in vars(module)]
+    module._moe_packed_for = activation and (numbers, activation)
+
+
+def _known_when_packed(module):
+    numbers, activation = getattr(module, "_moe_packed_for", None) or ((), None)
+    for name, x in numbers:
+        if getattr(module, name) != x:
+            return None  # Another limit, for one: it has to be packed again.
+    return activation
+
+
 def _key(module):
-    """What the function depends on: its code, and the numbers that the module holds."""
+    """What the function depends on: its code, and the numbers that the module and its parts hold."""
     function = type(module)._apply_gate if module.has_gate else None
     return function, getattr(module, "act_fn", None), tuple(_numbers(module))
 
 
 def _numbers(module) -> list[tuple[str, float]]:
-    return [(name, x) for name, x in vars(module).items() if isinstance(x, float)]
+    """By name; those of the parts of `act_fn` as well."""
+    act_fn = module._modules.get("act_fn")
+    parts = () if act_fn is None else act_fn.modules()
+    return [(name, x) for part in (module, *parts) for name, x in vars(part).items()
+            if isinstance(x, (float, int)) and not isinstance(x, bool)]
 
 
 def _try(module):
-    act_fn = getattr(module, "act_fn", None)
-    parts = list(act_fn.modules()) if isinstance(act_fn, torch.nn.Module) else []
-    if any(True for part in parts for _ in part.parameters()):
+    act_fn = module._modules.get("act_fn")
+    if act_fn is not None and any(True for _ in act_fn.parameters()):
         return None  # What it computes changes in training.
-    named = [x for part in (module, *parts) for x in _numbers(part)]
+    named = _numbers(module)
     function = module._apply_gate if module.has_gate else module.act_fn
     found = find_activation(
         function, 2 * len(_GRID),

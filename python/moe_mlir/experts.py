@@ -17,12 +17,12 @@ that kernels know, all of it is one op, `torch.ops.moe.run_experts`.
 
 import warnings
 from collections.abc import Callable
-from dataclasses import astuple
 
 import torch
 
 from .ops import dispatch
 from .ops._expert_activation import ExpertActivation, recognize
+from .ops._panels import is_packed
 from .ops.run_experts import run_experts as _whole_layer
 from .ops.run_experts import weigh
 
@@ -52,20 +52,27 @@ def run_experts(
         activation: from the first layer's features to the second's, row by row; default:
             gelu. torch's gelu, silu and relu, and an `ExpertActivation`, run inside of the
             first layer's product.
-        transposed: weights are `[experts, d, features]` and `[experts, hidden, d]`.
+        transposed: weights are `[experts, d, features]` and `[experts, hidden, d]`. Those in
+            panels (`moe_mlir.pack_experts`) are not transposed.
 
     Returns:
         `[.., d]` in the dtype of x.
     """
     activation = activation or torch.nn.functional.gelu
     known = recognize(activation)
-    if known is not None and not _needs_gradient(x, gates, w_in, w_out, b_in, b_out):
+    if is_packed(w_in) and known is None:
+        raise ValueError("run_experts: expected an activation that kernels know with weights in "
+                         "panels, found another; call moe_mlir.unpack_experts(model) and pack it "
+                         "again, or give an ExpertActivation")
+    # What lies in panels needs no gradient; the op computes the hidden rows for x's again.
+    if known is not None and (is_packed(w_in)
+                              or not _needs_gradient(x, gates, w_in, w_out, b_in, b_out)):
         return _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, known)
 
     def expert(rows, offsets, tokens):
         # Inside of the product too where it is known: results do not depend on the gradient.
         hidden = torch.ops.moe.grouped_linear(rows, w_in, b_in, offsets, tokens, transposed,
-                                              *astuple(known or ExpertActivation()))
+                                              *(known or ExpertActivation()).options)
         hidden = hidden if known else activation(hidden)
         return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets, None, transposed)
     return _run_gathered(x, gates, indices, _num_experts(w_in), expert)
@@ -74,7 +81,9 @@ def run_experts(
 def _needs_gradient(*tensors):
     """Whether the hidden rows are worth keeping for a backward."""
     # torch.jit.trace compares graphs of calls with and without gradients.
-    return torch.jit.is_tracing() or torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if torch.jit.is_tracing():
+        return True
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation):

@@ -16,8 +16,10 @@ from torch.nn.functional import one_hot
 
 from ._expert_forms import activation_of
 from ._log import warn_user
+from ._modules import require_module
 from .experts import run_experts, run_rows
 from .ops import grouped_topk, topk_renorm
+from .ops._panels import is_packed
 
 # ---- routers: forwards with the signatures of the classes that they replace --------
 
@@ -207,7 +209,7 @@ def patch(model: torch.nn.Module) -> int:
         the number of routers replaced; those that are patched already do not count. A router of
         a known class that has to stay as it is gets a warning with the reason.
     """
-    _require_module(model)
+    require_module(model)
     replaced = 0
     for name, module in model.named_modules():
         function = _replacement(module)
@@ -225,7 +227,7 @@ def patch(model: torch.nn.Module) -> int:
 
 def unpatch(model: torch.nn.Module) -> int:
     """Gives the routers that `patch` replaced their own forward back; returns their number."""
-    _require_module(model)
+    require_module(model)
     restored = 0
     for module in model.modules():
         if not _is_patched(module):
@@ -237,11 +239,6 @@ def unpatch(model: torch.nn.Module) -> int:
             setattr(module, place, type(module).forward.__get__(module))
         restored += type(module).__name__ in ROUTERS
     return restored
-
-
-def _require_module(model):
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"expected 'model' to be a torch.nn.Module, found {type(model).__name__}")
 
 
 def _replacement(module):
@@ -292,8 +289,10 @@ def experts_forward(
     x = hidden_states.to(first.dtype)
     if not self.has_post_expert_norm:
         activation = activation_of(self) or (self._apply_gate if self.has_gate else self.act_fn)
+        # Panels are made of either order.
+        transposed = self.is_transposed and not is_packed(first)
         y = run_experts(x, top_k_weights, top_k_index, first, self.down_proj, b_in=bias,
-                        b_out=last_bias, activation=activation, transposed=self.is_transposed)
+                        b_out=last_bias, activation=activation, transposed=transposed)
         return y.to(hidden_states.dtype)
 
     def expert(rows, offsets):

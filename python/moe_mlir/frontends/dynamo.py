@@ -1,4 +1,4 @@
-"""torch.compile(model, backend="moe"): routers become moe ops, Inductor does the rest.
+"""torch.compile(model, backend="moe"): routers and experts become moe ops, Inductor does the rest.
 
 The graph is rewritten before autograd sees it, so that training runs the moe
 ops' own gradients. A rewrite after AOT autograd would come too late: by then
@@ -14,6 +14,8 @@ import torch
 
 from ..fx.attention import find_rows
 from ..fx.before_autograd import trace_before_autograd
+from ..fx.experts import raise_experts
+from ..fx.join_experts import join_experts
 from ..fx.match import find_routers
 from ..fx.raise_routing import raise_routing
 from ..fx.words import describe_site
@@ -39,7 +41,7 @@ def moe(
     rest = options.pop("rest", "inductor")
     if rest not in _RESTS:
         raise ValueError(f"expected options['rest'] to be one of {_RESTS}, found {rest!r}")
-    raised = _raise_before_autograd(module)
+    raised = _raise_before_autograd(module, _trains(example_inputs))
     graph = module if raised is None else raised
     if rest == "eager":
         return _run_eagerly(graph, example_inputs)
@@ -73,8 +75,14 @@ def _run_eagerly(graph, example_inputs):
     return aot_eager(graph, example_inputs)
 
 
-def _raise_before_autograd(module):
-    """The graph in ATen before dispatch, with routers and attention raised; None without any."""
+def _trains(inputs) -> bool:
+    """Whether there is a backward to come; as AOT autograd asks."""
+    return torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+
+
+def _raise_before_autograd(module, trains=False):
+    """The graph in ATen before dispatch, with what we know of it raised; None without any."""
     whole, graphs = trace_before_autograd(module)
     sites = [describe_site(site) for graph in graphs for site in find_routers(graph.graph)]
     for site in sites:
@@ -82,11 +90,23 @@ def _raise_before_autograd(module):
     rows = [rows for graph in graphs for rows in find_rows(graph.graph)]
     for taker in rows:
         _log.info("%s: %s", describe(taker.taker), taker.left or "takes its attention's rows")
-    if not any(site.recognised for site in sites) and all(taker.reason for taker in rows):
-        return None
-    for graph in graphs:
+    is_raised = any(site.recognised for site in sites) or any(not taker.reason for taker in rows)
+    for graph in graphs if is_raised else ():
         raise_routing(graph)
-    return whole
+    changed = [_raise_experts(graph, trains) for graph in graphs]
+    return whole if is_raised or any(changed) else None
+
+
+def _raise_experts(module, trains) -> bool:
+    """Experts on the CPU: torch's grouped products on other devices are libraries'."""
+    if torch._C._is_any_autocast_enabled() or any(
+            getattr(node.target, "__name__", "") == "_enter_autocast" for node in module.graph.nodes):
+        return False  # Autocast casts our products, not transformers'.
+    changes = raise_experts(module.graph, "cpu")
+    changes += 0 if trains else join_experts(module.graph)
+    if changes:
+        module.recompile()
+    return changes > 0
 
 
 def register() -> None:

@@ -4,10 +4,12 @@ import torch
 
 from .. import experts  # noqa: F401  registers torch.ops.moe.token_rows and its companions
 from ..ops._expert_activation import ExpertActivation
+from ..ops._panels import columns, in_features, is_packed
 from ..ops.grouped_linear import attributes
 from .builder import Value
 from .moe import Clauses, _optional
 from .registry import Unsupported, imports
+from .shape import reshape
 
 moe = torch.ops.moe
 _ELEMENTS = ("f32", "bf16", "f16")
@@ -26,7 +28,7 @@ def _grouped_linear(context, node, arguments):
     clauses.add("ins", _float(context.value(arguments.x)), w, context.value(arguments.offsets))
     clauses.add("rows", _optional(context, arguments.rows))
     clauses.add("bias", _optional(context, arguments.bias))
-    _add_attributes(clauses, transposed, _activation(arguments))
+    _add_attributes(clauses, transposed, ExpertActivation.of(arguments))
     return clauses.write("grouped_linear", (context.shape(node), context.element(node)))[0]
 
 
@@ -44,35 +46,40 @@ def _matrices(context, node, transposed):
     return context.value(node), transposed
 
 
-def _activation(arguments) -> ExpertActivation:
-    return ExpertActivation(*(getattr(arguments, name)
-                              for name in ExpertActivation.__dataclass_fields__))
-
-
-def _add_attributes(clauses, transposed, activation):
-    for name, text in attributes(transposed, activation):
+def _add_attributes(clauses, transposed, activation, panels=0):
+    for name, text in attributes(transposed, activation, panels):
         clauses.attribute(name, text)
+
+
+def _panels(context, node) -> Value:
+    """A weight in panels as the op takes it: the columns of a panel are one dim."""
+    w = context.value(node)
+    pair = w.shape[-1:] if w.element == "bf16" else ()
+    return reshape(context.builder, w, (*w.shape[:3], columns(node.meta["val"]), *pair))
 
 
 @imports(moe.run_experts.default)
 def _run_experts(context, node, arguments):
-    builder, activation = context.builder, _activation(arguments)
+    builder, activation = context.builder, ExpertActivation.of(arguments)
     x, indices = _float(context.value(arguments.x)), context.value(arguments.indices)
-    w_in, in_transposed = _matrices(context, arguments.w_in, arguments.transposed)
-    w_out, out_transposed = _matrices(context, arguments.w_out, arguments.transposed)
+    first = arguments.w_in.meta["val"]
+    panels = columns(first) if is_packed(first) else 0
+    (w_in, in_transposed), (w_out, out_transposed) = (
+        (_panels(context, w), False) if panels else _matrices(context, w, arguments.transposed)
+        for w in (arguments.w_in, arguments.w_out))
     num_experts, count = w_in.shape[0], indices.shape[0] * indices.shape[1]
     slots, offsets, _ = Clauses(builder).add("ins", indices).write(
         "dispatch", (indices.shape, "i64"), ((num_experts + 1,), "i32"), ((num_experts,), "i32"))
     tokens = Clauses(builder).add("ins", slots).write("token_rows", ((count,), "i64"))[0]
-    features = w_in.shape[2 if in_transposed else 1]
+    width = in_features(arguments.w_out.meta["val"]) if panels else \
+        activation.width(w_in.shape[2 if in_transposed else 1])
 
     def layer(rows, w, bias, transposed, act, width, tokens=None):
         clauses = Clauses(builder).add("ins", rows, w, offsets)
         clauses.add("rows", tokens).add("bias", _optional(context, bias))
-        _add_attributes(clauses, transposed, act)
+        _add_attributes(clauses, transposed, act, panels)
         return clauses.write("grouped_linear", ((count, width), x.element))[0]
-    hidden = layer(x, w_in, arguments.b_in, in_transposed, activation, activation.width(features),
-                   tokens)
+    hidden = layer(x, w_in, arguments.b_in, in_transposed, activation, width, tokens)
     shape = context.shape(node)
     outputs = layer(hidden, w_out, arguments.b_out, out_transposed, ExpertActivation(), shape[1])
     clauses = Clauses(builder).add("ins", outputs, context.value(arguments.gates), slots)

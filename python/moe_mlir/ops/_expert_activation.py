@@ -35,6 +35,17 @@ class ExpertActivation:
     up_limit: float | None = None
     up_offset: float = 0.0
 
+    @classmethod
+    def of(cls, arguments: Any) -> "ExpertActivation":
+        """Of the arguments of an op that takes one, by their names."""
+        return cls(*(getattr(arguments, name) for name in cls.__dataclass_fields__))
+
+    @property
+    def options(self) -> tuple:
+        """The arguments of an op that takes one, in its order; `astuple` takes microseconds."""
+        return (self.activation, self.alpha, self.gate, self.bound, self.limit, self.up_limit,
+                self.up_offset)
+
     @property
     def is_identity(self) -> bool:
         return self.activation == "none" and self.gate == "none"

@@ -43,18 +43,48 @@ def define(
     backward = without_autocast(backward)
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.moe, name).default
+    plain = _PlainFirst(kernel)
     # CUDA is the same code: what differs is where its kernels run.
     for each in ("CPU", "CUDA") if key == "CPU" else (key,):
-        _LIBRARY.impl(name, refuse_tangents(name, kernel), each)
+        _LIBRARY.impl(name, plain.around(refuse_tangents(name, kernel)), each)
     fake = refuse_tangents(name, _on_one_device(op, fake))
     torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
-    torch.library.register_autograd(
-        f"moe::{name}", backward, setup_context=setup_context, lib=_LIBRARY
-    )
+    _register_autograd(op, backward, setup_context, plain)
     autocast = Autocast(op, cast, widen, promote)
     autocast.register(_LIBRARY)
     register_transforms(_LIBRARY, op, setup_context, backward, autocast.around, rows)
     return _callable(op, kernel, arguments or _unchanged)
+
+
+class _PlainFirst:
+    """Runs plain calls of an op at once wherever the dispatcher enters Python.
+
+    What a compiler writes calls the op, not the public function: without it each
+    of the dispatcher's layers would be Python, and the kernel's checks behind them.
+    """
+
+    def __init__(self, kernel):
+        self._plain = PlainCalls(kernel)
+
+    def around(self, otherwise, leading=0):
+        """`otherwise`, for what is not plain; its first `leading` arguments are not the op's."""
+        plain = self._plain
+
+        def run(*args):
+            own = args[leading:]
+            results = plain.replay(*own)
+            if results is None:
+                return otherwise(*args)
+            return plain.run(own) if results is False else results
+
+        return run
+
+
+def _register_autograd(op, backward, setup_context, plain):
+    """As torch.library.register_autograd does, with plain calls in front."""
+    info = torch._library.autograd.Info(backward, setup_context)
+    generated = torch._library.autograd.make_autograd_impl(op, info)
+    _LIBRARY.impl(op._opname, plain.around(generated, leading=1), "Autograd", with_keyset=True)
 
 
 def takes(operands: Any, options: type) -> Callable:

@@ -2,14 +2,13 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import astuple
 
 import torch
 
 from ._check import INDICES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
 from ._expert_runs import has_kernel, runs
-from ._kernel import Kernel, Tensor, contiguous
+from ._kernel import Kernel, Tensor, contiguous, i64
 from ._library import define
 from .grouped_outer import grouped_outer
 
@@ -43,7 +42,7 @@ def grouped_linear(
         `[rows, out]` in the dtype of x; half of the features with a gate.
     """
     activation = activation or ExpertActivation()
-    return _op(x, w, bias, offsets, rows, transposed, *astuple(activation))
+    return _op(x, w, bias, offsets, rows, transposed, *activation.options)
 
 
 def _arguments(x, w, bias, offsets, rows=None, *options):
@@ -102,8 +101,11 @@ def kernel(
                   attributes(transposed, activation))
 
 
-def attributes(transposed: bool, activation: ExpertActivation) -> tuple:
-    return (*((("transposed", "unit"),) if transposed else ()), *activation.attributes())
+def attributes(transposed: bool, activation: ExpertActivation, panels: int = 0) -> tuple:
+    """What moe.grouped_linear says of its weight, `panels` columns a panel if any, and after it."""
+    layout = [("transposed", "unit")] if transposed else []
+    layout += [("packed", i64(panels))] if panels else []
+    return (*layout, *activation.attributes())
 
 
 def _run(x, w, bias, offsets, rows=None, transposed=False, *options):

@@ -1,7 +1,6 @@
 """moe.run_experts: a whole layer of experts as one function (docs/Spec.md 3.14)."""
 
 import functools
-from dataclasses import astuple
 
 import torch
 
@@ -9,6 +8,14 @@ from ._check import ACTIVATIONS, INDICES, SCORES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
 from ._kernel import Kernel, Step, Tensor, contiguous, rows
 from ._library import define
+from ._panels import (
+    as_operand,
+    columns,
+    in_features,
+    is_packed,
+    packed_shape,
+    unpack_weight,
+)
 from .combine import combine
 from .combine import gradients as combine_gradients
 from .dispatch import dispatch
@@ -40,14 +47,15 @@ def run_experts(
         w_in: `[experts, features, d]`, or `[experts, d, features]` if `transposed`.
         b_in: `[experts, features]`, or None.
         w_out: `[experts, d, hidden]`, or `[experts, hidden, d]` if `transposed`; hidden
-            is half of the features with a gate.
+            is half of the features with a gate. Both weights may lie in panels
+            (`moe_mlir.pack_experts`), which have no gradient.
         b_out: `[experts, d]`, or None.
         activation: between the two layers.
 
     Returns:
         `[tokens, d]` in the dtype of x.
     """
-    return _op(x, gates, indices, w_in, b_in, w_out, b_out, transposed, *astuple(activation))
+    return _op(x, gates, indices, w_in, b_in, w_out, b_out, transposed, *activation.options)
 
 
 def _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation):
@@ -58,28 +66,60 @@ def _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activatio
     _check.shape("gates", gates, indices.shape, "of 'indices'")
     if x.dtype != torch.float64:
         _check.dtype("gates", gates, SCORES)
-    sides = {"w_in": (w_in, x.shape[1]), "w_out": (w_out, None)}
-    for name, (w, width) in sides.items():
-        _check.rank(name, w, "[experts, in, out]" if transposed else "[experts, out, in]")
-        _check.same_dtype(name, w, "x", x)
-        if width is not None and w.shape[1 if transposed else 2] != width:
-            _check.fail(f"expected '{name}' to take the {width} features of 'x', found shape "
-                        f"{tuple(w.shape)}")
-    features, out = (w.shape[2 if transposed else 1] for w in (w_in, w_out))
-    activation.validate(_check, features)
-    taken = w_out.shape[1 if transposed else 2]
-    if w_out.shape[0] != w_in.shape[0] or taken != activation.width(features):
-        _check.fail(f"expected 'w_out' of {w_in.shape[0]} experts to take "
-                    f"{activation.width(features)} features, found shape {tuple(w_out.shape)}")
+    if is_packed(w_in) or is_packed(w_out):
+        _validate_panels(x, w_in, w_out, transposed, activation)
+    else:
+        _validate_matrices(x, w_in, w_out, transposed, activation)
+    features, out = _widths(x, w_in, w_out, transposed, activation)
     for name, bias, width in (("b_in", b_in, features), ("b_out", b_out, out)):
         if bias is not None:
             _check.shape(name, bias, (w_in.shape[0], width), "[experts, features]")
 
 
+def _validate_matrices(x, w_in, w_out, transposed, activation):
+    for name, w in (("w_in", w_in), ("w_out", w_out)):
+        _check.rank(name, w, "[experts, in, out]" if transposed else "[experts, out, in]")
+        _check.same_dtype(name, w, "x", x)
+    if w_in.shape[1 if transposed else 2] != x.shape[1]:
+        _check.fail(f"expected 'w_in' to take the {x.shape[1]} features of 'x', found shape "
+                    f"{tuple(w_in.shape)}")
+    features = w_in.shape[2 if transposed else 1]
+    activation.validate(_check, features)
+    taken = w_out.shape[1 if transposed else 2]
+    if w_out.shape[0] != w_in.shape[0] or taken != activation.width(features):
+        _check.fail(f"expected 'w_out' of {w_in.shape[0]} experts to take "
+                    f"{activation.width(features)} features, found shape {tuple(w_out.shape)}")
+
+
+def _validate_panels(x, w_in, w_out, transposed, activation):
+    """What is in panels tells no widths of its own: those of x and of the rows between."""
+    if transposed or not is_packed(w_in) or not is_packed(w_out):
+        _check.fail("expected both weights in panels and none transposed, found shapes "
+                    f"{tuple(w_in.shape)} and {tuple(w_out.shape)}, transposed={transposed}")
+    for name, w in (("w_in", w_in), ("w_out", w_out)):
+        _check.same_dtype(name, w, "x", x)
+    features, out = _widths(x, w_in, w_out, transposed, activation)
+    activation.validate(_check, features)
+    gated, experts, q = activation.gate == "concatenated", w_in.shape[0], columns(w_in)
+    for name, w, wanted in (
+        ("w_in", w_in, packed_shape(experts, features, x.shape[1], x.dtype, gated, q)),
+        ("w_out", w_out, packed_shape(experts, out, in_features(w_out), x.dtype, False, q)),
+    ):
+        _check.shape(name, w, wanted, f"of panels for gate {activation.gate!r}")
+
+
+def _widths(x, w_in, w_out, transposed, activation):
+    """The features of the first layer and those of the second."""
+    if not is_packed(w_in):
+        return tuple(w.shape[2 if transposed else 1] for w in (w_in, w_out))
+    hidden = in_features(w_out)
+    return hidden if activation.gate == "none" else 2 * hidden, x.shape[1]
+
+
 @functools.cache
 def kernel(
     dtype: torch.dtype, width: int, features: int, out: int, experts: int, k: int,
-    index_dtype: torch.dtype, biases: tuple, transposed: tuple[bool, bool],
+    index_dtype: torch.dtype, biases: tuple, transposed: tuple[bool, bool], panels: int,
     activation: ExpertActivation,
 ) -> Kernel:
     hidden = activation.width(features)
@@ -87,8 +127,8 @@ def kernel(
         Tensor("x", ("n", width), dtype),
         Tensor("gates", ("n", k), torch.float32),
         Tensor("indices", ("n", k), index_dtype),
-        Tensor("w_in", (experts, *_matrix(features, width, transposed[0])), dtype),
-        Tensor("w_out", (experts, *_matrix(out, hidden, transposed[1])), dtype),
+        Tensor("w_in", _weight(experts, features, width, dtype, transposed[0], panels), dtype),
+        Tensor("w_out", _weight(experts, out, hidden, dtype, transposed[1], panels), dtype),
     ]
     clauses: list[tuple] = [(), ()]
     for n, (name, size) in enumerate((("b_in", features), ("b_out", out))):
@@ -104,40 +144,58 @@ def kernel(
         Step("grouped_linear",
              (("ins", "x"), ("ins", "w_in"), ("ins", "offsets"), ("rows", "rows"), *clauses[0]),
              (Tensor("hidden", (row, hidden), dtype),),
-             attributes(transposed[0], activation)),
+             attributes(transposed[0], activation, panels)),
         Step("grouped_linear",
              (("ins", "hidden"), ("ins", "w_out"), ("ins", "offsets"), *clauses[1]),
              (Tensor("outputs", (row, out), dtype),),
-             attributes(transposed[1], ExpertActivation())),
+             attributes(transposed[1], ExpertActivation(), panels)),
         Step("combine", (("ins", "outputs"), ("ins", "gates"), ("ins", "slots")), (y,)),
     )
     return Kernel("run_experts", tuple(inputs), (y,), steps=steps)
 
 
-def _matrix(out, width, transposed):
-    return (width, out) if transposed else (out, width)
+def _weight(experts, out, width, dtype, transposed, panels):
+    if panels:
+        # Of halves there are as many panels, and the op counts their columns as one dim.
+        return packed_shape(experts, out, width, dtype, halves=False, columns=panels)
+    return (experts, width, out) if transposed else (experts, out, width)
 
 
 def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options):
     activation = ExpertActivation(*options)
     _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation)
+    features, out = _widths(x, w_in, w_out, transposed, activation)
+    panels = columns(w_in) if is_packed(w_in) else 0
     if not has_kernel(x, gates, indices, w_in, b_in, w_out, b_out):
+        w_in, w_out = _unpacked(x, w_in, w_out, activation)
         slots, offsets, tokens = _places(indices, w_in.shape[0])
         _, _, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
                                 activation)
         return weigh(outputs, gates, slots)
-    first, first_transposed = matrices(w_in, transposed)
-    last, last_transposed = matrices(w_out, transposed)
+    first, first_transposed = _operand(w_in, transposed)
+    last, last_transposed = _operand(w_out, transposed)
     run = kernel(
-        x.dtype, x.shape[1], w_in.shape[2 if transposed else 1],
-        w_out.shape[2 if transposed else 1], w_in.shape[0], indices.shape[1], indices.dtype,
+        x.dtype, x.shape[1], features, out, w_in.shape[0], indices.shape[1], indices.dtype,
         tuple(None if b is None else b.dtype for b in (b_in, b_out)),
-        (first_transposed, last_transposed), activation,
+        (first_transposed, last_transposed), panels, activation,
     )  # fmt: skip
     operands = [rows(x, 1), rows(gates, 1), rows(indices, 1), first, last]
     operands += [contiguous(b) for b in (b_in, b_out) if b is not None]
     (y,) = run(*operands)
     return y
+
+
+def _operand(w, transposed):
+    return (as_operand(w.detach()), False) if is_packed(w) else matrices(w, transposed)
+
+
+def _unpacked(x, w_in, w_out, activation):
+    """The weights as `[experts, out, in]` if they are packed; otherwise as they are."""
+    if not is_packed(w_in):
+        return w_in, w_out
+    features, out = _widths(x, w_in, w_out, False, activation)
+    return (unpack_weight(w_in, features, x.shape[1]),
+            unpack_weight(w_out, out, in_features(w_out)))
 
 
 def _places(indices, experts):
@@ -164,7 +222,7 @@ def weigh(outputs: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> to
 def _fake(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options):
     activation = ExpertActivation(*options)
     _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation)
-    return x.new_empty((x.shape[0], w_out.shape[2 if transposed else 1]))
+    return x.new_empty((x.shape[0], _widths(x, w_in, w_out, transposed, activation)[1]))
 
 
 def _setup_context(ctx, inputs, output):
@@ -175,6 +233,10 @@ def _setup_context(ctx, inputs, output):
 
 def _backward(ctx, dy):
     needed = ctx.needs_input_grad[:7]
+    w_in, w_out = ctx.saved_tensors[3], ctx.saved_tensors[5]
+    if is_packed(w_in) and (needed[3] or needed[5]):
+        _check.fail("expected weights in panels without requires_grad, for which there is no "
+                    "gradient; call moe_mlir.unpack_experts(model) before training", RuntimeError)
     grads = torch.ops.moe.run_experts_backward(dy, *ctx.saved_tensors, as_bits(needed),
                                                ctx.transposed, *ctx.options)
     x, gates, w_in, b_in, w_out, b_out = grads
@@ -203,6 +265,7 @@ def _run_backward(dy, x, gates, indices, w_in, b_in, w_out, b_out, needed,
     Bit n of `needed` says whether the gradient of tensor n of the forward is; the others are empty.
     """
     activation = ExpertActivation(*options)
+    w_in, w_out = _unpacked(x, w_in, w_out, activation)
     slots, offsets, tokens = _places(indices, w_in.shape[0])
     z, hidden, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
                                  activation)
@@ -217,7 +280,8 @@ def _run_backward(dy, x, gates, indices, w_in, b_in, w_out, b_out, needed,
 
 def _fake_backward(dy, x, gates, indices, w_in, b_in, w_out, b_out, needed,
                    transposed=False, *options):
-    places, sizes = (0, 1, 3, 4, 5, 6), [w.shape[2 if transposed else 1] for w in (w_in, w_out)]
+    places = (0, 1, 3, 4, 5, 6)
+    sizes = _widths(x, w_in, w_out, transposed, ExpertActivation(*options))
     shapes = (x.shape, gates.shape, w_in.shape, (w_in.shape[0], sizes[0]), w_out.shape,
               (w_in.shape[0], sizes[1]))
     dtypes = (x.dtype, gates.dtype, *[x.dtype] * 4)

@@ -63,19 +63,33 @@ def test_the_second_call_runs_the_kernel_at_once(name, runs):
     op = getattr(moe_mlir, name)
     first, options = CALLS[name](0)
     op(*first, **options)
-    known = len(runs)
     for seed in (10, 20):
         args, options = CALLS[name](seed)
+        known = len(runs)
         with torch.no_grad():
             found = op(*args, **options)
         assert len(runs) == known
-        # Through the dispatcher, which knows nothing of earlier calls.
+        # Through the dispatcher, which knows nothing of the public function's calls.
         with torch.enable_grad():
             wanted = op(*(x.requires_grad_() if is_float(x) else x for x in args), **options)
         pairs = zip(found, wanted) if isinstance(found, tuple) else [(found, wanted)]
         for a, b in pairs:
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
             assert not a.requires_grad and torch.equal(a, b)
+
+
+def test_the_second_call_through_the_dispatcher_runs_the_kernel_at_once(runs):
+    """As compilers call an op, with and without autograd's layer."""
+    op = torch.ops.moe.make_finite.default
+    for change in (torch.no_grad, torch.inference_mode):
+        with change():
+            x = normal(6, 17, seed=1)
+            x[0, 0] = float("nan")
+            wanted = op(x, "row")
+            known = len(runs)
+            found = op(x.clone(), "row")
+        assert len(runs) == known and torch.equal(found, wanted)
+    assert len(runs) == 1
 
 
 def test_a_gradient_in_part_absent_is_replayed(monkeypatch):
@@ -196,10 +210,11 @@ def test_a_parameter_is_plain_only_without_gradients(runs):
     weight = torch.nn.Parameter(normal(3, 23))
     h = normal(5, 23)
     assert moe_mlir.router_logits(h, weight).grad_fn is not None
+    known = len(runs)  # what autograd's layer runs is plain
     with torch.no_grad():
         moe_mlir.router_logits(h, weight)
         moe_mlir.router_logits(h, weight)
-    assert len(runs) == 1
+    assert len(runs) == known + 1
 
 
 def test_results_live_as_long_as_they_are_held():

@@ -1,0 +1,103 @@
+"""Weights of experts in panels: the order in which kernels read them (docs/Spec.md 3.14).
+
+A weight `[experts, out, in]` in panels of q columns is a tensor of more dims, whose
+shape tells what it is:
+
+    [experts, p, in, q]             float32, float16; p = ceil(out / q)
+    [experts, p, in, 2, q/2]        with a concatenated gate: q/2 gates, then their factors
+    [experts, p, in/2, q, 2]        bfloat16: two of `in` side by side
+    [experts, p, in/2, 2, q/2, 2]   bfloat16 with a concatenated gate
+
+What is behind the last of `out`, or of `in`, is zero. Memory is that of the weight
+where `out` is a multiple of q. q is what a kernel's register tile has on this CPU, 64 or
+16; another CPU reads the panels as well, more slowly.
+"""
+
+import functools
+import math
+
+import torch
+
+from .._compiler import target_cpu
+from .._host_cpu import features_for
+from .._huge_pages import empty
+
+
+def columns_of_panels() -> int:
+    """Those of a kernel's register tile: four vectors of AVX-512, two of AVX2."""
+    return _columns_for(target_cpu())
+
+
+@functools.cache
+def _columns_for(cpu):
+    return 64 if "avx512f" in features_for(cpu) else 16
+
+
+def columns(w: torch.Tensor) -> int:
+    """The columns of a panel of a packed weight."""
+    return math.prod(w.shape[3:]) // _steps(w.dtype)
+
+
+def is_packed(w: torch.Tensor) -> bool:
+    return w.dim() > 3
+
+
+def _steps(dtype: torch.dtype) -> int:
+    """How many of `in` lie side by side."""
+    return 2 if dtype == torch.bfloat16 else 1
+
+
+def has_halves(w: torch.Tensor) -> bool:
+    """Whether the panels of a packed weight have gates, then their factors."""
+    return w.dim() == 4 + _steps(w.dtype)
+
+
+def packed_shape(
+    experts: int, out: int, width: int, dtype: torch.dtype, halves: bool, columns: int,
+) -> tuple[int, ...]:
+    """The shape of a weight `[experts, out, width]` in panels of so many columns."""
+    steps = _steps(dtype)
+    shape = (experts, -(-out // columns), -(-width // steps))
+    return (*shape, *((2, columns // 2) if halves else (columns,)), *((2,) if steps == 2 else ()))
+
+
+def pack_weight(w: torch.Tensor, *, halves: bool) -> torch.Tensor:
+    """A weight `[experts, out, in]` of any strides in panels; results are the same, bit by bit."""
+    experts, out, width = w.shape
+    shape = packed_shape(experts, out, width, w.dtype, halves, columns_of_panels())
+    panels = empty(shape, w.dtype) if w.device.type == "cpu" else w.new_empty(shape)
+    # One expert at a time: what a copy with zeros costs in memory is that of one.
+    for mine, weight in zip(panels, w):
+        view = _view(mine, halves)
+        parts, p, q, t, s = view.shape
+        rows = weight.reshape(parts, out // parts, width)
+        rows = torch.nn.functional.pad(rows, (0, t * s - width, 0, p * q - out // parts))
+        view.copy_(rows.view(view.shape))
+    return panels
+
+
+def unpack_weight(panels: torch.Tensor, out: int, width: int) -> torch.Tensor:
+    """The weight `[experts, out, width]` that lies in panels."""
+    w = panels.new_empty((panels.shape[0], out, width))
+    for weight, mine in zip(w, panels):
+        view = _view(mine, has_halves(panels))
+        parts, p, q, t, s = view.shape
+        rows = view.reshape(parts, p * q, t * s)[:, :out // parts, :width]
+        weight.copy_(rows.reshape(out, width))
+    return w
+
+
+def _view(mine: torch.Tensor, halves: bool) -> torch.Tensor:
+    """The panels of an expert as `[halves, panels, columns, in / s, s]`."""
+    p, t = mine.shape[:2]
+    return mine.view(p, t, 2 if halves else 1, -1, _steps(mine.dtype)).permute(2, 0, 3, 1, 4)
+
+
+def in_features(w: torch.Tensor) -> int:
+    """How many features a packed weight takes; one of bfloat16 takes an even number."""
+    return w.shape[2] * _steps(w.dtype)
+
+
+def as_operand(w: torch.Tensor) -> torch.Tensor:
+    """A packed weight as `moe.grouped_linear` takes it: gates and factors are one dim."""
+    return w.contiguous().flatten(3, 4) if has_halves(w) else w.contiguous()

@@ -1,0 +1,184 @@
+"""Weights of experts in the order in which kernels read them, packed once for all calls.
+
+    moe_mlir.pack_experts(model)      # in place: one copy of each weight, never two
+    moe_mlir.unpack_experts(model)    # back, to train or to change weights
+
+A packed layer computes the same bits, faster where few tokens share an expert. Its
+weights are parameters in panels (`ops/_panels.py`) that have no gradient; `state_dict` and
+`load_state_dict` go on in the shapes of the model.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import torch
+
+from ._expert_forms import activation_of, keep_activation
+from ._log import warn_user
+from ._modules import require_module
+from .nn import MoELayer
+from .nn.soft import SoftMoE
+from .ops._check import ACTIVATIONS
+from .ops._expert_activation import ExpertActivation
+from .ops._panels import pack_weight, unpack_weight
+
+# What a module holds of the weights that are packed, by name; empty after `unpack_experts`.
+_FORMS = "_moe_packed_weights"
+
+
+class _Form(NamedTuple):
+    """A weight as it was before it was packed."""
+
+    shape: tuple[int, ...]
+    transposed: bool
+    halves: bool
+    required_grad: bool
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        return pack_weight(weight.mT if self.transposed else weight, halves=self.halves)
+
+    def unpack(self, panels: torch.Tensor) -> torch.Tensor:
+        experts, *sizes = self.shape
+        out, width = reversed(sizes) if self.transposed else sizes
+        weight = unpack_weight(panels, out, width)
+        return weight.mT.contiguous() if self.transposed else weight
+
+
+def pack_experts(model: torch.nn.Module) -> int:
+    """Packs the weights of all layers of experts of a model, in place.
+
+    Args:
+        model: any module. Layers of experts are `nn.MoELayer` and those of transformers models
+            whose experts implementation is "moe" (`model.set_experts_implementation("moe")`).
+
+    Returns:
+        the number of layers packed; those that are packed already do not count. A layer that
+        has to stay as it is gets a warning with the reason.
+
+    Memory: at most one weight of one layer more than the model, while it is packed; widths that
+    are no multiple of 64 are filled up with zeros.
+    """
+    require_module(model)
+    shared = _shared(model)
+    packed = 0
+    for name, module in model.named_modules():
+        if not _is_layer(module) or getattr(module, _FORMS, None):
+            continue
+        if reason := _why_not(module, shared):
+            warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
+            continue
+        _pack(module)
+        packed += 1
+    return packed
+
+
+def unpack_experts(model: torch.nn.Module) -> int:
+    """Gives the layers that `pack_experts` packed their weights back; returns their number."""
+    require_module(model)
+    unpacked = 0
+    for module in model.modules():
+        forms = getattr(module, _FORMS, None)
+        if not forms:
+            continue
+        for name, form in forms.items():
+            weight = form.unpack(getattr(module, name).detach())
+            setattr(module, name, torch.nn.Parameter(weight, form.required_grad))
+        setattr(module, _FORMS, {})
+        keep_activation(module, None)
+        unpacked += 1
+    return unpacked
+
+
+# ---- which layers ------------------------------------------------------------------
+
+
+def _is_layer(module) -> bool:
+    return type(module) is MoELayer or _is_transformers_layer(module)
+
+
+def _is_transformers_layer(module) -> bool:
+    """Whether it is what `use_experts_implementation` decorates."""
+    return (all(hasattr(module, name) for name in ("has_gate", "is_transposed", "down_proj"))
+            and hasattr(getattr(module, "config", None), "_experts_implementation"))
+
+
+def _weights(module) -> tuple[str, str]:
+    if type(module) is MoELayer:
+        return "w_in", "w_out"
+    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+
+
+def _shared(model) -> set[int]:
+    """Parameters that more than one module has."""
+    counts = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {number for number, count in counts.items() if count > 1}
+
+
+def _activation(module):
+    """What the layer does between its weights; None if that is not known."""
+    return ExpertActivation("gelu") if type(module) is MoELayer else activation_of(module)
+
+
+def _why_not(module, shared) -> str:
+    """Why the weights of a layer must lie as they do; empty if they can be packed."""
+    weights = [getattr(module, name) for name in _weights(module)]
+    if type(module) is MoELayer:
+        if isinstance(module.router, SoftMoE):
+            return "a soft router uses its weights in other products"
+    else:
+        implementation = module.config._experts_implementation
+        if implementation != "moe":
+            return (f"expected the experts implementation 'moe', found {implementation!r}; call "
+                    "model.set_experts_implementation('moe')")
+        if module.has_post_expert_norm:
+            return "its experts end with a norm, which runs between products"
+    if any(type(w) is not torch.nn.Parameter or w.is_meta for w in weights) or \
+            "_hf_hook" in vars(module):
+        return "expected its weights in memory as plain parameters; pack before they are spread"
+    if any(w.dtype not in ACTIVATIONS for w in weights):
+        return f"expected float32, bfloat16 or float16, found {weights[0].dtype}"
+    if any(id(w) in shared for w in weights):
+        return "its weights belong to other modules too"
+    activation = _activation(module)
+    if activation is None:
+        return "expected an activation that kernels know"
+    hidden = weights[1].shape[1 if getattr(module, "is_transposed", False) else 2]
+    if hidden % 2 and weights[1].dtype == torch.bfloat16:
+        return f"expected an even number of hidden features in bfloat16, found {hidden}"
+    return ""
+
+
+# ---- packing -----------------------------------------------------------------------
+
+
+def _pack(module):
+    transposed = getattr(module, "is_transposed", False)
+    is_new, forms, activation = not hasattr(module, _FORMS), {}, _activation(module)
+    for name, gate in zip(_weights(module), (activation.gate, "none")):
+        weight = getattr(module, name)
+        form = _Form(tuple(weight.shape), transposed, gate == "concatenated", weight.requires_grad)
+        panels = form.pack(weight.detach())
+        setattr(module, name, torch.nn.Parameter(panels, requires_grad=False))
+        forms[name] = form
+    setattr(module, _FORMS, forms)
+    keep_activation(module, activation)
+    if is_new:
+        module.register_state_dict_post_hook(_unpack_state)
+        module.register_load_state_dict_pre_hook(_pack_state)
+
+
+def _unpack_state(module, state, prefix, metadata):
+    for name, form in getattr(module, _FORMS).items():
+        if prefix + name in state:
+            state[prefix + name] = form.unpack(state[prefix + name].detach())
+
+
+def _pack_state(module, state, prefix, *_):
+    for name, form in getattr(module, _FORMS).items():
+        weight = state.get(prefix + name)
+        # torch tells of any other shape.
+        if weight is not None and tuple(weight.shape) == form.shape:
+            state[prefix + name] = form.pack(weight.detach())
+
+
+__all__ = ["pack_experts", "unpack_experts"]

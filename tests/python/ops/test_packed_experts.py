@@ -1,0 +1,95 @@
+"""Weights of experts in panels: the same bits as without, and never taken for anything else."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from expert_problems import FORMS, SWIGLU, call, problem, rounded
+
+from moe_mlir._host_cpu import missing_for
+from moe_mlir.experts import run_experts
+from moe_mlir.ops._panels import pack_weight, unpack_weight
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# No multiples of anything, less than a vector, a panel and a bit, several chains.
+SIZES = [(33, 10), (7, 2), (64, 96), (300, 72)]
+
+
+def packed(values, act):
+    x, gates, indices, w_in, w_out, *biases = values
+    return (x, gates, indices, pack_weight(w_in, halves=act.gate == "concatenated"),
+            pack_weight(w_out, halves=False), *biases)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unpacked_panels_are_the_weight(dtype, halves):
+    for out, width in itertools.product((2, 64, 130), (1, 5, 64)):
+        w = torch.randn(3, width, out).to(dtype).mT
+        assert torch.equal(unpack_weight(pack_weight(w, halves=halves), out, width), w)
+
+
+@pytest.mark.parametrize(("form", "dtype"), [
+    *((form, torch.float32) for form in FORMS),
+    *itertools.product(("none", "swiglu"), (torch.bfloat16, torch.float16)),
+])
+def test_panels_give_the_same_bits(form, dtype):
+    for width, hidden in SIZES if form in ("none", "swiglu") else SIZES[:1]:
+        # Rows of an expert: few, and more than a tile.
+        for tokens in (0, 1, 9, 60):
+            values = rounded(problem(width, hidden, FORMS[form], tokens=tokens), dtype)
+            assert torch.equal(call(packed(values, FORMS[form]), FORMS[form]),
+                               call(values, FORMS[form]))
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "skylake-avx512"])
+def test_panels_of_smaller_cpus(level):
+    """Other panels, and pairs of bfloat16 that nothing multiplies at once."""
+    if missing_for(level):
+        pytest.skip(f"this machine does not run code for {level}")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k",
+         "same_bits and (swiglu or none)"],
+        env={**os.environ, "MOE_MLIR_CPU": level}, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout
+
+
+def test_the_rows_of_x_have_a_gradient_and_the_panels_none():
+    values = problem(16, 12)
+    plain = rounded(values, torch.float32)
+    panels = list(packed(plain, SWIGLU))
+    plain[0] = plain[0].requires_grad_()
+    panels[0] = plain[0].detach().clone().requires_grad_()
+    for given in (plain, panels):
+        call(given, SWIGLU).square().sum().backward()
+    torch.testing.assert_close(panels[0].grad, plain[0].grad)
+    panels[3].requires_grad_()
+    with pytest.raises(RuntimeError, match="there is no gradient; call moe_mlir.unpack_experts"):
+        call(panels, SWIGLU).sum().backward()
+
+
+def test_meta_tensors_give_the_shape():
+    x, *rest = packed(rounded(problem(16, 12), torch.float32), SWIGLU)
+    y = call([t if t is None else t.to("meta") for t in (x, *rest)], SWIGLU)
+    assert y.shape == x.shape and y.is_meta
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda v: v.update(w_in=v["plain_in"]), "both weights in panels and none transposed"),
+    (lambda v: v.update(transposed=True), "both weights in panels and none transposed"),
+    (lambda v: v.update(activation=FORMS["gpt-oss"]), "of panels for gate 'interleaved'"),
+    (lambda v: v.update(activation=torch.sigmoid), "an activation that kernels know"),
+    (lambda v: v.update(x=v["x"].bfloat16()), "expected 'w_in' to have the dtype of 'x'"),
+    (lambda v: v.update(x=v["x"][:, :-1]), "expected 'w_in' to have shape"),
+])
+def test_panels_of_another_form_are_refused(change, message):
+    plain = rounded(problem(16, 12, bias=False), torch.float32)
+    x, gates, indices, w_in, w_out, _, _ = packed(plain, SWIGLU)
+    values = dict(x=x, w_in=w_in, plain_in=plain[3], activation=SWIGLU, transposed=False)
+    change(values)
+    with pytest.raises((ValueError, TypeError), match=message):
+        run_experts(values["x"], gates, indices, values["w_in"], w_out,
+                    activation=values["activation"], transposed=values["transposed"])
