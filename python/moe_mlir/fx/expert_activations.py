@@ -8,7 +8,7 @@ Which function it is, is found by running it on a few numbers (`_expert_forms`):
 its nodes may be those of any level of decomposition.
 """
 
-from dataclasses import astuple
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -17,7 +17,8 @@ from .._expert_forms import find_activation
 from ..graph.arguments import bind_arguments
 from ..ops._expert_activation import ExpertActivation
 from .calls import call
-from .patterns import CASTS, aten, users
+from .memory import written
+from .patterns import CASTS, aten, is_number, users
 from .reading import dtype, is_assertion, is_call, read, source, value
 
 moe = torch.ops.moe
@@ -41,15 +42,19 @@ def _fuse(graph: Graph, last: Node) -> bool:
     features = value(first).shape[1]
     if not isinstance(features, int) or not _is_plain(first) or dtype(made) != dtype(first):
         return False
-    numbers = _numbers(nodes)
-    activation = find_activation(lambda z: _run(first, nodes, z), features, numbers, numbers)
+    if any(True for node in nodes for _ in written(node)):
+        return False
+    given = _values_of_numbers(nodes)
+    numbers = [*_numbers(nodes), *given.values()]
+    activation = find_activation(lambda z: _run({first: z, **given}, nodes), features, numbers,
+                                 numbers)
     if activation is None or activation.width(features) != value(made).shape[1]:
         return False
-    given = bind_arguments(first)
+    layer = bind_arguments(first)
     with graph.inserting_before(first):
         fused = call(graph, moe.grouped_linear.default,
-                     (given.x, given.w, given.bias, given.offsets, given.rows, given.transposed,
-                      *astuple(activation)), first)
+                     (layer.x, layer.w, layer.bias, layer.offsets, layer.rows, layer.transposed,
+                      *activation.options), first)
     last.replace_input_with(made, fused)
     for node in (first, *nodes):
         for check in filter(is_assertion, list(node.users)):
@@ -58,9 +63,7 @@ def _fuse(graph: Graph, last: Node) -> bool:
 
 
 def _is_plain(layer: Node) -> bool:
-    given = vars(bind_arguments(layer))
-    return ExpertActivation(*(given[name] for name in ExpertActivation.__dataclass_fields__)
-                            ).is_identity
+    return ExpertActivation.of(bind_arguments(layer)).is_identity
 
 
 def _between(made: Node) -> tuple[Node, list[Node]] | None:
@@ -74,7 +77,7 @@ def _between(made: Node) -> tuple[Node, list[Node]] | None:
             if first not in (None, node):
                 return None
             first = node
-        elif node not in found:
+        elif node not in found and not _is_known_number(node):
             if node.op != "call_function" or len(found) == _MOST_NODES or not node.all_input_nodes:
                 return None
             found.add(node)
@@ -87,13 +90,24 @@ def _between(made: Node) -> tuple[Node, list[Node]] | None:
     return first, [node for node in first.graph.nodes if node in found]
 
 
+def _is_known_number(node: Node) -> bool:
+    """Whether the node is a number of the model that Dynamo left open, but has seen."""
+    return isinstance(value(node), torch.SymFloat) and value(node).node.has_hint()
+
+
+def _values_of_numbers(nodes: list[Node]) -> dict[Node, float]:
+    """The numbers that the nodes read, each of which is from now on a condition of the graph."""
+    read_by = dict.fromkeys(x for node in nodes for x in node.all_input_nodes)
+    return {x: float(value(x)) for x in read_by if _is_known_number(x)}
+
+
 def _numbers(nodes) -> list[float]:
-    return [x for node in nodes for x in (*node.args, *node.kwargs.values()) if isinstance(x, float)]
+    return [float(x) for node in nodes for x in (*node.args, *node.kwargs.values())
+            if is_number(x)]
 
 
-def _run(first: Node, nodes: list[Node], z: torch.Tensor) -> torch.Tensor:
-    """What the nodes make of `z` in the place of `first`, without rounding to fewer bits."""
-    values = {first: z}
+def _run(values: dict[Node, Any], nodes: list[Node]) -> torch.Tensor:
+    """What the nodes make of these values, without rounding to fewer bits."""
     for node in nodes:
         if is_call(node, *CASTS):
             values[node] = values[source(node)]
@@ -105,7 +119,10 @@ def _run(first: Node, nodes: list[Node], z: torch.Tensor) -> torch.Tensor:
 
 def _read_rows(layer: Node) -> bool:
     """x[tokens] in front of a layer becomes the rows that the layer reads of x."""
-    gather = read(source(layer), {aten.index.Tensor}, "indices")
+    x = source(layer)
+    while read(x, CASTS, "dtype", "other") and dtype(x) == dtype(source(x)):
+        x = source(x)
+    gather = read(x, {aten.index.Tensor}, "indices")
     if gather is None or bind_arguments(layer).rows is not None or len(gather.indices) != 1:
         return False
     rows = gather.indices[0]

@@ -15,6 +15,10 @@ becomes
     ...; y = combine(out, gates, slots)
 
 whose rows may stand in another order inside an expert: no row reads another.
+With expert parallelism idx holds E where another rank has the expert. Rows of
+such a selection, which the model fills with zeros wherever it made any, do not
+exist behind `dispatch`. The form is read in core ATen and before, where it
+writes in place what nobody else sees.
 """
 
 import operator
@@ -25,15 +29,30 @@ from torch.fx import Graph, Node
 
 from .. import experts, ops  # noqa: F401  registers torch.ops.moe.*
 from ..graph.arguments import bind_arguments
+from ..ops._check import ACTIVATIONS
 from .calls import call
 from .expert_activations import fuse_activations
+from .memory import Writes, between, origin, written
 from .mixing import counts_from_zero
-from .patterns import CASTS, VIEWS, aten, is_last_dim, only_user, results, same_shape, scaled, users
-from .reading import PLACES, dtype, is_call, read, source, value
+from .patterns import (
+    CASTS,
+    TRANSPOSES,
+    VIEWS,
+    aten,
+    is_last_dim,
+    masked_alone,
+    only_user,
+    results,
+    same_shape,
+    scaled,
+    users,
+)
+from .reading import PLACES, dtype, is_assertion, is_call, read, source, value
 
 moe = torch.ops.moe
 _GROUPED = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 _FLOOR_DIVISIONS = (aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default)
+_CLAMPS = (aten.clamp.default, aten.clamp_.default, aten.clamp_max.default, aten.clamp_max_.default)
 
 
 @dataclass
@@ -52,22 +71,70 @@ class _Experts:
     num_experts: int
     rows: list[Node] = field(default_factory=list)  # perm // k
     layers: list[_Layer] = field(default_factory=list)
+    masked: list[Node] = field(default_factory=list)  # rows with zeros for other ranks' experts
+    clamped: list[Node] = field(default_factory=list)  # ids for the biases of these rows
     weighed: Node | None = None                  # rows * column
     column: Node | None = None                   # their gates
     gates: Node | None = None                    # [T, k]
     result: Node | None = None                   # [T, d]
 
+    @property
+    def inputs(self) -> list[Node]:
+        """What the layers of experts are computed from."""
+        read_by_rows = [x for rows in self.rows for x in map(source, users(rows))]
+        weights = [_weight(layer.product) for layer in self.layers]
+        biases = [source(layer.bias) for layer in self.layers if layer.bias is not None]
+        return [self.idx, self.gates, *read_by_rows, *weights, *biases]
 
-def raise_experts(graph: Graph) -> int:
-    """Raises experts on sorted assignments in a graph of core ATen; returns how many."""
-    found = [m for m in map(_match, [n for n in graph.nodes if is_call(n, aten.sort.default)]) if m]
+    @property
+    def results(self) -> list[Node]:
+        """What is not read inside; ids may be clamped for biases that there are not."""
+        return [self.result, *self.clamped]
+
+
+def raise_experts(graph: Graph, device: str | None = None) -> int:
+    """Raises experts on sorted assignments, and fuses what is done between their layers.
+
+    Given a device, those that have kernels there alone. Returns how many places have changed.
+    """
+    sorts = [n for n in graph.nodes if is_call(n, aten.sort.default)]
+    found = [m for m in map(_match, sorts) if m and (device is None or _has_kernels(m, device))]
+    writes, closed, dead = Writes(graph), [], set()
     for match in found:
+        inside = {*between(match.inputs, match.results)}.difference(match.inputs)
+        calls = [n for n in inside if any(True for _ in written(n))]
+        if _is_closed(match, inside, calls, writes):
+            closed.append(match)
+            dead.update(calls)
+    for match in closed:
         _rewrite(graph, match)
-    if found:
+    if closed:
+        # What the form wrote in place is dead now, though it writes.
+        graph.eliminate_dead_code(
+            lambda node: node.is_impure() and node not in dead and not is_assertion(node))
+    fused = fuse_activations(graph)
+    if fused:
         graph.eliminate_dead_code()
-    if fuse_activations(graph):
-        graph.eliminate_dead_code()
-    return len(found)
+    return len(closed) + fused
+
+
+def _has_kernels(match: _Experts, device: str) -> bool:
+    results = [value(layer.product) for layer in match.layers]
+    return all(x.device.type == device and x.dtype in ACTIVATIONS for x in results)
+
+
+def _is_closed(match: _Experts, inside: set, calls: list, writes: Writes) -> bool:
+    """Whether nothing that the experts make between inputs and result is read elsewhere or lasts."""
+    seen: set[Node] = set()
+    queue = [match.sort]
+    while queue:
+        node = queue.pop()
+        if node is not match.result and node not in seen:
+            seen.add(node)
+            queue += users(node)
+    own = all(origin(x) in inside for node in calls for x in written(node))
+    return own and inside.issuperset(seen) \
+        and not writes.disturb(match.results, match.inputs, calls)
 
 
 # ---- recognition ------------------------------------------------------------------
@@ -96,21 +163,53 @@ def _rows_of(node, index):
 
 def _match_ends(match: _Experts, sorted_ids: Node):
     """The rows' ends by expert, and the rows of biases by expert."""
-    ends, biases = None, []
+    ends, biases, absent = None, [], []
     for user in users(sorted_ids):
-        table = _rows_of(user, sorted_ids)
-        if table is not None and value(table).dim() == 2:
+        if _is_table(user, sorted_ids):
             biases.append(user)
-            continue
-        counts = only_user(user) if read(user, CASTS, "dtype", "other") else user
-        histogram = read(counts, {aten.histc.default}, "bins", "min", "max")
-        if histogram is None or ends is not None:
+        elif is_call(user, *_CLAMPS):
+            match.clamped.append(user)
+        elif is_call(user, aten.ge.Scalar):
+            absent.append(user)
+        elif ends is not None or (ends := _read_ends(match, user)) is None:
             return None, []
-        match.num_experts, ends = histogram.bins, only_user(counts)
-        if (histogram.min, histogram.max) != (0, histogram.bins - 1) \
-                or read(ends, {aten.cumsum.default}, "dim", "dtype") is None:
+    for node in match.clamped:
+        # The biases of rows that do not exist; these are the last ones.
+        call = read(node, _CLAMPS, "min", "max")
+        if call is None or call.min is not None or call.max != match.num_experts - 1 \
+                or not all(_is_table(user, node) for user in users(node)):
             return None, []
-    return ends, biases
+        biases += users(node)
+    return (ends, biases) if all(_match_masks(match, node) for node in absent) else (None, [])
+
+
+def _is_table(node: Node, ids: Node) -> bool:
+    table = _rows_of(node, ids)
+    return table is not None and value(table).dim() == 2
+
+
+def _read_ends(match: _Experts, node: Node) -> Node | None:
+    """cumsum(histc(ids)), from a user of the ids."""
+    counts = only_user(node) if read(node, CASTS, "dtype", "other") else node
+    histogram = read(counts, {aten.histc.default}, "bins", "min", "max")
+    if histogram is None or (histogram.min, histogram.max) != (0, histogram.bins - 1):
+        return None
+    match.num_experts, ends = histogram.bins, only_user(counts)
+    return ends if read(ends, {aten.cumsum.default}, "dim", "dtype") else None
+
+
+def _match_masks(match: _Experts, absent: Node) -> bool:
+    """Zeros in rows whose id is no expert of this rank: masked_fill(x, unsqueeze(ids >= E), 0)."""
+    call, mask = read(absent, {aten.ge.Scalar}, "other"), only_user(absent)
+    column = read(mask, {aten.unsqueeze.default}, "dim")
+    if call is None or call.other != match.num_experts or column is None or column.dim != -1:
+        return False
+    for user in users(mask):
+        filled = masked_alone(user)
+        if filled is None or filled[1] is not mask or filled[2] != 0 or not filled[3]:
+            return False
+        match.masked.append(user)
+    return True
 
 
 def _match_layers(match: _Experts, ends: Node, biases: list) -> bool:
@@ -125,7 +224,7 @@ def _match_layers(match: _Experts, ends: Node, biases: list) -> bool:
 
 def _adds(node: Node, product: Node, bias: Node) -> bool:
     """Whether the node adds the bias to a product that nobody else reads."""
-    call = read(node, {aten.add.Tensor}, "other")
+    call = read(node, {aten.add.Tensor, aten.add_.Tensor}, "other")
     return call is not None and {call.source, call.other} == {product, bias} \
         and only_user(product) is node
 
@@ -150,7 +249,9 @@ def _match_permutation(match: _Experts, perm: Node) -> bool:
     k = value(match.idx).shape[1]
     gates, inverse = None, None
     for user in users(perm):
-        if _divides_by(user, k):
+        if is_call(user, aten.empty_like.default):
+            continue  # the memory of its inverse
+        if _divides_by(user, k) and all(_rows_of(x, user) is not None for x in users(user)):
             match.rows.append(user)
         elif _rows_of(user, perm) is not None and gates is None:
             gates = user
@@ -171,7 +272,7 @@ def _divides_by(node: Node, k) -> bool:
 
 def _inverts(node: Node, perm: Node) -> bool:
     """Whether the node puts 0, 1, 2.. in the places that the permutation names."""
-    put = read(node, {aten.index_put.default}, "indices", "values")
+    put = read(node, {aten.index_put.default, aten.index_put_.default}, "indices", "values")
     return put is not None and list(put.indices) == [perm] and counts_from_zero(put.values)
 
 
@@ -212,28 +313,41 @@ def _rewrite(graph, match: _Experts) -> None:
         tokens = call(graph, moe.token_rows.default, (slots,), match.sort)
     for rows in match.rows:
         rows.replace_all_uses_with(tokens)
+    for node in match.masked:
+        filled = masked_alone(node)
+        assert filled is not None  # as `_match_masks` found
+        node.replace_all_uses_with(filled[0])
     for layer in match.layers:
         _rewrite_layer(graph, layer, offsets)
     factors = scaled(match.weighed)
     assert factors is not None and match.result is not None  # as `_match_sum` found
     outputs = next(x for x in factors if x is not match.column)
     with graph.inserting_before(match.result):
-        gates = match.gates
-        if dtype(gates) != torch.float32:
-            gates = call(graph, torch.ops.prims.convert_element_type.default,
-                         (gates, torch.float32), match.result)
+        gates = _cast(graph, match.gates, torch.float32, match.result)
         y = call(graph, moe.combine.default, (outputs, gates, slots, None), match.result)
-        if dtype(y) != dtype(match.result):
-            y = call(graph, torch.ops.prims.convert_element_type.default,
-                     (y, dtype(match.result)), match.result)
+        y = _cast(graph, y, dtype(match.result), match.result)
     match.result.replace_all_uses_with(y)
+
+
+def _cast(graph, node: Node, to: torch.dtype, like: Node) -> Node:
+    # One that has a gradient: the graph may be trained.
+    return node if dtype(node) == to else call(graph, aten.to.dtype, (node, to), like)
 
 
 def _rewrite_layer(graph, layer: _Layer, offsets: Node) -> None:
     product = layer.product
+    weight, transposed = _stored(_weight(product))
     with graph.inserting_before(product):
-        weight = call(graph, aten.permute.default, (_weight(product), [0, 2, 1]), product)
         bias = None if layer.bias is None else source(layer.bias)
-        y = call(graph, moe.grouped_linear.default, (source(product), weight, bias, offsets),
-                 product)
+        y = call(graph, moe.grouped_linear.default,
+                 (source(product), weight, bias, offsets, None, transposed), product)
     layer.result.replace_all_uses_with(y)
+
+
+def _stored(weight: Node) -> tuple[Node, bool]:
+    """The weights of a product as the model has them, and whether they are `[experts, in, out]`."""
+    swap = read(weight, TRANSPOSES, "dim0", "dim1", "dims")
+    if swap is None:
+        return weight, True
+    dims = [x % 3 for x in (swap.dims or sorted((swap.dim0 % 3, swap.dim1 % 3), reverse=True))]
+    return (swap.source, False) if dims in ([0, 2, 1], [2, 1]) else (weight, True)

@@ -35,9 +35,12 @@ def match_gates(site: Site) -> None:
     node = _selected(site)
     if node is None:
         return
+    selected = node
     if site.score == "none" and site.kind == "logits":
         node = _match_late_score(site, node)
     site.gates = node
+    if node is not selected and dtype(node).itemsize < 4:
+        return  # a score that is rounded, whatever it is cast to afterwards
     if not site.dense:
         _fold_renormalisation(site)
         _fold_scale(site)

@@ -8,6 +8,7 @@ import torch
 
 import moe_mlir.hf  # noqa: F401  registers the implementation
 from moe_mlir._expert_forms import activation_of, find_activation
+from moe_mlir.frontends import dynamo
 from moe_mlir.ops._expert_activation import ExpertActivation
 
 E, K, D, H, T = 5, 2, 33, 7, 11
@@ -113,6 +114,31 @@ def test_another_limit_is_noticed():
     assert activation_of(experts).limit == 7.0
     experts.limit = 3.0
     assert activation_of(experts).limit == 3.0
+    experts.limit = 2
+    assert activation_of(experts).limit == 2.0
+    experts.limit = 1
+    assert activation_of(experts).limit == 1.0
+
+
+def test_another_number_of_the_activation_is_noticed():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.alpha = 1.702
+
+        def forward(self, x):
+            return x * torch.sigmoid(self.alpha * x)
+    experts = build("nemotron_h")
+    experts.act_fn = Scaled()
+    assert activation_of(experts) == ExpertActivation("silu", 1.702)
+    experts.act_fn.alpha = 3
+    assert activation_of(experts) == ExpertActivation("silu", 3.0)
+
+
+def test_an_activation_that_writes_its_argument_is_found():
+    experts = build("nemotron_h")
+    experts.act_fn = torch.nn.SiLU(inplace=True)
+    assert activation_of(experts) == ExpertActivation("silu")
 
 
 def test_experts_of_other_ranks_add_nothing():
@@ -140,3 +166,119 @@ def test_experts_of_other_ranks_add_nothing():
 ])
 def test_activations_are_found_by_what_they_compute(function, known):
     assert find_activation(function, 6) == known
+
+
+# ---- torch.compile(backend="moe") on transformers' own grouped_mm ---------------------
+
+
+class Spy:
+    """The backend without Inductor; keeps the moe ops of each graph that it makes."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, module, inputs):
+        raised = dynamo._raise_before_autograd(module, dynamo._trains(inputs)) or module
+        self.seen.append([node.target for node in raised.graph.nodes if node.op == "call_function"])
+        return dynamo._run_eagerly(raised, inputs)
+
+    def calls(self, op):
+        return [targets.count(getattr(torch.ops.moe, op).default) for targets in self.seen]
+
+    @property
+    def sorts(self):
+        return [sum("sort" in str(target) for target in targets) for targets in self.seen]
+
+
+def compiled(experts):
+    torch._dynamo.reset()
+    spy = Spy()
+    experts.compile(backend=spy, fullgraph=True)
+    return spy
+
+
+def assert_equal_runs(found, expected, dtype):
+    for a, b in zip((*found[:2], *found[2]), (*expected[:2], *expected[2]), strict=True):
+        assert_near(a, b, dtype)
+
+
+@pytest.mark.parametrize("dtype, implementation", [(torch.float32, "grouped_mm"),
+                                                   (torch.bfloat16, "moe")])
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_one_call_where_nothing_is_trained(name, dtype, implementation):
+    experts = build(name, dtype)
+    inputs = example(dtype)
+    wide = [x.double() if x.is_floating_point() else x for x in inputs]
+    expected = run(copy.deepcopy(experts).double(), "eager", wide)
+    spy = compiled(experts)
+    assert_equal_runs(run(experts, implementation, inputs), expected, dtype)
+    # Without gradients, then with them; a norm behind the experts is between the ops.
+    assert spy.calls("run_experts") == [0 if name == "muse_spark" else 1, 0]
+    assert spy.calls("grouped_linear") == [2 if name == "muse_spark" else 0, 2]
+    assert spy.sorts == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "mixtral", "muse_spark"])
+def test_experts_of_other_ranks_add_nothing_in_a_compiled_graph(name):
+    experts = build(name)
+    experts._is_expert_parallel = True
+    x, indices, gates = example(torch.float32)
+    indices[::2, 1], gates[::2, 1] = E, 0.0
+    expected = run(experts, "batched_mm", (x, indices, gates))
+    spy = compiled(experts)
+    found = run(experts, "grouped_mm", (x, indices, gates))
+    assert_equal_runs(found, expected, torch.float32)
+    assert not found[2][1][::2, 1].any()
+    assert spy.sorts == [0, 0] and spy.calls("dispatch") == [int(name == "muse_spark"), 1]
+
+
+def test_another_limit_is_noticed_by_a_compiled_graph():
+    experts = build("gpt_oss")
+    inputs = example(torch.float32)
+    spy = compiled(experts)
+    # The second is one of an open number, which a graph with it in an op must not keep open.
+    for limit in (7.0, 0.5, 1.5, 7.0):
+        experts.limit = limit
+        expected = copy.deepcopy(experts)
+        expected._compiled_call_impl = None
+        assert_near(run(experts, "grouped_mm", inputs)[0], run(expected, "eager", inputs)[0],
+                    torch.float32)
+    assert set(spy.calls("run_experts")) == {0, 1}
+
+
+@pytest.mark.parametrize("read", [lambda z: z + 1, lambda z: z.relu_()])
+def test_experts_whose_rows_are_read_elsewhere_stay(monkeypatch, read):
+    """Our rows may stand in another order than theirs."""
+    experts, inputs = build("mixtral"), example(torch.float32)
+    experts.config._experts_implementation = "grouped_mm"
+    kept = []
+    gate = type(experts)._apply_gate
+
+    def keeping_gate(self, z):
+        kept.append(z)
+        return gate(self, z)
+    monkeypatch.setattr(type(experts), "_apply_gate", keeping_gate)
+
+    def run_and_read(x, indices, gates):
+        kept.clear()
+        y = experts(x, indices, gates)
+        return y, read(kept[0])
+    spy = Spy()
+    with torch.no_grad():
+        # Compiled, too: transformers' eager code has a product that wants other widths.
+        expected = torch.compile(run_and_read, backend="eager")(*inputs)
+        torch._dynamo.reset()
+        found = torch.compile(run_and_read, backend=spy)(*inputs)
+    for a, b in zip(found, expected, strict=True):
+        assert_near(a, b, torch.float32)
+    assert sum(spy.sorts) == 1 and not any(spy.calls("dispatch"))
+
+
+def test_experts_under_autocast_stay():
+    experts, inputs = build("mixtral"), example(torch.float32)
+    experts.config._experts_implementation = "grouped_mm"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = torch.compile(experts, backend="eager")(*inputs)
+        spy = compiled(experts)
+        assert_near(experts(*inputs), expected, torch.bfloat16)
+    assert spy.sorts == [1]
