@@ -81,16 +81,16 @@ class Machine:
 
 def measure() -> Machine:
     from .._compiler import target_cpu
-    from .._native import native
+    from .._host_cpu import features_for
 
     # The roofs are those of code for the same CPU as the kernels'.
     cpu = target_cpu()
-    features = (native().host_cpu()[1] if cpu == "native" else native().code_features(cpu)).split(",")
-    lanes = 16 if "+avx512f" in features else 8
+    features = features_for(cpu)
+    lanes = 16 if "avx512f" in features else 8
     read, huge_read = reading.measure(lanes)
-    dot = _gigaops(_dot_step, lanes, 4 * lanes) if "+avx512bf16" in features else None
+    dot = _gigaops(_dot_step, lanes, 4 * lanes) if "avx512bf16" in features else None
     return Machine(
-        _cpu_model(),
+        cpu_model(),
         _gigaops(_fma_step, lanes, 2 * lanes),
         _gemm_gflops(),
         dot,
@@ -111,7 +111,7 @@ def cache_bytes() -> int:
         return 32 << 20
 
 
-def _cpu_model():
+def cpu_model():
     try:
         with open("/proc/cpuinfo") as lines:
             pairs = (line.split(":", 1) for line in lines if ":" in line)

@@ -76,6 +76,16 @@ def transformers(layer: Layer, implementation: str) -> Call:
     return lambda x, gates, ids: module(x, ids, gates)
 
 
+def ours_packed(layer: Layer) -> Call:
+    """Ours on a copy of the weights that is packed."""
+    _require_memory(layer.down.shape[0] * layer.expert_bytes)
+    module = _module(layer, "moe")
+    from moe_mlir import pack_experts
+    if not pack_experts(module):
+        raise Unavailable("its weights could not be packed")
+    return lambda x, gates, ids: module(x, ids, gates)
+
+
 def batched_mm(layer: Layer, tokens: int, k: int) -> Call:
     copied = tokens * k * layer.expert_bytes
     if copied > _MOST_COPIED:

@@ -7,10 +7,11 @@ reads faster still; what an allocator returns lies in pages of 4 KiB unless it
 was asked for others.
 """
 
-import mmap
 import time
 
 import torch
+
+from .. import _huge_pages
 
 _RUNS = (1, 2, 4, 8)
 _VECTORS = 4  # read a step, shared by the runs
@@ -39,15 +40,9 @@ def _best(readers, x):
 
 
 def _in_huge_pages(size):
-    """Ones in anonymous memory for which the kernel was asked for 2 MiB pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    try:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:
-        return None  # a kernel without them
-    return torch.frombuffer(memory, dtype=torch.float32).fill_(1)
+    """Ones in memory for which the kernel was asked for 2 MiB pages; None where it has none."""
+    x = torch.empty(size // 4)
+    return x.fill_(1) if _huge_pages.ask(x) else None
 
 
 def _compile(runs, lanes):

@@ -1,7 +1,8 @@
 """`python -m moe_mlir.models [NAME ..] [--output docs/Models.md]` measures, writes the table.
 
 `python -m moe_mlir.models decisions` compares the choices of all targets (decisions.py).
-`python -m moe_mlir.models --speed` measures models of real widths (speed.py).
+`python -m moe_mlir.models --speed [--output docs/Models.md]` measures models of real widths
+(speed.py), a section of the page that is written on its own.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from . import ties
+from . import page, ties
 from .families import FAMILIES
 from .measure import measure
 
@@ -62,12 +63,12 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"expected names of {', '.join(FAMILIES)}, found {', '.join(unknown)}")
     _be_quiet()
     rows = []
+    section = "" if options.output is None else page.read(options.output)[1]
     for name in options.names or FAMILIES:
         rows.append(measure(name, FAMILIES[name], _progress))
         if options.output is not None:
             # After each model, so that an interruption loses one row.
-            with open(options.output, "w") as file:
-                file.write(_text(rows))
+            page.write(options.output, _text(rows), section)
     if options.output is None:
         print(_text(rows), end="")
     return 0 if all(row.recognised == row.expected for row in rows) else 1
@@ -115,6 +116,10 @@ if __name__ == "__main__":
         from .decisions import main as compare_decisions
 
         sys.exit(compare_decisions(sys.argv[2:]))
+    if sys.argv[1:2] == ["generate"]:
+        from .generation import main as measure_generation
+
+        sys.exit(measure_generation(sys.argv[2:]))
     if "--speed" in sys.argv[1:]:
         from .speed import main as measure_speed
 

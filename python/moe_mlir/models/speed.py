@@ -13,19 +13,22 @@ import gc
 import json
 import logging
 import os
+import shlex
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 import moe_mlir
 
+from ..bench.machine import cpu_model
 from ..frontends.dynamo import register
+from . import page
 
 # (class of the configuration, class of the model, sizes); OLMoE and Qwen3-MoE with two layers.
 SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -64,6 +67,7 @@ class Row:
     memory: float | None = None         # resident bytes that it adds, over the model's
     agrees: bool | None = None          # greedy tokens are eager's
     reason: str = ""
+    arguments: str = ""                 # of the command that measured it
 
 
 class Way:
@@ -127,9 +131,11 @@ def measure(name: str, dtype: str, prompt: int, steps: int, rounds: int,
     size = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
     ids = torch.randint(3, 1000, (1, prompt), generator=torch.Generator().manual_seed(0))
     ids %= model.config.vocab_size
+    layers = (sizes or {}).get("num_hidden_layers")
+    label = name if layers is None else f"{name}, {layers} layers"
     rows, running = [], []
     for way in (way for way in _ways(model) if way.name in ways):
-        row = Row(name, dtype, way.name)
+        row = Row(label, dtype, way.name)
         rows.append(row)
         log(f"{name} {dtype}: {way.name}")
         try:
@@ -186,6 +192,37 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, *([""] if reasons else []), *reasons]) + "\n"
 
 
+_SECTION = """\
+{heading}
+Written by `python -m moe_mlir.models --speed` on {cpu}, with torch {torch} and transformers
+{transformers}; do not edit. Random weights, attention as users run it (sdpa), a cache of fixed
+size; the ways of a model run in one process, in turns, and their times are CPU times of the
+calling thread. Layers, where the name says no other number: {layers}.
+
+{table}
+Measured by
+{commands}
+
+- **prompt**: the forward of a whole prompt, the best round; **steps**: greedy steps after it, the
+  median round. `batched_mm` copies weights for each token, so its prompt runs on `grouped_mm`.
+- **first token**: seconds of the wall clock from a model in memory to its first token, with what is
+  compiled for it; **memory**: resident bytes that the way adds, over the bytes of the weights.
+- **tokens**: whether the greedy tokens are those of the first way.
+- **no**: could not be had; a line above says why.
+"""
+
+
+def section(rows: Sequence[Row]) -> str:
+    """The rows as a section of docs/Models.md."""
+    import transformers
+
+    commands = dict.fromkeys(f"- `--speed {row.arguments}`" for row in rows)
+    layers = ", ".join(f"{name} {sizes['num_hidden_layers']}" for name, (*_, sizes) in SIZES.items())
+    return _SECTION.format(heading=page.REAL_WIDTHS, table=table(rows), torch=torch.__version__,
+                           transformers=transformers.__version__, cpu=cpu_model(),
+                           commands="\n".join(commands), layers=layers)
+
+
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
@@ -194,6 +231,37 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _read(files: Sequence[str]) -> list[Row]:
+    rows = []
+    for name in files:
+        with open(name) as file:
+            rows += [Row(**row) for row in json.load(file)]
+    return rows
+
+
+def _measure(options: argparse.Namespace, arguments: str) -> list[Row]:
+    """Measures what the options ask for."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    register()
+    sizes = {} if options.layers is None else {"num_hidden_layers": options.layers}
+    rows: list[Row] = []
+    with _threads(options.threads), torch.no_grad():
+        for name in options.names or SIZES:
+            for dtype in options.dtype or DTYPES:
+                torch._dynamo.reset()
+                gc.collect()
+                found = measure(name, dtype, options.prompt, options.steps, options.rounds, sizes,
+                                options.way or WAYS,
+                                lambda text: print(text, file=sys.stderr, flush=True))
+                rows += [replace(row, arguments=arguments) for row in found]
+                if options.json:
+                    # After each model, so that an interruption loses one.
+                    with open(options.json, "w") as file:
+                        json.dump([asdict(row) for row in rows], file, indent=2)
+    return rows
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -208,26 +276,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--way", choices=WAYS, action="append", help="default: all")
     parser.add_argument("--json", metavar="FILE", help="where to write the rows, too")
+    parser.add_argument("--read", metavar="FILE", nargs="+",
+                        help="measure nothing: the rows of earlier runs with --json")
+    parser.add_argument("--output", metavar="FILE", help="the page whose section of models of real "
+                        "widths is replaced; default: standard output")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in SIZES]
     if unknown:
         parser.error(f"expected names of {', '.join(SIZES)}, found {', '.join(unknown)}")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=UserWarning)
-    register()
-    sizes = {} if options.layers is None else {"num_hidden_layers": options.layers}
-    rows: list[Row] = []
-    with _threads(options.threads), torch.no_grad():
-        for name in options.names or SIZES:
-            for dtype in options.dtype or DTYPES:
-                torch._dynamo.reset()
-                gc.collect()
-                rows += measure(name, dtype, options.prompt, options.steps, options.rounds, sizes,
-                                options.way or WAYS,
-                                lambda text: print(text, file=sys.stderr, flush=True))
-                if options.json:
-                    # After each model, so that an interruption loses one.
-                    with open(options.json, "w") as file:
-                        json.dump([asdict(row) for row in rows], file, indent=2)
-    print(table(rows), end="")
+    rows = _read(options.read) if options.read else _measure(options, shlex.join(arguments))
+    if options.output is None:
+        print(table(rows), end="")
+    else:
+        page.write(options.output, page.read(options.output)[0], section(rows))
     return 0

@@ -1,7 +1,8 @@
 """The experts of a layer as users run them: gated (SwiGLU), of the sizes that models have.
 
-Ours is what `set_experts_implementation("moe")` gives a transformers model. All
-rivals get the same weights, ids and gates. Which experts a call needs changes
+Ours is what `set_experts_implementation("moe")` gives a transformers model, with its
+weights packed once by `pack_experts` and, apart, where they lie. All rivals get the
+same weights, ids and gates, and may pack theirs, too. Which experts a call needs changes
 from call to call, and the weights are more than the last cache holds, so that
 they are read from memory as in a model of many layers.
 """
@@ -105,7 +106,8 @@ class GatedExperts:
         """name -> its call on each layer, and name -> why there is none."""
         onnxruntime = functools.partial(peers.onnxruntime, k=self.k, threads=context.threads)
         make: dict[str, Callable[[Layer], peers.Call]] = {
-            "ours": lambda layer: peers.transformers(layer, "moe"),
+            "ours": functools.partial(_STOCK.packed, "ours", peers.ours_packed),
+            "unpacked": lambda layer: peers.transformers(layer, "moe"),
             "eager": lambda layer: peers.transformers(layer, "eager"),
             "grouped_mm": lambda layer: peers.transformers(layer, "grouped_mm"),
             "batched_mm": lambda layer: peers.batched_mm(layer, self.tokens, self.k),
@@ -140,7 +142,7 @@ class GatedExperts:
 
     def _record(self, context, layer, sets, samples, missing, peaks):
         best = {name: min(times) for name, times in samples.items()}
-        ours = best.pop("ours")
+        ours, unpacked = best.pop("ours"), best.pop("unpacked")
         first = min(best, key=lambda name: best[name])
         touched = statistics.mean(len(s.ids.unique()) for s in sets) * layer.expert_bytes
         flops = 6 * self.tokens * self.k * self.d * self.hidden
@@ -150,6 +152,7 @@ class GatedExperts:
             context,
             ours_us=ours,
             ours_median_us=statistics.median(samples["ours"]),
+            unpacked_us=unpacked,
             eager_us=best["eager"],
             inductor_us=best.get("inductor"),
             peer=first,
