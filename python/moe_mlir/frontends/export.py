@@ -24,6 +24,7 @@ from ..fx.experts import raise_experts
 from ..fx.fold_layers import fold_layers, unfold_layers
 from ..fx.grouped_heads import pack_grouped_heads
 from ..fx.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
+from ..fx.plain_attention import raise_plain_attention
 from ..fx.raise_routing import raise_routing
 from ..fx.reading import is_assertion
 from ..importer import ImportedProgram, import_program
@@ -376,6 +377,7 @@ def export(
         bounds = []
         warn_without_cache(model, args, kwargs)
     raise_routing(program.graph_module)
+    raise_plain_attention(program.graph)
     raise_experts(program.graph)
     pack_grouped_heads(program.graph)
     names = _input_names(model, spec, leaves)

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from .mixing import is_triangle, through_broadcasts
-from .patterns import NEGATIONS, aten, filled_with, masked, same_shape, same_sizes, through
+from .patterns import NEGATIONS, aten, filled_with, masked, same_sizes, through, through_idle_slices
 from .reading import dtype, is_call, read, source, value
 
 _AND = (aten.__and__.Tensor, aten.logical_and.default, aten.bitwise_and.Tensor)
@@ -72,10 +72,7 @@ def _key_mask(mask):
     mask = through(mask, {aten.expand.default})
     if value(mask).dim() != 4 or [str(size) for size in value(mask).shape[1:3]] != ["1", "1"]:
         return None
-    while is_call(mask, aten.unsqueeze.default) or _is_idle_slice(mask):
-        mask = source(mask)
+    mask = through_idle_slices(mask)
+    while is_call(mask, aten.unsqueeze.default):
+        mask = through_idle_slices(source(mask))
     return mask
-
-
-def _is_idle_slice(node) -> bool:
-    return is_call(node, aten.slice.Tensor) and same_shape(node, source(node))

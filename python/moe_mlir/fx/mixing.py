@@ -28,6 +28,7 @@ from .patterns import (
     scaled,
     softmax_input,
     through,
+    through_idle_slices,
 )
 from .reading import dtype, is_call, read, source, value
 
@@ -59,19 +60,28 @@ def match_mixing(node: Node) -> Mixing | None:
     if outer is None or outer[2] or not _is_plain(node, *outer[:2]):
         return None
     weights, e, _ = outer
-    logits = softmax_input(weights)
-    if logits is None or dtype(logits) != torch.float32:
+    found = scores_of(weights)
+    if found is None:
         return None
-    unmasked, causal = _peel_mask(logits)
-    inner, tau = _peel_temperature(unmasked)
+    inner, tau, causal = found
     scores = _product(inner)
     if scores is None or not scores[2] or not _is_plain(inner, *scores[:2]):
         return None
     queries, keys, _ = scores
-    if value(queries).dim() != value(e).dim() or causal is None:
+    if value(queries).dim() != value(e).dim():
         return None
     u, ws = _peel_matrix(queries, keys)
     return Mixing(node, u, e, None if keys is u else keys, ws, tau, causal)
+
+
+def scores_of(weights: Node) -> tuple[Node, float | Node, bool] | None:
+    """(scores, tau, causal) of weights softmax(scores / tau) in float32, masked by a triangle if
+    causal; None for other weights and masks."""
+    logits = softmax_input(weights)
+    if logits is None or dtype(logits) != torch.float32:
+        return None
+    unmasked, causal = _peel_mask(logits)
+    return None if causal is None else (*_peel_temperature(unmasked), causal)
 
 
 def mixing_of(node: Node | None) -> str:
@@ -298,13 +308,13 @@ def _comparison(node):
 
 def _axis(node):
     """The dim along which the node counts 0, 1, 2..: -1 or -2; else None."""
-    node, last = through(node, CASTS), -1
+    node, last = through_idle_slices(through(node, CASTS)), -1
     added = read(node, {aten.unsqueeze.default}, "dim")
     if added is not None:
         if value(node).dim() != 2:
             return None
         last = -2 if added.dim in (1, -1) else -1
-        node = added.source
+        node = through_idle_slices(added.source)
     return last if counts_from_zero(node) and not dtype(node).is_floating_point else None
 
 

@@ -74,6 +74,13 @@ def through(node: Node, targets: Collection[OpOverload]) -> Node:
     return node
 
 
+def through_idle_slices(node: Node) -> Node:
+    """The node behind slices that take all of it, as `x[None, :]` is traced."""
+    while is_call(node, aten.slice.Tensor) and same_shape(node, source(node)):
+        node = source(node)
+    return node
+
+
 def is_exact_cast(node: Node) -> bool:
     """Whether the node's type holds every value of its source."""
     cast = read(node, CASTS, "dtype", "other")
