@@ -8,6 +8,7 @@
 //
 // The function takes ids [1, n] and their positions [n], and gives the logits
 // [1, words] of the token after them: a prompt as a whole, then token by token.
+// On standard error it says how long each sequence took.
 
 #include "MoE/Runtime/Artifact.h"
 
@@ -15,11 +16,34 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <exception>
+#include <fstream>
 #include <numeric>
 #include <string>
+#include <unistd.h>
 
 using namespace moe::runtime;
+
+/// Seconds since it was made: of the wall clock, and of this thread on a CPU,
+/// which do not count what other programs take from it.
+class Stopwatch {
+public:
+  double getSeconds() const {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  }
+  double getCpuSeconds() const { return readThreadClock() - cpuStart; }
+
+private:
+  using Clock = std::chrono::steady_clock;
+  static double readThreadClock() {
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return time.tv_sec + 1e-9 * time.tv_nsec;
+  }
+  Clock::time_point start = Clock::now();
+  double cpuStart = readThreadClock();
+};
 
 /// The most likely token after `ids`, which start at `position`.
 static int64_t next(const Function &model, std::vector<int64_t> ids,
@@ -37,20 +61,37 @@ static int64_t next(const Function &model, std::vector<int64_t> ids,
   return std::max_element(first, first + logits.shape[1]) - first;
 }
 
-static void generate(const Function &model, const std::vector<int64_t> &prompt,
-                     int count) {
+/// Returns when the first token was there, by the clock of the program.
+static double generate(const Function &model,
+                       const std::vector<int64_t> &prompt, int count,
+                       const Stopwatch &program) {
   model.reset(); // Of the sequence before nothing is left.
   auto position = static_cast<int64_t>(prompt.size());
+  Stopwatch first;
   int64_t token = next(model, prompt, 0);
+  double firstToken = program.getSeconds();
+  std::fprintf(stderr, "prompt: %zu tokens in %.6f s (CPU %.6f s)",
+               prompt.size(), first.getSeconds(), first.getCpuSeconds());
   std::printf("%lld", static_cast<long long>(token));
-  auto start = std::chrono::steady_clock::now();
+  Stopwatch steps;
   for (int i = 1; i < count; ++i) {
     token = next(model, {token}, position++);
     std::printf(" %lld", static_cast<long long>(token));
   }
-  std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
   std::printf("\n");
-  std::fprintf(stderr, "%.0f tokens/s\n", (count - 1) / time.count());
+  if (double seconds = steps.getSeconds(); count > 1)
+    std::fprintf(
+        stderr, "; steps: %d tokens in %.6f s (CPU %.6f s), %.0f tokens/s",
+        count - 1, seconds, steps.getCpuSeconds(), (count - 1) / seconds);
+  std::fprintf(stderr, "\n");
+  return firstToken;
+}
+
+/// Bytes of this process in memory; 0 where the system does not say.
+static int64_t getResidentBytes() {
+  int64_t size = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
 }
 
 int main(int argc, char **argv) {
@@ -58,6 +99,8 @@ int main(int argc, char **argv) {
     std::fprintf(stderr, "expected: generate ARTIFACT COUNT ID.. [-- ID..]\n");
     return 1;
   }
+  Stopwatch program;
+  double firstToken = 0;
   try {
     Artifact artifact(argv[1]);
     const Function &model = artifact.getFunction();
@@ -68,9 +111,12 @@ int main(int argc, char **argv) {
         prompt.push_back(std::atoll(argv[i]));
         continue;
       }
-      generate(model, prompt, std::atoi(argv[2]));
+      double seconds = generate(model, prompt, std::atoi(argv[2]), program);
+      firstToken = firstToken == 0 ? seconds : firstToken;
       prompt.clear();
     }
+    std::fprintf(stderr, "first token after %.3f s, %lld MB resident\n",
+                 firstToken, static_cast<long long>(getResidentBytes() >> 20));
     return 0;
   } catch (const std::exception &error) {
     std::fprintf(stderr, "generate: error: %s\n", error.what());

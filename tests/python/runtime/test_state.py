@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -14,6 +15,7 @@ import transformers
 from support import PACKAGE, rewrite_manifest, run_tool
 
 import moe_mlir
+from moe_mlir.models.decoder import Decoder
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOM = 16
@@ -168,28 +170,6 @@ def test_an_input_that_is_updated_is_refused(tmp_path):
 # ---- a language model ------------------------------------------------------------------
 
 
-class Decoder(torch.nn.Module):
-    """A language model with its cache of keys and values in buffers (docs/Deploying.md)."""
-
-    def __init__(self, model, room):
-        super().__init__()
-        self.model = model
-        self.cache = transformers.StaticCache(config=model.config, max_cache_len=room)
-        width = model.config.hidden_size // model.config.num_attention_heads
-        self.cache.early_initialization(1, model.config.num_key_value_heads, width, model.dtype,
-                                        model.device)
-        for i, layer in enumerate(self.cache.layers):
-            self.register_buffer(f"keys_{i}", layer.keys)
-            self.register_buffer(f"values_{i}", layer.values)
-
-    def forward(self, ids, positions):
-        for i, layer in enumerate(self.cache.layers):
-            layer.keys, layer.values = getattr(self, f"keys_{i}"), getattr(self, f"values_{i}")
-            layer.cumulative_length = positions[0].clone()
-        return self.model(ids, past_key_values=self.cache, position_ids=positions[None],
-                          use_cache=True, logits_to_keep=1).logits[:, -1]
-
-
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory):
     """A tiny Granite with random weights, and its artifact."""
@@ -242,4 +222,8 @@ def test_the_cpp_example_generates_eagers_tokens(decoder, tmp_path):
     assert done.returncode == 0, done.stderr
     assert [[int(t) for t in line.split()] for line in done.stdout.splitlines()] == [
         eager_tokens(model, prompt) for prompt in PROMPTS]
-    assert done.stderr.count("tokens/s") == 2
+    said = done.stderr.splitlines()
+    for line, prompt in zip(said, PROMPTS, strict=False):
+        assert re.fullmatch(rf"prompt: {len(prompt)} tokens in [\d.]+ s \(CPU [\d.]+ s\); steps: "
+                            rf"{COUNT - 1} tokens in [\d.]+ s \(CPU [\d.]+ s\), \d+ tokens/s", line)
+    assert re.fullmatch(r"first token after [\d.]+ s, \d+ MB resident", said[2])
