@@ -3,8 +3,9 @@
 Random weights, attention as users run it, a cache of keys and values of fixed
 size: the tokens/s of a prompt and of greedy steps after it, the seconds from a
 model in memory to its first token, and what a way to run it adds to the resident
-memory. All ways run in one process, in turns, on the same weights, and their
-times are CPU times of the calling thread.
+memory. The last two come from a process of each way's own, which begins with
+empty caches on disk. Then all ways run in one process, in turns, on the same
+weights, and their times are CPU times of the calling thread.
 """
 
 import argparse
@@ -12,23 +13,28 @@ import contextlib
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import shlex
 import statistics
 import sys
-import time
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-import moe_mlir
-
 from ..bench.machine import cpu_model
 from ..frontends.dynamo import register
-from . import page
+from . import cpp_program, page
+from .cpp_program import CppProgram
+from .near_ties import judge
+from .ways import FORMS, Way, Weights
 
 # (class of the configuration, class of the model, sizes); OLMoE and Qwen3-MoE with two layers.
 SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -47,11 +53,7 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
         num_experts=128, num_experts_per_tok=8, norm_topk_prob=True)),
 }
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-# transformers' own ways to run experts. "batched_mm" copies the weights for each token: the
-# prompt before its steps runs on the first.
-EXPERTS = ("grouped_mm", "batched_mm", "eager")
-WAYS = (*(f"eager, {experts}" for experts in EXPERTS), "Inductor", 'backend="moe"',
-        "moe_mlir.compile")
+WAYS = (*FORMS, cpp_program.NAME)
 
 
 @dataclass
@@ -65,98 +67,174 @@ class Row:
     steps: float | None = None          # tokens/s
     first_token: float | None = None    # seconds
     memory: float | None = None         # resident bytes that it adds, over the model's
-    agrees: bool | None = None          # greedy tokens are eager's
+    tokens: str = "no"                  # "eager's", "near tie" or "others"
     reason: str = ""
+    note: str = ""
     arguments: str = ""                 # of the command that measured it
 
 
-class Way:
-    """A model's forward in one way, with a cache of its own."""
+@dataclass(frozen=True)
+class Job:
+    """One model and what is asked of it; processes of their own get it."""
 
-    def __init__(self, name: str, model: torch.nn.Module, make: Callable[..., Any],
-                 experts: str = EXPERTS[0]):
-        self.name, self.model, self.make, self.experts = name, model, make, experts
-        self.seconds: dict[str, list[float]] = {"prompt": [], "steps": []}
-        self.tokens: list[int] = []
-        self.forward: Any = None
-        self.cache: Any = None
+    name: str
+    dtype: str
+    sizes: dict[str, Any]
+    prompt: int
+    steps: int
+    rounds: int
+    threads: int
+    folder: str     # for caches and artifacts, one folder a way
 
-    def start(self, ids: torch.Tensor, room: int) -> None:
-        import transformers
+    @property
+    def room(self) -> int:
+        return self.prompt + self.steps + 1
 
-        self.cache = transformers.StaticCache(config=self.model.config, max_cache_len=room)
-        self._choose_experts(self.experts)
-        self.forward = self.make(self.model, ids, self.cache)
-        self.run(ids, 0)
-
-    def _choose_experts(self, implementation: str) -> None:
-        self.model.set_experts_implementation(implementation)
-
-    def run(self, ids: torch.Tensor, steps: int) -> None:
-        """A prompt and greedy steps; keeps the times and the tokens."""
-        self._choose_experts(EXPERTS[0] if self.experts == "batched_mm" else self.experts)
-        self.cache.reset()
-        begin = time.thread_time()
-        logits = self.forward(ids, past_key_values=self.cache, logits_to_keep=1).logits
-        self.seconds["prompt"].append(time.thread_time() - begin)
-        self.tokens = [int(logits[0, -1].argmax())]
-        self._choose_experts(self.experts)
-        begin = time.thread_time()
-        for _ in range(steps):
-            token = torch.tensor([[self.tokens[-1]]])
-            logits = self.forward(token, past_key_values=self.cache, logits_to_keep=1).logits
-            self.tokens.append(int(logits[0, -1].argmax()))
-        if steps:
-            self.seconds["steps"].append((time.thread_time() - begin) / steps)
-
-
-def _ways(model) -> list[Way]:
-    def backend(name):
-        return lambda model, ids, cache: torch.compile(model, backend=name, dynamic=True)
-
-    def compiled(model, ids, cache):
-        return moe_mlir.compile(model, (ids,), kwargs=dict(past_key_values=cache,
-                                                           logits_to_keep=1))
-    runs = [*[lambda model, *_: model] * len(EXPERTS), backend("inductor"), backend("moe"),
-            compiled]
-    experts = [*EXPERTS, *[EXPERTS[0]] * (len(WAYS) - len(EXPERTS))]
-    return [Way(name, model, run, choice) for name, run, choice in zip(WAYS, runs, experts)]
+    def folder_of(self, way: str) -> Path:
+        folder = Path(self.folder) / str(WAYS.index(way))
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
 
 
 def measure(name: str, dtype: str, prompt: int, steps: int, rounds: int,
-            sizes: dict[str, Any] | None = None, ways: Sequence[str] = WAYS,
+            sizes: dict[str, Any] | None = None, ways: Sequence[str] = WAYS, threads: int = 1,
             log: Callable[[str], object] = lambda text: None) -> list[Row]:
     """The rows of one model in these ways; `sizes` replace its own."""
-    model = build(name, dtype, sizes or {})
-    size = sum(p.numel() * p.element_size() for p in {id(p): p for p in model.parameters()}.values())
-    ids = torch.randint(3, 1000, (1, prompt), generator=torch.Generator().manual_seed(0))
-    ids %= model.config.vocab_size
-    layers = (sizes or {}).get("num_hidden_layers")
+    sizes = sizes or {}
+    layers = sizes.get("num_hidden_layers")
     label = name if layers is None else f"{name}, {layers} layers"
-    rows, running = [], []
-    for way in (way for way in _ways(model) if way.name in ways):
-        row = Row(label, dtype, way.name)
-        rows.append(row)
-        log(f"{name} {dtype}: {way.name}")
+    rows = [Row(label, dtype, way) for way in WAYS if way in ways]
+    with tempfile.TemporaryDirectory(prefix="moe-mlir-speed-") as folder:
+        job = Job(name, dtype, sizes, prompt, steps, rounds, threads, folder)
+        for number, row in enumerate(rows):
+            log(f"{name} {dtype}: {row.way}")
+            (rows[number],) = _apart(_start_cold, job, [row])
+        log(f"{name} {dtype}: all, in turns")
+        done = {row.way: row for row in _apart(_run_in_turns, job,
+                                               [row for row in rows if not row.reason])}
+    return [done.get(row.way, row) for row in rows]
+
+
+# ---- in processes of their own -----------------------------------------------------
+
+
+def _apart(function: Callable[[Job, list[Row]], list[Row]], job: Job,
+           rows: list[Row]) -> list[Row]:
+    """What a function makes of the rows in a process without a past."""
+    context = multiprocessing.get_context("forkserver")
+    # Not ours: a process that was forked with it loaded runs its kernels on one thread.
+    context.set_forkserver_preload(["torch", "transformers"])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
-            before, begin = resident(), time.perf_counter()
-            way.start(ids, prompt + steps + 1)
-            row.first_token = time.perf_counter() - begin
-            row.memory = (resident() - before) / size
-            running.append((row, way))
+            return pool.submit(function, job, rows).result()
+        except BrokenProcessPool as error:  # there may be too little memory
+            return [replace(row, reason=_first_line(error)) for row in rows]
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+@contextlib.contextmanager
+def _prepared(job: Job) -> Iterator[tuple[Any, torch.Tensor]]:
+    """In a process of its own: inside, torch is as all ways get it; gives the model and a prompt."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=UserWarning)
+    register()
+    torch.set_num_threads(job.threads)
+    model = build(job.name, job.dtype, job.sizes)
+    ids = torch.randint(3, 1000, (1, job.prompt), generator=torch.Generator().manual_seed(0))
+    # A graph for the prompt and one for the steps, by backend and by model.
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
+        yield model, ids % model.config.vocab_size
+
+
+def _use_caches(folder: Path) -> None:
+    """Of ours and of Inductor; what a way compiles cold, it finds there afterwards."""
+    os.environ["MOE_MLIR_CACHE_DIR"] = str(folder / "moe-mlir")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+
+
+def _make_way(job: Job, weights: Weights, name: str) -> Way | CppProgram:
+    _use_caches(job.folder_of(name))
+    if name == cpp_program.NAME:
+        return CppProgram(weights.model, job.folder_of(name), job.threads)
+    return Way(name, weights)
+
+
+def _start_cold(job: Job, rows: list[Row]) -> list[Row]:
+    """A row with the seconds to the first token and with the memory after a step."""
+    (row,) = rows
+    with _prepared(job) as (model, ids):
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        way = _make_way(job, Weights(model, alone=True), row.way)
+        before = resident()
+        try:
+            first_token = way.start(ids, job.room)
+            way.run(ids, 1)
         except Exception as error:  # whatever torch or the model raise: the table says it
-            row.reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    for turn in range(rounds + 1):
-        for _, way in running:
-            way.run(ids, steps)
-            if turn == 0:  # it compiles the step
-                way.seconds["steps"].clear()
-    for row, way in running:
-        if way.experts != "batched_mm":
-            row.prompt = prompt / min(way.seconds["prompt"][1:])
-        row.steps = 1 / statistics.median(way.seconds["steps"])
-        row.agrees = way.tokens == running[0][1].tokens
-    return rows
+            return [replace(row, reason=_first_line(error))]
+        return [replace(row, first_token=first_token, note=way.note,
+                        memory=way.added(before, resident(), size))]
+
+
+def _run_in_turns(job: Job, rows: Sequence[Row]) -> list[Row]:
+    """The rows with their times and tokens."""
+    with _prepared(job) as (model, ids):
+        rows, tokens = _take_times(job, rows, model, ids)
+        gc.collect()  # the packed copy
+        return _judge(model, ids, rows, tokens)
+
+
+def _take_times(job, rows, model, ids) -> tuple[list[Row], dict[str, list[int]]]:
+    weights = Weights(model, alone=False)
+    ways = {row.way: _make_way(job, weights, row.way) for row in rows}
+    reasons: dict[str, str] = {}
+
+    def each(run: Callable[[Any], object]) -> None:
+        for name, way in ways.items():
+            if name not in reasons:
+                _use_caches(job.folder_of(name))
+                try:
+                    run(way)
+                except Exception as error:
+                    reasons[name] = _first_line(error)
+
+    each(lambda way: way.start(ids, job.room))
+    each(lambda way: way.run(ids, job.steps))  # compiles the step, and warms up
+    for way in ways.values():
+        way.seconds = {"prompt": [], "steps": []}
+    for _ in range(job.rounds):
+        each(lambda way: way.run(ids, job.steps))
+    done = [replace(row, reason=reasons[row.way]) if row.way in reasons else
+            _with_times(job, row, ways[row.way]) for row in rows]
+    return done, {name: way.tokens for name, way in ways.items() if name not in reasons}
+
+
+def _with_times(job, row, way) -> Row:
+    prompt = job.prompt / min(way.seconds["prompt"]) if way.has_prompt_of_its_own else None
+    return replace(row, prompt=prompt, steps=1 / statistics.median(way.seconds["steps"]))
+
+
+def _judge(model, ids, rows, tokens) -> list[Row]:
+    """The rows with what is to be said of their tokens."""
+    expected: list[int] = next(iter(tokens.values()), [])
+    verdicts = judge(model, ids, expected, {n: t for n, t in tokens.items() if t != expected})
+    judged = []
+    for row in rows:
+        verdict = verdicts.get(row.way)
+        if row.way not in tokens:
+            judged.append(row)
+        elif verdict is None:
+            judged.append(replace(row, tokens="eager's"))
+        else:
+            note = "; ".join(filter(None, (row.note, str(verdict))))
+            judged.append(replace(row, note=note,
+                                  tokens="near tie" if verdict.is_near_tie else "others"))
+    return judged
+
+
+# ---- models and tables --------------------------------------------------------------
 
 
 def build(name: str, dtype: str, sizes: dict[str, Any]) -> Any:
@@ -184,12 +262,12 @@ def table(rows: Sequence[Row]) -> str:
     for row in rows:
         def number(value, form):
             return "no" if value is None else format(value, form)
-        tokens = {None: "no", True: "eager's", False: "others"}[row.agrees]
         lines.append(f"| {row.model} | {row.dtype} | {row.way} | {number(row.prompt, '.1f')} | "
                      f"{number(row.steps, '.2f')} | {number(row.first_token, '.1f')} | "
-                     f"{number(row.memory, '+.2f')} | {tokens} |")
-    reasons = [f"- {row.model} {row.dtype}, {row.way}: {row.reason}" for row in rows if row.reason]
-    return "\n".join([*lines, *([""] if reasons else []), *reasons]) + "\n"
+                     f"{number(row.memory, '+.2f')} | {row.tokens} |")
+    notes = [f"- {row.model} {row.dtype}, {row.way}: {text}" for row in rows
+             for text in (row.reason, row.note) if text]
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
 _SECTION = """\
@@ -203,11 +281,22 @@ calling thread. Layers, where the name says no other number: {layers}.
 Measured by
 {commands}
 
+- **eager, moe**: routers by `moe_mlir.hf.patch`, experts "moe"; **packed**: experts by
+  `moe_mlir.pack_experts`; **artifact in C++**: `examples/deploy/generate.cpp` on an artifact of
+  `moe-compile`, each time a process of its own, and times from its second sequence.
 - **prompt**: the forward of a whole prompt, the best round; **steps**: greedy steps after it, the
   median round. `batched_mm` copies weights for each token, so its prompt runs on `grouped_mm`.
 - **first token**: seconds of the wall clock from a model in memory to its first token, with what is
-  compiled for it; **memory**: resident bytes that the way adds, over the bytes of the weights.
-- **tokens**: whether the greedy tokens are those of the first way.
+  packed and compiled for it: cold, in a process of its own with empty caches on disk, ours and
+  Inductor's. Of the artifact, which is compiled before, from the start of the program, whose file of
+  weights the system may still hold in memory.
+- **memory**: resident bytes that the way adds in that process after one step, over the bytes of the
+  weights; of the artifact those of its process beyond the weights, of which it maps all and holds
+  what it has read.
+- **tokens**: whether the greedy tokens are those of the first way. **near tie**: they are not, but
+  each has a logit that is below the best by no more than the largest error of eager's logits at any
+  token of the sequence, both by a run of the same weights in twice the bits; a line above has the
+  two numbers. **others**: some token has not.
 - **no**: could not be had; a line above says why.
 """
 
@@ -223,16 +312,6 @@ def section(rows: Sequence[Row]) -> str:
                            commands="\n".join(commands), layers=layers)
 
 
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _read(files: Sequence[str]) -> list[Row]:
     rows = []
     for name in files:
@@ -243,24 +322,18 @@ def _read(files: Sequence[str]) -> list[Row]:
 
 def _measure(options: argparse.Namespace, arguments: str) -> list[Row]:
     """Measures what the options ask for."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=UserWarning)
-    register()
     sizes = {} if options.layers is None else {"num_hidden_layers": options.layers}
     rows: list[Row] = []
-    with _threads(options.threads), torch.no_grad():
-        for name in options.names or SIZES:
-            for dtype in options.dtype or DTYPES:
-                torch._dynamo.reset()
-                gc.collect()
-                found = measure(name, dtype, options.prompt, options.steps, options.rounds, sizes,
-                                options.way or WAYS,
-                                lambda text: print(text, file=sys.stderr, flush=True))
-                rows += [replace(row, arguments=arguments) for row in found]
-                if options.json:
-                    # After each model, so that an interruption loses one.
-                    with open(options.json, "w") as file:
-                        json.dump([asdict(row) for row in rows], file, indent=2)
+    for name in options.names or SIZES:
+        for dtype in options.dtype or DTYPES:
+            found = measure(name, dtype, options.prompt, options.steps, options.rounds, sizes,
+                            options.way or WAYS, options.threads,
+                            lambda text: print(text, file=sys.stderr, flush=True))
+            rows += [replace(row, arguments=arguments) for row in found]
+            if options.json:
+                # After each model, so that an interruption loses one.
+                with open(options.json, "w") as file:
+                    json.dump([asdict(row) for row in rows], file, indent=2)
     return rows
 
 

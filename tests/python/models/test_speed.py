@@ -1,41 +1,85 @@
 """The measurement of models of real widths, on a model of small ones."""
 
 import json
+import tempfile
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from moe_mlir.frontends.dynamo import register
 from moe_mlir.models import page
-from moe_mlir.models.speed import WAYS, Row, main, measure, table
+from moe_mlir.models.cpp_program import NAME as CPP
+from moe_mlir.models.cpp_program import CppProgram
+from moe_mlir.models.near_ties import judge
+from moe_mlir.models.speed import WAYS, Row, build, main, measure, table
 
 _SMALL = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
               num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, vocab_size=64)
 
 
-@torch.no_grad()
-def check(ways):
+def check(ways, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rows = measure("Granite-1B", "f32", prompt=5, steps=2, rounds=1, sizes=_SMALL, ways=ways)
     assert [row.way for row in rows] == list(ways)
     for row in rows:
-        assert row.agrees and row.steps > 0 and row.first_token > 0, row
-    assert table(rows).count("eager's") == len(ways)
+        assert row.tokens == "eager's" and row.steps > 0 and row.first_token > 0, row
+        assert row.memory is not None and not row.reason
+    assert table(rows).count("| eager's |") == len(ways)
+    assert not list(tmp_path.glob("moe-mlir-*"))
 
 
-def test_a_compiled_model_gives_the_tokens_of_eager():
-    check(["eager, grouped_mm", "eager, batched_mm", "moe_mlir.compile"])
+def test_compiled_models_give_the_tokens_of_eager(tmp_path, monkeypatch):
+    check(["eager, grouped_mm", "moe_mlir.compile, packed", CPP], tmp_path, monkeypatch)
 
 
 @pytest.mark.long
-def test_every_way_gives_the_tokens_of_eager():
-    register()
-    check(WAYS)
+def test_every_way_gives_the_tokens_of_eager(tmp_path, monkeypatch):
+    check(WAYS, tmp_path, monkeypatch)
+
+
+def test_a_way_that_fails_has_a_reason():
+    """Of four experts nobody chooses five."""
+    sizes = dict(_SMALL, num_experts_per_tok=5)
+    for row in measure("Granite-1B", "f32", 5, 2, 1, sizes, ["eager, grouped_mm"]):
+        assert row.steps is None and row.tokens == "no" and "Error" in row.reason
+        assert row.reason in table([row])
+
+
+def test_an_artifact_needs_a_compiler_and_room(tmp_path, monkeypatch):
+    program = CppProgram(build("Granite-1B", "f32", _SMALL), tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setenv("PATH", str(tmp_path))
+        with pytest.raises(FileNotFoundError, match=r"expected a C\+\+ compiler.*found none"):
+            program.start(torch.ones(1, 3, dtype=torch.int64), 8)
+    usage = type("", (), {"free": 1 << 20})()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match=r"expected 256 MB free in .*, found 1 MB"):
+        program.start(torch.ones(1, 3, dtype=torch.int64), 8)
+
+
+@torch.no_grad()
+def test_other_tokens_are_near_ties_or_faults():
+    """The best tokens of bf16 logits: one that is equal but for rounding, and a plain other."""
+    model = build("Granite-1B", "bf16", _SMALL)
+    prompt = torch.arange(3, 8)[None]
+    logits = model(prompt).logits[0, -1]
+    best = int(logits.argmax())
+    near = (best + 1) % 64
+    model.model.embed_tokens.weight[near] = model.model.embed_tokens.weight[best]
+    model.model.embed_tokens.weight[near, 0] *= 1.0078125
+    model.lm_head.weight = model.model.embed_tokens.weight
+    expected = int(model(prompt).logits[0, -1].argmax())
+    other = near if expected == best else best
+    worst = int(logits.argmin())
+    verdicts = judge(model, prompt, [expected], {"near": [other], "fault": [worst]})
+    assert verdicts["near"].is_near_tie and not verdicts["fault"].is_near_tie
+    assert str(verdicts["fault"]).startswith("from token 1 on the tokens are others than eager's")
+    assert judge(model, prompt, [expected], {}) == {}
 
 
 def test_the_section_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
     """The tables of docs/Models.md are measured apart."""
-    rows = [Row("OLMoE", "bf16", "Inductor", 10.0, 2.0, 3.0, 0.5, True, arguments="OLMoE --json r.json")]
+    rows = [Row("OLMoE", "bf16", "Inductor", 10.0, 2.0, 3.0, 0.5, "eager's", arguments="OLMoE --json r.json")]
     measured, written = tmp_path / "r.json", tmp_path / "Models.md"
     measured.write_text(json.dumps([asdict(row) for row in rows]))
     written.write_text("# Models\n\nThe tiny ones.\n")
