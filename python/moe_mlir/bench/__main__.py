@@ -28,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(row.title for row in rows))
         return 0
     if options.records:
-        records = _read(options.records)
-        _write(records, machines.Machine(**records[0]["machine"]), options)
+        _write([record for file in options.records for record in _read(file)], options)
         return 0
     torch.set_num_threads(options.threads)
     torch.set_grad_enabled(False)
@@ -39,12 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     context = Context(
         machine, options.threads, 5 if options.quick else 15, not options.no_inductor
     )
-    records, wrong = _measure(rows, context)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump([{**r, "machine": machine.facts()} for r in records], file, indent=1)
-            file.write("\n")
-    _write(records, machine, options)
+    records, wrong = _measure(rows, context, options.json)
+    _write(records, options)
     slower = regression.compare(records, options.compare) if options.compare else []
     for line in slower:
         print(f"regression: {line}")
@@ -61,9 +56,9 @@ def _read(path):
     return [{**r, "why": reasons.get(r["title"], r["why"])} for r in records]
 
 
-def _write(records, machine, options):
+def _write(records, options):
     if options.page:
-        page.write_page(options.page, records, machine)
+        page.write_page(options.page, records)
     if options.chart:
         with open(options.chart, "w") as file:
             file.write(page.draw_chart(records))
@@ -77,10 +72,11 @@ def _parse(argv):
     add("--op", metavar="NAME", help="only this op")
     add("--rows", metavar="PATTERN", help="only rows whose title contains this text")
     add("--threads", type=int, default=1, help="threads of every rival; several: wall clock")
-    add("--page", metavar="FILE", help="write the CPU part of this page, and its chart")
+    add("--page", metavar="FILE", help="write the machine's part of this page, and its chart")
     add("--chart", metavar="FILE", help="write the chart as SVG")
     add("--compare", metavar="FILE", help="fail where a ratio fell behind this earlier JSON")
-    add("--records", metavar="FILE", help="write page and chart from this JSON; measure nothing")
+    add("--records", metavar="FILE", nargs="+", help="write page and chart from the JSON of "
+        "earlier runs, of rows that are in several from the last; measure nothing")
     add("--list", action="store_true", help="print the titles of the rows and stop")
     add("--no-inductor", action="store_true", help="leave out torch.compile, which takes longest")
     options = parser.parse_args(argv)
@@ -105,12 +101,13 @@ def _choose(options):
     return rows
 
 
-def _measure(rows, context):
+def _measure(rows, context, file):
     _print_header()
-    records, wrong = [], 0
+    records: list[dict] = []
+    wrong = 0
     for row in rows:
         try:
-            records.append(row.measure(context))
+            records.append({**row.measure(context), "machine": context.machine.facts()})
         except AssertionError as error:
             wrong += 1
             print(f"{row.title}: wrong result, not timed: {error}")
@@ -119,7 +116,15 @@ def _measure(rows, context):
             print(f"{row.title}: not measured: {reason}")
             continue
         _print_row(records[-1])
+        if file:
+            _save(records, file)  # after each row: a run of hours may be interrupted
     return records, wrong
+
+
+def _save(records, path):
+    with open(path, "w") as file:
+        json.dump(records, file, indent=1)
+        file.write("\n")
 
 
 # ----------------------------------------------------------------------- table

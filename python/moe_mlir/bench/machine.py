@@ -45,6 +45,12 @@ class Machine:
     read_gbytes: float
     copy_gbytes: float
     huge_read_gbytes: float | None = None  # from pages of 2 MiB, which no tensor lies in unasked
+    level: str = ""  # the vectors of the code that is measured
+
+    @property
+    def name(self) -> str:
+        """What tells the machines of a page apart."""
+        return ", ".join(filter(None, (self.model, self.level)))
 
     def limit(
         self,
@@ -72,7 +78,7 @@ class Machine:
         pages = self.huge_read_gbytes
         huge = "" if pages is None else f" ({pages:.0f} from 2 MiB pages)"
         return (
-            f"{self.model}, one core: {self.fma_gflops:.0f} GFLOP/s f32 FMA "
+            f"{self.name}, one core: {self.fma_gflops:.0f} GFLOP/s f32 FMA "
             f"(torch's GEMM {self.gemm_gflops:.0f}), {dot}, "
             f"{self.exp_giga:.1f} Gexp/s, {self.read_gbytes:.0f} GB/s read{huge}, "
             f"{self.copy_gbytes:.0f} GB/s copy (read + write)"
@@ -98,7 +104,13 @@ def measure() -> Machine:
         read,
         _copy_gbytes(),
         huge_read,
+        _level(cpu, features),
     )
+
+
+def _level(cpu, features):
+    vectors = "AVX-512" if "avx512f" in features else "AVX2" if "avx2" in features else "SSE"
+    return vectors if cpu == "native" else f"{vectors} by MOE_MLIR_CPU={cpu}"
 
 
 def cache_bytes() -> int:

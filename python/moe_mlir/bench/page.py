@@ -1,4 +1,4 @@
-"""The results as a page: the CPU part of docs/Performance.md, and its chart."""
+"""The results as a page: a part of docs/Performance.md for each CPU, and its chart."""
 
 import html
 import math
@@ -13,7 +13,7 @@ import torch
 
 from .machine import Machine
 
-_BEGIN = "<!-- cpu: written by ./bench --page -->"
+_BEGIN = "<!-- cpu: {}; written by ./bench --page -->"
 _END = "<!-- cpu: end -->"
 
 _HEAD = """# Performance
@@ -24,24 +24,43 @@ A row is measured again by its command: `./bench --rows 'TITLE'` takes any part 
 """
 
 
-def write_page(path: str | Path, records: Sequence[dict[str, Any]], machine: Machine) -> None:
-    """Writes the CPU part between its marks; the rest of an existing page stays."""
+def write_page(path: str | Path, records: Sequence[dict[str, Any]]) -> None:
+    """Writes the part of each machine between its marks; other parts of an existing page stay.
+
+    Of a row that was measured several times on a machine, the last counts.
+    """
     path = Path(path)
-    chart = path.with_name(f"{path.stem.lower()}-cpu.svg")
-    chart.write_text(draw_chart(records))
-    part = f"{_BEGIN}\n{_render(records, machine, chart.name)}{_END}\n"
     text = path.read_text() if path.exists() else _HEAD
-    if _BEGIN in text:
-        before, _, rest = text.partition(_BEGIN)
-        text = before + part + rest.partition(_END)[2].removeprefix("\n")
-    else:
-        text = text.rstrip("\n") + "\n\n" + part
+    for machine, rows in _by_machine(records):
+        label = re.sub(r"[^a-z0-9]+", "-", machine.name.lower()).strip("-")
+        chart = path.with_name(f"{path.stem.lower()}-{label}.svg")
+        chart.write_text(draw_chart(rows))
+        begin = _BEGIN.format(machine.name)
+        part = f"{begin}\n{_render(rows, machine, chart.name)}{_END}\n"
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            text = before + part + rest.partition(_END)[2].removeprefix("\n")
+        else:
+            # Behind the other machines, if there are any.
+            before, last, rest = text.rpartition(f"{_END}\n")
+            text = f"{before}{last}\n{part}{rest}" if last else f"{text.rstrip()}\n\n{part}"
     path.write_text(text)
+
+
+def _by_machine(records):
+    """The rows of each machine, with its peaks as they were measured last."""
+    machines: dict[str, Machine] = {}
+    rows: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+    for record in records:
+        machine = Machine(**record["machine"])
+        machines[machine.name] = machine
+        rows.setdefault(machine.name, {})[record["title"], record["threads"]] = record
+    return [(machine, list(rows[name].values())) for name, machine in machines.items()]
 
 
 def _render(records, machine, chart):
     lines = [
-        "## CPU",
+        f"## CPU: {machine.name}",
         textwrap.fill(f"Measured on {machine.sentence()}; torch {torch.__version__}, Linux "
         f"{platform.release()}. Times are microseconds, the least of all rounds; one thread is "
         "timed by its own CPU time, several by the wall clock. Inputs are random, fresh for every "
@@ -141,14 +160,15 @@ def _gated_experts(records):
         return
     yield (
         "The experts of a layer in transformers' layout, gated by SiLU. Ours is what "
-        "`set_experts_implementation(\"moe\")` gives; `eager`, `grouped_mm` and `batched_mm` are "
+        "`set_experts_implementation(\"moe\")` gives on weights that `pack_experts` packed, "
+        "`unpacked` on weights as they lie; `eager`, `grouped_mm` and `batched_mm` are "
         "transformers' own, Inductor compiles `grouped_mm`, `vllm` and `onnxruntime` are their "
         "kernels on weights that they packed before. All get the same weights, ids and gates. "
         "`ratio` is the best of them over ours. Each call needs other experts than the one "
         "before, and their weights are in no cache: GB/s counts each expert that was chosen once."
     )
     yield ""
-    header = ("row", "ours us", *(f"{name} us" for name in _PEERS), "ratio", "GB/s", "GFLOP/s",
+    header = ("row", "ours us", "unpacked us", *(f"{name} us" for name in _PEERS), "ratio", "GB/s", "GFLOP/s",
               "limit", "% of limit", "goals")  # fmt: skip
     yield from _table(
         header,
@@ -156,6 +176,7 @@ def _gated_experts(records):
             (
                 f"`{r['title']}`" + ("" if r["threads"] == 1 else f", {r['threads']} threads"),
                 _number(r["ours_us"]),
+                _number(r["unpacked_us"]),
                 *(_number(r["rivals_us"].get(name)) for name in _PEERS),
                 _number(r["ratio"], 2),
                 _number(r["read_gbytes"], 1),
@@ -249,7 +270,7 @@ def _missed(records):
     for record, goal in missed:
         why = f" {record['why']}" if record["why"] else ""
         possible = record["ratio_at_limit"]
-        if goal["goal"].startswith("ratio") and possible:
+        if goal["goal"].startswith(("ratio", "peer / ours")) and possible:
             why += f" At the limit the ratio would be {possible:.2f}."
         yield f"- `{record['title']}`: {goal['goal']}, found {goal['found']:.4g}.{why}"
 

@@ -77,6 +77,8 @@ FIELDS = (
     "threads",
     "ours_us",
     "ours_median_us",
+    # Where weights may be packed, which ours are: the time without.
+    "unpacked_us",
     "eager_us",
     "inductor_us",
     "peer",

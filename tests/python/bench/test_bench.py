@@ -12,7 +12,7 @@ from moe_mlir.bench.cases.selection import topk_renorm
 from moe_mlir.bench.machine import Machine
 from moe_mlir.bench.rows import FIELDS, Context, Goal
 
-MACHINE = Machine("a CPU", 200.0, 180.0, 400.0, 5.0, 20.0, 30.0)
+MACHINE = Machine("a CPU", 200.0, 180.0, 400.0, 5.0, 20.0, 30.0, level="AVX2")
 CONTRACT = {
     "op", "shape", "dtype", "threads", "ours_us", "eager_us", "inductor_us", "peer", "peer_us",
     "ratio", "limit_us", "percent_of_limit", "peak_mb",
@@ -140,7 +140,8 @@ def make(ratio, **values):
     record = dict.fromkeys(FIELDS)
     record.update(op="topk_renorm", shape={"n": 1}, dtype="float32", threads=1, ratio=ratio,
                   title="topk_renorm n=1 float32", ours_us=10.0, ours_median_us=11.0,
-                  eager_us=10.0 * ratio, goals=[], why="", **values)  # fmt: skip
+                  eager_us=10.0 * ratio, goals=[], why="",
+                  machine=MACHINE.facts(), **values)  # fmt: skip
     return record
 
 
@@ -166,25 +167,46 @@ def test_a_regression_fails_the_run(tmp_path, known_machine):
 def test_the_page_keeps_what_others_wrote(tmp_path):
     path = tmp_path / "Performance.md"
     missed = {"goal": "ratio >= 20x", "found": 10.0, "met": False}
-    page.write_page(path, [make(10.0) | {"goals": [missed], "why": "A reason."}], MACHINE)
+    page.write_page(path, [make(10.0) | {"goals": [missed], "why": "A reason."}])
     path.write_text(path.read_text() + "\n## GPU\nMeasured elsewhere.\n")
-    page.write_page(path, [make(30.0)], MACHINE)
+    page.write_page(path, [make(30.0)])
     text = path.read_text()
     assert "Measured elsewhere." in text and text.count("## CPU") == 1
     assert "Every goal that was measured is met." in text and "A reason." not in text
 
 
+def test_the_page_has_a_part_for_each_machine(tmp_path):
+    """And of several runs on one the last time of each row."""
+    path, files = tmp_path / "Performance.md", []
+    other = {**MACHINE.facts(), "level": "AVX-512"}
+    for run in ([make(10.0)], [make(20.0) | {"machine": other}], [make(30.0)]):
+        files.append(tmp_path / f"{len(files)}.json")
+        files[-1].write_text(json.dumps(run))
+    assert main(["--records", *map(str, files), "--page", str(path)]) == 0
+    first, second = path.read_text().split("## CPU: a CPU, AVX-512")
+    assert "## CPU: a CPU, AVX2" in first and "| 30.00 |" in first and "| 10.00 |" not in first
+    assert "| 20.00 |" in second
+    path.write_text(path.read_text() + "\n## GPU\n")
+    assert main(["--records", str(files[0]), "--page", str(path)]) == 0
+    assert "| 10.00 |" in path.read_text() and "| 20.00 |" in path.read_text()
+    third = json.dumps([make(40.0) | {"machine": {**other, "level": "SSE"}}])
+    files[0].write_text(third)
+    assert main(["--records", str(files[0]), "--page", str(path)]) == 0
+    assert path.read_text().index("CPU, AVX-512") < path.read_text().index("CPU, SSE") < \
+        path.read_text().index("## GPU")
+
+
 def test_the_page_says_by_how_much_a_goal_is_missed_and_why(tmp_path):
     path = tmp_path / "Performance.md"
     missed = {"goal": "ratio >= 20x", "found": 10.0, "met": False}
-    page.write_page(path, [make(10.0) | {"goals": [missed], "why": "A reason."}], MACHINE)
+    page.write_page(path, [make(10.0) | {"goals": [missed], "why": "A reason."}])
     assert "ratio >= 20x, found 10. A reason." in path.read_text()
-    assert (tmp_path / "performance-cpu.svg").read_text().startswith("<svg")
+    assert (tmp_path / "performance-a-cpu-avx2.svg").read_text().startswith("<svg")
 
 
 def test_a_goal_that_was_not_measured_is_not_missed(tmp_path):
     path = tmp_path / "Performance.md"
     unknown = {"goal": "ratio >= 1.1x", "found": None, "met": False}
-    page.write_page(path, [make(10.0) | {"goals": [unknown]}], MACHINE)
+    page.write_page(path, [make(10.0) | {"goals": [unknown]}])
     text = path.read_text()
     assert "ratio >= 1.1x (not measured)" in text and "missed" not in text

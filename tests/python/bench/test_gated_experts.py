@@ -109,11 +109,13 @@ def test_the_page_says_which_peers_ran(tmp_path):
         op="gated_experts", title="gated_experts d=1 float32", threads=1, ours_us=10.0, why="",
         eager_us=20.0, rivals_us={"eager": 20.0}, missing={"vllm": "needs 7.5 GB"}, ratio=2.0,
         read_gbytes=3.0, gflops=4.0, limit_us=5.0, bound="memory", percent_of_limit=50.0, goals=[],
+        unpacked_us=15.0, machine=MACHINE.facts(),
     )  # fmt: skip
     path = tmp_path / "Performance.md"
-    page.write_page(path, [record, {**record, "missing": {"vllm": "needs 8.5 GB"}}], MACHINE)
+    other = {**record, "title": "gated_experts d=2 float32", "missing": {"vllm": "needs 8.5 GB"}}
+    page.write_page(path, [record, other])
     text = path.read_text()
-    assert "| 10 | 20 |  |  |  |  |  | 2.00 | 3.0 | 4.0 | 5 memory | 50 |" in text
+    assert "| 10 | 15 | 20 |  |  |  |  |  | 2.00 | 3.0 | 4.0 | 5 memory | 50 |" in text
     assert "Measured beside ours: eager." in text
     assert "- `vllm` is missing in 2 of 2 rows: needs some GB." in text
 
