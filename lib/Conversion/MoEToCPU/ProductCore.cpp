@@ -45,7 +45,7 @@ void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
                : e.scratch({e.getIndexAttr(numPanels), places,
                             e.getIndexAttr(numVectors * e.width)},
                            type);
-  copied = mustCopyLeft()
+  copied = mustWidenLeft() || isLeftPagesApart()
                ? e.scratch({e.getIndexAttr(mostTileRows), places}, type)
                : Value();
   if (right.layout == ProductLayout::AlongSteps)
@@ -53,19 +53,21 @@ void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
                        e.getF32Type());
 }
 
-/// Whether rows are read from a copy: those of 16 bits, which it widens, unless
-/// all of their steps are pairs; those that end within a pair; and those that
-/// are a multiple of 4 KiB apart, which compete for few places of the first
-/// cache.
-bool ProductCore::mustCopyLeft() const {
-  constexpr int64_t kPageBytes = 4096;
-  auto type = cast<MemRefType>(left.memref.getType());
+/// Whether rows can only be read from a copy: those of 16 bits, which it
+/// widens, unless all of their steps are pairs, and those that end within a
+/// pair.
+bool ProductCore::mustWidenLeft() const {
   std::optional<int64_t> steps = getConstantIntValue(numSteps);
   bool isEven = steps && *steps % 2 == 0;
-  if (!type.getElementType().isF32() && !(inPairs && isEven))
-    return true;
-  if (getStepsOfPlace() == 2 && !isEven)
-    return true;
+  return (!getElementType(left.memref).isF32() && !(inPairs && isEven)) ||
+         (getStepsOfPlace() == 2 && !isEven);
+}
+
+/// Whether rows are a multiple of 4 KiB apart: several tiles of them compete
+/// for few places of the first cache, and are read from copies.
+bool ProductCore::isLeftPagesApart() const {
+  constexpr int64_t kPageBytes = 4096;
+  auto type = cast<MemRefType>(left.memref.getType());
   SmallVector<int64_t> strides;
   int64_t offset;
   if (!left.isContiguous || type.getRank() < 2 ||
@@ -154,13 +156,14 @@ Value ProductCore::getLeftRow(Value row) {
 
 /// A tile of `numRows` rows, whose steps of a chain are copied if need be.
 ProductCore::Tile ProductCore::makeTile(Value firstRow, int64_t numRows,
-                                        Value step, Value count) {
+                                        Value step, Value count,
+                                        bool mayCopy) {
   Tile tile;
   for (int64_t i = 0; i < numRows; ++i) {
     tile.rows.push_back(e.add(firstRow, e.index(i)));
     tile.leftRows.push_back(getLeftRow(tile.rows.back()));
   }
-  if (copied)
+  if (copied && mayCopy)
     copyLeft(tile.leftRows, e.index(0), step, count);
   return tile;
 }
@@ -211,8 +214,11 @@ Values ProductCore::multiplyPlace(const Panel &panel, const Tile &tile,
   for (auto [number, columns] : llvm::enumerate(loadColumns(panel, place))) {
     Value step = e.add(first, e.index(number));
     for (auto [i, leftRow] : llvm::enumerate(tile.leftRows)) {
-      Value lanes = splatLeft(e.index(i), leftRow, e.add(panel.step, step),
-                              inPairs ? place : step);
+      Value copy = inPairs ? place : step;
+      if (tile.firstCopied)
+        copy = e.add(tile.firstCopied, copy);
+      Value lanes =
+          splatLeft(e.index(i), leftRow, e.add(panel.step, step), copy);
       for (auto [j, column] : llvm::enumerate(columns)) {
         Value &sum = chain[i * numVectors + j];
         sum = multiplyAdd(lanes, column, sum);
@@ -380,9 +386,15 @@ Value ProductCore::getChainSteps(Value step) {
   return e.minSigned(e.sub(numSteps, step), e.index(chainLength));
 }
 
-/// One tile of rows at most.
+/// One tile of rows at most, which has places in the first cache wherever its
+/// rows are.
 void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
-  Value numRows = e.sub(rows.end, rows.first), one = e.index(1);
+  Value one = e.index(1);
+  bool isCopied = false;
+  if (right.layout != ProductLayout::AlongSteps) {
+    copied = mustWidenLeft() ? copied : Value();
+    isCopied = copyAllSteps(rows);
+  }
   e.loop(e.index(0), group.numPanels, 1, [&](Value slot) {
     Value size = e.index(shape.getNumColumns());
     PanelGroup single{e.add(group.column, e.mul(slot, size)), one, 1,
@@ -398,15 +410,43 @@ void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
              });
       return;
     }
-    e.loop(e.index(0), numSteps, chainLength, [&](Value step) {
-      Value count = getChainSteps(step);
-      Panel panel = makePanel(single, e.index(0), step);
-      fillPanel(panel, count);
-      switchRows(numRows, /*fewest=*/1, [&](int64_t tileRows) {
-        multiplyTile(panel, makeTile(rows.first, tileRows, step, count), count);
-      });
+    multiplyOneTile(rows, single, isCopied);
+  });
+}
+
+/// A panel by one tile of rows, all steps of which may be copied already.
+void ProductCore::multiplyOneTile(const RowRange &rows, const PanelGroup &group,
+                                  bool isCopied) {
+  e.loop(e.index(0), numSteps, chainLength, [&](Value step) {
+    Value count = getChainSteps(step);
+    Panel panel = makePanel(group, e.index(0), step);
+    fillPanel(panel, count);
+    switchRows(e.sub(rows.end, rows.first), /*fewest=*/1, [&](int64_t number) {
+      Tile tile = makeTile(rows.first, number, step, count, !isCopied);
+      if (isCopied)
+        tile.firstCopied = toPlace(step);
+      multiplyTile(panel, tile, count,
+                   [&](Value place) { prefetchAhead(panel, place); });
     });
   });
+}
+
+/// Copies all steps of a tile of rows, for all panels: each would copy them
+/// again. False if they are not known to fit, or need no copy.
+bool ProductCore::copyAllSteps(const RowRange &rows) {
+  std::optional<int64_t> steps = getConstantIntValue(numSteps);
+  if (!mustWidenLeft() || !steps)
+    return false;
+  int64_t places = llvm::alignTo(*steps, 2 * e.width);
+  if (mostTileRows * places * 4 > e.target.l2Bytes / 4)
+    return false;
+  copied = e.scratch({e.getIndexAttr(mostTileRows), e.getIndexAttr(places)},
+                     inPairs ? Type(e.getI32Type()) : e.getF32Type());
+  Value zero = e.index(0);
+  e.loop(zero, e.sub(rows.end, rows.first), 1, [&](Value number) {
+    copyLeft(getLeftRow(e.add(rows.first, number)), number, zero, numSteps);
+  });
+  return true;
 }
 
 /// Tiles as equal as they can be: two of four rows keep more sums in flight

@@ -133,14 +133,17 @@ private:
   struct RowRange {
     Value first, end;
   };
-  /// Rows of a register tile, and which rows of the left operand they read.
+  /// Rows of a register tile, and which rows of the left operand they read:
+  /// their copy has the steps of a chain from `firstCopied` on, null for 0.
   struct Tile {
     Values rows, leftRows;
+    Value firstCopied = {};
   };
 
   bool isInPairs() const;
   void makeBuffers(int64_t numPanels, int64_t numVectors);
-  bool mustCopyLeft() const;
+  bool mustWidenLeft() const;
+  bool isLeftPagesApart() const;
   Value getChainSteps(Value step);
   Value toPlace(Value step);
   Value getColumn(Value column, int64_t numVectors, int64_t vector);
@@ -169,6 +172,7 @@ private:
   int64_t getPlaceSteps() const;
   int64_t getMostTileRows() const;
   void prefetchNextGroup(const PanelGroup &group, Value step, Value number);
+  void prefetchAhead(const Panel &panel, Value place);
   void prefetchNextColumns(const Panel &panel, int64_t vector, Value first);
 
   void copyLeft(ArrayRef<Value> rows, Value firstNumber, Value step,
@@ -179,6 +183,9 @@ private:
   void addChain(const Panel &panel, Value row, int64_t vector, Value chain);
 
   void multiplyFew(const RowRange &rows, const PanelGroup &group);
+  void multiplyOneTile(const RowRange &rows, const PanelGroup &group,
+                       bool isCopied);
+  bool copyAllSteps(const RowRange &rows);
   void multiplyMany(const RowRange &rows, const PanelGroup &group);
   void multiplyBlocks(const RowRange &rows, const PanelGroup &narrow,
                       int64_t vector);
@@ -188,7 +195,8 @@ private:
                      Value first, function_ref<Value(int64_t line)> getLine,
                      int64_t numLines);
   Value getLeftRow(Value row);
-  Tile makeTile(Value firstRow, int64_t numRows, Value step, Value count);
+  Tile makeTile(Value firstRow, int64_t numRows, Value step, Value count,
+                bool mayCopy = true);
   void multiplyTile(const Panel &panel, const Tile &tile, Value count,
                     function_ref<void(Value place)> fetch = nullptr);
   SmallVector<Values> loadColumns(const Panel &panel, Value place);

@@ -167,18 +167,22 @@ int64_t ProductCore::getStepsOfPlace() const {
 /// of a chain is multiplied: of the same columns in the chain that follows, or
 /// of the next group's in the first one. The hardware does not foresee such
 /// short runs, nor does it read on while tiles are multiplied that lie in
-/// cache. Panels are as near as memory is fast when there are few tiles: twice
-/// as many lines.
+/// cache. Panels are as near as memory is fast when there are few tiles: two
+/// ask for all that comes next.
 void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
                                     Value number) {
   Lines lines = getLines(group);
-  int64_t perPlace = right.layout == ProductLayout::Panels ? 2 : 1;
+  int64_t perBlock = right.layout == ProductLayout::Panels
+                         ? std::max<int64_t>(lines.inARow * e.width / 2, 1)
+                         : e.width;
   auto divide = [&](Value value, int64_t by) -> std::pair<Value, Value> {
     return {arith::DivUIOp::create(e, value, e.index(by)),
             arith::RemUIOp::create(e, value, e.index(by))};
   };
-  auto [slot, line] = divide(e.mul(number, e.index(perPlace)),
-                             lines.inARow * (chainLength / lines.steps));
+  // Blocks have `e.width` places.
+  Value numLines = divide(e.mul(number, e.index(perBlock)), e.width).first;
+  auto [slot, line] =
+      divide(numLines, lines.inARow * (chainLength / lines.steps));
   slot = e.minSigned(slot, e.sub(group.numPanels, e.index(1)));
   auto [place, inARow] = divide(line, lines.inARow);
   Value size = e.index(shape.getNumColumns());
@@ -192,7 +196,7 @@ void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
   // A block begins with a row of lines, unless rows are longer than blocks, and
   // lines of one vector lie side by side.
   Value begin = e.mul(inARow, e.index(lines.columns));
-  for (int64_t i = 0; i < perPlace * e.width; ++i) {
+  for (int64_t i = 0; i < perBlock; ++i) {
     int64_t offset = i % lines.inARow * lines.columns, lane = offset % e.width;
     Value vector = getColumnAt(first, group.numVectors,
                                e.add(begin, e.index(offset - lane)))
@@ -202,6 +206,22 @@ void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
                       e.add(e.add(vector, e.index(lane)), across)),
              kSecondCache);
   }
+}
+
+/// Brings a block of places of a panel nearer, or of what lies behind it, long
+/// enough before it is read. Few rows wait for memory: a core that looks ahead
+/// over some hundred instructions has 10 to 20 lines on their way where each
+/// step takes one, and needs twice as many. With four lines a step it has them.
+void ProductCore::prefetchAhead(const Panel &panel, Value place) {
+  constexpr int64_t kBytesAhead = 4096, kLineBytes = 64;
+  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
+  int64_t placeBytes = panel.numVectors * e.width * getStepsOfPlace() * bytes;
+  if (packed || placeBytes > kLineBytes)
+    return;
+  int64_t ahead = kBytesAhead / placeBytes;
+  for (int64_t i = 0; i < e.width; i += kLineBytes / placeBytes)
+    prefetch(right.memref, panel.at(e.add(place, e.index(ahead + i)), 0),
+             kSecondCache + 1);
 }
 
 /// From columns that lie side by side.
