@@ -156,8 +156,7 @@ Value ProductCore::getLeftRow(Value row) {
 
 /// A tile of `numRows` rows, whose steps of a chain are copied if need be.
 ProductCore::Tile ProductCore::makeTile(Value firstRow, int64_t numRows,
-                                        Value step, Value count,
-                                        bool mayCopy) {
+                                        Value step, Value count, bool mayCopy) {
   Tile tile;
   for (int64_t i = 0; i < numRows; ++i) {
     tile.rows.push_back(e.add(firstRow, e.index(i)));
