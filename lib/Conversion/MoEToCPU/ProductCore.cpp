@@ -2,6 +2,8 @@
 
 #include "ProductCore.h"
 
+#include "StepLoop.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -76,12 +78,6 @@ bool ProductCore::isLeftPagesApart() const {
   int64_t stride = strides[strides.size() - 2];
   return !ShapedType::isDynamic(stride) && stride > 0 &&
          stride * type.getElementTypeBitWidth() / 8 % kPageBytes == 0;
-}
-
-void ProductCore::prefetch(Value memref, ValueRange indices,
-                           unsigned locality) {
-  memref::PrefetchOp::create(e, memref, indices, /*isWrite=*/false, locality,
-                             /*isDataCache=*/true);
 }
 
 //===----------------------------------------------------------------------===//
@@ -175,9 +171,9 @@ void ProductCore::fetchRows(ArrayRef<Value> rows, Value step, Value place) {
     return;
   step = e.add(step, e.mul(place, e.index(getPlaceSteps())));
   for (int64_t i = 0; i < mostTileRows; ++i)
-    prefetch(left.memref,
-             left.at(e.add(rows.front(), e.index(mostTileRows + i)), step),
-             copied ? kSecondCache : kSecondCache + 1);
+    prefetchLine(e, left.memref,
+                 left.at(e.add(rows.front(), e.index(mostTileRows + i)), step),
+                 copied ? kSecondCache : kFirstCache);
 }
 
 /// The vectors of a place of a panel, for each of its steps that is multiplied
@@ -227,35 +223,21 @@ Values ProductCore::multiplyPlace(const Panel &panel, const Tile &tile,
   return chain;
 }
 
-/// Adds one chain to the sums of a few rows. What is to come nearer meanwhile
-/// `fetch` asks for, a block of places at a time: addresses are not computed in
-/// the loop over places, which has a few cycles for each.
+/// Adds one chain to the sums of a few rows; `fetch` asks for what is to come
+/// nearer meanwhile, from a place on.
 void ProductCore::multiplyTile(const Panel &panel, const Tile &tile,
                                Value count, function_ref<void(Value)> fetch) {
-  Value places = count, zero = e.index(0);
+  Value places = count;
   int64_t placeSteps = getPlaceSteps();
   if (placeSteps > 1)
     places = arith::CeilDivSIOp::create(e, count, e.index(placeSteps));
   std::optional<int64_t> steps = getConstantIntValue(count);
-  bool isWhole = steps && *steps % (placeSteps * e.width) == 0;
+  bool areWhole = steps && *steps % (placeSteps * e.width) == 0;
   Values chain(tile.rows.size() * panel.numVectors, e.f32(0.0));
-  auto multiplyPlaces = [&](Value first, Value end, ValueRange carried) {
-    return e.loop(first, end, 1, carried,
-                  [&](Value place, ValueRange carried) -> Values {
-                    return multiplyPlace(panel, tile, place, carried);
-                  });
-  };
-  if (!fetch)
-    chain = multiplyPlaces(zero, places, chain);
-  else
-    chain = e.loop(zero, places, e.width, chain,
-                   [&](Value first, ValueRange carried) -> Values {
-                     fetch(first);
-                     Value end = e.add(first, e.index(e.width));
-                     if (!isWhole)
-                       end = e.minSigned(end, places);
-                     return multiplyPlaces(first, end, carried);
-                   });
+  chain = loopOverSteps(e, {e.index(0), places, e.width, areWhole}, chain,
+                        fetch, [&](Value place, ValueRange carried) {
+                          return multiplyPlace(panel, tile, place, carried);
+                        });
   for (auto [i, row] : llvm::enumerate(tile.rows))
     for (int64_t vector = 0; vector < panel.numVectors; ++vector)
       addChain(panel, row, vector, chain[i * panel.numVectors + vector]);
@@ -271,9 +253,9 @@ void ProductCore::prefetchNextColumns(const Panel &panel, int64_t vector,
   Value column = e.add(getColumn(panel.column, panel.numVectors, vector),
                        e.index(e.width));
   for (int64_t line = 0; line < perLane * e.width * e.width / perLine; ++line)
-    prefetch(right.memref,
-             right.at(e.add(place, e.index(line * perLine)), column),
-             kSecondCache);
+    prefetchLine(e, right.memref,
+                 right.at(e.add(place, e.index(line * perLine)), column),
+                 kSecondCache);
 }
 
 /// Adds the products of row `number` with lines, in f32 or in pairs, from step
@@ -466,8 +448,8 @@ void ProductCore::multiplyMany(const RowRange &rows, const PanelGroup &group) {
       // Sums come nearer while the tile is multiplied that is added to them.
       for (Value row : rowsOfTile.rows)
         for (int64_t vector = 0; vector < group.numVectors; ++vector)
-          prefetch(sums.memref, getSumsAt(panel, row, vector),
-                   kSecondCache + 1);
+          prefetchLine(e, sums.memref, getSumsAt(panel, row, vector),
+                       kFirstCache);
       Value number = e.add(e.mul(tile, group.numPanels), slot);
       Value line = e.mul(number, e.index(chainLength / getPlaceSteps()));
       multiplyTile(panel, rowsOfTile, count, [&](Value place) {

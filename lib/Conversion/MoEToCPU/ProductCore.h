@@ -160,9 +160,6 @@ private:
   void storeBlock(const Panel &panel, ValueRange lines, Value place,
                   Value offset, Value rest);
   std::pair<Value, Value> splitPairs(Value pairs);
-  /// Into the second cache: the first one is too small for what comes next.
-  static constexpr unsigned kSecondCache = 2;
-  void prefetch(Value memref, ValueRange indices, unsigned locality);
   /// Lines of memory: so many side by side, each of some columns and steps.
   struct Lines {
     int64_t inARow, columns, steps;

@@ -1,6 +1,7 @@
 //===- ProductPanels.cpp - Weights as panels of columns -------------------===//
 
 #include "ProductCore.h"
+#include "StepLoop.h"
 
 #include "MoE/Transforms/Transforms.h"
 
@@ -201,10 +202,10 @@ void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
     Value vector = getColumnAt(first, group.numVectors,
                                e.add(begin, e.index(offset - lane)))
                        .first;
-    prefetch(right.memref,
-             right.at(e.add(step, e.index(i / lines.inARow)),
-                      e.add(e.add(vector, e.index(lane)), across)),
-             kSecondCache);
+    prefetchLine(e, right.memref,
+                 right.at(e.add(step, e.index(i / lines.inARow)),
+                          e.add(e.add(vector, e.index(lane)), across)),
+                 kSecondCache);
   }
 }
 
@@ -220,8 +221,8 @@ void ProductCore::prefetchAhead(const Panel &panel, Value place) {
     return;
   int64_t ahead = kBytesAhead / placeBytes;
   for (int64_t i = 0; i < e.width; i += kLineBytes / placeBytes)
-    prefetch(right.memref, panel.at(e.add(place, e.index(ahead + i)), 0),
-             kSecondCache + 1);
+    prefetchLine(e, right.memref, panel.at(e.add(place, e.index(ahead + i)), 0),
+                 kFirstCache);
 }
 
 /// From columns that lie side by side.

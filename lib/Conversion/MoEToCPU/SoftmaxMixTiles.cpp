@@ -2,6 +2,8 @@
 
 #include "SoftmaxMixTiles.h"
 
+#include "StepLoop.h"
+
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "llvm/Support/MathExtras.h"
 
@@ -191,15 +193,20 @@ Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
   return next;
 }
 
-/// The sums over steps `first` to `end`; every step may `fetch` something.
+/// The sums over steps `first` to `end`; `fetch` asks for something ahead, a
+/// line of steps at a time.
 Values TileProduct::sumChain(Value first, Value end,
                              function_ref<void(Value)> fetch) {
   Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  return e.loop(first, end, 1, zeros, [&](Value position, ValueRange carried) {
-    if (fetch)
-      fetch(position);
-    return step(position, carried);
-  });
+  constexpr int64_t kLineBits = 512;
+  int64_t line = kLineBits / getElementType(source).getIntOrFloatBitWidth();
+  int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
+  bool areWhole = !ShapedType::isDynamic(size) && size % line == 0;
+  int64_t steps = isInPairs(packed) ? line / 2 : line;
+  return loopOverSteps(e, {first, end, steps, areWhole}, zeros, fetch,
+                       [&](Value position, ValueRange carried) {
+                         return step(position, carried);
+                       });
 }
 
 /// The sums over all steps, in chains of kChainLength products.
@@ -286,26 +293,22 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
   if (!sums)
     return;
   // While a group is multiplied, the rows of the next one and its share of the
-  // next columns come nearer, one of each a step: the hardware does not foresee
-  // walks along pieces of rows, and many requests at once would fill the core's
-  // queue of misses. Both numbers of rows divide the steps of a line.
+  // next columns come nearer, a line of each at a time: the hardware does not
+  // foresee walks along pieces of rows, and more requests at once would fill
+  // the core's queue of misses.
   int64_t share =
       llvm::divideCeil(getColumnVectors(e) * e.width * kGroupRows, blockRows);
-  auto fetchRow = [&](Value from, Value row, int64_t count, Value step) {
-    row = e.add(row, arith::RemUIOp::create(e, step, e.index(count)));
-    Value last = e.sub(e.dim(from, 0), e.index(1));
+  auto fetchRows = [&](Value from, Value first, int64_t count, Value step) {
     Value feature = isInPairs(packed) ? e.mul(step, e.index(2)) : step;
-    memref::PrefetchOp::create(e, from,
-                               ValueRange{e.minSigned(row, last), feature},
-                               /*isWrite=*/false, /*localityHint=*/3,
-                               /*isDataCache=*/true);
+    for (Value row : clampRows(e, first, count, e.dim(from, 0)))
+      prefetchLine(e, from, {row, feature}, kFirstCache);
   };
   auto fetch = [&](Value group, Value step) {
-    Value nextRow = e.add(e.add(first, group), e.index(kGroupRows));
-    fetchRow(source, nextRow, llvm::PowerOf2Ceil(kGroupRows), step);
+    fetchRows(source, e.add(e.add(first, group), e.index(kGroupRows)),
+              kGroupRows, step);
     Value number = arith::DivUIOp::create(e, group, e.index(kGroupRows));
-    fetchRow(columns, e.add(nextColumn, e.mul(number, e.index(share))), share,
-             step);
+    fetchRows(columns, e.add(nextColumn, e.mul(number, e.index(share))), share,
+              step);
   };
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {

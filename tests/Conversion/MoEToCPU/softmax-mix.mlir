@@ -21,6 +21,28 @@ func.func @mixes_with_a_register_tile(%q: memref<1x1x?x40xf32>, %k: memref<1x1x?
 
 // -----
 
+// Wide features are taken in pieces. The rows of the next group and its share of
+// the next columns, six and two, are asked for a line of steps at a time, beside
+// the loop of multiply-adds and not in it.
+
+// CHECK-LABEL: func @asks_ahead_beside_the_loop
+// CHECK:         scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
+// CHECK-COUNT-8:   memref.prefetch {{.*}}, read, locality<3>, data : memref<?x160xf32
+// CHECK-NOT:       memref.prefetch
+// CHECK:           scf.for {{.*}} -> ({{(vector<16xf32>(, )?)+}})
+// CHECK-NOT:         memref.prefetch
+// CHECK-COUNT-24:    math.fma
+// CHECK-NOT:         memref.prefetch
+// CHECK:             scf.yield
+func.func @asks_ahead_beside_the_loop(%q: memref<1x1x?x160xf32>, %k: memref<1x1x?x160xf32>,
+    %l: memref<1x1x?xf32>) {
+  moe.softmax_mix ins(%q, %k : memref<1x1x?x160xf32>, memref<1x1x?x160xf32>)
+      outs(%l : memref<1x1x?xf32>)
+  return
+}
+
+// -----
+
 // Groups of queries that see no key of a block skip it.
 
 // CHECK-LABEL: func @skips_invisible_blocks
