@@ -65,10 +65,11 @@ bool ProductCore::mustWidenLeft() const {
          (getStepsOfPlace() == 2 && !isEven);
 }
 
-/// Whether rows are a multiple of 4 KiB apart: several tiles of them compete
-/// for few places of the first cache, and are read from copies.
+/// Whether rows are a multiple of 4 KiB apart, or of 2 KiB where the first
+/// cache holds a panel as well: several tiles of them compete for few places of
+/// it, and are read from copies.
 bool ProductCore::isLeftPagesApart() const {
-  constexpr int64_t kPageBytes = 4096;
+  constexpr int64_t kPageBytes = 4096, kFirstCacheBytes = 32 * 1024;
   auto type = cast<MemRefType>(left.memref.getType());
   SmallVector<int64_t> strides;
   int64_t offset;
@@ -76,8 +77,11 @@ bool ProductCore::isLeftPagesApart() const {
       failed(type.getStridesAndOffset(strides, offset)))
     return false;
   int64_t stride = strides[strides.size() - 2];
+  int64_t panelBytes = 4 * kChainPlaces * shape.getNumVectors() * e.width;
+  bool isPanelNear = panelBytes <= kFirstCacheBytes / 2;
+  int64_t apart = isPanelNear ? kPageBytes / 2 : kPageBytes;
   return !ShapedType::isDynamic(stride) && stride > 0 &&
-         stride * type.getElementTypeBitWidth() / 8 % kPageBytes == 0;
+         stride * type.getElementTypeBitWidth() / 8 % apart == 0;
 }
 
 //===----------------------------------------------------------------------===//

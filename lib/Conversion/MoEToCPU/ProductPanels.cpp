@@ -169,7 +169,8 @@ int64_t ProductCore::getStepsOfPlace() const {
 /// of the next group's in the first one. The hardware does not foresee such
 /// short runs, nor does it read on while tiles are multiplied that lie in
 /// cache. Panels are as near as memory is fast when there are few tiles: two
-/// ask for all that comes next.
+/// ask for all that comes next. Once all lines were asked for, nothing is left
+/// to do.
 void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
                                     Value number) {
   Lines lines = getLines(group);
@@ -184,7 +185,7 @@ void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
   Value numLines = divide(e.mul(number, e.index(perBlock)), e.width).first;
   auto [slot, line] =
       divide(numLines, lines.inARow * (chainLength / lines.steps));
-  slot = e.minSigned(slot, e.sub(group.numPanels, e.index(1)));
+  Value isAny = e.compare(arith::CmpIPredicate::slt, slot, group.numPanels);
   auto [place, inARow] = divide(line, lines.inARow);
   Value size = e.index(shape.getNumColumns());
   Value first = e.add(group.column, e.mul(slot, size));
@@ -197,16 +198,19 @@ void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
   // A block begins with a row of lines, unless rows are longer than blocks, and
   // lines of one vector lie side by side.
   Value begin = e.mul(inARow, e.index(lines.columns));
-  for (int64_t i = 0; i < perBlock; ++i) {
-    int64_t offset = i % lines.inARow * lines.columns, lane = offset % e.width;
-    Value vector = getColumnAt(first, group.numVectors,
-                               e.add(begin, e.index(offset - lane)))
-                       .first;
-    prefetchLine(e, right.memref,
-                 right.at(e.add(step, e.index(i / lines.inARow)),
-                          e.add(e.add(vector, e.index(lane)), across)),
-                 kSecondCache);
-  }
+  e.ifThen(isAny, [&] {
+    for (int64_t i = 0; i < perBlock; ++i) {
+      int64_t offset = i % lines.inARow * lines.columns;
+      int64_t lane = offset % e.width;
+      Value vector = getColumnAt(first, group.numVectors,
+                                 e.add(begin, e.index(offset - lane)))
+                         .first;
+      Value column = e.add(e.add(vector, e.index(lane)), across);
+      prefetchLine(e, right.memref,
+                   right.at(e.add(step, e.index(i / lines.inARow)), column),
+                   kSecondCache);
+    }
+  });
 }
 
 /// Brings a block of places of a panel nearer, or of what lies behind it, long

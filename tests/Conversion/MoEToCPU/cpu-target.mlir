@@ -21,3 +21,22 @@ func.func @tiles_follow_registers_and_cache(%a: memref<?x1024xf32>, %b: memref<1
       outs(%c : memref<?x1024xf32>)
   return
 }
+
+// Rows 2 KiB apart share half of the places of the first cache. They are copied
+// where a panel of 256 steps by 16 columns stays there beside them. What is
+// packed next is asked for until there is none of it left.
+
+// CHECK-LABEL: func @copies_rows_that_crowd_out_a_panel
+// WIDE-NOT:      memref<6x256xf32>
+// NARROW:        memref<6x256xf32>
+// LARGE-NOT:     memref<6x256xf32>
+// CHECK:         arith.divui
+// CHECK:         scf.if
+// CHECK-NOT:       scf.for
+// CHECK:           memref.prefetch {{.*}}, read, locality<2>, data : memref<512x512xf32>
+func.func @copies_rows_that_crowd_out_a_panel(%a: memref<?x512xf32>, %b: memref<512x512xf32>,
+                                              %c: memref<?x512xf32>) {
+  linalg.matmul ins(%a, %b : memref<?x512xf32>, memref<512x512xf32>)
+      outs(%c : memref<?x512xf32>)
+  return
+}
