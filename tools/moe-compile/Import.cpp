@@ -16,8 +16,13 @@ using mlir::moe::TemporaryFolder;
 
 Expected<std::unique_ptr<TemporaryFolder>>
 TemporaryFolder::create(StringRef path) {
-  SmallString<128> folder;
-  sys::fs::createUniquePath(path + ".import-%%%%%%%%", folder,
+  // A relative path would become one in the system's temporary folder, which
+  // may have no room for the weights of a model.
+  SmallString<128> folder, beside(path);
+  if (std::error_code code = sys::fs::make_absolute(beside))
+    return createStringError(code, "cannot find the folder of '" + path +
+                                       "': " + code.message());
+  sys::fs::createUniquePath(beside + ".import-%%%%%%%%", folder,
                             /*MakeAbsolute=*/true);
   if (std::error_code code = sys::fs::create_directory(folder))
     return createStringError(code, "cannot create a folder beside '" + path +

@@ -83,6 +83,16 @@ def test_a_torch_program_takes_its_inputs_by_name(moe_compile, tmp_path):
         loaded(x, y=x)
 
 
+def test_weights_are_imported_beside_the_output(moe_compile, tmp_path, monkeypatch):
+    """Not in the system's temporary folder, which may be too small for them."""
+    linear = torch.nn.Linear(4, 4)
+    torch.export.save(torch.export.export(linear, (torch.randn(3, 4),)), tmp_path / "linear.pt2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    moe_compile("", "linear.moe", source_file="linear.pt2")
+    assert {path.name for path in tmp_path.iterdir()} == {"linear.pt2", "linear.moe"}
+
+
 def test_the_manifest_describes_the_function(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["target"]["name"] == "cpu"
