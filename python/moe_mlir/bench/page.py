@@ -19,7 +19,9 @@ _END = "<!-- cpu: end -->"
 _HEAD = """# Performance
 
 What the kernels reach, beside everything else that a torch user could pick on the same machine in the same process.
-A row is measured again by its command: `./bench --rows 'TITLE'` takes any part of a title.
+A row is measured again by its command: `./bench --rows 'TITLE'` takes any part of a title. There is a part for each CPU,
+with the vectors of its code in its name: `./bench --page docs/Performance.md` writes that of the machine it runs on, and
+`--records FILE.. --page docs/Performance.md` those of earlier runs with `--json`, put together.
 
 """
 
