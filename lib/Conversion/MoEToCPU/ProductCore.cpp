@@ -410,6 +410,8 @@ void ProductCore::multiplyOneTile(const RowRange &rows, const PanelGroup &group,
       Tile tile = makeTile(rows.first, number, step, count, !isCopied);
       if (isCopied)
         tile.firstCopied = toPlace(step);
+      if (getPlacesOfLine(panel) == 0)
+        return multiplyTile(panel, tile, count);
       multiplyTile(panel, tile, count,
                    [&](Value place) { prefetchAhead(panel, place); });
     });

@@ -169,6 +169,7 @@ private:
   int64_t getPlaceSteps() const;
   int64_t getMostTileRows() const;
   void prefetchNextGroup(const PanelGroup &group, Value step, Value number);
+  int64_t getPlacesOfLine(const Panel &panel) const;
   void prefetchAhead(const Panel &panel, Value place);
   void prefetchNextColumns(const Panel &panel, int64_t vector, Value first);
 

@@ -213,19 +213,25 @@ void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
   });
 }
 
+/// How many places of a panel share a line of memory; 0 where a place takes
+/// several, or where the panel is a buffer.
+int64_t ProductCore::getPlacesOfLine(const Panel &panel) const {
+  constexpr int64_t kLineBytes = 64;
+  int64_t bytes = getElementType(panel.memref).getIntOrFloatBitWidth() / 8;
+  int64_t placeBytes = panel.numVectors * e.width * getStepsOfPlace() * bytes;
+  return packed ? 0 : kLineBytes / placeBytes;
+}
+
 /// Brings a block of places of a panel nearer, or of what lies behind it, long
 /// enough before it is read. Few rows wait for memory: a core that looks ahead
 /// over some hundred instructions has 10 to 20 lines on their way where each
 /// step takes one, and needs twice as many. With four lines a step it has them.
 void ProductCore::prefetchAhead(const Panel &panel, Value place) {
-  constexpr int64_t kBytesAhead = 4096, kLineBytes = 64;
-  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
-  int64_t placeBytes = panel.numVectors * e.width * getStepsOfPlace() * bytes;
-  if (packed || placeBytes > kLineBytes)
-    return;
-  int64_t ahead = kBytesAhead / placeBytes;
-  for (int64_t i = 0; i < e.width; i += kLineBytes / placeBytes)
-    prefetchLine(e, right.memref, panel.at(e.add(place, e.index(ahead + i)), 0),
+  constexpr int64_t kLinesAhead = 64;
+  int64_t places = getPlacesOfLine(panel);
+  for (int64_t i = 0; i < e.width; i += places)
+    prefetchLine(e, right.memref,
+                 panel.at(e.add(place, e.index(kLinesAhead * places + i)), 0),
                  kFirstCache);
 }
 

@@ -1,4 +1,5 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu="vector-width=8 vector-registers=16" | FileCheck %s
+// RUN: %moe-opt %s --convert-moe-to-cpu | FileCheck %s --check-prefix=WIDE
 
 // Rows 4 KiB apart are copied where tiles of them follow each other. One tile
 // reads them where they lie, and asks for its panel 64 places ahead, a line
@@ -17,6 +18,16 @@
 // CHECK:             scf.for
 // CHECK:               memref.load %arg0
 // CHECK:               math.fma
+
+// A step of AVX-512 takes four lines, which need no asking, nor loops of blocks.
+
+// WIDE-LABEL: func @few
+// WIDE:         case 1 {
+// WIDE-NOT:       memref.prefetch
+// WIDE:           scf.for
+// WIDE-NOT:       scf.for
+// WIDE:             memref.load %arg0
+// WIDE:             math.fma
 func.func @few(%x: memref<?x1024xf32>, %w: memref<8x8x1024x16xf32>, %offsets: memref<9xi64>,
                %y: memref<?x128xf32>) {
   moe.grouped_linear ins(%x, %w, %offsets
