@@ -4,7 +4,16 @@ from typing import Any
 
 import torch
 
-from ._router import LinearRouter, Router, Scores, called_scores, keywords_of, real_tokens
+from ._router import (
+    Device,
+    LinearRouter,
+    Router,
+    Scores,
+    called_scores,
+    init_linear,
+    keywords_of,
+    real_tokens,
+)
 
 
 def _definer(router, name):
@@ -44,11 +53,13 @@ class ComposedRouter(Router):
         base: Router | None = None,
         bias: bool = True,
         renorm: bool | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         if base is None:
-            linear = LinearRouter(d_model, num_experts, k, bias=bias)
+            linear = LinearRouter(d_model, num_experts, k, bias=bias, device=device, dtype=dtype)
             self.weight, self.bias = linear.weight, linear.bias
         else:
             self.check_base(base)
@@ -57,6 +68,11 @@ class ComposedRouter(Router):
             kept = base if base is not None and base.keeps_gates else None
             renorm = self.paper_renorm if kept is None else kept.renorm
         self.renorm = renorm
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.base is None:
+            init_linear(self.weight, self.bias)
 
     def check_base(self, base: Router) -> None:
         """Refuses a base that is no router, of other sizes, or that makes no sense here."""

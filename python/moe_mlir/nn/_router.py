@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ import torch.distributed as dist
 from .. import ops, reference
 from ..formulas import map_scores
 from ..ops._check import Checker
+
+# What torch takes for a device; None is torch's default.
+Device: TypeAlias = torch.device | str | int | None
 
 
 @dataclass
@@ -151,6 +154,8 @@ class Router(torch.nn.Module):
         k: experts a token.
         route_scale: factor of all gates.
         impl: "moe" for compiled kernels, "torch" for the plain-torch meaning.
+        device, dtype: of the parameters, as in torch.nn. Buffers that small
+            steps move are float32 at least, and counts int64.
     """
 
     # What experts are chosen by: "logits", or "probs" where scores are more than a function of them.
@@ -205,6 +210,8 @@ class Router(torch.nn.Module):
         route_scale: float = 1.0,
         impl: Literal["moe", "torch"] = "moe",
         base: Router | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -224,6 +231,33 @@ class Router(torch.nn.Module):
             )
         self.d_model, self.num_experts, self.k = d_model, num_experts, k
         self.route_scale, self.impl = route_scale, impl
+        self._factory = factory_kwargs(name, device, dtype)
+        # The first values of parameters that are numbers.
+        self._numbers: dict[str, float] = {}
+
+    def reset_parameters(self) -> None:
+        """Gives the router's own parameters and buffers their first values, as `to_empty` asks for."""
+        for name, value in self._numbers.items():
+            torch.nn.init.constant_(getattr(self, name), value)
+
+    def _own_number(self, name, value, learns):
+        """An attribute that is a number, or a parameter that starts as this number."""
+        value = float(value)
+        if learns:
+            self._numbers[name] = value
+            value = torch.nn.Parameter(torch.tensor(value, **self._factory))
+        setattr(self, name, value)
+
+    def _own_buffer(self, name, *shape, persistent=True):
+        """A buffer of zeros, in float32 or what is wider."""
+        narrow = self._factory["dtype"] is None or self._factory["dtype"].itemsize < 4
+        options = dict(self._factory, dtype=torch.float32) if narrow else self._factory
+        self.register_buffer(name, torch.zeros(shape, **options), persistent=persistent)
+
+    def _own_exact(self, name, *shape, dtype=torch.int64):
+        """A buffer of zeros that no change of the parameters' dtype touches."""
+        device = self._factory["device"]
+        self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
 
     @property
     def ops(self) -> Any:
@@ -331,6 +365,23 @@ class Router(torch.nn.Module):
         return f"d_model={self.d_model}, num_experts={self.num_experts}, k={self.k}"
 
 
+def factory_kwargs(name: str, device: Device, dtype: torch.dtype | None) -> dict[str, Any]:
+    """`device` and `dtype` for the constructors of a module's parameters."""
+    if dtype is not None and not dtype.is_floating_point:
+        raise TypeError(
+            f"{name}: expected 'dtype' to be a floating-point type or None, found {dtype}"
+        )
+    return {"device": device, "dtype": dtype}
+
+
+def init_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    """The first values of W [.., D] and b."""
+    bound = 1 / math.sqrt(weight.shape[-1])
+    torch.nn.init.uniform_(weight, -bound, bound)
+    if bias is not None:
+        torch.nn.init.zeros_(bias)
+
+
 def keywords_of(function: Callable[..., Any]) -> tuple[str, ...]:
     """Names that a method of a router takes besides the tokens, the mask and the scores."""
     parameters = inspect.signature(function).parameters.values()
@@ -391,11 +442,13 @@ class LinearRouter(Router):
         k: int,
         *,
         bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
-        self._own("weight", torch.empty(num_experts, d_model))
-        self._own("bias", torch.empty(num_experts) if bias else None)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
+        self._own("weight", torch.empty(num_experts, d_model, **self._factory))
+        self._own("bias", torch.empty(num_experts, **self._factory) if bias else None)
         self.reset_parameters()
 
     def _own(self, name, value):
@@ -405,10 +458,8 @@ class LinearRouter(Router):
             self.register_parameter(name, torch.nn.Parameter(value))
 
     def reset_parameters(self) -> None:
-        bound = 1 / math.sqrt(self.d_model)
-        torch.nn.init.uniform_(self.weight, -bound, bound)
-        if self.bias is not None:
-            torch.nn.init.zeros_(self.bias)
+        super().reset_parameters()
+        init_linear(self.weight, self.bias)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.weight, self.bias)
@@ -451,8 +502,14 @@ class ScheduledK(Router):
         self.k_min, self.k_max = self.k, check.integer("k_max", k_max, optional=True)
         self.total_steps = check.integer("total_steps", total_steps, optional=True)
         self.steps_done = 0
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self._own_exact("step")
         self.register_load_state_dict_post_hook(_follow_step)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        # A base class asks before there is a schedule.
+        if "step" in self._buffers:
+            self.set_step(0)
 
     def set_step(self, step: int) -> None:
         self.step.fill_(step)

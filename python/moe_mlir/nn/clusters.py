@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from ..formulas import DISPERSION_PRESETS
-from ._router import LinearRouter, Routing, Scores, real_tokens
+from ._router import Device, LinearRouter, Routing, Scores, real_tokens
 
 
 class ACMoE(LinearRouter):
@@ -52,10 +52,12 @@ class ACMoE(LinearRouter):
         mix: int = 1,
         d_embedding: int | None = None,
         bias: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         self.d_embedding = d_embedding
-        super().__init__(d_model, num_experts, k, bias=bias, **options)
+        super().__init__(d_model, num_experts, k, bias=bias, device=device, dtype=dtype, **options)
         if stat_source not in ("previous", "current"):
             raise ValueError(
                 "ACMoE: expected 'stat_source' to be 'previous' or 'current', "
@@ -71,8 +73,9 @@ class ACMoE(LinearRouter):
     def _own(self, name, value):
         if name == "weight" and self.d_embedding is not None:
             self.weight = None
-            self.omega = torch.nn.Parameter(torch.empty(self.d_embedding, self.d_model))
-            self.emb = torch.nn.Parameter(torch.empty(self.num_experts, self.d_embedding))
+            width, factory = self.d_embedding, self._factory
+            self.omega = torch.nn.Parameter(torch.empty(width, self.d_model, **factory))
+            self.emb = torch.nn.Parameter(torch.empty(self.num_experts, width, **factory))
         else:
             super()._own(name, value)
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import torch
 
-from ._router import Router, Routing, Scores, real_tokens
+from ._router import Device, Router, Routing, Scores, real_tokens
 
 
 class XMoE(Router):
@@ -39,17 +39,19 @@ class XMoE(Router):
         norm_emb: bool = True,
         finite: Literal["row", "tensor"] | None = None,
         renorm: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.attributes = dict(eps=eps, norm_token=norm_token, norm_emb=norm_emb)
         self.finite, self.renorm = finite, renorm
         width = d_model if d_embedding is None else d_embedding
         self.omega = None
         if d_embedding is not None:
-            self.omega = torch.nn.Parameter(torch.empty(width, d_model))
-        self.emb = torch.nn.Parameter(torch.empty(num_experts, width))
-        self.tau = torch.nn.Parameter(torch.tensor(float(tau))) if learn_tau else float(tau)
+            self.omega = torch.nn.Parameter(torch.empty(width, d_model, **self._factory))
+        self.emb = torch.nn.Parameter(torch.empty(num_experts, width, **self._factory))
+        self._own_number("tau", tau, learn_tau)
         self.reset_parameters()
 
     @property
@@ -57,6 +59,7 @@ class XMoE(Router):
         return not self.renorm
 
     def reset_parameters(self) -> None:
+        super().reset_parameters()
         if self.omega is not None:
             bound = 1 / math.sqrt(self.d_model)
             torch.nn.init.uniform_(self.omega, -bound, bound)
@@ -84,10 +87,19 @@ class StableMoE(XMoE):
         *,
         norm_token: bool = False,
         d_embedding: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
-            d_model, num_experts, k, norm_token=norm_token, d_embedding=d_embedding, **options
+            d_model,
+            num_experts,
+            k,
+            norm_token=norm_token,
+            d_embedding=d_embedding,
+            device=device,
+            dtype=dtype,
+            **options,
         )
 
 
@@ -125,25 +137,39 @@ class TwoStageStableMoE(Router):
         *,
         vocabulary: int,
         d_distill: int = 50,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         if k != 1:
             raise ValueError(f"TwoStageStableMoE: expected 'k' to be 1, found {k}")
-        self.centroids = torch.nn.Parameter(torch.empty(num_experts, d_model))
-        self.token_embedding = torch.nn.Parameter(torch.empty(vocabulary, d_distill))
-        self.distilled = torch.nn.Parameter(torch.empty(num_experts, d_distill))
-        self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
-        self.stage = 1
+        factory = self._factory
+        self.centroids = torch.nn.Parameter(torch.empty(num_experts, d_model, **factory))
+        self.token_embedding = torch.nn.Parameter(torch.empty(vocabulary, d_distill, **factory))
+        self.distilled = torch.nn.Parameter(torch.empty(num_experts, d_distill, **factory))
+        self._own_exact("frozen", dtype=torch.bool)
         self.register_load_state_dict_post_hook(_follow_stage)
-        for parameter, width in ((self.centroids, d_model), (self.distilled, d_distill)):
-            torch.nn.init.normal_(parameter, std=1 / math.sqrt(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Starts stage 1."""
+        super().reset_parameters()
+        for parameter in (self.centroids, self.distilled):
+            torch.nn.init.normal_(parameter, std=1 / math.sqrt(parameter.shape[-1]))
         torch.nn.init.normal_(self.token_embedding)
+        self.frozen.fill_(False)
+        self._enter_stage(1)
+
+    def _enter_stage(self, stage):
+        self.stage = stage
+        for parameter in (self.token_embedding, self.distilled):
+            parameter.requires_grad_(stage == 1)
 
     def freeze(self) -> None:
         """Starts stage 2."""
         self.frozen.fill_(True)
-        _follow_stage(self, None)
+        self._enter_stage(2)
 
     def distilled_logits(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(self.token_embedding[tokens], self.distilled)
@@ -191,6 +217,4 @@ class TwoStageStableMoE(Router):
 
 
 def _follow_stage(router, _):
-    router.stage = 2 if bool(router.frozen) else 1
-    for parameter in (router.token_embedding, router.distilled):
-        parameter.requires_grad_(router.stage == 1)
+    router._enter_stage(2 if bool(router.frozen) else 1)

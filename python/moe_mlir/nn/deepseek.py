@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..formulas import map_scores
-from ._router import LinearRouter, Scores, add_counts, real_tokens, sum_over_ranks
+from ._router import Device, LinearRouter, Scores, add_counts, real_tokens, sum_over_ranks
 from .symphony import ExpertGraph
 
 
@@ -54,18 +54,26 @@ class DeepSeekV3Router(ExpertGraph, LinearRouter):
         norm: Literal["row", "col", "eq7"] = "row",
         diagonal: bool = True,
         cold_start: Literal["literal", "base"] = "literal",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, bias=False, **options)
+        super().__init__(d_model, num_experts, k, bias=False, device=device, dtype=dtype, **options)
         self.groups = dict(n_group=n_group, topk_group=topk_group, group_score=group_score)
         self.score, self.renorm, self.gamma = score, renorm, gamma
         self.symphony, self.cold_start = symphony, cold_start
         # Here the bias is of the choice, not of the logits, and does not train.
         del self.bias
-        self.register_buffer("bias", torch.zeros(num_experts, dtype=torch.float32))
-        self.register_buffer("load", torch.zeros(num_experts, dtype=torch.int64))
+        self._own_buffer("bias", num_experts)
+        self._own_exact("load", num_experts)
         if symphony:
             self.make_graph(beta=beta, norm=norm, diagonal=diagonal)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        # A base class asks before there is a load.
+        if "load" in self._buffers:
+            self.load.zero_()
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.weight)

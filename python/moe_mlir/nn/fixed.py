@@ -4,7 +4,7 @@ from typing import Any, Self
 
 import torch
 
-from ._router import LinearRouter, Router, Routing, ScheduledK, Scores
+from ._router import Device, LinearRouter, Router, Routing, ScheduledK, Scores
 
 
 class SMoEDropout(ScheduledK, LinearRouter):
@@ -32,9 +32,11 @@ class SMoEDropout(ScheduledK, LinearRouter):
         *,
         k_max: int | None = None,
         total_steps: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.schedule_k(k_max, total_steps)
 
 
@@ -67,22 +69,40 @@ class HyperRouter(ScheduledK, Router):
         total_steps: int | None = None,
         d_embedding: int | None = None,
         d_hidden: int | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.schedule_k(k_max, total_steps)
         d_embedding, d_hidden = d_embedding or d_model, d_hidden or d_model
-        first = torch.nn.Linear(d_embedding, d_hidden)
-        second = torch.nn.Linear(d_hidden, num_experts * (d_model + 1))
-        self.embedding = torch.nn.Parameter(torch.randn(d_embedding))
-        for number, layer in ((1, first), (2, second)):
+        for number, layer in enumerate(self._network(d_embedding, d_hidden, self._factory), 1):
             self.register_buffer(f"w{number}", layer.weight.detach().clone())
             self.register_buffer(f"b{number}", layer.bias.detach().clone())
+        self.embedding = torch.nn.Parameter(torch.randn(d_embedding, **self._factory))
         # What the network gives for the present embedding; not saved, it follows.
-        for name, shape in (("weight", (num_experts, d_model)), ("bias", (num_experts,))):
-            folded = torch.zeros(shape, dtype=torch.float32)
-            self.register_buffer(name, folded, persistent=False)
+        self._own_buffer("weight", num_experts, d_model, persistent=False)
+        self._own_buffer("bias", num_experts, persistent=False)
         self.register_load_state_dict_post_hook(_fold)
+
+    def _network(self, d_embedding, d_hidden, factory):
+        """Two random layers."""
+        outputs = self.num_experts * (self.d_model + 1)
+        return (torch.nn.Linear(d_embedding, d_hidden, **factory),
+                torch.nn.Linear(d_hidden, outputs, **factory))  # fmt: skip
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        d_hidden, d_embedding = self.w1.shape
+        factory = {"device": self.w1.device, "dtype": self.w1.dtype}
+        for number, layer in enumerate(self._network(d_embedding, d_hidden, factory), 1):
+            getattr(self, f"w{number}").copy_(layer.weight)
+            getattr(self, f"b{number}").copy_(layer.bias)
+        torch.nn.init.normal_(self.embedding)
+        self.weight.zero_()
+        self.bias.zero_()
+        _fold(self, None)
 
     # As `generate` gives them in training.
     wide_buffers = ("weight", "bias")

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 
 from ..ops._check import Checker
-from ._router import Router, Routing
+from ._router import Device, Router, Routing, factory_kwargs
 
 
 class MoELayer(torch.nn.Module):
@@ -21,6 +21,7 @@ class MoELayer(torch.nn.Module):
             dropped ones contribute 0, without renormalising.
         priority: who is dropped: "position" keeps earlier tokens, "gate" those
             with the largest top gate (V-MoE's batch priority).
+        device, dtype: of the experts' weights, as in torch.nn; the router has its own.
 
     >>> layer = MoELayer(SMoE(16, 8, 2), d_hidden=32, shared=1)
     >>> y, routing = layer(torch.randn(2, 5, 16))
@@ -36,6 +37,8 @@ class MoELayer(torch.nn.Module):
         shared: int = 0,
         capacity_factor: float | None = None,
         priority: Literal["position", "gate"] = "position",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if priority not in ("position", "gate"):
@@ -47,13 +50,22 @@ class MoELayer(torch.nn.Module):
         self.router = router
         self.capacity_factor, self.priority = capacity_factor, priority
         experts, d_model = router.num_experts, router.d_model
-        self.w_in = torch.nn.Parameter(torch.empty(experts, d_hidden, d_model))
-        self.w_out = torch.nn.Parameter(torch.empty(experts, d_model, d_hidden))
+        factory = factory_kwargs("MoELayer", device, dtype)
+
+        def weight(*shape):
+            return torch.nn.Parameter(torch.empty(shape, **factory))
+
+        self.w_in = weight(experts, d_hidden, d_model)
+        self.w_out = weight(experts, d_model, d_hidden)
         self.shared_in: torch.nn.Parameter | None = None
         self.shared_out: torch.nn.Parameter | None = None
         if shared:
-            self.shared_in = torch.nn.Parameter(torch.empty(shared * d_hidden, d_model))
-            self.shared_out = torch.nn.Parameter(torch.empty(d_model, shared * d_hidden))
+            self.shared_in = weight(shared * d_hidden, d_model)
+            self.shared_out = weight(d_model, shared * d_hidden)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        d_hidden, d_model = self.w_in.shape[1:]
         for weight, fan in ((self.w_in, d_model), (self.w_out, d_hidden),
                             (self.shared_in, d_model), (self.shared_out, d_hidden)):  # fmt: skip
             if weight is not None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ._router import LinearRouter
+from ._router import Device, LinearRouter
 
 
 class SMoE(LinearRouter):
@@ -25,9 +25,11 @@ class SMoE(LinearRouter):
         k: int,
         *,
         renorm: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.renorm = renorm
 
     @property
@@ -51,9 +53,11 @@ class Switch(SMoE):
         k: int = 1,
         *,
         renorm: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, renorm=renorm, **options)
+        super().__init__(d_model, num_experts, k, renorm=renorm, device=device, dtype=dtype, **options)
 
 
 class GLaM(SMoE):
@@ -63,8 +67,17 @@ class GLaM(SMoE):
     [False, True, False, True]
     """
 
-    def __init__(self, d_model: int, num_experts: int, k: int = 2, **options: Any) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_experts: int,
+        k: int = 2,
+        *,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
 
     @staticmethod
     def is_moe_layer(layer: int) -> bool:
@@ -95,9 +108,11 @@ class VMoE(LinearRouter):
         *,
         noise_std: float | None = None,
         bias: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, bias=bias, **options)
+        super().__init__(d_model, num_experts, k, bias=bias, device=device, dtype=dtype, **options)
         self.noise_std = 1 / num_experts if noise_std is None else noise_std
 
     def logits(self, h: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:

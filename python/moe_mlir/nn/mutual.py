@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 
 from ._composed import ComposedRouter
+from ._router import Device
 
 
 class SimilaritySMoE(ComposedRouter):
@@ -40,13 +41,22 @@ class SimilaritySMoE(ComposedRouter):
         window: int | None = None,
         restrict: Literal["all", "entropy"] = "all",
         precision: Literal["ieee", "tf32"] = "ieee",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.causal, self.window = causal, window
         self.restrict, self.precision = restrict, precision
-        self.tau = torch.nn.Parameter(torch.tensor(float(tau))) if learn_tau else float(tau)
-        self.ws = torch.nn.Parameter(torch.eye(d_model)) if similarity else None
+        self._own_number("tau", tau, learn_tau)
+        self.ws = None
+        if similarity:
+            self.ws = torch.nn.Parameter(torch.eye(d_model, **self._factory))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.ws is not None:
+            torch.nn.init.eye_(self.ws)
 
     def mix(
         self, h: torch.Tensor, p: torch.Tensor, z: torch.Tensor | None, mask: torch.Tensor | None
@@ -105,9 +115,11 @@ class AttentionSMoE(ComposedRouter):
         window: int | None = None,
         exclude_self: bool = False,
         precision: Literal["ieee", "tf32"] = "ieee",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.attributes = dict(
             causal=causal,
             scale=scale,
@@ -117,8 +129,7 @@ class AttentionSMoE(ComposedRouter):
             exclude_self=exclude_self,
             precision=precision,
         )
-        sigma = float(sigma)
-        self.sigma = torch.nn.Parameter(torch.tensor(sigma)) if learn_sigma else sigma
+        self._own_number("sigma", sigma, learn_sigma)
 
     def mix(
         self,

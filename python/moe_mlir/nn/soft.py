@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..formulas import mix_metric
-from ._router import Router, Scores, real_tokens
+from ._router import Device, Router, Scores, real_tokens
 from .clusters import dispersion_options
 from .symphony import ExpertGraph
 
@@ -51,15 +51,19 @@ class SoftMoE(Router):
         slots: int = 1,
         scale: float = 1.0,
         eps: float = 1e-6,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, min(k, num_experts), **options)
+        k = min(k, num_experts)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.slots, self.eps = slots, eps
-        self.phi = torch.nn.Parameter(torch.empty(d_model, num_experts, slots))
-        self.scale = torch.nn.Parameter(torch.tensor(float(scale)))
+        self.phi = torch.nn.Parameter(torch.empty(d_model, num_experts, slots, **self._factory))
+        self._own_number("scale", scale, learns=True)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        super().reset_parameters()
         torch.nn.init.normal_(self.phi, std=1 / math.sqrt(self.d_model))
 
     def weights(
@@ -111,9 +115,11 @@ class SoftACMoE(SoftMoE):
         eps: float = 1e-6,
         stat_source: Literal["previous", "current"] = "previous",
         weights: dict[str, Any] | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, eps=eps, **options)
+        super().__init__(d_model, num_experts, k, eps=eps, device=device, dtype=dtype, **options)
         self.mix, self.measure, self.stat_source = mix, measure, stat_source
         self.weights_of = dispersion_options(None if weights else preset, **(weights or {}))
 
@@ -177,9 +183,11 @@ class SymphonySoftMoE(ExpertGraph, SoftMoE):
         threshold: float = 0.0,
         cold_start: Literal["literal", "base"] = "literal",
         init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.threshold, self.cold_start = threshold, cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 

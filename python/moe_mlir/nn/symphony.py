@@ -9,9 +9,14 @@ import torch.distributed as dist
 
 from ..formulas import blend_counts, co_selections
 from ._composed import ComposedRouter
-from ._router import Router, add_counts, sum_over_ranks
+from ._router import Device, Router, add_counts, sum_over_ranks
 
-_INITS = ("zero", "uniform", "kaiming", "xavier")
+_INITS = {
+    "zero": torch.nn.init.zeros_,
+    "uniform": torch.nn.init.uniform_,
+    "kaiming": torch.nn.init.kaiming_uniform_,
+    "xavier": torch.nn.init.xavier_uniform_,
+}
 
 
 class ExpertGraph(Router):
@@ -50,15 +55,21 @@ class ExpertGraph(Router):
                 f"{', '.join(map(repr, _INITS))}, found {init!r}"
             )
         self.blend: dict[str, Any] = dict(beta=beta, norm=norm, diagonal=diagonal)
+        self.graph_init = init
         square = (self.num_experts, self.num_experts)
-        self.register_buffer("adjacency", torch.zeros(square, dtype=torch.float32))
-        self.register_buffer("co_selections", torch.zeros(square, dtype=torch.int64))
-        if init == "uniform":
-            torch.nn.init.uniform_(self.adjacency)
-        elif init == "kaiming":
-            torch.nn.init.kaiming_uniform_(self.adjacency)
-        elif init == "xavier":
-            torch.nn.init.xavier_uniform_(self.adjacency)
+        self._own_buffer("adjacency", *square)
+        self._own_exact("co_selections", *square)
+        self._reset_graph()
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        # A base class asks before there is a graph.
+        if "adjacency" in self._buffers:
+            self._reset_graph()
+
+    def _reset_graph(self):
+        self.co_selections.zero_()
+        _INITS[self.graph_init](self.adjacency)
 
     def count(self, indices: torch.Tensor, mask: torch.Tensor | None) -> None:
         if self.counts_now():
@@ -114,9 +125,11 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
         threshold: float = 0.0,
         cold_start: Literal["literal", "base"] = "literal",
         init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(d_model, num_experts, k, **options)
+        super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
         self.threshold, self.cold_start = threshold, cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 

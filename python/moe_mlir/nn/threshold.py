@@ -6,7 +6,7 @@ import torch
 
 from ..formulas import ratio
 from ._composed import ComposedRouter
-from ._router import Router
+from ._router import Device, Router
 
 
 class DynamicTopP(ComposedRouter):
@@ -44,16 +44,17 @@ class DynamicTopP(ComposedRouter):
         learn_theta: bool = False,
         straight_through: bool = False,
         base: Router | None = None,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         k = k if k is not None else getattr(base, "k", num_experts)
-        super().__init__(d_model, num_experts, k, base=base, **options)
+        super().__init__(d_model, num_experts, k, base=base, device=device, dtype=dtype, **options)
         if straight_through and not learn_theta:
             raise ValueError(
                 "DynamicTopP: expected learn_theta=True with 'straight_through', found False"
             )
-        theta = float(theta)
-        self.theta = torch.nn.Parameter(torch.tensor(theta)) if learn_theta else theta
+        self._own_number("theta", theta, learn_theta)
         self.straight_through = straight_through
 
     def check_base(self, base: Router) -> None:
