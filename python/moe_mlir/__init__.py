@@ -10,9 +10,125 @@ loaded at its first use, and without torch the artifact runtime still imports.
 
 import importlib
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from ._moved import MOVED, import_moved
 from ._version import __version__  # noqa: F401
+
+if TYPE_CHECKING:
+    # What type checkers and editors see of the names that are loaded at their first use;
+    # `as` tells them that a name is meant to be found here.
+    from . import (
+        crash_report as crash_report,
+    )
+    from . import (
+        distributed as distributed,
+    )
+    from . import (
+        hf as hf,
+    )
+    from . import (
+        jit as jit,
+    )
+    from . import (
+        metrics as metrics,
+    )
+    from . import (
+        nn as nn,
+    )
+    from . import (
+        phases as phases,
+    )
+    from . import (
+        plots as plots,
+    )
+    from . import (
+        reference as reference,
+    )
+    from . import (
+        sim as sim,
+    )
+    from ._native import MoeError as MoeError
+    from .artifact import load as load
+    from .compiled_model import compile as compile
+    from .environment_report import doctor as doctor
+    from .frontends.explain import explain as explain
+    from .frontends.export import export as export
+    from .frontends.inductor import inductor_pass as inductor_pass
+    from .fx import RouterMatch as RouterMatch
+    from .nn import update_routers as update_routers
+    from .ops import (
+        ac_logits as ac_logits,
+    )
+    from .ops import (
+        adjacency_gate as adjacency_gate,
+    )
+    from .ops import (
+        adjacency_update as adjacency_update,
+    )
+    from .ops import (
+        attention as attention,
+    )
+    from .ops import (
+        attention_entropy as attention_entropy,
+    )
+    from .ops import (
+        attention_posterior as attention_posterior,
+    )
+    from .ops import (
+        balance_loss as balance_loss,
+    )
+    from .ops import (
+        bias_update as bias_update,
+    )
+    from .ops import (
+        combine as combine,
+    )
+    from .ops import (
+        cosine_logits as cosine_logits,
+    )
+    from .ops import (
+        densify as densify,
+    )
+    from .ops import (
+        dispatch as dispatch,
+    )
+    from .ops import (
+        dispersion_weights as dispersion_weights,
+    )
+    from .ops import (
+        grouped_topk as grouped_topk,
+    )
+    from .ops import (
+        hyper_router as hyper_router,
+    )
+    from .ops import (
+        mad_dispersion as mad_dispersion,
+    )
+    from .ops import (
+        make_finite as make_finite,
+    )
+    from .ops import (
+        router_logits as router_logits,
+    )
+    from .ops import (
+        similarity_inform as similarity_inform,
+    )
+    from .ops import (
+        soft_dispatch as soft_dispatch,
+    )
+    from .ops import (
+        threshold_renorm as threshold_renorm,
+    )
+    from .ops import (
+        topk_renorm as topk_renorm,
+    )
+    from .ops import (
+        z_loss as z_loss,
+    )
+    from .packing import pack_experts as pack_experts
+    from .packing import unpack_experts as unpack_experts
+    from .sim.simulation import simulate as simulate
 
 _OPS = (
     "ac_logits",
@@ -73,7 +189,7 @@ _OPTIONAL = ("hf",)
 __all__ = [*_FUNCTIONS, *_SUBMODULES]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name in _SUBMODULES + _OPTIONAL:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _FUNCTIONS:
@@ -86,7 +202,7 @@ def __getattr__(name):
     raise AttributeError(f"module 'moe_mlir' has no attribute '{name}'")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 

@@ -10,6 +10,7 @@ import importlib.machinery
 import sys
 import types
 import warnings
+from typing import Any
 
 # Old name -> new one, both below moe_mlir.
 MOVED = {
@@ -39,18 +40,20 @@ class _CallableModule(types.ModuleType):
     the function's place there.
     """
 
-    def __call__(self, *arguments, **options):
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*arguments, **options)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(
+        self, fullname: str, path: object = None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         package, _, name = fullname.rpartition(".")
         if package != __package__ or name not in MOVED:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, origin=fullname)
 
-    def exec_module(self, module):
+    def exec_module(self, module: types.ModuleType) -> None:
         old = module.__name__
         name = old.rpartition(".")[2]
         new = import_moved(name)
@@ -60,7 +63,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         else:
             sys.modules[old] = new
 
-    def get_code(self, fullname):
+    def get_code(self, fullname: str) -> types.CodeType:
         """What `python -m` runs."""
         new = f"{__package__}.{MOVED[fullname.rpartition('.')[2]]}"
         return compile(f"import runpy; runpy.run_module({new!r}, run_name='__main__', "

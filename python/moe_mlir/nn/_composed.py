@@ -16,7 +16,7 @@ from ._router import (
 )
 
 
-def _definer(router, name):
+def _definer(router: Router, name: str) -> int:
     """How far up its classes a router's method is defined."""
     return next(i for i, cls in enumerate(type(router).__mro__) if name in vars(cls))
 
@@ -129,7 +129,7 @@ class ComposedRouter(Router):
 
     # ------------------------------------------------------------ names of inputs and state
 
-    def __init_subclass__(cls, **options):
+    def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.own_inputs = keywords_of(cls.mix)
 

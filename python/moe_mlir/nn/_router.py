@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -108,7 +108,7 @@ def or_scores_alone(forward: Callable[..., Routing]) -> Callable[..., Routing]:
     """A router's forward that also gives the scores alone, for `called_scores`."""
 
     @functools.wraps(forward)
-    def either(self, *args, scores_alone=False, **inputs):
+    def either(self: Router, *args: Any, scores_alone: bool = False, **inputs: Any) -> Routing:
         if scores_alone:
             scores = scores_of(self, *args, **inputs)
             return Routing(None, None, *scores, **scores.soft)
@@ -133,7 +133,7 @@ def called_scores(
     return Scores(routing.logits, router.kind, routing.probs, routing.state, soft=soft)
 
 
-def _has_hooks(module):
+def _has_hooks(module: torch.nn.Module) -> bool:
     """Whether a call of the module is more than its class's forward; accelerate replaces that."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks,
              module._backward_hooks)  # fmt: skip
@@ -174,7 +174,7 @@ class Router(torch.nn.Module):
     source = "its scores come from weights of its own"
     own_inputs: tuple[str, ...] = ()
 
-    def __init_subclass__(cls, **options):
+    def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls.own_inputs = keywords_of(cls.scores) or keywords_of(cls.logits)
         if "forward" in vars(cls):
@@ -185,7 +185,7 @@ class Router(torch.nn.Module):
     # Buffers that small steps move: `.bfloat16()` and `.half()` would stop them, and leave them.
     wide_buffers: tuple[str, ...] = ()
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         before = {name: self._buffers.get(name) for name in self.wide_buffers}
         super()._apply(fn, recurse)
         for name, buffer in before.items():
@@ -193,7 +193,7 @@ class Router(torch.nn.Module):
                 self._buffers[name] = buffer.to(self._buffers[name].device)
         return self
 
-    def _load_from_state_dict(self, *args):
+    def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
         # With assign=True a buffer is what the file has.
         for name in self.wide_buffers:
@@ -240,21 +240,21 @@ class Router(torch.nn.Module):
         for name, value in self._numbers.items():
             torch.nn.init.constant_(getattr(self, name), value)
 
-    def _own_number(self, name, value, learns):
+    def _own_number(self, name: str, value: float, learns: bool) -> None:
         """An attribute that is a number, or a parameter that starts as this number."""
-        value = float(value)
+        number: Any = float(value)
         if learns:
-            self._numbers[name] = value
-            value = torch.nn.Parameter(torch.tensor(value, **self._factory))
-        setattr(self, name, value)
+            self._numbers[name] = number
+            number = torch.nn.Parameter(torch.tensor(number, **self._factory))
+        setattr(self, name, number)
 
-    def _own_buffer(self, name, *shape, persistent=True):
+    def _own_buffer(self, name: str, *shape: int, persistent: bool = True) -> None:
         """A buffer of zeros, in float32 or what is wider."""
         narrow = self._factory["dtype"] is None or self._factory["dtype"].itemsize < 4
         options = dict(self._factory, dtype=torch.float32) if narrow else self._factory
         self.register_buffer(name, torch.zeros(shape, **options), persistent=persistent)
 
-    def _own_exact(self, name, *shape, dtype=torch.int64):
+    def _own_exact(self, name: str, *shape: int, dtype: torch.dtype = torch.int64) -> None:
         """A buffer of zeros that no change of the parameters' dtype touches."""
         device = self._factory["device"]
         self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
@@ -451,7 +451,7 @@ class LinearRouter(Router):
         self._own("bias", torch.empty(num_experts, **self._factory) if bias else None)
         self.reset_parameters()
 
-    def _own(self, name, value):
+    def _own(self, name: str, value: torch.Tensor | None) -> None:
         if self.frozen or value is None:
             self.register_buffer(name, value)
         else:
@@ -521,7 +521,7 @@ class ScheduledK(Router):
         self.set_step(self.steps_done + 1)
 
 
-def _follow_step(router, _):
+def _follow_step(router: ScheduledK, _: object) -> None:
     router.set_step(int(router.step))
 
 

@@ -70,7 +70,7 @@ class ACMoE(LinearRouter):
             preset, eps=eps, clamp=clamp, scale=scale, include_empty=include_empty
         )
 
-    def _own(self, name, value):
+    def _own(self, name: str, value: torch.Tensor | None) -> None:
         if name == "weight" and self.d_embedding is not None:
             self.weight = None
             width, factory = self.d_embedding, self._factory

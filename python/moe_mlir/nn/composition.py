@@ -47,8 +47,9 @@ def refusal(method: type[nn.Router], base: type[nn.Router]) -> str | None:
     return None
 
 
-def _reason(message):
+def _reason(message: str | None) -> str:
     """What a refusal says behind what it expected and found."""
+    assert message is not None
     return message.split(": ", 2)[2]
 
 
@@ -57,9 +58,9 @@ def table() -> str:
     classes = routers()
     methods = [c for c in classes if issubclass(c, nn.ComposedRouter)]
     cells = {(m, b): refusal(m, b) for m in classes for b in classes}
-    notes = []
+    notes: list[str] = []
 
-    def cell(method, base):
+    def cell(method: type[nn.Router], base: type[nn.Router]) -> str:
         message = cells[method, base]
         if message is None:
             return "yes"

@@ -161,7 +161,7 @@ class TwoStageStableMoE(Router):
         self.frozen.fill_(False)
         self._enter_stage(1)
 
-    def _enter_stage(self, stage):
+    def _enter_stage(self, stage: int) -> None:
         self.stage = stage
         for parameter in (self.token_embedding, self.distilled):
             parameter.requires_grad_(stage == 1)
@@ -216,5 +216,5 @@ class TwoStageStableMoE(Router):
         return Routing(torch.where(indices >= 0, gates, 0.0), indices, logits=z)
 
 
-def _follow_stage(router, _):
+def _follow_stage(router: TwoStageStableMoE, _: object) -> None:
     router._enter_stage(2 if bool(router.frozen) else 1)

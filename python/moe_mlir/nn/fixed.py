@@ -1,5 +1,6 @@
 """Routers that do not train, or train only what makes them: SMoE-dropout, HyperRouter, THOR."""
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -85,7 +86,9 @@ class HyperRouter(ScheduledK, Router):
         self._own_buffer("bias", num_experts, persistent=False)
         self.register_load_state_dict_post_hook(_fold)
 
-    def _network(self, d_embedding, d_hidden, factory):
+    def _network(
+        self, d_embedding: int, d_hidden: int, factory: dict[str, Any]
+    ) -> tuple[torch.nn.Linear, torch.nn.Linear]:
         """Two random layers."""
         outputs = self.num_experts * (self.d_model + 1)
         return (torch.nn.Linear(d_embedding, d_hidden, **factory),
@@ -107,7 +110,7 @@ class HyperRouter(ScheduledK, Router):
     # As `generate` gives them in training.
     wide_buffers = ("weight", "bias")
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         # The embedding may have been rounded.
         _fold(self, None)
@@ -130,7 +133,7 @@ class HyperRouter(ScheduledK, Router):
 
 
 @torch.no_grad()
-def _fold(router, _):
+def _fold(router: HyperRouter, _: object) -> None:
     if router.training:
         return
     weight, bias = router.generate()

@@ -52,7 +52,7 @@ class MoELayer(torch.nn.Module):
         experts, d_model = router.num_experts, router.d_model
         factory = factory_kwargs("MoELayer", device, dtype)
 
-        def weight(*shape):
+        def weight(*shape: int) -> torch.nn.Parameter:
             return torch.nn.Parameter(torch.empty(shape, **factory))
 
         self.w_in = weight(experts, d_hidden, d_model)
@@ -84,9 +84,11 @@ class MoELayer(torch.nn.Module):
             y = y + hidden @ self.shared_out.T
         return y, routing
 
-    def _routed(self, h, mask, routing):
-        if routing.dispatch is not None:
-            return self._soft(h, mask, routing)
+    def _routed(
+        self, h: torch.Tensor, mask: torch.Tensor | None, routing: Routing
+    ) -> torch.Tensor:
+        if routing.dispatch is not None and routing.combine is not None:
+            return self._soft(h, mask, routing.dispatch, routing.combine)
         from ..experts import run_experts
 
         indices = routing.indices
@@ -94,7 +96,7 @@ class MoELayer(torch.nn.Module):
             indices = self._kept(routing)
         return run_experts(h, routing.gates, indices, self.w_in, self.w_out)
 
-    def _kept(self, routing):
+    def _kept(self, routing: Routing) -> torch.Tensor:
         """The choices that find room, -1 for the others."""
         indices = routing.indices
         tokens, experts = indices[..., 0].numel(), self.router.num_experts
@@ -106,11 +108,17 @@ class MoELayer(torch.nn.Module):
         )
         return torch.where(slots.reshape(indices.shape) >= 0, indices, -1)
 
-    def _soft(self, h, mask, routing):
+    def _soft(
+        self,
+        h: torch.Tensor,
+        mask: torch.Tensor | None,
+        dispatch: torch.Tensor,
+        combine: torch.Tensor,
+    ) -> torch.Tensor:
         """Each expert on its slots, averages of the tokens; outputs averaged back."""
         if mask is not None:
             h = torch.where(mask[..., None], h, torch.zeros_like(h))
-        slots = torch.einsum("...nep,...nd->...epd", routing.dispatch.to(h.dtype), h)
+        slots = torch.einsum("...nep,...nd->...epd", dispatch.to(h.dtype), h)
         hidden = torch.nn.functional.gelu(torch.einsum("...epd,ehd->...eph", slots, self.w_in))
         outputs = torch.einsum("...eph,edh->...epd", hidden, self.w_out)
-        return torch.einsum("...nep,...epd->...nd", routing.combine.to(h.dtype), outputs)
+        return torch.einsum("...nep,...epd->...nd", combine.to(h.dtype), outputs)

@@ -67,7 +67,7 @@ class ExpertGraph(Router):
         if "adjacency" in self._buffers:
             self._reset_graph()
 
-    def _reset_graph(self):
+    def _reset_graph(self) -> None:
         self.co_selections.zero_()
         _INITS[self.graph_init](self.adjacency)
 

@@ -83,8 +83,17 @@ def similarity_inform(
 
 
 def _prior_logits(
-    q, k, *, bias, mask, scale, causal, window, exclude_self, query_mask=None
-):
+    q: torch.Tensor,
+    k: torch.Tensor,
+    *,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    scale: float | None,
+    causal: bool,
+    window: int | None,
+    exclude_self: bool,
+    query_mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention logits [B,H,N,Nk], -inf where not visible, and the query mask."""
     n, nk = q.shape[-2], k.shape[-2]
     if query_mask is None and mask is not None and n == nk:
@@ -111,12 +120,14 @@ def _prior_logits(
     return logits.masked_fill(~visible, -math.inf), query_mask
 
 
-def _row_entropies(logits):
+def _row_entropies(logits: torch.Tensor) -> torch.Tensor:
     weight = softmax(logits)
     return entropy(weight)
 
 
-def _mean_entropies(rows, query_mask, scope):
+def _mean_entropies(
+    rows: torch.Tensor, query_mask: torch.Tensor | None, scope: str
+) -> torch.Tensor:
     """Mean entropy of each head [B,H] over the valid tokens of the sequence or batch."""
     if query_mask is None:
         valid = rows.new_ones(rows.shape[0], 1, rows.shape[-1])

@@ -21,7 +21,7 @@ def rank_experts(scores: torch.Tensor) -> torch.Tensor:
     return by_value.gather(-1, nan_last)
 
 
-def _check_k(op, k, num_experts):
+def _check_k(op: str, k: int, num_experts: int) -> None:
     """E8: a k that does not exist is refused, never clamped."""
     if not 1 <= k <= num_experts:
         raise ValueError(
@@ -120,7 +120,7 @@ def grouped_topk(
     return gates, indices.masked_fill(~valid[..., None], -1).to(index_dtype)
 
 
-def _check_groups(experts, k, n_group, topk_group):
+def _check_groups(experts: int, k: int, n_group: int, topk_group: int) -> None:
     if n_group < 1 or experts % n_group != 0:
         raise ValueError(
             f"grouped_topk: expected 'n_group' to divide the number of experts ({experts}), "
@@ -161,7 +161,15 @@ def kept_experts(
     return kept[..., None].expand(groups.shape).flatten(-2)
 
 
-def _gates_of(x, mapped, indices, outside, score, renorm, eps):
+def _gates_of(
+    x: torch.Tensor,
+    mapped: torch.Tensor,
+    indices: torch.Tensor,
+    outside: torch.Tensor,
+    score: str,
+    renorm: bool,
+    eps: float,
+) -> torch.Tensor:
     """Weights of the chosen experts: their scores without bias, step 5 of 9.1."""
     if renorm and eps == 0 and score in ("softmax", "sigmoid"):
         # s / sum s is the softmax of ln s: nothing underflows, nothing divides 0/0.

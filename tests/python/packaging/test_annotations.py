@@ -85,3 +85,15 @@ def test_an_op_is_annotated(name):
     for parameter in signature.parameters.values():
         if parameter.default is None:
             assert "None" in str(parameter.annotation), parameter.name
+
+
+def _names_for_type_checkers():
+    tree = ast.parse((_PACKAGE / "__init__.py").read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)
+                and getattr(node.test, "id", "") == "TYPE_CHECKING"]
+    return {name.asname for node in block.body for name in node.names}
+
+
+def test_type_checkers_see_every_public_name():
+    """They do not run the `__getattr__` by which names are loaded at their first use."""
+    assert _names_for_type_checkers() == {*moe_mlir.__all__, "hf"}

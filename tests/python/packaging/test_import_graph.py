@@ -21,10 +21,18 @@ def module_name(path, package):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def is_for_type_checkers(node):
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+
+
 def imported_by(path, package, modules) -> set:
-    """The modules of the package that one of its files imports."""
+    """The modules of the package that one of its files imports when it runs."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    if path == package / "__init__.py":
+        # What it shows to type checkers alone, of names that are loaded at their first use.
+        tree.body = [node for node in tree.body if not is_for_type_checkers(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
