@@ -141,6 +141,11 @@ private:
   BestList select(const TokenBlock &block, RowStats &stats);
   BestList selectByRow(const TokenBlock &block, RowStats &stats);
   BestList selectFiltered(const TokenBlock &block, RowStats &stats);
+  Values enterTransposed(
+      Value scoreLists, Value expertLists, Value end, Value lastLane,
+      ValueRange list,
+      function_ref<Values(Value entry, Value scores, Value experts, ValueRange)>
+          enter);
   bool paysToFilter();
   BestList selectStaged(RowStats &stats);
   Values loadForced(const TokenBlock &block, Place place);

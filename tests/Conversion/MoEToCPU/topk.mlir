@@ -33,7 +33,9 @@ func.func @renormalises_with_k_exponentials(%z: memref<16x32xf32>, %g: memref<16
 // -----
 
 // Of many experts those enter the list that reach the third of sixteen maxima,
-// NaN too; what has no instruction for that takes them all.
+// NaN too. Where no instruction moves their lanes to the front, they are the
+// set bits of a word, of which six are written without a look at how many are
+// set.
 
 // CHECK-LABEL: func @drops_most_experts_before_the_list
 // CHECK:         memref.prefetch
@@ -45,6 +47,14 @@ func.func @renormalises_with_k_exponentials(%z: memref<16x32xf32>, %g: memref<16
 // CHECK:         vector.reduction <maxsi>
 // EIGHT-LABEL: func @drops_most_experts_before_the_list
 // EIGHT-NOT:     compress
+// EIGHT:         %[[STAYS:.*]] = arith.cmpf uge
+// EIGHT:         vector.bitcast %[[STAYS]] : vector<8xi1> to vector<1xi8>
+// EIGHT:         arith.shli
+// EIGHT-COUNT-6: math.cttz
+// EIGHT:         %[[NUMBER:.*]] = math.ctpop
+// EIGHT:         %[[END:.*]] = arith.index_cast %[[NUMBER]]
+// EIGHT:         scf.for %{{.*}} to %[[END]]
+// EIGHT:           math.cttz
 func.func @drops_most_experts_before_the_list(%z: memref<?x64xf32>, %g: memref<?x3xf32>, %i: memref<?x3xi32>) {
   moe.topk_renorm ins(%z : memref<?x64xf32>) outs(%g, %i : memref<?x3xf32>, memref<?x3xi32>)
   return
@@ -61,6 +71,22 @@ func.func @drops_most_experts_before_the_list(%z: memref<?x64xf32>, %g: memref<?
 // CHECK:         arith.cmpf uge
 func.func @bounds_more_places_by_more_maxima(%z: memref<?x100xf32>, %g: memref<?x12xf32>, %i: memref<?x12xi32>) {
   moe.topk_renorm ins(%z : memref<?x100xf32>) outs(%g, %i : memref<?x12xf32>, memref<?x12xi32>)
+  return
+}
+
+// -----
+
+// Of sixteen maxima in vectors of eight, the twelfth is among the smaller ones:
+// the fourth of those.
+
+// CHECK-LABEL: func @bounds_more_places_than_lanes
+// EIGHT-LABEL: func @bounds_more_places_than_lanes
+// EIGHT:         vector.shuffle %[[LOW:.*]], %[[LOW]] [7, 6, 5, 4, 3, 2, 1, 0]
+// EIGHT-NEXT:    arith.cmpf olt
+// EIGHT:         vector.extract %{{.*}}[3]
+// EIGHT:         arith.cmpf uge
+func.func @bounds_more_places_than_lanes(%z: memref<?x192xf32>, %g: memref<?x12xf32>, %i: memref<?x12xi32>) {
+  moe.topk_renorm ins(%z : memref<?x192xf32>) outs(%g, %i : memref<?x12xf32>, memref<?x12xi32>)
   return
 }
 
