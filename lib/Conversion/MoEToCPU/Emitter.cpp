@@ -419,21 +419,27 @@ static Values transposeGroups(Emitter &e, ArrayRef<Value> vectors) {
   return result;
 }
 
-Values mlir::moe::transposeLanes(Emitter &e, ArrayRef<Value> rows) {
+Values mlir::moe::transposeInGroups(Emitter &e, ArrayRef<Value> rows) {
   LanePattern pattern{e.width};
+  Values pairs, columns;
+  for (int64_t pair : {0, 2})
+    for (bool high : {false, true})
+      pairs.push_back(vector::ShuffleOp::create(e, rows[pair], rows[pair + 1],
+                                                pattern.unpack(1, high)));
+  for (int64_t column = 0; column < 4; ++column)
+    columns.push_back(vector::ShuffleOp::create(e, pairs[column / 2],
+                                                pairs[2 + column / 2],
+                                                pattern.unpack(2, column % 2)));
+  return columns;
+}
+
+Values mlir::moe::transposeLanes(Emitter &e, ArrayRef<Value> rows) {
   // Each four rows are transposed in each 128-bit group of four lanes...
   SmallVector<Values> byColumn(4);
-  for (int64_t row = 0; row < e.width; row += 4) {
-    Values pairs;
-    for (int64_t pair : {row, row + 2})
-      for (bool high : {false, true})
-        pairs.push_back(vector::ShuffleOp::create(e, rows[pair], rows[pair + 1],
-                                                  pattern.unpack(1, high)));
-    for (int64_t column = 0; column < 4; ++column)
-      byColumn[column].push_back(
-          vector::ShuffleOp::create(e, pairs[column / 2], pairs[2 + column / 2],
-                                    pattern.unpack(2, column % 2)));
-  }
+  for (int64_t row = 0; row < e.width; row += 4)
+    for (auto [column, vector] :
+         llvm::enumerate(transposeInGroups(e, rows.slice(row, 4))))
+      byColumn[column].push_back(vector);
   // ... and then the groups among the rows.
   Values result(e.width);
   for (int64_t column = 0; column < 4; ++column)

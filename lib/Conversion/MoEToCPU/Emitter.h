@@ -157,6 +157,8 @@ OpFoldResult getSize(Emitter &e, Value memref, int64_t position);
 /// That of the last dim.
 OpFoldResult getLastSize(Emitter &e, Value memref);
 
+/// Four vectors, transposed within each group of four lanes.
+Values transposeInGroups(Emitter &e, ArrayRef<Value> rows);
 /// `width` rows and columns transposed, in registers.
 Values transposeLanes(Emitter &e, ArrayRef<Value> rows);
 

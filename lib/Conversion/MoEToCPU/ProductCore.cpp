@@ -47,12 +47,23 @@ void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
                : e.scratch({e.getIndexAttr(numPanels), places,
                             e.getIndexAttr(numVectors * e.width)},
                            type);
+  int64_t copiedSteps = getStepsOfWholeChains() ? kMostChains * steps : steps;
   copied = mustWidenLeft() || isLeftPagesApart()
-               ? e.scratch({e.getIndexAttr(mostTileRows), places}, type)
+               ? e.scratch({e.getIndexAttr(mostTileRows),
+                            e.getIndexAttr(copiedSteps)},
+                           type)
                : Value();
   if (right.layout == ProductLayout::AlongSteps)
     chains = e.scratch({e.getIndexAttr(mostTileRows), e.getIndexAttr(e.width)},
                        e.getF32Type());
+}
+
+/// Whether one row takes longer to add up its products with a line of memory,
+/// one after the other, than memory takes for the line.
+bool ProductCore::waitsForSums() const {
+  constexpr int64_t kLineBytes = 64;
+  return getElementType(right.memref).isBF16() && !inPairs &&
+         e.width * 4 < kLineBytes;
 }
 
 /// Whether rows can only be read from a copy: those of 16 bits, which it
@@ -227,9 +238,9 @@ Values ProductCore::multiplyPlace(const Panel &panel, const Tile &tile,
   return chain;
 }
 
-/// Adds one chain to the sums of a few rows; `fetch` asks for what is to come
-/// nearer meanwhile, from a place on.
-void ProductCore::multiplyTile(const Panel &panel, const Tile &tile,
+/// Adds one chain to the sums of a few rows in each of some panels; `fetch`
+/// asks for what is to come nearer meanwhile, from a place on.
+void ProductCore::multiplyTile(ArrayRef<Panel> panels, const Tile &tile,
                                Value count, function_ref<void(Value)> fetch) {
   Value places = count;
   int64_t placeSteps = getPlaceSteps();
@@ -237,118 +248,32 @@ void ProductCore::multiplyTile(const Panel &panel, const Tile &tile,
     places = arith::CeilDivSIOp::create(e, count, e.index(placeSteps));
   std::optional<int64_t> steps = getConstantIntValue(count);
   bool areWhole = steps && *steps % (placeSteps * e.width) == 0;
-  Values chain(tile.rows.size() * panel.numVectors, e.f32(0.0));
-  chain = loopOverSteps(e, {e.index(0), places, e.width, areWhole}, chain,
-                        fetch, [&](Value place, ValueRange carried) {
-                          return multiplyPlace(panel, tile, place, carried);
-                        });
-  for (auto [i, row] : llvm::enumerate(tile.rows))
-    for (int64_t vector = 0; vector < panel.numVectors; ++vector)
-      addChain(panel, row, vector, chain[i * panel.numVectors + vector]);
-}
-
-/// As much as a block holds from the columns behind the panel's, in the order
-/// of addresses: what is read next where columns lie one behind the other.
-void ProductCore::prefetchNextColumns(const Panel &panel, int64_t vector,
-                                      Value first) {
-  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
-  int64_t perLane = bytes == 2 ? 2 : 1, perLine = 64 / bytes;
-  Value place = e.mul(e.add(panel.step, first), e.index(e.width));
-  Value column = e.add(getColumn(panel.column, panel.numVectors, vector),
-                       e.index(e.width));
-  for (int64_t line = 0; line < perLane * e.width * e.width / perLine; ++line)
-    prefetchLine(e, right.memref,
-                 right.at(e.add(place, e.index(line * perLine)), column),
-                 kSecondCache);
-}
-
-/// Adds the products of row `number` with lines, in f32 or in pairs, from step
-/// `first` on to its chain.
-void ProductCore::multiplyLines(const Panel &panel, const RowRange &rows,
-                                Value number, Value first,
-                                function_ref<Value(int64_t line)> getLine,
-                                int64_t numLines) {
-  Value row = e.add(rows.first, number);
-  Value leftRow = getLeftRow(row);
-  Value place = toPlace(first), step = e.add(panel.step, first);
-  int64_t perLine = inPairs ? 2 : 1;
-  Value sum = e.loadVector(chains, {number, e.index(0)});
-  for (int64_t line = 0; line < numLines; ++line)
-    sum = multiplyAdd(splatLeft(number, leftRow,
-                                e.add(step, e.index(perLine * line)),
-                                e.add(place, e.index(line))),
-                      getLine(line), sum);
-  e.storeVector(sum, chains, {number, e.index(0)});
-}
-
-/// Adds the products of all rows with a block to their chains: those of the
-/// first from registers, of the others from a copy.
-void ProductCore::multiplyBlock(const Panel &panel, const RowRange &rows,
-                                int64_t vector, Value first, Value rest) {
-  Value numRows = e.sub(rows.end, rows.first), zero = e.index(0);
-  if (!rest)
-    prefetchNextColumns(panel, vector, first);
-  Values lines = loadBlock(panel, e.index(vector * e.width), first, rest);
-  int64_t numLines = lines.size();
-  auto load = [&](Value line) {
-    return e.loadVector(packed, {zero, line, zero});
-  };
-  if (rest) {
-    storeBlock(panel, lines, zero, zero, rest);
-    Value count =
-        inPairs ? Value(arith::CeilDivSIOp::create(e, rest, e.index(2))) : rest;
-    e.loop(zero, numRows, 1, [&](Value number) {
-      e.loop(zero, count, 1, [&](Value line) {
-        Value step = e.add(first, inPairs ? e.mul(line, e.index(2)) : line);
-        multiplyLines(
-            panel, rows, number, step, [&](int64_t) { return load(line); }, 1);
+  int64_t numVectors = panels.front().numVectors;
+  size_t numSums = tile.rows.size() * numVectors;
+  Values chain(panels.size() * numSums, e.f32(0.0));
+  chain = loopOverSteps(
+      e, {e.index(0), places, e.width, areWhole}, chain, fetch,
+      [&](Value place, ValueRange carried) {
+        Values next;
+        for (auto [i, panel] : llvm::enumerate(panels))
+          llvm::append_range(
+              next, multiplyPlace(panel, tile, place,
+                                  carried.slice(i * numSums, numSums)));
+        return next;
       });
-    });
-    return;
-  }
-  multiplyLines(
-      panel, rows, zero, first, [&](int64_t line) { return lines[line]; },
-      numLines);
-  e.ifThen(e.compare(arith::CmpIPredicate::sgt, numRows, e.index(1)), [&] {
-    storeBlock(panel, lines, zero, zero, rest);
-    e.loop(e.index(1), numRows, 1, [&](Value number) {
-      multiplyLines(
-          panel, rows, number, first,
-          [&](int64_t line) { return load(e.index(line)); }, numLines);
-    });
-  });
+  auto sum = chain.begin();
+  for (const Panel &panel : panels)
+    for (Value row : tile.rows)
+      for (int64_t vector = 0; vector < numVectors; ++vector)
+        addChain(panel, row, vector, *sum++);
 }
 
-/// Few rows wait for the weights: steps that lie side by side are multiplied as
-/// they are read, in the order of their addresses, one vector of columns of the
-/// panel after the other.
-void ProductCore::multiplyBlocks(const RowRange &rows, const PanelGroup &narrow,
-                                 int64_t vector) {
-  Value numRows = e.sub(rows.end, rows.first), zero = e.index(0);
-  e.loop(zero, numSteps, chainLength, [&](Value step) {
-    Value count = getChainSteps(step);
-    Panel panel = makePanel(narrow, zero, step);
-    e.loop(zero, numRows, 1, [&](Value number) {
-      if (copied)
-        copyLeft(getLeftRow(e.add(rows.first, number)), number, step, count);
-      e.storeVector(e.f32(0.0), chains, {number, zero});
-    });
-    forEachBlock(count, [&](Value first, Value rest) {
-      multiplyBlock(panel, rows, vector, first, rest);
-    });
-    e.loop(zero, numRows, 1, [&](Value number) {
-      addChain(panel, e.add(rows.first, number), vector,
-               e.loadVector(chains, {number, zero}));
-    });
-  });
-}
-
-/// Calls `body` with the constant that `numRows` is, `fewest` to mostTileRows.
-void ProductCore::switchRows(Value numRows, int64_t fewest,
+/// Calls `body` with the constant that `numRows` is, `fewest` to `most`.
+void ProductCore::switchRows(Value numRows, int64_t fewest, int64_t most,
                              function_ref<void(int64_t)> body) {
   if (std::optional<int64_t> constant = getConstantIntValue(numRows))
     return body(*constant);
-  auto cases = llvm::to_vector(llvm::seq<int64_t>(fewest, mostTileRows));
+  auto cases = llvm::to_vector(llvm::seq<int64_t>(fewest, most));
   auto branch =
       scf::IndexSwitchOp::create(e, TypeRange(), numRows, cases, cases.size());
   OpBuilder::InsertionGuard guard(e);
@@ -357,7 +282,7 @@ void ProductCore::switchRows(Value numRows, int64_t fewest,
     e.setInsertionPoint(scf::YieldOp::create(e));
     body(rows);
   };
-  fill(branch.getDefaultRegion(), mostTileRows);
+  fill(branch.getDefaultRegion(), most);
   for (auto [region, rows] : llvm::zip_equal(branch.getCaseRegions(), cases))
     fill(region, rows);
 }
@@ -374,46 +299,69 @@ Value ProductCore::getChainSteps(Value step) {
 /// One tile of rows at most, which has places in the first cache wherever its
 /// rows are.
 void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
-  Value one = e.index(1);
-  bool isCopied = false;
-  if (right.layout != ProductLayout::AlongSteps) {
-    copied = mustWidenLeft() ? copied : Value();
-    isCopied = copyAllSteps(rows);
-  }
-  e.loop(e.index(0), group.numPanels, 1, [&](Value slot) {
+  if (right.layout == ProductLayout::AlongSteps)
+    return multiplyAlongSteps(rows, group);
+  copied = mustWidenLeft() ? copied : Value();
+  bool isCopied = copyAllSteps(rows);
+  Value zero = e.index(0), one = e.index(1);
+  auto getPanel = [&](Value slot) -> PanelGroup {
     Value size = e.index(shape.getNumColumns());
-    PanelGroup single{e.add(group.column, e.mul(slot, size)), one, 1,
-                      group.numVectors, group.mayEnd};
-    if (right.layout == ProductLayout::AlongSteps) {
-      int64_t vectors = pairOffset ? 2 : 1;
-      e.loop(e.index(0), e.index(group.numVectors / vectors * e.width), e.width,
-             [&](Value offset) {
-               Value column = e.add(single.column, offset);
-               for (int64_t vector = 0; vector < vectors; ++vector)
-                 multiplyBlocks(rows, {column, one, 1, vectors, group.mayEnd},
-                                vector);
-             });
-      return;
-    }
-    multiplyOneTile(rows, single, isCopied);
+    return {e.add(group.column, e.mul(slot, size)), one, 1, group.numVectors,
+            group.mayEnd};
+  };
+  auto multiplyEach = [&](Value first, Value end) {
+    e.loop(first, end, 1, [&](Value slot) {
+      multiplyOneTile(rows, getPanel(slot), mostTileRows, isCopied);
+    });
+  };
+  int64_t most = getMostRowsOfPairs(group);
+  if (most == 0)
+    return multiplyEach(zero, group.numPanels);
+  // Two places of memory are read as fast as one if each is read on and on:
+  // from panel to panel, in the first half of them and in the second.
+  Value numRows = e.sub(rows.end, rows.first);
+  Value half = arith::DivSIOp::create(e, group.numPanels, e.index(2));
+  Value areFew = e.compare(arith::CmpIPredicate::sle, numRows, e.index(most));
+  Value numPairs = e.select(areFew, half, zero);
+  e.loop(zero, numPairs, 1, [&](Value slot) {
+    multiplyOneTile(rows, {getPanel(slot), getPanel(e.add(slot, half))}, most,
+                    isCopied);
   });
+  multiplyEach(e.mul(numPairs, e.index(2)), group.numPanels);
 }
 
-/// A panel by one tile of rows, all steps of which may be copied already.
-void ProductCore::multiplyOneTile(const RowRange &rows, const PanelGroup &group,
+/// The most rows that two panels are multiplied by at once; 0 for none. The
+/// sums of a row and a panel of one line a place follow each other: with two
+/// steps a place they take as long as a line does from memory. The registers
+/// hold those of two rows and two panels.
+int64_t ProductCore::getMostRowsOfPairs(const PanelGroup &group) const {
+  return waitsForSums() && getPlacesOfLine(group.numVectors) == 1 &&
+                 group.mostPanels > 1
+             ? 2
+             : 0;
+}
+
+/// Some panels by one tile of rows, all steps of which may be copied already.
+void ProductCore::multiplyOneTile(const RowRange &rows,
+                                  ArrayRef<PanelGroup> groups, int64_t mostRows,
                                   bool isCopied) {
   e.loop(e.index(0), numSteps, chainLength, [&](Value step) {
     Value count = getChainSteps(step);
-    Panel panel = makePanel(group, e.index(0), step);
-    fillPanel(panel, count);
-    switchRows(e.sub(rows.end, rows.first), /*fewest=*/1, [&](int64_t number) {
+    SmallVector<Panel> panels;
+    for (const PanelGroup &group : groups) {
+      panels.push_back(makePanel(group, e.index(0), step));
+      fillPanel(panels.back(), count);
+    }
+    Value numRows = e.sub(rows.end, rows.first);
+    switchRows(numRows, /*fewest=*/1, mostRows, [&](int64_t number) {
       Tile tile = makeTile(rows.first, number, step, count, !isCopied);
       if (isCopied)
         tile.firstCopied = toPlace(step);
-      if (getPlacesOfLine(panel) == 0)
-        return multiplyTile(panel, tile, count);
-      multiplyTile(panel, tile, count,
-                   [&](Value place) { prefetchAhead(panel, place); });
+      // The hardware foresees where each of two panels is read.
+      if (panels.size() > 1 || getPlacesOfLine(panels.front().numVectors) == 0)
+        return multiplyTile(panels, tile, count);
+      multiplyTile(panels, tile, count,
+                   [&](Value place) { prefetchAhead(panels.front(), place); });
     });
   });
 }
@@ -477,7 +425,7 @@ void ProductCore::multiplyMany(const RowRange &rows, const PanelGroup &group) {
     e.loop(zero, numTiles, 1, [&](Value tile) {
       Value first = getFirst(tile);
       Value tileRows = e.sub(getFirst(e.add(tile, e.index(1))), first);
-      switchRows(tileRows, fewest, [&](int64_t tileRows) {
+      switchRows(tileRows, fewest, mostTileRows, [&](int64_t tileRows) {
         multiplyTiles(step, count, tile, first, tileRows);
       });
     });

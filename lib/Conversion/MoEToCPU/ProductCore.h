@@ -110,6 +110,9 @@ public:
   /// Products, or pairs of them, that one accumulator takes before it is added
   /// to the total: one long chain would round the sum of k products k times.
   static constexpr int64_t kChainPlaces = 256;
+  /// The most chains of a sum that are formed at once, where few rows wait for
+  /// them.
+  static constexpr int64_t kMostChains = 4;
 
   ProductCore(Emitter &e, ProductLeft left, ProductRight right,
               ProductSums sums, const PanelShape &shape, Value numSteps);
@@ -142,6 +145,9 @@ private:
 
   bool isInPairs() const;
   void makeBuffers(int64_t numPanels, int64_t numVectors);
+  bool waitsForSums() const;
+  int64_t getStepsOfWholeChains() const;
+  int64_t getMostRowsOfChains() const;
   bool mustWidenLeft() const;
   bool isLeftPagesApart() const;
   Value getChainSteps(Value step);
@@ -169,9 +175,10 @@ private:
   int64_t getPlaceSteps() const;
   int64_t getMostTileRows() const;
   void prefetchNextGroup(const PanelGroup &group, Value step, Value number);
-  int64_t getPlacesOfLine(const Panel &panel) const;
+  int64_t getPlacesOfLine(int64_t numVectors) const;
   void prefetchAhead(const Panel &panel, Value place);
-  void prefetchNextColumns(const Panel &panel, int64_t vector, Value first);
+  void prefetchNextColumns(const Panel &panel, int64_t vector, Value first,
+                           int64_t numLanes);
 
   void copyLeft(ArrayRef<Value> rows, Value firstNumber, Value step,
                 Value count);
@@ -181,12 +188,22 @@ private:
   void addChain(const Panel &panel, Value row, int64_t vector, Value chain);
 
   void multiplyFew(const RowRange &rows, const PanelGroup &group);
-  void multiplyOneTile(const RowRange &rows, const PanelGroup &group,
-                       bool isCopied);
+  int64_t getMostRowsOfPairs(const PanelGroup &group) const;
+  void multiplyOneTile(const RowRange &rows, ArrayRef<PanelGroup> groups,
+                       int64_t mostRows, bool isCopied);
+  void multiplyAlongSteps(const RowRange &rows, const PanelGroup &group);
   bool copyAllSteps(const RowRange &rows);
   void multiplyMany(const RowRange &rows, const PanelGroup &group);
   void multiplyBlocks(const RowRange &rows, const PanelGroup &narrow,
                       int64_t vector);
+  void multiplyChains(const RowRange &rows, int64_t numRows, int64_t numChains,
+                      int64_t first, int64_t end, const PanelGroup &narrow,
+                      int64_t vector);
+  Value multiplyWholeChains(const RowRange &rows, const PanelGroup &narrow,
+                            int64_t vector);
+  Values loadFourLines(const Panel &panel, int64_t vector, Value first);
+  Values multiplyFourLines(const Panel &panel, const Tile &tile, int64_t vector,
+                           Value first, ValueRange carried);
   void multiplyBlock(const Panel &panel, const RowRange &rows, int64_t vector,
                      Value first, Value rest);
   void multiplyLines(const Panel &panel, const RowRange &rows, Value number,
@@ -195,13 +212,13 @@ private:
   Value getLeftRow(Value row);
   Tile makeTile(Value firstRow, int64_t numRows, Value step, Value count,
                 bool mayCopy = true);
-  void multiplyTile(const Panel &panel, const Tile &tile, Value count,
+  void multiplyTile(ArrayRef<Panel> panels, const Tile &tile, Value count,
                     function_ref<void(Value place)> fetch = nullptr);
   SmallVector<Values> loadColumns(const Panel &panel, Value place);
   Values multiplyPlace(const Panel &panel, const Tile &tile, Value place,
                        ValueRange chain);
   void fetchRows(ArrayRef<Value> rows, Value step, Value place);
-  void switchRows(Value numRows, int64_t fewest,
+  void switchRows(Value numRows, int64_t fewest, int64_t most,
                   function_ref<void(int64_t numRows)> body);
 
   Emitter &e;

@@ -214,11 +214,11 @@ void ProductCore::prefetchNextGroup(const PanelGroup &group, Value step,
 }
 
 /// How many places of a panel share a line of memory; 0 where a place takes
-/// several, or where the panel is a buffer.
-int64_t ProductCore::getPlacesOfLine(const Panel &panel) const {
+/// several, or where panels are buffers.
+int64_t ProductCore::getPlacesOfLine(int64_t numVectors) const {
   constexpr int64_t kLineBytes = 64;
-  int64_t bytes = getElementType(panel.memref).getIntOrFloatBitWidth() / 8;
-  int64_t placeBytes = panel.numVectors * e.width * getStepsOfPlace() * bytes;
+  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
+  int64_t placeBytes = numVectors * e.width * getStepsOfPlace() * bytes;
   return packed ? 0 : kLineBytes / placeBytes;
 }
 
@@ -228,7 +228,7 @@ int64_t ProductCore::getPlacesOfLine(const Panel &panel) const {
 /// step takes one, and needs twice as many. With four lines a step it has them.
 void ProductCore::prefetchAhead(const Panel &panel, Value place) {
   constexpr int64_t kLinesAhead = 64;
-  int64_t places = getPlacesOfLine(panel);
+  int64_t places = getPlacesOfLine(panel.numVectors);
   for (int64_t i = 0; i < e.width; i += places)
     prefetchLine(e, right.memref,
                  panel.at(e.add(place, e.index(kLinesAhead * places + i)), 0),

@@ -36,13 +36,27 @@ func.func @few(%x: memref<?x1024xf32>, %w: memref<8x8x1024x16xf32>, %offsets: me
   return
 }
 
-// Rows of 16 bits are widened once for all panels.
+// Rows of 16 bits are widened once for all panels. A row would wait for the sums
+// of a panel of 16 columns, two steps of which share a line: one or two rows
+// take two panels at once, one in each half of a group, and ask for nothing.
 
 // CHECK-LABEL: func @widened
 // CHECK:         %[[ALL:.*]] = memref.alloca() {{.*}} : memref<5x1024xf32>
 // CHECK:         vector.store {{.*}}, %[[ALL]]
+// CHECK:         %[[ARE_FEW:.*]] = arith.cmpi sle, %{{.*}}, %c2
+// CHECK:         %[[PAIRS:.*]] = arith.select %[[ARE_FEW]]
+// CHECK:         scf.for %{{.*}} = %c0{{.*}} to %[[PAIRS]]
+// CHECK:           scf.index_switch
+// CHECK-NEXT:      case 1 {
+// CHECK-NOT:         memref.prefetch
+// CHECK-NOT:         vector.store
+// CHECK:             scf.for {{.*}} iter_args({{.*}}, {{.*}}, {{.*}}, {{.*}}) -> (vector<8xf32>, vector<8xf32>, vector<8xf32>, vector<8xf32>)
+// CHECK-NOT:           memref.prefetch
+// CHECK:               memref.load %[[ALL]]
+// CHECK:               math.fma
 // CHECK:         scf.index_switch
 // CHECK-NEXT:    case 1 {
+// CHECK:           memref.prefetch
 // CHECK-NOT:       vector.store
 // CHECK:           memref.load %[[ALL]]
 // CHECK:           math.fma
@@ -51,5 +65,33 @@ func.func @widened(%x: memref<?x1024xbf16>, %w: memref<8x8x512x16x2xbf16>, %offs
   moe.grouped_linear ins(%x, %w, %offsets
       : memref<?x1024xbf16>, memref<8x8x512x16x2xbf16>, memref<9xi64>)
       outs(%y : memref<?x128xbf16>) {packed = 16 : i64}
+  return
+}
+
+// Where steps lie side by side, several chains of 256 steps are formed at once:
+// four of one row, two of each of up to five. The last steps are no whole chain.
+
+// CHECK-LABEL: func @along_steps
+// CHECK:         %[[COPY:.*]] = memref.alloca() {{.*}} : memref<6x1024xf32>
+// CHECK:         arith.cmpi sle, %{{.*}}, %c5
+// CHECK:         scf.if
+// CHECK:           scf.index_switch
+// CHECK-NEXT:      case 1 {
+// CHECK:             scf.for {{.*}} = %c0{{.*}} to %c1024{{.*}} step %c1024
+// CHECK:               scf.for {{.*}} = %c0{{.*}} to %c256{{.*}} step %c8{{.*}} -> (vector<8xf32>, vector<8xf32>, vector<8xf32>, vector<8xf32>)
+// CHECK:             scf.for {{.*}} = %c1024{{.*}} to %c1280{{.*}} step %c256
+// CHECK:               scf.for {{.*}} = %c0{{.*}} to %c256{{.*}} step %c8{{.*}} -> (vector<8xf32>)
+// CHECK:           case 2 {
+// CHECK:             scf.for {{.*}} = %c0{{.*}} to %c1024{{.*}} step %c512
+// CHECK:         %[[BEGIN:.*]] = arith.select %{{.*}}, %c1280, %c0
+// CHECK:         scf.for {{.*}} = %[[BEGIN]] to %c1288
+
+// WIDE-LABEL: func @along_steps
+// WIDE-NOT:     to %c1280
+func.func @along_steps(%x: memref<?x1288xbf16>, %w: memref<8x64x1288xbf16>,
+                       %offsets: memref<9xi64>, %y: memref<?x64xbf16>) {
+  moe.grouped_linear ins(%x, %w, %offsets
+      : memref<?x1288xbf16>, memref<8x64x1288xbf16>, memref<9xi64>)
+      outs(%y : memref<?x64xbf16>)
   return
 }
