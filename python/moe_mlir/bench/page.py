@@ -245,7 +245,7 @@ def _layers(records):
 def _calls(records):
     if not records:
         return
-    yield "What surrounds a kernel: the call of an op on one token, and compilations."
+    yield "Call overhead and compile time: an op on one token, and compilations."
     yield ""
     header = ("row", "us", "median", "eager", "goals")
     yield from _table(

@@ -9,6 +9,18 @@ from .patterns import exactly
 from .reading import arguments_given, dtype, source
 from .site import RouterMatch, Site, name_of
 
+# The forms that models have (match.py), in few words: for tables.
+FORM_NAMES = {
+    "F1": "softmax, top-k, renormalise",
+    "F2": "top-k, softmax",
+    "F3": "softmax, top-k",
+    "F4": "sigmoid + bias, top-k",
+    "F5": "softmax + bias, top-k",
+    "F6": "softmax, groups, top-k",
+    "F7": "top-k, sigmoid",
+    "F8": "softmax, argmax",
+    "F9": "argmax, mask, argmax",
+}
 _LATE = ("F2", "F7", "topk->sigmoid")
 
 

@@ -1,4 +1,4 @@
-"""What surrounds a kernel: the call of an op, and its compilation."""
+"""Call overhead and compile time of ops."""
 
 import functools
 import importlib
