@@ -1,11 +1,11 @@
 """A compiler for the routing of mixture-of-experts models.
 
-The routing ops, their meaning in plain torch (`reference`), router
-modules (`nn`), metrics, and the road from a torch model to compiled code
-(`export`, `compile`, `load`, `torch.compile(backend="moe")`).
+The package has routing ops, their references in plain torch (`reference`), router
+modules (`nn`), metrics, and functions that compile torch models (`export`,
+`compile`, `load`, and `torch.compile(backend="moe")`).
 
-The ops register with torch as `torch.ops.moe.*` on import. Everything else is
-loaded at its first use, and without torch the artifact runtime still imports.
+Importing it registers the ops with torch as `torch.ops.moe.*`. Everything else is
+loaded when it is first used. The runtime of artifacts also works without torch.
 """
 
 import importlib

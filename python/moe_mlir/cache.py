@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m moe_mlir.cache",
-                                     description="Looks after the disk cache of compiled code.")
+                                     description="Lists, verifies, or clears the disk cache of compiled code.")
     parser.add_argument("action", nargs="?", default="ls", choices=("ls", "verify", "clear"))
     action = parser.parse_args(arguments).action
     cache = open_default()

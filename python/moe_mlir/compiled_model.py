@@ -39,28 +39,28 @@ def compile(
     Args:
         model_or_module: a torch.nn.Module, an ExportedProgram, or the Module
             that `moe_mlir.export` returned.
-        args: example inputs, as a tuple; batch and token counts stay open.
+        args: example inputs, as a tuple; batch sizes and token counts stay dynamic.
         target: "cpu", this machine, or a chip such as "sm_90": then inputs and
             weights are CUDA tensors, or CPU tensors inside `moe_mlir.simulate`.
-        kwargs: example keyword inputs. Those that are no tensors hold for
-            every call, which need not repeat them.
-        kernel_configs: for names of ops the kernel that runs them, in the
-            words of `#moe.kernel_config`; what is left out is chosen. A name
-            that the model's graph does not have is left aside:
+        kwargs: example keyword inputs. Those that are not tensors hold for
+            all calls, which need not repeat them.
+        kernel_configs: selects kernels by the names of ops, in the syntax of
+            `#moe.kernel_config`; unspecified parts are chosen by the compiler.
+            Names of ops that the graph does not have are ignored:
 
                 moe_mlir.compile(model, (x,), target="sm_90",
                                  kernel_configs={"softmax_mix": "<rows = 64, schedule = mma>"})
 
     Raises:
-        ValueError: no such target, or no such kernel of an op on the target:
-            the message lists those that there are.
+        ValueError: the target, or a requested kernel, does not exist; the
+            message lists the valid ones.
 
-    The callable reads the model's own weights at each call, and computes
-    forward only: its results carry no gradients. Calls that the example's
-    program does not serve (other keywords, a size for which the model's code
-    goes another way, another dtype of the weights, the other training mode)
-    are traced and compiled when they come; of a Module or an ExportedProgram
-    there is one program, and such calls are errors.
+    The callable reads the model's own weights at each call. It is for
+    inference: its results have no gradients. If a call does not match the
+    compiled program (other keywords, a size for which the model takes another
+    branch, another dtype of the weights, the other training mode), the model is
+    traced and compiled again for it. A Module or an ExportedProgram cannot be
+    traced again, so such calls raise an error.
     """
     targets = ["cpu", *target_chips()]
     if target not in targets:

@@ -155,10 +155,10 @@ def _gather_rows(rows, group):
 
 
 def share_statistics(model: torch.nn.Module, group: dist.ProcessGroup | None = None) -> int:
-    """Lets every ACMoE of a model measure its clusters over all ranks.
+    """Makes every ACMoE of a model compute its clusters over all ranks.
 
-    What moves once a step, adjacencies and biases, is reduced by
-    `update_routers` anyway. Returns the number of routers.
+    Adjacencies and biases need no call: `update_routers` reduces them. Returns
+    the number of routers.
     """
     from .nn import Router
 

@@ -1,12 +1,12 @@
-"""transformers models on moe ops: routers by `patch`, experts as the implementation "moe".
+"""Runs the routers and experts of transformers models by moe ops, without a compiler.
 
     moe_mlir.hf.patch(model)                    # routers; weights stay where they are
     model.set_experts_implementation("moe")     # experts; importing this module registers it
 
-Both keep the model's own numbers: which type scores and gates have, what is
-renormalised, by which eps. Models that `torch.compile(backend="moe")` compiles
-need neither; a patched model runs the ops without a compiler, and a
-Switch model loses the loop over its experts that no compiler can capture.
+Both keep the numerics of the model: the dtypes of scores and gates, the
+renormalisation, and its eps. `torch.compile(backend="moe")` needs neither. Patch a
+Switch model before you compile it: this replaces its loop over experts, which
+cannot be traced.
 """
 
 import functools
@@ -197,17 +197,16 @@ _OTHERS = {"SwitchTransformersExperts": _switch_experts}
 def patch(model: torch.nn.Module) -> int:
     """Makes the routers of a transformers model run on moe ops, in place.
 
-    Parameters and their names stay, so checkpoints and optimizers do not
-    notice; `unpatch` takes it back. Hooks of accelerate stay around the
-    router, so a model that is offloaded or spread by a device map can be
-    patched before or after.
+    Parameters and their names do not change, so checkpoints and optimizers keep
+    working; `unpatch` undoes it. Hooks of accelerate are kept, so a model that is
+    offloaded or distributed by a device map can be patched before or after.
 
     Args:
-        model: any module; routers of classes that are not known stay as they are.
+        model: any module; routers of unknown classes are not changed.
 
     Returns:
-        the number of routers replaced; those that are patched already do not count. A router of
-        a known class that has to stay as it is gets a warning with the reason.
+        the number of newly patched routers. If a router of a known class cannot be patched,
+        a warning gives the reason.
     """
     require_module(model)
     replaced = 0
@@ -226,7 +225,7 @@ def patch(model: torch.nn.Module) -> int:
 
 
 def unpatch(model: torch.nn.Module) -> int:
-    """Gives the routers that `patch` replaced their own forward back; returns their number."""
+    """Undoes `patch`; returns the number of routers."""
     require_module(model)
     restored = 0
     for module in model.modules():

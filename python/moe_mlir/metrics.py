@@ -1,9 +1,9 @@
 """Routing metrics of the papers; docs/Spec.md 5.
 
-All take an optional `mask` (True = real token) over the tokens, leave masked
-tokens out, and give 0 where there is no token. Nothing here reads a result
-back to the host, so that they can stay on in training; `RoutingMonitor`
-collects them from a model as it runs.
+All take an optional `mask` (True = real token) over the tokens, ignore masked
+tokens, and return 0 if there are none. Nothing synchronises with the host, so
+metrics can stay enabled in training; `RoutingMonitor` collects them while a
+model runs.
 """
 
 import contextlib

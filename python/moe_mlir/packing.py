@@ -1,11 +1,11 @@
-"""Weights of experts in the order in which kernels read them, packed once for all calls.
+"""Stores the weights of experts once in the order in which the kernels read them.
 
     moe_mlir.pack_experts(model)      # in place: one copy of each weight, never two
     moe_mlir.unpack_experts(model)    # back, to train or to change weights
 
-A packed layer computes the same bits, faster where few tokens share an expert. Its
-weights are parameters in panels (`ops/_panels.py`) that have no gradient; `state_dict` and
-`load_state_dict` go on in the shapes of the model.
+A packed layer gives identical results, and is faster if few tokens share an expert. Its
+weights are parameters in panels (`ops/_panels.py`) without gradients; `state_dict` and
+`load_state_dict` keep the shapes of the model.
 """
 
 from collections import Counter
@@ -52,11 +52,11 @@ def pack_experts(model: torch.nn.Module) -> int:
             whose experts implementation is "moe" (`model.set_experts_implementation("moe")`).
 
     Returns:
-        the number of layers packed; those that are packed already do not count. A layer that
-        has to stay as it is gets a warning with the reason.
+        the number of newly packed layers. If a layer cannot be packed, a warning gives the
+        reason.
 
-    Memory: at most one weight of one layer more than the model, while it is packed; widths that
-    are no multiple of 64 are filled up with zeros.
+    Packing needs memory for one additional weight of one layer. Widths that are not multiples
+    of 64 are padded with zeros.
     """
     require_module(model)
     shared = _shared(model)
@@ -73,7 +73,7 @@ def pack_experts(model: torch.nn.Module) -> int:
 
 
 def unpack_experts(model: torch.nn.Module) -> int:
-    """Gives the layers that `pack_experts` packed their weights back; returns their number."""
+    """Undoes `pack_experts`; returns the number of layers."""
     require_module(model)
     unpacked = 0
     for module in model.modules():

@@ -75,7 +75,8 @@ struct Options {
       cl::desc("accept MLIR bytecode; only for files that you trust")};
   cl::opt<bool> remarks{
       "remarks", cl::cat(category),
-      cl::desc("print what the passes did not do, and why, on standard error")};
+      cl::desc("print missed optimizations and their reasons to standard "
+               "error")};
   cl::opt<unsigned> nestingLimit{
       "nesting-limit", cl::init(256), cl::value_desc("N"), cl::cat(category),
       cl::desc("the most levels of brackets in text input (default 256)")};

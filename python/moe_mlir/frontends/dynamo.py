@@ -1,4 +1,4 @@
-"""torch.compile(model, backend="moe"): routers and experts become moe ops, Inductor does the rest.
+"""torch.compile(model, backend="moe"): replaces routers and experts with moe ops for Inductor.
 
 The graph is rewritten before autograd sees it, so that training runs the moe
 ops' own gradients. A rewrite after AOT autograd would come too late: by then
@@ -34,8 +34,8 @@ def moe(
 ) -> Callable[..., Any]:
     """The backend. torch.compile hands on `mode` and `options`, which go to Inductor.
 
-    options["rest"] says who runs what is no router: "inductor", or "eager" to
-    call torch's kernels one by one, which compiles in no time.
+    options["rest"] selects what runs everything but routers and experts: "inductor", or
+    "eager", which calls torch's kernels one by one and needs no compilation.
     """
     options = dict(options or {})
     rest = options.pop("rest", "inductor")

@@ -357,9 +357,9 @@ def export(
 
     Args:
         model: a torch.nn.Module, or an ExportedProgram (then without args).
-        args: example inputs, as a tuple; their sizes are examples, too.
-        dynamic_tokens: leave batch and token dimensions open.
-        kwargs: example keyword inputs; those that are no tensors are fixed.
+        args: example inputs, as a tuple.
+        dynamic_tokens: keep batch and token dimensions dynamic.
+        kwargs: example keyword inputs; those that are not tensors are constants.
 
     Raises:
         ImportFailed: every unsupported operation, with its lines.

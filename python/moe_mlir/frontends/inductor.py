@@ -1,4 +1,4 @@
-"""Routers raised inside Inductor: a pass over its graphs, for inference.
+"""A pass that replaces routers in Inductor's graphs with moe ops, for inference.
 
     with moe_mlir.inductor_pass():
         compiled = torch.compile(model)
@@ -23,7 +23,7 @@ from ..fx.raise_routing import raise_graph
 
 
 class RoutingPass(CustomGraphPass):
-    """Raises the routers of one of Inductor's graphs."""
+    """Replaces the routers of one of Inductor's graphs with moe ops."""
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         raise_graph(graph)
@@ -40,7 +40,7 @@ class RoutingPass(CustomGraphPass):
 
 @contextlib.contextmanager
 def inductor_pass() -> Iterator[None]:
-    """Inside, torch.compile's default backend raises routers, at a model's first call."""
+    """Inside the context, torch.compile's default backend replaces routers with moe ops."""
     if torch._inductor.config.post_grad_custom_post_pass is not None:
         raise RuntimeError("expected no custom post-grad pass of Inductor, found "
                            f"{torch._inductor.config.post_grad_custom_post_pass!r}; call "

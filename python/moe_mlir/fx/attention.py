@@ -1,4 +1,4 @@
-"""Attention beside ops that ask how sure its heads are: one pass over the keys for both.
+"""Attention beside ops that need the entropies of its heads: one pass over the keys for both.
 
 `moe.attention` emits the log-sum-exps and entropies of its rows beside its
 output. Where a graph has an attention, torch's or ours, and a

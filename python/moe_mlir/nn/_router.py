@@ -25,11 +25,11 @@ Device: TypeAlias = torch.device | str | int | None
 
 @dataclass
 class Routing:
-    """Where tokens go. `gates` and `indices` are [.., k], the others [.., experts].
+    """The result of a router. `gates` and `indices` are [.., k], the others [.., experts].
 
-    An index of -1 is nowhere. `state` goes to the next call (or the next
-    layer) as `**state`. Soft routers also give `dispatch` and `combine`, each
-    [.., tokens, experts, slots]; a threshold router gives `count` [..].
+    An index of -1 means no expert. Pass `state` to the next call (or the next
+    layer) as `**state`. Soft routers also return `dispatch` and `combine`, each
+    [.., tokens, experts, slots]; a threshold router returns `count` [..].
     """
 
     gates: torch.Tensor
@@ -531,12 +531,12 @@ def update_routers(
     *,
     process_group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Once per optimizer step: adjacencies, expert biases and k schedules move on.
+    """Updates adjacencies, expert biases, and schedules of k. Call it once per optimizer step.
 
-    Routers only count in a forward. A forward that changed what a backward
-    still reads would give silently wrong gradients, under activation
-    checkpointing in any form. Where torch.distributed runs, the counts are
-    summed over the ranks of `process_group` first.
+    Routers only count in a forward: if a forward changed what the backward still
+    reads, gradients would be silently wrong, also under activation checkpointing.
+    If torch.distributed is initialised, the counts are summed over the ranks of
+    `process_group` first.
     """
     for module in model.modules():
         if isinstance(module, Router):

@@ -83,9 +83,9 @@ class AttentionSMoE(ComposedRouter):
     key keeps its own probabilities. head_mode="min_entropy" is the paper's head
     approximation (17), "all" its full posterior (13).
 
-    With `moe_mlir.attention` as the layer's attention, `row_lse` and
-    `row_entropy`, which it sums up beside its output, tell how sure the heads
-    are; otherwise the router finds out in a pass of its own over all heads' keys.
+    The router chooses a head by its entropy. If `moe_mlir.attention` is the layer's
+    attention, pass its `row_lse` and `row_entropy`; otherwise the router computes them
+    in a second pass over the keys of all heads.
 
     >>> router = AttentionSMoE(16, 8, 2, causal=True)
     >>> h, heads = torch.randn(1, 4, 16), torch.randn(1, 2, 4, 8)

@@ -1,4 +1,4 @@
-"""Attention that tells how sure its heads are (docs/Spec.md 3.4, identity 5)."""
+"""Attention that also returns the entropies of its rows (docs/Spec.md 3.4, identity 5)."""
 
 import functools
 from collections.abc import Iterator
@@ -39,10 +39,10 @@ def attention(
     """Scaled dot-product attention, with the log-sum-exps and entropies of its rows.
 
     `out = A v` with `A = softmax(scale q.k + bias)`; the entropy of a row of A
-    is `row_lse - sum_j A_j x_j`, which the one pass over the keys sums up beside
-    (Mutual-Inform SMoE (15) chooses a head by it). Given to
-    `attention_posterior`, they spare it a pass over the keys of all heads. No
-    matrix of tokens by tokens is held, forward or backward.
+    is `row_lse - sum_j A_j x_j`, which is computed in the same pass over the keys
+    (Mutual-Inform SMoE (15) chooses a head by it). `attention_posterior` can take
+    both, and then needs no second pass over the keys of all heads. The token-by-token
+    matrix is never materialised, forward or backward.
 
     Args:
         q, k: `[batch, heads, n | nk, head_width]`, float32, bfloat16 or float16.

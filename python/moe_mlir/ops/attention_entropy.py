@@ -1,4 +1,4 @@
-"""moe.attention_entropy: how sure each attention head is (docs/Spec.md 3.5)."""
+"""moe.attention_entropy: the mean entropy of each attention head (docs/Spec.md 3.5)."""
 
 import functools
 from typing import NamedTuple

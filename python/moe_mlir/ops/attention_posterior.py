@@ -69,7 +69,7 @@ def attention_posterior(
             a pass over the keys of all heads. Gradients do not need them.
         sigma: deviation of the Gaussians, a float or a learned 0-d tensor.
         scale: factor of q.k, default 1/sqrt(head_width).
-        head_mode: "min_entropy" (the head whose prior is surest), "all", or a head.
+        head_mode: "min_entropy" (the head with the least mean entropy), "all", or a head.
         head_scope: "sequence" or "batch", where the mean entropy is taken.
         window, exclude_self: see only the last `window` positions; not oneself.
         precision: "ieee" or "tf32" products.

@@ -153,7 +153,7 @@ def attention(
     exclude_self: bool = False,
     precision: Literal["ieee", "tf32"] = "ieee",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(out, row_lse, row_entropy): attention, and how sure its rows are; docs/Spec.md 3.4."""
+    """(out, row_lse, row_entropy): attention with the entropies of its rows; docs/Spec.md 3.4."""
     del precision  # the meaning has no roundings
     q, k, v, bias = wide(q, k, v, bias)
     logits, _ = _prior_logits(

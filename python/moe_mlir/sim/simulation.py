@@ -39,7 +39,7 @@ class _Kernel(Protocol):
 
 
 class SimulationError(RuntimeError):
-    """A kernel raced, left its buffers, or read what nobody wrote; the text says where."""
+    """A kernel has a race, an access out of bounds, or an uninitialised read; the text says where."""
 
 
 @dataclass

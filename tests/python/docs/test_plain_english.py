@@ -22,7 +22,7 @@ RETIRED = {
     r"model of somebody else": "an existing model",
     r"Is it all there": "Verify the installation",
     r"\| wish \| do \|": "goal, command",
-    r"asks how sure|tells as much on its way": "needs per-head entropy, returned in the same pass",
+    r"(asks?|tells?|and) how sure|tells as much on its way": "needs per-head entropy, returned in the same pass",
     r"made\s+on the way": "intermediate probabilities and logits",
     r"tokens that mix with themselves meet once": "Why is each token pair computed once?",
     r"What surrounds a kernel": "Call overhead and compile time",
