@@ -64,6 +64,7 @@ _MEASURES = {
     "ratio": ("ratio", "x"),
     "percent_of_limit": ("% of limit", ""),
     "ours_us": ("time", " us"),
+    "floors": ("time", " us or empty ops of torch"),
     "overhead": ("overhead", ""),
     "eager_ratio": ("eager / ours", "x"),
     "peer_ratio": ("peer / ours", "x"),
@@ -98,6 +99,10 @@ FIELDS = (
     "missing",
     "read_gbytes",
     "gflops",
+    # Of a call: an op of torch that does nothing, and ours in those, or in microseconds where
+    # it takes less than one.
+    "floor_us",
+    "floors",
     "goals",
     "why",
 )

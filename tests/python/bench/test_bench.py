@@ -112,6 +112,18 @@ def test_a_goal_may_depend_on_what_the_library_reaches():
     assert goal.on(slow).bound == 3
 
 
+def test_a_call_is_measured_beside_an_empty_op_of_torch(tmp_path, known_machine):
+    _, (record,) = run(tmp_path, "--rows", "call kernel=adjacency_gate")
+    assert record["floor_us"] > 0
+    assert record["floors"] == record["ours_us"] / max(record["floor_us"], 1)
+    (goal,) = record["goals"]
+    assert goal["found"] == record["floors"]
+    page.write_page(tmp_path / "page.md", [record])
+    assert f"| {record['floor_us']:.1f} | time <= 3 us or empty ops" in (
+        tmp_path / "page.md"
+    ).read_text()
+
+
 def test_goals_bound_from_either_side():
     assert Goal("ratio", 2).is_met({"ratio": 2.0})
     assert not Goal("ratio", 2).is_met({"ratio": None})
