@@ -137,6 +137,11 @@ def dispatch(experts, k, size, recorder):
     moe_mlir.dispatch(randint(experts, size, k), experts)
 
 
+def topk_and_dispatch(experts, k, size, recorder):
+    topk(experts, k, BF16, size, recorder)
+    moe_mlir.dispatch(randint(experts, size, k, dtype=torch.int32), experts)
+
+
 def attention_work(batch, heads, width, tokens, products=2):
     return 2.0 * products * batch * heads * tokens**2 * width
 
@@ -164,5 +169,8 @@ CALLS = (
          (256, 512), "sm_90a", attention_work(4, 16, 128, 4096, 5)),
     Call("similarity_inform backward 8x4096x512 E32 bf16", part(similarity_gradient, 8, 512, 32),
          4096, (256, 512), "sm_90a", 2 * 8 * 4096**2 * (3 * 512 + 2 * 32)),
-    Call("dispatch 8192 k8 E128", part(dispatch, 128, 8), 8192, (256, 512, 768)),
+    Call("dispatch 64 k8 E256", part(dispatch, 256, 8), 64),
+    Call("dispatch 8192 k8 E128", part(dispatch, 128, 8), 8192),
+    Call("dispatch 16384 k8 E256", part(dispatch, 256, 8), 16384),
+    Call("topk_renorm, dispatch 8192x128 k8 bf16", part(topk_and_dispatch, 128, 8), 8192),
 )

@@ -71,12 +71,16 @@ Value Cluster::getPointer(Value buffer, Value position, int64_t rank) {
                               b.i32(rank));
 }
 
-Value Cluster::sum(Value buffer, Value position) {
+Value Cluster::load(Value buffer, Value position, int64_t rank) {
   Type type = getElementTypeOrSelf(buffer.getType());
+  return LLVM::LoadOp::create(b, type, getPointer(buffer, position, rank),
+                              getElementBytes(type));
+}
+
+Value Cluster::sum(Value buffer, Value position) {
   Value total;
   for (int64_t rank = 0; rank < size; ++rank) {
-    Value part = LLVM::LoadOp::create(
-        b, type, getPointer(buffer, position, rank), getElementBytes(type));
+    Value part = load(buffer, position, rank);
     total = total ? b.add(total, part) : part;
   }
   return total;

@@ -36,8 +36,9 @@ public:
   /// The threads of all blocks meet and see each other's writes. A block must
   /// not end while another one reads its memory.
   void barrier();
-  /// The sum of element `position` (i32) of a workgroup buffer over the
-  /// blocks, in their order.
+  /// Element `position` (i32) of a workgroup buffer of block `rank`.
+  Value load(Value buffer, Value position, int64_t rank);
+  /// Its sum over the blocks, in their order.
   Value sum(Value buffer, Value position);
   /// Writes an element of a workgroup buffer of every block.
   void storeToAll(Value value, Value buffer, Value position);

@@ -151,6 +151,7 @@ static void distributeLinalg(ThreadBuilder &b, linalg::LinalgOp op,
 void mlir::moe::populateToGridPatterns(RewritePatternSet &patterns,
                                        BlockShape block) {
   populateAdjacencyToGridPatterns(patterns, block);
+  populateDispatchToGridPatterns(patterns, block);
   populateDispersionToGridPatterns(patterns, block);
 }
 

@@ -108,6 +108,7 @@ KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
   populateToGridPatterns(kernels, block);
   facts.addKernels(kernels);
   addAdjacencyFacts(facts);
+  addDispatchFacts(facts, block);
   addDispersionFacts(facts);
   addRouterLogitsFacts(facts, block);
   addSoftmaxMixBackwardFacts(facts, block);

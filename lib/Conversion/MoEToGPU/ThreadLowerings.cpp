@@ -66,6 +66,17 @@ SmallVector<Value> mlir::moe::getRowIndices(ThreadBuilder &b, Value memref,
   return indices;
 }
 
+std::pair<Value, Value> mlir::moe::getPart(ThreadBuilder &b, Value count,
+                                           Value number, Value numParts,
+                                           int64_t multiple) {
+  Value step = b.mul(b.toI32(numParts), b.i32(multiple));
+  Value rounded = b.add(b.toI32(count), b.sub(step, b.i32(1)));
+  Value length =
+      b.toIndex(b.mul(b.op<arith::DivUIOp>(rounded, step), b.i32(multiple)));
+  Value begin = b.op<arith::MinUIOp>(b.mul(number, length), count);
+  return {begin, b.op<arith::MinUIOp>(b.add(begin, length), count)};
+}
+
 //===----------------------------------------------------------------------===//
 // Copies
 //===----------------------------------------------------------------------===//

@@ -53,6 +53,12 @@ std::optional<int64_t> getMaxRows(Value numRows);
 SmallVector<Value> getRowIndices(ThreadBuilder &b, Value memref,
                                  int64_t numInner, Value row);
 
+/// Where part `number` of `numParts` parts of 0 .. count begins and ends: parts
+/// in the order of their numbers and of one size, a multiple of `multiple`, but
+/// for the last ones. In 32 bits.
+std::pair<Value, Value> getPart(ThreadBuilder &b, Value count, Value number,
+                                Value numParts, int64_t multiple);
+
 /// The threads that divide the iterations of an op among themselves: those of
 /// one block, or of all blocks of a grid.
 struct Workers {
@@ -107,6 +113,8 @@ bool isLongReduction(linalg::LinalgOp op);
 void populateToGridPatterns(RewritePatternSet &patterns, BlockShape block);
 void populateAdjacencyToGridPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
+void populateDispatchToGridPatterns(RewritePatternSet &patterns,
+                                    BlockShape block);
 void populateDispersionToGridPatterns(RewritePatternSet &patterns,
                                       BlockShape block);
 
@@ -133,6 +141,7 @@ void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
 
 // One function a family, beside its patterns.
 void addAdjacencyFacts(KernelFacts &facts);
+void addDispatchFacts(KernelFacts &facts, BlockShape block);
 void addDispersionFacts(KernelFacts &facts);
 void addRouterLogitsFacts(KernelFacts &facts, BlockShape block);
 void addSoftmaxMixBackwardFacts(KernelFacts &facts, BlockShape block);

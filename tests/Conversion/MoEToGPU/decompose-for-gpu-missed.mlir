@@ -28,3 +28,29 @@ func.func @equal_groups_of_columns(
       -> tensor<1x1x?x512xf32>, tensor<1x1x?xf32>
   return %r#0 : tensor<1x1x?x512xf32>
 }
+
+// Rows by priority would need a sort of the tokens first.
+
+// CHECK: remark: [Missed] DecomposeForGPU | Category:moe-decompose-for-gpu
+// CHECK-SAME: Reason="its kernel expects a static number of experts whose counts fit into a block, and rows in the order of the assignments, not by priority or by gates"
+// CHECK-SAME: moe.dispatch runs as separate steps, with buffers between them
+func.func @by_priority(
+    %ids: tensor<?x2xi32>, %priority: tensor<?xf32>, %slots: tensor<?x2xi32>,
+    %offsets: tensor<9xi32>, %counts: tensor<8xi32>) -> tensor<?x2xi32> {
+  %r:3 = moe.dispatch ins(%ids : tensor<?x2xi32>) priority(%priority : tensor<?xf32>)
+      outs(%slots, %offsets, %counts : tensor<?x2xi32>, tensor<9xi32>, tensor<8xi32>)
+      {drop = #moe.drop<priority>}
+      -> tensor<?x2xi32>, tensor<9xi32>, tensor<8xi32>
+  return %r#0 : tensor<?x2xi32>
+}
+
+// CHECK-NOT: remark
+func.func @in_order(
+    %ids: tensor<?x2xi32>, %gates: tensor<?x2xf32>, %slots: tensor<?x2xi32>,
+    %offsets: tensor<9xi32>, %counts: tensor<8xi32>) -> tensor<?x2xi32> {
+  %r:3 = moe.dispatch ins(%ids : tensor<?x2xi32>) gates(%gates : tensor<?x2xf32>)
+      outs(%slots, %offsets, %counts : tensor<?x2xi32>, tensor<9xi32>, tensor<8xi32>)
+      {drop = #moe.drop<probs>}
+      -> tensor<?x2xi32>, tensor<9xi32>, tensor<8xi32>
+  return %r#0 : tensor<?x2xi32>
+}

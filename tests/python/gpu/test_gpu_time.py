@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import moe_mlir
+
 sys.path.append(str(Path(__file__).resolve().parents[3] / "utils"))
 from gpu_model import calls, chips, kernel_time, recorded, sass, timeline
 
@@ -29,6 +31,10 @@ def named(text):
     ("mad_dispersion 16384x512", 2048, 4, 64, 1.2, 28),
     ("router 32x7168", 32, 1, 1, 20, 66),
     ("router 16384x7168", 16384, 1, 132, 17, 440),
+    ("dispatch 64 k8", 64, 1, 1, 0.5, 4),
+    ("dispatch 8192 k8", 8192, 2, 128, 0.5, 6),
+    ("dispatch 16384 k8", 16384, 2, 132, 0.5, 9),
+    ("topk_renorm, dispatch", 8192, 3, 128, 0.5, 8),
 ])
 def test_calls_hold_their_time(name, size, launches, sms, kilobytes, microseconds):
     call = named(name)
@@ -74,7 +80,8 @@ def test_straight_code_is_counted_as_it_is():
 
 def test_copies_of_an_unrolled_loop_share_its_count():
     """ptxas unrolls the loop over pairs by four, with a remainder of two and one."""
-    call = dataclasses.replace(named("dispatch"), size=64, simulated=())
+    call = recorded.Call("by priority", lambda size, recorder: moe_mlir.dispatch(
+        recorded.randint(128, size, 8), 128, priority=recorded.randn(size)), 64)
     launch = recorded.record(call).launches[2]
     assert sum(at.name.startswith("LDG") for at in launch.code.instructions) > 4
     executed = sum(launch.lines.values()) / launch.warps  # of PTX, some of it merged by ptxas

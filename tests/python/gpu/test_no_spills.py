@@ -72,12 +72,19 @@ def adjacency(experts, k):
     return m.adjacency_gate(p, a)
 
 
+def place(experts, k):
+    idx = torch.zeros(N, k, dtype=torch.int64)
+    return m.dispatch(idx, experts, capacity_factor=1.25, mask=torch.ones(N, dtype=torch.bool),
+                      expert_map=torch.zeros(experts, dtype=torch.int32), alignment=16)
+
+
 # (call, *arguments): the forms that need the most registers, or differ between chips.
 WIDE_CALLS = [
     (select, F32, 512, 10), (select_groups, BF16, 256, 8),
     (inform, BF16, 352, 16), (inform, BF16, 1024, 256), (inform, F16, 352, 16),
     (inform, F32, 352, 64), (inform, F32, 128, 256), (disperse, BF16, 352, 16),
     (inform, BF16, 256, 256), (inform_in_parts, 352, 256), (inform_in_parts, 768, 160),
+    (place, 2048, 8),
     (inform_in_parts, 1024, 128), (attend, BF16, 44), (attend, BF16, 128), (attend, F32, 44),
 ]  # fmt: skip
 # Products of f32 on the float units, all of whose sums are in registers.

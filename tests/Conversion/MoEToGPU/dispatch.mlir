@@ -1,0 +1,56 @@
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_90 --moe-distribute-to-grid --mlir-print-local-scope | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_90 --moe-distribute-to-grid --convert-moe-to-gpu --canonicalize --mlir-print-local-scope | FileCheck %s --check-prefix=LAUNCH
+
+// Clusters count their parts of the assignments, then every block adds up what
+// they have counted and places its own part: no comparison of pairs. Lanes with
+// the same expert find each other by a ballot a bit, 7 bits for 64 experts and
+// none; the tables of four warps are added up in order.
+
+// CHECK-LABEL: func.func @dispatch
+// CHECK:         %[[CLUSTERS:.*]] = affine.apply affine_map<()[s0] -> ((s0 ceildiv 64 + 5) floordiv 8)>
+// CHECK:         %[[TOTALS:.*]] = memref.alloc(%[[CLUSTERS]]) : memref<?x64xi32>
+// CHECK:         %[[BEFORE:.*]] = memref.alloc(%{{.*}}) : memref<?x64xi32>
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}) in (%[[CLUSTERS]], 8) {
+// CHECK-COUNT-4:   llvm.atomicrmw add {{.*}} monotonic
+// CHECK:           nvvm.cluster.wait {aligned}
+// CHECK-COUNT-8:   nvvm.mapa
+// CHECK:           memref.store %{{.*}}, %[[TOTALS]]
+// CHECK:           nvvm.cluster.wait {aligned}
+// CHECK:         moe.cluster_blocks = 8
+// CHECK:         scf.forall
+// CHECK:           memref.load %[[TOTALS]]
+// CHECK:           memref.load %[[BEFORE]]
+// CHECK:           memref.store %{{.*}}, %arg2
+// CHECK:           memref.store %{{.*}}, %arg3
+// CHECK-COUNT-7:   nvvm.vote.sync
+// CHECK:           memref.store %{{.*}}, %arg1
+// CHECK-NOT:     {{ moe[.]}}
+
+// Up to 128 tokens, 1024 assignments, there is no launch but the last one.
+// LAUNCH-LABEL: func.func @dispatch
+// LAUNCH-SAME:    grid = affine_map<()[s0, s1, s2] -> (((s0 ceildiv 64 + 5) floordiv 8) * 8, 1, 1)>
+// LAUNCH-SAME:    grid = affine_map<()[s0, s1, s2] -> (((s0 ceildiv 64 + 5) floordiv 8) * 8 + 1, 1, 1)>
+// LAUNCH-SAME:    moe.workspace = affine_map<()[s0, s1] -> (((s0 ceildiv 64 + 5) floordiv 8) * 2304)>
+func.func @dispatch(%ids: memref<?x8xi64>, %slots: memref<?x8xi64>,
+                    %offsets: memref<65xi32>, %counts: memref<64xi32>) {
+  moe.dispatch ins(%ids : memref<?x8xi64>)
+      outs(%slots, %offsets, %counts : memref<?x8xi64>, memref<65xi32>, memref<64xi32>)
+  return
+}
+
+// -----
+
+// What is known to be few is one block's from the start.
+
+// CHECK-LABEL: func.func @few
+// CHECK-NOT:     memref.alloc(
+// CHECK:         scf.forall (%{{.*}}) in (1) {
+// CHECK-NOT:     scf.forall
+// LAUNCH-LABEL: func.func @few
+// LAUNCH-NOT:     moe.workspace
+func.func @few(%ids: memref<32x8xi32>, %slots: memref<32x8xi32>,
+               %offsets: memref<257xi32>, %counts: memref<256xi32>) {
+  moe.dispatch ins(%ids : memref<32x8xi32>)
+      outs(%slots, %offsets, %counts : memref<32x8xi32>, memref<257xi32>, memref<256xi32>)
+  return
+}
