@@ -35,7 +35,7 @@ using namespace mlir::moe;
 static void buildTileToBlocks(OpPassManager &manager, int64_t maxRows) {
   // The layers of experts are loops over them, which become grids.
   MoEDecomposePassOptions experts;
-  experts.ops = {"moe.grouped_linear", "moe.grouped_outer", "moe.token_rows"};
+  experts.ops = {"moe.grouped_linear", "moe.grouped_outer"};
   manager.addNestedPass<func::FuncOp>(createMoEDecomposePass(experts));
   manager.addNestedPass<func::FuncOp>(createMoEMapLoopsToBlocksPass());
   manager.addNestedPass<func::FuncOp>(createMoEDecomposeForGridsPass());

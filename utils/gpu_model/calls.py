@@ -5,6 +5,7 @@ import functools
 import torch
 
 import moe_mlir
+from moe_mlir.ops.token_rows import token_rows
 
 from .recorded import Call, randint, randn
 
@@ -142,6 +143,19 @@ def topk_and_dispatch(experts, k, size, recorder):
     moe_mlir.dispatch(randint(experts, size, k, dtype=torch.int32), experts)
 
 
+def slots(k, size):
+    return torch.randperm(size * k).view(size, k)
+
+
+def tokens_of_rows(k, size, recorder):
+    token_rows(slots(k, size))
+
+
+def combine(width, k, size, recorder):
+    gates = randn(size, k)
+    moe_mlir.combine(randn(size * k, width, dtype=BF16), gates, slots(k, size))
+
+
 def attention_work(batch, heads, width, tokens, products=2):
     return 2.0 * products * batch * heads * tokens**2 * width
 
@@ -173,4 +187,7 @@ CALLS = (
     Call("dispatch 8192 k8 E128", part(dispatch, 128, 8), 8192),
     Call("dispatch 16384 k8 E256", part(dispatch, 256, 8), 16384),
     Call("topk_renorm, dispatch 8192x128 k8 bf16", part(topk_and_dispatch, 128, 8), 8192),
+    Call("token_rows 16384 k8", part(tokens_of_rows, 8), 16384),
+    Call("combine 64x2048 k8 bf16", part(combine, 2048, 8), 64),
+    Call("combine 2048x2048 k8 bf16", part(combine, 2048, 8), 2048),
 )

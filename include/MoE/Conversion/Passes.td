@@ -180,7 +180,8 @@ def MoEDistributeToGridPass
     Every op on buffers that no loop over blocks contains becomes one or more
     loops over blocks, whose bodies are the code of one thread of
     `block-size`. Ops with a pattern of their own (`moe.adjacency_update`,
-    `moe.dispatch`, `moe.mad_dispersion`) become what that says; ops of `linalg` and copies are
+    `moe.combine`, `moe.dispatch`, `moe.mad_dispersion`, `moe.token_rows`)
+    become what that says; ops of `linalg` and copies are
     shared by the threads of all blocks; what remains of the dialect is the work
     of a single block.
 

@@ -151,8 +151,10 @@ static void distributeLinalg(ThreadBuilder &b, linalg::LinalgOp op,
 void mlir::moe::populateToGridPatterns(RewritePatternSet &patterns,
                                        BlockShape block) {
   populateAdjacencyToGridPatterns(patterns, block);
+  populateCombineToGridPatterns(patterns, block);
   populateDispatchToGridPatterns(patterns, block);
   populateDispersionToGridPatterns(patterns, block);
+  populateTokenRowsToGridPatterns(patterns, block);
 }
 
 /// The ops on whole buffers that no loop over blocks contains.

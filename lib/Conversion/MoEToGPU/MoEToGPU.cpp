@@ -108,6 +108,7 @@ KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
   populateToGridPatterns(kernels, block);
   facts.addKernels(kernels);
   addAdjacencyFacts(facts);
+  addCombineFacts(facts);
   addDispatchFacts(facts, block);
   addDispersionFacts(facts);
   addRouterLogitsFacts(facts, block);

@@ -7,13 +7,15 @@
 #include "mlir/Dialect/LLVMIR/NVVMDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 
 void mlir::moe::registerThreadDialects(DialectRegistry &registry) {
-  registry.insert<LLVM::LLVMDialect, NVVM::NVVMDialect>();
+  registry
+      .insert<LLVM::LLVMDialect, NVVM::NVVMDialect, vector::VectorDialect>();
 }
 
 //===----------------------------------------------------------------------===//
@@ -145,13 +147,16 @@ void ThreadBuilder::ifThenElse(Value condition, function_ref<void()> thenBody,
 // Memory
 //===----------------------------------------------------------------------===//
 
+Value ThreadBuilder::toF32(Value value) {
+  if (value.getType().isF32())
+    return value;
+  if (!value.getType().isBF16())
+    return arith::ExtFOp::create(*this, getF32Type(), value);
+  return widenBF16(value);
+}
+
 Value ThreadBuilder::loadF32(Value memref, ValueRange indices) {
-  Value element = memref::LoadOp::create(*this, memref, indices);
-  if (element.getType().isF32())
-    return element;
-  if (!element.getType().isBF16())
-    return arith::ExtFOp::create(*this, getF32Type(), element);
-  return widenBF16(element);
+  return toF32(memref::LoadOp::create(*this, memref, indices));
 }
 
 void ThreadBuilder::atomicAdd(Value memref, Value position, Value amount) {

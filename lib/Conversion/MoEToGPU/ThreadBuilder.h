@@ -77,7 +77,9 @@ public:
   // Memory
   //===--------------------------------------------------------------------===//
 
-  /// An element as f32; bf16 and f16 are widened exactly.
+  /// An f32, or a bf16 or f16 as f32, exactly.
+  Value toF32(Value value);
+  /// An element as f32.
   Value loadF32(Value memref, ValueRange indices);
   /// Adds an i32 to element `position`, an i32, of a contiguous buffer, counted
   /// from its first one. Orders no other access.

@@ -113,10 +113,14 @@ bool isLongReduction(linalg::LinalgOp op);
 void populateToGridPatterns(RewritePatternSet &patterns, BlockShape block);
 void populateAdjacencyToGridPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
+void populateCombineToGridPatterns(RewritePatternSet &patterns,
+                                   BlockShape block);
 void populateDispatchToGridPatterns(RewritePatternSet &patterns,
                                     BlockShape block);
 void populateDispersionToGridPatterns(RewritePatternSet &patterns,
                                       BlockShape block);
+void populateTokenRowsToGridPatterns(RewritePatternSet &patterns,
+                                     BlockShape block);
 
 /// Makes reshapes by a buffer of sizes views of what they reshape.
 void castReshapes(func::FuncOp function);
@@ -141,6 +145,7 @@ void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
 
 // One function a family, beside its patterns.
 void addAdjacencyFacts(KernelFacts &facts);
+void addCombineFacts(KernelFacts &facts);
 void addDispatchFacts(KernelFacts &facts, BlockShape block);
 void addDispersionFacts(KernelFacts &facts);
 void addRouterLogitsFacts(KernelFacts &facts, BlockShape block);

@@ -35,6 +35,9 @@ def named(text):
     ("dispatch 8192 k8", 8192, 2, 128, 0.5, 6),
     ("dispatch 16384 k8", 16384, 2, 132, 0.5, 9),
     ("topk_renorm, dispatch", 8192, 3, 128, 0.5, 8),
+    ("token_rows", 16384, 2, 132, 2, 4),
+    ("combine 64", 64, 1, 128, 4, 3),
+    ("combine 2048", 2048, 1, 132, 20, 24),
 ])
 def test_calls_hold_their_time(name, size, launches, sms, kilobytes, microseconds):
     call = named(name)

@@ -18,6 +18,7 @@ from moe_mlir.chips import target_chips
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
 from moe_mlir.jit import compile_kernels_cached
+from moe_mlir.ops.token_rows import token_rows
 from moe_mlir.sim.simulation import intercept
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -74,8 +75,14 @@ def adjacency(experts, k):
 
 def place(experts, k):
     idx = torch.zeros(N, k, dtype=torch.int64)
-    return m.dispatch(idx, experts, capacity_factor=1.25, mask=torch.ones(N, dtype=torch.bool),
-                      expert_map=torch.zeros(experts, dtype=torch.int32), alignment=16)
+    m.dispatch(idx, experts, capacity_factor=1.25, mask=torch.ones(N, dtype=torch.bool),
+               expert_map=torch.zeros(experts, dtype=torch.int32), alignment=16)
+    return token_rows(idx)
+
+
+def add_up(dtype, width, k):
+    return m.combine(normal(N, width, dtype=dtype), normal(N, k),
+                     torch.zeros(N, k, dtype=torch.int64), shared=normal(N, width, dtype=dtype))
 
 
 # (call, *arguments): the forms that need the most registers, or differ between chips.
@@ -84,7 +91,7 @@ WIDE_CALLS = [
     (inform, BF16, 352, 16), (inform, BF16, 1024, 256), (inform, F16, 352, 16),
     (inform, F32, 352, 64), (inform, F32, 128, 256), (disperse, BF16, 352, 16),
     (inform, BF16, 256, 256), (inform_in_parts, 352, 256), (inform_in_parts, 768, 160),
-    (place, 2048, 8),
+    (place, 2048, 8), (add_up, BF16, 2048, 10), (add_up, F32, 2048, 8),
     (inform_in_parts, 1024, 128), (attend, BF16, 44), (attend, BF16, 128), (attend, F32, 44),
 ]  # fmt: skip
 # Products of f32 on the float units, all of whose sums are in registers.
