@@ -358,7 +358,11 @@ def export(
     Args:
         model: a torch.nn.Module, or an ExportedProgram (then without args).
         args: example inputs, as a tuple.
-        dynamic_tokens: keep batch and token dimensions dynamic.
+        dynamic_tokens: keep batch and token dimensions dynamic. Those are all dimensions of an
+            integer input, since `[batch, tokens]` of token ids cannot be told from `[tokens, k]`
+            of chosen experts, and all but the last of any other. Some GPU kernels need a static
+            k: let the model choose the experts, or pass a program that torch.export made with
+            your own `dynamic_shapes`.
         kwargs: example keyword inputs; those that are not tensors are constants.
 
     Raises:
