@@ -127,7 +127,9 @@ if TYPE_CHECKING:
         z_loss as z_loss,
     )
     from .packing import pack_experts as pack_experts
+    from .packing import pack_linears as pack_linears
     from .packing import unpack_experts as unpack_experts
+    from .packing import unpack_linears as unpack_linears
     from .sim.simulation import simulate as simulate
 
 _OPS = (
@@ -167,8 +169,10 @@ _FUNCTIONS = {
     "inductor_pass": "frontends.inductor",
     "load": "artifact",
     "pack_experts": "packing",
+    "pack_linears": "packing",
     "simulate": "sim.simulation",
     "unpack_experts": "packing",
+    "unpack_linears": "packing",
     "update_routers": "nn",
 }
 _SUBMODULES = (

@@ -1,11 +1,14 @@
-"""Stores the weights of experts once in the order in which the kernels read them.
+"""Stores weights once in the order in which the kernels read them.
 
     moe_mlir.pack_experts(model)      # in place: one copy of each weight, never two
+    moe_mlir.pack_linears(model)      # torch.nn.Linear, too
     moe_mlir.unpack_experts(model)    # back, to train or to change weights
+    moe_mlir.unpack_linears(model)
 
-A packed layer gives identical results, and is faster if few tokens share an expert. Its
-weights are parameters in panels (`ops/_panels.py`) without gradients; `state_dict` and
-`load_state_dict` keep the shapes of the model.
+A packed layer of experts gives identical results, and is faster if few tokens share
+an expert; a packed linear layer runs moe.packed_linear instead of torch's product.
+Packed weights are parameters in panels (`ops/_panels.py`) without gradients;
+`state_dict` and `load_state_dict` keep the shapes of the model.
 """
 
 from collections import Counter
@@ -20,7 +23,8 @@ from .nn import MoELayer
 from .nn.soft import SoftMoE
 from .ops._check import ACTIVATIONS
 from .ops._expert_activation import ExpertActivation
-from .ops._panels import pack_weight, unpack_weight
+from .ops._panels import columns_of_panels, pack_weight, unpack_weight
+from .ops.packed_linear import packed_linear
 
 # What a module holds of the weights that are packed, by name; empty after `unpack_experts`.
 _FORMS = "_moe_packed_weights"
@@ -35,13 +39,16 @@ class _Form(NamedTuple):
     required_grad: bool
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        return pack_weight(weight.mT if self.transposed else weight, halves=self.halves)
+        weight = weight.mT if self.transposed else weight
+        # A matrix alone is that of one expert.
+        return pack_weight(weight.view(-1, *weight.shape[-2:]), halves=self.halves)
 
     def unpack(self, panels: torch.Tensor) -> torch.Tensor:
-        experts, *sizes = self.shape
-        out, width = reversed(sizes) if self.transposed else sizes
+        *_, out, width = self.shape
+        if self.transposed:
+            out, width = width, out
         weight = unpack_weight(panels, out, width)
-        return weight.mT.contiguous() if self.transposed else weight
+        return (weight.mT.contiguous() if self.transposed else weight).view(self.shape)
 
 
 def pack_experts(model: torch.nn.Module) -> int:
@@ -75,18 +82,65 @@ def pack_experts(model: torch.nn.Module) -> int:
 def unpack_experts(model: torch.nn.Module) -> int:
     """Undoes `pack_experts`; returns the number of layers."""
     require_module(model)
-    unpacked = 0
-    for module in model.modules():
-        forms = getattr(module, _FORMS, None)
-        if not forms:
-            continue
-        for name, form in forms.items():
-            weight = form.unpack(getattr(module, name).detach())
-            setattr(module, name, torch.nn.Parameter(weight, form.required_grad))
-        setattr(module, _FORMS, {})
+    layers = [module for module in model.modules()
+              if not isinstance(module, PackedLinear) and getattr(module, _FORMS, None)]
+    for module in layers:
+        _unpack_weights(module)
         keep_activation(module, None)
-        unpacked += 1
-    return unpacked
+    return len(layers)
+
+
+class PackedLinear(torch.nn.Linear):
+    """A linear layer with its weight in panels; `pack_linears` turns a torch.nn.Linear into it."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return packed_linear(input, self.weight, self.bias, self.out_features)
+
+
+def pack_linears(model: torch.nn.Module) -> int:
+    """Packs the weights of all linear layers of a model, in place.
+
+    Decoding reads packed weights at the speed of memory. Results can differ from torch's in
+    rounding. Code that reads the weight of a packed layer, instead of calling the layer, sees the
+    panels.
+
+    Args:
+        model: any module. Layers of type `torch.nn.Linear` are packed, not those of derived
+            classes. Routers, whose names contain "router" or end in "gate", keep their weights,
+            so that they are still recognised; so do layers with fewer outputs than a panel has
+            columns (16 or 64).
+
+    Returns:
+        the number of layers packed. A layer that cannot be packed, for example one that shares
+        its weight with the embedding, gets a warning with the reason.
+
+    Memory: at most one weight more than the model, while it is packed; widths that are not a
+    multiple of 64 are padded with zeros.
+    """
+    require_module(model)
+    shared, read = _shared(model), _read_by_parents(model)
+    packed = 0
+    for name, module in model.named_modules():
+        if type(module) is not torch.nn.Linear or _is_of_router(name) or \
+                module.out_features < columns_of_panels():
+            continue
+        if reason := _why_not_linear(module, shared, read):
+            warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
+            continue
+        _pack_weights(module, [("weight", "none")], transposed=False)
+        module.__class__ = PackedLinear
+        packed += 1
+    return packed
+
+
+def unpack_linears(model: torch.nn.Module) -> int:
+    """Gives the layers that `pack_linears` packed their weights back; returns their number."""
+    require_module(model)
+    layers = [module for module in model.modules() if type(module) is PackedLinear]
+    for module in layers:
+        _unpack_weights(module)
+        module.__class__ = torch.nn.Linear
+    return len(layers)
 
 
 # ---- which layers ------------------------------------------------------------------
@@ -132,13 +186,8 @@ def _why_not(module, shared) -> str:
                     "model.set_experts_implementation('moe')")
         if module.has_post_expert_norm:
             return "its experts end with a norm, which runs between products"
-    if any(type(w) is not torch.nn.Parameter or w.is_meta for w in weights) or \
-            "_hf_hook" in vars(module):
-        return "expected its weights in memory as plain parameters; pack before they are spread"
-    if any(w.dtype not in ACTIVATIONS for w in weights):
-        return f"expected float32, bfloat16 or float16, found {weights[0].dtype}"
-    if any(id(w) in shared for w in weights):
-        return "its weights belong to other modules too"
+    if reason := _why_not_weights(module, weights, shared):
+        return reason
     activation = _activation(module)
     if activation is None:
         return "expected an activation that kernels know"
@@ -148,23 +197,69 @@ def _why_not(module, shared) -> str:
     return ""
 
 
+def _read_by_parents(model) -> set[int]:
+    """Layers whose weights another module gives to a fused op itself."""
+    return {id(layer) for module in model.modules()
+            if isinstance(module, torch.nn.TransformerEncoderLayer) for layer in module.modules()}
+
+
+def _why_not_linear(module, shared, read) -> str:
+    if id(module) in read:
+        return "torch.nn.TransformerEncoderLayer reads its weight without calling it"
+    if reason := _why_not_weights(module, [module.weight], shared):
+        return reason
+    if module.in_features % 2 and module.weight.dtype == torch.bfloat16:
+        return f"expected an even number of features in bfloat16, found {module.in_features}"
+    return ""
+
+
+def _why_not_weights(module, weights, shared) -> str:
+    """What keeps weights of any layer from being packed."""
+    if any(type(w) is not torch.nn.Parameter or w.is_meta for w in weights) or \
+            "_hf_hook" in vars(module):
+        return "expected its weights in memory as plain parameters; pack before they are spread"
+    if any(w.dtype not in ACTIVATIONS for w in weights):
+        return f"expected float32, bfloat16 or float16, found {weights[0].dtype}"
+    if any(id(w) in shared for w in weights):
+        return "its weights belong to other modules too"
+    return ""
+
+
+def _is_of_router(name: str) -> bool:
+    """Whether a module is a router's, or a part of one, by the names of transformers."""
+    return any("router" in part or part.endswith("gate") for part in name.split("."))
+
+
 # ---- packing -----------------------------------------------------------------------
 
 
 def _pack(module):
-    transposed = getattr(module, "is_transposed", False)
-    is_new, forms, activation = not hasattr(module, _FORMS), {}, _activation(module)
-    for name, gate in zip(_weights(module), (activation.gate, "none")):
+    activation = _activation(module)
+    gates = zip(_weights(module), (activation.gate, "none"))
+    _pack_weights(module, gates, getattr(module, "is_transposed", False))
+    keep_activation(module, activation)
+
+
+def _pack_weights(module, gates, transposed):
+    """Packs the weights of these names; those with a concatenated gate by halves."""
+    is_new, forms = not hasattr(module, _FORMS), {}
+    for name, gate in gates:
         weight = getattr(module, name)
         form = _Form(tuple(weight.shape), transposed, gate == "concatenated", weight.requires_grad)
         panels = form.pack(weight.detach())
         setattr(module, name, torch.nn.Parameter(panels, requires_grad=False))
         forms[name] = form
     setattr(module, _FORMS, forms)
-    keep_activation(module, activation)
     if is_new:
         module.register_state_dict_post_hook(_unpack_state)
         module.register_load_state_dict_pre_hook(_pack_state)
+
+
+def _unpack_weights(module):
+    for name, form in getattr(module, _FORMS).items():
+        weight = form.unpack(getattr(module, name).detach())
+        setattr(module, name, torch.nn.Parameter(weight, form.required_grad))
+    setattr(module, _FORMS, {})
 
 
 def _unpack_state(module, state, prefix, metadata):
@@ -181,4 +276,4 @@ def _pack_state(module, state, prefix, *_):
             state[prefix + name] = form.pack(weight.detach())
 
 
-__all__ = ["pack_experts", "unpack_experts"]
+__all__ = ["pack_experts", "pack_linears", "unpack_experts", "unpack_linears"]

@@ -1,12 +1,13 @@
 """The experts' ops: the token of each row, and products of runs of rows."""
 
+import sympy
 import torch
 
-from .. import experts  # noqa: F401  registers torch.ops.moe.token_rows and its companions
+from .. import experts, packing  # noqa: F401  register torch.ops.moe.token_rows and its companions
 from ..ops._expert_activation import ExpertActivation
 from ..ops._panels import columns, in_features, is_packed
 from ..ops.grouped_linear import attributes
-from .builder import Value
+from .builder import Value, as_dim
 from .moe import Clauses, _optional
 from .registry import Unsupported, imports
 from .shape import reshape
@@ -30,6 +31,24 @@ def _grouped_linear(context, node, arguments):
     clauses.add("bias", _optional(context, arguments.bias))
     _add_attributes(clauses, transposed, ExpertActivation.of(arguments))
     return clauses.write("grouped_linear", (context.shape(node), context.element(node)))[0]
+
+
+@imports(moe.packed_linear.default, implied=("out_features",))
+def _packed_linear(context, node, arguments):
+    """The only expert of all rows."""
+    builder, shape = context.builder, context.shape(node)
+    rows = _float(context.value(arguments.x))
+    count = as_dim(sympy.Mul(*shape[:-1]))
+    x = reshape(builder, rows, (count, rows.shape[-1]))
+    zero = builder.constant(0, "i64")
+    end = builder.op(f"arith.index_cast {builder.index(count)} : index to i64")
+    offsets = builder.tensor(f"tensor.from_elements {zero}, {end} : tensor<2xi64>", (2,), "i64")
+    clauses = Clauses(builder).add("ins", x, _panels(context, arguments.w), offsets)
+    bias = _optional(context, arguments.bias)
+    clauses.add("bias", None if bias is None else reshape(builder, bias, (1, *bias.shape)))
+    _add_attributes(clauses, False, ExpertActivation(), columns(arguments.w.meta["val"]))
+    (y,) = clauses.write("grouped_linear", ((count, shape[-1]), x.element))
+    return reshape(builder, y, shape)
 
 
 def _float(value: Value) -> Value:

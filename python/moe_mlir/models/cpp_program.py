@@ -16,8 +16,10 @@ import moe_mlir
 from .._compiler import target_cpu
 from .._tools import find_tool
 from .decoder import export
+from .ways import Weights
 
 NAME = "artifact in C++"
+PACKED = "artifact in C++, packed"
 _ROOT = Path(__file__).resolve().parents[3]
 _SOURCE = _ROOT / "examples" / "deploy" / "generate.cpp"
 # What the program says of a sequence on stderr.
@@ -30,11 +32,10 @@ _RESIDENT = re.compile(r"(\d+) MB resident")
 class CppProgram:
     """As a `Way`: each run is a process of its own, whose first sequence warms it up."""
 
-    name = NAME
     has_prompt_of_its_own = True
 
-    def __init__(self, model: Any, folder: Path, threads: int):
-        self._model, self._folder, self._threads = model, folder, threads
+    def __init__(self, name: str, weights: Weights, folder: Path, threads: int):
+        self.name, self._weights, self._folder, self._threads = name, weights, folder, threads
         self.seconds: dict[str, list[float]] = {"prompt": [], "steps": []}
         self.tokens: list[int] = []
         self.note = ""
@@ -44,10 +45,9 @@ class CppProgram:
         """Compiles what is not in the folder; returns the program's seconds to the first token."""
         artifact = self._folder / "decoder.artifact"
         if not artifact.exists():
-            size = sum(p.numel() * p.element_size() for p in self._model.parameters())
             begin = time.perf_counter()
             _compile_program(self._folder)
-            _compile_artifact(self._model, room, artifact, size)
+            _compile_artifact(self._model(), room, artifact)
             seconds = time.perf_counter() - begin
             self.note = f"export, moe-compile and g++ took {seconds:.0f} s before its first token"
         said = self._generate([ids], 0)
@@ -55,6 +55,12 @@ class CppProgram:
         if found is None:
             raise RuntimeError(f"expected the seconds to the first token, found {said!r}")
         return float(found[1])
+
+    def _model(self) -> Any:
+        if self.name == PACKED:
+            return self._weights.packed
+        self._weights.model.set_experts_implementation("grouped_mm")
+        return self._weights.model
 
     def run(self, ids: torch.Tensor, steps: int) -> None:
         said = self._generate([ids, ids], steps)
@@ -100,14 +106,14 @@ def _compile_program(folder: Path) -> None:
           str(package), f"-Wl,-rpath,{package}", "-lmoe_runtime", "-o", str(folder / "generate")])
 
 
-def _compile_artifact(model, room: int, artifact: Path, size: int) -> None:
+def _compile_artifact(model, room: int, artifact: Path) -> None:
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
     # The program that is exported, and the weights of the artifact.
     needed, free = 2 * size + (1 << 28), shutil.disk_usage(artifact.parent).free
     if free < needed:
         raise OSError(f"expected {needed >> 20} MB free in {tempfile.gettempdir()} for the artifact "
                       f"of a model of {size >> 20} MB, found {free >> 20} MB")
     exported = artifact.with_suffix(".pt2")
-    model.set_experts_implementation("grouped_mm")
     torch.export.save(export(model, room), exported)
     _run([str(find_tool("moe-compile")), str(exported), "-o", str(artifact), "--target=cpu",
           f"--cpu={target_cpu()}"])

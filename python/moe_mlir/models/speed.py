@@ -53,7 +53,7 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
         num_experts=128, num_experts_per_tok=8, norm_topk_prob=True)),
 }
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-WAYS = (*FORMS, cpp_program.NAME)
+WAYS = (*FORMS, cpp_program.NAME, cpp_program.PACKED)
 
 
 @dataclass
@@ -157,8 +157,8 @@ def _use_caches(folder: Path) -> None:
 
 def _make_way(job: Job, weights: Weights, name: str) -> Way | CppProgram:
     _use_caches(job.folder_of(name))
-    if name == cpp_program.NAME:
-        return CppProgram(weights.model, job.folder_of(name), job.threads)
+    if name in (cpp_program.NAME, cpp_program.PACKED):
+        return CppProgram(name, weights, job.folder_of(name), job.threads)
     return Way(name, weights)
 
 
@@ -282,8 +282,9 @@ Measured by
 {commands}
 
 - **eager, moe**: routers by `moe_mlir.hf.patch`, experts "moe"; **packed**: experts by
-  `moe_mlir.pack_experts`; **artifact in C++**: `examples/deploy/generate.cpp` on an artifact of
-  `moe-compile`, each time a process of its own, and times from its second sequence.
+  `moe_mlir.pack_experts`, linear layers by `moe_mlir.pack_linears`; **artifact in C++**:
+  `examples/deploy/generate.cpp` on an artifact of `moe-compile`, each time a process of its own,
+  and times from its second sequence.
 - **prompt**: the forward of a whole prompt, the best round; **steps**: greedy steps after it, the
   median round. `batched_mm` copies weights for each token, so its prompt runs on `grouped_mm`.
 - **first token**: seconds of the wall clock from a model in memory to its first token, with what is

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,7 @@ FORMS = {
 
 
 class Weights:
-    """A model, and a copy with packed experts that is made for the first way which asks.
+    """A model, and a copy with packed weights that is made for the first way which asks.
 
     Args:
         alone: no other way needs the model: it is packed in place, as users do.
@@ -66,6 +67,9 @@ class Weights:
         model.set_experts_implementation("moe")
         if not moe_mlir.pack_experts(model):
             raise ValueError("expected layers of experts that can be packed, found none")
+        with warnings.catch_warnings():  # of a head whose weight is the embedding's
+            warnings.simplefilter("ignore", UserWarning)
+            moe_mlir.pack_linears(model)
         return model
 
 

@@ -9,9 +9,10 @@ import torch
 
 from moe_mlir.models import page
 from moe_mlir.models.cpp_program import NAME as CPP
-from moe_mlir.models.cpp_program import CppProgram
+from moe_mlir.models.cpp_program import PACKED, CppProgram
 from moe_mlir.models.near_ties import judge
 from moe_mlir.models.speed import WAYS, Row, build, main, measure, table
+from moe_mlir.models.ways import Weights
 
 _SMALL = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
               num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, vocab_size=64)
@@ -29,7 +30,7 @@ def check(ways, tmp_path, monkeypatch):
 
 
 def test_compiled_models_give_the_tokens_of_eager(tmp_path, monkeypatch):
-    check(["eager, grouped_mm", "moe_mlir.compile, packed", CPP], tmp_path, monkeypatch)
+    check(["eager, grouped_mm", "moe_mlir.compile, packed", PACKED], tmp_path, monkeypatch)
 
 
 @pytest.mark.long
@@ -46,7 +47,8 @@ def test_a_way_that_fails_has_a_reason():
 
 
 def test_an_artifact_needs_a_compiler_and_room(tmp_path, monkeypatch):
-    program = CppProgram(build("Granite-1B", "f32", _SMALL), tmp_path, 1)
+    weights = Weights(build("Granite-1B", "f32", _SMALL), alone=True)
+    program = CppProgram(CPP, weights, tmp_path, 1)
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))
         with pytest.raises(FileNotFoundError, match=r"expected a C\+\+ compiler.*found none"):

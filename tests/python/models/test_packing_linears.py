@@ -1,0 +1,167 @@
+"""Models with the weights of their linear layers in panels."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from support import run_tool
+
+import moe_mlir
+import moe_mlir.hf
+from moe_mlir.models import FAMILIES
+from moe_mlir.ops.packed_linear import packed_linear
+from moe_mlir.packing import PackedLinear
+
+IDS = torch.arange(3, 14)[None]
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+
+def whole_model(dtype=torch.float32, name="Granite-MoE"):
+    model = FAMILIES[name].build(dtype, layers=2, attn_implementation="sdpa", hidden_size=128,
+                                 tie_word_embeddings=False)
+    return model.eval()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize(("rows", "width", "out", "bias"), [
+    ((1,), 512, 256, True), ((2,), 1280, 192, False), ((7,), 70, 100, True),
+    ((3, 5), 256, 64, False), ((0,), 64, 64, True), ((40,), 2, 129, False), ((), 258, 80, True),
+])
+def test_a_layer_is_within_rounding_of_float64(dtype, rows, width, out, bias):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(width, out, bias, dtype=dtype)
+    x = torch.randn(*rows, width, dtype=dtype)
+    with torch.no_grad():
+        expected = copy.deepcopy(layer).double()(x.double())
+        assert moe_mlir.pack_linears(layer) == 1 and type(layer) is PackedLinear
+        found = layer(x)
+        assert found.dtype == dtype and found.shape == expected.shape
+        torch.testing.assert_close(found.double(), expected, rtol=TOLERANCES[dtype],
+                                   atol=TOLERANCES[dtype])
+        # A row's result depends on nothing else, nor on strides.
+        if rows and rows[0] > 1:
+            assert torch.equal(layer(x[1]), found[1])
+            assert torch.equal(layer(torch.stack([x, x], -1)[..., 0]), found)
+
+
+@torch.no_grad()
+def test_a_model_is_packed_saved_and_copied(tmp_path):
+    model = whole_model()
+    expected, state = model(IDS).logits, copy.deepcopy(model.state_dict())
+    count = moe_mlir.pack_linears(model)
+    # Attention and the head, not the routers.
+    assert count == 2 * 4 + 1
+    assert type(model.lm_head) is PackedLinear
+    packed = model(IDS).logits
+    torch.testing.assert_close(packed, expected, rtol=1e-4, atol=1e-4)
+    assert list(model.state_dict()) == list(state)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(other(IDS).logits, packed)
+        assert moe_mlir.unpack_linears(other) == count
+        assert torch.equal(other(IDS).logits, expected)
+        assert all(p.requires_grad for p in other.parameters())
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path, attn_implementation="sdpa")
+    assert all(torch.equal(w, state[n]) for n, w in loaded.state_dict().items())
+    model.load_state_dict({n: 2 * w for n, w in state.items()})
+    assert moe_mlir.pack_linears(model) == 0
+    assert moe_mlir.unpack_linears(model) == count and moe_mlir.unpack_linears(model) == 0
+    assert torch.equal(model.lm_head.weight, 2 * state["lm_head.weight"])
+
+
+@torch.no_grad()
+def test_experts_and_linear_layers_are_packed_apart():
+    model = whole_model()
+    model.set_experts_implementation("moe")
+    expected = model(IDS).logits
+    assert moe_mlir.pack_linears(model) == 9 and moe_mlir.pack_experts(model) == 2
+    torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    assert moe_mlir.unpack_experts(model) == 2 and moe_mlir.unpack_linears(model) == 9
+    assert torch.equal(model(IDS).logits, expected)
+
+
+@torch.no_grad()
+def test_a_packed_model_is_compiled_with_its_routers():
+    model = whole_model()
+    expected = model(IDS).logits
+    moe_mlir.pack_linears(model)
+    compiled = moe_mlir.compile(model, (IDS,))
+    for ids in (IDS, IDS[:, :1]):
+        torch.testing.assert_close(compiled(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(compiled(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    text = moe_mlir.export(model, (IDS,)).text
+    assert text.count("moe.topk_renorm ins") == 2 and text.count("packed = ") == 9
+    found = torch.compile(model, backend="moe")(IDS).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_an_artifact_holds_the_panels(tmp_path):
+    model = whole_model(torch.bfloat16)
+    moe_mlir.pack_linears(model)
+    program = torch.export.export(model, (), dict(input_ids=IDS, use_cache=False))
+    torch.export.save(program, tmp_path / "model.pt2")
+    done = run_tool("moe-compile", tmp_path / "model.pt2", "-o", tmp_path / "artifact")
+    assert done.returncode == 0, done.stderr
+    found = moe_mlir.load(tmp_path / "artifact")(IDS)
+    torch.testing.assert_close(found, model(IDS).logits, rtol=5e-2, atol=5e-2)
+
+
+def test_gradients_of_inputs_and_of_the_bias():
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(96, 80)
+    x = torch.randn(3, 2, 96, requires_grad=True)
+    dy = torch.randn(3, 2, 80)
+    expected = torch.autograd.grad(layer(x), (x, layer.bias), dy)
+    moe_mlir.pack_linears(layer)
+    found = torch.autograd.grad(layer(x), (x, layer.bias), dy)
+    torch.testing.assert_close(found, expected)
+    layer.weight.requires_grad_()
+    with pytest.raises(RuntimeError, match="there is no gradient; call moe_mlir.unpack_linears"):
+        layer(x).sum().backward()
+
+
+def tied(layer):
+    model = torch.nn.Sequential(torch.nn.Embedding(96, 64), layer)
+    layer.weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (tied, "its weights belong to other modules too"),
+    (lambda layer: torch.nn.TransformerEncoderLayer(64, 4, 96),
+     "TransformerEncoderLayer reads its weight without calling it"),
+    (lambda layer: layer.to("meta"), "expected its weights in memory"),
+    (lambda layer: layer.to(torch.float64), "expected float32, bfloat16 or float16"),
+    (lambda layer: torch.nn.Linear(63, 96, dtype=torch.bfloat16),
+     "expected an even number of features in bfloat16, found 63"),
+])
+def test_layers_that_stay_as_they_are(change, message):
+    with pytest.warns(UserWarning, match=message):
+        assert moe_mlir.pack_linears(change(torch.nn.Linear(64, 96))) == 0
+
+
+def test_layers_of_routers_and_narrow_and_derived_ones_stay_as_they_are():
+    class Mine(torch.nn.Linear):
+        pass
+
+    model = torch.nn.ModuleDict(dict(narrow=torch.nn.Linear(64, 2), mine=Mine(64, 96),
+                                     shared_expert_gate=torch.nn.Linear(64, 96)))
+    model["router"] = torch.nn.ModuleDict(dict(layer=torch.nn.Linear(64, 96)))
+    assert moe_mlir.pack_linears(model) == 0
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (dict(x=torch.zeros(2, 62)), "of panels for 62 features"),
+    (dict(out_features=40), "of panels for 64 features and 40 of y"),
+    (dict(w=torch.zeros(96, 64)), "expected x .* and w in the panels of one matrix"),
+    (dict(x=torch.zeros(2, 64, dtype=torch.int32)), "int32"),
+    (dict(bias=torch.zeros(95)), "bias"),
+])
+def test_wrong_calls(change, message):
+    layer = torch.nn.Linear(64, 96)
+    moe_mlir.pack_linears(layer)
+    arguments = dict(x=torch.zeros(2, 64), w=layer.weight, bias=None, out_features=96)
+    with pytest.raises((ValueError, TypeError), match=message):
+        packed_linear(**{**arguments, **change})
