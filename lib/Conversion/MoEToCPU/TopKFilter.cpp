@@ -146,8 +146,8 @@ ExpertFilter::ExpertFilter(Emitter &e, int64_t k, int64_t numExperts)
     return e.scratch(getAsIndexOpFoldResult(e.getContext(), sizes), type);
   };
   // Vectors are written whole, up to one behind the last element.
-  SmallVector<int64_t> shape{e.width,
-                             llvm::alignTo(numExperts, e.width) + e.width};
+  int64_t padded = llvm::alignTo(numExperts, e.width) + e.width;
+  SmallVector<int64_t> shape{e.width, padded};
   if (!compressesLanes(e))
     shape = {numExperts + wordEntries, e.width};
   scoreLists = allocate(shape, e.getF32Type());
