@@ -23,9 +23,19 @@ from .nn import MoELayer
 from .nn.soft import SoftMoE
 from .ops._check import ACTIVATIONS
 from .ops._expert_activation import ExpertActivation
-from .ops._panels import columns_of_panels, pack_weight, unpack_weight
+from .ops._panels import (
+    columns_of_panels,
+    is_packed,
+    pack_weight,
+    relaid,
+    steps_of,
+    unpack_weight,
+)
 from .ops.packed_linear import packed_linear
 
+# Modules that read the weights of the linear layers in them: torch's, and those that `hf.patch`
+# gives another forward.
+_READERS = {"TransformerEncoderLayer", "SwitchTransformersExperts"}
 # What a module holds of the weights that are packed, by name; empty after `unpack_experts`.
 _FORMS = "_moe_packed_weights"
 
@@ -37,6 +47,7 @@ class _Form(NamedTuple):
     transposed: bool
     halves: bool
     required_grad: bool
+    steps: int      # of `in` side by side, as its dtype had them
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         weight = weight.mT if self.transposed else weight
@@ -47,7 +58,8 @@ class _Form(NamedTuple):
         *_, out, width = self.shape
         if self.transposed:
             out, width = width, out
-        weight = unpack_weight(panels, out, width)
+        # `module.to(dtype)` leaves the order as it is.
+        weight = unpack_weight(relaid(panels, self.steps), out, width)
         return (weight.mT.contiguous() if self.transposed else weight).view(self.shape)
 
 
@@ -94,15 +106,32 @@ class PackedLinear(torch.nn.Linear):
     """A linear layer with its weight in panels; `pack_linears` turns a torch.nn.Linear into it."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        # torch.func.functional_call gives the weights of a state dict, which are not packed.
+        if not is_packed(self.weight):
+            return super().forward(input)
         return packed_linear(input, self.weight, self.bias, self.out_features)
+
+    def reset_parameters(self) -> None:
+        raise RuntimeError("expected a weight that is not packed, found panels; call "
+                           "moe_mlir.unpack_linears(model) before it is initialised")
+
+    def _apply(self, fn, recurse=True):
+        forms = getattr(self, _FORMS)
+        super()._apply(fn, recurse)
+        form, steps = forms["weight"], steps_of(self.weight.dtype)
+        if form.steps != steps:
+            weight = relaid(self.weight.detach(), form.steps)
+            self.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
+            setattr(self, _FORMS, {"weight": form._replace(steps=steps)})
+        return self
 
 
 def pack_linears(model: torch.nn.Module) -> int:
     """Packs the weights of all linear layers of a model, in place.
 
-    Decoding reads packed weights at the speed of memory. Results can differ from torch's in
-    rounding. Code that reads the weight of a packed layer, instead of calling the layer, sees the
-    panels.
+    Packed weights are faster to read, which counts in decoding. Results can differ from torch's
+    in rounding. Code that reads the weight of a packed layer, instead of calling the layer, sees
+    the panels.
 
     Args:
         model: any module. Layers of type `torch.nn.Linear` are packed, not those of derived
@@ -122,7 +151,7 @@ def pack_linears(model: torch.nn.Module) -> int:
     packed = 0
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear or _is_of_router(name) or \
-                module.out_features < columns_of_panels():
+                module.out_features < columns_of_panels() or module.in_features == 0:
             continue
         if reason := _why_not_linear(module, shared, read):
             warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
@@ -136,7 +165,7 @@ def pack_linears(model: torch.nn.Module) -> int:
 def unpack_linears(model: torch.nn.Module) -> int:
     """Gives the layers that `pack_linears` packed their weights back; returns their number."""
     require_module(model)
-    layers = [module for module in model.modules() if type(module) is PackedLinear]
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
     for module in layers:
         _unpack_weights(module)
         module.__class__ = torch.nn.Linear
@@ -164,7 +193,7 @@ def _weights(module) -> tuple[str, str]:
 
 def _shared(model) -> set[int]:
     """Parameters that more than one module has."""
-    counts = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    counts = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
     return {number for number, count in counts.items() if count > 1}
 
 
@@ -200,12 +229,13 @@ def _why_not(module, shared) -> str:
 def _read_by_parents(model) -> set[int]:
     """Layers whose weights another module gives to a fused op itself."""
     return {id(layer) for module in model.modules()
-            if isinstance(module, torch.nn.TransformerEncoderLayer) for layer in module.modules()}
+            if any(base.__name__ in _READERS for base in type(module).__mro__)
+            for layer in module.modules()}
 
 
 def _why_not_linear(module, shared, read) -> str:
     if id(module) in read:
-        return "torch.nn.TransformerEncoderLayer reads its weight without calling it"
+        return "a module around it reads its weight without calling it"
     if reason := _why_not_weights(module, [module.weight], shared):
         return reason
     if module.in_features % 2 and module.weight.dtype == torch.bfloat16:
@@ -245,7 +275,8 @@ def _pack_weights(module, gates, transposed):
     is_new, forms = not hasattr(module, _FORMS), {}
     for name, gate in gates:
         weight = getattr(module, name)
-        form = _Form(tuple(weight.shape), transposed, gate == "concatenated", weight.requires_grad)
+        form = _Form(tuple(weight.shape), transposed, gate == "concatenated", weight.requires_grad,
+                     steps_of(weight.dtype))
         panels = form.pack(weight.detach())
         setattr(module, name, torch.nn.Parameter(panels, requires_grad=False))
         forms[name] = form
@@ -273,7 +304,7 @@ def _pack_state(module, state, prefix, *_):
         weight = state.get(prefix + name)
         # torch tells of any other shape.
         if weight is not None and tuple(weight.shape) == form.shape:
-            state[prefix + name] = form.pack(weight.detach())
+            state[prefix + name] = form.pack(weight.detach().to(getattr(module, name).dtype))
 
 
 __all__ = ["pack_experts", "pack_linears", "unpack_experts", "unpack_linears"]

@@ -11,20 +11,26 @@ import functools
 
 import torch
 
+from ._panels import cast_panels, is_packed
+
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 _NARROW = (torch.bfloat16, torch.float16)
 _ELIGIBLE = (*_NARROW, torch.float32)
 
 
 class Autocast:
-    """The rule of one op; `cast`, `widen` and `promote` are names of its arguments."""
+    """The rule of one op; `cast`, `widen` and `promote` are names of its arguments.
 
-    def __init__(self, op, cast, widen, promote):
+    `panels` are those to cast that may be weights in panels.
+    """
+
+    def __init__(self, op, cast, widen, promote, panels):
         self._op = op
         places = {argument.name: n for n, argument in enumerate(op._schema.arguments)}
         self._cast, self._widen, self._promote = (
             [places[name] for name in names] for names in (cast, widen, promote)
         )
+        self._panels = {places[name] for name in panels}
 
     def register(self, library):
         for device, key in _KEYS.items():
@@ -54,7 +60,8 @@ class Autocast:
         args = list(args)
         lower = torch.get_autocast_dtype(device)
         for place in self._cast:
-            args[place] = _to(args[place], device, lower)
+            cast = _cast_panels if place in self._panels and is_packed(args[place]) else _to
+            args[place] = cast(args[place], device, lower)
         for place in self._widen:
             args[place] = _to(args[place], device, torch.float32, _NARROW)
         dtypes = [args[place].dtype for place in self._promote if args[place] is not None]
@@ -66,6 +73,12 @@ class Autocast:
 def _to(value, device, dtype, eligible=_ELIGIBLE):
     if isinstance(value, torch.Tensor) and value.device.type == device and value.dtype in eligible:
         return value.to(dtype)
+    return value
+
+
+def _cast_panels(value, device, dtype):
+    if value.device.type == device and value.dtype in _ELIGIBLE:
+        return cast_panels(value, dtype)
     return value
 
 

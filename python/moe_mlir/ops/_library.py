@@ -16,7 +16,7 @@ _LIBRARY = torch.library.Library("moe", "FRAGMENT")
 
 def define(
     schema, *, kernel, fake, arguments=None, setup_context=None, backward=None, is_gradient=False,
-    key="CPU", rows=(), cast=(), widen=(), promote=(),
+    key="CPU", rows=(), cast=(), widen=(), promote=(), panels=(),
 ):  # fmt: skip
     """Registers one op: its schema, its kernel for a dispatch key, its shapes, its gradient.
 
@@ -34,6 +34,7 @@ def define(
     `cast`: those that torch.autocast casts to its dtype, as torch.linear's are.
     `widen`: those that it casts to float32, as softmax's are.
     `promote`: those that it casts to the widest dtype among them, as torch.cat's are.
+    `panels`: those of `cast` that may be weights in panels, which depend on the dtype.
     """
     name = schema.partition("(")[0]
     if is_gradient:
@@ -50,7 +51,7 @@ def define(
     fake = refuse_tangents(name, _on_one_device(op, fake))
     torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
     _register_autograd(op, backward, setup_context, plain)
-    autocast = Autocast(op, cast, widen, promote)
+    autocast = Autocast(op, cast, widen, promote, panels)
     autocast.register(_LIBRARY)
     register_transforms(_LIBRARY, op, setup_context, backward, autocast.around, rows)
     return _callable(op, kernel, arguments or _unchanged)

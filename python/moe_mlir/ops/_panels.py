@@ -35,28 +35,28 @@ def _columns_for(cpu):
 
 def columns(w: torch.Tensor) -> int:
     """The columns of a panel of a packed weight."""
-    return math.prod(w.shape[3:]) // _steps(w.dtype)
+    return math.prod(w.shape[3:]) // steps_of(w.dtype)
 
 
 def is_packed(w: torch.Tensor) -> bool:
     return w.dim() > 3
 
 
-def _steps(dtype: torch.dtype) -> int:
+def steps_of(dtype: torch.dtype) -> int:
     """How many of `in` lie side by side."""
     return 2 if dtype == torch.bfloat16 else 1
 
 
 def has_halves(w: torch.Tensor) -> bool:
     """Whether the panels of a packed weight have gates, then their factors."""
-    return w.dim() == 4 + _steps(w.dtype)
+    return w.dim() == 4 + steps_of(w.dtype)
 
 
 def packed_shape(
     experts: int, out: int, width: int, dtype: torch.dtype, halves: bool, columns: int,
 ) -> tuple[int, ...]:
     """The shape of a weight `[experts, out, width]` in panels of so many columns."""
-    steps = _steps(dtype)
+    steps = steps_of(dtype)
     shape = (experts, -(-out // columns), -(-width // steps))
     return (*shape, *((2, columns // 2) if halves else (columns,)), *((2,) if steps == 2 else ()))
 
@@ -76,6 +76,22 @@ def pack_weight(w: torch.Tensor, *, halves: bool) -> torch.Tensor:
     return panels
 
 
+def cast_panels(w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A packed weight in another dtype, in the panels of that dtype."""
+    return relaid(w.to(dtype), steps_of(w.dtype))
+
+
+def relaid(w: torch.Tensor, steps: int) -> torch.Tensor:
+    """Panels with so many of `in` side by side, as those of their dtype."""
+    if steps == steps_of(w.dtype):
+        return w
+    if steps == 2:
+        return w.movedim(-1, 3).flatten(2, 3).contiguous()
+    if w.shape[2] % 2:
+        w = torch.nn.functional.pad(w, (0, 0) * (w.dim() - 3) + (0, 1))
+    return w.unflatten(2, (-1, 2)).movedim(3, -1).contiguous()
+
+
 def unpack_weight(panels: torch.Tensor, out: int, width: int) -> torch.Tensor:
     """The weight `[experts, out, width]` that lies in panels."""
     w = panels.new_empty((panels.shape[0], out, width))
@@ -90,12 +106,12 @@ def unpack_weight(panels: torch.Tensor, out: int, width: int) -> torch.Tensor:
 def _view(mine: torch.Tensor, halves: bool) -> torch.Tensor:
     """The panels of an expert as `[halves, panels, columns, in / s, s]`."""
     p, t = mine.shape[:2]
-    return mine.view(p, t, 2 if halves else 1, -1, _steps(mine.dtype)).permute(2, 0, 3, 1, 4)
+    return mine.view(p, t, 2 if halves else 1, -1, steps_of(mine.dtype)).permute(2, 0, 3, 1, 4)
 
 
 def in_features(w: torch.Tensor) -> int:
     """How many features a packed weight takes; one of bfloat16 takes an even number."""
-    return w.shape[2] * _steps(w.dtype)
+    return w.shape[2] * steps_of(w.dtype)
 
 
 def as_operand(w: torch.Tensor) -> torch.Tensor:

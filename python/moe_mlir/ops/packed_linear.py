@@ -93,13 +93,14 @@ def _backward(ctx, dy):
                     "gradient; call moe_mlir.unpack_linears(model) before training", RuntimeError)
     (w,) = ctx.saved_tensors
     dx = torch.ops.moe.packed_linear_backward(dy, w, ctx.width) if of_x else None
-    return dx, None, dy.sum(dim=tuple(range(dy.dim() - 1))) if of_bias else None, None
+    return dx, None, dy.reshape(-1, ctx.out).sum(0) if of_bias else None, None
 
 
 _op = define(
     "packed_linear(Tensor x, Tensor w, Tensor? bias, int out_features) -> Tensor",
     kernel=_run, fake=_fake, setup_context=_setup_context, backward=_backward,
     key="CompositeExplicitAutograd", rows=("x",), cast=("x", "w", "bias"),
+    panels=("w",),
 )
 
 

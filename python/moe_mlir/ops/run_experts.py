@@ -251,6 +251,7 @@ _op = define(
     f"run_experts({_TENSORS}, bool transposed=False, {SCHEMA}) -> Tensor",
     kernel=_run, fake=_fake, setup_context=_setup_context, backward=_backward,
     key="CompositeExplicitAutograd", cast=("x", "w_in", "b_in", "w_out", "b_out"),
+    panels=("w_in", "w_out"),
     widen=("gates",),
 )
 

@@ -11,7 +11,7 @@ import moe_mlir
 import moe_mlir.hf
 from moe_mlir.models import FAMILIES
 from moe_mlir.ops.packed_linear import packed_linear
-from moe_mlir.packing import PackedLinear
+from moe_mlir.packing import _READERS, PackedLinear
 
 IDS = torch.arange(3, 14)[None]
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -108,11 +108,12 @@ def test_an_artifact_holds_the_panels(tmp_path):
     torch.testing.assert_close(found, model(IDS).logits, rtol=5e-2, atol=5e-2)
 
 
-def test_gradients_of_inputs_and_of_the_bias():
+@pytest.mark.parametrize("rows", [(3, 2), (), (0,)])
+def test_gradients_of_inputs_and_of_the_bias(rows):
     torch.manual_seed(0)
     layer = torch.nn.Linear(96, 80)
-    x = torch.randn(3, 2, 96, requires_grad=True)
-    dy = torch.randn(3, 2, 80)
+    x = torch.randn(*rows, 96, requires_grad=True)
+    dy = torch.randn(*rows, 80)
     expected = torch.autograd.grad(layer(x), (x, layer.bias), dy)
     moe_mlir.pack_linears(layer)
     found = torch.autograd.grad(layer(x), (x, layer.bias), dy)
@@ -120,6 +121,61 @@ def test_gradients_of_inputs_and_of_the_bias():
     layer.weight.requires_grad_()
     with pytest.raises(RuntimeError, match="there is no gradient; call moe_mlir.unpack_linears"):
         layer(x).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("other", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_a_packed_layer_changes_its_dtype(dtype, other):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(63 if dtype == torch.float32 else 64, 96, dtype=dtype)
+    plain = copy.deepcopy(layer).to(other)
+    x = torch.randn(3, layer.in_features, dtype=other)
+    moe_mlir.pack_linears(layer)
+    state = copy.deepcopy(layer.state_dict())
+    layer.to(other)
+    torch.testing.assert_close(layer(x), plain(x), rtol=2e-2, atol=2e-2)
+    assert all(torch.equal(w, plain.state_dict()[n]) for n, w in layer.state_dict().items())
+    # A checkpoint of another dtype is cast, as torch does it.
+    layer.load_state_dict({n: 2 * w for n, w in state.items()})
+    moe_mlir.unpack_linears(layer)
+    assert torch.equal(layer.weight, (2 * state["weight"]).to(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
+@torch.no_grad()
+def test_autocast_of_packed_weights(dtype, lower):
+    model = whole_model(dtype)
+    model.set_experts_implementation("moe")
+    with torch.autocast("cpu", lower):
+        expected = model(IDS).logits
+        moe_mlir.pack_linears(model)
+        moe_mlir.pack_experts(model)
+        found = model(IDS).logits
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
+
+
+def test_weights_of_a_state_dict_replace_panels():
+    layer, x = torch.nn.Linear(64, 96), torch.randn(3, 64)
+    expected = layer(x)
+    moe_mlir.pack_linears(layer)
+    assert torch.equal(torch.func.functional_call(layer, layer.state_dict(), x), expected)
+    with pytest.raises(RuntimeError, match="expected a weight that is not packed, found panels"):
+        layer.reset_parameters()
+
+
+def test_one_layer_of_two_names_is_packed_once():
+    layer = torch.nn.Linear(64, 96)
+    assert moe_mlir.pack_linears(torch.nn.ModuleList([layer, layer])) == 1
+
+
+def test_layers_that_patched_modules_read_stay_as_they_are():
+    model = FAMILIES["Switch"].build()
+    with pytest.warns(UserWarning, match="a module around it reads its weight without calling it"):
+        moe_mlir.pack_linears(model)
+    assert set(moe_mlir.hf._OTHERS) <= _READERS
 
 
 def tied(layer):
@@ -131,7 +187,7 @@ def tied(layer):
 @pytest.mark.parametrize(("change", "message"), [
     (tied, "its weights belong to other modules too"),
     (lambda layer: torch.nn.TransformerEncoderLayer(64, 4, 96),
-     "TransformerEncoderLayer reads its weight without calling it"),
+     "a module around it reads its weight without calling it"),
     (lambda layer: layer.to("meta"), "expected its weights in memory"),
     (lambda layer: layer.to(torch.float64), "expected float32, bfloat16 or float16"),
     (lambda layer: torch.nn.Linear(63, 96, dtype=torch.bfloat16),
@@ -147,7 +203,8 @@ def test_layers_of_routers_and_narrow_and_derived_ones_stay_as_they_are():
         pass
 
     model = torch.nn.ModuleDict(dict(narrow=torch.nn.Linear(64, 2), mine=Mine(64, 96),
-                                     shared_expert_gate=torch.nn.Linear(64, 96)))
+                                     shared_expert_gate=torch.nn.Linear(64, 96),
+                                     empty=torch.nn.Linear(0, 96)))
     model["router"] = torch.nn.ModuleDict(dict(layer=torch.nn.Linear(64, 96)))
     assert moe_mlir.pack_linears(model) == 0
 
