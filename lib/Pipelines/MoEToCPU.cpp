@@ -128,6 +128,7 @@ static void buildVectorStage(OpPassManager &manager,
 //===----------------------------------------------------------------------===//
 
 static void buildLLVMStage(OpPassManager &manager) {
+  manager.addPass(createMoECastExpandedShapesPass());
   manager.addPass(memref::createExpandStridedMetadataPass());
   manager.addPass(createLowerAffinePass());
   manager.addPass(createLoopInvariantCodeMotionPass());

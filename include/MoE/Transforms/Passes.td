@@ -116,6 +116,18 @@ def MoEExpandBooleanAccessesPass : Pass<"moe-expand-boolean-accesses"> {
   let dependentDialects = ["::mlir::vector::VectorDialect"];
 }
 
+def MoECastExpandedShapesPass : Pass<"moe-cast-expanded-shapes"> {
+  let summary = "Expand shapes by several unknown sizes as casts";
+  let description = [{
+    Turns a `memref.expand_shape` of a contiguous buffer with more than one
+    dynamic size in a group into a `memref.reinterpret_cast` with the sizes of
+    its `output_shape`, and the strides that follow from them.
+    `expand-strided-metadata` takes one dynamic size in a group, and fails an
+    assertion on more. Bits do not change.
+  }];
+  let dependentDialects = ["::mlir::affine::AffineDialect"];
+}
+
 def MoEExpandCopiesPass : Pass<"moe-expand-copies", "mlir::func::FuncOp"> {
   let summary = "Copy strided buffers by loops";
   let description = [{

@@ -20,6 +20,10 @@ Attribute getTarget(Operation *op);
 /// Whether loops around or in `op` become kernels of a GPU.
 bool isForGPU(Operation *op);
 
+/// The strides of a buffer of these sizes without gaps.
+SmallVector<OpFoldResult> getContiguousStrides(ImplicitLocOpBuilder &b,
+                                               ArrayRef<OpFoldResult> sizes);
+
 /// Decomposes the ops in `root` for which `condition` holds.
 void decomposeIf(Operation *root,
                  function_ref<bool(linalg::AggregatedOpInterface)> condition);

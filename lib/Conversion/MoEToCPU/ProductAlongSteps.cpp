@@ -22,8 +22,9 @@ using namespace mlir::moe;
 /// columns lie one behind the other.
 void ProductCore::prefetchNextColumns(const Panel &panel, int64_t vector,
                                       Value first, int64_t numLanes) {
-  int64_t bytes = getElementType(right.memref).getIntOrFloatBitWidth() / 8;
-  int64_t perLane = bytes == 2 ? 2 : 1, perLine = 64 / bytes;
+  Type element = getElementType(right.memref);
+  int64_t perLane = element.isBF16() ? 2 : 1;
+  int64_t perLine = 512 / element.getIntOrFloatBitWidth();
   Value place = e.mul(e.add(panel.step, first), e.index(e.width));
   Value column = e.add(getColumn(panel.column, panel.numVectors, vector),
                        e.index(e.width));

@@ -289,7 +289,8 @@ void ExpertFilter::filter(Value scores, Value row, Value ahead, Value lane) {
   state = forEachChunk(
       state, [&](Value first, Value exists, int64_t chunk, ValueRange carried) {
         Values next(carried);
-        // Once a line, of which there are two vectors of AVX2.
+        // Two vectors of AVX2 share a line, which groups of one vector ask for
+        // twice.
         if (compressesLanes(e) || chunk % 2 == 0)
           memref::PrefetchOp::create(e, scores, ValueRange{ahead, first},
                                      /*isWrite=*/false, /*localityHint=*/3,

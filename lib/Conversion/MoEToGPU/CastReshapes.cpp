@@ -8,7 +8,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "ThreadLowerings.h"
-#include "Workspace.h"
+
+#include "MoE/Transforms/Transforms.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/ImplicitLocOpBuilder.h"

@@ -15,6 +15,7 @@
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Support/Chips.h"
 #include "MoE/Support/ElementBytes.h"
+#include "MoE/Transforms/Transforms.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"

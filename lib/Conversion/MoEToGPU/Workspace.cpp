@@ -108,21 +108,6 @@ unsigned mlir::moe::getNumDynamicSizes(func::FuncOp function) {
   return count;
 }
 
-SmallVector<OpFoldResult>
-mlir::moe::getContiguousStrides(ImplicitLocOpBuilder &b,
-                                ArrayRef<OpFoldResult> sizes) {
-  SmallVector<OpFoldResult> strides(sizes.size());
-  OpFoldResult stride = b.getIndexAttr(1);
-  AffineExpr lhs, rhs;
-  bindSymbols(b.getContext(), lhs, rhs);
-  for (int64_t dim = static_cast<int64_t>(sizes.size()) - 1; dim >= 0; --dim) {
-    strides[dim] = stride;
-    stride = affine::makeComposedFoldedAffineApply(b, b.getLoc(), lhs * rhs,
-                                                   {stride, sizes[dim]});
-  }
-  return strides;
-}
-
 //===----------------------------------------------------------------------===//
 // Buffers
 //===----------------------------------------------------------------------===//

@@ -15,10 +15,6 @@ AffineExpr getSizeExpr(OpFoldResult value, func::FuncOp function);
 /// them.
 unsigned getNumDynamicSizes(func::FuncOp function);
 
-/// The strides of a buffer of these sizes without gaps.
-SmallVector<OpFoldResult> getContiguousStrides(ImplicitLocOpBuilder &b,
-                                               ArrayRef<OpFoldResult> sizes);
-
 /// Turns the buffers that `function` allocates into parts of one more argument,
 /// the workspace, and says in an attribute how large it must be.
 LogicalResult moveBuffersToWorkspace(func::FuncOp function);

@@ -51,9 +51,10 @@ def MoE_DispatchOp : MoE_StructuredOp<"dispatch", ["slots", "offsets", "counts"]
     has slots -1 (E10).
 
     Differs from a sort in that only places are computed; nothing moves.
-    `MoELayer` inserts it after the selection; `convert-moe-to-cpu` lowers it to
-    a counting sort in `O(n k + e)`; `moe-decompose` gives its meaning in
-    comparisons of all pairs.
+    `MoELayer` inserts it after the selection. It is lowered to a counting sort
+    in `O(n k + e)`, on a GPU over blocks of assignments, where an order by
+    priorities or gates runs as its decomposition; `moe-decompose` gives its
+    meaning in comparisons of all pairs.
 
     ```mlir
     func.func @sort(%indices: tensor<?x2xi32>, %slots: tensor<?x2xi32>,
@@ -119,8 +120,8 @@ def MoE_CombineOp : MoE_StructuredOp<"combine", ["y"], [AttrSizedOperandSegments
     slots are absolute. The sum is formed in `f32` and rounded once.
 
     Differs from a gather in that rows are weighed and added as they are read.
-    `MoELayer` inserts it after the experts; `convert-moe-to-cpu` lowers it to
-    vector sums; `moe-decompose` gives its meaning in `linalg`.
+    `MoELayer` inserts it after the experts. It is lowered to sums of vectors;
+    `moe-decompose` gives its meaning in `linalg`.
 
     ```mlir
     func.func @gather(%out: tensor<?x64xf32>, %gates: tensor<?x2xf32>,

@@ -25,8 +25,8 @@ def MoE_TokenRowsOp : MoE_StructuredOp<"token_rows", ["rows"]> {
     Iterators: all dims whole, since slots are absolute.
 
     Differs from a scatter in that rows nobody writes are defined.
-    `run_experts` inserts it behind `dispatch`; it runs as the loop over
-    assignments that `moe-decompose` makes of it.
+    `run_experts` inserts it behind `dispatch`. A GPU has a kernel for it; on a
+    CPU it runs as the loop over assignments that `moe-decompose` makes of it.
 
     ```mlir
     func.func @invert(%slots: tensor<?x2xi32>, %init: tensor<?xi64>) -> tensor<?xi64> {

@@ -207,7 +207,7 @@ def MoE_AttentionPosteriorOp : MoE_StructuredOp<"attention_posterior",
 
 def MoE_AttentionEntropyOp : MoE_StructuredOp<"attention_entropy",
     ["entropy", "rows"], [AttrSizedOperandSegments]> {
-  let summary = "measure how sure each attention head is";
+  let summary = "compute the entropy of each attention head";
   let description = [{
     `rows_hi = H(A_h[i])` with `A_h = softmax_j(scale q.k + bias)`, and
     `entropy_h` their mean over the unmasked queries (the quantity that
