@@ -108,6 +108,14 @@ def measure() -> Machine:
     )
 
 
+def machine_name() -> str:
+    """This CPU and the vectors of the code that is measured, as `Machine.name` says it."""
+    from .._compiler import target_cpu
+    from .._host_cpu import features_for
+
+    return f"{cpu_model()}, {_level(target_cpu(), features_for(target_cpu()))}"
+
+
 def _level(cpu, features):
     vectors = "AVX-512" if "avx512f" in features else "AVX2" if "avx2" in features else "SSE"
     return vectors if cpu == "native" else f"{vectors} by MOE_MLIR_CPU={cpu}"

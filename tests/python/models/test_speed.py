@@ -81,7 +81,8 @@ def test_other_tokens_are_near_ties_or_faults():
 
 def test_the_section_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
     """The tables of docs/Models.md are measured apart."""
-    rows = [Row("OLMoE", "bf16", "Inductor", 10.0, 2.0, 3.0, 0.5, "eager's", arguments="OLMoE --json r.json")]
+    rows = [Row("OLMoE", "bf16", "Inductor", 10.0, 2.0, 3.0, 0.5, "eager's",
+                arguments=f"OLMoE --json {name}.json", machine=name) for name in ("one", "two")]
     measured, written = tmp_path / "r.json", tmp_path / "Models.md"
     measured.write_text(json.dumps([asdict(row) for row in rows]))
     written.write_text("# Models\n\nThe tiny ones.\n")
@@ -89,7 +90,10 @@ def test_the_section_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
         assert main(["--read", str(measured), "--output", str(written)]) == 0
         front, section = page.read(written)
         assert front == "# Models\n\nThe tiny ones.\n"
-        assert section.count("| OLMoE | bf16 | Inductor | 10.0 |") == 1
-        assert "`--speed OLMoE --json r.json`" in section
+        for name in ("one", "two"):
+            part = section.split(f"### {name}\n")[1].split("### ")[0]
+            assert part.count("| OLMoE | bf16 | Inductor | 10.0 |") == 1
+            assert part.count("`--speed OLMoE --json") == 1
+            assert f"`--speed OLMoE --json {name}.json`" in part
     page.write(written, "# Models\n", page.read(written)[1])
     assert page.read(written) == ("# Models\n", section)
