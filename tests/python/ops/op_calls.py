@@ -4,7 +4,9 @@ import torch
 from op_judge import random
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import moe_mlir.experts  # noqa: F401  has ops, too
+import moe_mlir.experts
+import moe_mlir.packing  # noqa: F401  both have ops, too
+from moe_mlir.ops._panels import pack_weight
 
 
 def normal(*shape, seed=0, grad=False):
@@ -98,6 +100,13 @@ EXPERT_CALLS = {
     ),
 }  # fmt: skip
 FORWARD_CALLS = CALLS | SUPPORT_CALLS | EXPERT_CALLS
+# Weights in panels: whose shapes depend on their dtype.
+PACKED_CALLS = {
+    "packed_linear": (
+        normal(2, 3, 4, grad=True), pack_weight(normal(1, 20, 4, seed=1), halves=False),
+        normal(20, seed=2, grad=True), 20,
+    ),
+}
 
 
 class _Backwards(TorchDispatchMode):
@@ -128,7 +137,7 @@ def floats(results):
 
 def backward_calls():
     calls = _Backwards()
-    for name, call in FORWARD_CALLS.items():
+    for name, call in (FORWARD_CALLS | PACKED_CALLS).items():
         leaves = [x for x in call if isinstance(x, torch.Tensor) and x.requires_grad]
         outputs = [x for x in run(name, call) if x.requires_grad]
         with calls:
@@ -139,4 +148,4 @@ def backward_calls():
     return calls.calls
 
 
-ALL_CALLS = FORWARD_CALLS | backward_calls()
+ALL_CALLS = FORWARD_CALLS | PACKED_CALLS | backward_calls()
