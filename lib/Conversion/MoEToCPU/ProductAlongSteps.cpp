@@ -22,13 +22,14 @@ using namespace mlir::moe;
 /// columns lie one behind the other.
 void ProductCore::prefetchNextColumns(const Panel &panel, int64_t vector,
                                       Value first, int64_t numLanes) {
-  Type element = getElementType(right.memref);
-  int64_t perLane = element.isBF16() ? 2 : 1;
-  int64_t perLine = 512 / element.getIntOrFloatBitWidth();
+  constexpr int64_t kLineBits = 512;
+  int64_t perLine =
+      kLineBits / getElementType(right.memref).getIntOrFloatBitWidth();
+  int64_t numLines = getStepsOfLane() * numLanes * e.width / perLine;
   Value place = e.mul(e.add(panel.step, first), e.index(e.width));
   Value column = e.add(getColumn(panel.column, panel.numVectors, vector),
                        e.index(e.width));
-  for (int64_t line = 0; line < perLane * numLanes * e.width / perLine; ++line)
+  for (int64_t line = 0; line < numLines; ++line)
     prefetchLine(e, right.memref,
                  right.at(e.add(place, e.index(line * perLine)), column),
                  kSecondCache);
@@ -127,15 +128,7 @@ Values ProductCore::loadFourLines(const Panel &panel, int64_t vector,
           e, row, load(lane + 4), llvm::to_vector(llvm::seq<int64_t>(0, 8)));
     rows.push_back(row);
   }
-  Values lines = transposeInGroups(e, rows);
-  if (!getElementType(right.memref).isBF16())
-    return lines;
-  Values split;
-  for (Value line : lines) {
-    auto [low, high] = splitPairs(line);
-    split.append({low, high});
-  }
-  return split;
+  return splitLines(transposeInGroups(e, rows));
 }
 
 /// The chains of some rows with the products of four lanes of columns added.
@@ -158,13 +151,11 @@ Values ProductCore::multiplyFourLines(const Panel &panel, const Tile &tile,
 //===----------------------------------------------------------------------===//
 
 /// The steps that several chains of few rows are formed of at once: those of
-/// all whole chains, where vectors of columns are so short that a row waits for
-/// its sums, and steps lie side by side.
+/// all whole chains, where a row waits for its sums, and steps lie side by
+/// side.
 int64_t ProductCore::getStepsOfWholeChains() const {
-  constexpr int64_t kLanesThatSuffice = 16;
   std::optional<int64_t> steps = getConstantIntValue(numSteps);
-  bool waits = right.layout == ProductLayout::AlongSteps && !inPairs &&
-               e.width < kLanesThatSuffice;
+  bool waits = right.layout == ProductLayout::AlongSteps && waitsForSums();
   return waits && steps ? llvm::alignDown(*steps, chainLength) : 0;
 }
 
@@ -183,7 +174,7 @@ void ProductCore::multiplyChains(const RowRange &rows, int64_t numRows,
                                  const PanelGroup &narrow, int64_t vector) {
   Value zero = e.index(0);
   int64_t size = numChains * chainLength;
-  int64_t lanesSteps = getElementType(right.memref).isBF16() ? 8 : 4;
+  int64_t lanesSteps = 4 * getStepsOfLane();
   e.loop(e.index(first), e.index(end), size, [&](Value step) {
     Panel panel = makePanel(narrow, zero, step);
     Tile tile = makeTile(rows.first, numRows, step, e.index(size));

@@ -58,12 +58,11 @@ void ProductCore::makeBuffers(int64_t numPanels, int64_t numVectors) {
                        e.getF32Type());
 }
 
-/// Whether one row takes longer to add up its products with a line of memory,
-/// one after the other, than memory takes for the line.
+/// Whether vectors of columns are so short that one row takes longer to add up
+/// its products, one after the other, than memory takes for what it multiplies.
 bool ProductCore::waitsForSums() const {
-  constexpr int64_t kLineBytes = 64;
-  return getElementType(right.memref).isBF16() && !inPairs &&
-         e.width * 4 < kLineBytes;
+  constexpr int64_t kLanesThatSuffice = 16;
+  return !inPairs && e.width < kLanesThatSuffice;
 }
 
 /// Whether rows can only be read from a copy: those of 16 bits, which it
@@ -335,8 +334,8 @@ void ProductCore::multiplyFew(const RowRange &rows, const PanelGroup &group) {
 /// steps a place they take as long as a line does from memory. The registers
 /// hold those of two rows and two panels.
 int64_t ProductCore::getMostRowsOfPairs(const PanelGroup &group) const {
-  return waitsForSums() && getPlacesOfLine(group.numVectors) == 1 &&
-                 group.mostPanels > 1
+  return waitsForSums() && getStepsOfPlace() == 2 &&
+                 getPlacesOfLine(group.numVectors) == 1 && group.mostPanels > 1
              ? 2
              : 0;
 }

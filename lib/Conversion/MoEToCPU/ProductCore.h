@@ -166,12 +166,14 @@ private:
   void storeBlock(const Panel &panel, ValueRange lines, Value place,
                   Value offset, Value rest);
   std::pair<Value, Value> splitPairs(Value pairs);
+  Values splitLines(ValueRange lines);
   /// Lines of memory: so many side by side, each of some columns and steps.
   struct Lines {
     int64_t inARow, columns, steps;
   };
   Lines getLines(const PanelGroup &group) const;
   int64_t getStepsOfPlace() const;
+  int64_t getStepsOfLane() const;
   int64_t getPlaceSteps() const;
   int64_t getMostTileRows() const;
   void prefetchNextGroup(const PanelGroup &group, Value step, Value number);

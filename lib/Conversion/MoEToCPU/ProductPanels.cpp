@@ -141,6 +141,18 @@ std::pair<Value, Value> ProductCore::splitPairs(Value pairs) {
   return {e.bitcast(low, e.getF32Type()), e.bitcast(high, e.getF32Type())};
 }
 
+/// Lines of pairs, if they are any, as two of f32 each.
+Values ProductCore::splitLines(ValueRange lines) {
+  if (!getElementType(right.memref).isBF16() || inPairs)
+    return Values(lines);
+  Values split;
+  for (Value line : lines) {
+    auto [low, high] = splitPairs(line);
+    split.append({low, high});
+  }
+  return split;
+}
+
 /// How the lines of memory that a chain of a group takes follow each other.
 ProductCore::Lines ProductCore::getLines(const PanelGroup &group) const {
   constexpr int64_t kLineBytes = 64;
@@ -311,15 +323,7 @@ Values ProductCore::loadBlock(const Panel &panel, Value offset, Value first,
     }
     lines.push_back(e.loadPairs(right.memref, place, rest));
   }
-  lines = transposeLanes(e, lines);
-  if (!element.isBF16() || inPairs)
-    return lines;
-  Values split;
-  for (Value line : lines) {
-    auto [low, high] = splitPairs(line);
-    split.append({low, high});
-  }
-  return split;
+  return splitLines(transposeLanes(e, lines));
 }
 
 /// Stores a block from `place` of the buffer on; of the lines of `rest` steps
@@ -341,11 +345,16 @@ void ProductCore::storeBlock(const Panel &panel, ValueRange lines, Value place,
   }
 }
 
+/// How many steps that lie side by side share a lane: a pair of bf16.
+int64_t ProductCore::getStepsOfLane() const {
+  return getElementType(right.memref).isBF16() ? 2 : 1;
+}
+
 /// Steps of a vector of columns that lie side by side, by blocks; the last one
 /// may have fewer.
 void ProductCore::forEachBlock(
     Value count, function_ref<void(Value first, Value rest)> body) {
-  int64_t perLine = (getElementType(right.memref).isBF16() ? 2 : 1) * e.width;
+  int64_t perLine = getStepsOfLane() * e.width;
   Value rest = e.rest(count, perLine), wholeEnd = e.sub(count, rest);
   e.loop(e.index(0), wholeEnd, perLine,
          [&](Value first) { body(first, Value()); });
