@@ -7,10 +7,8 @@ Types and gradients are tried on meta tensors, without a kernel. The GPU's colum
 tests run in the simulator: `moe_mlir.gpu_check`'s cases of forwards and of gradients.
 """
 
-import argparse
 import itertools
 import pathlib
-import re
 import sys
 
 import torch
@@ -21,10 +19,9 @@ sys.path.insert(0, str(ROOT / "tests" / "python" / "ops"))
 import op_calls  # noqa: E402
 
 from moe_mlir import ops  # noqa: E402
+from moe_mlir._page_table import PageTable  # noqa: E402
 from moe_mlir.gpu_check import cases, gradients  # noqa: E402
 
-BEGIN = "<!-- begin: python utils/op_support.py -->"
-END = "<!-- end -->"
 HEAD = ("op", "float32, bfloat16, float16", "float32 only", "gradient with respect to",
         "GPU forward", "GPU gradient")
 
@@ -112,23 +109,9 @@ def table():
     return "\n".join(lines)
 
 
-def page_with_table(text):
-    """The page's text with the table between its marks."""
-    if BEGIN not in text:
-        raise ValueError(f"expected a page with the lines {BEGIN} and {END}, found none")
-    pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
-    return re.sub(pattern, lambda _: f"{BEGIN}\n{table()}\n{END}", text, flags=re.DOTALL)
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="the page to renew")
-    options = parser.parse_args()
-    if options.write is None:
-        print(table())
-    else:
-        options.write.write_text(page_with_table(options.write.read_text()))
+TABLE = PageTable("python utils/op_support.py", table)
+page_with_table = TABLE.on_page
 
 
 if __name__ == "__main__":
-    main()
+    TABLE.run(__doc__.split("\n")[0])

@@ -4,19 +4,15 @@ The matrix is made of the classes of `moe_mlir.nn` by building every pair. With
 `--write FILE` the command puts it between the two marks of a page.
 """
 
-import argparse
 import inspect
-import pathlib
-import re
 from typing import Any
 
 from .. import nn
+from .._page_table import PageTable
 
 _ABSTRACT = (nn.Router, nn.LinearRouter, nn.ComposedRouter)
 # Keywords without a default, at a value that every pair takes.
 _REQUIRED = dict(causal=True, vocabulary=16)
-_BEGIN = "<!-- begin: python -m moe_mlir.nn.composition -->"
-_END = "<!-- end -->"
 
 
 def routers() -> list[type[nn.Router]]:
@@ -85,24 +81,9 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page_with_table(text: str) -> str:
-    """The page's text with the matrix between its marks."""
-    pattern = re.escape(_BEGIN) + ".*?" + re.escape(_END)
-    if not re.search(pattern, text, re.DOTALL):
-        raise ValueError(f"expected a page with the lines {_BEGIN} and {_END}, found none")
-    return re.sub(pattern, lambda _: f"{_BEGIN}\n{table()}\n{_END}", text, flags=re.DOTALL)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.nn.composition",
-                                     description=__doc__.splitlines()[0])  # fmt: skip
-    parser.add_argument("--write", type=pathlib.Path, metavar="FILE", help="the page to renew")
-    options = parser.parse_args()
-    if options.write is None:
-        print(table())
-    else:
-        options.write.write_text(page_with_table(options.write.read_text()))
+_TABLE = PageTable("python -m moe_mlir.nn.composition", table)
+page_with_table = _TABLE.on_page
 
 
 if __name__ == "__main__":
-    main()
+    _TABLE.run(__doc__.splitlines()[0])

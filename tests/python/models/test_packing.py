@@ -110,15 +110,20 @@ def test_packed_experts_in_a_compiled_graph(name):
 
 
 @torch.no_grad()
+def check_artifact(model, folder):
+    """An artifact that moe-compile makes of a bf16 model has the model's logits."""
+    program = torch.export.export(model, (), dict(input_ids=IDS, use_cache=False))
+    torch.export.save(program, folder / "model.pt2")
+    done = run_tool("moe-compile", folder / "model.pt2", "-o", folder / "artifact")
+    assert done.returncode == 0, done.stderr
+    found = moe_mlir.load(folder / "artifact")(IDS)
+    torch.testing.assert_close(found, model(IDS).logits, rtol=5e-2, atol=5e-2)
+
+
 def test_an_artifact_holds_the_panels(tmp_path):
     model = whole_model(torch.bfloat16)
     moe_mlir.pack_experts(model)
-    program = torch.export.export(model, (), dict(input_ids=IDS, use_cache=False))
-    torch.export.save(program, tmp_path / "model.pt2")
-    done = run_tool("moe-compile", tmp_path / "model.pt2", "-o", tmp_path / "artifact")
-    assert done.returncode == 0, done.stderr
-    found = moe_mlir.load(tmp_path / "artifact")(IDS)
-    torch.testing.assert_close(found, model(IDS).logits, rtol=5e-2, atol=5e-2)
+    check_artifact(model, tmp_path)
 
 
 def test_layers_of_our_own():

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from support import run_tool
+from test_packing import IDS, check_artifact
 
 import moe_mlir
 import moe_mlir.hf
@@ -13,7 +13,6 @@ from moe_mlir.models import FAMILIES
 from moe_mlir.ops.packed_linear import packed_linear
 from moe_mlir.packing import _READERS, PackedLinear
 
-IDS = torch.arange(3, 14)[None]
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -96,16 +95,10 @@ def test_a_packed_model_is_compiled_with_its_routers():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@torch.no_grad()
 def test_an_artifact_holds_the_panels(tmp_path):
     model = whole_model(torch.bfloat16)
     moe_mlir.pack_linears(model)
-    program = torch.export.export(model, (), dict(input_ids=IDS, use_cache=False))
-    torch.export.save(program, tmp_path / "model.pt2")
-    done = run_tool("moe-compile", tmp_path / "model.pt2", "-o", tmp_path / "artifact")
-    assert done.returncode == 0, done.stderr
-    found = moe_mlir.load(tmp_path / "artifact")(IDS)
-    torch.testing.assert_close(found, model(IDS).logits, rtol=5e-2, atol=5e-2)
+    check_artifact(model, tmp_path)
 
 
 @pytest.mark.parametrize("rows", [(3, 2), (), (0,)])
