@@ -18,6 +18,7 @@
 #include "Emitter.h"
 #include "Patterns.h"
 
+#include "MoE/Dialect/MoE/IR/DispatchCapacity.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Utils/SortableKeys.h"
 
@@ -216,19 +217,11 @@ Value DispatchKernel::readExpert(Assignment a) {
   return e.select(isExpert, expert, none);
 }
 
-/// The bound on rows: the operand, or k floor(factor ceil(n / e)).
+/// The bound on rows: the operand, or what follows from the factor.
 Value DispatchKernel::getCapacity() {
   if (Value given = op.getCapacity())
     return e.toIndex(given);
-  std::optional<APFloat> factor = op.getCapacityFactor();
-  if (!factor)
-    return {};
-  Value share = arith::CeilDivUIOp::create(e, numTokens, numExperts);
-  Type f64 = e.getF64Type(), i64 = e.getI64Type();
-  Value wide = arith::SIToFPOp::create(e, f64, e.castInt(share, i64));
-  Value rows = arith::FPToSIOp::create(
-      e, i64, e.mul(wide, e.constant(f64, factor->convertToDouble())));
-  return e.mul(numPlaces, e.toIndex(rows));
+  return buildCapacity(e, op, numTokens, numExperts, numPlaces);
 }
 
 void DispatchKernel::clearCounts() {

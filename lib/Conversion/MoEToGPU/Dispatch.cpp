@@ -26,6 +26,7 @@
 #include "Assignments.h"
 #include "Cluster.h"
 
+#include "MoE/Dialect/MoE/IR/DispatchCapacity.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
@@ -162,24 +163,17 @@ PlacingBlock::PlacingBlock(ThreadBuilder &b, DispatchOp op, BlockShape block,
   sums = alloc(warps);
 }
 
-/// The bound on rows, i32: the operand, or k floor(factor ceil(n / e)); null
+/// The bound on rows, i32: the operand, or what follows from the factor; null
 /// without one.
 Value PlacingBlock::getCapacity() {
   if (Value given = op.getCapacity())
     return given;
-  std::optional<APFloat> factor = op.getCapacityFactor();
-  if (!factor)
-    return {};
-  Value share = b.op<arith::DivUIOp>(b.add(numTokens, b.i32(experts - 1)),
-                                     b.i32(experts));
-  Type f64 = b.getF64Type(), i64 = b.getI64Type();
-  Value wide = arith::UIToFPOp::create(b, f64, share);
-  Value rows = arith::FPToSIOp::create(
-      b, i64, b.mul(wide, b.constant(f64, factor->convertToDouble())));
-  Value places = memref::DimOp::create(b, op.getIndices(), b.index(1));
+  auto size = [&](int64_t dim) -> Value {
+    return memref::DimOp::create(b, op.getIndices(), b.index(dim));
+  };
+  Value bound = buildCapacity(b, op, size(0), b.index(experts), size(1));
   // More rows than assignments are no bound.
-  Value bound = b.minSigned(b.mul(places, b.toIndex(rows)), parts.count);
-  return b.toI32(bound);
+  return bound ? b.toI32(b.minSigned(bound, parts.count)) : Value();
 }
 
 /// Sets `ends` to the assignments to each expert and `next` to those in the

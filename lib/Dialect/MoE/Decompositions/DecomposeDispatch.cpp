@@ -10,6 +10,7 @@
 #include "Domain.h"
 
 #include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
+#include "MoE/Dialect/MoE/IR/DispatchCapacity.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
@@ -96,20 +97,10 @@ Value DispatchMeaning::buildCapacity() {
   Body &b = domain.getBody();
   if (op.getCapacity())
     return op.getCapacity();
-  std::optional<APFloat> factor = op.getCapacityFactor();
-  if (!factor)
-    return {};
-  // k floor(factor ceil(n / e))
-  Value share = arith::CeilDivUIOp::create(b, domain.getSizeValue(dispatch::n),
-                                           domain.getSizeValue(dispatch::e));
-  Type f64 = b.getF64Type(), i64 = b.getI64Type();
-  Value wide = arith::SIToFPOp::create(b, f64, b.castInt(share, i64));
-  Value scaled =
-      b.mul(wide, arith::ConstantOp::create(
-                      b, b.getF64FloatAttr(factor->convertToDouble())));
-  Value rows = arith::FPToSIOp::create(b, i64, scaled);
-  Value places = b.castInt(domain.getSizeValue(dispatch::k), i64);
-  return b.castInt(b.mul(rows, places), i32);
+  Value bound = mlir::moe::buildCapacity(
+      b, op, domain.getSizeValue(dispatch::n),
+      domain.getSizeValue(dispatch::e), domain.getSizeValue(dispatch::k));
+  return bound ? b.castInt(bound, i32) : Value();
 }
 
 /// Whether the other token comes first; `priorities` are this and the other's.
