@@ -29,14 +29,16 @@ func.func @disperse(%h: tensor<?x256xbf16>, %assign: tensor<?xi32>)
 // Counts are integers, whose order does not matter.
 
 // CHECK:     .visible .entry count_kernel(
-// CHECK:     .reqnctapercluster 8, 1, 1
-// CHECK:     atom{{.*}}.add.u32
+// CHECK:     .reqnctapercluster 4, 1, 1
+// CHECK:     atom{{.*}}.or.b32
+// CHECK:     ld.shared.v4.b32
+// CHECK:     popc.b32
 // CHECK:     barrier.cluster.wait.aligned
 // CHECK:     mapa.shared::cluster.u64
 // CHECK:     ld.shared::cluster.b32
 // CHECK:     barrier.cluster.wait.aligned
 // BLOCKS:    .visible .entry count_kernel(
-// BLOCKS:    atom{{.*}}.add.u32
+// BLOCKS:    atom{{.*}}.or.b32
 func.func @count(%a: tensor<64x64xf32>, %indices: tensor<?x8xi32>) -> tensor<64x64xf32> {
   %b = tensor.empty() : tensor<64x64xf32>
   %r = moe.adjacency_update ins(%a, %indices : tensor<64x64xf32>, tensor<?x8xi32>)

@@ -76,18 +76,26 @@ func.func @in_order(%x: memref<?x4xf32>, %y: memref<4xf32>) {
 
 // -----
 
-// Counts are integers in workgroup memory: atomics. Where the blocks of a cluster
-// suffice, they add up each other's counts and blend. More clusters leave their
-// counts to a second loop.
+// A block sets a bit for each choice of its tokens and counts the bits that pairs
+// of experts share. Where the blocks of a cluster suffice, they add up each other's
+// counts and blend. More clusters leave their counts to a second loop, whose number
+// of blocks is 0 without them. The number of choices need not be known.
 
+// CHECK-DAG:     #[[PARTS_MAP:.*]] = affine_map<()[s0] -> (s0 floordiv 504 + 1)>
+// CHECK-DAG:     #[[MORE_MAP:.*]] = affine_map<()[s0] -> (s0 floordiv 504)>
 // CHECK-LABEL: func.func @adjacency
-// CHECK:         %[[PARTS:.*]] = affine.apply
-// CHECK:         %[[COUNTS:.*]] = memref.alloc(%[[PARTS]]) : memref<?x153xi32>
-// CHECK:         scf.forall (%[[PART:.*]], %[[RANK:.*]]) in (%[[PARTS]], 8) {
-// CHECK:           memref.alloc() : memref<153xi32>
+// CHECK:         %[[PARTS:.*]] = affine.apply #[[PARTS_MAP]]
+// CHECK:         %[[MORE:.*]] = affine.apply #[[MORE_MAP]]
+// CHECK:         %[[COUNTS:.*]] = memref.alloc(%[[PARTS]]) : memref<?x137xi32>
+// CHECK:         scf.forall (%[[PART:.*]], %[[RANK:.*]]) in (%{{.*}}, 4) {
+// CHECK:           memref.alloc() : memref<137xi32>
+// CHECK:           memref.alloc() : memref<64xi32>
 // CHECK:           gpu.barrier
-// CHECK:           gpu.shuffle idx
-// CHECK:           llvm.atomicrmw add {{.*}} monotonic
+// CHECK:           llvm.atomicrmw _or {{.*}} monotonic
+// CHECK:           nvvm.vote.sync ballot
+// CHECK:           gpu.barrier
+// CHECK:           vector.load {{.*}} : memref<64xi32>, vector<4xi32>
+// CHECK:           llvm.ctpop
 // CHECK:           nvvm.cluster.wait {aligned}
 // CHECK:           scf.if
 // CHECK:             nvvm.mapa
@@ -96,13 +104,13 @@ func.func @in_order(%x: memref<?x4xf32>, %y: memref<4xf32>) {
 // CHECK:             nvvm.mapa
 // CHECK:             memref.store %{{.*}}, %[[COUNTS]][%[[PART]],
 // CHECK:           nvvm.cluster.wait {aligned}
-// CHECK:         moe.cluster_blocks = 8
-// CHECK:         scf.forall
+// CHECK:         moe.cluster_blocks = 4
+// CHECK:         scf.forall ({{.*}}) in (%[[MORE]]) {
 // CHECK:           arith.divf
 // CHECK-NOT:     {{ moe[.]}}
-func.func @adjacency(%a: memref<16x16xf32>, %indices: memref<?x2xi32>,
+func.func @adjacency(%a: memref<16x16xf32>, %indices: memref<?x?xi32>,
                      %new: memref<16x16xf32>) {
-  moe.adjacency_update ins(%a, %indices : memref<16x16xf32>, memref<?x2xi32>)
+  moe.adjacency_update ins(%a, %indices : memref<16x16xf32>, memref<?x?xi32>)
       outs(%new : memref<16x16xf32>)
   return
 }
@@ -113,7 +121,7 @@ func.func @adjacency(%a: memref<16x16xf32>, %indices: memref<?x2xi32>,
 
 // CHECK-LABEL: func.func @small_adjacency
 // CHECK-NOT:     memref.alloc
-// CHECK:         scf.forall (%{{.*}}, %{{.*}}) in (1, 8) {
+// CHECK:         scf.forall (%{{.*}}, %{{.*}}) in (1, 4) {
 // CHECK-NOT:     scf.forall
 func.func @small_adjacency(%a: memref<16x16xf32>, %indices: memref<100x2xi32>,
                            %new: memref<16x16xf32>) {
@@ -124,10 +132,10 @@ func.func @small_adjacency(%a: memref<16x16xf32>, %indices: memref<100x2xi32>,
 
 // -----
 
-// A large graph is counted in place, after it is cleared: one part.
+// A large graph is counted in place, after it is cleared, by atomics on integers.
 
 // CHECK-LABEL: func.func @large_adjacency
-// CHECK:         memref.alloc() : memref<1x33153xi32>
+// CHECK:         memref.alloc() : memref<32897xi32>
 // CHECK-COUNT-3: scf.forall
 func.func @large_adjacency(%a: memref<256x256xf32>, %indices: memref<?x8xi64>,
                            %new: memref<256x256xf32>) {

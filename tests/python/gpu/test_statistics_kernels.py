@@ -171,7 +171,8 @@ def adjacency_reference(a, indices, mask, norm, diagonal):
 
 
 def check_adjacency(
-    n, e, k, *, index_dtype=torch.int32, norm="row", diagonal=True, mask=False, chip="sm_90"
+    n, e, k, *, index_dtype=torch.int32, norm="row", diagonal=True, mask=False, chip="sm_90",
+    is_static=True, launches=None,
 ):
     generator = torch.Generator().manual_seed(n + e + k)
     a = torch.rand(e, e, generator=generator)
@@ -181,12 +182,16 @@ def check_adjacency(
     if mask:
         token_mask = torch.rand(n, generator=generator) > 0.4
         inputs.append(token_mask)
-    function = compile_function(adjacency_text(e, k, index_dtype, norm, diagonal, mask), chip)
+    text = adjacency_text(e, k if is_static else None, index_dtype, norm, diagonal, mask)
+    function = compile_function(text, chip)
+    if launches is not None:
+        assert len(function(*inputs, torch.empty(e, e))) == launches
     (new,) = launch(function, inputs, [torch.empty(e, e)])
     expected = adjacency_reference(
         a.double().numpy(), indices.numpy(), token_mask, norm, diagonal
     )
     np.testing.assert_allclose(new.double().numpy(), expected, rtol=0, atol=2e-7)
+    return new
 
 
 @pytest.mark.parametrize("n", [0, 1, 33, 500])
@@ -217,10 +222,33 @@ def test_a_graph_that_fits_no_block_is_counted_in_place():
     check_adjacency(150, 160, 4)
 
 
+@pytest.mark.parametrize("n, e, k, launches", [(70, 6, 0, 1), (70, 40, 33, 1), (600, 6, 2, 2)])
+def test_adjacency_of_choices_of_unknown_number(n, e, k, launches):
+    """As a program has it that is exported with k as an input's size."""
+    check_adjacency(n, e, k, index_dtype=torch.int64, is_static=False, launches=launches)
+
+
 @pytest.mark.parametrize("norm", ["row", "col", "eq7"])
-def test_adjacency_of_more_tokens_than_a_part(norm):
-    """Clusters of blocks that each leave their counts: 8 blocks take 240 tokens each."""
-    check_adjacency(4000, 5, 1, norm=norm)
+def test_a_line_of_a_graph_that_a_warp_does_not_read_at_once(norm):
+    check_adjacency(90, 290, 3, norm=norm)
+
+
+@pytest.mark.parametrize("n, launches", [(503, 1), (504, 2), (4000, 2)])
+@pytest.mark.parametrize("norm", ["row", "col", "eq7"])
+def test_adjacency_of_more_tokens_than_a_part(norm, n, launches):
+    """Clusters of blocks that each leave their counts: 4 blocks take 126 tokens each."""
+    check_adjacency(n, 5, 1, norm=norm, launches=launches)
+
+
+def test_adjacency_of_more_tokens_than_clusters_count_at_once():
+    """64 clusters take several tiles a block; the others have no part."""
+    check_adjacency(64 * 504 + 700, 3, 1)
+
+
+def test_adjacency_with_bits_of_any_seed_and_chip():
+    results = [check_adjacency(1300, 20, 6, chip=chip) for chip in ("sm_80", "sm_90", "sm_120")]
+    for other in results[1:]:
+        assert torch.equal(results[0], other)
 
 
 @pytest.mark.parametrize("n", [20, 900])
