@@ -57,6 +57,8 @@ MIXINGS = [
     (64, 8, "bf16"), (128, 64, "bf16"), (352, 16, "bf16"), (512, 16, "bf16"), (1024, 64, "bf16"),
     (352, 16, "f16"), (64, 8, "f32"), (352, 16, "f32"), (352, 64, "f32"),
 ]  # fmt: skip
+# No fewer tokens take the router's kernel for many.
+MANY_TOKENS = 257
 ATTENTIONS = [(64, "bf16"), (128, "bf16"), (128, "f16"), (44, "f32"), (64, "f32")]
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
@@ -102,13 +104,20 @@ def simulate(call, chip: str):
     return texts, [report.counters for report in simulation.reports], results
 
 
-def run_router(text, rows, width, experts, chosen, dtype, chip):
-    """The counters of one block, and the bytes of its operands and results."""
-    h = torch.randn(rows, width).to(dtype)
+def run_router(text, kernel, width, experts, chosen, dtype, chip):
+    """The counters of one block of the kernel for many tokens, and the bytes of its
+    operands and results."""
+    rows = rows_of(kernel)
+    blocks = 1 + MANY_TOKENS // rows
+    h = torch.randn(blocks * rows, width).to(dtype)
     w = (torch.randn(experts, width) / width**0.5).to(dtype)
-    results = torch.empty(rows, chosen), torch.empty(rows, chosen, dtype=torch.int32)
+    results = (torch.empty(blocks * rows, chosen),
+               torch.empty(blocks * rows, chosen, dtype=torch.int32))
     (report,) = device_functions(text, chip)["route"](h, w, *results, checks=())
-    return report.counters, sum(x.nbytes for x in (h, w, *results))
+    assert report.kernel == kernel["name"], report.kernel
+    least = w.nbytes + sum(x.nbytes for x in (h, *results)) / blocks
+    return {name: count / blocks for name, count in report.counters.items()
+            if isinstance(count, int)}, least
 
 
 def print_router(chip: str) -> None:
@@ -119,11 +128,12 @@ def print_router(chip: str) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for width, experts, chosen, name in ROUTERS:
         text = router_text(width, experts, chosen, name)
-        ptx, (kernel,) = describe(text, chip)
+        ptx, kernels = describe(text, chip)
+        kernel = kernels[-1]  # those before it are for few tokens
         code = assemble(ptx, chip, kernel["name"])
         loop = code.describe_loop("FFMA" if name == "f32" else "HMMA")
         rows = rows_of(kernel)
-        first, least = run_router(text, rows, width, experts, chosen, DTYPES[name], chip)
+        first, least = run_router(text, kernel, width, experts, chosen, DTYPES[name], chip)
         moved = first["global_bytes_read"] + first["global_bytes_written"]
         conflicts = first["shared_wavefronts"] / max(1, first["shared_requests"])
         dynamic = kernel.get("dynamic_smem", 0)

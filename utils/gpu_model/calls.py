@@ -37,6 +37,24 @@ def router(width, experts, k, size, recorder):
     recorder.run_text(router_text(width, experts, k, "bf16"), "route", [h, w, *results])
 
 
+def deepseek_router(size, recorder):
+    """DeepSeek-V3's: sigmoid, a bias for the choice, 4 of 8 groups."""
+    width, experts, k = 7168, 256, 8
+    h = randn(size, width, dtype=BF16)
+    w = randn(experts, width, dtype=BF16, scale=width**-0.5)
+    results = torch.empty(size, k), torch.empty(size, k, dtype=torch.int32)
+    recorder.run_text(deepseek_text(), "route", [h, w, randn(experts), *results])
+
+
+def deepseek_text() -> str:
+    text = router_text(7168, 256, 8, "bf16")
+    text = text.replace(") -> (", ", %bias: tensor<256xf32>) -> (", 1)
+    return text.replace("outs(%g0", "bias(%bias : tensor<256xf32>) outs(%g0").replace(
+        "%i0 : tensor<?x8xf32>, tensor<?x8xi32>)",
+        "%i0 : tensor<?x8xf32>, tensor<?x8xi32>) {score = #moe.score_function<sigmoid>, "
+        "n_group = 8 : i64, topk_group = 4 : i64, eps = 1.0e-20 : f64, route_scale = 2.5 : f64}")
+
+
 def router_text(width: int, experts: int, chosen: int, element: str) -> str:
     h, w = f"tensor<?x{width}x{element}>", f"tensor<{experts}x{width}x{element}>"
     z, g, i = f"tensor<?x{experts}xf32>", f"tensor<?x{chosen}xf32>", f"tensor<?x{chosen}xi32>"
@@ -168,7 +186,9 @@ CALLS = (
     Call("adjacency_update 16384 k8 E64", part(adjacency, 64, 8), 16384),
     Call("mad_dispersion 16384x512 E64", part(mad, 512, 64), 16384),
     Call("router 32x7168 -> 256 k8 bf16", part(router, 7168, 256, 8), 32),
-    Call("router 16384x7168 -> 256 k8 bf16", part(router, 7168, 256, 8), 16384, (32,)),
+    Call("router 1x7168 -> 256 sigmoid, bias, 4 of 8 groups, bf16", deepseek_router, 1),
+    Call("router 32x7168 -> 256 sigmoid, bias, 4 of 8 groups, bf16", deepseek_router, 32),
+    Call("router 16384x7168 -> 256 k8 bf16", part(router, 7168, 256, 8), 16384, (512,)),
     Call("expert layer 8192x2048 -> 1024 E8 bf16", part(expert_layer, 8, 2048, 1024), 8192,
          (512,), operations=2 * 8192 * 2048 * 1024, working=1 / 8),
     Call("attention 4x16x4096 width 64 bf16", part(attention, 4, 16, 64), 4096, (256, 512),

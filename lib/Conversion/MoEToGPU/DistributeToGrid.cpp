@@ -14,6 +14,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "FewTokenRouters.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 
@@ -187,8 +188,10 @@ struct MoEDistributeToGridPass
   void runOnOperation() override {
     if (failed(verifyBlockSize(getOperation(), blockSize)))
       return signalPassFailure();
+    BlockShape block = getBlockShape(getOperation(), blockSize);
+    cutRoutersOfFewTokens(getOperation(), block);
     RewritePatternSet set(&getContext());
-    populateToGridPatterns(set, getBlockShape(getOperation(), blockSize));
+    populateToGridPatterns(set, block);
     FrozenRewritePatternSet patterns(std::move(set));
     PatternApplicator applicator(patterns);
     applicator.applyDefaultCostModel();

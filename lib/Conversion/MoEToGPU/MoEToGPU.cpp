@@ -7,6 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "FewTokenRouters.h"
 #include "KernelOutlining.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
@@ -121,6 +122,7 @@ KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
 void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
                                           BlockShape block) {
   populateCopyToThreadsPatterns(patterns, block);
+  populateFewTokenRouterToThreadsPatterns(patterns, block);
   populateLinalgToThreadsPatterns(patterns, block);
   populateLinalgProductToThreadsPatterns(patterns, block);
   populateRouterLogitsToThreadsPatterns(patterns, block);

@@ -5,10 +5,12 @@
 // lane l accumulates d = l, l + 32, ... of all 16 products in f32, so that
 // loads of h and of the weights are contiguous over the lanes and each loaded
 // value is used four times. Then the 16 sums are reduced over the lanes, and
-// lane 2i holds the i-th. The order of the sums is fixed.
+// lane 2i holds the i-th. The order of the sums is fixed. Products of few
+// tokens on tensor cores are cut before they come here (FewTokenRouters.cpp).
 //
 //===----------------------------------------------------------------------===//
 
+#include "FewTokenRouters.h"
 #include "RowProducts.h"
 #include "ThreadLowerings.h"
 
@@ -204,7 +206,8 @@ static SmallVector<KernelConfigAttr> getConfigs(RouterLogitsOp op,
                                             /*shared_bytes=*/0));
   };
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
-  int64_t rows = getProductRows(experts);
+  int64_t rows =
+      isCutForFewTokens(op, block) ? kSummedRows : getProductRows(experts);
   if (planRowProducts(op.getH(), op.getWeight(), /*isTransposed=*/false, rows,
                       block))
     add(KernelSchedule::Mma, rows);

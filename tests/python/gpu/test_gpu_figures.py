@@ -93,6 +93,6 @@ def test_a_block_of_a_router_moves_each_byte_once():
     ptx, (kernel,) = figures.describe(text, "sm_90")
     code = figures.assemble(ptx, "sm_90", kernel["name"])
     assert code.spilled == 0 and any(m.startswith("HMMA") for m in code.mnemonics)
-    counters, least = figures.run_router(text, figures.rows_of(kernel), 352, 16, 2,
+    counters, least = figures.run_router(text, kernel, 352, 16, 2,
                                          torch.bfloat16, "sm_90")
     assert counters["global_bytes_read"] + counters["global_bytes_written"] == least

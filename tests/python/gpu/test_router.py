@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from kernels import compile_kernels
+from kernels import compile_function, compile_kernels
 from reference import gates_row, order
 
 from moe_mlir.gpu_check.modules import router_text
@@ -115,3 +115,77 @@ def test_batches_run_in_the_same_kernel(batch, n):
 @pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_120"])
 def test_many_experts_on_chips_with_little_shared_memory(chip):
     assert uses_tensor_cores(run(20, 300, 96, 8, dtype=torch.bfloat16, chip=chip))
+
+
+# ---- few tokens ----------------------------------------------------------------
+
+
+def route(h, w, k, chip="sm_90", bias=None, **options):
+    """Gates, indices, and the names of the kernels that ran."""
+    n, (e, d) = len(h), w.shape
+    text = router_text(e, d, k, dtype=h.dtype, bias=bias is not None)
+    gates = torch.full((n, k), 77.0)
+    indices = torch.full((n, k), 77, dtype=torch.int32)
+    inputs = [h.contiguous(), w] if bias is None else [h.contiguous(), w, bias]
+    reports = compile_function(text, chip)(*inputs, gates, indices, **options)
+    assert not any(report.findings for report in reports)
+    return gates, indices, [report.kernel for report in reports]
+
+
+def wide_operands(n, e, d, dtype, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(e, d, generator=generator) / math.sqrt(d)
+    return torch.randn(n, d, generator=generator).to(dtype), w.to(dtype)
+
+
+CUT = ["route_kernel", "route_kernel_1"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_few_tokens_have_the_bits_of_many(dtype):
+    h, w = wide_operands(300, 64, 1024, dtype)
+    bias = torch.randn(64).to(dtype)
+    gates, indices, kernels = route(h, w, 6, bias=bias)
+    assert kernels == ["route_kernel_2"]
+    for n in (0, 1, 2, 17, 32, 33, 64, 256, 257):
+        for options in ({"seed": 1}, {"seed": 2, "policy": 1}):
+            some_gates, some_indices, kernels = route(h[:n], w, 6, bias=bias, **options)
+            assert kernels == ([] if n == 0 else CUT if n <= 256 else ["route_kernel_2"])
+            assert torch.equal(some_gates, gates[:n])
+            assert torch.equal(some_indices, indices[:n])
+
+
+@pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_90a", "sm_120"])
+def test_few_tokens_have_the_same_bits_on_every_chip(chip):
+    h, w = wide_operands(35, 48, 1088, torch.bfloat16)
+    expected, found = route(h, w, 6), route(h, w, 6, chip=chip)
+    assert torch.equal(expected[0], found[0]) and torch.equal(expected[1], found[1])
+    assert found[2] == CUT
+
+
+@pytest.mark.parametrize("e, d, k", [(16, 1024, 2), (160, 1280, 6), (32, 2880, 4), (256, 2048, 8)])
+def test_few_tokens_choose_the_experts_of_the_exact_logits(e, d, k):
+    h, w = wide_operands(5, e, d, torch.bfloat16, seed=e)
+    gates, indices, kernels = route(h, w, k)
+    assert kernels == CUT
+    z = h.double() @ w.double().T
+    check(z.numpy(), gates.double().numpy(), indices.long().numpy(), d)
+    assert torch.equal(indices.long(), z.topk(k).indices)
+
+
+@pytest.mark.parametrize("n", [1, 20])
+def test_a_known_number_of_few_tokens_has_no_kernel_for_many(n):
+    h, w = wide_operands(n, 32, 1024, torch.bfloat16)
+    text = router_text(32, 1024, 4, dtype=h.dtype).replace("?", str(n)).replace(
+        "tensor.empty(%n)", "tensor.empty()")
+    function = compile_function(text)
+    gates, indices = torch.full((n, 4), 77.0), torch.full((n, 4), 77, dtype=torch.int32)
+    reports = function(h, w, gates, indices)
+    assert [report.kernel for report in reports] == list(function.plan.kernel_names) == CUT
+    expected = route(h, w, 4)
+    assert torch.equal(gates, expected[0]) and torch.equal(indices, expected[1])
+
+
+def test_few_narrow_tokens_are_work_of_one_block():
+    h, w = wide_operands(3, 16, 960, torch.bfloat16)
+    assert route(h, w, 2)[2] == ["route_kernel"]

@@ -1,0 +1,573 @@
+//===- FewTokenRouters.cpp - Routers of few tokens on all blocks ----------===//
+//
+// A loop over tiles of tokens,
+//
+//   for a tile of tokens: logits = h w^T (all features, all experts); select
+//
+// gets two loops beside it, which run instead of it up to kFewTokens tokens:
+//
+//   for tokens, features, experts   a block multiplies 32 tokens by 16 or 32
+//                                   experts, a few chunks of 64 features, all
+//                                   of which are on their way at once, and
+//                                   leaves the sum of each chunk in
+//                                   sums[token, chunk, expert]
+//   for a token                     logits = sums of the chunks, in order;
+//                                   select
+//
+// The sums of chunks and the order in which they are added are those of
+// RowProducts.cpp, so that a token gets the same bits however many there are.
+// A loop that has no iteration is no launch: which loops run the host sees from
+// the number of tokens alone.
+//
+//===----------------------------------------------------------------------===//
+
+#include "FewTokenRouters.h"
+#include "FeatureChunks.h"
+#include "RowProducts.h"
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/GPU/IR/GPUDialect.h"
+#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include "llvm/Support/MathExtras.h"
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Marks the ops of the two loops. Unlike others of their kind they overwrite
+/// their output.
+static constexpr StringLiteral kChunkProducts = "moe.chunk_products";
+static constexpr StringLiteral kChunkSums = "moe.chunk_sums";
+
+/// Tokens that a block multiplies.
+static constexpr int64_t kTokens = 32;
+/// The warps of a block: two for the tokens, two that take chunks in turns.
+static constexpr int64_t kThreads = 4 * kWarpSize;
+/// Fewer chunks are one block's work in no time.
+static constexpr int64_t kMinChunks = 16;
+/// Blocks that a cut should give: about one a multiprocessor.
+static constexpr int64_t kWantedBlocks = 128;
+
+//===----------------------------------------------------------------------===//
+// The cut
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// How the weights are divided among blocks.
+struct Cut {
+  int64_t chunks, experts;
+  /// Chunks and experts of a block.
+  int64_t blockChunks, blockExperts;
+
+  int64_t getSlices() const { return chunks / blockChunks; }
+  int64_t getNumBlocks() const {
+    return getSlices() * (experts / blockExperts);
+  }
+  int64_t getStageBytes() const {
+    return (kTokens + blockExperts) * kChunkBytes;
+  }
+};
+} // namespace
+
+/// Of the cuts into equal parts the one of the fewest blocks that are enough,
+/// or of the most. The wider the part of the experts, the less often blocks
+/// read the same tokens.
+static std::optional<Cut> planCut(int64_t features, int64_t experts,
+                                  BlockShape block) {
+  std::optional<Cut> best;
+  if (features % kChunk != 0 || features / kChunk < kMinChunks)
+    return best;
+  for (int64_t blockExperts : {32, 16})
+    for (int64_t slices = 1, chunks = features / kChunk; slices <= chunks;
+         ++slices) {
+      if (chunks % slices != 0 || experts % blockExperts != 0)
+        continue;
+      Cut cut{chunks, experts, chunks / slices, blockExperts};
+      if (cut.blockChunks * cut.getStageBytes() > block.sharedBytes)
+        continue;
+      if (!best || (best->getNumBlocks() < kWantedBlocks &&
+                    cut.getNumBlocks() > best->getNumBlocks()))
+        best = cut;
+    }
+  return best;
+}
+
+static std::optional<Cut> planCut(RouterLogitsOp op, BlockShape block) {
+  auto w = cast<ShapedType>(op.getWeight().getType());
+  if (cast<ShapedType>(op.getH().getType()).getRank() != 2 ||
+      hasSchedule(op, KernelSchedule::Float) ||
+      !planRowProducts(op.getH(), op.getWeight(), /*isTransposed=*/false,
+                       kTokens, block))
+    return std::nullopt;
+  return planCut(w.getDimSize(1), w.getDimSize(0), block);
+}
+
+bool mlir::moe::isCutForFewTokens(RouterLogitsOp op, BlockShape block) {
+  int64_t tokens = cast<ShapedType>(op.getH().getType()).getDimSize(0);
+  return !ShapedType::isDynamic(tokens) && tokens <= kFewTokens &&
+         planCut(op, block).has_value();
+}
+
+//===----------------------------------------------------------------------===//
+// Which loops are cut
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// A loop over tiles of tokens, and what it reads.
+struct RouterLoop {
+  scf::ForallOp loop;
+  RouterLogitsOp logits;
+  /// All tokens.
+  Value tokens;
+  Cut cut;
+
+  int64_t getStep() { return *getConstantIntValue(loop.getMixedStep()[0]); }
+};
+} // namespace
+
+static bool isDefinedOutside(Value value, scf::ForallOp loop) {
+  return !loop->isAncestor(value.getParentBlock()->getParentOp());
+}
+
+/// The tokens of which `loop` takes `tile`, if its tiles may have kSummedRows
+/// rows: those of known tokens have as many, others say how many they have.
+static Value getAllTokens(scf::ForallOp loop, Value tile) {
+  std::optional<int64_t> count =
+      getConstantIntValue(loop.getMixedUpperBound()[0]);
+  if (count && (*count > kFewTokens ||
+                cast<MemRefType>(tile.getType()).getDimSize(0) != kSummedRows))
+    return {};
+  if (count == 1)
+    return tile;
+  auto view = tile.getDefiningOp<memref::SubViewOp>();
+  if (!view || view.getType().getRank() != 2 ||
+      view.getType().getDimSize(1) != view.getSourceType().getDimSize(1) ||
+      view.getMixedOffsets()[0] != OpFoldResult(loop.getInductionVars()[0]))
+    return {};
+  auto rows = dyn_cast<Value>(view.getMixedSizes()[0]);
+  if (!count && !(rows && rows.getDefiningOp<affine::AffineMinOp>()))
+    return {};
+  return view.getSource();
+}
+
+/// `loop` if it selects in the logits of tiles of tokens and does nothing else
+/// that a block of few rows could not do.
+static std::optional<RouterLoop> matchLoop(scf::ForallOp loop,
+                                           BlockShape block) {
+  RouterLogitsOp logits;
+  for (auto op : loop.getBody()->getOps<MoEStructuredOpInterface>()) {
+    auto found = dyn_cast<RouterLogitsOp>(op.getOperation());
+    if (found ? bool(logits) : !isa<TopKRenormOp>(op.getOperation()))
+      return std::nullopt;
+    logits = found ? found : logits;
+  }
+  if (!logits || loop.getRank() != 1 ||
+      !isConstantIntValue(loop.getMixedLowerBound()[0], 0) ||
+      !getConstantIntValue(loop.getMixedStep()[0]) ||
+      !isDefinedOutside(logits.getWeight(), loop))
+    return std::nullopt;
+  std::optional<Cut> cut = planCut(logits, block);
+  Value tokens = getAllTokens(loop, logits.getH());
+  if (!cut || !tokens || !isDefinedOutside(tokens, loop))
+    return std::nullopt;
+  return RouterLoop{loop, logits, tokens, *cut};
+}
+
+//===----------------------------------------------------------------------===//
+// Loops
+//===----------------------------------------------------------------------===//
+
+static AffineMap getMap(ThreadBuilder &b, ArrayRef<unsigned> dims,
+                        unsigned numDims) {
+  return AffineMap::getMultiDimMapWithTargets(numDims, dims, b.getContext());
+}
+
+/// Tiles of `loop` that have at most `old` rows get at most `rows`.
+static void useRows(scf::ForallOp loop, int64_t old, int64_t rows) {
+  MLIRContext *context = loop.getContext();
+  auto replaceBound = [&](AffineExpr expr) {
+    return expr == getAffineConstantExpr(old, context)
+               ? getAffineConstantExpr(rows, context)
+               : expr;
+  };
+  loop.walk([&](affine::AffineMinOp op) {
+    AffineMap map = op.getMap();
+    if (llvm::is_contained(op.getOperands(), loop.getInductionVars()[0]))
+      op.setMap(AffineMap::get(
+          map.getNumDims(), map.getNumSymbols(),
+          llvm::map_to_vector(map.getResults(), replaceBound), context));
+  });
+}
+
+/// Rows of chunks: [rows, features] as [rows, chunks, features of one].
+static Value splitIntoChunks(ThreadBuilder &b, Value rows, int64_t chunks) {
+  auto type = cast<MemRefType>(rows.getType());
+  OpFoldResult count = memref::getMixedSize(b, b.getLoc(), rows, 0);
+  SmallVector<OpFoldResult> sizes{count, b.getIndexAttr(chunks),
+                                  b.getIndexAttr(kChunk)};
+  return memref::ExpandShapeOp::create(
+      b, ArrayRef<int64_t>{type.getDimSize(0), chunks, kChunk}, rows,
+      ArrayRef<ReassociationIndices>{{0}, {1, 2}}, sizes);
+}
+
+static Value cutOut(ThreadBuilder &b, Value buffer,
+                    ArrayRef<OpFoldResult> offsets,
+                    ArrayRef<OpFoldResult> sizes) {
+  SmallVector<OpFoldResult> strides(offsets.size(), b.getIndexAttr(1));
+  return memref::SubViewOp::create(b, buffer, offsets, sizes, strides);
+}
+
+/// The loop whose blocks leave the products of chunks in `sums`.
+static void createProductLoop(ThreadBuilder &b, RouterLoop router, Value tokens,
+                              Value sums) {
+  OpBuilder::InsertionGuard guard(b);
+  const Cut &cut = router.cut;
+  MLIRContext *context = b.getContext();
+  AffineExpr count = b.getAffineSymbolExpr(0), id = b.getAffineDimExpr(0);
+  auto apply = [&](AffineExpr expr, Value operand) {
+    return affine::makeComposedFoldedAffineApply(b, b.getLoc(), expr,
+                                                 getAsOpFoldResult(operand));
+  };
+  Value block =
+      createGrid(b, apply(count.ceilDiv(kTokens) * cut.getNumBlocks(), tokens));
+
+  int64_t parts = cut.experts / cut.blockExperts;
+  OpFoldResult firstToken =
+      apply(id.floorDiv(cut.getNumBlocks()) * kTokens, block);
+  AffineExpr slice = (id % cut.getNumBlocks()).floorDiv(parts);
+  OpFoldResult firstFeature = apply(slice * (cut.blockChunks * kChunk), block);
+  OpFoldResult firstChunk = apply(slice * cut.blockChunks, block);
+  OpFoldResult firstExpert = apply(id % parts * cut.blockExperts, block);
+  auto bound = AffineMap::get(
+      1, 1, {count - id, getAffineConstantExpr(kTokens, context)}, context);
+  OpFoldResult numTokens =
+      affine::AffineMinOp::create(
+          b, bound,
+          ValueRange{getValueOrCreateConstantIndexOp(b, b.getLoc(), firstToken),
+                     tokens})
+          .getResult();
+
+  OpFoldResult features = b.getIndexAttr(cut.blockChunks * kChunk);
+  OpFoldResult experts = b.getIndexAttr(cut.blockExperts);
+  Value h = cutOut(b, router.tokens, {firstToken, firstFeature},
+                   {numTokens, features});
+  Value w = cutOut(b, router.logits.getWeight(), {firstExpert, firstFeature},
+                   {experts, features});
+  Value out = cutOut(b, sums, {firstToken, firstChunk, firstExpert},
+                     {numTokens, b.getIndexAttr(cut.blockChunks), experts});
+  h = splitIntoChunks(b, h, cut.blockChunks);
+  w = splitIntoChunks(b, w, cut.blockChunks);
+  enum : unsigned { n, c, e, d };
+  SmallVector<utils::IteratorType> iterators(3, utils::IteratorType::parallel);
+  iterators.push_back(utils::IteratorType::reduction);
+  auto op = linalg::GenericOp::create(
+      b, ValueRange{h, w}, out,
+      ArrayRef{getMap(b, {n, c, d}, 4), getMap(b, {e, c, d}, 4),
+               getMap(b, {n, c, e}, 4)},
+      iterators, [](OpBuilder &builder, Location loc, ValueRange values) {
+        ThreadBuilder body(loc, builder);
+        Type f32 = body.getF32Type();
+        Value product = body.mul(arith::ExtFOp::create(body, f32, values[0]),
+                                 arith::ExtFOp::create(body, f32, values[1]));
+        linalg::YieldOp::create(body, body.add(values[2], product));
+      });
+  op->setAttr(kChunkProducts, b.getUnitAttr());
+}
+
+/// The loop over tokens that adds up and selects: as `router`, but for where
+/// the logits come from.
+static void createSumLoop(ThreadBuilder &b, RouterLoop router, Value tokens,
+                          Value sums) {
+  OpBuilder::InsertionGuard guard(b);
+  OpFoldResult zero = b.getIndexAttr(0);
+  auto loop = scf::ForallOp::create(b, zero, getAsOpFoldResult(tokens),
+                                    OpFoldResult(b.getIndexAttr(kSummedRows)),
+                                    ValueRange(), router.loop.getMapping());
+  IRMapping mapping;
+  mapping.map(router.loop.getInductionVars(), loop.getInductionVars());
+  b.setInsertionPointToStart(loop.getBody());
+  for (Operation &op : router.loop.getBody()->without_terminator())
+    b.clone(op, mapping);
+  useRows(loop, router.getStep(), kSummedRows);
+
+  auto logits =
+      cast<RouterLogitsOp>(mapping.lookup(router.logits.getOperation()));
+  b.setInsertionPoint(logits);
+  OpFoldResult rows = memref::getMixedSize(b, b.getLoc(), logits.getH(), 0);
+  SmallVector<Value> inputs{cutOut(b, sums,
+                                   {loop.getInductionVars()[0], zero, zero},
+                                   {rows, b.getIndexAttr(router.cut.chunks),
+                                    b.getIndexAttr(router.cut.experts)})};
+  enum : unsigned { n, e, c };
+  SmallVector<AffineMap> maps{getMap(b, {n, c, e}, 3)};
+  if (Value bias = logits.getBias()) {
+    inputs.push_back(bias);
+    maps.push_back(getMap(b, {e}, 3));
+  }
+  maps.push_back(getMap(b, {n, e}, 3));
+  SmallVector<utils::IteratorType> iterators(2, utils::IteratorType::parallel);
+  iterators.push_back(utils::IteratorType::reduction);
+  auto op = linalg::GenericOp::create(
+      b, inputs, logits.getOuts()[0], maps, iterators,
+      [](OpBuilder &builder, Location loc, ValueRange values) {
+        ThreadBuilder body(loc, builder);
+        linalg::YieldOp::create(body, body.add(values.back(), values[0]));
+      });
+  op->setAttr(kChunkSums, b.getUnitAttr());
+  logits->erase();
+}
+
+/// `tokens` where they are few, or where they are not; 0 otherwise. Grids are
+/// expressions without branches, of sizes below 2^31.
+static Value countIf(ThreadBuilder &b, Value tokens, bool few) {
+  constexpr int64_t limit = int64_t(1) << 31;
+  AffineExpr count = b.getAffineDimExpr(0);
+  AffineExpr isMany = (count + (limit - kFewTokens - 1)).floorDiv(limit);
+  Value factor =
+      affine::AffineApplyOp::create(b, few ? 1 - isMany : isMany, tokens);
+  return b.mul(tokens, factor);
+}
+
+static void cutLoop(RouterLoop router) {
+  ImplicitLocOpBuilder builder(router.loop.getLoc(), router.loop);
+  ThreadBuilder b(router.loop.getLoc(), builder);
+  OpFoldResult bound = router.loop.getMixedUpperBound()[0];
+  Value tokens = getValueOrCreateConstantIndexOp(b, b.getLoc(), bound);
+  bool isKnown = isa<Attribute>(bound);
+  Value few = tokens;
+  if (!isKnown) {
+    few = countIf(b, tokens, /*few=*/true);
+    router.loop.getDynamicUpperBoundMutable().assign(
+        countIf(b, tokens, /*few=*/false));
+  }
+  SmallVector<int64_t> shape{
+      getConstantIntValue(bound).value_or(ShapedType::kDynamic),
+      router.cut.chunks, router.cut.experts};
+  Value sums =
+      memref::AllocOp::create(b, MemRefType::get(shape, b.getF32Type()),
+                              isKnown ? ValueRange() : ValueRange(few));
+  createProductLoop(b, router, few, sums);
+  createSumLoop(b, router, few, sums);
+  if (isKnown)
+    router.loop.erase();
+}
+
+void mlir::moe::cutRoutersOfFewTokens(func::FuncOp function, BlockShape block) {
+  for (auto loop : llvm::to_vector(function.getOps<scf::ForallOp>()))
+    if (std::optional<RouterLoop> router = matchLoop(loop, block))
+      cutLoop(*router);
+}
+
+//===----------------------------------------------------------------------===//
+// Products
+//===----------------------------------------------------------------------===//
+
+namespace {
+/// A block of the first loop.
+class ChunkProducts {
+public:
+  ChunkProducts(WarpBuilder &b, linalg::GenericOp op);
+  void emit();
+
+private:
+  void startCopies();
+  void multiply(int64_t turn);
+  void store(Value chunk, ValueRange products);
+
+  WarpBuilder &b;
+  Value h, w, out;
+  int64_t chunks, experts, stageBytes;
+  Value lane, numTokens, stages;
+  /// The first token of the warp, and its number among those that take chunks
+  /// in turns.
+  Value warpToken, turnOfWarp;
+};
+} // namespace
+
+/// Warps that take chunks in turns.
+static constexpr int64_t kTurns = 2;
+
+ChunkProducts::ChunkProducts(WarpBuilder &b, linalg::GenericOp op)
+    : b(b), h(op.getInputs()[0]), w(op.getInputs()[1]), out(op.getOutputs()[0]),
+      lane(b.lane()) {
+  ArrayRef<int64_t> shape = cast<MemRefType>(w.getType()).getShape();
+  experts = shape[0];
+  chunks = shape[1];
+  stageBytes = (kTokens + experts) * kChunkBytes;
+  numTokens = memref::DimOp::create(b, h, b.index(0));
+  stages = b.reserveShared(chunks * stageBytes);
+  Value warp = b.div(b.thread(), kWarpSize);
+  warpToken = b.mul(b.div(warp, kTurns), b.i32(16));
+  turnOfWarp = b.rem(warp, kTurns);
+}
+
+/// Everything is on its way before anything is multiplied.
+void ChunkProducts::startCopies() {
+  ChunkCopies copies{b, chunks * kChunk, b.thread(), kThreads};
+  Value zero = b.index(0), last = b.sub(numTokens, b.index(1));
+  auto getToken = [&](Value place) -> ChunkCopies::Row {
+    Value token = b.toIndex(place);
+    return {b.addressOf(h, {b.minSigned(token, last), zero, zero}),
+            /*offset=*/{}, b.less(token, numTokens)};
+  };
+  auto getExpert = [&](Value place) -> ChunkCopies::Row {
+    return {b.addressOf(w, {b.toIndex(place), zero, zero}), /*offset=*/{},
+            b.boolean(true)};
+  };
+  SmallVector<ChunkCopies::Row> tokens = copies.getRows(kTokens, getToken);
+  SmallVector<ChunkCopies::Row> weights = copies.getRows(experts, getExpert);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    Value stage = b.at(stages, chunk * stageBytes);
+    copies.copy(tokens, stage, b.i32(chunk));
+    copies.copy(weights, b.at(stage, kTokens * kChunkBytes), b.i32(chunk));
+    b.commitCopies();
+  }
+}
+
+/// Each token and expert of the lane's fragments: two neighbouring experts at a
+/// time.
+void ChunkProducts::store(Value chunk, ValueRange products) {
+  Type pair = VectorType::get({2}, b.getF32Type());
+  Value laneExpert = b.mul(b.rem(lane, 4), b.i32(2));
+  for (int64_t half = 0; half < 2; ++half) {
+    Value token =
+        b.toIndex(b.add(b.add(warpToken, b.div(lane, 4)), b.i32(8 * half)));
+    b.ifThen(b.less(token, numTokens), [&] {
+      Value place =
+          b.addressOf(out, {token, b.toIndex(chunk), b.toIndex(laneExpert)});
+      for (int64_t fragment = 0; fragment < experts / 8; ++fragment) {
+        Value both = vector::FromElementsOp::create(
+            b, pair, products.slice(4 * fragment + 2 * half, 2));
+        b.store(both, b.at(place, 8 * 4 * fragment), /*alignment=*/8);
+      }
+    });
+  }
+}
+
+void ChunkProducts::multiply(int64_t turn) {
+  int64_t first = turn * kTurns;
+  b.waitForCopies(std::max<int64_t>(chunks - first - kTurns, 0));
+  b.barrier();
+  Value chunk = b.add(turnOfWarp, b.i32(first));
+  auto emitProducts = [&] {
+    Value rows = b.at(stages, b.mul(chunk, b.i32(stageBytes)));
+    Value columns = b.at(rows, kTokens * kChunkBytes);
+    auto loadLeft = [&](int64_t, int64_t step) {
+      return b.loadLeft(rows, warpToken, b.i32(2 * step), kChunkBytes);
+    };
+    auto loadRight = [&](int64_t pair, int64_t step) {
+      return b.loadRight(columns, b.i32(0), b.i32(2 * step), kChunkBytes,
+                         pair * 16 * kChunkBytes);
+    };
+    SmallVector<Value> zeros(experts / 2, b.f32(0.0));
+    store(chunk, addChunkProducts(b, getElementTypeOrSelf(h.getType()),
+                                  /*numLeft=*/1, loadLeft, experts / 16,
+                                  loadRight, zeros));
+  };
+  if (first + kTurns <= chunks)
+    emitProducts();
+  else
+    b.ifThen(b.less(chunk, b.i32(chunks)), emitProducts);
+}
+
+void ChunkProducts::emit() {
+  startCopies();
+  for (int64_t turn = 0; turn * kTurns < chunks; ++turn)
+    multiply(turn);
+}
+
+namespace {
+struct ChunkProductsToThreads : OpRewritePattern<linalg::GenericOp> {
+  ChunkProductsToThreads(MLIRContext *context)
+      : OpRewritePattern(context, /*benefit=*/3) {}
+
+  LogicalResult matchAndRewrite(linalg::GenericOp op,
+                                PatternRewriter &rewriter) const override {
+    if (!op->hasAttr(kChunkProducts))
+      return rewriter.notifyMatchFailure(op, "expected products of chunks");
+    WarpBuilder b(op.getLoc(), rewriter);
+    ChunkProducts(b, op).emit();
+    rewriter.eraseOp(op);
+    return success();
+  }
+};
+} // namespace
+
+//===----------------------------------------------------------------------===//
+// Sums
+//===----------------------------------------------------------------------===//
+
+/// Chunks whose loads are in flight together.
+static constexpr int64_t kChunksAtATime = 28;
+
+namespace {
+/// Each thread adds up two neighbouring experts of a token at a time.
+struct ChunkSumsToThreads : OpRewritePattern<linalg::GenericOp> {
+  ChunkSumsToThreads(MLIRContext *context, BlockShape block)
+      : OpRewritePattern(context, /*benefit=*/3), block(block) {}
+
+  LogicalResult matchAndRewrite(linalg::GenericOp op,
+                                PatternRewriter &rewriter) const override {
+    if (!op->hasAttr(kChunkSums))
+      return rewriter.notifyMatchFailure(op, "expected sums of chunks");
+    WarpBuilder b(op.getLoc(), rewriter);
+    Value sums = op.getInputs()[0], z = op.getOutputs()[0];
+    ArrayRef<int64_t> shape = cast<MemRefType>(sums.getType()).getShape();
+    int64_t pairs = shape[2] / 2;
+    Value count =
+        b.mul(memref::DimOp::create(b, z, b.index(0)), b.index(pairs));
+    Workers workers = Workers::ofBlock(b, block);
+    b.loop(workers.thread, count, workers.count, [&](Value item) {
+      Value row = b.op<arith::DivUIOp>(item, b.index(pairs));
+      Value expert =
+          b.mul(b.op<arith::RemUIOp>(item, b.index(pairs)), b.index(2));
+      Value place = b.addressOf(sums, {row, b.index(0), expert});
+      SmallVector<Value> totals = addChunks(b, place, shape[1], 4 * shape[2]);
+      for (int64_t i = 0; i < 2; ++i) {
+        Value position = b.add(expert, b.index(i)), total = totals[i];
+        if (op.getNumDpsInputs() > 1)
+          total = b.add(total, b.loadF32(op.getInputs()[1], position));
+        memref::StoreOp::create(b, total, z, ValueRange{row, position});
+      }
+    });
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+private:
+  /// Adds pairs of f32 that lie `distance` bytes apart to zeros, in order.
+  static SmallVector<Value> addChunks(WarpBuilder &b, Value place,
+                                      int64_t chunks, int64_t distance) {
+    Type pair = VectorType::get({2}, b.getF32Type());
+    auto add = [&](Value first, int64_t number, ValueRange old) {
+      SmallVector<Value> loaded, next(old);
+      for (int64_t i = 0; i < number; ++i)
+        loaded.push_back(b.load(pair, b.at(first, i * distance), 8));
+      for (Value value : loaded)
+        for (int64_t i = 0; i < 2; ++i)
+          next[i] = b.add(next[i], vector::ExtractOp::create(b, value, i));
+      return next;
+    };
+    int64_t rest = chunks % kChunksAtATime, whole = chunks - rest;
+    SmallVector<Value> totals = b.loop(
+        b.index(0), b.index(whole), kChunksAtATime,
+        ValueRange{b.f32(0.0), b.f32(0.0)}, [&](Value chunk, ValueRange old) {
+          Value offset = b.mul(b.toI32(chunk), b.i32(distance));
+          return add(b.at(place, offset), kChunksAtATime, old);
+        });
+    return add(b.at(place, whole * distance), rest, totals);
+  }
+
+  BlockShape block;
+};
+} // namespace
+
+void mlir::moe::populateFewTokenRouterToThreadsPatterns(
+    RewritePatternSet &patterns, BlockShape block) {
+  patterns.add<ChunkProductsToThreads>(patterns.getContext());
+  patterns.add<ChunkSumsToThreads>(patterns.getContext(), block);
+}

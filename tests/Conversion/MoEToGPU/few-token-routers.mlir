@@ -1,0 +1,129 @@
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-distribute-to-grid --canonicalize --mlir-print-local-scope | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-distribute-to-grid --canonicalize --convert-moe-to-gpu --mlir-print-local-scope | FileCheck %s --check-prefix=KERNEL
+
+// Up to 256 tokens are multiplied by blocks that have a part of the features
+// and of the experts, and each token is selected for by a block of its own. One
+// of the numbers of iterations is 0 for any number of tokens.
+
+// CHECK-LABEL: func.func @router
+// CHECK-DAG:     %[[N:.*]] = memref.dim %{{.*}}, %c0 :
+// CHECK-DAG:     %[[MANY:.*]] = affine.apply affine_map<()[s0] -> ((s0 + 2147483391) floordiv 2147483648)>()[%[[N]]]
+// CHECK-DAG:     %[[MANYTOKENS:.*]] = arith.muli %[[N]], %[[MANY]]
+// CHECK-DAG:     %[[FEW:.*]] = affine.apply affine_map<()[s0] -> (-((s0 + 2147483391) floordiv 2147483648) + 1)>()[%[[N]]]
+// CHECK-DAG:     %[[FEWTOKENS:.*]] = arith.muli %[[N]], %[[FEW]]
+// CHECK:         %[[SUMS:.*]] = memref.alloc(%[[FEWTOKENS]]) : memref<?x112x256xf32>
+// CHECK:         %[[BLOCKS:.*]] = affine.apply affine_map<()[s0] -> ((s0 ceildiv 32) * 128)>()[%[[FEWTOKENS]]]
+// CHECK:         scf.forall {{.*}} in (%[[BLOCKS]]) {
+// CHECK:           linalg.generic {{.*}} memref<32x7x64xbf16{{.*}} attrs = {moe.chunk_products}
+// CHECK:         scf.forall {{.*}} in (%[[FEWTOKENS]]) {
+// CHECK:           memref.subview %[[SUMS]]
+// CHECK:           linalg.generic {{.*}} attrs = {moe.chunk_sums}
+// CHECK:           moe.topk_renorm
+// CHECK:         scf.forall {{.*}} = (0) to (%[[MANYTOKENS]]) step (32) {
+// CHECK:           moe.router_logits
+// CHECK:           moe.topk_renorm
+
+// All chunks are on their way before the first one is waited for, and each
+// leaves a sum of its own.
+
+// KERNEL-LABEL: gpu.func @router_kernel
+// KERNEL-SAME:    moe.dynamic_smem = 57344 : i64
+// KERNEL-COUNT-7: nvvm.cp.async.commit.group
+// KERNEL-NOT:     nvvm.cp.async.shared.global
+// KERNEL:         nvvm.cp.async.wait.group 5
+// KERNEL:         nvvm.mma.sync
+// KERNEL:         llvm.store %{{.*}} : vector<2xf32>, !llvm.ptr<1>
+// KERNEL:         nvvm.cp.async.wait.group 0
+// KERNEL-NOT:     scf.for
+// KERNEL:         gpu.return
+
+// They are added in their order, many loads at a time.
+
+// KERNEL-LABEL: gpu.func @router_kernel_1
+// KERNEL-COUNT-28: llvm.load %{{.*}} : !llvm.ptr<1> -> vector<2xf32>
+// KERNEL-NOT:     llvm.load
+// KERNEL:         gpu.barrier
+// KERNEL:         gpu.shuffle
+// KERNEL:         gpu.return
+
+// KERNEL-LABEL: gpu.func @router_kernel_2
+// KERNEL:         nvvm.mma.sync
+func.func @router(%h: memref<?x7168xbf16>, %w: memref<256x7168xbf16>,
+                  %bias: memref<256xf32>, %gates: memref<?x8xf32>,
+                  %indices: memref<?x8xi32>) {
+  %c0 = arith.constant 0 : index
+  %n = memref.dim %h, %c0 : memref<?x7168xbf16>
+  scf.forall (%i) = (0) to (%n) step (32) {
+    %rows = affine.min affine_map<(d0)[s0] -> (-d0 + s0, 32)>(%i)[%n]
+    %h_tile = memref.subview %h[%i, 0] [%rows, 7168] [1, 1]
+        : memref<?x7168xbf16> to memref<?x7168xbf16, strided<[7168, 1], offset: ?>>
+    %z = memref.alloc(%rows) : memref<?x256xf32>
+    moe.router_logits
+        ins(%h_tile, %w : memref<?x7168xbf16, strided<[7168, 1], offset: ?>>,
+            memref<256x7168xbf16>)
+        bias(%bias : memref<256xf32>) outs(%z : memref<?x256xf32>)
+    %gates_tile = memref.subview %gates[%i, 0] [%rows, 8] [1, 1]
+        : memref<?x8xf32> to memref<?x8xf32, strided<[8, 1], offset: ?>>
+    %indices_tile = memref.subview %indices[%i, 0] [%rows, 8] [1, 1]
+        : memref<?x8xi32> to memref<?x8xi32, strided<[8, 1], offset: ?>>
+    moe.topk_renorm ins(%z : memref<?x256xf32>)
+        outs(%gates_tile, %indices_tile
+             : memref<?x8xf32, strided<[8, 1], offset: ?>>,
+               memref<?x8xi32, strided<[8, 1], offset: ?>>)
+  } {mapping = [#gpu.block<x>]}
+  return
+}
+
+// -----
+
+// Loops with more to compute of a tile stay as they are.
+
+// CHECK-LABEL: func.func @two_routers
+// CHECK-NOT:     moe.chunk_products
+func.func @two_routers(%h: memref<?x1024xbf16>, %w: memref<16x1024xbf16>,
+                       %v: memref<16x1024xbf16>, %z: memref<?x16xf32>,
+                       %y: memref<?x16xf32>) {
+  %c0 = arith.constant 0 : index
+  %n = memref.dim %h, %c0 : memref<?x1024xbf16>
+  scf.forall (%i) = (0) to (%n) step (64) {
+    %rows = affine.min affine_map<(d0)[s0] -> (-d0 + s0, 64)>(%i)[%n]
+    %h_tile = memref.subview %h[%i, 0] [%rows, 1024] [1, 1]
+        : memref<?x1024xbf16> to memref<?x1024xbf16, strided<[1024, 1], offset: ?>>
+    %z_tile = memref.subview %z[%i, 0] [%rows, 16] [1, 1]
+        : memref<?x16xf32> to memref<?x16xf32, strided<[16, 1], offset: ?>>
+    moe.router_logits
+        ins(%h_tile, %w : memref<?x1024xbf16, strided<[1024, 1], offset: ?>>,
+            memref<16x1024xbf16>)
+        outs(%z_tile : memref<?x16xf32, strided<[16, 1], offset: ?>>)
+    %y_tile = memref.subview %y[%i, 0] [%rows, 16] [1, 1]
+        : memref<?x16xf32> to memref<?x16xf32, strided<[16, 1], offset: ?>>
+    moe.router_logits
+        ins(%h_tile, %v : memref<?x1024xbf16, strided<[1024, 1], offset: ?>>,
+            memref<16x1024xbf16>)
+        outs(%y_tile : memref<?x16xf32, strided<[16, 1], offset: ?>>)
+  } {mapping = [#gpu.block<x>]}
+  return
+}
+
+// -----
+
+// 15 chunks are too few to cut.
+
+// CHECK-LABEL: func.func @narrow
+// CHECK-NOT:     moe.chunk_products
+func.func @narrow(%h: memref<?x960xbf16>, %w: memref<16x960xbf16>, %z: memref<?x16xf32>) {
+  %c0 = arith.constant 0 : index
+  %n = memref.dim %h, %c0 : memref<?x960xbf16>
+  scf.forall (%i) = (0) to (%n) step (64) {
+    %rows = affine.min affine_map<(d0)[s0] -> (-d0 + s0, 64)>(%i)[%n]
+    %h_tile = memref.subview %h[%i, 0] [%rows, 960] [1, 1]
+        : memref<?x960xbf16> to memref<?x960xbf16, strided<[960, 1], offset: ?>>
+    %z_tile = memref.subview %z[%i, 0] [%rows, 16] [1, 1]
+        : memref<?x16xf32> to memref<?x16xf32, strided<[16, 1], offset: ?>>
+    moe.router_logits
+        ins(%h_tile, %w : memref<?x960xbf16, strided<[960, 1], offset: ?>>,
+            memref<16x960xbf16>)
+        outs(%z_tile : memref<?x16xf32, strided<[16, 1], offset: ?>>)
+  } {mapping = [#gpu.block<x>]}
+  return
+}
