@@ -10,14 +10,22 @@ import sys
 from pathlib import Path
 
 
-def run(name):
+def find(name):
+    """The tool in the wheel, or else in the build tree whose `python` this module is in."""
+    folder = Path(__file__).absolute().parent
+    tool = folder / "moe_mlir" / "bin" / name
+    built = folder.parent / "bin" / name
+    return built if built.exists() and not tool.exists() else tool
+
+
+def run(name, arguments=None):
     """Replaces this process by the tool; returns an exit status only if there is none."""
-    tool = Path(__file__).with_name("moe_mlir") / "bin" / name
+    tool = find(name)
     # moe-compile reads torch programs with the first python3 in PATH: this one.
     path = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), path))
     try:
-        os.execv(tool, [name, *sys.argv[1:]])
+        os.execv(tool, [name, *(sys.argv[1:] if arguments is None else arguments)])
     except OSError as error:
         print(f"{name}: error: expected the tool at {tool}: {error.strerror}; install the "
               "moe-mlir wheel again", file=sys.stderr)

@@ -23,7 +23,7 @@ VARIABLES = {
     "MOE_MLIR_PTXAS": "the ptxas to assemble with",
     "MOE_MLIR_REPRODUCER_DIR": "a folder for what reproduces a failed compilation",
     "MOE_MLIR_SIM_LIBRARY": "the simulator's library, instead of the one beside the package",
-    "MOE_MLIR_TUNING": "a table of `python -m moe_mlir.tune`; off: no table (default: the user's)",
+    "MOE_MLIR_TUNING": "a table of `moe tune`; off: no table (default: the user's)",
 }
 # Of the scripts and the test suite in the source tree.
 _OF_THE_SOURCE_TREE = {"MOE_MLIR_BUILD", "MOE_MLIR_CMAKE_ARGS", "MOE_MLIR_SEED", "MOE_MLIR_VENV",

@@ -12,7 +12,7 @@ Environment:
     MOE_MLIR_CACHE_READONLY=1  read, never write
     MOE_MLIR_CACHE_SIZE      bytes to keep, oldest use goes first (default 2 GiB)
 
-`python -m moe_mlir.cache [ls|verify|clear]` looks after it.
+`moe cache [ls|verify|clear]` looks after it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+
+from ._command_line import Parser, add_json, print_json
 
 _MAGIC = b"MOECODE1"
 _LENGTH_BYTES = 8
@@ -271,28 +273,42 @@ def _touch(path):
         pass
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    import argparse
+def parser() -> Parser:
+    parser = Parser("cache", "Lists, verifies, or clears the disk cache of compiled code.",
+                    examples=("moe cache ls --json", "moe cache clear"))
+    parser.add_argument("action", nargs="?", default="ls", choices=("ls", "verify", "clear"),
+                        help="ls (default): list; verify: remove damaged entries; clear: remove all")
+    add_json(parser)
+    return parser
 
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.cache",
-                                     description="Lists, verifies, or clears the disk cache of compiled code.")
-    parser.add_argument("action", nargs="?", default="ls", choices=("ls", "verify", "clear"))
-    action = parser.parse_args(arguments).action
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     cache = open_default()
     if cache is None:
         print("the disk cache is off or cannot be used", file=sys.stderr)
         return 1
-    if action == "clear":
-        print(f"removed {cache.clear()} entries from {cache.folder}")
-    elif action == "verify":
-        damaged = cache.verify()
-        print(f"removed {len(damaged)} damaged entries from {cache.folder}")
+    if options.action == "ls":
+        _list(cache, options.json)
+        return 0
+    removed = cache.clear() if options.action == "clear" else len(cache.verify())
+    if options.json:
+        print_json({"folder": cache.folder, "removed": removed})
     else:
-        entries = cache.entries()
+        kind = "" if options.action == "clear" else "damaged "
+        print(f"removed {removed} {kind}entries from {cache.folder}")
+    return 0
+
+
+def _list(cache, as_json):
+    entries = cache.entries()
+    if as_json:
+        print_json({"folder": cache.folder, "entries": [
+            {"key": key, "bytes": size, "used": used} for key, size, used in entries]})
+    else:
         for key, size, used in entries:
             print(f"{key[:16]}  {size:>10}  {time.strftime('%F %T', time.localtime(used))}")
         print(f"{len(entries)} entries, {sum(e[1] for e in entries)} bytes in {cache.folder}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ the process among the temporary files.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import os
@@ -24,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ._command_line import Parser
 from ._compiler import compile_bytes
 from ._native import native
 from ._version import __version__
@@ -101,14 +101,17 @@ def read(path: str | os.PathLike[str]) -> tuple[str, str, str]:
     return kind[1], content, target[1]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.crash_report",
-                                     description="Compiles a module again that failed.")
+def parser() -> Parser:
+    parser = Parser("reproduce", "Compiles a module again whose compilation failed.",
+                    examples=("moe reproduce failed.mlir --phases phases",))
     parser.add_argument("file", help="a file that a failed compilation named")
     parser.add_argument("--phases", metavar="DIR", default="",
                         help="write the IR after every pass there")
-    options = parser.parse_args(arguments)
+    return parser
 
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     try:
         kind, text, target = read(options.file)
         payload = compile_bytes(kind, text, target, options.phases)

@@ -1,20 +1,23 @@
 """What this environment has, for bug reports and for finding out what is missing.
 
-`python -m moe_mlir.doctor` prints it; works without torch, without a GPU and
+`moe doctor` prints it; works without torch, without a GPU and
 without the native module.
 """
 
 import ctypes
+import dataclasses
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _tools
+from ._command_line import Parser, add_json, print_json
 from ._version import __version__
 
 # Packages that bring an LLVM of their own into the process.
@@ -185,9 +188,21 @@ def _mapped_llvms() -> list:
     return sorted(p for p in paths if os.path.basename(p).startswith(("libLLVM", "libMLIR")))
 
 
-def main() -> int:
+def parser() -> Parser:
+    parser = Parser("doctor", "Reports versions, hardware, tools, the cache, and what is missing.\n"
+                    "Exits with status 1 if there is a problem.",
+                    examples=("moe doctor", "moe doctor --json > report.json"))
+    add_json(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     report = doctor()
-    print(report)
+    if options.json:
+        print_json(dataclasses.asdict(report))
+    else:
+        print(report)
     return 1 if report.problems else 0
 
 

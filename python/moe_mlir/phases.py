@@ -1,7 +1,7 @@
 """One HTML page of what every pass did to the IR.
 
     MOE_MLIR_DUMP_DIR=dumps python model.py          # or moe-compile --dump-phases-to=dumps/model
-    python -m moe_mlir.phases dumps -o phases.html
+    moe phases dumps -o phases.html
 
 The page needs nothing but itself: a list of the passes that changed the IR,
 with the lines that each added and removed, and for each the difference from the
@@ -9,7 +9,6 @@ pass before and the whole text. Values that only got another number (%12 became
 %14) count as unchanged.
 """
 
-import argparse
 import difflib
 import html
 import os
@@ -18,6 +17,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ._command_line import Parser
 
 _SUFFIXES = (".mlir", ".ll", ".s", ".ptx")
 _CONTEXT = 3
@@ -161,12 +162,18 @@ def read_folder(folder: str | os.PathLike[str]) -> dict[str, list[Phase]]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.phases",
-                                     description=__doc__.splitlines()[0])
+def parser() -> Parser:
+    parser = Parser("phases", "Makes one HTML page of what every pass did to the IR.",
+                    examples=("moe compile router.mlir -o router.artifact --dump-phases-to=dumps",
+                              "moe phases dumps -o phases.html"))
     parser.add_argument("folder", help="what MOE_MLIR_DUMP_DIR or --dump-phases-to= named")
-    parser.add_argument("-o", "--output", default="phases.html", metavar="FILE")
-    options = parser.parse_args(arguments)
+    parser.add_argument("-o", "--output", default="phases.html", metavar="FILE",
+                        help="the page to write (default: %(default)s)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
     try:
         compilations = read_folder(options.folder)
         Path(options.output).write_text(page(compilations))

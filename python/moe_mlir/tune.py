@@ -5,15 +5,14 @@ can be measured instead: how many rows, panels or queries share a cache, and how
 far ahead is fetched. None of them changes a bit of a result, which is checked
 here, too.
 
-    python -m moe_mlir.tune                # measure, and keep what is 3 % faster
-    python -m moe_mlir.tune --dry-run      # measure alone
-    python -m moe_mlir.tune --list         # the numbers that kernels have now
+    moe tune                # measure, and keep what is 3 % faster
+    moe tune --dry-run      # measure alone
+    moe tune --list         # the numbers that kernels have now
 
 What is kept stands in a table with an entry for each CPU (`tuning.json` in the
 folder of the disk cache, or what MOE_MLIR_TUNING names), which compilations read.
 """
 
-import argparse
 import json
 import math
 import os
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import _tuning, jit
+from ._command_line import Parser, add_json, print_json
 from ._compiler import target_cpu
 from ._native import native
 from ._progress import is_shown
@@ -263,11 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     path = _tuning.table_path()
     if options.list:
-        print(f"CPU       {native().describe_cpu(options.cpu)}\n"
-              f"table     {'off' if path is None else path}"
-              f"{'' if path is None or path.exists() else ' (none yet)'}\n"
-              f"pipeline  {_tuning.cpu_pipeline(options.cpu)}")
-        return 0
+        return _list(options, path)
     if path is None and not options.dry_run:
         print("expected MOE_MLIR_TUNING to name a table to write, found 'off'; --dry-run "
               "measures without one", file=sys.stderr)
@@ -290,26 +286,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments):
-    description, _, epilog = __doc__.partition("\n\n")
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.tune", description=description,
-                                     epilog=epilog,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def _list(options, path) -> int:
+    described, pipeline = native().describe_cpu(options.cpu), _tuning.cpu_pipeline(options.cpu)
+    if options.json:
+        print_json({"cpu": described, "table": path, "pipeline": pipeline})
+        return 0
+    none_yet = "" if path is None or path.exists() else " (none yet)"
+    print(f"CPU       {described}\n"
+          f"table     {'off' if path is None else path}{none_yet}\n"
+          f"pipeline  {pipeline}")
+    return 0
+
+
+_DESCRIPTION = """\
+Measures the block sizes of kernels on this machine, and keeps what is faster.
+
+They are rows, panels, and queries that share a cache, and the distance of prefetches. None of them
+changes a bit of a result, which is checked, too. It takes one to two minutes. What is kept is
+written to a table (MOE_MLIR_TUNING, or tuning.json in the folder of the cache), which later
+compilations read."""
+
+
+def parser() -> Parser:
+    parser = Parser("tune", _DESCRIPTION, examples=(
+        "moe tune              measure, and keep what is 3 % faster",
+        "moe tune --dry-run    measure only",
+        "moe tune --list       print the numbers that kernels have now"))
     add = parser.add_argument
     add("--cpu", metavar="NAME", help="the CPU whose kernels to measure, as MOE_MLIR_CPU has it "
         "(default: that, or this machine's)")
     add("--seconds", type=float, default=180.0, help="begin nothing new after (default 180)")
     add("--dry-run", action="store_true", help="measure, and write nothing")
     add("--list", action="store_true", help="print the numbers that kernels have now, and stop")
-    options = parser.parse_args(arguments)
+    add_json(parser)
+    return parser
+
+
+def _parse(arguments):
+    options = parser().parse_args(arguments)
+    if options.json and not options.list:
+        parser().error("expected --json with --list, found it alone")
     if options.cpu:
         os.environ["MOE_MLIR_CPU"] = options.cpu
     try:
         options.cpu = target_cpu()
     except ValueError as error:
-        parser.error(str(error))
+        parser().error(str(error))
     if not native().describe_cpu(options.cpu):
-        parser.error(f"expected --cpu to be a name that LLVM knows, found '{options.cpu}'")
+        parser().error(f"expected --cpu to be a name that LLVM knows, found '{options.cpu}'")
     return options
 
 

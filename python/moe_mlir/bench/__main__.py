@@ -7,7 +7,6 @@ reported; `ratio` is the better of eager and Inductor over ours, `%` the share o
 the limit formula's time, from peaks that were measured just before.
 """
 
-import argparse
 import json
 import sys
 import warnings
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .._command_line import Parser
 from . import machine as machines
 from . import page, regression
 from .cases import ROWS
@@ -64,8 +64,11 @@ def _write(records, options):
             file.write(page.draw_chart(records))
 
 
-def _parse(argv):
-    parser = argparse.ArgumentParser(prog="bench", description=__doc__.splitlines()[0])
+def parser() -> Parser:
+    parser = Parser("bench", __doc__, examples=(
+        "moe bench --quick                        shapes with a stated goal",
+        "moe bench --op topk_renorm --no-inductor",
+        "moe bench --list                         print the titles of the rows"))
     add = parser.add_argument
     add("--quick", action="store_true", help="only the shapes with a stated goal, fewer rounds")
     add("--json", metavar="FILE", help="also write the records as JSON")
@@ -79,9 +82,13 @@ def _parse(argv):
         "earlier runs, of rows that are in several from the last; measure nothing")
     add("--list", action="store_true", help="print the titles of the rows and stop")
     add("--no-inductor", action="store_true", help="leave out torch.compile, which takes longest")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def _parse(argv):
+    options = parser().parse_args(argv)
     if options.threads < 1:
-        parser.error(f"expected --threads to be at least 1, found {options.threads}")
+        parser().error(f"expected --threads to be at least 1, found {options.threads}")
     return options
 
 

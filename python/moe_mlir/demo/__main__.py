@@ -1,12 +1,12 @@
-"""python -m moe_mlir.demo: from a torch model to compiled, checked, running code."""
+"""`moe demo`: from a torch model to compiled, checked, running code."""
 
-import argparse
 import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .._command_line import Parser
 from .data import load_corpus
 from .model import Config
 
@@ -14,7 +14,7 @@ METHODS = ("smoe", "similarity")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parse(argv)
+    options = parser().parse_args(argv)
     try:
         print(run(options))
         return 0
@@ -23,14 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parse(argv):
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.demo", description=__doc__)
+def parser() -> Parser:
+    parser = Parser("demo", "Trains a small mixture-of-experts language model, compiles it for this "
+                    "CPU and for an\nNVIDIA chip, and compares it with eager PyTorch.",
+                    examples=("moe demo", "moe demo --steps 50 --out results"))
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("out"),
                         help="where everything that the job makes goes (default: out)")
     parser.add_argument("--steps", type=int, default=Config.steps,
                         help=f"training steps (default: {Config.steps})")
-    parser.add_argument("--chip", default="sm_90", help="NVIDIA chip to compile for")
-    return parser.parse_args(argv)
+    parser.add_argument("--chip", default="sm_90", help="NVIDIA chip to compile for (default: %(default)s)")
+    return parser
 
 
 def run(options: Any) -> str:

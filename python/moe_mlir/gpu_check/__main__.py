@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import moe_mlir
-
+from .._command_line import Parser
 from . import catalogue, machine
 from .supervise import Report, Supervisor, summary
 
@@ -95,11 +94,15 @@ def _add_where(parser) -> None:
                         help="folder of the report (default gpu-check-report)")
 
 
-def _parser():
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.gpu_check",
-                                     description=moe_mlir.gpu_check.__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
+def parser() -> Parser:
+    parser = Parser("gpu-check", "Checks and times the kernels on a machine that has a GPU and no compiler, in "
+                    "eight minutes.\nWrites a report to a folder; exits with status 1 if a check "
+                    "fails.", examples=(
+        "moe gpu-check pack FOLDER            where the compiler is",
+        "python FOLDER/run.py                 on the machine with the GPU",
+        "moe gpu-check run --plan             list the checks and run nothing"))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND",
+                                     parser_class=argparse.ArgumentParser)
     packing = commands.add_parser("pack", help="collect kernels and code in a folder")
     packing.add_argument("folder", type=Path)
     packing.add_argument("--chips", default="sm_80,sm_90,sm_90a",
@@ -123,7 +126,7 @@ def _parser():
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     if options.command == "pack":
         from .pack import pack
 

@@ -5,7 +5,7 @@
 (speed.py), a section of the page that is written on its own.
 """
 
-import argparse
+import dataclasses
 import logging
 import platform
 import sys
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .._command_line import Parser, add_json, print_json
 from ..fx.words import FORM_NAMES
 from . import page, ties
 from .families import FAMILIES
@@ -53,20 +54,58 @@ _TAIL = """
 - **no**: not available; a line above gives the reason.
 """
 
+_DESCRIPTION = """\
+Measures model families of transformers, as tiny models with random weights: are all routers
+recognised, how large are the errors, and how fast is the compiled model? Downloads nothing."""
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.models", description=__doc__)
+
+def parser() -> Parser:
+    parser = Parser("models", _DESCRIPTION, examples=(
+        "moe models --list                 print the names of the families",
+        "moe models Mixtral Qwen3-MoE      measure two of them",
+        "moe models --speed --help         models of real widths beside eager and Inductor",
+        "moe models generate --help        the speed of transformers' generate",
+        "moe models decisions --help       does every target choose the same experts?"))
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FAMILIES)}")
     parser.add_argument("--output", help="the file to write; default: standard output")
     parser.add_argument("--ties", action="store_true",
                         help="print how often the best experts are not determined, instead")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--list", action="store_true", help="print the names only")
+    add_json(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["decisions"]:
+        from .decisions import main as compare_decisions
+
+        return compare_decisions(arguments[1:])
+    if arguments[:1] == ["generate"]:
+        from .generation import main as measure_generation
+
+        return measure_generation(arguments[1:])
+    if "--speed" in arguments:
+        from .speed import main as measure_speed
+
+        return measure_speed([x for x in arguments if x != "--speed"])
+    return _measure_families(parser().parse_args(arguments))
+
+
+def _measure_families(options) -> int:
+    if options.list:
+        forms = {name: FORM_NAMES[family.form] for name, family in FAMILIES.items()}
+        if options.json:
+            print_json(forms)
+        else:
+            print(*(f"{name:<14} {form}" for name, form in forms.items()), sep="\n")
+        return 0
     if options.ties:
         print(ties.table(), end="")
         return 0
     unknown = [name for name in options.names if name not in FAMILIES]
     if unknown:
-        parser.error(f"expected names of {', '.join(FAMILIES)}, found {', '.join(unknown)}")
+        parser().error(f"expected names of {', '.join(FAMILIES)}, found {', '.join(unknown)}")
     _be_quiet()
     rows = []
     section = "" if options.output is None else page.read(options.output)[1]
@@ -75,7 +114,9 @@ def main(arguments: Sequence[str]) -> int:
         if options.output is not None:
             # After each model, so that an interruption loses one row.
             page.write(options.output, _text(rows), section)
-    if options.output is None:
+    if options.json:
+        print_json([dataclasses.asdict(row) for row in rows])
+    elif options.output is None:
         print(_text(rows), end="")
     return 0 if all(row.recognised == row.expected for row in rows) else 1
 
@@ -118,16 +159,4 @@ def _reasons(rows) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["decisions"]:
-        from .decisions import main as compare_decisions
-
-        sys.exit(compare_decisions(sys.argv[2:]))
-    if sys.argv[1:2] == ["generate"]:
-        from .generation import main as measure_generation
-
-        sys.exit(measure_generation(sys.argv[2:]))
-    if "--speed" in sys.argv[1:]:
-        from .speed import main as measure_speed
-
-        sys.exit(measure_speed([x for x in sys.argv[1:] if x != "--speed"]))
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

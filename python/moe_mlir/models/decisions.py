@@ -189,7 +189,7 @@ def _cell(tally):
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.models decisions",
+    parser = argparse.ArgumentParser(prog="moe models decisions",
                                      description=__doc__.split("\n\n", 1)[1],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000_000,

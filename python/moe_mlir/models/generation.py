@@ -109,7 +109,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.models generate", description=__doc__,
+    parser = argparse.ArgumentParser(prog="moe models generate", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--dtype", choices=[*DTYPES], action="append", help="default: all")

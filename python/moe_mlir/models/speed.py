@@ -345,7 +345,7 @@ def _measure(options: argparse.Namespace, arguments: str) -> list[Row]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir.models --speed", description=__doc__,
+    parser = argparse.ArgumentParser(prog="moe models --speed", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--dtype", choices=[*DTYPES], action="append", help="default: all")

@@ -54,4 +54,4 @@ def test_old_commands_run():
     done = subprocess.run([sys.executable, "-m", "moe_mlir.reproduce", "--help"],
                           capture_output=True, text=True)
     assert done.returncode == 0 and "Deprecat" not in done.stderr, done.stderr
-    assert "usage: python -m moe_mlir.crash_report" in done.stdout
+    assert "usage: moe reproduce" in done.stdout

@@ -74,7 +74,7 @@ def python(environment, code, *arguments):
 def test_holds_what_it_should_and_nothing_else(site):
     found = [e for e in wheel_report.entries(site) if e.path.parts[0] not in WHEELS]
     tops = {entry.path.parts[0] for entry in found if entry.kind != "metadata"}
-    assert tops == {"moe_mlir", "moe_mlir_tools.py"}
+    assert tops == {"moe_mlir", "moe_mlir_command.py", "moe_mlir_tools.py"}
     assert {e.path.name for e in found if e.kind == "tools"} == set(TOOLS)
     libraries = {e.path.name for e in found if e.kind == "libraries"}
     # libmoe_torch is built where torch is at hand.
@@ -108,7 +108,7 @@ def test_entry_points_are_registered_and_equal_those_of_the_build_tree(site):
     parser = configparser.ConfigParser()
     parser.read_string(metadata(site, "entry_points.txt"))
     assert dict(parser["torch_dynamo_backends"]) == {"moe": "moe_mlir.frontends.dynamo:moe"}
-    assert set(parser["console_scripts"]) == set(TOOLS)
+    assert set(parser["console_scripts"]) == {"moe", *TOOLS}
     (built,) = (BUILD / "python").glob("moe_mlir-*.dist-info/entry_points.txt")
     build_tree = configparser.ConfigParser()
     build_tree.read_string(built.read_text())
