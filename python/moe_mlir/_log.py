@@ -6,6 +6,7 @@ the program configures `logging` or the environment asks for them on stderr:
     MOE_MLIR_LOGS=remarks          what the passes did not do, and why
     MOE_MLIR_LOGS=cache,compile    hits and misses; every compilation and its time
     MOE_MLIR_LOGS=all
+    TORCH_LOGS=moe_mlir            compilations, among torch's own logs
 """
 
 import functools

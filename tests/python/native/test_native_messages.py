@@ -96,6 +96,15 @@ def test_a_library_is_silent_and_the_variable_shows_topics(tmp_path):
     assert "moe_mlir.cache: missed" in err
 
 
+def test_torch_shows_our_logs_too(tmp_path):
+    """By the name of the package: torch reads TORCH_LOGS before it knows names of others."""
+    _, err = python(PROGRAM, MOE_MLIR_CACHE_DIR=str(tmp_path), TORCH_LOGS="moe_mlir")
+    assert "compiled topk_renorm for moe-to-cpu in" in err and "jit.py:" in err
+    asks = "import logging, torch; torch._logging.set_logs(modules={'moe_mlir': logging.INFO}); "
+    _, err = python(asks + PROGRAM, MOE_MLIR_CACHE_DIR=str(tmp_path / "other"))
+    assert "compiled topk_renorm for moe-to-cpu in" in err
+
+
 def test_an_unknown_topic_warns_and_the_known_ones_are_shown():
     stream = io.StringIO()
     topic = logging.getLogger("moe_mlir.cache")
