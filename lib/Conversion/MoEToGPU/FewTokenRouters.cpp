@@ -6,9 +6,9 @@
 //
 // gets two loops beside it, which run instead of it up to kFewTokens tokens:
 //
-//   for tokens, features, experts   a block multiplies 32 tokens by 16 or 32
-//                                   experts, a few chunks of 64 features, all
-//                                   of which are on their way at once, and
+//   for tokens, features, experts   a block multiplies 32 tokens by a part of
+//                                   the experts, a few chunks of 64 features,
+//                                   all of which are on their way at once, and
 //                                   leaves the sum of each chunk in
 //                                   sums[token, chunk, expert]
 //   for a token                     logits = sums of the chunks, in order;
@@ -45,12 +45,17 @@ static constexpr StringLiteral kChunkSums = "moe.chunk_sums";
 
 /// Tokens that a block multiplies.
 static constexpr int64_t kTokens = 32;
-/// The warps of a block: two for the tokens, two that take chunks in turns.
-static constexpr int64_t kThreads = 4 * kWarpSize;
+/// The warps of a block: two for the tokens by two for the experts.
+static constexpr int64_t kExpertWarps = 2;
+static constexpr int64_t kThreads = kTokens / 16 * kExpertWarps * kWarpSize;
+/// Experts of a warp, or several times as many.
+static constexpr int64_t kWarpExperts = 16;
+/// More would not leave registers for the rest.
+static constexpr int64_t kMaxWarpExperts = 128;
 /// Fewer chunks are one block's work in no time.
 static constexpr int64_t kMinChunks = 16;
-/// Blocks that a cut should give: about one a multiprocessor.
-static constexpr int64_t kWantedBlocks = 128;
+/// Blocks that a cut should give: most multiprocessors get one.
+static constexpr int64_t kWantedBlocks = 96;
 
 //===----------------------------------------------------------------------===//
 // The cut
@@ -73,21 +78,23 @@ struct Cut {
 };
 } // namespace
 
-/// Of the cuts into equal parts the one of the fewest blocks that are enough,
-/// or of the most. The wider the part of the experts, the less often blocks
-/// read the same tokens.
+/// Of the cuts into equal parts that give enough blocks one of the widest parts
+/// of the experts, so that few blocks read the same tokens, and of these the
+/// one of the fewest blocks; else the one of the most blocks.
 static std::optional<Cut> planCut(int64_t features, int64_t experts,
                                   BlockShape block) {
   std::optional<Cut> best;
-  if (features % kChunk != 0 || features / kChunk < kMinChunks)
+  constexpr int64_t granule = kExpertWarps * kWarpExperts;
+  int64_t chunks = features / kChunk;
+  if (features % kChunk != 0 || chunks < kMinChunks || experts % granule != 0)
     return best;
-  for (int64_t blockExperts : {32, 16})
-    for (int64_t slices = 1, chunks = features / kChunk; slices <= chunks;
-         ++slices) {
-      if (chunks % slices != 0 || experts % blockExperts != 0)
+  for (int64_t parts = 1; parts <= experts / granule; ++parts)
+    for (int64_t slices = 1; slices <= chunks; ++slices) {
+      if (chunks % slices != 0 || experts % (granule * parts) != 0)
         continue;
-      Cut cut{chunks, experts, chunks / slices, blockExperts};
-      if (cut.blockChunks * cut.getStageBytes() > block.sharedBytes)
+      Cut cut{chunks, experts, chunks / slices, experts / parts};
+      if (cut.blockExperts / kExpertWarps > kMaxWarpExperts ||
+          cut.blockChunks * cut.getStageBytes() > block.sharedBytes)
         continue;
       if (!best || (best->getNumBlocks() < kWantedBlocks &&
                     cut.getNumBlocks() > best->getNumBlocks()))
@@ -375,21 +382,19 @@ public:
 
 private:
   void startCopies();
-  void multiply(int64_t turn);
-  void store(Value chunk, ValueRange products);
+  void multiply(int64_t chunk);
+  void store(int64_t chunk, ValueRange products);
 
   WarpBuilder &b;
   Value h, w, out;
-  int64_t chunks, experts, stageBytes;
+  /// Of the block, and of a warp.
+  int64_t chunks, experts, warpExperts;
+  int64_t stageBytes;
   Value lane, numTokens, stages;
-  /// The first token of the warp, and its number among those that take chunks
-  /// in turns.
-  Value warpToken, turnOfWarp;
+  /// The first token and expert of the warp.
+  Value warpToken, warpExpert;
 };
 } // namespace
-
-/// Warps that take chunks in turns.
-static constexpr int64_t kTurns = 2;
 
 ChunkProducts::ChunkProducts(WarpBuilder &b, linalg::GenericOp op)
     : b(b), h(op.getInputs()[0]), w(op.getInputs()[1]), out(op.getOutputs()[0]),
@@ -397,12 +402,13 @@ ChunkProducts::ChunkProducts(WarpBuilder &b, linalg::GenericOp op)
   ArrayRef<int64_t> shape = cast<MemRefType>(w.getType()).getShape();
   experts = shape[0];
   chunks = shape[1];
+  warpExperts = experts / kExpertWarps;
   stageBytes = (kTokens + experts) * kChunkBytes;
   numTokens = memref::DimOp::create(b, h, b.index(0));
   stages = b.reserveShared(chunks * stageBytes);
   Value warp = b.div(b.thread(), kWarpSize);
-  warpToken = b.mul(b.div(warp, kTurns), b.i32(16));
-  turnOfWarp = b.rem(warp, kTurns);
+  warpToken = b.mul(b.div(warp, kExpertWarps), b.i32(16));
+  warpExpert = b.mul(b.rem(warp, kExpertWarps), b.i32(warpExperts));
 }
 
 /// Everything is on its way before anything is multiplied.
@@ -430,16 +436,16 @@ void ChunkProducts::startCopies() {
 
 /// Each token and expert of the lane's fragments: two neighbouring experts at a
 /// time.
-void ChunkProducts::store(Value chunk, ValueRange products) {
+void ChunkProducts::store(int64_t chunk, ValueRange products) {
   Type pair = VectorType::get({2}, b.getF32Type());
-  Value laneExpert = b.mul(b.rem(lane, 4), b.i32(2));
+  Value laneExpert = b.add(warpExpert, b.mul(b.rem(lane, 4), b.i32(2)));
   for (int64_t half = 0; half < 2; ++half) {
     Value token =
         b.toIndex(b.add(b.add(warpToken, b.div(lane, 4)), b.i32(8 * half)));
     b.ifThen(b.less(token, numTokens), [&] {
       Value place =
-          b.addressOf(out, {token, b.toIndex(chunk), b.toIndex(laneExpert)});
-      for (int64_t fragment = 0; fragment < experts / 8; ++fragment) {
+          b.addressOf(out, {token, b.index(chunk), b.toIndex(laneExpert)});
+      for (int64_t fragment = 0; fragment < warpExperts / 8; ++fragment) {
         Value both = vector::FromElementsOp::create(
             b, pair, products.slice(4 * fragment + 2 * half, 2));
         b.store(both, b.at(place, 8 * 4 * fragment), /*alignment=*/8);
@@ -448,36 +454,28 @@ void ChunkProducts::store(Value chunk, ValueRange products) {
   }
 }
 
-void ChunkProducts::multiply(int64_t turn) {
-  int64_t first = turn * kTurns;
-  b.waitForCopies(std::max<int64_t>(chunks - first - kTurns, 0));
+void ChunkProducts::multiply(int64_t chunk) {
+  b.waitForCopies(chunks - 1 - chunk);
   b.barrier();
-  Value chunk = b.add(turnOfWarp, b.i32(first));
-  auto emitProducts = [&] {
-    Value rows = b.at(stages, b.mul(chunk, b.i32(stageBytes)));
-    Value columns = b.at(rows, kTokens * kChunkBytes);
-    auto loadLeft = [&](int64_t, int64_t step) {
-      return b.loadLeft(rows, warpToken, b.i32(2 * step), kChunkBytes);
-    };
-    auto loadRight = [&](int64_t pair, int64_t step) {
-      return b.loadRight(columns, b.i32(0), b.i32(2 * step), kChunkBytes,
-                         pair * 16 * kChunkBytes);
-    };
-    SmallVector<Value> zeros(experts / 2, b.f32(0.0));
-    store(chunk, addChunkProducts(b, getElementTypeOrSelf(h.getType()),
-                                  /*numLeft=*/1, loadLeft, experts / 16,
-                                  loadRight, zeros));
+  Value tokens = b.at(stages, chunk * stageBytes);
+  Value weights = b.at(tokens, kTokens * kChunkBytes);
+  auto loadLeft = [&](int64_t, int64_t step) {
+    return b.loadLeft(tokens, warpToken, b.i32(2 * step), kChunkBytes);
   };
-  if (first + kTurns <= chunks)
-    emitProducts();
-  else
-    b.ifThen(b.less(chunk, b.i32(chunks)), emitProducts);
+  auto loadRight = [&](int64_t pair, int64_t step) {
+    return b.loadRight(weights, warpExpert, b.i32(2 * step), kChunkBytes,
+                       pair * 16 * kChunkBytes);
+  };
+  SmallVector<Value> zeros(warpExperts / 2, b.f32(0.0));
+  store(chunk,
+        addChunkProducts(b, getElementTypeOrSelf(h.getType()), /*numLeft=*/1,
+                         loadLeft, warpExperts / 16, loadRight, zeros));
 }
 
 void ChunkProducts::emit() {
   startCopies();
-  for (int64_t turn = 0; turn * kTurns < chunks; ++turn)
-    multiply(turn);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk)
+    multiply(chunk);
 }
 
 namespace {
@@ -502,7 +500,7 @@ struct ChunkProductsToThreads : OpRewritePattern<linalg::GenericOp> {
 //===----------------------------------------------------------------------===//
 
 /// Chunks whose loads are in flight together.
-static constexpr int64_t kChunksAtATime = 28;
+static constexpr int64_t kChunksAtATime = 56;
 
 namespace {
 /// Each thread adds up two neighbouring experts of a token at a time.

@@ -169,6 +169,8 @@ void RowSelection::widenWords() {
 }
 
 Value RowSelection::anyLane(Value condition) {
+  if (shape.lanes == kWarpSize)
+    return b.compare(CmpIPredicate::ne, b.ballot(condition), b.i32(0));
   Value flag = arith::ExtUIOp::create(b, b.getI32Type(), condition);
   flag = b.reduceLanes(flag, shape.lanes,
                        [&](Value l, Value r) { return b.either(l, r); });

@@ -143,6 +143,10 @@ private:
   // Choice
   SmallVector<Value> getChoiceScores();
   SmallVector<Value> findDropped(ArrayRef<Value> choice);
+  SmallVector<Value> findDroppedOfWarp(ArrayRef<Value> choice, int64_t lanes);
+  /// How many lanes share a group in each of their accesses, where these are
+  /// lanes of a warp that has the row alone; 0 otherwise.
+  int64_t getLanesOfGroup();
   SmallVector<Value> getGroupValues(ArrayRef<Value> choice);
   /// Condition that the lane's j-th expert belongs to `group`; null if it
   /// cannot.

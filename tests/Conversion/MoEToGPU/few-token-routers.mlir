@@ -12,9 +12,9 @@
 // CHECK-DAG:     %[[FEW:.*]] = affine.apply affine_map<()[s0] -> (-((s0 + 2147483391) floordiv 2147483648) + 1)>()[%[[N]]]
 // CHECK-DAG:     %[[FEWTOKENS:.*]] = arith.muli %[[N]], %[[FEW]]
 // CHECK:         %[[SUMS:.*]] = memref.alloc(%[[FEWTOKENS]]) : memref<?x112x256xf32>
-// CHECK:         %[[BLOCKS:.*]] = affine.apply affine_map<()[s0] -> ((s0 ceildiv 32) * 128)>()[%[[FEWTOKENS]]]
+// CHECK:         %[[BLOCKS:.*]] = affine.apply affine_map<()[s0] -> ((s0 ceildiv 32) * 112)>()[%[[FEWTOKENS]]]
 // CHECK:         scf.forall {{.*}} in (%[[BLOCKS]]) {
-// CHECK:           linalg.generic {{.*}} memref<32x7x64xbf16{{.*}} attrs = {moe.chunk_products}
+// CHECK:           linalg.generic {{.*}} memref<256x1x64xbf16{{.*}} attrs = {moe.chunk_products}
 // CHECK:         scf.forall {{.*}} in (%[[FEWTOKENS]]) {
 // CHECK:           memref.subview %[[SUMS]]
 // CHECK:           linalg.generic {{.*}} attrs = {moe.chunk_sums}
@@ -27,20 +27,19 @@
 // leaves a sum of its own.
 
 // KERNEL-LABEL: gpu.func @router_kernel
-// KERNEL-SAME:    moe.dynamic_smem = 57344 : i64
-// KERNEL-COUNT-7: nvvm.cp.async.commit.group
-// KERNEL-NOT:     nvvm.cp.async.shared.global
-// KERNEL:         nvvm.cp.async.wait.group 5
-// KERNEL:         nvvm.mma.sync
-// KERNEL:         llvm.store %{{.*}} : vector<2xf32>, !llvm.ptr<1>
+// KERNEL-NOT:     scf.for
+// KERNEL-COUNT-18: nvvm.cp.async.shared.global
+// KERNEL:         nvvm.cp.async.commit.group
 // KERNEL:         nvvm.cp.async.wait.group 0
+// KERNEL-COUNT-64: nvvm.mma.sync
+// KERNEL-COUNT-32: llvm.store %{{.*}} : vector<2xf32>, !llvm.ptr<1>
 // KERNEL-NOT:     scf.for
 // KERNEL:         gpu.return
 
 // They are added in their order, many loads at a time.
 
 // KERNEL-LABEL: gpu.func @router_kernel_1
-// KERNEL-COUNT-28: llvm.load %{{.*}} : !llvm.ptr<1> -> vector<2xf32>
+// KERNEL-COUNT-56: llvm.load %{{.*}} : !llvm.ptr<1> -> vector<2xf32>
 // KERNEL-NOT:     llvm.load
 // KERNEL:         gpu.barrier
 // KERNEL:         gpu.shuffle
@@ -80,27 +79,27 @@ func.func @router(%h: memref<?x7168xbf16>, %w: memref<256x7168xbf16>,
 
 // CHECK-LABEL: func.func @two_routers
 // CHECK-NOT:     moe.chunk_products
-func.func @two_routers(%h: memref<?x1024xbf16>, %w: memref<16x1024xbf16>,
-                       %v: memref<16x1024xbf16>, %z: memref<?x16xf32>,
-                       %y: memref<?x16xf32>) {
+func.func @two_routers(%h: memref<?x1024xbf16>, %w: memref<32x1024xbf16>,
+                       %v: memref<32x1024xbf16>, %z: memref<?x32xf32>,
+                       %y: memref<?x32xf32>) {
   %c0 = arith.constant 0 : index
   %n = memref.dim %h, %c0 : memref<?x1024xbf16>
   scf.forall (%i) = (0) to (%n) step (64) {
     %rows = affine.min affine_map<(d0)[s0] -> (-d0 + s0, 64)>(%i)[%n]
     %h_tile = memref.subview %h[%i, 0] [%rows, 1024] [1, 1]
         : memref<?x1024xbf16> to memref<?x1024xbf16, strided<[1024, 1], offset: ?>>
-    %z_tile = memref.subview %z[%i, 0] [%rows, 16] [1, 1]
-        : memref<?x16xf32> to memref<?x16xf32, strided<[16, 1], offset: ?>>
+    %z_tile = memref.subview %z[%i, 0] [%rows, 32] [1, 1]
+        : memref<?x32xf32> to memref<?x32xf32, strided<[32, 1], offset: ?>>
     moe.router_logits
         ins(%h_tile, %w : memref<?x1024xbf16, strided<[1024, 1], offset: ?>>,
-            memref<16x1024xbf16>)
-        outs(%z_tile : memref<?x16xf32, strided<[16, 1], offset: ?>>)
-    %y_tile = memref.subview %y[%i, 0] [%rows, 16] [1, 1]
-        : memref<?x16xf32> to memref<?x16xf32, strided<[16, 1], offset: ?>>
+            memref<32x1024xbf16>)
+        outs(%z_tile : memref<?x32xf32, strided<[32, 1], offset: ?>>)
+    %y_tile = memref.subview %y[%i, 0] [%rows, 32] [1, 1]
+        : memref<?x32xf32> to memref<?x32xf32, strided<[32, 1], offset: ?>>
     moe.router_logits
         ins(%h_tile, %v : memref<?x1024xbf16, strided<[1024, 1], offset: ?>>,
-            memref<16x1024xbf16>)
-        outs(%y_tile : memref<?x16xf32, strided<[16, 1], offset: ?>>)
+            memref<32x1024xbf16>)
+        outs(%y_tile : memref<?x32xf32, strided<[32, 1], offset: ?>>)
   } {mapping = [#gpu.block<x>]}
   return
 }
@@ -111,19 +110,19 @@ func.func @two_routers(%h: memref<?x1024xbf16>, %w: memref<16x1024xbf16>,
 
 // CHECK-LABEL: func.func @narrow
 // CHECK-NOT:     moe.chunk_products
-func.func @narrow(%h: memref<?x960xbf16>, %w: memref<16x960xbf16>, %z: memref<?x16xf32>) {
+func.func @narrow(%h: memref<?x960xbf16>, %w: memref<32x960xbf16>, %z: memref<?x32xf32>) {
   %c0 = arith.constant 0 : index
   %n = memref.dim %h, %c0 : memref<?x960xbf16>
   scf.forall (%i) = (0) to (%n) step (64) {
     %rows = affine.min affine_map<(d0)[s0] -> (-d0 + s0, 64)>(%i)[%n]
     %h_tile = memref.subview %h[%i, 0] [%rows, 960] [1, 1]
         : memref<?x960xbf16> to memref<?x960xbf16, strided<[960, 1], offset: ?>>
-    %z_tile = memref.subview %z[%i, 0] [%rows, 16] [1, 1]
-        : memref<?x16xf32> to memref<?x16xf32, strided<[16, 1], offset: ?>>
+    %z_tile = memref.subview %z[%i, 0] [%rows, 32] [1, 1]
+        : memref<?x32xf32> to memref<?x32xf32, strided<[32, 1], offset: ?>>
     moe.router_logits
         ins(%h_tile, %w : memref<?x960xbf16, strided<[960, 1], offset: ?>>,
-            memref<16x960xbf16>)
-        outs(%z_tile : memref<?x16xf32, strided<[16, 1], offset: ?>>)
+            memref<32x960xbf16>)
+        outs(%z_tile : memref<?x32xf32, strided<[32, 1], offset: ?>>)
   } {mapping = [#gpu.block<x>]}
   return
 }

@@ -27,12 +27,12 @@ def named(text):
 @pytest.mark.parametrize("name, size, launches, sms, kilobytes, microseconds", [
     ("topk_renorm 16384x128", 16384, 1, 132, 3.0, 3.8),
     ("topk_renorm 8192x256", 8192, 1, 132, 3.3, 3.6),
-    ("grouped_topk 8192x256", 8192, 1, 132, 1.2, 22),
+    ("grouped_topk 8192x256", 8192, 1, 132, 2, 13),
     ("adjacency_update 16384", 16384, 2, 132, 0.6, 6),
     ("mad_dispersion 16384x512", 2048, 4, 64, 1.2, 28),
-    ("router 32x7168 -> 256 k8", 32, 2, 32, 6, 6.5),
-    ("router 1x7168", 1, 2, 1, 3, 8.5),
-    ("router 32x7168 -> 256 sigmoid", 32, 2, 32, 3, 9.5),
+    ("router 32x7168 -> 256 k8", 32, 2, 32, 6, 5.6),
+    ("router 1x7168", 1, 2, 1, 5, 5.4),
+    ("router 32x7168 -> 256 sigmoid", 32, 2, 32, 5, 6),
     ("router 16384x7168", 16384, 1, 132, 17, 440),
     ("dispatch 64 k8", 64, 1, 1, 0.5, 4),
     ("dispatch 8192 k8", 8192, 2, 128, 0.5, 6),
@@ -57,7 +57,7 @@ def test_few_tokens_fill_the_chip_with_weights(tokens):
     call = named("router 32x7168 -> 256 k8")
     record = recorded.record(dataclasses.replace(call, size=tokens, simulated=()))
     products, sums = recorded.time_call(record, chips.H200).estimates
-    assert products.used_sms >= 128 and products.bytes_in_flight >= 7 * 1024
+    assert products.used_sms >= 112 and products.bytes_in_flight >= 7 * 1024
     assert sums.used_sms >= tokens
     assert all(launch.code.spilled == 0 for launch in record.launches)
 

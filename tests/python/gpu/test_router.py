@@ -157,13 +157,13 @@ def test_few_tokens_have_the_bits_of_many(dtype):
 
 @pytest.mark.parametrize("chip", ["sm_80", "sm_86", "sm_90a", "sm_120"])
 def test_few_tokens_have_the_same_bits_on_every_chip(chip):
-    h, w = wide_operands(35, 48, 1088, torch.bfloat16)
+    h, w = wide_operands(35, 96, 1088, torch.bfloat16)
     expected, found = route(h, w, 6), route(h, w, 6, chip=chip)
     assert torch.equal(expected[0], found[0]) and torch.equal(expected[1], found[1])
     assert found[2] == CUT
 
 
-@pytest.mark.parametrize("e, d, k", [(16, 1024, 2), (160, 1280, 6), (32, 2880, 4), (256, 2048, 8)])
+@pytest.mark.parametrize("e, d, k", [(32, 1024, 2), (160, 1280, 6), (64, 2880, 4), (256, 2048, 8)])
 def test_few_tokens_choose_the_experts_of_the_exact_logits(e, d, k):
     h, w = wide_operands(5, e, d, torch.bfloat16, seed=e)
     gates, indices, kernels = route(h, w, k)
@@ -186,6 +186,31 @@ def test_a_known_number_of_few_tokens_has_no_kernel_for_many(n):
     assert torch.equal(gates, expected[0]) and torch.equal(indices, expected[1])
 
 
-def test_few_narrow_tokens_are_work_of_one_block():
-    h, w = wide_operands(3, 16, 960, torch.bfloat16)
+@pytest.mark.parametrize("e, d", [(32, 960), (48, 1024)])
+def test_tokens_that_are_not_cut_are_work_of_one_block(e, d):
+    h, w = wide_operands(3, e, d, torch.bfloat16)
     assert route(h, w, 2)[2] == ["route_kernel"]
+
+
+@pytest.mark.parametrize("e, groups", [(256, 8), (128, 8), (256, 64), (384, 4)])
+def test_groups_of_few_tokens_are_those_of_many(e, groups):
+    """Where a warp has a token alone, its lanes share the groups. Half of the experts are equal
+    to others, and so are half of the groups: of these the lower ones count."""
+    h, w = wide_operands(258, e, 1024, torch.bfloat16)
+    w[e // 2:] = w[:e // 2]
+    w[:e // groups] = w[e // groups:2 * (e // groups)]
+    h[1], h[2, 0] = 0.0, math.nan
+    text = router_text(e, 1024, 4, dtype=h.dtype).replace(
+        "%w: ", "%select: tensor<{0}xf32>, %w: ".format(e)).replace(
+        "outs(%g0", "bias(%select : tensor<{0}xf32>) outs(%g0".format(e)).replace(
+        "%i0 : tensor<?x4xf32>, tensor<?x4xi32>)",
+        "%i0 : tensor<?x4xf32>, tensor<?x4xi32>) {score = #moe.score_function<sigmoid>, "
+        f"n_group = {groups} : i64, topk_group = {groups // 2} : i64, eps = 1.0e-20 : f64}}")
+    bias = torch.zeros(e)
+    found = []
+    for n in (258, 5):
+        gates, indices = torch.full((n, 4), 77.0), torch.full((n, 4), 77, dtype=torch.int32)
+        reports = compile_function(text)(h[:n].contiguous(), bias, w, gates, indices)
+        assert [report.kernel for report in reports] == (CUT if n == 5 else ["route_kernel_2"])
+        found.append((gates.view(torch.int32)[:5], indices[:5]))
+    assert all(torch.equal(*pair) for pair in zip(*found))
