@@ -98,8 +98,8 @@ Value DispatchMeaning::buildCapacity() {
   if (op.getCapacity())
     return op.getCapacity();
   Value bound = mlir::moe::buildCapacity(
-      b, op, domain.getSizeValue(dispatch::n),
-      domain.getSizeValue(dispatch::e), domain.getSizeValue(dispatch::k));
+      b, op, domain.getSizeValue(dispatch::n), domain.getSizeValue(dispatch::e),
+      domain.getSizeValue(dispatch::k));
   return bound ? b.castInt(bound, i32) : Value();
 }
 
