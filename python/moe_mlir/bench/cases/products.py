@@ -1,5 +1,10 @@
-"""Products of an imported model, x [m, k] by a constant weight [n, k], beside torch's own."""
+"""Products of an imported model, x [m, k] by a constant weight [n, k], beside torch's own.
 
+With `packed` the weight was packed once, by `moe_mlir.pack_linears`; without, it is read
+where it lies and becomes panels in each call.
+"""
+
+import copy
 import functools
 from typing import Any
 
@@ -12,7 +17,9 @@ from ..rows import Case, Goal, assert_within, normal
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-def product(m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Case:
+def product(
+    m: int, n: int, k: int, dtype: torch.dtype, packed: bool = False, **options: Any,
+) -> Case:
     @functools.cache
     def layer():
         linear = torch.nn.Linear(k, n, bias=False, dtype=dtype)
@@ -21,7 +28,11 @@ def product(m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Case:
 
     @functools.cache
     def compiled():
-        return moe_mlir.compile(layer(), inputs(0))
+        model = layer()
+        if packed:
+            model = copy.deepcopy(model)
+            moe_mlir.pack_linears(model)
+        return moe_mlir.compile(model, inputs(0))
 
     def inputs(seed):
         return (normal(m, k, seed=seed, dtype=dtype),)
@@ -35,7 +46,7 @@ def product(m: int, n: int, k: int, dtype: torch.dtype, **options: Any) -> Case:
     of_peak = (Goal("percent_of_limit", 85),) if dtype == torch.float32 else ()
     return Case(
         op="product",
-        shape=dict(m=m, n=n, k=k),
+        shape=dict(m=m, n=n, k=k) | ({"packed": True} if packed else {}),
         dtype=dtype,
         inputs=inputs,
         ours=lambda x: compiled()(x),
@@ -52,7 +63,8 @@ _SHAPES = (*((n, n, n) for n in (256, 512, 1024, 2048, 4096)),
            *((m, 1024, 1024) for m in (16, 64, 4096)))
 
 ROWS = [
-    product(*shape, dtype, quick=max(shape) <= 1024)
+    product(*shape, dtype, packed, quick=max(shape) <= 1024)
+    for packed in (False, True)
     for dtype in (torch.float32, torch.bfloat16)
     for shape in _SHAPES
 ]
