@@ -152,6 +152,7 @@ class Case:
     compiled: Callable | None = None  # what torch.compile gets where it is not `eager`
     gradients: tuple = ()
     quick: bool = True
+    more_rounds: int = 1  # times the rounds of the run: short calls find a quiet moment in many
     goals: tuple = ()
     why: str = ""  # where a goal is missed: the reason, for the page
 
@@ -168,7 +169,7 @@ class Case:
         sets = [first] + [self.inputs(100 * i) for i in range(1, count)]
         thunks = {name: [self._thunk(f, s) for s in sets] for name, f in rivals.items()}
         samples = timing.Turns(thunks, context.threads).samples(
-            context.rounds, context.seconds
+            self.more_rounds * context.rounds, context.seconds
         )
         peaks = {name: timing.peak_mb(thunks[name][0]) for name in ("ours", "eager")}
         return self._record(context, samples, peaks)
