@@ -11,7 +11,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -82,7 +82,7 @@ class Checker:
 
 
 @contextlib.contextmanager
-def checked(checker: Checker):
+def checked(checker: Checker) -> Iterator[None]:
     """Inside, launches of Triton's kernels go to `checker`. Of an autotuned one the first
     configuration is taken: times in the simulator say nothing."""
     from triton.runtime import driver

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from .._log import warn_user
 from ..formulas import blend_counts, co_selections
 from ._composed import ComposedRouter
 from ._router import Device, Router, add_counts, sum_over_ranks
@@ -89,7 +90,8 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
 
     g = A softmax(z), A a moving average of how often experts are chosen
     together, by the base scores (C21). A starts at zero, so the first step
-    routes nothing (E17), unless `cold_start="base"`.
+    routes nothing (E17), unless `cold_start="base"`. A router that is made
+    without `cold_start` warns of that.
 
     `base` puts it on another router: XMoE, or a SimilaritySMoE, whose mixed
     probabilities it then smooths and counts (App. H).
@@ -100,9 +102,11 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
     Args:
         beta, norm, diagonal: of `adjacency_update`.
         threshold: entries of A below it are dropped at use (G.3: 0.05).
+        cold_start: "base" routes by the base probabilities where A gives nothing yet;
+            "literal" (default) does as the paper says.
         init: of A, "zero" (best in Table 13), "uniform", "kaiming", "xavier".
 
-    >>> router = SymphonySMoE(16, 8, 2)
+    >>> router = SymphonySMoE(16, 8, 2, cold_start="literal")
     >>> h = torch.randn(4, 16)
     >>> bool(router(h).gates.any())
     False
@@ -123,14 +127,18 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
         norm: Literal["row", "col", "eq7"] = "row",
         diagonal: bool = True,
         threshold: float = 0.0,
-        cold_start: Literal["literal", "base"] = "literal",
+        cold_start: Literal["literal", "base"] | None = None,
         init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
         device: Device = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
-        self.threshold, self.cold_start = threshold, cold_start
+        if cold_start is None and init == "zero":
+            warn_user("SymphonySMoE has gates of zero until the first update_routers(model): its "
+                      "graph of experts is empty; pass cold_start='base' to route by the base "
+                      "probabilities until then, or cold_start='literal' to keep the paper's rule")
+        self.threshold, self.cold_start = threshold, cold_start or "literal"
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 
     def mix(

@@ -4,6 +4,8 @@ The matrix comes from the classes of `moe_mlir.nn`, so that a new router enters
 it by itself.
 """
 
+import warnings
+
 import pytest
 import torch
 from composition import (
@@ -186,6 +188,17 @@ def test_a_method_over_acmoe_hands_the_clusters_on(method):
     assert set(state) == {"prev_indices", "prev_gates", "prev_h"}
     assert torch.equal(state["prev_indices"], first(H).indices)
     assert not torch.equal(second(H, **state).logits, second(H).logits)
+
+
+def test_symphony_warns_of_its_first_step_unless_that_was_chosen():
+    with pytest.warns(UserWarning, match="gates of zero until the first update_routers") as caught:
+        router = nn.SymphonySMoE(D, E, K, impl="torch")
+    assert [w.filename for w in caught] == [__file__] and router.cold_start == "literal"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nn.SymphonySMoE(D, E, K, cold_start="literal")
+        nn.SymphonySMoE(D, E, K, cold_start="base")
+        nn.SymphonySMoE(D, E, K, init="uniform")
 
 
 def test_symphony_over_deepseek_is_deepseek_with_symphony():

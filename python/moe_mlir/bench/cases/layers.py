@@ -100,7 +100,7 @@ def _acmoe(tokens, sizes):
 
 
 def _symphony(tokens, sizes):
-    router = nn.SymphonySMoE(*sizes)
+    router = nn.SymphonySMoE(*sizes, cold_start="literal")
     graph = torch.rand(sizes[1], sizes[1])
     return router, lambda: router(tokens.h, adjacency=graph)
 
