@@ -16,9 +16,14 @@ target_compile_options(MoEMLIROptions INTERFACE
   $<$<BOOL:${MOE_ENABLE_ASSERTIONS}>:-UNDEBUG>)
 
 # The shared libraries, by their own names: a static MLIR archive beside
-# libMLIR.so would give one process two sets of TypeIDs.
+# libMLIR.so would give one process two sets of TypeIDs. A bundle has neither.
 add_library(MoEMLIRLibraries INTERFACE)
-target_link_libraries(MoEMLIRLibraries INTERFACE MLIR LLVM)
+if(MOE_BUNDLE_LLVM)
+  include(BundleLLVM)
+  target_link_libraries(MoEMLIRLibraries INTERFACE moe_compiler)
+else()
+  target_link_libraries(MoEMLIRLibraries INTERFACE MLIR LLVM)
+endif()
 
 # Parsing MLIR's headers takes most of a compilation's time: precompiled, a file
 # takes a quarter of it. Only upstream headers are in it, so it is made once.
@@ -56,15 +61,32 @@ endfunction()
 # add_moe_tool(<name> <source>... [LINK_LIBS <lib>...])
 function(add_moe_tool name)
   cmake_parse_arguments(ARG "" "" "LINK_LIBS" ${ARGN})
-  add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
-  target_link_libraries(${name} PRIVATE MoEMLIROptions ${ARG_LINK_LIBS}
-    MoEMLIRLibraries)
-  target_compile_options(${name} PRIVATE -fPIC)
-  target_precompile_headers(${name} REUSE_FROM MoEPrecompiledHeaders)
-  add_dependencies(${name} MoETableGen)
+  if(MOE_BUNDLE_LLVM)
+    moe_add_bundled_tool(${name} ${ARG_UNPARSED_ARGUMENTS})
+  else()
+    add_executable(${name} ${ARG_UNPARSED_ARGUMENTS})
+    moe_set_tool_options(${name})
+    target_link_libraries(${name} PRIVATE ${ARG_LINK_LIBS} MoEMLIRLibraries)
+  endif()
   # Installed, the libraries are found beside us in site-packages.
   set_target_properties(${name} PROPERTIES
     BUILD_RPATH "${MLIR_INSTALL_PREFIX}/lib;${LLVM_LIBRARY_DIR}"
-    INSTALL_RPATH "$ORIGIN/..;$ORIGIN/../../mlir/lib;$ORIGIN/../../llvm/lib")
+    INSTALL_RPATH "${MOE_TOOL_RPATH}")
   install(TARGETS ${name} RUNTIME DESTINATION ${MOE_INSTALL_DIR}/bin)
 endfunction()
+
+# The options of a target that holds the sources of a tool.
+function(moe_set_tool_options target)
+  target_link_libraries(${target} PRIVATE MoEMLIROptions)
+  target_compile_options(${target} PRIVATE -fPIC)
+  target_precompile_headers(${target} REUSE_FROM MoEPrecompiledHeaders)
+  add_dependencies(${target} MoETableGen)
+endfunction()
+
+# Installed, what we link lies beside us, and LLVM's wheels beside the package.
+set(MOE_MODULE_RPATH "$ORIGIN")
+set(MOE_TOOL_RPATH "$ORIGIN/..")
+if(NOT MOE_BUNDLE_LLVM)
+  list(APPEND MOE_MODULE_RPATH "$ORIGIN/../mlir/lib" "$ORIGIN/../llvm/lib")
+  list(APPEND MOE_TOOL_RPATH "$ORIGIN/../../mlir/lib" "$ORIGIN/../../llvm/lib")
+endif()

@@ -201,8 +201,8 @@ def test_groups_of_few_tokens_are_those_of_many(e, groups):
     w[:e // groups] = w[e // groups:2 * (e // groups)]
     h[1], h[2, 0] = 0.0, math.nan
     text = router_text(e, 1024, 4, dtype=h.dtype).replace(
-        "%w: ", "%select: tensor<{0}xf32>, %w: ".format(e)).replace(
-        "outs(%g0", "bias(%select : tensor<{0}xf32>) outs(%g0".format(e)).replace(
+        "%w: ", f"%select: tensor<{e}xf32>, %w: ").replace(
+        "outs(%g0", f"bias(%select : tensor<{e}xf32>) outs(%g0").replace(
         "%i0 : tensor<?x4xf32>, tensor<?x4xi32>)",
         "%i0 : tensor<?x4xf32>, tensor<?x4xi32>) {score = #moe.score_function<sigmoid>, "
         f"n_group = {groups} : i64, topk_group = {groups // 2} : i64, eps = 1.0e-20 : f64}}")

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "utils"))
+
+import wheel_report  # noqa: E402
+
 pytestmark = pytest.mark.long
 ONE_OP = """
 import moe_mlir, torch
@@ -51,6 +55,21 @@ def test_pip_install_gives_tools_and_ops(tmp_path):
     run(scripts / "moe-opt", tmp_path / "affine.mlir", env=environment)
     package = run(scripts / "python", "-c", ONE_OP, env=environment, cwd=tmp_path).stdout.strip()
     assert Path(package).is_relative_to(tmp_path / "venv")
+    assert_llvm_is_within(Path(package).parent)
+
+
+def assert_llvm_is_within(package):
+    """No wheel of LLVM beside ours, and of ours one library that exports no more than is called."""
+    assert not [name for name in ("llvm", "mlir") if (package.parent / name).exists()]
+    library = package / "libmoe_compiler.so"
+    needed = run("readelf", "-d", library).stdout
+    assert "libmoe_runtime.so" in needed and "LLVM" not in needed and "MLIR" not in needed
+    symbols = [line.split()[-1] for line in run("nm", "-D", "--defined-only", "-C", library)
+               .stdout.splitlines()]
+    foreign = [name for name in symbols if not name.startswith("moe") and "char**)" not in name]
+    assert not [name for name in foreign if "getStaticCache" not in name]
+    wheel = wheel_report.entries(package)
+    assert sum(e.packed for e in wheel) < 60e6 and sum(e.size for e in wheel) < 180e6
 
 
 def test_the_set_up_says_how_long_it_takes_and_nothing_of_the_compiler(tmp_path):
