@@ -94,7 +94,7 @@ def test_the_page_of_commands_says_what_the_helps_say():
     page = (ROOT / "docs" / "Commands.md").read_text()
     rows = re.findall(r"^\| `moe (\S+)` \| (.*) \| `(.*)` \|$", page, re.MULTILINE)
     assert rows == [(c.name, c.summary, c.example) for group in GROUPS.values() for c in group]
-    assert all(f"### {title}\n" in page for title in GROUPS)
+    assert all(f"\n## {title}\n" in page for title in GROUPS)
 
 
 # -------------------------------------------------------------------- smallest use

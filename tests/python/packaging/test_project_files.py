@@ -23,7 +23,7 @@ def test_the_license_is_the_one_that_the_metadata_name():
     assert PROJECT["license"] in text and PROJECT["license"] in CITATION
     for part in ("TERMS AND CONDITIONS", "END OF TERMS AND CONDITIONS", "LLVM Exceptions to the"):
         assert part in text
-    assert PROJECT["license-files"] == ["LICENSE"]
+    assert PROJECT["license-files"] == ["LICENSE", "THIRD_PARTY_NOTICES"]
 
 
 @pytest.mark.parametrize("name, pattern", [
