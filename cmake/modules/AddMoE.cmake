@@ -16,13 +16,16 @@ target_compile_options(MoEMLIROptions INTERFACE
   $<$<BOOL:${MOE_ENABLE_ASSERTIONS}>:-UNDEBUG>)
 
 # The shared libraries, by their own names: a static MLIR archive beside
-# libMLIR.so would give one process two sets of TypeIDs. A bundle has neither.
+# libMLIR.so would give one process two sets of TypeIDs.
 add_library(MoEMLIRLibraries INTERFACE)
+target_link_libraries(MoEMLIRLibraries INTERFACE MLIR LLVM)
+
+# What a user of the C API links.
 if(MOE_BUNDLE_LLVM)
   include(BundleLLVM)
-  target_link_libraries(MoEMLIRLibraries INTERFACE moe_compiler)
+  set(MOE_COMPILER_LIBRARIES moe_compiler moe_runtime)
 else()
-  target_link_libraries(MoEMLIRLibraries INTERFACE MLIR LLVM)
+  set(MOE_COMPILER_LIBRARIES MoECAPI MoEMLIRLibraries)
 endif()
 
 # Parsing MLIR's headers takes most of a compilation's time: precompiled, a file
