@@ -40,8 +40,8 @@ _WHY_FEW_TOKENS = (
     "run; a peer that reads the same bytes at 0.8 of it leaves no more than the ratio at the limit.")
 _WHY_MANY_TOKENS = (
     "The limit is the longer of reading all weights and of the multiply-adds. An expert with 32 to "
-    "256 rows does both in turns: its first tile of rows waits for memory. The two together are 85 "
-    "to 100 % of the time measured.")
+    "128 rows, on average, does both in turns: its first tile of rows waits for memory. The two "
+    "together are 85 to 100 % of the time measured.")
 
 
 @dataclass(frozen=True)
