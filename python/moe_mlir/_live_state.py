@@ -6,6 +6,8 @@ optimizer or tied weights may put another tensor, or another memory, in the
 place of the one that was traced.
 """
 
+from __future__ import annotations
+
 import torch
 
 
@@ -38,6 +40,51 @@ class LiveState:
         return (all(module.training == mode for module, mode in self._modes)
                 and all(_find(self._model, a) is _find(self._model, b) for a, b in self._tied))
 
+    def places(self) -> Places:
+        """What tells that the model is as it is now, and where it holds the weights."""
+        places = Places({(id(vars(m)), "training"): (vars(m).get, "training", mode)
+                         for m, mode in self._modes})
+        for name in (*self._names, *(name for pair in self._tied for name in pair)):
+            places.add(self._model, name)
+        places.tied = [(*places.holders[a], *places.holders[b]) for a, b in self._tied]
+        return places
+
+
+class Places:
+    """Dictionaries of a model, by their `get`, and the names that they are asked for.
+
+    Attributes:
+        fixed: (get, name, expected): modules, their modes, and names that no tensor hides.
+        holders: dotted name of a weight -> (get, name) of the dictionary that holds it.
+        tied: (get, name, get, name) of two that are one tensor.
+    """
+
+    def __init__(self, fixed: dict):
+        self._fixed = fixed
+        self.holders: dict[str, tuple] = {}
+        self.tied: list[tuple] = []
+
+    @property
+    def fixed(self) -> list[tuple]:
+        return list(self._fixed.values())
+
+    def add(self, model, name: str) -> None:
+        """The way from the model to a tensor that it has."""
+        *owners, leaf = name.split(".")
+        for owner in owners:
+            held, model = model._modules, model._modules[owner]
+            self._fixed[id(held), owner] = held.get, owner, model
+        for tensors in _tensors_of(model):
+            if tensors.get(leaf) is not None:
+                self.holders[name] = tensors.get, leaf
+                return
+            self._fixed[id(tensors), leaf] = tensors.get, leaf, None
+
+
+def _tensors_of(module):
+    """The dictionaries that may hold a weight of a module, the first that does first."""
+    return module._parameters, module._buffers, vars(module)
+
 
 def _find(model, name):
     """The tensor at a dotted name of the model; None where there is none."""
@@ -46,7 +93,7 @@ def _find(model, name):
         model = model._modules.get(owner)
         if model is None:
             return None
-    for tensors in (model._parameters, model._buffers, vars(model)):
+    for tensors in _tensors_of(model):
         if (tensor := tensors.get(leaf)) is not None:
             return tensor if isinstance(tensor, torch.Tensor) else None
     return None

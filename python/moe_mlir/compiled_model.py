@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ._known_calls import KnownCall, call_key
 from ._log import warn_user
 from ._static_cache import caches_of, take_apart
 from ._without_cache import refuse_cache
@@ -22,6 +23,8 @@ from .frontends.export import Module, export
 _log = logging.getLogger("moe_mlir.compile")
 # The programs of one model; the one that was not used for longest goes first.
 _MOST_PROGRAMS = 8
+# Calls of so many sizes are known; past that, all are forgotten.
+_MOST_KNOWN_CALLS = 256
 # Tracing sets modes of the process.
 _tracing = threading.RLock()
 
@@ -105,14 +108,36 @@ class CompiledModel:
     def _prepare(self) -> None:
         """What a copy, or another process, makes anew."""
         self._lock = threading.Lock()
+        self._known_calls: dict[tuple, KnownCall] = {}
         self._signature = None if self.model is None else inspect.signature(self.model.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key = call_key(args, kwargs)
+        known = None if key is None else self._known_calls.get(key)
+        if known is not None:
+            outputs = known.run((*args, *kwargs.values()))
+            if outputs is not None:
+                if known.program is not self._programs[0]:
+                    self._use(known.program)
+                return outputs[0]
+            self._known_calls = {}  # the model changed
         values = self._values(args, kwargs)
         program, operands = self._find(values)
         if program is None:
             program, operands = self._retrace(values, args, kwargs)
-        return program.run(operands, [parts.cache for parts in caches_of(values)])
+        outputs = program.run(operands, [parts.cache for parts in caches_of(values)])
+        if key is not None:
+            self._remember(key, program, operands, (*args, *kwargs.values()))
+        return outputs
+
+    def _remember(self, key, program, operands, given) -> None:
+        """Lets calls like this one skip the search for their program."""
+        known = KnownCall.of(program, operands, given)
+        if known is None:
+            return
+        if len(self._known_calls) >= _MOST_KNOWN_CALLS:
+            self._known_calls = {}
+        self._known_calls[key] = known
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' `model.generate`, whose forward is this compiled code.
@@ -205,6 +230,7 @@ class CompiledModel:
                     f"{type(self.model).__name__} was called in more than {_MOST_PROGRAMS} ways, "
                     "each of which is a program of its own; the oldest is dropped. "
                     "MOE_MLIR_LOGS=compile shows why")
+                self._known_calls = {}  # of the one that goes, too
             self._programs = programs[:_MOST_PROGRAMS]
 
     def _retrace(self, values, args, kwargs):
@@ -249,7 +275,7 @@ class CompiledModel:
                              f"{type(model).__name__} itself, not compiled; use .model.{name}")
 
     def __getstate__(self):
-        return {n: v for n, v in vars(self).items() if n not in ("_lock", "_signature")}
+        return {n: v for n, v in vars(self).items() if n not in ("_lock", "_signature", "_known_calls")}
 
     def __setstate__(self, state):
         vars(self).update(state)

@@ -44,23 +44,23 @@ class CompiledProgram:
         self.fixed = {name: named[name] for name, _, leaves in self._forms
                       if not any(leaf is _TENSOR for leaf in leaves)}
         arguments = module.program.arguments
-        self._inputs = [i for i, a in enumerate(arguments) if a.kind == "input"]
-        self._weights = [i for i, a in enumerate(arguments) if a.kind == "state"]
+        self.inputs = [i for i, a in enumerate(arguments) if a.kind == "input"]
+        self.weights = [(i, a.name) for i, a in enumerate(arguments) if a.kind == "state"]
         self._positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
         # result -> the argument that it updates
         self._updated = {i: self._positions[r.kind, r.name]
                          for i, r in enumerate(module.program.results) if r.kind != "output"}
         # Where the operands of the last call lay, which were found apart.
         self._apart: list | None = None
-        self._function = _compile_function(module, target, kernel_configs)
+        self.function = _compile_function(module, target, kernel_configs)
 
     def __getstate__(self):
-        return {name: value for name, value in vars(self).items() if name != "_function"} | {
+        return {name: value for name, value in vars(self).items() if name != "function"} | {
             "_apart": None}
 
     def __setstate__(self, state):
         vars(self).update(state)
-        self._function = _compile_function(self.module, self.target, self._kernel_configs)
+        self.function = _compile_function(self.module, self.target, self._kernel_configs)
 
     # ---- which calls -------------------------------------------------------
 
@@ -69,7 +69,7 @@ class CompiledProgram:
         tensors = self._tensors(values)
         operands = [None] * len(self.module.program.arguments)
         self._read_weights(operands)
-        for position, tensor in zip(self._inputs, tensors, strict=True):
+        for position, tensor in zip(self.inputs, tensors, strict=True):
             operands[position] = tensor
         self._check_kinds(operands)
         self._symbols(operands)
@@ -103,7 +103,7 @@ class CompiledProgram:
             raise Misfit(ValueError("expected the model as it was exported, found another training "
                                     "mode or weights that are no longer tied; export it again"),
                          can_retrace=True)
-        for position in self._weights:
+        for position, _ in self.weights:
             argument = module.program.arguments[position]
             tensor = operands[position] = module.state[argument.name]
             if tensor.dtype != argument.dtype or tuple(tensor.shape) != argument.shape:
@@ -118,7 +118,7 @@ class CompiledProgram:
 
     def _check_kinds(self, operands) -> None:
         """What no other size could mend: types, dims, widths, devices."""
-        for position in self._inputs:
+        for position in self.inputs:
             argument, tensor = self.module.program.arguments[position], operands[position]
             if not isinstance(tensor, torch.Tensor):
                 problem: Exception = TypeError(f"expected a tensor, found {type(tensor).__name__}")
@@ -156,7 +156,7 @@ class CompiledProgram:
         symbols = {name: operands[position].shape[dim]
                    for name, (position, dim) in program.symbols.items()}
         self._check_conditions(symbols)
-        for position in self._inputs:
+        for position in self.inputs:
             argument, found = program.arguments[position], list(operands[position].shape)
             expected = [evaluate_text(size, symbols) for size in argument.shape]
             if found != expected:
@@ -191,25 +191,40 @@ class CompiledProgram:
 
         `caches` are those among the inputs, of which the model may return some.
         """
-        program = self.module.program
         if self._updated:
             self._require_apart(operands)
-        symbols = self._symbols(operands)
         plain = [_plain(tensor) for tensor in operands]
         device = operands[0].device if operands else torch.device("cpu")
         # Code for a CPU stores updates in their arguments, which are no results then.
         results = [plain[self._updated[i]] if i in self._updated and self.target == "cpu" else
-                   torch.empty([evaluate_text(s, symbols) for s in r.shape], dtype=r.dtype,
-                               device=device) for i, r in enumerate(program.results)]
-        self._function(*plain, *(r for i, r in enumerate(results)
+                   torch.empty(sizes, dtype=dtype, device=device)
+                   for i, (sizes, dtype) in enumerate(self.results_of(operands))]
+        self.function(*plain, *(r for i, r in enumerate(results)
                                  if i not in self._updated or self.target != "cpu"))
         for result, position in self._updated.items():
             if results[result].data_ptr() != operands[position].data_ptr():
                 operands[position].copy_(results[result])
-        flat = [results[value] if kind == "result" else value for kind, value in program.outputs]
+        return self.outputs_of(results, caches)
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether it updates nothing and returns no cache that it was given."""
+        return not self._updated and not self.module.returned_caches
+
+    def results_of(self, operands: Sequence[torch.Tensor]) -> list[tuple[list[int], torch.dtype]]:
+        """The sizes and the dtype of each result."""
+        symbols = self._symbols(operands)
+        return [([evaluate_text(size, symbols) for size in r.shape], r.dtype)
+                for r in self.module.program.results]
+
+    def outputs_of(self, results: Sequence[torch.Tensor], caches: Sequence[object] = ()) -> Any:
+        """The results as the model returns them."""
+        flat = [results[value] if kind == "result" else value
+                for kind, value in self.module.program.outputs]
         for leaf, number in self.module.returned_caches.items():
             flat[leaf] = caches[number]
-        return pytree.tree_unflatten(flat, self.module.out_spec)
+        spec = self.module.out_spec
+        return flat[0] if spec.is_leaf() else pytree.tree_unflatten(flat, spec)
 
     def _require_apart(self, operands) -> None:
         """What the model updates must not be seen under another name: the trace did not."""

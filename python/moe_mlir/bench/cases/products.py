@@ -22,8 +22,7 @@ _WHY_UNPACKED = (
     "and of 256, which packed weights save.")
 _WHY_PACKED = (
     "The limit is that of multiply-adds. Reading the weight from memory once is a third of it for "
-    "16 rows and a tenth for 64. Squares of 256 lose a tenth in turns with torch's that they do not "
-    "lose alone (432 us beside 450); the reason is not known.")
+    "16 rows and a tenth for 64.")
 
 
 def product(
