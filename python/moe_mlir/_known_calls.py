@@ -74,8 +74,9 @@ class KnownCall:
         numbers = {id(value): i for i, value in enumerate(given) if isinstance(value, torch.Tensor)}
         if len(numbers) != sum(isinstance(value, torch.Tensor) for value in given):
             return None  # one tensor twice: which input is which would be a guess
-        inputs = [(i, numbers.get(id(operands[i]))) for i in program.inputs]
-        if any(number is None for _, number in inputs):
+        inputs = [(i, numbers[id(operands[i])]) for i in program.inputs
+                  if id(operands[i]) in numbers]
+        if len(inputs) != len(program.inputs):
             return None
         places = program.module.state.places()
         constants: list = list(operands)
