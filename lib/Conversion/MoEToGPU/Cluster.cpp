@@ -15,6 +15,11 @@ using namespace mlir::moe;
 
 static constexpr unsigned kSharedSpace = 3, kClusterSpace = 7;
 
+void mlir::moe::setBlockThreads(ThreadBuilder &b, int64_t numThreads) {
+  auto loop = cast<scf::ForallOp>(b.getInsertionBlock()->getParentOp());
+  loop->setAttr(kBlockThreadsAttrName, b.getI32IntegerAttr(numThreads));
+}
+
 Cluster::Cluster(ThreadBuilder &b, BlockShape block,
                  ArrayRef<OpFoldResult> numClusters)
     : b(b), block(block), size(block.clusterBlocks) {

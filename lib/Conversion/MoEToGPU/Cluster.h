@@ -14,6 +14,13 @@
 
 namespace mlir::moe {
 
+/// The attribute of a loop over blocks that says of how many threads they are,
+/// where it is not as many as the pass has been told.
+inline constexpr llvm::StringLiteral kBlockThreadsAttrName =
+    "moe.block_threads";
+/// Gives the blocks of the loop whose body `b` is at the start of so many.
+void setBlockThreads(ThreadBuilder &b, int64_t numThreads);
+
 class Cluster {
 public:
   /// Opens a loop over the blocks of clusters, in up to two dims; `b` continues

@@ -7,6 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "Cluster.h"
 #include "FewTokenRouters.h"
 #include "KernelOutlining.h"
 #include "ThreadBuilder.h"
@@ -200,6 +201,11 @@ private:
   /// ones, want, and the ops take the best kernels for such blocks.
   BlockShape getBlock(scf::ForallOp forall, const KernelFacts &facts) {
     BlockShape block = getBlockShape(forall, blockSize);
+    if (auto given =
+            forall->getAttrOfType<IntegerAttr>(kBlockThreadsAttrName)) {
+      block.numThreads = given.getInt();
+      return block;
+    }
     SmallVector<std::pair<Operation *, SmallVector<KernelConfigAttr>>> choices;
     SetVector<int64_t> wanted, needed;
     forall.walk([&](MoEStructuredOpInterface op) {

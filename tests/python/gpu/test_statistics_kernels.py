@@ -68,7 +68,7 @@ def dispersion_reference(h, assign, e, measure):
 
 def check_dispersion(
     n, d, e, *, dtype=torch.float32, index_dtype=torch.int32, measure="mad", mask=False,
-    chip="sm_90",
+    chip="sm_90", launches=None,
 ):
     generator = torch.Generator().manual_seed(n + d + e)
     h = torch.randn(n, d, generator=generator).to(dtype)
@@ -83,6 +83,8 @@ def check_dispersion(
         dispersion_text(d, e, dtype, index_dtype, measure, mask), chip
     )
     outs = [torch.empty(e, d), torch.empty(e, d), torch.empty(e, dtype=torch.int32)]
+    if launches is not None:
+        assert len(function(*inputs, *outs)) == launches
     s, mean, count = launch(function, inputs, outs)
     expected = dispersion_reference(h.double().numpy(), real, e, measure)
     assert (count.numpy() == expected[2]).all()
@@ -107,11 +109,20 @@ def test_dispersion_of_more_clusters_than_a_range():
 
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_dispersion_of_more_tokens_than_a_part(index_dtype):
-    """Clusters of blocks that each leave a table: 8 blocks take 128 tokens each."""
-    check_dispersion(2500, 40, 3, index_dtype=index_dtype, mask=True)
+    """Clusters of blocks that each leave a table: 8 blocks take 256 tokens each."""
+    check_dispersion(2500, 24, 3, index_dtype=index_dtype, mask=True, launches=4)
 
 
-@pytest.mark.parametrize("n", [50, 300])
+def test_dispersion_of_as_many_tokens_as_a_part():
+    check_dispersion(2048, 24, 3, launches=1)
+
+
+@pytest.mark.parametrize("e", [1, 64])
+def test_all_tokens_in_few_clusters(e):
+    check_dispersion(257, 33, e, mask=True)
+
+
+@pytest.mark.parametrize("n", [50, 1100])
 @pytest.mark.parametrize("chip", ["sm_80", "sm_120"])
 def test_dispersion_on_other_chips(chip, n):
     """Without clusters of blocks each block is a part."""
