@@ -16,7 +16,7 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 
 if TYPE_CHECKING:
-    from .compiled_program import CompiledProgram
+    from .compiled_program import Call, CompiledProgram
 
 _CONSTANTS = frozenset({type(None), bool, int, float, str, torch.dtype})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -66,9 +66,9 @@ class KnownCall:
     results: Sequence[tuple[list[int], torch.dtype]]
 
     @staticmethod
-    def of(program: CompiledProgram, operands: Sequence[torch.Tensor],
-           given: Sequence[Any]) -> KnownCall | None:
-        """A call that ran with these operands; None if the next like it may need another look."""
+    def of(program: CompiledProgram, call: Call, given: Sequence[Any]) -> KnownCall | None:
+        """What was found out for a call that ran; None if the next like it may need another look."""
+        operands = call.operands
         if not program.is_pure or program.target != "cpu":
             return None
         numbers = {id(value): i for i, value in enumerate(given) if isinstance(value, torch.Tensor)}
@@ -83,12 +83,14 @@ class KnownCall:
         weights = []
         for i, name in program.weights:
             if name in places.holders:
+                if type(operands[i]) not in _TENSORS:
+                    return None  # `run` would refuse it each time
                 weights.append((i, *places.holders[name], operands[i].dtype))
                 constants[i] = None
         for i, _ in inputs:
             constants[i] = None
         return KnownCall(program, places.fixed, places.tied, weights, constants, inputs,
-                         program.results_of(operands))
+                         call.results)
 
     def run(self, given: Sequence[Any]) -> tuple[Any] | None:
         """The outputs, in a tuple; None if the model changed, or the code refuses an operand."""

@@ -8,6 +8,8 @@ place of the one that was traced.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 
@@ -42,61 +44,47 @@ class LiveState:
 
     def places(self) -> Places:
         """What tells that the model is as it is now, and where it holds the weights."""
-        places = Places({(id(vars(m)), "training"): (vars(m).get, "training", mode)
-                         for m, mode in self._modes})
+        fixed = {(id(vars(m)), "training"): (vars(m).get, "training", mode)
+                 for m, mode in self._modes}
+        holders = {}
         for name in (*self._names, *(name for pair in self._tied for name in pair)):
-            places.add(self._model, name)
-        places.tied = [(*places.holders[a], *places.holders[b]) for a, b in self._tied]
-        return places
+            *way, (held, leaf, _) = _steps(self._model, name)
+            fixed.update({(id(h), key): (h.get, key, answer) for h, key, answer in way})
+            holders[name] = held.get, leaf
+        tied = [(*holders[a], *holders[b]) for a, b in self._tied]
+        return Places(list(fixed.values()), holders, tied)
 
 
-class Places:
-    """Dictionaries of a model, by their `get`, and the names that they are asked for.
+class Places(NamedTuple):
+    """Dictionaries of a model, by their `get`, and the names that they are asked for."""
 
-    Attributes:
-        fixed: (get, name, expected): modules, their modes, and names that no tensor hides.
-        holders: dotted name of a weight -> (get, name) of the dictionary that holds it.
-        tied: (get, name, get, name) of two that are one tensor.
-    """
-
-    def __init__(self, fixed: dict):
-        self._fixed = fixed
-        self.holders: dict[str, tuple] = {}
-        self.tied: list[tuple] = []
-
-    @property
-    def fixed(self) -> list[tuple]:
-        return list(self._fixed.values())
-
-    def add(self, model, name: str) -> None:
-        """The way from the model to a tensor that it has."""
-        *owners, leaf = name.split(".")
-        for owner in owners:
-            held, model = model._modules, model._modules[owner]
-            self._fixed[id(held), owner] = held.get, owner, model
-        for tensors in _tensors_of(model):
-            if tensors.get(leaf) is not None:
-                self.holders[name] = tensors.get, leaf
-                return
-            self._fixed[id(tensors), leaf] = tensors.get, leaf, None
+    # (get, name, expected): modules, their modes, and names that no tensor hides.
+    fixed: list[tuple]
+    # Dotted name of a weight -> (get, name) of the dictionary that holds it.
+    holders: dict[str, tuple]
+    # (get, name, get, name) of two that are one tensor.
+    tied: list[tuple]
 
 
-def _tensors_of(module):
-    """The dictionaries that may hold a weight of a module, the first that does first."""
-    return module._parameters, module._buffers, vars(module)
+def _steps(model, name):
+    """(dictionary, key, answer) on the way to a dotted name; the last one has the tensor, if any."""
+    *owners, leaf = name.split(".")
+    for owner in owners:
+        held, model = model._modules, model._modules.get(owner)
+        yield held, owner, model
+        if model is None:
+            return
+    for held in (model._parameters, model._buffers, vars(model)):
+        answer = held.get(leaf)
+        yield held, leaf, answer
+        if answer is not None:
+            return
 
 
 def _find(model, name):
     """The tensor at a dotted name of the model; None where there is none."""
-    *owners, leaf = name.split(".")
-    for owner in owners:
-        model = model._modules.get(owner)
-        if model is None:
-            return None
-    for tensors in _tensors_of(model):
-        if (tensor := tensors.get(leaf)) is not None:
-            return tensor if isinstance(tensor, torch.Tensor) else None
-    return None
+    *_, (_, _, found) = _steps(model, name)
+    return found if isinstance(found, torch.Tensor) else None
 
 
 def _tied_names(model):

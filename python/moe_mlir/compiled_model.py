@@ -122,17 +122,17 @@ class CompiledModel:
                 return outputs[0]
             self._known_calls = {}  # the model changed
         values = self._values(args, kwargs)
-        program, operands = self._find(values)
+        program, call = self._find(values)
         if program is None:
-            program, operands = self._retrace(values, args, kwargs)
-        outputs = program.run(operands, [parts.cache for parts in caches_of(values)])
+            program, call = self._retrace(values, args, kwargs)
+        outputs = program.run(call, [parts.cache for parts in caches_of(values)])
         if key is not None:
-            self._remember(key, program, operands, (*args, *kwargs.values()))
+            self._remember(key, program, call, (*args, *kwargs.values()))
         return outputs
 
-    def _remember(self, key, program, operands, given) -> None:
+    def _remember(self, key, program, call, given) -> None:
         """Lets calls like this one skip the search for their program."""
-        known = KnownCall.of(program, operands, given)
+        known = KnownCall.of(program, call, given)
         if known is None:
             return
         if len(self._known_calls) >= _MOST_KNOWN_CALLS:
@@ -204,17 +204,17 @@ class CompiledModel:
     # ---- programs ----------------------------------------------------------
 
     def _find(self, values):
-        """The program for a call and its operands; (None, None) if one can be traced."""
+        """The program for a call and what it runs with; (None, None) if one can be traced."""
         misfits = []
         for program in self._programs:
             try:
-                operands = program.fit(values)
+                call = program.fit(values)
             except Misfit as misfit:
                 misfits.append(misfit)
                 continue
             if program is not self._programs[0]:
                 self._use(program)
-            return program, operands
+            return program, call
         final = next((m for m in misfits if not m.can_retrace), None)
         if final is not None or not self._can_retrace or not _has_tensors(values):
             raise (final or misfits[0]).error
@@ -236,9 +236,9 @@ class CompiledModel:
     def _retrace(self, values, args, kwargs):
         """A further program, with this call as its example."""
         with _tracing:
-            program, operands = self._find(values)  # another thread may have made it
+            program, call = self._find(values)  # another thread may have made it
             if program is not None:
-                return program, operands
+                return program, call
             given = self._named(args, kwargs)
             kwargs = {**kwargs, **{n: v for n, v in values.items()
                                    if n in self._fixed and n not in given}}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -24,6 +24,13 @@ class Misfit(Exception):
     def __init__(self, error: Exception, *, can_retrace: bool = False, is_size: bool = False):
         super().__init__(str(error))
         self.error, self.can_retrace, self.is_size = error, can_retrace, is_size
+
+
+class Call(NamedTuple):
+    """What code is run with: its operands, and (sizes, dtype) of each result."""
+
+    operands: list[torch.Tensor]
+    results: list[tuple[list[int], torch.dtype]]
 
 
 class CompiledProgram:
@@ -64,16 +71,17 @@ class CompiledProgram:
 
     # ---- which calls -------------------------------------------------------
 
-    def fit(self, values: dict) -> list:
-        """The operands of a call with these named inputs; raises Misfit."""
+    def fit(self, values: dict) -> Call:
+        """What a call with these named inputs runs with; raises Misfit."""
         tensors = self._tensors(values)
         operands = [None] * len(self.module.program.arguments)
         self._read_weights(operands)
         for position, tensor in zip(self.inputs, tensors, strict=True):
             operands[position] = tensor
         self._check_kinds(operands)
-        self._symbols(operands)
-        return operands
+        symbols = self._symbols(operands)
+        return Call(operands, [([evaluate_text(size, symbols) for size in r.shape], r.dtype)
+                               for r in self.module.program.results])
 
     def _tensors(self, values) -> list:
         """The tensor inputs in order; the rest must be what export saw."""
@@ -186,11 +194,12 @@ class CompiledProgram:
     # ---- the run -----------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, operands: list[torch.Tensor], caches: Sequence[object] = ()) -> Any:
-        """The model's outputs for operands that `fit` gave; updates what the model updates.
+    def run(self, call: Call, caches: Sequence[object] = ()) -> Any:
+        """The model's outputs for what `fit` gave; updates what the model updates.
 
         `caches` are those among the inputs, of which the model may return some.
         """
+        operands = call.operands
         if self._updated:
             self._require_apart(operands)
         plain = [_plain(tensor) for tensor in operands]
@@ -198,9 +207,9 @@ class CompiledProgram:
         # Code for a CPU stores updates in their arguments, which are no results then.
         results = [plain[self._updated[i]] if i in self._updated and self.target == "cpu" else
                    torch.empty(sizes, dtype=dtype, device=device)
-                   for i, (sizes, dtype) in enumerate(self.results_of(operands))]
+                   for i, (sizes, dtype) in enumerate(call.results)]
         self.function(*plain, *(r for i, r in enumerate(results)
-                                 if i not in self._updated or self.target != "cpu"))
+                                if i not in self._updated or self.target != "cpu"))
         for result, position in self._updated.items():
             if results[result].data_ptr() != operands[position].data_ptr():
                 operands[position].copy_(results[result])
@@ -210,12 +219,6 @@ class CompiledProgram:
     def is_pure(self) -> bool:
         """Whether it updates nothing and returns no cache that it was given."""
         return not self._updated and not self.module.returned_caches
-
-    def results_of(self, operands: Sequence[torch.Tensor]) -> list[tuple[list[int], torch.dtype]]:
-        """The sizes and the dtype of each result."""
-        symbols = self._symbols(operands)
-        return [([evaluate_text(size, symbols) for size in r.shape], r.dtype)
-                for r in self.module.program.results]
 
     def outputs_of(self, results: Sequence[torch.Tensor], caches: Sequence[object] = ()) -> Any:
         """The results as the model returns them."""
