@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
+
+from ._static_cache import caches_of, kept_tensors, token_count
+from ._updated_memory import UpdatedMemory
 
 if TYPE_CHECKING:
     from .compiled_program import Call, CompiledProgram
@@ -26,25 +29,49 @@ _CPU = torch.device("cpu")
 Place = tuple[Callable[[str], Any], str, Any]
 
 
-def call_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple | None:
-    """What calls that are alike have in common; None for one that is looked at each time.
+class GivenCall(NamedTuple):
+    """What a caller gave, as far as calls that are alike differ."""
+
+    # What they have in common.
+    key: tuple
+    # The tensors of the arguments, in order; those of a cache in its place.
+    tensors: list[torch.Tensor]
+    # The cache of keys and values among the arguments, and where its tensors begin.
+    cache: Any = None
+    cache_begin: int = 0
+
+
+def given_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GivenCall | None:
+    """The tensors of a call and what it is like; None for one that is looked at each time.
 
     >>> x = torch.zeros(2, 3)
-    >>> call_key((x,), {}) == call_key((torch.ones(2, 3),), {}), call_key((x.T,), {})
-    (True, None)
+    >>> given_call((x,), {}).key == given_call((torch.ones(2, 3),), {}).key
+    True
+    >>> given_call((x.T,), {}) is None
+    True
     """
     kinds: list[tuple] = []
+    tensors: list[torch.Tensor] = []
+    cache, begin = None, 0
     for value in (*args, *kwargs.values()):
         kind = type(value)
-        if kind in _TENSORS:
-            if not value.is_contiguous() or value.is_neg():
-                return None
-            kinds.append((value.dtype, value.shape, value.device))
-        elif kind in _CONSTANTS:
+        if kind in _CONSTANTS:
             kinds.append((kind, value))
+        elif kind in _TENSORS:
+            kinds.append((value.dtype, value.shape, value.device))
+            tensors.append(value)
         else:
+            kept = None if cache is not None else kept_tensors(value)
+            if kept is None:
+                return None
+            cache, begin = value, len(tensors)
+            kinds.append((kind, kept.lengths,
+                          *[(type(t), t.dtype, t.shape, t.device) for t in kept.tensors]))
+            tensors += kept.tensors
+    for tensor in tensors:
+        if type(tensor) not in _TENSORS or not tensor.is_contiguous() or tensor.is_neg():
             return None
-    return tuple(kwargs), tuple(kinds)
+    return GivenCall((tuple(kwargs), tuple(kinds)), tensors, cache, begin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +87,26 @@ class KnownCall:
     weights: Sequence[tuple[int, Callable[[str], Any], str, torch.dtype]]
     # The operands that no caller gives and no model holds; None in the place of others.
     constants: Sequence[torch.Tensor | None]
-    # (operand, number of the call's argument)
+    # (operand, number of the call's tensor)
     inputs: Sequence[tuple[int, int]]
-    # (sizes, dtype) of each result
-    results: Sequence[tuple[list[int], torch.dtype]]
+    # (sizes, dtype) of each result that is made anew; None for an updated operand.
+    results: Sequence[tuple[list[int], torch.dtype] | None]
+    memory: UpdatedMemory | None
+    # (number of the tensor that counts the tokens in the cache, the most before this call)
+    room: tuple[int, int] | None
 
     @staticmethod
-    def of(program: CompiledProgram, call: Call, given: Sequence[Any]) -> KnownCall | None:
-        """What was found out for a call that ran; None if the next like it may need another look."""
-        operands = call.operands
-        if not program.is_pure or program.target != "cpu":
+    def of(program: CompiledProgram, call: Call, given: GivenCall,
+           values: dict[str, Any]) -> KnownCall | None:
+        """What was found out for a call with these values by name, which ran.
+
+        None if the next call like it may need another look.
+        """
+        if program.target != "cpu" or program.returns_updated:
             return None
-        numbers = {id(value): i for i, value in enumerate(given) if isinstance(value, torch.Tensor)}
-        if len(numbers) != sum(isinstance(value, torch.Tensor) for value in given):
+        operands = call.operands
+        numbers = {id(tensor): i for i, tensor in enumerate(given.tensors)}
+        if len(numbers) != len(given.tensors):
             return None  # one tensor twice: which input is which would be a guess
         inputs = [(i, numbers[id(operands[i])]) for i in program.inputs
                   if id(operands[i]) in numbers]
@@ -89,10 +123,16 @@ class KnownCall:
                 constants[i] = None
         for i, _ in inputs:
             constants[i] = None
-        return KnownCall(program, places.fixed, places.tied, weights, constants, inputs,
-                         call.results)
+        updated = program.updated
+        return KnownCall(
+            program, places.fixed, places.tied, weights, constants, inputs,
+            [None if i in updated else result for i, result in enumerate(call.results)],
+            UpdatedMemory(updated.values(), program.inputs) if updated else None,
+            next(((given.cache_begin + cache.count_place,
+                   cache.form.lengths[0] - token_count(values.values()))
+                  for cache in caches_of(values)), None))
 
-    def run(self, given: Sequence[Any]) -> tuple[Any] | None:
+    def run(self, given: GivenCall) -> tuple[Any] | None:
         """The outputs, in a tuple; None if the model changed, or the code refuses an operand."""
         if peek_interpreter_stack() is not None:
             return None  # inside of vmap or grad
@@ -102,19 +142,25 @@ class KnownCall:
         for get, name, get_other, other in self.tied:
             if get(name) is not get_other(other):
                 return None
+        tensors = given.tensors
+        if self.room is not None and int(tensors[self.room[0]]) > self.room[1]:
+            return None  # the long way says so
         operands = list(self.constants)
         for i, get, name, dtype in self.weights:
             tensor = operands[i] = get(name)
             if type(tensor) not in _TENSORS or tensor.dtype is not dtype or tensor.is_neg():
                 return None
         for i, number in self.inputs:
-            operands[i] = given[number]
-        results = [torch.empty(sizes, dtype=dtype, device=_CPU) for sizes, dtype in self.results]
+            operands[i] = tensors[number]
+        if self.memory is not None and not self.memory.is_apart(operands):
+            return None
+        results = [None if made is None else torch.empty(made[0], dtype=made[1], device=_CPU)
+                   for made in self.results]
         try:
-            self.program.function(*operands, *results)
+            self.program.function(*operands, *[r for r in results if r is not None])
         except (TypeError, ValueError, RuntimeError, BufferError):
             return None  # refused before it ran: the long way says what is wrong, or traces again
-        return (self.program.outputs_of(results),)
+        return (self.program.outputs_of(results, (given.cache,)),)
 
 
-__all__ = ["KnownCall", "call_key"]
+__all__ = ["GivenCall", "KnownCall", "given_call"]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -58,9 +59,12 @@ class CacheTensors:
                 setattr(layer, name, next(tensors))
         return cache
 
+    # Of its tensors the one that counts the tokens held.
+    count_place = _OF_LAYER.index("cumulative_length")
+
     def require_room(self, tokens: int) -> None:
         """Raises where so many more tokens have no place: compiled code checks no position."""
-        held, room = int(self.tensors[_OF_LAYER.index("cumulative_length")]), self.form.lengths[0]
+        held, room = int(self.tensors[self.count_place]), self.form.lengths[0]
         if held + tokens > room:
             raise ValueError(f"expected at most {room - held} tokens, which the cache of {room} "
                              f"has room for beside the {held} that it holds, found {tokens}; make "
@@ -88,14 +92,45 @@ def take_apart(values: dict, model: torch.nn.Module | None) -> dict:
     """Inputs by name with caches as their tensors."""
     if not any(map(is_cache, values.values())):
         return values
-    tokens = next((x for x in values.values()
-                   if isinstance(x, torch.Tensor) and x.dim() >= 2), None)
+    tokens = _tokens(values.values())
     batch = 1 if tokens is None else tokens.shape[0]
     parts = {name: CacheTensors.of(value, model, batch) if is_cache(value) else value
              for name, value in values.items()}
     for part in caches_of(parts):
-        part.require_room(1 if tokens is None else tokens.shape[1])
+        part.require_room(token_count(values.values()))
     return parts
+
+
+def _tokens(values):
+    """The input whose dims are sequences and tokens, ids or activations: the first with two dims."""
+    return next((x for x in values if isinstance(x, torch.Tensor) and x.dim() >= 2), None)
+
+
+def token_count(values: Iterable[Any]) -> int:
+    """The tokens that a call adds to a cache."""
+    tokens = _tokens(values)
+    return 1 if tokens is None else tokens.shape[1]
+
+
+class KeptTensors(NamedTuple):
+    """The tensors that a cache has already, and the lengths of its layers."""
+
+    tensors: list[torch.Tensor]
+    lengths: tuple[int, ...]
+
+
+def kept_tensors(value: Any) -> KeptTensors | None:
+    """Those of a cache of fixed size, as `CacheTensors` has them; None if it has none yet."""
+    if not is_cache(value):
+        return None
+    fixed = sys.modules["transformers.cache_utils"].StaticLayer
+    tensors: list[torch.Tensor] = []
+    layers = value.layers
+    for layer in layers:
+        if type(layer) is not fixed or not layer.is_initialized:
+            return None
+        tensors += layer.keys, layer.values, layer.cumulative_length
+    return KeptTensors(tensors, tuple([layer.max_cache_len for layer in layers]))
 
 
 def caches_of(values: dict) -> list[CacheTensors]:

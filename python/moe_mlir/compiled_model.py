@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from ._known_calls import KnownCall, call_key
+from ._known_calls import KnownCall, given_call
 from ._log import warn_user
 from ._static_cache import caches_of, take_apart
 from ._without_cache import refuse_cache
@@ -112,10 +112,10 @@ class CompiledModel:
         self._signature = None if self.model is None else inspect.signature(self.model.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        key = call_key(args, kwargs)
-        known = None if key is None else self._known_calls.get(key)
-        if known is not None:
-            outputs = known.run((*args, *kwargs.values()))
+        given = given_call(args, kwargs)
+        known = None if given is None else self._known_calls.get(given.key)
+        if given is not None and known is not None:
+            outputs = known.run(given)
             if outputs is not None:
                 if known.program is not self._programs[0]:
                     self._use(known.program)
@@ -126,13 +126,12 @@ class CompiledModel:
         if program is None:
             program, call = self._retrace(values, args, kwargs)
         outputs = program.run(call, [parts.cache for parts in caches_of(values)])
-        if key is not None:
-            self._remember(key, program, call, (*args, *kwargs.values()))
+        if given is not None:
+            self._remember(given.key, KnownCall.of(program, call, given, values))
         return outputs
 
-    def _remember(self, key, program, call, given) -> None:
+    def _remember(self, key, known) -> None:
         """Lets calls like this one skip the search for their program."""
-        known = KnownCall.of(program, call, given)
         if known is None:
             return
         if len(self._known_calls) >= _MOST_KNOWN_CALLS:

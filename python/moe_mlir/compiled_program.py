@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from ._updated_memory import shared_pair
 from .frontends.export import Module
 from .sizes import evaluate_text, unmet_condition
 
@@ -55,7 +56,7 @@ class CompiledProgram:
         self.weights = [(i, a.name) for i, a in enumerate(arguments) if a.kind == "state"]
         self._positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
         # result -> the argument that it updates
-        self._updated = {i: self._positions[r.kind, r.name]
+        self.updated = {i: self._positions[r.kind, r.name]
                          for i, r in enumerate(module.program.results) if r.kind != "output"}
         # Where the operands of the last call lay, which were found apart.
         self._apart: list | None = None
@@ -200,28 +201,31 @@ class CompiledProgram:
         `caches` are those among the inputs, of which the model may return some.
         """
         operands = call.operands
-        if self._updated:
+        if self.updated:
             self._require_apart(operands)
         plain = [_plain(tensor) for tensor in operands]
         device = operands[0].device if operands else torch.device("cpu")
         # Code for a CPU stores updates in their arguments, which are no results then.
-        results = [plain[self._updated[i]] if i in self._updated and self.target == "cpu" else
+        results = [plain[self.updated[i]] if i in self.updated and self.target == "cpu" else
                    torch.empty(sizes, dtype=dtype, device=device)
                    for i, (sizes, dtype) in enumerate(call.results)]
         self.function(*plain, *(r for i, r in enumerate(results)
-                                if i not in self._updated or self.target != "cpu"))
-        for result, position in self._updated.items():
+                                if i not in self.updated or self.target != "cpu"))
+        for result, position in self.updated.items():
             if results[result].data_ptr() != operands[position].data_ptr():
                 operands[position].copy_(results[result])
         return self.outputs_of(results, caches)
 
     @property
-    def is_pure(self) -> bool:
-        """Whether it updates nothing and returns no cache that it was given."""
-        return not self._updated and not self.module.returned_caches
+    def returns_updated(self) -> bool:
+        """Whether outputs are results that update an argument, other than a cache that was given."""
+        return any(kind == "result" and value in self.updated
+                   for leaf, (kind, value) in enumerate(self.module.program.outputs)
+                   if leaf not in self.module.returned_caches)
 
-    def outputs_of(self, results: Sequence[torch.Tensor], caches: Sequence[object] = ()) -> Any:
-        """The results as the model returns them."""
+    def outputs_of(self, results: Sequence[torch.Tensor | None],
+                   caches: Sequence[object] = ()) -> Any:
+        """The results as the model returns them; those that are not returned may be None."""
         flat = [results[value] if kind == "result" else value
                 for kind, value in self.module.program.outputs]
         for leaf, number in self.module.returned_caches.items():
@@ -234,18 +238,12 @@ class CompiledProgram:
         places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in operands]
         if places == self._apart:
             return
-        arguments = self.module.program.arguments
-        updated = set(self._updated.values())
-        last, end = -1, 0
-        for begin, stop, position in sorted(map(_span, operands, range(len(operands)))):
-            if begin < end and (position in updated or last in updated):
-                one, other = (position, last) if position in updated else (last, position)
-                raise ValueError(
-                    f"expected '{arguments[one].name}', which the model updates in place, in "
-                    f"memory of its own, found it shared with '{arguments[other].name}'; pass "
-                    "a clone")
-            if stop > end:
-                last, end = position, stop
+        pair = shared_pair(operands, set(self.updated.values()))
+        if pair is not None:
+            one, other = (self.module.program.arguments[position].name for position in pair)
+            raise ValueError(
+                f"expected '{one}', which the model updates in place, in memory of its own, found "
+                f"it shared with '{other}'; pass a clone")
         self._apart = places
 
 
@@ -270,15 +268,6 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
 def _plain(tensor):
     """Contiguous memory without gradients, with negations of views carried out."""
     return tensor.detach().resolve_neg().contiguous()
-
-
-def _span(tensor, position):
-    """(begin, end, position) of the memory that a tensor may show; without elements it has none."""
-    if tensor.numel() == 0:
-        return 0, 0, position
-    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size(), position
 
 
 def _compile_function(module: Module, target: str, kernel_configs):

@@ -1,0 +1,83 @@
+"""The memory that a program updates in place, which no other operand may show.
+
+The trace saw each tensor under one name: code that writes a cache while it
+reads an input would take old values for new ones if both were one memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+
+def shared_pair(operands: Sequence[torch.Tensor],
+                updated: Collection[int]) -> tuple[int, int] | None:
+    """An updated operand and another one that share memory, by position; None if all are apart."""
+    return _first_shared(_spans(operands, range(len(operands))), updated)
+
+
+class UpdatedMemory:
+    """Whether operands are apart, for calls most of whose operands stay where they are."""
+
+    def __init__(self, updated: Iterable[int], inputs: Iterable[int]):
+        self._updated = frozenset(updated)
+        # Inputs come with each call; weights and what is updated stay.
+        self._moving = [i for i in inputs if i not in self._updated]
+        self._layout = _Layout([], [], [])
+
+    def is_apart(self, operands: Sequence[torch.Tensor]) -> bool:
+        """Whether no updated operand shares memory with another; all are contiguous."""
+        addresses = [tensor.data_ptr() for tensor in operands]
+        moving = [(addresses[i], operands[i]) for i in self._moving]
+        for i in self._moving:
+            addresses[i] = 0
+        layout = self._layout
+        if addresses != layout.addresses:
+            spans = _spans(operands, sorted({*range(len(operands))} - {*self._moving}))
+            if _first_shared(spans, self._updated) is not None:
+                return False
+            written = [span for span in spans if span[2] in self._updated]
+            layout = self._layout = _Layout(addresses, [begin for begin, _, _ in written],
+                                            [end for _, end, _ in written])
+        for begin, tensor in moving:
+            # The only one that may overlap is the first that ends behind its begin.
+            i = bisect_right(layout.ends, begin)
+            if i < len(layout.ends) and layout.begins[i] < begin + tensor.nbytes:
+                return False
+        return True
+
+
+class _Layout(NamedTuple):
+    """Where operands lie (0 for those that move), and the updated ones in the order of memory."""
+
+    addresses: list[int]
+    begins: list[int]
+    ends: list[int]
+
+
+def _first_shared(spans, updated):
+    last, end = -1, 0
+    for begin, stop, position in spans:
+        if begin < end and (position in updated or last in updated):
+            return (position, last) if position in updated else (last, position)
+        if stop > end:
+            last, end = position, stop
+    return None
+
+
+def _spans(operands, positions):
+    """(begin, end, position) of the memory that tensors with elements may show, in its order."""
+    spans = []
+    for position in positions:
+        tensor = operands[position]
+        if tensor.numel():
+            last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+            begin = tensor.data_ptr()
+            spans.append((begin, begin + (last + 1) * tensor.element_size(), position))
+    return sorted(spans)
+
+
+__all__ = ["UpdatedMemory", "shared_pair"]
