@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir.compiled_program import CompiledProgram
 
 
 class Gated(torch.nn.Module):
@@ -34,20 +33,6 @@ def model():
 @pytest.fixture
 def compiled(model):
     return moe_mlir.compile(model, (torch.randn(3, 8),))
-
-
-@pytest.fixture
-def searches(monkeypatch):
-    """The calls that looked for a program."""
-    seen = []
-    fit = CompiledProgram.fit
-
-    def spy(self, values):
-        seen.append(values)
-        return fit(self, values)
-
-    monkeypatch.setattr(CompiledProgram, "fit", spy)
-    return seen
 
 
 def check(compiled, model, *args, **kwargs):

@@ -8,7 +8,6 @@ import torch
 
 import moe_mlir
 from moe_mlir._updated_memory import UpdatedMemory, shared_pair
-from moe_mlir.compiled_program import CompiledProgram
 
 STEPS = 4
 
@@ -31,20 +30,6 @@ def pair():
     expected, model = Averaged(), Averaged()
     model.load_state_dict(expected.state_dict())
     return expected, moe_mlir.compile(model, (torch.randn(3, 8),))
-
-
-@pytest.fixture
-def searches(monkeypatch):
-    """The calls that looked for a program."""
-    seen = []
-    fit = CompiledProgram.fit
-
-    def spy(self, values):
-        seen.append(values)
-        return fit(self, values)
-
-    monkeypatch.setattr(CompiledProgram, "fit", spy)
-    return seen
 
 
 def check(pair, x):
