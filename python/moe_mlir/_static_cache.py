@@ -32,6 +32,9 @@ class CacheForm:
 class CacheTensors:
     """A cache as its tensors, in the order of its layers."""
 
+    # Of its tensors the one that counts the tokens held.
+    count_place = _OF_LAYER.index("cumulative_length")
+
     def __init__(self, form: CacheForm, tensors: list, cache: Any = None):
         self.form, self.tensors, self.cache = form, tensors, cache
 
@@ -47,8 +50,7 @@ class CacheTensors:
             for name in _OF_LAYER:
                 setattr(layer, name, None)
         form = CacheForm(type(cache), tuple(layer.max_cache_len for layer in cache.layers), frame)
-        return CacheTensors(form, [getattr(layer, name) for layer in cache.layers
-                                   for name in _OF_LAYER], cache)
+        return CacheTensors(form, _tensors_of(cache), cache)
 
     def build(self) -> Any:
         """A cache around these tensors."""
@@ -59,9 +61,6 @@ class CacheTensors:
                 setattr(layer, name, next(tensors))
         return cache
 
-    # Of its tensors the one that counts the tokens held.
-    count_place = _OF_LAYER.index("cumulative_length")
-
     def require_room(self, tokens: int) -> None:
         """Raises where so many more tokens have no place: compiled code checks no position."""
         held, room = int(self.tensors[self.count_place]), self.form.lengths[0]
@@ -69,6 +68,10 @@ class CacheTensors:
             raise ValueError(f"expected at most {room - held} tokens, which the cache of {room} "
                              f"has room for beside the {held} that it holds, found {tokens}; make "
                              "a StaticCache with a larger max_cache_len, or call its reset()")
+
+
+def _tensors_of(cache):
+    return [getattr(layer, name) for layer in cache.layers for name in _OF_LAYER]
 
 
 def _names(form):
@@ -124,13 +127,10 @@ def kept_tensors(value: Any) -> KeptTensors | None:
     if not is_cache(value):
         return None
     fixed = sys.modules["transformers.cache_utils"].StaticLayer
-    tensors: list[torch.Tensor] = []
-    layers = value.layers
-    for layer in layers:
+    for layer in value.layers:
         if type(layer) is not fixed or not layer.is_initialized:
             return None
-        tensors += layer.keys, layer.values, layer.cumulative_length
-    return KeptTensors(tensors, tuple([layer.max_cache_len for layer in layers]))
+    return KeptTensors(_tensors_of(value), tuple([layer.max_cache_len for layer in value.layers]))
 
 
 def caches_of(values: dict) -> list[CacheTensors]:

@@ -57,7 +57,7 @@ class CompiledProgram:
         self._positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
         # result -> the argument that it updates
         self.updated = {i: self._positions[r.kind, r.name]
-                         for i, r in enumerate(module.program.results) if r.kind != "output"}
+                        for i, r in enumerate(module.program.results) if r.kind != "output"}
         # Where the operands of the last call lay, which were found apart.
         self._apart: list | None = None
         self.function = _compile_function(module, target, kernel_configs)
