@@ -2,6 +2,8 @@
 
 #include "MoE/Support/Npy.h"
 
+#include "MoE/Support/Files.h"
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -121,16 +123,16 @@ void writeNpy(const std::string &path, const NpyArray &array) {
   while ((10 + header.size() + 1) % 64)
     header += ' ';
   header += '\n';
-  std::ofstream file(path, std::ios::binary);
-  uint16_t length = static_cast<uint16_t>(header.size());
-  file.write(kMagic, kMagicBytes);
-  file.write("\x01\x00", 2);
-  file.write(reinterpret_cast<const char *>(&length), 2);
-  file << header;
-  file.write(reinterpret_cast<const char *>(array.data.data()),
-             static_cast<std::streamsize>(array.data.size()));
-  if (!file)
-    refuse(path, "cannot be written");
+  auto length = static_cast<uint16_t>(header.size());
+  std::string start(kMagic, kMagicBytes);
+  start += std::string("\x01\x00", 2);
+  start.append(reinterpret_cast<const char *>(&length), sizeof length);
+  start += header;
+  std::string_view data(reinterpret_cast<const char *>(array.data.data()),
+                        array.data.size());
+  std::string_view pieces[] = {start, data};
+  if (std::error_code code = writeFile(path, pieces))
+    refuse(path, "cannot be written: " + code.message());
 }
 
 } // namespace moe

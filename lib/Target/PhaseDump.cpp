@@ -2,6 +2,8 @@
 
 #include "MoE/Target/PhaseDump.h"
 
+#include "MoE/Support/Files.h"
+
 #include "mlir/IR/AsmState.h"
 #include "mlir/IR/Diagnostics.h"
 #include "mlir/Pass/Pass.h"
@@ -19,12 +21,7 @@ void mlir::moe::writePhase(Operation *module, StringRef folder, StringRef file,
   llvm::sys::path::append(path, file);
   std::error_code code = llvm::sys::fs::create_directories(folder);
   if (!code)
-    if (llvm::Error error =
-            llvm::writeToOutput(path, [&](llvm::raw_ostream &stream) {
-              stream << text;
-              return llvm::Error::success();
-            }))
-      code = llvm::errorToErrorCode(std::move(error));
+    code = ::moe::writeFile(path.str().str(), text);
   if (code)
     emitWarning(module->getLoc())
         << "cannot write phase file '" << path << "': " << code.message();

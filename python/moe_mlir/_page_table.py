@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from . import _files
+
 _END = "<!-- end -->"
 
 
@@ -32,4 +34,4 @@ class PageTable:
         if options.write is None:
             print(self.make())
         else:
-            options.write.write_text(self.on_page(options.write.read_text()))
+            _files.write(options.write, self.on_page(options.write.read_text()))

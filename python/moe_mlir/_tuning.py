@@ -6,12 +6,15 @@ process.
 """
 
 import functools
+import json
 import os
+import sys
 import warnings
 from pathlib import Path
 
+from ._files import read_regular
 from ._native import native
-from .cache import default_folder
+from .cache import default_folder, read_own_file, require_private
 
 FORMAT = "moe_mlir_tuning"
 
@@ -22,6 +25,33 @@ def table_path() -> Path | None:
     if named == "off":
         return None
     return Path(named) if named else default_folder() / "tuning.json"
+
+
+def read_cpus(path: Path) -> dict[str, dict]:
+    """The entries of a table that is to be written; none of a missing or an unsound one.
+
+    Raises:
+        ValueError: the file is no table, and must not be replaced.
+    """
+    try:
+        table = json.loads(read_regular(path))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise _no_table(path, error) from None
+    if not isinstance(table, dict) or FORMAT not in table:
+        raise _no_table(path, f'no object with "{FORMAT}"')
+    try:
+        native().cpu_pipeline("native", json.dumps(table))
+        return dict(table["cpus"])
+    except (ValueError, TypeError, KeyError) as error:
+        print(f"{path} is no sound table and is replaced: {error}", file=sys.stderr)
+        return {}
+
+
+def _no_table(path, reason) -> ValueError:
+    return ValueError(f"expected {path} to be free or a table of python -m moe_mlir.tune, found "
+                      f"another file: {reason}; remove it, or let MOE_MLIR_TUNING name another")
 
 
 def cpu_pipeline(cpu: str) -> str:
@@ -47,4 +77,8 @@ def _cpu_pipeline(cpu, path, is_named):
 def _read(path, is_named):
     if path is None or not (is_named or path.exists()):
         return ""
-    return path.read_text()
+    if is_named:
+        return read_regular(path).decode()
+    # As for the code beside it: whoever could write there could choose what runs.
+    require_private(path.parent)
+    return read_own_file(path).decode()

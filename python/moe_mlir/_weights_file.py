@@ -16,6 +16,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import _files
+
 if TYPE_CHECKING:
     import torch
 
@@ -89,7 +91,7 @@ def _write_tensor(file, digest, tensor) -> int:
 
 def map_file(path: str | os.PathLike[str]) -> mmap.mmap | bytes:
     """The bytes of a file, on pages that all processes share that map it."""
-    with open(path, "rb") as file:
+    with _files.open_regular(path) as file:
         # There is no mapping of no bytes.
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.fstat(
             file.fileno()).st_size else b""

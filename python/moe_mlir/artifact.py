@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _weights_file
+from . import _files, _weights_file
 from ._host_cpu import missing_features, recommended
 from ._native import native
 from ._program_state import ProgramState
@@ -407,7 +407,7 @@ def _kernels(artifact):
 def _read_manifest(folder: Path) -> dict:
     path = folder / "manifest.json"
     try:
-        text = path.read_bytes()
+        text = _files.read_regular(path)
         manifest = json.loads(text)
     except OSError as error:
         raise ValueError(f"expected an artifact folder at {folder}: {error}") from None
@@ -428,7 +428,7 @@ def _read_manifest(folder: Path) -> dict:
 
 def _read(folder: Path, name: str) -> bytes:
     try:
-        return (folder / name).read_bytes()
+        return _files.read_regular(folder / name)
     except OSError as error:
         raise ValueError(f"expected '{name}' in the artifact {folder}: {error}") from None
 

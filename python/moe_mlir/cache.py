@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ._command_line import Parser, add_json, print_json
+from ._files import open_regular
 
 _MAGIC = b"MOECODE1"
 _LENGTH_BYTES = 8
@@ -120,7 +121,7 @@ class Cache:
         """The payload, or None when there is no sound entry."""
         path = self._path(key)
         try:
-            data = _read_own_file(path)
+            data = read_own_file(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -192,7 +193,7 @@ class Cache:
         damaged = []
         for key, _, _ in self.entries():
             try:
-                sound = _unpack(_read_own_file(self._path(key))) is not None
+                sound = _unpack(read_own_file(self._path(key))) is not None
             except OSError:
                 sound = False
             if not sound:
@@ -236,11 +237,10 @@ def require_private(folder: Path) -> None:
             )
 
 
-def _read_own_file(path) -> bytes:
+def read_own_file(path: str | os.PathLike[str]) -> bytes:
     """The content of a regular file of this user; symbolic links are refused."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+    with open_regular(path, os.O_NOFOLLOW) as file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():
             raise PermissionError("expected a regular file that belongs to this user")
         return file.read()
 

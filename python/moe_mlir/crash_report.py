@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import _files
 from ._command_line import Parser
 from ._compiler import compile_bytes
 from ._native import native
@@ -71,15 +72,7 @@ def write(where: str | os.PathLike[str], kind: str, text: str, target: str, mess
             *(f"// {line}" for line in message.splitlines()), ""]
     digest = hashlib.sha256("\0".join((kind, text, target)).encode()).hexdigest()
     path = Path(where) / f"{kind}-{digest[:16]}.mlir"
-    # A new file that takes the place of what has the name, a link too, in one step.
-    handle, staged = tempfile.mkstemp(dir=where)
-    try:
-        with open(handle, "w") as file:
-            file.write("\n".join(head) + text)
-        os.replace(staged, path)
-    except BaseException:
-        os.unlink(staged)
-        raise
+    _files.write(path, "\n".join(head) + text, private=True)
     return path
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import cache, crash_report
+from . import _files, cache, crash_report
 from ._compiler import compile_bytes, target_cpu, tuned
 from ._log import logger
 from ._native import native
@@ -79,7 +79,7 @@ def pack_kernels(text: str, chip: str, folder: str | os.PathLike[str]) -> None:
     """Compiles a module for machines without a compiler, where MOE_MLIR_KERNELS names `folder`."""
     path = _packed_path(folder, text, chip)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(compile_kernels_cached(text, chip))
+    _files.write(path, compile_kernels_cached(text, chip))
 
 
 def _packed_path(folder, text, chip):

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import _files
 from ._command_line import Parser
 
 _SUFFIXES = (".mlir", ".ll", ".s", ".ptx")
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         compilations = read_folder(options.folder)
-        Path(options.output).write_text(page(compilations))
+        _files.write(options.output, page(compilations))
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from . import _files
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -130,7 +132,8 @@ def save_all(
 
     def save(stem, figure):
         paths.append(folder / f"{re.sub('[^a-z0-9]+', '-', stem.lower())}.png")
-        figure.savefig(paths[-1], dpi=110)
+        with _files.replacing(paths[-1], "wb") as file:
+            figure.savefig(file, dpi=110, format="png")
         _pyplot().close(figure)
 
     save("fluctuation", fluctuation(histories))

@@ -17,7 +17,6 @@ import json
 import math
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import _tuning, jit
+from . import _files, _tuning, jit
 from ._command_line import Parser, add_json, print_json
 from ._compiler import target_cpu
 from ._native import native
@@ -228,32 +227,16 @@ def _table_text(cpus):
     return json.dumps({_tuning.FORMAT: 1, "cpus": cpus}, indent=1) + "\n"
 
 
-def _read_cpus(path: Path) -> dict[str, dict]:
-    """The entries of a sound table; of another file none, which is then replaced."""
-    try:
-        table = json.loads(path.read_text())
-        native().cpu_pipeline("native", json.dumps(table))
-        return dict(table["cpus"])
-    except FileNotFoundError:
-        return {}
-    except (ValueError, TypeError, KeyError) as error:
-        print(f"{path} is no sound table and is replaced: {error}", file=sys.stderr)
-        return {}
-
-
 def write(path: Path, key: str, numbers: Numbers) -> None:
-    """Puts the entry of a CPU into a table, as a whole or not at all."""
-    cpus = _read_cpus(path)
+    """Puts the entry of a CPU into a table, as a whole or not at all.
+
+    Raises:
+        ValueError: `path` is another file than a table, which stays as it is.
+    """
+    cpus = _tuning.read_cpus(path)
     cpus[key] = dict(numbers)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, staged = tempfile.mkstemp(dir=path.parent, prefix=".tuning")
-    try:
-        with open(descriptor, "w") as file:
-            file.write(_table_text(cpus))
-        os.replace(staged, path)
-    except BaseException:
-        os.unlink(staged)
-        raise
+    _files.write(path, _table_text(cpus), private=True)
 
 
 # ------------------------------------------------------------------------ command
@@ -268,6 +251,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("expected MOE_MLIR_TUNING to name a table to write, found 'off'; --dry-run "
               "measures without one", file=sys.stderr)
         return 2
+    if path is not None and not options.dry_run:
+        try:
+            _tuning.read_cpus(path)  # before the minutes that it would be written after
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 2
     torch.set_num_threads(1)
     tuner = Tuner(options.cpu, options.seconds)
     print(f"{tuner.key}\nhow many times as fast as now, of all kernels together:")

@@ -69,8 +69,9 @@ static void addToPythonPath(std::string path) {
 static Error runImporter(StringRef python, StringRef path, StringRef folder,
                          bool withWeights) {
   std::string message;
-  SmallVector<StringRef> arguments = {python, "-m", "moe_mlir._import_program",
-                                      path, folder};
+  // -P: nothing in the working folder takes the place of a module.
+  SmallVector<StringRef> arguments = {
+      python, "-P", "-m", "moe_mlir._import_program", path, folder};
   if (!withWeights)
     arguments.push_back("--without-weights");
   int status =

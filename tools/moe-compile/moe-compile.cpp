@@ -2,6 +2,7 @@
 
 #include "Import.h"
 
+#include "MoE/Support/Files.h"
 #include "MoE/Target/Artifact.h"
 #include "MoE/Target/Compile.h"
 #include "MoE/Target/Input.h"
@@ -109,6 +110,10 @@ static LogicalResult verifyOptions(const Options &options,
                   options.target + "; use --emit=ptx");
   if (emit == Emit::Artifact && options.output == "-")
     return report("expected a folder name with -o for an artifact, found '-'");
+  if (llvm::sys::fs::equivalent(options.input.getValue(),
+                                options.output.getValue()))
+    return report("expected another file with -o than the input, found '" +
+                  options.output + "' for both");
   if (!options.forCPU() &&
       failed(lookupChip(options.target,
                         FileLineColLoc::get(&context, "moe-compile", 0, 0))))
@@ -151,13 +156,12 @@ static FailureOr<InputProgram> readInput(const Options &options,
 
 /// Writes a file as a whole or not at all.
 static LogicalResult writeOutput(StringRef path, StringRef content) {
-  if (llvm::Error error =
-          llvm::writeToOutput(path, [&](llvm::raw_ostream &stream) {
-            stream << content;
-            return llvm::Error::success();
-          }))
-    return report("cannot write '" + path +
-                  "': " + llvm::toString(std::move(error)));
+  if (path == "-") {
+    llvm::outs() << content;
+    return success();
+  }
+  if (std::error_code code = ::moe::writeFile(path.str(), content))
+    return report("cannot write '" + path + "': " + code.message());
   return success();
 }
 
@@ -253,12 +257,23 @@ static LogicalResult compile(const Options &options, MLIRContext &context,
                           : compileGPU(*module, options, program);
 }
 
+/// The first of OUT.failed.mlir, OUT.failed-2.mlir and so on that is free.
+static std::string chooseFailedPath(StringRef output) {
+  std::string stem =
+      (output == "-" ? "moe-compile" : output.rtrim('/')).str() + ".failed";
+  std::string path = stem + ".mlir";
+  for (unsigned i = 2;
+       llvm::sys::fs::access(path, llvm::sys::fs::AccessMode::Exist) ==
+       std::error_code();
+       ++i)
+    path = stem + "-" + std::to_string(i) + ".mlir";
+  return path;
+}
+
 /// Keeps the module of a torch program that did not compile: the importer's
 /// output is gone otherwise, and it is what reproduces the failure.
 static void keepImported(const Options &options, const InputProgram &program) {
-  std::string path =
-      (options.output == "-" ? "moe-compile" : options.output.getValue()) +
-      ".failed.mlir";
+  std::string path = chooseFailedPath(options.output);
   if (succeeded(writeOutput(path, program.mlir))) {
     llvm::errs() << "moe-compile: note: the imported module is in " << path
                  << "; compile it again with `moe-compile " << path << " -o "

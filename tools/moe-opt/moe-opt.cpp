@@ -1,10 +1,15 @@
 //===- moe-opt.cpp - mlir-opt with the moe dialect ------------------------===//
 
 #include "MoE/InitAll.h"
+#include "MoE/Support/Files.h"
 
 #include "mlir/IR/DialectRegistry.h"
+#include "mlir/Support/FileUtilities.h"
 #include "mlir/Tools/mlir-opt/MlirOptMain.h"
 #include "llvm/ADT/STLExtras.h"
+#include "llvm/Support/InitLLVM.h"
+#include "llvm/Support/MemoryBuffer.h"
+#include "llvm/Support/raw_ostream.h"
 
 /// Whether an argument is the option `name` or starts with it.
 static bool hasOption(llvm::ArrayRef<char *> arguments, llvm::StringRef name) {
@@ -12,6 +17,29 @@ static bool hasOption(llvm::ArrayRef<char *> arguments, llvm::StringRef name) {
     return argument.consume_front("-") &&
            (argument.consume_front("-"), argument.starts_with(name));
   });
+}
+
+/// As mlir-opt, which opens its output first and removes it where a pass fails:
+/// the user would lose a file of that name, which may be the input.
+static llvm::LogicalResult runIntoFile(llvm::StringRef input,
+                                       llvm::StringRef output,
+                                       mlir::DialectRegistry &registry) {
+  std::string message, text;
+  auto buffer = mlir::openInputFile(input, &message);
+  if (!buffer) {
+    llvm::errs() << message << "\n";
+    return llvm::failure();
+  }
+  llvm::raw_string_ostream stream(text);
+  if (llvm::failed(
+          mlir::MlirOptMain(stream, std::move(buffer), registry,
+                            mlir::MlirOptMainConfig::createFromCLOptions())))
+    return llvm::failure();
+  std::error_code code = moe::writeFile(output.str(), text);
+  if (code)
+    llvm::errs() << "moe-opt: error: cannot write '" << output
+                 << "': " << code.message() << "\n";
+  return llvm::failure(static_cast<bool>(code));
 }
 
 int main(int argc, char **argv) {
@@ -28,7 +56,13 @@ int main(int argc, char **argv) {
 
   mlir::DialectRegistry registry;
   mlir::moe::registerEverything(registry);
-  return mlir::asMainReturnCode(mlir::MlirOptMain(
+  auto [input, output] = mlir::registerAndParseCLIOptions(
       arguments.size() - 1, arguments.data(),
-      "moe-opt: optimise and lower mixture-of-experts routing\n", registry));
+      "moe-opt: optimise and lower mixture-of-experts routing\n", registry);
+  auto config = mlir::MlirOptMainConfig::createFromCLOptions();
+  if (output == "-" || config.shouldShowDialects() || config.shouldListPasses())
+    return mlir::asMainReturnCode(
+        mlir::MlirOptMain(argc, argv, input, output, registry));
+  llvm::InitLLVM init(argc, argv);
+  return mlir::asMainReturnCode(runIntoFile(input, output, registry));
 }

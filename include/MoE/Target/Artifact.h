@@ -43,9 +43,10 @@ struct Artifact {
 /// The text of manifest.json.
 std::string writeManifest(const Artifact &artifact);
 
-/// Publishes the folder by one rename; on failure nothing is left behind. An
-/// artifact that is already at `path` is replaced, anything else is refused.
-/// Stored files are moved into it.
+/// Publishes the folder by one rename; on failure nothing is left behind, and
+/// what was there stays. An artifact that is already at `path` is replaced; a
+/// folder without a manifest of ours, or with a file that its manifest does not
+/// list, is refused, as anything else is. Stored files are moved into it.
 llvm::Error writeArtifact(const Artifact &artifact, StringRef path);
 
 /// The C declarations of the functions of a CPU artifact.

@@ -4,8 +4,8 @@
 #include "Sha256.h"
 #include "Weights.h"
 
-#include <fstream>
-#include <iterator>
+#include "MoE/Support/Files.h"
+
 #include <stdexcept>
 
 namespace moe::runtime {
@@ -16,12 +16,12 @@ constexpr int64_t kFormatVersion = 1;
 /// Weights of up to this size are read and checked whenever they are loaded.
 constexpr size_t kMaxVerifiedBytes = 64 << 20;
 
-std::string readFile(const std::string &path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
+std::string read(const std::string &path) {
+  std::string content;
+  if (moe::readFile(path, content))
     throw std::runtime_error("expected an artifact folder with '" + path +
                              "', found no such file that can be read");
-  return std::string(std::istreambuf_iterator<char>(file), {});
+  return content;
 }
 
 void verifyFormat(const Json &manifest, const std::string &path) {
@@ -51,7 +51,7 @@ void verifyDigest(std::string_view content, const std::string &path,
 /// and checks them: sizes and grids that a flipped bit has changed would give
 /// wrong results, not errors.
 void verifyManifest(const std::string &text, const std::string &path) {
-  verifyDigest(text, path, readFile(path + ".sha256").substr(0, 64));
+  verifyDigest(text, path, read(path + ".sha256").substr(0, 64));
 }
 
 std::string readVerified(const std::string &folder, const std::string &name,
@@ -60,7 +60,7 @@ std::string readVerified(const std::string &folder, const std::string &name,
       name.find('\0') != name.npos)
     throw std::runtime_error(
         "expected plain file names in the manifest, found '" + name + "'");
-  std::string path = folder + "/" + name, content = readFile(path);
+  std::string path = folder + "/" + name, content = read(path);
   verifyDigest(content, path, expected.at("sha256").string());
   return content;
 }
@@ -110,7 +110,7 @@ ArtifactFiles readArtifact(const std::string &folder,
   ArtifactFiles files;
   files.folder = folder;
   std::string path = folder + "/manifest.json";
-  std::string text = readFile(path);
+  std::string text = read(path);
   files.manifest = Json::parse(text, path);
   // First, so that another version is named and not called damaged.
   verifyFormat(files.manifest, path);

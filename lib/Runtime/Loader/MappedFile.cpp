@@ -2,9 +2,10 @@
 
 #include "MappedFile.h"
 
+#include "MoE/Support/Files.h"
+
 #include <cerrno>
 #include <cstring>
-#include <fcntl.h>
 #include <stdexcept>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,10 +14,9 @@
 namespace moe::runtime {
 
 MappedFile::MappedFile(const std::string &path) {
-  int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  int file = openRegularFile(path);
   struct stat status = {};
-  bool isFile =
-      file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode);
+  bool isFile = file >= 0 && fstat(file, &status) == 0;
   size = isFile ? static_cast<size_t>(status.st_size) : 0;
   // There is no mapping of no bytes.
   if (size)

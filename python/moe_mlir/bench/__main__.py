@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .. import _files
 from .._command_line import Parser
 from . import machine as machines
 from . import page, regression
@@ -60,8 +61,7 @@ def _write(records, options):
     if options.page:
         page.write_page(options.page, records)
     if options.chart:
-        with open(options.chart, "w") as file:
-            file.write(page.draw_chart(records))
+        _files.write(options.chart, page.draw_chart(records))
 
 
 def parser() -> Parser:
@@ -129,9 +129,7 @@ def _measure(rows, context, file):
 
 
 def _save(records, path):
-    with open(path, "w") as file:
-        json.dump(records, file, indent=1)
-        file.write("\n")
+    _files.write(path, json.dumps(records, indent=1) + "\n")
 
 
 # ----------------------------------------------------------------------- table

@@ -12,6 +12,7 @@ import torch
 import moe_mlir
 from moe_mlir import nn
 
+from .. import _files
 from .._native import native
 from .data import Corpus
 from .gpu import KernelReport, compile_kernels
@@ -163,4 +164,4 @@ def write_metrics(path: pathlib.Path, trained: dict, comparisons: list[Compariso
             "routing_entropy": c.entropy,
             "kernels": [vars(k) for k in c.kernels],
         }
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    _files.write(path, json.dumps(record, indent=2) + "\n")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import pathlib
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 
 from moe_mlir import nn
 
+from .. import _files
 from .data import Corpus
 from .model import Config, LanguageModel
 from .progress import Progress
@@ -74,10 +74,10 @@ def train_or_load(config: Config, corpus: Corpus, folder: pathlib.Path) -> Train
     validation = validation_loss(model, config, corpus)
     trained = Trained(model.eval(), losses, validation, time.monotonic() - start, False)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(weights, safetensors.torch.save(model.state_dict()))
-    _write(record, json.dumps({"config": config.as_dict(), "losses": losses,
-                               "validation_loss": validation,
-                               "seconds": trained.seconds}).encode())
+    _files.write(weights, safetensors.torch.save(model.state_dict()))
+    # The record last: without it the weights are not taken for those of a finished training.
+    _files.write(record, json.dumps({"config": config.as_dict(), "losses": losses,
+                                     "validation_loss": validation, "seconds": trained.seconds}))
     return trained
 
 
@@ -109,10 +109,3 @@ def validation_loss(model: LanguageModel, config: Config, corpus: Corpus) -> flo
     model.eval()
     inputs, targets = corpus.validation_batch(16, config.context)
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).item()
-
-
-def _write(path: pathlib.Path, data: bytes) -> None:
-    """Whole or not at all, so that an interrupted run leaves no half checkpoint."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_bytes(data)
-    os.replace(partial, path)

@@ -54,7 +54,11 @@ def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str])
     folder = path.with_suffix(".kernels")
     if kernels:
         _write_artifact(kernels, folder)
-    torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path))
+    # Whole or not at all: what was there stays until the new package is complete.
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".package-") as beside:
+        whole = Path(beside) / path.name
+        torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(whole))
+        os.replace(whole, path)
     return folder
 
 

@@ -13,6 +13,7 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils import _pytree as pytree
 
+from .. import _files
 from .._live_state import LiveState
 from .._static_cache import CacheTensors, caches_of, is_cache, take_apart
 from .._trace_errors import explained, require_weights_in_memory
@@ -76,8 +77,7 @@ class Module:
             data = native().Module.parse(self.text).bytecode()
         else:
             raise ValueError(f"expected a path that ends in .mlir or .mlirbc, found '{path}'")
-        with open(path, "wb") as file:
-            file.write(data)
+        _files.write(path, data)
 
     def __str__(self) -> str:
         return self.text

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import _files
 from .._command_line import Parser
 from . import catalogue, machine
 from .supervise import Report, Supervisor, summary
@@ -54,7 +55,7 @@ def _finish(report, options) -> int:
     report.add(summary=summary(cases), end=time.strftime("%F %T %z"))
     print(f"{summary(cases)}; report in {report.folder}")
     if options.json:
-        options.json.write_text(json.dumps(report.lines, indent=1) + "\n")
+        _files.write(options.json, json.dumps(report.lines, indent=1) + "\n")
     return int(not cases or any(line["problem"] for line in cases))
 
 
@@ -67,8 +68,6 @@ def worker(options: Any) -> int:
 
 def fixtures(options: Any) -> int:
     """Copies what hardware answered to where the tests of the simulator find it."""
-    import shutil
-
     from .vectors import replay
 
     found = sorted((options.report / "instructions").glob("*.npz"))
@@ -81,7 +80,7 @@ def fixtures(options: Any) -> int:
         if problem := replay(path):
             differing += 1
             print(f"{path.stem}: {problem}")
-        shutil.copy2(path, options.to)
+        _files.write(options.to / path.name, path.read_bytes())
     print(f"{len(found)} files in {options.to}; the simulator differs from {differing}")
     return 0
 

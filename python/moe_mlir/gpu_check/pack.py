@@ -8,6 +8,7 @@ from typing import Any
 
 import moe_mlir
 
+from .. import _files
 from .._native import native
 from ..chips import PACKED_TABLE
 from ..jit import pack_kernels as pack_text
@@ -38,9 +39,10 @@ def pack(folder: Path, chips: Iterable[str]) -> None:
     for library in _LIBRARIES:
         shutil.copy2(_PACKAGE / library, package)
     (package / PACKED_TABLE).write_text(native().known_chips())
-    (folder / "run.py").write_text(_RUN)
     for chip in chips:
         pack_kernels(folder / "kernels", chip)
+    # Last: a package that was interrupted cannot be started.
+    _files.write(folder / "run.py", _RUN)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     print(f"{folder}: {size / 1e6:.1f} MB; on the GPU's machine: python {folder.name}/run.py")
 

@@ -28,7 +28,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.lines: list[dict] = []
-        self._file = open(folder / "report.jsonl", "w", encoding="utf-8")
+        self._file = open(_free_place(folder), "x", encoding="utf-8")
 
     def add(self, **line: Any) -> None:
         self.lines.append(line)
@@ -42,6 +42,16 @@ class Report:
         return [line for line in self.lines if "case" in line]
 
 
+def _free_place(folder: Path) -> Path:
+    """report.jsonl of the folder, free: an earlier one gets the first free number."""
+    path, number = folder / "report.jsonl", 1
+    while (earlier := folder / f"report-{number}.jsonl").exists():
+        number += 1
+    if path.exists():
+        path.rename(earlier)
+    return path
+
+
 class Worker:
     """A process that runs cases, by `worker.serve`."""
 
@@ -52,7 +62,7 @@ class Worker:
         self._folder = folder
         self._pending = b""
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-u", "-m", "moe_mlir.gpu_check", "worker", *arguments],
+            [*prefix, sys.executable, "-P", "-u", "-m", "moe_mlir.gpu_check", "worker", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
             env={**os.environ, **(environment or {})}, start_new_session=True)
         assert self._process.stdin and self._process.stdout  # pipes, as asked for

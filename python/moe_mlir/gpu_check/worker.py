@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from .. import _files
 from .target import Target
 
 # Bytes of arrays that failing cases leave, in all.
@@ -80,5 +81,6 @@ def _save(folder: Path, name: str, arrays: dict) -> str | None:
     if not arrays or used + sum(a.nbytes for a in arrays.values()) > _MAX_SAVED:
         return None
     path = folder / (re.sub(r"[^\w.]+", "_", name) + ".npz")
-    np.savez_compressed(path, **arrays)
+    with _files.replacing(path, "wb") as file:
+        np.savez_compressed(file, **arrays)
     return f"{folder.name}/{path.name}"

@@ -5,6 +5,8 @@ Each is measured on its own, and leaves the other as it is.
 
 import os
 
+from .. import _files
+
 REAL_WIDTHS = "## Models of real widths\n"
 
 
@@ -18,5 +20,4 @@ def read(path: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def write(path: str | os.PathLike[str], front: str, section: str) -> None:
-    with open(path, "w") as file:
-        file.write("\n".join(part for part in (front, section) if part))
+    _files.write(path, "\n".join(part for part in (front, section) if part))

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from .. import _files
 from ..bench.machine import machine_name
 from ..frontends.dynamo import register
 from . import cpp_program, page
@@ -339,8 +340,7 @@ def _measure(options: argparse.Namespace, arguments: str) -> list[Row]:
             rows += [replace(row, arguments=arguments, machine=machine_name()) for row in found]
             if options.json:
                 # After each model, so that an interruption loses one.
-                with open(options.json, "w") as file:
-                    json.dump([asdict(row) for row in rows], file, indent=2)
+                _files.write(options.json, json.dumps([asdict(row) for row in rows], indent=2))
     return rows
 
 

@@ -353,3 +353,10 @@ def test_the_triton_router_selects_as_the_op_does():
         expected, chosen = reference.topk_renorm(z.double(), k)
         assert torch.equal(indices, chosen)
         torch.testing.assert_close(gates.double(), expected, rtol=0, atol=2e-6)
+
+
+def test_the_report_of_an_earlier_run_is_kept(tmp_path):
+    for seconds in (1, 2, 3):
+        supervise.Report(tmp_path).add(seconds=seconds)
+    found = {path.name: json.loads(path.read_text())["seconds"] for path in tmp_path.iterdir()}
+    assert found == {"report-1.jsonl": 1, "report-2.jsonl": 2, "report.jsonl": 3}

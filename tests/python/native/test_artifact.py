@@ -10,9 +10,10 @@ import numpy
 import pytest
 import torch
 from conftest import AFFINE
-from support import rewrite_manifest
+from support import rewrite_manifest, run_tool
 
 from moe_mlir import artifact
+from moe_mlir._tools import find_tool
 from moe_mlir.sizes import evaluate_expression
 
 
@@ -171,6 +172,117 @@ def test_an_older_artifact_is_replaced_and_nothing_else(moe_compile, folder, tmp
     assert result.returncode == 1 and "found something else" in result.stderr
     assert (other / "thesis.tex").read_text() == "years"
     assert not list(tmp_path.glob("*staging*"))
+
+
+FOREIGN = {
+    "another manifest": ({"manifest.json": '{"name": "shop", "version": "1.0"}', "app.js": "x"},
+                         "found something else"),
+    "a manifest that is no object": ({"manifest.json": "[]"}, "found something else"),
+    "no JSON": ({"manifest.json": "format: moe-mlir-artifact"}, "found something else"),
+}
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_folder_with_a_manifest_of_others_is_kept(moe_compile, tmp_path, case):
+    """Web apps, extensions and many other folders have a manifest.json."""
+    files, message = FOREIGN[case]
+    folder = tmp_path / "app"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    result = moe_compile(AFFINE, folder, check=False)
+    assert result.returncode == 1 and message in result.stderr
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link"])
+def test_an_artifact_with_a_file_of_others_is_kept(moe_compile, folder, tmp_path, kind):
+    notes = folder / "notes.txt"
+    if kind == "file":
+        notes.write_text("mine")
+    elif kind == "folder":
+        notes.mkdir()
+    else:
+        notes.symlink_to(tmp_path)
+    before = {path.name: path.lstat().st_ino for path in folder.iterdir()}
+    result = moe_compile(AFFINE, folder, check=False)
+    assert result.returncode == 1 and "found 'notes.txt' in it" in result.stderr
+    assert {path.name: path.lstat().st_ino for path in folder.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_link_to_an_artifact_stays_one(moe_compile, folder, tmp_path):
+    link = tmp_path / "latest"
+    link.symlink_to(folder.name)
+    before = (folder / "manifest.json").stat().st_ino
+    moe_compile(AFFINE, link)
+    assert link.is_symlink() and (folder / "manifest.json").stat().st_ino != before
+    assert sorted(p.name for p in tmp_path.iterdir()) == [folder.name, "latest"]
+
+
+def test_a_failed_write_leaves_the_old_artifact(moe_compile, folder, tmp_path):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    limited = f"ulimit -f 1; trap '' XFSZ; exec {find_tool('moe-compile')} - -o {folder} --cpu=x86-64"
+    result = subprocess.run(["bash", "-c", limited], input=AFFINE, text=True, capture_output=True)
+    assert result.returncode == 1 and "cannot write" in result.stderr, result
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("emit", ["mlir", "llvm", "asm"])
+def test_a_failed_write_leaves_the_old_file(moe_compile, tmp_path, emit):
+    """ulimit -f is a full disk that needs no file system of its own."""
+    path = tmp_path / "code.txt"
+    path.write_text("what was there")
+    body = "".join(f"%a{i} = arith.addf %a{i - 1}, %a0 : f32\n" for i in range(1, 100))
+    source = f"func.func @f(%a0: f32) -> f32 {{\n{body} return %a99 : f32\n}}"
+    limited = f"ulimit -f 1; trap '' XFSZ; exec {find_tool('moe-compile')} - -o {path} --emit={emit}"
+    result = subprocess.run(["bash", "-c", limited], input=source, text=True, capture_output=True)
+    assert result.returncode == 1 and "cannot write" in result.stderr, result
+    assert path.read_text() == "what was there" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_input_is_not_the_output(moe_compile, tmp_path):
+    source = tmp_path / "affine.mlir"
+    source.write_text(AFFINE)
+    result = moe_compile("", source, "--emit=llvm", source_file=source, check=False)
+    assert result.returncode == 1 and "expected another file with -o than the input" in result.stderr
+    assert source.read_text() == AFFINE
+
+
+def test_a_module_that_failed_takes_no_file_of_the_user(moe_compile, tmp_path):
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.randn(3, 4),)),
+                      tmp_path / "linear.pt2")
+    (tmp_path / "out.failed.mlir").write_text("mine")
+    for expected in ("out.failed-2.mlir", "out.failed-3.mlir"):
+        result = moe_compile("", tmp_path / "out", "--cpu=zx81", check=False,
+                             source_file=tmp_path / "linear.pt2")
+        assert result.returncode == 1 and f"{tmp_path / expected};" in result.stderr
+    assert (tmp_path / "out.failed.mlir").read_text() == "mine"
+
+
+def test_modules_in_the_working_folder_are_not_imported(moe_compile, tmp_path, monkeypatch):
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.randn(3, 4),)),
+                      tmp_path / "linear.pt2")
+    for name in ("torch", "zipfile", "moe_mlir"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a file of the working folder ran')")
+    monkeypatch.chdir(tmp_path)
+    moe_compile("", tmp_path / "out", source_file=tmp_path / "linear.pt2")
+
+
+def test_a_pipe_instead_of_a_file_is_refused(folder):
+    """Whoever opens one waits for its writer."""
+    for name in ("kernel.o", "manifest.json.sha256", "manifest.json"):
+        (folder / name).rename(folder / "aside")
+        os.mkfifo(folder / name)
+        with pytest.raises(ValueError, match="expected a regular file"):
+            artifact.load(folder)
+        done = run_tool("moe-run", folder, "--list")
+        assert done.returncode == 1 and "found no such file that can be read" in done.stderr
+        (folder / name).unlink()
+        (folder / "aside").rename(folder / name)
+    assert artifact.load(folder)
 
 
 @pytest.mark.parametrize("name, change, message", [

@@ -139,17 +139,47 @@ def test_a_missing_table_that_is_named_is_an_error(tmp_path, monkeypatch):
         _tuning.cpu_pipeline("native")
 
 
-def test_writing_keeps_other_cpus_and_replaces_what_is_no_table(tmp_path, capsys):
+def test_writing_keeps_other_cpus_and_replaces_an_unsound_table(tmp_path, capsys):
     path = tmp_path / "folder" / "tuning.json"
     tune.write(path, "one", {"product-panels": 2})
     tune.write(path, "two", {})
     tune.write(path, "one", {"product-panels": 4})
     assert json.loads(path.read_text())["cpus"] == {"one": {"product-panels": 4}, "two": {}}
-    path.write_text("{")
+    path.write_text('{"moe_mlir_tuning": 9}')
     tune.write(path, "two", {})
     assert json.loads(path.read_text())["cpus"] == {"two": {}}
     assert "is no sound table and is replaced" in capsys.readouterr().err
     assert [p.name for p in path.parent.iterdir()] == ["tuning.json"]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"scripts": {"build": "make"}}', "a diary"])
+def test_a_file_that_is_no_table_is_kept(content, command, tmp_path):
+    path = tmp_path / "notes.json"
+    path.write_text(content)
+    status, output, errors = command("--seconds", "0", MOE_MLIR_TUNING=str(path))
+    assert (status, output) == (2, "") and f"expected {path} to be free or a table" in errors
+    with pytest.raises(ValueError, match="another file"):
+        tune.write(path, "one", {})
+    assert path.read_text() == content and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_table_where_others_can_write_is_not_read(tmp_path, monkeypatch):
+    """As code is not read from there."""
+    monkeypatch.delenv("MOE_MLIR_TUNING", raising=False)
+    monkeypatch.setenv("MOE_MLIR_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    path = tmp_path / "cache" / "tuning.json"
+    path.write_text(table({"fetch-bytes": 2048}))
+    assert "fetch-bytes=2048" in _tuning._cpu_pipeline.__wrapped__("native", path, False)
+    (tmp_path / "cache").chmod(0o777)
+    with pytest.warns(RuntimeWarning, match="to be writable by its owner alone"):
+        assert _tuning._cpu_pipeline.__wrapped__("native", path, False) == native().cpu_pipeline(
+            "native")
+    (tmp_path / "cache").chmod(0o700)
+    path.rename(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.warns(RuntimeWarning, match="modelled numbers"):
+        _tuning._cpu_pipeline.__wrapped__("native", path, False)
 
 
 def test_a_question_is_measured_and_only_what_differs_is_asked():
