@@ -63,7 +63,7 @@ std::string mlir::moe::writeManifest(const Artifact &artifact) {
   }
   json::Object manifest{
       {"format", kFormat},
-      {"format_version", 1},
+      {"format_version", 2},
       {"compiler",
        json::Object{{"moe_mlir", MOE_VERSION}, {"llvm", LLVM_VERSION_STRING}}},
       {"target", std::move(target)},

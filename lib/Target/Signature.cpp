@@ -2,6 +2,7 @@
 
 #include "MoE/Target/Signature.h"
 #include "MoE/Support/Updates.h"
+#include "MoE/Target/SizeRelations.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/IR/AffineExpr.h"
@@ -125,7 +126,7 @@ static json::Value describeSize(Value tensor, int64_t dim, Block &entry) {
   });
 }
 
-static void describeSizes(func::FuncOp function,
+static void describeSizes(func::FuncOp function, SizeTracer &tracer,
                           std::vector<ValueSignature> &results) {
   if (!function.getBody().hasOneBlock())
     return;
@@ -136,9 +137,14 @@ static void describeSizes(func::FuncOp function,
     if (!getUpdatedArgument(function, position))
       returned.push_back(value);
   for (auto [value, result] : llvm::zip_equal(returned, results))
-    for (auto [dim, size] : llvm::enumerate(result.shape))
-      result.sizes.push_back(size < 0 ? describeSize(value, dim, entry)
-                                      : json::Value(size));
+    for (auto [dim, size] : llvm::enumerate(result.shape)) {
+      json::Value described =
+          size < 0 ? tracer.describeSize(value, dim) : json::Value(size);
+      // Several ops together may say what none of them says alone.
+      if (described.kind() == json::Value::Null)
+        described = describeSize(value, dim, entry);
+      result.sizes.push_back(std::move(described));
+    }
 }
 
 //===----------------------------------------------------------------------===//
@@ -164,7 +170,9 @@ mlir::moe::collectSignatures(ModuleOp module) {
         results.push_back(type);
     if (failed(describeAll(function, results, "result", signature.results)))
       return failure();
-    describeSizes(function, signature.results);
+    SizeTracer tracer(function);
+    describeSizes(function, tracer, signature.results);
+    signature.relations = tracer.describeRelations();
     signatures.push_back(std::move(signature));
   }
   return signatures;
@@ -193,7 +201,8 @@ json::Value mlir::moe::toJSON(const ValueSignature &value) {
 json::Value mlir::moe::toJSON(const FunctionSignature &function) {
   return json::Object{{"name", function.name},
                       {"arguments", json::Array(function.arguments)},
-                      {"results", json::Array(function.results)}};
+                      {"results", json::Array(function.results)},
+                      {"relations", json::Array(function.relations)}};
 }
 
 bool mlir::moe::fromJSON(const json::Value &json, ValueSignature &value,

@@ -54,6 +54,13 @@ static std::vector<int64_t> leadingDims(const Tensor &tensor, int64_t kept) {
   return dims;
 }
 
+static std::string toText(const std::vector<int64_t> &dims) {
+  std::string text;
+  for (int64_t dim : dims)
+    text += (text.empty() ? "" : ", ") + std::to_string(dim);
+  return "[" + text + "]";
+}
+
 namespace {
 /// One call of a kernel: its name and its operands grow together.
 class Call {
@@ -66,6 +73,17 @@ public:
     for (int64_t dim : leadingDims(tensor, kept))
       rows *= dim;
     add(tensor, {rows}, kept);
+  }
+  /// An operand that has a row for each of `like`, and is called `argument`.
+  void addRowsOf(const Tensor &like, int64_t keptOfLike, const Tensor &tensor,
+                 int64_t kept, const char *argument) {
+    std::vector<int64_t> expected = leadingDims(like, keptOfLike);
+    if (leadingDims(tensor, kept) != expected)
+      throw std::runtime_error(std::string("expected ") + argument +
+                               " to have the leading dims " + toText(expected) +
+                               " of scores, found " +
+                               toText(leadingDims(tensor, kept)));
+    addRows(tensor, kept);
   }
   /// An operand whose dims are all static.
   void addWhole(const Tensor &tensor) { add(tensor, {}, tensor.dim()); }
@@ -122,7 +140,7 @@ static std::tuple<Tensor, Tensor> topkRenorm(const Tensor &scores, int64_t k,
   call.name.choice(kind).flag(renorm).number(routeScale);
   call.addRows(scores, 1);
   if (mask)
-    call.addRows(*mask, 0);
+    call.addRowsOf(scores, 1, *mask, 0, "mask");
   std::vector<int64_t> leading = leadingDims(scores, 1);
   Tensor gates = call.addResult(scores, leading, k, ScalarType::Float);
   Tensor indices = call.addResult(scores, leading, k, indexType);
@@ -145,9 +163,9 @@ static std::tuple<Tensor, Tensor> groupedTopk(
   if (bias)
     call.addWhole(*bias);
   if (forced)
-    call.addRows(*forced, 1);
+    call.addRowsOf(scores, 1, *forced, 1, "forced");
   if (mask)
-    call.addRows(*mask, 0);
+    call.addRowsOf(scores, 1, *mask, 0, "mask");
   if (numValid)
     call.addWhole(*numValid);
   std::vector<int64_t> leading = leadingDims(scores, 1);

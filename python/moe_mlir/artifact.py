@@ -17,7 +17,7 @@ from . import _files, _weights_file
 from ._host_cpu import missing_features, recommended
 from ._native import native
 from ._program_state import ProgramState
-from .sizes import evaluate_expression, evaluate_text, unmet_condition
+from .sizes import evaluate_expression, evaluate_text, expression_sources, unmet_condition
 
 if TYPE_CHECKING:
     import numpy
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .launch import LaunchPlan
 
 _FORMAT = "moe-mlir-artifact"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 # Weights of up to this size are read and checked whenever they are loaded.
 _MAX_VERIFIED_BYTES = 64 << 20
 _DTYPES = {"i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -87,6 +87,7 @@ class ArtifactFunction:
         self.arguments = description["arguments"]
         self._num_arguments = len(self.arguments)
         self._results = description["results"]
+        self._relations = description["relations"]
         self._updated = [i for i, a in enumerate(self.arguments) if a.get("updated")]
 
     def __call__(self, *arguments: Any, out: Any = None) -> Any:
@@ -101,21 +102,63 @@ class ArtifactFunction:
 
         Returns:
             The result, or a tuple of results; torch tensors if an argument is one.
+
+        Raises:
+            TypeError: an argument or a result buffer is no tensor of the right dtype.
+            ValueError: it has another shape than the function takes, or than follows from the
+                sizes of other arguments; or it cannot be written where it has to be.
         """
         if len(arguments) != self._num_arguments:
             raise TypeError(f"expected {self._num_arguments} arguments for '{self.name}', found "
                             f"{len(arguments)}")
+        for i, (value, expected) in enumerate(zip(arguments, self.arguments)):
+            if "shape" in expected:
+                _require_kind(f"argument {i} of '{self.name}'", value, expected)
+        self.require_relations(arguments)
+        sizes = self._sizes(arguments)
         if out is None:
-            out = [self.allocate(i, self._sizes(i, arguments), arguments)
-                   for i in range(len(self._results))]
-        elif not isinstance(out, (tuple, list)):
-            out = [out]
+            out = [self.allocate(i, self._known(i, shape), arguments)
+                   for i, shape in enumerate(sizes)]
+        else:
+            out = list(out) if isinstance(out, (tuple, list)) else [out]
+            self._require_places(out, sizes)
+            _require_one_device(self.name, (*arguments, *out))
         for i in self._updated:
-            if _contiguous(arguments[i]) is not arguments[i]:
-                raise ValueError(f"expected argument {i} of '{self.name}', which it updates in "
-                                 "place, to be contiguous, found strides; pass .contiguous()")
-        self._function(*map(_contiguous, arguments), *out)
+            _require_writable(f"argument {i} of '{self.name}', which it updates in place,",
+                              arguments[i])
+        self.run(arguments, out)
         return out[0] if len(out) == 1 else tuple(out)
+
+    def run(self, arguments: Sequence[Any], out: Sequence[Any]) -> None:
+        """A call whose sizes and types have been checked."""
+        self._function(*map(_contiguous, arguments), *out)
+
+    def require_relations(self, arguments: Sequence[Any]) -> None:
+        """Raises ValueError where sizes of arguments, whose types are right, do not agree."""
+        for found, relation, expected in self._relations:
+            a, b = (evaluate_expression(size, arguments) for size in (found, expected))
+            if a is None or b is None or (a == b if relation == "==" else a <= b):
+                continue
+            sources = " and ".join(expression_sources(found, self._num_arguments))
+            computed = "" if found[0] == "arg" else "what is computed from "
+            reason = " and ".join(expression_sources(expected, self._num_arguments))
+            raise ValueError(f"'{self.name}': expected {computed}{sources} to be "
+                             f"{'' if relation == '==' else 'at most '}{b}"
+                             f"{reason and ', by ' + reason}, found {a}")
+
+    def _require_places(self, out, sizes) -> None:
+        if len(out) != len(self._results):
+            raise ValueError(f"expected {len(self._results)} buffers as out= for '{self.name}', "
+                             f"found {len(out)}")
+        for i, (value, shape) in enumerate(zip(out, sizes)):
+            self.require_place(i, value, shape)
+
+    def require_place(self, index: int, value: Any, sizes: Sequence[int | None]) -> None:
+        """Raises where result `index` of these sizes cannot be written into `value`."""
+        what = f"result {index} of '{self.name}'"
+        dtype = self._results[index]["dtype"]
+        _require_kind(what, value, {"dtype": dtype, "shape": [-1 if s is None else s for s in sizes]})
+        _require_writable(what, value)
 
     def __repr__(self):
         return f"<compiled {self._function.signature}>"
@@ -139,8 +182,12 @@ class ArtifactFunction:
                              "which have no bfloat16")
         return numpy.empty(sizes, dtype=name)
 
-    def _sizes(self, index, arguments):
-        sizes = [evaluate_expression(size, arguments) for size in self._results[index]["sizes"]]
+    def _sizes(self, arguments) -> list[list[int | None]]:
+        """The shapes of the results; None for a size that depends on data."""
+        return [[evaluate_expression(size, arguments) for size in result.get("sizes", ())]
+                for result in self._results]
+
+    def _known(self, index, sizes):
         if None in sizes:
             raise ValueError(
                 f"expected out= for '{self.name}': the size of result {index} depends on data"
@@ -163,6 +210,7 @@ class KernelFunction:
 
         torch = sys.modules.get("torch")
         device = next((b.device for b in buffers if torch and isinstance(b, torch.Tensor)), None)
+        _require_one_device(self._plan.name, buffers)
         if device is not None and device.type == "cuda":
             gpu.run_kernels(self._ptx, self._plan, buffers)
         elif (simulation := active_simulation()) is not None:
@@ -196,16 +244,22 @@ class ArtifactProgram:
         self._results = [description["results"][i] for i in rest]
         self._outputs = [rest.index(i) for i in description["outputs"]]
         self._symbols = description["symbols"]
-        # Of an artifact that was made before these were kept there are none.
-        self._conditions = description.get("conditions", [])
+        self._conditions = description["conditions"]
         stored = _weights_file.tensors_of(artifact.files[_weights_file.NAME])
         self._weights = {"cpu": {a["name"]: _stored(stored, a) for a in self._arguments
                                  if a["kind"] != "input" and "updated_by" not in a}}
+        self._require_weights()
         self._state = ProgramState(
             self.name, {i: None if in_place else result for i, result in updates.items()})
         for i in updates:
             self._state.add(i, _first_value(stored, self._arguments[i], self.function.arguments[i]))
         self.inputs = [a["name"] for a in self._arguments if a["kind"] == "input"]
+
+    def _require_weights(self) -> None:
+        """Kernels read as many weights as they were compiled for."""
+        for argument, expected in zip(self._arguments, self.function.arguments, strict=True):
+            if (weight := self._weights["cpu"].get(argument["name"])) is not None:
+                _require_kind(f"{_weights_file.NAME}: '{argument['name']}'", weight, expected)
 
     def _require_known_state(self, results, outputs) -> None:
         """What the code writes must be state: weights cannot be written, inputs are the caller's."""
@@ -243,11 +297,11 @@ class ArtifactProgram:
         arguments = self._bind(given)
         for argument, value, expected in zip(self._arguments, arguments, self.function.arguments):
             if argument["kind"] == "input":
-                _require_kind(argument["name"], value, expected)
+                _require_kind(f"input '{argument['name']}'", value, expected)
         sizes = self._check_sizes(arguments)
         results = self._places(arguments, sizes, out)
         with self._state.updated() if self._state else nullcontext():
-            self.function(*arguments, out=results)
+            self.function.run(arguments, results)
         chosen = tuple(results[i] for i in self._outputs)
         return chosen[0] if len(chosen) == 1 else chosen
 
@@ -262,16 +316,18 @@ class ArtifactProgram:
     def _places(self, arguments, sizes, out) -> list:
         """Where the results of the function go; the caller may give places for those it gets."""
         taken = self._state.places()
-        rest = [i for i in range(len(self._results)) if i not in taken]
+        shapes = [[evaluate_text(size, sizes) for size in shape] for shape in self._results]
+        rest = [i for i in range(len(shapes)) if i not in taken]
         if out is not None:
             out = list(out) if isinstance(out, (tuple, list)) else [out]
             if len(out) != len(rest):
                 raise ValueError(f"expected {len(rest)} buffers as out= for '{self.name}', found "
                                  f"{len(out)}")
+            for i, place in zip(rest, out):
+                self.function.require_place(i, place, shapes[i])
             taken.update(zip(rest, out))
-        return [taken[i] if i in taken else self.function.allocate(
-                    i, [evaluate_text(size, sizes) for size in shape], arguments)
-                for i, shape in enumerate(self._results)]
+        return [taken[i] if i in taken else self.function.allocate(i, shape, arguments)
+                for i, shape in enumerate(shapes)]
 
     def _in_order(self, inputs, named) -> list:
         """The inputs in the order of the program."""
@@ -303,28 +359,45 @@ class ArtifactProgram:
                 f"{number}, as the program was exported, found {sizes[name]}; export it with "
                 "sizes that include this one, and compile that")
         for argument, value in zip(self._arguments, arguments):
-            for dim, size in enumerate(argument.get("shape", ())):
+            for dim, size in enumerate(argument["shape"]):
                 expected = evaluate_text(size, sizes)
                 if expected != value.shape[dim]:
                     raise ValueError(
                         f"input '{argument['name']}': expected dim {dim} to be {expected}, which is "
                         f"'{size}' for the sizes of the inputs before, found {value.shape[dim]}")
+        self.function.require_relations(arguments)
         return sizes
 
 
-def _require_kind(name, value, expected) -> None:
-    """Raises if an input is no tensor of the type and sizes that the manifest describes."""
+def _require_kind(what, value, expected) -> None:
+    """Raises if a value is no tensor of the type and sizes that the manifest describes."""
     shape = getattr(value, "shape", None)
     if shape is None or not hasattr(value, "dtype"):
-        raise TypeError(f"input '{name}': expected a tensor, found {type(value).__name__}")
+        raise TypeError(f"{what}: expected a tensor, found {type(value).__name__}")
     wanted, found = _DTYPES[expected["dtype"]], str(value.dtype).removeprefix("torch.")
     if found != wanted:
-        raise TypeError(f"input '{name}': expected {wanted}, found {found}")
+        raise TypeError(f"{what}: expected {wanted}, found {found}")
     sizes = expected.get("shape", [])
     if len(shape) != len(sizes) or any(e not in (-1, s) for e, s in zip(sizes, shape)):
-        raise ValueError(f"input '{name}': expected shape ["
+        raise ValueError(f"{what}: expected shape ["
                          f"{', '.join('?' if e < 0 else str(e) for e in sizes)}], found "
                          f"{list(shape)}")
+
+
+def _require_writable(what, value) -> None:
+    """Raises if kernels cannot write a value where it lies."""
+    if _contiguous(value) is not value:
+        raise ValueError(f"expected {what} to be contiguous, found strides; pass .contiguous()")
+    if hasattr(value, "flags") and not value.flags.writeable:
+        raise ValueError(f"expected {what} to be writable, found a read-only array; pass a copy")
+
+
+def _require_one_device(name, buffers) -> None:
+    """Kernels read all buffers by their addresses on one device."""
+    places = {str(getattr(b, "device", "cpu")) for b in buffers if hasattr(b, "shape")}
+    if len(places) > 1:
+        raise ValueError(f"expected all tensors of '{name}' on one device, found them on "
+                         f"{' and '.join(sorted(places))}")
 
 
 def _contiguous(value):

@@ -76,13 +76,16 @@ public:
   /// Names of the arguments; empty where the artifact knows none.
   const std::vector<std::string> &getArgumentNames() const { return names; }
 
-  /// Throws std::runtime_error where an argument has another type or shape, or
+  /// Throws std::runtime_error where an argument has another type or shape,
+  /// where sizes of arguments do not agree, where a tensor has no memory, or
   /// where the size of a result depends on data.
   std::vector<Array> run(std::span<const Tensor> arguments) const;
   /// The shapes of the results for these arguments; the same errors.
   std::vector<std::vector<int64_t>>
   getResultShapes(std::span<const Tensor> arguments) const;
-  /// Writes the results into the caller's memory: no allocation.
+  /// Writes the results into the caller's memory: no allocation. Throws
+  /// std::runtime_error as above, and where a result has another type or shape
+  /// than the arguments give it.
   void run(std::span<const Tensor> arguments,
            std::span<const Tensor> results) const;
 
@@ -95,6 +98,16 @@ public:
   virtual void reset() const {}
 
 protected:
+  /// Throws where types do not fit, or where the sizes of `arguments` do not
+  /// agree. A size that depends on data is -1.
+  std::vector<std::vector<int64_t>>
+  verifyArguments(std::span<const Tensor> arguments) const;
+  /// Throws where `run` does.
+  void verifyCall(std::span<const Tensor> arguments,
+                  std::span<const Tensor> results) const;
+
+  /// The shapes of the results for arguments whose types fit; -1 where a size
+  /// depends on data. Throws where sizes of arguments do not agree.
   virtual std::vector<std::vector<int64_t>>
   computeResultShapes(std::span<const Tensor> arguments) const = 0;
   virtual void execute(std::span<const Tensor> arguments,
@@ -114,7 +127,8 @@ public:
   virtual int64_t getWorkspaceSize(std::span<const Tensor> arguments,
                                    std::span<const Tensor> results) const = 0;
   /// Puts the kernels on a stream of the device. All tensors are on the device,
-  /// scalars are not. Allocates and waits for nothing: a graph may capture it.
+  /// scalars are not. Allocates and waits for nothing on the device: a graph
+  /// may capture it. Throws std::runtime_error as `run` does.
   virtual void launch(std::span<const Tensor> arguments,
                       std::span<const Tensor> results, void *workspace,
                       void *stream) const = 0;

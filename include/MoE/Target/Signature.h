@@ -45,6 +45,10 @@ struct ValueSignature {
 struct FunctionSignature {
   std::string name;
   std::vector<ValueSignature> arguments, results;
+  /// What must hold for the sizes of a call, so that no tensor is read or
+  /// written past its end: lists [found, "==" or "<=", expected] of sizes as in
+  /// `ValueSignature::sizes`. The code does not check it, its callers do.
+  std::vector<llvm::json::Value> relations;
 };
 
 /// The public func.func definitions of `module`. Fails with a diagnostic on a

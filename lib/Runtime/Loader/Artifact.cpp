@@ -6,6 +6,7 @@
 #include "HostCpu.h"
 #include "Weights.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -78,13 +79,19 @@ Array::Array(std::string dtype, std::vector<int64_t> shape)
 // Function
 //===----------------------------------------------------------------------===//
 
-static bool fits(const Tensor &tensor, const ValueType &type) {
-  if (tensor.dtype != type.dtype || tensor.shape.size() != type.shape.size())
-    return false;
-  for (size_t dim = 0; dim < type.shape.size(); ++dim)
-    if (type.shape[dim] >= 0 && tensor.shape[dim] != type.shape[dim])
-      return false;
-  return true;
+/// Whether a shape is the expected one, which has -1 where any size is taken.
+static bool fits(std::span<const int64_t> shape,
+                 std::span<const int64_t> expected) {
+  return std::ranges::equal(shape, expected, [](int64_t size, int64_t wanted) {
+    return wanted < 0 || size == wanted;
+  });
+}
+
+static std::string describe(const std::string &function, const char *what,
+                            size_t i, std::span<const std::string> names) {
+  return std::string(what) + " " + std::to_string(i) +
+         (i < names.size() ? " ('" + names[i] + "')" : "") + " of '" +
+         function + "'";
 }
 
 static void verify(const std::string &function, const char *what,
@@ -95,28 +102,55 @@ static void verify(const std::string &function, const char *what,
     throw std::runtime_error("expected " + std::to_string(types.size()) + " " +
                              what + "s for '" + function + "', found " +
                              std::to_string(tensors.size()));
-  for (size_t i = 0; i < types.size(); ++i)
-    if (!fits(tensors[i], types[i]))
+  for (size_t i = 0; i < types.size(); ++i) {
+    const Tensor &tensor = tensors[i];
+    if (tensor.dtype != types[i].dtype || !fits(tensor.shape, types[i].shape))
       throw std::runtime_error(
-          std::string("expected ") + what + " " + std::to_string(i) +
-          (i < names.size() ? " ('" + names[i] + "')" : "") + " of '" +
-          function + "' to be " + types[i].toString() + ", found " +
-          tensors[i].dtype +
-          (types[i].isTensor || !tensors[i].shape.empty()
-               ? toText(tensors[i].shape)
-               : ""));
+          "expected " + describe(function, what, i, names) + " to be " +
+          types[i].toString() + ", found " + tensor.dtype +
+          (types[i].isTensor || !tensor.shape.empty() ? toText(tensor.shape)
+                                                      : ""));
+    if (getByteSize(tensor) && !tensor.data)
+      throw std::runtime_error("expected " +
+                               describe(function, what, i, names) +
+                               " to have memory, found a null pointer");
+  }
 }
 
 std::vector<std::vector<int64_t>>
-Function::getResultShapes(std::span<const Tensor> given) const {
+Function::verifyArguments(std::span<const Tensor> given) const {
   verify(name, "argument", given, arguments, names);
   return computeResultShapes(given);
 }
 
+void Function::verifyCall(std::span<const Tensor> given,
+                          std::span<const Tensor> returned) const {
+  std::vector<std::vector<int64_t>> shapes = verifyArguments(given);
+  verify(name, "result", returned, results, {});
+  for (size_t i = 0; i < shapes.size(); ++i)
+    if (!fits(returned[i].shape, shapes[i]))
+      throw std::runtime_error("expected result " + std::to_string(i) +
+                               " of '" + name + "' to be " + results[i].dtype +
+                               toText(shapes[i]) +
+                               " for these arguments, found " +
+                               results[i].dtype + toText(returned[i].shape));
+}
+
+std::vector<std::vector<int64_t>>
+Function::getResultShapes(std::span<const Tensor> given) const {
+  std::vector<std::vector<int64_t>> shapes = verifyArguments(given);
+  for (size_t i = 0; i < shapes.size(); ++i)
+    if (std::ranges::count(shapes[i], -1))
+      throw std::runtime_error("expected the caller's memory for the results "
+                               "of '" +
+                               name + "', because the size of result " +
+                               std::to_string(i) + " depends on data");
+  return shapes;
+}
+
 void Function::run(std::span<const Tensor> given,
                    std::span<const Tensor> returned) const {
-  verify(name, "argument", given, arguments, names);
-  verify(name, "result", returned, results, {});
+  verifyCall(given, returned);
   execute(given, returned);
 }
 

@@ -94,11 +94,13 @@ public:
 
   int64_t getWorkspaceSize(std::span<const Tensor> inputs,
                            std::span<const Tensor> outputs) const override {
+    this->verifyCall(inputs, outputs);
     return workspaceSize ? evaluate(*workspaceSize, join(inputs, outputs)) : 0;
   }
 
   void launch(std::span<const Tensor> inputs, std::span<const Tensor> outputs,
               void *workspace, void *stream) const override {
+    this->verifyCall(inputs, outputs);
     std::vector<Tensor> buffers = join(inputs, outputs);
     Parameters parameters = pack(buffers, workspace);
     std::vector<void *> pointers;

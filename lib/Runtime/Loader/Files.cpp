@@ -12,7 +12,7 @@ namespace moe::runtime {
 namespace {
 
 constexpr const char *kFormat = "moe-mlir-artifact";
-constexpr int64_t kFormatVersion = 1;
+constexpr int64_t kFormatVersion = 2;
 /// Weights of up to this size are read and checked whenever they are loaded.
 constexpr size_t kMaxVerifiedBytes = 64 << 20;
 

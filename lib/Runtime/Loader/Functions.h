@@ -19,7 +19,8 @@ namespace moe::runtime {
 struct Signature {
   explicit Signature(const Json &json);
 
-  /// Throws where a size depends on data.
+  /// Throws where the sizes of inputs of the right types do not agree. A size
+  /// that depends on data is -1.
   std::vector<std::vector<int64_t>>
   computeResultShapes(std::span<const Tensor> inputs) const;
 
@@ -30,6 +31,20 @@ struct Signature {
   std::vector<ValueType> arguments, results;
   /// The sizes of each result, as the manifest writes them.
   std::vector<Json::Array> sizes;
+
+private:
+  /// What sizes of a call have to fulfil: the code relies on it.
+  struct Relation {
+    Json found;
+    bool isEquality;
+    Json expected;
+  };
+
+  void readRelations(const Json &list);
+  std::string describeSize(const Json &size) const;
+  void verifyRelations(std::span<const Tensor> inputs) const;
+
+  std::vector<Relation> relations;
 };
 
 /// A function of a manifest, on the CPU or on a device.

@@ -55,7 +55,8 @@ private:
     for (const Json &signature : compiled.array())
       if (signature.at("name").string() == name) {
         if (signature.at("arguments") != json.at("arguments") ||
-            signature.at("results") != json.at("results"))
+            signature.at("results") != json.at("results") ||
+            signature.at("relations") != json.at("relations"))
           refuse("'" + name +
                  "' to take and give what the manifest says, found other "
                  "types");
@@ -71,6 +72,10 @@ private:
     // Pointers into `descriptors` stay valid: the inner vectors do not move.
     descriptors.reserve(inputs.size() + outputs.size());
     auto pack = [&](const Tensor &tensor, const ValueType &type) {
+      if (tensor.isOnDevice)
+        throw std::runtime_error("expected the tensors of '" + name +
+                                 "' in the memory of this process, found one "
+                                 "on a device");
       if (type.isTensor)
         packed.push_back(descriptors.emplace_back(describe(tensor)).data());
       else

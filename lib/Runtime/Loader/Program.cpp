@@ -92,12 +92,8 @@ private:
     }
   }
 
-  /// Artifacts that were made before these were kept have none.
   void readConditions(const Json &description) {
-    const Json *list = description.find("conditions");
-    if (!list)
-      return;
-    for (const Json &condition : list->array()) {
+    for (const Json &condition : description.at("conditions").array()) {
       const Json::Array &parts = condition.array(3);
       auto symbol = symbols.find(parts[0].string());
       if (symbol == symbols.end() || !getRelations().count(parts[1].string()))
@@ -167,9 +163,8 @@ private:
       refuse("an entry for each argument of '" + name + "'");
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string &argument = list[i].at("name").string();
-      if (const Json *shape = list[i].find("shape"))
-        argumentShapes.push_back(
-            shape->array(function->getArguments()[i].shape.size()));
+      argumentShapes.push_back(
+          list[i].at("shape").array(function->getArguments()[i].shape.size()));
       const Json *updatedBy = list[i].find("updated_by");
       if (function->getArguments()[i].isUpdated && !updatedBy)
         refuse("'" + argument + "' to be state, as '" + name + "' updates it");
@@ -190,8 +185,6 @@ private:
       else
         bound.push_back(align(value, argument));
     }
-    if (!argumentShapes.empty() && argumentShapes.size() != list.size())
-      refuse("the shapes of all arguments of '" + name + "', or of none");
   }
 
   /// The tensor of a weight, or the first value of state. Tied ones are stored
@@ -290,6 +283,7 @@ private:
       std::vector<int64_t> &sizes = computed.emplace_back();
       for (const Json &size : shape)
         sizes.push_back(evaluate(size, values));
+      getNumElements(sizes); // Throws for a negative one.
     }
     return computed;
   }
@@ -348,7 +342,7 @@ private:
   std::vector<std::optional<size_t>> places;
   /// Which size of which argument a name stands for.
   std::map<std::string, std::pair<size_t, size_t>> symbols;
-  /// Of results, and of all arguments or of none.
+  /// Of results, and of all arguments.
   std::vector<Json::Array> shapes, argumentShapes;
   struct Condition {
     std::string symbol, relation;

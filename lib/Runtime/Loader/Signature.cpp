@@ -54,21 +54,57 @@ Signature::Signature(const Json &json) : name(json.at("name").string()) {
     for (const Json &size : sizes[i])
       verifySize(size, values);
   }
+  readRelations(json.at("relations"));
+}
+
+void Signature::readRelations(const Json &list) {
+  for (const Json &relation : list.array()) {
+    const Json::Array &parts = relation.array(3);
+    const std::string &kind = parts[1].string();
+    if (kind != "==" && kind != "<=")
+      throw std::runtime_error("expected sizes in the manifest to be == or <= "
+                               "others, found '" +
+                               kind + "'");
+    verifySize(parts[0], arguments);
+    verifySize(parts[2], arguments);
+    relations.push_back({parts[0], kind == "==", parts[2]});
+  }
+}
+
+/// "size 0 of argument 1", or for an expression what it is made of.
+std::string Signature::describeSize(const Json &size) const {
+  std::string sources = describeSources(size, arguments.size());
+  bool isOne = size.isArray() && size.array().at(0).string() == "arg";
+  return isOne ? sources : "what is computed from " + sources;
+}
+
+void Signature::verifyRelations(std::span<const Tensor> inputs) const {
+  for (const Relation &relation : relations) {
+    std::optional<int64_t> found = evaluateSize(relation.found, inputs);
+    std::optional<int64_t> expected = evaluateSize(relation.expected, inputs);
+    if (!found || !expected ||
+        (relation.isEquality ? *found == *expected : *found <= *expected))
+      continue;
+    std::string reason = describeSources(relation.expected, arguments.size());
+    throw std::runtime_error(
+        "'" + name + "': expected " + describeSize(relation.found) + " to be " +
+        (relation.isEquality ? "" : "at most ") + std::to_string(*expected) +
+        (reason.empty() ? "" : ", by " + reason) + ", found " +
+        std::to_string(*found));
+  }
 }
 
 std::vector<std::vector<int64_t>>
 Signature::computeResultShapes(std::span<const Tensor> inputs) const {
+  verifyRelations(inputs);
   std::vector<std::vector<int64_t>> shapes;
   for (const Json::Array &ofResult : sizes) {
     std::vector<int64_t> &shape = shapes.emplace_back();
     for (const Json &size : ofResult) {
       std::optional<int64_t> value = evaluateSize(size, inputs);
-      if (!value)
-        throw std::runtime_error(
-            "expected the caller's memory for the results of '" + name +
-            "', because the size of result " +
-            std::to_string(shapes.size() - 1) + " depends on data");
-      shape.push_back(*value);
+      if (value)
+        getNumElements({&*value, 1}); // Throws for a negative one.
+      shape.push_back(value.value_or(-1));
     }
   }
   return shapes;

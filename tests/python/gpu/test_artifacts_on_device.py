@@ -210,8 +210,9 @@ CALLER = r"""#include "MoE/Runtime/Artifact.h"
 #include <exception>
 using namespace moe::runtime;
 // Memory that is on the device, as the caller says: nothing of it is copied.
+alignas(16) static char memory[64];
 static void call(const Function &f, int64_t batch, char *u, char *p) {
-  Tensor in[] = {{"f32", {batch, 1, 8}, u, true}, {"f32", {batch, 1, 4}, nullptr, true}};
+  Tensor in[] = {{"f32", {batch, 1, 8}, u, true}, {"f32", {batch, 1, 4}, memory, true}};
   Tensor out[] = {{"f32", {batch, 1, 4}, p, true}, {"f32", {batch, 1}, p, true}};
   try {
     f.run(in, out);
@@ -222,7 +223,6 @@ static void call(const Function &f, int64_t batch, char *u, char *p) {
 }
 int main(int, char **argv) {
   Artifact artifact(argv[1], "sim");
-  alignas(16) static char memory[64];
   const Function &f = artifact.getFunction();
   call(f, 0, memory, memory);
   call(f, 1, memory + 4, memory);

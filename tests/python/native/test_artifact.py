@@ -290,7 +290,7 @@ def test_a_pipe_instead_of_a_file_is_refused(folder):
     ("kernel.h", lambda d: d + b"\n", "is damaged"),
     ("manifest.json", lambda d: b"{", "expected JSON"),
     ("manifest.json", lambda d: b"[]", "found another file"),
-    ("manifest.json", lambda d: d.replace(b'"format_version": 1', b'"format_version": 9'),
+    ("manifest.json", lambda d: d.replace(b'"format_version": 2', b'"format_version": 9'),
      "found 9"),
     ("manifest.json", lambda d: b"[" * 100000, "expected JSON"),
     ("manifest.json", lambda d: d.replace(b"-1", b" 3"), "manifest.json to have SHA-256"),

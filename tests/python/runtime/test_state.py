@@ -72,7 +72,9 @@ def test_zeros_are_not_stored(totals):
         "total": None, "calls": "calls.initial"}
 
 
-def test_one_call_at_a_time_and_none_after_one_that_failed(totals):
+def test_one_call_at_a_time_and_none_after_one_that_failed(totals, monkeypatch):
+    def fail(*buffers):
+        raise MemoryError
     model, x = moe_mlir.load(totals), torch.ones(3, 4)
     program = model.functions["main"]
     inside, done, run = threading.Event(), threading.Event(), program._run
@@ -92,8 +94,14 @@ def test_one_call_at_a_time_and_none_after_one_that_failed(totals):
     thread.join()
     program._run = run
     assert model(x)[1] == 3
-    with pytest.raises((TypeError, ValueError)):
+    # A call that is refused changes nothing.
+    with pytest.raises(ValueError, match=r"result 0 of 'main': expected shape \[4\], found \[9\]"):
         model(x, out=(torch.empty(9), torch.empty((), dtype=torch.int64)))
+    assert model(x)[1] == 4
+    monkeypatch.setattr(program.function, "_function", fail)
+    with pytest.raises(MemoryError):
+        model(x)
+    monkeypatch.undo()
     with pytest.raises(RuntimeError, match="expected a reset of 'main' after a call that failed"):
         model(x)
     model.reset()
