@@ -159,13 +159,27 @@ def _name_stored(module, description) -> dict:
                 stored[argument["stored_as"]] = tensor
             continue
         # Tensors without elements may have one address and be of several sizes.
-        first = names.setdefault((tensor.data_ptr(), tensor.dtype, tuple(tensor.shape),
-                                  tensor.stride()), name)
-        if first == name:
+        first = names.setdefault(_key(tensor), name)
+        if first == name and not _weights_file.is_reserved(name):
             stored[name] = tensor
+        elif first == name:
+            argument["stored_as"] = names[_key(tensor)] = _free_name(module, name)
+            stored[argument["stored_as"]] = tensor
         else:
             argument["stored_as"] = first
     return stored
+
+
+def _key(tensor) -> tuple:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _free_name(module, name) -> str:
+    """Under which a tensor is stored whose own name the format reserves."""
+    name = f"weight.{name}"
+    while name in module.state:
+        name = f"weight.{name}"
+    return name
 
 
 def _has_bits(tensor) -> bool:

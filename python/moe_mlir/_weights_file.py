@@ -51,6 +51,11 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> 
             "header_sha256": hashlib.sha256(header).hexdigest()}
 
 
+def is_reserved(name: str) -> bool:
+    """Whether no tensor can be stored under a name."""
+    return name == "__metadata__" or name.startswith(_PADDING)
+
+
 def _header(tensors) -> bytes:
     names = {value: key for key, value in _DTYPES.items()}
     entries: dict[str, dict] = {}

@@ -267,7 +267,7 @@ class FunctionBuilder:
                updates: Sequence[int | None] = ()) -> str:
         """The function's text; `updates` has the argument that each result updates."""
         arguments = ",\n    ".join(f"{v}: index" if isinstance(v, str) else
-                                  f'{v.name}: {v.type} {{moe.name = "{label}"}}'
+                                  f'{v.name}: {v.type} {{moe.name = {_quoted(label or v.name)}}}'
                                   for v, label in self.arguments)
         types = ", ".join(r.type for r in results)
         returned = ", ".join(
@@ -327,3 +327,9 @@ def format_constant(value: float, element: str) -> str:
         return f"0x{single >> 16:04X}"
     half = int.from_bytes(struct.pack(">e", value), "big")
     return f"0x{half:04X}"
+
+
+def _quoted(text: str) -> str:
+    """A string attribute in MLIR's text."""
+    return '"' + "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else
+                         "".join(f"\\{byte:02X}" for byte in c.encode()) for c in text) + '"'

@@ -68,6 +68,10 @@ def _arguments(
     return idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
 
 
+# Offsets are 32-bit numbers.
+_MOST_ROWS = 2**31 - 1
+
+
 def _validate(
     idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
 ):
@@ -96,6 +100,9 @@ def _validate(
         _check.dtype("mask", mask, MASK)
         _check.shape("mask", mask, tokens, "of 'idx' without k")
     _check.at_least("alignment", alignment, 1)
+    if num_experts * (alignment - 1) > _MOST_ROWS:
+        _check.fail(f"expected 'alignment' to leave all rows of {num_experts} experts below 2**31, "
+                    f"found {alignment}")
 
 
 @functools.cache
@@ -142,10 +149,16 @@ def _cpu(idx, num_experts, capacity, priority, mask, capacity_factor, gates, exp
     _validate(
         idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
     )
+    if capacity_factor is not None:
+        # From as many times the share on as there are experts, nothing is dropped.
+        capacity_factor = min(capacity_factor, float(num_experts))
     run = kernel(
         idx.shape[-1], idx.dtype, num_experts, capacity is not None, priority is not None,
         mask is not None, capacity_factor, gates is not None, expert_map is not None, alignment,
     )  # fmt: skip
+    if idx.numel() + num_experts * (alignment - 1) > _MOST_ROWS:
+        _check.fail(f"expected fewer than 2**31 rows in all, found {idx.numel()} assignments with "
+                    f"alignment {alignment}")
     operands = [rows(idx, 1)]
     if priority is not None:
         operands.append(rows(priority, 0))

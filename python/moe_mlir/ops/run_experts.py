@@ -80,6 +80,8 @@ def _validate_matrices(x, w_in, w_out, transposed, activation):
     for name, w in (("w_in", w_in), ("w_out", w_out)):
         _check.rank(name, w, "[experts, in, out]" if transposed else "[experts, out, in]")
         _check.same_dtype(name, w, "x", x)
+    if w_in.shape[0] == 0:
+        _check.fail(f"expected 'w_in' to have at least 1 expert, found shape {tuple(w_in.shape)}")
     if w_in.shape[1 if transposed else 2] != x.shape[1]:
         _check.fail(f"expected 'w_in' to take the {x.shape[1]} features of 'x', found shape "
                     f"{tuple(w_in.shape)}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from .. import jit
+from ..chips import target_chips
 from ..launch import LaunchPlan
 from .module import Module
 from .report import Report
@@ -75,7 +76,13 @@ def simulate(chip: str = "sm_90", *, strict: bool = True, **options: Any) -> Ite
 
     Yields:
         a Simulation.
+
+    Raises:
+        ValueError: there are no kernels for `chip`.
     """
+    if chip not in target_chips():
+        raise ValueError(f"simulate: expected a chip among {', '.join(target_chips())}, found "
+                         f"{chip!r}")
     with intercept(Simulation(chip, options, strict)) as simulation:
         yield simulation
 
