@@ -105,11 +105,14 @@ def activation_of(module: torch.nn.Module) -> ExpertActivation | None:
 def keep_activation(module: torch.nn.Module, activation: ExpertActivation | None) -> None:
     """What traced code takes for `activation_of(module)`; None: nothing."""
     numbers = [(name, x) for name, x in _numbers(module) if name in vars(module)]
-    module._moe_packed_for = activation and (numbers, activation)
+    act_fn = type(getattr(module, "act_fn", None))
+    module._moe_packed_for = activation and (numbers, act_fn, activation)
 
 
 def _known_when_packed(module):
-    numbers, activation = getattr(module, "_moe_packed_for", None) or ((), None)
+    numbers, act_fn, activation = getattr(module, "_moe_packed_for", None) or ((), None, None)
+    if activation is None or type(getattr(module, "act_fn", None)) is not act_fn:
+        return None
     for name, x in numbers:
         if getattr(module, name) != x:
             return None  # Another limit, for one: it has to be packed again.

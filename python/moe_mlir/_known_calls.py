@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import copysign
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
 
+from ._model_form import is_unchanged
+from ._packed_weight import PackedWeight
 from ._static_cache import caches_of, kept_tensors, token_count
 from ._updated_memory import UpdatedMemory
 
@@ -24,9 +27,6 @@ if TYPE_CHECKING:
 _CONSTANTS = frozenset({type(None), bool, int, float, str, torch.dtype})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
-
-# What a dictionary must hold under a name: (its `get`, name, expected).
-Place = tuple[Callable[[str], Any], str, Any]
 
 
 class GivenCall(NamedTuple):
@@ -56,7 +56,7 @@ def given_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GivenCall | No
     for value in (*args, *kwargs.values()):
         kind = type(value)
         if kind in _CONSTANTS:
-            kinds.append((kind, value))
+            kinds.append((kind, value if kind is not float else (value, copysign(1.0, value))))
         elif kind in _TENSORS:
             kinds.append((value.dtype, value.shape, value.device))
             tensors.append(value)
@@ -79,8 +79,10 @@ class KnownCall:
     """How to run calls of one key on the CPU."""
 
     program: CompiledProgram
-    # The model as it was: its modules, their modes, and names that hold nothing.
-    places: Sequence[Place]
+    # The model as it was, for `is_unchanged`: its modules, attributes and hooks.
+    form: tuple[tuple, tuple, tuple]
+    # (where a tensor would hide a weight, name)
+    hiding: Sequence[tuple]
     # (where a tensor is held, name, where it is held as well, name)
     tied: Sequence[tuple]
     # (operand, where it is held, name, dtype); read at each call, since weights change.
@@ -125,19 +127,21 @@ class KnownCall:
             constants[i] = None
         updated = program.updated
         return KnownCall(
-            program, places.fixed, places.tied, weights, constants, inputs,
+            program, places.form, places.hiding, places.tied, weights, constants, inputs,
             [None if i in updated else result for i, result in enumerate(call.results)],
             UpdatedMemory(updated.values(), program.inputs) if updated else None,
             next(((given.cache_begin + cache.count_place,
-                   cache.form.lengths[0] - token_count(values.values()))
+                   cache.form.lengths[0] - token_count(values, program.module.model))
                   for cache in caches_of(values)), None))
 
     def run(self, given: GivenCall) -> tuple[Any] | None:
         """The outputs, in a tuple; None if the model changed, or the code refuses an operand."""
         if peek_interpreter_stack() is not None:
             return None  # inside of vmap or grad
-        for get, name, expected in self.places:
-            if get(name) is not expected:
+        if not is_unchanged()(*self.form):
+            return None
+        for get, name in self.hiding:
+            if get(name) is not None:
                 return None
         for get, name, get_other, other in self.tied:
             if get(name) is not get_other(other):
@@ -147,7 +151,10 @@ class KnownCall:
             return None  # the long way says so
         operands = list(self.constants)
         for i, get, name, dtype in self.weights:
-            tensor = operands[i] = get(name)
+            tensor = get(name)
+            if type(tensor) is PackedWeight:
+                tensor = tensor.panels
+            operands[i] = tensor
             if type(tensor) not in _TENSORS or tensor.dtype is not dtype or tensor.is_neg():
                 return None
         for i, number in self.inputs:

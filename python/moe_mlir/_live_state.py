@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from ._model_form import ModelForm
+from ._packed_weight import panels_of
+
 
 class LiveState:
     """Tensors by dotted name: the model's own, or those that the trace made."""
@@ -19,10 +22,11 @@ class LiveState:
     def __init__(self, model, traced: dict):
         self._model = model
         # Constants of the program, and all tensors where the model is not known.
-        self._traced = {n: t for n, t in traced.items() if model is None or _find(model, n) is None}
+        self._traced = {n: panels_of(t) for n, t in traced.items()
+                        if model is None or _find(model, n) is None}
         self._names = [n for n in traced if n not in self._traced]
         self._tied = _tied_names(model)
-        self._modes = [] if model is None else [(m, m.training) for m in model.modules()]
+        self._form = None if model is None else ModelForm(model)
 
     def __getitem__(self, name) -> torch.Tensor:
         traced = self._traced.get(name)
@@ -37,29 +41,35 @@ class LiveState:
     def __iter__(self):
         return iter((*self._names, *self._traced))
 
-    def is_as_traced(self) -> bool:
-        """Whether the model is still in the mode of the trace, with the same weights tied."""
-        return (all(module.training == mode for module, mode in self._modes)
-                and all(_find(self._model, a) is _find(self._model, b) for a, b in self._tied))
+    def change(self) -> str:
+        """What of the model is not as it was traced; empty if all is."""
+        if self._form is not None and not self._form.holds():
+            return str(self._form.difference())
+        for a, b in self._tied:
+            if _find(self._model, a) is not _find(self._model, b):
+                return f"'{a}' and '{b}', which were one tensor, as two"
+        return ""
 
     def places(self) -> Places:
         """What tells that the model is as it is now, and where it holds the weights."""
-        fixed = {(id(vars(m)), "training"): (vars(m).get, "training", mode)
-                 for m, mode in self._modes}
-        holders = {}
+        holders, hiding = {}, []
         for name in (*self._names, *(name for pair in self._tied for name in pair)):
             *way, (held, leaf, _) = _steps(self._model, name)
-            fixed.update({(id(h), key): (h.get, key, answer) for h, key, answer in way})
+            # No tensor of this name is in a dictionary that is asked before.
+            hiding += [(h.get, key) for h, key, answer in way if answer is None]
             holders[name] = held.get, leaf
         tied = [(*holders[a], *holders[b]) for a, b in self._tied]
-        return Places(list(fixed.values()), holders, tied)
+        form = ((), (), ()) if self._form is None else self._form.places
+        return Places(form, list(dict.fromkeys(hiding)), holders, tied)
 
 
 class Places(NamedTuple):
     """Dictionaries of a model, by their `get`, and the names that they are asked for."""
 
-    # (get, name, expected): modules, their modes, and names that no tensor hides.
-    fixed: list[tuple]
+    # What `is_unchanged` asks of modules, attributes and hooks.
+    form: tuple[tuple, tuple, tuple]
+    # (get, name) that gives nothing: where a tensor would hide a weight.
+    hiding: list[tuple]
     # Dotted name of a weight -> (get, name) of the dictionary that holds it.
     holders: dict[str, tuple]
     # (get, name, get, name) of two that are one tensor.
@@ -84,7 +94,7 @@ def _steps(model, name):
 def _find(model, name):
     """The tensor at a dotted name of the model; None where there is none."""
     *_, (_, _, found) = _steps(model, name)
-    return found if isinstance(found, torch.Tensor) else None
+    return panels_of(found) if isinstance(found, torch.Tensor) else None
 
 
 def _tied_names(model):

@@ -8,8 +8,9 @@ together again around the tensors of a trace.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -95,24 +96,55 @@ def take_apart(values: dict, model: torch.nn.Module | None) -> dict:
     """Inputs by name with caches as their tensors."""
     if not any(map(is_cache, values.values())):
         return values
-    tokens = _tokens(values.values())
+    tokens = _tokens(values, model)
     batch = 1 if tokens is None else tokens.shape[0]
     parts = {name: CacheTensors.of(value, model, batch) if is_cache(value) else value
              for name, value in values.items()}
     for part in caches_of(parts):
-        part.require_room(token_count(values.values()))
+        part.require_room(token_count(values, model))
     return parts
 
 
-def _tokens(values):
-    """The input whose dims are sequences and tokens, ids or activations: the first with two dims."""
-    return next((x for x in values if isinstance(x, torch.Tensor) and x.dim() >= 2), None)
+# The inputs that a decoder reads tokens from, as transformers names them; what a cache belongs to
+# is the decoder, where there is an encoder as well.
+_TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+# Parts of the names of inputs that have other dims.
+_NO_TOKENS = ("mask", "position", "bias", "encoder", "labels")
 
 
-def token_count(values: Iterable[Any]) -> int:
-    """The tokens that a call adds to a cache."""
-    tokens = _tokens(values)
-    return 1 if tokens is None else tokens.shape[1]
+def _tokens(values: Mapping[Any, Any], model: torch.nn.Module | None) -> torch.Tensor | None:
+    """The input whose dims are sequences and tokens, ids or activations.
+
+    That is one of a known name, or the first of two dims and more in the order of the model's
+    signature; callers give keywords in any order.
+    """
+    named = _in_order_of_signature(values, model)
+    for name in (*_TOKENS, getattr(model, "main_input_name", None)):
+        tokens = named.get(name)
+        if isinstance(tokens, torch.Tensor) and tokens.dim() >= 2:
+            return tokens
+    return next((x for name, x in named.items() if isinstance(x, torch.Tensor) and x.dim() >= 2
+                 and not any(part in str(name) for part in _NO_TOKENS)), None)
+
+
+def _in_order_of_signature(values, model):
+    """Inputs by name, of which those that were given by position have numbers."""
+    parameters = [] if model is None else list(inspect.signature(model.forward).parameters)
+    named = {parameters[n] if isinstance(n, int) and n < len(parameters) else n: x
+             for n, x in values.items()}
+    order = [name for name in parameters if name in named]
+    return {name: named[name] for name in (*order, *named)}
+
+
+def token_count(values: Mapping[Any, Any], model: torch.nn.Module | None) -> int:
+    """The tokens that a call adds to a cache; raises if its positions are of another number."""
+    tokens = _tokens(values, model)
+    count = 1 if tokens is None else tokens.shape[1]
+    positions = values.get("cache_position")
+    if isinstance(positions, torch.Tensor) and positions.dim() == 1 and len(positions) != count:
+        raise ValueError(f"expected 'cache_position' to have the places of {count} tokens, found "
+                         f"{len(positions)}")
+    return count
 
 
 class KeptTensors(NamedTuple):

@@ -14,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from ._known_calls import KnownCall, given_call
 from ._log import warn_user
+from ._model_form import same_constant
 from ._static_cache import caches_of, take_apart
 from ._without_cache import refuse_cache
 from .chips import target_chips
-from .compiled_program import CompiledProgram, Misfit, another_constant, same_constant
+from .compiled_program import CompiledProgram, Misfit, another_constant
 from .frontends.export import Module, export
 
 _log = logging.getLogger("moe_mlir.compile")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from ._model_form import same_constant
 from ._updated_memory import shared_pair
 from .frontends.export import Module
 from .sizes import evaluate_text, unmet_condition
@@ -108,10 +109,10 @@ class CompiledProgram:
 
     def _read_weights(self, operands) -> None:
         module = self.module
-        if not module.state.is_as_traced():
-            raise Misfit(ValueError("expected the model as it was exported, found another training "
-                                    "mode or weights that are no longer tied; export it again"),
-                         can_retrace=True)
+        change = module.state.change()
+        if change:
+            raise Misfit(ValueError(f"expected the model as it was exported, found {change}; export "
+                                    "it again"), can_retrace=True)
         for position, _ in self.weights:
             argument = module.program.arguments[position]
             tensor = operands[position] = module.state[argument.name]
@@ -245,11 +246,6 @@ class CompiledProgram:
                 f"expected '{one}', which the model updates in place, in memory of its own, found "
                 f"it shared with '{other}'; pass a clone")
         self._apart = places
-
-
-def same_constant(old: object, new: object) -> bool:
-    """Whether a number, flag or text is what export saw; True is not 1."""
-    return old is new or (type(old) is type(new) and old == new)
 
 
 def another_constant(name: str, old: object, new: object) -> ValueError:

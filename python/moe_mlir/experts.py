@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 import torch
 
+from ._packed_weight import panels_of
 from .ops import dispatch
 from .ops._expert_activation import ExpertActivation, recognize
 from .ops._panels import is_packed
@@ -59,6 +60,7 @@ def run_experts(
         `[.., d]` in the dtype of x.
     """
     activation = activation or torch.nn.functional.gelu
+    w_in, w_out = panels_of(w_in), panels_of(w_out)
     known = recognize(activation)
     if is_packed(w_in) and known is None:
         raise ValueError("run_experts: expected an activation that kernels know with weights in "

@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 from ._expert_forms import activation_of
 from ._log import warn_user
 from ._modules import require_module
+from ._packed_weight import panels_of
 from .experts import run_experts, run_rows
 from .ops import grouped_topk, topk_renorm
 from .ops._panels import is_packed
@@ -281,7 +282,7 @@ def experts_forward(
 
     An expert of another rank, by the id `num_experts` of expert parallelism, adds nothing.
     """
-    first = self.gate_up_proj if self.has_gate else self.up_proj
+    first = panels_of(self.gate_up_proj if self.has_gate else self.up_proj)
     bias = self.gate_up_proj_bias if self.has_gate and self.has_bias else \
         self.up_proj_bias if self.has_bias else None
     last_bias = self.down_proj_bias if self.has_bias else None

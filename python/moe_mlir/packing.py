@@ -7,60 +7,38 @@
 
 A packed layer of experts gives identical results, and is faster if few tokens share
 an expert; a packed linear layer runs moe.packed_linear instead of torch's product.
-Packed weights are parameters in panels (`ops/_panels.py`) without gradients;
-`state_dict` and `load_state_dict` keep the shapes of the model.
+Packed weights are the same parameters, in panels (`ops/_panels.py`) and without gradients.
+All but the kernels still see the weights of the model (`_packed_weight.py`).
 """
 
 from collections import Counter
-from typing import NamedTuple
 
 import torch
 
 from ._expert_forms import activation_of, keep_activation
 from ._log import warn_user
 from ._modules import require_module
+from ._packed_weight import (
+    Panels,
+    is_shared_memory,
+    live_copy,
+    pack_parameter,
+    packed_state,
+    panels_of,
+    unpack_parameter,
+)
 from .nn import MoELayer
 from .nn.soft import SoftMoE
 from .ops._check import ACTIVATIONS
 from .ops._expert_activation import ExpertActivation
-from .ops._panels import (
-    columns_of_panels,
-    is_packed,
-    pack_weight,
-    relaid,
-    steps_of,
-    unpack_weight,
-)
+from .ops._panels import columns_of_panels, is_packed
 from .ops.packed_linear import packed_linear
 
-# Modules that read the weights of the linear layers in them: torch's, and those that `hf.patch`
-# gives another forward.
-_READERS = {"TransformerEncoderLayer", "SwitchTransformersExperts"}
-# What a module holds of the weights that are packed, by name; empty after `unpack_experts`.
-_FORMS = "_moe_packed_weights"
-
-
-class _Form(NamedTuple):
-    """A weight as it was before it was packed."""
-
-    shape: tuple[int, ...]
-    transposed: bool
-    halves: bool
-    required_grad: bool
-    steps: int      # of `in` side by side, as its dtype had them
-
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        weight = weight.mT if self.transposed else weight
-        # A matrix alone is that of one expert.
-        return pack_weight(weight.view(-1, *weight.shape[-2:]), halves=self.halves)
-
-    def unpack(self, panels: torch.Tensor) -> torch.Tensor:
-        *_, out, width = self.shape
-        if self.transposed:
-            out, width = width, out
-        # `module.to(dtype)` leaves the order as it is.
-        weight = unpack_weight(relaid(panels, self.steps), out, width)
-        return (weight.mT.contiguous() if self.transposed else weight).view(self.shape)
+# Modules that read the weights of the layers in them: torch's, those that `hf.patch` gives another
+# forward, and PEFT's adapters of experts, which put a parametrization around a weight.
+_READERS = {"TransformerEncoderLayer", "SwitchTransformersExperts", "ParamWrapper"}
+# That a module's state dict has its weights as they were before they were packed.
+_HAS_HOOKS = "_moe_has_packing_hooks"
 
 
 def pack_experts(model: torch.nn.Module) -> int:
@@ -78,12 +56,12 @@ def pack_experts(model: torch.nn.Module) -> int:
     of 64 are padded with zeros.
     """
     require_module(model)
-    shared = _shared(model)
+    shared, read = _shared(model), _read_by_parents(model)
     packed = 0
     for name, module in model.named_modules():
-        if not _is_layer(module) or getattr(module, _FORMS, None):
+        if not _is_layer(module) or not _unpacked(module, _weights(module)):
             continue
-        if reason := _why_not(module, shared):
+        if reason := _why_not(module, shared, read):
             warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
             continue
         _pack(module)
@@ -94,8 +72,7 @@ def pack_experts(model: torch.nn.Module) -> int:
 def unpack_experts(model: torch.nn.Module) -> int:
     """Undoes `pack_experts`; returns the number of layers."""
     require_module(model)
-    layers = [module for module in model.modules()
-              if not isinstance(module, PackedLinear) and getattr(module, _FORMS, None)]
+    layers = [module for module in model.modules() if _packed(module) and _is_layer(module)]
     for module in layers:
         _unpack_weights(module)
         keep_activation(module, None)
@@ -106,42 +83,33 @@ class PackedLinear(torch.nn.Linear):
     """A linear layer with its weight in panels; `pack_linears` turns a torch.nn.Linear into it."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = panels_of(self.weight)
         # torch.func.functional_call gives the weights of a state dict, which are not packed.
-        if not is_packed(self.weight):
+        if not is_packed(weight):
             return super().forward(input)
-        return packed_linear(input, self.weight, self.bias, self.out_features)
+        return packed_linear(input, weight, self.bias, self.out_features)
 
     def reset_parameters(self) -> None:
         raise RuntimeError("expected a weight that is not packed, found panels; call "
                            "moe_mlir.unpack_linears(model) before it is initialised")
-
-    def _apply(self, fn, recurse=True):
-        forms = getattr(self, _FORMS)
-        super()._apply(fn, recurse)
-        form, steps = forms["weight"], steps_of(self.weight.dtype)
-        if form.steps != steps:
-            weight = relaid(self.weight.detach(), form.steps)
-            self.register_parameter("weight", torch.nn.Parameter(weight, requires_grad=False))
-            setattr(self, _FORMS, {"weight": form._replace(steps=steps)})
-        return self
 
 
 def pack_linears(model: torch.nn.Module) -> int:
     """Packs the weights of all linear layers of a model, in place.
 
     Packed weights are faster to read, which counts in decoding. Results can differ from torch's
-    in rounding. Code that reads the weight of a packed layer, instead of calling the layer, sees
-    the panels.
+    in rounding. Code that reads or writes the weight of a packed layer, instead of calling the
+    layer, sees the weight as it was, at the cost of unpacking it; its `shape` is that of the panels.
 
     Args:
         model: any module. Layers of type `torch.nn.Linear` are packed, not those of derived
             classes. Routers, whose names contain "router" or end in "gate", keep their weights,
-            so that they are still recognised; so do layers with fewer outputs than a panel has
-            columns (16 or 64).
+            so that they are still recognised.
 
     Returns:
-        the number of layers packed. A layer that cannot be packed, for example one that shares
-        its weight with the embedding, gets a warning with the reason.
+        the number of layers packed. A layer that cannot be packed gets a warning with the reason:
+        it has fewer outputs than a panel has columns on this CPU (16 or 64), or shares its weight
+        with the embedding, for example.
 
     Memory: at most one weight more than the model, while it is packed; widths that are not a
     multiple of 64 are padded with zeros.
@@ -150,8 +118,8 @@ def pack_linears(model: torch.nn.Module) -> int:
     shared, read = _shared(model), _read_by_parents(model)
     packed = 0
     for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear or _is_of_router(name) or \
-                module.out_features < columns_of_panels() or module.in_features == 0:
+        if type(module) not in (torch.nn.Linear, PackedLinear) or _is_of_router(name) or \
+                module.in_features == 0 or not _unpacked(module, ["weight"]):
             continue
         if reason := _why_not_linear(module, shared, read):
             warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
@@ -165,7 +133,8 @@ def pack_linears(model: torch.nn.Module) -> int:
 def unpack_linears(model: torch.nn.Module) -> int:
     """Gives the layers that `pack_linears` packed their weights back; returns their number."""
     require_module(model)
-    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)
+              or (type(module) is torch.nn.Linear and _packed(module))]
     for module in layers:
         _unpack_weights(module)
         module.__class__ = torch.nn.Linear
@@ -202,8 +171,10 @@ def _activation(module):
     return ExpertActivation("gelu") if type(module) is MoELayer else activation_of(module)
 
 
-def _why_not(module, shared) -> str:
+def _why_not(module, shared, read) -> str:
     """Why the weights of a layer must lie as they do; empty if they can be packed."""
+    if id(module) in read:
+        return "a module around it reads its weights without calling it"
     weights = [getattr(module, name) for name in _weights(module)]
     if type(module) is MoELayer:
         if isinstance(module.router, SoftMoE):
@@ -220,7 +191,9 @@ def _why_not(module, shared) -> str:
     activation = _activation(module)
     if activation is None:
         return "expected an activation that kernels know"
-    hidden = weights[1].shape[1 if getattr(module, "is_transposed", False) else 2]
+    last = weights[1]
+    shape = last.form.shape if isinstance(last, Panels) else last.shape
+    hidden = shape[1 if getattr(module, "is_transposed", False) else 2]
     if hidden % 2 and weights[1].dtype == torch.bfloat16:
         return f"expected an even number of hidden features in bfloat16, found {hidden}"
     return ""
@@ -238,6 +211,9 @@ def _why_not_linear(module, shared, read) -> str:
         return "a module around it reads its weight without calling it"
     if reason := _why_not_weights(module, [module.weight], shared):
         return reason
+    if module.out_features < columns_of_panels():
+        return (f"expected as many outputs as a panel has columns on this CPU, "
+                f"{columns_of_panels()}, found {module.out_features}")
     if module.in_features % 2 and module.weight.dtype == torch.bfloat16:
         return f"expected an even number of features in bfloat16, found {module.in_features}"
     return ""
@@ -245,6 +221,7 @@ def _why_not_linear(module, shared, read) -> str:
 
 def _why_not_weights(module, weights, shared) -> str:
     """What keeps weights of any layer from being packed."""
+    weights = [w for w in weights if not isinstance(w, Panels)]
     if any(type(w) is not torch.nn.Parameter or w.is_meta for w in weights) or \
             "_hf_hook" in vars(module):
         return "expected its weights in memory as plain parameters; pack before they are spread"
@@ -252,6 +229,9 @@ def _why_not_weights(module, weights, shared) -> str:
         return f"expected float32, bfloat16 or float16, found {weights[0].dtype}"
     if any(id(w) in shared for w in weights):
         return "its weights belong to other modules too"
+    if any(is_shared_memory(w) for w in weights):
+        return ("other tensors have the memory of its weights: a tied weight, or a value of "
+                "state_dict() or .data that is still held")
     return ""
 
 
@@ -266,45 +246,53 @@ def _is_of_router(name: str) -> bool:
 def _pack(module):
     activation = _activation(module)
     gates = zip(_weights(module), (activation.gate, "none"))
-    _pack_weights(module, gates, getattr(module, "is_transposed", False))
     keep_activation(module, activation)
+    _pack_weights(module, gates, getattr(module, "is_transposed", False))
 
 
 def _pack_weights(module, gates, transposed):
-    """Packs the weights of these names; those with a concatenated gate by halves."""
-    is_new, forms = not hasattr(module, _FORMS), {}
-    for name, gate in gates:
-        weight = getattr(module, name)
-        form = _Form(tuple(weight.shape), transposed, gate == "concatenated", weight.requires_grad,
-                     steps_of(weight.dtype))
-        panels = form.pack(weight.detach())
-        setattr(module, name, torch.nn.Parameter(panels, requires_grad=False))
-        forms[name] = form
-    setattr(module, _FORMS, forms)
-    if is_new:
+    """Packs the weights of these names; those with a concatenated gate by halves.
+
+    An exception between them leaves some packed, with which the layer refuses to run; to pack
+    or to unpack again goes on from there.
+    """
+    if not getattr(module, _HAS_HOOKS, False):
         module.register_state_dict_post_hook(_unpack_state)
         module.register_load_state_dict_pre_hook(_pack_state)
+        setattr(module, _HAS_HOOKS, True)
+    for name, gate in gates:
+        weight = getattr(module, name)
+        if not isinstance(weight, Panels):
+            pack_parameter(weight, transposed=transposed, halves=gate == "concatenated")
 
 
 def _unpack_weights(module):
-    for name, form in getattr(module, _FORMS).items():
-        weight = form.unpack(getattr(module, name).detach())
-        setattr(module, name, torch.nn.Parameter(weight, form.required_grad))
-    setattr(module, _FORMS, {})
+    for weight in _packed(module).values():
+        unpack_parameter(weight)
+
+
+def _packed(module) -> dict[str, Panels]:
+    """The packed weights that a module has itself, by name."""
+    return {n: w for n, w in module._parameters.items() if isinstance(w, Panels)}
+
+
+def _unpacked(module, names) -> list[str]:
+    """Those of the names whose weights are to be packed."""
+    return [name for name in names if not isinstance(getattr(module, name), Panels)]
 
 
 def _unpack_state(module, state, prefix, metadata):
-    for name, form in getattr(module, _FORMS).items():
+    for name, weight in _packed(module).items():
         if prefix + name in state:
-            state[prefix + name] = form.unpack(state[prefix + name].detach())
+            state[prefix + name] = live_copy(weight)
 
 
 def _pack_state(module, state, prefix, *_):
-    for name, form in getattr(module, _FORMS).items():
-        weight = state.get(prefix + name)
+    for name, weight in _packed(module).items():
+        value = state.get(prefix + name)
         # torch tells of any other shape.
-        if weight is not None and tuple(weight.shape) == form.shape:
-            state[prefix + name] = form.pack(weight.detach().to(getattr(module, name).dtype))
+        if value is not None and tuple(value.shape) == weight.form.shape:
+            state[prefix + name] = packed_state(weight, value)
 
 
 __all__ = ["pack_experts", "pack_linears", "unpack_experts", "unpack_linears"]

@@ -183,6 +183,8 @@ def tied(layer):
      "a module around it reads its weight without calling it"),
     (lambda layer: layer.to("meta"), "expected its weights in memory"),
     (lambda layer: layer.to(torch.float64), "expected float32, bfloat16 or float16"),
+    (lambda layer: torch.nn.Linear(64, 8), "expected as many outputs as a panel has columns on this"
+                                           " CPU, (16|64), found 8"),
     (lambda layer: torch.nn.Linear(63, 96, dtype=torch.bfloat16),
      "expected an even number of features in bfloat16, found 63"),
 ])
@@ -191,12 +193,11 @@ def test_layers_that_stay_as_they_are(change, message):
         assert moe_mlir.pack_linears(change(torch.nn.Linear(64, 96))) == 0
 
 
-def test_layers_of_routers_and_narrow_and_derived_ones_stay_as_they_are():
+def test_layers_of_routers_and_derived_ones_stay_as_they_are():
     class Mine(torch.nn.Linear):
         pass
 
-    model = torch.nn.ModuleDict(dict(narrow=torch.nn.Linear(64, 2), mine=Mine(64, 96),
-                                     shared_expert_gate=torch.nn.Linear(64, 96),
+    model = torch.nn.ModuleDict(dict(mine=Mine(64, 96), shared_expert_gate=torch.nn.Linear(64, 96),
                                      empty=torch.nn.Linear(0, 96)))
     model["router"] = torch.nn.ModuleDict(dict(layer=torch.nn.Linear(64, 96)))
     assert moe_mlir.pack_linears(model) == 0

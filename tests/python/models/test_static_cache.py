@@ -5,6 +5,7 @@ import torch
 import transformers
 
 import moe_mlir
+from moe_mlir._static_cache import token_count
 from moe_mlir.models import FAMILIES
 
 PROMPT, ROOM = 7, 16
@@ -67,6 +68,62 @@ def test_a_full_cache_is_an_error(compiled):
     compiled(ids(PROMPT), past_key_values=cache)
     with pytest.raises(ValueError, match=r"expected at most 9 tokens.*found 10"):
         compiled(ids(10), past_key_values=cache)
+
+
+def mask_of(tokens, held=0):
+    """A 4-D mask of a call with so many tokens, behind so many that a cache holds."""
+    mask = torch.zeros(1, 1, tokens, ROOM, dtype=torch.bool)
+    for row in range(tokens):
+        mask[..., row, : held + row + 1] = True
+    return mask
+
+
+@pytest.mark.parametrize("tokens", [ROOM + 1, ROOM])
+@pytest.mark.parametrize("form", ["2-D", "4-D"])
+@torch.no_grad()
+def test_the_tokens_are_counted_whatever_stands_first(form, tokens):
+    model, held = build(), 5
+    masks = [torch.ones(1, held).long(), torch.ones(1, tokens).long()] if form == "2-D" else [
+        mask_of(held), mask_of(tokens - held, held)]
+    prompt, more = ids(held), ids(tokens - held, seed=1)
+    cache, other = cache_of(model), cache_of(model)
+    compiled = moe_mlir.compile(model, (), kwargs=dict(
+        attention_mask=masks[0], input_ids=prompt, past_key_values=cache_of(model)))
+    first = dict(attention_mask=masks[0], input_ids=prompt)
+    torch.testing.assert_close(compiled(**first, past_key_values=cache).logits,
+                               model(**first, past_key_values=other).logits, rtol=1e-4, atol=1e-4)
+    second = dict(attention_mask=masks[1], input_ids=more)
+    if tokens > ROOM:
+        with pytest.raises(ValueError, match=r"expected at most 11 tokens.*found 12"):
+            compiled(**second, past_key_values=cache)
+        return
+    for _ in range(2):  # the second time as a known call
+        torch.testing.assert_close(compiled(**second, past_key_values=cache).logits,
+                                   model(**second, past_key_values=other).logits,
+                                   rtol=1e-4, atol=1e-4)
+        for each in (cache, other):
+            for layer in each.layers:
+                layer.cumulative_length.fill_(held)
+
+
+@pytest.mark.parametrize(("args", "kwargs", "expected"), [
+    ((torch.zeros(2, 3),), {}, 3),
+    ((), dict(attention_mask=torch.zeros(2, 9), input_ids=torch.zeros(2, 3)), 3),
+    ((), dict(mask=torch.zeros(2, 1, 3, 9), inputs_embeds=torch.zeros(2, 4, 8)), 4),
+    ((), dict(encoder_hidden_states=torch.zeros(2, 7, 8), decoder_input_ids=torch.zeros(2, 5),
+              input_ids=torch.zeros(2, 7)), 5),
+    ((), dict(y=torch.zeros(2, 9), x=torch.zeros(2, 6)), 6),
+    ((), {}, 1),
+])
+def test_what_counts_the_tokens(args, kwargs, expected):
+    class Model(torch.nn.Module):
+        def forward(self, x=None, y=None, **named):
+            pass
+    values = {**dict(enumerate(args)), **kwargs}
+    assert token_count(values, Model()) == expected
+    assert token_count({**values, "cache_position": torch.arange(expected)}, Model()) == expected
+    with pytest.raises(ValueError, match=f"the places of {expected} tokens, found {expected + 1}"):
+        token_count({**values, "cache_position": torch.arange(expected + 1)}, Model())
 
 
 def test_a_growing_cache_is_an_error(compiled):

@@ -32,6 +32,29 @@ def test_every_op_gradient_and_type_is_right(cpu):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+# Tests of what depends on the width of vectors, beside the ops: panels, products, experts. What is
+# left out is of models as a whole, or the same kernels in other dtypes and forms.
+WIDTH_TESTS = ("models/test_packing.py", "models/test_packing_linears.py",
+               "models/test_packed_weight.py", "ops/test_packed_experts.py",
+               "ops/test_run_experts.py", "native/test_products.py")
+WIDTH_SELECTION = """not compile and not artifact and not threads and not opcheck and not meta
+    and not interrupted and (not dtype or swiglu or none or mixtral or rows)"""
+
+
+@pytest.mark.parametrize("cpu", ["x86-64-v3", "skylake-avx512"])
+def test_packing_products_and_experts(cpu):
+    """16 columns a panel, and 64: what a size means depends on that."""
+    if cpu not in cpus.runnable():
+        pytest.skip(f"this machine does not run code for {cpu}")
+    folder = pathlib.Path(__file__).parents[1]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
+         " ".join(WIDTH_SELECTION.split()), *(folder / name for name in WIDTH_TESTS)],
+        env={**os.environ, "MOE_MLIR_CPU": cpu}, capture_output=True, text=True,
+        timeout=600)  # fmt: skip
+    assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr
+
+
 @pytest.fixture(scope="module")
 def every_kernel():
     return cpu_level_ops.record()

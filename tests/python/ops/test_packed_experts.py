@@ -1,15 +1,11 @@
 """Weights of experts in panels: the same bits as without, and never taken for anything else."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from expert_problems import FORMS, SWIGLU, call, problem, rounded
 
-from moe_mlir._host_cpu import missing_for
 from moe_mlir.experts import run_experts
 from moe_mlir.ops._panels import pack_weight, unpack_weight
 
@@ -43,18 +39,6 @@ def test_panels_give_the_same_bits(form, dtype):
             values = rounded(problem(width, hidden, FORMS[form], tokens=tokens), dtype)
             assert torch.equal(call(packed(values, FORMS[form]), FORMS[form]),
                                call(values, FORMS[form]))
-
-
-@pytest.mark.parametrize("level", ["x86-64-v3", "skylake-avx512"])
-def test_panels_of_smaller_cpus(level):
-    """Other panels, and pairs of bfloat16 that nothing multiplies at once."""
-    if missing_for(level):
-        pytest.skip(f"this machine does not run code for {level}")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k",
-         "same_bits and (swiglu or none)"],
-        env={**os.environ, "MOE_MLIR_CPU": level}, capture_output=True, text=True)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout
 
 
 def test_the_rows_of_x_have_a_gradient_and_the_panels_none():
