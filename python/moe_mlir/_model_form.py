@@ -117,6 +117,7 @@ class _Description:
         self.values[path] = type(module)
         attributes = vars(module)
         self._objects += (module, type(module), attributes)
+        self._sizes += (attributes, len(attributes))
         for name in _HOOKS:
             self._hold(attributes, name)
             self._each(attributes[name], f"{path}.{name}")
@@ -176,6 +177,7 @@ class _Description:
             attributes = vars(value)
             self.values[path] = type(value)
             self._objects += (value, type(value), attributes)
+            self._sizes += (attributes, len(attributes))
             for name, one in attributes.items():
                 self._value(attributes, name, one, f"{path}.{name}", depth + 1)
         else:

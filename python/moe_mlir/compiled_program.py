@@ -12,7 +12,9 @@ from ._updated_memory import shared_pair
 from .frontends.export import Module
 from .sizes import evaluate_text, unmet_condition
 
-_TENSOR = object()
+
+class _TENSOR:
+    """In the place of a tensor among the inputs; as a class, the same in copies and processes."""
 
 
 class Misfit(Exception):
@@ -115,7 +117,10 @@ class CompiledProgram:
                                     "it again"), can_retrace=True)
         for position, _ in self.weights:
             argument = module.program.arguments[position]
-            tensor = operands[position] = module.state[argument.name]
+            try:
+                tensor = operands[position] = module.state[argument.name]
+            except ValueError as error:  # None is in its place
+                raise Misfit(error, can_retrace=True) from None
             if tensor.dtype != argument.dtype or tuple(tensor.shape) != argument.shape:
                 raise Misfit(TypeError(
                     f"weight '{argument.name}': expected {argument.dtype} {list(argument.shape)}, "
