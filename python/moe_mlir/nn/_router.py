@@ -50,7 +50,7 @@ torch.utils._pytree.register_dataclass(Routing)
 class Scores:
     """What a router finds of the experts of each token, before it chooses.
 
-    Unpacks as (probs, logits, state).
+    Unpacks, and is indexed, as (probs, logits, state).
 
     Args:
         logits: [.., experts], or None where there are none.
@@ -87,6 +87,12 @@ class Scores:
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.probs, self.logits, self.state))
+
+    def __getitem__(self, place: int | slice) -> Any:
+        return (self.probs, self.logits, self.state)[place]
+
+    def __len__(self) -> int:
+        return 3
 
 
 def scores_of(router: Router, *args: Any, **state: Any) -> Scores:

@@ -249,3 +249,12 @@ def test_a_layer_compiles_into_one_graph(name):
 @every_layer
 def test_every_layer_compiles_into_one_graph(name, backend):
     compare_compiled(name, backend)
+
+
+def test_scores_are_a_tuple_of_three():
+    scores = nn.SMoE(16, 8, 2).scores(torch.randn(4, 16))
+    probs, logits, state = scores
+    assert len(scores) == 3 and torch.equal(scores[0], probs) and scores[1] is logits
+    assert scores[-1] is state and scores[1:] == (logits, state)
+    with pytest.raises(IndexError):
+        scores[3]
