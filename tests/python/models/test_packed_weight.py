@@ -3,8 +3,10 @@
 import copy
 import io
 import pickle
+import random
 
 import pytest
+import seeds
 import torch
 
 import moe_mlir
@@ -397,3 +399,38 @@ def test_an_exception_between_the_steps_of_a_swap(monkeypatch):
     assert torch.equal(layer(X), eager(X))
     assert moe_mlir.pack_linears(layer) + moe_mlir.unpack_linears(layer) >= 1
     assert torch.equal(layer.weight, eager.weight) and type(layer) is torch.nn.Linear
+
+
+def copied(model):
+    return copy.deepcopy(model)
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@KINDS
+@pytest.mark.filterwarnings("ignore:.*other tensors have the memory")
+@pytest.mark.parametrize("steps", [60, pytest.param(5000, marks=pytest.mark.long)])
+@torch.no_grad()
+def test_random_sequences_of_changes(kind, steps):
+    model, eager = build(kind), build(kind)
+    generator = random.Random(seeds.run_seed())
+    done = []
+    for _ in range(steps):
+        change = generator.choice([*CHANGES, pack, unpack, copied, pickled])
+        done.append(change.__name__)
+        if change in (copied, pickled):
+            model, eager = change(model), change(eager)
+        elif change in (pack, unpack):
+            change(model)
+        else:
+            change(model)
+            change(eager)
+        for one in (model, eager):  # stays in the range of float32, and of float16
+            torch._foreach_clamp_max_(list(one.parameters()), 1.0)
+            torch._foreach_clamp_min_(list(one.parameters()), -1.0)
+        try:
+            same(model, eager)
+        except AssertionError as error:
+            raise AssertionError(f"after {done[-8:]}: {error}") from error
