@@ -5,4 +5,5 @@
 //===----------------------------------------------------------------------===//
 
 include "MoE/Dialect/MoE/IR/MoEAllAttrs.td"
+include "MoE/Dialect/MoE/IR/MoEAssertOp.td"
 include "MoE/Dialect/MoE/IR/MoEOps.td"

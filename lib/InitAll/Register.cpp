@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MoE/Conversion/MoEToLLVM.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/Interfaces/AllInterfaces.h"
@@ -16,6 +17,7 @@ using namespace mlir;
 void mlir::moe::registerDialect(DialectRegistry &registry) {
   registry.insert<MoEDialect>();
   registerAllDialectInterfaceImplementations(registry);
+  registerMoEToLLVMInterface(registry);
 }
 
 void mlir::moe::registerPassesAndPipelines() {

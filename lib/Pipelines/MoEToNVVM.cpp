@@ -96,6 +96,7 @@ static void buildKernels(OpPassManager &manager,
   manager.addPass(createCSEPass());
 
   OpPassManager &kernels = manager.nest<gpu::GPUModuleOp>();
+  kernels.addPass(createConvertMoEAssertToCFPass());
   kernels.addPass(memref::createExpandStridedMetadataPass());
   kernels.addPass(createLowerAffinePass());
   kernels.addPass(arith::createArithExpandOpsPass());

@@ -1,4 +1,4 @@
-//===- Guard.h - Ending a kernel that has no memory -------------*- C++ -*-===//
+//===- Guard.h - Ending a kernel that cannot go on --------------*- C++ -*-===//
 
 #ifndef MOE_LIB_RUNTIME_GUARD_H
 #define MOE_LIB_RUNTIME_GUARD_H
@@ -7,14 +7,22 @@
 
 namespace moe::runtime {
 
-/// Calls body(context), which may end in `fail`. Returns 0, or the bytes that
-/// were missing; what the body allocated in this thread and did not free is
-/// free then. The frames between `guard` and `fail` are left without running
-/// destructors: compiled code and the C functions of this library.
-int64_t guard(void (*body)(void *), void *context);
+/// Why a kernel ended; plain data, since it is written before a jump.
+struct Failure {
+  /// As moe_call returns it; 0 is none.
+  int64_t status = 0;
+  /// Of a failed assertion, with a zero at its end.
+  char message[512];
+};
+
+/// Calls body(context), which may end in `fail`: then sets `failure`. What the
+/// body allocated in this thread and did not free is free then. The frames
+/// between `guard` and `fail` are left without running destructors: compiled
+/// code and the C functions of this library.
+void guard(void (*body)(void *), void *context, Failure &failure);
 
 /// Ends the innermost `guard` of this thread; without one, the process.
-[[noreturn]] void fail(int64_t bytes);
+[[noreturn]] void fail(const Failure &failure);
 
 } // namespace moe::runtime
 

@@ -1,4 +1,4 @@
-//===- MoEMemory.cpp - Memory of compiled CPU kernels ---------------------===//
+//===- MoEMemory.cpp - Memory and errors of compiled CPU kernels ----------===//
 //
 // Compiled code has neither exceptions nor error codes, so that a failure jumps
 // to the guard around the call. Blocks know their neighbours, so that the guard
@@ -15,10 +15,12 @@
 
 #include "Guard.h"
 
+#include <algorithm>
 #include <mutex>
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 namespace {
 /// In front of the memory of a kernel, which then starts with a line of the
@@ -92,38 +94,51 @@ struct Guard {
   Guard *outer;
   /// The blocks in use.
   Block blocks;
-  volatile int64_t missing;
+  moe::runtime::Failure *failure;
   jmp_buf start;
 };
 } // namespace
 
 static thread_local Guard *innermost = nullptr;
+static thread_local moe::runtime::Failure lastFailure;
 static KeptBlocks keptBlocks;
 
-int64_t moe::runtime::guard(void (*body)(void *), void *context) {
+void moe::runtime::guard(void (*body)(void *), void *context,
+                         Failure &failure) {
   Guard own;
+  own.failure = &failure;
   own.outer = innermost;
   own.blocks.before = own.blocks.after = &own.blocks;
-  own.missing = 0;
   innermost = &own;
   if (!_setjmp(own.start))
     body(context);
   innermost = own.outer;
   while (own.blocks.after != &own.blocks)
     _mlir_memref_to_llvm_free(own.blocks.after + 1);
-  return own.missing;
 }
 
-void moe::runtime::fail(int64_t bytes) {
+void moe::runtime::fail(const Failure &failure) {
   if (Guard *guard = innermost) {
-    guard->missing = bytes;
+    *guard->failure = failure;
     _longjmp(guard->start, 1);
   }
-  fprintf(stderr,
-          "error: expected %lld bytes of memory for a kernel, found none free; "
-          "moe_call of libmoe_runtime returns this as a value\n",
-          static_cast<long long>(bytes));
+  if (failure.status > 0)
+    fprintf(stderr,
+            "error: expected %lld bytes of memory for a kernel, found none "
+            "free; moe_call of libmoe_runtime returns this as a value\n",
+            static_cast<long long>(failure.status));
+  else
+    fprintf(stderr,
+            "error: %s; moe_call of libmoe_runtime returns this as a value\n",
+            failure.message);
   abort();
+}
+
+static void failForMemory(size_t bytes) {
+  moe::runtime::Failure failure;
+  failure.message[0] = 0;
+  failure.status = bytes > INT64_MAX ? INT64_MAX : static_cast<int64_t>(bytes);
+  moe::runtime::fail(failure);
 }
 
 /// A block with room for `bytes`; null if there is none.
@@ -149,8 +164,7 @@ static Block *getBlock(size_t bytes) {
 void *_mlir_memref_to_llvm_alloc(size_t bytes) {
   Block *block = getBlock(bytes);
   if (!block)
-    moe::runtime::fail(bytes > INT64_MAX ? INT64_MAX
-                                         : static_cast<int64_t>(bytes));
+    failForMemory(bytes);
   if (Guard *guard = innermost) {
     block->before = &guard->blocks;
     block->after = guard->blocks.after;
@@ -179,10 +193,46 @@ struct Call {
 
 int64_t moe_call(void (*entry)(void **), void **values) {
   Call call{entry, values};
-  return moe::runtime::guard(
+  lastFailure.status = 0;
+  moe::runtime::guard(
       [](void *context) {
         auto *call = static_cast<Call *>(context);
         call->entry(call->values);
       },
-      &call);
+      &call, lastFailure);
+  return lastFailure.status;
+}
+
+const char *moe_error() { return lastFailure.message; }
+
+/// `message` with the values in the places `{0}` to `{7}`, as much as fits.
+static void format(moe::runtime::Failure &failure, const char *message,
+                   const int64_t *values) {
+  size_t length = 0;
+  auto append = [&](const char *text, size_t size) {
+    size = std::min(size, sizeof(failure.message) - 1 - length);
+    memcpy(failure.message + length, text, size);
+    failure.message[length += size] = 0;
+  };
+  while (*message) {
+    bool isPlace = message[0] == '{' && message[1] >= '0' &&
+                   message[1] <= '7' && message[2] == '}';
+    if (!isPlace) {
+      append(message++, 1);
+      continue;
+    }
+    char number[24];
+    int size = snprintf(number, sizeof(number), "%lld",
+                        static_cast<long long>(values[message[1] - '0']));
+    append(number, static_cast<size_t>(size));
+    message += 3;
+  }
+}
+
+void moe_fail(int32_t error, const char *message, const int64_t *values) {
+  moe::runtime::Failure failure;
+  failure.status = -1 - error;
+  failure.message[0] = 0;
+  format(failure, message, values);
+  moe::runtime::fail(failure);
 }

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <omp.h>
 #include <pthread.h>
 
@@ -39,8 +40,11 @@ struct Loop {
   int64_t count;
   MoEParallelBody body;
   void *context;
-  /// What a thread did not get, whichever was last.
-  std::atomic<int64_t> missing{0};
+  /// Of the first iterations that failed, so that no result depends on which
+  /// thread came first.
+  std::mutex mutex;
+  moe::runtime::Failure failure;
+  int64_t failed = INT64_MAX;
 };
 struct Chunk {
   const Loop *loop;
@@ -58,14 +62,20 @@ static void runChunk(Loop &loop, int64_t number, int64_t chunks) {
   if (begin >= end)
     return;
   Chunk chunk{&loop, begin, end};
-  int64_t missing = moe::runtime::guard(
+  moe::runtime::Failure failure;
+  moe::runtime::guard(
       [](void *context) {
         auto *chunk = static_cast<Chunk *>(context);
         chunk->loop->body(chunk->begin, chunk->end, chunk->loop->context);
       },
-      &chunk);
-  if (missing)
-    loop.missing.store(missing, std::memory_order_relaxed);
+      &chunk, failure);
+  if (!failure.status)
+    return;
+  std::scoped_lock lock(loop.mutex);
+  if (begin < loop.failed) {
+    loop.failed = begin;
+    loop.failure = failure;
+  }
 }
 
 void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
@@ -75,7 +85,7 @@ void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
   if (threads == 1 || omp_in_parallel())
     return body(0, count, context);
 
-  Loop loop{count, body, context};
+  Loop loop{count, body, context, {}, {}, INT64_MAX};
 #pragma omp parallel num_threads(static_cast<int>(threads))
   {
     // OpenMP may grant fewer threads than asked for. Iterations of causal loops
@@ -88,6 +98,7 @@ void moe_parallel_for(int64_t count, MoEParallelBody body, void *context) {
     if (inPairs)
       runChunk(loop, chunks - 1 - id, chunks);
   }
-  if (int64_t missing = loop.missing.load(std::memory_order_relaxed))
-    moe::runtime::fail(missing);
+  // Nothing here has a destructor that does more than none: a jump is next.
+  if (loop.failure.status)
+    moe::runtime::fail(loop.failure);
 }

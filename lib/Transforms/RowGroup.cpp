@@ -114,9 +114,19 @@ static bool isUnitDim(TilingInterface op, unsigned dim) {
   return false;
 }
 
+bool mlir::moe::hasEffectsInBody(Operation *op) {
+  for (Region &region : op->getRegions())
+    for (Operation &nested : region.getOps())
+      if (!isMemoryEffectFree(&nested))
+        return true;
+  return false;
+}
+
 Rows mlir::moe::getRowDims(TilingInterface op) {
   Rows rows = getAllRowDims(op);
   bool hasGrid = isForGPU(op), isTooDeep = rows.size() > kMaxGridDims;
+  if (!hasGrid && hasEffectsInBody(op))
+    return {};
   if (!hasGrid || isTooDeep) {
     Rows longRows = llvm::filter_to_vector(
         rows, [&](unsigned dim) { return !isUnitDim(op, dim); });

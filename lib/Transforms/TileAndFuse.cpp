@@ -136,6 +136,8 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
   Operation *op = producer.getOwner();
   if (!isa<TilingInterface>(op))
     return "it cannot be tiled";
+  if (!isForGPU(op) && hasEffectsInBody(op))
+    return "its body has effects, which stay in their order";
   unsigned cut = llvm::count_if(slice.getMixedOffsets(), [](OpFoldResult o) {
     return !isa<Attribute>(o);
   });

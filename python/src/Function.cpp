@@ -202,21 +202,29 @@ void Function::call(nb::args arguments) const {
     writeDescriptor(firstElement(tensor), tensor.shape, tensor.rank, next);
     next += descriptorWords(tensor.rank);
   }
-  int64_t missing;
+  int64_t status;
   {
     nb::gil_scoped_release release;
-    missing = moe_call(entry, values);
+    status = moe_call(entry, values);
   }
-  if (missing) {
-    raiseNoMemory(missing);
+  if (status) {
+    raiseCallError(status);
     throw nb::python_error();
   }
 }
 
-void moe::raiseNoMemory(int64_t bytes) {
-  PyErr_Format(PyExc_MemoryError,
-               "expected %lld bytes of memory for a kernel, found none free",
-               static_cast<long long>(bytes));
+void moe::raiseCallError(int64_t status) {
+  if (status > 0) {
+    PyErr_Format(PyExc_MemoryError,
+                 "expected %lld bytes of memory for a kernel, found none free",
+                 static_cast<long long>(status));
+    return;
+  }
+  PyErr_SetString(status == MoECallError_Index ? PyExc_IndexError
+                  : status == MoECallError_ZeroDivision
+                      ? PyExc_ZeroDivisionError
+                      : PyExc_RuntimeError,
+                  moe_error());
 }
 
 std::string Function::name() const {

@@ -43,8 +43,9 @@ private:
   std::shared_ptr<MoEOpaqueExecutable> executable;
 };
 
-/// Sets Python's MemoryError.
-void raiseNoMemory(int64_t bytes);
+/// Sets the Python error of a call of this thread that returned `status`, which
+/// is not 0 (moe_call).
+void raiseCallError(int64_t status);
 
 } // namespace moe
 

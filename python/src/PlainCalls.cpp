@@ -218,14 +218,14 @@ PyObject *PlainCalls::Call::run(const Form &form) const {
     setAddress(words + *buffers[i].header, firstElement(results[i]->tensor));
     values[next++] = words + *buffers[i].header;
   }
-  int64_t missing;
+  int64_t status;
   Py_BEGIN_ALLOW_THREADS;
-  missing = moe_call(entry, values);
+  status = moe_call(entry, values);
   Py_END_ALLOW_THREADS;
-  if (missing) {
+  if (status) {
     for (size_t i = 0; i < buffers.size(); ++i)
       results[i]->deleter(results[i]);
-    raiseNoMemory(missing);
+    raiseCallError(status);
     return nullptr;
   }
   return take(form.api, results);

@@ -9,6 +9,15 @@
 
 include "mlir/Pass/PassBase.td"
 
+def ConvertMoEAssertToCFPass : Pass<"convert-moe-assert-to-cf"> {
+  let summary = "Turn moe.assert into cf.assert, without its values";
+  let description = [{
+    For kernels of a GPU, where `convert-gpu-to-nvvm` lowers `cf.assert` to
+    CUDA's `__assertfail`. Its message is a constant.
+  }];
+  let dependentDialects = ["::mlir::cf::ControlFlowDialect"];
+}
+
 def ConvertMoEToCPUPass
     : Pass<"convert-moe-to-cpu", "mlir::func::FuncOp"> {
   let summary = "Turn moe ops and contractions on buffers into vector code";

@@ -34,11 +34,17 @@ void decomposeIf(Operation *root,
 SmallVector<std::string> getOpsWithoutKernel(MLIRContext *context,
                                              RewritePatternSet &kernels);
 
+/// Whether the body of `op`, such as a linalg.generic, may have effects: the
+/// assertions in it come before what later ops write, so that a call that ends
+/// with an error has updated nothing.
+bool hasEffectsInBody(Operation *op);
+
 /// The dims along which the rows of `op` lie, outermost first: parallel, part
 /// of every result, and not the innermost dim of the results, which is kept
 /// contiguous unless it alone tells the rows of a batched product apart, or the
 /// op's kernel has a loop of its own. On a CPU dims of size 1 are left out
-/// where others remain. Empty if `op` has no such dims.
+/// where others remain. Empty if `op` has no such dims, or on a CPU effects in
+/// its body.
 SmallVector<unsigned> getRowDims(TilingInterface op);
 
 /// Whether `op` is a contraction whose rows lie along several dims of its input

@@ -84,7 +84,7 @@ struct ConvertMoEToCPUPass
 private:
   LogicalResult verifyNoMoEOpIsLeft() {
     WalkResult result = getOperation()->walk([](Operation *op) {
-      if (!isa_and_nonnull<MoEDialect>(op->getDialect()))
+      if (!isa<MoEStructuredOpInterface>(op))
         return WalkResult::advance();
       op->emitOpError("expected buffers with contiguous rows and a static k; "
                       "bufferize first, and run moe-decompose for ops without "

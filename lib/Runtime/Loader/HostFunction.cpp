@@ -85,10 +85,15 @@ private:
       pack(inputs[i], arguments[i]);
     for (size_t i = 0; i < outputs.size(); ++i)
       pack(outputs[i], results[i]);
-    if (int64_t missing = moe_call(entry, packed.data()))
-      throw std::runtime_error("expected " + std::to_string(missing) +
+    int64_t status = moe_call(entry, packed.data());
+    if (status > 0)
+      throw std::runtime_error("expected " + std::to_string(status) +
                                " bytes of memory for '" + name +
                                "', found none free");
+    if (status == MoECallError_Index)
+      throw std::out_of_range(moe_error());
+    if (status < 0)
+      throw std::runtime_error(moe_error());
   }
 
   std::shared_ptr<ObjectCode> code;

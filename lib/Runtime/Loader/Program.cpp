@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <regex>
 #include <set>
 #include <stdexcept>
 
@@ -92,17 +93,33 @@ private:
     }
   }
 
+  /// Of the sizes that the program serves: `size`, an arithmetic text over the
+  /// symbols, has the relation to the number.
+  struct Condition {
+    std::string size, relation;
+    int64_t number;
+  };
+
   void readConditions(const Json &description) {
     for (const Json &condition : description.at("conditions").array()) {
       const Json::Array &parts = condition.array(3);
-      auto symbol = symbols.find(parts[0].string());
-      if (symbol == symbols.end() || !getRelations().count(parts[1].string()))
+      const std::string &size = parts[0].string();
+      if (!isOfSymbols(size) || !getRelations().count(parts[1].string()))
         refuse("conditions such as [\"s0\", \">=\", 2] of the symbols of '" +
-               name + "', found one of '" + parts[0].string() + "' and '" +
+               name + "', found one of '" + size + "' and '" +
                parts[1].string() + "'");
-      conditions.push_back(
-          {symbol->first, parts[1].string(), parts[2].integer()});
+      conditions.push_back({size, parts[1].string(), parts[2].integer()});
     }
+  }
+
+  /// Whether each name in a size's text is one of the symbols.
+  bool isOfSymbols(const std::string &size) const {
+    static const std::regex word("[A-Za-z_][A-Za-z_0-9]*");
+    return std::all_of(std::sregex_iterator(size.begin(), size.end(), word),
+                       std::sregex_iterator(), [&](const std::smatch &match) {
+                         return match.str() == "max" || match.str() == "min" ||
+                                symbols.count(match.str());
+                       });
   }
 
   using Relation = bool (*)(int64_t, int64_t);
@@ -120,14 +137,12 @@ private:
   /// Throws for inputs of sizes that the program was not compiled for.
   void checkSizes(std::span<const Tensor> all,
                   const std::map<std::string, int64_t> &sizes) const {
-    for (const auto &[symbol, relation, number] : conditions) {
-      int64_t size = sizes.at(symbol);
-      const auto &[argument, dim] = symbols.at(symbol);
-      if (!getRelations().at(relation)(size, number))
+    for (const Condition &condition : conditions) {
+      int64_t size = evaluateSizeText(condition.size, sizes);
+      if (!getRelations().at(condition.relation)(size, condition.number))
         throw std::runtime_error(
-            describe(argument) + ": expected dim " + std::to_string(dim) + " " +
-            relation + " " + std::to_string(number) +
-            ", as the program was exported, found " + std::to_string(size) +
+            describe(condition) + ", as the program was exported, found " +
+            std::to_string(size) +
             "; export it with sizes that include this one, and compile that");
     }
     for (size_t i = 0; i < argumentShapes.size(); ++i)
@@ -140,6 +155,24 @@ private:
               ", which follows from the inputs before, found " +
               std::to_string(all[i].shape[dim]));
       }
+  }
+
+  std::string describe(const Condition &condition) const {
+    std::string rest =
+        " " + condition.relation + " " + std::to_string(condition.number);
+    auto symbol = symbols.find(condition.size);
+    if (symbol != symbols.end()) {
+      const auto &[argument, dim] = symbol->second;
+      return describe(argument) + ": expected dim " + std::to_string(dim) +
+             rest;
+    }
+    std::string where;
+    for (const auto &[name, place] : symbols)
+      if (condition.size.find(name) != std::string::npos)
+        where += (where.empty() ? "" : ", ") + name + " is dim " +
+                 std::to_string(place.second) + " of " + describe(place.first);
+    return "input sizes: expected " + condition.size + rest + " (" + where +
+           ")";
   }
 
   std::string describe(size_t argument) const {
@@ -344,10 +377,6 @@ private:
   std::map<std::string, std::pair<size_t, size_t>> symbols;
   /// Of results, and of all arguments.
   std::vector<Json::Array> shapes, argumentShapes;
-  struct Condition {
-    std::string symbol, relation;
-    int64_t number;
-  };
   std::vector<Condition> conditions;
 };
 

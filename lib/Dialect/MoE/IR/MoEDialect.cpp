@@ -4,6 +4,7 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
+#include "mlir/Conversion/ConvertToLLVM/ToLLVMInterface.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/Bufferization/IR/BufferizableOpInterface.h"
@@ -29,6 +30,8 @@ using namespace mlir::moe;
 
 #include "MoE/Dialect/MoE/IR/MoEInterfaces.cpp.inc"
 
+#define GET_OP_CLASSES
+#include "MoE/Dialect/MoE/IR/MoEAssertOp.cpp.inc"
 #define GET_OP_CLASSES
 #include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
 
@@ -109,6 +112,10 @@ void MoEDialect::initialize() {
       >();
   addOperations<
 #define GET_OP_LIST
+#include "MoE/Dialect/MoE/IR/MoEAssertOp.cpp.inc"
+      >();
+  addOperations<
+#define GET_OP_LIST
 #include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
       >();
   // A tool that forgets to link Dialect/MoE/Interfaces gets an error that says
@@ -117,6 +124,7 @@ void MoEDialect::initialize() {
 #define GET_OP_LIST
 #include "MoE/Dialect/MoE/IR/MoEOps.cpp.inc"
                             >();
+  declarePromisedInterface<ConvertToLLVMPatternInterface, MoEDialect>();
   declarePromisedInterface<PartialReductionOpInterface, AdjacencyUpdateOp>();
   declarePromisedInterface<SplitReductionOpInterface, AdjacencyUpdateOp>();
   declarePromisedInterfaces<linalg::AggregatedOpInterface,

@@ -46,6 +46,8 @@ struct Dim {
 #include "MoE/Dialect/MoE/IR/MoEInterfaces.h.inc"
 
 #define GET_OP_CLASSES
+#include "MoE/Dialect/MoE/IR/MoEAssertOp.h.inc"
+#define GET_OP_CLASSES
 #include "MoE/Dialect/MoE/IR/MoEOps.h.inc"
 
 #endif // MOE_DIALECT_MOE_IR_MOE_H

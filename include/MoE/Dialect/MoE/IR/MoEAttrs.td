@@ -135,6 +135,13 @@ def MoE_GateBound : MoE_I32Enum<"GateBound", "how the factors of a gated layer a
 ]>;
 def MoE_GateBoundAttr : MoE_EnumAttr<MoE_GateBound, "bound">;
 
+def MoE_ErrorKind : MoE_I32Enum<"ErrorKind", "what a call's error is about", [
+  I32EnumAttrCase<"Index", 0, "index">,
+  I32EnumAttrCase<"ZeroDivision", 1, "zero_division">,
+  I32EnumAttrCase<"Value", 2, "value">,
+]>;
+def MoE_ErrorKindAttr : MoE_EnumAttr<MoE_ErrorKind, "error_kind">;
+
 //===----------------------------------------------------------------------===//
 // Visibility
 //===----------------------------------------------------------------------===//
