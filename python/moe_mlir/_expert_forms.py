@@ -1,72 +1,53 @@
-"""What an expert computes between its layers, found by trying it.
+"""What an expert computes between its layers, found by the formula that its code leaves.
 
 Models write the same few functions in many ways (`chunk` or strided slices, the
-clamp in front of or behind the activation, in float32 or not). What is done to
-the first layer's features is evaluated on a grid of gates and factors, and
-compared with every `ExpertActivation` that the numbers at hand allow. What
-agrees with none is run as it is.
+clamp in front of or behind the activation, in float32 or not). The code is run
+once on `Features`, which stand for those of the first layer, and the formula of
+its result is compared with that of every `ExpertActivation` that the numbers at
+hand allow. What has none of these formulas is run as it is.
 """
 
 import itertools
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ._symbolic_features import Features
 from .ops._expert_activation import ExpertActivation
 
-# What modules that compute in float32 leave of a float64 argument.
-_RTOL, _ATOL = 1e-5, 1e-6
-_GRID = (-1e4, -60.0, -20.0, -9.0, -7.5, -5.0, -3.0, -1.5, -0.6, -0.1, 0.0, 0.2, 0.7, 1.3, 2.5, 4.0,
-         6.0, 8.0, 12.0, 30.0, 90.0, 1e4)
+_log = logging.getLogger("moe_mlir.experts")
 # What was found of a module, and for which of its numbers. Not on the module: export takes what
 # is set there for state.
 _found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def find_activation(
-    function: Callable[[torch.Tensor], torch.Tensor], features: int,
+    function: Callable[[Any], Any], features: int,
     limits: Iterable[float] = (), alphas: Iterable[float] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> ExpertActivation | None:
-    """The activation that a function of float64 rows `[.., features]` is; None if none that is known.
+    """The activation that a function of rows `[.., features]` is; None if none that is known.
 
-    `limits` and `alphas` are the numbers that its limits and its alpha may be, beside the usual.
+    `limits` and `alphas` are the numbers that its limits and its alpha may be, beside the usual;
+    `dtype` is that of the rows.
     """
     limits, alphas = ([x for x in dict.fromkeys(map(abs, given)) if 0 < x < float("inf")]
                       for given in (limits, alphas))
-    with _disable_current_modes(), torch.no_grad():
-        grid = torch.tensor(_GRID, dtype=torch.float64)
-        found = _match(function, _fill(grid, features), _candidates((), alphas, "none"))
-        if found is not None or features % 2:
-            return found
-        a, u = (_fill(x, features // 2) for x in torch.cartesian_prod(grid, grid).T)
-        for gate, z in (("concatenated", torch.cat([a, u], dim=-1)),
-                        ("interleaved", torch.stack([a, u], dim=-1).flatten(-2))):
-            found = _match(function, z, _candidates(limits, alphas, gate))
-            if found is not None:
-                return found
-    return None
-
-
-def _fill(x: torch.Tensor, width: int) -> torch.Tensor:
-    """All elements of x, some of them again, as rows of a width."""
-    rows = -(-len(x) // width)
-    return x.repeat(rows * width // len(x) + 1)[:rows * width].view(rows, width)
-
-
-def _match(function, z, candidates) -> ExpertActivation | None:
     try:
-        wanted = function(z.clone())  # which the function may write
-    except Exception:  # noqa: BLE001  whatever a model's own code raises on a row of its own kind
+        wanted = function(Features.of_layer(features, dtype))
+    except Exception as error:  # noqa: BLE001  whatever a model's own code raises
+        _log.debug("an activation runs as it is: %s", error)
         return None
-    if not isinstance(wanted, torch.Tensor):
+    if not isinstance(wanted, Features):
         return None
-    for candidate in candidates:
-        y = candidate(z)
-        if y.shape == wanted.shape and torch.allclose(wanted.to(y.dtype), y, rtol=_RTOL, atol=_ATOL,
-                                                      equal_nan=True):
-            return candidate
+    gates = ("none",) if wanted.slices[2] == features else ("concatenated", "interleaved")
+    for gate in gates:
+        for candidate in _candidates(limits, alphas, gate):
+            if candidate(Features.of_layer(features, dtype)) == wanted:
+                return candidate
     return None
 
 
@@ -85,6 +66,9 @@ def _candidates(limits, alphas, gate) -> Iterator[ExpertActivation]:
         if bound != "softcap" or act == "silu":
             yield ExpertActivation(act, alpha, gate, bound, limit, up, offset)
 
+
+# Of a module, whose code is the same for any even number.
+_ANY_FEATURES = 8
 
 # ---- modules of transformers ------------------------------------------------------
 
@@ -140,7 +124,7 @@ def _try(module):
     named = _numbers(module)
     function = module._apply_gate if module.has_gate else module.act_fn
     found = find_activation(
-        function, 2 * len(_GRID),
+        function, _ANY_FEATURES,
         [x for name, x in named if "limit" in name or "cap" in name],
         [x for name, x in named if "alpha" in name])
     # A gate that is none, or an activation that gates: not what the module's widths say.

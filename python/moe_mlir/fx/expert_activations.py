@@ -4,8 +4,8 @@
     z = silu(h[:, :f]) * h[:, f:]                                        activation="silu", ...)
     y = grouped_linear(z, ..)                         y = grouped_linear(z, ..)
 
-Which function it is, is found by running it on a few numbers (`_expert_forms`):
-its nodes may be those of any level of decomposition.
+Which function it is, is found by the formula that its nodes leave (`_expert_forms`),
+which may be those of any level of decomposition.
 """
 
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from .._expert_forms import find_activation
+from .._symbolic_features import evaluate
 from ..graph.arguments import bind_arguments
 from ..ops._expert_activation import ExpertActivation
 from .calls import call
@@ -47,7 +48,7 @@ def _fuse(graph: Graph, last: Node) -> bool:
     given = _values_of_numbers(nodes)
     numbers = [*_numbers(nodes), *given.values()]
     activation = find_activation(lambda z: _run({first: z, **given}, nodes), features, numbers,
-                                 numbers)
+                                 numbers, dtype(first))
     if activation is None or activation.width(features) != value(made).shape[1]:
         return False
     layer = bind_arguments(first)
@@ -106,14 +107,11 @@ def _numbers(nodes) -> list[float]:
             if is_number(x)]
 
 
-def _run(values: dict[Node, Any], nodes: list[Node]) -> torch.Tensor:
-    """What the nodes make of these values, without rounding to fewer bits."""
+def _run(values: dict[Node, Any], nodes: list[Node]) -> Any:
+    """What the nodes make of these values."""
     for node in nodes:
-        if is_call(node, *CASTS):
-            values[node] = values[source(node)]
-            continue
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
-        values[node] = node.target(*args, **kwargs)
+        values[node] = evaluate(node.target, args, dict(kwargs))
     return values[nodes[-1]]
 
 

@@ -5,6 +5,7 @@ import importlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import moe_mlir.hf  # noqa: F401  registers the implementation
 from moe_mlir._expert_forms import activation_of, find_activation
@@ -163,9 +164,56 @@ def test_experts_of_other_ranks_add_nothing():
     (torch.tanh, None),
     (lambda z: torch.nn.functional.silu(z) * (z < 50), None),
     (lambda z: z.view(-1, 3, 4), None),
+    (lambda z: z / (1 + torch.exp(-z)), ExpertActivation("silu")),
+    (lambda z: torch.clamp_min(z, 0) ** 2, ExpertActivation("relu2")),
+    (lambda z: 0.5 * z * (1 + torch.tanh(0.7978845608028654 * (z + 0.044715 * z ** 3))),
+     ExpertActivation("gelu_tanh")),
+    (lambda z: 0.5 * z * (1 + torch.tanh(z * 0.7978845608 * (1 + 0.044715 * z * z))),
+     ExpertActivation("gelu_tanh")),
+    (lambda z: z * 0.5 * (1 + torch.erf(z / 2 ** 0.5)), ExpertActivation("gelu")),
+    (lambda z: F.relu(z[..., :3]) * z[..., 3:], ExpertActivation("relu", gate="concatenated")),
+    (lambda z: (z[..., 1::2] + 1) * F.silu(z[..., 0::2]),
+     ExpertActivation("silu", gate="interleaved", up_offset=1.0)),
+    # Equal to one of them nearly everywhere: no number of samples tells.
+    (lambda z: torch.where(z > 0.1, z, 0.0), None),
+    (lambda z: F.threshold(z, 0.1, 0.0), None),
+    (lambda z: torch.where(z.abs() < 1e6, F.silu(z), 0.0), None),
+    (lambda z: F.silu(z.clamp(-1e5, 1e5)), None),
+    (lambda z: F.silu(torch.nan_to_num(z)), None),
+    (lambda z: F.hardshrink(z, 1e-3), None),
+    (lambda z: F.silu(z.to(torch.bfloat16)).to(z.dtype), None),
+    (lambda z: F.silu(z.int().float()), None),
+    (lambda z: F.silu(z) + 1e-9, None),
+    (lambda z: F.silu(z) if z.sum() > 0 else z, None),
+    (lambda z: F.silu(z[..., :3]) * z[..., :3], None),
+    (lambda z: F.silu(z[..., 3:]) * z[..., :3], None),
+    (lambda z: F.silu(z) * 0 + z, None),
+    (lambda z: z - z + F.relu(z), None),
+    (lambda z: F.dropout(F.silu(z)), None),
 ])
-def test_activations_are_found_by_what_they_compute(function, known):
+def test_activations_are_found_by_their_formula(function, known):
     assert find_activation(function, 6) == known
+
+
+@pytest.mark.parametrize("gate", ["none", "concatenated", "interleaved"])
+def test_every_activation_has_a_formula_of_its_own(gate):
+    from moe_mlir._expert_forms import _candidates
+    from moe_mlir._symbolic_features import Features
+
+    candidates = list(_candidates([7.0], [1.3], gate))
+    formulas = [candidate(Features.of_layer(6)) for candidate in candidates]
+    for i, formula in enumerate(formulas):
+        same = {candidates[j] for j in range(len(formulas)) if formulas[j] == formula}
+        # Formulas count what reals do: of one formula, candidates are equal on tensors.
+        z = torch.linspace(-9, 9, 600, dtype=torch.float64).view(100, 6)
+        for other in same - {candidates[i]}:
+            torch.testing.assert_close(other(z), candidates[i](z))
+
+
+def test_another_activation_is_noticed_where_it_differs():
+    experts = build("nemotron_h")
+    experts.act_fn = torch.nn.Threshold(0.1, 0.0)
+    assert activation_of(experts) is None
 
 
 # ---- torch.compile(backend="moe") on transformers' own grouped_mm ---------------------
