@@ -117,7 +117,7 @@ def _describe(module) -> dict:
         "results": [list(r.shape) for r in program.results],
         "outputs": [value for _, value in program.outputs],
         "symbols": {name: list(place) for name, place in program.symbols.items()},
-        "conditions": [list(c) for c in module.conditions if c[0] in program.symbols],
+        "conditions": [list(c) for c in module.conditions],
     }
 
 

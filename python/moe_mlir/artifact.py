@@ -17,7 +17,13 @@ from . import _files, _weights_file
 from ._host_cpu import missing_features, recommended
 from ._native import native
 from ._program_state import ProgramState
-from .sizes import evaluate_expression, evaluate_text, expression_sources, unmet_condition
+from .sizes import (
+    describe_condition,
+    evaluate_expression,
+    evaluate_text,
+    expression_sources,
+    unmet_condition,
+)
 
 if TYPE_CHECKING:
     import numpy
@@ -352,12 +358,11 @@ class ArtifactProgram:
         sizes = {name: int(arguments[position].shape[dim])
                  for name, (position, dim) in self._symbols.items()}
         if unmet := unmet_condition(self._conditions, sizes):
-            name, relation, number = unmet
-            position, dim = self._symbols[name]
-            raise ValueError(
-                f"input '{self._arguments[position]['name']}': expected dim {dim} {relation} "
-                f"{number}, as the program was exported, found {sizes[name]}; export it with "
-                "sizes that include this one, and compile that")
+            places = {name: (self._arguments[position]["name"], dim)
+                      for name, (position, dim) in self._symbols.items()}
+            described = describe_condition(unmet, sizes, places, "the program was exported")
+            raise ValueError(f"{described}; export it with sizes that include this one, and compile "
+                             "that")
         for argument, value in zip(self._arguments, arguments):
             for dim, size in enumerate(argument["shape"]):
                 expected = evaluate_text(size, sizes)

@@ -247,8 +247,12 @@ class CompiledModel:
                                           self._named, self._kernel_configs)
             except Exception as error:  # the model's own code may refuse it, however it likes
                 raise self._refusal(values, error) from error
+            try:
+                call = program.fit(values)
+            except Misfit as misfit:  # not even the program of this very call
+                raise misfit.error from None
             self._use(program)
-            return self._find(values)
+            return program, call
 
     def _refusal(self, values, error) -> Exception:
         """What to say of a call that cannot be traced: the size that is at fault, or torch's words."""

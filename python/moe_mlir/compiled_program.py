@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from ._model_form import same_constant
 from ._updated_memory import shared_pair
 from .frontends.export import Module
-from .sizes import evaluate_text, unmet_condition
+from .sizes import describe_condition, evaluate_text, unmet_condition
 
 
 class _TENSOR:
@@ -188,15 +188,15 @@ class CompiledProgram:
         unmet = unmet_condition(self.module.conditions, symbols)
         if unmet is None:
             return
-        name, relation, number = unmet
-        position, dim = program.symbols[name]
-        why = ("the program was exported, found {}; export it with sizes that include this "
-               "one" if self.module.model is None else
-               "the model's own code asked when it was traced, found {}; compile the model "
-               "with an example of that size, too").format(symbols[name])
-        raise Misfit(ValueError(
-            f"input '{program.arguments[position].name}': expected dim {dim} {relation} "
-            f"{number}, as {why}"), can_retrace=True, is_size=True)
+        places = {name: (program.arguments[position].name, dim)
+                  for name, (position, dim) in program.symbols.items()}
+        why, what_to_do = (
+            ("the program was exported", "export it with sizes that include this one")
+            if self.module.model is None else
+            ("the model's own code asked when it was traced",
+             "compile the model with an example of that size, too"))
+        raise Misfit(ValueError(f"{describe_condition(unmet, symbols, places, why)}; "
+                                f"{what_to_do}"), can_retrace=True, is_size=True)
 
     # ---- the run -----------------------------------------------------------
 

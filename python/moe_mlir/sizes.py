@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
               ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow}
-_RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+RELATIONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
               ">": operator.gt, ">=": operator.ge}
 _FUNCTIONS = {"max": max, "min": min}
 _LARGEST_POWER = 8
@@ -55,16 +56,51 @@ def evaluate_text(text: int | str, symbols: dict[str, int]) -> int:
     return _evaluate(_parse(text), symbols, text)
 
 
+def names_in(text: int | str) -> list[str]:
+    """The symbols that a size text reads, in order.
+
+    >>> names_in("max(s0*4, s1)")
+    ['s0', 's1']
+    """
+    if isinstance(text, int):
+        return []
+    found = [n.id for n in ast.walk(_parse(text)) if isinstance(n, ast.Name)]
+    return list(dict.fromkeys(name for name in found if name not in _FUNCTIONS))
+
+
 def unmet_condition(
     conditions: Sequence[tuple[str, str, int]],
     symbols: dict[str, int],
 ) -> tuple[str, str, int] | None:
-    """The first of the (name, relation, number) that a program was made for and that does not hold."""
+    """The first of the (size text, relation, number) that a program was made for and that fails."""
     for condition in conditions:
-        name, relation, number = condition
-        if name in symbols and not _RELATIONS[relation](symbols[name], number):
+        text, relation, number = condition
+        value = symbols[text] if text in symbols else evaluate_text(text, symbols)
+        if not RELATIONS[relation](value, number):
             return condition
     return None
+
+
+def describe_condition(
+    condition: tuple[str, str, int],
+    symbols: dict[str, int],
+    places: dict[str, tuple[str, int]],
+    why: str,
+) -> str:
+    """`input 'x': expected dim 1 >= 2, as {why}, found 1`, for an unmet condition.
+
+    Args:
+        symbols: the sizes of the call by their names.
+        places: the argument's name and dim where each symbol is read.
+    """
+    text, relation, number = condition
+    if text in places:
+        name, dim = places[text]
+        return f"input '{name}': expected dim {dim} {relation} {number}, as {why}, found {symbols[text]}"
+    shown = {name: "{}.shape[{}]".format(*places[name]) for name in names_in(text)}
+    size = re.sub(r"\w+", lambda word: shown.get(word[0], word[0]), str(text))
+    found = ", ".join(f"{place} = {symbols[name]}" for name, place in shown.items())
+    return f"input sizes: expected {size} {relation} {number}, as {why}, found {found}"
 
 
 @lru_cache(maxsize=4096)

@@ -29,6 +29,7 @@ from ..fx.plain_attention import raise_plain_attention
 from ..fx.raise_routing import raise_routing
 from ..fx.reading import is_assertion
 from ..importer import ImportedProgram, import_program
+from ..sizes import names_in
 
 _PREFIX = "wrapped_model."
 _log = logging.getLogger("moe_mlir.export")
@@ -44,7 +45,8 @@ class Module:
         state: parameters, buffers and constants by their dotted names, as the
             model holds them now: a later training step, or `.half()`, is seen.
         program: argument and result order, dtypes and sizes.
-        conditions: what the model's code asked of open sizes, as (size, relation, number).
+        conditions: what the model's code asked of open sizes, and what eager would refuse, as
+            (size, relation, number), where a size is a name or a text such as "s0 % 4".
         model: the torch.nn.Module; None for an ExportedProgram.
     """
 
@@ -387,10 +389,12 @@ def export(
     names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
     leaves_seen = _leaves_of(program) if leaves is None else leaves
+    asked = [*conditions(program), *bounds]
+    known = [c for c in asked if set(names_in(c[0])) <= set(imported.symbols)]
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model
     return Module(imported, LiveState(owner, _state(program)), spec, program.call_spec.out_spec,
-                  constants, returned_caches, [*conditions(program), *bounds], owner)
+                  constants, returned_caches, [*known, *imported.conditions], owner)
 
 
 def _leaves_of(program) -> list:
@@ -424,6 +428,7 @@ def _input_names(model, spec, leaves) -> dict:
     names: dict[str, str] = {}
     for path, leaf in pytree.tree_flatten_with_path(bound)[0]:
         if isinstance(leaf, torch.Tensor):
-            text = pytree.keystr(path).replace("']['", ".").strip("[]'")
+            text = ".".join(str(getattr(part, name)) for part in path
+                            for name in ("key", "idx", "name") if hasattr(part, name))
             names[f"tensors_{len(names)}"] = text.removeprefix("kwargs.")
     return names

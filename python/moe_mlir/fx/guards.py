@@ -11,6 +11,8 @@ import sympy
 import torch
 from torch.export import ExportedProgram
 
+from ..sizes import format_size
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
@@ -24,16 +26,16 @@ def input_shapes(program: ExportedProgram) -> list[Sequence[int | torch.SymInt]]
 def guards_of(program: ExportedProgram) -> list[sympy.Basic]:
     """The guards that matter for other sizes, as sympy relations over the symbols of sizes.
 
-    Those of the model's own code, and torch's equalities, by which it tells
-    what is broadcast. Where torch's own code prefers a way for larger sizes,
-    that way is right for small ones, too.
+    Those of the model's own code, and torch's equalities, by which it tells what is broadcast,
+    how many pieces a split has, and what a size divides. Where torch's own code prefers a way for
+    larger sizes, that way is right for small ones, too.
     """
     for node in program.graph.nodes:
         mode = getattr(node.meta.get("val"), "fake_mode", None)
         if mode is not None and mode.shape_env is not None:
             replace = mode.shape_env.replace
             return [replace(guard.expr) for guard in mode.shape_env.guards
-                    if not _is_torchs(guard) or _is_one(guard.expr)]
+                    if not _is_torchs(guard) or _is_equality(guard.expr)]
     return []
 
 
@@ -42,9 +44,8 @@ def _is_torchs(guard) -> bool:
     return getattr(place, "filename", "").startswith(_TORCH)
 
 
-def _is_one(relation) -> bool:
-    return (relation.is_Relational and relation.rel_op == "==" and relation.lhs.is_Symbol
-            and relation.rhs == 1)
+def _is_equality(relation) -> bool:
+    return relation.is_Relational and relation.rel_op == "=="
 
 
 def symbols_refusing(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> set[sympy.Symbol] | None:
@@ -71,11 +72,42 @@ def fixed_symbols(program: ExportedProgram) -> set[sympy.Symbol]:
             and guard.rhs.is_Integer}
 
 
-def conditions(program: ExportedProgram) -> list[tuple[str, str, int]]:
-    """The guards of the form (name of a size, "==", "!=", "<" .., number)."""
-    asked = [(str(guard.lhs), guard.rel_op, int(guard.rhs)) for guard in guards_of(program)
-             if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer]
+def conditions(program: ExportedProgram) -> list[tuple[str | int, str, int]]:
+    """The guards as (size, "==", "!=", "<" .., number), where a size is a text over symbols.
+
+    Sizes for which they do not hold take another way through the model's code.
+    """
+    asked = [part for guard in guards_of(program) for part in _parts(guard, program)]
     return list(dict.fromkeys(asked))
+
+
+def _parts(guard, program):
+    """One guard as conditions that hold together exactly where it holds, or at fewer sizes."""
+    if guard == True:  # noqa: E712 sympy
+        return []
+    if isinstance(guard, sympy.And):
+        return [part for inner in guard.args for part in _parts(inner, program)]
+    if isinstance(guard, sympy.Not) and guard.args[0].is_Relational:
+        return _parts(guard.args[0].negated, program)
+    try:
+        if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer:
+            return [(str(guard.lhs), guard.rel_op, int(guard.rhs))]
+        if guard.is_Relational:
+            return [(format_size(guard.lhs - guard.rhs), guard.rel_op, 0)]
+    except ValueError:
+        pass  # a size that is not made of + - * // %
+    # What no condition can say holds for the sizes of the example.
+    return [(str(symbol), "==", size) for symbol, size in sorted(
+        _example_sizes(program, guard.free_symbols).items(), key=str)]
+
+
+def _example_sizes(program, symbols):
+    """The sizes that the symbols stood for while the program was traced."""
+    for node in program.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None and mode.shape_env is not None:
+            return {symbol: int(mode.shape_env.size_hint(symbol)) for symbol in symbols}
+    return {}
 
 
 def bounds_of(program: ExportedProgram) -> list[tuple[str, str, int]]:

@@ -34,6 +34,14 @@ def module_path(node: torch.fx.Node) -> str:
         if isinstance(path, str) else ""
 
 
+def describe_briefly(node: torch.fx.Node) -> str:
+    """As `describe`, without the folder: for texts that go into compiled code."""
+    frames = user_frames(node)
+    place = f"{os.path.basename(frames[0][0])}:{frames[0][1]}" if frames else ""
+    return " ".join(part for part in (place, f"({module_path(node)})" if module_path(node) else "")
+                    if part)
+
+
 def describe(node: torch.fx.Node) -> str:
     """`model.py:41 (layers.0.moe)` for messages; the parts that are known."""
     frames = user_frames(node)

@@ -26,6 +26,12 @@ def is_float(element: str) -> bool:
     return element in FLOAT_BITS
 
 
+def string_literal(text: str) -> str:
+    """The text as MLIR reads it."""
+    return '"' + "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else
+                         f"\\{byte:02X}" for byte in text.encode()) + '"'
+
+
 def tensor_type(shape: Sequence[Dim], element: str) -> str:
     dims = "".join(f"{d}x" if isinstance(d, int) else "?x" for d in shape)
     return f"tensor<{dims}{element}>"
@@ -105,6 +111,8 @@ class FunctionBuilder:
         self._next = 0
         self._constants: dict[tuple[str, str], str] = {}
         self._dims: dict[sympy.Expr, str] = {}
+        # What sizes are divided by: calls for which one is 0 must not come here.
+        self.divisors: dict[sympy.Expr, None] = {}
 
     # ---- names and lines -------------------------------------------------
 
@@ -188,6 +196,8 @@ class FunctionBuilder:
             operands, op = [operands[0]] * int(operands[1]), "muli"
         elif kind in INDEX_OPS:
             op = INDEX_OPS[kind]
+            if op in ("floordivsi", "remsi") and not operands[1].is_Integer:
+                self.divisors[operands[1]] = None
         else:
             raise UnknownSymbol(str(expr))
         result = self.index(operands[0])
@@ -198,6 +208,19 @@ class FunctionBuilder:
     def size(self, dim: Dim) -> str:
         """A dimension as the mixed static/dynamic lists of tensor ops take it."""
         return str(dim) if isinstance(dim, int) else self.index(dim)
+
+    def check(self, condition: str, error: str, message: str,
+              *values: tuple[str, str]) -> None:
+        """Ends the call with an error unless the condition holds.
+
+        `error` is a kind of `moe.assert`; `values` are (name, type) of what stands in the
+        places `{0}`, `{1}` .. of the message.
+        """
+        given = ""
+        if values:
+            given = (f" ({', '.join(name for name, _ in values)} : "
+                     f"{', '.join(kind for _, kind in values)})")
+        self.line(f"moe.assert <{error}> {condition}, {string_literal(message)}{given}")
 
     # ---- structured operations ---------------------------------------------
 
@@ -267,7 +290,7 @@ class FunctionBuilder:
                updates: Sequence[int | None] = ()) -> str:
         """The function's text; `updates` has the argument that each result updates."""
         arguments = ",\n    ".join(f"{v}: index" if isinstance(v, str) else
-                                  f'{v.name}: {v.type} {{moe.name = {_quoted(label or v.name)}}}'
+                                  f"{v.name}: {v.type} {{moe.name = {string_literal(label or v.name)}}}"
                                   for v, label in self.arguments)
         types = ", ".join(r.type for r in results)
         returned = ", ".join(
@@ -327,9 +350,3 @@ def format_constant(value: float, element: str) -> str:
         return f"0x{single >> 16:04X}"
     half = int.from_bytes(struct.pack(">e", value), "big")
     return f"0x{half:04X}"
-
-
-def _quoted(text: str) -> str:
-    """A string attribute in MLIR's text."""
-    return '"' + "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else
-                         "".join(f"\\{byte:02X}" for byte in c.encode()) for c in text) + '"'

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from ..graph.locations import describe
 from ..graph.repeats import Segment
+from ..sizes import RELATIONS
 from .builder import (
     Dim,
     FunctionBuilder,
@@ -103,6 +104,8 @@ class Context:
     def __init__(self, name: str, table: LocationTable | None = None) -> None:
         self.builder = FunctionBuilder(name)
         self.locations = table or LocationTable()
+        # What eager would refuse of open sizes, as (size, relation, 0).
+        self.conditions: dict[tuple[sympy.Expr, str, int], None] = {}
         self._values: dict[Node, Any] = {}
         self._problems: Counter = Counter()
         self._places: dict[str, str] = {}
@@ -123,6 +126,14 @@ class Context:
         if isinstance(value, Node):
             value = value.meta["val"]
         return value if isinstance(value, int) else as_dim(value.node.expr)
+
+    def require(self, size: Dim, relation: str, bound: Dim) -> None:
+        """Lets the program serve only calls for whose sizes the relation holds."""
+        gap = as_dim(sympy.expand(sympy.sympify(size) - sympy.sympify(bound)))
+        if not isinstance(gap, int):
+            self.conditions[gap, relation, 0] = None
+        elif not RELATIONS[relation](gap, 0):
+            raise Unsupported(f"sizes {size} and {bound}; expected {size} {relation} {bound}")
 
     # ---- values --------------------------------------------------------------
 
@@ -245,8 +256,10 @@ class Context:
         for node, name, (shape, element) in zip(segment.outputs, names, shapes):
             self._values[node] = Value(name, tuple(shape), element)
 
-    def take_problems(self, other: "Context", times: int) -> None:
-        """Counts what the import of a function met once for each of its calls."""
+    def take_findings(self, other: "Context", times: int) -> None:
+        """Takes over what the import of a function met; problems count once for each call."""
+        self.conditions |= other.conditions
+        self.builder.divisors |= other.builder.divisors
         for what, count in other._problems.items():
             self._problems[what] += count * times
             self._places.setdefault(what, other._places[what])

@@ -1,8 +1,11 @@
 """Elementwise operators: arithmetic, comparisons, logic, conversions."""
 
+import math
+
 import torch
 from torch.fx import Node
 
+from ..graph.locations import describe_briefly
 from . import complex
 from .builder import FunctionBuilder, is_float
 from .context import Splat, compute_element, element_of
@@ -39,8 +42,26 @@ def _unary(context, node, arguments):
     if not is_float(element):
         return _apply(context, node, [arguments.self], lambda x: _integer_unary(node, x, element,
                                                                                builder))
+    if node.target in _LOGARITHMS and element == "f32":
+        return _apply(context, node, [arguments.self], lambda x: _logarithm(node, x, builder))
     return _apply(context, node, [arguments.self],
                   lambda x: builder.op(f"{_UNARY[node.target]} {x} : {element}"))
+
+
+# What one binary digit adds.
+_LOGARITHMS = {aten.log.default: math.log(2), aten.log2.default: 1.0}
+
+
+def _logarithm(node, x, builder):
+    """log(x 2^24) - log(2^24) of a denormal x: the CPU's polynomial reads an exponent."""
+    least = builder.constant(torch.finfo(torch.float32).tiny, "f32")
+    small = builder.op(f"arith.cmpf olt, {x}, {least} : f32")
+    scaled = builder.op(f"arith.mulf {x}, {builder.constant(2.0 ** 24, 'f32')} : f32")
+    normal = builder.op(f"arith.select {small}, {scaled}, {x} : f32")
+    log = builder.op(f"{_UNARY[node.target]} {normal} : f32")
+    offset = builder.constant(24 * _LOGARITHMS[node.target], "f32")
+    shifted = builder.op(f"arith.subf {log}, {offset} : f32")
+    return builder.op(f"arith.select {small}, {shifted}, {log} : f32")
 
 
 def _integer_unary(node, x, element, builder):
@@ -175,13 +196,69 @@ def _rsub(context, node, arguments):
                   lambda x, y: context.builder.op(f"arith.{op} {y}, {x} : {element}"))
 
 
-def _whole_quotient(builder, x, y, element):
-    """floor(x / y) of the numbers themselves, in f64: in f32, 1 / 0.1 is 10, not below it."""
-    if element == "f64":
-        raise Unsupported("whole quotients and remainders of float64")
-    wide = [builder.convert(value, element, "f64") for value in (x, y)]
-    quotient = builder.op(f"arith.divf {wide[0]}, {wide[1]} : f64")
-    return *wide, builder.op(f"math.floor {quotient} : f64")
+def _is_negative(builder, x, element):
+    code = "cmpf olt" if is_float(element) else "cmpi slt"
+    return builder.op(f"arith.{code}, {x}, {builder.constant(0, element)} : {element}")
+
+
+def _float_remainder(builder, x, y, element):
+    """C's fmod, and whether its sign is not that of y: Python's % is larger by y then."""
+    rest = builder.op(f"arith.remf {x}, {y} : {element}")
+    some = builder.op(f"arith.cmpf une, {rest}, {builder.constant(0, element)} : {element}")
+    signs = [_is_negative(builder, value, element) for value in (y, rest)]
+    differ = builder.op(f"arith.xori {signs[0]}, {signs[1]} : i1")
+    return rest, builder.op(f"arith.andi {some}, {differ} : i1")
+
+
+def _float_floor_division(builder, x, y, element):
+    """The whole number nearest to (x - x % y) / y, as torch and Python compute it.
+
+    The floor of the rounded x / y is not: 1 / 0.1 is 10 in float32, and 1 // 0.1 is 9.
+    """
+    def op(name, *operands):
+        return builder.op(f"{name} {', '.join(operands)} : {element}")
+
+    def constant(value):
+        return builder.constant(value, element)
+    rest, is_over = _float_remainder(builder, x, y, element)
+    quotient = op("arith.divf", op("arith.subf", x, rest), y)
+    quotient = op("arith.select", is_over, op("arith.subf", quotient, constant(1)), quotient)
+    floor = op("math.floor", quotient)
+    gap = op("arith.subf", quotient, floor)
+    is_above = builder.op(f"arith.cmpf ogt, {gap}, {constant(0.5)} : {element}")
+    nearest = op("arith.select", is_above, op("arith.addf", floor, constant(1)), floor)
+    plain = op("arith.divf", x, y)
+    is_zero = builder.op(f"arith.cmpf oeq, {quotient}, {constant(0)} : {element}")
+    nearest = op("arith.select", is_zero, op("math.copysign", constant(0), plain), nearest)
+    by_zero = builder.op(f"arith.cmpf oeq, {y}, {constant(0)} : {element}")
+    return op("arith.select", by_zero, plain, nearest)
+
+
+def _divisor(context, node, divisor, y, element):
+    """A divisor of integers that no division traps for: not 0, nor -1 of the least number.
+
+    Returns what to divide by, and whether `y` is -1.
+    """
+    builder = context.builder
+    if isinstance(divisor, Node):
+        where = describe_briefly(node)
+        usable = builder.op(f"arith.cmpi ne, {y}, {builder.constant(0, element)} : {element}")
+        builder.check(usable, "zero_division",
+                      f"{node.target._opname}: expected divisors other than 0, found 0"
+                      + (f"; {where}" if where else ""))
+    minus_one = builder.constant(-1, element)
+    is_minus_one = builder.op(f"arith.cmpi eq, {y}, {minus_one} : {element}")
+    one = builder.constant(1, element)
+    return builder.op(f"arith.select {is_minus_one}, {one}, {y} : {element}"), is_minus_one
+
+
+def _integer_quotient(context, node, divisor, x, y, element, mode):
+    builder = context.builder
+    y, is_minus_one = _divisor(context, node, divisor, y, element)
+    op = "floordivsi" if mode == "floor" else "divsi"
+    quotient = builder.op(f"arith.{op} {x}, {y} : {element}")
+    negated = builder.op(f"arith.subi {builder.constant(0, element)}, {x} : {element}")
+    return builder.op(f"arith.select {is_minus_one}, {negated}, {quotient} : {element}")
 
 
 @imports(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default)
@@ -192,34 +269,34 @@ def _div_mode(context, node, arguments):
 
     def body(x, y):
         if not is_float(element):
-            op = "floordivsi" if mode == "floor" else "divsi"
-            return builder.op(f"arith.{op} {x}, {y} : {element}")
+            return _integer_quotient(context, node, arguments.other, x, y, element, mode)
         if mode == "floor":
-            *_, whole = _whole_quotient(builder, x, y, element)
-            return builder.convert(whole, "f64", element)
+            return _float_floor_division(builder, x, y, element)
         quotient = builder.op(f"arith.divf {x}, {y} : {element}")
         if mode is None:
             return quotient
-        return builder.op(f"math.{mode} {quotient} : {element}")
+        # torch rounds the quotient of 16-bit floats before it truncates it.
+        rounded = builder.convert(builder.convert(quotient, element, context.element(node)),
+                                  context.element(node), element)
+        return builder.op(f"math.{mode} {rounded} : {element}")
     return _apply(context, node, [arguments.self, arguments.other], body)
 
 
 @imports(aten.remainder.Scalar, aten.remainder.Tensor)
 def _remainder(context, node, arguments):
-    """x - floor(x / y) y, which has the sign of y as Python's %."""
+    """What is left of x, with the sign of y as Python's %."""
     element = compute_element(context.element(node))
     builder = context.builder
 
     def body(x, y):
         if is_float(element):
-            x, y, whole = _whole_quotient(builder, x, y, element)
-            kind, wide = "f", "f64"
-        else:
-            whole = builder.op(f"arith.floordivsi {x}, {y} : {element}")
-            kind, wide = "i", element
-        product = builder.op(f"arith.mul{kind} {whole}, {y} : {wide}")
-        rest = builder.op(f"arith.sub{kind} {x}, {product} : {wide}")
-        return builder.convert(rest, wide, element)
+            rest, is_over = _float_remainder(builder, x, y, element)
+            larger = builder.op(f"arith.addf {rest}, {y} : {element}")
+            return builder.op(f"arith.select {is_over}, {larger}, {rest} : {element}")
+        y, _ = _divisor(context, node, arguments.other, y, element)
+        whole = builder.op(f"arith.floordivsi {x}, {y} : {element}")
+        product = builder.op(f"arith.muli {whole}, {y} : {element}")
+        return builder.op(f"arith.subi {x}, {product} : {element}")
     return _apply(context, node, [arguments.self, arguments.other], body)
 
 

@@ -1,8 +1,11 @@
 """Gathers and scatters: embedding, index, gather, index_select, scatter."""
 
+from collections.abc import Sequence
+
 import torch
 
-from .builder import broadcast_loops, same_dim
+from ..graph.locations import describe_briefly
+from .builder import Dim, Operand, broadcast_loops, same_dim
 from .context import broadcast
 from .registry import Unsupported, imports
 from .shape import extract_slice, insert_slice
@@ -10,13 +13,58 @@ from .shape import extract_slice, insert_slice
 aten = torch.ops.aten
 
 
-def _wrapped(builder, scalar: str, element: str, size: str) -> str:
-    """An index that may be negative, as a position counted from the front."""
-    at = builder.op(f"arith.index_cast {scalar} : {element} to index")
-    zero = builder.constant(0, "index")
-    negative = builder.op(f"arith.cmpi slt, {at}, {zero} : index")
-    shifted = builder.op(f"arith.addi {at}, {size} : index")
-    return builder.op(f"arith.select {negative}, {shifted}, {at} : index")
+def _require_within(context, node, index: Sequence[Dim], other: Sequence[Dim],
+                    dim: int | None = None) -> None:
+    """torch's rule: an index tensor is nowhere larger than what it indexes, but along `dim`."""
+    for i, (size, bound) in enumerate(zip(index, other)):
+        if i != dim:
+            context.require(size, "<=", bound)
+
+
+# Of a tensor's dims, those that an error can name: moe.assert takes eight values.
+_MOST_PLACES = 6
+
+
+def _in_range(context, node, name: str, operand: Operand, size: Dim,
+              negative: bool = False) -> Operand:
+    """The indices counted from the front; the call ends with an error where one is out of range.
+
+    Args:
+        name: of the operator's argument, for the error.
+        size: of the dim that they index.
+        negative: whether an index below 0 counts from the end.
+    """
+    builder = context.builder
+    bound = builder.index(size)
+    least = "-{1}" if negative else "0"
+    value, place = operand.value, _place(operand)
+    message = (f"{node.target._opname}: expected '{name}' to be at least {least} and less than "
+               f"{{1}}, found {{0}} at [{', '.join(f'{{{i + 2}}}' for i in range(len(place)))}]")
+    where = describe_briefly(node)
+
+    def body(scalar, _):
+        at = builder.op(f"arith.index_cast {scalar} : {value.element} to index")
+        if negative:
+            below = builder.op(f"arith.cmpi slt, {at}, {builder.constant(0, 'index')} : index")
+            shifted = builder.op(f"arith.addi {at}, {bound} : index")
+            at = builder.op(f"arith.select {below}, {shifted}, {at} : index")
+        inside = builder.op(f"arith.cmpi ult, {at}, {bound} : index")
+        places = [(builder.op(f"linalg.index {loop} : index") if loop is not None else
+                   builder.constant(0, "index"), "index") for loop in place]
+        builder.check(inside, "index", f"{message}; {where}" if where else message,
+                      (scalar, value.element), (bound, "index"), *places)
+        return builder.op(f"arith.index_cast {at} : index to {value.element}")
+    loops = [f"d{i}" for i in range(value.rank)]
+    checked = builder.generic(value.rank, [(value, loops)],
+                              builder.empty(value.shape, value.element), loops, body,
+                              set(range(value.rank)))
+    return Operand(checked, operand.dims, operand.shape)
+
+
+def _place(operand: Operand) -> list[int | None]:
+    """For each of the operand's dims the dim of its value that walks it, if any."""
+    walked = {dim: own for own, dim in enumerate(operand.dims) if dim is not None}
+    return [walked.get(dim) for dim in range(len(operand.shape))][:_MOST_PLACES]
 
 
 def _extract(builder, source, at):
@@ -25,9 +73,11 @@ def _extract(builder, source, at):
 
 @imports(aten.embedding.default, implied=("padding_idx", "scale_grad_by_freq", "sparse"))
 def _embedding(context, node, arguments):
-    """Row `indices` of the weight; indices are in range by torch's contract."""
+    """Row `indices` of the weight."""
     builder, shape = context.builder, context.shape(node)
-    weight, indices = context.value(arguments.weight), context.operand(arguments.indices)
+    weight = context.value(arguments.weight)
+    indices = _in_range(context, node, "indices", context.operand(arguments.indices),
+                        weight.shape[0])
     last = len(shape) - 1
 
     def body(scalar, _):
@@ -51,15 +101,15 @@ def _index(context, node, arguments):
     nodes = [arguments.indices[i] for i in picked]
     if any(context.element(n) == "i1" for n in nodes):
         raise Unsupported("a boolean index, whose result's size depends on data; use torch.where")
-    indices = [context.operand(n) for n in nodes]
+    indices = [_in_range(context, node, f"indices[{i}]", context.operand(n), source.shape[i],
+                         negative=True) for i, n in zip(picked, nodes)]
     width = max(len(i.shape) for i in indices)
     first = picked[0]
     together = shape[first:first + width]
-    sizes = [builder.index(source.shape[i]) for i in picked]
 
     def body(*scalars):
-        at = {i: _wrapped(builder, s, operand.element, size) for i, s, operand, size
-              in zip(picked, scalars, indices, sizes)}
+        at = {i: builder.op(f"arith.index_cast {s} : {operand.element} to index")
+              for i, s, operand in zip(picked, scalars, indices)}
         for i in range(source.rank):
             if i not in at:
                 loop = i if i < first else i - len(picked) + width
@@ -81,6 +131,8 @@ def _gather(context, node, arguments):
     builder, shape = context.builder, context.shape(node)
     source, index = context.value(arguments.self), context.operand(arguments.index)
     dim = arguments.dim % len(shape)
+    _require_within(context, node, index.shape, source.shape, dim)
+    index = _in_range(context, node, "index", index, source.shape[dim])
 
     def body(scalar):
         at = []
@@ -96,6 +148,7 @@ def _index_select(context, node, arguments):
     builder, shape = context.builder, context.shape(node)
     source, index = context.value(arguments.self), context.operand(arguments.index)
     dim = arguments.dim % len(shape)
+    index = _in_range(context, node, "index", index, source.shape[dim])
     loops = [f"d{i}" for i in range(len(shape))]
 
     def body(scalar, _):
@@ -110,10 +163,7 @@ def _index_select(context, node, arguments):
 
 @imports(aten.index_put.default)
 def _index_put(context, node, arguments):
-    """Rows written one after the other, into the memory of what they replace where it may be.
-
-    Indices are in range by torch's contract; no row is written anywhere else.
-    """
+    """Rows written one after the other, into the memory of what they replace where it may be."""
     picked = [i for i, index in enumerate(arguments.indices) if index is not None]
     if len(picked) != 1 or context.element(arguments.indices[picked[0]]) == "i1" \
             or len(context.shape(arguments.indices[picked[0]])) != 1:
@@ -122,30 +172,25 @@ def _index_put(context, node, arguments):
         raise Unsupported("accumulate=True")
     builder, dim = context.builder, picked[0]
     target = context.value(arguments.self)
-    index = context.value(arguments.indices[dim])
+    index = _in_range(context, node, f"indices[{dim}]", context.operand(arguments.indices[dim]),
+                      target.shape[dim], negative=True).value
     rows = _broadcast_rows(context, arguments.values, index.shape[0], target, dim)
     one_row = [1 if i == dim else size for i, size in enumerate(target.shape)]
 
     def at(place):
         return [place if i == dim else 0 for i in range(target.rank)]
-    size, count = builder.index(target.shape[dim]), builder.index(index.shape[0])
+    count = builder.index(index.shape[0])
     zero, one = builder.constant(0, "index"), builder.constant(1, "index")
-    result, loop, carried, kept = (builder.fresh() for _ in range(4))
+    result, loop, carried = (builder.fresh() for _ in range(3))
     with builder.region(f"scf.for {loop} = {zero} to {count} step {one} "
                         f"iter_args({carried} = {target.name}) -> ({target.type})", result):
-        place = _wrapped(builder, _extract(builder, index, [loop]), index.element, size)
-        inside = builder.op(f"arith.cmpi ult, {place}, {size} : index")
-        with builder.region(f"scf.if {inside} -> ({target.type})", kept, tail=_ELSE.format(
-                carried=carried, type=target.type, location=builder.location)):
-            row = extract_slice(builder, rows, at(loop), one_row, [1] * target.rank, one_row)
-            written = insert_slice(builder, row, type(target)(carried, target.shape,
-                                                              target.element), at(place))
-            builder.line(f"scf.yield {written.name} : {target.type}")
-        builder.line(f"scf.yield {kept} : {target.type}")
+        scalar = _extract(builder, index, [loop])
+        place = builder.op(f"arith.index_cast {scalar} : {index.element} to index")
+        row = extract_slice(builder, rows, at(loop), one_row, [1] * target.rank, one_row)
+        written = insert_slice(builder, row, type(target)(carried, target.shape, target.element),
+                               at(place))
+        builder.line(f"scf.yield {written.name} : {target.type}")
     return type(target)(result, target.shape, target.element)
-
-
-_ELSE = "else {{ scf.yield {carried} : {type} {location} }}"
 
 
 def _broadcast_rows(context, node, count, target, dim):
@@ -163,10 +208,15 @@ def _broadcast_rows(context, node, count, target, dim):
 def _scatter(context, node, arguments):
     """Writes one element after the other, so the last of equal targets wins."""
     builder, shape = context.builder, context.shape(node)
-    target, index = context.value(arguments.self), context.value(arguments.index)
-    dim = arguments.dim % len(shape)
+    target, dim = context.value(arguments.self), arguments.dim % len(shape)
+    given = context.operand(arguments.index)
+    _require_within(context, node, given.shape, target.shape, dim)
+    checked = _in_range(context, node, "index", given, target.shape[dim])
+    index = checked.value if checked.is_identity else builder.map([checked], checked.shape,
+                                                                  checked.element, lambda x: x)
     if node.target is aten.scatter.src:
         source = context.value(arguments.src)
+        _require_within(context, node, index.shape, source.shape)
         value = None
     else:
         value = context.scalar(arguments.value, target.element)

@@ -152,19 +152,48 @@ def _topk_renorm(context, node, arguments):
 
 @imports(torch.ops.aten.topk.default, implied=("k", "sorted"))
 def _topk(context, node, arguments):
-    """A plain top-k: a selection of scores that are taken as they are."""
+    """A plain top-k, as torch's: NaN is larger than any number, and is taken once."""
     values, indices = node.meta["val"]
     rank = len(context.shape(values))
     if arguments.dim % rank != rank - 1 or not arguments.largest:
         raise Unsupported("a dim other than the last, or largest=False")
     source = context.value(arguments.self)
-    clauses = Clauses(context.builder).add("ins", source)
-    clauses.attribute("kind", "#moe.score_kind<probs>").attribute("renorm", "false")
-    top, order = clauses.write("topk_renorm", (context.shape(values), "f32"),
-                               (context.shape(indices), "i64"))
     if source.element not in ("f32", "bf16", "f16"):
         raise Unsupported(f"element type {source.element}")
-    return [_widened(context, top, source.element), order]
+    context.require(context.shape(values)[-1], "<=", source.shape[-1])
+    clauses = Clauses(context.builder).add("ins", _order_of_topk(context.builder, source))
+    clauses.attribute("kind", "#moe.score_kind<probs>").attribute("renorm", "false")
+    _, order = clauses.write("topk_renorm", (context.shape(values), "f32"),
+                             (context.shape(indices), "i64"))
+    return [_at_indices(context.builder, source, order), order]
+
+
+def _order_of_topk(builder, source: Value) -> Value:
+    """Scores in torch's order without a NaN, of which the op gives no value.
+
+    NaN becomes infinity, and a positive number the one before it, so that NaN comes before
+    infinity. Only the smallest of all, 2^-149, is not told from 0 then.
+    """
+    def body(x):
+        x = builder.convert(x, source.element, "f32")
+        bits = builder.op(f"arith.bitcast {x} : f32 to i32")
+        before = builder.op(f"arith.subi {bits}, {builder.constant(1, 'i32')} : i32")
+        before = builder.op(f"arith.bitcast {before} : i32 to f32")
+        positive = builder.op(f"arith.cmpf ogt, {x}, {builder.constant(0, 'f32')} : f32")
+        number = builder.op(f"arith.select {positive}, {before}, {x} : f32")
+        is_nan = builder.op(f"arith.cmpf uno, {x}, {x} : f32")
+        largest = builder.constant(math.inf, "f32")
+        return builder.op(f"arith.select {is_nan}, {largest}, {number} : f32")
+    return builder.map([Operand.of(source)], source.shape, "f32", body)
+
+
+def _at_indices(builder, source: Value, indices: Value) -> Value:
+    """The elements of the last dim that a selection chose."""
+    def body(scalar):
+        at = [builder.op(f"linalg.index {i} : index") for i in range(source.rank - 1)]
+        at.append(builder.op(f"arith.index_cast {scalar} : i64 to index"))
+        return builder.op(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
+    return builder.map([Operand.of(indices)], indices.shape, source.element, body)
 
 
 @imports(moe.similarity_inform.default)

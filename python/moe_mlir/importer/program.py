@@ -52,6 +52,8 @@ class ImportedProgram:
     results: tuple[Result, ...]
     # symbol -> (position among the arguments, dimension)
     symbols: dict[str, tuple[int, int]]
+    # What eager would refuse of open sizes, as (size, relation, number).
+    conditions: tuple[tuple[str | int, str, int], ...]
     # The flat outputs of the model: positions among the results, or constants.
     outputs: tuple[tuple[str, Any], ...]
 
@@ -69,6 +71,8 @@ def import_program(program: torch.export.ExportedProgram, function: str = "main"
     functions = _import_nodes(context, program.graph)
     context.check()
     results, outputs, values = _collect_results(context, program, label)
+    for divisor in context.builder.divisors:
+        context.require(divisor, "!=", 0)
     context.builder.location = "loc(unknown)"
     positions = {(a.kind, a.name): i for i, a in enumerate(arguments)}
     text = context.builder.finish(values, updates=[positions.get((r.kind, r.name))
@@ -77,7 +81,10 @@ def import_program(program: torch.export.ExportedProgram, function: str = "main"
     arguments = tuple(Argument(a.kind, a.name, a.dtype, tuple(map(format_size, a.shape)))
                       for a in arguments)
     return ImportedProgram(context.locations.definitions() + "".join(functions) + text, function,
-                           arguments, tuple(results), symbols, tuple(outputs))
+                           arguments, tuple(results), symbols,
+                           tuple((format_size(size), relation, number)
+                                 for size, relation, number in context.conditions),
+                           tuple(outputs))
 
 
 def _import_nodes(context, graph) -> list[str]:
@@ -111,7 +118,7 @@ def _import_function(context, group, name):
         inner.builder.size_argument(symbol)
     for node in first.nodes:
         inner.run(node)
-    context.take_problems(inner, len(group))
+    context.take_findings(inner, len(group))
     values = [inner.value(node) for node in first.outputs]
     shapes = [(inner.shape(node), inner.element(node)) for node in first.outputs]
     inner.builder.location = "loc(unknown)"

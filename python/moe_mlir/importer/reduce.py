@@ -109,6 +109,7 @@ def _var(context, node, arguments):
     total = _sum(builder, Operand.of(squares), dims, wide)
     count = _count(context, operand.shape, dims, wide)
     freedom = builder.op(f"arith.subf {count}, {builder.constant(correction, wide)} : {wide}")
+    freedom = builder.op(f"arith.maximumf {freedom}, {builder.constant(0, wide)} : {wide}")
     var = builder.map([Operand.of(total)], total.shape, wide,
                       lambda x: builder.op(f"arith.divf {x}, {freedom} : {wide}"))
     return _kept(context, node, round_to(builder, var, element))
@@ -269,10 +270,13 @@ def _arg_extreme(context, operand, dim, largest) -> tuple[Value, Value]:
     size = builder.op(f"arith.index_cast {builder.index(operand.shape[dim])} : index to i64")
 
     def candidate(x, b):
-        code = "cmpf ueq" if is_float(element) else "cmpi eq"
+        code = "cmpf oeq" if is_float(element) else "cmpi eq"
         loop = builder.op(f"linalg.index {dim} : index")
         at = builder.op(f"arith.index_cast {loop} : index to i64")
         hit = builder.op(f"arith.{code}, {x}, {b} : {element}")
+        if is_float(element):
+            is_nan = builder.op(f"arith.cmpf uno, {x}, {x} : {element}")
+            hit = builder.op(f"arith.ori {hit}, {is_nan} : i1")
         return builder.op(f"arith.select {hit}, {at}, {size} : i64")
     positions = builder.map([operand, _over(builder, best, operand.shape, [dim])],
                             operand.shape, "i64", candidate)

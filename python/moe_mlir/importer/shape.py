@@ -1,11 +1,13 @@
 """Operators that move or make elements: views, permutations, slices, constants."""
 
+import re
 from collections.abc import Sequence
 
 import sympy
 import torch
 from torch.fx import Node
 
+from ..graph.locations import describe_briefly
 from .builder import Dim, FunctionBuilder, Operand, Value, same_dim, tensor_type
 from .context import Context, Deferred, Splat, broadcast
 from .registry import Unsupported, imports
@@ -22,6 +24,7 @@ aten = torch.ops.aten
 def _view(context, node, arguments):
     target = context.shape(node)
     raw = context.raw(arguments.self)
+    context.require(_product(target), "==", _product(raw.shape))
     if isinstance(raw, Splat):
         return Splat(raw.scalar, target, raw.element)
     moved = _moved_dims(raw.shape, target)
@@ -272,7 +275,9 @@ def insert_slice(builder: FunctionBuilder, source: Value, into: Value, offsets: 
 
 
 def _slice_dim(context, source, dim, start, step, shape):
-    value = context.value(source)
+    value, size = context.value(source), shape[dim]
+    # What is empty may start anywhere.
+    context.require(size * (start + (size - 1) * step + 1 - value.shape[dim]), "<=", 0)
     if 0 in shape:
         # An empty slice may start behind the end, where no offset is legal.
         return context.builder.empty(shape, value.element)
@@ -317,6 +322,8 @@ def _slice_scatter(context, node, arguments):
     offsets, strides = [0] * into.rank, [1] * into.rank
     offsets[dim] = _clamped(_position(context, arguments.self, dim, arguments.start))
     strides[dim] = arguments.step
+    size = source.shape[dim]
+    context.require(size * (offsets[dim] + (size - 1) * arguments.step + 1 - into.shape[dim]), "<=", 0)
     return insert_slice(context.builder, source, into, offsets, strides=strides)
 
 
@@ -334,6 +341,8 @@ def _select(context, node, arguments):
     dim = arguments.dim % source.rank
     offsets, sizes = [0] * source.rank, list(source.shape)
     offsets[dim] = _position(context, arguments.self, dim, arguments.index)
+    context.require(offsets[dim], ">=", 0)
+    context.require(offsets[dim], "<", source.shape[dim])
     sizes[dim] = 1
     return extract_slice(context.builder, source, offsets, sizes, [1] * source.rank,
                          context.shape(node))
@@ -348,8 +357,10 @@ def _split(context, node, arguments):
     pieces, start = [], 0
     for piece in node.meta["val"]:
         shape = context.shape(piece)
+        context.require(shape[dim], ">=", 0)
         pieces.append(_slice_dim(context, arguments.self, dim, start, 1, shape))
         start = start + shape[dim]
+    context.require(start, "==", context.shape(arguments.self)[dim])
     return pieces
 
 
@@ -453,9 +464,24 @@ def _lift(context, node, arguments):
 
 
 @imports(aten._assert_tensor_metadata.default, aten._assert_scalar.default,
-         aten._assert_async.msg, aten.sym_constrain_range_for_size.default,
-         aten.sym_constrain_range.default,
-         implied=("a", "self", "size", "stride", "assert_msg", "dep_token", "min", "max"))
+         aten.sym_constrain_range_for_size.default, aten.sym_constrain_range.default,
+         implied=("a", "self", "size", "stride", "assert_msg", "min", "max"))
 def _nothing(context, node, arguments):
-    """Checks that tracing made already."""
+    """Checks that tracing made already, or that are conditions of the program's sizes."""
     return None
+
+
+@imports(aten._assert_async.msg, aten._assert_async.default, aten._functional_assert_async.msg,
+         implied=("dep_token",))
+def _assert(context, node, arguments):
+    """An assertion on a value: the call ends with an error where it is 0."""
+    value, builder = context.value(arguments.self), context.builder
+    zeros = [builder.constant(0, "index")] * value.rank
+    scalar = builder.op(f"tensor.extract {value.name}[{', '.join(zeros)}] : {value.type}")
+    message = getattr(arguments, "assert_msg", "") or "expected a value other than 0, found 0"
+    # No place for a value.
+    message = re.sub(r"\{(\d)\}", r"{ \1 }", message)
+    where = describe_briefly(node)
+    builder.check(builder.convert(scalar, value.element, "i1"), "value",
+                  f"{message}; {where}" if where else message)
+    return context.raw(node.args[2]) if len(node.args) > 2 else None

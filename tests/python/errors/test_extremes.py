@@ -7,7 +7,7 @@ from support import run_tool
 
 import moe_mlir
 from moe_mlir._native import native
-from moe_mlir.importer.builder import _quoted
+from moe_mlir.importer.builder import string_literal
 from moe_mlir.ops._expert_activation import ExpertActivation
 from moe_mlir.ops.run_experts import run_experts
 
@@ -38,7 +38,7 @@ def test_a_parameter_of_a_reserved_name(tmp_path):
 
 def test_a_name_with_quotes():
     name = 'a"} loc("b\\ü\n'
-    text = f"func.func @f(%a: tensor<4xf32> {{moe.name = {_quoted(name)}}}) {{ return }}"
+    text = f"func.func @f(%a: tensor<4xf32> {{moe.name = {string_literal(name)}}}) {{ return }}"
     assert r"a\22} loc(\22b" in str(native().Module.parse(text))
 
 
