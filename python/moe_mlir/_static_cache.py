@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-_OF_LAYER = ("keys", "values", "cumulative_length")
+from ._transformers_names import LAYER_TENSORS
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CacheTensors:
     """A cache as its tensors, in the order of its layers."""
 
     # Of its tensors the one that counts the tokens held.
-    count_place = _OF_LAYER.index("cumulative_length")
+    count_place = LAYER_TENSORS.index("cumulative_length")
 
     def __init__(self, form: CacheForm, tensors: list, cache: Any = None):
         self.form, self.tensors, self.cache = form, tensors, cache
@@ -48,7 +48,7 @@ class CacheTensors:
         frame = copy.copy(cache)
         frame.layers = [copy.copy(layer) for layer in cache.layers]
         for layer in frame.layers:
-            for name in _OF_LAYER:
+            for name in LAYER_TENSORS:
                 setattr(layer, name, None)
         form = CacheForm(type(cache), tuple(layer.max_cache_len for layer in cache.layers), frame)
         return CacheTensors(form, _tensors_of(cache), cache)
@@ -58,7 +58,7 @@ class CacheTensors:
         cache, tensors = copy.copy(self.form.frame), iter(self.tensors)
         cache.layers = [copy.copy(layer) for layer in cache.layers]
         for layer in cache.layers:
-            for name in _OF_LAYER:
+            for name in LAYER_TENSORS:
                 setattr(layer, name, next(tensors))
         return cache
 
@@ -72,11 +72,11 @@ class CacheTensors:
 
 
 def _tensors_of(cache):
-    return [getattr(layer, name) for layer in cache.layers for name in _OF_LAYER]
+    return [getattr(layer, name) for layer in cache.layers for name in LAYER_TENSORS]
 
 
 def _names(form):
-    return [f"layers.{i}.{name}" for i in range(len(form.lengths)) for name in _OF_LAYER]
+    return [f"layers.{i}.{name}" for i in range(len(form.lengths)) for name in LAYER_TENSORS]
 
 
 pytree.register_pytree_node(

@@ -8,11 +8,13 @@ cache of fixed size (`_static_cache`).
 import inspect
 
 from ._log import warn_user
+from ._transformers_names import cache_name, given_cache, with_cache_name
 
 
 def without_cache(model, args, kwargs) -> dict:
-    """The keyword inputs, with `use_cache=False` where the model would make a cache unasked."""
-    kwargs = dict(kwargs or {})
+    """The keyword inputs as the model names them, with `use_cache=False` where it would make a
+    cache unasked."""
+    kwargs = with_cache_name(model, kwargs or {})
     given = _given(model, args, kwargs)
     refuse_cache(given)
     return {**kwargs, "use_cache": False} if _makes_cache(model, given) else kwargs
@@ -20,17 +22,18 @@ def without_cache(model, args, kwargs) -> dict:
 
 def refuse_cache(given) -> None:
     """Raises if the inputs by name ask for a cache and give none."""
-    if given.get("use_cache") and given.get("past_key_values") is None:
-        raise ValueError("expected use_cache=False, or none, found use_cache=True without "
-                         "past_key_values: compiled code makes no cache; pass a "
+    if given.get("use_cache") and given_cache(given) is None:
+        raise ValueError("expected use_cache=False, or none, found use_cache=True without a "
+                         "cache: compiled code makes none; pass a "
                          "transformers.StaticCache(config=model.config, max_cache_len=..)")
 
 
 def warn_without_cache(model, args, kwargs) -> None:
-    """Says that 'past_key_values' will be missing, unless the caller said so."""
+    """Says that the cache will be missing in the outputs, unless the caller said so."""
     if _makes_cache(model, _given(model, args, kwargs or {})):
         warn_user(f"{type(model).__name__} is compiled with use_cache=False: its outputs hold no "
-                  "'past_key_values'; pass kwargs=dict(use_cache=False) to say so yourself")
+                  f"{cache_name(model) or 'cache'!r}; pass kwargs=dict(use_cache=False) to say so "
+                  "yourself")
 
 
 def _makes_cache(model, given) -> bool:
@@ -38,7 +41,7 @@ def _makes_cache(model, given) -> bool:
     config = getattr(model, "config", None)
     config = getattr(config, "get_text_config", lambda: config)()
     return (getattr(config, "use_cache", None) is True and given.get("use_cache") is None
-            and given.get("past_key_values") is None and _takes(model, "use_cache"))
+            and given_cache(given) is None and _takes(model, "use_cache"))
 
 
 def _takes(model, name) -> bool:

@@ -16,6 +16,7 @@ from ._known_calls import KnownCall, given_call
 from ._log import warn_user
 from ._model_form import same_constant
 from ._static_cache import caches_of, take_apart
+from ._transformers_names import given_cache, with_cache_name
 from ._without_cache import refuse_cache
 from .chips import target_chips
 from .compiled_program import CompiledProgram, Misfit, another_constant
@@ -149,7 +150,8 @@ class CompiledModel:
         if self.model is None or not hasattr(self.model, "generate"):
             raise AttributeError("expected a model of transformers that generates, found "
                                  f"{type(self.model).__name__}, which has no 'generate'")
-        if "past_key_values" not in kwargs:
+        kwargs = with_cache_name(self.model, kwargs)
+        if given_cache(kwargs) is None:
             kwargs.setdefault("cache_implementation", "static")
         # The same modules and weights, with another forward.
         runner = copy.copy(self.model)
@@ -169,6 +171,7 @@ class CompiledModel:
         """The inputs by the names of the model's forward, in the order in which they are given."""
         if self._signature is None:
             return {**dict(enumerate(args)), **kwargs}
+        kwargs = with_cache_name(self.model, kwargs)
         named = {}
         for name, value in self._signature.bind(*args, **kwargs).arguments.items():
             kind = self._signature.parameters[name].kind

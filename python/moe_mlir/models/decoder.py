@@ -3,6 +3,7 @@
 import torch
 
 from .._static_cache import CacheTensors
+from .._transformers_names import cache_call
 
 
 class Decoder(torch.nn.Module):
@@ -23,8 +24,8 @@ class Decoder(torch.nn.Module):
         for i, layer in enumerate(self.cache.layers):
             layer.keys, layer.values = getattr(self, f"keys_{i}"), getattr(self, f"values_{i}")
             layer.cumulative_length = positions[0].clone()
-        return self.model(ids, past_key_values=self.cache, position_ids=positions[None],
-                          use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        return self.model(ids, position_ids=positions[None], use_cache=True, logits_to_keep=1,
+                          **cache_call(self.model, self.cache)).logits[:, -1].float()
 
 
 def export(model: torch.nn.Module, room: int) -> torch.export.ExportedProgram:

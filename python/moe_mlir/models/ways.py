@@ -13,6 +13,7 @@ import torch
 
 import moe_mlir
 
+from .._transformers_names import cache_call
 from ..hf import patch, unpatch
 
 
@@ -35,7 +36,7 @@ def _torch_compile(backend):
 
 
 def _compile(model, ids, cache):
-    return moe_mlir.compile(model, (ids,), kwargs=dict(past_key_values=cache, logits_to_keep=1))
+    return moe_mlir.compile(model, (ids,), kwargs=dict(**cache_call(model, cache), logits_to_keep=1))
 
 
 FORMS = {
@@ -116,16 +117,17 @@ class Way:
     def run(self, ids: torch.Tensor, steps: int) -> None:
         """A prompt and greedy steps; keeps the times and the tokens."""
         self._cache.reset()
+        keywords = dict(**cache_call(self._model, self._cache), logits_to_keep=1)
         with self._experts(self.form.experts if self.has_prompt_of_its_own else "grouped_mm"):
             begin = time.thread_time()
-            logits = self._forward(ids, past_key_values=self._cache, logits_to_keep=1).logits
+            logits = self._forward(ids, **keywords).logits
             self.seconds["prompt"].append(time.thread_time() - begin)
         self.tokens = [int(logits[0, -1].argmax())]
         with self._experts(self.form.experts):
             begin = time.thread_time()
             for _ in range(steps):
                 token = torch.tensor([[self.tokens[-1]]])
-                logits = self._forward(token, past_key_values=self._cache, logits_to_keep=1).logits
+                logits = self._forward(token, **keywords).logits
                 self.tokens.append(int(logits[0, -1].argmax()))
             if steps:
                 self.seconds["steps"].append((time.thread_time() - begin) / steps)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import moe_mlir
+from moe_mlir._transformers_names import cache_call, cache_name
 from moe_mlir._updated_memory import UpdatedMemory, shared_pair
 
 STEPS = 4
@@ -105,7 +106,7 @@ def generator():
     from moe_mlir.models import FAMILIES
 
     model = FAMILIES["Granite-MoE"].build(torch.float32, layers=2, attn_implementation="sdpa")
-    return moe_mlir.compile(model, (token(0),), kwargs=dict(past_key_values=cache_of(model)))
+    return moe_mlir.compile(model, (token(0),), kwargs=dict(cache=cache_of(model)))
 
 
 def token(seed):
@@ -120,9 +121,9 @@ def cache_of(model):
 
 def step(compiled, ours, theirs, seed):
     with torch.no_grad():
-        found = compiled(token(seed), past_key_values=ours)
-        expected = compiled.model(token(seed), past_key_values=theirs)
-    assert found.past_key_values is ours and type(found) is type(expected)
+        found = compiled(token(seed), cache=ours)
+        expected = compiled.model(token(seed), **cache_call(compiled.model, theirs))
+    assert getattr(found, cache_name(compiled.model)) is ours and type(found) is type(expected)
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -152,7 +153,7 @@ def test_a_cache_that_is_full_is_an_error_each_time(generator):
     kept = ours.layers[0].keys.clone()
     for _ in range(2):
         with pytest.raises(ValueError, match="expected at most 0 tokens"):
-            generator(token(0), past_key_values=ours)
+            generator(token(0), cache=ours)
     assert torch.equal(ours.layers[0].keys, kept)
     ours.reset(), theirs.reset()
     step(generator, ours, theirs, 1)
@@ -164,4 +165,4 @@ def test_a_cache_whose_layers_share_memory_is_an_error(generator):
         step(generator, ours, theirs, seed)
     ours.layers[0].values = ours.layers[0].keys.view_as(ours.layers[0].keys)
     with pytest.raises(ValueError, match="found it shared"):
-        generator(token(0), past_key_values=ours)
+        generator(token(0), cache=ours)

@@ -9,6 +9,7 @@ import torch
 from seeds import some
 
 import moe_mlir
+from moe_mlir._transformers_names import cache_name
 from moe_mlir.models import FAMILIES
 
 
@@ -56,9 +57,9 @@ def test_the_models_own_keywords(granite):
 
 
 def test_a_cache_is_refused(granite):
-    assert granite(tokens(2, 12)).past_key_values is None
+    assert getattr(granite(tokens(2, 12)), cache_name(granite.model)) is None
     with pytest.raises(ValueError, match="expected use_cache=False, or none, found use_cache=True "
-                                         "without past_key_values: compiled code makes no cache"):
+                                         "without a cache: compiled code makes none"):
         granite(tokens(2, 12), use_cache=True)
     with pytest.raises(ValueError, match="expected use_cache=False, or none, found use_cache=True"):
         moe_mlir.compile(granite.model, (tokens(2, 12),), kwargs=dict(use_cache=True))

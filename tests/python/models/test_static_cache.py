@@ -6,6 +6,7 @@ import transformers
 
 import moe_mlir
 from moe_mlir._static_cache import token_count
+from moe_mlir._transformers_names import cache_call, cache_name
 from moe_mlir.models import FAMILIES
 
 PROMPT, ROOM = 7, 16
@@ -30,7 +31,7 @@ def addresses(cache):
 @pytest.fixture(scope="module")
 def compiled():
     model = build(layers=3)
-    return moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(past_key_values=cache_of(model)))
+    return moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(cache=cache_of(model)))
 
 
 @torch.no_grad()
@@ -38,12 +39,12 @@ def test_prompt_and_steps_give_eagers_logits_and_cache(compiled):
     model, ours = compiled.model, cache_of(compiled.model)
     theirs, tokens = cache_of(compiled.model), ids(PROMPT)
     for step in range(4):
-        found = compiled(tokens, past_key_values=ours)
+        found = compiled(tokens, cache=ours)
         if step == 0:
             kept = addresses(ours)  # the first call makes the tensors
-        expected = model(tokens, past_key_values=theirs)
+        expected = model(tokens, **cache_call(model, theirs))
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
-        assert found.past_key_values is ours
+        assert getattr(found, cache_name(compiled.model)) is ours
         assert addresses(ours) == kept
         for mine, other in zip(ours.layers, theirs.layers):
             torch.testing.assert_close(mine.keys, other.keys, rtol=1e-4, atol=1e-4)
@@ -57,17 +58,17 @@ def test_prompt_and_steps_give_eagers_logits_and_cache(compiled):
 @torch.no_grad()
 def test_another_cache_and_prompt_need_no_other_program(compiled):
     programs, cache = len(compiled._programs), cache_of(compiled.model)
-    found = compiled(ids(3, seed=1), past_key_values=cache)
-    expected = compiled.model(ids(3, seed=1), past_key_values=cache_of(compiled.model))
+    found = compiled(ids(3, seed=1), cache=cache)
+    expected = compiled.model(ids(3, seed=1), **cache_call(compiled.model, cache_of(compiled.model)))
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
     assert len(compiled._programs) == programs
 
 
 def test_a_full_cache_is_an_error(compiled):
     cache = cache_of(compiled.model)
-    compiled(ids(PROMPT), past_key_values=cache)
+    compiled(ids(PROMPT), cache=cache)
     with pytest.raises(ValueError, match=r"expected at most 9 tokens.*found 10"):
-        compiled(ids(10), past_key_values=cache)
+        compiled(ids(10), cache=cache)
 
 
 def mask_of(tokens, held=0):
@@ -88,18 +89,18 @@ def test_the_tokens_are_counted_whatever_stands_first(form, tokens):
     prompt, more = ids(held), ids(tokens - held, seed=1)
     cache, other = cache_of(model), cache_of(model)
     compiled = moe_mlir.compile(model, (), kwargs=dict(
-        attention_mask=masks[0], input_ids=prompt, past_key_values=cache_of(model)))
+        attention_mask=masks[0], input_ids=prompt, cache=cache_of(model)))
     first = dict(attention_mask=masks[0], input_ids=prompt)
-    torch.testing.assert_close(compiled(**first, past_key_values=cache).logits,
-                               model(**first, past_key_values=other).logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(compiled(**first, cache=cache).logits,
+                               model(**first, **cache_call(model, other)).logits, rtol=1e-4, atol=1e-4)
     second = dict(attention_mask=masks[1], input_ids=more)
     if tokens > ROOM:
         with pytest.raises(ValueError, match=r"expected at most 11 tokens.*found 12"):
-            compiled(**second, past_key_values=cache)
+            compiled(**second, cache=cache)
         return
     for _ in range(2):  # the second time as a known call
-        torch.testing.assert_close(compiled(**second, past_key_values=cache).logits,
-                                   model(**second, past_key_values=other).logits,
+        torch.testing.assert_close(compiled(**second, cache=cache).logits,
+                                   model(**second, **cache_call(model, other)).logits,
                                    rtol=1e-4, atol=1e-4)
         for each in (cache, other):
             for layer in each.layers:
@@ -128,11 +129,11 @@ def test_what_counts_the_tokens(args, kwargs, expected):
 
 def test_a_growing_cache_is_an_error(compiled):
     with pytest.raises(TypeError, match="expected a cache of fixed size.*found a DynamicCache"):
-        compiled(ids(PROMPT), past_key_values=transformers.DynamicCache())
+        compiled(ids(PROMPT), cache=transformers.DynamicCache())
 
 
 def test_steps_read_and_write_the_cache_where_it_lies(compiled):
-    compiled(ids(1), past_key_values=cache_of(compiled.model))
+    compiled(ids(1), cache=cache_of(compiled.model))
     text = compiled._programs[0].module.text
     assert text.count("moe.updates") == 9
     # The keys of two heads, repeated for the four heads of the queries.
@@ -152,9 +153,9 @@ def test_generation_has_eagers_tokens(name):
 def test_a_bf16_model_has_a_bf16_cache():
     model = build("OLMoE", torch.bfloat16)
     cache = cache_of(model)
-    compiled = moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(past_key_values=cache))
-    found = compiled(ids(PROMPT), past_key_values=cache).logits
-    expected = model(ids(PROMPT), past_key_values=cache_of(model)).logits
+    compiled = moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(cache=cache))
+    found = compiled(ids(PROMPT), cache=cache).logits
+    expected = model(ids(PROMPT), **cache_call(model, cache_of(model))).logits
     assert cache.layers[0].keys.dtype == torch.bfloat16
     assert (found - expected).abs().max() < 0.1 * expected.abs().max()
 
