@@ -108,7 +108,8 @@ _op = define(
 
 
 def _gradient(dy, w, width):
-    return dy @ unpack_weight(w, dy.shape[-1], width)[0]
+    # The order of sums in torch's product follows the strides.
+    return contiguous(dy) @ unpack_weight(w, dy.shape[-1], width)[0]
 
 
 def _fake_gradient(dy, w, width):
