@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from ._transformers_names import LAYER_TENSORS
+from ._transformers_names import LAYER_TENSORS, head_shapes
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,6 @@ def _initialize(cache, model, batch) -> None:
     if config is None:
         raise ValueError("expected a StaticCache with tensors, found one that no model has written "
                          "to; call its early_initialization(..)")
-    from transformers.configuration_utils import get_head_shapes
-
     weight = next(model.parameters())
-    heads, width = get_head_shapes(config.get_text_config())
+    heads, width = head_shapes(config)
     cache.early_initialization(batch, heads, width, weight.dtype, weight.device)

@@ -9,7 +9,7 @@
 
 The last three need no code: tensors are asked for their dtypes, and a call reads
 the count of tokens from the cache. Calls of compiled models may use every name
-of the cache, whatever the version.
+of the cache, whatever the version. Caches need 5.18, which has `get_head_shapes`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,29 @@ from typing import Any
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # The tensors of a layer of a StaticCache.
 LAYER_TENSORS = ("keys", "values", "cumulative_length")
+
+
+def head_shapes(config: Any) -> tuple[Any, Any]:
+    """The heads of keys and values, and their widths; for each layer where these differ.
+
+    Raises:
+        ImportError: a transformers that is too old to tell, whose caches are of another form.
+    """
+    try:
+        from transformers.configuration_utils import get_head_shapes
+    except ImportError:
+        import transformers
+
+        raise ImportError(
+            "expected transformers 5.18 or newer for a cache of keys and values in compiled code, "
+            f"found {transformers.__version__}; pip install -U transformers, or pass "
+            "use_cache=False") from None
+    return get_head_shapes(config.get_text_config())
+
+
+def has_post_expert_norm(experts: object) -> bool:
+    """Whether what each expert gives is normalised; those of 5.18 do not say, and have none."""
+    return getattr(experts, "has_post_expert_norm", False)
 
 
 def is_model(value: object) -> bool:

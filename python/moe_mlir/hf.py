@@ -18,6 +18,7 @@ from ._expert_forms import activation_of
 from ._log import warn_user
 from ._modules import require_module
 from ._packed_weight import panels_of
+from ._transformers_names import has_post_expert_norm
 from .experts import run_experts, run_rows
 from .ops import grouped_topk, topk_renorm
 from .ops._panels import is_packed
@@ -287,7 +288,7 @@ def experts_forward(
         self.up_proj_bias if self.has_bias else None
     last_bias = self.down_proj_bias if self.has_bias else None
     x = hidden_states.to(first.dtype)
-    if not self.has_post_expert_norm:
+    if not has_post_expert_norm(self):
         activation = activation_of(self) or (self._apply_gate if self.has_gate else self.act_fn)
         # Panels are made of either order.
         transposed = self.is_transposed and not is_packed(first)

@@ -27,6 +27,7 @@ from ._packed_weight import (
     panels_of,
     unpack_parameter,
 )
+from ._transformers_names import has_post_expert_norm
 from .nn import MoELayer
 from .nn.soft import SoftMoE
 from .ops._check import ACTIVATIONS
@@ -184,7 +185,7 @@ def _why_not(module, shared, read) -> str:
         if implementation != "moe":
             return (f"expected the experts implementation 'moe', found {implementation!r}; call "
                     "model.set_experts_implementation('moe')")
-        if module.has_post_expert_norm:
+        if has_post_expert_norm(module):
             return "its experts end with a norm, which runs between products"
     if reason := _why_not_weights(module, weights, shared):
         return reason

@@ -1,5 +1,6 @@
 """What transformers renames between its versions, as callers of compiled models meet it."""
 
+import copy
 import pathlib
 import warnings
 
@@ -8,6 +9,7 @@ import torch
 import transformers
 
 import moe_mlir
+import moe_mlir.hf
 from moe_mlir._transformers_names import CACHE_NAMES, cache_call, cache_name, with_cache_name
 from moe_mlir.models import FAMILIES
 
@@ -98,8 +100,47 @@ def test_compiled_code_follows_a_cache_whose_last_tokens_were_removed(compiled):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_an_old_transformers_is_named(monkeypatch):
+    monkeypatch.delattr(transformers.configuration_utils, "get_head_shapes")
+    model = FAMILIES["Granite-MoE"].build()
+    with pytest.raises(ImportError, match="expected transformers 5.18 or newer for a cache of keys"):
+        moe_mlir.compile(model, (ids(),), kwargs=dict(cache=cache_of(model)))
+
+
 def test_one_module_knows_the_names():
     package = pathlib.Path(moe_mlir.__file__).parent
     for path in package.rglob("*.py"):
         if path.name != "_transformers_names.py":
             assert not any(name in path.read_text() for name in CACHE_NAMES[1:]), path
+
+
+@pytest.fixture(scope="module")
+def in_f32(tmp_path_factory):
+    """A bf16 checkpoint as it is loaded, whose routers have f32 weights."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    FAMILIES["DeepSeek-V3"].build(torch.bfloat16).save_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    routers = [m for m in model.modules() if type(m).__name__ in moe_mlir.hf.ROUTERS]
+    assert routers
+    for router in routers:  # before 5.24 they are bf16
+        router.weight.data = router.weight.data.float()
+    return model
+
+
+@pytest.mark.parametrize("way", ["hf.patch", "backend", "compile"])
+@torch.no_grad()
+def test_routers_of_f32_in_a_model_of_bf16(in_f32, way):
+    expected = in_f32(ids(), use_cache=False).logits
+    model = copy.deepcopy(in_f32)
+    if way == "hf.patch":
+        assert moe_mlir.hf.patch(model) > 0
+        model.set_experts_implementation("moe")
+        found = model(ids(), use_cache=False).logits
+    elif way == "backend":
+        found = torch.compile(model, backend="moe")(ids(), use_cache=False).logits
+    else:
+        recognised = moe_mlir.explain(model, (ids(),), kwargs=dict(use_cache=False))
+        assert recognised and all(router.recognised for router in recognised)
+        found = moe_mlir.compile(model, (ids(),), kwargs=dict(use_cache=False))(ids()).logits
+    assert found.dtype == expected.dtype
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
