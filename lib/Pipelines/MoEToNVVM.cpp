@@ -52,6 +52,7 @@ static void buildTileToBlocks(OpPassManager &manager, int64_t maxRows) {
 static void buildTiling(OpPassManager &manager,
                         const MoEToNVVMPipelineOptions &options) {
   manager.addPass(createMoEAttachNVVMTargetPass({options.chip}));
+  manager.addNestedPass<func::FuncOp>(createMoEEraseHostAssertsPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   manager.addPass(createMoEConvertToSoftmaxMixPass());

@@ -211,6 +211,18 @@ def MoEDistributeToGridPass
   ];
 }
 
+def MoEEraseHostAssertsPass
+    : Pass<"moe-erase-host-asserts", "::mlir::func::FuncOp"> {
+  let summary = "Erase the assertions of a program that a GPU does not check";
+  let description = [{
+    The condition of a `moe.assert` at the top of a function lies on the device,
+    between two kernels: a host would have to wait for it. Assertions in the
+    bodies of `linalg` ops are run by kernels, and stay. A remark names each one
+    that goes.
+  }];
+  let dependentDialects = ["::mlir::moe::MoEDialect"];
+}
+
 def MoEMapLoopsToBlocksPass
     : Pass<"moe-map-loops-to-blocks", "::mlir::func::FuncOp"> {
   let summary = "Map the parallel loops of a program to the blocks of grids";

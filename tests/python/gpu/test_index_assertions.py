@@ -26,3 +26,15 @@ def test_an_index_out_of_range_fails_an_assertion():
         for wrong in (10, -1, 2 ** 40):
             with pytest.raises(SimulationError, match="a device-side assertion failed"):
                 compiled(torch.full((2, 3), wrong))
+
+
+class Classes(torch.nn.Module):
+    def forward(self, ids):
+        return F.one_hot(ids, 4).float() * 2
+
+
+def test_assertions_between_kernels_are_left_out():
+    compiled = moe_mlir.compile(Classes(), (torch.zeros(3).long(),), target="sm_90")
+    ids = torch.tensor([3, 0, 1])
+    with moe_mlir.simulate():
+        torch.testing.assert_close(compiled(ids), Classes()(ids))

@@ -222,3 +222,12 @@ def test_an_assertion_on_values():
     torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 2.0))
     with pytest.raises(RuntimeError, match=r"expected \{ 0 \} positive numbers; test_index_errors"):
         compiled(torch.zeros(3))
+
+
+def test_one_hot_of_a_class_that_is_none():
+    model = Function(lambda x, i: F.one_hot(i, 8).float() * x)
+    compiled = moe_mlir.compile(model, (torch.ones(8), ints(0, 7)))
+    torch.testing.assert_close(compiled(torch.ones(8), ints(3, 1)), model(torch.ones(8), ints(3, 1)))
+    for wrong, message in ((8, "smaller than num_classes"), (-1, "non-negative")):
+        with pytest.raises(RuntimeError, match=f"Class values must be {message}"):
+            compiled(torch.ones(8), ints(1, wrong))
