@@ -10,6 +10,7 @@
 
 #include "MoE/Dialect/MoE/Decompositions/Decompositions.h"
 #include "MoE/Dialect/MoE/IR/PairLogits.h"
+#include "MoE/Dialect/MoE/Utils/SortableKeys.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/Math/IR/Math.h"
@@ -251,6 +252,9 @@ Replacements mlir::moe::decompose(SimilarityInformOp op, OpBuilder &builder) {
 // AttentionPosteriorOp
 //===----------------------------------------------------------------------===//
 
+/// More heads than there are; keys count down from it.
+static constexpr int64_t kLastHead = 0x7fffffff;
+
 Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
                                       Access entropies) {
   using namespace posterior;
@@ -264,23 +268,25 @@ Access mlir::moe::buildMinEntropyHead(Domain &domain, AttentionPosteriorOp op,
       {entropies}, domain.filled(join(scope, {h}), 0.0f),
       [](Body &b, ValueRange in, Value acc) { return b.add(acc, in[0]); });
 
-  // The head that no other head comes before, lowest entropy first.
-  int64_t other = domain.addTwin(h);
-  Access preceded = domain.reduce(
-      {sums, domain.at(sums.value, join(scope, {other}))},
-      domain.filled(join(scope, {h}), false),
+  // The lowest entropy, and of equal ones the first head, in one integer: a sum
+  // that was read twice may be fused twice and rounded in two orders, and then
+  // no head, or the wrong one, is the lowest.
+  Type i64 = domain.getBody().getI64Type();
+  Access best = domain.reduce(
+      {sums}, domain.filled(scope, i64, std::numeric_limits<int64_t>::min()),
       [&](Body &b, ValueRange in, Value acc) {
-        Value zero = b.f32(0.0);
-        return b.either(acc,
-                        comesBefore(b, b.sub(zero, in[1]), b.iteration(other),
-                                    b.sub(zero, in[0]), b.iteration(h)));
+        Value key = toSortableKey(b, b.sub(b.f32(0.0), in[0]));
+        Value high = arith::ShLIOp::create(b, b.castInt(key, i64),
+                                           b.constantInt(i64, 32));
+        Value low = b.sub(b.constantInt(i64, kLastHead),
+                          b.castInt(b.iteration(h), i64));
+        return b.maxSigned(acc, b.either(high, low));
       });
   Type i32 = domain.getBody().getI32Type();
-  Access head = domain.fill(domain.at(op.getOuts()[1], {b}),
-                            domain.getBody().constantInt(i32, 0));
-  return domain.reduce(
-      {preceded}, head, [&](Body &b, ValueRange in, Value acc) {
-        return b.select(in[0], acc, b.castInt(b.iteration(h), i32));
+  return domain.map(
+      {best}, domain.at(op.getOuts()[1], {b}), [&](Body &b, ValueRange in) {
+        Value low = b.both(in[0], b.constantInt(i64, kLastHead));
+        return b.castInt(b.sub(b.constantInt(i64, kLastHead), low), i32);
       });
 }
 
