@@ -246,16 +246,27 @@ class CompiledModel:
             kwargs = {**kwargs, **{n: v for n, v in values.items()
                                    if n in self._fixed and n not in given}}
             try:
-                program = CompiledProgram(export(self.model, args, kwargs=kwargs), self.target,
-                                          self._named, self._kernel_configs)
+                program, call = self._program_of(values, args, kwargs)
+            except Misfit as misfit:
+                raise misfit.error from None
             except Exception as error:  # the model's own code may refuse it, however it likes
                 raise self._refusal(values, error) from error
-            try:
-                call = program.fit(values)
-            except Misfit as misfit:  # not even the program of this very call
-                raise misfit.error from None
             self._use(program)
             return program, call
+
+    def _program_of(self, values, args, kwargs):
+        """A program that fits the call, and what it runs with."""
+        def trace(**options):
+            program = CompiledProgram(export(self.model, args, kwargs=kwargs, **options),
+                                      self.target, self._named, self._kernel_configs)
+            return program, program.fit(values)
+        try:
+            return trace()
+        except Misfit as misfit:
+            if not misfit.is_size:
+                raise
+            # torch takes open sizes for larger than 0: what it says of others may not hold there.
+            return trace(dynamic_tokens=False)
 
     def _refusal(self, values, error) -> Exception:
         """What to say of a call that cannot be traced: the size that is at fault, or torch's words."""

@@ -87,8 +87,10 @@ def _parts(guard, program):
         return []
     if isinstance(guard, sympy.And):
         return [part for inner in guard.args for part in _parts(inner, program)]
-    if isinstance(guard, sympy.Not) and guard.args[0].is_Relational:
-        return _parts(guard.args[0].negated, program)
+    if isinstance(guard, sympy.Not):
+        (inner,) = guard.args
+        if inner.is_Relational:
+            return _parts(inner.negated, program)
     try:
         if guard.is_Relational and guard.lhs.is_Symbol and guard.rhs.is_Integer:
             return [(str(guard.lhs), guard.rel_op, int(guard.rhs))]

@@ -276,7 +276,8 @@ def insert_slice(builder: FunctionBuilder, source: Value, into: Value, offsets: 
 
 def _slice_dim(context, source, dim, start, step, shape):
     value, size = context.value(source), shape[dim]
-    # What is empty may start anywhere.
+    # torch takes open sizes for larger than 0. What is empty may start anywhere.
+    context.require(size, ">=", 0)
     context.require(size * (start + (size - 1) * step + 1 - value.shape[dim]), "<=", 0)
     if 0 in shape:
         # An empty slice may start behind the end, where no offset is legal.
@@ -357,7 +358,6 @@ def _split(context, node, arguments):
     pieces, start = [], 0
     for piece in node.meta["val"]:
         shape = context.shape(piece)
-        context.require(shape[dim], ">=", 0)
         pieces.append(_slice_dim(context, arguments.self, dim, start, 1, shape))
         start = start + shape[dim]
     context.require(start, "==", context.shape(arguments.self)[dim])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from seeds import run_seed
 from support import BUILD
 
 FUZZ = Path(__file__).resolve().parents[3] / "utils/fuzz"
@@ -32,6 +33,25 @@ def test_changed_inputs_are_refused_with_a_reason(tmp_path, target, runs):
     done = fuzz(tmp_path, target, "--runs", runs, "--seed", SEED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{runs} inputs" in done.stdout and "0 findings" in done.stdout
+
+
+def compare_index_programs(seed, programs, calls):
+    """In a process of its own, which a signal would end."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("index_programs.py"), *map(str, (
+            seed, programs, calls))], capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr[-4000:]
+    refused = int(done.stdout.split()[2])
+    assert 0 < refused < programs * calls
+
+
+def test_compiled_programs_refuse_what_eager_refuses():
+    compare_index_programs(run_seed(), 4, 200)
+
+
+@pytest.mark.long
+def test_many_compiled_programs_refuse_what_eager_refuses():
+    compare_index_programs(run_seed(), 20, 5000)
 
 
 @pytest.mark.long
