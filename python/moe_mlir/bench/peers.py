@@ -13,6 +13,7 @@ onnxruntime are optional and need no installation beside torch:
     MOE_MLIR_BENCH_ONNXRUNTIME=FOLDER ./bench --op gated_experts
 """
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -79,7 +80,7 @@ def transformers(layer: Layer, implementation: str) -> Call:
 def ours_packed(layer: Layer) -> Call:
     """Ours on a copy of the weights that is packed."""
     _require_memory(layer.down.shape[0] * layer.expert_bytes)
-    module = _module(layer, "moe")
+    module = copy.deepcopy(_module(layer, "moe"))
     from moe_mlir import pack_experts
     if not pack_experts(module):
         raise Unavailable("its weights could not be packed")
