@@ -171,6 +171,7 @@ class RoutingMonitor:
 
         self.names = [name for name, m in model.named_modules() if isinstance(m, Router)]
         self._routers = [m for m in model.modules() if isinstance(m, Router)]
+        self._model = model
         self._windows: list[dict[int, dict[str, Any]]] = []
         self._probes: list[dict[int, torch.Tensor]] = []
         self._window: dict[int, dict[str, Any]] = {}
@@ -216,10 +217,13 @@ class RoutingMonitor:
             window[name] = window[name] + value if name in window else value
 
     def probe(self, run: Callable[[], object]) -> None:
-        """Calls `run()`, a forward of the model on a fixed batch, apart from the window."""
+        """Calls `run()`, a forward of the model on a fixed batch, apart from the window.
+
+        The model is in evaluation meanwhile: no state of training moves, no noise is drawn.
+        """
         probed = self._probed = {}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), _evaluating(self._model):
                 run()
         finally:
             self._probed = None
@@ -264,7 +268,7 @@ class RoutingMonitor:
                 for window in self._windows
             ]
         history["fluctuation"] = [
-            [float(fluctuation_rate(before[layer], after[layer])) for layer in sorted(after)]
+            [_fluctuation(before[layer], after[layer]) for layer in sorted(after)]
             for before, after in zip(self._probes, self._probes[1:])
         ]
         return history
@@ -275,6 +279,25 @@ class RoutingMonitor:
             return read(window)
         except KeyError:
             return None
+
+
+def _fluctuation(before, after):
+    """Of the tokens that chose experts in either probe: others are padding (E10)."""
+    real = ((before >= 0) | (after >= 0)).any(dim=-1)
+    return float(fluctuation_rate(before, after, mask=real))
+
+
+@contextlib.contextmanager
+def _evaluating(model):
+    """The model in evaluation; each module is in its own mode again afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:  # parents first, whose mode their parts take over
+            if module.training != training:
+                module.train(training)
 
 
 def _distribution(routing):

@@ -106,6 +106,9 @@ class ComposedRouter(Router):
     @k.setter
     def k(self, k: int) -> None:
         self._k = k
+        base = self._modules.get("base")
+        if base is not None:
+            base.k = k
 
     @property
     def keeps_gates(self) -> bool:

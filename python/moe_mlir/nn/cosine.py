@@ -171,8 +171,14 @@ class TwoStageStableMoE(Router):
         self.frozen.fill_(True)
         self._enter_stage(2)
 
-    def distilled_logits(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.ops.router_logits(self.token_embedding[tokens], self.distilled)
+    def distilled_logits(
+        self,
+        tokens: torch.Tensor,
+        mask: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits of the tokens' own assignment; a masked position may hold any id (E10)."""
+        known = tokens if mask is None else tokens.masked_fill(~mask, 0)
+        return self.ops.router_logits(self.token_embedding[known], self.distilled)
 
     def distill_loss(
         self,
@@ -180,11 +186,17 @@ class TwoStageStableMoE(Router):
         indices: torch.Tensor,
         mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Cross entropy of the token's own assignment against the one that was made."""
-        z = self.distilled_logits(tokens).reshape(-1, self.num_experts)
+        """Cross entropy of the token's own assignment against the one that was made.
+
+        The mean over real tokens; 0 where there is none.
+        """
         # A masked token has index -1.
         target = indices[..., 0] if mask is None else indices[..., 0].masked_fill(~mask, -1)
-        return torch.nn.functional.cross_entropy(z, target.reshape(-1), ignore_index=-1)
+        real = target >= 0
+        z = self.distilled_logits(tokens, real).reshape(-1, self.num_experts)
+        total = torch.nn.functional.cross_entropy(
+            z, target.reshape(-1), ignore_index=-1, reduction="sum")
+        return total / real.sum().clamp(min=1)
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         return self.ops.router_logits(h, self.centroids)
@@ -210,7 +222,7 @@ class TwoStageStableMoE(Router):
         if self.stage == 2:
             if tokens is None:
                 raise ValueError("TwoStageStableMoE: expected 'tokens' in stage 2, found None")
-            chooser = self.distilled_logits(tokens)
+            chooser = self.distilled_logits(tokens, mask)
         _, indices = self.select(chooser.detach(), mask, kind="logits", renorm=True)
         gates = z.gather(-1, indices.clamp(min=0)).sigmoid() * self.route_scale
         return Routing(torch.where(indices >= 0, gates, 0.0), indices, logits=z)

@@ -83,6 +83,10 @@ class AttentionSMoE(ComposedRouter):
     key keeps its own probabilities. head_mode="min_entropy" is the paper's head
     approximation (17), "all" its full posterior (13).
 
+    Causal in full is "all" alone: equation (15) chooses the head of "min_entropy" by the mean
+    entropy over all rows of the sequence, so that later tokens can change which head mixes
+    earlier ones, and a model that decodes token by token can route otherwise than in training.
+
     The router chooses a head by its entropy. If `moe_mlir.attention` is the layer's
     attention, pass its `row_lse` and `row_entropy`; otherwise the router computes them
     in a second pass over the keys of all heads.

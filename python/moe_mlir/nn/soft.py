@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ..formulas import mix_metric
 from ._router import Device, Router, Scores, real_tokens
 from .clusters import dispersion_options
-from .symphony import ExpertGraph
+from .symphony import ExpertGraph, threshold_of
 
 
 class SoftMoE(Router):
@@ -180,7 +180,7 @@ class SymphonySoftMoE(ExpertGraph, SoftMoE):
         beta: float = 0.9,
         norm: Literal["row", "col", "eq7"] = "row",
         diagonal: bool = True,
-        threshold: float = 0.0,
+        threshold: float | None = None,
         cold_start: Literal["literal", "base"] = "literal",
         init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
         device: Device = None,
@@ -188,7 +188,7 @@ class SymphonySoftMoE(ExpertGraph, SoftMoE):
         **options: Any,
     ) -> None:
         super().__init__(d_model, num_experts, k, device=device, dtype=dtype, **options)
-        self.threshold, self.cold_start = threshold, cold_start
+        self.threshold, self.cold_start = threshold_of(threshold, init), cold_start
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 
     def scores(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> Scores:

@@ -85,6 +85,13 @@ class ExpertGraph(Router):
         self.co_selections.zero_()
 
 
+def threshold_of(threshold: float | None, init: str) -> float:
+    """The threshold that a graph of experts is used with; see `SymphonySMoE`."""
+    if threshold is not None:
+        return threshold
+    return -torch.finfo(torch.float32).max if init in ("kaiming", "xavier") else 0.0
+
+
 class SymphonySMoE(ExpertGraph, ComposedRouter):
     """Probabilities smoothed over a graph of experts, TopK without renormalising: P4 Algorithm 1.
 
@@ -101,7 +108,9 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
 
     Args:
         beta, norm, diagonal: of `adjacency_update`.
-        threshold: entries of A below it are dropped at use (G.3: 0.05).
+        threshold: entries of A below it are dropped at use (G.3: 0.05). None (default) is 0, which
+            drops nothing of an A that counts made, or with an `init` that draws negative entries
+            no threshold: Algorithm 1, line 11, reads all of A.
         cold_start: "base" routes by the base probabilities where A gives nothing yet;
             "literal" (default) does as the paper says.
         init: of A, "zero" (best in Table 13), "uniform", "kaiming", "xavier".
@@ -126,7 +135,7 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
         beta: float = 0.9,
         norm: Literal["row", "col", "eq7"] = "row",
         diagonal: bool = True,
-        threshold: float = 0.0,
+        threshold: float | None = None,
         cold_start: Literal["literal", "base"] | None = None,
         init: Literal["zero", "uniform", "kaiming", "xavier"] = "zero",
         device: Device = None,
@@ -138,7 +147,8 @@ class SymphonySMoE(ExpertGraph, ComposedRouter):
             warn_user("SymphonySMoE has gates of zero until the first update_routers(model): its "
                       "graph of experts is empty; pass cold_start='base' to route by the base "
                       "probabilities until then, or cold_start='literal' to keep the paper's rule")
-        self.threshold, self.cold_start = threshold, cold_start or "literal"
+        self.threshold = threshold_of(threshold, init)
+        self.cold_start = cold_start or "literal"
         self.make_graph(beta=beta, norm=norm, diagonal=diagonal, init=init)
 
     def mix(
