@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch.fx import Node
 
+from .._native import native
 from ..graph.locations import describe
 from ..graph.repeats import Segment
 from ..sizes import RELATIONS
@@ -36,14 +37,15 @@ ELEMENTS = {
 _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
-class ImportFailed(ValueError):
-    """The model uses something that the importer cannot translate.
+class ImportFailed(native().MoeError):  # type: ignore[misc]  # a class of the native module
+    """The model uses something that the importer cannot translate; a MoeError.
 
     `problems` has one (what, count, first place) for each distinct cause.
     """
 
     def __init__(self, problems: Sequence[tuple[str, int, str]]) -> None:
         self.problems = problems
+        self.diagnostics: list = []
         lines = [f"cannot import the model: {len(problems)} unsupported "
                  f"operation{'s' if len(problems) > 1 else ''}"]
         for what, count, place in problems:

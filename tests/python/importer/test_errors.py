@@ -55,3 +55,9 @@ def test_args_that_are_no_tuple():
 def test_a_model_that_is_no_module():
     with pytest.raises(TypeError, match="expected 'model' to be a torch.nn.Module.*found function"):
         moe_mlir.export(lambda x: x, (torch.randn(2),))
+
+
+def test_a_refusal_is_a_moe_error():
+    with pytest.raises(moe_mlir.MoeError) as caught:
+        moe_mlir.export(Unsupported(), (torch.randn(2, 4, 4),))
+    assert isinstance(caught.value, ImportFailed) and isinstance(caught.value, ValueError)
