@@ -191,8 +191,6 @@ class Features:
         raise NoFormula("a branch on values")
 
 
-# What names of operators have in common, `clamp_` and `operator.mul` say; attributes of tensors
-# come by them, too.
 def evaluate(function: Callable | str, args: tuple, kwargs: dict) -> Any:
     """What a function of torch, an ATen operator, or a method by its name gives for Features.
 

@@ -30,13 +30,17 @@ def guards_of(program: ExportedProgram) -> list[sympy.Basic]:
     how many pieces a split has, and what a size divides. Where torch's own code prefers a way for
     larger sizes, that way is right for small ones, too.
     """
-    for node in program.graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None and mode.shape_env is not None:
-            replace = mode.shape_env.replace
-            return [replace(guard.expr) for guard in mode.shape_env.guards
-                    if not _is_torchs(guard) or _is_equality(guard.expr)]
-    return []
+    shapes = _shape_env(program)
+    return [] if shapes is None else [
+        shapes.replace(guard.expr) for guard in shapes.guards
+        if not _is_torchs(guard) or _is_equality(guard.expr)]
+
+
+def _shape_env(program):
+    """What torch noted of open sizes while it traced; None where all are given."""
+    modes = (getattr(node.meta.get("val"), "fake_mode", None) for node in program.graph.nodes)
+    return next((mode.shape_env for mode in modes
+                 if mode is not None and mode.shape_env is not None), None)
 
 
 def _is_torchs(guard) -> bool:
@@ -105,11 +109,8 @@ def _parts(guard, program):
 
 def _example_sizes(program, symbols):
     """The sizes that the symbols stood for while the program was traced."""
-    for node in program.graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None and mode.shape_env is not None:
-            return {symbol: int(mode.shape_env.size_hint(symbol)) for symbol in symbols}
-    return {}
+    shapes = _shape_env(program)
+    return {} if shapes is None else {symbol: int(shapes.size_hint(symbol)) for symbol in symbols}
 
 
 def bounds_of(program: ExportedProgram) -> list[tuple[str, str, int]]:

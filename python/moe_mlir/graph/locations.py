@@ -36,10 +36,9 @@ def module_path(node: torch.fx.Node) -> str:
 
 def describe_briefly(node: torch.fx.Node) -> str:
     """As `describe`, without the folder: for texts that go into compiled code."""
-    frames = user_frames(node)
-    place = f"{os.path.basename(frames[0][0])}:{frames[0][1]}" if frames else ""
-    return " ".join(part for part in (place, f"({module_path(node)})" if module_path(node) else "")
-                    if part)
+    frames, path = user_frames(node), module_path(node)
+    parts = [f"{os.path.basename(file)}:{line}" for file, line in frames[:1]]
+    return " ".join([*parts, *([f"({path})"] if path else [])])
 
 
 def describe(node: torch.fx.Node) -> str:

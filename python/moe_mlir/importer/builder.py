@@ -271,6 +271,12 @@ class FunctionBuilder:
         return self.generic(len(shape), inputs, self.empty(shape, element), loops,
                             lambda *scalars: body(*scalars[:-1]), set(range(len(shape))))
 
+    def write(self, operand: Operand) -> Value:
+        """The operand as a tensor of its own."""
+        if operand.is_identity:
+            return operand.value
+        return self.map([operand], operand.shape, operand.element, lambda x: x)
+
     def convert(self, scalar: str, source: str, target: str) -> str:
         """A scalar of another element type; conversions as torch's `.to`."""
         if source == target:

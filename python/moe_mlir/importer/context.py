@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from .._native import native
-from ..graph.locations import describe
+from ..graph.locations import describe, describe_briefly
 from ..graph.repeats import Segment
 from ..sizes import RELATIONS
 from .builder import (
@@ -137,6 +137,12 @@ class Context:
         elif not RELATIONS[relation](gap, 0):
             raise Unsupported(f"sizes {size} and {bound}; expected {size} {relation} {bound}")
 
+    def assert_holds(self, node: Node, condition: str, error: str, message: str,
+                     *values: tuple[str, str]) -> None:
+        """As `FunctionBuilder.check`, with the user's line behind the message."""
+        where = describe_briefly(node)
+        self.builder.check(condition, error, f"{message}; {where}" if where else message, *values)
+
     # ---- values --------------------------------------------------------------
 
     def raw(self, node: Node) -> Any:
@@ -155,7 +161,7 @@ class Context:
         elif isinstance(value, Deferred):
             value = self.builder.map(value.inputs, value.shape, value.element, value.body)
         elif isinstance(value, Operand):
-            value = self.builder.map([value], value.shape, value.element, lambda x: x)
+            value = self.builder.write(value)
         self._values[node] = value
         return value
 

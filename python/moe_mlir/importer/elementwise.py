@@ -5,7 +5,6 @@ import math
 import torch
 from torch.fx import Node
 
-from ..graph.locations import describe_briefly
 from . import complex
 from .builder import FunctionBuilder, is_float
 from .context import Splat, compute_element, element_of
@@ -241,11 +240,9 @@ def _divisor(context, node, divisor, y, element):
     """
     builder = context.builder
     if isinstance(divisor, Node):
-        where = describe_briefly(node)
         usable = builder.op(f"arith.cmpi ne, {y}, {builder.constant(0, element)} : {element}")
-        builder.check(usable, "zero_division",
-                      f"{node.target._opname}: expected divisors other than 0, found 0"
-                      + (f"; {where}" if where else ""))
+        context.assert_holds(node, usable, "zero_division",
+                             f"{node.target._opname}: expected divisors other than 0, found 0")
     minus_one = builder.constant(-1, element)
     is_minus_one = builder.op(f"arith.cmpi eq, {y}, {minus_one} : {element}")
     one = builder.constant(1, element)

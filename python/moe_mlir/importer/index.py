@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ..graph.locations import describe_briefly
 from .builder import Dim, Operand, broadcast_loops, same_dim
 from .context import broadcast
 from .registry import Unsupported, imports
@@ -40,7 +39,6 @@ def _in_range(context, node, name: str, operand: Operand, size: Dim,
     value, place = operand.value, _place(operand)
     message = (f"{node.target._opname}: expected '{name}' to be at least {least} and less than "
                f"{{1}}, found {{0}} at [{', '.join(f'{{{i + 2}}}' for i in range(len(place)))}]")
-    where = describe_briefly(node)
 
     def body(scalar, _):
         at = builder.op(f"arith.index_cast {scalar} : {value.element} to index")
@@ -51,8 +49,8 @@ def _in_range(context, node, name: str, operand: Operand, size: Dim,
         inside = builder.op(f"arith.cmpi ult, {at}, {bound} : index")
         places = [(builder.op(f"linalg.index {loop} : index") if loop is not None else
                    builder.constant(0, "index"), "index") for loop in place]
-        builder.check(inside, "index", f"{message}; {where}" if where else message,
-                      (scalar, value.element), (bound, "index"), *places)
+        context.assert_holds(node, inside, "index", message, (scalar, value.element),
+                             (bound, "index"), *places)
         return builder.op(f"arith.index_cast {at} : index to {value.element}")
     loops = [f"d{i}" for i in range(value.rank)]
     checked = builder.generic(value.rank, [(value, loops)],
@@ -172,8 +170,9 @@ def _index_put(context, node, arguments):
         raise Unsupported("accumulate=True")
     builder, dim = context.builder, picked[0]
     target = context.value(arguments.self)
-    index = _in_range(context, node, f"indices[{dim}]", context.operand(arguments.indices[dim]),
-                      target.shape[dim], negative=True).value
+    index = builder.write(_in_range(
+        context, node, f"indices[{dim}]", context.operand(arguments.indices[dim]),
+        target.shape[dim], negative=True))
     rows = _broadcast_rows(context, arguments.values, index.shape[0], target, dim)
     one_row = [1 if i == dim else size for i, size in enumerate(target.shape)]
 
@@ -211,9 +210,7 @@ def _scatter(context, node, arguments):
     target, dim = context.value(arguments.self), arguments.dim % len(shape)
     given = context.operand(arguments.index)
     _require_within(context, node, given.shape, target.shape, dim)
-    checked = _in_range(context, node, "index", given, target.shape[dim])
-    index = checked.value if checked.is_identity else builder.map([checked], checked.shape,
-                                                                  checked.element, lambda x: x)
+    index = builder.write(_in_range(context, node, "index", given, target.shape[dim]))
     if node.target is aten.scatter.src:
         source = context.value(arguments.src)
         _require_within(context, node, index.shape, source.shape)

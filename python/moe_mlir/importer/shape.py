@@ -7,7 +7,6 @@ import sympy
 import torch
 from torch.fx import Node
 
-from ..graph.locations import describe_briefly
 from .builder import Dim, FunctionBuilder, Operand, Value, same_dim, tensor_type
 from .context import Context, Deferred, Splat, broadcast
 from .registry import Unsupported, imports
@@ -481,7 +480,5 @@ def _assert(context, node, arguments):
     message = getattr(arguments, "assert_msg", "") or "expected a value other than 0, found 0"
     # No place for a value.
     message = re.sub(r"\{(\d)\}", r"{ \1 }", message)
-    where = describe_briefly(node)
-    builder.check(builder.convert(scalar, value.element, "i1"), "value",
-                  f"{message}; {where}" if where else message)
+    context.assert_holds(node, builder.convert(scalar, value.element, "i1"), "value", message)
     return context.raw(node.args[2]) if len(node.args) > 2 else None

@@ -53,6 +53,8 @@ INDEXED = {
                      r"index_select: .*found 7 at \[1\]"),
     "index_put": (lambda x, i: put(x, i, 2.0), (ROWS, ints(-5, 4)), (ROWS, ints(4, 5)),
                   r"index_put: .*found 5 at \[1\]"),
+    "index_put, expanded": (lambda x, i: put(x, i.expand(3), x[:3] * 2),
+                            (ROWS, ints(4)), (ROWS, ints(5)), r"found 5 at \[0\]"),
     "scatter": (lambda x, i: x.scatter(1, i, 1.0), (ROWS, IDS), (ROWS, -IDS),
                 r"scatter: .*found -6 at \[0, 1\]"),
     "scatter of a tensor": (lambda x, i: x.scatter(1, i, x * 2), (ROWS, IDS),

@@ -4,21 +4,13 @@ import itertools
 
 import pytest
 import torch
+from test_operators import Function
 
 import moe_mlir
 
 NAN, INF = float("nan"), float("inf")
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.3, -2.5, 3.0, 1e20, -1e20, 1e-40, -1e-45, 1e38, INF, -INF, NAN]
 ROWS = torch.tensor(list(itertools.permutations([1.0, NAN, INF, -INF, 3.0], 4)))
-
-
-class Function(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
 
 
 def check(function, *inputs, rtol=2e-6, atol=1e-37):
