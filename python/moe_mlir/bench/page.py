@@ -218,8 +218,9 @@ def _layers(records):
         "pairs of tokens alone would cost a core at its peaks. `layer` is the time of the layer "
         "with SMoE, whose attention is torch's SDPA; in the row `attention`, on both sides, it is "
         "the same kernel of ours, once with the entropies of its rows and once without, which is "
-        "part of `ours` and of `SMoE's`. `attention_beside_torch` keeps SDPA, which has no "
-        "entropies: they take a pass of their own over the keys of all heads."
+        "part of `ours` and of `SMoE's`. `attention_prefix` chooses a head for each token, by "
+        "the rows up to its own, and mixes by all heads. `attention_beside_torch` keeps SDPA, "
+        "which has no entropies: they take a pass of their own over the keys of all heads."
     )
     yield ""
     header = ("row", "ours us", "SMoE's us", "layer us", "ratio", "at the peaks", "paper",

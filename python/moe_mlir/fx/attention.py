@@ -109,7 +109,7 @@ def raise_attention(graph: Graph) -> int:
             takers = [other.taker for other in matches if other.attention is match.attention]
             first = min([node, *takers], key=order.__getitem__)
             given[node] = _emit(graph, match.attention, first)
-        _take(graph, match.taker, *given[node])
+        _take(graph, match, *given[node])
     return len(matches)
 
 
@@ -136,7 +136,7 @@ def _match(taker, attentions, order, changed) -> Rows | None:
         has = attention.weights
         if not (_is_same(has.q, wanted.q) and _is_same(has.k, wanted.k)):
             continue
-        if is_call(taker, moe.attention_posterior.default):
+        if _reads_masked_rows_nowhere(taker):
             has = has.seen_as(wanted)
         reason = (attention.reason or has.difference(wanted)
                   or _unready(attention, taker, order)
@@ -145,6 +145,14 @@ def _match(taker, attentions, order, changed) -> Rows | None:
             return Rows(taker, attention, "")
         best = best or Rows(taker, attention, reason)
     return best
+
+
+def _reads_masked_rows_nowhere(taker) -> bool:
+    """Whether the rows of masked queries may be any numbers, or can be made 0 as they should be."""
+    if is_call(taker, moe.attention_posterior.default):
+        return True
+    arguments, mean = bind_arguments(taker), _item(taker, 0)
+    return not (mean and mean.users) and _is_square(arguments.q, arguments.k)
 
 
 def _unready(attention, taker, order) -> str:
@@ -369,17 +377,28 @@ def _layout(tensor):
     return None
 
 
-def _take(graph, taker, row_lse, row_entropy) -> None:
+def _take(graph, match, row_lse, row_entropy) -> None:
+    taker = match.taker
     if is_call(taker, moe.attention_posterior.default):
         _set(taker, row_lse=row_lse, row_entropy=row_entropy)
         return
-    mean, rows = _item(taker, 0), _item(taker, 1)
+    mean, rows, mask = _item(taker, 0), _item(taker, 1), bind_arguments(taker).mask
     if rows is not None:
-        rows.replace_all_uses_with(row_entropy)
+        with graph.inserting_before(rows):
+            masked = mask is None or match.attention.weights.mask is not None
+            rows.replace_all_uses_with(
+                row_entropy if masked else _of_real(graph, row_entropy, mask, taker))
     # Of masked tokens the mean is one over those that are left.
-    if mean is not None and bind_arguments(taker).mask is None:
+    if mean is not None and mask is None:
         with graph.inserting_before(mean):
             mean.replace_all_uses_with(_mean(graph, row_entropy, mean))
+
+
+def _of_real(graph, rows, mask, like):
+    """The rows with 0 for masked queries, where the attention's mask of pairs gave others."""
+    real = call(graph, aten.unsqueeze.default, (mask, 1), like)
+    zero = call(graph, aten.full_like.default, (rows, 0.0), like)
+    return call(graph, aten.where.self, (real, rows, zero), like)
 
 
 def _mean(graph, rows, like):

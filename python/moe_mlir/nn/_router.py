@@ -288,7 +288,9 @@ class Router(torch.nn.Module):
 
     def token_mask(self, h: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor | None:
         """The mask of h's own tokens."""
-        return mask if mask is None or not self.masks_keys else mask[..., -h.shape[-2] :]
+        if mask is None or not self.masks_keys:
+            return mask
+        return mask[..., mask.shape[-1] - h.shape[-2] :]
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError(f"{type(self).__name__} has no router logits")

@@ -46,7 +46,9 @@ class ACMoE(LinearRouter):
         preset: Literal["lm", "swin", "softmoe"] | None = None,
         eps: float = 1e-4,
         clamp: float | None = None,
-        scale: Literal["cluster", "feature", "global", "global_preclamp"] = "cluster",
+        scale: Literal[
+            "cluster", "feature", "global", "global_preclamp", "dispersion", "none"
+        ] = "cluster",
         include_empty: bool = False,
         stat_source: Literal["previous", "current"] = "previous",
         mix: int = 1,

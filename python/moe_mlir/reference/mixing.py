@@ -180,8 +180,10 @@ def attention_entropy(
     scale: float | None = None,
     window: int | None = None,
     exclude_self: bool = False,
+    precision: Literal["ieee", "tf32"] = "ieee",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(entropy [B,H], rows [B,H,N]) of the attention's own weights; docs/Spec.md 3.5."""
+    del precision  # the meaning has no roundings
     q, k, bias = wide(q.detach(), k.detach(), None if bias is None else bias.detach())
     logits, query_mask = _prior_logits(
         q,

@@ -169,12 +169,29 @@ def similarity(w, h, inner, x, causal):
 
 
 def posterior(w, h, inner, x, causal):
-    doubles = {n: x[n].double() for n in ("q", "k", "u", "v", "wo")}
+    if not causal:
+        return posterior_up_to(9, w, inner, x, causal)
+    # A token's head is the one of the sequence that ends with it.
+    return torch.stack(
+        [posterior_up_to(i + 1, w, inner, x, causal)[:, -1] for i in range(9)], dim=1)
+
+
+def posterior_up_to(n, w, inner, x, causal):
+    """What the first n tokens have, as if there were no more."""
+    tokens = {name: x[name].double()[..., :n, :] for name in ("q", "k", "u", "v")}
+    mask = None if x["mask"] is None else x["mask"][:, :n]
     p, _, lse, _ = reference.attention_posterior(
-        **doubles, e=inner.p, causal=causal, mask=x["mask"], sigma=w["sigma"], return_lse=True
-    )
+        **tokens, wo=x["wo"].double(), e=inner.p[:, :n], causal=causal, mask=mask,
+        sigma=w["sigma"], return_lse=True)
     blind = (lse == -math.inf).all(dim=1)
-    return torch.where(blind[..., None], inner.p, p)
+    return torch.where(blind[..., None], inner.p[:, :n], p)
+
+
+def entropies(x):
+    """Of the rows of each head, summed over the real tokens."""
+    _, rows = reference.attention_entropy(
+        x["q"].double(), x["k"].double(), causal=True, mask=x["mask"])
+    return rows.sum(-1)
 
 
 MIX = {
@@ -212,11 +229,13 @@ def meaning(classes, weights, h, mask, inputs, *, causal):
         inner = Meaning(z.softmax(-1), z, (nn.SMoE,), here)
     own = Meaning(MIX[cls](here, h, inner, x, causal), inner.z, classes, weights)
     # What a level carries goes by its name, prefixed where the outer level has it, too.
-    own.state = {("base_" if cls is nn.AttentionSMoE else "") + n if n == "cached_probs" else n: v
-                 for n, v in inner.state.items()}  # fmt: skip
+    prefix = "base_" if cls is nn.AttentionSMoE else ""
+    own.state = {prefix + n if n.startswith("cached_") else n: v for n, v in inner.state.items()}
     own.counters = {f"base.{n}": v for n, v in inner.counters.items()}
     if cls is nn.AttentionSMoE:
         own.state["cached_probs"] = inner.p
+        if causal:
+            own.state["cached_entropy"] = entropies(x)
     if cls is nn.SymphonySMoE:
         chosen = choice(inner, inner.p, mask)[1]
         member = torch.zeros(2, 9, E + 1, dtype=torch.int64).scatter(-1, chosen % (E + 1), 1)

@@ -141,7 +141,7 @@ def test_scores_of_a_stack_are_those_that_its_forward_selects_from(classes):
     assert torch.equal(p, routing.probs) and torch.equal(z, routing.logits)
     assert set(state) == set(routing.state) and set(state) <= set(router.inputs)
     # What attention carries is of keys before the next tokens, which are not given here.
-    goes_on = {n: v for n, v in state.items() if not n.endswith("cached_probs")}
+    goes_on = {n: v for n, v in state.items() if "cached_" not in n}
     again = router(H, MASK, **{**inputs, **goes_on})
     assert again.gates.shape == routing.gates.shape
 
@@ -373,7 +373,8 @@ def test_keys_before_the_tokens_reach_an_attention_under_another_method():
     """Decoding: 4 of 9 keys are the tokens' own; the mask is of all keys."""
     x = operands((nn.AttentionSMoE,))
     late = {n: x[n][..., 5:, :] for n in ("q", "u")}
-    x = {**x, "cached_probs": torch.rand(2, 5, E, generator=random(6)).softmax(-1), **late}
+    before = torch.rand(2, 5, E, generator=random(6)).softmax(-1)
+    x = {**x, "cached_probs": before, "cached_entropy": torch.rand(2, 3).double(), **late}
     mask = MASK.clone()
     mask[:, 0] = True
     router = stack((nn.SymphonySMoE, nn.AttentionSMoE), impl="torch")

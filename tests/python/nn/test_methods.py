@@ -112,7 +112,7 @@ def test_the_attention_router_takes_the_rows_of_the_attention():
     rows = dict(row_lse=torch.zeros(2, 3, 9), row_entropy=torch.ones(2, 3, 9))
     rows["row_entropy"][:, 2] = 0.5
     found = router(H, **inputs, **rows)
-    router.attributes["head_mode"] = 2
+    router.head_mode = 2
     assert_close(found.probs, router(H, **inputs).probs.double(), 1e-6)
 
 

@@ -71,9 +71,9 @@ def _similarity(tokens, sizes):
     return router, lambda: router(tokens.h)
 
 
-def _attention(tokens, sizes):
-    """With the attention that emits its entropies."""
-    router = nn.AttentionSMoE(*sizes, causal=True)
+def _attention(tokens, sizes, head_scope="sequence"):
+    """With the attention that emits its entropies, and the head of equation (15)."""
+    router = nn.AttentionSMoE(*sizes, causal=True, head_scope=head_scope)
     wo, qkv = tokens.output_projections(), (tokens.q, tokens.k, tokens.v)
 
     def route():
@@ -86,11 +86,16 @@ def _attention(tokens, sizes):
 
 def _attention_beside(tokens, sizes):
     """Beside another attention: the entropies of all heads take a pass of their own."""
-    router = nn.AttentionSMoE(*sizes, causal=True)
+    router = nn.AttentionSMoE(*sizes, causal=True, head_scope="sequence")
     wo = tokens.output_projections()
     return router, lambda: router(
         tokens.h, q=tokens.q, k=tokens.k, v=tokens.v, u=tokens.u, wo=wo
     )
+
+
+def _attention_prefix(tokens, sizes):
+    """Each token's head by the rows up to its own, which causal models have by default."""
+    return _attention(tokens, sizes, "prefix")
 
 
 def _acmoe(tokens, sizes):
@@ -209,6 +214,10 @@ ROWS = [
     # The attention emits the entropies: what is left is the mixing by one head.
     Overhead(
         "attention", _attention, 1.070, products=2 * 44 + 16, exps=1, with_attention=True,
+    ),
+    Overhead(
+        "attention_prefix", _attention_prefix, 1.070, has_goal=False, with_attention=True,
+        products=_HEADS * (2 * 2 * 44 + 16), exps=2 * _HEADS,
     ),
     Overhead(
         "attention_beside_torch", _attention_beside, 1.070, has_goal=False,
