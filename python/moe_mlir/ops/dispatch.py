@@ -149,9 +149,6 @@ def _cpu(idx, num_experts, capacity, priority, mask, capacity_factor, gates, exp
     _validate(
         idx, num_experts, capacity, priority, mask, capacity_factor, gates, expert_map, alignment
     )
-    if capacity_factor is not None:
-        # From as many times the share on as there are experts, nothing is dropped.
-        capacity_factor = min(capacity_factor, float(num_experts))
     run = kernel(
         idx.shape[-1], idx.dtype, num_experts, capacity is not None, priority is not None,
         mask is not None, capacity_factor, gates is not None, expert_map is not None, alignment,

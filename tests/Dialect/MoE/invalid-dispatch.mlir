@@ -109,6 +109,16 @@ func.func @dispatch_c6(%i: tensor<5x2xi32>, %o: tensor<9xi32>, %c: tensor<8xi32>
 
 // -----
 
+func.func @dispatch_c6_of_all(%i: tensor<5x2xi32>, %o: tensor<9xi32>, %c: tensor<8xi32>) {
+  // expected-error @below {{expected alignment to leave all rows of 8 experts below 2**31, found 268435457}}
+  %r:3 = moe.dispatch ins(%i : tensor<5x2xi32>)
+      outs(%i, %o, %c : tensor<5x2xi32>, tensor<9xi32>, tensor<8xi32>)
+      {alignment = 268435457 : i64} -> tensor<5x2xi32>, tensor<9xi32>, tensor<8xi32>
+  return
+}
+
+// -----
+
 func.func @combine_width(%x: tensor<9x8xf32>, %g: tensor<5x2xf32>, %s: tensor<5x2xi32>,
                          %y: tensor<5x7xf32>) {
   // expected-error @below {{expected dim 1 of 'y' (7) to match dim 1 of 'expert_out' (8)}}

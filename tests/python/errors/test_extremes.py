@@ -42,12 +42,26 @@ def test_a_name_with_quotes():
     assert r"a\22} loc(\22b" in str(native().Module.parse(text))
 
 
+class Places(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, idx):
+        return moe_mlir.dispatch(idx, 4, capacity_factor=self.factor)
+
+
 def test_dispatch_at_its_ends():
     idx = torch.randint(0, 4, (64, 2))
     expected = moe_mlir.dispatch(idx, 4)
+
     for factor in (4.0, 1e9, 1e19, 1e300):
-        for a, b in zip(moe_mlir.dispatch(idx, 4, capacity_factor=factor), expected):
-            assert torch.equal(a, b)
+        places = Places(factor)
+        with moe_mlir.simulate():
+            simulated = places(idx)
+        for found in (places(idx), simulated, moe_mlir.compile(places, (idx,))(idx)):
+            for a, b in zip(found, expected, strict=True):
+                assert torch.equal(a, b), factor
     for alignment in (2**29 + 2, 2**31, 2**40):
         with pytest.raises(ValueError, match="expected 'alignment' to leave all rows of 4 experts"):
             moe_mlir.dispatch(idx, 4, alignment=alignment)

@@ -7,6 +7,8 @@
 
 #include "MoEOpsDetail.h"
 
+#include <limits>
+
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -66,6 +68,20 @@ static LogicalResult verifyDropRule(DispatchOp op) {
   return success();
 }
 
+/// dispatch_c6: what the alignment adds to each expert's rows leaves the offsets
+/// in 32 bits.
+static LogicalResult verifyAlignment(DispatchOp op, int64_t numExperts) {
+  if (failed(verifyAtLeastOne(op, op.getAlignment(), "alignment")))
+    return failure();
+  int64_t experts =
+      ShapedType::isDynamic(numExperts) ? 1 : std::max<int64_t>(numExperts, 1);
+  constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
+  if (op.getAlignment() - 1 <= kMostRows / experts)
+    return success();
+  return op.emitOpError("expected alignment to leave all rows of ")
+         << experts << " experts below 2**31, found " << op.getAlignment();
+}
+
 LogicalResult DispatchOp::verify() {
   using namespace dispatch;
   if (failed(verifyStructured(*this, {OutElement::ExpertIndex, OutElement::I32,
@@ -87,7 +103,7 @@ LogicalResult DispatchOp::verify() {
     return emitOpError() << "expected the size of 'offsets' (" << numOffsets
                          << ") to be one more than that of 'counts' ("
                          << numExperts << ")";
-  return verifyAtLeastOne(*this, getAlignment(), "alignment"); // dispatch_c6
+  return verifyAlignment(*this, numExperts); // dispatch_c6
 }
 
 //===----------------------------------------------------------------------===//
