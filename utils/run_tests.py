@@ -4,8 +4,9 @@
 
 The last line of the output is `N passed, N failed`, with `, N skipped` where
 tests were skipped or unsupported; the line before it says how many false alarms
-the simulator's tests saw and how many broken kernels they caught. The exit code is 0 only if nothing failed
-and something ran.
+the simulator's tests saw and how many broken kernels they caught, and those
+before it which test files took the most CPU time. The exit code is 0 only if
+nothing failed and something ran.
 """
 
 import argparse
@@ -31,10 +32,14 @@ def find_lit() -> list[str]:
     return [sys.executable, "-c", "from lit.main import main; main()"]
 
 
+def cases(report: pathlib.Path):
+    return ElementTree.parse(report).iter("testcase")
+
+
 def count(report: pathlib.Path) -> tuple[int, int, int]:
     """(passed, failed, skipped) of a JUnit report."""
     passed = failed = skipped = 0
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in cases(report):
         if case.find("failure") is not None or case.find("error") is not None:
             failed += 1
         elif case.find("skipped") is not None:
@@ -154,7 +159,7 @@ def remember_times(build, report):
     from quick import function_of
 
     seconds = {}
-    for case in ElementTree.parse(report).iter("testcase"):
+    for case in cases(report):
         if case.get("file"):
             name = function_of(case.get("file"), case.get("name"))
             seconds.setdefault(name, []).append(float(case.get("time")))
@@ -178,8 +183,11 @@ def main() -> int:
     if not (options.filter or options.long or options.quick) and report.exists():
         remember_times(build, report)
 
+    import costs
     from figures import summary
 
+    if report.exists() and (lines := costs.summary(costs.of_files(cases(report)))):
+        print(lines)
     if line := summary(properties(report)):
         print(line)
     passed, failed, skipped = totals

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # OpenMP's do by default, keep from the cores those that they wait for. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import costs  # noqa: E402
 import quick  # noqa: E402
 import seeds  # noqa: E402
 
@@ -38,12 +39,16 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 10, 10)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     quick.start_clock(item.config)
+    costs.begin(item)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item):
     quick.stop_clock(item.config)
+    costs.end(item)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -28,7 +28,7 @@ def test_the_cheap_come_first_with_one_case_each(seconds, names):
 
 
 def run(folder, *arguments, code=CASES):
-    for name in ("conftest.py", "seeds.py", "quick.py"):
+    for name in ("conftest.py", "costs.py", "seeds.py", "quick.py"):
         (folder / name).write_text((HERE / name).read_text())
     (folder / "test_it.py").write_text(code)
     return subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",

@@ -23,7 +23,7 @@ def test_draws(number):
 def draw(tmp_path):
     """draw(seed): (the seed that was printed, the numbers drawn) of a run of its own."""
     (tmp_path / "test_property.py").write_text(PROPERTY)
-    for name in ("conftest.py", "seeds.py", "quick.py"):
+    for name in ("conftest.py", "costs.py", "seeds.py", "quick.py"):
         (tmp_path / name).write_text((HERE / name).read_text())
 
     def run(seed=None, check=True):

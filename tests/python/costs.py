@@ -1,0 +1,45 @@
+"""What each test file costs in CPU seconds, children included: `./test` prints the dearest.
+
+Seconds of a clock would also count what other processes of a busy machine take.
+"""
+
+import resource
+from collections import Counter
+
+PROPERTY = "cpu_seconds"
+
+
+def cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def begin(item) -> None:
+    item.cpu_began = cpu_seconds()
+
+
+def end(item) -> None:
+    """Records what the item took so far, with its fixtures; reports of a test have it."""
+    item.user_properties.append((PROPERTY, f"{cpu_seconds() - item.cpu_began:.3f}"))
+
+
+def of_files(cases) -> Counter:
+    """CPU seconds by file, of the test cases of a JUnit report."""
+    seconds = Counter()
+    for case in cases:
+        for item in case.iter("property"):
+            if item.get("name") == PROPERTY:
+                seconds[case.get("file")] += float(item.get("value"))
+    return seconds
+
+
+def summary(seconds: Counter, most: int = 10) -> str:
+    """The dearest files, one a line, with their share; empty if nothing was measured."""
+    total = sum(seconds.values())
+    if not total:
+        return ""
+    lines = [f"CPU seconds of the dearest test files, of {total:.0f} in all:"]
+    lines += [f"  {value:6.1f}  {100 * value / total:4.1f} %  {name}"
+              for name, value in seconds.most_common(most)]
+    return "\n".join(lines)
