@@ -9,7 +9,10 @@ Views that outlive the call, and the values of `state_dict()`, are `LiveCopy`.
 
 from __future__ import annotations
 
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -152,8 +155,28 @@ _GIVE_PANELS = frozenset(
     "type to cpu cuda half float double bfloat16 contiguous detach data pin_memory".split())
 
 
+_in_thread = threading.local()
+
+
+@contextmanager
+def hidden_gradients() -> Iterator[None]:
+    """Lets packed weights have no gradients in this thread.
+
+    They may have ones from before they were packed, in the shape that they had then. A trace copies
+    a parameter with its gradient, which torch refuses to give to panels.
+    """
+    before = getattr(_in_thread, "hides_gradients", False)
+    _in_thread.hides_gradients = True
+    try:
+        yield
+    finally:
+        _in_thread.hides_gradients = before
+
+
 def _call(func, args, kwargs):
     name = _name(func)
+    if name == "grad" and getattr(_in_thread, "hides_gradients", False):
+        return None
     if name == "data=":
         return _assign(*args)
     if name in ("data", "detach") and type(args[0]) is PackedWeight:
@@ -368,5 +391,5 @@ def _plain(tensor):
         return tensor if type(tensor) is torch.Tensor else tensor.as_subclass(torch.Tensor)
 
 
-__all__ = ["Form", "LiveCopy", "PackedWeight", "Panels", "is_shared_memory", "live_copy",
-           "pack_parameter", "packed_state", "panels_of", "unpack_parameter"]
+__all__ = ["Form", "LiveCopy", "PackedWeight", "Panels", "hidden_gradients", "is_shared_memory",
+           "live_copy", "pack_parameter", "packed_state", "panels_of", "unpack_parameter"]

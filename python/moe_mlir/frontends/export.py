@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from .. import _files
 from .._live_state import LiveState
+from .._packed_weight import hidden_gradients
 from .._static_cache import CacheTensors, caches_of, is_cache, take_apart
 from .._trace_errors import explained, require_weights_in_memory
 from .._without_cache import warn_without_cache, without_cache
@@ -212,7 +213,7 @@ def trace(
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
-    with oblivious, torch.no_grad(), _routing_as_ops(model), explained():
+    with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), explained():
         program = decompose(_trace_open(inputs, tensors, dims))
     return Traced(program, spec, leaves, inputs.seen.returned_caches)
 

@@ -258,6 +258,21 @@ def test_gradients_from_before_are_applied():
     same(model, eager)
 
 
+@KINDS
+def test_a_model_with_gradients_from_before_is_compiled(kind):
+    model, eager = build(kind), build(kind)
+    for one in (model, eager):
+        one(X).square().sum().backward()
+    pack(model)
+    compiled = moe_mlir.compile(model, (X,))
+    same(compiled, eager)
+    compiled.eval()  # another program
+    same(compiled, eager.eval())
+    unpack(model)
+    for mine, other in zip(model.parameters(), eager.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
 @pytest.mark.filterwarnings("ignore:.*other tensors have the memory")
 def test_a_backward_of_a_forward_before_is_right():
     model, eager = build(Linears), build(Linears)
