@@ -200,6 +200,10 @@ class CompiledModel:
             found = named.setdefault(name, value)
             if not same_constant(value, found):
                 raise another_constant(name, value, found)
+        return self._without_defaults(named)
+
+    def _without_defaults(self, named) -> dict:
+        """The inputs that are not what the model's forward has by itself, and the fixed ones."""
         defaults = {} if self._signature is None else self._signature.parameters
         return {name: value for name, value in named.items() if name in self._fixed
                 or name not in defaults or not same_constant(defaults[name].default, value)}
@@ -256,9 +260,12 @@ class CompiledModel:
 
     def _program_of(self, values, args, kwargs):
         """A program that fits the call, and what it runs with."""
+        def name_inputs(args, kwargs):
+            return self._without_defaults(self._named(args, kwargs))
+
         def trace(**options):
             program = CompiledProgram(export(self.model, args, kwargs=kwargs, **options),
-                                      self.target, self._named, self._kernel_configs)
+                                      self.target, name_inputs, self._kernel_configs)
             return program, program.fit(values)
         try:
             return trace()

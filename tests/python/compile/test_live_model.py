@@ -246,6 +246,17 @@ def test_calls_may_have_other_inputs_than_the_example():
             compiled(x, scale=scale)
 
 
+@pytest.mark.parametrize("args, kwargs", [
+    ((None,), {}), ((), {"gate": None}), ((None,), {"scale": 1.0}), ((None, 3 * torch.ones(4)), {})])
+def test_defaults_may_be_given_to_a_model_that_changed(args, kwargs):
+    model, x = Choosing(), torch.randn(2, 4)
+    compiled = moe_mlir.compile(model, (x,))
+    model.changed = True  # the next call is traced again
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, *args, **kwargs), model(x, *args, **kwargs))
+    assert len(compiled._programs) == 2
+
+
 def test_keywords_of_the_example_may_be_in_any_order():
     x, gate = torch.randn(2, 4), torch.randn(2, 4)
     compiled = moe_mlir.compile(Scaled(), (), kwargs=dict(gate=gate, x=x))
