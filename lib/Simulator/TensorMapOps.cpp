@@ -25,7 +25,9 @@ namespace moe::sim {
 namespace {
 
 constexpr u32 kMapBytes = sizeof(TensorMap);
-constexpr u32 kReplacedAlignment = 128;
+/// What the driver asks of a map's address. The PTX ISA asks nothing of the
+/// operands of tensormap.replace and tensormap.cp_fenceproxy.
+constexpr u32 kMapAlignment = 64;
 
 //===----------------------------------------------------------------------===//
 // tensormap.replace
@@ -89,7 +91,7 @@ void runReplace(Warp &warp, const Inst &inst, u32 mask) {
   MemoryRequest request;
   request.bytes = kMapBytes;
   request.read = request.write = true;
-  request.alignment = kReplacedAlignment;
+  request.alignment = kMapAlignment;
   request.counts = false;
   Places places;
   resolveOperand(warp, inst, mask, request, places);
@@ -158,8 +160,9 @@ void runCopy(Warp &warp, const Inst &inst, u32 mask) {
   u64 to = laneAddress(warp, inst.s[0], inst.wideAddress, lane) +
            static_cast<u64>(inst.imm);
   u64 from = sharedAddress(warp, inst.s[1], inst.aux, 0, inst.aux, lane);
-  if ((to | from) % kReplacedAlignment)
-    reportAlignment(warp, inst, lane, to | from, kReplacedAlignment);
+  for (u64 address : {to, from})
+    if (address % kMapAlignment)
+      reportAlignment(warp, inst, lane, address, kMapAlignment);
   Access load(warp, mask, pc), store(warp, 1u << lane, pc);
   load.read = true;
   store.write = true;
@@ -276,6 +279,8 @@ std::optional<TensorMap> loadMap(Warp &warp, const Inst &inst, u32 lane) {
   } else if (Region *region = findRegion(launch, address, kMapBytes)) {
     Access access(warp, 1u << lane, pcOf(warp, inst));
     access.read = true;
+    if (address % kMapAlignment)
+      reportAlignment(warp, inst, lane, address, kMapAlignment);
     from = touchGlobal(warp, address, kMapBytes, access);
     checkUse(warp, inst, lane, *region, address);
   }

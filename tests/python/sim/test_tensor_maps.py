@@ -8,7 +8,7 @@ from moe_mlir import sim
 
 REGISTERS = {"in": "b64", "out": "b64", "map": "b64", "at": "b64", "generic": "b64", "x": "b32",
              "t": "b32", "s": "b32", "m": "b32", "b": "b32", "v": "b32", "p": "pred", "q": "pred"}
-SHARED = (".shared .align 128 .b8 tile[512]; .shared .align 128 .b8 staged[128];"
+SHARED = (".shared .align 128 .b8 tile[512]; .shared .align 128 .b8 staged[192];"
           ".shared .align 8 .b8 bar[8];")
 ROWS, COLS, BOX = 8, 16, (4, 8)  # rows and columns of the box
 
@@ -84,6 +84,18 @@ def test_a_map_built_in_shared_memory(seed):
     report, out, x = launch("".join((*BUILD, COPY, ACQUIRE, MEET)), seed=seed, policy=seed % 2)
     assert report.ok, str(report)
     assert (out == x[2:6, 4:12]).all()
+
+
+@pytest.mark.parametrize("staged, target, kinds", [
+    (0, 0, set()), (64, 0, set()), (0, 64, set()), (32, 0, {"align"}), (0, 32, {"align"})])
+def test_a_map_begins_at_a_multiple_of_64_bytes(staged, target, kinds):
+    """As the CUDA driver asks; the PTX ISA says nothing of these operands."""
+    shift = f"add.u32 m, m, {staged}; add.u32 t, t, {staged};"
+    scratch = np.zeros(192, np.uint8)[target:target + 128]
+    report, out, x = launch("".join((shift, *BUILD, COPY, ACQUIRE, MEET)), scratch=scratch)
+    assert {f.kind for f in report.findings} == kinds and (out == x[2:6, 4:12]).all(), str(report)
+    used = any("cp.async.bulk.tensor" in f.message.split("`")[1] for f in report.findings)
+    assert used == (target == 32)
 
 
 @pytest.mark.parametrize("space", ["global", ""])
