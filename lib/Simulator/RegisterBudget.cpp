@@ -28,6 +28,16 @@ void report(Warp &warp, u32 pc, FindingKind kind, const std::string &what,
                  otherPc == kNone ? "" : reporter.describe(otherPc));
 }
 
+/// Whether the warp asks once more for as many registers as the last time, and
+/// that is let pass.
+bool repeats(const Warp &warp, u32 pc) {
+  const LaunchState &launch = *warp.block->launch;
+  const auto &code = launch.kernel->code;
+  return launch.config->allows.repeatedSetmaxnreg &&
+         !warp.registerChanges.empty() &&
+         code[warp.registerChanges.back().pc].imm == code[pc].imm;
+}
+
 /// All warps of a warpgroup execute the same setmaxnreg, and synchronise
 /// before the next one.
 void checkGroup(Warp &warp, u32 pc) {
@@ -47,7 +57,7 @@ void checkGroup(Warp &warp, u32 pc) {
                  std::to_string(i) + " at " +
                  block.launch->reporter->describe(changes[turn].pc),
              changes[turn].pc);
-    if (turn == 0)
+    if (turn == 0 || repeats(warp, pc))
       continue;
     bool knows =
         changes.size() >= turn &&

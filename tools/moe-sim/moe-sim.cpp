@@ -34,7 +34,8 @@ Runs a PTX kernel on the CPU and checks it.
   --output N=FILE.npy     write buffer argument N to a file afterwards
   --check LIST            race,bounds,uninit,align or none (default all)
   --allow LIST            what the race check lets pass: equal-stores,
-                          equal-shared-stores, unfenced-init
+                          equal-shared-stores, unfenced-init,
+                          repeated-setmaxnreg
   --smem-alignment WHAT   hardware (default): dynamic shared memory starts at a
                           multiple of 1024; declared: as the kernel declares
   --no-smem-opt-in        the host has not allowed more than 48 KB of shared
@@ -121,9 +122,11 @@ Allowances parseAllowances(const std::string &text) {
       allows.equalSharedStores = true;
     else if (name == "unfenced-init")
       allows.unfencedInit = true;
+    else if (name == "repeated-setmaxnreg")
+      allows.repeatedSetmaxnreg = true;
     else
       refuse("expected --allow equal-stores,equal-shared-stores,"
-             "unfenced-init, found '" +
+             "unfenced-init,repeated-setmaxnreg, found '" +
              name + "'");
   }
   return allows;

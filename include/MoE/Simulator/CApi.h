@@ -32,14 +32,15 @@ enum {
   MOE_SIM_ALLOW_EQUAL_STORES = 16,
   MOE_SIM_ALLOW_UNFENCED_INIT = 32,
   MOE_SIM_ALLOW_EQUAL_SHARED_STORES = 64,
+  MOE_SIM_ALLOW_REPEATED_SETMAXNREG = 128,
   /* Dynamic shared memory is only as aligned as the kernel declares it. */
-  MOE_SIM_DECLARED_ALIGNMENT = 128,
+  MOE_SIM_DECLARED_ALIGNMENT = 256,
   /* The host has not opted in to more than 48 KB of shared memory. */
-  MOE_SIM_NO_SMEM_OPT_IN = 256,
+  MOE_SIM_NO_SMEM_OPT_IN = 512,
   /* The host has opted in to clusters of more than 8 blocks. */
-  MOE_SIM_NONPORTABLE_CLUSTER = 512,
+  MOE_SIM_NONPORTABLE_CLUSTER = 1024,
   /* The report lists every access to shared memory. */
-  MOE_SIM_TRACE_SHARED = 1024,
+  MOE_SIM_TRACE_SHARED = 2048,
 };
 
 typedef struct {

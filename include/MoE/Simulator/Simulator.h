@@ -139,6 +139,9 @@ struct Allowances {
   /// No proxy fence lies between the initialisation of an mbarrier and its use
   /// by an asynchronous copy.
   bool unfencedInit = false;
+  /// The warps of a warpgroup do not meet between two setmaxnreg that ask for
+  /// the same number of registers: the second one moves none.
+  bool repeatedSetmaxnreg = false;
 };
 
 /// Where dynamic shared memory starts.

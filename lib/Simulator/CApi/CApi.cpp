@@ -42,6 +42,8 @@ Launch convertLaunch(const MoeSimLaunch &from) {
   launch.allows.unfencedInit = from.checks & MOE_SIM_ALLOW_UNFENCED_INIT;
   launch.allows.equalSharedStores =
       from.checks & MOE_SIM_ALLOW_EQUAL_SHARED_STORES;
+  launch.allows.repeatedSetmaxnreg =
+      from.checks & MOE_SIM_ALLOW_REPEATED_SETMAXNREG;
   if (from.checks & MOE_SIM_DECLARED_ALIGNMENT)
     launch.sharedAlignment = SharedAlignment::Declared;
   launch.optsIn = !(from.checks & MOE_SIM_NO_SMEM_OPT_IN);

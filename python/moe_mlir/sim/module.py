@@ -16,7 +16,7 @@ from .report import Report
 #: Every check that `launch` knows. Deadlock detection is always on.
 CHECKS = ("race", "bounds", "uninit", "align")
 #: What the race check lets pass if asked to.
-ALLOWANCES = ("equal-stores", "unfenced-init", "equal-shared-stores")
+ALLOWANCES = ("equal-stores", "unfenced-init", "equal-shared-stores", "repeated-setmaxnreg")
 _DECLARED_ALIGNMENT = 1 << len(CHECKS + ALLOWANCES)
 _NO_SMEM_OPT_IN = 2 * _DECLARED_ALIGNMENT
 _NONPORTABLE_CLUSTER = 2 * _NO_SMEM_OPT_IN
@@ -193,8 +193,10 @@ def launch(
 
     `allow` names what the race check is to let pass: "equal-stores", two warps
     that store the same value to one place; "equal-shared-stores", the same of
-    shared memory alone; and "unfenced-init", an asynchronous copy that uses an
-    mbarrier without a proxy fence after its initialisation.
+    shared memory alone; "unfenced-init", an asynchronous copy that uses an
+    mbarrier without a proxy fence after its initialisation; and
+    "repeated-setmaxnreg", a setmaxnreg that asks for as many registers as the
+    one before, where the warps of the warpgroup have not met in between.
     Dynamic shared memory starts at a multiple of 1024, as on hardware where a
     kernel has no static one; with `smem_alignment="declared"` only where the
     kernel's declarations put it, which finds code that hopes for more.

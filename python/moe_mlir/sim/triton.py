@@ -38,7 +38,7 @@ _FLOATS = {"fp16": "e", "fp32": "f", "f32": "f", "fp64": "d"}
 _TENSOR_MAP_TYPES = {8: 10, 9: 8, 10: 9}
 _TENSOR_MAP_TF32 = 11
 # What Triton emits although the memory model forbids it, and no author of a kernel can change.
-_TRITONS_WAYS = ("unfenced-init", "equal-shared-stores")
+_TRITONS_WAYS = ("unfenced-init", "equal-shared-stores", "repeated-setmaxnreg")
 
 
 class _Argument(NamedTuple):
@@ -395,9 +395,9 @@ def launch_triton(
             all parameters, of those that are not `tl.constexpr`, or of those that were not compiled
             in (Triton compiles integers equal to 1 in, too).
         checks, allow, smem_alignment, seed, policy, numerics, threads, trace_shared: see `launch`.
-            Two things that Triton itself emits are let pass here: no proxy fence behind the
-            initialisation of an mbarrier, and equal stores to shared memory by warps that hold
-            copies of a tensor.
+            Three things that Triton itself emits are let pass here: no proxy fence behind the
+            initialisation of an mbarrier, equal stores to shared memory by warps that hold copies
+            of a tensor, and a setmaxnreg that repeats the one before.
 
     Returns:
         a Report; its findings name the kernel's lines of Python as `source`.
