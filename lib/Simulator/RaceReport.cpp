@@ -3,6 +3,8 @@
 #include "RaceReport.h"
 #include "Machine.h"
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -51,6 +53,23 @@ std::pair<u32, u32> pickLanes(const Stamp &mine, const Stamp &other) {
   return {lane, otherLane};
 }
 
+/// The first word in which the values differ, as (mine, other).
+std::pair<std::string, std::string> differingWords(const StoredValues &values) {
+  u32 width = std::min<u32>(values.bytes, 4), at = 0;
+  while (at + width < values.bytes &&
+         std::memcmp(values.mine + at, values.other + at, width) == 0)
+    at += width;
+  auto hex = [&](const u8 *bytes) {
+    u32 word = 0;
+    std::memcpy(&word, bytes + at, width);
+    char text[16];
+    std::snprintf(text, sizeof text, "0x%0*x", static_cast<int>(2 * width),
+                  word);
+    return std::string(text);
+  };
+  return {hex(values.mine), hex(values.other)};
+}
+
 } // namespace
 
 void reportRace(const Access &access, RaceKind kind, const char *memory,
@@ -85,6 +104,29 @@ void reportRace(const Access &access, RaceKind kind, const char *memory,
   else
     what += "; nothing orders the two";
   reporter.add(found, warp, lane, access.pc, what, otherPc, whom);
+}
+
+void reportLaneStores(const Access &access, const char *memory, u64 address,
+                      const Stamp &mine, const Stamp &other,
+                      const StoredValues &values) {
+  const Warp &warp = *access.warp;
+  Reporter &reporter = *warp.block->launch->reporter;
+  // Not counted with races of this instruction in two warps.
+  if (reporter.repeats(FindingKind::Race, warp, access.pc))
+    return;
+  auto [lane, otherLane] = pickLanes(mine, other);
+  auto [word, otherWord] = differingWords(values);
+  reporter.add(FindingKind::Race, warp, lane, access.pc,
+               "race of lanes: stores " + word + " to " +
+                   placeName(warp, memory, address) + ", and lane " +
+                   std::to_string(otherLane) +
+                   " of the same warp stores another value there by the same "
+                   "instruction, " +
+                   otherWord +
+                   "; one of the two stays, and which one is not defined",
+               kNone,
+               actorName(warp, other, otherLane) + " wrote at " +
+                   reporter.describe(access.pc));
 }
 
 void reportUninitRead(const Access &access, const char *memory, u64 address,

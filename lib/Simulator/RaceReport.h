@@ -20,6 +20,18 @@ enum class RaceKind : u8 {
 void reportRace(const Access &access, RaceKind kind, const char *memory,
                 u64 address, const Stamp &mine, const Stamp &other, bool proxy);
 
+/// Two values of one place.
+struct StoredValues {
+  const u8 *mine;
+  const u8 *other;
+  u32 bytes;
+};
+
+/// Two lanes of one warp store different values by one instruction.
+void reportLaneStores(const Access &access, const char *memory, u64 address,
+                      const Stamp &mine, const Stamp &other,
+                      const StoredValues &values);
+
 /// `lane` reads bytes that nothing has initialised.
 void reportUninitRead(const Access &access, const char *memory, u64 address,
                       u32 lane);

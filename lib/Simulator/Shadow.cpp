@@ -142,25 +142,23 @@ inline bool proxyFenced(const Access &access, const Stamp &mine,
       .proxy.knows(local, writer.lanes, writer.time);
 }
 
-/// Another lane stores the same bytes by the same instruction to this place,
-/// `at` bytes from where the access begins: benign, for hardware keeps one of
-/// them.
-bool storeEqual(const Access &access, const Stamp &mine, const Stamp &writer,
-                u64 at, u32 bytes) {
+/// What another lane stores by the same instruction to this place, `at` bytes
+/// from where the access begins; null if something else wrote last.
+const u8 *storedByLane(const Access &access, const Stamp &mine,
+                       const Stamp &writer, u64 at, u32 bytes) {
   const auto &store = access.warpStore;
   u32 other = writer.lane();
   if (!access.value || !store.values || writer.actor != mine.actor ||
       writer.time != mine.time || !(store.mask >> other & 1))
-    return false;
+    return nullptr;
   // The place among the bytes of the access's first lane, then of the other.
   u32 first = __builtin_ctz(access.lanes);
   u64 place = static_cast<u64>(access.value - store.values) -
               u64(first) * store.bytes + at;
   u64 there = place + store.addresses[first] - store.addresses[other];
-  return there < store.bytes && bytes <= store.bytes - there &&
-         std::memcmp(access.value + at,
-                     store.values + u64(other) * store.bytes + there,
-                     bytes) == 0;
+  return there < store.bytes && bytes <= store.bytes - there
+             ? store.values + u64(other) * store.bytes + there
+             : nullptr;
 }
 
 } // namespace
@@ -320,15 +318,22 @@ bool ShadowPage::checkWriter(const Access &access, const Cell &cell,
   if (races && !writer.pending() && !access.read && access.value &&
       (writer.info & kPcMask) == access.pc) {
     u64 at = start - span.from;
-    if (storeEqual(access, mine, writer, at, bytes))
+    const u8 *value = access.value + at;
+    const u8 *other = storedByLane(access, mine, writer, at, bytes);
+    // Benign, for hardware keeps one of them.
+    if (other && std::memcmp(value, other, bytes) == 0)
       return true;
     // Between warps the memory model calls it a race, though no value shows it.
-    if (std::memcmp(access.memory + at, access.value + at, bytes) == 0) {
+    if (std::memcmp(access.memory + at, value, bytes) == 0) {
       const Allowances &allows = access.warp->block->launch->config->allows;
       if (writer.actor == mine.actor || allows.equalStores ||
           (allows.equalSharedStores && isShared()))
         return true;
       kind = RaceKind::EqualStores;
+    } else if (other) {
+      reportLaneStores(access, name, span.origin + start, mine, writer,
+                       {value, other, bytes});
+      return true;
     }
   }
   reportRace(access, kind, name, span.origin + start, mine, writer, proxy);

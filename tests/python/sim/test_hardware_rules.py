@@ -141,6 +141,25 @@ def test_a_race_of_lanes_names_two_lanes():
     assert f"lane {finding.lane} " not in finding.other + " "
 
 
+@pytest.mark.parametrize("store, words", [
+    ("st.global.b32 [out], v;", ("0x0000001f", "0x00000000")),
+    ("st.global.v2.b32 [out], {w, v};", ("0x0000001f", "0x00000000")),
+    ("st.global.b8 [out], v;", ("0x1f", "0x00"))])
+def test_a_race_of_lanes_names_both_values(store, words):
+    """Lanes 0 and 31 store their numbers; which one stays is undefined, and nothing else is."""
+    ends = "mov.u32 v, %tid.x; mov.u32 w, 5; setp.ne.u32 p, v, 0; setp.ne.and.u32 p, v, 31, p;"
+    report, _ = run(f"{ends} @p bra END; {store} END:")
+    (finding,) = report.findings
+    assert finding.kind == "race" and f"{words[finding.lane == 0]} to argument 0" in finding.message
+    assert f"by the same instruction, {words[finding.lane == 31]}; one of the two stays" in (
+        finding.message)
+
+
+def test_lanes_of_two_warps_are_no_race_of_lanes():
+    report, _ = run("mov.u32 v, %tid.x; st.global.b32 [out], v;", block=64)
+    assert {"same warp" in f.message for f in report.findings} == {True, False}
+
+
 # ---------------------------------------------------------------- mbarriers
 
 TILE = ".shared .align 16 .b8 tile[64]; .shared .align 8 .b8 bars[16];"

@@ -173,7 +173,8 @@ def _decode_join(out, parts, lses, D: tl.constexpr, SPLITS: tl.constexpr):
 @family
 def attention_paged_decode(data):
     """Without fused multiply-adds: with them lanes that hold copies of a sum hold different ones,
-    and Triton stores them all to one place, a race that the simulator finds.
+    and Triton stores them all to one place, a race of lanes that the simulator finds
+    (test_triton_findings.py).
     """
     rows, d, page, pages, splits = 3, 32, 16, 4, 2
     q, k, v = data.normal(rows, d), data.normal(12, page, d), data.normal(12, page, d)
