@@ -3,6 +3,7 @@
 import torch
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .family import Problem, family
 
@@ -215,3 +216,89 @@ def attention_linear(data):
     want = (q.double() @ k.double().mT).tril() @ v.double()
     return Problem().launch(_linear, (1,), out, q, k, v, 64, D=16, B=16, num_warps=4).close(
         out, want, 1e-4, 1e-4)
+
+
+@triton.jit
+def _decode_group(parts, lses, q, cache_k, cache_v, table, lengths, scale, PAGES, G: tl.constexpr,
+                  D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
+                  SPLITS: tl.constexpr):
+    """The G query heads of one pair of key heads and a split of its keys, as rows of a product."""
+    row, group, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    groups = tl.num_programs(1)
+    head, dims = tl.arange(0, BH), tl.arange(0, D)
+    place, real = (row * groups + group) * G + head, head < G
+    queries = tl.load(q + place[:, None] * D + dims[None, :], mask=real[:, None], other=0.0)
+    length = tl.load(lengths + row)
+    share = tl.cdiv(tl.cdiv(length, SPLITS), BN) * BN
+    end = tl.minimum(share * (split + 1), length)
+    high = tl.full((BH,), -float("inf"), tl.float32)
+    total = tl.zeros((BH,), tl.float32)
+    acc = tl.zeros((BH, D), tl.float32)
+    for start in range(share * split, end, BN):
+        key = start + tl.arange(0, BN)
+        page = tl.load(table + row * PAGES + key // PAGE, mask=key < end, other=0)
+        slot = ((page * PAGE + key % PAGE) * groups + group) * D
+        keys = tl.load(cache_k + slot[None, :] + dims[:, None], mask=key[None, :] < end, other=0.0)
+        s = tl.where(key[None, :] < end, tl.dot(queries, keys) * scale, -float("inf"))
+        new = tl.maximum(high, tl.max(s, 1))
+        p, shrink = tl.exp(s - new[:, None]), tl.exp(high - new)
+        values = tl.load(cache_v + slot[:, None] + dims[None, :], mask=key[:, None] < end, other=0.0)
+        acc = tl.dot(p.to(values.dtype), values, acc * shrink[:, None])
+        total = total * shrink + tl.sum(p, 1)
+        high = new
+    any = total > 0
+    acc = acc / tl.where(any, total, 1.0)[:, None]
+    tl.store(parts + (place[:, None] * SPLITS + split) * D + dims[None, :], acc, mask=real[:, None])
+    tl.store(lses + place * SPLITS + split, tl.where(any, high + tl.log(total), -float("inf")),
+             mask=real)
+
+
+@family
+def attention_grouped_decode(data):
+    """Four query heads share the keys of one; the last of two splits may be empty."""
+    rows, groups, g, d, page, pages, splits = 3, 2, 4, 32, 16, 4, 2
+    heads, half = groups * g, torch.float16
+    q = data.normal(rows, heads, d, dtype=half)
+    k, v = (data.normal(12, page, groups, d, dtype=half) for _ in range(2))
+    table = data.permutation(12).reshape(rows, pages).to(torch.int32)
+    lengths = torch.tensor([5, 33, 64], dtype=torch.int32)
+    parts, lses = torch.empty(rows, heads, splits, d), torch.empty(rows, heads, splits)
+    out, want = torch.empty(rows, heads, d), []
+    for i, n in enumerate(lengths):
+        keys, values = (t[table[i]].flatten(0, 1)[:n].transpose(0, 1).double() for t in (k, v))
+        want.append(_attend(q[i].double().reshape(groups, g, d), keys, values, False)[0])
+    return (Problem()
+            .launch(_decode_group, (rows, groups, splits), parts, lses, q, k, v, table, lengths,
+                    d ** -0.5, pages, G=g, D=d, PAGE=page, BN=32, BH=16, SPLITS=splits, num_warps=4,
+                    num_stages=2)
+            .launch(_decode_join, (rows * heads,), out, parts, lses, D=d, SPLITS=splits, num_warps=1)
+            .close(out, torch.stack(want).reshape(out.shape), 4e-3, 4e-3))
+
+
+@triton.jit
+def _forward_descriptors(q, k, v, out, N, scale, D: tl.constexpr, BM: tl.constexpr,
+                         BN: tl.constexpr):
+    head, row = tl.program_id(1) * N, tl.program_id(0) * BM
+    queries = q.load([head + row, 0])
+    high = tl.full((BM,), -float("inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for start in range(0, N, BN):
+        s = tl.dot(queries, k.load([head + start, 0]).T) * scale
+        new = tl.maximum(high, tl.max(s, 1))
+        p, shrink = tl.exp(s - new[:, None]), tl.exp(high - new)
+        total = total * shrink + tl.sum(p, 1)
+        acc = tl.dot(p.to(tl.float16), v.load([head + start, 0]), acc * shrink[:, None])
+        high = new
+    out.store([head + row, 0], (acc / total[:, None]).to(tl.float16))
+
+
+@family
+def attention_descriptors(data):
+    n, d, block = 256, 64, 64
+    q, k, v = (data.normal(1, n, d, dtype=torch.float16) for _ in range(3))
+    out = torch.zeros_like(q)
+    made = [TensorDescriptor.from_tensor(t[0], [block, d]) for t in (q, k, v, out)]
+    want, _ = _attend(q.double(), k.double(), v.double(), False)
+    return Problem().launch(_forward_descriptors, (n // block, 1), *made, n, d ** -0.5, D=d,
+                            BM=block, BN=block, num_warps=4, num_stages=2).close(out, want, 4e-3, 4e-3)

@@ -249,3 +249,71 @@ def moe_balance_loss(data):
     want = 16 * (share * p.double().mean(0)).sum()
     return (Problem().launch(_balance, (1,), loss, p, ids, 50, K=2, E=16, B=32, num_warps=4)
             .close(loss, want.reshape(1)))
+
+
+@triton.jit
+def _four_bit_experts(out, x, codes, scales, experts, K, N, BM: tl.constexpr, BN: tl.constexpr,
+                      BK: tl.constexpr):
+    """Half-precision rows times weights of 4 bits that share a scale in groups of 32."""
+    expert = tl.load(experts + tl.program_id(0))
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BN + tl.arange(0, BN)
+    at = expert * N + columns
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(x + rows[:, None] * K + (k + tl.arange(0, BK))[None, :])
+        b = tl.load(codes + (k // 2 + tl.arange(0, BK // 2))[:, None] + at[None, :] * (K // 2))
+        s = tl.load(scales + at[:, None] * (K // 32) + (k // 32 + tl.arange(0, BK // 32))[None, :])
+        acc = tl.dot_scaled(a, None, "bf16", b, s, "e2m1", acc)
+    tl.store(out + rows[:, None] * N + columns[None, :], acc)
+
+
+@family
+def moe_mxfp4(data):
+    """As gpt-oss keeps its experts: numbers of e2m1, two a byte, scales that are powers of two."""
+    k, n, tiles = 128, 64, 2
+    x = data.normal(32 * tiles, k, dtype=torch.bfloat16)
+    codes = data.integers(0, 256, 3, n, k // 2, dtype=torch.uint8)
+    scales = data.integers(122, 132, 3, n, k // 32, dtype=torch.uint8)
+    experts, out = torch.tensor([2, 0], dtype=torch.int32), torch.empty(32 * tiles, n)
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    numbers = torch.cat([numbers, -numbers])
+    pairs = torch.stack([numbers[(codes & 15).long()], numbers[(codes >> 4).long()]], -1)
+    weights = pairs.flatten(2) * torch.exp2(scales.double() - 127).repeat_interleave(32, 2)
+    want = torch.cat([x[32 * i:32 * i + 32].double() @ weights[e].T for i, e in enumerate(experts)])
+    return Problem().launch(_four_bit_experts, (tiles, 2), out, x, codes, scales, experts, k, n,
+                            BM=32, BN=32, BK=64, num_warps=4, num_stages=2).close(
+        out, want, 1e-4, 1e-2)
+
+
+@triton.jit
+def _expert_descriptors(out, x, weights, tokens, experts, T, K, N, E: tl.constexpr,
+                        BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """Gathered rows; the weights of all experts are one tensor of three dimensions."""
+    matrix = tl.make_tensor_descriptor(weights, [E, N, K], [N * K, K, 1], [1, BN, BK])
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    expert, token = tl.load(experts + tl.program_id(0)), tl.load(tokens + rows)
+    first = tl.program_id(1) * BN
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        a = tl.load(x + token[:, None] * K + (k + tl.arange(0, BK))[None, :],
+                    mask=token[:, None] < T, other=0.0)
+        acc = tl.dot(a, matrix.load([expert, first, k]).reshape(BN, BK).T, acc)
+    columns = first + tl.arange(0, BN)
+    tl.store(out + rows[:, None] * N + columns[None, :], acc, mask=token[:, None] < T)
+
+
+@family
+def moe_product_descriptors(data):
+    """Tiles of 32 places, of which some stay empty: token 20 does not exist."""
+    t, k, n = 20, 320, 64
+    x = data.normal(t, k, dtype=torch.float16, scale=0.3)
+    weights = data.normal(3, n, k, dtype=torch.float16, scale=0.3)
+    tokens = torch.full((64,), t, dtype=torch.int32)
+    tokens[:10], tokens[32:45] = data.permutation(t)[:10], data.permutation(t)[:13]
+    experts, out = torch.tensor([2, 0], dtype=torch.int32), torch.zeros(64, n)
+    padded = torch.cat([x, torch.zeros_like(x[:1])])[tokens].double().reshape(2, 32, k)
+    want = padded @ weights[experts].double().mT
+    return Problem().launch(_expert_descriptors, (2, 2), out, x, weights, tokens, experts, t, k, n,
+                            E=3, BM=32, BN=32, BK=64, num_warps=4, num_stages=1).close(
+        out, want.flatten(0, 1), 1e-4, 1e-4)

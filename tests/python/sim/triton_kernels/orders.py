@@ -271,3 +271,54 @@ def grid_barrier(data):
     want = torch.tensor([[1], [2], [0]]) * 1000 + torch.arange(64)
     return (Problem().launch(_barrier_of_programs, (3,), out, torch.zeros(1, dtype=torch.int32), x,
                              PROGRAMS=3, B=64, num_warps=2).equal(out, want))
+
+
+@triton.jit
+def _radix_pass(out, x, SHIFT: tl.constexpr, N: tl.constexpr):
+    """A stable sort by four bits: how many have smaller digits, and equal ones before."""
+    value = tl.load(x + tl.arange(0, N))
+    digit = (value >> SHIFT) & 15
+    mine = (digit[:, None] == tl.arange(0, 16)[None, :]).to(tl.int32)
+    before = tl.sum(mine * (tl.cumsum(mine, 0) - 1), 1)
+    counts = tl.histogram(digit, 16)
+    tl.store(out + tl.gather(tl.cumsum(counts, 0) - counts, digit, 0) + before, value)
+
+
+@family
+def radix_pass(data):
+    x = data.integers(0, 256, 256)
+    out = torch.empty_like(x)
+    return (Problem().launch(_radix_pass, (1,), out, x, SHIFT=4, N=256, num_warps=4)
+            .equal(out, x[(x >> 4).argsort(stable=True)]))
+
+
+@triton.jit
+def _selective_scan(y, x, steps, rates, inputs, outputs, L, D, N: tl.constexpr, T: tl.constexpr):
+    """One channel's state of N numbers, T moments at a time."""
+    channel, moment, n = tl.program_id(0), tl.arange(0, T), tl.arange(0, N)
+    state = tl.zeros((1, N), tl.float32)
+    rate = tl.load(rates + channel * N + n)
+    for start in range(0, L, T):
+        at = (start + moment) * D + channel
+        wide = (start + moment)[:, None] * N + n[None, :]
+        step = tl.load(steps + at)
+        keep = tl.exp(step[:, None] * rate[None, :])
+        add = (step * tl.load(x + at))[:, None] * tl.load(inputs + wide)
+        kept, added = tl.associative_scan((keep, add), 0, _step)
+        states = kept * state + added
+        tl.store(y + at, tl.sum(states * tl.load(outputs + wide), 1))
+        state = tl.sum(tl.where((moment == T - 1)[:, None], states, 0.0), 0)[None, :]
+
+
+@family
+def selective_scan(data):
+    length, d, n = 64, 3, 16
+    x, steps = data.normal(length, d), data.normal(length, d).sigmoid()
+    rates, inputs, outputs = -data.normal(d, n).exp(), data.normal(length, n), data.normal(length, n)
+    y, state, want = torch.empty(length, d), torch.zeros(d, n).double(), []
+    for z, s, b, c in zip(x.double(), steps.double(), inputs.double(), outputs.double()):
+        state = state * torch.exp(s[:, None] * rates) + (s * z)[:, None] * b
+        want.append(state @ c)
+    return (Problem().launch(_selective_scan, (d,), y, x, steps, rates, inputs, outputs, length, d,
+                             N=n, T=32, num_warps=4)
+            .close(y, torch.stack(want), 1e-4, 1e-4))
