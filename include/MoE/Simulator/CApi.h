@@ -13,6 +13,8 @@
 extern "C" {
 #endif
 
+/* Names as in C. NOLINTBEGIN(readability-identifier-naming) */
+
 typedef struct MoeSimModule MoeSimModule;
 
 typedef struct {
@@ -84,6 +86,8 @@ char *moe_sim_encode_tensor_map(void *out, void *address, uint32_t data_type,
                                 uint32_t swizzle, uint32_t nan_fill);
 
 void moe_sim_free(char *text);
+
+/* NOLINTEND(readability-identifier-naming) */
 
 #ifdef __cplusplus
 }

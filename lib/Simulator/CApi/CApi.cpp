@@ -124,20 +124,20 @@ MOE_SIM_EXPORT char *moe_sim_launch(MoeSimModule *module, const char *kernel,
 }
 
 MOE_SIM_EXPORT char *moe_sim_encode_tensor_map(
-    void *out, void *address, uint32_t data_type, uint32_t rank,
-    const uint64_t *dims, const uint64_t *outer_strides, const uint32_t *box,
-    const uint32_t *element_strides, uint32_t swizzle, uint32_t nan_fill) {
+    void *out, void *address, uint32_t dataType, uint32_t rank,
+    const uint64_t *dims, const uint64_t *outerStrides, const uint32_t *box,
+    const uint32_t *elementStrides, uint32_t swizzle, uint32_t nanFill) {
   TensorMap map;
   TensorMapFields fields{reinterpret_cast<uint64_t>(address),
-                         data_type,
+                         dataType,
                          rank,
                          dims,
-                         outer_strides,
+                         outerStrides,
                          box,
-                         element_strides,
+                         elementStrides,
                          /*interleave=*/0,
                          swizzle,
-                         nan_fill != 0};
+                         nanFill != 0};
   if (const char *why = encodeTensorMap(map, fields))
     return copyString(why);
   std::memcpy(out, &map, sizeof map);
