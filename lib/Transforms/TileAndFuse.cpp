@@ -16,6 +16,7 @@
 #include "MoE/Transforms/Passes.h"
 #include "RowGroup.h"
 
+#include "mlir/Analysis/SliceAnalysis.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"
 #include "mlir/Dialect/Func/IR/FuncOps.h"
@@ -125,6 +126,43 @@ static SmallVector<Attribute> getBlockMapping(MLIRContext *context,
 // What to fuse
 //===----------------------------------------------------------------------===//
 
+/// Whether one op reads `result` at two places at once, to compare an element
+/// with the others.
+static bool isComparedWithItself(OpResult result) {
+  return llvm::any_of(result.getUsers(), [&](Operation *user) {
+    auto op = dyn_cast<linalg::LinalgOp>(user);
+    if (!op)
+      return false;
+    llvm::SmallDenseSet<AffineMap> maps;
+    for (OpOperand *input : op.getDpsInputOperands())
+      if (input->get() == result)
+        maps.insert(op.getMatchingIndexingMap(input));
+    return maps.size() > 1;
+  });
+}
+
+/// Whether the floats that `op` computes depend on the order of a loop, in it
+/// or in what it reads of the block.
+static bool dependsOnOrder(Operation *op) {
+  SetVector<Operation *> slice;
+  BackwardSliceOptions options;
+  options.filter = [&](Operation *other) {
+    return other->getBlock() == op->getBlock();
+  };
+  options.inclusive = true;
+  if (failed(getBackwardSlice(op, &slice, options)))
+    return true;
+  return llvm::any_of(slice, [](Operation *other) {
+    auto tiled = dyn_cast<TilingInterface>(other);
+    return tiled &&
+           llvm::is_contained(tiled.getLoopIteratorTypes(),
+                              utils::IteratorType::reduction) &&
+           llvm::any_of(other->getResultTypes(), [](Type type) {
+             return isa<FloatType>(getElementTypeOrSelf(type));
+           });
+  });
+}
+
 /// Why the producer of `slice`, of which nothing is known but that it can be
 /// tiled, stays outside of the tile; empty to fuse it. `numLoops` tile offsets
 /// must all appear in the slice: otherwise several tiles need the same rows
@@ -138,6 +176,9 @@ static std::string whyNotFused(tensor::ExtractSliceOp slice, OpResult producer,
     return "it cannot be tiled";
   if (!isForGPU(op) && hasEffectsInBody(op))
     return "its body has effects, which stay in their order";
+  if (isComparedWithItself(producer) && dependsOnOrder(op))
+    return "it is compared with itself, and two tiles of it could round in two "
+           "orders";
   unsigned cut = llvm::count_if(slice.getMixedOffsets(), [](OpFoldResult o) {
     return !isa<Attribute>(o);
   });

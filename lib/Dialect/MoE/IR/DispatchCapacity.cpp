@@ -16,7 +16,8 @@ Value mlir::moe::buildCapacity(ArithmeticBuilder &b, DispatchOp op, Value n,
   Value share = arith::CeilDivUIOp::create(b, n, e);
   Value wide = arith::SIToFPOp::create(b, f64, b.castInt(share, i64));
   Value scaled = b.mul(wide, b.constant(f64, factor->convertToDouble()));
-  // From n on nothing is dropped; a larger product may be no integer of 64 bits.
+  // From n on nothing is dropped; a larger product may be no integer of 64
+  // bits.
   Value most = arith::SIToFPOp::create(b, f64, b.castInt(n, i64));
   Value bounded = arith::MinimumFOp::create(b, scaled, most);
   Value rows = arith::FPToSIOp::create(b, i64, bounded);

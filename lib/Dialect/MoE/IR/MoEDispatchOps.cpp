@@ -68,18 +68,19 @@ static LogicalResult verifyDropRule(DispatchOp op) {
   return success();
 }
 
-/// dispatch_c6: what the alignment adds to each expert's rows leaves the offsets
-/// in 32 bits.
+/// dispatch_c6: what the alignment adds to each expert's rows leaves the
+/// offsets in 32 bits.
 static LogicalResult verifyAlignment(DispatchOp op, int64_t numExperts) {
-  if (failed(verifyAtLeastOne(op, op.getAlignment(), "alignment")))
+  int64_t alignment = op.getAlignment();
+  if (failed(verifyAtLeastOne(op, alignment, "alignment")))
     return failure();
   int64_t experts =
       ShapedType::isDynamic(numExperts) ? 1 : std::max<int64_t>(numExperts, 1);
   constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
-  if (op.getAlignment() - 1 <= kMostRows / experts)
+  if (alignment - 1 <= kMostRows / experts)
     return success();
   return op.emitOpError("expected alignment to leave all rows of ")
-         << experts << " experts below 2**31, found " << op.getAlignment();
+         << experts << " experts below 2**31, found " << alignment;
 }
 
 LogicalResult DispatchOp::verify() {
