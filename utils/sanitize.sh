@@ -34,7 +34,7 @@ fuzz)
   ninja -C build-fuzz --quiet moe-fuzz
   seconds="${SECONDS_PER_TARGET:-20}"
   [ "$seconds" = 0 ] && exit
-  for target in json sizes npy weights artifact ptx kernels; do
+  for target in json sizes npy weights artifact calls ptx kernels; do
     python utils/fuzz "$target" --build build-fuzz --seconds "$seconds"
   done
   ;;

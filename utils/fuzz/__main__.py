@@ -61,9 +61,12 @@ def native_targets(tool: Path) -> dict:
 
 def compile_artifacts(compiler: Path, folder: Path, with_program: bool) -> Path:
     """One artifact of each kind, for every machine, so small that an input takes no time."""
-    source = ROOT / "utils/fuzz/corpus/artifacts/router.mlir"
-    for name, options in (("cpu", ["--target=cpu", "--cpu=x86-64"]), ("gpu", ["--target=sm_80"])):
-        subprocess.run([compiler, source, "-o", folder / name, *options], check=True)
+    sources = ROOT / "utils/fuzz/corpus/artifacts"
+    cpu, gpu = ["--target=cpu", "--cpu=x86-64"], ["--target=sm_80"]
+    for name, source, options in (("cpu", "router", cpu), ("gpu", "router", gpu),
+                                  ("calls", "calls", cpu), ("updates", "updates", cpu)):
+        subprocess.run([compiler, sources / f"{source}.mlir", "-o", folder / name, *options],
+                       check=True)
     if with_program:
         with tempfile.TemporaryDirectory() as programs:
             subprocess.run([compiler, pt2.save_seeds(Path(programs))[0], "-o", folder / "program",
@@ -75,11 +78,12 @@ def fuzz_native(tool: Path, options, result: Result, expired) -> None:
     """Runs moe-fuzz, again after each finding, with another seed."""
     with tempfile.TemporaryDirectory() as folder:
         command = [tool, result.target, "--out", options.out]
-        if result.target == "artifact":
+        if result.target in ("artifact", "calls"):
             command += ["--artifacts", compile_artifacts(
                 find_tool(options.compiler, "moe-compile"), Path(folder),
                 # Exporting one takes longer than a short run.
                 with_program=options.runs >= 1000)]
+            options.end = time.monotonic() + options.seconds  # of inputs, not of seeds
         environment = {"ASAN_OPTIONS": "allocator_may_return_null=1:detect_container_overflow=0",
                        "UBSAN_OPTIONS": "print_stacktrace=1", **os.environ}
         for seed in range(options.seed, options.seed + 1000):

@@ -1,5 +1,6 @@
 """A short run of every target of utils/fuzz; `python utils/fuzz all --seconds 600` is a long one."""
 
+import collections
 import random
 import subprocess
 import sys
@@ -28,20 +29,24 @@ def fuzz(tmp_path, *arguments):
 
 @pytest.mark.parametrize("target, runs", [
     ("json", 5000), ("sizes", 5000), ("npy", 3000), ("weights", 3000), ("artifact", 300),
-    ("ptx", 400), ("kernels", 60), ("ir", 80)])
+    ("calls", 3000), ("ptx", 400), ("kernels", 60), ("ir", 80)])
 def test_changed_inputs_are_refused_with_a_reason(tmp_path, target, runs):
     done = fuzz(tmp_path, target, "--runs", runs, "--seed", SEED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{runs} inputs" in done.stdout and "0 findings" in done.stdout
 
 
-def compare_index_programs(seed, programs, calls):
-    """In a process of its own, which a signal would end."""
+def run_program(script, *arguments):
+    """What a program of random examples prints; in a process of its own, which a signal ends."""
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("index_programs.py"), *map(str, (
-            seed, programs, calls))], capture_output=True, text=True, timeout=1200)
+        [sys.executable, Path(__file__).with_name(script), *map(str, arguments)],
+        capture_output=True, text=True, timeout=7200)
     assert done.returncode == 0, done.stderr[-4000:]
-    refused = int(done.stdout.split()[2])
+    return done.stdout
+
+
+def compare_index_programs(seed, programs, calls):
+    refused = int(run_program("index_programs.py", seed, programs, calls).split()[2])
     assert 0 < refused < programs * calls
 
 
@@ -52,6 +57,35 @@ def test_compiled_programs_refuse_what_eager_refuses():
 @pytest.mark.long
 def test_many_compiled_programs_refuse_what_eager_refuses():
     compare_index_programs(run_seed(), 20, 5000)
+
+
+@pytest.mark.parametrize("steps", [300, pytest.param(20_000, marks=pytest.mark.long)])
+def test_compiled_models_follow_changes_as_eager_does(steps):
+    assert run_program("model_states.py", run_seed(), steps).startswith(f"{steps} steps, ")
+
+
+@pytest.mark.parametrize("steps", [60, pytest.param(4000, marks=pytest.mark.long)])
+def test_compiled_decoding_keeps_caches_as_eager_does(steps):
+    assert run_program("cache_states.py", run_seed(), steps).startswith(f"{steps} steps, ")
+
+
+@pytest.mark.parametrize("tables, kernels", [
+    (2000, 3), pytest.param(200_000, 100, marks=pytest.mark.long)])
+def test_tables_of_numbers_are_refused_or_change_no_bit(tables, kernels):
+    printed = run_program("tuning_tables.py", run_seed(), tables, kernels)
+    assert printed.startswith(f"{tables} tables, ") and f" {kernels} kernels" in printed
+
+
+def test_a_difference_of_compiled_models_ends_the_run(monkeypatch):
+    """So that the checks above can fail: the twin misses a change."""
+    import model_states
+
+    monkeypatch.setattr(model_states, "CHEAP", [lambda model, draw: model.plain.mul_(
+        0.5 if model is pair.compiled.model else 1.0)])
+    pair = model_states.Pair(random.Random(1), collections.Counter())
+    with pytest.raises(AssertionError, match="result"):
+        for _ in range(40):
+            pair.step()
 
 
 @pytest.mark.long

@@ -39,7 +39,9 @@ std::string readFile(const std::filesystem::path &path);
 
 // One each file of this folder.
 std::vector<std::string> makeArtifactSeeds();
+std::vector<std::string> makeCallSeeds();
 void runArtifact(const std::string &input);
+void runCall(const std::string &input);
 void runJson(const std::string &input);
 void runKernels(const std::string &input);
 void runNpy(const std::string &input);
