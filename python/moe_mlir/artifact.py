@@ -112,7 +112,8 @@ class ArtifactFunction:
         Raises:
             TypeError: an argument or a result buffer is no tensor of the right dtype.
             ValueError: it has another shape than the function takes, or than follows from the
-                sizes of other arguments; or it cannot be written where it has to be.
+                sizes of other arguments; or it cannot be written where it has to be, or a result
+                buffer shares memory with an argument or another one.
         """
         if len(arguments) != self._num_arguments:
             raise TypeError(f"expected {self._num_arguments} arguments for '{self.name}', found "
@@ -129,6 +130,7 @@ class ArtifactFunction:
             out = list(out) if isinstance(out, (tuple, list)) else [out]
             self._require_places(out, sizes)
             _require_one_device(self.name, (*arguments, *out))
+            _require_apart(self.name, arguments, out)
         for i in self._updated:
             _require_writable(f"argument {i} of '{self.name}', which it updates in place,",
                               arguments[i])
@@ -331,6 +333,7 @@ class ArtifactProgram:
                                  f"{len(out)}")
             for i, place in zip(rest, out):
                 self.function.require_place(i, place, shapes[i])
+            _require_apart(self.name, arguments, out)
             taken.update(zip(rest, out))
         return [taken[i] if i in taken else self.function.allocate(i, shape, arguments)
                 for i, shape in enumerate(shapes)]
@@ -403,6 +406,36 @@ def _require_one_device(name, buffers) -> None:
     if len(places) > 1:
         raise ValueError(f"expected all tensors of '{name}' on one device, found them on "
                          f"{' and '.join(sorted(places))}")
+
+
+def _require_apart(name, arguments, out) -> None:
+    """Raises where a result shares memory with an argument or another result.
+
+    Code that writes the one while it reads the other would take new values for old ones.
+    """
+    others = [(f"argument {i}", _span(value)) for i, value in enumerate(arguments)
+              if hasattr(value, "shape")]
+    for i, value in enumerate(out):
+        begin, end = _span(value)
+        for what, (other_begin, other_end) in others:
+            if max(begin, other_begin) < min(end, other_end):
+                raise ValueError(f"expected memory of its own for result {i} of '{name}', found "
+                                 f"that of {what}")
+        others.append((f"result {i}", (begin, end)))
+
+
+def _span(value) -> tuple[int, int]:
+    """Where a tensor or an array lies in memory; empty where it has no elements."""
+    if hasattr(value, "data_ptr"):
+        begin, size = value.data_ptr(), value.element_size()
+        strides = [size * stride for stride in value.stride()]
+    else:
+        begin, size, strides = value.ctypes.data, value.itemsize, value.strides
+    if 0 in value.shape:
+        return begin, begin
+    reach = [(n - 1) * stride for n, stride in zip(value.shape, strides)]
+    return (begin + sum(r for r in reach if r < 0),
+            begin + sum(r for r in reach if r > 0) + size)
 
 
 def _contiguous(value):

@@ -85,7 +85,8 @@ public:
   getResultShapes(std::span<const Tensor> arguments) const;
   /// Writes the results into the caller's memory: no allocation. Throws
   /// std::runtime_error as above, and where a result has another type or shape
-  /// than the arguments give it.
+  /// than the arguments give it, or shares memory with an argument or another
+  /// result.
   void run(std::span<const Tensor> arguments,
            std::span<const Tensor> results) const;
 

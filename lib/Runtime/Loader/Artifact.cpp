@@ -123,6 +123,37 @@ Function::verifyArguments(std::span<const Tensor> given) const {
   return computeResultShapes(given);
 }
 
+static bool overlap(const Tensor &a, const Tensor &b) {
+  auto beginOf = [](const Tensor &tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.data);
+  };
+  return beginOf(a) < beginOf(b) + getByteSize(b) &&
+         beginOf(b) < beginOf(a) + getByteSize(a);
+}
+
+/// Code that writes a result while it reads an argument would take new values
+/// for old ones.
+static void verifyApart(const std::string &function,
+                        std::span<const Tensor> given,
+                        std::span<const Tensor> returned,
+                        std::span<const std::string> names) {
+  for (size_t i = 0; i < returned.size(); ++i) {
+    auto require = [&](const Tensor &other, const char *what, size_t position,
+                       std::span<const std::string> namesOfOthers) {
+      if (getByteSize(returned[i]) && getByteSize(other) &&
+          overlap(returned[i], other))
+        throw std::runtime_error(
+            "expected memory of its own for " +
+            describe(function, "result", i, {}) + ", found that of " +
+            describe(function, what, position, namesOfOthers));
+    };
+    for (size_t j = 0; j < given.size(); ++j)
+      require(given[j], "argument", j, names);
+    for (size_t j = 0; j < i; ++j)
+      require(returned[j], "result", j, {});
+  }
+}
+
 void Function::verifyCall(std::span<const Tensor> given,
                           std::span<const Tensor> returned) const {
   std::vector<std::vector<int64_t>> shapes = verifyArguments(given);
@@ -134,6 +165,7 @@ void Function::verifyCall(std::span<const Tensor> given,
                                toText(shapes[i]) +
                                " for these arguments, found " +
                                results[i].dtype + toText(returned[i].shape));
+  verifyApart(name, given, returned, names);
 }
 
 std::vector<std::vector<int64_t>>

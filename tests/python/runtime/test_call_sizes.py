@@ -96,6 +96,37 @@ def test_results_that_cannot_be_written(select, case):
         moe_mlir.load(select)(torch.randn(4, 8), torch.ones(4, dtype=torch.bool), out=out)
 
 
+def test_results_in_the_memory_of_others(select):
+    loaded, memory = moe_mlir.load(select), torch.randn(60)
+    z, mask = memory[:32].view(4, 8), torch.ones(4, dtype=torch.bool)
+    own = places(4)
+    with moe_mlir.simulate():
+        for first in (0, 20, 31):
+            shared = memory[first:first + 12].view(4, 3)
+            with pytest.raises(ValueError, match="memory of its own for result 0 of 'select', "
+                                                 "found that of argument 0"):
+                loaded(z, mask, out=(shared, own[1]))
+        bytes_ = torch.empty(96, dtype=torch.uint8)
+        with pytest.raises(ValueError, match="result 1 of 'select', found that of result 0"):
+            loaded(z, mask, out=(bytes_[:48].view(torch.float32).view(4, 3),
+                                 bytes_.view(torch.int64).view(4, 3)))
+        # Behind an argument is not in it, and nothing shares nothing.
+        beside = memory[32:44].view(4, 3)
+        loaded(z, mask, out=(beside, own[1]))
+        assert torch.equal(beside, loaded(z, mask)[0])
+        loaded(z[:0], mask[:0], out=(z[:0, :3], own[1][:0]))
+
+
+def test_results_in_the_memory_of_arrays(select):
+    loaded, memory = moe_mlir.load(select), np.zeros(60, np.float32)
+    out = memory[:12].reshape(4, 3), np.empty((4, 3), np.int64)
+    mask = np.ones(4, bool)
+    with moe_mlir.simulate():
+        with pytest.raises(ValueError, match="found that of argument 0"):
+            loaded(memory[42:10:-1].reshape(4, 8), mask, out=out)
+        loaded(memory[43:11:-1].reshape(4, 8), mask, out=out)
+
+
 WRONG_ARGUMENTS = {
     "dtype": (torch.randn(4, 8).half(), TypeError, "argument 0 of 'select': expected float32, found"),
     "rank": (torch.randn(2, 2, 8), ValueError, r"argument 0 of 'select': expected shape \[\?, 8\]"),
@@ -150,6 +181,8 @@ int main(int, char **argv) {
   call(f, 10, 10, 10, 11);
   call(f, 10, 10, 10, 10, nullptr);
   call(f, 10, 10, 10, 10, scores, nullptr);
+  call(f, 10, 10, 10, 10, scores, scores + 79);
+  call(f, 10, 10, 10, 10, scores, ids);
   call(f, 0, 0, 0, 0, nullptr, nullptr);
   call(f, -1, -1, -1, -1);
   call(f, INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX);
@@ -163,6 +196,8 @@ expected result 0 of 'select' to be f32[10, 3] for these arguments, found f32[1,
 expected result 1 of 'select' to be i64[10, 3] for these arguments, found i64[11, 3]
 expected argument 0 of 'select' to have memory, found a null pointer
 expected result 0 of 'select' to have memory, found a null pointer
+expected memory of its own for result 0 of 'select', found that of argument 0 of 'select'
+expected memory of its own for result 1 of 'select', found that of result 0 of 'select'
 ran
 expected sizes whose product is a size, found a negative or too large one
 expected sizes whose product is a size, found a negative or too large one
@@ -213,6 +248,8 @@ def test_programs_check_what_they_write(tmp_path):
     loaded = moe_mlir.load(tmp_path / "sum")
     out = torch.empty(1000, 8)
     assert loaded(x, x, out=out) is out and torch.equal(out, model(x, x))
+    with pytest.raises(ValueError, match="result 0 of 'main', found that of argument"):
+        loaded(out, x, out=out)
     for rows in (1, 999, 1001):
         with pytest.raises(ValueError, match=rf"expected shape \[1000, 8\], found \[{rows}, 8\]"):
             loaded(x, x, out=torch.empty(rows, 8))

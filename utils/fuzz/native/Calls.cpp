@@ -40,8 +40,8 @@ public:
     auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     uint64_t inside = (bytes / page + 1) * page;
     size = inside + 2 * page;
-    pages = static_cast<uint8_t *>(mmap(nullptr, size, PROT_NONE,
-                                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    pages = static_cast<uint8_t *>(
+        mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (pages == MAP_FAILED ||
         mprotect(pages + page, inside, PROT_READ | PROT_WRITE))
       throw std::runtime_error("expected memory for a tensor, found none");
@@ -87,8 +87,8 @@ void fillNumbers(uint8_t *to, uint64_t bytes, size_t width,
   fuzz::Random random(std::hash<std::string>()(dtype + fill) + bytes);
   static const std::vector<int64_t> edges = {
       -1, 3, 8, INT32_MAX, INT32_MIN, int64_t(1) << 32, INT64_MAX, INT64_MIN};
-  static const std::vector<float> floats = {0.5F, -1.25F, 3.0F, -0.0F,
-                                            1e-40F, 1e38F};
+  static const std::vector<float> floats = {0.5F,  -1.25F, 3.0F,
+                                            -0.0F, 1e-40F, 1e38F};
   bool isFloat = dtype.starts_with("f") || dtype.starts_with("b");
   for (uint64_t at = 0; at + width <= bytes; at += width) {
     int64_t bits = static_cast<int64_t>(random.below(3));
