@@ -437,8 +437,8 @@ class Pair:
     def change(self, change):
         self.done.append(change.__name__)
         packed = any(type(p) is not torch.nn.Parameter for p in self.compiled.model.parameters())
-        if packed and change in (step_sgd, step_adamw):
-            return  # packed weights have no gradient
+        if packed and change in (step_sgd, step_adamw, parametrize_layer):
+            return  # packed weights have no gradient, and the shape of their panels
         seed, errors = self.draw.randrange(2 ** 31), []
         for model in (self.compiled.model, self.twin):
             try:
@@ -501,7 +501,7 @@ class Pair:
             hook.remove()
 
     def follow(self):
-        """After a call that was refused: eager may have updated buffers before."""
+        """Gives the twin the buffers; eager may have updated them before it refused a call."""
         ours = self.compiled.model
         with torch.no_grad():
             for (_, mine), (_, other) in zip(ours.named_buffers(), self.twin.named_buffers(),
@@ -512,6 +512,7 @@ class Pair:
         for (name, mine), (_, other) in zip(self.compiled.model.named_buffers(),
                                             self.twin.named_buffers(), strict=True):
             same(mine, other, name)
+        self.follow()  # so that rounding in one dtype is not told of in another
 
 
 def same(found, wanted, name):

@@ -2,9 +2,10 @@
 //
 // An input is a call as text: the path of an artifact, the name of a function,
 // and a line each argument, `in f32 3x8 normal`, and each result that the
-// caller has memory for, `out f32 3x2`. Tensors lie before a page that nobody
-// may touch, or behind one, so that code without a sanitizer shows where it
-// leaves them, too.
+// caller has memory for, `out f32 3x2`; or `draw` and anything, of which lines
+// are drawn that mostly fit. Tensors lie before a page that nobody may touch,
+// or behind one, so that code without a sanitizer shows where it leaves them,
+// too.
 //
 //===----------------------------------------------------------------------===//
 
@@ -84,7 +85,7 @@ std::vector<int64_t> readShape(const std::string &text) {
 /// Numbers of a width, of which some are at the edges of what a type holds.
 void fillNumbers(uint8_t *to, uint64_t bytes, size_t width,
                  const std::string &dtype, const std::string &fill) {
-  fuzz::Random random(std::hash<std::string>()(dtype + fill) + bytes);
+  fuzz::Random random(std::hash<std::string>{}(dtype + fill) + bytes);
   static const std::vector<int64_t> edges = {
       -1, 3, 8, INT32_MAX, INT32_MIN, int64_t(1) << 32, INT64_MAX, INT64_MIN};
   static const std::vector<float> floats = {0.5F,  -1.25F, 3.0F,
@@ -110,6 +111,43 @@ void fillNumbers(uint8_t *to, uint64_t bytes, size_t width,
       bits &= 1;
     std::memcpy(to + at, &bits, width);
   }
+}
+
+std::string describe(const std::vector<int64_t> &shape, int64_t size) {
+  std::string text;
+  for (int64_t dim : shape)
+    text += (text.empty() ? "" : "x") + std::to_string(dim < 0 ? size : dim);
+  return text.empty() ? "scalar" : text;
+}
+
+/// Lines for values of these types: one in twenty has another size or type.
+std::string drawLines(const char *word, const std::vector<ValueType> &types,
+                      int64_t size, fuzz::Random &random) {
+  static const std::vector<std::string> dtypes = {"f32", "i64", "i1", "index"},
+                                        fills = {"normal", "normal", "nan",
+                                                 "extreme", "front"};
+  std::string lines;
+  for (const ValueType &type : types) {
+    std::vector<int64_t> shape = type.shape;
+    bool isOther = !random.below(20);
+    if (isOther && !shape.empty())
+      shape[random.below(shape.size())] = static_cast<int64_t>(random.below(9));
+    lines += std::string(word) + " " +
+             (isOther && random.below(2) ? random.pick(dtypes) : type.dtype) +
+             " " + describe(shape, size) + " " +
+             (random.below(40) ? random.pick(fills) : "null") + "\n";
+  }
+  return lines;
+}
+
+std::string drawCall(const Function &function, const std::string &seed) {
+  fuzz::Random random(std::hash<std::string>{}(seed));
+  static const std::vector<int64_t> sizes = {0, 1, 2, 3, 7, 16, 33, 100};
+  int64_t size = random.pick(sizes);
+  std::string lines = drawLines("in", function.getArguments(), size, random);
+  if (random.below(2))
+    lines += drawLines("out", function.getResults(), size, random);
+  return lines;
 }
 
 Value readValue(std::istringstream &line) {
@@ -215,13 +253,6 @@ void checkCall(const Function &function, std::vector<Value> &arguments,
     checkRows(tensors, bytes);
 }
 
-std::string describe(const std::vector<int64_t> &shape, int64_t size) {
-  std::string text;
-  for (int64_t dim : shape)
-    text += (text.empty() ? "" : "x") + std::to_string(dim < 0 ? size : dim);
-  return text.empty() ? "scalar" : text;
-}
-
 } // namespace
 
 std::vector<std::string> fuzz::makeCallSeeds() {
@@ -230,9 +261,13 @@ std::vector<std::string> fuzz::makeCallSeeds() {
     if (!fs::exists(folder.path() / "kernel.o"))
       continue; // Of a GPU: its kernels are slow here.
     std::string name = folder.path().filename().string();
-    for (const auto &function : load(name).getFunctions())
-      for (int64_t size : {0, 1, 3, 33})
-        for (std::string fill : {"normal", "nan", "extreme", "front", "null"}) {
+    for (const auto &function : load(name).getFunctions()) {
+      // So long that most changes are of what is drawn from.
+      std::string drawn = name + "\n" + function->getName() + "\ndraw";
+      for (int i = 0; i < 40; ++i)
+        seeds.push_back((drawn += " " + std::to_string(i)) + "\n");
+      for (int64_t size : {0, 3})
+        for (std::string fill : {"normal", "extreme", "null"}) {
           std::string seed = name + "\n" + function->getName() + "\n";
           for (const ValueType &type : function->getArguments())
             seed += "in " + type.dtype + " " + describe(type.shape, size) +
@@ -243,6 +278,7 @@ std::vector<std::string> fuzz::makeCallSeeds() {
                     " " + fill + "\n";
           seeds.push_back(seed);
         }
+    }
   }
   return seeds;
 }
@@ -252,6 +288,9 @@ void fuzz::runCall(const std::string &input) {
   std::string artifact, name, word;
   std::getline(text, artifact);
   std::getline(text, name);
+  const Function &function = load(artifact).getFunction(name);
+  if (size_t at = input.find("\ndraw"); at != input.npos)
+    text = std::istringstream(drawCall(function, input.substr(at)));
   std::vector<Value> arguments, results;
   for (std::string line; std::getline(text, line);) {
     std::istringstream words(line);
@@ -263,5 +302,5 @@ void fuzz::runCall(const std::string &input) {
   }
   // Threads that wait for each other would take most of the time.
   moe_set_num_threads(1);
-  checkCall(load(artifact).getFunction(name), arguments, results);
+  checkCall(function, arguments, results);
 }
