@@ -188,6 +188,7 @@ const Artifact &load(const std::string &name) {
 
 std::vector<Tensor> tensorsOf(const std::vector<Value> &values) {
   std::vector<Tensor> tensors;
+  tensors.reserve(values.size());
   for (const Value &value : values)
     tensors.push_back(value.tensor);
   return tensors;
@@ -236,6 +237,7 @@ void checkCall(const Function &function, std::vector<Value> &arguments,
                const std::vector<Value> &results) {
   std::vector<Tensor> tensors = tensorsOf(arguments);
   std::vector<std::string> before;
+  before.reserve(arguments.size());
   for (const Value &argument : arguments)
     before.push_back(argument.memory ? argument.memory->copy() : "");
   std::string bytes = call(function, tensors, results);
