@@ -210,10 +210,11 @@ CALLER = r"""#include "MoE/Runtime/Artifact.h"
 #include <exception>
 using namespace moe::runtime;
 // Memory that is on the device, as the caller says: nothing of it is copied.
-alignas(16) static char memory[64];
+alignas(16) static char tokens[(1 << 21) + 16], probs[1 << 20];
+alignas(16) static char mixed[(1 << 20) + 16], sums[1 << 18];
 static void call(const Function &f, int64_t batch, char *u, char *p) {
-  Tensor in[] = {{"f32", {batch, 1, 8}, u, true}, {"f32", {batch, 1, 4}, memory, true}};
-  Tensor out[] = {{"f32", {batch, 1, 4}, p, true}, {"f32", {batch, 1}, p, true}};
+  Tensor in[] = {{"f32", {batch, 1, 8}, u, true}, {"f32", {batch, 1, 4}, probs, true}};
+  Tensor out[] = {{"f32", {batch, 1, 4}, p, true}, {"f32", {batch, 1}, sums, true}};
   try {
     f.run(in, out);
     std::puts("ran");
@@ -224,10 +225,10 @@ static void call(const Function &f, int64_t batch, char *u, char *p) {
 int main(int, char **argv) {
   Artifact artifact(argv[1], "sim");
   const Function &f = artifact.getFunction();
-  call(f, 0, memory, memory);
-  call(f, 1, memory + 4, memory);
-  call(f, 1, memory, memory + 8);
-  call(f, 65536, memory, memory);
+  call(f, 0, tokens, mixed);
+  call(f, 1, tokens + 4, mixed);
+  call(f, 1, tokens, mixed + 8);
+  call(f, 65536, tokens, mixed);
 }
 """
 
