@@ -110,7 +110,11 @@ def _parts(guard, program):
 def _example_sizes(program, symbols):
     """The sizes that the symbols stood for while the program was traced."""
     shapes = _shape_env(program)
-    return {} if shapes is None else {symbol: int(shapes.size_hint(symbol)) for symbol in symbols}
+    if shapes is None:
+        return {}
+    # The name of torch 2.11, which newer ones deprecate.
+    hint = getattr(shapes, "guarding_hint_or_throw", None) or shapes.size_hint
+    return {symbol: int(hint(symbol)) for symbol in symbols}
 
 
 def bounds_of(program: ExportedProgram) -> list[tuple[str, str, int]]:

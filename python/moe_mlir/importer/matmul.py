@@ -4,12 +4,22 @@ from collections.abc import Sequence
 
 import torch
 
+from ..fx.reading import value
 from .builder import Dim, FunctionBuilder, Operand, Value, is_float
 from .context import Context, Splat
 from .registry import Unsupported, imports
 from .shape import insert_slice
 
 aten = torch.ops.aten
+
+
+def _require_one_dtype(node: torch.fx.Node) -> None:
+    """Eager raises this error, too; a trace only looks at the shapes."""
+    dtypes = dict.fromkeys(str(value(x).dtype).removeprefix("torch.") for x in node.all_input_nodes
+                           if isinstance(value(x), torch.Tensor))
+    if len(dtypes) > 1:
+        raise RuntimeError(f"{node.target}: expected operands of one dtype, found "
+                           f"{' and '.join(dtypes)}; cast them to one")
 
 
 def contract(builder: FunctionBuilder, left: Operand, right: Operand, init: Value,
@@ -62,6 +72,7 @@ def matmul(context: Context, left: Operand, right: Operand, shape: Sequence[Dim]
 
 @imports(aten.mm.default, aten.bmm.default)
 def _mm(context, node, arguments):
+    _require_one_dtype(node)
     right = arguments.mat2
     return matmul(context, context.operand(arguments.self), context.operand(right),
                   context.shape(node), context.element(node))
@@ -70,6 +81,7 @@ def _mm(context, node, arguments):
 @imports(aten.addmm.default, aten.baddbmm.default)
 def _addmm(context, node, arguments):
     """The products are added onto the broadcast bias."""
+    _require_one_dtype(node)
     if arguments.beta != 1 or arguments.alpha != 1:
         raise Unsupported("beta or alpha other than 1")
     batched = node.target is aten.baddbmm.default
@@ -93,6 +105,7 @@ def _widened_bias(context, node, shape, wide):
 @imports(aten.linear.default)
 def _linear(context, node, arguments):
     """x @ weight.T + bias at x's own rank: no reshapes, no transposed weight."""
+    _require_one_dtype(node)
     builder, shape, element = context.builder, context.shape(node), context.element(node)
     wide = accumulator(element)
     if arguments.bias is None:
@@ -110,6 +123,7 @@ def _linear(context, node, arguments):
 @imports(aten.matmul.default)
 def _matmul(context, node, arguments):
     """Batched products of any rank; batch dimensions of size 1 are read again."""
+    _require_one_dtype(node)
     builder, shape, element = context.builder, context.shape(node), context.element(node)
     left, right = context.operand(arguments.self), context.operand(arguments.other)
     if len(left.shape) < 2 or len(right.shape) < 2:
@@ -131,6 +145,7 @@ def _matmul(context, node, arguments):
 
 @imports(aten.mv.default)
 def _mv(context, node, arguments):
+    _require_one_dtype(node)
     builder, shape = context.builder, context.shape(node)
     wide = accumulator(context.element(node))
     init = builder.fill(builder.constant(0, wide), shape, wide)

@@ -36,6 +36,7 @@ LIMITS = {
                                  r"\[(?:.*, )?(?!\1\])\d+\]",
     "a number for a tensor": r"expected a tensor, found int",
     "a sparse input": r"expected a dense tensor",
+    "float64 in a packed layer": r"float32 or bfloat16 or float16, found float64",
 }
 
 
