@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
-def shared_pair(operands: Sequence[torch.Tensor],
+def shared_pair(operands: Sequence[Any],
                 updated: Collection[int]) -> tuple[int, int] | None:
-    """An updated operand and another one that share memory, by position; None if all are apart."""
+    """An updated operand and another one that share memory, by position; None if all are apart.
+
+    Operands are tensors, or arrays of numpy.
+    """
     return _first_shared(_spans(operands, range(len(operands))), updated)
 
 
@@ -69,15 +73,21 @@ def _first_shared(spans, updated):
 
 
 def _spans(operands, positions):
-    """(begin, end, position) of the memory that tensors with elements may show, in its order."""
-    spans = []
-    for position in positions:
-        tensor = operands[position]
-        if tensor.numel():
-            last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
-            begin = tensor.data_ptr()
-            spans.append((begin, begin + (last + 1) * tensor.element_size(), position))
-    return sorted(spans)
+    """(begin, end, position) of the memory that operands with elements may show, in its order."""
+    return sorted((*_span(operands[position]), position) for position in positions
+                  if 0 not in operands[position].shape)
+
+
+def _span(operand) -> tuple[int, int]:
+    """Where the elements of a tensor or an array lie; strides of arrays may be negative."""
+    if hasattr(operand, "data_ptr"):
+        begin, size = operand.data_ptr(), operand.element_size()
+        strides = [size * stride for stride in operand.stride()]
+    else:
+        begin, size, strides = operand.ctypes.data, operand.itemsize, operand.strides
+    reach = [(n - 1) * stride for n, stride in zip(operand.shape, strides)]
+    return (begin + sum(r for r in reach if r < 0),
+            begin + sum(r for r in reach if r > 0) + size)
 
 
 __all__ = ["UpdatedMemory", "shared_pair"]

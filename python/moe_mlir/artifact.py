@@ -17,6 +17,7 @@ from . import _files, _weights_file
 from ._host_cpu import missing_features, recommended
 from ._native import native
 from ._program_state import ProgramState
+from ._updated_memory import shared_pair
 from .sizes import (
     describe_condition,
     evaluate_expression,
@@ -413,29 +414,16 @@ def _require_apart(name, arguments, out) -> None:
 
     Code that writes the one while it reads the other would take new values for old ones.
     """
-    others = [(f"argument {i}", _span(value)) for i, value in enumerate(arguments)
-              if hasattr(value, "shape")]
-    for i, value in enumerate(out):
-        begin, end = _span(value)
-        for what, (other_begin, other_end) in others:
-            if max(begin, other_begin) < min(end, other_end):
-                raise ValueError(f"expected memory of its own for result {i} of '{name}', found "
-                                 f"that of {what}")
-        others.append((f"result {i}", (begin, end)))
-
-
-def _span(value) -> tuple[int, int]:
-    """Where a tensor or an array lies in memory; empty where it has no elements."""
-    if hasattr(value, "data_ptr"):
-        begin, size = value.data_ptr(), value.element_size()
-        strides = [size * stride for stride in value.stride()]
-    else:
-        begin, size, strides = value.ctypes.data, value.itemsize, value.strides
-    if 0 in value.shape:
-        return begin, begin
-    reach = [(n - 1) * stride for n, stride in zip(value.shape, strides)]
-    return (begin + sum(r for r in reach if r < 0),
-            begin + sum(r for r in reach if r > 0) + size)
+    buffers = [value for value in (*arguments, *out) if hasattr(value, "shape")]
+    first = len(buffers) - len(out)
+    pair = shared_pair(buffers, range(first, len(buffers)))
+    if pair is None:
+        return
+    kinds = [("argument", i) for i, value in enumerate(arguments) if hasattr(value, "shape")]
+    kinds += [("result", i) for i in range(len(out))]
+    (_, result), (what, position) = (kinds[i] for i in pair)
+    raise ValueError(f"expected memory of its own for result {result} of '{name}', found that of "
+                     f"{what} {position}")
 
 
 def _contiguous(value):
