@@ -34,7 +34,7 @@ class Command:
 GROUPS = {
     "Models": (
         Command("explain", "list the routers of a model, and why one is not recognised",
-                "moe explain model.py:make", module="explain_command"),
+                "moe explain model.py:make", module="cli.explain"),
         Command("compile", "compile a router or an exported model to an artifact, PTX, or assembly",
                 "moe compile router.mlir -o router.artifact --target=cpu", tool="moe-compile"),
         Command("run", "run a compiled artifact, without torch or LLVM",
@@ -47,9 +47,9 @@ GROUPS = {
     "Compiler": (
         Command("opt", "apply passes to IR", "moe opt router.mlir --moe-to-cpu", tool="moe-opt"),
         Command("phases", "make an HTML page that shows what each pass changed",
-                "moe phases dumps -o phases.html", module="phases"),
+                "moe phases dumps -o phases.html", module="compiler.phases"),
         Command("reproduce", "compile a module again whose compilation failed",
-                "moe reproduce failed.mlir", module="crash_report"),
+                "moe reproduce failed.mlir", module="compiler.crash_report"),
         Command("reduce", "shrink IR that still shows a bug",
                 "moe reduce bug.mlir --reduction-tree='test=./is_interesting.sh'",
                 tool="moe-reduce"),
@@ -59,7 +59,7 @@ GROUPS = {
         Command("sim", "run a PTX kernel without a GPU and check it for races",
                 "moe sim kernel.ptx --block 64 --arg buf:f32:64:iota", tool="moe-sim"),
         Command("check", "run a Python file whose Triton kernels are checked for races, without a GPU",
-                "moe check softmax.py", module="triton_check"),
+                "moe check softmax.py", module="cli.check"),
         Command("gpu-check", "pack kernels for a machine with a GPU, and check and time them there",
                 "moe gpu-check pack FOLDER", module="gpu_check.__main__"),
     ),
@@ -67,13 +67,13 @@ GROUPS = {
         Command("bench", "compare with eager PyTorch and torch.compile",
                 "moe bench --quick", module="bench.__main__"),
         Command("tune", "measure the kernels' block sizes, and keep what is faster",
-                "moe tune --dry-run", module="tune"),
+                "moe tune --dry-run", module="cli.tune"),
         Command("doctor", "report versions, hardware, and what is missing",
-                "moe doctor", module="environment_report"),
+                "moe doctor", module="cli.doctor"),
         Command("cache", "list, verify, or clear the cache of compiled code",
-                "moe cache ls", module="cache"),
+                "moe cache ls", module="compiler.cache"),
         Command("completion", "print a script that completes commands in your shell",
-                "moe completion bash", module="completion_command"),
+                "moe completion bash", module="cli.completion"),
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}

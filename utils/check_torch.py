@@ -14,7 +14,7 @@ TESTS = [
     "ops/test_torch_library.py", "ops/test_transforms.py", "ops/test_autocast.py",
     "ops/test_plain_calls.py", "ops/test_processes.py", "nn/test_methods.py",
     "compile/test_backend.py", "compile/test_inductor_pass.py", "compile/test_experts.py",
-    "fx/test_match.py", "importer/test_scores.py", "runtime/test_aoti.py",
+    "raising/test_match.py", "importer/test_scores.py", "runtime/test_aoti.py",
 ]  # fmt: skip
 
 if __name__ == "__main__":

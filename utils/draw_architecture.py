@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 STAGES = [
     ("torch model", "torch.export, torch.compile", "user code", "#f3e8ff"),
     ("FX graph, routers raised", "one matcher, anchored on top-k",
-     "python/moe_mlir/fx", "#f3e8ff"),
+     "python/moe_mlir/raising", "#f3e8ff"),
     ("moe + linalg on tensors", "what the model means; verifiers, canonical forms",
      "lib/Dialect, python/moe_mlir/importer", "#dbeafe"),
     ("moe, tiled and fused", "one scf.forall a kernel, by interfaces alone",

@@ -34,8 +34,8 @@ from pathlib import Path
 import torch
 
 import moe_mlir
-from moe_mlir.chips import chips, own_chip
-from moe_mlir.jit import compile_kernels_cached
+from moe_mlir.compiler.chips import chips, own_chip
+from moe_mlir.compiler.jit import compile_kernels_cached
 from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.sim.simulation import device_functions
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests" / "python" / "ops"))
 import op_calls  # noqa: E402
 
 from moe_mlir import ops  # noqa: E402
-from moe_mlir._page_table import PageTable  # noqa: E402
+from moe_mlir._support.page_table import PageTable  # noqa: E402
 from moe_mlir.gpu_check import cases, gradients  # noqa: E402
 
 HEAD = ("op", "float32, bfloat16, float16", "float32 only", "gradient with respect to",

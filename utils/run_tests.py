@@ -1,6 +1,6 @@
 """Runs the lit suite and pytest, and prints one closing line with the counts.
 
-    python utils/run_tests.py BUILD_DIR [--quick | --long] [--filter TEXT]
+    python utils/run_tests.py BUILD_DIR [--quick | --long] [--filter TEXT] [--cold]
 
 The last line of the output is `N passed, N failed`, with `, N skipped` where
 tests were skipped or unsupported; the line before it says how many false alarms
@@ -16,6 +16,7 @@ import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 
@@ -23,7 +24,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "tests" / "python" / "sim")]
 
 NO_TESTS_COLLECTED = 5  # pytest's exit code
-QUICK_SECONDS = 170  # of lit and pytest together
+QUICK_SECONDS = 85  # of lit and pytest together
+QUICK_LIT_SECONDS = 30
 IMPORT_SECONDS = 20  # before a worker's first test
 
 
@@ -81,10 +83,15 @@ def parse_arguments():
     parser.add_argument(
         "--filter", default="", help="run only tests whose name contains this"
     )
+    parser.add_argument(
+        "--cold", action="store_true",
+        help="start with empty caches, as on a machine where no tests ever ran; they are removed "
+        "afterwards",
+    )
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",
-        help="run lit and what fits into three minutes: one case of each test, the cheap ones "
+        help="run what fits into 90 seconds: lit, then one case of each test, the cheap ones "
         "first, as the last whole run measured them",
     )
     extent.add_argument(
@@ -105,14 +112,29 @@ def describe_run(environment) -> str:
     return f"MOE_MLIR_CPU={level} MOE_MLIR_SEED={environment['MOE_MLIR_SEED']} on {cpu}"
 
 
-def make_environment(build):
+def cache_folder() -> pathlib.Path:
+    """Where runs leave compiled code for later ones, of this build and of others.
+
+    Every entry is found by its content: the IR and the compiler's own code, or Triton's and
+    Inductor's keys. So it need not be cleared, and may lie outside of the source tree.
+    """
+    configured = os.environ.get("MOE_MLIR_TEST_CACHE")
+    if configured:
+        return pathlib.Path(configured).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "moe-mlir" / "tests"
+
+
+def make_environment(build, caches):
     environment = dict(os.environ)
     environment.setdefault("MOE_MLIR_SEED", str(random.SystemRandom().randrange(2**31)))
     # Two workers are enough processes: Inductor would start two more in each.
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     environment["PYTHONPATH"] = str(build / "python")
-    environment["MOE_MLIR_CACHE_DIR"] = str(build / "tests" / "cache")
-    environment.setdefault("TRITON_CACHE_DIR", str(build / "tests" / "triton-cache"))
+    caches.mkdir(parents=True, exist_ok=True, mode=0o700)
+    environment["MOE_MLIR_CACHE_DIR"] = str(caches / "kernels")
+    environment["TRITON_CACHE_DIR"] = str(caches / "triton")
+    environment["TORCHINDUCTOR_CACHE_DIR"] = str(caches / "inductor")
     environment["PATH"] = os.pathsep.join(
         [str(build / "bin"), os.path.dirname(sys.executable), environment["PATH"]]
     )
@@ -127,10 +149,12 @@ def lit_suite(build, options):
     ]
     if options.filter:
         command += ["--filter", options.filter, "--allow-empty-runs"]
+    if options.quick:  # what runs ptxas or a C++ program takes half of the time
+        command += ["--filter-out", "ptxas|Reference", "--max-time", str(QUICK_LIT_SECONDS)]
     return "lit", command, report
 
 
-def pytest_suite(build, options, started):
+def pytest_suite(build, options, started, times):
     report = build / "tests" / "pytest.xml"
     command = [
         sys.executable, "-m", "pytest", str(ROOT / "tests" / "python"), "-q",
@@ -146,15 +170,11 @@ def pytest_suite(build, options, started):
     if options.quick:
         left = max(started + QUICK_SECONDS - time.time(), 1)
         command += [f"--quick-seconds={left - IMPORT_SECONDS}", f"--quick-until={time.time() + left}",
-                    f"--quick-times={times_file(build)}"]
+                    f"--quick-times={times}"]
     return "pytest", command, report
 
 
-def times_file(build):
-    return build / "tests" / "times.json"
-
-
-def remember_times(build, report):
+def remember_times(file, report):
     """What `./test --quick` chooses by: the mean seconds of each test function's cases."""
     from quick import function_of
 
@@ -164,30 +184,40 @@ def remember_times(build, report):
             name = function_of(case.get("file"), case.get("name"))
             seconds.setdefault(name, []).append(float(case.get("time")))
     means = {name: round(sum(all_) / len(all_), 2) for name, all_ in sorted(seconds.items())}
-    times_file(build).write_text(json.dumps(means, indent=1))
+    file.write_text(json.dumps(means, indent=1))
 
 
 def main() -> int:
-    started = time.time()
     options = parse_arguments()
+    if options.cold:
+        with tempfile.TemporaryDirectory(prefix="moe-mlir-cold-") as folder:
+            return run(options, pathlib.Path(folder))
+    return run(options, cache_folder())
+
+
+def run(options, caches: pathlib.Path) -> int:
+    started = time.time()
     build = options.build.resolve()
-    environment = make_environment(build)
+    environment = make_environment(build, caches)
     print(describe_run(environment), flush=True)
 
     totals = [0, 0, 0]
     if not options.long:
         totals = list(run_suite(*lit_suite(build, options), environment))
-    name, command, report = pytest_suite(build, options, started)
+    name, command, report = pytest_suite(build, options, started, caches / "times.json")
     for i, number in enumerate(run_suite(name, command, report, environment)):
         totals[i] += number
-    if not (options.filter or options.long or options.quick) and report.exists():
-        remember_times(build, report)
-
     import costs
     from figures import summary
 
-    if report.exists() and (lines := costs.summary(costs.of_files(cases(report)))):
+    seconds = costs.of_files(cases(report)) if report.exists() else {}
+    if lines := costs.summary(seconds):
         print(lines)
+    if not (options.filter or options.long or options.quick) and report.exists():
+        remember_times(caches / "times.json", report)
+        for line in costs.over_budget(seconds):
+            print(f"error: {line}")
+            totals[1] += 1
     if line := summary(properties(report)):
         print(line)
     passed, failed, skipped = totals

@@ -12,15 +12,12 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from ._moved import MOVED, import_moved
+from ._deprecated_names import MOVED, import_moved
 from ._version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
     # What type checkers and editors see of the names that are loaded at their first use;
     # `as` tells them that a name is meant to be found here.
-    from . import (
-        crash_report as crash_report,
-    )
     from . import (
         distributed as distributed,
     )
@@ -28,16 +25,10 @@ if TYPE_CHECKING:
         hf as hf,
     )
     from . import (
-        jit as jit,
-    )
-    from . import (
         metrics as metrics,
     )
     from . import (
         nn as nn,
-    )
-    from . import (
-        phases as phases,
     )
     from . import (
         plots as plots,
@@ -50,12 +41,11 @@ if TYPE_CHECKING:
     )
     from ._native import MoeError as MoeError
     from .artifact import load as load
-    from .compiled_model import compile as compile
-    from .environment_report import doctor as doctor
+    from .cli.doctor import doctor as doctor
+    from .compiled.model import compile as compile
     from .frontends.explain import explain as explain
     from .frontends.export import export as export
     from .frontends.inductor import inductor_pass as inductor_pass
-    from .fx import RouterMatch as RouterMatch
     from .nn import update_routers as update_routers
     from .ops import (
         ac_logits as ac_logits,
@@ -130,6 +120,7 @@ if TYPE_CHECKING:
     from .packing import pack_linears as pack_linears
     from .packing import unpack_experts as unpack_experts
     from .packing import unpack_linears as unpack_linears
+    from .raising import RouterMatch as RouterMatch
     from .sim.simulation import simulate as simulate
 
 _OPS = (
@@ -161,9 +152,9 @@ _OPS = (
 _FUNCTIONS = {
     **dict.fromkeys(_OPS, "ops"),
     "MoeError": "_native",
-    "RouterMatch": "fx",
-    "compile": "compiled_model",
-    "doctor": "environment_report",
+    "RouterMatch": "raising",
+    "compile": "compiled.model",
+    "doctor": "cli.doctor",
     "explain": "frontends.explain",
     "export": "frontends.export",
     "inductor_pass": "frontends.inductor",
@@ -176,12 +167,9 @@ _FUNCTIONS = {
     "update_routers": "nn",
 }
 _SUBMODULES = (
-    "crash_report",
     "distributed",
-    "jit",
     "metrics",
     "nn",
-    "phases",
     "plots",
     "reference",
     "sim",

@@ -14,12 +14,12 @@ import functools
 import torch
 from torch.nn.functional import one_hot
 
-from ._expert_forms import activation_of
-from ._log import warn_user
-from ._modules import require_module
-from ._packed_weight import panels_of
-from ._transformers_names import has_post_expert_norm
+from ._support.log import warn_user
+from ._support.modules import require_module
+from ._transformers.names import has_post_expert_norm
 from .experts import run_experts, run_rows
+from .experts.activation_detection import activation_of
+from .experts.packed_weight import panels_of
 from .ops import grouped_topk, topk_renorm
 from .ops._panels import is_packed
 

@@ -8,17 +8,18 @@
 A packed layer of experts gives identical results, and is faster if few tokens share
 an expert; a packed linear layer runs moe.packed_linear instead of torch's product.
 Packed weights are the same parameters, in panels (`ops/_panels.py`) and without gradients.
-All but the kernels still see the weights of the model (`_packed_weight.py`).
+All but the kernels still see the weights of the model (`experts/packed_weight.py`).
 """
 
 from collections import Counter
 
 import torch
 
-from ._expert_forms import activation_of, keep_activation
-from ._log import warn_user
-from ._modules import require_module
-from ._packed_weight import (
+from ._support.log import warn_user
+from ._support.modules import require_module
+from ._transformers.names import has_post_expert_norm
+from .experts.activation_detection import activation_of, keep_activation
+from .experts.packed_weight import (
     Panels,
     is_shared_memory,
     live_copy,
@@ -27,7 +28,6 @@ from ._packed_weight import (
     panels_of,
     unpack_parameter,
 )
-from ._transformers_names import has_post_expert_norm
 from .nn import MoELayer
 from .nn.soft import SoftMoE
 from .ops._check import ACTIVATIONS

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from . import _files
+from ._support import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,7 +132,7 @@ def save_all(
 
     def save(stem, figure):
         paths.append(folder / f"{re.sub('[^a-z0-9]+', '-', stem.lower())}.png")
-        with _files.replacing(paths[-1], "wb") as file:
+        with files.replacing(paths[-1], "wb") as file:
             figure.savefig(file, dpi=110, format="png")
         _pyplot().close(figure)
 

@@ -25,7 +25,9 @@ def pytest_addoption(parser):
     quick.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
 def pytest_collection_modifyitems(config, items):
+    seeds.draw_cases(config, items)
     quick.select(config, items)
 
 

@@ -34,6 +34,18 @@ def of_files(cases) -> Counter:
     return seconds
 
 
+# The share of all CPU seconds that one file may take of a whole run.
+BUDGET = 0.06
+
+
+def over_budget(seconds: Counter) -> list[str]:
+    """A sentence for each file that takes more than its share of a whole run."""
+    total = sum(seconds.values())
+    return [f"{name}: expected at most {BUDGET:.0%} of the suite's CPU seconds, found "
+            f"{value / total:.0%}; draw some of its cases with pytest.mark.drawn, or share what "
+            "they build" for name, value in seconds.most_common() if value > BUDGET * total]
+
+
 def summary(seconds: Counter, most: int = 10) -> str:
     """The dearest files, one a line, with their share; empty if nothing was measured."""
     total = sum(seconds.values())

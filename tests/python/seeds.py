@@ -35,6 +35,26 @@ def some(cases, by=None):
                          marks=() if case in drawn else pytest.mark.long) for case in cases]
 
 
+def draw_cases(config, items):
+    """Of functions with the mark `drawn(n)` n cases, drawn by the run's seed; the rest is long.
+
+    Whoever names a test or a part of names means those, all of them.
+    """
+    if config.getoption("keyword", None) or any("::" in argument for argument in config.args):
+        return
+    functions = {}
+    for item in items:
+        mark = item.get_closest_marker("drawn")
+        if mark is not None and item.get_closest_marker("long") is None:
+            functions.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+    for (name, count), cases in functions.items():
+        draw = random.Random(f"{run_seed()} {name}")
+        drawn = set(map(id, draw.sample(cases, min(count, len(cases)))))
+        for case in cases:
+            if id(case) not in drawn:
+                case.add_marker(pytest.mark.long)
+
+
 def configure_hypothesis(config):
     """Draws by the seed of the run; nothing in a property test depends on the clock."""
     import hypothesis

@@ -45,3 +45,10 @@ def test_only_the_dearest_are_named_and_nothing_of_nothing():
     lines = costs.summary(seconds).splitlines()
     assert len(lines) == 11 and lines[1].split() == ["14.0", "13.3", "%", "test_14.py"]
     assert costs.summary(Counter()) == ""
+
+
+def test_a_file_beyond_its_budget_is_named():
+    seconds = Counter({f"test_{i}.py": 5.0 for i in range(19)}, **{"test_dear.py": 9.0})
+    (line,) = costs.over_budget(seconds)
+    assert line.startswith("test_dear.py: expected at most 6% of the suite's CPU seconds, found 9%")
+    assert costs.over_budget(Counter()) == []

@@ -64,3 +64,33 @@ def test_one_case_of_each_kind_runs_always_and_the_others_in_a_long_run(monkeypa
         assert all(case.marks in ((), (pytest.mark.long,)) for case in cases)
         drawn.update(plain)
     assert drawn == set(range(6))
+
+
+DRAWN = """
+import pytest
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("case", range(7))
+def test_case(case):
+    print(f"ran {case}.")
+"""
+
+
+def test_cases_are_drawn_and_a_long_run_has_the_others(tmp_path):
+    (tmp_path / "test_cases.py").write_text(DRAWN)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long\n drawn(n)\n")
+    for name in ("conftest.py", "costs.py", "seeds.py", "quick.py"):
+        (tmp_path / name).write_text((HERE / name).read_text())
+
+    def ran(*arguments, seed="5"):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", *arguments],
+            cwd=tmp_path, env={**os.environ, "MOE_MLIR_SEED": seed}, capture_output=True, text=True)
+        return {int(number) for number in re.findall(r"ran (\d)\.", done.stdout)}
+
+    plain, long = ran("-m", "not long"), ran("-m", "long")
+    assert len(plain) == 2 and plain.isdisjoint(long) and plain | long == {*range(7)}
+    assert any(ran("-m", "not long", seed=str(seed)) != plain for seed in range(4))
+    # Who asks for tests by name gets them all.
+    assert ran("-m", "not long", "-k", "test_case") == {*range(7)}
+    assert ran("-m", "not long", "test_cases.py::test_case") == {*range(7)}

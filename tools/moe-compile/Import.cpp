@@ -71,7 +71,7 @@ static Error runImporter(StringRef python, StringRef path, StringRef folder,
   std::string message;
   // -P: nothing in the working folder takes the place of a module.
   SmallVector<StringRef> arguments = {
-      python, "-P", "-m", "moe_mlir._import_program", path, folder};
+      python, "-P", "-m", "moe_mlir.frontends.import_program", path, folder};
   if (!withWeights)
     arguments.push_back("--without-weights");
   int status =

@@ -39,10 +39,10 @@ struct InputProgram {
 };
 
 /// Imports a file of torch.export.save through the Python package: `python3 -m
-/// moe_mlir._import_program`. `tool` is argv[0], beside which the interpreter
-/// and the package are looked for first. The weights come along where the
-/// artifact's place is known: they are written beside it and are moved into it,
-/// so that they are never in this process's memory.
+/// moe_mlir.frontends.import_program`. `tool` is argv[0], beside which the
+/// interpreter and the package are looked for first. The weights come along
+/// where the artifact's place is known: they are written beside it and are
+/// moved into it, so that they are never in this process's memory.
 llvm::Expected<InputProgram> importTorchProgram(llvm::StringRef path,
                                                 llvm::StringRef artifact,
                                                 const char *tool);

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moe_mlir.jit import compile_kernels_cached
+from moe_mlir.compiler.jit import compile_kernels_cached
 from moe_mlir.sim.simulation import device_functions, intercept
 
 from . import kernel_time, sass

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from moe_mlir.chips import chips
+from moe_mlir.compiler.chips import chips
 
 # Of an SM: registers, threads, blocks (and bytes of shared memory that a block reserves).
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, BLOCK_RESERVES = 65536, 2048, 32, 1024

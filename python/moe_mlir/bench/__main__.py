@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import _files
-from .._command_line import Parser
+from .._support import files
+from .._support.command_line import Parser
 from . import machine as machines
 from . import page, regression
 from .cases import ROWS
@@ -61,7 +61,7 @@ def _write(records, options):
     if options.page:
         page.write_page(options.page, records)
     if options.chart:
-        _files.write(options.chart, page.draw_chart(records))
+        files.write(options.chart, page.draw_chart(records))
 
 
 def parser() -> Parser:
@@ -129,7 +129,7 @@ def _measure(rows, context, file):
 
 
 def _save(records, path):
-    _files.write(path, json.dumps(records, indent=1) + "\n")
+    files.write(path, json.dumps(records, indent=1) + "\n")
 
 
 # ----------------------------------------------------------------------- table

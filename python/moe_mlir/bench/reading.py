@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from .. import _huge_pages
+from .._support import huge_pages
 
 _RUNS = (1, 2, 4, 8)
 _VECTORS = 4  # read a step, shared by the runs
@@ -42,11 +42,11 @@ def _best(readers, x):
 def _in_huge_pages(size):
     """Ones in memory for which the kernel was asked for 2 MiB pages; None where it has none."""
     x = torch.empty(size // 4)
-    return x.fill_(1) if _huge_pages.ask(x) else None
+    return x.fill_(1) if huge_pages.ask(x) else None
 
 
 def _compile(runs, lanes):
-    from ..jit import compile_cached
+    from ..compiler.jit import compile_cached
 
     return compile_cached(_text(runs, lanes)).function("read")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._torch import dynamo
 from . import timing
 from .machine import Machine
 
@@ -179,9 +180,9 @@ class Case:
         if self.peer:
             rivals[self.peer[0]] = self.peer[1]
         if context.inductor:
-            torch._dynamo.reset()
+            dynamo.reset()
             # Graphs are kept for many backwards.
-            torch._functorch.config.donated_buffer = False
+            dynamo.functorch_config.donated_buffer = False
             rivals["inductor"] = torch.compile(self.compiled or self.eager, dynamic=False)
         return rivals
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .._command_line import Parser
+from .._support.command_line import Parser
 from .data import load_corpus
 from .model import Config
 

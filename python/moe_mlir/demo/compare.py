@@ -12,8 +12,8 @@ import torch
 import moe_mlir
 from moe_mlir import nn
 
-from .. import _files
 from .._native import native
+from .._support import files
 from .data import Corpus
 from .gpu import KernelReport, compile_kernels
 from .inductor import compile_inductor
@@ -164,4 +164,4 @@ def write_metrics(path: pathlib.Path, trained: dict, comparisons: list[Compariso
             "routing_entropy": c.entropy,
             "kernels": [vars(k) for k in c.kernels],
         }
-    _files.write(path, json.dumps(record, indent=2) + "\n")
+    files.write(path, json.dumps(record, indent=2) + "\n")

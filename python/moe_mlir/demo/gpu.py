@@ -5,8 +5,8 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from .. import _files
 from .._native import native
+from .._support import files
 
 _ENTRY = re.compile(r"\.visible\s+\.entry\s+(\w+)")
 _USAGE = re.compile(
@@ -26,7 +26,7 @@ class KernelReport:
 def compile_kernels(text: str, chip: str, path: pathlib.Path) -> list[KernelReport]:
     """Writes the PTX to `path`; one report a kernel, in the file's order."""
     ptx = native().compile_ptx(text, chip)
-    _files.write(path, ptx)
+    files.write(path, ptx)
     usage = _assemble(path, chip)
     return [KernelReport(name, *usage.get(name, (None, None))) for name in _ENTRY.findall(ptx)]
 

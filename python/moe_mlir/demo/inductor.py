@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from .._progress import Clock
+from .._support.progress import Clock
+from .._torch import dynamo
 
 # On one idle core it takes 10 s a model.
 _SECONDS = 180.0
@@ -27,7 +28,7 @@ def compile_inductor(
             with torch.inference_mode():
                 compiled(inputs)
     except _OutOfTime:
-        torch._dynamo.reset()
+        dynamo.reset()
         return {}, f"it was not compiled after {seconds:g} s"
     except Exception as error:  # whatever its compilers raise: no C++ compiler is the usual one
         return {}, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"

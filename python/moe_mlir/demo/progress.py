@@ -4,7 +4,7 @@ import sys
 import time
 from typing import TextIO
 
-from .._progress import is_shown
+from .._support.progress import is_shown
 
 
 class Progress:

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from .. import _files
+from .._support import files
 from .compare import Comparison
 
 _HEADINGS = ("method", "max rel. error", "eager ms", "Inductor ms", "compiled ms", "speed-up",
@@ -74,7 +74,7 @@ def _plot_loss(pyplot, path, trained):
 
 def _save(pyplot, figure, path):
     figure.tight_layout()
-    with _files.replacing(path, "wb") as file:
+    with files.replacing(path, "wb") as file:
         figure.savefig(file, dpi=120, format="png")
     pyplot.close(figure)
     return path

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from moe_mlir import nn
 
-from .. import _files
+from .._support import files
 from .data import Corpus
 from .model import Config, LanguageModel
 from .progress import Progress
@@ -74,9 +74,9 @@ def train_or_load(config: Config, corpus: Corpus, folder: pathlib.Path) -> Train
     validation = validation_loss(model, config, corpus)
     trained = Trained(model.eval(), losses, validation, time.monotonic() - start, False)
     folder.mkdir(parents=True, exist_ok=True)
-    _files.write(weights, safetensors.torch.save(model.state_dict()))
+    files.write(weights, safetensors.torch.save(model.state_dict()))
     # The record last: without it the weights are not taken for those of a finished training.
-    _files.write(record, json.dumps({"config": config.as_dict(), "losses": losses,
+    files.write(record, json.dumps({"config": config.as_dict(), "losses": losses,
                                      "validation_loss": validation, "seconds": trained.seconds}))
     return trained
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._tools import find_tool
-from ..fx.raise_routing import raise_routing
+from .._support.tools import find_tool
+from ..raising.raise_routing import raise_routing
 from ..sim.simulation import intercept
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def package(program: torch.export.ExportedProgram, path: str | os.PathLike[str])
     # Whole or not at all: what was there stays until the new package is complete.
     with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".package-") as beside:
         whole = Path(beside) / path.name
-        torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(whole))
+        from .._torch.inductor import aoti_compile_and_package
+
+        aoti_compile_and_package(program, package_path=os.fspath(whole))
         os.replace(whole, path)
     return folder
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
-from ..fx.attention import find_rows
-from ..fx.before_autograd import trace_before_autograd
-from ..fx.experts import raise_experts
-from ..fx.join_experts import join_experts
-from ..fx.match import find_routers
-from ..fx.raise_routing import raise_routing
-from ..fx.words import describe_site
+from .._torch.core import is_any_autocast_enabled
 from ..graph.locations import describe
+from ..raising.attention import find_rows
+from ..raising.before_autograd import trace_before_autograd
+from ..raising.experts import raise_experts
+from ..raising.join_experts import join_experts
+from ..raising.match import find_routers
+from ..raising.raise_routing import raise_routing
+from ..raising.words import describe_site
 
 _log = logging.getLogger("moe_mlir.backend")
 _RESTS = ("inductor", "eager")
@@ -49,9 +50,7 @@ def moe(
 
 
 def _run_on_inductor(graph, example_inputs, mode, options):
-    from torch._inductor import list_mode_options
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.exc import InductorError
+    from .._torch.inductor import InductorError, compile_fx, list_mode_options
 
     patches = {**(list_mode_options(mode) if mode else {}), **options}
     try:
@@ -70,7 +69,7 @@ def _run_on_inductor(graph, example_inputs, mode, options):
 
 def _run_eagerly(graph, example_inputs):
     """One graph with autograd, its ops called one by one."""
-    from torch._dynamo.backends.debugging import aot_eager
+    from .._torch.dynamo import aot_eager
 
     return aot_eager(graph, example_inputs)
 
@@ -99,7 +98,7 @@ def _raise_before_autograd(module, trains=False):
 
 def _raise_experts(module, trains) -> bool:
     """Experts on the CPU: torch's grouped products on other devices are libraries'."""
-    if torch._C._is_any_autocast_enabled() or any(
+    if is_any_autocast_enabled() or any(
             getattr(node.target, "__name__", "") == "_enter_autocast" for node in module.graph.nodes):
         return False  # Autocast casts our products, not transformers'.
     changes = raise_experts(module.graph, "cpu")
@@ -111,5 +110,7 @@ def _raise_experts(module, trains) -> bool:
 
 def register() -> None:
     """Makes the name "moe" known to torch.compile where no entry point does."""
-    if "moe" not in torch._dynamo.list_backends(exclude_tags=()):
-        torch._dynamo.register_backend(moe, name="moe")
+    from .._torch.dynamo import list_backends, register_backend
+
+    if "moe" not in list_backends(exclude_tags=()):
+        register_backend(moe, name="moe")

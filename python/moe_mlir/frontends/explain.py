@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..fx.before_autograd import trace_before_autograd
-from ..fx.match import find_selections
-from ..fx.site import RouterMatch
+from ..raising.before_autograd import trace_before_autograd
+from ..raising.match import find_selections
+from ..raising.site import RouterMatch
 from .export import check_inputs, decompose, trace
 
 _log = logging.getLogger("moe_mlir.explain")

@@ -11,26 +11,26 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.utils import _pytree as pytree
 
-from .. import _files
-from .._live_state import LiveState
-from .._packed_weight import hidden_gradients
-from .._static_cache import CacheTensors, caches_of, is_cache, take_apart
-from .._trace_errors import explained, require_weights_in_memory
-from .._without_cache import warn_without_cache, without_cache
-from ..fx.attention import decomposition
-from ..fx.doubled_state import merge_doubled_state
-from ..fx.einsum import EinsumAsMatmul
-from ..fx.experts import raise_experts
-from ..fx.fold_layers import fold_layers, unfold_layers
-from ..fx.grouped_heads import pack_grouped_heads
-from ..fx.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
-from ..fx.plain_attention import raise_plain_attention
-from ..fx.raise_routing import raise_routing
-from ..fx.reading import is_assertion
+from .._support import files
+from .._torch.core import pytree, size_oblivious_export
+from .._transformers.static_cache import CacheTensors, caches_of, is_cache, take_apart
+from .._transformers.without_cache import warn_without_cache, without_cache
+from ..experts.packed_weight import hidden_gradients
+from ..gpu.sizes import names_in
+from ..guards.model_weights import LiveState
 from ..importer import ImportedProgram, import_program
-from ..sizes import names_in
+from ..raising.attention import decomposition
+from ..raising.doubled_state import merge_doubled_state
+from ..raising.einsum import EinsumAsMatmul
+from ..raising.experts import raise_experts
+from ..raising.fold_layers import fold_layers, unfold_layers
+from ..raising.grouped_heads import pack_grouped_heads
+from ..raising.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
+from ..raising.plain_attention import raise_plain_attention
+from ..raising.raise_routing import raise_routing
+from ..raising.reading import is_assertion
+from .trace_errors import explained, require_weights_in_memory
 
 _PREFIX = "wrapped_model."
 _log = logging.getLogger("moe_mlir.export")
@@ -80,7 +80,7 @@ class Module:
             data = native().Module.parse(self.text).bytecode()
         else:
             raise ValueError(f"expected a path that ends in .mlir or .mlirbc, found '{path}'")
-        _files.write(path, data)
+        files.write(path, data)
 
     def __str__(self) -> str:
         return self.text
@@ -212,7 +212,7 @@ def trace(
     inputs = _Inputs(model, leaves, spec)
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
-    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)
+    oblivious = size_oblivious_export()
     with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), explained():
         program = decompose(_trace_open(inputs, tensors, dims))
     return Traced(program, spec, leaves, inputs.seen.returned_caches)

@@ -16,10 +16,10 @@ import os
 from collections.abc import Iterator
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-from .. import fx
-from ..fx.raise_routing import raise_graph
+from .. import raising
+from .._torch.inductor import CustomGraphPass, config, get_hash_for_files
+from ..raising.raise_routing import raise_graph
 
 
 class RoutingPass(CustomGraphPass):
@@ -32,7 +32,7 @@ class RoutingPass(CustomGraphPass):
             node.target = torch.ops.prims.convert_element_type.default
 
     def uuid(self) -> bytes:
-        folder = os.path.dirname(fx.__file__)
+        folder = os.path.dirname(raising.__file__)
         files = sorted(os.path.join(folder, name) for name in os.listdir(folder)
                        if name.endswith(".py"))
         return get_hash_for_files((__file__, *files))
@@ -41,9 +41,9 @@ class RoutingPass(CustomGraphPass):
 @contextlib.contextmanager
 def inductor_pass() -> Iterator[None]:
     """Inside the context, torch.compile's default backend replaces routers with moe ops."""
-    if torch._inductor.config.post_grad_custom_post_pass is not None:
+    if config.post_grad_custom_post_pass is not None:
         raise RuntimeError("expected no custom post-grad pass of Inductor, found "
-                           f"{torch._inductor.config.post_grad_custom_post_pass!r}; call "
+                           f"{config.post_grad_custom_post_pass!r}; call "
                            "moe_mlir.frontends.inductor.RoutingPass from it")
-    with torch._inductor.config.patch(post_grad_custom_post_pass=RoutingPass()):
+    with config.patch(post_grad_custom_post_pass=RoutingPass()):
         yield

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import _files
-from .._command_line import Parser
+from .._support import files
+from .._support.command_line import Parser
 from . import catalogue, machine
 from .supervise import Report, Supervisor, summary
 
@@ -55,7 +55,7 @@ def _finish(report, options) -> int:
     report.add(summary=summary(cases), end=time.strftime("%F %T %z"))
     print(f"{summary(cases)}; report in {report.folder}")
     if options.json:
-        _files.write(options.json, json.dumps(report.lines, indent=1) + "\n")
+        files.write(options.json, json.dumps(report.lines, indent=1) + "\n")
     return int(not cases or any(line["problem"] for line in cases))
 
 
@@ -80,7 +80,7 @@ def fixtures(options: Any) -> int:
         if problem := replay(path):
             differing += 1
             print(f"{path.stem}: {problem}")
-        _files.write(options.to / path.name, path.read_bytes())
+        files.write(options.to / path.name, path.read_bytes())
     print(f"{len(found)} files in {options.to}; the simulator differs from {differing}")
     return 0
 

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import moe_mlir as m
 from moe_mlir.ops._kernel import ELEMENT_TYPES
 
+from .._torch.core import grouped_mm
 from . import timing
 from .case import Problem
 from .modules import experts_text, multiply_experts, route, router_text
@@ -248,7 +249,7 @@ def _experts_rows(rehearses):
             return y
 
         def grouped(x, w, offsets, old):
-            return torch._grouped_mm(x, w.mT, offs=offsets[1:].int())
+            return grouped_mm(x, w.mT, offs=offsets[1:].int())
 
         module = Module(experts_text(experts, width, hidden, BF16), "layer")
         yield Row(f"experts {tokens}x{width} to {hidden} E{experts} bf16", tokens, make,

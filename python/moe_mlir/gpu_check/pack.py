@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import moe_mlir
-
-from .. import _files
 from .._native import native
-from ..chips import PACKED_TABLE
-from ..jit import pack_kernels as pack_text
+from .._support import files
+from .._support.paths import PACKAGE
+from ..compiler.chips import PACKED_TABLE
+from ..compiler.jit import pack_kernels as pack_text
 from ..sim.simulation import intercept
 
-_PACKAGE = Path(moe_mlir.__file__).absolute().parent
 _LIBRARIES = ("libmoe_cuda_runtime.so", "libmoe_sim.so")
 _RUN = '''"""Runs the checks of this folder; --help says more."""
 import os, runpy, sys
@@ -34,15 +32,15 @@ def pack(folder: Path, chips: Iterable[str]) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise SystemExit(f"expected '{folder}' to be free or empty, found files in it")
     package = folder / "moe_mlir"
-    shutil.copytree(_PACKAGE, package, ignore_dangling_symlinks=True,
+    shutil.copytree(PACKAGE, package, ignore_dangling_symlinks=True,
                     ignore=shutil.ignore_patterns("*.so", "__pycache__", "demo"))
     for library in _LIBRARIES:
-        shutil.copy2(_PACKAGE / library, package)
+        shutil.copy2(PACKAGE / library, package)
     (package / PACKED_TABLE).write_text(native().known_chips())
     for chip in chips:
         pack_kernels(folder / "kernels", chip)
     # Last: a package that was interrupted cannot be started.
-    _files.write(folder / "run.py", _RUN)
+    files.write(folder / "run.py", _RUN)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     print(f"{folder}: {size / 1e6:.1f} MB; on the GPU's machine: python {folder.name}/run.py")
 

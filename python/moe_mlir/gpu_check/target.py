@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import gpu
-from ..chips import runnable_chips
-from ..launch import LaunchPlan
+from ..compiler.chips import runnable_chips
+from ..gpu import cuda
+from ..gpu.launch import LaunchPlan
 from ..sim.simulation import active_simulation, device_function, simulate
 
 
@@ -34,7 +34,7 @@ class Target:
         """The ops of the block run here."""
         chip = self.chip or chip
         if self.device == "cuda":
-            with gpu.compile_for(chip):
+            with cuda.compile_for(chip):
                 yield
         else:
             with simulate(chip=chip or "sm_90a"):
@@ -46,7 +46,7 @@ class Target:
             return True
         import torch
 
-        return chip in runnable_chips(gpu.chip_for(torch.cuda.get_device_capability()))
+        return chip in runnable_chips(cuda.chip_for(torch.cuda.get_device_capability()))
 
     def synchronize(self) -> None:
         """Waits for the kernels, whose faults are raised here."""
@@ -60,7 +60,7 @@ class Target:
         """One kernel of PTX text, whose parameters are the addresses of the buffers."""
         plan = _plan(name, tuple(tuple(b.shape) for b in buffers), tuple(grid), block, dynamic_smem)
         if self.device == "cuda":
-            gpu.run_kernels(ptx, plan, buffers)
+            cuda.run_kernels(ptx, plan, buffers)
             return
         active_simulation().run_function(device_function(ptx, plan), buffers)
 
@@ -88,6 +88,6 @@ class Module:
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Runs on inputs and result buffers."""
         if tensors[0].device.type == "cuda":
-            gpu.run(self.text_, self.op, list(tensors))
+            cuda.run(self.text_, self.op, list(tensors))
         else:
             active_simulation().run(self, list(tensors))

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .. import _files
+from .._support import files
 from .target import Target
 
 # Bytes of arrays that failing cases leave, in all.
@@ -81,6 +81,6 @@ def _save(folder: Path, name: str, arrays: dict) -> str | None:
     if not arrays or used + sum(a.nbytes for a in arrays.values()) > _MAX_SAVED:
         return None
     path = folder / (re.sub(r"[^\w.]+", "_", name) + ".npz")
-    with _files.replacing(path, "wb") as file:
+    with files.replacing(path, "wb") as file:
         np.savez_compressed(file, **arrays)
     return f"{folder.name}/{path.name}"

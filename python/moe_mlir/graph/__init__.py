@@ -1,1 +1,1 @@
-"""Reading torch's graphs: what the matcher (fx) and the importer both ask of nodes."""
+"""Reading torch's graphs: what the matcher (`raising`) and the importer both ask of nodes."""

@@ -11,9 +11,9 @@ import torch
 from torch.fx import Node
 
 from .._native import native
+from ..gpu.sizes import RELATIONS
 from ..graph.locations import describe, describe_briefly
 from ..graph.repeats import Segment
-from ..sizes import RELATIONS
 from .builder import (
     Dim,
     FunctionBuilder,

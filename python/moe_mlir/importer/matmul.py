@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..fx.reading import value
+from ..raising.reading import value
 from .builder import Dim, FunctionBuilder, Operand, Value, is_float
 from .context import Context, Splat
 from .registry import Unsupported, imports

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
+from ..gpu.sizes import format_size
 from ..graph.locations import describe
 from ..graph.repeats import find_repeats, sizes_of
-from ..sizes import format_size
 from .builder import Dim, Value
 from .context import Context
 from .registry import Unsupported

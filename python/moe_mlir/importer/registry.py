@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch._ops import OpOverload
 from torch.fx import Node
 
+from .._torch.core import OpOverload
 from ..graph.arguments import bind_arguments
 
 # (context, node, arguments) -> the value of the node, or values, as `Context` holds them.

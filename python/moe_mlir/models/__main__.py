@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import torch
 
-from .._command_line import Parser, add_json, print_json
-from ..fx.words import FORM_NAMES
+from .._support.command_line import Parser, add_json, print_json
+from ..raising.words import FORM_NAMES
 from . import page, ties
 from .families import FAMILIES
 from .measure import measure
@@ -35,7 +35,7 @@ and how the compiled model compares with eager; details are below the table.
 """
 
 _TAIL = """
-- **form**: how the router computes gates (`python/moe_mlir/fx/match.py`); `print(site)` of each
+- **form**: how the router computes gates (`python/moe_mlir/raising/match.py`); `print(site)` of each
   result of `moe_mlir.explain` describes a router in words.
 - **routers**: the number of recognised routers, and of all routers.
 - **import**: the number of lines of IR of the whole model, without its weights. One module serves

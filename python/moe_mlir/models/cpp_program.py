@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-import moe_mlir
-
-from .._compiler import target_cpu
-from .._tools import find_tool
+from .._support.paths import PACKAGE
+from .._support.tools import find_tool
+from ..compiler.uncached import target_cpu
 from .decoder import export
 from .ways import Weights
 
@@ -101,9 +100,8 @@ def _compile_program(folder: Path) -> None:
     if not _SOURCE.exists():
         raise FileNotFoundError("expected moe-mlir's source tree with examples/deploy/generate.cpp, "
                                 "found an installed package")
-    package = Path(moe_mlir.__file__).absolute().parent
     _run([compiler, "-std=c++20", "-O2", str(_SOURCE), "-I", str(_ROOT / "include"), "-L",
-          str(package), f"-Wl,-rpath,{package}", "-lmoe_runtime", "-o", str(folder / "generate")])
+          str(PACKAGE), f"-Wl,-rpath,{PACKAGE}", "-lmoe_runtime", "-o", str(folder / "generate")])
 
 
 def _compile_artifact(model, room: int, artifact: Path) -> None:

@@ -130,12 +130,13 @@ def _choose_compiled(router, x):
 def _choose_by_backend(router, x):
     import torch
 
-    from ..frontends import dynamo
+    from .._torch.dynamo import config
+    from ..frontends.dynamo import register
 
-    dynamo.register()
+    register()
     # All routers are calls of one function: more of them than Dynamo expects, and with
     # another number of experts each, which it would make a variable.
-    torch._dynamo.config.recompile_limit = 4 * len(ROUTERS)
+    config.recompile_limit = 4 * len(ROUTERS)
     found = list(_choose_by_layers(
         router, x, lambda model, _: torch.compile(model, backend="moe", dynamic=False)))
     return () if _leaves_the_choice_to_torch(router) else found

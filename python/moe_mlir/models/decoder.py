@@ -2,8 +2,9 @@
 
 import torch
 
-from .._static_cache import CacheTensors
-from .._transformers_names import cache_call
+from .._torch.core import size_oblivious_export
+from .._transformers.names import cache_call
+from .._transformers.static_cache import CacheTensors
 
 
 class Decoder(torch.nn.Module):
@@ -32,7 +33,7 @@ def export(model: torch.nn.Module, room: int) -> torch.export.ExportedProgram:
     """The program of a decoder that takes 1 to `room - 1` tokens at a time."""
     tokens = torch.export.Dim("tokens", max=room - 1)
     # One token is a size like any other.
-    with torch.no_grad(), torch.fx.experimental._config.patch(backed_size_oblivious=True):
+    with torch.no_grad(), size_oblivious_export():
         return torch.export.export(
             Decoder(model, room), (torch.tensor([[1, 2, 3]]), torch.arange(3)),
             dynamic_shapes=({1: tokens}, {0: tokens}))

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from .._torch import dynamo
 from ..frontends.dynamo import register
 from ..hf import patch, unpatch
 from .speed import DTYPES, SIZES, build
@@ -51,7 +52,7 @@ def measure(name: str, dtype: str, model: Any, cache: str, prompt: int, steps: i
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     tokens = {}
     # A graph for the prompt, one for the first step and one for those that follow, by backend.
-    with torch._dynamo.config.patch(recompile_limit=64):
+    with dynamo.config.patch(recompile_limit=64):
         for turn in range(rounds + 1):
             for way in ways:
                 log(f"{name} {dtype}, {cache} cache: {way}, round {turn}")
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = []
     for name in options.names or SIZES:
         for dtype in options.dtype or DTYPES:
-            torch._dynamo.reset()
+            dynamo.reset()
             gc.collect()
             model = build(name, dtype, sizes)
             rows += [measure(name, dtype, model, cache, options.prompt, options.steps,

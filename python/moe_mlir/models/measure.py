@@ -9,6 +9,7 @@ import torch
 
 import moe_mlir
 
+from .._torch import dynamo
 from ..frontends.dynamo import register
 from ..hf import ROUTERS, patch
 from .families import Family
@@ -89,7 +90,7 @@ def _import(row, family):
 def _train(row, family):
     """The largest relative error of any gradient under torch.compile(backend="moe")."""
     register()
-    torch._dynamo.reset()
+    dynamo.reset()
     model = family.build()
     trained = _capturable(family, model)
     compiled = torch.compile(trained, backend="moe", fullgraph=True, options={"rest": "eager"})

@@ -5,7 +5,7 @@ Each is measured on its own, and leaves the other as it is.
 
 import os
 
-from .. import _files
+from .._support import files
 
 REAL_WIDTHS = "## Models of real widths\n"
 
@@ -20,4 +20,4 @@ def read(path: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def write(path: str | os.PathLike[str], front: str, section: str) -> None:
-    _files.write(path, "\n".join(part for part in (front, section) if part))
+    files.write(path, "\n".join(part for part in (front, section) if part))

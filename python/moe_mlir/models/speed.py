@@ -29,7 +29,8 @@ from typing import Any
 
 import torch
 
-from .. import _files
+from .._support import files
+from .._torch import dynamo
 from ..bench.machine import machine_name
 from ..frontends.dynamo import register
 from . import cpp_program, page
@@ -147,7 +148,7 @@ def _prepared(job: Job) -> Iterator[tuple[Any, torch.Tensor]]:
     model = build(job.name, job.dtype, job.sizes)
     ids = torch.randint(3, 1000, (1, job.prompt), generator=torch.Generator().manual_seed(0))
     # A graph for the prompt and one for the steps, by backend and by model.
-    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
+    with torch.no_grad(), dynamo.config.patch(recompile_limit=64):
         yield model, ids % model.config.vocab_size
 
 
@@ -340,7 +341,7 @@ def _measure(options: argparse.Namespace, arguments: str) -> list[Row]:
             rows += [replace(row, arguments=arguments, machine=machine_name()) for row in found]
             if options.json:
                 # After each model, so that an interruption loses one.
-                _files.write(options.json, json.dumps([asdict(row) for row in rows], indent=2))
+                files.write(options.json, json.dumps([asdict(row) for row in rows], indent=2))
     return rows
 
 

@@ -13,7 +13,7 @@ import torch
 
 import moe_mlir
 
-from .._transformers_names import cache_call
+from .._transformers.names import cache_call
 from ..hf import patch, unpatch
 
 

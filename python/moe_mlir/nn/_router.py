@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from .. import ops, reference
+from .._torch.core import active_ddp_module, is_in_backward, pytree
 from ..formulas import map_scores
 from ..ops._check import Checker
 
@@ -43,7 +44,7 @@ class Routing:
 
 
 # A model may return a Routing and still be exported.
-torch.utils._pytree.register_dataclass(Routing)
+pytree.register_dataclass(Routing)
 
 
 @dataclass
@@ -366,8 +367,8 @@ class Router(torch.nn.Module):
         spare_counts_of_ddp()
         if torch.compiler.is_compiling():
             return True
-        # Inside a backward there is a graph task: the forward was counted before.
-        return torch._C._current_graph_task_id() == -1
+        # Inside of a backward the forward was counted before.
+        return not is_in_backward()
 
     def extra_repr(self) -> str:
         return f"d_model={self.d_model}, num_experts={self.num_experts}, k={self.k}"
@@ -429,7 +430,7 @@ def spare_counts_of_ddp() -> bool:
     """
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return True
-    ddp = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    ddp = active_ddp_module()
     if ddp is not None and not getattr(ddp, "_moe_counts_spared", False):
         ddp._moe_counts_spared = True
         for path, module in ddp.module.named_modules():

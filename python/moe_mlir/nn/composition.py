@@ -8,7 +8,7 @@ import inspect
 from typing import Any
 
 from .. import nn
-from .._page_table import PageTable
+from .._support.page_table import PageTable
 
 _ABSTRACT = (nn.Router, nn.LinearRouter, nn.ComposedRouter)
 # Keywords without a default, at a value that every pair takes.

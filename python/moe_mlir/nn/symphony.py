@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from .._log import warn_user
+from .._support.log import warn_user
 from ..formulas import blend_counts, co_selections
 from ._composed import ComposedRouter
 from ._router import Device, Router, add_counts, sum_over_ranks

@@ -11,6 +11,7 @@ import functools
 
 import torch
 
+from .._torch.core import DisableAutocast, is_any_autocast_enabled
 from ._panels import cast_panels, is_packed
 
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -39,19 +40,19 @@ class Autocast:
     def _run(self, device, *args):
         # A backward that reaches the op's autograd sees what the kernel saw.
         args = self._arguments(device, args)
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             return self._op(*args)
 
     def around(self, function):
         """`function` of the op's arguments, run as the op is under autocast."""
 
         def run(*args):
-            if not torch._C._is_any_autocast_enabled():
+            if not is_any_autocast_enabled():
                 return function(*args)
             device = next(x.device.type for x in args if isinstance(x, torch.Tensor))
             if device in _KEYS and torch.is_autocast_enabled(device):
                 args = self._arguments(device, args)
-            with torch._C._DisableAutocast():
+            with DisableAutocast():
                 return function(*args)
 
         return run
@@ -86,9 +87,9 @@ def without_autocast(backward):
     """A gradient of what ran without autocast is computed without it."""
 
     def run(ctx, *grads):
-        if not torch._C._is_any_autocast_enabled():
+        if not is_any_autocast_enabled():
             return backward(ctx, *grads)
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             return backward(ctx, *grads)
 
     return run

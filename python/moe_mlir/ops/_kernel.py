@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import gpu
+from ..gpu import cuda
 from ..sim.simulation import active_simulation
 
 ELEMENT_TYPES = {
@@ -124,7 +124,7 @@ class Kernel:
     @functools.cached_property
     def function(self):
         """The native function, compiled at the first call that is not simulated."""
-        from ..jit import compile_cached
+        from ..compiler.jit import compile_cached
 
         return compile_cached(self._text).function(self.op)
 
@@ -166,7 +166,7 @@ class Kernel:
         simulation = active_simulation()
         if device.type != "cpu":
             self._check_devices(tensors)
-            gpu.run(self._text, self.op, [*tensors, *results])
+            cuda.run(self._text, self.op, [*tensors, *results])
         elif simulation is None:
             self.function(*tensors, *results)
         else:

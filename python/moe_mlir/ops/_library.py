@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._torch.core import autograd_implementation
 from ._autocast import Autocast, without_autocast
 from ._plain_calls import PlainCalls, are_plain
 from ._transforms import refuse_tangents, register_transforms
@@ -83,8 +84,7 @@ class _PlainFirst:
 
 def _register_autograd(op, backward, setup_context, plain):
     """As torch.library.register_autograd does, with plain calls in front."""
-    info = torch._library.autograd.Info(backward, setup_context)
-    generated = torch._library.autograd.make_autograd_impl(op, info)
+    generated = autograd_implementation(op, backward, setup_context)
     _LIBRARY.impl(op._opname, plain.around(generated, leading=1), "Autograd", with_keyset=True)
 
 

@@ -18,9 +18,9 @@ import math
 
 import torch
 
-from .._compiler import target_cpu
-from .._host_cpu import features_for
-from .._huge_pages import empty
+from .._support.huge_pages import empty
+from ..compiler.host_cpu import features_for
+from ..compiler.uncached import target_cpu
 
 
 def columns_of_panels() -> int:

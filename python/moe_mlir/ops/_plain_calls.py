@@ -7,13 +7,12 @@ to one kernel on the arguments themselves, later calls of the form run it at
 once.
 """
 
-import functools
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from .._native import native
+from .._torch.core import modes_that_see_ops
 from ..sim.simulation import active_simulation, intercept
 
 
@@ -60,30 +59,8 @@ class _Recorder:
         self.runs.append((kernel, tensors))
 
 
-def _is_seen_from_python():
-    """Levels of forward mode, torch.compile and simulations, asked by one call, which costs half
-    as much as three: it is on the way of every op."""
-    return (
-        forward_ad._current_level >= 0
-        or torch.compiler._is_compiling_flag
-        or active_simulation() is not None
-    )
-
-
 # A true result of any of them: something wants to see the op itself.
-_MODES = (
-    torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack,
-    # Modes in front of the dispatcher switch its key on.
-    functools.partial(
-        torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch
-    ),
-    torch._C._functorch.peek_interpreter_stack,
-    torch._C._is_tracing,
-    torch._C._is_any_autocast_enabled,
-    torch.autograd._profiler_enabled,
-    _is_seen_from_python,
-)
+_MODES = modes_that_see_ops(active_simulation)
 
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 

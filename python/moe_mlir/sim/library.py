@@ -7,6 +7,8 @@ import functools
 import os
 import pathlib
 
+from .._support.paths import PACKAGE
+
 
 class Buffer(ctypes.Structure):
     _fields_ = [
@@ -41,7 +43,7 @@ def _library_path() -> pathlib.Path:
     configured = os.environ.get("MOE_MLIR_SIM_LIBRARY")
     if configured:
         return pathlib.Path(configured)
-    return pathlib.Path(__file__).parents[1] / "libmoe_sim.so"
+    return PACKAGE / "libmoe_sim.so"
 
 
 @functools.cache

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from .. import jit
-from ..chips import target_chips
-from ..launch import LaunchPlan
+from ..compiler import jit
+from ..compiler.chips import target_chips
+from ..gpu.launch import LaunchPlan
 from .module import Module
 from .report import Report
 

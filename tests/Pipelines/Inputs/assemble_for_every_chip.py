@@ -6,7 +6,7 @@
 import subprocess
 import sys
 
-from moe_mlir.chips import target_chips
+from moe_mlir.compiler.chips import target_chips
 
 file, ptxas, prefix = sys.argv[1:]
 for chip in target_chips():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_mlir.compiled_program import CompiledProgram
+from moe_mlir.compiled.program import CompiledProgram
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 
 import moe_mlir
 from moe_mlir._native import native
-from moe_mlir.jit import compile_cached
+from moe_mlir.compiler.jit import compile_cached
 from moe_mlir.ops import _kernel
 from moe_mlir.ops._kernel import Kernel, Tensor, boolean, enum
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from moe_mlir._native import native
-from moe_mlir.jit import compile_cached
+from moe_mlir.compiler.jit import compile_cached
 
 N, E, K, D = 37, 8, 3, 12
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir._model_form import same_constant
+from moe_mlir.guards.model_form import same_constant
 
 
 class Settings:
@@ -100,6 +100,7 @@ def compiled_net():
     return moe_mlir.compile(Net().eval(), (torch.randn(2, 6),))
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_is_noticed(compiled_net, change):
     compiled, x = copy.deepcopy(compiled_net), torch.randn(5, 6)
@@ -114,6 +115,7 @@ def test_a_change_is_noticed(compiled_net, change):
         assert not torch.allclose(compiled(x), before)
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_copy_of_a_changed_model_is_as_it_was_changed(compiled_net, change):
     compiled, x = copy.deepcopy(compiled_net), torch.randn(5, 6)

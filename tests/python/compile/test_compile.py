@@ -70,6 +70,7 @@ def test_unknown_target():
         moe_mlir.compile(torch.nn.Linear(8, 4), (torch.randn(3, 8),), target="tpu")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("method", ["smoe", "similarity"])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_the_demo_model_equals_eager(method, dynamic):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir import cache, jit
 from moe_mlir._native import native
+from moe_mlir.compiler import cache, jit
 
 
 class Inform(torch.nn.Module):

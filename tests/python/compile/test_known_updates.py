@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir._transformers_names import cache_call, cache_name
-from moe_mlir._updated_memory import UpdatedMemory, shared_pair
+from moe_mlir._transformers.names import cache_call, cache_name
+from moe_mlir.guards.updated_memory import UpdatedMemory, shared_pair
 
 STEPS = 4
 

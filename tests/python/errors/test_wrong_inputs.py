@@ -23,8 +23,9 @@ import torch
 from support import rewrite_manifest
 
 import moe_mlir
-from moe_mlir import artifact, cache, distributed, jit, nn, sim
+from moe_mlir import artifact, distributed, nn, sim
 from moe_mlir._native import native
+from moe_mlir.compiler import cache, jit
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = Path(moe_mlir.__file__).absolute().parents[2]
@@ -443,11 +444,11 @@ def an_artifact_called_with_too_few_arguments(folder):
 
 @case("cannot run kernels on a GPU", "libcuda.so.1")
 def a_gpu_without_a_driver(folder):
-    from moe_mlir import gpu
+    from moe_mlir.gpu import cuda
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a driver")
-    return error_of(gpu.Runtime, "cuda", errors=gpu.GpuError)
+    return error_of(cuda.Runtime, "cuda", errors=cuda.GpuError)
 
 
 @case("found f64[3, 64]", "f32[?, 64]")
@@ -513,7 +514,7 @@ def a_gpu_with_an_old_driver(folder):
     (folder / "driver.c").write_text("int cuInit(unsigned flags) { return 0; }")
     subprocess.run([compiler, "-shared", "-fPIC", folder / "driver.c", "-o",
                     folder / "libcuda.so.1"], check=True)
-    code = "from moe_mlir import gpu\ntry: gpu.Runtime('cuda')\nexcept gpu.GpuError as e: print(e)"
+    code = "from moe_mlir.gpu import cuda\ntry: cuda.Runtime('cuda')\nexcept cuda.GpuError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           env={**os.environ, "LD_LIBRARY_PATH": str(folder),
                                "PYTHONPATH": str(BUILD / "python")})
@@ -561,22 +562,22 @@ def a_cache_size_that_is_no_number(folder):
 
 @case("found chatter", "expected MOE_MLIR_LOGS to hold cache, compile, remarks or all")
 def a_log_topic_that_is_none(folder):
-    from moe_mlir import _log
+    from moe_mlir._support import log
 
-    return warning_of(_log.show, "chatter")
+    return warning_of(log.show, "chatter")
 
 
 @case("found MOE_MLIR_CACHEDIR", "did you mean MOE_MLIR_CACHE_DIR?")
 def a_variable_with_a_typing_error(folder):
-    from moe_mlir import _environment
+    from moe_mlir._support import environment
 
-    return "\n".join(_environment.unknown({"MOE_MLIR_CACHEDIR": "x", "PATH": "y"}))
+    return "\n".join(environment.unknown({"MOE_MLIR_CACHEDIR": "x", "PATH": "y"}))
 
 
 @case("expected", "moe-compile compiles any MLIR text")
 def a_reproducer_that_is_none(folder):
     (folder / "in.mlir").write_text("module {}")
-    done = subprocess.run([sys.executable, "-m", "moe_mlir.crash_report", folder / "in.mlir"],
+    done = subprocess.run([sys.executable, "-m", "moe_mlir.compiler.crash_report", folder / "in.mlir"],
                           capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(BUILD / "python")})
     assert done.returncode == 1
@@ -585,7 +586,7 @@ def a_reproducer_that_is_none(folder):
 
 @case("found none", "MOE_MLIR_DUMP_DIR")
 def phases_of_a_folder_without_any(folder):
-    from moe_mlir import phases
+    from moe_mlir.compiler import phases
 
     return error_of(phases.read_folder, folder)
 

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 import moe_mlir
-from moe_mlir._transformers_names import cache_call
+from moe_mlir._transformers.names import cache_call
 from moe_mlir.models import FAMILIES
 
 _ROOM, _BATCH = 16, 2

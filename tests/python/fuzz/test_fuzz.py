@@ -16,10 +16,6 @@ sys.path.insert(0, str(FUZZ))
 import ir  # noqa: E402
 import modules  # noqa: E402
 
-# The same inputs each run: what new ones find is the work of `python utils/fuzz`, not of a
-# change that has nothing to do with it.
-SEED = 1
-
 
 def fuzz(tmp_path, *arguments):
     return subprocess.run(
@@ -29,9 +25,9 @@ def fuzz(tmp_path, *arguments):
 
 @pytest.mark.parametrize("target, runs", [
     ("json", 5000), ("sizes", 5000), ("npy", 3000), ("weights", 3000), ("artifact", 300),
-    ("calls", 3000), ("ptx", 400), ("kernels", 60), ("ir", 80)])
+    ("calls", 1500), ("ptx", 400), ("kernels", 60), ("ir", 80)])
 def test_changed_inputs_are_refused_with_a_reason(tmp_path, target, runs):
-    done = fuzz(tmp_path, target, "--runs", runs, "--seed", SEED)
+    done = fuzz(tmp_path, target, "--runs", runs, "--seed", run_seed())
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{runs} inputs" in done.stdout and "0 findings" in done.stdout
 
@@ -51,7 +47,7 @@ def compare_index_programs(seed, programs, calls):
 
 
 def test_compiled_programs_refuse_what_eager_refuses():
-    compare_index_programs(run_seed(), 4, 200)
+    compare_index_programs(run_seed(), 2, 200)
 
 
 @pytest.mark.long
@@ -64,7 +60,7 @@ def test_compiled_models_follow_changes_as_eager_does(steps):
     assert run_program("model_states.py", run_seed(), steps).startswith(f"{steps} steps, ")
 
 
-@pytest.mark.parametrize("steps", [60, pytest.param(4000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("steps", [30, pytest.param(4000, marks=pytest.mark.long)])
 def test_compiled_decoding_keeps_caches_as_eager_does(steps):
     assert run_program("cache_states.py", run_seed(), steps).startswith(f"{steps} steps, ")
 
@@ -90,7 +86,7 @@ def test_a_difference_of_compiled_models_ends_the_run(monkeypatch):
 
 @pytest.mark.long
 def test_changed_programs_are_refused_with_a_reason(tmp_path):
-    done = fuzz(tmp_path, "pt2", "--runs", 10, "--seed", SEED)
+    done = fuzz(tmp_path, "pt2", "--runs", 10, "--seed", run_seed())
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -12,8 +12,8 @@ import sys
 
 import torch
 
-from moe_mlir import tune
 from moe_mlir._native import native
+from moe_mlir.cli import tune
 
 NAMES = ["tile-size", "product-vectors", "product-rows", "product-panels", "expert-rows",
          "mix-queries", "fetch-bytes"]

@@ -10,14 +10,15 @@ from test_every_op import CASES, judge, operands
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import moe_mlir
-from moe_mlir import gpu, jit
+from moe_mlir.compiler import jit
+from moe_mlir.gpu import cuda
 from moe_mlir.ops import _library
 from moe_mlir.sim.simulation import Simulation
 
 
 @pytest.fixture(scope="module")
 def runtime():
-    return gpu.Runtime("sim")
+    return cuda.Runtime("sim")
 
 
 def registered(library, tensors):
@@ -37,7 +38,7 @@ def on_simulated_driver(runtime, monkeypatch):
 
     def run(self, kernel, tensors):
         registered(runtime.library, tensors)
-        function = gpu.gpu_functions(runtime, kernel.text(), self.chip)[kernel.op]
+        function = cuda.gpu_functions(runtime, kernel.text(), self.chip)[kernel.op]
         ran.append(function(*tensors))
 
     def registered_empty(*size, **options):
@@ -61,7 +62,7 @@ def test_launcher_gives_the_meaning_of_the_op(op, runtime, on_simulated_driver):
 def test_everything_stays_on_the_device(op, monkeypatch):
     """Every buffer that reaches the launcher, and every result, is on the GPU."""
     seen = []
-    monkeypatch.setattr(gpu, "run", lambda text, name, tensors: seen.extend(tensors))
+    monkeypatch.setattr(cuda, "run", lambda text, name, tensors: seen.extend(tensors))
     # Below the dispatcher, where the ops' fake kernels would answer.
     monkeypatch.setattr(_library, "are_plain", lambda args: True)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -84,9 +85,9 @@ def test_mixed_devices_are_refused():
 
 
 def test_chips():
-    assert gpu.chip_for((9, 0)) == "sm_90a" and gpu.chip_for((12, 1)) == "sm_120"
-    with pytest.raises(gpu.GpuError, match="compute capability 8.0 or later, found 7.5"):
-        gpu.chip_for((7, 5))
+    assert cuda.chip_for((9, 0)) == "sm_90a" and cuda.chip_for((12, 1)) == "sm_120"
+    with pytest.raises(cuda.GpuError, match="compute capability 8.0 or later, found 7.5"):
+        cuda.chip_for((7, 5))
 
 
 def test_packed_kernels_of_its_own_chip_come_first(tmp_path, monkeypatch):
@@ -106,11 +107,11 @@ def test_packed_kernels_of_its_own_chip_come_first(tmp_path, monkeypatch):
 
 
 def test_damaged_ptx_is_an_error_not_an_abort(runtime):
-    with pytest.raises(gpu.GpuError):
+    with pytest.raises(cuda.GpuError):
         runtime.load(".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry f() { nop")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
 def test_without_a_driver_the_reason_is_given():
-    with pytest.raises(gpu.GpuError, match="cannot run kernels on a GPU: expected"):
-        gpu.Runtime("cuda")
+    with pytest.raises(cuda.GpuError, match="cannot run kernels on a GPU: expected"):
+        cuda.Runtime("cuda")

@@ -13,7 +13,8 @@ import seeds
 import torch
 
 import moe_mlir
-from moe_mlir import gpu, reference, sim
+from moe_mlir import reference, sim
+from moe_mlir.gpu import cuda
 from moe_mlir.gpu_check import __main__ as gpu_check
 from moe_mlir.gpu_check import (
     benchmark,
@@ -265,11 +266,11 @@ def test_all_cases(tmp_path):
 
 
 def test_a_newer_gpu_runs_the_kernels_of_an_older_chip():
-    assert gpu.chosen_chip((9, 0)) == "sm_90a"
-    with gpu.compile_for("sm_80"):
-        assert gpu.chosen_chip((9, 0)) == "sm_80"
-    with gpu.compile_for("sm_90a"), pytest.raises(gpu.GpuError, match="run on sm_100 .*'sm_90a'"):
-        gpu.chosen_chip((10, 0))
+    assert cuda.chosen_chip((9, 0)) == "sm_90a"
+    with cuda.compile_for("sm_80"):
+        assert cuda.chosen_chip((9, 0)) == "sm_80"
+    with cuda.compile_for("sm_90a"), pytest.raises(cuda.GpuError, match="run on sm_100 .*'sm_90a'"):
+        cuda.chosen_chip((10, 0))
 
 
 @pytest.mark.parametrize("chip, has_wgmma", [("sm_80", False), (None, True)])

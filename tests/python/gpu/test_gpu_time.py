@@ -24,6 +24,7 @@ def named(text):
 
 
 # Few bytes are no merit if 8 of 132 multiprocessors move them, one after the other.
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name, size, launches, sms, kilobytes, microseconds", [
     ("topk_renorm 16384x128", 16384, 1, 132, 3.0, 3.8),
     ("topk_renorm 8192x256", 8192, 1, 132, 3.3, 3.6),

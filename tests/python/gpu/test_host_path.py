@@ -18,11 +18,11 @@ from test_no_spills import modules
 from test_router import check as check_routes
 
 import moe_mlir
-from moe_mlir import gpu
+from moe_mlir.compiler.jit import compile_kernels_cached
+from moe_mlir.gpu import cuda
+from moe_mlir.gpu.launch import KernelLaunch, LaunchPlan
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
-from moe_mlir.jit import compile_kernels_cached
-from moe_mlir.launch import KernelLaunch, LaunchPlan
 from moe_mlir.sim.simulation import Simulation
 
 PTX = """.version 8.0
@@ -55,7 +55,7 @@ def test_shared_memory_is_allowed_before_the_launch(runtime):
     """32 KB static and 20 KB dynamic: more than 48 KB together, dynamic alone is less."""
     launch(runtime, dynamic_smem=20 * 1024)
     launch(runtime, dynamic_smem=16)
-    with pytest.raises(gpu.GpuError, match="at most 232448 bytes of shared memory on sm_90"):
+    with pytest.raises(cuda.GpuError, match="at most 232448 bytes of shared memory on sm_90"):
         launch(runtime, dynamic_smem=200 * 1024)
 
 
@@ -72,7 +72,7 @@ def test_a_fused_router_has_more_than_48_kb(experts, runtime):  # noqa: F811
     h, w = (torch.randn(n, 64).bfloat16() for n in (9, experts))
     gates, ids = torch.empty(9, 8), torch.empty(9, 8, dtype=torch.int32)
     registered(runtime.library, [h, w, gates, ids])
-    run = gpu.GpuFunction(runtime, runtime.load(code["ptx"]), LaunchPlan(function))
+    run = cuda.GpuFunction(runtime, runtime.load(code["ptx"]), LaunchPlan(function))
     run(h, w, gates, ids)
     z = h.double() @ w.double().T
     check_routes(z.numpy(), gates.double().numpy(), ids.long().numpy(), 64)
@@ -80,7 +80,7 @@ def test_a_fused_router_has_more_than_48_kb(experts, runtime):  # noqa: F811
 
 @pytest.mark.parametrize("grid, dim", [((1, 65536), "y"), ((1, 1, 65536), "z"), ((2**32 + 1,), "x")])
 def test_grids_that_no_chip_has(runtime, grid, dim):
-    with pytest.raises(gpu.GpuError, match=f"'k' on .*blocks along {dim}, found {max(grid)}"):
+    with pytest.raises(cuda.GpuError, match=f"'k' on .*blocks along {dim}, found {max(grid)}"):
         launch(runtime, grid)
 
 
@@ -204,7 +204,7 @@ def test_what_a_capture_does_not_permit(runtime, captured):  # noqa: F811
     module = runtime.load(PTX)
     with captured:
         launch(runtime, dynamic_smem=64, module=module)
-        with pytest.raises(gpu.GpuError, match="loading a module is not permitted while a stream"):
+        with pytest.raises(cuda.GpuError, match="loading a module is not permitted while a stream"):
             runtime.load(PTX)
         reason = runtime.library.moe_sim_replay()
         assert b"replaying a graph is not permitted" in reason
@@ -278,19 +278,19 @@ def driver_calls(tmp_path_factory):
 
 TWO_CALLS = """
     import sys
-    from moe_mlir import gpu
-    from moe_mlir.launch import LaunchPlan
+    from moe_mlir.gpu import cuda
+    from moe_mlir.gpu.launch import LaunchPlan
     import torch
-    runtime = gpu.Runtime("cuda")
+    runtime = cuda.Runtime("cuda")
     kernel = {"name": "k", "grid": [4], "block_size": 32, "dynamic_smem": int("%s")}
     plan = LaunchPlan({"name": "f", "arguments": [{"dtype": "f32", "shape": [-1]}],
                        "results": [], "kernels": [kernel]})
-    function = gpu.GpuFunction(runtime, gpu.load_kernels(runtime, "text", 0), plan)
+    function = cuda.GpuFunction(runtime, cuda.load_kernels(runtime, "text", 0), plan)
     try:
         function(torch.zeros(8))
         print("again", flush=True)
         function(torch.zeros(8))
-    except gpu.GpuError as error:
+    except cuda.GpuError as error:
         print(error)
 """
 
@@ -326,10 +326,10 @@ def test_more_shared_memory_than_the_gpu_has(driver_calls):
 
 def test_the_log_of_the_driver_is_told(driver_calls):
     lines = driver_calls("""
-        from moe_mlir import gpu
+        from moe_mlir.gpu import cuda
         try:
-            gpu.Runtime("cuda").load(".target sm_90a\\n.visible .entry broken(")
-        except gpu.GpuError as error:
+            cuda.Runtime("cuda").load(".target sm_90a\\n.visible .entry broken(")
+        except cuda.GpuError as error:
             print(error)
     """)
     assert lines[1] == (

@@ -14,10 +14,10 @@ from seeds import some
 from test_gpu_figures import figures
 
 import moe_mlir as m
-from moe_mlir.chips import target_chips
+from moe_mlir.compiler.chips import target_chips
+from moe_mlir.compiler.jit import compile_kernels_cached
 from moe_mlir.gpu_check.cases import OPS, operands
 from moe_mlir.gpu_check.modules import router_text
-from moe_mlir.jit import compile_kernels_cached
 from moe_mlir.ops.token_rows import token_rows
 from moe_mlir.sim.simulation import intercept
 
@@ -145,6 +145,7 @@ def spills(text, chip, folder):
     return []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("chip", some(target_chips(), by=lambda name: name[:4]))
 def test_wide_kernels_keep_their_values_in_registers(chip, tmp_path):
     texts = modules(WIDE_CALLS)

@@ -109,6 +109,7 @@ def test_attention_posterior_with_masks_biases_and_given_means():
     torch.testing.assert_close(p.double(), expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("chip", ["sm_80", "sm_90", "sm_90a"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_attention_of_any_chip_and_type(chip, dtype):

@@ -21,8 +21,8 @@ from test_softmax_mix import (
     problem_with_garbage_at_masked_tokens,
 )  # fmt: skip
 
-from moe_mlir.jit import compile_kernels_cached, compile_ptx_cached
-from moe_mlir.launch import LaunchPlan
+from moe_mlir.compiler.jit import compile_kernels_cached, compile_ptx_cached
+from moe_mlir.gpu.launch import LaunchPlan
 from moe_mlir.sim.simulation import device_function
 
 sim = pytest.importorskip("moe_mlir.sim")

@@ -58,6 +58,7 @@ def artifact(model, tmp_path_factory):
     return folder / "layer"
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("n", [2, 75])
 def test_moe_run(model, artifact, device, n):  # noqa: F811
     h = torch.randn(1, n, D)
@@ -71,6 +72,7 @@ def test_moe_run(model, artifact, device, n):  # noqa: F811
     np.testing.assert_allclose(np.load(folder / "y.npy"), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("way", ["load", "compile"])
 def test_from_torch(model, artifact, way):
     layer = moe_mlir.load(artifact) if way == "load" else \

@@ -5,8 +5,8 @@ import torch
 
 import moe_mlir
 from moe_mlir.frontends.export import decompose
-from moe_mlir.fx.fold_layers import fold_layers
 from moe_mlir.graph.locations import module_path
+from moe_mlir.raising.fold_layers import fold_layers
 
 
 class Layers(torch.nn.Module):

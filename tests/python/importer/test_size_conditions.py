@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir.fx.guards import conditions
-from moe_mlir.sizes import describe_condition, names_in, unmet_condition
+from moe_mlir.gpu.sizes import describe_condition, names_in, unmet_condition
+from moe_mlir.raising.guards import conditions
 
 
 class Function(torch.nn.Module):
@@ -59,6 +59,7 @@ BRANCHES = {
 }
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("case", BRANCHES)
 def test_other_sizes_take_their_own_way(case):
     function, example, others = BRANCHES[case]
@@ -69,6 +70,7 @@ def test_other_sizes_take_their_own_way(case):
         torch.testing.assert_close(compiled(*inputs), model(*inputs))
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("case", BRANCHES)
 def test_an_exported_program_serves_or_refuses(case):
     function, example, others = BRANCHES[case]

@@ -3,7 +3,7 @@
 import pytest
 import sympy
 
-from moe_mlir.sizes import evaluate_text, format_size
+from moe_mlir.gpu.sizes import evaluate_text, format_size
 
 
 def test_a_formatted_size_has_the_value_of_the_expression():

@@ -30,6 +30,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("case", PAIRS)
 def test_pairs_of_numbers(case, dtype):
@@ -50,6 +51,7 @@ UNARY = {
 }
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("case", UNARY)
 def test_single_numbers(case):
     check(UNARY[case], torch.tensor(NUMBERS))

@@ -5,7 +5,7 @@ import torch
 
 import moe_mlir
 from moe_mlir import nn
-from moe_mlir.fx.einsum import EinsumAsMatmul
+from moe_mlir.raising.einsum import EinsumAsMatmul
 
 EQUATIONS = ["bnep,bnd->bepd", "bij,bje->bie", "bid,bjd->bij", "abc,acd->abd", "ijk,lk->lij"]
 

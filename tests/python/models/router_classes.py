@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "fx")]
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "raising")]
 
 from router_programs import Meaning, trace  # noqa: E402
 from support import Selections  # noqa: E402
 
-from moe_mlir.fx.match import find_selections  # noqa: E402
+from moe_mlir.raising.match import find_selections  # noqa: E402
 
 _CLASS = re.compile(r"^class (\w*(?:Router|TopKGating|MoEGate))\((?:nn\.Module|nn\.Linear)\):", re.M)
 WIDTH, EXPERTS, TOKENS = 32, 8, 12

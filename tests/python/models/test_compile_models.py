@@ -9,7 +9,7 @@ import torch
 from seeds import some
 
 import moe_mlir
-from moe_mlir._transformers_names import cache_name
+from moe_mlir._transformers.names import cache_name
 from moe_mlir.models import FAMILIES
 
 
@@ -37,6 +37,7 @@ def granite():
     return compiled
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("shape", [(3, 7), (1, 9), (4, 1), (1, 1)])
 def test_other_batches_and_token_counts(granite, shape):
     """The model's own code goes other ways for one sequence and for one token."""
@@ -96,7 +97,7 @@ def test_a_saved_program_is_read_where_transformers_is_not_loaded_yet(tmp_path):
     model, path = FAMILIES["Qwen3-MoE"].build(), tmp_path / "lm.pt2"
     program = torch.export.export(model, (), dict(input_ids=tokens(2, 12), use_cache=False))
     torch.export.save(program, path)
-    done = subprocess.run([sys.executable, "-m", "moe_mlir._import_program", path, tmp_path],
+    done = subprocess.run([sys.executable, "-m", "moe_mlir.frontends.import_program", path, tmp_path],
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "moe.topk_renorm" in (tmp_path / "program.mlir").read_text()

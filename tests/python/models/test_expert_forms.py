@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import moe_mlir.hf  # noqa: F401  registers the implementation
-from moe_mlir._expert_forms import activation_of, find_activation
+from moe_mlir.experts.activation_detection import activation_of, find_activation
 from moe_mlir.frontends import dynamo
 from moe_mlir.ops._expert_activation import ExpertActivation
 
@@ -197,8 +197,8 @@ def test_activations_are_found_by_their_formula(function, known):
 
 @pytest.mark.parametrize("gate", ["none", "concatenated", "interleaved"])
 def test_every_activation_has_a_formula_of_its_own(gate):
-    from moe_mlir._expert_forms import _candidates
-    from moe_mlir._symbolic_features import Features
+    from moe_mlir.experts.activation_detection import _candidates
+    from moe_mlir.experts.symbolic_features import Features
 
     candidates = list(_candidates([7.0], [1.3], gate))
     formulas = [candidate(Features.of_layer(6)) for candidate in candidates]
@@ -250,6 +250,7 @@ def assert_equal_runs(found, expected, dtype):
         assert_near(a, b, dtype)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("dtype, implementation", [(torch.float32, "grouped_mm"),
                                                    (torch.bfloat16, "moe")])
 @pytest.mark.parametrize("name", FORMS)

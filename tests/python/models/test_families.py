@@ -49,6 +49,7 @@ def relative(found, expected):
     return (found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
 
 
+@pytest.mark.drawn(3)
 @a_family_of_each_form
 def test_every_router_is_recognised(family):
     matches = moe_mlir.explain(family.build(), (), kwargs=family.example(*shape_of(family)))
@@ -62,6 +63,7 @@ def test_every_router_is_recognised(family):
         assert any(word in code for word in ("topk", "argmax", "max(", "sparsemixer")), code
 
 
+@pytest.mark.drawn(4)
 @every_family
 def test_the_whole_model_is_imported(family):
     model = family.build()
@@ -83,6 +85,7 @@ def test_the_whole_model_is_imported(family):
         assert relative(compiled(**inputs).logits, expected) < 1e-5
 
 
+@pytest.mark.drawn(3)
 @a_family_of_each_form
 def test_torch_compile_trains_in_one_graph(family):
     """Outputs and gradients of eager, whatever batch and tokens, without a second graph."""
@@ -111,6 +114,7 @@ def test_torch_compile_trains_in_one_graph(family):
                     assert relative(ours[name], gradient) < 1e-4, name
 
 
+@pytest.mark.drawn(3)
 @a_family_of_each_form
 def test_bfloat16_is_no_worse_than_eager(family):
     model = family.build(torch.bfloat16)

@@ -63,6 +63,7 @@ def check(name, cache, rest, layers):
     return spy.seen
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name, cache", [("Mixtral", "dynamic"), ("Granite-MoE", "static"),
                                          ("gpt-oss", "dynamic")])
 def test_generation_has_the_tokens_of_eager(name, cache):

@@ -10,7 +10,7 @@ import seeds
 import torch
 
 import moe_mlir
-from moe_mlir import _packed_weight
+from moe_mlir.experts import packed_weight
 from moe_mlir.nn import MoELayer, SMoE
 
 
@@ -218,7 +218,7 @@ def test_copies_and_files(kind):
         add_to_data(eager)
         same(other, eager)
         eager = build(kind)
-        assert type(other.weight) is _packed_weight.PackedWeight
+        assert type(other.weight) is packed_weight.PackedWeight
         unpack(other)
         assert other.weight.requires_grad
 
@@ -376,7 +376,7 @@ def test_experts_that_an_adapter_parametrizes_stay_as_they_are():
 @pytest.mark.parametrize("after", [0, 1])
 def test_an_exception_in_the_middle(kind, error, after, monkeypatch):
     model, eager = build(kind), build(kind)
-    real, calls = _packed_weight.pack_weight, []
+    real, calls = packed_weight.pack_weight, []
 
     def interrupted(*args, **kwargs):
         calls.append(None)
@@ -384,7 +384,7 @@ def test_an_exception_in_the_middle(kind, error, after, monkeypatch):
             raise error
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(_packed_weight, "pack_weight", interrupted)
+    monkeypatch.setattr(packed_weight, "pack_weight", interrupted)
     with pytest.raises(error):
         pack(model)
     monkeypatch.undo()

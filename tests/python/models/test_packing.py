@@ -21,6 +21,7 @@ def run(experts, dtype):
         return experts(x, indices, gates)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(("name", "dtype"), [
     *((name, torch.float32) for name in FORMS if name != "muse_spark"),
     ("nemotron_h", torch.float16), ("mixtral", torch.float16),

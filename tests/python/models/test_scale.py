@@ -20,6 +20,7 @@ def test_ir_grows_by_a_call_for_each_further_layer():
     assert parameters > 0 and grown == 2 * (parameters + 2)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["Mixtral", "gpt-oss"])
 def test_a_model_of_calls_equals_eager(name):
     """gpt-oss alternates two masks, which are an argument of its one function."""

@@ -5,8 +5,8 @@ import torch
 import transformers
 
 import moe_mlir
-from moe_mlir._static_cache import token_count
-from moe_mlir._transformers_names import cache_call, cache_name
+from moe_mlir._transformers.names import cache_call, cache_name
+from moe_mlir._transformers.static_cache import token_count
 from moe_mlir.models import FAMILIES
 
 PROMPT, ROOM = 7, 16
@@ -79,6 +79,7 @@ def mask_of(tokens, held=0):
     return mask
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("tokens", [ROOM + 1, ROOM])
 @pytest.mark.parametrize("form", ["2-D", "4-D"])
 @torch.no_grad()
@@ -140,6 +141,7 @@ def test_steps_read_and_write_the_cache_where_it_lies(compiled):
     assert "1x2x2x16x8" not in text
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["Granite-MoE", "Qwen3-MoE"])
 def test_generation_has_eagers_tokens(name):
     model = build(name)
@@ -170,6 +172,7 @@ def exportable():
     return TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=ROOM)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("strict", [None, False, True])
 @torch.no_grad()
 def test_a_module_whose_buffers_are_the_cache(exportable, strict):

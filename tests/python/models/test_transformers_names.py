@@ -10,7 +10,7 @@ import transformers
 
 import moe_mlir
 import moe_mlir.hf
-from moe_mlir._transformers_names import CACHE_NAMES, cache_call, cache_name, with_cache_name
+from moe_mlir._transformers.names import CACHE_NAMES, cache_call, cache_name, with_cache_name
 from moe_mlir.models import FAMILIES
 
 PROMPT, ROOM = 7, 16
@@ -34,6 +34,7 @@ def compiled(request):
         return moe_mlir.compile(model, (ids(),), kwargs={request.param: cache_of(model)})
 
 
+@pytest.mark.drawn(1)
 @torch.no_grad()
 def test_every_name_of_the_cache_serves(compiled):
     model = compiled.model
@@ -54,6 +55,7 @@ def test_two_names_at_once_are_an_error(compiled):
         compiled(ids(), **{keyword: cache_of(compiled.model) for keyword in KEYWORDS})
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("keyword", [None, *KEYWORDS])
 def test_generate_takes_every_name(compiled, keyword):
     expected = compiled.model.generate(ids(), **OPTIONS)
@@ -110,7 +112,7 @@ def test_an_old_transformers_is_named(monkeypatch):
 def test_one_module_knows_the_names():
     package = pathlib.Path(moe_mlir.__file__).parent
     for path in package.rglob("*.py"):
-        if path.name != "_transformers_names.py":
+        if path.parts[-2:] != ("_transformers", "names.py"):
             assert not any(name in path.read_text() for name in CACHE_NAMES[1:]), path
 
 
@@ -127,6 +129,7 @@ def in_f32(tmp_path_factory):
     return model
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("way", ["hf.patch", "backend", "compile"])
 @torch.no_grad()
 def test_routers_of_f32_in_a_model_of_bf16(in_f32, way):

@@ -18,7 +18,7 @@ def private_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_MLIR_CACHE_DIR", str(tmp_path / "cache"))
     for name in ("MOE_MLIR_CACHE", "MOE_MLIR_CACHE_READONLY", "MOE_MLIR_DUMP_DIR"):
         monkeypatch.delenv(name, raising=False)
-    from moe_mlir import jit
+    from moe_mlir.compiler import jit
 
     monkeypatch.setattr(jit, "_loaded", type(jit._loaded)())
 

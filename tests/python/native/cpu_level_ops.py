@@ -11,7 +11,8 @@ from unittest import mock
 import torch
 
 import moe_mlir
-from moe_mlir import jit, reference
+from moe_mlir import reference
+from moe_mlir.compiler import jit
 from moe_mlir.gpu_check import cases
 from moe_mlir.gpu_check.cases import OPS, operands
 

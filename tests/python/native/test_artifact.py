@@ -13,8 +13,9 @@ from conftest import AFFINE
 from support import rewrite_manifest, run_tool
 
 from moe_mlir import artifact
-from moe_mlir._tools import find_tool
-from moe_mlir.sizes import evaluate_expression
+from moe_mlir._native import native
+from moe_mlir._support.tools import find_tool
+from moe_mlir.gpu.sizes import evaluate_expression
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +23,8 @@ def moe_compile():
     path = shutil.which("moe-compile")
     if path is None:
         # Beside the build tree's package.
-        native = Path(artifact.native().__file__)
-        path = native.parents[2] / "bin" / "moe-compile"
+        library = Path(native().__file__)
+        path = library.parents[2] / "bin" / "moe-compile"
     if not os.access(path, os.X_OK):
         pytest.skip("moe-compile is not in PATH and not in the build tree")
 
@@ -141,7 +142,7 @@ def test_the_header_compiles_and_links(folder, tmp_path):
     compiler = shutil.which("cc") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C compiler")
-    runtime = next((p for p in Path(artifact.native().__file__).parents[2].rglob(
+    runtime = next((p for p in Path(native().__file__).parents[2].rglob(
         "libmoe_runtime.so")), None)
     assert runtime is not None, "expected libmoe_runtime.so in the build tree"
     (tmp_path / "main.c").write_text("""#include "kernel.h"
@@ -315,7 +316,7 @@ def test_a_feature_that_no_cpu_lists_as_absent_is_no_reason(folder):
 
 
 def test_code_for_another_cpu_is_refused(folder):
-    host = artifact.native().host_cpu()[1].split(",")
+    host = native().host_cpu()[1].split(",")
     absent = next(f[1:] for f in host if f.startswith("-"))
     rewrite_manifest(folder, lambda m: m["target"].update(features=f"+{absent}"))
     with pytest.raises(ValueError, match=f"which has {absent}"):

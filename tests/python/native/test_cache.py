@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import AFFINE
 
-from moe_mlir import cache, jit
+from moe_mlir.compiler import cache, jit
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +166,7 @@ def test_environment(monkeypatch, tmp_path):
 
 WRITER = """
 import sys
-from moe_mlir.cache import Cache
+from moe_mlir.compiler.cache import Cache
 store = Cache(sys.argv[1])
 print("ready", flush=True)
 for i in range(10**6):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import run_tool
 
-from moe_mlir.chips import chips, own_chip, runnable_chips, target_chips
+from moe_mlir.compiler.chips import chips, own_chip, runnable_chips, target_chips
 
 ROOT = Path(__file__).parents[3]
 TABLE = ROOT / "include/MoE/Support/Chips.h"

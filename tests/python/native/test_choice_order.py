@@ -19,7 +19,7 @@ def nearly_equal(rows=64, experts=24):
 
 def run_decomposed(x, k, score, topk_group=2, group_score="max", bias=None):
     from moe_mlir._native import native
-    from moe_mlir.jit import compile_cached
+    from moe_mlir.compiler.jit import compile_cached
 
     n, experts = x.shape
     z, g, i = f"tensor<{n}x{experts}xf32>", f"tensor<{n}x{k}xf32>", f"tensor<{n}x{k}xi64>"
@@ -71,6 +71,7 @@ def rows_that_their_groups_do_not_fill():
                          [low, low, low, low, low, low, low, low]])
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("group_score", ["top2", "max"])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus", "none"])
 @pytest.mark.parametrize("bias", [None, 0.0, -torch.inf, torch.nan], ids=str)

@@ -41,15 +41,17 @@ WIDTH_SELECTION = """not compile and not artifact and not threads and not opchec
     and not interrupted and (not dtype or swiglu or none or mixtral or rows)"""
 
 
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize("file", WIDTH_TESTS)
 @pytest.mark.parametrize("cpu", ["x86-64-v3", "skylake-avx512"])
-def test_packing_products_and_experts(cpu):
+def test_packing_products_and_experts(cpu, file):
     """16 columns a panel, and 64: what a size means depends on that."""
     if cpu not in cpus.runnable():
         pytest.skip(f"this machine does not run code for {cpu}")
     folder = pathlib.Path(__file__).parents[1]
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k",
-         " ".join(WIDTH_SELECTION.split()), *(folder / name for name in WIDTH_TESTS)],
+         " ".join(WIDTH_SELECTION.split()), folder / file],
         env={**os.environ, "MOE_MLIR_CPU": cpu}, capture_output=True, text=True,
         timeout=600)  # fmt: skip
     assert result.returncode == 0 and " passed" in result.stdout, result.stdout + result.stderr

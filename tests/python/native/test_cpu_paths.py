@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from moe_mlir import artifact
+from moe_mlir._native import native
 
 # No vectors beyond 128 bits; AVX2; AVX-512 without bf16 products.
 CPUS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -74,11 +74,12 @@ def run(cpu, code=SCRIPT, **environment):
 
 
 def missing_features(cpu):
-    native = artifact.native()
-    absent = {f[1:] for f in native.host_cpu()[1].split(",") if f.startswith("-")}
-    return [f for f in native.code_features(cpu).split(",") if f[1:] in absent]
+    compiler = native()
+    absent = {f[1:] for f in compiler.host_cpu()[1].split(",") if f.startswith("-")}
+    return [f for f in compiler.code_features(cpu).split(",") if f[1:] in absent]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("cpu", CPUS)
 def test_kernels_for_a_smaller_cpu_are_right(cpu):
     if missing_features(cpu):
@@ -95,7 +96,7 @@ def test_the_vectors_are_those_of_the_cpu(cpu, register, tmp_path):
 
     f32 = torch.float32
     form, options = Form(f32, f32, 16, 8, 16), Options(1.0, True, None, "all", "ieee")
-    artifact.native().compile_object(kernel(form, options).text(), dump_dir=str(tmp_path), cpu=cpu)
+    native().compile_object(kernel(form, options).text(), dump_dir=str(tmp_path), cpu=cpu)
     code = (tmp_path / "91-code.s").read_text()
     assert register in code
     assert cpu == "x86-64-v4" or "%zmm" not in code
@@ -110,7 +111,7 @@ def test_bf16_tokens_are_multiplied_in_pairs_where_the_cpu_can(tmp_path):
     form = Form(bf16, torch.float32, 16, 8, 16)
     options = Options(1.0, True, None, "all", "ieee")
     for cpu, expected in (("sapphirerapids", True), ("x86-64-v4", False)):
-        artifact.native().compile_object(
+        native().compile_object(
             kernel(form, options).text(), dump_dir=str(tmp_path / cpu), cpu=cpu
         )
         assert ("vdpbf16ps" in (tmp_path / cpu / "91-code.s").read_text()) == expected

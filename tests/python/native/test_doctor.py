@@ -2,7 +2,8 @@
 
 import os
 
-from moe_mlir import cache, doctor
+from moe_mlir import doctor
+from moe_mlir.compiler import cache
 
 
 def test_names_what_a_bug_report_needs(moe):
@@ -35,7 +36,7 @@ def test_reports_variables_that_mean_nothing(monkeypatch):
 
 
 def test_reports_tools_that_are_missing(monkeypatch):
-    monkeypatch.setattr("moe_mlir._tools.TOOLS", ("moe-opt", "moe-nothing"))
+    monkeypatch.setattr("moe_mlir._support.tools.TOOLS", ("moe-opt", "moe-nothing"))
     report = doctor()
     assert report.facts["tools"] == "1 of 2"
     assert any("expected moe-nothing with" in problem for problem in report.problems)

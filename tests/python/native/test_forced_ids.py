@@ -23,7 +23,7 @@ func.func @f(%dg: tensor<?x2xf32>, %g: tensor<?x2xf32>, %i: tensor<?x2xi32>, %x:
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "sqrtsoftplus"])
 @pytest.mark.parametrize("id", IDS)
 def test_a_gradient_stays_within_its_row(score, id):
-    from moe_mlir.jit import compile_cached
+    from moe_mlir.compiler.jit import compile_cached
 
     ids = torch.tensor([[1, id]], dtype=torch.int32)
     gates, cotangent = torch.tensor([[0.7, 0.3]]), torch.tensor([[2.0, 5.0]])
@@ -56,7 +56,7 @@ NO_EXPERT = (FORCED < 0) | (FORCED >= EXPERTS)
 
 def run_decomposed(x, renorm, eps, score, index_type):
     from moe_mlir._native import native
-    from moe_mlir.jit import compile_cached
+    from moe_mlir.compiler.jit import compile_cached
 
     n, k = FORCED.shape
     g, i, f = f"tensor<{n}x{k}xf32>", f"tensor<{n}x{k}x{index_type}>", f"tensor<{n}x{k}xi64>"

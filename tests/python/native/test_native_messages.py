@@ -12,8 +12,9 @@ import time
 import pytest
 from conftest import AFFINE
 
-from moe_mlir import _environment, _log, crash_report, jit, phases
-from moe_mlir._progress import Clock
+from moe_mlir._support import environment, log
+from moe_mlir._support.progress import Clock
+from moe_mlir.compiler import crash_report, jit, phases
 
 # The dispatch needs all choices at once, so it stays out of the loop of the selection.
 UNFUSED = """
@@ -111,7 +112,7 @@ def test_an_unknown_topic_warns_and_the_known_ones_are_shown():
     before = list(topic.handlers), topic.level, topic.propagate
     try:
         with pytest.warns(RuntimeWarning, match="found chatter"):
-            _log.show("chatter,cache", stream)
+            log.show("chatter,cache", stream)
         topic.debug("hello")
     finally:
         topic.handlers[:], topic.propagate = before[0], before[2]
@@ -120,7 +121,7 @@ def test_an_unknown_topic_warns_and_the_known_ones_are_shown():
 
 
 def test_variables_with_typing_errors_are_found():
-    (sentence,) = _environment.unknown({"MOE_MLIR_DUMPDIR": "1", "MOE_MLIR_LOGS": "all"})
+    (sentence,) = environment.unknown({"MOE_MLIR_DUMPDIR": "1", "MOE_MLIR_LOGS": "all"})
     assert "did you mean MOE_MLIR_DUMP_DIR?" in sentence
 
 
@@ -211,7 +212,7 @@ def test_nobody_can_foresee_the_folder_of_reproducers(monkeypatch):
     monkeypatch.delenv("MOE_MLIR_REPRODUCER_DIR")
     code = """if True:
         import os, pathlib, tempfile
-        from moe_mlir import crash_report
+        from moe_mlir.compiler import crash_report
         temporary = pathlib.Path(tempfile.mkdtemp())
         elsewhere = pathlib.Path(tempfile.mkdtemp())
         tempfile.tempdir = str(temporary)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from moe_mlir.jit import compile_cached
+from moe_mlir.compiler.jit import compile_cached
 from moe_mlir.ops._kernel import ELEMENT_TYPES
 
 LAYOUTS = {"n, k": "(n, k)", "k, n": "(k, n)"}
@@ -54,6 +54,7 @@ def run(function, x, w, n):
 SIZES = [(1, 1), (5, 7), (33, 17), (70, 300), (64, 256), (530, 513)]
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("n", "k"), SIZES)
 def test_rows_have_the_same_bits_in_any_company(dtype, n, k):
@@ -84,7 +85,7 @@ def test_infinite_and_missing_numbers_stay_in_their_rows_and_columns():
 
 SCRIPT = """
 import sys, torch
-from moe_mlir.jit import compile_cached
+from moe_mlir.compiler.jit import compile_cached
 sys.path.insert(0, {folder!r})
 import test_products as t
 torch.manual_seed(0)

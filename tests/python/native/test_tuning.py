@@ -7,8 +7,9 @@ import pytest
 import test_products
 import torch
 
-from moe_mlir import _tuning, jit, tune
 from moe_mlir._native import native
+from moe_mlir.cli import tune
+from moe_mlir.compiler import jit, tuning_table
 
 KEY = native().describe_cpu("native")
 
@@ -49,6 +50,7 @@ NUMBERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.title)
 def test_no_bit_depends_on_the_numbers(probe):
     inputs = probe.inputs(0)
@@ -60,6 +62,7 @@ def test_no_bit_depends_on_the_numbers(probe):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), numbers
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("cpu", ["x86-64-v2", "x86-64-v3", "skylake-avx512", "icelake-server"])
 def test_products_and_experts_are_right_at_every_level(cpu):
     if cpu not in cpus.runnable():
@@ -89,23 +92,23 @@ def test_models_follow_registers_and_the_second_cache():
 
 def test_a_table_is_read_and_is_part_of_every_key(named):
     named(table({"product-panels": 3}))
-    assert "product-panels=3" in _tuning.cpu_pipeline("native")
+    assert "product-panels=3" in tuning_table.cpu_pipeline("native")
     test_products.test_infinite_and_missing_numbers_stay_in_their_rows_and_columns()
     text = test_products.product(70, 33, torch.float32, "n, k")
     first = jit.compile_cached(text)
     named(table({"product-panels": 2}))
     assert jit.compile_cached(text) is not first
     named(table({"product-panels": 2}, key="another CPU"))
-    assert _tuning.cpu_pipeline("native") == native().cpu_pipeline("native")
+    assert tuning_table.cpu_pipeline("native") == native().cpu_pipeline("native")
 
 
 def test_without_a_table_numbers_are_the_model_s(tmp_path, monkeypatch):
     monkeypatch.delenv("MOE_MLIR_TUNING", raising=False)
     monkeypatch.setenv("MOE_MLIR_CACHE_DIR", str(tmp_path))
-    assert _tuning.cpu_pipeline("native") == native().cpu_pipeline("native")
+    assert tuning_table.cpu_pipeline("native") == native().cpu_pipeline("native")
     (tmp_path / "tuning.json").write_text(table({"product-panels": 3}))
     monkeypatch.setenv("MOE_MLIR_TUNING", "off")
-    assert _tuning.cpu_pipeline("native") == native().cpu_pipeline("native")
+    assert tuning_table.cpu_pipeline("native") == native().cpu_pipeline("native")
 
 
 @pytest.mark.parametrize(("text", "problem"), [
@@ -124,19 +127,19 @@ def test_an_unsound_table_is_an_error_if_named_and_else_a_warning(named, tmp_pat
                                                                   text, problem):
     path = named(text)
     with pytest.raises(ValueError, match="MOE_MLIR_TUNING: cannot use") as error:
-        _tuning.cpu_pipeline("native")
+        tuning_table.cpu_pipeline("native")
     assert problem in str(error.value) and str(path) in str(error.value)
     monkeypatch.delenv("MOE_MLIR_TUNING")
     monkeypatch.setenv("MOE_MLIR_CACHE_DIR", str(tmp_path))
     (tmp_path / "tuning.json").write_text(text)
     with pytest.warns(RuntimeWarning, match="kernels have the modelled numbers"):
-        assert _tuning.cpu_pipeline("native") == native().cpu_pipeline("native")
+        assert tuning_table.cpu_pipeline("native") == native().cpu_pipeline("native")
 
 
 def test_a_missing_table_that_is_named_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("MOE_MLIR_TUNING", str(tmp_path / "none.json"))
     with pytest.raises(ValueError, match="none.json"):
-        _tuning.cpu_pipeline("native")
+        tuning_table.cpu_pipeline("native")
 
 
 def test_writing_keeps_other_cpus_and_replaces_an_unsound_table(tmp_path, capsys):
@@ -170,16 +173,16 @@ def test_a_table_where_others_can_write_is_not_read(tmp_path, monkeypatch):
     (tmp_path / "cache").mkdir()
     path = tmp_path / "cache" / "tuning.json"
     path.write_text(table({"fetch-bytes": 2048}))
-    assert "fetch-bytes=2048" in _tuning._cpu_pipeline.__wrapped__("native", path, False)
+    assert "fetch-bytes=2048" in tuning_table._cpu_pipeline.__wrapped__("native", path, False)
     (tmp_path / "cache").chmod(0o777)
     with pytest.warns(RuntimeWarning, match="to be writable by its owner alone"):
-        assert _tuning._cpu_pipeline.__wrapped__("native", path, False) == native().cpu_pipeline(
+        assert tuning_table._cpu_pipeline.__wrapped__("native", path, False) == native().cpu_pipeline(
             "native")
     (tmp_path / "cache").chmod(0o700)
     path.rename(tmp_path / "elsewhere.json")
     path.symlink_to(tmp_path / "elsewhere.json")
     with pytest.warns(RuntimeWarning, match="modelled numbers"):
-        _tuning._cpu_pipeline.__wrapped__("native", path, False)
+        tuning_table._cpu_pipeline.__wrapped__("native", path, False)
 
 
 def test_a_question_is_measured_and_only_what_differs_is_asked():

@@ -239,6 +239,7 @@ SHOWN = ["hyper_router", "top_p_ac", "symphony_similarity", "soft_ac", "deepseek
          TOWERS[0], TOWERS[3]]  # fmt: skip
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", SHOWN, ids=id_of)
 def test_a_layer_compiles_into_one_graph(name):
     compare_compiled(name, "aot_eager")

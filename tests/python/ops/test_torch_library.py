@@ -8,6 +8,7 @@ import moe_mlir
 from moe_mlir import nn
 
 
+@pytest.mark.drawn(14)
 @pytest.mark.parametrize("name", ALL_CALLS)
 def test_opcheck(name):
     """Schema, autograd registration, fake against real results, AOT with dynamic shapes."""

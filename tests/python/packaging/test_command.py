@@ -11,7 +11,7 @@ import pytest
 
 import moe_mlir
 import moe_mlir_command
-from moe_mlir import _command_line
+from moe_mlir._support import command_line
 from moe_mlir_command import COMMANDS, GROUPS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -135,7 +135,7 @@ def test_compile_run_and_phases(tmp_path, capsys):
 
 
 def test_reproduce_compiles_again(tmp_path, capsys):
-    from moe_mlir import crash_report
+    from moe_mlir.compiler import crash_report
 
     file = crash_report.write(tmp_path, "ptx", ROUTER.read_text(), "sm_90", "")
     status, printed = run(capsys, "reproduce", file)
@@ -211,7 +211,7 @@ class Terminal(io.StringIO):
 def test_headings_are_bold_on_a_terminal_alone(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    parser = _command_line.Parser("doctor", "Reports.", examples=("moe doctor",))
+    parser = command_line.Parser("doctor", "Reports.", examples=("moe doctor",))
     for stream, bold in ((Terminal(), True), (io.StringIO(), False)):
         parser.print_help(stream)
         assert ("\033[1mexamples:\033[0m" in stream.getvalue()) == bold

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import moe_mlir
-from moe_mlir._moved import MOVED
+from moe_mlir._deprecated_names import MOVED
 
 
 @pytest.fixture(params=sorted(MOVED))

@@ -40,7 +40,7 @@ def test_writer_loaders_and_page_have_one_artifact_format():
     found = {
         first(r'"format_version", (\d+)', "lib/Target/Artifact.cpp"),
         first(r"kFormatVersion = (\d+);", "lib/Runtime/Loader/Files.cpp"),
-        first(r"^_FORMAT_VERSION = (\d+)$", "python/moe_mlir/artifact.py"),
+        first(r"^_FORMAT_VERSION = (\d+)$", "python/moe_mlir/artifact/loading.py"),
         first(r'"format_version"`, at present (\d+)', "docs/Versions.md"),
     }
     assert len(found) == 1

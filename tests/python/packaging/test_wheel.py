@@ -175,7 +175,8 @@ print(*sorted(set(sys.modules) - before))
     assert "moe_mlir.ops.topk_renorm" in loaded
     foreign = {m.partition(".")[0] for m in loaded} - {"moe_mlir"} - sys.stdlib_module_names
     assert not foreign
-    heavy = ("_moe", "aot", "demo", "distributed", "export", "fx", "importer", "nn", "plots")
+    heavy = ("_moe", "compiled", "demo", "distributed", "frontends", "importer", "nn", "plots",
+             "raising")
     assert not {f"moe_mlir.{name}" for name in heavy} & set(loaded)
 
 

@@ -1,4 +1,4 @@
-"""Options and the summary line of the simulator's tests."""
+"""The summary line of the simulator's tests."""
 
 import sys
 from pathlib import Path
@@ -6,14 +6,6 @@ from pathlib import Path
 # The tests' own modules, and the package where it is not installed.
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[3] / "python"))
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--sim-all-mutants",
-        action="store_true",
-        help="run every mutant of the simulator's corpus, not a sample",
-    )
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 import moe_mlir
-from moe_mlir.jit import load_or_compile
+from moe_mlir.compiler.jit import load_or_compile
 
 from .. import timing
 from ..rows import Context, Goal, assert_within, make_record, make_title, normal

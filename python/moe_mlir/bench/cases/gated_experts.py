@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..._torch import dynamo
 from .. import peers, timing
 from ..machine import cache_bytes
 from ..peers import Layer, Unavailable
@@ -208,7 +209,7 @@ class _Stock:
         if sizes != self._sizes:
             self._packed.clear()
             self._layers = []
-            torch._dynamo.reset()  # which keeps the modules that it compiled
+            dynamo.reset()  # which keeps the modules that it compiled
             gc.collect()
             self._layers, self._sizes = _make_layers(*sizes), sizes
         return self._layers

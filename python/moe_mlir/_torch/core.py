@@ -1,0 +1,100 @@
+"""Of torch's core: what is loaded with `import torch` anyway."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+ScriptFunction = torch._C.ScriptFunction
+
+# ---- modes ----------------------------------------------------------------------
+
+DisableAutocast = torch._C._DisableAutocast
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+enter_autocast = torch.amp.autocast_mode._enter_autocast
+exit_autocast = torch.amp.autocast_mode._exit_autocast
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+# The innermost transform of torch.func, such as vmap or grad; None outside of all.
+innermost_transform = torch._C._functorch.peek_interpreter_stack
+is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
+set_grad_enabled = torch._C._set_grad_enabled
+
+
+def modes_that_see_ops(further: Callable[[], Any]) -> tuple[Callable[[], Any], ...]:
+    """Functions of which one gives a true value where something wants to see a call of an op.
+
+    `further` counts where it gives anything but None.
+    """
+    def is_seen_from_python():
+        # By one call, which costs half as much as three: it is on the way of every op.
+        return (forward_ad._current_level >= 0 or torch.compiler._is_compiling_flag
+                or further() is not None)
+
+    return (
+        torch._C._len_torch_dispatch_stack,
+        torch._C._len_torch_function_stack,
+        # Modes in front of the dispatcher switch its key on.
+        functools.partial(torch._C._dispatch_tls_is_dispatch_key_included,
+                          torch._C.DispatchKey.PreDispatch),
+        innermost_transform,
+        torch._C._is_tracing,
+        is_any_autocast_enabled,
+        torch.autograd._profiler_enabled,
+        is_seen_from_python,
+    )
+
+
+def is_in_backward() -> bool:
+    """Whether autograd runs a backward in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def active_ddp_module() -> torch.nn.Module | None:
+    """The DistributedDataParallel whose forward is running."""
+    return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()
+
+
+def size_oblivious_export() -> Any:
+    """A context in which torch.export takes open sizes for larger than 1 without asking."""
+    return torch.fx.experimental._config.patch(backed_size_oblivious=True)
+
+
+# ---- ops and memory --------------------------------------------------------------
+
+grouped_mm = torch._grouped_mm
+is_avx512_supported = torch.cpu._is_avx512_supported
+
+
+def autograd_implementation(op: Any, backward: Callable, setup_context: Callable | None) -> Callable:
+    """What torch.library.register_autograd registers."""
+    info = torch._library.autograd.Info(backward, setup_context)
+    return torch._library.autograd.make_autograd_impl(op, info)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether an op is made of others, for autograd as well."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+
+
+def storage_users(storage: torch.UntypedStorage) -> int:
+    """How many tensors and objects of Python hold a storage."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+__all__ = [
+    "DisableAutocast", "DisableTorchFunctionSubclass", "FakeTensor", "HigherOrderOperator",
+    "OpOverload", "OpOverloadPacket", "ScriptFunction", "active_ddp_module",
+    "autograd_implementation", "enter_autocast", "exit_autocast", "grouped_mm",
+    "innermost_transform", "is_avx512_supported",
+    "is_any_autocast_enabled", "is_composite", "is_functorch_wrapped_tensor", "is_in_backward",
+    "is_traceable_wrapper_subclass", "modes_that_see_ops", "pytree", "set_grad_enabled",
+    "size_oblivious_export", "storage_users",
+]  # fmt: skip

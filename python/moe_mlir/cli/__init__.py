@@ -1,0 +1,1 @@
+"""The commands of `moe` that are written in Python."""

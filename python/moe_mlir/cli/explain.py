@@ -1,0 +1,108 @@
+"""`moe explain`: the routers of a model from a file, a checkpoint, or a family of models."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .._support.command_line import Parser, add_json, print_json
+from ..frontends.explain import explain
+
+
+class _Target(NamedTuple):
+    model: Any
+    args: tuple = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
+def parser() -> Parser:
+    parser = Parser("explain", "Lists every top-k of a model: how it computes gates as a router, or "
+                    "why it is not recognised.", examples=(
+                        "moe explain model.pt2          a program that torch.export.save wrote",
+                        "moe explain model.py:make      make() returns (model, args) or "
+                        "(model, args, kwargs)",
+                        "moe explain checkpoint/        a folder with the config.json of a "
+                        "transformers model; reads no weights",
+                        "moe explain Qwen3-MoE --json   a family of `moe models --list`"))
+    parser.add_argument("model", help="a .pt2 file, FILE.py:FUNCTION, a folder, or a family")
+    add_json(parser)
+    return parser
+
+
+def _of_function(text: str) -> _Target:
+    file, _, name = text.rpartition(":")
+    if not os.path.isfile(file):
+        raise ValueError(f"expected a Python file before ':', found no file '{file}'")
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    spec.loader.exec_module(module)
+    make = getattr(module, name, None)
+    if not callable(make):
+        raise ValueError(f"expected a function '{name}' in {file}, found none")
+    made = make()
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+        raise ValueError(f"expected {name}() to return (model, args) or (model, args, kwargs), "
+                         f"found {type(made).__name__}")
+    return _Target(*made)
+
+
+def _of_checkpoint(folder: str) -> _Target:
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        return _Target(model, (), {"input_ids": torch.zeros(2, 12, dtype=torch.int64),
+                                   "use_cache": False})
+
+
+def _of_family(name: str) -> _Target:
+    from ..models import FAMILIES
+
+    if name not in FAMILIES:
+        raise ValueError("expected a .pt2 file, FILE.py:FUNCTION, a folder with a config.json, or "
+                         f"a family ({', '.join(FAMILIES)}), found '{name}'")
+    family = FAMILIES[name]
+    return _Target(family.build(), (), family.example())
+
+
+def _find(text: str) -> _Target:
+    if text.endswith(".pt2"):
+        if not os.path.isfile(text):
+            raise ValueError(f"expected an exported program, found no file '{text}'")
+        return _Target(torch.export.load(text))
+    if ".py:" in text:
+        return _of_function(text)
+    if os.path.isdir(text):
+        if not (Path(text) / "config.json").exists():
+            raise ValueError(f"expected a config.json in the folder {text}, found none")
+        return _of_checkpoint(text)
+    return _of_family(text)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    try:
+        target = _find(options.model)
+        found = explain(target.model, target.args, kwargs=target.kwargs)
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        parser().error(str(error))
+    if options.json:
+        print_json([dataclasses.asdict(match) for match in found])
+        return 0
+    print(*found, f"{sum(match.recognised for match in found)} of {len(found)} recognised",
+          sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Models as functions of compiled code: `moe_mlir.compile`."""

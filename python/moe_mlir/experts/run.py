@@ -1,0 +1,135 @@
+"""Dropless execution of the experts that a router selected.
+
+`run_experts` sorts the (token, choice) pairs by expert, runs each expert on
+its run of rows, and adds the results back with their gates:
+
+    dispatch      which row of the sorted order each pair goes to, where each
+                  expert's rows start, how many it has
+    token_rows    the token of each row: the inverse of dispatch
+    grouped_linear  row r of expert e's run is multiplied by w[e]
+    combine       the sum of each token's rows, weighed by their gates
+
+They are torch ops (`torch.ops.moe.*`), so that a traced model keeps them
+as one node each whatever the routing; sizes depend on shapes alone, [T * k]
+rows, never on data. Where no gradient is asked for, and the activation is one
+that kernels know, all of it is one op, `torch.ops.moe.run_experts`.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from ..ops import dispatch
+from ..ops._expert_activation import ExpertActivation, recognize
+from ..ops._panels import is_packed
+from ..ops.run_experts import run_experts as _whole_layer
+from ..ops.run_experts import weigh
+from .packed_weight import panels_of
+
+
+def run_experts(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    w_in: torch.Tensor,
+    w_out: torch.Tensor,
+    *,
+    b_in: torch.Tensor | None = None,
+    b_out: torch.Tensor | None = None,
+    activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    transposed: bool = False,
+) -> torch.Tensor:
+    """y_t = sum_a gates_ta expert_{indices_ta}(x_t), for tokens of any leading dims.
+
+    Args:
+        x: tokens `[.., d]`.
+        gates: `[.., k]`.
+        indices: experts `[.., k]`; one out of `[0, experts)`, such as -1, selects nothing.
+        w_in: `[experts, features, d]`.
+        w_out: `[experts, d, hidden]`.
+        b_in: `[experts, features]`, or None.
+        b_out: `[experts, d]`, or None.
+        activation: from the first layer's features to the second's, row by row; default:
+            gelu. torch's gelu, silu and relu, and an `ExpertActivation`, run inside of the
+            first layer's product.
+        transposed: weights are `[experts, d, features]` and `[experts, hidden, d]`. Those in
+            panels (`moe_mlir.pack_experts`) are not transposed.
+
+    Returns:
+        `[.., d]` in the dtype of x.
+    """
+    activation = activation or torch.nn.functional.gelu
+    w_in, w_out = panels_of(w_in), panels_of(w_out)
+    known = recognize(activation)
+    if is_packed(w_in) and known is None:
+        raise ValueError("run_experts: expected an activation that kernels know with weights in "
+                         "panels, found another; call moe_mlir.unpack_experts(model) and pack it "
+                         "again, or give an ExpertActivation")
+    # What lies in panels needs no gradient; the op computes the hidden rows for x's again.
+    if known is not None and (is_packed(w_in)
+                              or not _needs_gradient(x, gates, w_in, w_out, b_in, b_out)):
+        return _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, known)
+
+    def expert(rows, offsets, tokens):
+        # Inside of the product too where it is known: results do not depend on the gradient.
+        hidden = torch.ops.moe.grouped_linear(rows, w_in, b_in, offsets, tokens, transposed,
+                                              *(known or ExpertActivation()).options)
+        hidden = hidden if known else activation(hidden)
+        return torch.ops.moe.grouped_linear(hidden, w_out, b_out, offsets, None, transposed)
+    return _run_gathered(x, gates, indices, _num_experts(w_in), expert)
+
+
+def _needs_gradient(*tensors):
+    """Whether the hidden rows are worth keeping for a backward."""
+    # torch.jit.trace compares graphs of calls with and without gradients.
+    if torch.jit.is_tracing():
+        return True
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation):
+    tokens, chosen, weights = _flat(x), _flat(indices), _flat(gates)
+    if tokens.dtype != torch.float64:
+        weights = weights.to(torch.float32)
+    y = _whole_layer(tokens, weights, chosen, w_in, b_in, w_out, b_out, transposed=transposed,
+                     activation=activation)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _flat(x):
+    return x.reshape(-1, x.shape[-1])
+
+
+def _num_experts(w):
+    """The first size of a weight; torch.jit.trace makes a tensor of it, but no weight changes its shape."""
+    if not torch.jit.is_tracing():
+        return w.shape[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        return int(w.shape[0])
+
+
+def run_rows(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    num_experts: int,
+    expert: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """As `run_experts`, with the experts given as a function.
+
+    `expert(rows, offsets)` maps the rows of all (token, choice) pairs, sorted by
+    expert, to as many rows: expert e has rows `offsets[e]` to `offsets[e + 1]`.
+    """
+    return _run_gathered(x, gates, indices, num_experts,
+                         lambda rows, offsets, tokens: expert(rows[tokens], offsets))
+
+
+def _run_gathered(x, gates, indices, num_experts, expert):
+    """`expert(x, offsets, tokens)` reads the row `tokens[i]` of x for its row i."""
+    chosen, weights = _flat(indices), _flat(gates)
+    slots, offsets, _ = dispatch(chosen, num_experts)
+    outputs = expert(_flat(x), offsets, torch.ops.moe.token_rows(slots))
+    return weigh(outputs, weights, slots).reshape(*x.shape[:-1], outputs.shape[-1])
+

@@ -1,0 +1,74 @@
+"""What torch.export says when it cannot trace a model, at the model's line and in our words."""
+
+import contextlib
+import os
+import re
+import traceback
+
+import torch
+
+from .._support.paths import PREFIX
+from .._torch.core import pytree
+
+_FOREIGN = (PREFIX, *(os.path.dirname(os.path.abspath(path)) + os.sep
+                      for path in (torch.__file__, contextlib.__file__)))
+
+
+_UNKNOWN_OUTPUT = re.compile(r"Found <class '([^']+)'> in output, which is not a known type")
+
+
+class TraceFailed(ValueError):
+    """A model that torch.export cannot trace: where, why, and what to do."""
+
+
+@contextlib.contextmanager
+def explained():
+    """Turns torch's reports about the model in the block into TraceFailed."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    from .._torch.dynamo import TorchDynamoException
+
+    try:
+        yield
+    except (GuardOnDataDependentSymNode, TorchDynamoException) as error:
+        raise TraceFailed(_describe(error)) from None
+    except RuntimeError as error:
+        found = _UNKNOWN_OUTPUT.search(str(error))
+        if found is None:
+            raise
+        raise TraceFailed(
+            f"expected outputs made of tensors, found an object of {found[1]} among them; leave it "
+            "out, or register the class with torch.utils._pytree.register_pytree_node") from None
+
+
+def require_weights_in_memory(model, args, kwargs=None) -> None:
+    """Refuses weights without memory, such as those that accelerate offloads, beside real inputs."""
+    inputs = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    if all(x.is_meta for x in inputs):
+        return
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise TraceFailed(
+                f"expected weights in memory, found '{name}' on the device 'meta'; if accelerate "
+                "offloads it, load the model whole, or run it with hf.patch(model)")
+
+
+def _describe(error) -> str:
+    place = _users_line(error)
+    text = str(error)
+    if "data-dependent" in text or "data dependent" in text:
+        reason = ("expected a graph for all inputs, found control flow that depends on data; choose "
+                  "with torch.where, or branch with torch.cond")
+    else:
+        first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+        reason = (f"torch.export cannot trace this: {first.strip()}; torch.export.export(model, "
+                  "args) alone gives torch's whole report")
+    return f"{place}: {reason}" if place else reason
+
+
+def _users_line(error) -> str:
+    """The innermost line that is neither torch's nor ours."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not os.path.abspath(frame.filename).startswith(_FOREIGN) and frame.filename[:1] != "<":
+            return f"{frame.filename}:{frame.lineno}"
+    return ""

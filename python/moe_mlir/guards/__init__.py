@@ -1,0 +1,1 @@
+"""What must hold for a compiled program to serve a call."""

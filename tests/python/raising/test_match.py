@@ -1,0 +1,379 @@
+"""Routers as models spell them: which form, which parameters, or why not."""
+
+import inspect
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import Selections, tied_rows
+
+import moe_mlir
+from moe_mlir.raising import find_routers, raise_routing
+
+E, K = 8, 2
+
+
+class Router(torch.nn.Module):
+    """A linear layer and a selection given as a function of its logits."""
+
+    def __init__(self, select, bias=False):
+        super().__init__()
+        self.gate = torch.nn.Linear(16, E, bias=bias)
+        self.select = select
+
+    def forward(self, x):
+        return self.select(self.gate(x))
+
+
+def renormalised(values, indices):
+    return values / values.sum(-1, keepdim=True), indices
+
+
+def f1(z):
+    return renormalised(*F.softmax(z, -1).topk(K))
+
+
+def f1_in_place(z):
+    values, indices = F.softmax(z, dim=-1, dtype=torch.float32).topk(K, dim=-1)
+    values /= values.sum(dim=-1, keepdim=True)
+    return values.to(z.dtype), indices
+
+
+def f1_in_place_seen_in_views(z):
+    """As Mixtral's router before grouped experts, which read flat views of gates and ids."""
+    values, indices = F.softmax(z, dim=-1, dtype=torch.float32).topk(K, dim=-1)
+    values /= values.sum(dim=-1, keepdim=True)
+    return values.reshape(-1), indices.reshape(-1)
+
+
+def f2_of_a_type(z):
+    """The gates take their type from memory that is written."""
+    cache = torch.zeros_like(z)
+    values, indices = z.topk(K)
+    cache[0] = 1.0
+    return F.softmax(values, -1).type_as(cache), indices
+
+
+def f1_tiny_eps(z):
+    values, indices = F.softmax(z, -1).topk(K)
+    return values / (values.sum(-1, keepdim=True) + 1e-20), indices
+
+
+def f2(z):
+    values, indices = z.topk(K, dim=-1)
+    return F.softmax(values, dim=values.dim() - 1), indices
+
+
+def f3(z):
+    return F.softmax(z, -1).topk(K)
+
+
+def scaled(z):
+    values, indices = f1(z)
+    return values * 2.5, indices
+
+
+def large_eps(z):
+    values, indices = F.softmax(z, -1).topk(K)
+    return values / (values.sum(-1, keepdim=True) + 0.1), indices
+
+
+def sigmoid_with_bias(z):
+    scores = z.sigmoid()
+    _, indices = (scores + BIAS).topk(K)
+    return renormalised(scores.gather(-1, indices), indices)
+
+
+def softmax_with_bias(z):
+    scores = F.softmax(z, -1)
+    indices = (BIAS.view(1, -1) + scores).topk(K)[1]
+    return scores.gather(-1, indices), indices
+
+
+def group_mask(best, kept):
+    groups = best.topk(kept, dim=-1, sorted=False)[1]
+    return torch.zeros_like(best).scatter(1, groups, 1).unsqueeze(-1)
+
+
+def grouped(z):
+    scores = z.sigmoid()
+    choice = scores + BIAS
+    best = choice.view(-1, 4, E // 4).topk(2, dim=-1)[0].sum(-1)
+    mask = group_mask(best, 2).expand(-1, 4, E // 4).reshape(-1, E).bool()
+    indices = choice.masked_fill(~mask, float("-inf")).topk(K, sorted=False)[1]
+    return renormalised(scores.gather(1, indices), indices)
+
+
+def grouped_as_another(z):
+    scores = z.sigmoid()
+    choice = scores + BIAS
+    groups = choice.view(-1, 4, E // 4)
+    mask = group_mask(groups.amax(-1), 2).expand_as(groups).reshape(-1, E).bool()
+    indices = choice.masked_fill(~mask, float("-inf")).topk(K)[1]
+    return scores.gather(1, indices), indices
+
+
+def grouped_in_place(z):
+    scores = F.softmax(z, -1)
+    best = scores.view(-1, 4, E // 4).max(-1).values
+    mask = torch.zeros_like(best)
+    mask.scatter_(1, best.topk(2)[1], 1)
+    mask = mask.repeat_interleave(E // 4, dim=-1)
+    return torch.where(mask > 0, scores, 0.0).topk(K)
+
+
+def dense(z):
+    values, indices = z.topk(K, dim=1)
+    spread = torch.full_like(z, float("-inf")).scatter_(1, indices, values)
+    return torch.sigmoid(spread), indices
+
+
+def dense_softmax(z):
+    values, indices = z.topk(K, dim=1)
+    return F.softmax(torch.full_like(z, -torch.inf).scatter(1, indices, values), -1), indices
+
+
+def sigmoid_of_selected(z):
+    values, indices = z.topk(K)
+    return values.sigmoid(), indices
+
+
+def switch(z):
+    probabilities = F.softmax(z, -1)
+    return probabilities.max(-1).values, probabilities.argmax(-1)
+
+
+def maximum(z):
+    return F.softmax(z, -1).max(-1, keepdim=True)
+
+
+def mixed_by_similarity(z):
+    similarity = F.softmax(z @ z.t() / 2.0, dim=-1)
+    return renormalised(*(similarity @ F.softmax(z, -1)).topk(K))
+
+
+def mixed_by_experts(z):
+    return (F.softmax(z, -1) @ ADJACENCY.t()).topk(K)
+
+
+BIAS = torch.linspace(0.2, -0.1, E)
+ADJACENCY = torch.rand(E, E, generator=torch.Generator().manual_seed(0))
+# name: the router, its form, score, renorm, scale
+RAISED = {"f1": (f1, "F1", "softmax", True, 1.0),
+          "f1_in_place": (f1_in_place, "F1", "softmax", True, 1.0),
+          "f1_in_place_seen_in_views": (f1_in_place_seen_in_views, "F1", "softmax", True, 1.0),
+          "f2_of_a_type": (f2_of_a_type, "F2", "softmax", True, 1.0),
+          "f1_tiny_eps": (f1_tiny_eps, "F1", "softmax", True, 1.0),
+          "f2": (f2, "F2", "softmax", True, 1.0), "f3": (f3, "F3", "softmax", False, 1.0),
+          "scaled": (scaled, "F1", "softmax", True, 2.5),
+          "large_eps": (large_eps, "F1", "softmax", True, 1.0),
+          "sigmoid_with_bias": (sigmoid_with_bias, "F4", "sigmoid", True, 1.0),
+          "softmax_with_bias": (softmax_with_bias, "F5", "softmax", False, 1.0),
+          "grouped": (grouped, "F4", "sigmoid", True, 1.0),
+          "grouped_as_another": (grouped_as_another, "F4", "sigmoid", False, 1.0),
+          "grouped_in_place": (grouped_in_place, "F6", "softmax", False, 1.0),
+          "dense": (dense, "F7", "sigmoid", False, 1.0),
+          "dense_softmax": (dense_softmax, "F7", "softmax", True, 1.0),
+          "sigmoid_of_selected": (sigmoid_of_selected, "topk->sigmoid", "sigmoid", False, 1.0),
+          "switch": (switch, "F8", "softmax", False, 1.0),
+          "maximum": (maximum, "F8", "softmax", False, 1.0),
+          "mixed_by_similarity": (mixed_by_similarity, "P1", "probs", True, 1.0),
+          "mixed_by_experts": (mixed_by_experts, "P3", "probs", False, 1.0)}
+
+
+def explain_one(select):
+    matches = moe_mlir.explain(Router(select), (torch.randn(4, 16),))
+    assert len(matches) == 1
+    return matches[0]
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_forms_that_are_raised(name):
+    select, form, score, renorm, scale = RAISED[name]
+    match = explain_one(select)
+    assert match.recognised and match.reason == ""
+    # An argmax takes the first of equal probabilities, which unequal logits may have.
+    assert match.left == ("the softmax, which is rounded to float32" if form == "F8" else "")
+    k = 1 if form == "F8" else K
+    assert (match.form, match.score, match.k, match.num_experts) == (form, score, k, E)
+    assert (match.renorm, match.scale, match.bias) == (renorm, scale, name in BIASED)
+    assert match.eps == (0.1 if name == "large_eps" else 0.0)
+    assert (match.score_dtype, match.gate_dtype) == ("float32", "float32")
+
+
+BIASED = ("sigmoid_with_bias", "softmax_with_bias", "grouped", "grouped_as_another")
+
+
+@pytest.mark.parametrize("name, kind", [("grouped", "top2"), ("grouped_as_another", "max"),
+                                        ("grouped_in_place", "max")])
+def test_groups_are_parameters_of_their_router(name, kind):
+    match = explain_one(RAISED[name][0])
+    assert (match.groups, match.topk_group, match.group_score) == (4, 2, kind)
+
+
+def test_the_location_is_the_line_of_the_module_that_selects():
+    match = explain_one(f2)
+    source, first = inspect.getsourcelines(Router.forward)
+    line = first + next(i for i, s in enumerate(source) if "select" in s)
+    assert match.location == f"{__file__}:{line}"
+
+
+def smallest(z):
+    return F.softmax(z, -1).topk(K, largest=False)
+
+
+def no_router(z):
+    return z.topk(K)
+
+
+def biased_gates(z):
+    return (z.sigmoid() + BIAS).topk(K)
+
+
+def zero_fill(z):
+    scores = z.sigmoid() + BIAS
+    mask = group_mask(scores.view(-1, 4, E // 4).amax(-1), 2).expand(-1, 4, E // 4)
+    indices = scores.masked_fill(~mask.reshape(-1, E).bool(), 0.0).topk(K)[1]
+    return z.sigmoid().gather(1, indices), indices
+
+
+def other_groups(z):
+    """The mask goes to experts 0, 4, 1, 5, .., not to neighbours."""
+    scores = F.softmax(z, -1)
+    mask = group_mask(scores.view(-1, 4, E // 4).amax(-1), 2).squeeze(-1)
+    mask = mask.unsqueeze(1).expand(-1, E // 4, 4).reshape(-1, E).bool()
+    return scores.masked_fill(~mask, 0.0).topk(K)
+
+
+def worst_groups(z):
+    scores = F.softmax(z, -1)
+    mask = group_mask(scores.view(-1, 4, E // 4).amax(-1), 2).expand(-1, 4, E // 4)
+    return scores.masked_fill(mask.reshape(-1, E).bool(), 0.0).topk(K)
+
+
+KEPT = {"smallest": (smallest, "topk", "takes the smallest scores"),
+        "no_router": (no_router, "topk", "no score function"),
+        "biased_gates": (biased_gates, "F4", "the gates contain the bias"),
+        "zero_fill": (zero_fill, "F4", "experts of dropped groups are filled with 0"),
+        "other_groups": (other_groups, "F6", "not that of the best groups of neighbours"),
+        "worst_groups": (worst_groups, "F6", "not that of the best groups of neighbours")}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_forms_that_are_kept_say_why(name):
+    select, form, reason = KEPT[name]
+    match = explain_one(select)
+    assert match.form == form and not match.recognised
+    assert match.reason.startswith("not raised: ") and reason in match.reason
+
+
+@pytest.mark.parametrize("select, form, why", [
+    (lambda z: z.tanh().argmax(-1), "argmax", "an argmax of tanh of linear; expected the position"),
+    (lambda z: F.softmax(z, -1).sort(-1, descending=True)[1][:, :K], "sort",
+     "a sort of softmax.*; expected torch.topk instead for a router"),
+    (lambda z: F.softmax(z, -1).argsort(-1, descending=True)[:, :K], "sort",
+     "a sort of softmax.*; expected torch.topk instead")])
+def test_selections_without_a_top_k_say_why_they_stay(select, form, why):
+    match = explain_one(select)
+    assert (match.form, match.recognised) == (form, False)
+    assert re.search(why, match.reason), match.reason
+
+
+@pytest.mark.parametrize("select, found", [
+    (lambda z: F.softplus(z).topk(K), "softplus"), (lambda z: F.log_softmax(z, -1).topk(K), "log_softmax"),
+    (lambda z: (z / 2.0).exp().topk(K), "exp.* of div")])
+def test_a_score_function_that_is_not_known_is_named(select, found):
+    match = explain_one(select)
+    assert not match.recognised
+    assert re.search(f"it selects from .*{found}.*, where a softmax or a sigmoid", match.reason), match
+
+
+def half_softmax(z):
+    return renormalised(*F.softmax(z.to(torch.bfloat16), -1).topk(K))
+
+
+def half_renorm(z):
+    values, indices = F.softmax(z, -1).topk(K)
+    return renormalised(values.to(torch.bfloat16), indices)
+
+
+def clamped(z):
+    scores = F.softmax(z, -1)
+    indices = (scores + BIAS).topk(K)[1]
+    gates = scores.gather(-1, indices)
+    return gates / gates.sum(-1, keepdim=True).clamp(min=1e-12), indices
+
+
+def other_user(z):
+    values, indices = F.softmax(z, -1).topk(K)
+    return values / values.sum(-1, keepdim=True), indices, values.square()
+
+
+@pytest.mark.parametrize("select, form, left", [
+    (half_softmax, "F1", "the softmax, which is computed in bfloat16"),
+    (half_renorm, "F1", "the renormalisation, which is computed from rounded scores"),
+    (clamped, "F5", "the renormalisation, whose sum is clamped at 1e-12"),
+    (other_user, "F1", "the renormalisation, since other code reads the selected scores")])
+def test_what_would_round_otherwise_stays(select, form, left):
+    match = explain_one(select)
+    assert match.recognised and not match.renorm
+    assert match.form == form and left in match.left
+    model, x = Router(select), torch.randn(16, 16)
+    raised = torch.export.export(model, (x,)).module()
+    assert raise_routing(raised) == 1
+    with Selections(settle=True):
+        wanted = model(x)
+    for ours, eager in zip(raised(x), wanted):
+        torch.testing.assert_close(ours, eager, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("score", [lambda v: F.softmax(v, -1), torch.sigmoid])
+def test_a_score_of_few_bits_is_rounded_before_it_is_scaled(score):
+    """Cast to float32 it has no more bits than it had."""
+    def select(z):
+        values, indices = z.to(torch.bfloat16).topk(K)
+        return 2.5 * score(values).float(), indices
+    model, x = Router(select), torch.randn(16, 16)
+    raised = torch.export.export(model, (x,)).module()
+    assert raise_routing(raised) == 1
+    with Selections(settle=True):
+        wanted = model(x)[0]
+    # One rounding to bfloat16 of a score in float32, which may differ in its last bit.
+    assert torch.equal((raised(x)[0] / 2.5).bfloat16().float() * 2.5, raised(x)[0])
+    torch.testing.assert_close(raised(x)[0], wanted, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("name", RAISED)
+def test_a_raised_program_computes_the_same_and_trains(name):
+    model = Router(RAISED[name][0], bias=True)
+    x = torch.randn(5, 16)
+    raised = torch.export.export(model, (x,)).module()
+    assert raise_routing(raised) == 1 and not find_routers(raised.graph)
+    with Selections(settle=True) as selections:
+        gates, indices = model(x)
+    ours, chosen = raised(x)
+    torch.testing.assert_close(ours, gates, rtol=1e-6, atol=1e-7)
+    # torch may take another product for the logits where a mode watches it.
+    near = tied_rows(selections, len(x), ulps=4)
+    mine, theirs = (ids.reshape(len(x), -1) for ids in (chosen, indices))
+    assert torch.equal(mine[~near], theirs[~near]), selections.found
+    cotangent = torch.randn_like(gates).reshape(len(x), -1)
+    cotangent[near] = 0  # another expert learns
+    cotangent = cotangent.reshape(gates.shape)
+    gates.backward(cotangent)
+    expected = model.gate.weight.grad.clone()
+    model.zero_grad()
+    # The program's parameters are the model's own.
+    ours.backward(cotangent)
+    torch.testing.assert_close(model.gate.weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_selection_may_have_other_users():
+    def select(z):
+        values, indices = F.softmax(z, -1).topk(K)
+        return values / values.sum(-1, keepdim=True), indices, values.sum()
+    model, x = Router(select), torch.randn(5, 16)
+    compiled = moe_mlir.compile(model, (x,))
+    for ours, eager in zip(compiled(x), model(x)):
+        torch.testing.assert_close(ours, eager)
