@@ -51,6 +51,19 @@ struct CPUTarget {
   int64_t getMixQueries() const { return mixQueries ? mixQueries : 192; }
   int64_t getFetchBytes() const { return fetchBytes ? fetchBytes : 4096; }
 
+  // What kernels take to be alike on all CPUs.
+  /// Bytes of a line of memory.
+  static constexpr int64_t kLineBytes = 64;
+  /// Bytes of the first cache.
+  static constexpr int64_t kL1Bytes = 32 * 1024;
+  /// Lines that are a multiple of so many bytes apart share few places of it.
+  static constexpr int64_t kL1AliasBytes = 4096;
+  /// How many lines before their use memory is asked for them.
+  static constexpr int64_t kLinesAhead = 64;
+  /// With vectors of as many lanes memory, not the latency of multiply-adds, is
+  /// what a single row waits for.
+  static constexpr int64_t kLanesThatHideLatency = 16;
+
   /// Bounds of what may be asked for: buffers stay small.
   static constexpr int64_t kMostRows = 1024, kMostPanels = 64,
                            kMostNumber = 1 << 20;

@@ -2,6 +2,8 @@
 
 #include "MoE/Conversion/CPUTarget.h"
 
+#include "Chains.h"
+
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/MathExtras.h"
 
@@ -23,9 +25,9 @@ int64_t CPUTarget::getProductRows() const {
 int64_t CPUTarget::getProductPanels() const {
   if (productPanels)
     return productPanels;
-  constexpr int64_t kStepBytes = 4, kChainSteps = 256;
+  constexpr int64_t kLaneBytes = 4;
   int64_t panelBytes =
-      kStepBytes * kChainSteps * getProductVectors() * vectorWidth;
+      kLaneBytes * kProductChain * getProductVectors() * vectorWidth;
   return std::max<int64_t>(l2Bytes / 4 / panelBytes, 1);
 }
 

@@ -122,8 +122,8 @@ private:
   void emitProduct();
   void emitDot();
 
-  Values at(const Matrix &matrix, Value row, Value column, Value step) {
-    SmallVector<std::pair<unsigned, Value>> positions{{c.k, step}};
+  Values at(const Matrix &matrix, Value row, Value column, Value k) {
+    SmallVector<std::pair<unsigned, Value>> positions{{c.k, k}};
     if (c.m)
       positions.push_back({*c.m, row});
     if (c.n)
@@ -195,23 +195,22 @@ void ContractionKernel::emitOuter(ArrayRef<unsigned> dims) {
 void ContractionKernel::emitProduct() {
   Value zero = e.index(0);
   Value numRows = c.m ? getDimSize(*c.m) : e.index(1);
-  ProductLeft left{
-      c.a.memref,
-      [&](Value row, Value step) { return at(c.a, row, zero, step); },
-      c.a.isContiguousAlong(c.k)};
-  ProductRight right{
+  ProductLhs lhs{c.a.memref,
+                 [&](Value row, Value k) { return at(c.a, row, zero, k); },
+                 c.a.isContiguousAlong(c.k)};
+  ProductRhs rhs{
       c.b.memref,
-      [&](Value step, Value column) { return at(c.b, zero, column, step); },
-      c.b.isContiguousAlong(*c.n) ? ProductLayout::AlongColumns
-                                  : ProductLayout::AlongSteps};
+      [&](Value k, Value column) { return at(c.b, zero, column, k); },
+      c.b.isContiguousAlong(*c.n) ? RhsLayout::NContiguous
+                                  : RhsLayout::KContiguous};
   ProductSums sums{c.out.memref, [&](Value row, Value column, bool) {
                      return at(c.out, row, column, zero);
                    }};
   PanelShape shape(e, getDimSize(*c.n));
   auto multiply = [&](Value, Value first, Value end) {
     shape.forEachGroup(first, end, [&](const PanelGroup &group) {
-      ProductCore core(e, left, right, sums, shape, getDimSize(c.k));
-      core.multiply(zero, numRows, group);
+      ProductProblem problem(e, lhs, rhs, sums, shape, getDimSize(c.k));
+      multiplyGroup(problem, {zero, numRows}, group);
     });
   };
   if (inParallel)
@@ -222,16 +221,15 @@ void ContractionKernel::emitProduct() {
 
 /// One sum, of vectors of products.
 void ContractionKernel::emitDot() {
-  Value zero = e.index(0), numSteps = getDimSize(c.k);
-  auto multiply = [&](Value step, Value mask, Value sum) {
-    return e.fma(e.loadFloats(c.a.memref, at(c.a, zero, zero, step), mask),
-                 e.loadFloats(c.b.memref, at(c.b, zero, zero, step), mask),
-                 sum);
+  Value zero = e.index(0), numK = getDimSize(c.k);
+  auto multiply = [&](Value k, Value mask, Value sum) {
+    return e.fma(e.loadFloats(c.a.memref, at(c.a, zero, zero, k), mask),
+                 e.loadFloats(c.b.memref, at(c.b, zero, zero, k), mask), sum);
   };
-  Value rest = e.rest(numSteps, e.width), wholeEnd = e.sub(numSteps, rest);
+  Value rest = e.rest(numK, e.width), wholeEnd = e.sub(numK, rest);
   Value sum = e.loop(zero, wholeEnd, e.width, Values{e.f32(0.0)},
-                     [&](Value step, ValueRange carried) -> Values {
-                       return {multiply(step, Value(), carried[0])};
+                     [&](Value k, ValueRange carried) -> Values {
+                       return {multiply(k, Value(), carried[0])};
                      })[0];
   sum = e.ifElse(
       e.compare(arith::CmpIPredicate::ne, rest, zero), sum.getType(),
@@ -248,10 +246,10 @@ LogicalResult ContractionKernel::emit() {
     std::swap(c.a, c.b);
     std::swap(c.n, c.m);
   }
-  bool isAlongSteps = c.b.isContiguousAlong(c.k);
+  bool isKContiguous = c.b.isContiguousAlong(c.k);
   bool hasPanels = c.n && c.out.isContiguousAlong(*c.n) &&
-                   (c.b.isContiguousAlong(*c.n) || isAlongSteps);
-  bool isDot = !c.n && c.a.isContiguousAlong(c.k) && isAlongSteps;
+                   (c.b.isContiguousAlong(*c.n) || isKContiguous);
+  bool isDot = !c.n && c.a.isContiguousAlong(c.k) && isKContiguous;
   if (!hasPanels && !isDot)
     return failure();
   emitOuter(c.outer);
@@ -304,9 +302,9 @@ getContractionConfigs(linalg::LinalgOp op) {
       dims->n.size() != 1 || (dims->m.size() > 1 && !canJoinRows(op)))
     return {};
   SmallVector<int64_t> sizes = op.getStaticLoopRanges();
-  int64_t columns = sizes[dims->n.front()], steps = sizes[dims->k.front()];
-  if (ShapedType::isDynamic(columns) || ShapedType::isDynamic(steps) ||
-      columns < kWholeColumns || columns * steps < kWholeElements)
+  int64_t columns = sizes[dims->n.front()], numK = sizes[dims->k.front()];
+  if (ShapedType::isDynamic(columns) || ShapedType::isDynamic(numK) ||
+      columns < kWholeColumns || columns * numK < kWholeElements)
     return {};
   return {KernelConfigAttr::get(op.getContext(), /*rows=*/0, /*threads=*/0,
                                 KernelSchedule::Any, KernelLoop::Kernel,

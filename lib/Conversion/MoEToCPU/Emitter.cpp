@@ -250,6 +250,25 @@ void Emitter::ifThen(Value condition, function_ref<void()> body) {
   body();
 }
 
+void Emitter::switchIndex(Value value, int64_t fewest, int64_t most,
+                          function_ref<void(int64_t)> body) {
+  if (std::optional<int64_t> constant = getConstantIntValue(value))
+    return body(*constant);
+  auto cases = llvm::to_vector(llvm::seq<int64_t>(fewest, most));
+  auto branch = scf::IndexSwitchOp::create(*this, TypeRange(), value, cases,
+                                           cases.size());
+  InsertionGuard guard(*this);
+  auto fill = [&](Region &region, int64_t constant) {
+    createBlock(&region);
+    setInsertionPoint(scf::YieldOp::create(*this));
+    body(constant);
+  };
+  fill(branch.getDefaultRegion(), most);
+  for (auto [region, constant] :
+       llvm::zip_equal(branch.getCaseRegions(), cases))
+    fill(region, constant);
+}
+
 void Emitter::parallel(Value count, function_ref<void(Value)> body) {
   auto loop = scf::ForallOp::create(*this, ArrayRef<OpFoldResult>{count},
                                     ValueRange(), /*mapping=*/std::nullopt);

@@ -117,6 +117,10 @@ public:
                 function_ref<Values()> thenBody,
                 function_ref<Values()> elseBody);
   void ifThen(Value condition, function_ref<void()> body);
+  /// Calls `body` with the constant that `value` is, `fewest` to `most`: code
+  /// for each of them, unless it is known.
+  void switchIndex(Value value, int64_t fewest, int64_t most,
+                   function_ref<void(int64_t constant)> body);
   /// Independent iterations, which may run in parallel.
   void parallel(Value count, function_ref<void(Value iv)> body);
 };

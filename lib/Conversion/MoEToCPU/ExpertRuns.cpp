@@ -53,7 +53,7 @@ void mlir::moe::forEachVectorOfGroup(
   Value end = e.mul(group.numPanels, e.index(numVectors * e.width));
   e.loop(e.index(0), end, e.width, [&](Value place) {
     Value column = e.add(group.column, place), mask;
-    if (group.mayEnd)
+    if (group.hasTail)
       mask = e.firstLanes(e.sub(numColumns, column));
     body({column, place, mask});
   });

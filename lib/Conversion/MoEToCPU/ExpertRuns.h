@@ -3,7 +3,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_EXPERTRUNS_H
 #define MOE_LIB_CONVERSION_MOETOCPU_EXPERTRUNS_H
 
-#include "ProductCore.h"
+#include "PanelShape.h"
 
 namespace mlir::moe {
 

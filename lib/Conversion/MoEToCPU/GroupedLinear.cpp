@@ -36,9 +36,9 @@ private:
   bool isDirect() { return !op.hasEpilogue() && getElementType(y).isF32(); }
 
   PanelShape getShape();
-  ProductLeft getLeft();
-  Values getPanelAt(Value expert, Value step, Value column);
-  ProductRight getRight(Value expert);
+  ProductLhs getLhs();
+  Values getPanelAt(Value expert, Value k, Value column);
+  ProductRhs getRhs(Value expert);
   ProductSums getSums(const Part &part);
   void emitPart(const Part &part);
 
@@ -61,7 +61,7 @@ private:
   Value y, sums;
   /// Where sums of the second half of columns begin in a row of `sums`.
   int64_t secondHalf = 0;
-  Value numRows, numSources, numSteps;
+  Value numRows, numSources, numK;
   /// Columns of z, or of one of its halves.
   Value numColumns;
 };
@@ -71,7 +71,7 @@ GroupedLinearKernel::GroupedLinearKernel(Emitter &e, GroupedLinearOp op)
     : e(e), op(op), y(op.getOuts()[0]) {
   numRows = e.dim(y, 0);
   numSources = e.dim(op.getX(), 0);
-  numSteps = e.dim(op.getX(), 1);
+  numK = e.dim(op.getX(), 1);
   numColumns = e.dim(y, 1);
   if (op.getGate() != GateLayout::Interleaved)
     return;
@@ -89,21 +89,20 @@ PanelShape GroupedLinearKernel::getShape() {
                     /*areEven=*/op.isGated());
 }
 
-ProductLeft GroupedLinearKernel::getLeft() {
-  ProductLeft left{op.getX(),
-                   [](Value row, Value step) { return Values{row, step}; },
-                   /*isContiguous=*/true};
+ProductLhs GroupedLinearKernel::getLhs() {
+  ProductLhs lhs{op.getX(), [](Value row, Value k) { return Values{row, k}; },
+                 /*isContiguous=*/true};
   if (op.getRows())
-    left.getRow = [this](Value row) {
+    lhs.getRow = [this](Value row) {
       return readRow(e, op.getRows(), row, numSources);
     };
-  return left;
+  return lhs;
 }
 
-/// Where a vector of columns begins in panels: `step` counts pairs where there
-/// are any. Vectors wholly behind the last column, which nobody uses, are read
+/// Where a vector of columns begins in panels: `k` counts pairs where there are
+/// any. Vectors wholly behind the last column, which nobody uses, are read
 /// from the last panel.
-Values GroupedLinearKernel::getPanelAt(Value expert, Value step, Value column) {
+Values GroupedLinearKernel::getPanelAt(Value expert, Value k, Value column) {
   int64_t columns = *op.getPacked();
   Value behind;
   if (op.hasPanelsOfHalves()) {
@@ -117,29 +116,27 @@ Values GroupedLinearKernel::getPanelAt(Value expert, Value step, Value column) {
   Value last = e.sub(e.dim(op.getW(), 1), e.index(1));
   Value panel = arith::DivUIOp::create(e, column, size);
   Value lane = arith::RemUIOp::create(e, column, size);
-  Values at{expert, e.minSigned(panel, last), step,
+  Values at{expert, e.minSigned(panel, last), k,
             behind ? e.add(lane, behind) : lane};
   if (op.isPackedInPairs())
     at.push_back(e.index(0));
   return at;
 }
 
-ProductRight GroupedLinearKernel::getRight(Value expert) {
+ProductRhs GroupedLinearKernel::getRhs(Value expert) {
   if (op.getPacked())
     return {op.getW(),
-            [=, this](Value step, Value column) {
-              return getPanelAt(expert, step, column);
+            [=, this](Value k, Value column) {
+              return getPanelAt(expert, k, column);
             },
-            ProductLayout::Panels};
+            RhsLayout::Panels};
   if (op.getTransposed())
-    return {
-        op.getW(),
-        [=](Value step, Value column) { return Values{expert, step, column}; },
-        ProductLayout::AlongColumns};
-  return {
-      op.getW(),
-      [=](Value step, Value column) { return Values{expert, column, step}; },
-      ProductLayout::AlongSteps};
+    return {op.getW(),
+            [=](Value k, Value column) { return Values{expert, k, column}; },
+            RhsLayout::NContiguous};
+  return {op.getW(),
+          [=](Value k, Value column) { return Values{expert, column, k}; },
+          RhsLayout::KContiguous};
 }
 
 ProductSums GroupedLinearKernel::getSums(const Part &part) {
@@ -246,15 +243,15 @@ void GroupedLinearKernel::finishRow(const Part &part, Value row) {
     Values halves;
     for (Value place : {offset, e.add(offset, width)}) {
       Value column = e.add(part.group.column, place);
-      Value mask =
-          part.group.mayEnd ? e.firstLanes(e.sub(numColumns, column)) : Value();
+      Value mask = part.group.hasTail ? e.firstLanes(e.sub(numColumns, column))
+                                      : Value();
       halves.push_back(loadSums(part, row, {column, mask, place}));
     }
     auto [gate, up] = deinterleave(e, halves[0], halves[1]);
     Value column =
         arith::DivSIOp::create(e, e.add(part.group.column, offset), two);
     Value mask =
-        part.group.mayEnd ? e.firstLanes(e.sub(e.dim(y, 1), column)) : Value();
+        part.group.hasTail ? e.firstLanes(e.sub(e.dim(y, 1), column)) : Value();
     storeY(buildGatedActivation(e, op, gate, up), row, column, mask);
   });
 }
@@ -282,9 +279,9 @@ void GroupedLinearKernel::emitPart(const Part &part) {
   startSums(part);
   // Without rows of x there is nothing to read.
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, numSources, e.index(0)), [&] {
-    ProductCore core(e, getLeft(), getRight(part.expert), getSums(part),
-                     getShape(), numSteps);
-    core.multiply(part.firstRow, part.endRow, part.group);
+    ProductProblem problem(e, getLhs(), getRhs(part.expert), getSums(part),
+                           getShape(), numK);
+    multiplyGroup(problem, {part.firstRow, part.endRow}, part.group);
   });
   finishSums(part);
 }

@@ -61,21 +61,20 @@ void GroupedOuterKernel::emitPart(const ExpertRun &run, const Part &part) {
       e.storeVector(e.f32(0.0), sums, {e.sub(row, part.firstRow), place});
   });
   Value numSources = e.dim(op.getX(), 0), rows = op.getRows();
-  ProductLeft left{op.getDy(),
-                   [&](Value row, Value step) {
-                     return Values{e.add(run.begin, step), row};
-                   },
-                   /*isContiguous=*/false};
-  ProductRight right{op.getX(),
-                     [&](Value step, Value column) {
-                       Value row =
-                           readRow(e, rows, e.add(run.begin, step), numSources);
-                       return Values{row, column};
-                     },
-                     ProductLayout::AlongColumns};
+  ProductLhs lhs{
+      op.getDy(),
+      [&](Value row, Value k) { return Values{e.add(run.begin, k), row}; },
+      /*isContiguous=*/false};
+  ProductRhs rhs{op.getX(),
+                 [&](Value k, Value column) {
+                   Value row =
+                       readRow(e, rows, e.add(run.begin, k), numSources);
+                   return Values{row, column};
+                 },
+                 RhsLayout::NContiguous};
   if (rows)
-    right.isMissing = [&](Value step) {
-      return isMissing(e, rows, e.add(run.begin, step), numSources);
+    rhs.isMissing = [&](Value k) {
+      return isMissing(e, rows, e.add(run.begin, k), numSources);
     };
   ProductSums target{
       isDirect() ? dw : sums, [&](Value row, Value column, bool) {
@@ -85,9 +84,9 @@ void GroupedOuterKernel::emitPart(const ExpertRun &run, const Part &part) {
       }};
   // Without rows of x there is nothing to read.
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, numSources, e.index(0)), [&] {
-    ProductCore core(e, left, right, target, PanelShape(e, e.dim(dw, 2)),
-                     e.sub(run.end, run.begin));
-    core.multiply(part.firstRow, part.endRow, part.group);
+    ProductProblem problem(e, lhs, rhs, target, PanelShape(e, e.dim(dw, 2)),
+                           e.sub(run.end, run.begin));
+    multiplyGroup(problem, {part.firstRow, part.endRow}, part.group);
   });
   if (isDirect())
     return;

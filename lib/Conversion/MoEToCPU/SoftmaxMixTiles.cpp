@@ -2,7 +2,7 @@
 
 #include "SoftmaxMixTiles.h"
 
-#include "StepLoop.h"
+#include "RegisterTile.h"
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "llvm/Support/MathExtras.h"
@@ -203,10 +203,10 @@ Values TileProduct::sumChain(Value first, Value end,
   int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
   bool areWhole = !ShapedType::isDynamic(size) && size % line == 0;
   int64_t steps = isInPairs(packed) ? line / 2 : line;
-  return loopOverSteps(e, {first, end, steps, areWhole}, zeros, fetch,
-                       [&](Value position, ValueRange carried) {
-                         return step(position, carried);
-                       });
+  return loopOverK(e, {first, end, steps, areWhole}, zeros, fetch,
+                   [&](Value position, ValueRange carried) {
+                     return step(position, carried);
+                   });
 }
 
 /// The sums over all steps, in chains of kChainLength products.
