@@ -25,8 +25,7 @@ Values Chains::sum(Emitter &e, ValueRange zeros,
                    function_ref<Values(Value, Value)> sumChain) const {
   return e.loop(e.index(0), numK, length, zeros,
                 [&](Value first, ValueRange totals) {
-                  return addChain(e, totals,
-                                  sumChain(first, getEnd(e, first)));
+                  return addChain(e, totals, sumChain(first, getEnd(e, first)));
                 });
 }
 

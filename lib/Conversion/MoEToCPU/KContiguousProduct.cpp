@@ -10,10 +10,9 @@ KContiguousProduct::KContiguousProduct(const ProductProblem &problem,
                                        const ProductTile &tile,
                                        const ProductPrefetch &prefetch)
     : problem(problem), lhs(lhs), rhs(rhs), tile(tile), prefetch(prefetch),
-      e(problem.e),
-      chains(e.scratch({e.getIndexAttr(problem.getTileRows()),
-                        e.getIndexAttr(e.width)},
-                       e.getF32Type())) {}
+      e(problem.e), chains(e.scratch({e.getIndexAttr(problem.getTileRows()),
+                                      e.getIndexAttr(e.width)},
+                                     e.getF32Type())) {}
 
 //===----------------------------------------------------------------------===//
 // Blocks
@@ -21,9 +20,10 @@ KContiguousProduct::KContiguousProduct(const ProductProblem &problem,
 
 /// Adds the products of row `number` with some packed ks of a vector of
 /// columns, from `first` of the panel's ks on, to its chain.
-void KContiguousProduct::multiplyRow(
-    const Panel &panel, const RowRange &rows, Value number, Value first,
-    function_ref<Value(int64_t)> getColumns, int64_t numPackedK) const {
+void KContiguousProduct::multiplyRow(const Panel &panel, const RowRange &rows,
+                                     Value number, Value first,
+                                     function_ref<Value(int64_t)> getColumns,
+                                     int64_t numPackedK) const {
   Value row = e.add(rows.first, number);
   Value lhsRow = lhs.getLhsRow(row);
   Value packedK = problem.toPackedK(first), k = e.add(panel.k, first);
@@ -111,8 +111,8 @@ static constexpr int64_t kMostChains = 4;
 /// whole chains, where a row waits for its sums.
 static int64_t getKsOfWholeChains(const ProductProblem &problem) {
   std::optional<int64_t> numK = getConstantIntValue(problem.numK);
-  bool waits = problem.rhs.layout == RhsLayout::KContiguous &&
-               problem.isLatencyBound();
+  bool waits =
+      problem.rhs.layout == RhsLayout::KContiguous && problem.isLatencyBound();
   return waits && numK ? llvm::alignDown(*numK, problem.chains.length) : 0;
 }
 
@@ -141,18 +141,17 @@ void KContiguousProduct::multiplyChains(const RowRange &rows, int64_t numRows,
     Panel panel = rhs.get(narrow, zero, k);
     TileRows tileRows = lhs.get(rows.first, numRows, k, e.index(size));
     Values sums(numChains * numRows, e.f32(0.0));
-    sums = e.loop(
-        zero, e.index(chainLength), kPack, sums,
-        [&](Value first, ValueRange carried) {
-          Values next;
-          for (int64_t chain = 0; chain < numChains; ++chain)
-            llvm::append_range(
-                next, multiplyFourLanes(
-                          panel, tileRows, vector,
-                          e.add(first, e.index(chain * chainLength)),
-                          carried.slice(chain * numRows, numRows)));
-          return next;
-        });
+    sums = e.loop(zero, e.index(chainLength), kPack, sums,
+                  [&](Value first, ValueRange carried) {
+                    Values next;
+                    for (int64_t chain = 0; chain < numChains; ++chain)
+                      llvm::append_range(
+                          next, multiplyFourLanes(
+                                    panel, tileRows, vector,
+                                    e.add(first, e.index(chain * chainLength)),
+                                    carried.slice(chain * numRows, numRows)));
+                    return next;
+                  });
     for (auto [i, sum] : llvm::enumerate(sums))
       tile.addChain(panel, tileRows.rows[i % numRows], vector, sum);
   });

@@ -8,10 +8,10 @@ using namespace mlir::moe;
 LhsRows::LhsRows(const ProductProblem &problem, int64_t numChains)
     : problem(problem), e(problem.e) {
   if (mustWiden() || hasCacheAliasing())
-    packed = e.scratch(
-        {e.getIndexAttr(problem.getTileRows()),
-         e.getIndexAttr(numChains * problem.getPackedKsOfChain())},
-        problem.getPackedType());
+    packed =
+        e.scratch({e.getIndexAttr(problem.getTileRows()),
+                   e.getIndexAttr(numChains * problem.getPackedKsOfChain())},
+                  problem.getPackedType());
 }
 
 /// Whether rows can only be read from a copy: those of 16 bits, which it
@@ -56,9 +56,9 @@ bool LhsRows::packAllKs(const RowRange &rows) {
   int64_t size = llvm::alignTo(*numK, 2 * e.width);
   if (problem.getTileRows() * size * 4 > e.target.l2Bytes / 4)
     return false;
-  packed = e.scratch(
-      {e.getIndexAttr(problem.getTileRows()), e.getIndexAttr(size)},
-      problem.getPackedType());
+  packed =
+      e.scratch({e.getIndexAttr(problem.getTileRows()), e.getIndexAttr(size)},
+                problem.getPackedType());
   Value zero = e.index(0);
   e.loop(zero, e.sub(rows.end, rows.first), 1, [&](Value number) {
     pack(e.add(rows.first, number), number, zero, problem.numK);
@@ -110,9 +110,8 @@ void LhsRows::packRows(ArrayRef<Value> lhsRows, Value firstNumber, Value k,
                         ? e.loadPairs(lhs.memref, at, rest)
                         : e.loadFloats(lhs.memref, at,
                                        rest ? e.firstLanes(rest) : Value());
-      e.storeVector(
-          lanes, packed,
-          {e.add(firstNumber, e.index(i)), problem.toPackedK(first)});
+      e.storeVector(lanes, packed,
+                    {e.add(firstNumber, e.index(i)), problem.toPackedK(first)});
     }
   });
 }

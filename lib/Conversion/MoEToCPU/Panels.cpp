@@ -165,8 +165,8 @@ Values RhsPanels::loadBlock(const Panel &panel, Value offset, Value first,
       position = e.minSigned(position, last);
     Values at = rhs.at(e.add(panel.k, first), position);
     if (!element.isBF16()) {
-      lanes.push_back(e.loadFloats(rhs.memref, at,
-                                   rest ? e.firstLanes(rest) : Value()));
+      lanes.push_back(
+          e.loadFloats(rhs.memref, at, rest ? e.firstLanes(rest) : Value()));
       continue;
     }
     lanes.push_back(e.loadPairs(rhs.memref, at, rest));

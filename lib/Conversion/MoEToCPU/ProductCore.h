@@ -12,6 +12,10 @@
 //   ProductPrefetch     what comes nearer meanwhile
 //   KContiguousProduct  few rows with weights that no panel is made of
 //
+// The mixing kernels multiply tokens with tokens, of which both sides are
+// packed by them: they have loops of their own (SoftmaxMixTiles.h) around the
+// same register tile and the same chains.
+//
 // The tile (RegisterTile.h) and the chains are those of the mixing kernels,
 // too, whose loops are in SoftmaxMixTiles.h.
 //

@@ -94,23 +94,20 @@ int64_t ProductPrefetch::getPackedKsOfLine(int64_t numVectors) const {
 void ProductPrefetch::prefetchAhead(const Panel &panel, Value packedK) const {
   int64_t perLine = getPackedKsOfLine(panel.numVectors);
   for (int64_t i = 0; i < e.width; i += perLine) {
-    Value ahead =
-        e.add(packedK, e.index(CPUTarget::kLinesAhead * perLine + i));
+    Value ahead = e.add(packedK, e.index(CPUTarget::kLinesAhead * perLine + i));
     prefetchLine(e, problem.rhs.memref, panel.at(ahead, 0), kFirstCache);
   }
 }
 
 /// That is what is read next where columns lie one behind the other.
 void ProductPrefetch::prefetchNextColumns(const Panel &panel, int64_t vector,
-                                          Value first,
-                                          int64_t numLanes) const {
-  int64_t perLine =
-      CPUTarget::kLineBytes / getElementBytes(problem.rhs.memref);
+                                          Value first, int64_t numLanes) const {
+  int64_t perLine = CPUTarget::kLineBytes / getElementBytes(problem.rhs.memref);
   int64_t numLines = problem.getLaneKPack() * numLanes * e.width / perLine;
   Value k = e.mul(e.add(panel.k, first), e.index(e.width));
-  Value column = e.add(
-      problem.shape.getColumn(panel.column, panel.numVectors, vector),
-      e.index(e.width));
+  Value column =
+      e.add(problem.shape.getColumn(panel.column, panel.numVectors, vector),
+            e.index(e.width));
   for (int64_t line = 0; line < numLines; ++line)
     prefetchLine(e, problem.rhs.memref,
                  problem.rhs.at(e.add(k, e.index(line * perLine)), column),

@@ -20,8 +20,8 @@ ProductProblem::ProductProblem(Emitter &e, ProductLhs lhs, ProductRhs rhs,
       chains{numK, usesBf16Dot ? 2 * kProductChain : kProductChain} {}
 
 int64_t ProductProblem::getRhsKPack() const {
-  bool isPair = rhs.layout == RhsLayout::Panels &&
-                getElementType(rhs.memref).isBF16();
+  bool isPair =
+      rhs.layout == RhsLayout::Panels && getElementType(rhs.memref).isBF16();
   return isPair ? 2 : 1;
 }
 

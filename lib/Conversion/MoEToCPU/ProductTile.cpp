@@ -72,9 +72,9 @@ void ProductTile::multiply(ArrayRef<Panel> panels, const TileRows &rows,
       });
   for (auto [i, panel] : llvm::enumerate(panels))
     getTile(panel, rows)
-        .forEachSum(ArrayRef(chain).slice(i * numSums, numSums),
-                    [&, &panel = panel](int64_t row, int64_t vector,
-                                        Value sum) {
-                      addChain(panel, rows.rows[row], vector, sum);
-                    });
+        .forEachSum(
+            ArrayRef(chain).slice(i * numSums, numSums),
+            [&, &panel = panel](int64_t row, int64_t vector, Value sum) {
+              addChain(panel, rows.rows[row], vector, sum);
+            });
 }

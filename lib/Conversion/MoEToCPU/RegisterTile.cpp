@@ -30,8 +30,7 @@ Values RegisterTile::getRow(ValueRange sums, int64_t row) const {
 }
 
 void RegisterTile::forEachSum(
-    ValueRange sums,
-    function_ref<void(int64_t, int64_t, Value)> body) const {
+    ValueRange sums, function_ref<void(int64_t, int64_t, Value)> body) const {
   for (int64_t row = 0; row < numRows; ++row)
     for (int64_t vector = 0; vector < numVectors; ++vector)
       body(row, vector, sums[row * numVectors + vector]);

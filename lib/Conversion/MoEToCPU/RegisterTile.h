@@ -61,6 +61,12 @@ Values loopOverK(Emitter &e, const KBlocks &blocks, ValueRange carried,
                  function_ref<void(Value first)> prefetch,
                  function_ref<Values(Value k, ValueRange carried)> body);
 
+/// The same, of which nothing is prefetched.
+inline Values loopOverK(Emitter &e, Value first, Value end, ValueRange sums,
+                        function_ref<Values(Value k, ValueRange sums)> body) {
+  return e.loop(first, end, 1, sums, body);
+}
+
 /// Asks for the line of `memref` at `indices`, which is read, or written, soon
 /// from the first cache or from another.
 void prefetchLine(Emitter &e, Value memref, ValueRange indices,

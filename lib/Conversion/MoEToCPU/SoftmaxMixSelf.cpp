@@ -17,6 +17,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Patterns.h"
+#include "RegisterTile.h"
 #include "SoftmaxMixPairs.h"
 #include "SoftmaxMixSplits.h"
 #include "SoftmaxMixState.h"
@@ -294,30 +295,25 @@ Values SelfMixKernel::sumWeights(ArrayRef<Value> shifts, Value numRows) {
 void SelfMixKernel::mixColumns(Value firstColumn, ArrayRef<Value> decays,
                                Value numRows, Value firstValue,
                                int64_t numValues) {
-  int64_t numVectors = decays.size();
-  Values zeros(numValues * numVectors, e.f32(0.0));
-  Values sums = e.loop(
-      e.index(0), numRows, 1, zeros, [&](Value row, ValueRange old) -> Values {
-        Values columns, next;
-        for (int64_t vector = 0; vector < numVectors; ++vector)
+  RegisterTile tile(e, numValues, decays.size());
+  Values sums = loopOverK(
+      e, e.index(0), numRows, tile.getZeros(), [&](Value row, ValueRange old) {
+        Values columns;
+        for (int64_t vector = 0; vector < tile.numVectors; ++vector)
           columns.push_back(
               e.loadVector(logits, {row, e.index(vector * e.width)}));
-        for (int64_t i = 0; i < numValues; ++i) {
-          Value value =
-              e.splat(e.load(rowValues, {row, e.add(firstValue, e.index(i))}));
-          for (auto [vector, column] : llvm::enumerate(columns))
-            next.push_back(e.fma(value, column, old[i * numVectors + vector]));
-        }
-        return next;
+        auto splatValue = [&](int64_t i) {
+          return e.splat(
+              e.load(rowValues, {row, e.add(firstValue, e.index(i))}));
+        };
+        return tile.multiplyAdd(splatValue, columns, old);
       });
-  for (int64_t i = 0; i < numValues; ++i)
-    for (auto [vector, decay] : llvm::enumerate(decays)) {
-      Values place{getBlock(firstColumn), e.add(firstValue, e.index(i)),
-                   e.index(vector * e.width)};
-      Value old = e.loadVector(columnMixed, place);
-      e.storeVector(e.fma(old, decay, sums[i * numVectors + vector]),
-                    columnMixed, place);
-    }
+  tile.forEachSum(sums, [&](int64_t i, int64_t vector, Value sum) {
+    Values place{getBlock(firstColumn), e.add(firstValue, e.index(i)),
+                 e.index(vector * e.width)};
+    Value old = e.loadVector(columnMixed, place);
+    e.storeVector(e.fma(old, decays[vector], sum), columnMixed, place);
+  });
 }
 
 /// Takes `numRows` kept logits of each column of a block into its state.

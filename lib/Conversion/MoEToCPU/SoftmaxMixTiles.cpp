@@ -2,6 +2,7 @@
 
 #include "SoftmaxMixTiles.h"
 
+#include "Chains.h"
 #include "RegisterTile.h"
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
@@ -28,10 +29,10 @@ PackedShape mlir::moe::getPackedShape(Emitter &e, Value rowSource,
                                       Value columnSource,
                                       OpFoldResult numFeatures) {
   OpFoldResult columns = e.getIndexAttr(getColumnVectors(e) * e.width);
-  bool inPairs = e.target.bf16Dot;
+  bool arePairs = e.target.bf16Dot;
   for (Value source : {rowSource, columnSource})
-    inPairs &= cast<MemRefType>(source.getType()).getElementType().isBF16();
-  if (!inPairs)
+    arePairs &= getElementType(source).isBF16();
+  if (!arePairs)
     return {{numFeatures, columns}, e.getF32Type()};
   OpFoldResult numPairs;
   if (std::optional<int64_t> constant = getConstantIntValue(numFeatures))
@@ -44,15 +45,15 @@ PackedShape mlir::moe::getPackedShape(Emitter &e, Value rowSource,
 }
 
 /// Whether `packed` holds pairs of bf16 features.
-static bool isInPairs(Value packed) {
+static bool usesBf16Dot(Value packed) {
   return cast<MemRefType>(packed.getType()).getElementType().isInteger();
 }
 
 /// Features first, first + 1, .. of a row as the lanes of a vector: one a lane
 /// in f32, or two a lane. `count` of them exist, all where it is null.
 static Value loadFeatures(Emitter &e, Value source, Value row, Value first,
-                          Value count, bool inPairs) {
-  if (!inPairs)
+                          Value count, bool arePairs) {
+  if (!arePairs)
     return e.loadFloats(source, {row, first},
                         count ? e.firstLanes(count) : Value());
   return e.loadPairs(source, {row, first}, count);
@@ -60,15 +61,15 @@ static Value loadFeatures(Emitter &e, Value source, Value row, Value first,
 
 void mlir::moe::packTransposed(Emitter &e, Value source, ArrayRef<Value> rows,
                                Value isReal, Value packed, Value slot) {
-  bool inPairs = isInPairs(packed);
-  int64_t perLane = inPairs ? 2 : 1, step = perLane * e.width;
-  Value zero = inPairs ? e.i32(0) : e.f32(0.0);
+  bool arePairs = usesBf16Dot(packed);
+  int64_t perLane = arePairs ? 2 : 1, step = perLane * e.width;
+  Value zero = arePairs ? e.i32(0) : e.f32(0.0);
   auto pack = [&](Value feature, Value count) {
     Values vectors;
     for (Value row : rows)
-      vectors.push_back(loadFeatures(e, source, row, feature, count, inPairs));
+      vectors.push_back(loadFeatures(e, source, row, feature, count, arePairs));
     Value first = feature;
-    if (inPairs)
+    if (arePairs)
       first = arith::DivSIOp::create(e, feature, e.index(2));
     for (auto [lane, column] : llvm::enumerate(transposeLanes(e, vectors))) {
       Value tokens = isReal ? e.select(isReal, column, zero) : column;
@@ -120,38 +121,33 @@ OpFoldResult mlir::moe::padToVectors(Emitter &e, OpFoldResult size) {
 // Products
 //===----------------------------------------------------------------------===//
 
-/// Products that one accumulator takes before it is added to the total: one
-/// long chain would round the sum of d products d times, and log-sum-exps would
-/// leave their tolerance from d = 352 on.
-static constexpr int64_t kChainLength = 64;
-
 namespace {
-/// The products of a group of rows with the packed columns, one step a feature
-/// or a pair of them.
+/// The products of a group of rows with the packed columns. A packed k is a
+/// feature or, where `packed` has them, a pair.
 class TileProduct {
 public:
   /// Of the vectors of columns from `firstVector` on.
   TileProduct(Emitter &e, Value source, ArrayRef<Value> rows, Value packed,
               int64_t firstVector = 0)
-      : firstVector(firstVector), numVectors(getColumnVectors(e) - firstVector),
+      : firstVector(firstVector),
+        tile(e, kGroupRows, getColumnVectors(e) - firstVector,
+             usesBf16Dot(packed)),
         e(e), source(source), rows(rows), packed(packed) {}
 
-  const int64_t firstVector, numVectors;
+  const int64_t firstVector;
+  const RegisterTile tile;
 
   Tile emit();
-  /// Steps of one feature or a pair of them, and those of a chain.
-  Value getNumSteps();
-  int64_t getChainSteps();
+  /// Those of whole packed ks.
+  Chains getChains();
   Values sumChain(Value first, Value end,
-                  function_ref<void(Value step)> fetch = {});
+                  function_ref<void(Value packedK)> prefetch = {});
   bool mayHaveLastOdd();
   Values addLastOdd(Values sums);
 
 private:
-  Values sumChains();
-  Values step(Value position, ValueRange carried, bool isLastOdd = false);
-  Value loadPair(Value row, Value pair, bool isLastOdd);
-  Value multiplyAdd(Value element, Value column, Value sum);
+  Values multiplyAdd(Value packedK, ValueRange sums, bool isLastOdd = false);
+  Value splatPair(Value row, Value pair, bool isLastOdd);
 
   Emitter &e;
   Value source;
@@ -162,7 +158,7 @@ private:
 
 /// Two features of a row in every lane. Behind the last of an odd number lies
 /// another row, which may hold anything.
-Value TileProduct::loadPair(Value row, Value pair, bool isLastOdd) {
+Value TileProduct::splatPair(Value row, Value pair, bool isLastOdd) {
   Value feature = e.mul(pair, e.index(2));
   if (isLastOdd) {
     Value bits = arith::BitcastOp::create(e, e.getI16Type(),
@@ -172,57 +168,34 @@ Value TileProduct::loadPair(Value row, Value pair, bool isLastOdd) {
   return e.splatPair(source, {row, feature});
 }
 
-Value TileProduct::multiplyAdd(Value element, Value column, Value sum) {
-  if (!isInPairs(packed))
-    return e.fma(element, column, sum);
-  return e.dotPairs(element, column, sum);
-}
-
-Values TileProduct::step(Value position, ValueRange carried, bool isLastOdd) {
-  Values columns, next;
-  for (int64_t vector = 0; vector < numVectors; ++vector)
+Values TileProduct::multiplyAdd(Value packedK, ValueRange sums,
+                                bool isLastOdd) {
+  Values columns;
+  for (int64_t vector = 0; vector < tile.numVectors; ++vector)
     columns.push_back(e.loadVector(
-        packed, {position, e.index((firstVector + vector) * e.width)}));
-  for (auto [i, row] : llvm::enumerate(rows)) {
-    Value element = isInPairs(packed)
-                        ? loadPair(row, position, isLastOdd)
-                        : e.splat(e.toF32(e.load(source, {row, position})));
-    for (auto [j, column] : llvm::enumerate(columns))
-      next.push_back(multiplyAdd(element, column, carried[i * numVectors + j]));
-  }
-  return next;
+        packed, {packedK, e.index((firstVector + vector) * e.width)}));
+  auto splatRow = [&](int64_t row) {
+    return usesBf16Dot(packed)
+               ? splatPair(rows[row], packedK, isLastOdd)
+               : e.splat(e.toF32(e.load(source, {rows[row], packedK})));
+  };
+  return tile.multiplyAdd(splatRow, columns, sums);
 }
 
-/// The sums over steps `first` to `end`; `fetch` asks for something ahead, a
-/// line of steps at a time.
+/// The sums over packed ks `first` to `end`; `prefetch` asks for something
+/// ahead, a line of features at a time.
 Values TileProduct::sumChain(Value first, Value end,
-                             function_ref<void(Value)> fetch) {
-  Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  constexpr int64_t kLineBits = 512;
-  int64_t line = kLineBits / getElementType(source).getIntOrFloatBitWidth();
+                             function_ref<void(Value)> prefetch) {
+  Values zeros = tile.getZeros();
+  int64_t line = 8 * CPUTarget::kLineBytes /
+                 getElementType(source).getIntOrFloatBitWidth();
   int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
   bool areWhole = !ShapedType::isDynamic(size) && size % line == 0;
-  int64_t steps = isInPairs(packed) ? line / 2 : line;
-  return loopOverK(e, {first, end, steps, areWhole}, zeros, fetch,
-                   [&](Value position, ValueRange carried) {
-                     return step(position, carried);
+  int64_t blockSize = usesBf16Dot(packed) ? line / 2 : line;
+  return loopOverK(e, {first, end, blockSize, areWhole}, zeros, prefetch,
+                   [&](Value packedK, ValueRange sums) {
+                     return multiplyAdd(packedK, sums);
                    });
-}
-
-/// The sums over all steps, in chains of kChainLength products.
-Values TileProduct::sumChains() {
-  Values zeros(kGroupRows * numVectors, e.f32(0.0));
-  Value numSteps = getNumSteps();
-  return e.loop(
-      e.index(0), numSteps, getChainSteps(), zeros,
-      [&](Value first, ValueRange totals) -> Values {
-        Value end =
-            e.minSigned(e.add(first, e.index(getChainSteps())), numSteps);
-        Values next;
-        for (auto [total, part] : llvm::zip_equal(totals, sumChain(first, end)))
-          next.push_back(e.add(total, part));
-        return next;
-      });
 }
 
 /// Whether the number of features may be odd.
@@ -236,8 +209,8 @@ Values TileProduct::addLastOdd(Values sums) {
   int64_t size = cast<MemRefType>(source.getType()).getDimSize(1);
   Value numFeatures = e.dim(source, 1), two = e.index(2);
   auto add = [&] {
-    return step(arith::DivSIOp::create(e, numFeatures, two), sums,
-                /*isLastOdd=*/true);
+    return multiplyAdd(arith::DivSIOp::create(e, numFeatures, two), sums,
+                       /*isLastOdd=*/true);
   };
   if (!ShapedType::isDynamic(size))
     return size % 2 == 0 ? sums : add();
@@ -248,24 +221,24 @@ Values TileProduct::addLastOdd(Values sums) {
 }
 
 Tile TileProduct::emit() {
-  Values sums = sumChains();
-  if (isInPairs(packed))
+  Values sums =
+      getChains().sum(e, tile.getZeros(), [&](Value first, Value end) {
+        return sumChain(first, end);
+      });
+  if (usesBf16Dot(packed))
     sums = addLastOdd(sums);
-  Tile tile;
+  Tile rows;
   for (int64_t row = 0; row < kGroupRows; ++row)
-    tile.push_back(Values(ArrayRef(sums).slice(row * numVectors, numVectors)));
-  return tile;
+    rows.push_back(tile.getRow(sums, row));
+  return rows;
 }
 
-Value TileProduct::getNumSteps() {
+Chains TileProduct::getChains() {
   Value numFeatures = e.dim(source, 1);
-  if (!isInPairs(packed))
-    return numFeatures;
-  return arith::DivSIOp::create(e, numFeatures, e.index(2));
-}
-
-int64_t TileProduct::getChainSteps() {
-  return isInPairs(packed) ? kChainLength / 2 : kChainLength;
+  if (!usesBf16Dot(packed))
+    return {numFeatures, kFeatureChain};
+  return {arith::DivSIOp::create(e, numFeatures, e.index(2)),
+          kFeatureChain / 2};
 }
 
 Tile mlir::moe::multiplyTile(Emitter &e, Value source, ArrayRef<Value> rows,
@@ -285,6 +258,11 @@ BlockProducts::BlockProducts(Emitter &e, OpFoldResult numFeatures,
                      e.getF32Type());
 }
 
+/// Where a row and a vector of columns are among the sums of a block.
+static Values getPlace(Emitter &e, Value group, int64_t row, int64_t vector) {
+  return {e.add(group, e.index(row)), e.index(vector * e.width)};
+}
+
 void BlockProducts::multiply(Emitter &e, Value source, Value packed,
                              Value first, Value count, Value columns,
                              Value nextColumn,
@@ -298,17 +276,18 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
   // the core's queue of misses.
   int64_t share =
       llvm::divideCeil(getColumnVectors(e) * e.width * kGroupRows, blockRows);
-  auto fetchRows = [&](Value from, Value first, int64_t count, Value step) {
-    Value feature = isInPairs(packed) ? e.mul(step, e.index(2)) : step;
+  auto prefetchRows = [&](Value from, Value first, int64_t count,
+                          Value packedK) {
+    Value feature = usesBf16Dot(packed) ? e.mul(packedK, e.index(2)) : packedK;
     for (Value row : clampRows(e, first, count, e.dim(from, 0)))
       prefetchLine(e, from, {row, feature}, kFirstCache);
   };
-  auto fetch = [&](Value group, Value step) {
-    fetchRows(source, e.add(e.add(first, group), e.index(kGroupRows)),
-              kGroupRows, step);
+  auto prefetch = [&](Value group, Value packedK) {
+    prefetchRows(source, e.add(e.add(first, group), e.index(kGroupRows)),
+                 kGroupRows, packedK);
     Value number = arith::DivUIOp::create(e, group, e.index(kGroupRows));
-    fetchRows(columns, e.add(nextColumn, e.mul(number, e.index(share))), share,
-              step);
+    prefetchRows(columns, e.add(nextColumn, e.mul(number, e.index(share))),
+                 share, packedK);
   };
   Value numRows = e.dim(source, 0);
   auto forEachGroup = [&](function_ref<void(TileProduct &, Value)> body) {
@@ -331,52 +310,47 @@ void BlockProducts::multiply(Emitter &e, Value source, Value packed,
       visible ? e.ifThen(visible, emitVectors) : emitVectors();
     });
   };
-  auto getPlace = [&](const TileProduct &product, Value group,
-                      int64_t i) -> Values {
-    int64_t vector = product.firstVector + i % product.numVectors;
-    return {e.add(group, e.index(i / product.numVectors)),
-            e.index(vector * e.width)};
-  };
   auto store = [&](const TileProduct &product, Value group,
                    ArrayRef<Value> values) {
-    for (auto [i, value] : llvm::enumerate(values))
-      e.storeVector(value, sums, getPlace(product, group, i));
+    product.tile.forEachSum(
+        values, [&](int64_t row, int64_t vector, Value value) {
+          e.storeVector(value, sums,
+                        getPlace(e, group, row, product.firstVector + vector));
+        });
   };
   auto load = [&](const TileProduct &product, Value group) {
     Values values;
-    for (int64_t i = 0; i < kGroupRows * product.numVectors; ++i)
-      values.push_back(e.loadVector(sums, getPlace(product, group, i)));
+    for (int64_t row = 0; row < kGroupRows; ++row)
+      for (int64_t vector = product.firstVector; vector < getColumnVectors(e);
+           ++vector)
+        values.push_back(e.loadVector(sums, getPlace(e, group, row, vector)));
     return values;
   };
-  Value zero = e.index(0);
-  // The first piece stores its products. Of an unknown number of features there
-  // may be no whole step.
+  // The first chain stores its sums. Of an unknown number of features there may
+  // be no whole packed k.
   if (ShapedType::isDynamic(cast<MemRefType>(source.getType()).getDimSize(1)))
     forEachGroup([&](TileProduct &product, Value group) {
-      store(product, group,
-            Values(kGroupRows * product.numVectors, e.f32(0.0)));
+      store(product, group, product.tile.getZeros());
     });
+  Value zero = e.index(0);
   TileProduct any(e, source, {}, packed);
-  Value numSteps = any.getNumSteps();
-  e.loop(zero, numSteps, any.getChainSteps(), [&](Value firstStep) {
-    Value end =
-        e.minSigned(e.add(firstStep, e.index(any.getChainSteps())), numSteps);
-    Value isFirst = e.compare(arith::CmpIPredicate::eq, firstStep, zero);
+  Chains chains = any.getChains();
+  chains.forEach(e, zero, [&](Value firstK) {
+    Value end = chains.getEnd(e, firstK);
+    Value isFirst = e.compare(arith::CmpIPredicate::eq, firstK, zero);
     forEachGroup([&](TileProduct &product, Value group) {
-      Values products = product.sumChain(
-          firstStep, end, [&](Value step) { fetch(group, step); });
+      Values chain = product.sumChain(
+          firstK, end, [&](Value packedK) { prefetch(group, packedK); });
       e.ifElse(
           isFirst, TypeRange(),
-          [&]() -> Values { return store(product, group, products), Values(); },
+          [&]() -> Values { return store(product, group, chain), Values(); },
           [&]() -> Values {
-            Values totals = load(product, group);
-            for (auto [total, added] : llvm::zip_equal(totals, products))
-              total = e.add(total, added);
+            Values totals = addChain(e, load(product, group), chain);
             return store(product, group, totals), Values();
           });
     });
   });
-  if (isInPairs(packed) && any.mayHaveLastOdd())
+  if (usesBf16Dot(packed) && any.mayHaveLastOdd())
     forEachGroup([&](TileProduct &product, Value group) {
       store(product, group, product.addLastOdd(load(product, group)));
     });
@@ -386,8 +360,7 @@ Tile BlockProducts::loadTile(Emitter &e, Value group) const {
   Tile tile(kGroupRows);
   for (auto [row, values] : llvm::enumerate(tile))
     for (int64_t vector = 0; vector < getColumnVectors(e); ++vector)
-      values.push_back(e.loadVector(
-          sums, {e.add(group, e.index(row)), e.index(vector * e.width)}));
+      values.push_back(e.loadVector(sums, getPlace(e, group, row, vector)));
   return tile;
 }
 
@@ -397,11 +370,12 @@ Tile BlockProducts::get(Emitter &e, Value source, ArrayRef<Value> rows,
 }
 
 namespace {
-/// Rows of sums over steps: sums[row] += weight(row, step) * packed[step].
+/// Rows of sums over k, the tokens of the packed block: sums[row] +=
+/// weight(row, k) * packed[k].
 struct TileSum {
-  /// The factor of a row at a step, a vector.
-  function_ref<Value(int64_t row, Value step)> getWeight;
-  Value firstStep, endStep, packed, accumulators;
+  /// The factor of a row at a k, a vector.
+  function_ref<Value(int64_t row, Value k)> getWeight;
+  Value firstK, endK, packed, accumulators;
   /// What each row adds to. One of them may be there more than once.
   Values rows;
   /// Factors of what the accumulators held, or none.
@@ -420,36 +394,28 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
   };
   for (Value row : rows)
     for (int64_t vector = 0; vector < numVectors; ++vector)
-      memref::PrefetchOp::create(e, accumulators, ValueRange{row, at(vector)},
-                                 /*isWrite=*/true, /*localityHint=*/3,
-                                 /*isDataCache=*/true);
+      prefetchLine(e, accumulators, {row, at(vector)}, kFirstCache,
+                   /*isWrite=*/true);
   // The block is summed on its own: one large weight would swallow thousands of
   // small ones that are added to it one by one.
-  Values zeros(rows.size() * numVectors, e.f32(0.0));
-  Values sums = e.loop(
-      firstStep, endStep, 1, zeros, [&](Value step, ValueRange old) -> Values {
-        Values values, next;
+  RegisterTile tile(e, rows.size(), numVectors);
+  Values sums =
+      loopOverK(e, firstK, endK, tile.getZeros(), [&](Value k, ValueRange old) {
+        Values values;
         for (int64_t vector = 0; vector < numVectors; ++vector)
-          values.push_back(e.loadVector(packed, {step, at(vector)}));
-        for (size_t row = 0; row < rows.size(); ++row) {
-          Value weight = getWeight(row, step);
-          for (auto [vector, value] : llvm::enumerate(values))
-            next.push_back(
-                e.fma(weight, value, old[row * numVectors + vector]));
-        }
-        return next;
+          values.push_back(e.loadVector(packed, {k, at(vector)}));
+        return tile.multiplyAdd([&](int64_t row) { return getWeight(row, k); },
+                                values, old);
       });
   auto store = [&](bool adds) {
-    for (auto [i, row] : llvm::enumerate(rows))
-      for (int64_t vector = 0; vector < numVectors; ++vector) {
-        Values place{row, at(vector)};
-        Value sum = sums[i * numVectors + vector];
-        if (adds) {
-          Value old = e.loadVector(accumulators, place);
-          sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[i], sum);
-        }
-        e.storeVector(sum, accumulators, place);
+    tile.forEachSum(sums, [&](int64_t row, int64_t vector, Value sum) {
+      Values place{rows[row], at(vector)};
+      if (adds) {
+        Value old = e.loadVector(accumulators, place);
+        sum = decays.empty() ? e.add(old, sum) : e.fma(old, decays[row], sum);
       }
+      e.storeVector(sum, accumulators, place);
+    });
     return Values();
   };
   if (isFirst)
@@ -460,15 +426,15 @@ void TileSum::emit(Emitter &e, Value first, int64_t numVectors) const {
     store(/*adds=*/true);
 }
 
-/// Calls `step` for tiles of at most as many vectors as a block has, which
+/// Calls `body` for tiles of at most as many vectors as a block has, which
 /// cover `size` elements.
 static void
 forEachVectors(Emitter &e, OpFoldResult size,
-               function_ref<void(Value first, int64_t numVectors)> step) {
+               function_ref<void(Value first, int64_t numVectors)> body) {
   std::optional<int64_t> constant = getConstantIntValue(size);
   if (!constant) {
     e.loop(e.index(0), cast<Value>(size), e.width,
-           [&](Value first) { step(first, 1); });
+           [&](Value first) { body(first, 1); });
     return;
   }
   // Whole tiles, then what is left.
@@ -477,11 +443,11 @@ forEachVectors(Emitter &e, OpFoldResult size,
   int64_t rest = numVectors % tile, wide = tile * e.width;
   Value wideEnd = e.index((numVectors - rest) * e.width);
   if (numVectors > tile)
-    e.loop(e.index(0), wideEnd, wide, [&](Value first) { step(first, tile); });
+    e.loop(e.index(0), wideEnd, wide, [&](Value first) { body(first, tile); });
   else if (numVectors == tile)
-    step(e.index(0), tile);
+    body(e.index(0), tile);
   if (rest)
-    step(wideEnd, rest);
+    body(wideEnd, rest);
 }
 
 /// Rows [first, first + count).
@@ -496,8 +462,8 @@ void mlir::moe::accumulateTile(Emitter &e, Value weights, Value packed,
                                Value accumulators, Value group,
                                ArrayRef<Value> decays, OpFoldResult size,
                                std::pair<Value, Value> columns) {
-  auto getWeight = [&](int64_t row, Value step) {
-    return e.splat(e.load(weights, {e.index(row), step}));
+  auto getWeight = [&](int64_t row, Value k) {
+    return e.splat(e.load(weights, {e.index(row), k}));
   };
   TileSum sum{getWeight,     columns.first, columns.second,
               packed,        accumulators,  getRows(e, group, kGroupRows),
@@ -514,8 +480,8 @@ void mlir::moe::accumulateRows(Emitter &e, Value weights, Value packed,
                                OpFoldResult size) {
   forEachVectors(e, size, [&](Value first, int64_t numVectors) {
     e.loop(e.index(0), numRows, kGroupRows, [&](Value group) {
-      auto getWeight = [&](int64_t row, Value step) {
-        return e.splat(e.load(weights, {e.add(group, e.index(row)), step}));
+      auto getWeight = [&](int64_t row, Value k) {
+        return e.splat(e.load(weights, {e.add(group, e.index(row)), k}));
       };
       Values rows = clampRows(e, e.add(firstRow, group), kGroupRows,
                               e.dim(accumulators, 0));
