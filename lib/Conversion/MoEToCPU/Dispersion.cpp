@@ -37,6 +37,38 @@ struct NextPair {
   Value shift, column;
 };
 
+/// The tokens of clusters, sorted by cluster.
+class ClusterOrder {
+public:
+  /// `count` gets the clusters' sizes.
+  ClusterOrder(Emitter &e, MadDispersionOp op, Value numTokens,
+               Value numClusters, Value count)
+      : e(e), op(op), numTokens(numTokens), numClusters(numClusters),
+        count(count) {}
+
+  void sort();
+  void free();
+  /// Where a cluster begins in the order; the token at a position of it.
+  Value getBegin(Value cluster) { return e.toIndex(e.load(starts, {cluster})); }
+  Value getToken(Value position) {
+    return e.toIndex(e.load(order, {position}));
+  }
+
+  Value numPlaced;
+
+private:
+  Value readCluster(Value token);
+  void forEachToken(function_ref<void(Value token, Value cluster)> body);
+  void countClusters();
+  void sortTokens();
+  Value number(int64_t value) { return e.constantInt(e.getI32Type(), value); }
+
+  Emitter &e;
+  MadDispersionOp op;
+  const Value numTokens, numClusters, count;
+  Value order, starts;
+};
+
 class DispersionKernel {
 public:
   DispersionKernel(Emitter &e, MadDispersionOp op)
@@ -44,40 +76,36 @@ public:
   void emit();
 
 private:
-  Value readCluster(Value token);
-  void forEachToken(function_ref<void(Value token, Value cluster)> body);
-  void countClusters();
-  void sortTokens();
-
+  // A cluster and some columns.
   void emitPair(Value cluster, Value piece);
   NextPair findNext(Value cluster, Value piece);
   void fetchRow(NextPair next, Value position, int64_t firstVector,
                 int64_t numVectors);
   void emitColumns(Value cluster, Value firstColumn, int64_t numVectors,
                    Value lastMask, std::optional<NextPair> next = {});
+  void divideAndStore(ValueRange sums, Value divisor, Value isEmpty,
+                      Value memref, Value cluster, Value firstColumn,
+                      Value lastMask);
+
+  // Sums over the rows of a cluster.
   Values loadRow(Value position, Value firstColumn, int64_t numVectors,
                  Value lastMask);
   Values addRows(Value begin, Value end, ValueRange sums,
                  function_ref<Values(Value position)> getRow);
-  void divideAndStore(ValueRange sums, Value divisor, Value isEmpty,
-                      Value memref, Value cluster, Value firstColumn,
-                      Value lastMask);
   Values sumDeviations(Value begin, Value end, ValueRange means,
                        function_ref<Values(Value position)> getRow);
   Values sumPairs(Value begin, Value end, int64_t numVectors,
                   function_ref<Values(Value position)> getRow);
 
   VectorType doubles() { return e.vectorOf(e.getF64Type()); }
-  Value number(int64_t value) { return e.constantInt(e.getI32Type(), value); }
 
   Emitter &e;
   MadDispersionOp op;
   /// Vectors of a slab: their sums in f64 fill half of the registers.
   const int64_t slabVectors;
-  Value numTokens, numColumns, numClusters, numWhole;
+  Value numColumns, numWhole;
   Value spread, mean, count;
-  /// The tokens of clusters, sorted by cluster, and where each cluster begins.
-  Value order, starts, numPlaced;
+  std::optional<ClusterOrder> order;
 };
 } // namespace
 
@@ -86,7 +114,7 @@ private:
 //===----------------------------------------------------------------------===//
 
 /// The cluster of a token, -1 for none.
-Value DispersionKernel::readCluster(Value token) {
+Value ClusterOrder::readCluster(Value token) {
   Value cluster = e.toIndex(e.load(op.getAssign(), {token}));
   // As an unsigned number a negative one is large.
   Value isCluster = e.compare(arith::CmpIPredicate::ult, cluster, numClusters);
@@ -95,7 +123,7 @@ Value DispersionKernel::readCluster(Value token) {
   return e.select(isCluster, cluster, e.index(-1));
 }
 
-void DispersionKernel::forEachToken(function_ref<void(Value, Value)> body) {
+void ClusterOrder::forEachToken(function_ref<void(Value, Value)> body) {
   e.loop(e.index(0), numTokens, 1, [&](Value token) {
     Value cluster = readCluster(token);
     e.ifThen(e.compare(arith::CmpIPredicate::sge, cluster, e.index(0)),
@@ -104,7 +132,7 @@ void DispersionKernel::forEachToken(function_ref<void(Value, Value)> body) {
 }
 
 /// The clusters' sizes.
-void DispersionKernel::countClusters() {
+void ClusterOrder::countClusters() {
   e.loop(e.index(0), numClusters, 1,
          [&](Value cluster) { e.store(number(0), count, {cluster}); });
   forEachToken([&](Value, Value cluster) {
@@ -114,7 +142,7 @@ void DispersionKernel::countClusters() {
 
 /// Stable, so that the tokens of a cluster keep their order. While tokens are
 /// placed, `starts` holds where the next one of a cluster goes.
-void DispersionKernel::sortTokens() {
+void ClusterOrder::sortTokens() {
   Values placed = e.loop(e.index(0), numClusters, 1, {number(0)},
                          [&](Value cluster, ValueRange next) -> Values {
                            e.store(next[0], starts, {cluster});
@@ -132,6 +160,23 @@ void DispersionKernel::sortTokens() {
   });
 }
 
+void ClusterOrder::sort() {
+  auto allocate = [&](Value size) -> Value {
+    return memref::AllocOp::create(
+        e, MemRefType::get({ShapedType::kDynamic}, e.getI32Type()), size,
+        e.getI64IntegerAttr(64));
+  };
+  order = allocate(numTokens);
+  starts = allocate(numClusters);
+  countClusters();
+  sortTokens();
+}
+
+void ClusterOrder::free() {
+  memref::DeallocOp::create(e, starts);
+  memref::DeallocOp::create(e, order);
+}
+
 //===----------------------------------------------------------------------===//
 // Sums over the rows of a cluster
 //===----------------------------------------------------------------------===//
@@ -139,7 +184,7 @@ void DispersionKernel::sortTokens() {
 /// Vectors of the row at a position of the sorted order.
 Values DispersionKernel::loadRow(Value position, Value firstColumn,
                                  int64_t numVectors, Value lastMask) {
-  Value token = e.toIndex(e.load(order, {position}));
+  Value token = order->getToken(position);
   Values row;
   for (int64_t i = 0; i < numVectors; ++i)
     row.push_back(e.loadFloats(
@@ -235,9 +280,10 @@ void DispersionKernel::emitColumns(Value cluster, Value firstColumn,
                                    int64_t numVectors, Value lastMask,
                                    std::optional<NextPair> next) {
   Value size = e.load(count, {cluster});
-  Value begin = e.toIndex(e.load(starts, {cluster}));
+  Value begin = order->getBegin(cluster);
   Value end = e.add(begin, e.toIndex(size));
-  Value isEmpty = e.compare(arith::CmpIPredicate::eq, size, number(0));
+  Value isEmpty = e.compare(arith::CmpIPredicate::eq, size,
+                            e.constantInt(e.getI32Type(), 0));
   Value divisor = arith::SIToFPOp::create(e, e.getF64Type(), size);
   // Pass 0 is the one for the mean.
   int64_t pass = 0, half = numVectors / 2;
@@ -274,9 +320,8 @@ NextPair DispersionKernel::findNext(Value cluster, Value piece) {
 
 void DispersionKernel::fetchRow(NextPair next, Value position,
                                 int64_t firstVector, int64_t numVectors) {
-  Value last = e.sub(numPlaced, e.index(1));
-  Value place = e.minSigned(e.add(position, next.shift), last);
-  Value token = e.toIndex(e.load(order, {place}));
+  Value last = e.sub(order->numPlaced, e.index(1));
+  Value token = order->getToken(e.minSigned(e.add(position, next.shift), last));
   for (int64_t i = 0; i < numVectors; ++i)
     memref::PrefetchOp::create(
         e, op.getH(),
@@ -315,18 +360,11 @@ void DispersionKernel::emit() {
   spread = op.getOuts()[0];
   mean = op.getOuts()[1];
   count = op.getOuts()[2];
-  numTokens = e.dim(op.getH(), 0);
+  Value numTokens = e.dim(op.getH(), 0);
   numColumns = e.dim(op.getH(), 1);
-  numClusters = e.dim(spread, 0);
-  auto allocate = [&](Value size) -> Value {
-    return memref::AllocOp::create(
-        e, MemRefType::get({ShapedType::kDynamic}, e.getI32Type()), size,
-        e.getI64IntegerAttr(64));
-  };
-  order = allocate(numTokens);
-  starts = allocate(numClusters);
-  countClusters();
-  sortTokens();
+  Value numClusters = e.dim(spread, 0);
+  order.emplace(e, op, numTokens, numClusters, count);
+  order->sort();
   Value slab = e.index(slabVectors * e.width);
   numWhole = arith::DivSIOp::create(e, numColumns, slab);
   Value numPieces = arith::CeilDivSIOp::create(e, numColumns, slab);
@@ -334,8 +372,7 @@ void DispersionKernel::emit() {
     emitPair(arith::DivSIOp::create(e, pair, numPieces),
              arith::RemSIOp::create(e, pair, numPieces));
   });
-  memref::DeallocOp::create(e, starts);
-  memref::DeallocOp::create(e, order);
+  order->free();
 }
 
 void mlir::moe::populateDispersionToCPUPatterns(RewritePatternSet &patterns,

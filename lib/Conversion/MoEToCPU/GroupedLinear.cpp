@@ -19,28 +19,36 @@ using namespace mlir;
 using namespace mlir::moe;
 
 namespace {
-class GroupedLinearKernel {
+/// A part of one expert's work: some rows, the columns of a group of panels.
+struct Part {
+  Value expert, firstRow, endRow;
+  PanelGroup group;
+};
+
+/// The sums of a part: where they are, what they begin with, and what becomes
+/// of them.
+class LayerSums {
 public:
-  GroupedLinearKernel(Emitter &e, GroupedLinearOp op);
-  void emit();
+  /// `numColumns` are the columns of z, or of one of its halves.
+  LayerSums(Emitter &e, GroupedLinearOp op, Value numSources, Value numColumns)
+      : e(e), op(op), y(op.getOuts()[0]), numSources(numSources),
+        numColumns(numColumns) {}
+
+  /// Makes a buffer for the parts of a group, unless sums are formed in y.
+  void allocate(const PanelGroup &group);
+  ProductSums get(const Part &part);
+  /// Begins with the bias.
+  void start(const Part &part);
+  /// Writes y. Of sums that are formed in it only those without a row of x are
+  /// left to do.
+  void finish(const Part &part);
+  /// Rows of no run are zero.
+  void clearRows(Value begin, Value end);
 
 private:
-  /// A part of one expert's work: some rows, the columns of a group of panels.
-  struct Part {
-    Value expert, firstRow, endRow;
-    PanelGroup group;
-  };
-
   bool hasHalves() { return op.getGate() == GateLayout::Concatenated; }
   /// Whether sums are formed in y.
   bool isDirect() { return !op.hasEpilogue() && getElementType(y).isF32(); }
-
-  PanelShape getShape();
-  ProductLhs getLhs();
-  Values getPanelAt(Value expert, Value k, Value column);
-  ProductRhs getRhs(Value expert);
-  ProductSums getSums(const Part &part);
-  void emitPart(const Part &part);
 
   /// A vector of columns of z: where they are, and where its sums are.
   struct Vector {
@@ -50,34 +58,50 @@ private:
                      function_ref<void(const Vector &vector)> body);
   Value loadBias(const Part &part, const Vector &vector);
   Value loadSums(const Part &part, Value row, const Vector &vector);
-  void startSums(const Part &part);
-  void finishSums(const Part &part);
   void finishRow(const Part &part, Value row);
-  void clearRows(Value begin, Value end);
   void storeY(Value values, Value row, Value column, Value mask);
 
   Emitter &e;
   GroupedLinearOp op;
-  Value y, sums;
-  /// Where sums of the second half of columns begin in a row of `sums`.
+  Value y, numSources, numColumns, buffer;
+  /// Where sums of the second half of columns begin in a row of the buffer.
   int64_t secondHalf = 0;
+};
+
+class GroupedLinearKernel {
+public:
+  GroupedLinearKernel(Emitter &e, GroupedLinearOp op);
+  void emit();
+
+private:
+  PanelShape getShape();
+  ProductLhs getLhs();
+  Values getPanelAt(Value expert, Value k, Value column);
+  ProductRhs getRhs(Value expert);
+  void emitPart(const Part &part);
+
+  Emitter &e;
+  GroupedLinearOp op;
   Value numRows, numSources, numK;
   /// Columns of z, or of one of its halves.
   Value numColumns;
+  std::optional<LayerSums> sums;
 };
 } // namespace
 
 GroupedLinearKernel::GroupedLinearKernel(Emitter &e, GroupedLinearOp op)
-    : e(e), op(op), y(op.getOuts()[0]) {
+    : e(e), op(op) {
+  Value y = op.getOuts()[0];
   numRows = e.dim(y, 0);
   numSources = e.dim(op.getX(), 0);
   numK = e.dim(op.getX(), 1);
   numColumns = e.dim(y, 1);
-  if (op.getGate() != GateLayout::Interleaved)
-    return;
-  std::optional<int64_t> constant = getConstantIntValue(numColumns);
-  numColumns =
-      constant ? e.index(2 * *constant) : e.mul(numColumns, e.index(2));
+  if (op.getGate() == GateLayout::Interleaved) {
+    std::optional<int64_t> constant = getConstantIntValue(numColumns);
+    numColumns =
+        constant ? e.index(2 * *constant) : e.mul(numColumns, e.index(2));
+  }
+  sums.emplace(e, op, numSources, numColumns);
 }
 
 //===----------------------------------------------------------------------===//
@@ -85,7 +109,8 @@ GroupedLinearKernel::GroupedLinearKernel(Emitter &e, GroupedLinearOp op)
 //===----------------------------------------------------------------------===//
 
 PanelShape GroupedLinearKernel::getShape() {
-  return PanelShape(e, numColumns, hasHalves() ? numColumns : Value(),
+  bool hasHalves = op.getGate() == GateLayout::Concatenated;
+  return PanelShape(e, numColumns, hasHalves ? numColumns : Value(),
                     /*areEven=*/op.isGated());
 }
 
@@ -139,25 +164,30 @@ ProductRhs GroupedLinearKernel::getRhs(Value expert) {
           RhsLayout::KContiguous};
 }
 
-ProductSums GroupedLinearKernel::getSums(const Part &part) {
+//===----------------------------------------------------------------------===//
+// What comes before and after the sums
+//===----------------------------------------------------------------------===//
+
+void LayerSums::allocate(const PanelGroup &group) {
+  secondHalf = group.mostPanels * group.numVectors * e.width / 2;
+  if (!isDirect())
+    buffer = makeBlockSums(e, group);
+}
+
+ProductSums LayerSums::get(const Part &part) {
   if (isDirect())
     return {y,
             [](Value row, Value column, bool) { return Values{row, column}; }};
-  return {sums, [=, this](Value row, Value column, bool isSecond) {
+  return {buffer, [=, this](Value row, Value column, bool isSecond) {
             Value place = e.sub(column, part.group.column);
             return Values{e.sub(row, part.firstRow),
                           e.add(place, e.index(isSecond ? secondHalf : 0))};
           }};
 }
 
-//===----------------------------------------------------------------------===//
-// What comes before and after the sums
-//===----------------------------------------------------------------------===//
-
 /// Calls `body` for the vectors of a group, or of a half of its columns.
-void GroupedLinearKernel::forEachVector(
-    const Part &part, bool isSecond,
-    function_ref<void(const Vector &vector)> body) {
+void LayerSums::forEachVector(const Part &part, bool isSecond,
+                              function_ref<void(const Vector &vector)> body) {
   forEachVectorOfGroup(
       e, part.group, part.group.numVectors / (hasHalves() ? 2 : 1), numColumns,
       [&](const GroupVector &vector) {
@@ -169,14 +199,13 @@ void GroupedLinearKernel::forEachVector(
       });
 }
 
-Value GroupedLinearKernel::loadBias(const Part &part, const Vector &vector) {
+Value LayerSums::loadBias(const Part &part, const Vector &vector) {
   if (!op.getBias())
     return e.f32(0.0);
   return e.loadFloats(op.getBias(), {part.expert, vector.column}, vector.mask);
 }
 
-/// Sums begin with the bias.
-void GroupedLinearKernel::startSums(const Part &part) {
+void LayerSums::start(const Part &part) {
   e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
     for (bool isSecond : {false, true})
       if (!isSecond || hasHalves())
@@ -185,13 +214,13 @@ void GroupedLinearKernel::startSums(const Part &part) {
           if (isDirect())
             storeY(bias, row, vector.column, vector.mask);
           else
-            e.storeVector(bias, sums, {e.sub(row, part.firstRow), vector.sums});
+            e.storeVector(bias, buffer,
+                          {e.sub(row, part.firstRow), vector.sums});
         });
   });
 }
 
-void GroupedLinearKernel::storeY(Value values, Value row, Value column,
-                                 Value mask) {
+void LayerSums::storeY(Value values, Value row, Value column, Value mask) {
   Type element = getElementType(y);
   if (!element.isF32())
     values = arith::TruncFOp::create(e, e.vectorOf(element), values);
@@ -199,9 +228,8 @@ void GroupedLinearKernel::storeY(Value values, Value row, Value column,
 }
 
 /// The sums of a row; without a row of x they are the bias.
-Value GroupedLinearKernel::loadSums(const Part &part, Value row,
-                                    const Vector &vector) {
-  Value sum = e.loadVector(sums, {e.sub(row, part.firstRow), vector.sums});
+Value LayerSums::loadSums(const Part &part, Value row, const Vector &vector) {
+  Value sum = e.loadVector(buffer, {e.sub(row, part.firstRow), vector.sums});
   if (Value missing = isMissing(e, op.getRows(), row, numSources))
     sum = e.select(missing, loadBias(part, vector), sum);
   return sum;
@@ -218,7 +246,7 @@ static std::pair<Value, Value> deinterleave(Emitter &e, Value a, Value b) {
           vector::ShuffleOp::create(e, a, b, odd)};
 }
 
-void GroupedLinearKernel::finishRow(const Part &part, Value row) {
+void LayerSums::finishRow(const Part &part, Value row) {
   switch (op.getGate()) {
   case GateLayout::None:
     return forEachVector(part, false, [&](const Vector &vector) {
@@ -256,8 +284,7 @@ void GroupedLinearKernel::finishRow(const Part &part, Value row) {
   });
 }
 
-/// Of sums that are formed in y only those without a row of x are left to do.
-void GroupedLinearKernel::finishSums(const Part &part) {
+void LayerSums::finish(const Part &part) {
   if (isDirect() && !op.getRows())
     return;
   e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
@@ -271,23 +298,7 @@ void GroupedLinearKernel::finishSums(const Part &part) {
   });
 }
 
-//===----------------------------------------------------------------------===//
-// Parts
-//===----------------------------------------------------------------------===//
-
-void GroupedLinearKernel::emitPart(const Part &part) {
-  startSums(part);
-  // Without rows of x there is nothing to read.
-  e.ifThen(e.compare(arith::CmpIPredicate::sgt, numSources, e.index(0)), [&] {
-    ProductProblem problem(e, getLhs(), getRhs(part.expert), getSums(part),
-                           getShape(), numK);
-    multiplyGroup(problem, {part.firstRow, part.endRow}, part.group);
-  });
-  finishSums(part);
-}
-
-/// Rows of no run are zero.
-void GroupedLinearKernel::clearRows(Value begin, Value end) {
+void LayerSums::clearRows(Value begin, Value end) {
   Value width = e.dim(y, 1);
   e.loop(begin, end, 1, [&](Value row) {
     e.loop(e.index(0), width, e.width, [&](Value column) {
@@ -296,21 +307,34 @@ void GroupedLinearKernel::clearRows(Value begin, Value end) {
   });
 }
 
+//===----------------------------------------------------------------------===//
+// Parts
+//===----------------------------------------------------------------------===//
+
+void GroupedLinearKernel::emitPart(const Part &part) {
+  sums->start(part);
+  // Without rows of x there is nothing to read.
+  e.ifThen(e.compare(arith::CmpIPredicate::sgt, numSources, e.index(0)), [&] {
+    ProductProblem problem(e, getLhs(), getRhs(part.expert), sums->get(part),
+                           getShape(), numK);
+    multiplyGroup(problem, {part.firstRow, part.endRow}, part.group);
+  });
+  sums->finish(part);
+}
+
 void GroupedLinearKernel::emit() {
   Value numExperts = e.dim(op.getW(), 0);
   Value zero = e.index(0), last = e.sub(numExperts, e.index(1));
   Value offsets = op.getOffsets();
-  clearRows(zero, readRun(e, offsets, zero, numRows).begin);
-  clearRows(readRun(e, offsets, last, numRows).end, numRows);
+  sums->clearRows(zero, readRun(e, offsets, zero, numRows).begin);
+  sums->clearRows(readRun(e, offsets, last, numRows).end, numRows);
   PanelShape shape = getShape();
   forEachPartOfPanels(
       e, numExperts, shape.getNumPanels(),
       [&](Value expert, Value first, Value end) {
         ExpertRun run = readRun(e, offsets, expert, numRows);
         shape.forEachGroup(first, end, [&](const PanelGroup &group) {
-          secondHalf = group.mostPanels * group.numVectors * e.width / 2;
-          if (!isDirect())
-            sums = makeBlockSums(e, group);
+          sums->allocate(group);
           forEachBlockOfRows(e, run.begin, run.end,
                              [&](Value firstRow, Value endRow) {
                                emitPart({expert, firstRow, endRow, group});
