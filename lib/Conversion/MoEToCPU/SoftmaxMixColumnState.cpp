@@ -93,18 +93,18 @@ Values ColumnState::findMax(const ColumnUpdate &rows) const {
 Values ColumnState::sumWeights(ArrayRef<Value> shifts,
                                const ColumnUpdate &rows) const {
   Values zeros(shifts.size(), e.f32(0.0));
-  return e.loop(
-      e.index(0), rows.numRows, 1, zeros,
-      [&](Value row, ValueRange sums) -> Values {
-        Values next;
-        for (auto [vector, shift] : llvm::enumerate(shifts)) {
-          Values place{row, e.index(vector * e.width)};
-          Value weight = softmax.weigh(e.loadVector(rows.logits, place), shift);
-          e.storeVector(weight, rows.logits, place);
-          next.push_back(e.add(sums[vector], weight));
-        }
-        return next;
-      });
+  return e.loop(e.index(0), rows.numRows, 1, zeros,
+                [&](Value row, ValueRange sums) -> Values {
+                  Values next;
+                  for (auto [vector, shift] : llvm::enumerate(shifts)) {
+                    Values place{row, e.index(vector * e.width)};
+                    Value weight =
+                        softmax.weigh(e.loadVector(rows.logits, place), shift);
+                    e.storeVector(weight, rows.logits, place);
+                    next.push_back(e.add(sums[vector], weight));
+                  }
+                  return next;
+                });
 }
 
 /// o' = a o + sum_i p_i v_i for `numValues` values from `firstValue` on.

@@ -40,8 +40,8 @@ void PairGradients::forEachVector(
 }
 
 void PairGradients::buildWeights(GradientRole &role, const Group &group,
-                                      const Tile &products, Value weights,
-                                      ArrayRef<Value> alive) {
+                                 const Tile &products, Value weights,
+                                 ArrayRef<Value> alive) {
   for (auto [slot, token] : llvm::enumerate(group.tokens))
     role.buildWeights(slot, token, token, group.firstColumn, products[slot],
                       group.packedLevels, weights, alive[slot]);
@@ -50,8 +50,7 @@ void PairGradients::buildWeights(GradientRole &role, const Group &group,
 /// Writes p of one role to `weights` and its part of t to the gradients, or
 /// adds it there.
 void PairGradients::addRole(GradientRole &role, const Group &group,
-                                 const Tile &products, Value weights,
-                                 bool adds) {
+                            const Tile &products, Value weights, bool adds) {
   Values alive = findAlive(role, group);
   buildWeights(role, group, products, weights, alive);
   Tile values =
@@ -69,7 +68,7 @@ void PairGradients::addRole(GradientRole &role, const Group &group,
 
 /// The same for both roles at once, which share their weights.
 void PairGradients::addBothRoles(const Group &group, const Tile &products,
-                                      Value weights) {
+                                 Value weights) {
   Values alive = findAlive(asQuery, group);
   buildWeights(asQuery, group, products, weights, alive);
   auto multiply = [&](GradientRole &role) {
@@ -165,7 +164,7 @@ void PairGradients::clearBehind(Value numRows) {
 /// to[column, row] = from[row, column] for a vector of rows of a block's own
 /// columns and a vector of columns.
 void PairGradients::transposeTile(Value from, Value to, Value firstSlot,
-                                       Value row, Value column) {
+                                  Value row, Value column) {
   Values lines;
   for (int64_t lane = 0; lane < e.width; ++lane)
     lines.push_back(e.loadVector(

@@ -67,8 +67,8 @@ void SplitSums::write(const PairSplits::Task &task, const Rows &rows,
   Value holds = holdsSums(sums.getType());
   if (!holds || scale != 1.0 || mask.exists)
     return void(writeRows());
-  Value isAlone = e.compare(arith::CmpIPredicate::eq, rows.numSplits,
-                            e.index(1));
+  Value isAlone =
+      e.compare(arith::CmpIPredicate::eq, rows.numSplits, e.index(1));
   // The sums of one split are the gradient.
   e.ifElse(
       e.both(holds, isAlone), TypeRange(), [] { return Values(); }, writeRows);

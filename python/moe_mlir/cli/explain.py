@@ -1,4 +1,4 @@
-"""`moe explain`: the routers of a model from a file, a checkpoint, or a family of models."""
+"""`moe explain`: the routers of a model, or the way of an op's arguments to the lowering."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ def parser() -> Parser:
                         "(model, args, kwargs)",
                         "moe explain checkpoint/        a folder with the config.json of a "
                         "transformers model; reads no weights",
-                        "moe explain Qwen3-MoE --json   a family of `moe models --list`"))
-    parser.add_argument("model", help="a .pt2 file, FILE.py:FUNCTION, a folder, or a family")
+                        "moe explain Qwen3-MoE --json   a family of `moe models --list`",
+                        "moe explain --op topk_renorm   where each argument of a torch op goes"))
+    parser.add_argument("model", nargs="?",
+                        help="a .pt2 file, FILE.py:FUNCTION, a folder, or a family")
+    parser.add_argument("--op", metavar="NAME",
+                        help="of an op of torch.ops.moe: what each argument is called in IR, and "
+                        "which lines of C++ read it (in a source tree)")
     add_json(parser)
     return parser
 
@@ -89,8 +94,27 @@ def _find(text: str) -> _Target:
     return _of_family(text)
 
 
+def _explain_op(options) -> int:
+    from .op_arguments import arguments, describe
+
+    try:
+        if options.json:
+            print_json({name: [dataclasses.asdict(station) for station in stations]
+                        for name, stations in arguments(options.op).items()})
+        else:
+            print(describe(options.op))
+    except (OSError, ValueError) as error:
+        parser().error(str(error))
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
+    if (options.model is None) == (options.op is None):
+        parser().error("expected a model, or --op with the name of an op, found "
+                       f"{'neither' if options.op is None else 'both'}")
+    if options.op is not None:
+        return _explain_op(options)
     try:
         target = _find(options.model)
         found = explain(target.model, target.args, kwargs=target.kwargs)

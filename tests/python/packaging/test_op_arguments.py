@@ -1,0 +1,71 @@
+"""`moe explain --op`: every argument of every op leads from torch to a line that reads it."""
+
+import json
+import re
+import subprocess
+
+import pytest
+import torch
+from support import BUILD
+
+import moe_mlir
+from moe_mlir import experts  # noqa: F401  registers the ops of experts
+from moe_mlir.cli import op_arguments
+from moe_mlir.gpu_check import cases
+from moe_mlir.gpu_check.pack import _Recorder
+from moe_mlir.sim.simulation import intercept
+
+OPS = sorted({schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas()
+              if schema.name.startswith("moe::") and not schema.name.endswith("_backward")})
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_argument_has_its_way(op):
+    root = op_arguments.source_tree()
+    for argument, stations in op_arguments.arguments(op).items():
+        assert stations, f"{argument} is nothing in moe.{op}: say what in op_arguments.py"
+        for station in stations:
+            if station.name in (op_arguments.SHAPE, op_arguments.TYPE):
+                continue
+            found = station.readers + station.same_name
+            assert found, f"nothing reads {station.name} of moe.{station.op}"
+            accessor = "get" + station.name.replace("_", "")
+            for place in found:
+                path, _, line = place.rpartition(":")
+                text = (root / path).read_text().splitlines()[int(line) - 1]
+                assert accessor.lower() in text.lower(), place
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_a_call_makes_the_ops_that_are_named(op):
+    recorder = _Recorder()
+    with intercept(recorder):
+        cases.OPS[op](moe_mlir, cases.operands())
+    (text,) = recorder.texts
+    made = set(re.findall(r"= moe\.(\w+)", text))
+    assert made == set(op_arguments.OPS_IN_IR.get(op, (op,)))
+
+
+def test_no_name_is_said_of_what_is_not_there():
+    for op, argument in op_arguments.NAMES_OF_OP:
+        assert argument in op_arguments.arguments(op), (op, argument)
+    named = {a for op in OPS for a in op_arguments.arguments(op)}
+    assert set(op_arguments.NAMES) <= named
+
+
+def explain(*arguments):
+    return subprocess.run([BUILD / "bin" / "moe", "explain", *arguments], capture_output=True,
+                          text=True)
+
+
+def test_the_command():
+    done = explain("--op", "similarity_inform")
+    assert done.returncode == 0, done.stderr
+    assert "-> moe.similarity_inform (include/MoE/Dialect/MoE/IR/MoEMixingOps.td:" in done.stdout
+    assert re.search(r"\ncausal\n  moe.similarity_inform: visibility\n    read at lib/", done.stdout)
+    listed = json.loads(explain("--op", "topk_renorm", "--json").stdout)
+    assert listed["k"][0]["name"] == op_arguments.SHAPE and listed["renorm"][0]["readers"]
+    done = explain("--op", "topk")
+    assert done.returncode == 2 and "expected an op of torch.ops.moe" in done.stderr
+    assert "found neither" in explain().stderr
+    assert "found both" in explain("Mixtral", "--op", "topk_renorm").stderr
