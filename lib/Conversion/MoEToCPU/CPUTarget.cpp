@@ -2,7 +2,7 @@
 
 #include "MoE/Conversion/CPUTarget.h"
 
-#include "Chains.h"
+#include "Product/Chains.h"
 
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/MathExtras.h"

@@ -8,7 +8,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H
 #define MOE_LIB_CONVERSION_MOETOCPU_PATTERNS_H
 
-#include "Emitter.h"
+#include "Emit/Emitter.h"
 
 #include "MoE/Transforms/KernelFacts.h"
 

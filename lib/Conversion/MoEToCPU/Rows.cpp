@@ -15,7 +15,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Emitter.h"
+#include "Emit/Emitter.h"
 #include "Patterns.h"
 
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
