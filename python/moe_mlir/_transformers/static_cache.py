@@ -34,7 +34,7 @@ class CacheTensors:
     """A cache as its tensors, in the order of its layers."""
 
     # Of its tensors the one that counts the tokens held.
-    count_place = LAYER_TENSORS.index("cumulative_length")
+    length_index = LAYER_TENSORS.index("cumulative_length")
 
     def __init__(self, form: CacheForm, tensors: list, cache: Any = None):
         self.form, self.tensors, self.cache = form, tensors, cache
@@ -64,7 +64,7 @@ class CacheTensors:
 
     def require_room(self, tokens: int) -> None:
         """Raises where so many more tokens have no place: compiled code checks no position."""
-        held, room = int(self.tensors[self.count_place]), self.form.lengths[0]
+        held, room = int(self.tensors[self.length_index]), self.form.lengths[0]
         if held + tokens > room:
             raise ValueError(f"expected at most {room - held} tokens, which the cache of {room} "
                              f"has room for beside the {held} that it holds, found {tokens}; make "
@@ -92,7 +92,7 @@ def is_cache(value: object) -> bool:
     return module is not None and isinstance(value, module.Cache)
 
 
-def take_apart(values: dict, model: torch.nn.Module | None) -> dict:
+def flatten_caches(values: dict, model: torch.nn.Module | None) -> dict:
     """Inputs by name with caches as their tensors."""
     if not any(map(is_cache, values.values())):
         return values
@@ -147,14 +147,14 @@ def token_count(values: Mapping[Any, Any], model: torch.nn.Module | None) -> int
     return count
 
 
-class KeptTensors(NamedTuple):
+class InitializedTensors(NamedTuple):
     """The tensors that a cache has already, and the lengths of its layers."""
 
     tensors: list[torch.Tensor]
     lengths: tuple[int, ...]
 
 
-def kept_tensors(value: Any) -> KeptTensors | None:
+def initialized_tensors(value: Any) -> InitializedTensors | None:
     """Those of a cache of fixed size, as `CacheTensors` has them; None if it has none yet."""
     if not is_cache(value):
         return None
@@ -162,7 +162,7 @@ def kept_tensors(value: Any) -> KeptTensors | None:
     for layer in value.layers:
         if type(layer) is not fixed or not layer.is_initialized:
             return None
-    return KeptTensors(_tensors_of(value), tuple([layer.max_cache_len for layer in value.layers]))
+    return InitializedTensors(_tensors_of(value), tuple([layer.max_cache_len for layer in value.layers]))
 
 
 def caches_of(values: dict) -> list[CacheTensors]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..guards.updated_memory import shared_pair
+from ..guards.updated_memory import aliasing_pair
 
 # Types of MLIR -> names of torch and numpy.
 DTYPES = {"i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -41,14 +41,14 @@ def require_one_device(name, buffers) -> None:
                          f"{' and '.join(sorted(places))}")
 
 
-def require_apart(name, arguments, out) -> None:
+def require_no_alias(name, arguments, out) -> None:
     """Raises where a result shares memory with an argument or another result.
 
     Code that writes the one while it reads the other would take new values for old ones.
     """
     buffers = [value for value in (*arguments, *out) if hasattr(value, "shape")]
     first = len(buffers) - len(out)
-    pair = shared_pair(buffers, range(first, len(buffers)))
+    pair = aliasing_pair(buffers, range(first, len(buffers)))
     if pair is None:
         return
     kinds = [("argument", i) for i, value in enumerate(arguments) if hasattr(value, "shape")]

@@ -10,8 +10,8 @@ from ..gpu.sizes import evaluate_expression, expression_sources
 from .arguments import (
     DTYPES,
     contiguous,
-    require_apart,
     require_kind,
+    require_no_alias,
     require_one_device,
     require_writable,
 )
@@ -69,7 +69,7 @@ class ArtifactFunction:
             out = list(out) if isinstance(out, (tuple, list)) else [out]
             self._require_places(out, sizes)
             require_one_device(self.name, (*arguments, *out))
-            require_apart(self.name, arguments, out)
+            require_no_alias(self.name, arguments, out)
         for i in self._updated:
             require_writable(f"argument {i} of '{self.name}', which it updates in place,",
                              arguments[i])

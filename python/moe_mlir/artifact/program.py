@@ -9,7 +9,7 @@ from typing import Any
 
 from ..gpu.sizes import describe_condition, evaluate_text, unmet_condition
 from . import weights_file
-from .arguments import DTYPES, require_apart, require_kind
+from .arguments import DTYPES, require_kind, require_no_alias
 from .functions import ArtifactFunction
 from .program_state import ProgramState
 
@@ -117,7 +117,7 @@ class ArtifactProgram:
                                  f"{len(out)}")
             for i, place in zip(rest, out):
                 self.function.require_place(i, place, shapes[i])
-            require_apart(self.name, arguments, out)
+            require_no_alias(self.name, arguments, out)
             taken.update(zip(rest, out))
         return [taken[i] if i in taken else self.function.allocate(i, shape, arguments)
                 for i, shape in enumerate(shapes)]

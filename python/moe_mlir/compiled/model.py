@@ -14,13 +14,13 @@ import torch
 from .._support.log import warn_user
 from .._torch.core import pytree
 from .._transformers.names import given_cache, with_cache_name
-from .._transformers.static_cache import caches_of, take_apart
+from .._transformers.static_cache import caches_of, flatten_caches
 from .._transformers.without_cache import refuse_cache
 from ..compiler.chips import target_chips
 from ..frontends.export import Module, export
 from ..guards.model_form import same_constant
-from .known_calls import KnownCall, given_call
-from .program import CompiledProgram, Misfit, another_constant
+from .guarded_calls import GuardedCall, describe_call
+from .program import CallMismatch, CompiledProgram, another_constant
 
 _log = logging.getLogger("moe_mlir.compile")
 # The programs of one model; the one that was not used for longest goes first.
@@ -110,35 +110,35 @@ class CompiledModel:
     def _prepare(self) -> None:
         """What a copy, or another process, makes anew."""
         self._lock = threading.Lock()
-        self._known_calls: dict[tuple, KnownCall] = {}
+        self._guarded_calls: dict[tuple, GuardedCall] = {}
         self._signature = None if self.model is None else inspect.signature(self.model.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = given_call(args, kwargs)
-        known = None if given is None else self._known_calls.get(given.key)
+        given = describe_call(args, kwargs)
+        known = None if given is None else self._guarded_calls.get(given.key)
         if given is not None and known is not None:
             outputs = known.run(given)
             if outputs is not None:
                 if known.program is not self._programs[0]:
                     self._use(known.program)
                 return outputs[0]
-            self._known_calls = {}  # the model changed
+            self._guarded_calls = {}  # the model changed
         values = self._values(args, kwargs)
         program, call = self._find(values)
         if program is None:
             program, call = self._retrace(values, args, kwargs)
         outputs = program.run(call, [parts.cache for parts in caches_of(values)])
         if given is not None:
-            self._remember(given.key, KnownCall.of(program, call, given, values))
+            self._remember(given.key, GuardedCall.of(program, call, given, values))
         return outputs
 
     def _remember(self, key, known) -> None:
         """Lets calls like this one skip the search for their program."""
         if known is None:
             return
-        if len(self._known_calls) >= _MOST_KNOWN_CALLS:
-            self._known_calls = {}
-        self._known_calls[key] = known
+        if len(self._guarded_calls) >= _MOST_KNOWN_CALLS:
+            self._guarded_calls = {}
+        self._guarded_calls[key] = known
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' `model.generate`, whose forward is this compiled code.
@@ -193,7 +193,7 @@ class CompiledModel:
                 f"{len(args)} positional and keyword inputs {sorted(kwargs)}: {error}") from None
         if not self._fixed.get("use_cache", True):
             refuse_cache(named)
-        named = take_apart(named, self.model)
+        named = flatten_caches(named, self.model)
         for name, value in self._fixed.items():
             if name == "use_cache" and caches_of(named):
                 continue  # said of calls without a cache
@@ -212,20 +212,20 @@ class CompiledModel:
 
     def _find(self, values):
         """The program for a call and what it runs with; (None, None) if one can be traced."""
-        misfits = []
+        mismatches = []
         for program in self._programs:
             try:
                 call = program.fit(values)
-            except Misfit as misfit:
-                misfits.append(misfit)
+            except CallMismatch as mismatch:
+                mismatches.append(mismatch)
                 continue
             if program is not self._programs[0]:
                 self._use(program)
             return program, call
-        final = next((m for m in misfits if not m.can_retrace), None)
+        final = next((m for m in mismatches if not m.can_retrace), None)
         if final is not None or not self._can_retrace or not _has_tensors(values):
-            raise (final or misfits[0]).error
-        _log.info("tracing another program: %s", misfits[0])
+            raise (final or mismatches[0]).error
+        _log.info("tracing another program: %s", mismatches[0])
         return None, None
 
     def _use(self, program) -> None:
@@ -237,7 +237,7 @@ class CompiledModel:
                     f"{type(self.model).__name__} was called in more than {_MOST_PROGRAMS} ways, "
                     "each of which is a program of its own; the oldest is dropped. "
                     "MOE_MLIR_LOGS=compile shows why")
-                self._known_calls = {}  # of the one that goes, too
+                self._guarded_calls = {}  # of the one that goes, too
             self._programs = programs[:_MOST_PROGRAMS]
 
     def _retrace(self, values, args, kwargs):
@@ -251,8 +251,8 @@ class CompiledModel:
                                    if n in self._fixed and n not in given}}
             try:
                 program, call = self._program_of(values, args, kwargs)
-            except Misfit as misfit:
-                raise misfit.error from None
+            except CallMismatch as mismatch:
+                raise mismatch.error from None
             except Exception as error:  # the model's own code may refuse it, however it likes
                 raise self._refusal(values, error) from error
             self._use(program)
@@ -269,8 +269,8 @@ class CompiledModel:
             return program, program.fit(values)
         try:
             return trace()
-        except Misfit as misfit:
-            if not misfit.is_size:
+        except CallMismatch as mismatch:
+            if not mismatch.is_size:
                 raise
             # torch takes open sizes for larger than 0: what it says of others may not hold there.
             return trace(dynamic_tokens=False)
@@ -280,9 +280,9 @@ class CompiledModel:
         for program in self._programs:
             try:
                 program.fit(values)
-            except Misfit as misfit:
-                if misfit.is_size:
-                    return misfit.error
+            except CallMismatch as mismatch:
+                if mismatch.is_size:
+                    return mismatch.error
         return error
 
     # ---- the model's own ---------------------------------------------------
@@ -300,7 +300,7 @@ class CompiledModel:
                              f"{type(model).__name__} itself, not compiled; use .model.{name}")
 
     def __getstate__(self):
-        return {n: v for n, v in vars(self).items() if n not in ("_lock", "_signature", "_known_calls")}
+        return {n: v for n, v in vars(self).items() if n not in ("_lock", "_signature", "_guarded_calls")}
 
     def __setstate__(self, state):
         vars(self).update(state)

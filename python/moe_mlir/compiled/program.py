@@ -15,14 +15,14 @@ from .._torch.core import (
 from ..frontends.export import Module
 from ..gpu.sizes import describe_condition, evaluate_text, unmet_condition
 from ..guards.model_form import same_constant
-from ..guards.updated_memory import shared_pair
+from ..guards.updated_memory import aliasing_pair
 
 
 class _TENSOR:
     """In the place of a tensor among the inputs; as a class, the same in copies and processes."""
 
 
-class Misfit(Exception):
+class CallMismatch(Exception):
     """A call that this program does not serve.
 
     `error` is what the caller reads if no other program does; `can_retrace`
@@ -67,12 +67,12 @@ class CompiledProgram:
         self.updated = {i: self._positions[r.kind, r.name]
                         for i, r in enumerate(module.program.results) if r.kind != "output"}
         # Where the operands of the last call lay, which were found apart.
-        self._apart: list | None = None
+        self._checked_layout: list | None = None
         self.function = _compile_function(module, target, kernel_configs)
 
     def __getstate__(self):
         return {name: value for name, value in vars(self).items() if name != "function"} | {
-            "_apart": None}
+            "_checked_layout": None}
 
     def __setstate__(self, state):
         vars(self).update(state)
@@ -81,7 +81,7 @@ class CompiledProgram:
     # ---- which calls -------------------------------------------------------
 
     def fit(self, values: dict) -> Call:
-        """What a call with these named inputs runs with; raises Misfit."""
+        """What a call with these named inputs runs with; raises CallMismatch."""
         tensors = self._tensors(values)
         operands = [None] * len(self.module.program.arguments)
         self._read_weights(operands)
@@ -105,12 +105,12 @@ class CompiledProgram:
                 if old is _TENSOR:
                     tensors.append(new)
                 elif not same_constant(old, new):
-                    raise Misfit(another_constant(name, old, new), can_retrace=True)
+                    raise CallMismatch(another_constant(name, old, new), can_retrace=True)
         return tensors
 
-    def _another_form(self, values) -> Misfit:
+    def _another_form(self, values) -> CallMismatch:
         expected = [name for name, *_ in self._forms]
-        return Misfit(TypeError(
+        return CallMismatch(TypeError(
             f"expected the inputs that the model was exported with, {expected} in the same "
             f"structure, found {list(values)}"), can_retrace=True)
 
@@ -118,21 +118,21 @@ class CompiledProgram:
         module = self.module
         change = module.state.change()
         if change:
-            raise Misfit(ValueError(f"expected the model as it was exported, found {change}; export "
+            raise CallMismatch(ValueError(f"expected the model as it was exported, found {change}; export "
                                     "it again"), can_retrace=True)
         for position, _ in self.weights:
             argument = module.program.arguments[position]
             try:
                 tensor = operands[position] = module.state[argument.name]
             except ValueError as error:  # None is in its place
-                raise Misfit(error, can_retrace=True) from None
+                raise CallMismatch(error, can_retrace=True) from None
             if tensor.dtype != argument.dtype or tuple(tensor.shape) != argument.shape:
-                raise Misfit(TypeError(
+                raise CallMismatch(TypeError(
                     f"weight '{argument.name}': expected {argument.dtype} {list(argument.shape)}, "
                     f"as at export, found {tensor.dtype} {list(tensor.shape)}; export the model "
                     "again"), can_retrace=True)
             if not tensor.is_contiguous():
-                raise Misfit(ValueError(
+                raise CallMismatch(ValueError(
                     f"expected parameter '{argument.name}' to be contiguous, found strides "
                     f"{tuple(tensor.stride())}; call .contiguous() on it"))
 
@@ -151,7 +151,7 @@ class CompiledProgram:
                 problem = TypeError(f"expected a dense tensor, found {tensor.layout}")
             else:
                 continue
-            raise Misfit(type(problem)(f"input '{argument.name}': {problem}"))
+            raise CallMismatch(type(problem)(f"input '{argument.name}': {problem}"))
         self._check_devices(operands)
 
     def _check_devices(self, operands) -> None:
@@ -162,10 +162,10 @@ class CompiledProgram:
             if tensor.device.type not in allowed or tensor.device != device:
                 kind = "input" if argument.kind == "input" else "weight"
                 expected = "a CPU tensor" if self.target == "cpu" else f"a tensor on {device}"
-                raise Misfit(TypeError(f"{kind} '{argument.name}': expected {expected}, found "
+                raise CallMismatch(TypeError(f"{kind} '{argument.name}': expected {expected}, found "
                                        f"{tensor.device}"))
             if not has_plain_memory(tensor):
-                raise Misfit(TypeError(
+                raise CallMismatch(TypeError(
                     f"'{argument.name}': expected a tensor with memory of its own, found a "
                     f"{type(tensor).__name__} of a transform, or fake; compiled models run outside "
                     "of torch.func, torch.compile and sharding"))
@@ -182,7 +182,7 @@ class CompiledProgram:
             if found != expected:
                 # The last dim of activations is a width.
                 is_width = operands[position].is_floating_point() and found[-1:] != expected[-1:]
-                raise Misfit(ValueError(
+                raise CallMismatch(ValueError(
                     f"input '{argument.name}': expected shape {[str(s) for s in argument.shape]} = "
                     f"{expected}, found {found}"), can_retrace=not is_width, is_size=True)
         return symbols
@@ -200,7 +200,7 @@ class CompiledProgram:
             if self.module.model is None else
             ("the model's own code asked when it was traced",
              "compile the model with an example of that size, too"))
-        raise Misfit(ValueError(f"{describe_condition(unmet, symbols, places, why)}; "
+        raise CallMismatch(ValueError(f"{describe_condition(unmet, symbols, places, why)}; "
                                 f"{what_to_do}"), can_retrace=True, is_size=True)
 
     # ---- the run -----------------------------------------------------------
@@ -213,7 +213,7 @@ class CompiledProgram:
         """
         operands = call.operands
         if self.updated:
-            self._require_apart(operands)
+            self._require_no_alias(operands)
         plain = [_plain(tensor) for tensor in operands]
         device = operands[0].device if operands else torch.device("cpu")
         # Code for a CPU stores updates in their arguments, which are no results then.
@@ -244,18 +244,18 @@ class CompiledProgram:
         spec = self.module.out_spec
         return flat[0] if spec.is_leaf() else pytree.tree_unflatten(flat, spec)
 
-    def _require_apart(self, operands) -> None:
+    def _require_no_alias(self, operands) -> None:
         """What the model updates must not be seen under another name: the trace did not."""
         places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in operands]
-        if places == self._apart:
+        if places == self._checked_layout:
             return
-        pair = shared_pair(operands, set(self.updated.values()))
+        pair = aliasing_pair(operands, set(self.updated.values()))
         if pair is not None:
             one, other = (self.module.program.arguments[position].name for position in pair)
             raise ValueError(
                 f"expected '{one}', which the model updates in place, in memory of its own, found "
                 f"it shared with '{other}'; pass a clone")
-        self._apart = places
+        self._checked_layout = places
 
 
 def another_constant(name: str, old: object, new: object) -> ValueError:

@@ -24,7 +24,7 @@ from .._torch.core import (
     pytree,
     storage_users,
 )
-from ..ops._panels import pack_weight, relaid, steps_of, unpack_weight
+from ..ops._panels import pack_weight, steps_of, unpack_weight, with_panel_pairing
 
 # References to a storage of one tensor: the tensor's, and that of the object to count them.
 _OF_ONE_TENSOR = 2
@@ -49,7 +49,7 @@ class Form(NamedTuple):
         if self.transposed:
             out, width = width, out
         # A cast leaves the order as it is.
-        weight = unpack_weight(relaid(panels, self.steps), out, width)
+        weight = unpack_weight(with_panel_pairing(panels, self.steps), out, width)
         return (weight.mT.contiguous() if self.transposed else weight).view(self.shape)
 
 
@@ -263,7 +263,7 @@ def _is_same_memory(a, b) -> bool:
 
 def relaid_for(value: Panels) -> torch.Tensor:
     """Panels after a cast, in the order of their dtype."""
-    return relaid(panels_of(value).detach(), value.form.steps)
+    return with_panel_pairing(panels_of(value).detach(), value.form.steps)
 
 
 def _call_on_copies(func, args, kwargs):

@@ -23,8 +23,8 @@ import torch
 from ..ops import dispatch
 from ..ops._expert_activation import ExpertActivation, recognize
 from ..ops._panels import is_packed
+from ..ops.run_experts import apply_gates
 from ..ops.run_experts import run_experts as _whole_layer
-from ..ops.run_experts import weigh
 from .packed_weight import panels_of
 
 
@@ -131,5 +131,5 @@ def _run_gathered(x, gates, indices, num_experts, expert):
     chosen, weights = _flat(indices), _flat(gates)
     slots, offsets, _ = dispatch(chosen, num_experts)
     outputs = expert(_flat(x), offsets, torch.ops.moe.token_rows(slots))
-    return weigh(outputs, weights, slots).reshape(*x.shape[:-1], outputs.shape[-1])
+    return apply_gates(outputs, weights, slots).reshape(*x.shape[:-1], outputs.shape[-1])
 

@@ -14,7 +14,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 
 from .._support import files
 from .._torch.core import pytree, size_oblivious_export
-from .._transformers.static_cache import CacheTensors, caches_of, is_cache, take_apart
+from .._transformers.static_cache import CacheTensors, caches_of, flatten_caches, is_cache
 from .._transformers.without_cache import warn_without_cache, without_cache
 from ..experts.packed_weight import hidden_gradients
 from ..gpu.sizes import names_in
@@ -199,7 +199,7 @@ def trace(
     check_inputs(model, args, kwargs)
     assert args is not None  # as `check_inputs` found
     require_weights_in_memory(model, args, kwargs)
-    parts = take_apart({**dict(enumerate(args)), **without_cache(model, args, kwargs)}, model)
+    parts = flatten_caches({**dict(enumerate(args)), **without_cache(model, args, kwargs)}, model)
     caches = caches_of(parts)
     leaves, spec = pytree.tree_flatten((
         tuple(parts[i] for i in range(len(args))),
@@ -208,7 +208,7 @@ def trace(
     dims = None
     if dynamic_tokens:
         dims = _dims_beside_caches(given, caches) if caches else list(map(_dynamic_dims, given))
-    tensors = _apart(given, model)
+    tensors = _without_aliases(given, model)
     inputs = _Inputs(model, leaves, spec)
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
@@ -218,7 +218,7 @@ def trace(
     return Traced(program, spec, leaves, inputs.seen.returned_caches)
 
 
-def _apart(tensors, model):
+def _without_aliases(tensors, model):
     """The tensors, cloned where an earlier one or a weight shows the same memory.
 
     Of one tensor at two places torch.export makes one input: a program that is

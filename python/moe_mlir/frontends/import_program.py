@@ -103,7 +103,7 @@ def _describe(module) -> dict:
         raise ValueError(f"expected a model whose forward updates none of its inputs, found updates "
                          f"of {inputs}; register what it updates as buffers of the model")
     updates = {r.name: i for i, r in enumerate(program.results) if r.kind == "state"}
-    _require_apart(module, updates)
+    _require_no_alias(module, updates)
     constants = [value for kind, value in program.outputs if kind != "result"]
     if constants:
         raise ValueError(f"expected a model that returns tensors, found {constants} among its "
@@ -121,7 +121,7 @@ def _describe(module) -> dict:
     }
 
 
-def _require_apart(module, updates) -> None:
+def _require_no_alias(module, updates) -> None:
     """What the model updates must not be seen under another name: the trace did not."""
     owners: dict[int, str] = {}
     for argument in module.program.arguments:

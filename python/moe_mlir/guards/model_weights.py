@@ -50,7 +50,7 @@ class LiveState:
                 return f"'{a}' and '{b}', which were one tensor, as two"
         return ""
 
-    def places(self) -> Places:
+    def guards(self) -> ModelGuards:
         """What tells that the model is as it is now, and where it holds the weights."""
         holders, hiding = {}, []
         for name in (*self._names, *(name for pair in self._tied for name in pair)):
@@ -60,10 +60,10 @@ class LiveState:
             holders[name] = held.get, leaf
         tied = [(*holders[a], *holders[b]) for a, b in self._tied]
         form = ((), (), ()) if self._form is None else self._form.places
-        return Places(form, list(dict.fromkeys(hiding)), holders, tied)
+        return ModelGuards(form, list(dict.fromkeys(hiding)), holders, tied)
 
 
-class Places(NamedTuple):
+class ModelGuards(NamedTuple):
     """Dictionaries of a model, by their `get`, and the names that they are asked for."""
 
     # What `is_unchanged` asks of modules, attributes and hooks.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def shared_pair(operands: Sequence[Any],
+def aliasing_pair(operands: Sequence[Any],
                 updated: Collection[int]) -> tuple[int, int] | None:
     """An updated operand and another one that share memory, by position; None if all are apart.
 
@@ -32,7 +32,7 @@ class UpdatedMemory:
         self._moving = [i for i in inputs if i not in self._updated]
         self._layout = _Layout([], [], [])
 
-    def is_apart(self, operands: Sequence[torch.Tensor]) -> bool:
+    def is_disjoint(self, operands: Sequence[torch.Tensor]) -> bool:
         """Whether no updated operand shares memory with another; all are contiguous."""
         addresses = [tensor.data_ptr() for tensor in operands]
         moving = [(addresses[i], operands[i]) for i in self._moving]
@@ -90,4 +90,4 @@ def _span(operand) -> tuple[int, int]:
             begin + sum(r for r in reach if r > 0) + size)
 
 
-__all__ = ["UpdatedMemory", "shared_pair"]
+__all__ = ["UpdatedMemory", "aliasing_pair"]

@@ -78,10 +78,10 @@ def pack_weight(w: torch.Tensor, *, halves: bool) -> torch.Tensor:
 
 def cast_panels(w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A packed weight in another dtype, in the panels of that dtype."""
-    return relaid(w.to(dtype), steps_of(w.dtype))
+    return with_panel_pairing(w.to(dtype), steps_of(w.dtype))
 
 
-def relaid(w: torch.Tensor, steps: int) -> torch.Tensor:
+def with_panel_pairing(w: torch.Tensor, steps: int) -> torch.Tensor:
     """Panels with so many of `in` side by side, as those of their dtype."""
     if steps == steps_of(w.dtype):
         return w

@@ -173,7 +173,7 @@ def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options
         slots, offsets, tokens = _places(indices, w_in.shape[0])
         _, _, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
                                 activation)
-        return weigh(outputs, gates, slots)
+        return apply_gates(outputs, gates, slots)
     first, first_transposed = _operand(w_in, transposed)
     last, last_transposed = _operand(w_out, transposed)
     run = kernel(
@@ -213,7 +213,7 @@ def _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed, activation
     return z, hidden, grouped_linear(hidden, w_out, b_out, offsets, transposed=transposed)
 
 
-def weigh(outputs: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+def apply_gates(outputs: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """`combine`, or its meaning for float64, which it does not take."""
     if outputs.dtype in ACTIVATIONS:
         return combine(outputs, gates, slots)

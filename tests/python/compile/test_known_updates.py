@@ -8,7 +8,7 @@ import torch
 
 import moe_mlir
 from moe_mlir._transformers.names import cache_call, cache_name
-from moe_mlir.guards.updated_memory import UpdatedMemory, shared_pair
+from moe_mlir.guards.updated_memory import UpdatedMemory, aliasing_pair
 
 STEPS = 4
 
@@ -89,9 +89,9 @@ def test_memory_is_apart_where_no_pair_of_spans_meets(seed):
                    max(spans[a][0], spans[b][0]) < min(spans[a][1], spans[b][1])
                    for a, b in itertools.combinations(range(4), 2))
         places = UpdatedMemory(updated, moving)
-        assert (shared_pair(operands, updated) is not None) == meet
+        assert (aliasing_pair(operands, updated) is not None) == meet
         # Twice: what was found out for the operands that stay is used again.
-        assert [places.is_apart(operands) for _ in range(2)] == [not meet] * 2
+        assert [places.is_disjoint(operands) for _ in range(2)] == [not meet] * 2
 
 
 # ---- caches of keys and values -------------------------------------------------

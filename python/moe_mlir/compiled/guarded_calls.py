@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from .._torch.core import innermost_transform
-from .._transformers.static_cache import caches_of, kept_tensors, token_count
+from .._transformers.static_cache import caches_of, initialized_tensors, token_count
 from ..experts.packed_weight import PackedWeight
 from ..guards.model_form import is_unchanged
 from ..guards.updated_memory import UpdatedMemory
@@ -29,7 +29,7 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 _CPU = torch.device("cpu")
 
 
-class GivenCall(NamedTuple):
+class CallDescription(NamedTuple):
     """What a caller gave, as far as calls that are alike differ."""
 
     # What they have in common.
@@ -41,13 +41,13 @@ class GivenCall(NamedTuple):
     cache_begin: int = 0
 
 
-def given_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GivenCall | None:
+def describe_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallDescription | None:
     """The tensors of a call and what it is like; None for one that is looked at each time.
 
     >>> x = torch.zeros(2, 3)
-    >>> given_call((x,), {}).key == given_call((torch.ones(2, 3),), {}).key
+    >>> describe_call((x,), {}).key == describe_call((torch.ones(2, 3),), {}).key
     True
-    >>> given_call((x.T,), {}) is None
+    >>> describe_call((x.T,), {}) is None
     True
     """
     kinds: list[tuple] = []
@@ -61,7 +61,7 @@ def given_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GivenCall | No
             kinds.append((value.dtype, value.shape, value.device))
             tensors.append(value)
         else:
-            kept = None if cache is not None else kept_tensors(value)
+            kept = None if cache is not None else initialized_tensors(value)
             if kept is None:
                 return None
             cache, begin = value, len(tensors)
@@ -71,11 +71,11 @@ def given_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> GivenCall | No
     for tensor in tensors:
         if type(tensor) not in _TENSORS or not tensor.is_contiguous() or tensor.is_neg():
             return None
-    return GivenCall((tuple(kwargs), tuple(kinds)), tensors, cache, begin)
+    return CallDescription((tuple(kwargs), tuple(kinds)), tensors, cache, begin)
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCall:
+class GuardedCall:
     """How to run calls of one key on the CPU."""
 
     program: CompiledProgram
@@ -98,8 +98,8 @@ class KnownCall:
     room: tuple[int, int] | None
 
     @staticmethod
-    def of(program: CompiledProgram, call: Call, given: GivenCall,
-           values: dict[str, Any]) -> KnownCall | None:
+    def of(program: CompiledProgram, call: Call, given: CallDescription,
+           values: dict[str, Any]) -> GuardedCall | None:
         """What was found out for a call with these values by name, which ran.
 
         None if the next call like it may need another look.
@@ -114,27 +114,27 @@ class KnownCall:
                   if id(operands[i]) in numbers]
         if len(inputs) != len(program.inputs):
             return None
-        places = program.module.state.places()
+        guards = program.module.state.guards()
         constants: list = list(operands)
         weights = []
         for i, name in program.weights:
-            if name in places.holders:
+            if name in guards.holders:
                 if type(operands[i]) not in _TENSORS:
                     return None  # `run` would refuse it each time
-                weights.append((i, *places.holders[name], operands[i].dtype))
+                weights.append((i, *guards.holders[name], operands[i].dtype))
                 constants[i] = None
         for i, _ in inputs:
             constants[i] = None
         updated = program.updated
-        return KnownCall(
-            program, places.form, places.hiding, places.tied, weights, constants, inputs,
+        return GuardedCall(
+            program, guards.form, guards.hiding, guards.tied, weights, constants, inputs,
             [None if i in updated else result for i, result in enumerate(call.results)],
             UpdatedMemory(updated.values(), program.inputs) if updated else None,
-            next(((given.cache_begin + cache.count_place,
+            next(((given.cache_begin + cache.length_index,
                    cache.form.lengths[0] - token_count(values, program.module.model))
                   for cache in caches_of(values)), None))
 
-    def run(self, given: GivenCall) -> tuple[Any] | None:
+    def run(self, given: CallDescription) -> tuple[Any] | None:
         """The outputs, in a tuple; None if the model changed, or the code refuses an operand."""
         if innermost_transform() is not None:
             return None  # inside of vmap or grad
@@ -159,7 +159,7 @@ class KnownCall:
                 return None
         for i, number in self.inputs:
             operands[i] = tensors[number]
-        if self.memory is not None and not self.memory.is_apart(operands):
+        if self.memory is not None and not self.memory.is_disjoint(operands):
             return None
         results = [None if made is None else torch.empty(made[0], dtype=made[1], device=_CPU)
                    for made in self.results]
@@ -170,4 +170,4 @@ class KnownCall:
         return (self.program.outputs_of(results, (given.cache,)),)
 
 
-__all__ = ["GivenCall", "KnownCall", "given_call"]
+__all__ = ["CallDescription", "GuardedCall", "describe_call"]
