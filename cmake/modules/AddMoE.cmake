@@ -28,18 +28,24 @@ else()
   set(MOE_COMPILER_LIBRARIES MoECAPI MoEMLIRLibraries)
 endif()
 
-# Parsing MLIR's headers takes most of a compilation's time: precompiled, a file
-# takes a quarter of it. Only upstream headers are in it, so it is made once.
+# Parsing MLIR's headers takes most of a compilation's time, those of the GPU and
+# LLVM dialects most of all: a file that builds NVVM's ops takes 3 s instead of 14
+# with all of them precompiled. The dialect of this project is in it as well, as
+# nearly every file includes it: what changes it compiles them all again anyway.
 # It serves files with the same options only, which is why tools are compiled
 # with -fPIC too.
 set(moe_pch_source "${PROJECT_BINARY_DIR}/MoEPrecompiledHeaders.cpp")
 file(CONFIGURE OUTPUT "${moe_pch_source}" CONTENT "")
 add_library(MoEPrecompiledHeaders OBJECT "${moe_pch_source}")
 target_link_libraries(MoEPrecompiledHeaders PRIVATE MoEMLIROptions)
+add_dependencies(MoEPrecompiledHeaders MoETableGen)
 target_precompile_headers(MoEPrecompiledHeaders PRIVATE
   <mlir/Dialect/Affine/IR/AffineOps.h>
   <mlir/Dialect/Arith/IR/Arith.h>
   <mlir/Dialect/Func/IR/FuncOps.h>
+  <mlir/Dialect/GPU/IR/GPUDialect.h>
+  <mlir/Dialect/LLVMIR/LLVMDialect.h>
+  <mlir/Dialect/LLVMIR/NVVMDialect.h>
   <mlir/Dialect/Linalg/IR/Linalg.h>
   <mlir/Dialect/Math/IR/Math.h>
   <mlir/Dialect/MemRef/IR/MemRef.h>
@@ -47,7 +53,8 @@ target_precompile_headers(MoEPrecompiledHeaders PRIVATE
   <mlir/Dialect/Tensor/IR/Tensor.h>
   <mlir/Dialect/Vector/IR/VectorOps.h>
   <mlir/IR/PatternMatch.h>
-  <mlir/Pass/Pass.h>)
+  <mlir/Pass/Pass.h>
+  "${PROJECT_SOURCE_DIR}/include/MoE/Dialect/MoE/IR/MoE.h")
 
 # add_moe_library(<name> <source>... [DEPENDS <target>...] [LINK_LIBS <lib>...])
 # A static, position-independent library. MLIR is not recorded in it, so the
