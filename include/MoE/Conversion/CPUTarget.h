@@ -41,10 +41,10 @@ struct CPUTarget {
 
   /// An eighth of the registers.
   int64_t getProductVectors() const;
-  /// As many as registers hold the sums of, beside a step of the columns and of
-  /// one row: 6 x 4 of 32 registers, 6 x 2 of 16.
+  /// As many as registers hold the sums of, beside the columns of one k and
+  /// a number of one row: 6 x 4 of 32 registers, 6 x 2 of 16.
   int64_t getProductRows() const;
-  /// So many that what is packed of a chain of 256 steps is a quarter of the
+  /// So many that what is packed of a chain of 256 ks is a quarter of the
   /// second cache; the rest is for rows, sums, and what is packed next.
   int64_t getProductPanels() const;
   int64_t getExpertRows() const { return expertRows ? expertRows : 128; }

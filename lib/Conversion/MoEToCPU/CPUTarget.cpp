@@ -72,7 +72,7 @@ llvm::Error CPUTarget::verify() const {
     return llvm::Error::success();
   return llvm::createStringError(
       llvm::formatv("expected 'product-rows' ({0}) by 'product-vectors' ({1}) "
-                    "to take at most {2} registers with a step of both, found "
+                    "to take at most {2} registers with one k of both, found "
                     "{3}",
                     getProductRows(), vectors, vectorRegisters, used)
           .str());

@@ -1,6 +1,6 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu --split-input-file | FileCheck %s
 
-// Columns side by side: a panel of a chain of steps by four vectors, which few
+// Columns side by side: a panel of a chain of ks by four vectors, which few
 // rows are multiplied with, one tile of 1 to 6, or many, tiles of 3 to 6; then
 // the vector of the columns behind the last whole panel, masked.
 
@@ -28,8 +28,8 @@ func.func @multiplies_by_rows_of_b(%a: memref<?x32xf32>, %b: memref<32x70xf32>, 
 
 // -----
 
-// Steps side by side, as in a linear layer: blocks of columns by steps are
-// transposed in registers. bf16 steps are transposed in pairs and then taken
+// ks side by side, as in a linear layer: blocks of columns by ks are
+// transposed in registers. bf16 ks are transposed in pairs and then taken
 // apart. Of few rows the first is multiplied straight from registers.
 
 // CHECK-LABEL: func @multiplies_by_columns_of_b

@@ -9,7 +9,7 @@
 // WIDTH: error: expected 'vector-width' to be a power of two of at least 4, found 12
 // DOT: error: expected 'vector-width' to be 16 with 'bf16-dot', found 8
 // ODD: error: expected 'product-vectors' to be even, found 3
-// ROWS: error: expected 'product-rows' (7) by 'product-vectors' (4) to take at most 32 registers with a step of both, found 33
+// ROWS: error: expected 'product-rows' (7) by 'product-vectors' (4) to take at most 32 registers with one k of both, found 33
 // PANELS: error: expected 'product-panels' to be 0 to 64, found 65
 // QUERIES: error: expected 'mix-queries' to be a multiple of the 6 rows of a tile, 0 to 1024, found 100
 // EXPERTS: error: expected 'expert-rows' to be 0 to 1024, found -1

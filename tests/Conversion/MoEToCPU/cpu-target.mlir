@@ -3,7 +3,7 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu="vector-width=16 l2-bytes=2097152" | FileCheck %s --check-prefixes=CHECK,LARGE
 // RUN: %moe-opt %s --convert-moe-to-cpu="product-vectors=2 product-rows=4 product-panels=3" | FileCheck %s --check-prefixes=CHECK,TUNED
 
-// What is packed of 256 steps is a quarter of the second cache: panels, steps,
+// What is packed of 256 ks is a quarter of the second cache: panels, ks,
 // columns. A copy of rows has as many as a register tile.
 
 // CHECK-LABEL: func @tiles_follow_registers_and_cache
@@ -23,7 +23,7 @@ func.func @tiles_follow_registers_and_cache(%a: memref<?x1024xf32>, %b: memref<1
 }
 
 // Rows 2 KiB apart share half of the places of the first cache. They are copied
-// where a panel of 256 steps by 16 columns stays there beside them. What is
+// where a panel of 256 ks by 16 columns stays there beside them. What is
 // packed next is asked for until there is none of it left.
 
 // CHECK-LABEL: func @copies_rows_that_crowd_out_a_panel

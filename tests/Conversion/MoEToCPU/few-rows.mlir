@@ -19,7 +19,7 @@
 // CHECK:               memref.load %arg0
 // CHECK:               math.fma
 
-// A step of AVX-512 takes four lines, which need no asking, nor loops of blocks.
+// One k of AVX-512 takes four lines, which need no asking, nor loops of blocks.
 
 // WIDE-LABEL: func @few
 // WIDE:         case 1 {
@@ -37,7 +37,7 @@ func.func @few(%x: memref<?x1024xf32>, %w: memref<8x8x1024x16xf32>, %offsets: me
 }
 
 // Rows of 16 bits are widened once for all panels. A row would wait for the sums
-// of a panel of 16 columns, two steps of which share a line: one or two rows
+// of a panel of 16 columns, two ks of which share a line: one or two rows
 // take two panels at once, one in each half of a group, and ask for nothing.
 
 // CHECK-LABEL: func @widened
@@ -68,10 +68,10 @@ func.func @widened(%x: memref<?x1024xbf16>, %w: memref<8x8x512x16x2xbf16>, %offs
   return
 }
 
-// Where steps lie side by side, several chains of 256 steps are formed at once:
-// four of one row, two of each of up to five. The last steps are no whole chain.
+// Where ks lie side by side, several chains of 256 ks are formed at once:
+// four of one row, two of each of up to five. The last ks are no whole chain.
 
-// CHECK-LABEL: func @along_steps
+// CHECK-LABEL: func @k_contiguous
 // CHECK:         %[[COPY:.*]] = memref.alloca() {{.*}} : memref<6x1024xf32>
 // CHECK:         arith.cmpi sle, %{{.*}}, %c5
 // CHECK:         scf.if
@@ -86,9 +86,9 @@ func.func @widened(%x: memref<?x1024xbf16>, %w: memref<8x8x512x16x2xbf16>, %offs
 // CHECK:         %[[BEGIN:.*]] = arith.select %{{.*}}, %c1280, %c0
 // CHECK:         scf.for {{.*}} = %[[BEGIN]] to %c1288
 
-// WIDE-LABEL: func @along_steps
+// WIDE-LABEL: func @k_contiguous
 // WIDE-NOT:     to %c1280
-func.func @along_steps(%x: memref<?x1288xbf16>, %w: memref<8x64x1288xbf16>,
+func.func @k_contiguous(%x: memref<?x1288xbf16>, %w: memref<8x64x1288xbf16>,
                        %offsets: memref<9xi64>, %y: memref<?x64xbf16>) {
   moe.grouped_linear ins(%x, %w, %offsets
       : memref<?x1288xbf16>, memref<8x64x1288xbf16>, memref<9xi64>)

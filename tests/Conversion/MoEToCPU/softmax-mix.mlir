@@ -22,7 +22,7 @@ func.func @mixes_with_a_register_tile(%q: memref<1x1x?x40xf32>, %k: memref<1x1x?
 // -----
 
 // Wide features are taken in pieces. The rows of the next group and its share of
-// the next columns, six and two, are asked for a line of steps at a time, beside
+// the next columns, six and two, are asked for a line of features at a time, beside
 // the loop of multiply-adds and not in it.
 
 // CHECK-LABEL: func @asks_ahead_beside_the_loop

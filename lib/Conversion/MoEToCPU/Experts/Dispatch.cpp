@@ -30,9 +30,33 @@ static constexpr int64_t kNumDigits = 1 << kDigitBits;
 static constexpr int64_t kKeyBits = 32;
 
 namespace {
+/// Sorts by scores, digit by digit of their keys.
+class ScoreSort {
+public:
+  explicit ScoreSort(Emitter &e) : e(e) {}
+
+  /// Memory for so many numbers, which lives until `free`; too large for the
+  /// stack.
+  Value allocate(Value size);
+  void free();
+  /// keys[position] = an integer that is smaller, as an unsigned number, the
+  /// earlier `score` comes: descending, -0 equal to +0 (E2), NaN behind -inf
+  /// (E3).
+  void storeKey(Value score, Value keys, Value position);
+  /// order = the positions 0 .. count - 1 by ascending key.
+  void sort(Value order, Value keys, Value count);
+
+private:
+  void sortByDigit(Value from, Value to, Value keys, Value count, int64_t bit);
+  Value i32(int64_t value) { return e.constantInt(e.getI32Type(), value); }
+
+  Emitter &e;
+  Values allocations;
+};
+
 class DispatchKernel {
 public:
-  DispatchKernel(Emitter &e, DispatchOp op) : e(e), op(op) {}
+  DispatchKernel(Emitter &e, DispatchOp op) : e(e), op(op), scores(e) {}
   void emit();
 
 private:
@@ -40,14 +64,7 @@ private:
     Value token, place;
   };
 
-  // Memory that lives as long as the kernel; too large for the stack.
-  Value allocate(OpFoldResult size);
-  void free();
-
-  // Sorting.
-  void sortDescending(Value order, Value keys, Value count);
-  void sortByDigit(Value from, Value to, Value keys, Value count, int64_t bit);
-  void storeKey(Value score, Value keys, Value position);
+  // By score.
   void sortTokens();
   void keepHighestGates();
 
@@ -79,13 +96,13 @@ private:
 
   Emitter &e;
   DispatchOp op;
+  ScoreSort scores;
   Type slotType;
   Value numTokens, numPlaces, numExperts;
   /// Rows an expert may have; null without a bound.
   Value capacity;
   /// Tokens by priority; null for token order.
   Value tokenOrder;
-  Values allocations;
 };
 } // namespace
 
@@ -93,23 +110,21 @@ private:
 // Sorting by a score
 //===----------------------------------------------------------------------===//
 
-Value DispatchKernel::allocate(OpFoldResult size) {
+Value ScoreSort::allocate(Value size) {
   SmallVector<int64_t> sizes;
   Values dynamicSizes;
-  dispatchIndexOpFoldResults({size}, dynamicSizes, sizes);
+  dispatchIndexOpFoldResults({OpFoldResult(size)}, dynamicSizes, sizes);
   allocations.push_back(memref::AllocOp::create(
       e, MemRefType::get(sizes, e.getI32Type()), dynamicSizes));
   return allocations.back();
 }
 
-void DispatchKernel::free() {
+void ScoreSort::free() {
   for (Value memory : allocations)
     memref::DeallocOp::create(e, memory);
 }
 
-/// An integer that is smaller, as an unsigned number, the earlier `score`
-/// comes: descending, -0 equal to +0 (E2), NaN behind -inf (E3).
-void DispatchKernel::storeKey(Value score, Value keys, Value position) {
+void ScoreSort::storeKey(Value score, Value keys, Value position) {
   Value key = toSortableKey(e, score);
   // Reversed, and unsigned.
   key = arith::XOrIOp::create(e, key, i32(0x7fffffff));
@@ -117,8 +132,8 @@ void DispatchKernel::storeKey(Value score, Value keys, Value position) {
 }
 
 /// One stable pass over the digit at `bit`.
-void DispatchKernel::sortByDigit(Value from, Value to, Value keys, Value count,
-                                 int64_t bit) {
+void ScoreSort::sortByDigit(Value from, Value to, Value keys, Value count,
+                            int64_t bit) {
   Value starts = e.scratch({e.getIndexAttr(kNumDigits)}, e.getI32Type());
   Value digits = e.index(kNumDigits);
   e.loop(e.index(0), digits, 1,
@@ -147,12 +162,11 @@ void DispatchKernel::sortByDigit(Value from, Value to, Value keys, Value count,
   });
 }
 
-/// order = the positions 0 .. count - 1 by ascending key.
-void DispatchKernel::sortDescending(Value order, Value keys, Value count) {
+void ScoreSort::sort(Value order, Value keys, Value count) {
   e.loop(e.index(0), count, 1, [&](Value position) {
     e.store(e.castInt(position, e.getI32Type()), order, {position});
   });
-  Value other = allocate(OpFoldResult(count));
+  Value other = allocate(count);
   static_assert(kKeyBits / kDigitBits % 2 == 0, "the last pass fills `order`");
   for (int64_t bit = 0; bit < kKeyBits; bit += 2 * kDigitBits) {
     sortByDigit(order, other, keys, count, bit);
@@ -160,30 +174,34 @@ void DispatchKernel::sortDescending(Value order, Value keys, Value count) {
   }
 }
 
+//===----------------------------------------------------------------------===//
+// Assignments by score
+//===----------------------------------------------------------------------===//
+
 void DispatchKernel::sortTokens() {
-  tokenOrder = allocate(OpFoldResult(numTokens));
-  Value keys = allocate(OpFoldResult(numTokens));
+  tokenOrder = scores.allocate(numTokens);
+  Value keys = scores.allocate(numTokens);
   e.loop(e.index(0), numTokens, 1, [&](Value token) {
-    storeKey(e.load(op.getPriority(), {token}), keys, token);
+    scores.storeKey(e.load(op.getPriority(), {token}), keys, token);
   });
-  sortDescending(tokenOrder, keys, numTokens);
+  scores.sort(tokenOrder, keys, numTokens);
 }
 
 /// Marks the assignments that their experts keep with slot 0, the others with
 /// -1: the `capacity` ones of each expert with the highest gates.
 void DispatchKernel::keepHighestGates() {
   Value count = e.mul(numTokens, numPlaces);
-  Value order = allocate(OpFoldResult(count));
-  Value keys = allocate(OpFoldResult(count));
+  Value order = scores.allocate(count);
+  Value keys = scores.allocate(count);
   // Positions count first choices first, so that ties stay in that order.
   e.loop(e.index(0), numPlaces, 1, [&](Value place) {
     Value first = e.mul(place, numTokens);
     e.loop(e.index(0), numTokens, 1, [&](Value token) {
-      storeKey(e.load(op.getGates(), {token, place}), keys,
-               e.add(first, token));
+      scores.storeKey(e.load(op.getGates(), {token, place}), keys,
+                      e.add(first, token));
     });
   });
-  sortDescending(order, keys, count);
+  scores.sort(order, keys, count);
   clearCounts();
   e.loop(e.index(0), count, 1, [&](Value position) {
     Value element = e.toIndex(e.load(order, {position}));
@@ -309,7 +327,7 @@ void DispatchKernel::emit() {
   takeRows();
   computeOffsets();
   addOffsets();
-  free();
+  scores.free();
 }
 
 void mlir::moe::populateDispatchToCPUPatterns(RewritePatternSet &patterns,

@@ -42,6 +42,17 @@ struct Destinations {
   Value features, values, sums, bias;
 };
 
+/// The sums of each row of a block, null where absent.
+struct RowSums {
+  Value features, values, logits;
+
+  void clear(Emitter &e) const;
+  /// Writes the gradients of `row`, whose sums are in `slot`; 0 where it is not
+  /// `isReal`.
+  void write(Emitter &e, Value row, Value slot, Value isReal,
+             const Destinations &all, double scale) const;
+};
+
 class GradientKernel {
 public:
   GradientKernel(Emitter &e, SoftmaxMixBackwardDqOp op);
@@ -74,8 +85,6 @@ private:
                       ArrayRef<Value> products);
   void addBiasGradient(int64_t slot, Value row, Value firstColumn);
 
-  void writeRow(Value firstRow, Value slot);
-
   Emitter &e;
   MixLogitsOpInterface op;
   GradientRole role;
@@ -91,8 +100,7 @@ private:
   Value packedFeatures, featureRows, valueRows, packedLevels;
   // p and dx of a group.
   Value weights, gradients;
-  // The sums of each row of a block.
-  Value featureSums, valueSums, logitSums;
+  RowSums sums;
   KernelBuffers buffers;
 };
 } // namespace
@@ -111,18 +119,18 @@ void GradientKernel::allocate() {
   packedFeatures = buffers.allocate(features.sizes, features.element);
   blockProducts.emplace(e, width, kRowBlock);
   featureRows = buffers.allocate({block, padded});
-  featureSums = buffers.allocate({rowBlock, padded});
+  sums.features = buffers.allocate({rowBlock, padded});
   role.allocate(buffers);
   if (op.getKeyLevel())
     packedLevels = buffers.allocate({block});
   weights = buffers.allocate({group, block});
   gradients = buffers.allocate({group, block});
   if (all.sums)
-    logitSums = buffers.allocate({rowBlock, e.getIndexAttr(e.width)});
+    sums.logits = buffers.allocate({rowBlock, e.getIndexAttr(e.width)});
   if (all.values) {
     OpFoldResult numValues = padToVectors(e, getSize(e, all.values, 3));
     valueRows = buffers.allocate({block, numValues});
-    valueSums = buffers.allocate({rowBlock, numValues});
+    sums.values = buffers.allocate({rowBlock, numValues});
   }
 }
 
@@ -186,20 +194,20 @@ void GradientKernel::packColumnVector(Value firstColumn, Value slot) {
 /// dx of one row, from p and the products of values, and their sum.
 void GradientKernel::buildGradients(int64_t slot, Value row, Value group,
                                     ArrayRef<Value> products) {
-  Values sums;
+  Values terms;
   for (int64_t vector = 0; vector < getColumnVectors(e); ++vector) {
     Values place{e.index(slot), e.index(vector * e.width)};
     Value product = products.empty() ? e.f32(0.0) : products[vector];
     Value dx =
         e.mul(e.loadVector(weights, place), role.center(row, vector, product));
     e.storeVector(dx, gradients, place);
-    sums.push_back(dx);
+    terms.push_back(dx);
   }
-  if (!logitSums)
+  if (!sums.logits)
     return;
   Values position{e.add(group, e.index(slot)), e.index(0)};
-  Value total = e.add(e.loadVector(logitSums, position), sumTree(e, sums));
-  e.storeVector(total, logitSums, position);
+  Value total = e.add(e.loadVector(sums.logits, position), sumTree(e, terms));
+  e.storeVector(total, sums.logits, position);
 }
 
 void GradientKernel::addBiasGradient(int64_t slot, Value row,
@@ -230,8 +238,8 @@ void GradientKernel::emitTile(Value first, Value group, Value firstColumn) {
   for (int64_t slot = 0; slot < kGroupRows; ++slot)
     buildGradients(slot, tokens[slot], group, valueProducts[slot]);
   std::pair<Value, Value> columns = getColumns(first, firstColumn);
-  if (valueSums)
-    accumulateTile(e, weights, valueRows, valueSums, group, {},
+  if (sums.values)
+    accumulateTile(e, weights, valueRows, sums.values, group, {},
                    getSize(e, role.rows.values, 1), columns);
   if (views.bias)
     for (int64_t slot = 0; slot < kGroupRows; ++slot) {
@@ -241,7 +249,7 @@ void GradientKernel::emitTile(Value first, Value group, Value firstColumn) {
       e.ifThen(e.both(exists, role.isRowReal(tokens[slot])),
                [&] { addBiasGradient(slot, row, firstColumn); });
     }
-  accumulateTile(e, gradients, featureRows, featureSums, group, {},
+  accumulateTile(e, gradients, featureRows, sums.features, group, {},
                  getSize(e, role.rows.features, 1), columns);
 }
 
@@ -268,10 +276,18 @@ void GradientKernel::emitGroup(Value firstRow, Value group, Value firstColumn) {
 // Blocks of rows
 //===----------------------------------------------------------------------===//
 
-/// The gradients of one row from its sums. A row that is masked has none.
-void GradientKernel::writeRow(Value firstRow, Value slot) {
-  Value row = e.add(firstRow, slot);
-  Value isReal = role.isRowReal(row);
+void RowSums::clear(Emitter &e) const {
+  for (Value sums : {features, values, logits})
+    if (sums)
+      e.loop(e.index(0), e.index(kRowBlock), 1, [&](Value slot) {
+        e.loop(e.index(0), e.dim(sums, 1), e.width, [&](Value element) {
+          e.storeVector(e.f32(0.0), sums, {slot, element});
+        });
+      });
+}
+
+void RowSums::write(Emitter &e, Value row, Value slot, Value isReal,
+                    const Destinations &all, double scale) const {
   auto write = [&](Value sums, Value out, double scale) {
     Value size = e.dim(out, 1);
     e.loop(e.index(0), size, e.width, [&](Value element) {
@@ -282,12 +298,12 @@ void GradientKernel::writeRow(Value firstRow, Value slot) {
                     e.firstLanes(e.sub(size, element)));
     });
   };
-  write(featureSums, views.features, op.getScale().convertToDouble());
-  if (valueSums)
-    write(valueSums, views.values, 1.0);
-  if (logitSums) {
-    Value sum = e.reduceAdd(e.loadVector(logitSums, {slot, e.index(0)}));
-    e.store(e.select(isReal, sum, e.constant(e.getF32Type(), 0.0)), views.sums,
+  write(features, all.features, scale);
+  if (values)
+    write(values, all.values, 1.0);
+  if (logits) {
+    Value sum = e.reduceAdd(e.loadVector(logits, {slot, e.index(0)}));
+    e.store(e.select(isReal, sum, e.constant(e.getF32Type(), 0.0)), all.sums,
             {row});
   }
 }
@@ -295,18 +311,7 @@ void GradientKernel::writeRow(Value firstRow, Value slot) {
 void GradientKernel::emitRowBlock(Value firstRow) {
   Value zero = e.index(0);
   Value count = e.minSigned(e.sub(numRows, firstRow), e.index(kRowBlock));
-  auto clear = [&](Value sums) {
-    if (!sums)
-      return;
-    e.loop(zero, e.index(kRowBlock), 1, [&](Value slot) {
-      e.loop(zero, e.dim(sums, 1), e.width, [&](Value element) {
-        e.storeVector(e.f32(0.0), sums, {slot, element});
-      });
-    });
-  };
-  clear(featureSums);
-  clear(valueSums);
-  clear(logitSums);
+  sums.clear(e);
   auto [begin, end] = role.logits.rule.getColumns(
       e, e.add(origin, firstRow), count, numColumns, blockColumns);
   e.loop(begin, end, blockColumns, [&](Value firstColumn) {
@@ -320,7 +325,12 @@ void GradientKernel::emitRowBlock(Value firstRow) {
     e.loop(zero, count, kGroupRows,
            [&](Value group) { emitGroup(firstRow, group, firstColumn); });
   });
-  e.loop(zero, count, 1, [&](Value slot) { writeRow(firstRow, slot); });
+  e.loop(zero, count, 1, [&](Value slot) {
+    Value row = e.add(firstRow, slot);
+    // A row that is masked has no gradient.
+    sums.write(e, row, slot, role.isRowReal(row), views,
+               op.getScale().convertToDouble());
+  });
 }
 
 void GradientKernel::emit() {
