@@ -70,7 +70,6 @@ private:
         blockColumns(getColumnVectors(e) * e.width), buffers(e) {}
 
   void allocate();
-  void clearBiasGradient();
   void takeViews(Value batch, Value head);
   void emitRowBlock(Value firstRow);
 
@@ -140,21 +139,6 @@ void GradientKernel::takeViews(Value batch, Value head) {
   views.values = viewTokens(e, all.values, batch, head);
   views.sums = viewTokens(e, all.sums, batch, head);
   views.bias = viewBias(e, all.bias, batch, head);
-}
-
-/// Several heads and batches may add to one bias, and hidden pairs to none.
-void GradientKernel::clearBiasGradient() {
-  Value zero = e.index(0);
-  e.loop(zero, e.dim(all.bias, 0), 1, [&](Value batch) {
-    e.loop(zero, e.dim(all.bias, 1), 1, [&](Value head) {
-      e.loop(zero, numRows, 1, [&](Value row) {
-        e.loop(zero, numColumns, e.width, [&](Value column) {
-          e.storeVector(e.f32(0.0), all.bias, {batch, head, row, column},
-                        e.firstLanes(e.sub(numColumns, column)));
-        });
-      });
-    });
-  });
 }
 
 //===----------------------------------------------------------------------===//
@@ -333,6 +317,22 @@ void GradientKernel::emitRowBlock(Value firstRow) {
   });
 }
 
+/// Makes the gradient of a bias 0: several heads and batches may add to it, and
+/// hidden pairs do not.
+static void clearBias(Emitter &e, Value bias, Value numRows, Value numColumns) {
+  Value zero = e.index(0);
+  e.loop(zero, e.dim(bias, 0), 1, [&](Value batch) {
+    e.loop(zero, e.dim(bias, 1), 1, [&](Value head) {
+      e.loop(zero, numRows, 1, [&](Value row) {
+        e.loop(zero, numColumns, e.width, [&](Value column) {
+          e.storeVector(e.f32(0.0), bias, {batch, head, row, column},
+                        e.firstLanes(e.sub(numColumns, column)));
+        });
+      });
+    });
+  });
+}
+
 void GradientKernel::emit() {
   numRows = e.dim(rowFeatures, 2);
   numColumns = e.dim(columnFeatures, 2);
@@ -340,7 +340,7 @@ void GradientKernel::emit() {
     origin = e.sub(numColumns, numRows);
   allocate();
   if (all.bias)
-    clearBiasGradient();
+    clearBias(e, all.bias, numRows, numColumns);
   Value zero = e.index(0);
   e.loop(zero, e.dim(rowFeatures, 0), 1, [&](Value batch) {
     e.loop(zero, e.dim(rowFeatures, 1), 1, [&](Value head) {
