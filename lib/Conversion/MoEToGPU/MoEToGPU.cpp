@@ -10,10 +10,12 @@
 #include "Cluster.h"
 #include "FewTokenRouters.h"
 #include "KernelOutlining.h"
+#include "Schedules.h"
 #include "ThreadBuilder.h"
 #include "ThreadLowerings.h"
 #include "Workspace.h"
 
+#include "MoE/Conversion/GPUSchedules.h"
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
@@ -24,9 +26,11 @@
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include "mlir/IR/Remarks.h"
 #include "mlir/Interfaces/ViewLikeInterface.h"
 #include "mlir/Rewrite/FrozenRewritePatternSet.h"
 #include "mlir/Rewrite/PatternApplicator.h"
+#include "llvm/Support/FormatVariadic.h"
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_CONVERTMOETOGPUPASS
@@ -198,7 +202,8 @@ struct ConvertMoEToGPUPass
 private:
   /// The blocks of the kernel of `forall`: of as many threads as its ops want,
   /// where they agree; else as their kernels of the fewest demands, the last
-  /// ones, want, and the ops take the best kernels for such blocks.
+  /// ones, want, and the ops take the best kernels for such blocks, with a
+  /// remark.
   BlockShape getBlock(scf::ForallOp forall, const KernelFacts &facts) {
     BlockShape block = getBlockShape(forall, blockSize);
     if (auto given =
@@ -214,7 +219,8 @@ private:
       KernelConfigAttr config = getKernelConfig(op);
       wanted.insert(config && config.getThreads() ? config.getThreads()
                                                   : blockSize);
-      if (config && choices.back().second.back().getThreads())
+      if (config && !choices.back().second.empty() &&
+          choices.back().second.back().getThreads())
         needed.insert(choices.back().second.back().getThreads());
     });
     if (wanted.size() == 1) {
@@ -231,20 +237,59 @@ private:
       KernelConfigAttr config = getKernelConfig(op);
       auto *other = llvm::find_if(configs, isFor);
       if (config && !isFor(config) && other != configs.end())
-        op->setAttr(kKernelConfigAttrName, *other);
+        takeInstead(op, *other,
+                    llvm::formatv("its loop is shared with kernels for blocks "
+                                  "of {0} threads",
+                                  block.numThreads)
+                        .str());
     }
     return block;
   }
 
   /// Takes the best configuration that is left where the layout of the buffers
-  /// of `op` rules out what was chosen on tensors.
+  /// of `op` rules out what was chosen on tensors, and the best of all where
+  /// nothing was chosen.
   static void keepPossible(Operation *op, ArrayRef<KernelConfigAttr> configs) {
     KernelConfigAttr chosen = getKernelConfig(op);
-    if (chosen && llvm::none_of(configs, [&](KernelConfigAttr config) {
-          return config.getSchedule() == chosen.getSchedule() &&
-                 config.getRows() == chosen.getRows();
-        }))
+    if (configs.empty())
+      return;
+    if (!chosen) {
       op->setAttr(kKernelConfigAttrName, configs.front());
+      return;
+    }
+    if (llvm::any_of(configs, [&](KernelConfigAttr config) {
+          return canRunAs(config, chosen);
+        }))
+      return;
+    // A tile of other rows than were asked for leaves the kernel what it is.
+    auto *same = llvm::find_if(configs, [&](KernelConfigAttr config) {
+      return config.getSchedule() == chosen.getSchedule();
+    });
+    if (same != configs.end()) {
+      op->setAttr(kKernelConfigAttrName, *same);
+      return;
+    }
+    StringRef requirement = getScheduleRequirement(op, chosen.getSchedule());
+    takeInstead(op, configs.front(),
+                requirement.empty()
+                    ? "the op has no such kernel on GPUs"
+                    : ("its kernel expects " + requirement).str());
+  }
+
+  /// The user may have expected the kernel that was chosen, or asked for it.
+  static void takeInstead(Operation *op, KernelConfigAttr config,
+                          const std::string &why) {
+    KernelSchedule chosen = getKernelConfig(op).getSchedule();
+    remark::missed(
+        op->getLoc(),
+        remark::RemarkOpts::name("KernelConfig").category("convert-moe-to-gpu"))
+        << llvm::formatv("{0} runs with schedule {1} in place of {2}",
+                         op->getName(),
+                         stringifyKernelSchedule(config.getSchedule()),
+                         stringifyKernelSchedule(chosen))
+               .str()
+        << remark::reason("{0}", why);
+    op->setAttr(kKernelConfigAttrName, config);
   }
 
   LogicalResult convert(func::FuncOp function, const KernelFacts &facts) {
@@ -274,7 +319,7 @@ private:
         BlockShape block = getBlock(forall, facts);
         FailureOr<gpu::GPUFuncOp> kernel =
             outlineKernel(forall, module, name, block, constants, launch);
-        if (failed(kernel) || failed(lowerToThreads(*kernel, block)))
+        if (failed(kernel) || failed(lowerToThreads(*kernel, block, facts)))
           return failure();
         launches.push_back(addDynamicMemory(launch, function, *kernel));
         ++numKernels;
@@ -305,11 +350,16 @@ private:
   }
 
   /// Lowers the block-level ops of a kernel one after the other.
-  LogicalResult lowerToThreads(gpu::GPUFuncOp kernel, BlockShape block) {
+  LogicalResult lowerToThreads(gpu::GPUFuncOp kernel, BlockShape block,
+                               const KernelFacts &facts) {
     SmallVector<Operation *> ops;
     for (Operation &op : kernel.front())
       if (isBlockLevel(op))
         ops.push_back(&op);
+    // Only now is it known which buffers lie in workgroup memory.
+    for (Operation *op : ops)
+      if (isa<MoEStructuredOpInterface>(op))
+        keepPossible(op, facts.getConfigs(op));
     BarrierPlacement barriers;
     for (Operation *op : ops)
       barriers.visit(op);

@@ -12,7 +12,7 @@
 
 #include "FewTokenRouters.h"
 #include "RowProducts.h"
-#include "ThreadLowerings.h"
+#include "Schedules.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -54,168 +54,174 @@ static Value getNumPatches(ThreadBuilder &b, Value count) {
                               b.index(kPatch));
 }
 
-namespace {
-struct RouterLogitsToThreads : OpRewritePattern<RouterLogitsOp> {
-  RouterLogitsToThreads(MLIRContext *context, BlockShape block)
-      : OpRewritePattern(context), block(block) {}
+static void storeSum(ThreadBuilder &b, RouterLogitsOp op, Value sum, Value row,
+                     Value expert) {
+  if (Value bias = op.getBias())
+    sum = b.add(sum, b.loadF32(bias, expert));
+  Value z = op.getOuts()[0];
+  SmallVector<Value> place = getRowIndices(b, z, /*numInner=*/1, row);
+  place.push_back(expert);
+  memref::StoreOp::create(b, sum, z, place);
+}
 
-  /// The warps of a block take the patches in turns; a patch that hangs over
-  /// the end computes its last row or expert again and does not store it.
-  LogicalResult matchAndRewrite(RouterLogitsOp op,
-                                PatternRewriter &rewriter) const override {
-    WarpBuilder b(op.getLoc(), rewriter);
-    Value z = op.getOuts()[0];
-    int64_t expertDim = cast<MemRefType>(z.getType()).getRank() - 1;
-    Value numRows = getNumRows(b, z, /*numInner=*/1);
-    if (succeeded(multiplyOnTensorCores(b, op))) {
-      rewriter.eraseOp(op);
-      return success();
-    }
-    Value numExperts = memref::DimOp::create(b, z, b.index(expertDim));
-    Value expertPatches = getNumPatches(b, numExperts);
-    Value patches = b.mul(getNumPatches(b, numRows), expertPatches);
+/// min(first + i, count - 1) for the i-th of a patch.
+static Value getClamped(ThreadBuilder &b, Value first, int64_t i, Value count) {
+  return b.op<arith::MinUIOp>(b.add(first, b.index(i)),
+                              b.sub(count, b.index(1)));
+}
 
-    Value thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
-    Value lane = b.toI32(b.op<arith::RemUIOp>(thread, b.index(kWarpSize)));
-    Value warp = b.op<arith::DivUIOp>(thread, b.index(kWarpSize));
-    auto loop = scf::ForOp::create(b, warp, patches,
-                                   b.index(block.numThreads / kWarpSize));
-    b.setInsertionPointToStart(loop.getBody());
-    Value patch = loop.getInductionVar();
-    Value firstRow =
-        b.mul(b.op<arith::DivUIOp>(patch, expertPatches), b.index(kPatch));
-    Value firstExpert =
-        b.mul(b.op<arith::RemUIOp>(patch, expertPatches), b.index(kPatch));
-    Value sum = reduceScattered(
-        b, accumulate(b, op, lane, firstRow, numRows, firstExpert, numExperts),
-        lane);
-    store(b, op, sum, lane, firstRow, numRows, firstExpert, numExperts);
-    rewriter.eraseOp(op);
-    return success();
+/// The lane's part of the products, row-major.
+static SmallVector<Value> accumulate(ThreadBuilder &b, RouterLogitsOp op,
+                                     Value lane, Value firstRow, Value numRows,
+                                     Value firstExpert, Value numExperts) {
+  SmallVector<SmallVector<Value>> rows;
+  SmallVector<Value> experts;
+  for (int64_t i = 0; i < kPatch; ++i) {
+    Value row = getClamped(b, firstRow, i, numRows);
+    rows.push_back(getRowIndices(b, op.getH(), /*numInner=*/1, row));
+    experts.push_back(getClamped(b, firstExpert, i, numExperts));
   }
+  Value numFeatures = memref::DimOp::create(b, op.getWeight(), b.index(1));
+  SmallVector<Value> zeros(kPatch * kPatch, b.f32(0.0));
+  auto loop = scf::ForOp::create(
+      b, b.toIndex(lane), numFeatures, b.index(kWarpSize), zeros,
+      [&](OpBuilder &builder, Location loc, Value d, ValueRange sums) {
+        ThreadBuilder body(loc, builder);
+        SmallVector<Value> features, weights, next;
+        for (int64_t i = 0; i < kPatch; ++i) {
+          SmallVector<Value> place(rows[i]);
+          place.push_back(d);
+          features.push_back(body.loadF32(op.getH(), place));
+          weights.push_back(body.loadF32(op.getWeight(), {experts[i], d}));
+        }
+        for (auto [i, sum] : llvm::enumerate(sums))
+          next.push_back(
+              body.fma(features[i / kPatch], weights[i % kPatch], sum));
+        scf::YieldOp::create(body, next);
+      });
+  return SmallVector<Value>(loop.getResults());
+}
 
-private:
-  LogicalResult multiplyOnTensorCores(WarpBuilder &b, RouterLogitsOp op) const {
-    if (hasSchedule(op, KernelSchedule::Float))
-      return failure();
-    Value h = op.getH(), weight = op.getWeight();
-    int64_t experts = cast<MemRefType>(weight.getType()).getDimSize(0);
-    // Of the tokens, whose tile shows its bound: the logits may come from a
-    // cast.
-    int64_t maxRows = getMaxRows(getNumRows(b, h, /*numInner=*/1))
-                          .value_or(getProductRows(experts));
-    std::optional<RowProductPlan> plan =
-        planRowProducts(h, weight, /*isTransposed=*/false, maxRows, block);
-    if (!plan)
-      return failure();
-    emitRowProducts(b, h, weight, *plan,
-                    [&](Value row, Value expert, Value sum) {
-                      storeSum(b, op, sum, row, expert);
-                    });
-    return success();
-  }
+/// Stores the sum that the lane holds, unless it lies past the end.
+static void store(ThreadBuilder &b, RouterLogitsOp op, Value sum, Value lane,
+                  Value firstRow, Value numRows, Value firstExpert,
+                  Value numExperts) {
+  constexpr int64_t lanesPerSum = kWarpSize / (kPatch * kPatch);
+  Value number = b.toIndex(b.op<arith::DivUIOp>(lane, b.i32(lanesPerSum)));
+  Value row = b.add(firstRow, b.op<arith::DivUIOp>(number, b.index(kPatch)));
+  Value expert =
+      b.add(firstExpert, b.op<arith::RemUIOp>(number, b.index(kPatch)));
+  Value isFirst =
+      b.compare(CmpIPredicate::eq,
+                b.op<arith::RemUIOp>(lane, b.i32(lanesPerSum)), b.i32(0));
+  Value inside = b.both(b.compare(CmpIPredicate::ult, row, numRows),
+                        b.compare(CmpIPredicate::ult, expert, numExperts));
+  auto ifStores = scf::IfOp::create(b, b.both(isFirst, inside),
+                                    /*withElseRegion=*/false);
+  b.setInsertionPointToStart(ifStores.thenBlock());
+  storeSum(b, op, sum, row, expert);
+}
 
-  /// min(first + i, count - 1) for the i-th of a patch.
-  static Value getClamped(ThreadBuilder &b, Value first, int64_t i,
-                          Value count) {
-    return b.op<arith::MinUIOp>(b.add(first, b.index(i)),
-                                b.sub(count, b.index(1)));
-  }
+/// The warps of a block take the patches in turns; a patch that hangs over the
+/// end computes its last row or expert again and does not store it.
+static void emitOnFloatUnits(WarpBuilder &b, RouterLogitsOp op,
+                             KernelConfigAttr, BlockShape block) {
+  OpBuilder::InsertionGuard guard(b);
+  Value z = op.getOuts()[0];
+  int64_t expertDim = cast<MemRefType>(z.getType()).getRank() - 1;
+  Value numRows = getNumRows(b, z, /*numInner=*/1);
+  Value numExperts = memref::DimOp::create(b, z, b.index(expertDim));
+  Value expertPatches = getNumPatches(b, numExperts);
+  Value patches = b.mul(getNumPatches(b, numRows), expertPatches);
 
-  /// The lane's part of the products, row-major.
-  static SmallVector<Value> accumulate(ThreadBuilder &b, RouterLogitsOp op,
-                                       Value lane, Value firstRow,
-                                       Value numRows, Value firstExpert,
-                                       Value numExperts) {
-    SmallVector<SmallVector<Value>> rows;
-    SmallVector<Value> experts;
-    for (int64_t i = 0; i < kPatch; ++i) {
-      Value row = getClamped(b, firstRow, i, numRows);
-      rows.push_back(getRowIndices(b, op.getH(), /*numInner=*/1, row));
-      experts.push_back(getClamped(b, firstExpert, i, numExperts));
-    }
-    Value numFeatures = memref::DimOp::create(b, op.getWeight(), b.index(1));
-    SmallVector<Value> zeros(kPatch * kPatch, b.f32(0.0));
-    auto loop = scf::ForOp::create(
-        b, b.toIndex(lane), numFeatures, b.index(kWarpSize), zeros,
-        [&](OpBuilder &builder, Location loc, Value d, ValueRange sums) {
-          ThreadBuilder body(loc, builder);
-          SmallVector<Value> features, weights, next;
-          for (int64_t i = 0; i < kPatch; ++i) {
-            SmallVector<Value> place(rows[i]);
-            place.push_back(d);
-            features.push_back(body.loadF32(op.getH(), place));
-            weights.push_back(body.loadF32(op.getWeight(), {experts[i], d}));
-          }
-          for (auto [i, sum] : llvm::enumerate(sums))
-            next.push_back(
-                body.fma(features[i / kPatch], weights[i % kPatch], sum));
-          scf::YieldOp::create(body, next);
-        });
-    return SmallVector<Value>(loop.getResults());
-  }
+  Value thread = gpu::ThreadIdOp::create(b, gpu::Dimension::x);
+  Value lane = b.toI32(b.op<arith::RemUIOp>(thread, b.index(kWarpSize)));
+  Value warp = b.op<arith::DivUIOp>(thread, b.index(kWarpSize));
+  auto loop = scf::ForOp::create(b, warp, patches,
+                                 b.index(block.numThreads / kWarpSize));
+  b.setInsertionPointToStart(loop.getBody());
+  Value patch = loop.getInductionVar();
+  Value firstRow =
+      b.mul(b.op<arith::DivUIOp>(patch, expertPatches), b.index(kPatch));
+  Value firstExpert =
+      b.mul(b.op<arith::RemUIOp>(patch, expertPatches), b.index(kPatch));
+  Value sum = reduceScattered(
+      b, accumulate(b, op, lane, firstRow, numRows, firstExpert, numExperts),
+      lane);
+  store(b, op, sum, lane, firstRow, numRows, firstExpert, numExperts);
+}
 
-  /// Stores the sum that the lane holds, unless it lies past the end.
-  static void store(ThreadBuilder &b, RouterLogitsOp op, Value sum, Value lane,
-                    Value firstRow, Value numRows, Value firstExpert,
-                    Value numExperts) {
-    constexpr int64_t lanesPerSum = kWarpSize / (kPatch * kPatch);
-    Value number = b.toIndex(b.op<arith::DivUIOp>(lane, b.i32(lanesPerSum)));
-    Value row = b.add(firstRow, b.op<arith::DivUIOp>(number, b.index(kPatch)));
-    Value expert =
-        b.add(firstExpert, b.op<arith::RemUIOp>(number, b.index(kPatch)));
-    Value isFirst =
-        b.compare(CmpIPredicate::eq,
-                  b.op<arith::RemUIOp>(lane, b.i32(lanesPerSum)), b.i32(0));
-    Value inside = b.both(b.compare(CmpIPredicate::ult, row, numRows),
-                          b.compare(CmpIPredicate::ult, expert, numExperts));
-    auto ifStores = scf::IfOp::create(b, b.both(isFirst, inside),
-                                      /*withElseRegion=*/false);
-    b.setInsertionPointToStart(ifStores.thenBlock());
+static std::optional<RowProductPlan>
+planProducts(RouterLogitsOp op, int64_t maxRows, BlockShape block) {
+  return planRowProducts(op.getH(), op.getWeight(), /*isTransposed=*/false,
+                         maxRows, block);
+}
+
+static void emitOnTensorCores(WarpBuilder &b, RouterLogitsOp op,
+                              KernelConfigAttr, BlockShape block) {
+  Value h = op.getH(), weight = op.getWeight();
+  int64_t experts = cast<MemRefType>(weight.getType()).getDimSize(0);
+  // Of the tokens, whose tile shows its bound: the logits may come from a
+  // cast.
+  int64_t maxRows = getMaxRows(getNumRows(b, h, /*numInner=*/1))
+                        .value_or(getProductRows(experts));
+  // Fewer rows need less memory.
+  RowProductPlan plan = *planProducts(op, maxRows, block);
+  emitRowProducts(b, h, weight, plan, [&](Value row, Value expert, Value sum) {
     storeSum(b, op, sum, row, expert);
-  }
+  });
+}
 
-  static void storeSum(ThreadBuilder &b, RouterLogitsOp op, Value sum,
-                       Value row, Value expert) {
-    if (Value bias = op.getBias())
-      sum = b.add(sum, b.loadF32(bias, expert));
-    Value z = op.getOuts()[0];
-    SmallVector<Value> place = getRowIndices(b, z, /*numInner=*/1, row);
-    place.push_back(expert);
-    memref::StoreOp::create(b, sum, z, place);
-  }
+//===----------------------------------------------------------------------===//
+// Schedules
+//===----------------------------------------------------------------------===//
 
-  BlockShape block;
-};
-} // namespace
-
-void mlir::moe::populateRouterLogitsToThreadsPatterns(
-    RewritePatternSet &patterns, BlockShape block) {
-  patterns.add<RouterLogitsToThreads>(patterns.getContext(), block);
+static KernelConfigAttr makeConfig(RouterLogitsOp op, int64_t rows,
+                                   int64_t threads, KernelSchedule schedule) {
+  return KernelConfigAttr::get(op.getContext(), rows, threads, schedule,
+                               KernelLoop::Shared, /*shared_bytes=*/0);
 }
 
 /// A tile reads all weights, so it takes as many rows as tensor cores multiply
 /// at once.
-static SmallVector<KernelConfigAttr> getConfigs(RouterLogitsOp op,
-                                                BlockShape block) {
-  SmallVector<KernelConfigAttr> configs;
-  auto add = [&](KernelSchedule schedule, int64_t rows) {
-    configs.push_back(KernelConfigAttr::get(op.getContext(), rows,
-                                            /*threads=*/0, schedule,
-                                            KernelLoop::Shared,
-                                            /*shared_bytes=*/0));
-  };
+static SmallVector<KernelConfigAttr> getTensorConfigs(RouterLogitsOp op,
+                                                      BlockShape block) {
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
   int64_t rows =
       isCutForFewTokens(op, block) ? kSummedRows : getProductRows(experts);
-  if (planRowProducts(op.getH(), op.getWeight(), /*isTransposed=*/false, rows,
-                      block))
-    add(KernelSchedule::Mma, rows);
-  add(KernelSchedule::Float, /*rows=*/0);
-  return configs;
+  if (!planProducts(op, rows, block))
+    return {};
+  return {makeConfig(op, rows, kProductThreads, KernelSchedule::Mma)};
+}
+
+static SmallVector<KernelConfigAttr> getFloatConfigs(RouterLogitsOp op,
+                                                     BlockShape) {
+  return {makeConfig(op, /*rows=*/0, /*threads=*/0, KernelSchedule::Float)};
+}
+
+static constexpr Schedule<RouterLogitsOp> kSchedules[] = {
+    {KernelSchedule::Mma,
+     "tokens and weights of one 16-bit type in the GPU's memory, a multiple of "
+     "8 features whose rows start at multiples of 16 bytes, static weights, "
+     "and blocks of 128 threads with more than 48 KiB of shared memory",
+     getTensorConfigs, emitOnTensorCores},
+    {KernelSchedule::Float,
+     "a configuration as moe-select-kernel-config chooses it", getFloatConfigs,
+     emitOnFloatUnits},
+};
+
+ArrayRef<Schedule<RouterLogitsOp>> mlir::moe::getRouterLogitsSchedules() {
+  return kSchedules;
+}
+
+void mlir::moe::populateRouterLogitsToThreadsPatterns(
+    RewritePatternSet &patterns, BlockShape block) {
+  patterns.add<ScheduleToThreads<RouterLogitsOp>>(
+      patterns.getContext(), getRouterLogitsSchedules(), block);
 }
 
 void mlir::moe::addRouterLogitsFacts(KernelFacts &facts, BlockShape block) {
-  facts.addConfigs<RouterLogitsOp>(
-      [=](RouterLogitsOp op) { return getConfigs(op, block); });
+  facts.addConfigs<RouterLogitsOp>([=](RouterLogitsOp op) {
+    return getConfigs(getRouterLogitsSchedules(), op, block);
+  });
 }

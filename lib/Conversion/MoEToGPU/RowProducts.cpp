@@ -19,7 +19,7 @@ using namespace mlir;
 using namespace mlir::moe;
 
 static constexpr int64_t kWarps = 4;
-static constexpr int64_t kThreads = kWarps * kWarpSize;
+static_assert(kProductThreads == kWarps * kWarpSize);
 static constexpr int64_t kStages = 2;
 /// Columns of a warp whose sums leave registers for the rest.
 static constexpr int64_t kMaxWarpColumns = 128;
@@ -101,7 +101,7 @@ mlir::moe::planRowProducts(Value left, Value right, bool isTransposed,
   auto leftType = cast<ShapedType>(left.getType());
   auto rightType = cast<ShapedType>(right.getType());
   Type element = leftType.getElementType();
-  if (block.numThreads != kThreads || leftType.getRank() < 2 ||
+  if (block.numThreads != kProductThreads || leftType.getRank() < 2 ||
       rightType.getRank() != 2 || element != rightType.getElementType() ||
       !(element.isBF16() || element.isF16()) || !rightType.hasStaticShape() ||
       !canCopyRows(left) || !canCopyRows(right))
@@ -174,7 +174,7 @@ RowProducts::RowProducts(WarpBuilder &b, Value left, Value right,
                          const RowProductPlan &plan, Store store)
     : b(b), left(left), right(right), plan(plan), store(store),
       element(getElementTypeOrSelf(left.getType())), thread(b.thread()),
-      lane(b.lane()), copies{b, plan.numFeatures, thread, kThreads} {
+      lane(b.lane()), copies{b, plan.numFeatures, thread, kProductThreads} {
   Value warp = b.div(thread, kWarpSize);
   warpRow = b.mul(b.div(warp, plan.columnWarps), b.i32(16));
   warpColumn = b.mul(b.rem(warp, plan.columnWarps), b.i32(plan.warpColumns));
@@ -192,7 +192,7 @@ void RowProducts::copyTransposedRows(Value chunk, Value shared) {
   int64_t units = plan.getColumns() / unitColumns;
   Value zero = b.index(0), firstFeature = b.mul(chunk, b.i32(kChunk));
   Value base = b.addressOf(right, {zero, zero});
-  for (int64_t i = 0; i < kChunk * units; i += kThreads) {
+  for (int64_t i = 0; i < kChunk * units; i += kProductThreads) {
     Value number = b.add(thread, b.i32(i));
     Value place = b.op<arith::DivUIOp>(number, b.i32(units));
     Value unit = b.op<arith::RemUIOp>(number, b.i32(units));

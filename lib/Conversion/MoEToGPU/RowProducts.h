@@ -14,6 +14,9 @@
 
 namespace mlir::moe {
 
+/// Threads of a block that multiplies rows.
+inline constexpr int64_t kProductThreads = 4 * kWarpSize;
+
 /// How a block computes left right^T: its warps stand in a grid, and each has
 /// the products of 16 rows of the left and `warpColumns` rows of the right
 /// side.

@@ -1,8 +1,8 @@
 //===- SoftmaxMix.cpp - softmax_mix to threads ----------------------------===//
 
 #include "SoftmaxMix.h"
+#include "Schedules.h"
 #include "SoftmaxMixCopies.h"
-#include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoEStructured.h"
 
@@ -12,12 +12,8 @@
 #include "mlir/IR/Remarks.h"
 #include "llvm/Support/FormatVariadic.h"
 
-#define DEBUG_TYPE "convert-moe-to-gpu"
-
 using namespace mlir;
 using namespace mlir::moe;
-using arith::CmpFPredicate;
-using arith::CmpIPredicate;
 
 /// The most groups of columns, each of which computes the logits again.
 static constexpr int64_t kMaxColumnGroups = 16;
@@ -68,99 +64,33 @@ static Value takeColumns(WarpBuilder &b, Value buffer, Value offset,
   return memref::SubViewOp::create(b, buffer, offsets, sizes, steps);
 }
 
-/// The user may have expected the fastest kernel of the chip.
-static void reportWithoutWgmma(SoftmaxMixOp op, bool hasForm) {
-  remark::missed(op.getLoc(),
-                 remark::RemarkOpts::name("Wgmma").category(DEBUG_TYPE))
-      << (op->getName().getStringRef() + " runs without wgmma").str()
-      << remark::reason(
-             "{0}", hasForm
-                        ? "its kernel shares a block with one of another shape"
-                        : "its kernel expects queries and keys of one 16-bit "
-                          "type, a multiple of 8 features that fit into shared "
-                          "memory for 64 queries, and up to 256 columns of the "
-                          "values");
+/// Calls `emit` with the op, or with one op for each group of its columns of
+/// values and results. All groups write the same log-sum-exps.
+static void forEachColumnGroup(WarpBuilder &b, SoftmaxMixOp op,
+                               BlockShape block,
+                               function_ref<void(SoftmaxMixOp)> emit) {
+  int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
+  if (groups == 1)
+    return emit(op);
+  int64_t columns = cast<MemRefType>(op.getV().getType()).getShape().back();
+  int64_t width = columns / groups;
+  auto mixColumns = [&](Value first) {
+    IRMapping mapping;
+    mapping.map(op.getV(), takeColumns(b, op.getV(), first, width));
+    mapping.map(op.getMixedInit(),
+                takeColumns(b, op.getMixedInit(), first, width));
+    auto group = cast<SoftmaxMixOp>(b.clone(*op, mapping));
+    emit(group);
+    group.erase();
+  };
+  // Registers: offsets that vary take some.
+  if (groups == 2) {
+    mixColumns(b.index(0));
+    mixColumns(b.index(width));
+  } else {
+    b.loop(b.index(0), b.index(columns), width, mixColumns);
+  }
 }
-
-namespace {
-struct SoftmaxMixToThreads : OpRewritePattern<SoftmaxMixOp> {
-  SoftmaxMixToThreads(MLIRContext *context, BlockShape block)
-      : OpRewritePattern(context), block(block) {}
-
-  LogicalResult matchAndRewrite(SoftmaxMixOp op,
-                                PatternRewriter &rewriter) const override {
-    KernelConfigAttr config = getKernelConfig(op);
-    if (!config)
-      return rewriter.notifyMatchFailure(
-          op, "expected a kernel configuration; run moe-select-kernel-config");
-    if (config.getSchedule() == KernelSchedule::Wgmma) {
-      emitMixOnWarpgroups(rewriter, op, config.getRows(), block.sharedBytes);
-      rewriter.eraseOp(op);
-      return success();
-    }
-    if (block.hasWgmma)
-      reportWithoutWgmma(op,
-                         !getWarpgroupShapes(op, block.sharedBytes).empty());
-    if (block.numThreads != kMixThreads)
-      return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
-        diagnostic << "expected blocks of " << kMixThreads << " threads, found "
-                   << block.numThreads;
-      });
-    int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
-    if (groups == 0)
-      return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
-        diagnostic << "expected a static number of columns of the values, in "
-                      "at most "
-                   << kMaxColumnGroups << " equal groups of at most "
-                   << kMaxMixColumns << ", found " << op.getV().getType();
-      });
-    WarpBuilder b(op.getLoc(), rewriter);
-    if (groups == 1)
-      emit(b, op);
-    else
-      emitGroups(b, op, groups);
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-private:
-  void emit(WarpBuilder &b, SoftmaxMixOp op) const {
-    KernelConfigAttr config = getKernelConfig(op);
-    int64_t sharedBytes =
-        config.getSharedBytes() ? config.getSharedBytes() : block.sharedBytes;
-    if (config.getSchedule() == KernelSchedule::Mma &&
-        !getTensorShapes(op, sharedBytes).empty())
-      emitMixOnTensorCores(b, op, config.getRows(), sharedBytes);
-    else
-      emitMixOnFloatUnits(b, op);
-  }
-
-  /// for each group: the op with the group's columns of values and results. All
-  /// write the same log-sum-exps.
-  void emitGroups(WarpBuilder &b, SoftmaxMixOp op, int64_t groups) const {
-    int64_t columns = cast<MemRefType>(op.getV().getType()).getShape().back();
-    int64_t width = columns / groups;
-    auto mixColumns = [&](Value first) {
-      IRMapping mapping;
-      mapping.map(op.getV(), takeColumns(b, op.getV(), first, width));
-      mapping.map(op.getMixedInit(),
-                  takeColumns(b, op.getMixedInit(), first, width));
-      auto group = cast<SoftmaxMixOp>(b.clone(*op, mapping));
-      emit(b, group);
-      group.erase();
-    };
-    // Registers: offsets that vary take some.
-    if (groups == 2) {
-      mixColumns(b.index(0));
-      mixColumns(b.index(width));
-    } else {
-      b.loop(b.index(0), b.index(columns), width, mixColumns);
-    }
-  }
-
-  BlockShape block;
-};
-} // namespace
 
 /// Why no other op of the block can go on with what the kernel computes in the
 /// shape `shape`; empty if one can, or none needs to.
@@ -191,40 +121,114 @@ static bool feedsRows(SoftmaxMixOp op) {
   });
 }
 
-static SmallVector<KernelConfigAttr> getConfigs(SoftmaxMixOp op,
-                                                BlockShape block) {
+static KernelConfigAttr makeConfig(SoftmaxMixOp op, KernelSchedule schedule,
+                                   MixShape shape, BlockShape block) {
+  bool isShared = feedsRows(op) && whyOwnLoop(op, shape, block).empty();
+  return KernelConfigAttr::get(
+      op.getContext(), shape.tileRows, shape.numThreads, schedule,
+      isShared ? KernelLoop::Shared : KernelLoop::Own, shape.sharedBytes);
+}
+
+static SmallVector<KernelConfigAttr> getWarpgroupConfigs(SoftmaxMixOp op,
+                                                         BlockShape block) {
   SmallVector<KernelConfigAttr> configs;
-  bool feeds = feedsRows(op);
-  auto add = [&](KernelSchedule schedule, MixShape shape) {
-    std::string reason = feeds ? whyOwnLoop(op, shape, block) : "";
-    // The user may have expected one kernel.
-    if (configs.empty() && !reason.empty())
-      remark::missed(op.getLoc(), remark::RemarkOpts::name("SelectKernelConfig")
-                                      .category("moe-select-kernel-config"))
-          << (op->getName().getStringRef() +
-              " does not share its loop with what reads its rows")
-                 .str()
-          << remark::reason("{0}", reason);
-    configs.push_back(KernelConfigAttr::get(
-        op.getContext(), shape.tileRows, shape.numThreads, schedule,
-        feeds && reason.empty() ? KernelLoop::Shared : KernelLoop::Own,
-        shape.sharedBytes));
-  };
   if (block.hasWgmma)
     for (MixShape shape : getWarpgroupShapes(op, block.sharedBytes))
-      add(KernelSchedule::Wgmma, shape);
-  SmallVector<MixShape> shapes = getTensorShapes(op, block.sharedBytes);
-  MixShape plain = getFloatShape(op);
-  // Groups of columns plan for themselves.
-  if (hasTensorTypes(op) &&
-      getNumColumnGroups(op, getMostColumns(op, block)) > 1)
+      configs.push_back(makeConfig(op, KernelSchedule::Wgmma, shape, block));
+  return configs;
+}
+
+static SmallVector<KernelConfigAttr> getTensorConfigs(SoftmaxMixOp op,
+                                                      BlockShape block) {
+  if (!hasTensorTypes(op) || !hasThreadKernel(op))
+    return {};
+  int64_t columns = getNumColumns(op);
+  int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
+  SmallVector<MixShape> shapes =
+      getTensorShapes(op, columns, block.sharedBytes);
+  if (groups > 1) {
+    // Each group has a shape of its own.
+    if (getTensorShapes(op, columns / groups, block.sharedBytes).empty())
+      return {};
+    MixShape plain = getFloatShape(op);
     shapes = {MixShape{plain.numThreads,
                        shapes.empty() ? plain.tileRows : shapes[0].tileRows,
                        /*sharedBytes=*/0}};
-  for (MixShape shape : shapes)
-    add(KernelSchedule::Mma, shape);
-  add(KernelSchedule::Float, plain);
-  return configs;
+  }
+  return llvm::map_to_vector(shapes, [&](MixShape shape) {
+    return makeConfig(op, KernelSchedule::Mma, shape, block);
+  });
+}
+
+static SmallVector<KernelConfigAttr> getFloatConfigs(SoftmaxMixOp op,
+                                                     BlockShape block) {
+  if (!hasThreadKernel(op))
+    return {};
+  return {makeConfig(op, KernelSchedule::Float, getFloatShape(op), block)};
+}
+
+static constexpr StringLiteral kWgmmaRequirement =
+    "queries and keys of one 16-bit type, a multiple of 8 features that fit "
+    "into shared memory for 64 queries, and up to 256 columns of the values, "
+    "on a chip with wgmma";
+
+/// The user may have expected the fastest kernel of the chip.
+static void reportWithoutWgmma(SoftmaxMixOp op, BlockShape block) {
+  if (!block.hasWgmma || !getWarpgroupConfigs(op, block).empty())
+    return;
+  remark::missed(op.getLoc(), remark::RemarkOpts::name("Wgmma").category(
+                                  "convert-moe-to-gpu"))
+      << (op->getName().getStringRef() + " runs without wgmma").str()
+      << remark::reason("its kernel expects {0}", kWgmmaRequirement);
+}
+
+static constexpr Schedule<SoftmaxMixOp> kSchedules[] = {
+    {KernelSchedule::Wgmma, kWgmmaRequirement, getWarpgroupConfigs,
+     [](WarpBuilder &b, SoftmaxMixOp op, KernelConfigAttr config,
+        BlockShape block) {
+       emitMixOnWarpgroups(b, op, config.getRows(), block.sharedBytes);
+     }},
+    {KernelSchedule::Mma,
+     "queries and keys of one 16-bit type, and a multiple of 8 features whose "
+     "rows start at multiples of 16 bytes",
+     getTensorConfigs,
+     [](WarpBuilder &b, SoftmaxMixOp op, KernelConfigAttr config,
+        BlockShape block) {
+       reportWithoutWgmma(op, block);
+       int64_t sharedBytes = config.getSharedBytes() ? config.getSharedBytes()
+                                                     : block.sharedBytes;
+       forEachColumnGroup(b, op, block, [&](SoftmaxMixOp group) {
+         emitMixOnTensorCores(b, group, config.getRows(), sharedBytes);
+       });
+     }},
+    {KernelSchedule::Float,
+     "a static number of columns of the values, in at most 16 equal groups of "
+     "at most 256",
+     getFloatConfigs,
+     [](WarpBuilder &b, SoftmaxMixOp op, KernelConfigAttr, BlockShape block) {
+       reportWithoutWgmma(op, block);
+       forEachColumnGroup(b, op, block, [&](SoftmaxMixOp group) {
+         emitMixOnFloatUnits(b, group);
+       });
+     }},
+};
+
+ArrayRef<Schedule<SoftmaxMixOp>> mlir::moe::getSoftmaxMixSchedules() {
+  return kSchedules;
+}
+
+/// The user may have expected one kernel.
+static void reportOwnLoop(SoftmaxMixOp op, KernelConfigAttr best,
+                          BlockShape block) {
+  if (!feedsRows(op) || best.getLoop() == KernelLoop::Shared)
+    return;
+  MixShape shape{best.getThreads(), best.getRows(), best.getSharedBytes()};
+  remark::missed(op.getLoc(), remark::RemarkOpts::name("SelectKernelConfig")
+                                  .category("moe-select-kernel-config"))
+      << (op->getName().getStringRef() +
+          " does not share its loop with what reads its rows")
+             .str()
+      << remark::reason("{0}", whyOwnLoop(op, shape, block));
 }
 
 void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, BlockShape block) {
@@ -235,11 +239,16 @@ void mlir::moe::addSoftmaxMixFacts(KernelFacts &facts, BlockShape block) {
       "times the keys: pad the values with zeros");
   // A kernel that reads all keys for each tile wants tiles as large as its
   // registers.
-  facts.addConfigs<SoftmaxMixOp>(
-      [=](SoftmaxMixOp op) { return getConfigs(op, block); });
+  facts.addConfigs<SoftmaxMixOp>([=](SoftmaxMixOp op) {
+    SmallVector<KernelConfigAttr> configs =
+        getConfigs(getSoftmaxMixSchedules(), op, block);
+    reportOwnLoop(op, configs.front(), block);
+    return configs;
+  });
 }
 
 void mlir::moe::populateSoftmaxMixToThreadsPatterns(RewritePatternSet &patterns,
                                                     BlockShape block) {
-  patterns.add<SoftmaxMixToThreads>(patterns.getContext(), block);
+  patterns.add<ScheduleToThreads<SoftmaxMixOp>>(
+      patterns.getContext(), getSoftmaxMixSchedules(), block);
 }

@@ -20,14 +20,23 @@ struct MixShape {
   int64_t numThreads, tileRows, sharedBytes;
 };
 
+/// The columns of the values; 0 if there are none.
+inline int64_t getNumColumns(SoftmaxMixOp op) {
+  Value v = op.getV();
+  return v ? cast<ShapedType>(v.getType()).getShape().back() : 0;
+}
+
 /// The shapes in which a kernel runs the op, on tensors or buffers, with at
 /// most `sharedBytes` of shared memory, best first.
 SmallVector<MixShape> getWarpgroupShapes(SoftmaxMixOp op, int64_t sharedBytes);
-SmallVector<MixShape> getTensorShapes(SoftmaxMixOp op, int64_t sharedBytes);
+/// Of the op with `numColumns` of its columns of values.
+SmallVector<MixShape> getTensorShapes(SoftmaxMixOp op, int64_t numColumns,
+                                      int64_t sharedBytes);
 MixShape getFloatShape(SoftmaxMixOp op);
 
-/// Emits the kernel in its best shape of at most `maxRows` queries, if it has
-/// one, and `sharedBytes` of shared memory.
+/// Emits the kernel in its best shape of at most `maxRows` queries and
+/// `sharedBytes` of shared memory; on tensor cores in its first one of such
+/// memory where all have more queries.
 void emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op, int64_t maxRows,
                          int64_t sharedBytes);
 void emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op, int64_t maxRows,

@@ -1,59 +1,30 @@
-//===- SoftmaxMixBackward.h - What the gradient's kernels share -*- C++ -*-===//
+//===- SoftmaxMixBackward.h - The gradient's schedules ----------*- C++ -*-===//
 //
-// The gradients by queries and by keys are one kernel. Its rows are queries for
-// dq and keys for dk and dv, and go over the columns, the tokens of the other
-// role (PairLogits.h):
-//
-//   A = exp(x - lse),  dx = A (dmixed . v - delta)       of a pair
-//   row gradient += dx column,  dv += A dmixed
+// Each is a kernel of a file of its own; SoftmaxMixBackward.cpp lists them.
 //
 //===----------------------------------------------------------------------===//
 
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARD_H
 #define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARD_H
 
-#include "WarpBuilder.h"
-
-#include "MoE/Dialect/MoE/IR/MoE.h"
+#include "MixGradient.h"
+#include "ThreadLowerings.h"
 
 namespace mlir::moe {
-
-/// The gradient by the tokens of one role, by its operands.
-struct MixGradient {
-  explicit MixGradient(SoftmaxMixBackwardDqOp op);
-  explicit MixGradient(SoftmaxMixBackwardDkvOp op);
-
-  MixLogitsOpInterface op;
-  /// Whether rows are queries.
-  bool ofQueries;
-  Value lse, delta, v, dmixed, origin;
-  double scale;
-  /// The destinations: of the rows' features, of the values, of the sums of dx
-  /// and of dx; null if there are none.
-  Value gradient, dv, total, dbias;
-
-  Value getRows() { return ofQueries ? op.getQ() : op.getK(); }
-  Value getColumns() { return ofQueries ? op.getK() : op.getQ(); }
-  Value getRowMask() { return ofQueries ? op.getQueryMask() : op.getKeyMask(); }
-  Value getColumnMask() {
-    return ofQueries ? op.getKeyMask() : op.getQueryMask();
-  }
-};
-
-/// dbias = dx at `place` (batch, head, query, key) if it exists, or, from the
-/// second of the rows that share a bias on, dbias += dx: a place belongs to one
-/// lane.
-void storeBiasGradient(ThreadBuilder &b, Value dbias,
-                       SmallVector<Value, 4> place, Value exists,
-                       Value gradient);
 
 /// Rows that a block takes at a time on tensor cores with `sharedBytes` of
 /// shared memory; nullopt if the gradient cannot run there.
 std::optional<int64_t> getTensorGradientRows(MixGradient mix,
                                              int64_t sharedBytes);
-
+/// Emits such a gradient.
 void emitGradientOnTensorCores(WarpBuilder &b, MixGradient mix,
                                int64_t sharedBytes);
+
+/// The widest rows that the registers of a warp accumulate.
+inline constexpr int64_t kMaxGradientWidth = 1024;
+/// Emits the gradient by warps that take a row each; rows have a static width
+/// of at most kMaxGradientWidth.
+void emitGradientOnFloatUnits(WarpBuilder &b, MixGradient mix, Workers workers);
 
 } // namespace mlir::moe
 

@@ -5,18 +5,88 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "SoftmaxMixBackwardTensor.h"
+#include "SoftmaxMixBackwardPairs.h"
+
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 using arith::CmpFPredicate;
 
+GradientPairs::GradientPairs(WarpBuilder &b, MixGradient mix,
+                             const GradientPlan &plan)
+    : b(b), mix(mix), op(mix.op),
+      logits(mix.op, /*isTransposed=*/!mix.ofQueries), plan(plan),
+      element(getElementTypeOrSelf(mix.getRows())), thread(b.thread()),
+      lane(b.lane()) {
+  Value warp = b.div(thread, kWarpSize);
+  sharer = b.rem(warp, plan.sharing);
+  warpRow = b.mul(b.div(warp, plan.sharing), b.i32(16));
+  warpColumn = b.mul(sharer, b.i32(16 * plan.pieces));
+  rowFeatures = b.reserveShared(plan.getBytes());
+  columnFeatures = b.at(rowFeatures, plan.getRowBytes());
+  rowValues = b.at(columnFeatures, plan.getColumnBytes());
+  columnValues = b.at(rowValues, plan.rowValues.getBytes());
+  gradients = b.at(columnValues, plan.columnValues.getBytes());
+  weights = b.at(gradients, kF32Terms * plan.getPairBytes());
+  partSums =
+      b.at(gradients, kF32Terms * (plan.hasDv ? 2 : 1) * plan.getPairBytes());
+  auto getNumTokens = [&](Value rows) -> Value {
+    return memref::DimOp::create(b, rows, b.index(2));
+  };
+  numRows = getNumTokens(mix.getRows());
+  numColumns = getNumTokens(mix.getColumns());
+  origin = mix.origin ? mix.origin : b.sub(numColumns, numRows);
+}
+
+void GradientPairs::startTile(Value batchIndex, Value headIndex, Value row) {
+  batch = batchIndex;
+  head = headIndex;
+  firstRow = row;
+}
+
+void GradientPairs::loadRowFacts() {
+  rowFacts.clear();
+  for (int64_t row = 0; row < 2; ++row) {
+    Value place = b.add(warpRow, b.add(b.div(lane, 4), b.i32(8 * row)));
+    rowFacts.push_back(
+        getFacts(mix.ofQueries, b.add(firstRow, b.toIndex(place))));
+  }
+}
+
+Value GradientPairs::isReal(Value row, Value count, Value mask) {
+  Value exists = b.less(row, count);
+  if (!mask)
+    return exists;
+  Value last = b.sub(count, b.index(1));
+  Value unmasked = memref::LoadOp::create(
+      b, mask, ValueRange{batch, b.minSigned(row, last)});
+  return b.both(exists, unmasked);
+}
+
 //===----------------------------------------------------------------------===//
 // Products of rows
 //===----------------------------------------------------------------------===//
 
+void mlir::moe::addTermProducts(WarpBuilder &b,
+                                ArrayRef<SmallVector<Value>> left,
+                                ArrayRef<SmallVector<Value>> right,
+                                MutableArrayRef<Value> sums) {
+  for (int64_t term = right.size() - 1; term >= 0; --term) {
+    int64_t most = std::min<int64_t>(left.size(), kF32Terms - term);
+    for (int64_t part = most - 1; part >= 0; --part)
+      for (int64_t i = 0; i < 2; ++i) {
+        MutableArrayRef<Value> sum = sums.slice(4 * i, 4);
+        llvm::copy(b.multiplyAdd(left[part],
+                                 ArrayRef(right[term]).slice(2 * i, 2),
+                                 ValueRange(sum), b.getBF16Type()),
+                   sum.begin());
+      }
+  }
+}
+
 /// rows columns^T of the warp's rows, by fragment of 8 columns.
-SmallVector<Value> TensorGradient::multiplyFeatures() {
+SmallVector<Value> GradientPairs::multiplyFeatures() {
   return b.loop(
       b.index(0), b.index(plan.numChunks), 1,
       SmallVector<Value>(8 * plan.pieces, b.f32(0.0)),
@@ -40,7 +110,7 @@ SmallVector<Value> TensorGradient::multiplyFeatures() {
 }
 
 /// The products of the values' rows, likewise: dmixed v^T, or its transpose.
-SmallVector<Value> TensorGradient::multiplyValues() {
+SmallVector<Value> GradientPairs::multiplyValues() {
   SmallVector<Value> zeros(8 * plan.pieces, b.f32(0.0));
   if (!mix.v)
     return zeros;
@@ -55,14 +125,13 @@ SmallVector<Value> TensorGradient::multiplyValues() {
                                     term * plan.rowValues.getTermBytes()));
         SmallVector<Value> next(old);
         for (int64_t piece = 0; piece < plan.pieces; ++piece) {
-
           Fragment right;
           for (int64_t term = 0; term < plan.columnValues.terms; ++term)
             right.push_back(b.loadRight(
                 columnValues, warpColumn, unit, plan.columnValues.getRowBytes(),
                 term * plan.columnValues.getTermBytes() +
                     piece * 16 * plan.columnValues.getRowBytes()));
-          addTermProducts(left, right,
+          addTermProducts(b, left, right,
                           MutableArrayRef(next).slice(8 * piece, 8));
         }
         return next;
@@ -73,7 +142,7 @@ SmallVector<Value> TensorGradient::multiplyValues() {
 // Pairs
 //===----------------------------------------------------------------------===//
 
-TokenFacts TensorGradient::getFacts(bool isQuery, Value row) {
+TokenFacts GradientPairs::getFacts(bool isQuery, Value row) {
   TokenFacts facts;
   bool isRow = isQuery == mix.ofQueries;
   Value count = isRow ? numRows : numColumns;
@@ -98,8 +167,8 @@ TokenFacts TensorGradient::getFacts(bool isQuery, Value row) {
 }
 
 /// What the pair of a row and a column is made of.
-PairTerms TensorGradient::getTerms(Value product, const TokenFacts &rowToken,
-                                   const TokenFacts &columnToken) {
+PairTerms GradientPairs::getTerms(Value product, const TokenFacts &rowToken,
+                                  const TokenFacts &columnToken) {
   const TokenFacts &query = mix.ofQueries ? rowToken : columnToken;
   const TokenFacts &key = mix.ofQueries ? columnToken : rowToken;
   PairTerms pair;
@@ -117,8 +186,8 @@ PairTerms TensorGradient::getTerms(Value product, const TokenFacts &rowToken,
 }
 
 /// Writes two neighbouring pairs of the thread as terms.
-void TensorGradient::storePair(Value low, Value high, int64_t row,
-                               int64_t fragment, Value base) {
+void GradientPairs::storePair(Value low, Value high, int64_t row,
+                              int64_t fragment, Value base) {
   Value place = b.add(warpRow, b.add(b.div(lane, 4), b.i32(8 * row)));
   Value unit = b.add(b.mul(sharer, b.i32(2 * plan.pieces)), b.i32(fragment));
   Value at = b.at(base, b.swizzle(place, unit, 2 * plan.tileColumns));
@@ -127,9 +196,7 @@ void TensorGradient::storePair(Value low, Value high, int64_t row,
     b.store(packed, b.at(at, term * plan.getPairBytes()), /*alignment=*/4);
 }
 
-/// Computes A and dx of the warp's pairs, brings them to shared memory, and
-/// adds dx to the totals of the thread's two rows.
-void TensorGradient::weigh(Value firstColumn, MutableArrayRef<Value> totals) {
+void GradientPairs::weigh(Value firstColumn, MutableArrayRef<Value> totals) {
   SmallVector<Value> products = multiplyFeatures(), values = multiplyValues();
   Value zero = b.f32(0.0);
   for (int64_t fragment = 0; fragment < 2 * plan.pieces; ++fragment) {

@@ -6,7 +6,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "SoftmaxMixBackwardTensor.h"
+#include "SoftmaxMixBackward.h"
+#include "SoftmaxMixBackwardPairs.h"
 
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "llvm/Support/MathExtras.h"
@@ -77,45 +78,35 @@ std::optional<int64_t> mlir::moe::getTensorGradientRows(MixGradient mix,
 // Emitter
 //===----------------------------------------------------------------------===//
 
-TensorGradient::TensorGradient(WarpBuilder &b, MixGradient mix,
-                               const GradientPlan &plan)
-    : b(b), mix(mix), op(mix.op),
-      logits(mix.op, /*isTransposed=*/!mix.ofQueries), plan(plan),
-      element(getElementTypeOrSelf(mix.getRows())), thread(b.thread()),
-      lane(b.lane()), copies{b, plan.numFeatures, thread, kMixThreads} {
-  Value warp = b.div(thread, kWarpSize);
-  sharer = b.rem(warp, plan.sharing);
-  warpRow = b.mul(b.div(warp, plan.sharing), b.i32(16));
-  warpColumn = b.mul(sharer, b.i32(16 * plan.pieces));
-  rowFeatures = b.reserveShared(plan.getBytes());
-  columnFeatures = b.at(rowFeatures, plan.getRowBytes());
-  rowValues = b.at(columnFeatures, plan.getColumnBytes());
-  columnValues = b.at(rowValues, plan.rowValues.getBytes());
-  gradients = b.at(columnValues, plan.columnValues.getBytes());
-  weights = b.at(gradients, kF32Terms * plan.getPairBytes());
-  partSums =
-      b.at(gradients, kF32Terms * (plan.hasDv ? 2 : 1) * plan.getPairBytes());
-  auto getNumTokens = [&](Value rows) -> Value {
-    return memref::DimOp::create(b, rows, b.index(2));
-  };
-  numRows = getNumTokens(mix.getRows());
-  numColumns = getNumTokens(mix.getColumns());
-  origin = mix.origin ? mix.origin : b.sub(numColumns, numRows);
-}
+namespace {
+/// The gradients of tiles of rows: what the pairs weigh, times the columns.
+class TensorGradient : GradientPairs {
+public:
+  TensorGradient(WarpBuilder &b, MixGradient mix, const GradientPlan &plan)
+      : GradientPairs(b, mix, plan),
+        copies{b, plan.numFeatures, thread, kMixThreads} {}
+
+  void emit();
+
+private:
+  void copyRows(Value memref, Value shared, int64_t numRows, Value first,
+                Value count, Value mask);
+  void copyValues(const ValueTile &tile, Value memref, Value shared,
+                  Value first, Value count, Value mask);
+  void addProducts(Value weights, Value rows, bool areFeatures,
+                   MutableArrayRef<Value> sums);
+  void emitTile();
+  void storeGradient(ArrayRef<Value> sums, Value out, int64_t groups,
+                     int64_t width, double scale);
+  void storeTotals(ArrayRef<Value> totals);
+
+  ChunkCopies copies;
+};
+} // namespace
 
 //===----------------------------------------------------------------------===//
 // Shared memory
 //===----------------------------------------------------------------------===//
-
-Value TensorGradient::isReal(Value row, Value count, Value mask) {
-  Value exists = b.less(row, count);
-  if (!mask)
-    return exists;
-  Value last = b.sub(count, b.index(1));
-  Value unmasked = memref::LoadOp::create(
-      b, mask, ValueRange{batch, b.minSigned(row, last)});
-  return b.both(exists, unmasked);
-}
 
 /// Starts copying the features of `numRows` rows, chunk by chunk; zeros for
 /// masked rows and for what lies behind the last row or feature.
@@ -164,24 +155,6 @@ void TensorGradient::copyValues(const ValueTile &tile, Value memref,
 //===----------------------------------------------------------------------===//
 // Gradients
 //===----------------------------------------------------------------------===//
-
-/// sums += left right, of two neighbouring fragments of 8 columns each, where
-/// both sides are sums of terms; the smaller products come first.
-void TensorGradient::addTermProducts(ArrayRef<SmallVector<Value>> left,
-                                     ArrayRef<SmallVector<Value>> right,
-                                     MutableArrayRef<Value> sums) {
-  for (int64_t term = right.size() - 1; term >= 0; --term) {
-    int64_t most = std::min<int64_t>(left.size(), kF32Terms - term);
-    for (int64_t part = most - 1; part >= 0; --part)
-      for (int64_t i = 0; i < 2; ++i) {
-        MutableArrayRef<Value> sum = sums.slice(4 * i, 4);
-        llvm::copy(b.multiplyAdd(left[part],
-                                 ArrayRef(right[term]).slice(2 * i, 2),
-                                 ValueRange(sum), b.getBF16Type()),
-                   sum.begin());
-      }
-  }
-}
 
 /// A fragment of f16 as two terms of bf16, which have all of its bits.
 static SmallVector<SmallVector<Value>> splitF16(WarpBuilder &b,
@@ -232,7 +205,8 @@ void TensorGradient::addProducts(Value weights, Value rows, bool areFeatures,
                 term * tile.getTermBytes()));
           if (areFeatures && element.isF16())
             right = splitF16(b, right[0]);
-          addTermProducts(left, right, MutableArrayRef(next).slice(8 * i, 8));
+          addTermProducts(b, left, right,
+                          MutableArrayRef(next).slice(8 * i, 8));
         }
         return next;
       });
@@ -287,12 +261,7 @@ void TensorGradient::storeTotals(ArrayRef<Value> totals) {
 }
 
 void TensorGradient::emitTile() {
-  rowFacts.clear();
-  for (int64_t row = 0; row < 2; ++row) {
-    Value place = b.add(warpRow, b.add(b.div(lane, 4), b.i32(8 * row)));
-    rowFacts.push_back(
-        getFacts(mix.ofQueries, b.add(firstRow, b.toIndex(place))));
-  }
+  loadRowFacts();
   Value valuesOfRows = mix.ofQueries ? mix.dmixed : mix.v;
   Value valuesOfColumns = mix.ofQueries ? mix.v : mix.dmixed;
   // Whoever still reads the last tile's memory does so before this.
@@ -354,9 +323,7 @@ void TensorGradient::emit() {
   b.loop(zero, getSize(0), 1, [&](Value batchIndex) {
     b.loop(zero, getSize(1), 1, [&](Value headIndex) {
       b.loop(zero, numRows, plan.tileRows, [&](Value row) {
-        batch = batchIndex;
-        head = headIndex;
-        firstRow = row;
+        startTile(batchIndex, headIndex, row);
         emitTile();
       });
     });

@@ -23,13 +23,12 @@ bool mlir::moe::hasTensorTypes(SoftmaxMixOp op) {
          !ShapedType::isDynamic(getShaped(op.getV()).getShape().back());
 }
 
-ValueTile::ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightTerms,
-                     int64_t maxBlockColumns)
-    : numKeys(numKeys) {
+ValueTile::ValueTile(SoftmaxMixOp op, int64_t numColumns, int64_t numKeys,
+                     int64_t weightTerms, int64_t maxBlockColumns)
+    : numKeys(numKeys), numColumns(numColumns) {
   Value v = op.getV();
   if (!v)
     return;
-  numColumns = getShaped(v).getShape().back();
   Type element = getShaped(v).getElementType();
   terms = element.isBF16() ? 1 : element.isF16() ? 2 : 3;
   terms = std::min(terms, weightTerms);

@@ -22,10 +22,10 @@ struct ValueTile {
   int64_t width = 0, blockColumns = 0;
   int64_t terms = 0;
 
-  /// For the values of `op`, none if it has none, with weights that are sums of
-  /// `weightTerms` bf16.
-  ValueTile(SoftmaxMixOp op, int64_t numKeys, int64_t weightTerms,
-            int64_t maxBlockColumns);
+  /// For `numColumns` columns of the values of `op`, none if it has none, with
+  /// weights that are sums of `weightTerms` bf16.
+  ValueTile(SoftmaxMixOp op, int64_t numColumns, int64_t numKeys,
+            int64_t weightTerms, int64_t maxBlockColumns);
   ValueTile() = default;
 
   int64_t getRowBytes() const { return 2 * blockColumns; }

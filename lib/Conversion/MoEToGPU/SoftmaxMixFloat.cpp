@@ -33,10 +33,6 @@ static constexpr int64_t kPadding = 4;
 /// Rows and features of a tile that the lanes of a warp store at once.
 static constexpr int64_t kLaneRows = 4, kLaneFeatures = 8;
 
-static int64_t getNumColumns(SoftmaxMixOp op) {
-  return op.getV() ? getShaped(op.getV()).getShape().back() : 0;
-}
-
 MixShape mlir::moe::getFloatShape(SoftmaxMixOp op) {
   int64_t rows = getNumColumns(op) > 32 ? 32 : 64;
   int64_t features = kChunk * (rows + kKeys + 2 * kPadding) * 4;

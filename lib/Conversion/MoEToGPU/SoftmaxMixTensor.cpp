@@ -52,11 +52,11 @@ struct TensorPlan {
 };
 } // namespace
 
-static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
-                           bool keepsQueries) {
+static TensorPlan makePlan(SoftmaxMixOp op, int64_t numColumns,
+                           int64_t rowFragments, bool keepsQueries) {
   TensorPlan plan;
   plan.numFeatures = getShaped(op.getQ()).getDimSize(3);
-  plan.numColumns = op.getV() ? getShaped(op.getV()).getShape().back() : 0;
+  plan.numColumns = numColumns;
   plan.rowFragments = rowFragments;
   plan.tileRows = 16 * kWarps * rowFragments;
   // Registers: a lane holds the logits of all its queries and keys twice, as a
@@ -67,7 +67,7 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
     plan.tileKeys = 16;
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   plan.weightTerms = getWeightTerms(op);
-  plan.values = ValueTile(op, plan.tileKeys, plan.weightTerms,
+  plan.values = ValueTile(op, numColumns, plan.tileKeys, plan.weightTerms,
                           /*maxBlockColumns=*/kMaxMixColumns);
   plan.keepsQueries = keepsQueries;
   int64_t queryChunk = plan.tileRows * kChunkBytes;
@@ -79,14 +79,15 @@ static TensorPlan makePlan(SoftmaxMixOp op, int64_t rowFragments,
 }
 
 /// The plans that fit into `sharedBytes`, best first.
-static SmallVector<TensorPlan> getPlans(SoftmaxMixOp op, int64_t sharedBytes) {
+static SmallVector<TensorPlan> getPlans(SoftmaxMixOp op, int64_t numColumns,
+                                        int64_t sharedBytes) {
   SmallVector<TensorPlan> plans;
   if (!hasTensorTypes(op) || !hasWholeRows(op.getQ()) ||
       !hasWholeRows(op.getK()))
     return plans;
   for (auto [rowFragments, keepsQueries] :
        {std::pair(2, true), std::pair(1, true), std::pair(1, false)}) {
-    TensorPlan plan = makePlan(op, rowFragments, keepsQueries);
+    TensorPlan plan = makePlan(op, numColumns, rowFragments, keepsQueries);
     // Registers: two fragments of queries leave room for few columns.
     if (rowFragments > 1 && plan.numColumns > 32)
       continue;
@@ -325,16 +326,17 @@ void TensorMix::emitTile() {
 }
 
 SmallVector<MixShape> mlir::moe::getTensorShapes(SoftmaxMixOp op,
+                                                 int64_t numColumns,
                                                  int64_t sharedBytes) {
   return llvm::map_to_vector(
-      getPlans(op, sharedBytes), [](const TensorPlan &plan) {
+      getPlans(op, numColumns, sharedBytes), [](const TensorPlan &plan) {
         return MixShape{kMixThreads, plan.tileRows, plan.getBytes()};
       });
 }
 
 void mlir::moe::emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op,
                                      int64_t maxRows, int64_t sharedBytes) {
-  SmallVector<TensorPlan> plans = getPlans(op, sharedBytes);
+  SmallVector<TensorPlan> plans = getPlans(op, getNumColumns(op), sharedBytes);
   auto *plan = llvm::find_if(
       plans, [&](const TensorPlan &plan) { return plan.tileRows <= maxRows; });
   TensorMix(b, op, plan == plans.end() ? plans.front() : *plan).emit();

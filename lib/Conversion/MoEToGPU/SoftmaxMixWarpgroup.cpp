@@ -96,7 +96,7 @@ static WarpgroupPlan makePlan(SoftmaxMixOp op, int64_t consumers,
   plan.numFeatures = getShaped(op.getQ()).getDimSize(3);
   plan.numChunks = llvm::divideCeil(plan.numFeatures, kChunk);
   plan.weightTerms = getWeightTerms(op);
-  plan.values = ValueTile(op, kTileKeys, plan.weightTerms,
+  plan.values = ValueTile(op, getNumColumns(op), kTileKeys, plan.weightTerms,
                           /*maxBlockColumns=*/kChunkBytes / 2);
   plan.keySlots = keySlots;
   plan.queryBytes = plan.numChunks * plan.tileRows * kChunkBytes;

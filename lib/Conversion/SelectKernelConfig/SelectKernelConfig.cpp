@@ -9,6 +9,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Conversion/Chips.h"
+#include "MoE/Conversion/GPUSchedules.h"
 #include "MoE/Conversion/MoEToCPU.h"
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Conversion/Passes.h"
@@ -94,6 +95,12 @@ private:
         isOfGPU(schedule) != isForGPU(getOperation()))
       diagnostic << ", whose schedule is one of "
                  << (isOfGPU(schedule) ? "GPUs" : "CPUs");
+    else if (llvm::none_of(configs, [&](KernelConfigAttr config) {
+               return config.getSchedule() == schedule;
+             }))
+      if (StringRef needs = getScheduleRequirement(op, schedule);
+          !needs.empty())
+        diagnostic << ", whose kernel expects " << needs;
     for (KernelConfigAttr config : configs)
       diagnostic.attachNote() << "possible: " << config;
     return diagnostic;

@@ -46,8 +46,9 @@ func.func @without_a_form(
 // Ops of one block that want different numbers of threads get what the pass is
 // told.
 
-// CHECK:       remark: [Missed] Wgmma
-// CHECK-SAME:  Reason="its kernel shares a block with one of another shape"
+// CHECK:       remark: [Missed] KernelConfig
+// CHECK-SAME:  Reason="its loop is shared with kernels for blocks of 128 threads"
+// CHECK-SAME:  moe.softmax_mix runs with schedule mma in place of wgmma
 // CHECK-LABEL: gpu.func @beside_another_op_kernel
 // CHECK-SAME:    known_block_size = array<i32: 128, 1, 1>
 // CHECK-NOT:     wgmma

@@ -11,6 +11,56 @@ func.func @no_such_schedule(%q: tensor<1x2x?x64xf32>, %l0: tensor<1x2x?xf32>) ->
 
 // -----
 
+// What a schedule needs is said where the op, or the chip, does not have it.
+
+func.func @mix_of_another_type(%q: tensor<1x2x?x64xf32>, %l0: tensor<1x2x?xf32>) -> tensor<1x2x?xf32> {
+  // expected-error @below {{found #moe.kernel_config<schedule = mma>, whose kernel expects queries and keys of one 16-bit type, and a multiple of 8 features}}
+  // expected-note @below {{possible: }}
+  %l = moe.softmax_mix ins(%q, %q : tensor<1x2x?x64xf32>, tensor<1x2x?x64xf32>)
+      outs(%l0 : tensor<1x2x?xf32>)
+      {moe.kernel_config = #moe.kernel_config<schedule = mma>} -> tensor<1x2x?xf32>
+  return %l : tensor<1x2x?xf32>
+}
+
+// -----
+
+func.func @logits_of_another_type(%h: tensor<?x64xf32>, %w: tensor<8x64xf32>, %z0: tensor<?x8xf32>) -> tensor<?x8xf32> {
+  // expected-error @below {{found #moe.kernel_config<schedule = mma>, whose kernel expects tokens and weights of one 16-bit type}}
+  // expected-note @below {{possible: #moe.kernel_config<schedule = float>}}
+  %z = moe.router_logits ins(%h, %w : tensor<?x64xf32>, tensor<8x64xf32>)
+      outs(%z0 : tensor<?x8xf32>)
+      {moe.kernel_config = #moe.kernel_config<schedule = mma>} -> tensor<?x8xf32>
+  return %z : tensor<?x8xf32>
+}
+
+// -----
+
+func.func @rows_of_no_shape(%h: tensor<?x64xbf16>, %w: tensor<8x64xbf16>, %z0: tensor<?x8xf32>) -> tensor<?x8xf32> {
+  // expected-error @below {{expected a part of a configuration below, found #moe.kernel_config<rows = 7, schedule = mma>}}
+  // expected-note @below {{possible: #moe.kernel_config<rows = 64, threads = 128, schedule = mma>}}
+  // expected-note @below {{possible: #moe.kernel_config<schedule = float>}}
+  %z = moe.router_logits ins(%h, %w : tensor<?x64xbf16>, tensor<8x64xbf16>)
+      outs(%z0 : tensor<?x8xf32>)
+      {moe.kernel_config = #moe.kernel_config<rows = 7, schedule = mma>} -> tensor<?x8xf32>
+  return %z : tensor<?x8xf32>
+}
+
+// -----
+
+func.func @gradient_of_another_type(
+    %q: tensor<1x1x?x64xf32>, %k: tensor<1x1x?x64xf32>, %lse: tensor<1x1x?xf32>,
+    %delta: tensor<1x1x?xf32>, %dq0: tensor<1x1x?x64xf32>) -> tensor<1x1x?x64xf32> {
+  // expected-error @below {{found #moe.kernel_config<schedule = mma>, whose kernel expects queries and keys of one 16-bit type}}
+  // expected-note @below {{possible: #moe.kernel_config<schedule = float>}}
+  %dq = moe.softmax_mix_backward_dq
+      ins(%q, %k, %lse, %delta : tensor<1x1x?x64xf32>, tensor<1x1x?x64xf32>, tensor<1x1x?xf32>, tensor<1x1x?xf32>)
+      outs(%dq0 : tensor<1x1x?x64xf32>)
+      {moe.kernel_config = #moe.kernel_config<schedule = mma>} -> tensor<1x1x?x64xf32>
+  return %dq : tensor<1x1x?x64xf32>
+}
+
+// -----
+
 func.func @no_choice(%z: tensor<2x3xf32>, %g0: tensor<2x3xf32>) -> tensor<2x3xf32> {
   // expected-error @below {{has no choice of kernels on sm_80: expected no configuration, found #moe.kernel_config<rows = 4>}}
   %g = linalg.exp {moe.kernel_config = #moe.kernel_config<rows = 4>} ins(%z : tensor<2x3xf32>)

@@ -1,4 +1,4 @@
-//===- SoftmaxMixBackwardTensor.h - The gradient on tensor cores -*- C++ -*-==//
+//===- SoftmaxMixBackwardPairs.h - Pairs on tensor cores --------*- C++ -*-===//
 //
 // A block keeps a tile of rows in shared memory and takes the columns, tokens
 // of the other role, tile by tile. Four warps stand in a grid: one dim cuts the
@@ -10,8 +10,8 @@
 //   A, dx -> shared memory                       as bf16 terms
 //   gradient += dx columns,  dv += A dmixed      over the tile's columns
 //
-// The first stage are the pairs (SoftmaxMixBackwardPairs.cpp), the second the
-// gradients (SoftmaxMixBackwardTensor.cpp).
+// The first stage are the pairs, which are here, the second the gradients
+// (SoftmaxMixBackwardTensor.cpp).
 //
 // The products are as exact as those in f32: what is not 16 bits wide is the
 // sum of two or three bf16 (terms), and of the products of terms those below
@@ -19,10 +19,10 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARDTENSOR_H
-#define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARDTENSOR_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARDPAIRS_H
+#define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARDPAIRS_H
 
-#include "SoftmaxMixBackward.h"
+#include "MixGradient.h"
 #include "SoftmaxMixCopies.h"
 
 namespace mlir::moe {
@@ -74,40 +74,26 @@ struct TokenFacts {
   Value bias;
 };
 
-class TensorGradient {
+/// sums += left right, of two neighbouring fragments of 8 columns each, where
+/// both sides are sums of terms; the smaller products come first.
+void addTermProducts(WarpBuilder &b, ArrayRef<SmallVector<Value>> left,
+                     ArrayRef<SmallVector<Value>> right,
+                     MutableArrayRef<Value> sums);
+
+/// The pairs of a tile of rows with a tile of columns, and where the two lie.
+class GradientPairs {
 public:
-  TensorGradient(WarpBuilder &b, MixGradient mix, const GradientPlan &plan);
+  GradientPairs(WarpBuilder &b, MixGradient mix, const GradientPlan &plan);
 
-  void emit();
-
-private:
-  // Shared memory.
-  void copyRows(Value memref, Value shared, int64_t numRows, Value first,
-                Value count, Value mask);
-  void copyValues(const ValueTile &tile, Value memref, Value shared,
-                  Value first, Value count, Value mask);
+  /// Goes to the tile of rows from `row` on.
+  void startTile(Value batchIndex, Value headIndex, Value row);
+  /// Reads what the thread has to know of its rows.
+  void loadRowFacts();
+  /// Whether row `row` of `count` exists and is not masked.
   Value isReal(Value row, Value count, Value mask);
-
-  // Pairs.
-  SmallVector<Value> multiplyFeatures();
-  SmallVector<Value> multiplyValues();
-  TokenFacts getFacts(bool isQuery, Value row);
-  PairTerms getTerms(Value product, const TokenFacts &rowToken,
-                     const TokenFacts &columnToken);
+  /// Computes A and dx of the warp's pairs, brings them to shared memory, and
+  /// adds dx to the totals of the thread's two rows.
   void weigh(Value firstColumn, MutableArrayRef<Value> totals);
-  void storePair(Value low, Value high, int64_t row, int64_t fragment,
-                 Value base);
-
-  // Gradients.
-  void addTermProducts(ArrayRef<SmallVector<Value>> left,
-                       ArrayRef<SmallVector<Value>> right,
-                       MutableArrayRef<Value> sums);
-  void addProducts(Value weights, Value rows, bool areFeatures,
-                   MutableArrayRef<Value> sums);
-  void emitTile();
-  void storeGradient(ArrayRef<Value> sums, Value out, int64_t groups,
-                     int64_t width, double scale);
-  void storeTotals(ArrayRef<Value> totals);
 
   WarpBuilder &b;
   MixGradient mix;
@@ -117,7 +103,6 @@ private:
   /// Of the features.
   const Type element;
   Value thread, lane;
-  ChunkCopies copies;
   /// The warp's place among those that share rows, and its first row and
   /// column.
   Value sharer, warpRow, warpColumn;
@@ -127,8 +112,17 @@ private:
   /// Of the tile that is being emitted.
   Value batch, head, firstRow;
   SmallVector<TokenFacts> rowFacts;
+
+private:
+  SmallVector<Value> multiplyFeatures();
+  SmallVector<Value> multiplyValues();
+  TokenFacts getFacts(bool isQuery, Value row);
+  PairTerms getTerms(Value product, const TokenFacts &rowToken,
+                     const TokenFacts &columnToken);
+  void storePair(Value low, Value high, int64_t row, int64_t fragment,
+                 Value base);
 };
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARDTENSOR_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARDPAIRS_H

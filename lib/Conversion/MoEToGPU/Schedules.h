@@ -1,0 +1,115 @@
+//===- Schedules.h - The schedules of a kernel, as a table ------*- C++ -*-===//
+//
+// A schedule is a way in which a kernel computes an op. Those of an op are the
+// entries of one table, the best one first: what each expects, the
+// configurations in which it runs an op, and its emitter.
+//
+// A configuration is chosen from the tables once, by moe-select-kernel-config.
+// Where buffers turn out to lie differently than a schedule expects, or blocks
+// to have another size, convert-moe-to-gpu takes another entry and says so in a
+// remark. The emitter that the configuration names decides nothing: what it
+// cannot emit is an error of the pattern below.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_SCHEDULES_H
+#define MOE_LIB_CONVERSION_MOETOGPU_SCHEDULES_H
+
+#include "ThreadLowerings.h"
+#include "WarpBuilder.h"
+
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
+
+namespace mlir::moe {
+
+template <typename OpTy>
+struct Schedule {
+  KernelSchedule kind;
+  /// What op and chip need to have it, for those who asked for it.
+  StringLiteral requirement;
+  /// The configurations in which it runs an op on tensors or buffers by blocks
+  /// of the chip, best first; none if it cannot.
+  SmallVector<KernelConfigAttr> (*getConfigs)(OpTy op, BlockShape block);
+  /// Emits an op on buffers in a configuration of `getConfigs`.
+  void (*emit)(WarpBuilder &b, OpTy op, KernelConfigAttr config,
+               BlockShape block);
+};
+
+/// The configurations of all schedules, best first.
+template <typename OpTy>
+SmallVector<KernelConfigAttr> getConfigs(ArrayRef<Schedule<OpTy>> schedules,
+                                         OpTy op, BlockShape block) {
+  SmallVector<KernelConfigAttr> configs;
+  for (const Schedule<OpTy> &schedule : schedules)
+    llvm::append_range(configs, schedule.getConfigs(op, block));
+  return configs;
+}
+
+/// The entry of `kind`; null if there is none.
+template <typename OpTy>
+const Schedule<OpTy> *findSchedule(ArrayRef<Schedule<OpTy>> schedules,
+                                   KernelSchedule kind) {
+  auto *found = llvm::find_if(schedules, [&](const Schedule<OpTy> &schedule) {
+    return schedule.kind == kind;
+  });
+  return found == schedules.end() ? nullptr : found;
+}
+
+/// Whether a kernel that has the configuration `possible` can run as `config`
+/// says. Which loop the op is in is no matter of its kernel.
+inline bool canRunAs(KernelConfigAttr possible, KernelConfigAttr config) {
+  return possible.getSchedule() == config.getSchedule() &&
+         possible.getRows() == config.getRows() &&
+         (config.getSharedBytes() == 0 ||
+          possible.getSharedBytes() <= config.getSharedBytes());
+}
+
+/// Emits each op by the schedule that its configuration names.
+template <typename OpTy>
+struct ScheduleToThreads : OpRewritePattern<OpTy> {
+  ScheduleToThreads(MLIRContext *context, ArrayRef<Schedule<OpTy>> schedules,
+                    BlockShape block)
+      : OpRewritePattern<OpTy>(context), schedules(schedules), block(block) {}
+
+  LogicalResult matchAndRewrite(OpTy op,
+                                PatternRewriter &rewriter) const override {
+    KernelConfigAttr config = getKernelConfig(op);
+    if (!config)
+      return rewriter.notifyMatchFailure(
+          op, "expected a kernel configuration; run moe-select-kernel-config");
+    if (config.getThreads() && config.getThreads() != block.numThreads)
+      return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
+        diagnostic << "expected blocks of " << config.getThreads()
+                   << " threads, found " << block.numThreads;
+      });
+    const Schedule<OpTy> *schedule =
+        findSchedule(schedules, config.getSchedule());
+    if (!schedule || llvm::none_of(schedule->getConfigs(op, block),
+                                   [&](KernelConfigAttr possible) {
+                                     return canRunAs(possible, config);
+                                   }))
+      return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
+        diagnostic << "expected "
+                   << (schedule ? schedule->requirement
+                                : "a schedule of this op")
+                   << ", found " << config << " for " << op->getOperandTypes();
+      });
+    WarpBuilder b(op.getLoc(), rewriter);
+    schedule->emit(b, op, config, block);
+    rewriter.eraseOp(op);
+    return success();
+  }
+
+  ArrayRef<Schedule<OpTy>> schedules;
+  BlockShape block;
+};
+
+// The tables, each beside its kernels.
+ArrayRef<Schedule<RouterLogitsOp>> getRouterLogitsSchedules();
+ArrayRef<Schedule<SoftmaxMixOp>> getSoftmaxMixSchedules();
+ArrayRef<Schedule<SoftmaxMixBackwardDqOp>> getSoftmaxMixBackwardDqSchedules();
+ArrayRef<Schedule<SoftmaxMixBackwardDkvOp>> getSoftmaxMixBackwardDkvSchedules();
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOGPU_SCHEDULES_H
