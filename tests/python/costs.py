@@ -35,7 +35,7 @@ def of_files(cases) -> Counter:
 
 
 # The share of all CPU seconds that one file may take of a whole run.
-BUDGET = 0.06
+BUDGET = 0.1
 
 
 def over_budget(seconds: Counter) -> list[str]:

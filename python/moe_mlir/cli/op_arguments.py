@@ -155,7 +155,7 @@ def arguments(op: str) -> dict[str, list[Station]]:
         ValueError: there is no such op.
     """
     overload = getattr(getattr(torch.ops.moe, op, None), "default", None)
-    if overload is None:
+    if overload is None or not (PACKAGE / "ops" / f"{op}.py").exists():  # or a mark of a trace
         raise ValueError(f"expected an op of torch.ops.moe, such as topk_renorm, found '{op}'")
     return {argument.name: list(_stations(op, argument.name))
             for argument in overload._schema.arguments}

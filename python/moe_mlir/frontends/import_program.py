@@ -1,4 +1,4 @@
-"""`python -m moe_mlir._import_program IN.pt2 FOLDER`: what moe-compile runs for
+"""`python -m moe_mlir.frontends.import_program IN.pt2 FOLDER`: what moe-compile runs for
 torch programs.
 
 Writes into FOLDER:
@@ -22,7 +22,7 @@ from ..artifact import weights_file
 
 
 def main(arguments) -> int:
-    parser = argparse.ArgumentParser(prog="python -m moe_mlir._import_program")
+    parser = argparse.ArgumentParser(prog="python -m moe_mlir.frontends.import_program")
     parser.add_argument("source", metavar="IN.pt2")
     parser.add_argument("folder", metavar="FOLDER")
     parser.add_argument("--without-weights", action="store_true")

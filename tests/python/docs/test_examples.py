@@ -121,6 +121,7 @@ class Walk:
         self.printed = ""
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("page", [p for p in PAGES if is_walk(p)], ids=lambda p: p.stem)
 def test_page(page, tmp_path, monkeypatch):
     for example in (ROOT / "examples" / "deploy").iterdir():

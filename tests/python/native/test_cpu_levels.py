@@ -41,7 +41,7 @@ WIDTH_SELECTION = """not compile and not artifact and not threads and not opchec
     and not interrupted and (not dtype or swiglu or none or mixtral or rows)"""
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("file", WIDTH_TESTS)
 @pytest.mark.parametrize("cpu", ["x86-64-v3", "skylake-avx512"])
 def test_packing_products_and_experts(cpu, file):
