@@ -4,7 +4,8 @@
 //
 //   for a tile of tokens: logits = h w^T (all features, all experts); select
 //
-// gets two loops beside it, which run instead of it up to kFewTokens tokens:
+// of a router of the schedule mma_split gets two loops beside it, which run
+// instead of it up to kFewTokens tokens:
 //
 //   for tokens, features, experts   a block multiplies 32 tokens by a part of
 //                                   the experts, a few chunks of 64 features,
@@ -16,6 +17,10 @@
 //
 // The sums of chunks and the order in which they are added are those of
 // RowProducts.cpp, so that a token gets the same bits however many there are.
+// What blocks of the two loops compute are linalg ops of the schedules
+// chunk_products and chunk_sums. Unlike others of their kind they overwrite
+// their output.
+//
 // A loop that has no iteration is no launch: which loops run the host sees from
 // the number of tokens alone.
 //
@@ -25,6 +30,7 @@
 #include "FeatureChunks.h"
 #include "RowProducts.h"
 
+#include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -33,15 +39,11 @@
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
+#include "mlir/IR/Remarks.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
-
-/// Marks the ops of the two loops. Unlike others of their kind they overwrite
-/// their output.
-static constexpr StringLiteral kChunkProducts = "moe.chunk_products";
-static constexpr StringLiteral kChunkSums = "moe.chunk_sums";
 
 /// Tokens that a block multiplies.
 static constexpr int64_t kTokens = 32;
@@ -106,16 +108,20 @@ static std::optional<Cut> planCut(int64_t features, int64_t experts,
 static std::optional<Cut> planCut(RouterLogitsOp op, BlockShape block) {
   auto w = cast<ShapedType>(op.getWeight().getType());
   if (cast<ShapedType>(op.getH().getType()).getRank() != 2 ||
-      hasSchedule(op, KernelSchedule::Float) ||
       !planRowProducts(op.getH(), op.getWeight(), /*isTransposed=*/false,
                        kTokens, block))
     return std::nullopt;
   return planCut(w.getDimSize(1), w.getDimSize(0), block);
 }
 
-bool mlir::moe::isCutForFewTokens(RouterLogitsOp op, BlockShape block) {
+bool mlir::moe::hasFewTokens(RouterLogitsOp op) {
   int64_t tokens = cast<ShapedType>(op.getH().getType()).getDimSize(0);
-  return !ShapedType::isDynamic(tokens) && tokens <= kFewTokens &&
+  return !ShapedType::isDynamic(tokens) && tokens <= kFewTokens;
+}
+
+bool mlir::moe::canSplitFewTokens(RouterLogitsOp op, BlockShape block) {
+  int64_t tokens = cast<ShapedType>(op.getH().getType()).getDimSize(0);
+  return (ShapedType::isDynamic(tokens) || hasFewTokens(op)) &&
          planCut(op, block).has_value();
 }
 
@@ -172,7 +178,8 @@ static std::optional<RouterLoop> matchLoop(scf::ForallOp loop,
       return std::nullopt;
     logits = found ? found : logits;
   }
-  if (!logits || loop.getRank() != 1 ||
+  if (!logits || !hasSchedule(logits, KernelSchedule::MmaSplit) ||
+      loop.getRank() != 1 ||
       !isConstantIntValue(loop.getMixedLowerBound()[0], 0) ||
       !getConstantIntValue(loop.getMixedStep()[0]) ||
       !isDefinedOutside(logits.getWeight(), loop))
@@ -226,6 +233,13 @@ static Value cutOut(ThreadBuilder &b, Value buffer,
                     ArrayRef<OpFoldResult> sizes) {
   SmallVector<OpFoldResult> strides(offsets.size(), b.getIndexAttr(1));
   return memref::SubViewOp::create(b, buffer, offsets, sizes, strides);
+}
+
+static void setSchedule(Operation *op, int64_t rows, int64_t threads,
+                        KernelSchedule schedule) {
+  op->setAttr(kKernelConfigAttrName,
+              KernelConfigAttr::get(op->getContext(), rows, threads, schedule,
+                                    KernelLoop::Shared, /*shared_bytes=*/0));
 }
 
 /// The loop whose blocks leave the products of chunks in `sums`.
@@ -282,7 +296,7 @@ static void createProductLoop(ThreadBuilder &b, RouterLoop router, Value tokens,
                                  arith::ExtFOp::create(body, f32, values[1]));
         linalg::YieldOp::create(body, body.add(values[2], product));
       });
-  op->setAttr(kChunkProducts, b.getUnitAttr());
+  setSchedule(op, kTokens, kThreads, KernelSchedule::ChunkProducts);
 }
 
 /// The loop over tokens that adds up and selects: as `router`, but for where
@@ -324,7 +338,7 @@ static void createSumLoop(ThreadBuilder &b, RouterLoop router, Value tokens,
         ThreadBuilder body(loc, builder);
         linalg::YieldOp::create(body, body.add(values.back(), values[0]));
       });
-  op->setAttr(kChunkSums, b.getUnitAttr());
+  setSchedule(op, kSummedRows, /*threads=*/0, KernelSchedule::ChunkSums);
   logits->erase();
 }
 
@@ -363,10 +377,29 @@ static void cutLoop(RouterLoop router) {
     router.loop.erase();
 }
 
+/// The user may have expected the schedule, or asked for it.
+static void reportUncut(scf::ForallOp loop) {
+  for (auto op : loop.getOps<RouterLogitsOp>())
+    if (hasSchedule(op, KernelSchedule::MmaSplit))
+      remark::missed(op.getLoc(), remark::RemarkOpts::name("FewTokens")
+                                      .category("moe-distribute-to-grid"))
+          << (op->getName().getStringRef() +
+              " is not cut into chunks for few tokens")
+                 .str()
+          << remark::reason(
+                 "expected blocks of {0} threads, and a loop over tiles of the "
+                 "tokens of one buffer that does nothing but select in the "
+                 "logits",
+                 kThreads);
+}
+
 void mlir::moe::cutRoutersOfFewTokens(func::FuncOp function, BlockShape block) {
-  for (auto loop : llvm::to_vector(function.getOps<scf::ForallOp>()))
+  for (auto loop : llvm::to_vector(function.getOps<scf::ForallOp>())) {
     if (std::optional<RouterLoop> router = matchLoop(loop, block))
       cutLoop(*router);
+    else
+      reportUncut(loop);
+  }
 }
 
 //===----------------------------------------------------------------------===//
@@ -485,7 +518,7 @@ struct ChunkProductsToThreads : OpRewritePattern<linalg::GenericOp> {
 
   LogicalResult matchAndRewrite(linalg::GenericOp op,
                                 PatternRewriter &rewriter) const override {
-    if (!op->hasAttr(kChunkProducts))
+    if (!hasSchedule(op, KernelSchedule::ChunkProducts))
       return rewriter.notifyMatchFailure(op, "expected products of chunks");
     WarpBuilder b(op.getLoc(), rewriter);
     ChunkProducts(b, op).emit();
@@ -510,7 +543,7 @@ struct ChunkSumsToThreads : OpRewritePattern<linalg::GenericOp> {
 
   LogicalResult matchAndRewrite(linalg::GenericOp op,
                                 PatternRewriter &rewriter) const override {
-    if (!op->hasAttr(kChunkSums))
+    if (!hasSchedule(op, KernelSchedule::ChunkSums))
       return rewriter.notifyMatchFailure(op, "expected sums of chunks");
     WarpBuilder b(op.getLoc(), rewriter);
     Value sums = op.getInputs()[0], z = op.getOutputs()[0];

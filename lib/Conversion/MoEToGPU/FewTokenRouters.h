@@ -18,15 +18,16 @@ namespace mlir::moe {
 /// Tokens up to which a router is cut.
 inline constexpr int64_t kFewTokens = 256;
 
-/// Whether `op` has a known number of tokens and is cut: its tiles are then
-/// those of the kernel that adds up.
-bool isCutForFewTokens(RouterLogitsOp op, BlockShape block);
-/// Rows of a tile of that kernel: each gets a block.
+/// Whether `op`, on tensors or buffers, is known to have no more.
+bool hasFewTokens(RouterLogitsOp op);
+/// Whether `op` may have so few tokens, and its products can be cut.
+bool canSplitFewTokens(RouterLogitsOp op, BlockShape block);
+/// Rows of a tile of the kernel that adds up: each gets a block.
 inline constexpr int64_t kSummedRows = 1;
 
-/// Puts beside each loop over tiles of a router that can be cut two loops for
-/// few tokens, the cut products and their sums. As many iterations as the
-/// number of tokens asks for are left to each of the three.
+/// Puts beside each loop over tiles of a router of the schedule mma_split two
+/// loops for few tokens, the cut products and their sums. As many iterations as
+/// the number of tokens asks for are left to each of the three.
 void cutRoutersOfFewTokens(func::FuncOp function, BlockShape block);
 
 /// The patterns of what blocks of these loops compute.

@@ -6,7 +6,8 @@
 // loads of h and of the weights are contiguous over the lanes and each loaded
 // value is used four times. Then the 16 sums are reduced over the lanes, and
 // lane 2i holds the i-th. The order of the sums is fixed. Products of few
-// tokens on tensor cores are cut before they come here (FewTokenRouters.cpp).
+// tokens are cut before they come here where the schedule is mma_split
+// (FewTokenRouters.cpp).
 //
 //===----------------------------------------------------------------------===//
 
@@ -182,16 +183,32 @@ static KernelConfigAttr makeConfig(RouterLogitsOp op, int64_t rows,
                                KernelLoop::Shared, /*shared_bytes=*/0);
 }
 
-/// A tile reads all weights, so it takes as many rows as tensor cores multiply
-/// at once.
 static SmallVector<KernelConfigAttr> getTensorConfigs(RouterLogitsOp op,
+                                                      int64_t rows,
+                                                      KernelSchedule schedule,
                                                       BlockShape block) {
-  int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
-  int64_t rows =
-      isCutForFewTokens(op, block) ? kSummedRows : getProductRows(experts);
   if (!planProducts(op, rows, block))
     return {};
-  return {makeConfig(op, rows, kProductThreads, KernelSchedule::Mma)};
+  return {makeConfig(op, rows, kProductThreads, schedule)};
+}
+
+/// A tile reads all weights, so it takes as many rows as tensor cores multiply
+/// at once.
+static SmallVector<KernelConfigAttr> getMmaConfigs(RouterLogitsOp op,
+                                                   BlockShape block) {
+  int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
+  return getTensorConfigs(op, getProductRows(experts), KernelSchedule::Mma,
+                          block);
+}
+
+/// Where all loops are those of few tokens, a tile has their rows.
+static SmallVector<KernelConfigAttr> getSplitConfigs(RouterLogitsOp op,
+                                                     BlockShape block) {
+  if (!canSplitFewTokens(op, block))
+    return {};
+  int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
+  int64_t rows = hasFewTokens(op) ? kSummedRows : getProductRows(experts);
+  return getTensorConfigs(op, rows, KernelSchedule::MmaSplit, block);
 }
 
 static SmallVector<KernelConfigAttr> getFloatConfigs(RouterLogitsOp op,
@@ -200,11 +217,15 @@ static SmallVector<KernelConfigAttr> getFloatConfigs(RouterLogitsOp op,
 }
 
 static constexpr Schedule<RouterLogitsOp> kSchedules[] = {
+    {KernelSchedule::MmaSplit,
+     "what 'mma' does, an unknown number of tokens or at most 256, at least "
+     "1024 features, a multiple of 64, and a multiple of 32 experts",
+     getSplitConfigs, emitOnTensorCores},
     {KernelSchedule::Mma,
      "tokens and weights of one 16-bit type in the GPU's memory, a multiple of "
      "8 features whose rows start at multiples of 16 bytes, static weights, "
      "and blocks of 128 threads with more than 48 KiB of shared memory",
-     getTensorConfigs, emitOnTensorCores},
+     getMmaConfigs, emitOnTensorCores},
     {KernelSchedule::Float,
      "a configuration as moe-select-kernel-config chooses it", getFloatConfigs,
      emitOnFloatUnits},

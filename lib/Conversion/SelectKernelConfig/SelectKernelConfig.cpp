@@ -38,8 +38,8 @@ static bool agrees(KernelConfigAttr config, KernelConfigAttr wanted) {
 }
 
 static bool isOfGPU(KernelSchedule schedule) {
-  return schedule == KernelSchedule::Float || schedule == KernelSchedule::Mma ||
-         schedule == KernelSchedule::Wgmma;
+  return schedule != KernelSchedule::Queries &&
+         schedule != KernelSchedule::PairsOnce;
 }
 
 namespace {

@@ -1,5 +1,6 @@
-// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-distribute-to-grid --canonicalize --mlir-print-local-scope | FileCheck %s
-// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-distribute-to-grid --canonicalize --convert-moe-to-gpu --mlir-print-local-scope | FileCheck %s --check-prefix=KERNEL
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-select-kernel-config --moe-distribute-to-grid --canonicalize --mlir-print-local-scope | FileCheck %s
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-select-kernel-config --moe-distribute-to-grid --canonicalize --convert-moe-to-gpu --mlir-print-local-scope | FileCheck %s --check-prefix=KERNEL
+// RUN: %moe-opt %s --split-input-file --moe-attach-nvvm-target=chip=sm_80 --moe-select-kernel-config --moe-distribute-to-grid --remarks-filter-missed='moe-distribute-to-grid' -o %t 2>&1 | FileCheck %s --check-prefix=REMARK
 
 // Up to 256 tokens are multiplied by blocks that have a part of the features
 // and of the experts, and each token is selected for by a block of its own. One
@@ -14,10 +15,10 @@
 // CHECK:         %[[SUMS:.*]] = memref.alloc(%[[FEWTOKENS]]) : memref<?x112x256xf32>
 // CHECK:         %[[BLOCKS:.*]] = affine.apply affine_map<()[s0] -> ((s0 ceildiv 32) * 112)>()[%[[FEWTOKENS]]]
 // CHECK:         scf.forall {{.*}} in (%[[BLOCKS]]) {
-// CHECK:           linalg.generic {{.*}} memref<256x1x64xbf16{{.*}} attrs = {moe.chunk_products}
+// CHECK:           linalg.generic {{.*}} memref<256x1x64xbf16{{.*}} attrs = {moe.kernel_config = #moe.kernel_config<rows = 32, threads = 128, schedule = chunk_products>}
 // CHECK:         scf.forall {{.*}} in (%[[FEWTOKENS]]) {
 // CHECK:           memref.subview %[[SUMS]]
-// CHECK:           linalg.generic {{.*}} attrs = {moe.chunk_sums}
+// CHECK:           linalg.generic {{.*}} attrs = {moe.kernel_config = #moe.kernel_config<rows = 1, schedule = chunk_sums>}
 // CHECK:           moe.topk_renorm
 // CHECK:         scf.forall {{.*}} = (0) to (%[[MANYTOKENS]]) step (32) {
 // CHECK:           moe.router_logits
@@ -75,10 +76,12 @@ func.func @router(%h: memref<?x7168xbf16>, %w: memref<256x7168xbf16>,
 
 // -----
 
-// Loops with more to compute of a tile stay as they are.
+// Loops with more to compute of a tile stay as they are, with a remark.
+
+// REMARK-COUNT-2: remark: [Missed] FewTokens | {{.*}}"moe.router_logits is not cut into chunks for few tokens"
 
 // CHECK-LABEL: func.func @two_routers
-// CHECK-NOT:     moe.chunk_products
+// CHECK-NOT:     chunk_products
 func.func @two_routers(%h: memref<?x1024xbf16>, %w: memref<32x1024xbf16>,
                        %v: memref<32x1024xbf16>, %z: memref<?x32xf32>,
                        %y: memref<?x32xf32>) {
@@ -109,7 +112,7 @@ func.func @two_routers(%h: memref<?x1024xbf16>, %w: memref<32x1024xbf16>,
 // 15 chunks are too few to cut.
 
 // CHECK-LABEL: func.func @narrow
-// CHECK-NOT:     moe.chunk_products
+// CHECK-NOT:     chunk_products
 func.func @narrow(%h: memref<?x960xbf16>, %w: memref<32x960xbf16>, %z: memref<?x32xf32>) {
   %c0 = arith.constant 0 : index
   %n = memref.dim %h, %c0 : memref<?x960xbf16>

@@ -47,6 +47,18 @@ func.func @rows_of_no_shape(%h: tensor<?x64xbf16>, %w: tensor<8x64xbf16>, %z0: t
 
 // -----
 
+func.func @too_few_features_to_split(%h: tensor<?x960xbf16>, %w: tensor<32x960xbf16>, %z0: tensor<?x32xf32>) -> tensor<?x32xf32> {
+  // expected-error @below {{found #moe.kernel_config<schedule = mma_split>, whose kernel expects what 'mma' does, an unknown number of tokens or at most 256, at least 1024 features}}
+  // expected-note @below {{possible: #moe.kernel_config<rows = 64, threads = 128, schedule = mma>}}
+  // expected-note @below {{possible: #moe.kernel_config<schedule = float>}}
+  %z = moe.router_logits ins(%h, %w : tensor<?x960xbf16>, tensor<32x960xbf16>)
+      outs(%z0 : tensor<?x32xf32>)
+      {moe.kernel_config = #moe.kernel_config<schedule = mma_split>} -> tensor<?x32xf32>
+  return %z : tensor<?x32xf32>
+}
+
+// -----
+
 func.func @gradient_of_another_type(
     %q: tensor<1x1x?x64xf32>, %k: tensor<1x1x?x64xf32>, %lse: tensor<1x1x?xf32>,
     %delta: tensor<1x1x?xf32>, %dq0: tensor<1x1x?x64xf32>) -> tensor<1x1x?x64xf32> {

@@ -28,6 +28,11 @@ def MoE_KernelSchedule : MoE_KernelEnum<"KernelSchedule", "how a kernel computes
   // which each is the query and the key of the other.
   I32EnumAttrCase<"Queries", 4, "queries">,
   I32EnumAttrCase<"PairsOnce", 5, "pairs_once">,
+  // GPU, routers: mma, but up to 256 tokens are multiplied by blocks that have a
+  // part of the features and experts each; the two steps that make them up.
+  I32EnumAttrCase<"MmaSplit", 6, "mma_split">,
+  I32EnumAttrCase<"ChunkProducts", 7, "chunk_products">,
+  I32EnumAttrCase<"ChunkSums", 8, "chunk_sums">,
 ]>;
 
 def MoE_KernelLoop : MoE_KernelEnum<"KernelLoop", "which ops run in the loop over an op's tiles", [
