@@ -122,7 +122,7 @@ def cache_folder() -> pathlib.Path:
     if configured:
         return pathlib.Path(configured).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "moe-mlir" / "tests"
+    return pathlib.Path(base) / "moe-mlir-tests"
 
 
 def make_environment(build, caches):

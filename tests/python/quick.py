@@ -1,8 +1,8 @@
 """What `./test --quick` runs of pytest: as many test functions as fit into its time.
 
 One parametrisation of each function, drawn by the run's seed. How long a function takes was
-measured by the last whole run in this build (utils/run_tests.py writes it down); the cheapest
-come first, what was never measured counts as average.
+measured by the last whole run of this user (utils/run_tests.py writes it down beside the caches);
+the cheapest come first, what was never measured counts as average.
 """
 
 import json

@@ -1,8 +1,8 @@
 //===- Chips.h - What is known of NVIDIA's chips ----------------*- C++ -*-===//
 //
 // The one place that names a chip. The compiler, the simulator, Python
-// (moe_mlir/chips.py), the help texts and the tests read this table: a new chip
-// is a new row, in the order of the chips' numbers. No LLVM, no torch.
+// (moe_mlir/compiler/chips.py), the help texts and the tests read this table: a
+// new chip is a new row, in the order of the chips' numbers. No LLVM, no torch.
 //
 //===----------------------------------------------------------------------===//
 
