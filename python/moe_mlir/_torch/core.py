@@ -14,6 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ScriptFunction = torch._C.ScriptFunction
+# What torch.compile writes into the module that it wraps, and no forward reads.
+MARKS_OF_COMPILE = frozenset({"_is_torch_compile"})
 
 # ---- modes ----------------------------------------------------------------------
 
@@ -90,7 +92,8 @@ def storage_users(storage: torch.UntypedStorage) -> int:
 
 
 __all__ = [
-    "DisableAutocast", "DisableTorchFunctionSubclass", "FakeTensor", "HigherOrderOperator",
+    "MARKS_OF_COMPILE", "DisableAutocast", "DisableTorchFunctionSubclass", "FakeTensor",
+    "HigherOrderOperator",
     "OpOverload", "OpOverloadPacket", "ScriptFunction", "active_ddp_module",
     "autograd_implementation", "enter_autocast", "exit_autocast", "grouped_mm",
     "innermost_transform", "is_avx512_supported",

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 import torch
 
 from .._native import native
-from .._torch.core import ScriptFunction
+from .._torch.core import MARKS_OF_COMPILE, ScriptFunction
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
               torch.Size, torch.layout, torch.memory_format)
 _CALLABLES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type,
               functools.partial, ScriptFunction)
 # Of what torch.nn.Module keeps in a module: read by name, or no part of a forward.
-_OF_TORCH = frozenset(vars(torch.nn.Module())) - {"training"}
+_OF_TORCH = (frozenset(vars(torch.nn.Module())) - {"training"}) | MARKS_OF_COMPILE
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _DEEPEST = 4
 

@@ -185,3 +185,14 @@ class Choose(torch.nn.Module):
 ])
 def test_same_constant(old, new, same):
     assert same_constant(old, new) is same
+
+
+def test_torch_compile_of_the_model_changes_nothing():
+    """torch.compile writes a mark of its own into the module that it wraps."""
+    net, x = Net().eval(), torch.randn(5, 6)
+    whole = moe_mlir.compile(net, (x,))
+    from_module = moe_mlir.compile(moe_mlir.export(net, (x,)))
+    torch.compile(net, backend="eager")(x)
+    for compiled in (whole, from_module):
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
+        assert len(compiled._programs) == 1
