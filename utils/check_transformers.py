@@ -12,7 +12,7 @@ import version_runs
 TESTS = [
     # moe_mlir.compile with and without a cache, and its generate.
     "models/test_transformers_names.py", "models/test_static_cache.py",
-    "models/test_compile_models.py", "compile/test_known_updates.py",
+    "models/test_compile_models.py", "compile/test_guarded_updates.py",
     # backend="moe", and generate with it.
     "models/test_generate.py", "compile/test_experts.py",
     # hf.patch, the experts "moe", packed weights.

@@ -9,8 +9,8 @@
 
 #include "Function.h"
 
+#include "Arrays.h"
 #include "Tensors.h"
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 namespace nb = nanobind;
@@ -83,15 +83,7 @@ static dlpack::Tensor borrow(nb::handle object, const Place &place,
                           ", found an object of type " +
                           nb::type_name(object.type()).c_str())
                              .c_str());
-  nb::dlpack::dtype type = array.dtype();
-  tensor = {const_cast<void *>(array.data()),
-            array.device_type(),
-            array.device_id(),
-            static_cast<int32_t>(array.ndim()),
-            {type.code, type.bits, type.lanes},
-            array.shape_ptr(),
-            array.stride_ptr(),
-            /*byteOffset=*/0};
+  tensor = viewOf(array);
   keep.push_back(std::move(array));
   return tensor;
 }

@@ -6,9 +6,9 @@
 //===----------------------------------------------------------------------===//
 
 #include "Function.h"
+#include "Guards.h"
 #include "MoE/Runtime/Parallel.h"
 #include "PlainCalls.h"
-#include "Unchanged.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -232,17 +232,6 @@ static nb::object replayOf(nb::handle calls) {
   return nb::steal(PyCFunction_New(&method, calls.ptr()));
 }
 
-/// As `replay`, a function that CPython calls directly.
-static nb::object unchangedFunction() {
-  static PyMethodDef method = {
-      "is_unchanged",
-      reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(moe::isUnchanged)),
-      METH_FASTCALL,
-      "Whether containers and objects hold what they held: (container, key, "
-      "value, ..), (container, size, ..), (object, type, attributes, ..)."};
-  return nb::steal(PyCFunction_New(&method, nullptr));
-}
-
 /// Two copies of LLVM in a process corrupt each other's type identities; the
 /// usual second one is upstream's `mlir` package.
 static void requireOneLLVM() {
@@ -266,8 +255,6 @@ NB_MODULE(_moe, m) {
       "'file:line:col: error: ...' with its notes on further lines.",
       PyExc_ValueError, nullptr);
   m.attr("MoeError") = nb::handle(errorType);
-
-  m.attr("is_unchanged") = unchangedFunction();
 
   nb::class_<Module>(m, "Module", "A module of MLIR, in a context of its own.")
       .def_static("parse", &Module::parse, "text"_a, "filename"_a = "-",
@@ -312,6 +299,8 @@ NB_MODULE(_moe, m) {
            "function"_a.none(), "tensors"_a, "results"_a,
            "Remembers what a call of this form did.")
       .def_prop_ro("replay", &replayOf);
+
+  moe::bindGuards(m);
 
   nb::class_<Executable>(
       m, "Executable", "An object of compile_object, linked into the process.")

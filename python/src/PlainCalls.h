@@ -10,6 +10,7 @@
 #ifndef MOE_PYTHON_PLAINCALLS_H
 #define MOE_PYTHON_PLAINCALLS_H
 
+#include "CallForm.h"
 #include "Function.h"
 #include <unordered_map>
 
@@ -41,8 +42,7 @@ private:
   struct Form;
   struct Call;
 
-  std::vector<PyTypeObject *> tensorTypes;
-  PyTypeObject *dtypeType;
+  TorchTypes types;
   std::vector<nanobind::object> modes;
   nanobind::object isGradEnabled;
   /// By the hash of the form; two forms of one hash take turns.

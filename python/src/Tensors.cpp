@@ -55,6 +55,13 @@ const dlpack::ExchangeAPI *moe::exchangeAPI(PyTypeObject *type) {
   return api;
 }
 
+PyObject *moe::importTensor(const dlpack::ExchangeAPI *api,
+                            dlpack::ManagedTensor *tensor) {
+  void *object = nullptr;
+  return api->import(tensor, &object) ? nullptr
+                                      : static_cast<PyObject *>(object);
+}
+
 bool moe::isRowMajor(const dlpack::Tensor &tensor) {
   if (!tensor.strides)
     return true;

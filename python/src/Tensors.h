@@ -24,6 +24,11 @@ bool matches(dlpack::DataType found, const ElementInfo &expected);
 /// The exchange API of a type, or null where it has none that can borrow.
 const dlpack::ExchangeAPI *exchangeAPI(PyTypeObject *type);
 
+/// Makes a tensor of Python, which takes over `tensor`, also where it fails:
+/// then null with a Python exception.
+PyObject *importTensor(const dlpack::ExchangeAPI *api,
+                       dlpack::ManagedTensor *tensor);
+
 bool isRowMajor(const dlpack::Tensor &tensor);
 
 inline void *firstElement(const dlpack::Tensor &tensor) {

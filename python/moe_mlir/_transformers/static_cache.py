@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -62,9 +62,19 @@ class CacheTensors:
                 setattr(layer, name, next(tensors))
         return cache
 
+    @property
+    def held(self) -> torch.Tensor:
+        """The number of tokens that it holds."""
+        return self.tensors[self.length_index]
+
+    @property
+    def room(self) -> int:
+        """The number of tokens that it can hold."""
+        return self.form.lengths[0]
+
     def require_room(self, tokens: int) -> None:
         """Raises where so many more tokens have no place: compiled code checks no position."""
-        held, room = int(self.tensors[self.length_index]), self.form.lengths[0]
+        held, room = int(self.held), self.room
         if held + tokens > room:
             raise ValueError(f"expected at most {room - held} tokens, which the cache of {room} "
                              f"has room for beside the {held} that it holds, found {tokens}; make "
@@ -147,22 +157,11 @@ def token_count(values: Mapping[Any, Any], model: torch.nn.Module | None) -> int
     return count
 
 
-class InitializedTensors(NamedTuple):
-    """The tensors that a cache has already, and the lengths of its layers."""
+def layered_type(cache: Any) -> tuple:
+    """A cache of fixed size as `GuardedCalls.add_layered` has it described."""
+    from transformers.cache_utils import StaticLayer
 
-    tensors: list[torch.Tensor]
-    lengths: tuple[int, ...]
-
-
-def initialized_tensors(value: Any) -> InitializedTensors | None:
-    """Those of a cache of fixed size, as `CacheTensors` has them; None if it has none yet."""
-    if not is_cache(value):
-        return None
-    fixed = sys.modules["transformers.cache_utils"].StaticLayer
-    for layer in value.layers:
-        if type(layer) is not fixed or not layer.is_initialized:
-            return None
-    return InitializedTensors(_tensors_of(value), tuple([layer.max_cache_len for layer in value.layers]))
+    return type(cache), "layers", StaticLayer, LAYER_TENSORS, ("max_cache_len", "is_initialized")
 
 
 def caches_of(values: dict) -> list[CacheTensors]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..guards.updated_memory import aliasing_pair
+from .._native import native
 
 # Types of MLIR -> names of torch and numpy.
 DTYPES = {"i1": "bool", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -48,7 +48,7 @@ def require_no_alias(name, arguments, out) -> None:
     """
     buffers = [value for value in (*arguments, *out) if hasattr(value, "shape")]
     first = len(buffers) - len(out)
-    pair = aliasing_pair(buffers, range(first, len(buffers)))
+    pair = native().aliasing_pair(buffers, [*range(first, len(buffers))])
     if pair is None:
         return
     kinds = [("argument", i) for i, value in enumerate(arguments) if hasattr(value, "shape")]

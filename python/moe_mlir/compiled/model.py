@@ -11,22 +11,21 @@ from typing import Any
 
 import torch
 
+from .._native import native
 from .._support.log import warn_user
-from .._torch.core import pytree
+from .._torch.core import innermost_transform, pytree
 from .._transformers.names import given_cache, with_cache_name
 from .._transformers.static_cache import caches_of, flatten_caches
 from .._transformers.without_cache import refuse_cache
 from ..compiler.chips import target_chips
 from ..frontends.export import Module, export
 from ..guards.model_form import same_constant
-from .guarded_calls import GuardedCall, describe_call
 from .program import CallMismatch, CompiledProgram, another_constant
 
 _log = logging.getLogger("moe_mlir.compile")
 # The programs of one model; the one that was not used for longest goes first.
 _MOST_PROGRAMS = 8
-# Calls of so many sizes are known; past that, all are forgotten.
-_MOST_KNOWN_CALLS = 256
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 # Tracing sets modes of the process.
 _tracing = threading.RLock()
 
@@ -110,35 +109,25 @@ class CompiledModel:
     def _prepare(self) -> None:
         """What a copy, or another process, makes anew."""
         self._lock = threading.Lock()
-        self._guarded_calls: dict[tuple, GuardedCall] = {}
+        self._guarded = native().GuardedCalls(_PLAIN_TENSORS, torch.dtype, innermost_transform)
+        self._run_guarded = self._guarded.run
         self._signature = None if self.model is None else inspect.signature(self.model.forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = describe_call(args, kwargs)
-        known = None if given is None else self._guarded_calls.get(given.key)
-        if given is not None and known is not None:
-            outputs = known.run(given)
-            if outputs is not None:
-                if known.program is not self._programs[0]:
-                    self._use(known.program)
-                return outputs[0]
-            self._guarded_calls = {}  # the model changed
+        found = self._run_guarded(args, kwargs)
+        if found is not NotImplemented:
+            program, outputs = found
+            if program is not self._programs[0]:
+                self._use(program)
+            return outputs
         values = self._values(args, kwargs)
         program, call = self._find(values)
         if program is None:
             program, call = self._retrace(values, args, kwargs)
-        outputs = program.run(call, [parts.cache for parts in caches_of(values)])
-        if given is not None:
-            self._remember(given.key, GuardedCall.of(program, call, given, values))
+        results = program.run(call)
+        outputs = program.outputs_of(results, [parts.cache for parts in caches_of(values)])
+        program.remember(self._guarded, args, kwargs, values, call, results, outputs)
         return outputs
-
-    def _remember(self, key, known) -> None:
-        """Lets calls like this one skip the search for their program."""
-        if known is None:
-            return
-        if len(self._guarded_calls) >= _MOST_KNOWN_CALLS:
-            self._guarded_calls = {}
-        self._guarded_calls[key] = known
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """transformers' `model.generate`, whose forward is this compiled code.
@@ -237,7 +226,7 @@ class CompiledModel:
                     f"{type(self.model).__name__} was called in more than {_MOST_PROGRAMS} ways, "
                     "each of which is a program of its own; the oldest is dropped. "
                     "MOE_MLIR_LOGS=compile shows why")
-                self._guarded_calls = {}  # of the one that goes, too
+                self._guarded.forget()  # of the one that goes, too
             self._programs = programs[:_MOST_PROGRAMS]
 
     def _retrace(self, values, args, kwargs):
@@ -300,7 +289,7 @@ class CompiledModel:
                              f"{type(model).__name__} itself, not compiled; use .model.{name}")
 
     def __getstate__(self):
-        return {n: v for n, v in vars(self).items() if n not in ("_lock", "_signature", "_guarded_calls")}
+        return {n: v for n, v in vars(self).items() if n not in _MADE_ANEW}
 
     def __setstate__(self, state):
         vars(self).update(state)
@@ -311,6 +300,8 @@ class CompiledModel:
         return f"<{name} compiled for {self.target}, {len(self._programs)} programs>"
 
 
+# Attributes that `_prepare` makes.
+_MADE_ANEW = {"_lock", "_signature", "_guarded", "_run_guarded"}
 # Methods of the model that tell of its weights, and those that change it and return it.
 _OF_WEIGHTS = {"parameters", "named_parameters", "buffers", "named_buffers", "modules",
                "named_modules", "children", "named_children", "state_dict", "load_state_dict",

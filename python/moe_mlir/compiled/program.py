@@ -6,16 +6,18 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._native import native
 from .._torch.core import (
     FakeTensor,
     is_functorch_wrapped_tensor,
     is_traceable_wrapper_subclass,
     pytree,
 )
+from .._transformers.model_outputs import output_form
+from .._transformers.static_cache import caches_of, layered_type, token_count
 from ..frontends.export import Module
 from ..gpu.sizes import describe_condition, evaluate_text, unmet_condition
 from ..guards.model_form import same_constant
-from ..guards.updated_memory import aliasing_pair
 
 
 class _TENSOR:
@@ -66,17 +68,25 @@ class CompiledProgram:
         # result -> the argument that it updates
         self.updated = {i: self._positions[r.kind, r.name]
                         for i, r in enumerate(module.program.results) if r.kind != "output"}
-        # Where the operands of the last call lay, which were found apart.
-        self._checked_layout: list | None = None
-        self.function = _compile_function(module, target, kernel_configs)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What a copy, or another process, makes anew."""
+        self.function = _compile_function(self.module, self.target, self._kernel_configs)
+        self._conditions = native().OperandConditions()
+        for argument in self.module.program.arguments:
+            sizes = [size if isinstance(size, int) else -1 for size in argument.shape]
+            # Widths of inputs, too, are for `_symbols` to say.
+            is_weight = argument.kind == "state"
+            self._conditions.add(torch.empty(0, dtype=argument.dtype),
+                                 sizes if is_weight else [-1] * len(sizes), is_weight)
 
     def __getstate__(self):
-        return {name: value for name, value in vars(self).items() if name != "function"} | {
-            "_checked_layout": None}
+        return {n: v for n, v in vars(self).items() if n not in ("function", "_conditions")}
 
     def __setstate__(self, state):
         vars(self).update(state)
-        self.function = _compile_function(self.module, self.target, self._kernel_configs)
+        self._prepare()
 
     # ---- which calls -------------------------------------------------------
 
@@ -115,60 +125,53 @@ class CompiledProgram:
             f"structure, found {list(values)}"), can_retrace=True)
 
     def _read_weights(self, operands) -> None:
-        module = self.module
-        change = module.state.change()
+        state = self.module.state
+        change = state.change()
         if change:
             raise CallMismatch(ValueError(f"expected the model as it was exported, found {change}; export "
-                                    "it again"), can_retrace=True)
-        for position, _ in self.weights:
-            argument = module.program.arguments[position]
+                                          "it again"), can_retrace=True)
+        for position, name in self.weights:
             try:
-                tensor = operands[position] = module.state[argument.name]
+                operands[position] = state[name]
             except ValueError as error:  # None is in its place
                 raise CallMismatch(error, can_retrace=True) from None
-            if tensor.dtype != argument.dtype or tuple(tensor.shape) != argument.shape:
-                raise CallMismatch(TypeError(
-                    f"weight '{argument.name}': expected {argument.dtype} {list(argument.shape)}, "
-                    f"as at export, found {tensor.dtype} {list(tensor.shape)}; export the model "
-                    "again"), can_retrace=True)
-            if not tensor.is_contiguous():
-                raise CallMismatch(ValueError(
-                    f"expected parameter '{argument.name}' to be contiguous, found strides "
-                    f"{tuple(tensor.stride())}; call .contiguous() on it"))
 
     def _check_kinds(self, operands) -> None:
-        """What no other size could mend: types, dims, widths, devices."""
-        for position in self.inputs:
-            argument, tensor = self.module.program.arguments[position], operands[position]
-            if not isinstance(tensor, torch.Tensor):
-                problem: Exception = TypeError(f"expected a tensor, found {type(tensor).__name__}")
-            elif tensor.dtype != argument.dtype:
-                problem = TypeError(f"expected {argument.dtype}, found {tensor.dtype}")
-            elif tensor.dim() != len(argument.shape):
-                problem = ValueError(f"expected {len(argument.shape)} dims, found shape "
-                                     f"{tuple(tensor.shape)}")
-            elif tensor.layout is not torch.strided:
-                problem = TypeError(f"expected a dense tensor, found {tensor.layout}")
-            else:
-                continue
-            raise CallMismatch(type(problem)(f"input '{argument.name}': {problem}"))
+        """What no other size could mend: types, dims, layouts, devices."""
+        for positions in ([position for position, _ in self.weights], self.inputs):
+            unmet = self._conditions.first_unmet(operands, positions)
+            if unmet is not None:
+                position, condition = unmet
+                argument = self.module.program.arguments[position]
+                explain = _unmet_by_weight if argument.kind == "state" else _unmet_by_input
+                raise (explain(condition, argument, operands[position])
+                       or self._unreadable(argument, operands[position], operands))
         self._check_devices(operands)
 
     def _check_devices(self, operands) -> None:
         """All on the CPU, or on one GPU if the code is for one."""
-        allowed = ("cpu",) if self.target == "cpu" else ("cpu", "cuda")
         device = operands[0].device if operands else torch.device("cpu")
         for argument, tensor in zip(self.module.program.arguments, operands):
-            if tensor.device.type not in allowed or tensor.device != device:
-                kind = "input" if argument.kind == "input" else "weight"
-                expected = "a CPU tensor" if self.target == "cpu" else f"a tensor on {device}"
-                raise CallMismatch(TypeError(f"{kind} '{argument.name}': expected {expected}, found "
-                                       f"{tensor.device}"))
-            if not has_plain_memory(tensor):
-                raise CallMismatch(TypeError(
-                    f"'{argument.name}': expected a tensor with memory of its own, found a "
-                    f"{type(tensor).__name__} of a transform, or fake; compiled models run outside "
-                    "of torch.func, torch.compile and sharding"))
+            if tensor.device != device or not self._can_read(tensor):
+                raise self._unreadable(argument, tensor, operands)
+
+    def _can_read(self, tensor) -> bool:
+        allowed = ("cpu",) if self.target == "cpu" else ("cpu", "cuda")
+        return tensor.device.type in allowed and has_plain_memory(tensor)
+
+    def _unreadable(self, argument, tensor, operands) -> CallMismatch:
+        """What keeps compiled code from the memory of a tensor."""
+        allowed = ("cpu",) if self.target == "cpu" else ("cpu", "cuda")
+        device = operands[0].device
+        if tensor.device.type not in allowed or tensor.device != device:
+            kind = "input" if argument.kind == "input" else "weight"
+            expected = "a CPU tensor" if self.target == "cpu" else f"a tensor on {device}"
+            return CallMismatch(TypeError(f"{kind} '{argument.name}': expected {expected}, found "
+                                          f"{tensor.device}"))
+        return CallMismatch(TypeError(
+            f"'{argument.name}': expected a tensor with memory of its own, found a "
+            f"{type(tensor).__name__} of a transform, or fake; compiled models run outside "
+            "of torch.func, torch.compile and sharding"))
 
     def _symbols(self, operands) -> dict:
         """Reads the symbols' values off the inputs, and checks all sizes."""
@@ -206,11 +209,8 @@ class CompiledProgram:
     # ---- the run -----------------------------------------------------------
 
     @torch.no_grad()
-    def run(self, call: Call, caches: Sequence[object] = ()) -> Any:
-        """The model's outputs for what `fit` gave; updates what the model updates.
-
-        `caches` are those among the inputs, of which the model may return some.
-        """
+    def run(self, call: Call) -> list[torch.Tensor]:
+        """The results of the code for what `fit` gave; updates what the model updates."""
         operands = call.operands
         if self.updated:
             self._require_no_alias(operands)
@@ -225,37 +225,99 @@ class CompiledProgram:
         for result, position in self.updated.items():
             if results[result].data_ptr() != operands[position].data_ptr():
                 operands[position].copy_(results[result])
-        return self.outputs_of(results, caches)
+        return results
+
+    def remember(self, calls: Any, args: tuple, kwargs: dict, values: dict, call: Call,
+                 results: Sequence[torch.Tensor], outputs: Any) -> None:
+        """Lets GuardedCalls run calls like this one, which ran, without another look."""
+        caches = caches_of(values)
+        if self.target != "cpu" or self._returns_updated or len(caches) > 1:
+            return
+        state, model = self.module.state, self.module.model
+        for parts in caches:
+            calls.add_layered(*layered_type(parts.cache))
+        numbers = ((position, state.number(name)) for position, name in self.weights)
+        calls.remember(
+            args, kwargs, program=self, function=self.function, guard=state.guard,
+            operands=call.operands, inputs=self.inputs, updated=[*self.updated.values()],
+            weights=[pair for pair in numbers if pair[1] is not None],
+            results=[None if i in self.updated else r for i, r in enumerate(results)],
+            limits=[(parts.held, parts.room - token_count(values, model)) for parts in caches],
+            leaves=self._leaves, form=self._form_of(outputs))
 
     @property
-    def returns_updated(self) -> bool:
+    def _returns_updated(self) -> bool:
         """Whether outputs are results that update an argument, other than a cache that was given."""
         return any(kind == "result" and value in self.updated
                    for leaf, (kind, value) in enumerate(self.module.program.outputs)
                    if leaf not in self.module.returned_caches)
 
-    def outputs_of(self, results: Sequence[torch.Tensor | None],
-                   caches: Sequence[object] = ()) -> Any:
-        """The results as the model returns them; those that are not returned may be None."""
-        flat = [results[value] if kind == "result" else value
-                for kind, value in self.module.program.outputs]
-        for leaf, number in self.module.returned_caches.items():
-            flat[leaf] = caches[number]
+    @property
+    def _leaves(self) -> list[tuple[str, Any]]:
+        """Of each leaf of the outputs where it is: a result, a cache that was given, a constant."""
+        caches = self.module.returned_caches
+        return [("layered", caches[leaf]) if leaf in caches else
+                (kind if kind == "result" else "constant", value)
+                for leaf, (kind, value) in enumerate(self.module.program.outputs)]
+
+    def outputs_of(self, results: Sequence[torch.Tensor], caches: Sequence[object] = ()) -> Any:
+        """The results as the model returns them."""
+        where = {"result": results, "layered": caches}
+        return self._build([where[kind][value] if kind in where else value
+                            for kind, value in self._leaves])
+
+    def _build(self, leaves: list) -> Any:
         spec = self.module.out_spec
-        return flat[0] if spec.is_leaf() else pytree.tree_unflatten(flat, spec)
+        return leaves[0] if spec.is_leaf() else pytree.tree_unflatten(leaves, spec)
+
+    def _form_of(self, outputs: Any) -> Any:
+        """How GuardedCalls makes outputs like these of their leaves."""
+        spec = self.module.out_spec
+        if spec.is_leaf():
+            return None
+        leaves = pytree.tree_leaves(outputs)
+        if type(outputs) in (tuple, list) and len(leaves) == len(outputs):
+            return type(outputs)
+        return output_form(outputs, leaves) or self._build
 
     def _require_no_alias(self, operands) -> None:
         """What the model updates must not be seen under another name: the trace did not."""
-        places = [(tensor.data_ptr(), tensor.shape, tensor.stride()) for tensor in operands]
-        if places == self._checked_layout:
-            return
-        pair = aliasing_pair(operands, set(self.updated.values()))
+        pair = native().aliasing_pair(operands, [*self.updated.values()])
         if pair is not None:
             one, other = (self.module.program.arguments[position].name for position in pair)
             raise ValueError(
                 f"expected '{one}', which the model updates in place, in memory of its own, found "
                 f"it shared with '{other}'; pass a clone")
-        self._checked_layout = places
+
+
+def _unmet_by_weight(condition: str, argument: Any, tensor: torch.Tensor) -> CallMismatch | None:
+    """What to say of a weight that does not meet a condition; None for its memory."""
+    if condition == "memory":
+        return None
+    if condition == "strides":
+        return CallMismatch(ValueError(
+            f"expected parameter '{argument.name}' to be contiguous, found strides "
+            f"{tuple(tensor.stride())}; call .contiguous() on it"))
+    return CallMismatch(TypeError(
+        f"weight '{argument.name}': expected {argument.dtype} {list(argument.shape)}, "
+        f"as at export, found {tensor.dtype} {list(tensor.shape)}; export the model "
+        "again"), can_retrace=True)
+
+
+def _unmet_by_input(condition: str, argument: Any, tensor: Any) -> CallMismatch | None:
+    """What to say of an input that does not meet a condition; None for its memory."""
+    if not isinstance(tensor, torch.Tensor):
+        problem: Exception = TypeError(f"expected a tensor, found {type(tensor).__name__}")
+    elif tensor.layout is not torch.strided:
+        problem = TypeError(f"expected a dense tensor, found {tensor.layout}")
+    elif tensor.dtype != argument.dtype:
+        problem = TypeError(f"expected {argument.dtype}, found {tensor.dtype}")
+    elif tensor.dim() != len(argument.shape):
+        problem = ValueError(f"expected {len(argument.shape)} dims, found shape "
+                             f"{tuple(tensor.shape)}")
+    else:
+        return None
+    return CallMismatch(type(problem)(f"input '{argument.name}': {problem}"))
 
 
 def another_constant(name: str, old: object, new: object) -> ValueError:

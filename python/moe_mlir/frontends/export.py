@@ -18,7 +18,7 @@ from .._transformers.static_cache import CacheTensors, caches_of, flatten_caches
 from .._transformers.without_cache import warn_without_cache, without_cache
 from ..experts.packed_weight import hidden_gradients
 from ..gpu.sizes import names_in
-from ..guards.model_weights import LiveState
+from ..guards.model_weights import ModelWeights
 from ..importer import ImportedProgram, import_program
 from ..raising.attention import decomposition
 from ..raising.doubled_state import merge_doubled_state
@@ -52,7 +52,7 @@ class Module:
     """
 
     program: ImportedProgram
-    state: LiveState
+    state: ModelWeights
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     # Leaves of the inputs that were numbers, flags or None: fixed at export.
@@ -394,7 +394,7 @@ def export(
     known = [c for c in asked if set(names_in(c[0])) <= set(imported.symbols)]
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model
-    return Module(imported, LiveState(owner, _state(program)), spec, program.call_spec.out_spec,
+    return Module(imported, ModelWeights(owner, _state(program)), spec, program.call_spec.out_spec,
                   constants, returned_caches, [*known, *imported.conditions], owner)
 
 

@@ -1,1 +1,1 @@
-"""What must hold for a compiled program to serve a call."""
+"""What a compiled model reads of a model, and whether it is as it was."""

@@ -1,8 +1,8 @@
 """What a model's code reads that is no weight: modules, classes, attributes, hooks.
 
-A trace holds for a model as it was. A call looks whether it still is, in two steps: that
-everything which was looked at is the very same object takes some microseconds (`is_unchanged`);
-only where that fails is the model described again, and compared by value.
+A trace holds for a model as it was. A call looks whether it still is, in two steps: the native
+`ModelGuard` tells in a microsecond or two whether everything that was looked at is the very same
+object; only where it is not is the model described again, and compared by value.
 
 Contents of attributes are followed into lists, dictionaries and configurations. What is not
 seen is in docs/Limits.md.
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._native import native
 from .._torch.core import MARKS_OF_COMPILE, ScriptFunction
 
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
@@ -41,14 +40,11 @@ class Difference(NamedTuple):
         return f"{self.path} = {_text(self.found)} instead of {_text(self.was)}"
 
 
-@functools.cache
-def is_unchanged():
-    """The native function, which takes `ModelForm.places`."""
-    return native().is_unchanged
-
-
 class ModelForm:
-    """A model as it was when this was made."""
+    """A model as it was when this was made.
+
+    `places` says so by the identity of objects, for `ModelGuard.expect`: items, sizes, objects.
+    """
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
@@ -58,11 +54,8 @@ class ModelForm:
         self._values = description.values
         self.places = description.places()
 
-    def holds(self) -> bool:
-        return is_unchanged()(*self.places) or self.difference() is None
-
     def difference(self) -> Difference | None:
-        """The first thing that is no longer as it was."""
+        """The first thing that is no longer as it was; if there is none, `places` are those of now."""
         now = _Description(self.model)
         for path in (*self._values, *(p for p in now.values if p not in self._values)):
             was, found = self._values.get(path, _ABSENT), now.values.get(path, _ABSENT)
@@ -73,14 +66,13 @@ class ModelForm:
 
     def __getstate__(self):
         # Objects of a copy are others, so that its form is taken anew; it is what this one was.
-        return self.model, self.holds()
+        return self.model, self.difference() is None
 
     def __setstate__(self, state):
         self.model, held = state
         self._take(_Description(self.model))
         if not held:
             self._values = {"": _ABSENT}
-            self.places = ((), (self.model._modules, -1), ())
 
 
 class _Absent:
@@ -97,7 +89,7 @@ _ABSENT = _Absent()
 
 
 class _Description:
-    """What is to be compared: by value, by path; and by identity, for `is_unchanged`."""
+    """What is to be compared: by value, by path; and by identity."""
 
     def __init__(self, model):
         self.values: dict[str, Any] = {}
@@ -218,4 +210,4 @@ def _text(value) -> str:
     return repr(value)[:80]
 
 
-__all__ = ["Difference", "ModelForm", "is_unchanged", "same_constant"]
+__all__ = ["Difference", "ModelForm", "same_constant"]

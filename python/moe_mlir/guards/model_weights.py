@@ -8,15 +8,17 @@ place of the one that was traced.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import chain
+from typing import Any
 
 import torch
 
-from ..experts.packed_weight import panels_of
+from .._native import native
+from ..experts.packed_weight import PackedWeight, panels_of
 from .model_form import ModelForm
 
 
-class LiveState:
+class ModelWeights:
     """Tensors by dotted name: the model's own, or those that the trace made."""
 
     def __init__(self, model, traced: dict):
@@ -24,9 +26,11 @@ class LiveState:
         # Constants of the program, and all tensors where the model is not known.
         self._traced = {n: panels_of(t) for n, t in traced.items()
                         if model is None or _find(model, n) is None}
-        self._names = [n for n in traced if n not in self._traced]
+        names = [n for n in traced if n not in self._traced]
+        self._numbers = {name: number for number, name in enumerate(names)}
         self._tied = _tied_names(model)
         self._form = None if model is None else ModelForm(model)
+        self._guard: Any = None
 
     def __getitem__(self, name) -> torch.Tensor:
         traced = self._traced.get(name)
@@ -39,41 +43,50 @@ class LiveState:
         return tensor
 
     def __iter__(self):
-        return iter((*self._names, *self._traced))
+        return iter((*self._numbers, *self._traced))
+
+    @property
+    def guard(self) -> Any:
+        """The native guard, which holds as long as the model is as it was at the last `change`."""
+        return self._guard
+
+    def number(self, name: str) -> int | None:
+        """The number of a weight among those of the guard; None for a tensor of the trace."""
+        return self._numbers.get(name)
 
     def change(self) -> str:
         """What of the model is not as it was traced; empty if all is."""
-        if self._form is not None and not self._form.holds():
-            return str(self._form.difference())
+        if self._guard is not None and self._guard.holds():
+            return ""
+        difference = None if self._form is None else self._form.difference()
+        if difference is not None:
+            return str(difference)
         for a, b in self._tied:
             if _find(self._model, a) is not _find(self._model, b):
                 return f"'{a}' and '{b}', which were one tensor, as two"
+        if self._guard is None:
+            self._guard = native().ModelGuard({PackedWeight: "panels"})
+        self._guard.expect(*self._places())
         return ""
 
-    def guards(self) -> ModelGuards:
-        """What tells that the model is as it is now, and where it holds the weights."""
-        holders, hiding = {}, []
-        for name in (*self._names, *(name for pair in self._tied for name in pair)):
+    def _places(self):
+        """What `ModelGuard.expect` takes, of the model as it is now."""
+        holders: dict[str, tuple] = {}
+        absent: dict[tuple, tuple] = {}
+        for name in (*self._numbers, *(name for pair in self._tied for name in pair)):
             *way, (held, leaf, _) = _steps(self._model, name)
             # No tensor of this name is in a dictionary that is asked before.
-            hiding += [(h.get, key) for h, key, answer in way if answer is None]
-            holders[name] = held.get, leaf
-        tied = [(*holders[a], *holders[b]) for a, b in self._tied]
+            absent |= {(id(h), key): (h, key) for h, key, answer in way if answer is None}
+            holders[name] = held, leaf
         form = ((), (), ()) if self._form is None else self._form.places
-        return ModelGuards(form, list(dict.fromkeys(hiding)), holders, tied)
+        tied = [(*holders[a], *holders[b]) for a, b in self._tied]
+        weights = [holders[name] for name in self._numbers]
+        return (*form, *(tuple(chain.from_iterable(entries))
+                         for entries in (absent.values(), tied, weights)))
 
-
-class ModelGuards(NamedTuple):
-    """Dictionaries of a model, by their `get`, and the names that they are asked for."""
-
-    # What `is_unchanged` asks of modules, attributes and hooks.
-    form: tuple[tuple, tuple, tuple]
-    # (get, name) that gives nothing: where a tensor would hide a weight.
-    hiding: list[tuple]
-    # Dotted name of a weight -> (get, name) of the dictionary that holds it.
-    holders: dict[str, tuple]
-    # (get, name, get, name) of two that are one tensor.
-    tied: list[tuple]
+    def __getstate__(self):
+        # The objects of a copy are others.
+        return vars(self) | {"_guard": None}
 
 
 def _steps(model, name):
@@ -110,4 +123,4 @@ def _tied_names(model):
     return pairs
 
 
-__all__ = ["LiveState"]
+__all__ = ["ModelWeights"]

@@ -1,0 +1,77 @@
+//===- Outputs.cpp - The outputs of a model from results ------------------===//
+
+#include "Outputs.h"
+
+namespace nb = nanobind;
+using namespace moe;
+
+Outputs::Outputs(std::vector<Leaf> leaves, nb::object form)
+    : leaves(std::move(leaves)), form(std::move(form)) {}
+
+/// Fills in a new tuple or list.
+static PyObject *filled(PyObject *sequence, std::span<PyObject *const> leaves) {
+  for (size_t i = 0; sequence && i < leaves.size(); ++i) {
+    PyObject *leaf = Py_NewRef(leaves[i]);
+    if (PyTuple_Check(sequence))
+      PyTuple_SET_ITEM(sequence, i, leaf);
+    else
+      PyList_SET_ITEM(sequence, i, leaf);
+  }
+  return sequence;
+}
+
+PyObject *Outputs::make(PyObject *results,
+                        std::span<PyObject *const> layered) const {
+  std::vector<PyObject *> values;
+  values.reserve(leaves.size());
+  for (const Leaf &leaf : leaves)
+    values.push_back(leaf.source == Leaf::Result
+                         ? PyList_GET_ITEM(results, leaf.number)
+                     : leaf.source == Leaf::Layered ? layered[leaf.number]
+                                                    : leaf.constant.ptr());
+  if (form.is_none())
+    return Py_NewRef(values.front());
+  if (form.is(reinterpret_cast<PyObject *>(&PyTuple_Type)))
+    return filled(PyTuple_New(values.size()), values);
+  if (PyTuple_Check(form.ptr()))
+    return makeMapping(values);
+  PyObject *list = filled(PyList_New(values.size()), values);
+  if (!list || form.is(reinterpret_cast<PyObject *>(&PyList_Type)))
+    return list;
+  PyObject *made = PyObject_CallOneArg(form.ptr(), list);
+  Py_DECREF(list);
+  return made;
+}
+
+PyObject *Outputs::makeMapping(std::span<PyObject *const> values) const {
+  auto *type =
+      reinterpret_cast<PyTypeObject *>(PyTuple_GET_ITEM(form.ptr(), 0));
+  PyObject *items = PyTuple_GET_ITEM(form.ptr(), 1);
+  PyObject *attributes = PyTuple_GET_ITEM(form.ptr(), 2);
+  nb::object none = nb::steal(PyTuple_New(0));
+  if (!none)
+    return nullptr;
+  nb::object made = nb::steal(type->tp_new(type, none.ptr(), nullptr));
+  if (!made)
+    return nullptr;
+  PyObject *name, *number;
+  for (Py_ssize_t next = 0; PyDict_Next(items, &next, &name, &number);)
+    if (PyODict_SetItem(made.ptr(), name, values[PyLong_AsSize_t(number)]))
+      return nullptr;
+  nb::object dict = nb::steal(PyObject_GenericGetDict(made.ptr(), nullptr));
+  if (!dict)
+    return nullptr;
+  for (Py_ssize_t next = 0; PyDict_Next(attributes, &next, &name, &number);)
+    if (PyDict_SetItem(dict.ptr(), name,
+                       number == Py_None ? Py_None
+                                         : values[PyLong_AsSize_t(number)]))
+      return nullptr;
+  return made.release().ptr();
+}
+
+int Outputs::traverse(visitproc visit, void *arg) const {
+  for (const Leaf &leaf : leaves)
+    Py_VISIT(leaf.constant.ptr());
+  Py_VISIT(form.ptr());
+  return 0;
+}
