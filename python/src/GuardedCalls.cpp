@@ -55,8 +55,8 @@ bool GuardedCalls::Form::read(PyObject *arguments, PyObject *keywords) {
 bool GuardedCalls::Form::add(PyObject *argument) {
   if (calls.types.isTensor(argument))
     return addTensor(argument);
-  auto parts = std::ranges::find_if(
-      calls.layered, [&](const LayeredTensors &layered) {
+  auto parts =
+      std::ranges::find_if(calls.layered, [&](const LayeredTensors &layered) {
         return layered.type.ptr() ==
                reinterpret_cast<PyObject *>(Py_TYPE(argument));
       });
@@ -160,8 +160,7 @@ private:
 
 /// The number of a tensor among those that are given; none if it is not there.
 /// One that is there twice says nothing of calls with two tensors.
-static std::optional<size_t> numberOf(nb::handle object,
-                                      const CallForm &form) {
+static std::optional<size_t> numberOf(nb::handle object, const CallForm &form) {
   std::span given = form.tensors();
   auto isObject = [&](const CallForm::Tensor &tensor) {
     return tensor.object == object.ptr();
@@ -187,9 +186,8 @@ bool GuardedCalls::Call::describe(const Form &form, const Found &found,
     if (!types.isTensor(object.ptr()) || !borrow(object, tensor))
       return false;
     prepared.addOperand(tensor);
-    operands.push_back(
-        {OperandCondition::exactly(tensor), Operand::Constant, 0,
-         nb::borrow(object)});
+    operands.push_back({OperandCondition::exactly(tensor), Operand::Constant, 0,
+                        nb::borrow(object)});
   }
   for (size_t position : found.inputs) {
     std::optional<size_t> number = numberOf(found.operands[position], form);
@@ -294,9 +292,8 @@ PyObject *GuardedCalls::Call::run(const Form &form,
 }
 
 /// `tensors` are used up.
-PyObject *
-GuardedCalls::Call::makeOutputs(const Form &form,
-                            std::span<dlpack::ManagedTensor *> tensors) const {
+PyObject *GuardedCalls::Call::makeOutputs(
+    const Form &form, std::span<dlpack::ManagedTensor *> tensors) const {
   PyObject *list = PyList_New(isUpdate.size());
   size_t next = 0;
   bool failed = !list;

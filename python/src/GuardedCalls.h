@@ -1,4 +1,5 @@
-//===- GuardedCalls.h - Calls of a compiled model like earlier ones -*- C++ -*-//
+//===- GuardedCalls.h - Calls of a compiled model like earlier ones -*- C++
+//-*-//
 //
 // To find the program of a call, bind its arguments, compare sizes and look
 // weights up by name takes as long as a small model computes. A call of the

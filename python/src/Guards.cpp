@@ -18,9 +18,8 @@ using namespace moe;
 template <typename Guard>
 static int traverse(PyObject *self, visitproc visit, void *arg) {
   Py_VISIT(Py_TYPE(self));
-  return nb::inst_ready(self)
-             ? nb::inst_ptr<Guard>(self)->traverse(visit, arg)
-             : 0;
+  return nb::inst_ready(self) ? nb::inst_ptr<Guard>(self)->traverse(visit, arg)
+                              : 0;
 }
 
 static int clearModelGuard(PyObject *self) {
@@ -60,9 +59,9 @@ static Outputs outputsOf(nb::list leaves, nb::object form) {
     if (kind == "constant")
       list.push_back({Outputs::Leaf::Constant, 0, nb::borrow(leaf[1])});
     else
-      list.push_back({kind == "result" ? Outputs::Leaf::Result
-                                       : Outputs::Leaf::Layered,
-                      nb::cast<size_t>(leaf[1])});
+      list.push_back(
+          {kind == "result" ? Outputs::Leaf::Result : Outputs::Leaf::Layered,
+           nb::cast<size_t>(leaf[1])});
   }
   return {std::move(list), std::move(form)};
 }
@@ -88,8 +87,8 @@ void moe::bindGuards(nb::module_ &m) {
            "weights (dict, key).")
       .def("holds", &ModelGuard::holds, "Whether all of it is so.");
 
-  nb::class_<OperandConditions>(
-      m, "OperandConditions", "What a program asks of each of its operands.")
+  nb::class_<OperandConditions>(m, "OperandConditions",
+                                "What a program asks of each of its operands.")
       .def(nb::init<>())
       .def("add", &OperandConditions::add, "sample"_a, "shape"_a,
            "contiguous"_a,
@@ -141,7 +140,8 @@ void moe::bindGuards(nb::module_ &m) {
           "Remembers what a call needed: operands, of which some are given, "
           "some updated, and some, in pairs with a number, weights of the "
           "guard; results (None for those that update an operand); pairs of a "
-          "given integer and the most that it may be; leaves ('result', number), "
+          "given integer and the most that it may be; leaves ('result', "
+          "number), "
           "('layered', number) or ('constant', object) of the outputs, and "
           "their form: None for one leaf, tuple, list, (subclass of "
           "OrderedDict, items, attributes) or a function of the leaves.")

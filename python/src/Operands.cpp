@@ -20,8 +20,7 @@ OperandCondition OperandCondition::exactly(const dlpack::Tensor &tensor) {
           /*isContiguous=*/true};
 }
 
-std::string_view
-OperandCondition::unmet(const dlpack::Tensor &tensor) const {
+std::string_view OperandCondition::unmet(const dlpack::Tensor &tensor) const {
   if (std::memcmp(&tensor.type, &type, sizeof(type)))
     return "dtype";
   if (tensor.rank != static_cast<int64_t>(shape.size()))

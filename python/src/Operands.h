@@ -59,8 +59,7 @@ struct MemorySpan {
 /// Of spans with elements a pair that overlap, one of which is updated; the
 /// updated one first.
 std::optional<std::pair<size_t, size_t>>
-findAliasing(std::vector<MemorySpan> spans,
-             const std::vector<bool> &isUpdated);
+findAliasing(std::vector<MemorySpan> spans, const std::vector<bool> &isUpdated);
 
 /// Whether operands that are updated share no memory with others, for calls
 /// most of whose operands stay where they are.

@@ -1,4 +1,5 @@
-//===- PreparedCall.h - A call of which only addresses are missing -*- C++ -*-===//
+//===- PreparedCall.h - A call of which only addresses are missing -*- C++
+//-*-===//
 
 #ifndef MOE_PYTHON_PREPAREDCALL_H
 #define MOE_PYTHON_PREPAREDCALL_H

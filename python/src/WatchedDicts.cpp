@@ -29,7 +29,8 @@ int noteWrite(PyDict_WatchEvent, PyObject *dict, PyObject *, PyObject *) {
 }
 } // namespace moe
 
-/// The number of our watcher, of which a process has eight; -1 if all are taken.
+/// The number of our watcher, of which a process has eight; -1 if all are
+/// taken.
 static int watcher() {
   static const int number = [] {
     int number = PyDict_AddWatcher(noteWrite);

@@ -2,8 +2,8 @@
 //
 // A model holds some hundred dictionaries, which a call must find as they were.
 // To look into each of them takes longer than many a kernel, so that CPython is
-// asked whether anything was written: by the version that a dict has up to 3.11,
-// by a watcher since 3.12.
+// asked whether anything was written: by the version that a dict has up
+// to 3.11, by a watcher since 3.12.
 //
 //===----------------------------------------------------------------------===//
 

@@ -18,8 +18,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "ThreadBuilder.h"
-#include "ThreadLowerings.h"
+#include "Emit/ThreadBuilder.h"
+#include "Emit/ThreadLowerings.h"
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Arith/Utils/Utils.h"

@@ -7,13 +7,13 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Cluster.h"
-#include "FewTokenRouters.h"
-#include "KernelOutlining.h"
+#include "Emit/Cluster.h"
+#include "Emit/ThreadBuilder.h"
+#include "Emit/ThreadLowerings.h"
+#include "Grid/KernelOutlining.h"
+#include "Grid/Workspace.h"
 #include "Schedules.h"
-#include "ThreadBuilder.h"
-#include "ThreadLowerings.h"
-#include "Workspace.h"
+#include "Selection/FewTokenRouters.h"
 
 #include "MoE/Conversion/GPUSchedules.h"
 #include "MoE/Conversion/MoEToGPU.h"

@@ -23,9 +23,9 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "Emit/WarpgroupBuilder.h"
 #include "SoftmaxMix.h"
 #include "SoftmaxMixCopies.h"
-#include "WarpgroupBuilder.h"
 
 #include "llvm/Support/MathExtras.h"
 

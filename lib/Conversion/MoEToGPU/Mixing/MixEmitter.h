@@ -13,7 +13,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXEMITTER_H
 #define MOE_LIB_CONVERSION_MOETOGPU_MIXEMITTER_H
 
-#include "WarpBuilder.h"
+#include "Emit/WarpBuilder.h"
 
 #include "MoE/Dialect/MoE/IR/PairLogits.h"
 #include "MoE/Dialect/MoE/Utils/OnlineSoftmax.h"

@@ -23,9 +23,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Cluster.h"
-#include "ThreadBuilder.h"
-#include "ThreadLowerings.h"
+#include "Emit/Cluster.h"
+#include "Emit/ThreadBuilder.h"
+#include "Emit/ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Support/ElementBytes.h"

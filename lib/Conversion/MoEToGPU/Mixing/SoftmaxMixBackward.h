@@ -7,8 +7,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARD_H
 #define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARD_H
 
+#include "Emit/ThreadLowerings.h"
 #include "MixGradient.h"
-#include "ThreadLowerings.h"
 
 namespace mlir::moe {
 

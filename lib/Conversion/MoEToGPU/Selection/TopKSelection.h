@@ -23,7 +23,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_TOPKSELECTION_H
 #define MOE_LIB_CONVERSION_MOETOGPU_TOPKSELECTION_H
 
-#include "ThreadBuilder.h"
+#include "Emit/ThreadBuilder.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 

@@ -7,7 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "ThreadLowerings.h"
+#include "Emit/ThreadLowerings.h"
 
 #include "MoE/Transforms/Transforms.h"
 

@@ -9,8 +9,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
 #define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
 
-#include "FeatureChunks.h"
 #include "MixEmitter.h"
+#include "Product/FeatureChunks.h"
 
 namespace mlir::moe {
 

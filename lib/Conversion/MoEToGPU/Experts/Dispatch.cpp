@@ -24,7 +24,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Assignments.h"
-#include "Cluster.h"
+#include "Emit/Cluster.h"
 
 #include "MoE/Dialect/MoE/IR/DispatchCapacity.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"

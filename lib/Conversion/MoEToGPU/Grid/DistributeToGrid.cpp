@@ -14,9 +14,9 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "FewTokenRouters.h"
-#include "ThreadBuilder.h"
-#include "ThreadLowerings.h"
+#include "Emit/ThreadBuilder.h"
+#include "Emit/ThreadLowerings.h"
+#include "Selection/FewTokenRouters.h"
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"

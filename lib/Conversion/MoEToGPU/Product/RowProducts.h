@@ -9,8 +9,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_ROWPRODUCTS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_ROWPRODUCTS_H
 
-#include "ThreadLowerings.h"
-#include "WarpBuilder.h"
+#include "Emit/ThreadLowerings.h"
+#include "Emit/WarpBuilder.h"
 
 namespace mlir::moe {
 

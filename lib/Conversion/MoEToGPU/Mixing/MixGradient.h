@@ -12,7 +12,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXGRADIENT_H
 #define MOE_LIB_CONVERSION_MOETOGPU_MIXGRADIENT_H
 
-#include "WarpBuilder.h"
+#include "Emit/WarpBuilder.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 

@@ -8,8 +8,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_ASSIGNMENTS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_ASSIGNMENTS_H
 
-#include "ThreadBuilder.h"
-#include "ThreadLowerings.h"
+#include "Emit/ThreadBuilder.h"
+#include "Emit/ThreadLowerings.h"
 
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"

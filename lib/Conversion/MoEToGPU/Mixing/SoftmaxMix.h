@@ -7,7 +7,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H
 #define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H
 
-#include "WarpBuilder.h"
+#include "Emit/WarpBuilder.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 

@@ -17,8 +17,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Cluster.h"
 #include "CoSelections.h"
+#include "Emit/Cluster.h"
 
 #include "MoE/Conversion/MoEToGPU.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"

@@ -11,7 +11,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_FEATURECHUNKS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_FEATURECHUNKS_H
 
-#include "WarpBuilder.h"
+#include "Emit/WarpBuilder.h"
 
 namespace mlir::moe {
 

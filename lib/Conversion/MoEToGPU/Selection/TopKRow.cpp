@@ -4,7 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "ThreadLowerings.h"
+#include "Emit/ThreadLowerings.h"
 #include "TopKSelection.h"
 
 #include "MoE/Dialect/MoE/IR/ScoreFunctions.h"

@@ -9,8 +9,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "ThreadBuilder.h"
-#include "ThreadLowerings.h"
+#include "Emit/ThreadBuilder.h"
+#include "Emit/ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"

@@ -9,8 +9,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_COSELECTIONS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_COSELECTIONS_H
 
-#include "ThreadBuilder.h"
-#include "ThreadLowerings.h"
+#include "Emit/ThreadBuilder.h"
+#include "Emit/ThreadLowerings.h"
 
 namespace mlir::moe {
 

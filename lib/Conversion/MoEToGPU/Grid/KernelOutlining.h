@@ -3,7 +3,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
 #define MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
 
-#include "ThreadLowerings.h"
+#include "Emit/ThreadLowerings.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"

@@ -9,7 +9,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_FEWTOKENROUTERS_H
 #define MOE_LIB_CONVERSION_MOETOGPU_FEWTOKENROUTERS_H
 
-#include "ThreadLowerings.h"
+#include "Emit/ThreadLowerings.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 
