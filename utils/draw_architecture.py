@@ -30,7 +30,7 @@ BRANCHES = [
       "lib/Conversion/MoEToGPU", "#fef3c7"),
      ("PTX", "sm_80 and later", "lib/Pipelines, lib/Target", "#fef3c7"),
      ("simulator, ptxas, GPU", "executed and checked without a GPU",
-      "lib/Simulator", "#fef3c7")],
+      "simulator", "#fef3c7")],
 ]
 WIDTH, BOX, STEP, TOP = 760, 62, 84, 20
 
@@ -80,7 +80,7 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     with open(sys.argv[1], "w", encoding="utf-8") as file:
         file.write(draw())

@@ -1,4 +1,4 @@
-"""The simulator's library and its C ABI (include/MoE/Simulator/CApi.h)."""
+"""The simulator's library and its C ABI (simulator/include/MoE/Simulator/CApi.h)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ CHIP = re.compile(r"\bsm_\d+[a-z]?\b")
 
 
 def sources(*suffixes):
-    folders = ["include", "lib", "tools", "python", "utils"]
+    folders = ["include", "lib", "simulator", "tools", "python", "utils"]
     listed = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True)
     return [ROOT / name for name in listed.stdout.split()
             if name.endswith(suffixes) and ROOT / name != TABLE]
