@@ -8,7 +8,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"

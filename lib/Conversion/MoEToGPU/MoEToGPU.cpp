@@ -9,11 +9,11 @@
 
 #include "Emit/Cluster.h"
 #include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
 #include "Grid/KernelOutlining.h"
 #include "Grid/Workspace.h"
+#include "Product/FewTokenRouters.h"
 #include "Schedules.h"
-#include "Selection/FewTokenRouters.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Conversion/GPUSchedules.h"
 #include "MoE/Conversion/MoEToGPU.h"

@@ -15,8 +15,8 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_SCHEDULES_H
 #define MOE_LIB_CONVERSION_MOETOGPU_SCHEDULES_H
 
-#include "Emit/ThreadLowerings.h"
 #include "Emit/WarpBuilder.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/KernelConfig.h"
 

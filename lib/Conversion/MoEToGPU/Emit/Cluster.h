@@ -7,8 +7,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_CLUSTER_H
-#define MOE_LIB_CONVERSION_MOETOGPU_CLUSTER_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_EMIT_CLUSTER_H
+#define MOE_LIB_CONVERSION_MOETOGPU_EMIT_CLUSTER_H
 
 #include "ThreadLowerings.h"
 
@@ -61,4 +61,4 @@ private:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_CLUSTER_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_EMIT_CLUSTER_H

@@ -6,8 +6,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_THREADBUILDER_H
-#define MOE_LIB_CONVERSION_MOETOGPU_THREADBUILDER_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_EMIT_THREADBUILDER_H
+#define MOE_LIB_CONVERSION_MOETOGPU_EMIT_THREADBUILDER_H
 
 #include "MoE/Dialect/MoE/Utils/ArithmeticBuilder.h"
 
@@ -108,4 +108,4 @@ public:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_THREADBUILDER_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_EMIT_THREADBUILDER_H

@@ -16,8 +16,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_WARPBUILDER_H
-#define MOE_LIB_CONVERSION_MOETOGPU_WARPBUILDER_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_EMIT_WARPBUILDER_H
+#define MOE_LIB_CONVERSION_MOETOGPU_EMIT_WARPBUILDER_H
 
 #include "ThreadBuilder.h"
 
@@ -113,4 +113,4 @@ void keepRolled(ArrayRef<Value> loopResults);
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_WARPBUILDER_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_EMIT_WARPBUILDER_H

@@ -15,8 +15,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_WARPGROUPBUILDER_H
-#define MOE_LIB_CONVERSION_MOETOGPU_WARPGROUPBUILDER_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_EMIT_WARPGROUPBUILDER_H
+#define MOE_LIB_CONVERSION_MOETOGPU_EMIT_WARPGROUPBUILDER_H
 
 #include "WarpBuilder.h"
 
@@ -118,4 +118,4 @@ private:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_WARPGROUPBUILDER_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_EMIT_WARPGROUPBUILDER_H

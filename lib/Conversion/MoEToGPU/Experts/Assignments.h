@@ -5,11 +5,11 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_ASSIGNMENTS_H
-#define MOE_LIB_CONVERSION_MOETOGPU_ASSIGNMENTS_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_ASSIGNMENTS_H
+#define MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_ASSIGNMENTS_H
 
 #include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
@@ -96,4 +96,4 @@ private:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_ASSIGNMENTS_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_ASSIGNMENTS_H

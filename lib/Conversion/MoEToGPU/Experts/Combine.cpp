@@ -9,7 +9,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"

@@ -10,7 +10,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"

@@ -7,7 +7,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Transforms/Transforms.h"
 

@@ -15,8 +15,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
-#include "Selection/FewTokenRouters.h"
+#include "Product/FewTokenRouters.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"

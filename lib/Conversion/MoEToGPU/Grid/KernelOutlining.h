@@ -1,9 +1,9 @@
 //===- KernelOutlining.h - Blocks of a grid become a kernel -----*- C++ -*-===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
-#define MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_GRID_KERNELOUTLINING_H
+#define MOE_LIB_CONVERSION_MOETOGPU_GRID_KERNELOUTLINING_H
 
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"
@@ -29,4 +29,4 @@ LogicalResult rewriteBoolBuffers(gpu::GPUFuncOp kernel);
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_KERNELOUTLINING_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_GRID_KERNELOUTLINING_H

@@ -1,7 +1,7 @@
 //===- Workspace.h - Global memory between kernels --------------*- C++ -*-===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_WORKSPACE_H
-#define MOE_LIB_CONVERSION_MOETOGPU_WORKSPACE_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_GRID_WORKSPACE_H
+#define MOE_LIB_CONVERSION_MOETOGPU_GRID_WORKSPACE_H
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 
@@ -21,4 +21,4 @@ LogicalResult moveBuffersToWorkspace(func::FuncOp function);
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_WORKSPACE_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_GRID_WORKSPACE_H

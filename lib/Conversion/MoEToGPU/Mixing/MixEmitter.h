@@ -10,8 +10,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXEMITTER_H
-#define MOE_LIB_CONVERSION_MOETOGPU_MIXEMITTER_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXING_MIXEMITTER_H
+#define MOE_LIB_CONVERSION_MOETOGPU_MIXING_MIXEMITTER_H
 
 #include "Emit/WarpBuilder.h"
 
@@ -138,4 +138,4 @@ inline constexpr int64_t kMixThreads = 128;
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_MIXEMITTER_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_MIXING_MIXEMITTER_H

@@ -9,8 +9,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXGRADIENT_H
-#define MOE_LIB_CONVERSION_MOETOGPU_MIXGRADIENT_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXING_MIXGRADIENT_H
+#define MOE_LIB_CONVERSION_MOETOGPU_MIXING_MIXGRADIENT_H
 
 #include "Emit/WarpBuilder.h"
 
@@ -49,4 +49,4 @@ void storeBiasGradient(ThreadBuilder &b, Value dbias,
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_MIXGRADIENT_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_MIXING_MIXGRADIENT_H

@@ -4,8 +4,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H
-#define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIX_H
+#define MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIX_H
 
 #include "Emit/WarpBuilder.h"
 
@@ -45,4 +45,4 @@ void emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op);
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIX_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIX_H

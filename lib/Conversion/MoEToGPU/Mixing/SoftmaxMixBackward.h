@@ -4,11 +4,11 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARD_H
-#define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARD_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXBACKWARD_H
+#define MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXBACKWARD_H
 
-#include "Emit/ThreadLowerings.h"
 #include "MixGradient.h"
+#include "ThreadLowerings.h"
 
 namespace mlir::moe {
 
@@ -28,4 +28,4 @@ void emitGradientOnFloatUnits(WarpBuilder &b, MixGradient mix, Workers workers);
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXBACKWARD_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXBACKWARD_H

@@ -6,8 +6,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
-#define MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXCOPIES_H
+#define MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXCOPIES_H
 
 #include "MixEmitter.h"
 #include "Product/FeatureChunks.h"
@@ -72,4 +72,4 @@ private:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_SOFTMAXMIXCOPIES_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXCOPIES_H

@@ -8,8 +8,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_FEATURECHUNKS_H
-#define MOE_LIB_CONVERSION_MOETOGPU_FEATURECHUNKS_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_FEATURECHUNKS_H
+#define MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_FEATURECHUNKS_H
 
 #include "Emit/WarpBuilder.h"
 
@@ -64,4 +64,4 @@ SmallVector<Value> addChunkProducts(WarpBuilder &b, Type element,
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_FEATURECHUNKS_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_FEATURECHUNKS_H

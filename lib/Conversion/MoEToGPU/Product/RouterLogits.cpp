@@ -11,9 +11,9 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "FewTokenRouters.h"
 #include "RowProducts.h"
 #include "Schedules.h"
-#include "Selection/FewTokenRouters.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/GPU/IR/GPUDialect.h"

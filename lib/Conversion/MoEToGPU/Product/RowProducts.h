@@ -6,11 +6,11 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_ROWPRODUCTS_H
-#define MOE_LIB_CONVERSION_MOETOGPU_ROWPRODUCTS_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_ROWPRODUCTS_H
+#define MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_ROWPRODUCTS_H
 
-#include "Emit/ThreadLowerings.h"
 #include "Emit/WarpBuilder.h"
+#include "ThreadLowerings.h"
 
 namespace mlir::moe {
 
@@ -56,4 +56,4 @@ void emitRowProducts(
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_ROWPRODUCTS_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_ROWPRODUCTS_H

@@ -6,7 +6,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 #include "TopKSelection.h"
 
 #include "MoE/Dialect/MoE/IR/ScoreFunctions.h"

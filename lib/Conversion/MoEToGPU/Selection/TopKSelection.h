@@ -20,8 +20,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_TOPKSELECTION_H
-#define MOE_LIB_CONVERSION_MOETOGPU_TOPKSELECTION_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_SELECTION_TOPKSELECTION_H
+#define MOE_LIB_CONVERSION_MOETOGPU_SELECTION_TOPKSELECTION_H
 
 #include "Emit/ThreadBuilder.h"
 
@@ -217,4 +217,4 @@ private:
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_TOPKSELECTION_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_SELECTION_TOPKSELECTION_H

@@ -6,11 +6,11 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_COSELECTIONS_H
-#define MOE_LIB_CONVERSION_MOETOGPU_COSELECTIONS_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_STATISTICS_COSELECTIONS_H
+#define MOE_LIB_CONVERSION_MOETOGPU_STATISTICS_COSELECTIONS_H
 
 #include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 namespace mlir::moe {
 
@@ -36,4 +36,4 @@ void countByAtomics(ThreadBuilder &b, AdjacencyUpdateOp op, Workers workers,
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_COSELECTIONS_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_STATISTICS_COSELECTIONS_H

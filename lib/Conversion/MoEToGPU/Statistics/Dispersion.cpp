@@ -25,7 +25,7 @@
 
 #include "Emit/Cluster.h"
 #include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Support/ElementBytes.h"

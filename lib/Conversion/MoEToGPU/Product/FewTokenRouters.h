@@ -6,10 +6,10 @@
 //
 //===----------------------------------------------------------------------===//
 
-#ifndef MOE_LIB_CONVERSION_MOETOGPU_FEWTOKENROUTERS_H
-#define MOE_LIB_CONVERSION_MOETOGPU_FEWTOKENROUTERS_H
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_FEWTOKENROUTERS_H
+#define MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_FEWTOKENROUTERS_H
 
-#include "Emit/ThreadLowerings.h"
+#include "ThreadLowerings.h"
 
 #include "mlir/Dialect/Func/IR/FuncOps.h"
 
@@ -36,4 +36,4 @@ void populateFewTokenRouterToThreadsPatterns(RewritePatternSet &patterns,
 
 } // namespace mlir::moe
 
-#endif // MOE_LIB_CONVERSION_MOETOGPU_FEWTOKENROUTERS_H
+#endif // MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_FEWTOKENROUTERS_H

@@ -27,8 +27,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "FewTokenRouters.h"
-#include "Product/FeatureChunks.h"
-#include "Product/RowProducts.h"
+#include "FeatureChunks.h"
+#include "RowProducts.h"
 
 #include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"

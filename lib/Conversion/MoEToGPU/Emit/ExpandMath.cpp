@@ -8,8 +8,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "Emit/ThreadBuilder.h"
-#include "Emit/ThreadLowerings.h"
+#include "ThreadBuilder.h"
+#include "ThreadLowerings.h"
 
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Math/IR/Math.h"

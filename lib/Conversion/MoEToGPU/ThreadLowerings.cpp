@@ -1,7 +1,7 @@
 //===- ThreadLowerings.cpp - What lowerings of block-level ops share ------===//
 
 #include "ThreadLowerings.h"
-#include "ThreadBuilder.h"
+#include "Emit/ThreadBuilder.h"
 
 #include "MoE/Conversion/Chips.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
