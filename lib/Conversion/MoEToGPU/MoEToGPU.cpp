@@ -26,7 +26,6 @@
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Vector/IR/VectorOps.h"
-#include "mlir/IR/Remarks.h"
 #include "mlir/Interfaces/ViewLikeInterface.h"
 #include "mlir/Rewrite/FrozenRewritePatternSet.h"
 #include "mlir/Rewrite/PatternApplicator.h"
@@ -114,7 +113,7 @@ KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
   populateToGridPatterns(kernels, block);
   facts.addKernels(kernels);
   addAdjacencyFacts(facts);
-  addCombineFacts(facts);
+  addCombineFacts(facts, block);
   addDispatchFacts(facts, block);
   addDispersionFacts(facts);
   addRouterLogitsFacts(facts, block);
@@ -164,6 +163,9 @@ static DenseSet<Value> getConstantArguments(func::FuncOp function) {
       constants.insert(argument);
   return constants;
 }
+
+/// What remarks are filtered by.
+static constexpr StringLiteral kPassName = "convert-moe-to-gpu";
 
 /// What the kernels compute again for themselves has lost its users.
 static void eraseDeadOps(func::FuncOp function) {
@@ -215,7 +217,7 @@ private:
     SetVector<int64_t> wanted, needed;
     forall.walk([&](MoEStructuredOpInterface op) {
       choices.emplace_back(op, facts.getConfigs(op));
-      keepPossible(op, choices.back().second);
+      keepPossibleConfig(op, choices.back().second, kPassName);
       KernelConfigAttr config = getKernelConfig(op);
       wanted.insert(config && config.getThreads() ? config.getThreads()
                                                   : blockSize);
@@ -237,59 +239,14 @@ private:
       KernelConfigAttr config = getKernelConfig(op);
       auto *other = llvm::find_if(configs, isFor);
       if (config && !isFor(config) && other != configs.end())
-        takeInstead(op, *other,
-                    llvm::formatv("its loop is shared with kernels for blocks "
-                                  "of {0} threads",
-                                  block.numThreads)
-                        .str());
+        takeConfigInstead(op, *other,
+                          llvm::formatv("its loop is shared with kernels for "
+                                        "blocks of {0} threads",
+                                        block.numThreads)
+                              .str(),
+                          kPassName);
     }
     return block;
-  }
-
-  /// Takes the best configuration that is left where the layout of the buffers
-  /// of `op` rules out what was chosen on tensors, and the best of all where
-  /// nothing was chosen.
-  static void keepPossible(Operation *op, ArrayRef<KernelConfigAttr> configs) {
-    KernelConfigAttr chosen = getKernelConfig(op);
-    if (configs.empty())
-      return;
-    if (!chosen) {
-      op->setAttr(kKernelConfigAttrName, configs.front());
-      return;
-    }
-    if (llvm::any_of(configs, [&](KernelConfigAttr config) {
-          return canRunAs(config, chosen);
-        }))
-      return;
-    // A tile of other rows than were asked for leaves the kernel what it is.
-    auto *same = llvm::find_if(configs, [&](KernelConfigAttr config) {
-      return config.getSchedule() == chosen.getSchedule();
-    });
-    if (same != configs.end()) {
-      op->setAttr(kKernelConfigAttrName, *same);
-      return;
-    }
-    StringRef requirement = getScheduleRequirement(op, chosen.getSchedule());
-    takeInstead(op, configs.front(),
-                requirement.empty()
-                    ? "the op has no such kernel on GPUs"
-                    : ("its kernel expects " + requirement).str());
-  }
-
-  /// The user may have expected the kernel that was chosen, or asked for it.
-  static void takeInstead(Operation *op, KernelConfigAttr config,
-                          const std::string &why) {
-    KernelSchedule chosen = getKernelConfig(op).getSchedule();
-    remark::missed(
-        op->getLoc(),
-        remark::RemarkOpts::name("KernelConfig").category("convert-moe-to-gpu"))
-        << llvm::formatv("{0} runs with schedule {1} in place of {2}",
-                         op->getName(),
-                         stringifyKernelSchedule(config.getSchedule()),
-                         stringifyKernelSchedule(chosen))
-               .str()
-        << remark::reason("{0}", why);
-    op->setAttr(kKernelConfigAttrName, config);
   }
 
   LogicalResult convert(func::FuncOp function, const KernelFacts &facts) {
@@ -359,7 +316,7 @@ private:
     // Only now is it known which buffers lie in workgroup memory.
     for (Operation *op : ops)
       if (isa<MoEStructuredOpInterface>(op))
-        keepPossible(op, facts.getConfigs(op));
+        keepPossibleConfig(op, facts.getConfigs(op), kPassName);
     BarrierPlacement barriers;
     for (Operation *op : ops)
       barriers.visit(op);

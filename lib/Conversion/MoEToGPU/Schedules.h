@@ -1,14 +1,14 @@
 //===- Schedules.h - The schedules of a kernel, as a table ------*- C++ -*-===//
 //
 // A schedule is a way in which a kernel computes an op. Those of an op are the
-// entries of one table, the best one first: what each expects, the
-// configurations in which it runs an op, and its emitter.
+// entries of one table, the best one first: what each expects, and the
+// configurations in which it runs an op, each with its emitter.
 //
 // A configuration is chosen from the tables once, by moe-select-kernel-config.
 // Where buffers turn out to lie differently than a schedule expects, or blocks
 // to have another size, convert-moe-to-gpu takes another entry and says so in a
-// remark. The emitter that the configuration names decides nothing: what it
-// cannot emit is an error of the pattern below.
+// remark. An emitter has the plan that its configuration was made from, and
+// decides nothing: what no entry can emit is an error of the pattern below.
 //
 //===----------------------------------------------------------------------===//
 
@@ -22,17 +22,22 @@
 
 namespace mlir::moe {
 
+/// A configuration in which a schedule runs an op, and what emits the op on
+/// buffers in it.
+template <typename OpTy>
+struct KernelChoice {
+  KernelConfigAttr config;
+  std::function<void(WarpBuilder &b, OpTy op)> emit;
+};
+
 template <typename OpTy>
 struct Schedule {
   KernelSchedule kind;
   /// What op and chip need to have it, for those who asked for it.
   StringLiteral requirement;
-  /// The configurations in which it runs an op on tensors or buffers by blocks
-  /// of the chip, best first; none if it cannot.
-  SmallVector<KernelConfigAttr> (*getConfigs)(OpTy op, BlockShape block);
-  /// Emits an op on buffers in a configuration of `getConfigs`.
-  void (*emit)(WarpBuilder &b, OpTy op, KernelConfigAttr config,
-               BlockShape block);
+  /// In which configurations it runs an op on tensors or buffers by blocks of
+  /// the chip, best first; none if it cannot.
+  SmallVector<KernelChoice<OpTy>> (*getChoices)(OpTy op, BlockShape block);
 };
 
 /// The configurations of all schedules, best first.
@@ -41,7 +46,8 @@ SmallVector<KernelConfigAttr> getConfigs(ArrayRef<Schedule<OpTy>> schedules,
                                          OpTy op, BlockShape block) {
   SmallVector<KernelConfigAttr> configs;
   for (const Schedule<OpTy> &schedule : schedules)
-    llvm::append_range(configs, schedule.getConfigs(op, block));
+    for (const KernelChoice<OpTy> &choice : schedule.getChoices(op, block))
+      configs.push_back(choice.config);
   return configs;
 }
 
@@ -64,6 +70,16 @@ inline bool canRunAs(KernelConfigAttr possible, KernelConfigAttr config) {
           possible.getSharedBytes() <= config.getSharedBytes());
 }
 
+/// Takes the best of `configs` where the layout of the buffers of `op` rules
+/// out what was chosen on tensors, with a remark of the pass, and the best of
+/// all where nothing was chosen.
+void keepPossibleConfig(Operation *op, ArrayRef<KernelConfigAttr> configs,
+                        StringRef pass);
+/// Takes `config` in place of what was chosen for `op`, with a remark of the
+/// pass: the user may have expected that kernel, or asked for it.
+void takeConfigInstead(Operation *op, KernelConfigAttr config,
+                       const std::string &why, StringRef pass);
+
 /// Emits each op by the schedule that its configuration names.
 template <typename OpTy>
 struct ScheduleToThreads : OpRewritePattern<OpTy> {
@@ -84,10 +100,14 @@ struct ScheduleToThreads : OpRewritePattern<OpTy> {
       });
     const Schedule<OpTy> *schedule =
         findSchedule(schedules, config.getSchedule());
-    if (!schedule || llvm::none_of(schedule->getConfigs(op, block),
-                                   [&](KernelConfigAttr possible) {
-                                     return canRunAs(possible, config);
-                                   }))
+    SmallVector<KernelChoice<OpTy>> choices;
+    if (schedule)
+      choices = schedule->getChoices(op, block);
+    auto *choice =
+        llvm::find_if(choices, [&](const KernelChoice<OpTy> &possible) {
+          return canRunAs(possible.config, config);
+        });
+    if (choice == choices.end())
       return rewriter.notifyMatchFailure(op, [&](Diagnostic &diagnostic) {
         diagnostic << "expected "
                    << (schedule ? schedule->requirement
@@ -95,7 +115,7 @@ struct ScheduleToThreads : OpRewritePattern<OpTy> {
                    << ", found " << config << " for " << op->getOperandTypes();
       });
     WarpBuilder b(op.getLoc(), rewriter);
-    schedule->emit(b, op, config, block);
+    choice->emit(b, op);
     rewriter.eraseOp(op);
     return success();
   }
@@ -105,10 +125,12 @@ struct ScheduleToThreads : OpRewritePattern<OpTy> {
 };
 
 // The tables, each beside its kernels.
+ArrayRef<Schedule<CombineOp>> getCombineSchedules();
 ArrayRef<Schedule<RouterLogitsOp>> getRouterLogitsSchedules();
 ArrayRef<Schedule<SoftmaxMixOp>> getSoftmaxMixSchedules();
 ArrayRef<Schedule<SoftmaxMixBackwardDqOp>> getSoftmaxMixBackwardDqSchedules();
 ArrayRef<Schedule<SoftmaxMixBackwardDkvOp>> getSoftmaxMixBackwardDkvSchedules();
+ArrayRef<Schedule<TopKRenormOp>> getTopKRenormSchedules();
 
 } // namespace mlir::moe
 

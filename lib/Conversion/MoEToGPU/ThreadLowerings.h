@@ -145,7 +145,7 @@ void populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
 
 // One function a family, beside its patterns.
 void addAdjacencyFacts(KernelFacts &facts);
-void addCombineFacts(KernelFacts &facts);
+void addCombineFacts(KernelFacts &facts, BlockShape block);
 void addDispatchFacts(KernelFacts &facts, BlockShape block);
 void addDispersionFacts(KernelFacts &facts);
 void addRouterLogitsFacts(KernelFacts &facts, BlockShape block);

@@ -72,6 +72,20 @@ func.func @of_a_cpu(%h: memref<16x64xbf16>, %w: memref<8x64xbf16>, %z: memref<16
 
 // -----
 
+// CHECK:      remark: [Missed] KernelConfig
+// CHECK-SAME: Reason="the op has no such kernel on GPUs"
+// CHECK-SAME: moe.topk_renorm runs with schedule any in place of mma
+func.func @selection_on_tensor_cores(%z: memref<4x16xf32>, %gates: memref<4x2xf32>, %indices: memref<4x2xi32>) {
+  scf.forall (%i) in (1) {
+    moe.topk_renorm ins(%z : memref<4x16xf32>)
+        outs(%gates, %indices : memref<4x2xf32>, memref<4x2xi32>)
+        {moe.kernel_config = #moe.kernel_config<schedule = mma>}
+  } {mapping = [#gpu.block<x>]}
+  return
+}
+
+// -----
+
 // Where the blocks are given, a kernel of other blocks is an error.
 
 // CHECK: error: cannot run 'moe.softmax_mix_backward_dq' on the threads of a block: expected blocks of 128 threads, found 256

@@ -91,6 +91,38 @@ func.func @no_config(%z: tensor<2x3xf32>, %g0: tensor<2x3xf32>) -> tensor<2x3xf3
 
 // -----
 
+func.func @rows_of_no_selection(%z: tensor<?x16xf32>, %g0: tensor<?x2xf32>, %i0: tensor<?x2xi32>) -> tensor<?x2xf32> {
+  // expected-error @below {{has no such kernel on sm_80: expected a part of a configuration below, found #moe.kernel_config<rows = 7>}}
+  // expected-note @below {{possible: #moe.kernel_config<rows = 128, loop = own>}}
+  %r:2 = moe.topk_renorm ins(%z : tensor<?x16xf32>)
+      outs(%g0, %i0 : tensor<?x2xf32>, tensor<?x2xi32>)
+      {moe.kernel_config = #moe.kernel_config<rows = 7>} -> tensor<?x2xf32>, tensor<?x2xi32>
+  return %r#0 : tensor<?x2xf32>
+}
+
+// -----
+
+func.func @selection_without_kernel(%z: tensor<?x?xf32>, %g0: tensor<?x2xf32>, %i0: tensor<?x2xi32>) -> tensor<?x2xf32> {
+  // expected-error @below {{expected no configuration, found #moe.kernel_config<rows = 64>, whose kernel expects static numbers of experts, at most 2048, and of choices}}
+  %r:2 = moe.topk_renorm ins(%z : tensor<?x?xf32>)
+      outs(%g0, %i0 : tensor<?x2xf32>, tensor<?x2xi32>)
+      {moe.kernel_config = #moe.kernel_config<rows = 64>} -> tensor<?x2xf32>, tensor<?x2xi32>
+  return %r#0 : tensor<?x2xf32>
+}
+
+// -----
+
+func.func @rows_of_a_combination(%y: tensor<?x64xf32>, %gates: tensor<?x2xf32>, %slots: tensor<?x2xi64>, %out: tensor<?x64xf32>) -> tensor<?x64xf32> {
+  // expected-error @below {{has no such kernel on sm_80: expected a part of a configuration below, found #moe.kernel_config<rows = 16>}}
+  // expected-note @below {{possible: #moe.kernel_config<loop = kernel>}}
+  %r = moe.combine ins(%y, %gates, %slots : tensor<?x64xf32>, tensor<?x2xf32>, tensor<?x2xi64>)
+      outs(%out : tensor<?x64xf32>)
+      {moe.kernel_config = #moe.kernel_config<rows = 16>} -> tensor<?x64xf32>
+  return %r : tensor<?x64xf32>
+}
+
+// -----
+
 func.func @of_a_cpu(%q: tensor<1x2x?x64xf32>, %l0: tensor<1x2x?xf32>) -> tensor<1x2x?xf32> {
   // expected-error @below {{found #moe.kernel_config<schedule = queries>, whose schedule is one of CPUs}}
   // expected-note @below {{possible: }}

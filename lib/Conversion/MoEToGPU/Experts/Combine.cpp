@@ -9,7 +9,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Emit/ThreadBuilder.h"
-#include "ThreadLowerings.h"
+#include "Schedules.h"
 
 #include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
@@ -220,39 +220,51 @@ void CombiningThread::emit(ValueRange ids) {
 }
 
 //===----------------------------------------------------------------------===//
-// Pattern
+// Schedule
 //===----------------------------------------------------------------------===//
 
+/// Its blocks lie along features, too, so that no loop over rows cuts it.
+static SmallVector<KernelChoice<CombineOp>> getChoices(CombineOp op,
+                                                       BlockShape block) {
+  return {{KernelConfigAttr::get(op.getContext(), /*rows=*/0, /*threads=*/0,
+                                 KernelSchedule::Any, KernelLoop::Kernel,
+                                 /*shared_bytes=*/0),
+           [=](WarpBuilder &b, CombineOp op) {
+             Shape shape(b, op, block);
+             SmallVector<Value> ids = createGrid(b, shape.numBlocks);
+             CombiningThread(b, op, shape).emit(ids);
+           }}};
+}
+
+static constexpr Schedule<CombineOp> kSchedules[] = {
+    {KernelSchedule::Any,
+     "a configuration as moe-select-kernel-config chooses it", getChoices},
+};
+
+ArrayRef<Schedule<CombineOp>> mlir::moe::getCombineSchedules() {
+  return kSchedules;
+}
+
 namespace {
-struct CombineToGrid : OpRewritePattern<CombineOp> {
+struct CombineToGrid : ScheduleToThreads<CombineOp> {
   CombineToGrid(MLIRContext *context, BlockShape block)
-      : OpRewritePattern(context), block(block) {}
+      : ScheduleToThreads(context, getCombineSchedules(), block) {}
 
   LogicalResult matchAndRewrite(CombineOp op,
                                 PatternRewriter &rewriter) const override {
     if (!op.hasPureBufferSemantics())
       return rewriter.notifyMatchFailure(op, "expected buffers");
-    ThreadBuilder b(op.getLoc(), rewriter);
-    Shape shape(b, op, block);
-    SmallVector<Value> ids = createGrid(b, shape.numBlocks);
-    CombiningThread(b, op, shape).emit(ids);
-    rewriter.eraseOp(op);
-    return success();
+    keepPossibleConfig(op, getConfigs(schedules, op, block),
+                       "moe-distribute-to-grid");
+    return ScheduleToThreads::matchAndRewrite(op, rewriter);
   }
-
-  BlockShape block;
 };
 } // namespace
 
-void mlir::moe::addCombineFacts(KernelFacts &facts) {
-  // Its blocks lie along features, too, so that no loop over rows cuts it.
-  facts.addConfigs<CombineOp>(
-      [](CombineOp op) -> SmallVector<KernelConfigAttr> {
-        return {KernelConfigAttr::get(op.getContext(), /*rows=*/0,
-                                      /*threads=*/0, KernelSchedule::Any,
-                                      KernelLoop::Kernel,
-                                      /*shared_bytes=*/0)};
-      });
+void mlir::moe::addCombineFacts(KernelFacts &facts, BlockShape block) {
+  facts.addConfigs<CombineOp>([=](CombineOp op) {
+    return getConfigs(getCombineSchedules(), op, block);
+  });
 }
 
 void mlir::moe::populateCombineToGridPatterns(RewritePatternSet &patterns,

@@ -64,12 +64,10 @@ static Value takeColumns(WarpBuilder &b, Value buffer, Value offset,
   return memref::SubViewOp::create(b, buffer, offsets, sizes, steps);
 }
 
-/// Calls `emit` with the op, or with one op for each group of its columns of
-/// values and results. All groups write the same log-sum-exps.
-static void forEachColumnGroup(WarpBuilder &b, SoftmaxMixOp op,
-                               BlockShape block,
+/// Calls `emit` with the op, or with one op for each of `groups` groups of its
+/// columns of values and results. All groups write the same log-sum-exps.
+static void forEachColumnGroup(WarpBuilder &b, SoftmaxMixOp op, int64_t groups,
                                function_ref<void(SoftmaxMixOp)> emit) {
-  int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
   if (groups == 1)
     return emit(op);
   int64_t columns = cast<MemRefType>(op.getV().getType()).getShape().back();
@@ -129,42 +127,16 @@ static KernelConfigAttr makeConfig(SoftmaxMixOp op, KernelSchedule schedule,
       isShared ? KernelLoop::Shared : KernelLoop::Own, shape.sharedBytes);
 }
 
-static SmallVector<KernelConfigAttr> getWarpgroupConfigs(SoftmaxMixOp op,
-                                                         BlockShape block) {
-  SmallVector<KernelConfigAttr> configs;
-  if (block.hasWgmma)
-    for (MixShape shape : getWarpgroupShapes(op, block.sharedBytes))
-      configs.push_back(makeConfig(op, KernelSchedule::Wgmma, shape, block));
-  return configs;
-}
-
-static SmallVector<KernelConfigAttr> getTensorConfigs(SoftmaxMixOp op,
-                                                      BlockShape block) {
-  if (!hasTensorTypes(op) || !hasThreadKernel(op))
+static SmallVector<KernelChoice<SoftmaxMixOp>>
+getWarpgroupChoices(SoftmaxMixOp op, BlockShape block) {
+  if (!block.hasWgmma)
     return {};
-  int64_t columns = getNumColumns(op);
-  int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
-  SmallVector<MixShape> shapes =
-      getTensorShapes(op, columns, block.sharedBytes);
-  if (groups > 1) {
-    // Each group has a shape of its own.
-    if (getTensorShapes(op, columns / groups, block.sharedBytes).empty())
-      return {};
-    MixShape plain = getFloatShape(op);
-    shapes = {MixShape{plain.numThreads,
-                       shapes.empty() ? plain.tileRows : shapes[0].tileRows,
-                       /*sharedBytes=*/0}};
-  }
-  return llvm::map_to_vector(shapes, [&](MixShape shape) {
-    return makeConfig(op, KernelSchedule::Mma, shape, block);
-  });
-}
-
-static SmallVector<KernelConfigAttr> getFloatConfigs(SoftmaxMixOp op,
-                                                     BlockShape block) {
-  if (!hasThreadKernel(op))
-    return {};
-  return {makeConfig(op, KernelSchedule::Float, getFloatShape(op), block)};
+  return llvm::map_to_vector(
+      planMixOnWarpgroups(op, block.sharedBytes), [&](const MixPlan &plan) {
+        return KernelChoice<SoftmaxMixOp>{
+            makeConfig(op, KernelSchedule::Wgmma, plan.shape, block),
+            plan.emit};
+      });
 }
 
 static constexpr StringLiteral kWgmmaRequirement =
@@ -174,7 +146,7 @@ static constexpr StringLiteral kWgmmaRequirement =
 
 /// The user may have expected the fastest kernel of the chip.
 static void reportWithoutWgmma(SoftmaxMixOp op, BlockShape block) {
-  if (!block.hasWgmma || !getWarpgroupConfigs(op, block).empty())
+  if (!block.hasWgmma || !getWarpgroupChoices(op, block).empty())
     return;
   remark::missed(op.getLoc(), remark::RemarkOpts::name("Wgmma").category(
                                   "convert-moe-to-gpu"))
@@ -182,35 +154,74 @@ static void reportWithoutWgmma(SoftmaxMixOp op, BlockShape block) {
       << remark::reason("its kernel expects {0}", kWgmmaRequirement);
 }
 
+/// Takes the columns of the values in groups, each by `plan`.
+static KernelChoice<SoftmaxMixOp> chooseGroups(SoftmaxMixOp op,
+                                               KernelSchedule schedule,
+                                               const MixPlan &plan,
+                                               BlockShape block) {
+  int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
+  return {makeConfig(op, schedule, plan.shape, block),
+          [=](WarpBuilder &b, SoftmaxMixOp op) {
+            reportWithoutWgmma(op, block);
+            forEachColumnGroup(b, op, groups, [&](SoftmaxMixOp group) {
+              plan.emit(b, group);
+            });
+          }};
+}
+
+/// The plan for `columns` columns of the values, of which the kernel takes
+/// `groups` groups one after the other: that of no more rows than all columns
+/// would have.
+static SmallVector<MixPlan> planGroups(SoftmaxMixOp op, int64_t columns,
+                                       int64_t groups, BlockShape block) {
+  SmallVector<MixPlan> whole =
+      planMixOnTensorCores(op, columns, block.sharedBytes);
+  SmallVector<MixPlan> plans =
+      planMixOnTensorCores(op, columns / groups, block.sharedBytes);
+  if (plans.empty())
+    return {};
+  MixShape shape = planMixOnFloatUnits(op).shape;
+  shape.sharedBytes = 0;
+  if (!whole.empty())
+    shape.tileRows = whole.front().shape.tileRows;
+  auto *fits = llvm::find_if(plans, [&](const MixPlan &plan) {
+    return plan.shape.tileRows <= shape.tileRows;
+  });
+  return {{shape, (fits == plans.end() ? plans.front() : *fits).emit}};
+}
+
+static SmallVector<KernelChoice<SoftmaxMixOp>>
+getTensorChoices(SoftmaxMixOp op, BlockShape block) {
+  if (!hasTensorTypes(op) || !hasThreadKernel(op))
+    return {};
+  int64_t columns = getNumColumns(op);
+  int64_t groups = getNumColumnGroups(op, getMostColumns(op, block));
+  SmallVector<MixPlan> plans =
+      groups > 1 ? planGroups(op, columns, groups, block)
+                 : planMixOnTensorCores(op, columns, block.sharedBytes);
+  return llvm::map_to_vector(plans, [&](const MixPlan &plan) {
+    return chooseGroups(op, KernelSchedule::Mma, plan, block);
+  });
+}
+
+static SmallVector<KernelChoice<SoftmaxMixOp>>
+getFloatChoices(SoftmaxMixOp op, BlockShape block) {
+  if (!hasThreadKernel(op))
+    return {};
+  return {
+      chooseGroups(op, KernelSchedule::Float, planMixOnFloatUnits(op), block)};
+}
+
 static constexpr Schedule<SoftmaxMixOp> kSchedules[] = {
-    {KernelSchedule::Wgmma, kWgmmaRequirement, getWarpgroupConfigs,
-     [](WarpBuilder &b, SoftmaxMixOp op, KernelConfigAttr config,
-        BlockShape block) {
-       emitMixOnWarpgroups(b, op, config.getRows(), block.sharedBytes);
-     }},
+    {KernelSchedule::Wgmma, kWgmmaRequirement, getWarpgroupChoices},
     {KernelSchedule::Mma,
      "queries and keys of one 16-bit type, and a multiple of 8 features whose "
      "rows start at multiples of 16 bytes",
-     getTensorConfigs,
-     [](WarpBuilder &b, SoftmaxMixOp op, KernelConfigAttr config,
-        BlockShape block) {
-       reportWithoutWgmma(op, block);
-       int64_t sharedBytes = config.getSharedBytes() ? config.getSharedBytes()
-                                                     : block.sharedBytes;
-       forEachColumnGroup(b, op, block, [&](SoftmaxMixOp group) {
-         emitMixOnTensorCores(b, group, config.getRows(), sharedBytes);
-       });
-     }},
+     getTensorChoices},
     {KernelSchedule::Float,
      "a static number of columns of the values, in at most 16 equal groups of "
      "at most 256",
-     getFloatConfigs,
-     [](WarpBuilder &b, SoftmaxMixOp op, KernelConfigAttr, BlockShape block) {
-       reportWithoutWgmma(op, block);
-       forEachColumnGroup(b, op, block, [&](SoftmaxMixOp group) {
-         emitMixOnFloatUnits(b, group);
-       });
-     }},
+     getFloatChoices},
 };
 
 ArrayRef<Schedule<SoftmaxMixOp>> mlir::moe::getSoftmaxMixSchedules() {

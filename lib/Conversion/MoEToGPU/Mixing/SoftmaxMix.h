@@ -20,28 +20,25 @@ struct MixShape {
   int64_t numThreads, tileRows, sharedBytes;
 };
 
+/// A shape, and what emits the op on buffers in it.
+struct MixPlan {
+  MixShape shape;
+  std::function<void(WarpBuilder &b, SoftmaxMixOp op)> emit;
+};
+
 /// The columns of the values; 0 if there are none.
 inline int64_t getNumColumns(SoftmaxMixOp op) {
   Value v = op.getV();
   return v ? cast<ShapedType>(v.getType()).getShape().back() : 0;
 }
 
-/// The shapes in which a kernel runs the op, on tensors or buffers, with at
-/// most `sharedBytes` of shared memory, best first.
-SmallVector<MixShape> getWarpgroupShapes(SoftmaxMixOp op, int64_t sharedBytes);
+/// The plans by which a kernel runs the op, on tensors or buffers, with at most
+/// `sharedBytes` of shared memory, best first.
+SmallVector<MixPlan> planMixOnWarpgroups(SoftmaxMixOp op, int64_t sharedBytes);
 /// Of the op with `numColumns` of its columns of values.
-SmallVector<MixShape> getTensorShapes(SoftmaxMixOp op, int64_t numColumns,
-                                      int64_t sharedBytes);
-MixShape getFloatShape(SoftmaxMixOp op);
-
-/// Emits the kernel in its best shape of at most `maxRows` queries and
-/// `sharedBytes` of shared memory; on tensor cores in its first one of such
-/// memory where all have more queries.
-void emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op, int64_t maxRows,
-                         int64_t sharedBytes);
-void emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op, int64_t maxRows,
-                          int64_t sharedBytes);
-void emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op);
+SmallVector<MixPlan> planMixOnTensorCores(SoftmaxMixOp op, int64_t numColumns,
+                                          int64_t sharedBytes);
+MixPlan planMixOnFloatUnits(SoftmaxMixOp op);
 
 } // namespace mlir::moe
 

@@ -37,21 +37,30 @@ static KernelConfigAttr makeConfig(OpTy op, int64_t rows, int64_t threads,
 
 /// On tensor cores a block goes over all columns for each tile.
 template <typename OpTy>
-static SmallVector<KernelConfigAttr> getTensorConfigs(OpTy op,
-                                                      BlockShape block) {
-  if (std::optional<int64_t> rows =
-          getTensorGradientRows(MixGradient(op), block.sharedBytes))
-    return {makeConfig(op, *rows, kMixThreads, KernelSchedule::Mma,
-                       KernelLoop::Own)};
-  return {};
+static SmallVector<KernelChoice<OpTy>> getTensorChoices(OpTy op,
+                                                        BlockShape block) {
+  std::optional<TensorGradientPlan> plan =
+      planGradientOnTensorCores(MixGradient(op), block.sharedBytes);
+  if (!plan)
+    return {};
+  return {{makeConfig(op, plan->tileRows, kMixThreads, KernelSchedule::Mma,
+                      KernelLoop::Own),
+           [plan = *plan](WarpBuilder &b, OpTy op) {
+             plan.emit(b, MixGradient(op));
+           }}};
 }
 
 template <typename OpTy>
-static SmallVector<KernelConfigAttr> getFloatConfigs(OpTy op, BlockShape) {
+static SmallVector<KernelChoice<OpTy>> getFloatChoices(OpTy op,
+                                                       BlockShape block) {
   if (!hasThreadKernel(op))
     return {};
-  return {makeConfig(op, /*rows=*/0, /*threads=*/0, KernelSchedule::Float,
-                     KernelLoop::Shared)};
+  return {{makeConfig(op, /*rows=*/0, /*threads=*/0, KernelSchedule::Float,
+                      KernelLoop::Shared),
+           [=](WarpBuilder &b, OpTy op) {
+             emitGradientOnFloatUnits(b, MixGradient(op),
+                                      Workers::ofBlock(b, block));
+           }}};
 }
 
 template <typename OpTy>
@@ -60,15 +69,9 @@ static constexpr Schedule<OpTy> kSchedules[] = {
      "queries and keys of one 16-bit type, a multiple of 8 features whose rows "
      "start at multiples of 16 bytes, and up to 256 columns of the values; few "
      "enough of both for the registers",
-     getTensorConfigs<OpTy>,
-     [](WarpBuilder &b, OpTy op, KernelConfigAttr, BlockShape block) {
-       emitGradientOnTensorCores(b, MixGradient(op), block.sharedBytes);
-     }},
+     getTensorChoices<OpTy>},
     {KernelSchedule::Float, "rows of a static width of at most 1024",
-     getFloatConfigs<OpTy>,
-     [](WarpBuilder &b, OpTy op, KernelConfigAttr, BlockShape block) {
-       emitGradientOnFloatUnits(b, MixGradient(op), Workers::ofBlock(b, block));
-     }},
+     getFloatChoices<OpTy>},
 };
 
 ArrayRef<Schedule<SoftmaxMixBackwardDqOp>>

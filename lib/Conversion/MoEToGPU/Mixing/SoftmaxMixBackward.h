@@ -12,13 +12,15 @@
 
 namespace mlir::moe {
 
-/// Rows that a block takes at a time on tensor cores with `sharedBytes` of
-/// shared memory; nullopt if the gradient cannot run there.
-std::optional<int64_t> getTensorGradientRows(MixGradient mix,
-                                             int64_t sharedBytes);
-/// Emits such a gradient.
-void emitGradientOnTensorCores(WarpBuilder &b, MixGradient mix,
-                               int64_t sharedBytes);
+/// How a block computes the gradient on tensor cores: rows that it takes at a
+/// time, and what emits that.
+struct TensorGradientPlan {
+  int64_t tileRows;
+  std::function<void(WarpBuilder &b, MixGradient mix)> emit;
+};
+/// With `sharedBytes` of shared memory; nullopt if it cannot.
+std::optional<TensorGradientPlan>
+planGradientOnTensorCores(MixGradient mix, int64_t sharedBytes);
 
 /// The widest rows that the registers of a warp accumulate.
 inline constexpr int64_t kMaxGradientWidth = 1024;

@@ -68,12 +68,6 @@ static std::optional<GradientPlan> makePlan(MixGradient mix,
   return std::nullopt;
 }
 
-std::optional<int64_t> mlir::moe::getTensorGradientRows(MixGradient mix,
-                                                        int64_t sharedBytes) {
-  std::optional<GradientPlan> plan = makePlan(mix, sharedBytes);
-  return plan ? std::optional(plan->tileRows) : std::nullopt;
-}
-
 //===----------------------------------------------------------------------===//
 // Emitter
 //===----------------------------------------------------------------------===//
@@ -330,7 +324,13 @@ void TensorGradient::emit() {
   });
 }
 
-void mlir::moe::emitGradientOnTensorCores(WarpBuilder &b, MixGradient mix,
-                                          int64_t sharedBytes) {
-  TensorGradient(b, mix, *makePlan(mix, sharedBytes)).emit();
+std::optional<TensorGradientPlan>
+mlir::moe::planGradientOnTensorCores(MixGradient mix, int64_t sharedBytes) {
+  std::optional<GradientPlan> plan = makePlan(mix, sharedBytes);
+  if (!plan)
+    return std::nullopt;
+  return TensorGradientPlan{plan->tileRows,
+                            [plan = *plan](WarpBuilder &b, MixGradient mix) {
+                              TensorGradient(b, mix, plan).emit();
+                            }};
 }

@@ -33,26 +33,18 @@ static constexpr int64_t kPadding = 4;
 /// Rows and features of a tile that the lanes of a warp store at once.
 static constexpr int64_t kLaneRows = 4, kLaneFeatures = 8;
 
-MixShape mlir::moe::getFloatShape(SoftmaxMixOp op) {
-  int64_t rows = getNumColumns(op) > 32 ? 32 : 64;
-  int64_t features = kChunk * (rows + kKeys + 2 * kPadding) * 4;
-  int64_t weights = kKeys * rows * 4;
-  return {kMixThreads, rows,
-          features + weights + MixEmitter::getBiasBytes(op, kKeys)};
-}
-
 namespace {
 class FloatMix {
 public:
-  FloatMix(WarpBuilder &b, SoftmaxMixOp op)
-      : b(b), op(op), tileRows(getFloatShape(op).tileRows),
+  FloatMix(WarpBuilder &b, SoftmaxMixOp op, MixShape shape)
+      : b(b), op(op), tileRows(shape.tileRows),
         rowsEach(tileRows / kThreadRows), keysEach(kKeys / kThreadColumns),
         columnsEach(llvm::divideCeil(getNumColumns(op), kThreadColumns)),
         thread(b.thread()), threadRow(b.div(thread, kThreadColumns)),
         threadColumn(b.rem(thread, kThreadColumns)), mix(b, op, getLayout()) {
     int64_t features = kChunk * (tileRows + kKeys + 2 * kPadding) * 4;
     int64_t weightBytes = kKeys * tileRows * 4;
-    Value shared = b.reserveShared(getFloatShape(op).sharedBytes);
+    Value shared = b.reserveShared(shape.sharedBytes);
     queries = shared;
     keys = b.at(shared, kChunk * (tileRows + kPadding) * 4);
     values = shared;
@@ -326,6 +318,17 @@ void FloatMix::emitTile() {
   // The next tile's loop starts with a barrier.
 }
 
-void mlir::moe::emitMixOnFloatUnits(WarpBuilder &b, SoftmaxMixOp op) {
-  FloatMix(b, op).emit();
+static MixShape getShape(SoftmaxMixOp op) {
+  int64_t rows = getNumColumns(op) > 32 ? 32 : 64;
+  int64_t features = kChunk * (rows + kKeys + 2 * kPadding) * 4;
+  int64_t weights = kKeys * rows * 4;
+  return {kMixThreads, rows,
+          features + weights + MixEmitter::getBiasBytes(op, kKeys)};
+}
+
+MixPlan mlir::moe::planMixOnFloatUnits(SoftmaxMixOp op) {
+  MixShape shape = getShape(op);
+  return {shape, [=](WarpBuilder &b, SoftmaxMixOp op) {
+            FloatMix(b, op, shape).emit();
+          }};
 }

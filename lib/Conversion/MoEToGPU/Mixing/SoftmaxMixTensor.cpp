@@ -325,19 +325,14 @@ void TensorMix::emitTile() {
                   ValueRange(last).drop_front(sumsBegin));
 }
 
-SmallVector<MixShape> mlir::moe::getTensorShapes(SoftmaxMixOp op,
-                                                 int64_t numColumns,
-                                                 int64_t sharedBytes) {
+SmallVector<MixPlan> mlir::moe::planMixOnTensorCores(SoftmaxMixOp op,
+                                                     int64_t numColumns,
+                                                     int64_t sharedBytes) {
   return llvm::map_to_vector(
       getPlans(op, numColumns, sharedBytes), [](const TensorPlan &plan) {
-        return MixShape{kMixThreads, plan.tileRows, plan.getBytes()};
+        return MixPlan{{kMixThreads, plan.tileRows, plan.getBytes()},
+                       [=](WarpBuilder &b, SoftmaxMixOp op) {
+                         TensorMix(b, op, plan).emit();
+                       }};
       });
-}
-
-void mlir::moe::emitMixOnTensorCores(WarpBuilder &b, SoftmaxMixOp op,
-                                     int64_t maxRows, int64_t sharedBytes) {
-  SmallVector<TensorPlan> plans = getPlans(op, getNumColumns(op), sharedBytes);
-  auto *plan = llvm::find_if(
-      plans, [&](const TensorPlan &plan) { return plan.tileRows <= maxRows; });
-  TensorMix(b, op, plan == plans.end() ? plans.front() : *plan).emit();
 }

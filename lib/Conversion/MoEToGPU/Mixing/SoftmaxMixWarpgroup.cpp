@@ -509,21 +509,15 @@ void WarpgroupMix::mixValues(Value place, const Fragment &p,
 // Interface
 //===----------------------------------------------------------------------===//
 
-SmallVector<MixShape> mlir::moe::getWarpgroupShapes(SoftmaxMixOp op,
+SmallVector<MixPlan> mlir::moe::planMixOnWarpgroups(SoftmaxMixOp op,
                                                     int64_t sharedBytes) {
   return llvm::map_to_vector(
       getPlans(op, sharedBytes), [](const WarpgroupPlan &plan) {
-        return MixShape{kWarpgroupSize * (plan.consumers + 1), plan.tileRows,
-                        plan.getBytes()};
+        MixShape shape{kWarpgroupSize * (plan.consumers + 1), plan.tileRows,
+                       plan.getBytes()};
+        return MixPlan{shape, [=](WarpBuilder &builder, SoftmaxMixOp op) {
+                         WarpgroupBuilder b(op.getLoc(), builder);
+                         WarpgroupMix(b, op, plan).emit();
+                       }};
       });
-}
-
-void mlir::moe::emitMixOnWarpgroups(OpBuilder &builder, SoftmaxMixOp op,
-                                    int64_t maxRows, int64_t sharedBytes) {
-  SmallVector<WarpgroupPlan> plans = getPlans(op, sharedBytes);
-  auto *plan = llvm::find_if(plans, [&](const WarpgroupPlan &plan) {
-    return plan.tileRows <= maxRows;
-  });
-  WarpgroupBuilder b(op.getLoc(), builder);
-  WarpgroupMix(b, op, *plan).emit();
 }

@@ -126,7 +126,7 @@ static void store(ThreadBuilder &b, RouterLogitsOp op, Value sum, Value lane,
 /// The warps of a block take the patches in turns; a patch that hangs over the
 /// end computes its last row or expert again and does not store it.
 static void emitOnFloatUnits(WarpBuilder &b, RouterLogitsOp op,
-                             KernelConfigAttr, BlockShape block) {
+                             BlockShape block) {
   OpBuilder::InsertionGuard guard(b);
   Value z = op.getOuts()[0];
   int64_t expertDim = cast<MemRefType>(z.getType()).getRank() - 1;
@@ -159,7 +159,7 @@ planProducts(RouterLogitsOp op, int64_t maxRows, BlockShape block) {
 }
 
 static void emitOnTensorCores(WarpBuilder &b, RouterLogitsOp op,
-                              KernelConfigAttr, BlockShape block) {
+                              BlockShape block) {
   Value h = op.getH(), weight = op.getWeight();
   int64_t experts = cast<MemRefType>(weight.getType()).getDimSize(0);
   // Of the tokens, whose tile shows its bound: the logits may come from a
@@ -183,52 +183,54 @@ static KernelConfigAttr makeConfig(RouterLogitsOp op, int64_t rows,
                                KernelLoop::Shared, /*shared_bytes=*/0);
 }
 
-static SmallVector<KernelConfigAttr> getTensorConfigs(RouterLogitsOp op,
-                                                      int64_t rows,
-                                                      KernelSchedule schedule,
-                                                      BlockShape block) {
+using Choices = SmallVector<KernelChoice<RouterLogitsOp>>;
+
+static Choices getTensorChoices(RouterLogitsOp op, int64_t rows,
+                                KernelSchedule schedule, BlockShape block) {
   if (!planProducts(op, rows, block))
     return {};
-  return {makeConfig(op, rows, kProductThreads, schedule)};
+  return {{makeConfig(op, rows, kProductThreads, schedule),
+           [=](WarpBuilder &b, RouterLogitsOp op) {
+             emitOnTensorCores(b, op, block);
+           }}};
 }
 
 /// A tile reads all weights, so it takes as many rows as tensor cores multiply
 /// at once.
-static SmallVector<KernelConfigAttr> getMmaConfigs(RouterLogitsOp op,
-                                                   BlockShape block) {
+static Choices getMmaChoices(RouterLogitsOp op, BlockShape block) {
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
-  return getTensorConfigs(op, getProductRows(experts), KernelSchedule::Mma,
+  return getTensorChoices(op, getProductRows(experts), KernelSchedule::Mma,
                           block);
 }
 
 /// Where all loops are those of few tokens, a tile has their rows.
-static SmallVector<KernelConfigAttr> getSplitConfigs(RouterLogitsOp op,
-                                                     BlockShape block) {
+static Choices getSplitChoices(RouterLogitsOp op, BlockShape block) {
   if (!canSplitFewTokens(op, block))
     return {};
   int64_t experts = cast<ShapedType>(op.getWeight().getType()).getDimSize(0);
   int64_t rows = hasFewTokens(op) ? kSummedRows : getProductRows(experts);
-  return getTensorConfigs(op, rows, KernelSchedule::MmaSplit, block);
+  return getTensorChoices(op, rows, KernelSchedule::MmaSplit, block);
 }
 
-static SmallVector<KernelConfigAttr> getFloatConfigs(RouterLogitsOp op,
-                                                     BlockShape) {
-  return {makeConfig(op, /*rows=*/0, /*threads=*/0, KernelSchedule::Float)};
+static Choices getFloatChoices(RouterLogitsOp op, BlockShape block) {
+  return {{makeConfig(op, /*rows=*/0, /*threads=*/0, KernelSchedule::Float),
+           [=](WarpBuilder &b, RouterLogitsOp op) {
+             emitOnFloatUnits(b, op, block);
+           }}};
 }
 
 static constexpr Schedule<RouterLogitsOp> kSchedules[] = {
     {KernelSchedule::MmaSplit,
      "what 'mma' does, an unknown number of tokens or at most 256, at least "
      "1024 features, a multiple of 64, and a multiple of 32 experts",
-     getSplitConfigs, emitOnTensorCores},
+     getSplitChoices},
     {KernelSchedule::Mma,
      "tokens and weights of one 16-bit type in the GPU's memory, a multiple of "
      "8 features whose rows start at multiples of 16 bytes, static weights, "
      "and blocks of 128 threads with more than 48 KiB of shared memory",
-     getMmaConfigs, emitOnTensorCores},
+     getMmaChoices},
     {KernelSchedule::Float,
-     "a configuration as moe-select-kernel-config chooses it", getFloatConfigs,
-     emitOnFloatUnits},
+     "a configuration as moe-select-kernel-config chooses it", getFloatChoices},
 };
 
 ArrayRef<Schedule<RouterLogitsOp>> mlir::moe::getRouterLogitsSchedules() {

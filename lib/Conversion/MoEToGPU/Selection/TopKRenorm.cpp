@@ -6,7 +6,7 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "ThreadLowerings.h"
+#include "Schedules.h"
 #include "TopKSelection.h"
 
 #include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
@@ -178,22 +178,92 @@ void RowSelection::storeSlots(ArrayRef<Value> gates, Value isRow) {
 }
 
 //===----------------------------------------------------------------------===//
-// Pattern
+// Schedule
 //===----------------------------------------------------------------------===//
 
 /// 64 keys of 64 bits are 128 registers of a lane.
 static constexpr int64_t kMaxExperts = 64 * kWarpSize;
 
-namespace {
+static bool hasThreadKernel(TopKRenormOp op) {
+  int64_t experts = op.getNumExperts();
+  return !ShapedType::isDynamic(experts) && experts <= kMaxExperts &&
+         !ShapedType::isDynamic(op.getNumSelected());
+}
+
 /// The groups of lanes of a block take the rows in turns, or one each where
 /// there are enough of them:
 ///
 ///   for base in 0..rows step groups:
 ///     row = base + group             (all lanes stay in the loop: shuffles)
 ///     select in row min(row, rows - 1), store if row < rows
-struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
+static void emitSelection(ThreadBuilder &b, TopKRenormOp op, BlockShape block) {
+  // Of the gates, whose tile shows its bound: scores may come from a cast.
+  Value numRows = getNumRows(b, op.getGatesInit(), /*numInner=*/1);
+  std::optional<int64_t> maxRows = getMaxRows(numRows);
+  // How many lanes the block has for each of its rows.
+  LaneShape shape(op, maxRows ? std::min(block.numThreads / *maxRows, kWarpSize)
+                              : 1);
+  Value thread = b.toI32(gpu::ThreadIdOp::create(b, gpu::Dimension::x));
+  Value lane = b.op<arith::RemUIOp>(thread, b.i32(shape.lanes));
+  Value group = b.toIndex(b.op<arith::DivUIOp>(thread, b.i32(shape.lanes)));
+  int64_t groups = block.numThreads / shape.lanes;
+  Value last = b.sub(numRows, b.index(1));
+  auto emitRow = [&](Value row) {
+    Value isRow = b.compare(CmpIPredicate::ult, row, numRows);
+    RowSelection(b, op, shape, lane)
+        .emit(b.op<arith::MinUIOp>(row, last), isRow);
+  };
+  if (maxRows && *maxRows <= groups)
+    return emitRow(group);
+  OpBuilder::InsertionGuard guard(b);
+  auto loop = scf::ForOp::create(b, b.index(0), numRows, b.index(groups));
+  b.setInsertionPointToStart(loop.getBody());
+  emitRow(b.add(loop.getInductionVar(), group));
+}
+
+/// Whether the rows are those that the block has from another op.
+static bool followsInBlock(TopKRenormOp op) {
+  Value scores = op.getScores();
+  if (auto collapse = scores.getDefiningOp<tensor::CollapseShapeOp>())
+    if (KernelConfigAttr before =
+            collapse.getSrc().getDefiningOp()
+                ? getKernelConfig(collapse.getSrc().getDefiningOp())
+                : KernelConfigAttr())
+      if (before.getLoop() == KernelLoop::Shared)
+        scores = collapse.getSrc();
+  return static_cast<bool>(scores.getDefiningOp<TilingInterface>());
+}
+
+/// A selection alone takes the rows that keep every thread of a block of usual
+/// size busy; behind another op it takes those that the block has.
+static SmallVector<KernelChoice<TopKRenormOp>> getChoices(TopKRenormOp op,
+                                                          BlockShape block) {
+  if (!hasThreadKernel(op) || followsInBlock(op))
+    return {};
+  int64_t rows =
+      BlockShape().numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
+  return {
+      {KernelConfigAttr::get(op.getContext(), rows, /*threads=*/0,
+                             KernelSchedule::Any, KernelLoop::Own,
+                             /*shared_bytes=*/0),
+       [=](WarpBuilder &b, TopKRenormOp op) { emitSelection(b, op, block); }}};
+}
+
+static constexpr StringLiteral kRequirement =
+    "static numbers of experts, at most 2048, and of choices";
+
+static constexpr Schedule<TopKRenormOp> kSchedules[] = {
+    {KernelSchedule::Any, kRequirement, getChoices},
+};
+
+ArrayRef<Schedule<TopKRenormOp>> mlir::moe::getTopKRenormSchedules() {
+  return kSchedules;
+}
+
+namespace {
+struct TopKRenormToThreads : ScheduleToThreads<TopKRenormOp> {
   TopKRenormToThreads(MLIRContext *context, BlockShape block)
-      : OpRewritePattern(context), block(block) {}
+      : ScheduleToThreads(context, getTopKRenormSchedules(), block) {}
 
   LogicalResult matchAndRewrite(TopKRenormOp op,
                                 PatternRewriter &rewriter) const override {
@@ -208,81 +278,20 @@ struct TopKRenormToThreads : OpRewritePattern<TopKRenormOp> {
                    << numExperts
                    << "; a row is held in the registers of a warp";
       });
-
     if (op.getNumValid())
       return rewriter.notifyMatchFailure(
           op, "expected no 'num_valid': a block does not know the position of "
               "its tile in the batch; pass a 'mask' instead");
-
-    ThreadBuilder b(op.getLoc(), rewriter);
-    // Of the gates, whose tile shows its bound: scores may come from a cast.
-    Value numRows = getNumRows(b, op.getGatesInit(), /*numInner=*/1);
-    LaneShape shape(op, getLanesPerRow(numRows));
-    Value thread = b.toI32(gpu::ThreadIdOp::create(b, gpu::Dimension::x));
-    Value lane = b.op<arith::RemUIOp>(thread, b.i32(shape.lanes));
-    Value group = b.toIndex(b.op<arith::DivUIOp>(thread, b.i32(shape.lanes)));
-    int64_t groups = block.numThreads / shape.lanes;
-    Value last = b.sub(numRows, b.index(1));
-    auto emitRow = [&](Value row) {
-      Value isRow = b.compare(CmpIPredicate::ult, row, numRows);
-      RowSelection(b, op, shape, lane)
-          .emit(b.op<arith::MinUIOp>(row, last), isRow);
-    };
-    if (std::optional<int64_t> maxRows = getMaxRows(numRows);
-        maxRows && *maxRows <= groups) {
-      emitRow(group);
-    } else {
-      auto loop = scf::ForOp::create(b, b.index(0), numRows, b.index(groups));
-      b.setInsertionPointToStart(loop.getBody());
-      emitRow(b.add(loop.getInductionVar(), group));
-    }
-    rewriter.eraseOp(op);
-    return success();
+    return ScheduleToThreads::matchAndRewrite(op, rewriter);
   }
-
-private:
-  /// How many lanes the block has for each of its rows.
-  int64_t getLanesPerRow(Value numRows) const {
-    std::optional<int64_t> maxRows = getMaxRows(numRows);
-    return maxRows ? std::min(block.numThreads / *maxRows, kWarpSize) : 1;
-  }
-
-  BlockShape block;
 };
 } // namespace
 
-static bool hasThreadKernel(TopKRenormOp op) {
-  int64_t experts = op.getNumExperts();
-  return !ShapedType::isDynamic(experts) && experts <= kMaxExperts &&
-         !ShapedType::isDynamic(op.getNumSelected());
-}
-
-/// A selection alone takes the rows that keep every thread busy; behind another
-/// op it takes those that the block has.
-static SmallVector<KernelConfigAttr> getConfigs(TopKRenormOp op,
-                                                BlockShape block) {
-  Value scores = op.getScores();
-  if (auto collapse = scores.getDefiningOp<tensor::CollapseShapeOp>())
-    if (KernelConfigAttr before =
-            collapse.getSrc().getDefiningOp()
-                ? getKernelConfig(collapse.getSrc().getDefiningOp())
-                : KernelConfigAttr())
-      if (before.getLoop() == KernelLoop::Shared)
-        scores = collapse.getSrc();
-  if (scores.getDefiningOp<TilingInterface>())
-    return {};
-  int64_t rows = block.numThreads / LaneShape(op, /*availableLanes=*/1).lanes;
-  return {KernelConfigAttr::get(op.getContext(), rows, /*threads=*/0,
-                                KernelSchedule::Any, KernelLoop::Own,
-                                /*shared_bytes=*/0)};
-}
-
 void mlir::moe::addTopKRenormFacts(KernelFacts &facts, BlockShape block) {
-  facts.addForms<TopKRenormOp>(
-      hasThreadKernel,
-      "static numbers of experts, at most 2048, and of choices");
-  facts.addConfigs<TopKRenormOp>(
-      [=](TopKRenormOp op) { return getConfigs(op, block); });
+  facts.addForms<TopKRenormOp>(hasThreadKernel, kRequirement);
+  facts.addConfigs<TopKRenormOp>([=](TopKRenormOp op) {
+    return getConfigs(getTopKRenormSchedules(), op, block);
+  });
 }
 
 void mlir::moe::populateTopKRenormToThreadsPatterns(RewritePatternSet &patterns,
