@@ -26,7 +26,14 @@ from ..raising.einsum import EinsumAsMatmul
 from ..raising.experts import raise_experts
 from ..raising.fold_layers import fold_layers, unfold_layers
 from ..raising.grouped_heads import pack_grouped_heads
-from ..raising.guards import bounds_of, conditions, fixed_symbols, input_shapes, symbols_refusing
+from ..raising.guards import (
+    bounds_of,
+    conditions,
+    first_unequal_symbol,
+    fixed_symbols,
+    input_shapes,
+    symbols_refusing,
+)
 from ..raising.plain_attention import raise_plain_attention
 from ..raising.raise_routing import raise_routing
 from ..raising.reading import is_assertion
@@ -263,8 +270,8 @@ def _trace_open(inputs, tensors, dims):
     choices = [dims, *([inside] if inside != dims else []), *([none] if none != inside else [])]
     for choice in choices:
         try:
-            program = _trace_of_several(inputs, tensors, choice)
-            return _trace_as_it_is(inputs, tensors, choice) if program is None else program
+            program, open_dims = _trace_of_several(inputs, tensors, choice)
+            return _trace_as_it_is(inputs, tensors, open_dims) if program is None else program
         except (RuntimeError, TypeError) as error:
             if choice is choices[-1] or not any(text in str(error) for text in _WANTS_NUMBERS):
                 raise
@@ -297,25 +304,30 @@ def _trace_of_several(inputs, tensors, dims):
 
     Of sizes that are all 1 torch's matmul makes a program for these alone, and
     no guard says so. Dims that the model itself asks to be 1 are closed. None
-    where nothing of the example has size 1, or two cannot be traced.
+    where nothing of the example has size 1, or two cannot be traced; with the
+    dims that may be open in a program of the example.
     """
+    known = dims
     while True:
         several = [_with_two(t, open_dims) for t, open_dims in zip(tensors, dims)]
         if all(a is b for a, b in zip(several, tensors)):
-            return None
+            return None, known
         try:
             program = _trace(inputs, several, dims)
         except Exception as error:  # the model's own code may refuse two, however it likes
             _log.debug("cannot trace two where the example has one: %s", error)
-            return None
+            return None, known
         refusing = symbols_refusing(program, tensors)
         if refusing is None:
-            return None
+            return None, known
         if not refusing:
-            return program
+            return program, dims
+        # Up to the first question that the example answers otherwise, its own trace is the same:
+        # the model asks it there, too.
+        known = _without(known, program, {first_unequal_symbol(program, tensors)})
         closed = _without(dims, program, refusing)
         if closed == dims:
-            return None
+            return None, known
         dims = closed
 
 

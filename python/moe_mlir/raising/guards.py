@@ -57,6 +57,23 @@ def symbols_refusing(program: ExportedProgram, tensors: Sequence[torch.Tensor]) 
 
     None where a size that the program fixed differs.
     """
+    values = _sizes_of(program, tensors)
+    if values is None:
+        return None
+    return {symbol for guard in _unmet(program, values) for symbol in guard.free_symbols}
+
+
+def first_unequal_symbol(program: ExportedProgram,
+                         tensors: Sequence[torch.Tensor]) -> sympy.Symbol | None:
+    """The symbol whose size the first guard that does not hold wants to be another number."""
+    guard = next(_unmet(program, _sizes_of(program, tensors) or {}), None)
+    is_one = guard is not None and guard.is_Relational and guard.rel_op == "!=" \
+        and guard.lhs.is_Symbol and guard.rhs.is_Integer
+    return guard.lhs if is_one else None
+
+
+def _sizes_of(program, tensors):
+    """The values of the program's symbols in these tensors; None where a fixed size differs."""
     values = {}
     for shape, tensor in zip(input_shapes(program), tensors):
         for size, actual in zip(shape, tensor.shape):
@@ -65,8 +82,13 @@ def symbols_refusing(program: ExportedProgram, tensors: Sequence[torch.Tensor]) 
                     return None
             elif size.node.expr.is_Symbol:
                 values[size.node.expr] = actual
-    return {symbol for guard in guards_of(program)
-            if guard.xreplace(values) != True for symbol in guard.free_symbols}  # noqa: E712 sympy
+    return values
+
+
+def _unmet(program, values):
+    """The guards that do not hold, in the order in which the model's code asked."""
+    return (guard for guard in guards_of(program)
+            if guard.xreplace(values) != True)  # noqa: E712 sympy
 
 
 def fixed_symbols(program: ExportedProgram) -> set[sympy.Symbol]:
