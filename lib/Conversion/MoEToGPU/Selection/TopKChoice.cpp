@@ -1,199 +1,203 @@
-//===- TopKChoice.cpp - Scores by which experts are chosen ----------------===//
+//===- TopKChoice.cpp - The experts chosen in a row -----------------------===//
+//
+// TopKSelection.h describes the algorithm.
+//
+//===----------------------------------------------------------------------===//
 
-#include "TopKSelection.h"
+#include "TopKChoice.h"
+#include "TopKGroups.h"
+#include "TopKKeys.h"
 
-#include "MoE/Dialect/MoE/IR/ScoreFunctions.h"
+#include "mlir/Dialect/MemRef/IR/MemRef.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
-using arith::CmpFPredicate;
 using arith::CmpIPredicate;
 
+/// Wide keys that a lane sorts; more would not stay in registers.
+static constexpr int64_t kMaxWideSort = 16;
+
 //===----------------------------------------------------------------------===//
-// Choice scores
+// Keys
 //===----------------------------------------------------------------------===//
 
-/// lhs / rhs for 0 <= lhs <= 1 <= rhs <= 2: what the division of IEEE takes
-/// where no exponent is extreme, without its branches, which would keep the
-/// scores of a lane from being computed together. Quotients below 2^-100 may
-/// differ in their last bit.
-static Value divideScores(ThreadBuilder &b, Value lhs, Value rhs) {
-  Value minus = b.neg(rhs), inverse = b.reciprocal(rhs);
-  inverse = b.fma(b.fma(minus, inverse, b.f32(1.0)), inverse, inverse);
-  Value quotient = b.mul(lhs, inverse);
-  for (int step = 0; step < 2; ++step)
-    quotient = b.fma(b.fma(minus, quotient, lhs), inverse, quotient);
-  return quotient;
+static Value noKey(ThreadBuilder &b, bool isPacked) {
+  return arith::ConstantOp::create(
+      b, b.getIntegerAttr(b.getIntegerType(isPacked ? 32 : 64), 0));
 }
 
-/// As in ScoreFunctions.cpp, but for the division.
-static Value sigmoid(ThreadBuilder &b, Value x) {
-  Value one = b.f32(1.0), t = b.exp(b.neg(b.abs(x)));
-  Value isNegative = b.less(x, b.f32(0.0));
-  return divideScores(b, b.select(isNegative, t, one), b.add(one, t));
-}
-
-Value RowSelection::score(Value x) {
-  if (form.function == ScoreFunction::Sigmoid)
-    return sigmoid(b, x);
-  if (isElementwise(form.function))
-    return buildScore(b, form.function, x);
-  Value weight = b.exp(b.sub(x, rowMax));
-  Value isEmpty = b.compare(CmpFPredicate::OEQ, rowSum, b.f32(0.0));
-  return b.div(weight, b.select(isEmpty, b.f32(1.0), rowSum));
-}
-
-SmallVector<Value> RowSelection::getChoiceScores() {
-  if (form.choosesByScores && op.getNGroup() == 1)
-    return scores;
-  SmallVector<Value> choice;
-  for (auto [j, x] : llvm::enumerate(scores)) {
-    Value c = form.choosesByScores ? x : score(x);
-    if (Value bias = op.getSelectBias()) {
-      Value expert = experts[j];
-      if (exists(j))
-        expert = b.minSigned(expert, b.i32(numExperts - 1));
-      c = b.add(c, b.loadF32(bias, b.toIndex(expert)));
-    }
-    choice.push_back(c);
-  }
-  return choice;
-}
-
-Value RowSelection::isInGroup(int64_t j, int64_t group) {
-  int64_t size = numExperts / op.getNGroup();
-  int64_t first = shape.getFirstExpert(j);
-  int64_t last = first + (shape.lanes - 1) * shape.width;
-  int64_t begin = group * size, end = begin + size;
-  if (last < begin || first >= end)
-    return {};
-  if (first >= begin && last < end)
-    return b.boolean(true);
-  return b.both(b.compare(CmpIPredicate::sge, experts[j], b.i32(begin)),
-                b.compare(CmpIPredicate::slt, experts[j], b.i32(end)));
-}
-
-namespace {
-/// The two largest of what was added. A NaN counts as -inf here: the gates of
-/// its row are NaN whatever is selected.
-struct TwoLargest {
-  explicit TwoLargest(ThreadBuilder &b)
-      : b(b), first(b.negInfinity()), second(first) {}
-
-  void add(Value value) {
-    merge(b.maximumNumber(value, b.negInfinity()), b.negInfinity());
-  }
-  /// Adds those of the lanes with which `lanes` lanes share them.
-  void addLanes(int64_t lanes, bool needsSecond) {
-    for (int64_t distance = 1; distance < lanes; distance *= 2) {
-      Value otherFirst = b.shuffleXor(first, distance);
-      merge(otherFirst,
-            needsSecond ? b.shuffleXor(second, distance) : b.negInfinity());
-    }
-  }
-
-  ThreadBuilder &b;
-  Value first, second;
-
-private:
-  /// first = max(first, first'), second = max(min(first, first'), second,
-  /// second')
-  void merge(Value otherFirst, Value otherSecond) {
-    Value lower = b.minimumNumber(first, otherFirst);
-    first = b.maximumNumber(first, otherFirst);
-    second = b.maximumNumber(b.maximumNumber(second, otherSecond), lower);
-  }
-};
-} // namespace
-
-static bool sumsTwo(TopKRenormOp op) {
-  return op.getGroupScore() == GroupScore::Top2Sum &&
-         op.getNumExperts() / op.getNGroup() > 1;
-}
-
-/// The value of each group, the same in all lanes.
-SmallVector<Value> RowSelection::getGroupValues(ArrayRef<Value> choice) {
-  SmallVector<Value> values;
-  for (int64_t group = 0, e = op.getNGroup(); group < e; ++group) {
-    TwoLargest best(b);
-    for (int64_t j = 0; j < shape.keysPerLane; ++j)
-      if (Value inGroup = isInGroup(j, group))
-        best.add(b.select(inGroup, choice[j], b.negInfinity()));
-    best.addLanes(shape.lanes, sumsTwo(op));
-    values.push_back(sumsTwo(op) ? b.add(best.first, best.second) : best.first);
-  }
-  return values;
-}
-
-int64_t RowSelection::getLanesOfGroup() {
-  int64_t size = numExperts / op.getNGroup(), lanes = size / shape.width;
-  int64_t perAccess = shape.lanes * shape.width;
-  bool isAligned = shape.lanes == kWarpSize && size % shape.width == 0 &&
-                   llvm::isPowerOf2_64(lanes) && lanes < kWarpSize &&
-                   numExperts % perAccess == 0;
-  return isAligned ? lanes : 0;
-}
-
-/// As findDropped, but each lane finds the value and the rank of the groups
-/// that it has a part of, one an access, and learns the values of the others:
-/// a short chain where one warp has little else to do.
-SmallVector<Value> RowSelection::findDroppedOfWarp(ArrayRef<Value> choice,
-                                                   int64_t lanes) {
-  int64_t perAccess = kWarpSize / lanes;
-  SmallVector<Value> own, keys;
-  for (int64_t j = 0; j < shape.keysPerLane; j += shape.width) {
-    TwoLargest best(b);
-    for (Value value : choice.slice(j, shape.width))
-      best.add(value);
-    best.addLanes(lanes, sumsTwo(op));
-    own.push_back(WideKeys::ordered(
-        b, sumsTwo(op) ? b.add(best.first, best.second) : best.first));
-    for (int64_t i = 0; i < perAccess; ++i)
-      keys.push_back(b.shuffleFrom(own.back(), b.i32(i * lanes)));
-  }
-  SmallVector<Value> dropped;
-  for (auto [access, key] : llvm::enumerate(own)) {
-    Value group = b.add(b.op<arith::DivUIOp>(lane, b.i32(lanes)),
-                        b.i32(access * perAccess));
-    Value rank = b.i32(0);
-    for (auto [number, other] : llvm::enumerate(keys)) {
-      Value isLower = b.compare(CmpIPredicate::ult, b.i32(number), group);
-      Value isBefore =
-          b.either(b.compare(CmpIPredicate::ugt, other, key),
-                   b.both(b.compare(CmpIPredicate::eq, other, key), isLower));
-      rank = b.add(rank, b.select(isBefore, b.i32(1), b.i32(0)));
-    }
-    Value loses = b.compare(CmpIPredicate::sge, rank, b.i32(op.getTopkGroup()));
-    dropped.append(shape.width, loses);
-  }
-  return dropped;
-}
-
-/// Whether each expert of the lane is outside of the topk_group best groups.
-SmallVector<Value> RowSelection::findDropped(ArrayRef<Value> choice) {
-  if (int64_t lanes = getLanesOfGroup())
-    return findDroppedOfWarp(choice, lanes);
-  int64_t numGroups = op.getNGroup(), numKept = op.getTopkGroup();
-  // +inf plus -inf is a NaN; as a key it ranks last.
+/// The keys of the lane as if it were the first: `addLane` makes up for it.
+SmallVector<Value> ExpertChoice::makePackedKeys() {
+  PackedKeys layout(b, getElementTypeOrSelf(row.op.getScores().getType()));
+  SmallVector<Value> ordered = llvm::map_to_vector(
+      scores.getNegated(), [&](Value word) { return layout.order(word); });
   SmallVector<Value> keys;
-  for (Value value : getGroupValues(choice))
-    keys.push_back(WideKeys::ordered(b, value));
-
-  // rank[g] = the number of groups before g; of equal ones the lower is first.
-  SmallVector<Value> ranks(numGroups, b.i32(0));
-  for (int64_t g = 0; g < numGroups; ++g)
-    for (int64_t higher = g + 1; higher < numGroups; ++higher) {
-      Value later = b.compare(CmpIPredicate::uge, keys[g], keys[higher]);
-      ranks[higher] = b.add(ranks[higher], b.select(later, b.i32(1), b.i32(0)));
-      ranks[g] = b.add(ranks[g], b.select(later, b.i32(0), b.i32(1)));
-    }
-  SmallVector<Value> dropped(shape.keysPerLane, b.boolean(false));
-  for (int64_t g = 0; g < numGroups; ++g) {
-    Value loses = b.compare(CmpIPredicate::sge, ranks[g], b.i32(numKept));
-    for (int64_t j = 0; j < shape.keysPerLane; ++j)
-      if (Value inGroup = isInGroup(j, g))
-        dropped[j] = b.either(dropped[j], b.both(inGroup, loses));
+  int64_t perWord = row.shape.width > 1 ? 2 : 1;
+  for (int64_t j = 0; j < row.shape.keysPerLane; ++j) {
+    Value key = layout.make(ordered[j / perWord], j % perWord == 1,
+                            row.shape.getFirstExpert(j));
+    if (Value isExpert = scores.exists(j))
+      key = b.select(isExpert, key, noKey(b, true));
+    keys.push_back(key);
   }
-  return dropped;
+  return keys;
+}
+
+SmallVector<Value> ExpertChoice::makeWideKeys(ArrayRef<Value> choice) {
+  SmallVector<Value> keys, dropped;
+  if (row.op.getNGroup() > 1)
+    dropped = ExpertGroups(row, scores, choice).findDropped();
+  for (int64_t j = 0; j < row.shape.keysPerLane; ++j) {
+    Value key = WideKeys::make(b, choice[j], scores.getExperts()[j]);
+    if (Value isExpert = scores.exists(j))
+      key = b.select(isExpert, key, noKey(b, false));
+    // The groups that stay have k experts or more: no such key is chosen.
+    if (!dropped.empty())
+      key = b.select(dropped[j], noKey(b, false), key);
+    keys.push_back(key);
+  }
+  return keys;
+}
+
+SmallVector<Value> ExpertChoice::keepHighestOfLane(ArrayRef<Value> keys) {
+  size_t size = llvm::PowerOf2Ceil(row.numSelected);
+  SmallVector<Value> kept;
+  for (size_t first = 0; first < keys.size(); first += size) {
+    SmallVector<Value> next(
+        keys.slice(first, std::min(size, keys.size() - first)));
+    next.resize(size, noKey(b, row.form.hasPackedKeys));
+    sortKeys(b, next);
+    if (kept.empty())
+      kept = next;
+    else
+      keepHighest(b, kept, next);
+  }
+  return kept;
+}
+
+/// The experts of lane l are l * width further, so their inverted indices as
+/// much lower. The key of no expert stays 0.
+void ExpertChoice::addLane(MutableArrayRef<Value> kept) {
+  if (row.shape.lanes == 1)
+    return;
+  int64_t certain = row.shape.keysPerLane;
+  for (int64_t j = 0; j < row.shape.keysPerLane; ++j)
+    if (scores.exists(j))
+      --certain;
+  Value distance = b.mul(row.lane, b.i32(row.shape.width));
+  for (auto [i, key] : llvm::enumerate(kept)) {
+    if (static_cast<int64_t>(i) >= certain)
+      key = b.op<arith::MaxUIOp>(key, distance);
+    key = b.sub(key, distance);
+  }
+}
+
+//===----------------------------------------------------------------------===//
+// Selection
+//===----------------------------------------------------------------------===//
+
+void ExpertChoice::select() {
+  scores.findNaN();
+  SmallVector<Value> keys = row.form.hasPackedKeys
+                                ? makePackedKeys()
+                                : makeWideKeys(scores.getChoiceScores());
+  if (!row.form.hasPackedKeys &&
+      static_cast<int64_t>(llvm::PowerOf2Ceil(row.numSelected)) > kMaxWideSort)
+    return selectByRounds(std::move(keys));
+  SmallVector<Value> kept = keepHighestOfLane(keys);
+  if (row.form.hasPackedKeys)
+    addLane(kept);
+  for (int64_t distance = 1; distance < row.shape.lanes; distance *= 2) {
+    SmallVector<Value> others = llvm::map_to_vector(
+        kept, [&](Value key) { return b.shuffleXor(key, distance); });
+    keepHighest(b, kept, others);
+  }
+  // The key of each slot, out of the list that every lane has.
+  SmallVector<Value> ofSlots;
+  for (int64_t slot = 0; slot < row.shape.slotsPerLane; ++slot) {
+    Value key = kept[slot];
+    for (int64_t other = 1; other < row.shape.lanes; ++other) {
+      int64_t rank = other * row.shape.slotsPerLane + slot;
+      if (rank >= row.numSelected)
+        break;
+      Value isOther = b.compare(CmpIPredicate::eq, row.lane, b.i32(other));
+      key = b.select(isOther, kept[rank], key);
+    }
+    ofSlots.push_back(key);
+  }
+  takeSlots(ofSlots);
+}
+
+/// for rank in 0..k:
+///   best = max of all keys of the group        (in registers, then shuffles)
+///   the key equal to best becomes 0            (keys are distinct)
+///   the lane that owns the slot of `rank` keeps best
+///
+/// For so many keys of 64 bits that a sorted list would not stay in registers.
+void ExpertChoice::selectByRounds(SmallVector<Value> keys) {
+  Value none = noKey(b, row.form.hasPackedKeys);
+  int64_t numKeys = keys.size();
+  SmallVector<Value> state = std::move(keys);
+  state.append(row.shape.slotsPerLane, none);
+  auto loop = scf::ForOp::create(
+      b, b.i32(0), b.i32(row.numSelected), b.i32(1), state,
+      [&](OpBuilder &builder, Location loc, Value rank, ValueRange carried) {
+        ThreadBuilder body(loc, builder);
+        auto higher = [&](Value l, Value r) {
+          return body.op<arith::MaxUIOp>(l, r);
+        };
+        SmallVector<Value> next(carried);
+        Value best = next.front();
+        for (Value key : ArrayRef(next).slice(1, numKeys - 1))
+          best = higher(best, key);
+        best = body.reduceLanes(best, row.shape.lanes, higher);
+        for (Value &key : MutableArrayRef(next).take_front(numKeys))
+          key = body.select(body.compare(CmpIPredicate::eq, key, best), none,
+                            key);
+        Value firstRank = body.mul(row.lane, body.i32(row.shape.slotsPerLane));
+        for (int64_t slot = 0; slot < row.shape.slotsPerLane; ++slot) {
+          Value owned = body.add(firstRank, body.i32(slot));
+          Value isOwner = body.compare(CmpIPredicate::eq, owned, rank);
+          next[numKeys + slot] =
+              body.select(isOwner, best, next[numKeys + slot]);
+        }
+        scf::YieldOp::create(body, next);
+      });
+  takeSlots(llvm::to_vector_of<Value>(loop.getResults().drop_front(numKeys)));
+}
+
+void ExpertChoice::takeSlots(ArrayRef<Value> keys) {
+  PackedKeys packed(b, getElementTypeOrSelf(row.op.getScores().getType()));
+  for (auto [slot, key] : llvm::enumerate(keys)) {
+    Value expert = row.form.hasPackedKeys ? packed.expertOf(key)
+                                          : WideKeys::expertOf(b, key);
+    // A slot past k may have the key of no expert, whose index is out of range.
+    if (slots.isSlot[slot])
+      expert = b.select(slots.isSlot[slot], expert, b.i32(0));
+    slots.chosen.push_back(expert);
+    slots.hasGate.push_back(row.form.choosesByScores
+                                ? Value()
+                                : b.negate(WideKeys::isExcluded(b, key)));
+    if (row.form.choosesByScores)
+      slots.chosenScores.push_back(row.form.hasPackedKeys
+                                       ? packed.scoreOf(key)
+                                       : WideKeys::scoreOf(b, key));
+  }
+}
+
+void ExpertChoice::readForced() {
+  for (int64_t slot = 0; slot < row.shape.slotsPerLane; ++slot) {
+    Value rank = row.rankOf(slot);
+    if (slots.isSlot[slot])
+      rank = b.minSigned(rank, b.i32(row.numSelected - 1));
+    Value expert = memref::LoadOp::create(b, row.op.getForced(),
+                                          row.at(row.op.getForced(), 1, rank));
+    Value limit = arith::ConstantOp::create(
+        b, b.getIntegerAttr(expert.getType(), row.numExperts));
+    slots.hasGate.push_back(b.compare(CmpIPredicate::ult, expert, limit));
+    slots.forced.push_back(expert);
+    slots.chosen.push_back(b.castInt(expert, b.getI32Type()));
+  }
 }

@@ -1,6 +1,6 @@
 //===- TopKKeys.cpp - Sortable keys and their networks --------------------===//
 
-#include "TopKSelection.h"
+#include "TopKKeys.h"
 
 #include "MoE/Dialect/MoE/Utils/SortableKeys.h"
 
