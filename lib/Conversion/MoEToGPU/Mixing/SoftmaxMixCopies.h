@@ -2,7 +2,7 @@
 //
 // What the kernels of softmax_mix on tensor cores have in common before their
 // products: features and values of a tile on their way to shared memory, in
-// rows that `WarpBuilder::swizzle` permutes.
+// rows that `SharedMemoryBuilder::swizzle` permutes.
 //
 //===----------------------------------------------------------------------===//
 

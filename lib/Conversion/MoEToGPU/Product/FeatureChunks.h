@@ -2,9 +2,9 @@
 //
 // left right^T on tensor cores goes over the features in chunks: a chunk of the
 // rows of both sides is copied into shared memory, where a row takes
-// kChunkBytes that `WarpBuilder::swizzle` permutes, and multiplied there. It is
-// summed from 0 and then added, because tensor cores truncate: in long sums of
-// theirs bits would be lost.
+// kChunkBytes that `SharedMemoryBuilder::swizzle` permutes, and multiplied
+// there. It is summed from 0 and then added, because tensor cores truncate: in
+// long sums of theirs bits would be lost.
 //
 //===----------------------------------------------------------------------===//
 
