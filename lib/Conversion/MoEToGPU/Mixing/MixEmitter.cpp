@@ -2,8 +2,6 @@
 
 #include "MixEmitter.h"
 
-#include "MoE/Dialect/MoE/IR/MoEStructured.h"
-
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 
 using namespace mlir;
@@ -12,121 +10,8 @@ using arith::CmpFPredicate;
 using arith::CmpIPredicate;
 
 //===----------------------------------------------------------------------===//
-// Tiles
-//===----------------------------------------------------------------------===//
-
-static Value getDim(ThreadBuilder &b, Value memref, int64_t dim) {
-  return b.createOrFold<memref::DimOp>(memref, dim);
-}
-
-MixEmitter::MixEmitter(WarpBuilder &b, SoftmaxMixOp op, MixLayout layout)
-    : b(b), op(op), layout(std::move(layout)), pairLogits(op) {
-  numQueries = getDim(b, op.getQ(), 2);
-  numKeys = getDim(b, op.getK(), 2);
-  origin = op.getOrigin() ? op.getOrigin() : b.sub(numKeys, numQueries);
-}
-
-SmallVector<Value>
-MixEmitter::forEachTile(ValueRange initial,
-                        function_ref<SmallVector<Value>(ValueRange)> emitTile) {
-  Value zero = b.index(0);
-  auto emitRows = [&](Value row, ValueRange carried) {
-    firstRow = row;
-    return emitTile(carried);
-  };
-  auto emitHead = [&](Value index, ValueRange carried) {
-    head = index;
-    return b.loop(zero, numQueries, layout.numRows, carried, emitRows);
-  };
-  auto emitBatch = [&](Value index, ValueRange carried) {
-    batch = index;
-    return b.loop(zero, getDim(b, op.getQ(), 1), 1, carried, emitHead);
-  };
-  return b.loop(zero, getDim(b, op.getQ(), 0), 1, initial, emitBatch);
-}
-
-void MixEmitter::forEachTile(function_ref<void()> emitTile) {
-  forEachTile(ValueRange(), [&](ValueRange) -> SmallVector<Value> {
-    emitTile();
-    return {};
-  });
-}
-
-std::pair<Value, Value> MixEmitter::getKeyRange() {
-  Value rows =
-      b.minSigned(b.sub(numQueries, firstRow), b.index(layout.numRows));
-  return pairLogits.rule.getColumns(b, b.add(origin, firstRow), rows, numKeys,
-                                    layout.numKeys);
-}
-
-Value MixEmitter::clampKey(Value key) {
-  return b.minSigned(key, b.sub(numKeys, b.index(1)));
-}
-
-Value MixEmitter::clampRow(Value row) {
-  return b.minSigned(row, b.sub(numQueries, b.index(1)));
-}
-
-SmallVector<Value> MixEmitter::getValuePlace(Value key, Value column) {
-  if (areValuesPerHead(op.getV()))
-    return {batch, head, key, column};
-  return {batch, key, column};
-}
-
-/// The key position of a row of the tile, as i32.
-Value MixEmitter::positionOf(Value row) {
-  return b.add(b.toI32(b.add(origin, firstRow)), row);
-}
-
-//===----------------------------------------------------------------------===//
-// Key biases
-//===----------------------------------------------------------------------===//
-
-int64_t MixEmitter::getBiasBytes(SoftmaxMixOp op, int64_t numKeys) {
-  return numKeys * sizeof(float) * (op.getKeyLevel() ? 2 : 1);
-}
-
-Value MixEmitter::isUnmasked(Value key) {
-  if (!op.getKeyMask())
-    return {};
-  return memref::LoadOp::create(b, op.getKeyMask(), ValueRange{batch, key});
-}
-
-Value MixEmitter::isReal(Value key) {
-  Value exists = b.less(key, numKeys);
-  Value unmasked = isUnmasked(clampKey(key));
-  return unmasked ? b.both(exists, unmasked) : exists;
-}
-
-void MixEmitter::writeBiases(Value thread, Value firstKey, Value shared) {
-  b.ifThen(b.less(thread, b.i32(layout.numKeys)), [&] {
-    Value key = b.add(firstKey, b.toIndex(thread));
-    Value bias = op.getKeyBias()
-                     ? b.loadF32(op.getKeyBias(), {batch, head, clampKey(key)})
-                     : b.f32(0.0);
-    bias = b.select(isReal(key), bias, b.negInfinity());
-    Value place = b.at(shared, b.mul(thread, b.i32(sizeof(float))));
-    b.store(bias, place, sizeof(float));
-    if (op.getKeyLevel())
-      b.store(b.loadF32(op.getKeyLevel(), {batch, clampKey(key)}),
-              b.at(place, layout.numKeys * sizeof(float)), sizeof(float));
-  });
-}
-
-//===----------------------------------------------------------------------===//
 // Logits
 //===----------------------------------------------------------------------===//
-
-bool mlir::moe::isBiasShared(Value bias, int64_t dim) {
-  return cast<MemRefType>(bias.getType()).getDimSize(dim) == 1;
-}
-
-Value mlir::moe::loadPairBias(ThreadBuilder &b, Value bias, Value batch,
-                              Value head, Value query, Value key) {
-  Value zero = b.index(0);
-  return b.loadF32(bias, {isBiasShared(bias, 0) ? zero : batch,
-                          isBiasShared(bias, 1) ? zero : head, query, key});
-}
 
 SmallVector<Value> MixEmitter::getLogits(unsigned row, ArrayRef<Value> products,
                                          Value firstKey, ArrayRef<Value> biases,
@@ -253,7 +138,8 @@ void MixEmitter::storeMixed(Value value, Value factor, Value row,
   Value place = b.add(firstRow, b.toIndex(row));
   Value inside = b.less(place, numQueries);
   Value position = b.toIndex(column);
-  inside = b.both(inside, b.less(position, getDim(b, mixed, 3)));
+  inside =
+      b.both(inside, b.less(position, b.createOrFold<memref::DimOp>(mixed, 3)));
   b.ifThen(inside, [&] {
     memref::StoreOp::create(b, value, mixed,
                             ValueRange{batch, head, place, position});

@@ -41,7 +41,7 @@ ValueTile::ValueTile(SoftmaxMixOp op, int64_t numColumns, int64_t numKeys,
 // Features
 //===----------------------------------------------------------------------===//
 
-MixCopies::MixCopies(MixEmitter &mix, Value thread, int64_t numThreads)
+MixCopies::MixCopies(MixTiles &mix, Value thread, int64_t numThreads)
     : thread(thread), numThreads(numThreads), b(mix.b), mix(mix),
       features{b, getShaped(mix.op.getQ()).getDimSize(3), thread, numThreads} {}
 

@@ -9,7 +9,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXCOPIES_H
 #define MOE_LIB_CONVERSION_MOETOGPU_MIXING_SOFTMAXMIXCOPIES_H
 
-#include "MixEmitter.h"
+#include "MixTiles.h"
 #include "Product/FeatureChunks.h"
 
 namespace mlir::moe {
@@ -50,7 +50,7 @@ void storeValueUnit(WarpBuilder &b, const ValueTile &tile, Value values,
 class MixCopies {
 public:
   /// Copies by `numThreads` threads, each with its number `thread` (i32).
-  MixCopies(MixEmitter &mix, Value thread, int64_t numThreads);
+  MixCopies(MixTiles &mix, Value thread, int64_t numThreads);
 
   /// Starts copying chunk `chunk` of the features of `numRows` rows from row
   /// `first` on; zeros for masked keys and for what lies behind the last row or
@@ -66,7 +66,7 @@ public:
 
 private:
   WarpBuilder &b;
-  MixEmitter &mix;
+  MixTiles &mix;
   ChunkCopies features;
 };
 

@@ -14,6 +14,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "MixEmitter.h"
 #include "SoftmaxMix.h"
 #include "SoftmaxMixCopies.h"
 

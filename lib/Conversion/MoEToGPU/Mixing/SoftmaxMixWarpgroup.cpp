@@ -24,6 +24,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Emit/WarpgroupBuilder.h"
+#include "MixEmitter.h"
 #include "SoftmaxMix.h"
 #include "SoftmaxMixCopies.h"
 
