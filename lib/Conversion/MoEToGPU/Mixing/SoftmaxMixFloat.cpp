@@ -34,60 +34,107 @@ static constexpr int64_t kPadding = 4;
 static constexpr int64_t kLaneRows = 4, kLaneFeatures = 8;
 
 namespace {
+/// Which queries, keys and columns of values a thread of the grid has.
+struct FloatGrid {
+  FloatGrid(WarpBuilder &b, SoftmaxMixOp op, int64_t tileRows)
+      : b(b), tileRows(tileRows), rowsEach(tileRows / kThreadRows),
+        keysEach(kKeys / kThreadColumns),
+        columnsEach(llvm::divideCeil(getNumColumns(op), kThreadColumns)),
+        thread(b.thread()), threadRow(b.div(thread, kThreadColumns)),
+        threadColumn(b.rem(thread, kThreadColumns)) {}
+
+  MixLayout getLayout() const;
+  /// The columns that the threads have together.
+  int64_t getWidth() const { return columnsEach * kThreadColumns; }
+  /// Bytes of the features of a tile.
+  int64_t getFeatureBytes() const {
+    return kChunk * (tileRows + kKeys + 2 * kPadding) * 4;
+  }
+
+  WarpBuilder &b;
+  const int64_t tileRows, rowsEach, keysEach, columnsEach;
+  Value thread, threadRow, threadColumn;
+};
+
+/// The products of queries and keys, whose features go through shared memory.
+class FloatProducts {
+public:
+  FloatProducts(const FloatGrid &grid, MixTiles &mix, Value shared)
+      : b(grid.b), grid(grid), mix(mix), queries(shared),
+        keys(b.at(shared, kChunk * (grid.tileRows + kPadding) * 4)) {}
+
+  /// q.k of the thread's queries with its keys of the tile at `firstKey`.
+  Fragment multiply(Value firstKey);
+
+private:
+  void loadChunk(Value memref, Value shared, int64_t size, Value first,
+                 Value firstFeature, bool areKeys);
+  SmallVector<Value> multiplyChunk();
+
+  WarpBuilder &b;
+  const FloatGrid &grid;
+  MixTiles &mix;
+  Value queries, keys;
+};
+
+/// The values mixed by weights, both of which go through shared memory: values
+/// where the features were, weights behind them.
+class FloatValues {
+public:
+  FloatValues(const FloatGrid &grid, MixTiles &mix, Value shared)
+      : b(grid.b), grid(grid), mix(mix), values(shared),
+        weights(b.at(shared, grid.getFeatureBytes())), valueKeys(kKeys) {
+    // As many keys' values as fit.
+    while (grid.columnsEach > 0 &&
+           valueKeys * grid.getWidth() * 4 > grid.getFeatureBytes())
+      valueKeys /= 2;
+  }
+
+  /// sums = a sums + p v.
+  void mixValues(Value firstKey, const Fragment &p, ArrayRef<Value> decays,
+                 MutableArrayRef<Value> sums);
+
+private:
+  void loadValues(Value firstKey);
+  Value getWeightOffset(Value key, Value row);
+  void mixKey(Value key, Value valueKey, int64_t behind,
+              MutableArrayRef<Value> sums);
+
+  WarpBuilder &b;
+  const FloatGrid &grid;
+  MixTiles &mix;
+  Value values, weights;
+  int64_t valueKeys;
+};
+
 class FloatMix {
 public:
   FloatMix(WarpBuilder &b, SoftmaxMixOp op, MixShape shape)
-      : b(b), op(op), tileRows(shape.tileRows),
-        rowsEach(tileRows / kThreadRows), keysEach(kKeys / kThreadColumns),
-        columnsEach(llvm::divideCeil(getNumColumns(op), kThreadColumns)),
-        thread(b.thread()), threadRow(b.div(thread, kThreadColumns)),
-        threadColumn(b.rem(thread, kThreadColumns)), mix(b, op, getLayout()) {
-    int64_t features = kChunk * (tileRows + kKeys + 2 * kPadding) * 4;
-    int64_t weightBytes = kKeys * tileRows * 4;
-    Value shared = b.reserveShared(shape.sharedBytes);
-    queries = shared;
-    keys = b.at(shared, kChunk * (tileRows + kPadding) * 4);
-    values = shared;
-    weights = b.at(shared, features);
-    biases = b.at(shared, features + weightBytes);
-    // As many keys' values as fit where the features were.
-    valueKeys = kKeys;
-    while (columnsEach > 0 &&
-           valueKeys * columnsEach * kThreadColumns * 4 > features)
-      valueKeys /= 2;
-  }
+      : b(b), op(op), grid(b, op, shape.tileRows), mix(b, op, grid.getLayout()),
+        shared(b.reserveShared(shape.sharedBytes)), products(grid, mix, shared),
+        values(grid, mix, shared),
+        biases(b.at(shared,
+                    grid.getFeatureBytes() + kKeys * shape.tileRows * 4)) {}
 
   void emit() {
     mix.forEachTile([&] { emitTile(); });
   }
 
 private:
-  MixLayout getLayout();
   void emitTile();
-  Fragment multiply(Value firstKey);
-  void loadChunk(Value memref, Value shared, int64_t size, Value first,
-                 Value firstFeature, bool areKeys);
-  SmallVector<Value> multiplyChunk();
-  void mixValues(Value firstKey, const Fragment &p, ArrayRef<Value> decays,
-                 MutableArrayRef<Value> sums);
-  void loadValues(Value firstKey);
-  Value getWeightOffset(Value key, Value row);
-  void mixKey(Value key, Value valueKey, int64_t behind,
-              MutableArrayRef<Value> sums);
-  /// `count` neighbouring floats at float `offset` of a shared tile.
-  SmallVector<Value> loadFloats(Value shared, Value offset, int64_t count);
 
   WarpBuilder &b;
   SoftmaxMixOp op;
-  const int64_t tileRows, rowsEach, keysEach, columnsEach;
-  int64_t valueKeys;
-  Value thread, threadRow, threadColumn;
+  FloatGrid grid;
   MixEmitter mix;
-  Value queries, keys, values, weights, biases;
+  Value shared;
+  FloatProducts products;
+  FloatValues values;
+  Value biases;
 };
 } // namespace
 
-MixLayout FloatMix::getLayout() {
+MixLayout FloatGrid::getLayout() const {
   MixLayout layout;
   layout.numRows = tileRows;
   layout.numKeys = kKeys;
@@ -102,8 +149,9 @@ MixLayout FloatMix::getLayout() {
   return layout;
 }
 
-SmallVector<Value> FloatMix::loadFloats(Value shared, Value offset,
-                                        int64_t count) {
+/// `count` neighbouring floats at float `offset` of a shared tile.
+static SmallVector<Value> loadFloats(WarpBuilder &b, Value shared, Value offset,
+                                     int64_t count) {
   SmallVector<Value> floats;
   auto four = VectorType::get({4}, b.getF32Type());
   for (int64_t i = 0; i < count; i += 4) {
@@ -115,16 +163,21 @@ SmallVector<Value> FloatMix::loadFloats(Value shared, Value offset,
   return floats;
 }
 
+//===----------------------------------------------------------------------===//
+// Products
+//===----------------------------------------------------------------------===//
+
 /// Brings kChunk features of `size` rows of q or k to shared memory, feature by
 /// feature; 0 where there is none, and for masked keys.
-void FloatMix::loadChunk(Value memref, Value shared, int64_t size, Value first,
-                         Value firstFeature, bool areKeys) {
+void FloatProducts::loadChunk(Value memref, Value shared, int64_t size,
+                              Value first, Value firstFeature, bool areKeys) {
   Value numFeatures = memref::DimOp::create(b, memref, b.index(3));
   // A warp stores 8 features of 4 rows, each warp its own features.
   static_assert(kThreadRows * kThreadColumns == kLaneRows * kChunk);
-  Value feature = b.add(b.rem(thread, kLaneFeatures),
-                        b.mul(b.div(thread, kWarpSize), b.i32(kLaneFeatures)));
-  Value laneRow = b.rem(b.div(thread, kLaneFeatures), kLaneRows);
+  Value feature =
+      b.add(b.rem(grid.thread, kLaneFeatures),
+            b.mul(b.div(grid.thread, kWarpSize), b.i32(kLaneFeatures)));
+  Value laneRow = b.rem(b.div(grid.thread, kLaneFeatures), kLaneRows);
   Value column = b.add(firstFeature, b.toIndex(feature));
   Value exists = b.less(column, numFeatures);
   Value lastFeature = b.sub(numFeatures, b.index(1));
@@ -148,43 +201,42 @@ void FloatMix::loadChunk(Value memref, Value shared, int64_t size, Value first,
 }
 
 /// The products of the chunk in shared memory, row-major.
-SmallVector<Value> FloatMix::multiplyChunk() {
+SmallVector<Value> FloatProducts::multiplyChunk() {
   constexpr int64_t unroll = 4;
-  SmallVector<Value> zeros(rowsEach * keysEach, b.f32(0.0));
-  return b.loop(
-      b.index(0), b.index(kChunk), unroll, zeros,
-      [&](Value first, ValueRange carried) -> SmallVector<Value> {
-        SmallVector<Value> sums(carried);
-        for (int64_t i = 0; i < unroll; ++i) {
-          Value feature = b.add(b.toI32(first), b.i32(i));
-          SmallVector<Value> q =
-              loadFloats(queries,
-                         b.add(b.mul(feature, b.i32(tileRows + kPadding)),
-                               b.mul(threadRow, b.i32(rowsEach))),
-                         rowsEach);
-          SmallVector<Value> k =
-              loadFloats(keys,
-                         b.add(b.mul(feature, b.i32(kKeys + kPadding)),
-                               b.mul(threadColumn, b.i32(keysEach))),
-                         keysEach);
-          for (auto [number, sum] : llvm::enumerate(sums))
-            sum = b.fma(q[number / keysEach], k[number % keysEach], sum);
-        }
-        return sums;
-      });
+  SmallVector<Value> zeros(grid.rowsEach * grid.keysEach, b.f32(0.0));
+  return b.loop(b.index(0), b.index(kChunk), unroll, zeros,
+                [&](Value first, ValueRange carried) -> SmallVector<Value> {
+                  SmallVector<Value> sums(carried);
+                  for (int64_t i = 0; i < unroll; ++i) {
+                    Value feature = b.add(b.toI32(first), b.i32(i));
+                    SmallVector<Value> q = loadFloats(
+                        b, queries,
+                        b.add(b.mul(feature, b.i32(grid.tileRows + kPadding)),
+                              b.mul(grid.threadRow, b.i32(grid.rowsEach))),
+                        grid.rowsEach);
+                    SmallVector<Value> k = loadFloats(
+                        b, keys,
+                        b.add(b.mul(feature, b.i32(kKeys + kPadding)),
+                              b.mul(grid.threadColumn, b.i32(grid.keysEach))),
+                        grid.keysEach);
+                    for (auto [number, sum] : llvm::enumerate(sums))
+                      sum = b.fma(q[number / grid.keysEach],
+                                  k[number % grid.keysEach], sum);
+                  }
+                  return sums;
+                });
 }
 
-/// q.k of the thread's queries with its keys of the tile at `firstKey`.
-Fragment FloatMix::multiply(Value firstKey) {
-  SmallVector<Value> zeros(rowsEach * keysEach, b.f32(0.0));
-  Value numFeatures = memref::DimOp::create(b, op.getQ(), b.index(3));
+Fragment FloatProducts::multiply(Value firstKey) {
+  SmallVector<Value> zeros(grid.rowsEach * grid.keysEach, b.f32(0.0));
+  Value numFeatures = memref::DimOp::create(b, mix.op.getQ(), b.index(3));
   SmallVector<Value> sums = b.loop(
       b.index(0), numFeatures, kChunk, zeros,
       [&](Value feature, ValueRange totals) -> SmallVector<Value> {
         b.barrier();
-        loadChunk(op.getQ(), queries, tileRows, mix.firstRow, feature,
+        loadChunk(mix.op.getQ(), queries, grid.tileRows, mix.firstRow, feature,
                   /*areKeys=*/false);
-        loadChunk(op.getK(), keys, kKeys, firstKey, feature,
+        loadChunk(mix.op.getK(), keys, kKeys, firstKey, feature,
                   /*areKeys=*/true);
         b.barrier();
         SmallVector<Value> next;
@@ -193,18 +245,23 @@ Fragment FloatMix::multiply(Value firstKey) {
         return next;
       });
   Fragment products;
-  for (int64_t row = 0; row < rowsEach; ++row)
-    products.emplace_back(ArrayRef(sums).slice(row * keysEach, keysEach));
+  for (int64_t row = 0; row < grid.rowsEach; ++row)
+    products.emplace_back(
+        ArrayRef(sums).slice(row * grid.keysEach, grid.keysEach));
   return products;
 }
 
+//===----------------------------------------------------------------------===//
+// Values
+//===----------------------------------------------------------------------===//
+
 /// Brings the values of `valueKeys` keys to shared memory, 0 for keys that
 /// nobody sees and behind the last column.
-void FloatMix::loadValues(Value firstKey) {
-  int64_t width = columnsEach * kThreadColumns;
+void FloatValues::loadValues(Value firstKey) {
+  int64_t width = grid.getWidth();
   int64_t count = valueKeys * width;
-  Value numColumns = b.index(getNumColumns(op));
-  b.loop(b.toIndex(thread), b.index(count), kThreadRows * kThreadColumns,
+  Value numColumns = b.index(getNumColumns(mix.op));
+  b.loop(b.toIndex(grid.thread), b.index(count), kThreadRows * kThreadColumns,
          [&](Value number) {
            Value key =
                b.add(firstKey, b.op<arith::DivUIOp>(number, b.index(width)));
@@ -212,7 +269,7 @@ void FloatMix::loadValues(Value firstKey) {
            Value isReal = b.both(mix.isReal(key), b.less(column, numColumns));
            column = b.minSigned(column, b.sub(numColumns, b.index(1)));
            Value value = b.loadF32(
-               op.getV(), mix.getValuePlace(mix.clampKey(key), column));
+               mix.op.getV(), mix.getValuePlace(mix.clampKey(key), column));
            value = b.select(isReal, value, b.f32(0.0));
            b.store(value, b.at(values, b.mul(b.toI32(number), b.i32(4))), 4);
          });
@@ -221,39 +278,41 @@ void FloatMix::loadValues(Value firstKey) {
 /// Where the weight of a key and a row, a multiple of 4, lies. Groups of 4 rows
 /// change places with the key's thread, so that the threads that store the
 /// weights of one row meet different banks.
-Value FloatMix::getWeightOffset(Value key, Value row) {
-  Value group =
-      b.op<arith::XOrIOp>(row, b.mul(b.rem(b.div(key, keysEach), 8), b.i32(4)));
-  return b.add(b.mul(key, b.i32(tileRows)), group);
+Value FloatValues::getWeightOffset(Value key, Value row) {
+  Value group = b.op<arith::XOrIOp>(
+      row, b.mul(b.rem(b.div(key, grid.keysEach), 8), b.i32(4)));
+  return b.add(b.mul(key, b.i32(grid.tileRows)), group);
 }
 
 /// sums += p v of the key behind `key`, a multiple of those unrolled;
 /// `valueKey` is its number among those whose values are in shared memory.
-void FloatMix::mixKey(Value key, Value valueKey, int64_t behind,
-                      MutableArrayRef<Value> sums) {
+void FloatValues::mixKey(Value key, Value valueKey, int64_t behind,
+                         MutableArrayRef<Value> sums) {
   SmallVector<Value> w, v;
-  for (int64_t row = 0; row < rowsEach; row += 4) {
+  for (int64_t row = 0; row < grid.rowsEach; row += 4) {
     Value offset = getWeightOffset(key, mix.layout.rows[row]);
     llvm::append_range(
-        w, loadFloats(weights, b.add(offset, b.i32(behind * tileRows)), 4));
+        w, loadFloats(b, weights, b.add(offset, b.i32(behind * grid.tileRows)),
+                      4));
   }
-  int64_t width = columnsEach * kThreadColumns;
+  int64_t width = grid.getWidth();
   Value valueRow = b.mul(b.add(valueKey, b.i32(behind)), b.i32(width));
-  for (int64_t i = 0; i < columnsEach; ++i) {
-    Value column = b.add(threadColumn, b.i32(i * kThreadColumns));
+  for (int64_t i = 0; i < grid.columnsEach; ++i) {
+    Value column = b.add(grid.threadColumn, b.i32(i * kThreadColumns));
     Value place = b.at(values, b.mul(b.add(valueRow, column), b.i32(4)));
     v.push_back(b.load(b.getF32Type(), place, 4));
   }
   for (auto [number, sum] : llvm::enumerate(sums))
-    sum = b.fma(w[number / columnsEach], v[number % columnsEach], sum);
+    sum =
+        b.fma(w[number / grid.columnsEach], v[number % grid.columnsEach], sum);
 }
 
-/// sums = a sums + p v.
-void FloatMix::mixValues(Value firstKey, const Fragment &p,
-                         ArrayRef<Value> decays, MutableArrayRef<Value> sums) {
+void FloatValues::mixValues(Value firstKey, const Fragment &p,
+                            ArrayRef<Value> decays,
+                            MutableArrayRef<Value> sums) {
   auto four = VectorType::get({4}, b.getF32Type());
-  for (int64_t key = 0; key < keysEach; ++key)
-    for (int64_t row = 0; row < rowsEach; row += 4) {
+  for (int64_t key = 0; key < grid.keysEach; ++key)
+    for (int64_t row = 0; row < grid.rowsEach; row += 4) {
       Value vector = LLVM::UndefOp::create(b, four);
       for (int64_t i = 0; i < 4; ++i)
         vector =
@@ -263,7 +322,7 @@ void FloatMix::mixValues(Value firstKey, const Fragment &p,
       b.store(vector, b.at(weights, b.mul(offset, b.i32(4))), 16);
     }
   for (auto [number, sum] : llvm::enumerate(sums))
-    sum = b.mul(sum, decays[number / columnsEach]);
+    sum = b.mul(sum, decays[number / grid.columnsEach]);
   SmallVector<Value> mixed = b.loop(
       b.index(0), b.index(kKeys), valueKeys, sums,
       [&](Value first, ValueRange carried) -> SmallVector<Value> {
@@ -271,7 +330,7 @@ void FloatMix::mixValues(Value firstKey, const Fragment &p,
         loadValues(b.add(firstKey, first));
         b.barrier();
         // The keys of a thread share the places of their rows.
-        int64_t unroll = std::min(keysEach, valueKeys);
+        int64_t unroll = std::min(grid.keysEach, valueKeys);
         return b.loop(b.index(0), b.index(valueKeys), unroll, carried,
                       [&](Value key, ValueRange old) -> SmallVector<Value> {
                         SmallVector<Value> next(old);
@@ -284,11 +343,15 @@ void FloatMix::mixValues(Value firstKey, const Fragment &p,
   llvm::copy(mixed, sums.begin());
 }
 
+//===----------------------------------------------------------------------===//
+// Tiles of queries
+//===----------------------------------------------------------------------===//
+
 void FloatMix::emitTile() {
   auto [begin, end] = mix.getKeyRange();
   SmallVector<Value> carried = mix.getInitialState();
   int64_t stateSize = carried.size();
-  carried.append(rowsEach * columnsEach, b.f32(0.0));
+  carried.append(grid.rowsEach * grid.columnsEach, b.f32(0.0));
   SmallVector<Value> last =
       b.loop(begin, end, kKeys, carried,
              [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
@@ -296,25 +359,25 @@ void FloatMix::emitTile() {
                // The biases of the last tile have been read: each chunk of
                // features starts with a barrier, and so does what follows here.
                b.barrier();
-               mix.writeBiases(thread, firstKey, biases);
-               Fragment p = multiply(firstKey);
+               mix.writeBiases(grid.thread, firstKey, biases);
+               Fragment p = products.multiply(firstKey);
                b.barrier();
                SmallVector<Value> state(next.begin(), next.begin() + stateSize);
                SmallVector<Value> decays =
                    mix.update(state, p, firstKey, biases);
                llvm::copy(state, next.begin());
                if (op.getV())
-                 mixValues(firstKey, p, decays,
-                           MutableArrayRef(next).drop_front(stateSize));
+                 values.mixValues(firstKey, p, decays,
+                                  MutableArrayRef(next).drop_front(stateSize));
                return next;
              });
   SmallVector<Value> factors =
       mix.finish(ValueRange(last).take_front(stateSize));
-  for (int64_t row = 0; row < rowsEach; ++row)
-    for (int64_t i = 0; i < columnsEach; ++i)
-      mix.storeMixed(last[stateSize + row * columnsEach + i], factors[row],
+  for (int64_t row = 0; row < grid.rowsEach; ++row)
+    for (int64_t i = 0; i < grid.columnsEach; ++i)
+      mix.storeMixed(last[stateSize + row * grid.columnsEach + i], factors[row],
                      mix.layout.rows[row],
-                     b.add(threadColumn, b.i32(i * kThreadColumns)));
+                     b.add(grid.threadColumn, b.i32(i * kThreadColumns)));
   // The next tile's loop starts with a barrier.
 }
 
