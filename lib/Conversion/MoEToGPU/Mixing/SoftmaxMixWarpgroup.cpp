@@ -154,52 +154,88 @@ struct Ring {
 };
 
 //===----------------------------------------------------------------------===//
-// Emitter
+// Parts of the emitter
 //===----------------------------------------------------------------------===//
 
-class WarpgroupMix {
-public:
-  WarpgroupMix(WarpgroupBuilder &b, SoftmaxMixOp op, const WarpgroupPlan &plan);
+/// What producers and consumers know: where a thread stands, the tile, and the
+/// rings at which they meet.
+struct WarpgroupTile {
+  WarpgroupTile(WarpgroupBuilder &b, SoftmaxMixOp op,
+                const WarpgroupPlan &plan);
 
-  void emit();
-
-private:
   void initBarriers();
-
-  // Producers.
-  void produce();
-  SmallVector<Value> produceTile(MixCopies &copies, ValueRange uses);
-  Value produceKeys(MixCopies &copies, Value firstKey, Value use);
-  void produceExtras(MixCopies &copies, Value firstKey, Value use);
-  void waitForEmpty(const Ring &ring, Value use);
-
-  // Consumers.
-  void consume();
-  SmallVector<Value> consumeTile(ValueRange uses);
-  void waitForFull(const Ring &ring, Value use);
-  void release(const Ring &ring, Value use);
-  Fragment multiply(Matrix queries, Value &use);
-  SmallVector<Product> getProducts(Matrix queries, Value use, int64_t chunk);
-  SmallVector<Value> multiplyChunks(Matrix queries, Value use, int64_t first,
-                                    int64_t count, ValueRange totals);
-  void mixValues(Value values, const Fragment &p, ArrayRef<Value> decays,
-                 MutableArrayRef<Value> sums);
 
   WarpgroupBuilder &b;
   SoftmaxMixOp op;
-  const WarpgroupPlan plan;
-  const Type element;
+  const WarpgroupPlan &plan;
   Value thread, lane, warp;
   MixEmitter mix;
   Ring queries, keys, values;
   Value biases;
 };
+
+/// The warpgroup that copies.
+class Producer {
+public:
+  explicit Producer(WarpgroupTile &tile);
+
+  void emit();
+
+private:
+  SmallVector<Value> produceTile(ValueRange uses);
+  Value produceKeys(Value firstKey, Value use);
+  void produceExtras(Value firstKey, Value use);
+  void waitForEmpty(const Ring &ring, Value use);
+
+  WarpgroupTile &tile;
+  WarpgroupBuilder &b;
+  const WarpgroupPlan &plan;
+  MixCopies copies;
+};
+
+/// The products of a tile of keys, chunk by chunk.
+class KeyProducts {
+public:
+  explicit KeyProducts(WarpgroupTile &tile)
+      : tile(tile), b(tile.b), plan(tile.plan) {}
+
+  /// q.k of the thread's queries and keys of a tile; `use` moves on.
+  Fragment multiply(Matrix queries, Value &use);
+
+private:
+  SmallVector<Product> getProducts(Matrix queries, Value use, int64_t chunk);
+  SmallVector<Value> multiplyChunks(Matrix queries, Value use, int64_t first,
+                                    int64_t count, ValueRange totals);
+
+  WarpgroupTile &tile;
+  WarpgroupBuilder &b;
+  const WarpgroupPlan &plan;
+};
+
+/// A warpgroup that multiplies.
+class Consumer {
+public:
+  explicit Consumer(WarpgroupTile &tile)
+      : tile(tile), b(tile.b), plan(tile.plan), keyProducts(tile) {}
+
+  void emit();
+
+private:
+  SmallVector<Value> consumeTile(ValueRange uses);
+  void mixValues(Value place, const Fragment &p, ArrayRef<Value> decays,
+                 MutableArrayRef<Value> sums);
+
+  WarpgroupTile &tile;
+  WarpgroupBuilder &b;
+  const WarpgroupPlan &plan;
+  KeyProducts keyProducts;
+};
 } // namespace
 
-WarpgroupMix::WarpgroupMix(WarpgroupBuilder &b, SoftmaxMixOp op,
-                           const WarpgroupPlan &plan)
-    : b(b), op(op), plan(plan), element(getShaped(op.getQ()).getElementType()),
-      thread(b.thread()), lane(b.rem(thread, kWarpSize)),
+WarpgroupTile::WarpgroupTile(WarpgroupBuilder &b, SoftmaxMixOp op,
+                             const WarpgroupPlan &plan)
+    : b(b), op(op), plan(plan), thread(b.thread()),
+      lane(b.rem(thread, kWarpSize)),
       // From a lane, so that it is known to be the same in all of them.
       warp(b.shuffleFrom(b.div(thread, kWarpSize), b.i32(0))),
       mix(b, op,
@@ -222,7 +258,7 @@ WarpgroupMix::WarpgroupMix(WarpgroupBuilder &b, SoftmaxMixOp op,
   biases = b.at(base, plan.getBiasPlace());
 }
 
-void WarpgroupMix::initBarriers() {
+void WarpgroupTile::initBarriers() {
   Value isFirst = b.compare(arith::CmpIPredicate::eq, thread, b.i32(0));
   b.ifThen(isFirst, [&] {
     for (const Ring &ring : {queries, keys, values})
@@ -235,110 +271,91 @@ void WarpgroupMix::initBarriers() {
   b.barrier();
 }
 
-void WarpgroupMix::emit() {
-  initBarriers();
-  Value isProducer = b.compare(arith::CmpIPredicate::sge, warp,
-                               b.i32(kWarpgroupWarps * plan.consumers));
-  bool sharesUnevenly = plan.consumers > 1;
-  auto produceWithFew = [&] {
-    if (sharesUnevenly)
-      b.giveRegisters(kProducerRegisters);
-    produce();
-  };
-  auto consumeWithMany = [&] {
-    if (sharesUnevenly)
-      b.takeRegisters(kConsumerRegisters);
-    consume();
-  };
-  b.ifThenElse(isProducer, produceWithFew, consumeWithMany);
-  b.barrier();
-  // What follows on this op finds the registers as they were. The warps of a
-  // warpgroup have to meet between two changes, as they just have.
-  if (sharesUnevenly)
-    b.ifThenElse(
-        isProducer, [&] { b.takeRegisters(kRegistersOfThree); },
-        [&] { b.giveRegisters(kRegistersOfThree); });
-}
-
 //===----------------------------------------------------------------------===//
 // Producers
 //===----------------------------------------------------------------------===//
 
-void WarpgroupMix::waitForEmpty(const Ring &ring, Value use) {
+Producer::Producer(WarpgroupTile &tile)
+    : tile(tile), b(tile.b), plan(tile.plan),
+      copies(tile.mix,
+             b.sub(tile.thread, b.i32(kWarpgroupSize * plan.consumers)),
+             kWarpgroupSize) {}
+
+void Producer::emit() {
+  Value zero = b.i32(0);
+  tile.mix.forEachTile({zero, zero, zero},
+                       [&](ValueRange uses) { return produceTile(uses); });
+}
+
+void Producer::waitForEmpty(const Ring &ring, Value use) {
   Value parity = ring.getParity(b, use);
   b.waitFor(ring.getEmpty(b, use), b.op<arith::XOrIOp>(parity, b.i32(1)));
 }
 
-void WarpgroupMix::produce() {
-  Value number = b.sub(thread, b.i32(kWarpgroupSize * plan.consumers));
-  MixCopies copies(mix, number, kWarpgroupSize);
-  Value zero = b.i32(0);
-  mix.forEachTile({zero, zero, zero},
-                  [&](ValueRange uses) { return produceTile(copies, uses); });
-}
-
 /// `uses` are those of the rings so far: of queries, keys and values.
-SmallVector<Value> WarpgroupMix::produceTile(MixCopies &copies,
-                                             ValueRange uses) {
-  waitForEmpty(queries, uses[0]);
+SmallVector<Value> Producer::produceTile(ValueRange uses) {
+  waitForEmpty(tile.queries, uses[0]);
   b.loop(b.index(0), b.index(plan.numChunks), 1, [&](Value index) {
     Value chunk = b.toI32(index);
     Value place = b.mul(chunk, b.i32(plan.tileRows * kChunkBytes));
-    copies.copyChunk(op.getQ(), b.at(queries.memory, place), plan.tileRows,
-                     mix.firstRow, chunk, /*areKeys=*/false);
+    copies.copyChunk(tile.op.getQ(), b.at(tile.queries.memory, place),
+                     plan.tileRows, tile.mix.firstRow, chunk,
+                     /*areKeys=*/false);
   });
-  b.arriveAfterCopies(queries.getFull(b, uses[0]));
+  b.arriveAfterCopies(tile.queries.getFull(b, uses[0]));
 
-  auto [begin, end] = mix.getKeyRange();
+  auto [begin, end] = tile.mix.getKeyRange();
   SmallVector<Value> last =
       b.loop(begin, end, kTileKeys, uses.drop_front(),
              [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
-               Value use = produceKeys(copies, firstKey, old[0]);
-               produceExtras(copies, firstKey, old[1]);
+               Value use = produceKeys(firstKey, old[0]);
+               produceExtras(firstKey, old[1]);
                return {use, b.add(old[1], b.i32(1))};
              });
   return {b.add(uses[0], b.i32(1)), last[0], last[1]};
 }
 
 /// The chunks of a key tile; returns the number of the next use.
-Value WarpgroupMix::produceKeys(MixCopies &copies, Value firstKey, Value use) {
+Value Producer::produceKeys(Value firstKey, Value use) {
   return b.loop(b.index(0), b.index(plan.numChunks), 1, use,
                 [&](Value chunk, ValueRange old) -> SmallVector<Value> {
-                  waitForEmpty(keys, old[0]);
-                  copies.copyChunk(op.getK(), keys.getPlace(b, old[0]),
-                                   kTileKeys, firstKey, b.toI32(chunk),
+                  waitForEmpty(tile.keys, old[0]);
+                  copies.copyChunk(tile.op.getK(),
+                                   tile.keys.getPlace(b, old[0]), kTileKeys,
+                                   firstKey, b.toI32(chunk),
                                    /*areKeys=*/true);
-                  b.arriveAfterCopies(keys.getFull(b, old[0]));
+                  b.arriveAfterCopies(tile.keys.getFull(b, old[0]));
                   return {b.add(old[0], b.i32(1))};
                 })[0];
 }
 
-void WarpgroupMix::produceExtras(MixCopies &copies, Value firstKey, Value use) {
-  waitForEmpty(values, use);
-  Value slot = values.getSlot(b, use);
-  mix.writeBiases(copies.thread, firstKey,
-                  b.at(biases, b.mul(slot, b.i32(plan.biasBytes))));
-  if (op.getV())
-    copies.copyValues(plan.values, firstKey, values.getPlace(b, use));
-  Value full = values.getFull(b, use);
+void Producer::produceExtras(Value firstKey, Value use) {
+  waitForEmpty(tile.values, use);
+  Value slot = tile.values.getSlot(b, use);
+  tile.mix.writeBiases(copies.thread, firstKey,
+                       b.at(tile.biases, b.mul(slot, b.i32(plan.biasBytes))));
+  if (tile.op.getV())
+    copies.copyValues(plan.values, firstKey, tile.values.getPlace(b, use));
+  Value full = tile.values.getFull(b, use);
   b.arriveAfterCopies(full);
   b.arrive(full, b.boolean(true));
 }
 
 //===----------------------------------------------------------------------===//
-// Consumers
+// Products of keys
 //===----------------------------------------------------------------------===//
 
-void WarpgroupMix::waitForFull(const Ring &ring, Value use) {
+static void waitForFull(WarpgroupBuilder &b, const Ring &ring, Value use) {
   b.waitFor(ring.getFull(b, use), ring.getParity(b, use));
   b.fenceProducts();
 }
 
 /// The warp has read what is in the slot.
-void WarpgroupMix::release(const Ring &ring, Value use) {
+static void release(WarpgroupTile &tile, const Ring &ring, Value use) {
+  WarpgroupBuilder &b = tile.b;
   b.syncWarp();
   b.arrive(ring.getEmpty(b, use),
-           b.compare(arith::CmpIPredicate::eq, lane, b.i32(0)));
+           b.compare(arith::CmpIPredicate::eq, tile.lane, b.i32(0)));
 }
 
 static SmallVector<Value> addAll(WarpBuilder &b, ArrayRef<Value> sums,
@@ -348,55 +365,11 @@ static SmallVector<Value> addAll(WarpBuilder &b, ArrayRef<Value> sums,
   });
 }
 
-void WarpgroupMix::consume() {
-  Value zero = b.i32(0);
-  mix.forEachTile({zero, zero, zero},
-                  [&](ValueRange uses) { return consumeTile(uses); });
-}
-
-SmallVector<Value> WarpgroupMix::consumeTile(ValueRange uses) {
-  waitForFull(queries, uses[0]);
-  Value warpgroup = b.div(warp, kWarpgroupWarps);
-  Matrix rows = b.describe(
-      b.at(queries.memory, b.mul(warpgroup, b.i32(kWgmmaRows * kChunkBytes))),
-      kChunkBytes, /*isTransposed=*/false);
-  auto [begin, end] = mix.getKeyRange();
-  SmallVector<Value> carried(uses.drop_front());
-  int64_t stateBegin = carried.size();
-  carried.append(mix.getInitialState());
-  int64_t sumsBegin = carried.size();
-  carried.append(plan.getProductColumns() / 2, b.f32(0.0));
-  SmallVector<Value> last =
-      b.loop(begin, end, kTileKeys, carried,
-             [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
-               SmallVector<Value> next(old);
-               Fragment p = multiply(rows, next[0]);
-               waitForFull(values, old[1]);
-               SmallVector<Value> state(next.begin() + stateBegin,
-                                        next.begin() + sumsBegin);
-               Value offset =
-                   b.mul(values.getSlot(b, old[1]), b.i32(plan.biasBytes));
-               SmallVector<Value> decays =
-                   mix.update(state, p, firstKey, b.at(biases, offset));
-               llvm::copy(state, next.begin() + stateBegin);
-               if (op.getV())
-                 mixValues(values.getPlace(b, old[1]), p, decays,
-                           MutableArrayRef(next).drop_front(sumsBegin));
-               release(values, old[1]);
-               next[1] = b.add(old[1], b.i32(1));
-               return next;
-             });
-  release(queries, uses[0]);
-  finishFragments(mix, ValueRange(last).slice(stateBegin, mix.getStateSize()),
-                  ValueRange(last).drop_front(sumsBegin));
-  return {b.add(uses[0], b.i32(1)), last[0], last[1]};
-}
-
 /// The products of one chunk, whose keys use `use` brings. Chunks behind the
 /// first ones of a loop are whole, but for the last.
-SmallVector<Product> WarpgroupMix::getProducts(Matrix queries, Value use,
-                                               int64_t chunk) {
-  Matrix right = b.describe(keys.getPlace(b, use), kChunkBytes,
+SmallVector<Product> KeyProducts::getProducts(Matrix queries, Value use,
+                                              int64_t chunk) {
+  Matrix right = b.describe(tile.keys.getPlace(b, use), kChunkBytes,
                             /*isTransposed=*/false);
   int64_t features = std::min(plan.numFeatures - chunk * kChunk, kChunk);
   SmallVector<Product> products;
@@ -409,10 +382,10 @@ SmallVector<Product> WarpgroupMix::getProducts(Matrix queries, Value use,
 /// Adds the products of `count` chunks from `first` on, whose keys use `use`
 /// and the next ones bring, to `totals`. While one chunk is added, or its slot
 /// is given back, the next is multiplied.
-SmallVector<Value> WarpgroupMix::multiplyChunks(Matrix queries, Value use,
-                                                int64_t first, int64_t count,
-                                                ValueRange totals) {
-  bool isExact = op.getPrecision() == Precision::IEEE;
+SmallVector<Value> KeyProducts::multiplyChunks(Matrix queries, Value use,
+                                               int64_t first, int64_t count,
+                                               ValueRange totals) {
+  bool isExact = tile.op.getPrecision() == Precision::IEEE;
   SmallVector<Value> sums(totals), part;
   auto finish = [&](Value ownUse, int64_t pending) {
     if (isExact)
@@ -421,18 +394,18 @@ SmallVector<Value> WarpgroupMix::multiplyChunks(Matrix queries, Value use,
       b.waitForProducts({}, pending);
     else
       sums = b.waitForProducts(sums, pending);
-    release(keys, ownUse);
+    release(tile, tile.keys, ownUse);
     if (isExact)
       sums = sums.empty() ? part : addAll(b, sums, part);
   };
   Value lastUse;
   for (int64_t i = 0; i < count; ++i) {
-    waitForFull(keys, use);
+    waitForFull(b, tile.keys, use);
     Matrix rows = b.offset(queries, i * plan.tileRows * kChunkBytes);
     SmallVector<Product> products = getProducts(rows, use, first + i);
     SmallVector<Value> started =
         b.startProducts(products, isExact ? ValueRange() : ValueRange(sums),
-                        kTileKeys, element);
+                        kTileKeys, getShaped(tile.op.getQ()).getElementType());
     if (!isExact)
       sums = started;
     if (i > 0)
@@ -445,8 +418,7 @@ SmallVector<Value> WarpgroupMix::multiplyChunks(Matrix queries, Value use,
   return sums;
 }
 
-/// q.k of the thread's queries and keys of a tile; `use` moves on.
-Fragment WarpgroupMix::multiply(Matrix queries, Value &use) {
+Fragment KeyProducts::multiply(Matrix queries, Value &use) {
   // ptxas puts additions off. In a loop it cannot, which matters where the sums
   // of the values leave few registers.
   bool isWide = plan.values.numColumns > kMaxColumnsOfTwo;
@@ -478,18 +450,67 @@ Fragment WarpgroupMix::multiply(Matrix queries, Value &use) {
   return products;
 }
 
+//===----------------------------------------------------------------------===//
+// Consumers
+//===----------------------------------------------------------------------===//
+
+void Consumer::emit() {
+  Value zero = b.i32(0);
+  tile.mix.forEachTile({zero, zero, zero},
+                       [&](ValueRange uses) { return consumeTile(uses); });
+}
+
+SmallVector<Value> Consumer::consumeTile(ValueRange uses) {
+  waitForFull(b, tile.queries, uses[0]);
+  Value warpgroup = b.div(tile.warp, kWarpgroupWarps);
+  Matrix rows =
+      b.describe(b.at(tile.queries.memory,
+                      b.mul(warpgroup, b.i32(kWgmmaRows * kChunkBytes))),
+                 kChunkBytes, /*isTransposed=*/false);
+  auto [begin, end] = tile.mix.getKeyRange();
+  SmallVector<Value> carried(uses.drop_front());
+  int64_t stateBegin = carried.size();
+  carried.append(tile.mix.getInitialState());
+  int64_t sumsBegin = carried.size();
+  carried.append(plan.getProductColumns() / 2, b.f32(0.0));
+  SmallVector<Value> last =
+      b.loop(begin, end, kTileKeys, carried,
+             [&](Value firstKey, ValueRange old) -> SmallVector<Value> {
+               SmallVector<Value> next(old);
+               Fragment p = keyProducts.multiply(rows, next[0]);
+               waitForFull(b, tile.values, old[1]);
+               SmallVector<Value> state(next.begin() + stateBegin,
+                                        next.begin() + sumsBegin);
+               Value offset =
+                   b.mul(tile.values.getSlot(b, old[1]), b.i32(plan.biasBytes));
+               SmallVector<Value> decays = tile.mix.update(
+                   state, p, firstKey, b.at(tile.biases, offset));
+               llvm::copy(state, next.begin() + stateBegin);
+               if (tile.op.getV())
+                 mixValues(tile.values.getPlace(b, old[1]), p, decays,
+                           MutableArrayRef(next).drop_front(sumsBegin));
+               release(tile, tile.values, old[1]);
+               next[1] = b.add(old[1], b.i32(1));
+               return next;
+             });
+  release(tile, tile.queries, uses[0]);
+  finishFragments(tile.mix,
+                  ValueRange(last).slice(stateBegin, tile.mix.getStateSize()),
+                  ValueRange(last).drop_front(sumsBegin));
+  return {b.add(uses[0], b.i32(1)), last[0], last[1]};
+}
+
 /// sums = a sums + p v; by fragments of 8 columns.
-void WarpgroupMix::mixValues(Value place, const Fragment &p,
-                             ArrayRef<Value> decays,
-                             MutableArrayRef<Value> sums) {
+void Consumer::mixValues(Value place, const Fragment &p, ArrayRef<Value> decays,
+                         MutableArrayRef<Value> sums) {
   for (auto [number, sum] : llvm::enumerate(sums))
     sum = b.mul(sum, decays[number % 4 / 2]);
-  const ValueTile &tile = plan.values;
+  const ValueTile &values = plan.values;
   SmallVector<Matrix> terms;
-  for (int64_t term = 0; term < tile.terms; ++term)
-    terms.push_back(b.describe(b.at(place, term * tile.getTermBytes()),
-                               tile.getRowBytes(), /*isTransposed=*/true,
-                               tile.getBlockBytes()));
+  for (int64_t term = 0; term < values.terms; ++term)
+    terms.push_back(b.describe(b.at(place, term * values.getTermBytes()),
+                               values.getRowBytes(), /*isTransposed=*/true,
+                               values.getBlockBytes()));
   SmallVector<Product> products;
   for (int64_t step = 0; step < kTileKeys / kWgmmaTerms; ++step) {
     Fragment left = splitWeights(b, p, step, plan.weightTerms);
@@ -498,7 +519,7 @@ void WarpgroupMix::mixValues(Value place, const Fragment &p,
         products.push_back(
             {{},
              left[part],
-             b.offset(term, step * kWgmmaTerms * tile.getRowBytes())});
+             b.offset(term, step * kWgmmaTerms * values.getRowBytes())});
   }
   SmallVector<Value> started =
       b.startProducts(products, ArrayRef<Value>(sums), plan.getProductColumns(),
@@ -510,6 +531,34 @@ void WarpgroupMix::mixValues(Value place, const Fragment &p,
 // Interface
 //===----------------------------------------------------------------------===//
 
+/// Emits what the block does, and divides its registers.
+static void emitWarpgroups(WarpgroupBuilder &b, SoftmaxMixOp op,
+                           const WarpgroupPlan &plan) {
+  WarpgroupTile tile(b, op, plan);
+  tile.initBarriers();
+  Value isProducer = b.compare(arith::CmpIPredicate::sge, tile.warp,
+                               b.i32(kWarpgroupWarps * plan.consumers));
+  bool sharesUnevenly = plan.consumers > 1;
+  auto produceWithFew = [&] {
+    if (sharesUnevenly)
+      b.giveRegisters(kProducerRegisters);
+    Producer(tile).emit();
+  };
+  auto consumeWithMany = [&] {
+    if (sharesUnevenly)
+      b.takeRegisters(kConsumerRegisters);
+    Consumer(tile).emit();
+  };
+  b.ifThenElse(isProducer, produceWithFew, consumeWithMany);
+  b.barrier();
+  // What follows on this op finds the registers as they were. The warps of a
+  // warpgroup have to meet between two changes, as they just have.
+  if (sharesUnevenly)
+    b.ifThenElse(
+        isProducer, [&] { b.takeRegisters(kRegistersOfThree); },
+        [&] { b.giveRegisters(kRegistersOfThree); });
+}
+
 SmallVector<MixPlan> mlir::moe::planMixOnWarpgroups(SoftmaxMixOp op,
                                                     int64_t sharedBytes) {
   return llvm::map_to_vector(
@@ -518,7 +567,7 @@ SmallVector<MixPlan> mlir::moe::planMixOnWarpgroups(SoftmaxMixOp op,
                        plan.getBytes()};
         return MixPlan{shape, [=](WarpBuilder &builder, SoftmaxMixOp op) {
                          WarpgroupBuilder b(op.getLoc(), builder);
-                         WarpgroupMix(b, op, plan).emit();
+                         emitWarpgroups(b, op, plan);
                        }};
       });
 }
