@@ -11,7 +11,7 @@
 #include "Emit/ThreadBuilder.h"
 #include "Grid/KernelOutlining.h"
 #include "Grid/Workspace.h"
-#include "Product/FewTokenRouters.h"
+#include "Product/ChunkProducts.h"
 #include "Schedules.h"
 #include "ThreadLowerings.h"
 
@@ -126,7 +126,7 @@ KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
 void mlir::moe::populateToThreadsPatterns(RewritePatternSet &patterns,
                                           BlockShape block) {
   populateCopyToThreadsPatterns(patterns, block);
-  populateFewTokenRouterToThreadsPatterns(patterns, block);
+  populateChunkProductToThreadsPatterns(patterns, block);
   populateLinalgToThreadsPatterns(patterns, block);
   populateLinalgProductToThreadsPatterns(patterns, block);
   populateRouterLogitsToThreadsPatterns(patterns, block);

@@ -18,8 +18,8 @@
 // The sums of chunks and the order in which they are added are those of
 // RowProducts.cpp, so that a token gets the same bits however many there are.
 // What blocks of the two loops compute are linalg ops of the schedules
-// chunk_products and chunk_sums. Unlike others of their kind they overwrite
-// their output.
+// chunk_products and chunk_sums (ChunkProducts.cpp). Unlike others of their
+// kind they overwrite their output.
 //
 // A loop that has no iteration is no launch: which loops run the host sees from
 // the number of tokens alone.
@@ -27,29 +27,21 @@
 //===----------------------------------------------------------------------===//
 
 #include "FewTokenRouters.h"
-#include "FeatureChunks.h"
+#include "ChunkProducts.h"
 #include "RowProducts.h"
 
 #include "MoE/Dialect/MoE/IR/KernelConfig.h"
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
-#include "mlir/Dialect/GPU/IR/GPUDialect.h"
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
 #include "mlir/Dialect/MemRef/IR/MemRef.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
-#include "mlir/Dialect/Vector/IR/VectorOps.h"
 #include "mlir/IR/Remarks.h"
 #include "llvm/Support/MathExtras.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Tokens that a block multiplies.
-static constexpr int64_t kTokens = 32;
-/// The warps of a block: two for the tokens by two for the experts.
-static constexpr int64_t kExpertWarps = 2;
-static constexpr int64_t kThreads = kTokens / 16 * kExpertWarps * kWarpSize;
 /// Experts of a warp, or several times as many.
 static constexpr int64_t kWarpExperts = 16;
 /// More would not leave registers for the rest.
@@ -75,7 +67,7 @@ struct Cut {
     return getSlices() * (experts / blockExperts);
   }
   int64_t getStageBytes() const {
-    return (kTokens + blockExperts) * kChunkBytes;
+    return (kChunkTokens + blockExperts) * kChunkBytes;
   }
 };
 } // namespace
@@ -86,7 +78,7 @@ struct Cut {
 static std::optional<Cut> planCut(int64_t features, int64_t experts,
                                   BlockShape block) {
   std::optional<Cut> best;
-  constexpr int64_t granule = kExpertWarps * kWarpExperts;
+  constexpr int64_t granule = kChunkExpertWarps * kWarpExperts;
   int64_t chunks = features / kChunk;
   if (features % kChunk != 0 || chunks < kMinChunks || experts % granule != 0)
     return best;
@@ -95,7 +87,7 @@ static std::optional<Cut> planCut(int64_t features, int64_t experts,
       if (chunks % slices != 0 || experts % (granule * parts) != 0)
         continue;
       Cut cut{chunks, experts, chunks / slices, experts / parts};
-      if (cut.blockExperts / kExpertWarps > kMaxWarpExperts ||
+      if (cut.blockExperts / kChunkExpertWarps > kMaxWarpExperts ||
           cut.blockChunks * cut.getStageBytes() > block.sharedBytes)
         continue;
       if (!best || (best->getNumBlocks() < kWantedBlocks &&
@@ -109,7 +101,7 @@ static std::optional<Cut> planCut(RouterLogitsOp op, BlockShape block) {
   auto w = cast<ShapedType>(op.getWeight().getType());
   if (cast<ShapedType>(op.getH().getType()).getRank() != 2 ||
       !planRowProducts(op.getH(), op.getWeight(), /*isTransposed=*/false,
-                       kTokens, block))
+                       kChunkTokens, block))
     return std::nullopt;
   return planCut(w.getDimSize(1), w.getDimSize(0), block);
 }
@@ -253,18 +245,19 @@ static void createProductLoop(ThreadBuilder &b, RouterLoop router, Value tokens,
     return affine::makeComposedFoldedAffineApply(b, b.getLoc(), expr,
                                                  getAsOpFoldResult(operand));
   };
-  Value block =
-      createGrid(b, apply(count.ceilDiv(kTokens) * cut.getNumBlocks(), tokens));
+  Value block = createGrid(
+      b, apply(count.ceilDiv(kChunkTokens) * cut.getNumBlocks(), tokens));
 
   int64_t parts = cut.experts / cut.blockExperts;
   OpFoldResult firstToken =
-      apply(id.floorDiv(cut.getNumBlocks()) * kTokens, block);
+      apply(id.floorDiv(cut.getNumBlocks()) * kChunkTokens, block);
   AffineExpr slice = (id % cut.getNumBlocks()).floorDiv(parts);
   OpFoldResult firstFeature = apply(slice * (cut.blockChunks * kChunk), block);
   OpFoldResult firstChunk = apply(slice * cut.blockChunks, block);
   OpFoldResult firstExpert = apply(id % parts * cut.blockExperts, block);
   auto bound = AffineMap::get(
-      1, 1, {count - id, getAffineConstantExpr(kTokens, context)}, context);
+      1, 1, {count - id, getAffineConstantExpr(kChunkTokens, context)},
+      context);
   OpFoldResult numTokens =
       affine::AffineMinOp::create(
           b, bound,
@@ -296,7 +289,7 @@ static void createProductLoop(ThreadBuilder &b, RouterLoop router, Value tokens,
                                  arith::ExtFOp::create(body, f32, values[1]));
         linalg::YieldOp::create(body, body.add(values[2], product));
       });
-  setSchedule(op, kTokens, kThreads, KernelSchedule::ChunkProducts);
+  setSchedule(op, kChunkTokens, kChunkThreads, KernelSchedule::ChunkProducts);
 }
 
 /// The loop over tokens that adds up and selects: as `router`, but for where
@@ -390,7 +383,7 @@ static void reportUncut(scf::ForallOp loop) {
                  "expected blocks of {0} threads, and a loop over tiles of the "
                  "tokens of one buffer that does nothing but select in the "
                  "logits",
-                 kThreads);
+                 kChunkThreads);
 }
 
 void mlir::moe::cutRoutersOfFewTokens(func::FuncOp function, BlockShape block) {
@@ -400,205 +393,4 @@ void mlir::moe::cutRoutersOfFewTokens(func::FuncOp function, BlockShape block) {
     else
       reportUncut(loop);
   }
-}
-
-//===----------------------------------------------------------------------===//
-// Products
-//===----------------------------------------------------------------------===//
-
-namespace {
-/// A block of the first loop.
-class ChunkProducts {
-public:
-  ChunkProducts(WarpBuilder &b, linalg::GenericOp op);
-  void emit();
-
-private:
-  void startCopies();
-  void multiply(int64_t chunk);
-  void store(int64_t chunk, ValueRange products);
-
-  WarpBuilder &b;
-  Value h, w, out;
-  /// Of the block, and of a warp.
-  int64_t chunks, experts, warpExperts;
-  int64_t stageBytes;
-  Value lane, numTokens, stages;
-  /// The first token and expert of the warp.
-  Value warpToken, warpExpert;
-};
-} // namespace
-
-ChunkProducts::ChunkProducts(WarpBuilder &b, linalg::GenericOp op)
-    : b(b), h(op.getInputs()[0]), w(op.getInputs()[1]), out(op.getOutputs()[0]),
-      lane(b.lane()) {
-  ArrayRef<int64_t> shape = cast<MemRefType>(w.getType()).getShape();
-  experts = shape[0];
-  chunks = shape[1];
-  warpExperts = experts / kExpertWarps;
-  stageBytes = (kTokens + experts) * kChunkBytes;
-  numTokens = memref::DimOp::create(b, h, b.index(0));
-  stages = b.reserveShared(chunks * stageBytes);
-  Value warp = b.div(b.thread(), kWarpSize);
-  warpToken = b.mul(b.div(warp, kExpertWarps), b.i32(16));
-  warpExpert = b.mul(b.rem(warp, kExpertWarps), b.i32(warpExperts));
-}
-
-/// Everything is on its way before anything is multiplied.
-void ChunkProducts::startCopies() {
-  ChunkCopies copies{b, chunks * kChunk, b.thread(), kThreads};
-  Value zero = b.index(0), last = b.sub(numTokens, b.index(1));
-  auto getToken = [&](Value place) -> ChunkCopies::Row {
-    Value token = b.toIndex(place);
-    return {b.addressOf(h, {b.minSigned(token, last), zero, zero}),
-            /*offset=*/{}, b.less(token, numTokens)};
-  };
-  auto getExpert = [&](Value place) -> ChunkCopies::Row {
-    return {b.addressOf(w, {b.toIndex(place), zero, zero}), /*offset=*/{},
-            b.boolean(true)};
-  };
-  SmallVector<ChunkCopies::Row> tokens = copies.getRows(kTokens, getToken);
-  SmallVector<ChunkCopies::Row> weights = copies.getRows(experts, getExpert);
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    Value stage = b.at(stages, chunk * stageBytes);
-    copies.copy(tokens, stage, b.i32(chunk));
-    copies.copy(weights, b.at(stage, kTokens * kChunkBytes), b.i32(chunk));
-    b.commitCopies();
-  }
-}
-
-/// Each token and expert of the lane's fragments: two neighbouring experts at a
-/// time.
-void ChunkProducts::store(int64_t chunk, ValueRange products) {
-  Type pair = VectorType::get({2}, b.getF32Type());
-  Value laneExpert = b.add(warpExpert, b.mul(b.rem(lane, 4), b.i32(2)));
-  for (int64_t half = 0; half < 2; ++half) {
-    Value token =
-        b.toIndex(b.add(b.add(warpToken, b.div(lane, 4)), b.i32(8 * half)));
-    b.ifThen(b.less(token, numTokens), [&] {
-      Value place =
-          b.addressOf(out, {token, b.index(chunk), b.toIndex(laneExpert)});
-      for (int64_t fragment = 0; fragment < warpExperts / 8; ++fragment) {
-        Value both = vector::FromElementsOp::create(
-            b, pair, products.slice(4 * fragment + 2 * half, 2));
-        b.store(both, b.at(place, 8 * 4 * fragment), /*alignment=*/8);
-      }
-    });
-  }
-}
-
-void ChunkProducts::multiply(int64_t chunk) {
-  b.waitForCopies(chunks - 1 - chunk);
-  b.barrier();
-  Value tokens = b.at(stages, chunk * stageBytes);
-  Value weights = b.at(tokens, kTokens * kChunkBytes);
-  auto loadLeft = [&](int64_t, int64_t step) {
-    return b.loadLeft(tokens, warpToken, b.i32(2 * step), kChunkBytes);
-  };
-  auto loadRight = [&](int64_t pair, int64_t step) {
-    return b.loadRight(weights, warpExpert, b.i32(2 * step), kChunkBytes,
-                       pair * 16 * kChunkBytes);
-  };
-  SmallVector<Value> zeros(warpExperts / 2, b.f32(0.0));
-  store(chunk,
-        addChunkProducts(b, getElementTypeOrSelf(h.getType()), /*numLeft=*/1,
-                         loadLeft, warpExperts / 16, loadRight, zeros));
-}
-
-void ChunkProducts::emit() {
-  startCopies();
-  for (int64_t chunk = 0; chunk < chunks; ++chunk)
-    multiply(chunk);
-}
-
-namespace {
-struct ChunkProductsToThreads : OpRewritePattern<linalg::GenericOp> {
-  ChunkProductsToThreads(MLIRContext *context)
-      : OpRewritePattern(context, /*benefit=*/3) {}
-
-  LogicalResult matchAndRewrite(linalg::GenericOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!hasSchedule(op, KernelSchedule::ChunkProducts))
-      return rewriter.notifyMatchFailure(op, "expected products of chunks");
-    WarpBuilder b(op.getLoc(), rewriter);
-    ChunkProducts(b, op).emit();
-    rewriter.eraseOp(op);
-    return success();
-  }
-};
-} // namespace
-
-//===----------------------------------------------------------------------===//
-// Sums
-//===----------------------------------------------------------------------===//
-
-/// Chunks whose loads are in flight together.
-static constexpr int64_t kChunksAtATime = 56;
-
-namespace {
-/// Each thread adds up two neighbouring experts of a token at a time.
-struct ChunkSumsToThreads : OpRewritePattern<linalg::GenericOp> {
-  ChunkSumsToThreads(MLIRContext *context, BlockShape block)
-      : OpRewritePattern(context, /*benefit=*/3), block(block) {}
-
-  LogicalResult matchAndRewrite(linalg::GenericOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!hasSchedule(op, KernelSchedule::ChunkSums))
-      return rewriter.notifyMatchFailure(op, "expected sums of chunks");
-    WarpBuilder b(op.getLoc(), rewriter);
-    Value sums = op.getInputs()[0], z = op.getOutputs()[0];
-    ArrayRef<int64_t> shape = cast<MemRefType>(sums.getType()).getShape();
-    int64_t pairs = shape[2] / 2;
-    Value count =
-        b.mul(memref::DimOp::create(b, z, b.index(0)), b.index(pairs));
-    Workers workers = Workers::ofBlock(b, block);
-    b.loop(workers.thread, count, workers.count, [&](Value item) {
-      Value row = b.op<arith::DivUIOp>(item, b.index(pairs));
-      Value expert =
-          b.mul(b.op<arith::RemUIOp>(item, b.index(pairs)), b.index(2));
-      Value place = b.addressOf(sums, {row, b.index(0), expert});
-      SmallVector<Value> totals = addChunks(b, place, shape[1], 4 * shape[2]);
-      for (int64_t i = 0; i < 2; ++i) {
-        Value position = b.add(expert, b.index(i)), total = totals[i];
-        if (op.getNumDpsInputs() > 1)
-          total = b.add(total, b.loadF32(op.getInputs()[1], position));
-        memref::StoreOp::create(b, total, z, ValueRange{row, position});
-      }
-    });
-    rewriter.eraseOp(op);
-    return success();
-  }
-
-private:
-  /// Adds pairs of f32 that lie `distance` bytes apart to zeros, in order.
-  static SmallVector<Value> addChunks(WarpBuilder &b, Value place,
-                                      int64_t chunks, int64_t distance) {
-    Type pair = VectorType::get({2}, b.getF32Type());
-    auto add = [&](Value first, int64_t number, ValueRange old) {
-      SmallVector<Value> loaded, next(old);
-      for (int64_t i = 0; i < number; ++i)
-        loaded.push_back(b.load(pair, b.at(first, i * distance), 8));
-      for (Value value : loaded)
-        for (int64_t i = 0; i < 2; ++i)
-          next[i] = b.add(next[i], vector::ExtractOp::create(b, value, i));
-      return next;
-    };
-    int64_t rest = chunks % kChunksAtATime, whole = chunks - rest;
-    SmallVector<Value> totals = b.loop(
-        b.index(0), b.index(whole), kChunksAtATime,
-        ValueRange{b.f32(0.0), b.f32(0.0)}, [&](Value chunk, ValueRange old) {
-          Value offset = b.mul(b.toI32(chunk), b.i32(distance));
-          return add(b.at(place, offset), kChunksAtATime, old);
-        });
-    return add(b.at(place, whole * distance), rest, totals);
-  }
-
-  BlockShape block;
-};
-} // namespace
-
-void mlir::moe::populateFewTokenRouterToThreadsPatterns(
-    RewritePatternSet &patterns, BlockShape block) {
-  patterns.add<ChunkProductsToThreads>(patterns.getContext());
-  patterns.add<ChunkSumsToThreads>(patterns.getContext(), block);
 }

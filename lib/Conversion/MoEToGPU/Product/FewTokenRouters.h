@@ -30,10 +30,6 @@ inline constexpr int64_t kSummedRows = 1;
 /// the number of tokens asks for are left to each of the three.
 void cutRoutersOfFewTokens(func::FuncOp function, BlockShape block);
 
-/// The patterns of what blocks of these loops compute.
-void populateFewTokenRouterToThreadsPatterns(RewritePatternSet &patterns,
-                                             BlockShape block);
-
 } // namespace mlir::moe
 
 #endif // MOE_LIB_CONVERSION_MOETOGPU_PRODUCT_FEWTOKENROUTERS_H
