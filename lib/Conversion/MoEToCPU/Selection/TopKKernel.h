@@ -152,8 +152,6 @@ private:
   BestList readForced(const TokenBlock &block);
   Places getIds(const TokenBlock &block, BestList &best);
   void stageChoice(const TokenBlock &block, RowStats &stats);
-  void dropGroups();
-  Value getGroupKey(Value group, Value groupSize);
   RowStats computeStats(const TokenBlock &block);
   Value sumExp(const TokenBlock &block, Value max);
 
