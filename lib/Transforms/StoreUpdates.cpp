@@ -53,7 +53,7 @@ static Value saved(OpBuilder &b, Location loc, Value buffer) {
   return copy;
 }
 
-static void storeUpdates(func::FuncOp function) {
+static LogicalResult storeUpdates(func::FuncOp function) {
   auto terminator =
       cast<func::ReturnOp>(function.getBody().front().getTerminator());
   OpBuilder builder(terminator);
@@ -63,6 +63,11 @@ static void storeUpdates(func::FuncOp function) {
     std::optional<unsigned> argument = getUpdatedArgument(function, position);
     if (!argument)
       continue;
+    if (!isa<MemRefType>(result.getType()))
+      return terminator.emitOpError()
+             << "expected a buffer for result " << position
+             << ", which updates an argument, found " << result.getType()
+             << "; bufferize first";
     updates.set(position);
     Value target = function.getArgument(*argument);
     if (withoutCasts(result) != target)
@@ -80,6 +85,7 @@ static void storeUpdates(func::FuncOp function) {
     terminator.getOperandsMutable().erase(position);
     (void)function.eraseResult(position);
   }
+  return success();
 }
 
 namespace {
@@ -88,8 +94,10 @@ struct StoreUpdatesPass
   using Base::Base;
 
   void runOnOperation() override {
-    if (!getOperation().isExternal() && getOperation().getBody().hasOneBlock())
-      storeUpdates(getOperation());
+    if (!getOperation().isExternal() &&
+        getOperation().getBody().hasOneBlock() &&
+        failed(storeUpdates(getOperation())))
+      signalPassFailure();
   }
 };
 } // namespace

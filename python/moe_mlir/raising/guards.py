@@ -66,10 +66,10 @@ def symbols_refusing(program: ExportedProgram, tensors: Sequence[torch.Tensor]) 
 def first_unequal_symbol(program: ExportedProgram,
                          tensors: Sequence[torch.Tensor]) -> sympy.Symbol | None:
     """The symbol whose size the first guard that does not hold wants to be another number."""
-    guard = next(_unmet(program, _sizes_of(program, tensors) or {}), None)
-    is_one = guard is not None and guard.is_Relational and guard.rel_op == "!=" \
-        and guard.lhs.is_Symbol and guard.rhs.is_Integer
-    return guard.lhs if is_one else None
+    for guard in _unmet(program, _sizes_of(program, tensors) or {}):
+        is_unequal = guard.is_Relational and guard.rel_op == "!="
+        return guard.lhs if is_unequal and guard.lhs.is_Symbol and guard.rhs.is_Integer else None
+    return None
 
 
 def _sizes_of(program, tensors):

@@ -118,12 +118,14 @@ void CombineKernel::emit() {
 }
 
 static LogicalResult matchCombine(CombineOp op, PatternRewriter &rewriter) {
+  if (failed(matchBuffers(op, rewriter)))
+    return failure();
   const Value rows[] = {op.getExpertOut(), op.getShared(), op.getOuts()[0]};
   for (Value operand : rows)
     if (operand && !isInnermostContiguous(operand.getType()))
       return rewriter.notifyMatchFailure(
           op, "expected operands with contiguous rows");
-  return matchBuffers(op, rewriter);
+  return success();
 }
 
 void mlir::moe::populateCombineToCPUPatterns(RewritePatternSet &patterns,
