@@ -58,25 +58,32 @@ def test_packing_products_and_experts(cpu, file):
 
 
 @pytest.fixture(scope="module")
+def shared_cache():
+    """That of the whole run, while each test here has one of its own."""
+    from moe_mlir.compiler import cache
+
+    return cache.open_default()
+
+
+@pytest.fixture(scope="module")
 def every_kernel():
     return cpu_level_ops.record()
 
 
 @pytest.mark.parametrize("cpu", marked(cpus.LEVELS, quick="x86-64"))
-def test_objects_call_only_what_every_process_has(every_kernel, cpu):
-    symbols = undefined_symbols(object_for(every_kernel, cpu))
+def test_objects_call_only_what_every_process_has(every_kernel, shared_cache, cpu):
+    symbols = undefined_symbols(object_for(every_kernel, cpu, shared_cache))
     libraries = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6")]
     foreign = {s for s in symbols - OURS if not any(hasattr(lib, s) for lib in libraries)}
     assert "moe_parallel_for" in symbols
     assert not foreign
 
 
-def object_for(text: str, cpu: str) -> bytes:
+def object_for(text: str, cpu: str, store) -> bytes:
     """The object of a module, from an earlier run of the tests if the compiler is the same."""
     from moe_mlir._native import native
     from moe_mlir.compiler import cache, jit
 
-    store = cache.open_default()
     key = cache.make_key("object for a level", text, cpu, jit._library_id())
     if (found := store.load(key)) is None:
         found = native().compile_object(text, cpu=cpu)
