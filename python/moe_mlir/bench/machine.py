@@ -121,16 +121,6 @@ def _level(cpu, features):
     return vectors if cpu == "native" else f"{vectors} by MOE_MLIR_CPU={cpu}"
 
 
-def cache_bytes() -> int:
-    """The size of the last-level cache that this core sees."""
-    try:
-        with open("/sys/devices/system/cpu/cpu0/cache/index3/size") as file:
-            text = file.read().strip()
-        return int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
-    except (OSError, KeyError, ValueError):
-        return 32 << 20
-
-
 def cpu_model():
     try:
         with open("/proc/cpuinfo") as lines:

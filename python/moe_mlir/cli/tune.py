@@ -29,7 +29,7 @@ from .._native import native
 from .._support import files
 from .._support.command_line import Parser, add_json, print_json
 from .._support.progress import is_shown
-from ..bench.timing import Turns, count_sets
+from .._support.timing import Turns, count_sets
 from ..compiler import jit, tuning_table
 from ..compiler.uncached import target_cpu
 from ..ops._expert_activation import ExpertActivation

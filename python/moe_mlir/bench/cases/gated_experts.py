@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from ..._support.timing import cache_bytes
 from ..._torch import dynamo
 from .. import peers, timing
-from ..machine import cache_bytes
 from ..peers import Layer, Unavailable
 from ..rows import Context, Goal, Skipped, assert_within, make_record, make_title, normal
 
