@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ import moe_mlir_tools
 
 @dataclass(frozen=True)
 class Command:
-    """A sub-command: a tool in C++, or a module of the package with `parser` and `main`."""
+    """A sub-command: a tool in C++, or a module of Python with `parser` and `main`."""
 
     name: str
     summary: str
@@ -34,22 +35,22 @@ class Command:
 GROUPS = {
     "Models": (
         Command("explain", "list the routers of a model, and why one is not recognised",
-                "moe explain model.py:make", module="cli.explain"),
+                "moe explain model.py:make", module="moe_mlir.cli.explain"),
         Command("compile", "compile a router or an exported model to an artifact, PTX, or assembly",
                 "moe compile router.mlir -o router.artifact --target=cpu", tool="moe-compile"),
         Command("run", "run a compiled artifact, without torch or LLVM",
                 "moe run router.artifact --list", tool="moe-run"),
         Command("models", "measure the supported families of transformers models",
-                "moe models Mixtral", module="models.__main__"),
+                "moe models Mixtral", module="moe_mlir_bench.models.__main__"),
         Command("demo", "train a small model, compile it, and compare it with eager PyTorch",
-                "moe demo --steps 50", module="demo.__main__"),
+                "moe demo --steps 50", module="moe_mlir_bench.demo.__main__"),
     ),
     "Compiler": (
         Command("opt", "apply passes to IR", "moe opt router.mlir --moe-to-cpu", tool="moe-opt"),
         Command("phases", "make an HTML page that shows what each pass changed",
-                "moe phases dumps -o phases.html", module="compiler.phases"),
+                "moe phases dumps -o phases.html", module="moe_mlir.compiler.phases"),
         Command("reproduce", "compile a module again whose compilation failed",
-                "moe reproduce failed.mlir", module="compiler.crash_report"),
+                "moe reproduce failed.mlir", module="moe_mlir.compiler.crash_report"),
         Command("reduce", "shrink IR that still shows a bug",
                 "moe reduce bug.mlir --reduction-tree='test=./is_interesting.sh'",
                 tool="moe-reduce"),
@@ -59,21 +60,21 @@ GROUPS = {
         Command("sim", "run a PTX kernel without a GPU and check it for races",
                 "moe sim kernel.ptx --block 64 --arg buf:f32:64:iota", tool="moe-sim"),
         Command("check", "run a Python file whose Triton kernels are checked for races, without a GPU",
-                "moe check softmax.py", module="cli.check"),
+                "moe check softmax.py", module="moe_mlir.cli.check"),
         Command("gpu-check", "pack kernels for a machine with a GPU, and check and time them there",
-                "moe gpu-check pack FOLDER", module="gpu_check.__main__"),
+                "moe gpu-check pack FOLDER", module="moe_mlir_bench.gpu_check.__main__"),
     ),
     "This machine": (
         Command("bench", "compare with eager PyTorch and torch.compile",
-                "moe bench --quick", module="bench.__main__"),
+                "moe bench --quick", module="moe_mlir_bench.bench.__main__"),
         Command("tune", "measure the kernels' block sizes, and keep what is faster",
-                "moe tune --dry-run", module="cli.tune"),
+                "moe tune --dry-run", module="moe_mlir.cli.tune"),
         Command("doctor", "report versions, hardware, and what is missing",
-                "moe doctor", module="cli.doctor"),
+                "moe doctor", module="moe_mlir.cli.doctor"),
         Command("cache", "list, verify, or clear the cache of compiled code",
-                "moe cache ls", module="compiler.cache"),
+                "moe cache ls", module="moe_mlir.compiler.cache"),
         Command("completion", "print a script that completes commands in your shell",
-                "moe completion bash", module="cli.completion"),
+                "moe completion bash", module="moe_mlir.cli.completion"),
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
@@ -142,12 +143,23 @@ def run_tool(command: Command, arguments: Sequence[str]) -> int:
     return moe_mlir_tools.run(command.tool, arguments)
 
 
+def missing_package(command: Command) -> str | None:
+    """What to install for a command that is in a package of its own; None where nothing misses."""
+    package = command.module.partition(".")[0]
+    if importlib.util.find_spec(package) is not None:
+        return None
+    return (f"expected the package {package}, which has the command {command.name}, found none; "
+            f"`pip install {package.replace('_', '-')}`")
+
+
 def run_module(command: Command, arguments: Sequence[str]) -> int:
     if command.name == "gpu-check":
         # It has checked kernels compiled now.
         os.environ.setdefault("MOE_MLIR_CACHE", "0")
-    module = importlib.import_module(f"moe_mlir.{command.module}")
-    return module.main(list(arguments))
+    if (problem := missing_package(command)) is not None:
+        print(f"moe: error: {problem}", file=sys.stderr)
+        return 2
+    return importlib.import_module(command.module).main(list(arguments))
 
 
 def _version() -> str:

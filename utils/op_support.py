@@ -4,7 +4,7 @@
     PYTHONPATH=build/python python utils/op_support.py [--write docs/Limits.md]
 
 Types and gradients are tried on meta tensors, without a kernel. The GPU's columns are what the
-tests run in the simulator: `moe_mlir.gpu_check`'s cases of forwards and of gradients.
+tests run in the simulator: `moe_mlir_bench.gpu_check`'s cases of forwards and of gradients.
 """
 
 import itertools
@@ -20,7 +20,7 @@ import op_calls  # noqa: E402
 
 from moe_mlir import ops  # noqa: E402
 from moe_mlir._support.page_table import PageTable  # noqa: E402
-from moe_mlir.gpu_check import cases, gradients  # noqa: E402
+from moe_mlir_bench.gpu_check import cases, gradients  # noqa: E402
 
 HEAD = ("op", "float32, bfloat16, float16", "float32 only", "gradient with respect to",
         "GPU forward", "GPU gradient")

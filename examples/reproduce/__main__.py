@@ -12,7 +12,7 @@ import statistics
 import sys
 
 from moe_mlir import plots
-from moe_mlir.demo.data import load_corpus
+from moe_mlir_bench.demo.data import load_corpus
 
 from . import report
 from .methods import METHODS

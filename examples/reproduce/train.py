@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import moe_mlir
 from moe_mlir import metrics, nn, reference
-from moe_mlir.demo.progress import Progress
+from moe_mlir_bench.demo.progress import Progress
 
 from .model import LanguageModel, Sizes
 

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from ._deprecated_names import MOVED, import_moved
+from ._deprecated_names import import_moved, new_name
 from ._version import __version__  # noqa: F401
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(module, name)
         globals()[name] = value
         return value
-    if name in MOVED:
+    if new_name(name) is not None:
         return import_moved(name)
     raise AttributeError(f"module 'moe_mlir' has no attribute '{name}'")
 

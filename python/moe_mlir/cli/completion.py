@@ -59,8 +59,10 @@ def whole_parser() -> argparse.ArgumentParser:
             part = _of_tool(one.name, _help_of(one))
         elif one.name == "completion":
             part = parser()
+        elif command.missing_package(one) is not None:
+            continue
         else:
-            part = importlib.import_module(f"moe_mlir.{one.module}").parser()
+            part = importlib.import_module(one.module).parser()
         # argparse makes its parsers itself; shtab reads this table of them.
         commands._name_parser_map[one.name] = part
         commands._choices_actions.append(

@@ -71,8 +71,14 @@ def _of_checkpoint(folder: str) -> _Target:
 
 
 def _of_family(name: str) -> _Target:
-    from ..models import FAMILIES
-
+    try:
+        from moe_mlir_bench.models import FAMILIES
+    except ModuleNotFoundError as error:
+        if error.name != "moe_mlir_bench":
+            raise
+        raise ValueError("expected a .pt2 file, FILE.py:FUNCTION, or a folder with a config.json, "
+                         f"found '{name}'; families are named by the package moe_mlir_bench: "
+                         "`pip install moe-mlir-bench`") from None
     if name not in FAMILIES:
         raise ValueError("expected a .pt2 file, FILE.py:FUNCTION, a folder with a config.json, or "
                          f"a family ({', '.join(FAMILIES)}), found '{name}'")

@@ -10,7 +10,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _HIDDEN = (os.path.dirname(torch.__file__) + os.sep,
            os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep)
 # The package's own modules that a user's model is made of stay visible.
-_SHOWN = tuple(os.path.join(_HIDDEN[1], name) for name in ("nn", "experts.py", "demo"))
+_SHOWN = tuple(os.path.join(_HIDDEN[1], name) for name in ("nn", "experts.py"))
 
 
 def user_frames(node: torch.fx.Node) -> list[tuple[str, int]]:

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 
-from moe_mlir.bench import machine, page, reading, regression, timing
-from moe_mlir.bench.__main__ import main
-from moe_mlir.bench.cases import ROWS
-from moe_mlir.bench.cases.selection import topk_renorm
-from moe_mlir.bench.machine import Machine
-from moe_mlir.bench.rows import FIELDS, Context, Goal
+from moe_mlir_bench.bench import machine, page, reading, regression, timing
+from moe_mlir_bench.bench.__main__ import main
+from moe_mlir_bench.bench.cases import ROWS
+from moe_mlir_bench.bench.cases.selection import topk_renorm
+from moe_mlir_bench.bench.machine import Machine
+from moe_mlir_bench.bench.rows import FIELDS, Context, Goal
 
 MACHINE = Machine("a CPU", 200.0, 180.0, 400.0, 5.0, 20.0, 30.0, level="AVX2")
 CONTRACT = {

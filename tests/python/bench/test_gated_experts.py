@@ -5,11 +5,11 @@ import torch
 
 pytest.importorskip("transformers", minversion="5")
 
-from moe_mlir.bench import page, peers  # noqa: E402
-from moe_mlir.bench.cases.gated_experts import _LOADS, GatedExperts  # noqa: E402
-from moe_mlir.bench.cases.products import product  # noqa: E402
-from moe_mlir.bench.machine import Machine  # noqa: E402
-from moe_mlir.bench.rows import FIELDS, Context  # noqa: E402
+from moe_mlir_bench.bench import page, peers  # noqa: E402
+from moe_mlir_bench.bench.cases.gated_experts import _LOADS, GatedExperts  # noqa: E402
+from moe_mlir_bench.bench.cases.products import product  # noqa: E402
+from moe_mlir_bench.bench.machine import Machine  # noqa: E402
+from moe_mlir_bench.bench.rows import FIELDS, Context  # noqa: E402
 
 MACHINE = Machine("a CPU", 200.0, 180.0, 400.0, 5.0, 20.0, 30.0)
 ALL = {"eager", "grouped_mm", "batched_mm", "inductor", "vllm", "onnxruntime"}

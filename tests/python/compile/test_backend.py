@@ -10,8 +10,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from moe_mlir.demo.model import Config, LanguageModel
 from moe_mlir.frontends import dynamo
+from moe_mlir_bench.demo.model import Config, LanguageModel
 
 dynamo.register()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir.demo.model import Config, LanguageModel
+from moe_mlir_bench.demo.model import Config, LanguageModel
 
 
 class Gated(torch.nn.Module):

@@ -4,8 +4,8 @@ import dataclasses
 
 import torch
 
-from moe_mlir.demo import compare, inductor, report
-from moe_mlir.demo.model import Config, LanguageModel
+from moe_mlir_bench.demo import compare, inductor, report
+from moe_mlir_bench.demo.model import Config, LanguageModel
 
 
 def make_model():

@@ -132,7 +132,7 @@ ROOM = 12
 @pytest.fixture(scope="module")
 def generator():
     pytest.importorskip("transformers")
-    from moe_mlir.models import FAMILIES
+    from moe_mlir_bench.models import FAMILIES
 
     model = FAMILIES["Granite-MoE"].build(torch.float32, layers=2, attn_implementation="sdpa")
     return moe_mlir.compile(model, (token(0),), kwargs=dict(cache=cache_of(model)))

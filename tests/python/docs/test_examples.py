@@ -172,7 +172,8 @@ def test_every_environment_variable_that_the_product_reads_is_listed():
     from moe_mlir._support import environment
 
     listed = {*environment.VARIABLES, *environment._OF_THE_SOURCE_TREE}
-    sources = [p for folder in ("python", "lib", "include", "simulator", "tools") for p in
+    sources = [p for folder in
+               ("python", "packages", "lib", "include", "simulator", "tools") for p in
                (ROOT / folder).rglob("*") if p.suffix in (".py", ".cpp", ".h")]
     read = set()
     for path in sources:

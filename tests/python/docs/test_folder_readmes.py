@@ -10,7 +10,8 @@ DATA = {"Inputs", "corpus", "hardware"}
 
 def folders():
     listed = subprocess.run(
-        ["git", "ls-files", "lib", "include", "simulator", "tools", "python", "utils", "tests"], cwd=ROOT,
+        ["git", "ls-files", "lib", "include", "simulator", "tools", "python", "packages",
+         "utils", "tests"], cwd=ROOT,
         capture_output=True, text=True, check=True).stdout.split()
     found = {Path(name).parent for name in listed if (ROOT / name).exists()}
     return sorted(folder for folder in found if not DATA & set(folder.parts))

@@ -6,7 +6,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-FOLDERS = ("lib", "include", "simulator", "python", "docs")
+FOLDERS = ("lib", "include", "simulator", "python", "packages", "docs")
 SUFFIXES = (".cpp", ".h", ".td", ".py", ".md")
 
 # What was once written, and the term that is written instead.

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from moe_mlir.models.families import FAMILIES
 from moe_mlir.raising.words import FORM_NAMES
+from moe_mlir_bench.models.families import FAMILIES
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "Models.md").read_text()
 

@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-TEXTS = [*PAGES, *(ROOT / "python" / "moe_mlir").rglob("*.py"), *ROOT.glob("tools/**/*.cpp"),
+TEXTS = [*PAGES, *(ROOT / "python" / "moe_mlir").rglob("*.py"),
+         *(ROOT / "packages").rglob("*.py"), *ROOT.glob("tools/**/*.cpp"),
          *ROOT.glob("include/**/*.td")]
 
 # What was written, and what a reader understands.

@@ -18,7 +18,7 @@ import transformers
 
 import moe_mlir
 from moe_mlir._transformers.names import cache_call
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 _ROOM, _BATCH = 16, 2
 

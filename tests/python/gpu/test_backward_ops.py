@@ -6,7 +6,7 @@ import torch
 
 import moe_mlir
 from moe_mlir import reference
-from moe_mlir.gpu_check.gradients import CASES, gradients
+from moe_mlir_bench.gpu_check.gradients import CASES, gradients
 
 pytest.importorskip("moe_mlir.sim")
 

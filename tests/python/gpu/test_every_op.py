@@ -7,7 +7,7 @@ import torch
 
 import moe_mlir as m
 from moe_mlir import reference
-from moe_mlir.gpu_check.cases import OPS, operands
+from moe_mlir_bench.gpu_check.cases import OPS, operands
 
 CASES = {name: functools.partial(call, m) for name, call in OPS.items()}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from kernels import compile_function
 
-from moe_mlir.gpu_check.modules import experts_text
+from moe_mlir_bench.gpu_check.modules import experts_text
 
 pytest.importorskip("moe_mlir.sim")
 

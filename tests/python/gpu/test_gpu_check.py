@@ -15,8 +15,9 @@ import torch
 import moe_mlir
 from moe_mlir import reference, sim
 from moe_mlir.gpu import cuda
-from moe_mlir.gpu_check import __main__ as gpu_check
-from moe_mlir.gpu_check import (
+from moe_mlir.sim.simulation import active_simulation
+from moe_mlir_bench.gpu_check import __main__ as gpu_check
+from moe_mlir_bench.gpu_check import (
     benchmark,
     cases,
     catalogue,
@@ -28,9 +29,8 @@ from moe_mlir.gpu_check import (
     vectors,
     wgmma,
 )
-from moe_mlir.gpu_check.case import Problem
-from moe_mlir.gpu_check.target import Target
-from moe_mlir.sim.simulation import active_simulation
+from moe_mlir_bench.gpu_check.case import Problem
+from moe_mlir_bench.gpu_check.target import Target
 
 SIMULATOR = Target("sim")
 
@@ -294,6 +294,9 @@ def test_packed_kernels_need_no_compiler(tmp_path, monkeypatch):
     gpu_check.main(["pack", str(tmp_path / "pack"), "--chips=sm_80"])
     names = {p.name for p in (tmp_path / "pack/moe_mlir").iterdir()}
     assert "libmoe_cuda_runtime.so" in names and not any("_moe." in name for name in names)
+    assert not names & {"bench", "demo", "gpu_check", "models"}
+    assert (tmp_path / "pack/moe_mlir_bench/gpu_check/worker.py").is_file()
+    # What it needs is in the folder: neither package is installed where it runs.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "pack/run.py", "--device=sim", "--groups=once", "--only=topk_renorm"],
@@ -330,7 +333,7 @@ def test_refuses_a_folder_with_files(tmp_path):
 def test_the_triton_router_selects_as_the_op_does():
     """Compiled without a GPU, and run in the simulator."""
     triton = pytest.importorskip("triton")
-    from moe_mlir.gpu_check import triton_router
+    from moe_mlir_bench.gpu_check import triton_router
 
     tokens, experts, k = 37, 100, 4
     for dtype, name in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):

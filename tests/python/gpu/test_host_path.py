@@ -21,9 +21,9 @@ import moe_mlir
 from moe_mlir.compiler.jit import compile_kernels_cached
 from moe_mlir.gpu import cuda
 from moe_mlir.gpu.launch import KernelLaunch, LaunchPlan
-from moe_mlir.gpu_check.cases import OPS, operands
-from moe_mlir.gpu_check.modules import router_text
 from moe_mlir.sim.simulation import Simulation
+from moe_mlir_bench.gpu_check.cases import OPS, operands
+from moe_mlir_bench.gpu_check.modules import router_text
 
 PTX = """.version 8.0
 .target sm_90

@@ -16,10 +16,10 @@ from test_gpu_figures import figures
 import moe_mlir as m
 from moe_mlir.compiler.chips import target_chips
 from moe_mlir.compiler.jit import compile_kernels_cached
-from moe_mlir.gpu_check.cases import OPS, operands
-from moe_mlir.gpu_check.modules import router_text
 from moe_mlir.ops.token_rows import token_rows
 from moe_mlir.sim.simulation import intercept
+from moe_mlir_bench.gpu_check.cases import OPS, operands
+from moe_mlir_bench.gpu_check.modules import router_text
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 N = 4

@@ -8,7 +8,7 @@ import torch
 from kernels import compile_function, compile_kernels
 from reference import gates_row, order
 
-from moe_mlir.gpu_check.modules import router_text
+from moe_mlir_bench.gpu_check.modules import router_text
 
 sim = pytest.importorskip("moe_mlir.sim")
 

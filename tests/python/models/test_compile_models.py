@@ -10,7 +10,7 @@ from seeds import some
 
 import moe_mlir
 from moe_mlir._transformers.names import cache_name
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 
 def tokens(*shape):

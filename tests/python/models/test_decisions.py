@@ -1,12 +1,12 @@
-"""Every target chooses the same experts: a small run of `python -m moe_mlir.models decisions`."""
+"""Every target chooses the same experts: a small run of `python -m moe_mlir_bench.models decisions`."""
 
 import pytest
 import torch
 from seeds import run_seed
 
-from moe_mlir.models.decision_routers import ROUTERS, _move, draw_scores, eager_choice
-from moe_mlir.models.decisions import Tally, decide, main
 from moe_mlir.reference.selection import rank_experts
+from moe_mlir_bench.models.decision_routers import ROUTERS, _move, draw_scores, eager_choice
+from moe_mlir_bench.models.decisions import Tally, decide, main
 
 BY_NAME = {router.name: router for router in ROUTERS}
 

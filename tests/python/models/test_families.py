@@ -1,7 +1,7 @@
 """Fifteen transformers models: routers found, compiled by torch, imported whole.
 
 One layer with routers each, whose numbers are the model's own; `python -m
-moe_mlir.models` does the same with two and prints the table of docs/Models.md.
+moe_mlir_bench.models` does the same with two and prints the table of docs/Models.md.
 """
 
 import copy
@@ -13,7 +13,7 @@ from support import Selections
 
 import moe_mlir
 from moe_mlir.frontends import dynamo
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 dynamo.register()
 SIZES = ("input_ids", "decoder_input_ids", "attention_mask")

@@ -5,7 +5,7 @@ import torch
 from support import Selections, tied_rows
 
 from moe_mlir.frontends import dynamo
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 dynamo.register()
 BATCH, PROMPT, NEW = 2, 7, 6

@@ -7,7 +7,7 @@ import torch
 from support import Selections
 
 from moe_mlir import hf
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 
 @pytest.fixture(params=FAMILIES)

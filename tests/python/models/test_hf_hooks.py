@@ -11,7 +11,7 @@ import torch
 from support import Selections
 
 from moe_mlir import hf
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 # Ernie's bias, Switch's classifier and experts are in layers of their own, whose hooks bring them.
 HOOKED = ["Mixtral", "DeepSeek-V3", "Ernie4.5-MoE", "Switch"]

@@ -11,8 +11,8 @@ from test_expert_forms import FORMS, build, example
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import moe_mlir
-from moe_mlir.models import FAMILIES
 from moe_mlir.nn import MoELayer, SMoE, SoftMoE
+from moe_mlir_bench.models import FAMILIES
 
 
 def run(experts, dtype):

@@ -5,8 +5,8 @@ import torch
 
 import moe_mlir
 from moe_mlir.graph.repeats import find_repeats
-from moe_mlir.models import FAMILIES
-from moe_mlir.models.scale import import_without_weights
+from moe_mlir_bench.models import FAMILIES
+from moe_mlir_bench.models.scale import import_without_weights
 
 
 def test_ir_grows_by_a_call_for_each_further_layer():

@@ -7,12 +7,12 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from moe_mlir.models import page
-from moe_mlir.models.cpp_program import NAME as CPP
-from moe_mlir.models.cpp_program import PACKED, CppProgram
-from moe_mlir.models.near_ties import judge
-from moe_mlir.models.speed import WAYS, Row, build, main, measure, table
-from moe_mlir.models.ways import Weights
+from moe_mlir_bench.models import page
+from moe_mlir_bench.models.cpp_program import NAME as CPP
+from moe_mlir_bench.models.cpp_program import PACKED, CppProgram
+from moe_mlir_bench.models.near_ties import judge
+from moe_mlir_bench.models.speed import WAYS, Row, build, main, measure, table
+from moe_mlir_bench.models.ways import Weights
 
 _SMALL = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
               num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, vocab_size=64)

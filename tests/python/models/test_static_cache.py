@@ -7,7 +7,7 @@ import transformers
 import moe_mlir
 from moe_mlir._transformers.names import cache_call, cache_name
 from moe_mlir._transformers.static_cache import token_count
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 PROMPT, ROOM = 7, 16
 

@@ -11,7 +11,7 @@ import transformers
 import moe_mlir
 import moe_mlir.hf
 from moe_mlir._transformers.names import CACHE_NAMES, cache_call, cache_name, with_cache_name
-from moe_mlir.models import FAMILIES
+from moe_mlir_bench.models import FAMILIES
 
 PROMPT, ROOM = 7, 16
 OPTIONS = dict(max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0)

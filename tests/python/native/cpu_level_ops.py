@@ -13,8 +13,8 @@ import torch
 import moe_mlir
 from moe_mlir import reference
 from moe_mlir.compiler import jit
-from moe_mlir.gpu_check import cases
-from moe_mlir.gpu_check.cases import OPS, operands
+from moe_mlir_bench.gpu_check import cases
+from moe_mlir_bench.gpu_check.cases import OPS, operands
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # What may have 16 bits: activations and what they are multiplied by.

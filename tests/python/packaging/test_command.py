@@ -116,7 +116,7 @@ def test_explain_reads_a_function_and_a_program(capsys, tmp_path):
 
 def test_explain_reads_a_checkpoint_without_its_weights(capsys, tmp_path):
     pytest.importorskip("transformers")
-    from moe_mlir.models import FAMILIES
+    from moe_mlir_bench.models import FAMILIES
 
     FAMILIES["Mixtral"].configure().save_pretrained(tmp_path)
     status, printed = run(capsys, "explain", tmp_path)

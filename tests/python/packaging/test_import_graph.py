@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[3] / "python" / "moe_mlir"
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "python" / "moe_mlir"
+BENCH = ROOT / "packages" / "moe_mlir_bench" / "moe_mlir_bench"
 # Of moe_mlir, but not Python.
 NATIVE = {"_moe"}
 
@@ -78,11 +80,28 @@ def test_no_folders_import_each_other():
 
 
 def test_the_references_judge_and_do_not_serve():
-    """Who reads them: the routers' form in plain torch, and what measures and checks."""
+    """Who reads them: the routers' form in plain torch, alone."""
     users = {name for name, others in import_graph(PACKAGE).items()
              if any(other.startswith("moe_mlir.reference") for other in others)}
-    judges = ("reference", "bench", "gpu_check", "models")
-    assert {name for name in users if name.split(".")[1] not in judges} == {"moe_mlir.nn._router"}
+    assert {n for n in users if n.split(".")[1] != "reference"} == {"moe_mlir.nn._router"}
+
+
+def test_no_modules_of_what_measures_import_each_other():
+    graph = import_graph(BENCH)
+    assert len(graph) > 50
+    assert "moe_mlir_bench.bench.machine" in graph["moe_mlir_bench.models.speed"]
+    assert circle_in(graph) is None
+
+
+def test_the_compiler_needs_nothing_of_what_measures_it():
+    """But for the families' names in `moe explain`, which says so where they are not installed."""
+    modules = {module_name(path, BENCH) for path in BENCH.rglob("*.py")}
+    found = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")
+             if imported_by(path, PACKAGE, modules)}
+    assert found == {"cli/explain.py"}
+    tree = ast.parse((PACKAGE / "cli" / "explain.py").read_text())
+    assert not [node for node in tree.body if "moe_mlir_bench" in ast.unparse(node)
+                and not isinstance(node, ast.FunctionDef)]
 
 
 @pytest.mark.parametrize("imports", ["from . import a", "from .a import thing", "import pack.a",

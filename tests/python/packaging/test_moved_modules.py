@@ -1,21 +1,31 @@
-"""Old names of modules work, with a DeprecationWarning, and nothing here uses them."""
+"""Old names of modules work, with a DeprecationWarning, and nothing here uses them.
+
+Some name modules of moe_mlir_bench, which an environment need not have.
+"""
 
 import importlib
+import os
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 
 import moe_mlir
-from moe_mlir._deprecated_names import MOVED
+from moe_mlir._deprecated_names import MOVED, SPLIT_OFF, new_name
+
+PYTHON = Path(moe_mlir.__file__).absolute().parents[1]
 
 
-@pytest.fixture(params=sorted(MOVED))
+@pytest.fixture(params=sorted([*MOVED, *SPLIT_OFF, "models.families", "bench.cases.selection"]))
 def name(request):
     """An old name that nobody has used, and that is forgotten afterwards."""
     def forget():
-        sys.modules.pop(f"moe_mlir.{request.param}", None)
-        vars(moe_mlir).pop(request.param, None)
+        top = request.param.partition(".")[0]
+        for old in [old for old in sys.modules if f"{old}.".startswith(f"moe_mlir.{top}.")]:
+            del sys.modules[old]
+        vars(moe_mlir).pop(top, None)
 
     forget()
     yield request.param
@@ -23,17 +33,21 @@ def name(request):
 
 
 def test_old_names_import(name):
-    new = importlib.import_module(f"moe_mlir.{MOVED[name]}")
-    with pytest.warns(DeprecationWarning, match=rf"moe_mlir\.{name} is now moe_mlir\.{MOVED[name]}"):
+    new = importlib.import_module(new_name(name))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         old = importlib.import_module(f"moe_mlir.{name}")
+    # The last one: each part of the name that has another one now is told of.
+    assert str(caught[-1].message) == f"moe_mlir.{name} is now {new_name(name)}"
+    assert caught[-1].category is DeprecationWarning
     public = [attribute for attribute in vars(new) if not attribute.startswith("__")]
-    assert public and all(getattr(old, a) is getattr(new, a) for a in public)
+    assert old is new or public and all(getattr(old, a) is getattr(new, a) for a in public)
 
 
 def test_the_warning_is_for_who_imports(name):
-    with pytest.warns(DeprecationWarning) as warnings:
+    with pytest.warns(DeprecationWarning) as caught:
         exec(compile(f"import moe_mlir.{name}", "a user's file", "exec"), {})
-    assert [w.filename for w in warnings] == ["a user's file"]
+    assert {w.filename for w in caught if " is now moe_mlir" in str(w.message)} == {"a user's file"}
 
 
 @pytest.mark.parametrize("name", ["simulate"], indirect=True)
@@ -50,8 +64,44 @@ def test_only_old_names_of_modules_are_found():
         _ = moe_mlir.simulated
 
 
-def test_old_commands_run():
-    done = subprocess.run([sys.executable, "-m", "moe_mlir.reproduce", "--help"],
+@pytest.mark.parametrize("old, usage", [
+    ("reproduce", "moe reproduce"), ("bench", "moe bench"), ("demo", "moe demo"),
+    ("gpu_check", "moe gpu-check"), ("models", "moe models"),
+    ("models.scale", "python -m moe_mlir_bench.models.scale")])
+def test_old_commands_run(old, usage):
+    done = subprocess.run([sys.executable, "-m", f"moe_mlir.{old}", "--help"],
                           capture_output=True, text=True)
     assert done.returncode == 0 and "Deprecat" not in done.stderr, done.stderr
-    assert "usage: moe reproduce" in done.stdout
+    assert f"usage: {usage}" in done.stdout
+
+
+def test_what_was_split_off_is_the_same_modules():
+    code = """
+import warnings
+warnings.simplefilter("ignore")
+import moe_mlir.models.families, moe_mlir_bench.models as models
+from moe_mlir.models import FAMILIES
+from moe_mlir import bench
+from moe_mlir.bench.cases.selection import topk_renorm
+import moe_mlir_bench.bench.cases.selection as selection
+print(FAMILIES is models.FAMILIES, moe_mlir.models.families is models.families,
+      topk_renorm is selection.topk_renorm, bench.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True", "True", "moe_mlir_bench.bench"], done.stderr
+
+
+@pytest.mark.parametrize("code", [
+    "import moe_mlir.bench", "from moe_mlir import models", "import moe_mlir.models.families",
+    "import moe_mlir; moe_mlir.demo", "runpy._run_module_as_main('moe_mlir.gpu_check')",
+    "import moe_mlir_command; sys.exit(moe_mlir_command.main(['bench', '--list']))",
+    "import moe_mlir_command; sys.exit(moe_mlir_command.main(['explain', 'Mixtral']))"])
+def test_a_missing_package_is_named_with_its_installation(code, tmp_path):
+    """In a folder with links to the compiler's package alone."""
+    for name in ("moe_mlir", "moe_mlir_command.py", "moe_mlir_tools.py"):
+        (tmp_path / name).symlink_to(PYTHON / name)
+    done = subprocess.run([sys.executable, "-c", f"import runpy, sys\n{code}"], cwd=tmp_path,
+                          capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode != 0 and "`pip install moe-mlir-bench`" in done.stderr, done.stderr
+    assert "expected " in done.stderr and "moe_mlir_bench" in done.stderr

@@ -12,9 +12,9 @@ import moe_mlir
 from moe_mlir import experts  # noqa: F401  registers the ops of experts
 from moe_mlir._support.paths import PACKAGE
 from moe_mlir.cli import op_arguments
-from moe_mlir.gpu_check import cases
-from moe_mlir.gpu_check.pack import _Recorder
 from moe_mlir.sim.simulation import intercept
+from moe_mlir_bench.gpu_check import cases
+from moe_mlir_bench.gpu_check.pack import _Recorder
 
 OPS = sorted({schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas()
               if schema.name.startswith("moe::")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[3]
-PARSERS = {"run": ["-m", "moe_mlir.demo"], "bench": ["-m", "moe_mlir.bench"],
+PARSERS = {"run": ["-m", "moe_mlir_bench.demo"], "bench": ["-m", "moe_mlir_bench.bench"],
            "test": [str(ROOT / "utils/run_tests.py")]}
 
 

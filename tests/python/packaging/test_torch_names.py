@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[3] / "python" / "moe_mlir"
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = ROOT / "python" / "moe_mlir"
 ROOM = PACKAGE / "_torch"
 
 
@@ -55,7 +56,8 @@ def test_torch_still_has(name):
 
 
 def test_no_other_module_names_them():
-    found = {str(path.relative_to(PACKAGE)): names for path in PACKAGE.rglob("*.py")
+    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "packages").rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): names for path in sources
              if path.parent != ROOM and (names := private_names(path.read_text()))}
     assert found == {}
     assert len(names_of_the_room()) > 30

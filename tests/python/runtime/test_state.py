@@ -15,7 +15,7 @@ import transformers
 from support import PACKAGE, rewrite_manifest, run_tool
 
 import moe_mlir
-from moe_mlir.models.decoder import Decoder
+from moe_mlir_bench.models.decoder import Decoder
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOM = 16

@@ -1,12 +1,12 @@
 """What GPUs answered to instructions on chosen operands, which the simulator must answer, too.
 
-The files come from `python -m moe_mlir.gpu_check fixtures REPORT` (docs/Testing.md). No GPU has
+The files come from `python -m moe_mlir_bench.gpu_check fixtures REPORT` (docs/Testing.md). No GPU has
 run it yet; that a file is read and judged is tested in tests/python/gpu/test_gpu_check.py.
 """
 
 from pathlib import Path
 
-from moe_mlir.gpu_check.vectors import replay
+from moe_mlir_bench.gpu_check.vectors import replay
 
 FOLDER = Path(__file__).with_name("hardware")
 

@@ -1,1 +1,0 @@
-"""The benchmark: `python -m moe_mlir.bench`, or `./bench` from the root."""

@@ -1,9 +1,0 @@
-"""The model families that the compiler is checked on, as tiny random models.
-
-`python -m moe_mlir.models` measures each and writes the table of docs/Models.md.
-Needs transformers; nothing is downloaded.
-"""
-
-from .families import FAMILIES, Family
-
-__all__ = ["FAMILIES", "Family"]
