@@ -31,6 +31,8 @@ def test_the_license_is_the_one_that_the_metadata_name():
     ("CITATION.cff", r"^version: ([\d.]+)$"),
     ("CMakeLists.txt", r"project\(moe-mlir VERSION ([\d.]+) "),
     ("pyproject.toml", r'^version = "([\d.]+)"$'),
+    ("packages/moe_mlir_bench/pyproject.toml", r'^version = "([\d.]+)"$'),
+    ("packages/moe_mlir_bench/pyproject.toml", r'^dependencies = \["moe-mlir==([\d.]+)"\]$'),
 ])
 def test_the_version_is_the_same_in(name, pattern):
     assert first(pattern, name) == moe_mlir.__version__

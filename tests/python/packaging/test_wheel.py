@@ -10,8 +10,10 @@ import configparser
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from email.parser import Parser
 from pathlib import Path
 
@@ -175,14 +177,12 @@ print(*sorted(set(sys.modules) - before))
     assert "moe_mlir.ops.topk_renorm" in loaded
     foreign = {m.partition(".")[0] for m in loaded} - {"moe_mlir"} - sys.stdlib_module_names
     assert not foreign
-    heavy = ("_moe", "compiled", "demo", "distributed", "frontends", "importer", "nn", "plots",
+    heavy = ("_moe", "compiled", "distributed", "frontends", "importer", "nn", "plots",
              "raising")
     assert not {f"moe_mlir.{name}" for name in heavy} & set(loaded)
 
 
 def test_wheel_report_reads_wheels_and_refuses_the_rest(tmp_path):
-    import zipfile
-
     with zipfile.ZipFile(tmp_path / "a.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr("moe_mlir/__init__.py", "x = 1\n" * 1000)
     command = [sys.executable, ROOT / "utils" / "wheel_report.py"]
@@ -191,3 +191,54 @@ def test_wheel_report_reads_wheels_and_refuses_the_rest(tmp_path):
     (tmp_path / "b.whl").write_text("no")
     done = subprocess.run([*command, tmp_path / "b.whl"], capture_output=True, text=True)
     assert done.returncode == 1 and "expected a wheel or a folder" in done.stderr
+
+
+# ------------------------------------------------------- the wheel of moe_mlir_bench
+
+
+@pytest.fixture(scope="module")
+def bench_site(tmp_path_factory):
+    """A folder with what the wheel of packages/moe_mlir_bench holds."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("bench")
+    shutil.copytree(ROOT / "packages" / "moe_mlir_bench", folder / "source",
+                    ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
+    build = "import sys; from setuptools import build_meta as b; b.build_wheel(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", build, folder], cwd=folder / "source",
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("moe_mlir_bench-*-py3-none-any.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    return folder / "site"
+
+
+def test_the_wheel_of_what_measures_holds_its_package_alone(bench_site):
+    package = ROOT / "packages" / "moe_mlir_bench"
+    found = {str(p.relative_to(bench_site)) for p in bench_site.rglob("*") if p.is_file()}
+    sources = {str(p.relative_to(package)) for p in (package / "moe_mlir_bench").rglob("*.py")}
+    assert {name for name in found if ".dist-info/" not in name} == {
+        *sources, "moe_mlir_bench/py.typed"}
+    assert len(sources) > 50 and any(name.endswith("/LICENSE") for name in found)
+
+
+def test_the_wheel_of_what_measures_is_for_the_same_version(bench_site):
+    (path,) = bench_site.glob("*.dist-info/METADATA")
+    described = Parser().parsestr(path.read_text())
+    assert described["Version"] == moe_mlir.__version__
+    needed = [need for need in described.get_all("Requires-Dist") if "extra" not in need]
+    assert needed == [f"moe-mlir=={moe_mlir.__version__}"]
+
+
+@pytest.mark.parametrize("name, shows", [("bench", "topk_renorm"), ("models", "Mixtral")])
+def test_commands_of_the_other_distribution_work_where_it_is_installed(
+        environment, bench_site, name, shows):
+    code = f"import sys, moe_mlir_command as c; sys.exit(c.main(['{name}', '--list']))"
+    alone = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True,
+                           text=True)
+    assert alone.returncode == 2 and alone.stdout == ""
+    assert alone.stderr.endswith("found none; `pip install moe-mlir-bench`\n")
+    both = dict(environment, PYTHONPATH=f"{environment['PYTHONPATH']}{os.pathsep}{bench_site}")
+    assert shows in python(both, code)
+    done = subprocess.run([sys.executable, "-m", f"moe_mlir.{name}", "--list"], env=both,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and shows in done.stdout, done.stderr
