@@ -47,12 +47,15 @@ def test_pip_install_gives_tools_and_ops(tmp_path):
     scripts = tmp_path / "venv" / "bin"
     environment = environment_of_a_newcomer(tmp_path)
     environment["PATH"] = f"{scripts}:{environment['PATH']}"
-    run(scripts / "python", "-m", "pip", "install", "--quiet", ROOT, env=environment)
+    run(scripts / "python", "-m", "pip", "install", "--quiet", ROOT,
+        ROOT / "packages" / "moe_mlir_bench", env=environment)
     shown = run(scripts / "moe-compile", "--help", env=environment, cwd=tmp_path)
     assert "--target" in shown.stdout
     (tmp_path / "affine.mlir").write_text("func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> "
                                           "{ return %x : tensor<4xf32> }")
     run(scripts / "moe-opt", tmp_path / "affine.mlir", env=environment)
+    shown = run(scripts / "moe", "bench", "--list", env=environment, cwd=tmp_path)
+    assert "topk_renorm" in shown.stdout
     package = run(scripts / "python", "-c", ONE_OP, env=environment, cwd=tmp_path).stdout.strip()
     assert Path(package).is_relative_to(tmp_path / "venv")
     assert_llvm_is_within(Path(package).parent)
