@@ -107,7 +107,7 @@ class Selections(TorchDispatchMode):
     def same_choice(self, gates, ids, eager_gates, eager_ids) -> bool:
         """Whether a row chooses the same experts with the same gates, in the same order where
         torch promises one."""
-        rounding = max(2 * torch.finfo(eager_gates.dtype).eps, 4e-6) \
+        rounding = max(2 * rounding_of(eager_gates), 4e-6) \
             if eager_gates.is_floating_point() else 0.0
         if ids.dim() and self.has_loose_order:
             order, eager_order = ids.argsort(), eager_ids.argsort()
@@ -116,6 +116,17 @@ class Selections(TorchDispatchMode):
             ids, eager_ids = ids[order], eager_ids[eager_order]
         return torch.equal(ids, eager_ids) and torch.allclose(
             gates.double(), eager_gates.double(), rtol=rounding, atol=rounding)
+
+
+def rounding_of(values: torch.Tensor) -> float:
+    """The eps of the narrowest float type that holds these values: where they were rounded to it
+    and widened again, they differ by its roundings. Whole numbers tell nothing."""
+    narrow = () if torch.equal(values, values.round()) else (
+        torch.bfloat16, torch.float16, torch.float32)
+    for dtype in narrow:
+        if torch.equal(values.to(dtype).to(values.dtype), values):
+            return torch.finfo(dtype).eps
+    return torch.finfo(values.dtype).eps
 
 
 def _bound(function, args, kwargs) -> dict:

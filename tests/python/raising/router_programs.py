@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support import Selections, tied_rows  # noqa: E402
+from support import Selections, rounding_of, tied_rows  # noqa: E402
 
 import moe_mlir.frontends.dynamo  # noqa: E402  registers torch.ops.moe
 import moe_mlir.importer  # noqa: E402
@@ -496,7 +496,7 @@ def difference_of(found, wanted, selections, lost, exact) -> str:
 def same(ours, eager) -> bool:
     if not ours.is_floating_point():
         return torch.equal(ours, eager)
-    rounding = max(torch.finfo(ours.dtype).eps, 2.0 ** -22)
+    rounding = max(rounding_of(eager), 2.0 ** -22)
     return torch.allclose(ours.double(), eager.double(), rtol=2 * rounding, atol=2 * rounding,
                           equal_nan=True)
 
