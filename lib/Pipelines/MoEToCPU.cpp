@@ -102,6 +102,8 @@ static void buildVectorStage(OpPassManager &manager,
   conversion.vectorWidth = options.vectorWidth;
   conversion.vectorRegisters = options.vectorRegisters;
   conversion.bf16Dot = options.bf16Dot;
+  conversion.int8Dot = options.int8Dot;
+  conversion.byteTable = options.byteTable;
   conversion.l2Bytes = options.l2Bytes;
   conversion.productVectors = options.productVectors;
   conversion.productRows = options.productRows;

@@ -83,15 +83,20 @@ CPUModel::CPUModel(StringRef cpu)
   target.vectorWidth = has("+avx512f") ? 16 : has("+avx2") ? 8 : 4;
   target.vectorRegisters = has("+avx512f") || has("+neon") ? 32 : 16;
   target.bf16Dot = has("+avx512bf16");
+  target.int8Dot = target.vectorWidth == 16
+                       ? has("+avx512vnni")
+                       : target.vectorWidth == 8 && has("+avxvnni");
+  target.byteTable = has("+avx512vbmi");
   target.l2Bytes = getSecondCache(cpu, name);
   scalef = has("+avx512f");
 }
 
 std::string CPUModel::describe() const {
   return llvm::formatv("vector-width={0} vector-registers={1} bf16-dot={2} "
-                       "scalef={3} l2-bytes={4}",
+                       "int8-dot={3} byte-table={4} scalef={5} l2-bytes={6}",
                        target.vectorWidth, target.vectorRegisters,
-                       target.bf16Dot, scalef, target.l2Bytes);
+                       target.bf16Dot, target.int8Dot, target.byteTable, scalef,
+                       target.l2Bytes);
 }
 
 std::string mlir::moe::describeCPU(StringRef cpu) {

@@ -22,6 +22,11 @@ struct CPUTarget {
   /// Whether pairs of bf16 products are summed in f32 by one instruction, that
   /// of AVX512_BF16 on 16 lanes.
   bool bf16Dot = false;
+  /// Whether four products of bytes are summed by one instruction, vpdpbusd.
+  bool int8Dot = false;
+  /// Whether one instruction, vpermi2b of AVX512_VBMI, looks bytes up in a
+  /// table of 128.
+  bool byteTable = false;
   /// Bytes of the second cache, that of one core.
   int64_t l2Bytes = 1 << 20;
 
@@ -60,6 +65,8 @@ struct CPUTarget {
   static constexpr int64_t kL1AliasBytes = 4096;
   /// How many lines before their use memory is asked for them.
   static constexpr int64_t kLinesAhead = 64;
+  /// Those of codes of 4 and 8 bits, of which a line takes longer to multiply.
+  static constexpr int64_t kCodeLinesAhead = 32;
   /// With vectors of as many lanes memory, not the latency of multiply-adds, is
   /// what a single row waits for.
   static constexpr int64_t kLanesThatHideLatency = 16;

@@ -52,6 +52,10 @@ def ConvertMoEToCPUPass
            "vector registers that tiles may fill: 32 of AVX-512, 16 of AVX2">,
     Option<"bf16Dot", "bf16-dot", "bool", /*default=*/"false",
            "multiply bf16 tokens in pairs by vdpbf16ps of AVX512_BF16">,
+    Option<"int8Dot", "int8-dot", "bool", /*default=*/"false",
+           "multiply bytes by vpdpbusd of AVX512_VNNI or AVX_VNNI">,
+    Option<"byteTable", "byte-table", "bool", /*default=*/"false",
+           "look up floats of 8 bits by vpermi2b of AVX512_VBMI">,
     Option<"l2Bytes", "l2-bytes", "int64_t", /*default=*/"1048576",
            "bytes of the second cache of a core">,
     // Of the numbers that follow from these, those that were measured.

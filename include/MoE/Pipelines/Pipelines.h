@@ -34,6 +34,14 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       *this, "bf16-dot",
       llvm::cl::desc("multiply bf16 tokens in pairs (AVX512_BF16)"),
       llvm::cl::init(false)};
+  PassOptions::Option<bool> int8Dot{
+      *this, "int8-dot",
+      llvm::cl::desc("multiply bytes in fours (AVX512_VNNI, AVX_VNNI)"),
+      llvm::cl::init(false)};
+  PassOptions::Option<bool> byteTable{
+      *this, "byte-table",
+      llvm::cl::desc("look up floats of 8 bits in a table (AVX512_VBMI)"),
+      llvm::cl::init(false)};
   PassOptions::Option<int64_t> l2Bytes{
       *this, "l2-bytes", llvm::cl::desc("bytes of the second cache of a core"),
       llvm::cl::init(1 << 20)};

@@ -35,6 +35,7 @@ void mlir::moe::populateMoEToCPUPatterns(RewritePatternSet &patterns,
   populateDispatchToCPUPatterns(patterns, options);
   populateDispersionToCPUPatterns(patterns, options);
   populateGroupedLinearToCPUPatterns(patterns, options);
+  populateQuantizedLinearToCPUPatterns(patterns, options);
   populateGroupedOuterToCPUPatterns(patterns, options);
   populateRowsToCPUPatterns(patterns, options);
   populateSoftmaxMixBackwardSelfToCPUPatterns(patterns, options);
@@ -65,9 +66,10 @@ struct ConvertMoEToCPUPass
   using Base::Base;
 
   void runOnOperation() override {
-    CPUTarget target{vectorWidth,    vectorRegisters, bf16Dot,       l2Bytes,
-                     productVectors, productRows,     productPanels, expertRows,
-                     mixQueries,     fetchBytes};
+    CPUTarget target{vectorWidth,    vectorRegisters, bf16Dot,
+                     int8Dot,        byteTable,       l2Bytes,
+                     productVectors, productRows,     productPanels,
+                     expertRows,     mixQueries,      fetchBytes};
     if (llvm::Error error = target.verify()) {
       getOperation()->emitError() << llvm::toString(std::move(error));
       return signalPassFailure();

@@ -10,6 +10,7 @@
 
 #include "Emit/Emitter.h"
 
+#include "MoE/Dialect/MoE/IR/MoE.h"
 #include "MoE/Transforms/KernelFacts.h"
 
 namespace mlir::moe {
@@ -54,6 +55,9 @@ void populateGroupedLinearToCPUPatterns(RewritePatternSet &patterns,
 void populateGroupedOuterToCPUPatterns(RewritePatternSet &patterns,
                                        const CPUTarget &options);
 
+void populateQuantizedLinearToCPUPatterns(RewritePatternSet &patterns,
+                                          const CPUTarget &options);
+
 void populateRowsToCPUPatterns(RewritePatternSet &patterns,
                                const CPUTarget &options);
 
@@ -77,6 +81,8 @@ void populateTopKToCPUPatterns(RewritePatternSet &patterns,
 
 // What families of kernels say of their ops, beside their patterns.
 void addContractionFacts(KernelFacts &facts);
+/// Whether a grouped_linear with a weight of codes has a kernel.
+bool hasQuantizedKernel(GroupedLinearOp op, int64_t vectorWidth);
 void addGroupedLinearFacts(KernelFacts &facts, int64_t vectorWidth);
 void addSoftmaxMixFacts(KernelFacts &facts, int64_t tileRows);
 void addSoftmaxMixSelfFacts(KernelFacts &facts);

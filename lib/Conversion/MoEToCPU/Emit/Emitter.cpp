@@ -150,6 +150,46 @@ Value Emitter::dotPairs(Value left, Value right, Value sum) {
       .getResult(0);
 }
 
+Value Emitter::dotBytes(Value left, Value right, Value sum) {
+  auto bytes = VectorType::get({4 * width}, getI8Type());
+  left = vector::BitCastOp::create(*this, bytes, left);
+  right = vector::BitCastOp::create(*this, bytes, right);
+  StringRef name = width == 16 ? "llvm.x86.avx512.vpdpbusd.512"
+                               : "llvm.x86.avx512.vpdpbusd.256";
+  return LLVM::CallIntrinsicOp::create(*this, sum.getType(),
+                                       getStringAttr(name),
+                                       ValueRange{sum, left, right})
+      .getResult(0);
+}
+
+Value Emitter::lookUpBytes(Value bytes, ArrayRef<int8_t> table) {
+  auto type = VectorType::get({4 * width}, getI8Type());
+  auto constant = [&](ArrayRef<int8_t> values) -> Value {
+    return arith::ConstantOp::create(*this,
+                                     DenseElementsAttr::get(type, values));
+  };
+  auto call = [&](StringRef name, ValueRange operands) -> Value {
+    return LLVM::CallIntrinsicOp::create(*this, type, getStringAttr(name),
+                                         operands)
+        .getResult(0);
+  };
+  Value numbers = vector::BitCastOp::create(*this, type, bytes), found;
+  if (table.size() == 128) {
+    found = call("llvm.x86.avx512.vpermi2var.qi.512",
+                 {constant(table.take_front(64)), numbers,
+                  constant(table.take_back(64))});
+  } else {
+    // Each 128 bits are looked up in those of the table.
+    SmallVector<int8_t> tables;
+    while (static_cast<int64_t>(tables.size()) < 4 * width)
+      llvm::append_range(tables, table);
+    StringRef name =
+        width == 16 ? "llvm.x86.avx512.pshuf.b.512" : "llvm.x86.avx2.pshuf.b";
+    found = call(name, {constant(tables), numbers});
+  }
+  return vector::BitCastOp::create(*this, ints(), found);
+}
+
 Value Emitter::scratch(ArrayRef<OpFoldResult> shape, Type element) {
   SmallVector<int64_t> sizes;
   Values dynamicSizes;

@@ -93,6 +93,15 @@ public:
   /// target has `bf16Dot`.
   Value dotPairs(Value left, Value right, Value sum);
 
+  /// sum + the products of four bytes of each lane, of `left` as unsigned and
+  /// of `right` as signed numbers, where the target has `int8Dot`.
+  Value dotBytes(Value left, Value right, Value sum);
+
+  /// For each byte of a vector the byte of that number in a table: of 16, whose
+  /// numbers are below 16, or of 128, where the target has `byteTable`, whose
+  /// numbers are the lower 7 bits. Vectors have 8 or 16 lanes.
+  Value lookUpBytes(Value bytes, ArrayRef<int8_t> table);
+
   /// A buffer that lives as long as the function or parallel body around the
   /// insertion point. A static one is hoisted to the top of it, so that loops
   /// do not grow the stack; a dynamic one must be inside `withScratch`.

@@ -8,7 +8,7 @@ using namespace mlir;
 using namespace mlir::moe;
 
 int64_t PanelShape::getNumVectors() const {
-  return e.target.getProductVectors();
+  return numVectors ? numVectors : e.target.getProductVectors();
 }
 
 int64_t PanelShape::getNumColumns() const {

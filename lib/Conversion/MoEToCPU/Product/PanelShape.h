@@ -28,11 +28,12 @@ class PanelShape {
 public:
   /// With `pairOffset` the second half of a panel's vectors are the columns so
   /// far behind those of the first half: a gate and what it multiplies.
-  /// `areEven` asks for even numbers of vectors.
+  /// `areEven` asks for even numbers of vectors. A panel has `numVectors`, or
+  /// as many as the target's register tile of products.
   PanelShape(Emitter &e, Value numColumns, Value pairOffset = {},
-             bool areEven = false)
-      : numColumns(numColumns), pairOffset(pairOffset), e(e), areEven(areEven) {
-  }
+             bool areEven = false, int64_t numVectors = 0)
+      : numColumns(numColumns), pairOffset(pairOffset), e(e), areEven(areEven),
+        numVectors(numVectors) {}
 
   const Value numColumns, pairOffset;
 
@@ -61,6 +62,7 @@ public:
 private:
   Emitter &e;
   const bool areEven;
+  const int64_t numVectors;
 };
 
 /// Calls `body` for parts of the work on `numMatrices` matrices, in parallel:

@@ -13,8 +13,10 @@
 
 #include "mlir/Dialect/Affine/IR/AffineOps.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Math/IR/Math.h"
 #include "mlir/Dialect/SCF/IR/SCF.h"
 #include "mlir/Dialect/Tensor/IR/Tensor.h"
+#include <limits>
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -178,6 +180,10 @@ private:
   OpFoldResult getNumFeatures();
   std::pair<Value, Value> findInPanels(Body &b, Value feature);
   Value unpackWeight();
+  Value loadCode(Body &b, Value feature, Value column);
+  Value dequantize(Body &b, Value code, Value feature, Value column);
+  Value dequantizeWeight();
+  Access roundRows(Access x);
   Access buildSums(Value x, Value w, Access zeros);
   Access buildHalf(Access sums, bool isFactor);
 
@@ -237,6 +243,140 @@ Value GroupedLinearMeaning::unpackWeight() {
   return unpacked.value;
 }
 
+//===----------------------------------------------------------------------===//
+// Quantized weights
+//===----------------------------------------------------------------------===//
+
+/// The code of a feature of z and one of x, as an i32.
+Value GroupedLinearMeaning::loadCode(Body &b, Value feature, Value column) {
+  using namespace grouped_linear;
+  int64_t perByte = op.getCodesPerByte();
+  SmallVector<Value> at{b.iteration(e)};
+  Value isHigh;
+  auto rest = [&](Value number, int64_t by) -> Value {
+    return arith::RemUIOp::create(b, number, b.index(by));
+  };
+  if (op.getPacked()) {
+    auto [panel, lane] = findInPanels(b, feature);
+    at.append(
+        {panel, b.div(column, b.index(4 * perByte)), lane, rest(column, 4)});
+    isHigh = b.div(rest(column, 8), b.index(4));
+  } else {
+    at.append({feature, b.div(column, b.index(perByte))});
+    isHigh = rest(column, 2);
+  }
+  Value byte = tensor::ExtractOp::create(b, op.getW(), at);
+  Value code = arith::ExtUIOp::create(b, b.getI32Type(), byte);
+  if (perByte == 1)
+    return code;
+  Value shift = b.mul(b.toI32(isHigh), b.i32(4));
+  return arith::AndIOp::create(b, arith::ShRUIOp::create(b, code, shift),
+                               b.i32(15));
+}
+
+/// The value of a code of 4 bits: a sign, 2 of exponent and 1 of mantissa.
+static Value decodeE2M1(Body &b, Value code) {
+  Value magnitude = arith::SIToFPOp::create(
+      b, b.getF32Type(), arith::AndIOp::create(b, code, b.i32(7)));
+  Value low = b.mul(magnitude, b.f32(0.5));
+  Value middle = b.sub(magnitude, b.f32(2.0));
+  Value high = b.sub(b.mul(magnitude, b.f32(2.0)), b.f32(8.0));
+  Value value = b.select(b.less(magnitude, b.f32(4.0)), low,
+                         b.select(b.less(magnitude, b.f32(6.0)), middle, high));
+  return b.select(b.less(code, b.i32(8)), value, b.neg(value));
+}
+
+/// The value of a code of 8 bits: a sign, 4 of exponent and 3 of mantissa.
+static Value decodeE4M3(Body &b, Value code) {
+  Value magnitude = arith::AndIOp::create(b, code, b.i32(127));
+  // The exponent of a float has 120 more. Without one it is a multiple of 2^-9.
+  Value bits = arith::ShLIOp::create(b, magnitude, b.i32(20));
+  bits = arith::AddIOp::create(b, bits, b.i32(120 << 23));
+  Value normal = arith::BitcastOp::create(b, b.getF32Type(), bits);
+  Value small = arith::SIToFPOp::create(b, b.getF32Type(), magnitude);
+  small = b.mul(small, b.f32(0x1p-9f));
+  Value value = b.select(b.less(magnitude, b.i32(8)), small, normal);
+  return b.select(b.less(code, b.i32(128)), value, b.neg(value));
+}
+
+Value GroupedLinearMeaning::dequantize(Body &b, Value code, Value feature,
+                                       Value column) {
+  using namespace grouped_linear;
+  Value number =
+      op.getGroup() ? b.div(column, b.index(*op.getGroup())) : b.index(0);
+  auto load = [&](Value operand) -> Value {
+    SmallVector<Value> at{b.iteration(e), feature, number};
+    if (op.getPacked()) {
+      auto [panel, lane] = findInPanels(b, feature);
+      at = {b.iteration(e), panel, number, lane};
+    }
+    Value value = tensor::ExtractOp::create(b, operand, at);
+    return getElement(operand).isF32()
+               ? value
+               : arith::ExtFOp::create(b, b.getF32Type(), value);
+  };
+  Value scale = load(op.getScales());
+  if (*op.getFormat() == WeightFormat::Fp4E2M1)
+    return b.mul(scale, decodeE2M1(b, code));
+  if (*op.getFormat() == WeightFormat::Fp8E4M3)
+    return b.mul(scale, decodeE4M3(b, code));
+  bool isInt4 = *op.getFormat() == WeightFormat::Int4;
+  Value zero = op.getZeros() ? load(op.getZeros()) : b.f32(isInt4 ? 8 : 128);
+  Value value = arith::SIToFPOp::create(b, b.getF32Type(), code);
+  return b.mul(scale, b.sub(value, zero));
+}
+
+/// The weight [e, f, d] of codes, in f32.
+Value GroupedLinearMeaning::dequantizeWeight() {
+  using namespace grouped_linear;
+  Access weight = domain.map(
+      {}, domain.empty({e, features, d}, builder.getF32Type()),
+      [&](Body &b, ValueRange) -> Value {
+        Value feature = b.iteration(features), column = b.iteration(d);
+        return dequantize(b, loadCode(b, feature, column), feature, column);
+      });
+  return weight.value;
+}
+
+/// Rows whose blocks are a q, with the nearest integers q and a the largest
+/// magnitude by 127.
+Access GroupedLinearMeaning::roundRows(Access x) {
+  using namespace grouped_linear;
+  int64_t size = op.getProductBlock();
+  AffineExpr width = builder.getAffineSymbolExpr(0);
+  int64_t block = domain.addDim(affine::makeComposedFoldedAffineApply(
+      builder, op.getLoc(), width.ceilDiv(size), {domain.getSize(d)}));
+  int64_t inBlock = domain.addDim(builder.getIndexAttr(size));
+  Type f32 = builder.getF32Type();
+  Value numColumns = domain.getSizeValue(d);
+  Value last = domain.getBody().sub(numColumns, domain.getBody().index(1));
+  // A place behind the last feature is that of the last one again.
+  Access largest = domain.reduce(
+      {domain.empty({inBlock}, f32)}, domain.filled({r, block}, 0.0f),
+      [&](Body &b, ValueRange, Value acc) -> Value {
+        Value column = b.add(b.mul(b.iteration(block), b.index(size)),
+                             b.iteration(inBlock));
+        Value value = tensor::ExtractOp::create(
+            b, x.value, ValueRange{b.iteration(r), b.minSigned(column, last)});
+        if (!getElement(x.value).isF32())
+          value = arith::ExtFOp::create(b, f32, value);
+        return b.maximum(acc, b.abs(value));
+      });
+  return domain.map(
+      {x}, domain.empty({r, d}, f32), [&](Body &b, ValueRange in) -> Value {
+        Value number = b.div(b.iteration(d), b.index(size));
+        Value most = tensor::ExtractOp::create(
+            b, largest.value, ValueRange{b.iteration(r), number});
+        // Finite where the block is zeros, or so small that its inverse is not.
+        Value inverse =
+            b.minimumNumber(b.div(b.f32(127.0), most),
+                            b.f32(std::numeric_limits<float>::max()));
+        Value q = math::RoundEvenOp::create(b, b.mul(in[0], inverse));
+        q = b.maximumNumber(b.minimumNumber(q, b.f32(127.0)), b.f32(-127.0));
+        return b.mul(q, b.div(most, b.f32(127.0)));
+      });
+}
+
 /// z, in the rows of runs; `zeros` elsewhere.
 Access GroupedLinearMeaning::buildSums(Value x, Value w, Access zeros) {
   using namespace grouped_linear;
@@ -293,7 +433,11 @@ Value GroupedLinearMeaning::build() {
   Type element = getElement(init);
   Value numTokens = op.getRows() ? domain.getSizeValue(n) : Value();
   Access x = gatherRows(domain, op.getX(), op.getRows(), r, d, numTokens);
-  Value w = op.getPacked() ? unpackWeight() : op.getW();
+  if (op.getActivations() == ActivationFormat::Int8)
+    x = roundRows(x);
+  Value w = op.isQuantized() ? dequantizeWeight()
+            : op.getPacked() ? unpackWeight()
+                             : op.getW();
   bool inPlace = element.isF32() && !op.hasEpilogue();
   Access zeros = inPlace ? domain.fill(domain.at(init, {r, features}),
                                        domain.getBody().f32(0.0))

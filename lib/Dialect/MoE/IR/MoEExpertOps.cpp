@@ -61,23 +61,31 @@ SmallVector<Dim> GroupedLinearOp::getDims() {
           {"p", kReduction},
           {"q", kReduction},
           {"t", kReduction},
-          {"s", kReduction}};
+          {"s", kReduction},
+          {"c", kReduction},
+          {"u", kReduction}};
 }
 
 ArrayAttr GroupedLinearOp::getIndexingMaps() {
   using namespace grouped_linear;
-  SmallVector<int64_t> weight{e, f, d};
+  SmallVector<int64_t> weight{e, f, isQuantized() ? c : d};
   if (getPacked())
-    weight = isPackedInPairs() ? SmallVector<int64_t>{e, p, t, q, s}
-                               : SmallVector<int64_t>{e, p, d, q};
+    weight = isQuantized() || isPackedInPairs()
+                 ? SmallVector<int64_t>{e, p, t, q, s}
+                 : SmallVector<int64_t>{e, p, d, q};
   else if (getTransposed())
     weight = {e, d, f};
+  SmallVector<int64_t> ofScales{e, f, u};
+  if (getPacked())
+    ofScales = {e, p, u, q};
   return MapsBuilder(getContext(), numDims)
       .add(getX(), {getRows() ? n : r, d})
       .add(getW(), weight)
       .add(getOffsets(), {b})
       .add(getRows(), {r})
       .add(getBias(), {e, f})
+      .add(getScales(), ofScales)
+      .add(getZeros(), ofScales)
       .add(getOuts()[0], {r, isGated() ? g : f})
       .get();
 }
@@ -145,6 +153,27 @@ static int64_t ceilDiv(int64_t size, int64_t by) {
              : static_cast<int64_t>(llvm::divideCeil(size, by));
 }
 
+namespace {
+/// What a dim must be where it is static.
+struct ExpectedSize {
+  unsigned dim;
+  int64_t size;
+  StringRef name;
+};
+} // namespace
+
+static LogicalResult verifySizes(GroupedLinearOp op,
+                                 ArrayRef<ExpectedSize> sizes) {
+  for (auto [dim, expected, name] : sizes) {
+    int64_t found = getStaticDimSize(op, dim);
+    if (!ShapedType::isDynamic(found) && !ShapedType::isDynamic(expected) &&
+        found != expected)
+      return op.emitOpError() << "expected " << name << " to be " << expected
+                              << ", found " << found;
+  }
+  return success();
+}
+
 /// grouped_linear_c5: a packed weight has the sizes that its panels say.
 static LogicalResult verifyPanels(GroupedLinearOp op) {
   using namespace grouped_linear;
@@ -161,22 +190,16 @@ static LogicalResult verifyPanels(GroupedLinearOp op) {
     return op.emitOpError() << "expected packed to be even with a concatenated "
                                "gate, found "
                             << *packed;
-  struct {
-    unsigned dim;
-    int64_t expected;
-    StringRef name;
-  } sizes[] = {
-      {q, *packed, "the output features of a panel"},
-      {p, ceilDiv(numFeatures, *packed), "the panels"},
-      {t, ceilDiv(getStaticDimSize(op, d), 2), "the pairs of features of 'x'"},
-      {s, 2, "the features of a pair"}};
-  for (auto [dim, expected, name] : sizes) {
-    int64_t found = getStaticDimSize(op, dim);
-    if (!ShapedType::isDynamic(found) && !ShapedType::isDynamic(expected) &&
-        found != expected)
-      return op.emitOpError() << "expected " << name << " in 'w' to be "
-                              << expected << ", found " << found;
-  }
+  if (failed(verifySizes(
+          op, {{q, *packed, "the output features of a panel in 'w'"},
+               {p, ceilDiv(numFeatures, *packed), "the panels in 'w'"}})))
+    return failure();
+  if (op.isQuantized())
+    return success();
+  if (failed(verifySizes(op, {{t, ceilDiv(getStaticDimSize(op, d), 2),
+                               "the pairs of features of 'x' in 'w'"},
+                              {s, 2, "the features of a pair in 'w'"}})))
+    return failure();
   Type element = getElementTypeOrSelf(op.getW().getType());
   if (op.isPackedInPairs() != element.isBF16())
     return op.emitOpError()
@@ -187,16 +210,69 @@ static LogicalResult verifyPanels(GroupedLinearOp op) {
   return success();
 }
 
+/// grouped_linear_c6, c7: codes have a format, and only they.
+static LogicalResult verifyFormat(GroupedLinearOp op) {
+  bool areCodes = getElementTypeOrSelf(op.getW().getType()).isInteger(8);
+  if (areCodes != op.isQuantized())
+    return op.emitOpError()
+           << "expected a format with a weight of i8, and only then, found "
+           << op.getW().getType() << (areCodes ? " without one" : " with one");
+  if (!op.isQuantized()) {
+    if (op.getScales() || op.getZeros() || op.getGroup() ||
+        op.getActivations() != ActivationFormat::None)
+      return op.emitOpError("expected scales, zeros, group and activations "
+                            "only with a format, found none");
+    return success();
+  }
+  if (!op.getScales())
+    return op.emitOpError("expected scales with a format, found none");
+  if (op.getZeros() && op.hasFloatCodes())
+    return op.emitOpError() << "expected no zeros with format = "
+                            << stringifyWeightFormat(*op.getFormat())
+                            << ", whose codes have a sign; found zeros";
+  if (op.getTransposed())
+    return op.emitOpError("expected a weight with a format not to be "
+                          "transposed, found transposed");
+  return success();
+}
+
+/// grouped_linear_c8, c9: the sizes of codes and scales.
+static LogicalResult verifyQuantized(GroupedLinearOp op) {
+  using namespace grouped_linear;
+  if (!op.isQuantized())
+    return success();
+  std::optional<int64_t> group = op.getGroup();
+  constexpr int64_t block = GroupedLinearOp::kProductBlock;
+  if (group && *group != 8 && *group != 16 &&
+      (*group <= 0 || *group % block != 0))
+    return op.emitOpError() << "expected group to be 8, 16 or a multiple of "
+                            << block << ", found " << *group;
+  int64_t width = getStaticDimSize(op, d), codes = op.getCodesPerByte();
+  int64_t numScales = group ? ceilDiv(width, *group) : 1;
+  if (op.getPacked())
+    return verifySizes(op,
+                       {{t, scaled(ceilDiv(width, block), block / codes / 4),
+                         "the codes of a feature in 'w'"},
+                        {s, 4, "the bytes of a step in 'w'"},
+                        {u, numScales, "the scales of a feature"}});
+  return verifySizes(
+      op, {{c, ceilDiv(width, codes), "the bytes of a feature in 'w'"},
+           {u, numScales, "the scales of a feature"}});
+}
+
 LogicalResult GroupedLinearOp::verify() {
   using namespace grouped_linear;
-  if (failed(verifyAtLeastOne(*this, getPacked(), "packed")) ||
+  if (failed(verifyFormat(*this)) ||
+      failed(verifyAtLeastOne(*this, getPacked(), "packed")) ||
       failed(verifyStructured(*this, {OutElement::Activation})))
     return failure();
   if (failed(verifyOffsets(*this, e, b))) // grouped_linear_c1
     return failure();
   if (failed(verifyGatedWidth(*this)) || failed(verifyActivation(*this)))
     return failure();
-  return verifyPanels(*this);
+  if (failed(verifyPanels(*this)))
+    return failure();
+  return verifyQuantized(*this);
 }
 
 //===----------------------------------------------------------------------===//

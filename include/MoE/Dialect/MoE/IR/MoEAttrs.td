@@ -135,6 +135,20 @@ def MoE_GateBound : MoE_I32Enum<"GateBound", "how the factors of a gated layer a
 ]>;
 def MoE_GateBoundAttr : MoE_EnumAttr<MoE_GateBound, "bound">;
 
+def MoE_WeightFormat : MoE_I32Enum<"WeightFormat", "what the codes of a quantized weight stand for", [
+  I32EnumAttrCase<"Int4", 0, "int4">,
+  I32EnumAttrCase<"Int8", 1, "int8">,
+  I32EnumAttrCase<"Fp4E2M1", 2, "fp4_e2m1">,
+  I32EnumAttrCase<"Fp8E4M3", 3, "fp8_e4m3">,
+]>;
+def MoE_WeightFormatAttr : MoE_EnumAttr<MoE_WeightFormat, "weight_format">;
+
+def MoE_ActivationFormat : MoE_I32Enum<"ActivationFormat", "how the rows of a product are rounded before it", [
+  I32EnumAttrCase<"None", 0, "none">,
+  I32EnumAttrCase<"Int8", 1, "int8">,
+]>;
+def MoE_ActivationFormatAttr : MoE_EnumAttr<MoE_ActivationFormat, "activation_format">;
+
 def MoE_ErrorKind : MoE_I32Enum<"ErrorKind", "what a call's error is about", [
   I32EnumAttrCase<"Index", 0, "index">,
   I32EnumAttrCase<"ZeroDivision", 1, "zero_division">,

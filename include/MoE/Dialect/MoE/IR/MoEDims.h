@@ -45,8 +45,8 @@ enum : int64_t { r, n, k, numDims };
 } // namespace token_rows
 namespace grouped_linear {
 // g features behind the gate; of a weight in panels, p panels of q features,
-// and t times s features of x.
-enum : int64_t { r, f, g, e, b, n, d, p, q, t, s, numDims };
+// and t times s features of x; of a quantized one, c bytes a row, u scales.
+enum : int64_t { r, f, g, e, b, n, d, p, q, t, s, c, u, numDims };
 } // namespace grouped_linear
 namespace grouped_outer {
 enum : int64_t { e, f, d, r, b, n, numDims };

@@ -83,9 +83,12 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     | `x` | `[n, d]`, `[r, d]` without `rows` | f32, bf16 or f16 |
     | `w` | `[e, f, d]`; `[e, d, f]` if `transposed` | f32, bf16 or f16 |
     | | `[e, p, d, q]` or `[e, p, t, q, s]` if `packed` | the second of bf16 |
+    | | `[e, f, c]`, or `[e, p, t, q, s]` if `packed` | i8 with a `format` |
     | `offsets` | `[b]`, `b = e + 1`, ascending | i32 or i64 |
     | `rows` (optional) | `[r]` | i32 or i64 |
     | `bias` (optional) | `[e, f]` | f32, bf16 or f16 |
+    | `scales` (with a `format`) | `[e, f, u]`; `[e, p, u, q]` if `packed` | f32, bf16 or f16 |
+    | `zeros` (optional) | as `scales` | f32, bf16 or f16 |
     | `y` (out) | `[r, g]` | f32, bf16 or f16 |
 
     A weight that is `packed = q` lies in panels, so that a kernel reads it in
@@ -95,6 +98,33 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     feature is zero. Weights of bf16 lie in panels of pairs: the features `2t`
     and `2t + 1` of `x` are neighbours, `s` is 2, `t` is `ceil(d / 2)`, and what
     is behind the last of `d` is zero.
+
+    A weight with a `format` is quantized: `w` holds codes, and stands for
+    `scales_efu (value(code) - zeros_efu)` with `u = d / group`; without `group`
+    a row has one scale.
+
+    | `format` | codes | `value(code)` |
+    |---|---|---|
+    | `int4` | 4 bits | 0 to 15; without `zeros` they are 8 |
+    | `int8` | 8 bits | 0 to 255; without `zeros` they are 128 |
+    | `fp4_e2m1` | 4 bits: sign, 2 of exponent, 1 of mantissa | 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; no `zeros` |
+    | `fp8_e4m3` | 8 bits: sign, 4 of exponent, 3 of mantissa | that of float8_e4m3fn, at most 448; 127 and 255, its NaN, are 480 and -480; no `zeros` |
+
+    With the scales of their checkpoints these are the weights of GPTQ, AWQ and
+    compressed-tensors, MXFP4 and MXFP8 (`group = 32`), NVFP4 (`group = 16`) and
+    FP8 with blocks or rows. Of 4 bits
+    byte `c` has the codes of features `2c`, in its low half, and `2c + 1`. In
+    panels a byte `[t, q, s]`, `s` to 4, has those of the features `8t + s` and,
+    in its high half, `8t + 4 + s`; of 8 bits the byte is that of `4t + s`.
+    There are as many `t` as `ceil(d / 32)` blocks of 32 features take, and what
+    is behind the last feature is not read. `scales` and `zeros` lie in panels
+    as the features of the weight do.
+
+    With `activations = int8` each block of 32 features of a row of `x`, or of
+    `group` where that is less, is `a q`, `a = max |x| / 127`, with `q` rounded
+    to the nearest integer, ties to even: products are those of integers.
+    Without it they are those of `x` itself. A row with an infinite or NaN
+    feature has results that are not finite; which of them, is not said.
 
     Iterators: all dims whole, since rows are absolute and kernels cut runs
     among themselves. Sums are f32, in an order that depends on the size of `d`
@@ -118,17 +148,33 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
           -> tensor<?x48xbf16>
       return %y : tensor<?x48xbf16>
     }
+
+    func.func @int4(%x: tensor<?x64xbf16>, %w: tensor<8x96x32xi8>,
+                    %scales: tensor<8x96x2xbf16>, %offsets: tensor<9xi32>,
+                    %init: tensor<?x96xbf16>) -> tensor<?x96xbf16> {
+      %y = moe.grouped_linear ins(%x, %w, %offsets
+          : tensor<?x64xbf16>, tensor<8x96x32xi8>, tensor<9xi32>)
+          scales(%scales : tensor<8x96x2xbf16>) outs(%init : tensor<?x96xbf16>)
+          {format = #moe.weight_format<int4>, group = 32 : i64}
+          -> tensor<?x96xbf16>
+      return %y : tensor<?x96xbf16>
+    }
     ```
   }];
   let arguments = (ins
     MoE_Activation:$x,
-    MoE_Activation:$w,
+    MoE_Weight:$w,
     MoE_ExpertIndex:$offsets,
     Optional<MoE_ExpertIndex>:$rows,
     Optional<MoE_Activation>:$bias,
+    Optional<MoE_Activation>:$scales,
+    Optional<MoE_Activation>:$zeros,
     Variadic<MoE_Activation>:$outs,
     UnitAttr:$transposed,
     OptionalAttr<I64Attr>:$packed,
+    OptionalAttr<MoE_WeightFormatAttr>:$format,
+    OptionalAttr<I64Attr>:$group,
+    DefaultValuedAttr<MoE_ActivationFormatAttr, "ActivationFormat::None">:$activations,
     DefaultValuedAttr<MoE_ExpertActivationAttr, "ExpertActivation::None">:$activation,
     DefaultValuedAttr<F64Attr, "1.0">:$alpha,
     DefaultValuedAttr<MoE_GateLayoutAttr, "GateLayout::None">:$gate,
@@ -141,6 +187,8 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
               type($offsets) `)`
     (`rows` `(` $rows^ `:` type($rows) `)`)?
     (`bias` `(` $bias^ `:` type($bias) `)`)?
+    (`scales` `(` $scales^ `:` type($scales) `)`)?
+    (`zeros` `(` $zeros^ `:` type($zeros) `)`)?
     `outs` `(` $outs `:` type($outs) `)` attr-dict (`->` type($results)^)?
   }];
   let extraClassDeclaration = structuredClassDeclaration # [{
@@ -156,7 +204,29 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     }
     /// Whether features of x lie in pairs in a packed weight.
     bool isPackedInPairs() {
-      return ::llvm::cast<::mlir::ShapedType>(getW().getType()).getRank() == 5;
+      return !getFormat() &&
+             ::llvm::cast<::mlir::ShapedType>(getW().getType()).getRank() == 5;
+    }
+    /// Whether the weight is codes with scales.
+    bool isQuantized() { return getFormat().has_value(); }
+    /// The features of x that are summed before a scale is applied, and that
+    /// share one where they are rounded.
+    int64_t getProductBlock() {
+      return std::min<int64_t>(getGroup().value_or(kProductBlock), kProductBlock);
+    }
+    /// The features of x that panels are whole blocks of.
+    static constexpr int64_t kProductBlock = 32;
+    /// How many codes a byte has.
+    int64_t getCodesPerByte() {
+      return getFormat() == WeightFormat::Int8 ||
+                     getFormat() == WeightFormat::Fp8E4M3
+                 ? 1
+                 : 2;
+    }
+    /// Whether codes are floats, with a sign, and not counted from a zero.
+    bool hasFloatCodes() {
+      return getFormat() == WeightFormat::Fp4E2M1 ||
+             getFormat() == WeightFormat::Fp8E4M3;
     }
   }];
 }
