@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from .packing import pack_linears as pack_linears
     from .packing import unpack_experts as unpack_experts
     from .packing import unpack_linears as unpack_linears
+    from .quantization import quantize as quantize
     from .raising import RouterMatch as RouterMatch
     from .sim.simulation import simulate as simulate
 
@@ -161,6 +162,7 @@ _FUNCTIONS = {
     "load": "artifact",
     "pack_experts": "packing",
     "pack_linears": "packing",
+    "quantize": "quantization",
     "simulate": "sim.simulation",
     "unpack_experts": "packing",
     "unpack_linears": "packing",

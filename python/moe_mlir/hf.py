@@ -20,6 +20,7 @@ from ._transformers.names import has_post_expert_norm
 from .experts import run_experts, run_rows
 from .experts.activation_detection import activation_of
 from .experts.packed_weight import panels_of
+from .experts.quantized_weight import QuantizedWeight
 from .ops import grouped_topk, topk_renorm
 from .ops._panels import is_packed
 
@@ -291,7 +292,8 @@ def experts_forward(
     if not has_post_expert_norm(self):
         activation = activation_of(self) or (self._apply_gate if self.has_gate else self.act_fn)
         # Panels are made of either order.
-        transposed = self.is_transposed and not is_packed(first)
+        transposed = self.is_transposed and not (
+            isinstance(first, QuantizedWeight) or is_packed(first))
         y = run_experts(x, top_k_weights, top_k_index, first, self.down_proj, b_in=bias,
                         b_out=last_bias, activation=activation, transposed=transposed)
         return y.to(hidden_states.dtype)

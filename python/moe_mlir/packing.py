@@ -11,33 +11,30 @@ Packed weights are the same parameters, in panels (`ops/_panels.py`) and without
 All but the kernels still see the weights of the model (`experts/packed_weight.py`).
 """
 
-from collections import Counter
-
 import torch
 
 from ._support.log import warn_user
 from ._support.modules import require_module
-from ._transformers.names import has_post_expert_norm
-from .experts.activation_detection import activation_of, keep_activation
+from .experts.activation_detection import keep_activation
 from .experts.packed_weight import (
     Panels,
-    is_shared_memory,
     live_copy,
     pack_parameter,
     packed_state,
     panels_of,
     unpack_parameter,
 )
-from .nn import MoELayer
-from .nn.soft import SoftMoE
-from .ops._check import ACTIVATIONS
-from .ops._expert_activation import ExpertActivation
+from .experts.quantized_weight import QuantizedWeight
 from .ops._panels import columns_of_panels, is_packed
 from .ops.packed_linear import packed_linear
+from .weights.model_layers import (
+    ModelLayers,
+    is_experts,
+    is_of_router,
+    layer_activation,
+    weight_names,
+)
 
-# Modules that read the weights of the layers in them: torch's, those that `hf.patch` gives another
-# forward, and PEFT's adapters of experts, which put a parametrization around a weight.
-_READERS = {"TransformerEncoderLayer", "SwitchTransformersExperts", "ParamWrapper"}
 # That a module's state dict has its weights as they were before they were packed.
 _HAS_HOOKS = "_moe_has_packing_hooks"
 
@@ -57,12 +54,12 @@ def pack_experts(model: torch.nn.Module) -> int:
     of 64 are padded with zeros.
     """
     require_module(model)
-    shared, read = _shared(model), _read_by_parents(model)
+    layers = ModelLayers(model)
     packed = 0
     for name, module in model.named_modules():
-        if not _is_layer(module) or not _unpacked(module, _weights(module)):
+        if not is_experts(module) or not _unpacked(module, weight_names(module)):
             continue
-        if reason := _why_not(module, shared, read):
+        if reason := _why_not(layers, module):
             warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
             continue
         _pack(module)
@@ -73,7 +70,7 @@ def pack_experts(model: torch.nn.Module) -> int:
 def unpack_experts(model: torch.nn.Module) -> int:
     """Undoes `pack_experts`; returns the number of layers."""
     require_module(model)
-    layers = [module for module in model.modules() if _packed(module) and _is_layer(module)]
+    layers = [module for module in model.modules() if _packed(module) and is_experts(module)]
     for module in layers:
         _unpack_weights(module)
         keep_activation(module, None)
@@ -116,13 +113,13 @@ def pack_linears(model: torch.nn.Module) -> int:
     multiple of 64 are padded with zeros.
     """
     require_module(model)
-    shared, read = _shared(model), _read_by_parents(model)
+    layers = ModelLayers(model)
     packed = 0
     for name, module in model.named_modules():
-        if type(module) not in (torch.nn.Linear, PackedLinear) or _is_of_router(name) or \
+        if type(module) not in (torch.nn.Linear, PackedLinear) or is_of_router(name) or \
                 module.in_features == 0 or not _unpacked(module, ["weight"]):
             continue
-        if reason := _why_not_linear(module, shared, read):
+        if reason := _why_not_linear(layers, module):
             warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
             continue
         _pack_weights(module, [("weight", "none")], transposed=False)
@@ -145,72 +142,20 @@ def unpack_linears(model: torch.nn.Module) -> int:
 # ---- which layers ------------------------------------------------------------------
 
 
-def _is_layer(module) -> bool:
-    return type(module) is MoELayer or _is_transformers_layer(module)
-
-
-def _is_transformers_layer(module) -> bool:
-    """Whether it is what `use_experts_implementation` decorates."""
-    return (all(hasattr(module, name) for name in ("has_gate", "is_transposed", "down_proj"))
-            and hasattr(getattr(module, "config", None), "_experts_implementation"))
-
-
-def _weights(module) -> tuple[str, str]:
-    if type(module) is MoELayer:
-        return "w_in", "w_out"
-    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
-
-
-def _shared(model) -> set[int]:
-    """Parameters that more than one module has."""
-    counts = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
-    return {number for number, count in counts.items() if count > 1}
-
-
-def _activation(module):
-    """What the layer does between its weights; None if that is not known."""
-    return ExpertActivation("gelu") if type(module) is MoELayer else activation_of(module)
-
-
-def _why_not(module, shared, read) -> str:
-    """Why the weights of a layer must lie as they do; empty if they can be packed."""
-    if id(module) in read:
-        return "a module around it reads its weights without calling it"
-    weights = [getattr(module, name) for name in _weights(module)]
-    if type(module) is MoELayer:
-        if isinstance(module.router, SoftMoE):
-            return "a soft router uses its weights in other products"
-    else:
-        implementation = module.config._experts_implementation
-        if implementation != "moe":
-            return (f"expected the experts implementation 'moe', found {implementation!r}; call "
-                    "model.set_experts_implementation('moe')")
-        if has_post_expert_norm(module):
-            return "its experts end with a norm, which runs between products"
-    if reason := _why_not_weights(module, weights, shared):
+def _why_not(layers: ModelLayers, module) -> str:
+    """Why the weights of a layer cannot be packed; empty if they can."""
+    if reason := layers.why_not_experts(module):
         return reason
-    activation = _activation(module)
-    if activation is None:
-        return "expected an activation that kernels know"
-    last = weights[1]
+    last = getattr(module, weight_names(module)[1])
     shape = last.form.shape if isinstance(last, Panels) else last.shape
     hidden = shape[1 if getattr(module, "is_transposed", False) else 2]
-    if hidden % 2 and weights[1].dtype == torch.bfloat16:
+    if hidden % 2 and last.dtype == torch.bfloat16:
         return f"expected an even number of hidden features in bfloat16, found {hidden}"
     return ""
 
 
-def _read_by_parents(model) -> set[int]:
-    """Layers whose weights another module gives to a fused op itself."""
-    return {id(layer) for module in model.modules()
-            if any(base.__name__ in _READERS for base in type(module).__mro__)
-            for layer in module.modules()}
-
-
-def _why_not_linear(module, shared, read) -> str:
-    if id(module) in read:
-        return "a module around it reads its weight without calling it"
-    if reason := _why_not_weights(module, [module.weight], shared):
+def _why_not_linear(layers: ModelLayers, module) -> str:
+    if reason := layers.why_not_linear(module):
         return reason
     if module.out_features < columns_of_panels():
         return (f"expected as many outputs as a panel has columns on this CPU, "
@@ -220,33 +165,13 @@ def _why_not_linear(module, shared, read) -> str:
     return ""
 
 
-def _why_not_weights(module, weights, shared) -> str:
-    """What keeps weights of any layer from being packed."""
-    weights = [w for w in weights if not isinstance(w, Panels)]
-    if any(type(w) is not torch.nn.Parameter or w.is_meta for w in weights) or \
-            "_hf_hook" in vars(module):
-        return "expected its weights in memory as plain parameters; pack before they are spread"
-    if any(w.dtype not in ACTIVATIONS for w in weights):
-        return f"expected float32, bfloat16 or float16, found {weights[0].dtype}"
-    if any(id(w) in shared for w in weights):
-        return "its weights belong to other modules too"
-    if any(is_shared_memory(w) for w in weights):
-        return ("other tensors have the memory of its weights: a tied weight, or a value of "
-                "state_dict() or .data that is still held")
-    return ""
-
-
-def _is_of_router(name: str) -> bool:
-    """Whether a module is a router's, or a part of one, by the names of transformers."""
-    return any("router" in part or part.endswith("gate") for part in name.split("."))
-
-
 # ---- packing -----------------------------------------------------------------------
 
 
 def _pack(module):
-    activation = _activation(module)
-    gates = zip(_weights(module), (activation.gate, "none"))
+    activation = layer_activation(module)
+    assert activation is not None
+    gates = zip(weight_names(module), (activation.gate, "none"))
     keep_activation(module, activation)
     _pack_weights(module, gates, getattr(module, "is_transposed", False))
 
@@ -278,8 +203,9 @@ def _packed(module) -> dict[str, Panels]:
 
 
 def _unpacked(module, names) -> list[str]:
-    """Those of the names whose weights are to be packed."""
-    return [name for name in names if not isinstance(getattr(module, name), Panels)]
+    """Those of the names whose weights are to be packed; quantized ones lie in panels."""
+    return [name for name in names
+            if not isinstance(getattr(module, name), (Panels, QuantizedWeight))]
 
 
 def _unpack_state(module, state, prefix, metadata):

@@ -22,12 +22,15 @@ import torch
 from .. import packing as _registered  # noqa: F401  registers the ops of experts
 from .._support.paths import PACKAGE
 
+_LAYER = ("dispatch", "token_rows", "grouped_linear", "combine")
 # The ops in IR of a torch op, where it is not one of the same name.
 OPS_IN_IR = {
     "attention": ("softmax_mix",),
     "grouped_topk": ("topk_renorm",),
     "packed_linear": ("grouped_linear",),
-    "run_experts": ("dispatch", "token_rows", "grouped_linear", "combine"),
+    "quantized_linear": ("grouped_linear",),
+    "run_experts": _LAYER,
+    "run_quantized_experts": _LAYER,
 }
 # What decides the size or the type of a result, and is no operand.
 SHAPE = "the shape of outs"
@@ -47,11 +50,17 @@ NAMES_OF_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("attention_posterior", "mask"): ("key_mask",),
     ("grouped_topk", "bias"): ("select_bias",),
     ("packed_linear", "out_features"): (SHAPE,),
-    ("run_experts", "b_in"): ("bias",),
-    ("run_experts", "b_out"): ("bias",),
-    ("run_experts", "w_in"): ("w",),
-    ("run_experts", "w_out"): ("w",),
+    ("quantized_linear", "out_features"): (SHAPE,),
+    ("run_quantized_experts", "hidden"): (SHAPE,),
     ("soft_dispatch", "m"): ("metric",),
+}
+# Both layers of experts have these, with "_in" and "_out" behind the name.
+NAMES_OF_OP |= {
+    (op, name + layer): (operand,)
+    for op, operands in (
+        ("run_experts", {"w": "w", "b": "bias"}),
+        ("run_quantized_experts", {"w": "w", "b": "bias", "scales": "scales", "zeros": "zeros"}))
+    for name, operand in operands.items() for layer in ("_in", "_out")
 }
 
 

@@ -25,15 +25,17 @@ from ..ops._expert_activation import ExpertActivation, recognize
 from ..ops._panels import is_packed
 from ..ops.run_experts import apply_gates
 from ..ops.run_experts import run_experts as _whole_layer
+from ..ops.run_quantized_experts import run_quantized_experts
 from .packed_weight import panels_of
+from .quantized_weight import QuantizedWeight
 
 
 def run_experts(
     x: torch.Tensor,
     gates: torch.Tensor,
     indices: torch.Tensor,
-    w_in: torch.Tensor,
-    w_out: torch.Tensor,
+    w_in: torch.Tensor | QuantizedWeight,
+    w_out: torch.Tensor | QuantizedWeight,
     *,
     b_in: torch.Tensor | None = None,
     b_out: torch.Tensor | None = None,
@@ -46,7 +48,7 @@ def run_experts(
         x: tokens `[.., d]`.
         gates: `[.., k]`.
         indices: experts `[.., k]`; one out of `[0, experts)`, such as -1, selects nothing.
-        w_in: `[experts, features, d]`.
+        w_in: `[experts, features, d]`; both may be quantized (`moe_mlir.quantize`).
         w_out: `[experts, d, hidden]`.
         b_in: `[experts, features]`, or None.
         b_out: `[experts, d]`, or None.
@@ -60,8 +62,10 @@ def run_experts(
         `[.., d]` in the dtype of x.
     """
     activation = activation or torch.nn.functional.gelu
-    w_in, w_out = panels_of(w_in), panels_of(w_out)
     known = recognize(activation)
+    if isinstance(w_in, QuantizedWeight) or isinstance(w_out, QuantizedWeight):
+        return _run_quantized(x, gates, indices, w_in, b_in, w_out, b_out, known)
+    w_in, w_out = panels_of(w_in), panels_of(w_out)
     if is_packed(w_in) and known is None:
         raise ValueError("run_experts: expected an activation that kernels know with weights in "
                          "panels, found another; call moe_mlir.unpack_experts(model) and pack it "
@@ -95,6 +99,30 @@ def _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activati
     y = _whole_layer(tokens, weights, chosen, w_in, b_in, w_out, b_out, transposed=transposed,
                      activation=activation)
     return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _run_quantized(x, gates, indices, w_in, b_in, w_out, b_out, activation):
+    if not isinstance(w_in, QuantizedWeight) or not isinstance(w_out, QuantizedWeight) or \
+            w_in.quantization != w_out.quantization:
+        raise ValueError("run_experts: expected both weights quantized in the same way, found "
+                         f"{_describe(w_in)} and {_describe(w_out)}")
+    if activation is None:
+        raise ValueError("run_experts: expected an activation that kernels know with quantized "
+                         "weights, found another; give an ExpertActivation")
+    if w_in.halves != (activation.gate == "concatenated"):
+        raise ValueError("run_experts: expected weights that were quantized for the gate "
+                         f"{activation.gate!r}, found others; quantize the layer again")
+    weights = _flat(gates)
+    if x.dtype != torch.float64:
+        weights = weights.to(torch.float32)
+    y = run_quantized_experts(
+        _flat(x), weights, _flat(indices), w_in.operands(b_in), w_out.operands(b_out),
+        w_out.out_and_in[1], w_in.quantization, activation=activation)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _describe(w):
+    return str(w) if isinstance(w, QuantizedWeight) else f"{w.dtype} {tuple(w.shape)}"
 
 
 def _flat(x):

@@ -6,7 +6,10 @@ import torch
 from .. import experts, packing  # noqa: F401  register torch.ops.moe.token_rows and its companions
 from ..ops._expert_activation import ExpertActivation
 from ..ops._panels import columns, in_features, is_packed
+from ..ops._quantized import Quantization
+from ..ops._quantized import columns as columns_of_codes
 from ..ops.grouped_linear import attributes
+from ..ops.quantized_linear import attributes as quantized_attributes
 from .builder import Value, as_dim
 from .moe import Clauses, _optional
 from .registry import Unsupported, imports
@@ -35,7 +38,25 @@ def _grouped_linear(context, node, arguments):
 
 @imports(moe.packed_linear.default, implied=("out_features",))
 def _packed_linear(context, node, arguments):
-    """The only expert of all rows."""
+    def write(clauses, x, offsets):
+        clauses.add("ins", x, _panels(context, arguments.w), offsets)
+        _add_bias_of_one(context, clauses, arguments.bias)
+        _add_attributes(clauses, False, ExpertActivation(), columns(arguments.w.meta["val"]))
+    return _only_expert(context, node, arguments, write)
+
+
+@imports(moe.quantized_linear.default, implied=("out_features",))
+def _quantized_linear(context, node, arguments):
+    def write(clauses, x, offsets):
+        clauses.add("ins", x, context.value(arguments.w), offsets)
+        _add_bias_of_one(context, clauses, arguments.bias)
+        _add_quantization(context, clauses, arguments, arguments.w, arguments.scales,
+                          arguments.zeros, ExpertActivation())
+    return _only_expert(context, node, arguments, write)
+
+
+def _only_expert(context, node, arguments, write):
+    """The product of all rows of x with the weight of one expert."""
     builder, shape = context.builder, context.shape(node)
     rows = _float(context.value(arguments.x))
     count = as_dim(sympy.Mul(*shape[:-1]))
@@ -43,12 +64,25 @@ def _packed_linear(context, node, arguments):
     zero = builder.constant(0, "i64")
     end = builder.op(f"arith.index_cast {builder.index(count)} : index to i64")
     offsets = builder.tensor(f"tensor.from_elements {zero}, {end} : tensor<2xi64>", (2,), "i64")
-    clauses = Clauses(builder).add("ins", x, _panels(context, arguments.w), offsets)
-    bias = _optional(context, arguments.bias)
-    clauses.add("bias", None if bias is None else reshape(builder, bias, (1, *bias.shape)))
-    _add_attributes(clauses, False, ExpertActivation(), columns(arguments.w.meta["val"]))
+    clauses = Clauses(builder)
+    write(clauses, x, offsets)
     (y,) = clauses.write("grouped_linear", ((count, shape[-1]), x.element))
     return reshape(builder, y, shape)
+
+
+def _add_bias_of_one(context, clauses, node):
+    bias = _optional(context, node)
+    clauses.add("bias", None if bias is None else
+                reshape(context.builder, bias, (1, *bias.shape)))
+
+
+def _add_quantization(context, clauses, arguments, w, scales, zeros, activation):
+    clauses.add("scales", context.value(scales))
+    clauses.add("zeros", _optional(context, zeros))
+    quantization = Quantization(arguments.format, arguments.group, arguments.activations)
+    panels = columns_of_codes(w.meta["val"])
+    for name, text in quantized_attributes(quantization, panels, activation):
+        clauses.attribute(name, text)
 
 
 def _float(value: Value) -> Value:
@@ -79,27 +113,56 @@ def _panels(context, node) -> Value:
 
 @imports(moe.run_experts.default)
 def _run_experts(context, node, arguments):
-    builder, activation = context.builder, ExpertActivation.of(arguments)
-    x, indices = _float(context.value(arguments.x)), context.value(arguments.indices)
+    activation = ExpertActivation.of(arguments)
     first = arguments.w_in.meta["val"]
     panels = columns(first) if is_packed(first) else 0
     (w_in, in_transposed), (w_out, out_transposed) = (
         (_panels(context, w), False) if panels else _matrices(context, w, arguments.transposed)
         for w in (arguments.w_in, arguments.w_out))
-    num_experts, count = w_in.shape[0], indices.shape[0] * indices.shape[1]
+    hidden = in_features(arguments.w_out.meta["val"]) if panels else \
+        activation.width(w_in.shape[2 if in_transposed else 1])
+
+    def first_layer(clauses, x, offsets, tokens):
+        clauses.add("ins", x, w_in, offsets).add("rows", tokens)
+        clauses.add("bias", _optional(context, arguments.b_in))
+        _add_attributes(clauses, in_transposed, activation, panels)
+
+    def last_layer(clauses, x, offsets):
+        clauses.add("ins", x, w_out, offsets).add("bias", _optional(context, arguments.b_out))
+        _add_attributes(clauses, out_transposed, ExpertActivation(), panels)
+    return _two_layers(context, node, arguments, hidden, first_layer, last_layer)
+
+
+@imports(moe.run_quantized_experts.default)
+def _run_quantized_experts(context, node, arguments):
+    def first_layer(clauses, x, offsets, tokens):
+        clauses.add("ins", x, context.value(arguments.w_in), offsets).add("rows", tokens)
+        clauses.add("bias", _optional(context, arguments.b_in))
+        _add_quantization(context, clauses, arguments, arguments.w_in, arguments.scales_in,
+                          arguments.zeros_in, ExpertActivation.of(arguments))
+
+    def last_layer(clauses, x, offsets):
+        clauses.add("ins", x, context.value(arguments.w_out), offsets)
+        clauses.add("bias", _optional(context, arguments.b_out))
+        _add_quantization(context, clauses, arguments, arguments.w_out, arguments.scales_out,
+                          arguments.zeros_out, ExpertActivation())
+    return _two_layers(context, node, arguments, arguments.hidden, first_layer, last_layer)
+
+
+def _two_layers(context, node, arguments, hidden, first_layer, last_layer):
+    """Rows sent to their experts, the experts' two products, and the sum of what comes back."""
+    builder, shape = context.builder, context.shape(node)
+    x, indices = _float(context.value(arguments.x)), context.value(arguments.indices)
+    num_experts = arguments.w_in.meta["val"].shape[0]
+    count = indices.shape[0] * indices.shape[1]
     slots, offsets, _ = Clauses(builder).add("ins", indices).write(
         "dispatch", (indices.shape, "i64"), ((num_experts + 1,), "i32"), ((num_experts,), "i32"))
     tokens = Clauses(builder).add("ins", slots).write("token_rows", ((count,), "i64"))[0]
-    width = in_features(arguments.w_out.meta["val"]) if panels else \
-        activation.width(w_in.shape[2 if in_transposed else 1])
-
-    def layer(rows, w, bias, transposed, act, width, tokens=None):
-        clauses = Clauses(builder).add("ins", rows, w, offsets)
-        clauses.add("rows", tokens).add("bias", _optional(context, bias))
-        _add_attributes(clauses, transposed, act, panels)
-        return clauses.write("grouped_linear", ((count, width), x.element))[0]
-    hidden = layer(x, w_in, arguments.b_in, in_transposed, activation, width, tokens)
-    shape = context.shape(node)
-    outputs = layer(hidden, w_out, arguments.b_out, out_transposed, ExpertActivation(), shape[1])
+    clauses = Clauses(builder)
+    first_layer(clauses, x, offsets, tokens)
+    rows = clauses.write("grouped_linear", ((count, hidden), x.element))[0]
+    clauses = Clauses(builder)
+    last_layer(clauses, rows, offsets)
+    outputs = clauses.write("grouped_linear", ((count, shape[1]), x.element))[0]
     clauses = Clauses(builder).add("ins", outputs, context.value(arguments.gates), slots)
     return clauses.write("combine", (shape, x.element))[0]

@@ -23,6 +23,7 @@ ELEMENT_TYPES = {
     torch.float16: "f16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.int8: "i8",
     torch.bool: "i1",
 }
 

@@ -170,7 +170,7 @@ def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options
     panels = columns(w_in) if is_packed(w_in) else 0
     if not has_kernel(x, gates, indices, w_in, b_in, w_out, b_out):
         w_in, w_out = _unpacked(x, w_in, w_out, activation)
-        slots, offsets, tokens = _places(indices, w_in.shape[0])
+        slots, offsets, tokens = places(indices, w_in.shape[0])
         _, _, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
                                 activation)
         return apply_gates(outputs, gates, slots)
@@ -200,7 +200,7 @@ def _unpacked(x, w_in, w_out, activation):
             unpack_weight(w_out, out, in_features(w_out)))
 
 
-def _places(indices, experts):
+def places(indices: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Each assignment's row, where each expert's rows start, and each row's token."""
     slots, offsets, _ = dispatch(indices, experts)
     return slots, offsets, token_rows(slots)
@@ -269,7 +269,7 @@ def _run_backward(dy, x, gates, indices, w_in, b_in, w_out, b_out, needed,
     """
     activation = ExpertActivation(*options)
     w_in, w_out = _unpacked(x, w_in, w_out, activation)
-    slots, offsets, tokens = _places(indices, w_in.shape[0])
+    slots, offsets, tokens = places(indices, w_in.shape[0])
     z, hidden, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
                                  activation)
     doutputs, dgates = combine_gradients(dy, outputs, gates, slots)

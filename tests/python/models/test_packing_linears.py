@@ -10,7 +10,8 @@ from test_packing import IDS, check_artifact
 import moe_mlir
 import moe_mlir.hf
 from moe_mlir.ops.packed_linear import packed_linear
-from moe_mlir.packing import _READERS, PackedLinear
+from moe_mlir.packing import PackedLinear
+from moe_mlir.weights.model_layers import _READERS
 from moe_mlir_bench.models import FAMILIES
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}

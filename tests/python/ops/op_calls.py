@@ -6,7 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import moe_mlir.experts
 import moe_mlir.packing  # noqa: F401  both have ops, too
+from moe_mlir.experts.quantized_weight import quantized
 from moe_mlir.ops._panels import pack_weight
+from moe_mlir.ops._quantized import Quantization
 
 
 def normal(*shape, seed=0, grad=False):
@@ -100,11 +102,30 @@ EXPERT_CALLS = {
     ),
 }  # fmt: skip
 FORWARD_CALLS = CALLS | SUPPORT_CALLS | EXPERT_CALLS
+
+
+def codes(*shape, seed=0, halves=False, symmetric=False):
+    weight = quantized(normal(*shape, seed=seed), Quantization("int4", 8), halves=halves,
+                       symmetric=symmetric)
+    return weight.codes, weight.scales, weight.zeros
+
+
 # Weights in panels: whose shapes depend on their dtype.
 PACKED_CALLS = {
     "packed_linear": (
         normal(2, 3, 4, grad=True), pack_weight(normal(1, 20, 4, seed=1), halves=False),
         normal(20, seed=2, grad=True), 20,
+    ),
+    "quantized_linear": (
+        normal(2, 3, 12, grad=True), *codes(20, 12, seed=1), normal(20, seed=2, grad=True), 20,
+        "int4", 8, "int8",
+    ),
+    "run_quantized_experts": (
+        normal(6, 12, grad=True), normal(6, 2, seed=1, grad=True),
+        torch.arange(12).view(6, 2) % 4 - 1,
+        *codes(3, 20, 12, seed=2, halves=True), normal(3, 20, seed=3, grad=True),
+        *codes(3, 12, 10, seed=4, symmetric=True), None, 10, "int4", 8, "none", "silu", 1.5,
+        "concatenated", "clamp", 0.9, None, 0.5,
     ),
 }
 

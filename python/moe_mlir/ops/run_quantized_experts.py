@@ -1,0 +1,255 @@
+"""moe.run_quantized_experts: a layer of experts with quantized weights (docs/Spec.md 3.14)."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from ._check import INDICES, SCORES, Checker
+from ._expert_activation import SCHEMA, ExpertActivation
+from ._expert_runs import has_kernel
+from ._kernel import Kernel, Step, Tensor, contiguous, rows
+from ._library import define
+from ._quantized import (
+    Quantization,
+    codes_shape,
+    columns,
+    dequantize_panels,
+    round_rows,
+    scales_shape,
+    validate_weight,
+)
+from .grouped_linear import as_bits
+from .quantized_linear import OPTIONS, attributes
+from .run_experts import apply_gates, places
+
+_check = Checker("run_quantized_experts")
+
+
+class QuantizedOperands(NamedTuple):
+    """Codes, scales and zeros of a weight in panels, and the bias beside it."""
+
+    w: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+def run_quantized_experts(
+    x: torch.Tensor,
+    gates: torch.Tensor,
+    indices: torch.Tensor,
+    first: QuantizedOperands,
+    last: QuantizedOperands,
+    hidden: int,
+    quantization: Quantization,
+    *,
+    activation: ExpertActivation,
+) -> torch.Tensor:
+    """y_t = sum_a gates_ta expert_{indices_ta}(x_t), with weights decoded as they are read.
+
+    Args:
+        x: `[tokens, d]`.
+        gates: `[tokens, k]` float32.
+        indices: `[tokens, k]` int32 or int64; out of `[0, experts)`: no expert.
+        first: of the weights `[experts, features, d]`; codes int8, in panels
+            (`ops/_quantized.py`), without gradients.
+        last: of the weights `[experts, d, hidden]`.
+        hidden: what comes out of the activation; half of the features with a gate.
+        quantization: of both weights.
+        activation: between the two layers.
+
+    Returns:
+        `[tokens, d]` in the dtype of x.
+    """
+    return _op(x, gates, indices, *first, *last, hidden, *quantization, *activation.options)
+
+
+def _split(options):
+    return Quantization(*options[:3]), ExpertActivation(*options[3:])
+
+
+def _features(hidden, activation):
+    return hidden if activation.gate == "none" else 2 * hidden
+
+
+def _validate(x, gates, indices, first, last, hidden, quantization, activation):
+    _check.rank("x", x, "[tokens, d]")
+    _check.rank("indices", indices, "[tokens, k]")
+    _check.dtype("indices", indices, INDICES)
+    _check.shape("indices", indices, (x.shape[0], indices.shape[1]), "[tokens of 'x', k]")
+    _check.shape("gates", gates, indices.shape, "of 'indices'")
+    if x.dtype != torch.float64:
+        _check.dtype("gates", gates, SCORES)
+    quantization.validate(_check)
+    features, width = _features(hidden, activation), x.shape[1]
+    activation.validate(_check, features)
+    validate_weight(_check, ("w_in", "scales_in", "zeros_in"), first.w, first.scales,
+                    first.zeros, features, width,
+                    quantization)
+    validate_weight(_check, ("w_out", "scales_out", "zeros_out"), last.w, last.scales,
+                    last.zeros, width, hidden,
+                    quantization)
+    if first.w.shape[0] != last.w.shape[0] or first.w.shape[0] == 0:
+        _check.fail("expected 'w_in' and 'w_out' of as many experts, at least 1, found "
+                    f"{first.w.shape[0]} and {last.w.shape[0]}")
+    for name, bias, size in (("b_in", first.bias, features), ("b_out", last.bias, width)):
+        if bias is not None:
+            _check.shape(name, bias, (first.w.shape[0], size), "[experts, features]")
+
+
+@functools.cache
+def kernel(
+    dtype: torch.dtype, width: int, hidden: int, experts: int, k: int, index_dtype: torch.dtype,
+    panels: tuple[int, int], dtypes: tuple, quantization: Quantization,
+    activation: ExpertActivation,
+) -> Kernel:
+    """`dtypes` are those of scales, zeros and bias of both layers, None for none."""
+    format, group, _ = quantization
+    features = _features(hidden, activation)
+    inputs = [Tensor("x", ("n", width), dtype), Tensor("gates", ("n", k), torch.float32),
+              Tensor("indices", ("n", k), index_dtype)]
+    clauses: list[tuple] = []
+    for suffix, q, out, taken, (scales, zeros, bias) in zip(
+            ("in", "out"), panels, (features, width), (width, hidden), dtypes):
+        inputs.append(Tensor(f"w_{suffix}", codes_shape(experts, out, taken, format, q),
+                             torch.int8))
+        mine = []
+        # In the order of the op's clauses.
+        for clause, name, shape, each in (
+                ("bias", "b", (experts, out), bias),
+                ("scales", "scales", scales_shape(experts, out, taken, group, q), scales),
+                ("zeros", "zeros", scales_shape(experts, out, taken, group, q), zeros)):
+            if each is not None:
+                inputs.append(Tensor(f"{name}_{suffix}", shape, each))
+                mine.append((clause, f"{name}_{suffix}"))
+        clauses.append(tuple(mine))
+    y, row = Tensor("y", ("n", width), dtype), ("n", k)
+    steps = (
+        Step("dispatch", (("ins", "indices"),), (
+            Tensor("slots", ("n", k), torch.int32), Tensor("offsets", (experts + 1,), torch.int32),
+            Tensor("counts", (experts,), torch.int32))),
+        Step("token_rows", (("ins", "slots"),), (Tensor("rows", (row,), torch.int32),)),
+        Step("grouped_linear",
+             (("ins", "x"), ("ins", "w_in"), ("ins", "offsets"), ("rows", "rows"), *clauses[0]),
+             (Tensor("hidden", (row, hidden), dtype),),
+             attributes(quantization, panels[0], activation)),
+        Step("grouped_linear",
+             (("ins", "hidden"), ("ins", "w_out"), ("ins", "offsets"), *clauses[1]),
+             (Tensor("outputs", (row, width), dtype),),
+             attributes(quantization, panels[1], ExpertActivation())),
+        Step("combine", (("ins", "outputs"), ("ins", "gates"), ("ins", "slots")), (y,)),
+    )
+    return Kernel("run_quantized_experts", tuple(inputs), (y,), steps=steps)
+
+
+def _run(x, gates, indices, *others):
+    first, last = QuantizedOperands(*others[:4]), QuantizedOperands(*others[4:8])
+    hidden, (quantization, activation) = others[8], _split(others[9:])
+    _validate(x, gates, indices, first, last, hidden, quantization, activation)
+    if not has_kernel(x, gates, indices, *first, *last):
+        return _plain(x, gates, indices, first, last, hidden, quantization, activation)
+    run = kernel(
+        x.dtype, x.shape[1], hidden, first.w.shape[0], indices.shape[1], indices.dtype,
+        (columns(first.w), columns(last.w)),
+        tuple(tuple(None if each is None else each.dtype for each in of[1:])
+              for of in (first, last)),
+        quantization, activation,
+    )  # fmt: skip
+    operands = [rows(x, 1), rows(gates, 1), rows(indices, 1)]
+    for w, scales, zeros, bias in (first, last):
+        operands += [contiguous(each) for each in (w, bias, scales, zeros) if each is not None]
+    (y,) = run(*operands)
+    return y
+
+
+def _weights(x, first, last, hidden, quantization, activation):
+    """Both weights as floats `[experts, out, in]` of the dtype of x."""
+    features, width = _features(hidden, activation), x.shape[1]
+    halves = activation.gate == "concatenated"
+    w_in = dequantize_panels(first.w, first.scales, first.zeros, features, width, quantization,
+                             halves=halves)
+    w_out = dequantize_panels(last.w, last.scales, last.zeros, width, hidden, quantization,
+                              halves=False)
+    return w_in.to(x.dtype), w_out.to(x.dtype)
+
+
+def _plain(x, gates, indices, first, last, hidden, quantization, activation):
+    w_in, w_out = _weights(x, first, last, hidden, quantization, activation)
+    slots, offsets, tokens = places(indices, first.w.shape[0])
+    linear = torch.ops.moe.grouped_linear
+    z = linear(round_rows(x, quantization).to(x.dtype), w_in, first.bias, offsets, tokens)
+    outputs = linear(round_rows(activation(z), quantization).to(x.dtype), w_out, last.bias, offsets)
+    return apply_gates(outputs, gates, slots)
+
+
+def _fake(x, gates, indices, *others):
+    first, last = QuantizedOperands(*others[:4]), QuantizedOperands(*others[4:8])
+    _validate(x, gates, indices, first, last, others[8], *_split(others[9:]))
+    return x.new_empty(x.shape)
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.hidden = inputs[:12]
+    ctx.options = inputs[12:]
+    ctx.save_for_backward(*tensors)
+
+
+# Of the op's tensors, those that have a gradient: x, gates, b_in and b_out.
+_DIFFERENTIABLE = (0, 1, 6, 10)
+
+
+def _backward(ctx, dy):
+    needed = ctx.needs_input_grad[:11]
+    if any(need for n, need in enumerate(needed) if n not in _DIFFERENTIABLE):
+        _check.fail("expected scales and zeros without requires_grad, for which there is no "
+                    "gradient; train adapters beside quantized weights", RuntimeError)
+    grads = torch.ops.moe.run_quantized_experts_backward(
+        dy, *ctx.saved_tensors, ctx.hidden, as_bits([needed[n] for n in _DIFFERENTIABLE]),
+        *ctx.options)
+    found = dict(zip(_DIFFERENTIABLE, grads, strict=True))
+    grads = [found[n] if need else None for n, need in enumerate(needed)]
+    return *grads, *[None] * (1 + len(ctx.options))
+
+
+_TENSORS = ("Tensor x, Tensor gates, Tensor indices, "
+            "Tensor w_in, Tensor scales_in, Tensor? zeros_in, Tensor? b_in, "
+            "Tensor w_out, Tensor scales_out, Tensor? zeros_out, Tensor? b_out, int hidden")
+_op = define(
+    f"run_quantized_experts({_TENSORS}, {OPTIONS}, {SCHEMA}) -> Tensor",
+    kernel=_run, fake=_fake, setup_context=_setup_context, backward=_backward,
+    key="CompositeExplicitAutograd", cast=("x", "b_in", "b_out"), widen=("gates",),
+)
+
+
+# ---- gradients ------------------------------------------------------------------
+
+
+def _run_backward(dy, x, gates, indices, *others):
+    """Those of the layer with its weights as floats, as if rows were not rounded."""
+    first, last = QuantizedOperands(*others[:4]), QuantizedOperands(*others[4:8])
+    hidden, needed, (quantization, activation) = others[8], others[9], _split(others[10:])
+    w_in, w_out = _weights(x, first, last, hidden, quantization, activation)
+    # Bits of the tensors of run_experts: x, gates, indices, w_in, b_in, w_out, b_out.
+    bits = needed & 3 | (needed >> 2 & 1) << 4 | (needed >> 3 & 1) << 6
+    grads = torch.ops.moe.run_experts_backward(
+        dy, x, gates, indices, w_in, first.bias, w_out, last.bias, bits, False,
+        *activation.options)
+    return grads[0], grads[1], grads[3], grads[5]
+
+
+def _fake_backward(dy, x, gates, indices, *others):
+    hidden, needed, (_, activation) = others[8], others[9], _split(others[10:])
+    experts = others[0].shape[0]
+    shapes = (x.shape, gates.shape, (experts, _features(hidden, activation)),
+              (experts, x.shape[1]))
+    dtypes = (x.dtype, gates.dtype, x.dtype, x.dtype)
+    return tuple(x.new_empty(shape if needed >> n & 1 else (0,), dtype=dtype)
+                 for n, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)))
+
+
+define(
+    f"run_quantized_experts_backward(Tensor dy, {_TENSORS}, int needed, {OPTIONS}, {SCHEMA}) "
+    "-> (Tensor dx, Tensor dgates, Tensor db_in, Tensor db_out)",
+    kernel=_run_backward, fake=_fake_backward, key="CompositeExplicitAutograd", is_gradient=True,
+)

@@ -1,0 +1,171 @@
+"""Weights of 4 and 8 bits, decoded as kernels read them.
+
+    moe_mlir.quantize(model, "int4")     # in place: experts and linear layers
+    moe_mlir.quantize(model, "mxfp4", linears=False)
+
+A token reads each weight of its experts once: of 4 bits that is a quarter of the memory
+traffic of bfloat16, which is what decoding waits for. Quantized weights have no gradients.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from ._support.log import warn_user
+from ._support.modules import require_module
+from .experts.activation_detection import keep_activation
+from .experts.packed_weight import Panels
+from .experts.quantized_weight import QuantizedWeight, quantized
+from .nn import MoELayer
+from .ops._check import Checker
+from .ops._quantized import FORMATS, Quantization
+from .ops.quantized_linear import quantized_linear
+from .weights.model_layers import (
+    ModelLayers,
+    is_experts,
+    is_of_router,
+    layer_activation,
+    weight_names,
+)
+
+_check = Checker("quantize")
+
+# What a name stands for: the codes of a weight, the features that share a scale, and whether
+# scales are powers of two.
+_NAMES = {"int4": ("int4", 32, False), "int8": ("int8", 32, False),
+          "fp8": ("fp8_e4m3", 128, False), "mxfp4": ("fp4_e2m1", 32, True),
+          "mxfp8": ("fp8_e4m3", 32, True)}
+
+
+def quantize(
+    model: torch.nn.Module,
+    format: Literal["int4", "int8", "fp8", "mxfp4", "mxfp8"] = "int4",
+    *,
+    group: int | None = None,
+    symmetric: bool = True,
+    activations: Literal["none", "int8"] = "none",
+    linears: bool = True,
+) -> int:
+    """Rounds the weights of a model's experts and linear layers to codes of 4 or 8 bits, in place.
+
+    Each weight gets the code that is nearest to it (round to nearest). Results differ from the
+    model's by what was rounded away; compare them on your data.
+
+    Args:
+        model: any module. Layers are those that `pack_experts` and `pack_linears` take: not
+            routers, nor weights that are shared with an embedding. Experts of transformers run
+            with the experts implementation "moe" from then on.
+        format: "int4" or "int8"; "fp8" (8-bit floats, 4 bits of exponent and 3 of mantissa);
+            "mxfp4" or "mxfp8" (4-bit and 8-bit floats, scales that are powers of two).
+        group: how many input features share a scale: 8, 16, a multiple of 32, or 0 for all of a
+            row; default: 32, and 128 with "fp8".
+        symmetric: False gives each group a zero of its own beside its scale ("int4", "int8").
+        activations: "int8" rounds rows to 8 bits, a scale for each 32 features, before they are
+            multiplied: faster where the CPU has VNNI, and less exact.
+        linears: whether `torch.nn.Linear` layers are quantized, too.
+
+    Returns:
+        the number of layers. If a layer cannot be quantized, a warning gives the reason.
+
+    Raises:
+        ValueError: for a format, a group or activations that are none of these, or a weight that
+            is not finite; layers before it stay quantized.
+
+    >>> layer = moe_mlir.nn.MoELayer(moe_mlir.nn.SMoE(64, 8, 2), d_hidden=128)
+    >>> moe_mlir.quantize(layer, "int4")
+    1
+    >>> layer.w_in
+    QuantizedWeight([8, 128, 64], int4, group=32)
+    """
+    require_module(model)
+    _check.choice("format", format, tuple(_NAMES))
+    codes, default, exponents = _NAMES[format]
+    quantization = Quantization(codes, default if group is None else group, activations)
+    quantization.validate(_check)
+    if not symmetric and not FORMATS[codes].takes_zeros:
+        _check.fail(f"expected symmetric=True with {format!r}, whose codes have a sign; found False")
+
+    def of(weight: torch.Tensor, *, transposed: bool, halves: bool) -> QuantizedWeight:
+        return quantized(weight, quantization, transposed=transposed, halves=halves,
+                         symmetric=symmetric, exponents=exponents)
+    count = _replace_experts(model, of)
+    return count + (_replace_linears(model, of) if linears else 0)
+
+
+class QuantizedLinear(torch.nn.Linear):
+    """A linear layer with a quantized weight; `quantize` turns a torch.nn.Linear into it."""
+
+    weight: QuantizedWeight
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        return quantized_linear(input, weight.codes, weight.scales, weight.zeros, self.bias,
+                                self.out_features, weight.quantization)
+
+    def reset_parameters(self) -> None:
+        raise RuntimeError("expected a weight that is not quantized, found codes; initialise a "
+                           "layer before it is quantized")
+
+
+def _replace_experts(model, of: Callable) -> int:
+    layers, count = ModelLayers(model), 0
+    for name, module in model.named_modules():
+        if not is_experts(module) or _is_quantized(module, weight_names(module)):
+            continue
+        if reason := (layers.why_not_experts(module, any_implementation=True)
+                      or _why_not(module, weight_names(module))):
+            warn_user(f"'{name}' ({type(module).__name__}) is not quantized: {reason}")
+            continue
+        activation = layer_activation(module)
+        assert activation is not None
+        transposed = getattr(module, "is_transposed", False)
+        weights = [of(getattr(module, weight), transposed=transposed, halves=gate == "concatenated")
+                   for weight, gate in zip(weight_names(module), (activation.gate, "none"))]
+        keep_activation(module, activation)
+        for name_of_weight, weight in zip(weight_names(module), weights):
+            _set(module, name_of_weight, weight)
+        _run_by_kernels(module)
+        count += 1
+    return count
+
+
+def _run_by_kernels(module):
+    """Sets the experts implementation of a transformers model: no other reads codes."""
+    if type(module) is not MoELayer:
+        from . import hf  # noqa: F401  registers "moe"; asks for transformers
+
+        module.config._experts_implementation = "moe"
+
+
+def _replace_linears(model, of: Callable) -> int:
+    layers, count = ModelLayers(model), 0
+    for name, module in model.named_modules():
+        if type(module) is not torch.nn.Linear or is_of_router(name):
+            continue
+        if reason := layers.why_not_linear(module) or _why_not(module, ["weight"]):
+            warn_user(f"'{name}' ({type(module).__name__}) is not quantized: {reason}")
+            continue
+        weight = of(module.weight, transposed=False, halves=False)
+        module.__class__ = QuantizedLinear
+        _set(module, "weight", weight)
+        count += 1
+    return count
+
+
+def _set(module, name, weight):
+    del module._parameters[name]
+    setattr(module, name, weight)
+
+
+def _is_quantized(module, names) -> bool:
+    return all(isinstance(getattr(module, name), QuantizedWeight) for name in names)
+
+
+def _why_not(module, names) -> str:
+    if any(isinstance(getattr(module, name), Panels) for name in names):
+        return "its weights are packed; call moe_mlir.unpack_experts(model) and unpack_linears first"
+    return ""
+
+
+__all__ = ["QuantizedLinear", "QuantizedWeight", "quantize"]

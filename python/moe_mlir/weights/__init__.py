@@ -1,0 +1,1 @@
+"""The layers of a model whose weights may be stored in another way."""

@@ -1,0 +1,100 @@
+"""Which layers of a model have weights that may be stored in another order, or rounded."""
+
+from collections import Counter
+
+import torch
+
+from .._transformers.names import has_post_expert_norm
+from ..experts.activation_detection import activation_of
+from ..experts.packed_weight import Panels, is_shared_memory
+from ..nn import MoELayer
+from ..nn.soft import SoftMoE
+from ..ops._check import ACTIVATIONS
+from ..ops._expert_activation import ExpertActivation
+
+# Modules that read the weights of the layers in them: torch's, those that `hf.patch` gives another
+# forward, and PEFT's adapters of experts, which put a parametrization around a weight.
+_READERS = {"TransformerEncoderLayer", "SwitchTransformersExperts", "ParamWrapper"}
+
+
+class ModelLayers:
+    """The layers of a model: what they are, and why their weights must stay as they are."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        counts = Counter(
+            id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        # Parameters that more than one module has.
+        self._shared = {number for number, count in counts.items() if count > 1}
+        # Layers whose weights another module gives to a fused op itself.
+        self._read = {
+            id(layer) for module in model.modules()
+            if any(base.__name__ in _READERS for base in type(module).__mro__)
+            for layer in module.modules()}
+
+    def why_not_experts(self, module: torch.nn.Module, *, any_implementation: bool = False) -> str:
+        """Why the weights of a layer of experts must lie as they do; empty if they may change."""
+        if id(module) in self._read:
+            return "a module around it reads its weights without calling it"
+        if type(module) is MoELayer:
+            if isinstance(module.router, SoftMoE):
+                return "a soft router uses its weights in other products"
+        else:
+            implementation = module.config._experts_implementation
+            if implementation != "moe" and not any_implementation:
+                return (f"expected the experts implementation 'moe', found {implementation!r}; "
+                        "call model.set_experts_implementation('moe')")
+            if has_post_expert_norm(module):
+                return "its experts end with a norm, which runs between products"
+        if reason := self._why_not_weights(module, weight_names(module)):
+            return reason
+        return "" if layer_activation(module) else "expected an activation that kernels know"
+
+    def why_not_linear(self, module: torch.nn.Module) -> str:
+        """The same of a linear layer."""
+        if id(module) in self._read:
+            return "a module around it reads its weight without calling it"
+        return self._why_not_weights(module, ["weight"])
+
+    def _why_not_weights(self, module, names) -> str:
+        weights = [getattr(module, name) for name in names]
+        weights = [w for w in weights if not isinstance(w, Panels)]
+        if any(type(w) is not torch.nn.Parameter or w.is_meta for w in weights) or \
+                "_hf_hook" in vars(module):
+            return ("expected its weights in memory as plain parameters; change them before they "
+                    "are spread")
+        if any(w.dtype not in ACTIVATIONS for w in weights):
+            return f"expected float32, bfloat16 or float16, found {weights[0].dtype}"
+        if any(id(w) in self._shared for w in weights):
+            return "its weights belong to other modules too"
+        if any(is_shared_memory(w) for w in weights):
+            return ("other tensors have the memory of its weights: a tied weight, or a value of "
+                    "state_dict() or .data that is still held")
+        return ""
+
+
+def is_experts(module: torch.nn.Module) -> bool:
+    """Whether a module is a layer of experts."""
+    return type(module) is MoELayer or _is_transformers_layer(module)
+
+
+def _is_transformers_layer(module) -> bool:
+    """Whether it is what `use_experts_implementation` decorates."""
+    return (all(hasattr(module, name) for name in ("has_gate", "is_transposed", "down_proj"))
+            and hasattr(getattr(module, "config", None), "_experts_implementation"))
+
+
+def weight_names(module: torch.nn.Module) -> tuple[str, str]:
+    """The names of the two weights of a layer of experts."""
+    if type(module) is MoELayer:
+        return "w_in", "w_out"
+    return "gate_up_proj" if module.has_gate else "up_proj", "down_proj"
+
+
+def layer_activation(module: torch.nn.Module) -> ExpertActivation | None:
+    """What the layer does between its weights; None if that is not known."""
+    return ExpertActivation("gelu") if type(module) is MoELayer else activation_of(module)
+
+
+def is_of_router(name: str) -> bool:
+    """Whether a module is a router's, or a part of one, by the names of transformers."""
+    return any("router" in part or part.endswith("gate") for part in name.split("."))
