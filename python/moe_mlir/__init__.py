@@ -120,6 +120,7 @@ if TYPE_CHECKING:
     from .packing import pack_linears as pack_linears
     from .packing import unpack_experts as unpack_experts
     from .packing import unpack_linears as unpack_linears
+    from .quantization import from_pretrained as from_pretrained
     from .quantization import quantize as quantize
     from .raising import RouterMatch as RouterMatch
     from .sim.simulation import simulate as simulate
@@ -158,6 +159,7 @@ _FUNCTIONS = {
     "doctor": "cli.doctor",
     "explain": "frontends.explain",
     "export": "frontends.export",
+    "from_pretrained": "quantization",
     "inductor_pass": "frontends.inductor",
     "load": "artifact",
     "pack_experts": "packing",

@@ -2,24 +2,27 @@
 
     moe_mlir.quantize(model, "int4")     # in place: experts and linear layers
     moe_mlir.quantize(model, "mxfp4", linears=False)
+    model = moe_mlir.from_pretrained("openai/gpt-oss-20b")    # as it was released
 
 A token reads each weight of its experts once: of 4 bits that is a quarter of the memory
 traffic of bfloat16, which is what decoding waits for. Quantized weights have no gradients.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from ._support.log import warn_user
 from ._support.modules import require_module
+from ._transformers.released import load
+from ._transformers.released_formats import Codes
 from .experts.activation_detection import keep_activation
 from .experts.packed_weight import Panels
 from .experts.quantized_weight import QuantizedWeight, quantized
 from .nn import MoELayer
 from .ops._check import Checker
-from .ops._quantized import FORMATS, Quantization
+from .ops._quantized import FORMATS, ROUNDINGS, Quantization
 from .ops.quantized_linear import quantized_linear
 from .weights.model_layers import (
     ModelLayers,
@@ -154,7 +157,7 @@ def _replace_linears(model, of: Callable) -> int:
 
 
 def _set(module, name, weight):
-    del module._parameters[name]
+    module._parameters.pop(name, None)
     setattr(module, name, weight)
 
 
@@ -168,4 +171,72 @@ def _why_not(module, names) -> str:
     return ""
 
 
-__all__ = ["QuantizedLinear", "QuantizedWeight", "quantize"]
+# ---- weights that were released as codes ------------------------------------------------
+
+
+def from_pretrained(
+    name_or_path: str, *, activations: Literal["none", "int8"] = "none", model_class: Any = None,
+    **options: Any,
+) -> torch.nn.Module:
+    """A model of transformers from a checkpoint that was released in 4 or 8 bits, as it is stored.
+
+    The weights of experts and linear layers stay the checkpoint's codes, in the order in which
+    kernels read them: the same numbers as of the weights that transformers makes of them in
+    float32, in a quarter or a half of the memory of bfloat16. What is not quantized in the
+    checkpoint, transformers loads.
+
+    Args:
+        name_or_path: a folder, or a name on the Hub.
+        activations: "int8" rounds rows to 8 bits before they are multiplied, as `quantize` does.
+        model_class: a class of transformers; default: the causal language model of the
+            configuration.
+        options: for its `from_pretrained`, such as `dtype` and `attn_implementation`.
+
+    Returns:
+        the model, in evaluation mode. Of a checkpoint that is not quantized, what `from_pretrained`
+        of transformers returns. If a weight has no kernel, a warning gives the reason, and it is
+        loaded as floats.
+
+    Raises:
+        ValueError: for a checkpoint that is quantized in another way than MXFP4 (gpt-oss), FP8 in
+            blocks (DeepSeek, Qwen) or MXFP8, or whose codes are not finite.
+        FileNotFoundError: for a checkpoint without safetensors files.
+    """
+    Checker("from_pretrained").choice("activations", activations, ROUNDINGS)
+
+    def replace(module, name, shape, dtype, quantization, codes):
+        _set_codes(module, name, shape, dtype, quantization._replace(activations=activations), codes)
+    return load(name_or_path, replace, _why_not_codes, model_class, options)
+
+
+def _why_not_codes(model, layer, name) -> str:
+    """Why a layer's weight, of a model without weights, cannot be codes; empty if it can."""
+    module, layers = model.get_submodule(layer), ModelLayers(model)
+    if is_experts(module) and name in weight_names(module):
+        return layers.why_no_kernel(module)
+    if type(module) is not torch.nn.Linear or name != "weight" or is_of_router(layer):
+        return f"no kernel reads codes of a {type(module).__name__}"
+    if layers.is_read_elsewhere(module):
+        return "a module around it reads its weight without calling it"
+    return ""
+
+
+def _set_codes(module, name, shape, dtype, quantization, codes: Codes) -> None:
+    """Gives a layer, whose weights were taken out, one of this shape."""
+    transposed = halves = False
+    if type(module) is torch.nn.Linear:
+        module.__class__ = QuantizedLinear
+    else:
+        activation = layer_activation(module)
+        assert activation is not None
+        keep_activation(module, activation)
+        transposed = getattr(module, "is_transposed", False)
+        halves = activation.gate == "concatenated" and name == weight_names(module)[0]
+        _run_by_kernels(module)
+    flat = [None if each is None else each.reshape(-1, *each.shape[-2:]) for each in codes]
+    assert flat[0] is not None and flat[1] is not None
+    _set(module, name, QuantizedWeight(shape, dtype, quantization, flat[0], flat[1], flat[2],
+                                       transposed=transposed, halves=halves))
+
+
+__all__ = ["QuantizedLinear", "QuantizedWeight", "from_pretrained", "quantize"]

@@ -33,25 +33,31 @@ class ModelLayers:
 
     def why_not_experts(self, module: torch.nn.Module, *, any_implementation: bool = False) -> str:
         """Why the weights of a layer of experts must lie as they do; empty if they may change."""
-        if id(module) in self._read:
-            return "a module around it reads its weights without calling it"
-        if type(module) is MoELayer:
-            if isinstance(module.router, SoftMoE):
-                return "a soft router uses its weights in other products"
-        else:
+        if type(module) is not MoELayer and not any_implementation:
             implementation = module.config._experts_implementation
-            if implementation != "moe" and not any_implementation:
+            if implementation != "moe":
                 return (f"expected the experts implementation 'moe', found {implementation!r}; "
                         "call model.set_experts_implementation('moe')")
-            if has_post_expert_norm(module):
-                return "its experts end with a norm, which runs between products"
-        if reason := self._why_not_weights(module, weight_names(module)):
-            return reason
+        return (self.why_no_kernel(module)
+                or self._why_not_weights(module, weight_names(module)))
+
+    def why_no_kernel(self, module: torch.nn.Module) -> str:
+        """Why no kernel computes a layer of experts, whatever its weights are; empty if one does."""
+        if self.is_read_elsewhere(module):
+            return "a module around it reads its weights without calling it"
+        if isinstance(getattr(module, "router", None), SoftMoE):
+            return "a soft router uses its weights in other products"
+        if type(module) is not MoELayer and has_post_expert_norm(module):
+            return "its experts end with a norm, which runs between products"
         return "" if layer_activation(module) else "expected an activation that kernels know"
+
+    def is_read_elsewhere(self, module: torch.nn.Module) -> bool:
+        """Whether a module around a layer reads its weights without calling it."""
+        return id(module) in self._read
 
     def why_not_linear(self, module: torch.nn.Module) -> str:
         """The same of a linear layer."""
-        if id(module) in self._read:
+        if self.is_read_elsewhere(module):
             return "a module around it reads its weight without calling it"
         return self._why_not_weights(module, ["weight"])
 
