@@ -103,6 +103,7 @@ static void buildVectorStage(OpPassManager &manager,
   conversion.vectorRegisters = options.vectorRegisters;
   conversion.bf16Dot = options.bf16Dot;
   conversion.int8Dot = options.int8Dot;
+  conversion.bytePairs = options.bytePairs;
   conversion.byteTable = options.byteTable;
   conversion.l2Bytes = options.l2Bytes;
   conversion.productVectors = options.productVectors;

@@ -86,6 +86,8 @@ CPUModel::CPUModel(StringRef cpu)
   target.int8Dot = target.vectorWidth == 16
                        ? has("+avx512vnni")
                        : target.vectorWidth == 8 && has("+avxvnni");
+  target.bytePairs =
+      target.vectorWidth == 16 ? has("+avx512bw") : target.vectorWidth == 8;
   target.byteTable = has("+avx512vbmi");
   target.l2Bytes = getSecondCache(cpu, name);
   scalef = has("+avx512f");
@@ -93,10 +95,11 @@ CPUModel::CPUModel(StringRef cpu)
 
 std::string CPUModel::describe() const {
   return llvm::formatv("vector-width={0} vector-registers={1} bf16-dot={2} "
-                       "int8-dot={3} byte-table={4} scalef={5} l2-bytes={6}",
+                       "int8-dot={3} byte-pairs={4} byte-table={5} "
+                       "scalef={6} l2-bytes={7}",
                        target.vectorWidth, target.vectorRegisters,
-                       target.bf16Dot, target.int8Dot, target.byteTable, scalef,
-                       target.l2Bytes);
+                       target.bf16Dot, target.int8Dot, target.bytePairs,
+                       target.byteTable, scalef, target.l2Bytes);
 }
 
 std::string mlir::moe::describeCPU(StringRef cpu) {

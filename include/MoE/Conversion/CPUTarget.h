@@ -24,6 +24,8 @@ struct CPUTarget {
   bool bf16Dot = false;
   /// Whether four products of bytes are summed by one instruction, vpdpbusd.
   bool int8Dot = false;
+  /// Whether products of bytes are summed in pairs of 16 bits by vpmaddubsw.
+  bool bytePairs = false;
   /// Whether one instruction, vpermi2b of AVX512_VBMI, looks bytes up in a
   /// table of 128.
   bool byteTable = false;

@@ -54,6 +54,8 @@ def ConvertMoEToCPUPass
            "multiply bf16 tokens in pairs by vdpbf16ps of AVX512_BF16">,
     Option<"int8Dot", "int8-dot", "bool", /*default=*/"false",
            "multiply bytes by vpdpbusd of AVX512_VNNI or AVX_VNNI">,
+    Option<"bytePairs", "byte-pairs", "bool", /*default=*/"false",
+           "multiply bytes by vpmaddubsw of AVX2 or AVX512BW">,
     Option<"byteTable", "byte-table", "bool", /*default=*/"false",
            "look up floats of 8 bits by vpermi2b of AVX512_VBMI">,
     Option<"l2Bytes", "l2-bytes", "int64_t", /*default=*/"1048576",

@@ -38,6 +38,10 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       *this, "int8-dot",
       llvm::cl::desc("multiply bytes in fours (AVX512_VNNI, AVX_VNNI)"),
       llvm::cl::init(false)};
+  PassOptions::Option<bool> bytePairs{
+      *this, "byte-pairs",
+      llvm::cl::desc("multiply bytes in pairs (AVX2, AVX512BW)"),
+      llvm::cl::init(false)};
   PassOptions::Option<bool> byteTable{
       *this, "byte-table",
       llvm::cl::desc("look up floats of 8 bits in a table (AVX512_VBMI)"),

@@ -1,5 +1,6 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu="int8-dot bf16-dot byte-table" --split-input-file | FileCheck %s
 // RUN: %moe-opt %s --convert-moe-to-cpu="vector-width=8 vector-registers=16" --split-input-file | FileCheck %s --check-prefix=FLOATS
+// RUN: %moe-opt %s --convert-moe-to-cpu="vector-width=8 vector-registers=16 int8-dot" --split-input-file | FileCheck %s --check-prefix=YMM
 
 // Codes are read in the order of addresses and multiplied where they are in
 // registers; a block's sum is multiplied with its scale. With rows of bytes all
@@ -20,6 +21,10 @@
 // FLOATS:         arith.sitofp {{.*}} : vector<8xi32> to vector<8xf32>
 // FLOATS:         math.fma {{.*}} : vector<8xf32>
 // FLOATS-NOT:     moe.
+// YMM-LABEL: func @int8_rows
+// YMM:         vector.load {{.*}} : memref<8x2x16x32x4xi8>, vector<32xi8>
+// YMM:         llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.256"
+// YMM-NOT:     moe.
 func.func @int8_rows(%x: memref<?x128xbf16>, %w: memref<8x2x16x32x4xi8>, %offsets: memref<9xi32>,
                      %scales: memref<8x2x4x32xbf16>, %y: memref<?x64xbf16>) {
   moe.grouped_linear ins(%x, %w, %offsets
@@ -72,5 +77,105 @@ func.func @float8(%x: memref<?x128xbf16>, %w: memref<8x2x32x32x4xi8>, %offsets: 
       : memref<?x128xbf16>, memref<8x2x32x32x4xi8>, memref<9xi32>)
       scales(%scales : memref<8x2x1x32xf32>) outs(%y : memref<?x64xbf16>)
       {format = #moe.weight_format<fp8_e4m3>, group = 128 : i64, packed = 32 : i64}
+  return
+}
+
+// -----
+
+// With 0x4300 (twice: 1124090624) above it a code of 4 bits is the bf16 of 128
+// more, and so much more are its zeros. One row, and two, ask for the lines of a block ahead,
+// each once: of two vectors of columns four.
+
+// CHECK-LABEL: func @int4_bf16_rows
+// CHECK:         scf.index_switch
+// CHECK-NEXT:    case 1 {
+// CHECK:           scf.for
+// CHECK-COUNT-8:     memref.prefetch {{.*}}, read, locality<3>, data : memref<8x2x16x32x4xi8>
+// CHECK-NOT:         memref.prefetch
+// CHECK:             %[[BYTES:.*]] = vector.load {{.*}} : memref<8x2x16x32x4xi8>, vector<64xi8>
+// CHECK:             %[[WORDS:.*]] = vector.bitcast %[[BYTES]]
+// CHECK:             %[[NIBBLES:.*]] = arith.constant dense<252645135> : vector<16xi32>
+// CHECK:             %[[LOW:.*]] = arith.andi %[[WORDS]], %[[NIBBLES]]
+// CHECK:             %[[PAIR_OF_128:.*]] = arith.constant dense<1124090624> : vector<16xi32>
+// CHECK:             %[[EVEN_BYTES:.*]] = arith.constant dense<16711935> : vector<16xi32>
+// CHECK:             %[[EVEN:.*]] = arith.andi %[[LOW]], %[[EVEN_BYTES]]
+// CHECK:             arith.ori %[[EVEN]], %[[PAIR_OF_128]]
+// CHECK:             llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
+// CHECK:             %[[BEHIND:.*]] = arith.constant dense<-1.28{{0*}}e+02> : vector<16xf32>
+// CHECK:             %[[ZERO:.*]] = vector.load {{.*}} : memref<8x2x4x32xf32>, vector<16xf32>
+// CHECK:             arith.subf %[[BEHIND]], %[[ZERO]]
+// CHECK:         case 2 {
+// CHECK-COUNT-8:     memref.prefetch
+// CHECK-NOT:         memref.prefetch
+// CHECK:         case 3 {
+// CHECK-NOT:         memref.prefetch
+// CHECK-NOT:     moe.
+// FLOATS-LABEL: func @int4_bf16_rows
+// FLOATS-NOT:     llvm.call_intrinsic
+// FLOATS:         vector.load {{.*}} : memref<8x2x16x32x4xi8>, vector<32xi8>
+// FLOATS:         arith.sitofp {{.*}} : vector<8xi32> to vector<8xf32>
+// FLOATS:         math.fma {{.*}} : vector<8xf32>
+// FLOATS-NOT:     llvm.call_intrinsic
+// FLOATS-NOT:     moe.
+func.func @int4_bf16_rows(%x: memref<?x128xbf16>, %w: memref<8x2x16x32x4xi8>, %offsets: memref<9xi32>,
+                          %scales: memref<8x2x4x32xbf16>, %zeros: memref<8x2x4x32xf32>,
+                          %y: memref<?x64xbf16>) {
+  moe.grouped_linear ins(%x, %w, %offsets
+      : memref<?x128xbf16>, memref<8x2x16x32x4xi8>, memref<9xi32>)
+      scales(%scales : memref<8x2x4x32xbf16>) zeros(%zeros : memref<8x2x4x32xf32>)
+      outs(%y : memref<?x64xbf16>)
+      {format = #moe.weight_format<int4>, group = 32 : i64, packed = 32 : i64}
+  return
+}
+
+// -----
+
+// A bf16 has no place for codes of 8 bits above 128, nor is a float of 8 bits a
+// byte: both are multiplied as f32.
+
+// CHECK-LABEL: func @no_instruction
+// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
+// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
+// CHECK:         math.fma {{.*}} : vector<16xf32>
+// CHECK:         math.roundeven
+// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
+// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
+// CHECK:         math.fma {{.*}} : vector<16xf32>
+// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
+// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
+// CHECK:         return
+func.func @no_instruction(%x: memref<?x128xbf16>, %w: memref<8x2x32x32x4xi8>, %offsets: memref<9xi32>,
+                          %scales: memref<8x2x1x32xbf16>, %y: memref<?x64xbf16>, %z: memref<?x64xbf16>) {
+  moe.grouped_linear ins(%x, %w, %offsets
+      : memref<?x128xbf16>, memref<8x2x32x32x4xi8>, memref<9xi32>)
+      scales(%scales : memref<8x2x1x32xbf16>) outs(%y : memref<?x64xbf16>)
+      {format = #moe.weight_format<int8>, packed = 32 : i64}
+  moe.grouped_linear ins(%x, %w, %offsets
+      : memref<?x128xbf16>, memref<8x2x32x32x4xi8>, memref<9xi32>)
+      scales(%scales : memref<8x2x1x32xbf16>) outs(%z : memref<?x64xbf16>)
+      {format = #moe.weight_format<fp8_e4m3>, packed = 32 : i64,
+       activations = #moe.activation_format<int8>}
+  return
+}
+
+// -----
+
+// Of 40 features the last block has eight; what is behind them is not read. A
+// group of 16 is a block of its own.
+
+// CHECK-LABEL: func @last_features
+// CHECK-DAG:       memref.alloca() {alignment = 64 : i64} : memref<128x48xf32>
+// CHECK-DAG:       memref.alloca() {alignment = 64 : i64} : memref<128x3xf32>
+// CHECK:           %[[LEFT:.*]] = arith.subi %c40{{.*}}, %{{.*}} : index
+// CHECK:           %[[LANES:.*]] = vector.create_mask %[[LEFT]] : vector<16xi1>
+// CHECK:           vector.maskedload %arg0{{.*}}, %[[LANES]]
+// CHECK-NOT:       vector.load %arg0
+// CHECK-NOT:     moe.
+func.func @last_features(%x: memref<?x40xf32>, %w: memref<8x2x8x32x4xi8>, %offsets: memref<9xi32>,
+                         %scales: memref<8x2x3x32xf32>, %y: memref<?x64xf32>) {
+  moe.grouped_linear ins(%x, %w, %offsets
+      : memref<?x40xf32>, memref<8x2x8x32x4xi8>, memref<9xi32>)
+      scales(%scales : memref<8x2x3x32xf32>) outs(%y : memref<?x64xf32>)
+      {format = #moe.weight_format<int4>, group = 16 : i64, packed = 32 : i64}
   return
 }

@@ -161,3 +161,138 @@ func.func @grouped_linear_c9_packed_scales(%x: tensor<5x33xf32>, %w: tensor<3x1x
       scales(%s : tensor<3x1x1x4xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, packed = 4 : i64, group = 32 : i64} -> tensor<5x4xf32>
   return
 }
+
+// -----
+
+func.func @grouped_linear_c6_zeros_of_floats(%x: tensor<5x8xf32>, %w: tensor<3x4x8xf32>, %o: tensor<4xi32>, %z: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected scales, zeros, group and activations only with a format, found none}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x8xf32>, tensor<4xi32>)
+      zeros(%z : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c8_negative_group(%x: tensor<5x8xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected group to be 8, 16 or a multiple of 32, found -32}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, group = -32 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c8_group_behind_a_block(%x: tensor<5x8xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected group to be 8, 16 or a multiple of 32, found 48}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, group = 48 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c9_bytes_of_an_odd_width(%x: tensor<5x9xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the bytes of a feature in 'w' to be 5, found 4}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x9xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c9_bytes_of_int8(%x: tensor<5x8xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the bytes of a feature in 'w' to be 8, found 4}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int8>} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c9_steps_of_int8(%x: tensor<5x8xf32>, %w: tensor<3x1x4x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x1x1x4xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the codes of a feature in 'w' to be 8, found 4}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x1x4x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x1x1x4xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int8>, packed = 4 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c9_scales_of_8(%x: tensor<5x40xf32>, %w: tensor<3x1x8x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x1x4x4xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the scales of a feature to be 5, found 4}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x40xf32>, tensor<3x1x8x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x1x4x4xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<fp4_e2m1>, packed = 4 : i64, group = 8 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_zeros(%x: tensor<5x64xf32>, %w: tensor<3x4x32xi8>, %o: tensor<4xi32>, %s: tensor<3x4x2xf32>, %z: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected dim 2 of 'zeros' (1) to match dim 2 of 'scales' (2)}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x64xf32>, tensor<3x4x32xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x2xf32>) zeros(%z : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, group = 32 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_scales_rank(%x: tensor<5x8xf32>, %w: tensor<3x1x4x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected 'scales' to have rank 4 (e, p, u, q), found rank 3}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x1x4x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, packed = 4 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_scales_of_a_panel(%x: tensor<5x8xf32>, %w: tensor<3x1x4x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x1x1x8xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected dim 3 of 'scales' (8) to match dim 3 of 'w' (4)}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x1x4x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x1x1x8xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, packed = 4 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_codes_rank(%x: tensor<5x8xf32>, %w: tensor<3x1x4x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected 'w' to have rank 3 (e, f, c), found rank 5}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x1x4x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_codes_rank_packed(%x: tensor<5x8xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected 'w' to have rank 5 (e, p, t, q, s), found rank 3}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, packed = 4 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c5_panels_of_codes(%x: tensor<5x8xf32>, %w: tensor<3x2x4x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x2x1x4xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the panels in 'w' to be 1, found 2}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x2x4x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x2x1x4xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, packed = 4 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c5_width_of_codes(%x: tensor<5x8xf32>, %w: tensor<3x1x4x8x4xi8>, %o: tensor<4xi32>, %s: tensor<3x1x1x8xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the output features of a panel in 'w' to be 4, found 8}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x1x4x8x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x1x1x8xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, packed = 4 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_weight_element(%x: tensor<5x8xf32>, %w: tensor<3x4x4xui8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{must be Tensor or MemRef of 32-bit float or bfloat16 type or 16-bit float or 8-bit signless integer values, but got 'tensor<3x4x4xui8>'}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xui8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>} -> tensor<5x4xf32>
+  return
+}

@@ -154,12 +154,26 @@ Value Emitter::dotBytes(Value left, Value right, Value sum) {
   auto bytes = VectorType::get({4 * width}, getI8Type());
   left = vector::BitCastOp::create(*this, bytes, left);
   right = vector::BitCastOp::create(*this, bytes, right);
-  StringRef name = width == 16 ? "llvm.x86.avx512.vpdpbusd.512"
-                               : "llvm.x86.avx512.vpdpbusd.256";
-  return LLVM::CallIntrinsicOp::create(*this, sum.getType(),
-                                       getStringAttr(name),
-                                       ValueRange{sum, left, right})
-      .getResult(0);
+  auto call = [&](StringRef name, Type type, ValueRange operands) -> Value {
+    return LLVM::CallIntrinsicOp::create(*this, type, getStringAttr(name),
+                                         operands)
+        .getResult(0);
+  };
+  bool isWide = width == 16;
+  if (target.int8Dot)
+    return call(isWide ? "llvm.x86.avx512.vpdpbusd.512"
+                       : "llvm.x86.avx512.vpdpbusd.256",
+                sum.getType(), {sum, left, right});
+  auto words = VectorType::get({2 * width}, getI16Type());
+  Value pairs = call(isWide ? "llvm.x86.avx512.pmaddubs.w.512"
+                            : "llvm.x86.avx2.pmadd.ub.sw",
+                     words, {left, right});
+  Value ones = arith::ConstantOp::create(
+      *this, DenseElementsAttr::get(words, static_cast<int16_t>(1)));
+  Value products =
+      call(isWide ? "llvm.x86.avx512.pmaddw.d.512" : "llvm.x86.avx2.pmadd.wd",
+           ints(), {pairs, ones});
+  return add(sum, products);
 }
 
 Value Emitter::lookUpBytes(Value bytes, ArrayRef<int8_t> table) {

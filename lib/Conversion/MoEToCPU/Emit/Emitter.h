@@ -94,7 +94,8 @@ public:
   Value dotPairs(Value left, Value right, Value sum);
 
   /// sum + the products of four bytes of each lane, of `left` as unsigned and
-  /// of `right` as signed numbers, where the target has `int8Dot`.
+  /// of `right` as signed numbers, where the target has `int8Dot`. Where it
+  /// only has `bytePairs`, the sum of two products must fit into 16 bits.
   Value dotBytes(Value left, Value right, Value sum);
 
   /// For each byte of a vector the byte of that number in a table: of 16, whose

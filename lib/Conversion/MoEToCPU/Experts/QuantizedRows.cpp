@@ -9,14 +9,18 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Codes of floats of 8 bits are no integers. Of those of integers pairs hold
+/// Codes of floats of 8 bits are no integers. Two products of a code of 4 bits,
+/// at most 24, fit into 16 bits. Of those of integers pairs hold
 /// numbers below 128 exactly, which are those of 4 bits.
 CodeProduct mlir::moe::getCodeProduct(const CPUTarget &target,
                                       GroupedLinearOp op) {
   bool areFloat8 = op.getFormat() == WeightFormat::Fp8E4M3;
-  if (op.getActivations() == ActivationFormat::Int8)
-    return target.int8Dot && !areFloat8 ? CodeProduct::Bytes
-                                        : CodeProduct::Floats;
+  if (op.getActivations() == ActivationFormat::Int8) {
+    bool areBytes =
+        !areFloat8 &&
+        (target.int8Dot || (target.bytePairs && op.getCodesPerByte() == 2));
+    return areBytes ? CodeProduct::Bytes : CodeProduct::Floats;
+  }
   bool arePairs = target.bf16Dot && getElementType(op.getX()).isBF16() &&
                   (areFloat8 || op.getCodesPerByte() == 2);
   return arePairs ? CodeProduct::Pairs : CodeProduct::Floats;
