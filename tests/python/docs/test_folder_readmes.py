@@ -8,13 +8,26 @@ ROOT = Path(__file__).resolve().parents[3]
 DATA = {"Inputs", "corpus", "hardware"}
 
 
-def folders():
+def files():
     listed = subprocess.run(
         ["git", "ls-files", "lib", "include", "simulator", "tools", "python", "packages",
-         "utils", "tests"], cwd=ROOT,
+         "utils", "tests", "examples/README.md"], cwd=ROOT,
         capture_output=True, text=True, check=True).stdout.split()
-    found = {Path(name).parent for name in listed if (ROOT / name).exists()}
-    return sorted(folder for folder in found if not DATA & set(folder.parts))
+    found = [Path(name) for name in listed if (ROOT / name).exists()]
+    return [file for file in found if not DATA & set(file.parts)]
+
+
+def folders():
+    """Those with files, and those in which a reader has to choose between folders."""
+    found = {file.parent for file in files()}
+    above = {parent for folder in found for parent in folder.parents if parent != Path()}
+    choices = {folder: {below for below in found | above if below.parent == folder}
+               for folder in above}
+    return sorted(found | {folder for folder, below in choices.items() if len(below) > 1})
+
+
+def readmes():
+    return [file for file in files() if file.name == "README.md"]
 
 
 def named_files(text):
@@ -37,12 +50,12 @@ def test_every_folder_has_a_readme():
 
 
 def test_readmes_are_short():
-    lines = {folder: (ROOT / folder / "README.md").read_text().count("\n") for folder in folders()}
-    assert {folder: count for folder, count in lines.items() if count > 12} == {}
+    lines = {file: (ROOT / file).read_text().count("\n") for file in readmes()}
+    assert {file: count for file, count in lines.items() if count > 12} == {}
 
 
 def test_what_they_name_exists():
-    missing = [(str(folder), name) for folder in folders()
-               for name in named_files((ROOT / folder / "README.md").read_text())
-               if not exists(name, folder)]
+    missing = [(str(file), name) for file in readmes()
+               for name in named_files((ROOT / file).read_text())
+               if not exists(name, file.parent)]
     assert missing == []
