@@ -137,23 +137,29 @@ def kernel(
         if biases[n] is not None:
             inputs.append(Tensor(name, (experts, size), biases[n]))
             clauses[n] = (("bias", name),)
+    steps, y = layer_steps(
+        dtype, experts, k, hidden, out, (clauses[0], attributes(transposed[0], activation, panels)),
+        (clauses[1], attributes(transposed[1], ExpertActivation(), panels)))
+    return Kernel("run_experts", tuple(inputs), (y,), steps=steps)
+
+
+def layer_steps(
+    dtype: torch.dtype, experts: int, k: int, hidden: int, out: int, first: tuple, last: tuple,
+) -> tuple[tuple[Step, ...], Tensor]:
+    """From x, gates, indices, w_in and w_out to y; of both products more clauses and attributes."""
     y, row = Tensor("y", ("n", out), dtype), ("n", k)
-    steps = (
+    return (
         Step("dispatch", (("ins", "indices"),), (
             Tensor("slots", ("n", k), torch.int32), Tensor("offsets", (experts + 1,), torch.int32),
             Tensor("counts", (experts,), torch.int32))),
         Step("token_rows", (("ins", "slots"),), (Tensor("rows", (row,), torch.int32),)),
         Step("grouped_linear",
-             (("ins", "x"), ("ins", "w_in"), ("ins", "offsets"), ("rows", "rows"), *clauses[0]),
-             (Tensor("hidden", (row, hidden), dtype),),
-             attributes(transposed[0], activation, panels)),
-        Step("grouped_linear",
-             (("ins", "hidden"), ("ins", "w_out"), ("ins", "offsets"), *clauses[1]),
-             (Tensor("outputs", (row, out), dtype),),
-             attributes(transposed[1], ExpertActivation(), panels)),
+             (("ins", "x"), ("ins", "w_in"), ("ins", "offsets"), ("rows", "rows"), *first[0]),
+             (Tensor("hidden", (row, hidden), dtype),), first[1]),
+        Step("grouped_linear", (("ins", "hidden"), ("ins", "w_out"), ("ins", "offsets"), *last[0]),
+             (Tensor("outputs", (row, out), dtype),), last[1]),
         Step("combine", (("ins", "outputs"), ("ins", "gates"), ("ins", "slots")), (y,)),
-    )
-    return Kernel("run_experts", tuple(inputs), (y,), steps=steps)
+    ), y
 
 
 def _weight(experts, out, width, dtype, transposed, panels):

@@ -8,7 +8,7 @@ import torch
 from ._check import INDICES, SCORES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
 from ._expert_runs import has_kernel
-from ._kernel import Kernel, Step, Tensor, contiguous, rows
+from ._kernel import Kernel, Tensor, contiguous, rows
 from ._library import define
 from ._quantized import (
     Quantization,
@@ -21,7 +21,7 @@ from ._quantized import (
 )
 from .grouped_linear import as_bits
 from .quantized_linear import OPTIONS, attributes
-from .run_experts import apply_gates, places
+from .run_experts import apply_gates, layer_steps, places
 
 _check = Checker("run_quantized_experts")
 
@@ -124,22 +124,10 @@ def kernel(
                 inputs.append(Tensor(f"{name}_{suffix}", shape, each))
                 mine.append((clause, f"{name}_{suffix}"))
         clauses.append(tuple(mine))
-    y, row = Tensor("y", ("n", width), dtype), ("n", k)
-    steps = (
-        Step("dispatch", (("ins", "indices"),), (
-            Tensor("slots", ("n", k), torch.int32), Tensor("offsets", (experts + 1,), torch.int32),
-            Tensor("counts", (experts,), torch.int32))),
-        Step("token_rows", (("ins", "slots"),), (Tensor("rows", (row,), torch.int32),)),
-        Step("grouped_linear",
-             (("ins", "x"), ("ins", "w_in"), ("ins", "offsets"), ("rows", "rows"), *clauses[0]),
-             (Tensor("hidden", (row, hidden), dtype),),
-             attributes(quantization, panels[0], activation)),
-        Step("grouped_linear",
-             (("ins", "hidden"), ("ins", "w_out"), ("ins", "offsets"), *clauses[1]),
-             (Tensor("outputs", (row, width), dtype),),
-             attributes(quantization, panels[1], ExpertActivation())),
-        Step("combine", (("ins", "outputs"), ("ins", "gates"), ("ins", "slots")), (y,)),
-    )
+    steps, y = layer_steps(
+        dtype, experts, k, hidden, width,
+        (clauses[0], attributes(quantization, panels[0], activation)),
+        (clauses[1], attributes(quantization, panels[1], ExpertActivation())))
     return Kernel("run_quantized_experts", tuple(inputs), (y,), steps=steps)
 
 
