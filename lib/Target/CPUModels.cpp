@@ -130,7 +130,7 @@ static llvm::Expected<llvm::json::Object> readNumbers(StringRef table,
   llvm::json::Object *root = parsed->getAsObject();
   if (!root || root->getInteger("moe_mlir_tuning") != 1)
     return makeError("expected an object with \"moe_mlir_tuning\": 1, found "
-                     "another file; python -m moe_mlir.tune writes one");
+                     "another file; moe tune writes one");
   llvm::json::Object *cpus = root->getObject("cpus");
   if (!cpus)
     return makeError("expected an object \"cpus\", found none");
@@ -171,7 +171,7 @@ static llvm::Error applyTuning(CPUModel &model, int64_t &tileSize,
   }
   if (!numbers->empty())
     return makeError("expected names of numbers of kernels, found '{0}'; "
-                     "python -m moe_mlir.tune writes a new table",
+                     "moe tune writes a new table",
                      numbers->begin()->first.str());
   if (llvm::Error error = model.target.verify())
     return makeError("{0}", llvm::toString(std::move(error)));

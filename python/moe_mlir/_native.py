@@ -15,7 +15,7 @@ def native():
         ) from error
     except ImportError as error:
         raise ImportError(
-            f"cannot load the compiler: {error}; `python -m moe_mlir.doctor` shows what this "
+            f"cannot load the compiler: {error}; `moe doctor` shows what this "
             "environment has"
         ) from error
     return _moe

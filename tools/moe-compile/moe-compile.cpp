@@ -60,7 +60,7 @@ struct Options {
                "of this machine)")};
   cl::opt<std::string> tuning{
       "tuning", cl::value_desc("FILE"), cl::cat(category),
-      cl::desc("the table of numbers that `python -m moe_mlir.tune` measured "
+      cl::desc("the table of numbers that `moe tune` measured "
                "for --cpu (default: none)")};
   cl::list<std::string> kernelConfigs{
       "kernel-config", cl::value_desc("OP=CONFIG"), cl::cat(category),

@@ -1,4 +1,4 @@
-"""The numbers of kernels that `python -m moe_mlir.tune` measured on this machine.
+"""The numbers of kernels that `moe tune` measured on this machine.
 
 Environment: MOE_MLIR_TUNING names the table, instead of `tuning.json` in the
 folder of the disk cache; "off": the modelled numbers. A table is read once a
@@ -50,7 +50,7 @@ def read_cpus(path: Path) -> dict[str, dict]:
 
 
 def _no_table(path, reason) -> ValueError:
-    return ValueError(f"expected {path} to be free or a table of python -m moe_mlir.tune, found "
+    return ValueError(f"expected {path} to be free or a table of moe tune, found "
                       f"another file: {reason}; remove it, or let MOE_MLIR_TUNING name another")
 
 
@@ -67,7 +67,7 @@ def _cpu_pipeline(cpu, path, is_named):
     except (OSError, UnicodeDecodeError, native().MoeError) as error:
         problem = f"cannot use {path}: {error}"
         if is_named:
-            raise ValueError(f"MOE_MLIR_TUNING: {problem}; python -m moe_mlir.tune writes a table, "
+            raise ValueError(f"MOE_MLIR_TUNING: {problem}; moe tune writes a table, "
                              "MOE_MLIR_TUNING=off goes without one") from None
         warnings.warn(f"{problem}; kernels have the modelled numbers, until python -m "
                       "moe_mlir.cli.tune writes a new table", RuntimeWarning, stacklevel=3)

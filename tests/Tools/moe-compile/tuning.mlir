@@ -11,7 +11,7 @@
 // CHECK: define {{.*}}f(
 // NONE: error: cannot read '{{.*}}none.json': No such file or directory
 // TEXT: error: tuning table: expected JSON, found:
-// LATER: error: tuning table: expected an object with "moe_mlir_tuning": 1, found another file; python -m moe_mlir.tune writes one
+// LATER: error: tuning table: expected an object with "moe_mlir_tuning": 1, found another file; moe tune writes one
 func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %x : tensor<4xf32>
 }
