@@ -2,16 +2,23 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu="byte-pairs" --split-input-file | FileCheck %s --check-prefix=WIDE
 // RUN: %moe-opt %s --convert-moe-to-cpu="int8-dot byte-pairs" --split-input-file | FileCheck %s --check-prefix=DOT
 
-// CPUs without vpdpbusd multiply bytes in pairs, whose sums have 16 bits: two
-// products of a code of 4 bits fit, two of 8 bits do not, and are floats.
+// CPUs without vpdpbusd multiply bytes in pairs, whose sums have 16 bits: those
+// of a block of 32 codes of 4 bits fit, two products of 8 bits do not, and are
+// floats. Of many rows the codes of some blocks are expanded once, and the
+// totals lie in memory.
 
 // CHECK-LABEL: func @int4
-// CHECK:         %[[PAIRS:.*]] = llvm.call_intrinsic "llvm.x86.avx2.pmadd.ub.sw"
-// CHECK:         llvm.call_intrinsic "llvm.x86.avx2.pmadd.wd"(%[[PAIRS]], %{{.*}})
+// Of one row and two vectors of columns:
+// CHECK-COUNT-16: llvm.call_intrinsic "llvm.x86.avx2.pmadd.ub.sw"
+// CHECK-NOT:     "llvm.x86.avx2.pmadd.ub.sw"
+// CHECK:         arith.addi {{.*}} : vector<16xi16>
+// CHECK-NOT:     "llvm.x86.avx2.pmadd.ub.sw"
+// CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx2.pmadd.wd"(%{{.*}}, %{{.*}}) : (vector<16xi16>
 // CHECK-NOT:     moe.
 // WIDE-LABEL: func @int4
-// WIDE:         %[[PAIRS:.*]] = llvm.call_intrinsic "llvm.x86.avx512.pmaddubs.w.512"
-// WIDE:         llvm.call_intrinsic "llvm.x86.avx512.pmaddw.d.512"(%[[PAIRS]], %{{.*}})
+// WIDE:         llvm.call_intrinsic "llvm.x86.avx512.pmaddubs.w.512"
+// WIDE:         arith.addi {{.*}} : vector<32xi16>
+// WIDE:         llvm.call_intrinsic "llvm.x86.avx512.pmaddw.d.512"
 // WIDE-NOT:     moe.
 // DOT-LABEL: func @int4
 // DOT-NOT:     pmadd

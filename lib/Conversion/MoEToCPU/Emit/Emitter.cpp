@@ -150,30 +150,36 @@ Value Emitter::dotPairs(Value left, Value right, Value sum) {
       .getResult(0);
 }
 
+/// A call of the intrinsic of vectors of 512 or 256 bits.
+static Value callByWidth(Emitter &e, StringRef wide, StringRef narrow,
+                         Type type, ValueRange operands) {
+  StringAttr name = e.getStringAttr(e.width == 16 ? wide : narrow);
+  return LLVM::CallIntrinsicOp::create(e, type, name, operands).getResult(0);
+}
+
 Value Emitter::dotBytes(Value left, Value right, Value sum) {
   auto bytes = VectorType::get({4 * width}, getI8Type());
-  left = vector::BitCastOp::create(*this, bytes, left);
-  right = vector::BitCastOp::create(*this, bytes, right);
-  auto call = [&](StringRef name, Type type, ValueRange operands) -> Value {
-    return LLVM::CallIntrinsicOp::create(*this, type, getStringAttr(name),
-                                         operands)
-        .getResult(0);
-  };
-  bool isWide = width == 16;
-  if (target.int8Dot)
-    return call(isWide ? "llvm.x86.avx512.vpdpbusd.512"
-                       : "llvm.x86.avx512.vpdpbusd.256",
-                sum.getType(), {sum, left, right});
-  auto words = VectorType::get({2 * width}, getI16Type());
-  Value pairs = call(isWide ? "llvm.x86.avx512.pmaddubs.w.512"
-                            : "llvm.x86.avx2.pmadd.ub.sw",
-                     words, {left, right});
+  return callByWidth(*this, "llvm.x86.avx512.vpdpbusd.512",
+                     "llvm.x86.avx512.vpdpbusd.256", sum.getType(),
+                     {sum, vector::BitCastOp::create(*this, bytes, left),
+                      vector::BitCastOp::create(*this, bytes, right)});
+}
+
+Value Emitter::multiplyBytePairs(Value left, Value right) {
+  auto bytes = VectorType::get({4 * width}, getI8Type());
+  return callByWidth(*this, "llvm.x86.avx512.pmaddubs.w.512",
+                     "llvm.x86.avx2.pmadd.ub.sw",
+                     VectorType::get({2 * width}, getI16Type()),
+                     {vector::BitCastOp::create(*this, bytes, left),
+                      vector::BitCastOp::create(*this, bytes, right)});
+}
+
+Value Emitter::addWords(Value words, Value sum) {
   Value ones = arith::ConstantOp::create(
-      *this, DenseElementsAttr::get(words, static_cast<int16_t>(1)));
-  Value products =
-      call(isWide ? "llvm.x86.avx512.pmaddw.d.512" : "llvm.x86.avx2.pmadd.wd",
-           ints(), {pairs, ones});
-  return add(sum, products);
+      *this, DenseElementsAttr::get(cast<ShapedType>(words.getType()),
+                                    static_cast<int16_t>(1)));
+  return add(sum, callByWidth(*this, "llvm.x86.avx512.pmaddw.d.512",
+                              "llvm.x86.avx2.pmadd.wd", ints(), {words, ones}));
 }
 
 Value Emitter::lookUpBytes(Value bytes, ArrayRef<int8_t> table) {

@@ -94,9 +94,13 @@ public:
   Value dotPairs(Value left, Value right, Value sum);
 
   /// sum + the products of four bytes of each lane, of `left` as unsigned and
-  /// of `right` as signed numbers, where the target has `int8Dot`. Where it
-  /// only has `bytePairs`, the sum of two products must fit into 16 bits.
+  /// of `right` as signed numbers, where the target has `int8Dot`.
   Value dotBytes(Value left, Value right, Value sum);
+  /// The sums of two such products in the 16-bit halves of each lane, which
+  /// must hold them, where the target has `bytePairs`.
+  Value multiplyBytePairs(Value left, Value right);
+  /// sum + both halves of each lane of `words`, as signed numbers.
+  Value addWords(Value words, Value sum);
 
   /// For each byte of a vector the byte of that number in a table: of 16, whose
   /// numbers are below 16, or of 128, where the target has `byteTable`, whose

@@ -5,214 +5,24 @@
 // order of addresses, and become numbers in registers: a tile of rows and two
 // vectors of columns takes a block of codes, 32 of each column, and adds
 // scale (sum of x code - zero sum of x) to its sums. These stay in registers
-// for all blocks. A sum is that of its blocks in their order, whatever the tile
-// is; products with integers are exact, so that a result does not depend on how
-// they are formed either.
+// for all blocks. Many rows wait for products: some blocks of codes become
+// numbers once, in a buffer that stays in the first cache, all tiles of rows
+// are multiplied with it, and the sums lie in memory, so that tiles are larger.
+// A sum is that of its blocks in their order, and that of a block is formed
+// feature by feature, whatever the tile is; products with integers are exact.
 //
 //===----------------------------------------------------------------------===//
 
 #include "LayerSums.h"
 #include "Patterns.h"
 #include "Product/RegisterTile.h"
-#include "QuantizedRows.h"
-
-#include "mlir/Dialect/LLVMIR/LLVMDialect.h"
-
-#include <cmath>
+#include "WeightCodes.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 
 /// The vectors of columns of a tile.
 static constexpr int64_t kTileVectors = 2;
-
-//===----------------------------------------------------------------------===//
-// Codes
-//===----------------------------------------------------------------------===//
-
-namespace {
-/// The codes of a weight as unsigned bytes, four of each column in a lane.
-class WeightCodes {
-public:
-  WeightCodes(Emitter &e, GroupedLinearOp op, CodeProduct product)
-      : e(e), op(op), product(product) {}
-
-  /// The lines of a block of features, and quads of features of a line.
-  int64_t getLines(int64_t blockSize) { return blockSize / 4 / getQuads(); }
-  int64_t getQuads() { return op.getCodesPerByte(); }
-  /// The quads of a vector of columns at `at`.
-  Values load(ValueRange at);
-  /// What is multiplied with a quad of a row: as many vectors as
-  /// `QuantizedRows::splat` gives.
-  Values expand(Value quad);
-  /// sum + products of a quad of codes and one of a row.
-  Value multiplyAdd(Value codes, Value features, Value sum);
-  /// The code that stands for 0, without zeros, in what `expand` gives.
-  double getZero();
-  /// What codes are a multiple of.
-  double getUnit() {
-    switch (*op.getFormat()) {
-    case WeightFormat::Int4:
-    case WeightFormat::Int8:
-      return 1.0;
-    case WeightFormat::Fp4E2M1:
-      return 0.5;
-    case WeightFormat::Fp8E4M3:
-      return 256.0;
-    }
-    llvm_unreachable("unknown format");
-  }
-
-private:
-  Value widenFloat8(Value bytes);
-  Values expandFloat8(Value quad);
-  Values lookUpFloat8(Value quad);
-  Value shift(Value vector, int64_t bits) {
-    return bits == 0 ? vector
-                     : Value(arith::ShRUIOp::create(e, vector, e.i32(bits)));
-  }
-  Value mask(Value vector, uint32_t bits) {
-    return arith::AndIOp::create(e, vector, e.i32(bits));
-  }
-
-  Emitter &e;
-  GroupedLinearOp op;
-  const CodeProduct product;
-  /// With it in the upper bits a code is a bf16, as 128 is 0x4300 and its
-  /// mantissa has 7 bits.
-  static constexpr uint32_t kPairOf128 = 0x43004300;
-};
-} // namespace
-
-/// 12 plus twice the values of codes of a sign, 2 of exponent, 1 of mantissa.
-static constexpr int8_t kFloat4Codes[] = {12, 13, 14, 15, 16, 18, 20, 24,
-                                          12, 11, 10, 9,  8,  6,  4,  0};
-
-Values WeightCodes::load(ValueRange at) {
-  auto type = VectorType::get({4 * e.width}, e.getI8Type());
-  Value bytes = vector::BitCastOp::create(
-      e, e.ints(), vector::LoadOp::create(e, type, op.getW(), at));
-  if (op.getCodesPerByte() == 1)
-    return {bytes};
-  Values quads{mask(bytes, 0x0f0f0f0f), mask(shift(bytes, 4), 0x0f0f0f0f)};
-  if (*op.getFormat() == WeightFormat::Fp4E2M1)
-    for (Value &quad : quads)
-      quad = e.lookUpBytes(quad, kFloat4Codes);
-  return quads;
-}
-
-/// The bytes of even number, floats of 8 bits, as f32 that are 2^-8 of them: an
-/// f16 has the same bits of mantissa at other places, and 8 more of exponent.
-Value WeightCodes::widenFloat8(Value bytes) {
-  auto shiftUp = [&](Value vector, int64_t bits) -> Value {
-    return arith::ShLIOp::create(e, vector, e.i32(bits));
-  };
-  Value halves = arith::OrIOp::create(e, shiftUp(mask(bytes, 0x00800080), 8),
-                                      shiftUp(mask(bytes, 0x007f007f), 7));
-  halves = vector::BitCastOp::create(
-      e, VectorType::get({2 * e.width}, e.getF16Type()), halves);
-  return arith::ExtFOp::create(
-      e, VectorType::get({2 * e.width}, e.getF32Type()), halves);
-}
-
-/// Pairs of bf16 that are 2^-8 of floats of 8 bits, byte by byte by a table.
-Values WeightCodes::lookUpFloat8(Value quad) {
-  SmallVector<int8_t> lowBytes, highBytes;
-  for (int code = 0; code < 128; ++code) {
-    int exponent = code >> 3, mantissa = code & 7;
-    float value = std::ldexp(exponent == 0 ? mantissa : mantissa + 8,
-                             std::max(exponent, 1) - 18);
-    uint32_t bits = llvm::bit_cast<uint32_t>(value) >> 16;
-    lowBytes.push_back(static_cast<int8_t>(bits));
-    highBytes.push_back(static_cast<int8_t>(bits >> 8));
-  }
-  auto either = [&](Value a, Value b) -> Value {
-    return arith::OrIOp::create(e, a, b);
-  };
-  Value low = e.lookUpBytes(quad, lowBytes);
-  Value high = either(e.lookUpBytes(quad, highBytes), mask(quad, 0x80808080));
-  Value evenHigh = arith::ShLIOp::create(e, mask(high, 0x00ff00ff), e.i32(8));
-  return {either(mask(low, 0x00ff00ff), evenHigh),
-          either(mask(shift(low, 8), 0x00ff00ff), mask(high, 0xff00ff00))};
-}
-
-/// Of each column two numbers lie side by side, as pairs do.
-Values WeightCodes::expandFloat8(Value quad) {
-  if (product == CodeProduct::Pairs && e.target.byteTable)
-    return lookUpFloat8(quad);
-  Values sides{widenFloat8(quad), widenFloat8(shift(quad, 8))};
-  if (product == CodeProduct::Pairs) {
-    auto pairs = VectorType::get({2 * e.width}, e.getBF16Type());
-    return llvm::map_to_vector(sides, [&](Value side) -> Value {
-      return vector::BitCastOp::create(e, e.ints(),
-                                       arith::TruncFOp::create(e, pairs, side));
-    });
-  }
-  Values numbers;
-  for (int64_t feature = 0; feature < 4; ++feature) {
-    auto order = llvm::map_to_vector(llvm::seq(e.width), [&](int64_t lane) {
-      return 2 * lane + feature / 2;
-    });
-    Value side = sides[feature % 2];
-    numbers.push_back(vector::ShuffleOp::create(e, side, side, order));
-  }
-  return numbers;
-}
-
-Values WeightCodes::expand(Value quad) {
-  if (*op.getFormat() == WeightFormat::Fp8E4M3)
-    return expandFloat8(quad);
-  switch (product) {
-  case CodeProduct::Bytes:
-    return {quad};
-  case CodeProduct::Pairs: {
-    Values pairs;
-    for (int64_t bits : {0, 8})
-      pairs.push_back(arith::OrIOp::create(
-          e, mask(shift(quad, bits), 0x00ff00ff), e.i32(kPairOf128)));
-    return pairs;
-  }
-  case CodeProduct::Floats:
-    break;
-  }
-  Values numbers;
-  for (int64_t byte = 0; byte < 4; ++byte) {
-    Value code = shift(quad, 8 * byte);
-    if (byte < 3)
-      code = mask(code, 0xff);
-    numbers.push_back(arith::SIToFPOp::create(e, e.floats(), code));
-  }
-  return numbers;
-}
-
-Value WeightCodes::multiplyAdd(Value codes, Value features, Value sum) {
-  switch (product) {
-  case CodeProduct::Bytes:
-    return e.dotBytes(codes, features, sum);
-  case CodeProduct::Pairs:
-    return e.dotPairs(features, codes, sum);
-  case CodeProduct::Floats:
-    return e.fma(features, codes, sum);
-  }
-  llvm_unreachable("unknown product");
-}
-
-double WeightCodes::getZero() {
-  double behind = product == CodeProduct::Pairs ? 128.0 : 0.0;
-  if (op.getZeros())
-    return behind;
-  switch (*op.getFormat()) {
-  case WeightFormat::Fp8E4M3:
-    return 0.0;
-  case WeightFormat::Int4:
-    return behind + 8.0;
-  case WeightFormat::Int8:
-    return behind + 128.0;
-  case WeightFormat::Fp4E2M1:
-    return behind + 12.0;
-  }
-  llvm_unreachable("unknown format");
-}
 
 //===----------------------------------------------------------------------===//
 // The kernel
@@ -231,18 +41,51 @@ private:
     Value number;
     bool isSecond;
   };
+  /// Columns of an expert, and rows that are multiplied with them: as rows of a
+  /// run, and where their copies are.
+  struct Tile {
+    Value expert;
+    ArrayRef<Column> columns;
+    Values rows, positions;
+  };
   PanelShape getShape();
   int64_t getTileRows() const;
+  int64_t getLargeTileRows() const;
   SmallVector<Column> getColumns(const PanelGroup &group, Value slot);
+  Tile getTile(const LayerPart &part, ArrayRef<Column> columns, Value first,
+               int64_t numRows);
+  /// Quads of a block; those that are multiplied before sums are complete.
+  int64_t getBlockQuads() { return lhs.blockSize / 4; }
+  int64_t getRun() { return std::min(codes.getQuadsOfSum(), getBlockQuads()); }
+  Value getZeroSum() {
+    return lhs.product == CodeProduct::Bytes ? e.i32(0) : e.f32(0.0);
+  }
   void packRows(Value first, Value end);
   void emitPart(const LayerPart &part);
-  void multiplyTile(const LayerPart &part, ArrayRef<Column> columns,
-                    Value first, int64_t numRows);
-  Values multiplyBlock(Value expert, ArrayRef<Column> columns, ValueRange rows,
-                       Value block);
-  Values addBlock(Value expert, ArrayRef<Column> columns, ValueRange rows,
-                  Value block, ValueRange products, ValueRange totals);
+  void forEachTile(const LayerPart &part, int64_t fewest, int64_t most,
+                   function_ref<void(Value first, int64_t numRows)> body);
+
+  void multiplyFewRows(const LayerPart &part, ArrayRef<Column> columns);
+  SmallVector<Values> readQuad(const Tile &tile, Value block, int64_t quad,
+                               SmallVector<Values> &line);
+  Values multiplyRun(const Tile &tile, Value firstQuad, ValueRange sums,
+                     function_ref<Values(int64_t quad, int64_t i)> read);
+  Values multiplyBlock(const Tile &tile, Value block);
+  Values addBlock(const Tile &tile, Value block, ValueRange products,
+                  ValueRange totals);
   void prefetchAhead(Value expert, const Column &column, Value block);
+
+  int64_t getChunkBlocks();
+  void allocateForManyRows();
+  void multiplyManyRows(const LayerPart &part, ArrayRef<Column> columns);
+  void expandBlocks(Value expert, ArrayRef<Column> columns, Value first,
+                    Value end);
+  Values readExpanded(const Tile &tile, Value first, Value quad, int64_t i);
+  void addChunk(const Tile &tile, Value first, Value end);
+  Values loadTotals(const Tile &tile);
+  void storeTotals(const Tile &tile, ValueRange values);
+
+  void addToSums(const LayerPart &part, const Tile &tile, ValueRange totals);
 
   Emitter &e;
   GroupedLinearOp op;
@@ -250,6 +93,9 @@ private:
   QuantizedRows lhs;
   WeightCodes codes;
   LayerSums sums;
+  /// Of a chunk of blocks the codes, and the totals of rows, of two vectors of
+  /// columns each.
+  Value expanded, totals;
 };
 } // namespace
 
@@ -269,6 +115,11 @@ PanelShape QuantizedLinearKernel::getShape() {
 int64_t QuantizedLinearKernel::getTileRows() const {
   constexpr int64_t kOthers = 8;
   return (e.target.vectorRegisters - kOthers) / (2 * kTileVectors);
+}
+
+/// Registers hold sums of blocks, the codes of a quad, and a number of a row.
+int64_t QuantizedLinearKernel::getLargeTileRows() const {
+  return (e.target.vectorRegisters - kTileVectors - 1) / kTileVectors;
 }
 
 SmallVector<QuantizedLinearKernel::Column>
@@ -293,15 +144,64 @@ void QuantizedLinearKernel::packRows(Value first, Value end) {
   });
 }
 
+QuantizedLinearKernel::Tile
+QuantizedLinearKernel::getTile(const LayerPart &part, ArrayRef<Column> columns,
+                               Value first, int64_t numRows) {
+  Tile tile{part.expert, columns, {}, {}};
+  for (int64_t row = 0; row < numRows; ++row) {
+    tile.rows.push_back(e.add(first, e.index(row)));
+    tile.positions.push_back(e.sub(tile.rows.back(), part.firstRow));
+  }
+  return tile;
+}
+
+/// Tiles of a part, as equal as they can be; there are `fewest` rows or more.
+void QuantizedLinearKernel::forEachTile(
+    const LayerPart &part, int64_t fewest, int64_t most,
+    function_ref<void(Value first, int64_t numRows)> body) {
+  Value count = e.sub(part.endRow, part.firstRow);
+  Value numTiles = arith::CeilDivSIOp::create(e, count, e.index(most));
+  auto getFirst = [&](Value number) -> Value {
+    Value before = arith::DivSIOp::create(e, e.mul(number, count), numTiles);
+    return e.add(part.firstRow, before);
+  };
+  e.loop(e.index(0), numTiles, 1, [&](Value number) {
+    Value first = getFirst(number);
+    Value size = e.sub(getFirst(e.add(number, e.index(1))), first);
+    // Of two tiles or more none has less than half of the most.
+    e.switchIndex(size, std::min(fewest, std::max<int64_t>(most / 2, 1)), most,
+                  [&](int64_t numRows) { body(first, numRows); });
+  });
+}
+
+/// The sums of a tile with its totals added.
+void QuantizedLinearKernel::addToSums(const LayerPart &part, const Tile &tile,
+                                      ValueRange totals) {
+  ProductSums all = sums.get(part);
+  for (auto [i, total] : llvm::enumerate(totals)) {
+    const Column &column = tile.columns[i % tile.columns.size()];
+    Values at = all.at(tile.rows[i / tile.columns.size()], column.number,
+                       column.isSecond);
+    Value added = total;
+    if (codes.getUnit() != 1.0)
+      added = e.mul(added, e.f32(codes.getUnit()));
+    Value lanes;
+    if (part.group.hasTail)
+      lanes = e.firstLanes(e.sub(numColumns, column.number));
+    Value before = e.loadFloats(all.memref, at, lanes);
+    e.storeVector(e.add(before, added), all.memref, at, lanes);
+  }
+}
+
 //===----------------------------------------------------------------------===//
-// A tile
+// Few rows
 //===----------------------------------------------------------------------===//
 
 /// Asks for what is read a few kilobytes later; the hardware foresees it only
 /// within a page.
 void QuantizedLinearKernel::prefetchAhead(Value expert, const Column &column,
                                           Value block) {
-  int64_t lines = codes.getLines(lhs.blockSize);
+  int64_t lines = getBlockQuads() / codes.getQuads();
   Value first = e.mul(block, e.index(lines));
   int64_t bytesOfLine = 4 * *op.getPacked();
   int64_t ahead =
@@ -314,41 +214,73 @@ void QuantizedLinearKernel::prefetchAhead(Value expert, const Column &column,
                  kFirstCache);
 }
 
-/// The sums of products of a block, row by row.
-Values QuantizedLinearKernel::multiplyBlock(Value expert,
-                                            ArrayRef<Column> columns,
-                                            ValueRange rows, Value block) {
-  bool areIntegers = lhs.product == CodeProduct::Bytes;
-  Values products(rows.size() * columns.size(),
-                  areIntegers ? e.i32(0) : e.f32(0.0));
-  int64_t lines = codes.getLines(lhs.blockSize), quads = codes.getQuads();
-  for (int64_t line = 0; line < lines; ++line) {
-    Value number = e.add(e.mul(block, e.index(lines)), e.index(line));
-    SmallVector<Values> loaded;
-    for (const Column &column : columns)
-      loaded.push_back(codes.load(
-          {expert, column.place.panel, number, column.place.lane, e.index(0)}));
-    for (int64_t quad = 0; quad < quads; ++quad) {
-      Value quadOfRow = e.add(e.mul(number, e.index(quads)), e.index(quad));
-      SmallVector<Values> expanded;
-      for (const Values &each : loaded)
-        expanded.push_back(codes.expand(each[quad]));
-      for (size_t i = 0; i < expanded.front().size(); ++i)
-        for (auto [row, position] : llvm::enumerate(rows)) {
-          Value features = lhs.splat(position, quadOfRow)[i];
-          for (size_t column = 0; column < columns.size(); ++column) {
-            Value &sum = products[row * columns.size() + column];
-            sum = codes.multiplyAdd(expanded[column][i], features, sum);
-          }
+/// Of each column a quad of a block, expanded; `line` has the quads of the line
+/// of the quad before.
+SmallVector<Values> QuantizedLinearKernel::readQuad(const Tile &tile,
+                                                    Value block, int64_t quad,
+                                                    SmallVector<Values> &line) {
+  int64_t quads = codes.getQuads();
+  if (quad % quads == 0) {
+    int64_t lines = getBlockQuads() / quads;
+    Value number = e.add(e.mul(block, e.index(lines)), e.index(quad / quads));
+    line.clear();
+    for (const Column &column : tile.columns)
+      line.push_back(codes.load({tile.expert, column.place.panel, number,
+                                 column.place.lane, e.index(0)}));
+  }
+  return llvm::map_to_vector(line, [&](const Values &each) {
+    return codes.expand(each[quad % quads]);
+  });
+}
+
+/// `sums` of products, row by row, with those of `getRun` quads added.
+Values QuantizedLinearKernel::multiplyRun(
+    const Tile &tile, Value firstQuad, ValueRange sums,
+    function_ref<Values(int64_t quad, int64_t i)> read) {
+  int64_t numColumns = tile.columns.size();
+  Values parts = sums;
+  if (codes.sumsWords())
+    parts.assign(sums.size(), Value());
+  for (int64_t quad = 0; quad < getRun(); ++quad) {
+    Value quadOfRow = e.add(firstQuad, e.index(quad));
+    // Registers hold the sums, one vector of each column, and one of a row.
+    for (int64_t i = 0; i < codes.getNumExpanded(); ++i) {
+      Values weights = read(quad, i);
+      for (auto [row, position] : llvm::enumerate(tile.positions)) {
+        Value features = lhs.splat(position, quadOfRow)[i];
+        for (int64_t column = 0; column < numColumns; ++column) {
+          Value &part = parts[row * numColumns + column];
+          part = codes.multiplyAdd(weights[column], features, part);
         }
+      }
     }
+  }
+  if (codes.sumsWords())
+    for (auto [part, sum] : llvm::zip_equal(parts, sums))
+      part = e.addWords(part, sum);
+  return parts;
+}
+
+/// The sums of products of a block, row by row.
+Values QuantizedLinearKernel::multiplyBlock(const Tile &tile, Value block) {
+  Values products(tile.rows.size() * tile.columns.size(), getZeroSum());
+  SmallVector<Values> line, weights;
+  for (int64_t first = 0; first < getBlockQuads(); first += getRun()) {
+    Value number =
+        e.add(e.mul(block, e.index(getBlockQuads())), e.index(first));
+    auto read = [&](int64_t quad, int64_t i) {
+      if (i == 0)
+        weights = readQuad(tile, block, first + quad, line);
+      return llvm::map_to_vector(
+          weights, [&](const Values &each) -> Value { return each[i]; });
+    };
+    products = multiplyRun(tile, number, products, read);
   }
   return products;
 }
 
 /// The totals with a block added: scale (products - zero sum of x).
-Values QuantizedLinearKernel::addBlock(Value expert, ArrayRef<Column> columns,
-                                       ValueRange rows, Value block,
+Values QuantizedLinearKernel::addBlock(const Tile &tile, Value block,
                                        ValueRange products, ValueRange totals) {
   int64_t group = op.getGroup().value_or(0);
   Value number = e.index(0);
@@ -358,8 +290,8 @@ Values QuantizedLinearKernel::addBlock(Value expert, ArrayRef<Column> columns,
                  : Value(arith::DivUIOp::create(
                        e, block, e.index(group / lhs.blockSize)));
   Values scales, negatedZeros;
-  for (const Column &column : columns) {
-    Values at{expert, column.place.panel, number, column.place.lane};
+  for (const Column &column : tile.columns) {
+    Values at{tile.expert, column.place.panel, number, column.place.lane};
     scales.push_back(e.loadFloats(op.getScales(), at));
     Value zero = e.f32(-codes.getZero());
     if (op.getZeros())
@@ -367,11 +299,11 @@ Values QuantizedLinearKernel::addBlock(Value expert, ArrayRef<Column> columns,
     negatedZeros.push_back(zero);
   }
   Values next;
-  for (auto [row, position] : llvm::enumerate(rows)) {
+  for (auto [row, position] : llvm::enumerate(tile.positions)) {
     Value sum = lhs.splatSum(position, block);
     Value ofRow = lhs.splatScale(position, block);
-    for (size_t column = 0; column < columns.size(); ++column) {
-      size_t at = row * columns.size() + column;
+    for (size_t column = 0; column < tile.columns.size(); ++column) {
+      size_t at = row * tile.columns.size() + column;
       Value product = products[at];
       if (lhs.product == CodeProduct::Bytes)
         product = arith::SIToFPOp::create(e, e.floats(), product);
@@ -385,38 +317,143 @@ Values QuantizedLinearKernel::addBlock(Value expert, ArrayRef<Column> columns,
   return next;
 }
 
-void QuantizedLinearKernel::multiplyTile(const LayerPart &part,
-                                         ArrayRef<Column> columns, Value first,
-                                         int64_t numRows) {
-  Values rows, positions;
-  for (int64_t row = 0; row < numRows; ++row) {
-    rows.push_back(e.add(first, e.index(row)));
-    positions.push_back(e.sub(rows.back(), part.firstRow));
+void QuantizedLinearKernel::multiplyFewRows(const LayerPart &part,
+                                            ArrayRef<Column> columns) {
+  forEachTile(part, 1, getTileRows(), [&](Value first, int64_t numRows) {
+    Tile tile = getTile(part, columns, first, numRows);
+    Values totals(numRows * columns.size(), e.f32(0.0));
+    totals = e.loop(e.index(0), e.index(lhs.numBlocks), 1, totals,
+                    [&](Value block, ValueRange carried) {
+                      if (numRows <= 2)
+                        for (const Column &column : columns)
+                          prefetchAhead(part.expert, column, block);
+                      return addBlock(tile, block, multiplyBlock(tile, block),
+                                      carried);
+                    });
+    addToSums(part, tile, totals);
+  });
+}
+
+//===----------------------------------------------------------------------===//
+// Many rows
+//===----------------------------------------------------------------------===//
+
+/// As many blocks as fill half of a first cache of 32 KB; the other half is for
+/// rows.
+int64_t QuantizedLinearKernel::getChunkBlocks() {
+  int64_t bytes =
+      lhs.blockSize / 4 * codes.getNumExpanded() * kTileVectors * e.width * 4;
+  return std::clamp<int64_t>((16 << 10) / bytes, 1,
+                             std::max<int64_t>(lhs.numBlocks, 1));
+}
+
+void QuantizedLinearKernel::allocateForManyRows() {
+  auto make = [&](ArrayRef<int64_t> shape, Type element) {
+    return e.scratch(getAsIndexOpFoldResult(e.getContext(), shape), element);
+  };
+  int64_t lanes = kTileVectors * e.width;
+  totals = make({lhs.getMostRows(), lanes}, e.getF32Type());
+  bool areFloats = lhs.product == CodeProduct::Floats;
+  if (!codes.isExpanded())
+    expanded = make(
+        {getChunkBlocks() * getBlockQuads(), codes.getNumExpanded(), lanes},
+        areFloats ? Type(e.getF32Type()) : Type(e.getI32Type()));
+}
+
+/// Blocks `first` to `end` of codes of columns, into the buffer.
+void QuantizedLinearKernel::expandBlocks(Value expert, ArrayRef<Column> columns,
+                                         Value first, Value end) {
+  Tile tile{expert, columns, {}, {}};
+  e.loop(first, end, 1, [&](Value block) {
+    Value before = e.mul(e.sub(block, first), e.index(getBlockQuads()));
+    SmallVector<Values> line;
+    for (int64_t quad = 0; quad < getBlockQuads(); ++quad) {
+      SmallVector<Values> weights = readQuad(tile, block, quad, line);
+      for (auto [column, vectors] : llvm::enumerate(weights))
+        for (auto [i, vector] : llvm::enumerate(vectors))
+          e.storeVector(vector, expanded,
+                        {e.add(before, e.index(quad)), e.index(i),
+                         e.index(column * e.width)});
+    }
+  });
+}
+
+/// Of each column vector `i` of a quad of a chunk that begins with block
+/// `first`.
+Values QuantizedLinearKernel::readExpanded(const Tile &tile, Value first,
+                                           Value quad, int64_t i) {
+  Values vectors;
+  for (auto [number, column] : llvm::enumerate(tile.columns)) {
+    if (!codes.isExpanded()) {
+      vectors.push_back(e.loadVector(
+          expanded, {quad, e.index(i), e.index(number * e.width)}));
+      continue;
+    }
+    Value line = e.add(e.mul(first, e.index(getBlockQuads())), quad);
+    vectors.append(codes.load({tile.expert, column.place.panel, line,
+                               column.place.lane, e.index(0)}));
   }
-  Values totals(numRows * columns.size(), e.f32(0.0));
-  totals = e.loop(e.index(0), e.index(lhs.numBlocks), 1, totals,
-                  [&](Value block, ValueRange carried) {
-                    if (numRows <= 2)
-                      for (const Column &column : columns)
-                        prefetchAhead(part.expert, column, block);
-                    Values products =
-                        multiplyBlock(part.expert, columns, positions, block);
-                    return addBlock(part.expert, columns, positions, block,
-                                    products, carried);
-                  });
-  ProductSums all = sums.get(part);
-  for (auto [i, total] : llvm::enumerate(totals)) {
-    const Column &column = columns[i % columns.size()];
-    Values at =
-        all.at(rows[i / columns.size()], column.number, column.isSecond);
-    if (codes.getUnit() != 1.0)
-      total = e.mul(total, e.f32(codes.getUnit()));
-    Value lanes;
-    if (part.group.hasTail)
-      lanes = e.firstLanes(e.sub(numColumns, column.number));
-    Value before = e.loadFloats(all.memref, at, lanes);
-    e.storeVector(e.add(before, total), all.memref, at, lanes);
+  return vectors;
+}
+
+/// Adds blocks `first` to `end` to the totals of a tile.
+void QuantizedLinearKernel::addChunk(const Tile &tile, Value first, Value end) {
+  Values zeros(tile.rows.size() * tile.columns.size(), getZeroSum());
+  e.loop(first, end, 1, [&](Value block) {
+    Value before = e.mul(e.sub(block, first), e.index(getBlockQuads()));
+    Value beforeInRow = e.mul(block, e.index(getBlockQuads()));
+    Values products = e.loop(
+        e.index(0), e.index(getBlockQuads()), getRun(), zeros,
+        [&](Value quad, ValueRange sums) {
+          return multiplyRun(tile, e.add(beforeInRow, quad), sums,
+                             [&](int64_t offset, int64_t i) {
+                               Value number = e.add(quad, e.index(offset));
+                               return readExpanded(tile, first,
+                                                   e.add(before, number), i);
+                             });
+        });
+    storeTotals(tile, addBlock(tile, block, products, loadTotals(tile)));
+  });
+}
+
+Values QuantizedLinearKernel::loadTotals(const Tile &tile) {
+  Values loaded;
+  for (Value position : tile.positions)
+    for (size_t column = 0; column < tile.columns.size(); ++column)
+      loaded.push_back(
+          e.loadVector(totals, {position, e.index(column * e.width)}));
+  return loaded;
+}
+
+void QuantizedLinearKernel::storeTotals(const Tile &tile, ValueRange values) {
+  for (auto [i, value] : llvm::enumerate(values)) {
+    int64_t column = i % tile.columns.size();
+    e.storeVector(
+        value, totals,
+        {tile.positions[i / tile.columns.size()], e.index(column * e.width)});
   }
+}
+
+void QuantizedLinearKernel::multiplyManyRows(const LayerPart &part,
+                                             ArrayRef<Column> columns) {
+  e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
+    Tile tile = getTile(part, columns, row, 1);
+    storeTotals(tile, Values(columns.size(), e.f32(0.0)));
+  });
+  Value numBlocks = e.index(lhs.numBlocks);
+  e.loop(e.index(0), numBlocks, getChunkBlocks(), [&](Value first) {
+    Value end = e.minSigned(e.add(first, e.index(getChunkBlocks())), numBlocks);
+    if (!codes.isExpanded())
+      expandBlocks(part.expert, columns, first, end);
+    forEachTile(part, getTileRows() + 1, getLargeTileRows(),
+                [&](Value row, int64_t numRows) {
+                  addChunk(getTile(part, columns, row, numRows), first, end);
+                });
+  });
+  e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
+    Tile tile = getTile(part, columns, row, 1);
+    addToSums(part, tile, loadTotals(tile));
+  });
 }
 
 //===----------------------------------------------------------------------===//
@@ -426,23 +463,22 @@ void QuantizedLinearKernel::multiplyTile(const LayerPart &part,
 void QuantizedLinearKernel::emitPart(const LayerPart &part) {
   sums.start(part);
   Value count = e.sub(part.endRow, part.firstRow);
-  int64_t tileRows = getTileRows();
-  Value numTiles = arith::CeilDivSIOp::create(e, count, e.index(tileRows));
-  auto getFirst = [&](Value number) -> Value {
-    Value before = arith::DivSIOp::create(e, e.mul(number, count), numTiles);
-    return e.add(part.firstRow, before);
-  };
+  Value areFew =
+      e.compare(arith::CmpIPredicate::sle, count, e.index(getTileRows()));
   // Without rows of x there is nothing to read.
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, numSources, e.index(0)), [&] {
     e.loop(e.index(0), part.group.numPanels, 1, [&](Value slot) {
       SmallVector<Column> columns = getColumns(part.group, slot);
-      e.loop(e.index(0), numTiles, 1, [&](Value number) {
-        Value first = getFirst(number);
-        Value size = e.sub(getFirst(e.add(number, e.index(1))), first);
-        e.switchIndex(size, 1, tileRows, [&](int64_t numRows) {
-          multiplyTile(part, columns, first, numRows);
-        });
-      });
+      e.ifElse(
+          areFew, TypeRange(),
+          [&] {
+            multiplyFewRows(part, columns);
+            return Values();
+          },
+          [&] {
+            multiplyManyRows(part, columns);
+            return Values();
+          });
     });
   });
   sums.finish(part);
@@ -459,6 +495,7 @@ void QuantizedLinearKernel::emit() {
       e, numExperts, shape.getNumPanels(),
       [&](Value expert, Value firstPanel, Value endPanel) {
         lhs.allocate();
+        allocateForManyRows();
         ExpertRun run = readRun(e, offsets, expert, numRows);
         int64_t most = lhs.getMostRows();
         e.loop(run.begin, run.end, most, [&](Value first) {

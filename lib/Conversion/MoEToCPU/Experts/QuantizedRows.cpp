@@ -55,11 +55,18 @@ QuantizedRows::QuantizedRows(Emitter &e, GroupedLinearOp op)
 }
 
 void QuantizedRows::allocate() {
-  int64_t width = std::max<int64_t>(numBlocks * blockSize, 1);
+  Type type = getFeatureType(e, product);
+  int64_t bytes = type.getIntOrFloatBitWidth() / 8;
+  // An odd number of lines: the same features of rows that are multiplied at
+  // once are at different places of a cache.
+  int64_t lines =
+      llvm::divideCeil(numBlocks * blockSize * bytes, CPUTarget::kLineBytes) |
+      1;
+  int64_t width = lines * CPUTarget::kLineBytes / bytes;
   auto make = [&](int64_t size, Type element) {
     return e.scratch({e.getIndexAttr(mostRows), e.getIndexAttr(size)}, element);
   };
-  features = make(width, getFeatureType(e, product));
+  features = make(width, type);
   sums = make(std::max<int64_t>(numBlocks, 1), e.getF32Type());
   if (areRounded)
     scales = make(std::max<int64_t>(numBlocks, 1), e.getF32Type());

@@ -90,15 +90,12 @@ Values PanelShape::getMasks(Value column, int64_t numVectors) const {
 void mlir::moe::forEachPartOfPanels(
     Emitter &e, Value numMatrices, Value numPanels,
     function_ref<void(Value matrix, Value first, Value end)> body) {
-  // A thread that is late keeps the others waiting for a part at most.
-  constexpr int64_t kPartsPerThread = 4;
+  // Each thread has two chunks of the loop, one as far from its start as the
+  // other from its end: with a part of every matrix for each thread these are
+  // equal panels of all matrices. Rows are copied for each part.
   Value parts = e.index(1);
-  if (Value threads = buildThreadCount(e)) {
-    Value isAlone = e.compare(arith::CmpIPredicate::eq, threads, e.index(1));
-    Value most =
-        e.minSigned(numPanels, e.mul(threads, e.index(kPartsPerThread)));
-    parts = e.select(isAlone, e.index(1), most);
-  }
+  if (Value threads = buildThreadCount(e))
+    parts = e.minSigned(numPanels, threads);
   e.parallel(e.mul(numMatrices, parts), [&](Value task) {
     Value part = arith::DivSIOp::create(e, task, numMatrices);
     Value matrix = arith::RemSIOp::create(e, task, numMatrices);

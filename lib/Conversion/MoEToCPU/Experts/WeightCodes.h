@@ -1,0 +1,63 @@
+//===- WeightCodes.h - Codes of a packed weight, in registers ---*- C++ -*-===//
+//
+// A weight of 4 or 8 bits lies in panels as unsigned bytes, four features of
+// each column in a lane: a quad. A line of a panel has one quad, or two where a
+// byte holds two codes. Quads become what a product multiplies: bytes, pairs of
+// bf16, or numbers of f32.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_EXPERTS_WEIGHTCODES_H
+#define MOE_LIB_CONVERSION_MOETOCPU_EXPERTS_WEIGHTCODES_H
+
+#include "QuantizedRows.h"
+
+namespace mlir::moe {
+
+class WeightCodes {
+public:
+  WeightCodes(Emitter &e, GroupedLinearOp op, CodeProduct product)
+      : e(e), op(op), product(product) {}
+
+  /// The quads of a line.
+  int64_t getQuads() { return op.getCodesPerByte(); }
+  /// The quads of a vector of columns at `at`, a line.
+  Values load(ValueRange at);
+  /// What is multiplied with a quad of a row: as many vectors, all of one type,
+  /// as `QuantizedRows::splat` gives.
+  Values expand(Value quad);
+  int64_t getNumExpanded();
+  /// Whether the bytes in memory are already what is multiplied.
+  bool isExpanded() { return product == CodeProduct::Bytes && getQuads() == 1; }
+
+  /// Whether products of bytes are added up in words of 16 bits; and so many
+  /// quads of them fit, 1 where sums are not in words.
+  bool sumsWords() {
+    return product == CodeProduct::Bytes && !e.target.int8Dot;
+  }
+  int64_t getQuadsOfSum();
+  /// sum + products of a vector that `expand` gives with one of a row. Sums in
+  /// words may be null, for none.
+  Value multiplyAdd(Value codes, Value features, Value sum);
+
+  /// The code that stands for 0, without zeros, in what `expand` gives.
+  double getZero();
+  /// What codes are a multiple of.
+  double getUnit();
+
+private:
+  Value widenFloat8(Value bytes);
+  Values expandFloat8(Value quad);
+  Values lookUpFloat8(Value quad);
+  WeightFormat getFormat();
+  Value shift(Value vector, int64_t bits);
+  Value mask(Value vector, uint32_t bits);
+
+  Emitter &e;
+  GroupedLinearOp op;
+  const CodeProduct product;
+};
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOCPU_EXPERTS_WEIGHTCODES_H
