@@ -51,6 +51,8 @@ NAMES_OF_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("grouped_topk", "bias"): ("select_bias",),
     ("packed_linear", "out_features"): (SHAPE,),
     ("quantized_linear", "out_features"): (SHAPE,),
+    ("run_quantized_experts", "format_out"): ("format",),
+    ("run_quantized_experts", "group_out"): ("group",),
     ("run_quantized_experts", "hidden"): (SHAPE,),
     ("soft_dispatch", "m"): ("metric",),
 }

@@ -102,9 +102,8 @@ def _run_whole(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activati
 
 
 def _run_quantized(x, gates, indices, w_in, b_in, w_out, b_out, activation):
-    if not isinstance(w_in, QuantizedWeight) or not isinstance(w_out, QuantizedWeight) or \
-            w_in.quantization != w_out.quantization:
-        raise ValueError("run_experts: expected both weights quantized in the same way, found "
+    if not isinstance(w_in, QuantizedWeight) or not isinstance(w_out, QuantizedWeight):
+        raise ValueError("run_experts: expected both weights quantized, or neither, found "
                          f"{_describe(w_in)} and {_describe(w_out)}")
     if activation is None:
         raise ValueError("run_experts: expected an activation that kernels know with quantized "
@@ -117,7 +116,7 @@ def _run_quantized(x, gates, indices, w_in, b_in, w_out, b_out, activation):
         weights = weights.to(torch.float32)
     y = run_quantized_experts(
         _flat(x), weights, _flat(indices), w_in.operands(b_in), w_out.operands(b_out),
-        w_out.out_and_in[1], w_in.quantization, activation=activation)
+        w_out.out_and_in[1], w_in.quantization, w_out.quantization, activation=activation)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 

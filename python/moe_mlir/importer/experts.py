@@ -10,6 +10,7 @@ from ..ops._quantized import Quantization
 from ..ops._quantized import columns as columns_of_codes
 from ..ops.grouped_linear import attributes
 from ..ops.quantized_linear import attributes as quantized_attributes
+from ..ops.run_quantized_experts import Quantizations
 from .builder import Value, as_dim
 from .moe import Clauses, _optional
 from .registry import Unsupported, imports
@@ -50,7 +51,8 @@ def _quantized_linear(context, node, arguments):
     def write(clauses, x, offsets):
         clauses.add("ins", x, context.value(arguments.w), offsets)
         _add_bias_of_one(context, clauses, arguments.bias)
-        _add_quantization(context, clauses, arguments, arguments.w, arguments.scales,
+        quantization = Quantization(arguments.format, arguments.group, arguments.activations)
+        _add_quantization(context, clauses, quantization, arguments.w, arguments.scales,
                           arguments.zeros, ExpertActivation())
     return _only_expert(context, node, arguments, write)
 
@@ -76,10 +78,9 @@ def _add_bias_of_one(context, clauses, node):
                 reshape(context.builder, bias, (1, *bias.shape)))
 
 
-def _add_quantization(context, clauses, arguments, w, scales, zeros, activation):
+def _add_quantization(context, clauses, quantization, w, scales, zeros, activation):
     clauses.add("scales", context.value(scales))
     clauses.add("zeros", _optional(context, zeros))
-    quantization = Quantization(arguments.format, arguments.group, arguments.activations)
     panels = columns_of_codes(w.meta["val"])
     for name, text in quantized_attributes(quantization, panels, activation):
         clauses.attribute(name, text)
@@ -135,16 +136,19 @@ def _run_experts(context, node, arguments):
 
 @imports(moe.run_quantized_experts.default)
 def _run_quantized_experts(context, node, arguments):
+    quantizations = Quantizations.of((arguments.format, arguments.group, arguments.activations,
+                                      arguments.format_out, arguments.group_out))
+
     def first_layer(clauses, x, offsets, tokens):
         clauses.add("ins", x, context.value(arguments.w_in), offsets).add("rows", tokens)
         clauses.add("bias", _optional(context, arguments.b_in))
-        _add_quantization(context, clauses, arguments, arguments.w_in, arguments.scales_in,
+        _add_quantization(context, clauses, quantizations.first, arguments.w_in, arguments.scales_in,
                           arguments.zeros_in, ExpertActivation.of(arguments))
 
     def last_layer(clauses, x, offsets):
         clauses.add("ins", x, context.value(arguments.w_out), offsets)
         clauses.add("bias", _optional(context, arguments.b_out))
-        _add_quantization(context, clauses, arguments, arguments.w_out, arguments.scales_out,
+        _add_quantization(context, clauses, quantizations.last, arguments.w_out, arguments.scales_out,
                           arguments.zeros_out, ExpertActivation())
     return _two_layers(context, node, arguments, arguments.hidden, first_layer, last_layer)
 

@@ -124,7 +124,7 @@ PACKED_CALLS = {
         normal(6, 12, grad=True), normal(6, 2, seed=1, grad=True),
         torch.arange(12).view(6, 2) % 4 - 1,
         *codes(3, 20, 12, seed=2, halves=True), normal(3, 20, seed=3, grad=True),
-        *codes(3, 12, 10, seed=4, symmetric=True), None, 10, "int4", 8, "none", "silu", 1.5,
+        *codes(3, 12, 10, seed=4, symmetric=True), None, 10, "int4", 8, "none", None, None, "silu", 1.5,
         "concatenated", "clamp", 0.9, None, 0.5,
     ),
 }

@@ -6,6 +6,7 @@ import pytest
 import torch
 from expert_problems import FORMS, SWIGLU, judge, problem, rounded, wide
 
+from moe_mlir.experts import run_experts
 from moe_mlir.experts.quantized_weight import QuantizedWeight, quantize_weight, quantized
 from moe_mlir.ops._quantized import (
     E2M1,
@@ -210,6 +211,31 @@ def test_a_layer_is_within_rounding_of_float64(form, format):
         expected = judge(x, gates, indices, first.dequantize().double(), last.dequantize().double(),
                          b_in=b_in, b_out=b_out, activation=act, transposed=False)
         close(y, expected, 5e-6)
+
+
+@pytest.mark.parametrize("activations", ["none", "int8"])
+def test_weights_of_a_layer_may_have_other_codes(activations):
+    """As in GGUF files: 4 bits in groups of 32, and 8 in groups of 16."""
+    act = FORMS["swiglu"]
+    values = rounded(problem(64, 48, act, tokens=9), torch.float32)
+    x, gates, indices, w_in, w_out, b_in, b_out = values
+    wide_x, wide_gates, _, _, _, wide_b_in, wide_b_out = wide(values)
+    wide_x.requires_grad_()
+    kinds = Quantization("int4", 32, activations), Quantization("int8", 16, activations)
+    first = quantized(w_in, kinds[0], halves=True, symmetric=False)
+    last = quantized(w_out, kinds[1])
+    x.requires_grad_()
+    y = run_experts(x, gates, indices, first, last, b_in=b_in, b_out=b_out, activation=act)
+    expected = judge(wide_x, wide_gates, indices, first.dequantize().double(),
+                     last.dequantize().double(), b_in=wide_b_in, b_out=wide_b_out, activation=act,
+                     transposed=False)
+    close(y, expected, 5e-6 if activations == "none" else 0.02)
+    y.square().sum().backward()
+    expected.square().sum().backward()
+    close(x.grad, wide_x.grad, 1e-5 if activations == "none" else 0.04)
+    with pytest.raises(ValueError, match="expected rows of both layers rounded in the same way"):
+        run_experts(x, gates, indices, first, quantized(w_out, kinds[1]._replace(
+            activations="none" if activations == "int8" else "int8")), activation=act)
 
 
 @pytest.mark.parametrize("k", [1, 5])
