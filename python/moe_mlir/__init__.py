@@ -122,6 +122,7 @@ if TYPE_CHECKING:
     from .packing import unpack_linears as unpack_linears
     from .quantization import from_pretrained as from_pretrained
     from .quantization import quantize as quantize
+    from .quantization import save_pretrained as save_pretrained
     from .raising import RouterMatch as RouterMatch
     from .sim.simulation import simulate as simulate
 
@@ -165,6 +166,7 @@ _FUNCTIONS = {
     "pack_experts": "packing",
     "pack_linears": "packing",
     "quantize": "quantization",
+    "save_pretrained": "quantization",
     "simulate": "sim.simulation",
     "unpack_experts": "packing",
     "unpack_linears": "packing",

@@ -2,6 +2,7 @@
 
     moe_mlir.quantize(model, "int4")     # in place: experts and linear layers
     moe_mlir.quantize(model, "mxfp4", linears=False)
+    moe_mlir.save_pretrained(model, "folder")
     model = moe_mlir.from_pretrained("openai/gpt-oss-20b")    # as it was released
 
 A token reads each weight of its experts once: of 4 bits that is a quarter of the memory
@@ -17,6 +18,7 @@ from ._support.log import warn_user
 from ._support.modules import require_module
 from ._transformers.released import load
 from ._transformers.released_formats import Codes
+from ._transformers.saved import save
 from .experts.activation_detection import keep_activation
 from .experts.packed_weight import Panels
 from .experts.quantized_weight import QuantizedWeight, quantized
@@ -186,11 +188,12 @@ def from_pretrained(
     checkpoint, transformers loads.
 
     Args:
-        name_or_path: a folder, or a name on the Hub.
+        name_or_path: a folder, or a name on the Hub; or the path of a GGUF file.
         activations: "int8" rounds rows to 8 bits before they are multiplied, as `quantize` does.
         model_class: a class of transformers; default: the causal language model of the
             configuration.
-        options: for its `from_pretrained`, such as `dtype` and `attn_implementation`.
+        options: for its `from_pretrained`, such as `dtype` and `attn_implementation`; `gguf_file`
+            names a GGUF file of the folder or repository.
 
     Returns:
         the model, in evaluation mode. Of a checkpoint that is not quantized, what `from_pretrained`
@@ -199,14 +202,36 @@ def from_pretrained(
 
     Raises:
         ValueError: for a checkpoint that is quantized in another way than MXFP4 (gpt-oss), FP8 in
-            blocks (DeepSeek, Qwen) or MXFP8, or whose codes are not finite.
-        FileNotFoundError: for a checkpoint without safetensors files.
+            blocks (DeepSeek, Qwen), MXFP8, GPTQ, AWQ or compressed-tensors, or whose codes are not
+            finite; for a GGUF file that is a part, or whose architecture transformers does not take
+            as it is.
+        FileNotFoundError: for a checkpoint without safetensors files, or without the GGUF file.
+        ImportError: for a GGUF file without the package gguf.
     """
     Checker("from_pretrained").choice("activations", activations, ROUNDINGS)
 
     def replace(module, name, shape, dtype, quantization, codes):
-        _set_codes(module, name, shape, dtype, quantization._replace(activations=activations), codes)
+        if activations != "none":
+            quantization = quantization._replace(activations=activations)
+        _set_codes(module, name, shape, dtype, quantization, codes)
     return load(name_or_path, replace, _why_not_codes, model_class, options)
+
+
+def save_pretrained(model: torch.nn.Module, folder: str, **options: Any) -> None:
+    """Writes a quantized model of transformers to a folder, which `from_pretrained` reads.
+
+    The files are those of the model's own `save_pretrained`, with the codes in the place of the
+    weights; a CPU with other vectors reads them, too.
+
+    Args:
+        model: a model of transformers that `quantize` or `from_pretrained` made.
+        folder: where to; made if there is none.
+        options: for the model's `save_pretrained`, such as `max_shard_size`.
+
+    Raises:
+        ValueError: for a model without quantized weights.
+    """
+    save(model, folder, options)
 
 
 def _why_not_codes(model, layer, name) -> str:
@@ -239,4 +264,4 @@ def _set_codes(module, name, shape, dtype, quantization, codes: Codes) -> None:
                                        transposed=transposed, halves=halves))
 
 
-__all__ = ["QuantizedLinear", "QuantizedWeight", "from_pretrained", "quantize"]
+__all__ = ["QuantizedLinear", "QuantizedWeight", "from_pretrained", "quantize", "save_pretrained"]

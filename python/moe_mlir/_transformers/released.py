@@ -18,7 +18,9 @@ import torch
 
 from .._support.log import warn_user
 from ..ops._check import Checker
-from ..ops._quantized import dequantize_codes
+from ..ops._quantized import Quantization, dequantize_codes
+from . import saved
+from .gguf import GGUFWeights, find_file, read_config
 from .released_formats import FORMATS, Codes, ReleasedFormat
 
 METHOD = "moe_mlir_codes"
@@ -41,22 +43,31 @@ def load(
     """
     import transformers
 
-    config = options.pop("config", None) or transformers.AutoConfig.from_pretrained(name_or_path)
-    given = getattr(config, "quantization_config", None)
+    name_or_path, gguf_file = find_file(name_or_path, options.pop("gguf_file", None))
+    config = options.pop("config", None) or (
+        read_config(name_or_path, gguf_file) if gguf_file
+        else transformers.AutoConfig.from_pretrained(name_or_path))
     model_class = model_class or _causal_class(config)
-    if given is None:
-        return model_class.from_pretrained(name_or_path, config=config, **options)
-    format = _format(given if isinstance(given, dict) else given.to_dict())
-    del config.quantization_config
-    checkpoint = _Checkpoint(name_or_path)
-    weights = _Weights(format, checkpoint, _skeleton(model_class, config), why_not)
+    if gguf_file:
+        weights: Any = GGUFWeights(name_or_path, gguf_file, _skeleton(model_class, config), why_not)
+    else:
+        given = getattr(config, "quantization_config", None)
+        if given is None:
+            return model_class.from_pretrained(name_or_path, config=config, **options)
+        given = given if isinstance(given, dict) else given.to_dict()
+        del config.quantization_config
+        if given.get("made_by") == saved.MADE_BY:
+            weights = saved.SavedWeights(given, _Checkpoint(name_or_path))
+        else:
+            weights = _Weights(_format(given), _Checkpoint(name_or_path),
+                               _skeleton(model_class, config), why_not)
     config.quantization_config = _quantization_config([target.name for target in weights.targets])
     model = model_class.from_pretrained(
         None, config=config, state_dict=weights.other_tensors(), **options)
     for target in weights.targets:
         layer, _, name = target.name.rpartition(".")
         replace(model.get_submodule(layer), name, target.shape, model.dtype,
-                weights.quantization, weights.read(target, model))
+                weights.quantization(target), weights.read(target, model))
     _set_generation_config(model, name_or_path)
     return model.eval()
 
@@ -144,7 +155,6 @@ class _Weights:
     """Which parameters of a model are codes, and what they are."""
 
     def __init__(self, format, checkpoint, skeleton, why_not) -> None:
-        self.quantization = format.quantization
         self._format, self._checkpoint = format, checkpoint
         self._parts = format.weights(checkpoint.names())
         found = _targets(self._parts, skeleton)
@@ -163,10 +173,13 @@ class _Weights:
                    for name in self._checkpoint.names() if name not in parts}
         return tensors | {name: self._as_floats(name) for name in self._floats}
 
+    def quantization(self, target: _Target) -> Quantization:
+        return self._format.quantization
+
     def _as_floats(self, name):
         codes, scales, zeros = self._format.read(self._parts[name], self._checkpoint.tensor)
-        floats = dequantize_codes(codes, scales, zeros, self.quantization.format,
-                                  self.quantization.group)
+        format, group, _ = self._format.quantization
+        floats = dequantize_codes(codes, scales, zeros, format, group)
         return floats.mT.contiguous() if self._format.is_transposed else floats
 
     def read(self, target: _Target, model) -> Codes:

@@ -40,7 +40,7 @@ class ReleasedFormat:
         raise NotImplementedError
 
 
-def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
+def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
     """Scales of e8m0, one byte each: 2^(byte - 127), which bfloat16 holds exactly."""
     exponents = exponents.view(torch.uint8)
     if (exponents == 255).any():
@@ -48,9 +48,11 @@ def _powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(torch.tensor(1.0).expand(exponents.shape), exponents.int() - 127).to(torch.bfloat16)
 
 
-def _as_narrow_as_exact(scales: torch.Tensor) -> torch.Tensor:
-    narrow = scales.to(torch.bfloat16)
-    return narrow if torch.equal(narrow.to(scales.dtype), scales) else scales.float()
+def as_narrow_as_exact(scales: torch.Tensor) -> torch.Tensor:
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(scales.to(dtype).to(scales.dtype), scales):
+            return scales.to(dtype)
+    return scales.float()
 
 
 def _float8_codes(weight: torch.Tensor, name: str) -> torch.Tensor:
@@ -68,7 +70,7 @@ def _scales_of_rows(scales: torch.Tensor, codes: torch.Tensor, block_rows: int) 
     if scales.numel() == 1:
         scales = scales.reshape((1,) * codes.dim())
     rows = scales.repeat_interleave(out if scales.shape[-2] == 1 else block_rows, -2)
-    return _as_narrow_as_exact(rows[..., :out, :])
+    return as_narrow_as_exact(rows[..., :out, :])
 
 
 def _halves(pairs: torch.Tensor) -> torch.Tensor:
@@ -108,7 +110,7 @@ class MXFP4(ReleasedFormat):
 
     def read(self, parts: tuple[str, ...], tensors: Tensors) -> Codes:
         blocks, scales = map(tensors, parts)
-        return Codes(_halves(blocks).flatten(-2), _powers_of_two(scales))
+        return Codes(_halves(blocks).flatten(-2), powers_of_two(scales))
 
 
 class BlockFP8(ReleasedFormat):
@@ -132,7 +134,7 @@ class BlockFP8(ReleasedFormat):
         weight, scales = map(tensors, parts)
         codes = _float8_codes(weight, parts[0])
         if scales.element_size() == 1:
-            scales = _powers_of_two(scales)
+            scales = powers_of_two(scales)
         return Codes(codes, _scales_of_rows(scales, codes, self.block_rows))
 
 
@@ -247,7 +249,7 @@ class CompressedTensors(ReleasedFormat):
             # The scale of a group is a float8; that of all is what they were multiplied with.
             return Codes(_halves(weight), scales.float() / others["global_scale"].float())
         if self.format == "mxfp4-pack-quantized":
-            return Codes(_halves(weight), _powers_of_two(scales))
+            return Codes(_halves(weight), powers_of_two(scales))
         zeros = others.get("zero_point")
         middle = 2 ** (self.bits - 1)
         if self.format == "int-quantized":

@@ -178,15 +178,17 @@ def test_an_input_that_is_updated_is_refused(tmp_path):
 # ---- a language model ------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory):
-    """A tiny Granite with random weights, and its artifact."""
+@pytest.fixture(scope="module", params=["float32", "int4"])
+def decoder(request, tmp_path_factory):
+    """A tiny Granite with random weights, of 4 bits or not, and its artifact."""
     torch.manual_seed(0)
     config = transformers.GraniteMoeConfig(
         vocab_size=97, hidden_size=64, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2)
     model = transformers.GraniteMoeForCausalLM(config).eval().requires_grad_(False)
     model.set_experts_implementation("grouped_mm")
+    if request.param == "int4":
+        assert moe_mlir.quantize(model, "int4") > 4
     tokens = torch.export.Dim("tokens", max=ROOM - 1)
     folder = compile_to(tmp_path_factory.mktemp("decoder"), Decoder(model, ROOM),
                         (torch.tensor([[1, 2, 3]]), torch.arange(3)), dims=({1: tokens}, {0: tokens}))

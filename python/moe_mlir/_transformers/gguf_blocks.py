@@ -1,0 +1,149 @@
+"""What the blocks of a GGUF file stand for: codes, scales and zeros of a weight.
+
+A tensor is rows of blocks, 32 or 256 weights each, and the blocks of a type are so many bytes.
+Names and layouts are those of ggml (ggml-common.h); the package gguf says what floats they are.
+A weight `d q - m` is `scale (code - zero)` with the scale d and the zero m / d. Codes of 5 and 6
+bits are stored in 8, those of 2 and 3 bits in 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ..ops._quantized import Quantization
+from .released_formats import Codes, powers_of_two
+
+# Of blocks `[.., bytes]`: codes `[.., weights]`, scales and zeros `[.., groups]`.
+Read = Callable[[torch.Tensor], Codes]
+
+
+class BlockType(NamedTuple):
+    """A type of blocks: bytes of each, what its weights are as codes, and how they are read."""
+
+    bytes: int
+    quantization: Quantization
+    read: Read
+
+    def weight(self, rows: torch.Tensor) -> Codes:
+        """Of bytes `[.., row]` codes `[.., in]`, and scales and zeros `[.., in / group]`."""
+        codes, scales, zeros = self.read(rows.unflatten(-1, (-1, self.bytes)))
+        return Codes(codes.flatten(-2), scales.flatten(-2),
+                     None if zeros is None else zeros.flatten(-2))
+
+
+def _half(data: torch.Tensor) -> torch.Tensor:
+    """The f16 that two bytes are, `[.., 1]`."""
+    return data.contiguous().view(torch.float16).float()
+
+
+def _fields(data: torch.Tensor, bits: int, size: int) -> torch.Tensor:
+    """Fields of so many bits: of `size` bytes the lowest of each, then those above, and so on."""
+    parts = data.unflatten(-1, (-1, 1, size))
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
+    return (parts >> shifts & 2**bits - 1).flatten(-3)
+
+
+def _with_minimum(codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor) -> Codes:
+    """The weight `scale code - minimum`, of codes `[.., weights]`."""
+    if not (scales.isfinite().all() and minima.isfinite().all()):
+        raise ValueError("expected finite scales, found NaN or infinity")
+    # Without a scale all weights of a group are the same.
+    flat = scales == 0
+    if flat.any():
+        size = codes.shape[-1] // scales.shape[-1]
+        codes = codes.masked_fill(flat.repeat_interleave(size, -1), 0)
+        scales = torch.where(flat, minima, scales)
+    zeros = torch.where(scales == 0, 0.0, minima / scales)
+    return Codes(codes, scales, zeros)
+
+
+def _q4_0(blocks):
+    return Codes(_fields(blocks[..., 2:], 4, 16), _half(blocks[..., :2]))
+
+
+def _q4_1(blocks):
+    return _with_minimum(_fields(blocks[..., 4:], 4, 16), _half(blocks[..., :2]),
+                         -_half(blocks[..., 2:4]))
+
+
+def _fifth_bits(data):
+    """Bit i of four bytes, as 16 in place i."""
+    return (data.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2) << 4
+
+
+def _q5_0(blocks):
+    codes = _fields(blocks[..., 6:], 4, 16) | _fifth_bits(blocks[..., 2:6])
+    return Codes(codes + (128 - 16), _half(blocks[..., :2]))
+
+
+def _q5_1(blocks):
+    codes = _fields(blocks[..., 8:], 4, 16) | _fifth_bits(blocks[..., 4:8])
+    return _with_minimum(codes, _half(blocks[..., :2]), -_half(blocks[..., 2:4]))
+
+
+def _q8_0(blocks):
+    return Codes(blocks[..., 2:] ^ 128, _half(blocks[..., :2]))
+
+
+def _q2_k(blocks):
+    both, codes = blocks[..., :16], _fields(blocks[..., 16:80], 2, 32)
+    scale, minimum = _half(blocks[..., 80:82]), _half(blocks[..., 82:84])
+    return _with_minimum(codes, scale * (both & 15), minimum * (both >> 4))
+
+
+def _q3_k(blocks):
+    high, low = _fields(blocks[..., :32], 1, 32), _fields(blocks[..., 32:96], 2, 32)
+    scales = _fields(blocks[..., 96:104], 4, 8) | _fields(blocks[..., 104:108], 2, 4) << 4
+    # Of 3 bits the middle is 4, that of 4 bits is 8.
+    return Codes(low + (high << 2) + (8 - 4),
+                 _half(blocks[..., 108:110]) * (scales.float() - 32))
+
+
+def _scales_and_minima(data):
+    """Eight scales and eight minima of 6 bits, in twelve bytes."""
+    first, second, rest = data.split(4, dim=-1)
+    return (torch.cat([first & 63, rest & 15 | first >> 2 & 48], dim=-1),
+            torch.cat([second & 63, rest >> 4 | second >> 2 & 48], dim=-1))
+
+
+def _k_with_minimum(blocks, codes):
+    scales, minima = _scales_and_minima(blocks[..., 4:16])
+    return _with_minimum(codes, _half(blocks[..., :2]) * scales, _half(blocks[..., 2:4]) * minima)
+
+
+def _q4_k(blocks):
+    return _k_with_minimum(blocks, _fields(blocks[..., 16:], 4, 32))
+
+
+def _q5_k(blocks):
+    high = _fields(blocks[..., 16:48], 1, 32)
+    return _k_with_minimum(blocks, _fields(blocks[..., 48:], 4, 32) | high << 4)
+
+
+def _q6_k(blocks):
+    codes = _fields(blocks[..., :128], 4, 64) | _fields(blocks[..., 128:192], 2, 32) << 4
+    scales = blocks[..., 192:208].contiguous().view(torch.int8)
+    return Codes(codes + (128 - 32), _half(blocks[..., 208:210]) * scales)
+
+
+def _mxfp4(blocks):
+    return Codes(_fields(blocks[..., 1:], 4, 16), powers_of_two(blocks[..., :1]))
+
+
+# By the names of gguf.GGMLQuantizationType.
+BLOCK_TYPES = {
+    "Q4_0": BlockType(18, Quantization("int4", 32), _q4_0),
+    "Q4_1": BlockType(20, Quantization("int4", 32), _q4_1),
+    "Q5_0": BlockType(22, Quantization("int8", 32), _q5_0),
+    "Q5_1": BlockType(24, Quantization("int8", 32), _q5_1),
+    "Q8_0": BlockType(34, Quantization("int8", 32), _q8_0),
+    "Q2_K": BlockType(84, Quantization("int4", 16), _q2_k),
+    "Q3_K": BlockType(110, Quantization("int4", 16), _q3_k),
+    "Q4_K": BlockType(144, Quantization("int4", 32), _q4_k),
+    "Q5_K": BlockType(176, Quantization("int8", 32), _q5_k),
+    "Q6_K": BlockType(210, Quantization("int8", 16), _q6_k),
+    "MXFP4": BlockType(17, Quantization("fp4_e2m1", 32), _mxfp4),
+}

@@ -1,0 +1,185 @@
+"""Models from GGUF files: the numbers of the package gguf, which transformers loads, too."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import moe_mlir
+from moe_mlir._transformers.gguf_blocks import BLOCK_TYPES
+from moe_mlir.experts.quantized_weight import QuantizedWeight
+from moe_mlir.ops._quantized import dequantize_codes
+from moe_mlir.quantization import QuantizedLinear
+
+gguf = pytest.importorskip("gguf")
+
+# Where the f16 of a block are, by their first byte.
+HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+          "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+          "MXFP4": ()}  # fmt: skip
+
+
+def blocks_of(name, rows, count, rng, scale=1.0):
+    """Random bytes, whose scales are finite numbers of about `scale`."""
+    size = BLOCK_TYPES[name].bytes
+    data = rng.integers(0, 256, (*rows, count, size), dtype=np.uint8)
+    for first in HALVES[name]:
+        halves = rng.normal(scale=scale, size=(*rows, count, 1)).astype(np.float16)
+        data[..., first:first + 2] = halves.view(np.uint8)
+    if name == "MXFP4":
+        data[..., 0] = 127 + round(np.log2(scale)) + rng.integers(-3, 4, (*rows, count))
+    return data.reshape(*rows, -1)
+
+
+@pytest.mark.parametrize("name", BLOCK_TYPES)
+def test_blocks_are_the_numbers_of_the_package(name):
+    data = blocks_of(name, (5,), 3, np.random.default_rng(0))
+    block_type = BLOCK_TYPES[name]
+    codes, scales, zeros = block_type.weight(torch.from_numpy(data))
+    format, group, _ = block_type.quantization
+    assert format == "int8" or codes.max() < 16
+    found = dequantize_codes(codes, scales, zeros, format, group)
+    wanted = torch.from_numpy(gguf.dequantize(data, gguf.GGMLQuantizationType[name]).copy())
+    # A weight `d q - m` is d (q - m / d), which rounds once more.
+    tolerance = 0 if zeros is None else 2e-7 * wanted.abs().max().item()
+    torch.testing.assert_close(found, wanted, rtol=0, atol=tolerance)
+
+
+def test_a_group_without_a_scale_is_its_minimum():
+    data = blocks_of("Q4_K", (1,), 2, np.random.default_rng(0)).reshape(2, -1)
+    data[0, 4:16] = 0           # no scales, no minima
+    data[1, 4:8] &= 0xC0        # four scales are 0, their minima are not
+    codes, scales, zeros = BLOCK_TYPES["Q4_K"].weight(torch.from_numpy(data))
+    wanted = gguf.dequantize(data, gguf.GGMLQuantizationType.Q4_K)
+    found = dequantize_codes(codes, scales, zeros, "int4", 32)
+    torch.testing.assert_close(found, torch.from_numpy(wanted.copy()), rtol=0,
+                               atol=2e-7 * abs(wanted).max())
+    assert (wanted[0] == 0).all() and (wanted[1, :128] != 0).any()
+
+
+def test_scales_that_are_none_are_an_error():
+    data = blocks_of("Q4_1", (1,), 1, np.random.default_rng(0))
+    data[0, :2] = np.array([np.inf], dtype=np.float16).view(np.uint8)
+    with pytest.raises(ValueError, match="expected finite scales, found NaN or infinity"):
+        BLOCK_TYPES["Q4_1"].weight(torch.from_numpy(data))
+
+
+# ---- files ------------------------------------------------------------------------
+
+WIDTH, HIDDEN, EXPERTS, VOCABULARY = 256, 512, 4, 96
+
+
+def write(path, types, *, layers=2):
+    """A Qwen3-MoE of random weights; `types` has the type of a tensor by the end of its name."""
+    rng = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer.add_context_length(64)
+    writer.add_block_count(layers)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(HIDDEN)
+    writer.add_expert_feed_forward_length(HIDDEN)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_key_length(64)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(2)
+    writer.add_vocab_size(VOCABULARY)
+
+    def add(name, *shape):
+        kind = next((kind for end, kind in types.items() if name.endswith(end)), "F32")
+        if kind == "F32" or len(shape) == 1:
+            values = rng.normal(size=shape, scale=0.05).astype(np.float32)
+            return writer.add_tensor(name, values + (1 if "norm" in name else 0))
+        data = blocks_of(kind, shape[:-1],
+                         shape[-1] // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0],
+                         rng, scale=0.002 if "_K" in kind else 0.02)
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+
+    add("token_embd.weight", VOCABULARY, WIDTH)
+    add("output_norm.weight", WIDTH)
+    add("output.weight", VOCABULARY, WIDTH)
+    for layer in range(layers):
+        of = f"blk.{layer}."
+        for norm, width in ("attn_norm", WIDTH), ("ffn_norm", WIDTH), ("attn_q_norm", 64), \
+                ("attn_k_norm", 64):
+            add(f"{of}{norm}.weight", width)
+        add(f"{of}attn_q.weight", 256, WIDTH)
+        add(f"{of}attn_k.weight", 128, WIDTH)
+        add(f"{of}attn_v.weight", 128, WIDTH)
+        add(f"{of}attn_output.weight", WIDTH, 256)
+        add(f"{of}ffn_gate_inp.weight", EXPERTS, WIDTH)
+        add(f"{of}ffn_gate_exps.weight", EXPERTS, HIDDEN, WIDTH)
+        add(f"{of}ffn_up_exps.weight", EXPERTS, HIDDEN, WIDTH)
+        add(f"{of}ffn_down_exps.weight", EXPERTS, WIDTH, HIDDEN)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+# As llama.cpp mixes types in a file that it names Q4_K_M; and files of one type.
+MIXED = {"attn_v.weight": "Q6_K", "ffn_down_exps.weight": "Q6_K", "output.weight": "Q6_K",
+         "ffn_gate_inp.weight": "F32", "norm.weight": "F32", "weight": "Q4_K"}
+
+
+def of_type(name):
+    return {"ffn_gate_inp.weight": "F32", "norm.weight": "F32", "weight": name}
+
+
+def by_transformers(folder):
+    config = moe_mlir._transformers.gguf.read_config(str(folder), "model.gguf")
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="model.gguf", config=config, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("types", [MIXED, of_type("Q8_0"), of_type("MXFP4"), of_type("Q5_K")],
+                         ids=["Q4_K_M", "Q8_0", "MXFP4", "Q5_K"])
+def test_a_model_is_that_of_transformers(tmp_path, types):
+    write(tmp_path / "model.gguf", types)
+    wanted = by_transformers(tmp_path)
+    model = moe_mlir.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32)
+    layer = model.model.layers[0]
+    assert isinstance(layer.mlp.experts.gate_up_proj, QuantizedWeight)
+    assert isinstance(layer.self_attn.v_proj, QuantizedLinear)
+    assert isinstance(model.lm_head, QuantizedLinear)
+    for name, weight in model.named_modules():
+        if isinstance(weight, QuantizedWeight):
+            floats = wanted.get_parameter(name)
+            torch.testing.assert_close(weight.dequantize(), floats, rtol=0,
+                                       atol=2e-7 * floats.abs().max().item())
+    ids = torch.arange(14).view(2, 7) * 5
+    with torch.no_grad():
+        logits, expected = model(ids).logits, wanted(ids).logits
+    assert expected.isfinite().all()
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4 * expected.abs().max().item())
+
+
+def test_the_name_of_a_folder_and_of_a_file(tmp_path):
+    write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1)
+    model = moe_mlir.from_pretrained(str(tmp_path), gguf_file="model.gguf", dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert model.model.layers[0].mlp.experts.down_proj.quantization.format == "int8"
+    with pytest.raises(FileNotFoundError, match="expected other.gguf in .*, found none"):
+        moe_mlir.from_pretrained(str(tmp_path), gguf_file="other.gguf")
+
+
+def test_types_without_codes_are_floats(tmp_path):
+    write(tmp_path / "model.gguf", {"ffn_down_exps.weight": "F32", **of_type("Q8_0")}, layers=1)
+    with pytest.warns(UserWarning, match="gate_up_proj' is loaded as floats: the other weight"):
+        model = moe_mlir.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32)
+    wanted = by_transformers(tmp_path)
+    assert torch.equal(model.model.layers[0].mlp.experts.gate_up_proj,
+                       wanted.model.layers[0].mlp.experts.gate_up_proj)
+    ids = torch.arange(6).view(1, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, wanted(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_damaged_file_is_an_error(tmp_path):
+    write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1)
+    data = (tmp_path / "model.gguf").read_bytes()
+    (tmp_path / "model.gguf").write_bytes(data[:len(data) // 2])
+    with pytest.raises(ValueError, match="expected a GGUF file that is whole, found .*model.gguf"):
+        moe_mlir.from_pretrained(tmp_path / "model.gguf")
