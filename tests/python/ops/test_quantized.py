@@ -142,6 +142,34 @@ def test_a_product_is_within_rounding_of_float64(format, activations, dtype):
         assert torch.equal(product(torch.stack([x, x], -1)[..., 0], weight, bias), y)
 
 
+@pytest.mark.parametrize("activations", ["none", "int8"])
+@pytest.mark.parametrize("format", FORMATS)
+@torch.no_grad()
+def test_many_rows_give_what_one_does(format, activations):
+    """Their codes are expanded before, some blocks of features at a time, for tiles of all sizes."""
+    for group, symmetric, dtype in ((32, True, torch.float32), (0, False, torch.bfloat16)):
+        weight = weight_of(40, 700, Quantization(format, group, activations),
+                           symmetric=symmetric or format not in INTEGERS)
+        x = torch.randn(140, 700).to(dtype)
+        alone = torch.cat([product(row, weight) for row in x.split(1)])
+        close(alone[:3], round_rows(x[:3], weight.quantization).double()
+              @ weight.dequantize().double().T, TOLERANCES[dtype])
+        for rows in (2, 3, 4, 5, 6, 7, 9, 13, 14, 15, 29, 140):
+            assert torch.equal(product(x[:rows], weight), alone[:rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("format", FORMATS)
+@torch.no_grad()
+def test_large_rows(format, dtype):
+    """Sums of products with codes are larger than the result; up to 2^112 they are finite."""
+    for symmetric in (True, False):
+        weight = weight_of(64, 64, Quantization(format, 32),
+                           symmetric=symmetric or format not in INTEGERS)
+        x = (torch.rand(9, 64) * 2.0**112).to(dtype)
+        close(product(x, weight), x.double() @ weight.dequantize().double().T, TOLERANCES[dtype])
+
+
 @torch.no_grad()
 def test_no_rows_and_any_leading_dims():
     weight = weight_of(80, 64, Quantization("int4", 32))

@@ -293,6 +293,8 @@ Values QuantizedLinearKernel::addBlock(const Tile &tile, Value block,
   for (const Column &column : tile.columns) {
     Values at{tile.expert, column.place.panel, number, column.place.lane};
     scales.push_back(e.loadFloats(op.getScales(), at));
+    if (!codes.hasZero())
+      continue;
     Value zero = e.f32(-codes.getZero());
     if (op.getZeros())
       zero = e.sub(zero, e.loadFloats(op.getZeros(), at));
@@ -300,14 +302,15 @@ Values QuantizedLinearKernel::addBlock(const Tile &tile, Value block,
   }
   Values next;
   for (auto [row, position] : llvm::enumerate(tile.positions)) {
-    Value sum = lhs.splatSum(position, block);
+    Value sum = codes.hasZero() ? lhs.splatSum(position, block) : Value();
     Value ofRow = lhs.splatScale(position, block);
     for (size_t column = 0; column < tile.columns.size(); ++column) {
       size_t at = row * tile.columns.size() + column;
       Value product = products[at];
       if (lhs.product == CodeProduct::Bytes)
         product = arith::SIToFPOp::create(e, e.floats(), product);
-      product = e.fma(negatedZeros[column], sum, product);
+      if (sum)
+        product = e.fma(negatedZeros[column], sum, product);
       Value scale = scales[column];
       if (ofRow)
         scale = e.mul(scale, ofRow);

@@ -25,6 +25,8 @@ Value WeightCodes::mask(Value vector, uint32_t bits) {
 /// 12 plus twice the values of codes of a sign, 2 of exponent, 1 of mantissa.
 static constexpr int8_t kFloat4Codes[] = {12, 13, 14, 15, 16, 18, 20, 24,
                                           12, 11, 10, 9,  8,  6,  4,  0};
+static constexpr int8_t kSignedFloat4Codes[] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                                0, -1, -2, -3, -4, -6, -8, -12};
 
 Values WeightCodes::load(ValueRange at) {
   auto type = VectorType::get({4 * e.width}, e.getI8Type());
@@ -35,7 +37,8 @@ Values WeightCodes::load(ValueRange at) {
   Values quads{mask(bytes, 0x0f0f0f0f), mask(shift(bytes, 4), 0x0f0f0f0f)};
   if (getFormat() == WeightFormat::Fp4E2M1)
     for (Value &quad : quads)
-      quad = e.lookUpBytes(quad, kFloat4Codes);
+      quad =
+          e.lookUpBytes(quad, areSigned() ? kSignedFloat4Codes : kFloat4Codes);
   return quads;
 }
 
@@ -113,11 +116,39 @@ Values WeightCodes::expand(Value quad) {
   case CodeProduct::Floats:
     break;
   }
+  return areSigned() ? expandSigned(quad) : expandUnsigned(quad);
+}
+
+Values WeightCodes::expandUnsigned(Value quad) {
   Values numbers;
   for (int64_t byte = 0; byte < 4; ++byte) {
     Value code = shift(quad, 8 * byte);
     if (byte < 3)
       code = mask(code, 0xff);
+    numbers.push_back(arith::SIToFPOp::create(e, e.floats(), code));
+  }
+  return numbers;
+}
+
+/// Bytes with the code that stands for 0 taken off.
+Values WeightCodes::expandSigned(Value quad) {
+  if (getFormat() == WeightFormat::Int8)
+    quad = arith::XOrIOp::create(e, quad, e.i32(0x80808080));
+  if (getFormat() == WeightFormat::Int4) {
+    auto bytes = VectorType::get({4 * e.width}, e.getI8Type());
+    Value eight = arith::ConstantOp::create(
+        e, DenseElementsAttr::get(bytes, static_cast<int8_t>(8)));
+    quad = vector::BitCastOp::create(
+        e, e.ints(),
+        arith::SubIOp::create(e, vector::BitCastOp::create(e, bytes, quad),
+                              eight));
+  }
+  Values numbers;
+  for (int64_t byte = 0; byte < 4; ++byte) {
+    Value code = quad;
+    if (byte < 3)
+      code = arith::ShLIOp::create(e, code, e.i32(24 - 8 * byte));
+    code = arith::ShRSIOp::create(e, code, e.i32(24));
     numbers.push_back(arith::SIToFPOp::create(e, e.floats(), code));
   }
   return numbers;
@@ -166,6 +197,8 @@ Value WeightCodes::multiplyAdd(Value codes, Value features, Value sum) {
 //===----------------------------------------------------------------------===//
 
 double WeightCodes::getZero() {
+  if (areSigned())
+    return 0.0;
   double behind = product == CodeProduct::Pairs ? 128.0 : 0.0;
   if (op.getZeros())
     return behind;

@@ -42,10 +42,20 @@ public:
 
   /// The code that stands for 0, without zeros, in what `expand` gives.
   double getZero();
+  /// Whether a block needs the sum of its features.
+  bool hasZero() { return op.getZeros() || getZero() != 0.0; }
   /// What codes are a multiple of.
   double getUnit();
 
 private:
+  /// Whether codes become numbers around 0: f32 has a sign, other than what the
+  /// instructions for bytes and pairs take. With zeros codes are their bytes.
+  bool areSigned() {
+    return product == CodeProduct::Floats && !op.getZeros() &&
+           getFormat() != WeightFormat::Fp8E4M3;
+  }
+  Values expandUnsigned(Value quad);
+  Values expandSigned(Value quad);
   Value widenFloat8(Value bytes);
   Values expandFloat8(Value quad);
   Values lookUpFloat8(Value quad);
