@@ -2,14 +2,17 @@
 """Times a layer of experts with weights of 4 and 8 bits beside one in bfloat16.
 
     PYTHONPATH=build/python python utils/quantized_times.py [--threads N] [--tokens 1,4,16,128]
+        [--formats 'int4;MXFP4'] [--peer llama.cpp=./ggml-layer:q4_K,q8_0]
 
 All formats get the same weights, tokens and choices, in turns. Each call needs other experts than
 the one before it, so that their weights come from memory. A number is the mean of the least times
 of the calls; GB/s are the weights that one token reads, and the last line is what reading that
-memory, and adding it up, takes by itself.
+memory, and adding it up, takes by itself. A peer, built from ggml_layer.cpp, runs before and after
+ours for each number of tokens; the lesser of its times counts.
 """
 
 import argparse
+import subprocess
 import time
 
 import torch
@@ -30,13 +33,17 @@ FORMATS = {
 }  # fmt: skip
 
 
-def layers():
+def layers(names):
     """Of each format both weights, and the bytes of one expert."""
     torch.manual_seed(0)
     first = torch.randn(EXPERTS, 2 * HIDDEN, D).mul_(0.02).bfloat16()
     last = torch.randn(EXPERTS, D, HIDDEN).mul_(0.02).bfloat16()
-    found = {"bfloat16": (pack_weight(first, halves=True), pack_weight(last, halves=False))}
-    for name, quantization in FORMATS.items():
+    found = {}
+    for name in names:
+        if name == "bfloat16":
+            found[name] = pack_weight(first, halves=True), pack_weight(last, halves=False)
+            continue
+        quantization = FORMATS[name]
         exponents = name.startswith("MX")
         found[name] = (quantized(first, quantization, halves=True, exponents=exponents),
                        quantized(last, quantization, exponents=exponents))
@@ -79,24 +86,55 @@ def read_bandwidth():
     return memory.nbytes / sum(best) / 1e9
 
 
-def main():
+def peer_time(program, of_type, threads, tokens):
+    """Seconds, as a program made of ggml_layer.cpp prints milliseconds."""
+    done = subprocess.run([program, of_type, str(threads), str(tokens)], capture_output=True,
+                          text=True, check=True)
+    return float(done.stdout.splitlines()[-1]) / 1e3
+
+
+def measure(weights, tokens, arguments):
+    """Of each format, and of each type of each peer, the time."""
+    def of_peers():
+        return {f"{name} {of_type}": peer_time(program, of_type, arguments.threads, tokens)
+                for name, program, types in arguments.peer for of_type in types}
+    before, times, after = of_peers(), least_times(weights, tokens), of_peers()
+    return times | {name: min(time, after[name]) for name, time in before.items()}
+
+
+def peer(text):
+    name, _, rest = text.partition("=")
+    program, _, types = rest.partition(":")
+    return name, program, types.split(",")
+
+
+def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", default="1,4,16,128")
-    arguments = parser.parse_args()
+    parser.add_argument("--formats", default=";".join(("bfloat16", *FORMATS)),
+                        help="names of the first column, with ; between them")
+    parser.add_argument("--peer", type=peer, action="append", default=[],
+                        help="NAME=PROGRAM:TYPES, a program made of ggml_layer.cpp")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse()
     torch.set_num_threads(arguments.threads)
     counts = [int(count) for count in arguments.tokens.split(",")]
-    weights = layers()
+    weights = layers(arguments.formats.split(";"))
     with torch.no_grad():
-        times = {tokens: least_times(weights, tokens) for tokens in counts}
+        times = {tokens: measure(weights, tokens, arguments) for tokens in counts}
     print("| weights | MB an expert |", " | ".join(f"T = {tokens}, ms" for tokens in counts),
           "| GB/s at T = 1 |")
     print("|---" * (3 + len(counts)) + "|")
-    for name, (_, size) in weights.items():
-        rate = f"{K * size / times[1][name] / 1e9:.1f}" if 1 in times else ""
+    for name in times[counts[0]]:
+        _, size = weights.get(name, (None, None))
+        rate = f"{K * size / times[1][name] / 1e9:.1f}" if size and 1 in times else ""
         cells = " | ".join(f"{1e3 * times[tokens][name]:.3g}" for tokens in counts)
-        print(f"| {name} | {size / 1e6:.2f} | {cells} | {rate} |")
+        print(f"| {name} | {f'{size / 1e6:.2f}' if size else ''} | {cells} | {rate} |")
     print(f"\nReading alone, {arguments.threads} thread(s): {read_bandwidth():.1f} GB/s")
 
 

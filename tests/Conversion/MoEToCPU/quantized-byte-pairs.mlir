@@ -4,7 +4,7 @@
 
 // CPUs without vpdpbusd multiply bytes in pairs, whose sums have 16 bits: those
 // of a block of 32 codes of 4 bits fit, two products of 8 bits do not, and are
-// floats. Of many rows the codes of some blocks are expanded once, and the
+// those of integers of 16 bits. Of many rows the codes of some blocks are expanded once, and the
 // totals lie in memory.
 
 // CHECK-LABEL: func @int4
@@ -37,11 +37,15 @@ func.func @int4(%x: memref<?x64xf32>, %w: memref<8x2x8x32x4xi8>, %offsets: memre
 // -----
 
 // CHECK-LABEL: func @int8
-// CHECK-NOT:     llvm.call_intrinsic
-// CHECK:         math.fma {{.*}} : vector<8xf32>
-// CHECK-NOT:     llvm.call_intrinsic
+// CHECK-NOT:     "llvm.x86.avx2.pmadd.ub.sw"
+// CHECK:         arith.trunci {{.*}} : vector<8xi32> to vector<8xi16>
+// CHECK:         %[[EVEN:.*]] = arith.andi {{.*}} : vector<8xi32>
+// CHECK:         %[[WORDS:.*]] = vector.bitcast %[[EVEN]] : vector<8xi32> to vector<16xi16>
+// CHECK:         llvm.call_intrinsic "llvm.x86.avx2.pmadd.wd"(%[[WORDS]], %{{.*}})
+// CHECK-NOT:     "llvm.x86.avx2.pmadd.ub.sw"
 // WIDE-LABEL: func @int8
-// WIDE-NOT:     llvm.call_intrinsic
+// WIDE-NOT:     "llvm.x86.avx512.pmaddubs.w.512"
+// WIDE:         llvm.call_intrinsic "llvm.x86.avx512.pmaddw.d.512"
 // DOT-LABEL: func @int8
 // DOT:         llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
 func.func @int8(%x: memref<?x64xf32>, %w: memref<8x2x16x32x4xi8>, %offsets: memref<9xi32>,

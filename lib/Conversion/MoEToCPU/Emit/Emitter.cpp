@@ -174,12 +174,21 @@ Value Emitter::multiplyBytePairs(Value left, Value right) {
                       vector::BitCastOp::create(*this, bytes, right)});
 }
 
+Value Emitter::dotWords(Value left, Value right, Value sum) {
+  auto words = VectorType::get({2 * width}, getI16Type());
+  auto cast = [&](Value lanes) -> Value {
+    return vector::BitCastOp::create(*this, words, lanes);
+  };
+  return add(sum, callByWidth(*this, "llvm.x86.avx512.pmaddw.d.512",
+                              "llvm.x86.avx2.pmadd.wd", ints(),
+                              {cast(left), cast(right)}));
+}
+
 Value Emitter::addWords(Value words, Value sum) {
   Value ones = arith::ConstantOp::create(
       *this, DenseElementsAttr::get(cast<ShapedType>(words.getType()),
                                     static_cast<int16_t>(1)));
-  return add(sum, callByWidth(*this, "llvm.x86.avx512.pmaddw.d.512",
-                              "llvm.x86.avx2.pmadd.wd", ints(), {words, ones}));
+  return dotWords(words, ones, sum);
 }
 
 Value Emitter::lookUpBytes(Value bytes, ArrayRef<int8_t> table) {

@@ -99,7 +99,10 @@ public:
   /// The sums of two such products in the 16-bit halves of each lane, which
   /// must hold them, where the target has `bytePairs`.
   Value multiplyBytePairs(Value left, Value right);
-  /// sum + both halves of each lane of `words`, as signed numbers.
+  /// sum + the products of both 16-bit halves of each lane, as signed numbers,
+  /// where the target has `bytePairs`.
+  Value dotWords(Value left, Value right, Value sum);
+  /// sum + both halves of each lane of `words`.
   Value addWords(Value words, Value sum);
 
   /// For each byte of a vector the byte of that number in a table: of 16, whose

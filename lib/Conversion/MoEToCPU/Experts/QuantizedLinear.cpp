@@ -58,7 +58,7 @@ private:
   int64_t getBlockQuads() { return lhs.blockSize / 4; }
   int64_t getRun() { return std::min(codes.getQuadsOfSum(), getBlockQuads()); }
   Value getZeroSum() {
-    return lhs.product == CodeProduct::Bytes ? e.i32(0) : e.f32(0.0);
+    return areIntegers(lhs.product) ? e.i32(0) : e.f32(0.0);
   }
   void packRows(Value first, Value end);
   void emitPart(const LayerPart &part);
@@ -307,7 +307,7 @@ Values QuantizedLinearKernel::addBlock(const Tile &tile, Value block,
     for (size_t column = 0; column < tile.columns.size(); ++column) {
       size_t at = row * tile.columns.size() + column;
       Value product = products[at];
-      if (lhs.product == CodeProduct::Bytes)
+      if (areIntegers(lhs.product))
         product = arith::SIToFPOp::create(e, e.floats(), product);
       if (sum)
         product = e.fma(negatedZeros[column], sum, product);

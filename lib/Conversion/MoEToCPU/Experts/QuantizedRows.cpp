@@ -10,16 +10,16 @@ using namespace mlir;
 using namespace mlir::moe;
 
 /// Codes of floats of 8 bits are no integers. Two products of a code of 4 bits,
-/// at most 24, fit into 16 bits. Of those of integers pairs hold
-/// numbers below 128 exactly, which are those of 4 bits.
+/// at most 24, fit into 16 bits, those of a code of 8 bits do not. Pairs of
+/// bf16 hold numbers below 128 exactly, which are those of 4 bits.
 CodeProduct mlir::moe::getCodeProduct(const CPUTarget &target,
                                       GroupedLinearOp op) {
   bool areFloat8 = op.getFormat() == WeightFormat::Fp8E4M3;
   if (op.getActivations() == ActivationFormat::Int8) {
-    bool areBytes =
-        !areFloat8 &&
-        (target.int8Dot || (target.bytePairs && op.getCodesPerByte() == 2));
-    return areBytes ? CodeProduct::Bytes : CodeProduct::Floats;
+    if (areFloat8 || !(target.int8Dot || target.bytePairs))
+      return CodeProduct::Floats;
+    return target.int8Dot || op.getCodesPerByte() == 2 ? CodeProduct::Bytes
+                                                       : CodeProduct::Words;
   }
   bool arePairs = target.bf16Dot && getElementType(op.getX()).isBF16() &&
                   (areFloat8 || op.getCodesPerByte() == 2);
@@ -34,6 +34,8 @@ static Type getFeatureType(Emitter &e, CodeProduct product) {
   switch (product) {
   case CodeProduct::Bytes:
     return e.getI8Type();
+  case CodeProduct::Words:
+    return e.getI16Type();
   case CodeProduct::Pairs:
     return e.getBF16Type();
   case CodeProduct::Floats:
@@ -84,17 +86,19 @@ Value QuantizedRows::round(Value floats, Value inverse) const {
 }
 
 void QuantizedRows::storeFeatures(Value floats, Value number, Value k) const {
-  if (product == CodeProduct::Bytes) {
-    Value integers = arith::FPToSIOp::create(e, e.ints(), floats);
-    floats = arith::TruncIOp::create(e, e.vectorOf(e.getI8Type()), integers);
-  }
-  if (product == CodeProduct::Pairs) {
+  if (product == CodeProduct::Words || product == CodeProduct::Pairs) {
     SmallVector<int64_t> order;
     for (int64_t lane = 0; lane < e.width; lane += 4)
       order.append({lane, lane + 2, lane + 1, lane + 3});
     floats = vector::ShuffleOp::create(e, floats, floats, order);
-    floats = arith::TruncFOp::create(e, e.vectorOf(e.getBF16Type()), floats);
   }
+  Type type = e.vectorOf(getFeatureType(e, product));
+  if (areIntegers(product)) {
+    Value integers = arith::FPToSIOp::create(e, e.ints(), floats);
+    floats = arith::TruncIOp::create(e, type, integers);
+  }
+  if (product == CodeProduct::Pairs)
+    floats = arith::TruncFOp::create(e, type, floats);
   e.storeVector(floats, features, {number, k});
 }
 
@@ -144,14 +148,19 @@ void QuantizedRows::pack(Value source, Value number) const {
 
 Values QuantizedRows::splat(Value row, Value quad) const {
   Value k = e.mul(quad, e.index(4));
-  switch (product) {
-  case CodeProduct::Bytes: {
-    Value bytes = vector::LoadOp::create(e, VectorType::get({4}, e.getI8Type()),
-                                         features, ValueRange{row, k});
+  auto splatWord = [&](Value first, int64_t count) -> Value {
+    auto type = VectorType::get({count}, getFeatureType(e, product));
+    Value loaded =
+        vector::LoadOp::create(e, type, features, ValueRange{row, first});
     Value word = vector::BitCastOp::create(
-        e, VectorType::get({1}, e.getI32Type()), bytes);
-    return {e.splat(vector::ExtractOp::create(e, word, ArrayRef<int64_t>{0}))};
-  }
+        e, VectorType::get({1}, e.getI32Type()), loaded);
+    return e.splat(vector::ExtractOp::create(e, word, ArrayRef<int64_t>{0}));
+  };
+  switch (product) {
+  case CodeProduct::Bytes:
+    return {splatWord(k, 4)};
+  case CodeProduct::Words:
+    return {splatWord(k, 2), splatWord(e.add(k, e.index(2)), 2)};
   case CodeProduct::Pairs:
     return {e.splatPair(features, {row, k}),
             e.splatPair(features, {row, e.add(k, e.index(2))})};

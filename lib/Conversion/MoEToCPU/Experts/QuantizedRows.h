@@ -21,8 +21,14 @@
 namespace mlir::moe {
 
 /// How four codes of a lane are multiplied with four features of a row: as
-/// bytes by one instruction, as two pairs of bf16, or one by one as f32.
-enum class CodeProduct { Bytes, Pairs, Floats };
+/// bytes by one instruction, as two pairs of integers of 16 bits, as two pairs
+/// of bf16, or one by one as f32.
+enum class CodeProduct { Bytes, Words, Pairs, Floats };
+
+/// Whether products are those of integers.
+inline bool areIntegers(CodeProduct product) {
+  return product == CodeProduct::Bytes || product == CodeProduct::Words;
+}
 
 CodeProduct getCodeProduct(const CPUTarget &target, GroupedLinearOp op);
 

@@ -106,6 +106,8 @@ Values WeightCodes::expand(Value quad) {
   switch (product) {
   case CodeProduct::Bytes:
     return {quad};
+  case CodeProduct::Words:
+    return {mask(quad, 0x00ff00ff), mask(shift(quad, 8), 0x00ff00ff)};
   case CodeProduct::Pairs: {
     Values pairs;
     for (int64_t bits : {0, 8})
@@ -158,6 +160,7 @@ int64_t WeightCodes::getNumExpanded() {
   switch (product) {
   case CodeProduct::Bytes:
     return 1;
+  case CodeProduct::Words:
   case CodeProduct::Pairs:
     return 2;
   case CodeProduct::Floats:
@@ -184,6 +187,8 @@ Value WeightCodes::multiplyAdd(Value codes, Value features, Value sum) {
       return e.dotBytes(codes, features, sum);
     codes = e.multiplyBytePairs(codes, features);
     return sum ? Value(arith::AddIOp::create(e, sum, codes)) : codes;
+  case CodeProduct::Words:
+    return e.dotWords(codes, features, sum);
   case CodeProduct::Pairs:
     return e.dotPairs(features, codes, sum);
   case CodeProduct::Floats:
