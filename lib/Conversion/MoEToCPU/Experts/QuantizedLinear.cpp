@@ -13,10 +13,8 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "LayerSums.h"
 #include "Patterns.h"
-#include "Product/RegisterTile.h"
-#include "WeightCodes.h"
+#include "QuantizedBlocks.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -35,45 +33,20 @@ public:
   void emit();
 
 private:
-  /// Where a vector of columns lies in panels, and its sums.
-  struct Column {
-    PanelPlace place;
-    Value number;
-    bool isSecond;
-  };
-  /// Columns of an expert, and rows that are multiplied with them: as rows of a
-  /// run, and where their copies are.
-  struct Tile {
-    Value expert;
-    ArrayRef<Column> columns;
-    Values rows, positions;
-  };
+  using Column = QuantizedColumn;
+  using Tile = QuantizedTile;
   PanelShape getShape();
   int64_t getTileRows() const;
   int64_t getLargeTileRows() const;
   SmallVector<Column> getColumns(const PanelGroup &group, Value slot);
   Tile getTile(const LayerPart &part, ArrayRef<Column> columns, Value first,
                int64_t numRows);
-  /// Quads of a block; those that are multiplied before sums are complete.
-  int64_t getBlockQuads() { return lhs.blockSize / 4; }
-  int64_t getRun() { return std::min(codes.getQuadsOfSum(), getBlockQuads()); }
-  Value getZeroSum() {
-    return areIntegers(lhs.product) ? e.i32(0) : e.f32(0.0);
-  }
   void packRows(Value first, Value end);
   void emitPart(const LayerPart &part);
   void forEachTile(const LayerPart &part, int64_t fewest, int64_t most,
                    function_ref<void(Value first, int64_t numRows)> body);
 
   void multiplyFewRows(const LayerPart &part, ArrayRef<Column> columns);
-  SmallVector<Values> readQuad(const Tile &tile, Value block, int64_t quad,
-                               SmallVector<Values> &line);
-  Values multiplyRun(const Tile &tile, Value firstQuad, ValueRange sums,
-                     function_ref<Values(int64_t quad, int64_t i)> read);
-  Values multiplyBlock(const Tile &tile, Value block);
-  Values addBlock(const Tile &tile, Value block, ValueRange products,
-                  ValueRange totals);
-  void prefetchAhead(Value expert, const Column &column, Value block);
 
   int64_t getChunkBlocks();
   void allocateForManyRows();
@@ -90,8 +63,9 @@ private:
   Emitter &e;
   GroupedLinearOp op;
   Value numRows, numSources, numColumns;
-  QuantizedRows lhs;
-  WeightCodes codes;
+  QuantizedBlocks blocks;
+  QuantizedRows &lhs;
+  WeightCodes &codes;
   LayerSums sums;
   /// Of a chunk of blocks the codes, and the totals of rows, of two vectors of
   /// columns each.
@@ -102,7 +76,7 @@ private:
 QuantizedLinearKernel::QuantizedLinearKernel(Emitter &e, GroupedLinearOp op)
     : e(e), op(op), numRows(e.dim(op.getOuts()[0], 0)),
       numSources(e.dim(op.getX(), 0)), numColumns(getNumColumns(e, op)),
-      lhs(e, op), codes(e, op, lhs.product),
+      blocks(e, op), lhs(blocks.lhs), codes(blocks.codes),
       sums(e, op, numSources, numColumns) {}
 
 PanelShape QuantizedLinearKernel::getShape() {
@@ -122,7 +96,7 @@ int64_t QuantizedLinearKernel::getLargeTileRows() const {
   return (e.target.vectorRegisters - kTileVectors - 1) / kTileVectors;
 }
 
-SmallVector<QuantizedLinearKernel::Column>
+SmallVector<QuantizedColumn>
 QuantizedLinearKernel::getColumns(const PanelGroup &group, Value slot) {
   PanelShape shape = getShape();
   Value first =
@@ -144,9 +118,9 @@ void QuantizedLinearKernel::packRows(Value first, Value end) {
   });
 }
 
-QuantizedLinearKernel::Tile
-QuantizedLinearKernel::getTile(const LayerPart &part, ArrayRef<Column> columns,
-                               Value first, int64_t numRows) {
+QuantizedTile QuantizedLinearKernel::getTile(const LayerPart &part,
+                                             ArrayRef<Column> columns,
+                                             Value first, int64_t numRows) {
   Tile tile{part.expert, columns, {}, {}};
   for (int64_t row = 0; row < numRows; ++row) {
     tile.rows.push_back(e.add(first, e.index(row)));
@@ -197,129 +171,6 @@ void QuantizedLinearKernel::addToSums(const LayerPart &part, const Tile &tile,
 // Few rows
 //===----------------------------------------------------------------------===//
 
-/// Asks for what is read a few kilobytes later; the hardware foresees it only
-/// within a page.
-void QuantizedLinearKernel::prefetchAhead(Value expert, const Column &column,
-                                          Value block) {
-  int64_t lines = getBlockQuads() / codes.getQuads();
-  Value first = e.mul(block, e.index(lines));
-  int64_t bytesOfLine = 4 * *op.getPacked();
-  int64_t ahead =
-      CPUTarget::kCodeLinesAhead * CPUTarget::kLineBytes / bytesOfLine;
-  for (int64_t line = 0; line < lines; ++line)
-    prefetchLine(e, op.getW(),
-                 {expert, column.place.panel,
-                  e.add(first, e.index(ahead + line)), column.place.lane,
-                  e.index(0)},
-                 kFirstCache);
-}
-
-/// Of each column a quad of a block, expanded; `line` has the quads of the line
-/// of the quad before.
-SmallVector<Values> QuantizedLinearKernel::readQuad(const Tile &tile,
-                                                    Value block, int64_t quad,
-                                                    SmallVector<Values> &line) {
-  int64_t quads = codes.getQuads();
-  if (quad % quads == 0) {
-    int64_t lines = getBlockQuads() / quads;
-    Value number = e.add(e.mul(block, e.index(lines)), e.index(quad / quads));
-    line.clear();
-    for (const Column &column : tile.columns)
-      line.push_back(codes.load({tile.expert, column.place.panel, number,
-                                 column.place.lane, e.index(0)}));
-  }
-  return llvm::map_to_vector(line, [&](const Values &each) {
-    return codes.expand(each[quad % quads]);
-  });
-}
-
-/// `sums` of products, row by row, with those of `getRun` quads added.
-Values QuantizedLinearKernel::multiplyRun(
-    const Tile &tile, Value firstQuad, ValueRange sums,
-    function_ref<Values(int64_t quad, int64_t i)> read) {
-  int64_t numColumns = tile.columns.size();
-  Values parts = sums;
-  if (codes.sumsWords())
-    parts.assign(sums.size(), Value());
-  for (int64_t quad = 0; quad < getRun(); ++quad) {
-    Value quadOfRow = e.add(firstQuad, e.index(quad));
-    // Registers hold the sums, one vector of each column, and one of a row.
-    for (int64_t i = 0; i < codes.getNumExpanded(); ++i) {
-      Values weights = read(quad, i);
-      for (auto [row, position] : llvm::enumerate(tile.positions)) {
-        Value features = lhs.splat(position, quadOfRow)[i];
-        for (int64_t column = 0; column < numColumns; ++column) {
-          Value &part = parts[row * numColumns + column];
-          part = codes.multiplyAdd(weights[column], features, part);
-        }
-      }
-    }
-  }
-  if (codes.sumsWords())
-    for (auto [part, sum] : llvm::zip_equal(parts, sums))
-      part = e.addWords(part, sum);
-  return parts;
-}
-
-/// The sums of products of a block, row by row.
-Values QuantizedLinearKernel::multiplyBlock(const Tile &tile, Value block) {
-  Values products(tile.rows.size() * tile.columns.size(), getZeroSum());
-  SmallVector<Values> line, weights;
-  for (int64_t first = 0; first < getBlockQuads(); first += getRun()) {
-    Value number =
-        e.add(e.mul(block, e.index(getBlockQuads())), e.index(first));
-    auto read = [&](int64_t quad, int64_t i) {
-      if (i == 0)
-        weights = readQuad(tile, block, first + quad, line);
-      return llvm::map_to_vector(
-          weights, [&](const Values &each) -> Value { return each[i]; });
-    };
-    products = multiplyRun(tile, number, products, read);
-  }
-  return products;
-}
-
-/// The totals with a block added: scale (products - zero sum of x).
-Values QuantizedLinearKernel::addBlock(const Tile &tile, Value block,
-                                       ValueRange products, ValueRange totals) {
-  int64_t group = op.getGroup().value_or(0);
-  Value number = e.index(0);
-  if (group)
-    number = group == lhs.blockSize
-                 ? block
-                 : Value(arith::DivUIOp::create(
-                       e, block, e.index(group / lhs.blockSize)));
-  Values scales, negatedZeros;
-  for (const Column &column : tile.columns) {
-    Values at{tile.expert, column.place.panel, number, column.place.lane};
-    scales.push_back(e.loadFloats(op.getScales(), at));
-    if (!codes.hasZero())
-      continue;
-    Value zero = e.f32(-codes.getZero());
-    if (op.getZeros())
-      zero = e.sub(zero, e.loadFloats(op.getZeros(), at));
-    negatedZeros.push_back(zero);
-  }
-  Values next;
-  for (auto [row, position] : llvm::enumerate(tile.positions)) {
-    Value sum = codes.hasZero() ? lhs.splatSum(position, block) : Value();
-    Value ofRow = lhs.splatScale(position, block);
-    for (size_t column = 0; column < tile.columns.size(); ++column) {
-      size_t at = row * tile.columns.size() + column;
-      Value product = products[at];
-      if (areIntegers(lhs.product))
-        product = arith::SIToFPOp::create(e, e.floats(), product);
-      if (sum)
-        product = e.fma(negatedZeros[column], sum, product);
-      Value scale = scales[column];
-      if (ofRow)
-        scale = e.mul(scale, ofRow);
-      next.push_back(e.fma(product, scale, totals[at]));
-    }
-  }
-  return next;
-}
-
 void QuantizedLinearKernel::multiplyFewRows(const LayerPart &part,
                                             ArrayRef<Column> columns) {
   forEachTile(part, 1, getTileRows(), [&](Value first, int64_t numRows) {
@@ -329,9 +180,10 @@ void QuantizedLinearKernel::multiplyFewRows(const LayerPart &part,
                     [&](Value block, ValueRange carried) {
                       if (numRows <= 2)
                         for (const Column &column : columns)
-                          prefetchAhead(part.expert, column, block);
-                      return addBlock(tile, block, multiplyBlock(tile, block),
-                                      carried);
+                          blocks.prefetchAhead(part.expert, column, block);
+                      return blocks.addBlock(tile, block,
+                                             blocks.multiplyBlock(tile, block),
+                                             carried);
                     });
     addToSums(part, tile, totals);
   });
@@ -358,9 +210,9 @@ void QuantizedLinearKernel::allocateForManyRows() {
   totals = make({lhs.getMostRows(), lanes}, e.getF32Type());
   bool areFloats = lhs.product == CodeProduct::Floats;
   if (!codes.isExpanded())
-    expanded = make(
-        {getChunkBlocks() * getBlockQuads(), codes.getNumExpanded(), lanes},
-        areFloats ? Type(e.getF32Type()) : Type(e.getI32Type()));
+    expanded = make({getChunkBlocks() * blocks.getBlockQuads(),
+                     codes.getNumExpanded(), lanes},
+                    areFloats ? Type(e.getF32Type()) : Type(e.getI32Type()));
 }
 
 /// Blocks `first` to `end` of codes of columns, into the buffer.
@@ -368,10 +220,10 @@ void QuantizedLinearKernel::expandBlocks(Value expert, ArrayRef<Column> columns,
                                          Value first, Value end) {
   Tile tile{expert, columns, {}, {}};
   e.loop(first, end, 1, [&](Value block) {
-    Value before = e.mul(e.sub(block, first), e.index(getBlockQuads()));
+    Value before = e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
     SmallVector<Values> line;
-    for (int64_t quad = 0; quad < getBlockQuads(); ++quad) {
-      SmallVector<Values> weights = readQuad(tile, block, quad, line);
+    for (int64_t quad = 0; quad < blocks.getBlockQuads(); ++quad) {
+      SmallVector<Values> weights = blocks.readQuad(tile, block, quad, line);
       for (auto [column, vectors] : llvm::enumerate(weights))
         for (auto [i, vector] : llvm::enumerate(vectors))
           e.storeVector(vector, expanded,
@@ -392,7 +244,7 @@ Values QuantizedLinearKernel::readExpanded(const Tile &tile, Value first,
           expanded, {quad, e.index(i), e.index(number * e.width)}));
       continue;
     }
-    Value line = e.add(e.mul(first, e.index(getBlockQuads())), quad);
+    Value line = e.add(e.mul(first, e.index(blocks.getBlockQuads())), quad);
     vectors.append(codes.load({tile.expert, column.place.panel, line,
                                column.place.lane, e.index(0)}));
   }
@@ -401,21 +253,21 @@ Values QuantizedLinearKernel::readExpanded(const Tile &tile, Value first,
 
 /// Adds blocks `first` to `end` to the totals of a tile.
 void QuantizedLinearKernel::addChunk(const Tile &tile, Value first, Value end) {
-  Values zeros(tile.rows.size() * tile.columns.size(), getZeroSum());
+  Values zeros(tile.rows.size() * tile.columns.size(), blocks.getZeroSum());
   e.loop(first, end, 1, [&](Value block) {
-    Value before = e.mul(e.sub(block, first), e.index(getBlockQuads()));
-    Value beforeInRow = e.mul(block, e.index(getBlockQuads()));
+    Value before = e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
+    Value beforeInRow = e.mul(block, e.index(blocks.getBlockQuads()));
     Values products = e.loop(
-        e.index(0), e.index(getBlockQuads()), getRun(), zeros,
+        e.index(0), e.index(blocks.getBlockQuads()), blocks.getRun(), zeros,
         [&](Value quad, ValueRange sums) {
-          return multiplyRun(tile, e.add(beforeInRow, quad), sums,
-                             [&](int64_t offset, int64_t i) {
-                               Value number = e.add(quad, e.index(offset));
-                               return readExpanded(tile, first,
-                                                   e.add(before, number), i);
-                             });
+          return blocks.multiplyRun(
+              tile, e.add(beforeInRow, quad), sums,
+              [&](int64_t offset, int64_t i) {
+                Value number = e.add(quad, e.index(offset));
+                return readExpanded(tile, first, e.add(before, number), i);
+              });
         });
-    storeTotals(tile, addBlock(tile, block, products, loadTotals(tile)));
+    storeTotals(tile, blocks.addBlock(tile, block, products, loadTotals(tile)));
   });
 }
 

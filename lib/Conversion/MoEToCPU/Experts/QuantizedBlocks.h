@@ -1,0 +1,75 @@
+//===- QuantizedBlocks.h - Blocks of codes times tiles of rows --*- C++ -*-===//
+//
+// A tile are rows and vectors of columns whose sums lie in registers. Features
+// are multiplied in blocks: first the codes of a block with the features of
+// rows, then the sum with the scale of the block. This order is one for all
+// tiles, so that a sum does not depend on which tile it is in.
+//
+//===----------------------------------------------------------------------===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOCPU_EXPERTS_QUANTIZEDBLOCKS_H
+#define MOE_LIB_CONVERSION_MOETOCPU_EXPERTS_QUANTIZEDBLOCKS_H
+
+#include "LayerSums.h"
+#include "QuantizedRows.h"
+#include "WeightCodes.h"
+
+namespace mlir::moe {
+
+/// Where a vector of columns lies in panels, and its sums.
+struct QuantizedColumn {
+  PanelPlace place;
+  Value number;
+  bool isSecond;
+};
+
+/// Columns of an expert, and rows that are multiplied with them: as rows of a
+/// run, and where their copies are.
+struct QuantizedTile {
+  Value expert;
+  ArrayRef<QuantizedColumn> columns;
+  Values rows, positions;
+};
+
+class QuantizedBlocks {
+public:
+  QuantizedBlocks(Emitter &e, GroupedLinearOp op)
+      : lhs(e, op), codes(e, op, lhs.product), e(e), op(op) {}
+
+  QuantizedRows lhs;
+  WeightCodes codes;
+
+  /// Quads of a block; those that are multiplied before sums are complete.
+  int64_t getBlockQuads() { return lhs.blockSize / 4; }
+  int64_t getRun() { return std::min(codes.getQuadsOfSum(), getBlockQuads()); }
+  /// A sum of no products.
+  Value getZeroSum() {
+    return areIntegers(lhs.product) ? e.i32(0) : e.f32(0.0);
+  }
+
+  /// Asks for what is read a few kilobytes later; the hardware foresees it only
+  /// within a page.
+  void prefetchAhead(Value expert, const QuantizedColumn &column, Value block);
+  /// Of each column a quad of a block, expanded; `line` has the quads of the
+  /// line of the quad before.
+  SmallVector<Values> readQuad(const QuantizedTile &tile, Value block,
+                               int64_t quad, SmallVector<Values> &line);
+  /// `sums` of products, row by row, with those of `getRun` quads added. `read`
+  /// gives vector `i` of what a quad of each column is expanded to.
+  Values multiplyRun(const QuantizedTile &tile, Value firstQuad,
+                     ValueRange sums,
+                     function_ref<Values(int64_t quad, int64_t i)> read);
+  /// The sums of products of a block, row by row.
+  Values multiplyBlock(const QuantizedTile &tile, Value block);
+  /// The totals with a block added: scale (products - zero sum of x).
+  Values addBlock(const QuantizedTile &tile, Value block, ValueRange products,
+                  ValueRange totals);
+
+private:
+  Emitter &e;
+  GroupedLinearOp op;
+};
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOCPU_EXPERTS_QUANTIZEDBLOCKS_H
