@@ -69,54 +69,57 @@ def test_scales_that_are_none_are_an_error():
 WIDTH, HIDDEN, EXPERTS, VOCABULARY = 256, 512, 4, 96
 
 
-def write(path, types, *, layers=2):
-    """A Qwen3-MoE of random weights; `types` has the type of a tensor by the end of its name."""
+def write(path, types, *, layers=2, architecture="qwen3moe"):
+    """A model of random weights; `types` has the type of a tensor by the end of its name."""
     rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "qwen3moe")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(64)
     writer.add_block_count(layers)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(HIDDEN)
-    writer.add_expert_feed_forward_length(HIDDEN)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_key_length(64)
+    writer.add_rope_dimension_count(64)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
-    writer.add_expert_count(EXPERTS)
-    writer.add_expert_used_count(2)
     writer.add_vocab_size(VOCABULARY)
-
-    def add(name, *shape):
+    if architecture == "qwen3moe":
+        writer.add_expert_feed_forward_length(HIDDEN)
+        writer.add_expert_count(EXPERTS)
+        writer.add_expert_used_count(2)
+    for name, shape in shapes(architecture, layers).items():
         kind = next((kind for end, kind in types.items() if name.endswith(end)), "F32")
         if kind == "F32" or len(shape) == 1:
             values = rng.normal(size=shape, scale=0.05).astype(np.float32)
-            return writer.add_tensor(name, values + (1 if "norm" in name else 0))
-        data = blocks_of(kind, shape[:-1],
-                         shape[-1] // gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0],
-                         rng, scale=0.002 if "_K" in kind else 0.02)
+            writer.add_tensor(name, values + (1 if "norm" in name else 0))
+            continue
+        size, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+        data = blocks_of(kind, shape[:-1], shape[-1] // size, rng,
+                         scale=0.002 if "_K" in kind else 0.02)
         writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
-
-    add("token_embd.weight", VOCABULARY, WIDTH)
-    add("output_norm.weight", WIDTH)
-    add("output.weight", VOCABULARY, WIDTH)
-    for layer in range(layers):
-        of = f"blk.{layer}."
-        for norm, width in ("attn_norm", WIDTH), ("ffn_norm", WIDTH), ("attn_q_norm", 64), \
-                ("attn_k_norm", 64):
-            add(f"{of}{norm}.weight", width)
-        add(f"{of}attn_q.weight", 256, WIDTH)
-        add(f"{of}attn_k.weight", 128, WIDTH)
-        add(f"{of}attn_v.weight", 128, WIDTH)
-        add(f"{of}attn_output.weight", WIDTH, 256)
-        add(f"{of}ffn_gate_inp.weight", EXPERTS, WIDTH)
-        add(f"{of}ffn_gate_exps.weight", EXPERTS, HIDDEN, WIDTH)
-        add(f"{of}ffn_up_exps.weight", EXPERTS, HIDDEN, WIDTH)
-        add(f"{of}ffn_down_exps.weight", EXPERTS, WIDTH, HIDDEN)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def shapes(architecture, layers):
+    found = {"token_embd": (VOCABULARY, WIDTH), "output_norm": (WIDTH,),
+             "output": (VOCABULARY, WIDTH)}
+    of_layer = {"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,), "attn_q": (256, WIDTH),
+                "attn_k": (128, WIDTH), "attn_v": (128, WIDTH), "attn_output": (WIDTH, 256)}
+    if architecture == "qwen3moe":
+        of_layer |= {"attn_q_norm": (64,), "attn_k_norm": (64,), "ffn_gate_inp": (EXPERTS, WIDTH),
+                     "ffn_gate_exps": (EXPERTS, HIDDEN, WIDTH),
+                     "ffn_up_exps": (EXPERTS, HIDDEN, WIDTH),
+                     "ffn_down_exps": (EXPERTS, WIDTH, HIDDEN)}
+    else:
+        of_layer |= {"ffn_gate": (HIDDEN, WIDTH), "ffn_up": (HIDDEN, WIDTH),
+                     "ffn_down": (WIDTH, HIDDEN)}
+    for layer in range(layers):
+        found |= {f"blk.{layer}.{name}": shape for name, shape in of_layer.items()}
+    return {f"{name}.weight": shape for name, shape in found.items()}
 
 
 # As llama.cpp mixes types in a file that it names Q4_K_M; and files of one type.
@@ -134,15 +137,11 @@ def by_transformers(folder):
         folder, gguf_file="model.gguf", config=config, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize("types", [MIXED, of_type("Q8_0"), of_type("MXFP4"), of_type("Q5_K")],
-                         ids=["Q4_K_M", "Q8_0", "MXFP4", "Q5_K"])
-def test_a_model_is_that_of_transformers(tmp_path, types):
-    write(tmp_path / "model.gguf", types)
-    wanted = by_transformers(tmp_path)
-    model = moe_mlir.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32)
-    layer = model.model.layers[0]
-    assert isinstance(layer.mlp.experts.gate_up_proj, QuantizedWeight)
-    assert isinstance(layer.self_attn.v_proj, QuantizedLinear)
+def check(folder):
+    """The model of the file, which is transformers' in its weights and logits."""
+    wanted = by_transformers(folder)
+    model = moe_mlir.from_pretrained(folder / "model.gguf", dtype=torch.float32)
+    assert isinstance(model.model.layers[0].self_attn.v_proj, QuantizedLinear)
     assert isinstance(model.lm_head, QuantizedLinear)
     for name, weight in model.named_modules():
         if isinstance(weight, QuantizedWeight):
@@ -154,6 +153,28 @@ def test_a_model_is_that_of_transformers(tmp_path, types):
         logits, expected = model(ids).logits, wanted(ids).logits
     assert expected.isfinite().all()
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4 * expected.abs().max().item())
+    return model
+
+
+@pytest.mark.parametrize("types", [MIXED, of_type("Q8_0"), of_type("MXFP4"), of_type("Q5_K")],
+                         ids=["Q4_K_M", "Q8_0", "MXFP4", "Q5_K"])
+def test_a_model_is_that_of_transformers(tmp_path, types):
+    write(tmp_path / "model.gguf", types)
+    model = check(tmp_path)
+    assert isinstance(model.model.layers[0].mlp.experts.gate_up_proj, QuantizedWeight)
+
+
+def test_rows_that_llama_cpp_permutes(tmp_path):
+    """Those of queries and keys: their scales move with their codes."""
+    write(tmp_path / "model.gguf", of_type("Q4_K"), architecture="llama")
+    model = check(tmp_path)
+    assert isinstance(model.model.layers[1].self_attn.q_proj, QuantizedLinear)
+
+
+def test_an_architecture_whose_weights_are_changed_is_refused(tmp_path):
+    write(tmp_path / "model.gguf", of_type("Q8_0"), architecture="nemotron")
+    with pytest.raises(ValueError, match="found 'nemotron'; load it by transformers"):
+        moe_mlir.from_pretrained(tmp_path / "model.gguf")
 
 
 def test_the_name_of_a_folder_and_of_a_file(tmp_path):
