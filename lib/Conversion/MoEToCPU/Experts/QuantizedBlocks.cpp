@@ -52,7 +52,7 @@ Values QuantizedBlocks::multiplyRun(
     for (int64_t i = 0; i < codes.getNumExpanded(); ++i) {
       Values weights = read(quad, i);
       for (auto [row, position] : llvm::enumerate(tile.positions)) {
-        Value features = lhs.splat(position, quadOfRow)[i];
+        Value features = lhs.splat(position, quadOfRow, i);
         for (int64_t column = 0; column < numColumns; ++column) {
           Value &part = parts[row * numColumns + column];
           part = codes.multiplyAdd(weights[column], features, part);

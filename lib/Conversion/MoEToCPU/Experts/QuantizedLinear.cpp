@@ -92,8 +92,11 @@ int64_t QuantizedLinearKernel::getTileRows() const {
 }
 
 /// Registers hold sums of blocks, the codes of a quad, and a number of a row.
+/// There is code for each size, so that there are no more than a few.
 int64_t QuantizedLinearKernel::getLargeTileRows() const {
-  return (e.target.vectorRegisters - kTileVectors - 1) / kTileVectors;
+  constexpr int64_t kMost = 8;
+  return std::min(kMost,
+                  (e.target.vectorRegisters - kTileVectors - 1) / kTileVectors);
 }
 
 SmallVector<QuantizedColumn>

@@ -146,9 +146,9 @@ void QuantizedRows::pack(Value source, Value number) const {
 // Reading
 //===----------------------------------------------------------------------===//
 
-Values QuantizedRows::splat(Value row, Value quad) const {
-  Value k = e.mul(quad, e.index(4));
-  auto splatWord = [&](Value first, int64_t count) -> Value {
+Value QuantizedRows::splat(Value row, Value quad, int64_t i) const {
+  auto splatWord = [&](int64_t count) -> Value {
+    Value first = e.add(e.mul(quad, e.index(4)), e.index(count * i));
     auto type = VectorType::get({count}, getFeatureType(e, product));
     Value loaded =
         vector::LoadOp::create(e, type, features, ValueRange{row, first});
@@ -156,21 +156,18 @@ Values QuantizedRows::splat(Value row, Value quad) const {
         e, VectorType::get({1}, e.getI32Type()), loaded);
     return e.splat(vector::ExtractOp::create(e, word, ArrayRef<int64_t>{0}));
   };
+  Value k = e.mul(quad, e.index(4));
   switch (product) {
   case CodeProduct::Bytes:
-    return {splatWord(k, 4)};
+    return splatWord(4);
   case CodeProduct::Words:
-    return {splatWord(k, 2), splatWord(e.add(k, e.index(2)), 2)};
+    return splatWord(2);
   case CodeProduct::Pairs:
-    return {e.splatPair(features, {row, k}),
-            e.splatPair(features, {row, e.add(k, e.index(2))})};
+    return e.splatPair(features, {row, e.add(k, e.index(2 * i))});
   case CodeProduct::Floats:
-    break;
+    return e.splat(e.load(features, {row, e.add(k, e.index(i))}));
   }
-  Values numbers;
-  for (int64_t i = 0; i < 4; ++i)
-    numbers.push_back(e.splat(e.load(features, {row, e.add(k, e.index(i))})));
-  return numbers;
+  llvm_unreachable("unknown product");
 }
 
 Value QuantizedRows::splatSum(Value row, Value block) const {

@@ -49,8 +49,8 @@ public:
 
   /// Features `4 quad` to `4 quad + 3` of a row in every lane, as the product
   /// takes them: as bytes, as two pairs of features 0 and 2, and 1 and 3, or as
-  /// four numbers.
-  Values splat(Value row, Value quad) const;
+  /// four numbers; number `i` of these.
+  Value splat(Value row, Value quad, int64_t i) const;
   /// The sum of the features of a block, in every lane.
   Value splatSum(Value row, Value block) const;
   /// What the integers of a block stand for, in every lane; null where features

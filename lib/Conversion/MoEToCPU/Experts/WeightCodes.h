@@ -24,7 +24,7 @@ public:
   /// The quads of a vector of columns at `at`, a line.
   Values load(ValueRange at);
   /// What is multiplied with a quad of a row: as many vectors, all of one type,
-  /// as `QuantizedRows::splat` gives.
+  /// as `QuantizedRows::splat` has numbers.
   Values expand(Value quad);
   int64_t getNumExpanded();
   /// Whether the bytes in memory are already what is multiplied.
