@@ -95,8 +95,7 @@ class GGUFWeights:
             raise ValueError("expected a GGUF file of an architecture whose weights transformers "
                              f"takes as they are, found {architecture!r}; load it by transformers "
                              "and call moe_mlir.quantize")
-        config = gguf_of_transformers.load_gguf_checkpoint(path, return_tensors=False)["config"]
-        self._processor = processor(config=config)
+        self._processor = processor(config=skeleton.config.to_dict())
         self._names = gguf_of_transformers.get_gguf_hf_weights_map(skeleton, self._processor)
         found = self._find(reader.tensors, skeleton)
         floats = self._floats(found, skeleton, why_not)
@@ -111,6 +110,16 @@ class GGUFWeights:
                 tensor.name.removesuffix(".weight"))
             if name in state:
                 sources[name].append(tensor)
+        # transformers would make random numbers of what is missing.
+        missing = state.keys() - sources.keys() - set(skeleton.all_tied_weights_keys or ())
+        for tensor_name, name in self._names.items():
+            if name in state and state[name].dim() == 3 and not any(
+                    each.name.removesuffix(".weight") == tensor_name for each in sources[name]):
+                missing.add(name)
+        if missing:
+            raise ValueError(f"expected a GGUF file with all weights of {type(skeleton).__name__}, "
+                             f"found no tensor for {len(missing)} of them, such as "
+                             f"{min(missing)!r}; transformers reads another model from this file")
         return [GGUFTarget(name, tuple(state[name].shape), found, _quantization(found))
                 for name, found in sources.items()]
 

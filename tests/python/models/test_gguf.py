@@ -198,6 +198,35 @@ def test_types_without_codes_are_floats(tmp_path):
         torch.testing.assert_close(model(ids).logits, wanted(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("gone", ["ffn_up_exps", "attn_v", "output_norm"])
+def test_a_file_without_a_weight_is_an_error(tmp_path, monkeypatch, gone):
+    """transformers would give the model random numbers for it."""
+    whole = shapes
+
+    def without(*arguments):
+        return {name: shape for name, shape in whole(*arguments).items()
+                if not name.endswith(f"{gone}.weight")}
+    monkeypatch.setitem(globals(), "shapes", without)
+    write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1)
+    with pytest.raises(ValueError, match="expected a GGUF file with all weights of Qwen3Moe"):
+        moe_mlir.from_pretrained(tmp_path / "model.gguf")
+
+
+def test_a_head_that_is_the_embedding_needs_no_tensor(tmp_path, monkeypatch):
+    whole = shapes
+
+    def without(*arguments):
+        return {name: shape for name, shape in whole(*arguments).items() if name != "output.weight"}
+    monkeypatch.setitem(globals(), "shapes", without)
+    write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1)
+    model = moe_mlir.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    ids = torch.arange(6).view(1, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, by_transformers(tmp_path)(ids).logits,
+                                   rtol=1e-4, atol=1e-4)
+
+
 def test_a_damaged_file_is_an_error(tmp_path):
     write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1)
     data = (tmp_path / "model.gguf").read_bytes()
