@@ -24,6 +24,9 @@ _PROCESSORS = ("TensorProcessor", "LlamaTensorProcessor", "Qwen2MoeTensorProcess
                "MiniMaxM2TensorProcessor", "Gemma2TensorProcessor")
 
 
+_FLOATS = {"F16", "F32", "F64", "BF16"}
+
+
 class GGUFTarget(NamedTuple):
     """A parameter of the model, the tensors of the file that it is made of, and their codes."""
 
@@ -129,6 +132,11 @@ class GGUFWeights:
         floats = {target.name for target in found if target.quantization is None}
         for target in found:
             layer, _, name = target.name.rpartition(".")
+            types = sorted({source.tensor_type.name for source in target.sources})
+            if target.quantization is None and not _FLOATS.issuperset(types) \
+                    and not _is_embedding(skeleton, layer):
+                warn_user(f"{target.name!r} is loaded as floats: no kernel reads "
+                          f"{' and '.join(types)}")
             if target.name not in floats and (reason := why_not(skeleton, layer, name)):
                 floats.add(target.name)
                 if len(target.shape) > 1 and not _is_embedding(skeleton, layer):

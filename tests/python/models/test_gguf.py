@@ -16,12 +16,12 @@ gguf = pytest.importorskip("gguf")
 # Where the f16 of a block are, by their first byte.
 HALVES = {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
           "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
-          "MXFP4": ()}  # fmt: skip
+          "MXFP4": (), "IQ4_NL": (0,)}  # fmt: skip
 
 
 def blocks_of(name, rows, count, rng, scale=1.0):
     """Random bytes, whose scales are finite numbers of about `scale`."""
-    size = BLOCK_TYPES[name].bytes
+    _, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
     data = rng.integers(0, 256, (*rows, count, size), dtype=np.uint8)
     for first in HALVES[name]:
         halves = rng.normal(scale=scale, size=(*rows, count, 1)).astype(np.float16)
@@ -196,6 +196,14 @@ def test_types_without_codes_are_floats(tmp_path):
     ids = torch.arange(6).view(1, 6)
     with torch.no_grad():
         torch.testing.assert_close(model(ids).logits, wanted(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_types_without_a_kernel_are_floats(tmp_path):
+    write(tmp_path / "model.gguf", {"attn_v.weight": "IQ4_NL", **of_type("Q8_0")}, layers=1)
+    with pytest.warns(UserWarning, match="v_proj.weight' is loaded as floats: no kernel reads IQ4_NL"):
+        model = moe_mlir.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32)
+    assert torch.equal(model.model.layers[0].self_attn.v_proj.weight,
+                       by_transformers(tmp_path).model.layers[0].self_attn.v_proj.weight)
 
 
 @pytest.mark.parametrize("gone", ["ffn_up_exps", "attn_v", "output_norm"])
