@@ -175,6 +175,14 @@ private:
     return places[symbol.st_shndx] + symbol.st_value;
   }
 
+  size_t getExternal(const Elf64_Sym &symbol) const {
+    auto external = externals.find(getName(symbol));
+    if (external == externals.end())
+      refuse("expected a name for each function that the code calls, found a "
+             "relocation to a symbol without one");
+    return external->second;
+  }
+
   void bindExternals() {
     std::string missing;
     for (const auto &[name, index] : externals) {
@@ -221,7 +229,7 @@ private:
   void relocate(uint32_t type, size_t place, const Elf64_Sym &symbol,
                 int64_t addend) const {
     bool isExternal = symbol.st_shndx == SHN_UNDEF;
-    size_t external = isExternal ? externals.at(getName(symbol)) : 0;
+    size_t external = isExternal ? getExternal(symbol) : 0;
     // Calls go to a stub: the process may be farther away than 2 GiB.
     size_t target =
         isExternal ? stubs + kStubBytes * external : getPlace(symbol);

@@ -1,8 +1,10 @@
 """Artifacts of moe-compile, loaded from Python."""
 
+import hashlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -301,6 +303,30 @@ def test_a_damaged_artifact_is_refused(folder, name, change, message):
     path = folder / name
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(ValueError, match=message):
+        artifact.load(folder)
+
+
+def _relocations(code):
+    """Where the object file's relocations are: 24 bytes each (Elf64_Rela)."""
+    start, = struct.unpack_from("<Q", code, 40)
+    size, count = struct.unpack_from("<HH", code, 58)
+    for section in range(start, start + count * size, size):
+        if struct.unpack_from("<I", code, section + 4)[0] == 4:  # SHT_RELA
+            offset, length = struct.unpack_from("<QQ", code, section + 24)
+            yield from range(offset, offset + length, 24)
+
+
+def test_a_relocation_without_a_name_is_refused(folder):
+    path = folder / "kernel.o"
+    code = bytearray(path.read_bytes())
+    relocations = list(_relocations(code))
+    assert relocations
+    for place in relocations:
+        code[place + 12:place + 16] = bytes(4)  # the symbol without a name
+    path.write_bytes(code)
+    digest = hashlib.sha256(code).hexdigest()
+    rewrite_manifest(folder, lambda m: m["files"]["kernel.o"].update(sha256=digest))
+    with pytest.raises(ValueError, match="relocation to a symbol without one"):
         artifact.load(folder)
 
 
