@@ -102,6 +102,7 @@ static void buildVectorStage(OpPassManager &manager,
   conversion.vectorWidth = options.vectorWidth;
   conversion.vectorRegisters = options.vectorRegisters;
   conversion.bf16Dot = options.bf16Dot;
+  conversion.bf16Tiles = options.bf16Tiles;
   conversion.int8Dot = options.int8Dot;
   conversion.bytePairs = options.bytePairs;
   conversion.byteTable = options.byteTable;

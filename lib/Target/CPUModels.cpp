@@ -83,6 +83,7 @@ CPUModel::CPUModel(StringRef cpu)
   target.vectorWidth = has("+avx512f") ? 16 : has("+avx2") ? 8 : 4;
   target.vectorRegisters = has("+avx512f") || has("+neon") ? 32 : 16;
   target.bf16Dot = has("+avx512bf16");
+  target.bf16Tiles = target.bf16Dot && has("+amx-bf16");
   target.int8Dot = target.vectorWidth == 16
                        ? has("+avx512vnni")
                        : target.vectorWidth == 8 && has("+avxvnni");
@@ -95,11 +96,12 @@ CPUModel::CPUModel(StringRef cpu)
 
 std::string CPUModel::describe() const {
   return llvm::formatv("vector-width={0} vector-registers={1} bf16-dot={2} "
-                       "int8-dot={3} byte-pairs={4} byte-table={5} "
-                       "scalef={6} l2-bytes={7}",
+                       "bf16-tiles={3} int8-dot={4} byte-pairs={5} "
+                       "byte-table={6} scalef={7} l2-bytes={8}",
                        target.vectorWidth, target.vectorRegisters,
-                       target.bf16Dot, target.int8Dot, target.bytePairs,
-                       target.byteTable, scalef, target.l2Bytes);
+                       target.bf16Dot, target.bf16Tiles, target.int8Dot,
+                       target.bytePairs, target.byteTable, scalef,
+                       target.l2Bytes);
 }
 
 std::string mlir::moe::describeCPU(StringRef cpu) {

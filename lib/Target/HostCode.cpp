@@ -8,6 +8,7 @@
 #include "MoE/Target/HostCode.h"
 
 #include "MaskedStores.h"
+#include "MoE/Runtime/TileState.h"
 #include "NarrowFloats.h"
 
 #include "mlir/IR/BuiltinOps.h"
@@ -45,9 +46,19 @@ std::string mlir::moe::hostCPUName() {
   return llvm::sys::getHostCPUName().str();
 }
 
+/// What LLVM detects, without tiles where the system does not keep them.
+static llvm::StringMap<bool> detectFeatures() {
+  llvm::StringMap<bool> features = llvm::sys::getHostCPUFeatures();
+  if (features.lookup("amx-tile") && !::moe::runtime::requestTileState())
+    for (auto &feature : features)
+      if (feature.first().starts_with("amx-"))
+        feature.second = false;
+  return features;
+}
+
 std::string mlir::moe::hostCPUFeatures() {
   std::vector<std::string> features;
-  for (const auto &feature : llvm::sys::getHostCPUFeatures())
+  for (const auto &feature : detectFeatures())
     features.push_back(((feature.second ? "+" : "-") + feature.first()).str());
   // A StringMap has no order, and the text is part of cache keys.
   llvm::sort(features);
@@ -91,9 +102,9 @@ static bool isChosenByCodeGenerator(StringRef feature) {
       "crc32", "cx16", "kl", "movdir64b", "movdiri", "movrs", "pclmul",
       "prefetchi", "prfchw", "raoint", "rdrnd", "rdseed", "sha", "sha512",
       "sm3", "sm4", "vaes", "vpclmulqdq", "wbnoinvd", "widekl",
-      // Of matrices in tiles.
-      "amx-avx512", "amx-bf16", "amx-complex", "amx-fp16", "amx-fp8",
-      "amx-int8", "amx-movrs", "amx-tf32", "amx-tile",
+      // Of matrices in tiles, of other numbers.
+      "amx-avx512", "amx-complex", "amx-fp16", "amx-fp8", "amx-int8",
+      "amx-movrs", "amx-tf32",
       // Of operating systems, transactions, profilers.
       "enqcmd", "fsgsbase", "hreset", "invpcid", "lwp", "mwaitx", "pconfig",
       "pku", "ptwrite", "rdpid", "rdpru", "rtm", "sahf", "serialize", "sgx",
@@ -106,7 +117,7 @@ static bool isChosenByCodeGenerator(StringRef feature) {
 
 std::string mlir::moe::codeFeatures(StringRef cpu) {
   // LLVM detects extensions; what else it says of a CPU is how fast things are.
-  llvm::StringMap<bool> host = llvm::sys::getHostCPUFeatures();
+  llvm::StringMap<bool> host = detectFeatures();
   std::vector<std::string> features;
   auto add = [&](StringRef feature) {
     if (isChosenByCodeGenerator(feature))

@@ -22,6 +22,9 @@ struct CPUTarget {
   /// Whether pairs of bf16 products are summed in f32 by one instruction, that
   /// of AVX512_BF16 on 16 lanes.
   bool bf16Dot = false;
+  /// Whether tiles of pairs of bf16 are multiplied by one instruction,
+  /// tdpbf16ps of AMX.
+  bool bf16Tiles = false;
   /// Whether four products of bytes are summed by one instruction, vpdpbusd.
   bool int8Dot = false;
   /// Whether products of bytes are summed in pairs of 16 bits by vpmaddubsw.

@@ -38,6 +38,7 @@ def ConvertMoEToCPUPass
   }];
   let dependentDialects = [
     "::mlir::LLVM::LLVMDialect",
+    "::mlir::amx::AMXDialect",
     "::mlir::arith::ArithDialect",
     "::mlir::linalg::LinalgDialect",
     "::mlir::math::MathDialect",
@@ -52,6 +53,8 @@ def ConvertMoEToCPUPass
            "vector registers that tiles may fill: 32 of AVX-512, 16 of AVX2">,
     Option<"bf16Dot", "bf16-dot", "bool", /*default=*/"false",
            "multiply bf16 tokens in pairs by vdpbf16ps of AVX512_BF16">,
+    Option<"bf16Tiles", "bf16-tiles", "bool", /*default=*/"false",
+           "multiply pairs of bf16 by tdpbf16ps of AMX">,
     Option<"int8Dot", "int8-dot", "bool", /*default=*/"false",
            "multiply bytes by vpdpbusd of AVX512_VNNI or AVX_VNNI">,
     Option<"bytePairs", "byte-pairs", "bool", /*default=*/"false",

@@ -34,6 +34,10 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       *this, "bf16-dot",
       llvm::cl::desc("multiply bf16 tokens in pairs (AVX512_BF16)"),
       llvm::cl::init(false)};
+  PassOptions::Option<bool> bf16Tiles{
+      *this, "bf16-tiles",
+      llvm::cl::desc("multiply pairs of bf16 in tiles (AMX_BF16)"),
+      llvm::cl::init(false)};
   PassOptions::Option<bool> int8Dot{
       *this, "int8-dot",
       llvm::cl::desc("multiply bytes in fours (AVX512_VNNI, AVX_VNNI)"),

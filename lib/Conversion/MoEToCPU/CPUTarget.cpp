@@ -48,6 +48,7 @@ llvm::Error CPUTarget::verify() const {
        "a power of two of at least 4"},
       {"vector-width", vectorWidth, !bf16Dot || vectorWidth == 16,
        "16 with 'bf16-dot'"},
+      {"bf16-dot", bf16Dot, bf16Dot || !bf16Tiles, "true with 'bf16-tiles'"},
       {"vector-width", vectorWidth,
        !int8Dot || vectorWidth == 8 || vectorWidth == 16,
        "8 or 16 with 'int8-dot'"},

@@ -10,6 +10,7 @@
 #include "MoE/Dialect/MoE/IR/MoE.h"
 #include "Patterns.h"
 
+#include "mlir/Dialect/AMX/AMXDialect.h"
 #include "mlir/Dialect/Arith/IR/Arith.h"
 #include "mlir/Dialect/LLVMIR/LLVMDialect.h"
 #include "mlir/Dialect/Linalg/IR/Linalg.h"
@@ -66,10 +67,10 @@ struct ConvertMoEToCPUPass
   using Base::Base;
 
   void runOnOperation() override {
-    CPUTarget target{vectorWidth, vectorRegisters, bf16Dot,    int8Dot,
-                     bytePairs,   byteTable,       l2Bytes,    productVectors,
-                     productRows, productPanels,   expertRows, mixQueries,
-                     fetchBytes};
+    CPUTarget target{vectorWidth,    vectorRegisters, bf16Dot,       bf16Tiles,
+                     int8Dot,        bytePairs,       byteTable,     l2Bytes,
+                     productVectors, productRows,     productPanels, expertRows,
+                     mixQueries,     fetchBytes};
     if (llvm::Error error = target.verify()) {
       getOperation()->emitError() << llvm::toString(std::move(error));
       return signalPassFailure();

@@ -2,6 +2,8 @@
 
 #include "HostCpu.h"
 
+#include "MoE/Runtime/TileState.h"
+
 #include <cstdint>
 
 #if defined(__x86_64__)
@@ -21,6 +23,16 @@ static bool keepsState(uint32_t components) {
   return (eax & components) == components;
 }
 
+/// AMX, whose tiles are state that a process asks for.
+static bool hasTiles(std::string_view feature) {
+  constexpr uint32_t tiles = 0x60000;
+  uint32_t eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || !keepsState(tiles))
+    return false;
+  int bit = feature == "amx-bf16" ? 22 : feature == "amx-tile" ? 24 : -1;
+  return bit > 0 && ((edx >> bit) & 1) && requestTileState();
+}
+
 /// What is newer than the oldest compiler that builds this: bits of leaf 7,
 /// subleaf 1, and the state that they need.
 static bool hasNewFeature(std::string_view feature) {
@@ -28,6 +40,8 @@ static bool hasNewFeature(std::string_view feature) {
   uint32_t eax, ebx, ecx, edx;
   if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx))
     return false;
+  if (feature.starts_with("amx-"))
+    return hasTiles(feature);
   auto isSet = [](uint32_t word, int bit) { return (word >> bit) & 1; };
   if (feature == "avxifma")
     return isSet(eax, 23) && keepsState(vectors);

@@ -1,5 +1,6 @@
 // RUN: not %moe-opt %s --convert-moe-to-cpu="vector-width=12" 2>&1 | FileCheck %s --check-prefix=WIDTH
 // RUN: not %moe-opt %s --convert-moe-to-cpu="vector-width=8 bf16-dot" 2>&1 | FileCheck %s --check-prefix=DOT
+// RUN: not %moe-opt %s --convert-moe-to-cpu="bf16-tiles" 2>&1 | FileCheck %s --check-prefix=TILES
 // RUN: not %moe-opt %s --convert-moe-to-cpu="vector-width=4 int8-dot" 2>&1 | FileCheck %s --check-prefix=BYTES
 // RUN: not %moe-opt %s --convert-moe-to-cpu="vector-width=4 byte-pairs" 2>&1 | FileCheck %s --check-prefix=PAIRS
 // RUN: not %moe-opt %s --convert-moe-to-cpu="vector-width=8 byte-table" 2>&1 | FileCheck %s --check-prefix=TABLE
@@ -11,6 +12,7 @@
 
 // WIDTH: error: expected 'vector-width' to be a power of two of at least 4, found 12
 // DOT: error: expected 'vector-width' to be 16 with 'bf16-dot', found 8
+// TILES: error: expected 'bf16-dot' to be true with 'bf16-tiles', found 0
 // BYTES: error: expected 'vector-width' to be 8 or 16 with 'int8-dot', found 4
 // PAIRS: error: expected 'vector-width' to be 8 or 16 with 'byte-pairs', found 4
 // TABLE: error: expected 'vector-width' to be 16 with 'byte-table', found 8

@@ -74,13 +74,16 @@ def test_rows_have_the_same_bits_in_any_company(dtype, n, k):
     assert torch.equal(*results)
 
 
-def test_infinite_and_missing_numbers_stay_in_their_rows_and_columns():
-    n, k = 70, 33
-    x, w = torch.ones(9, k), torch.ones(n, k)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("k", [33, 34])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_infinite_and_missing_numbers_stay_in_their_rows_and_columns(dtype, k, layout):
+    n = 70
+    x, w = torch.ones(9, k, dtype=dtype), torch.ones(n, k, dtype=dtype)
     x[2, k - 1], x[5, 0], w[69, 3], w[1, k - 1] = float("inf"), float("nan"), float("inf"), -1.0
-    function = compile_cached(product(n, k, torch.float32, "n, k")).function("product")
-    y = run(function, x, w, n)
-    torch.testing.assert_close(y, x @ w.T, equal_nan=True)
+    function = compile_cached(product(n, k, dtype, layout)).function("product")
+    y = run(function, x, w if layout == "n, k" else w.T.contiguous(), n)
+    torch.testing.assert_close(y, x.float() @ w.float().T, equal_nan=True)
 
 
 SCRIPT = """

@@ -93,7 +93,8 @@ def test_models_follow_registers_and_the_second_cache():
 def test_a_table_is_read_and_is_part_of_every_key(named):
     named(table({"product-panels": 3}))
     assert "product-panels=3" in tuning_table.cpu_pipeline("native")
-    test_products.test_infinite_and_missing_numbers_stay_in_their_rows_and_columns()
+    test_products.test_infinite_and_missing_numbers_stay_in_their_rows_and_columns(
+        torch.float32, 33, "n, k")
     text = test_products.product(70, 33, torch.float32, "n, k")
     first = jit.compile_cached(text)
     named(table({"product-panels": 2}))

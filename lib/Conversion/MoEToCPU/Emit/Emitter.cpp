@@ -235,6 +235,18 @@ Value Emitter::scratch(ArrayRef<OpFoldResult> shape, Type element) {
                                   getI64IntegerAttr(64));
 }
 
+std::pair<Value, Value> Emitter::scratchPairs(ArrayRef<int64_t> shape) {
+  SmallVector<int64_t> elements(shape);
+  elements.back() *= 2;
+  int64_t bytes = 2 * ShapedType::getNumElements(elements);
+  Value buffer = scratch({getIndexAttr(bytes)}, getI8Type());
+  auto view = [&](ArrayRef<int64_t> shape, Type element) -> Value {
+    return memref::ViewOp::create(*this, MemRefType::get(shape, element),
+                                  buffer, index(0), ValueRange());
+  };
+  return {view(shape, getI32Type()), view(elements, getBF16Type())};
+}
+
 void Emitter::withScratch(bool dynamic, function_ref<void()> body) {
   if (!dynamic)
     return body();

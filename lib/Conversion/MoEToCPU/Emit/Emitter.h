@@ -114,6 +114,9 @@ public:
   /// insertion point. A static one is hoisted to the top of it, so that loops
   /// do not grow the stack; a dynamic one must be inside `withScratch`.
   Value scratch(ArrayRef<OpFoldResult> shape, Type element);
+  /// The same for pairs of bf16, as i32 and as bf16, of which the last dim has
+  /// twice as many.
+  std::pair<Value, Value> scratchPairs(ArrayRef<int64_t> shape);
   /// Runs `body`; frees dynamic scratch buffers after it where `dynamic`.
   void withScratch(bool dynamic, function_ref<void()> body);
 

@@ -153,7 +153,7 @@ void KContiguousProduct::multiplyChains(const RowRange &rows, int64_t numRows,
                     return next;
                   });
     for (auto [i, sum] : llvm::enumerate(sums))
-      tile.addChain(panel, tileRows.rows[i % numRows], vector, sum);
+      addChainToSums(problem, panel, tileRows.rows[i % numRows], vector, sum);
   });
 }
 
@@ -203,8 +203,8 @@ void KContiguousProduct::multiplyVector(const RowRange &rows,
       multiplyBlock(panel, rows, vector, first, rest);
     });
     e.loop(zero, numRows, 1, [&](Value number) {
-      tile.addChain(panel, e.add(rows.first, number), vector,
-                    e.loadVector(chains, {number, zero}));
+      addChainToSums(problem, panel, e.add(rows.first, number), vector,
+                     e.loadVector(chains, {number, zero}));
     });
   });
 }

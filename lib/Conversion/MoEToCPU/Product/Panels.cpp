@@ -9,10 +9,13 @@ RhsPanels::RhsPanels(const ProductProblem &problem, const PanelGroup &group)
     : problem(problem), e(problem.e) {
   if (problem.rhs.layout == RhsLayout::Panels)
     return;
-  packed = e.scratch({e.getIndexAttr(group.mostPanels),
-                      e.getIndexAttr(problem.getPackedKsOfChain()),
-                      e.getIndexAttr(group.numVectors * e.width)},
-                     problem.getPackedType());
+  const int64_t shape[] = {group.mostPanels, problem.getPackedKsOfChain(),
+                           group.numVectors * e.width};
+  if (problem.usesTiles)
+    std::tie(packed, elements) = e.scratchPairs(shape);
+  else
+    packed = e.scratch(getAsIndexOpFoldResult(e.getContext(), shape),
+                       problem.getPackedType());
 }
 
 Panel RhsPanels::get(const PanelGroup &group, Value slot, Value k) const {
@@ -70,6 +73,21 @@ Values RhsPanels::splitBlock(ValueRange block) const {
     split.append({low, high});
   }
   return split;
+}
+
+/// A pair is one index of the buffer, and two of what lies as panels.
+TileSource RhsPanels::getTile(const Panel &panel, int64_t vector) const {
+  Value memref = elements;
+  if (!packed)
+    memref = memref::CollapseShapeOp::create(
+        e, panel.memref, ArrayRef<ReassociationIndices>{{0}, {1}, {2}, {3, 4}});
+  return {memref, [=, this](Value packedK) {
+            Values at = panel.at(packedK, vector);
+            if (!packed)
+              at.pop_back();
+            at.back() = e.mul(at.back(), e.index(2));
+            return at;
+          }};
 }
 
 SmallVector<Values> RhsPanels::loadColumns(const Panel &panel,

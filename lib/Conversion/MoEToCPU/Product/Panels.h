@@ -24,6 +24,13 @@ struct Panel {
   std::function<Values(Value packedK, int64_t vector)> at;
 };
 
+/// Where the tiles of a matrix unit are read: rows of a left operand, from a k
+/// on, or columns of a right one, from a packed k on.
+struct TileSource {
+  Value memref;
+  std::function<Values(Value k)> at;
+};
+
 class RhsPanels {
 public:
   /// Makes a buffer for the panels of a group, unless they are read where they
@@ -36,6 +43,8 @@ public:
   /// Fills the buffer with `count` ks of a panel; nothing where panels are read
   /// where they lie.
   void pack(const Panel &panel, Value count) const;
+  /// A vector of columns of a panel as tiles, where `problem.usesTiles`.
+  TileSource getTile(const Panel &panel, int64_t vector) const;
   /// The vectors of a packed k, for each of its ks that is multiplied by
   /// itself.
   SmallVector<Values> loadColumns(const Panel &panel, Value packedK) const;
@@ -69,8 +78,8 @@ private:
 
   const ProductProblem &problem;
   Emitter &e;
-  /// Null where panels are read where they lie.
-  Value packed;
+  /// Null where panels are read where they lie; and the same as bf16.
+  Value packed, elements;
 };
 
 } // namespace mlir::moe

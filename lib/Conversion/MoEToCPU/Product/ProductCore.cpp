@@ -3,6 +3,7 @@
 #include "ProductCore.h"
 
 #include "KContiguousProduct.h"
+#include "TileProduct.h"
 
 using namespace mlir;
 using namespace mlir::moe;
@@ -135,8 +136,8 @@ void GroupProduct::multiplyChain(Value k, Value count, Value number,
     // Sums come nearer while the tile is multiplied that is added to them.
     for (Value row : tileRows.rows)
       for (int64_t vector = 0; vector < group.numVectors; ++vector)
-        prefetchLine(e, problem.sums.memref, tile.getSumsAt(panel, row, vector),
-                     kFirstCache);
+        prefetchLine(e, problem.sums.memref,
+                     getSumsAt(problem, panel, row, vector), kFirstCache);
     Value before = e.add(e.mul(number, group.numPanels), slot);
     Value firstBlock =
         e.mul(before, e.index(problem.chains.length / problem.getTileKPack()));
@@ -201,5 +202,7 @@ void GroupProduct::emit() {
 
 void mlir::moe::multiplyGroup(const ProductProblem &problem,
                               const RowRange &rows, const PanelGroup &group) {
+  if (problem.usesTiles)
+    return multiplyGroupByTiles(problem, rows, group);
   GroupProduct(problem, rows, group).emit();
 }

@@ -11,6 +11,7 @@
 //   Chains              the order of sums
 //   ProductPrefetch     what comes nearer meanwhile
 //   KContiguousProduct  few rows with weights that no panel is made of
+//   TileProduct         the loops and tiles of a matrix unit, if there is one
 //
 // The mixing kernels multiply tokens with tokens, of which both sides are
 // packed by them: they have loops of their own (SoftmaxMixTiles.h) around the

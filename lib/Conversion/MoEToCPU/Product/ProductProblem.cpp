@@ -11,12 +11,22 @@ static bool canUseBf16Dot(const Emitter &e, const ProductLhs &lhs,
          getElementType(rhs.memref).isBF16() && lhs.isContiguous;
 }
 
+/// Steps of ks are fixed, and there are columns of a tile at least. Not every
+/// layout needs both, but all have to give the same bits.
+static bool canUseTiles(const Emitter &e, const PanelShape &shape, Value numK) {
+  std::optional<int64_t> ks = getConstantIntValue(numK);
+  std::optional<int64_t> columns = getConstantIntValue(shape.numColumns);
+  return e.target.bf16Tiles && ks && *ks > 0 && *ks % 2 == 0 && columns &&
+         *columns >= kProductTileSize;
+}
+
 ProductProblem::ProductProblem(Emitter &e, ProductLhs lhs, ProductRhs rhs,
                                ProductSums sums, const PanelShape &shape,
                                Value numK)
     : e(e), lhs(std::move(lhs)), rhs(std::move(rhs)), sums(std::move(sums)),
       shape(shape), numK(numK),
       usesBf16Dot(canUseBf16Dot(e, this->lhs, this->rhs)),
+      usesTiles(usesBf16Dot && canUseTiles(e, shape, numK)),
       chains{numK, usesBf16Dot ? 2 * kProductChain : kProductChain} {}
 
 int64_t ProductProblem::getRhsKPack() const {

@@ -53,6 +53,9 @@ struct RowRange {
   Value first, end;
 };
 
+/// The rows, columns and packed ks of a matrix unit's tile.
+inline constexpr int64_t kProductTileSize = 16;
+
 class ProductProblem {
 public:
   ProductProblem(Emitter &e, ProductLhs lhs, ProductRhs rhs, ProductSums sums,
@@ -66,6 +69,8 @@ public:
   const Value numK;
   /// Whether pairs of products are summed by one instruction.
   const bool usesBf16Dot;
+  /// Whether a matrix unit multiplies them.
+  const bool usesTiles;
   const Chains chains;
 
   /// How many ks share an index of the right operand, of what tiles read, and a

@@ -11,17 +11,20 @@ RegisterTile ProductTile::getTile(const Panel &panel,
                       problem.usesBf16Dot);
 }
 
-Values ProductTile::getSumsAt(const Panel &panel, Value row,
-                              int64_t vector) const {
+Values mlir::moe::getSumsAt(const ProductProblem &problem, const Panel &panel,
+                            Value row, int64_t vector) {
+  Emitter &e = problem.e;
   int64_t half = panel.numVectors / 2;
   bool isSecond = problem.shape.pairOffset && vector >= half;
   Value offset = e.index((isSecond ? vector - half : vector) * e.width);
   return problem.sums.at(row, e.add(panel.column, offset), isSecond);
 }
 
-void ProductTile::addChain(const Panel &panel, Value row, int64_t vector,
-                           Value chain) const {
-  Values at = getSumsAt(panel, row, vector);
+void mlir::moe::addChainToSums(const ProductProblem &problem,
+                               const Panel &panel, Value row, int64_t vector,
+                               Value chain) {
+  Emitter &e = problem.e;
+  Values at = getSumsAt(problem, panel, row, vector);
   Value mask = panel.masks[vector], memref = problem.sums.memref;
   Value total = e.loadFloats(memref, at, mask);
   e.storeVector(e.add(total, chain), memref, at, mask);
@@ -75,6 +78,6 @@ void ProductTile::multiply(ArrayRef<Panel> panels, const TileRows &rows,
         .forEachSum(
             ArrayRef(chain).slice(i * numSums, numSums),
             [&, &panel = panel](int64_t row, int64_t vector, Value sum) {
-              addChain(panel, rows.rows[row], vector, sum);
+              addChainToSums(problem, panel, rows.rows[row], vector, sum);
             });
 }

@@ -9,6 +9,13 @@
 
 namespace mlir::moe {
 
+/// Where the sums of a row are for a vector of the panel.
+Values getSumsAt(const ProductProblem &problem, const Panel &panel, Value row,
+                 int64_t vector);
+/// Adds what a chain came to to the sums of a row.
+void addChainToSums(const ProductProblem &problem, const Panel &panel,
+                    Value row, int64_t vector, Value chain);
+
 /// One chain of a few rows by each of some panels, in registers.
 class ProductTile {
 public:
@@ -20,11 +27,6 @@ public:
   /// come nearer meanwhile, from a packed k on.
   void multiply(ArrayRef<Panel> panels, const TileRows &rows, Value count,
                 function_ref<void(Value packedK)> prefetch = nullptr) const;
-  /// Where the sums of a row are for a vector of the panel.
-  Values getSumsAt(const Panel &panel, Value row, int64_t vector) const;
-  /// Adds what a chain came to to the sums of a row.
-  void addChain(const Panel &panel, Value row, int64_t vector,
-                Value chain) const;
 
 private:
   RegisterTile getTile(const Panel &panel, const TileRows &rows) const;
