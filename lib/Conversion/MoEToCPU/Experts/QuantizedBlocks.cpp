@@ -8,12 +8,14 @@ using namespace mlir;
 using namespace mlir::moe;
 
 void QuantizedBlocks::prefetchAhead(Value expert, const QuantizedColumn &column,
-                                    Value block) {
+                                    Value block, int64_t blocksAhead) {
   int64_t lines = getBlockQuads() / codes.getQuads();
   Value first = e.mul(block, e.index(lines));
   int64_t bytesOfLine = 4 * *op.getPacked();
   int64_t ahead =
       CPUTarget::kCodeLinesAhead * CPUTarget::kLineBytes / bytesOfLine;
+  if (blocksAhead)
+    ahead = blocksAhead * lines;
   for (int64_t line = 0; line < lines; ++line)
     prefetchLine(e, op.getW(),
                  {expert, column.place.panel,
@@ -83,8 +85,8 @@ Values QuantizedBlocks::multiplyBlock(const QuantizedTile &tile, Value block) {
   return products;
 }
 
-Values QuantizedBlocks::addBlock(const QuantizedTile &tile, Value block,
-                                 ValueRange products, ValueRange totals) {
+QuantizedBlocks::Scales QuantizedBlocks::loadScales(const QuantizedTile &tile,
+                                                    Value block) {
   int64_t group = op.getGroup().value_or(0);
   Value number = e.index(0);
   if (group)
@@ -92,17 +94,23 @@ Values QuantizedBlocks::addBlock(const QuantizedTile &tile, Value block,
                  ? block
                  : Value(arith::DivUIOp::create(
                        e, block, e.index(group / lhs.blockSize)));
-  Values scales, negatedZeros;
+  Scales of;
   for (const QuantizedColumn &column : tile.columns) {
     Values at{tile.expert, column.place.panel, number, column.place.lane};
-    scales.push_back(e.loadFloats(op.getScales(), at));
+    of.scales.push_back(e.loadFloats(op.getScales(), at));
     if (!codes.hasZero())
       continue;
     Value zero = e.f32(-codes.getZero());
     if (op.getZeros())
       zero = e.sub(zero, e.loadFloats(op.getZeros(), at));
-    negatedZeros.push_back(zero);
+    of.negatedZeros.push_back(zero);
   }
+  return of;
+}
+
+Values QuantizedBlocks::addBlock(const QuantizedTile &tile, Value block,
+                                 const Scales &of, ValueRange products,
+                                 ValueRange totals) {
   Values next;
   for (auto [row, position] : llvm::enumerate(tile.positions)) {
     Value sum = codes.hasZero() ? lhs.splatSum(position, block) : Value();
@@ -113,8 +121,8 @@ Values QuantizedBlocks::addBlock(const QuantizedTile &tile, Value block,
       if (areIntegers(lhs.product))
         product = arith::SIToFPOp::create(e, e.floats(), product);
       if (sum)
-        product = e.fma(negatedZeros[column], sum, product);
-      Value scale = scales[column];
+        product = e.fma(of.negatedZeros[column], sum, product);
+      Value scale = of.scales[column];
       if (ofRow)
         scale = e.mul(scale, ofRow);
       next.push_back(e.fma(product, scale, totals[at]));

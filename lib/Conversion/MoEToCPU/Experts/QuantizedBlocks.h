@@ -47,9 +47,10 @@ public:
     return areIntegers(lhs.product) ? e.i32(0) : e.f32(0.0);
   }
 
-  /// Asks for what is read a few kilobytes later; the hardware foresees it only
-  /// within a page.
-  void prefetchAhead(Value expert, const QuantizedColumn &column, Value block);
+  /// Asks for what is read a few kilobytes later, or `blocksAhead` blocks; the
+  /// hardware foresees it only within a page.
+  void prefetchAhead(Value expert, const QuantizedColumn &column, Value block,
+                     int64_t blocksAhead = 0);
   /// Of each column a quad of a block, expanded; `line` has the quads of the
   /// line of the quad before.
   SmallVector<Values> readQuad(const QuantizedTile &tile, Value block,
@@ -61,9 +62,15 @@ public:
                      function_ref<Values(int64_t quad, int64_t i)> read);
   /// The sums of products of a block, row by row.
   Values multiplyBlock(const QuantizedTile &tile, Value block);
+  /// What the codes of a block stand for: of each column its scale, and the
+  /// negated zero where codes have one.
+  struct Scales {
+    Values scales, negatedZeros;
+  };
+  Scales loadScales(const QuantizedTile &tile, Value block);
   /// The totals with a block added: scale (products - zero sum of x).
-  Values addBlock(const QuantizedTile &tile, Value block, ValueRange products,
-                  ValueRange totals);
+  Values addBlock(const QuantizedTile &tile, Value block, const Scales &of,
+                  ValueRange products, ValueRange totals);
 
 private:
   Emitter &e;

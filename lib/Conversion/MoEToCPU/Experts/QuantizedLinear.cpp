@@ -8,6 +8,7 @@
 // for all blocks. Many rows wait for products: some blocks of codes become
 // numbers once, in a buffer that stays in the first cache, all tiles of rows
 // are multiplied with it, and the sums lie in memory, so that tiles are larger.
+// A matrix unit takes blocks from the buffer, however few rows there are.
 // A sum is that of its blocks in their order, and that of a block is formed
 // feature by feature, whatever the tile is; products with integers are exact.
 //
@@ -16,11 +17,14 @@
 #include "Patterns.h"
 #include "QuantizedBlocks.h"
 
+#include "mlir/Dialect/AMX/AMXDialect.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 
-/// The vectors of columns of a tile.
-static constexpr int64_t kTileVectors = 2;
+/// The vectors of columns of a tile; of a matrix unit those of a whole panel: a
+/// second pass over it would find it in cache, and memory would wait meanwhile.
+static constexpr int64_t kTileVectors = 2, kTileVectorsOfUnit = 4;
 
 //===----------------------------------------------------------------------===//
 // The kernel
@@ -35,6 +39,9 @@ public:
 private:
   using Column = QuantizedColumn;
   using Tile = QuantizedTile;
+  int64_t getTileVectors() const {
+    return usesTiles() ? kTileVectorsOfUnit : kTileVectors;
+  }
   PanelShape getShape();
   int64_t getTileRows() const;
   int64_t getLargeTileRows() const;
@@ -58,6 +65,22 @@ private:
   Values loadTotals(const Tile &tile);
   void storeTotals(const Tile &tile, ValueRange values);
 
+  bool usesTiles() const;
+  void allocateForTiles();
+  void multiplyByTiles(const LayerPart &part, ArrayRef<Column> columns);
+  void addChunkByTiles(const LayerPart &part, ArrayRef<Column> columns,
+                       Value firstRow, Value size, int64_t numTiles,
+                       Value first, Value end);
+  void addChunkOfOneRow(const LayerPart &part, ArrayRef<Column> columns,
+                        Value row, Value first, Value end);
+  Values loadTileSums(Value row, int64_t numColumns);
+  void multiplyTiles(Value position, Value place, Value block, int64_t numTiles,
+                     int64_t numColumns, bool areOne = false);
+  void multiplyTiles(Value position, Value place, Value block, int64_t numTiles,
+                     int64_t firstColumn, int64_t numColumns, Value stride);
+
+  void clearTotals(const LayerPart &part, ArrayRef<Column> columns);
+  void addTotals(const LayerPart &part, ArrayRef<Column> columns);
   void addToSums(const LayerPart &part, const Tile &tile, ValueRange totals);
 
   Emitter &e;
@@ -68,8 +91,10 @@ private:
   WeightCodes &codes;
   LayerSums sums;
   /// Of a chunk of blocks the codes, and the totals of rows, of two vectors of
-  /// columns each.
-  Value expanded, totals;
+  /// columns each; and the codes as bf16, for a matrix unit.
+  Value expanded, totals, expandedElements;
+  /// The sums of a block that tiles have.
+  Value tileSums;
 };
 } // namespace
 
@@ -82,7 +107,7 @@ QuantizedLinearKernel::QuantizedLinearKernel(Emitter &e, GroupedLinearOp op)
 PanelShape QuantizedLinearKernel::getShape() {
   bool hasHalves = op.getGate() == GateLayout::Concatenated;
   return PanelShape(e, numColumns, hasHalves ? numColumns : Value(),
-                    /*areEven=*/op.isGated(), kTileVectors);
+                    /*areEven=*/op.isGated(), getTileVectors());
 }
 
 /// Registers hold sums of blocks, sums of all blocks, and what is multiplied.
@@ -184,9 +209,9 @@ void QuantizedLinearKernel::multiplyFewRows(const LayerPart &part,
                       if (numRows <= 2)
                         for (const Column &column : columns)
                           blocks.prefetchAhead(part.expert, column, block);
-                      return blocks.addBlock(tile, block,
-                                             blocks.multiplyBlock(tile, block),
-                                             carried);
+                      return blocks.addBlock(
+                          tile, block, blocks.loadScales(tile, block),
+                          blocks.multiplyBlock(tile, block), carried);
                     });
     addToSums(part, tile, totals);
   });
@@ -199,8 +224,8 @@ void QuantizedLinearKernel::multiplyFewRows(const LayerPart &part,
 /// As many blocks as fill half of a first cache of 32 KB; the other half is for
 /// rows.
 int64_t QuantizedLinearKernel::getChunkBlocks() {
-  int64_t bytes =
-      lhs.blockSize / 4 * codes.getNumExpanded() * kTileVectors * e.width * 4;
+  int64_t bytes = lhs.blockSize / 4 * codes.getNumExpanded() *
+                  getTileVectors() * e.width * 4;
   return std::clamp<int64_t>((16 << 10) / bytes, 1,
                              std::max<int64_t>(lhs.numBlocks, 1));
 }
@@ -270,7 +295,9 @@ void QuantizedLinearKernel::addChunk(const Tile &tile, Value first, Value end) {
                 return readExpanded(tile, first, e.add(before, number), i);
               });
         });
-    storeTotals(tile, blocks.addBlock(tile, block, products, loadTotals(tile)));
+    storeTotals(tile,
+                blocks.addBlock(tile, block, blocks.loadScales(tile, block),
+                                products, loadTotals(tile)));
   });
 }
 
@@ -292,12 +319,25 @@ void QuantizedLinearKernel::storeTotals(const Tile &tile, ValueRange values) {
   }
 }
 
-void QuantizedLinearKernel::multiplyManyRows(const LayerPart &part,
-                                             ArrayRef<Column> columns) {
+void QuantizedLinearKernel::clearTotals(const LayerPart &part,
+                                        ArrayRef<Column> columns) {
   e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
     Tile tile = getTile(part, columns, row, 1);
     storeTotals(tile, Values(columns.size(), e.f32(0.0)));
   });
+}
+
+void QuantizedLinearKernel::addTotals(const LayerPart &part,
+                                      ArrayRef<Column> columns) {
+  e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
+    Tile tile = getTile(part, columns, row, 1);
+    addToSums(part, tile, loadTotals(tile));
+  });
+}
+
+void QuantizedLinearKernel::multiplyManyRows(const LayerPart &part,
+                                             ArrayRef<Column> columns) {
+  clearTotals(part, columns);
   Value numBlocks = e.index(lhs.numBlocks);
   e.loop(e.index(0), numBlocks, getChunkBlocks(), [&](Value first) {
     Value end = e.minSigned(e.add(first, e.index(getChunkBlocks())), numBlocks);
@@ -308,10 +348,166 @@ void QuantizedLinearKernel::multiplyManyRows(const LayerPart &part,
                   addChunk(getTile(part, columns, row, numRows), first, end);
                 });
   });
-  e.loop(part.firstRow, part.endRow, 1, [&](Value row) {
-    Tile tile = getTile(part, columns, row, 1);
-    addToSums(part, tile, loadTotals(tile));
+  addTotals(part, columns);
+}
+
+//===----------------------------------------------------------------------===//
+// A matrix unit
+//===----------------------------------------------------------------------===//
+
+/// Pairs of bf16, for any number of rows: tiles round sums in another order
+/// than vectors do.
+bool QuantizedLinearKernel::usesTiles() const {
+  return lhs.product == CodeProduct::Pairs && e.target.bf16Tiles &&
+         lhs.blockSize % (2 * kProductTileSize) == 0;
+}
+
+void QuantizedLinearKernel::allocateForTiles() {
+  int64_t lanes = getTileVectors() * e.width;
+  auto make = [&](int64_t rows) {
+    return e.scratch({e.getIndexAttr(rows), e.getIndexAttr(lanes)},
+                     e.getF32Type());
+  };
+  totals = make(lhs.getMostRows());
+  tileSums = make(2 * kProductTileSize);
+  std::tie(expanded, expandedElements) =
+      e.scratchPairs({getChunkBlocks() * blocks.getBlockQuads(),
+                      codes.getNumExpanded(), lanes});
+}
+
+/// The sums of a block at `place` of the buffer times tiles of rows, the first
+/// of which lies at `position`. Registers hold the sums of four tiles. A tile
+/// `areOne` row reads and writes the same line sixteen times where there is no
+/// other: those behind it would take the cache.
+void QuantizedLinearKernel::multiplyTiles(Value position, Value place,
+                                          Value block, int64_t numTiles,
+                                          int64_t numColumns, bool areOne) {
+  Value stride = areOne ? e.index(0) : Value();
+  int64_t most = 4 / numTiles;
+  for (int64_t first = 0; first < numColumns; first += most)
+    multiplyTiles(position, place, block, numTiles, first,
+                  std::min(most, numColumns - first), stride);
+}
+
+void QuantizedLinearKernel::multiplyTiles(Value position, Value place,
+                                          Value block, int64_t numTiles,
+                                          int64_t firstColumn,
+                                          int64_t numColumns, Value stride) {
+  constexpr int64_t kSize = kProductTileSize, kStep = 2 * kSize;
+  auto type = amx::TileType::get({kSize, kStep}, e.getBF16Type());
+  auto sumType = amx::TileType::get({kSize, kSize}, e.getF32Type());
+  Values chain;
+  for (int64_t i = 0; i < numTiles * numColumns; ++i)
+    chain.push_back(amx::TileZeroOp::create(e, sumType));
+  for (int64_t k = 0; k < lhs.blockSize; k += kStep) {
+    Value feature = e.add(e.mul(block, e.index(lhs.blockSize)), e.index(k));
+    Value quad = e.add(place, e.index(k / 4));
+    Values rows;
+    for (int64_t tile = 0; tile < numTiles; ++tile) {
+      Value first = e.add(position, e.index(tile * kSize));
+      rows.push_back(amx::TileLoadOp::create(
+          e, type, lhs.getFeatures(), ValueRange{first, feature}, stride));
+    }
+    for (int64_t column = 0; column < numColumns; ++column) {
+      Value at = e.index(2 * (firstColumn + column) * e.width);
+      Value weights = amx::TileLoadOp::create(e, type, expandedElements,
+                                              ValueRange{quad, e.index(0), at});
+      for (int64_t tile = 0; tile < numTiles; ++tile) {
+        Value &sum = chain[tile * numColumns + column];
+        sum = amx::TileMulFOp::create(e, sumType, rows[tile], weights, sum);
+      }
+    }
+  }
+  for (auto [i, sum] : llvm::enumerate(chain))
+    amx::TileStoreOp::create(
+        e, tileSums,
+        ValueRange{e.index(i / numColumns * kSize),
+                   e.index((firstColumn + i % numColumns) * e.width)},
+        sum, stride);
+}
+
+Values QuantizedLinearKernel::loadTileSums(Value row, int64_t numColumns) {
+  Values loaded;
+  for (int64_t column = 0; column < numColumns; ++column)
+    loaded.push_back(e.loadVector(tileSums, {row, e.index(column * e.width)}));
+  return loaded;
+}
+
+void QuantizedLinearKernel::addChunkOfOneRow(const LayerPart &part,
+                                             ArrayRef<Column> columns,
+                                             Value row, Value first,
+                                             Value end) {
+  Tile tile = getTile(part, columns, row, 1);
+  int64_t numColumns = columns.size();
+  Values added = e.loop(
+      first, end, 1, loadTotals(tile), [&](Value block, ValueRange carried) {
+        for (const Column &column : columns)
+          blocks.prefetchAhead(part.expert, column, block, getChunkBlocks());
+        Value place =
+            e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
+        multiplyTiles(tile.positions.front(), place, block, /*numTiles=*/1,
+                      numColumns, /*areOne=*/true);
+        return blocks.addBlock(tile, block, blocks.loadScales(tile, block),
+                               loadTileSums(e.index(0), numColumns), carried);
+      });
+  storeTotals(tile, added);
+}
+
+void QuantizedLinearKernel::addChunkByTiles(const LayerPart &part,
+                                            ArrayRef<Column> columns,
+                                            Value firstRow, Value size,
+                                            int64_t numTiles, Value first,
+                                            Value end) {
+  Value position = e.sub(firstRow, part.firstRow);
+  e.loop(first, end, 1, [&](Value block) {
+    // With few rows memory is what the next blocks wait for.
+    if (numTiles == 1)
+      for (const Column &column : columns)
+        blocks.prefetchAhead(part.expert, column, block, getChunkBlocks());
+    Value place = e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
+    multiplyTiles(position, place, block, numTiles, columns.size());
+    QuantizedBlocks::Scales of =
+        blocks.loadScales(getTile(part, columns, firstRow, 1), block);
+    e.loop(e.index(0), size, 1, [&](Value row) {
+      Tile tile = getTile(part, columns, e.add(firstRow, row), 1);
+      Values products = loadTileSums(row, columns.size());
+      storeTotals(tile,
+                  blocks.addBlock(tile, block, of, products, loadTotals(tile)));
+    });
   });
+}
+
+void QuantizedLinearKernel::multiplyByTiles(const LayerPart &part,
+                                            ArrayRef<Column> columns) {
+  constexpr int64_t kMost = 2 * kProductTileSize;
+  clearTotals(part, columns);
+  Value numBlocks = e.index(lhs.numBlocks);
+  e.loop(e.index(0), numBlocks, getChunkBlocks(), [&](Value first) {
+    Value end = e.minSigned(e.add(first, e.index(getChunkBlocks())), numBlocks);
+    expandBlocks(part.expert, columns, first, end);
+    e.loop(part.firstRow, part.endRow, kMost, [&](Value row) {
+      Value size = e.minSigned(e.sub(part.endRow, row), e.index(kMost));
+      auto add = [&](int64_t numTiles) -> Values {
+        addChunkByTiles(part, columns, row, size, numTiles, first, end);
+        return {};
+      };
+      auto isUpTo = [&](int64_t rows) {
+        return e.compare(arith::CmpIPredicate::sle, size, e.index(rows));
+      };
+      e.ifElse(
+          isUpTo(1), TypeRange(),
+          [&]() -> Values {
+            addChunkOfOneRow(part, columns, row, first, end);
+            return {};
+          },
+          [&] {
+            return e.ifElse(
+                isUpTo(kProductTileSize), TypeRange(), [&] { return add(1); },
+                [&] { return add(2); });
+          });
+    });
+  });
+  addTotals(part, columns);
 }
 
 //===----------------------------------------------------------------------===//
@@ -327,6 +523,8 @@ void QuantizedLinearKernel::emitPart(const LayerPart &part) {
   e.ifThen(e.compare(arith::CmpIPredicate::sgt, numSources, e.index(0)), [&] {
     e.loop(e.index(0), part.group.numPanels, 1, [&](Value slot) {
       SmallVector<Column> columns = getColumns(part.group, slot);
+      if (usesTiles())
+        return multiplyByTiles(part, columns);
       e.ifElse(
           areFew, TypeRange(),
           [&] {
@@ -353,7 +551,10 @@ void QuantizedLinearKernel::emit() {
       e, numExperts, shape.getNumPanels(),
       [&](Value expert, Value firstPanel, Value endPanel) {
         lhs.allocate();
-        allocateForManyRows();
+        if (usesTiles())
+          allocateForTiles();
+        else
+          allocateForManyRows();
         ExpertRun run = readRun(e, offsets, expert, numRows);
         int64_t most = lhs.getMostRows();
         e.loop(run.begin, run.end, most, [&](Value first) {

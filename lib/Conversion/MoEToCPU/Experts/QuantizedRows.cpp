@@ -2,6 +2,8 @@
 
 #include "QuantizedRows.h"
 
+#include "Product/ProductProblem.h"
+
 #include "mlir/Dialect/Math/IR/Math.h"
 
 #include <limits>
@@ -21,8 +23,9 @@ CodeProduct mlir::moe::getCodeProduct(const CPUTarget &target,
     return target.int8Dot || op.getCodesPerByte() == 2 ? CodeProduct::Bytes
                                                        : CodeProduct::Words;
   }
+  // To make pairs of codes of 8 bits costs more than vdpbf16ps saves.
   bool arePairs = target.bf16Dot && getElementType(op.getX()).isBF16() &&
-                  (areFloat8 || op.getCodesPerByte() == 2);
+                  (areFloat8 || op.getCodesPerByte() == 2 || target.bf16Tiles);
   return arePairs ? CodeProduct::Pairs : CodeProduct::Floats;
 }
 
@@ -68,7 +71,11 @@ void QuantizedRows::allocate() {
   auto make = [&](int64_t size, Type element) {
     return e.scratch({e.getIndexAttr(mostRows), e.getIndexAttr(size)}, element);
   };
-  features = make(width, type);
+  // A tile of a matrix unit has rows behind the last one, whose sums nobody
+  // takes.
+  features = e.scratch(
+      {e.getIndexAttr(mostRows + kProductTileSize), e.getIndexAttr(width)},
+      type);
   sums = make(std::max<int64_t>(numBlocks, 1), e.getF32Type());
   if (areRounded)
     scales = make(std::max<int64_t>(numBlocks, 1), e.getF32Type());

@@ -47,6 +47,8 @@ public:
   /// Copies row `source` of x as row `number`.
   void pack(Value source, Value number) const;
 
+  /// The features of rows as they were copied, one row behind the other.
+  Value getFeatures() const { return features; }
   /// Features `4 quad` to `4 quad + 3` of a row in every lane, as the product
   /// takes them: as bytes, as two pairs of features 0 and 2, and 1 and 3, or as
   /// four numbers; number `i` of these.

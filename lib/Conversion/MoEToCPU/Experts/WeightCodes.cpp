@@ -109,6 +109,8 @@ Values WeightCodes::expand(Value quad) {
   case CodeProduct::Words:
     return {mask(quad, 0x00ff00ff), mask(shift(quad, 8), 0x00ff00ff)};
   case CodeProduct::Pairs: {
+    if (getQuads() == 1)
+      return expandBytePairs(quad);
     Values pairs;
     for (int64_t bits : {0, 8})
       pairs.push_back(arith::OrIOp::create(
@@ -119,6 +121,17 @@ Values WeightCodes::expand(Value quad) {
     break;
   }
   return areSigned() ? expandSigned(quad) : expandUnsigned(quad);
+}
+
+/// The f32 of an integer of 8 bits is a bf16 with 16 zeros behind it.
+Values WeightCodes::expandBytePairs(Value quad) {
+  Values numbers = expandUnsigned(quad), pairs;
+  for (int64_t first : {0, 1}) {
+    Value low = e.bitcast(numbers[first], e.getI32Type());
+    Value high = e.bitcast(numbers[first + 2], e.getI32Type());
+    pairs.push_back(arith::OrIOp::create(e, shift(low, 16), high));
+  }
+  return pairs;
 }
 
 Values WeightCodes::expandUnsigned(Value quad) {
@@ -204,7 +217,8 @@ Value WeightCodes::multiplyAdd(Value codes, Value features, Value sum) {
 double WeightCodes::getZero() {
   if (areSigned())
     return 0.0;
-  double behind = product == CodeProduct::Pairs ? 128.0 : 0.0;
+  bool arePairs = product == CodeProduct::Pairs;
+  double behind = arePairs && getQuads() == 2 ? 128.0 : 0.0;
   if (op.getZeros())
     return behind;
   switch (getFormat()) {

@@ -55,6 +55,7 @@ private:
            getFormat() != WeightFormat::Fp8E4M3;
   }
   Values expandUnsigned(Value quad);
+  Values expandBytePairs(Value quad);
   Values expandSigned(Value quad);
   Value widenFloat8(Value bytes);
   Values expandFloat8(Value quad);

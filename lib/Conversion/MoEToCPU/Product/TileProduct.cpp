@@ -26,8 +26,8 @@ public:
   TileProduct(const ProductProblem &problem, const RowRange &rows,
               const PanelGroup &group)
       : problem(problem), rows(rows), group(group), e(problem.e),
-        panels(problem, group), areColumnsLeft(problem.rhs.layout ==
-                                               RhsLayout::KContiguous) {}
+        panels(problem, group),
+        areColumnsLeft(problem.rhs.layout == RhsLayout::KContiguous) {}
   void emit();
 
 private:
@@ -118,8 +118,9 @@ void TileProduct::allocate(bool allKs) {
   int64_t lanes = group.numVectors * kTileSize;
   sums = tiles = make({kMostRows, kTileSize + lanes}, e.getF32Type());
   if (numK % kTileKs != 0)
-    std::tie(pairsOfLast, last) = e.scratchPairs(
-        areColumnsLeft ? ArrayRef{lanes, kTileSize} : ArrayRef{kTileSize, lanes});
+    std::tie(pairsOfLast, last) =
+        e.scratchPairs(areColumnsLeft ? ArrayRef{lanes, kTileSize}
+                                      : ArrayRef{kTileSize, lanes});
   if (!areColumnsLeft) {
     // An odd number of lines: rows are at different places of a cache.
     copy = make({kMostRows, ks + (ks / kTileKs % 2 == 0 ? kTileKs : 0)},
@@ -127,8 +128,7 @@ void TileProduct::allocate(bool allKs) {
     return;
   }
   tiles = make({lanes, kMostRows}, e.getF32Type());
-  std::tie(pairsOfCopy, copy) =
-      e.scratchPairs({kRowTiles, ks / 2, kTileSize});
+  std::tie(pairsOfCopy, copy) = e.scratchPairs({kRowTiles, ks / 2, kTileSize});
 }
 
 //===----------------------------------------------------------------------===//
@@ -157,21 +157,19 @@ void TileProduct::copyRowsAsColumns(Value first, Value size, Value k,
                                     Value count) {
   const ProductLhs &lhs = problem.lhs;
   Value last = e.add(first, e.sub(size, e.index(1)));
-  Value numTiles =
-      arith::CeilDivSIOp::create(e, size, e.index(kTileSize));
+  Value numTiles = arith::CeilDivSIOp::create(e, size, e.index(kTileSize));
   e.loop(e.index(0), numTiles, 1, [&](Value tile) {
     Values lhsRows;
     for (int64_t lane = 0; lane < kTileSize; ++lane) {
-      Value row = e.add(e.add(first, e.mul(tile, e.index(kTileSize))),
-                        e.index(lane));
+      Value row =
+          e.add(e.add(first, e.mul(tile, e.index(kTileSize))), e.index(lane));
       row = e.minSigned(row, last);
       lhsRows.push_back(lhs.getRow ? lhs.getRow(row) : row);
     }
     e.loop(e.index(0), count, kTileKs, [&](Value offset) {
       Values lines;
       for (Value row : lhsRows)
-        lines.push_back(e.loadPairs(lhs.memref,
-                                    lhs.at(row, e.add(k, offset)),
+        lines.push_back(e.loadPairs(lhs.memref, lhs.at(row, e.add(k, offset)),
                                     e.sub(count, offset)));
       Value packedK = arith::DivSIOp::create(e, offset, e.index(2));
       for (auto [i, line] : llvm::enumerate(transposeLanes(e, lines)))
@@ -273,8 +271,7 @@ void TileProduct::copyLastKs(const Panel &panel, int64_t count) {
             return {e.loadPairs(panel.memref, panel.at(packedK, vector))};
           },
           [&]() -> Values { return {e.i32(0)}; })[0];
-      e.storeVector(pairs, pairsOfLast,
-                    {line, e.index(vector * kTileSize)});
+      e.storeVector(pairs, pairsOfLast, {line, e.index(vector * kTileSize)});
     });
   }
 }
@@ -344,10 +341,10 @@ void TileProduct::multiplyTiles(const Sources &rowTiles, const Columns &columns,
   int64_t firstLane = areColumnsLeft ? 0 : kTileSize + firstColumn;
   for (auto [i, tile] : llvm::enumerate(chain)) {
     int64_t line = i / numRight * kTileSize, lane = i % numRight * kTileSize;
-    amx::TileStoreOp::create(e, tiles,
-                             ValueRange{e.add(firstLine, e.index(line)),
-                                        e.index(firstLane + lane)},
-                             tile);
+    amx::TileStoreOp::create(
+        e, tiles,
+        ValueRange{e.add(firstLine, e.index(line)), e.index(firstLane + lane)},
+        tile);
   }
 }
 
@@ -408,8 +405,7 @@ void TileProduct::multiplyPanel(Value slot, Value first, Value size,
 // Loops
 //===----------------------------------------------------------------------===//
 
-void TileProduct::forEachSize(Value numRows,
-                              function_ref<void(int64_t)> body) {
+void TileProduct::forEachSize(Value numRows, function_ref<void(int64_t)> body) {
   e.ifElse(
       e.compare(arith::CmpIPredicate::sgt, numRows, e.index(kTileSize)),
       TypeRange(), [&]() -> Values { return body(2), Values(); },
@@ -468,9 +464,9 @@ void TileProduct::emit() {
       e.compare(arith::CmpIPredicate::sgt, numRows, e.index(kMostRows)),
       TypeRange(), [&]() -> Values { return multiplyMany(), Values(); },
       [&]() -> Values {
-        return e.ifThen(e.compare(arith::CmpIPredicate::sgt, numRows,
-                                  e.index(0)),
-                        [&] { multiplyFew(); }),
+        return e.ifThen(
+                   e.compare(arith::CmpIPredicate::sgt, numRows, e.index(0)),
+                   [&] { multiplyFew(); }),
                Values();
       });
 }
