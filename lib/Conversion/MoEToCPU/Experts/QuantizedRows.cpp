@@ -71,11 +71,12 @@ void QuantizedRows::allocate() {
   auto make = [&](int64_t size, Type element) {
     return e.scratch({e.getIndexAttr(mostRows), e.getIndexAttr(size)}, element);
   };
-  // A tile of a matrix unit has rows behind the last one, whose sums nobody
-  // takes.
+  // A tile of a matrix unit reads behind the last row, and nobody takes what it
+  // makes of that.
+  bool haveTiles = product == CodeProduct::Pairs && e.target.bf16Tiles;
+  int64_t behind = haveTiles ? kProductTileSize : 0;
   features = e.scratch(
-      {e.getIndexAttr(mostRows + kProductTileSize), e.getIndexAttr(width)},
-      type);
+      {e.getIndexAttr(mostRows + behind), e.getIndexAttr(width)}, type);
   sums = make(std::max<int64_t>(numBlocks, 1), e.getF32Type());
   if (areRounded)
     scales = make(std::max<int64_t>(numBlocks, 1), e.getF32Type());
