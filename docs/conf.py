@@ -1,39 +1,31 @@
 """Sphinx: `ninja -C build moe-html` builds the manual into build/html without a warning."""
 
 import re
+import sys
 from pathlib import Path
 
-from pygments.lexer import RegexLexer
-from pygments.token import Comment, Keyword, Name, Number, String, Text
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
 
 project = "moe-mlir"
+author = copyright = "The moe-mlir authors"
 release = re.search(r"project\(moe-mlir VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
-extensions = ["myst_parser"]
-myst_heading_anchors = 3
-html_theme = "alabaster"
-html_theme_options = {"fixed_sidebar": True, "page_width": "72em"}
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "mathml", "mlir_lexer",
+              "short_cells"]
+exclude_patterns = ["**/README.md"]
 highlight_language = "none"
 
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
 
-class MlirLexer(RegexLexer):
-    """Pygments has none for MLIR."""
+html_theme = "furo"
+html_title = f"moe-mlir {release}"
+html_static_path = ["_static"]
+html_css_files = ["manual.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
 
-    name = "MLIR"
-    tokens = {
-        "root": [
-            (r"//.*", Comment.Single),
-            (r'"(?:[^"\\]|\\.)*"', String),
-            (r"%[\w#.$-]+", Name.Variable),
-            (r"[@^#!][\w.$-]+", Name.Label),
-            (r"\b[a-z_]+\.[a-z_0-9.]+", Name.Function),
-            (r"\b(?:tensor|memref|vector|index|bf16|[fi]\d+)\b", Keyword.Type),
-            (r"-?\b\d[\d.e+-]*", Number),
-            (r"\w+|\s+|.", Text),
-        ]
-    }
-
-
-def setup(app):
-    app.add_lexer("mlir", MlirLexer)
+# What a program printed is no command.
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"
