@@ -10,13 +10,23 @@ sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
 project = "moe-mlir"
 author = copyright = "The moe-mlir authors"
 release = re.search(r"project\(moe-mlir VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "mathml", "mlir_lexer",
-              "short_cells"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "sphinx_copybutton",
+              "sphinx_design", "dialect", "docstrings", "mathml", "mlir_lexer", "short_cells"]
 exclude_patterns = ["**/README.md"]
 highlight_language = "none"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
+
+# Signatures as one reads them: torch's names alone, a parameter a line where they are long.
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = f"moe-mlir {release}"

@@ -156,7 +156,7 @@ class RoutingMonitor:
     before `history()`. A window ends with `end_window()`, say once an epoch:
     loads, entropies, instabilities and adjacencies are kept per window and
     layer. `probe(run)` routes a fixed batch and compares its experts with the
-    previous probe's: the fluctuation rate.
+    previous probe's: the fluctuation rate. A training loop then reads:
 
         monitor = RoutingMonitor(model)
         for epoch in range(epochs):

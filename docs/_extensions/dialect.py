@@ -1,0 +1,103 @@
+"""The reference of the dialect and its passes, from their definitions, split by family.
+
+A page has a line such as `<!-- ops: MoESelectionOps -->`; what `mlir-tblgen` says of the ops of
+that file takes its place.
+"""
+
+import functools
+import importlib
+import re
+import subprocess
+from pathlib import Path
+
+from sphinx.errors import ExtensionError
+
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = ROOT / "include"
+DIALECT = INCLUDE / "MoE" / "Dialect" / "MoE" / "IR"
+PASSES = {name: INCLUDE / "MoE" / name / "Passes.td" for name in ("Transforms", "Conversion")}
+
+MARK = re.compile(r"^<!-- (dialect|ops: \w+|attributes|enums|passes: \w+) -->$", re.MULTILINE)
+ENTRY = re.compile(r"^### ", re.MULTILINE)
+
+
+@functools.cache
+def generated(prefix, source, *options):
+    """What mlir-tblgen writes of one file."""
+    prefix = Path(prefix) if prefix else Path(importlib.import_module("mlir").__path__[0])
+    done = subprocess.run(
+        [prefix / "bin" / "mlir-tblgen", *options, source, "-I", INCLUDE, "-I", prefix / "include"],
+        capture_output=True, text=True)
+    if done.returncode:
+        raise ExtensionError(f"mlir-tblgen {source}: {done.stderr}")
+    return done.stdout
+
+
+def entries(text):
+    """Name -> what is said of it. Titles of its parts are no sections: contents list names."""
+    found = {}
+    for part in ENTRY.split(text)[1:]:
+        title, _, body = part.partition("\n")
+        name = re.match(r"`?-?([\w.-]+)`?", title)[1]
+        in_cpp = re.search(r"\((moe::\w+)\)", title)
+        body = re.sub(r"^####+ (.*?):?$", r"**\1**", body.strip(), flags=re.MULTILINE)
+        if in_cpp:
+            body += f"\n\nIn C++: `{in_cpp[1]}`"
+        found[name] = body
+    return found
+
+
+def section(text, title):
+    """The part of the dialect's page under one of its titles."""
+    match = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return entries(match[1])
+
+
+def ops_of(family):
+    """Names of the ops that a file defines, in its order."""
+    text = (DIALECT / f"{family}.td").read_text()
+    return [f"moe.{name}" for name in
+            re.findall(r"^def MoE_\w+\s*:\s*MoE_\w+<\"(\w+)\"", text, re.MULTILINE)]
+
+
+def shown(found, names, label=""):
+    return "\n\n".join(f"({label}{name})=\n## `{name}`\n{found[name]}" for name in names)
+
+
+def replacement(app, mark):
+    prefix = app.config.moe_mlir_prefix
+    page = generated(prefix, ROOT / "docs" / "MoEDialect.td", "-gen-dialect-doc", "-dialect=moe")
+    kind, _, family = mark.partition(": ")
+    if kind == "dialect":
+        return page[page.index("_") : page.index("[TOC]")]
+    if kind == "ops":
+        return shown(section(page, "Operations"), ops_of(family))
+    if kind == "passes":
+        found = entries(generated(prefix, PASSES[family], "-gen-pass-doc"))
+        return shown(found, found, "pass-")
+    found = section(page, kind.capitalize())
+    return shown(found, found)
+
+
+def insert(app, docname, source):
+    source[0] = MARK.sub(lambda match: replacement(app, match[1]), source[0])
+
+
+def check(app, env):
+    """Each op is on one page."""
+    text = "".join(path.read_text() for path in (ROOT / "docs" / "reference").rglob("*.md"))
+    families = re.findall(r"<!-- ops: (\w+) -->", text)
+    shown_ops = [op for family in families for op in ops_of(family)]
+    prefix = app.config.moe_mlir_prefix
+    page = generated(prefix, ROOT / "docs" / "MoEDialect.td", "-gen-dialect-doc", "-dialect=moe")
+    if sorted(shown_ops) != sorted(section(page, "Operations")):
+        raise ExtensionError("expected each op of the dialect on one page of docs/reference, "
+                             f"found {sorted(shown_ops)}")
+
+
+def setup(app):
+    # Where MLIR is; by default its wheel.
+    app.add_config_value("moe_mlir_prefix", "", "env")
+    app.connect("source-read", insert)
+    app.connect("env-check-consistency", check)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
