@@ -23,6 +23,7 @@ def whole_model(dtype=torch.float32, name="Granite-MoE"):
     return model.eval()
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize(("rows", "width", "out", "bias"), [
     ((1,), 512, 256, True), ((2,), 1280, 192, False), ((7,), 70, 100, True),
@@ -117,6 +118,7 @@ def test_gradients_of_inputs_and_of_the_bias(rows):
         layer(x).sum().backward()
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("other", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @torch.no_grad()

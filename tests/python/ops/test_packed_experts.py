@@ -28,6 +28,7 @@ def test_unpacked_panels_are_the_weight(dtype, halves):
         assert torch.equal(unpack_weight(pack_weight(w, halves=halves), out, width), w)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize(("form", "dtype"), [
     *((form, torch.float32) for form in FORMS),
     *itertools.product(("none", "swiglu"), (torch.bfloat16, torch.float16)),

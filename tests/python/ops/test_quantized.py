@@ -120,6 +120,7 @@ def test_weights_of_zeros_and_of_one_value_are_exact(format, symmetric):
 # ---- products ------------------------------------------------------------------------
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("activations", ["none", "int8"])
 @pytest.mark.parametrize("format", FORMATS)
@@ -142,6 +143,7 @@ def test_a_product_is_within_rounding_of_float64(format, activations, dtype):
         assert torch.equal(product(torch.stack([x, x], -1)[..., 0], weight, bias), y)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("activations", ["none", "int8"])
 @pytest.mark.parametrize("format", FORMATS)
 @torch.no_grad()
@@ -158,6 +160,7 @@ def test_many_rows_give_what_one_does(format, activations):
             assert torch.equal(product(x[:rows], weight), alone[:rows])
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("format", FORMATS)
 @torch.no_grad()

@@ -20,6 +20,7 @@ def assert_near(found, expected, dtype):
                                atol=TOLERANCE[dtype])
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_forward_and_backward(name):
     act, transposed = FORMS[name], name in ("relu2", "gpt-oss")
