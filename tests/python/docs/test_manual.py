@@ -1,9 +1,13 @@
 """The manual builds without a warning, and has what it promises; one build serves all tests."""
 
+import html
+import html.parser
 import inspect
 import os
+import re
 import subprocess
 import sys
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -67,3 +71,90 @@ def test_the_manual_has_every_op_of_the_dialect(manual):
 def test_code_of_mlir_has_colours(manual):
     page = (manual / "reference" / "dialect" / "Selection.html").read_text()
     assert '<span class="nf">moe.topk_renorm</span>' in page
+
+
+class _Page(html.parser.HTMLParser):
+    """The anchors and the links of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.links = set(), []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        if values.get("id"):
+            self.ids.add(values["id"])
+        for name in ("href", "src"):
+            if values.get(name):
+                self.links.append(values[name])
+
+
+@pytest.fixture(scope="module")
+def pages(manual):
+    return {path: _Page(path) for path in sorted(manual.rglob("*.html"))}
+
+
+def dead_links(pages):
+    """(page, link) of each link within the manual that leads nowhere."""
+    for path, page in pages.items():
+        for link in page.links:
+            target = urllib.parse.urlsplit(link)
+            if target.scheme or target.netloc:
+                continue
+            file = path if not target.path else (path.parent / target.path).resolve()
+            anchor = urllib.parse.unquote(target.fragment)
+            if not file.exists() or anchor and file in pages and anchor not in pages[file].ids:
+                yield path.name, link
+
+
+def test_no_link_within_the_manual_is_dead(pages):
+    assert sum(len(page.links) for page in pages.values()) > 5000
+    assert list(dead_links(pages)) == []
+
+
+def test_a_dead_link_is_found(tmp_path):
+    (tmp_path / "a.html").write_text('<p id="x"></p><a href="#x"></a><a href="#y"></a>'
+                                     '<a href="b.html"></a><a href="https://example.org/#z"></a>')
+    pages = {tmp_path / "a.html": _Page(tmp_path / "a.html")}
+    assert list(dead_links(pages)) == [("a.html", "#y"), ("a.html", "b.html")]
+
+
+def test_links_from_outside_into_the_manual_are_alive(manual, pages):
+    """Those of README.md and the other pages at the root, which lead to the sources of pages."""
+    found = 0
+    for source in ROOT.glob("*.md"):
+        for name, anchor in re.findall(r"\]\(docs/(\w+)\.md(?:#([\w-]+))?\)", source.read_text()):
+            found += 1
+            page = pages[manual / f"{name}.html"]
+            assert not anchor or anchor in page.ids, f"{source.name}: docs/{name}.md#{anchor}"
+    assert found > 20
+
+
+def test_no_product_in_a_formula_is_emphasis(pages):
+    """`4*16*257` without a code span."""
+    found = [(path.name, match[0]) for path in pages for match in
+             re.finditer(r"\w<em>[^<]*</em>|<em>[^<]*</em>\w", path.read_text())]
+    assert found == []
+
+
+def links(path, text):
+    """Where links with this text lead to from a page."""
+    return set(re.findall(rf'href="([^"]+)"[^>]*>(?:<[^>]+>)*{re.escape(text)}(?:</\w+>)*</a>',
+                          path.read_text()))
+
+
+@pytest.mark.parametrize("page, text, target", [
+    ("Methods", "E17", "Spec.html#e17"),
+    ("Methods", "C13", "Spec.html#c13"),
+    ("Methods", "P4", "#papers"),
+    ("Spec", "E16", "#e16"),
+    ("OwnRouter", "E3", "Spec.html#e3"),
+    ("Methods", "topk_renorm", "reference/Selection.html#moe_mlir.topk_renorm"),
+    ("Methods", "SymphonySMoE", "reference/Routers.html#moe_mlir.nn.SymphonySMoE"),
+    ("GettingStarted", "moe_mlir.unpack_experts(model)",
+     "reference/Weights.html#moe_mlir.unpack_experts"),
+])
+def test_names_and_labels_are_links(manual, page, text, target):
+    found = links(manual / f"{page}.html", html.escape(text))
+    assert found == {target}
