@@ -17,8 +17,10 @@ INCLUDE = ROOT / "include"
 DIALECT = INCLUDE / "MoE" / "Dialect" / "MoE" / "IR"
 PASSES = {name: INCLUDE / "MoE" / name / "Passes.td" for name in ("Transforms", "Conversion")}
 
-MARK = re.compile(r"^<!-- (dialect|ops: \w+|attributes|enums|passes: \w+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- (dialect|ops: \w+|attributes|passes: \w+) -->$", re.MULTILINE)
 ENTRY = re.compile(r"^### ", re.MULTILINE)
+GRAMMAR = re.compile(r"(?<=^Syntax:\n\n```\n)operation ::=.*?(?=^```)", re.MULTILINE | re.DOTALL)
+WIDTH = 100  # columns of code on a page
 
 
 @functools.cache
@@ -33,6 +35,19 @@ def generated(prefix, source, *options):
     return done.stdout
 
 
+def fold(match):
+    """A grammar without long lines."""
+    lines = []
+    for line in match[0].splitlines():
+        indent = " " * max(14, len(line) - len(line.lstrip()))
+        while len(line) > WIDTH:
+            end = line.rindex(" ", 0, WIDTH)
+            lines.append(line[:end])
+            line = indent + line[end + 1 :]
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
 def entries(text):
     """Name -> what is said of it. Titles of its parts are no sections: contents list names."""
     found = {}
@@ -40,6 +55,7 @@ def entries(text):
         title, _, body = part.partition("\n")
         name = re.match(r"`?-?([\w.-]+)`?", title)[1]
         in_cpp = re.search(r"\((moe::\w+)\)", title)
+        body = GRAMMAR.sub(fold, body)
         body = re.sub(r"^####+ (.*?):?$", r"**\1**", body.strip(), flags=re.MULTILINE)
         if in_cpp:
             body += f"\n\nIn C++: `{in_cpp[1]}`"
@@ -60,6 +76,28 @@ def ops_of(family):
             re.findall(r"^def MoE_\w+\s*:\s*MoE_\w+<\"(\w+)\"", text, re.MULTILINE)]
 
 
+def attributes(page):
+    """How each attribute is written -> what it says. One of an enum lists the enum's cases."""
+    enums = section(page, "Enums")
+    cases = {name: re.findall(r"^\| \w+ \| `\d+` \| (\S+) \|$", body, re.MULTILINE)
+             for name, body in enums.items()}
+    found = {}
+    for body in section(page, "Attributes").values():
+        written = re.search(r"#(moe\.\w+)<", body)[1]
+        enum = re.search(r"`::mlir::moe::(\w+)` \| an enum of type", body)
+        if enum:
+            summary = body.partition("\n")[0]
+            values = ", ".join(f"`{case}`" for case in cases[enum[1]])
+            body = f"{summary}\n\nValues: {values}."
+        else:
+            used = [name for name in re.findall(r"`::mlir::moe::(\w+)`", body) if name in cases]
+            for name in dict.fromkeys(used):
+                values = ", ".join(f"`{case}`" for case in cases[name])
+                body += f"\n\nValues of `{name}`: {values}."
+        found[f"#{written}"] = body
+    return dict(sorted(found.items()))
+
+
 def shown(found, names, label=""):
     return "\n\n".join(f"({label}{name})=\n## `{name}`\n{found[name]}" for name in names)
 
@@ -75,8 +113,8 @@ def replacement(app, mark):
     if kind == "passes":
         found = entries(generated(prefix, PASSES[family], "-gen-pass-doc"))
         return shown(found, found, "pass-")
-    found = section(page, kind.capitalize())
-    return shown(found, found)
+    found = attributes(page)
+    return shown(found, found, "attribute-")
 
 
 def insert(app, docname, source):

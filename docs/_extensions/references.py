@@ -80,6 +80,8 @@ def dialect_names(env):
     for label, (docname, anchor, _) in env.get_domain("std").labels.items():
         if label.startswith("moe."):
             found[label] = docname, anchor
+        elif label.startswith("attribute-"):
+            found[label.removeprefix("attribute-")] = docname, anchor
         elif label.startswith("pass-"):
             name = label.removeprefix("pass-")
             found |= dict.fromkeys((name, f"-{name}", f"--{name}"), (docname, anchor))
@@ -184,4 +186,4 @@ def setup(app):
     app.connect("doctree-read", add_anchors)
     app.connect("doctree-resolved", resolve)
     # Of what is kept from build to build.
-    return {"env_version": 2, "parallel_read_safe": False, "parallel_write_safe": True}
+    return {"env_version": 3, "parallel_read_safe": False, "parallel_write_safe": True}
