@@ -10,6 +10,7 @@ import re
 import subprocess
 from pathlib import Path
 
+from docstrings import join_spans
 from sphinx.errors import ExtensionError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +49,13 @@ def fold(match):
     return "\n".join(lines) + "\n"
 
 
+def with_whole_spans(text):
+    """Code spans of one line: the second one may begin with a sign, which begins a list."""
+    parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)
+    parts[::2] = ["\n".join(join_spans(part.split("\n"))) for part in parts[::2]]
+    return "".join(parts)
+
+
 def entries(text):
     """Name -> what is said of it. Titles of its parts are no sections: contents list names."""
     found = {}
@@ -55,7 +63,7 @@ def entries(text):
         title, _, body = part.partition("\n")
         name = re.match(r"`?-?([\w.-]+)`?", title)[1]
         in_cpp = re.search(r"\((moe::\w+)\)", title)
-        body = GRAMMAR.sub(fold, body)
+        body = with_whole_spans(GRAMMAR.sub(fold, body))
         body = re.sub(r"^####+ (.*?):?$", r"**\1**", body.strip(), flags=re.MULTILINE)
         if in_cpp:
             body += f"\n\nIn C++: `{in_cpp[1]}`"
@@ -76,14 +84,20 @@ def ops_of(family):
             re.findall(r"^def MoE_\w+\s*:\s*MoE_\w+<\"(\w+)\"", text, re.MULTILINE)]
 
 
+def attribute_names(page):
+    """C++ name -> how the attribute is written."""
+    return {name: "#" + re.search(r"#(moe\.\w+)<", body)[1]
+            for name, body in section(page, "Attributes").items()}
+
+
 def attributes(page):
     """How each attribute is written -> what it says. One of an enum lists the enum's cases."""
+    names = attribute_names(page)
     enums = section(page, "Enums")
     cases = {name: re.findall(r"^\| \w+ \| `\d+` \| (\S+) \|$", body, re.MULTILINE)
              for name, body in enums.items()}
     found = {}
-    for body in section(page, "Attributes").values():
-        written = re.search(r"#(moe\.\w+)<", body)[1]
+    for name, body in section(page, "Attributes").items():
         enum = re.search(r"`::mlir::moe::(\w+)` \| an enum of type", body)
         if enum:
             summary = body.partition("\n")[0]
@@ -91,11 +105,30 @@ def attributes(page):
             body = f"{summary}\n\nValues: {values}."
         else:
             used = [name for name in re.findall(r"`::mlir::moe::(\w+)`", body) if name in cases]
-            for name in dict.fromkeys(used):
-                values = ", ".join(f"`{case}`" for case in cases[name])
-                body += f"\n\nValues of `{name}`: {values}."
-        found[f"#{written}"] = body
+            for name_of_enum in dict.fromkeys(used):
+                values = ", ".join(f"`{case}`" for case in cases[name_of_enum])
+                body += f"\n\nValues of `{name_of_enum}`: {values}."
+        found[names[name]] = body
     return dict(sorted(found.items()))
+
+
+def ops(page):
+    """Name -> what is said of an op; its attributes as they are written, not as C++ has them."""
+    names = attribute_names(page)
+
+    def row(match):
+        attribute, kind, meaning = match.groups()
+        written = names.get(kind.rpartition(":")[2])
+        return f"| `{attribute}` | {f'`{written}`: ' if written else ''}{meaning} |"
+
+    found = section(page, "Operations")
+    for name, body in found.items():
+        body = re.sub(r"^<tr><td><code>(\w+)</code></td><td>([\w:]+)</td><td>(.*)</td></tr>$", row,
+                      body, flags=re.MULTILINE)
+        body = re.sub(r"^<tr><th>.*$", "| Attribute | Description |\n| :-----: | ----------- |",
+                      body, flags=re.MULTILINE)
+        found[name] = re.sub(r"^</?table>\n", "", body, flags=re.MULTILINE)
+    return found
 
 
 def shown(found, names, label=""):
@@ -109,7 +142,7 @@ def replacement(app, mark):
     if kind == "dialect":
         return page[page.index("_") : page.index("[TOC]")]
     if kind == "ops":
-        return shown(section(page, "Operations"), ops_of(family))
+        return shown(ops(page), ops_of(family))
     if kind == "passes":
         found = entries(generated(prefix, PASSES[family], "-gen-pass-doc"))
         return shown(found, found, "pass-")
@@ -118,6 +151,9 @@ def replacement(app, mark):
 
 
 def insert(app, docname, source):
+    if MARK.search(source[0]):
+        for path in (*DIALECT.glob("*.td"), *PASSES.values()):
+            app.env.note_dependency(str(path))
     source[0] = MARK.sub(lambda match: replacement(app, match[1]), source[0])
 
 

@@ -158,3 +158,15 @@ def links(path, text):
 def test_names_and_labels_are_links(manual, page, text, target):
     found = links(manual / f"{page}.html", html.escape(text))
     assert found == {target}
+
+
+@pytest.mark.parametrize("page, texts", [
+    ("Statistics", ["that mean before the cap",  # the fourth row of a table of values
+                    'href="Attributes.html#attribute-moe-dispersion-scale"']),
+    ("Mixing", ["+</span> <span class=\"pre\">LSE(posterior"]),  # a code span of two lines
+    ("Attributes", ["eq7", "wgmma", "How a kernel runs an op"]),
+    ("Transforms", ["Number of ops that could not be converted"]),
+])
+def test_what_definitions_say_is_whole(manual, page, texts):
+    text = (manual / "reference" / "dialect" / f"{page}.html").read_text()
+    assert [part for part in texts if part not in text] == []
