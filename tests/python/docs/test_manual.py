@@ -1,5 +1,6 @@
 """The manual builds without a warning, and has what it promises; one build serves all tests."""
 
+import fcntl
 import html
 import html.parser
 import inspect
@@ -21,16 +22,26 @@ BUILD = Path(moe_mlir.__file__).absolute().parents[1]
 
 @pytest.fixture(scope="module")
 def manual(tmp_path_factory):
-    """The folder of the pages."""
+    """The folder of the pages, which the workers of a run share."""
     pytest.importorskip("furo", reason="the manual's theme is not installed; requirements.txt "
                         "pins it")
-    pages = tmp_path_factory.mktemp("manual")
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+    pages = root / "manual"
+    with open(root / "manual.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (pages / "objects.inv").exists():
+            build(pages, root / "doctrees")
+    return pages
+
+
+def build(pages, doctrees):
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
-         "-d", pages.with_name("doctrees"), ROOT / "docs", pages],
+         "-d", doctrees, ROOT / "docs", pages],
         capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(BUILD)))
     assert done.returncode == 0, done.stderr
-    return pages
 
 
 def inventory(manual):
