@@ -19,6 +19,8 @@ SPEC, METHODS, GLOSSARY = "Spec", "Methods", "Glossary"
 LABEL = re.compile(r"\b(?:[EC](?:[1-9]|1\d|2[01])|Trap (?:[1-9]|1[0-3])|P[0234])\b(?!\.\d)")
 # Docstrings name pages, and sections of Spec.md, as one finds them in the source tree.
 PAGE = re.compile(r"\bdocs/(\w+)\.md(?: (\d+(?:\.\d+)?))?")
+# Within Spec.md.
+SECTION = re.compile(r"\bsection (\d+(?:\.\d+)?)\b")
 CALL = re.compile(r"([\w.]+)(\([^()]*\))?")
 # Names that are more often those of a tensor, or of another library's function.
 WORDS = {"attention", "combine", "compile", "dispatch", "doctor", "explain", "export", "load",
@@ -143,18 +145,22 @@ def place_of(env, match):
     if match.re is PAGE:
         anchor = env.rules.get(match[2], "") if match[1] == SPEC else ""
         return (match[1], anchor) if match[1] in env.found_docs else None
+    if match.re is SECTION:
+        return (SPEC, env.rules[match[1]]) if match[1] in env.rules else None
     if label.startswith("P"):
         return METHODS, "papers"
     return (SPEC, env.rules[label]) if label in env.rules else None
 
 
 def link_labels(app, doctree, docname):
+    patterns = (LABEL, PAGE, SECTION) if docname == SPEC else (LABEL, PAGE)
     seen = set()
     for text in list(doctree.findall(nodes.Text)):
         if isinstance(text.parent, nodes.literal) or not is_plain(text.parent):
             continue
         pieces, end = [], 0
-        for match in sorted([*LABEL.finditer(text), *PAGE.finditer(text)], key=lambda m: m.start()):
+        found = [match for pattern in patterns for match in pattern.finditer(text)]
+        for match in sorted(found, key=lambda match: match.start()):
             label, place = match[0], place_of(app.env, match)
             # Not of the label at the head of its rule, nor of a paper in the list of papers.
             if place is None or is_its_own(text, place[1]):

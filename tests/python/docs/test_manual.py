@@ -160,6 +160,7 @@ def links(path, text):
     ("Methods", "C13", "Spec.html#c13"),
     ("Methods", "P4", "#papers"),
     ("Spec", "E16", "#e16"),
+    ("Spec", "section 7", "#contradictions-and-how-they-are-resolved"),
     ("OwnRouter", "E3", "Spec.html#e3"),
     ("Methods", "topk_renorm", "reference/Selection.html#moe_mlir.topk_renorm"),
     ("Methods", "SymphonySMoE", "reference/Routers.html#moe_mlir.nn.SymphonySMoE"),
