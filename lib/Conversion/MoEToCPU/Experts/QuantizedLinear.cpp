@@ -17,13 +17,13 @@
 #include "Patterns.h"
 #include "QuantizedBlocks.h"
 
-#include "mlir/Dialect/AMX/AMXDialect.h"
+#include "Product/MatrixUnit.h"
 
 using namespace mlir;
 using namespace mlir::moe;
 
-/// The vectors of columns of a tile; of a matrix unit those of a whole panel: a
-/// second pass over it would find it in cache, and memory would wait meanwhile.
+/// The vectors of columns of a tile; of a matrix unit those of a whole panel,
+/// with which one token reads codes of 8 bits 5 to 9 % faster than with two.
 static constexpr int64_t kTileVectors = 2, kTileVectorsOfUnit = 4;
 
 //===----------------------------------------------------------------------===//
@@ -74,10 +74,9 @@ private:
   void addChunkOfOneRow(const LayerPart &part, ArrayRef<Column> columns,
                         Value row, Value first, Value end);
   Values loadTileSums(Value row, int64_t numColumns);
-  void multiplyTiles(Value position, Value place, Value block, int64_t numTiles,
-                     int64_t numColumns, bool areOne = false);
-  void multiplyTiles(Value position, Value place, Value block, int64_t numTiles,
-                     int64_t firstColumn, int64_t numColumns, Value stride);
+  void multiplyBlockByTiles(Value position, Value place, Value block,
+                            int64_t numTiles, int64_t numColumns,
+                            bool isOneRow = false);
 
   void clearTotals(const LayerPart &part, ArrayRef<Column> columns);
   void addTotals(const LayerPart &part, ArrayRef<Column> columns);
@@ -359,7 +358,7 @@ void QuantizedLinearKernel::multiplyManyRows(const LayerPart &part,
 /// than vectors do.
 bool QuantizedLinearKernel::usesTiles() const {
   return lhs.product == CodeProduct::Pairs && e.target.bf16Tiles &&
-         lhs.blockSize % (2 * kProductTileSize) == 0;
+         lhs.blockSize % kTileKs == 0;
 }
 
 void QuantizedLinearKernel::allocateForTiles() {
@@ -369,61 +368,44 @@ void QuantizedLinearKernel::allocateForTiles() {
                      e.getF32Type());
   };
   totals = make(lhs.getMostRows());
-  tileSums = make(2 * kProductTileSize);
+  tileSums = make(2 * kUnitTileSize);
   std::tie(expanded, expandedElements) =
       e.scratchPairs({getChunkBlocks() * blocks.getBlockQuads(),
                       codes.getNumExpanded(), lanes});
 }
 
 /// The sums of a block at `place` of the buffer times tiles of rows, the first
-/// of which lies at `position`. Registers hold the sums of four tiles. A tile
-/// `areOne` row reads and writes the same line sixteen times where there is no
-/// other: those behind it would take the cache.
-void QuantizedLinearKernel::multiplyTiles(Value position, Value place,
-                                          Value block, int64_t numTiles,
-                                          int64_t numColumns, bool areOne) {
-  Value stride = areOne ? e.index(0) : Value();
-  int64_t most = 4 / numTiles;
-  for (int64_t first = 0; first < numColumns; first += most)
-    multiplyTiles(position, place, block, numTiles, first,
-                  std::min(most, numColumns - first), stride);
-}
-
-void QuantizedLinearKernel::multiplyTiles(Value position, Value place,
-                                          Value block, int64_t numTiles,
-                                          int64_t firstColumn,
-                                          int64_t numColumns, Value stride) {
-  constexpr int64_t kSize = kProductTileSize, kStep = 2 * kSize;
-  auto type = amx::TileType::get({kSize, kStep}, e.getBF16Type());
-  auto sumType = amx::TileType::get({kSize, kSize}, e.getF32Type());
-  Values chain;
-  for (int64_t i = 0; i < numTiles * numColumns; ++i)
-    chain.push_back(amx::TileZeroOp::create(e, sumType));
-  for (int64_t k = 0; k < lhs.blockSize; k += kStep) {
-    Value feature = e.add(e.mul(block, e.index(lhs.blockSize)), e.index(k));
-    Value quad = e.add(place, e.index(k / 4));
-    Values rows;
-    for (int64_t tile = 0; tile < numTiles; ++tile) {
-      Value first = e.add(position, e.index(tile * kSize));
-      rows.push_back(amx::TileLoadOp::create(
-          e, type, lhs.getFeatures(), ValueRange{first, feature}, stride));
-    }
-    for (int64_t column = 0; column < numColumns; ++column) {
-      Value at = e.index(2 * (firstColumn + column) * e.width);
-      Value weights = amx::TileLoadOp::create(e, type, expandedElements,
-                                              ValueRange{quad, e.index(0), at});
-      for (int64_t tile = 0; tile < numTiles; ++tile) {
-        Value &sum = chain[tile * numColumns + column];
-        sum = amx::TileMulFOp::create(e, sumType, rows[tile], weights, sum);
-      }
-    }
+/// of which lies at `position`. Where there is only one row, a tile reads and
+/// writes its line sixteen times: those behind it would take the cache.
+void QuantizedLinearKernel::multiplyBlockByTiles(Value position, Value place,
+                                                 Value block, int64_t numTiles,
+                                                 int64_t numColumns,
+                                                 bool isOneRow) {
+  Value stride = isOneRow ? e.index(0) : Value();
+  Value before = e.mul(block, e.index(lhs.blockSize));
+  TileSources rows;
+  for (int64_t tile = 0; tile < numTiles; ++tile) {
+    Value first = e.add(position, e.index(tile * kUnitTileSize));
+    rows.push_back(
+        {lhs.getFeatures(),
+         [=, this](Value k) { return Values{first, e.add(before, k)}; },
+         stride});
   }
-  for (auto [i, sum] : llvm::enumerate(chain))
-    amx::TileStoreOp::create(
-        e, tileSums,
-        ValueRange{e.index(i / numColumns * kSize),
-                   e.index((firstColumn + i % numColumns) * e.width)},
-        sum, stride);
+  int64_t most = kMostTiles / numTiles;
+  for (int64_t first = 0; first < numColumns; first += most) {
+    TileSources columns;
+    for (int64_t i = first; i < std::min(first + most, numColumns); ++i)
+      columns.push_back({expandedElements, [=, this](Value packedK) {
+                           Value quad =
+                               arith::DivSIOp::create(e, packedK, e.index(2));
+                           return Values{e.add(place, quad), e.index(0),
+                                         e.index(2 * i * e.width)};
+                         }});
+    Values chain = getZeroTiles(e, numTiles * columns.size());
+    for (int64_t k = 0; k < lhs.blockSize; k += kTileKs)
+      chain = multiplyTiles(e, rows, columns, e.index(k), chain);
+    storeTiles(e, chain, columns.size(), tileSums, 0, first * e.width, stride);
+  }
 }
 
 Values QuantizedLinearKernel::loadTileSums(Value row, int64_t numColumns) {
@@ -445,8 +427,8 @@ void QuantizedLinearKernel::addChunkOfOneRow(const LayerPart &part,
           blocks.prefetchAhead(part.expert, column, block, getChunkBlocks());
         Value place =
             e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
-        multiplyTiles(tile.positions.front(), place, block, /*numTiles=*/1,
-                      numColumns, /*areOne=*/true);
+        multiplyBlockByTiles(tile.positions.front(), place, block,
+                             /*numTiles=*/1, numColumns, /*isOneRow=*/true);
         return blocks.addBlock(tile, block, blocks.loadScales(tile, block),
                                loadTileSums(e.index(0), numColumns), carried);
       });
@@ -465,7 +447,7 @@ void QuantizedLinearKernel::addChunkByTiles(const LayerPart &part,
       for (const Column &column : columns)
         blocks.prefetchAhead(part.expert, column, block, getChunkBlocks());
     Value place = e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
-    multiplyTiles(position, place, block, numTiles, columns.size());
+    multiplyBlockByTiles(position, place, block, numTiles, columns.size());
     QuantizedBlocks::Scales of =
         blocks.loadScales(getTile(part, columns, firstRow, 1), block);
     e.loop(e.index(0), size, 1, [&](Value row) {
@@ -479,7 +461,7 @@ void QuantizedLinearKernel::addChunkByTiles(const LayerPart &part,
 
 void QuantizedLinearKernel::multiplyByTiles(const LayerPart &part,
                                             ArrayRef<Column> columns) {
-  constexpr int64_t kMost = 2 * kProductTileSize;
+  constexpr int64_t kMost = 2 * kUnitTileSize;
   clearTotals(part, columns);
   Value numBlocks = e.index(lhs.numBlocks);
   e.loop(e.index(0), numBlocks, getChunkBlocks(), [&](Value first) {
@@ -502,7 +484,7 @@ void QuantizedLinearKernel::multiplyByTiles(const LayerPart &part,
           },
           [&] {
             return e.ifElse(
-                isUpTo(kProductTileSize), TypeRange(), [&] { return add(1); },
+                isUpTo(kUnitTileSize), TypeRange(), [&] { return add(1); },
                 [&] { return add(2); });
           });
     });

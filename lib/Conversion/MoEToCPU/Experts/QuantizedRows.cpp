@@ -2,7 +2,7 @@
 
 #include "QuantizedRows.h"
 
-#include "Product/ProductProblem.h"
+#include "Product/MatrixUnit.h"
 
 #include "mlir/Dialect/Math/IR/Math.h"
 
@@ -74,7 +74,7 @@ void QuantizedRows::allocate() {
   // A tile of a matrix unit reads behind the last row, and nobody takes what it
   // makes of that.
   bool haveTiles = product == CodeProduct::Pairs && e.target.bf16Tiles;
-  int64_t behind = haveTiles ? kProductTileSize : 0;
+  int64_t behind = haveTiles ? kUnitTileSize : 0;
   features = e.scratch(
       {e.getIndexAttr(mostRows + behind), e.getIndexAttr(width)}, type);
   sums = make(std::max<int64_t>(numBlocks, 1), e.getF32Type());

@@ -25,7 +25,7 @@ void KContiguousProduct::multiplyRow(const Panel &panel, const RowRange &rows,
                                      function_ref<Value(int64_t)> getColumns,
                                      int64_t numPackedK) const {
   Value row = e.add(rows.first, number);
-  Value lhsRow = lhs.getLhsRow(row);
+  Value lhsRow = problem.lhs.getMemrefRow(row);
   Value packedK = problem.toPackedK(first), k = e.add(panel.k, first);
   int64_t kPack = problem.usesBf16Dot ? 2 : 1;
   RegisterTile oneRow(e, 1, 1, problem.usesBf16Dot);

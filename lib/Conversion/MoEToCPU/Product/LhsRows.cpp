@@ -66,16 +66,12 @@ bool LhsRows::packAllKs(const RowRange &rows) {
   return true;
 }
 
-Value LhsRows::getLhsRow(Value row) const {
-  return problem.lhs.getRow ? problem.lhs.getRow(row) : row;
-}
-
 TileRows LhsRows::get(Value firstRow, int64_t numRows, Value k, Value count,
                       bool mayPack) const {
   TileRows tile;
   for (int64_t i = 0; i < numRows; ++i) {
     tile.rows.push_back(e.add(firstRow, e.index(i)));
-    tile.lhsRows.push_back(getLhsRow(tile.rows.back()));
+    tile.lhsRows.push_back(problem.lhs.getMemrefRow(tile.rows.back()));
   }
   if (packed && mayPack)
     packRows(tile.lhsRows, e.index(0), k, count);
@@ -83,7 +79,7 @@ TileRows LhsRows::get(Value firstRow, int64_t numRows, Value k, Value count,
 }
 
 void LhsRows::pack(Value row, Value number, Value k, Value count) const {
-  packRows(getLhsRow(row), number, k, count);
+  packRows(problem.lhs.getMemrefRow(row), number, k, count);
 }
 
 /// 16-bit numbers as splats read them: widened, or in pairs, of which the last

@@ -41,8 +41,6 @@ public:
   /// Element (row, k) in all lanes: of row `number` of the tile, which reads
   /// row `lhsRow`.
   Value splat(Value number, Value lhsRow, Value k, Value packedK) const;
-  /// Which row of the left operand a row of the product reads.
-  Value getLhsRow(Value row) const;
 
 private:
   bool mustWiden() const;

@@ -8,6 +8,7 @@
 #ifndef MOE_LIB_CONVERSION_MOETOCPU_PRODUCT_PANELS_H
 #define MOE_LIB_CONVERSION_MOETOCPU_PRODUCT_PANELS_H
 
+#include "MatrixUnit.h"
 #include "ProductProblem.h"
 
 namespace mlir::moe {
@@ -22,13 +23,6 @@ struct Panel {
   Values masks;
   Value memref;
   std::function<Values(Value packedK, int64_t vector)> at;
-};
-
-/// Where the tiles of a matrix unit are read: rows of a left operand, from a k
-/// on, or columns of a right one, from a packed k on.
-struct TileSource {
-  Value memref;
-  std::function<Values(Value k)> at;
 };
 
 class RhsPanels {

@@ -11,7 +11,8 @@
 //   Chains              the order of sums
 //   ProductPrefetch     what comes nearer meanwhile
 //   KContiguousProduct  few rows with weights that no panel is made of
-//   TileProduct         the loops and tiles of a matrix unit, if there is one
+//   TileProduct         the loops around a matrix unit, if there is one
+//   MatrixUnit          its tiles, which quantized experts use as well
 //
 // The mixing kernels multiply tokens with tokens, of which both sides are
 // packed by them: they have loops of their own (SoftmaxMixTiles.h) around the

@@ -2,6 +2,8 @@
 
 #include "ProductProblem.h"
 
+#include "MatrixUnit.h"
+
 using namespace mlir;
 using namespace mlir::moe;
 
@@ -17,7 +19,7 @@ static bool canUseTiles(const Emitter &e, const PanelShape &shape, Value numK) {
   std::optional<int64_t> ks = getConstantIntValue(numK);
   std::optional<int64_t> columns = getConstantIntValue(shape.numColumns);
   return e.target.bf16Tiles && ks && *ks > 0 && *ks % 2 == 0 && columns &&
-         *columns >= kProductTileSize;
+         *columns >= kUnitTileSize;
 }
 
 ProductProblem::ProductProblem(Emitter &e, ProductLhs lhs, ProductRhs rhs,

@@ -18,6 +18,9 @@ namespace mlir::moe {
 
 /// The left operand: element (row, k) of `memref` stands at `at`.
 struct ProductLhs {
+  /// Which row of `memref` a row of the product reads.
+  Value getMemrefRow(Value row) const { return getRow ? getRow(row) : row; }
+
   Value memref;
   std::function<Values(Value row, Value k)> at;
   /// Whether the ks of a row lie side by side.
@@ -52,9 +55,6 @@ struct ProductSums {
 struct RowRange {
   Value first, end;
 };
-
-/// The rows, columns and packed ks of a matrix unit's tile.
-inline constexpr int64_t kProductTileSize = 16;
 
 class ProductProblem {
 public:

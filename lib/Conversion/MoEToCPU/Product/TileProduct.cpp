@@ -5,20 +5,13 @@
 #include "Panels.h"
 #include "ProductTile.h"
 
-#include "mlir/Dialect/AMX/AMXDialect.h"
-
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Rows of a left tile, columns of a right one, and packed ks of both. There
-/// are no others: a register keeps its shape for all of a function, so that a
-/// tile of another shape takes one from these.
-static constexpr int64_t kTileSize = kProductTileSize;
-static constexpr int64_t kTileKs = 2 * kTileSize;
 /// Two left tiles and two right ones: with their sums they fill the registers,
 /// and each tile that is read is multiplied twice.
 static constexpr int64_t kRowTiles = 2;
-static constexpr int64_t kMostRows = kRowTiles * kTileSize;
+static constexpr int64_t kMostRows = kRowTiles * kUnitTileSize;
 
 namespace {
 class TileProduct {
@@ -47,6 +40,7 @@ private:
   void multiplyMany();
   void forEachSize(Value numRows, function_ref<void(int64_t numTiles)> body);
   void copyRows(Value first, Value size, Value k, Value count);
+  void copyRowsAsLines(Value first, Value size, Value k, Value count);
   void copyRowsAsColumns(Value first, Value size, Value k, Value count);
   void multiplyPanel(Value slot, Value first, Value size, int64_t numRowTiles,
                      const Chain &chain);
@@ -58,15 +52,12 @@ private:
   void packPanel(Value slot, Value k, int64_t count);
   void copyLastKs(const Panel &panel, int64_t count);
 
-  using Sources = SmallVector<TileSource>;
   /// Tiles of the columns of a panel: of whole steps, and of the last one.
   struct Columns {
-    Sources whole, last;
+    TileSources whole, last;
   };
-  void multiplyTiles(const Sources &rowTiles, const Columns &columns,
-                     int64_t count, int64_t firstColumn);
-  Values multiplyStep(const Sources &left, const Sources &right, Value k,
-                      ValueRange sums);
+  void multiplyColumns(const TileSources &rowTiles, const Columns &columns,
+                       int64_t count, int64_t firstColumn);
   void transposeSums(const Panel &panel, int64_t numRowTiles);
 
   const ProductProblem &problem;
@@ -84,7 +75,7 @@ private:
   /// bf16.
   Value pairsOfLast, last;
   /// The sums of a chain as tiles have them, and row by row, from lane
-  /// `kTileSize` on.
+  /// `kUnitTileSize` on.
   Value tiles, sums;
 };
 } // namespace
@@ -115,12 +106,12 @@ void TileProduct::allocate(bool allKs) {
   auto make = [&](ArrayRef<int64_t> shape, Type element) {
     return e.scratch(getAsIndexOpFoldResult(e.getContext(), shape), element);
   };
-  int64_t lanes = group.numVectors * kTileSize;
-  sums = tiles = make({kMostRows, kTileSize + lanes}, e.getF32Type());
+  int64_t lanes = group.numVectors * kUnitTileSize;
+  sums = tiles = make({kMostRows, kUnitTileSize + lanes}, e.getF32Type());
   if (numK % kTileKs != 0)
     std::tie(pairsOfLast, last) =
-        e.scratchPairs(areColumnsLeft ? ArrayRef{lanes, kTileSize}
-                                      : ArrayRef{kTileSize, lanes});
+        e.scratchPairs(areColumnsLeft ? ArrayRef{lanes, kUnitTileSize}
+                                      : ArrayRef{kUnitTileSize, lanes});
   if (!areColumnsLeft) {
     // An odd number of lines: rows are at different places of a cache.
     copy = make({kMostRows, ks + (ks / kTileKs % 2 == 0 ? kTileKs : 0)},
@@ -128,7 +119,8 @@ void TileProduct::allocate(bool allKs) {
     return;
   }
   tiles = make({lanes, kMostRows}, e.getF32Type());
-  std::tie(pairsOfCopy, copy) = e.scratchPairs({kRowTiles, ks / 2, kTileSize});
+  std::tie(pairsOfCopy, copy) =
+      e.scratchPairs({kRowTiles, ks / 2, kUnitTileSize});
 }
 
 //===----------------------------------------------------------------------===//
@@ -136,12 +128,11 @@ void TileProduct::allocate(bool allKs) {
 //===----------------------------------------------------------------------===//
 
 /// Rows `first` to `first + size`, line by line.
-void TileProduct::copyRows(Value first, Value size, Value k, Value count) {
+void TileProduct::copyRowsAsLines(Value first, Value size, Value k,
+                                  Value count) {
   const ProductLhs &lhs = problem.lhs;
   e.loop(e.index(0), size, 1, [&](Value number) {
-    Value row = e.add(first, number);
-    if (lhs.getRow)
-      row = lhs.getRow(row);
+    Value row = lhs.getMemrefRow(e.add(first, number));
     e.loop(e.index(0), count, kTileKs, [&](Value offset) {
       Value pairs = e.loadPairs(lhs.memref, lhs.at(row, e.add(k, offset)),
                                 e.sub(count, offset));
@@ -157,14 +148,13 @@ void TileProduct::copyRowsAsColumns(Value first, Value size, Value k,
                                     Value count) {
   const ProductLhs &lhs = problem.lhs;
   Value last = e.add(first, e.sub(size, e.index(1)));
-  Value numTiles = arith::CeilDivSIOp::create(e, size, e.index(kTileSize));
+  Value numTiles = arith::CeilDivSIOp::create(e, size, e.index(kUnitTileSize));
   e.loop(e.index(0), numTiles, 1, [&](Value tile) {
     Values lhsRows;
-    for (int64_t lane = 0; lane < kTileSize; ++lane) {
-      Value row =
-          e.add(e.add(first, e.mul(tile, e.index(kTileSize))), e.index(lane));
-      row = e.minSigned(row, last);
-      lhsRows.push_back(lhs.getRow ? lhs.getRow(row) : row);
+    for (int64_t lane = 0; lane < kUnitTileSize; ++lane) {
+      Value row = e.add(e.add(first, e.mul(tile, e.index(kUnitTileSize))),
+                        e.index(lane));
+      lhsRows.push_back(lhs.getMemrefRow(e.minSigned(row, last)));
     }
     e.loop(e.index(0), count, kTileKs, [&](Value offset) {
       Values lines;
@@ -179,12 +169,18 @@ void TileProduct::copyRowsAsColumns(Value first, Value size, Value k,
   });
 }
 
+void TileProduct::copyRows(Value first, Value size, Value k, Value count) {
+  if (areColumnsLeft)
+    return copyRowsAsColumns(first, size, k, count);
+  copyRowsAsLines(first, size, k, count);
+}
+
 /// One tile of rows of the copy.
 TileSource TileProduct::getRows(int64_t tile, const Chain &chain) {
   Value begin = chain.hasAllKs ? chain.k : e.index(0);
   if (!areColumnsLeft)
     return {copy, [=, this](Value k) {
-              return Values{e.index(tile * kTileSize), e.add(begin, k)};
+              return Values{e.index(tile * kUnitTileSize), e.add(begin, k)};
             }};
   return {copy, [=, this](Value packedK) {
             Value first = arith::DivSIOp::create(e, begin, e.index(2));
@@ -202,10 +198,10 @@ int64_t TileProduct::getNumMissing(const Panel &panel, int64_t vector) {
     return 0;
   int64_t half = panel.numVectors / 2;
   bool isSecond = problem.shape.pairOffset && vector >= half;
-  int64_t first = (isSecond ? vector - half : vector) * kTileSize;
+  int64_t first = (isSecond ? vector - half : vector) * kUnitTileSize;
   int64_t rest = *getConstantIntValue(problem.shape.numColumns) %
                  problem.shape.getNumColumns();
-  return kTileSize - std::clamp<int64_t>(rest - first, 0, kTileSize);
+  return kUnitTileSize - std::clamp<int64_t>(rest - first, 0, kUnitTileSize);
 }
 
 /// A vector of columns as a tile. Where they lie with their ks side by side the
@@ -226,9 +222,10 @@ TileSource TileProduct::getLastColumns(const Panel &panel, int64_t vector,
                                        int64_t count) {
   if (count % kTileKs == 0 || arePacked())
     return getColumns(panel, vector);
-  Value first = e.index(vector * kTileSize), zero = e.index(0);
-  Values at = areColumnsLeft ? Values{first, zero}
-                             : Values{zero, e.index(2 * vector * kTileSize)};
+  Value first = e.index(vector * kUnitTileSize), zero = e.index(0);
+  Values at = areColumnsLeft
+                  ? Values{first, zero}
+                  : Values{zero, e.index(2 * vector * kUnitTileSize)};
   return {last, [=](Value) { return at; }};
 }
 
@@ -251,15 +248,16 @@ void TileProduct::copyLastKs(const Panel &panel, int64_t count) {
   Value rest = e.index(count - begin);
   for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
     TileSource columns = getColumns(panel, vector);
-    if (areColumnsLeft && getNumMissing(panel, vector) == kTileSize)
+    if (areColumnsLeft && getNumMissing(panel, vector) == kUnitTileSize)
       continue;
-    e.loop(e.index(0), e.index(kTileSize), 1, [&](Value line) {
+    e.loop(e.index(0), e.index(kUnitTileSize), 1, [&](Value line) {
       if (areColumnsLeft) {
         Values at = columns.at(e.index(begin));
         Value &column = *std::prev(at.end(), 2);
         column = e.add(column, line);
-        e.storeVector(e.loadPairs(problem.rhs.memref, at, rest), pairsOfLast,
-                      {e.add(e.index(vector * kTileSize), line), e.index(0)});
+        e.storeVector(
+            e.loadPairs(problem.rhs.memref, at, rest), pairsOfLast,
+            {e.add(e.index(vector * kUnitTileSize), line), e.index(0)});
         return;
       }
       Value packedK = e.add(e.index(begin / 2), line);
@@ -271,7 +269,8 @@ void TileProduct::copyLastKs(const Panel &panel, int64_t count) {
             return {e.loadPairs(panel.memref, panel.at(packedK, vector))};
           },
           [&]() -> Values { return {e.i32(0)}; })[0];
-      e.storeVector(pairs, pairsOfLast, {line, e.index(vector * kTileSize)});
+      e.storeVector(pairs, pairsOfLast,
+                    {line, e.index(vector * kUnitTileSize)});
     });
   }
 }
@@ -280,54 +279,16 @@ void TileProduct::copyLastKs(const Panel &panel, int64_t count) {
 // Products
 //===----------------------------------------------------------------------===//
 
-/// Registers hold the sums, the operand that has fewer tiles, and one tile of
-/// the other.
-Values TileProduct::multiplyStep(const Sources &left, const Sources &right,
-                                 Value k, ValueRange sums) {
-  auto type = amx::TileType::get({kTileSize, kTileKs}, e.getBF16Type());
-  Value packedK = arith::DivSIOp::create(e, k, e.index(2));
-  auto load = [&](const TileSource &source, Value at) -> Value {
-    return amx::TileLoadOp::create(e, type, source.memref, source.at(at));
-  };
-  Values next(sums);
-  auto multiply = [&](size_t i, size_t j, Value rows, Value columns) {
-    Value &sum = next[i * right.size() + j];
-    sum = amx::TileMulFOp::create(e, sum.getType(), rows, columns, sum);
-  };
-  if (left.size() <= right.size()) {
-    Values lefts;
-    for (const TileSource &source : left)
-      lefts.push_back(load(source, k));
-    for (auto [j, source] : llvm::enumerate(right)) {
-      Value columns = load(source, packedK);
-      for (auto [i, rows] : llvm::enumerate(lefts))
-        multiply(i, j, rows, columns);
-    }
-    return next;
-  }
-  Values rights;
-  for (const TileSource &source : right)
-    rights.push_back(load(source, packedK));
-  for (auto [i, source] : llvm::enumerate(left)) {
-    Value rows = load(source, k);
-    for (auto [j, columns] : llvm::enumerate(rights))
-      multiply(i, j, rows, columns);
-  }
-  return next;
-}
-
 /// The sums of `count` ks of rows and of some columns of a panel, the first of
 /// which is `firstColumn`.
-void TileProduct::multiplyTiles(const Sources &rowTiles, const Columns &columns,
-                                int64_t count, int64_t firstColumn) {
-  auto multiply = [&](const Sources &columns, Value k, ValueRange sums) {
-    return areColumnsLeft ? multiplyStep(columns, rowTiles, k, sums)
-                          : multiplyStep(rowTiles, columns, k, sums);
+void TileProduct::multiplyColumns(const TileSources &rowTiles,
+                                  const Columns &columns, int64_t count,
+                                  int64_t firstColumn) {
+  auto multiply = [&](const TileSources &columns, Value k, ValueRange sums) {
+    return areColumnsLeft ? multiplyTiles(e, columns, rowTiles, k, sums)
+                          : multiplyTiles(e, rowTiles, columns, k, sums);
   };
-  Values chain;
-  for (size_t i = 0; i < rowTiles.size() * columns.whole.size(); ++i)
-    chain.push_back(amx::TileZeroOp::create(
-        e, amx::TileType::get({kTileSize, kTileSize}, e.getF32Type())));
+  Values chain = getZeroTiles(e, rowTiles.size() * columns.whole.size());
   int64_t wholeEnd = count / kTileKs * kTileKs;
   if (wholeEnd > 0)
     chain = e.loop(e.index(0), e.index(wholeEnd), kTileKs, chain,
@@ -336,16 +297,11 @@ void TileProduct::multiplyTiles(const Sources &rowTiles, const Columns &columns,
                    });
   if (count > wholeEnd)
     chain = multiply(columns.last, e.index(wholeEnd), chain);
-  int64_t numRight = (areColumnsLeft ? rowTiles : columns.whole).size();
-  Value firstLine = e.index(areColumnsLeft ? firstColumn : 0);
-  int64_t firstLane = areColumnsLeft ? 0 : kTileSize + firstColumn;
-  for (auto [i, tile] : llvm::enumerate(chain)) {
-    int64_t line = i / numRight * kTileSize, lane = i % numRight * kTileSize;
-    amx::TileStoreOp::create(
-        e, tiles,
-        ValueRange{e.add(firstLine, e.index(line)), e.index(firstLane + lane)},
-        tile);
-  }
+  if (areColumnsLeft)
+    storeTiles(e, chain, rowTiles.size(), tiles, firstColumn, 0);
+  else
+    storeTiles(e, chain, columns.whole.size(), tiles, 0,
+               kUnitTileSize + firstColumn);
 }
 
 /// Of left columns the sums row by row. Those of a last tile that began early
@@ -353,15 +309,15 @@ void TileProduct::multiplyTiles(const Sources &rowTiles, const Columns &columns,
 void TileProduct::transposeSums(const Panel &panel, int64_t numRowTiles) {
   for (int64_t vector = 0; vector < panel.numVectors; ++vector) {
     int64_t missing = getNumMissing(panel, vector);
-    if (missing == kTileSize)
+    if (missing == kUnitTileSize)
       continue;
-    int64_t firstLane = kTileSize + vector * kTileSize - missing;
-    e.loop(e.index(0), e.index(numRowTiles * kTileSize), kTileSize,
+    int64_t firstLane = kUnitTileSize + vector * kUnitTileSize - missing;
+    e.loop(e.index(0), e.index(numRowTiles * kUnitTileSize), kUnitTileSize,
            [&](Value row) {
              Values lines;
-             for (int64_t line = 0; line < kTileSize; ++line)
+             for (int64_t line = 0; line < kUnitTileSize; ++line)
                lines.push_back(e.loadVector(
-                   tiles, {e.index(vector * kTileSize + line), row}));
+                   tiles, {e.index(vector * kUnitTileSize + line), row}));
              for (auto [i, line] : llvm::enumerate(transposeLanes(e, lines)))
                e.storeVector(line, sums,
                              {e.add(row, e.index(i)), e.index(firstLane)});
@@ -374,30 +330,30 @@ void TileProduct::multiplyPanel(Value slot, Value first, Value size,
                                 int64_t numRowTiles, const Chain &chain) {
   Panel panel = panels.get(group, slot, chain.k);
   copyLastKs(panel, chain.count);
-  Sources rowTiles;
+  TileSources rowTiles;
   for (int64_t tile = 0; tile < numRowTiles; ++tile)
     rowTiles.push_back(getRows(tile, chain));
   // With one tile of rows registers hold the sums of four of columns.
-  int64_t most = numRowTiles == 1 ? 4 : 2;
+  int64_t most = kMostTiles / numRowTiles;
   for (int64_t vector = 0; vector < panel.numVectors; vector += most) {
     Columns columns;
     for (int64_t i = vector; i < std::min(vector + most, panel.numVectors);
          ++i) {
       // Only the last ones of a half can be missing altogether.
-      bool areAny = !areColumnsLeft || getNumMissing(panel, i) < kTileSize;
+      bool areAny = !areColumnsLeft || getNumMissing(panel, i) < kUnitTileSize;
       int64_t found = areAny ? i : vector;
       columns.whole.push_back(getColumns(panel, found));
       columns.last.push_back(getLastColumns(panel, found, chain.count));
     }
-    multiplyTiles(rowTiles, columns, chain.count, vector * kTileSize);
+    multiplyColumns(rowTiles, columns, chain.count, vector * kUnitTileSize);
   }
   if (areColumnsLeft)
     transposeSums(panel, numRowTiles);
   e.loop(e.index(0), size, 1, [&](Value number) {
     for (int64_t vector = 0; vector < panel.numVectors; ++vector)
-      addChainToSums(
-          problem, panel, e.add(first, number), vector,
-          e.loadVector(sums, {number, e.index(kTileSize + vector * e.width)}));
+      addChainToSums(problem, panel, e.add(first, number), vector,
+                     e.loadVector(sums, {number, e.index(kUnitTileSize +
+                                                         vector * e.width)}));
   });
 }
 
@@ -407,7 +363,7 @@ void TileProduct::multiplyPanel(Value slot, Value first, Value size,
 
 void TileProduct::forEachSize(Value numRows, function_ref<void(int64_t)> body) {
   e.ifElse(
-      e.compare(arith::CmpIPredicate::sgt, numRows, e.index(kTileSize)),
+      e.compare(arith::CmpIPredicate::sgt, numRows, e.index(kUnitTileSize)),
       TypeRange(), [&]() -> Values { return body(2), Values(); },
       [&]() -> Values { return body(1), Values(); });
 }
@@ -415,12 +371,7 @@ void TileProduct::forEachSize(Value numRows, function_ref<void(int64_t)> body) {
 /// As many rows as tiles have at once: panels are read one behind the other.
 void TileProduct::multiplyFew() {
   Value size = e.sub(rows.end, rows.first);
-  auto copyAll = [&](Value first, Value size, Value k, Value count) {
-    if (areColumnsLeft)
-      return copyRowsAsColumns(first, size, k, count);
-    copyRows(first, size, k, count);
-  };
-  copyAll(rows.first, size, e.index(0), problem.numK);
+  copyRows(rows.first, size, e.index(0), problem.numK);
   forEachSize(size, [&](int64_t numTiles) {
     e.loop(e.index(0), group.numPanels, 1, [&](Value slot) {
       forEachChain([&](Value k, int64_t count) {
@@ -440,10 +391,7 @@ void TileProduct::multiplyMany() {
              [&](Value slot) { packPanel(slot, k, count); });
     e.loop(rows.first, rows.end, kMostRows, [&](Value first) {
       Value size = e.minSigned(e.sub(rows.end, first), e.index(kMostRows));
-      if (areColumnsLeft)
-        copyRowsAsColumns(first, size, k, e.index(count));
-      else
-        copyRows(first, size, k, e.index(count));
+      copyRows(first, size, k, e.index(count));
       forEachSize(size, [&](int64_t numTiles) {
         e.loop(e.index(0), group.numPanels, 1, [&](Value slot) {
           multiplyPanel(slot, first, size, numTiles,

@@ -1,9 +1,7 @@
 //===- TileProduct.h - Products by a matrix unit ----------------*- C++ -*-===//
 //
-// A CPU with AMX has eight registers of 16 lines of 64 bytes, tiles. One
-// instruction multiplies 16 rows of 32 ks with 16 columns of pairs of ks, and
-// adds to 16 by 16 sums: the left tile has ks side by side, the right one has
-// columns side by side, as panels have.
+// The loops around the tiles of MatrixUnit.h: a left tile has ks side by side,
+// a right one has columns side by side, as panels have.
 //
 // All products of pairs of bf16 take this way, however few rows they have: a
 // sum of 32 products is not rounded as two of 16 by vdpbf16ps are, and results
