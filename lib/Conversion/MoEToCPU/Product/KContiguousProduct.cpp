@@ -7,12 +7,11 @@ using namespace mlir::moe;
 
 KContiguousProduct::KContiguousProduct(const ProductProblem &problem,
                                        const LhsRows &lhs, const RhsPanels &rhs,
-                                       const ProductTile &tile,
                                        const ProductPrefetch &prefetch)
-    : problem(problem), lhs(lhs), rhs(rhs), tile(tile), prefetch(prefetch),
-      e(problem.e), chains(e.scratch({e.getIndexAttr(problem.getTileRows()),
-                                      e.getIndexAttr(e.width)},
-                                     e.getF32Type())) {}
+    : problem(problem), lhs(lhs), rhs(rhs), prefetch(prefetch), e(problem.e),
+      chains(e.scratch(
+          {e.getIndexAttr(problem.getTileRows()), e.getIndexAttr(e.width)},
+          e.getF32Type())) {}
 
 //===----------------------------------------------------------------------===//
 // Blocks

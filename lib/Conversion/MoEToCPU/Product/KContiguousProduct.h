@@ -17,8 +17,7 @@ namespace mlir::moe {
 class KContiguousProduct {
 public:
   KContiguousProduct(const ProductProblem &problem, const LhsRows &lhs,
-                     const RhsPanels &rhs, const ProductTile &tile,
-                     const ProductPrefetch &prefetch);
+                     const RhsPanels &rhs, const ProductPrefetch &prefetch);
 
   /// How many chains of few rows are formed at once, at the most.
   static int64_t getNumChains(const ProductProblem &problem);
@@ -51,7 +50,6 @@ private:
   const ProductProblem &problem;
   const LhsRows &lhs;
   const RhsPanels &rhs;
-  const ProductTile &tile;
   const ProductPrefetch &prefetch;
   Emitter &e;
   /// The chain of each row.

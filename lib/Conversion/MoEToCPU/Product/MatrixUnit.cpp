@@ -8,7 +8,8 @@ using namespace mlir;
 using namespace mlir::moe;
 
 Values mlir::moe::getZeroTiles(Emitter &e, int64_t count) {
-  auto type = amx::TileType::get({kUnitTileSize, kUnitTileSize}, e.getF32Type());
+  auto type =
+      amx::TileType::get({kUnitTileSize, kUnitTileSize}, e.getF32Type());
   Values zeros;
   for (int64_t i = 0; i < count; ++i)
     zeros.push_back(amx::TileZeroOp::create(e, type));
@@ -48,7 +49,7 @@ void mlir::moe::storeTiles(Emitter &e, ValueRange sums, int64_t numRight,
   for (auto [i, sum] : llvm::enumerate(sums)) {
     int64_t line = firstLine + i / numRight * kUnitTileSize;
     int64_t lane = firstLane + i % numRight * kUnitTileSize;
-    amx::TileStoreOp::create(e, memref, ValueRange{e.index(line), e.index(lane)},
-                             sum, stride);
+    amx::TileStoreOp::create(
+        e, memref, ValueRange{e.index(line), e.index(lane)}, sum, stride);
   }
 }

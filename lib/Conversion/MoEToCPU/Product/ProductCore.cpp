@@ -19,7 +19,7 @@ public:
         lhs(problem, KContiguousProduct::getNumChains(problem)),
         tile(problem, lhs, rhs), prefetch(problem, lhs, rhs) {
     if (problem.rhs.layout == RhsLayout::KContiguous)
-      unpacked.emplace(problem, lhs, rhs, tile, prefetch);
+      unpacked.emplace(problem, lhs, rhs, prefetch);
   }
 
   void emit();
