@@ -1,6 +1,6 @@
 """Memory in pages of 2 MiB, where the system has them: a core reads it up to 1.5 times as fast."""
 
-import ctypes
+import math
 import mmap
 from collections.abc import Sequence
 
@@ -10,18 +10,19 @@ _PAGE = 2 << 20
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """As `torch.empty` on the CPU; the system is asked for large pages before they are touched."""
-    x = torch.empty(shape, dtype=dtype)
-    ask(x)
-    return x
+    """As `torch.empty` on the CPU; what is larger than a large page begins with one.
 
-
-def ask(x: torch.Tensor) -> bool:
-    """Asks the system for large pages for memory that nobody has touched; whether it takes that."""
-    begin = -(-x.data_ptr() // _PAGE) * _PAGE
-    size = (x.data_ptr() + x.nbytes) // _PAGE * _PAGE - begin
-    if size <= 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return False
-    # A kernel without them refuses; memory is the same to all but the clock.
-    return ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size),
-                                     mmap.MADV_HUGEPAGE) == 0
+    Memory of its own is what the system gives large pages to: pages of the heap may have been
+    touched before, and stay small then.
+    """
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if size < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    begin = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % _PAGE
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass  # a kernel without them: memory is the same to all but the clock
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=begin).view(*shape)

@@ -7,6 +7,7 @@ reads faster still; what an allocator returns lies in pages of 4 KiB unless it
 was asked for others.
 """
 
+import mmap
 import time
 
 import torch
@@ -23,8 +24,10 @@ def measure(lanes: int) -> tuple[float, float | None]:
     """GB/s from memory as torch allocates it, and from 2 MiB pages where there are any."""
     readers = [_compile(runs, lanes) for runs in _RUNS]
     small = _best(readers, torch.ones(_BYTES // 4))
-    pages = _in_huge_pages(_BYTES)
-    return small, None if pages is None else max(small, _best(readers, pages))
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return small, None
+    pages = huge_pages.empty((_BYTES // 4,), torch.float32).fill_(1)
+    return small, max(small, _best(readers, pages))
 
 
 def _best(readers, x):
@@ -37,12 +40,6 @@ def _best(readers, x):
             read()
             seconds = min(seconds, time.thread_time() - start)
     return x.numel() * x.element_size() / seconds * 1e-9
-
-
-def _in_huge_pages(size):
-    """Ones in memory for which the kernel was asked for 2 MiB pages; None where it has none."""
-    x = torch.empty(size // 4)
-    return x.fill_(1) if huge_pages.ask(x) else None
 
 
 def _compile(runs, lanes):
