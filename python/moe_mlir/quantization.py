@@ -16,6 +16,7 @@ import torch
 
 from ._support.log import warn_user
 from ._support.modules import require_module
+from ._transformers.names import untie
 from ._transformers.released import load
 from ._transformers.released_formats import Codes
 from ._transformers.saved import save
@@ -58,9 +59,11 @@ def quantize(
     model's by what was rounded away; compare them on your data.
 
     Args:
-        model: any module. Layers are those that `pack_experts` and `pack_linears` take: not
-            routers, nor weights that are shared with an embedding. Experts of transformers run
-            with the experts implementation "moe" from then on.
+        model: any module. Layers are those that `pack_experts` and `pack_linears` take, not
+            routers. A head whose weight is that of the embedding gets codes of its own, and the
+            embedding keeps the weight: of transformers' models `config.tie_word_embeddings`
+            becomes False. Experts of transformers run with the experts implementation "moe" from
+            then on.
         format: "int4" or "int8"; "fp8" (8-bit floats, 4 bits of exponent and 3 of mantissa);
             "mxfp4" or "mxfp8" (4-bit and 8-bit floats, scales that are powers of two).
         group: how many input features share a scale: 8, 16, a multiple of 32, or 0 for all of a
@@ -148,9 +151,12 @@ def _replace_linears(model, of: Callable) -> int:
     for name, module in model.named_modules():
         if type(module) is not torch.nn.Linear or is_of_router(name):
             continue
-        if reason := layers.why_not_linear(module) or _why_not(module, ["weight"]):
+        if reason := (layers.why_not_linear(module, may_be_tied=True)
+                      or _why_not(module, ["weight"])):
             warn_user(f"'{name}' ({type(module).__name__}) is not quantized: {reason}")
             continue
+        if layers.is_tied(module):
+            untie(model, f"{name}.weight")
         weight = of(module.weight, transposed=False, halves=False)
         module.__class__ = QuantizedLinear
         _set(module, "weight", weight)

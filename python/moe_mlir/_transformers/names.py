@@ -54,6 +54,15 @@ def is_model(value: object) -> bool:
     return module is not None and isinstance(value, module.PreTrainedModel)
 
 
+def untie(model: Any, name: str) -> None:
+    """Lets models of transformers in `model` no longer take this weight for that of an embedding."""
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        if is_model(module) and name.startswith(start) and \
+                module.all_tied_weights_keys.pop(name.removeprefix(start), None):
+            module.config.tie_word_embeddings = False
+
+
 def cache_name(model: object) -> str | None:
     """The name of the cache among the inputs of a model of transformers; None if it takes none."""
     if not is_model(model):

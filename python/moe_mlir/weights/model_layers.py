@@ -21,10 +21,14 @@ class ModelLayers:
     """The layers of a model: what they are, and why their weights must stay as they are."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        counts = Counter(
-            id(p) for module in model.modules() for p in module.parameters(recurse=False))
+        owners = [(id(p), module) for module in model.modules()
+                  for p in module.parameters(recurse=False)]
+        counts = Counter(number for number, _ in owners)
         # Parameters that more than one module has.
         self._shared = {number for number, count in counts.items() if count > 1}
+        # Those that are an embedding and one other module's: the weight of a tied head.
+        self._of_embedding = {number for number, module in owners
+                              if counts[number] == 2 and isinstance(module, torch.nn.Embedding)}
         # Layers whose weights another module gives to a fused op itself.
         self._read = {
             id(layer) for module in model.modules()
@@ -55,13 +59,18 @@ class ModelLayers:
         """Whether a module around a layer reads its weights without calling it."""
         return id(module) in self._read
 
-    def why_not_linear(self, module: torch.nn.Module) -> str:
-        """The same of a linear layer."""
+    def why_not_linear(self, module: torch.nn.Module, *, may_be_tied: bool = False) -> str:
+        """The same of a linear layer; `may_be_tied`: its weight may be an embedding's, too."""
         if self.is_read_elsewhere(module):
             return "a module around it reads its weight without calling it"
-        return self._why_not_weights(module, ["weight"])
+        return self._why_not_weights(module, ["weight"],
+                                     self._of_embedding if may_be_tied else set())
 
-    def _why_not_weights(self, module, names) -> str:
+    def is_tied(self, module: torch.nn.Module) -> bool:
+        """Whether the weight of a linear layer is an embedding's, too."""
+        return id(module.weight) in self._of_embedding
+
+    def _why_not_weights(self, module, names, may_be_shared=frozenset()) -> str:
         weights = [getattr(module, name) for name in names]
         weights = [w for w in weights if not isinstance(w, Panels)]
         if any(type(w) is not torch.nn.Parameter or w.is_meta for w in weights) or \
@@ -70,7 +79,7 @@ class ModelLayers:
                     "are spread")
         if any(w.dtype not in ACTIVATIONS for w in weights):
             return f"expected float32, bfloat16 or float16, found {weights[0].dtype}"
-        if any(id(w) in self._shared for w in weights):
+        if any(id(w) in self._shared - may_be_shared for w in weights):
             return "its weights belong to other modules too"
         if any(is_shared_memory(w) for w in weights):
             return ("other tensors have the memory of its weights: a tied weight, or a value of "
