@@ -106,6 +106,7 @@ static void buildVectorStage(OpPassManager &manager,
   conversion.int8Dot = options.int8Dot;
   conversion.bytePairs = options.bytePairs;
   conversion.byteTable = options.byteTable;
+  conversion.streamPrefetcher = options.streamPrefetcher;
   conversion.l2Bytes = options.l2Bytes;
   conversion.productVectors = options.productVectors;
   conversion.productRows = options.productRows;

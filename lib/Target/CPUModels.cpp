@@ -90,6 +90,7 @@ CPUModel::CPUModel(StringRef cpu)
   target.bytePairs =
       target.vectorWidth == 16 ? has("+avx512bw") : target.vectorWidth == 8;
   target.byteTable = has("+avx512vbmi");
+  target.streamPrefetcher = name == "znver4" || name == "znver5";
   target.l2Bytes = getSecondCache(cpu, name);
   scalef = has("+avx512f");
 }
@@ -97,11 +98,12 @@ CPUModel::CPUModel(StringRef cpu)
 std::string CPUModel::describe() const {
   return llvm::formatv("vector-width={0} vector-registers={1} bf16-dot={2} "
                        "bf16-tiles={3} int8-dot={4} byte-pairs={5} "
-                       "byte-table={6} scalef={7} l2-bytes={8}",
+                       "byte-table={6} stream-prefetcher={7} scalef={8} "
+                       "l2-bytes={9}",
                        target.vectorWidth, target.vectorRegisters,
                        target.bf16Dot, target.bf16Tiles, target.int8Dot,
-                       target.bytePairs, target.byteTable, scalef,
-                       target.l2Bytes);
+                       target.bytePairs, target.byteTable,
+                       target.streamPrefetcher, scalef, target.l2Bytes);
 }
 
 std::string mlir::moe::describeCPU(StringRef cpu) {

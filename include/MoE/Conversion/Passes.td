@@ -60,7 +60,9 @@ def ConvertMoEToCPUPass
     Option<"bytePairs", "byte-pairs", "bool", /*default=*/"false",
            "multiply bytes by vpmaddubsw of AVX2 or AVX512BW">,
     Option<"byteTable", "byte-table", "bool", /*default=*/"false",
-           "look up floats of 8 bits by vpermi2b of AVX512_VBMI">,
+           "look up codes of 8 bits by vpermi2b of AVX512_VBMI">,
+    Option<"streamPrefetcher", "stream-prefetcher", "bool", /*default=*/"false",
+           "ask for no codes that are read in order: the CPU does by itself">,
     Option<"l2Bytes", "l2-bytes", "int64_t", /*default=*/"1048576",
            "bytes of the second cache of a core">,
     // Of the numbers that follow from these, those that were measured.

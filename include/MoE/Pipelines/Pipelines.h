@@ -48,7 +48,11 @@ struct MoEToCPUPipelineOptions : PassPipelineOptions<MoEToCPUPipelineOptions> {
       llvm::cl::init(false)};
   PassOptions::Option<bool> byteTable{
       *this, "byte-table",
-      llvm::cl::desc("look up floats of 8 bits in a table (AVX512_VBMI)"),
+      llvm::cl::desc("look up codes of 8 bits in a table (AVX512_VBMI)"),
+      llvm::cl::init(false)};
+  PassOptions::Option<bool> streamPrefetcher{
+      *this, "stream-prefetcher",
+      llvm::cl::desc("the CPU asks for memory that is read in order by itself"),
       llvm::cl::init(false)};
   PassOptions::Option<int64_t> l2Bytes{
       *this, "l2-bytes", llvm::cl::desc("bytes of the second cache of a core"),

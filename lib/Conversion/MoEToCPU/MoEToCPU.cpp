@@ -67,10 +67,11 @@ struct ConvertMoEToCPUPass
   using Base::Base;
 
   void runOnOperation() override {
-    CPUTarget target{vectorWidth,    vectorRegisters, bf16Dot,       bf16Tiles,
-                     int8Dot,        bytePairs,       byteTable,     l2Bytes,
-                     productVectors, productRows,     productPanels, expertRows,
-                     mixQueries,     fetchBytes};
+    CPUTarget target{vectorWidth,    vectorRegisters,  bf16Dot,
+                     bf16Tiles,      int8Dot,          bytePairs,
+                     byteTable,      streamPrefetcher, l2Bytes,
+                     productVectors, productRows,      productPanels,
+                     expertRows,     mixQueries,       fetchBytes};
     if (llvm::Error error = target.verify()) {
       getOperation()->emitError() << llvm::toString(std::move(error));
       return signalPassFailure();

@@ -1,4 +1,5 @@
 // RUN: %moe-opt %s --convert-moe-to-cpu="int8-dot bf16-dot byte-table" --split-input-file | FileCheck %s
+// RUN: %moe-opt %s --convert-moe-to-cpu="int8-dot bf16-dot stream-prefetcher" --split-input-file | FileCheck %s --check-prefix=STREAM
 // RUN: %moe-opt %s --convert-moe-to-cpu="vector-width=8 vector-registers=16" --split-input-file | FileCheck %s --check-prefix=FLOATS
 // RUN: %moe-opt %s --convert-moe-to-cpu="vector-width=8 vector-registers=16 int8-dot" --split-input-file | FileCheck %s --check-prefix=YMM
 
@@ -84,13 +85,15 @@ func.func @float8(%x: memref<?x128xbf16>, %w: memref<8x2x32x32x4xi8>, %offsets: 
 
 // With 0x4300 (twice: 1124090624) above it a code of 4 bits is the bf16 of 128
 // more, and so much more are its zeros. One row, and two, ask for the lines of a block ahead,
-// each once: of two vectors of columns four.
+// each once: of two vectors of columns four, and one of scales. With a CPU that asks for what is
+// read in order by itself they ask for the scales alone.
 
 // CHECK-LABEL: func @int4_bf16_rows
 // CHECK:         scf.index_switch
 // CHECK-NEXT:    case 1 {
 // CHECK:           scf.for
 // CHECK-COUNT-8:     memref.prefetch {{.*}}, read, locality<3>, data : memref<8x2x16x32x4xi8>
+// CHECK:             memref.prefetch {{.*}}, read, locality<3>, data : memref<8x2x4x32xbf16>
 // CHECK-NOT:         memref.prefetch
 // CHECK:             %[[BYTES:.*]] = vector.load {{.*}} : memref<8x2x16x32x4xi8>, vector<64xi8>
 // CHECK:             %[[WORDS:.*]] = vector.bitcast %[[BYTES]]
@@ -105,11 +108,17 @@ func.func @float8(%x: memref<?x128xbf16>, %w: memref<8x2x32x32x4xi8>, %offsets: 
 // CHECK:             %[[ZERO:.*]] = vector.load {{.*}} : memref<8x2x4x32xf32>, vector<16xf32>
 // CHECK:             arith.subf %[[BEHIND]], %[[ZERO]]
 // CHECK:         case 2 {
-// CHECK-COUNT-8:     memref.prefetch
+// CHECK-COUNT-9:     memref.prefetch
 // CHECK-NOT:         memref.prefetch
 // CHECK:         case 3 {
 // CHECK-NOT:         memref.prefetch
 // CHECK-NOT:     moe.
+// STREAM-LABEL: func @int4_bf16_rows
+// STREAM:         case 1 {
+// STREAM-NOT:         memref.prefetch {{.*}} : memref<8x2x16x32x4xi8>
+// STREAM:             memref.prefetch {{.*}} : memref<8x2x4x32xbf16>
+// STREAM-NOT:         memref.prefetch
+// STREAM:         case 2 {
 // FLOATS-LABEL: func @int4_bf16_rows
 // FLOATS-NOT:     llvm.call_intrinsic
 // FLOATS:         vector.load {{.*}} : memref<8x2x16x32x4xi8>, vector<32xi8>
@@ -130,21 +139,27 @@ func.func @int4_bf16_rows(%x: memref<?x128xbf16>, %w: memref<8x2x16x32x4xi8>, %o
 
 // -----
 
-// A bf16 has no place for codes of 8 bits above 128, nor is a float of 8 bits a
-// byte: both are multiplied as f32.
+// A table of 128 gives a code less 127.5, as codes from 128 on mirror those below. Without one a
+// bf16 has no place for codes above 128. Nor is a float of 8 bits a byte: both are multiplied as f32.
 
-// CHECK-LABEL: func @no_instruction
-// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
-// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
-// CHECK:         math.fma {{.*}} : vector<16xf32>
+// CHECK-LABEL: func @int8_bf16_rows_and_float8_int8_rows
+// CHECK:         arith.minui {{.*}} : vector<64xi8>
+// CHECK-COUNT-2: llvm.call_intrinsic "llvm.x86.avx512.vpermi2var.qi.512"
+// CHECK:         llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
 // CHECK:         math.roundeven
-// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
-// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
-// CHECK:         math.fma {{.*}} : vector<16xf32>
-// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
-// CHECK-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
 // CHECK:         return
-func.func @no_instruction(%x: memref<?x128xbf16>, %w: memref<8x2x32x32x4xi8>, %offsets: memref<9xi32>,
+// STREAM-LABEL: func @int8_bf16_rows_and_float8_int8_rows
+// STREAM-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
+// STREAM-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
+// STREAM:         math.fma {{.*}} : vector<16xf32>
+// STREAM:         math.roundeven
+// STREAM-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
+// STREAM-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
+// STREAM:         math.fma {{.*}} : vector<16xf32>
+// STREAM-NOT:     llvm.call_intrinsic "llvm.x86.avx512bf16.dpbf16ps.512"
+// STREAM-NOT:     llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
+// STREAM:         return
+func.func @int8_bf16_rows_and_float8_int8_rows(%x: memref<?x128xbf16>, %w: memref<8x2x32x32x4xi8>, %offsets: memref<9xi32>,
                           %scales: memref<8x2x1x32xbf16>, %y: memref<?x64xbf16>, %z: memref<?x64xbf16>) {
   moe.grouped_linear ins(%x, %w, %offsets
       : memref<?x128xbf16>, memref<8x2x32x32x4xi8>, memref<9xi32>)

@@ -7,7 +7,18 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-void QuantizedBlocks::prefetchAhead(Value expert, const QuantizedColumn &column,
+void QuantizedBlocks::prefetchAhead(const QuantizedTile &tile, Value block) {
+  if (!e.target.streamPrefetcher)
+    for (const QuantizedColumn &column : tile.columns)
+      prefetchCodes(tile.expert, column, block);
+  prefetchLine(e, op.getScales(),
+               {tile.expert, tile.columns.front().place.panel,
+                e.add(getGroup(block), e.index(CPUTarget::kScaleLinesAhead)),
+                tile.columns.front().place.lane},
+               kFirstCache);
+}
+
+void QuantizedBlocks::prefetchCodes(Value expert, const QuantizedColumn &column,
                                     Value block, int64_t blocksAhead) {
   int64_t lines = getBlockQuads() / codes.getQuads();
   Value first = e.mul(block, e.index(lines));
@@ -85,15 +96,18 @@ Values QuantizedBlocks::multiplyBlock(const QuantizedTile &tile, Value block) {
   return products;
 }
 
+Value QuantizedBlocks::getGroup(Value block) {
+  int64_t group = op.getGroup().value_or(0);
+  if (!group)
+    return e.index(0);
+  int64_t blocks = group / lhs.blockSize;
+  return blocks == 1 ? block
+                     : Value(arith::DivUIOp::create(e, block, e.index(blocks)));
+}
+
 QuantizedBlocks::Scales QuantizedBlocks::loadScales(const QuantizedTile &tile,
                                                     Value block) {
-  int64_t group = op.getGroup().value_or(0);
-  Value number = e.index(0);
-  if (group)
-    number = group == lhs.blockSize
-                 ? block
-                 : Value(arith::DivUIOp::create(
-                       e, block, e.index(group / lhs.blockSize)));
+  Value number = getGroup(block);
   Scales of;
   for (const QuantizedColumn &column : tile.columns) {
     Values at{tile.expert, column.place.panel, number, column.place.lane};

@@ -47,9 +47,11 @@ public:
     return areIntegers(lhs.product) ? e.i32(0) : e.f32(0.0);
   }
 
-  /// Asks for what is read a few kilobytes later, or `blocksAhead` blocks; the
-  /// hardware foresees it only within a page.
-  void prefetchAhead(Value expert, const QuantizedColumn &column, Value block,
+  /// Asks for codes and scales that a tile of few rows reads a little later.
+  void prefetchAhead(const QuantizedTile &tile, Value block);
+  /// Asks for codes that are read a few kilobytes later, or `blocksAhead`
+  /// blocks; some hardware foresees them only within a page.
+  void prefetchCodes(Value expert, const QuantizedColumn &column, Value block,
                      int64_t blocksAhead = 0);
   /// Of each column a quad of a block, expanded; `line` has the quads of the
   /// line of the quad before.
@@ -73,6 +75,9 @@ public:
                   ValueRange products, ValueRange totals);
 
 private:
+  /// The group of scales that a block of features has.
+  Value getGroup(Value block);
+
   Emitter &e;
   GroupedLinearOp op;
 };

@@ -206,8 +206,7 @@ void QuantizedLinearKernel::multiplyFewRows(const LayerPart &part,
     totals = e.loop(e.index(0), e.index(lhs.numBlocks), 1, totals,
                     [&](Value block, ValueRange carried) {
                       if (numRows <= 2)
-                        for (const Column &column : columns)
-                          blocks.prefetchAhead(part.expert, column, block);
+                        blocks.prefetchAhead(tile, block);
                       return blocks.addBlock(
                           tile, block, blocks.loadScales(tile, block),
                           blocks.multiplyBlock(tile, block), carried);
@@ -424,7 +423,7 @@ void QuantizedLinearKernel::addChunkOfOneRow(const LayerPart &part,
   Values added = e.loop(
       first, end, 1, loadTotals(tile), [&](Value block, ValueRange carried) {
         for (const Column &column : columns)
-          blocks.prefetchAhead(part.expert, column, block, getChunkBlocks());
+          blocks.prefetchCodes(part.expert, column, block, getChunkBlocks());
         Value place =
             e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
         multiplyBlockByTiles(tile.positions.front(), place, block,
@@ -445,7 +444,7 @@ void QuantizedLinearKernel::addChunkByTiles(const LayerPart &part,
     // With few rows memory is what the next blocks wait for.
     if (numTiles == 1)
       for (const Column &column : columns)
-        blocks.prefetchAhead(part.expert, column, block, getChunkBlocks());
+        blocks.prefetchCodes(part.expert, column, block, getChunkBlocks());
     Value place = e.mul(e.sub(block, first), e.index(blocks.getBlockQuads()));
     multiplyBlockByTiles(position, place, block, numTiles, columns.size());
     QuantizedBlocks::Scales of =

@@ -23,9 +23,11 @@ CodeProduct mlir::moe::getCodeProduct(const CPUTarget &target,
     return target.int8Dot || op.getCodesPerByte() == 2 ? CodeProduct::Bytes
                                                        : CodeProduct::Words;
   }
-  // To make pairs of codes of 8 bits costs more than vdpbf16ps saves.
+  // To make pairs of codes of 8 bits without a table costs more than vdpbf16ps
+  // saves.
   bool arePairs = target.bf16Dot && getElementType(op.getX()).isBF16() &&
-                  (areFloat8 || op.getCodesPerByte() == 2 || target.bf16Tiles);
+                  (areFloat8 || op.getCodesPerByte() == 2 || target.bf16Tiles ||
+                   target.byteTable);
   return arePairs ? CodeProduct::Pairs : CodeProduct::Floats;
 }
 

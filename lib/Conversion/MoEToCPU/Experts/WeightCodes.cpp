@@ -56,25 +56,45 @@ Value WeightCodes::widenFloat8(Value bytes) {
       e, VectorType::get({2 * e.width}, e.getF32Type()), halves);
 }
 
-/// Pairs of bf16 that are 2^-8 of floats of 8 bits, byte by byte by a table.
-Values WeightCodes::lookUpFloat8(Value quad) {
+/// Pairs of bf16 whose magnitude the lower 7 bits of a byte stand for, and
+/// their sign the upper one, byte by byte by a table.
+Values WeightCodes::lookUpPairs(Value bytes, Value signs,
+                                function_ref<float(int)> getMagnitude) {
   SmallVector<int8_t> lowBytes, highBytes;
   for (int code = 0; code < 128; ++code) {
-    int exponent = code >> 3, mantissa = code & 7;
-    float value = std::ldexp(exponent == 0 ? mantissa : mantissa + 8,
-                             std::max(exponent, 1) - 18);
-    uint32_t bits = llvm::bit_cast<uint32_t>(value) >> 16;
+    uint32_t bits = llvm::bit_cast<uint32_t>(getMagnitude(code)) >> 16;
     lowBytes.push_back(static_cast<int8_t>(bits));
     highBytes.push_back(static_cast<int8_t>(bits >> 8));
   }
   auto either = [&](Value a, Value b) -> Value {
     return arith::OrIOp::create(e, a, b);
   };
-  Value low = e.lookUpBytes(quad, lowBytes);
-  Value high = either(e.lookUpBytes(quad, highBytes), mask(quad, 0x80808080));
+  Value low = e.lookUpBytes(bytes, lowBytes);
+  Value high = either(e.lookUpBytes(bytes, highBytes), mask(signs, 0x80808080));
   Value evenHigh = arith::ShLIOp::create(e, mask(high, 0x00ff00ff), e.i32(8));
   return {either(mask(low, 0x00ff00ff), evenHigh),
           either(mask(shift(low, 8), 0x00ff00ff), mask(high, 0xff00ff00))};
+}
+
+/// 2^-8 of floats of 8 bits.
+Values WeightCodes::lookUpFloat8(Value quad) {
+  return lookUpPairs(quad, quad, [](int code) {
+    int exponent = code >> 3, mantissa = code & 7;
+    return std::ldexp(float(exponent == 0 ? mantissa : mantissa + 8),
+                      std::max(exponent, 1) - 18);
+  });
+}
+
+/// A code less 127.5, which has as many bits as a bf16: the codes from 128 on
+/// mirror those below.
+Values WeightCodes::lookUpInt8(Value quad) {
+  auto bytes = VectorType::get({4 * e.width}, e.getI8Type());
+  Value others = arith::XOrIOp::create(e, quad, e.i32(0xffffffff));
+  Value least =
+      arith::MinUIOp::create(e, vector::BitCastOp::create(e, bytes, quad),
+                             vector::BitCastOp::create(e, bytes, others));
+  return lookUpPairs(vector::BitCastOp::create(e, e.ints(), least), others,
+                     [](int code) { return 127.5f - code; });
 }
 
 /// Of each column two numbers lie side by side, as pairs do.
@@ -110,7 +130,7 @@ Values WeightCodes::expand(Value quad) {
     return {mask(quad, 0x00ff00ff), mask(shift(quad, 8), 0x00ff00ff)};
   case CodeProduct::Pairs: {
     if (getQuads() == 1)
-      return expandBytePairs(quad);
+      return e.target.byteTable ? lookUpInt8(quad) : expandBytePairs(quad);
     Values pairs;
     for (int64_t bits : {0, 8})
       pairs.push_back(arith::OrIOp::create(
@@ -218,7 +238,11 @@ double WeightCodes::getZero() {
   if (areSigned())
     return 0.0;
   bool arePairs = product == CodeProduct::Pairs;
-  double behind = arePairs && getQuads() == 2 ? 128.0 : 0.0;
+  double behind = 0.0;
+  if (arePairs && getQuads() == 2)
+    behind = 128.0;
+  if (arePairs && getFormat() == WeightFormat::Int8 && e.target.byteTable)
+    behind = -127.5;
   if (op.getZeros())
     return behind;
   switch (getFormat()) {

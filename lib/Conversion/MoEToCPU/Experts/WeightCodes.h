@@ -59,7 +59,10 @@ private:
   Values expandSigned(Value quad);
   Value widenFloat8(Value bytes);
   Values expandFloat8(Value quad);
+  Values lookUpPairs(Value bytes, Value signs,
+                     function_ref<float(int)> getMagnitude);
   Values lookUpFloat8(Value quad);
+  Values lookUpInt8(Value quad);
   WeightFormat getFormat();
   Value shift(Value vector, int64_t bits);
   Value mask(Value vector, uint32_t bits);
