@@ -3,8 +3,10 @@
 //
 //   g++ -O2 -std=c++17 utils/ggml_layer.cpp -I GGML/include -L LIB -lggml
 //   -lggml-cpu -lggml-base -Wl,-rpath,LIB -o ggml-layer
-//   ./ggml-layer q4_K 1 128     type, threads, tokens; prints milliseconds
+//   ./ggml-layer q4_K 1 128 2048 1024 64 8
 //
+// It gets type, threads, tokens, features, hidden features, experts and experts
+// of a token, and prints milliseconds.
 // With -DIK_LLAMA it is built against ik_llama.cpp, which has one library and
 // an op of its own for the first layer. Weights lie in the buffers that
 // llama.cpp would choose. Sizes, sets of tokens and the number printed are
@@ -27,8 +29,7 @@
 #include <string>
 #include <vector>
 
-static constexpr int kWidth = 2048, kHidden = 1024, kExperts = 64, kChosen = 8,
-                     kSets = 8;
+static int theWidth, theHidden, theExperts, theChosen;
 static std::mt19937 generator(0);
 
 static ggml_context *makeContext() {
@@ -71,7 +72,7 @@ static bool isTaken([[maybe_unused]] ggml_backend_t backend,
 #else
   ggml_context *context = makeContext();
   auto *x = ggml_new_tensor_3d(context, GGML_TYPE_F32, weight->ne[0], 1, 1);
-  auto *chosen = ggml_new_tensor_2d(context, GGML_TYPE_I32, kChosen, 1);
+  auto *chosen = ggml_new_tensor_2d(context, GGML_TYPE_I32, theChosen, 1);
   auto *product = ggml_mul_mat_id(context, weight, x, chosen);
   return weight->extra && ggml_backend_dev_supports_op(
                               ggml_backend_get_device(backend), product);
@@ -84,7 +85,7 @@ static ggml_tensor *makeWeight(ggml_backend_t backend, ggml_type type, int in,
   ggml_tensor *weight = nullptr;
   auto types = getBufferTypes(backend);
   for (auto *bufferType : types) {
-    weight = ggml_new_tensor_3d(makeContext(), type, in, out, kExperts);
+    weight = ggml_new_tensor_3d(makeContext(), type, in, out, theExperts);
     auto *buffer = ggml_backend_buft_alloc_buffer(
         bufferType,
         ggml_backend_buft_get_alloc_size(bufferType, weight) + 4096);
@@ -99,9 +100,9 @@ static ggml_tensor *makeWeight(ggml_backend_t backend, ggml_type type, int in,
   for (float &value : floats)
     value = normal(generator);
   std::vector<char> data(ggml_nbytes(weight));
-  size_t size = data.size() / kExperts;
+  size_t size = data.size() / theExperts;
   ggml_quantize_chunk(type, floats.data(), data.data(), 0, out, in, nullptr);
-  for (int expert = 1; expert < kExperts; ++expert)
+  for (int expert = 1; expert < theExperts; ++expert)
     memcpy(data.data() + expert * size, data.data(), size);
   ggml_backend_tensor_set(weight, data.data(), 0, data.size());
   return weight;
@@ -120,9 +121,9 @@ struct Call {
 static Call makeCall(ggml_backend_t backend, const Layer &layer, int tokens) {
   ggml_context *c = makeContext();
   Call call;
-  call.x = ggml_new_tensor_3d(c, GGML_TYPE_F32, kWidth, 1, tokens);
-  call.chosen = ggml_new_tensor_2d(c, GGML_TYPE_I32, kChosen, tokens);
-  call.gates = ggml_new_tensor_3d(c, GGML_TYPE_F32, 1, kChosen, tokens);
+  call.x = ggml_new_tensor_3d(c, GGML_TYPE_F32, theWidth, 1, tokens);
+  call.chosen = ggml_new_tensor_2d(c, GGML_TYPE_I32, theChosen, tokens);
+  call.gates = ggml_new_tensor_3d(c, GGML_TYPE_F32, 1, theChosen, tokens);
   for (auto *input : {call.x, call.chosen, call.gates})
     ggml_set_input(input);
 #ifdef IK_LLAMA
@@ -136,9 +137,9 @@ static Call makeCall(ggml_backend_t backend, const Layer &layer, int tokens) {
   auto *rows = ggml_mul_mat_id(c, layer.down, hidden, call.chosen);
   rows = ggml_mul(c, rows, call.gates);
   ggml_tensor *y = nullptr;
-  for (int k = 0; k < kChosen; ++k) {
+  for (int k = 0; k < theChosen; ++k) {
     auto *part =
-        ggml_view_2d(c, rows, kWidth, tokens, rows->nb[2], k * rows->nb[1]);
+        ggml_view_2d(c, rows, theWidth, tokens, rows->nb[2], k * rows->nb[1]);
     y = y ? ggml_add(c, y, part) : part;
   }
   ggml_set_output(y);
@@ -152,18 +153,19 @@ static Call makeCall(ggml_backend_t backend, const Layer &layer, int tokens) {
 
 /// The experts of each set; sets of one token choose all experts in turn.
 static std::vector<std::vector<int>> chooseExperts(int tokens) {
-  std::vector<int> order(kExperts);
+  std::vector<int> order(theExperts);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), generator);
-  std::vector<std::vector<int>> sets(kSets);
-  for (int set = 0; set < kSets; ++set)
+  std::vector<std::vector<int>> sets(
+      std::max(8, theExperts / theChosen));
+  for (size_t set = 0; set < sets.size(); ++set)
     for (int token = 0; token < tokens; ++token) {
       auto first = order.begin();
       if (tokens == 1)
-        first += set * kChosen % kExperts;
+        first += set * theChosen % theExperts;
       else
         std::shuffle(order.begin(), order.end(), generator);
-      sets[set].insert(sets[set].end(), first, first + kChosen);
+      sets[set].insert(sets[set].end(), first, first + theChosen);
     }
   return sets;
 }
@@ -171,7 +173,7 @@ static std::vector<std::vector<int>> chooseExperts(int tokens) {
 static double timeOnce(ggml_backend_t backend, const Call &call,
                        const std::vector<int> &chosen) {
   std::vector<float> x(ggml_nelements(call.x), 0.5f);
-  std::vector<float> gates(ggml_nelements(call.gates), 1.0f / kChosen);
+  std::vector<float> gates(ggml_nelements(call.gates), 1.0f / theChosen);
   ggml_backend_tensor_set(call.x, x.data(), 0, ggml_nbytes(call.x));
   ggml_backend_tensor_set(call.gates, gates.data(), 0, ggml_nbytes(call.gates));
   ggml_backend_tensor_set(call.chosen, chosen.data(), 0,
@@ -183,23 +185,26 @@ static double timeOnce(ggml_backend_t backend, const Call &call,
 }
 
 int main(int argc, char **argv) {
-  if (argc != 4) {
-    fprintf(stderr, "usage: %s TYPE THREADS TOKENS\n", argv[0]);
+  if (argc != 8) {
+    fprintf(stderr, "usage: %s TYPE THREADS TOKENS D HIDDEN EXPERTS K\n",
+            argv[0]);
     return 1;
   }
+  theWidth = atoi(argv[4]), theHidden = atoi(argv[5]);
+  theExperts = atoi(argv[6]), theChosen = atoi(argv[7]);
   ggml_type type = findType(argv[1]);
   int tokens = atoi(argv[3]);
   ggml_backend_t backend = ggml_backend_cpu_init();
   ggml_backend_cpu_set_n_threads(backend, atoi(argv[2]));
-  Layer layer{makeWeight(backend, type, kWidth, kHidden),
-              makeWeight(backend, type, kWidth, kHidden),
-              makeWeight(backend, type, kHidden, kWidth)};
+  Layer layer{makeWeight(backend, type, theWidth, theHidden),
+              makeWeight(backend, type, theWidth, theHidden),
+              makeWeight(backend, type, theHidden, theWidth)};
   Call call = makeCall(backend, layer, tokens);
   auto sets = chooseExperts(tokens);
-  std::vector<double> least(kSets, 1e9);
+  std::vector<double> least(sets.size(), 1e9);
   for (int round = 0; round < std::max(5, 60 / tokens); ++round)
-    for (int set = 0; set < kSets; ++set)
+    for (size_t set = 0; set < sets.size(); ++set)
       least[set] = std::min(least[set], timeOnce(backend, call, sets[set]));
   printf("%.4f\n",
-         1e3 * std::accumulate(least.begin(), least.end(), 0.0) / kSets);
+         1e3 * std::accumulate(least.begin(), least.end(), 0.0) / sets.size());
 }

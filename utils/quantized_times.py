@@ -2,7 +2,7 @@
 """Times a layer of experts with weights of 4 and 8 bits beside one in bfloat16.
 
     PYTHONPATH=build/python python utils/quantized_times.py [--threads N] [--tokens 1,4,16,128]
-        [--formats 'int4;MXFP4'] [--peer llama.cpp=./ggml-layer:q4_K,q8_0]
+        [--formats 'int4;MXFP4'] [--shape 2048,768,128,8] [--peer llama.cpp=./ggml-layer:q4_K,q8_0]
 
 All formats get the same weights, tokens and choices, in turns. Each call needs other experts than
 the one before it, so that their weights come from memory. A number is the mean of the least times
@@ -14,6 +14,7 @@ ours for each number of tokens; the lesser of its times counts.
 import argparse
 import subprocess
 import time
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +24,6 @@ from moe_mlir.experts.quantized_weight import quantized
 from moe_mlir.ops._panels import pack_weight
 from moe_mlir.ops._quantized import Quantization
 
-D, HIDDEN, EXPERTS, K = 2048, 1024, 64, 8
 SWIGLU = ExpertActivation("silu", gate="concatenated")
 FORMATS = {
     "int4": Quantization("int4", 32), "int4, int8 rows": Quantization("int4", 32, "int8"),
@@ -33,11 +33,20 @@ FORMATS = {
 }  # fmt: skip
 
 
-def layers(names):
+class Shape(NamedTuple):
+    """The sizes of a layer: features, hidden features, experts, and experts of a token."""
+
+    d: int
+    hidden: int
+    experts: int
+    k: int
+
+
+def layers(names, shape):
     """Of each format both weights, and the bytes of one expert."""
     torch.manual_seed(0)
-    first = torch.randn(EXPERTS, 2 * HIDDEN, D).mul_(0.02).bfloat16()
-    last = torch.randn(EXPERTS, D, HIDDEN).mul_(0.02).bfloat16()
+    first = torch.randn(shape.experts, 2 * shape.hidden, shape.d).mul_(0.02).bfloat16()
+    last = torch.randn(shape.experts, shape.d, shape.hidden).mul_(0.02).bfloat16()
     found = {}
     for name in names:
         if name == "bfloat16":
@@ -47,22 +56,24 @@ def layers(names):
         exponents = name.startswith("MX")
         found[name] = (quantized(first, quantization, halves=True, exponents=exponents),
                        quantized(last, quantization, exponents=exponents))
-    return {name: (both, sum(weight.nbytes for weight in both) / EXPERTS)
+    return {name: (both, sum(weight.nbytes for weight in both) / shape.experts)
             for name, both in found.items()}
 
 
-def calls_of(tokens):
-    """Eight sets of tokens; those of one token choose all experts in turn."""
+def calls_of(tokens, shape):
+    """Sets of tokens, eight or more; those of one token choose all experts in turn."""
+    count = max(8, shape.experts // shape.k)
+    turns = torch.cat([torch.randperm(shape.experts)
+                       for _ in range(-(-count * shape.k // shape.experts))])
     sets = []
-    turns = torch.cat([torch.randperm(EXPERTS) for _ in range(8 * K // EXPERTS)]).view(8, 1, K)
-    for turn in turns:
-        chosen = turn if tokens == 1 else torch.rand(tokens, EXPERTS).topk(K).indices
-        sets.append((torch.randn(tokens, D).bfloat16(), torch.rand(tokens, K), chosen))
+    for turn in turns[:count * shape.k].view(count, 1, shape.k):
+        chosen = turn if tokens == 1 else torch.rand(tokens, shape.experts).topk(shape.k).indices
+        sets.append((torch.randn(tokens, shape.d).bfloat16(), torch.rand(tokens, shape.k), chosen))
     return sets
 
 
-def least_times(weights, tokens):
-    sets = calls_of(tokens)
+def least_times(weights, tokens, shape):
+    sets = calls_of(tokens, shape)
     best = {name: [float("inf")] * len(sets) for name in weights}
     for _ in range(max(5, 60 // tokens)):
         for name, (both, _) in weights.items():
@@ -86,19 +97,21 @@ def read_bandwidth():
     return memory.nbytes / sum(best) / 1e9
 
 
-def peer_time(program, of_type, threads, tokens):
+def peer_time(program, of_type, tokens, arguments):
     """Seconds, as a program made of ggml_layer.cpp prints milliseconds."""
-    done = subprocess.run([program, of_type, str(threads), str(tokens)], capture_output=True,
-                          text=True, check=True)
+    sizes = [str(size) for size in (arguments.threads, tokens, *arguments.shape)]
+    done = subprocess.run([program, of_type, *sizes], capture_output=True, text=True, check=True)
     return float(done.stdout.splitlines()[-1]) / 1e3
 
 
 def measure(weights, tokens, arguments):
     """Of each format, and of each type of each peer, the time."""
     def of_peers():
-        return {f"{name} {of_type}": peer_time(program, of_type, arguments.threads, tokens)
+        return {f"{name} {of_type}": peer_time(program, of_type, tokens, arguments)
                 for name, program, types in arguments.peer for of_type in types}
-    before, times, after = of_peers(), least_times(weights, tokens), of_peers()
+    before = of_peers()
+    times = least_times(weights, tokens, arguments.shape)
+    after = of_peers()
     return times | {name: min(time, after[name]) for name, time in before.items()}
 
 
@@ -108,11 +121,17 @@ def peer(text):
     return name, program, types.split(",")
 
 
+def shape(text):
+    return Shape(*map(int, text.split(",")))
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tokens", default="1,4,16,128")
+    parser.add_argument("--shape", type=shape, default=Shape(2048, 1024, 64, 8),
+                        metavar="D,HIDDEN,EXPERTS,K", help="default: 2048,1024,64,8")
     parser.add_argument("--formats", default=";".join(("bfloat16", *FORMATS)),
                         help="names of the first column, with ; between them")
     parser.add_argument("--peer", type=peer, action="append", default=[],
@@ -124,7 +143,7 @@ def main():
     arguments = parse()
     torch.set_num_threads(arguments.threads)
     counts = [int(count) for count in arguments.tokens.split(",")]
-    weights = layers(arguments.formats.split(";"))
+    weights = layers(arguments.formats.split(";"), arguments.shape)
     with torch.no_grad():
         times = {tokens: measure(weights, tokens, arguments) for tokens in counts}
     print("| weights | MB an expert |", " | ".join(f"T = {tokens}, ms" for tokens in counts),
@@ -132,7 +151,7 @@ def main():
     print("|---" * (3 + len(counts)) + "|")
     for name in times[counts[0]]:
         _, size = weights.get(name, (None, None))
-        rate = f"{K * size / times[1][name] / 1e9:.1f}" if size and 1 in times else ""
+        rate = f"{arguments.shape.k * size / times[1][name] / 1e9:.1f}" if size and 1 in times else ""
         cells = " | ".join(f"{1e3 * times[tokens][name]:.3g}" for tokens in counts)
         print(f"| {name} | {f'{size / 1e6:.2f}' if size else ''} | {cells} | {rate} |")
     print(f"\nReading alone, {arguments.threads} thread(s): {read_bandwidth():.1f} GB/s")
