@@ -156,8 +156,7 @@ static std::vector<std::vector<int>> chooseExperts(int tokens) {
   std::vector<int> order(theExperts);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), generator);
-  std::vector<std::vector<int>> sets(
-      std::max(8, theExperts / theChosen));
+  std::vector<std::vector<int>> sets(std::max(8, theExperts / theChosen));
   for (size_t set = 0; set < sets.size(); ++set)
     for (int token = 0; token < tokens; ++token) {
       auto first = order.begin();

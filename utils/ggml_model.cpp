@@ -46,8 +46,7 @@ static int countTokens(llama_context *context) {
 #ifdef IK_LLAMA
   return llama_n_vocab(llama_get_model(context));
 #else
-  return llama_vocab_n_tokens(
-      llama_model_get_vocab(llama_get_model(context)));
+  return llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context)));
 #endif
 }
 
