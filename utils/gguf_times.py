@@ -25,10 +25,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from moe_mlir_bench.models.speed import SIZES, build
-from moe_mlir_bench.models.ways import cache_call
 
 import moe_mlir
+from moe_mlir_bench.models.speed import SIZES, build
+from moe_mlir_bench.models.ways import cache_call
 
 ARCHITECTURES = {"Qwen3-MoE": "qwen3moe", "Granite-1B": "granitemoe"}
 TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "MXFP4")
