@@ -19,7 +19,7 @@ from ._support.modules import require_module
 from ._transformers.names import has_post_expert_norm
 from .experts import run_experts, run_rows
 from .experts.activation_detection import activation_of
-from .experts.packed_weight import panels_of
+from .experts.packed_weight import operand_of
 from .experts.quantized_weight import QuantizedWeight
 from .ops import grouped_topk, topk_renorm
 from .ops._panels import is_packed
@@ -284,7 +284,7 @@ def experts_forward(
 
     An expert of another rank, by the id `num_experts` of expert parallelism, adds nothing.
     """
-    first = panels_of(self.gate_up_proj if self.has_gate else self.up_proj)
+    first = operand_of(self.gate_up_proj if self.has_gate else self.up_proj)
     bias = self.gate_up_proj_bias if self.has_gate and self.has_bias else \
         self.up_proj_bias if self.has_bias else None
     last_bias = self.down_proj_bias if self.has_bias else None

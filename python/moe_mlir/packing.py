@@ -9,24 +9,30 @@ A packed layer of experts gives identical results, and is faster if few tokens s
 an expert; a packed linear layer runs moe.packed_linear instead of torch's product.
 Packed weights are the same parameters, in panels (`ops/_panels.py`) and without gradients.
 All but the kernels still see the weights of the model (`experts/packed_weight.py`).
+`moe_mlir.compile` packs both by `lend`, until they are trained (`experts/loan.py`).
 """
+
+from collections.abc import Callable
 
 import torch
 
-from ._support.log import warn_user
+from ._support.log import logger, warn_user
 from ._support.modules import require_module
 from .experts.activation_detection import keep_activation
+from .experts.loan import Loan
 from .experts.packed_weight import (
+    PackedWeight,
     Panels,
     live_copy,
+    operand_of,
     pack_parameter,
     packed_state,
-    panels_of,
     unpack_parameter,
 )
 from .experts.quantized_weight import QuantizedWeight
 from .ops._panels import columns_of_panels, is_packed
 from .ops.packed_linear import packed_linear
+from .weights.implementations import run_by_kernels
 from .weights.model_layers import (
     ModelLayers,
     is_experts,
@@ -35,6 +41,7 @@ from .weights.model_layers import (
     weight_names,
 )
 
+_log = logger("compile")
 # That a module's state dict has its weights as they were before they were packed.
 _HAS_HOOKS = "_moe_has_packing_hooks"
 
@@ -54,17 +61,7 @@ def pack_experts(model: torch.nn.Module) -> int:
     of 64 are padded with zeros.
     """
     require_module(model)
-    layers = ModelLayers(model)
-    packed = 0
-    for name, module in model.named_modules():
-        if not is_experts(module) or not _unpacked(module, weight_names(module)):
-            continue
-        if reason := _why_not(layers, module):
-            warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
-            continue
-        _pack(module)
-        packed += 1
-    return packed
+    return _pack_experts(model, warn_user)
 
 
 def unpack_experts(model: torch.nn.Module) -> int:
@@ -81,13 +78,17 @@ class PackedLinear(torch.nn.Linear):
     """A linear layer with its weight in panels; `pack_linears` turns a torch.nn.Linear into it."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        weight = panels_of(self.weight)
+        weight = operand_of(self.weight)
         # torch.func.functional_call gives the weights of a state dict, which are not packed.
         if not is_packed(weight):
             return super().forward(input)
         return packed_linear(input, weight, self.bias, self.out_features)
 
     def reset_parameters(self) -> None:
+        give_back(self)
+        if type(self) is torch.nn.Linear:
+            self.reset_parameters()
+            return
         raise RuntimeError("expected a weight that is not packed, found panels; call "
                            "moe_mlir.unpack_linears(model) before it is initialised")
 
@@ -113,19 +114,7 @@ def pack_linears(model: torch.nn.Module) -> int:
     multiple of 64 are padded with zeros.
     """
     require_module(model)
-    layers = ModelLayers(model)
-    packed = 0
-    for name, module in model.named_modules():
-        if type(module) not in (torch.nn.Linear, PackedLinear) or is_of_router(name) or \
-                module.in_features == 0 or not _unpacked(module, ["weight"]):
-            continue
-        if reason := _why_not_linear(layers, module):
-            warn_user(f"'{name}' ({type(module).__name__}) is not packed: {reason}")
-            continue
-        _pack_weights(module, [("weight", "none")], transposed=False)
-        module.__class__ = PackedLinear
-        packed += 1
-    return packed
+    return _pack_linears(model, warn_user)
 
 
 def unpack_linears(model: torch.nn.Module) -> int:
@@ -139,12 +128,49 @@ def unpack_linears(model: torch.nn.Module) -> int:
     return len(layers)
 
 
+# ---- by moe_mlir.compile -----------------------------------------------------------
+
+
+def lend(model: torch.nn.Module) -> dict[str, PackedWeight]:
+    """Packs what it can of a model in evaluation mode on the CPU, until it is trained.
+
+    What stays as it is, and why, is in the log. An exception leaves the model as it was.
+
+    Returns:
+        what `lent` does.
+    """
+    if not model.training and all(weight.device.type == "cpu" for weight in model.parameters()):
+        loan = Loan(unpack_parameter)
+        try:
+            count = _pack_experts(model, _log.info, loan) + _pack_linears(model, _log.info, loan)
+        except BaseException:
+            loan.give_back()
+            raise
+        _log.info("%s: %d layers are packed", type(model).__name__, count)
+    return lent(model)
+
+
+def lent(model: torch.nn.Module) -> dict[str, PackedWeight]:
+    """The weights that `lend` packed, by name."""
+    return {name: weight for name, weight in model.named_parameters()
+            if isinstance(weight, PackedWeight) and weight.loan is not None}
+
+
+def give_back(model: torch.nn.Module) -> None:
+    """Undoes `lend`."""
+    for weight in lent(model).values():
+        _unpack(weight)
+    for module in model.modules():
+        if type(module) is PackedLinear and not _packed(module):
+            module.__class__ = torch.nn.Linear
+
+
 # ---- which layers ------------------------------------------------------------------
 
 
-def _why_not(layers: ModelLayers, module) -> str:
+def _why_not(layers: ModelLayers, module, any_implementation: bool) -> str:
     """Why the weights of a layer cannot be packed; empty if they can."""
-    if reason := layers.why_not_experts(module):
+    if reason := layers.why_not_experts(module, any_implementation=any_implementation):
         return reason
     last = getattr(module, weight_names(module)[1])
     shape = last.form.shape if isinstance(last, Panels) else last.shape
@@ -168,15 +194,49 @@ def _why_not_linear(layers: ModelLayers, module) -> str:
 # ---- packing -----------------------------------------------------------------------
 
 
-def _pack(module):
+def _pack_experts(model, refuse: Callable[[str], None], loan: Loan | None = None) -> int:
+    layers, packed = ModelLayers(model), 0
+    for name, module in model.named_modules():
+        if not is_experts(module) or not _unpacked(module, weight_names(module)):
+            continue
+        if reason := _why_not(layers, module, any_implementation=loan is not None):
+            refuse(_refusal(name, module, reason))
+            continue
+        _pack(module, loan)
+        if loan is not None and (before := run_by_kernels(module)):
+            loan.add_implementation(module.config, before)
+        packed += 1
+    return packed
+
+
+def _pack_linears(model, refuse: Callable[[str], None], loan: Loan | None = None) -> int:
+    layers, packed = ModelLayers(model), 0
+    for name, module in model.named_modules():
+        if type(module) not in (torch.nn.Linear, PackedLinear) or is_of_router(name) or \
+                module.in_features == 0 or not _unpacked(module, ["weight"]):
+            continue
+        if reason := _why_not_linear(layers, module):
+            refuse(_refusal(name, module, reason))
+            continue
+        _pack_weights(module, [("weight", "none")], transposed=False, loan=loan)
+        module.__class__ = PackedLinear
+        packed += 1
+    return packed
+
+
+def _refusal(name, module, reason) -> str:
+    return f"'{name}' ({type(module).__name__}) is not packed: {reason}"
+
+
+def _pack(module, loan):
     activation = layer_activation(module)
     assert activation is not None
     gates = zip(weight_names(module), (activation.gate, "none"))
     keep_activation(module, activation)
-    _pack_weights(module, gates, getattr(module, "is_transposed", False))
+    _pack_weights(module, gates, getattr(module, "is_transposed", False), loan)
 
 
-def _pack_weights(module, gates, transposed):
+def _pack_weights(module, gates, transposed, loan):
     """Packs the weights of these names; those with a concatenated gate by halves.
 
     An exception between them leaves some packed, with which the layer refuses to run; to pack
@@ -189,17 +249,25 @@ def _pack_weights(module, gates, transposed):
     for name, gate in gates:
         weight = getattr(module, name)
         if not isinstance(weight, Panels):
-            pack_parameter(weight, transposed=transposed, halves=gate == "concatenated")
+            pack_parameter(weight, transposed=transposed, halves=gate == "concatenated",
+                           loan=loan)
 
 
 def _unpack_weights(module):
     for weight in _packed(module).values():
+        _unpack(weight)
+
+
+def _unpack(weight):
+    if weight.loan is None:
         unpack_parameter(weight)
+    else:
+        weight.loan.give_back([weight])
 
 
-def _packed(module) -> dict[str, Panels]:
+def _packed(module) -> dict[str, PackedWeight]:
     """The packed weights that a module has itself, by name."""
-    return {n: w for n, w in module._parameters.items() if isinstance(w, Panels)}
+    return {n: w for n, w in module._parameters.items() if isinstance(w, PackedWeight)}
 
 
 def _unpacked(module, names) -> list[str]:

@@ -23,10 +23,11 @@ from ._transformers.saved import save
 from .experts.activation_detection import keep_activation
 from .experts.packed_weight import Panels
 from .experts.quantized_weight import QuantizedWeight, quantized
-from .nn import MoELayer
 from .ops._check import Checker
 from .ops._quantized import FORMATS, ROUNDINGS, Quantization
 from .ops.quantized_linear import quantized_linear
+from .packing import give_back
+from .weights.implementations import run_by_kernels
 from .weights.model_layers import (
     ModelLayers,
     is_experts,
@@ -94,6 +95,8 @@ def quantize(
     if not symmetric and not FORMATS[codes].takes_zeros:
         _check.fail(f"expected symmetric=True with {format!r}, whose codes have a sign; found False")
 
+    give_back(model)
+
     def of(weight: torch.Tensor, *, transposed: bool, halves: bool) -> QuantizedWeight:
         return quantized(weight, quantization, transposed=transposed, halves=halves,
                          symmetric=symmetric, exponents=exponents)
@@ -133,17 +136,9 @@ def _replace_experts(model, of: Callable) -> int:
         keep_activation(module, activation)
         for name_of_weight, weight in zip(weight_names(module), weights):
             _set(module, name_of_weight, weight)
-        _run_by_kernels(module)
+        run_by_kernels(module)
         count += 1
     return count
-
-
-def _run_by_kernels(module):
-    """Sets the experts implementation of a transformers model: no other reads codes."""
-    if type(module) is not MoELayer:
-        from . import hf  # noqa: F401  registers "moe"; asks for transformers
-
-        module.config._experts_implementation = "moe"
 
 
 def _replace_linears(model, of: Callable) -> int:
@@ -263,7 +258,7 @@ def _set_codes(module, name, shape, dtype, quantization, codes: Codes) -> None:
         keep_activation(module, activation)
         transposed = getattr(module, "is_transposed", False)
         halves = activation.gate == "concatenated" and name == weight_names(module)[0]
-        _run_by_kernels(module)
+        run_by_kernels(module)
     flat = [None if each is None else each.reshape(-1, *each.shape[-2:]) for each in codes]
     assert flat[0] is not None and flat[1] is not None
     _set(module, name, QuantizedWeight(shape, dtype, quantization, flat[0], flat[1], flat[2],

@@ -4,11 +4,13 @@ A `PackedWeight` is the very Parameter that the layer had, so that optimizers an
 that hold it keep it. Its memory holds panels (`ops/_panels.py`), its shape is theirs. Kernels
 read `panels_of(weight)`. Every other function of torch gets the weight as it was before,
 `[.., out, in]`, for the time of the call, and what it writes there goes back into the panels.
-Views that outlive the call, and the values of `state_dict()`, are `LiveCopy`.
+Views that outlive the call, and the values of `state_dict()`, are `LiveCopy`. Weights with a
+`Loan` have gradients: functions that may ask for one get the weight itself, unpacked for good.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 import traceback
 from collections.abc import Iterator
@@ -24,7 +26,9 @@ from .._torch.core import (
     pytree,
     storage_users,
 )
+from ..ops._check import ACTIVATIONS
 from ..ops._panels import pack_weight, steps_of, unpack_weight, with_panel_pairing
+from .loan import Loan
 
 # References to a storage of one tensor: the tensor's, and that of the object to count them.
 _OF_ONE_TENSOR = 2
@@ -69,17 +73,19 @@ class Panels(torch.Tensor):
     def __deepcopy__(self, memo):
         if id(self) not in memo:
             memo[id(self)] = _rebuild(panels_of(self).detach().clone(), self.form,
-                                      self.requires_grad)
+                                      self.requires_grad, copy.deepcopy(_loan_of(self), memo))
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
-        return _rebuild, (panels_of(self).detach(), self.form, self.requires_grad)
+        return _rebuild, (panels_of(self).detach(), self.form, self.requires_grad, _loan_of(self))
 
 
 class PackedWeight(Panels, torch.nn.Parameter):
     """A Parameter in panels; `panels` is what holds them, also where a swap was interrupted."""
 
     panels: torch.Tensor
+    # What it is given back by; None: whoever packed it unpacks it.
+    loan: Loan | None = None
 
 
 def panels_of(weight: torch.Tensor) -> torch.Tensor:
@@ -93,8 +99,29 @@ def panels_of(weight: torch.Tensor) -> torch.Tensor:
         return weight.as_subclass(torch.Tensor)
 
 
-def pack_parameter(weight: torch.nn.Parameter, *, transposed: bool, halves: bool) -> None:
-    """Packs a Parameter in place. An exception, Ctrl-C too, leaves it packed or as it was."""
+def operand_of(weight: torch.Tensor) -> torch.Tensor:
+    """What the forward of a layer multiplies by; a gradient may be asked of it, not of panels."""
+    if isinstance(weight, Panels) and torch.is_grad_enabled() and weight.requires_grad:
+        give_back_to_train(weight)
+    return panels_of(weight)
+
+
+# Traced code has the shapes of one of both: torch.compile starts anew behind it.
+@torch.compiler.disable
+def give_back_to_train(weight: Panels) -> None:
+    """Has the loan of a weight give it back, and all others that have gradients, too."""
+    loan = _loan_of(weight)
+    if loan is not None:
+        loan.give_back_to_train()
+
+
+def pack_parameter(
+    weight: torch.nn.Parameter, *, transposed: bool, halves: bool, loan: Loan | None = None,
+) -> None:
+    """Packs a Parameter in place. An exception, Ctrl-C too, leaves it packed or as it was.
+
+    With a loan it still requires the gradient that it does.
+    """
     form = Form(tuple(weight.shape), transposed, halves, weight.requires_grad,
                 steps_of(weight.dtype))
     try:
@@ -106,8 +133,13 @@ def pack_parameter(weight: torch.nn.Parameter, *, transposed: bool, halves: bool
     weight.form, weight.panels = form, panels
     weight.__class__ = PackedWeight  # from here on `panels` counts
     with DisableTorchFunctionSubclass():
-        weight.requires_grad_(False)
-        weight.data = panels
+        if loan is None:
+            weight.requires_grad_(False)
+        else:
+            weight.loan = loan
+            loan.add(weight)
+            panels.requires_grad_(weight.requires_grad)
+        weight.data = panels.detach()
         if not weight.is_inference():
             # A backward that still needs the weight as it was says so.
             torch.autograd.graph.increment_version(weight)
@@ -118,9 +150,11 @@ def unpack_parameter(weight: Panels) -> None:
     plain = weight.form.unpack(panels_of(weight).detach())
     with DisableTorchFunctionSubclass():
         weight.data = plain
-        weight.requires_grad_(weight.form.required_grad)
+        if _loan_of(weight) is None:
+            weight.requires_grad_(weight.form.required_grad)
     weight.__class__ = torch.nn.Parameter
-    weight.__dict__.pop("panels", None)
+    for name in ("panels", "loan"):
+        weight.__dict__.pop(name, None)
 
 
 def is_shared_memory(weight: torch.Tensor) -> bool:
@@ -133,14 +167,21 @@ def packed_state(weight: Panels, value: torch.Tensor) -> torch.nn.Parameter:
     """A value of a state dict as what `load_state_dict` copies, or assigns, to a packed weight."""
     panels = weight.form.pack(_plain(value).to(weight.dtype))
     return _rebuild(panels, weight.form._replace(steps=steps_of(weight.dtype)),
-                    weight.requires_grad)
+                    weight.requires_grad, _loan_of(weight))
 
 
-def _rebuild(panels, form, requires_grad):
+def _rebuild(panels, form, requires_grad, loan=None):
     weight = torch.nn.Parameter(panels, requires_grad)
     weight.form, weight.panels = form, panels.requires_grad_(requires_grad)
     weight.__class__ = PackedWeight
+    if loan is not None:
+        weight.loan = loan
+        loan.add(weight)
     return weight
+
+
+def _loan_of(weight: Panels) -> Loan | None:
+    return vars(weight).get("loan")
 
 
 # ---- calls of torch's functions ----------------------------------------------------
@@ -150,7 +191,7 @@ def _rebuild(panels, form, requires_grad):
 _ON_PANELS = frozenset("""
     shape size dim ndim stride numel nelement element_size itemsize nbytes dtype device layout
     data_ptr untyped_storage storage _typed_storage storage_offset storage_type names has_names
-    requires_grad requires_grad= requires_grad_ grad grad= grad_fn _grad _grad_fn _version _base
+    requires_grad requires_grad= requires_grad_ grad grad= grad_dtype grad_fn _grad _grad_fn _version _base
     _cdata _is_view output_nr name retains_grad retain_grad _backward_hooks _backward_hooks=
     _post_accumulate_grad_hooks register_hook register_post_accumulate_grad_hook get_device
     _has_compatible_shallow_copy_type share_memory_ pin_memory __hash__ dim_order ndimension
@@ -160,6 +201,10 @@ _ON_PANELS = frozenset("""
 _GIVE_PANELS = frozenset(
     "type to cpu cuda half float double bfloat16 contiguous detach data pin_memory".split())
 
+
+# Whose results have no gradient of a weight.
+_WITHOUT_GRADIENT = (_ON_PANELS - _GIVE_PANELS) | frozenset(
+    "data detach pin_memory __repr__ __format__ equal allclose numpy tolist __array__".split())
 
 _in_thread = threading.local()
 
@@ -187,6 +232,10 @@ def _call(func, args, kwargs):
         return _assign(*args)
     if name in ("data", "detach") and type(args[0]) is PackedWeight:
         return _alias(args[0].panels.detach(), args[0].form)
+    lent = _lent_to_train(name, args, kwargs)
+    if lent is not None:
+        give_back_to_train(lent)
+        return func(*args, **kwargs)
     if name in _ON_PANELS or name.startswith("is_"):
         with DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
@@ -200,6 +249,15 @@ def _call(func, args, kwargs):
         panels_of(args[0]).copy_(panels_of(args[1]))
         return args[0]
     return _call_on_copies(func, args, kwargs)
+
+
+def _lent_to_train(name, args, kwargs):
+    """A weight with a loan of which a function may have a gradient; None if there is none."""
+    if not torch.is_grad_enabled() or name in _WITHOUT_GRADIENT or name.startswith("is_"):
+        return None
+    return next((x for x in pytree.tree_leaves((args, kwargs))
+                 if type(x) is PackedWeight and x.requires_grad and (loan := _loan_of(x))
+                 and loan.has(x)), None)
 
 
 def _name(func) -> str:
@@ -236,6 +294,12 @@ def _assign(weight, value) -> None:
                            "tensor; give it .data.clone()")
     if isinstance(value, Panels) and _is_same_memory(panels_of(weight), panels_of(value)):
         return  # as in `weight.data += x`
+    loan = _loan_of(weight)
+    if loan is not None and (value.dtype not in ACTIVATIONS or value.device.type != "cpu"):
+        value = _plain(value)
+        loan.give_back([weight])
+        weight.data = value
+        return
     if isinstance(value, Panels):
         panels = relaid_for(value)
         form = value.form._replace(steps=steps_of(panels.dtype),
@@ -398,4 +462,4 @@ def _plain(tensor):
 
 
 __all__ = ["Form", "LiveCopy", "PackedWeight", "Panels", "hidden_gradients", "is_shared_memory",
-           "live_copy", "pack_parameter", "packed_state", "panels_of", "unpack_parameter"]
+           "live_copy", "operand_of", "pack_parameter", "packed_state", "panels_of", "unpack_parameter"]

@@ -26,7 +26,7 @@ from ..ops._panels import is_packed
 from ..ops.run_experts import apply_gates
 from ..ops.run_experts import run_experts as _whole_layer
 from ..ops.run_quantized_experts import run_quantized_experts
-from .packed_weight import panels_of
+from .packed_weight import operand_of
 from .quantized_weight import QuantizedWeight
 
 
@@ -65,7 +65,7 @@ def run_experts(
     known = recognize(activation)
     if isinstance(w_in, QuantizedWeight) or isinstance(w_out, QuantizedWeight):
         return _run_quantized(x, gates, indices, w_in, b_in, w_out, b_out, known)
-    w_in, w_out = panels_of(w_in), panels_of(w_out)
+    w_in, w_out = operand_of(w_in), operand_of(w_out)
     if is_packed(w_in) and known is None:
         raise ValueError("run_experts: expected an activation that kernels know with weights in "
                          "panels, found another; call moe_mlir.unpack_experts(model) and pack it "

@@ -16,7 +16,7 @@ from .._support import files
 from .._torch.core import pytree, size_oblivious_export
 from .._transformers.static_cache import CacheTensors, caches_of, flatten_caches, is_cache
 from .._transformers.without_cache import warn_without_cache, without_cache
-from ..experts.packed_weight import hidden_gradients
+from ..experts.packed_weight import Panels, hidden_gradients
 from ..gpu.sizes import names_in
 from ..guards.model_weights import ModelWeights
 from ..importer import ImportedProgram, import_program
@@ -67,6 +67,8 @@ class Module:
     # Leaves of the outputs that are caches among the inputs, by their numbers among these.
     returned_caches: dict = field(default_factory=dict)
     conditions: list = field(default_factory=list)
+    # Weights in panels that other functions than ours read, which take them for what they are not.
+    misread: list = field(default_factory=list)
     model: torch.nn.Module | None = field(default=None, repr=False)
 
     @property
@@ -407,7 +409,17 @@ def export(
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model
     return Module(imported, ModelWeights(owner, _state(program)), spec, program.call_spec.out_spec,
-                  constants, returned_caches, [*known, *imported.conditions], owner)
+                  constants, returned_caches, [*known, *imported.conditions],
+                  [] if owner is None else _misread(program, owner), owner)
+
+
+def _misread(program, model) -> list[str]:
+    """The names of weights in panels that something else than ops of ours reads."""
+    names = program.graph_signature.inputs_to_parameters
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    found = ((_plain(names[node.name]), node) for node in program.graph.nodes if node.name in names)
+    return [name for name, node in found if isinstance(weights.get(name), Panels)
+            and not all(str(user.target).startswith("moe.") for user in node.users)]
 
 
 def _leaves_of(program) -> list:

@@ -34,8 +34,9 @@ def _torch_compile(backend):
     return lambda model, ids, cache: torch.compile(model, backend=backend, dynamic=True)
 
 
-def _compile(model, ids, cache):
-    return moe_mlir.compile(model, (ids,), kwargs=dict(**cache_call(model, cache), logits_to_keep=1))
+def _compile(model, ids, cache, pack=True):
+    return moe_mlir.compile(model, (ids,), pack=pack,
+                            kwargs=dict(**cache_call(model, cache), logits_to_keep=1))
 
 
 FORMS = {
@@ -46,7 +47,8 @@ FORMS = {
     "Inductor": Form(_torch_compile("inductor")),
     'backend="moe"': Form(_torch_compile("moe")),
     'backend="moe", packed': Form(_torch_compile("moe"), "moe", is_packed=True),
-    "moe_mlir.compile": Form(_compile),
+    # All ways share the model.
+    "moe_mlir.compile": Form(functools.partial(_compile, pack=False)),
     "moe_mlir.compile, packed": Form(_compile, "moe", is_packed=True),
 }
 

@@ -40,7 +40,7 @@ def product(
         if packed:
             model = copy.deepcopy(model)
             moe_mlir.pack_linears(model)
-        return moe_mlir.compile(model, inputs(0))
+        return moe_mlir.compile(model, inputs(0), pack=False)
 
     def inputs(seed):
         return (normal(m, k, seed=seed, dtype=dtype),)
