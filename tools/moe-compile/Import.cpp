@@ -67,13 +67,16 @@ static void addToPythonPath(std::string path) {
 
 /// Runs the importer, which writes into `folder`.
 static Error runImporter(StringRef python, StringRef path, StringRef folder,
-                         bool withWeights) {
+                         bool withWeights, StringRef packFor) {
   std::string message;
   // -P: nothing in the working folder takes the place of a module.
   SmallVector<StringRef> arguments = {
       python, "-P", "-m", "moe_mlir.frontends.import_program", path, folder};
   if (!withWeights)
     arguments.push_back("--without-weights");
+  std::string pack = ("--pack-for=" + packFor).str();
+  if (!packFor.empty())
+    arguments.push_back(pack);
   int status =
       sys::ExecuteAndWait(python, arguments, std::nullopt, {},
                           /*SecondsToWait=*/0, /*MemoryLimit=*/0, &message);
@@ -116,7 +119,7 @@ static Error addProgramFiles(InputProgram &program) {
 
 Expected<mlir::moe::InputProgram>
 mlir::moe::importTorchProgram(StringRef path, StringRef artifact,
-                              const char *tool) {
+                              StringRef packFor, const char *tool) {
   // Python reports an unreadable file with a stack of its own words.
   if (std::error_code code = sys::fs::access(path, sys::fs::AccessMode::Exist))
     return createStringError(code,
@@ -143,8 +146,8 @@ mlir::moe::importTorchProgram(StringRef path, StringRef artifact,
     return folder.takeError();
   InputProgram program;
   program.folder = std::move(*folder);
-  if (Error error =
-          runImporter(python, path, program.folder->getFile(""), withWeights))
+  if (Error error = runImporter(python, path, program.folder->getFile(""),
+                                withWeights, packFor))
     return error;
   auto text = readFile(*program.folder, "program.mlir");
   if (!text)

@@ -43,8 +43,10 @@ struct InputProgram {
 /// interpreter and the package are looked for first. The weights come along
 /// where the artifact's place is known: they are written beside it and are
 /// moved into it, so that they are never in this process's memory.
+/// With the name of a CPU in `packFor`, they are packed for it.
 llvm::Expected<InputProgram> importTorchProgram(llvm::StringRef path,
                                                 llvm::StringRef artifact,
+                                                llvm::StringRef packFor,
                                                 const char *tool);
 
 } // namespace mlir::moe

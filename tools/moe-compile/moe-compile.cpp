@@ -58,6 +58,10 @@ struct Options {
       "cpu", cl::init("native"), cl::value_desc("NAME"), cl::cat(category),
       cl::desc("the CPU for --target=cpu, as LLVM names it (default: the one "
                "of this machine)")};
+  cl::opt<bool> pack{
+      "pack", cl::init(true), cl::cat(category),
+      cl::desc("store the weights of a .pt2 in an artifact for the CPU in the "
+               "order in which the kernels read them (default: true)")};
   cl::opt<std::string> tuning{
       "tuning", cl::value_desc("FILE"), cl::cat(category),
       cl::desc("the table of numbers that `moe tune` measured "
@@ -138,9 +142,12 @@ static LogicalResult setKernelConfigs(ModuleOp module, const Options &options) {
 static FailureOr<InputProgram> readInput(const Options &options,
                                          const char *tool) {
   if (StringRef(options.input).ends_with(".pt2")) {
+    bool withWeights = options.emit == Emit::Artifact;
     auto program = importTorchProgram(
-        options.input,
-        options.emit == Emit::Artifact ? options.output.getValue() : "", tool);
+        options.input, withWeights ? options.output.getValue() : "",
+        withWeights && options.forCPU() && options.pack ? options.cpu.getValue()
+                                                        : "",
+        tool);
     if (!program)
       return report(program.takeError());
     return std::move(*program);

@@ -34,6 +34,7 @@ from ..raising.guards import (
     input_shapes,
     symbols_refusing,
 )
+from ..raising.pack_weights import pack_weights
 from ..raising.plain_attention import raise_plain_attention
 from ..raising.raise_routing import raise_routing
 from ..raising.reading import is_assertion
@@ -386,6 +387,15 @@ def export(
         ImportFailed: every unsupported operation, with its lines.
         TraceFailed: torch.export cannot trace the model.
     """
+    return _export(model, args, dynamic_tokens, kwargs)
+
+
+def export_packed(program: torch.export.ExportedProgram, cpu: str) -> Module:
+    """`export` of a program whose weights are packed in place for a CPU, by LLVM's name."""
+    return _export(program, None, True, None, cpu)
+
+
+def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     if isinstance(model, torch.export.ExportedProgram):
         program, bounds = decompose(model), bounds_of(model)
         spec, leaves, returned_caches = program.call_spec.in_spec, None, {}
@@ -400,6 +410,8 @@ def export(
     raise_routing(program.graph_module)
     raise_plain_attention(program.graph)
     raise_experts(program.graph)
+    if packed_for:
+        pack_weights(program, packed_for)
     pack_grouped_heads(program.graph)
     names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))

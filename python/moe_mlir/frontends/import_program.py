@@ -6,7 +6,8 @@ Writes into FOLDER:
     program.json          what its arguments and results are, for `moe_mlir.load`
     weights.safetensors   the parameters and buffers by name
     files.json            what the manifest says of the weights
-With --without-weights it writes program.mlir alone.
+With --without-weights it writes program.mlir alone. With --pack-for=CPU weights are packed for a
+CPU (`raising/pack_weights.py`).
 """
 
 import argparse
@@ -26,12 +27,14 @@ def main(arguments) -> int:
     parser.add_argument("source", metavar="IN.pt2")
     parser.add_argument("folder", metavar="FOLDER")
     parser.add_argument("--without-weights", action="store_true")
+    parser.add_argument("--pack-for", metavar="CPU", default="")
     options = parser.parse_args(arguments)
     source = options.source
-    from .export import export
+    from .export import export, export_packed
 
     try:
-        module = export(_load(source), None)
+        program = _load(source)
+        module = export_packed(program, options.pack_for) if options.pack_for else export(program)
         description = _describe(module)
         _write(module.text, options.folder, "program.mlir")
         if not options.without_weights:

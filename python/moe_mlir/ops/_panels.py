@@ -25,11 +25,12 @@ from ..compiler.uncached import target_cpu
 
 def columns_of_panels() -> int:
     """Those of a kernel's register tile: four vectors of AVX-512, two of AVX2."""
-    return _columns_for(target_cpu())
+    return columns_for(target_cpu())
 
 
 @functools.cache
-def _columns_for(cpu):
+def columns_for(cpu: str) -> int:
+    """The same for a CPU by LLVM's name."""
     return 64 if "avx512f" in features_for(cpu) else 16
 
 
@@ -61,10 +62,15 @@ def packed_shape(
     return (*shape, *((2, columns // 2) if halves else (columns,)), *((2,) if steps == 2 else ()))
 
 
-def pack_weight(w: torch.Tensor, *, halves: bool) -> torch.Tensor:
-    """A weight `[experts, out, in]` of any strides in panels; results are the same, bit by bit."""
+def pack_weight(
+    w: torch.Tensor, *, halves: bool, columns: int | None = None,
+) -> torch.Tensor:
+    """A weight `[experts, out, in]` of any strides in panels; results are the same, bit by bit.
+
+    `columns` are those of a panel, if it is for another CPU than this one.
+    """
     experts, out, width = w.shape
-    shape = packed_shape(experts, out, width, w.dtype, halves, columns_of_panels())
+    shape = packed_shape(experts, out, width, w.dtype, halves, columns or columns_of_panels())
     panels = empty(shape, w.dtype) if w.device.type == "cpu" else w.new_empty(shape)
     # One expert at a time: what a copy with zeros costs in memory is that of one.
     for mine, weight in zip(panels, w):

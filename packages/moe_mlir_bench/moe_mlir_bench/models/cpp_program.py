@@ -47,7 +47,7 @@ class CppProgram:
         if not artifact.exists():
             begin = time.perf_counter()
             _compile_program(self._folder)
-            _compile_artifact(self._model(), room, artifact)
+            _compile_artifact(self._model(), room, artifact, packed=self.name == PACKED)
             seconds = time.perf_counter() - begin
             self.note = f"export, moe-compile and g++ took {seconds:.0f} s before its first token"
         said = self._generate([ids], 0)
@@ -57,8 +57,6 @@ class CppProgram:
         return float(found[1])
 
     def _model(self) -> Any:
-        if self.name == PACKED:
-            return self._weights.packed
         self._weights.model.set_experts_implementation("grouped_mm")
         return self._weights.model
 
@@ -105,7 +103,7 @@ def _compile_program(folder: Path) -> None:
           str(PACKAGE), f"-Wl,-rpath,{PACKAGE}", "-lmoe_runtime", "-o", str(folder / "generate")])
 
 
-def _compile_artifact(model, room: int, artifact: Path) -> None:
+def _compile_artifact(model, room: int, artifact: Path, packed: bool) -> None:
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     # The program that is exported, and the weights of the artifact.
     needed, free = 2 * size + (1 << 28), shutil.disk_usage(artifact.parent).free
@@ -115,5 +113,5 @@ def _compile_artifact(model, room: int, artifact: Path) -> None:
     exported = artifact.with_suffix(".pt2")
     torch.export.save(export(model, room), exported)
     _run([str(find_tool("moe-compile")), str(exported), "-o", str(artifact), "--target=cpu",
-          f"--cpu={target_cpu()}"])
+          f"--cpu={target_cpu()}", f"--pack={'true' if packed else 'false'}"])
     exported.unlink()

@@ -285,7 +285,8 @@ name gives another number: {layers}.
 What the columns mean:
 
 - **eager, moe**: routers by `moe_mlir.hf.patch`, experts "moe"; **packed**: experts by
-  `moe_mlir.pack_experts`, linear layers by `moe_mlir.pack_linears`; **artifact in C++**:
+  `moe_mlir.pack_experts`, linear layers by `moe_mlir.pack_linears`, or by `moe-compile`, which
+  packs unless it is given `--pack=false`, as is `moe_mlir.compile`; **artifact in C++**:
   `examples/deploy/generate.cpp` on an artifact of `moe-compile`, each time a process of its own,
   and times from its second sequence.
 - **prompt**: the forward of a whole prompt, the best round; **steps**: greedy steps after it, the
