@@ -29,25 +29,29 @@ def export_lent(
     try:
         module = export(model, args, kwargs=kwargs, **options)
     except Exception as error:  # whatever code says that is given panels
-        return _export_unpacked(model, args, kwargs, options, error)
+        return _export_unpacked(model, args, kwargs, options, weights, error)
     misread = [weights[name] for name in module.misread if name in weights]
     if not misread:
         return module
     _log.info("%s are not packed: the model reads them without calling their layers",
               module.misread)
-    for weight in misread:
-        assert weight.loan is not None
-        weight.loan.give_back([weight])
+    _give_back(misread)
     return export(model, args, kwargs=kwargs, **options)
 
 
-def _export_unpacked(model, args, kwargs, options, error) -> Module:
-    """The program without panels; what the model refuses itself leaves it packed."""
+def _give_back(weights) -> None:
+    for weight in weights:
+        weight.loan.give_back([weight])
+
+
+def _export_unpacked(model, args, kwargs, options, weights, error) -> Module:
+    """The program without panels; what the model refuses itself leaves these weights packed."""
     give_back(model)
     try:
         module = export(model, args, kwargs=kwargs, **options)
     except Exception:
-        lend(model)
+        # Not those that were given back before, to somebody who trains them.
+        _give_back([w for name, w in lend(model).items() if name not in weights])
         raise
     _log.info("%s is not packed, which cannot be traced with it: %s", type(model).__name__, error)
     return module

@@ -241,12 +241,16 @@ def test_frozen_weights_stay_packed():
     for each in (model, reference):
         each.layer.requires_grad_(False)
         each.last.requires_grad_(False)
-    moe_mlir.compile(model, (X,))
+    compiled = moe_mlir.compile(model, (X,))
     train_step(model)
     train_step(reference)
     # The gradient of the first layer goes through the panels.
     assert sorted(packed(model)) == WEIGHTS[1:]
     torch.testing.assert_close(model.first.weight.grad, reference.first.weight.grad)
+    # Also where a call is refused, for whose trace they are unpacked.
+    with pytest.raises(RuntimeError):
+        compiled(torch.randn(5, 63))
+    assert sorted(packed(model)) == WEIGHTS[1:]
     model.requires_grad_(True)
     model.zero_grad()
     train_step(model)
