@@ -27,8 +27,8 @@ import numpy as np
 import torch
 
 import moe_mlir
+from moe_mlir._transformers.names import cache_call
 from moe_mlir_bench.models.speed import SIZES, build
-from moe_mlir_bench.models.ways import cache_call
 
 ARCHITECTURES = {"Qwen3-MoE": "qwen3moe", "Granite-1B": "granitemoe"}
 TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "MXFP4")
@@ -59,12 +59,11 @@ def write(path: Path, model: str, sizes: dict, type_name: str, ggml: str) -> Non
             writer.add_tensor(name, ones(shape, np.float32)
                               + 0.02 * rng.standard_normal(shape, np.float32))
             continue
-        matrices = 0.02 * rng.standard_normal((min(_DISTINCT, *shape[:-2], *[1][len(shape) - 2:]),
-                                               *shape[-2:]), np.float32)
+        count = 1 if len(shape) == 2 else min(_DISTINCT, shape[0])
+        matrices = 0.02 * rng.standard_normal((count, *shape[-2:]), np.float32)
         data = np.stack([rounded(library, matrix, type_of_tensor) for matrix in matrices])
-        repeated = data[0] if len(shape) == 2 else np.tile(
-            data, (-(-shape[0] // len(data)), 1, 1))[:shape[0]]
-        writer.add_tensor(name, repeated, raw_dtype=gguf.GGMLQuantizationType[type_of_tensor])
+        data = data[0] if len(shape) == 2 else data[np.arange(shape[0]) % count]
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[type_of_tensor])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -150,9 +150,9 @@ def _replace_linears(model, of: Callable) -> int:
                       or _why_not(module, ["weight"])):
             warn_user(f"'{name}' ({type(module).__name__}) is not quantized: {reason}")
             continue
+        weight = of(module.weight, transposed=False, halves=False)
         if layers.is_tied(module):
             untie(model, f"{name}.weight")
-        weight = of(module.weight, transposed=False, halves=False)
         module.__class__ = QuantizedLinear
         _set(module, "weight", weight)
         count += 1
