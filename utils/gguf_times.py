@@ -31,7 +31,6 @@ from moe_mlir._transformers.names import cache_call
 from moe_mlir_bench.models.speed import SIZES, build
 
 ARCHITECTURES = {"Qwen3-MoE": "qwen3moe", "Granite-1B": "granitemoe"}
-TYPES = ("Q4_0", "Q4_K_M", "Q8_0", "MXFP4")
 # What rounds a model of transformers to the format of most weights of a file.
 FORMATS = {"Q4_0": "int4", "Q4_K_M": "int4", "Q8_0": "int8", "MXFP4": "mxfp4"}
 # Matrices of an expert that differ; the other experts repeat them.
@@ -236,7 +235,7 @@ def parse() -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=ARCHITECTURES, default="Qwen3-MoE")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--types", default="Q4_0,Q4_K_M,Q8_0,MXFP4")
+    parser.add_argument("--types", default=",".join(FORMATS))
     parser.add_argument("--activations", default="int8,none", help="of moe_mlir")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=256)
