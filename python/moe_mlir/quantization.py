@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits, decoded as kernels read them.
+"""Weights of 4 to 8 bits, decoded as kernels read them.
 
     moe_mlir.quantize(model, "int4")     # in place: experts and linear layers
     moe_mlir.quantize(model, "mxfp4", linears=False)
@@ -40,21 +40,21 @@ _check = Checker("quantize")
 
 # What a name stands for: the codes of a weight, the features that share a scale, and whether
 # scales are powers of two.
-_NAMES = {"int4": ("int4", 32, False), "int8": ("int8", 32, False),
+_NAMES = {"int4": ("int4", 32, False), "int6": ("int6", 32, False), "int8": ("int8", 32, False),
           "fp8": ("fp8_e4m3", 128, False), "mxfp4": ("fp4_e2m1", 32, True),
           "mxfp8": ("fp8_e4m3", 32, True)}
 
 
 def quantize(
     model: torch.nn.Module,
-    format: Literal["int4", "int8", "fp8", "mxfp4", "mxfp8"] = "int4",
+    format: Literal["int4", "int6", "int8", "fp8", "mxfp4", "mxfp8"] = "int4",
     *,
     group: int | None = None,
     symmetric: bool = True,
     activations: Literal["none", "int8"] = "none",
     linears: bool = True,
 ) -> int:
-    """Rounds the weights of a model's experts and linear layers to codes of 4 or 8 bits, in place.
+    """Rounds the weights of a model's experts and linear layers to codes of 4, 6 or 8 bits, in place.
 
     Each weight gets the code that is nearest to it (round to nearest). Results differ from the
     model's by what was rounded away; compare them on your data.
@@ -65,11 +65,11 @@ def quantize(
             embedding keeps the weight: of transformers' models `config.tie_word_embeddings`
             becomes False. Experts of transformers run with the experts implementation "moe" from
             then on.
-        format: "int4" or "int8"; "fp8" (8-bit floats, 4 bits of exponent and 3 of mantissa);
+        format: "int4", "int6" or "int8"; "fp8" (8-bit floats, 4 bits of exponent and 3 of mantissa);
             "mxfp4" or "mxfp8" (4-bit and 8-bit floats, scales that are powers of two).
         group: how many input features share a scale: 8, 16, a multiple of 32, or 0 for all of a
-            row; default: 32, and 128 with "fp8".
-        symmetric: False gives each group a zero of its own beside its scale ("int4", "int8").
+            row; default: 32, and 128 with "fp8". "int6" takes no groups of 8.
+        symmetric: False gives each group a zero of its own beside its scale (not for floats).
         activations: "int8" rounds rows to 8 bits, a scale for each 32 features, before they are
             multiplied: faster where the CPU has VNNI, and less exact.
         linears: whether `torch.nn.Linear` layers are quantized, too.

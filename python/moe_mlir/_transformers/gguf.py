@@ -24,6 +24,7 @@ _PROCESSORS = ("TensorProcessor", "LlamaTensorProcessor", "Qwen2MoeTensorProcess
                "MiniMaxM2TensorProcessor", "Gemma2TensorProcessor")
 
 
+_BYTES = (torch.uint8, torch.int8)
 _FLOATS = {"F16", "F32", "F64", "BF16"}
 
 
@@ -172,7 +173,7 @@ class GGUFWeights:
             read.append(block_type.weight(data))
         codes, scales, zeros = (
             None if each[0] is None else self._process(
-                target, [part if part.dtype == torch.uint8 else part.float() for part in each])
+                target, [part if part.dtype in _BYTES else part.float() for part in each])
             for each in zip(*read, strict=True))
         return Codes(codes, as_narrow_as_exact(scales),
                      None if zeros is None else as_narrow_as_exact(zeros))

@@ -2,8 +2,9 @@
 
 A tensor is rows of blocks, 32 or 256 weights each, and the blocks of a type are so many bytes.
 Names and layouts are those of ggml (ggml-common.h); the package gguf says what floats they are.
-A weight `d q - m` is `scale (code - zero)` with the scale d and the zero m / d. Codes of 5 and 6
-bits are stored in 8, those of 2 and 3 bits in 4.
+A weight `d q - m` is `scale (code - zero)` with the scale d and the zero m / d. The scales of blocks
+of 256 weights have two levels, as here, with the minima m beside them. Codes of 5 bits are stored
+in 6, those of 2 and 3 bits in 4.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..ops._quantized import Quantization
+from ..ops._quantized import Quantization, of_two_levels
 from .released_formats import Codes, powers_of_two
 
 # Of blocks `[.., bytes]`: codes `[.., weights]`, scales and zeros `[.., groups]`.
@@ -36,7 +37,13 @@ class BlockType(NamedTuple):
 
 def _half(data: torch.Tensor) -> torch.Tensor:
     """The f16 that two bytes are, `[.., 1]`."""
-    return data.contiguous().view(torch.float16).float()
+    return data.contiguous().view(torch.float16)
+
+
+def _two_levels(steps: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+    if not unit.isfinite().all():
+        raise ValueError("expected finite scales, found NaN or infinity")
+    return of_two_levels(steps.view(torch.int8), unit.squeeze(-1)).unsqueeze(-2)
 
 
 def _fields(data: torch.Tensor, bits: int, size: int) -> torch.Tensor:
@@ -48,6 +55,7 @@ def _fields(data: torch.Tensor, bits: int, size: int) -> torch.Tensor:
 
 def _with_minimum(codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor) -> Codes:
     """The weight `scale code - minimum`, of codes `[.., weights]`."""
+    scales, minima = scales.float(), minima.float()
     if not (scales.isfinite().all() and minima.isfinite().all()):
         raise ValueError("expected finite scales, found NaN or infinity")
     # Without a scale all weights of a group are the same.
@@ -76,7 +84,7 @@ def _fifth_bits(data):
 
 def _q5_0(blocks):
     codes = _fields(blocks[..., 6:], 4, 16) | _fifth_bits(blocks[..., 2:6])
-    return Codes(codes + (128 - 16), _half(blocks[..., :2]))
+    return Codes(codes + (32 - 16), _half(blocks[..., :2]))
 
 
 def _q5_1(blocks):
@@ -90,8 +98,8 @@ def _q8_0(blocks):
 
 def _q2_k(blocks):
     both, codes = blocks[..., :16], _fields(blocks[..., 16:80], 2, 32)
-    scale, minimum = _half(blocks[..., 80:82]), _half(blocks[..., 82:84])
-    return _with_minimum(codes, scale * (both & 15), minimum * (both >> 4))
+    return Codes(codes, _two_levels(both & 15, _half(blocks[..., 80:82])),
+                 _two_levels(both >> 4, _half(blocks[..., 82:84])))
 
 
 def _q3_k(blocks):
@@ -99,7 +107,7 @@ def _q3_k(blocks):
     scales = _fields(blocks[..., 96:104], 4, 8) | _fields(blocks[..., 104:108], 2, 4) << 4
     # Of 3 bits the middle is 4, that of 4 bits is 8.
     return Codes(low + (high << 2) + (8 - 4),
-                 _half(blocks[..., 108:110]) * (scales.float() - 32))
+                 _two_levels(scales.view(torch.int8) - 32, _half(blocks[..., 108:110])))
 
 
 def _scales_and_minima(data):
@@ -111,7 +119,8 @@ def _scales_and_minima(data):
 
 def _k_with_minimum(blocks, codes):
     scales, minima = _scales_and_minima(blocks[..., 4:16])
-    return _with_minimum(codes, _half(blocks[..., :2]) * scales, _half(blocks[..., 2:4]) * minima)
+    return Codes(codes, _two_levels(scales, _half(blocks[..., :2])),
+                 _two_levels(minima, _half(blocks[..., 2:4])))
 
 
 def _q4_k(blocks):
@@ -125,8 +134,7 @@ def _q5_k(blocks):
 
 def _q6_k(blocks):
     codes = _fields(blocks[..., :128], 4, 64) | _fields(blocks[..., 128:192], 2, 32) << 4
-    scales = blocks[..., 192:208].contiguous().view(torch.int8)
-    return Codes(codes + (128 - 32), _half(blocks[..., 208:210]) * scales)
+    return Codes(codes, _two_levels(blocks[..., 192:208], _half(blocks[..., 208:210])))
 
 
 def _mxfp4(blocks):
@@ -137,13 +145,13 @@ def _mxfp4(blocks):
 BLOCK_TYPES = {
     "Q4_0": BlockType(18, Quantization("int4", 32), _q4_0),
     "Q4_1": BlockType(20, Quantization("int4", 32), _q4_1),
-    "Q5_0": BlockType(22, Quantization("int8", 32), _q5_0),
-    "Q5_1": BlockType(24, Quantization("int8", 32), _q5_1),
+    "Q5_0": BlockType(22, Quantization("int6", 32), _q5_0),
+    "Q5_1": BlockType(24, Quantization("int6", 32), _q5_1),
     "Q8_0": BlockType(34, Quantization("int8", 32), _q8_0),
     "Q2_K": BlockType(84, Quantization("int4", 16), _q2_k),
     "Q3_K": BlockType(110, Quantization("int4", 16), _q3_k),
     "Q4_K": BlockType(144, Quantization("int4", 32), _q4_k),
-    "Q5_K": BlockType(176, Quantization("int8", 32), _q5_k),
-    "Q6_K": BlockType(210, Quantization("int8", 16), _q6_k),
+    "Q5_K": BlockType(176, Quantization("int6", 32), _q5_k),
+    "Q6_K": BlockType(210, Quantization("int6", 16), _q6_k),
     "MXFP4": BlockType(17, Quantization("fp4_e2m1", 32), _mxfp4),
 }

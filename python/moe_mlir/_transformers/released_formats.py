@@ -49,6 +49,8 @@ def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def as_narrow_as_exact(scales: torch.Tensor) -> torch.Tensor:
+    if scales.dtype == torch.int8:
+        return scales
     for dtype in (torch.bfloat16, torch.float16):
         if torch.equal(scales.to(dtype).to(scales.dtype), scales):
             return scales.to(dtype)

@@ -7,7 +7,12 @@ A weight `[experts, out, in]` is `scale (value(code) - zero)`, with a scale for 
     scales   [experts, p, u, q]     u = ceil(in / group); 1 where a row has one scale
 
 Of 4 bits a byte has the codes of `in` 8t + s and, in its upper half, 8t + 4 + s; of 8 bits that
-of 4t + s. With a concatenated gate half of a panel's columns are gates, then their factors.
+of 4t + s; of 6 bits two t have the lower 4 bits of 16 codes and the next one their upper 2. With a
+concatenated gate half of a panel's columns are gates, then their factors.
+
+Scales of int8 have two levels: of each 256 features (a superblock) a byte for each group, and the
+two bytes of a float16 that these are multiplied with. What stands for zeros are minima then, and
+a weight is `scale value(code) - minimum`.
 """
 
 import functools
@@ -22,6 +27,8 @@ from ._check import ACTIVATIONS, Checker
 
 # Products are formed of so many features of x at a time, and rounded rows have a scale for each.
 BLOCK = 32
+# So many features share the second level of scales.
+SUPERBLOCK = 256
 
 
 class Format(NamedTuple):
@@ -31,13 +38,10 @@ class Format(NamedTuple):
     zero: int                # the code that stands for 0 where there are no zeros
     takes_zeros: bool
 
-    @property
-    def codes_per_step(self) -> int:
-        return 4 * (8 // self.bits)
-
 
 FORMATS = {
     "int4": Format(4, 8, True),
+    "int6": Format(6, 32, True),
     "int8": Format(8, 128, True),
     "fp4_e2m1": Format(4, 0, False),
     "fp8_e4m3": Format(8, 0, False),
@@ -62,6 +66,8 @@ class Quantization(NamedTuple):
     def validate(self, check: Checker) -> None:
         check.choice("format", self.format, tuple(FORMATS))
         check.choice("activations", self.activations, ROUNDINGS)
+        if self.format == "int6" and self.group == 8:
+            check.fail("expected 'group' to be 0 (a row), 16 or a multiple of 32 with 'int6', found 8")
         if self.group not in (0, 8, 16) and (self.group < 0 or self.group % BLOCK):
             check.fail(f"expected 'group' to be 0 (a row), 8, 16 or a multiple of {BLOCK}, found "
                        f"{self.group}")
@@ -78,12 +84,18 @@ def _columns_for(cpu):
 
 
 def codes_shape(experts: int, out: int, width: int, format: str, columns: int) -> tuple[int, ...]:
-    steps = -(-width // BLOCK) * BLOCK // FORMATS[format].codes_per_step
+    steps = -(-width // BLOCK) * FORMATS[format].bits
     return experts, -(-out // columns), steps, columns, 4
 
 
-def scales_shape(experts: int, out: int, width: int, group: int, columns: int) -> tuple[int, ...]:
-    return experts, -(-out // columns), -(-width // group) if group else 1, columns
+def scales_shape(
+    experts: int, out: int, width: int, group: int, columns: int, dtype: torch.dtype,
+) -> tuple[int, ...]:
+    if dtype == torch.int8:
+        count = -(-width // SUPERBLOCK) * (SUPERBLOCK // group + 2)
+    else:
+        count = -(-width // group) if group else 1
+    return experts, -(-out // columns), count, columns
 
 
 def columns(w: torch.Tensor) -> int:
@@ -108,10 +120,37 @@ def _pack_expert(codes, format, shape, halves):
     parts = 2 if halves else 1
     codes = codes.reshape(parts, -1, codes.shape[-1])
     codes = torch.nn.functional.pad(
-        codes, (0, t * format.codes_per_step - codes.shape[2], 0, p * q // parts - codes.shape[1]))
-    codes = codes.view(parts, p, q // parts, t, 8 // format.bits, 4)
-    codes = codes[..., 0, :] if format.bits == 8 else codes[..., 0, :] | codes[..., 1, :] << 4
-    return codes.permute(1, 3, 0, 2, 4).reshape(shape)
+        codes, (0, t * 32 // format.bits - codes.shape[2], 0, p * q // parts - codes.shape[1]))
+    lines = _to_bytes(codes.view(parts, p, q // parts, -1), format.bits)
+    return lines.permute(1, 3, 0, 2, 4).reshape(shape)
+
+
+def _to_bytes(codes, bits):
+    """Of codes `[.., in]` the bytes `[.., t, 4]`."""
+    quads = codes.unflatten(-1, (-1, 4))
+    if bits == 8:
+        return quads
+    if bits == 4:
+        pairs = quads.unflatten(-2, (-1, 2))
+        return pairs[..., 0, :] | pairs[..., 1, :] << 4
+    low = _to_bytes(codes & 15, 4).unflatten(-2, (-1, 2))
+    high = (quads.unflatten(-2, (-1, 4)) >> 4 << _SHIFTS).sum(-2, keepdim=True, dtype=torch.uint8)
+    return torch.cat([low, high], dim=-2).flatten(-3, -2)
+
+
+# Where a byte has the upper bits of the first to the fourth of four codes.
+_SHIFTS = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
+
+
+def _from_bytes(lines, bits):
+    """Of bytes `[.., t, 4]` the codes `[.., in]`."""
+    if bits == 8:
+        return lines.flatten(-2)
+    if bits == 4:
+        return torch.stack([lines & 15, lines >> 4], dim=-2).flatten(-3)
+    low, high = lines.unflatten(-2, (-1, 3)).split([2, 1], dim=-2)
+    upper = (high >> _SHIFTS.to(lines.device) & 3) << 4
+    return _from_bytes(low.flatten(-3, -2), 4) | upper.flatten(-3)
 
 
 def unpack_codes(
@@ -122,9 +161,7 @@ def unpack_codes(
     e, p, t, q, _ = panels.shape
     codes = panels.view(torch.uint8).view(e, p, t, parts, q // parts, 4)
     codes = codes.permute(0, 3, 1, 4, 2, 5).reshape(e, parts, p * q // parts, t, 4)
-    codes = codes.unsqueeze(-2) if bits == 8 else torch.stack([codes & 15, codes >> 4], dim=-2)
-    return codes.reshape(e, parts, p * q // parts, -1)[:, :, :out // parts, :width].reshape(
-        e, out, width)
+    return _from_bytes(codes, bits)[:, :, :out // parts, :width].reshape(e, out, width)
 
 
 def pack_scales(scales: torch.Tensor, *, halves: bool) -> torch.Tensor:
@@ -161,6 +198,22 @@ def values(codes: torch.Tensor, format: str) -> torch.Tensor:
     return codes.float()
 
 
+def of_two_levels(steps: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+    """Scales `steps units`: int8 `[.., superblocks, groups]` and float16 `[.., superblocks]`."""
+    low_and_high = units.unsqueeze(-1).contiguous().view(torch.int8)
+    return torch.cat([steps, low_and_high], dim=-1).flatten(-2)
+
+
+def floats_of_scales(scales: torch.Tensor, group: int) -> torch.Tensor:
+    """Scales, or zeros, `[.., u]` in float32; a superblock of two levels is whole."""
+    if scales.dtype != torch.int8:
+        return scales.float()
+    groups = SUPERBLOCK // group
+    steps, low_and_high = scales.unflatten(-1, (-1, groups + 2)).split([groups, 2], dim=-1)
+    units = low_and_high.contiguous().view(torch.float16)
+    return (steps.float() * units.float()).flatten(-2)
+
+
 def dequantize_codes(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, format: str, group: int,
 ) -> torch.Tensor:
@@ -168,10 +221,13 @@ def dequantize_codes(
     width = codes.shape[-1]
 
     def spread(of_groups):
-        wide = of_groups.float()
+        wide = floats_of_scales(of_groups, group)
         return wide.repeat_interleave(group, -1)[..., :width] if group else wide
+    of_codes = values(codes, format)
+    if zeros is not None and zeros.dtype == torch.int8:
+        return spread(scales) * of_codes - spread(zeros)
     zero = FORMATS[format].zero if zeros is None else spread(zeros)
-    return spread(scales) * (values(codes, format) - zero)
+    return spread(scales) * (of_codes - zero)
 
 
 def dequantize_panels(
@@ -212,12 +268,17 @@ def validate_weight(
         check.fail(f"expected {names[0]!r} in panels of an even number of columns, found {q}")
     check.shape(names[0], w, codes_shape(w.shape[0], out, width, quantization.format, q),
                 f"of panels of {quantization.format} for {width} features and {out} of y")
-    wanted = scales_shape(w.shape[0], out, width, quantization.group, q)
-    check.dtype(names[1], scales, ACTIVATIONS)
-    check.shape(names[1], scales, wanted, f"of scales of groups of {quantization.group or width}")
+    check.dtype(names[1], scales, (*ACTIVATIONS, torch.int8))
+    group = quantization.group
+    if scales.dtype == torch.int8 and (group == 0 or SUPERBLOCK % group):
+        check.fail(f"expected 'group' to divide {SUPERBLOCK} where {names[1]!r} are int8, which "
+                   f"have two levels; found {group}")
+    wanted = scales_shape(w.shape[0], out, width, group, q, scales.dtype)
+    check.shape(names[1], scales, wanted, f"of scales of groups of {group or width}")
     if zeros is not None:
         if not FORMATS[quantization.format].takes_zeros:
             check.fail(f"expected no {names[2]!r} with format {quantization.format!r}, whose codes "
                        "have a sign; found some")
-        check.dtype(names[2], zeros, ACTIVATIONS)
+        check.dtype(names[2], zeros,
+                    (torch.int8,) if scales.dtype == torch.int8 else ACTIVATIONS)
         check.shape(names[2], zeros, wanted, "of zeros, as of scales")

@@ -41,7 +41,7 @@ def quantized_linear(
         x: `[.., in]` float32, bfloat16 or float16.
         w: the codes of W, `[out_features, in]`, in the panels of one expert, int8
             (`ops/_quantized.py`). It has no gradient.
-        scales: float32, bfloat16 or float16, in panels.
+        scales: float32, bfloat16 or float16, in panels, or int8 of two levels.
         zeros: as `scales`, or None: the code in the middle stands for 0.
         bias: `[out_features]`, or None.
         out_features: the panels' columns behind them are not read.
@@ -81,7 +81,7 @@ def kernel(
     dtype: torch.dtype, width: int, out: int, panels: int, scales_dtype: torch.dtype,
     zeros_dtype: torch.dtype | None, bias_dtype: torch.dtype | None, quantization: Quantization,
 ) -> Kernel:
-    of_scales = scales_shape(1, out, width, quantization.group, panels)
+    of_scales = scales_shape(1, out, width, quantization.group, panels, scales_dtype)
     inputs = [
         Tensor("x", ("r", width), dtype),
         Tensor("w", codes_shape(1, out, width, quantization.format, panels), torch.int8),

@@ -140,11 +140,11 @@ def kernel(
         inputs.append(Tensor(f"w_{suffix}", codes_shape(experts, out, taken, format, q),
                              torch.int8))
         mine = []
+        of_scales = scales_shape(experts, out, taken, group, q, scales)
         # In the order of the op's clauses.
         for clause, name, shape, each in (
                 ("bias", "b", (experts, out), bias),
-                ("scales", "scales", scales_shape(experts, out, taken, group, q), scales),
-                ("zeros", "zeros", scales_shape(experts, out, taken, group, q), zeros)):
+                ("scales", "scales", of_scales, scales), ("zeros", "zeros", of_scales, zeros)):
             if each is not None:
                 inputs.append(Tensor(f"{name}_{suffix}", shape, each))
                 mine.append((clause, f"{name}_{suffix}"))

@@ -194,3 +194,31 @@ func.func @last_features(%x: memref<?x40xf32>, %w: memref<8x2x8x32x4xi8>, %offse
       {format = #moe.weight_format<int4>, group = 16 : i64, packed = 32 : i64}
   return
 }
+
+// -----
+
+// Scales of two levels: the f16 of 256 features are loaded once for their eight
+// blocks, each of which has a byte. A block of 16 codes of 6 bits is three lines;
+// no code is 128 or more, so that words of 16 bits hold two products of bytes.
+
+// CHECK-LABEL: func @two_levels
+// CHECK:         scf.for %{{.*}} = %{{.*}} to %{{.*}} step %c16
+// CHECK:           vector.bitcast {{.*}} : vector<16xi16> to vector<16xf16>
+// CHECK:           scf.for
+// CHECK:             vector.load {{.*}} : memref<8x2x18x32xi8>, vector<16xi8>
+// CHECK:             arith.extsi {{.*}} : vector<16xi8> to vector<16xi32>
+// CHECK-COUNT-3:     vector.load {{.*}} : memref<8x2x48x32x4xi8>, vector<64xi8>
+// CHECK:             llvm.call_intrinsic "llvm.x86.avx512.vpdpbusd.512"
+// CHECK-NOT:     moe.
+// YMM-LABEL: func @two_levels
+// YMM:         arith.extf {{.*}} : vector<8xf16> to vector<8xf32>
+// YMM-NOT:     moe.
+func.func @two_levels(%x: memref<?x256xbf16>, %w: memref<8x2x48x32x4xi8>, %offsets: memref<9xi32>,
+                      %scales: memref<8x2x18x32xi8>, %y: memref<?x64xbf16>) {
+  moe.grouped_linear ins(%x, %w, %offsets
+      : memref<?x256xbf16>, memref<8x2x48x32x4xi8>, memref<9xi32>)
+      scales(%scales : memref<8x2x18x32xi8>) outs(%y : memref<?x64xbf16>)
+      {format = #moe.weight_format<int6>, group = 16 : i64, packed = 32 : i64,
+       activations = #moe.activation_format<int8>}
+  return
+}

@@ -18,10 +18,10 @@
 // CHECK-DAG:       %[[E:.*]] = linalg.index 0
 // CHECK-DAG:       %[[F:.*]] = linalg.index 2
 // CHECK-DAG:       %[[K:.*]] = linalg.index 1
-// CHECK:           %[[C:.*]] = arith.divui %[[K]], %[[C2]] : index
-// CHECK:           %[[ODD:.*]] = arith.remui %[[K]], %[[C2]] : index
+// CHECK-DAG:       %[[C:.*]] = arith.divui %[[K]], %[[C2]] : index
 // CHECK:           %[[BYTE:.*]] = tensor.extract %[[W]][%[[E]], %[[F]], %[[C]]]
 // CHECK:           %[[WORD:.*]] = arith.extui %[[BYTE]] : i8 to i32
+// CHECK:           %[[ODD:.*]] = arith.remui %[[K]], %[[C2]] : index
 // CHECK:           %[[HIGH:.*]] = arith.index_cast %[[ODD]] : index to i32
 // CHECK:           %[[SHIFT:.*]] = arith.muli %[[HIGH]], %[[FOUR]] : i32
 // CHECK:           %[[SHIFTED:.*]] = arith.shrui %[[WORD]], %[[SHIFT]] : i32
@@ -52,13 +52,13 @@ func.func @int4(%x: tensor<?x40xf32>, %w: tensor<8x4x20xi8>, %o: tensor<9xi32>,
 // CHECK-DAG:     %[[C8:.*]] = arith.constant 8 : index
 // CHECK-DAG:     %[[C32:.*]] = arith.constant 32 : index
 // CHECK-DAG:     %[[ZERO:.*]] = arith.constant 8.0{{0*}}e+00 : f32
+// CHECK:           %[[T:.*]] = arith.divui %[[K:.*]], %[[C8]] : index
 // CHECK:           %[[P:.*]] = arith.divui %[[F:.*]], %[[C5]] : index
 // CHECK:           %[[Q:.*]] = arith.remui %[[F]], %[[C5]] : index
-// CHECK-DAG:       %[[T:.*]] = arith.divui %[[K:.*]], %[[C8]] : index
-// CHECK-DAG:       %[[STEP:.*]] = arith.remui %[[K]], %[[C4]] : index
-// CHECK-DAG:       %[[IN_8:.*]] = arith.remui %[[K]], %[[C8]] : index
-// CHECK-DAG:       %[[IS_HIGH:.*]] = arith.divui %[[IN_8]], %[[C4]] : index
+// CHECK:           %[[STEP:.*]] = arith.remui %[[K]], %[[C4]] : index
 // CHECK:           tensor.extract %[[W]][%[[E:.*]], %[[P]], %[[T]], %[[Q]], %[[STEP]]]
+// CHECK:           %[[IN_8:.*]] = arith.remui %[[K]], %[[C8]] : index
+// CHECK:           %[[IS_HIGH:.*]] = arith.divui %[[IN_8]], %[[C4]] : index
 // CHECK:           arith.index_cast %[[IS_HIGH]] : index to i32
 // CHECK:           %[[U:.*]] = arith.divui %[[K]], %[[C32]] : index
 // CHECK:           tensor.extract %[[S]][%[[E]], %[[P]], %[[U]], %[[Q]]]
@@ -82,6 +82,7 @@ func.func @int4_panels(%x: tensor<?x40xf32>, %w: tensor<8x2x8x5x4xi8>, %o: tenso
 // CHECK-DAG:     %[[C3:.*]] = arith.constant 3 : index
 // CHECK-DAG:     %[[C4:.*]] = arith.constant 4 : index
 // CHECK-DAG:     %[[ZERO:.*]] = arith.constant 1.28{{0*}}e+02 : f32
+// CHECK:           %[[T:.*]] = arith.divui %[[K:.*]], %[[C4]] : index
 // CHECK:           %[[IS_FACTOR:.*]] = arith.cmpi uge, %[[F:.*]], %[[C3]] : index
 // CHECK:           %[[FIRST:.*]] = arith.select %[[IS_FACTOR]], %[[C3]], %[[C0]] : index
 // CHECK:           %[[PLACE:.*]] = arith.subi %[[F]], %[[FIRST]] : index
@@ -89,7 +90,6 @@ func.func @int4_panels(%x: tensor<?x40xf32>, %w: tensor<8x2x8x5x4xi8>, %o: tenso
 // CHECK:           %[[LANE:.*]] = arith.remui %[[PLACE]], %[[C2]] : index
 // CHECK:           %[[BEHIND:.*]] = arith.select %[[IS_FACTOR]], %[[C2]], %[[C0]] : index
 // CHECK:           %[[Q:.*]] = arith.addi %[[LANE]], %[[BEHIND]] : index
-// CHECK:           %[[T:.*]] = arith.divui %[[K:.*]], %[[C4]] : index
 // CHECK:           %[[STEP:.*]] = arith.remui %[[K]], %[[C4]] : index
 // CHECK:           %[[BYTE:.*]] = tensor.extract %[[W]][%[[E:.*]], %[[P]], %[[T]], %[[Q]], %[[STEP]]]
 // CHECK:           %[[CODE:.*]] = arith.extui %[[BYTE]] : i8 to i32
@@ -103,6 +103,74 @@ func.func @int8_halves(%x: tensor<?x40xf32>, %w: tensor<8x2x16x4x4xi8>, %o: tens
       {format = #moe.weight_format<int8>, packed = 4, gate = #moe.gate<concatenated>}
       -> tensor<?x3xf32>
   return %r : tensor<?x3xf32>
+}
+
+// Of 6 bits 16 features take three steps of bytes. Two have the lower halves of
+// codes, the third the upper 2 bits of all four features of a byte.
+
+// CHECK-LABEL: func @int6
+// CHECK-SAME:    %{{[^:]*}}: tensor<?x40xf32>, %[[W:[^:]*]]: tensor<8x4x36xi8>
+// CHECK-DAG:     %[[C3:.*]] = arith.constant 3 : index
+// CHECK-DAG:     %[[C4:.*]] = arith.constant 4 : index
+// CHECK-DAG:     %[[C8:.*]] = arith.constant 8 : index
+// CHECK-DAG:     %[[C16:.*]] = arith.constant 16 : index
+// CHECK-DAG:     %[[MASK:.*]] = arith.constant 3 : i32
+// CHECK-DAG:     %[[SIXTEEN:.*]] = arith.constant 16 : i32
+// CHECK-DAG:     %[[ZERO:.*]] = arith.constant 3.2{{0*}}e+01 : f32
+// CHECK:           %[[SET:.*]] = arith.divui %[[K:.*]], %[[C16]] : index
+// CHECK:           %[[FIRST:.*]] = arith.muli %[[SET]], %[[C3]] : index
+// CHECK:           %[[IN_SET:.*]] = arith.remui %[[K]], %[[C16]] : index
+// CHECK:           %[[STEP:.*]] = arith.divui %[[IN_SET]], %[[C8]] : index
+// CHECK:           %[[LINE:.*]] = arith.addi %[[FIRST]], %[[STEP]] : index
+// CHECK-DAG:       %[[AT:.*]] = arith.muli %[[LINE]], %[[C4]] : index
+// CHECK-DAG:       %[[S:.*]] = arith.remui %[[K]], %[[C4]] : index
+// CHECK:           %[[BYTE:.*]] = arith.addi %[[AT]], %[[S]] : index
+// CHECK:           tensor.extract %[[W]][%{{.*}}, %{{.*}}, %[[BYTE]]]
+// CHECK:           %[[LOW:.*]] = arith.andi
+// CHECK:           %[[UPPER:.*]] = arith.andi %{{.*}}, %[[MASK]] : i32
+// CHECK:           %[[HIGH:.*]] = arith.muli %[[UPPER]], %[[SIXTEEN]] : i32
+// CHECK:           arith.addi %[[LOW]], %[[HIGH]] : i32
+// CHECK:           arith.subf %{{.*}}, %[[ZERO]] : f32
+func.func @int6(%x: tensor<?x40xf32>, %w: tensor<8x4x36xi8>, %o: tensor<9xi32>,
+                %s: tensor<8x4x3xf32>, %y: tensor<?x4xf32>) -> tensor<?x4xf32> {
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<?x40xf32>, tensor<8x4x36xi8>, tensor<9xi32>)
+      scales(%s : tensor<8x4x3xf32>) outs(%y : tensor<?x4xf32>)
+      {format = #moe.weight_format<int6>, group = 16} -> tensor<?x4xf32>
+  return %r : tensor<?x4xf32>
+}
+
+// Of two levels a scale is a signed byte times an f16, of which each 256 features
+// have two bytes behind their 8. What stands for a zero is a minimum.
+
+// CHECK-LABEL: func @two_levels
+// CHECK-SAME:    %[[S:[^:]*]]: tensor<8x4x20xi8>, %[[Z:[^:]*]]: tensor<8x4x20xi8>
+// CHECK-DAG:     %[[C10:.*]] = arith.constant 10 : index
+// CHECK-DAG:     %[[C32:.*]] = arith.constant 32 : index
+// CHECK-DAG:     %[[C256:.*]] = arith.constant 256 : index
+// CHECK-DAG:     %[[EIGHT:.*]] = arith.constant 8 : i16
+// CHECK:           %[[BLOCK:.*]] = arith.divui %[[K:.*]], %[[C256]] : index
+// CHECK:           %[[FIRST:.*]] = arith.muli %[[BLOCK]], %[[C10]] : index
+// CHECK:           %[[IN_BLOCK:.*]] = arith.remui %[[K]], %[[C256]] : index
+// CHECK:           %[[NUMBER:.*]] = arith.divui %[[IN_BLOCK]], %[[C32]] : index
+// CHECK:           %[[U:.*]] = arith.addi %[[FIRST]], %[[NUMBER]] : index
+// CHECK:           %[[BYTE:.*]] = tensor.extract %[[S]][%{{.*}}, %{{.*}}, %[[U]]]
+// CHECK:           %[[STEP:.*]] = arith.sitofp %[[BYTE]] : i8 to f32
+// CHECK:           %[[HIGH:.*]] = arith.shli %{{.*}}, %[[EIGHT]] : i16
+// CHECK:           %[[BITS:.*]] = arith.ori %[[HIGH]], %{{.*}} : i16
+// CHECK:           %[[HALF:.*]] = arith.bitcast %[[BITS]] : i16 to f16
+// CHECK:           %[[UNIT:.*]] = arith.extf %[[HALF]] : f16 to f32
+// CHECK:           %[[SCALE:.*]] = arith.mulf %[[STEP]], %[[UNIT]] : f32
+// CHECK:           tensor.extract %[[Z]]
+// CHECK:           %[[MINIMUM:.*]] = arith.mulf
+// CHECK:           %[[PRODUCT:.*]] = arith.mulf %[[SCALE]], %{{.*}} : f32
+// CHECK:           arith.subf %[[PRODUCT]], %[[MINIMUM]] : f32
+func.func @two_levels(%s: tensor<8x4x20xi8>, %z: tensor<8x4x20xi8>, %x: tensor<?x300xf32>,
+                      %w: tensor<8x4x150xi8>, %o: tensor<9xi32>, %y: tensor<?x4xf32>)
+    -> tensor<?x4xf32> {
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<?x300xf32>, tensor<8x4x150xi8>, tensor<9xi32>)
+      scales(%s : tensor<8x4x20xi8>) zeros(%z : tensor<8x4x20xi8>) outs(%y : tensor<?x4xf32>)
+      {format = #moe.weight_format<int4>, group = 32} -> tensor<?x4xf32>
+  return %r : tensor<?x4xf32>
 }
 
 // Of a float of 4 bits with magnitude m the value is m / 2 below 4, m - 2 below

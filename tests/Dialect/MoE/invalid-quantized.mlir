@@ -191,6 +191,60 @@ func.func @grouped_linear_c8_group_behind_a_block(%x: tensor<5x8xf32>, %w: tenso
 
 // -----
 
+func.func @grouped_linear_c8_group_of_int6(%x: tensor<5x16xf32>, %w: tensor<3x4x12xi8>, %o: tensor<4xi32>, %s: tensor<3x4x2xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected group to be 16 or a multiple of 32 with format = int6, found 8}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x16xf32>, tensor<3x4x12xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x2xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int6>, group = 8 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c8_two_levels_of_rows(%x: tensor<5x8xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x3xi8>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected group to divide 256 with scales of i8, which have two levels; found none}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x3xi8>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c8_two_levels_of_96(%x: tensor<5x8xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x3xi8>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected group to divide 256 with scales of i8, which have two levels; found 96}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x3xi8>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, group = 96 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c8_one_of_two_levels(%x: tensor<5x8xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x10xi8>, %z: tensor<3x4x10xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected both of scales and zeros to be i8, or neither, found 'tensor<3x4x10xi8>' and 'tensor<3x4x10xf32>'}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x8xf32>, tensor<3x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x10xi8>) zeros(%z : tensor<3x4x10xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int4>, group = 32 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c9_two_levels(%x: tensor<5x300xf32>, %w: tensor<3x1x60x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x1x19x4xi8>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the scales of a feature to be 36, found 19}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x300xf32>, tensor<3x1x60x4x4xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x1x19x4xi8>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int6>, packed = 4 : i64, group = 16 : i64} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
+func.func @grouped_linear_c9_bytes_of_int6(%x: tensor<5x17xf32>, %w: tensor<3x4x13xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
+  // expected-error @below {{expected the bytes of a feature in 'w' to be 24, found 13}}
+  %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x17xf32>, tensor<3x4x13xi8>, tensor<4xi32>)
+      scales(%s : tensor<3x4x1xf32>) outs(%y : tensor<5x4xf32>) {format = #moe.weight_format<int6>} -> tensor<5x4xf32>
+  return
+}
+
+// -----
+
 func.func @grouped_linear_c9_bytes_of_an_odd_width(%x: tensor<5x9xf32>, %w: tensor<3x4x4xi8>, %o: tensor<4xi32>, %s: tensor<3x4x1xf32>, %y: tensor<5x4xf32>) {
   // expected-error @below {{expected the bytes of a feature in 'w' to be 5, found 4}}
   %r = moe.grouped_linear ins(%x, %w, %o : tensor<5x9xf32>, tensor<3x4x4xi8>, tensor<4xi32>)

@@ -99,3 +99,23 @@ func.func @panels_of_float8(%x: memref<?x40xbf16>, %w: memref<8x3x16x16x4xi8>, %
        activations = #moe.activation_format<int8>}
   return
 }
+
+// Of two levels are 8 bytes and an f16 for each 256 features; of 16 features in a
+// group they are 16. Codes of 6 bits take three steps for 16 features.
+
+// CHECK-LABEL: func @two_levels
+// CHECK:         scales({{.*}} : memref<8x40x20xi8>) zeros({{.*}} : memref<8x40x20xi8>)
+// CHECK:         scales({{.*}} : memref<8x3x36x16xi8>)
+// CHECK:         {format = #moe.weight_format<int6>, group = 16 : i64, packed = 16 : i64}
+func.func @two_levels(%x: memref<?x300xf32>, %w: memref<8x40x150xi8>, %o: memref<9xi32>,
+                      %s: memref<8x40x20xi8>, %z: memref<8x40x20xi8>,
+                      %panels: memref<8x3x60x16x4xi8>, %ofpanels: memref<8x3x36x16xi8>,
+                      %y: memref<?x40xf32>) {
+  moe.grouped_linear ins(%x, %w, %o : memref<?x300xf32>, memref<8x40x150xi8>, memref<9xi32>)
+      scales(%s : memref<8x40x20xi8>) zeros(%z : memref<8x40x20xi8>) outs(%y : memref<?x40xf32>)
+      {format = #moe.weight_format<int4>, group = 32}
+  moe.grouped_linear ins(%x, %panels, %o : memref<?x300xf32>, memref<8x3x60x16x4xi8>, memref<9xi32>)
+      scales(%ofpanels : memref<8x3x36x16xi8>) outs(%y : memref<?x40xf32>)
+      {format = #moe.weight_format<int6>, group = 16, packed = 16}
+  return
+}

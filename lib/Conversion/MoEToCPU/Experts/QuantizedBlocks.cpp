@@ -13,14 +13,14 @@ void QuantizedBlocks::prefetchAhead(const QuantizedTile &tile, Value block) {
       prefetchCodes(tile.expert, column, block);
   prefetchLine(e, op.getScales(),
                {tile.expert, tile.columns.front().place.panel,
-                e.add(getGroup(block), e.index(CPUTarget::kScaleLinesAhead)),
+                e.add(getScaleRow(block), e.index(CPUTarget::kScaleLinesAhead)),
                 tile.columns.front().place.lane},
                kFirstCache);
 }
 
 void QuantizedBlocks::prefetchCodes(Value expert, const QuantizedColumn &column,
                                     Value block, int64_t blocksAhead) {
-  int64_t lines = getBlockQuads() / codes.getQuads();
+  int64_t lines = codes.getLines(getBlockQuads());
   Value first = e.mul(block, e.index(lines));
   int64_t bytesOfLine = 4 * *op.getPacked();
   int64_t ahead =
@@ -40,8 +40,8 @@ SmallVector<Values> QuantizedBlocks::readQuad(const QuantizedTile &tile,
                                               SmallVector<Values> &line) {
   int64_t quads = codes.getQuads();
   if (quad % quads == 0) {
-    int64_t lines = getBlockQuads() / quads;
-    Value number = e.add(e.mul(block, e.index(lines)), e.index(quad / quads));
+    Value number = e.add(e.mul(block, e.index(codes.getLines(getBlockQuads()))),
+                         e.index(codes.getLines(quad)));
     line.clear();
     for (const QuantizedColumn &column : tile.columns)
       line.push_back(codes.load({tile.expert, column.place.panel, number,
@@ -96,28 +96,95 @@ Values QuantizedBlocks::multiplyBlock(const QuantizedTile &tile, Value block) {
   return products;
 }
 
-Value QuantizedBlocks::getGroup(Value block) {
+static Value divide(Emitter &e, Value number, int64_t by) {
+  return by == 1 ? number
+                 : Value(arith::DivUIOp::create(e, number, e.index(by)));
+}
+
+int64_t QuantizedBlocks::getSuperblock() {
+  return op.hasTwoLevels() ? GroupedLinearOp::kSuperblock / lhs.blockSize : 0;
+}
+
+Value QuantizedBlocks::getScaleRow(Value block) {
   int64_t group = op.getGroup().value_or(0);
   if (!group)
     return e.index(0);
-  int64_t blocks = group / lhs.blockSize;
-  return blocks == 1 ? block
-                     : Value(arith::DivUIOp::create(e, block, e.index(blocks)));
+  Value number = divide(e, block, group / lhs.blockSize);
+  if (!op.hasTwoLevels())
+    return number;
+  // Behind the bytes of each superblock before it lie those of an f16.
+  Value superblock = divide(e, block, getSuperblock());
+  return e.add(number, e.mul(superblock, e.index(2)));
+}
+
+Values QuantizedBlocks::loadUnits(Value operand, const QuantizedTile &tile,
+                                  Value superblock) {
+  auto shorts = VectorType::get({e.width}, e.getI16Type());
+  Value eight =
+      arith::ConstantOp::create(e, DenseElementsAttr::get(shorts, int16_t(8)));
+  int64_t size = op.getSuperblockScales();
+  Value low = e.add(e.mul(superblock, e.index(size)), e.index(size - 2));
+  return llvm::map_to_vector(tile.columns, [&](const QuantizedColumn &column) {
+    auto load = [&](Value row) -> Value {
+      auto bytes = VectorType::get({e.width}, e.getI8Type());
+      Values at{tile.expert, column.place.panel, row, column.place.lane};
+      return arith::ExtUIOp::create(
+          e, shorts, vector::LoadOp::create(e, bytes, operand, at));
+    };
+    Value high = arith::ShLIOp::create(e, load(e.add(low, e.index(1))), eight);
+    Value halves =
+        vector::BitCastOp::create(e, VectorType::get({e.width}, e.getF16Type()),
+                                  arith::OrIOp::create(e, high, load(low)));
+    return Value(arith::ExtFOp::create(e, e.floats(), halves));
+  });
+}
+
+QuantizedBlocks::Units QuantizedBlocks::loadUnits(const QuantizedTile &tile,
+                                                  Value superblock) {
+  Units units{loadUnits(op.getScales(), tile, superblock), {}};
+  if (op.getZeros())
+    units.ofMinima = loadUnits(op.getZeros(), tile, superblock);
+  return units;
 }
 
 QuantizedBlocks::Scales QuantizedBlocks::loadScales(const QuantizedTile &tile,
                                                     Value block) {
-  Value number = getGroup(block);
+  Units units;
+  if (op.hasTwoLevels())
+    units = loadUnits(tile, divide(e, block, getSuperblock()));
+  return loadScales(tile, block, units);
+}
+
+QuantizedBlocks::Scales QuantizedBlocks::loadScales(const QuantizedTile &tile,
+                                                    Value block,
+                                                    const Units &units) {
+  Value row = getScaleRow(block);
+  Value zero = e.f32(-codes.getZero());
+  auto loadBytes = [&](Value operand, ValueRange at) -> Value {
+    auto bytes = VectorType::get({e.width}, e.getI8Type());
+    return arith::SIToFPOp::create(
+        e, e.floats(),
+        arith::ExtSIOp::create(e, e.ints(),
+                               vector::LoadOp::create(e, bytes, operand, at)));
+  };
   Scales of;
-  for (const QuantizedColumn &column : tile.columns) {
-    Values at{tile.expert, column.place.panel, number, column.place.lane};
-    of.scales.push_back(e.loadFloats(op.getScales(), at));
-    if (!codes.hasZero())
+  for (auto [i, column] : llvm::enumerate(tile.columns)) {
+    Values at{tile.expert, column.place.panel, row, column.place.lane};
+    if (op.hasTwoLevels()) {
+      of.scales.push_back(
+          e.mul(loadBytes(op.getScales(), at), units.ofScales[i]));
+      if (op.getZeros())
+        of.negatedMinima.push_back(
+            e.neg(e.mul(loadBytes(op.getZeros(), at), units.ofMinima[i])));
+      if (codes.getZero() != 0.0)
+        of.negatedZeros.push_back(zero);
       continue;
-    Value zero = e.f32(-codes.getZero());
+    }
+    of.scales.push_back(e.loadFloats(op.getScales(), at));
     if (op.getZeros())
-      zero = e.sub(zero, e.loadFloats(op.getZeros(), at));
-    of.negatedZeros.push_back(zero);
+      of.negatedZeros.push_back(e.sub(zero, e.loadFloats(op.getZeros(), at)));
+    else if (codes.getZero() != 0.0)
+      of.negatedZeros.push_back(zero);
   }
   return of;
 }
@@ -129,17 +196,20 @@ Values QuantizedBlocks::addBlock(const QuantizedTile &tile, Value block,
   for (auto [row, position] : llvm::enumerate(tile.positions)) {
     Value sum = codes.hasZero() ? lhs.splatSum(position, block) : Value();
     Value ofRow = lhs.splatScale(position, block);
+    Value scaledSum = sum && ofRow ? e.mul(sum, ofRow) : sum;
     for (size_t column = 0; column < tile.columns.size(); ++column) {
       size_t at = row * tile.columns.size() + column;
       Value product = products[at];
       if (areIntegers(lhs.product))
         product = arith::SIToFPOp::create(e, e.floats(), product);
-      if (sum)
+      if (!of.negatedZeros.empty())
         product = e.fma(of.negatedZeros[column], sum, product);
-      Value scale = of.scales[column];
+      Value scale = of.scales[column], total = totals[at];
       if (ofRow)
         scale = e.mul(scale, ofRow);
-      next.push_back(e.fma(product, scale, totals[at]));
+      if (!of.negatedMinima.empty())
+        total = e.fma(of.negatedMinima[column], scaledSum, total);
+      next.push_back(e.fma(product, scale, total));
     }
   }
   return next;

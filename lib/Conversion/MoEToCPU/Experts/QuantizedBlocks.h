@@ -64,19 +64,29 @@ public:
                      function_ref<Values(int64_t quad, int64_t i)> read);
   /// The sums of products of a block, row by row.
   Values multiplyBlock(const QuantizedTile &tile, Value block);
+  /// The blocks that share the second level of scales; 0 where there is none.
+  int64_t getSuperblock();
+  /// Of each column what the bytes of a superblock are multiplied with.
+  struct Units {
+    Values ofScales, ofMinima;
+  };
+  Units loadUnits(const QuantizedTile &tile, Value superblock);
   /// What the codes of a block stand for: of each column its scale, and the
-  /// negated zero where codes have one.
+  /// negated zero, or minimum, where codes have one.
   struct Scales {
-    Values scales, negatedZeros;
+    Values scales, negatedZeros, negatedMinima;
   };
   Scales loadScales(const QuantizedTile &tile, Value block);
-  /// The totals with a block added: scale (products - zero sum of x).
+  Scales loadScales(const QuantizedTile &tile, Value block, const Units &units);
+  /// The totals with a block added: scale (products - zero sum of x), less the
+  /// minimum times the sum of x.
   Values addBlock(const QuantizedTile &tile, Value block, const Scales &of,
                   ValueRange products, ValueRange totals);
 
 private:
-  /// The group of scales that a block of features has.
-  Value getGroup(Value block);
+  /// The row of scales that a block of features has in a panel.
+  Value getScaleRow(Value block);
+  Values loadUnits(Value operand, const QuantizedTile &tile, Value superblock);
 
   Emitter &e;
   GroupedLinearOp op;

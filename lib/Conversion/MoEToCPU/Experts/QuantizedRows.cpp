@@ -11,22 +11,22 @@
 using namespace mlir;
 using namespace mlir::moe;
 
-/// Codes of floats of 8 bits are no integers. Two products of a code of 4 bits,
-/// at most 24, fit into 16 bits, those of a code of 8 bits do not. Pairs of
-/// bf16 hold numbers below 128 exactly, which are those of 4 bits.
+/// Codes of floats of 8 bits are no integers. Two products of a code of 4 or 6
+/// bits, at most 63, fit into 16 bits, those of a code of 8 bits do not. Pairs
+/// of bf16 hold numbers below 128 exactly, which are those of 4 and 6 bits.
 CodeProduct mlir::moe::getCodeProduct(const CPUTarget &target,
                                       GroupedLinearOp op) {
   bool areFloat8 = op.getFormat() == WeightFormat::Fp8E4M3;
   if (op.getActivations() == ActivationFormat::Int8) {
     if (areFloat8 || !(target.int8Dot || target.bytePairs))
       return CodeProduct::Floats;
-    return target.int8Dot || op.getCodesPerByte() == 2 ? CodeProduct::Bytes
-                                                       : CodeProduct::Words;
+    return target.int8Dot || op.getCodeBits() < 8 ? CodeProduct::Bytes
+                                                  : CodeProduct::Words;
   }
   // To make pairs of codes of 8 bits without a table costs more than vdpbf16ps
   // saves.
   bool arePairs = target.bf16Dot && getElementType(op.getX()).isBF16() &&
-                  (areFloat8 || op.getCodesPerByte() == 2 || target.bf16Tiles ||
+                  (areFloat8 || op.getCodeBits() < 8 || target.bf16Tiles ||
                    target.byteTable);
   return arePairs ? CodeProduct::Pairs : CodeProduct::Floats;
 }

@@ -28,11 +28,36 @@ static constexpr int8_t kFloat4Codes[] = {12, 13, 14, 15, 16, 18, 20, 24,
 static constexpr int8_t kSignedFloat4Codes[] = {0, 1,  2,  3,  4,  6,  8,  12,
                                                 0, -1, -2, -3, -4, -6, -8, -12};
 
-Values WeightCodes::load(ValueRange at) {
+Value WeightCodes::loadLine(ValueRange at) {
   auto type = VectorType::get({4 * e.width}, e.getI8Type());
-  Value bytes = vector::BitCastOp::create(
+  return vector::BitCastOp::create(
       e, e.ints(), vector::LoadOp::create(e, type, op.getW(), at));
-  if (op.getCodesPerByte() == 1)
+}
+
+/// Two lines have the lower 4 bits of two quads each, the third the upper 2 of
+/// all four.
+Values WeightCodes::loadSixBits(ValueRange at) {
+  Values place = at, lines;
+  for (int64_t line = 0; line < 3; ++line) {
+    place[2] = e.add(at[2], e.index(line));
+    lines.push_back(loadLine(place));
+  }
+  Values quads;
+  for (int64_t quad = 0; quad < 4; ++quad) {
+    Value low = mask(shift(lines[quad / 2], 4 * (quad % 2)), 0x0f0f0f0f);
+    Value high = lines[2];
+    high = quad < 2 ? Value(arith::ShLIOp::create(e, high, e.i32(4 - 2 * quad)))
+                    : shift(high, 2 * quad - 4);
+    quads.push_back(arith::OrIOp::create(e, low, mask(high, 0x30303030)));
+  }
+  return quads;
+}
+
+Values WeightCodes::load(ValueRange at) {
+  if (getBits() == 6)
+    return loadSixBits(at);
+  Value bytes = loadLine(at);
+  if (getBits() == 8)
     return {bytes};
   Values quads{mask(bytes, 0x0f0f0f0f), mask(shift(bytes, 4), 0x0f0f0f0f)};
   if (getFormat() == WeightFormat::Fp4E2M1)
@@ -129,7 +154,7 @@ Values WeightCodes::expand(Value quad) {
   case CodeProduct::Words:
     return {mask(quad, 0x00ff00ff), mask(shift(quad, 8), 0x00ff00ff)};
   case CodeProduct::Pairs: {
-    if (getQuads() == 1)
+    if (getBits() == 8)
       return e.target.byteTable ? lookUpInt8(quad) : expandBytePairs(quad);
     Values pairs;
     for (int64_t bits : {0, 8})
@@ -169,14 +194,15 @@ Values WeightCodes::expandUnsigned(Value quad) {
 Values WeightCodes::expandSigned(Value quad) {
   if (getFormat() == WeightFormat::Int8)
     quad = arith::XOrIOp::create(e, quad, e.i32(0x80808080));
-  if (getFormat() == WeightFormat::Int4) {
+  if (getFormat() == WeightFormat::Int4 || getFormat() == WeightFormat::Int6) {
     auto bytes = VectorType::get({4 * e.width}, e.getI8Type());
-    Value eight = arith::ConstantOp::create(
-        e, DenseElementsAttr::get(bytes, static_cast<int8_t>(8)));
+    int8_t middle = 1 << (getBits() - 1);
+    Value middles =
+        arith::ConstantOp::create(e, DenseElementsAttr::get(bytes, middle));
     quad = vector::BitCastOp::create(
         e, e.ints(),
         arith::SubIOp::create(e, vector::BitCastOp::create(e, bytes, quad),
-                              eight));
+                              middles));
   }
   Values numbers;
   for (int64_t byte = 0; byte < 4; ++byte) {
@@ -206,10 +232,13 @@ int64_t WeightCodes::getNumExpanded() {
 // Products
 //===----------------------------------------------------------------------===//
 
-/// A pair of products is at most 2 127 15, of floats of 4 bits 2 127 24.
+/// A pair of products is at most 2 127 15, of floats of 4 bits 2 127 24, and of
+/// 6 bits 2 127 63.
 int64_t WeightCodes::getQuadsOfSum() {
   if (!sumsWords())
     return 1;
+  if (getBits() == 6)
+    return 2;
   return getFormat() == WeightFormat::Fp4E2M1 ? 4 : 8;
 }
 
@@ -239,7 +268,7 @@ double WeightCodes::getZero() {
     return 0.0;
   bool arePairs = product == CodeProduct::Pairs;
   double behind = 0.0;
-  if (arePairs && getQuads() == 2)
+  if (arePairs && getBits() < 8)
     behind = 128.0;
   if (arePairs && getFormat() == WeightFormat::Int8 && e.target.byteTable)
     behind = -127.5;
@@ -250,6 +279,8 @@ double WeightCodes::getZero() {
     return 0.0;
   case WeightFormat::Int4:
     return behind + 8.0;
+  case WeightFormat::Int6:
+    return behind + 32.0;
   case WeightFormat::Int8:
     return behind + 128.0;
   case WeightFormat::Fp4E2M1:
@@ -261,6 +292,7 @@ double WeightCodes::getZero() {
 double WeightCodes::getUnit() {
   switch (getFormat()) {
   case WeightFormat::Int4:
+  case WeightFormat::Int6:
   case WeightFormat::Int8:
     return 1.0;
   case WeightFormat::Fp4E2M1:

@@ -1,9 +1,9 @@
 //===- WeightCodes.h - Codes of a packed weight, in registers ---*- C++ -*-===//
 //
-// A weight of 4 or 8 bits lies in panels as unsigned bytes, four features of
+// A weight of 4, 6 or 8 bits lies in panels as unsigned bytes, four features of
 // each column in a lane: a quad. A line of a panel has one quad, or two where a
-// byte holds two codes. Quads become what a product multiplies: bytes, pairs of
-// bf16, or numbers of f32.
+// byte holds two codes; of 6 bits three lines have four. Quads become what a
+// product multiplies: bytes, pairs of bf16, or numbers of f32.
 //
 //===----------------------------------------------------------------------===//
 
@@ -19,16 +19,18 @@ public:
   WeightCodes(Emitter &e, GroupedLinearOp op, CodeProduct product)
       : e(e), op(op), product(product) {}
 
-  /// The quads of a line.
-  int64_t getQuads() { return op.getCodesPerByte(); }
-  /// The quads of a vector of columns at `at`, a line.
+  /// The lines that so many quads take.
+  int64_t getLines(int64_t quads) { return quads * getBits() / 8; }
+  /// The quads that are loaded at once, of as few lines as hold them.
+  int64_t getQuads() { return getBits() == 6 ? 4 : 8 / getBits(); }
+  /// These quads of a vector of columns, from line `at` on.
   Values load(ValueRange at);
   /// What is multiplied with a quad of a row: as many vectors, all of one type,
   /// as `QuantizedRows::splat` has numbers.
   Values expand(Value quad);
   int64_t getNumExpanded();
   /// Whether the bytes in memory are already what is multiplied.
-  bool isExpanded() { return product == CodeProduct::Bytes && getQuads() == 1; }
+  bool isExpanded() { return product == CodeProduct::Bytes && getBits() == 8; }
 
   /// Whether products of bytes are added up in words of 16 bits; and so many
   /// quads of them fit, 1 where sums are not in words.
@@ -48,6 +50,9 @@ public:
   double getUnit();
 
 private:
+  int64_t getBits() { return op.getCodeBits(); }
+  Value loadLine(ValueRange at);
+  Values loadSixBits(ValueRange at);
   /// Whether codes become numbers around 0: f32 has a sign, other than what the
   /// instructions for bytes and pairs take. With zeros codes are their bytes.
   bool areSigned() {

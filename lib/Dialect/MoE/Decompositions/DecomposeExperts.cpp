@@ -181,6 +181,7 @@ private:
   std::pair<Value, Value> findInPanels(Body &b, Value feature);
   Value unpackWeight();
   Value loadCode(Body &b, Value feature, Value column);
+  Value loadScale(Body &b, Value operand, Value feature, Value column);
   Value dequantize(Body &b, Value code, Value feature, Value column);
   Value dequantizeWeight();
   Access roundRows(Access x);
@@ -250,28 +251,90 @@ Value GroupedLinearMeaning::unpackWeight() {
 /// The code of a feature of z and one of x, as an i32.
 Value GroupedLinearMeaning::loadCode(Body &b, Value feature, Value column) {
   using namespace grouped_linear;
-  int64_t perByte = op.getCodesPerByte();
-  SmallVector<Value> at{b.iteration(e)};
-  Value isHigh;
+  auto divide = [&](Value number, int64_t by) {
+    return b.div(number, b.index(by));
+  };
   auto rest = [&](Value number, int64_t by) -> Value {
     return arith::RemUIOp::create(b, number, b.index(by));
   };
-  if (op.getPacked()) {
+  auto load = [&](ArrayRef<Value> at) -> Value {
+    SmallVector<Value> all{b.iteration(e)};
+    all.append(at.begin(), at.end());
+    Value byte = tensor::ExtractOp::create(b, op.getW(), all);
+    return arith::ExtUIOp::create(b, b.getI32Type(), byte);
+  };
+  // Of the four bytes of a step that of the column.
+  auto loadOfStep = [&](Value step) -> Value {
+    if (!op.getPacked())
+      return load({feature, b.add(b.mul(step, b.index(4)), rest(column, 4))});
     auto [panel, lane] = findInPanels(b, feature);
-    at.append(
-        {panel, b.div(column, b.index(4 * perByte)), lane, rest(column, 4)});
-    isHigh = b.div(rest(column, 8), b.index(4));
-  } else {
-    at.append({feature, b.div(column, b.index(perByte))});
-    isHigh = rest(column, 2);
+    return load({panel, step, lane, rest(column, 4)});
+  };
+  auto takeBits = [&](Value byte, Value number, int64_t bits) -> Value {
+    Value shift = b.mul(b.toI32(number), b.i32(bits));
+    return arith::AndIOp::create(b, arith::ShRUIOp::create(b, byte, shift),
+                                 b.i32((1 << bits) - 1));
+  };
+  switch (op.getCodeBits()) {
+  case 4: {
+    Value byte = op.getPacked() ? loadOfStep(divide(column, 8))
+                                : load({feature, divide(column, 2)});
+    Value isHigh =
+        op.getPacked() ? divide(rest(column, 8), 4) : rest(column, 2);
+    return takeBits(byte, isHigh, 4);
   }
-  Value byte = tensor::ExtractOp::create(b, op.getW(), at);
-  Value code = arith::ExtUIOp::create(b, b.getI32Type(), byte);
-  if (perByte == 1)
-    return code;
-  Value shift = b.mul(b.toI32(isHigh), b.i32(4));
-  return arith::AndIOp::create(b, arith::ShRUIOp::create(b, code, shift),
-                               b.i32(15));
+  case 6: {
+    Value set = divide(column, 16);
+    Value first = b.mul(set, b.index(3));
+    Value inSet = rest(column, 16);
+    Value low = loadOfStep(b.add(first, divide(inSet, 8)));
+    low = takeBits(low, divide(rest(column, 8), 4), 4);
+    Value high = loadOfStep(b.add(first, b.index(2)));
+    high = takeBits(high, divide(inSet, 4), 2);
+    return b.add(low, b.mul(high, b.i32(16)));
+  }
+  default:
+    return op.getPacked() ? loadOfStep(divide(column, 4))
+                          : load({feature, column});
+  }
+}
+
+/// A scale, or what stands for a zero, of a feature of z and one of x.
+Value GroupedLinearMeaning::loadScale(Body &b, Value operand, Value feature,
+                                      Value column) {
+  using namespace grouped_linear;
+  auto load = [&](Value number) -> Value {
+    SmallVector<Value> at{b.iteration(e), feature, number};
+    if (op.getPacked()) {
+      auto [panel, lane] = findInPanels(b, feature);
+      at = {b.iteration(e), panel, number, lane};
+    }
+    return tensor::ExtractOp::create(b, operand, at);
+  };
+  Type f32 = b.getF32Type();
+  if (!op.hasTwoLevels()) {
+    Value value = load(op.getGroup() ? b.div(column, b.index(*op.getGroup()))
+                                     : b.index(0));
+    return getElement(operand).isF32()
+               ? value
+               : Value(arith::ExtFOp::create(b, f32, value));
+  }
+  int64_t size = GroupedLinearOp::kSuperblock, group = *op.getGroup();
+  Value first =
+      b.mul(b.div(column, b.index(size)), b.index(op.getSuperblockScales()));
+  Value number = b.div(Value(arith::RemUIOp::create(b, column, b.index(size))),
+                       b.index(group));
+  Value step = arith::SIToFPOp::create(b, f32, load(b.add(first, number)));
+  auto loadByte = [&](int64_t behind) -> Value {
+    return arith::ExtUIOp::create(
+        b, b.getI16Type(), load(b.add(first, b.index(size / group + behind))));
+  };
+  Value eight =
+      arith::ConstantOp::create(b, b.getIntegerAttr(b.getI16Type(), 8));
+  Value high = arith::ShLIOp::create(b, loadByte(1), eight);
+  Value bits = arith::OrIOp::create(b, high, loadByte(0));
+  Value unit = arith::BitcastOp::create(b, b.getF16Type(), bits);
+  return b.mul(step, Value(arith::ExtFOp::create(b, f32, unit)));
 }
 
 /// The value of a code of 4 bits: a sign, 2 of exponent and 1 of mantissa.
@@ -301,28 +364,19 @@ static Value decodeE4M3(Body &b, Value code) {
 
 Value GroupedLinearMeaning::dequantize(Body &b, Value code, Value feature,
                                        Value column) {
-  using namespace grouped_linear;
-  Value number =
-      op.getGroup() ? b.div(column, b.index(*op.getGroup())) : b.index(0);
-  auto load = [&](Value operand) -> Value {
-    SmallVector<Value> at{b.iteration(e), feature, number};
-    if (op.getPacked()) {
-      auto [panel, lane] = findInPanels(b, feature);
-      at = {b.iteration(e), panel, number, lane};
-    }
-    Value value = tensor::ExtractOp::create(b, operand, at);
-    return getElement(operand).isF32()
-               ? value
-               : arith::ExtFOp::create(b, b.getF32Type(), value);
+  auto load = [&](Value operand) {
+    return loadScale(b, operand, feature, column);
   };
   Value scale = load(op.getScales());
   if (*op.getFormat() == WeightFormat::Fp4E2M1)
     return b.mul(scale, decodeE2M1(b, code));
   if (*op.getFormat() == WeightFormat::Fp8E4M3)
     return b.mul(scale, decodeE4M3(b, code));
-  bool isInt4 = *op.getFormat() == WeightFormat::Int4;
-  Value zero = op.getZeros() ? load(op.getZeros()) : b.f32(isInt4 ? 8 : 128);
+  int64_t middle = int64_t(1) << (op.getCodeBits() - 1);
+  Value zero = op.getZeros() ? load(op.getZeros()) : b.f32(middle);
   Value value = arith::SIToFPOp::create(b, b.getF32Type(), code);
+  if (op.getZeros() && op.hasTwoLevels())
+    return b.sub(b.mul(scale, value), zero);
   return b.mul(scale, b.sub(value, zero));
 }
 

@@ -210,6 +210,24 @@ static LogicalResult verifyPanels(GroupedLinearOp op) {
   return success();
 }
 
+int64_t GroupedLinearOp::getCodeBits() {
+  switch (*getFormat()) {
+  case WeightFormat::Int4:
+  case WeightFormat::Fp4E2M1:
+    return 4;
+  case WeightFormat::Int6:
+    return 6;
+  case WeightFormat::Int8:
+  case WeightFormat::Fp8E4M3:
+    return 8;
+  }
+  llvm_unreachable("unknown format");
+}
+
+bool GroupedLinearOp::hasTwoLevels() {
+  return getScales() && getElementTypeOrSelf(getScales()).isInteger(8);
+}
+
 /// grouped_linear_c6, c7: codes have a format, and only they.
 static LogicalResult verifyFormat(GroupedLinearOp op) {
   bool areCodes = getElementTypeOrSelf(op.getW().getType()).isInteger(8);
@@ -236,28 +254,56 @@ static LogicalResult verifyFormat(GroupedLinearOp op) {
   return success();
 }
 
-/// grouped_linear_c8, c9: the sizes of codes and scales.
-static LogicalResult verifyQuantized(GroupedLinearOp op) {
-  using namespace grouped_linear;
-  if (!op.isQuantized())
-    return success();
+/// grouped_linear_c8: which features share a scale.
+static LogicalResult verifyGroup(GroupedLinearOp op) {
   std::optional<int64_t> group = op.getGroup();
   constexpr int64_t block = GroupedLinearOp::kProductBlock;
   if (group && *group != 8 && *group != 16 &&
       (*group <= 0 || *group % block != 0))
     return op.emitOpError() << "expected group to be 8, 16 or a multiple of "
                             << block << ", found " << *group;
-  int64_t width = getStaticDimSize(op, d), codes = op.getCodesPerByte();
+  if (group == 8 && op.getFormat() == WeightFormat::Int6)
+    return op.emitOpError("expected group to be 16 or a multiple of 32 with "
+                          "format = int6, found 8");
+  constexpr int64_t superblock = GroupedLinearOp::kSuperblock;
+  if (op.hasTwoLevels() && (!group || superblock % *group != 0))
+    return op.emitOpError()
+           << "expected group to divide " << superblock
+           << " with scales of i8, which have two levels; found "
+           << (group ? std::to_string(*group) : std::string("none"));
+  if (op.getZeros() &&
+      getElementTypeOrSelf(op.getZeros()).isInteger(8) != op.hasTwoLevels())
+    return op.emitOpError()
+           << "expected both of scales and zeros to be i8, or "
+              "neither, found "
+           << op.getScales().getType() << " and " << op.getZeros().getType();
+  return success();
+}
+
+/// grouped_linear_c9: the sizes of codes and scales.
+static LogicalResult verifyQuantized(GroupedLinearOp op) {
+  using namespace grouped_linear;
+  if (!op.isQuantized())
+    return success();
+  if (failed(verifyGroup(op)))
+    return failure();
+  std::optional<int64_t> group = op.getGroup();
+  constexpr int64_t block = GroupedLinearOp::kProductBlock;
+  int64_t width = getStaticDimSize(op, d), bits = op.getCodeBits();
   int64_t numScales = group ? ceilDiv(width, *group) : 1;
+  if (op.hasTwoLevels())
+    numScales = scaled(ceilDiv(width, GroupedLinearOp::kSuperblock),
+                       op.getSuperblockScales());
   if (op.getPacked())
     return verifySizes(op,
-                       {{t, scaled(ceilDiv(width, block), block / codes / 4),
+                       {{t, scaled(ceilDiv(width, block), block * bits / 32),
                          "the codes of a feature in 'w'"},
                         {s, 4, "the bytes of a step in 'w'"},
                         {u, numScales, "the scales of a feature"}});
-  return verifySizes(
-      op, {{c, ceilDiv(width, codes), "the bytes of a feature in 'w'"},
-           {u, numScales, "the scales of a feature"}});
+  int64_t numBytes =
+      bits == 6 ? scaled(ceilDiv(width, 16), 12) : ceilDiv(width, 8 / bits);
+  return verifySizes(op, {{c, numBytes, "the bytes of a feature in 'w'"},
+                          {u, numScales, "the scales of a feature"}});
 }
 
 LogicalResult GroupedLinearOp::verify() {

@@ -140,6 +140,7 @@ def MoE_WeightFormat : MoE_I32Enum<"WeightFormat", "what the codes of a quantize
   I32EnumAttrCase<"Int8", 1, "int8">,
   I32EnumAttrCase<"Fp4E2M1", 2, "fp4_e2m1">,
   I32EnumAttrCase<"Fp8E4M3", 3, "fp8_e4m3">,
+  I32EnumAttrCase<"Int6", 4, "int6">,
 ]>;
 def MoE_WeightFormatAttr : MoE_EnumAttr<MoE_WeightFormat, "weight_format">;
 

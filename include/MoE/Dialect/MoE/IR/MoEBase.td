@@ -50,6 +50,8 @@ def MoE_Dialect : Dialect {
 def MoE_Activation : TensorOrMemRef<[F32, BF16, F16]>;
 /// Floats, or the codes of a quantized weight.
 def MoE_Weight : TensorOrMemRef<[F32, BF16, F16, I8]>;
+/// Floats, or bytes of two levels.
+def MoE_Scale : TensorOrMemRef<[F32, BF16, F16, I8]>;
 def MoE_Score : TensorOrMemRef<[F32]>;
 def MoE_ExpertIndex : TensorOrMemRef<[I32, I64]>;
 def MoE_Count : TensorOrMemRef<[I32, I64]>;

@@ -87,8 +87,8 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     | `offsets` | `[b]`, `b = e + 1`, ascending | i32 or i64 |
     | `rows` (optional) | `[r]` | i32 or i64 |
     | `bias` (optional) | `[e, f]` | f32, bf16 or f16 |
-    | `scales` (with a `format`) | `[e, f, u]`; `[e, p, u, q]` if `packed` | f32, bf16 or f16 |
-    | `zeros` (optional) | as `scales` | f32, bf16 or f16 |
+    | `scales` (with a `format`) | `[e, f, u]`; `[e, p, u, q]` if `packed` | f32, bf16 or f16; i8 of two levels |
+    | `zeros` (optional) | as `scales` | f32, bf16 or f16; i8 if `scales` are |
     | `y` (out) | `[r, g]` | f32, bf16 or f16 |
 
     A weight that is `packed = q` lies in panels, so that a kernel reads it in
@@ -106,6 +106,7 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     | `format` | codes | `value(code)` |
     |---|---|---|
     | `int4` | 4 bits | 0 to 15; without `zeros` they are 8 |
+    | `int6` | 6 bits, of groups of 16 or more | 0 to 63; without `zeros` they are 32 |
     | `int8` | 8 bits | 0 to 255; without `zeros` they are 128 |
     | `fp4_e2m1` | 4 bits: sign, 2 of exponent, 1 of mantissa | 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives; no `zeros` |
     | `fp8_e4m3` | 8 bits: sign, 4 of exponent, 3 of mantissa | that of float8_e4m3fn, at most 448; 127 and 255, its NaN, are 480 and -480; no `zeros` |
@@ -115,10 +116,19 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     FP8 with blocks or rows. Of 4 bits
     byte `c` has the codes of features `2c`, in its low half, and `2c + 1`. In
     panels a byte `[t, q, s]`, `s` to 4, has those of the features `8t + s` and,
-    in its high half, `8t + 4 + s`; of 8 bits the byte is that of `4t + s`.
+    in its high half, `8t + 4 + s`; of 8 bits the byte is that of `4t + s`. Of 6
+    bits 16 features take three `t`: two have the lower 4 bits of codes, as
+    those of 4 bits, and the third the upper 2, of feature `4m + s` in its bits
+    `2m` and `2m + 1`. Without panels `c` is `4t + s`.
     There are as many `t` as `ceil(d / 32)` blocks of 32 features take, and what
     is behind the last feature is not read. `scales` and `zeros` lie in panels
     as the features of the weight do.
+
+    Scales of i8 have two levels, as those of the K-quants of GGUF: of each 256
+    features first a signed byte for each `group`, then the two bytes of an f16,
+    the lower one first, and a scale is its byte times the f16. Where `zeros` are
+    given they have two levels, too, and are minima: the weight is
+    `scales_efu value(code) - zeros_efu`.
 
     With `activations = int8` each block of 32 features of a row of `x`, or of
     `group` where that is less, is `a q`, `a = max |x| / 127`, with `q` rounded
@@ -167,8 +177,8 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     MoE_ExpertIndex:$offsets,
     Optional<MoE_ExpertIndex>:$rows,
     Optional<MoE_Activation>:$bias,
-    Optional<MoE_Activation>:$scales,
-    Optional<MoE_Activation>:$zeros,
+    Optional<MoE_Scale>:$scales,
+    Optional<MoE_Scale>:$zeros,
     Variadic<MoE_Activation>:$outs,
     UnitAttr:$transposed,
     OptionalAttr<I64Attr>:$packed,
@@ -216,13 +226,14 @@ def MoE_GroupedLinearOp : MoE_StructuredOp<"grouped_linear", ["y"], [
     }
     /// The features of x that panels are whole blocks of.
     static constexpr int64_t kProductBlock = 32;
-    /// How many codes a byte has.
-    int64_t getCodesPerByte() {
-      return getFormat() == WeightFormat::Int8 ||
-                     getFormat() == WeightFormat::Fp8E4M3
-                 ? 1
-                 : 2;
-    }
+    /// The bits of a code.
+    int64_t getCodeBits();
+    /// Whether scales, and what stands for zeros, are bytes times an f16 of each
+    /// `kSuperblock` features.
+    bool hasTwoLevels();
+    static constexpr int64_t kSuperblock = 256;
+    /// The bytes of a superblock, with those of its f16 behind them.
+    int64_t getSuperblockScales() { return kSuperblock / *getGroup() + 2; }
     /// Whether codes are floats, with a sign, and not counted from a zero.
     bool hasFloatCodes() {
       return getFormat() == WeightFormat::Fp4E2M1 ||
