@@ -30,7 +30,7 @@ from .experts.packed_weight import (
     unpack_parameter,
 )
 from .experts.quantized_weight import QuantizedWeight
-from .ops._panels import columns_of_panels, is_packed
+from .ops._panels import columns_of_panels, is_packed, why_no_panels
 from .ops.packed_linear import packed_linear
 from .weights.implementations import run_by_kernels
 from .weights.model_layers import (
@@ -175,20 +175,15 @@ def _why_not(layers: ModelLayers, module, any_implementation: bool) -> str:
     last = getattr(module, weight_names(module)[1])
     shape = last.form.shape if isinstance(last, Panels) else last.shape
     hidden = shape[1 if getattr(module, "is_transposed", False) else 2]
-    if hidden % 2 and last.dtype == torch.bfloat16:
-        return f"expected an even number of hidden features in bfloat16, found {hidden}"
-    return ""
+    return why_no_panels(None, hidden, last.dtype, columns=columns_of_panels(),
+                         features="hidden features")
 
 
 def _why_not_linear(layers: ModelLayers, module) -> str:
     if reason := layers.why_not_linear(module):
         return reason
-    if module.out_features < columns_of_panels():
-        return (f"expected as many outputs as a panel has columns on this CPU, "
-                f"{columns_of_panels()}, found {module.out_features}")
-    if module.in_features % 2 and module.weight.dtype == torch.bfloat16:
-        return f"expected an even number of features in bfloat16, found {module.in_features}"
-    return ""
+    return why_no_panels(module.out_features, module.in_features, module.weight.dtype,
+                         columns=columns_of_panels())
 
 
 # ---- packing -----------------------------------------------------------------------

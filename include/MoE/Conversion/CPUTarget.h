@@ -77,7 +77,7 @@ struct CPUTarget {
   /// Those of codes of 4 and 8 bits, of which a line takes longer to multiply.
   static constexpr int64_t kCodeLinesAhead = 32;
   /// Those of the scales of codes: a row of panels begins a page of them, which
-  /// nothing foresees. Beyond 8 the hardware takes it for another stream.
+  /// nothing foresees. On Zen 4 reads are slower with 9 and more than without.
   static constexpr int64_t kScaleLinesAhead = 4;
   /// With vectors of as many lanes memory, not the latency of multiply-adds, is
   /// what a single row waits for.

@@ -62,6 +62,18 @@ def packed_shape(
     return (*shape, *((2, columns // 2) if halves else (columns,)), *((2,) if steps == 2 else ()))
 
 
+def why_no_panels(
+    out: int | None, width: int, dtype: torch.dtype, *, columns: int, features: str = "features",
+) -> str:
+    """Why a weight `[out, width]` should not be packed; empty if it can. Experts name no `out`."""
+    if out is not None and out < columns:
+        return (f"expected as many outputs as a panel has columns on this CPU, {columns}, found "
+                f"{out}")
+    if width % steps_of(dtype):
+        return f"expected an even number of {features} in bfloat16, found {width}"
+    return ""
+
+
 def pack_weight(
     w: torch.Tensor, *, halves: bool, columns: int | None = None,
 ) -> torch.Tensor:

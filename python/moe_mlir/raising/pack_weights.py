@@ -16,7 +16,7 @@ from torch.fx import Node
 from ..graph.arguments import bind_arguments
 from ..ops._check import ACTIVATIONS
 from ..ops._expert_activation import ExpertActivation
-from ..ops._panels import columns_for, is_packed, pack_weight
+from ..ops._panels import columns_for, is_packed, pack_weight, why_no_panels
 from ..weights.model_layers import is_of_router
 from .calls import call
 from .join_experts import join_experts
@@ -83,7 +83,7 @@ def _pack_linears(weight: Node, weights: _Weights) -> int:
             layer.weight is not weight or weight in (layer.input, layer.bias) for layer in layers):
         return 0
     out, width = value(weight).shape
-    if out < weights.columns or (width % 2 and value(weight).dtype == torch.bfloat16):
+    if why_no_panels(out, width, value(weight).dtype, columns=weights.columns):
         return 0
     weights.pack(weight)
     for node, layer in zip(users(weight), layers):
@@ -102,7 +102,7 @@ def _pack_experts(node: Node, weights: _Weights) -> int:
         return 0
     (w_in, in_transposed), (w_out, out_transposed) = found
     hidden = value(w_out).shape[1 if out_transposed else 2]
-    if hidden % 2 and value(w_out).dtype == torch.bfloat16:
+    if why_no_panels(None, hidden, value(w_out).dtype, columns=weights.columns):
         return 0
     weights.pack(w_in, transposed=in_transposed, halves=activation.gate == "concatenated")
     weights.pack(w_out, transposed=out_transposed)
