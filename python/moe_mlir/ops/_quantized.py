@@ -16,6 +16,7 @@ a weight is `scale value(code) - minimum`.
 """
 
 import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -105,41 +106,63 @@ def columns(w: torch.Tensor) -> int:
 # ---- panels ------------------------------------------------------------------------
 
 
+# So many codes are packed at a time: a core's own cache holds them in each order on the way.
+_AT_ONCE = 1 << 18
+
+
 def pack_codes(codes: torch.Tensor, format: str, *, halves: bool) -> torch.Tensor:
     """Codes `[experts, out, in]`, uint8, in panels."""
     experts, out, width = codes.shape
-    shape = codes_shape(experts, out, width, format, columns_of_panels())
-    panels = empty(shape, torch.int8)
+    panels = empty_panels(experts, out, width, format)
     for mine, of_expert in zip(panels, codes):
-        mine.copy_(_pack_expert(of_expert, FORMATS[format], shape[1:], halves).view(torch.int8))
+        for rows in slices_of_rows(out, width, halves=halves):
+            pack_rows(of_expert[rows], mine, rows.start, out, format, halves=halves)
     return panels
 
 
-def _pack_expert(codes, format, shape, halves):
-    p, t, q, _ = shape
+def empty_panels(experts: int, out: int, width: int, format: str) -> torch.Tensor:
+    return empty(codes_shape(experts, out, width, format, columns_of_panels()), torch.int8)
+
+
+def slices_of_rows(out: int, width: int, *, halves: bool) -> Iterator[slice]:
+    """The rows of an expert in the order of its halves, few enough to be packed at once."""
     parts = 2 if halves else 1
-    codes = codes.reshape(parts, -1, codes.shape[-1])
-    codes = torch.nn.functional.pad(
-        codes, (0, t * 32 // format.bits - codes.shape[2], 0, p * q // parts - codes.shape[1]))
-    lines = _to_bytes(codes.view(parts, p, q // parts, -1), format.bits)
-    return lines.permute(1, 3, 0, 2, 4).reshape(shape)
+    of_panel, of_part = columns_of_panels() // parts, out // parts
+    step = max(1, _AT_ONCE // (of_panel * max(1, width))) * of_panel
+    for part in range(0, out, max(1, of_part)):
+        for first in range(part, part + of_part, step):
+            yield slice(first, min(first + step, part + of_part))
 
 
-def _to_bytes(codes, bits):
-    """Of codes `[.., in]` the bytes `[.., t, 4]`."""
-    quads = codes.unflatten(-1, (-1, 4))
+def pack_rows(
+    rows: torch.Tensor, panels: torch.Tensor, first: int, out: int, format: str, *, halves: bool,
+) -> None:
+    """Puts codes `[rows, in]`, one of `slices_of_rows` from row `first` on, in an expert's panels."""
+    _, t, q, _ = panels.shape
+    bits, of_panel = FORMATS[format].bits, q // 2 if halves else q
+    part, first = divmod(first, out // 2 if halves else out)
+    count = -(-rows.shape[0] // of_panel)
+    # Rows that a power of two parts fall on the same lines of a cache: 64 bytes more, and they don't.
+    padding = t * 32 // bits + 64 - rows.shape[1]
+    rows = torch.nn.functional.pad(rows, (0, padding, 0, count * of_panel - rows.shape[0]))
+    words = _to_words(rows.contiguous(), bits)[:, :t].unflatten(0, (count, of_panel)).unsqueeze(-1)
+    mine = panels.view(torch.int32)[first // of_panel:][:count]
+    mine[:, :, part * of_panel:(part + 1) * of_panel].copy_(words.transpose(1, 2))
+
+
+def _to_words(codes, bits):
+    """Of codes `[rows, in]` the lines, `[rows, t]`: int32, four bytes each."""
+    words = codes.view(torch.int32)
     if bits == 8:
-        return quads
+        return words
     if bits == 4:
-        pairs = quads.unflatten(-2, (-1, 2))
-        return pairs[..., 0, :] | pairs[..., 1, :] << 4
-    low = _to_bytes(codes & 15, 4).unflatten(-2, (-1, 2))
-    high = (quads.unflatten(-2, (-1, 4)) >> 4 << _SHIFTS).sum(-2, keepdim=True, dtype=torch.uint8)
-    return torch.cat([low, high], dim=-2).flatten(-3, -2)
-
-
-# Where a byte has the upper bits of the first to the fourth of four codes.
-_SHIFTS = torch.arange(0, 8, 2, dtype=torch.uint8).view(4, 1)
+        # Of eight codes the last four meet the first four in the lower half of a word.
+        pairs = words.view(torch.int64)
+        return (pairs | pairs >> 28).view(torch.int32)[:, ::2]
+    low = _to_words(codes & 15, 4).unflatten(-1, (-1, 2))
+    quads = (codes >> 4).view(torch.int32).unflatten(-1, (-1, 4))
+    high = quads[..., 0] | quads[..., 1] << 2 | quads[..., 2] << 4 | quads[..., 3] << 6
+    return torch.cat([low, high.unsqueeze(-1)], dim=-1).flatten(-2)
 
 
 def _from_bytes(lines, bits):
@@ -149,7 +172,8 @@ def _from_bytes(lines, bits):
     if bits == 4:
         return torch.stack([lines & 15, lines >> 4], dim=-2).flatten(-3)
     low, high = lines.unflatten(-2, (-1, 3)).split([2, 1], dim=-2)
-    upper = (high >> _SHIFTS.to(lines.device) & 3) << 4
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=lines.device).view(4, 1)
+    upper = (high >> shifts & 3) << 4
     return _from_bytes(low.flatten(-3, -2), 4) | upper.flatten(-3)
 
 

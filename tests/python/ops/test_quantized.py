@@ -12,6 +12,7 @@ from moe_mlir.ops._check import Checker
 from moe_mlir.ops._quantized import (
     E2M1,
     Quantization,
+    columns_of_panels,
     dequantize_codes,
     of_two_levels,
     pack_codes,
@@ -60,6 +61,36 @@ def test_unpacked_panels_are_the_codes(format, halves):
         scales = torch.randn(3, out, 4)
         assert torch.equal(unpack_scales(pack_scales(scales, halves=halves), out, halves=halves),
                            scales)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("halves", [False, True])
+def test_panels_are_laid_out_as_documented(format, halves):
+    """By the formula of docs/Spec.md 3.14, also of weights that are packed in many slices."""
+    bits, q = CODES[format].bit_length() - 1, columns_of_panels()
+    parts = 2 if halves else 1
+    for out, width in ((3 * q + 2, 40), (600, 1024)):
+        codes = torch.randint(0, 2**bits, (2, out, width), dtype=torch.uint8)
+        panels = pack_codes(codes, format, halves=halves).view(torch.uint8)
+        _, p, t, _, _ = panels.shape
+        row = torch.arange(p)[:, None] * (q // parts) + torch.arange(q)[None] % (q // parts)
+        row, real = row + torch.arange(q) // (q // parts) * (out // parts), row < out // parts
+        padded = torch.nn.functional.pad(codes, (0, t * 32 // bits - width))
+        padded = padded[:, torch.where(real, row, 0)] * real[..., None]
+        # Of 8, 16 or 4 features the steps, and in them what is shifted by so many bits.
+        size, shifts = {8: (4, [{0: 0}]), 4: (8, [{0: 0, 4: 4}]),
+                        6: (16, [{0: 0, 4: 4}, {8: 0, 12: 4}, {0: 0, 4: 2, 8: 4, 12: 6}])}[bits]
+        steps = []
+        for number, parts_of_step in enumerate(shifts):
+            of_step = 0
+            for first, shift in parts_of_step.items():
+                at = torch.arange(0, padded.shape[-1], size)[:, None] + first + torch.arange(4)
+                part = padded[..., at]
+                part = (part >> 4 if number == 2 else part & 15) if bits == 6 else part
+                of_step = of_step | part << shift
+            steps.append(of_step)
+        wanted = torch.stack(steps, dim=-2).flatten(-3, -2)
+        assert torch.equal(panels, wanted.movedim(2, 3))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
