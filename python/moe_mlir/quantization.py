@@ -24,7 +24,7 @@ from .experts.activation_detection import keep_activation
 from .experts.packed_weight import Panels
 from .experts.quantized_weight import QuantizedWeight, quantized
 from .ops._check import Checker
-from .ops._quantized import FORMATS, ROUNDINGS, Quantization
+from .ops._quantized import FORMATS, ROUNDINGS, Quantization, is_packed
 from .ops.quantized_linear import quantized_linear
 from .packing import give_back
 from .weights.implementations import run_by_kernels
@@ -211,10 +211,10 @@ def from_pretrained(
     """
     Checker("from_pretrained").choice("activations", activations, ROUNDINGS)
 
-    def replace(module, name, shape, dtype, quantization, codes):
+    def replace(module, name, shape, dtype, quantization, read):
         if activations != "none":
             quantization = quantization._replace(activations=activations)
-        _set_codes(module, name, shape, dtype, quantization, codes)
+        _set_codes(module, name, shape, dtype, quantization, read)
     return load(name_or_path, replace, _why_not_codes, model_class, options)
 
 
@@ -247,7 +247,9 @@ def _why_not_codes(model, layer, name) -> str:
     return ""
 
 
-def _set_codes(module, name, shape, dtype, quantization, codes: Codes) -> None:
+def _set_codes(
+    module, name, shape, dtype, quantization, read: Callable[[bool], Codes],
+) -> None:
     """Gives a layer, whose weights were taken out, one of this shape."""
     transposed = halves = False
     if type(module) is torch.nn.Linear:
@@ -259,9 +261,11 @@ def _set_codes(module, name, shape, dtype, quantization, codes: Codes) -> None:
         transposed = getattr(module, "is_transposed", False)
         halves = activation.gate == "concatenated" and name == weight_names(module)[0]
         run_by_kernels(module)
-    flat = [None if each is None else each.reshape(-1, *each.shape[-2:]) for each in codes]
-    assert flat[0] is not None and flat[1] is not None
-    _set(module, name, QuantizedWeight(shape, dtype, quantization, flat[0], flat[1], flat[2],
+    codes, *of_groups = read(halves)
+    flat = [None if each is None else each.reshape(-1, *each.shape[-2:]) for each in of_groups]
+    if not is_packed(codes):
+        codes = codes.reshape(-1, *codes.shape[-2:])
+    _set(module, name, QuantizedWeight(shape, dtype, quantization, codes, *flat,
                                        transposed=transposed, halves=halves))
 
 

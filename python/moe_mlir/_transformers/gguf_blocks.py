@@ -37,7 +37,7 @@ class BlockType(NamedTuple):
 
 def _half(data: torch.Tensor) -> torch.Tensor:
     """The f16 that two bytes are, `[.., 1]`."""
-    return data.contiguous().view(torch.float16)
+    return data.view(torch.float16)
 
 
 def _two_levels(steps: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
@@ -46,11 +46,19 @@ def _two_levels(steps: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
     return of_two_levels(steps.view(torch.int8), unit.squeeze(-1)).unsqueeze(-2)
 
 
+# Runs of so many bytes are moved as one number of a type, longer ones as some of the last.
+_RUNS = {4: torch.int32, 8: torch.int64, 16: torch.complex128}
+
+
 def _fields(data: torch.Tensor, bits: int, size: int) -> torch.Tensor:
     """Fields of so many bits: of `size` bytes the lowest of each, then those above, and so on."""
-    parts = data.unflatten(-1, (-1, 1, size))
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(-1, 1)
-    return (parts >> shifts & 2**bits - 1).flatten(-3)
+    data, run = data.clone(memory_format=torch.contiguous_format), _RUNS[min(size, 16)]
+    words = data.view(torch.int32 if size == 4 else torch.int64)
+    mask = int.from_bytes(bytes([2**bits - 1]) * words.itemsize, "little")
+    fields = data.new_empty(*data.shape[:-1], data.shape[-1] // size, 8 // bits, size)
+    for i, mine in enumerate(fields.view(run).unbind(-2)):
+        mine.copy_((words >> bits * i & mask).view(run).view(mine.shape))
+    return fields.flatten(-3)
 
 
 def _with_minimum(codes: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor) -> Codes:
@@ -93,7 +101,7 @@ def _q5_1(blocks):
 
 
 def _q8_0(blocks):
-    return Codes(blocks[..., 2:] ^ 128, _half(blocks[..., :2]))
+    return Codes(blocks[..., 2:].contiguous() ^ 128, _half(blocks[..., :2]))
 
 
 def _q2_k(blocks):

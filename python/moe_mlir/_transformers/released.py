@@ -8,6 +8,7 @@ then to scales and zeros, as if each were the weight.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from .._support.log import warn_user
 from ..ops._check import Checker
 from ..ops._quantized import Quantization, dequantize_codes
 from . import saved
-from .gguf import GGUFWeights, find_file, read_config
+from .gguf import GGUFWeights, find_file, open_file, read_config
 from .released_formats import FORMATS, Codes, ReleasedFormat
 
 METHOD = "moe_mlir_codes"
@@ -34,8 +35,9 @@ def load(
 
     Args:
         name_or_path: as `from_pretrained` takes it.
-        replace: called with the model's layer, the name of its weight, the weight's shape, dtype
-            and quantization, and its `Codes`, once for each weight.
+        replace: called once for each weight, with the model's layer, the name of its weight, the
+            weight's shape, dtype and quantization, and what reads its `Codes`, given whether its
+            panels have halves.
         why_not: why a weight of a layer, given by the model without weights, the name of the layer
             and that of the weight, must be floats; empty if it may be codes.
         model_class: a class of transformers, or None for that of a causal language model.
@@ -44,12 +46,13 @@ def load(
     import transformers
 
     name_or_path, gguf_file = find_file(name_or_path, options.pop("gguf_file", None))
+    file = open_file(name_or_path, gguf_file) if gguf_file else None
     config = options.pop("config", None) or (
-        read_config(name_or_path, gguf_file) if gguf_file
-        else transformers.AutoConfig.from_pretrained(name_or_path))
+        read_config(file) if file else transformers.AutoConfig.from_pretrained(name_or_path))
     model_class = model_class or _causal_class(config)
-    if gguf_file:
-        weights: Any = GGUFWeights(name_or_path, gguf_file, _skeleton(model_class, config), why_not)
+    if file:
+        skeleton = _skeleton(model_class, config, options.get("dtype"))
+        weights: Any = GGUFWeights(file, skeleton, why_not)
     else:
         given = getattr(config, "quantization_config", None)
         if given is None:
@@ -67,7 +70,7 @@ def load(
     for target in weights.targets:
         layer, _, name = target.name.rpartition(".")
         replace(model.get_submodule(layer), name, target.shape, model.dtype,
-                weights.quantization(target), weights.read(target, model))
+                weights.quantization(target), functools.partial(weights.read, target, model))
     _set_generation_config(model, name_or_path)
     return model.eval()
 
@@ -91,10 +94,25 @@ def _format(config: dict[str, Any]) -> ReleasedFormat:
     return format
 
 
-def _skeleton(model_class, config) -> torch.nn.Module:
-    """The model without weights."""
-    with torch.device("meta"):
-        return model_class(copy.deepcopy(config))
+def _skeleton(model_class, config, dtype=None) -> torch.nn.Module:
+    """The model without weights; their dtypes are those of a model of this dtype, if it is known."""
+    default = torch.get_default_dtype()
+    skeleton = _in_dtype(model_class, config, dtype if isinstance(dtype, torch.dtype) else default)
+    # Some models keep some weights in float32.
+    if skeleton.dtype != default and getattr(
+            skeleton, "_get_dtype_plan", lambda dtype: "unknown")(dtype):
+        return _in_dtype(model_class, config, default)
+    return skeleton
+
+
+def _in_dtype(model_class, config, dtype):
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            return model_class(copy.deepcopy(config))
+    finally:
+        torch.set_default_dtype(default)
 
 
 def _set_generation_config(model, name_or_path):
@@ -182,7 +200,7 @@ class _Weights:
         floats = dequantize_codes(codes, scales, zeros, format, group)
         return floats.mT.contiguous() if self._format.is_transposed else floats
 
-    def read(self, target: _Target, model) -> Codes:
+    def read(self, target: _Target, model, halves: bool) -> Codes:
         """The codes of a parameter, `[.., out, in]`."""
         read = [self._format.read(self._parts[name], self._checkpoint.tensor)
                 for name in target.sources]

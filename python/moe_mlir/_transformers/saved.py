@@ -70,7 +70,7 @@ class SavedWeights:
         return [name for part in ("codes", "scales", "zeros")
                 if (name := f"{target.name}.{part}") in self._known]
 
-    def read(self, target: SavedTarget, model) -> Codes:
+    def read(self, target: SavedTarget, model, halves: bool) -> Codes:
         """The codes of a parameter, `[.., out, in]`."""
         described = target.described
         out, width = target.shape[-2:] if not described["transposed"] else target.shape[:-3:-1]

@@ -13,6 +13,7 @@ from ..ops._quantized import (
     columns,
     columns_of_panels,
     dequantize_panels,
+    is_packed,
     pack_codes,
     pack_scales,
     unpack_codes,
@@ -39,11 +40,12 @@ class QuantizedWeight(torch.nn.Module):
         codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, *,
         transposed: bool = False, halves: bool = False,
     ) -> None:
-        """Of a weight of this shape and dtype; codes `[experts, out, in]` are uint8."""
+        """Of a weight of this shape and dtype; codes `[experts, out, in]` are uint8, or in panels."""
         super().__init__()
         self.shape, self.dtype, self.quantization = shape, dtype, quantization
         self.transposed, self.halves = transposed, halves
-        self.register_buffer("codes", pack_codes(codes, quantization.format, halves=halves))
+        self.register_buffer("codes", codes if is_packed(codes) else pack_codes(
+            codes, quantization.format, halves=halves))
         self.register_buffer("scales", pack_scales(scales, halves=halves))
         self.register_buffer(
             "zeros", None if zeros is None else pack_scales(zeros, halves=halves))

@@ -120,6 +120,11 @@ def pack_codes(codes: torch.Tensor, format: str, *, halves: bool) -> torch.Tenso
     return panels
 
 
+def is_packed(codes: torch.Tensor) -> bool:
+    """Whether codes are in panels."""
+    return codes.dtype == torch.int8
+
+
 def empty_panels(experts: int, out: int, width: int, format: str) -> torch.Tensor:
     return empty(codes_shape(experts, out, width, format, columns_of_panels()), torch.int8)
 

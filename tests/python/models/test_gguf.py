@@ -6,9 +6,10 @@ import torch
 import transformers
 
 import moe_mlir
+from moe_mlir._transformers.gguf import GGUFWeights, open_file, read_config
 from moe_mlir._transformers.gguf_blocks import BLOCK_TYPES
 from moe_mlir.experts.quantized_weight import QuantizedWeight
-from moe_mlir.ops._quantized import FORMATS, dequantize_codes
+from moe_mlir.ops._quantized import FORMATS, dequantize_codes, unpack_codes
 from moe_mlir.quantization import QuantizedLinear
 
 gguf = pytest.importorskip("gguf")
@@ -69,7 +70,7 @@ def test_scales_that_are_none_are_an_error():
 WIDTH, HIDDEN, EXPERTS, VOCABULARY = 256, 512, 4, 96
 
 
-def write(path, types, *, layers=2, architecture="qwen3moe"):
+def write(path, types, *, layers=2, architecture="qwen3moe", tokens=0):
     """A model of random weights; `types` has the type of a tensor by the end of its name."""
     rng = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, architecture)
@@ -83,7 +84,15 @@ def write(path, types, *, layers=2, architecture="qwen3moe"):
     writer.add_rope_dimension_count(64)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCABULARY)
+    if tokens:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list([f"word {i}" for i in range(tokens)])
+        writer.add_token_types([1] * tokens)
+        writer.add_token_merges(["w o", "wo r"])
+        writer.add_eos_token_id(7)
+        writer.add_pad_token_id(5)
+    else:
+        writer.add_vocab_size(VOCABULARY)
     if architecture == "qwen3moe":
         writer.add_expert_feed_forward_length(HIDDEN)
         writer.add_expert_count(EXPERTS)
@@ -132,7 +141,7 @@ def of_type(name):
 
 
 def by_transformers(folder):
-    config = moe_mlir._transformers.gguf.read_config(str(folder), "model.gguf")
+    config = read_config(open_file(str(folder), "model.gguf"))
     return transformers.AutoModelForCausalLM.from_pretrained(
         folder, gguf_file="model.gguf", config=config, dtype=torch.float32).eval()
 
@@ -235,9 +244,75 @@ def test_a_head_that_is_the_embedding_needs_no_tensor(tmp_path, monkeypatch):
                                    rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("tokens", [0, VOCABULARY])
+@pytest.mark.parametrize("architecture", ["qwen3moe", "llama"])
+def test_the_configuration_is_that_of_the_whole_file(tmp_path, caplog, architecture, tokens):
+    """transformers is given a description, in which a vocabulary has two words."""
+    write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1, architecture=architecture,
+          tokens=tokens)
+    wanted = transformers.AutoConfig.from_pretrained(tmp_path, gguf_file="model.gguf")
+    found = read_config(open_file(str(tmp_path), "model.gguf"))
+    assert not caplog.messages
+    assert found.vocab_size == VOCABULARY and found.name_or_path == str(tmp_path)
+    assert found.eos_token_id == (7 if tokens else wanted.eos_token_id)
+    # Which transformers leaves out.
+    wanted.moe_intermediate_size = getattr(found, "moe_intermediate_size", None)
+    found.moe_intermediate_size = wanted.moe_intermediate_size
+    assert found.to_dict() == wanted.to_dict()
+
+
+@pytest.mark.parametrize("at_once", [1024, 1 << 18])
+@pytest.mark.parametrize("architecture", ["qwen3moe", "llama"])
+def test_rows_are_where_the_processor_puts_whole_weights(tmp_path, monkeypatch, architecture, at_once):
+    monkeypatch.setattr(moe_mlir.ops._quantized, "_AT_ONCE", at_once)
+    write(tmp_path / "model.gguf", MIXED, layers=1, architecture=architecture)
+    file = open_file(str(tmp_path), "model.gguf")
+    config = read_config(file)
+    with torch.device("meta"):
+        skeleton = transformers.AutoModelForCausalLM.from_config(config)
+    weights = GGUFWeights(file, skeleton, lambda model, layer, name: "")
+    assert {source.type_name for target in weights.targets for source in target.sources} >= {
+        "Q4_K", "Q6_K"}
+    for target in weights.targets:
+        halves = "gate_up" in target.name
+        whole = [BLOCK_TYPES[source.type_name].weight(file.read(source, 0, source.rows).view(
+            *source.shape[:-1], -1)) for source in target.sources]
+        found = weights.read(target, None, halves)
+        out, width = target.shape[-2:]
+        unpacked = unpack_codes(found.codes, out, width, target.quantization.format, halves=halves)
+        for mine, parts in zip([unpacked, *found[1:]], zip(*whole, strict=True), strict=True):
+            if mine is None:
+                assert parts[0] is None
+                continue
+            wanted = weights._process(target, parts)
+            assert torch.equal(mine.to(wanted.dtype).view(wanted.shape), wanted)
+
+
+def test_floats_are_rounded_once(tmp_path):
+    write(tmp_path / "model.gguf", MIXED, layers=1)
+    model = moe_mlir.from_pretrained(tmp_path / "model.gguf", dtype=torch.bfloat16)
+    wanted = by_transformers(tmp_path).to(torch.bfloat16)
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.mlp.gate.weight"):
+        assert torch.equal(model.get_parameter(name), wanted.get_parameter(name))
+
+
+def damaged(path, data):
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="expected a GGUF file that is whole, found .*model.gguf: "):
+        moe_mlir.from_pretrained(path)
+
+
 def test_a_damaged_file_is_an_error(tmp_path):
-    write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1)
-    data = (tmp_path / "model.gguf").read_bytes()
-    (tmp_path / "model.gguf").write_bytes(data[:len(data) // 2])
-    with pytest.raises(ValueError, match="expected a GGUF file that is whole, found .*model.gguf"):
-        moe_mlir.from_pretrained(tmp_path / "model.gguf")
+    path = tmp_path / "model.gguf"
+    write(path, of_type("Q8_0"), layers=1, tokens=VOCABULARY)
+    data = path.read_bytes()
+    for size in (0, 3, 10, 200, 1500, 3000, len(data) // 2, len(data) - 64):
+        damaged(path, data[:size])
+    damaged(path, b"GGML" + data[4:])
+    damaged(path, data[:4] + b"\x09" + data[5:])                    # a version to come
+    damaged(path, data[:16] + b"\xff" * 8 + data[24:])              # the number of keys
+    damaged(path, data.replace(b"general.architecture", b"general.architectura"))
+    damaged(path, data.replace(b"attn_k.weight", b"attn_q.weight"))  # twice
+    first = data.index(b"tokenizer.ggml.tokens") + len("tokenizer.ggml.tokens") + 8
+    damaged(path, data[:first] + b"\xff" * 8 + data[first + 8:])    # the number of words
+    damaged(path, data[:first + 8] + b"\xff" * 8 + data[first + 16:])  # the length of a word
