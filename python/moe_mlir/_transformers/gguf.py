@@ -36,7 +36,7 @@ _PROCESSORS = ("TensorProcessor", "LlamaTensorProcessor", "Qwen2MoeTensorProcess
 
 _FLOATS = {"F16", "F32", "F64", "BF16"}
 # Of weights that are floats so many are read at once.
-_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 19
 
 
 class GGUFTarget(NamedTuple):

@@ -106,8 +106,9 @@ def columns(w: torch.Tensor) -> int:
 # ---- panels ------------------------------------------------------------------------
 
 
-# So many codes are packed at a time: a core's own cache holds them in each order on the way.
-_AT_ONCE = 1 << 18
+# So many codes are packed at a time: caches hold them in each order on the way, and what calls cost
+# is little beside the work.
+_AT_ONCE = 1 << 19
 
 
 def pack_codes(codes: torch.Tensor, format: str, *, halves: bool) -> torch.Tensor:
