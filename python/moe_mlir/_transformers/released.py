@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._support.log import warn_user
+from .._support.progress import Clock
 from ..ops._check import Checker
 from ..ops._quantized import Quantization, dequantize_codes
 from . import saved
@@ -67,10 +68,12 @@ def load(
     config.quantization_config = _quantization_config([target.name for target in weights.targets])
     model = model_class.from_pretrained(
         None, config=config, state_dict=weights.other_tensors(), **options)
-    for target in weights.targets:
-        layer, _, name = target.name.rpartition(".")
-        replace(model.get_submodule(layer), name, target.shape, model.dtype,
-                weights.quantization(target), functools.partial(weights.read, target, model))
+    with Clock("loading") as clock:
+        for done, target in enumerate(weights.targets):
+            clock.label = f"loading {done} of {len(weights.targets)} quantized weights"
+            layer, _, name = target.name.rpartition(".")
+            replace(model.get_submodule(layer), name, target.shape, model.dtype,
+                    weights.quantization(target), functools.partial(weights.read, target, model))
     _set_generation_config(model, name_or_path)
     return model.eval()
 

@@ -1,11 +1,14 @@
 """Models from GGUF files: the numbers of the package gguf, which transformers loads, too."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
 import transformers
 
 import moe_mlir
+from moe_mlir._support.progress import Clock
 from moe_mlir._transformers.gguf import GGUFWeights, open_file, read_config
 from moe_mlir._transformers.gguf_blocks import BLOCK_TYPES
 from moe_mlir.experts.quantized_weight import QuantizedWeight
@@ -294,6 +297,22 @@ def test_floats_are_rounded_once(tmp_path):
     wanted = by_transformers(tmp_path).to(torch.bfloat16)
     for name in ("model.embed_tokens.weight", "model.norm.weight", "model.layers.0.mlp.gate.weight"):
         assert torch.equal(model.get_parameter(name), wanted.get_parameter(name))
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_progress_is_shown_on_a_terminal(tmp_path, monkeypatch, stream):
+    write(tmp_path / "model.gguf", of_type("Q8_0"), layers=1)
+    monkeypatch.setattr(Clock.__init__, "__kwdefaults__", {"delay": 1e-3, "stream": None})
+    monkeypatch.setattr(moe_mlir.ops._quantized, "_AT_ONCE", 1024)     # so that it takes a while
+    monkeypatch.setattr("sys.stderr", written := stream())
+    moe_mlir.from_pretrained(tmp_path / "model.gguf", dtype=torch.float32)
+    # 2 of experts, 4 of attention and the head.
+    assert ("of 7 quantized weights" in written.getvalue()) == (stream is Terminal)
 
 
 def damaged(path, data):
