@@ -249,15 +249,24 @@ def dequantize_codes(
 ) -> torch.Tensor:
     """The weight `[.., out, in]` of codes, in float32."""
     width = codes.shape[-1]
+    group = group or width
+    # A number of each group, not a copy of it for each weight, where groups are whole.
+    is_whole = bool(group) and width % group == 0
 
     def spread(of_groups):
         wide = floats_of_scales(of_groups, group)
-        return wide.repeat_interleave(group, -1)[..., :width] if group else wide
-    of_codes = values(codes, format)
+        if is_whole:
+            return wide[..., :width // group].unsqueeze(-1)
+        return wide.repeat_interleave(group, -1)[..., :width]
+    numbers = values(codes, format)
+    if is_whole:
+        numbers = numbers.unflatten(-1, (-1, group))
     if zeros is not None and zeros.dtype == torch.int8:
-        return spread(scales) * of_codes - spread(zeros)
-    zero = FORMATS[format].zero if zeros is None else spread(zeros)
-    return spread(scales) * (of_codes - zero)
+        weights = spread(scales) * numbers - spread(zeros)
+    else:
+        zero = FORMATS[format].zero if zeros is None else spread(zeros)
+        weights = spread(scales) * (numbers - zero)
+    return weights.flatten(-2) if is_whole else weights
 
 
 def dequantize_panels(
