@@ -124,7 +124,7 @@ Values WeightCodes::lookUpInt8(Value quad) {
 
 /// Of each column two numbers lie side by side, as pairs do.
 Values WeightCodes::expandFloat8(Value quad) {
-  if (product == CodeProduct::Pairs && e.target.byteTable)
+  if (areLookedUp())
     return lookUpFloat8(quad);
   Values sides{widenFloat8(quad), widenFloat8(shift(quad, 8))};
   if (product == CodeProduct::Pairs) {
@@ -155,7 +155,7 @@ Values WeightCodes::expand(Value quad) {
     return {mask(quad, 0x00ff00ff), mask(shift(quad, 8), 0x00ff00ff)};
   case CodeProduct::Pairs: {
     if (getBits() == 8)
-      return e.target.byteTable ? lookUpInt8(quad) : expandBytePairs(quad);
+      return areLookedUp() ? lookUpInt8(quad) : expandBytePairs(quad);
     Values pairs;
     for (int64_t bits : {0, 8})
       pairs.push_back(arith::OrIOp::create(
@@ -270,7 +270,7 @@ double WeightCodes::getZero() {
   double behind = 0.0;
   if (arePairs && getBits() < 8)
     behind = 128.0;
-  if (arePairs && getFormat() == WeightFormat::Int8 && e.target.byteTable)
+  if (getFormat() == WeightFormat::Int8 && areLookedUp())
     behind = -127.5;
   if (op.getZeros())
     return behind;

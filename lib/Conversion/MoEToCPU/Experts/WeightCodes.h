@@ -59,6 +59,10 @@ private:
     return product == CodeProduct::Floats && !op.getZeros() &&
            getFormat() != WeightFormat::Fp8E4M3;
   }
+  /// Whether codes of 8 bits become pairs by a table of their bytes.
+  bool areLookedUp() {
+    return product == CodeProduct::Pairs && e.target.byteTable;
+  }
   Values expandUnsigned(Value quad);
   Values expandBytePairs(Value quad);
   Values expandSigned(Value quad);
