@@ -10,14 +10,15 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .._torch.core import pytree
-from .names import LAYER_TENSORS, head_shapes
+from .names import LAYER_TENSORS, cache_call, head_shapes
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class CacheTensors:
         self.form, self.tensors, self.cache = form, tensors, cache
 
     @staticmethod
-    def of(cache: Any, model: torch.nn.Module | None, batch: int) -> CacheTensors:
-        """A given cache, whose tensors are made if it has none yet."""
+    def of(cache: Any, model: torch.nn.Module | None, values: Mapping[Any, Any]) -> CacheTensors:
+        """A cache among the inputs of a model, whose tensors are made if it has none yet."""
         _require_fixed_size(cache)
         if not all(layer.is_initialized for layer in cache.layers):
-            _initialize(cache, model, batch)
+            _initialize(cache, model, values)
         frame = copy.copy(cache)
         frame.layers = [copy.copy(layer) for layer in cache.layers]
         for layer in frame.layers:
@@ -106,9 +107,7 @@ def flatten_caches(values: dict, model: torch.nn.Module | None) -> dict:
     """Inputs by name with caches as their tensors."""
     if not any(map(is_cache, values.values())):
         return values
-    tokens = _tokens(values, model)
-    batch = 1 if tokens is None else tokens.shape[0]
-    parts = {name: CacheTensors.of(value, model, batch) if is_cache(value) else value
+    parts = {name: CacheTensors.of(value, model, values) if is_cache(value) else value
              for name, value in values.items()}
     for part in caches_of(parts):
         part.require_room(token_count(values, model))
@@ -123,17 +122,22 @@ _NO_TOKENS = ("mask", "position", "bias", "encoder", "labels")
 
 
 def _tokens(values: Mapping[Any, Any], model: torch.nn.Module | None) -> torch.Tensor | None:
-    """The input whose dims are sequences and tokens, ids or activations.
-
-    That is one of a known name, or the first of two dims and more in the order of the model's
-    signature; callers give keywords in any order.
-    """
+    """The input whose dims are sequences and tokens, ids or activations."""
     named = _in_order_of_signature(values, model)
+    return named.get(_name_of_tokens(named, model))
+
+
+def _name_of_tokens(named, model):
+    """The name of that input among all in the order of the model's signature.
+
+    That is a known one, or that of the first of two dims and more; callers give keywords in any
+    order.
+    """
     for name in (*_TOKENS, getattr(model, "main_input_name", None)):
         tokens = named.get(name)
         if isinstance(tokens, torch.Tensor) and tokens.dim() >= 2:
-            return tokens
-    return next((x for name, x in named.items() if isinstance(x, torch.Tensor) and x.dim() >= 2
+            return name
+    return next((name for name, x in named.items() if isinstance(x, torch.Tensor) and x.dim() >= 2
                  and not any(part in str(name) for part in _NO_TOKENS)), None)
 
 
@@ -179,11 +183,54 @@ def _require_fixed_size(cache) -> None:
             "one shape; to generate with it, use model.compile(backend=\"moe\", dynamic=True)")
 
 
-def _initialize(cache, model, batch) -> None:
+# ---- tensors of a cache that has none ------------------------------------------------
+
+
+class _LayerShape(NamedTuple):
+    """Heads, and widths of keys and values, which may differ, and their dtypes."""
+
+    heads: tuple[int, int]
+    widths: tuple[int, int]
+    dtypes: tuple[torch.dtype, torch.dtype]
+
+
+# Of models that were asked, by the dtype that they had.
+_SHAPES: weakref.WeakKeyDictionary[torch.nn.Module, dict[torch.dtype, list[_LayerShape]]] = \
+    weakref.WeakKeyDictionary()
+
+
+def _initialize(cache, model, values) -> None:
     config = getattr(model, "config", None)
     if config is None:
         raise ValueError("expected a StaticCache with tensors, found one that no model has written "
                          "to; call its early_initialization(..)")
-    weight = next(model.parameters())
+    weight, tokens = next(model.parameters()), _tokens(values, model)
     heads, width = head_shapes(config)
-    cache.early_initialization(batch, heads, width, weight.dtype, weight.device)
+    if tokens is None:
+        cache.early_initialization(1, heads, width, weight.dtype, weight.device)
+        return
+    of_model = _SHAPES.setdefault(model, {})
+    if len(of_model.get(weight.dtype, ())) != len(cache.layers):
+        of_model[weight.dtype] = _shapes_of_a_token(cache, model, values)
+    for layer, shape in zip(cache.layers, of_model[weight.dtype], strict=True):
+        layer.lazy_initialization(*(
+            torch.empty(tokens.shape[0], count, 1, width, dtype=dtype, device=weight.device)
+            for count, width, dtype in zip(*shape)))
+
+
+def _shapes_of_a_token(cache, model, values) -> Sequence[_LayerShape]:
+    """What a model writes to a cache, which its configuration alone does not say.
+
+    Of latent attention (DeepSeek, GLM) keys and values differ in width, and not in all versions of
+    transformers are they of the heads that the configuration has. So the model runs for one token.
+    """
+    named = _in_order_of_signature(values, model)
+    name = _name_of_tokens(named, model)
+    others = {other: x for other, x in named.items() if other != name and not is_cache(x)
+              and not any(part in str(other) for part in ("mask", "position", "bias", "labels"))}
+    written = copy.deepcopy(cache)
+    with torch.no_grad():
+        model(**others, **{name: named[name][:, :1]}, **cache_call(model, written))
+    return [_LayerShape((layer.keys.shape[1], layer.values.shape[1]),
+                        (layer.keys.shape[3], layer.values.shape[3]),
+                        (layer.keys.dtype, layer.values.dtype)) for layer in written.layers]

@@ -151,6 +151,31 @@ def test_generation_has_eagers_tokens(name):
     assert torch.equal(compiled.generate(ids(PROMPT), **options), expected)
 
 
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("name", ["DeepSeek-V2", "DeepSeek-V3"])
+@torch.no_grad()
+def test_latent_attention_has_keys_and_values_of_its_own_widths(name):
+    model, calls = build(name), []
+    example = cache_of(model)
+    model.register_forward_pre_hook(lambda *_: calls.append(None))
+    compiled = moe_mlir.compile(model, (ids(PROMPT),), kwargs=dict(cache=example))
+    calls.clear()
+    for seed in (0, 1):
+        ours, theirs, tokens = cache_of(model), cache_of(model), ids(PROMPT, seed)
+        for _ in range(4):
+            found = compiled(tokens, cache=ours).logits
+            # What a new cache is of, is known from the example.
+            assert not calls or seed == 0
+            expected = model(tokens, **cache_call(model, theirs)).logits
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            tokens = expected[:, -1:].argmax(-1)
+            calls.clear()
+    for mine, other in zip(ours.layers, theirs.layers):
+        assert mine.keys.shape != mine.values.shape
+        torch.testing.assert_close(mine.keys, other.keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mine.values, other.values, rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_a_bf16_model_has_a_bf16_cache():
     model = build("OLMoE", torch.bfloat16)
