@@ -11,7 +11,7 @@ import copy
 import inspect
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -218,7 +218,7 @@ def _initialize(cache, model, values) -> None:
             for count, width, dtype in zip(*shape)))
 
 
-def _shapes_of_a_token(cache, model, values) -> Sequence[_LayerShape]:
+def _shapes_of_a_token(cache, model, values) -> list[_LayerShape]:
     """What a model writes to a cache, which its configuration alone does not say.
 
     Of latent attention (DeepSeek, GLM) keys and values differ in width, and not in all versions of

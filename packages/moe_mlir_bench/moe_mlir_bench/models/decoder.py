@@ -16,7 +16,7 @@ class Decoder(torch.nn.Module):
 
         self.model = model
         self.cache = transformers.StaticCache(config=model.config, max_cache_len=room)
-        CacheTensors.of(self.cache, model, 1)
+        CacheTensors.of(self.cache, model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
         for i, layer in enumerate(self.cache.layers):
             self.register_buffer(f"keys_{i}", layer.keys)
             self.register_buffer(f"values_{i}", layer.values)
