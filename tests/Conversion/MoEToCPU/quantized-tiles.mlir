@@ -39,3 +39,25 @@ func.func @int8_rows(%x: memref<?x128xbf16>, %w: memref<8x2x16x64x4xi8>, %offset
        activations = #moe.activation_format<int8>}
   return
 }
+
+// -----
+
+// Of two levels a scale is made once for all rows of a block. Six bits become
+// pairs as four do.
+
+// CHECK-LABEL: func @two_levels
+// CHECK:         vector.load {{.*}} : memref<8x2x48x64x4xi8>, vector<64xi8>
+// CHECK:         amx.tile_mulf
+// CHECK:         %[[UNIT:.*]] = arith.extf {{.*}} : vector<16xf16> to vector<16xf32>
+// CHECK:         %[[BYTES:.*]] = arith.extsi {{.*}} : vector<16xi8> to vector<16xi32>
+// CHECK:         %[[STEP:.*]] = arith.sitofp %[[BYTES]]
+// CHECK:         arith.mulf %[[STEP]], %[[UNIT]] : vector<16xf32>
+// CHECK-NOT:     moe.
+func.func @two_levels(%x: memref<?x256xbf16>, %w: memref<8x2x48x64x4xi8>, %offsets: memref<9xi32>,
+                      %scales: memref<8x2x10x64xi8>, %y: memref<?x128xbf16>) {
+  moe.grouped_linear ins(%x, %w, %offsets
+      : memref<?x256xbf16>, memref<8x2x48x64x4xi8>, memref<9xi32>)
+      scales(%scales : memref<8x2x10x64xi8>) outs(%y : memref<?x128xbf16>)
+      {format = #moe.weight_format<int6>, group = 32 : i64, packed = 64 : i64}
+  return
+}
