@@ -51,8 +51,12 @@ class GGUFTarget(NamedTuple):
 def find_file(name_or_path: str, file: str | None) -> tuple[str, str]:
     """The folder or name on the Hub, and the file, also of a path to the file itself."""
     path = Path(name_or_path)
-    if file is None and path.suffix == ".gguf" and path.is_file():
-        return str(path.parent), path.name
+    if file is None and path.suffix == ".gguf":
+        if path.is_file():
+            return str(path.parent), path.name
+        # The Hub would say that this is no name of a repository.
+        if path.is_absolute() or path.parent.is_dir():
+            raise FileNotFoundError(f"expected a GGUF file at {path}, found none")
     return name_or_path, file or ""
 
 

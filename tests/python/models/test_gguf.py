@@ -196,6 +196,8 @@ def test_the_name_of_a_folder_and_of_a_file(tmp_path):
     assert model.model.layers[0].mlp.experts.down_proj.quantization.format == "int8"
     with pytest.raises(FileNotFoundError, match="expected other.gguf in .*, found none"):
         moe_mlir.from_pretrained(str(tmp_path), gguf_file="other.gguf")
+    with pytest.raises(FileNotFoundError, match="expected a GGUF file at .*other.gguf, found none"):
+        moe_mlir.from_pretrained(str(tmp_path / "other.gguf"))
 
 
 def test_types_without_codes_are_floats(tmp_path):
