@@ -126,10 +126,8 @@ Values QuantizedBlocks::loadUnits(Value operand, const QuantizedTile &tile,
   Value low = e.add(e.mul(superblock, e.index(size)), e.index(size - 2));
   return llvm::map_to_vector(tile.columns, [&](const QuantizedColumn &column) {
     auto load = [&](Value row) -> Value {
-      auto bytes = VectorType::get({e.width}, e.getI8Type());
       Values at{tile.expert, column.place.panel, row, column.place.lane};
-      return arith::ExtUIOp::create(
-          e, shorts, vector::LoadOp::create(e, bytes, operand, at));
+      return arith::ExtUIOp::create(e, shorts, e.loadVector(operand, at));
     };
     Value high = arith::ShLIOp::create(e, load(e.add(low, e.index(1))), eight);
     Value halves =
@@ -159,31 +157,29 @@ QuantizedBlocks::Scales QuantizedBlocks::loadScales(const QuantizedTile &tile,
                                                     Value block,
                                                     const Units &units) {
   Value row = getScaleRow(block);
-  Value zero = e.f32(-codes.getZero());
-  auto loadBytes = [&](Value operand, ValueRange at) -> Value {
-    auto bytes = VectorType::get({e.width}, e.getI8Type());
-    return arith::SIToFPOp::create(
-        e, e.floats(),
-        arith::ExtSIOp::create(e, e.ints(),
-                               vector::LoadOp::create(e, bytes, operand, at)));
-  };
   Scales of;
   for (auto [i, column] : llvm::enumerate(tile.columns)) {
     Values at{tile.expert, column.place.panel, row, column.place.lane};
-    if (op.hasTwoLevels()) {
-      of.scales.push_back(
-          e.mul(loadBytes(op.getScales(), at), units.ofScales[i]));
-      if (op.getZeros())
-        of.negatedMinima.push_back(
-            e.neg(e.mul(loadBytes(op.getZeros(), at), units.ofMinima[i])));
-      if (codes.getZero() != 0.0)
-        of.negatedZeros.push_back(zero);
-      continue;
+    auto load = [&](Value operand, ArrayRef<Value> units) -> Value {
+      if (!op.hasTwoLevels())
+        return e.loadFloats(operand, at);
+      Value bytes =
+          arith::ExtSIOp::create(e, e.ints(), e.loadVector(operand, at));
+      return e.mul(arith::SIToFPOp::create(e, e.floats(), bytes), units[i]);
+    };
+    of.scales.push_back(load(op.getScales(), units.ofScales));
+    Value zero = e.f32(-codes.getZero());
+    bool hasZero = codes.getZero() != 0.0;
+    if (op.getZeros()) {
+      Value given = load(op.getZeros(), units.ofMinima);
+      if (op.hasTwoLevels()) {
+        of.negatedMinima.push_back(e.neg(given));
+      } else {
+        zero = e.sub(zero, given);
+        hasZero = true;
+      }
     }
-    of.scales.push_back(e.loadFloats(op.getScales(), at));
-    if (op.getZeros())
-      of.negatedZeros.push_back(e.sub(zero, e.loadFloats(op.getZeros(), at)));
-    else if (codes.getZero() != 0.0)
+    if (hasZero)
       of.negatedZeros.push_back(zero);
   }
   return of;
@@ -196,7 +192,9 @@ Values QuantizedBlocks::addBlock(const QuantizedTile &tile, Value block,
   for (auto [row, position] : llvm::enumerate(tile.positions)) {
     Value sum = codes.hasZero() ? lhs.splatSum(position, block) : Value();
     Value ofRow = lhs.splatScale(position, block);
-    Value scaledSum = sum && ofRow ? e.mul(sum, ofRow) : sum;
+    Value scaledSum = sum;
+    if (ofRow && !of.negatedMinima.empty())
+      scaledSum = e.mul(sum, ofRow);
     for (size_t column = 0; column < tile.columns.size(); ++column) {
       size_t at = row * tile.columns.size() + column;
       Value product = products[at];
@@ -213,4 +211,27 @@ Values QuantizedBlocks::addBlock(const QuantizedTile &tile, Value block,
     }
   }
   return next;
+}
+
+Values QuantizedBlocks::multiplyBlocks(const QuantizedTile &tile,
+                                       ValueRange totals, bool prefetches) {
+  auto addBlocks = [&](Value begin, Value end, ValueRange before,
+                       const Units &units) {
+    return e.loop(begin, end, 1, before, [&](Value block, ValueRange carried) {
+      if (prefetches)
+        prefetchAhead(tile, block);
+      return addBlock(tile, block, loadScales(tile, block, units),
+                      multiplyBlock(tile, block), carried);
+    });
+  };
+  Value zero = e.index(0), numBlocks = e.index(lhs.numBlocks);
+  int64_t size = getSuperblock();
+  if (!size)
+    return addBlocks(zero, numBlocks, totals, {});
+  return e.loop(
+      zero, numBlocks, size, totals, [&](Value first, ValueRange carried) {
+        Value end = e.minSigned(e.add(first, e.index(size)), numBlocks);
+        Units units = loadUnits(tile, divide(e, first, size));
+        return addBlocks(first, end, carried, units);
+      });
 }

@@ -47,8 +47,6 @@ public:
     return areIntegers(lhs.product) ? e.i32(0) : e.f32(0.0);
   }
 
-  /// Asks for codes and scales that a tile of few rows reads a little later.
-  void prefetchAhead(const QuantizedTile &tile, Value block);
   /// Asks for codes that are read a few kilobytes later, or `blocksAhead`
   /// blocks; some hardware foresees them only within a page.
   void prefetchCodes(Value expert, const QuantizedColumn &column, Value block,
@@ -62,31 +60,36 @@ public:
   Values multiplyRun(const QuantizedTile &tile, Value firstQuad,
                      ValueRange sums,
                      function_ref<Values(int64_t quad, int64_t i)> read);
-  /// The sums of products of a block, row by row.
-  Values multiplyBlock(const QuantizedTile &tile, Value block);
-  /// The blocks that share the second level of scales; 0 where there is none.
-  int64_t getSuperblock();
-  /// Of each column what the bytes of a superblock are multiplied with.
-  struct Units {
-    Values ofScales, ofMinima;
-  };
-  Units loadUnits(const QuantizedTile &tile, Value superblock);
   /// What the codes of a block stand for: of each column its scale, and the
   /// negated zero, or minimum, where codes have one.
   struct Scales {
     Values scales, negatedZeros, negatedMinima;
   };
   Scales loadScales(const QuantizedTile &tile, Value block);
-  Scales loadScales(const QuantizedTile &tile, Value block, const Units &units);
   /// The totals with a block added: scale (products - zero sum of x), less the
   /// minimum times the sum of x.
   Values addBlock(const QuantizedTile &tile, Value block, const Scales &of,
                   ValueRange products, ValueRange totals);
+  /// The totals with all blocks added, whose codes become numbers in registers.
+  /// `prefetches`: asks for codes and scales a little before they are read.
+  Values multiplyBlocks(const QuantizedTile &tile, ValueRange totals,
+                        bool prefetches);
 
 private:
+  /// Of each column what the bytes of a superblock are multiplied with.
+  struct Units {
+    Values ofScales, ofMinima;
+  };
+  void prefetchAhead(const QuantizedTile &tile, Value block);
+  /// The sums of products of a block, row by row.
+  Values multiplyBlock(const QuantizedTile &tile, Value block);
+  /// The blocks that share the second level of scales; 0 where there is none.
+  int64_t getSuperblock();
   /// The row of scales that a block of features has in a panel.
   Value getScaleRow(Value block);
   Values loadUnits(Value operand, const QuantizedTile &tile, Value superblock);
+  Units loadUnits(const QuantizedTile &tile, Value superblock);
+  Scales loadScales(const QuantizedTile &tile, Value block, const Units &units);
 
   Emitter &e;
   GroupedLinearOp op;

@@ -203,30 +203,8 @@ void QuantizedLinearKernel::multiplyFewRows(const LayerPart &part,
   forEachTile(part, 1, getTileRows(), [&](Value first, int64_t numRows) {
     Tile tile = getTile(part, columns, first, numRows);
     Values totals(numRows * columns.size(), e.f32(0.0));
-    Value zero = e.index(0), numBlocks = e.index(lhs.numBlocks);
-    auto addBlocks = [&](Value begin, Value end, ValueRange before,
-                         const QuantizedBlocks::Units &units) {
-      return e.loop(
-          begin, end, 1, before, [&](Value block, ValueRange carried) {
-            if (numRows <= 2)
-              blocks.prefetchAhead(tile, block);
-            return blocks.addBlock(tile, block,
-                                   blocks.loadScales(tile, block, units),
-                                   blocks.multiplyBlock(tile, block), carried);
-          });
-    };
-    int64_t size = blocks.getSuperblock();
-    if (size)
-      totals = e.loop(
-          zero, numBlocks, size, totals, [&](Value first, ValueRange carried) {
-            Value number = arith::DivUIOp::create(e, first, e.index(size));
-            Value end = e.minSigned(e.add(first, e.index(size)), numBlocks);
-            return addBlocks(first, end, carried,
-                             blocks.loadUnits(tile, number));
-          });
-    else
-      totals = addBlocks(zero, numBlocks, totals, {});
-    addToSums(part, tile, totals);
+    bool prefetches = numRows <= 2;
+    addToSums(part, tile, blocks.multiplyBlocks(tile, totals, prefetches));
   });
 }
 

@@ -34,6 +34,11 @@ Value WeightCodes::loadLine(ValueRange at) {
       e, e.ints(), vector::LoadOp::create(e, type, op.getW(), at));
 }
 
+/// The two quads of 4 bits that lie in the halves of bytes.
+Values WeightCodes::splitHalves(Value line) {
+  return {mask(line, 0x0f0f0f0f), mask(shift(line, 4), 0x0f0f0f0f)};
+}
+
 /// Two lines have the lower 4 bits of two quads each, the third the upper 2 of
 /// all four.
 Values WeightCodes::loadSixBits(ValueRange at) {
@@ -42,13 +47,13 @@ Values WeightCodes::loadSixBits(ValueRange at) {
     place[2] = e.add(at[2], e.index(line));
     lines.push_back(loadLine(place));
   }
-  Values quads;
-  for (int64_t quad = 0; quad < 4; ++quad) {
-    Value low = mask(shift(lines[quad / 2], 4 * (quad % 2)), 0x0f0f0f0f);
-    Value high = lines[2];
-    high = quad < 2 ? Value(arith::ShLIOp::create(e, high, e.i32(4 - 2 * quad)))
-                    : shift(high, 2 * quad - 4);
-    quads.push_back(arith::OrIOp::create(e, low, mask(high, 0x30303030)));
+  Values quads = splitHalves(lines[0]);
+  quads.append(splitHalves(lines[1]));
+  for (auto [number, quad] : llvm::enumerate(quads)) {
+    int64_t up = 4 - 2 * static_cast<int64_t>(number);
+    Value high = up > 0 ? Value(arith::ShLIOp::create(e, lines[2], e.i32(up)))
+                        : shift(lines[2], -up);
+    quad = arith::OrIOp::create(e, quad, mask(high, 0x30303030));
   }
   return quads;
 }
@@ -56,10 +61,10 @@ Values WeightCodes::loadSixBits(ValueRange at) {
 Values WeightCodes::load(ValueRange at) {
   if (getBits() == 6)
     return loadSixBits(at);
-  Value bytes = loadLine(at);
+  Value line = loadLine(at);
   if (getBits() == 8)
-    return {bytes};
-  Values quads{mask(bytes, 0x0f0f0f0f), mask(shift(bytes, 4), 0x0f0f0f0f)};
+    return {line};
+  Values quads = splitHalves(line);
   if (getFormat() == WeightFormat::Fp4E2M1)
     for (Value &quad : quads)
       quad =

@@ -52,6 +52,7 @@ public:
 private:
   int64_t getBits() { return op.getCodeBits(); }
   Value loadLine(ValueRange at);
+  Values splitHalves(Value line);
   Values loadSixBits(ValueRange at);
   /// Whether codes become numbers around 0: f32 has a sign, other than what the
   /// instructions for bytes and pairs take. With zeros codes are their bytes.
