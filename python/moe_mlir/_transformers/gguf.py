@@ -24,6 +24,7 @@ from ..ops._quantized import (
     dequantize_codes,
     empty_panels,
     pack_rows,
+    rows_at_once,
     slices_of_rows,
 )
 from .gguf_blocks import BLOCK_TYPES
@@ -35,8 +36,6 @@ _PROCESSORS = ("TensorProcessor", "LlamaTensorProcessor", "Qwen2MoeTensorProcess
                "MiniMaxM2TensorProcessor", "Gemma2TensorProcessor")
 
 _FLOATS = {"F16", "F32", "F64", "BF16"}
-# Of weights that are floats so many are read at once.
-_AT_ONCE = 1 << 19
 
 
 class GGUFTarget(NamedTuple):
@@ -184,7 +183,7 @@ class GGUFWeights:
                 for source in target.sources])
         floats = torch.empty(target.shape, dtype=self._dtypes[target.name])
         at = 0
-        for part in self._rows(target).split(_rows_at_once(target)):
+        for part in self._rows(target).split(rows_at_once(target.shape[-1])):
             for source, data in self._read(target, part):
                 floats.view(-1, target.shape[-1])[at:at + len(data)] = _floats(source, data)
                 at += len(data)
@@ -256,10 +255,6 @@ def _ends(target) -> list[int]:
     return list(itertools.accumulate(source.rows for source in target.sources))
 
 
-def _rows_at_once(target) -> int:
-    return max(1, _AT_ONCE // target.shape[-1])
-
-
 def _floats(source, data) -> torch.Tensor:
     """Rows of floats of the bytes of rows, as the package gguf says what they are."""
     from gguf import GGMLQuantizationType, dequantize
@@ -276,8 +271,8 @@ def _floats(source, data) -> torch.Tensor:
 def _is_exact(type_name) -> bool:
     """Whether its weights are codes times scales, which is rounded once."""
     block_type = BLOCK_TYPES[type_name]
-    _, _, *others = block_type.weight(torch.zeros(1, block_type.bytes, dtype=torch.uint8))
-    return all(each is None for each in others)
+    _, _, zeros = block_type.weight(torch.zeros(1, block_type.bytes, dtype=torch.uint8))
+    return zeros is None
 
 
 def _quantization(tensors) -> Quantization | None:

@@ -205,6 +205,7 @@ def _initialize(cache, model, values) -> None:
         raise ValueError("expected a StaticCache with tensors, found one that no model has written "
                          "to; call its early_initialization(..)")
     weight, tokens = next(model.parameters()), _tokens(values, model)
+    # Raises where transformers is too old for caches in compiled code.
     heads, width = head_shapes(config)
     if tokens is None:
         cache.early_initialization(1, heads, width, weight.dtype, weight.device)

@@ -130,11 +130,16 @@ def empty_panels(experts: int, out: int, width: int, format: str) -> torch.Tenso
     return empty(codes_shape(experts, out, width, format, columns_of_panels()), torch.int8)
 
 
+def rows_at_once(width: int) -> int:
+    """So many rows are read, decoded and packed at a time."""
+    return max(1, _AT_ONCE // max(1, width))
+
+
 def slices_of_rows(out: int, width: int, *, halves: bool) -> Iterator[slice]:
     """The rows of an expert in the order of its halves, few enough to be packed at once."""
     parts = 2 if halves else 1
     of_panel, of_part = columns_of_panels() // parts, out // parts
-    step = max(1, _AT_ONCE // (of_panel * max(1, width))) * of_panel
+    step = rows_at_once(of_panel * width) * of_panel
     for part in range(0, out, max(1, of_part)):
         for first in range(part, part + of_part, step):
             yield slice(first, min(first + step, part + of_part))
