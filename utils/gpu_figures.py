@@ -1,7 +1,10 @@
-"""Prints what can be known of the GPU kernels without a GPU, as Markdown.
+"""Prints what a GPU took for the kernels, and what can be known of them without one, as Markdown.
 
   python utils/gpu_figures.py [--chip sm_90] [selection|router|mixing|attention|memory ...]
   python utils/gpu_figures.py --page        writes the tables of docs/Performance.md
+  python utils/gpu_figures.py --record DIR  keeps what a report of gpu_check measured
+
+`measured`: times and rates of the last report that was recorded (utils/gpu_model/measured.json).
 
 `selection`: a kernel without loops issues each of its instructions once a warp,
 so their number divided by the tokens of a warp is what a token costs (`-` for
@@ -40,7 +43,7 @@ from moe_mlir.ops.topk_renorm import kernel as topk_kernel
 from moe_mlir.sim.simulation import device_functions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from gpu_model import tables
+from gpu_model import measured, tables
 from gpu_model.calls import router_text
 from gpu_model.sass import assemble, find_tool  # noqa: F401
 
@@ -217,7 +220,13 @@ def print_published(chip: str) -> None:
     tables.print_published()
 
 
+def print_measured(chip: str) -> None:
+    measured.print_measured()
+    measured.print_limits()
+
+
 SECTIONS = {
+    "measured": print_measured,
     "selection": print_selection, "router": print_router, "mixing": print_mixing,
     "attention": print_attention, "memory": print_memory, "time": print_time,
     "published": print_published,
@@ -246,7 +255,11 @@ def main() -> None:
     parser.add_argument("--chip", default="sm_90")
     parser.add_argument("--page", action="store_true",
                         help="write all tables into docs/Performance.md")
+    parser.add_argument("--record", type=Path, metavar="DIR",
+                        help="take the times of this report of gpu_check for the measured ones")
     options = parser.parse_args()
+    if options.record:
+        return measured.record(options.record)
     if options.page:
         return write_page(options.chip)
     unknown = set(options.sections) - set(SECTIONS)

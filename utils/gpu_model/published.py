@@ -1,5 +1,6 @@
 """Times that others have published, and what the model says of the same work."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ class Published:
     chip: chips.Chip
     microseconds: float
     source: str
-    make: Callable  # the launch
+    make: Callable  # the call
     least_bytes: float
     fitted: bool = False  # it is a constant of the model
 
@@ -78,5 +79,29 @@ def all_published() -> list:
 
 def microseconds(entry: Published):
     """What the model says, and the estimate of the launch."""
-    estimate = kernel_time.estimate(entry.make(), entry.chip, entry.least_bytes)
-    return 1e6 * (estimate.seconds + entry.chip.launch), estimate
+    return _estimate(entry, entry.chip)
+
+
+def on_h100(entry: Published) -> float:
+    return _estimate(entry, chips.H100)[0]
+
+
+def _estimate(entry, chip):
+    estimate = kernel_time.estimate(_launch(entry), chip, entry.least_bytes)
+    return 1e6 * (estimate.seconds + chip.launch), estimate
+
+
+@functools.cache
+def _launch(entry):
+    return entry.make().launch()
+
+
+def measure() -> dict[str, float | str]:
+    """Microseconds of the same kernels on this machine's GPU, by name, or why there are none."""
+    found: dict[str, float | str] = {}
+    for entry in all_published():
+        try:
+            found[entry.name] = entry.make().measure()
+        except Exception as error:  # of one kernel; the others have their times
+            found[entry.name] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return found

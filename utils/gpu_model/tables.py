@@ -2,23 +2,30 @@
 
 import statistics
 
-from . import calls, chips, recorded
+from . import calls, chips, measured, recorded
 
 
 def print_calls() -> None:
+    found = measured.load()["rows"]
+    ratios = []
     print("\n### Modelled time of calls on H100 and H200\n")
-    print("Microseconds; the terms are those of the H200, summed over the launches.\n")
+    print("Microseconds; the terms are those of the H200, summed over the launches. The H100 has been "
+          "measured.\n")
     print("| call | launches | blocks, SMs in use, waves | KB in flight an SM | dependences "
           "| issue | ALU | FMA | XU | LSU | tensor | shared memory | L2 | DRAM | H100 | H200 "
-          "| binding |")
-    print("|---" * 17 + "|")
+          "| binding | measured |")
+    print("|---" * 18 + "|")
     for call in calls.CALLS:
         record = recorded.record(call)
         times = [recorded.time_call(record, chip) for chip in chips.CHIPS]
-        print(call_row(call, record, times), flush=True)
+        time = found.get(call.name, {}).get("ours_us")
+        if time is not None:
+            ratios.append(1e6 * times[0].seconds / time)
+        print(call_row(call, record, times, time), flush=True)
+    print(f"\nOf the {len(ratios)} that were measured, {summary(ratios)}")
 
 
-def call_row(call, record, times) -> str:
+def call_row(call, record, times, time=None) -> str:
     first, second = times
     at = second.estimates.index(second.longest)
     launch, longest = record.launches[at], second.longest
@@ -30,8 +37,9 @@ def call_row(call, record, times) -> str:
              f"{longest.bytes_in_flight / 1024:.1f}",
              *(microseconds(seconds) for seconds in terms.values()),
              microseconds(first.seconds), f"**{microseconds(second.seconds)}**", longest.binding]
+    cells.append("-" if time is None else microseconds(time / 1e6))
     if call.operations:
-        cells[-2] += f" ({call.operations / second.seconds / 1e12:.0f} TFLOP/s)"
+        cells[-3] += f" ({call.operations / second.seconds / 1e12:.0f} TFLOP/s)"
     return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -43,24 +51,36 @@ def microseconds(seconds: float) -> str:
 def print_published() -> None:
     from . import published
 
+    found = measured.load()["published"]
     print("\n### The model against published times\n")
-    print("Microseconds of kernels that Triton compiles here.\n")
-    print("| kernel | chip | published | model | model / published | binding | source |")
-    print("|---" * 7 + "|")
-    ratios = []
+    print("Microseconds of kernels that Triton compiles here, and what the H100 took for them.\n")
+    print("| kernel | chip | published | model | model / published | measured, H100 | binding | source |")
+    print("|---" * 8 + "|")
+    ratios, of_measured = [], []
     for entry in published.all_published():
         modelled, estimate = published.microseconds(entry)
         ratio = modelled / entry.microseconds
+        time = found.get(entry.name)
         if not entry.fitted:
             ratios.append(ratio)
+            if time:
+                of_measured.append(published.on_h100(entry) / time)
         print(f"| {entry.name} | {entry.chip.name} | {microseconds(entry.microseconds / 1e6)} "
               f"| {microseconds(modelled / 1e6)} "
-              f"| {ratio:.2f}{' (fitted)' if entry.fitted else ''} | {estimate.binding} "
+              f"| {ratio:.2f}{' (fitted)' if entry.fitted else ''} "
+              f"| {microseconds(time / 1e6) if time else '-'} | {estimate.binding} "
               f"| {entry.source} |", flush=True)
+    print(f"\nOf the {len(ratios)} published times (all but the copy), {summary(ratios)}")
+    if of_measured:
+        print(f"Of the {len(of_measured)} measured ones, for an H100 all of them, "
+              f"{summary(of_measured)}")
+
+
+def summary(ratios) -> str:
     off = sorted(max(r, 1 / r) - 1 for r in ratios)
-    print(f"\nThe median error of {len(off)} times (all but the copy) is "
-          f"{100 * statistics.median(off):.0f} %; {sum(e <= 0.4 for e in off)} are within 40 %, "
-          f"and the largest error is {100 * off[-1]:.0f} %.")
+    return (f"the median error is {100 * statistics.median(off):.0f} %, "
+            f"{sum(e <= 0.4 for e in off)} are within 40 %, and the largest error is "
+            f"{100 * off[-1]:.0f} %.")
 
 
 def print_constants() -> None:

@@ -1,6 +1,10 @@
 """Kernels in Triton whose times others have published, compiled here without a GPU."""
 
 import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -9,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from moe_mlir import sim
+from moe_mlir_bench.gpu_check import timing
 
 from . import kernel_time, sass
 from .recorded import blocks_of, extend, of_a_block
@@ -139,32 +144,59 @@ def assemblable(ptx: str) -> str:
     return text.split("\t.section")[0]
 
 
-def launch(kernel, make_args, constants, make_grid, size, simulated, warps=4, stages=3):
-    """The launch at a size; a block's work is counted at the simulated sizes."""
-    compiled = compile_kernel(kernel, make_args(simulated[0]), constants, warps, stages)
-    ptx, metadata = assemblable(compiled.asm["ptx"]), compiled.metadata
-    module, threads = sim.Module(ptx), 32 * metadata.num_warps
-    counted = []
-    for small in simulated:
-        grid, args = make_grid(small), make_args(small)
-        # Behind its own arguments a kernel takes two scratch buffers, which these do not use.
-        values = [args[name] for name in kernel.arg_names if name not in constants] + [0, 0]
-        report = module.launch(metadata.name, grid, threads, values, checks=(),
-                               dynamic_smem=metadata.shared)
-        counted.append(of_a_block(report.counters, blocks_of(grid)))
-    average = extend(counted, simulated, size)
-    code = sass.assemble(ptx, "sm_90a", metadata.name)
-    return kernel_time.Launch(
-        metadata.name, blocks_of(make_grid(size)), threads,
-        code.blocks_an_sm(threads, metadata.shared, "sm_90a"), code,
-        sass.spread(average.pop("lines"), ptx), **average)
+@dataclass(frozen=True)
+class TritonCall:
+    """A kernel at a size; a block's work is counted at the simulated sizes."""
+
+    kernel: Any
+    make_args: Callable
+    constants: dict
+    make_grid: Callable
+    size: int
+    simulated: tuple
+    warps: int = 4
+    stages: int = 3
+
+    def launch(self) -> kernel_time.Launch:
+        """What the model times."""
+        kernel, names = self.kernel, self.kernel.arg_names
+        compiled = compile_kernel(kernel, self.make_args(self.simulated[0]), self.constants,
+                                  self.warps, self.stages)
+        ptx, metadata = assemblable(compiled.asm["ptx"]), compiled.metadata
+        module, threads = sim.Module(ptx), 32 * metadata.num_warps
+        counted = []
+        for small in self.simulated:
+            grid, args = self.make_grid(small), self.make_args(small)
+            # Behind its own arguments a kernel takes two scratch buffers, which these do not use.
+            values = [args[name] for name in names if name not in self.constants] + [0, 0]
+            report = module.launch(metadata.name, grid, threads, values, checks=(),
+                                   dynamic_smem=metadata.shared)
+            counted.append(of_a_block(report.counters, blocks_of(grid)))
+        average = extend(counted, self.simulated, self.size)
+        code = sass.assemble(ptx, "sm_90a", metadata.name)
+        return kernel_time.Launch(
+            metadata.name, blocks_of(self.make_grid(self.size)), threads,
+            code.blocks_an_sm(threads, metadata.shared, "sm_90a"), code,
+            sass.spread(average.pop("lines"), ptx), **average)
+
+    def measure(self) -> float:
+        """Microseconds on this machine's GPU, inputs in turn from more than its L2."""
+        with torch.device("cuda"):
+            one = self.make_args(self.size)
+            size = sum(x.nbytes for x in one.values() if isinstance(x, torch.Tensor))
+            inputs = timing.rotated(lambda: [self.make_args(self.size)], size)
+        return statistics.median(timing.samples(self._run, inputs))
+
+    def _run(self, args: dict) -> None:
+        self.kernel[self.make_grid(self.size)](**args, **self.constants, num_warps=self.warps,
+                                               num_stages=self.stages)
 
 
 def copy(elements):
     def args(n):
         return {"source": torch.zeros(n), "target": torch.empty(n)}
 
-    return launch(copy_kernel, args, {"BLOCK": 4096}, lambda n: (n // 4096,), elements, (32768,))
+    return TritonCall(copy_kernel, args, {"BLOCK": 4096}, lambda n: (n // 4096,), elements, (32768,))
 
 
 def softmax(rows, columns, dtype, warps):
@@ -172,7 +204,7 @@ def softmax(rows, columns, dtype, warps):
         return {"source": torch.randn(n, columns).to(dtype),
                 "target": torch.empty(n, columns, dtype=dtype), "columns": columns}
 
-    return launch(softmax_kernel, args, {"WIDTH": triton.next_power_of_2(columns)},
+    return TritonCall(softmax_kernel, args, {"WIDTH": triton.next_power_of_2(columns)},
                   lambda n: (n,), rows, (8,), warps)
 
 
@@ -186,7 +218,7 @@ def router(tokens, experts, k, dtype, activated):
     rows = max(1, min(4, 256 // width))  # a warp each
     constants = {"E": experts, "K": k, "ROWS": rows, "WIDTH": width,
                  "SLOTS": triton.next_power_of_2(k), "ACTIVATED": activated}
-    return launch(router_kernel, args, constants, lambda n: (-(-n // rows),), tokens,
+    return TritonCall(router_kernel, args, constants, lambda n: (-(-n // rows),), tokens,
                   (min(tokens, 64),), warps=1)
 
 
@@ -197,17 +229,19 @@ def router_gemv(tokens, width, experts):
                 "logits": torch.empty(tokens, experts)}
 
     constants = {"N": tokens, "D": width, "CHUNK": 1024, "E": experts}
-    return launch(router_gemv_kernel, args, constants, lambda n: (experts,), 1, (1,))
+    return TritonCall(router_gemv_kernel, args, constants, lambda n: (experts,), 1, (1,))
 
 
 def attention(batch_heads, tokens, width, rows, columns, warps, stages):
     def args(n):
-        q, k, v = (torch.randn(1, n, width).half() for _ in range(3))
-        return {"q": q, "k": k, "v": v, "out": torch.empty_like(q), "lse": torch.empty(1, n),
+        # The simulator takes one head of fewer tokens.
+        heads = batch_heads if n == tokens else 1
+        q, k, v = (torch.randn(heads, n, width).half() for _ in range(3))
+        return {"q": q, "k": k, "v": v, "out": torch.empty_like(q), "lse": torch.empty(heads, n),
                 "tokens": n, "scale": 0.1}
 
     def grid(n):
         return (n // rows, batch_heads if n == tokens else 1)
 
-    return launch(attention_kernel, args, {"D": width, "ROWS": rows, "COLUMNS": columns}, grid,
+    return TritonCall(attention_kernel, args, {"D": width, "ROWS": rows, "COLUMNS": columns}, grid,
                   tokens, (256, 512), warps, stages)

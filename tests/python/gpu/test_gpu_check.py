@@ -18,13 +18,14 @@ from moe_mlir.gpu import cuda
 from moe_mlir.sim.simulation import active_simulation
 from moe_mlir_bench.gpu_check import __main__ as gpu_check
 from moe_mlir_bench.gpu_check import (
-    benchmark,
+    capture,
     cases,
     catalogue,
     gradients,
     instructions,
     machine,
     pack,
+    rows,
     supervise,
     vectors,
     wgmma,
@@ -51,12 +52,12 @@ def test_case(case):
     assert case.run(SIMULATOR) == {}
 
 
-@pytest.mark.parametrize("row", seeds.some(benchmark.all_rows(rehearses=True), by=kind),
+@pytest.mark.parametrize("row", seeds.some(rows.all_rows(rehearses=True), by=kind),
                          ids=lambda row: row.name)
 def test_row_of_times_is_rehearsed(row):
     """Ours and each peer that a CPU runs, at a fraction of the size, against eager."""
     missing = row.run(SIMULATOR).get("peers_without_cpu", {})
-    assert set(missing) <= {"triton", "linear_triton"}
+    assert set(missing) <= {"triton", "linear_triton", "cudnn"}
 
 
 def test_instructions():
@@ -290,7 +291,8 @@ def test_packed_kernels_need_no_compiler(tmp_path, monkeypatch):
     """A run in a folder that has neither the native module nor the build tree."""
     case = next(c for c in cases.all_cases() if c.name == "topk_renorm")
     monkeypatch.setattr(cases, "all_cases", lambda rehearses=False: [case])
-    monkeypatch.setattr(benchmark, "all_rows", lambda rehearses=False: [])
+    monkeypatch.setattr(rows, "all_rows", lambda rehearses=False: [])
+    monkeypatch.setattr(capture, "all_captures", lambda: [])
     gpu_check.main(["pack", str(tmp_path / "pack"), "--chips=sm_80"])
     names = {p.name for p in (tmp_path / "pack/moe_mlir").iterdir()}
     assert "libmoe_cuda_runtime.so" in names and not any("_moe." in name for name in names)
@@ -316,7 +318,7 @@ with moe_mlir.simulate(chip="sm_90"):
 
 def test_the_pack_has_what_a_gpu_runs_and_what_is_rehearsed():
     texts = pack.kernel_texts()
-    for unit in [*cases.all_cases(), *benchmark.all_rows()]:
+    for unit in [*cases.all_cases(), *rows.all_rows()]:
         assert unit.module is None or unit.module.text() in texts
     assert len(texts) == len(set(texts)) > 80
 

@@ -1,7 +1,7 @@
 """What GPUs answered to instructions on chosen operands, which the simulator must answer, too.
 
-The files come from `python -m moe_mlir_bench.gpu_check fixtures REPORT` (docs/Testing.md). No GPU has
-run it yet; that a file is read and judged is tested in tests/python/gpu/test_gpu_check.py.
+The files come from `python -m moe_mlir_bench.gpu_check fixtures REPORT` (docs/Testing.md); an H100 wrote
+these. That a file is read and judged is tested in tests/python/gpu/test_gpu_check.py.
 """
 
 from pathlib import Path

@@ -13,10 +13,12 @@ import torch
 
 import moe_mlir
 from moe_mlir import reference
+from moe_mlir.experts.run import run_experts
+from moe_mlir.ops._expert_activation import ExpertActivation
 from moe_mlir.ops._kernel import ELEMENT_TYPES
 
 from . import gradients
-from .case import Case, difference
+from .case import Case, _tuple, difference
 from .modules import experts_text, multiply_experts, route, router_text
 from .target import Module
 
@@ -185,6 +187,74 @@ def experts_case(experts: int, width: int, hidden: int, dtype: torch.dtype, leng
     return Case(name + (" transposed" if transposed else ""), inputs,
                 functools.partial(multiply_experts, module), expect,
                 4e-6 + width**0.5 * 2**-23, module=module, **options)
+
+
+def layer_case(tokens: int, width: int, hidden: int, experts: int, k: int, dtype: torch.dtype,
+               activation: ExpertActivation, is_gradient: bool = False, **options: Any) -> Case:
+    """A layer of experts as users call it, some of whose tokens have fewer than k experts."""
+    features = hidden if activation.gate == "none" else 2 * hidden
+
+    def inputs():
+        generator = torch.Generator().manual_seed(tokens)
+        indices = torch.rand(tokens, experts, generator=generator).topk(k).indices
+        indices[::3, -1] = -1
+        return [_normal(tokens, width, seed=1, dtype=dtype), indices,
+                torch.rand(tokens, k, generator=generator).to(dtype),
+                _normal(experts, features, width, seed=2, scale=width**-0.5, dtype=dtype),
+                _normal(experts, width, hidden, seed=3, scale=hidden**-0.5, dtype=dtype),
+                _normal(experts, features, seed=4, dtype=dtype),
+                _normal(experts, width, seed=5, dtype=dtype)]
+
+    def layer(x, indices, gates, w_in, w_out, b_in, b_out):
+        if x.dtype == torch.float64:
+            return _layer_in_torch(activation, x, gates, indices, w_in, w_out, b_in, b_out)
+        return run_experts(x, gates, indices, w_in, w_out, b_in=b_in, b_out=b_out,
+                           activation=activation)
+
+    def gradient(x, indices, *others):
+        leaves = [value.clone().requires_grad_() for value in (x, *others)]
+        out = layer(leaves[0], indices, *leaves[1:])
+        seed = _normal(*out.shape, seed=7).to(out.device, out.dtype)
+        return torch.autograd.grad(out, leaves, seed)
+
+    call = gradient if is_gradient else layer
+    # bf16 rounds what lies between the products, and each product; gradients of weights add up.
+    tolerance = {torch.bfloat16: 2**-5, torch.float16: 2**-8}.get(dtype, 2e-5)
+    name = (f"layer {tokens}x{width} {experts} experts of {hidden} k{k} {activation.activation} "
+            f"{ELEMENT_TYPES[dtype]}")
+    return Case("gradient of " + name if is_gradient else name, inputs, call, None,
+                tolerance, judge=functools.partial(_judge_by_largest, call),
+                **{"model": 1.0, **options})
+
+
+def _judge_by_largest(call, inputs, found, tolerance):
+    """Errors of each result against its largest value."""
+    expected = call(*(x.double() if x.is_floating_point() else x for x in inputs))
+    for i, (a, b) in enumerate(zip(found, _tuple(expected), strict=True)):
+        error, bound = float((a.double() - b).abs().max()), tolerance * float(b.abs().max())
+        if not error <= bound:
+            return f"result {i}: error {error:.2g}, at most {bound:.2g}"
+    return ""
+
+
+def _layer_in_torch(activation, x, gates, indices, w_in, w_out, b_in, b_out):
+    """Every expert on every token: without a kernel, and differentiable."""
+    shares = torch.zeros(len(x), len(w_in) + 1, dtype=x.dtype).scatter_add(
+        1, torch.where(indices < 0, len(w_in), indices), gates)
+    return sum(shares[:, e, None] * (activation(x @ w_in[e].mT + b_in[e]) @ w_out[e].mT + b_out[e])
+               for e in range(len(w_in)))
+
+
+def _layer_cases():
+    """Few rows an expert, of which one kernel reads the weights, and many."""
+    swiglu, gelu = ExpertActivation("silu", gate="concatenated"), ExpertActivation("gelu")
+    bf16, f16, f32 = torch.bfloat16, torch.float16, torch.float32
+    for tokens, experts, activation, dtype in (
+            (1, 8, swiglu, bf16), (5, 64, gelu, bf16), (100, 16, swiglu, bf16),
+            (200, 8, swiglu, bf16), (200, 8, gelu, bf16), (20, 8, swiglu, f16), (20, 8, gelu, f32)):
+        yield layer_case(tokens, 192, 128, experts, 2, dtype, activation)
+    for tokens, dtype in ((20, bf16), (200, bf16), (20, f32)):
+        yield layer_case(tokens, 192, 128, 8, 2, dtype, swiglu, is_gradient=True)
 
 
 def attention_case(heads: int, tokens: int, width: int, dtype: torch.dtype, batch: int = 1,
@@ -378,6 +448,6 @@ def _uneven(experts, rows):
 
 
 def all_cases(rehearses: bool = False) -> list[Case]:
-    return [*_tensor_core_cases(), *_op_cases(), *_gradient_cases(), *_selection_cases(),
+    return [*_tensor_core_cases(), *_layer_cases(), *_op_cases(), *_gradient_cases(), *_selection_cases(),
             *_mixing_cases(), *_statistics_cases(), *_unaligned_cases(), *_older_chip_cases(),
             *_large_cases(rehearses)]

@@ -14,8 +14,12 @@ def _tensor(shape, element) -> str:
 
 
 def router_text(experts: int, width: int, k: int, *, dtype: torch.dtype, bias: bool = False,
-                batch: Sequence[int | str] = ()) -> str:
-    """@route: projection and selection, which become one kernel."""
+                batch: Sequence[int | str] = (), choice: str = "", is_biased: bool = False) -> str:
+    """@route: projection and selection, which become one kernel.
+
+    `choice` are attributes of moe.topk_renorm; with `is_biased` the last argument, f32, is added
+    to the scores for the choice alone.
+    """
     element = ELEMENT_TYPES[dtype]
     h, w = _tensor((*batch, "?", width), element), _tensor((experts, width), element)
     b = _tensor((experts,), element)
@@ -23,6 +27,9 @@ def router_text(experts: int, width: int, k: int, *, dtype: torch.dtype, bias: b
     indices = _tensor((*batch, "?", k), "i32")
     parameter = f", %b: {b}" if bias else ""
     clause = f" bias(%b : {b})" if bias else ""
+    scores = _tensor((experts,), "f32")
+    parameter += f", %c: {scores}" if is_biased else ""
+    added = f" bias(%c : {scores})" if is_biased else ""
     return f"""
 func.func @route(%h: {h}, %w: {w}{parameter}) -> ({gates}, {indices}) {{
   %c0 = arith.constant {len(batch)} : index
@@ -32,8 +39,8 @@ func.func @route(%h: {h}, %w: {w}{parameter}) -> ({gates}, {indices}) {{
       outs(%z0 : {z}) -> {z}
   %g0 = tensor.empty(%n) : {gates}
   %i0 = tensor.empty(%n) : {indices}
-  %r:2 = moe.topk_renorm ins(%z : {z})
-      outs(%g0, %i0 : {gates}, {indices})
+  %r:2 = moe.topk_renorm ins(%z : {z}){added}
+      outs(%g0, %i0 : {gates}, {indices}){f" {{{choice}}}" if choice else ""}
       -> {gates}, {indices}
   return %r#0, %r#1 : {gates}, {indices}
 }}"""
@@ -48,6 +55,10 @@ def experts_text(experts: int, width: int, hidden: int, dtype: torch.dtype,
     element = ELEMENT_TYPES[dtype]
     x, y = _tensor(("?", width), element), _tensor(("?", hidden), "f32")
     matrix = (width, hidden) if transposed else (hidden, width)
+    widened = "      %2 = arith.mulf %left, %right : f32" if dtype == torch.float32 else f"""\
+      %0 = arith.extf %left : {element} to f32
+      %1 = arith.extf %right : {element} to f32
+      %2 = arith.mulf %0, %1 : f32"""
     w, one = _tensor((experts, *matrix), element), _tensor(matrix, element)
     offsets = _tensor((experts + 1,), "i64")
     return f"""
@@ -71,9 +82,7 @@ func.func @layer(%x: {x}, %w: {w}, %offsets: {offsets}, %old: {y}) -> {y} {{
         iterator_types = ["parallel", "parallel", "reduction"]}}
         ins(%run, %weight : {x}, {one}) outs(%place : {y}) {{
     ^bb0(%left: {element}, %right: {element}, %sum: f32):
-      %0 = arith.extf %left : {element} to f32
-      %1 = arith.extf %right : {element} to f32
-      %2 = arith.mulf %0, %1 : f32
+{widened}
       %3 = arith.addf %sum, %2 : f32
       linalg.yield %3 : f32
     }} -> {y}
@@ -86,12 +95,17 @@ func.func @layer(%x: {x}, %w: {w}, %offsets: {offsets}, %old: {y}) -> {y} {{
 }}"""
 
 
+# DeepSeek-V3's: the experts of 4 of 8 groups, by sigmoids.
+DEEPSEEK = ("score = #moe.score_function<sigmoid>, n_group = 8 : i64, topk_group = 4 : i64, "
+            "eps = 1.0e-20 : f64, route_scale = 2.5 : f64")
+
+
 def route(module: Module, k: int, h: torch.Tensor,
-          w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+          *weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gates and indices of `router_text`."""
     gates = torch.empty(*h.shape[:-1], k, device=h.device)
     indices = torch.empty(*h.shape[:-1], k, dtype=torch.int32, device=h.device)
-    module(h, w, gates, indices)
+    module(h, *weights, gates, indices)
     return gates, indices
 
 

@@ -5,6 +5,7 @@ the L2 cache, so what is timed is the kernels and not their launch from Python.
 """
 
 import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import machine
+from . import clusters, machine
 from .ptx import kernel
 from .target import Target
 
@@ -105,6 +106,9 @@ class Limits:
         return {
             "bytes_per_second": _copy_rate(1 << 30),
             "l2_bytes_per_second": _copy_rate(8 << 20),
+            "bytes_read_per_second": _read_rate(target, 1 << 30),
+            "l2_bytes_read_per_second": _read_rate(target, 8 << 20),
+            "active_clusters": clusters.most_active(),
             "operations_per_second": 2 * 8192**3 / product * 1e6,
             "exponentials_per_second": blocks * 128 * 4 * _EX2_LOOP / exponentials * 1e6,
             "launch_us": statistics.median(samples(launch, [()])),
@@ -129,6 +133,26 @@ def _copy_rate(size: int) -> float:
     source = torch.zeros(size // 4, device="cuda")
     target = torch.empty_like(source)
     return 2 * size / statistics.median(samples(lambda a, b: b.copy_(a), [(source, target)])) * 1e6
+
+
+def _read_rate(target, size: int) -> float:
+    """Bytes that all multiprocessors read in a second, past their L1, of a buffer of this size."""
+    threads, loads = 132 * 8 * 256, 64
+    body = [".reg .b64 %from, %offset; .reg .b32 %t; .reg .pred %p;",
+            ".reg .b32 q<16>;", "mov.b32 r0, 0;", "mov.b32 %t, 0;",
+            "mul.wide.u32 %offset, %i, 16;", "LOOP:"]
+    for turn in range(4):
+        body += [f"and.b64 %from, %offset, {size - 1};", "add.u64 %from, %from, %base;",
+                 f"ld.global.cg.v4.b32 {{{', '.join(f'q{4 * turn + w}' for w in range(4))}}}, [%from];",
+                 f"add.u64 %offset, %offset, {16 * threads};"]
+    body += [f"xor.b32 r0, r0, q{w};" for w in range(16)]
+    body += [f"add.u32 %t, %t, 4; setp.lt.u32 %p, %t, {loads}; @%p bra LOOP;"]
+    ptx = kernel([1], 1, "\n".join(body), registers=".reg .b64 %base; ld.param.u64 %base, [p0];")
+    source = torch.zeros(max(size // 4, threads), dtype=torch.int32, device="cuda")
+    result = torch.empty(threads, dtype=torch.int32, device="cuda")
+    call = functools.partial(target.run_ptx, ptx, "k", grid=(132 * 8,), block=256)
+    seconds = statistics.median(samples(lambda a, b: call([a, b]), [(source, result)])) * 1e-6
+    return 16 * threads * loads / seconds
 
 
 def _exponentials(target, blocks: int) -> None:
