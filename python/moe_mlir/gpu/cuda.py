@@ -13,9 +13,8 @@ import contextvars
 import ctypes
 import functools
 import json
-import struct
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._support.paths import PACKAGE
 from ..compiler import jit
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from .launch import KernelLaunch
-
-_FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
-            "i64": "q", "index": "q"}
-
 
 class GpuError(RuntimeError):
     """A kernel could not be loaded or launched; the text is the driver's reason."""
@@ -73,14 +68,18 @@ class Runtime:
         stream: int,
         parameters: ctypes.Array,
     ) -> None:
-        grid = (ctypes.c_uint64 * 3)(*launch.grid, *[1] * (3 - len(launch.grid)))
         self._check(self.library.moe_gpu_launch(
-            function, grid, launch.block_size, launch.dynamic_smem, stream, parameters))
+            function, _extents(launch.grid), launch.block_size, launch.dynamic_smem, stream, parameters))
 
     @staticmethod
     def _check(reason):
         if reason:
             raise GpuError(reason.decode())
+
+
+@functools.lru_cache(maxsize=4096)
+def _extents(grid: tuple[int, ...]) -> ctypes.Array:
+    return (ctypes.c_uint64 * 3)(*grid, *[1] * (3 - len(grid)))
 
 
 class GpuFunction:
@@ -95,41 +94,67 @@ class GpuFunction:
         self._module = module
         self._plan = plan
         self._kernels: dict[str, Any] = {}
+        self._prepared: dict[tuple, _Prepared] = {}
 
     def __call__(self, *buffers: Any, stream: int = 0) -> torch.Tensor | None:
         """Puts the kernels for inputs and result buffers on a stream."""
-        import torch
-
         # Copies live until the launches are on the stream, as the workspace does.
         buffers = tuple(self._plan.align(buffers))
-        values = [self._encode(b, d) for b, d in zip(
-            buffers, [*self._plan.arguments, *self._plan.results], strict=True)]
-        sizes = self._plan.sizes(buffers)
-        # Kept until the launches are on the stream; torch's allocator gives the
-        # memory to later work of the same stream only.
+        shapes = tuple([getattr(buffer, "shape", ()) for buffer in buffers])
+        prepared = self._prepared.get(shapes)
+        if prepared is None:
+            prepared = self._prepare(shapes, buffers)
+        values = self._plan.encode(buffers)
         workspace = None
-        if (size := self._plan.workspace(buffers)) is not None:
-            device = next(b.device for b in buffers if isinstance(b, torch.Tensor))
-            workspace = torch.empty(size, dtype=torch.uint8, device=device)
+        if prepared.workspace is not None:
+            workspace = _allocate(prepared.workspace, buffers)
             values.append(workspace.data_ptr())
-            sizes.append(size)
-        parameters = _pack([*values, *sizes])
-        for launch in self._plan.launches(buffers):
-            if launch.name not in self._kernels:
-                self._kernels[launch.name] = self._runtime.find(self._module, launch.name)
+        parameters = _pack(values + prepared.sizes)
+        for function, launch in prepared.launches:
             try:
-                self._runtime.launch(self._kernels[launch.name], launch, stream, parameters)
+                self._runtime.launch(function, launch, stream, parameters)
             except GpuError as error:
-                given = ", ".join(str(tuple(getattr(b, "shape", ()))) for b in buffers)
+                given = ", ".join(str(tuple(shape)) for shape in shapes)
                 raise GpuError(f"{self._plan.name} on {given}: {error}") from None
         return workspace
 
-    @staticmethod
-    def _encode(value, described) -> int:
-        if "shape" in described:
-            return value.data_ptr()
-        data = struct.pack("<" + _FORMATS[described["dtype"]], value)
-        return int.from_bytes(data, "little")
+    def _prepare(self, shapes, buffers) -> _Prepared:
+        """What follows from the shapes alone, kept for the next call."""
+        sizes = self._plan.sizes(buffers)
+        workspace = self._plan.workspace(buffers)
+        if workspace is not None:
+            sizes.append(workspace)
+        prepared = _Prepared(sizes, workspace, [
+            (self._find(launch.name), launch) for launch in self._plan.launches(buffers)])
+        if len(self._prepared) >= _MOST_PREPARED:
+            self._prepared.clear()
+        self._prepared[shapes] = prepared
+        return prepared
+
+    def _find(self, name):
+        if name not in self._kernels:
+            self._kernels[name] = self._runtime.find(self._module, name)
+        return self._kernels[name]
+
+
+# Shapes of a function whose launches are kept.
+_MOST_PREPARED = 1024
+
+
+class _Prepared(NamedTuple):
+    """Sizes that kernels are given, bytes of workspace, and the launches with their kernels."""
+
+    sizes: list[int]
+    workspace: int | None
+    launches: list[tuple[Any, KernelLaunch]]
+
+
+def _allocate(size, buffers):
+    """Kept until the launches are on the stream: torch gives it to later work of that alone."""
+    import torch
+
+    device = next(b.device for b in buffers if isinstance(b, torch.Tensor))
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _pack(values):
@@ -242,9 +267,10 @@ def _on_device_of(buffers):
 
     device = next(b.device for b in buffers if isinstance(b, torch.Tensor))
     runtime = cuda_runtime()
+    index = torch.cuda.current_device() if device.index is None else device.index
     # Puts back the device that was current: the runtime makes its own so.
-    with torch.cuda.device(device):
-        index = torch.cuda.current_device()
+    elsewhere = index != torch.cuda.current_device()
+    with torch.cuda.device(index) if elsewhere else contextlib.nullcontext():
         runtime.library.mgpuSetDefaultDevice(index)
         yield runtime, index, torch.cuda.current_stream(index).cuda_stream
 

@@ -5,12 +5,15 @@ workspace if there is one, every dynamic size of the tensors, and the size of
 the workspace (docs/Architecture.md).
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from .sizes import evaluate_expression, expression_sources
 
+_FORMATS = {"f32": "f", "f64": "d", "f16": "e", "i1": "?", "i8": "b", "i16": "h", "i32": "i",
+            "i64": "q", "index": "q"}
 # Kernels read 16 bytes at once from where a buffer begins.
 ALIGNMENT = 16
 # Rows, columns and positions are 32-bit numbers in kernels.
@@ -51,6 +54,9 @@ class LaunchPlan:
         self.results = description["results"]
         self._kernels = description["kernels"]
         self._workspace = description.get("workspace")
+        # Of numbers, as struct writes them; of buffers None.
+        self._formats = [None if "shape" in entry else _FORMATS[entry["dtype"]]
+                         for entry in [*self.arguments, *self.results]]
 
     @property
     def kernel_names(self) -> list[str]:
@@ -58,6 +64,9 @@ class LaunchPlan:
 
     def align(self, buffers: Sequence[Any]) -> list[Any]:
         """The buffers, with a copy of each argument that kernels cannot read where it lies."""
+        if all([format is not None or _address(value) % ALIGNMENT == 0
+                for value, format in zip(buffers, self._formats, strict=True)]):
+            return list(buffers)
         described = [*self.arguments, *self.results]
         buffers = list(buffers)
         for position, (value, entry) in enumerate(zip(buffers, described, strict=True)):
@@ -70,6 +79,12 @@ class LaunchPlan:
                     f"{_address(value) % ALIGNMENT} past one")
             buffers[position] = value.clone() if hasattr(value, "clone") else _aligned_copy(value)
         return buffers
+
+    def encode(self, buffers: Sequence[Any]) -> list[int]:
+        """Addresses of buffers, and the bits of numbers."""
+        return [buffer.data_ptr() if format is None else
+                int.from_bytes(struct.pack("<" + format, buffer), "little")
+                for buffer, format in zip(buffers, self._formats, strict=True)]
 
     def sizes(self, buffers: Sequence[Any]) -> list[int]:
         """The dynamic sizes of the buffers, in the order of the kernels' parameters."""

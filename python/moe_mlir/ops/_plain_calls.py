@@ -29,7 +29,9 @@ class PlainCalls:
         try:
             calls = native().PlainCalls
         except ImportError:
-            # Fake tensors need no compiler; what needs one says what to install.
+            # Fake tensors need no compiler, and packed kernels of a GPU; what needs one says what
+            # to install. Python looks for what is not there again at each import.
+            self.replay = _never
             return None
         self._calls = calls(_PLAIN_TENSORS, torch.dtype, _MODES, torch.is_grad_enabled)
         self.replay = self._calls.replay
@@ -46,6 +48,10 @@ class PlainCalls:
         else:
             self._calls.remember(args, None, [], results)
         return results
+
+
+def _never(*args):
+    """No call is known."""
 
 
 class _Recorder:
@@ -66,13 +72,13 @@ _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def are_plain(args):
-    """Whether the tensors among them are nothing but memory of the CPU, and nothing observes."""
+    """Whether the tensors among them are nothing but memory of the CPU or a GPU, and nothing observes."""
     if any(mode() for mode in _MODES):
         return False
     grad = torch.is_grad_enabled()
     for arg in args:
         if type(arg) in _PLAIN_TENSORS:
-            if not arg.is_cpu or arg.is_neg() or (grad and arg.requires_grad):
+            if not (arg.is_cpu or arg.is_cuda) or arg.is_neg() or (grad and arg.requires_grad):
                 return False
         elif isinstance(arg, torch.Tensor):
             return False
