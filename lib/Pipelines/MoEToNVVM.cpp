@@ -33,10 +33,8 @@ using namespace mlir::moe;
 /// Tiles rows to blocks, with as many rows a tile as their kernels want or
 /// workgroup memory holds.
 static void buildTileToBlocks(OpPassManager &manager, int64_t maxRows) {
-  // The layers of experts are loops over them, which become grids.
-  MoEDecomposePassOptions experts;
-  experts.ops = {"moe.grouped_linear", "moe.grouped_outer"};
-  manager.addNestedPass<func::FuncOp>(createMoEDecomposePass(experts));
+  // The layers of experts of many rows are loops over them, which become grids.
+  manager.addNestedPass<func::FuncOp>(createMoEDecomposeExpertsForGPUPass());
   manager.addNestedPass<func::FuncOp>(createMoEMapLoopsToBlocksPass());
   manager.addNestedPass<func::FuncOp>(createMoEDecomposeForGridsPass());
   manager.addPass(createMoESelectKernelConfigPass());

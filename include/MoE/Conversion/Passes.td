@@ -174,6 +174,37 @@ def MoEDecomposeForGPUPass : Pass<"moe-decompose-for-gpu"> {
   ];
 }
 
+def MoEDecomposeExpertsForGPUPass
+    : Pass<"moe-decompose-experts-for-gpu", "::mlir::func::FuncOp"> {
+  let summary = "Decompose the layers of experts of many rows";
+  let description = [{
+    Experts' products become loops over the experts, whose blocks multiply tiles
+    of rows. That is slow where an expert has few rows: its weights are what
+    takes the time, and few blocks read them. `moe.grouped_linear` has a kernel
+    for that; an op of a form that the kernel knows, and of a number of rows
+    that is not known, is cut in two:
+
+    ```mlir
+    // At most 16 rows an expert; the other part has none.
+    %few = moe.grouped_linear ... outs(all rows, or none)
+    %many = moe.grouped_linear ... outs(no rows, or all)
+    ```
+
+    Loops of no iteration are no launches, so that the host sees from the sizes
+    which of the two runs. The part of many rows is decomposed, as are forms
+    without a kernel, and `moe.grouped_outer`.
+  }];
+  let dependentDialects = [
+    "::mlir::moe::MoEDialect",
+    "::mlir::affine::AffineDialect",
+    "::mlir::arith::ArithDialect",
+    "::mlir::linalg::LinalgDialect",
+    "::mlir::math::MathDialect",
+    "::mlir::scf::SCFDialect",
+    "::mlir::tensor::TensorDialect",
+  ];
+}
+
 def MoEDecomposeForGridsPass : Pass<"moe-decompose-for-grids"> {
   let summary = "Decompose ops into parts of which each gets a grid";
   let description = [{

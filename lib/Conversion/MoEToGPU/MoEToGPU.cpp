@@ -116,6 +116,7 @@ KernelFacts mlir::moe::getGPUKernelFacts(Operation *op) {
   addCombineFacts(facts, block);
   addDispatchFacts(facts, block);
   addDispersionFacts(facts);
+  addGroupedLinearGridFacts(facts, block);
   addRouterLogitsFacts(facts, block);
   addSoftmaxMixBackwardFacts(facts, block);
   addSoftmaxMixFacts(facts, block);

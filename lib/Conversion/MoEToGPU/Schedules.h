@@ -126,6 +126,7 @@ struct ScheduleToThreads : OpRewritePattern<OpTy> {
 
 // The tables, each beside its kernels.
 ArrayRef<Schedule<CombineOp>> getCombineSchedules();
+ArrayRef<Schedule<GroupedLinearOp>> getGroupedLinearSchedules();
 ArrayRef<Schedule<RouterLogitsOp>> getRouterLogitsSchedules();
 ArrayRef<Schedule<SoftmaxMixOp>> getSoftmaxMixSchedules();
 ArrayRef<Schedule<SoftmaxMixBackwardDqOp>> getSoftmaxMixBackwardDqSchedules();

@@ -119,6 +119,8 @@ void populateDispatchToGridPatterns(RewritePatternSet &patterns,
                                     BlockShape block);
 void populateDispersionToGridPatterns(RewritePatternSet &patterns,
                                       BlockShape block);
+void populateGroupedLinearToGridPatterns(RewritePatternSet &patterns,
+                                         BlockShape block);
 void populateTokenRowsToGridPatterns(RewritePatternSet &patterns,
                                      BlockShape block);
 
@@ -148,6 +150,7 @@ void addAdjacencyFacts(KernelFacts &facts);
 void addCombineFacts(KernelFacts &facts, BlockShape block);
 void addDispatchFacts(KernelFacts &facts, BlockShape block);
 void addDispersionFacts(KernelFacts &facts);
+void addGroupedLinearGridFacts(KernelFacts &facts, BlockShape block);
 void addRouterLogitsFacts(KernelFacts &facts, BlockShape block);
 void addSoftmaxMixBackwardFacts(KernelFacts &facts, BlockShape block);
 void addSoftmaxMixFacts(KernelFacts &facts, BlockShape block);

@@ -7,7 +7,16 @@ import torch
 
 from ._check import INDICES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
-from ._expert_runs import has_kernel, runs
+from ._expert_runs import (
+    add_rows,
+    are_grouped,
+    clear_rows_of_none,
+    has_gpu_kernel,
+    has_kernel,
+    multiply_groups,
+    runs,
+    sum_runs,
+)
 from ._kernel import Kernel, Tensor, contiguous, i64
 from ._library import define
 from .grouped_outer import grouped_outer
@@ -111,9 +120,11 @@ def attributes(transposed: bool, activation: ExpertActivation, panels: int = 0) 
 def _run(x, w, bias, offsets, rows=None, transposed=False, *options):
     activation = ExpertActivation(*options)
     _validate(x, w, bias, offsets, rows, transposed, activation)
-    if not has_kernel(x, w, bias, offsets, rows):
-        return _plain(x, w, bias, offsets, rows, transposed, activation)
     w, transposed = matrices(w, transposed)
+    count = x.shape[0] if rows is None else rows.shape[0]
+    if not (has_kernel(x, w, bias, offsets, rows) or
+            has_gpu_kernel(count, w, transposed=transposed)):
+        return _of_torch(x, w, bias, offsets, rows, transposed, activation)
     run = kernel(
         x.dtype, x.shape[1], w.shape[2 if transposed else 1], offsets.dtype,
         None if bias is None else bias.dtype, None if rows is None else rows.dtype, transposed,
@@ -125,9 +136,12 @@ def _run(x, w, bias, offsets, rows=None, transposed=False, *options):
     return y
 
 
-def _plain(x, w, bias, offsets, rows, transposed, activation):
-    """The op in torch, one product an expert."""
-    x = x if rows is None else x[rows]
+def _of_torch(x, w, bias, offsets, rows, transposed, activation):
+    """The op in torch: a grouped product, or one an expert."""
+    x = (x if rows is None else x.index_select(0, rows)).contiguous()
+    if are_grouped(x, w):
+        z = clear_rows_of_none(multiply_groups(x, w, bias, offsets, transposed), offsets)
+        return z if activation.is_identity else activation(z)
     w = w if transposed else w.mT
     z = x.new_zeros((x.shape[0], w.shape[2]))
     for e, begin, end in runs(offsets):
@@ -188,7 +202,7 @@ def gradients(dy, x, w, offsets, bias=None, rows=None, needed=7, transposed=Fals
         dz = activation.gradient(_run(x, w, bias, offsets, rows, transposed), dy)
     dx = _gradient_of_x(dz, x, w, offsets, rows, transposed) if needed & 1 else empty
     dw = _gradient_of_w(dz, x, offsets, rows, transposed, w) if needed & 2 else empty
-    dbias = _gradient_of_bias(dz, offsets, w.shape[0], w.dtype) if needed & 4 else empty
+    dbias = _gradient_of_bias(dz, offsets, w.dtype) if needed & 4 else empty
     return dx, dw, dbias
 
 
@@ -197,7 +211,7 @@ def _gradient_of_x(dz, x, w, offsets, rows, transposed):
     if rows is None:
         return dx
     wide = torch.promote_types(x.dtype, torch.float32)
-    return x.new_zeros(x.shape, dtype=wide).index_add_(0, rows, dx.to(wide)).to(x.dtype)
+    return add_rows(dx.to(wide), rows, x.shape[0]).to(x.dtype)
 
 
 def _gradient_of_w(dz, x, offsets, rows, transposed, w):
@@ -206,14 +220,10 @@ def _gradient_of_w(dz, x, offsets, rows, transposed, w):
     return grouped_outer(x if rows is None else x[rows], dz, offsets)
 
 
-def _gradient_of_bias(dz, offsets, experts, dtype):
-    """Sums of rows by expert, those of no run by one behind the last."""
+def _gradient_of_bias(dz, offsets, dtype):
+    """Sums of rows by expert; on a GPU nothing waits, and the order of a sum is fixed."""
     wide = torch.promote_types(dtype, torch.float32)
-    places = torch.arange(dz.shape[0], device=dz.device)
-    expert = torch.searchsorted(offsets.to(torch.int64), places, right=True) - 1
-    expert = torch.where(expert < 0, experts, expert)
-    sums = dz.new_zeros((experts + 1, dz.shape[1]), dtype=wide).index_add_(0, expert, dz.to(wide))
-    return sums[:experts].to(dtype)
+    return sum_runs(dz.to(wide), offsets).to(dtype)
 
 
 def _fake_backward(dy, x, w, offsets, bias=None, rows=None, needed=7, transposed=False, *options):

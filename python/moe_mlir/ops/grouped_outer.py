@@ -5,7 +5,7 @@ import functools
 import torch
 
 from ._check import INDICES, Checker
-from ._expert_runs import has_kernel, runs
+from ._expert_runs import are_grouped, has_kernel, multiply_columns, runs
 from ._kernel import Kernel, Tensor, contiguous
 from ._library import define
 
@@ -65,7 +65,7 @@ def _run(dy, x, offsets, rows=None):
     _validate(dy, x, offsets, rows)
     experts = offsets.shape[0] - 1
     if not has_kernel(dy, x, offsets, rows):
-        return _plain(dy, x if rows is None else x[rows], offsets, experts)
+        return _plain(dy, x if rows is None else x.index_select(0, rows), offsets, experts)
     run = kernel(dy.dtype, dy.shape[1], x.shape[1], offsets.dtype,
                  None if rows is None else rows.dtype, experts)
     operands = [contiguous(dy), contiguous(x), contiguous(offsets)]
@@ -74,6 +74,9 @@ def _run(dy, x, offsets, rows=None):
 
 
 def _plain(dy, x, offsets, experts):
+    dy, x = dy.contiguous(), x.contiguous()
+    if are_grouped(dy, x):
+        return multiply_columns(dy, x, offsets)
     dw = x.new_zeros((experts, dy.shape[1], x.shape[1]))
     for e, begin, end in runs(offsets):
         torch.mm(dy[begin:end].T, x[begin:end], out=dw[e])

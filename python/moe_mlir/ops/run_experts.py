@@ -6,6 +6,7 @@ import torch
 
 from ._check import ACTIVATIONS, INDICES, SCORES, Checker
 from ._expert_activation import SCHEMA, ExpertActivation
+from ._expert_runs import are_grouped, has_gpu_kernel, has_kernel, multiply_groups
 from ._kernel import Kernel, Step, Tensor, contiguous, rows
 from ._library import define
 from ._panels import (
@@ -19,7 +20,7 @@ from ._panels import (
 from .combine import combine
 from .combine import gradients as combine_gradients
 from .dispatch import dispatch
-from .grouped_linear import as_bits, attributes, grouped_linear, has_kernel, matrices
+from .grouped_linear import as_bits, attributes, grouped_linear, matrices
 from .grouped_linear import gradients as linear_gradients
 from .token_rows import token_rows
 
@@ -174,14 +175,19 @@ def _run(x, gates, indices, w_in, b_in, w_out, b_out, transposed=False, *options
     _validate(x, gates, indices, w_in, b_in, w_out, b_out, transposed, activation)
     features, out = _widths(x, w_in, w_out, transposed, activation)
     panels = columns(w_in) if is_packed(w_in) else 0
-    if not has_kernel(x, gates, indices, w_in, b_in, w_out, b_out):
-        w_in, w_out = _unpacked(x, w_in, w_out, activation)
-        slots, offsets, tokens = places(indices, w_in.shape[0])
-        _, _, outputs = _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed,
-                                activation)
-        return apply_gates(outputs, gates, slots)
     first, first_transposed = _operand(w_in, transposed)
     last, last_transposed = _operand(w_out, transposed)
+    if not (has_kernel(x, gates, indices, w_in, b_in, w_out, b_out) or
+            has_gpu_kernel(indices.numel(), first, last,
+                           transposed=first_transposed or last_transposed)):
+        w_in, w_out = _unpacked(x, w_in, w_out, activation)
+        slots, offsets, tokens = places(indices, w_in.shape[0])
+        layers = _layers
+        if are_grouped(x, first, last) and all(w.shape[1] % 8 == 0 for w in (first, last)):
+            layers, w_in, w_out = _layers_by_groups, first, last
+            transposed = first_transposed, last_transposed
+        *_, outputs = layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed, activation)
+        return apply_gates(outputs, gates, slots)
     run = kernel(
         x.dtype, x.shape[1], features, out, w_in.shape[0], indices.shape[1], indices.dtype,
         tuple(None if b is None else b.dtype for b in (b_in, b_out)),
@@ -217,6 +223,12 @@ def _layers(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed, activation
     z = grouped_linear(x, w_in, b_in, offsets, tokens, transposed=transposed)
     hidden = activation(z)
     return z, hidden, grouped_linear(hidden, w_out, b_out, offsets, transposed=transposed)
+
+
+def _layers_by_groups(x, w_in, b_in, w_out, b_out, offsets, tokens, transposed, activation):
+    """What comes out of both, by torch's grouped products; `combine` reads no row of no expert."""
+    z = multiply_groups(x.index_select(0, tokens), w_in, b_in, offsets, transposed[0])
+    return multiply_groups(activation(z), w_out, b_out, offsets, transposed[1]),
 
 
 def apply_gates(outputs: torch.Tensor, gates: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

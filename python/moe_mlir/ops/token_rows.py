@@ -42,15 +42,8 @@ def kernel(k: int, slot_dtype: torch.dtype) -> Kernel:
 
 def _run(slots):
     _validate(slots)
-    if slots.device.type == "cpu":
-        (rows,) = kernel(slots.shape[1], slots.dtype)(contiguous(slots))
-        return rows
-    count = slots.numel()
-    tokens = torch.arange(slots.shape[0], device=slots.device).unsqueeze(1).expand(slots.shape)
-    # Assignments without a row write one behind the last.
-    row = torch.where((slots >= 0) & (slots < count), slots, count).to(torch.int64).flatten()
-    rows = torch.zeros(count + 1, dtype=torch.int64, device=slots.device)
-    return rows.index_copy_(0, row, tokens.flatten())[:count].contiguous()
+    (rows,) = kernel(slots.shape[1], slots.dtype)(contiguous(slots))
+    return rows
 
 
 def _fake(slots):

@@ -155,6 +155,7 @@ void mlir::moe::populateToGridPatterns(RewritePatternSet &patterns,
   populateCombineToGridPatterns(patterns, block);
   populateDispatchToGridPatterns(patterns, block);
   populateDispersionToGridPatterns(patterns, block);
+  populateGroupedLinearToGridPatterns(patterns, block);
   populateTokenRowsToGridPatterns(patterns, block);
 }
 

@@ -1,0 +1,140 @@
+//===- DecomposeExpertsForGPU.cpp - Cut the layers of experts by rows -----===//
+//
+//   few  = rows, where they are at most kFewRows an expert, else 0
+//   many = rows - few
+//   y    = grouped_linear of the first `few` rows    a kernel
+//   (GroupedLinear.cpp) y    = grouped_linear of the first `many` rows   loops
+//   over experts
+//
+//===----------------------------------------------------------------------===//
+
+#include "Experts/GroupedLinear.h"
+
+#include "MoE/Conversion/Passes.h"
+#include "MoE/Transforms/Transforms.h"
+#include "mlir/Dialect/Affine/IR/AffineOps.h"
+#include "mlir/Dialect/Arith/IR/Arith.h"
+#include "mlir/Dialect/Func/IR/FuncOps.h"
+#include "mlir/Dialect/Linalg/IR/Linalg.h"
+#include "mlir/Dialect/Math/IR/Math.h"
+#include "mlir/Dialect/SCF/IR/SCF.h"
+#include "mlir/Dialect/Tensor/IR/Tensor.h"
+
+namespace mlir::moe {
+#define GEN_PASS_DEF_MOEDECOMPOSEEXPERTSFORGPUPASS
+#include "MoE/Conversion/Passes.h.inc"
+} // namespace mlir::moe
+
+using namespace mlir;
+using namespace mlir::moe;
+
+/// Rows of an expert, on average, up to which reading its weights takes longer
+/// than multiplying them: with 8, a layer of 64 experts takes an H100 0.78 of
+/// the time that grouped products by a library do, and 1.1 with 32.
+static constexpr int64_t kFewRows = 16;
+
+namespace {
+struct Sizes {
+  Value rows, experts;
+};
+} // namespace
+
+static Sizes getSizes(ImplicitLocOpBuilder &b, GroupedLinearOp op) {
+  return {tensor::DimOp::create(b, op.getOuts()[0], 0),
+          tensor::DimOp::create(b, op.getW(), 0)};
+}
+
+/// The rows where they are few, or where they are not; 0 otherwise. Grids are
+/// expressions without branches, of sizes below 2^31.
+static Value countIf(ImplicitLocOpBuilder &b, Sizes sizes, bool few) {
+  constexpr int64_t limit = int64_t(1) << 31;
+  AffineExpr rows = b.getAffineDimExpr(0), experts = b.getAffineDimExpr(1);
+  AffineExpr isMany = (rows - experts * kFewRows + (limit - 1)).floorDiv(limit);
+  Value factor = affine::AffineApplyOp::create(
+      b, AffineMap::get(2, 0, few ? 1 - isMany : isMany),
+      ValueRange{sizes.rows, sizes.experts});
+  return arith::MulIOp::create(b, sizes.rows, factor);
+}
+
+/// The first `count` rows of `value`.
+static Value takeRows(ImplicitLocOpBuilder &b, Value value, Value count) {
+  auto type = cast<RankedTensorType>(value.getType());
+  SmallVector<OpFoldResult> offsets(type.getRank(), b.getIndexAttr(0)),
+      strides(type.getRank(), b.getIndexAttr(1)),
+      sizes = tensor::getMixedSizes(b, b.getLoc(), value);
+  sizes[0] = count;
+  return tensor::ExtractSliceOp::create(b, value, offsets, sizes, strides);
+}
+
+static Value putRows(ImplicitLocOpBuilder &b, Value rows, Value into,
+                     Value count) {
+  auto type = cast<RankedTensorType>(into.getType());
+  SmallVector<OpFoldResult> offsets(type.getRank(), b.getIndexAttr(0)),
+      strides(type.getRank(), b.getIndexAttr(1)),
+      sizes = tensor::getMixedSizes(b, b.getLoc(), into);
+  sizes[0] = count;
+  return tensor::InsertSliceOp::create(b, rows, into, offsets, sizes, strides);
+}
+
+/// `op` on its first `count` rows, which are written into `into`.
+static std::pair<GroupedLinearOp, Value> cloneForRows(ImplicitLocOpBuilder &b,
+                                                      GroupedLinearOp op,
+                                                      Value count, Value into) {
+  IRMapping mapping;
+  Value out = takeRows(b, into, count);
+  mapping.map(op.getOuts()[0], out);
+  Value ofRows = op.getRows() ? op.getRows() : op.getX();
+  mapping.map(ofRows, takeRows(b, ofRows, count));
+  auto part = cast<GroupedLinearOp>(b.clone(*op, mapping));
+  part->getResult(0).setType(out.getType());
+  return {part, putRows(b, part->getResult(0), into, count)};
+}
+
+/// Cuts `op` in two and returns the part of few rows.
+static GroupedLinearOp cutByRows(GroupedLinearOp op) {
+  ImplicitLocOpBuilder b(op.getLoc(), op);
+  Sizes sizes = getSizes(b, op);
+  auto [many, manyRows] =
+      cloneForRows(b, op, countIf(b, sizes, /*few=*/false), op.getOuts()[0]);
+  auto [few, rows] =
+      cloneForRows(b, op, countIf(b, sizes, /*few=*/true), manyRows);
+  op->replaceAllUsesWith(ValueRange{rows});
+  op.erase();
+  return few;
+}
+
+/// Whether all rows are few ones, if that is known.
+static std::optional<bool> hasFewRows(GroupedLinearOp op) {
+  int64_t rows = cast<ShapedType>(op.getOuts()[0].getType()).getDimSize(0);
+  int64_t experts = cast<ShapedType>(op.getW().getType()).getDimSize(0);
+  if (ShapedType::isDynamic(rows) || ShapedType::isDynamic(experts))
+    return std::nullopt;
+  return rows <= kFewRows * experts;
+}
+
+namespace {
+struct MoEDecomposeExpertsForGPUPass
+    : public mlir::moe::impl::MoEDecomposeExpertsForGPUPassBase<
+          MoEDecomposeExpertsForGPUPass> {
+  using Base::Base;
+
+  void runOnOperation() override {
+    SmallVector<GroupedLinearOp> ops;
+    getOperation().walk([&](GroupedLinearOp op) { ops.push_back(op); });
+    DenseSet<Operation *> kept;
+    for (GroupedLinearOp op : ops) {
+      if (!hasKernelOfFewRows(op) || !op.hasPureTensorSemantics())
+        continue;
+      std::optional<bool> areFew = hasFewRows(op);
+      if (!areFew)
+        kept.insert(cutByRows(op));
+      else if (*areFew)
+        kept.insert(op);
+    }
+    decomposeIf(getOperation(), [&](linalg::AggregatedOpInterface op) {
+      return isa<GroupedLinearOp, GroupedOuterOp>(op.getOperation()) &&
+             !kept.contains(op);
+    });
+  }
+};
+} // namespace

@@ -1,0 +1,17 @@
+//===- GroupedLinear.h - Which layers of experts have a kernel --*- C++ -*-===//
+
+#ifndef MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_GROUPEDLINEAR_H
+#define MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_GROUPEDLINEAR_H
+
+#include "MoE/Dialect/MoE/IR/MoE.h"
+
+namespace mlir::moe {
+
+/// Whether the kernel for few rows an expert computes `op`, on tensors or
+/// buffers: rows and weights of one 16-bit type without gaps, a static number
+/// of features, a multiple of 64, and weights [experts, out, in] as they are.
+bool hasKernelOfFewRows(GroupedLinearOp op);
+
+} // namespace mlir::moe
+
+#endif // MOE_LIB_CONVERSION_MOETOGPU_EXPERTS_GROUPEDLINEAR_H
