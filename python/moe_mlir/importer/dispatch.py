@@ -90,10 +90,9 @@ def _dispatch(context, node, arguments):
     if arguments.capacity_factor is not None:
         clauses.attribute("capacity_factor", float_attribute(arguments.capacity_factor))
     clauses.attribute("alignment", f"{arguments.alignment} : i64")
-    rows, starts, numbers = clauses.write("dispatch", (idx.shape, "i64"), (offsets, "i32"),
-                                          (counts, "i32"))
-    return [reshape(builder, rows, slots), _widened(context, starts, "i64"),
-            _widened(context, numbers, "i64")]
+    rows, starts, numbers = clauses.write("dispatch", (idx.shape, "i64"), (offsets, "i64"),
+                                          (counts, "i64"))
+    return [reshape(builder, rows, slots), starts, numbers]
 
 
 @imports(moe.combine.default)

@@ -138,8 +138,8 @@ def kernel(
         tuple(inputs),
         (
             Tensor("slots", ("n", k), torch.int64),
-            Tensor("offsets", (experts + 1,), torch.int32),
-            Tensor("counts", (experts,), torch.int32),
+            Tensor("offsets", (experts + 1,), torch.int64),
+            Tensor("counts", (experts,), torch.int64),
         ),
         tuple(attributes),
     )
@@ -170,7 +170,7 @@ def _cpu(idx, num_experts, capacity, priority, mask, capacity_factor, gates, exp
     if mask is not None:
         operands.append(rows(mask, 0))
     slots, offsets, counts = run(*operands)
-    return slots.view(idx.shape), offsets.to(torch.int64), counts.to(torch.int64)
+    return slots if slots.dim() == idx.dim() else slots.view(idx.shape), offsets, counts
 
 
 def _fake(idx, num_experts, *options):

@@ -60,3 +60,15 @@ func.func @combine_reads_rows_under_a_condition(%x: memref<?x64xf32>, %g: memref
       outs(%y : memref<?x64xf32>)
   return
 }
+
+// Offsets and counts of i64 are read and written as such.
+
+// CHECK-LABEL: func @dispatch_to_i64
+// CHECK-DAG:     memref.store %{{.*}} : memref<4xi64>
+// CHECK-DAG:     memref.store %{{.*}} : memref<5xi64>
+func.func @dispatch_to_i64(%i: memref<?x2xi64>, %s: memref<?x2xi64>,
+                           %o: memref<5xi64>, %c: memref<4xi64>) {
+  moe.dispatch ins(%i : memref<?x2xi64>)
+      outs(%s, %o, %c : memref<?x2xi64>, memref<5xi64>, memref<4xi64>)
+  return
+}

@@ -107,3 +107,18 @@ func.func @losses_sum_in_f64(%p: tensor<?x8xf32>, %i: tensor<?x2xi32>, %l: tenso
       outs(%l, %load : tensor<f32>, tensor<8xi32>) -> tensor<f32>, tensor<8xi32>
   return %r#0, %r#1 : tensor<f32>, tensor<8xi32>
 }
+
+// Numbers are counted in i32, and cast to what the results hold.
+
+// CHECK-LABEL: func @dispatch_to_i64
+// CHECK:         %[[COUNTS:.*]] = linalg.generic {{.*}} outs(%{{.*}} : tensor<4xi32>)
+// CHECK:         linalg.generic {{.*}} ins(%{{.*}} : tensor<5xi32>) outs(%{{.*}} : tensor<5xi64>)
+// CHECK:           arith.extsi %{{.*}} : i32 to i64
+// CHECK:         linalg.generic {{.*}} ins(%[[COUNTS]] : tensor<4xi32>) outs(%{{.*}} : tensor<4xi64>)
+// CHECK:           arith.extsi %{{.*}} : i32 to i64
+func.func @dispatch_to_i64(%i: tensor<?x2xi64>, %s: tensor<?x2xi64>, %o: tensor<5xi64>,
+                           %c: tensor<4xi64>) -> (tensor<?x2xi64>, tensor<5xi64>, tensor<4xi64>) {
+  %r:3 = moe.dispatch ins(%i : tensor<?x2xi64>) outs(%s, %o, %c : tensor<?x2xi64>, tensor<5xi64>, tensor<4xi64>)
+      -> tensor<?x2xi64>, tensor<5xi64>, tensor<4xi64>
+  return %r#0, %r#1, %r#2 : tensor<?x2xi64>, tensor<5xi64>, tensor<4xi64>
+}

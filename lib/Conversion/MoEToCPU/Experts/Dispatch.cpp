@@ -80,7 +80,12 @@ private:
     return e.toIndex(e.load(op.getCountsInit(), {expert}));
   }
   void writeCount(Value count, Value expert) {
-    e.store(e.castInt(count, e.getI32Type()), op.getCountsInit(), {expert});
+    writeNumber(count, op.getCountsInit(), expert);
+  }
+  /// As an integer of the elements of `buffer`.
+  void writeNumber(Value number, Value buffer, Value at) {
+    Type element = cast<MemRefType>(buffer.getType()).getElementType();
+    e.store(e.castInt(number, element), buffer, {at});
   }
   Value getCapacity();
   void clearCounts();
@@ -244,7 +249,7 @@ Value DispatchKernel::getCapacity() {
 
 void DispatchKernel::clearCounts() {
   e.loop(e.index(0), numExperts, 1,
-         [&](Value expert) { e.store(i32(0), op.getCountsInit(), {expert}); });
+         [&](Value expert) { writeCount(e.index(0), expert); });
 }
 
 /// slot = counts[expert]++, or -1 for an assignment without an expert, to a
@@ -288,18 +293,18 @@ void DispatchKernel::takeRows() {
 /// offsets[b] = sum of the counts below, each rounded up to the alignment.
 void DispatchKernel::computeOffsets() {
   Value end =
-      e.loop(e.index(0), numExperts, 1, {i32(0)},
+      e.loop(e.index(0), numExperts, 1, {e.index(0)},
              [&](Value expert, ValueRange start) -> Values {
-               e.store(start[0], op.getOffsetsInit(), {expert});
-               Value rows = e.load(op.getCountsInit(), {expert});
+               writeNumber(start[0], op.getOffsetsInit(), expert);
+               Value rows = readCount(expert);
                if (int64_t alignment = op.getAlignment(); alignment != 1) {
                  Value blocks =
-                     arith::CeilDivUIOp::create(e, rows, i32(alignment));
-                 rows = e.mul(blocks, i32(alignment));
+                     arith::CeilDivUIOp::create(e, rows, e.index(alignment));
+                 rows = e.mul(blocks, e.index(alignment));
                }
                return {e.add(start[0], rows)};
              })[0];
-  e.store(end, op.getOffsetsInit(), {numExperts});
+  writeNumber(end, op.getOffsetsInit(), numExperts);
 }
 
 /// slot += offsets[expert]

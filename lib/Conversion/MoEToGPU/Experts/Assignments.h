@@ -78,6 +78,11 @@ protected:
   void store(Value value, Value buffer, Value place) {
     memref::StoreOp::create(b, value, buffer, b.toIndex(place));
   }
+  /// As an integer of the elements of `buffer`.
+  void storeNumber(Value number, Value buffer, Value place) {
+    Type element = cast<MemRefType>(buffer.getType()).getElementType();
+    store(b.castInt(number, element), buffer, place);
+  }
   void barrier() { gpu::BarrierOp::create(b); }
   Value less(Value lhs, Value rhs) {
     return b.compare(arith::CmpIPredicate::ult, lhs, rhs);

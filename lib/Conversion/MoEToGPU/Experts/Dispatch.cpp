@@ -262,8 +262,8 @@ void PlacingBlock::computeOffsets() {
              [&](Value expert, ValueRange start) -> SmallVector<Value> {
                Value rows = getRows(expert);
                b.ifThen(isWriter, [&] {
-                 store(start[0], op.getOffsetsInit(), expert);
-                 store(rows, op.getCountsInit(), expert);
+                 storeNumber(start[0], op.getOffsetsInit(), expert);
+                 storeNumber(rows, op.getCountsInit(), expert);
                });
                store(b.add(start[0], load(next, expert)), next, expert);
                store(b.add(start[0], rows), ends, expert);
@@ -272,7 +272,7 @@ void PlacingBlock::computeOffsets() {
   Value isLast =
       b.compare(CmpIPredicate::eq, thread, b.index(block.numThreads - 1));
   b.ifThen(b.both(isWriter, isLast),
-           [&] { store(start, op.getOffsetsInit(), b.index(experts)); });
+           [&] { storeNumber(start, op.getOffsetsInit(), b.index(experts)); });
 }
 
 /// The lanes, a bit each, whose assignments have this expert.

@@ -45,6 +45,8 @@ private:
   Access buildRanks(Access experts, Access *kept);
   Access buildKeptByGate(Access experts, Value capacity);
   Access buildPaddedCounts(Access counts);
+  Access clear(Value init, int64_t dim);
+  Value castTo(Value init, Access numbers, int64_t dim);
 
   /// The values of two assignments, or of two tokens, that are compared.
   SmallVector<Access> pairOf(Value value) {
@@ -178,6 +180,25 @@ Access DispatchMeaning::buildPaddedCounts(Access counts) {
       });
 }
 
+/// Zeros of i32 in place of `init`, if it can hold them.
+Access DispatchMeaning::clear(Value init, int64_t dim) {
+  if (getElementTypeOrSelf(init.getType()) != i32)
+    return domain.filled({dim}, i32, 0);
+  return domain.fill(domain.at(init, {dim}),
+                     domain.getBody().constantInt(i32, 0));
+}
+
+/// Numbers of i32 as `init` holds them.
+Value DispatchMeaning::castTo(Value init, Access numbers, int64_t dim) {
+  Type type = getElementTypeOrSelf(init.getType());
+  if (type == i32)
+    return numbers.value;
+  return domain
+      .map({numbers}, domain.at(init, {dim}),
+           [&](Body &b, ValueRange in) { return b.castInt(in[0], type); })
+      .value;
+}
+
 SmallVector<Value> DispatchMeaning::build() {
   using namespace dispatch;
   Access experts = buildExperts();
@@ -200,8 +221,7 @@ SmallVector<Value> DispatchMeaning::build() {
       });
 
   // counts_e = sum_nk [expert_nk = e and kept_nk]
-  Access counts = domain.fill(domain.at(op.getCountsInit(), {e}),
-                              domain.getBody().constantInt(i32, 0));
+  Access counts = clear(op.getCountsInit(), e);
   counts = domain.reduce(
       {experts, kept}, counts, [&](Body &b, ValueRange in, Value acc) {
         Value isOfExpert =
@@ -211,8 +231,7 @@ SmallVector<Value> DispatchMeaning::build() {
 
   // offsets_b = sum_{e < b} padded_e
   Access padded = buildPaddedCounts(counts);
-  Access offsets = domain.fill(domain.at(op.getOffsetsInit(), {b}),
-                               domain.getBody().constantInt(i32, 0));
+  Access offsets = clear(op.getOffsetsInit(), b);
   offsets = domain.reduce(
       {padded}, offsets, [&](Body &body, ValueRange in, Value acc) {
         return body.select(body.less(body.iteration(e), body.iteration(b)),
@@ -235,7 +254,8 @@ SmallVector<Value> DispatchMeaning::build() {
                               return b.select(in[1], b.castInt(in[0], type),
                                               b.constantInt(type, -1));
                             });
-  return {slots.value, offsets.value, counts.value};
+  return {slots.value, castTo(op.getOffsetsInit(), offsets, b),
+          castTo(op.getCountsInit(), counts, e)};
 }
 
 Replacements mlir::moe::decompose(DispatchOp op, OpBuilder &builder) {

@@ -85,8 +85,9 @@ static LogicalResult verifyAlignment(DispatchOp op, int64_t numExperts) {
 
 LogicalResult DispatchOp::verify() {
   using namespace dispatch;
-  if (failed(verifyStructured(*this, {OutElement::ExpertIndex, OutElement::I32,
-                                      OutElement::I32})) ||
+  if (failed(verifyStructured(*this,
+                              {OutElement::ExpertIndex, OutElement::ExpertIndex,
+                               OutElement::ExpertIndex})) ||
       failed(verifyDropRule(*this)))
     return failure();
   if (getCapacity() && getCapacityFactor()) // dispatch_c1

@@ -42,8 +42,8 @@ def MoE_DispatchOp : MoE_StructuredOp<"dispatch", ["slots", "offsets", "counts"]
     | `capacity` (optional) | scalar | i32 |
     | `mask` (optional) | `[n]` | i1, true = real token |
     | `slots` (out) | `[n, k]` | i32 or i64 |
-    | `offsets` (out) | `[b]`, `b = e + 1` | i32 |
-    | `counts` (out) | `[e]` | i32, after dropping |
+    | `offsets` (out) | `[b]`, `b = e + 1` | i32 or i64 |
+    | `counts` (out) | `[e]` | i32 or i64, after dropping |
 
     Iterators: all dims whole, since a row depends on every assignment. Orders
     are total: NaN ranks last among priorities and gates (E3), so the result is
