@@ -13,6 +13,14 @@ class Chip:
     l2: float = 7.8e12  # bytes a second
     l2_an_sm: float = 64  # bytes a cycle into one SM
     launch: float = 1.4e-6  # seconds of a launch in a graph, without what it runs
+    # Clusters of 1, 2, 3 .. blocks that run at once where each block fills an SM.
+    clusters: tuple = (132, 66, 39, 30, 22, 17, 15, 15)
+
+    def reach(self, cluster: int) -> int:
+        """SMs that blocks use at once which are in clusters of so many."""
+        if cluster > len(self.clusters):
+            return self.sms
+        return cluster * self.clusters[cluster - 1]
 
 
 # What was measured for reading, and 90 % of 4.8 TB/s.
@@ -43,6 +51,7 @@ SOURCES = """\
 | DRAM, H100 | 2.98 of 3.35 TB/s | reading 1 GiB, measured; copies reach 2.44 |
 | DRAM, H200 | 4.31 of 4.8 TB/s | cub's DeviceReduce of 2^28 integers in 249.3 us (NVIDIA/cccl#9722) |
 | L2 | 7.8 TB/s in all, 64 bytes a cycle into an SM | reading 8 MiB by all multiprocessors of an H100, measured |
+| clusters at once, of 1 to 8 blocks that fill an SM | 132, 66, 39, 30, 22, 17, 15, 15 | `cuOccupancyMaxActiveClusters` of an H100; other dies may differ |
 | L1 and shared memory | 128 bytes a cycle and SM | CUDA C++ Programming Guide |
 | latencies of shared memory, L2, DRAM | 29, 263, 479 cycles | arXiv:2402.13499, unloaded; recalled and not looked up again |
 | lanes a cycle and SM: FP32 FMA; integer, logic, compare; `MUFU` and conversions; loads, stores, shuffles | 128; 64; 16; 32 | CUDA C++ Programming Guide, throughput of instructions, 9.0 |

@@ -22,6 +22,7 @@ class Launch:
     sectors: float  # of global memory that the warps of a block touch
     loaded_bytes: float  # of a block
     stored_bytes: float
+    cluster: int = 1  # blocks of one
 
     @property
     def l2_bytes(self) -> float:
@@ -85,7 +86,8 @@ class Estimate:
 def estimate(launch: Launch, chip, dram_bytes: float) -> Estimate:
     """`dram_bytes` of what the launch reads and writes are not in L2."""
     blocks = math.ceil(launch.blocks)
-    busiest = math.ceil(blocks / chip.sms)
+    sms = chip.reach(launch.cluster)
+    busiest = math.ceil(blocks / sms)
     resident = max(1, min(launch.resident, busiest))
     loaded = launch.l2_bytes * blocks
     cold = min(1.0, dram_bytes / loaded) if loaded else 0.0
@@ -102,4 +104,4 @@ def estimate(launch: Launch, chip, dram_bytes: float) -> Estimate:
         cycles += launch.cycles(busiest % resident, load)
     terms["dependences"] = cycles / chip.clock
     return Estimate(terms, resident * launch.loaded_bytes * min(1.0, load / alone),
-                    blocks / (chip.sms * launch.resident), min(blocks, chip.sms))
+                    blocks / (sms * launch.resident), min(blocks, sms))

@@ -7,6 +7,8 @@ along a line, since the trips of its loops grow with the size or do not depend o
 
 import contextlib
 import json
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -123,7 +125,14 @@ def _launch(text, plan, small, sizes, call):
     return kernel_time.Launch(
         plan.name, call.working * blocks_of(plan.grid), plan.block_size,
         code.blocks_an_sm(plan.block_size, plan.dynamic_smem, call.chip), code,
-        sass.spread(average.pop("lines"), ptx), **average)
+        sass.spread(average.pop("lines"), ptx), **average, cluster=cluster_of(ptx, plan.name))
+
+
+def cluster_of(ptx: str, name: str) -> int:
+    """Blocks of a cluster of a kernel."""
+    (head,) = re.findall(rf"\.entry {name}\(.*?\n\{{", ptx, re.S)
+    extents = re.search(r"\.reqnctapercluster (\d+), (\d+), (\d+)", head)
+    return math.prod(map(int, extents.groups())) if extents else 1
 
 
 def of_a_block(counters: dict, blocks: float) -> dict:

@@ -29,7 +29,7 @@ def named(text):
     ("topk_renorm 16384x128", 16384, 1, 132, 3.0, 4.4),
     ("topk_renorm 8192x256", 8192, 1, 132, 3.3, 4.2),
     ("grouped_topk 8192x256", 8192, 1, 132, 2, 13.6),
-    ("adjacency_update 16384", 16384, 2, 132, 0.6, 7.2),
+    ("adjacency_update 16384", 16384, 2, 120, 0.6, 7.2),
     ("mad_dispersion 16384x512", 16384, 1, 96, 4.5, 32),
     ("router 32x7168 E256", 32, 2, 32, 6, 6.6),
     ("router 1x7168", 1, 2, 1, 5, 6.6),
@@ -66,6 +66,14 @@ def test_few_tokens_fill_the_chip_with_weights(tokens):
 def a_launch():
     (launch,) = recorded.record(named("topk_renorm 16384x128")).launches
     return launch
+
+
+def test_a_cluster_more_than_fit_takes_another_round():
+    launch = dataclasses.replace(a_launch(), cluster=8)
+    fit, more = (kernel_time.estimate(dataclasses.replace(launch, blocks=8 * clusters), chips.H100, 0)
+                 for clusters in (15, 16))
+    assert fit.used_sms == more.used_sms == 120
+    assert more.terms["dependences"] > fit.terms["dependences"]
 
 
 def test_work_on_few_multiprocessors_takes_longer():
