@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 namespace moe::sim {
@@ -96,23 +97,31 @@ void runMovmatrix(Warp &warp, const Inst &inst, u32) {
 // Inexact numerics
 //===----------------------------------------------------------------------===//
 
-/// The addends of a block are aligned to the largest, cut off below 24 bits of
-/// its significand, and summed; the sum is truncated. This is what published
-/// measurements of tensor cores show, as an error bound and not bit for bit.
-float blockSum(const double *terms, u32 count) {
-  double largest = 0;
-  for (u32 i = 0; i < count; ++i) {
-    if (!std::isfinite(terms[i]))
-      return static_cast<float>(std::accumulate(terms, terms + count, 0.0));
-    largest = std::max(largest, std::fabs(terms[i]));
+/// Bits of an addend behind the place of the largest exponent.
+constexpr int kFractionBits = 25;
+
+/// c + a b of one instruction. The addends are aligned to the largest exponent,
+/// of products that of their factors' sum, cut off behind kFractionBits, and
+/// summed; the sum is truncated. So does an H100, bit for bit, with f16, bf16
+/// and tf32 (tests/python/sim/hardware); its 8-bit types nobody has measured.
+float tensorCoreSum(float c, const float *a, const float *b, u32 stride,
+                    u32 k) {
+  constexpr int none = std::numeric_limits<int>::min();
+  int largest = c == 0 ? none : std::ilogb(c);
+  double plain = c;
+  for (u32 i = 0; i < k; ++i) {
+    float x = a[i], y = b[i * stride];
+    plain += static_cast<double>(x) * y;
+    if (x != 0 && y != 0)
+      largest = std::max(largest, std::ilogb(x) + std::ilogb(y));
   }
-  if (largest == 0)
-    return static_cast<float>(terms[0]);
-  double unit = std::ldexp(1.0, std::ilogb(largest) - 23);
-  double sum = 0;
-  for (u32 i = 0; i < count; ++i)
-    sum += std::trunc(terms[i] / unit);
-  sum *= unit;
+  if (largest == none || !std::isfinite(plain))
+    return static_cast<float>(plain);
+  double scale = std::ldexp(1.0, kFractionBits - largest);
+  double sum = std::trunc(c * scale);
+  for (u32 i = 0; i < k; ++i)
+    sum += std::trunc(static_cast<double>(a[i]) * b[i * stride] * scale);
+  sum /= scale;
   float rounded = static_cast<float>(sum);
   return std::fabs(static_cast<double>(rounded)) > std::fabs(sum)
              ? std::nextafter(rounded, 0.0f)
@@ -123,7 +132,6 @@ float blockSum(const double *terms, u32 count) {
 
 void multiplyInexact(Warp &warp, float *d, const float *a, const float *b,
                      u32 rows, u32 n, u32 k) {
-  constexpr u32 kBlock = 8;
   bool perturbed = warp.block->launch->numerics == Numerics::Perturbed;
   u32 order[256];
   std::iota(order, order + k, 0);
@@ -131,23 +139,13 @@ void multiplyInexact(Warp &warp, float *d, const float *a, const float *b,
     warp.block->random.shuffle(order, k);
   for (u32 row = 0; row < rows; ++row)
     for (u32 column = 0; column < n; ++column) {
-      float sum = d[row * n + column];
-      for (u32 begin = 0; begin < k; begin += kBlock) {
-        double terms[kBlock + 1] = {sum};
-        u32 count = std::min(kBlock, k - begin);
-        for (u32 i = 0; i < count; ++i) {
-          u32 at = order[begin + i];
-          terms[i + 1] =
-              static_cast<double>(a[row * k + at]) * b[at * n + column];
-        }
-        if (!perturbed) {
-          sum = blockSum(terms, count + 1);
-          continue;
-        }
-        for (u32 i = 0; i < count; ++i)
-          sum += static_cast<float>(terms[i + 1]);
+      float &sum = d[row * n + column];
+      if (!perturbed) {
+        sum = tensorCoreSum(sum, a + row * k, b + column, n, k);
+        continue;
       }
-      d[row * n + column] = sum;
+      for (u32 i = 0; i < k; ++i)
+        sum += a[row * k + order[i]] * b[order[i] * n + column];
     }
 }
 

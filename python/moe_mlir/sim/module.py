@@ -186,7 +186,7 @@ def launch(
     completions: equal seeds give equal runs. `policy` 0 reconverges diverged
     lanes as early as it can, 1 as late as independent thread scheduling
     allows. `numerics` is "exact" (products exact, sums in f32), "tensor_core"
-    (truncated block sums) or "perturbed" (approximate instructions off by up
+    (the sums of an H100, bit for bit, of f16, bf16 and tf32) or "perturbed" (approximate instructions off by up
     to two ulp, sums in random order). `threads` 0 uses every core where blocks do
     not communicate, and one otherwise. With `trace_shared` the report lists every
     access to shared memory (`shared_trace`).

@@ -8,6 +8,7 @@ the simulator, so that it becomes a fixture: tests/python/sim/test_hardware_vect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -87,9 +88,10 @@ class Vectors:
         return simulate(self.ptx, self.magnitude, self.out, self.grid).view(np.float32)
 
 
-def simulate(ptx: str, inputs: Sequence[np.ndarray], out: tuple[int, ...], grid: int) -> np.ndarray:
+def simulate(ptx: str, inputs: Sequence[np.ndarray], out: tuple[int, ...], grid: int,
+             numerics: Literal["exact", "tensor_core"] = "exact") -> np.ndarray:
     words: np.ndarray = np.full(out, 0x7FC0DEAD, np.uint32)
-    sim.launch(ptx, "k", grid, _LANES, [*inputs, words])
+    sim.launch(ptx, "k", grid, _LANES, [*inputs, words], numerics=numerics)
     return words
 
 

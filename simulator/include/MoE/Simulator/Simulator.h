@@ -123,7 +123,7 @@ struct Checks {
 enum class Numerics : uint8_t {
   /// Products exact, sums in f32, one after the other.
   Exact,
-  /// Block sums with aligned, truncated addends, as tensor cores have them.
+  /// Addends of an instruction aligned and cut off, as an H100 has them.
   TensorCore,
   /// Approximate instructions off by up to two ulp; sums in random order.
   Perturbed,
