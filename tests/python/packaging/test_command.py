@@ -171,7 +171,9 @@ def test_check_finds_the_race_of_a_program(tmp_path):
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert report["kernels"] == ["count"] and report["launches"] == 1 and report["ended"]
-    assert {one["kind"] for one in report["findings"]} == {"race"}
+    # Which sum a block reads, and so whether two store the same, is what they race for.
+    kinds = {one["kind"] for one in report["findings"]}
+    assert "race" in kinds and kinds <= {"race", "equal-stores"}
     assert report["findings"][0]["source"].endswith("count.py:9")
     done = moe("check", tmp_path / "count.py", "60")
     assert done.returncode == 0, done.stderr
