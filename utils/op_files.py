@@ -14,7 +14,7 @@ DIALECT = "lib/Dialect/MoE"
 CPU, GPU = "lib/Conversion/MoEToCPU", "lib/Conversion/MoEToGPU"
 HEAD = ("op", "in other ops", "kernel for the CPU", "kernel for GPUs")
 # An op has its class as the argument of these.
-KERNEL = r"\b(?:KernelPattern|ScheduleToThreads|OpRewritePattern)<\s*(\w+)Op\b"
+KERNEL = r"\b(?:KernelPattern|ScheduleToThreads|ScheduleToGrid|OpRewritePattern)<\s*(\w+)Op\b"
 DECOMPOSITION = r"\bdecompose\(\s*(\w+)Op op\b"
 
 

@@ -181,14 +181,9 @@ def MoEDecomposeExpertsForGPUPass
     Experts' products become loops over the experts, whose blocks multiply tiles
     of rows. That is slow where an expert has few rows: its weights are what
     takes the time, and few blocks read them. `moe.grouped_linear` has a kernel
-    for that; an op of a form that the kernel knows, and of a number of rows
-    that is not known, is cut in two:
-
-    ```mlir
-    // At most 16 rows an expert; the other part has none.
-    %few = moe.grouped_linear ... outs(all rows, or none)
-    %many = moe.grouped_linear ... outs(no rows, or all)
-    ```
+    for that. An op of a form that the kernel knows, and of a number of rows that
+    is not known, is cut in two: one op has the rows where they are at most 16
+    an expert, and none otherwise; the other one has them where they are more.
 
     Loops of no iteration are no launches, so that the host sees from the sizes
     which of the two runs. The part of many rows is decomposed, as are forms

@@ -124,6 +124,21 @@ struct ScheduleToThreads : OpRewritePattern<OpTy> {
   BlockShape block;
 };
 
+/// Likewise of ops whose kernels make their loops over blocks themselves.
+template <typename OpTy>
+struct ScheduleToGrid : ScheduleToThreads<OpTy> {
+  using ScheduleToThreads<OpTy>::ScheduleToThreads;
+
+  LogicalResult matchAndRewrite(OpTy op,
+                                PatternRewriter &rewriter) const override {
+    if (!op.hasPureBufferSemantics())
+      return rewriter.notifyMatchFailure(op, "expected buffers");
+    keepPossibleConfig(op, getConfigs(this->schedules, op, this->block),
+                       "moe-distribute-to-grid");
+    return ScheduleToThreads<OpTy>::matchAndRewrite(op, rewriter);
+  }
+};
+
 // The tables, each beside its kernels.
 ArrayRef<Schedule<CombineOp>> getCombineSchedules();
 ArrayRef<Schedule<GroupedLinearOp>> getGroupedLinearSchedules();

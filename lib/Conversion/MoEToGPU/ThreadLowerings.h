@@ -98,6 +98,9 @@ LogicalResult expandMathForThreads(Operation *kernel);
 /// Emits a copy, element by element.
 void emitCopyForThreads(ThreadBuilder &b, memref::CopyOp op, Workers workers);
 
+/// 1 where `lhs` is more than `rhs`, else 0, of sizes below 2^31: grids are
+/// expressions without branches.
+AffineExpr isMore(AffineExpr lhs, AffineExpr rhs);
 /// Opens a loop over the blocks of a grid of up to three dims, the last along
 /// x; `b` continues in its body. Returns the numbers of the block.
 SmallVector<Value> createGrid(ThreadBuilder &b,

@@ -245,22 +245,6 @@ ArrayRef<Schedule<CombineOp>> mlir::moe::getCombineSchedules() {
   return kSchedules;
 }
 
-namespace {
-struct CombineToGrid : ScheduleToThreads<CombineOp> {
-  CombineToGrid(MLIRContext *context, BlockShape block)
-      : ScheduleToThreads(context, getCombineSchedules(), block) {}
-
-  LogicalResult matchAndRewrite(CombineOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    keepPossibleConfig(op, getConfigs(schedules, op, block),
-                       "moe-distribute-to-grid");
-    return ScheduleToThreads::matchAndRewrite(op, rewriter);
-  }
-};
-} // namespace
-
 void mlir::moe::addCombineFacts(KernelFacts &facts, BlockShape block) {
   facts.addConfigs<CombineOp>([=](CombineOp op) {
     return getConfigs(getCombineSchedules(), op, block);
@@ -269,5 +253,6 @@ void mlir::moe::addCombineFacts(KernelFacts &facts, BlockShape block) {
 
 void mlir::moe::populateCombineToGridPatterns(RewritePatternSet &patterns,
                                               BlockShape block) {
-  patterns.add<CombineToGrid>(patterns.getContext(), block);
+  patterns.add<ScheduleToGrid<CombineOp>>(patterns.getContext(),
+                                          getCombineSchedules(), block);
 }

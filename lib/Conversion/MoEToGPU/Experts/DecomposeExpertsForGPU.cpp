@@ -9,6 +9,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "Experts/GroupedLinear.h"
+#include "ThreadLowerings.h"
 
 #include "MoE/Conversion/Passes.h"
 #include "MoE/Transforms/Transforms.h"
@@ -44,12 +45,10 @@ static Sizes getSizes(ImplicitLocOpBuilder &b, GroupedLinearOp op) {
           tensor::DimOp::create(b, op.getW(), 0)};
 }
 
-/// The rows where they are few, or where they are not; 0 otherwise. Grids are
-/// expressions without branches, of sizes below 2^31.
+/// The rows where they are few, or where they are not; 0 otherwise.
 static Value countIf(ImplicitLocOpBuilder &b, Sizes sizes, bool few) {
-  constexpr int64_t limit = int64_t(1) << 31;
   AffineExpr rows = b.getAffineDimExpr(0), experts = b.getAffineDimExpr(1);
-  AffineExpr isMany = (rows - experts * kFewRows + (limit - 1)).floorDiv(limit);
+  AffineExpr isMany = isMore(rows, experts * kFewRows);
   Value factor = affine::AffineApplyOp::create(
       b, AffineMap::get(2, 0, few ? 1 - isMany : isMany),
       ValueRange{sizes.rows, sizes.experts});

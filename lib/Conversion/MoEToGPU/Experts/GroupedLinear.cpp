@@ -450,15 +450,13 @@ void FewRows::store(Value product, ValueRange sums) {
 //===----------------------------------------------------------------------===//
 
 /// How many groups of rows there may be: as many as rows where there are few,
-/// else one of each run that is not whole, and the whole ones. Grids are
-/// expressions without branches, of sizes below 2^31.
+/// else one of each run that is not whole, and the whole ones.
 static Value getNumGroups(ThreadBuilder &b, GroupedLinearOp op) {
   Value numRows = memref::DimOp::create(b, op.getOuts()[0], b.index(0));
   Value numExperts = memref::DimOp::create(b, op.getW(), b.index(0));
-  constexpr int64_t limit = int64_t(1) << 31;
   AffineExpr rows = b.getAffineDimExpr(0), experts = b.getAffineDimExpr(1);
   AffineExpr runs = experts + 2;
-  AffineExpr isMany = (rows - runs + (limit - 1)).floorDiv(limit);
+  AffineExpr isMany = isMore(rows, runs);
   auto apply = [&](AffineExpr expr) -> Value {
     return affine::AffineApplyOp::create(b, AffineMap::get(2, 0, expr),
                                          ValueRange{numRows, numExperts});
@@ -504,22 +502,6 @@ ArrayRef<Schedule<GroupedLinearOp>> mlir::moe::getGroupedLinearSchedules() {
   return kSchedules;
 }
 
-namespace {
-struct GroupedLinearToGrid : ScheduleToThreads<GroupedLinearOp> {
-  GroupedLinearToGrid(MLIRContext *context, BlockShape block)
-      : ScheduleToThreads(context, getGroupedLinearSchedules(), block) {}
-
-  LogicalResult matchAndRewrite(GroupedLinearOp op,
-                                PatternRewriter &rewriter) const override {
-    if (!op.hasPureBufferSemantics())
-      return rewriter.notifyMatchFailure(op, "expected buffers");
-    keepPossibleConfig(op, getConfigs(schedules, op, block),
-                       "moe-distribute-to-grid");
-    return ScheduleToThreads::matchAndRewrite(op, rewriter);
-  }
-};
-} // namespace
-
 void mlir::moe::addGroupedLinearGridFacts(KernelFacts &facts,
                                           BlockShape block) {
   facts.addForms<GroupedLinearOp>(hasKernelOfFewRows,
@@ -531,5 +513,6 @@ void mlir::moe::addGroupedLinearGridFacts(KernelFacts &facts,
 
 void mlir::moe::populateGroupedLinearToGridPatterns(RewritePatternSet &patterns,
                                                     BlockShape block) {
-  patterns.add<GroupedLinearToGrid>(patterns.getContext(), block);
+  patterns.add<ScheduleToGrid<GroupedLinearOp>>(
+      patterns.getContext(), getGroupedLinearSchedules(), block);
 }

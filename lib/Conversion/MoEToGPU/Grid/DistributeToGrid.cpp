@@ -46,6 +46,11 @@ static constexpr int64_t kParts = 64;
 // Grids
 //===----------------------------------------------------------------------===//
 
+AffineExpr mlir::moe::isMore(AffineExpr lhs, AffineExpr rhs) {
+  constexpr int64_t limit = int64_t(1) << 31;
+  return (lhs - rhs + (limit - 1)).floorDiv(limit);
+}
+
 SmallVector<Value> mlir::moe::createGrid(ThreadBuilder &b,
                                          ArrayRef<OpFoldResult> numBlocks) {
   static constexpr gpu::MappingId ids[] = {

@@ -335,12 +335,10 @@ static void createSumLoop(ThreadBuilder &b, RouterLoop router, Value tokens,
   logits->erase();
 }
 
-/// `tokens` where they are few, or where they are not; 0 otherwise. Grids are
-/// expressions without branches, of sizes below 2^31.
+/// `tokens` where they are few, or where they are not; 0 otherwise.
 static Value countIf(ThreadBuilder &b, Value tokens, bool few) {
-  constexpr int64_t limit = int64_t(1) << 31;
-  AffineExpr count = b.getAffineDimExpr(0);
-  AffineExpr isMany = (count + (limit - kFewTokens - 1)).floorDiv(limit);
+  AffineExpr isMany =
+      isMore(b.getAffineDimExpr(0), b.getAffineConstantExpr(kFewTokens));
   Value factor =
       affine::AffineApplyOp::create(b, few ? 1 - isMany : isMany, tokens);
   return b.mul(tokens, factor);
