@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from .launch import KernelLaunch
 
+
 class GpuError(RuntimeError):
     """A kernel could not be loaded or launched; the text is the driver's reason."""
 

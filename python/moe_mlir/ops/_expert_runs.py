@@ -47,9 +47,17 @@ def are_grouped(*matrices: torch.Tensor) -> bool:
                for x in matrices)
 
 
+def legal(offsets: torch.Tensor, rows: int) -> torch.Tensor:
+    """Offsets that ascend and stay in the rows, as any others are read: torch trusts what it gets."""
+    return offsets.clamp(0, rows).cummax(0).values
+
+
 def multiply_groups(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None,
                     offsets: torch.Tensor, transposed: bool) -> torch.Tensor:
-    """`grouped_linear` without an activation by torch's product; rows of no expert hold anything."""
+    """`grouped_linear` without an activation by torch's product; rows of no expert hold anything.
+
+    The offsets are `legal`.
+    """
     experts = w.shape[0]
     ends = offsets.narrow(0, 1, experts).to(torch.int32)
     z = grouped_mm(x, w if transposed else w.mT, offs=ends)
@@ -90,7 +98,7 @@ def add_rows(rows: torch.Tensor, to: torch.Tensor, count: int) -> torch.Tensor:
 
 def multiply_columns(dy: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     """`grouped_outer` by torch's product; experts without rows have 0."""
-    experts = offsets.shape[0] - 1
+    experts, offsets = offsets.shape[0] - 1, legal(offsets, x.shape[0])
     begins, ends = (offsets.narrow(0, first, experts) for first in (0, 1))
     dw = grouped_mm(dy.T, x, offs=ends.to(torch.int32))
     return dw.masked_fill_((ends <= begins).view(experts, 1, 1), 0)

@@ -13,6 +13,7 @@ from ._expert_runs import (
     clear_rows_of_none,
     has_gpu_kernel,
     has_kernel,
+    legal,
     multiply_groups,
     runs,
     sum_runs,
@@ -140,6 +141,7 @@ def _of_torch(x, w, bias, offsets, rows, transposed, activation):
     """The op in torch: a grouped product, or one an expert."""
     x = (x if rows is None else x.index_select(0, rows)).contiguous()
     if are_grouped(x, w):
+        offsets = legal(offsets, x.shape[0])
         z = clear_rows_of_none(multiply_groups(x, w, bias, offsets, transposed), offsets)
         return z if activation.is_identity else activation(z)
     w = w if transposed else w.mT

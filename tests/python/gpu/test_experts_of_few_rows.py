@@ -118,6 +118,13 @@ def test_groups_by_torch(transposed, has_bias):
     assert ((y.double() - want).abs() <= 2**-7 * (1 + want.abs())).all()
 
 
+def test_offsets_that_torch_would_trust():
+    offsets = torch.tensor([-3, 4, 2, 900])
+    assert expert_runs.legal(offsets, 9).tolist() == [0, 4, 4, 9]
+    dw = expert_runs.multiply_columns(torch.ones(9, 8).to(BF16), torch.ones(9, 8).to(BF16), offsets)
+    assert dw[:, 0, 0].tolist() == [4, 0, 5]
+
+
 def test_columns_by_torch():
     x, _, _, offsets, rows = operands([3, 0, 5, 1], 64, 16, BF16, rest=2)
     x, dy = x[rows.long()], torch.randn(11, 24).to(BF16)
