@@ -28,7 +28,8 @@ def record(report: Path) -> None:
     }
     published = report / "published.json"
     if published.exists():
-        facts["published"] = json.loads(published.read_text())
+        facts["published"] = {name: time for name, time in json.loads(published.read_text()).items()
+                              if isinstance(time, float)}
     files.write(PATH, json.dumps(facts, indent=1) + "\n")
 
 

@@ -1,10 +1,19 @@
-"""Times that others have published, and what the model says of the same work."""
+"""Times that others have published, and what the model says of the same work.
+
+On a machine with a GPU, `python -m gpu_model.published REPORT` (in utils) times the same kernels
+there, for a report of gpu_check that `gpu_figures.py --record REPORT` takes.
+"""
 
 import functools
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+from moe_mlir._support import files
 
 from . import chips, kernel_time
 
@@ -105,3 +114,7 @@ def measure() -> dict[str, float | str]:
         except Exception as error:  # of one kernel; the others have their times
             found[entry.name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return found
+
+
+if __name__ == "__main__":
+    files.write(Path(sys.argv[1]) / "published.json", json.dumps(measure(), indent=1) + "\n")

@@ -82,7 +82,8 @@ def sum_runs(rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         # index_add_ adds in the order in which the GPU's threads come.
         return torch.segment_reduce(rows, "sum", offsets=offsets.clamp(0, rows.shape[0]), axis=0,
                                     unsafe=True, initial=0)
-    expert = torch.searchsorted(offsets, torch.arange(rows.shape[0]), right=True) - 1
+    expert = torch.searchsorted(offsets, torch.arange(rows.shape[0], device=rows.device),
+                                right=True) - 1
     # Those of no expert have a sum behind the last.
     expert = torch.where(expert < 0, experts, expert)
     return rows.new_zeros((experts + 1, rows.shape[1])).index_add_(0, expert, rows)[:experts]
@@ -92,7 +93,7 @@ def add_rows(rows: torch.Tensor, to: torch.Tensor, count: int) -> torch.Tensor:
     """`[count, f]`, of which row to_i is the sum of those rows, added in one order."""
     sums = rows.new_zeros((count, rows.shape[1]))
     if rows.is_cuda:
-        return sums.index_put_((to,), rows, accumulate=True)
+        return sums.index_put_((to.to(torch.int64),), rows, accumulate=True)
     return sums.index_add_(0, to, rows)
 
 

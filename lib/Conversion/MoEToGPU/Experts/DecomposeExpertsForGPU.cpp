@@ -2,9 +2,9 @@
 //
 //   few  = rows, where they are at most kFewRows an expert, else 0
 //   many = rows - few
-//   y    = grouped_linear of the first `few` rows    a kernel
-//   (GroupedLinear.cpp) y    = grouped_linear of the first `many` rows   loops
-//   over experts
+//
+// The op on the first `many` rows becomes loops over experts, and that on the
+// first `few` has a kernel (GroupedLinear.cpp).
 //
 //===----------------------------------------------------------------------===//
 
@@ -55,24 +55,31 @@ static Value countIf(ImplicitLocOpBuilder &b, Sizes sizes, bool few) {
   return arith::MulIOp::create(b, sizes.rows, factor);
 }
 
-/// The first `count` rows of `value`.
+namespace {
+/// The first `count` rows of a tensor.
+struct FirstRows {
+  FirstRows(ImplicitLocOpBuilder &b, Value value, Value count)
+      : sizes(tensor::getMixedSizes(b, b.getLoc(), value)),
+        offsets(sizes.size(), b.getIndexAttr(0)),
+        strides(sizes.size(), b.getIndexAttr(1)) {
+    sizes[0] = count;
+  }
+
+  SmallVector<OpFoldResult> sizes, offsets, strides;
+};
+} // namespace
+
 static Value takeRows(ImplicitLocOpBuilder &b, Value value, Value count) {
-  auto type = cast<RankedTensorType>(value.getType());
-  SmallVector<OpFoldResult> offsets(type.getRank(), b.getIndexAttr(0)),
-      strides(type.getRank(), b.getIndexAttr(1)),
-      sizes = tensor::getMixedSizes(b, b.getLoc(), value);
-  sizes[0] = count;
-  return tensor::ExtractSliceOp::create(b, value, offsets, sizes, strides);
+  FirstRows rows(b, value, count);
+  return tensor::ExtractSliceOp::create(b, value, rows.offsets, rows.sizes,
+                                        rows.strides);
 }
 
-static Value putRows(ImplicitLocOpBuilder &b, Value rows, Value into,
+static Value putRows(ImplicitLocOpBuilder &b, Value value, Value into,
                      Value count) {
-  auto type = cast<RankedTensorType>(into.getType());
-  SmallVector<OpFoldResult> offsets(type.getRank(), b.getIndexAttr(0)),
-      strides(type.getRank(), b.getIndexAttr(1)),
-      sizes = tensor::getMixedSizes(b, b.getLoc(), into);
-  sizes[0] = count;
-  return tensor::InsertSliceOp::create(b, rows, into, offsets, sizes, strides);
+  FirstRows rows(b, into, count);
+  return tensor::InsertSliceOp::create(b, value, into, rows.offsets, rows.sizes,
+                                       rows.strides);
 }
 
 /// `op` on its first `count` rows, which are written into `into`.
