@@ -152,7 +152,9 @@ class CompiledModel:
         if program is None:
             program, call = self._retrace(values, args, kwargs)
         results = program.run(call)
-        outputs = program.outputs_of(results, [parts.cache for parts in caches_of(values)])
+        caches = [parts.cache for parts in caches_of(values)]
+        program.change_caches(caches, call)
+        outputs = program.outputs_of(results, caches)
         program.remember(self._guarded, args, kwargs, values, call, results, outputs)
         return outputs
 

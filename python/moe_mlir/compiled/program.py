@@ -13,10 +13,12 @@ from .._torch.core import (
     is_traceable_wrapper_subclass,
     pytree,
 )
+from .._transformers.cache_state import SMALLEST_SIZE, CacheTensors, SizeText, put
 from .._transformers.model_outputs import output_form
-from .._transformers.static_cache import caches_of, layered_type, token_count
+from .._transformers.static_cache import caches_of, is_layered, layered_type, limit_of
+from .._transformers.token_inputs import token_count
 from ..frontends.export import Module
-from ..gpu.sizes import describe_condition, evaluate_text, unmet_condition
+from ..gpu.sizes import describe_condition, evaluate_text, names_in, unmet_condition
 from ..guards.model_form import same_constant
 
 
@@ -38,10 +40,11 @@ class CallMismatch(Exception):
 
 
 class Call(NamedTuple):
-    """What code is run with: its operands, and (sizes, dtype) of each result."""
+    """What code is run with: its operands, (sizes, dtype) of each result, and open sizes by name."""
 
     operands: list[torch.Tensor]
     results: list[tuple[list[int], torch.dtype]]
+    symbols: dict[str, int]
 
 
 class CompiledProgram:
@@ -61,6 +64,10 @@ class CompiledProgram:
         # Inputs without tensors: what the example says holds for every call.
         self.fixed = {name: named[name] for name, _, leaves in self._forms
                       if not any(leaf is _TENSOR for leaf in leaves)}
+        # Inputs that say what a cache counts.
+        self._counters = {f"{name}.{counter}": f"({name}.{counter} + {SMALLEST_SIZE})"
+                          for name, value in named.items() if isinstance(value, CacheTensors)
+                          for counter in value.form.counter_names}
         arguments = module.program.arguments
         self.inputs = [i for i, a in enumerate(arguments) if a.kind == "input"]
         self.weights = [(i, a.name) for i, a in enumerate(arguments) if a.kind == "state"]
@@ -100,7 +107,7 @@ class CompiledProgram:
         self._check_kinds(operands)
         symbols = self._symbols(operands)
         return Call(operands, [([evaluate_text(size, symbols) for size in r.shape], r.dtype)
-                               for r in self.module.program.results])
+                               for r in self.module.program.results], symbols)
 
     def _tensors(self, values) -> list:
         """The tensor inputs in order; the rest must be what export saw."""
@@ -196,15 +203,18 @@ class CompiledProgram:
         unmet = unmet_condition(self.module.conditions, symbols)
         if unmet is None:
             return
-        places = {name: (program.arguments[position].name, dim)
-                  for name, (position, dim) in program.symbols.items()}
+        names = {name: program.arguments[position].name
+                 for name, (position, _) in program.symbols.items()}
+        places = {name: (self._counters[names[name]], None) if names[name] in self._counters else
+                  (names[name], dim) for name, (_, dim) in program.symbols.items()}
+        is_counter = any(places[name][1] is None for name in names_in(unmet[0]))
         why, what_to_do = (
             ("the program was exported", "export it with sizes that include this one")
             if self.module.model is None else
             ("the model's own code asked when it was traced",
              "compile the model with an example of that size, too"))
         raise CallMismatch(ValueError(f"{describe_condition(unmet, symbols, places, why)}; "
-                                f"{what_to_do}"), can_retrace=True, is_size=True)
+                                f"{what_to_do}"), can_retrace=True, is_size=not is_counter)
 
     # ---- the run -----------------------------------------------------------
 
@@ -227,11 +237,19 @@ class CompiledProgram:
                 operands[position].copy_(results[result])
         return results
 
+    def change_caches(self, caches: Sequence[object], call: Call) -> None:
+        """Counts the tokens of a call, and sets the flags, of the caches that it was given."""
+        for cache, changes in zip(caches, self.module.cache_changes):
+            for path, value in changes:
+                is_size = isinstance(value, SizeText)
+                put(cache, path, evaluate_text(value, call.symbols) if is_size else value)
+
     def remember(self, calls: Any, args: tuple, kwargs: dict, values: dict, call: Call,
                  results: Sequence[torch.Tensor], outputs: Any) -> None:
         """Lets GuardedCalls run calls like this one, which ran, without another look."""
         caches = caches_of(values)
-        if self.target != "cpu" or self._returns_updated or len(caches) > 1:
+        if self.target != "cpu" or self._returns_updated or len(caches) > 1 or \
+                not all(map(is_layered, caches)):
             return
         state, model = self.module.state, self.module.model
         for parts in caches:
@@ -242,7 +260,7 @@ class CompiledProgram:
             operands=call.operands, inputs=self.inputs, updated=[*self.updated.values()],
             weights=[pair for pair in numbers if pair[1] is not None],
             results=[None if i in self.updated else r for i, r in enumerate(results)],
-            limits=[(parts.held, parts.room - token_count(values, model)) for parts in caches],
+            limits=[limit_of(parts, token_count(values, model)) for parts in caches],
             leaves=self._leaves, form=self._form_of(outputs))
 
     @property

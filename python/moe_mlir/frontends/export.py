@@ -14,10 +14,11 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 
 from .._support import files
 from .._torch.core import pytree, size_oblivious_export
-from .._transformers.static_cache import CacheTensors, caches_of, flatten_caches, is_cache
+from .._transformers.cache_state import CacheTensors, Path, SizeText, is_cache
+from .._transformers.static_cache import caches_of, flatten_caches
 from .._transformers.without_cache import warn_without_cache, without_cache
 from ..experts.packed_weight import Panels, hidden_gradients
-from ..gpu.sizes import names_in
+from ..gpu.sizes import format_size, names_in
 from ..guards.model_weights import ModelWeights
 from ..importer import ImportedProgram, import_program
 from ..raising.attention import decomposition
@@ -67,6 +68,9 @@ class Module:
     constants: dict = field(default_factory=dict)
     # Leaves of the outputs that are caches among the inputs, by their numbers among these.
     returned_caches: dict = field(default_factory=dict)
+    # Of each cache among the inputs what a call changes beside its tensors: numbers, flags, and
+    # texts of sizes for counters.
+    cache_changes: list[list[tuple[Path, Any]]] = field(default_factory=list)
     conditions: list = field(default_factory=list)
     # Weights in panels that other functions than ours read, which take them for what they are not.
     misread: list = field(default_factory=list)
@@ -127,16 +131,19 @@ class _Inputs(torch.nn.Module):
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(x, torch.Tensor) else x for x in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        caches = []
+        parts, caches = [], []
 
         def build(value):
             if not isinstance(value, CacheTensors):
                 return value
+            parts.append(value)
             caches.append(value.build())
             return caches[-1]
         args, kwargs = pytree.tree_map(build, (args, kwargs),
                                        is_leaf=lambda x: isinstance(x, CacheTensors))
-        return self._without_caches(self.wrapped_model(*args, **kwargs), caches)
+        outputs = self.wrapped_model(*args, **kwargs)
+        self.seen.cache_changes = [part.changes_of(cache) for part, cache in zip(parts, caches)]
+        return self._without_caches(outputs, caches)
 
     def _without_caches(self, outputs, caches):
         """The outputs, with numbers for the caches that were given."""
@@ -153,6 +160,8 @@ class _Seen:
 
     # Leaves of the outputs -> numbers of the caches among the inputs that they are.
     returned_caches: dict[int, int] = {}
+    # Of each cache what the model changed beside its tensors.
+    cache_changes: list[list[tuple[Path, Any]]] = []
 
 
 def _dynamic_dims(tensor: torch.Tensor):
@@ -165,9 +174,10 @@ def _dims_beside_caches(tensors, caches):
 
     One token is a decoding step, whose program serves one token alone.
     """
-    own = {id(t) for cache in caches for t in cache.tensors}
-    batch = caches[0].tensors[0].shape[0]
-    return [[] if id(t) in own else
+    state = {id(t) for cache in caches for t in cache.state}
+    counters = {id(t) for cache in caches for t in cache.counter_sizes}
+    batch = caches[0].sequences
+    return [[] if id(t) in state else [0] if id(t) in counters else
             [d for d in _dynamic_dims(t) if t.shape[d] != 1 and (d > 0 or t.shape[d] != batch)]
             for t in tensors]
 
@@ -197,6 +207,7 @@ class Traced:
     spec: pytree.TreeSpec
     leaves: list[Any]
     returned_caches: dict = field(default_factory=dict)
+    cache_changes: list[list[tuple[Path, Any]]] = field(default_factory=list)
 
 
 def trace(
@@ -225,7 +236,20 @@ def trace(
     oblivious = size_oblivious_export()
     with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), explained():
         program = decompose(_trace_open(inputs, tensors, dims))
-    return Traced(program, spec, leaves, inputs.seen.returned_caches)
+    seen = inputs.seen
+    return Traced(program, spec, leaves, seen.returned_caches,
+                  [_with_texts(changes) for changes in seen.cache_changes])
+
+
+def _with_texts(changes):
+    """Changes of a cache, with texts for open sizes."""
+    return [(path, _size_text(value) if isinstance(value, torch.SymInt) else value)
+            for path, value in changes]
+
+
+def _size_text(size):
+    text = format_size(size.node.expr)
+    return text if isinstance(text, int) else SizeText(text)
 
 
 def _without_aliases(tensors, model):
@@ -341,16 +365,18 @@ def _with_two(tensor, dims):
 
 
 def decompose(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Core ATen, but with linear layers, matmuls and attention whole.
+    """Core ATen, but with linear layers, matmuls, rolls and attention whole.
 
     Decomposed, linear layers and matmuls hide behind flattened views and
     expanded copies; whole, they are one contraction at the rank that the model
-    wrote. Decomposed attention holds a matrix of tokens by tokens.
+    wrote. A roll becomes a gather. Decomposed attention holds a matrix of tokens
+    by tokens.
     """
     table = torch.export.default_decompositions()
     attention = torch.ops.aten.scaled_dot_product_attention.default
     table[attention] = decomposition(table[attention])
-    for operator in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default):
+    for operator in (torch.ops.aten.linear.default, torch.ops.aten.matmul.default,
+                     torch.ops.aten.roll.default):
         table.pop(operator, None)
     with warnings.catch_warnings():
         # torch copies its own tree specs in a way that it deprecated itself.
@@ -399,10 +425,11 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     if isinstance(model, torch.export.ExportedProgram):
         program, bounds = decompose(model), bounds_of(model)
         spec, leaves, returned_caches = program.call_spec.in_spec, None, {}
+        cache_changes = []
     else:
         traced = trace(model, args, kwargs, dynamic_tokens)
         program, spec, leaves = traced.program, traced.spec, traced.leaves
-        returned_caches = traced.returned_caches
+        returned_caches, cache_changes = traced.returned_caches, traced.cache_changes
         # The caller gave no bounds; those that torch derives while it traces (0 and 1 are sizes
         # of their own to it) say nothing about the model.
         bounds = []
@@ -421,7 +448,7 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model
     return Module(imported, ModelWeights(owner, _state(program)), spec, program.call_spec.out_spec,
-                  constants, returned_caches, [*known, *imported.conditions],
+                  constants, returned_caches, cache_changes, [*known, *imported.conditions],
                   [] if owner is None else _misread(program, owner), owner)
 
 

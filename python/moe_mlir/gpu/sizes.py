@@ -14,7 +14,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -84,20 +84,22 @@ def unmet_condition(
 def describe_condition(
     condition: tuple[str, str, int],
     symbols: dict[str, int],
-    places: dict[str, tuple[str, int]],
+    places: Mapping[str, tuple[str, int | None]],
     why: str,
 ) -> str:
     """`input 'x': expected dim 1 >= 2, as {why}, found 1`, for an unmet condition.
 
     Args:
         symbols: the sizes of the call by their names.
-        places: the argument's name and dim where each symbol is read.
+        places: the argument's name and dim where each symbol is read; instead of a dim None where
+            the name says what it is.
     """
     text, relation, number = condition
-    if text in places:
+    if text in places and places[text][1] is not None:
         name, dim = places[text]
         return f"input '{name}': expected dim {dim} {relation} {number}, as {why}, found {symbols[text]}"
-    shown = {name: "{}.shape[{}]".format(*places[name]) for name in names_in(text)}
+    shown = {symbol: f"{name}.shape[{dim}]" if dim is not None else name
+             for symbol, (name, dim) in places.items() if symbol in names_in(text)}
     size = re.sub(r"\w+", lambda word: shown.get(word[0], word[0]), str(text))
     found = ", ".join(f"{place} = {symbols[name]}" for name, place in shown.items())
     return f"input sizes: expected {size} {relation} {number}, as {why}, found {found}"

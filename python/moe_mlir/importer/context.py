@@ -223,8 +223,6 @@ class Context:
     # ---- the walk --------------------------------------------------------------
 
     def argument(self, node: Node, label: str) -> None:
-        if node.meta["val"].dtype.is_complex:
-            raise Unsupported("dtype " + str(node.meta["val"].dtype).removeprefix("torch."))
         self._values[node] = self.builder.argument(self.shape(node), self.element(node), label)
 
     def run(self, node: Node) -> None:

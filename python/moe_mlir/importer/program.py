@@ -137,11 +137,15 @@ def _add_arguments(context, program, label):
             raise TypeError(f"expected parameters, buffers, constants and tensors as inputs of the "
                             f"program, found {spec.kind.name} '{node.name}'")
         name = label(spec.target if state else node.name)
+        value = node.meta["val"]
+        if value.dtype.is_complex:
+            # Of functions inside of the program an argument may be: it is pairs there.
+            raise TypeError(f"input '{name}': dtype {str(value.dtype).removeprefix('torch.')} is "
+                            "not supported")
         try:
             context.argument(node, name)
         except Unsupported as problem:
             raise TypeError(f"input '{name}': {problem} is not supported") from None
-        value = node.meta["val"]
         arguments.append(Argument("state" if state else "input", name, value.dtype,
                                   context.shape(value)))
     return arguments

@@ -381,6 +381,34 @@ def _cat(context, node, arguments):
     return result
 
 
+@imports(aten.roll.default)
+def _roll(context, node, arguments):
+    """What leaves at one end of a dim enters at the other, in two pieces."""
+    value = context.value(arguments.self)
+    if not arguments.dims:
+        raise Unsupported("a roll over all dims at once; give dims")
+    for shift, dim in zip(arguments.shifts, arguments.dims, strict=True):
+        dim = dim % value.rank
+        size, shift = value.shape[dim], context.dim(shift)
+        if not isinstance(size, int) or not isinstance(shift, int):
+            raise Unsupported("a roll by, or of, an open size; use torch.cat of two slices")
+        if size:
+            value = _rolled(context.builder, value, dim, shift % size)
+    return value
+
+
+def _rolled(builder, value, dim, shift):
+    """The last `shift` of a dim first."""
+    result, stay = builder.empty(value.shape, value.element), value.shape[dim] - shift
+    for start, to, count in ((0, shift, stay), (stay, 0, shift)):
+        shape = tuple(count if i == dim else size for i, size in enumerate(value.shape))
+        source, target = ([at if i == dim else 0 for i in range(value.rank)] for at in (start, to))
+        if count:
+            piece = extract_slice(builder, value, source, shape, [1] * value.rank, shape)
+            result = insert_slice(builder, piece, result, target)
+    return result
+
+
 @imports(aten.repeat.default, implied=("repeats",))
 def _repeat(context, node, arguments):
     """Reads element (i mod size) of each dimension."""

@@ -139,6 +139,22 @@ def test_slices_and_concatenation():
     check(function, (tokens(),), later=(tokens(3, 4),))
 
 
+def test_rolls():
+    def function(x):
+        return (x.roll(-1, -1), x.roll(11, 2), x.roll((1, -2), (2, 2)), x.roll(0, -1),
+                x.roll((0, 8), (-1, -1)))
+    check(function, (tokens(),), later=(tokens(1, 4),))
+
+
+@pytest.mark.parametrize(("function", "message"), [
+    (lambda x: x.roll(1), "a roll over all dims at once; give dims"),
+    (lambda x: x.roll(1, 1), "a roll by, or of, an open size; use torch.cat of two slices"),
+])
+def test_rolls_without_an_entry(function, message):
+    with pytest.raises(ImportFailed, match=message):
+        check(function, (tokens(),))
+
+
 def test_views_and_permutations():
     def function(x):
         b, n, d = x.shape

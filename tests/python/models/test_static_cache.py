@@ -6,7 +6,7 @@ import transformers
 
 import moe_mlir
 from moe_mlir._transformers.names import cache_call, cache_name
-from moe_mlir._transformers.static_cache import token_count
+from moe_mlir._transformers.token_inputs import token_count
 from moe_mlir_bench.models import FAMILIES
 
 PROMPT, ROOM = 7, 16

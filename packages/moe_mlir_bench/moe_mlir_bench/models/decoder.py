@@ -4,7 +4,7 @@ import torch
 
 from moe_mlir._torch.core import size_oblivious_export
 from moe_mlir._transformers.names import cache_call
-from moe_mlir._transformers.static_cache import CacheTensors
+from moe_mlir._transformers.static_cache import take_apart
 
 
 class Decoder(torch.nn.Module):
@@ -16,7 +16,7 @@ class Decoder(torch.nn.Module):
 
         self.model = model
         self.cache = transformers.StaticCache(config=model.config, max_cache_len=room)
-        CacheTensors.of(self.cache, model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
+        take_apart(self.cache, model, {"input_ids": torch.zeros(1, 1, dtype=torch.int64)})
         for i, layer in enumerate(self.cache.layers):
             self.register_buffer(f"keys_{i}", layer.keys)
             self.register_buffer(f"values_{i}", layer.values)

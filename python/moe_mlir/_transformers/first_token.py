@@ -1,0 +1,158 @@
+"""What the first token adds to a cache: tensors, and what the layers note of them.
+
+Neither a model's configuration nor an empty cache says it. Of latent attention (DeepSeek, GLM)
+keys and values differ in width; convolutions keep as many tokens as they are wide. So the model
+runs for one token, once for caches of one form. The same run shows which integers of a layer grow
+with the tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from .cache_state import CacheTensors, Path, is_cache, leaves_of, parts_of, put
+from .names import cache_call, head_shapes
+from .token_inputs import in_order_of_signature, name_of_tokens, tokens_of
+
+# Of a kind of layer the paths of its integers that grow with the tokens.
+_COUNTERS: dict[type, frozenset[Path]] = {}
+
+
+def is_counter(part: Any, path: Path) -> bool:
+    return path in _COUNTERS.get(type(part), ())
+
+
+def counters_are_known(cache: Any) -> bool:
+    return all(type(layer) in _COUNTERS or type(layer).__name__ == "StaticLayer"
+               for layer in parts_of(cache))
+
+
+def is_whole(parts: CacheTensors) -> bool:
+    """Whether a cache surely has all its tensors, and its layers are of kinds that were seen."""
+    return counters_are_known(parts.cache) and not any(
+        path[0] == "layers" and (value is None or value is False)
+        for path, _, value in parts.form.constants)
+
+
+class _Zeros(NamedTuple):
+    """A tensor that a layer makes by itself."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class FirstToken:
+    """What a model's first token changes in a cache, but for what it stores."""
+
+    def __init__(self, changes: list[tuple[Path, Any]]):
+        self.changes = changes
+
+    def prepare(self, cache: Any) -> None:
+        """Makes the tensors of a cache that has none, as the model would."""
+        for path, value in self.changes:
+            if isinstance(value, _Zeros):
+                value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            put(cache, path, value)
+
+
+_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, FirstToken]] = \
+    weakref.WeakKeyDictionary()
+
+
+def first_token(parts: CacheTensors, model: torch.nn.Module | None,
+                values: Mapping[Any, Any]) -> FirstToken:
+    """What a token of a model adds to a cache of this form."""
+    config, tokens = getattr(model, "config", None), tokens_of(values, model)
+    if config is None:
+        raise ValueError("expected a StaticCache with tensors, found one that no model has written "
+                         "to; call its early_initialization(..)")
+    # Raises where transformers is too old for caches in compiled code.
+    heads, width = head_shapes(config)
+    assert model is not None
+    weight = next(model.parameters())
+    if tokens is None:
+        parts.cache.early_initialization(1, heads, width, weight.dtype, weight.device)
+        return FirstToken([])
+    known = _KNOWN.setdefault(model, {})
+    sort = (tokens.shape[0], weight.dtype, weight.device)
+    found = known.get((parts.form, *sort))
+    if found is None:
+        written = copy.deepcopy(parts.cache)
+        _run_one_token(model, values, written)
+        _COUNTERS.update(_counters(parts.cache, written))
+        # Those that are known now are no part of the form.
+        form, whole = (CacheTensors.of(cache, is_counter).form for cache in (parts.cache, written))
+        found = FirstToken(_added(parts.cache, written))
+        prepared = CacheTensors.of(written, is_counter).form
+        known.update({(whole, *sort): FirstToken([]), (prepared, *sort): FirstToken([]),
+                      (form, *sort): found})
+    return found
+
+
+def _run_one_token(model, values, cache) -> None:
+    named = in_order_of_signature(values, model)
+    name = name_of_tokens(named, model)
+    others = {other: x for other, x in named.items() if other != name and not is_cache(x)
+              and not any(part in str(other) for part in ("mask", "position", "bias", "labels"))}
+    with torch.no_grad():
+        model(**others, **{name: named[name][:, :1]}, **cache_call(model, cache))
+
+
+def _counters(before, after) -> dict[type, frozenset[Path]]:
+    """Of each kind of layer the paths of the integers that a token changed."""
+    old = {path: leaf for path, _, leaf in leaves_of(before)}
+    counters: dict[type, set[Path]] = {type(layer): set() for layer in parts_of(before)}
+    for path, (part, start), leaf in leaves_of(after):
+        if type(leaf) is int and type(old.get(path)) is int and old[path] != leaf:
+            counters.setdefault(type(part), set()).add(path[start:])
+    return {kind: frozenset(paths | set(_COUNTERS.get(kind, ()))) for kind, paths in counters.items()}
+
+
+def _added(before, written) -> list[tuple[Path, Any]]:
+    """The tensors that a model made in a cache, and what it noted of them."""
+    old = {path: leaf for path, _, leaf in leaves_of(before)}
+    made = {path: leaf for path, _, leaf in leaves_of(written)
+            if isinstance(leaf, torch.Tensor) and not isinstance(old.get(path), torch.Tensor)}
+    if not made:
+        return []
+    _require_own_memory({path: leaf for path, _, leaf in leaves_of(written)
+                         if isinstance(leaf, torch.Tensor)})
+    written.reset()
+    added: list[tuple[Path, Any]] = []
+    for path, (part, start), leaf in leaves_of(written):
+        if path in made:
+            added.append((path, _Zeros(leaf.shape, leaf.dtype, leaf.device) if not leaf.any() else leaf))
+        elif not isinstance(leaf, torch.Tensor) and not is_counter(part, path[start:]):
+            if path not in old or type(old[path]) is not type(leaf) or old[path] != leaf:
+                _require_unwritten(path, old.get(path))
+                added.append((path, leaf))
+    return added
+
+
+def _require_own_memory(tensors) -> None:
+    seen: dict[int, Path] = {}
+    for path, tensor in tensors.items():
+        other = seen.setdefault(tensor.untyped_storage().data_ptr(), path)
+        if other is not path:
+            raise TypeError(
+                f"expected a cache whose tensors have memory of their own, found "
+                f"'{_dotted(path)}' in that of '{_dotted(other)}'; to generate with this model, use "
+                "model.compile(backend=\"moe\", dynamic=True)")
+
+
+def _require_unwritten(path, value) -> None:
+    if value is True:
+        raise TypeError(
+            f"expected a cache that is empty, or that each layer has written to, found "
+            f"'{_dotted(path)}' = True beside layers without tensors; call the cache's reset(), or "
+            "fill it by a call of the model that is not compiled")
+
+
+def _dotted(path):
+    return ".".join(map(str, path))
