@@ -13,7 +13,7 @@ using namespace moe;
 static constexpr size_t kMostForms = 256;
 /// Of one call; one of more is looked at each time.
 static constexpr size_t kMostTensors = 1024;
-static constexpr size_t kMostWords = 8192;
+static constexpr size_t kMostWords = 16384;
 
 //===----------------------------------------------------------------------===//
 // Form
@@ -22,24 +22,48 @@ static constexpr size_t kMostWords = 8192;
 /// The form of a model's call, with its storage.
 class GuardedCalls::Form : public CallForm {
 public:
-  Form(const GuardedCalls &calls)
-      : CallForm(calls.types, wordStorage, tensorStorage), calls(calls) {}
+  /// `owned` takes what keeps the addresses of names and strings valid.
+  Form(const GuardedCalls &calls, std::vector<nb::object> *owned = nullptr)
+      : CallForm(calls.types, wordStorage, tensorStorage), calls(calls),
+        owned(owned) {}
 
   /// False when the call is not plain. Never leaves an exception.
   bool read(PyObject *arguments, PyObject *keywords);
 
-  /// The arguments that have layers, borrowed.
-  std::vector<PyObject *> layered;
+  /// Adds to each counter. False with a Python exception.
+  bool count(std::span<const int64_t> steps) const;
+
+  /// The arguments that have parts, borrowed.
+  std::vector<PyObject *> withParts;
+  /// Of each counter its value; those of one value are one.
+  std::vector<int64_t> counters;
 
 private:
+  /// Owned, as code runs without the GIL between reading and counting.
+  struct Place {
+    nb::object attributes, name;
+    size_t counter;
+  };
+
   bool add(PyObject *argument);
-  bool addLayered(PyObject *argument, const LayeredTensors &parts);
-  bool addLayer(PyObject *layer, const LayeredTensors &parts);
+  bool addPart(PyObject *object, const PartKind &kind);
+  bool addInside(PyObject *value);
+  bool addCounter(PyObject *attributes, PyObject *name, PyObject *value);
+  bool addName(PyObject *name);
+  const PartKind *kindOf(PyObject *object) const;
 
   const GuardedCalls &calls;
+  std::vector<nb::object> *owned;
+  std::vector<Place> places;
   int64_t wordStorage[kMostWords];
   CallForm::Tensor tensorStorage[kMostTensors];
 };
+
+namespace {
+/// What tells kinds of things apart among a form's words, beside those of
+/// CallForm.
+enum Mark : int64_t { Part = 1 << 16, Dict, List, Device, Counter };
+} // namespace
 
 bool GuardedCalls::Form::read(PyObject *arguments, PyObject *keywords) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i)
@@ -47,7 +71,7 @@ bool GuardedCalls::Form::read(PyObject *arguments, PyObject *keywords) {
       return false;
   PyObject *name, *value;
   for (Py_ssize_t next = 0; PyDict_Next(keywords, &next, &name, &value);)
-    if (!addValue(name) || !add(value))
+    if (!addName(name) || !add(value))
       return false;
   return true;
 }
@@ -55,51 +79,111 @@ bool GuardedCalls::Form::read(PyObject *arguments, PyObject *keywords) {
 bool GuardedCalls::Form::add(PyObject *argument) {
   if (calls.types.isTensor(argument))
     return addTensor(argument);
-  auto parts =
-      std::ranges::find_if(calls.layered, [&](const LayeredTensors &layered) {
-        return layered.type.ptr() ==
-               reinterpret_cast<PyObject *>(Py_TYPE(argument));
-      });
-  return parts == calls.layered.end() ? addValue(argument)
-                                      : addLayered(argument, *parts);
+  const PartKind *kind = kindOf(argument);
+  if (!kind)
+    return addInside(argument);
+  withParts.push_back(argument);
+  return addPart(argument, *kind);
 }
 
-bool GuardedCalls::Form::addLayered(PyObject *argument,
-                                    const LayeredTensors &parts) {
-  PyObject *attributes = attributesOf(argument);
-  PyObject *layers =
-      attributes ? itemOf(attributes, parts.layers.ptr()) : nullptr;
-  if (!layers || !PyList_CheckExact(layers) ||
-      !addWord(reinterpret_cast<int64_t>(parts.type.ptr())) ||
-      !addWord(PyList_GET_SIZE(layers)))
+const PartKind *GuardedCalls::Form::kindOf(PyObject *object) const {
+  auto *type = reinterpret_cast<PyObject *>(Py_TYPE(object));
+  auto kind = std::ranges::find_if(
+      calls.kinds, [&](const PartKind &one) { return one.type.is(type); });
+  return kind == calls.kinds.end() ? nullptr : &*kind;
+}
+
+bool GuardedCalls::Form::addPart(PyObject *object, const PartKind &kind) {
+  PyObject *attributes = attributesOf(object);
+  if (!attributes || !addWord(Mark::Part) ||
+      !addWord(reinterpret_cast<int64_t>(kind.type.ptr())) ||
+      !addWord(PyDict_GET_SIZE(attributes)))
     return false;
-  layered.push_back(argument);
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(layers); ++i)
-    if (!addLayer(PyList_GET_ITEM(layers, i), parts))
+  PyObject *name, *value;
+  for (Py_ssize_t next = 0; PyDict_Next(attributes, &next, &name, &value);) {
+    if (!addName(name))
       return false;
+    bool isCounter = false;
+    if (PyLong_CheckExact(value))
+      for (nb::handle counter : kind.counters)
+        isCounter |= counter.ptr() == name;
+    if (isCounter ? !addCounter(attributes, name, value) : !addInside(value))
+      return false;
+  }
   return true;
 }
 
-bool GuardedCalls::Form::addLayer(PyObject *layer,
-                                  const LayeredTensors &parts) {
-  if (reinterpret_cast<PyObject *>(Py_TYPE(layer)) != parts.layerType.ptr())
-    return false;
-  PyObject *attributes = attributesOf(layer);
-  if (!attributes)
-    return false;
-  for (nb::handle name : parts.values) {
-    PyObject *value = itemOf(attributes, name.ptr());
-    // Nothing keeps a string of a layer for as long as the form.
-    if (!value || PyUnicode_Check(value) || !addValue(value))
-      return false;
-  }
-  for (nb::handle name : parts.tensors) {
-    PyObject *value = itemOf(attributes, name.ptr());
+/// Names of attributes and keywords are interned: each is one object.
+bool GuardedCalls::Form::addName(PyObject *name) {
+  if (owned)
+    owned->push_back(nb::borrow(name));
+  return addWord(reinterpret_cast<int64_t>(name));
+}
+
+bool GuardedCalls::Form::addInside(PyObject *value) {
+  if (calls.types.isTensor(value)) {
     size_t number = tensors().size();
-    if (!value || !calls.types.isTensor(value) ||
-        !addTensor(value, number < calls.known.size() ? &calls.known[number]
-                                                      : nullptr))
+    return addTensor(value, number < calls.known.size() ? &calls.known[number]
+                                                        : nullptr);
+  }
+  if (const PartKind *kind = kindOf(value))
+    return addPart(value, *kind);
+  if (PyList_CheckExact(value)) {
+    if (!addWord(Mark::List) || !addWord(PyList_GET_SIZE(value)))
       return false;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(value); ++i)
+      if (!addInside(PyList_GET_ITEM(value, i)))
+        return false;
+    return true;
+  }
+  if (PyDict_CheckExact(value)) {
+    if (!addWord(Mark::Dict) || !addWord(PyDict_GET_SIZE(value)))
+      return false;
+    PyObject *key, *inner;
+    for (Py_ssize_t next = 0; PyDict_Next(value, &next, &key, &inner);)
+      if (!addInside(key) || !addInside(inner))
+        return false;
+    return true;
+  }
+  if (reinterpret_cast<PyObject *>(Py_TYPE(value)) == calls.deviceType.ptr()) {
+    // Of type and index, which are small numbers.
+    Py_hash_t hash = PyObject_Hash(value);
+    return addWord(Mark::Device) && addWord(hash);
+  }
+  if (owned &&
+      (PyUnicode_CheckExact(value) || Py_TYPE(value) == calls.types.dtype)) {
+    PyObject *object = Py_NewRef(value);
+    if (PyUnicode_CheckExact(value))
+      PyUnicode_InternInPlace(&object);
+    owned->push_back(nb::steal(object));
+  }
+  return addValue(value);
+}
+
+bool GuardedCalls::Form::addCounter(PyObject *attributes, PyObject *name,
+                                    PyObject *value) {
+  int overflow = 0;
+  int64_t number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (overflow)
+    return false;
+  size_t counter = std::ranges::find(counters, number) - counters.begin();
+  if (counter == counters.size())
+    counters.push_back(number);
+  places.push_back({nb::borrow(attributes), nb::borrow(name), counter});
+  return addWord(Mark::Counter) && addWord(counter);
+}
+
+bool GuardedCalls::Form::count(std::span<const int64_t> steps) const {
+  for (const Place &place : places) {
+    PyObject *value =
+        PyLong_FromLongLong(counters[place.counter] + steps[place.counter]);
+    // In the place of another value, which moves none of those to come.
+    if (!value ||
+        PyDict_SetItem(place.attributes.ptr(), place.name.ptr(), value)) {
+      Py_XDECREF(value);
+      return false;
+    }
+    Py_DECREF(value);
   }
   return true;
 }
@@ -123,7 +207,7 @@ public:
   int traverse(visitproc visit, void *arg) const;
 
   std::vector<int64_t> form;
-  /// Keeps strings and dtypes of the form alive.
+  /// Keeps names, strings and dtypes of the form alive.
   std::vector<nb::object> owned;
 
 private:
@@ -152,8 +236,16 @@ private:
   std::vector<Operand> operands;
   /// Whether each result of the function is an operand that is updated.
   std::vector<bool> isUpdate;
-  /// The numbers of integers that are given, and the most that they may be.
-  std::vector<std::pair<size_t, int64_t>> limits;
+  /// The number of an integer that is given, and the most that it may be: a
+  /// number, or what a counter is.
+  struct Limit {
+    size_t number;
+    int64_t most;
+    std::optional<size_t> counter;
+  };
+  std::vector<Limit> limits;
+  std::vector<Found::Counter> counters;
+  std::vector<int64_t> steps;
   bool updates = false;
   UpdatedMemory memory;
 };
@@ -224,14 +316,21 @@ bool GuardedCalls::Call::describe(const Form &form, const Found &found,
     api = exchangeAPI(Py_TYPE(result.ptr()));
     prepared.addResult(tensor.type, {tensor.shape, tensor.shape + tensor.rank});
   }
-  for (const auto &[tensor, most] : found.limits) {
-    std::optional<size_t> number = numberOf(tensor, form);
+  for (const Found::Limit &limit : found.limits) {
+    std::optional<size_t> number = numberOf(limit.tensor, form);
     dlpack::Tensor view;
-    if (!number || !borrow(tensor, view) || view.type.code != dlpack::Int ||
-        view.type.bits != 64 || view.rank > 1)
+    if (!number || !borrow(limit.tensor, view) ||
+        view.type.code != dlpack::Int || view.type.bits != 64 ||
+        view.rank > 1 ||
+        (limit.counter && *limit.counter >= form.counters.size()))
       return false;
-    limits.emplace_back(*number, most);
+    limits.push_back({*number, limit.most, limit.counter});
   }
+  if (found.counters.size() != form.counters.size())
+    return false;
+  counters = found.counters;
+  for (const Found::Counter &counter : counters)
+    steps.push_back(counter.step);
   prepared.setFunction(*found.function);
   program = found.program;
   guard = found.guard;
@@ -244,8 +343,14 @@ bool GuardedCalls::Call::fits(const Form &form, const TorchTypes &types,
   auto *model = nb::inst_ptr<ModelGuard>(guard);
   if (!model->holds())
     return false;
-  for (auto [number, most] : limits)
-    if (*static_cast<const int64_t *>(form.tensors()[number].data) > most)
+  for (const Limit &limit : limits) {
+    int64_t most = limit.counter ? form.counters[*limit.counter] : limit.most;
+    if (*static_cast<const int64_t *>(form.tensors()[limit.number].data) > most)
+      return false;
+  }
+  for (size_t i = 0; i < counters.size(); ++i)
+    if (form.counters[i] < counters[i].least ||
+        form.counters[i] > counters[i].most)
       return false;
   for (size_t i = 0; i < operands.size(); ++i) {
     Operand &operand = operands[i];
@@ -281,8 +386,16 @@ bool GuardedCalls::Call::check(Operand &operand, PyObject *object,
 PyObject *GuardedCalls::Call::run(const Form &form,
                                   std::span<void *const> addresses) const {
   std::vector<dlpack::ManagedTensor *> results(prepared.getNumResults());
-  if (!prepared.run(addresses, results))
+  std::vector<PreparedCall::Size> sizes;
+  for (size_t i = 0; i < counters.size(); ++i)
+    sizes.push_back({counters[i].operand, form.counters[i] + kSmallestSize});
+  if (!prepared.run(addresses, results, sizes))
     return nullptr;
+  if (!form.count(steps)) {
+    for (dlpack::ManagedTensor *result : results)
+      result->deleter(result);
+    return nullptr;
+  }
   PyObject *value = makeOutputs(form, results);
   if (!value)
     return nullptr;
@@ -308,7 +421,7 @@ PyObject *GuardedCalls::Call::makeOutputs(
     if (list && object)
       PyList_SET_ITEM(list, i, object);
   }
-  PyObject *value = failed ? nullptr : outputs.make(list, form.layered);
+  PyObject *value = failed ? nullptr : outputs.make(list, form.withParts);
   Py_XDECREF(list);
   return value;
 }
@@ -326,17 +439,20 @@ int GuardedCalls::Call::traverse(visitproc visit, void *arg) const {
 //===----------------------------------------------------------------------===//
 
 GuardedCalls::GuardedCalls(nb::tuple tensorTypes, nb::object dtypeType,
-                           nb::object innermostTransform)
+                           nb::object deviceType, nb::object innermostTransform)
     : types(std::move(tensorTypes), std::move(dtypeType)),
+      deviceType(std::move(deviceType)),
       innermostTransform(std::move(innermostTransform)) {}
 
 GuardedCalls::~GuardedCalls() = default;
 
-void GuardedCalls::addLayered(LayeredTensors parts) {
-  if (std::ranges::none_of(layered, [&](const LayeredTensors &other) {
-        return other.type.is(parts.type);
-      }))
-    layered.push_back(std::move(parts));
+void GuardedCalls::addPart(PartKind kind) {
+  auto known = std::ranges::find_if(
+      kinds, [&](const PartKind &other) { return other.type.is(kind.type); });
+  if (known == kinds.end())
+    kinds.push_back(std::move(kind));
+  else
+    *known = std::move(kind);
 }
 
 PyObject *GuardedCalls::run(PyObject *arguments, PyObject *keywords) {
@@ -369,16 +485,12 @@ PyObject *GuardedCalls::run(PyObject *arguments, PyObject *keywords) {
 
 bool GuardedCalls::remember(nb::tuple arguments, nb::dict keywords,
                             const Found &found) {
-  Form form(*this);
   auto call = std::make_shared<Call>();
+  Form form(*this, &call->owned);
   if (!form.read(arguments.ptr(), keywords.ptr()) ||
       !call->describe(form, found, types))
     return false;
   call->form.assign(form.words().begin(), form.words().end());
-  call->owned = ownedValues(arguments, types);
-  for (nb::handle values : {keywords.keys(), keywords.values()})
-    for (nb::object &value : ownedValues(values, types))
-      call->owned.push_back(std::move(value));
   if (calls.size() >= kMostForms)
     calls.clear();
   calls[form.hash()] = std::move(call);

@@ -15,32 +15,36 @@
 #include "ModelGuard.h"
 #include "Outputs.h"
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
 namespace moe {
 
-/// Objects of a class that have a list of layers, each with tensors among its
-/// attributes, such as caches of keys and values.
-struct LayeredTensors {
+/// Objects of a class whose attributes belong to a call, such as caches and
+/// their layers: tensors, values, and dictionaries, lists and further such
+/// objects with them.
+struct PartKind {
   nanobind::object type;
-  /// The attribute that is the list.
-  nanobind::object layers;
-  nanobind::object layerType;
-  /// Attributes of a layer: tensors, and values that are part of a call's form.
-  nanobind::tuple tensors, values;
+  /// The names of attributes that are integers which differ from call to call.
+  nanobind::tuple counters;
 };
 
 /// The calls of one compiled model for a CPU.
 class GuardedCalls {
 public:
+  /// What the size that says a counter is larger by; as SMALLEST_SIZE of
+  /// _transformers/cache_state.py.
+  static constexpr int64_t kSmallestSize = 2;
+
   /// `innermostTransform` gives None outside of torch's transforms.
   GuardedCalls(nanobind::tuple tensorTypes, nanobind::object dtypeType,
+               nanobind::object deviceType,
                nanobind::object innermostTransform);
   ~GuardedCalls();
 
-  /// Lets calls have arguments of another type.
-  void addLayered(LayeredTensors layered);
+  /// Lets calls have arguments with parts of another type.
+  void addPart(PartKind kind);
 
   /// The program that ran and its outputs, as a tuple; NotImplemented where no
   /// earlier call says how. Null with a Python exception.
@@ -59,9 +63,22 @@ public:
     std::vector<std::pair<size_t, size_t>> weights;
     /// Tensors like those that a call allocates; None for an updated operand.
     nanobind::list results;
-    /// Pairs of a tensor that is given, one integer, and the most that it may
-    /// be.
-    std::vector<std::pair<nanobind::object, int64_t>> limits;
+    struct Limit {
+      /// One that is given, of one integer.
+      nanobind::object tensor;
+      /// What it may be at most; what a counter is, if there is its number.
+      int64_t most;
+      std::optional<size_t> counter;
+    };
+    std::vector<Limit> limits;
+    /// Counters of one value are one; in the order in which a call has them.
+    struct Counter {
+      /// The operand whose first size says it, less `kSmallestSize`.
+      size_t operand;
+      /// The values for which the program runs, and what a call adds.
+      int64_t least, most, step;
+    };
+    std::vector<Counter> counters;
     Outputs outputs;
   };
 
@@ -77,11 +94,12 @@ private:
   class Call;
 
   TorchTypes types;
+  nanobind::object deviceType;
   nanobind::object innermostTransform;
-  std::vector<LayeredTensors> layered;
+  std::vector<PartKind> kinds;
   /// By the hash of the form; two forms of one hash take turns.
   std::unordered_map<uint64_t, std::shared_ptr<Call>> calls;
-  /// The tensors of the last call's layered arguments, by their number.
+  /// The tensors of the last call's parts, by their number.
   std::vector<CallForm::Tensor> known;
 };
 

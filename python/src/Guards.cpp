@@ -52,6 +52,23 @@ static nb::object runOf(nb::handle calls) {
   return nb::steal(PyCFunction_New(&method, calls.ptr()));
 }
 
+static std::vector<GuardedCalls::Found::Limit> limitsOf(nb::list limits) {
+  std::vector<GuardedCalls::Found::Limit> list;
+  for (nb::handle limit : limits)
+    list.push_back({nb::borrow(limit[0]), nb::cast<int64_t>(limit[1]),
+                    nb::cast<std::optional<size_t>>(limit[2])});
+  return list;
+}
+
+static std::vector<GuardedCalls::Found::Counter> countersOf(nb::list counters) {
+  std::vector<GuardedCalls::Found::Counter> list;
+  for (nb::handle counter : counters)
+    list.push_back({nb::cast<size_t>(counter[0]), nb::cast<int64_t>(counter[1]),
+                    nb::cast<int64_t>(counter[2]),
+                    nb::cast<int64_t>(counter[3])});
+  return list;
+}
+
 static Outputs outputsOf(nb::list leaves, nb::object form) {
   std::vector<Outputs::Leaf> list;
   for (nb::handle leaf : leaves) {
@@ -60,7 +77,7 @@ static Outputs outputsOf(nb::list leaves, nb::object form) {
       list.push_back({Outputs::Leaf::Constant, 0, nb::borrow(leaf[1])});
     else
       list.push_back(
-          {kind == "result" ? Outputs::Leaf::Result : Outputs::Leaf::Layered,
+          {kind == "result" ? Outputs::Leaf::Result : Outputs::Leaf::Argument,
            nb::cast<size_t>(leaf[1])});
   }
   return {std::move(list), std::move(form)};
@@ -105,19 +122,23 @@ void moe::bindGuards(nb::module_ &m) {
 
   nb::class_<GuardedCalls>(m, "GuardedCalls", nb::type_slots(guardedCallsSlots),
                            "Calls of a compiled model like earlier ones.")
-      .def(nb::init<nb::tuple, nb::object, nb::object>(), "tensor_types"_a,
-           "dtype_type"_a, "innermost_transform"_a)
+      .def(nb::init<nb::tuple, nb::object, nb::object, nb::object>(),
+           "tensor_types"_a, "dtype_type"_a, "device_type"_a,
+           "innermost_transform"_a)
       .def(
-          "add_layered",
-          [](GuardedCalls &self, nb::object type, nb::object layers,
-             nb::object layerType, nb::tuple tensors, nb::tuple values) {
-            self.addLayered({std::move(type), std::move(layers),
-                             std::move(layerType), std::move(tensors),
-                             std::move(values)});
+          "add_part",
+          [](GuardedCalls &self, nb::object type, nb::tuple counters) {
+            nb::list interned;
+            for (nb::handle name : counters) {
+              PyObject *object = name.inc_ref().ptr();
+              PyUnicode_InternInPlace(&object);
+              interned.append(nb::steal(object));
+            }
+            self.addPart({std::move(type), nb::tuple(interned)});
           },
-          "type"_a, "layers"_a, "layer_type"_a, "tensors"_a, "values"_a,
-          "Lets calls have arguments of a type with a list of layers, which "
-          "have tensors and values by these names.")
+          "type"_a, "counters"_a,
+          "Lets calls have objects of a type whose attributes are part of a "
+          "call, of which integers by these names are counters.")
       .def(
           "remember",
           [](GuardedCalls &self, nb::tuple arguments, nb::dict keywords,
@@ -125,24 +146,25 @@ void moe::bindGuards(nb::module_ &m) {
              nb::list operands, std::vector<size_t> inputs,
              std::vector<size_t> updated,
              std::vector<std::pair<size_t, size_t>> weights, nb::list results,
-             std::vector<std::pair<nb::object, int64_t>> limits,
-             nb::list leaves, nb::object form) {
+             nb::list limits, nb::list counters, nb::list leaves,
+             nb::object form) {
             return self.remember(
                 std::move(arguments), std::move(keywords),
                 {std::move(program), &function, std::move(guard),
                  std::move(operands), std::move(inputs), std::move(updated),
-                 std::move(weights), std::move(results), std::move(limits),
-                 outputsOf(leaves, std::move(form))});
+                 std::move(weights), std::move(results), limitsOf(limits),
+                 countersOf(counters), outputsOf(leaves, std::move(form))});
           },
           "args"_a, "kwargs"_a, nb::kw_only(), "program"_a, "function"_a,
           "guard"_a, "operands"_a, "inputs"_a, "updated"_a, "weights"_a,
-          "results"_a, "limits"_a, "leaves"_a, "form"_a.none(),
+          "results"_a, "limits"_a, "counters"_a, "leaves"_a, "form"_a.none(),
           "Remembers what a call needed: operands, of which some are given, "
           "some updated, and some, in pairs with a number, weights of the "
-          "guard; results (None for those that update an operand); pairs of a "
-          "given integer and the most that it may be; leaves ('result', "
-          "number), "
-          "('layered', number) or ('constant', object) of the outputs, and "
+          "guard; results (None for those that update an operand); limits "
+          "(given integer, the most that it may be, the number of a counter "
+          "that is the most instead, or None); counters (operand, least, most, "
+          "what a call adds); leaves ('result', number), "
+          "('argument', number) or ('constant', object) of the outputs, and "
           "their form: None for one leaf, tuple, list, (subclass of "
           "OrderedDict, items, attributes) or a function of the leaves.")
       .def("forget", &GuardedCalls::forget, "Forgets all calls.")

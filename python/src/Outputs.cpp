@@ -21,14 +21,14 @@ static PyObject *filled(PyObject *sequence, std::span<PyObject *const> leaves) {
 }
 
 PyObject *Outputs::make(PyObject *results,
-                        std::span<PyObject *const> layered) const {
+                        std::span<PyObject *const> arguments) const {
   std::vector<PyObject *> values;
   values.reserve(leaves.size());
   for (const Leaf &leaf : leaves)
     values.push_back(leaf.source == Leaf::Result
                          ? PyList_GET_ITEM(results, leaf.number)
-                     : leaf.source == Leaf::Layered ? layered[leaf.number]
-                                                    : leaf.constant.ptr());
+                     : leaf.source == Leaf::Argument ? arguments[leaf.number]
+                                                     : leaf.constant.ptr());
   if (form.is_none())
     return Py_NewRef(values.front());
   if (form.is(reinterpret_cast<PyObject *>(&PyTuple_Type)))

@@ -12,10 +12,10 @@ namespace moe {
 /// How a model's outputs are made of the results of its code.
 class Outputs {
 public:
-  /// Where an output is: a result of the code, an argument with layers, or what
+  /// Where an output is: a result of the code, an argument with parts, or what
   /// it was in the call that is remembered.
   struct Leaf {
-    enum Source { Result, Layered, Constant };
+    enum Source { Result, Argument, Constant };
     Source source;
     size_t number = 0;
     nanobind::object constant = {};
@@ -29,7 +29,7 @@ public:
   Outputs(std::vector<Leaf> leaves, nanobind::object form);
 
   /// A new reference; null with a Python exception.
-  PyObject *make(PyObject *results, std::span<PyObject *const> layered) const;
+  PyObject *make(PyObject *results, std::span<PyObject *const> arguments) const;
 
   int traverse(visitproc visit, void *arg) const;
 

@@ -103,8 +103,15 @@ static void setAddress(int64_t *header, void *data) {
   *reinterpret_cast<MoETensorHeader *>(header) = {data, data, 0};
 }
 
+/// The sizes of a descriptor; strides follow them.
+static int64_t *sizesOf(int64_t *header) {
+  static_assert(sizeof(MoETensorHeader) % sizeof(int64_t) == 0);
+  return header + sizeof(MoETensorHeader) / sizeof(int64_t);
+}
+
 bool PreparedCall::run(std::span<void *const> addresses,
-                       std::span<dlpack::ManagedTensor *> allocated) const {
+                       std::span<dlpack::ManagedTensor *> allocated,
+                       std::span<const Size> sizes) const {
   if (!allocate(allocated))
     return false;
   // Descriptors of this call, since others may run at the same time; behind
@@ -122,6 +129,8 @@ bool PreparedCall::run(std::span<void *const> addresses,
     setAddress(words + operands[i], addresses[i]);
     *next++ = words + operands[i];
   }
+  for (const Size &size : sizes)
+    *sizesOf(words + operands[size.operand]) = size.size;
   for (size_t i = 0; i < results.size(); ++i) {
     if (!results[i].header)
       continue;

@@ -29,10 +29,17 @@ public:
 
   size_t getNumResults() const { return results.size(); }
 
+  /// What the first size of an operand is in one call.
+  struct Size {
+    size_t operand;
+    int64_t size;
+  };
+
   /// Runs the function without the GIL on operands at these addresses. Fills in
   /// `allocated`, one for each result. False with a Python exception.
   bool run(std::span<void *const> operands,
-           std::span<dlpack::ManagedTensor *> allocated) const;
+           std::span<dlpack::ManagedTensor *> allocated,
+           std::span<const Size> sizes = {}) const;
 
 private:
   /// What a call allocates.

@@ -23,8 +23,12 @@ from .token_inputs import in_order_of_signature, name_of_tokens, tokens_of
 _COUNTERS: dict[type, frozenset[Path]] = {}
 
 
+def counters_of(kind: type) -> frozenset[Path]:
+    return _COUNTERS.get(kind, frozenset())
+
+
 def is_counter(part: Any, path: Path) -> bool:
-    return path in _COUNTERS.get(type(part), ())
+    return path in counters_of(type(part))
 
 
 def counters_are_known(cache: Any) -> bool:

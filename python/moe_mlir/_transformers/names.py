@@ -21,8 +21,6 @@ from typing import Any
 
 # The names of a cache among a model's inputs, the newest first.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
-# The tensors of a layer of a StaticCache.
-LAYER_TENSORS = ("keys", "values", "cumulative_length")
 
 
 def head_shapes(config: Any) -> tuple[Any, Any]:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from .cache_state import CacheTensors, is_cache, parts_of
-from .first_token import counters_are_known, first_token, is_counter, is_whole
-from .names import LAYER_TENSORS
+from .first_token import counters_are_known, counters_of, first_token, is_counter, is_whole
 from .token_inputs import token_count
 
 
@@ -64,9 +63,9 @@ def _require_fixed_size(cache) -> None:
 
 def _require_room(cache, tokens: int) -> None:
     """Raises where so many more tokens have no place: compiled code checks no position."""
-    for layer in _layers_with_places(cache):
-        for held in _counts(layer):
-            if getattr(layer, "is_sliding", False):
+    for _, layer in _layers_with_places(cache):
+        for held in map(int, _counts(layer)):
+            if _is_window(layer):
                 # A window moves on: its count of places is at most that of all tokens.
                 if held > layer.cumulative_length_int:
                     raise ValueError(
@@ -81,33 +80,33 @@ def _require_room(cache, tokens: int) -> None:
 
 
 def _layers_with_places(cache):
-    """The layers that store each token at a position."""
-    return (layer for layer in parts_of(cache) if hasattr(layer, "max_cache_len"))
+    """The layers that store each token at a position, by their paths."""
+    return ((("layers", i), layer) for i, layer in enumerate(cache.layers)
+            if hasattr(layer, "max_cache_len"))
+
+
+def _is_window(layer):
+    return hasattr(layer, "cumulative_length_int")
 
 
 def _counts(layer):
-    """The numbers of tokens that a layer counts in tensors."""
-    return (int(value) for name, value in vars(layer).items()
+    """The tensors in which a layer counts tokens."""
+    return (value for name, value in vars(layer).items()
             if name.endswith("cumulative_length") and isinstance(value, torch.Tensor))
 
 
-# ---- known calls ---------------------------------------------------------------------
+def part_kinds(cache: Any) -> list[tuple[type, tuple[str, ...]]]:
+    """A cache as `GuardedCalls.add_part` has its classes described, with their counters."""
+    return [(type(part), tuple(path[0] for path in counters_of(type(part)) if len(path) == 1))
+            for part in (cache, *parts_of(cache))]
 
 
-def is_layered(parts: CacheTensors) -> bool:
-    """Whether `GuardedCalls` can read a cache: keys and values at each layer, no open counter."""
-    kinds = {type(layer).__name__ for layer in parts_of(parts.cache)}
-    return kinds == {"StaticLayer"} and not parts.form.counters
+def limits_of(parts: CacheTensors, tokens: int) -> list[tuple[torch.Tensor, int, int | None]]:
+    """The tensors that count tokens, and the most that each may be before so many more.
 
-
-def layered_type(cache: Any) -> tuple:
-    """A cache of fixed size as `GuardedCalls.add_layered` has it described."""
-    from transformers.cache_utils import StaticLayer
-
-    return type(cache), "layers", StaticLayer, LAYER_TENSORS, ("max_cache_len", "is_initialized")
-
-
-def limit_of(parts: CacheTensors, tokens: int) -> tuple[torch.Tensor, int]:
-    """Of a layered cache the tensor that counts the tokens held, and what it may be for so many more."""
-    layer = parts.cache.layers[0]
-    return layer.cumulative_length, layer.max_cache_len - tokens
+    That of a window is at most a counter of the cache, whose number comes last.
+    """
+    numbers = {path: number for number, group in enumerate(parts.form.counters) for path in group}
+    return [(value, getattr(layer, "max_cache_len", 0) - tokens,
+             numbers.get((*path, "cumulative_length_int")) if _is_window(layer) else None)
+            for path, layer in _layers_with_places(parts.cache) for value in _counts(layer)]

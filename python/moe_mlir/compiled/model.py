@@ -136,7 +136,8 @@ class CompiledModel:
     def _prepare(self) -> None:
         """What a copy, or another process, makes anew."""
         self._lock = threading.Lock()
-        self._guarded = native().GuardedCalls(_PLAIN_TENSORS, torch.dtype, innermost_transform)
+        self._guarded = native().GuardedCalls(_PLAIN_TENSORS, torch.dtype, torch.device,
+                                              innermost_transform)
         self._run_guarded = self._guarded.run
         self._signature = None if self.model is None else inspect.signature(self.model.forward)
 

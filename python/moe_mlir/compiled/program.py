@@ -15,11 +15,12 @@ from .._torch.core import (
 )
 from .._transformers.cache_state import SMALLEST_SIZE, CacheTensors, SizeText, put
 from .._transformers.model_outputs import output_form
-from .._transformers.static_cache import caches_of, is_layered, layered_type, limit_of
+from .._transformers.static_cache import caches_of, limits_of, part_kinds
 from .._transformers.token_inputs import token_count
 from ..frontends.export import Module
 from ..gpu.sizes import describe_condition, evaluate_text, names_in, unmet_condition
 from ..guards.model_form import same_constant
+from .cache_counters import counters_of
 
 
 class _TENSOR:
@@ -248,19 +249,28 @@ class CompiledProgram:
                  results: Sequence[torch.Tensor], outputs: Any) -> None:
         """Lets GuardedCalls run calls like this one, which ran, without another look."""
         caches = caches_of(values)
-        if self.target != "cpu" or self._returns_updated or len(caches) > 1 or \
-                not all(map(is_layered, caches)):
+        if self.target != "cpu" or self._returns_updated or len(caches) > 1:
             return
-        state, model = self.module.state, self.module.model
+        state, tokens = self.module.state, token_count(values, self.module.model)
+        counters = []
         for parts in caches:
-            calls.add_layered(*layered_type(parts.cache))
+            found = counters_of(self.module, parts, call.symbols)
+            if found is None:
+                return
+            counters += found
+        for parts in caches:
+            for kind in part_kinds(parts.cache):
+                calls.add_part(*kind)
         numbers = ((position, state.number(name)) for position, name in self.weights)
         calls.remember(
             args, kwargs, program=self, function=self.function, guard=state.guard,
-            operands=call.operands, inputs=self.inputs, updated=[*self.updated.values()],
+            operands=call.operands,
+            inputs=[i for i in self.inputs if all(i != counter.operand for counter in counters)],
+            updated=[*self.updated.values()],
             weights=[pair for pair in numbers if pair[1] is not None],
             results=[None if i in self.updated else r for i, r in enumerate(results)],
-            limits=[limit_of(parts, token_count(values, model)) for parts in caches],
+            limits=[limit for parts in caches for limit in limits_of(parts, tokens)],
+            counters=counters,
             leaves=self._leaves, form=self._form_of(outputs))
 
     @property
@@ -274,13 +284,13 @@ class CompiledProgram:
     def _leaves(self) -> list[tuple[str, Any]]:
         """Of each leaf of the outputs where it is: a result, a cache that was given, a constant."""
         caches = self.module.returned_caches
-        return [("layered", caches[leaf]) if leaf in caches else
+        return [("argument", caches[leaf]) if leaf in caches else
                 (kind if kind == "result" else "constant", value)
                 for leaf, (kind, value) in enumerate(self.module.program.outputs)]
 
     def outputs_of(self, results: Sequence[torch.Tensor], caches: Sequence[object] = ()) -> Any:
         """The results as the model returns them."""
-        where = {"result": results, "layered": caches}
+        where = {"result": results, "argument": caches}
         return self._build([where[kind][value] if kind in where else value
                             for kind, value in self._leaves])
 

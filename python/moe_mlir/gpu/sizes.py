@@ -56,6 +56,40 @@ def evaluate_text(text: int | str, symbols: dict[str, int]) -> int:
     return _evaluate(_parse(text), symbols, text)
 
 
+def linear_in(text: int | str, name: str, symbols: dict[str, int]) -> tuple[int, int] | None:
+    """The factor of one symbol in a size text and the rest of it, for the values of the others.
+
+    None where the size is not linear in it.
+
+    >>> linear_in("2*(s0 + s1) - 3", "s0", {"s1": 5})
+    (2, 7)
+    """
+    if isinstance(text, int):
+        return 0, text
+    return _linear(_parse(text), name, symbols, text)
+
+
+def _linear(node, name, symbols, text):
+    if isinstance(node, ast.Name) and node.id == name:
+        return 1, 0
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _linear(node.operand, name, symbols, text)
+        return inner and (-inner[0], -inner[1])
+    if all(n.id != name for n in ast.walk(node) if isinstance(n, ast.Name)):
+        return 0, _evaluate(node, symbols, text)
+    if not isinstance(node, ast.BinOp):
+        return None
+    left, right = (_linear(n, name, symbols, text) for n in (node.left, node.right))
+    if left is None or right is None:
+        return None
+    if isinstance(node.op, (ast.Add, ast.Sub)):
+        return tuple(_OPERATORS[type(node.op)](a, b) for a, b in zip(left, right))
+    if isinstance(node.op, ast.Mult) and 0 in (left[0], right[0]):
+        factor, (a, b) = (left[1], right) if left[0] == 0 else (right[1], left)
+        return factor * a, factor * b
+    return None
+
+
 def names_in(text: int | str) -> list[str]:
     """The symbols that a size text reads, in order.
 

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 import moe_mlir
-from moe_mlir.gpu.sizes import describe_condition, names_in, unmet_condition
+from moe_mlir.compiled.cache_counters import _within
+from moe_mlir.gpu.sizes import (
+    RELATIONS,
+    describe_condition,
+    evaluate_text,
+    linear_in,
+    names_in,
+    unmet_condition,
+)
 from moe_mlir.raising.guards import conditions
 
 
@@ -143,3 +151,32 @@ def test_conditions_of_a_program():
                                   dynamic_shapes=({1: torch.export.Dim.AUTO},))
     sizes = {name: relation for name, relation, _ in conditions(program)}
     assert len(sizes) == 1 and "%" in next(iter(sizes))
+
+
+@pytest.mark.parametrize("text", [
+    "s0", "s1", 7, "(-10 + s0 + s1)", "(2*(s0 - s1)*3)", "-(s0 - 4)", "(s1*s0 + s0)",
+    "(max(s1, 3) + s0)"])
+def test_the_factor_of_a_size(text):
+    factor, rest = linear_in(text, "s0", {"s1": 5})
+    for s0 in (0, 1, 9):
+        assert factor * s0 + rest == evaluate_text(text, {"s0": s0, "s1": 5})
+
+
+@pytest.mark.parametrize("text", ["s0*s0", "max(s0, 3)", "(s0 // 2)", "(s0 % 4)", "(s0**2)"])
+def test_a_size_without_a_factor(text):
+    assert linear_in(text, "s0", {}) is None
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("factor", [-3, -1, 0, 1, 2])
+def test_the_counts_around_one_for_which_a_condition_holds(relation, factor):
+    """The longest run of counts: each in it meets the condition, the next ones do not."""
+    for bound in range(-7, 8):
+        def holds(count, bound=bound):
+            return RELATIONS[relation](factor * count, bound)
+        for now in filter(holds, range(9)):
+            low, high = _within(0, 8, factor, relation, bound, now)
+            assert low <= now <= high and all(map(holds, range(low, high + 1)))
+            if relation != "==":
+                assert low == 0 or not holds(low - 1)
+                assert high == 8 or not holds(high + 1)

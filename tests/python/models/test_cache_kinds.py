@@ -1,5 +1,7 @@
 """moe_mlir.compile with caches of all kinds of layers: windows, chunks, state spaces, layers of users."""
 
+import copy
+
 import pytest
 import torch
 import transformers
@@ -57,18 +59,46 @@ def test_prompts_and_steps_give_eagers_logits_and_cache(kind):
 
 
 @torch.no_grad()
-def test_a_window_has_a_program_until_it_is_full_and_one_after():
-    model = build("windows")
+def test_a_window_has_a_program_until_it_is_full_and_one_after(monkeypatch):
+    """All other steps are like an earlier one, which needs no further look."""
+    model, looks = build("windows"), []
     compiled = moe_mlir.compile(model, (ids(1),), kwargs=dict(cache=cache_of(model)))
-    cache = cache_of(model)
+    look = compiled._values
+    monkeypatch.setattr(compiled, "_values", lambda *given: looks.append(step) or look(*given))
+    cache, other = cache_of(model), cache_of(model)
     for step in range(20):
-        compiled(ids(1, step), cache=cache)
+        found = compiled(ids(1, step), cache=cache).logits
+        expected = model(ids(1, step), **cache_call(model, other)).logits
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         assert len(compiled._programs) == (1 if step < WINDOW else 2)
-    for layer in cache.layers[::2]:
-        assert layer.cumulative_length_int == 20
+    require_equal(cache, other)
+    assert looks == [0, WINDOW]
+    assert cache.layers[0].cumulative_length_int == 20
     cache.reset()
     compiled(ids(1), cache=cache)
     assert len(compiled._programs) == 2
+
+
+@torch.no_grad()
+def test_a_remembered_step_sees_what_else_changes():
+    model = build("windows alone")
+    compiled = moe_mlir.compile(model, (ids(1),), kwargs=dict(cache=cache_of(model)))
+    cache = cache_of(model)
+    for step in range(4):
+        compiled(ids(1, step), cache=cache)
+    cache.layers[0].cumulative_length.fill_(5)
+    with pytest.raises(ValueError, match="one count of tokens, found 5 and 4"):
+        compiled(ids(1), cache=cache)
+    cache.layers[0].cumulative_length.fill_(4)
+    compiled(ids(1), cache=cache)
+    cache.layers[0].max_cache_len = 6  # another constant, which no program was made for
+    cache.layers[0].keys = cache.layers[0].keys[:, :, :6].clone()
+    cache.layers[0].values = cache.layers[0].values[:, :, :6].clone()
+    other = copy.deepcopy(cache)
+    found, programs = compiled(ids(1), cache=cache).logits, len(compiled._programs)
+    torch.testing.assert_close(found, model(ids(1), **cache_call(model, other)).logits,
+                               rtol=1e-4, atol=1e-4)
+    assert programs == 2
 
 
 @pytest.mark.drawn(2)
