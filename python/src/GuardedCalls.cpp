@@ -329,6 +329,7 @@ bool GuardedCalls::Call::describe(const Form &form, const Found &found,
   if (found.counters.size() != form.counters.size())
     return false;
   counters = found.counters;
+  steps.reserve(counters.size());
   for (const Found::Counter &counter : counters)
     steps.push_back(counter.step);
   prepared.setFunction(*found.function);
@@ -387,6 +388,7 @@ PyObject *GuardedCalls::Call::run(const Form &form,
                                   std::span<void *const> addresses) const {
   std::vector<dlpack::ManagedTensor *> results(prepared.getNumResults());
   std::vector<PreparedCall::Size> sizes;
+  sizes.reserve(counters.size());
   for (size_t i = 0; i < counters.size(); ++i)
     sizes.push_back({counters[i].operand, form.counters[i] + kSmallestSize});
   if (!prepared.run(addresses, results, sizes))

@@ -47,8 +47,8 @@ def counters_of(module: Module, parts: CacheTensors, symbols: dict[str, int]) ->
     steps = _steps(module, parts, names, symbols)
     if steps is None or None in bounds.values():
         return None
-    return [Counter(operand, *bounds[name], step)
-            for operand, name, step in zip(operands, names, steps)]
+    return [Counter(operand, least, most, step) for operand, (least, most), step in
+            zip(operands, map(bounds.__getitem__, names), steps)]
 
 
 def _bounds(module, name, open_names, symbols):
