@@ -129,6 +129,14 @@ class Context:
             value = value.meta["val"]
         return value if isinstance(value, int) else as_dim(value.node.expr)
 
+    def hint(self, value: Node | torch.SymInt) -> int:
+        """What a symbolic size argument is in the example."""
+        if isinstance(value, Node):
+            value = value.meta["val"]
+        if not value.node.has_hint():
+            raise Unsupported(f"the size {value}, which depends on data")
+        return int(value.node.hint)
+
     def require(self, size: Dim, relation: str, bound: Dim) -> None:
         """Lets the program serve only calls for whose sizes the relation holds."""
         gap = as_dim(sympy.expand(sympy.sympify(size) - sympy.sympify(bound)))

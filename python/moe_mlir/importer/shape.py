@@ -290,11 +290,17 @@ def _slice_dim(context, source, dim, start, step, shape):
 
 def _position(context, source, dim, index):
     """An index that may be negative or symbolic, counted from the front."""
-    index = context.dim(index if index is not None else 0)
-    size = context.shape(source)[dim]
-    if isinstance(index, int) and index < 0:
-        return size + index
-    return index
+    index = index if index is not None else 0
+    at, size = context.dim(index), context.shape(source)[dim]
+    if isinstance(at, int):
+        return at if at >= 0 else size + at
+    if at.is_nonnegative:
+        return at
+    # Where x[:, -n:] starts, is known for some n > 0; where a count of tokens less a window does,
+    # for sizes at which it has the sign that it has in the example.
+    is_negative = at.is_nonpositive or context.hint(index) < 0
+    context.require(at, "<" if is_negative else ">=", 0)
+    return size + at if is_negative else at
 
 
 def _clamped(start):
@@ -428,14 +434,21 @@ def _repeat(context, node, arguments):
 
 @imports(aten.constant_pad_nd.default)
 def _pad(context, node, arguments):
+    """Of each dim first what is cut off, then what is filled in."""
     builder, shape = context.builder, context.shape(node)
     source = context.value(arguments.self)
-    low = [0] * source.rank
     pads = [context.dim(p) for p in arguments.pad]
-    if any(isinstance(p, int) and p < 0 for p in pads):
-        raise Unsupported("negative padding; slice the tensor instead")
+    low, first, kept = [0] * source.rank, [0] * source.rank, list(source.shape)
     for i in range(len(pads) // 2):
-        low[source.rank - 1 - i] = pads[2 * i]
+        dim, before, after = source.rank - 1 - i, pads[2 * i], pads[2 * i + 1]
+        for pad in (before, after):
+            if not isinstance(pad, int):
+                context.require(pad, ">=", 0)
+        cut = [-pad if isinstance(pad, int) and pad < 0 else 0 for pad in (before, after)]
+        low[dim], first[dim], kept[dim] = before + cut[0], cut[0], source.shape[dim] - sum(cut)
+        context.require(kept[dim], ">=", 0)
+    if any(first) or kept != list(source.shape):
+        source = extract_slice(builder, source, first, kept, [1] * source.rank, tuple(kept))
     filled = builder.fill(context.scalar(arguments.value, source.element), shape, source.element)
     return insert_slice(builder, source, filled, low)
 

@@ -139,6 +139,17 @@ def test_slices_and_concatenation():
     check(function, (tokens(),), later=(tokens(3, 4),))
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+def test_slices_and_paddings_by_open_sizes(count):
+    """Places that are negative; paddings that are crops for some sizes."""
+    def function(x, y):
+        n = x.shape[1]
+        full = torch.cat((y, x), 1)
+        return (full[:, -n:], full[:, :-n], full[:, -n - 2:-n],
+                full[:, -n], F.pad(x, (0, 0, 6 - n, 1)), F.pad(x, (-2, 1, 1, -1)))
+    check(function, (tokens(2, 3), tokens(2, 3)), later=(tokens(2, count), tokens(2, 3)))
+
+
 def test_rolls():
     def function(x):
         return (x.roll(-1, -1), x.roll(11, 2), x.roll((1, -2), (2, 2)), x.roll(0, -1),
