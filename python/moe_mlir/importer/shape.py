@@ -336,7 +336,10 @@ def _slice_scatter(context, node, arguments):
 @imports(aten.copy.default, implied=("self",))
 def _copy(context, node, arguments):
     """The source in the target's shape and type."""
-    element = context.element(node)
+    element, source = context.element(node), context.raw(arguments.src)
+    if source.element == element and len(source.shape) == len(context.shape(node)) \
+            and all(map(same_dim, source.shape, context.shape(node))):
+        return source
     return context.elementwise(context.shape(node), element, [arguments.src], [element], element,
                                lambda x: x)
 

@@ -14,6 +14,7 @@ from torch.fx import Graph
 
 from .._torch.core import OpOverload
 from ..graph.repeats import find_repeats, layer_path
+from .defer_writes import defer_writes
 from .memory import origin, written
 from .reading import is_assertion
 
@@ -43,6 +44,7 @@ def fold_layers(program: torch.export.ExportedProgram) -> torch.export.ExportedP
     """The program with folded layers; itself where no layers are equal."""
     graph = copy.deepcopy(program.graph)
     _erase_assertions(graph)
+    defer_writes(graph)
     groups = [group for group in _groups(graph) if _can_fold(group)]
     if not groups:
         return program

@@ -1,5 +1,7 @@
 """Equal layers are decomposed once: the program is the one that torch makes of all of them."""
 
+import copy
+
 import pytest
 import torch
 
@@ -112,3 +114,82 @@ def test_results_equal_eager(kind):
         x = torch.randn(n, 8)
         with torch.no_grad():
             torch.testing.assert_close(compiled(x.clone()), model(x.clone()), rtol=1e-5, atol=1e-5)
+
+
+class Counts(Layer):
+    """Keeps rows in a state of its own, at a place that it counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(16, 8))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        places = torch.arange(x.shape[0]) + self.count
+        self.count.add_(x.shape[0])
+        self.rows.index_copy_(0, places, self.norm(x))
+        return x + self.linear(self.rows)[:x.shape[0]] + self.rows.sum(0)
+
+
+class Shifts(Counts):
+    """Writes its state twice, and reads it before, in between and after."""
+
+    def forward(self, x):
+        first = self.rows[:3].sum(0)
+        rolled = self.rows.roll(1, 0)
+        self.rows.copy_(rolled)
+        middle = self.rows.mean(0)
+        self.rows.mul_(0.5)
+        return x + self.linear(self.rows)[:x.shape[0]] + first - middle
+
+
+class ReadsAView(Counts):
+    """A view that was made before a write, and is read after it."""
+
+    def forward(self, x):
+        view = self.rows[:2]
+        self.rows.add_(1.0)
+        return x + self.linear(view).sum(0)
+
+
+class WritesAView(Counts):
+    def forward(self, x):
+        self.rows[1].add_(x.sum(0))
+        return x + self.linear(self.rows).sum(0)
+
+
+class Returned(Layers):
+    """The states are outputs, too."""
+
+    def __init__(self):
+        super().__init__(Counts)
+
+    def forward(self, x):
+        return super().forward(x), [layer.rows for layer in self.layers]
+
+
+@pytest.mark.parametrize("model", [Layers(Counts), Layers(Shifts)])
+def test_layers_that_update_states_are_folded(model):
+    assert len(_folded(_program(model, torch.randn(6, 8)))) == 3
+
+
+@pytest.mark.parametrize("model", [
+    Layers(ReadsAView), Layers(WritesAView), Returned()])
+def test_layers_whose_states_are_seen_as_they_were_are_not_folded(model):
+    assert not _folded(_program(model, torch.randn(6, 8)))
+
+
+@pytest.mark.parametrize("make", [
+    lambda: Layers(Counts), lambda: Layers(Shifts), lambda: Layers(ReadsAView),
+    lambda: Layers(WritesAView), Returned])
+def test_states_are_those_of_eager(make):
+    torch.manual_seed(0)
+    model = make()
+    other = copy.deepcopy(model)
+    compiled = moe_mlir.compile(model, (torch.randn(6, 8),))
+    for n in (2, 3, 1, 2):
+        x = torch.randn(n, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), other(x), rtol=1e-5, atol=1e-5)
+        for (name, mine), (_, theirs) in zip(model.named_buffers(), other.named_buffers()):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
