@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from .cache_state import CacheTensors, is_cache, parts_of
-from .first_token import counters_are_known, counters_of, first_token, is_counter, is_whole
+from .first_tokens import (
+    counters_are_known,
+    counters_of,
+    first_tokens,
+    is_counter,
+    is_whole,
+)
 from .token_inputs import token_count
 
 
@@ -28,7 +34,7 @@ def take_apart(cache: Any, model: torch.nn.Module | None, values: Mapping[Any, A
     if is_whole(parts):
         return parts
     are_known = counters_are_known(cache)
-    added = first_token(parts, model, values)
+    added = first_tokens(parts, model, values)
     if are_known and not added.changes:
         return parts
     added.prepare(cache)

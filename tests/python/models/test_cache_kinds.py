@@ -170,6 +170,13 @@ class Hiding(StaticLayer):
         self.hidden = (torch.zeros(2), object())
 
 
+class Noticing(StaticLayer):
+    """A layer that stores something else where it has tensors already."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return super().update(key_states, value_states * 2 if self.is_initialized else value_states)
+
+
 def cache_with(layer):
     return transformers.Cache(layers=[layer(ROOM)])
 
@@ -191,6 +198,7 @@ def test_what_a_layer_of_a_user_keeps_is_updated():
 @pytest.mark.parametrize(("layer", "message"), [
     (Growing, "whose tensors keep their sizes, found 'layers.0.sums.keys', which was"),
     (Sharing, "memory of their own, found 'layers.0.first' in that of 'layers.0.keys'"),
+    (Noticing, "the same for an empty cache whether it has tensors or not, found other results"),
     (Hiding, "keeps tensors, numbers and flags.*found a tuple at 'layers.0.hidden'"),
 ])
 def test_what_no_program_can_keep_is_an_error(layer, message):

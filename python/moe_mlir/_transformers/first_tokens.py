@@ -1,8 +1,8 @@
-"""What the first token adds to a cache: tensors, and what the layers note of them.
+"""What the first tokens add to a cache: tensors, and what the layers note of them.
 
 Neither a model's configuration nor an empty cache says it. Of latent attention (DeepSeek, GLM)
 keys and values differ in width; convolutions keep as many tokens as they are wide. So the model
-runs for one token, once for caches of one form. The same run shows which integers of a layer grow
+runs for two tokens, once for caches of one form. The same run shows which integers of a layer grow
 with the tokens.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._torch.core import pytree
 from .cache_state import CacheTensors, Path, is_cache, leaves_of, parts_of, put
 from .names import cache_call, head_shapes
 from .token_inputs import in_order_of_signature, name_of_tokens, tokens_of
@@ -51,8 +52,8 @@ class _Zeros(NamedTuple):
     device: torch.device
 
 
-class FirstToken:
-    """What a model's first token changes in a cache, but for what it stores."""
+class FirstTokens:
+    """What the first tokens change in a cache, but for what it stores of them."""
 
     def __init__(self, changes: list[tuple[Path, Any]]):
         self.changes = changes
@@ -65,13 +66,13 @@ class FirstToken:
             put(cache, path, value)
 
 
-_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, FirstToken]] = \
+_KNOWN: weakref.WeakKeyDictionary[torch.nn.Module, dict[Any, FirstTokens]] = \
     weakref.WeakKeyDictionary()
 
 
-def first_token(parts: CacheTensors, model: torch.nn.Module | None,
-                values: Mapping[Any, Any]) -> FirstToken:
-    """What a token of a model adds to a cache of this form."""
+def first_tokens(parts: CacheTensors, model: torch.nn.Module | None,
+                values: Mapping[Any, Any]) -> FirstTokens:
+    """What the first tokens of a model add to a cache of this form."""
     config, tokens = getattr(model, "config", None), tokens_of(values, model)
     if config is None:
         raise ValueError("expected a StaticCache with tensors, found one that no model has written "
@@ -82,30 +83,55 @@ def first_token(parts: CacheTensors, model: torch.nn.Module | None,
     weight = next(model.parameters())
     if tokens is None:
         parts.cache.early_initialization(1, heads, width, weight.dtype, weight.device)
-        return FirstToken([])
+        return FirstTokens([])
     known = _KNOWN.setdefault(model, {})
     sort = (tokens.shape[0], weight.dtype, weight.device)
     found = known.get((parts.form, *sort))
     if found is None:
         written = copy.deepcopy(parts.cache)
-        _run_one_token(model, values, written)
+        expected = _run_two_tokens(model, values, written)
         _COUNTERS.update(_counters(parts.cache, written))
         # Those that are known now are no part of the form.
         form, whole = (CacheTensors.of(cache, is_counter).form for cache in (parts.cache, written))
-        found = FirstToken(_added(parts.cache, written))
+        found = FirstTokens(_added(parts.cache, written))
         prepared = CacheTensors.of(written, is_counter).form
-        known.update({(whole, *sort): FirstToken([]), (prepared, *sort): FirstToken([]),
+        if found.changes:
+            _require_same(expected, _run_two_tokens(model, values, written))
+        known.update({(whole, *sort): FirstTokens([]), (prepared, *sort): FirstTokens([]),
                       (form, *sort): found})
     return found
 
 
-def _run_one_token(model, values, cache) -> None:
+def _run_two_tokens(model, values, cache):
+    """The outputs of a model for the first tokens of each sequence: of one nothing tells what a
+    model takes for its place."""
     named = in_order_of_signature(values, model)
     name = name_of_tokens(named, model)
     others = {other: x for other, x in named.items() if other != name and not is_cache(x)
               and not any(part in str(other) for part in ("mask", "position", "bias", "labels"))}
+    tokens = named[name]
+    two = tokens[:, :2] if tokens.shape[1] > 1 else torch.cat((tokens, tokens), 1)
+    room = min((layer.max_cache_len for layer in parts_of(cache) if hasattr(layer, "max_cache_len")),
+               default=2)
     with torch.no_grad():
-        model(**others, **{name: named[name][:, :1]}, **cache_call(model, cache))
+        return model(**others, **{name: two[:, :room]}, **cache_call(model, cache))
+
+
+def _require_same(expected, found) -> None:
+    """Raises where a model takes a cache that has tensors for one that holds tokens.
+
+    So does Inkling of transformers 5.24: its positions are the cache's own count, which the call
+    has raised by the time that they are read.
+    """
+    for one, other in zip(pytree.tree_leaves(expected), pytree.tree_leaves(found)):
+        if isinstance(one, torch.Tensor) and one.is_floating_point():
+            # Of one function on the same numbers, whose sums may differ in order.
+            tolerance = torch.finfo(one.dtype).eps ** 0.5 * one.abs().max()
+            if not (one - other).abs().max() <= tolerance:
+                raise TypeError(
+                    "expected a model that gives the same for an empty cache whether it has tensors "
+                    "or not, found other results, so that no compiled code can have both; to "
+                    "generate with this model, use model.compile(backend=\"moe\", dynamic=True)")
 
 
 def _counters(before, after) -> dict[type, frozenset[Path]]:
