@@ -12,218 +12,66 @@ cannot be traced.
 import functools
 
 import torch
-from torch.nn.functional import one_hot
 
-from ._support.log import warn_user
 from ._support.modules import require_module
 from ._transformers.names import has_post_expert_norm
 from .experts import run_experts, run_rows
 from .experts.activation_detection import activation_of
 from .experts.packed_weight import operand_of
 from .experts.quantized_weight import QuantizedWeight
-from .ops import grouped_topk, topk_renorm
 from .ops._panels import is_packed
+from .patching.known_forwards import EXPERTS, ROUTERS
+from .patching.model_code import is_model_class
+from .patching.raised_forward import RaisedForward, try_forward
+from .patching.report import Kept
+from .patching.router_modules import experts_inside, selects_experts
 
-# ---- routers: forwards with the signatures of the classes that they replace --------
-
-
-def linear(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """torch's, which gives memory that nobody has written where the weight is on "meta"."""
-    if weight.is_meta and not hidden_states.is_meta:
-        raise ValueError(
-            "expected the weight of a router in memory, found it on the device 'meta'; load it, or "
-            "leave the hooks on that bring it")
-    return torch.nn.functional.linear(hidden_states, weight, bias)
-
-
-def _mixtral(self, hidden_states):
-    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
-    logits = linear(hidden_states, self.weight)
-    gates, indices = topk_renorm(logits, self.top_k)
-    return logits, gates, indices
-
-
-def _qwen(self, hidden_states):
-    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
-    logits = linear(hidden_states, self.weight)
-    gates, indices = topk_renorm(logits, self.top_k, renorm=bool(self.norm_topk_prob))
-    return logits, gates.to(logits.dtype), indices
-
-
-def _gpt_oss(self, hidden_states):
-    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
-    logits = linear(hidden_states, self.weight, self.bias)
-    gates, indices = topk_renorm(logits, self.top_k)
-    return logits, gates.to(logits.dtype), indices
-
-
-def _granite(self, hidden_states):
-    logits = linear(hidden_states, self.weight).float()
-    gates, indices = topk_renorm(logits, self.top_k)
-    return logits, gates.type_as(hidden_states), indices
-
-
-def _jamba(self, hidden_states):
-    logits = linear(hidden_states, self.weight)
-    gates, indices = topk_renorm(logits, self.top_k, renorm=False)
-    return logits, gates.to(hidden_states.dtype), indices
-
-
-def _deepseek_v2(self, hidden_states):
-    hidden_states = hidden_states.view(-1, self.hidden_dim)
-    logits = linear(hidden_states.float(), self.weight.float())
-    grouped = self.topk_method == "group_limited_greedy"
-    gates, indices = grouped_topk(
-        logits, self.top_k, score="softmax", n_group=self.num_group if grouped else 1,
-        topk_group=self.topk_group if grouped else 1, group_score="max", renorm=False,
-        route_scale=self.routed_scaling_factor)
-    return logits, gates, indices
-
-
-def _deepseek_v3(self, hidden_states):
-    hidden_states = hidden_states.view(-1, self.hidden_dim)
-    logits = linear(hidden_states.float(), self.weight.float())
-    gates, indices = grouped_topk(
-        logits, self.top_k, bias=self.e_score_correction_bias, score="sigmoid",
-        n_group=self.num_group, topk_group=self.topk_group, renorm=bool(self.norm_topk_prob),
-        eps=1e-20 if self.norm_topk_prob else 0.0, route_scale=self.routed_scaling_factor)
-    return logits, gates, indices
-
-
-def _minimax_m2(self, hidden_states, e_score_correction_bias):
-    hidden_states = hidden_states.reshape(-1, self.hidden_dim)
-    logits = linear(hidden_states.to(self.weight.dtype), self.weight)
-    gates, indices = grouped_topk(logits, self.top_k, bias=e_score_correction_bias, score="sigmoid")
-    return logits, gates, indices
-
-
-def _ernie(self, hidden_states):
-    with torch.autocast(hidden_states.device.type, enabled=False):
-        logits = linear(hidden_states.float(), self.weight.float())
-        # By its forward, which brings an offloaded bias.
-        bias = self.moe_statics(logits.new_zeros(self.num_experts))
-        gates, indices = grouped_topk(logits, self.top_k, bias=bias, score="softmax", renorm=False)
-        gates = gates / torch.clamp(gates.sum(dim=-1, keepdim=True), min=self.norm_min)
-    return logits, gates.to(hidden_states.dtype), indices
-
-
-def _llama4(self, hidden_states):
-    from .ops import densify
-    logits = linear(hidden_states, self.weight)
-    gates, indices = grouped_topk(logits, self.top_k, score="sigmoid", renorm=False)
-    return densify(gates, indices, self.num_experts).to(logits.dtype), logits
-
-
-def _phimoe(self, hidden_states):
-    """Two top-1 selections; in training their sampling is the model's own."""
-    if self.training:
-        return type(self).forward(self, hidden_states)
-    logits = linear(hidden_states, self.weight, self.bias)
-    rest, gates, indices = logits, [], []
-    for _ in range(2):
-        largest = rest.max(dim=-1, keepdim=True).values.detach()
-        distance = (largest - logits) / logits.abs().clamp(min=largest)
-        near = rest.masked_fill(distance.detach() > 2 * self.router_jitter_noise, float("-inf"))
-        gate, index = topk_renorm(near, 1, renorm=False)
-        gates.append(gate.to(logits.dtype))
-        indices.append(index)
-        rest = logits.scatter(-1, index, float("-inf"))
-    return logits, torch.cat(gates, dim=-1), torch.cat(indices, dim=-1)
-
-
-def _switch(self, hidden_states):
-    """One expert a token, as long as it has room in the token's sequence."""
-    if _has_hooks(self):
-        return type(self).forward(self, hidden_states)
-    source = hidden_states.dtype
-    hidden_states = hidden_states.to(self.dtype)
-    if self.training and self.jitter_noise > 0:
-        noise = torch.empty_like(hidden_states).uniform_(1 - self.jitter_noise,
-                                                         1 + self.jitter_noise)
-        hidden_states = hidden_states * noise
-    layer = self.classifier
-    bias = None if layer.bias is None else layer.bias.to(self.dtype)
-    logits = linear(hidden_states, layer.weight.to(self.dtype), bias)
-    # The largest of the probabilities as the model rounds them: an argmax takes the first of equal.
-    probabilities = logits.softmax(dim=-1, dtype=self.dtype).to(source)
-    gates, indices = topk_renorm(probabilities, 1, kind="probs", renorm=False)
-    chosen = one_hot(indices.squeeze(-1), self.num_experts)
-    chosen = chosen * (chosen.cumsum(dim=-2) <= self.expert_capacity)
-    return chosen, gates.to(source), logits
-
-
-def _switch_experts(self, hidden_states, selected_experts, routing_weights):
-    """A token without room has no expert and adds nothing."""
-    if _has_hooks(self):
-        return type(self).forward(self, hidden_states, selected_experts, routing_weights)
-    chosen = selected_experts.squeeze(1)
-    indices = torch.where(chosen.sum(-1) > 0, chosen.argmax(-1), -1).unsqueeze(-1)
-    experts = list(self.values())
-    first = experts[0]
-    return run_experts(
-        hidden_states, routing_weights, indices, torch.stack([e.wi.weight for e in experts]),
-        torch.stack([e.wo.weight for e in experts]),
-        activation=lambda h: first.dropout(first.act(h)))
-
-
-def _has_hooks(module) -> bool:
-    """Whether hooks of accelerate bring the weights of inner layers when those are called."""
-    return any("_hf_hook" in vars(layer) for layer in module.modules() if layer is not module)
-
-
-# The classes whose routers are known.
-ROUTERS = {
-    "DeepseekV2TopkRouter": _deepseek_v2,
-    "DeepseekV3TopkRouter": _deepseek_v3,
-    "Ernie4_5_MoeTopKRouter": _ernie,
-    "Glm4MoeTopkRouter": _deepseek_v3,
-    "GptOssTopKRouter": _gpt_oss,
-    "GraniteMoeTopKRouter": _granite,
-    "JambaTopKRouter": _jamba,
-    "Llama4Router": _llama4,
-    "MiniMaxM2TopKRouter": _minimax_m2,
-    "MixtralTopKRouter": _mixtral,
-    "OlmoeTopKRouter": _qwen,
-    "PhimoeTopKRouter": _phimoe,
-    "Qwen2MoeTopKRouter": _qwen,
-    "Qwen3MoeTopKRouter": _qwen,
-    "SwitchTransformersTop1Router": _switch,
-}
-# Not routers: layers without which a patched router would still not compile.
-_OTHERS = {"SwitchTransformersExperts": _switch_experts}
+# ---- routers -------------------------------------------------------------------------
 
 
 def patch(model: torch.nn.Module) -> int:
     """Makes the routers of a transformers model run on moe ops, in place.
+
+    A router is a module of transformers, or of code that came with a checkpoint, whose forward
+    selects experts. It is traced alone, for each kind of call at the first such call, and the
+    selection in its graph becomes one op; routers of all layers share their graphs. What cannot
+    be traced or recognised runs the module's own forward.
 
     Parameters and their names do not change, so checkpoints and optimizers keep
     working; `unpatch` undoes it. Hooks of accelerate are kept, so a model that is
     offloaded or distributed by a device map can be patched before or after.
 
     Args:
-        model: any module; routers of unknown classes are not changed.
+        model: any module; one without routers is not changed.
 
     Returns:
-        the number of newly patched routers. If a router of a known class cannot be patched,
-        a warning gives the reason.
+        the number of newly patched routers. One warning names the modules that select
+        experts and stay as they are, each with the reason.
+
+    Raises:
+        TypeError: `model` is no module.
+
+    Example:
+        >>> model = transformers.AutoModelForCausalLM.from_pretrained("checkpoint")
+        >>> moe_mlir.hf.patch(model)
+        2
     """
     require_module(model)
+    dtype = getattr(model, "dtype", None)
+    kept = Kept()
     replaced = 0
     for name, module in model.named_modules():
-        function = _replacement(module)
-        if function is None or _is_patched(module):
+        if _is_patched(module):
             continue
+        forward, reason = _new_forward(module, dtype)
         place = _place_of_forward(module)
-        if reason := _why_not(module, place):
-            warn_user(f"'{name}' ({type(module).__name__}) stays as it is: {reason}")
-            continue
-        # A partial, not a method: a method is pickled by a name that the class does not have.
-        setattr(module, place, functools.partial(function, module))
-        replaced += type(module).__name__ in ROUTERS
+        reason = reason or (_why_not(module, place) if forward else "")
+        if reason:
+            kept.add(name, module, reason)
+        elif forward is not None:
+            setattr(module, place, forward)
+            replaced += _counts(module)
+    kept.warn()
     return replaced
 
 
@@ -239,15 +87,36 @@ def unpatch(model: torch.nn.Module) -> int:
             del module.forward
         else:
             setattr(module, place, type(module).forward.__get__(module))
-        restored += type(module).__name__ in ROUTERS
+        restored += _counts(module)
     return restored
 
 
-def _replacement(module):
-    """The forward for a module of transformers' own code; None for all others."""
-    name, source = type(module).__name__, type(module).__module__
-    known = source.startswith("transformers.models.")
-    return (ROUTERS.get(name) or _OTHERS.get(name)) if known else None
+def _new_forward(module, dtype):
+    """(forward, ""), (None, why a router keeps its own), or (None, "") for other modules."""
+    if (function := _known_forward(module)) is not None:
+        # A partial, not a method: a method is pickled by a name that the class does not have.
+        return functools.partial(function, module), ""
+    if not selects_experts(module):
+        return None, ""
+    if (inside := experts_inside(module)):
+        return None, ("the block selects experts in its own forward, which runs them as well "
+                      f"(in '{inside}'), and has no router to replace; "
+                      'model.compile(backend="moe") replaces selections wherever they are')
+    traced = try_forward(module, dtype if isinstance(dtype, torch.dtype) else None)
+    if traced.run is None:
+        return None, "; ".join(traced.reasons)
+    return RaisedForward(module), ""
+
+
+def _known_forward(module):
+    """The forward that a class of transformers is known to need; None for all others."""
+    name = type(module).__name__
+    known = ROUTERS.get(name) or EXPERTS.get(name)
+    return known if is_model_class(type(module)) else None
+
+
+def _counts(module) -> bool:
+    return type(module).__name__ not in EXPERTS
 
 
 def _place_of_forward(module) -> str:
@@ -257,8 +126,10 @@ def _place_of_forward(module) -> str:
 
 def _is_patched(module) -> bool:
     forward = vars(module).get(_place_of_forward(module))
-    return (isinstance(forward, functools.partial) and forward.func is _replacement(module)
-            and forward.args == (module,))
+    if isinstance(forward, RaisedForward):
+        return forward.module is module
+    return (isinstance(forward, functools.partial) and forward.args == (module,)
+            and forward.func is _known_forward(module))
 
 
 def _why_not(module, place) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 ScriptFunction = torch._C.ScriptFunction
@@ -54,6 +55,12 @@ def modes_that_see_ops(further: Callable[[], Any]) -> tuple[Callable[[], Any], .
     )
 
 
+def is_transformed() -> bool:
+    """Whether torch.func, forward-mode gradients or torch.jit.trace look at what is called."""
+    return (innermost_transform() is not None or forward_ad._current_level >= 0
+            or torch._C._is_tracing())
+
+
 def is_in_backward() -> bool:
     """Whether autograd runs a backward in this thread."""
     return torch._C._current_graph_task_id() != -1
@@ -93,11 +100,11 @@ def storage_users(storage: torch.UntypedStorage) -> int:
 
 __all__ = [
     "MARKS_OF_COMPILE", "DisableAutocast", "DisableTorchFunctionSubclass", "FakeTensor",
-    "HigherOrderOperator",
+    "FakeTensorMode", "HigherOrderOperator",
     "OpOverload", "OpOverloadPacket", "ScriptFunction", "active_ddp_module",
-    "autograd_implementation", "enter_autocast", "exit_autocast", "grouped_mm",
+    "autograd_implementation", "disable_current_modes", "enter_autocast", "exit_autocast", "grouped_mm",
     "innermost_transform", "is_avx512_supported",
     "is_any_autocast_enabled", "is_composite", "is_functorch_wrapped_tensor", "is_in_backward",
-    "is_traceable_wrapper_subclass", "modes_that_see_ops", "pytree", "set_grad_enabled",
-    "size_oblivious_export", "storage_users",
+    "is_traceable_wrapper_subclass", "is_transformed", "modes_that_see_ops", "pytree",
+    "set_grad_enabled", "size_oblivious_export", "storage_users",
 ]  # fmt: skip

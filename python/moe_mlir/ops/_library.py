@@ -13,6 +13,12 @@ from ._plain_calls import PlainCalls, are_plain
 from ._transforms import refuse_tangents, register_transforms
 
 _LIBRARY = torch.library.Library("moe", "FRAGMENT")
+_DIRECT: dict[Any, Callable] = {}
+
+
+def direct_call(op: Any) -> Callable | None:
+    """The op, past the dispatcher where a call is plain; None where it is none of these."""
+    return _DIRECT.get(op)
 
 
 def define(
@@ -49,6 +55,7 @@ def define(
     # CUDA is the same code: what differs is where its kernels run.
     for each in ("CPU", "CUDA") if key == "CPU" else (key,):
         _LIBRARY.impl(name, plain.around(refuse_tangents(name, kernel)), each)
+    _DIRECT[op] = plain.around(op)
     fake = refuse_tangents(name, _on_one_device(op, fake))
     torch.library.register_fake(f"moe::{name}", fake, lib=_LIBRARY)
     _register_autograd(op, backward, setup_context, plain)

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from .patterns import (
     CASTS,
+    VIEWS,
     aten,
     exactly,
     filled_with,
@@ -22,6 +23,7 @@ from .patterns import (
     same_shape,
     scaled,
     softmax_of,
+    through,
     users,
 )
 from .reading import dtype, is_call, read
@@ -51,12 +53,19 @@ def _selected(site):
     """The selected scores: gathered from the unbiased ones, or the selection's values."""
     for user in site.indices.users if site.indices is not None else ():
         gather = read(user, {aten.gather.default}, "dim", "index")
-        if gather and gather.index is site.indices and exactly(gather.source) is site.base \
+        if gather and gather.index is site.indices and _is_base(site, gather.source) \
                 and is_last_dim(gather.source, gather.dim):
             return user
     if site.bias is not None and site.values is not None:
         site.reject("the gates contain the bias of the selection")
     return site.values
+
+
+def _is_base(site, node: Node) -> bool:
+    """Whether the node has the scores that are selected from, before the bias; views may differ."""
+    node = exactly(node)
+    return node is site.base or same_shape(node, site.base) and (
+        exactly(through(node, VIEWS)) is exactly(through(site.base, VIEWS)))
 
 
 def _match_late_score(site, node: Node) -> Node:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..gpu.sizes import format_size
 
@@ -31,9 +32,13 @@ def guards_of(program: ExportedProgram) -> list[sympy.Basic]:
     larger sizes, that way is right for small ones, too.
     """
     shapes = _shape_env(program)
-    return [] if shapes is None else [
-        shapes.replace(guard.expr) for guard in shapes.guards
-        if not _is_torchs(guard) or _is_equality(guard.expr)]
+    return [] if shapes is None else guards_in(shapes)
+
+
+def guards_in(shapes: ShapeEnv) -> list[sympy.Basic]:
+    """As `guards_of`, of what torch noted while it traced."""
+    return [shapes.replace(guard.expr) for guard in shapes.guards
+            if not _is_torchs(guard) or _is_equality(guard.expr)]
 
 
 def _shape_env(program):

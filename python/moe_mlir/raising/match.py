@@ -33,7 +33,7 @@ from .patterns import (
     is_probability,
     results,
     same_shape,
-    softmax_input,
+    score_of,
     through,
 )
 from .reading import dtype, is_call, read, value
@@ -114,24 +114,22 @@ def _outputs(topk):
 
 
 def _match_scores(site: Site) -> None:
-    node = _peel_bias(site, peel_groups(site, exactly(site.source)))
-    site.base = node = exactly(node)
+    node = exactly(_peel_bias(site, peel_groups(site, exactly(site.source))))
+    if site.bias is not None:
+        # What only chooses needs no gradient; the gates are gathered from scores that have theirs.
+        node = exactly(through(node, {aten.detach.default}))
+    site.base = node
     # A score function may sit behind a view that joins the token dimensions.
     score = exactly(through(node, VIEWS))
-    logits = softmax_input(score)
-    sigmoid = read(score, {aten.sigmoid.default})
+    found = score_of(score)
     if value(score).shape[-1:] != (site.num_experts,):
-        logits = sigmoid = None  # the view joins or splits experts
-    if logits is not None:
-        site.score = "softmax"
-    elif sigmoid is not None:
-        site.score, logits = "sigmoid", sigmoid.source
-    elif is_probability(node):
-        site.score, site.kind, site.scores = "probs", "probs", node
-        return
-    else:
+        found = None  # the view joins or splits experts
+    if found is None:
+        if is_probability(node):
+            site.score, site.kind = "probs", "probs"
         site.scores = node
         return
+    site.score, logits = found
     site.scores = exactly(logits)
     if dtype(score) != torch.float32:
         _select_rounded(site, score)
@@ -139,7 +137,7 @@ def _match_scores(site: Site) -> None:
 
 def _select_rounded(site: Site, score: Node) -> None:
     """Scores that the model rounds are selected from as they are: rounding makes ties."""
-    if site.bias is not None or site.inner:
+    if site.inner:
         site.reject(f"the {site.score} is computed in {name_of(dtype(score))}; the moe op computes "
                     "in float32, which would change results")
     site.kind, site.scores = "probs", site.base
@@ -151,9 +149,9 @@ def _peel_bias(site: Site, node: Node) -> Node:
     if call is None or not isinstance(call.other, Node):
         return node
     left, right = call.source, call.other
-    if value(right).dim() > value(left).dim() or is_probability(right):
+    if value(right).dim() > value(left).dim() or _is_score(right):
         left, right = right, left
-    if not is_probability(left):
+    if not _is_score(left):
         return node
     site.bias = right
     shape = value(right).shape
@@ -166,6 +164,10 @@ def _peel_bias(site: Site, node: Node) -> Node:
     return left
 
 
+def _is_score(node: Node) -> bool:
+    return is_probability(node) or score_of(exactly(through(node, VIEWS))) is not None
+
+
 # ---- the verdict ------------------------------------------------------------------
 
 
@@ -173,8 +175,8 @@ def _name_form(site: Site) -> None:
     if site.form != "topk":
         return
     if site.groups != 1:
-        site.form = "F4" if site.score == "sigmoid" else "F6"
-    elif site.score == "sigmoid":
+        site.form = "F4" if site.score in ("sigmoid", "sqrtsoftplus") else "F6"
+    elif site.score in ("sigmoid", "sqrtsoftplus"):
         site.form = "F4"
     elif site.score == "softmax":
         renorm = site.renorm or "renormalisation" in site.left

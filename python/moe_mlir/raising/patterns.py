@@ -207,6 +207,18 @@ def softmax_input(node: Node) -> Node | None:
     return call.source if kept and is_last_dim(node, call.dim) else None
 
 
+def score_of(node: Node) -> tuple[str, Node] | None:
+    """(score, x), where the node is that score function of x; None for another call."""
+    if (x := softmax_input(node)) is not None:
+        return "softmax", x
+    if call := read(node, {aten.sigmoid.default}):
+        return "sigmoid", call.source
+    root = read(node, {aten.sqrt.default})
+    if root and (call := read(root.source, {aten.softplus.default})):
+        return "sqrtsoftplus", call.source
+    return None
+
+
 def _decomposed_softmax_input(node):
     """exp(x - amax x) / sum of it, where no step rounds to 16 bits."""
     division = read(node, DIVISIONS, "other")

@@ -17,23 +17,34 @@ from .calls import call
 from .match import Site, find_routers
 from .memory import Writes
 from .mixing import match_mixing
+from .no_grad import fold_no_grad, nodes_without_gradients
 from .patterns import VIEWS, aten, exactly, same_shape, softmax_input, through
 from .reading import dtype, is_assertion, read, value
 
 moe = torch.ops.moe
 
 
-def raise_routing(module: GraphModule) -> int:
-    """Raises every router whose meaning the moe ops have exactly; returns how many."""
-    return raise_graph(module.graph, module.recompile)
+def raise_routing(module: GraphModule, layers: bool = True) -> int:
+    """Raises every router whose meaning the moe ops have exactly; returns how many.
+
+    With `layers` the layer that makes the logits becomes an op as well, where it may.
+    """
+    return raise_graph(module.graph, module.recompile, layers)
 
 
-def raise_graph(graph: Graph, recompile: Callable[[], object] = lambda: None) -> int:
+def raise_graph(graph: Graph, recompile: Callable[[], object] = lambda: None,
+                layers: bool = True) -> int:
     """As `raise_routing`, for a graph whose module is not at hand."""
     raise_attention(graph)
-    sites = [site for site in find_routers(graph) if not site.reason]
+    fold_no_grad(graph)
+    without = nodes_without_gradients(graph)
+    sites = [site for site in find_routers(graph)
+             if not site.reason and site.anchor not in without]
     for site in sites:
-        (_raise_greedy if site.rounds else _raise_site)(graph, site)
+        if site.rounds:
+            _raise_greedy(graph, site)
+        else:
+            _raise_site(graph, site, layers)
     for scores in dict.fromkeys(site.scores for site in sites if site.kind == "probs"):
         _raise_mixing(graph, scores)
     # What a folded call wrote in place is dead now, though it writes; and what
@@ -45,9 +56,10 @@ def raise_graph(graph: Graph, recompile: Callable[[], object] = lambda: None) ->
     return len(sites)
 
 
-def _raise_site(graph, site: Site) -> None:
+def _raise_site(graph, site: Site, layers: bool) -> None:
     with graph.inserting_before(site.anchor):
-        scores = _like_selection(graph, site, _raise_logits(graph, site))
+        logits = _raise_logits(graph, site) if layers else site.scores
+        scores = _like_selection(graph, site, logits)
         gates, indices = _select(graph, site, scores, site.k)
         if site.dense:
             gates = call(graph, moe.densify.default, (gates, indices, site.num_experts),

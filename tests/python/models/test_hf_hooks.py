@@ -11,6 +11,7 @@ import torch
 from support import Selections
 
 from moe_mlir import hf
+from moe_mlir.patching.router_modules import is_router
 from moe_mlir_bench.models import FAMILIES
 
 # Ernie's bias, Switch's classifier and experts are in layers of their own, whose hooks bring them.
@@ -35,7 +36,7 @@ def spread_to_disk(model, folder):
 def device_map(model, place):
     """Blocks with routers at `place`, the rest on the CPU."""
     blocks = {name.rpartition(".")[0] for name, module in model.named_modules()
-              if type(module).__name__ in hf.ROUTERS}
+              if is_router(module)}
     places = {name: place for name in blocks}
     tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers())
     for name, _ in tensors:
@@ -52,7 +53,7 @@ def logits(model, inputs):
 
 def runs_ours(model):
     """The number of routers whose forward is ours, beneath hooks or not."""
-    return sum(hf._is_patched(m) for m in model.modules() if type(m).__name__ in hf.ROUTERS)
+    return sum(hf._is_patched(m) for m in model.modules() if is_router(m))
 
 
 @pytest.mark.parametrize("spread", [offload, offload_whole_layers, spread_to_disk])
@@ -63,7 +64,7 @@ def test_models_that_accelerate_spreads(name, spread, first, tmp_path):
     expected = logits(model, inputs)
     steps = {"patch": lambda m: hf.patch(m), "hooks": lambda m: spread(m, str(tmp_path))}
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*stays as it is")
+        warnings.filterwarnings("error", message="(?s).*stay")
         order = ("patch", "hooks") if first == "patch" else ("hooks", "patch")
         results = {step: steps[step](model) for step in order}
     assert results["patch"] == family.routers() == runs_ours(model)

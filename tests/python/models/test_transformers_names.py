@@ -11,6 +11,7 @@ import transformers
 import moe_mlir
 import moe_mlir.hf
 from moe_mlir._transformers.names import CACHE_NAMES, cache_call, cache_name, with_cache_name
+from moe_mlir.patching.router_modules import is_router
 from moe_mlir_bench.models import FAMILIES
 
 PROMPT, ROOM = 7, 16
@@ -122,7 +123,7 @@ def in_f32(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint")
     FAMILIES["DeepSeek-V3"].build(torch.bfloat16).save_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    routers = [m for m in model.modules() if type(m).__name__ in moe_mlir.hf.ROUTERS]
+    routers = [m for m in model.modules() if is_router(m)]
     assert routers
     for router in routers:  # before 5.24 they are bf16
         router.weight.data = router.weight.data.float()

@@ -10,7 +10,8 @@ import torch
 import moe_mlir
 from moe_mlir._torch import dynamo
 from moe_mlir.frontends.dynamo import register
-from moe_mlir.hf import ROUTERS, patch
+from moe_mlir.hf import patch
+from moe_mlir.patching.router_modules import is_router
 
 from .families import Family
 
@@ -126,7 +127,7 @@ def _times(*runs) -> list[float]:
 def _time_router(row, family):
     """The model's router module against the same module on moe ops."""
     model = family.build(**family.wide())
-    router = next(m for m in model.modules() if type(m).__name__ in ROUTERS)
+    router = next(m for m in model.modules() if is_router(m))
     arguments = []
     hook = router.register_forward_pre_hook(lambda _, args: arguments.append(args))
     with torch.no_grad():

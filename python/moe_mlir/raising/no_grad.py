@@ -1,0 +1,62 @@
+"""Regions of a graph without gradients, written as results that are detached.
+
+A router may select under `torch.no_grad()` and gather its gates outside of it. One op makes
+both, and must not lie in the region: its gates have a gradient.
+"""
+
+import operator
+
+import torch
+from torch.fx import Graph, Node
+
+from .._torch.core import set_grad_enabled
+from .memory import written
+from .patterns import aten
+from .reading import value
+
+
+def fold_no_grad(graph: Graph) -> None:
+    """Detaches what such regions hand on, and removes their bounds; not where one writes in place."""
+    inside = nodes_without_gradients(graph)
+    if not inside or any(next(written(node), None) is not None for node in inside):
+        return
+    for node in list(graph.nodes):
+        if node.op == "output" or node not in inside:
+            for origin in node.all_input_nodes:
+                if origin in inside and _has_gradient(origin):
+                    node.replace_input_with(origin, _detached(graph, origin))
+    for bound in _bounds(graph):
+        graph.erase_node(bound)
+
+
+def nodes_without_gradients(graph: Graph) -> set[Node]:
+    """The calls of a graph between `no_grad` and its end; none where the whole graph has none."""
+    if not any(bound.args[0] for bound in _bounds(graph)):
+        return set()
+    inside: set[Node] = set()
+    enabled = True
+    for node in graph.nodes:
+        if node.target is set_grad_enabled:
+            enabled = node.args[0]
+        elif node.op == "call_function" and (
+                not enabled or node.target is operator.getitem and node.args[0] in inside):
+            inside.add(node)
+    return inside
+
+
+def _bounds(graph) -> list[Node]:
+    return graph.find_nodes(op="call_function", target=set_grad_enabled)
+
+
+def _has_gradient(node) -> bool:
+    return isinstance(value(node), torch.Tensor) and value(node).is_floating_point()
+
+
+def _detached(graph, node) -> Node:
+    found = next((user for user in node.users if user.target is aten.detach.default), None)
+    if found is not None:
+        return found
+    with graph.inserting_after(node):
+        result = graph.call_function(aten.detach.default, (node,))
+    result.meta = dict(node.meta)
+    return result
