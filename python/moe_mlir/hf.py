@@ -4,9 +4,9 @@
     model.set_experts_implementation("moe")     # experts; importing this module registers it
 
 Both keep the numerics of the model: the dtypes of scores and gates, the
-renormalisation, and its eps. `torch.compile(backend="moe")` needs neither. Patch a
-Switch model before you compile it: this replaces its loop over experts, which
-cannot be traced.
+renormalisation, and its eps. `torch.compile(backend="moe")` needs neither, but where
+experts run in a Python loop, as those of Switch and DBRX do: patch such a model
+before you compile it.
 """
 
 import functools
@@ -20,6 +20,7 @@ from .experts.activation_detection import activation_of
 from .experts.packed_weight import operand_of
 from .experts.quantized_weight import QuantizedWeight
 from .ops._panels import is_packed
+from .patching.expert_loops import FORMS, is_expert_loop, loop_forward
 from .patching.known_forwards import EXPERTS, ROUTERS
 from .patching.model_code import is_model_class
 from .patching.raised_forward import RaisedForward, try_forward
@@ -35,7 +36,8 @@ def patch(model: torch.nn.Module) -> int:
     A router is a module of transformers, or of code that came with a checkpoint, whose forward
     selects experts. It is traced alone, for each kind of call at the first such call, and the
     selection in its graph becomes one op; routers of all layers share their graphs. What cannot
-    be traced or recognised runs the module's own forward.
+    be traced or recognised runs the module's own forward. Experts that run in a Python loop over
+    those that were hit are replaced as well, where the result is the same on random tokens.
 
     Parameters and their names do not change, so checkpoints and optimizers keep
     working; `unpatch` undoes it. Hooks of accelerate are kept, so a model that is
@@ -92,10 +94,13 @@ def unpatch(model: torch.nn.Module) -> int:
 
 
 def _new_forward(module, dtype):
-    """(forward, ""), (None, why a router keeps its own), or (None, "") for other modules."""
-    if (function := _known_forward(module)) is not None:
+    """(forward, ""), (None, why a module keeps its own), or (None, "") for other modules."""
+    function, reason = _known_forward(module), ""
+    if function is None and is_expert_loop(module):
+        function, reason = loop_forward(module)
+    if function is not None or reason:
         # A partial, not a method: a method is pickled by a name that the class does not have.
-        return functools.partial(function, module), ""
+        return function and functools.partial(function, module), reason
     if not selects_experts(module):
         return None, ""
     if (inside := experts_inside(module)):
@@ -116,7 +121,8 @@ def _known_forward(module):
 
 
 def _counts(module) -> bool:
-    return type(module).__name__ not in EXPERTS
+    """Whether a patched module is a router."""
+    return type(module).__name__ not in EXPERTS and not is_expert_loop(module)
 
 
 def _place_of_forward(module) -> str:
@@ -129,7 +135,7 @@ def _is_patched(module) -> bool:
     if isinstance(forward, RaisedForward):
         return forward.module is module
     return (isinstance(forward, functools.partial) and forward.args == (module,)
-            and forward.func is _known_forward(module))
+            and (forward.func is _known_forward(module) or forward.func in FORMS))
 
 
 def _why_not(module, place) -> str:

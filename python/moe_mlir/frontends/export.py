@@ -21,6 +21,7 @@ from ..experts.packed_weight import Panels, hidden_gradients
 from ..gpu.sizes import format_size, names_in
 from ..guards.model_weights import ModelWeights
 from ..importer import ImportedProgram, import_program
+from ..patching.expert_loops import loops_as_ops
 from ..raising.attention import decomposition
 from ..raising.doubled_state import merge_doubled_state
 from ..raising.einsum import EinsumAsMatmul
@@ -234,7 +235,8 @@ def trace(
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = size_oblivious_export()
-    with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), explained():
+    with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), \
+            loops_as_ops(model), explained():
         program = decompose(_trace_open(inputs, tensors, dims))
     seen = inputs.seen
     return Traced(program, spec, leaves, seen.returned_caches,

@@ -346,19 +346,21 @@ def _cumsum(context, node, arguments):
 
 @imports(aten.linalg_vector_norm.default)
 def _vector_norm(context, node, arguments):
-    """The square root of the sum of squares."""
-    if arguments.ord != 2:
-        raise Unsupported(f"order {arguments.ord}; 2 is supported")
+    """The square root of the sum of squares, or for order 1 the sum of absolute values."""
+    if arguments.ord not in (1, 2):
+        raise Unsupported(f"order {arguments.ord}; 1 and 2 are supported")
     builder, operand, element = context.builder, context.operand(arguments.self), \
         context.element(node)
     _check_rounding(operand, element)
     wide = compute_element(element)
     dims = _dims(arguments.dim, len(operand.shape))
 
-    def square(x, total):
-        product = builder.op(f"arith.mulf {x}, {x} : {wide}")
-        return builder.op(f"arith.addf {total}, {product} : {wide}")
-    total = reduce(builder, operand, dims, wide, 0, square)
+    def add(x, total):
+        part = f"arith.mulf {x}, {x}" if arguments.ord == 2 else f"math.absf {x}"
+        return builder.op(f"arith.addf {total}, {builder.op(f'{part} : {wide}')} : {wide}")
+    total = reduce(builder, operand, dims, wide, 0, add)
+    if arguments.ord == 1:
+        return _kept(context, node, round_to(builder, total, element))
     norm = builder.map([Operand.of(total)], total.shape, wide,
                        lambda x: builder.op(f"math.sqrt {x} : {wide}"))
     return _kept(context, node, round_to(builder, norm, element))
