@@ -20,11 +20,12 @@ _SOURCES = ("transformers.models.", "transformers_modules.")
 class ModelCode:
     """The names in the code of a class's forward.
 
-    `names` are attributes, functions and strings; `own_gradients` says that the code
-    uses a torch.autograd.Function, which a graph of operators does not hold.
+    `names` are attributes, functions and strings, `variables` its own; `own_gradients`
+    says that it uses a torch.autograd.Function, which a graph of operators does not hold.
     """
 
     names: frozenset[str]
+    variables: frozenset[str]
     own_gradients: bool
 
 
@@ -40,9 +41,12 @@ def code_of(kind: Any) -> ModelCode:
     """The code that the forward of a class of modules runs."""
     if kind not in _CODES:
         functions = list(_reached(kind))
-        names = {name for function in functions for code in _codes(function.__code__)
-                 for name in (*code.co_names, *(x for x in code.co_consts if isinstance(x, str)))}
-        _CODES[kind] = ModelCode(frozenset(names), any(map(_names_autograd, functions)))
+        codes = [code for function in functions for code in _codes(function.__code__)]
+        names = {name for code in codes for name in (
+            *code.co_names, *(x for x in code.co_consts if isinstance(x, str)))}
+        variables = {name for code in codes for name in code.co_varnames}
+        _CODES[kind] = ModelCode(frozenset(names), frozenset(variables),
+                                 any(map(_names_autograd, functions)))
     return _CODES[kind]
 
 

@@ -23,9 +23,9 @@ def selects_experts(module: torch.nn.Module) -> bool:
     kind = type(module)
     if not is_model_class(kind) or _is_whole_model(kind):
         return False
-    names = code_of(kind).names
-    return not names.isdisjoint(_SELECTIONS) and any(
-        "expert" in name.lower() for name in (*names, *vars(module)))
+    code = code_of(kind)
+    return not code.names.isdisjoint(_SELECTIONS) and any(
+        "expert" in name.lower() for name in (*code.names, *code.variables, *vars(module)))
 
 
 def is_router(module: torch.nn.Module) -> bool:

@@ -214,8 +214,22 @@ def score_of(node: Node) -> tuple[str, Node] | None:
     if call := read(node, {aten.sigmoid.default}):
         return "sigmoid", call.source
     root = read(node, {aten.sqrt.default})
-    if root and (call := read(root.source, {aten.softplus.default})):
-        return "sqrtsoftplus", call.source
+    inside = root and _softplus_input(root.source)
+    return None if inside is None else ("sqrtsoftplus", inside)
+
+
+def _softplus_input(node):
+    """x, where the node is ln(1 + e^x), in one call or as it is decomposed."""
+    if call := read(node, {aten.softplus.default}):
+        return call.source
+    chosen = read(node, {aten.where.self}, "self", "other")
+    logarithm = chosen and read(chosen.other, {aten.log1p.default})
+    power = logarithm and read(logarithm.source, {aten.exp.default})
+    above = chosen and read(chosen.source, {aten.gt.Scalar}, "other")
+    # For large x the logarithm is x.
+    if power and above and power.source is chosen.self is above.source \
+            and is_number(above.other) and above.other >= 20:
+        return power.source
     return None
 
 

@@ -103,7 +103,8 @@ def test_narrow_floats_compute_in_float32(dtype):
 def test_reductions():
     def function(x):
         return (x.sum(), x.mean(1), x.amax(-1), x.argmax(-1), x.max(-1), x.var(-1),
-                (x > 0).sum(1), x.cumsum(1), x.norm(dim=-1), x.amin((0, 2), keepdim=True))
+                (x > 0).sum(1), x.cumsum(1), x.norm(dim=-1), x.norm(p=1, dim=1),
+                x.amin((0, 2), keepdim=True))
     check(function, (tokens(),), later=(tokens(4, 2),))
 
 

@@ -91,6 +91,24 @@ def softmax_with_bias(z):
     return scores.gather(-1, indices), indices
 
 
+def root_of_softplus(z):
+    scores = F.softplus(z).sqrt()
+    indices = (scores + BIAS).topk(K, sorted=False)[1]
+    return renormalised(scores.gather(-1, indices), indices)
+
+
+def chosen_behind_a_view(z):
+    scores = F.softmax(z, -1)
+    indices = (scores.view(-1, E) + BIAS.unsqueeze(0)).topk(K, sorted=False)[1]
+    return scores.gather(-1, indices), indices
+
+
+def chosen_from_a_detached_copy(z):
+    scores = F.softmax(z, -1)
+    indices = (scores.detach().float() + BIAS).topk(K)[1]
+    return scores.gather(-1, indices), indices
+
+
 def group_mask(best, kept):
     groups = best.topk(kept, dim=-1, sorted=False)[1]
     return torch.zeros_like(best).scatter(1, groups, 1).unsqueeze(-1)
@@ -170,6 +188,9 @@ RAISED = {"f1": (f1, "F1", "softmax", True, 1.0),
           "large_eps": (large_eps, "F1", "softmax", True, 1.0),
           "sigmoid_with_bias": (sigmoid_with_bias, "F4", "sigmoid", True, 1.0),
           "softmax_with_bias": (softmax_with_bias, "F5", "softmax", False, 1.0),
+          "root_of_softplus": (root_of_softplus, "F4", "sqrtsoftplus", True, 1.0),
+          "chosen_behind_a_view": (chosen_behind_a_view, "F5", "softmax", False, 1.0),
+          "chosen_from_a_detached_copy": (chosen_from_a_detached_copy, "F5", "softmax", False, 1.0),
           "grouped": (grouped, "F4", "sigmoid", True, 1.0),
           "grouped_as_another": (grouped_as_another, "F4", "sigmoid", False, 1.0),
           "grouped_in_place": (grouped_in_place, "F6", "softmax", False, 1.0),
@@ -202,7 +223,8 @@ def test_forms_that_are_raised(name):
     assert (match.score_dtype, match.gate_dtype) == ("float32", "float32")
 
 
-BIASED = ("sigmoid_with_bias", "softmax_with_bias", "grouped", "grouped_as_another")
+BIASED = ("sigmoid_with_bias", "softmax_with_bias", "grouped", "grouped_as_another",
+          "root_of_softplus", "chosen_behind_a_view", "chosen_from_a_detached_copy")
 
 
 @pytest.mark.parametrize("name, kind", [("grouped", "top2"), ("grouped_as_another", "max"),
@@ -293,6 +315,12 @@ def half_softmax(z):
     return renormalised(*F.softmax(z.to(torch.bfloat16), -1).topk(K))
 
 
+def half_sigmoid_with_bias(z):
+    scores = z.to(torch.bfloat16).sigmoid()
+    indices = (scores + BIAS).topk(K)[1]
+    return scores.gather(-1, indices), indices
+
+
 def half_renorm(z):
     values, indices = F.softmax(z, -1).topk(K)
     return renormalised(values.to(torch.bfloat16), indices)
@@ -312,6 +340,7 @@ def other_user(z):
 
 @pytest.mark.parametrize("select, form, left", [
     (half_softmax, "F1", "the softmax, which is computed in bfloat16"),
+    (half_sigmoid_with_bias, "F4", "the sigmoid, which is computed in bfloat16"),
     (half_renorm, "F1", "the renormalisation, which is computed from rounded scores"),
     (clamped, "F5", "the renormalisation, whose sum is clamped at 1e-12"),
     (other_user, "F1", "the renormalisation, since other code reads the selected scores")])
@@ -367,6 +396,40 @@ def test_a_raised_program_computes_the_same_and_trains(name):
     # The program's parameters are the model's own.
     ours.backward(cotangent)
     torch.testing.assert_close(model.gate.weight.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gates_beside_a_choice_without_gradients_have_theirs(caplog):
+    """Dynamo's graph has the bounds of `no_grad`, and the op must not lie between them."""
+    class Chooses(Router):
+        def forward(self, x):
+            scores = F.softmax(self.gate(x), -1)
+            with torch.no_grad():
+                indices = (scores + BIAS).topk(K)[1]
+            return scores.gather(-1, indices), indices
+    model, x = Chooses(None), torch.randn(5, 16)
+    compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
+    gradients = []
+    with caplog.at_level("INFO", logger="moe_mlir.backend"):
+        for run in (model, compiled):
+            model.zero_grad()
+            gates, _ = run(x)
+            gates.square().sum().backward()
+            gradients.append(model.gate.weight.grad.clone())
+    assert "raised (F5)" in caplog.text
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+
+
+def test_gates_without_gradients_get_none(caplog):
+    class Detaches(Router):
+        def forward(self, x):
+            scores = F.softmax(self.gate(x), -1).detach()
+            indices = (scores + BIAS).topk(K)[1]
+            return scores.gather(-1, indices), indices
+    compiled = torch.compile(Detaches(None), backend="moe", options={"rest": "eager"})
+    with caplog.at_level("INFO", logger="moe_mlir.backend"):
+        gates, _ = compiled(torch.randn(5, 16))
+    assert "the gates contain the bias of the selection" in caplog.text
+    assert not gates.requires_grad
 
 
 def test_the_selection_may_have_other_users():
