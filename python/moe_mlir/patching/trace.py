@@ -1,4 +1,4 @@
-"""Traces a module's forward alone, and raises the routers in its graph.
+"""Traces a module's forward alone, and replaces the routers in its graph.
 
 A graph stands for one kind of call: modes, types, ranks, and which sizes are 0 or 1, as torch's
 own code and that of models may ask for these. All other leading sizes are open.
