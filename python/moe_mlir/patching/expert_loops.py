@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..experts import run_experts, run_rows
+from .known_forwards import has_hooks
 from .model_code import code_of, is_model_class
 from .state import ModuleState, NotTraceable
 
@@ -41,7 +42,7 @@ def run_stacked(self, hidden_states, top_k_index, top_k_weights):
 
     An expert without a `down_proj` returns its token as it is; one without either adds nothing.
     """
-    if _has_hooks(self):
+    if has_hooks(self):
         return type(self).forward(self, hidden_states, top_k_index, top_k_weights)
     experts, total = self.down_proj.shape[0], self.gate_up_proj.shape[0]
     activation = getattr(self, "_apply_gate", None) or partial(_gated, self.act_fn)
@@ -63,7 +64,7 @@ def _gated(act_fn, gate_up):
 
 def run_joined(self, hidden_states, top_k_index, top_k_weights):
     """Weights `w1`, `v1` and `w2` [experts * width, h] of a layer `mlp`."""
-    if _has_hooks(self):
+    if has_hooks(self):
         return type(self).forward(self, hidden_states, top_k_index, top_k_weights)
     mlp, width = self.mlp, hidden_states.shape[-1]
     w1, v1, w2 = (w.view(self.num_experts, -1, width) for w in (mlp.w1, mlp.v1, mlp.w2))
@@ -75,11 +76,6 @@ def run_joined(self, hidden_states, top_k_index, top_k_weights):
     y = run_rows(hidden_states.reshape(-1, width), top_k_weights, top_k_index, self.num_experts,
                  expert)
     return y.to(hidden_states.dtype).view(hidden_states.shape[0], -1, width)
-
-
-def _has_hooks(module) -> bool:
-    """Whether hooks of accelerate bring the weights of inner layers when those are called."""
-    return any("_hf_hook" in vars(layer) for layer in module.modules() if layer is not module)
 
 
 FORMS: tuple[Callable[..., torch.Tensor], ...] = (run_stacked, run_joined)

@@ -43,7 +43,7 @@ def phimoe(self, hidden_states):
 
 def switch(self, hidden_states):
     """One expert a token, as long as it has room in the token's sequence."""
-    if _has_hooks(self):
+    if has_hooks(self):
         return type(self).forward(self, hidden_states)
     source = hidden_states.dtype
     hidden_states = hidden_states.to(self.dtype)
@@ -64,7 +64,7 @@ def switch(self, hidden_states):
 
 def switch_experts(self, hidden_states, selected_experts, routing_weights):
     """A token without room has no expert and adds nothing."""
-    if _has_hooks(self):
+    if has_hooks(self):
         return type(self).forward(self, hidden_states, selected_experts, routing_weights)
     chosen = selected_experts.squeeze(1)
     indices = torch.where(chosen.sum(-1) > 0, chosen.argmax(-1), -1).unsqueeze(-1)
@@ -76,7 +76,7 @@ def switch_experts(self, hidden_states, selected_experts, routing_weights):
         activation=lambda h: first.dropout(first.act(h)))
 
 
-def _has_hooks(module) -> bool:
+def has_hooks(module) -> bool:
     """Whether hooks of accelerate bring the weights of inner layers when those are called."""
     return any("_hf_hook" in vars(layer) for layer in module.modules() if layer is not module)
 

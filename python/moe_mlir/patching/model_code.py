@@ -22,11 +22,13 @@ class ModelCode:
 
     `names` are attributes, functions and strings, `variables` its own; `own_gradients`
     says that it uses a torch.autograd.Function, which a graph of operators does not hold.
+    `globals` are the variables of its files that hold a number now.
     """
 
     names: frozenset[str]
     variables: frozenset[str]
     own_gradients: bool
+    globals: tuple[tuple[dict[str, Any], str], ...]
 
 
 _CODES: dict[Any, ModelCode] = {}
@@ -46,7 +48,8 @@ def code_of(kind: Any) -> ModelCode:
             *code.co_names, *(x for x in code.co_consts if isinstance(x, str)))}
         variables = {name for code in codes for name in code.co_varnames}
         _CODES[kind] = ModelCode(frozenset(names), frozenset(variables),
-                                 any(map(_names_autograd, functions)))
+                                 any(map(_names_autograd, functions)),
+                                 tuple(_numbers_of_files(functions)))
     return _CODES[kind]
 
 
@@ -97,6 +100,13 @@ def _functions(function, name) -> list[Callable]:
 
 def is_model_source(function: types.FunctionType) -> bool:
     return function.__module__.startswith(_SOURCES)
+
+
+def _numbers_of_files(functions) -> Iterator[tuple[dict[str, Any], str]]:
+    for function in filter(is_model_source, functions):
+        for code in _codes(function.__code__):
+            yield from ((function.__globals__, name) for name in code.co_names
+                        if isinstance(function.__globals__.get(name), (int, float, str)))
 
 
 def _names_autograd(function) -> bool:

@@ -65,6 +65,9 @@ class ModuleState:
                 raise NotTraceable(f"its forward reads '{name}', an object of "
                                    f"{type(value).__name__}, which may change between calls")
         self._readers.append((vars(layer), operator.itemgetter(*names)))
+        for place, name in code_of(type(layer)).globals:
+            self._objects.append((place, name, place.get(name)))
+            called.append((name, place.get(name)))
         return (*names, *called)
 
     def _watch_configuration(self, config, read) -> list[str]:

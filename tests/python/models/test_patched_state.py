@@ -11,6 +11,8 @@ from moe_mlir import hf
 from moe_mlir.patching import raised_forward
 from moe_mlir_bench.models import FAMILIES
 
+POWER = 1.0
+
 
 class Config:
     def __init__(self):
@@ -35,7 +37,7 @@ class Router(torch.nn.Module):
         gates = scores.gather(-1, expert_ids)
         if self.renormalises:
             gates = gates / gates.sum(-1, keepdim=True)
-        return {"logits": logits, "gates": gates * self.config.scale, "ids": expert_ids}
+        return {"logits": logits, "gates": gates ** POWER * self.config.scale, "ids": expert_ids}
 
 
 class Writes(Router):
@@ -64,6 +66,7 @@ class Reads(Router):
         return super().forward(x * self.ranks[0])
 
 
+Router.forward.__module__ = "transformers_modules.model"
 for kind in (Router, Writes, Loops, Blocks, Reads):
     kind.__module__ = "transformers_modules.model"
 
@@ -143,6 +146,13 @@ def test_a_change_that_is_not_recognised_runs_the_modules_own_forward():
     set_activation(patched)
     check(router, patched)
     assert not runs_graph(patched)
+
+
+def test_a_variable_of_the_file_that_changes_is_seen(monkeypatch):
+    router, patched = pair()
+    monkeypatch.setitem(globals(), "POWER", 2.0)
+    check(router, patched)
+    assert runs_graph(patched)
 
 
 def test_hooks_on_inner_layers_run():
