@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from ..ops._library import direct_call
 from ..raising.patterns import VIEWS, aten, same_shape
-from ..raising.reading import dtype, is_call, source
+from ..raising.reading import dtype, is_call, source, value
 
 _SHORT = {
     aten.linear.default: torch.nn.functional.linear,
@@ -28,14 +28,20 @@ _SHORT = {
 
 
 def drop_idle_calls(graph: Graph) -> None:
-    """Takes out views and casts whose result is their argument, but for what is returned."""
+    """Takes out casts and views whose result is their argument; a view is returned as one."""
     for node in graph.nodes:
-        is_cast = is_call(node, aten.to.dtype) and len(node.args) == 2 and not node.kwargs
-        is_idle = is_cast and dtype(source(node)) == dtype(node) \
-            or is_call(node, *VIEWS) and same_shape(node, source(node))
-        if is_idle and not any(user.op == "output" for user in node.users):
+        is_returned = any(user.op == "output" for user in node.users)
+        if _is_idle_cast(node) or is_call(node, *VIEWS) and not is_returned \
+                and same_shape(node, source(node)):
             node.replace_all_uses_with(source(node))
             graph.erase_node(node)
+
+
+def _is_idle_cast(node) -> bool:
+    """Whether torch gives the argument itself."""
+    return is_call(node, aten.to.dtype, aten.type_as.default) and len(node.args) == 2 \
+        and not node.kwargs and dtype(source(node)) == dtype(node) \
+        and value(source(node)).device == value(node).device
 
 
 def as_function(graph: Graph) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from .._torch.core import set_grad_enabled
 from .memory import written
 from .patterns import aten
-from .reading import value
+from .reading import source, value
 
 
 def fold_no_grad(graph: Graph) -> None:
@@ -31,21 +31,25 @@ def fold_no_grad(graph: Graph) -> None:
 
 def nodes_without_gradients(graph: Graph) -> set[Node]:
     """The calls of a graph between `no_grad` and its end; none where the whole graph has none."""
-    if not any(bound.args[0] for bound in _bounds(graph)):
+    if not any(map(_enables, _bounds(graph))):
         return set()
     inside: set[Node] = set()
     enabled = True
     for node in graph.nodes:
         if node.target is set_grad_enabled:
-            enabled = node.args[0]
+            enabled = _enables(node)
         elif node.op == "call_function" and (
-                not enabled or node.target is operator.getitem and node.args[0] in inside):
+                not enabled or node.target is operator.getitem and source(node) in inside):
             inside.add(node)
     return inside
 
 
 def _bounds(graph) -> list[Node]:
     return graph.find_nodes(op="call_function", target=set_grad_enabled)
+
+
+def _enables(bound) -> bool:
+    return bound.args == (True,)
 
 
 def _has_gradient(node) -> bool:
