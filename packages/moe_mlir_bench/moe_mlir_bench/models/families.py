@@ -74,7 +74,7 @@ class Family:
 
         torch.manual_seed(seed)
         model = getattr(transformers, self.model)._from_config(self.configure(layers, **changes))
-        _spread_weights(model, seed)
+        spread_weights(model, seed)
         return model.to(dtype).eval()
 
     def example(self, batch: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Family:
         return {**ids, **mask, "use_cache": False}
 
 
-def _spread_weights(model, seed):
+def spread_weights(model, seed):
     """Random weights that tell experts apart.
 
     Initial weights are so small that all experts are nearly equal, and

@@ -1,0 +1,174 @@
+"""Every model of transformers with experts: patched, compiled whole, and decoded.
+
+    python -m moe_mlir_bench.models.folders [FOLDER ..] [--page docs/Models.md]
+
+Each is a small model with random weights (`tiny_models`), in a process of its own. A part that does
+not work has its reason.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import tiny_models
+from .every_model import folders
+from .families import VOCABULARY
+
+# Seconds for one folder: the largest take a minute alone.
+_LIMIT = 300
+# Relative to the largest logit, in f32: sums of other orders differ by a few times 1e-7 a layer.
+TOLERANCE = 1e-4
+# A prompt, steps up to the end of a window of 8 and past it, and a second prompt.
+CALLS = (6, 1, 1, 1, 1, 3, 1, 1)
+_ROOM = 40
+PARTS = ("patched", "whole", "decoded")
+
+
+def ids(batch: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)
+
+
+def check(folder: str) -> dict[str, str]:
+    """What each part of PARTS gives for the folder's model: a text that ends in ", ok", or why not."""
+    try:
+        model = tiny_models.build(folder)
+    except Exception as error:  # of a model's own code
+        return dict.fromkeys(PARTS, f"no small model: {_brief(error)}")
+    found = {}
+    for part, function in zip(PARTS, (_patched, _whole, _decoded), strict=True):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found[part] = function(model)
+        except Exception as error:
+            found[part] = _brief(error)
+    return found
+
+
+def _brief(error) -> str:
+    text = " ".join(str(error).split())
+    text = re.sub(r"/\S*/", "", text)  # of a place the file alone
+    return f"{type(error).__name__}: {text[:240]}"
+
+
+def _patched(model) -> str:
+    from moe_mlir import hf
+    from moe_mlir.patching.router_modules import is_router
+
+    routers = sum(map(is_router, model.modules()))
+    count = hf.patch(model)
+    hf.unpatch(model)
+    return f"{count} of {max(routers, count)}" + (", ok" if count >= max(routers, 1) else "")
+
+
+def _inputs(model, tokens) -> dict[str, Any]:
+    if model.config.is_encoder_decoder:
+        return dict(input_ids=tokens, attention_mask=torch.ones_like(tokens), decoder_input_ids=tokens)
+    return dict(input_ids=tokens)
+
+
+def _difference(found, expected) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@torch.no_grad()
+def _whole(model) -> str:
+    """Compiled for a prompt, run for that and a longer one in one sequence."""
+    import moe_mlir
+
+    cache = {} if model.config.is_encoder_decoder or "use_cache" not in vars(model.config) else \
+        dict(use_cache=False)
+    compiled = moe_mlir.compile(model, (), kwargs={**_inputs(model, ids(2, 6)), **cache}, pack=False)
+    worst = 0.0
+    for tokens in (ids(2, 6), ids(1, 13, seed=1)):
+        inputs = {**_inputs(model, tokens), **cache}
+        worst = max(worst, _difference(compiled(**inputs).logits, model(**inputs).logits))
+    return f"{worst:.0e}" + (", ok" if worst <= TOLERANCE else ", wrong")
+
+
+@torch.no_grad()
+def _decoded(model) -> str:
+    import transformers
+
+    import moe_mlir
+    from moe_mlir._transformers.names import cache_call
+
+    if model.config.is_encoder_decoder or not model.can_generate():
+        return "no decoder alone"
+    try:
+        own, expected = transformers.StaticCache(config=model.config, max_cache_len=_ROOM), []
+        for seed, tokens in enumerate(CALLS):
+            expected.append(model(ids(1, tokens, seed), **cache_call(model, own)).logits)
+    except Exception as error:
+        return f"not by transformers: {_brief(error)}"
+
+    def cache():
+        return transformers.StaticCache(config=model.config, max_cache_len=_ROOM)
+    compiled = moe_mlir.compile(model, (ids(1, CALLS[0]),), kwargs=dict(cache=cache()))
+    ours, worst = cache(), 0.0
+    for seed, (tokens, logits) in enumerate(zip(CALLS, expected, strict=True)):
+        worst = max(worst, _difference(compiled(ids(1, tokens, seed), cache=ours).logits, logits))
+    return f"{worst:.0e}" + (", ok" if worst <= TOLERANCE else ", wrong")
+
+
+def check_apart(folder: str, limit: int = _LIMIT) -> dict[str, str]:
+    """`check` in a process of its own, which may crash or take too long."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", __spec__.name, folder, "--one", file.name]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
+        except subprocess.TimeoutExpired:
+            return dict.fromkeys(PARTS, f"more than {limit} s")
+        if done.returncode:
+            return dict.fromkeys(PARTS, f"ended with {done.returncode}: {done.stderr[-200:]}")
+        return json.loads(Path(file.name).read_text())
+
+
+def table(results: dict[str, dict[str, str]]) -> str:
+    """The results as a table, with the reasons below it."""
+    lines = ["| folder | routers patched | compiled whole | decoded |", "|---|---|---|---|"]
+    reasons: list[str] = []
+
+    def cell(folder, part):
+        text = results[folder][part]
+        if text.endswith(", ok"):
+            return text.removesuffix(", ok")
+        reasons.append(f"- {folder}, {part}: {text.replace('|', '/')}")
+        return "no"
+    for folder in sorted(results):
+        lines.append("| " + " | ".join([folder, *(cell(folder, part) for part in PARTS)]) + " |")
+    return "\n".join([*lines, "", *reasons])
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m moe_mlir_bench.models.folders",
+                                     description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("folders", nargs="*", help="the folders (default: all that have experts)")
+    parser.add_argument("--json", type=Path, help="read results from a file and add to it")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.one:
+        Path(options.one).write_text(json.dumps(check(options.folders[0])))
+        return 0
+    results = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    names = options.folders or [name for name in folders() if name not in results]
+    for number, folder in enumerate(names, 1):
+        results[folder] = check_apart(folder)
+        print(f"[{number}/{len(names)}] {folder}: {results[folder]}", file=sys.stderr, flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+"""Small models of the folders of transformers that have experts: patched, compiled whole, decoded."""
+
+import pytest
+
+from moe_mlir_bench.models import folders
+from moe_mlir_bench.models.tiny_models import build
+
+# Folders whose three parts work, each kind of cache and of router among them.
+WORKING = ["afmoe", "aria", "cohere2_moe", "exaone_moe", "gemma4", "gpt_oss", "granitemoehybrid",
+           "hy_v3", "lfm2_moe", "mellum", "mimo_v2_flash", "minimax_m3_vl", "nemotron_h", "olmoe"]
+
+
+@pytest.mark.drawn(2)
+@pytest.mark.parametrize("folder", WORKING)
+def test_a_folder_works(folder):
+    found = folders.check(folder)
+    assert all(text.endswith(", ok") for text in found.values()), found
+
+
+def test_what_does_not_work_has_its_reason_below_the_table():
+    text = folders.table({"b": dict(patched="2 of 2, ok", whole="3e-07, ok", decoded="TypeError: a|b"),
+                          "a": dict(patched="0 of 2", whole="1e-01, wrong", decoded="1e-07, ok")})
+    rows, reasons = text.split("\n\n")
+    assert rows.splitlines()[2:] == ["| a | no | no | 1e-07 |", "| b | 2 of 2 | 3e-07 | no |"]
+    assert reasons.splitlines() == ["- a, patched: 0 of 2", "- a, whole: 1e-01, wrong",
+                                    "- b, decoded: TypeError: a/b"]
+
+
+def test_a_folder_without_a_small_model_says_why():
+    with pytest.raises(ValueError, match="expected a model of 'vitpose_backbone' of small sizes"):
+        build("vitpose_backbone")
+    assert folders.check("vitpose_backbone")["whole"].startswith("no small model: ValueError")
