@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ._native import MoeError as MoeError
     from .artifact import load as load
     from .cli.doctor import doctor as doctor
+    from .compiled.compare import compare as compare
     from .compiled.model import compile as compile
     from .frontends.explain import explain as explain
     from .frontends.export import export as export
@@ -156,6 +157,7 @@ _FUNCTIONS = {
     **dict.fromkeys(_OPS, "ops"),
     "MoeError": "_native",
     "RouterMatch": "raising",
+    "compare": "compiled.compare",
     "compile": "compiled.model",
     "doctor": "cli.doctor",
     "explain": "frontends.explain",
