@@ -18,6 +18,9 @@ ScriptFunction = torch._C.ScriptFunction
 # What torch.compile writes into the module that it wraps, and no forward reads.
 MARKS_OF_COMPILE = frozenset({"_is_torch_compile"})
 
+# Tells a trace what holds of a size; outside of one it raises where it does not.
+check_size = torch._check
+
 # ---- modes ----------------------------------------------------------------------
 
 DisableAutocast = torch._C._DisableAutocast

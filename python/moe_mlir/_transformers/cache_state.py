@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .._torch.core import pytree
+from .._torch.core import check_size, pytree
 
 # Steps from a cache to something that it keeps: attributes of objects, keys and indices.
 Path = tuple[Any, ...]
@@ -89,7 +89,7 @@ class CacheTensors:
             size = tensor.shape[0]
             # Otherwise torch takes what a count of tokens ends, such as keys[:count], for a size
             # that depends on data.
-            torch._check(size >= SMALLEST_SIZE)
+            check_size(size >= SMALLEST_SIZE)
             for path in group:
                 put(cache, path, size - SMALLEST_SIZE)
         return cache

@@ -13,7 +13,7 @@ def run_by_kernels(module: torch.nn.Module) -> str | None:
     """
     if type(module) is MoELayer:
         return None
-    from .. import hf  # noqa: F401  registers "moe"; asks for transformers
+    from .._transformers import experts_interface  # noqa: F401  registers "moe"; asks for transformers
 
     before = module.config._experts_implementation
     module.config._experts_implementation = "moe"
