@@ -43,7 +43,13 @@ class RaisedForward:
         run = self.runner(args, kwargs, tensors)
         if run is None:
             return type(self.module).forward(self.module, *args, **kwargs)
-        return run(*tensors)
+        had_gradients = torch.is_grad_enabled()
+        try:
+            return run(*tensors)
+        finally:
+            # A graph with a region without gradients ends it by a call of its own.
+            if torch.is_grad_enabled() != had_gradients:
+                torch.set_grad_enabled(had_gradients)
 
     def runner(self, args: tuple, kwargs: Mapping[str, Any], tensors: list) -> Any:
         """What runs this call on `tensors`, which it fills in; None for the forward of the class.
@@ -101,7 +107,11 @@ def trace_shared(state: ModuleState, key: tuple, weights: list, inputs: dict) ->
     if found is None:
         if len(_TRACED) >= _MOST:
             _TRACED.clear()
-        _TRACED[shared] = found = trace_forward(state, weights, inputs)
+        had_gradients = torch.is_grad_enabled()
+        try:
+            _TRACED[shared] = found = trace_forward(state, weights, inputs)
+        finally:
+            torch.set_grad_enabled(had_gradients)  # a trace that fails may leave them off
     return found
 
 

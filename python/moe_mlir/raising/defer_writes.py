@@ -30,8 +30,8 @@ def _can_defer(memory, nodes, writes, order) -> bool:
     whole = {memory, *writes}
     if any(user.op == "output" or not _is_plain(user) for node in nodes for user in node.users):
         return False
-    if not all(_functional(node) and node.args[0] in whole and _same_type(node, memory)
-               and list(written(node)) == [node.args[0]] for node in writes):
+    if not all(_functional(node) and _same_type(node, memory)
+               and len(found := list(written(node))) == 1 and found[0] in whole for node in writes):
         return False
     for node in nodes:
         # A view made before a write shows it; one that is read no more after it need not.
