@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import costs  # noqa: E402
+import torch  # noqa: E402
 import quick  # noqa: E402
 import seeds  # noqa: E402
 
@@ -52,6 +53,9 @@ def pytest_runtest_setup(item):
 def pytest_runtest_teardown(item):
     quick.stop_clock(item.config)
     costs.end(item)
+    if not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)  # for those that follow
+        raise AssertionError("expected gradients enabled after a test, found them disabled")
 
 
 @pytest.hookimpl(tryfirst=True)
