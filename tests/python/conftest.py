@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import costs  # noqa: E402
-import torch  # noqa: E402
 import quick  # noqa: E402
 import seeds  # noqa: E402
+import torch  # noqa: E402
 
 
 def pytest_addoption(parser):
