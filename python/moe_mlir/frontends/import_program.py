@@ -107,6 +107,7 @@ def _describe(module) -> dict:
                          f"of {inputs}; register what it updates as buffers of the model")
     updates = {r.name: i for i, r in enumerate(program.results) if r.kind == "state"}
     _require_no_alias(module, updates)
+    _require_signs(program)
     constants = [value for kind, value in program.outputs if kind != "result"]
     if constants:
         raise ValueError(f"expected a model that returns tensors, found {constants} among its "
@@ -122,6 +123,15 @@ def _describe(module) -> dict:
         "symbols": {name: list(place) for name, place in program.symbols.items()},
         "conditions": [list(c) for c in module.conditions],
     }
+
+
+def _require_signs(program) -> None:
+    """A manifest has the types of MLIR, of which uint8 would be int8."""
+    names = [x.name for x in (*program.arguments, *program.results)
+             if str(x.dtype) == "torch.uint8"]
+    if names:
+        raise ValueError(f"expected arguments and results of types that an artifact has, found uint8 "
+                         f"of {names}; convert them, such as by .to(torch.int16)")
 
 
 def _require_no_alias(module, updates) -> None:

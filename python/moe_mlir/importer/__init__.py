@@ -1,8 +1,8 @@
 """Translates a torch.export program to the text of an MLIR module.
 
 The op table is split by family; each file registers its operators on import:
-elementwise, complex (rotary pairs), shape (views, slices, constants), matmul,
-index (gathers), reduce (softmax, norms, scans), moe (routers), dispatch (the
+elementwise, complex (rotary pairs), shape (views, slices, constants), rearrange,
+matmul, index (gathers), reduce (softmax, norms, scans), moe (routers), dispatch (the
 ops around them), experts (grouped layers).
 """
 
@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     index,
     matmul,
     moe,
+    rearrange,
     reduce,
     shape,
 )

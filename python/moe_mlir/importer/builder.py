@@ -19,11 +19,25 @@ import sympy
 Dim: TypeAlias = int | sympy.Expr
 
 FLOAT_BITS = {"f64": 64, "f32": 32, "bf16": 16, "f16": 16}
-INT_BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "i1": 1}
+INT_BITS = {"i64": 64, "i32": 32, "i16": 16, "i8": 8, "ui8": 8, "i1": 1}
 
 
 def is_float(element: str) -> bool:
     return element in FLOAT_BITS
+
+
+def stored(element: str) -> str:
+    """The type as MLIR writes it: what has a sign is up to the operations."""
+    return "i8" if element == "ui8" else element
+
+
+def compute_element(element: str) -> str:
+    """The type that scalars are computed in; 16-bit floats and uint8 in a wider one.
+
+    Numbers without a sign are whole numbers like others in a type that holds them all; what
+    is rounded off of a result are the bits that wrap around.
+    """
+    return {"bf16": "f32", "f16": "f32", "ui8": "i16"}.get(element, element)
 
 
 def string_literal(text: str) -> str:
@@ -34,7 +48,7 @@ def string_literal(text: str) -> str:
 
 def tensor_type(shape: Sequence[Dim], element: str) -> str:
     dims = "".join(f"{d}x" if isinstance(d, int) else "?x" for d in shape)
-    return f"tensor<{dims}{element}>"
+    return f"tensor<{dims}{stored(element)}>"
 
 
 def as_dim(value: int | sympy.Expr) -> Dim:
@@ -172,7 +186,7 @@ class FunctionBuilder:
 
     def constant(self, value: float, element: str) -> str:
         """A scalar constant at the function's entry."""
-        text = format_constant(value, element)
+        text, element = format_constant(value, element), stored(element)
         key = (text, element)
         if key not in self._constants:
             suffix = "" if element == "i1" else f" : {element}"
@@ -232,7 +246,7 @@ class FunctionBuilder:
     def fill(self, scalar: str, shape: Sequence[Dim], element: str) -> Value:
         init = self.empty(shape, element)
         return self.tensor(
-            f"linalg.fill ins({scalar} : {element}) outs({init.name} : {init.type}) -> {init.type}",
+            f"linalg.fill ins({scalar} : {stored(element)}) outs({init.name} : {init.type}) -> {init.type}",
             shape, element)
 
     def generic(self, loops: int, inputs: Sequence[tuple[Value, Sequence[str]]], init: Value,
@@ -253,14 +267,14 @@ class FunctionBuilder:
             ins = (f" ins({', '.join(v.name for v, _ in inputs)} : "
                    f"{', '.join(v.type for v, _ in inputs)})")
         scalars = [self.fresh() for _ in range(len(inputs) + 1)]
-        elements = [v.element for v, _ in inputs] + [init.element]
+        elements = [stored(v.element) for v in (*(v for v, _ in inputs), init)]
         result = self.fresh()
         head = (f"linalg.generic {{indexing_maps = [{maps}], iterator_types = [{iterators}]}}"
                 f"{ins} outs({init.name} : {init.type})")
         with self.region(head, result, f"-> {init.type}"):
             block = ", ".join(f"{s}: {e} {self.location}" for s, e in zip(scalars, elements))
             self._lines.append(f"{self._indent[2:]}^bb0({block}):")
-            self.line(f"linalg.yield {body(*scalars)} : {init.element}")
+            self.line(f"linalg.yield {body(*scalars)} : {elements[-1]}")
         return Value(result, init.shape, init.element)
 
     def map(self, operands: Sequence[Operand], shape: Sequence[Dim], element: str,
@@ -284,11 +298,18 @@ class FunctionBuilder:
         if target == "i1":
             zero = self.constant(0, source)
             compare = "cmpf une" if is_float(source) else "cmpi ne"
-            return self.op(f"arith.{compare}, {scalar}, {zero} : {source}")
+            return self.op(f"arith.{compare}, {scalar}, {zero} : {stored(source)}")
         if target in ("f16", "bf16") and source != "f32":
             # As torch, which rounds twice; arith has no conversion of f16 to bf16 or back.
             scalar, source = self.convert(scalar, source, "f32"), "f32"
-        return self.op(f"arith.{conversion(source, target)} {scalar} : {source} to {target}")
+        if is_float(source) and target in ("i16", "i8", "ui8"):
+            # As torch, which wraps around what the type does not hold; arith does not say.
+            wide = "i64" if target == "ui8" else "i32"
+            scalar, source = self.convert(scalar, source, wide), wide
+        if stored(source) == stored(target):
+            return scalar
+        return self.op(f"arith.{conversion(source, target)} {scalar} : {stored(source)} to "
+                       f"{stored(target)}")
 
     # ---- the finished function ----------------------------------------------
 
@@ -323,23 +344,30 @@ def broadcast_loops(source: Sequence[Dim], target: Sequence[Dim]) -> list[str]:
             for i, d in enumerate(source)]
 
 
+_UNSIGNED = ("i1", "ui8")
+
+
 def conversion(source: str, target: str) -> str:
     if is_float(source) and is_float(target):
         return "extf" if FLOAT_BITS[target] > FLOAT_BITS[source] else "truncf"
     if is_float(source):
         return "fptosi"
     if is_float(target):
-        return "uitofp" if source == "i1" else "sitofp"
+        return "uitofp" if source in _UNSIGNED else "sitofp"
     if target == "index" or source == "index":
         return "index_cast"
     if INT_BITS[target] < INT_BITS[source]:
         return "trunci"
-    return "extui" if source == "i1" else "extsi"
+    return "extui" if source in _UNSIGNED else "extsi"
 
 
 def format_constant(value: float, element: str) -> str:
     if element == "i1":
         return "true" if value else "false"
+    if element in INT_BITS:
+        # Numbers wrap around, as where torch makes tensors of them.
+        bits = INT_BITS[element]
+        return str((int(value) + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1))
     if not is_float(element):
         return str(int(value))
     value = float(value)

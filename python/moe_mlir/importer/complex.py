@@ -3,8 +3,8 @@
 import torch
 from torch.fx import Node
 
-from .builder import Operand, Value
-from .context import Context, broadcast, compute_element
+from .builder import Operand, Value, compute_element
+from .context import Context, broadcast
 from .registry import Arguments, imports
 from .shape import extract_slice, insert_slice
 

@@ -21,16 +21,17 @@ from .builder import (
     UnknownSymbol,
     Value,
     as_dim,
+    compute_element,
     is_float,
     tensor_type,
 )
 from .locations import LocationTable
-from .registry import COMPLEX, TABLE, Arguments, Unsupported
+from .registry import COMPLEX, TABLE, UNSIGNED, Arguments, Unsupported
 
 ELEMENTS = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
-    torch.bool: "i1",
+    torch.uint8: "ui8", torch.bool: "i1",
 }
 
 # A complex tensor is a real one whose last dimension holds real and imaginary part.
@@ -93,11 +94,6 @@ def broadcast(operand: Operand, shape: Sequence[Dim]) -> Operand:
         stretched = d is not None and operand.shape[d] == 1 and shape[offset + d] != 1
         dims.append(None if d is None or stretched else offset + d)
     return Operand(operand.value, tuple(dims), tuple(shape))
-
-
-def compute_element(element: str) -> str:
-    """The type that 16-bit floats are computed in; others compute in themselves."""
-    return "f32" if element in ("bf16", "f16") else element
 
 
 class Context:
@@ -195,7 +191,8 @@ class Context:
                     body: Callable[..., str]) -> Value | Deferred:
         """`body` over scalars: operand i as types[i], what it returns is of type `result`.
 
-        Operands are nodes or numbers. A boolean result is deferred.
+        Operands are nodes or numbers. A boolean result is deferred. What is "ui8" comes to the
+        body, and from it, in the type that it is computed in.
         """
         inputs: list[Operand] = []
         evaluators = []
@@ -204,10 +201,12 @@ class Context:
             evaluators.append((len(inputs), len(leaves), evaluate))
             inputs.extend(leaves)
 
+        given = compute_element(result) if result == "ui8" else result
+
         def compute(*scalars):
             values = [evaluate(*scalars[first:first + count])
                       for first, count, evaluate in evaluators]
-            return self.builder.convert(body(*values), result, element)
+            return self.builder.convert(body(*values), given, element)
         if element == "i1":
             return Deferred(tuple(broadcast(i, shape) for i in inputs), tuple(shape), element,
                             compute)
@@ -215,9 +214,12 @@ class Context:
 
     def _scalar_source(self, x, wanted: str):
         """The operands to read for `x`, and the function from their scalars to x's."""
-        convert = self.builder.convert
+        def convert(scalar, source, target):
+            scalar = self.builder.convert(scalar, source, target)
+            return scalar if target != "ui8" else self.builder.convert(
+                scalar, target, compute_element(target))
         if not self.is_tensor(x):
-            constant = self.scalar(x, wanted)
+            constant = convert(self.scalar(x, wanted), wanted, wanted)
             return (), lambda: constant
         raw = self._values[x]
         if isinstance(raw, Splat):
@@ -246,6 +248,8 @@ class Context:
                 raise Unsupported(str(node.target))
             if node.target not in COMPLEX and _has_complex(node):
                 raise Unsupported("complex numbers")
+            if node.target not in UNSIGNED and _has_unsigned(node):
+                raise Unsupported("dtype uint8; convert the operand, such as by .long()")
             arguments = Arguments(node)
             self._values[node] = TABLE[node.target](self, node, arguments)
             arguments.check_read()
@@ -302,9 +306,19 @@ def _name_problem(node, reason: str) -> str:
     return reason if reason.startswith(name) else f"{name}: {reason}"
 
 
-def _has_complex(node) -> bool:
+def _tensors(node):
+    """The tensors that a call takes and gives."""
     values = [x.meta.get("val") for x in (node, *node.all_input_nodes)]
-    return any(isinstance(v, torch.Tensor) and v.is_complex() for v in values)
+    flat = [v for value in values for v in (value if isinstance(value, (tuple, list)) else [value])]
+    return [v for v in flat if isinstance(v, torch.Tensor)]
+
+
+def _has_complex(node) -> bool:
+    return any(v.is_complex() for v in _tensors(node))
+
+
+def _has_unsigned(node) -> bool:
+    return any(v.dtype is torch.uint8 for v in _tensors(node))
 
 
 def _has_tensors(val) -> bool:

@@ -6,17 +6,17 @@ import torch
 from torch.fx import Node
 
 from . import complex
-from .builder import FunctionBuilder, is_float
-from .context import Splat, compute_element, element_of
+from .builder import INT_BITS, FunctionBuilder, compute_element, is_float
+from .context import Splat, element_of
 from .registry import Unsupported, imports
 
 aten = torch.ops.aten
 
 
 def _apply(context, node, operands, body):
-    """An elementwise op in the result's type (16-bit floats: in f32)."""
+    """An elementwise op in the result's type (16-bit floats: in f32, uint8: in i16)."""
     element = context.element(node)
-    compute = compute_element(element)
+    compute = element if element == "ui8" else compute_element(element)
     return context.elementwise(context.shape(node), element, operands, [compute] * len(operands),
                                compute, body)
 
@@ -34,7 +34,7 @@ _UNARY = {
 }
 
 
-@imports(*_UNARY)
+@imports(*_UNARY, unsigned=True)
 def _unary(context, node, arguments):
     element = compute_element(context.element(node))
     builder = context.builder
@@ -97,7 +97,7 @@ def _silu(context, node, arguments):
     return _apply(context, node, [arguments.self], body)
 
 
-@imports(aten.relu.default)
+@imports(aten.relu.default, unsigned=True)
 def _relu(context, node, arguments):
     element = compute_element(context.element(node))
     zero = context.builder.constant(0, element)
@@ -146,7 +146,7 @@ def _isnan(context, node, arguments):
 
 # ---- binary ------------------------------------------------------------------
 
-@imports(aten.mul.Tensor, complex=True)
+@imports(aten.mul.Tensor, complex=True, unsigned=True)
 def _mul(context, node, arguments):
     factors = [x for x in (arguments.self, arguments.other) if context.is_tensor(x)]
     complex_factors = [x for x in factors if x.meta["val"].is_complex()]
@@ -167,7 +167,7 @@ _BINARY = {  # operator: (float op, integer op)
 }
 
 
-@imports(*(set(_BINARY) - {aten.mul.Tensor}))
+@imports(*(set(_BINARY) - {aten.mul.Tensor}), unsigned=True)
 def _binary(context, node, arguments):
     element = compute_element(context.element(node))
     float_op, integer_op = _BINARY[node.target]
@@ -185,7 +185,7 @@ def _binary(context, node, arguments):
     return _apply(context, node, [arguments.self, arguments.other], body)
 
 
-@imports(aten.rsub.Scalar, aten.rsub.Tensor)
+@imports(aten.rsub.Scalar, aten.rsub.Tensor, unsigned=True)
 def _rsub(context, node, arguments):
     element = compute_element(context.element(node))
     if arguments.alpha != 1:
@@ -258,7 +258,7 @@ def _integer_quotient(context, node, divisor, x, y, element, mode):
     return builder.op(f"arith.select {is_minus_one}, {negated}, {quotient} : {element}")
 
 
-@imports(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default)
+@imports(aten.div.Tensor_mode, aten.div.Scalar_mode, aten.floor_divide.default, unsigned=True)
 def _div_mode(context, node, arguments):
     mode = getattr(arguments, "rounding_mode", "floor")
     element = compute_element(context.element(node))
@@ -279,7 +279,21 @@ def _div_mode(context, node, arguments):
     return _apply(context, node, [arguments.self, arguments.other], body)
 
 
-@imports(aten.remainder.Scalar, aten.remainder.Tensor)
+@imports(aten.fmod.Scalar, aten.fmod.Tensor, unsigned=True)
+def _fmod(context, node, arguments):
+    """What is left of x, with the sign of x as C's %."""
+    element = compute_element(context.element(node))
+    builder = context.builder
+
+    def body(x, y):
+        if is_float(element):
+            return builder.op(f"arith.remf {x}, {y} : {element}")
+        y, _ = _divisor(context, node, arguments.other, y, element)
+        return builder.op(f"arith.remsi {x}, {y} : {element}")
+    return _apply(context, node, [arguments.self, arguments.other], body)
+
+
+@imports(aten.remainder.Scalar, aten.remainder.Tensor, unsigned=True)
 def _remainder(context, node, arguments):
     """What is left of x, with the sign of y as Python's %."""
     element = compute_element(context.element(node))
@@ -297,7 +311,7 @@ def _remainder(context, node, arguments):
     return _apply(context, node, [arguments.self, arguments.other], body)
 
 
-@imports(aten.pow.Tensor_Scalar)
+@imports(aten.pow.Tensor_Scalar, unsigned=True)
 def _pow_scalar(context, node, arguments):
     builder, element = context.builder, compute_element(context.element(node))
     exponent = arguments.exponent
@@ -327,12 +341,26 @@ def _pow(context, node, arguments):
                   lambda x, y: context.builder.op(f"math.powf {x}, {y} : {element}"))
 
 
-@imports(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor)
+def _require_held(number, dtype):
+    """Eager refuses a bound that the integers of a type do not reach."""
+    if isinstance(number, (int, float)) and not dtype.is_floating_point and dtype != torch.bool:
+        limits = torch.iinfo(dtype)
+        # Of types without a sign negative numbers wrap around, in eager as well.
+        least = limits.min or -limits.max
+        if not least <= number <= limits.max:
+            raise Unsupported(f"the bound {number} for {str(dtype).removeprefix('torch.')}; "
+                              f"expected {least} to {limits.max}")
+
+
+@imports(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.clamp.Tensor,
+         unsigned=True)
 def _clamp(context, node, arguments):
     element = compute_element(context.element(node))
     low, high = getattr(arguments, "min", None), getattr(arguments, "max", None)
     suffix = "imumf" if is_float(element) else "si"
     bounds = [b for b in (low, high) if b is not None]
+    for bound in bounds:
+        _require_held(bound, node.meta["val"].dtype)
 
     def body(x, *limits):
         rest = iter(limits)
@@ -342,6 +370,38 @@ def _clamp(context, node, arguments):
             x = context.builder.op(f"arith.min{suffix} {x}, {next(rest)} : {element}")
         return x
     return _apply(context, node, [arguments.self, *bounds], body)
+
+
+_SHIFTS = {
+    aten.bitwise_left_shift.Tensor: "shli", aten.bitwise_left_shift.Tensor_Scalar: "shli",
+    aten.bitwise_right_shift.Tensor: "shrsi", aten.bitwise_right_shift.Tensor_Scalar: "shrsi",
+    aten.__lshift__.Tensor: "shli", aten.__lshift__.Scalar: "shli",
+    aten.__rshift__.Tensor: "shrsi", aten.__rshift__.Scalar: "shrsi",
+}
+
+
+@imports(*_SHIFTS, unsigned=True)
+def _shift(context, node, arguments):
+    """By bits that the type has; by others all of them leave it, as in torch."""
+    kind = context.element(node)
+    element = compute_element(kind)
+    if is_float(element):
+        raise Unsupported(f"element type {element}; shift integers")
+    op, builder = _SHIFTS[node.target], context.builder
+    bits = INT_BITS[kind]
+    # To the right the bit of the sign stays: all others have left after one step less.
+    most = bits - 1 if op == "shrsi" and kind != "ui8" else bits
+
+    def body(x, y):
+        inside = builder.op(f"arith.cmpi ult, {y}, {builder.constant(most, element)} : {element}")
+        amount = builder.op(f"arith.select {inside}, {y}, {builder.constant(0, element)} : {element}")
+        shifted = builder.op(f"arith.{op} {x}, {amount} : {element}")
+        if most == bits:
+            gone = builder.constant(0, element)
+        else:
+            gone = builder.op(f"arith.{op} {x}, {builder.constant(most, element)} : {element}")
+        return builder.op(f"arith.select {inside}, {shifted}, {gone} : {element}")
+    return _apply(context, node, [arguments.self, arguments.other], body)
 
 
 # ---- comparisons, logic, selection -------------------------------------------
@@ -357,16 +417,17 @@ def _compare(context, node, operands, compute, body):
 
 
 @imports(*(getattr(getattr(aten, name), overload)
-           for name in _COMPARISONS for overload in ("Tensor", "Scalar")))
+           for name in _COMPARISONS for overload in ("Tensor", "Scalar")), unsigned=True)
 def _comparison(context, node, arguments):
     float_code, integer_code = _COMPARISONS[node.target._opname]
     metas = [x.meta["val"] if isinstance(x, Node) else x for x in (arguments.self,
                                                                  arguments.other)]
-    element = element_of(torch.result_type(*metas))
+    kind = element_of(torch.result_type(*metas))
+    element = compute_element(kind) if kind == "ui8" else kind
     if element == "i1" and node.target._opname not in ("eq", "ne"):
         float_code, integer_code = float_code, "u" + integer_code[1:]
     code = f"cmpf {float_code}" if is_float(element) else f"cmpi {integer_code}"
-    return _compare(context, node, [arguments.self, arguments.other], element,
+    return _compare(context, node, [arguments.self, arguments.other], kind,
                     lambda x, y: context.builder.op(f"arith.{code}, {x}, {y} : {element}"))
 
 
@@ -378,34 +439,36 @@ _LOGIC = {
 }
 
 
-@imports(*_LOGIC)
+@imports(*_LOGIC, unsigned=True)
 def _logic(context, node, arguments):
-    element = context.element(node)
+    element = compute_element(context.element(node))
     return _apply(context, node, [arguments.self, arguments.other],
                   lambda x, y: context.builder.op(
                       f"arith.{_LOGIC[node.target]} {x}, {y} : {element}"))
 
 
-@imports(aten.bitwise_not.default, aten.logical_not.default)
+@imports(aten.bitwise_not.default, aten.logical_not.default, unsigned=True)
 def _not(context, node, arguments):
-    element = context.element(node)
+    element = compute_element(context.element(node))
     ones = context.builder.constant(1 if element == "i1" else -1, element)
     return _apply(context, node, [arguments.self],
                   lambda x: context.builder.op(f"arith.xori {x}, {ones} : {element}"))
 
 
-@imports(aten.where.self)
+@imports(aten.where.self, unsigned=True)
 def _where(context, node, arguments):
     element = context.element(node)
+    kind = compute_element(element) if element == "ui8" else element
     return context.elementwise(
         context.shape(node), element, [arguments.condition, arguments.self, arguments.other],
         ["i1", element, element], element,
-        lambda flag, x, y: context.builder.op(f"arith.select {flag}, {x}, {y} : {element}"))
+        lambda flag, x, y: context.builder.op(f"arith.select {flag}, {x}, {y} : {kind}"))
 
 
 # ---- conversions ---------------------------------------------------------------
 
-@imports(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default)
+@imports(aten._to_copy.default, aten.to.dtype, torch.ops.prims.convert_element_type.default,
+         unsigned=True)
 def _convert(context, node, arguments):
     source = getattr(arguments, "self", None) or arguments.a
     if context.element(source) == context.element(node):

@@ -69,7 +69,7 @@ def _extract(builder, source, at):
     return builder.op(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
 
 
-@imports(aten.embedding.default, implied=("padding_idx", "scale_grad_by_freq", "sparse"))
+@imports(aten.embedding.default, unsigned=True, implied=("padding_idx", "scale_grad_by_freq", "sparse"))
 def _embedding(context, node, arguments):
     """Row `indices` of the weight."""
     builder, shape = context.builder, context.shape(node)
@@ -88,7 +88,7 @@ def _embedding(context, node, arguments):
                            set(range(len(shape))))
 
 
-@imports(aten.index.Tensor)
+@imports(aten.index.Tensor, unsigned=True)
 def _index(context, node, arguments):
     """Advanced indexing with neighbouring index tensors, broadcast together."""
     builder, shape = context.builder, context.shape(node)
@@ -97,7 +97,7 @@ def _index(context, node, arguments):
     if not picked or picked != list(range(picked[0], picked[-1] + 1)):
         raise Unsupported("index tensors with a full slice between them")
     nodes = [arguments.indices[i] for i in picked]
-    if any(context.element(n) == "i1" for n in nodes):
+    if any(context.element(n) in ("i1", "ui8") for n in nodes):
         raise Unsupported("a boolean index, whose result's size depends on data; use torch.where")
     indices = [_in_range(context, node, f"indices[{i}]", context.operand(n), source.shape[i],
                          negative=True) for i, n in zip(picked, nodes)]
@@ -123,7 +123,7 @@ def _index(context, node, arguments):
                            lambda *scalars: body(*scalars[:-1]), set(range(len(shape))))
 
 
-@imports(aten.gather.default, implied=("sparse_grad",))
+@imports(aten.gather.default, unsigned=True, implied=("sparse_grad",))
 def _gather(context, node, arguments):
     """result[i, j] = self[i, index[i, j]] along `dim`."""
     builder, shape = context.builder, context.shape(node)
@@ -141,7 +141,7 @@ def _gather(context, node, arguments):
     return builder.map([index], shape, source.element, body)
 
 
-@imports(aten.index_select.default)
+@imports(aten.index_select.default, unsigned=True)
 def _index_select(context, node, arguments):
     builder, shape = context.builder, context.shape(node)
     source, index = context.value(arguments.self), context.operand(arguments.index)
@@ -159,11 +159,11 @@ def _index_select(context, node, arguments):
                            set(range(len(shape))))
 
 
-@imports(aten.index_put.default)
+@imports(aten.index_put.default, unsigned=True)
 def _index_put(context, node, arguments):
     """Rows written one after the other, into the memory of what they replace where it may be."""
     picked = [i for i, index in enumerate(arguments.indices) if index is not None]
-    if len(picked) != 1 or context.element(arguments.indices[picked[0]]) == "i1" \
+    if len(picked) != 1 or context.element(arguments.indices[picked[0]]) in ("i1", "ui8") \
             or len(context.shape(arguments.indices[picked[0]])) != 1:
         raise Unsupported("anything but one index tensor of one dim; use torch.scatter")
     if arguments.accumulate:
@@ -203,7 +203,7 @@ def _broadcast_rows(context, node, count, target, dim):
     return context.builder.map([rows], shape, target.element, lambda x: x)
 
 
-@imports(aten.scatter.src, aten.scatter.value)
+@imports(aten.scatter.src, aten.scatter.value, unsigned=True)
 def _scatter(context, node, arguments):
     """Writes one element after the other, so the last of equal targets wins."""
     builder, shape = context.builder, context.shape(node)

@@ -4,8 +4,15 @@ from collections.abc import Callable, Collection
 
 import torch
 
-from .builder import FLOAT_BITS, FunctionBuilder, Operand, Value, is_float
-from .context import compute_element
+from .builder import (
+    FLOAT_BITS,
+    FunctionBuilder,
+    Operand,
+    Value,
+    compute_element,
+    is_float,
+    stored,
+)
 from .matmul import round_to
 from .registry import Unsupported, imports
 from .shape import extract_slice, reshape
@@ -61,7 +68,7 @@ def _sum(builder, operand, dims, element) -> Value:
                   _combine(builder, "addf" if is_float(element) else "addi", element))
 
 
-@imports(aten.sum.dim_IntList, aten.sum.default)
+@imports(aten.sum.dim_IntList, aten.sum.default, unsigned=True)
 def _sum_op(context, node, arguments):
     operand, element = context.operand(arguments.self), context.element(node)
     _check_rounding(operand, element)
@@ -89,7 +96,7 @@ def _mean(context, operand, dims, element) -> Value:
                        lambda x: builder.op(f"arith.divf {x}, {count} : {element}"))
 
 
-@imports(aten.mean.dim, aten.mean.default)
+@imports(aten.mean.dim, aten.mean.default, unsigned=True)
 def _mean_op(context, node, arguments):
     operand, element = context.operand(arguments.self), context.element(node)
     _check_rounding(operand, element)
@@ -130,7 +137,8 @@ def _squared_distances(builder, operand, mean, dims, element) -> Value:
                        element, body)
 
 
-@imports(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+@imports(aten.amax.default, aten.amin.default, aten.max.default, aten.min.default,
+         unsigned=True)
 def _extreme(context, node, arguments):
     operand, element = context.operand(arguments.self), context.element(node)
     largest = node.target in (aten.amax.default, aten.max.default)
@@ -141,6 +149,9 @@ def _extreme(context, node, arguments):
 
 def _fold_extreme(builder, operand, dims, element, largest) -> Value:
     start: float
+    if element == "ui8":
+        wide = _fold_extreme(builder, operand, dims, compute_element(element), largest)
+        return round_to(builder, wide, element)
     if element == "i1":
         op, start = ("ori", False) if largest else ("andi", True)
     elif is_float(element):
@@ -273,7 +284,7 @@ def _arg_extreme(context, operand, dim, largest) -> tuple[Value, Value]:
         code = "cmpf oeq" if is_float(element) else "cmpi eq"
         loop = builder.op(f"linalg.index {dim} : index")
         at = builder.op(f"arith.index_cast {loop} : index to i64")
-        hit = builder.op(f"arith.{code}, {x}, {b} : {element}")
+        hit = builder.op(f"arith.{code}, {x}, {b} : {stored(element)}")
         if is_float(element):
             is_nan = builder.op(f"arith.cmpf uno, {x}, {x} : {element}")
             hit = builder.op(f"arith.ori {hit}, {is_nan} : i1")
@@ -284,7 +295,7 @@ def _arg_extreme(context, operand, dim, largest) -> tuple[Value, Value]:
     return best, first
 
 
-@imports(aten.argmax.default, aten.argmin.default)
+@imports(aten.argmax.default, aten.argmin.default, unsigned=True)
 def _argmax(context, node, arguments):
     operand, dim = context.operand(arguments.self), arguments.dim
     if dim is None:  # the position among all elements
@@ -298,7 +309,7 @@ def _argmax(context, node, arguments):
     return _kept(context, node, first)
 
 
-@imports(aten.max.dim, aten.min.dim)
+@imports(aten.max.dim, aten.min.dim, unsigned=True)
 def _max_dim(context, node, arguments):
     operand = context.operand(arguments.self)
     best, first = _arg_extreme(context, operand, arguments.dim % len(operand.shape),
@@ -307,7 +318,7 @@ def _max_dim(context, node, arguments):
     return [reshape(context.builder, best, shape), reshape(context.builder, first, shape)]
 
 
-@imports(aten.cumsum.default)
+@imports(aten.cumsum.default, unsigned=True)
 def _cumsum(context, node, arguments):
     """A loop along `dim` that carries the sum so far and the result."""
     builder, shape, element = context.builder, context.shape(node), context.element(node)
@@ -333,7 +344,7 @@ def _cumsum(context, node, arguments):
         summed = builder.generic(
             len(row), [(piece, loops)], current, loops,
             lambda x, t: builder.op(f"arith.{op} {t}, "
-                                    f"{builder.convert(x, source.element, element)} : {element}"),
+                                    f"{builder.convert(x, source.element, element)} : {stored(element)}"),
             set(range(len(row))))
         at = ", ".join(str(o) for o in offsets)
         sizes = ", ".join(builder.size(d) for d in row)

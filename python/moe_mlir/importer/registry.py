@@ -16,6 +16,8 @@ TABLE: dict[OpOverload, Import] = {}
 _IMPLIED: dict[OpOverload, frozenset[str]] = {}
 # The operators that also take complex tensors.
 COMPLEX: set[OpOverload] = set()
+# The operators that also take uint8: their functions tell "ui8" from "i8".
+UNSIGNED: set[OpOverload] = set()
 
 
 class Unsupported(Exception):
@@ -27,7 +29,7 @@ _IN_RESULT = frozenset({"memory_format", "non_blocking", "copy", "layout", "pin_
                         "implicit", "dtype", "keepdim", "size"})
 
 
-def imports(*operators: OpOverload, complex: bool = False,
+def imports(*operators: OpOverload, complex: bool = False, unsigned: bool = False,
             implied: Iterable[str] = ()) -> Callable[[Import], Import]:
     """Registers `function(context, node, arguments)` for the operators.
 
@@ -36,7 +38,7 @@ def imports(*operators: OpOverload, complex: bool = False,
     an argument which the function does not read is an error; `implied` names those
     that it need not read, because the result's type says them, or because they
     matter to gradients alone. `complex`: the function also serves complex tensors,
-    `[.., 2]` to it.
+    `[.., 2]` to it. `unsigned`: it serves uint8, too.
     """
     def register(function):
         for operator in operators:
@@ -46,6 +48,8 @@ def imports(*operators: OpOverload, complex: bool = False,
             _IMPLIED[operator] = _IN_RESULT.union(implied)
             if complex:
                 COMPLEX.add(operator)
+            if unsigned:
+                UNSIGNED.add(operator)
         return function
     return register
 

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 @imports(aten.view.default, aten.reshape.default, aten._unsafe_view.default,
          aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default,
          aten._reshape_copy.default, aten.flatten.using_ints, complex=True,
-         implied=("shape", "dim", "start_dim", "end_dim"))
+         unsigned=True, implied=("shape", "dim", "start_dim", "end_dim"))
 def _view(context, node, arguments):
     target = context.shape(node)
     raw = context.raw(arguments.self)
@@ -189,19 +189,19 @@ def _view_of_permutation(context, raw: Operand, target):
     return Operand(value, dims, tuple(target))
 
 
-@imports(aten.permute.default)
+@imports(aten.permute.default, unsigned=True)
 def _permute(context, node, arguments):
     rank = len(arguments.dims)
     return permuted(context, node, arguments.self, [d % rank for d in arguments.dims])
 
 
-@imports(aten.t.default)
+@imports(aten.t.default, unsigned=True)
 def _t(context, node, arguments):
     rank = len(context.shape(node))
     return permuted(context, node, arguments.self, list(range(rank))[::-1])
 
 
-@imports(aten.transpose.int)
+@imports(aten.transpose.int, unsigned=True)
 def _transpose(context, node, arguments):
     order = list(range(len(context.shape(node))))
     a, b = arguments.dim0, arguments.dim1
@@ -226,7 +226,7 @@ def permuted(context: Context, node: Node, source: Node,
     return result.value if result.is_identity else result
 
 
-@imports(aten.expand.default, complex=True)
+@imports(aten.expand.default, complex=True, unsigned=True)
 def _expand(context, node, arguments):
     raw = context.raw(arguments.self)
     shape = context.shape(node)
@@ -241,7 +241,8 @@ def _expand(context, node, arguments):
 
 
 @imports(aten.clone.default, aten.alias.default, aten.detach.default, aten.contiguous.default,
-         aten.lift_fresh_copy.default, aten.dropout.default, complex=True, implied=("p",))
+         aten.lift_fresh_copy.default, aten.dropout.default, complex=True, unsigned=True,
+         implied=("p",))
 def _same(context, node, arguments):
     if getattr(arguments, "train", False):
         raise Unsupported("dropout in training mode; call model.eval() first")
@@ -310,7 +311,7 @@ def _clamped(start):
     return start if start.is_nonnegative else sympy.Max(0, start)
 
 
-@imports(aten.slice.Tensor, complex=True, implied=("dim", "start", "end"))
+@imports(aten.slice.Tensor, complex=True, unsigned=True, implied=("dim", "start", "end"))
 def _slice(context, node, arguments):
     shape, source_shape = context.shape(node), context.shape(arguments.self)
     if arguments.step == 1 and all(map(same_dim, shape, source_shape)):
@@ -320,7 +321,7 @@ def _slice(context, node, arguments):
     return _slice_dim(context, arguments.self, dim, start, arguments.step, shape)
 
 
-@imports(aten.slice_scatter.default, implied=("end",))
+@imports(aten.slice_scatter.default, unsigned=True, implied=("end",))
 def _slice_scatter(context, node, arguments):
     """A copy of the tensor with every `step`-th place along `dim` written anew."""
     into, source = context.value(arguments.self), context.value(arguments.src)
@@ -333,7 +334,7 @@ def _slice_scatter(context, node, arguments):
     return insert_slice(context.builder, source, into, offsets, strides=strides)
 
 
-@imports(aten.copy.default, implied=("self",))
+@imports(aten.copy.default, unsigned=True, implied=("self",))
 def _copy(context, node, arguments):
     """The source in the target's shape and type."""
     element, source = context.element(node), context.raw(arguments.src)
@@ -344,7 +345,7 @@ def _copy(context, node, arguments):
                                lambda x: x)
 
 
-@imports(aten.select.int)
+@imports(aten.select.int, unsigned=True)
 def _select(context, node, arguments):
     source = context.value(arguments.self)
     dim = arguments.dim % source.rank
@@ -357,11 +358,9 @@ def _select(context, node, arguments):
                          context.shape(node))
 
 
-@imports(aten.split_with_sizes.default, aten.split.Tensor, aten.unbind.int, aten.chunk.default,
-         implied=("split_sizes", "split_size", "chunks"))
+@imports(aten.split_with_sizes.default, aten.split.Tensor, aten.chunk.default,
+         unsigned=True, implied=("split_sizes", "split_size", "chunks"))
 def _split(context, node, arguments):
-    if node.target is aten.unbind.int:
-        raise Unsupported("unbind; index the tensor instead")
     dim = arguments.dim % len(context.shape(arguments.self))
     pieces, start = [], 0
     for piece in node.meta["val"]:
@@ -372,7 +371,20 @@ def _split(context, node, arguments):
     return pieces
 
 
-@imports(aten.cat.default)
+@imports(aten.unbind.int, unsigned=True)
+def _unbind(context, node, arguments):
+    """One slice for each place along `dim`, without the dim."""
+    source = context.value(arguments.self)
+    dim, count = arguments.dim % source.rank, len(node.meta["val"])
+    context.require(source.shape[dim], "==", count)
+    sizes = [1 if i == dim else size for i, size in enumerate(source.shape)]
+    shape = [size for i, size in enumerate(source.shape) if i != dim]
+    return [extract_slice(context.builder, source, [at if i == dim else 0
+                                                    for i in range(source.rank)],
+                          sizes, [1] * source.rank, shape) for at in range(count)]
+
+
+@imports(aten.cat.default, unsigned=True)
 def _cat(context, node, arguments):
     shape, element = context.shape(node), context.element(node)
     dim = arguments.dim % len(shape)
@@ -390,52 +402,7 @@ def _cat(context, node, arguments):
     return result
 
 
-@imports(aten.roll.default)
-def _roll(context, node, arguments):
-    """What leaves at one end of a dim enters at the other, in two pieces."""
-    value = context.value(arguments.self)
-    if not arguments.dims:
-        raise Unsupported("a roll over all dims at once; give dims")
-    for shift, dim in zip(arguments.shifts, arguments.dims, strict=True):
-        dim = dim % value.rank
-        size, shift = value.shape[dim], context.dim(shift)
-        if not isinstance(size, int) or not isinstance(shift, int):
-            raise Unsupported("a roll by, or of, an open size; use torch.cat of two slices")
-        if size:
-            value = _rolled(context.builder, value, dim, shift % size)
-    return value
-
-
-def _rolled(builder, value, dim, shift):
-    """The last `shift` of a dim first."""
-    result, stay = builder.empty(value.shape, value.element), value.shape[dim] - shift
-    for start, to, count in ((0, shift, stay), (stay, 0, shift)):
-        shape = tuple(count if i == dim else size for i, size in enumerate(value.shape))
-        source, target = ([at if i == dim else 0 for i in range(value.rank)] for at in (start, to))
-        if count:
-            piece = extract_slice(builder, value, source, shape, [1] * value.rank, shape)
-            result = insert_slice(builder, piece, result, target)
-    return result
-
-
-@imports(aten.repeat.default, implied=("repeats",))
-def _repeat(context, node, arguments):
-    """Reads element (i mod size) of each dimension."""
-    builder, shape = context.builder, context.shape(node)
-    source = context.value(arguments.self)
-    offset = len(shape) - source.rank
-
-    def body():
-        at = []
-        for i, size in enumerate(source.shape):
-            loop = builder.op(f"linalg.index {offset + i} : index")
-            at.append(builder.op(f"arith.remui {loop}, {builder.index(size)} : index"))
-        return builder.op(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
-    _ = [builder.index(d) for d in source.shape]
-    return builder.map([], shape, source.element, body)
-
-
-@imports(aten.constant_pad_nd.default)
+@imports(aten.constant_pad_nd.default, unsigned=True)
 def _pad(context, node, arguments):
     """Of each dim first what is cut off, then what is filled in."""
     builder, shape = context.builder, context.shape(node)
@@ -461,7 +428,7 @@ def _pad(context, node, arguments):
 @imports(aten.full.default, aten.full_like.default, aten.scalar_tensor.default,
          aten.zeros.default, aten.ones.default, aten.zeros_like.default, aten.ones_like.default,
          aten.fill.Scalar, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
-         implied=("self",))
+         unsigned=True, implied=("self",))
 def _full(context, node, arguments):
     named = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0,
              "new_ones": 1}
@@ -479,12 +446,13 @@ def _full(context, node, arguments):
 
 
 @imports(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_like.default,
-         aten.new_empty.default, implied=("self", "physical_layout"))
+         aten.new_empty.default, unsigned=True, implied=("self", "physical_layout"))
 def _empty(context, node, arguments):
     return context.builder.empty(context.shape(node), context.element(node))
 
 
-@imports(aten.arange.start_step, aten.arange.default, aten.arange.start, implied=("end",))
+@imports(aten.arange.start_step, aten.arange.default, aten.arange.start, unsigned=True,
+         implied=("end",))
 def _arange(context, node, arguments):
     builder, element = context.builder, context.element(node)
     ends = getattr(arguments, "start", 0), getattr(arguments, "step", 1)
@@ -501,21 +469,21 @@ def _arange(context, node, arguments):
     return builder.map([], context.shape(node), element, body)
 
 
-@imports(aten.lift_fresh.default)
+@imports(aten.lift_fresh.default, unsigned=True)
 def _lift(context, node, arguments):
     return context.raw(arguments.self)
 
 
 @imports(aten._assert_tensor_metadata.default, aten._assert_scalar.default,
          aten.sym_constrain_range_for_size.default, aten.sym_constrain_range.default,
-         implied=("a", "self", "size", "stride", "assert_msg", "min", "max"))
+         unsigned=True, implied=("a", "self", "size", "stride", "assert_msg", "min", "max"))
 def _nothing(context, node, arguments):
     """Checks that tracing made already, or that are conditions of the program's sizes."""
     return None
 
 
 @imports(aten._assert_async.msg, aten._assert_async.default, aten._functional_assert_async.msg,
-         implied=("dep_token",))
+         unsigned=True, implied=("dep_token",))
 def _assert(context, node, arguments):
     """An assertion on a value: the call ends with an error where it is 0."""
     value, builder = context.value(arguments.self), context.builder

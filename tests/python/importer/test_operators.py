@@ -158,15 +158,6 @@ def test_rolls():
     check(function, (tokens(),), later=(tokens(1, 4),))
 
 
-@pytest.mark.parametrize(("function", "message"), [
-    (lambda x: x.roll(1), "a roll over all dims at once; give dims"),
-    (lambda x: x.roll(1, 1), "a roll by, or of, an open size; use torch.cat of two slices"),
-])
-def test_rolls_without_an_entry(function, message):
-    with pytest.raises(ImportFailed, match=message):
-        check(function, (tokens(),))
-
-
 def test_views_and_permutations():
     def function(x):
         b, n, d = x.shape
