@@ -2,12 +2,13 @@
 
 The op table is split by family; each file registers its operators on import:
 elementwise, complex (rotary pairs), shape (views, slices, constants), rearrange,
-matmul, index (gathers), reduce (softmax, norms, scans), moe (routers), dispatch (the
-ops around them), experts (grouped layers).
+matmul, convolution, index (gathers), reduce (softmax, norms, scans), moe (routers),
+dispatch (the ops around them), experts (grouped layers).
 """
 
 from . import (  # noqa: F401
     complex,
+    convolution,
     dispatch,
     elementwise,
     experts,

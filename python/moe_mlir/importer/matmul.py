@@ -8,12 +8,11 @@ from ..raising.reading import value
 from .builder import Dim, FunctionBuilder, Operand, Value, is_float
 from .context import Context, Splat
 from .registry import Unsupported, imports
-from .shape import insert_slice
 
 aten = torch.ops.aten
 
 
-def _require_one_dtype(node: torch.fx.Node) -> None:
+def require_one_dtype(node: torch.fx.Node) -> None:
     """Eager raises this error, too; a trace only looks at the shapes."""
     dtypes = dict.fromkeys(str(value(x).dtype).removeprefix("torch.") for x in node.all_input_nodes
                            if isinstance(value(x), torch.Tensor))
@@ -72,7 +71,7 @@ def matmul(context: Context, left: Operand, right: Operand, shape: Sequence[Dim]
 
 @imports(aten.mm.default, aten.bmm.default)
 def _mm(context, node, arguments):
-    _require_one_dtype(node)
+    require_one_dtype(node)
     right = arguments.mat2
     return matmul(context, context.operand(arguments.self), context.operand(right),
                   context.shape(node), context.element(node))
@@ -81,7 +80,7 @@ def _mm(context, node, arguments):
 @imports(aten.addmm.default, aten.baddbmm.default)
 def _addmm(context, node, arguments):
     """The products are added onto the broadcast bias."""
-    _require_one_dtype(node)
+    require_one_dtype(node)
     if arguments.beta != 1 or arguments.alpha != 1:
         raise Unsupported("beta or alpha other than 1")
     batched = node.target is aten.baddbmm.default
@@ -105,7 +104,7 @@ def _widened_bias(context, node, shape, wide):
 @imports(aten.linear.default)
 def _linear(context, node, arguments):
     """x @ weight.T + bias at x's own rank: no reshapes, no transposed weight."""
-    _require_one_dtype(node)
+    require_one_dtype(node)
     builder, shape, element = context.builder, context.shape(node), context.element(node)
     wide = accumulator(element)
     if arguments.bias is None:
@@ -123,7 +122,7 @@ def _linear(context, node, arguments):
 @imports(aten.matmul.default)
 def _matmul(context, node, arguments):
     """Batched products of any rank; batch dimensions of size 1 are read again."""
-    _require_one_dtype(node)
+    require_one_dtype(node)
     builder, shape, element = context.builder, context.shape(node), context.element(node)
     left, right = context.operand(arguments.self), context.operand(arguments.other)
     if len(left.shape) < 2 or len(right.shape) < 2:
@@ -145,37 +144,10 @@ def _matmul(context, node, arguments):
 
 @imports(aten.mv.default)
 def _mv(context, node, arguments):
-    _require_one_dtype(node)
+    require_one_dtype(node)
     builder, shape = context.builder, context.shape(node)
     wide = accumulator(context.element(node))
     init = builder.fill(builder.constant(0, wide), shape, wide)
     total = contract(builder, context.operand(arguments.self), context.operand(arguments.vec),
                      init, ["d0", "d1"], ["d1"], ["d0"], 2)
     return round_to(builder, total, context.element(node))
-
-
-@imports(aten.convolution.default)
-def _convolution(context, node, arguments):
-    """A 1-d convolution of each channel by its own filter, as state-space models have."""
-    x, weight = context.value(arguments.input), context.value(arguments.weight)
-    channels = x.shape[1]
-    if len(x.shape) != 3 or arguments.groups != channels or weight.shape[0] != channels:
-        raise Unsupported("a convolution other than 1-d with one filter a channel")
-    if arguments.transposed or list(arguments.stride) != [1] or list(arguments.dilation) != [1]:
-        raise Unsupported("a transposed, strided or dilated convolution")
-    if any(arguments.output_padding):
-        raise Unsupported("a convolution with output padding")
-    builder, shape, element = context.builder, context.shape(node), context.element(node)
-    wide, (pad,) = accumulator(element), arguments.padding
-    zeros = builder.fill(builder.constant(0, element),
-                         (*x.shape[:2], x.shape[2] + 2 * pad), element)
-    padded = insert_slice(builder, x, zeros, [0, 0, pad])
-    if arguments.bias is None:
-        init = builder.fill(builder.constant(0, wide), shape, wide)
-    else:
-        bias = context.value(arguments.bias)
-        init = builder.map([Operand(bias, (1,), shape)], shape, wide,
-                           lambda b: builder.convert(b, bias.element, wide))
-    total = contract(builder, Operand.of(padded), Operand.of(weight), init,
-                     ["d0", "d1", "d2 + d3"], ["d1", "0", "d3"], ["d0", "d1", "d2"], 4)
-    return round_to(builder, total, element)

@@ -286,20 +286,6 @@ def test_an_empty_slice_behind_the_end():
     check(function, (tokens(),), later=(tokens(1, 5),))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_convolution_of_each_channel(bias):
-    def function(x, weight, *rest):
-        return F.conv1d(x, weight, *rest, padding=2, groups=6)
-    rest = (torch.randn(6),) if bias else ()
-    check(function, (torch.randn(2, 6, 5),), torch.randn(6, 1, 3), *rest)
-
-
-def test_other_convolutions_are_told():
-    layer = torch.nn.Conv1d(4, 4, 3)
-    with pytest.raises(ValueError, match="1-d with one filter a channel: 1 use"):
-        moe_mlir.export(layer, (torch.randn(2, 4, 5),))
-
-
 def test_whole_quotients_are_those_of_the_numbers_themselves():
     """1 / 0.1 rounds to 10, and the largest whole number of tenths in 1 is 9."""
     def function(x):
