@@ -20,7 +20,7 @@ from .._transformers.without_cache import warn_without_cache, without_cache
 from ..experts.packed_weight import Panels, hidden_gradients
 from ..gpu.sizes import format_size, names_in
 from ..guards.model_weights import ModelWeights
-from ..importer import ImportedProgram, import_program
+from ..importer import ImportedProgram, decompose_missing, import_program
 from ..patching.expert_loops import loops_as_ops
 from ..raising.attention import decomposition
 from ..raising.doubled_state import merge_doubled_state
@@ -442,6 +442,7 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     if packed_for:
         pack_weights(program, packed_for)
     pack_grouped_heads(program.graph)
+    decompose_missing(program)
     names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
     leaves_seen = _leaves_of(program) if leaves is None else leaves

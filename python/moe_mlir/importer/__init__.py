@@ -3,7 +3,8 @@
 The op table is split by family; each file registers its operators on import:
 elementwise, complex (rotary pairs), shape (views, slices, constants), rearrange,
 matmul, convolution, index (gathers), reduce (softmax, norms, scans), moe (routers),
-dispatch (the ops around them), experts (grouped layers).
+dispatch (the ops around them), experts (grouped layers). What has no entry is
+decomposed by fallback.
 """
 
 from . import (  # noqa: F401
@@ -20,6 +21,7 @@ from . import (  # noqa: F401
     shape,
 )
 from .context import ImportFailed
+from .fallback import decompose_missing
 from .program import ImportedProgram, import_program
 
-__all__ = ["ImportFailed", "ImportedProgram", "import_program"]
+__all__ = ["ImportFailed", "ImportedProgram", "decompose_missing", "import_program"]

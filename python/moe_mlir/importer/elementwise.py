@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from . import complex
-from .builder import INT_BITS, FunctionBuilder, compute_element, is_float
+from .builder import FLOAT_BITS, INT_BITS, FunctionBuilder, compute_element, is_float
 from .context import Splat, element_of
 from .registry import Unsupported, imports
 
@@ -24,7 +24,13 @@ def _apply(context, node, operands, body):
 # ---- unary -------------------------------------------------------------------
 
 _UNARY = {
-    aten.abs.default: "math.absf", aten.ceil.default: "math.ceil", aten.cos.default: "math.cos",
+    aten.abs.default: "math.absf", aten.acos.default: "math.acos",
+    aten.acosh.default: "math.acosh", aten.asin.default: "math.asin",
+    aten.asinh.default: "math.asinh", aten.atan.default: "math.atan",
+    aten.atanh.default: "math.atanh", aten.ceil.default: "math.ceil", aten.cos.default: "math.cos",
+    aten.cosh.default: "math.cosh", aten.erfc.default: "math.erfc", aten.exp2.default: "math.exp2",
+    aten.log10.default: "math.log10", aten.sinh.default: "math.sinh", aten.tan.default: "math.tan",
+    aten.trunc.default: "math.trunc",
     aten.erf.default: "math.erf", aten.exp.default: "math.exp", aten.expm1.default: "math.expm1",
     aten.floor.default: "math.floor", aten.log.default: "math.log",
     aten.log1p.default: "math.log1p", aten.log2.default: "math.log2",
@@ -63,12 +69,74 @@ def _logarithm(node, x, builder):
     return builder.op(f"arith.select {small}, {shifted}, {log} : f32")
 
 
+_WHOLE = (aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default)
+
+
 def _integer_unary(node, x, element, builder):
+    if node.target in _WHOLE:
+        return x
     if node.target is aten.neg.default:
         return builder.op(f"arith.subi {builder.constant(0, element)}, {x} : {element}")
     if node.target is aten.abs.default:
         return builder.op(f"math.absi {x} : {element}")
     raise Unsupported(f"element type {element}")
+
+
+@imports(aten.sign.default, unsigned=True)
+def _sign(context, node, arguments):
+    """-1, 0 or 1; of a NaN 0, as torch has it."""
+    element, builder = compute_element(context.element(node)), context.builder
+    if element == "i1":
+        return context.raw(arguments.self)
+    zero = builder.constant(0, element)
+    codes = ("cmpf ogt", "cmpf olt") if is_float(element) else ("cmpi sgt", "cmpi slt")
+
+    def body(x):
+        above, below = (builder.op(f"arith.{code}, {x}, {zero} : {element}") for code in codes)
+        low = builder.op(f"arith.select {below}, {builder.constant(-1, element)}, {zero} : {element}")
+        return builder.op(f"arith.select {above}, {builder.constant(1, element)}, {low} : {element}")
+    return _apply(context, node, [arguments.self], body)
+
+
+@imports(aten.signbit.default)
+def _signbit(context, node, arguments):
+    element, builder = context.element(arguments.self), context.builder
+    if not is_float(element):
+        return _compare(context, node, [arguments.self], element, lambda x: builder.op(
+            f"arith.cmpi slt, {x}, {builder.constant(0, element)} : {element}"))
+    whole = f"i{FLOAT_BITS[element]}"
+
+    def body(x):
+        bits = builder.op(f"arith.bitcast {x} : {element} to {whole}")
+        return builder.op(f"arith.cmpi slt, {bits}, {builder.constant(0, whole)} : {whole}")
+    return _compare(context, node, [arguments.self], element, body)
+
+
+@imports(aten.copysign.Tensor)
+def _copysign(context, node, arguments):
+    element = compute_element(context.element(node))
+    return _apply(context, node, [arguments.self, arguments.other],
+                  lambda x, y: context.builder.op(f"math.copysign {x}, {y} : {element}"))
+
+
+@imports(aten.atan2.default)
+def _atan2(context, node, arguments):
+    """By a quotient, which two zeros or infinities have not: 1 stands for numbers of one size."""
+    element, builder = compute_element(context.element(node)), context.builder
+    one, zero = (builder.constant(number, element) for number in (1, 0))
+
+    def op(name, *operands):
+        return builder.op(f"{name} {', '.join(operands)} : {element}")
+
+    def body(y, x):
+        equal = op("arith.cmpf oeq,", op("math.absf", x), op("math.absf", y))
+        is_zero = op("arith.cmpf oeq,", y, zero)
+        unit = op("arith.select", is_zero, y, op("math.copysign", one, y))
+        angle = op("math.atan2", op("arith.select", equal, unit, y),
+                   op("arith.select", equal, op("math.copysign", one, x), x))
+        # Zeros have signs, too.
+        return op("math.copysign", angle, y)
+    return _apply(context, node, [arguments.self, arguments.other], body)
 
 
 def sigmoid(builder: FunctionBuilder, x: str, element: str) -> str:
@@ -311,6 +379,18 @@ def _remainder(context, node, arguments):
     return _apply(context, node, [arguments.self, arguments.other], body)
 
 
+def _whole_power(builder, x, exponent, element):
+    """By squares: one product for each binary digit of the exponent, and for each that is 1."""
+    if not isinstance(exponent, int) or exponent < 0:
+        raise Unsupported(f"integer power {exponent}; whole numbers from 0 are supported")
+    result = builder.constant(1, element)
+    while exponent:
+        if exponent & 1:
+            result = builder.op(f"arith.muli {result}, {x} : {element}")
+        x, exponent = builder.op(f"arith.muli {x}, {x} : {element}"), exponent >> 1
+    return result
+
+
 @imports(aten.pow.Tensor_Scalar, unsigned=True)
 def _pow_scalar(context, node, arguments):
     builder, element = context.builder, compute_element(context.element(node))
@@ -325,7 +405,7 @@ def _pow_scalar(context, node, arguments):
                 return square
             return builder.op(f"arith.{times} {square}, {x} : {element}")
         if not is_float(element):
-            raise Unsupported(f"integer power {exponent}; 2 and 3 are supported")
+            return _whole_power(builder, x, exponent, element)
         if exponent in simple:
             return builder.op(f"{simple[exponent]} {x} : {element}")
         return builder.op(f"math.powf {x}, {builder.constant(exponent, element)} : {element}")

@@ -99,6 +99,22 @@ def _unfold(context, node, arguments):
                            loops, lambda x, _: x, set(range(len(shape))))
 
 
+@imports(aten.diagonal.default, unsigned=True)
+def _diagonal(context, node, arguments):
+    """The elements at which two dims are equal, `offset` apart, as the last dim."""
+    builder, source, shape = context.builder, context.value(arguments.self), context.shape(node)
+    rows, columns = arguments.dim1 % source.rank, arguments.dim2 % source.rank
+    first = {rows: max(-arguments.offset, 0), columns: max(arguments.offset, 0)}
+
+    def place(at):
+        # No affine maps: of an operand's dim that one loop walks the loop would take its size.
+        *rest, last = at
+        others = iter(rest)
+        return [builder.op(f"arith.addi {last}, {builder.constant(first[i], 'index')} : index")
+                if i in first else next(others) for i in range(source.rank)]
+    return _read(builder, source, shape, place)
+
+
 @imports(aten.repeat.default, unsigned=True, implied=("repeats",))
 def _repeat(context, node, arguments):
     """Reads element (i mod size) of each dimension."""

@@ -105,9 +105,31 @@ def _mean_op(context, node, arguments):
     return _kept(context, node, round_to(context.builder, mean, element))
 
 
+@imports(aten.prod.default, aten.prod.dim_int)
+def _prod(context, node, arguments):
+    operand, element = context.operand(arguments.self), context.element(node)
+    _check_rounding(operand, element)
+    builder, wide = context.builder, compute_element(element)
+    dims = _dims(getattr(arguments, "dim", None), len(operand.shape))
+    total = reduce(builder, operand, dims, wide, 1,
+                   _combine(builder, "mulf" if is_float(wide) else "muli", wide))
+    return _kept(context, node, round_to(builder, total, element))
+
+
 @imports(aten.var.correction)
 def _var(context, node, arguments):
-    operand, element = context.operand(arguments.self), context.element(node)
+    return _kept(context, node, _variance(context, arguments)[0])
+
+
+@imports(aten.var_mean.correction)
+def _var_mean(context, node, arguments):
+    return [reshape(context.builder, value, context.shape(tensor))
+            for value, tensor in zip(_variance(context, arguments), node.meta["val"])]
+
+
+def _variance(context, arguments) -> list[Value]:
+    """The variance and the mean, without the dims that they are of."""
+    operand, element = context.operand(arguments.self), context.element(arguments.self)
     builder, wide = context.builder, compute_element(element)
     dims = _dims(arguments.dim, len(operand.shape))
     correction = 1 if arguments.correction is None else arguments.correction
@@ -119,7 +141,7 @@ def _var(context, node, arguments):
     freedom = builder.op(f"arith.maximumf {freedom}, {builder.constant(0, wide)} : {wide}")
     var = builder.map([Operand.of(total)], total.shape, wide,
                       lambda x: builder.op(f"arith.divf {x}, {freedom} : {wide}"))
-    return _kept(context, node, round_to(builder, var, element))
+    return [round_to(builder, value, element) for value in (var, mean)]
 
 
 def _over(builder, value: Value, shape, dims) -> Operand:
@@ -318,14 +340,15 @@ def _max_dim(context, node, arguments):
     return [reshape(context.builder, best, shape), reshape(context.builder, first, shape)]
 
 
-@imports(aten.cumsum.default, unsigned=True)
+@imports(aten.cumsum.default, aten.cumprod.default, unsigned=True)
 def _cumsum(context, node, arguments):
-    """A loop along `dim` that carries the sum so far and the result."""
+    """A loop along `dim` that carries the sum, or product, so far and the result."""
+    is_sum = node.target is aten.cumsum.default
     builder, shape, element = context.builder, context.shape(node), context.element(node)
     source = context.value(arguments.self)
     dim = arguments.dim % len(shape)
     row = _unreduced(shape, [dim])
-    total = builder.fill(builder.constant(0, element), row, element)
+    total = builder.fill(builder.constant(0 if is_sum else 1, element), row, element)
     result = builder.empty(shape, element)
     zero, one = builder.constant(0, "index"), builder.constant(1, "index")
     bound, _ = builder.index(shape[dim]), [builder.size(d) for d in shape]
@@ -335,7 +358,7 @@ def _cumsum(context, node, arguments):
     head = (f"scf.for {loop} = {zero} to {bound} step {one} iter_args({so_far} = {total.name}, "
             f"{written} = {result.name}) -> ({types})")
     offsets = [loop if i == dim else 0 for i in range(len(shape))]
-    op = "addf" if is_float(element) else "addi"
+    op = ("add" if is_sum else "mul") + ("f" if is_float(element) else "i")
     with builder.region(head, f"{names}:2"):
         piece = extract_slice(builder, source, offsets, row, [1] * len(shape), row)
         current = Value(so_far, tuple(row), element)
