@@ -44,7 +44,17 @@ def _group_norm(x, weight, bias, batch, channels, places, groups, eps):
     return result.to(x.dtype), mean.squeeze(-1).to(x.dtype), rstd.squeeze(-1).to(x.dtype)
 
 
-_OWN = {torch.ops.aten.native_group_norm.default: _group_norm}
+def _masked_scatter(x, mask, source):
+    """The source's elements one after the other, each at the next place that the mask has."""
+    shape = torch.broadcast_shapes(x.shape, mask.shape)
+    chosen = mask.expand(shape).reshape(-1)
+    places = (chosen.cumsum(0) - 1).clamp(min=0)
+    values = source.reshape(-1)[places].reshape(shape)
+    return torch.where(mask, values, x)
+
+
+_OWN = {torch.ops.aten.native_group_norm.default: _group_norm,
+        torch.ops.aten.masked_scatter.default: _masked_scatter}
 
 
 def _is_missing(node: Node) -> bool:

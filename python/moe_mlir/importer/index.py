@@ -1,18 +1,16 @@
-"""Gathers and scatters: embedding, index, gather, index_select, scatter."""
+"""Gathers: embedding, index, gather, index_select."""
 
 from collections.abc import Sequence
 
 import torch
 
-from .builder import Dim, Operand, broadcast_loops, same_dim
-from .context import broadcast
+from .builder import Dim, Operand, broadcast_loops
 from .registry import Unsupported, imports
-from .shape import extract_slice, insert_slice
 
 aten = torch.ops.aten
 
 
-def _require_within(context, node, index: Sequence[Dim], other: Sequence[Dim],
+def require_within(context, node, index: Sequence[Dim], other: Sequence[Dim],
                     dim: int | None = None) -> None:
     """torch's rule: an index tensor is nowhere larger than what it indexes, but along `dim`."""
     for i, (size, bound) in enumerate(zip(index, other)):
@@ -24,7 +22,7 @@ def _require_within(context, node, index: Sequence[Dim], other: Sequence[Dim],
 _MOST_PLACES = 6
 
 
-def _in_range(context, node, name: str, operand: Operand, size: Dim,
+def in_range(context, node, name: str, operand: Operand, size: Dim,
               negative: bool = False) -> Operand:
     """The indices counted from the front; the call ends with an error where one is out of range.
 
@@ -65,7 +63,7 @@ def _place(operand: Operand) -> list[int | None]:
     return [walked.get(dim) for dim in range(len(operand.shape))][:_MOST_PLACES]
 
 
-def _extract(builder, source, at):
+def extract(builder, source, at):
     return builder.op(f"tensor.extract {source.name}[{', '.join(at)}] : {source.type}")
 
 
@@ -74,45 +72,48 @@ def _embedding(context, node, arguments):
     """Row `indices` of the weight."""
     builder, shape = context.builder, context.shape(node)
     weight = context.value(arguments.weight)
-    indices = _in_range(context, node, "indices", context.operand(arguments.indices),
+    indices = in_range(context, node, "indices", context.operand(arguments.indices),
                         weight.shape[0])
     last = len(shape) - 1
 
     def body(scalar, _):
         row = builder.op(f"arith.index_cast {scalar} : {indices.element} to index")
         column = builder.op(f"linalg.index {last} : index")
-        return _extract(builder, weight, [row, column])
+        return extract(builder, weight, [row, column])
     loops = [f"d{i}" for i in range(len(shape))]
     return builder.generic(len(shape), [(indices.value, indices.map_results(loops[:-1]))],
                            builder.empty(shape, weight.element), loops, body,
                            set(range(len(shape))))
 
 
+def place_of_indices(picked: Sequence[int]) -> int:
+    """Of the dims that index tensors for the dims `picked` have together, the first."""
+    return picked[0] if list(picked) == list(range(picked[0], picked[-1] + 1)) else 0
+
+
 @imports(aten.index.Tensor, unsigned=True)
 def _index(context, node, arguments):
-    """Advanced indexing with neighbouring index tensors, broadcast together."""
+    """Advanced indexing by tensors that are broadcast together; their dims are where the first
+    is, or in front where a slice lies between them."""
     builder, shape = context.builder, context.shape(node)
     source = context.value(arguments.self)
     picked = [i for i, index in enumerate(arguments.indices) if index is not None]
-    if not picked or picked != list(range(picked[0], picked[-1] + 1)):
-        raise Unsupported("index tensors with a full slice between them")
     nodes = [arguments.indices[i] for i in picked]
     if any(context.element(n) in ("i1", "ui8") for n in nodes):
         raise Unsupported("a boolean index, whose result's size depends on data; use torch.where")
-    indices = [_in_range(context, node, f"indices[{i}]", context.operand(n), source.shape[i],
+    indices = [in_range(context, node, f"indices[{i}]", context.operand(n), source.shape[i],
                          negative=True) for i, n in zip(picked, nodes)]
     width = max(len(i.shape) for i in indices)
-    first = picked[0]
+    first = place_of_indices(picked)
+    others = [i for i in range(len(shape)) if not first <= i < first + width]
     together = shape[first:first + width]
 
     def body(*scalars):
         at = {i: builder.op(f"arith.index_cast {s} : {operand.element} to index")
               for i, s, operand in zip(picked, scalars, indices)}
-        for i in range(source.rank):
-            if i not in at:
-                loop = i if i < first else i - len(picked) + width
-                at[i] = builder.op(f"linalg.index {loop} : index")
-        return _extract(builder, source, [at[i] for i in range(source.rank)])
+        for i, loop in zip((i for i in range(source.rank) if i not in at), others, strict=True):
+            at[i] = builder.op(f"linalg.index {loop} : index")
+        return extract(builder, source, [at[i] for i in range(source.rank)])
     inputs = []
     for operand in indices:
         loops = [l if l == "0" else f"d{first + int(l[1:])}"
@@ -129,15 +130,15 @@ def _gather(context, node, arguments):
     builder, shape = context.builder, context.shape(node)
     source, index = context.value(arguments.self), context.operand(arguments.index)
     dim = arguments.dim % len(shape)
-    _require_within(context, node, index.shape, source.shape, dim)
-    index = _in_range(context, node, "index", index, source.shape[dim])
+    require_within(context, node, index.shape, source.shape, dim)
+    index = in_range(context, node, "index", index, source.shape[dim])
 
     def body(scalar):
         at = []
         for i in range(len(shape)):
             at.append(builder.op(f"arith.index_cast {scalar} : {index.element} to index")
                       if i == dim else builder.op(f"linalg.index {i} : index"))
-        return _extract(builder, source, at)
+        return extract(builder, source, at)
     return builder.map([index], shape, source.element, body)
 
 
@@ -146,94 +147,14 @@ def _index_select(context, node, arguments):
     builder, shape = context.builder, context.shape(node)
     source, index = context.value(arguments.self), context.operand(arguments.index)
     dim = arguments.dim % len(shape)
-    index = _in_range(context, node, "index", index, source.shape[dim])
+    index = in_range(context, node, "index", index, source.shape[dim])
     loops = [f"d{i}" for i in range(len(shape))]
 
     def body(scalar, _):
         at = [builder.op(f"arith.index_cast {scalar} : {index.element} to index")
               if i == dim else builder.op(f"linalg.index {i} : index")
               for i in range(len(shape))]
-        return _extract(builder, source, at)
+        return extract(builder, source, at)
     return builder.generic(len(shape), [(index.value, index.map_results([loops[dim]]))],
                            builder.empty(shape, source.element), loops, body,
                            set(range(len(shape))))
-
-
-@imports(aten.index_put.default, unsigned=True)
-def _index_put(context, node, arguments):
-    """Rows written one after the other, into the memory of what they replace where it may be."""
-    picked = [i for i, index in enumerate(arguments.indices) if index is not None]
-    if len(picked) != 1 or context.element(arguments.indices[picked[0]]) in ("i1", "ui8") \
-            or len(context.shape(arguments.indices[picked[0]])) != 1:
-        raise Unsupported("anything but one index tensor of one dim; use torch.scatter")
-    if arguments.accumulate:
-        raise Unsupported("accumulate=True")
-    builder, dim = context.builder, picked[0]
-    target = context.value(arguments.self)
-    index = builder.write(_in_range(
-        context, node, f"indices[{dim}]", context.operand(arguments.indices[dim]),
-        target.shape[dim], negative=True))
-    rows = _broadcast_rows(context, arguments.values, index.shape[0], target, dim)
-    one_row = [1 if i == dim else size for i, size in enumerate(target.shape)]
-
-    def at(place):
-        return [place if i == dim else 0 for i in range(target.rank)]
-    count = builder.index(index.shape[0])
-    zero, one = builder.constant(0, "index"), builder.constant(1, "index")
-    result, loop, carried = (builder.fresh() for _ in range(3))
-    with builder.region(f"scf.for {loop} = {zero} to {count} step {one} "
-                        f"iter_args({carried} = {target.name}) -> ({target.type})", result):
-        scalar = _extract(builder, index, [loop])
-        place = builder.op(f"arith.index_cast {scalar} : {index.element} to index")
-        row = extract_slice(builder, rows, at(loop), one_row, [1] * target.rank, one_row)
-        written = insert_slice(builder, row, type(target)(carried, target.shape, target.element),
-                               at(place))
-        builder.line(f"scf.yield {written.name} : {target.type}")
-    return type(target)(result, target.shape, target.element)
-
-
-def _broadcast_rows(context, node, count, target, dim):
-    """The values of an index_put, one row an index."""
-    shape = tuple(count if i == dim else size for i, size in enumerate(target.shape))
-    rows = context.operand(node)
-    if rows.is_identity and len(rows.shape) == len(shape) \
-            and all(map(same_dim, rows.shape, shape)):
-        return context.value(node)
-    rows = broadcast(rows, shape)
-    return context.builder.map([rows], shape, target.element, lambda x: x)
-
-
-@imports(aten.scatter.src, aten.scatter.value, unsigned=True)
-def _scatter(context, node, arguments):
-    """Writes one element after the other, so the last of equal targets wins."""
-    builder, shape = context.builder, context.shape(node)
-    target, dim = context.value(arguments.self), arguments.dim % len(shape)
-    given = context.operand(arguments.index)
-    _require_within(context, node, given.shape, target.shape, dim)
-    index = builder.write(_in_range(context, node, "index", given, target.shape[dim]))
-    if node.target is aten.scatter.src:
-        source = context.value(arguments.src)
-        _require_within(context, node, index.shape, source.shape)
-        value = None
-    else:
-        value = context.scalar(arguments.value, target.element)
-    bounds = [builder.index(d) for d in index.shape]
-    zero, one = builder.constant(0, "index"), builder.constant(1, "index")
-
-    def write(level, at, current):
-        if level == len(bounds):
-            row = builder.op(f"tensor.extract {index.name}[{', '.join(at)}] : {index.type}")
-            row = builder.op(f"arith.index_cast {row} : {index.element} to index")
-            element = value or _extract(builder, source, at)
-            where = [row if i == dim else a for i, a in enumerate(at)]
-            return builder.op(f"tensor.insert {element} into {current}[{', '.join(where)}] : "
-                              f"{target.type}")
-        result, loop, carried = builder.fresh(), builder.fresh(), builder.fresh()
-        head = (f"scf.for {loop} = {zero} to {bounds[level]} step {one} "
-                f"iter_args({carried} = {current}) -> ({target.type})")
-        with builder.region(head, result):
-            inner = write(level + 1, at + [loop], carried)
-            builder.line(f"scf.yield {inner} : {target.type}")
-        return result
-    name = write(0, [], target.name)
-    return type(target)(name, target.shape, target.element)
