@@ -22,6 +22,7 @@ from ..gpu.sizes import format_size, names_in
 from ..guards.model_weights import ModelWeights
 from ..importer import ImportedProgram, decompose_missing, import_program
 from ..patching.expert_loops import loops_as_ops
+from ..patching.substitution import substitutions_as_ops
 from ..raising.attention import decomposition
 from ..raising.doubled_state import merge_doubled_state
 from ..raising.einsum import EinsumAsMatmul
@@ -236,7 +237,7 @@ def trace(
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = size_oblivious_export()
     with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), \
-            loops_as_ops(model), explained():
+            loops_as_ops(model), substitutions_as_ops(model), explained():
         program = decompose(_trace_open(inputs, tensors, dims))
     seen = inputs.seen
     return Traced(program, spec, leaves, seen.returned_caches,

@@ -2,8 +2,8 @@
 
 The op table is split by family; each file registers its operators on import:
 elementwise, complex (rotary pairs), shape (views, slices, constants), rearrange,
-matmul, convolution, index (gathers), scatter, reduce (softmax, norms, scans), moe
-(routers), dispatch (the ops around them), experts (grouped layers). What has no entry is
+matmul, convolution, index (gathers), scatter, reduce (softmax, norms, scans), triangular,
+moe (routers), dispatch (the ops around them), experts (grouped layers). What has no entry is
 decomposed by fallback.
 """
 
@@ -20,6 +20,7 @@ from . import (  # noqa: F401
     reduce,
     scatter,
     shape,
+    triangular,
 )
 from .context import ImportFailed
 from .fallback import decompose_missing

@@ -201,6 +201,12 @@ class FunctionBuilder:
             self._dims[dim] = self._index_expression(dim)
         return self._dims[dim]
 
+    def open_size(self, name: str) -> sympy.Symbol:
+        """A dimension for a size that is an SSA value of a loop; for no arithmetic."""
+        symbol = sympy.Symbol(f"size_{name.removeprefix('%')}", integer=True)
+        self._dims[symbol] = name
+        return symbol
+
     def _index_expression(self, expr: sympy.Expr) -> str:
         if isinstance(expr, sympy.Symbol):
             raise UnknownSymbol(str(expr))

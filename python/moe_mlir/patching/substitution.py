@@ -1,0 +1,126 @@
+"""Loops over the rows of a matrix that build a triangular inverse, as one op each in a trace.
+
+Chunked delta rules have one, over 64 rows: unrolled, they are most of the time of a compilation.
+The op does what the loop does, so that only the loop's code decides, to the last name.
+"""
+
+import ast
+import contextlib
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..ops import forward_substitution  # noqa: F401  registers torch.ops.moe.forward_substitution
+
+_LOOP = """
+for {i} in range(1, {rows}):
+    {row} = {matrix}[..., {i}, :{i}].clone()
+    {sub} = {matrix}[..., :{i}, :{i}].clone()
+    {matrix}[..., {i}, :{i}] = {row} + ({row}.unsqueeze(-1) * {sub}).sum(-2)
+"""
+_OP = "{matrix}.copy_(torch.ops.moe.forward_substitution({matrix}, {rows}))"
+# Codes of functions, and what they become; None where there is no such loop.
+_rewritten: dict[types.CodeType, types.CodeType | None] = {}
+
+
+@contextlib.contextmanager
+def substitutions_as_ops(model: torch.nn.Module) -> Iterator[None]:
+    """In the context, functions of the model's files have an op for each such loop."""
+    swapped = []
+    for function in _functions(model):
+        code = function.__code__
+        if code not in _rewritten:
+            _rewritten[code] = _rewrite(function)
+        new = _rewritten[code]
+        if new is not None:
+            swapped.append((function, code))
+            function.__code__ = new
+    try:
+        yield
+    finally:
+        for function, code in swapped:
+            function.__code__ = code
+
+
+def _functions(model) -> list[types.FunctionType]:
+    """The functions of the files of the model's classes that may have the loop."""
+    files = {type(module).__module__ for module in model.modules()}
+    found: dict[int, types.FunctionType] = {}
+    for name in sorted(files & set(sys.modules)):
+        for value in list(vars(sys.modules[name]).values()):
+            if not isinstance(value, types.FunctionType):
+                continue
+            function = inspect.unwrap(value)
+            if isinstance(function, types.FunctionType) and not function.__code__.co_freevars \
+                    and {"range", "clone", "unsqueeze", "sum"} <= set(function.__code__.co_names) \
+                    and function.__globals__.get("torch") is torch:
+                found[id(function)] = function
+    return list(found.values())
+
+
+def _rewrite(function) -> types.CodeType | None:
+    """The function's code with ops, at the lines of the loops; None where it has no loop."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError):
+        return None
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        return None
+    loops = _Loops(definition)
+    loops.visit(definition)
+    if not loops.count:
+        return None
+    # What decorators do was done.
+    definition.decorator_list = []
+    ast.increment_lineno(ast.fix_missing_locations(tree), first - 1)
+    code = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
+    found = [c for c in code.co_consts if isinstance(c, types.CodeType)
+             and c.co_name == function.__code__.co_name]
+    return found[0] if len(found) == 1 and not found[0].co_freevars else None
+
+
+class _Loops(ast.NodeTransformer):
+    """Replaces the loops; `count` says how many."""
+
+    def __init__(self, definition: ast.FunctionDef) -> None:
+        self._definition = definition
+        self.count = 0
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        self.generic_visit(node)
+        names = _names_of(node)
+        if names is None or any(self._is_used_behind(name, node)
+                                for name in (names["row"], names["sub"], names["i"])):
+            return node
+        self.count += 1
+        return ast.copy_location(ast.parse(_OP.format(**names)).body[0], node)
+
+    def _is_used_behind(self, name: str, loop: ast.For) -> bool:
+        """Whether anything but this loop, or another loop's own variable, reads what it leaves."""
+        inside = {id(x) for x in ast.walk(loop)}
+        inside |= {id(x) for other in ast.walk(self._definition) if isinstance(other, ast.For)
+                   and isinstance(other.target, ast.Name) and other.target.id == name
+                   for x in ast.walk(other)}
+        return any(isinstance(x, ast.Name) and x.id == name and id(x) not in inside
+                   for x in ast.walk(self._definition))
+
+
+def _names_of(loop: Any) -> dict[str, str] | None:
+    """The names and the number of rows in a loop that is `_LOOP` with these; None of others."""
+    try:
+        body = loop.body
+        names = {"i": loop.target.id, "rows": ast.unparse(loop.iter.args[1]),
+                 "row": body[0].targets[0].id, "sub": body[1].targets[0].id,
+                 "matrix": body[2].targets[0].value.id}
+    except (AttributeError, IndexError):
+        return None
+    if len(set(names.values())) < len(names) or not names["rows"].isidentifier():
+        return None
+    return names if ast.dump(loop) == ast.dump(ast.parse(_LOOP.format(**names)).body[0]) else None
