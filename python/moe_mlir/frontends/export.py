@@ -32,6 +32,8 @@ from ..raising.grouped_heads import pack_grouped_heads
 from ..raising.guards import (
     bounds_of,
     conditions,
+    conditions_noted_since,
+    count_noted,
     first_unequal_symbol,
     fixed_symbols,
     input_shapes,
@@ -443,11 +445,15 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     if packed_for:
         pack_weights(program, packed_for)
     pack_grouped_heads(program.graph)
-    decompose_missing(program)
+    noted = count_noted(program)
+    with size_oblivious_export():
+        decompose_missing(program)
+    # Torch's decompositions may choose by sizes, as a model's code does.
+    decomposed = conditions_noted_since(program, noted)
     names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
     leaves_seen = _leaves_of(program) if leaves is None else leaves
-    asked = [*conditions(program), *bounds]
+    asked = [*conditions(program), *decomposed, *bounds]
     known = [c for c in asked if set(names_in(c[0])) <= set(imported.symbols)]
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model

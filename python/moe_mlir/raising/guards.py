@@ -41,6 +41,20 @@ def guards_in(shapes: ShapeEnv) -> list[sympy.Basic]:
             if not _is_torchs(guard) or _is_equality(guard.expr)]
 
 
+def count_noted(program: ExportedProgram) -> int:
+    """How many guards torch has noted so far."""
+    shapes = _shape_env(program)
+    return 0 if shapes is None else len(shapes.guards)
+
+
+def conditions_noted_since(program: ExportedProgram, count: int) -> list[tuple[str | int, str, int]]:
+    """As `conditions`, of all guards after the first `count`, torch's own among them."""
+    shapes = _shape_env(program)
+    later = [] if shapes is None else shapes.guards[count:]
+    asked = [part for guard in later for part in _parts(shapes.replace(guard.expr), program)]
+    return list(dict.fromkeys(asked))
+
+
 def _shape_env(program):
     """What torch noted of open sizes while it traced; None where all are given."""
     modes = (getattr(node.meta.get("val"), "fake_mode", None) for node in program.graph.nodes)

@@ -9,8 +9,9 @@ from test_operators import Function, check, tokens
 
 import moe_mlir
 from moe_mlir._support import log
-from moe_mlir.importer import ImportFailed
+from moe_mlir.importer import ImportFailed, fallback
 from moe_mlir.importer.registry import TABLE
+from moe_mlir.raising import guards
 
 aten = torch.ops.aten
 
@@ -72,6 +73,19 @@ def test_equal_layers_stay_equal():
                                   for _ in range(4))).eval()
     functions = [moe_mlir.export(m, (tokens(),)).text.count("func.func") for m in (model, plain)]
     assert functions[0] == functions[1]
+
+
+def test_what_a_decomposition_asks_of_sizes_is_a_condition(monkeypatch):
+    """Another size takes the other way."""
+    monkeypatch.setitem(fallback._OWN, aten.hypot.default,
+                        lambda x, y: x * 2 if x.shape[0] > 5 else x * 3)
+    compiled = moe_mlir.compile(Function(lambda x: x.hypot(x)), (torch.ones(3, 2),))
+    for rows, factor in ((3, 3), (1, 3), (7, 2), (5, 3)):
+        assert compiled(torch.ones(rows, 2)).eq(factor).all()
+    # Of a function in torch's own files as well.
+    monkeypatch.setattr(guards, "_TORCH", __file__)
+    module = moe_mlir.export(Function(lambda x: x.hypot(x)), (torch.ones(3, 2),))
+    assert [(relation, number) for _, relation, number in module.conditions] == [("<=", 5)]
 
 
 @pytest.mark.parametrize(("function", "name"), [
