@@ -2,7 +2,7 @@
 
 The op table is split by family; each file registers its operators on import:
 elementwise, complex (rotary pairs), shape (views, slices, constants), rearrange,
-matmul, convolution, index (gathers), scatter, reduce (softmax, norms, scans), triangular,
+matmul, convolution, index (gathers), scatter, reduce (softmax, norms), scans, triangular,
 moe (routers), dispatch (the ops around them), experts (grouped layers). What has no entry is
 decomposed by fallback.
 """
@@ -18,6 +18,7 @@ from . import (  # noqa: F401
     moe,
     rearrange,
     reduce,
+    scans,
     scatter,
     shape,
     triangular,

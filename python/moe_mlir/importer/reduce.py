@@ -1,4 +1,4 @@
-"""Reductions, softmax, layer norm, scans."""
+"""Reductions, softmax, layer norm."""
 
 from collections.abc import Callable, Collection
 
@@ -15,7 +15,7 @@ from .builder import (
 )
 from .matmul import round_to
 from .registry import Unsupported, imports
-from .shape import extract_slice, reshape
+from .shape import reshape
 
 aten = torch.ops.aten
 _INF = float("inf")
@@ -51,7 +51,7 @@ def _kept(context, node, value: Value) -> Value:
     return reshape(context.builder, value, context.shape(node))
 
 
-def _unreduced(shape, dims) -> list:
+def unreduced(shape, dims) -> list:
     return [1 if i in dims else d for i, d in enumerate(shape)]
 
 
@@ -290,11 +290,11 @@ def _layer_norm(context, node, arguments):
         return builder.convert(value, wide, element)
     normal = builder.map([operand, _over(builder, mean, shape, dims),
                           _over(builder, rstd, shape, dims), *affine], shape, element, body)
-    statistics = _unreduced(shape, dims)
+    statistics = unreduced(shape, dims)
     return [normal, reshape(builder, mean, statistics), reshape(builder, rstd, statistics)]
 
 
-# ---- positions of extremes, scans --------------------------------------------------
+# ---- positions of extremes --------------------------------------------------
 
 def _arg_extreme(context, operand, dim, largest) -> tuple[Value, Value]:
     """The lowest position of the extreme along `dim`; NaN counts as the extreme."""
@@ -338,44 +338,6 @@ def _max_dim(context, node, arguments):
                                node.target is aten.max.dim)
     shape = context.shape(node.meta["val"][0])
     return [reshape(context.builder, best, shape), reshape(context.builder, first, shape)]
-
-
-@imports(aten.cumsum.default, aten.cumprod.default, unsigned=True)
-def _cumsum(context, node, arguments):
-    """A loop along `dim` that carries the sum, or product, so far and the result."""
-    is_sum = node.target is aten.cumsum.default
-    builder, shape, element = context.builder, context.shape(node), context.element(node)
-    source = context.value(arguments.self)
-    dim = arguments.dim % len(shape)
-    row = _unreduced(shape, [dim])
-    total = builder.fill(builder.constant(0 if is_sum else 1, element), row, element)
-    result = builder.empty(shape, element)
-    zero, one = builder.constant(0, "index"), builder.constant(1, "index")
-    bound, _ = builder.index(shape[dim]), [builder.size(d) for d in shape]
-    names, loop = builder.fresh(), builder.fresh()
-    so_far, written = builder.fresh(), builder.fresh()
-    types = f"{total.type}, {result.type}"
-    head = (f"scf.for {loop} = {zero} to {bound} step {one} iter_args({so_far} = {total.name}, "
-            f"{written} = {result.name}) -> ({types})")
-    offsets = [loop if i == dim else 0 for i in range(len(shape))]
-    op = ("add" if is_sum else "mul") + ("f" if is_float(element) else "i")
-    with builder.region(head, f"{names}:2"):
-        piece = extract_slice(builder, source, offsets, row, [1] * len(shape), row)
-        current = Value(so_far, tuple(row), element)
-        # Written over the carried sum, which keeps the loop in place.
-        loops = [f"d{i}" for i in range(len(row))]
-        summed = builder.generic(
-            len(row), [(piece, loops)], current, loops,
-            lambda x, t: builder.op(f"arith.{op} {t}, "
-                                    f"{builder.convert(x, source.element, element)} : {stored(element)}"),
-            set(range(len(row))))
-        at = ", ".join(str(o) for o in offsets)
-        sizes = ", ".join(builder.size(d) for d in row)
-        ones = ", ".join("1" for _ in shape)
-        into = builder.op(f"tensor.insert_slice {summed.name} into {written}[{at}] [{sizes}] "
-                          f"[{ones}] : {summed.type} into {result.type}")
-        builder.line(f"scf.yield {summed.name}, {into} : {types}")
-    return Value(f"{names}#1", shape, element)
 
 
 @imports(aten.linalg_vector_norm.default)

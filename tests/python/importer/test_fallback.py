@@ -1,6 +1,7 @@
 """Operators without an entry of their own: what torch decomposes them to, or an error."""
 
 import io
+import itertools
 
 import pytest
 import torch
@@ -54,6 +55,16 @@ def test_products_and_diagonals():
                 x.diagonal(2, 2, 1), x.diagonal(-1, 1, 2), pairs.diagonal(-1, 1, 2),
                 torch.diag_embed(x), x[0].trace())
     check(function, (tokens(),), later=(tokens(1, 7),))
+
+
+def test_scans():
+    def function(x, ids):
+        return (x.cummax(1), x.cummin(-1), x.logcumsumexp(1), (x * 100).logcumsumexp(0),
+                ids.cummax(0), ids.cummin(-1), x.bfloat16().cummax(1), x.cumsum(1))
+    ids = torch.tensor([[3, 3, -1, 3], [-2 ** 63, 2 ** 63 - 1, 0, 0]])
+    check(function, (tokens(), ids), later=(tokens(1, 7), ids[:, :2].clone()))
+    rows = torch.tensor(list(itertools.permutations([1.0, torch.nan, torch.inf, -torch.inf, 1.0], 4)))
+    check(lambda x: (x.cummax(1), x.cummin(1), x.logcumsumexp(1)), (rows,))
 
 
 def test_a_log_line_names_them():
