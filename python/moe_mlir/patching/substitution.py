@@ -8,7 +8,6 @@ import ast
 import contextlib
 import inspect
 import sys
-import textwrap
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -66,24 +65,44 @@ def _functions(model) -> list[types.FunctionType]:
 def _rewrite(function) -> types.CodeType | None:
     """The function's code with ops, at the lines of the loops; None where it has no loop."""
     try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
+        # Of the whole file: how its imports are called depends on that they are imports.
+        tree = ast.parse("".join(inspect.findsource(function)[0]))
     except (OSError, SyntaxError):
         return None
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef):
+    old = function.__code__
+    definition = next((node for node in tree.body if isinstance(node, ast.FunctionDef)
+                       and node.name == old.co_name and _first_line(node) == old.co_firstlineno),
+                      None)
+    if definition is None:
         return None
+    before = _compiled(tree, old)
     loops = _Loops(definition)
     loops.visit(definition)
-    if not loops.count:
+    # A file that was changed after it was imported says something else than what runs.
+    if not loops.count or before is None or not _does_the_same(before, old):
         return None
-    # What decorators do was done.
-    definition.decorator_list = []
-    ast.increment_lineno(ast.fix_missing_locations(tree), first - 1)
-    code = compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)
-    found = [c for c in code.co_consts if isinstance(c, types.CodeType)
-             and c.co_name == function.__code__.co_name]
-    return found[0] if len(found) == 1 and not found[0].co_freevars else None
+    return _compiled(ast.fix_missing_locations(tree), old)
+
+
+def _first_line(definition: ast.FunctionDef) -> int:
+    return min([definition.lineno, *(x.lineno for x in definition.decorator_list)])
+
+
+def _compiled(tree: ast.Module, old: types.CodeType) -> types.CodeType | None:
+    """The code of the same function in the tree."""
+    code = compile(tree, old.co_filename, "exec", dont_inherit=True)
+    return next((c for c in code.co_consts if isinstance(c, types.CodeType)
+                 and (c.co_name, c.co_firstlineno) == (old.co_name, old.co_firstlineno)), None)
+
+
+def _does_the_same(a: types.CodeType, b: types.CodeType) -> bool:
+    """Whether two codes differ in their lines at most."""
+    pairs = list(zip(a.co_consts, b.co_consts))
+    return ((a.co_code, a.co_names, a.co_varnames, a.co_freevars, len(a.co_consts))
+            == (b.co_code, b.co_names, b.co_varnames, b.co_freevars, len(b.co_consts))
+            and all(_does_the_same(x, y) if isinstance(x, types.CodeType)
+                    and isinstance(y, types.CodeType) else type(x) is type(y) and x == y
+                    for x, y in pairs))
 
 
 class _Loops(ast.NodeTransformer):

@@ -1,5 +1,9 @@
 """Triangular systems, and the loop that chunked delta rules write them as."""
 
+import importlib
+import inspect
+import linecache
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +11,7 @@ from test_operators import Function, check
 
 import moe_mlir
 from moe_mlir.importer import ImportFailed
+from moe_mlir.patching import substitution
 from moe_mlir.patching.substitution import substitutions_as_ops
 
 
@@ -85,6 +90,25 @@ def test_the_code_comes_back_after_an_error():
     assert inverse.__code__ is code
 
 
+def test_a_file_that_was_changed_after_its_import_is_left_alone(tmp_path, monkeypatch):
+    head = "import torch\n\n\n" + inspect.getsource(inverse)
+    (tmp_path / "delta_rule.py").write_text(head)
+    monkeypatch.syspath_prepend(tmp_path)
+    file = importlib.import_module("delta_rule")
+    model = Rule("inverse")
+    model.__class__ = type("Rule", (Rule,), {"__module__": "delta_rule"})
+    code = file.inverse.__code__
+    (tmp_path / "delta_rule.py").write_text(head.replace("attn * 1", "attn * 2"))
+    linecache.checkcache()
+    with substitutions_as_ops(model):
+        assert file.inverse.__code__ is code
+    (tmp_path / "delta_rule.py").write_text(head)
+    linecache.checkcache()
+    substitution._rewritten.clear()
+    with substitutions_as_ops(model):
+        assert file.inverse.__code__ is not code
+
+
 def test_systems():
     def function(a, b):
         solve = torch.linalg.solve_triangular
@@ -123,6 +147,7 @@ def test_a_delta_rule_of_transformers():
     def inputs(batch, tokens):
         q, k, v = torch.randn(3, batch, tokens, 2, 4).unbind()
         return q, F.normalize(k, dim=-1), v, *torch.randn(2, batch, tokens, 2).unbind()
+    assert substitution._rewrite(inspect.unwrap(file.torch_chunk_gated_delta_rule))
     compiled = moe_mlir.compile(model, inputs(2, 18))
     for shape in ((2, 18), (1, 32)):
         x = inputs(*shape)
