@@ -331,6 +331,8 @@ def _slice_scatter(context, node, arguments):
     strides[dim] = arguments.step
     size = source.shape[dim]
     context.require(size * (offsets[dim] + (size - 1) * arguments.step + 1 - into.shape[dim]), "<=", 0)
+    if 0 in source.shape:
+        return into  # an empty slice may start behind the end, where no offset is legal
     return insert_slice(context.builder, source, into, offsets, strides=strides)
 
 

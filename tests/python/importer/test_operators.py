@@ -282,7 +282,9 @@ def test_writing_into_slices():
 
 def test_an_empty_slice_behind_the_end():
     def function(x):
-        return torch.cat([x[..., :8] * 2, x[..., 8:]], dim=-1)
+        y = x[..., :1].clone()
+        y[..., 2:9:3] = x[..., 8:] * 3
+        return torch.cat([x[..., :8] * 2, x[..., 8:]], dim=-1), y
     check(function, (tokens(),), later=(tokens(1, 5),))
 
 
