@@ -2,7 +2,7 @@
 
 import torch
 
-from ..ops import forward_substitution  # noqa: F401  registers torch.ops.moe.forward_substitution
+from ..graph import forward_substitution  # noqa: F401  registers torch.ops.moe.forward_substitution
 from .builder import FunctionBuilder, Operand, Value
 from .context import broadcast
 from .registry import Unsupported, imports

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..ops import forward_substitution  # noqa: F401  registers torch.ops.moe.forward_substitution
+from ..graph import forward_substitution  # noqa: F401  registers torch.ops.moe.forward_substitution
 
 _LOOP = """
 for {i} in range(1, {rows}):

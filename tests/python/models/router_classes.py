@@ -122,7 +122,9 @@ def judge(router_class: RouterClass) -> Verdict:
     if run is None:
         reasons = [site.reason for site in traced_sites]
         return Verdict("kept" if reasons else "no selection", "; ".join(reasons))
-    for ours, eager in zip(run(*leaves), wanted, strict=True):
+    with torch.no_grad():  # as while it was traced: a graph leaves the mode that it was traced in
+        found = run(*leaves)
+    for ours, eager in zip(found, wanted, strict=True):
         if ours.dtype != eager.dtype or ours.shape != eager.shape:
             return Verdict("differs", f"{ours.dtype} {ours.shape}, not {eager.dtype} {eager.shape}")
         close = torch.allclose(ours, eager, rtol=1e-5, atol=1e-6) if ours.is_floating_point() \
