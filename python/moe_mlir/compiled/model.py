@@ -19,6 +19,7 @@ from .._transformers.static_cache import caches_of, flatten_caches
 from .._transformers.without_cache import refuse_cache
 from ..compiler.chips import target_chips
 from ..frontends.export import Module, check_inputs, export
+from ..frontends.trace_errors import TraceFailed
 from ..guards.model_form import same_constant
 from ..packing import give_back, lend, lent
 from .lent_weights import export_lent
@@ -295,7 +296,13 @@ class CompiledModel:
             return trace(dynamic_tokens=False)
 
     def _refusal(self, values, error) -> Exception:
-        """What to say of a call that cannot be traced: the size that is at fault, or torch's words."""
+        """What to say of a call that cannot be traced: the size that is at fault, or torch's words.
+
+        What is said in our own words is no matter of sizes: an operation that is not supported, or
+        control flow that depends on data.
+        """
+        if isinstance(error, (native().MoeError, TraceFailed, TypeError)):
+            return error
         for program in self._programs:
             try:
                 program.fit(values)

@@ -280,6 +280,21 @@ class Scaled(torch.nn.Module):
         return x * gate.exp()
 
 
+class BranchesByData(torch.nn.Module):
+    """Rows of another number than the example's take a way that no program can follow."""
+
+    def forward(self, x):
+        if x.shape[0] == 3 or x.sum() > 0:
+            return x + 1
+        return x
+
+
+def test_a_call_that_cannot_be_traced_has_its_own_reason():
+    compiled = moe_mlir.compile(BranchesByData(), (torch.randn(3, 4),))
+    with pytest.raises(ValueError, match="control flow that depends on data"):
+        compiled(torch.randn(5, 4))
+
+
 def test_many_programs_drop_the_oldest():
     model, x = Choosing(), torch.randn(2, 4)
     compiled = moe_mlir.compile(model, (x,))

@@ -5,7 +5,7 @@ import torch
 
 from moe_mlir.frontends.dynamo import register
 from moe_mlir_bench.models.generation import CACHES, WAYS, measure, table
-from moe_mlir_bench.models.speed import build
+from moe_mlir_bench.models.real_widths import build
 
 _SMALL = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
               num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, vocab_size=64)

@@ -11,7 +11,8 @@ from moe_mlir_bench.models import page
 from moe_mlir_bench.models.cpp_program import NAME as CPP
 from moe_mlir_bench.models.cpp_program import PACKED, CppProgram
 from moe_mlir_bench.models.near_ties import judge
-from moe_mlir_bench.models.speed import WAYS, Row, build, main, measure, table
+from moe_mlir_bench.models.real_widths import build
+from moe_mlir_bench.models.speed import WAYS, Row, main, measure, table
 from moe_mlir_bench.models.ways import Weights
 
 _SMALL = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
@@ -85,15 +86,17 @@ def test_the_section_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
                 arguments=f"OLMoE --json {name}.json", machine=name) for name in ("one", "two")]
     measured, written = tmp_path / "r.json", tmp_path / "Models.md"
     measured.write_text(json.dumps([asdict(row) for row in rows]))
-    written.write_text("# Models\n\nThe tiny ones.\n")
+    page.write(written, page.FAMILIES, "The tiny ones.\n")
     for _ in range(2):
         assert main(["--read", str(measured), "--output", str(written)]) == 0
-        front, section = page.read(written)
-        assert front == "# Models\n\nThe tiny ones.\n"
+        sections = page.read(written)
+        assert list(sections) == [page.REAL_WIDTHS, page.FAMILIES]
+        assert sections[page.FAMILIES] == "The tiny ones.\n"
         for name in ("one", "two"):
-            part = section.split(f"### {name}\n")[1].split("### ")[0]
+            part = sections[page.REAL_WIDTHS].split(f"### {name}\n")[1].split("### ")[0]
             assert part.count("| OLMoE | bf16 | Inductor | 10.0 |") == 1
             assert part.count("`--speed OLMoE --json") == 1
             assert f"`--speed OLMoE --json {name}.json`" in part
-    page.write(written, "# Models\n", page.read(written)[1])
-    assert page.read(written) == ("# Models\n", section)
+    page.write(written, page.FOLDERS, "All.\n")
+    assert page.read(written) == {**sections, page.FOLDERS: "All.\n"}
+    assert written.read_text().startswith("# Models\n")

@@ -25,7 +25,7 @@ from moe_mlir._torch import dynamo
 from moe_mlir.frontends.dynamo import register
 from moe_mlir.hf import patch, unpatch
 
-from .speed import DTYPES, SIZES, build
+from .real_widths import DTYPES, SIZES, build
 
 WAYS = ("eager", "hf.patch", "Inductor", 'backend="moe"')
 CACHES = ("dynamic", "static")
