@@ -91,3 +91,32 @@ func.func @keeps_rows_that_are_transposed(%x: tensor<?x2x64xf32>,
   } -> tensor<2x?x512xf32>
   return %r : tensor<2x?x512xf32>
 }
+
+// -----
+
+// An input that is read at one place of a dim stays as it is.
+
+#x = affine_map<(b, t, n, k) -> (b, t, 0, k)>
+#w = affine_map<(b, t, n, k) -> (n, k)>
+#y = affine_map<(b, t, n, k) -> (b, t, n)>
+
+// CHECK-LABEL: func @keeps_rows_at_one_place_of_a_dim
+// CHECK-NOT:     tensor.collapse_shape
+// CHECK:         iterator_types = ["parallel", "parallel", "parallel", "reduction"]
+func.func @keeps_rows_at_one_place_of_a_dim(%x: tensor<2x?x1x64xbf16>,
+    %w: tensor<512x64xbf16>, %y: tensor<2x?x512xf32>) -> tensor<2x?x512xf32> {
+  %r = linalg.generic
+      {indexing_maps = [#x, #w, #y],
+       iterator_types = ["parallel", "parallel", "parallel", "reduction"],
+       moe.kernel_config = #moe.kernel_config<loop = kernel>}
+      ins(%x, %w : tensor<2x?x1x64xbf16>, tensor<512x64xbf16>)
+      outs(%y : tensor<2x?x512xf32>) {
+  ^bb0(%in: bf16, %weight: bf16, %out: f32):
+    %0 = arith.extf %in : bf16 to f32
+    %1 = arith.extf %weight : bf16 to f32
+    %2 = arith.mulf %0, %1 : f32
+    %3 = arith.addf %out, %2 : f32
+    linalg.yield %3 : f32
+  } -> tensor<2x?x512xf32>
+  return %r : tensor<2x?x512xf32>
+}

@@ -7,6 +7,7 @@ experts those of real models; each router is written as transformers writes it.
 from dataclasses import dataclass
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_mlir.ops import grouped_topk, topk_renorm
 
@@ -16,6 +17,24 @@ _HEAD = """\
 | router | logits | undetermined | another set than torch | another order |
 |---|---|---|---|---|
 """
+
+
+class LowestIndexFirst(TorchDispatchMode):
+    """Inside, torch.topk chooses the lowest index of equal scores, as our ops do.
+
+    torch promises no order. Scores of an indexer of tokens are sums of relu, of which many are 0.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is not torch.ops.aten.topk.default:
+            return function(*args, **(kwargs or {}))
+        scores, k, dim, largest = _arguments_of_topk(*args, **(kwargs or {}))
+        ranked = scores.sort(dim=dim, descending=largest, stable=True)
+        return tuple(x.narrow(dim, 0, k).contiguous() for x in ranked)
+
+
+def _arguments_of_topk(scores, k, dim=-1, largest=True, sorted=True):
+    return scores, k, dim, largest
 
 
 @dataclass(frozen=True)
