@@ -46,17 +46,18 @@ _SIZES: list[tuple[str, Any]] = [
 ]
 # Sizes and switches of single models.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "dbrx": dict(attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=None),
+    "dbrx": dict(attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0),
                  ffn_config=dict(ffn_hidden_size=48, moe_num_experts=8, moe_top_k=2)),
     "deepseek_v2": dict(topk_method="group_limited_greedy", n_group=2, topk_group=1,
                         num_experts_per_tok=2),
-    "deepseek_ocr2": dict(num_experts_per_tok=2),
+    "deepseek_ocr2": dict(num_experts_per_tok=2, mlp_layer_types=["sparse", "sparse"]),
     "doge": dict(is_moe=True, num_experts=16),
     "dots1": dict(n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2),
     "gemma4": dict(enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=24),
     "diffusion_gemma": dict(num_experts=8, top_k_experts=2, moe_intermediate_size=24),
     # Of rotary positions in several dims, which have a part of a head each.
     "glm4v_moe": dict(head_dim=128),
+    "ernie4_5_vl_moe": dict(hidden_size=256, num_attention_heads=2),
     "hy_v4_vl": dict(qk_rope_head_dim=64),
     "hunyuan_v1_moe": dict(head_dim=8, num_experts=8, moe_topk=2),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_hidden_layers=2),
@@ -106,7 +107,8 @@ def _small(config, settings) -> dict[str, Any]:
             arguments[name] = _small(value, settings)
         elif name in _LAYER_KINDS and value:
             arguments[name] = layers
-        elif isinstance(value, list) and len(value) == getattr(config, "num_hidden_layers", None):
+        elif isinstance(value, (list, tuple)) \
+                and len(value) == getattr(config, "num_hidden_layers", None):
             arguments[name] = _spread(value, len(layers))
         elif name.endswith("_token_id") and type(value) is int:
             arguments[name] = min(value, VOCABULARY - 1)
@@ -148,5 +150,6 @@ def classes(folder: str) -> Iterator[Any]:
         if isinstance(kind, type) and issubclass(kind, PreTrainedModel)
         and kind.__module__ == code.__name__ and getattr(kind, "config_class", None) is not None
         and not name.endswith("PreTrainedModel")]
-    order = ("ForCausalLM", "ForConditionalGeneration", "ForTokenClassification")
+    order = ("ForCausalLM", "ForConditionalGeneration", "ForTokenClassification",
+             "ForBlockDiffusion")
     return (kind for end in order for kind in kinds if kind.__name__.endswith(end))
