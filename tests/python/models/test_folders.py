@@ -1,11 +1,12 @@
-"""Small models of the folders of transformers that have experts: patched, compiled whole, decoded."""
+"""Small models of the folders of transformers that have experts: patched, compiled whole, decoded, trained."""
 
 import pytest
+import torch
 
 from moe_mlir_bench.models import folders
 from moe_mlir_bench.models.tiny_models import build
 
-# Folders whose three parts work, each kind of cache and of router among them.
+# Folders whose parts all work, each kind of cache and of router among them.
 WORKING = ["afmoe", "aria", "bailing_hybrid", "cohere2_moe", "exaone_moe", "gemma4", "gpt_oss",
            "granitemoehybrid", "hy_v3", "inkling2", "kimi_linear", "lfm2_moe", "mellum",
            "mimo_v2_flash", "minimax_m3_vl", "nemotron_h", "olmoe", "qwen3_5_moe", "qwen3_next", "zaya"]
@@ -19,12 +20,23 @@ def test_a_folder_works(folder):
 
 
 def test_what_does_not_work_has_its_reason_below_the_table():
-    text = folders.table({"b": dict(patched="2 of 2, ok", whole="3e-07, ok", decoded="TypeError: a|b"),
-                          "a": dict(patched="0 of 2", whole="1e-01, wrong", decoded="1e-07, ok")})
+    text = folders.table({
+        "b": dict(patched="2 of 2, ok", whole="3e-07, ok", decoded="TypeError: a|b", backend="2, ok"),
+        "a": dict(patched="0 of 2", whole="1e-01, wrong", decoded="1e-07, ok", backend="1, ok")})
     rows, reasons = text.split("\n\n")
-    assert rows.splitlines()[2:] == ["| a | no | no | 1e-07 |", "| b | 2 of 2 | 3e-07 | no |"]
+    assert rows.splitlines()[2:] == ["| a | no | no | 1e-07 | 1 |", "| b | 2 of 2 | 3e-07 | no | 2 |"]
     assert reasons.splitlines() == ["- a, patched: 0 of 2", "- a, whole: 1e-01, wrong",
                                     "- b, decoded: TypeError: a/b"]
+
+
+def test_a_gradient_counts_by_its_own_size():
+    logits, large, small = torch.ones(2), torch.full((2,), 100.0), torch.full((2,), 1.0)
+    expected = [logits, large, small]
+    assert folders._worst_of([logits, large, small * 1.01], expected) > folders.TOLERANCE
+    assert folders._worst_of([logits, large * 1.01, small], expected) > folders.TOLERANCE
+    # Where the true one is 0, all that is left is rounding.
+    nothing = [logits, large, torch.zeros(2)]
+    assert folders._worst_of([logits, large, torch.full((2,), 1e-6)], nothing) < folders.TOLERANCE
 
 
 def test_a_folder_without_a_small_model_says_why():

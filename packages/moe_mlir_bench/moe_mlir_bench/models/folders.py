@@ -1,4 +1,4 @@
-"""Every model of transformers with experts: patched, compiled whole, and decoded.
+"""Every model of transformers with experts: patched, compiled whole, decoded, and trained by the backend.
 
     python -m moe_mlir_bench.models.folders [FOLDER ..] [--page docs/Models.md]
 
@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 # A prompt, steps up to the end of a window of 8 and past it, and a second prompt.
 CALLS = (6, 1, 1, 1, 1, 3, 1, 1)
 _ROOM = 40
-PARTS = ("patched", "whole", "decoded")
+PARTS = ("patched", "whole", "decoded", "backend")
 
 
 def ids(batch: int, tokens: int, seed: int = 0) -> torch.Tensor:
@@ -45,7 +45,7 @@ def check(folder: str) -> dict[str, str]:
     except Exception as error:  # of a model's own code
         return dict.fromkeys(PARTS, f"no small model: {_brief(error)}")
     found = {}
-    for part, function in zip(PARTS, (_patched, _whole, _decoded), strict=True):
+    for part, function in zip(PARTS, (_patched, _whole, _decoded, _backend), strict=True):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -124,6 +124,51 @@ def _decoded(model) -> str:
     return f"{worst:.0e}" + (", ok" if worst <= TOLERANCE else ", wrong")
 
 
+# What routers and experts become, as a profile names it.
+_SELECTIONS = ("moe::topk_renorm", "moe::grouped_topk")
+_LAYERS = ("moe::grouped_linear",)
+
+
+def _backend(model) -> str:
+    """`torch.compile(backend="moe")`, with gradients; torch's kernels run the rest."""
+    from moe_mlir.patching.router_modules import selects_experts
+
+    inputs = _inputs(model, ids(2, 6))
+    expected = _trained(model, model, inputs)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
+    worst = _worst_of(_trained(model, compiled, inputs), expected)
+    # What runs, not what was compiled: layers may share a graph.
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        compiled(**inputs)
+    calls = {event.key: event.count for event in profile.key_averages()}
+    selections, layers = (sum(calls.get(name, 0) for name in names) for names in (_SELECTIONS, _LAYERS))
+    routers = sum(map(selects_experts, model.modules()))
+    text = f"{selections} selections of {routers} routers, {layers} layers of experts, {worst:.0e}"
+    if worst > TOLERANCE:
+        return f"{text}, wrong"
+    return text + (", ok" if selections >= max(routers, 1) and layers else "")
+
+
+def _trained(model, run, inputs) -> list[torch.Tensor]:
+    """The logits, and the gradient of each parameter, of a loss in which every logit counts."""
+    model.zero_grad(set_to_none=True)
+    logits = run(**inputs).logits
+    generator = torch.Generator().manual_seed(2)
+    (logits * torch.randn(logits.shape, generator=generator)).sum().backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return [logits.detach(), *gradients]
+
+
+def _worst_of(found, expected) -> float:
+    """Of logits relative to their largest, of a gradient to its own, unless that is rounding alone."""
+    floor = 1e-3 * max(x.abs().max().item() for x in expected[1:])
+    errors = [_difference(found[0], expected[0])]
+    errors += [(x - y).abs().max().item() / max(y.abs().max().item(), floor)
+               for x, y in zip(found[1:], expected[1:], strict=True)]
+    return max(errors)
+
+
 def check_apart(folder: str, limit: int = _LIMIT) -> dict[str, str]:
     """`check` in a process of its own, which may crash or take too long."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -139,7 +184,8 @@ def check_apart(folder: str, limit: int = _LIMIT) -> dict[str, str]:
 
 def table(results: dict[str, dict[str, str]]) -> str:
     """The results as a table, with the reasons below it."""
-    lines = ["| folder | routers patched | compiled whole | decoded |", "|---|---|---|---|"]
+    lines = ["| folder | routers patched | compiled whole | decoded | trained by the backend |",
+             "|---|---|---|---|---|"]
     reasons: list[str] = []
 
     def cell(folder, part):

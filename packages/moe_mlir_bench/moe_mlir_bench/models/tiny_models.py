@@ -63,6 +63,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_hidden_layers=2),
     "llama4": dict(interleave_moe_layer_step=1),
     "mistral_large4": dict(kv_source_layers=None),
+    # Its default has experts in every fourth layer.
+    "nllb_moe": dict(encoder_sparse_step=1, decoder_sparse_step=1),
     "step3p7": dict(sliding_window=8),
     "zaya": dict(num_experts_per_tok=1),
     # Its default has state spaces alone, of which a cache does not count tokens.
