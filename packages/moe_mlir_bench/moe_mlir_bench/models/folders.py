@@ -135,7 +135,7 @@ def _backend(model) -> str:
 
     inputs = _inputs(model, ids(2, 6))
     expected = _trained(model, model, inputs)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
     worst = _worst_of(_trained(model, compiled, inputs), expected)
     # What runs, not what was compiled: layers may share a graph.
