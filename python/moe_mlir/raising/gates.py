@@ -22,6 +22,7 @@ from .patterns import (
     renormalisation,
     same_shape,
     scaled,
+    score_above,
     softmax_of,
     through,
     users,
@@ -35,8 +36,12 @@ _SCATTERS = (aten.scatter.src, aten.scatter_.src)
 
 def match_gates(site: Site) -> None:
     node = _selected(site)
-    if node is None:
-        return
+    if node is not None:
+        fold_gates(site, node)
+
+
+def fold_gates(site: Site, node: Node) -> None:
+    """Takes what is computed of the selected scores `node` into the op, as far as it may."""
     selected = node
     if site.score == "none" and site.kind == "logits":
         node = _match_late_score(site, node)
@@ -69,15 +74,15 @@ def _is_base(site, node: Node) -> bool:
 
 
 def _match_late_score(site, node: Node) -> Node:
-    """topk -> softmax, topk -> sigmoid, topk -> scatter into -inf -> either."""
+    """topk -> softmax, topk -> another score, topk -> scatter into -inf -> softmax or sigmoid."""
     for candidate in _exact_chain(node):
         if (softmax := softmax_of(candidate)) is not None:
             site.score, site.form, site.renorm = "softmax", "F2", True
             return softmax
         for user in users(candidate):
-            if read(user, {aten.sigmoid.default}):
-                site.score, site.form = "sigmoid", "topk->sigmoid"
-                return user
+            if (late := score_above(candidate, user)) is not None:
+                site.score, site.form = late[0], "topk->sigmoid"
+                return late[1]
             if _spreads(site, candidate, user) and (late := _dense_score(site, user)) is not None:
                 return late
     return node
@@ -144,7 +149,8 @@ def _fold_renormalisation(site) -> None:
 
 def _least_sum(site) -> float:
     """A lower bound of the selected scores' sum: k of E softmax values hold k/E or more."""
-    if site.score != "softmax" or site.bias is not None or site.groups != 1:
+    if site.score != "softmax" or site.bias is not None or site.groups != 1 \
+            or site.forced is not None:
         return 0.0
     return site.k / site.num_experts if site.num_experts > 0 else 0.0
 

@@ -10,6 +10,9 @@ renormalisation, a scale). One walk covers the families that models spell:
     F4  sigmoid + bias [-> groups] -> topk -> gather -> renorm -> scale
     P1  probabilities -> topk -> renorm    P3  probabilities -> topk
 
+Where the numbers that are selected from are other than the gates', or a table has the ids, the
+gates are looked up (`forced`, F10 and F11).
+
 Two have anchors of their own (`greedy`), because they select without a top-k:
 
     F8  softmax -> argmax, max             F9  top-1, mask, top-1 (sparse mixer)
@@ -20,6 +23,7 @@ from torch.fx import Graph, Node
 
 from ..graph.arguments import bind_arguments
 from ..ops._check import ACTIVATIONS
+from .forced import find_by_table, match_forced
 from .gates import match_gates
 from .greedy import find_greedy, other_selection, selected_by
 from .groups import check_fill, peel_groups
@@ -73,6 +77,7 @@ def find_routers(graph: Graph) -> list[Site]:
     """All sites in order, groups' inner selections folded into their router."""
     sites = [_match(n) for n in graph.nodes if is_call(n, aten.topk.default)]
     sites += find_greedy(graph)
+    sites += map(_verified, find_by_table(graph, {site.gates for site in sites if site.gates}))
     inner = {t for site in sites for t in site.inner}
     order = {node: i for i, node in enumerate(graph.nodes)}
     writes = Writes(graph)
@@ -83,6 +88,13 @@ def find_routers(graph: Graph) -> list[Site]:
 
 
 def _match(topk: Node) -> Site:
+    site = _match_selection(topk)
+    if site.reason and (forced := match_forced(site)) is not None and not _verified(forced).reason:
+        return forced
+    return site
+
+
+def _match_selection(topk: Node) -> Site:
     call = read(topk, {aten.topk.default}, "k", "dim", "largest", "sorted")
     values, indices = _outputs(topk)
     site = Site(topk, values, indices, call.k)
@@ -96,8 +108,14 @@ def _match(topk: Node) -> Site:
         _match_scores(site)
         match_gates(site)
         _name_form(site)
-        _check_raisable(site)
-        _check_order(site, call.sorted)
+        _verified(site)
+    return site
+
+
+def _verified(site: Site) -> Site:
+    """The site, with a reason where it cannot be raised."""
+    _check_raisable(site)
+    _check_order(site)
     return site
 
 
@@ -197,18 +215,19 @@ def _check_raisable(site: Site) -> None:
         site.reject(f"scores are {name_of(dtype(site.scores))}, not f32, bf16 or f16")
     elif site.groups > 1 and site.k > site.topk_group * (site.num_experts // site.groups):
         site.reject(f"{site.k} experts are selected from {site.topk_group} groups that have fewer")
-    elif site.kind == "logits" and value(site.scores).shape[-1:] != (site.num_experts,):
+    elif site.kind == "logits" and value(site.scores).shape[-1:] != value(site.shaped).shape[-1:]:
         site.reject("a view between the scores and the selection joins or splits experts")
-    elif not same_shape(site.scores, site.source) and value(site.source).dim() != 2:
+    elif not same_shape(site.scores, site.shaped) and value(site.shaped).dim() != 2:
         site.reject("a view between the scores and the selection changes more than the tokens")
     elif dtype(site.gates).itemsize > 4 and not is_exact_cast(site.gates):
         site.reject(f"the gates are computed in {name_of(dtype(site.gates))}; moe ops compute in "
                     "float32")
 
 
-def _check_order(site: Site, is_sorted: bool) -> None:
+def _check_order(site: Site) -> None:
     """The selected values stay torch's where other code reads them, beside our indices."""
-    if is_sorted or site.reason or site.values in (None, site.gates):
+    if site.reason or site.values in (None, site.gates) \
+            or read(site.anchor, {aten.topk.default}, "k", "dim", "largest", "sorted").sorted:
         return
     if is_read_elsewhere(site.values, site.gates):
         site.reject("other code reads the selected values, which sorted=False leaves in an order "
@@ -220,6 +239,8 @@ def _check_memory(site: Site, writes: Writes) -> None:
         return
     outputs = [node for node in (site.gates, site.indices) if node is not None]
     inputs = [node for node in (site.scores, site.bias) if node is not None]
+    if site.forced is not None:
+        inputs.append(site.source if site.selects else site.forced)
     for _, indices, values in site.rounds:
         outputs += [*indices, *values]
     if writes.disturb(outputs, inputs, site.writes):

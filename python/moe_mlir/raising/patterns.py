@@ -218,6 +218,16 @@ def score_of(node: Node) -> tuple[str, Node] | None:
     return None if inside is None else ("sqrtsoftplus", inside)
 
 
+def score_above(node: Node, user: Node) -> tuple[str, Node] | None:
+    """(name, result) of the score of the node that a user of it is, or begins; a softmax is
+    `softmax_of`'s."""
+    for candidate in (user, *users(user)):
+        found = score_of(candidate)
+        if found is not None and found[0] != "softmax" and found[1] is node:
+            return found[0], candidate
+    return None
+
+
 def _softplus_input(node):
     """x, where the node is ln(1 + e^x), in one call or as it is decomposed."""
     if call := read(node, {aten.softplus.default}):
@@ -230,6 +240,41 @@ def _softplus_input(node):
     if power and above and power.source is chosen.self is above.source \
             and is_number(above.other) and above.other >= 20:
         return power.source
+    return None
+
+
+def log_sigmoid_input(node: Node) -> Node | None:
+    """x, where the node is ln sigmoid x, in one call or as it is decomposed."""
+    if call := read(node, {aten.log_sigmoid.default}):
+        return call.source
+    # min(0, x) - ln(1 + e^-|x|)
+    shifted = read(node, {aten.sub.Tensor}, "other")
+    least = shifted and read(shifted.source, {aten.minimum.default}, "other")
+    logarithm = shifted and read(shifted.other, {aten.log1p.default})
+    power = logarithm and read(logarithm.source, {aten.exp.default})
+    negative = power and read(power.source, {aten.neg.default})
+    size = negative and read(negative.source, {aten.abs.default})
+    if least and size and least.other is size.source and filled_with(least.source) == 0:
+        return size.source
+    return None
+
+
+def log_sum_input(node: Node) -> Node | None:
+    """x, where the node is ln sum e^x over the last dim, kept, in one call or as it is decomposed."""
+    if call := read(node, {aten.logsumexp.default}, "dim", "keepdim"):
+        return call.source if call.keepdim and is_last_dim(call.source, call.dim) else None
+    # ln(sum e^(x - m)) + m for m = max x, or 0 where that is no number
+    added = read(node, {aten.add.Tensor}, "other")
+    logarithm = added and read(added.source, {aten.log.default})
+    total = logarithm and read(logarithm.source, {aten.sum.dim_IntList}, "dim", "keepdim", "dtype")
+    power = total and read(total.source, {aten.exp.default})
+    shifted = power and read(power.source, {aten.sub.Tensor}, "other")
+    chosen = shifted and masked(shifted.other)
+    top = chosen and read(chosen[0], {aten.amax.default}, "dim", "keepdim")
+    if chosen and top and shifted.other is added.other and chosen[2:] == (0.0, True) \
+            and top.source is shifted.source and top.keepdim and is_last_dim(top.source, top.dim) \
+            and _is_total(logarithm.source, total.source) and dtype(node).itemsize >= 4:
+        return shifted.source
     return None
 
 

@@ -43,6 +43,8 @@ def raise_graph(graph: Graph, recompile: Callable[[], object] = lambda: None,
     for site in sites:
         if site.rounds:
             _raise_greedy(graph, site)
+        elif site.forced is not None:
+            _raise_forced(graph, site)
         else:
             _raise_site(graph, site, layers)
     for scores in dict.fromkeys(site.scores for site in sites if site.kind == "probs"):
@@ -72,10 +74,38 @@ def _raise_site(graph, site: Site, layers: bool) -> None:
         site.indices.replace_all_uses_with(indices)
 
 
-def _select(graph, site: Site, scores: Node, k: int):
+def _raise_forced(graph, site: Site) -> None:
+    """The ids of what is selected from as it is, and the gates that other scores have there."""
+    assert site.forced is not None and site.gates is not None  # or the site would be another
+    if site.selects:
+        with graph.inserting_before(site.anchor):
+            raw = Site(site.anchor, kind="probs", score="probs")
+            _, indices = _select(graph, raw, site.source, site.k)
+        site.forced.replace_all_uses_with(indices)
+        site.forced = indices
+    with graph.inserting_before(site.gates):
+        ids = _with_shared(graph, site)
+        scores = _like_selection(graph, site, site.scores)
+        gates, _ = _select(graph, site, scores, site.k + site.shared, ids)
+        gates = _rounded(graph, gates, site.gates)
+    site.gates.replace_all_uses_with(gates)
+
+
+def _with_shared(graph, site: Site) -> Node:
+    """The ids with those of shared experts behind them, which every token has."""
+    if not site.shared:
+        return site.forced
+    like, first = site.gates, site.num_experts
+    one = call(graph, aten.slice.Tensor, (site.forced, -1, 0, 1), like)
+    shared = [call(graph, aten.full_like.default, (one, first + i), like)
+              for i in range(site.shared)]
+    return call(graph, aten.cat.default, ([site.forced, *shared], -1), like)
+
+
+def _select(graph, site: Site, scores: Node, k: int, forced: Node | None = None):
     """The gates and indices of a selection op over the scores."""
     plain = (site.score in ("softmax", "probs") or site.kind == "probs") and site.bias is None \
-        and site.groups == 1 and site.eps == 0.0
+        and site.groups == 1 and site.eps == 0.0 and forced is None
     if plain:
         results = call(graph, moe.topk_renorm.default,
                        (scores, k, site.kind, site.renorm, site.scale, None, torch.int64),
@@ -83,7 +113,7 @@ def _select(graph, site: Site, scores: Node, k: int):
     else:
         score = "none" if site.kind == "probs" else site.score
         results = call(graph, moe.grouped_topk.default,
-                       (scores, k, _flat_bias(graph, site), None, None, None, score, site.groups,
+                       (scores, k, _flat_bias(graph, site), forced, None, None, score, site.groups,
                         site.topk_group, site.group_score or "top2", site.renorm, site.eps,
                         site.scale, torch.int64), site.anchor)
     return tuple(call(graph, operator.getitem, (results, i), site.anchor) for i in range(2))
@@ -97,7 +127,7 @@ def _flat_bias(graph, site: Site):
 
 def _like_selection(graph, site: Site, scores: Node) -> Node:
     """The scores in the shape that the model selects from; tokens may have been joined."""
-    if same_shape(scores, site.source):
+    if same_shape(scores, site.shaped):
         return scores
     return call(graph, aten.reshape.default, (scores, [-1, site.num_experts]), site.anchor)
 

@@ -77,6 +77,8 @@ class Site:
     topk_group: int = 1
     group_score: str = ""
     fill: float | None = None    # the score of experts in dropped groups
+    forced: Node | None = None   # the ids of experts whose gates other scores make (`forced`)
+    shared: int = 0              # experts behind the selected ones that every token has, with gates
     reason: str = ""
     left: str = ""
     # Further selections that are part of this router; no sites of their own.
@@ -90,6 +92,16 @@ class Site:
     def source(self) -> Node:
         """What the anchor selects from."""
         return source(self.anchor)
+
+    @property
+    def shaped(self) -> Node:
+        """The node in whose shape the op reads its scores."""
+        return self.source if self.forced is None else self.base
+
+    @property
+    def selects(self) -> bool:
+        """Whether the anchor is a top-k, and not the look-up of gates for ids that are there."""
+        return self.indices is not None
 
     @property
     def num_experts(self) -> int:

@@ -20,6 +20,8 @@ FORM_NAMES = {
     "F7": "top-k, sigmoid",
     "F8": "softmax, argmax",
     "F9": "argmax, mask, argmax",
+    "F10": "top-k of other scores",
+    "F11": "table of experts",
 }
 _LATE = ("F2", "F7", "topk->sigmoid")
 
@@ -27,6 +29,8 @@ _LATE = ("F2", "F7", "topk->sigmoid")
 def form_in_words(site: Site) -> str:
     """How the router is written, for people who do not know the forms' codes."""
     best = "the largest" if site.k == 1 else f"the {site.k} largest"
+    if site.forced is not None:
+        return _forced_in_words(site, best)
     if site.form == "F8":
         return "the largest of a softmax and its position"
     if site.form == "F9":
@@ -49,6 +53,14 @@ def form_in_words(site: Site) -> str:
     return f"{best} of {scores}{bias}{groups}" + _after(site)
 
 
+def _forced_in_words(site, best) -> str:
+    chosen = f"{best} of {call_in_words(site.source)}" if site.selects else \
+        "the experts that a table names for a token's id"
+    scores = "probabilities" if site.kind == "probs" else f"a {site.score}"
+    shared = f" together with {site.shared} shared experts" if site.shared else ""
+    return f"{chosen}, weighed by {scores}{shared}" + _after(site)
+
+
 def _after(site) -> str:
     eps = f" + {site.eps:g}" if site.eps else ""
     late = site.form in _LATE
@@ -60,15 +72,17 @@ def ties_in_words(site: Site) -> str:
     """Which of equal scores is chosen; empty where torch's own call chooses."""
     if site.reason:
         return ""
+    if not site.selects and site.forced is not None:
+        return ""
     if site.form in ("F8", "F9"):
         return "of equal scores the first is chosen, as torch's argmax does"
     text = "of equal scores the lowest expert is chosen, where torch.topk follows no rule"
     rounded = site.kind == "logits" and site.score in ("softmax", "sigmoid") \
         and site.bias is None and (site.groups == 1 or site.group_score == "max") \
-        and site.form not in _LATE
+        and site.form not in _LATE and site.forced is None
     if rounded:
         text += f"; logits that differ are told apart where their {site.score} rounds to one number"
-    kind = dtype(site.scores)
+    kind = dtype(site.scores if site.forced is None else site.source)
     if kind.itemsize == 2:
         text += f"; scores from {str(kind).removeprefix('torch.')} logits tie often"
     return text
@@ -83,6 +97,8 @@ def edges_in_words(site: Site) -> tuple[str, ...]:
         found.append("a row of -inf alone has gates 0, where torch has NaN")
     elif site.renorm and not site.eps:
         found.append("chosen scores whose sum is 0 have gates 0, where torch has NaN")
+    if site.forced is not None and not site.selects:
+        found.append("an id that is no expert's has gate 0, where torch raises an error")
     if site.bias is not None or site.groups > 1:
         found.append("an expert that is chosen at -inf, for want of others, has gate 0")
     return tuple(found)

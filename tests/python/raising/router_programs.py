@@ -44,6 +44,9 @@ CONSTANTS = {
     "A": torch.rand(E, E, generator=_G), "S": torch.tensor(1.5), "EPS": torch.tensor(0.125),
     "M": torch.rand(N, E, generator=_G) < 0.2, "M1": torch.rand(N, 1, generator=_G) < 0.3,
     "L": torch.ones(N, N, dtype=torch.bool).triu(1), "INF": float("inf"),
+    # A table of experts by token, the ids of tokens, and scores of further experts.
+    "TABLE": torch.rand(16, E, generator=_G).argsort(-1)[:, :3].contiguous(),
+    "IDS": torch.randint(0, 16, (N,), generator=_G), "ZS": torch.randn(N, 2, generator=_G),
 }
 
 
@@ -158,6 +161,39 @@ _DENSE = ["d = torch.full_like(z, -INF).scatter(1, i, v)",
           "b = torch.full_like(z, -INF); u = b.view(-1); d = b.scatter_(1, i, v); also = u"]
 _DENSE_SCORES = ["w = torch.sigmoid(d)", "w = F.softmax(d, -1)", "w = torch.sigmoid(d.float())",
                  "w = F.softmax(d, 0)", "w = F.softmax(d, -1, dtype=torch.bfloat16)"]
+# What is selected from where the gates are of other scores, and how these are looked up.
+_RAW = ["c = z + B", "c = z.sigmoid() + B", "c = z + BN", "c = B1 + z", "c = z.tanh()", "c = z + BT",
+        "c = z * B", "c = F.softplus(z)", "c = z.sigmoid().masked_fill(M, 0.0) + B", "c = -z",
+        "c = z[:, :E // 2] + 1", "c = z.double() + B", "c = z.flip(1)", "c = (z * 4).round()"]
+_LOOKED_UP = ["w = z.gather(1, i).sigmoid()", "w = z.sigmoid().gather(1, i)",
+              "w = F.softmax(z.gather(1, i), -1)", "w = F.softmax(z, -1).gather(-1, i)",
+              "w = F.softplus(z).sqrt().gather(1, i)", "w = F.softplus(z.gather(1, i)).sqrt()",
+              "w = z.float().gather(1, i).sigmoid()", "w = z.gather(0, i).sigmoid()",
+              "w = F.softmax(z.gather(1, i), 0)", "w = z.gather(1, i.flip(1)).sigmoid()",
+              "w = z.gather(1, i).tanh()", "w = F.softmax(z.gather(1, i), -1, dtype=torch.bfloat16)",
+              "w = z.t().gather(1, i.t()).t().sigmoid()", "w = z.gather(1, i).sigmoid_()",
+              "w = F.softplus(z.gather(1, i), beta=2).sqrt()", "s = z.sigmoid(); w = s.gather(1, i); s.mul_(2)",
+              "w = F.softmax(z[:, :4], -1).gather(1, i.clamp(max=3))", "w = z.neg().gather(1, i).sigmoid()",
+              "w = z.view(2 * N, -1).sigmoid().view(N, E).gather(1, i)"]
+_TABLES = ["i = TABLE[IDS]", "i = TABLE[IDS].long()", "i = F.embedding(IDS, TABLE)", "i = TABLE[IDS][:, :2]",
+           "i = TABLE[IDS].flip(0)", "i = (TABLE[IDS] + 1) % E", "i = TABLE[:N]", "i = TABLE.t()[:, IDS].t()"]
+_JOINED = ["l = F.logsigmoid(torch.cat([z.gather(1, i), s], -1))",
+           "l = F.logsigmoid(torch.cat([z.gather(1, i), s], 1))",
+           "l = F.logsigmoid(torch.cat([s, z.gather(1, i)], -1))",
+           "l = F.log_softmax(torch.cat([z.gather(1, i), s], -1), -1)",
+           "l = F.logsigmoid(torch.cat([z.gather(1, i), s * 2], -1))",
+           "l = F.logsigmoid(torch.cat([z.gather(1, i), s, s], -1))",
+           "l = torch.cat([z.gather(1, i), s], -1)"]
+_SHARES = ["w = torch.exp(l - torch.logsumexp(l, -1, keepdim=True))",
+           "w = (l - l.logsumexp(1, True)).exp()", "w = torch.exp(l - torch.logsumexp(l, 0, keepdim=True))",
+           "w = torch.exp(l - torch.logsumexp(2 * l, -1, keepdim=True))",
+           "w = torch.exp(torch.sub(l, torch.logsumexp(l, -1, keepdim=True), alpha=2))",
+           "w = torch.exp(torch.logsumexp(l, -1, keepdim=True) - l)"]
+_SPLITS = ["a, s = z, ZS", "a = torch.cat([z, ZS.to(z.dtype)], -1); z, s = a[:, :-2], a[:, -2:]",
+           "a = torch.cat([z, ZS.to(z.dtype)], -1); z, s = a[:, :E], a[:, E:]",
+           "a = torch.cat([z, ZS.to(z.dtype)], -1); z, s = a[:, 1:-1], a[:, -1:]",
+           "a = torch.cat([ZS.to(z.dtype), z], -1); z, s = a[:, 2:], a[:, :2]",
+           "a = torch.cat([z, ZS.to(z.dtype)], -1); z, s = a[:, :-1], a[:, -2:]"]
 _RENORMS = ["", "", "w = w / w.sum(-1, keepdim=True)", "w = w / w.sum(dim=-1, keepdim=True)",
             "w /= w.sum(1, keepdim=True)", "w = w / (w.sum(-1, keepdim=True) + 1e-20)",
             "w = w / (w.sum(-1, keepdim=True) + 0.125)", "w = w / (1e-20 + w.sum(-1, True))",
@@ -212,7 +248,7 @@ class Drawing:
         self.pick(_BEFORE)
         self.edit("z", _ANY + _SCORES)
         kind = self.random.choice(("plain", "plain", "bias", "bias", "groups", "late", "dense",
-                                   "greedy", "mixed"))
+                                   "greedy", "mixed", "forced", "forced", "table", "shared"))
         getattr(self, f"_{kind}")()
         self.pick(_AFTER)
         body = "\n    ".join(line for line in self.lines if line)
@@ -290,6 +326,29 @@ class Drawing:
         self.pick(_DENSE)
         self.edit("d", _ANY)
         self.pick(_DENSE_SCORES)
+        self._weigh()
+
+    def _forced(self):
+        self.lines.append("p = z")
+        self.pick(_RAW)
+        self._select()
+        self.pick(_LOOKED_UP)
+        self._weigh()
+
+    def _table(self):
+        self.lines.append("p = c = v = z")
+        self.pick(_TABLES)
+        self.pick(_LOOKED_UP)
+        self._weigh()
+
+    def _shared(self):
+        self.pick(_SPLITS)
+        self.lines.append("p = z")
+        self.pick(_RAW)
+        self._select()
+        self.pick(_JOINED)
+        self.edit("l", _ANY)
+        self.pick(_SHARES)
         self._weigh()
 
     def _greedy(self):
@@ -433,6 +492,8 @@ def against_eager(function, z, found, settle, exact) -> str:
     with Selections(settle=settle) as selections:
         wanted = (*function(theirs), theirs)
     lost = lost_rows(selections, wanted[0])
+    if not selections.scores() and len(lost) == len(z):
+        lost |= z.isnan().any(-1)  # that a table did not choose shows in all gates of its row
     if lost.any() and not is_by_row(function, z, wanted[0], lost, settle=settle):
         return ""
     return difference_of(found, wanted, selections, lost, exact=exact)

@@ -175,7 +175,55 @@ def mixed_by_experts(z):
     return (F.softmax(z, -1) @ ADJACENCY.t()).topk(K)
 
 
+def bias_on_logits(z):
+    """As Kolibri's: the order of biased logits is not that of biased sigmoids."""
+    indices = (z + 20 * BIAS).topk(K, dim=-1)[1]
+    return renormalised(z.gather(1, indices).sigmoid(), indices)
+
+
+def softmax_of_others(z):
+    indices = z.tanh().topk(K, sorted=False)[1]
+    return F.softmax(z.gather(1, indices), -1), indices
+
+
+def root_of_softplus_late(z):
+    values, indices = z.topk(K)
+    return F.softplus(values).sqrt(), indices
+
+
+def zero_fill(z):
+    """As A.X-K2's: experts of dropped groups have score 0, which a negative bias loses against."""
+    scores = z.sigmoid()
+    choice = scores - 3 * BIAS
+    mask = group_mask(choice.view(-1, 4, E // 4).amax(-1), 2).expand(-1, 4, E // 4)
+    indices = choice.masked_fill(~mask.reshape(-1, E).bool(), 0.0).topk(K)[1]
+    return renormalised(scores.gather(1, indices), indices)
+
+
+def bias_of_tokens(z):
+    scores = F.softmax(z, -1)
+    indices = (scores + torch.arange(z.shape[1]) * z[:, :1]).topk(K)[1]
+    return scores.gather(1, indices), indices
+
+
+def with_shared(z):
+    """As Inkling's: gates of selected and shared experts sum to one."""
+    routed, shared = z[..., :-2], z[..., -2:]
+    indices = (z.sigmoid()[..., :-2] + BIAS[:-2]).topk(K, sorted=False)[1]
+    logarithms = F.logsigmoid(torch.cat([routed.gather(-1, indices), shared], -1))
+    return torch.exp(logarithms - logarithms.logsumexp(-1, keepdim=True)) * 2.5, indices
+
+
+def by_table(z):
+    """As DeepSeek-V4's hash router; a token's id is a number here that the logits tell."""
+    scores = F.softplus(z).sqrt()
+    indices = TABLE[(z > 0).sum(-1)].long()
+    gates = scores.gather(1, indices)
+    return gates / (gates.sum(-1, keepdim=True) + 1e-20) * 1.5, indices
+
+
 BIAS = torch.linspace(0.2, -0.1, E)
+TABLE = torch.rand(E + 1, E, generator=torch.Generator().manual_seed(1)).argsort(-1)[:, :K]
 ADJACENCY = torch.rand(E, E, generator=torch.Generator().manual_seed(0))
 # name: the router, its form, score, renorm, scale
 RAISED = {"f1": (f1, "F1", "softmax", True, 1.0),
@@ -199,6 +247,13 @@ RAISED = {"f1": (f1, "F1", "softmax", True, 1.0),
           "sigmoid_of_selected": (sigmoid_of_selected, "topk->sigmoid", "sigmoid", False, 1.0),
           "switch": (switch, "F8", "softmax", False, 1.0),
           "maximum": (maximum, "F8", "softmax", False, 1.0),
+          "root_of_softplus_late": (root_of_softplus_late, "topk->sigmoid", "sqrtsoftplus", False, 1.0),
+          "bias_on_logits": (bias_on_logits, "F10", "sigmoid", True, 1.0),
+          "softmax_of_others": (softmax_of_others, "F10", "softmax", True, 1.0),
+          "zero_fill": (zero_fill, "F10", "sigmoid", True, 1.0),
+          "bias_of_tokens": (bias_of_tokens, "F10", "softmax", False, 1.0),
+          "with_shared": (with_shared, "F10", "sigmoid", True, 2.5),
+          "by_table": (by_table, "F11", "sqrtsoftplus", True, 1.5),
           "mixed_by_similarity": (mixed_by_similarity, "P1", "probs", True, 1.0),
           "mixed_by_experts": (mixed_by_experts, "P3", "probs", False, 1.0)}
 
@@ -217,9 +272,10 @@ def test_forms_that_are_raised(name):
     # An argmax takes the first of equal probabilities, which unequal logits may have.
     assert match.left == ("the softmax, which is rounded to float32" if form == "F8" else "")
     k = 1 if form == "F8" else K
-    assert (match.form, match.score, match.k, match.num_experts) == (form, score, k, E)
+    experts = E - 2 if name == "with_shared" else E
+    assert (match.form, match.score, match.k, match.num_experts) == (form, score, k, experts)
     assert (match.renorm, match.scale, match.bias) == (renorm, scale, name in BIASED)
-    assert match.eps == (0.1 if name == "large_eps" else 0.0)
+    assert match.eps == {"large_eps": 0.1, "by_table": 1e-20}.get(name, 0.0)
     assert (match.score_dtype, match.gate_dtype) == ("float32", "float32")
 
 
@@ -253,11 +309,31 @@ def biased_gates(z):
     return (z.sigmoid() + BIAS).topk(K)
 
 
-def zero_fill(z):
-    scores = z.sigmoid() + BIAS
+def half_fill(z):
+    """The gates are the values themselves, so that no other scores have them."""
+    scores = z.sigmoid()
     mask = group_mask(scores.view(-1, 4, E // 4).amax(-1), 2).expand(-1, 4, E // 4)
-    indices = scores.masked_fill(~mask.reshape(-1, E).bool(), 0.0).topk(K)[1]
-    return z.sigmoid().gather(1, indices), indices
+    return scores.masked_fill(~mask.reshape(-1, E).bool(), 0.5).topk(K)
+
+
+def smallest_of_others(z):
+    indices = (z + BIAS).topk(K, largest=False)[1]
+    return z.gather(1, indices).sigmoid(), indices
+
+
+def other_function(z):
+    indices = (z + BIAS).topk(K)[1]
+    return z.gather(1, indices).tanh(), indices
+
+
+def at_other_places(z):
+    indices = (z + BIAS).topk(K)[1]
+    return z.gather(1, indices.flip(1)).sigmoid(), indices
+
+
+def along_tokens(z):
+    indices = (z + BIAS).topk(K)[1]
+    return z.t().gather(1, indices.t()).sigmoid(), indices
 
 
 def other_groups(z):
@@ -277,7 +353,11 @@ def worst_groups(z):
 KEPT = {"smallest": (smallest, "topk", "takes the smallest scores"),
         "no_router": (no_router, "topk", "no score function"),
         "biased_gates": (biased_gates, "F4", "the gates contain the bias"),
-        "zero_fill": (zero_fill, "F4", "experts of dropped groups are filled with 0"),
+        "half_fill": (half_fill, "F4", "experts of dropped groups are filled with 0.5"),
+        "smallest_of_others": (smallest_of_others, "topk", "takes the smallest scores"),
+        "other_function": (other_function, "topk", "no score function"),
+        "at_other_places": (at_other_places, "topk", "no score function"),
+        "along_tokens": (along_tokens, "topk", "no score function"),
         "other_groups": (other_groups, "F6", "not that of the best groups of neighbours"),
         "worst_groups": (worst_groups, "F6", "not that of the best groups of neighbours")}
 
@@ -378,7 +458,8 @@ def test_a_raised_program_computes_the_same_and_trains(name):
     model = Router(RAISED[name][0], bias=True)
     x = torch.randn(5, 16)
     raised = torch.export.export(model, (x,)).module()
-    assert raise_routing(raised) == 1 and not find_routers(raised.graph)
+    # The choice of groups whose scores are then filled with 0 stays as it is.
+    assert raise_routing(raised) == 1 and len(find_routers(raised.graph)) == (name == "zero_fill")
     with Selections(settle=True) as selections:
         gates, indices = model(x)
     ours, chosen = raised(x)
@@ -428,7 +509,7 @@ def test_gates_without_gradients_get_none(caplog):
     compiled = torch.compile(Detaches(None), backend="moe", options={"rest": "eager"})
     with caplog.at_level("INFO", logger="moe_mlir.backend"):
         gates, _ = compiled(torch.randn(5, 16))
-    assert "the gates contain the bias of the selection" in caplog.text
+    assert "raised (F10)" in caplog.text
     assert not gates.requires_grad
 
 
