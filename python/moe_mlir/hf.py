@@ -20,7 +20,7 @@ from .patching.known_forwards import EXPERTS, ROUTERS
 from .patching.model_code import is_model_class
 from .patching.raised_forward import RaisedForward, try_forward
 from .patching.report import Kept
-from .patching.router_modules import experts_inside, selects_experts
+from .patching.router_modules import experts_inside, selecting_method, selects_experts
 
 # ---- routers -------------------------------------------------------------------------
 
@@ -29,7 +29,8 @@ def patch(model: torch.nn.Module) -> int:
     """Makes the routers of a transformers model run on moe ops, in place.
 
     A router is a module of transformers, or of code that came with a checkpoint, whose forward
-    selects experts. It is traced alone, for each kind of call at the first such call, and the
+    selects experts; where that runs them as well, it is the method of the module that selects.
+    It is traced alone, for each kind of call at the first such call, and the
     selection in its graph becomes one op; routers of all layers share their graphs. What cannot
     be traced or recognised runs the module's own forward. Experts that run in a Python loop over
     those that were hit are replaced as well, where the result is the same on random tokens.
@@ -80,10 +81,10 @@ def unpatch(model: torch.nn.Module) -> int:
         if not _is_patched(module):
             continue
         place = _place_of_forward(module)
-        if place == "forward":
-            del module.forward
-        else:
+        if place == "_old_forward":
             setattr(module, place, type(module).forward.__get__(module))
+        else:
+            delattr(module, place)
         restored += _counts(module)
     return restored
 
@@ -98,14 +99,15 @@ def _new_forward(module, dtype):
         return function and functools.partial(function, module), reason
     if not selects_experts(module):
         return None, ""
-    if (inside := experts_inside(module)):
+    method = selecting_method(module)
+    if not method:
         return None, ("the block selects experts in its own forward, which runs them as well "
-                      f"(in '{inside}'), and has no router to replace; "
+                      f"(in '{experts_inside(module)}'), and has no router to replace; "
                       'model.compile(backend="moe") replaces selections wherever they are')
-    traced = try_forward(module, dtype if isinstance(dtype, torch.dtype) else None)
+    traced = try_forward(module, dtype if isinstance(dtype, torch.dtype) else None, method)
     if traced.run is None:
         return None, "; ".join(traced.reasons)
-    return RaisedForward(module), ""
+    return RaisedForward(module, method), ""
 
 
 def _known_forward(module):
@@ -121,8 +123,13 @@ def _counts(module) -> bool:
 
 
 def _place_of_forward(module) -> str:
-    """The attribute that holds the forward: accelerate's hooks keep it in one of their own."""
-    return "_old_forward" if "_hf_hook" in vars(module) else "forward"
+    """The attribute that holds the forward, or the method that selects.
+
+    accelerate's hooks keep the forward in one of their own.
+    """
+    method = "forward" if _known_forward(module) or is_expert_loop(module) else \
+        selecting_method(module) or "forward"
+    return "_old_forward" if method == "forward" and "_hf_hook" in vars(module) else method
 
 
 def _is_patched(module) -> bool:

@@ -18,7 +18,7 @@ _SOURCES = ("transformers.models.", "transformers_modules.")
 
 @dataclass(frozen=True)
 class ModelCode:
-    """The names in the code of a class's forward.
+    """The names in the code of a class's forward, or of another of its methods.
 
     `names` are attributes, functions and strings, `variables` its own; `own_gradients`
     says that it uses a torch.autograd.Function, which a graph of operators does not hold.
@@ -39,24 +39,30 @@ def is_model_class(kind: type) -> bool:
     return kind.__module__.startswith(_SOURCES)
 
 
-def code_of(kind: Any) -> ModelCode:
-    """The code that the forward of a class of modules runs."""
-    if kind not in _CODES:
-        functions = list(_reached(kind))
+def code_of(kind: Any, method: str = "forward") -> ModelCode:
+    """The code that a method of a class of modules runs."""
+    if (kind, method) not in _CODES:
+        functions = list(_reached(kind, method))
         codes = [code for function in functions for code in _codes(function.__code__)]
         names = {name for code in codes for name in (
             *code.co_names, *(x for x in code.co_consts if isinstance(x, str)))}
         variables = {name for code in codes for name in code.co_varnames}
-        _CODES[kind] = ModelCode(frozenset(names), frozenset(variables),
-                                 any(map(_names_autograd, functions)),
-                                 tuple(_numbers_of_files(functions)))
-    return _CODES[kind]
+        _CODES[kind, method] = ModelCode(frozenset(names), frozenset(variables),
+                                         any(map(_names_autograd, functions)),
+                                         tuple(_numbers_of_files(functions)))
+    return _CODES[kind, method]
 
 
-def _reached(kind) -> Iterator[types.FunctionType]:
-    """The forward and the functions that it may call, each once."""
-    queue: list[Any] = [vars(parent)["forward"] for parent in kind.__mro__
-                        if parent is not torch.nn.Module and "forward" in vars(parent)]
+def own_methods(kind: type) -> list[str]:
+    """The methods of a class of a model that are written in it, and not in torch."""
+    return [name for name, value in vars(kind).items()
+            if isinstance(value, types.FunctionType) and not name.startswith("__")]
+
+
+def _reached(kind, method) -> Iterator[types.FunctionType]:
+    """The method and the functions that it may call, each once."""
+    queue: list[Any] = [vars(parent)[method] for parent in kind.__mro__
+                        if parent is not torch.nn.Module and method in vars(parent)]
     seen = set()
     while queue:
         function = _plain(queue.pop(0))

@@ -1,4 +1,5 @@
-"""The forward of a patched module: the raised graph of its own, on its own weights."""
+"""The forward of a patched module, or the method that selects: the raised graph of its own code,
+on its own weights."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 
 from .._torch.core import is_any_autocast_enabled, is_transformed
-from .kinds import OPEN, Kind
+from .kinds import OPEN, TIED, Kind
 from .router_modules import example_calls
 from .state import ModuleState, NotTraceable, is_number, is_plain
 from .trace import Traced, trace_forward
@@ -23,26 +24,28 @@ _OWN = Traced()
 
 
 class RaisedForward:
-    """Calls a module's forward, with its router as a moe op where the matcher knows it.
+    """Calls a module's forward, or another method, with its router as a moe op where the matcher
+    knows it.
 
-    The first call of each kind traces the forward. A kind that cannot be raised, and calls
-    while torch traces or transforms, run the forward of the class. Copies and pickles
+    The first call of each kind traces the method. A kind that cannot be raised, and calls
+    while torch traces or transforms, run the method of the class. Copies and pickles
     of a module take theirs along, without graphs.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, method: str = "forward") -> None:
         self.module = module
+        self.method = method
         self._state: ModuleState | None = None
         self._known: dict[Any, Traced] = {}
 
     def __reduce__(self):
-        return RaisedForward, (self.module,)
+        return RaisedForward, (self.module, self.method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tensors: list = []
         run = self.runner(args, kwargs, tensors)
         if run is None:
-            return type(self.module).forward(self.module, *args, **kwargs)
+            return getattr(type(self.module), self.method)(self.module, *args, **kwargs)
         had_gradients = torch.is_grad_enabled()
         try:
             return run(*tensors)
@@ -52,7 +55,7 @@ class RaisedForward:
                 torch.set_grad_enabled(had_gradients)
 
     def runner(self, args: tuple, kwargs: Mapping[str, Any], tensors: list) -> Any:
-        """What runs this call on `tensors`, which it fills in; None for the forward of the class.
+        """What runs this call on `tensors`, which it fills in; None for the method of the class.
 
         On the way of each call of each router: straight code, and one look-up.
         """
@@ -84,15 +87,17 @@ class RaisedForward:
         if self._state is None or not self._state.is_current():
             self._known.clear()
             try:
-                self._state = ModuleState(self.module)
+                self._state = ModuleState(self.module, self.method)
             except NotTraceable:
                 self._state = None
         return self._state
 
     def _trace(self, state, key, weights, args, kwargs) -> Traced:
         kinds = [None if x is None else Kind(x.shape, x.dtype, x.device) for x in weights]
-        inputs = {name: Kind(pattern(x), x.dtype, x.device) if isinstance(x, torch.Tensor) else x
-                  for name, x in (*enumerate(args), *kwargs.items())}
+        given = {**dict(enumerate(args)), **kwargs}
+        first = next((x for x in given.values() if isinstance(x, torch.Tensor)), None)
+        inputs = {name: Kind(pattern(x, first), x.dtype, x.device) if isinstance(x, torch.Tensor)
+                  else x for name, x in given.items()}
         _require_memory(kinds, inputs)
         if len(self._known) >= _MOST_KINDS:
             return _OWN
@@ -135,7 +140,7 @@ def _add_inputs(key: list, args: tuple, kwargs: Mapping[str, Any], tensors: list
     for x in (*args, *kwargs.values()) if kwargs else args:
         if is_plain(x):
             tensors.append(x)
-            key += x.dtype, x.device, pattern(x)
+            key += x.dtype, x.device, pattern(x, tensors[0])
         elif is_number(x):
             key += type(x), x
         else:
@@ -145,13 +150,16 @@ def _add_inputs(key: list, args: tuple, kwargs: Mapping[str, Any], tensors: list
     return True
 
 
-def pattern(x: torch.Tensor) -> tuple[int, ...]:
+def pattern(x: torch.Tensor, first: torch.Tensor) -> tuple[int, ...]:
     """The shape with all sizes open but 0, 1, and the last: code may ask for the width of a token.
 
-    The last of whole numbers, such as ids of tokens, counts tokens.
+    The last of whole numbers, such as ids of tokens, counts tokens; where they are as many as
+    the `first` input has, their sizes are its.
     """
-    shape = [size if size < 2 else OPEN for size in x.shape]
-    if shape and x.is_floating_point():
+    is_float = x.is_floating_point()
+    size_of_many = OPEN if is_float or x.shape != first.shape[:-1] else TIED
+    shape = [size if size < 2 else size_of_many for size in x.shape]
+    if shape and is_float:
         shape[-1] = x.shape[-1]
     return tuple(shape)
 
@@ -174,17 +182,17 @@ def _require_memory(weights, inputs) -> None:
 # ---- at the time of a patch ----------------------------------------------------------
 
 
-def try_forward(module: torch.nn.Module, dtype: torch.dtype | None) -> Traced:
+def try_forward(module: torch.nn.Module, dtype: torch.dtype | None, method: str = "forward") -> Traced:
     """The graph of a likely call; `dtype` is the type of hidden states, if it is known."""
     try:
-        state = ModuleState(module)
+        state = ModuleState(module, method)
     except NotTraceable as reason:
         return Traced(reasons=(str(reason),))
     # Where accelerate offloads weights, they have no memory yet.
     weights = [None if x is None else Kind(x.shape, x.dtype, torch.device("cpu"))
                for x in state.weights()]
     first = None
-    for call in example_calls(module, dtype):
+    for call in example_calls(module, dtype, method):
         key = [torch.is_grad_enabled(), *weights, *call]
         state.add_numbers(key)
         inputs = dict(enumerate(call))

@@ -23,14 +23,18 @@ class NotTraceable(Exception):
 
 
 class ModuleState:
-    """The state of one module and of the layers in it.
+    """The state of one module and of the layers in it that a method calls.
 
     Raises:
-        NotTraceable: the forward reads an object that may change without being seen.
+        NotTraceable: the method reads an object that may change without being seen.
     """
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._layers = list(module.named_modules())
+    def __init__(self, module: torch.nn.Module, method: str = "forward") -> None:
+        self.method = method
+        # A forward may call all its layers; another method has those that it names.
+        called = code_of(type(module), method).names if method != "forward" else None
+        self._layers = [(name, layer) for name, layer in module.named_modules()
+                        if not name or called is None or name.partition(".")[0] in called]
         self._readers: list[tuple[dict, Callable]] = []
         self._objects: list[tuple[dict, str, object]] = []
         self._children = [(m._modules, dict(m._modules)) for _, m in self._layers if m._modules]
@@ -39,17 +43,23 @@ class ModuleState:
         self._weights: list[tuple[dict, str]] = []
         layout = []
         for name, layer in self._layers:
-            read = self._watch(layer)
+            read = self._watch(name, layer)
             tensors = [(place, key) for place in ("_parameters", "_buffers")
                        for key in vars(layer)[place]]
             self._weights += [(vars(layer)[place], key) for place, key in tensors]
-            layout.append((name, type(layer), type(layer).forward, read, tuple(tensors)))
+            layout.append((name, type(layer), getattr(type(layer), self._method_of(name)), read,
+                           tuple(tensors)))
         # Equal for the routers of all layers of a model.
         self.layout = tuple(layout)
 
-    def _watch(self, layer) -> tuple:
+    def _method_of(self, path) -> str:
+        """The method of a layer that runs, by the layer's path."""
+        return "forward" if path else self.method
+
+    def _watch(self, path, layer) -> tuple:
         """Notes what the layer's code reads; returns the names of numbers, and what is called."""
-        read, names, called = code_of(type(layer)).names, ["training"], []
+        code = code_of(type(layer), self._method_of(path))
+        read, names, called = code.names, ["training"], []
         for name, value in vars(layer).items():
             if name in _TORCHS or name not in read:
                 continue
@@ -65,7 +75,7 @@ class ModuleState:
                 raise NotTraceable(f"its forward reads '{name}', an object of "
                                    f"{type(value).__name__}, which may change between calls")
         self._readers.append((vars(layer), operator.itemgetter(*names)))
-        for place, name in code_of(type(layer)).globals:
+        for place, name in code.globals:
             self._objects.append((place, name, place.get(name)))
             called.append((name, place.get(name)))
         return (*names, *called)
@@ -116,7 +126,7 @@ class ModuleState:
         for path, layer in self._layers:
             copy = copies[path] = object.__new__(type(layer))
             values = {name: value for name, value in vars(layer).items()
-                      if name not in ("forward", "_old_forward", "_hf_hook")}
+                      if name not in ("forward", "_old_forward", "_hf_hook", self.method)}
             values["_modules"] = dict(layer._modules)
             for place in ("_parameters", "_buffers"):
                 values[place] = {name: next(rest) for name in values[place]}
@@ -134,8 +144,8 @@ class ModuleState:
             expected = {name: before.get(name) for name in after if name not in _TORCHS}
             expected |= {name: next(rest) for place in ("_parameters", "_buffers")
                          for name in before[place]}
-            expected |= {name: copies[f"{path}.{name}" if path else name]
-                         for name in layer._modules}
+            expected |= {name: copies.get(f"{path}.{name}" if path else name, inner)
+                         for name, inner in layer._modules.items()}
             found = {**{name: after[name] for name in after if name not in _TORCHS},
                      **after["_parameters"], **after["_buffers"], **after["_modules"]}
             for name, value in found.items():

@@ -30,7 +30,7 @@ from ..raising.guards import guards_in
 from ..raising.match import find_selections
 from ..raising.raise_routing import raise_routing
 from .call_graph import as_function, drop_idle_calls
-from .kinds import OPEN, Kind
+from .kinds import OPEN, TIED, Kind
 from .model_code import code_of
 from .state import ModuleState, NotTraceable
 
@@ -58,7 +58,7 @@ def trace_forward(state: ModuleState, weights: Sequence[Kind | None], inputs: Ma
         inputs: by position (int) or name; a `Kind`, or a number as it is given.
     """
     kind = state.layout[0][1]
-    if code_of(kind).own_gradients:
+    if code_of(kind, state.method).own_gradients:
         return Traced(reasons=("its code has a gradient of its own (torch.autograd.Function)",))
     try:
         graph, spec = _trace(state, weights, inputs)
@@ -88,13 +88,15 @@ def _trace(state, weights, inputs) -> tuple[GraphModule, Any]:
         given = {**inputs, **dict(zip(names, tensors[count:]))}
         positions = [value for name, value in given.items() if isinstance(name, int)]
         named = {name: value for name, value in given.items() if isinstance(name, str)}
-        found, spec = pytree.tree_flatten(type(module).forward(module, *positions, **named))
+        method = getattr(type(module), state.method)
+        found, spec = pytree.tree_flatten(method(module, *positions, **named))
         written.append(state.written_in(copies, tensors[:count]))
         specs.append(spec)
         return found
     with _undisturbed():
-        fakes = [None if kind is None else _fake(mode, kind)
-                 for kind in (*weights, *(inputs[name] for name in names))]
+        fakes = [None if kind is None else _fake(mode, kind) for kind in weights]
+        for name in names:
+            fakes.append(_fake(mode, inputs[name], *fakes[count:count + 1]))
         with mode:
             graph = make_fx(function, pre_dispatch=True)(*fakes)
     if written[-1]:
@@ -105,7 +107,10 @@ def _trace(state, weights, inputs) -> tuple[GraphModule, Any]:
     return graph, specs[-1]
 
 
-def _fake(mode, kind: Kind):
+def _fake(mode, kind: Kind, *first: torch.Tensor):
+    if TIED in kind.shape:
+        with mode:
+            return torch.empty(first[0].shape[:-1], dtype=kind.dtype, device=kind.device)
     shape = [_FIRST_OPEN + 2 * i if size == OPEN else size for i, size in enumerate(kind.shape)]
     sizes = [DimDynamic.DYNAMIC if size == OPEN else DimDynamic.STATIC for size in kind.shape]
     real = torch.empty(shape, dtype=kind.dtype, device="meta")

@@ -9,10 +9,10 @@ import torch
 from support import Selections, tied_rows
 
 from moe_mlir import hf
-from moe_mlir.patching.kinds import OPEN
+from moe_mlir.patching.kinds import OPEN, TIED
 from moe_mlir.patching.raised_forward import RaisedForward
-from moe_mlir.patching.router_modules import example_calls, is_router
-from moe_mlir_bench.models import every_model
+from moe_mlir.patching.router_modules import example_calls, is_router, selecting_method
+from moe_mlir_bench.models import every_model, tiny_models
 
 # Experts of these are chosen by the data set of an image, not by a router.
 NO_ROUTER = {"vitpose_backbone"}
@@ -41,7 +41,7 @@ def test_each_router_is_replaced_or_named(folder):
 @pytest.mark.long
 def test_most_models_have_their_routers_replaced():
     patched = [folder for folder in FOLDERS if patch_with_reasons(every_model.build(folder))[0]]
-    assert len(patched) >= len(FOLDERS) - 6, set(FOLDERS) - set(patched)
+    assert len(patched) >= len(FOLDERS) - 2, set(FOLDERS) - set(patched)
 
 
 def routers_of(folder, dtype):
@@ -75,6 +75,8 @@ def example(kinds, tokens, seed):
         shape = [tokens if size == OPEN and i == kind.shape.index(OPEN) + len(kind.shape) - 2
                  else 2 if size == OPEN else size for i, size in enumerate(kind.shape)]
         shape = [tokens, *kind.shape[1:]] if len(kind.shape) == 2 else shape
+        if TIED in kind.shape:
+            shape = inputs[0].shape[:-1]
         if kind.dtype.is_floating_point:
             inputs.append(torch.randn(shape, generator=generator).to(kind.dtype))
         else:
@@ -127,7 +129,8 @@ def check_equal(found, expected, tolerance):
         if eager is not None:
             torch.testing.assert_close(ours[~tied], eager[~tied], rtol=tolerance, atol=tolerance)
     for ours, eager in zip(gradients, exact_gradients, strict=True):
-        assert (ours is None) == (eager is None)
+        # A loop over experts reads nothing without tokens, and leaves no gradient.
+        assert (ours is None) == (eager is None) or len(tied) == 0 and not ours.any()
         if eager is not None and eager.numel():
             scale = eager.abs().max().clamp(min=1e-6)
             assert (ours - eager).abs().max() / scale < 10 * tolerance
@@ -184,3 +187,63 @@ def test_a_call_runs_the_graph():
         for grad in (False, True):
             with torch.set_grad_enabled(grad):
                 assert router.forward.runner((torch.zeros(shape),), {}, []) is not None
+
+
+def test_of_a_block_the_method_that_selects_is_replaced():
+    model = tiny_models.build("dbrx")
+    tokens = torch.randint(3, 60, (2, 5), generator=torch.Generator().manual_seed(0))
+    expected = model(tokens).logits
+    original = next(m for m in model.modules() if type(m).__name__ == "DbrxFFN")
+    assert is_router(original) and hf.patch(model) == 2
+    for patched in (model, copy.deepcopy(model)):
+        block = next(m for m in patched.modules() if type(m).__name__ == "DbrxFFN")
+        method = vars(block)["route_tokens_to_experts"]
+        assert "forward" not in vars(block) and method.module is block
+        torch.testing.assert_close(patched(tokens).logits, expected, rtol=1e-5, atol=1e-5)
+        assert method.runner((torch.zeros(3, 8),), {}, []) is not None
+    assert hf.unpatch(model) == 2 and "route_tokens_to_experts" not in vars(original)
+
+
+class Block(torch.nn.Module):
+    """Selects in a method, which tokens then go through."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(4))
+
+    def route(self, logits):
+        return logits.softmax(-1).topk(2)
+
+    def forward(self, x):
+        gates, indices = self.route(x[:, :4])
+        return sum(gates[:, i, None] * self.experts[i](x) * (indices[:, i, None] >= 0) for i in range(2))
+
+
+class BlockThatRunsThem(Block):
+    """As Block, but the method runs an expert, too."""
+
+    def route(self, logits):
+        gates, indices = logits.softmax(-1).topk(2)
+        return gates * self.experts[0].weight[0, 0], indices
+
+
+@pytest.mark.parametrize("kind, method", [(Block, "route"), (BlockThatRunsThem, "")])
+def test_a_method_that_runs_experts_is_none_that_selects(kind, method, monkeypatch):
+    for each in (Block, BlockThatRunsThem):
+        monkeypatch.setattr(each, "__module__", "transformers.models.made_up")
+    assert selecting_method(kind()) == method
+
+
+def test_ids_of_other_tokens_than_the_states_run_the_model_s_own_code():
+    """A graph of hash routing holds where there is an id for each hidden state."""
+    model = tiny_models.build("deepseek_v4")
+    router = next(m for m in model.modules() if type(m).__name__ == "DeepseekV4HashRouter")
+    router.tid2eid.random_(0, 8, generator=torch.Generator().manual_seed(0))
+    states, ids = torch.randn(2, 6, 32), torch.arange(12).view(2, 6)
+    expected = [router(states, ids), router(states, ids.view(-1))]
+    hf.patch(router)
+    for given, outputs in zip((ids, ids.view(-1)), expected):
+        for ours, eager in zip(router(states, given), outputs, strict=True):
+            torch.testing.assert_close(ours, eager)
+    assert router.forward.runner((states, ids), {}, []) is not None
+    assert router.forward.runner((states, ids.view(-1)), {}, []) is None

@@ -41,7 +41,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 # What a configuration asks for when it is made.
 _GIVEN: dict[str, dict[str, Any]] = {
-    "dbrx": dict(attn_config=dict(kv_n_heads=8, rope_theta=1e4)),
+    # Of one expert, which is its default, the gate is 1 and the router has no gradient.
+    "dbrx": dict(attn_config=dict(kv_n_heads=8, rope_theta=1e4), ffn_config=dict(moe_top_k=2)),
 }
 
 
