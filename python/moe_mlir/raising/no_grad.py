@@ -2,6 +2,9 @@
 
 A router may select under `torch.no_grad()` and gather its gates outside of it. One op makes
 both, and must not lie in the region: its gates have a gradient.
+
+A call may return its argument itself, such as `x.float()` of float32: then it has the gradient of
+its argument, and a trace names later uses of `x` by the call.
 """
 
 import operator
@@ -11,8 +14,12 @@ from torch.fx import Graph, Node
 
 from .._torch.core import set_grad_enabled
 from .memory import written
-from .patterns import aten
-from .reading import source, value
+from .patterns import aten, same_shape
+from .reading import read, source, value
+
+_MAY_RETURN_ITS_ARGUMENT = {
+    aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.to.other, aten.type_as.default,
+    aten.contiguous.default, aten.dropout.default, aten.flatten.using_ints}
 
 
 def fold_no_grad(graph: Graph) -> None:
@@ -23,7 +30,10 @@ def fold_no_grad(graph: Graph) -> None:
     for node in list(graph.nodes):
         if node.op == "output" or node not in inside:
             for origin in node.all_input_nodes:
-                if origin in inside and _has_gradient(origin):
+                returned = _returned(origin)
+                if origin in inside and returned not in inside:
+                    node.replace_input_with(origin, returned)
+                elif origin in inside and _has_gradient(origin):
                     node.replace_input_with(origin, _detached(graph, origin))
     for bound in _bounds(graph):
         graph.erase_node(bound)
@@ -50,6 +60,22 @@ def _bounds(graph) -> list[Node]:
 
 def _enables(bound) -> bool:
     return bound.args == (True,)
+
+
+def _returned(node) -> Node:
+    """The argument that the call returns, and the call where that makes a tensor."""
+    while (given := read(node, _MAY_RETURN_ITS_ARGUMENT, "dtype", "layout", "device", "other", "copy",
+                         "p", "train", "start_dim", "end_dim")) is not None \
+            and not given.copy and not (given.train and given.p) and _lies_alike(node, given.source):
+        node = given.source
+    return node
+
+
+def _lies_alike(a: Node, b: Node) -> bool:
+    """Whether both have one type, device, shape and strides."""
+    x, y = value(a), value(b)
+    return x.dtype == y.dtype and x.device == y.device and same_shape(a, b) \
+        and list(map(str, x.stride())) == list(map(str, y.stride()))
 
 
 def _has_gradient(node) -> bool:

@@ -500,6 +500,31 @@ def test_gates_beside_a_choice_without_gradients_have_theirs(caplog):
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("cast", [lambda x: x.float(), lambda x: x.contiguous(), lambda x: x.type_as(x),
+                                  lambda x: F.dropout(x, 0.5, training=False), lambda x: x.clone(),
+                                  lambda x: x.to(x.dtype, copy=True), lambda x: x.view_as(x)])
+def test_what_a_choice_without_gradients_hands_on_has_its_argument_s(cast, caplog):
+    """A cast that changes nothing returns its argument, whose gradient is not lost."""
+    class Chooses(Router):
+        def forward(self, x):
+            logits = self.gate(x)
+            with torch.no_grad():
+                same = cast(logits)
+                indices = (F.softmax(same, -1) + BIAS).topk(K)[1]
+            return F.softmax(logits, -1).gather(-1, indices), same + logits
+    model, x = Chooses(None), torch.randn(5, 16)
+    compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
+    gradients = []
+    with caplog.at_level("INFO", logger="moe_mlir.backend"):
+        for run in (model, compiled):
+            model.zero_grad()
+            gates, handed = run(x)
+            (gates.square().sum() + handed.square().sum()).backward()
+            gradients.append(model.gate.weight.grad.clone())
+    assert "raised (" in caplog.text
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+
+
 def test_gates_without_gradients_get_none(caplog):
     class Detaches(Router):
         def forward(self, x):
