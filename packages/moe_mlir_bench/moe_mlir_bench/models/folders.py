@@ -130,17 +130,23 @@ _LAYERS = ("moe::grouped_linear",)
 
 
 def _backend(model) -> str:
-    """`torch.compile(backend="moe")`, with gradients; torch's kernels run the rest."""
+    """`torch.compile(backend="moe")`, with gradients; torch's kernels run the rest.
+
+    The model is patched, as one whose experts run in a loop must be.
+    """
+    from moe_mlir import hf
     from moe_mlir.patching.router_modules import selects_experts
 
     inputs = _inputs(model, ids(2, 6))
     expected = _trained(model, model, inputs)
+    hf.patch(model)
     torch.compiler.reset()
     compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
     worst = _worst_of(_trained(model, compiled, inputs), expected)
     # What runs, not what was compiled: layers may share a graph.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         compiled(**inputs)
+    hf.unpatch(model)
     calls = {event.key: event.count for event in profile.key_averages()}
     selections, layers = (sum(calls.get(name, 0) for name in names) for names in (_SELECTIONS, _LAYERS))
     routers = sum(map(selects_experts, model.modules()))

@@ -4,6 +4,7 @@ Sizes are set by what configurations call them, whatever the model: layers of ea
 default configuration has, windows and chunks so small that a test goes past their ends.
 """
 
+import copy
 import importlib
 import re
 from collections.abc import Iterator
@@ -50,15 +51,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
                  ffn_config=dict(ffn_hidden_size=48, moe_num_experts=8, moe_top_k=2)),
     "deepseek_v2": dict(topk_method="group_limited_greedy", n_group=2, topk_group=1,
                         num_experts_per_tok=2),
-    "deepseek_ocr2": dict(num_experts_per_tok=2, mlp_layer_types=["sparse", "sparse"]),
+    "deepseek_ocr2": dict(num_experts_per_tok=2, mlp_layer_types=["dense", "sparse"]),
     "doge": dict(is_moe=True, num_experts=16),
     "dots1": dict(n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2),
+    "flint": dict(mlp_only_layers=[0]),
     "gemma4": dict(enable_moe_block=True, num_experts=8, top_k_experts=2, moe_intermediate_size=24),
     "diffusion_gemma": dict(num_experts=8, top_k_experts=2, moe_intermediate_size=24),
     # Of rotary positions in several dims, which have a part of a head each.
-    "glm4v_moe": dict(head_dim=128),
-    "ernie4_5_vl_moe": dict(hidden_size=256, num_attention_heads=2),
-    "hy_v4_vl": dict(qk_rope_head_dim=64),
+    "ernie4_5_vl_moe": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4,
+                                                 mrope_section=[1, 1, 2])),
+    "glm4v_moe": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 0],
+                                           partial_rotary_factor=0.5)),
+    "hy_v4_vl": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4,
+                                          mrope_section=[2, 1, 1])),
     "hunyuan_v1_moe": dict(head_dim=8, num_experts=8, moe_topk=2),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_hidden_layers=2),
     "llama4": dict(interleave_moe_layer_step=1),
@@ -85,7 +90,7 @@ def build(folder: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     reasons, settings = [], SETTINGS.get(folder, {})
     for kind in classes(folder):
         try:
-            config = kind.config_class(**_small(kind.config_class(**settings), settings))
+            config = kind.config_class(**_small(kind.config_class(**copy.deepcopy(settings)), settings))
             torch.manual_seed(0)
             model = kind._from_config(config)
         except Exception as error:  # whatever sizes lead to that a model does not have
@@ -104,7 +109,7 @@ def _small(config, settings) -> dict[str, Any]:
     layers = _layers(config, settings)
     for name, value in vars(config).items():
         if name in settings:
-            arguments[name] = settings[name]
+            arguments[name] = copy.deepcopy(settings[name])  # parts change what they are given
         elif isinstance(value, PreTrainedConfig):
             arguments[name] = _small(value, settings)
         elif name in _LAYER_KINDS and value:
