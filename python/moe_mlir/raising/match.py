@@ -42,6 +42,7 @@ from .patterns import (
 )
 from .reading import dtype, is_call, read, value
 from .site import RouterMatch, Site, name_of
+from .tokens import selects_tokens
 from .words import describe_site, scores_in_words
 
 
@@ -74,8 +75,12 @@ def _existing(node: Node) -> Site:
 
 
 def find_routers(graph: Graph) -> list[Site]:
-    """All sites in order, groups' inner selections folded into their router."""
+    """All sites in order, groups' inner selections folded into their router.
+
+    A top-k among tokens is no router that was missed, but an indexer of attention.
+    """
     sites = [_match(n) for n in graph.nodes if is_call(n, aten.topk.default)]
+    sites = [site for site in sites if not site.reason or not selects_tokens(site.source)]
     sites += find_greedy(graph)
     sites += map(_verified, find_by_table(graph, {site.gates for site in sites if site.gates}))
     inner = {t for site in sites for t in site.inner}
@@ -206,7 +211,9 @@ def _name_form(site: Site) -> None:
 def _check_raisable(site: Site) -> None:
     """Leaves a reason where the moe op would not compute the same."""
     check_fill(site)
-    if site.form == "topk":
+    if site.form == "topk" and site.k == site.num_experts:
+        site.reject(f"the top-k takes all {site.k}, which is a sort and chooses none")
+    elif site.form == "topk":
         site.reject("no score function above or below the selection was recognised: "
                     + scores_in_words(site))
     elif site.gates is None:
