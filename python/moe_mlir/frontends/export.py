@@ -43,6 +43,7 @@ from ..raising.pack_weights import pack_weights
 from ..raising.plain_attention import raise_plain_attention
 from ..raising.raise_routing import raise_routing
 from ..raising.reading import is_assertion
+from ..raising.sorted_ids import raise_sorted_ids
 from .trace_errors import explained, require_weights_in_memory
 
 _PREFIX = "wrapped_model."
@@ -442,6 +443,7 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     raise_routing(program.graph_module)
     raise_plain_attention(program.graph)
     raise_experts(program.graph)
+    raise_sorted_ids(program.graph)
     if packed_for:
         pack_weights(program, packed_for)
     pack_grouped_heads(program.graph)

@@ -1,7 +1,8 @@
 """Experts that run in a Python loop over those that were hit, as one dispatch.
 
 Such a module has `forward(hidden_states, top_k_index, top_k_weights)`, and its code asks `one_hot`
-and `nonzero` which experts to run. What each expert computes is guessed from the weights, and
+and `nonzero` which experts to run; or it has `forward(rows, sizes)` for rows in the order of their
+experts, which it splits. What each expert computes is guessed from the weights, and
 the guess replaces the loop only where it gives the same numbers as the loop.
 """
 
@@ -12,10 +13,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..experts import run_experts, run_rows
 from .known_forwards import has_hooks
 from .model_code import code_of, is_model_class
+from .router_modules import is_router
 from .state import ModuleState, NotTraceable
 
 _TOKENS, _CHOICES = 6, 2
@@ -30,8 +33,11 @@ def is_expert_loop(module: torch.nn.Module) -> bool:
     if not is_model_class(type(module)) or hasattr(module, "has_gate"):
         return False
     names = code_of(type(module)).names
-    parameters = inspect.signature(type(module).forward).parameters
-    return {"one_hot", "nonzero"} <= names and len(parameters) == 4 and "topk" not in names
+    count = len(inspect.signature(type(module).forward).parameters)
+    over_hits = {"one_hot", "nonzero"} <= names and count == 4
+    over_runs = {"split", "linear", "cat"} <= names and count == 3 and \
+        [p.dim() for p in module.parameters()] == [3]
+    return (over_hits or over_runs) and "topk" not in names
 
 
 # ---- what one expert may be -----------------------------------------------------------
@@ -78,7 +84,16 @@ def run_joined(self, hidden_states, top_k_index, top_k_weights):
     return y.to(hidden_states.dtype).view(hidden_states.shape[0], -1, width)
 
 
-FORMS: tuple[Callable[..., torch.Tensor], ...] = (run_stacked, run_joined)
+def run_split(self, rows, sizes):
+    """A `weight` [experts, out, in], for rows in the order of their experts, `sizes` of each."""
+    # A trace has a tensor for each number.
+    sizes = torch.stack(sizes) if isinstance(sizes[0], torch.Tensor) else \
+        torch.tensor(sizes, device=rows.device)
+    offsets = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    return torch.ops.moe.grouped_linear(rows, self.weight, None, offsets, None, False)
+
+
+FORMS: tuple[Callable[..., torch.Tensor], ...] = (run_stacked, run_joined, run_split)
 
 
 def _guess(module):
@@ -93,6 +108,9 @@ def _guess(module):
     if all(isinstance(w, torch.Tensor) and w.dim() == 2 for w in weights) \
             and hasattr(mlp, "activation_fn") and type(getattr(module, "num_experts", 0)) is int:
         return run_joined, module.num_experts, mlp.w1.shape[1]
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dim() == 3:
+        return run_split, weight.shape[0], weight.shape[2]
     return None
 
 
@@ -130,18 +148,11 @@ def _compare(module, form, experts, width) -> str:
                            "compare another way with")
     if weight.dtype not in _TOLERANCES:
         return f"its experts run in a loop on weights of {weight.dtype}"
-    generator = torch.Generator().manual_seed(0)
-    tokens = (torch.randn(_TOKENS, 1, width, generator=generator) if form is run_joined
-              else torch.randn(_TOKENS, width, generator=generator))
-    # Both ends of the experts, which may be of other kinds.
-    ids = torch.stack([torch.randperm(experts, generator=generator)[:_CHOICES]
-                       for _ in range(_TOKENS)])
-    ids[0], ids[1] = torch.tensor([0, experts - 1]), torch.tensor([experts - 1, 0])
-    gates = torch.rand(_TOKENS, _CHOICES, generator=generator)
-    inputs = [x.to(weight.device) for x in (tokens.to(weight.dtype), ids, gates.to(weight.dtype))]
+    inputs = _example(form, experts, width, weight)
     try:
         with torch.no_grad():
-            expected = type(module).forward(module, *(x.clone() for x in inputs))
+            expected = type(module).forward(module, *(
+                x.clone() if isinstance(x, torch.Tensor) else list(x) for x in inputs))
             found = form(module, *inputs)
     except Exception as error:  # whatever a wrong guess leads to
         return f"its experts run in a loop, and cannot be run at once: {str(error).splitlines()[:1]}"
@@ -154,7 +165,39 @@ def _compare(module, form, experts, width) -> str:
     return "" if same else "its experts run in a loop that gives other numbers than the known layouts"
 
 
+def _example(form, experts, width, weight) -> list:
+    """Random tokens for a form."""
+    generator = torch.Generator().manual_seed(0)
+    if form is run_split:
+        # The last expert has none.
+        sizes = [3] * (experts - 1) + [0]
+        rows = torch.randn(sum(sizes), width, generator=generator)
+        return [rows.to(weight.dtype).to(weight.device), sizes]
+    tokens = (torch.randn(_TOKENS, 1, width, generator=generator) if form is run_joined
+              else torch.randn(_TOKENS, width, generator=generator))
+    # Both ends of the experts, which may be of other kinds.
+    ids = torch.stack([torch.randperm(experts, generator=generator)[:_CHOICES]
+                       for _ in range(_TOKENS)])
+    ids[0], ids[1] = torch.tensor([0, experts - 1]), torch.tensor([experts - 1, 0])
+    gates = torch.rand(_TOKENS, _CHOICES, generator=generator)
+    return [x.to(weight.device) for x in (tokens.to(weight.dtype), ids, gates.to(weight.dtype))]
+
+
 # ---- while a model is traced ------------------------------------------------------------
+
+
+class _SizesAsTensors(TorchFunctionMode):
+    """`sizes.tolist()` of a trace is made of tensors without dims, and no number ends the trace."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.item:
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def _keeping_sizes(module, *args, **kwargs):
+    with _SizesAsTensors():
+        return type(module).forward(module, *args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -175,6 +218,9 @@ def loops_as_ops(model: torch.nn.Module) -> Iterator[None]:
         if hasattr(module, "has_gate") and \
                 getattr(config, "_experts_implementation", None) == "eager":
             configurations[id(config)] = config
+    counting = _routers_that_count(model)
+    for module in counting:
+        vars(module)["forward"] = partial(_keeping_sizes, module)
     for config in configurations.values():
         config._experts_implementation = "grouped_mm"
     try:
@@ -184,3 +230,16 @@ def loops_as_ops(model: torch.nn.Module) -> Iterator[None]:
             config._experts_implementation = "eager"
         for module in replaced:
             del module.forward
+        for module, forward in counting.items():
+            del module.forward
+            if forward is not None:
+                module.forward = forward
+
+
+def _routers_that_count(model) -> dict[torch.nn.Module, Any]:
+    """Routers that tell loops over runs of rows how long these are, with their forwards of now."""
+    if not any(getattr(vars(module).get("forward"), "func", None) is run_split
+               for module in model.modules()):
+        return {}
+    return {module: vars(module).get("forward") for module in model.modules()
+            if "tolist" in code_of(type(module)).names and is_router(module)}

@@ -114,3 +114,46 @@ def test_a_model_with_a_loop_compiles_whole_and_is_left_as_it_was():
         compiled = moe_mlir.compile(model, (ids,), kwargs=dict(use_cache=False), pack=False)
     assert not any("forward" in vars(m) for m in model.modules())
     torch.testing.assert_close(compiled(ids, use_cache=False)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def runs_of_rows(kind=None, dtype=torch.float32):
+    """JetMoE's experts, which split rows by a list of how many each expert has."""
+    from transformers.models.jetmoe.modeling_jetmoe import JetMoeParallelExperts
+
+    torch.manual_seed(0)
+    loop = (kind or JetMoeParallelExperts)(4, 32, 24)
+    torch.nn.init.normal_(loop.weight)
+    return loop.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("sizes", [[3, 0, 5, 1], [0, 0, 0, 9], [0, 0, 0, 0]])
+def test_runs_of_rows_equal_eager_and_train(sizes, dtype):
+    loop = runs_of_rows(dtype=dtype)
+    patched = copy.deepcopy(loop)
+    assert is_expert_loop(loop) and hf.patch(patched) == 0 and hf._is_patched(patched)
+    results = []
+    for module in (loop, patched):
+        rows = torch.randn(sum(sizes), 32, generator=torch.Generator().manual_seed(1)).to(dtype)
+        rows.requires_grad_()
+        y = module(rows, sizes)
+        y.float().square().sum().backward()
+        results.append((y.detach(), rows.grad, module.weight.grad))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    for ours, eager in zip(*reversed(results), strict=True):
+        assert ours.dtype == eager.dtype and ours.shape == eager.shape
+        torch.testing.assert_close(ours, eager, rtol=tolerance,
+                                   atol=tolerance * max(eager.abs().max().item(), 1) if eager.numel() else 0)
+
+
+def test_runs_of_rows_that_are_changed_on_the_way_stay():
+    from transformers.models.jetmoe.modeling_jetmoe import JetMoeParallelExperts
+
+    class Scaled(JetMoeParallelExperts):
+        def forward(self, inputs, expert_size):
+            return super().forward(inputs, expert_size) * 1.5
+    Scaled.__module__ = JetMoeParallelExperts.__module__
+    loop = runs_of_rows(Scaled)
+    assert is_expert_loop(loop)
+    assert loop_forward(loop) == (None, "its experts run in a loop that gives other numbers than the "
+                                        "known layouts")
