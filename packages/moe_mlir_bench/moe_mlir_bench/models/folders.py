@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,19 @@ def ids(batch: int, tokens: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, tokens), generator=generator)
 
 
-def check(folder: str) -> dict[str, str]:
-    """What each part of PARTS gives for the folder's model: a text that ends in ", ok", or why not."""
+def check(folder: str, parts: Sequence[str] = PARTS) -> dict[str, str]:
+    """What each part gives for the folder's model: a text that ends in ", ok", or why not."""
     try:
         model = tiny_models.build(folder)
     except Exception as error:  # of a model's own code
-        return dict.fromkeys(PARTS, f"no small model: {_brief(error)}")
+        return dict.fromkeys(parts, f"no small model: {_brief(error)}")
+    functions = dict(zip(PARTS, (_patched, _whole, _decoded, _backend), strict=True))
     found = {}
-    for part, function in zip(PARTS, (_patched, _whole, _decoded, _backend), strict=True):
+    for part in parts:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found[part] = function(model)
+                found[part] = functions[part](model)
         except Exception as error:
             found[part] = _brief(error)
     return found
@@ -175,16 +177,17 @@ def _worst_of(found, expected) -> float:
     return max(errors)
 
 
-def check_apart(folder: str, limit: int = _LIMIT) -> dict[str, str]:
+def check_apart(folder: str, parts: Sequence[str] = PARTS, limit: int = _LIMIT) -> dict[str, str]:
     """`check` in a process of its own, which may crash or take too long."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", __spec__.name, folder, "--one", file.name]
+        command += [word for part in parts for word in ("--part", part)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
         except subprocess.TimeoutExpired:
-            return dict.fromkeys(PARTS, f"more than {limit} s")
+            return dict.fromkeys(parts, f"more than {limit} s")
         if done.returncode:
-            return dict.fromkeys(PARTS, f"ended with {done.returncode}: {done.stderr[-200:]}")
+            return dict.fromkeys(parts, f"ended with {done.returncode}: {done.stderr[-200:]}")
         return json.loads(Path(file.name).read_text())
 
 
@@ -195,7 +198,7 @@ def table(results: dict[str, dict[str, str]]) -> str:
     reasons: list[str] = []
 
     def cell(folder, part):
-        text = results[folder][part]
+        text = results[folder].get(part, "not checked")
         if text.endswith(", ok"):
             return text.removesuffix(", ok")
         reasons.append(f"- {folder}, {part}: {text.replace('|', '/')}")
@@ -218,6 +221,8 @@ with random weights in f32, with a layer of each kind of its attention.
 - **decoded**: `moe_mlir.compile` with a `StaticCache`; the same for a prompt, steps up to the end of a
   window of 8 tokens and past it, and more tokens at once. "not by transformers": its own code fails
   with such a cache.
+- **trained by the backend**: `torch.compile(backend="moe")` of a patched model: the selections that ran
+  as ops of ours, the layers of experts, and the largest difference of logits and of any gradient.
 - Eager chooses the lowest index of equal scores here, as compiled code does; torch promises no order.
 - **no**: a line below the table gives the reason.
 """
@@ -235,19 +240,26 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m moe_mlir_bench.models.folders",
                                      description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("folders", nargs="*", help="the folders (default: all that have experts)")
-    parser.add_argument("--json", type=Path, help="read results from a file and add to it")
+    parser.add_argument("--part", choices=PARTS, action="append", dest="parts", help="default: all")
+    parser.add_argument("--json", type=Path, help="read results from a file, and add what it lacks")
     parser.add_argument("--page", type=Path, help="the page whose section of all models is replaced")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    parts = options.parts or PARTS
     if options.one:
-        Path(options.one).write_text(json.dumps(check(options.folders[0])))
+        options.one.write_text(json.dumps(check(options.folders[0], parts)))
         return 0
-    results = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
-    names = options.folders or [name for name in folders() if name not in results]
+    results: dict[str, dict[str, str]] = {}
+    if options.json and options.json.exists():
+        results = json.loads(options.json.read_text())
+    names = options.folders or folders()
     for number, folder in enumerate(names, 1):
-        results[folder] = check_apart(folder)
-        print(f"[{number}/{len(names)}] {folder}: {results[folder]}", file=sys.stderr, flush=True)
-        if options.json:
+        found = results.setdefault(folder, {})
+        missing = [part for part in parts if part not in found]
+        if missing:
+            found.update(check_apart(folder, missing))
+            print(f"[{number}/{len(names)}] {folder}: {found}", file=sys.stderr, flush=True)
+        if missing and options.json:
             options.json.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
     if options.page:
         page.write(options.page, page.FOLDERS, section(results))
