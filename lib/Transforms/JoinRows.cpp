@@ -36,9 +36,9 @@ bool mlir::moe::canJoinRows(linalg::LinalgOp op) {
   // A dim that an input reads at one place only, as `x[t, 0, k]`, has no order
   // that could be kept.
   return succeeded(dims) && dims->m.size() > 1 &&
-         llvm::all_of(op.getIndexingMapsArray(), [](AffineMap map) {
-           return map.isProjectedPermutation();
-         }) &&
+         llvm::all_of(
+             op.getIndexingMapsArray(),
+             [](AffineMap map) { return map.isProjectedPermutation(); }) &&
          linalg::areDimSequencesPreserved(
              op.getIndexingMapsArray(),
              {ReassociationIndices(dims->m.begin(), dims->m.end())});

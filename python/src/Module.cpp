@@ -8,6 +8,7 @@
 #include "Function.h"
 #include "Guards.h"
 #include "MoE/Runtime/Parallel.h"
+#include "Panels.h"
 #include "PlainCalls.h"
 
 #include <nanobind/nanobind.h>
@@ -301,6 +302,7 @@ NB_MODULE(_moe, m) {
       .def_prop_ro("replay", &replayOf);
 
   moe::bindGuards(m);
+  moe::bindPanels(m);
 
   nb::class_<Executable>(
       m, "Executable", "An object of compile_object, linked into the process.")

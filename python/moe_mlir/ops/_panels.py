@@ -18,9 +18,12 @@ import math
 
 import torch
 
+from .._native import native
 from .._support.huge_pages import empty
 from ..compiler.host_cpu import features_for
 from ..compiler.uncached import target_cpu
+
+_IN_MEMORY = (torch.Tensor, torch.nn.Parameter)
 
 
 def columns_of_panels() -> int:
@@ -83,7 +86,11 @@ def pack_weight(
     """
     experts, out, width = w.shape
     shape = packed_shape(experts, out, width, w.dtype, halves, columns or columns_of_panels())
-    panels = empty(shape, w.dtype) if w.device.type == "cpu" else w.new_empty(shape)
+    if type(w) in _IN_MEMORY and w.device.type == "cpu":
+        panels = empty(shape, w.dtype)
+        native().pack_panels(w.detach(), panels, halves, steps_of(w.dtype))
+        return panels
+    panels = w.new_empty(shape)
     # One expert at a time: what a copy with zeros costs in memory is that of one.
     for mine, weight in zip(panels, w):
         view = _view(mine, halves)

@@ -28,6 +28,31 @@ def test_unpacked_panels_are_the_weight(dtype, halves):
         assert torch.equal(unpack_weight(pack_weight(w, halves=halves), out, width), w)
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that is packed by torch, as one on another device is."""
+
+
+# Of a weight [3, out, width] in memory: as it is, transposed, every other element of each dim.
+STRIDES = {
+    "rows": lambda w: w.contiguous(),
+    "transposed": lambda w: w.mT.contiguous().mT,
+    "apart": lambda w: w.repeat_interleave(2, 0).repeat_interleave(2, 1).repeat_interleave(
+        2, 2)[::2, 1::2, ::2],
+    "odd rows": lambda w: torch.nn.functional.pad(w, (0, 1))[..., :-1],
+}
+
+
+@pytest.mark.parametrize("strides", STRIDES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_weights_of_all_strides_have_the_panels_that_torch_makes(dtype, strides):
+    for out, width, halves in itertools.product((2, 64, 130), (1, 5, 64, 300), (False, True)):
+        w = STRIDES[strides](torch.randn(3, out, width).to(dtype))
+        expected = pack_weight(w.as_subclass(Elsewhere), halves=halves)
+        assert torch.equal(pack_weight(w, halves=halves), expected)
+    for shape in ((0, 64, 8), (2, 64, 0)):
+        assert pack_weight(torch.randn(shape).to(dtype), halves=True).numel() == 0
+
+
 @pytest.mark.drawn(5)
 @pytest.mark.parametrize(("form", "dtype"), [
     *((form, torch.float32) for form in FORMS),

@@ -7,7 +7,7 @@ experts those of real models; each router is written as transformers writes it.
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from moe_mlir.ops import grouped_topk, topk_renorm
 
@@ -19,22 +19,20 @@ _HEAD = """\
 """
 
 
-class LowestIndexFirst(TorchDispatchMode):
+class LowestIndexFirst(TorchFunctionMode):
     """Inside, torch.topk chooses the lowest index of equal scores, as our ops do.
 
     torch promises no order. Scores of an indexer of tokens are sums of relu, of which many are 0.
     """
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is not torch.ops.aten.topk.default:
-            return function(*args, **(kwargs or {}))
-        scores, k, dim, largest = _arguments_of_topk(*args, **(kwargs or {}))
-        ranked = scores.sort(dim=dim, descending=largest, stable=True)
-        return tuple(x.narrow(dim, 0, k).contiguous() for x in ranked)
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        run = _topk if function in (torch.topk, torch.Tensor.topk) else function
+        return run(*args, **(kwargs or {}))
 
 
-def _arguments_of_topk(scores, k, dim=-1, largest=True, sorted=True):
-    return scores, k, dim, largest
+def _topk(input, k, dim=-1, largest=True, sorted=True):
+    ranked = input.sort(dim=dim, descending=largest, stable=True)
+    return torch.return_types.topk([x.narrow(dim, 0, k).contiguous() for x in ranked])
 
 
 @dataclass(frozen=True)
