@@ -255,6 +255,10 @@ def extract_slice(builder: FunctionBuilder, value: Value, offsets: Sequence[Dim 
                   sizes: Sequence[Dim | str], strides: Sequence[Dim | str],
                   shape: Sequence[Dim]) -> Value:
     """`shape` may drop dimensions of size 1."""
+    if 0 in shape:
+        # No offset is legal in a dimension of size 0, nor behind the end.
+        return builder.empty(shape, value.element)
+
     def mixed(dims):
         return "[" + ", ".join(d if isinstance(d, str) else builder.size(d) for d in dims) + "]"
     result = tensor_type(shape, value.element)
@@ -266,6 +270,9 @@ def extract_slice(builder: FunctionBuilder, value: Value, offsets: Sequence[Dim 
 def insert_slice(builder: FunctionBuilder, source: Value, into: Value, offsets: Sequence[Dim | str],
                  sizes: Sequence[Dim] | None = None, strides: Sequence[Dim] | None = None) -> Value:
     """`sizes` where `source` lacks dimensions of size 1."""
+    if 0 in source.shape:
+        return into
+
     def mixed(dims):
         return "[" + ", ".join(d if isinstance(d, str) else builder.size(d) for d in dims) + "]"
     return builder.tensor(
@@ -279,9 +286,6 @@ def _slice_dim(context, source, dim, start, step, shape):
     # torch takes open sizes for larger than 0. What is empty may start anywhere.
     context.require(size, ">=", 0)
     context.require(size * (start + (size - 1) * step + 1 - value.shape[dim]), "<=", 0)
-    if 0 in shape:
-        # An empty slice may start behind the end, where no offset is legal.
-        return context.builder.empty(shape, value.element)
     offsets = [0] * value.rank
     offsets[dim] = start
     strides = [1] * value.rank

@@ -22,6 +22,17 @@ def test_flips():
     check(function, (tokens(),), later=(tokens(1, 7),))
 
 
+def test_parts_without_elements():
+    """As of rotary positions of three dims of which one has no part of a head."""
+    def function(x):
+        first, none = x.split([x.shape[-1], 0], dim=-1)
+        rows = x[:, :, :0].unbind(0)
+        kept = torch.zeros_like(x)
+        kept[..., 3:3] = none
+        return torch.cat([first, none.roll(1, 1), none.flip(1)], -1), none.exp(), rows[1] + 1, kept
+    check(function, (tokens(2, 5),), later=(tokens(2, 7),))
+
+
 def test_windows():
     def function(x):
         return (x.unfold(1, 3, 1), x.unfold(1, 2, 2), x.unfold(-1, 4, 3), x.unfold(0, 1, 1),
