@@ -14,8 +14,7 @@ from moe_mlir.patching.raised_forward import RaisedForward
 from moe_mlir.patching.router_modules import example_calls, is_router, selecting_method
 from moe_mlir_bench.models import every_model, tiny_models
 
-# Experts of these are chosen by the data set of an image, not by a router.
-NO_ROUTER = {"vitpose_backbone"}
+NO_ROUTER = set(every_model.WITHOUT_ROUTER)
 FOLDERS = every_model.folders()
 
 

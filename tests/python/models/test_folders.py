@@ -40,6 +40,13 @@ def test_a_gradient_counts_by_its_own_size():
 
 
 def test_a_folder_without_a_small_model_says_why():
-    with pytest.raises(ValueError, match="expected a model of 'vitpose_backbone' of small sizes"):
-        build("vitpose_backbone")
-    assert folders.check("vitpose_backbone")["whole"].startswith("no small model: ValueError")
+    with pytest.raises(ValueError, match="expected a model of 'diffusion_gemma' of small sizes"):
+        build("diffusion_gemma")
+    assert folders.check("diffusion_gemma")["whole"].startswith("no small model: ValueError")
+
+
+def test_experts_that_no_router_chooses_are_no_failure():
+    found = folders.check("vitpose_backbone")
+    assert set(found.values()) == {"no router: experts are chosen by the data set of an image"}
+    lines = folders.table({"vitpose_backbone": found}).splitlines()
+    assert lines[2:] == ["| vitpose_backbone | - | - | - | - |"]

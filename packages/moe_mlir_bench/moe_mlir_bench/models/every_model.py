@@ -24,6 +24,8 @@ _OF_LAYERS = re.compile(r"(.*_)?layer_types|layers_block_type|no_rope_layers|.*_
 # Models whose experts are not on transformers' interface of experts.
 _FURTHER = ("dbrx", "doge", "jetmoe", "llama4", "longcat_flash", "nllb_moe", "step3p7",
             "switch_transformers", "vitpose_backbone")
+# Folders whose experts nothing in the model chooses, and what does.
+WITHOUT_ROUTER = {"vitpose_backbone": "experts are chosen by the data set of an image"}
 # What the default configurations of some leave open, or switch off.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": dict(num_experts_per_tok=6, topk_method="group_limited_greedy", n_group=8,
@@ -109,7 +111,11 @@ def main(names: list[str]) -> int:
     from moe_mlir.hf import patch
 
     patched, failed = 0, False
-    for folder in names or folders():
+    names = names or folders()
+    for folder in names:
+        if folder in WITHOUT_ROUTER:
+            print(f"{folder}: no router, {WITHOUT_ROUTER[folder]}", flush=True)
+            continue
         try:
             model = build(folder)
         except ValueError as error:
@@ -123,7 +129,7 @@ def main(names: list[str]) -> int:
         reasons = [str(w.message) for w in kept if " stay" in str(w.message)]
         print(f"{folder}: {count} routers of {type(model).__name__} patched", *reasons, sep="\n  ",
               flush=True)
-    print(f"routers of {patched} of {len(names or folders())} models patched")
+    print(f"routers of {patched} of {len(set(names) - set(WITHOUT_ROUTER))} models patched")
     return int(failed)
 
 

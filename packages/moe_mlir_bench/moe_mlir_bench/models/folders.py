@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from . import page, tiny_models
-from .every_model import folders
+from .every_model import WITHOUT_ROUTER, folders
 from .families import VOCABULARY
 from .ties import LowestIndexFirst
 
@@ -31,6 +31,8 @@ TOLERANCE = 1e-4
 # A prompt, steps up to the end of a window of 8 and past it, and a second prompt.
 CALLS = (6, 1, 1, 1, 1, 3, 1, 1)
 _ROOM = 40
+# How the text of a part begins that is not asked for.
+_NO_ROUTER = "no router"
 PARTS = ("patched", "whole", "decoded", "backend")
 
 
@@ -41,6 +43,8 @@ def ids(batch: int, tokens: int, seed: int = 0) -> torch.Tensor:
 
 def check(folder: str, parts: Sequence[str] = PARTS) -> dict[str, str]:
     """What each part gives for the folder's model: a text that ends in ", ok", or why not."""
+    if folder in WITHOUT_ROUTER:
+        return dict.fromkeys(parts, f"{_NO_ROUTER}: {WITHOUT_ROUTER[folder]}")
     try:
         model = tiny_models.build(folder)
     except Exception as error:  # of a model's own code
@@ -201,6 +205,8 @@ def table(results: dict[str, dict[str, str]]) -> str:
         text = results[folder].get(part, "not checked")
         if text.endswith(", ok"):
             return text.removesuffix(", ok")
+        if text.startswith(_NO_ROUTER):
+            return "-"
         reasons.append(f"- {folder}, {part}: {text.replace('|', '/')}")
         return "no"
     for folder in sorted(results):

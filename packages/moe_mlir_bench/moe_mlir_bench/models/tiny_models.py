@@ -67,6 +67,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_moe": dict(head_dim=8, num_experts=8, moe_topk=2),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_hidden_layers=2),
     "llama4": dict(interleave_moe_layer_step=1),
+    # Rotary positions are half of its width, and those of a head 8 wide.
+    "mistral4": dict(head_dim=16),
     "mistral_large4": dict(kv_source_layers=None),
     # Its default has experts in every fourth layer.
     "nllb_moe": dict(encoder_sparse_step=1, decoder_sparse_step=1),
