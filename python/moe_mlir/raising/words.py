@@ -97,8 +97,10 @@ def edges_in_words(site: Site) -> tuple[str, ...]:
         found.append("a row of -inf alone has gates 0, where torch has NaN")
     elif site.renorm and not site.eps:
         found.append("chosen scores whose sum is 0 have gates 0, where torch has NaN")
-    if site.forced is not None and not site.selects:
-        found.append("an id that is no expert's has gate 0, where torch raises an error")
+    if site.forced is not None:
+        found.append("a NaN in what is selected from is chosen last, where torch chooses it first"
+                     if site.selects else
+                     "an id that is no expert's has gate 0, where torch raises an error")
     if site.bias is not None or site.groups > 1:
         found.append("an expert that is chosen at -inf, for want of others, has gate 0")
     return tuple(found)
