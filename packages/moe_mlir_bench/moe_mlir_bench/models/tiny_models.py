@@ -65,6 +65,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hy_v4_vl": dict(rope_parameters=dict(rope_type="default", rope_theta=1e4,
                                           mrope_section=[2, 1, 1])),
     "hunyuan_v1_moe": dict(head_dim=8, num_experts=8, moe_topk=2),
+    "jamba": dict(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=1,
+                  expert_layer_offset=0),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"], num_hidden_layers=2),
     "llama4": dict(interleave_moe_layer_step=1),
     # Rotary positions are half of its width, and those of a head 8 wide.
@@ -73,6 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # Its default has experts in every fourth layer.
     "nllb_moe": dict(encoder_sparse_step=1, decoder_sparse_step=1),
     "step3p7": dict(sliding_window=8),
+    "switch_transformers": dict(num_sparse_encoder_layers=2, num_sparse_decoder_layers=2),
     "zaya": dict(num_experts_per_tok=1),
     # Its default has state spaces alone, of which a cache does not count tokens.
     "granitemoehybrid": dict(layer_types=["mamba", "attention"], num_hidden_layers=2),
@@ -158,7 +161,8 @@ def classes(folder: str) -> Iterator[Any]:
         kind for name, kind in vars(code).items()
         if isinstance(kind, type) and issubclass(kind, PreTrainedModel)
         and kind.__module__ == code.__name__ and getattr(kind, "config_class", None) is not None
-        and not name.endswith("PreTrainedModel")]
+        and not name.endswith("PreTrainedModel")
+        and getattr(kind, "forward", None) is not torch.nn.Module.forward]
     order = ("ForCausalLM", "ForConditionalGeneration", "ForTokenClassification",
              "ForBlockDiffusion")
     return (kind for end in order for kind in kinds if kind.__name__.endswith(end))
