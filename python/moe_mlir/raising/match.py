@@ -71,6 +71,7 @@ def _existing(node: Node) -> Site:
         site.bias, site.score, site.eps = call.bias, call.score, call.eps
         site.groups, site.topk_group, site.group_score = (call.n_group, call.topk_group,
                                                           call.group_score)
+        site.forced, site.base = call.forced, call.scores
     return site
 
 

@@ -55,7 +55,8 @@ def form_in_words(site: Site) -> str:
 
 def _forced_in_words(site, best) -> str:
     chosen = f"{best} of {call_in_words(site.source)}" if site.selects else \
-        "the experts that a table names for a token's id"
+        "the experts that a table names for a token's id" if site.form == "F11" else \
+        f"{site.k} given experts"
     scores = "probabilities" if site.kind == "probs" else f"a {site.score}"
     shared = f" together with {site.shared} shared experts" if site.shared else ""
     return f"{chosen}, weighed by {scores}{shared}" + _after(site)

@@ -8,7 +8,7 @@ from moe_mlir_bench.models.tiny_models import build
 
 # Folders whose parts all work, each kind of cache and of router among them.
 WORKING = ["afmoe", "aria", "bailing_hybrid", "cohere2_moe", "exaone_moe", "gemma4", "gpt_oss",
-           "granitemoehybrid", "hy_v3", "inkling2", "kimi_linear", "lfm2_moe", "mellum",
+           "granitemoehybrid", "hy_v3", "inkling2", "jetmoe", "kimi_linear", "kolibri1", "lfm2_moe", "mellum",
            "mimo_v2_flash", "minimax_m3_vl", "nemotron_h", "olmoe", "qwen3_5_moe", "qwen3_next", "zaya"]
 
 

@@ -555,6 +555,14 @@ def test_edges_of_ids_that_other_numbers_chose_are_told(select, edge):
     assert any(edge in text for text in explain_one(select).edges)
 
 
+def test_an_op_with_given_experts_is_described_as_one():
+    def select(z):
+        given = torch.zeros(4, K, dtype=torch.int64)
+        return moe_mlir.grouped_topk(z, K, forced=given, renorm=False)[0]
+    match = explain_one(select)
+    assert match.description == "2 given experts, weighed by a sigmoid" and not match.ties
+
+
 def test_a_top_k_of_all_is_no_choice():
     match = explain_one(lambda z: z.topk(E))
     assert not match.recognised and "takes all 8, which is a sort" in match.reason
