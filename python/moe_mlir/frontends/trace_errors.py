@@ -15,6 +15,8 @@ _FOREIGN = (PREFIX, *(os.path.dirname(os.path.abspath(path)) + os.sep
 
 
 _UNKNOWN_OUTPUT = re.compile(r"Found <class '([^']+)'> in output, which is not a known type")
+# Of Module.to on weights without memory.
+_CAST_LAYER = "_apply(): Couldn't swap"
 
 
 class TraceFailed(ValueError):
@@ -33,6 +35,11 @@ def explained():
     except (GuardOnDataDependentSymNode, TorchDynamoException) as error:
         raise TraceFailed(_describe(error)) from None
     except RuntimeError as error:
+        if _CAST_LAYER in str(error):
+            raise TraceFailed(
+                f"{_users_line(error)}: expected a forward that leaves its layers as they are, found "
+                "one that casts or moves them; cast their inputs, and the model before it is "
+                "compiled") from None
         found = _UNKNOWN_OUTPUT.search(str(error))
         if found is None:
             raise

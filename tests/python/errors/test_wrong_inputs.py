@@ -115,6 +115,15 @@ class Branch(torch.nn.Module):
         return x - 1
 
 
+class Casts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer.to(torch.float32)(x)
+
+
 class Identity(torch.nn.Module):
     def forward(self, x):
         return x + x
@@ -155,6 +164,11 @@ def a_model_whose_sizes_depend_on_data(folder):
 @case("control flow that depends on data", "torch.cond", line_of(Branch, "if x.sum()"))
 def a_model_that_branches_on_data(folder):
     return error_of(moe_mlir.export, Branch(), (X,))
+
+
+@case("a forward that leaves its layers as they are", "cast their inputs", line_of(Casts, "layer.to"))
+def a_model_that_casts_its_layers(folder):
+    return error_of(moe_mlir.export, Casts(), (torch.ones(2, 4),))
 
 
 @case("dropout.default: 1 use", "rewrite these lines", line_of(Dropping, "dropout"))
