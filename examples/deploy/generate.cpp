@@ -1,16 +1,15 @@
-// Generates text from C++: a language model's artifact, whose cache of keys and
-// values is state of the loaded function.
+// Generates text from C++: a language model in an artifact of
+// moe_mlir.save_decoder, which keeps its cache from call to call.
 //
-//   moe-compile decoder.pt2 -o decoder.artifact --target=cpu
 //   g++ -std=c++20 generate.cpp -I include -L build/python/moe_mlir
 //   -lmoe_runtime -o generate
 //   ./generate decoder.artifact 8 5 17 3 -- 9 2
 //
-// The function takes ids [1, n] and their positions [n], and gives the logits
-// [1, words] of the token after them: a prompt as a whole, then token by token.
-// On standard error it says how long each sequence took.
+// Each call takes ids and gives the logits of the token after them: a prompt as
+// a whole, then token by token. On standard error it says how long each
+// sequence took.
 
-#include "MoE/Runtime/Artifact.h"
+#include "MoE/Runtime/Decoder.h"
 
 #include <algorithm>
 #include <chrono>
@@ -19,9 +18,9 @@
 #include <ctime>
 #include <exception>
 #include <fstream>
-#include <numeric>
 #include <string>
 #include <unistd.h>
+#include <vector>
 
 using namespace moe::runtime;
 
@@ -45,37 +44,26 @@ private:
   double cpuStart = readThreadClock();
 };
 
-/// The most likely token after `ids`, which start at `position`.
-static int64_t next(const Function &model, std::vector<int64_t> ids,
-                    int64_t position) {
-  auto count = static_cast<int64_t>(ids.size());
-  std::vector<int64_t> positions(ids.size());
-  std::iota(positions.begin(), positions.end(), position);
-  const Tensor arguments[] = {{"i64", {1, count}, ids.data()},
-                              {"i64", {count}, positions.data()}};
-  std::vector<Array> results = model.run(arguments);
-  const Tensor &logits = results.at(0).tensor;
-  if (logits.dtype != "f32" || logits.shape.size() != 2)
-    throw std::runtime_error("expected logits f32[1, words]");
-  auto first = static_cast<const float *>(logits.data);
-  return std::max_element(first, first + logits.shape[1]) - first;
+/// The most likely token after `ids`, which come after those of earlier calls.
+static int64_t next(Decoder &decoder, const std::vector<int64_t> &ids) {
+  Array logits = decoder.run(ids);
+  auto first = static_cast<const float *>(logits.tensor.data);
+  return std::max_element(first, first + logits.tensor.shape[1]) - first;
 }
 
 /// Returns when the first token was there, by the clock of the program.
-static double generate(const Function &model,
-                       const std::vector<int64_t> &prompt, int count,
-                       const Stopwatch &program) {
-  model.reset(); // Of the sequence before nothing is left.
-  auto position = static_cast<int64_t>(prompt.size());
+static double generate(Decoder &decoder, const std::vector<int64_t> &prompt,
+                       int count, const Stopwatch &program) {
+  decoder.reset(); // Of the sequence before nothing is left.
   Stopwatch first;
-  int64_t token = next(model, prompt, 0);
+  int64_t token = next(decoder, prompt);
   double firstToken = program.getSeconds();
   std::fprintf(stderr, "prompt: %zu tokens in %.6f s (CPU %.6f s)",
                prompt.size(), first.getSeconds(), first.getCpuSeconds());
   std::printf("%lld", static_cast<long long>(token));
   Stopwatch steps;
   for (int i = 1; i < count; ++i) {
-    token = next(model, {token}, position++);
+    token = next(decoder, {token});
     std::printf(" %lld", static_cast<long long>(token));
   }
   std::printf("\n");
@@ -102,8 +90,7 @@ int main(int argc, char **argv) {
   Stopwatch program;
   double firstToken = 0;
   try {
-    Artifact artifact(argv[1]);
-    const Function &model = artifact.getFunction();
+    Decoder decoder(argv[1]);
     std::vector<int64_t> prompt;
     for (int i = 3; i <= argc; ++i) {
       bool isLast = i == argc || std::string(argv[i]) == "--";
@@ -111,7 +98,7 @@ int main(int argc, char **argv) {
         prompt.push_back(std::atoll(argv[i]));
         continue;
       }
-      double seconds = generate(model, prompt, std::atoi(argv[2]), program);
+      double seconds = generate(decoder, prompt, std::atoi(argv[2]), program);
       firstToken = firstToken == 0 ? seconds : firstToken;
       prompt.clear();
     }

@@ -63,7 +63,7 @@ std::string mlir::moe::writeManifest(const Artifact &artifact) {
   }
   json::Object manifest{
       {"format", kFormat},
-      {"format_version", 2},
+      {"format_version", artifact.files.count("decoder.json") ? 3 : 2},
       {"compiler",
        json::Object{{"moe_mlir", MOE_VERSION}, {"llvm", LLVM_VERSION_STRING}}},
       {"target", std::move(target)},

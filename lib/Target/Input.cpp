@@ -9,6 +9,7 @@
 #include "mlir/IR/BuiltinTypes.h"
 #include "mlir/IR/DialectRegistry.h"
 #include "mlir/IR/Remarks.h"
+#include "mlir/IR/SymbolTable.h"
 #include "mlir/IR/Verifier.h"
 #include "mlir/Parser/Parser.h"
 #include "mlir/Pass/PassManager.h"
@@ -209,6 +210,26 @@ LogicalResult mlir::moe::runPipeline(ModuleOp module, StringRef pipeline,
   if (failed(manager->run(module)))
     return failure();
   return verify(module);
+}
+
+LogicalResult mlir::moe::addModule(ModuleOp module, ModuleOp part,
+                                   StringRef name) {
+  for (auto symbol : part.getOps<SymbolOpInterface>()) {
+    std::string own =
+        symbol.isPublic() ? name.str() : (name + "_" + symbol.getName()).str();
+    auto renamed = StringAttr::get(part.getContext(), own);
+    Operation *other = part.lookupSymbol(renamed);
+    if (module.lookupSymbol(renamed) || (other && other != symbol))
+      return symbol.emitError() << "expected one public function in each "
+                                   "program, found a second '"
+                                << own << "'";
+    if (failed(SymbolTable::replaceAllSymbolUses(symbol, renamed, part)))
+      return failure();
+    symbol.setName(renamed);
+  }
+  Block *body = module.getBody();
+  body->getOperations().splice(body->end(), part.getBody()->getOperations());
+  return success();
 }
 
 //===----------------------------------------------------------------------===//

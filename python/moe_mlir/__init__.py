@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .cli.doctor import doctor as doctor
     from .compiled.compare import compare as compare
     from .compiled.model import compile as compile
+    from .decoding import save_decoder as save_decoder
     from .frontends.explain import explain as explain
     from .frontends.export import export as export
     from .frontends.inductor import inductor_pass as inductor_pass
@@ -168,6 +169,7 @@ _FUNCTIONS = {
     "pack_experts": "packing",
     "pack_linears": "packing",
     "quantize": "quantization",
+    "save_decoder": "decoding",
     "save_pretrained": "quantization",
     "simulate": "sim.simulation",
     "unpack_experts": "packing",

@@ -90,31 +90,62 @@ static Error runImporter(StringRef python, StringRef path, StringRef folder,
                        : message));
 }
 
-static Expected<std::string> readFile(const TemporaryFolder &folder,
-                                      StringRef name) {
-  auto buffer = MemoryBuffer::getFile(folder.getFile(name));
+static std::string join(StringRef folder, StringRef name) {
+  SmallString<128> file(folder);
+  sys::path::append(file, name);
+  return file.str().str();
+}
+
+static Expected<std::string> readFile(StringRef folder, StringRef name) {
+  auto buffer = MemoryBuffer::getFile(join(folder, name));
   if (!buffer)
-    return createStringError(buffer.getError(),
-                             "expected the importer to write " + name +
-                                 ", found none");
+    return createStringError(buffer.getError(), "expected '" + name + "' in '" +
+                                                    folder + "', found none");
   return (*buffer)->getBuffer().str();
 }
 
-/// The weights, where the importer left them, and what it says of them.
-static Error addProgramFiles(InputProgram &program) {
-  auto description = readFile(*program.folder, "program.json");
+/// What describes the program in an artifact; the weights, where they were
+/// left, and what is said of them.
+static Error addProgramFiles(InputProgram &program, StringRef folder,
+                             StringRef descriptionName) {
+  auto description = readFile(folder, descriptionName);
   if (!description)
     return description.takeError();
-  program.files["program.json"] = std::move(*description);
-  auto files = readFile(*program.folder, "files.json");
+  program.files[descriptionName.str()] = std::move(*description);
+  auto files = readFile(folder, "files.json");
   if (!files)
     return files.takeError();
   auto entries = json::parse(*files);
   if (!entries)
     return entries.takeError();
-  for (auto &[name, entry] : *entries->getAsObject())
-    program.storedFiles[name.str()] = {program.folder->getFile(name), entry};
+  const json::Object *list = entries->getAsObject();
+  if (!list)
+    return createStringError("expected an object in files.json of '" + folder +
+                             "', found something else");
+  for (const auto &[name, entry] : *list)
+    program.storedFiles[name.str()] = {join(folder, StringRef(name)), entry};
   return Error::success();
+}
+
+Expected<InputProgram> mlir::moe::readDecoderPrograms(StringRef folder) {
+  InputProgram program;
+  std::error_code code;
+  for (sys::fs::directory_iterator at(folder, code), end; at != end && !code;
+       at.increment(code)) {
+    StringRef name = sys::path::filename(at->path());
+    if (sys::path::extension(name) != ".mlir")
+      continue;
+    auto text = readFile(folder, name);
+    if (!text)
+      return text.takeError();
+    program.programs[sys::path::stem(name).str()] = std::move(*text);
+  }
+  if (code)
+    return createStringError(code, "cannot read the folder '" + folder +
+                                       "': " + code.message());
+  if (Error error = addProgramFiles(program, folder, "decoder.json"))
+    return error;
+  return program;
 }
 
 Expected<mlir::moe::InputProgram>
@@ -149,12 +180,13 @@ mlir::moe::importTorchProgram(StringRef path, StringRef artifact,
   if (Error error = runImporter(python, path, program.folder->getFile(""),
                                 withWeights, packFor))
     return error;
-  auto text = readFile(*program.folder, "program.mlir");
+  std::string imported = program.folder->getFile("");
+  auto text = readFile(imported, "program.mlir");
   if (!text)
     return text.takeError();
   program.mlir = std::move(*text);
   if (withWeights)
-    if (Error error = addProgramFiles(program))
+    if (Error error = addProgramFiles(program, imported, "program.json"))
       return error;
   return program;
 }

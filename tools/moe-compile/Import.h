@@ -31,9 +31,11 @@ private:
 /// What there is to compile.
 struct InputProgram {
   std::string mlir;
+  /// Of a decoder instead: the text of each program by its name.
+  std::map<std::string, std::string> programs;
   /// What an artifact carries besides code: file name to content.
   std::map<std::string, std::string> files;
-  /// The same of files that lie in `folder` still.
+  /// The same of files that lie on disk still.
   std::map<std::string, StoredFile> storedFiles;
   std::unique_ptr<TemporaryFolder> folder;
 };
@@ -48,6 +50,11 @@ llvm::Expected<InputProgram> importTorchProgram(llvm::StringRef path,
                                                 llvm::StringRef artifact,
                                                 llvm::StringRef packFor,
                                                 const char *tool);
+
+/// Reads the folder in which `moe_mlir.save_decoder` leaves the programs of a
+/// decoder: NAME.mlir with one public function each, decoder.json, and weights,
+/// which are moved from there into an artifact.
+llvm::Expected<InputProgram> readDecoderPrograms(llvm::StringRef folder);
 
 } // namespace mlir::moe
 

@@ -31,7 +31,8 @@ enum class Emit { Artifact, MLIR, LLVMIR, Assembly, PTX, Cubin };
 struct Options {
   cl::OptionCategory category{"moe-compile options"};
   cl::opt<std::string> input{cl::Positional, cl::Required, cl::value_desc("IN"),
-                             cl::desc("<IN: .mlir, .mlirbc or .pt2>"),
+                             cl::desc("<IN: .mlir, .mlirbc or .pt2, or a "
+                                      "folder of moe_mlir.save_decoder>"),
                              cl::cat(category)};
   cl::opt<std::string> output{
       "o", cl::Required, cl::value_desc("OUT"), cl::cat(category),
@@ -152,6 +153,12 @@ static FailureOr<InputProgram> readInput(const Options &options,
       return report(program.takeError());
     return std::move(*program);
   }
+  if (llvm::sys::fs::is_directory(options.input)) {
+    auto program = readDecoderPrograms(options.input);
+    if (!program)
+      return report(program.takeError());
+    return std::move(*program);
+  }
   auto buffer = llvm::MemoryBuffer::getFileOrSTDIN(options.input);
   if (!buffer)
     return report("cannot read '" + options.input +
@@ -245,13 +252,30 @@ static LogicalResult compileGPU(ModuleOp module, const Options &options,
   return success();
 }
 
-static LogicalResult compile(const Options &options, MLIRContext &context,
-                             const InputProgram &program) {
+/// One module of all functions that there are to compile. Null after a
+/// diagnostic.
+static OwningOpRef<ModuleOp> parsePrograms(const Options &options,
+                                           MLIRContext &context,
+                                           const InputProgram &program) {
   InputOptions input;
   input.allowBytecode = options.allowBytecode;
   input.nestingLimit = options.nestingLimit;
+  if (program.programs.empty())
+    return parseInput(context, program.mlir, options.input, input);
   OwningOpRef<ModuleOp> module =
-      parseInput(context, program.mlir, options.input, input);
+      ModuleOp::create(FileLineColLoc::get(&context, options.input, 0, 0));
+  for (const auto &[name, text] : program.programs) {
+    OwningOpRef<ModuleOp> part =
+        parseInput(context, text, options.input + "/" + name + ".mlir", input);
+    if (!part || failed(addModule(*module, *part, name)))
+      return nullptr;
+  }
+  return module;
+}
+
+static LogicalResult compile(const Options &options, MLIRContext &context,
+                             const InputProgram &program) {
+  OwningOpRef<ModuleOp> module = parsePrograms(options, context, program);
   if (!module || failed(setKernelConfigs(*module, options)))
     return failure();
   if (options.emit == Emit::MLIR) {

@@ -35,6 +35,11 @@ OwningOpRef<ModuleOp> parseInput(MLIRContext &context, StringRef source,
                                  StringRef name,
                                  const InputOptions &options = {});
 
+/// Moves what is in `part` to the end of `module`. The functions of a part get
+/// names of their own there: the public one `name`, the others names that begin
+/// with it.
+LogicalResult addModule(ModuleOp module, ModuleOp part, StringRef name);
+
 /// Runs a textual pass pipeline: "moe-to-cpu", "cse,canonicalize" or, with its
 /// anchor, "builtin.module(...)". With `dumpDir`, the module is written there
 /// after every pass that changed it, as NN-<pass>.mlir.

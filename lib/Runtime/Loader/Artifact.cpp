@@ -2,6 +2,7 @@
 
 #include "MoE/Runtime/Artifact.h"
 
+#include "DecoderProgram.h"
 #include "Functions.h"
 #include "HostCpu.h"
 #include "Weights.h"
@@ -220,6 +221,19 @@ static void verifyCpu(const ArtifactFiles &files) {
         "; compile it here, or with --cpu=" + recommendCpu());
 }
 
+std::vector<std::unique_ptr<Function>>
+loadHostFunctions(const ArtifactFiles &files) {
+  if (const std::string &target =
+          files.manifest.at("target").at("name").string();
+      target != "cpu")
+    throw std::runtime_error("expected " + files.folder +
+                             " to be compiled for the CPU, found target '" +
+                             target + "'");
+  verifyCpu(files);
+  return makeHostFunctions(files.manifest,
+                           std::make_shared<ObjectCode>(files.get("kernel.o")));
+}
+
 /// PTX runs on its chip and on later ones; that of `sm_90a` on its chip alone.
 static void verifyChip(const ArtifactFiles &files, const std::string &target,
                        int32_t chip) {
@@ -265,10 +279,12 @@ Artifact::Artifact(const std::string &folder, const std::string &wanted,
   std::string device = chooseDevice(contents->target, wanted);
   if (device == "none") {
     contents->functions = makeDescribedFunctions(files.manifest);
+  } else if (files.contents.contains(kDecoderFile)) {
+    throw std::runtime_error("expected an artifact of functions in " + folder +
+                             ", found a decoder; load it with "
+                             "moe::runtime::Decoder");
   } else if (device == "cpu") {
-    verifyCpu(files);
-    contents->functions = makeHostFunctions(
-        files.manifest, std::make_shared<ObjectCode>(files.get("kernel.o")));
+    contents->functions = loadHostFunctions(files);
   } else {
     contents->device = &openDevice(device);
     verifyChip(files, contents->target, contents->device->getChip());

@@ -12,7 +12,8 @@ namespace moe::runtime {
 namespace {
 
 constexpr const char *kFormat = "moe-mlir-artifact";
-constexpr int64_t kFormatVersion = 2;
+/// Decoders are of the version after that of all other artifacts.
+constexpr int64_t kFormatVersion = 2, kDecoderFormatVersion = 3;
 /// Weights of up to this size are read and checked whenever they are loaded.
 constexpr size_t kMaxVerifiedBytes = 64 << 20;
 
@@ -31,11 +32,11 @@ void verifyFormat(const Json &manifest, const std::string &path) {
                              " to be a manifest of moe-compile, found another "
                              "file");
   int64_t version = manifest.at("format_version").integer();
-  if (version != kFormatVersion)
-    throw std::runtime_error("expected artifact format " +
-                             std::to_string(kFormatVersion) + " in " + path +
-                             ", found " + std::to_string(version) +
-                             "; compile again with this version");
+  if (version != kFormatVersion && version != kDecoderFormatVersion)
+    throw std::runtime_error(
+        "expected artifact format " + std::to_string(kFormatVersion) + " or " +
+        std::to_string(kDecoderFormatVersion) + " in " + path + ", found " +
+        std::to_string(version) + "; compile again with this version");
 }
 
 void verifyDigest(std::string_view content, const std::string &path,

@@ -97,6 +97,11 @@ makeDescribedFunctions(const Json &manifest);
 std::vector<std::unique_ptr<Function>>
 makeHostFunctions(const Json &manifest, std::shared_ptr<ObjectCode> code);
 
+/// The functions of an artifact for the CPU. Throws std::runtime_error where it
+/// is for another CPU.
+std::vector<std::unique_ptr<Function>>
+loadHostFunctions(const ArtifactFiles &files);
+
 /// The functions of an artifact for a chip, which run on `device`.
 std::vector<std::unique_ptr<Function>>
 makeDeviceFunctions(const Json &manifest, const std::string &ptx,

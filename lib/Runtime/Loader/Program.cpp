@@ -1,15 +1,13 @@
 //===- Program.cpp - Torch programs with their weights --------------------===//
 
-#include "AlignedMemory.h"
 #include "Functions.h"
+#include "ProgramSizes.h"
 #include "ProgramState.h"
-#include "Sizes.h"
 #include "Weights.h"
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <regex>
 #include <set>
 #include <stdexcept>
 
@@ -21,7 +19,7 @@ public:
   Program(const Json &description,
           std::vector<std::unique_ptr<Function>> functions,
           std::unique_ptr<MappedFile> weightsFile)
-      : file(std::move(weightsFile)) {
+      : stored(std::move(weightsFile)) {
     name = description.at("function").string();
     for (auto &candidate : functions)
       if (candidate->getName() == name)
@@ -31,11 +29,10 @@ public:
     auto *onDevice = dynamic_cast<DeviceFunction *>(function.get());
     state.emplace(name, onDevice ? &onDevice->getDevice() : nullptr);
     readResults(description);
+    programSizes.emplace(description, *function, "program.json");
     readArguments(description.at("arguments").array());
     if (onDevice)
       moveWeightsTo(onDevice->getDevice());
-    readSymbols(description.at("symbols").object());
-    readConditions(description);
   }
 
   bool hasState() const override { return !state->isEmpty(); }
@@ -81,85 +78,28 @@ private:
     }
   }
 
-  void readSymbols(const Json::Object &places) {
-    for (const auto &[symbol, place] : places) {
-      auto argument = static_cast<size_t>(place.array(2)[0].integer());
-      auto dim = static_cast<size_t>(place.array(2)[1].integer());
-      if (argument >= function->getArguments().size() ||
-          dim >= function->getArguments()[argument].shape.size())
-        refuse("'" + symbol + "' to stand for a size of an argument of '" +
-               name + "'");
-      symbols[symbol] = {argument, dim};
-    }
-  }
-
-  /// Of the sizes that the program serves: `size`, an arithmetic text over the
-  /// symbols, has the relation to the number.
-  struct Condition {
-    std::string size, relation;
-    int64_t number;
-  };
-
-  void readConditions(const Json &description) {
-    for (const Json &condition : description.at("conditions").array()) {
-      const Json::Array &parts = condition.array(3);
-      const std::string &size = parts[0].string();
-      if (!isOfSymbols(size) || !getRelations().count(parts[1].string()))
-        refuse("conditions such as [\"s0\", \">=\", 2] of the symbols of '" +
-               name + "', found one of '" + size + "' and '" +
-               parts[1].string() + "'");
-      conditions.push_back({size, parts[1].string(), parts[2].integer()});
-    }
-  }
-
-  /// Whether each name in a size's text is one of the symbols.
-  bool isOfSymbols(const std::string &size) const {
-    static const std::regex word("[A-Za-z_][A-Za-z_0-9]*");
-    return std::all_of(std::sregex_iterator(size.begin(), size.end(), word),
-                       std::sregex_iterator(), [&](const std::smatch &match) {
-                         return match.str() == "max" || match.str() == "min" ||
-                                symbols.count(match.str());
-                       });
-  }
-
-  using Relation = bool (*)(int64_t, int64_t);
-  static const std::map<std::string, Relation> &getRelations() {
-    static const std::map<std::string, Relation> relations = {
-        {"==", [](int64_t a, int64_t b) { return a == b; }},
-        {"!=", [](int64_t a, int64_t b) { return a != b; }},
-        {"<", [](int64_t a, int64_t b) { return a < b; }},
-        {"<=", [](int64_t a, int64_t b) { return a <= b; }},
-        {">", [](int64_t a, int64_t b) { return a > b; }},
-        {">=", [](int64_t a, int64_t b) { return a >= b; }}};
-    return relations;
-  }
-
   /// Throws for inputs of sizes that the program was not compiled for.
   void checkSizes(std::span<const Tensor> all,
-                  const std::map<std::string, int64_t> &sizes) const {
-    for (const Condition &condition : conditions) {
-      int64_t size = evaluateSizeText(condition.size, sizes);
-      if (!getRelations().at(condition.relation)(size, condition.number))
-        throw std::runtime_error(
-            describe(condition) + ", as the program was exported, found " +
-            std::to_string(size) +
-            "; export it with sizes that include this one, and compile that");
-    }
-    for (size_t i = 0; i < argumentShapes.size(); ++i)
-      for (size_t dim = 0; dim < argumentShapes[i].size(); ++dim) {
-        int64_t expected = evaluate(argumentShapes[i][dim], sizes);
-        if (all[i].shape.at(dim) != expected)
-          throw std::runtime_error(
-              describe(i) + ": expected dim " + std::to_string(dim) +
-              " to be " + std::to_string(expected) +
-              ", which follows from the inputs before, found " +
-              std::to_string(all[i].shape[dim]));
-      }
+                  const ProgramSizes::Values &values) const {
+    if (const auto *condition = programSizes->findUnmet(values))
+      throw std::runtime_error(
+          describe(*condition) + ", as the program was exported, found " +
+          std::to_string(
+              ProgramSizes::evaluate(Json(condition->size), values)) +
+          "; export it with sizes that include this one, and compile that");
+    if (auto mismatch = programSizes->findMismatch(all, values))
+      throw std::runtime_error(
+          describe(mismatch->argument) + ": expected dim " +
+          std::to_string(mismatch->dim) + " to be " +
+          std::to_string(mismatch->expected) +
+          ", which follows from the inputs before, found " +
+          std::to_string(all[mismatch->argument].shape[mismatch->dim]));
   }
 
-  std::string describe(const Condition &condition) const {
+  std::string describe(const ProgramSizes::Condition &condition) const {
     std::string rest =
         " " + condition.relation + " " + std::to_string(condition.number);
+    const auto &symbols = programSizes->getNames();
     auto symbol = symbols.find(condition.size);
     if (symbol != symbols.end()) {
       const auto &[argument, dim] = symbol->second;
@@ -184,20 +124,9 @@ private:
                      "') of '" + name + "'";
   }
 
-  static int64_t evaluate(const Json &size,
-                          const std::map<std::string, int64_t> &sizes) {
-    return size.isInteger() ? size.integer()
-                            : evaluateSizeText(size.string(), sizes);
-  }
-
   void readArguments(const Json::Array &list) {
-    std::map<std::string, Tensor> stored = readWeights(file->getBytes());
-    if (list.size() != function->getArguments().size())
-      refuse("an entry for each argument of '" + name + "'");
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string &argument = list[i].at("name").string();
-      argumentShapes.push_back(
-          list[i].at("shape").array(function->getArguments()[i].shape.size()));
       const Json *updatedBy = list[i].find("updated_by");
       if (function->getArguments()[i].isUpdated && !updatedBy)
         refuse("'" + argument + "' to be state, as '" + name + "' updates it");
@@ -211,29 +140,26 @@ private:
         bound.emplace_back();
         continue;
       }
-      Tensor value = findStored(list[i], stored);
       if (updatedBy)
         bound.push_back(addState(i, static_cast<uint64_t>(updatedBy->integer()),
-                                 value, argument));
+                                 findInitial(list[i]), argument));
       else
-        bound.push_back(align(value, argument));
+        bound.push_back(stored.findAligned(getStoredName(list[i])));
     }
   }
 
-  /// The tensor of a weight, or the first value of state. Tied ones are stored
-  /// once, under the name of the first; state of zeros is not.
-  static Tensor findStored(const Json &argument,
-                           const std::map<std::string, Tensor> &stored) {
+  /// Tied weights are stored once, under the name of the first.
+  static const std::string &getStoredName(const Json &argument) {
     const Json *storedAs = argument.find("stored_as");
-    if (storedAs && storedAs->isNull() && argument.find("updated_by"))
+    return (storedAs ? *storedAs : argument.at("name")).string();
+  }
+
+  /// The first value of state; one of zeros is not stored.
+  Tensor findInitial(const Json &argument) const {
+    const Json *storedAs = argument.find("stored_as");
+    if (storedAs && storedAs->isNull())
       return {};
-    const std::string &key =
-        (storedAs ? *storedAs : argument.at("name")).string();
-    auto found = stored.find(key);
-    if (found == stored.end())
-      throw std::runtime_error(std::string(kWeightsFile) + ": expected '" +
-                               key + "', found no such tensor");
-    return found->second;
+    return stored.find(getStoredName(argument));
   }
 
   /// A buffer whose next value is a result that nobody else gets, or is written
@@ -267,17 +193,6 @@ private:
     return initial;
   }
 
-  /// Compilers of before have put tensors anywhere.
-  Tensor align(Tensor weight, const std::string &weightName) {
-    if (reinterpret_cast<uintptr_t>(weight.data) % kTensorAlignment == 0)
-      return weight;
-    uint64_t bytes = getByteSize(weight);
-    copies.emplace_back(bytes, "weight '" + weightName + "'");
-    std::memcpy(copies.back().get(), weight.data, bytes);
-    weight.data = copies.back().get();
-    return weight;
-  }
-
   /// Once, so that calls copy their inputs alone.
   void moveWeightsTo(GpuDevice &device) {
     weights.emplace(device);
@@ -307,15 +222,13 @@ private:
   /// them or not.
   std::vector<std::vector<int64_t>>
   computeAllShapes(std::span<const Tensor> all) const {
-    std::map<std::string, int64_t> values;
-    for (const auto &[symbol, place] : symbols)
-      values[symbol] = all[place.first].shape.at(place.second);
+    ProgramSizes::Values values = programSizes->read(all);
     checkSizes(all, values);
     std::vector<std::vector<int64_t>> computed;
     for (const Json::Array &shape : shapes) {
       std::vector<int64_t> &sizes = computed.emplace_back();
       for (const Json &size : shape)
-        sizes.push_back(evaluate(size, values));
+        sizes.push_back(ProgramSizes::evaluate(size, values));
       getNumElements(sizes); // Throws for a negative one.
     }
     return computed;
@@ -362,10 +275,10 @@ private:
         copy(returned[i], written[outputs[i]]);
   }
 
-  std::unique_ptr<MappedFile> file;
+  StoredTensors stored;
+  std::optional<ProgramSizes> programSizes;
   /// Changes while calls run, which the function's users see as the model does.
   mutable std::optional<ProgramState> state;
-  std::vector<AlignedMemory> copies;
   std::unique_ptr<Function> function;
   std::optional<StagedTensors> weights;
   /// One a parameter of the function; those of `inputs` are filled in a call.
@@ -373,11 +286,8 @@ private:
   std::vector<size_t> inputs, outputs;
   /// Of each result in program.json that of the function, if it has one.
   std::vector<std::optional<size_t>> places;
-  /// Which size of which argument a name stands for.
-  std::map<std::string, std::pair<size_t, size_t>> symbols;
-  /// Of results, and of all arguments.
-  std::vector<Json::Array> shapes, argumentShapes;
-  std::vector<Condition> conditions;
+  /// Of the function's results.
+  std::vector<Json::Array> shapes;
 };
 
 } // namespace

@@ -83,4 +83,26 @@ std::map<std::string, Tensor> readWeights(std::string_view bytes) {
   return weights;
 }
 
+StoredTensors::StoredTensors(std::unique_ptr<MappedFile> mapped)
+    : file(std::move(mapped)), tensors(readWeights(file->getBytes())) {}
+
+const Tensor &StoredTensors::find(const std::string &name) const {
+  auto found = tensors.find(name);
+  if (found == tensors.end())
+    refuse("expected '" + name + "', found no such tensor");
+  return found->second;
+}
+
+Tensor StoredTensors::findAligned(const std::string &name) {
+  find(name);
+  Tensor &tensor = tensors[name];
+  if (reinterpret_cast<uintptr_t>(tensor.data) % kTensorAlignment != 0) {
+    uint64_t bytes = getByteSize(tensor);
+    copies.emplace_back(bytes, "weight '" + name + "'");
+    std::memcpy(copies.back().get(), tensor.data, bytes);
+    tensor.data = copies.back().get();
+  }
+  return tensor;
+}
+
 } // namespace moe::runtime

@@ -3,8 +3,9 @@
 Loading and calling one needs neither torch nor the compiler's passes.
 """
 
+from .decoder import ArtifactDecoder
 from .functions import ArtifactFunction, KernelFunction
 from .loading import Artifact, load
 from .program import ArtifactProgram
 
-__all__ = ["Artifact", "ArtifactFunction", "ArtifactProgram", "KernelFunction", "load"]
+__all__ = ["Artifact", "ArtifactDecoder", "ArtifactFunction", "ArtifactProgram", "KernelFunction", "load"]

@@ -31,7 +31,7 @@ class ArtifactFunction:
         self._function = function
         self.arguments = description["arguments"]
         self._num_arguments = len(self.arguments)
-        self._results = description["results"]
+        self.results = description["results"]
         self._relations = description["relations"]
         self._updated = [i for i, a in enumerate(self.arguments) if a.get("updated")]
 
@@ -94,8 +94,8 @@ class ArtifactFunction:
                              f"{reason and ', by ' + reason}, found {a}")
 
     def _require_places(self, out, sizes) -> None:
-        if len(out) != len(self._results):
-            raise ValueError(f"expected {len(self._results)} buffers as out= for '{self.name}', "
+        if len(out) != len(self.results):
+            raise ValueError(f"expected {len(self.results)} buffers as out= for '{self.name}', "
                              f"found {len(out)}")
         for i, (value, shape) in enumerate(zip(out, sizes)):
             self.require_place(i, value, shape)
@@ -103,7 +103,7 @@ class ArtifactFunction:
     def require_place(self, index: int, value: Any, sizes: Sequence[int | None]) -> None:
         """Raises where result `index` of these sizes cannot be written into `value`."""
         what = f"result {index} of '{self.name}'"
-        dtype = self._results[index]["dtype"]
+        dtype = self.results[index]["dtype"]
         require_kind(what, value, {"dtype": dtype, "shape": [-1 if s is None else s for s in sizes]})
         require_writable(what, value)
 
@@ -117,7 +117,7 @@ class ArtifactFunction:
         arguments: Sequence[Any],
     ) -> torch.Tensor | numpy.ndarray:
         """A buffer for result `index`, of the kind that the arguments are."""
-        name = DTYPES[self._results[index]["dtype"]]
+        name = DTYPES[self.results[index]["dtype"]]
         torch: Any = sys.modules.get("torch")
         device = next((a.device for a in arguments if torch and isinstance(a, torch.Tensor)), None)
         if device is not None:
@@ -132,7 +132,7 @@ class ArtifactFunction:
     def _sizes(self, arguments) -> list[list[int | None]]:
         """The shapes of the results; None for a size that depends on data."""
         return [[evaluate_expression(size, arguments) for size in result.get("sizes", ())]
-                for result in self._results]
+                for result in self.results]
 
     def _known(self, index, sizes):
         if None in sizes:

@@ -13,12 +13,14 @@ from typing import Any
 from .._native import native
 from .._support.files import read_regular
 from ..compiler.host_cpu import missing_features, recommended
-from . import weights_file
+from . import decoder, weights_file
+from .decoder import ArtifactDecoder
 from .functions import ArtifactFunction, KernelFunction
 from .program import ArtifactProgram
 
 _FORMAT = "moe-mlir-artifact"
-_FORMAT_VERSION = 2
+# Decoders are of the version after that of all other artifacts.
+_FORMAT_VERSIONS = (2, 3)
 # Weights of up to this size are read and checked whenever they are loaded.
 _MAX_VERIFIED_BYTES = 64 << 20
 
@@ -31,7 +33,7 @@ class Artifact:
         manifest: the content of manifest.json.
         files: file name to content, verified against the manifest; weights are
             mapped, and verified as `load` says.
-        functions: name to `ArtifactFunction` or `ArtifactProgram`.
+        functions: name to `ArtifactFunction`, `ArtifactProgram` or `ArtifactDecoder`.
     """
 
     manifest: dict
@@ -49,6 +51,15 @@ class Artifact:
             raise ValueError(f"expected an artifact for a chip, found target '{self.target}'")
         return self.files["kernel.ptx"].decode()
 
+    @property
+    def decoder(self) -> ArtifactDecoder:
+        """The language model of an artifact of `moe_mlir.save_decoder`."""
+        found = self.functions.get(ArtifactDecoder.name)
+        if not isinstance(found, ArtifactDecoder):
+            raise ValueError("expected an artifact of moe_mlir.save_decoder, found one of the functions "
+                             f"{sorted(self.functions)}; call these")
+        return found
+
     def __call__(self, *arguments: Any, out: Any = None, **named: Any) -> Any:
         if len(self.functions) != 1:
             raise ValueError(
@@ -60,7 +71,7 @@ class Artifact:
     def reset(self) -> None:
         """Puts the state of its functions, if they keep any, back to what it was at loading."""
         for function in self.functions.values():
-            if isinstance(function, ArtifactProgram):
+            if isinstance(function, (ArtifactProgram, ArtifactDecoder)):
                 function.reset()
 
     def __repr__(self):
@@ -94,6 +105,8 @@ def load(path: str | os.PathLike[str], *, verify: bool = False) -> Artifact:
     if "program.json" in files:
         program = ArtifactProgram(files, artifact.functions)
         artifact.functions[program.name] = program
+    if decoder.NAME in files:
+        artifact.functions = {ArtifactDecoder.name: ArtifactDecoder(files, artifact.functions)}
     return artifact
 
 
@@ -121,9 +134,9 @@ def _read_manifest(folder: Path) -> dict:
         raise ValueError(f"expected JSON in {path}: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         raise ValueError(f"expected {path} to be a manifest of moe-compile, found another file")
-    if manifest.get("format_version") != _FORMAT_VERSION:
+    if manifest.get("format_version") not in _FORMAT_VERSIONS:
         raise ValueError(
-            f"expected artifact format {_FORMAT_VERSION} in {path}, found "
+            f"expected artifact format {' or '.join(map(str, _FORMAT_VERSIONS))} in {path}, found "
             f"{manifest.get('format_version')}; compile again with this version"
         )
     # A line as sha256sum writes it. Sizes and grids that a flipped bit has changed would give

@@ -163,10 +163,7 @@ class ArtifactProgram:
 
 def _stored(tensors: Mapping[str, Any], argument: Mapping[str, Any]) -> Any:
     """The weight of an argument; tied ones are stored once, under the first one's name."""
-    name = argument.get("stored_as", argument["name"])
-    if name not in tensors:
-        raise ValueError(f"{weights_file.NAME}: expected '{name}', found no such tensor")
-    return tensors[name]
+    return weights_file.find(tensors, argument.get("stored_as", argument["name"]))
 
 
 def _first_value(stored, argument, expected) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .._support import files
+from .arguments import DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -180,6 +181,26 @@ def _tensor(data, offset, count, name, entry):
                          "numpy alone, which has no such type")
     array = numpy.frombuffer(data, dtype, count, offset).reshape(entry["shape"])
     return array if array.ctypes.data % ALIGNMENT == 0 else array.copy()
+
+
+def find(tensors: Mapping[str, Any], name: str) -> Any:
+    """The tensor of a name among those of the file."""
+    if name not in tensors:
+        raise ValueError(f"{NAME}: expected '{name}', found no such tensor")
+    return tensors[name]
+
+
+def element_type(tensor: torch.Tensor) -> str:
+    """The type of a tensor's elements as manifests name it.
+
+    Raises:
+        ValueError: they have none for it.
+    """
+    names = {dtype: name for name, dtype in DTYPES.items() if name != "index"}
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in names:
+        raise ValueError(f"expected tensors of one of the types {sorted(names)}, found {name}")
+    return names[name]
 
 
 def zeros(shape, dtype: str) -> Any:

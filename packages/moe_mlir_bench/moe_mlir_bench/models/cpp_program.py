@@ -7,15 +7,12 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
+import moe_mlir
 from moe_mlir._support.paths import PACKAGE
-from moe_mlir._support.tools import find_tool
-from moe_mlir.compiler.uncached import target_cpu
 
-from .decoder import export
 from .ways import Weights
 
 NAME = "artifact in C++"
@@ -47,18 +44,14 @@ class CppProgram:
         if not artifact.exists():
             begin = time.perf_counter()
             _compile_program(self._folder)
-            _compile_artifact(self._model(), room, artifact, packed=self.name == PACKED)
+            _save_decoder(self._weights.model, room, artifact, packed=self.name == PACKED)
             seconds = time.perf_counter() - begin
-            self.note = f"export, moe-compile and g++ took {seconds:.0f} s before its first token"
+            self.note = f"save_decoder and g++ took {seconds:.0f} s before its first token"
         said = self._generate([ids], 0)
         found = _FIRST_TOKEN.search(said)
         if found is None:
             raise RuntimeError(f"expected the seconds to the first token, found {said!r}")
         return float(found[1])
-
-    def _model(self) -> Any:
-        self._weights.model.set_experts_implementation("grouped_mm")
-        return self._weights.model
 
     def run(self, ids: torch.Tensor, steps: int) -> None:
         said = self._generate([ids, ids], steps)
@@ -103,15 +96,12 @@ def _compile_program(folder: Path) -> None:
           str(PACKAGE), f"-Wl,-rpath,{PACKAGE}", "-lmoe_runtime", "-o", str(folder / "generate")])
 
 
-def _compile_artifact(model, room: int, artifact: Path, packed: bool) -> None:
+def _save_decoder(model, room: int, artifact: Path, packed: bool) -> None:
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    # The program that is exported, and the weights of the artifact.
-    needed, free = 2 * size + (1 << 28), shutil.disk_usage(artifact.parent).free
+    needed, free = size + (1 << 28), shutil.disk_usage(artifact.parent).free
     if free < needed:
         raise OSError(f"expected {needed >> 20} MB free in {tempfile.gettempdir()} for the artifact "
                       f"of a model of {size >> 20} MB, found {free >> 20} MB")
-    exported = artifact.with_suffix(".pt2")
-    torch.export.save(export(model, room), exported)
-    _run([str(find_tool("moe-compile")), str(exported), "-o", str(artifact), "--target=cpu",
-          f"--cpu={target_cpu()}", f"--pack={'true' if packed else 'false'}"])
-    exported.unlink()
+    model.set_experts_implementation("grouped_mm")
+    # A prompt and the steps after it.
+    moe_mlir.save_decoder(model, artifact, room=room, later_prompts=False, pack=packed)

@@ -1,0 +1,112 @@
+"""What an artifact says of a decoder, as JSON: its programs, and what they keep from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .._transformers.cache_state import CacheTensors
+from ..artifact import weights_file
+from .last_logits import name_in_model
+from .states import State
+from .traced import CACHE, TracedProgram, counter_classes
+
+
+def name_of(number: int) -> str:
+    """Of the function of a program."""
+    return f"program_{number}"
+
+
+def describe(programs: Sequence[TracedProgram], parts: CacheTensors, initial: State, room: int,
+             sequences: int, vocabulary: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The description, and the tensors to store by name.
+
+    Args:
+        parts: the empty cache.
+        initial: its state.
+    """
+    stored = _Stored()
+    state = _state_of(programs, parts)
+    classes = counter_classes(programs, initial)
+    class_of = {number: i for i, numbers in enumerate(classes) for number in numbers}
+    return {
+        "room": room, "sequences": sequences, "vocabulary": vocabulary,
+        "form": initial.form,
+        "counters": [initial.counters[numbers[0]] for numbers in classes],
+        "state": [{"name": name, **_type_of(tensor),
+                   "stored_as": stored.add(f"{name}.initial", tensor) if _has_bits(tensor) else None}
+                  for name, tensor in state.items()],
+        "programs": [_describe_program(number, program, state, class_of, stored)
+                     for number, program in enumerate(programs)],
+    }, stored.tensors
+
+
+def _state_of(programs, parts) -> dict[str, torch.Tensor]:
+    """The tensors that calls keep, by name: those of the cache, and buffers that a program updates."""
+    state = {f"{CACHE}.{name}": tensor for name, tensor in zip(parts.form.names, parts.state)}
+    for program in programs:
+        for result in program.module.program.results:
+            if result.kind == "state":
+                state[name_in_model(result.name)] = program.module.state[result.name]
+    return state
+
+
+def _describe_program(number, program, state, class_of, stored) -> dict[str, Any]:
+    module = program.module
+    counters = {position: sorted({class_of[n] for n in group}) for position, group in program.groups}
+    arguments = []
+    for position, argument in enumerate(module.program.arguments):
+        name = argument.name if argument.kind == "input" else name_in_model(argument.name)
+        described = {"name": name, "shape": list(argument.shape)}
+        if position == program.ids:
+            described["kind"] = "ids"
+        elif position in counters:
+            described |= {"kind": "counter", "counters": counters[position]}
+        elif name in state:
+            described["kind"] = "state"
+        else:
+            described |= {"kind": "weight",
+                          "stored_as": stored.add(name, module.state[argument.name])}
+        arguments.append(described)
+    return {
+        "function": name_of(number), "form": program.form, "next_form": program.next_form,
+        "arguments": arguments,
+        "symbols": {name: list(place) for name, place in module.program.symbols.items()},
+        "conditions": [list(condition) for condition in module.conditions],
+        "changes": [[class_of[counter], value] for counter, value in sorted(
+            {class_of[n]: (n, value) for n, value in program.changes.items()}.values())],
+    }
+
+
+def _type_of(tensor) -> dict[str, Any]:
+    dtype = weights_file.element_type(tensor)
+    return {"dtype": dtype, "shape": list(tensor.shape)}
+
+
+def _has_bits(tensor) -> bool:
+    """Whether the tensor is other than zeros, to the sign."""
+    return bool(tensor.detach().contiguous().reshape(-1).view(torch.uint8).any())
+
+
+class _Stored:
+    """The tensors that an artifact stores, each once, whatever programs call it."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._names: dict[tuple, str] = {}
+
+    def add(self, name: str, tensor: torch.Tensor) -> str:
+        """The name under which a tensor is stored."""
+        # Tensors without elements may have one address and be of several sizes.
+        key = tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+        if key not in self._names:
+            # A constant of one program may have the name of another's.
+            while name in self.tensors or weights_file.is_reserved(name):
+                name = f"weight.{name}"
+            self._names[key], self.tensors[name] = name, tensor
+        return self._names[key]
+
+
+__all__ = ["describe", "name_of"]
