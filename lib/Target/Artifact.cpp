@@ -24,6 +24,8 @@ namespace json = llvm::json;
 static constexpr StringLiteral kManifest = "manifest.json";
 static constexpr StringLiteral kDigest = "manifest.json.sha256";
 static constexpr StringLiteral kFormat = "moe-mlir-artifact";
+/// docs/Versions.md says when a number goes up.
+static constexpr int64_t kFormatVersion = 2, kDecoderFormatVersion = 3;
 
 //===----------------------------------------------------------------------===//
 // Manifest
@@ -63,7 +65,9 @@ std::string mlir::moe::writeManifest(const Artifact &artifact) {
   }
   json::Object manifest{
       {"format", kFormat},
-      {"format_version", artifact.files.count("decoder.json") ? 3 : 2},
+      {"format_version", artifact.files.count("decoder.json")
+                             ? kDecoderFormatVersion
+                             : kFormatVersion},
       {"compiler",
        json::Object{{"moe_mlir", MOE_VERSION}, {"llvm", LLVM_VERSION_STRING}}},
       {"target", std::move(target)},

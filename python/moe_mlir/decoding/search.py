@@ -10,7 +10,7 @@ tokens: models whose own code is unrolled over the tokens have none, and run the
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,7 +21,8 @@ from .traced import TracedProgram
 MOST_PROGRAMS = 16
 # For several tokens on an empty cache, and on one that holds some.
 _MOST_OF_PROMPTS = 4
-# Programs of a single number of tokens, after which no more are traced for caches of that form.
+# Traces for a single number of tokens, after which there are no more for caches of that form; each
+# is of more than twice as many as the one before, since few may be a case of their own.
 _MOST_UNROLLED = 2
 
 
@@ -32,9 +33,13 @@ class Call(NamedTuple):
     position: int
     tokens: int
 
+    @property
+    def is_empty(self) -> bool:
+        return self.position == 0
+
     def __str__(self) -> str:
         return (f"{self.tokens} token{'s' if self.tokens > 1 else ''} "
-                f"{f'after {self.position}' if self.position else 'of an empty cache'}")
+                f"{'of an empty cache' if self.is_empty else f'after {self.position}'}")
 
 
 class Search:
@@ -47,7 +52,7 @@ class Search:
 
     Attributes:
         programs: those found, the first that was needed first.
-        longest_prompt: the most tokens of an empty cache up to which each number has a program.
+        longest_prompt: the most tokens of an empty cache that have a program.
     """
 
     def __init__(self, states: CacheStates, trace: Callable[[Call], TracedProgram], room: int,
@@ -55,13 +60,13 @@ class Search:
         self._states, self._trace, self._room = states, trace, room
         self._later_prompts = later_prompts
         self.programs: list[TracedProgram] = []
-        self.longest_prompt = room
+        self.longest_prompt = 1
         # States by the fewest tokens that lead to them.
         self._to_visit: list[list[State]] = [[] for _ in range(room + 1)]
         self._seen: set[State] = set()
         # Of empty caches, and of forms of others.
         self._prompts: Counter[bool] = Counter()
-        self._unrolled: Counter[tuple[bool, int]] = Counter()
+        self._unrolled: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
 
     def run(self) -> None:
         self._visit_step(Call(self._states.initial, 0, 1))
@@ -82,10 +87,9 @@ class Search:
             call = Call(self._states.initial, 0, tokens)
             program = self._program_of_many(call)
             if program is None:
-                self.longest_prompt = min(self.longest_prompt, tokens - 1)
                 tokens += 1
                 continue
-            most = program.most_tokens(call.state, tokens, self._room)
+            most = self.longest_prompt = program.most_tokens(call.state, tokens, self._room)
             for number in range(tokens, most + 1):
                 self._reach(program, call._replace(tokens=number))
             tokens = most + 1
@@ -101,7 +105,8 @@ class Search:
             call = Call(state, position, tokens)
             program = self._program_of_many(call)
             if program is None:
-                return
+                tokens = max(tokens + 1, self._next_trace(call, last))
+                continue
             most = program.most_tokens(state, tokens, last)
             for number in {tokens, most}:
                 self._reach(program, call._replace(tokens=number))
@@ -112,16 +117,21 @@ class Search:
         program = self._find(call)
         if program is not None:
             return program
-        is_empty = call.position == 0
-        key = is_empty, call.state.form
-        if self._prompts[is_empty] == _MOST_OF_PROMPTS or self._unrolled[key] == _MOST_UNROLLED:
+        if call.tokens < self._next_trace(call, self._room):
             return None
         program = self._trace(call)
         if not program.serves_many:
-            self._unrolled[key] += 1
+            self._unrolled[call.is_empty, call.state.form].append(call.tokens)
             return None
-        self._prompts[is_empty] += 1
+        self._prompts[call.is_empty] += 1
         return self._add(program, call)
+
+    def _next_trace(self, call, last) -> int:
+        """The number of tokens from which a trace is worth it; more than `last` where none is."""
+        unrolled = self._unrolled[call.is_empty, call.state.form]
+        if self._prompts[call.is_empty] == _MOST_OF_PROMPTS or len(unrolled) == _MOST_UNROLLED:
+            return last + 1
+        return 2 * unrolled[-1] + 1 if unrolled else 2
 
     def _find(self, call) -> TracedProgram | None:
         return next((program for program in self.programs

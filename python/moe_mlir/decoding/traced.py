@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .._transformers.cache_state import SMALLEST_SIZE, CacheForm, Path, SizeText
 from ..frontends.export import Module
-from ..gpu.sizes import RELATIONS, evaluate_text, linear_in, names_in, unmet_condition
+from ..gpu.sizes import RELATIONS, evaluate_text, linear_in, names_in
 from .states import CacheStates, State
 
 # Names of the inputs of what is traced.
@@ -38,6 +38,8 @@ class TracedProgram:
         for path, value in self._constants:
             _require_constant(path, value)
         self._symbols = self._open_sizes()
+        self._holds = _compiled(module.conditions)
+        self._linear = self._linear_conditions()
         self.next_form = states.after(state, self._constants, {}).form
 
     def _open_sizes(self) -> list[tuple[str | int, int | None]]:
@@ -53,7 +55,8 @@ class TracedProgram:
                  for text, counter in self._symbols]
         values = {text: size for text, size in given
                   if isinstance(text, str) and text in self.module.program.symbols}
-        if any(evaluate_text(text, values) != size for text, size in given):
+        if any(values[text] != size if text in values else evaluate_text(text, values) != size
+               for text, size in given):
             return None
         return values
 
@@ -68,27 +71,29 @@ class TracedProgram:
                 len({state.counters[number] for number in group}) > 1 for _, group in self.groups):
             return False
         values = self._values(state, tokens)
-        return values is not None and unmet_condition(self.module.conditions, values) is None
+        return values is not None and self._holds(values)
 
     def most_tokens(self, state: State, tokens: int, most: int) -> int:
-        """The largest number up to which it serves each one from `tokens`, which it serves."""
-        values = self._values(state, tokens)
-        assert values is not None
-        name = self._symbols[0][0]
-        if not isinstance(name, str) or name not in values:
+        """The largest number up to which it serves each one from `tokens`, which it serves; that
+        number itself where no more can be said."""
+        if self._linear is None:
             return tokens
-        relevant = [(text, relation, number) for text, relation, number in self.module.conditions
-                    if name in names_in(text)]
-        is_shared = any(name in names_in(text) for text, _ in self._symbols[1:])
-        if is_shared:
-            return tokens
-        for text, relation, number in relevant:
+        values, name = self._values(state, tokens), self._symbols[0][0]
+        assert values is not None and isinstance(name, str)
+        for text, relation, number in self._linear:
             linear = linear_in(text, name, values)
-            if linear is None:
-                # Each number is looked at by itself.
-                return tokens
+            assert linear is not None
             most = min(most, _last(*linear, relation, number, tokens, most))
         return most
+
+    def _linear_conditions(self) -> list[tuple[str, str, int]] | None:
+        """The conditions on the number of tokens; None unless that is an open size by itself, in
+        which all are linear."""
+        name, names = self._symbols[0][0], dict.fromkeys(self.module.program.symbols, 1)
+        if name not in names or any(name in names_in(text) for text, _ in self._symbols[1:]):
+            return None
+        found = [condition for condition in self.module.conditions if name in names_in(condition[0])]
+        return None if any(linear_in(text, str(name), names) is None for text, *_ in found) else found
 
     def after(self, state: State, tokens: int) -> State:
         """The state of the cache after a call that it serves."""
@@ -98,6 +103,17 @@ class TracedProgram:
         for number, value in self.changes.items():
             counters[number] = evaluate_text(value, values)
         return State(self.next_form, tuple(counters))
+
+
+def _compiled(conditions) -> Callable[[dict[str, int]], bool]:
+    """Whether all conditions hold, as a function of the open sizes by name.
+
+    A search looks at each number of tokens, of which there are thousands. The texts are those of a
+    trace in this process: those of a file are evaluated by `gpu.sizes`, which runs no code.
+    """
+    text = " and ".join(f"({size}) {relation} {number}" for size, relation, number in conditions)
+    code = compile(text or "True", "<conditions>", "eval")
+    return lambda values: eval(code, {"max": max, "min": min}, values)
 
 
 def _require_constant(path: Path, value) -> None:

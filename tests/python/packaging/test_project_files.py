@@ -38,13 +38,17 @@ def test_the_version_is_the_same_in(name, pattern):
     assert first(pattern, name) == moe_mlir.__version__
 
 
-def test_writer_loaders_and_page_have_one_artifact_format():
-    found = {
-        first(r'"format_version", (\d+)', "lib/Target/Artifact.cpp"),
-        first(r"kFormatVersion = (\d+);", "lib/Runtime/Loader/Files.cpp"),
-        first(r"^_FORMAT_VERSION = (\d+)$", "python/moe_mlir/artifact/loading.py"),
-        first(r'"format_version"`, at present (\d+)', "docs/Versions.md"),
+def test_writer_loaders_and_page_have_the_same_artifact_formats():
+    """That of decoders, and that of all others."""
+    in_cpp = r"kFormatVersion = (\d+), kDecoderFormatVersion = (\d+);"
+    places = {
+        "lib/Target/Artifact.cpp": in_cpp,
+        "lib/Runtime/Loader/Files.cpp": in_cpp,
+        "python/moe_mlir/artifact/loading.py": r"_FORMAT_VERSIONS = \((\d+), (\d+)\)",
+        "docs/Versions.md": r'"format_version"`, at present (\d+), and (\d+) for a decoder',
     }
+    found = {re.search(pattern, (ROOT / path).read_text()).groups()
+             for path, pattern in places.items()}
     assert len(found) == 1
 
 

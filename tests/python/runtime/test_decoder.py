@@ -459,12 +459,51 @@ def test_code_never_leaves_its_tensors(saved, in_cpp, tmp_path):
     assert "less than 24, found 24" in lines[3]
 
 
-def test_room_for_thousands_of_tokens_takes_no_longer_to_search(monkeypatch):
-    """No call of the model: conditions tell which program serves a call."""
-    from moe_mlir.decoding import save
+def test_programs_of_a_small_room_are_those_of_a_large_one():
+    """Their conditions tell which calls they serve: none of 4096 states needs another."""
+    from moe_mlir.decoding.save import _Decoder
+    from moe_mlir.decoding.search import Search
 
     model = build("windows")
-    small, large = (save._Decoder(model, room, 1) for room in (ROOM, 2048))
-    for decoder in (small, large):
-        decoder.find_programs(later_prompts=False)
-    assert len(small._programs) == len(large._programs) == 4
+    small, large = (_Decoder(model, room, 1) for room in (ROOM, 4096))
+    small.find_programs(later_prompts=False)
+    assert len(small._programs) == 4
+    traced = []
+    search = Search(large._states, traced.append, 4096, later_prompts=False)
+    search.programs = small._programs
+    search.run()
+    assert traced == [] and len(search._seen) == 4096 and search.longest_prompt == 4096
+
+
+def test_a_search_skips_what_is_unrolled():
+    """Programs of one number of tokens are not kept; one of more is tried with twice as many."""
+    from moe_mlir.decoding.search import Search
+    from moe_mlir.decoding.states import State
+
+    class Program:
+        def __init__(self, call):
+            # Five tokens and more, or one number.
+            self.form, self.tokens, self.serves_many = call.state.form, call.tokens, call.tokens >= 5
+            traced.append((call.position, call.tokens))
+
+        def serves(self, state, tokens):
+            return state.form == self.form and (
+                tokens >= 5 if self.serves_many else tokens == self.tokens)
+
+        def most_tokens(self, state, tokens, most):
+            return most if self.serves_many else tokens
+
+        def after(self, state, tokens):
+            return State(1, (state.counters[0] + tokens,))
+
+    class States:
+        initial = State(0, (0,))
+
+    for last, later in ((3, False), (20, False), (20, True)):
+        traced = []
+        search = Search(States, Program, last, later)
+        search.run()
+        assert traced == [(0, 1), (0, 2), *([(0, 5)] if last > 5 else []), (1, 1),
+                          *([(1, 2), (1, 5)] if later else [])]
+        assert len(search.programs) == (2 if last < 5 else 3 + later)
+        assert search.longest_prompt == (1 if last < 5 else last)
