@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import decoder  # noqa: E402
 import ir  # noqa: E402
 import pt2  # noqa: E402
 
@@ -66,6 +67,9 @@ def compile_artifacts(compiler: Path, folder: Path, with_program: bool) -> Path:
     for name, source, options in (("cpu", "router", cpu), ("gpu", "router", gpu),
                                   ("calls", "calls", cpu), ("updates", "updates", cpu)):
         subprocess.run([compiler, sources / f"{source}.mlir", "-o", folder / name, *options],
+                       check=True)
+    with tempfile.TemporaryDirectory() as programs:
+        subprocess.run([compiler, decoder.save(Path(programs, "decoder")), "-o", folder / "decoder", *cpu],
                        check=True)
     if with_program:
         with tempfile.TemporaryDirectory() as programs:

@@ -124,6 +124,13 @@ struct Decoder::Contents {
     }
     if (programs.empty())
       refuse("a program, found none");
+    // What none uses may be of any size.
+    for (const auto &[name, tensor] : tensorsByName)
+      if (std::ranges::none_of(programs, [&](const DecoderProgram &program) {
+            return program.uses(tensor);
+          }))
+        refuse("a program for each tensor of the state, found none for '" +
+               name + "'");
   }
 
   std::unique_lock<std::mutex> acquire() {
@@ -171,23 +178,22 @@ struct Decoder::Contents {
 
   /// A call of one program, for a part of the tokens.
   struct Piece {
-    const DecoderProgram *program;
+    DecoderProgram *program;
     int64_t begin, tokens;
     DecoderState state, next;
   };
 
   std::optional<Piece> findPiece(const DecoderState &at, int64_t begin,
-                                 int64_t tokens) const {
-    for (const DecoderProgram &program : programs)
-      if (auto arguments = program.bind({"i64", {sequences, tokens}}, at))
-        return Piece{&program, begin, tokens, at,
-                     program.computeNext(*arguments, at)};
+                                 int64_t tokens) {
+    for (DecoderProgram &program : programs)
+      if (program.bind({"i64", {sequences, tokens}}, at))
+        return Piece{&program, begin, tokens, at, program.computeNext(at)};
     return std::nullopt;
   }
 
   /// The next piece of `rest` tokens: all, or the most that an empty cache can
   /// take, or one.
-  Piece planPiece(const DecoderState &at, int64_t begin, int64_t rest) const {
+  Piece planPiece(const DecoderState &at, int64_t begin, int64_t rest) {
     bool isEmpty = position + begin == 0;
     for (int64_t tokens = rest; tokens > 0;
          tokens = isEmpty || tokens == 1 ? tokens - 1 : 1)
@@ -199,7 +205,7 @@ struct Decoder::Contents {
         "; save it again");
   }
 
-  std::vector<Piece> plan(int64_t tokens) const {
+  std::vector<Piece> plan(int64_t tokens) {
     std::vector<Piece> pieces;
     for (int64_t begin = 0; begin < tokens; begin += pieces.back().tokens)
       pieces.push_back(planPiece(pieces.empty() ? state : pieces.back().next,
@@ -215,8 +221,9 @@ struct Decoder::Contents {
       auto begin = ids.begin() + i * tokens + piece.begin;
       part.insert(part.end(), begin, begin + piece.tokens);
     }
-    Tensor given{"i64", {sequences, piece.tokens}, part.data()};
-    piece.program->run(*piece.program->bind(given, piece.state), logits);
+    piece.program->bind({"i64", {sequences, piece.tokens}, part.data()},
+                        piece.state);
+    piece.program->run(logits);
   }
 
   Array run(std::span<const int64_t> ids) {

@@ -38,7 +38,7 @@ void DecoderProgram::readArguments(const Json::Array &list,
                                    const std::map<std::string, Tensor> &state,
                                    const DecoderState &initial,
                                    int64_t sequences) {
-  bound.resize(list.size());
+  arguments.resize(list.size());
   for (size_t i = 0; i < list.size(); ++i) {
     const std::string &kind = list[i].at("kind").string();
     if (function->getArguments()[i].isUpdated && kind != "state")
@@ -75,7 +75,7 @@ void DecoderProgram::addBound(size_t argument, const Json &description,
     refuse(std::string(isState ? "state '" : "weight '") +
            description.at("name").string() + "' to be " + type.toString() +
            ", found another type");
-  bound[argument] = value;
+  arguments[argument] = value;
 }
 
 void DecoderProgram::addCounters(size_t argument, const Json::Array &list,
@@ -93,7 +93,7 @@ void DecoderProgram::addCounters(size_t argument, const Json::Array &list,
   if (entry.counters.empty())
     refuse("a counter for argument " + std::to_string(argument) +
            ", found none");
-  bound[argument].dtype = type.dtype;
+  arguments[argument].dtype = type.dtype;
   counterArguments.push_back(std::move(entry));
 }
 
@@ -133,28 +133,23 @@ void DecoderProgram::readChanges(const Json::Array &list,
   }
 }
 
-std::optional<std::vector<Tensor>>
-DecoderProgram::bind(Tensor ids, const DecoderState &state) const {
+bool DecoderProgram::bind(Tensor ids, const DecoderState &state) {
   if (state.form != form)
-    return std::nullopt;
-  std::vector<Tensor> arguments = bound;
+    return false;
   for (const auto &[argument, counters] : counterArguments) {
     int64_t value = state.counters[counters[0]];
     if (!std::ranges::all_of(counters, [&](size_t counter) {
           return state.counters[counter] == value;
         }))
-      return std::nullopt;
+      return false;
     arguments[argument].shape = {value + kSmallestSize, 0};
   }
   arguments[*idsArgument] = std::move(ids);
   ProgramSizes::Values values = sizes.read(arguments);
-  if (sizes.findUnmet(values) || sizes.findMismatch(arguments, values))
-    return std::nullopt;
-  return arguments;
+  return !sizes.findUnmet(values) && !sizes.findMismatch(arguments, values);
 }
 
-DecoderState DecoderProgram::computeNext(std::span<const Tensor> arguments,
-                                         const DecoderState &state) const {
+DecoderState DecoderProgram::computeNext(const DecoderState &state) const {
   DecoderState next = state;
   next.form = nextForm;
   ProgramSizes::Values values = sizes.read(arguments);
@@ -167,9 +162,14 @@ DecoderState DecoderProgram::computeNext(std::span<const Tensor> arguments,
   return next;
 }
 
-void DecoderProgram::run(std::span<const Tensor> arguments,
-                         const Tensor &logits) const {
+void DecoderProgram::run(const Tensor &logits) const {
   function->run(arguments, {&logits, 1});
+}
+
+bool DecoderProgram::uses(const Tensor &tensor) const {
+  return std::ranges::any_of(arguments, [&](const Tensor &argument) {
+    return argument.data == tensor.data;
+  });
 }
 
 int64_t DecoderProgram::getNumWords() const {

@@ -39,16 +39,17 @@ public:
                  const std::map<std::string, Tensor> &state,
                  const DecoderState &initial, int64_t sequences);
 
-  /// The arguments for ids [sequences, tokens]; nullopt where the program does
-  /// not serve them in this state.
-  std::optional<std::vector<Tensor>> bind(Tensor ids,
-                                          const DecoderState &state) const;
-  /// What the state is after a call with these arguments.
-  DecoderState computeNext(std::span<const Tensor> arguments,
-                           const DecoderState &state) const;
-  void run(std::span<const Tensor> arguments, const Tensor &logits) const;
+  /// Prepares a call with ids [sequences, tokens]; false where the program does
+  /// not serve it in this state.
+  bool bind(Tensor ids, const DecoderState &state);
+  /// What the state is after the call that was prepared.
+  DecoderState computeNext(const DecoderState &state) const;
+  /// The call that was prepared.
+  void run(const Tensor &logits) const;
 
   int64_t getNumWords() const;
+  /// Whether the tensor, which has memory, is among its arguments.
+  bool uses(const Tensor &tensor) const;
 
 private:
   /// An argument whose first size says the counters, which are equal.
@@ -71,8 +72,8 @@ private:
 
   std::unique_ptr<Function> function;
   ProgramSizes sizes;
-  /// One an argument; those of ids and counters are filled in a call.
-  std::vector<Tensor> bound;
+  /// Those of ids and counters are filled by `bind`.
+  std::vector<Tensor> arguments;
   std::optional<size_t> idsArgument;
   std::vector<CounterArgument> counterArguments;
   int64_t form, nextForm;

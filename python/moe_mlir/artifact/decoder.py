@@ -219,4 +219,8 @@ def _read_programs(description, functions, stored, tensors, initial, sequences):
                    f"'{entry['function']}'")
     if not programs:
         refuse("a program, found none")
+    # What none uses may be of any size.
+    unused = tensors.keys() - {name for program in programs for name in program.state}
+    if unused:
+        refuse(f"a program for each tensor of the state, found none for '{min(unused)}'")
     return programs

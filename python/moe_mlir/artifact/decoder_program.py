@@ -51,7 +51,16 @@ class DecoderProgram:
         if len(self._ids) != 1:
             self._refuse(f"one argument for ids, found {len(self._ids)}")
         self._require_sizes(len(initial.counters))
+        # All others have the sizes that the function says, in every call.
+        self._open = [position for position, argument in enumerate(self._arguments)
+                      if position in self._ids or position in self._counters
+                      or argument["shape"] != function.arguments[position].get("shape", [])]
         self.words = self._read_words()
+
+    @property
+    def state(self) -> list[str]:
+        """The names of the tensors of the cache that it uses."""
+        return list(self._state.values())
 
     def _refuse(self, expectation) -> NoReturn:
         raise ValueError(f"decoder.json: '{self._function.name}': expected {expectation}")
@@ -117,12 +126,13 @@ class DecoderProgram:
                 len({state.counters[counter] for counter in counters}) > 1
                 for counters in self._counters.values()):
             return None
-        shapes = [self._shape(position, state, tokens) for position in range(len(self._arguments))]
-        symbols = {name: shapes[position][dim] for name, (position, dim) in self._symbols.items()}
+        symbols = {name: self._shape(position, state, tokens)[dim]
+                   for name, (position, dim) in self._symbols.items()}
         if unmet_condition(self._conditions, symbols) is not None:
             return None
-        for argument, shape in zip(self._arguments, shapes):
-            if [evaluate_text(size, symbols) for size in argument["shape"]] != shape:
+        for position in self._open:
+            sizes = [evaluate_text(size, symbols) for size in self._arguments[position]["shape"]]
+            if sizes != self._shape(position, state, tokens):
                 return None
         return symbols
 

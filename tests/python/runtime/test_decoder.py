@@ -373,6 +373,8 @@ DAMAGES = {
     "no programs": set_top(programs=[]),
     "no state": set_top(state=[]),
     "state twice": lambda decoder: decoder["state"].append(decoder["state"][0]),
+    "state of no program": lambda decoder: decoder["state"].append(
+        dict(name="more", dtype="f32", shape=[2**33], stored_as=None)),
     "a type of state": lambda decoder: decoder["state"][0].update(dtype="f64"),
     "an unknown type": lambda decoder: decoder["state"][0].update(dtype="f31"),
     "sizes of state": lambda decoder: decoder["state"][0].update(shape=[1, -2, 24, 8]),

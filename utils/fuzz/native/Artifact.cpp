@@ -8,10 +8,13 @@
 
 #include "Target.h"
 
+#include "Loader/DecoderProgram.h"
 #include "Loader/Files.h"
 #include "Loader/Functions.h"
 #include "Loader/Sha256.h"
 #include "Loader/Weights.h"
+
+#include "MoE/Runtime/Decoder.h"
 
 #include <algorithm>
 #include <fstream>
@@ -126,6 +129,21 @@ void runOnSimulator(const ArtifactFiles &files, bool isCallable) {
       call(*function);
 }
 
+/// A prompt, a step, and a step after a reset.
+void decode(const fs::path &folder) {
+  Decoder decoder(folder);
+  if (decoder.getSequences() > kMaxElements)
+    return;
+  auto run = [&](int64_t tokens) {
+    std::vector<int64_t> ids(decoder.getSequences() * tokens, 1);
+    decoder.run(ids);
+  };
+  run(3);
+  run(1);
+  decoder.reset();
+  run(1);
+}
+
 void runOnHost(const fs::path &folder) {
   Artifact loaded(folder, "cpu");
   for (const auto &function : loaded.getFunctions())
@@ -169,6 +187,8 @@ void fuzz::runArtifact(const std::string &input) {
   else if (file == "kernel.o")
     makeHostFunctions(files.manifest,
                       std::make_shared<ObjectCode>(files.get("kernel.o")));
+  else if (files.contents.contains(kDecoderFile))
+    decode(folder);
   else
     runOnHost(folder);
 }
