@@ -343,6 +343,20 @@ def test_a_place_that_is_taken_stays(tmp_path):
     assert (tmp_path / "taken" / "note.txt").read_text() == "mine"
 
 
+def test_moe_compile_takes_no_other_folders(tmp_path):
+    (tmp_path / "in").mkdir()
+    done = run_tool("moe-compile", tmp_path / "in", "-o", tmp_path / "out")
+    assert done.returncode == 1 and "expected 'decoder.json' in '" in done.stderr
+    function = "func.func @{}(%x: tensor<3xf32>) -> tensor<3xf32> {{ return %x : tensor<3xf32> }}\n"
+    (tmp_path / "in" / "a.mlir").write_text(function.format("f") + function.format("g"))
+    (tmp_path / "in" / "decoder.json").write_text("{}")
+    (tmp_path / "in" / "files.json").write_text("{}")
+    done = run_tool("moe-compile", tmp_path / "in", "-o", tmp_path / "out")
+    assert done.returncode == 1
+    assert "expected one public function in each program, found a second 'a'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 # ---- damaged descriptions ----------------------------------------------------------------
 
 
