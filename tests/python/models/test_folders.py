@@ -21,10 +21,13 @@ def test_a_folder_works(folder):
 
 def test_what_does_not_work_has_its_reason_below_the_table():
     text = folders.table({
-        "b": dict(patched="2 of 2, ok", whole="3e-07, ok", decoded="TypeError: a|b", backend="2, ok"),
-        "a": dict(patched="0 of 2", whole="1e-01, wrong", decoded="1e-07, ok", backend="1, ok")})
+        "b": dict(patched="2 of 2, ok", whole="3e-07, ok", decoded="TypeError: a|b",
+                  artifact="2e-07, ok", backend="2, ok"),
+        "a": dict(patched="0 of 2", whole="1e-01, wrong", decoded="1e-07, ok", artifact="3e-07, ok",
+                  backend="1, ok")})
     rows, reasons = text.split("\n\n")
-    assert rows.splitlines()[2:] == ["| a | no | no | 1e-07 | 1 |", "| b | 2 of 2 | 3e-07 | no | 2 |"]
+    assert rows.splitlines()[2:] == ["| a | no | no | 1e-07 | 3e-07 | 1 |",
+                                     "| b | 2 of 2 | 3e-07 | no | 2e-07 | 2 |"]
     assert reasons.splitlines() == ["- a, patched: 0 of 2", "- a, whole: 1e-01, wrong",
                                     "- b, decoded: TypeError: a/b"]
 

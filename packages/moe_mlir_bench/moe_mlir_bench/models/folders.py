@@ -33,7 +33,9 @@ CALLS = (6, 1, 1, 1, 1, 3, 1, 1)
 _ROOM = 40
 # How the text of a part begins that is not asked for.
 _NO_ROUTER = "no router"
-PARTS = ("patched", "whole", "decoded", "backend")
+PARTS = ("patched", "whole", "decoded", "artifact", "backend")
+# Of a decoder a prompt and steps past the end of a window, and a prompt that is longer than one.
+_DECODER_CALLS = ((6, 1, 1, 1, 1), (13, 1, 1))
 
 
 def ids(batch: int, tokens: int, seed: int = 0) -> torch.Tensor:
@@ -49,7 +51,7 @@ def check(folder: str, parts: Sequence[str] = PARTS) -> dict[str, str]:
         model = tiny_models.build(folder)
     except Exception as error:  # of a model's own code
         return dict.fromkeys(parts, f"no small model: {_brief(error)}")
-    functions = dict(zip(PARTS, (_patched, _whole, _decoded, _backend), strict=True))
+    functions = dict(zip(PARTS, (_patched, _whole, _decoded, _artifact, _backend), strict=True))
     found = {}
     for part in parts:
         try:
@@ -127,6 +129,37 @@ def _decoded(model) -> str:
     ours, worst = cache(), 0.0
     for seed, (tokens, logits) in enumerate(zip(CALLS, expected, strict=True)):
         worst = max(worst, _difference(compiled(ids(1, tokens, seed), cache=ours).logits, logits))
+    return f"{worst:.0e}" + (", ok" if worst <= TOLERANCE else ", wrong")
+
+
+@torch.no_grad()
+def _artifact(model) -> str:
+    """`moe_mlir.save_decoder`, loaded in Python, whose runtime calls the same code as that of C++."""
+    import transformers
+
+    import moe_mlir
+    from moe_mlir._transformers.names import cache_call
+
+    if model.config.is_encoder_decoder or not model.can_generate():
+        return "no decoder alone"
+
+    def eager(calls):
+        cache = transformers.StaticCache(config=model.config, max_cache_len=_ROOM)
+        with LowestIndexFirst():
+            return [model(ids(1, tokens, seed), **cache_call(model, cache)).logits[:, -1]
+                    for seed, tokens in enumerate(calls)]
+    try:
+        expected = list(map(eager, _DECODER_CALLS))
+    except Exception as error:
+        return f"not by transformers: {_brief(error)}"
+    with tempfile.TemporaryDirectory() as folder:
+        moe_mlir.save_decoder(model, Path(folder, "artifact"), room=_ROOM, later_prompts=False)
+        decoder = moe_mlir.load(Path(folder, "artifact")).decoder
+    worst = 0.0
+    for calls, logits in zip(_DECODER_CALLS, expected, strict=True):
+        decoder.reset()
+        for seed, tokens in enumerate(calls):
+            worst = max(worst, _difference(decoder(ids(1, tokens, seed)), logits[seed]))
     return f"{worst:.0e}" + (", ok" if worst <= TOLERANCE else ", wrong")
 
 
@@ -208,8 +241,8 @@ def check_apart(folder: str, parts: Sequence[str] = PARTS, limit: int = _LIMIT) 
 
 def table(results: dict[str, dict[str, str]]) -> str:
     """The results as a table, with the reasons below it."""
-    lines = ["| folder | routers patched | compiled whole | decoded | trained by the backend |",
-             "|---|---|---|---|---|"]
+    lines = ["| folder | routers patched | compiled whole | decoded | artifact | trained by the backend |",
+             "|---|---|---|---|---|---|"]
     reasons: list[str] = []
 
     def cell(folder, part):
@@ -238,6 +271,8 @@ with random weights in f32, with a layer of each kind of its attention.
 - **decoded**: `moe_mlir.compile` with a `StaticCache`; the same for a prompt, steps up to the end of a
   window of 8 tokens and past it, and more tokens at once. "not by transformers": its own code fails
   with such a cache.
+- **artifact**: `moe_mlir.save_decoder`; the same for a prompt with steps, and for one that is longer than
+  a window.
 - **trained by the backend**: `torch.compile(backend="moe")` of a patched model: the selections that ran
   as ops of ours, the layers of experts, and the largest difference of logits and of any gradient.
 - Eager chooses the lowest index of equal scores here, as compiled code does; torch promises no order.
