@@ -60,7 +60,7 @@ def native_targets(tool: Path) -> dict:
     return dict(re.findall(r"^(\w+) +(.*)$", listed, flags=re.M))
 
 
-def compile_artifacts(compiler: Path, folder: Path, with_program: bool) -> Path:
+def compile_artifacts(compiler: Path, folder: Path, with_program: bool, with_decoder: bool) -> Path:
     """One artifact of each kind, for every machine, so small that an input takes no time."""
     sources = ROOT / "utils/fuzz/corpus/artifacts"
     cpu, gpu = ["--target=cpu", "--cpu=x86-64"], ["--target=sm_80"]
@@ -68,9 +68,10 @@ def compile_artifacts(compiler: Path, folder: Path, with_program: bool) -> Path:
                                   ("calls", "calls", cpu), ("updates", "updates", cpu)):
         subprocess.run([compiler, sources / f"{source}.mlir", "-o", folder / name, *options],
                        check=True)
-    with tempfile.TemporaryDirectory() as programs:
-        subprocess.run([compiler, decoder.save(Path(programs, "decoder")), "-o", folder / "decoder", *cpu],
-                       check=True)
+    if with_decoder:
+        with tempfile.TemporaryDirectory() as programs:
+            subprocess.run([compiler, decoder.save(Path(programs, "decoder")), "-o", folder / "decoder",
+                            *cpu], check=True)
     if with_program:
         with tempfile.TemporaryDirectory() as programs:
             subprocess.run([compiler, pt2.save_seeds(Path(programs))[0], "-o", folder / "program",
@@ -86,7 +87,9 @@ def fuzz_native(tool: Path, options, result: Result, expired) -> None:
             command += ["--artifacts", compile_artifacts(
                 find_tool(options.compiler, "moe-compile"), Path(folder),
                 # Exporting one takes longer than a short run.
-                with_program=options.runs >= 1000)]
+                with_program=options.runs >= 1000,
+                # Its functions take no calls but those of a decoder.
+                with_decoder=result.target == "artifact")]
             options.end = time.monotonic() + options.seconds  # of inputs, not of seeds
         environment = {"ASAN_OPTIONS": "allocator_may_return_null=1:detect_container_overflow=0",
                        "UBSAN_OPTIONS": "print_stacktrace=1", **os.environ}
