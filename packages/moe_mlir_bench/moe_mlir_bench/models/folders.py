@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 CALLS = (6, 1, 1, 1, 1, 3, 1, 1)
 _ROOM = 40
 # How the text of a part begins that is not asked for.
-_NO_ROUTER = "no router"
+_NO_ROUTER, _NO_DECODER = "no router", "no decoder alone"
 PARTS = ("patched", "whole", "decoded", "artifact", "backend")
 # Of a decoder a prompt and steps past the end of a window, and a prompt that is longer than one.
 _DECODER_CALLS = ((6, 1, 1, 1, 1), (13, 1, 1))
@@ -114,7 +114,7 @@ def _decoded(model) -> str:
     from moe_mlir._transformers.names import cache_call
 
     if model.config.is_encoder_decoder or not model.can_generate():
-        return "no decoder alone"
+        return _NO_DECODER
     try:
         own, expected = transformers.StaticCache(config=model.config, max_cache_len=_ROOM), []
         for seed, tokens in enumerate(CALLS):
@@ -141,7 +141,7 @@ def _artifact(model) -> str:
     from moe_mlir._transformers.names import cache_call
 
     if model.config.is_encoder_decoder or not model.can_generate():
-        return "no decoder alone"
+        return _NO_DECODER
 
     def eager(calls):
         cache = transformers.StaticCache(config=model.config, max_cache_len=_ROOM)
@@ -254,7 +254,7 @@ def table(results: dict[str, dict[str, str]]) -> str:
         text = results[folder].get(part, "not checked")
         if text.endswith(", ok"):
             return text.removesuffix(", ok")
-        if text.startswith(_NO_ROUTER):
+        if text.startswith((_NO_ROUTER, _NO_DECODER)):
             return "-"
         reasons.append(f"- {folder}, {part}: {text.replace('|', '/')}")
         return "no"
@@ -281,7 +281,8 @@ with random weights in f32, with a layer of each kind of its attention.
 - **trained by the backend**: `torch.compile(backend="moe")` of a patched model: the selections that ran
   as ops of ours, the layers of experts, and the largest difference of logits and of any gradient.
 - Eager chooses the lowest index of equal scores here, as compiled code does; torch promises no order.
-- **no**: a line below the table gives the reason.
+- **-**: experts without a router, or a model that does not generate, or one with an encoder, whose two
+  caches no compiled code takes yet. **no**: a line below the table gives the reason.
 """
 
 

@@ -258,10 +258,10 @@ what else is less than in the released model: {depths}.
 What the columns mean:
 
 - **eager, moe**: routers by `moe_mlir.hf.patch`, experts "moe"; **packed**: experts by
-  `moe_mlir.pack_experts`, linear layers by `moe_mlir.pack_linears`, or by `moe-compile`, which
-  packs unless it is given `--pack=false`, as is `moe_mlir.compile`; **artifact in C++**:
-  `examples/deploy/generate.cpp` on an artifact of `moe-compile`, each time a process of its own,
-  and times from its second sequence.
+  `moe_mlir.pack_experts`, linear layers by `moe_mlir.pack_linears`, or by `moe_mlir.save_decoder`,
+  which packs unless it is given `pack=False`, as does `moe_mlir.compile`; **artifact in C++**:
+  `examples/deploy/generate.cpp` on what `save_decoder` wrote, each time a process of its own, and
+  times from its second sequence.
 - **prompt**: the forward of a whole prompt, the best round; **steps**: greedy steps after it, the
   median round. `batched_mm` copies weights for each token, so its prompt runs on `grouped_mm`.
 - **first token**: seconds of the wall clock from a model in memory to its first token, with what is
