@@ -251,7 +251,9 @@ def table(results: dict[str, dict[str, str]]) -> str:
     reasons: list[str] = []
 
     def cell(folder, part):
-        text = results[folder].get(part, "not checked")
+        text = results[folder].get(part)
+        if text is None:
+            return ""
         if text.endswith(", ok"):
             return text.removesuffix(", ok")
         if text.startswith((_NO_ROUTER, _NO_DECODER)):
@@ -282,7 +284,8 @@ with random weights in f32, with a layer of each kind of its attention.
   as ops of ours, the layers of experts, and the largest difference of logits and of any gradient.
 - Eager chooses the lowest index of equal scores here, as compiled code does; torch promises no order.
 - **-**: experts without a router, or a model that does not generate, or one with an encoder, whose two
-  caches no compiled code takes yet. **no**: a line below the table gives the reason.
+  caches no compiled code takes yet. **no**: a line below the table gives the reason. Empty: not checked
+  in this run.
 """
 
 
