@@ -34,7 +34,7 @@ template <typename Element>
 struct Columns {
   const Element *source;
   Element *target;
-  int64_t count, all;
+  int64_t count;
 };
 } // namespace
 
@@ -99,7 +99,7 @@ static void packPanel(const Packing &packing, int64_t expert, int64_t panel) {
     int64_t end = std::min(begin + kBlock, packing.depth);
     for (int64_t half = 0; half < packing.halves; ++half) {
       Columns<Element> columns{source + half * out * packing.rowStride,
-                               target + half * all * Steps, count, all};
+                               target + half * all * Steps, count};
       pack(packing, columns, begin, end);
       for (int64_t t = begin; t < end; ++t)
         std::fill(columns.target + (t * packing.columns + count) * Steps,

@@ -187,11 +187,8 @@ def _read_state(description, stored) -> dict[str, _StateTensor]:
             refuse(f"a type and sizes of '{name}', found {dtype} {shape}")
         if name in tensors:
             refuse(f"each tensor of the state once, found '{name}' again")
-        initial = None if stored_as is None else weights_file.find(stored, stored_as)
-        if initial is not None and [list(initial.shape), str(initial.dtype).removeprefix("torch.")] != [
-                shape, DTYPES[dtype]]:
-            refuse(f"the first value of '{name}' to be {dtype} {shape}, found {initial.dtype} "
-                   f"{list(initial.shape)}")
+        initial = None if stored_as is None else \
+            weights_file.first_value(stored, stored_as, name, dtype, shape, NAME)
         tensors[name] = _StateTensor(dtype, shape, initial)
     return tensors
 

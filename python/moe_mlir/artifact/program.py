@@ -163,19 +163,18 @@ class ArtifactProgram:
 
 def _stored(tensors: Mapping[str, Any], argument: Mapping[str, Any]) -> Any:
     """The weight of an argument; tied ones are stored once, under the first one's name."""
-    return weights_file.find(tensors, argument.get("stored_as", argument["name"]))
+    return weights_file.find(tensors, _stored_as(argument))
+
+
+def _stored_as(argument: Mapping[str, Any]) -> str:
+    return argument.get("stored_as", argument["name"])
 
 
 def _first_value(stored, argument, expected) -> Any:
     """The first value of a buffer that calls update; one of zeros is not stored."""
     if argument.get("stored_as", "") is not None:
-        first = _stored(stored, argument)
-        if [list(first.shape), str(first.dtype).removeprefix("torch.")] != [
-                expected["shape"], DTYPES[expected["dtype"]]]:
-            raise ValueError(f"program.json: expected the first value of '{argument['name']}' to be "
-                             f"{expected['dtype']} {expected['shape']}, found {first.dtype} "
-                             f"{list(first.shape)}")
-        return first
+        return weights_file.first_value(stored, _stored_as(argument), argument["name"],
+                                        expected["dtype"], expected["shape"], "program.json")
     return weights_file.zeros(expected["shape"], DTYPES[expected["dtype"]])
 
 

@@ -190,6 +190,20 @@ def find(tensors: Mapping[str, Any], name: str) -> Any:
     return tensors[name]
 
 
+def first_value(tensors: Mapping[str, Any], stored_as: str, name: str, dtype: str, shape: list[int],
+                file: str) -> Any:
+    """The stored first value of `name`, which calls update, of the type that a description says.
+
+    Raises:
+        ValueError: it is of another type; in the words of `file`, which describes it.
+    """
+    first = find(tensors, stored_as)
+    if [list(first.shape), str(first.dtype).removeprefix("torch.")] != [shape, DTYPES[dtype]]:
+        raise ValueError(f"{file}: expected the first value of '{name}' to be {dtype} {shape}, found "
+                         f"{first.dtype} {list(first.shape)}")
+    return first
+
+
 def element_type(tensor: torch.Tensor) -> str:
     """The type of a tensor's elements as manifests name it.
 

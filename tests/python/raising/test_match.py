@@ -479,6 +479,19 @@ def test_a_raised_program_computes_the_same_and_trains(name):
     torch.testing.assert_close(model.gate.weight.grad, expected, rtol=1e-5, atol=1e-6)
 
 
+def assert_trains_alike(model, caplog, loss):
+    """The backend's gradients are eager's."""
+    x = torch.randn(5, 16)
+    compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
+    gradients = []
+    with caplog.at_level("INFO", logger="moe_mlir.backend"):
+        for run in (model, compiled):
+            model.zero_grad()
+            loss(*run(x)).backward()
+            gradients.append(model.gate.weight.grad.clone())
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+
+
 def test_gates_beside_a_choice_without_gradients_have_theirs(caplog):
     """Dynamo's graph has the bounds of `no_grad`, and the op must not lie between them."""
     class Chooses(Router):
@@ -487,17 +500,8 @@ def test_gates_beside_a_choice_without_gradients_have_theirs(caplog):
             with torch.no_grad():
                 indices = (scores + BIAS).topk(K)[1]
             return scores.gather(-1, indices), indices
-    model, x = Chooses(None), torch.randn(5, 16)
-    compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
-    gradients = []
-    with caplog.at_level("INFO", logger="moe_mlir.backend"):
-        for run in (model, compiled):
-            model.zero_grad()
-            gates, _ = run(x)
-            gates.square().sum().backward()
-            gradients.append(model.gate.weight.grad.clone())
+    assert_trains_alike(Chooses(None), caplog, lambda gates, indices: gates.square().sum())
     assert "raised (F5)" in caplog.text
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cast", [lambda x: x.float(), lambda x: x.contiguous(), lambda x: x.type_as(x),
@@ -512,17 +516,9 @@ def test_what_a_choice_without_gradients_hands_on_has_its_argument_s(cast, caplo
                 same = cast(logits)
                 indices = (F.softmax(same, -1) + BIAS).topk(K)[1]
             return F.softmax(logits, -1).gather(-1, indices), same + logits
-    model, x = Chooses(None), torch.randn(5, 16)
-    compiled = torch.compile(model, backend="moe", options={"rest": "eager"})
-    gradients = []
-    with caplog.at_level("INFO", logger="moe_mlir.backend"):
-        for run in (model, compiled):
-            model.zero_grad()
-            gates, handed = run(x)
-            (gates.square().sum() + handed.square().sum()).backward()
-            gradients.append(model.gate.weight.grad.clone())
+    assert_trains_alike(Chooses(None), caplog,
+                        lambda gates, handed: gates.square().sum() + handed.square().sum())
     assert "raised (" in caplog.text
-    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
 
 
 def test_gates_without_gradients_get_none(caplog):
