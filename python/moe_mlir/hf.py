@@ -15,7 +15,7 @@ import torch
 
 from ._support.modules import require_module
 from ._transformers.experts_interface import experts_forward, register_experts
-from .patching.expert_loops import FORMS, is_expert_loop, loop_forward
+from .patching.expert_loops import FORMS, is_expert_loop, known_experts, loop_forward
 from .patching.known_forwards import EXPERTS, ROUTERS
 from .patching.model_code import is_model_class
 from .patching.raised_forward import RaisedForward, try_forward
@@ -112,9 +112,8 @@ def _new_forward(module, dtype):
 
 def _known_forward(module):
     """The forward that a class of transformers is known to need; None for all others."""
-    name = type(module).__name__
-    known = ROUTERS.get(name) or EXPERTS.get(name)
-    return known if is_model_class(type(module)) else None
+    router = ROUTERS.get(type(module).__name__) if is_model_class(type(module)) else None
+    return router or known_experts(module)
 
 
 def _counts(module) -> bool:

@@ -31,6 +31,25 @@ class SizeText(str):
     """An integer that a call leaves in a cache, as a text over the open sizes of its program."""
 
 
+class ResultNumber(int):
+    """A tensor that a call leaves in a cache that grows: which of the results made for it."""
+
+
+class Structure:
+    """The objects, lists and dictionaries that a call leaves in a cache, without what they hold."""
+
+    def __init__(self, cache: Any):
+        self.frame = _copied(cache, lambda leaf: None)
+
+    def make(self) -> Any:
+        """A new cache that has it."""
+        return _copied(self.frame, lambda leaf: leaf)
+
+    def give(self, cache: Any) -> None:
+        """Adds what a cache lacks of it, and ends what it no longer has."""
+        _follow(cache, self.frame)
+
+
 @dataclass(frozen=True)
 class CacheForm:
     """What two caches have in common that one program serves.
@@ -39,12 +58,18 @@ class CacheForm:
         constants: the path, type and value of all that is neither tensor nor counter.
         tensors: the paths of the tensors.
         counters: groups of paths to integers that are open sizes; those of a group are equal.
+        same: paths to tensors that have an earlier path, too, with its number.
+        grows: whether a call makes other tensors, which may be longer, in the place of these.
+        kinds: of each tensor of a cache that grows its dtype and number of dims.
         frame: the cache without its tensors and counters.
     """
 
     constants: tuple[tuple[Path, type, Any], ...]
     tensors: tuple[Path, ...]
     counters: tuple[tuple[Path, ...], ...]
+    same: tuple[tuple[Path, int], ...]
+    grows: bool
+    kinds: tuple[tuple[torch.dtype, int], ...]
     frame: Any = field(compare=False, repr=False)
 
     @property
@@ -64,19 +89,21 @@ class CacheTensors:
         self.form, self.tensors, self.cache = form, tensors, cache
 
     @staticmethod
-    def of(cache: Any, is_counter: Callable[[Any, Path], bool]) -> CacheTensors:
+    def of(cache: Any, is_counter: Callable[[Any, Path], bool], grows: bool = False) -> CacheTensors:
         """A cache of which `is_counter(part, path in it)` says which integers are open."""
         found = list(leaves_of(cache))
         tensors = [(path, leaf) for path, _, leaf in found if isinstance(leaf, torch.Tensor)]
+        tensors, same = _with_others(tensors) if grows else (tensors, [])
         groups: dict[int, list[Path]] = {}
         for path, (part, start), leaf in found:
             if type(leaf) is int and is_counter(part, path[start:]):
                 groups.setdefault(leaf, []).append(path)
         counters = tuple(map(tuple, groups.values()))
-        known = {path for path, _ in tensors} | {path for group in counters for path in group}
+        known = {path for path, _ in (*tensors, *same)} | {path for group in counters for path in group}
         constants = tuple((path, type(leaf), leaf) for path, _, leaf in found if path not in known)
-        form = CacheForm(constants, tuple(path for path, _ in tensors), counters,
-                         _copied(cache, lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf))
+        kinds = tuple((tensor.dtype, tensor.dim()) for _, tensor in tensors) if grows else ()
+        form = CacheForm(constants, tuple(path for path, _ in tensors), counters, tuple(same), grows,
+                         kinds, _copied(cache, lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf))
         sizes = [torch.empty(count + SMALLEST_SIZE, 0) for count in groups]
         return CacheTensors(form, [*(tensor for _, tensor in tensors), *sizes], cache)
 
@@ -85,6 +112,8 @@ class CacheTensors:
         cache = _copied(self.form.frame, lambda leaf: leaf)
         for path, tensor in zip(self.form.tensors, self.tensors):
             put(cache, path, tensor)
+        for path, number in self.form.same:
+            put(cache, path, self.tensors[number])
         for group, tensor in zip(self.form.counters, self.counter_sizes):
             size = tensor.shape[0]
             # Otherwise torch takes what a count of tokens ends, such as keys[:count], for a size
@@ -109,27 +138,40 @@ class CacheTensors:
         """The number of sequences that it holds; None if no tensor says so."""
         return next((tensor.shape[0] for tensor in self.state if tensor.dim() > 1), None)
 
-    def changes_of(self, cache: Any) -> list[tuple[Path, Any]]:
-        """What a model changed in a cache that `build` made, other than in its tensors.
+    def changes_of(self, cache: Any, is_new: bool = False) -> tuple[list[tuple[Path, Any]], list[torch.Tensor]]:
+        """What a model changed in a cache that `build` made, and the tensors that it made for it.
 
-        Where the model put another tensor in the place of one, that one takes its values.
+        Where the model put another tensor in the place of one, the changes name it by its number;
+        in a cache of fixed size, the one before takes its values. Of a new cache all is told.
 
         Raises:
-            TypeError: the cache has other tensors than before, or of other sizes.
+            TypeError: a cache of fixed size has other tensors than before, or of other sizes.
         """
-        before = {path: tensor for path, tensor in zip(self.form.tensors, self.tensors)}
-        built = {path: value for path, _, value in leaves_of(self.build())}
-        changes = []
+        before = dict(zip(self.form.tensors, self.tensors))
+        start = self.build()
+        built = {path: value for path, _, value in leaves_of(start)}
+        changes: list[tuple[Path, Any]] = []
+        if is_new or (self.form.grows and not _is_alike(start, cache)):
+            changes.append(((), Structure(cache)))
+        made: dict[int, int] = {}
+        results: list[torch.Tensor] = []
         for path, _, now in leaves_of(cache):
             if isinstance(now, torch.SymBool):
                 now = bool(now)  # what it depends on is a condition of the program
-            if isinstance(now, torch.Tensor):
+            if isinstance(now, torch.Tensor) and not self.form.grows:
                 _keep_in_place(path, before.pop(path, None), now)
+            elif isinstance(now, torch.Tensor):
+                if now is not built.get(path):
+                    if id(now) not in made:
+                        made[id(now)] = len(results)
+                        # A program's results have memory of their own.
+                        results.append(now.clone() if any(now is x for x in self.tensors) else now)
+                    changes.append((path, ResultNumber(made[id(now)])))
             elif path not in built or not _is_same(built[path], now):
                 changes.append((path, now))
-        if before:
+        if before and not self.form.grows:
             raise _grows(next(iter(before)), "a tensor", "none")
-        return changes
+        return changes, results
 
 
 pytree.register_pytree_node(
@@ -137,6 +179,20 @@ pytree.register_pytree_node(
     lambda tensors, form: CacheTensors(form, list(tensors)),
     flatten_with_keys_fn=lambda parts: (
         [(pytree.MappingKey(n), t) for n, t in zip(parts.form.names, parts.tensors)], parts.form))
+
+
+def _with_others(tensors):
+    """The tensors, each at its first path, and the other paths with the numbers of these."""
+    first: dict[int, int] = {}
+    once: list[tuple[Path, torch.Tensor]] = []
+    others: list[tuple[Path, int]] = []
+    for path, tensor in tensors:
+        number = first.setdefault(id(tensor), len(once))
+        if number == len(once):
+            once.append((path, tensor))
+        else:
+            others.append((path, number))
+    return once, others
 
 
 def is_cache(value: object) -> bool:
@@ -214,6 +270,38 @@ def _copied(value, leaf: Callable[[Any], Any]):
     return leaf(value)
 
 
+def _is_container(value):
+    return isinstance(value, _classes(_PARTS)) or type(value) in (dict, list)
+
+
+def _items(value):
+    """What a container holds, by its names, keys or numbers."""
+    return dict(enumerate(value)) if type(value) is list else _inside(value)
+
+
+def _is_alike(one, other):
+    """Whether two have the same objects, lists and dictionaries, whatever these hold."""
+    if not _is_container(one) or not _is_container(other):
+        return _is_container(one) == _is_container(other)
+    mine, theirs = _items(one), _items(other)
+    return type(one) is type(other) and mine.keys() == theirs.keys() and all(
+        _is_alike(value, theirs[key]) for key, value in mine.items())
+
+
+def _follow(value, frame):
+    """Gives a container the containers of `frame`; what both have stays the same object."""
+    mine, wanted = _items(value), _items(frame)
+    if type(value) is list:
+        del value[len(frame):]
+        value.extend(None for _ in range(len(frame) - len(value)))
+    for key, inner in wanted.items():
+        held = mine.get(key)
+        if _is_container(inner) and type(held) is type(inner):
+            _follow(held, inner)
+        elif _is_container(inner) or key not in mine:
+            _inside(value)[key] = _copied(inner, lambda leaf: None)
+
+
 def _dotted(path):
     return ".".join(map(str, path))
 
@@ -245,4 +333,4 @@ def _is_same(old, new) -> bool:
     return old is new or (type(old) is type(new) and bool(old == new))
 
 
-__all__ = ["SMALLEST_SIZE", "CacheForm", "CacheTensors", "Path", "SizeText", "is_cache", "leaves_of", "parts_of", "put"]
+__all__ = ["SMALLEST_SIZE", "CacheForm", "CacheTensors", "Path", "ResultNumber", "SizeText", "Structure", "is_cache", "leaves_of", "parts_of", "put"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,15 @@ _COUNTERS: dict[type, frozenset[Path]] = {}
 
 def counters_of(kind: type) -> frozenset[Path]:
     return _COUNTERS.get(kind, frozenset())
+
+
+def is_known(kind: type) -> bool:
+    """Whether it was asked which integers of such layers grow."""
+    return kind in _COUNTERS
+
+
+def add_counters(kind: type, paths: Iterable[Path]) -> None:
+    _COUNTERS[kind] = counters_of(kind) | frozenset(paths)
 
 
 def is_counter(part: Any, path: Path) -> bool:

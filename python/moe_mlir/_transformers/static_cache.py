@@ -1,8 +1,8 @@
-"""transformers' caches of a fixed size, as inputs of a program.
+"""transformers' caches, as inputs of a program.
 
 A program takes tensors. A `StaticCache` among a model's inputs is taken apart
 (`cache_state`) into what the program updates in place, and put together again
-around the tensors of a trace.
+around the tensors of a trace. One that grows: `growing_cache`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from .first_tokens import (
     is_counter,
     is_whole,
 )
+from .growing_cache import grows, take_apart_growing
 from .token_inputs import token_count
 
 
 def take_apart(cache: Any, model: torch.nn.Module | None, values: Mapping[Any, Any]) -> CacheTensors:
-    """A cache among the inputs of a model, whose tensors are made if it has none yet.
+    """A cache among the inputs of a model; one of fixed size gets its tensors if it has none yet.
 
     Raises:
-        TypeError: a cache that grows, or that no program can take.
+        TypeError: a cache that no program can take.
     """
-    _require_fixed_size(cache)
+    if grows(cache):
+        return take_apart_growing(cache)
     parts = CacheTensors.of(cache, is_counter)
     if is_whole(parts):
         return parts
@@ -49,22 +51,29 @@ def flatten_caches(values: dict, model: torch.nn.Module | None) -> dict:
              for name, value in values.items()}
     tokens = token_count(values, model)
     for part in caches_of(parts):
-        _require_room(part.cache, tokens)
+        if not part.form.grows:
+            _require_room(part.cache, tokens)
     return parts
+
+
+def unfit_for_fixed_size(model: Any) -> str | None:
+    """Why a model of transformers cannot generate with a cache of fixed size; None if it can."""
+    import transformers
+
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        return "a part of it is as long as the encoder's input"
+    try:
+        cache = transformers.StaticCache(config=config, max_cache_len=4)
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=next(model.parameters()).device)
+        take_apart(cache, model, {0: ids})
+    except Exception as error:  # of the model's own code, or ours, which say what they cannot do
+        return str(error) or type(error).__name__
+    return None
 
 
 def caches_of(values: dict) -> list[CacheTensors]:
     return [value for value in values.values() if isinstance(value, CacheTensors)]
-
-
-def _require_fixed_size(cache) -> None:
-    kinds = sorted({type(layer).__name__ for layer in getattr(cache, "layers", ())
-                    if not getattr(layer, "is_compileable", False)})
-    if kinds or not getattr(cache, "layers", ()):
-        raise TypeError(
-            "expected a cache of fixed size, transformers.StaticCache(config=model.config, "
-            f"max_cache_len=..), found a {type(cache).__name__} with layers {kinds}, which has no "
-            "one shape; to generate with it, use model.compile(backend=\"moe\", dynamic=True)")
 
 
 def _require_room(cache, tokens: int) -> None:

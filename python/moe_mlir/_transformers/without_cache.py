@@ -1,8 +1,8 @@
 """transformers' models without the cache of keys and values that they return by default.
 
-A compiled program gives tensors; a cache that a model makes itself is an object
-that grows. Such a model is traced with `use_cache=False`, unless it is given a
-cache of fixed size (`static_cache`).
+Most calls of a compiled model are of its logits alone. So a model that would make a
+cache unasked is traced with `use_cache=False`, unless it is given a cache, or is
+called with `use_cache=True`.
 """
 
 import inspect
@@ -15,17 +15,7 @@ def without_cache(model, args, kwargs) -> dict:
     """The keyword inputs as the model names them, with `use_cache=False` where it would make a
     cache unasked."""
     kwargs = with_cache_name(model, kwargs or {})
-    given = _given(model, args, kwargs)
-    refuse_cache(given)
-    return {**kwargs, "use_cache": False} if _makes_cache(model, given) else kwargs
-
-
-def refuse_cache(given) -> None:
-    """Raises if the inputs by name ask for a cache and give none."""
-    if given.get("use_cache") and given_cache(given) is None:
-        raise ValueError("expected use_cache=False, or none, found use_cache=True without a "
-                         "cache: compiled code makes none; pass a "
-                         "transformers.StaticCache(config=model.config, max_cache_len=..)")
+    return {**kwargs, "use_cache": False} if _makes_cache(model, _given(model, args, kwargs)) else kwargs
 
 
 def warn_without_cache(model, args, kwargs) -> None:
@@ -33,7 +23,7 @@ def warn_without_cache(model, args, kwargs) -> None:
     if _makes_cache(model, _given(model, args, kwargs or {})):
         warn_user(f"{type(model).__name__} is compiled with use_cache=False: its outputs hold no "
                   f"{cache_name(model) or 'cache'!r}; pass kwargs=dict(use_cache=False) to say so "
-                  "yourself")
+                  "yourself, or use_cache=True")
 
 
 def _makes_cache(model, given) -> bool:

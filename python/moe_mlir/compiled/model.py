@@ -15,8 +15,7 @@ from .._native import native
 from .._support.log import warn_user
 from .._torch.core import innermost_transform, pytree
 from .._transformers.names import given_cache, with_cache_name
-from .._transformers.static_cache import caches_of, flatten_caches
-from .._transformers.without_cache import refuse_cache
+from .._transformers.static_cache import caches_of, flatten_caches, unfit_for_fixed_size
 from ..compiler.chips import target_chips
 from ..frontends.export import Module, check_inputs, export
 from ..frontends.trace_errors import TraceFailed
@@ -133,6 +132,8 @@ class CompiledModel:
         self._prepare()
         self._programs = (CompiledProgram(module, target, self._named, self._kernel_configs),)
         self._fixed = self._programs[0].fixed
+        # Which kind of cache `generate` makes; None before the first call.
+        self._cache_of_generate: str | None = None
 
     def _prepare(self) -> None:
         """What a copy, or another process, makes anew."""
@@ -154,8 +155,8 @@ class CompiledModel:
         if program is None:
             program, call = self._retrace(values, args, kwargs)
         results = program.run(call)
-        caches = [parts.cache for parts in caches_of(values)]
-        program.change_caches(caches, call)
+        given = [parts.cache for parts in caches_of(values)]
+        caches = program.change_caches(given, call, results)
         outputs = program.outputs_of(results, caches)
         program.remember(self._guarded, args, kwargs, values, call, results, outputs)
         return outputs
@@ -164,7 +165,8 @@ class CompiledModel:
         """transformers' `model.generate`, whose forward is this compiled code.
 
         The cache is one of fixed size, cache_implementation="static", if the
-        call names none; each size of cache is a program of its own, for the
+        call names none and the model can have one, and otherwise one that
+        grows. Each size of a fixed cache is a program of its own, for the
         prompt and for a step.
         """
         if self.model is None or not hasattr(self.model, "generate"):
@@ -172,11 +174,20 @@ class CompiledModel:
                                  f"{type(self.model).__name__}, which has no 'generate'")
         kwargs = with_cache_name(self.model, kwargs)
         if given_cache(kwargs) is None:
-            kwargs.setdefault("cache_implementation", "static")
+            kwargs.setdefault("cache_implementation", self._cache_implementation())
         # The same modules and weights, with another forward.
         runner = copy.copy(self.model)
         runner.forward = self
         return runner.generate(*args, **kwargs)
+
+    def _cache_implementation(self) -> str:
+        if self._cache_of_generate is None:
+            why = unfit_for_fixed_size(self.model)
+            if why is not None:
+                _log.info("%s generates with a cache that grows, since one of fixed size does not "
+                          "fit it: %s", type(self.model).__name__, why)
+            self._cache_of_generate = "static" if why is None else "dynamic"
+        return self._cache_of_generate
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -211,12 +222,10 @@ class CompiledModel:
                 "expected the inputs that the model was exported with, "
                 f"{[a.name for a in self.module.program.arguments if a.kind == 'input']}, found "
                 f"{len(args)} positional and keyword inputs {sorted(kwargs)}: {error}") from None
-        if not self._fixed.get("use_cache", True):
-            refuse_cache(named)
         named = flatten_caches(named, self.model)
         for name, value in self._fixed.items():
-            if name == "use_cache" and caches_of(named):
-                continue  # said of calls without a cache
+            if name == "use_cache" and (caches_of(named) or name in named):
+                continue  # asked for by a call, or said of those without a cache
             found = named.setdefault(name, value)
             if not same_constant(value, found):
                 raise another_constant(name, value, found)

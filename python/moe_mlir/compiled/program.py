@@ -13,7 +13,14 @@ from .._torch.core import (
     is_traceable_wrapper_subclass,
     pytree,
 )
-from .._transformers.cache_state import SMALLEST_SIZE, CacheTensors, SizeText, put
+from .._transformers.cache_state import (
+    SMALLEST_SIZE,
+    CacheTensors,
+    ResultNumber,
+    SizeText,
+    Structure,
+    put,
+)
 from .._transformers.model_outputs import output_form
 from .._transformers.static_cache import caches_of, limits_of, part_kinds
 from .._transformers.token_inputs import token_count
@@ -62,9 +69,10 @@ class CompiledProgram:
         named = name_inputs(args, kwargs)
         self._forms = [(name, *reversed(pytree.tree_flatten(value)))
                        for name, value in named.items()]
-        # Inputs without tensors: what the example says holds for every call.
+        # Inputs without tensors: what the example says holds for every call. An empty cache is none.
         self.fixed = {name: named[name] for name, _, leaves in self._forms
-                      if not any(leaf is _TENSOR for leaf in leaves)}
+                      if not any(leaf is _TENSOR for leaf in leaves)
+                      and not isinstance(named[name], CacheTensors)}
         # Inputs that say what a cache counts.
         self._counters = {f"{name}.{counter}": f"({name}.{counter} + {SMALLEST_SIZE})"
                           for name, value in named.items() if isinstance(value, CacheTensors)
@@ -238,18 +246,34 @@ class CompiledProgram:
                 operands[position].copy_(results[result])
         return results
 
-    def change_caches(self, caches: Sequence[object], call: Call) -> None:
-        """Counts the tokens of a call, and sets the flags, of the caches that it was given."""
-        for cache, changes in zip(caches, self.module.cache_changes):
+    def change_caches(self, given: Sequence[object], call: Call,
+                      results: Sequence[torch.Tensor]) -> list[object]:
+        """The caches that a call was given, and those that it makes, as they are after it.
+
+        Its tokens are counted, flags set, and the tensors that were made for them put in.
+        """
+        outputs, all_changes = self.module.program.outputs, self.module.cache_changes
+        caches = [*given, *(changes[0][1].make() for changes in all_changes[len(given):])]
+        start = len(outputs) - sum(self.module.cache_results)
+        for cache, changes, count in zip(caches, all_changes, self.module.cache_results):
             for path, value in changes:
-                is_size = isinstance(value, SizeText)
-                put(cache, path, evaluate_text(value, call.symbols) if is_size else value)
+                if isinstance(value, Structure):
+                    value.give(cache)
+                    continue
+                if isinstance(value, SizeText):
+                    value = evaluate_text(value, call.symbols)
+                elif isinstance(value, ResultNumber):
+                    value = results[outputs[start + value][1]]
+                put(cache, path, value)
+            start += count
+        return caches
 
     def remember(self, calls: Any, args: tuple, kwargs: dict, values: dict, call: Call,
                  results: Sequence[torch.Tensor], outputs: Any) -> None:
         """Lets GuardedCalls run calls like this one, which ran, without another look."""
         caches = caches_of(values)
-        if self.target != "cpu" or self._returns_updated or len(caches) > 1:
+        if (self.target != "cpu" or self._returns_updated or len(caches) > 1
+                or any(self.module.cache_results)):
             return
         state, tokens = self.module.state, token_count(values, self.module.model)
         counters = []
@@ -286,7 +310,8 @@ class CompiledProgram:
         caches = self.module.returned_caches
         return [("argument", caches[leaf]) if leaf in caches else
                 (kind if kind == "result" else "constant", value)
-                for leaf, (kind, value) in enumerate(self.module.program.outputs)]
+                for leaf, (kind, value) in
+                enumerate(self.module.program.outputs[:self.module.out_spec.num_leaves])]
 
     def outputs_of(self, results: Sequence[torch.Tensor], caches: Sequence[object] = ()) -> Any:
         """The results as the model returns them."""

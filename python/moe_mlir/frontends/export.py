@@ -15,6 +15,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from .._support import files
 from .._torch.core import pytree, size_oblivious_export
 from .._transformers.cache_state import CacheTensors, Path, SizeText, is_cache
+from .._transformers.growing_cache import contents_of, learn, open_dims
 from .._transformers.static_cache import caches_of, flatten_caches
 from .._transformers.without_cache import warn_without_cache, without_cache
 from ..experts.packed_weight import Panels, hidden_gradients
@@ -44,6 +45,7 @@ from ..raising.plain_attention import raise_plain_attention
 from ..raising.raise_routing import raise_routing
 from ..raising.reading import is_assertion
 from ..raising.sorted_ids import raise_sorted_ids
+from .module_casts import casts_without_effect
 from .trace_errors import explained, require_weights_in_memory
 
 _PREFIX = "wrapped_model."
@@ -71,11 +73,14 @@ class Module:
     out_spec: pytree.TreeSpec
     # Leaves of the inputs that were numbers, flags or None: fixed at export.
     constants: dict = field(default_factory=dict)
-    # Leaves of the outputs that are caches among the inputs, by their numbers among these.
+    # Leaves of the outputs that are caches, by their numbers: those among the inputs, then those
+    # that a call makes.
     returned_caches: dict = field(default_factory=dict)
-    # Of each cache among the inputs what a call changes beside its tensors: numbers, flags, and
-    # texts of sizes for counters.
+    # Of each cache what a call changes beside its tensors: numbers, flags, and texts of sizes for
+    # counters; of one that it makes, all that it has.
     cache_changes: list[list[tuple[Path, Any]]] = field(default_factory=list)
+    # Of each cache how many tensors a call makes for it: results after the outputs.
+    cache_results: list[int] = field(default_factory=list)
     conditions: list = field(default_factory=list)
     # Weights in panels that other functions than ours read, which take them for what they are not.
     misread: list = field(default_factory=list)
@@ -147,26 +152,41 @@ class _Inputs(torch.nn.Module):
         args, kwargs = pytree.tree_map(build, (args, kwargs),
                                        is_leaf=lambda x: isinstance(x, CacheTensors))
         outputs = self.wrapped_model(*args, **kwargs)
-        self.seen.cache_changes = [part.changes_of(cache) for part, cache in zip(parts, caches)]
-        return self._without_caches(outputs, caches)
+        outputs, own = self._without_caches(outputs, caches)
+        found = [part.changes_of(cache) for part, cache in zip(parts, caches)]
+        found += map(contents_of, own)
+        for cache, (changes, results) in zip((*caches, *own), found):
+            learn(cache, changes, results)
+        self.seen.cache_changes = [changes for changes, _ in found]
+        self.seen.cache_results = [len(results) for _, results in found]
+        made = [tensor for _, results in found for tensor in results]
+        return (outputs, made) if made else outputs
 
     def _without_caches(self, outputs, caches):
-        """The outputs, with numbers for the caches that were given."""
+        """The outputs, with numbers for the caches among them, and those that were not given."""
         leaves, spec = pytree.tree_flatten(outputs, is_leaf=is_cache)
-        returned = {i: n for i, leaf in enumerate(leaves)
-                    for n, cache in enumerate(caches) if leaf is cache}
+        own: list[Any] = []
+        returned = {}
+        for i, leaf in enumerate(leaves):
+            if is_cache(leaf):
+                if not any(leaf is cache for cache in (*caches, *own)):
+                    own.append(leaf)
+                returned[i] = next(n for n, cache in enumerate((*caches, *own)) if leaf is cache)
         self.seen.returned_caches = returned
         return pytree.tree_unflatten([returned.get(i, leaf) for i, leaf in enumerate(leaves)],
-                                     spec)
+                                     spec), own
 
 
 class _Seen:
     """What a trace saw; torch.export takes back what is written to a module."""
 
-    # Leaves of the outputs -> numbers of the caches among the inputs that they are.
+    # Leaves of the outputs -> numbers of the caches that they are: those among the inputs, then
+    # those that the model made.
     returned_caches: dict[int, int] = {}
     # Of each cache what the model changed beside its tensors.
     cache_changes: list[list[tuple[Path, Any]]] = []
+    # Of each cache the number of tensors that the model made for it, which come after the outputs.
+    cache_results: list[int] = []
 
 
 def _dynamic_dims(tensor: torch.Tensor):
@@ -175,14 +195,17 @@ def _dynamic_dims(tensor: torch.Tensor):
 
 
 def _dims_beside_caches(tensors, caches):
-    """The open dims: caches keep their sizes, and with them the number of sequences.
+    """The open dims: caches keep their number of sequences, and their sizes if they do not grow.
 
     One token is a decoding step, whose program serves one token alone.
     """
-    state = {id(t) for cache in caches for t in cache.state}
+    state: dict[int, list[int]] = {id(t): [] for cache in caches for t in cache.state}
+    for cache in caches:
+        if cache.form.grows:
+            state.update(zip(map(id, cache.state), open_dims(cache)))
     counters = {id(t) for cache in caches for t in cache.counter_sizes}
     batch = caches[0].sequences
-    return [[] if id(t) in state else [0] if id(t) in counters else
+    return [state[id(t)] if id(t) in state else [0] if id(t) in counters else
             [d for d in _dynamic_dims(t) if t.shape[d] != 1 and (d > 0 or t.shape[d] != batch)]
             for t in tensors]
 
@@ -213,6 +236,13 @@ class Traced:
     leaves: list[Any]
     returned_caches: dict = field(default_factory=dict)
     cache_changes: list[list[tuple[Path, Any]]] = field(default_factory=list)
+    cache_results: list[int] = field(default_factory=list)
+
+    @property
+    def out_spec(self) -> pytree.TreeSpec:
+        """The structure of the model's outputs, without the tensors that are made for caches."""
+        spec = self.program.call_spec.out_spec
+        return spec.child(0) if any(self.cache_results) else spec
 
 
 def trace(
@@ -240,11 +270,11 @@ def trace(
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = size_oblivious_export()
     with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), \
-            loops_as_ops(model), substitutions_as_ops(model), explained():
+            loops_as_ops(model), substitutions_as_ops(model), casts_without_effect(), explained():
         program = decompose(_trace_open(inputs, tensors, dims))
     seen = inputs.seen
     return Traced(program, spec, leaves, seen.returned_caches,
-                  [_with_texts(changes) for changes in seen.cache_changes])
+                  [_with_texts(changes) for changes in seen.cache_changes], seen.cache_results)
 
 
 def _with_texts(changes):
@@ -431,11 +461,12 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     if isinstance(model, torch.export.ExportedProgram):
         program, bounds = decompose(model), bounds_of(model)
         spec, leaves, returned_caches = program.call_spec.in_spec, None, {}
-        cache_changes = []
+        cache_changes, cache_results, out_spec = [], [], program.call_spec.out_spec
     else:
         traced = trace(model, args, kwargs, dynamic_tokens)
         program, spec, leaves = traced.program, traced.spec, traced.leaves
         returned_caches, cache_changes = traced.returned_caches, traced.cache_changes
+        cache_results, out_spec = traced.cache_results, traced.out_spec
         # The caller gave no bounds; those that torch derives while it traces (0 and 1 are sizes
         # of their own to it) say nothing about the model.
         bounds = []
@@ -459,8 +490,8 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     known = [c for c in asked if set(names_in(c[0])) <= set(imported.symbols)]
     constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
     owner = None if leaves is None else model
-    return Module(imported, ModelWeights(owner, _state(program)), spec, program.call_spec.out_spec,
-                  constants, returned_caches, cache_changes, [*known, *imported.conditions],
+    return Module(imported, ModelWeights(owner, _state(program)), spec, out_spec,
+                  constants, returned_caches, cache_changes, cache_results, [*known, *imported.conditions],
                   [] if owner is None else _misread(program, owner), owner)
 
 

@@ -101,6 +101,9 @@ def _mentions(source, text) -> bool:
 
 def _describe(module) -> dict:
     program = module.program
+    if module.cache_changes:
+        raise ValueError("expected a model whose forward takes and returns no cache, found one; "
+                         "moe_mlir.save_decoder saves a model with its cache")
     inputs = [r.name for r in program.results if r.kind == "input"]
     if inputs:
         raise ValueError(f"expected a model whose forward updates none of its inputs, found updates "

@@ -244,6 +244,10 @@ class Context:
                 return
             if not _has_tensors(node.meta.get("val")) and node.target not in TABLE:
                 return  # arithmetic on sizes: dimensions are expressions already
+            if _has_no_elements(node.meta.get("val")):
+                element = self.element(node)
+                self._values[node] = Splat(self.builder.constant(0, element), self.shape(node), element)
+                return
             if node.target not in TABLE:
                 raise Unsupported(str(node.target))
             if node.target not in COMPLEX and _has_complex(node):
@@ -319,6 +323,12 @@ def _has_complex(node) -> bool:
 
 def _has_unsigned(node) -> bool:
     return any(v.dtype is torch.uint8 for v in _tensors(node))
+
+
+def _has_no_elements(value) -> bool:
+    """Whether it is a tensor that is known to be empty: nothing computes it."""
+    return isinstance(value, torch.Tensor) and not value.is_complex() and any(
+        isinstance(size, int) and size == 0 for size in value.shape)
 
 
 def _has_tensors(val) -> bool:

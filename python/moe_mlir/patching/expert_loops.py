@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ..experts import run_experts, run_rows
-from .known_forwards import has_hooks
+from .known_forwards import EXPERTS, has_hooks
 from .model_code import code_of, is_model_class
 from .router_modules import is_router
 from .state import ModuleState, NotTraceable
@@ -38,6 +38,11 @@ def is_expert_loop(module: torch.nn.Module) -> bool:
     over_runs = {"split", "linear", "cat"} <= names and count == 3 and \
         [p.dim() for p in module.parameters()] == [3]
     return (over_hits or over_runs) and "topk" not in names
+
+
+def known_experts(module: torch.nn.Module) -> Callable[..., torch.Tensor] | None:
+    """The function of a class of transformers whose experts are known."""
+    return EXPERTS.get(type(module).__name__) if is_model_class(type(module)) else None
 
 
 # ---- what one expert may be -----------------------------------------------------------
@@ -209,8 +214,10 @@ def loops_as_ops(model: torch.nn.Module) -> Iterator[None]:
     replaced: list[torch.nn.Module] = []
     configurations: dict[int, Any] = {}
     for module in model.modules():
-        if is_expert_loop(module) and "forward" not in vars(module):
-            function, _ = loop_forward(module)
+        if "forward" not in vars(module):
+            function = known_experts(module)
+            if function is None and is_expert_loop(module):
+                function, _ = loop_forward(module)
             if function is not None:
                 module.forward = partial(function, module)
                 replaced.append(module)

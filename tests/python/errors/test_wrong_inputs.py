@@ -121,7 +121,7 @@ class Casts(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4)
 
     def forward(self, x):
-        return self.layer.to(torch.float32)(x)
+        return self.layer.to(torch.float64)(x.double())
 
 
 class Identity(torch.nn.Module):

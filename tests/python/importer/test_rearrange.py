@@ -55,6 +55,15 @@ def test_unbound_and_repeated():
     check(function, (tokens(),), later=(tokens(4, 6),))
 
 
+def test_what_has_no_elements_is_not_computed():
+    """Whatever the operators: the sizes of a cut that is empty, as in a cache's buffer, divide nothing."""
+    def function(x):
+        none = x[:, :0]
+        parts = none.reshape(x.shape[0], 0, 2, 4).softmax(-1) @ torch.ones(4, 3)
+        return torch.cat((x, none.view(x.shape[0], -1, 8)), 1), parts.sum((1, 2)), parts.flatten(1, 2)
+    check(function, (tokens(),), later=(tokens(4, 6),))
+
+
 def test_triangles():
     def function(x):
         pairs = x @ x.mT

@@ -57,13 +57,11 @@ def test_the_models_own_keywords(granite):
     assert len(granite._programs) == before + 1
 
 
-def test_a_cache_is_refused(granite):
-    assert getattr(granite(tokens(2, 12)), cache_name(granite.model)) is None
-    with pytest.raises(ValueError, match="expected use_cache=False, or none, found use_cache=True "
-                                         "without a cache: compiled code makes none"):
-        granite(tokens(2, 12), use_cache=True)
-    with pytest.raises(ValueError, match="expected use_cache=False, or none, found use_cache=True"):
-        moe_mlir.compile(granite.model, (tokens(2, 12),), kwargs=dict(use_cache=True))
+def test_a_cache_is_made_only_for_those_who_ask(granite):
+    name = cache_name(granite.model)
+    assert getattr(granite(tokens(2, 12)), name) is None
+    assert getattr(granite(tokens(2, 12), use_cache=True), name).get_seq_length() == 12
+    assert getattr(granite(tokens(2, 12)), name) is None
 
 
 @pytest.mark.parametrize("name", some(["Mixtral", "OLMoE", "Qwen3-MoE", "DeepSeek-V3"]))
