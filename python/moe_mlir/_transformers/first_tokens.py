@@ -140,7 +140,7 @@ def _require_same(expected, found) -> None:
                 raise TypeError(
                     "expected a model that gives the same for an empty cache whether it has tensors "
                     "or not, found other results, so that no compiled code can have both; to "
-                    "generate with this model, use model.compile(backend=\"moe\", dynamic=True)")
+                    "generate with this model, use a transformers.DynamicCache(config=model.config)")
 
 
 def _counters(before, after) -> dict[type, frozenset[Path]]:
@@ -165,6 +165,10 @@ def _added(before, written) -> list[tuple[Path, Any]]:
     written.reset()
     added: list[tuple[Path, Any]] = []
     for path, (part, start), leaf in leaves_of(written):
+        if path in made and leaf is None:
+            raise TypeError(
+                f"expected a cache whose reset() keeps its tensors, found none at '{_dotted(path)}' then; "
+                "to generate with this model, use a transformers.DynamicCache(config=model.config)")
         if path in made:
             added.append((path, _Zeros(leaf.shape, leaf.dtype, leaf.device) if not leaf.any() else leaf))
         elif not isinstance(leaf, torch.Tensor) and not is_counter(part, path[start:]):
@@ -182,7 +186,7 @@ def _require_own_memory(tensors) -> None:
             raise TypeError(
                 f"expected a cache whose tensors have memory of their own, found "
                 f"'{_dotted(path)}' in that of '{_dotted(other)}'; to generate with this model, use "
-                "model.compile(backend=\"moe\", dynamic=True)")
+                "a transformers.DynamicCache(config=model.config)")
 
 
 def _require_unwritten(path, value) -> None:

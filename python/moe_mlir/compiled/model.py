@@ -25,8 +25,9 @@ from .lent_weights import export_lent
 from .program import CallMismatch, CompiledProgram, another_constant
 
 _log = logging.getLogger("moe_mlir.compile")
-# The programs of one model; the one that was not used for longest goes first.
-_MOST_PROGRAMS = 8
+# The programs of one model; the one that was not used for longest goes first. DeepSeek-V4 has 16 for
+# steps alone, by what its buffers of tokens hold.
+_MOST_PROGRAMS, _MOST_WITH_CACHES = 8, 32
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 # Tracing sets modes of the process.
 _tracing = threading.RLock()
@@ -261,13 +262,14 @@ class CompiledModel:
         """Puts the program first."""
         with self._lock:
             programs = (program, *(p for p in self._programs if p is not program))
-            if len(programs) > _MOST_PROGRAMS:
+            most = _MOST_WITH_CACHES if any(p.module.cache_changes for p in programs) else _MOST_PROGRAMS
+            if len(programs) > most:
                 warn_user(
-                    f"{type(self.model).__name__} was called in more than {_MOST_PROGRAMS} ways, "
+                    f"{type(self.model).__name__} was called in more than {most} ways, "
                     "each of which is a program of its own; the oldest is dropped. "
                     "MOE_MLIR_LOGS=compile shows why")
                 self._guarded.forget()  # of the one that goes, too
-            self._programs = programs[:_MOST_PROGRAMS]
+            self._programs = programs[:most]
 
     def _retrace(self, values, args, kwargs):
         """A further program, with this call as its example."""

@@ -164,6 +164,12 @@ class Sharing(StaticLayer):
         self.first = self.keys[:, :, :1]
 
 
+class Dropping(StaticLayer):
+    def reset(self):
+        super().reset()
+        self.keys = None
+
+
 class Hiding(StaticLayer):
     def __init__(self, max_cache_len):
         super().__init__(max_cache_len)
@@ -198,6 +204,7 @@ def test_what_a_layer_of_a_user_keeps_is_updated():
 @pytest.mark.parametrize(("layer", "message"), [
     (Growing, "whose tensors keep their sizes, found 'layers.0.sums.keys', which was"),
     (Sharing, "memory of their own, found 'layers.0.first' in that of 'layers.0.keys'"),
+    (Dropping, r"whose reset\(\) keeps its tensors, found none at 'layers.0.keys' then"),
     (Noticing, "the same for an empty cache whether it has tensors or not, found other results"),
     (Hiding, "keeps tensors, numbers and flags.*found a tuple at 'layers.0.hidden'"),
 ])

@@ -75,6 +75,16 @@ class Weights:
         return model
 
 
+def cache_of(model: Any, room: int) -> Any:
+    """A cache of fixed size; one that grows where transformers has no other for the model's layers."""
+    import transformers
+
+    try:
+        return transformers.StaticCache(config=model.config, max_cache_len=room)
+    except KeyError:
+        return transformers.DynamicCache(config=model.config)
+
+
 class Way:
     """A model's forward in one way."""
 
@@ -88,11 +98,9 @@ class Way:
 
     def start(self, ids: torch.Tensor, room: int) -> float:
         """Makes the forward and runs the prompt; returns the seconds to the first token."""
-        import transformers
-
         begin = time.perf_counter()
         self._model = self._weights.packed if self.form.is_packed else self._weights.model
-        self._cache = transformers.StaticCache(config=self._model.config, max_cache_len=room)
+        self._cache = cache_of(self._model, room)
         with self._experts(self.form.experts):
             self._forward = self.form.make(self._model, ids, self._cache)
         self.run(ids, 0)
