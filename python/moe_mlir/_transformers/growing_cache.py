@@ -17,8 +17,9 @@ import torch
 from .cache_state import CacheTensors, Path, ResultNumber, Structure, leaves_of, parts_of
 from .first_tokens import add_counters, counters_of, is_counter, is_known
 
-# Of a kind of layer, by the path in it, the dims of its tensors whose sizes follow the tokens.
-_OPEN_DIMS: dict[tuple[type, Path], frozenset[int]] = {}
+# Of a kind of layer, by the path in it and the number of dims, those of its tensors whose sizes follow
+# the tokens.
+_OPEN_DIMS: dict[tuple[type, Path, int], frozenset[int]] = {}
 
 
 def grows(cache: Any) -> bool:
@@ -48,9 +49,10 @@ def learn(cache: Any, changes: Iterable[tuple[Path, Any]], results: list[torch.T
     """Notes which sizes and integers of a cache's layers follow the tokens, from what a trace changed."""
     changed = dict(changes)
     for path, (part, start), _ in leaves_of(cache):
-        value, key = changed.get(path), (type(part), path[start:])
+        value = changed.get(path)
         if isinstance(value, ResultNumber):
             sizes = results[value].shape
+            key = type(part), path[start:], len(sizes)
             found = frozenset(d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt))
             _OPEN_DIMS[key] = _OPEN_DIMS.get(key, frozenset()) | found
         elif isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -67,7 +69,7 @@ def open_dims(parts: CacheTensors) -> list[list[int]]:
     place = {path: (type(part), path[start:]) for path, (part, start), _ in leaves_of(parts.cache)}
     result = []
     for path, tensor in zip(parts.form.tensors, parts.state):
-        known = _OPEN_DIMS.get(place[path])
+        known = _OPEN_DIMS.get((*place[path], tensor.dim()))
         inner = range(1, tensor.dim() - 1) if known is None else sorted(known - {0})
         result.append([d for d in inner if tensor.shape[d] > 1])
     return result

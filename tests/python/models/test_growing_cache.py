@@ -9,7 +9,7 @@ import transformers
 
 import moe_mlir
 from moe_mlir._transformers.cache_state import CacheTensors, ResultNumber, Structure
-from moe_mlir._transformers.growing_cache import contents_of
+from moe_mlir._transformers.growing_cache import contents_of, learn, open_dims
 from moe_mlir._transformers.names import cache_call, cache_name
 from moe_mlir_bench.models import FAMILIES, tiny_models
 
@@ -202,6 +202,14 @@ def test_other_dtypes_and_ranks_are_another_form():
     other.layers[0].keys = other.layers[0].keys.half()
     forms = [CacheTensors.of(cache, lambda *_: False, grows=True).form for cache in (one, other)]
     assert forms[0] != forms[1]
+
+
+def test_open_dims_are_of_tensors_with_as_many_dims():
+    """An empty tensor of one dim, as a layer has before its first tokens, has none."""
+    cache = filled(1)
+    learn(cache, [(("layers", 0, "keys"), ResultNumber(0))], [torch.ones(1, 2, 3, 4)])
+    cache.layers[0].keys = torch.tensor([])
+    assert open_dims(CacheTensors.of(cache, lambda *_: False, grows=True)) == [[], [1, 2]]
 
 
 def test_a_structure_is_followed_in_place():
