@@ -45,9 +45,14 @@ def contents_of(cache: Any) -> tuple[list[tuple[Path, Any]], list[torch.Tensor]]
     return CacheTensors.of(Structure(cache).frame, is_counter, grows=True).changes_of(cache, is_new=True)
 
 
-def learn(cache: Any, changes: Iterable[tuple[Path, Any]], results: list[torch.Tensor]) -> None:
-    """Notes which sizes and integers of a cache's layers follow the tokens, from what a trace changed."""
+def learn(cache: Any, changes: Iterable[tuple[Path, Any]], results: list[torch.Tensor],
+          is_new: bool = False) -> None:
+    """Notes which sizes and integers of a cache's layers follow the tokens, from what a trace changed.
+
+    Of a new cache, the changes name all integers: a symbol follows the tokens, a number may not.
+    """
     changed = dict(changes)
+    follows = torch.SymInt if is_new else (int, torch.SymInt)
     for path, (part, start), _ in leaves_of(cache):
         value = changed.get(path)
         if isinstance(value, ResultNumber):
@@ -55,7 +60,7 @@ def learn(cache: Any, changes: Iterable[tuple[Path, Any]], results: list[torch.T
             key = type(part), path[start:], len(sizes)
             found = frozenset(d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt))
             _OPEN_DIMS[key] = _OPEN_DIMS.get(key, frozenset()) | found
-        elif isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        elif isinstance(value, follows) and not isinstance(value, bool):
             if path[start:] not in counters_of(type(part)):
                 add_counters(type(part), [path[start:]])
 

@@ -155,8 +155,8 @@ class _Inputs(torch.nn.Module):
         outputs, own = self._without_caches(outputs, caches)
         found = [part.changes_of(cache) for part, cache in zip(parts, caches)]
         found += map(contents_of, own)
-        for cache, (changes, results) in zip((*caches, *own), found):
-            learn(cache, changes, results)
+        for number, (cache, (changes, results)) in enumerate(zip((*caches, *own), found)):
+            learn(cache, changes, results, is_new=number >= len(caches))
         self.seen.cache_changes = [changes for changes, _ in found]
         self.seen.cache_results = [len(results) for _, results in found]
         made = [tensor for _, results in found for tensor in results]

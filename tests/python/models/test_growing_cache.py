@@ -6,9 +6,11 @@ import pickle
 import pytest
 import torch
 import transformers
+from transformers.cache_utils import DynamicLayer
 
 import moe_mlir
 from moe_mlir._transformers.cache_state import CacheTensors, ResultNumber, Structure
+from moe_mlir._transformers.first_tokens import counters_of
 from moe_mlir._transformers.growing_cache import contents_of, learn, open_dims
 from moe_mlir._transformers.names import cache_call, cache_name
 from moe_mlir_bench.models import FAMILIES, tiny_models
@@ -210,6 +212,21 @@ def test_open_dims_are_of_tensors_with_as_many_dims():
     learn(cache, [(("layers", 0, "keys"), ResultNumber(0))], [torch.ones(1, 2, 3, 4)])
     cache.layers[0].keys = torch.tensor([])
     assert open_dims(CacheTensors.of(cache, lambda *_: False, grows=True)) == [[], [1, 2]]
+
+
+class Kind(DynamicLayer):
+    limit, count = 7, 0
+
+
+def test_numbers_of_a_new_layer_are_no_counters():
+    """The width of a window is one; what a later call changes is another matter."""
+    cache, layer = filled(1), Kind()
+    layer.limit, layer.count = 7, 1
+    cache.layers[0] = layer
+    learn(cache, *contents_of(cache), is_new=True)
+    assert counters_of(Kind) == set()
+    learn(cache, [(("layers", 0, "count"), 2)], [])
+    assert counters_of(Kind) == {("count",)}
 
 
 def test_a_structure_is_followed_in_place():
