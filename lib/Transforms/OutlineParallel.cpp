@@ -13,6 +13,11 @@
 // number of threads. Foralls inside a body, and all of them where a caller
 // wants no threads, become loops.
 //
+// Loops that do the same to other values, as those of a model's layers do,
+// share one function: what it reads is in the struct. Most of a model's code is
+// in these functions, so that all that follows has half as much to do for two
+// equal layers.
+//
 //===----------------------------------------------------------------------===//
 
 #include "MoE/Transforms/Passes.h"
@@ -28,6 +33,8 @@
 #include "mlir/IR/ImplicitLocOpBuilder.h"
 #include "mlir/IR/Matchers.h"
 #include "mlir/Transforms/RegionUtils.h"
+
+#include <unordered_map>
 
 namespace mlir::moe {
 #define GEN_PASS_DEF_MOEOUTLINEPARALLELPASS
@@ -124,6 +131,28 @@ static Value castTo(ImplicitLocOpBuilder &builder, Type type, Value value) {
 }
 
 //===----------------------------------------------------------------------===//
+// Equal functions
+//===----------------------------------------------------------------------===//
+
+/// Equal for functions whose bodies are equal.
+static llvm::hash_code hashBody(func::FuncOp function) {
+  llvm::hash_code hash(0);
+  function.getBody().walk([&](Operation *op) {
+    hash =
+        llvm::hash_combine(hash, OperationEquivalence::computeHash(
+                                     op, OperationEquivalence::ignoreHashValue,
+                                     OperationEquivalence::ignoreHashValue,
+                                     OperationEquivalence::IgnoreLocations));
+  });
+  return hash;
+}
+
+static bool haveEqualBodies(func::FuncOp a, func::FuncOp b) {
+  return OperationEquivalence::isRegionEquivalentTo(
+      &a.getBody(), &b.getBody(), OperationEquivalence::IgnoreLocations);
+}
+
+//===----------------------------------------------------------------------===//
 // Outlining
 //===----------------------------------------------------------------------===//
 
@@ -135,7 +164,13 @@ public:
 
   LogicalResult outline(scf::ForallOp forall);
 
+  /// How many loops got a function that another loop had already.
+  unsigned numShared = 0;
+
 private:
+  /// An earlier function that is equal to `body`, which is erased then; else
+  /// `body` itself.
+  func::FuncOp shareEqual(func::FuncOp body);
   func::FuncOp makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
                         LLVM::LLVMStructType contextType);
   func::FuncOp getRuntimeFunction();
@@ -143,6 +178,7 @@ private:
   ModuleOp module;
   SymbolTable symbols;
   LLVMTypeConverter converter;
+  std::unordered_map<size_t, SmallVector<func::FuncOp, 1>> bodies;
 };
 } // namespace
 
@@ -208,6 +244,18 @@ func::FuncOp Outliner::makeBody(scf::ForallOp forall, ArrayRef<Value> captured,
   return function;
 }
 
+func::FuncOp Outliner::shareEqual(func::FuncOp body) {
+  SmallVector<func::FuncOp, 1> &candidates = bodies[hashBody(body)];
+  for (func::FuncOp other : candidates)
+    if (haveEqualBodies(other, body)) {
+      symbols.erase(body);
+      ++numShared;
+      return other;
+    }
+  candidates.push_back(body);
+  return body;
+}
+
 LogicalResult Outliner::outline(scf::ForallOp forall) {
   auto parent = forall->getParentOfType<func::FuncOp>();
   ImplicitLocOpBuilder builder(forall.getLoc(), forall);
@@ -228,7 +276,7 @@ LogicalResult Outliner::outline(scf::ForallOp forall) {
   }
   auto contextType =
       LLVM::LLVMStructType::getLiteral(module.getContext(), fields);
-  func::FuncOp body = makeBody(forall, captured, contextType);
+  func::FuncOp body = shareEqual(makeBody(forall, captured, contextType));
 
   // The struct lives in the caller's frame: one a call site, not one a call.
   auto pointer = LLVM::LLVMPointerType::get(module.getContext());
@@ -325,6 +373,7 @@ private:
         return failure();
       ++numOutlined;
     }
+    numShared += outliner.numShared;
     return success();
   }
 };

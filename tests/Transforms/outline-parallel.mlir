@@ -78,6 +78,43 @@ func.func @hoists_buffers_out_of_the_loop(%x: memref<8xf32>, %v: f32) {
 
 // -----
 
+// Loops that differ in what they are given share a function, whatever they stand
+// in; one with another constant has its own.
+
+// CHECK-LABEL: func private @shares_equal_functions_parallel(
+// CHECK-LABEL: func @shares_equal_functions(
+// CHECK:         constant @shares_equal_functions_parallel :
+// CHECK-COUNT-2: call @moe_parallel_for
+// CHECK-LABEL: func private @another_caller_parallel(
+// CHECK:         arith.constant 2.000000e+00 : f32
+// CHECK-LABEL: func @another_caller(
+// CHECK-DAG:     constant @shares_equal_functions_parallel :
+// CHECK-DAG:     constant @another_caller_parallel :
+// CHECK-COUNT-2: call @moe_parallel_for
+func.func @shares_equal_functions(%x: memref<?xf32>, %y: memref<?xf32>, %n: index, %m: index) {
+  %one = arith.constant 1.0 : f32
+  scf.forall (%i) in (%n) {
+    memref.store %one, %x[%i] : memref<?xf32>
+  }
+  scf.forall (%i) in (%m) {
+    memref.store %one, %y[%i] : memref<?xf32>
+  }
+  return
+}
+func.func @another_caller(%x: memref<?xf32>, %n: index) {
+  %one = arith.constant 1.0 : f32
+  %two = arith.constant 2.0 : f32
+  scf.forall (%i) in (%n) {
+    memref.store %one, %x[%i] : memref<?xf32>
+  }
+  scf.forall (%i) in (%n) {
+    memref.store %two, %x[%i] : memref<?xf32>
+  }
+  return
+}
+
+// -----
+
 func.func @expects_buffers(%x: tensor<8xf32>) -> tensor<8xf32> {
   // expected-error @below {{expected a parallel loop on buffers, found one with results; bufferize first}}
   %r = scf.forall (%i) in (8) shared_outs(%o = %x) -> tensor<8xf32> {

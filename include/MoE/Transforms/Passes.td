@@ -208,6 +208,8 @@ def MoEOutlineParallelPass
     their function, so that loops do not grow the stack.
 
     Iterations write disjoint memory: bits do not depend on the threads.
+
+    Loops that do the same to other values share one function.
   }];
   let dependentDialects = [
     "::mlir::arith::ArithDialect",
@@ -221,6 +223,8 @@ def MoEOutlineParallelPass
   ];
   let statistics = [
     Statistic<"numOutlined", "num-outlined", "Number of loops outlined">,
+    Statistic<"numShared", "num-shared",
+              "Number of loops with the function of an earlier one">,
   ];
 }
 
