@@ -41,12 +41,12 @@ class Segment:
                 tuple(number[node] for node in self.outputs))
 
 
-def find_repeats(graph: torch.fx.Graph) -> dict[Node, list[Segment]]:
-    """For the first node of every repeated layer, its group: equal layers in order."""
+def find_repeats(graph: torch.fx.Graph, fewest: int = _FEWEST) -> dict[Node, list[Segment]]:
+    """For the first node of every layer that is there `fewest` times, its group: equal layers in order."""
     groups: dict[tuple, list[Segment]] = {}
     for segment in _segments(graph):
         groups.setdefault(segment.signature(), []).append(segment)
-    return {segment.nodes[0]: group for group in groups.values() if len(group) >= _FEWEST
+    return {segment.nodes[0]: group for group in groups.values() if len(group) >= fewest
             for segment in group}
 
 

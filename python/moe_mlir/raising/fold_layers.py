@@ -78,7 +78,8 @@ def unfold_layers(graph: Graph) -> None:
 
 def _groups(graph):
     """Groups of equal layers, in the order of their first layers."""
-    repeats, groups = find_repeats(graph), []
+    # A layer that is decomposed once less is a gain already: it becomes no call.
+    repeats, groups = find_repeats(graph, fewest=2), []
     for node in graph.nodes:
         if node in repeats and repeats[node] not in groups:
             groups.append(repeats[node])
