@@ -114,7 +114,7 @@ def test_a_quantized_model_is_compiled():
     compiled = moe_mlir.compile(model, (IDS,))
     for ids in (IDS, IDS[:, :1]):
         torch.testing.assert_close(compiled(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
-    text = moe_mlir.export(model, (IDS,)).text
+    text = compiled.module.text
     # Two products a layer of experts, four of attention, one of the head.
     assert text.count("#moe.weight_format<int4>") == 2 * 2 + 2 * 4 + 1
     found = torch.compile(model, backend="moe")(IDS).logits
