@@ -154,7 +154,7 @@ static void buildLLVMStage(OpPassManager &manager) {
   // All other dialects in one conversion: each costs a walk and its casts.
   manager.addPass(createConvertToLLVMPass());
   manager.addPass(createReconcileUnrealizedCastsPass());
-  manager.addPass(createCanonicalizerPass());
+  // What is left to simplify LLVM does as well, and in less time.
   manager.addPass(createCSEPass());
 }
 
