@@ -120,6 +120,9 @@ static void buildVectorStage(OpPassManager &manager,
   MoEApproximateMathPassOptions math;
   math.scalef = options.scalef;
   manager.addNestedPass<func::FuncOp>(createMoEApproximateMathPass(math));
+  // First, as kernels write each constant where they need it: the canonicalizer
+  // looks at all users of a constant each time that it meets another one.
+  manager.addPass(createCSEPass());
   manager.addPass(createCanonicalizerPass());
   manager.addPass(createCSEPass());
   MoEOutlineParallelPassOptions outlining;
