@@ -1,11 +1,12 @@
-"""Random histories of decoding with caches of fixed size, compiled code beside eager.
+"""Random histories of decoding, compiled code beside eager.
 
     python tests/python/fuzz/cache_states.py SEED STEPS
 
-Two caches take turns. A step is a prompt of a random length, a single token, either with the mask
-of a left-padded batch, a reset, another cache, a copy, or a change of a weight. Logits and what the
-caches hold must be eager's; a call for which a cache has no room is an error that leaves it as it
-was. Prints the numbers of calls and refusals, and ends with status 1 at the first difference.
+Two caches take turns, each of fixed size or one that grows. A step is a prompt of a random length, a
+single token, either with the mask of a left-padded batch, a reset, a crop, another cache, a copy, or a
+change of a weight. Logits and what the caches hold must be eager's; a call for which a cache of fixed
+size has no room is an error that leaves it as it was. Prints the numbers of calls and refusals, and
+ends with status 1 at the first difference.
 """
 
 import copy
@@ -27,8 +28,10 @@ class Sequence:
     """Of one batch: a cache for either, how much is held, and which tokens pad it."""
 
     def __init__(self, model, draw):
-        self.ours, self.theirs = (transformers.StaticCache(
-            config=model.config, max_cache_len=_ROOM) for _ in range(2))
+        self.grows = draw.random() < 0.5
+        self.ours, self.theirs = (
+            transformers.DynamicCache(config=model.config) if self.grows else
+            transformers.StaticCache(config=model.config, max_cache_len=_ROOM) for _ in range(2))
         self.begin(draw)
 
     def begin(self, draw):
@@ -41,6 +44,15 @@ class Sequence:
             cache.reset()
         self.begin(draw)
 
+    def crop(self, draw):
+        """Forgets some of the last tokens, where the cache grows."""
+        held = self.mask.shape[1]
+        count = draw.randint(1, held - 1) if self.grows and held > self.padding + 1 else 0
+        if count and held - count > self.padding:
+            self.mask = self.mask[:, :-count]
+            for cache in (self.ours, self.theirs):
+                cache.crop(-count)
+
     def copy(self, draw):
         self.ours, self.theirs = copy.deepcopy(self.ours), copy.deepcopy(self.theirs)
 
@@ -49,7 +61,7 @@ class Sequence:
         if not cache.layers[0].is_initialized:
             return []
         layer = cache.layers[0]
-        return [layer.keys, layer.values, layer.cumulative_length]
+        return [layer.keys, layer.values, *([] if self.grows else [layer.cumulative_length])]
 
 
 class Pair:
@@ -65,6 +77,8 @@ class Pair:
         sequence, kind = self.draw.choice(self.sequences), self.draw.random()
         if kind < 0.85:
             self.call(sequence)
+        elif kind < 0.9:
+            sequence.crop(self.draw)
         elif kind < 0.95:
             sequence.reset(self.draw)
         elif kind < 0.97:
@@ -86,7 +100,10 @@ class Pair:
         mask = torch.cat([sequence.mask, added], 1)
         kwargs = {"attention_mask": mask} if sequence.is_masked else {}
         self.calls += 1
-        if held + tokens > _ROOM:
+        if held + tokens > 2 * _ROOM:
+            sequence.reset(self.draw)
+            return
+        if held + tokens > _ROOM and not sequence.grows:
             self.expect_refusal(sequence, ids, kwargs)
             return
         sequence.mask = mask
