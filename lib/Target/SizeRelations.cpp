@@ -2,7 +2,8 @@
 //
 // Every size is traced to the arguments, one op at a time, and remembered: a
 // model has thousands of ops and a handful of sizes. In an expression symbol i
-// stands for leaf i of the tracer, a size or the value of an argument.
+// stands for leaf i of the tracer: a size or the value of an argument, or the
+// larger or the smaller of two expressions.
 //
 //===----------------------------------------------------------------------===//
 
@@ -44,6 +45,20 @@ struct Relation {
 };
 } // namespace
 
+namespace {
+/// What an affine expression has no more to say of.
+struct Leaf {
+  /// An argument, and its dim or `kNoDim`; null for an extremum.
+  Value argument;
+  int64_t dim = 0;
+  bool isLargest = false;
+  AffineExpr a, b;
+
+  static constexpr int64_t kNoDim = -1;
+  bool operator==(const Leaf &) const = default;
+};
+} // namespace
+
 class SizeTracer::Impl {
 public:
   explicit Impl(func::FuncOp function, unsigned depth = 0)
@@ -64,7 +79,7 @@ public:
 
 private:
   using Place = std::pair<Value, int64_t>;
-  static constexpr int64_t kNoDim = -1;
+  static constexpr int64_t kNoDim = Leaf::kNoDim;
 
   AffineExpr getConstant(int64_t value) const {
     return getAffineConstantExpr(value, context);
@@ -73,7 +88,11 @@ private:
     auto argument = dyn_cast<BlockArgument>(value);
     return argument && argument.getOwner() == entry;
   }
-  AffineExpr getLeaf(Value argument, int64_t dim);
+  AffineExpr getLeaf(const Leaf &leaf);
+  AffineExpr getLeaf(Value argument, int64_t dim) {
+    return getLeaf(Leaf{argument, dim, false, {}, {}});
+  }
+  AffineExpr getExtremum(bool isLargest, AffineExpr a, AffineExpr b);
   AffineExpr remember(Place place, llvm::function_ref<AffineExpr()> trace);
   AffineExpr traceSize(OpResult shaped, int64_t dim);
   AffineExpr traceIndex(OpResult value);
@@ -100,7 +119,7 @@ private:
   /// Of calls, which may recurse.
   unsigned depth;
   static constexpr unsigned kMaxDepth = 16;
-  SmallVector<Place> leaves;
+  SmallVector<Leaf> leaves;
   DenseMap<Place, AffineExpr> sizes;
   SmallVector<Relation> relations;
   std::set<decltype(std::declval<Relation>().key())> seen;
@@ -110,12 +129,19 @@ private:
 // Sizes
 //===----------------------------------------------------------------------===//
 
-AffineExpr SizeTracer::Impl::getLeaf(Value argument, int64_t dim) {
-  auto *found = llvm::find(leaves, Place(argument, dim));
+AffineExpr SizeTracer::Impl::getLeaf(const Leaf &leaf) {
+  auto *found = llvm::find(leaves, leaf);
   unsigned position = found - leaves.begin();
   if (found == leaves.end())
-    leaves.emplace_back(argument, dim);
+    leaves.push_back(leaf);
   return getAffineSymbolExpr(position, context);
+}
+
+AffineExpr SizeTracer::Impl::getExtremum(bool isLargest, AffineExpr a,
+                                         AffineExpr b) {
+  if (!a || !b)
+    return nullptr;
+  return a == b ? a : getLeaf(Leaf{{}, 0, isLargest, a, b});
 }
 
 AffineExpr SizeTracer::Impl::remember(Place place,
@@ -194,6 +220,9 @@ AffineExpr SizeTracer::Impl::traceIndex(OpResult value) {
       return getSize(dim.getSource(), *position);
   if (auto cast = dyn_cast<arith::IndexCastOp>(op))
     return getIndex(cast.getIn());
+  if (isa<arith::MaxSIOp, arith::MinSIOp>(op))
+    return getExtremum(isa<arith::MaxSIOp>(op), getIndex(op->getOperand(0)),
+                       getIndex(op->getOperand(1)));
   // Of two sizes that are open, which bounds do not express.
   if (isa<arith::MulIOp, arith::DivUIOp, arith::DivSIOp, arith::CeilDivSIOp,
           arith::CeilDivUIOp, arith::FloorDivSIOp>(op)) {
@@ -244,12 +273,16 @@ AffineExpr SizeTracer::Impl::traceOneStep(Value value,
 json::Value SizeTracer::Impl::describe(AffineExpr expr) const {
   if (!expr)
     return nullptr;
-  return describeExpr(expr, [&](AffineExpr leaf) -> json::Value {
-    auto [argument, dim] = leaves[cast<AffineSymbolExpr>(leaf).getPosition()];
-    json::Array place{"arg", static_cast<int64_t>(
-                                 cast<BlockArgument>(argument).getArgNumber())};
-    if (dim != kNoDim)
-      place.push_back(dim);
+  return describeExpr(expr, [&](AffineExpr symbol) -> json::Value {
+    const Leaf &leaf = leaves[cast<AffineSymbolExpr>(symbol).getPosition()];
+    if (!leaf.argument)
+      return json::Array{leaf.isLargest ? "max" : "min", describe(leaf.a),
+                         describe(leaf.b)};
+    json::Array place{"arg",
+                      static_cast<int64_t>(
+                          cast<BlockArgument>(leaf.argument).getArgNumber())};
+    if (leaf.dim != kNoDim)
+      place.push_back(leaf.dim);
     return place;
   });
 }
@@ -259,25 +292,33 @@ json::Value SizeTracer::Impl::describe(AffineExpr expr) const {
 //===----------------------------------------------------------------------===//
 
 /// The last argument that an expression reads; -1 for none.
-static int64_t findLast(AffineExpr expr,
-                        ArrayRef<std::pair<Value, int64_t>> leaves) {
+static int64_t findLast(AffineExpr expr, ArrayRef<Leaf> leaves) {
   int64_t last = -1;
   expr.walk([&](AffineExpr part) {
-    if (auto leaf = dyn_cast<AffineSymbolExpr>(part))
-      last = std::max<int64_t>(
-          last,
-          cast<BlockArgument>(leaves[leaf.getPosition()].first).getArgNumber());
+    auto symbol = dyn_cast<AffineSymbolExpr>(part);
+    if (!symbol)
+      return;
+    const Leaf &leaf = leaves[symbol.getPosition()];
+    int64_t found =
+        leaf.argument
+            ? cast<BlockArgument>(leaf.argument).getArgNumber()
+            : std::max(findLast(leaf.a, leaves), findLast(leaf.b, leaves));
+    last = std::max(last, found);
   });
   return last;
 }
 
 /// Whether that follows from sizes being so.
-static bool isNonNegative(AffineExpr expr,
-                          ArrayRef<std::pair<Value, int64_t>> leaves) {
+static bool isNonNegative(AffineExpr expr, ArrayRef<Leaf> leaves) {
   if (auto constant = dyn_cast<AffineConstantExpr>(expr))
     return constant.getValue() >= 0;
-  if (auto leaf = dyn_cast<AffineSymbolExpr>(expr))
-    return leaves[leaf.getPosition()].second >= 0;
+  if (auto symbol = dyn_cast<AffineSymbolExpr>(expr)) {
+    const Leaf &leaf = leaves[symbol.getPosition()];
+    if (leaf.argument)
+      return leaf.dim >= 0;
+    bool a = isNonNegative(leaf.a, leaves), b = isNonNegative(leaf.b, leaves);
+    return leaf.isLargest ? a || b : a && b;
+  }
   auto binary = dyn_cast<AffineBinaryOpExpr>(expr);
   return binary && isNonNegative(binary.getLHS(), leaves) &&
          isNonNegative(binary.getRHS(), leaves);
@@ -419,13 +460,8 @@ void SizeTracer::Impl::addCall(func::CallOp call) {
     return;
   Impl inner(callee, depth + 1);
   ArrayRef<Relation> asked = inner.collectRelations();
+  // An extremum comes after the leaves that it is of.
   SmallVector<AffineExpr> replacements;
-  for (auto [argument, dim] : inner.leaves) {
-    Value operand =
-        call.getOperand(cast<BlockArgument>(argument).getArgNumber());
-    replacements.push_back(dim == kNoDim ? getIndex(operand)
-                                         : getSize(operand, dim));
-  }
   auto replace = [&](AffineExpr expr) -> AffineExpr {
     WalkResult known = expr.walk([&](AffineExpr part) {
       auto leaf = dyn_cast<AffineSymbolExpr>(part);
@@ -435,6 +471,17 @@ void SizeTracer::Impl::addCall(func::CallOp call) {
     return known.wasInterrupted() ? AffineExpr()
                                   : expr.replaceSymbols(replacements);
   };
+  for (const Leaf &leaf : inner.leaves) {
+    if (!leaf.argument) {
+      replacements.push_back(
+          getExtremum(leaf.isLargest, replace(leaf.a), replace(leaf.b)));
+      continue;
+    }
+    Value operand =
+        call.getOperand(cast<BlockArgument>(leaf.argument).getArgNumber());
+    replacements.push_back(leaf.dim == kNoDim ? getIndex(operand)
+                                              : getSize(operand, leaf.dim));
+  }
   for (const Relation &relation : asked)
     require(replace(relation.found), relation.isEquality,
             replace(relation.expected));

@@ -237,11 +237,12 @@ void verifySize(const Json &size, std::span<const ValueType> arguments) {
   std::string operation = operands.empty() ? "" : operands[0].string();
   if (operation == "arg" && operands.size() > 1)
     return verifyArgument(operands, arguments);
-  static constexpr std::string_view known[] = {"+", "*", "//", "%", "ceildiv"};
+  static constexpr std::string_view known[] = {"+",       "*",   "//", "%",
+                                               "ceildiv", "max", "min"};
   if (std::ranges::find(known, operation) == std::end(known) ||
       operands.size() != 3)
-    throw std::runtime_error("expected arg, or one of + * // % ceildiv with "
-                             "two operands in a size, found '" +
+    throw std::runtime_error("expected arg, or one of + * // % ceildiv max min "
+                             "with two operands in a size, found '" +
                              operation + "'");
   verifySize(operands[1], arguments);
   verifySize(operands[2], arguments);
@@ -275,7 +276,10 @@ std::optional<int64_t> evaluateSize(const Json &size,
     return modulo(*a, *b);
   if (operation == "ceildiv")
     return subtract(0, divideFloor(subtract(0, *a), *b));
-  throw std::runtime_error("expected + * // % or ceildiv in a size, found '" +
+  if (operation == "max" || operation == "min")
+    return operation == "max" ? std::max(*a, *b) : std::min(*a, *b);
+  throw std::runtime_error("expected + * // % ceildiv max or min in a size, "
+                           "found '" +
                            operation + "'");
 }
 

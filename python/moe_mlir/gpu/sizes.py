@@ -187,7 +187,7 @@ def evaluate_expression(size: int | list | None, arguments: Sequence[Any]) -> in
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
-    "ceildiv": lambda a, b: -(-a // b)}
+    "ceildiv": lambda a, b: -(-a // b), "max": max, "min": min}
 
 
 def expression_sources(size: int | list | None, num_arguments: int) -> list[str]:

@@ -137,7 +137,8 @@ def test_sizes_are_computed_from_the_arguments(moe_compile, tmp_path):
 @pytest.mark.parametrize("size, expected", [
     (7, 7), (None, None), (["arg", 0, 1], 4), (["arg", 1], 9), (["arg", 5, 0], None),
     (["+", ["arg", 5, 0], 1], None), (["+", ["*", ["arg", 0, 0], 2], 1], 7), (["//", ["arg", 1], 2], 4),
-    (["ceildiv", ["arg", 1], 2], 5), (["%", ["arg", 1], 4], 1)])
+    (["ceildiv", ["arg", 1], 2], 5), (["%", ["arg", 1], 4], 1),
+    (["max", ["+", ["arg", 1], -12], 0], 0), (["min", ["arg", 1], ["arg", 0, 0]], 3)])
 def test_evaluates_sizes(size, expected):
     assert evaluate_expression(size, (torch.empty(3, 4), 9)) == expected
 

@@ -153,6 +153,46 @@ def test_moe_run_refuses_them(select, tmp_path):
                            "size 0 of argument 0, found 1\n")
 
 
+LAST_ROWS = """
+func.func private @cut(%x: tensor<?xf32>, %most: index) -> tensor<?xf32> {
+  %c0 = arith.constant 0 : index
+  %n = tensor.dim %x, %c0 : tensor<?xf32>
+  %over = arith.subi %n, %most : index
+  %start = arith.maxsi %over, %c0 : index
+  %count = arith.subi %n, %start : index
+  %last = tensor.extract_slice %x[%start] [%count] [1] : tensor<?xf32> to tensor<?xf32>
+  return %last : tensor<?xf32>
+}
+func.func @last_rows(%x: tensor<?xf32>, %y: tensor<?xf32>) -> (tensor<?xf32>, tensor<?xf32>) {
+  %c0 = arith.constant 0 : index
+  %c3 = arith.constant 3 : index
+  %n = tensor.dim %x, %c0 : tensor<?xf32>
+  %most = arith.minsi %n, %c3 : index
+  %over = arith.subi %n, %most : index
+  %last = tensor.extract_slice %x[%over] [%most] [1] : tensor<?xf32> to tensor<?xf32>
+  %m = tensor.dim %y, %c0 : tensor<?xf32>
+  %place = tensor.empty(%most) : tensor<?xf32>
+  %cut = func.call @cut(%y, %c3) : (tensor<?xf32>, index) -> tensor<?xf32>
+  %sum = linalg.add ins(%last, %cut : tensor<?xf32>, tensor<?xf32>)
+      outs(%place : tensor<?xf32>) -> tensor<?xf32>
+  return %last, %sum : tensor<?xf32>, tensor<?xf32>
+}"""
+
+
+def test_sizes_that_are_the_smaller_of_two(tmp_path):
+    """As of a window, which is full or not."""
+    folder = compile_to(tmp_path / "rows", LAST_ROWS, "--target=cpu")
+    (function,) = json.loads((folder / "manifest.json").read_text())["functions"]
+    assert function["results"][0]["sizes"] == [["min", ["arg", 0, 0], 3]]
+    loaded = moe_mlir.load(folder)
+    for rows in (0, 2, 3, 7):
+        x = torch.randn(rows)
+        last, total = loaded(x, x)
+        assert torch.equal(last, x[-3:]) and torch.equal(total, 2 * x[-3:])
+        with pytest.raises(ValueError, match="result 0 of 'last_rows': expected shape"):
+            loaded(x, x, out=(torch.empty(rows + 4), torch.empty(min(rows, 3))))
+
+
 CALLER = r"""#include "MoE/Runtime/Artifact.h"
 #include <cstdio>
 #include <exception>
