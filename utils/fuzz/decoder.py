@@ -5,12 +5,13 @@ import json
 import struct
 from pathlib import Path
 
-# Keeps a sum of rows, and gives logits of it and of a counter; for one token, or any number.
+# Keeps a sum of rows, and gives logits of it and of a counter; for one token, or any number. Rows of
+# zeros, one for each call, are made anew; there are none before the first.
 _PROGRAM = """
 #kept = affine_map<(d0, d1) -> (d0, d1)>
 func.func @main(%table: tensor<5x4xf32>, %ids: tensor<1xTOKENSxi64>, %kept: tensor<1x4xf32>,
-                %counted: tensor<?x0xf32>)
-    -> (tensor<1x5xf32>, tensor<1x4xf32> {moe.updates = 2 : i64}) {
+                %counted: tensor<?x0xf32>, %grown: tensor<?x4xf32>)
+    -> (tensor<1x5xf32>, tensor<?x4xf32>, tensor<1x4xf32> {moe.updates = 2 : i64}) {
   %zero = arith.constant 0 : index
   %count = tensor.dim %counted, %zero : tensor<?x0xf32>
   %id = tensor.extract %ids[%zero, %zero] : tensor<1xTOKENSxi64>
@@ -32,7 +33,13 @@ func.func @main(%table: tensor<5x4xf32>, %ids: tensor<1xTOKENSxi64>, %kept: tens
     %logit = arith.addf %value, %number : f32
     linalg.yield %logit : f32
   } -> tensor<1x5xf32>
-  return %logits, %sum : tensor<1x5xf32>, tensor<1x4xf32>
+  %calls = tensor.dim %grown, %zero : tensor<?x4xf32>
+  %one = arith.constant 1 : index
+  %more = arith.addi %calls, %one : index
+  %nothing = arith.constant 0.0 : f32
+  %place = tensor.empty(%more) : tensor<?x4xf32>
+  %made = linalg.fill ins(%nothing : f32) outs(%place : tensor<?x4xf32>) -> tensor<?x4xf32>
+  return %logits, %made, %sum : tensor<1x5xf32>, tensor<?x4xf32>, tensor<1x4xf32>
 }
 """
 
@@ -49,24 +56,27 @@ def save(folder: Path) -> Path:
     entry = _write_weights(folder / "weights.safetensors")
     (folder / "files.json").write_text(json.dumps({"weights.safetensors": entry}))
     kept = {"name": "kept", "dtype": "f32", "shape": [1, 4], "stored_as": "kept.initial"}
+    grown = {"name": "grown", "dtype": "f32", "shape": [0, 4], "stored_as": None}
     (folder / "decoder.json").write_text(json.dumps({
-        "room": 9, "sequences": 1, "vocabulary": 5, "form": 0, "counters": [0], "state": [kept],
+        "room": 9, "sequences": 1, "vocabulary": 5, "form": 0, "counters": [0], "state": [kept, grown],
         "programs": programs}, indent=1))
     return folder
 
 
 def _describe(name, number, tokens) -> dict:
-    symbols = {"s1": [3, 0], **({} if tokens == 1 else {"s0": [1, 1]})}
+    symbols = {"s1": [3, 0], "s2": [4, 0], **({} if tokens == 1 else {"s0": [1, 1]})}
     return {
         "function": name, "form": 0, "next_form": 0,
         "arguments": [
             {"name": "table", "shape": [5, 4], "kind": "weight", "stored_as": "table"},
             {"name": "ids", "shape": [1, tokens], "kind": "ids"},
             {"name": "kept", "shape": [1, 4], "kind": "state"},
-            {"name": "counted", "shape": ["s1", 0], "kind": "counter", "counters": [0]}],
+            {"name": "counted", "shape": ["s1", 0], "kind": "counter", "counters": [0]},
+            {"name": "grown", "shape": ["s2", 4], "kind": "state"}],
         "symbols": symbols,
         "conditions": [["s1", ">=", 2], *([["s0 + s1 - 2", "<=", 9]] if number else [])],
-        "changes": [[0, f"s1 - 2 + {tokens}"]]}
+        "changes": [[0, f"s1 - 2 + {tokens}"]],
+        "makes": [{"name": "grown", "shape": ["s2 + 1", 4]}]}
 
 
 def _write_weights(path) -> dict:

@@ -6,7 +6,6 @@
 #include "Functions.h"
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -27,53 +26,6 @@ int64_t readPositive(const Json &description, const char *name) {
   return value;
 }
 
-/// A tensor of the cache. New memory is zeros: pages that no call touches stay
-/// free.
-struct StateTensor {
-  StateTensor(const Json &description, const StoredTensors &stored)
-      : initial{description.at("dtype").string(), {}},
-        memory(getBytes(description),
-               "the state '" + description.at("name").string() + "'") {
-    for (const Json &size : description.at("shape").array())
-      initial.shape.push_back(size.integer());
-    value = initial;
-    value.data = memory.get();
-    if (const Json *name = description.find("stored_as");
-        name && !name->isNull())
-      readInitial(stored.find(name->string()), description);
-    if (initial.data)
-      reset();
-  }
-
-  void reset() {
-    if (!getByteSize(value))
-      return;
-    if (initial.data)
-      std::memcpy(value.data, initial.data, getByteSize(value));
-    else
-      std::memset(value.data, 0, getByteSize(value));
-  }
-
-  /// What it is at first, without a place where that is zeros; what it is now.
-  Tensor initial, value;
-  AlignedMemory memory;
-
-private:
-  static uint64_t getBytes(const Json &description) {
-    Tensor tensor{description.at("dtype").string(), {}};
-    for (const Json &size : description.at("shape").array())
-      tensor.shape.push_back(size.integer());
-    return getByteSize(tensor); // Throws for what is no size.
-  }
-
-  void readInitial(const Tensor &stored, const Json &description) {
-    if (stored.dtype != value.dtype || stored.shape != value.shape)
-      refuse("the first value of '" + description.at("name").string() +
-             "' to be of its type, found another in " + kWeightsFile);
-    initial.data = stored.data;
-  }
-};
-
 } // namespace
 
 struct Decoder::Contents {
@@ -87,12 +39,18 @@ struct Decoder::Contents {
   }
 
   void readState(const Json &description) {
-    for (const Json &tensor : description.at("state").array()) {
-      const std::string &name = tensor.at("name").string();
-      tensors.push_back(std::make_unique<StateTensor>(tensor, stored));
-      if (!tensorsByName.emplace(name, tensors.back()->value).second)
-        refuse("each tensor of the state once, found '" + name + "' again");
+    for (const Json &entry : description.at("state").array()) {
+      const StateTensor &tensor = tensors.list.emplace_back(entry, stored);
+      if (!tensors.numbers.emplace(tensor.getName(), tensors.numbers.size())
+               .second)
+        refuse("each tensor of the state once, found '" + tensor.getName() +
+               "' again");
+      initial.shapes.push_back(tensor.getFirstShape());
     }
+    for (const Json &program : description.at("programs").array())
+      if (const Json *makes = program.find("makes"))
+        for (const Json &entry : makes->array())
+          tensors.made.insert(tensors.find(entry.at("name").string()));
     initial.form = description.at("form").integer();
     for (const Json &counter : description.at("counters").array()) {
       initial.counters.push_back(counter.integer());
@@ -114,8 +72,8 @@ struct Decoder::Contents {
       if (function == functions.end())
         refuse("a function of the manifest once for each program, found '" +
                name + "'");
-      programs.emplace_back(program, std::move(*function), stored,
-                            tensorsByName, initial, sequences);
+      programs.emplace_back(program, std::move(*function), stored, tensors,
+                            initial, sequences);
       if (programs.back().getNumWords() != programs.front().getNumWords())
         refuse("logits of " + std::to_string(programs.front().getNumWords()) +
                " words, found " +
@@ -125,9 +83,9 @@ struct Decoder::Contents {
     if (programs.empty())
       refuse("a program, found none");
     // What none uses may be of any size.
-    for (const auto &[name, tensor] : tensorsByName)
+    for (const auto &[name, number] : tensors.numbers)
       if (std::ranges::none_of(programs, [&](const DecoderProgram &program) {
-            return program.uses(tensor);
+            return program.uses(number);
           }))
         refuse("a program for each tensor of the state, found none for '" +
                name + "'");
@@ -214,7 +172,7 @@ struct Decoder::Contents {
   }
 
   void runPiece(const Piece &piece, std::span<const int64_t> ids,
-                const Tensor &logits) const {
+                const Tensor &logits) {
     std::vector<int64_t> part;
     auto tokens = static_cast<int64_t>(ids.size()) / sequences;
     for (int64_t i = 0; i < sequences; ++i) {
@@ -223,7 +181,7 @@ struct Decoder::Contents {
     }
     piece.program->bind({"i64", {sequences, piece.tokens}, part.data()},
                         piece.state);
-    piece.program->run(logits);
+    piece.program->run(logits, tensors.list, piece.next);
   }
 
   Array run(std::span<const int64_t> ids) {
@@ -243,8 +201,8 @@ struct Decoder::Contents {
 
   void reset() {
     std::unique_lock<std::mutex> lock = acquire();
-    for (const auto &tensor : tensors)
-      tensor->reset();
+    for (StateTensor &tensor : tensors.list)
+      tensor.reset();
     state = initial;
     position = 0;
     isWhole = true;
@@ -252,8 +210,7 @@ struct Decoder::Contents {
 
   StoredTensors stored;
   int64_t room, sequences, vocabulary;
-  std::vector<std::unique_ptr<StateTensor>> tensors;
-  std::map<std::string, Tensor> tensorsByName;
+  DecoderTensors tensors;
   std::vector<DecoderProgram> programs;
   DecoderState initial, state;
   int64_t position = 0;

@@ -12,19 +12,28 @@ namespace moe::runtime {
 /// sizes 0 and 1 for cases of their own.
 static constexpr int64_t kSmallestSize = 2;
 /// Far from where sums of sizes leave 64 bits.
-static constexpr int64_t kLargestCounter = std::numeric_limits<int32_t>::max();
+static constexpr int64_t kLargestNumber = std::numeric_limits<int32_t>::max();
+
+size_t DecoderTensors::find(const std::string &name) const {
+  auto found = numbers.find(name);
+  if (found == numbers.end())
+    throw std::runtime_error(std::string(kDecoderFile) +
+                             ": expected a tensor of the cache, found '" +
+                             name + "'");
+  return found->second;
+}
 
 DecoderProgram::DecoderProgram(const Json &description,
                                std::unique_ptr<Function> code,
                                StoredTensors &weights,
-                               const std::map<std::string, Tensor> &state,
+                               const DecoderTensors &tensors,
                                const DecoderState &initial, int64_t sequences)
     : function(std::move(code)), sizes(description, *function, kDecoderFile),
       form(description.at("form").integer()),
       nextForm(description.at("next_form").integer()) {
-  readArguments(description.at("arguments").array(), weights, state, initial,
+  readArguments(description.at("arguments").array(), weights, tensors, initial,
                 sequences);
-  readResult(sequences);
+  readResults(description.find("makes"), tensors, sequences);
   readChanges(description.at("changes").array(), initial);
 }
 
@@ -35,7 +44,7 @@ void DecoderProgram::refuse(const std::string &expectation) const {
 
 void DecoderProgram::readArguments(const Json::Array &list,
                                    StoredTensors &weights,
-                                   const std::map<std::string, Tensor> &state,
+                                   const DecoderTensors &tensors,
                                    const DecoderState &initial,
                                    int64_t sequences) {
   arguments.resize(list.size());
@@ -46,14 +55,10 @@ void DecoderProgram::readArguments(const Json::Array &list,
              ", which it updates, to be of kind \"state\", found \"" + kind +
              "\"");
     if (kind == "weight") {
-      addBound(i, list[i],
-               weights.findAligned(list[i].at("stored_as").string()), false);
+      addWeight(i, list[i],
+                weights.findAligned(list[i].at("stored_as").string()));
     } else if (kind == "state") {
-      auto tensor = state.find(list[i].at("name").string());
-      if (tensor == state.end())
-        refuse("a tensor of the cache, found '" + list[i].at("name").string() +
-               "'");
-      addBound(i, list[i], tensor->second, true);
+      addState(i, tensors.find(list[i].at("name").string()), tensors);
     } else if (kind == "counter") {
       addCounters(i, list[i].at("counters").array(), initial);
     } else if (kind == "ids") {
@@ -67,15 +72,29 @@ void DecoderProgram::readArguments(const Json::Array &list,
     refuse("an argument for ids, found none");
 }
 
-void DecoderProgram::addBound(size_t argument, const Json &description,
-                              const Tensor &value, bool isState) {
+void DecoderProgram::addWeight(size_t argument, const Json &description,
+                               const Tensor &value) {
   const ValueType &type = function->getArguments()[argument];
   if (!type.isTensor || value.dtype != type.dtype ||
       !std::ranges::equal(value.shape, type.shape))
-    refuse(std::string(isState ? "state '" : "weight '") +
-           description.at("name").string() + "' to be " + type.toString() +
-           ", found another type");
+    refuse("weight '" + description.at("name").string() + "' to be " +
+           type.toString() + ", found another type");
   arguments[argument] = value;
+}
+
+void DecoderProgram::addState(size_t argument, size_t tensor,
+                              const DecoderTensors &tensors) {
+  const ValueType &type = function->getArguments()[argument];
+  const StateTensor &value = tensors.list[tensor];
+  const std::vector<int64_t> &shape = value.getFirstShape();
+  bool fits = tensors.made.contains(tensor)
+                  ? shape.size() == type.shape.size()
+                  : std::ranges::equal(shape, type.shape);
+  if (!type.isTensor || value.getType() != type.dtype || !fits)
+    refuse("state '" + value.getName() + "' to be " + type.toString() +
+           ", found another type");
+  arguments[argument].dtype = type.dtype;
+  stateArguments.emplace_back(argument, tensor);
 }
 
 void DecoderProgram::addCounters(size_t argument, const Json::Array &list,
@@ -108,17 +127,42 @@ void DecoderProgram::addIds(size_t argument, int64_t sequences) {
   idsArgument = argument;
 }
 
-void DecoderProgram::readResult(int64_t sequences) const {
+void DecoderProgram::readResults(const Json *list,
+                                 const DecoderTensors &tensors,
+                                 int64_t sequences) {
   const std::vector<ValueType> &results = function->getResults();
+  size_t count = list ? list->array().size() : 0;
   bool isOfLogits =
-      results.size() == 1 && results[0].isTensor && results[0].dtype == "f32" &&
-      results[0].shape.size() == 2 &&
+      results.size() == 1 + count && results[0].isTensor &&
+      results[0].dtype == "f32" && results[0].shape.size() == 2 &&
       (results[0].shape[0] == sequences || results[0].shape[0] == -1) &&
       results[0].shape[1] > 0;
   if (!isOfLogits)
-    refuse("one result, logits f32[" + std::to_string(sequences) +
-           ", words], found " +
-           (results.empty() ? "none" : results[0].toString()));
+    refuse("logits f32[" + std::to_string(sequences) + ", words] and " +
+           std::to_string(count) + " tensors of the cache as results, found " +
+           std::to_string(results.size()) + " results" +
+           (results.empty() ? "" : ", the first " + results[0].toString()));
+  for (size_t i = 0; i < count; ++i) {
+    const Json &entry = list->array()[i];
+    const ValueType &type = results[i + 1];
+    Made result = {tensors.find(entry.at("name").string()),
+                   entry.at("shape").array()};
+    const StateTensor &tensor = tensors.list[result.tensor];
+    if (!type.isTensor || tensor.getType() != type.dtype ||
+        result.shape.size() != type.shape.size() ||
+        tensor.getFirstShape().size() != type.shape.size() ||
+        !std::ranges::all_of(result.shape, [&](const Json &size) {
+          return sizes.isKnown(size);
+        }))
+      refuse("a result for '" + tensor.getName() +
+             "' of its type and of sizes that follow from those of arguments, "
+             "found " +
+             type.toString());
+    if (std::ranges::count(made, result.tensor, &Made::tensor))
+      refuse("each tensor of the cache once among its results, found '" +
+             tensor.getName() + "' again");
+    made.push_back(std::move(result));
+  }
 }
 
 void DecoderProgram::readChanges(const Json::Array &list,
@@ -144,6 +188,8 @@ bool DecoderProgram::bind(Tensor ids, const DecoderState &state) {
       return false;
     arguments[argument].shape = {value + kSmallestSize, 0};
   }
+  for (auto [argument, tensor] : stateArguments)
+    arguments[argument].shape = state.shapes[tensor];
   arguments[*idsArgument] = std::move(ids);
   ProgramSizes::Values values = sizes.read(arguments);
   return !sizes.findUnmet(values) && !sizes.findMismatch(arguments, values);
@@ -153,23 +199,50 @@ DecoderState DecoderProgram::computeNext(const DecoderState &state) const {
   DecoderState next = state;
   next.form = nextForm;
   ProgramSizes::Values values = sizes.read(arguments);
-  for (const auto &[counter, value] : changes) {
-    next.counters[counter] = ProgramSizes::evaluate(value, values);
-    if (next.counters[counter] < 0 || next.counters[counter] > kLargestCounter)
-      refuse("counters of at least 0 after a call, found " +
-             std::to_string(next.counters[counter]));
+  auto compute = [&](const Json &size, const char *what) {
+    int64_t value = ProgramSizes::evaluate(size, values);
+    if (value < 0 || value > kLargestNumber)
+      refuse(std::string(what) + " of at least 0 after a call, found " +
+             std::to_string(value));
+    return value;
+  };
+  for (const auto &[counter, value] : changes)
+    next.counters[counter] = compute(value, "counters");
+  for (const auto &[tensor, shape] : made) {
+    next.shapes[tensor].clear();
+    for (const Json &size : shape)
+      next.shapes[tensor].push_back(compute(size, "sizes"));
   }
   return next;
 }
 
-void DecoderProgram::run(const Tensor &logits) const {
-  function->run(arguments, {&logits, 1});
+void DecoderProgram::run(const Tensor &logits,
+                         std::vector<StateTensor> &tensors,
+                         const DecoderState &next) {
+  for (auto [argument, tensor] : stateArguments)
+    arguments[argument].data = tensors[tensor].getValue().data;
+  std::vector<std::vector<int64_t>> shapes =
+      function->getResultShapes(arguments);
+  std::vector<Tensor> results = {logits};
+  for (size_t i = 0; i < made.size(); ++i) {
+    StateTensor &tensor = tensors[made[i].tensor];
+    // Before there is memory for it.
+    if (shapes[i + 1] != next.shapes[made[i].tensor])
+      refuse("sizes of '" + tensor.getName() +
+             "' after a call that are those of result " +
+             std::to_string(i + 1) + ", found other ones");
+    results.push_back(tensor.prepare(shapes[i + 1]));
+  }
+  function->run(arguments, results);
+  for (const Made &result : made)
+    tensors[result.tensor].accept();
 }
 
-bool DecoderProgram::uses(const Tensor &tensor) const {
-  return std::ranges::any_of(arguments, [&](const Tensor &argument) {
-    return argument.data == tensor.data;
-  });
+bool DecoderProgram::uses(size_t tensor) const {
+  return std::ranges::count(made, tensor, &Made::tensor) ||
+         std::ranges::any_of(stateArguments, [&](const auto &argument) {
+           return argument.second == tensor;
+         });
 }
 
 int64_t DecoderProgram::getNumWords() const {

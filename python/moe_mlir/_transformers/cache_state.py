@@ -75,7 +75,11 @@ class CacheForm:
     @property
     def names(self) -> list[str]:
         """A name for each tensor that a program takes for such a cache."""
-        return [*(_dotted(path) for path in self.tensors), *self.counter_names]
+        return [*self.tensor_names, *self.counter_names]
+
+    @property
+    def tensor_names(self) -> list[str]:
+        return [_dotted(path) for path in self.tensors]
 
     @property
     def counter_names(self) -> list[str]:

@@ -9,6 +9,7 @@ without tensors.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from .cache_state import CacheTensors, Path, ResultNumber, Structure, leaves_of, parts_of
 from .first_tokens import add_counters, counters_of, is_counter, is_known
+from .names import CACHE_NAMES
 
 # Of a kind of layer, by the path in it and the number of dims, those of its tensors whose sizes follow
 # the tokens.
@@ -46,19 +48,24 @@ def contents_of(cache: Any) -> tuple[list[tuple[Path, Any]], list[torch.Tensor]]
 
 
 def learn(cache: Any, changes: Iterable[tuple[Path, Any]], results: list[torch.Tensor],
-          is_new: bool = False) -> None:
-    """Notes which sizes and integers of a cache's layers follow the tokens, from what a trace changed.
+          before: CacheTensors | None) -> None:
+    """Notes which sizes and integers of a cache's layers follow the tokens, from what a trace changed
+    in one that was given, or made (`before` is None).
 
     Of a new cache, the changes name all integers: a symbol follows the tokens, a number may not.
     """
     changed = dict(changes)
-    follows = torch.SymInt if is_new else (int, torch.SymInt)
+    old = dict(zip(before.form.tensors, before.state)) if before is not None else {}
+    follows = torch.SymInt if before is None else (int, torch.SymInt)
     for path, (part, start), _ in leaves_of(cache):
         value = changed.get(path)
         if isinstance(value, ResultNumber):
             sizes = results[value].shape
             key = type(part), path[start:], len(sizes)
-            found = frozenset(d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+            # Of a single token, one of size 1 becomes one of size 2.
+            was = old[path].shape if path in old and old[path].dim() == len(sizes) else sizes
+            found = frozenset(d for d, (size, other) in enumerate(zip(sizes, was))
+                              if isinstance(size, torch.SymInt) or _differ(size, other))
             _OPEN_DIMS[key] = _OPEN_DIMS.get(key, frozenset()) | found
         elif isinstance(value, follows) and not isinstance(value, bool):
             if path[start:] not in counters_of(type(part)):
@@ -80,8 +87,29 @@ def open_dims(parts: CacheTensors) -> list[list[int]]:
     return result
 
 
+def _differ(size: int, other: int | torch.SymInt) -> bool:
+    return not isinstance(other, torch.SymInt) and size != other
+
+
+def empty_cache(model: Any, ids: torch.Tensor) -> Any:
+    """A cache as a model makes one itself, without tokens.
+
+    Raises:
+        TypeError: the model makes none, of which another can be made.
+    """
+    with torch.no_grad():
+        outputs = model(ids, use_cache=True)
+    found = next((cache for cache in (getattr(outputs, name, None) for name in CACHE_NAMES)
+                  if cache is not None), None)
+    if found is None:
+        raise TypeError(f"expected a model that makes a cache for use_cache=True, found none in the "
+                        f"outputs of {type(model).__name__}")
+    wanted = inspect.signature(type(found)).parameters
+    return type(found)(**(dict(config=model.config) if "config" in wanted else {}))
+
+
 def _has_elements(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
 
 
-__all__ = ["contents_of", "grows", "learn", "open_dims", "take_apart_growing"]
+__all__ = ["contents_of", "empty_cache", "grows", "learn", "open_dims", "take_apart_growing"]

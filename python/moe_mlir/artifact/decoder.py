@@ -43,7 +43,7 @@ class ArtifactDecoder:
             _positive(description, name) for name in ("room", "sequences", "vocabulary"))
         stored = weights_file.tensors_of(files[weights_file.NAME])
         self._tensors = _read_state(description, stored)
-        self._initial = _read_initial(description, self.room)
+        self._initial = _read_initial(description, self.room, self._tensors)
         self._programs = _read_programs(description, functions, stored, self._tensors, self._initial,
                                         self.sequences)
 
@@ -66,7 +66,7 @@ class ArtifactDecoder:
             self._is_whole = False
             for call in calls:
                 piece = ids[:, call.begin:call.begin + call.tokens]
-                call.program.run(piece, call.state, self._values, logits)
+                call.program.run(piece, call.state, call.after, self._values, logits)
             self._is_whole = True
             self._state, self.position = calls[-1].after, self.position + tokens
         return logits
@@ -154,7 +154,7 @@ class _Call(NamedTuple):
 
 
 class _StateTensor(NamedTuple):
-    """A tensor that calls update: its type, and its first value, None for zeros."""
+    """A tensor that calls update or make: its first type, and its first value, None for zeros."""
 
     dtype: str
     shape: list[int]
@@ -193,24 +193,26 @@ def _read_state(description, stored) -> dict[str, _StateTensor]:
     return tensors
 
 
-def _read_initial(description, room) -> DecoderState:
+def _read_initial(description, room, tensors) -> DecoderState:
     counters = description["counters"]
     if not all(type(counter) is int and 0 <= counter <= room for counter in counters):
         refuse(f"counters within the room for {room} tokens, found {counters}")
-    return DecoderState(_integer(description, "form"), tuple(counters))
+    return DecoderState(_integer(description, "form"), tuple(counters),
+                        {name: tensor.shape for name, tensor in tensors.items()})
 
 
 def _read_programs(description, functions, stored, tensors, initial, sequences):
     programs: list[DecoderProgram] = []
     left = dict(functions)
+    types = {name: tensor.dtype for name, tensor in tensors.items()}
+    made = {made["name"] for entry in description["programs"] for made in entry.get("makes", [])}
     for entry in description["programs"]:
         function = left.pop(entry["function"], None)
         if function is None:
             refuse(f"a function of the manifest once for each program, found '{entry['function']}'")
         for name in ("form", "next_form"):
             _integer(entry, name)
-        programs.append(DecoderProgram(entry, function, stored, {
-            name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, initial, sequences))
+        programs.append(DecoderProgram(entry, function, stored, types, made, initial, sequences))
         if programs[-1].words != programs[0].words:
             refuse(f"logits of {programs[0].words} words, found {programs[-1].words} of "
                    f"'{entry['function']}'")

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from .._transformers.cache_state import CacheTensors
 from ..artifact import weights_file
 from .last_logits import name_in_model
-from .states import State
+from .states import CacheStates
 from .traced import CACHE, TracedProgram, counter_classes
 
 
@@ -19,22 +18,19 @@ def name_of(number: int) -> str:
     return f"program_{number}"
 
 
-def describe(programs: Sequence[TracedProgram], parts: CacheTensors, initial: State, room: int,
-             sequences: int, vocabulary: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The description, and the tensors to store by name.
-
-    Args:
-        parts: the empty cache.
-        initial: its state.
-    """
+def describe(programs: Sequence[TracedProgram], states: CacheStates, room: int, sequences: int,
+             vocabulary: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The description, and the tensors to store by name."""
     stored = _Stored()
-    state = _state_of(programs, parts)
-    classes = counter_classes(programs, initial)
-    class_of = {number: i for i, numbers in enumerate(classes) for number in numbers}
+    state = _state_of(programs, states)
+    form = states.form(states.initial.form)
+    counters = dict(zip((path for path, in form.counters), states.initial.counters, strict=True))
+    classes = counter_classes(programs, counters)
+    class_of = {path: i for i, paths in enumerate(classes) for path in paths}
     return {
         "room": room, "sequences": sequences, "vocabulary": vocabulary,
-        "form": initial.form,
-        "counters": [initial.counters[numbers[0]] for numbers in classes],
+        "form": states.initial.form,
+        "counters": [counters.get(paths[0], 0) for paths in classes],
         "state": [{"name": name, **_type_of(tensor),
                    "stored_as": stored.add(f"{name}.initial", tensor) if _has_bits(tensor) else None}
                   for name, tensor in state.items()],
@@ -43,19 +39,33 @@ def describe(programs: Sequence[TracedProgram], parts: CacheTensors, initial: St
     }, stored.tensors
 
 
-def _state_of(programs, parts) -> dict[str, torch.Tensor]:
-    """The tensors that calls keep, by name: those of the cache, and buffers that a program updates."""
-    state = {f"{CACHE}.{name}": tensor for name, tensor in zip(parts.form.names, parts.state)}
+def _state_of(programs, states) -> dict[str, torch.Tensor]:
+    """The tensors that calls keep, by name, as they are at first: those of the cache, of which those
+    without elements come with a call; and buffers that a program updates."""
+    form = states.form(states.initial.form)
+    state = {f"{CACHE}.{name}": tensor for name, tensor in
+             zip(form.tensor_names, states.first, strict=True)}
     for program in programs:
+        for name, result in program.made:
+            tensor = torch.empty([0] * len(result.shape), dtype=result.dtype)
+            _require_kind(name, state.setdefault(name, tensor), tensor)
         for result in program.module.program.results:
             if result.kind == "state":
                 state[name_in_model(result.name)] = program.module.state[result.name]
     return state
 
 
+def _require_kind(name, one, other) -> None:
+    if (one.dtype, one.dim()) != (other.dtype, other.dim()):
+        raise TypeError(
+            f"expected a cache whose tensors keep their types and numbers of dims, found '{name}', which is "
+            f"{one.dtype} of {one.dim()} dims at times and {other.dtype} of {other.dim()} at others; no "
+            "artifact can keep it")
+
+
 def _describe_program(number, program, state, class_of, stored) -> dict[str, Any]:
     module = program.module
-    counters = {position: sorted({class_of[n] for n in group}) for position, group in program.groups}
+    counters = {position: sorted({class_of[path] for path in group}) for position, group in program.groups}
     arguments = []
     for position, argument in enumerate(module.program.arguments):
         name = argument.name if argument.kind == "input" else name_in_model(argument.name)
@@ -75,8 +85,9 @@ def _describe_program(number, program, state, class_of, stored) -> dict[str, Any
         "arguments": arguments,
         "symbols": {name: list(place) for name, place in module.program.symbols.items()},
         "conditions": [list(condition) for condition in module.conditions],
-        "changes": [[class_of[counter], value] for counter, value in sorted(
-            {class_of[n]: (n, value) for n, value in program.changes.items()}.values())],
+        "changes": [list(change) for change in sorted(
+            {class_of[path]: value for path, value in program.changes.items()}.items())],
+        "makes": [{"name": name, "shape": list(result.shape)} for name, result in program.made],
     }
 
 

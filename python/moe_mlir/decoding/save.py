@@ -14,8 +14,8 @@ from .._native import native
 from .._support.log import logger, warn_user
 from .._support.progress import Clock
 from .._support.tools import find_tool
-from .._transformers.cache_state import CacheTensors
-from .._transformers.static_cache import take_apart
+from .._transformers.growing_cache import empty_cache
+from .._transformers.static_cache import take_apart, unfit_for_fixed_size
 from ..artifact import weights_file
 from ..compiled.lent_weights import export_lent
 from ..compiler.uncached import target_cpu
@@ -41,8 +41,9 @@ def save_decoder(
     """Compiles a language model of transformers to an artifact that decodes without Python.
 
     The artifact holds the model's weights, code for prompts and for steps, and the form of the
-    cache, a `transformers.StaticCache` of whatever layers the model has. `moe_mlir.load` and the
-    class `moe::runtime::Decoder` of `libmoe_runtime` run it:
+    cache: a `transformers.StaticCache` of whatever layers the model has, or, of a model that can
+    have none (DeepSeek-V4, MiniMax), the cache that it makes itself, whose tensors grow from call
+    to call. `moe_mlir.load` and the class `moe::runtime::Decoder` of `libmoe_runtime` run it:
 
         moe_mlir.save_decoder(model, "decoder.artifact", room=4096)
         decoder = moe_mlir.load("decoder.artifact").decoder
@@ -103,15 +104,22 @@ class _Decoder:
     """A model with an empty cache, and the programs that decode it."""
 
     def __init__(self, model: torch.nn.Module, room: int, sequences: int):
-        import transformers
-
         self._model, self._room, self._sequences = model, room, sequences
         self._wrapper = LastLogits(model)
-        cache = transformers.StaticCache(config=model.config, max_cache_len=room)
-        # Makes the tensors of the cache.
-        take_apart(cache, model, {0: self._ids(min(2, room))})
-        self._states = CacheStates(cache)
+        self._states = self._cache_states()
         self._programs: list[TracedProgram] = []
+
+    def _cache_states(self) -> CacheStates:
+        """Those of a cache of fixed size, or of the one that the model makes itself."""
+        import transformers
+
+        config, ids = self._model.config, self._ids(min(2, self._room))
+        if not getattr(config, "is_encoder_decoder", False) and unfit_for_fixed_size(self._model):
+            return CacheStates(empty_cache(self._model, ids), grows=True)
+        cache = transformers.StaticCache(config=config, max_cache_len=self._room)
+        # Makes the tensors of the cache.
+        take_apart(cache, self._model, {0: ids})
+        return CacheStates(cache)
 
     def _ids(self, tokens) -> torch.Tensor:
         return torch.zeros(self._sequences, tokens, dtype=torch.int64)
@@ -142,11 +150,7 @@ class _Decoder:
     def _traced(self, call, **options) -> TracedProgram:
         parts = self._states.at(call.state)
         module = export_lent(self._wrapper, (self._ids(call.tokens), parts), **options)
-        return TracedProgram(module, self._states, call.state, parts.form)
-
-    @property
-    def _empty(self) -> CacheTensors:
-        return self._states.at(self._states.initial)
+        return TracedProgram(module, self._states, call.state, call.tokens, parts)
 
     @property
     def _vocabulary(self) -> int:
@@ -159,8 +163,8 @@ class _Decoder:
 
     def write(self, path: Path) -> None:
         """Compiles the programs to an artifact."""
-        description, tensors = describe(self._programs, self._empty, self._states.initial, self._room,
-                                        self._sequences, self._vocabulary)
+        description, tensors = describe(self._programs, self._states, self._room, self._sequences,
+                                        self._vocabulary)
         # Beside the artifact, into which the weights are moved.
         path = Path(os.path.abspath(path))
         with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:

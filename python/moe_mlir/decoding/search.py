@@ -18,7 +18,7 @@ from .states import CacheStates, State
 from .traced import TracedProgram
 
 # Of a decoder; each takes some seconds to trace, and more to compile.
-MOST_PROGRAMS = 16
+MOST_PROGRAMS = 32
 # For several tokens on an empty cache, and on one that holds some.
 _MOST_OF_PROMPTS = 4
 # Traces for a single number of tokens, after which there are no more for caches of that form; each

@@ -155,8 +155,9 @@ class _Inputs(torch.nn.Module):
         outputs, own = self._without_caches(outputs, caches)
         found = [part.changes_of(cache) for part, cache in zip(parts, caches)]
         found += map(contents_of, own)
-        for number, (cache, (changes, results)) in enumerate(zip((*caches, *own), found)):
-            learn(cache, changes, results, is_new=number >= len(caches))
+        given = [*parts, *[None] * len(own)]
+        for cache, (changes, results), part in zip((*caches, *own), found, given, strict=True):
+            learn(cache, changes, results, part)
         self.seen.cache_changes = [changes for changes, _ in found]
         self.seen.cache_results = [len(results) for _, results in found]
         made = [tensor for _, results in found for tensor in results]
