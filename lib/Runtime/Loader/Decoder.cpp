@@ -51,6 +51,11 @@ struct Decoder::Contents {
       if (const Json *makes = program.find("makes"))
         for (const Json &entry : makes->array())
           tensors.made.insert(tensors.find(entry.at("name").string()));
+    // Of others the code says the size.
+    for (size_t number : tensors.made)
+      if (tensors.list[number].startsWithZeros())
+        refuse("a first value of '" + tensors.list[number].getName() +
+               "', which calls make, or no elements, found zeros");
     initial.form = description.at("form").integer();
     for (const Json &counter : description.at("counters").array()) {
       initial.counters.push_back(counter.integer());

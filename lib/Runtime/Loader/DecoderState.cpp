@@ -38,6 +38,10 @@ StateTensor::StateTensor(const Json &description, const StoredTensors &stored)
     reset();
 }
 
+bool StateTensor::startsWithZeros() const {
+  return !initial.data && getByteSize(initial);
+}
+
 void StateTensor::reset() {
   uint64_t bytes = getByteSize(initial);
   value.shape = initial.shape;

@@ -39,6 +39,9 @@ public:
   const std::string &getType() const { return initial.dtype; }
   const std::vector<int64_t> &getFirstShape() const { return initial.shape; }
 
+  /// Whether it is zeros at first, of which there are some.
+  bool startsWithZeros() const;
+
   void reset();
   const Tensor &getValue() const { return value; }
   /// Memory for what a call makes, which is the value after `accept`.

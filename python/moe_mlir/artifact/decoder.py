@@ -206,6 +206,11 @@ def _read_programs(description, functions, stored, tensors, initial, sequences):
     left = dict(functions)
     types = {name: tensor.dtype for name, tensor in tensors.items()}
     made = {made["name"] for entry in description["programs"] for made in entry.get("makes", [])}
+    for name in made & tensors.keys():
+        # Of others the code says the size.
+        if tensors[name].initial is None and 0 not in tensors[name].shape:
+            refuse(f"a first value of '{name}', which calls make, or no elements, found "
+                   f"{tensors[name].shape}")
     for entry in description["programs"]:
         function = left.pop(entry["function"], None)
         if function is None:

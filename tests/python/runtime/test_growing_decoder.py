@@ -127,6 +127,8 @@ DAMAGES = {
     "no name": in_made(name=None),
     "another rank of state": in_state(shape=[0, 4, 1]),
     "another type of state": in_state(dtype="i64"),
+    "elements without a value": in_state(shape=[3, 4]),
+    "very many of them": in_state(shape=[2**40, 4]),
     "more dims": in_made(shape=["s2 + 1", 4, 1]),
     "no shape": in_made(shape=None),
     "a size by unknown names": in_made(shape=["other + 1", 4]),
@@ -142,7 +144,6 @@ IN_CALLS = {
     "a size below 0": in_made(shape=["s2 - 1", 4]),
     "a huge size": in_made(shape=[2**60, 4]),
     "a size that overflows": in_made(shape=["9999999999 * 9999999999", 4]),
-    "a first size that is no program's": in_state(shape=[3, 5]),
 }
 
 
