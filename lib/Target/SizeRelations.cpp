@@ -3,7 +3,7 @@
 // Every size is traced to the arguments, one op at a time, and remembered: a
 // model has thousands of ops and a handful of sizes. In an expression symbol i
 // stands for leaf i of the tracer: a size or the value of an argument, or the
-// larger or the smaller of two expressions.
+// larger or the smaller of two expressions, or the quotient of two.
 //
 //===----------------------------------------------------------------------===//
 
@@ -48,10 +48,11 @@ struct Relation {
 namespace {
 /// What an affine expression has no more to say of.
 struct Leaf {
-  /// An argument, and its dim or `kNoDim`; null for an extremum.
+  /// An argument, and its dim or `kNoDim`; null for an operation.
   Value argument;
   int64_t dim = 0;
-  bool isLargest = false;
+  /// "max", "min" or "//" of two expressions.
+  StringRef operation;
   AffineExpr a, b;
 
   static constexpr int64_t kNoDim = -1;
@@ -90,9 +91,9 @@ private:
   }
   AffineExpr getLeaf(const Leaf &leaf);
   AffineExpr getLeaf(Value argument, int64_t dim) {
-    return getLeaf(Leaf{argument, dim, false, {}, {}});
+    return getLeaf(Leaf{argument, dim, "", {}, {}});
   }
-  AffineExpr getExtremum(bool isLargest, AffineExpr a, AffineExpr b);
+  AffineExpr getOperation(StringRef operation, AffineExpr a, AffineExpr b);
   AffineExpr remember(Place place, llvm::function_ref<AffineExpr()> trace);
   AffineExpr traceSize(OpResult shaped, int64_t dim);
   AffineExpr traceIndex(OpResult value);
@@ -137,11 +138,9 @@ AffineExpr SizeTracer::Impl::getLeaf(const Leaf &leaf) {
   return getAffineSymbolExpr(position, context);
 }
 
-AffineExpr SizeTracer::Impl::getExtremum(bool isLargest, AffineExpr a,
-                                         AffineExpr b) {
-  if (!a || !b)
-    return nullptr;
-  return a == b ? a : getLeaf(Leaf{{}, 0, isLargest, a, b});
+AffineExpr SizeTracer::Impl::getOperation(StringRef operation, AffineExpr a,
+                                          AffineExpr b) {
+  return a && b ? getLeaf(Leaf{{}, 0, operation, a, b}) : AffineExpr();
 }
 
 AffineExpr SizeTracer::Impl::remember(Place place,
@@ -221,8 +220,9 @@ AffineExpr SizeTracer::Impl::traceIndex(OpResult value) {
   if (auto cast = dyn_cast<arith::IndexCastOp>(op))
     return getIndex(cast.getIn());
   if (isa<arith::MaxSIOp, arith::MinSIOp>(op))
-    return getExtremum(isa<arith::MaxSIOp>(op), getIndex(op->getOperand(0)),
-                       getIndex(op->getOperand(1)));
+    return getOperation(isa<arith::MaxSIOp>(op) ? "max" : "min",
+                        getIndex(op->getOperand(0)),
+                        getIndex(op->getOperand(1)));
   // Of two sizes that are open, which bounds do not express.
   if (isa<arith::MulIOp, arith::DivUIOp, arith::DivSIOp, arith::CeilDivSIOp,
           arith::CeilDivUIOp, arith::FloorDivSIOp>(op)) {
@@ -233,10 +233,12 @@ AffineExpr SizeTracer::Impl::traceIndex(OpResult value) {
       return a * b;
     // Of sizes, which are not negative: every division rounds to zero.
     auto divisor = dyn_cast<AffineConstantExpr>(b);
+    bool isCeiling = isa<arith::CeilDivSIOp, arith::CeilDivUIOp>(op);
+    if (!divisor && !isCeiling)
+      return getOperation("//", a, b);
     if (!divisor || divisor.getValue() <= 0)
       return nullptr;
-    return isa<arith::CeilDivSIOp, arith::CeilDivUIOp>(op) ? a.ceilDiv(b)
-                                                           : a.floorDiv(b);
+    return isCeiling ? a.ceilDiv(b) : a.floorDiv(b);
   }
   return value.getType().isIndex() ? traceOneStep(value, std::nullopt)
                                    : nullptr;
@@ -276,8 +278,7 @@ json::Value SizeTracer::Impl::describe(AffineExpr expr) const {
   return describeExpr(expr, [&](AffineExpr symbol) -> json::Value {
     const Leaf &leaf = leaves[cast<AffineSymbolExpr>(symbol).getPosition()];
     if (!leaf.argument)
-      return json::Array{leaf.isLargest ? "max" : "min", describe(leaf.a),
-                         describe(leaf.b)};
+      return json::Array{leaf.operation, describe(leaf.a), describe(leaf.b)};
     json::Array place{"arg",
                       static_cast<int64_t>(
                           cast<BlockArgument>(leaf.argument).getArgNumber())};
@@ -317,7 +318,7 @@ static bool isNonNegative(AffineExpr expr, ArrayRef<Leaf> leaves) {
     if (leaf.argument)
       return leaf.dim >= 0;
     bool a = isNonNegative(leaf.a, leaves), b = isNonNegative(leaf.b, leaves);
-    return leaf.isLargest ? a || b : a && b;
+    return leaf.operation == "max" ? a || b : a && b;
   }
   auto binary = dyn_cast<AffineBinaryOpExpr>(expr);
   return binary && isNonNegative(binary.getLHS(), leaves) &&
@@ -460,7 +461,7 @@ void SizeTracer::Impl::addCall(func::CallOp call) {
     return;
   Impl inner(callee, depth + 1);
   ArrayRef<Relation> asked = inner.collectRelations();
-  // An extremum comes after the leaves that it is of.
+  // An operation comes after the leaves that it is of.
   SmallVector<AffineExpr> replacements;
   auto replace = [&](AffineExpr expr) -> AffineExpr {
     WalkResult known = expr.walk([&](AffineExpr part) {
@@ -474,7 +475,7 @@ void SizeTracer::Impl::addCall(func::CallOp call) {
   for (const Leaf &leaf : inner.leaves) {
     if (!leaf.argument) {
       replacements.push_back(
-          getExtremum(leaf.isLargest, replace(leaf.a), replace(leaf.b)));
+          getOperation(leaf.operation, replace(leaf.a), replace(leaf.b)));
       continue;
     }
     Value operand =

@@ -185,8 +185,14 @@ def evaluate_expression(size: int | list | None, arguments: Sequence[Any]) -> in
     return None if a is None or b is None else _OPERATIONS[operation](a, b)
 
 
+def _divide(a: int, b: int) -> int:
+    if b == 0:
+        raise ValueError("expected a size that divides by another number than 0")
+    return a // b
+
+
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,
+    "+": operator.add, "*": operator.mul, "//": _divide, "%": operator.mod,
     "ceildiv": lambda a, b: -(-a // b), "max": max, "min": min}
 
 

@@ -163,7 +163,7 @@ func.func private @cut(%x: tensor<?xf32>, %most: index) -> tensor<?xf32> {
   %last = tensor.extract_slice %x[%start] [%count] [1] : tensor<?xf32> to tensor<?xf32>
   return %last : tensor<?xf32>
 }
-func.func @last_rows(%x: tensor<?xf32>, %y: tensor<?xf32>) -> (tensor<?xf32>, tensor<?xf32>) {
+func.func @last_rows(%x: tensor<?xf32>, %y: tensor<?xf32>) -> (tensor<?xf32>, tensor<?xf32>, tensor<?xf32>) {
   %c0 = arith.constant 0 : index
   %c3 = arith.constant 3 : index
   %n = tensor.dim %x, %c0 : tensor<?xf32>
@@ -172,10 +172,14 @@ func.func @last_rows(%x: tensor<?xf32>, %y: tensor<?xf32>) -> (tensor<?xf32>, te
   %last = tensor.extract_slice %x[%over] [%most] [1] : tensor<?xf32> to tensor<?xf32>
   %m = tensor.dim %y, %c0 : tensor<?xf32>
   %place = tensor.empty(%most) : tensor<?xf32>
+  %half = arith.floordivsi %n, %c3 : index
+  %more = arith.addi %half, %c3 : index
+  %quotient = arith.floordivsi %n, %more : index
+  %nothing = tensor.empty(%quotient) : tensor<?xf32>
   %cut = func.call @cut(%y, %c3) : (tensor<?xf32>, index) -> tensor<?xf32>
   %sum = linalg.add ins(%last, %cut : tensor<?xf32>, tensor<?xf32>)
       outs(%place : tensor<?xf32>) -> tensor<?xf32>
-  return %last, %sum : tensor<?xf32>, tensor<?xf32>
+  return %last, %sum, %nothing : tensor<?xf32>, tensor<?xf32>, tensor<?xf32>
 }"""
 
 
@@ -184,13 +188,15 @@ def test_sizes_that_are_the_smaller_of_two(tmp_path):
     folder = compile_to(tmp_path / "rows", LAST_ROWS, "--target=cpu")
     (function,) = json.loads((folder / "manifest.json").read_text())["functions"]
     assert function["results"][0]["sizes"] == [["min", ["arg", 0, 0], 3]]
+    assert function["results"][2]["sizes"][0][0] == "//"
     loaded = moe_mlir.load(folder)
     for rows in (0, 2, 3, 7):
         x = torch.randn(rows)
-        last, total = loaded(x, x)
-        assert torch.equal(last, x[-3:]) and torch.equal(total, 2 * x[-3:])
+        last, total, quotient = loaded(x, x)
+        assert quotient.shape[0] == rows // (rows // 3 + 3) and torch.equal(last, x[-3:]) and torch.equal(total, 2 * x[-3:])
         with pytest.raises(ValueError, match="result 0 of 'last_rows': expected shape"):
-            loaded(x, x, out=(torch.empty(rows + 4), torch.empty(min(rows, 3))))
+            loaded(x, x, out=(torch.empty(rows + 4), torch.empty(min(rows, 3)),
+                                torch.empty(rows // (rows // 3 + 3))))
 
 
 CALLER = r"""#include "MoE/Runtime/Artifact.h"
