@@ -150,7 +150,7 @@ class _Decoder:
     def _traced(self, call, **options) -> TracedProgram:
         parts = self._states.at(call.state)
         module = export_lent(self._wrapper, (self._ids(call.tokens), parts), **options)
-        return TracedProgram(module, self._states, call.state, call.tokens, parts)
+        return TracedProgram(module, self._states, call.state, call.tokens, self._sequences, parts)
 
     @property
     def _vocabulary(self) -> int:

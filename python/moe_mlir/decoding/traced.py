@@ -38,8 +38,9 @@ class TracedProgram:
     """
 
     def __init__(self, module: Module, states: CacheStates, state: State, tokens: int,
-                 parts: CacheTensors):
+                 sequences: int, parts: CacheTensors):
         self.module, self._states, self.form = module, states, state.form
+        self._sequences = sequences
         positions = {argument.name: position for position, argument
                      in enumerate(module.program.arguments) if argument.kind == "input"}
         self.ids = positions[IDS]
@@ -59,12 +60,12 @@ class TracedProgram:
     def _open_sizes(self, tensors) -> list[Size]:
         """The sizes that differ between calls, in the order of `_sizes_of`."""
         arguments = self.module.program.arguments
-        return [arguments[self.ids].shape[1],
+        return [*reversed(arguments[self.ids].shape),
                 *(arguments[position].shape[0] for position, _ in self.groups),
                 *(size for position in tensors for size in arguments[position].shape)]
 
     def _sizes_of(self, state: State, tokens: int) -> list[int]:
-        return [tokens,
+        return [tokens, self._sequences,
                 *(state.counters[self._number_of[group[0]]] + SMALLEST_SIZE for _, group in self.groups),
                 *(size for shape in state.shapes for size in shape)]
 
