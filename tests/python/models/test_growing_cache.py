@@ -206,10 +206,15 @@ def test_other_dtypes_and_ranks_are_another_form():
     assert forms[0] != forms[1]
 
 
+class Fresh(DynamicLayer):
+    """Of which no trace has seen one."""
+
+
 def test_open_dims_are_of_tensors_with_as_many_dims():
     """An empty tensor of one dim, as a layer has before its first tokens, has none."""
     cache = filled(1)
-    learn(cache, [(("layers", 0, "keys"), ResultNumber(0))], [torch.ones(1, 2, 3, 4)])
+    cache.layers[0].__class__ = Fresh
+    learn(cache, [(("layers", 0, "keys"), ResultNumber(0))], [torch.ones(1, 2, 3, 4)], None)
     cache.layers[0].keys = torch.tensor([])
     assert open_dims(CacheTensors.of(cache, lambda *_: False, grows=True)) == [[], [1, 2]]
 
@@ -223,9 +228,10 @@ def test_numbers_of_a_new_layer_are_no_counters():
     cache, layer = filled(1), Kind()
     layer.limit, layer.count = 7, 1
     cache.layers[0] = layer
-    learn(cache, *contents_of(cache), is_new=True)
+    learn(cache, *contents_of(cache), None)
     assert counters_of(Kind) == set()
-    learn(cache, [(("layers", 0, "count"), 2)], [])
+    learn(cache, [(("layers", 0, "count"), 2)], [],
+          CacheTensors.of(cache, lambda *_: False, grows=True))
     assert counters_of(Kind) == {("count",)}
 
 
