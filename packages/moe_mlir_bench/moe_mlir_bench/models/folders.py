@@ -320,8 +320,8 @@ with random weights in f32, with a layer of each kind of its attention.
   as ops of ours, the layers of experts, and the largest difference of logits and of any gradient.
 - Eager chooses the lowest index of equal scores here, as compiled code does; torch promises no order.
 - **-**: experts without a router, a model that does not generate, or, under "artifact", one with an
-  encoder. "not by transformers": its own code fails with such a cache. **no**: a line below the table gives the reason. Empty: not checked
-  in this run.
+  encoder. "not by transformers": its own code fails with such a cache. **no**: a line below the table
+  gives the reason. Empty: not checked in this run.
 """
 
 
