@@ -17,7 +17,7 @@ import torch
 
 from .cache_state import CacheTensors, Path, ResultNumber, Structure, leaves_of, parts_of
 from .first_tokens import add_counters, counters_of, is_counter, is_known
-from .names import CACHE_NAMES
+from .names import given_cache
 
 # Of a kind of layer, by the path in it and the number of dims, those of its tensors whose sizes follow
 # the tokens.
@@ -32,14 +32,21 @@ def grows(cache: Any) -> bool:
 
 def take_apart_growing(cache: Any) -> CacheTensors:
     """A cache that grows, as the tensors that it has now."""
+    unknown = [part for part in (cache, *parts_of(cache)) if not is_known(type(part))]
+    if unknown:
+        _add_first_counters(cache, unknown)
+    return CacheTensors.of(cache, is_counter, grows=True)
+
+
+def _add_first_counters(cache, unknown) -> None:
+    """Of layers of kinds that were not seen the integers that are 0 where there are no tensors."""
     held: dict[int, list[tuple[Path, Any]]] = {}
     for path, (part, start), leaf in leaves_of(cache):
         held.setdefault(id(part), []).append((path[start:], leaf))
-    for part in (cache, *parts_of(cache)):
+    for part in unknown:
         leaves = held.get(id(part), [])
         if not is_known(type(part)) and not any(_has_elements(leaf) for _, leaf in leaves):
             add_counters(type(part), (path for path, leaf in leaves if type(leaf) is int and leaf == 0))
-    return CacheTensors.of(cache, is_counter, grows=True)
 
 
 def contents_of(cache: Any) -> tuple[list[tuple[Path, Any]], list[torch.Tensor]]:
@@ -99,8 +106,7 @@ def empty_cache(model: Any, ids: torch.Tensor) -> Any:
     """
     with torch.no_grad():
         outputs = model(ids, use_cache=True)
-    found = next((cache for cache in (getattr(outputs, name, None) for name in CACHE_NAMES)
-                  if cache is not None), None)
+    found = given_cache(outputs)
     if found is None:
         raise TypeError(f"expected a model that makes a cache for use_cache=True, found none in the "
                         f"outputs of {type(model).__name__}")

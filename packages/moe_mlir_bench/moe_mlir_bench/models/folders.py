@@ -122,26 +122,18 @@ def _cache(model):
     return transformers.StaticCache(config=model.config, max_cache_len=_ROOM)
 
 
-def _own_cache(run, seed: int, tokens: int, encoded: dict[str, Any]):
-    """The logits of a first call, and the cache that the model made in it."""
-    from moe_mlir._transformers.names import CACHE_NAMES
-
-    outputs = run(**encoded, **_tokens(encoded, ids(1, tokens, seed)), use_cache=True)
-    return outputs.logits, next(outputs[name] for name in CACHE_NAMES if outputs.get(name) is not None)
-
-
 def _tokens(encoded, tokens) -> dict[str, Any]:
     return {"decoder_input_ids" if encoded else "input_ids": tokens}
 
 
 def _logits(model, run, cache, calls: Sequence[int], encoded: dict[str, Any]) -> list[torch.Tensor]:
     """Those of each call of so many tokens, one after the other in one cache, or in the model's own."""
-    from moe_mlir._transformers.names import cache_call
+    from moe_mlir._transformers.names import cache_call, given_cache
 
     first: list[torch.Tensor] = []
     if cache is None:
-        logits, cache = _own_cache(run, 0, calls[0], encoded)
-        first = [logits]
+        outputs = run(**encoded, **_tokens(encoded, ids(1, calls[0])), use_cache=True)
+        cache, first = given_cache(outputs), [outputs.logits]
     return [*first, *(run(**encoded, **_tokens(encoded, ids(1, tokens, seed)),
                           **cache_call(model, cache)).logits
                       for seed, tokens in list(enumerate(calls))[len(first):])]
