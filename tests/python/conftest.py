@@ -16,6 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 # OpenMP's do by default, keep from the cores those that they wait for. Read when torch is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# A test of what a trace does traces. Programs of traces on disk: models/test_stored_traces.py.
+os.environ.setdefault("MOE_MLIR_CACHE_TRACES", "0")
+
 import costs  # noqa: E402
 import quick  # noqa: E402
 import seeds  # noqa: E402

@@ -15,6 +15,7 @@ VARIABLES = {
     "MOE_MLIR_CACHE_DIR": "the folder of the disk cache (default: the user's cache folder)",
     "MOE_MLIR_CACHE_READONLY": "1: look up in the disk cache, never write",
     "MOE_MLIR_CACHE_SIZE": "bytes that the disk cache keeps (default 2 GiB)",
+    "MOE_MLIR_CACHE_TRACES": "0: trace models in each process anew, store no programs of traces",
     "MOE_MLIR_CPU": "a smaller CPU, as LLVM names it, whose code to run (default: native)",
     "MOE_MLIR_DUMP_DIR": "a folder that gets the IR after every pass of every compilation",
     "MOE_MLIR_KERNELS": "a folder of packed kernels, then the only ones for GPUs",

@@ -74,6 +74,39 @@ def active_ddp_module() -> torch.nn.Module | None:
     return torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()
 
 
+def modes_in_use() -> bool:
+    """Whether something in this thread sees calls of torch before torch does."""
+    return bool(torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack())
+
+
+def has_global_hooks() -> bool:
+    """Whether something sees the calls of all modules."""
+    return torch.nn.modules.module._has_any_global_hook()
+
+
+def is_namespace_of_ops(value: object) -> bool:
+    """Whether it is one of those in `torch.ops`."""
+    return isinstance(value, torch._ops._OpNamespace)
+
+
+def is_plain_class(kind: type[torch.Tensor]) -> bool:
+    """Whether tensors of this class are memory, whatever their functions are."""
+    return kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+
+
+def settings_of_process() -> list[Any]:
+    """What of torch may lead a model's code, or a decomposition, one way or another."""
+    autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+                for kind in ("cpu", "cuda")]
+    backends = torch.backends
+    return [torch.get_default_dtype(), str(torch.get_default_device()), autocast,
+            torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(), backends.mkldnn.enabled,
+            backends.cuda.flash_sdp_enabled(), backends.cuda.mem_efficient_sdp_enabled(),
+            backends.cuda.math_sdp_enabled(), backends.cuda.cudnn_sdp_enabled(),
+            backends.cudnn.enabled, torch.cuda.is_available()]
+
+
 def size_oblivious_export() -> Any:
     """A context in which torch.export takes open sizes for larger than 1 without asking."""
     return torch.fx.experimental._config.patch(backed_size_oblivious=True)

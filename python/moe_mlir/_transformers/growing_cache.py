@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .cache_state import CacheTensors, Path, ResultNumber, Structure, leaves_of, parts_of
+from .cache_state import CacheTensors, Path, ResultNumber, SizeText, Structure, leaves_of, parts_of
 from .first_tokens import add_counters, counters_of, is_counter, is_known
 from .names import given_cache
 
@@ -63,7 +63,7 @@ def learn(cache: Any, changes: Iterable[tuple[Path, Any]], results: list[torch.T
     """
     changed = dict(changes)
     old = dict(zip(before.form.tensors, before.state)) if before is not None else {}
-    follows = torch.SymInt if before is None else (int, torch.SymInt)
+    follows = torch.SymInt if before is None else (int, torch.SymInt, SizeText)
     for path, (part, start), _ in leaves_of(cache):
         value = changed.get(path)
         if isinstance(value, ResultNumber):

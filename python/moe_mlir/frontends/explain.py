@@ -34,7 +34,7 @@ def explain(
         return find_selections(decompose(model).graph)
     check_inputs(model, args, kwargs)
     try:
-        program = trace(model, args, kwargs).program
+        program = trace(model, args, kwargs)
     except Exception as error:  # torch.export raises whatever the model's code leads it to
         _log.info("torch.export cannot capture the model, it is run in pieces instead: %s",
                   str(error).splitlines()[0] if str(error) else type(error).__name__)

@@ -20,7 +20,7 @@ from .._transformers.static_cache import caches_of, flatten_caches
 from .._transformers.without_cache import warn_without_cache, without_cache
 from ..experts.packed_weight import Panels, hidden_gradients
 from ..gpu.sizes import format_size, names_in
-from ..guards.model_weights import ModelWeights
+from ..guards.model_weights import ModelWeights, is_of_model
 from ..importer import ImportedProgram, decompose_missing, import_program
 from ..patching.expert_loops import loops_as_ops
 from ..patching.substitution import substitutions_as_ops
@@ -46,6 +46,7 @@ from ..raising.raise_routing import raise_routing
 from ..raising.reading import is_assertion
 from ..raising.sorted_ids import raise_sorted_ids
 from .module_casts import casts_without_effect
+from .stored_traces import StoredTraces, TracedModule
 from .trace_errors import explained, require_weights_in_memory
 
 _PREFIX = "wrapped_model."
@@ -230,11 +231,9 @@ def check_inputs(
 
 @dataclass
 class Traced:
-    """A model's program in core ATen, and what its inputs and outputs were."""
+    """A model's program in core ATen, and what its outputs were."""
 
     program: torch.export.ExportedProgram
-    spec: pytree.TreeSpec
-    leaves: list[Any]
     returned_caches: dict = field(default_factory=dict)
     cache_changes: list[list[tuple[Path, Any]]] = field(default_factory=list)
     cache_results: list[int] = field(default_factory=list)
@@ -246,35 +245,52 @@ class Traced:
         return spec.child(0) if any(self.cache_results) else spec
 
 
+class _Example:
+    """Example inputs of a model, as a trace takes them.
+
+    Attributes:
+        parts: positional and named inputs, with caches taken apart.
+        leaves, spec: the same, flat.
+        tensors: those among the leaves.
+        dims: of each tensor the dims that stay open; None: none of any.
+    """
+
+    def __init__(self, model, args, kwargs, dynamic_tokens):
+        check_inputs(model, args, kwargs)
+        require_weights_in_memory(model, args, kwargs)
+        self.parts = flatten_caches({**dict(enumerate(args)), **without_cache(model, args, kwargs)}, model)
+        self.leaves, self.spec = pytree.tree_flatten((
+            tuple(self.parts[i] for i in range(len(args))),
+            {name: value for name, value in self.parts.items() if isinstance(name, str)}))
+        self.tensors = [x for x in self.leaves if isinstance(x, torch.Tensor)]
+        self.dims = self._open_dims() if dynamic_tokens else None
+
+    def _open_dims(self):
+        caches = caches_of(self.parts)
+        return _dims_beside_caches(self.tensors, caches) if caches else \
+            list(map(_dynamic_dims, self.tensors))
+
+
 def trace(
     model: torch.nn.Module,
     args: tuple | None,
     kwargs: Mapping[str, Any] | None = None,
-    dynamic_tokens: bool = True,
-) -> Traced:
-    """The model's program for example inputs."""
-    check_inputs(model, args, kwargs)
-    assert args is not None  # as `check_inputs` found
-    require_weights_in_memory(model, args, kwargs)
-    parts = flatten_caches({**dict(enumerate(args)), **without_cache(model, args, kwargs)}, model)
-    caches = caches_of(parts)
-    leaves, spec = pytree.tree_flatten((
-        tuple(parts[i] for i in range(len(args))),
-        {name: value for name, value in parts.items() if isinstance(name, str)}))
-    given = [x for x in leaves if isinstance(x, torch.Tensor)]
-    dims = None
-    if dynamic_tokens:
-        dims = _dims_beside_caches(given, caches) if caches else list(map(_dynamic_dims, given))
-    tensors = _without_aliases(given, model)
-    inputs = _Inputs(model, leaves, spec)
+) -> torch.export.ExportedProgram:
+    """The model's program for example inputs, in core ATen."""
+    return _trace_example(model, _Example(model, args, kwargs, True)).program
+
+
+def _trace_example(model, example) -> Traced:
+    tensors = _without_aliases(example.tensors, model)
+    inputs = _Inputs(model, example.leaves, example.spec)
     # Sizes 0 and 1 are no special cases of the code that we write, so an
     # example with one token or one sequence still gives a dynamic dimension.
     oblivious = size_oblivious_export()
     with oblivious, torch.no_grad(), hidden_gradients(), _routing_as_ops(model), \
             loops_as_ops(model), substitutions_as_ops(model), casts_without_effect(), explained():
-        program = decompose(_trace_open(inputs, tensors, dims))
+        program = decompose(_trace_open(inputs, tensors, example.dims))
     seen = inputs.seen
-    return Traced(program, spec, leaves, seen.returned_caches,
+    return Traced(program, seen.returned_caches,
                   [_with_texts(changes) for changes in seen.cache_changes], seen.cache_results)
 
 
@@ -460,18 +476,29 @@ def export_packed(program: torch.export.ExportedProgram, cpu: str) -> Module:
 
 def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
     if isinstance(model, torch.export.ExportedProgram):
-        program, bounds = decompose(model), bounds_of(model)
-        spec, leaves, returned_caches = program.call_spec.in_spec, None, {}
-        cache_changes, cache_results, out_spec = [], [], program.call_spec.out_spec
-    else:
-        traced = trace(model, args, kwargs, dynamic_tokens)
-        program, spec, leaves = traced.program, traced.spec, traced.leaves
-        returned_caches, cache_changes = traced.returned_caches, traced.cache_changes
-        cache_results, out_spec = traced.cache_results, traced.out_spec
+        traced = Traced(decompose(model))
+        leaves = _leaves_of(traced.program)
+        return _module(_import(traced, None, {}, bounds_of(model), packed_for), None,
+                       model.call_spec.in_spec, leaves)
+    example = _Example(model, args, kwargs, dynamic_tokens)
+    stored = StoredTraces(model, example.parts, example.tensors, example.dims)
+    found = stored.find()
+    if found is None:
         # The caller gave no bounds; those that torch derives while it traces (0 and 1 are sizes
         # of their own to it) say nothing about the model.
-        bounds = []
-        warn_without_cache(model, args, kwargs)
+        found = _import(_trace_example(model, example), model,
+                        _input_names(model, example.spec, example.leaves), [], packed_for)
+        stored.add(found)
+    else:
+        for part, changes in zip(caches_of(example.parts), found.cache_changes):
+            learn(part.cache, changes, [], part)
+    warn_without_cache(model, args, kwargs)
+    return _module(found, model, example.spec, example.leaves)
+
+
+def _import(traced, owner, names, bounds, packed_for) -> TracedModule:
+    """The IR of a program; `names` are those that users know of its inputs."""
+    program = traced.program
     raise_routing(program.graph_module)
     raise_plain_attention(program.graph)
     raise_experts(program.graph)
@@ -484,16 +511,23 @@ def _export(model, args, dynamic_tokens, kwargs, packed_for="") -> Module:
         decompose_missing(program)
     # Torch's decompositions may choose by sizes, as a model's code does.
     decomposed = conditions_noted_since(program, noted)
-    names = _input_names(model, spec, leaves)
     imported = import_program(program, label=lambda name: names.get(name, _plain(name)))
-    leaves_seen = _leaves_of(program) if leaves is None else leaves
     asked = [*conditions(program), *decomposed, *bounds]
     known = [c for c in asked if set(names_in(c[0])) <= set(imported.symbols)]
-    constants = {i: x for i, x in enumerate(leaves_seen) if not isinstance(x, torch.Tensor)}
-    owner = None if leaves is None else model
-    return Module(imported, ModelWeights(owner, _state(program)), spec, out_spec,
-                  constants, returned_caches, cache_changes, cache_results, [*known, *imported.conditions],
-                  [] if owner is None else _misread(program, owner), owner)
+    state = _state(program)
+    own = [name for name in state if owner is not None and is_of_model(owner, name)]
+    return TracedModule(
+        imported, own, {name: tensor for name, tensor in state.items() if name not in own},
+        traced.out_spec, traced.returned_caches, traced.cache_changes, traced.cache_results,
+        [*known, *imported.conditions], [] if owner is None else _misread(program, owner))
+
+
+def _module(traced: TracedModule, owner, spec, leaves) -> Module:
+    """A trace as a module of a model, or of none, for its example."""
+    constants = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
+    weights = ModelWeights(owner, {**dict.fromkeys(traced.names), **traced.constants})
+    return Module(traced.program, weights, spec, traced.out_spec, constants, traced.returned_caches,
+                  traced.cache_changes, traced.cache_results, traced.conditions, traced.misread, owner)
 
 
 def _misread(program, model) -> list[str]:
@@ -526,8 +560,6 @@ def _plain(name: str) -> str:
 
 def _input_names(model, spec, leaves) -> dict:
     """torch's names of the flat tensor inputs -> the forward's parameter names."""
-    if leaves is None:
-        return {}
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     try:
         bound = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)

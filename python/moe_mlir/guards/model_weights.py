@@ -110,6 +110,11 @@ def _find(model, name):
     return panels_of(found) if isinstance(found, torch.Tensor) else None
 
 
+def is_of_model(model: torch.nn.Module, name: str) -> bool:
+    """Whether the model has a parameter, buffer or tensor of this dotted name."""
+    return _find(model, name) is not None
+
+
 def _tied_names(model):
     """Pairs of names of one tensor: a program may read both under one of them."""
     if model is None:
@@ -123,4 +128,4 @@ def _tied_names(model):
     return pairs
 
 
-__all__ = ["ModelWeights"]
+__all__ = ["ModelWeights", "is_of_model"]
