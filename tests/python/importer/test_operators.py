@@ -140,6 +140,17 @@ def test_slices_and_concatenation():
     check(function, (tokens(),), later=(tokens(3, 4),))
 
 
+def test_concatenation_of_several_types():
+    def function(x, i, flags):
+        parts = (x, x.half() / 3, x.bfloat16() / 3, i, flags)
+        return (torch.cat(parts, 1), torch.cat(parts[1:], -1), torch.cat((i, flags)),
+                torch.cat((flags, i.int(), i.to(torch.uint8))), torch.cat((x.bfloat16(), x.half()[:0])),
+                torch.cat((x.double(), i)), torch.stack((flags, ~flags)))
+    numbers = torch.tensor([[0, 1, 200], [7, -1, 3]])
+    check(function, (torch.randn(2, 3), numbers, numbers > 1),
+          later=(torch.randn(5, 3), torch.arange(15).view(5, 3), torch.arange(15).view(5, 3) % 2 == 0))
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
 def test_slices_and_paddings_by_open_sizes(count):
     """Places that are negative; paddings that are crops for some sizes."""

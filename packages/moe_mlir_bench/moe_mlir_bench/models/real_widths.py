@@ -52,12 +52,20 @@ def build(name: str, dtype: str, sizes: dict[str, Any]) -> Any:
     import transformers
 
     config, model, own = SIZES[name]
+    sizes = _of_layers({**own, **sizes})
     torch.manual_seed(0)
     kind = getattr(transformers, model)
     # Not that of gpt-oss, whose softmax has one more term.
     attention = "sdpa" if kind._supports_sdpa else "eager"
-    return kind._from_config(getattr(transformers, config)(**{**own, **sizes}),
+    return kind._from_config(getattr(transformers, config)(**sizes),
                              dtype=DTYPES[dtype], attn_implementation=attention).eval()
+
+
+def _of_layers(sizes):
+    """With as many kinds of layers as there are layers."""
+    count = sizes["num_hidden_layers"]
+    return {name: value[:count] if name.endswith("layer_types") else value
+            for name, value in sizes.items()}
 
 
 def describe_depths() -> str:
