@@ -12,7 +12,8 @@ from moe_mlir_bench.models.cpp_program import NAME as CPP
 from moe_mlir_bench.models.cpp_program import PACKED, CppProgram
 from moe_mlir_bench.models.near_ties import judge
 from moe_mlir_bench.models.real_widths import build
-from moe_mlir_bench.models.speed import WAYS, Row, main, measure, table
+from moe_mlir_bench.models.speed import WAYS, main, measure
+from moe_mlir_bench.models.speed_page import Row, table
 from moe_mlir_bench.models.ways import Weights
 
 _SMALL = dict(hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
@@ -25,7 +26,7 @@ def check(ways, tmp_path, monkeypatch):
     assert [row.way for row in rows] == list(ways)
     for row in rows:
         assert row.tokens == "eager's" and row.steps > 0 and row.first_token > 0, row
-        assert row.memory is not None and not row.reason
+        assert row.memory is not None and not row.reason and (row.warm or row.way in (CPP, PACKED))
     assert table(rows).count("| eager's |") == len(ways)
     assert not list(tmp_path.glob("moe-mlir-*"))
 
@@ -80,9 +81,9 @@ def test_other_tokens_are_near_ties_or_faults():
     assert judge(model, prompt, [expected], {}) == {}
 
 
-def test_the_section_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
+def test_rows_of_a_page_are_replaced_and_the_rest_stays(tmp_path):
     """The tables of docs/Models.md are measured apart."""
-    rows = [Row("OLMoE", "bf16", "Inductor", 10.0, 2.0, 3.0, 0.5, "eager's",
+    rows = [Row("OLMoE", "bf16", "Inductor", 10.0, 2.0, 3.0, None, 0.5, "eager's",
                 arguments=f"OLMoE --json {name}.json", machine=name) for name in ("one", "two")]
     measured, written = tmp_path / "r.json", tmp_path / "Models.md"
     measured.write_text(json.dumps([asdict(row) for row in rows]))
@@ -97,6 +98,19 @@ def test_the_section_of_a_page_is_replaced_and_the_rest_stays(tmp_path):
             assert part.count("| OLMoE | bf16 | Inductor | 10.0 |") == 1
             assert part.count("`--speed OLMoE --json") == 1
             assert f"`--speed OLMoE --json {name}.json`" in part
+    again = [Row("OLMoE", "bf16", "Inductor", 20.0, 4.0, 6.0, 1.0, 0.5, "near tie", note="why",
+                 arguments="OLMoE --again", machine="two"),
+             Row("OLMoE", "f32", "Inductor", reason="too large", arguments="OLMoE --again", machine="two")]
+    measured.write_text(json.dumps([asdict(row) for row in again]))
+    for _ in range(2):
+        assert main(["--read", str(measured), "--output", str(written)]) == 0
+        one, two = page.read(written)[page.REAL_WIDTHS].split("### one\n")[1].split("### two\n")
+        assert "| OLMoE | bf16 | Inductor | 10.0 | 2.00 | 3.0 | no | +0.50 | eager's |" in one
+        assert "| 20.0 | 4.00 | 6.0 | 1.0 | +0.50 | near tie |" in two and "10.0" not in two
+        assert "| OLMoE | f32 | Inductor | no | no | no | no | no | no |" in two
+        assert two.count("- OLMoE bf16, Inductor: why") == two.count("Inductor: too large") == 1
+        assert two.count("`--speed OLMoE --again`") == two.count("`--speed OLMoE --json two.json`") == 1
+    sections = page.read(written)
     page.write(written, page.FOLDERS, "All.\n")
     assert page.read(written) == {**sections, page.FOLDERS: "All.\n"}
     assert written.read_text().startswith("# Models\n")
