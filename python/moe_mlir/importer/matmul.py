@@ -8,6 +8,7 @@ from ..raising.reading import value
 from .builder import Dim, FunctionBuilder, Operand, Value, is_float
 from .context import Context, Splat
 from .registry import Unsupported, imports
+from .shape import reshape
 
 aten = torch.ops.aten
 
@@ -26,7 +27,8 @@ def contract(builder: FunctionBuilder, left: Operand, right: Operand, init: Valu
              loops: int) -> Value:
     """`init += left * right` over the named loops, accumulated in init's type.
 
-    Permuted operands are read in place: `x @ w.T` walks the rows of w.
+    Permuted operands are read in place: `x @ w.T` walks the rows of w. What is read at one place
+    alone is no dim of an operand: maps are projections, which every pattern for products knows.
     """
     element = init.element
     kind = "f" if is_float(element) else "i"
@@ -37,9 +39,19 @@ def contract(builder: FunctionBuilder, left: Operand, right: Operand, init: Valu
         product = builder.op(f"arith.mul{kind} {x}, {y} : {element}")
         return builder.op(f"arith.add{kind} {total}, {product} : {element}")
     parallel = {int(loop[1:]) for loop in out_loops}
-    return builder.generic(loops, [(left.value, left.map_results(left_loops)),
-                                   (right.value, right.map_results(right_loops))],
+    return builder.generic(loops, [_without_unit_dims(builder, left, left_loops),
+                                   _without_unit_dims(builder, right, right_loops)],
                            init, out_loops, body, parallel)
+
+
+def _without_unit_dims(builder, operand, loops) -> tuple[Value, list[str]]:
+    """An operand without the dims that are read at 0, and the loops over the others."""
+    results = operand.map_results(loops)
+    kept = [i for i, loop in enumerate(results) if loop != "0"]
+    if not kept or len(kept) == len(results):
+        return operand.value, results
+    shape = [operand.value.shape[i] for i in kept]
+    return reshape(builder, operand.value, shape), [results[i] for i in kept]
 
 
 def accumulator(element: str) -> str:

@@ -29,6 +29,17 @@ def test_a_linear_layer_reads_its_weight_in_place():
     assert "affine_map<(d0, d1, d2, d3) -> (d2, d3)>" in text
 
 
+def test_products_with_broadcast_batches_have_projections_as_maps():
+    """A constant in a map kept every pattern for products away: loops ran number by number."""
+    class Scores(torch.nn.Module):
+        def forward(self, q, k):
+            return torch.matmul(q, k.transpose(-1, -2).unsqueeze(1)), torch.matmul(k[:1], q[0].mT)
+
+    text = text_of(Scores(), torch.randn(2, 5, 4, 8), torch.randn(2, 8, 8))
+    maps = [line for line in text.splitlines() if '"reduction"' in line]
+    assert len(maps) == 2 and not any(re.search(r"-> \([^)]*\b0\b", line) for line in maps), maps
+
+
 def test_token_dimensions_are_open_even_for_an_example_of_size_one():
     module = moe_mlir.export(Projection(), (torch.randn(1, 1, 8),))
     assert "tensor<?x?x8xf32>" in module.text
